@@ -1,0 +1,1 @@
+//! The C entry points of librdmacm.so.1.

@@ -1,0 +1,21 @@
+//! Rust types of the kernel's RDMA user interface, from the headers of this machine (linux-libc-dev, libibverbs-dev).
+
+use std::{env, error::Error, path::PathBuf};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo:rerun-if-changed=src/sys/uapi.h");
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    bindgen::Builder::default()
+        .header("src/sys/uapi.h")
+        .allowlist_type("rdma_ucm_.*|rdma_nl.*|rdma_nldev_.*|ib_user_.*|ib_path_rec_data|ib_uverbs_(qp|ah)_attr")
+        .allowlist_type("ibv_sa_path_rec|ibv_path_data|ibv_path_record|verbs_context|sockaddr_ib")
+        .allowlist_var("RDMA_USER_CM_.*|RDMA_NL.*|RDMA_MAX_PRIVATE_DATA|IBV_PATH_.*")
+        .prepend_enum_name(false)
+        .derive_default(true)
+        .derive_debug(false)
+        .layout_tests(true)
+        .generate_comments(false)
+        .generate()?
+        .write_to_file(out.join("uapi.rs"))?;
+    Ok(())
+}

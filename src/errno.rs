@@ -1,0 +1,110 @@
+//! The one error type of the library: an errno value.
+//!
+//! Everything below the C entry points returns [`Result`]; the entry points turn an [`Errno`] into `-1` (or NULL)
+//! and `errno` in exactly one place, [`report`](crate::errno::report).
+
+use std::ffi::c_int;
+use std::fmt;
+
+/// An errno value, always greater than zero.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Errno(c_int);
+
+/// What fallible functions of this library return.
+pub type Result<T> = std::result::Result<T, Errno>;
+
+macro_rules! names {
+    ($($name:ident)*) => {
+        impl Errno {
+            $(#[doc = concat!("errno(3): ", stringify!($name), ".")] pub const $name: Errno = Errno(libc::$name);)*
+
+            /// The symbolic name, where this library raises the value itself.
+            fn name(self) -> Option<&'static str> {
+                $(if self == Errno::$name { return Some(stringify!($name)); })*
+                None
+            }
+        }
+    };
+}
+
+names! {
+    EACCES EADDRNOTAVAIL EAGAIN EBADF EBUSY ECONNREFUSED EINVAL EIO ENODATA ENODEV ENOENT ENOMEM ENOSYS ENOTSUP
+    EPERM EPROTO ETIMEDOUT
+}
+
+impl Errno {
+    /// An errno value as a C interface returned it; zero and negative values, which no errno has, become `EIO`.
+    pub fn new(value: c_int) -> Errno {
+        if value > 0 { Errno(value) } else { Errno::EIO }
+    }
+
+    /// The calling thread's current `errno`: what the system call that just failed left there.
+    pub fn last() -> Errno {
+        Errno::new(errno::errno().0)
+    }
+
+    /// The value, greater than zero.
+    pub fn get(self) -> c_int {
+        self.0
+    }
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "errno {}", self.0),
+        }
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        errno::Errno(self.0).fmt(f)
+    }
+}
+
+impl std::error::Error for Errno {}
+
+/// Runs `call` for a C caller: its value on success, with `errno` as it was before; otherwise `failed`, with `errno`
+/// set.
+pub fn report<T>(failed: T, call: impl FnOnce() -> Result<T>) -> T {
+    let before = errno::errno();
+    match call() {
+        Ok(value) => {
+            errno::set_errno(before);
+            value
+        }
+        Err(error) => {
+            errno::set_errno(errno::Errno(error.0));
+            failed
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn success_leaves_errno_alone() {
+        errno::set_errno(errno::Errno(77));
+        let value = report(-1, || {
+            errno::set_errno(errno::Errno(5));
+            Ok(3)
+        });
+        assert_eq!((value, errno::errno().0), (3, 77));
+    }
+
+    #[test]
+    fn failure_sets_errno() {
+        assert_eq!(report(-1, || Err(Errno::EBUSY)), -1);
+        assert_eq!(Errno::last(), Errno::EBUSY);
+    }
+
+    #[test]
+    fn zero_is_no_errno() {
+        assert_eq!(Errno::new(0), Errno::EIO);
+        assert_eq!(Errno::new(-22), Errno::EIO);
+    }
+}
