@@ -2,6 +2,7 @@
 //!
 //! Layers, each using only those below it: the C entry points (`abi/rdmacm`), the calls ([`cm`]), the outside ([`sys`]).
 
+pub mod acm;
 pub mod cm;
 pub mod errno;
 pub mod ffi;

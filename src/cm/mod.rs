@@ -1,1 +1,43 @@
-//! The calls of the connection manager.
+//! The calls of the connection manager: one function for each `rdma_*` function of C, without the prefix.
+//!
+//! They take what the C entry points have checked: ids by reference, pointers that may not be NULL as `NonNull`.
+
+mod addrinfo;
+mod channel;
+mod completed;
+mod connect;
+mod cq;
+mod device;
+mod devices;
+mod ece;
+mod endpoint;
+mod event;
+mod forks;
+mod handles;
+mod id;
+mod library;
+mod lookup;
+mod migrate;
+mod multicast;
+mod option;
+mod params;
+mod qp;
+mod resolve;
+mod route;
+mod srq;
+
+pub use channel::{create_event_channel, destroy_event_channel};
+pub use connect::{accept, connect, disconnect, establish, get_request, listen, notify, reject, reject_ece};
+pub use devices::{free_devices, get_devices};
+pub use ece::{get_remote_ece, set_local_ece};
+pub use endpoint::{create_ep, destroy_ep};
+pub use addrinfo::{GaiError, freeaddrinfo};
+pub use event::{Kind as EventKind, ack_cm_event, decode as decode_event, event_str, get_cm_event, write_cm_event};
+pub use id::{Id, create_id, destroy_id};
+pub use lookup::{getaddrinfo, query_addrinfo, resolve_addrinfo};
+pub use migrate::migrate_id;
+pub use multicast::{join_multicast, join_multicast_ex, leave_multicast};
+pub use option::{get_dst_port, get_src_port, set_option};
+pub use qp::{create_qp, create_qp_ex, destroy_qp, init_qp_attr};
+pub use resolve::{bind_addr, resolve_addr, resolve_route};
+pub use srq::{create_srq, create_srq_ex, destroy_srq};

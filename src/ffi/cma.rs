@@ -55,6 +55,35 @@ pub enum rdma_cm_event_type {
     RDMA_CM_EVENT_INTERNAL,
 }
 
+impl rdma_cm_event_type {
+    /// The enumerator of a number, as the kernel sends it.
+    pub(crate) fn from_number(number: u32) -> Option<rdma_cm_event_type> {
+        const ALL: [rdma_cm_event_type; 20] = [
+            rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED,
+            rdma_cm_event_type::RDMA_CM_EVENT_ADDR_ERROR,
+            rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_RESOLVED,
+            rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_ERROR,
+            rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST,
+            rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_RESPONSE,
+            rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_ERROR,
+            rdma_cm_event_type::RDMA_CM_EVENT_UNREACHABLE,
+            rdma_cm_event_type::RDMA_CM_EVENT_REJECTED,
+            rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED,
+            rdma_cm_event_type::RDMA_CM_EVENT_DISCONNECTED,
+            rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL,
+            rdma_cm_event_type::RDMA_CM_EVENT_MULTICAST_JOIN,
+            rdma_cm_event_type::RDMA_CM_EVENT_MULTICAST_ERROR,
+            rdma_cm_event_type::RDMA_CM_EVENT_ADDR_CHANGE,
+            rdma_cm_event_type::RDMA_CM_EVENT_TIMEWAIT_EXIT,
+            rdma_cm_event_type::RDMA_CM_EVENT_ADDRINFO_RESOLVED,
+            rdma_cm_event_type::RDMA_CM_EVENT_ADDRINFO_ERROR,
+            rdma_cm_event_type::RDMA_CM_EVENT_USER,
+            rdma_cm_event_type::RDMA_CM_EVENT_INTERNAL,
+        ];
+        ALL.get(number as usize).copied()
+    }
+}
+
 /// Port spaces: which service ids (IBTA annex A11) an id uses.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +98,9 @@ pub enum rdma_port_space {
     RDMA_PS_IB = 0x013F,
 }
 
+/// The kernel's type of 16 bit integers in network byte order.
+pub type __be16 = u16;
+
 /// A value of [`rdma_cm_event_type`] as C programs pass it.
 pub type rdma_cm_event_type_t = u32;
 /// A value of [`rdma_port_space`] as C programs pass it.
@@ -79,15 +111,15 @@ pub type ibv_qp_type_t = u32;
 pub type ibv_event_type_t = u32;
 
 /// Service id mask of the port space.
-pub const RDMA_IB_IP_PS_MASK: u64 = 0xFFFF_FFFF_FFFF_0000;
+pub const RDMA_IB_IP_PS_MASK: u64 = 0xFFFF_FFFF_FFFF_0000_u64;
 /// Service id mask of the port.
-pub const RDMA_IB_IP_PORT_MASK: u64 = 0x0000_0000_0000_FFFF;
+pub const RDMA_IB_IP_PORT_MASK: u64 = 0x0000_0000_0000_FFFF_u64;
 /// Service id prefix of RDMA_PS_TCP.
-pub const RDMA_IB_IP_PS_TCP: u64 = 0x0000_0000_0106_0000;
+pub const RDMA_IB_IP_PS_TCP: u64 = 0x0000_0000_0106_0000_u64;
 /// Service id prefix of RDMA_PS_UDP.
-pub const RDMA_IB_IP_PS_UDP: u64 = 0x0000_0000_0111_0000;
+pub const RDMA_IB_IP_PS_UDP: u64 = 0x0000_0000_0111_0000_u64;
 /// Service id prefix of RDMA_PS_IB.
-pub const RDMA_IB_PS_IB: u64 = 0x0000_0000_013F_0000;
+pub const RDMA_IB_PS_IB: u64 = 0x0000_0000_013F_0000_u64;
 
 /// The Q_Key of every RDMA_PS_UDP QP.
 pub const RDMA_UDP_QKEY: u32 = 0x0123_4567;
@@ -101,7 +133,7 @@ pub struct rdma_ib_addr {
     /// Destination GID.
     pub dgid: ibv_gid,
     /// Partition key, network byte order.
-    pub pkey: u16,
+    pub pkey: __be16,
 }
 
 /// Local address of a route; an anonymous union in C.
@@ -365,13 +397,13 @@ pub struct rdma_cm_join_mc_attr_ex {
 pub const RDMA_OPTION_ID: c_int = 0;
 /// Option level: InfiniBand.
 pub const RDMA_OPTION_IB: c_int = 1;
-/// Type of service, u8.
+/// Type of service (traffic class), uint8_t.
 pub const RDMA_OPTION_ID_TOS: c_int = 0;
 /// Share the port, int.
 pub const RDMA_OPTION_ID_REUSEADDR: c_int = 1;
 /// Listen on IPv6 only, int.
 pub const RDMA_OPTION_ID_AFONLY: c_int = 2;
-/// Local ACK timeout of the QP, u8: 4.096 µs × 2^value.
+/// Local ACK timeout of the QP, uint8_t: 4.096 us * 2^value.
 pub const RDMA_OPTION_ID_ACK_TIMEOUT: c_int = 3;
 /// Path records, an array of struct ibv_path_data.
 pub const RDMA_OPTION_IB_PATH: c_int = 1;

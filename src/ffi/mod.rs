@@ -9,5 +9,8 @@
 #![allow(non_camel_case_types)] // the names are those of the C headers
 
 pub mod cma;
+pub mod rsocket;
+pub mod verbs;
 
 pub use cma::*;
+pub use rsocket::*;

@@ -1,1 +1,42 @@
 //! The C entry points of librdmacm.so.1.
+//!
+//! Each exported function is a shim: it checks the pointers that may not be NULL, calls the core, and reports the outcome
+//! the C way (-1 or NULL, and `errno`). The comments of the functions are the comments of `include/rdma/*.h`, which
+//! cbindgen generates from these files, so they speak to C programmers. The exports are listed in `symbols.map`.
+//!
+//! # Safety
+//!
+//! What holds for every function here, and what the `SAFETY` comments call the C contract: a pointer is NULL or points to
+//! a live object of its type; an id, channel, event or list came from this library and was not given back yet; a string
+//! ends in a NUL; a buffer is as long as the length that goes with it. NULL where a pointer is required is an error
+//! (`EINVAL`), not undefined behaviour.
+
+mod cma_addrinfo;
+mod cma_channel;
+mod cma_connect;
+mod cma_id;
+mod cma_multicast;
+mod cma_qp;
+mod cma_srq;
+mod rsocket;
+
+use std::ffi::c_int;
+use std::ptr::{NonNull, null_mut};
+
+use rdmacm_core::errno::report;
+use rdmacm_core::{Errno, Result};
+
+/// A required pointer: `EINVAL` when it is NULL.
+fn nn<T>(pointer: *mut T) -> Result<NonNull<T>> {
+    NonNull::new(pointer).ok_or(Errno::EINVAL)
+}
+
+/// Reports `call` as an int: 0, or -1 and `errno`.
+fn status(call: impl FnOnce() -> Result<()>) -> c_int {
+    report(-1, || call().map(|()| 0))
+}
+
+/// Reports `call` as a pointer: NULL and `errno` on failure.
+fn pointer<T>(call: impl FnOnce() -> Result<NonNull<T>>) -> *mut T {
+    report(null_mut(), || call().map(NonNull::as_ptr))
+}

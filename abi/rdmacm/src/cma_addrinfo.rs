@@ -1,0 +1,65 @@
+//! `rdma/rdma_cma.h`: names and services.
+
+use std::ffi::{c_char, c_int};
+
+use rdmacm_core::cm::{self, GaiError, Id};
+use rdmacm_core::errno::report;
+use rdmacm_core::ffi::{rdma_addrinfo, rdma_cm_id};
+
+use crate::{nn, status};
+
+/// Looks up addresses, and routes where an ibacm service knows them, for a host and a service.
+///
+/// node: host name or address; service: service name or port number; hints: as for getaddrinfo(3). One of the three must
+/// not be NULL. res: receives a list for rdma_freeaddrinfo(). Returns 0; -1 and errno; or an EAI_* code of
+/// getaddrinfo(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_getaddrinfo(
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+    res: *mut *mut rdma_addrinfo,
+) -> c_int {
+    // SAFETY: the C contract (crate documentation).
+    report(-1, || {
+        match unsafe { cm::getaddrinfo(node, service, hints, nn(res)?) } {
+            Ok(()) => Ok(0),
+            Err(GaiError::Gai(code)) => Ok(code),
+            Err(GaiError::Errno(errno)) => Err(errno),
+        }
+    })
+}
+
+/// Frees a list that rdma_getaddrinfo() or rdma_query_addrinfo() returned. NULL is ignored.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
+    // SAFETY: the C contract (crate documentation).
+    report((), || unsafe { Ok(cm::freeaddrinfo(res)) });
+}
+
+/// Like rdma_getaddrinfo() in the background: ends in RDMA_CM_EVENT_ADDRINFO_RESOLVED or RDMA_CM_EVENT_ADDRINFO_ERROR.
+///
+/// hints->ai_flags: RAI_SA asks the subnet administrator for a service, without node; RAI_DNS or neither the name
+/// service. Returns 0, or -1 and errno: EBUSY while a result waits for rdma_query_addrinfo().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_resolve_addrinfo(
+    id: *mut rdma_cm_id,
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+) -> c_int {
+    // SAFETY: the C contract (crate documentation).
+    status(|| unsafe { cm::resolve_addrinfo(Id::from_c(id)?, node, service, hints) })
+}
+
+/// Hands over, once, what rdma_resolve_addrinfo() found.
+///
+/// info: receives a list for rdma_freeaddrinfo(). Returns 0, or -1 and errno: ENOENT when there is none.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_query_addrinfo(
+    id: *mut rdma_cm_id,
+    info: *mut *mut rdma_addrinfo,
+) -> c_int {
+    // SAFETY: the C contract (crate documentation).
+    status(|| unsafe { cm::query_addrinfo(Id::from_c(id)?, nn(info)?) })
+}

@@ -1,0 +1,45 @@
+//! `rdma/rdma_cma.h`: multicast groups.
+
+use std::ffi::{c_int, c_void};
+
+use libc::sockaddr;
+use rdmacm_core::cm::{self, Id};
+use rdmacm_core::ffi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
+
+use crate::{nn, status};
+
+/// Joins a multicast group to send and receive, and attaches the id's QP, if any, to it.
+///
+/// context: comes back in param.ud.private_data of the group's events. Ends in RDMA_CM_EVENT_MULTICAST_JOIN or
+/// RDMA_CM_EVENT_MULTICAST_ERROR. Returns 0, or -1 and errno.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_join_multicast(
+    id: *mut rdma_cm_id,
+    addr: *mut sockaddr,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the C contract (crate documentation).
+    status(|| unsafe { cm::join_multicast(Id::from_c(id)?, nn(addr)?, context) })
+}
+
+/// Leaves a multicast group; waits until the events of the membership are acknowledged.
+///
+/// Returns 0, or -1 and errno: EADDRNOTAVAIL when the id is not a member.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
+    // SAFETY: the C contract (crate documentation).
+    status(|| unsafe { cm::leave_multicast(Id::from_c(id)?, nn(addr)?) })
+}
+
+/// Like rdma_join_multicast(), with a choice of membership: mc_join_attr->join_flags, RDMA_MC_JOIN_FLAG_*.
+///
+/// Returns 0, or -1 and errno: ENOTSUP for bits of comp_mask without a meaning.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_join_multicast_ex(
+    id: *mut rdma_cm_id,
+    mc_join_attr: *mut rdma_cm_join_mc_attr_ex,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the C contract (crate documentation).
+    status(|| unsafe { cm::join_multicast_ex(Id::from_c(id)?, nn(mc_join_attr)?, context) })
+}

@@ -1,0 +1,197 @@
+//! Asking ibacm: where it listens, the connection that is kept, and what happens when it misbehaves.
+//!
+//! No daemon, a dead one, one that answers nonsense or not in time: the caller goes on without ibacm, as if it had no
+//! answer. Only the wait is bounded ([`PATIENCE`] for connecting, sending and receiving together).
+//!
+//! One connection is kept between calls. A caller takes it out of its [`Slot`] for the time of its request and puts
+//! it back after a proper answer; while it is out, other callers make one of their own, and the one put back second
+//! is closed. So no lock is held while waiting, requests never share a stream, and a thread in fork() never leaves a
+//! lock behind. A connection is known together with the process that made it: a child does not use its parent's, nor
+//! close it, since the number may belong to another file there by then.
+
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::errno::{Errno, Result};
+
+use super::socket::{Deadline, connect_loopback, connect_unix, has_input, receive_exact, send_all};
+use super::wire::{Answer, HEADER_LEN, Header, MAX_RECORDS, Query, RECORD_LEN, Request, parse_records};
+
+/// How long a caller waits for ibacm, everything together. By default ibacm itself gives up on a peer or the subnet
+/// administrator after 2 s and two repetitions, so that an answer worth having comes earlier.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where ibacm may listen.
+#[derive(Clone, Copy, Debug)]
+pub struct Places<'a> {
+    /// File with the number of a TCP port on 127.0.0.1.
+    pub port_file: &'a str,
+    /// Unix stream socket, used when there is no such number.
+    pub socket: &'a str,
+}
+
+/// A client of ibacm.
+pub struct Client<'a> {
+    places: Places<'a>,
+    patience: Duration,
+    slot: Slot,
+    last_tid: AtomicU64,
+}
+
+impl<'a> Client<'a> {
+    /// A client that connects at its first question.
+    pub const fn new(places: Places<'a>, patience: Duration) -> Client<'a> {
+        Client { places, patience, slot: Slot::new(), last_tid: AtomicU64::new(0) }
+    }
+
+    /// What ibacm says to `query`; `None` when there is nothing to ask, no daemon, no proper answer in time, or the
+    /// daemon found nothing.
+    pub fn ask(&self, query: &Query) -> Option<Answer> {
+        let tid = self.last_tid.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let request = Request::new(tid, query)?;
+        let deadline = Deadline::after(self.patience);
+        // A connection whose daemon ended, or that has unasked-for bytes in it, is dropped for a new one.
+        if let Some(fd) = self.slot.take().filter(|fd| !has_input(fd)) {
+            match self.exchange(fd, &request, tid, deadline) {
+                Err(error) if hung_up(error) => {}
+                result => return result.ok().flatten(),
+            }
+        }
+        let fd = self.connect(deadline).ok()?;
+        self.exchange(fd, &request, tid, deadline).ok().flatten()
+    }
+
+    /// Sends the request and reads the answer; keeps the connection if that was proper.
+    fn exchange(&self, fd: OwnedFd, request: &Request, tid: u64, deadline: Deadline) -> Result<Option<Answer>> {
+        send_all(&fd, request.as_bytes(), deadline)?;
+        let mut head = [0; HEADER_LEN];
+        receive_exact(&fd, &mut head, deadline)?;
+        let header = Header::parse(&head).map_err(|_| Errno::EPROTO)?;
+        if header.tid != tid {
+            return Err(Errno::EPROTO);
+        }
+        let mut body = [0; MAX_RECORDS * RECORD_LEN];
+        let body = body.get_mut(..header.body_len).ok_or(Errno::EPROTO)?;
+        receive_exact(&fd, body, deadline)?;
+        self.slot.put(fd);
+        Ok(header.success.then(|| parse_records(body)))
+    }
+
+    fn connect(&self, deadline: Deadline) -> Result<OwnedFd> {
+        match port_in(self.places.port_file) {
+            Some(port) => connect_loopback(port, deadline),
+            None => connect_unix(self.places.socket, deadline),
+        }
+    }
+}
+
+/// Whether the daemon closed the connection: it may have been started anew since the last request.
+fn hung_up(error: Errno) -> bool {
+    matches!(error.get(), libc::EPIPE | libc::ECONNRESET)
+}
+
+/// The port number that a file begins with.
+fn port_in(file: &str) -> Option<u16> {
+    let mut text = [0; 32];
+    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(file).ok()?;
+    let len = file.read(&mut text).ok()?;
+    parse_port(text.get(..len)?)
+}
+
+/// A decimal number from 1 to 65535, blanks before it and anything but a digit after it.
+fn parse_port(text: &[u8]) -> Option<u16> {
+    let text = text.trim_ascii_start();
+    let end = text.iter().position(|c| !c.is_ascii_digit()).unwrap_or(text.len());
+    std::str::from_utf8(text.get(..end)?).ok()?.parse().ok().filter(|port| *port != 0)
+}
+
+/// A place for one connection: process id in the upper half, descriptor in the lower, 0 when empty.
+struct Slot(AtomicU64);
+
+impl Slot {
+    const fn new() -> Slot {
+        Slot(AtomicU64::new(0))
+    }
+
+    /// The connection kept, if this process made it.
+    fn take(&self) -> Option<OwnedFd> {
+        let kept = self.0.swap(0, Ordering::AcqRel);
+        if kept == 0 || kept >> 32 != u64::from(std::process::id()) {
+            return None;
+        }
+        // SAFETY: put() gave up ownership of the descriptor, and swap() hands it to one caller only.
+        Some(unsafe { OwnedFd::from_raw_fd(kept as u32 as i32) })
+    }
+
+    /// Keeps the connection, or closes it if another is kept already.
+    fn put(&self, fd: OwnedFd) {
+        let own = u64::from(std::process::id()) << 32;
+        let fd = fd.into_raw_fd();
+        let kept = own | u64::from(fd as u32);
+        if self.0.compare_exchange(0, kept, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            // SAFETY: into_raw_fd() of just now; nobody else was given the number.
+            drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn ports() {
+        assert_eq!(parse_port(b"6125\n"), Some(6125));
+        assert_eq!(parse_port(b" 6125 x"), Some(6125));
+        assert_eq!(parse_port(b"65535"), Some(65535));
+        for text in ["", "\n", "abc", "0", "-5", "70000", "99999999999999999999"] {
+            assert_eq!(parse_port(text.as_bytes()), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn missing_port_file_is_none() {
+        assert_eq!(port_in("/nonexistent/ibacm.port"), None);
+    }
+
+    fn socket() -> OwnedFd {
+        UnixStream::pair().unwrap().0.into()
+    }
+
+    #[test]
+    fn slot_keeps_one() {
+        let slot = Slot::new();
+        assert!(slot.take().is_none());
+        let fd = socket();
+        let number = fd.as_raw_fd();
+        slot.put(fd);
+        slot.put(socket());
+        assert_eq!(slot.take().unwrap().as_raw_fd(), number);
+        assert!(slot.take().is_none());
+    }
+
+    #[test]
+    fn slot_of_another_process_is_not_taken() {
+        let slot = Slot::new();
+        let fd = socket();
+        let other = u64::from(std::process::id() + 1) << 32;
+        slot.0.store(other | u64::from(fd.as_raw_fd() as u32), Ordering::Relaxed);
+        assert!(slot.take().is_none());
+        assert!(slot.take().is_none());
+        // SAFETY: asks only whether the descriptor is open.
+        assert!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) } >= 0, "closed the number of another process");
+    }
+}

@@ -1,0 +1,227 @@
+//! Stream sockets with a deadline: no call here blocks past it, none raises SIGPIPE, none is inherited by exec.
+
+use std::mem::{size_of, zeroed};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use libc::{c_int, pollfd, sockaddr, sockaddr_in, sockaddr_un, socklen_t};
+
+use crate::errno::{Errno, Result};
+
+/// The moment until which something may take.
+#[derive(Clone, Copy)]
+pub struct Deadline(Option<Instant>);
+
+impl Deadline {
+    /// `patience` from now; without end if the clock cannot count so far.
+    pub fn after(patience: Duration) -> Deadline {
+        Deadline(Instant::now().checked_add(patience))
+    }
+
+    /// What poll(2) may wait, in milliseconds, rounded up so that it does not end too early; `ETIMEDOUT` afterwards.
+    fn poll_timeout(self) -> Result<c_int> {
+        let Some(end) = self.0 else { return Ok(-1) };
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Errno::ETIMEDOUT);
+        }
+        Ok(c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX))
+    }
+}
+
+/// Connects to a unix stream socket.
+pub fn connect_unix(path: &str, deadline: Deadline) -> Result<OwnedFd> {
+    // SAFETY: all zeros are a valid sockaddr_un.
+    let mut addr: sockaddr_un = unsafe { zeroed() };
+    let name = path.as_bytes();
+    if name.len() >= addr.sun_path.len() {
+        return Err(Errno::EINVAL);
+    }
+    addr.sun_family = libc::AF_UNIX as u16;
+    for (to, from) in addr.sun_path.iter_mut().zip(name) {
+        *to = *from as libc::c_char;
+    }
+    // SAFETY: a sockaddr_un of its full size.
+    unsafe { connect(libc::AF_UNIX, (&raw const addr).cast(), size_of::<sockaddr_un>(), deadline) }
+}
+
+/// Connects to a TCP port of 127.0.0.1.
+pub fn connect_loopback(port: u16, deadline: Deadline) -> Result<OwnedFd> {
+    // SAFETY: all zeros are a valid sockaddr_in.
+    let mut addr: sockaddr_in = unsafe { zeroed() };
+    addr.sin_family = libc::AF_INET as u16;
+    addr.sin_port = port.to_be();
+    addr.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
+    // SAFETY: a sockaddr_in of its full size.
+    unsafe { connect(libc::AF_INET, (&raw const addr).cast(), size_of::<sockaddr_in>(), deadline) }
+}
+
+/// # Safety
+/// `addr` points at `len` bytes.
+unsafe fn connect(family: c_int, addr: *const sockaddr, len: usize, deadline: Deadline) -> Result<OwnedFd> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::socket(family, kind, 0) };
+    if fd < 0 {
+        return Err(Errno::last());
+    }
+    // SAFETY: just opened, owned by no one else.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: the caller's word.
+    if unsafe { libc::connect(fd.as_raw_fd(), addr, len as socklen_t) } < 0 {
+        let error = Errno::last().get();
+        // Interrupted, TCP goes on connecting; a unix socket does not, and says so below.
+        if error != libc::EINPROGRESS && error != libc::EINTR {
+            return Err(Errno::new(error));
+        }
+        wait(&fd, libc::POLLOUT, deadline)?;
+        connected(&fd)?;
+    }
+    Ok(fd)
+}
+
+/// The result of a connect() that went on by itself.
+fn connected(fd: &OwnedFd) -> Result<()> {
+    let mut error: c_int = 0;
+    let mut len = size_of::<c_int>() as socklen_t;
+    // SAFETY: room for an int, as `len` says.
+    let got = unsafe {
+        libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ERROR, (&raw mut error).cast(), &raw mut len)
+    };
+    match (got, error) {
+        (0, 0) => Ok(()),
+        (0, error) => Err(Errno::new(error)),
+        _ => Err(Errno::last()),
+    }
+}
+
+/// Waits for `events`, an error or the end of the stream.
+fn wait(fd: &OwnedFd, events: i16, deadline: Deadline) -> Result<()> {
+    loop {
+        let mut poll = pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
+        // SAFETY: one pollfd.
+        match unsafe { libc::poll(&raw mut poll, 1, deadline.poll_timeout()?) } {
+            1.. => return Ok(()),
+            0 => {} // poll_timeout() has the last word
+            _ if Errno::last().get() == libc::EINTR => {}
+            _ => return Err(Errno::last()),
+        }
+    }
+}
+
+/// Sends all of `bytes`.
+pub fn send_all(fd: &OwnedFd, mut bytes: &[u8], deadline: Deadline) -> Result<()> {
+    while !bytes.is_empty() {
+        // SAFETY: `bytes` is readable for its length.
+        let sent = unsafe {
+            libc::send(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+        };
+        match usize::try_from(sent) {
+            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+            Err(_) => retry(fd, libc::POLLOUT, deadline)?,
+        }
+    }
+    Ok(())
+}
+
+/// Fills `buffer`; `EPIPE` if the stream ends before.
+pub fn receive_exact(fd: &OwnedFd, buffer: &mut [u8], deadline: Deadline) -> Result<()> {
+    let mut filled = 0;
+    while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        // SAFETY: `rest` is writable for its length.
+        let got = unsafe { libc::recv(fd.as_raw_fd(), rest.as_mut_ptr().cast(), rest.len(), libc::MSG_DONTWAIT) };
+        match usize::try_from(got) {
+            Ok(0) => return Err(Errno::new(libc::EPIPE)),
+            Ok(got) => filled += got,
+            Err(_) => retry(fd, libc::POLLIN, deadline)?,
+        }
+    }
+    Ok(())
+}
+
+/// Whether bytes wait to be read, or the stream ended: on an idle connection neither is in order.
+pub fn has_input(fd: &OwnedFd) -> bool {
+    let mut poll = pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd.
+    unsafe { libc::poll(&raw mut poll, 1, 0) != 0 }
+}
+
+/// After a failed call: `Ok` when it is worth another try.
+fn retry(fd: &OwnedFd, events: i16, deadline: Deadline) -> Result<()> {
+    match Errno::last() {
+        Errno::EAGAIN => wait(fd, events, deadline),
+        error if error.get() == libc::EINTR => Ok(()),
+        error => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(600);
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let (one, other) = UnixStream::pair().unwrap();
+        (one.into(), other.into())
+    }
+
+    #[test]
+    fn end_of_the_stream() {
+        let (fd, peer) = pair();
+        assert!(!has_input(&fd));
+        send_all(&peer, &[1, 2], Deadline::after(LONG)).unwrap();
+        assert!(has_input(&fd));
+        drop(peer);
+        let mut buffer = [0; 3];
+        let error = receive_exact(&fd, &mut buffer, Deadline::after(LONG)).unwrap_err();
+        assert_eq!((error.get(), buffer), (libc::EPIPE, [1, 2, 0]));
+        assert!(has_input(&fd));
+    }
+
+    #[test]
+    fn waiting_ends() {
+        let (fd, _peer) = pair();
+        let error = receive_exact(&fd, &mut [0; 1], Deadline::after(Duration::from_millis(20))).unwrap_err();
+        assert_eq!(error, Errno::ETIMEDOUT);
+        let full = send_all(&fd, &vec![0; 1 << 24], Deadline::after(Duration::from_millis(20)));
+        assert_eq!(full, Err(Errno::ETIMEDOUT));
+    }
+
+    #[test]
+    fn no_time_at_all() {
+        let (fd, peer) = pair();
+        let over = Deadline::after(Duration::ZERO);
+        assert_eq!(receive_exact(&fd, &mut [0; 1], over), Err(Errno::ETIMEDOUT));
+        send_all(&peer, &[9], over).unwrap(); // what needs no waiting is done
+        receive_exact(&fd, &mut [0; 1], over).unwrap();
+    }
+
+    #[test]
+    fn deadline_beyond_the_clock_is_none() {
+        assert_eq!(Deadline::after(Duration::MAX).poll_timeout(), Ok(-1));
+        assert!(Deadline::after(Duration::from_nanos(1)).poll_timeout().unwrap_or(0) <= 1);
+    }
+
+    // A C program does not ignore SIGPIPE as this test's does; the reference killed it.
+    #[test]
+    fn sending_to_no_one_is_an_error_and_no_signal() {
+        let (fd, peer) = pair();
+        drop(peer);
+        // SAFETY: the child makes system calls only.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+            let result = send_all(&fd, &[1], Deadline::after(LONG));
+            // SAFETY: ends the child without the test program's destructors.
+            unsafe { libc::_exit(result.err().map_or(0, Errno::get)) };
+        }
+        let mut status = 0;
+        // SAFETY: room for a status.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, libc::EPIPE));
+    }
+}

@@ -1,0 +1,194 @@
+//! The list that rdma_getaddrinfo() gives: entries with C allocations in them, and what frees it.
+
+use std::ffi::c_int;
+use std::ptr::{self, NonNull};
+
+use crate::errno::Result;
+use crate::ffi::rdma_addrinfo;
+use crate::sys::cbox::{CBytes, CName, zeroed};
+
+/// An entry in the making.
+#[derive(Debug, Default)]
+pub struct Entry {
+    /// RAI_* flags.
+    pub flags: c_int,
+    /// Address family.
+    pub family: c_int,
+    /// QP type.
+    pub qp_type: c_int,
+    /// Port space.
+    pub port_space: c_int,
+    /// Local address.
+    pub src: Option<CBytes>,
+    /// Remote address.
+    pub dst: Option<CBytes>,
+    /// Canonical name of the local address.
+    pub src_name: Option<CName>,
+    /// Canonical name of the remote address.
+    pub dst_name: Option<CName>,
+    /// An array of `struct ibv_path_data`.
+    pub route: Option<CBytes>,
+    /// What goes in front of the private data.
+    pub connect: Option<CBytes>,
+}
+
+impl Entry {
+    /// The entry as a C structure, with `ai_next` NULL.
+    fn into_c(self) -> Result<NonNull<rdma_addrinfo>> {
+        // SAFETY: a structure of numbers and pointers.
+        let info = unsafe { zeroed::<rdma_addrinfo>()? };
+        let (src, src_len) = CBytes::into_raw(self.src);
+        let (dst, dst_len) = CBytes::into_raw(self.dst);
+        let (route, route_len) = CBytes::into_raw(self.route);
+        let (connect, connect_len) = CBytes::into_raw(self.connect);
+        let entry = rdma_addrinfo {
+            ai_flags: self.flags,
+            ai_family: self.family,
+            ai_qp_type: self.qp_type,
+            ai_port_space: self.port_space,
+            ai_src_len: src_len as u32,
+            ai_dst_len: dst_len as u32,
+            ai_src_addr: src.cast(),
+            ai_dst_addr: dst.cast(),
+            ai_src_canonname: CBytes::name_into_raw(self.src_name),
+            ai_dst_canonname: CBytes::name_into_raw(self.dst_name),
+            ai_route_len: route_len,
+            ai_route: route,
+            ai_connect_len: connect_len,
+            ai_connect: connect,
+            ai_next: ptr::null_mut(),
+        };
+        // SAFETY: allocated just now.
+        unsafe { info.write(entry) };
+        Ok(info)
+    }
+}
+
+/// A list under construction, freed when dropped.
+#[derive(Debug)]
+pub struct List {
+    first: *mut rdma_addrinfo,
+    last: *mut rdma_addrinfo,
+}
+
+// SAFETY: owns what it points at.
+unsafe impl Send for List {}
+
+impl List {
+    /// An empty list.
+    pub const fn new() -> List {
+        List { first: ptr::null_mut(), last: ptr::null_mut() }
+    }
+
+    /// Puts an entry at the end.
+    pub fn push(&mut self, entry: Entry) -> Result<()> {
+        let info = entry.into_c()?.as_ptr();
+        if self.last.is_null() {
+            self.first = info;
+        } else {
+            // SAFETY: the last entry belongs to the list.
+            unsafe { (*self.last).ai_next = info };
+        }
+        self.last = info;
+        Ok(())
+    }
+
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.first.is_null()
+    }
+
+    /// Hands the list over, to be freed with [`freeaddrinfo`]; NULL when empty.
+    pub fn into_raw(self) -> *mut rdma_addrinfo {
+        std::mem::ManuallyDrop::new(self).first
+    }
+}
+
+impl Default for List {
+    fn default() -> List {
+        List::new()
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        // SAFETY: made by into_c(), linked by push(), freed once.
+        unsafe { freeaddrinfo(self.first) }
+    }
+}
+
+/// rdma_freeaddrinfo(3): frees a list with everything in it; NULL is fine.
+///
+/// # Safety
+/// NULL, or a list of this library that was not yet freed.
+pub unsafe fn freeaddrinfo(mut list: *mut rdma_addrinfo) {
+    while let Some(info) = NonNull::new(list) {
+        // SAFETY: the caller's word; all pointers in it are from malloc() or NULL.
+        unsafe {
+            let info = info.as_ref();
+            list = info.ai_next;
+            libc::free(info.ai_src_addr.cast());
+            libc::free(info.ai_dst_addr.cast());
+            libc::free(info.ai_src_canonname.cast());
+            libc::free(info.ai_dst_canonname.cast());
+            libc::free(info.ai_route);
+            libc::free(info.ai_connect);
+            libc::free(ptr::from_ref(info).cast_mut().cast());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(family: c_int) -> Entry {
+        Entry {
+            family,
+            src: CBytes::copy(&[1; 16]).unwrap(),
+            dst: CBytes::copy(&[2; 28]).unwrap(),
+            src_name: Some(CName::copy(c"here").unwrap()),
+            dst_name: Some(CName::copy(c"there").unwrap()),
+            route: CBytes::copy(&[3; 72]).unwrap(),
+            connect: CBytes::copy(&[4; 36]).unwrap(),
+            ..Entry::default()
+        }
+    }
+
+    #[test]
+    fn order_and_lengths() {
+        let mut list = List::new();
+        assert!(list.is_empty());
+        for family in 1..=3 {
+            list.push(entry(family)).unwrap();
+        }
+        let raw = list.into_raw();
+        let (mut next, mut families) = (raw, Vec::new());
+        // SAFETY: the list just made.
+        while let Some(info) = unsafe { next.as_ref() } {
+            families.push(info.ai_family);
+            assert_eq!((info.ai_src_len, info.ai_dst_len, info.ai_route_len, info.ai_connect_len), (16, 28, 72, 36));
+            // SAFETY: C strings from CName.
+            assert_eq!(unsafe { std::ffi::CStr::from_ptr(info.ai_dst_canonname) }, c"there");
+            next = info.ai_next;
+        }
+        assert_eq!(families, [1, 2, 3]);
+        // SAFETY: as above; nothing uses it any more.
+        unsafe { freeaddrinfo(raw) };
+    }
+
+    #[test]
+    fn empty_parts_are_null() {
+        let mut list = List::new();
+        list.push(Entry::default()).unwrap();
+        // SAFETY: just made.
+        let info = unsafe { &*list.first };
+        assert!(info.ai_src_addr.is_null() && info.ai_route.is_null() && info.ai_src_canonname.is_null());
+    }
+
+    #[test]
+    fn null_is_freed() {
+        // SAFETY: allowed.
+        unsafe { freeaddrinfo(List::new().into_raw()) };
+    }
+}

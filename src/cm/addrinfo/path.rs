@@ -1,0 +1,86 @@
+//! What ibacm adds to an entry: the route, the local address, and a second entry of family AF_IB in front of it.
+
+use crate::acm::addr::{Addr, Gid, Ib};
+use crate::acm::wire::{Answer, PATH_RECORD_LEN, Path, Query};
+use crate::errno::Result;
+use crate::ffi::{RAI_NOROUTE, RAI_NUMERICHOST};
+use crate::sys::cbox::CBytes;
+use crate::sys::sockaddr::AF_IB;
+
+use super::list::Entry;
+
+/// A flag between parts of the reference: no AF_IB entry is wanted.
+const ROUTE_ONLY: u32 = 0x0100_0000;
+
+/// Bytes of the header that the IP addressing annex of the IBTA (A11) puts in front of the private data.
+const IP_HEADER_LEN: usize = 36;
+
+/// What to ask ibacm for `entry`.
+pub fn query(entry: &Entry, flags: u32, path: Option<[u8; PATH_RECORD_LEN]>) -> Query {
+    let no_delay = flags & (RAI_NUMERICHOST | RAI_NOROUTE) != 0;
+    Query { src: addr(&entry.src), dst: addr(&entry.dst), path, no_delay }
+}
+
+/// Takes over what ibacm said. The entry to put in front, if there is a path and the kernel knows AF_IB.
+pub fn apply(entry: &mut Entry, answer: &Answer, flags: u32, af_ib: bool) -> Result<Option<Entry>> {
+    if let Some(source) = answer.source.filter(|_| entry.src.is_none()) {
+        let (bytes, len) = source.to_bytes();
+        entry.src = CBytes::copy(bytes.get(..len).unwrap_or_default())?;
+    }
+    let Some(path) = answer.paths.first() else { return Ok(None) };
+    entry.route = CBytes::copy(answer.paths.as_bytes())?;
+    if !af_ib || flags & ROUTE_ONLY != 0 {
+        return Ok(None);
+    }
+    in_front(entry, &path, answer.paths.as_bytes())
+}
+
+/// The AF_IB entry. None if the peer could not be told both IP addresses, as it expects of one reached by IP address.
+fn in_front(entry: &Entry, path: &Path, route: &[u8]) -> Result<Option<Entry>> {
+    let (src, dst) = (addr(&entry.src), addr(&entry.dst));
+    let header = match (src, dst) {
+        (Some(Addr::V4 { ip: src, .. }), Some(Addr::V4 { ip: dst, .. })) => Some(ip_header(4, mapped(src), mapped(dst))),
+        (Some(Addr::V6(src)), Some(Addr::V6(dst))) => Some(ip_header(6, src.ip, dst.ip)),
+        (_, Some(Addr::Ib(_))) | (Some(Addr::Ib(_)), None) => None,
+        _ => return Ok(None),
+    };
+    let end = |gid: Gid, port_of: Option<Addr>| {
+        let ib = Ib { pkey: path.pkey(), flow: path.flow_label(), gid, ..Ib::default() };
+        let port = port_of.map_or(0, |addr| addr.port());
+        CBytes::copy(&ib.with_port(entry.port_space as u16, port).to_bytes())
+    };
+    Ok(Some(Entry {
+        flags: entry.flags,
+        family: AF_IB,
+        qp_type: entry.qp_type,
+        port_space: entry.port_space,
+        src: end(path.sgid(), src)?,
+        dst: end(path.dgid(), dst)?,
+        route: CBytes::copy(route)?,
+        connect: match header {
+            Some(header) => CBytes::copy(&header)?,
+            None => None,
+        },
+        ..Entry::default()
+    }))
+}
+
+/// An IPv4 address at the end of 16 bytes.
+fn mapped(ip: [u8; 4]) -> Gid {
+    let mut bytes = [0; 16];
+    bytes[12..].copy_from_slice(&ip);
+    bytes
+}
+
+/// Version 0 of the header, IP version, port 0, both addresses.
+fn ip_header(version: u8, src: Gid, dst: Gid) -> [u8; IP_HEADER_LEN] {
+    let mut header = [0; IP_HEADER_LEN];
+    header[1] = version << 4;
+    header[4..20].copy_from_slice(&src);
+    header[20..].copy_from_slice(&dst);
+    header
+}
+
+fn addr(bytes: &Option<CBytes>) -> Option<Addr> {
+    Addr::from_bytes(bytes.as_ref()?.as_slice())
+}

@@ -1,0 +1,34 @@
+//! Event channels: an open `rdma_cm` device each.
+
+use std::ffi::c_int;
+use std::os::fd::IntoRawFd;
+use std::ptr::NonNull;
+
+use super::library::library;
+use crate::errno::Result;
+use crate::ffi::rdma_event_channel;
+use crate::sys::alloc::try_box;
+
+/// rdma_create_event_channel(3). `ENODEV` without RDMA devices.
+pub fn create_event_channel() -> Result<NonNull<rdma_event_channel>> {
+    let library = library()?;
+    let mut channel = try_box(rdma_event_channel { fd: -1 })?;
+    channel.fd = library.node.open()?.into_raw_fd();
+    Ok(NonNull::from(Box::leak(channel)))
+}
+
+/// rdma_destroy_event_channel(3).
+///
+/// # Safety
+/// From [`create_event_channel`], without ids on it, and not used afterwards.
+pub unsafe fn destroy_event_channel(channel: NonNull<rdma_event_channel>) {
+    // SAFETY: the caller's word.
+    let channel = unsafe { Box::from_raw(channel.as_ptr()) };
+    close(channel.fd);
+}
+
+/// Closes a channel's descriptor.
+pub(super) fn close(fd: c_int) {
+    // SAFETY: closing a number is harmless to memory; the channel owned it.
+    unsafe { libc::close(fd) };
+}

@@ -1,0 +1,277 @@
+//! The RDMA devices that the process has open, with the PD and XRC domain that the ids on a device share.
+//!
+//! A device is opened when the first id is bound to it and stays open: programs keep `id->verbs`, and objects made on
+//! it, beyond the id. Only one that has left the machine is closed, with its last user.
+
+use std::ffi::c_int;
+use std::ptr::NonNull;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::errno::{Errno, Result};
+use crate::sys::alloc::try_push;
+use crate::sys::verbs::{self, DeviceList, ibv_context, ibv_device, ibv_pd, ibv_xrcd};
+
+/// Lock order: this one is taken before none and after none of the library's other locks (docs/locking.md). It is a
+/// parking_lot lock because the child of a fork() must be able to release what its parent's thread holds.
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry { slots: Vec::new(), generation: 0 });
+
+/// The open devices.
+pub struct Registry {
+    slots: Vec<Option<Open>>,
+    /// Counts fork()s: what was opened before belongs to the parent, and the kernel refuses it to the child.
+    generation: u32,
+}
+
+struct Open {
+    guid: u64,
+    index: Option<u32>,
+    context: NonNull<ibv_context>,
+    limits: Limits,
+    pd: Option<NonNull<ibv_pd>>,
+    xrcd: Option<NonNull<ibv_xrcd>>,
+    /// Ids bound to it; they hold the PD.
+    ids: usize,
+    /// rdma_get_devices() lists it is in.
+    lists: usize,
+    gone: bool,
+    generation: u32,
+}
+
+// SAFETY: the pointers are libibverbs objects, which any thread may use.
+unsafe impl Send for Open {}
+
+/// What a device can do at most for a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// RDMA reads and atomics outstanding to the peer.
+    pub initiator_depth: u8,
+    /// RDMA reads and atomics outstanding from the peer.
+    pub responder_resources: u8,
+}
+
+/// An id's share in a device; give it back with [`release`].
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    slot: usize,
+    /// The open device.
+    pub context: NonNull<ibv_context>,
+    /// The PD of all ids on it.
+    pub pd: NonNull<ibv_pd>,
+    /// Its maxima.
+    pub limits: Limits,
+}
+
+// SAFETY: the pointers are libibverbs objects, which any thread may use.
+unsafe impl Send for Bound {}
+
+/// The registry; whoever holds the lock holds up fork().
+pub fn lock() -> MutexGuard<'static, Registry> {
+    REGISTRY.lock()
+}
+
+/// The device that the kernel named by node GUID (network byte order) and index, opened if need be.
+pub fn acquire(guid: u64, index: Option<u32>) -> Result<Bound> {
+    let mut registry = lock();
+    let slot = match registry.find(guid, index) {
+        Some(slot) => slot,
+        None => registry.open_named(guid, index)?,
+    };
+    let device = registry.slots[slot].as_mut().ok_or(Errno::ENODEV)?;
+    let pd = match device.pd {
+        Some(pd) => pd,
+        // SAFETY: the context is open.
+        None => *device.pd.insert(unsafe { verbs::alloc_pd(device.context)? }),
+    };
+    device.ids += 1;
+    Ok(Bound { slot, context: device.context, pd, limits: device.limits })
+}
+
+/// Ends an id's use of the device; the last one takes the PD and the XRC domain with it.
+pub fn release(bound: Bound) {
+    let mut registry = lock();
+    let generation = registry.generation;
+    let Some(device) = registry.slots[bound.slot].as_mut() else { return };
+    device.ids -= 1;
+    if device.ids > 0 || device.generation != generation {
+        return;
+    }
+    // SAFETY: no id of the library uses them any more.
+    unsafe {
+        if let Some(xrcd) = device.xrcd.take() {
+            verbs::close_xrcd(device.context, xrcd);
+        }
+        if let Some(pd) = device.pd.take() {
+            verbs::dealloc_pd(pd);
+        }
+    }
+    registry.close_if_gone(bound.slot);
+}
+
+/// The XRC domain of all ids on the device.
+pub fn xrcd(bound: &Bound) -> Result<NonNull<ibv_xrcd>> {
+    let mut registry = lock();
+    let device = registry.slots[bound.slot].as_mut().ok_or(Errno::ENODEV)?;
+    match device.xrcd {
+        Some(xrcd) => Ok(xrcd),
+        // SAFETY: the context is open.
+        None => Ok(*device.xrcd.insert(unsafe { verbs::open_xrcd(device.context)? })),
+    }
+}
+
+/// All devices of the machine that can be opened, held until [`let_go`].
+pub fn hold_all() -> Result<Vec<NonNull<ibv_context>>> {
+    let mut registry = lock();
+    let list = DeviceList::new()?;
+    registry.forget_missing(list.devices());
+    let mut contexts = Vec::new();
+    for &device in list.devices() {
+        // SAFETY: the list is live.
+        let (guid, index) = unsafe { (verbs::guid(device), verbs::index(device)) };
+        let slot = match registry.find(guid, index) {
+            Some(slot) => Ok(slot),
+            // SAFETY: the list is live.
+            None => unsafe { registry.open(device) },
+        };
+        // One that does not open is left out this time.
+        let Ok(slot) = slot else { continue };
+        if let Some(open) = registry.slots[slot].as_mut() {
+            try_push(&mut contexts, open.context)?;
+            open.lists += 1;
+        }
+    }
+    Ok(contexts)
+}
+
+/// Gives back one context of [`hold_all`].
+pub fn let_go(context: NonNull<ibv_context>) {
+    let mut registry = lock();
+    let held = |slot: &Option<Open>| slot.as_ref().is_some_and(|open| open.context == context && open.lists > 0);
+    let Some(slot) = registry.slots.iter().position(held) else { return };
+    if let Some(open) = registry.slots[slot].as_mut() {
+        open.lists -= 1;
+    }
+    registry.close_if_gone(slot);
+}
+
+impl Registry {
+    /// An open device by GUID and index, by GUID alone where either index is unknown.
+    fn find(&self, guid: u64, index: Option<u32>) -> Option<usize> {
+        self.slots.iter().position(|slot| {
+            slot.as_ref().is_some_and(|open| {
+                !open.gone && open.generation == self.generation && same(open.guid, open.index, guid, index)
+            })
+        })
+    }
+
+    fn open_named(&mut self, guid: u64, index: Option<u32>) -> Result<usize> {
+        let list = DeviceList::new()?;
+        self.forget_missing(list.devices());
+        let named = list.devices().iter().find(|&&device| {
+            // SAFETY: the list is live.
+            unsafe { same(verbs::guid(device), verbs::index(device), guid, index) }
+        });
+        // SAFETY: the list is live.
+        unsafe { self.open(*named.ok_or(Errno::ENODEV)?) }
+    }
+
+    /// # Safety
+    /// A live device.
+    unsafe fn open(&mut self, device: *mut ibv_device) -> Result<usize> {
+        let slot = match self.slots.iter().position(Option::is_none) {
+            Some(slot) => slot,
+            None => {
+                try_push(&mut self.slots, None)?;
+                self.slots.len() - 1
+            }
+        };
+        // SAFETY: the device is live, and so is what is opened from it.
+        let (guid, index, context) = unsafe { (verbs::guid(device), verbs::index(device), verbs::open(device)?) };
+        // SAFETY: just opened.
+        let limits = unsafe { verbs::query_device(context) }.map(|attr| Limits {
+            initiator_depth: clamp(attr.max_qp_init_rd_atom),
+            responder_resources: clamp(attr.max_qp_rd_atom),
+        });
+        let limits = match limits {
+            Ok(limits) => limits,
+            Err(error) => {
+                // SAFETY: nobody has seen it.
+                unsafe { verbs::close(context) };
+                return Err(error);
+            }
+        };
+        let generation = self.generation;
+        self.slots[slot] = Some(Open {
+            guid, index, context, limits, generation, pd: None, xrcd: None, ids: 0, lists: 0, gone: false,
+        });
+        Ok(slot)
+    }
+
+    /// Marks the devices that `present` lacks, and closes those of them that are not in use.
+    fn forget_missing(&mut self, present: &[*mut ibv_device]) {
+        for slot in 0..self.slots.len() {
+            let Some(open) = self.slots[slot].as_mut() else { continue };
+            // SAFETY: the caller's list is live.
+            let listed = |&&device: &&*mut ibv_device| unsafe {
+                same(verbs::guid(device), verbs::index(device), open.guid, open.index)
+            };
+            open.gone = !present.iter().any(|device| listed(&device));
+            self.close_if_gone(slot);
+        }
+    }
+
+    fn close_if_gone(&mut self, slot: usize) {
+        let generation = self.generation;
+        let unused = |open: &Open| open.gone && open.ids == 0 && open.lists == 0 && open.generation == generation;
+        if self.slots[slot].as_ref().is_some_and(unused) && let Some(open) = self.slots[slot].take() {
+            // SAFETY: neither ids nor lists of the library use it.
+            unsafe { verbs::close(open.context) };
+        }
+    }
+}
+
+fn same(guid: u64, index: Option<u32>, other_guid: u64, other_index: Option<u32>) -> bool {
+    guid == other_guid && (index.is_none() || other_index.is_none() || index == other_index)
+}
+
+fn clamp(maximum: c_int) -> u8 {
+    maximum.clamp(0, c_int::from(u8::MAX)) as u8
+}
+
+/// For forks.rs: takes the lock and keeps it.
+pub(super) fn before_fork() {
+    std::mem::forget(REGISTRY.lock());
+}
+
+/// Releases what [`before_fork`] took; in the child, devices opened so far are the parent's from now on.
+///
+/// # Safety
+/// In the thread that called [`before_fork`], or its copy in the child.
+pub(super) unsafe fn after_fork(in_child: bool) {
+    // SAFETY: the lock is held, and nothing here allocates.
+    unsafe {
+        if in_child {
+            (*REGISTRY.data_ptr()).generation += 1;
+        }
+        REGISTRY.force_unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_index_matches_any() {
+        assert!(same(1, Some(0), 1, Some(0)));
+        assert!(!same(1, Some(0), 1, Some(1)));
+        assert!(same(1, None, 1, Some(1)));
+        assert!(same(1, Some(3), 1, None));
+        assert!(!same(1, None, 2, None));
+    }
+
+    #[test]
+    fn device_maxima_fit_eight_bits() {
+        assert_eq!((clamp(-1), clamp(128), clamp(1000)), (0, 128, 255));
+    }
+}

@@ -1,0 +1,110 @@
+//! Endpoints: synchronous ids made from an address in one call.
+
+use std::ffi::c_int;
+use std::ptr::{self, NonNull};
+
+use super::id::{self, Id};
+use super::resolve;
+use super::{option, qp, srq};
+use crate::errno::{Errno, Result};
+use crate::ffi::{RAI_PASSIVE, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, rdma_addrinfo, rdma_cm_id};
+use crate::sys::alloc::try_copy;
+use crate::sys::verbs::{ibv_pd, ibv_qp_init_attr};
+
+/// How long an active endpoint waits for address and route, in milliseconds.
+const TIMEOUT: c_int = 2000;
+
+/// How a passive endpoint makes the QPs of its connections.
+#[derive(Clone, Copy)]
+pub(super) struct Template(ibv_qp_init_attr);
+
+/// rdma_create_ep(3): listening (RAI_PASSIVE) or with address, route and QP ready to connect.
+///
+/// # Safety
+/// `id` writable, `res` as rdma_getaddrinfo(3) made it, `pd` and `attr` NULL or live.
+pub unsafe fn create_ep(
+    id: NonNull<*mut rdma_cm_id>,
+    res: NonNull<rdma_addrinfo>,
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+) -> Result<()> {
+    // SAFETY: the caller's word; NULL makes the id synchronous.
+    let (res, new) = unsafe {
+        let res = res.as_ref();
+        (res, id::create(ptr::null_mut(), ptr::null_mut(), res.ai_port_space as u32, res.ai_qp_type as u32)?)
+    };
+    // SAFETY: the caller's word.
+    let prepared = unsafe {
+        if res.ai_flags as u32 & RAI_PASSIVE != 0 { passive(new, res, pd, attr) } else { active(new, res, pd, attr) }
+    };
+    match prepared {
+        Ok(()) => {
+            // SAFETY: the caller's word.
+            unsafe { id.write(new.as_c()) };
+            Ok(())
+        }
+        Err(error) => {
+            // SAFETY: nobody has seen it.
+            unsafe { destroy_ep(new) };
+            Err(error)
+        }
+    }
+}
+
+unsafe fn passive(id: &Id, res: &rdma_addrinfo, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> Result<()> {
+    let source = NonNull::new(res.ai_src_addr).ok_or(Errno::EINVAL)?;
+    // SAFETY: the caller's word, here and below.
+    unsafe { resolve::bind_addr(id, source)? };
+    if !pd.is_null() {
+        id.set_pd(pd);
+    }
+    // SAFETY: as above.
+    if let Some(attr) = unsafe { attr.as_mut() } {
+        attr.qp_type = res.ai_qp_type as u32;
+        id.state().template = Some(Template(*attr));
+    }
+    Ok(())
+}
+
+unsafe fn active(id: &Id, res: &rdma_addrinfo, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> Result<()> {
+    let destination = NonNull::new(res.ai_dst_addr).ok_or(Errno::EINVAL)?;
+    // SAFETY: the caller's word, here and below.
+    unsafe {
+        resolve::resolve_addr(id, res.ai_src_addr, destination, TIMEOUT)?;
+        if res.ai_route_len > 0 {
+            option::set_option(id, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, res.ai_route, res.ai_route_len)?;
+            id.complete()?;
+        } else {
+            resolve::resolve_route(id, TIMEOUT)?;
+        }
+        if let Some(attr) = NonNull::new(attr) {
+            (*attr.as_ptr()).qp_type = res.ai_qp_type as u32;
+            qp::create_qp(id, pd, attr)?;
+        }
+        if res.ai_connect_len > 0 && !res.ai_connect.is_null() {
+            let data = std::slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len);
+            id.state().connect_data = try_copy(data)?;
+        }
+    }
+    Ok(())
+}
+
+/// For the id of a connection request: the QP that its endpoint's attributes describe, on the listener's PD.
+pub(super) fn equip(listen: &Id, new: &Id) -> Result<()> {
+    let Some(Template(mut attr)) = listen.state().template else { return Ok(()) };
+    // SAFETY: the attributes were valid when the endpoint was made, and what they name must outlive it.
+    unsafe { qp::create_qp(new, listen.pd(), NonNull::from(&mut attr)) }
+}
+
+/// rdma_destroy_ep(3): the id with its QP and SRQ.
+///
+/// # Safety
+/// Not used afterwards.
+pub unsafe fn destroy_ep(id: &Id) {
+    // SAFETY: the caller's word. There is nobody to tell of a failure.
+    unsafe {
+        qp::destroy_qp(id);
+        srq::destroy_srq(id);
+        let _ = id::destroy_id(id);
+    }
+}

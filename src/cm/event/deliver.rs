@@ -1,0 +1,181 @@
+//! What an event does to its id before the program sees it (spec: cm, rdma_get_cm_event by event).
+
+use std::ptr::{self, NonNull};
+
+use super::decode::{Kind, decode, status};
+use super::{Event, Outcome};
+use crate::cm::id::{self, Id};
+use crate::cm::multicast::Group;
+use crate::cm::{connect, handles, lookup, migrate, qp, resolve};
+use crate::errno::{Errno, Result};
+use crate::ffi::rdma_cm_event_type;
+use crate::sys::uapi::rdma_ucm_event_resp;
+use crate::sys::log;
+
+use rdma_cm_event_type::*;
+
+/// Fills `event` from `raw` and brings the id up to date.
+///
+/// # Safety
+/// `raw.uid` is 0 or an address that this library gave the kernel and has not freed.
+pub(super) unsafe fn deliver(raw: &rdma_ucm_event_resp, event: &mut Event) -> Outcome {
+    let kind = rdma_cm_event_type::from_number(raw.event);
+    // SAFETY: the caller's word.
+    let Some((id, group)) = (unsafe { subject(raw, kind) }) else {
+        log::warning(format_args!("event {} for unknown id {} ignored", raw.event, raw.id));
+        return Outcome::Skip;
+    };
+    event.public.id = id.as_c();
+    event.public.listen_id = ptr::null_mut();
+    event.public.event = raw.event;
+    event.public.status = status(raw);
+    event.public.param = decode(raw, Kind::of(raw.event, id.is_ud()), &mut event.private_data);
+    event.counts = [Some(NonNull::from(&id.completed)), group.map(|group| NonNull::from(&group.completed))];
+    let outcome = match kind {
+        // An event of a connection whose id the program has not accepted yet, from kernels that report those.
+        Some(kind) if raw.uid == 0 && kind != RDMA_CM_EVENT_ESTABLISHED => Outcome::Skip,
+        Some(kind) => act(kind, id, group, raw, event),
+        None => Outcome::Show,
+    };
+    if let Outcome::Skip = outcome {
+        event.complete();
+    }
+    outcome
+}
+
+/// The id an event is about, and the multicast group.
+///
+/// # Safety
+/// As [`deliver`].
+unsafe fn subject<'a>(
+    raw: &rdma_ucm_event_resp,
+    kind: Option<rdma_cm_event_type>,
+) -> Option<(&'a Id, Option<&'a Group>)> {
+    let address = raw.uid as usize;
+    if address == 0 {
+        // SAFETY: ids leave the table before they are freed.
+        return handles::find(raw.id).map(|id| (unsafe { id.as_ref() }, None));
+    }
+    if let Some(RDMA_CM_EVENT_MULTICAST_JOIN | RDMA_CM_EVENT_MULTICAST_ERROR) = kind {
+        // SAFETY: the caller's word; for these events it is the group's address.
+        let group = unsafe { &*(address as *const Group) };
+        return Some((group.id(), Some(group)));
+    }
+    // SAFETY: the caller's word.
+    Some((unsafe { &*(address as *const Id) }, None))
+}
+
+fn act(
+    kind: rdma_cm_event_type,
+    id: &Id,
+    group: Option<&Group>,
+    raw: &rdma_ucm_event_resp,
+    event: &mut Event,
+) -> Outcome {
+    match kind {
+        RDMA_CM_EVENT_ADDR_RESOLVED => event.demote(resolve::after_addr(id), RDMA_CM_EVENT_ADDR_ERROR),
+        RDMA_CM_EVENT_ROUTE_RESOLVED => event.demote(resolve::after_route(id), RDMA_CM_EVENT_ROUTE_ERROR),
+        RDMA_CM_EVENT_CONNECT_REQUEST => return request(id, raw, event),
+        RDMA_CM_EVENT_CONNECT_RESPONSE => response(id, raw, event),
+        RDMA_CM_EVENT_REJECTED | RDMA_CM_EVENT_DISCONNECTED if id.state().connect_failed => return Outcome::Skip,
+        // The QP may be gone or broken; the program learns what matters from the event.
+        RDMA_CM_EVENT_REJECTED => drop(qp::to_error(id)),
+        RDMA_CM_EVENT_MULTICAST_JOIN | RDMA_CM_EVENT_MULTICAST_ERROR => member(kind, group, event),
+        RDMA_CM_EVENT_ADDRINFO_RESOLVED => {
+            event.demote(lookup::service_resolved(id), RDMA_CM_EVENT_ADDRINFO_ERROR);
+        }
+        RDMA_CM_EVENT_ADDRINFO_ERROR => lookup::service_failed(id),
+        RDMA_CM_EVENT_INTERNAL => return internal(event),
+        _ => {}
+    }
+    Outcome::Show
+}
+
+/// A connection request: makes the id of the connection.
+fn request(listener: &Id, raw: &rdma_ucm_event_resp, event: &mut Event) -> Outcome {
+    event.public.listen_id = listener.as_c();
+    event.public.id = ptr::null_mut();
+    // What can't be shown is refused; the peer gets a reject when its id goes.
+    let Ok(new) = id::create_for_request(listener, raw.id) else { return Outcome::Skip };
+    match prepare_request(listener, new, raw, event) {
+        Ok(()) => {
+            event.public.id = new.as_c();
+            Outcome::Show
+        }
+        Err(_) => {
+            // SAFETY: nobody has seen it.
+            unsafe { id::discard(new) };
+            Outcome::Skip
+        }
+    }
+}
+
+fn prepare_request(listener: &Id, new: &Id, raw: &rdma_ucm_event_resp, event: &Event) -> Result<()> {
+    let mut state = new.state();
+    if !listener.is_ud() {
+        // SAFETY: a connected id's parameters.
+        let conn = unsafe { event.public.param.conn };
+        state.initiator_depth = conn.initiator_depth;
+        state.responder_resources = conn.responder_resources;
+    }
+    state.remote_ece = raw.ece;
+    drop(state);
+    if listener.is_sync() {
+        // SAFETY: NULL asks for a channel of its own.
+        unsafe { migrate::migrate_id(new, ptr::null_mut())? };
+    }
+    resolve::after_request(new)
+}
+
+/// The peer accepted: with a QP of ours, the connection is completed here.
+fn response(id: &Id, raw: &rdma_ucm_event_resp, event: &mut Event) {
+    id.state().remote_ece = raw.ece;
+    if id.qp().is_null() {
+        return;
+    }
+    match connect::complete_response(id) {
+        Ok(()) => event.public.event = RDMA_CM_EVENT_ESTABLISHED as u32,
+        Err(error) => {
+            id.state().connect_failed = true;
+            event.fail(error, RDMA_CM_EVENT_CONNECT_ERROR);
+        }
+    }
+}
+
+/// A group was joined or lost: programs find the context of their join in the private data.
+fn member(kind: rdma_cm_event_type, group: Option<&Group>, event: &mut Event) {
+    let Some(group) = group else { return };
+    // SAFETY: groups exist on datagram ids only; the kernel refuses others.
+    let ud = unsafe { &mut event.public.param.ud };
+    ud.private_data = group.context();
+    if kind == RDMA_CM_EVENT_MULTICAST_JOIN {
+        let joined = group.joined(&ud.ah_attr);
+        event.demote(joined, RDMA_CM_EVENT_MULTICAST_ERROR);
+    }
+}
+
+/// The library's own messages to itself. One that it does not know is dropped.
+fn internal(event: &mut Event) -> Outcome {
+    // SAFETY: the parameters of an internal event.
+    let word = unsafe { event.public.param.arg };
+    if word != RDMA_CM_EVENT_ADDRINFO_RESOLVED as u64 {
+        return Outcome::Skip;
+    }
+    event.public.event = RDMA_CM_EVENT_ADDRINFO_RESOLVED as u32;
+    event.public.param.arg = 0;
+    Outcome::Show
+}
+
+impl Event {
+    /// Turns the event into `failure` if what it needed to be true failed.
+    fn demote(&mut self, result: Result<()>, failure: rdma_cm_event_type) {
+        if let Err(error) = result {
+            self.fail(error, failure);
+        }
+    }
+
+    fn fail(&mut self, error: Errno, failure: rdma_cm_event_type) {
+        self.public.event = failure as u32;
+        self.public.status = -error.get();
+    }
+}

@@ -1,0 +1,86 @@
+//! fork(): the child gets every lock of the process free, and starts with devices of its own.
+//!
+//! The kernel refuses the parent's channels to the child (it checks who opened them), so nothing of what is open can
+//! be shared; ids made after the fork work in both. This is the written list of the library's global locks, in the
+//! order in which they are taken here (docs/locking.md).
+
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use super::{device, handles};
+use crate::errno::{Errno, Result};
+
+/// Errno of the registration, 0 when fork() is watched.
+static REGISTERED: AtomicI32 = AtomicI32::new(libc::EAGAIN);
+
+/// Runs when the library is loaded: later, a fork() in another thread could come before it.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ON_LOAD: extern "C" fn() = watch;
+
+extern "C" fn watch() {
+    // SAFETY: functions that live as long as the library, which is never unloaded (-z nodelete).
+    let result = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+    REGISTERED.store(result, Ordering::Relaxed);
+}
+
+/// `ENOMEM` when the C library had no room for our handlers.
+pub fn watched() -> Result<()> {
+    match REGISTERED.load(Ordering::Relaxed) {
+        0 => Ok(()),
+        error => Err(Errno::new(error)),
+    }
+}
+
+extern "C" fn before() {
+    device::before_fork();
+    handles::before_fork();
+}
+
+extern "C" fn in_parent() {
+    // SAFETY: after `before`, in the same thread.
+    unsafe {
+        handles::after_fork();
+        device::after_fork(false);
+    }
+}
+
+extern "C" fn in_child() {
+    // SAFETY: after `before`, in the copy of the same thread.
+    unsafe {
+        handles::after_fork();
+        device::after_fork(true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registered_on_load() {
+        assert_eq!(watched(), Ok(()));
+    }
+
+    #[test]
+    fn locks_are_free_in_the_child() {
+        let _busy = std::thread::spawn(|| {
+            for _ in 0..1000 {
+                drop(device::lock());
+            }
+        });
+        // SAFETY: the child only takes a lock and leaves.
+        match unsafe { libc::fork() } {
+            0 => {
+                drop(device::lock());
+                // SAFETY: ends the child without running the parent's exit handlers.
+                unsafe { libc::_exit(7) }
+            }
+            child => {
+                let mut status = 0;
+                // SAFETY: our child.
+                unsafe { libc::waitpid(child, &raw mut status, 0) };
+                assert_eq!(libc::WEXITSTATUS(status), 7);
+            }
+        }
+    }
+}

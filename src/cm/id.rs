@@ -1,0 +1,407 @@
+//! Ids: the public structure, what the library keeps behind it, creation and destruction.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::mem::zeroed;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::channel::{create_event_channel, destroy_event_channel};
+use super::completed::Completed;
+use super::device::{self, Bound};
+use super::endpoint::Template;
+use super::event::{ack_cm_event, get_cm_event};
+use super::handles;
+use super::library::library;
+use super::lookup::Search;
+use super::multicast::Groups;
+use crate::errno::{Errno, Result};
+use crate::ffi::{
+    ibv_sa_path_rec, rdma_addr, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_event_channel, rdma_port_space,
+};
+use crate::sys::alloc::try_box;
+use crate::sys::ucma;
+use crate::sys::uapi::rdma_ucm_ece;
+use crate::sys::verbs::{ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_type, ibv_srq, ibv_transport_type};
+
+/// An id: `struct rdma_cm_id`, which programs read and write, with the library's part behind it.
+///
+/// Its address is what the kernel sends back in events (`uid`), so it never moves. The public fields have no lock:
+/// C programs order their uses of an id themselves (rdma_cm(7)).
+#[repr(C)]
+pub struct Id {
+    public: UnsafeCell<rdma_cm_id>,
+    /// The kernel's name for it.
+    handle: AtomicU32,
+    /// Owns its channel: every call waits for the event that ends it.
+    sync: AtomicBool,
+    /// Events of the id, those of its multicast groups included.
+    pub(super) completed: Completed,
+    state: Mutex<State>,
+}
+
+// SAFETY: the public part is the program's to order (see above); the rest is locked, atomic or constant.
+unsafe impl Sync for Id {}
+
+/// What the library keeps of an id, under its lock; held for no call to the kernel or to libibverbs.
+pub(super) struct State {
+    /// The device, once known.
+    pub bound: Option<Bound>,
+    /// RDMA reads and atomics outstanding to the peer, as negotiated.
+    pub initiator_depth: u8,
+    /// RDMA reads and atomics outstanding from the peer, as negotiated.
+    pub responder_resources: u8,
+    /// The library gave the connection up after the peer had accepted: what the kernel reports next is not news.
+    pub connect_failed: bool,
+    /// Options the peer offered (enhanced connection establishment).
+    pub remote_ece: rdma_ucm_ece,
+    /// Options to offer, or negotiated.
+    pub local_ece: rdma_ucm_ece,
+    /// The array behind `route.path_rec`.
+    pub paths: Vec<ibv_sa_path_rec>,
+    /// Goes in front of the private data when connecting (`ai_connect` of an endpoint).
+    pub connect_data: Vec<u8>,
+    /// Passive endpoints: how to make the QPs of their connections.
+    pub template: Option<Template>,
+    /// rdma_resolve_addrinfo().
+    pub search: Search,
+    /// Multicast groups joined.
+    pub groups: Groups,
+}
+
+// SAFETY: the pointers in it are libibverbs objects, which any thread may use.
+unsafe impl Send for State {}
+
+/// Reads and writes fields of the public structure.
+macro_rules! public_fields {
+    ($($field:ident $set:ident: $type:ty;)*) => {
+        impl Id {
+            $(
+                #[doc = concat!("The public field `", stringify!($field), "`.")]
+                pub fn $field(&self) -> $type {
+                    // SAFETY: a plain field of a live structure, which the program does not write during the call.
+                    unsafe { (*self.public.get()).$field }
+                }
+
+                #[doc = concat!("Sets the public field `", stringify!($field), "`.")]
+                pub(super) fn $set(&self, value: $type) {
+                    // SAFETY: as above.
+                    unsafe { (*self.public.get()).$field = value }
+                }
+            )*
+        }
+    };
+}
+
+public_fields! {
+    verbs set_verbs: *mut ibv_context;
+    channel set_channel: *mut rdma_event_channel;
+    context set_context: *mut c_void;
+    qp set_qp: *mut ibv_qp;
+    ps set_ps: u32;
+    port_num set_port_num: u8;
+    event set_event: *mut rdma_cm_event;
+    send_cq_channel set_send_cq_channel: *mut ibv_comp_channel;
+    send_cq set_send_cq: *mut ibv_cq;
+    recv_cq_channel set_recv_cq_channel: *mut ibv_comp_channel;
+    recv_cq set_recv_cq: *mut ibv_cq;
+    srq set_srq: *mut ibv_srq;
+    pd set_pd: *mut ibv_pd;
+    qp_type set_qp_type: u32;
+}
+
+impl Id {
+    /// The id behind a program's pointer; `EINVAL` for NULL.
+    ///
+    /// # Safety
+    /// NULL, or from this library and not yet destroyed.
+    pub unsafe fn from_c<'a>(id: *mut rdma_cm_id) -> Result<&'a Id> {
+        // SAFETY: the public structure is the beginning of an Id.
+        unsafe { id.cast::<Id>().as_ref() }.ok_or(Errno::EINVAL)
+    }
+
+    /// The pointer that programs know it by.
+    pub fn as_c(&self) -> *mut rdma_cm_id {
+        self.public.get()
+    }
+
+    /// What the kernel reports its events with.
+    pub(super) fn uid(&self) -> u64 {
+        ptr::from_ref(self) as usize as u64
+    }
+
+    /// Descriptor of its channel.
+    pub(super) fn fd(&self) -> c_int {
+        // SAFETY: an id's channel outlives it (rdma_destroy_event_channel(3)).
+        unsafe { (*self.channel()).fd }
+    }
+
+    /// The kernel's name for it.
+    pub(super) fn handle(&self) -> u32 {
+        self.handle.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_sync(&self) -> bool {
+        self.sync.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_sync(&self, sync: bool) {
+        self.sync.store(sync, Ordering::Relaxed);
+    }
+
+    /// Datagrams: no connection, `rdma_ud_param` in events.
+    pub(super) fn is_ud(&self) -> bool {
+        self.qp_type() == ibv_qp_type::IBV_QPT_UD
+    }
+
+    /// The library's part.
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The addresses of its route.
+    pub(super) fn addr(&self) -> *mut rdma_addr {
+        // SAFETY: a projection into a live structure.
+        unsafe { &raw mut (*self.public.get()).route.addr }
+    }
+
+    /// Shows the path records of [`State::paths`].
+    pub(super) fn set_paths(&self, paths: Vec<ibv_sa_path_rec>) {
+        let mut state = self.state();
+        state.paths = paths;
+        let (records, count) = match state.paths.as_mut_slice() {
+            [] => (ptr::null_mut(), 0),
+            paths => (paths.as_mut_ptr(), paths.len() as c_int),
+        };
+        // SAFETY: as in public_fields.
+        unsafe {
+            (*self.public.get()).route.path_rec = records;
+            (*self.public.get()).route.num_paths = count;
+        }
+    }
+
+    /// Transport of its device; `None` before it has one.
+    pub(super) fn transport(&self) -> Option<ibv_transport_type> {
+        NonNull::new(self.verbs()).map(|verbs| {
+            // SAFETY: an open context has a device.
+            unsafe { (*(*verbs.as_ptr()).device).transport_type }
+        })
+    }
+
+    /// Ends a call that started an operation: nothing for asynchronous ids; synchronous ones wait for the event,
+    /// leave it in `event` and turn its status into an errno (spec: cm, Sync mode).
+    pub(super) fn complete(&self) -> Result<()> {
+        if !self.is_sync() {
+            return Ok(());
+        }
+        self.drop_event();
+        let channel = NonNull::new(self.channel()).ok_or(Errno::EINVAL)?;
+        let mut event = ptr::null_mut();
+        // SAFETY: a synchronous id's channel is its own.
+        unsafe { get_cm_event(channel, NonNull::from(&mut event))? };
+        self.set_event(event);
+        // SAFETY: just received.
+        event_result(unsafe { &*event })
+    }
+
+    /// Acknowledges the event of the last synchronous call.
+    pub(super) fn drop_event(&self) {
+        if let Some(event) = NonNull::new(self.event()) {
+            self.set_event(ptr::null_mut());
+            // SAFETY: the library put it there and nobody acknowledged it.
+            let _ = unsafe { ack_cm_event(event) };
+        }
+    }
+}
+
+/// What a synchronous call returns for an event.
+pub(super) fn event_result(event: &rdma_cm_event) -> Result<()> {
+    match event.status {
+        _ if event.event == rdma_cm_event_type::RDMA_CM_EVENT_REJECTED as u32 => Err(Errno::ECONNREFUSED),
+        0 => Ok(()),
+        status => Err(Errno::new(status.saturating_abs())),
+    }
+}
+
+/// rdma_create_id(3): on `channel`, or synchronous with a channel of its own when NULL.
+///
+/// # Safety
+/// `channel` is NULL or a live channel; `id` is writable.
+pub unsafe fn create_id(
+    channel: *mut rdma_event_channel,
+    id: NonNull<*mut rdma_cm_id>,
+    context: *mut c_void,
+    ps: u32,
+) -> Result<()> {
+    let datagrams = ps == rdma_port_space::RDMA_PS_UDP as u32 || ps == rdma_port_space::RDMA_PS_IPOIB as u32;
+    let qp_type = if datagrams { ibv_qp_type::IBV_QPT_UD } else { ibv_qp_type::IBV_QPT_RC };
+    // SAFETY: the caller's word.
+    let new = unsafe { create(channel, context, ps, qp_type)? };
+    // SAFETY: the caller's word.
+    unsafe { id.write(new.as_c()) };
+    Ok(())
+}
+
+/// As [`create_id`], with the QP type that its QPs will have.
+///
+/// # Safety
+/// `channel` is NULL or a live channel.
+pub(super) unsafe fn create<'a>(
+    channel: *mut rdma_event_channel,
+    context: *mut c_void,
+    ps: u32,
+    qp_type: u32,
+) -> Result<&'a Id> {
+    library()?;
+    let id = allocate(channel, context, ps, qp_type)?;
+    let made = ucma::create_id(id.fd(), id.uid(), ps as u16, qp_type as u8).and_then(|handle| adopt(id, handle));
+    if let Err(error) = made {
+        // SAFETY: nobody else has seen it.
+        unsafe { free(id) };
+        return Err(error);
+    }
+    Ok(id)
+}
+
+/// An id for a kernel id that came with a connection request, on the listener's channel.
+pub(super) fn create_for_request<'a>(listener: &Id, handle: u32) -> Result<&'a Id> {
+    let id = allocate(listener.channel(), listener.context(), listener.ps(), listener.qp_type())?;
+    if let Err(error) = adopt(id, handle) {
+        // SAFETY: nobody else has seen it.
+        unsafe { free(id) };
+        return Err(error);
+    }
+    Ok(id)
+}
+
+fn allocate<'a>(channel: *mut rdma_event_channel, context: *mut c_void, ps: u32, qp_type: u32) -> Result<&'a Id> {
+    // SAFETY: all zeros are a value of this structure of numbers and pointers.
+    let public: rdma_cm_id = unsafe { zeroed() };
+    let ece = rdma_ucm_ece { vendor_id: 0, attr_mod: 0 };
+    let state = State {
+        bound: None,
+        initiator_depth: 0,
+        responder_resources: 0,
+        connect_failed: false,
+        remote_ece: ece,
+        local_ece: ece,
+        paths: Vec::new(),
+        connect_data: Vec::new(),
+        template: None,
+        search: Search::default(),
+        groups: Groups::default(),
+    };
+    let id: &Id = Box::leak(try_box(Id {
+        public: UnsafeCell::new(public),
+        handle: AtomicU32::new(u32::MAX),
+        sync: AtomicBool::new(false),
+        completed: Completed::default(),
+        state: Mutex::new(state),
+    })?);
+    id.set_context(context);
+    id.set_ps(ps);
+    id.set_qp_type(qp_type);
+    id.set_channel(channel);
+    if channel.is_null() {
+        match create_event_channel() {
+            Ok(own) => id.set_channel(own.as_ptr()),
+            // Whatever stood in the way: programs know it as ENOMEM (docs/quirks.md).
+            Err(_) => {
+                // SAFETY: nobody else has seen it.
+                unsafe { free(id) };
+                return Err(Errno::ENOMEM);
+            }
+        }
+        id.set_sync(true);
+    }
+    Ok(id)
+}
+
+/// Ties a fresh id to its kernel handle; on failure the kernel's id is destroyed.
+fn adopt(id: &Id, handle: u32) -> Result<()> {
+    id.handle.store(handle, Ordering::Relaxed);
+    handles::insert(handle, NonNull::from(id)).inspect_err(|_| {
+        // Nothing better can be done with a failure here.
+        let _ = ucma::destroy_id(id.fd(), handle);
+    })
+}
+
+/// rdma_destroy_id(3). Waits until every event that was reported for the id is acknowledged.
+///
+/// When the kernel refuses (in a child that did not open the channel, say), an asynchronous id stays as it was; a
+/// synchronous one is freed all the same, for closing its channel ends it in the kernel too.
+///
+/// # Safety
+/// Not used afterwards, unless it failed and the id is asynchronous.
+pub unsafe fn destroy_id(id: &Id) -> Result<()> {
+    match ucma::destroy_id(id.fd(), id.handle()) {
+        Ok(reported) => {
+            id.drop_event();
+            id.completed.wait_for(reported);
+            // SAFETY: the kernel reports nothing for it any more, and all that it had reported is acknowledged.
+            unsafe { free(id) };
+            Ok(())
+        }
+        Err(error) => {
+            if id.is_sync() {
+                id.drop_event();
+                // SAFETY: its channel is its own, and closed with it: no event can reach it any more.
+                unsafe { free(id) };
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Destroys a kernel id together with its half-made id, when a connection request can't be shown.
+///
+/// # Safety
+/// Nobody else has seen the id.
+pub(super) unsafe fn discard(id: &Id) {
+    // The request is answered with a reject by the kernel; a failure leaves nothing to do.
+    let _ = ucma::destroy_id(id.fd(), id.handle());
+    // SAFETY: the caller's word.
+    unsafe { free(id) };
+}
+
+/// # Safety
+/// From [`allocate`], and nothing refers to it any more.
+unsafe fn free(id: &Id) {
+    handles::remove(id.handle(), NonNull::from(id));
+    if id.is_sync() && let Some(channel) = NonNull::new(id.channel()) {
+        // SAFETY: a synchronous id owns its channel.
+        unsafe { destroy_event_channel(channel) };
+    }
+    let bound = id.state().bound.take();
+    // SAFETY: from Box::leak; the caller's word for the rest.
+    drop(unsafe { Box::from_raw(ptr::from_ref(id).cast_mut()) });
+    if let Some(bound) = bound {
+        device::release(bound);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    #[test]
+    fn the_public_part_comes_first() {
+        assert_eq!(offset_of!(Id, public), 0);
+        assert_eq!(size_of::<rdma_cm_id>(), 416);
+    }
+
+    #[test]
+    fn status_to_errno() {
+        // SAFETY: all zeros are a value of this structure.
+        let mut event: rdma_cm_event = unsafe { zeroed() };
+        assert_eq!(event_result(&event), Ok(()));
+        event.status = -libc::ETIMEDOUT;
+        assert_eq!(event_result(&event), Err(Errno::ETIMEDOUT));
+        event.status = 28;
+        assert_eq!(event_result(&event), Err(Errno::new(28)));
+        event.event = rdma_cm_event_type::RDMA_CM_EVENT_REJECTED as u32;
+        assert_eq!(event_result(&event), Err(Errno::ECONNREFUSED));
+    }
+}

@@ -1,0 +1,48 @@
+//! Moving an id to another event channel.
+
+use std::ptr::NonNull;
+
+use super::channel::{create_event_channel, destroy_event_channel};
+use super::id::Id;
+use crate::errno::{Errno, Result};
+use crate::ffi::rdma_event_channel;
+use crate::sys::ucma;
+
+/// rdma_migrate_id(3): NULL makes the id synchronous, on a channel of its own. Waits until the events that were
+/// reported on the old channel are acknowledged; those that still wait move along.
+///
+/// # Safety
+/// NULL or a live channel.
+pub unsafe fn migrate_id(id: &Id, channel: *mut rdma_event_channel) -> Result<()> {
+    let was_sync = id.is_sync();
+    if was_sync && channel.is_null() {
+        return Err(Errno::EINVAL);
+    }
+    let own = if channel.is_null() { Some(create_event_channel()?) } else { None };
+    let target = own.map_or(channel, NonNull::as_ptr);
+    // SAFETY: live by the caller's word, or just made.
+    let fd = unsafe { (*target).fd };
+    let reported = match ucma::migrate_id(fd, id.handle(), id.fd()) {
+        Ok(reported) => reported,
+        Err(error) => {
+            if let Some(own) = own {
+                // SAFETY: nobody else has seen it.
+                unsafe { destroy_event_channel(own) };
+            }
+            return Err(error);
+        }
+    };
+    if was_sync {
+        id.drop_event();
+    }
+    // The id first, then the old channel: nobody may find it on a descriptor that is closed.
+    let old = id.channel();
+    id.set_channel(target);
+    id.set_sync(own.is_some());
+    id.completed.wait_for(reported);
+    if was_sync && let Some(old) = NonNull::new(old) {
+        // SAFETY: a synchronous id owned it, and has left it.
+        unsafe { destroy_event_channel(old) };
+    }
+    Ok(())
+}

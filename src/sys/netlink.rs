@@ -1,0 +1,182 @@
+//! RDMA netlink (`rdma/rdma_netlink.h`): which character device serves a client of the kernel's RDMA core.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, NetlinkBuffer, NlaBuffer, NlasIterator};
+
+use super::uapi::{
+    RDMA_NL_NLDEV, RDMA_NLDEV_ATTR_CHARDEV, RDMA_NLDEV_ATTR_CHARDEV_ABI, RDMA_NLDEV_ATTR_CHARDEV_NAME,
+    RDMA_NLDEV_ATTR_CHARDEV_TYPE, RDMA_NLDEV_CMD_GET_CHARDEV,
+};
+use crate::errno::{Errno, Result};
+
+/// `RDMA_NL_GET_TYPE`: client in bits 10 and up, operation below.
+const GET_CHARDEV: u16 = ((RDMA_NL_NLDEV << 10) + RDMA_NLDEV_CMD_GET_CHARDEV) as u16;
+/// nlmsghdr and nlattr of `linux/netlink.h`.
+const MESSAGE_HEADER: usize = 16;
+const ATTRIBUTE_HEADER: usize = 4;
+/// The kernel answers within one message of its default size.
+const ANSWER: usize = 4096;
+
+/// A character device as the kernel describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CharDev {
+    /// Device number.
+    pub rdev: libc::dev_t,
+    /// Version of its command set.
+    pub abi: u64,
+    /// Name of the node below /dev, at most 63 bytes.
+    pub name: [u8; 64],
+}
+
+/// Asks the kernel for the device of `client` ("rdma_cm"). Kernels before 5.1 don't know the question.
+pub fn char_device(client: &str) -> Result<CharDev> {
+    let socket = open()?;
+    let mut request = [0; 64];
+    let length = emit_request(&mut request, client)?;
+    // SAFETY: `length` bytes of `request` are initialised; an unconnected netlink socket sends to the kernel.
+    let sent = unsafe { libc::send(socket.as_raw_fd(), request.as_ptr().cast(), length, libc::MSG_NOSIGNAL) };
+    if sent < 0 {
+        return Err(Errno::last());
+    }
+    let mut answer = [0; ANSWER];
+    loop {
+        // SAFETY: `answer` is writable for its length.
+        let got = unsafe { libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) };
+        match usize::try_from(got) {
+            Ok(got) => return parse_answer(&answer[..got.min(ANSWER)]),
+            Err(_) if Errno::last().get() == libc::EINTR => {}
+            Err(_) => return Err(Errno::last()),
+        }
+    }
+}
+
+fn open() -> Result<OwnedFd> {
+    // SAFETY: plain system call.
+    let fd = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_RDMA) };
+    if fd < 0 {
+        return Err(Errno::last());
+    }
+    // SAFETY: a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn emit_request(buffer: &mut [u8], client: &str) -> Result<usize> {
+    let value = client.len() + 1;
+    let length = MESSAGE_HEADER + ATTRIBUTE_HEADER + value.next_multiple_of(4);
+    let request = buffer.get_mut(..length).ok_or(Errno::EINVAL)?;
+    let mut message = NetlinkBuffer::new(&mut *request);
+    message.set_length(length as u32);
+    message.set_message_type(GET_CHARDEV);
+    message.set_flags(NLM_F_REQUEST | NLM_F_ACK);
+    message.set_sequence_number(1);
+    message.set_port_number(0);
+    let mut attribute = NlaBuffer::new(&mut request[MESSAGE_HEADER..]);
+    attribute.set_kind(RDMA_NLDEV_ATTR_CHARDEV_TYPE as u16);
+    attribute.set_length((ATTRIBUTE_HEADER + value) as u16);
+    attribute.value_mut()[..client.len()].copy_from_slice(client.as_bytes());
+    Ok(length)
+}
+
+/// What the answer says; an error message of the kernel becomes its errno.
+fn parse_answer(answer: &[u8]) -> Result<CharDev> {
+    let message = NetlinkBuffer::new_checked(answer).map_err(|_| Errno::EPROTO)?;
+    if message.message_type() == NLMSG_ERROR {
+        let code = message.payload().first_chunk::<4>().ok_or(Errno::EPROTO)?;
+        return Err(Errno::new(i32::from_ne_bytes(*code).wrapping_neg()));
+    }
+    if message.message_type() != GET_CHARDEV {
+        return Err(Errno::EPROTO);
+    }
+    let (mut rdev, mut abi, mut name) = (None, None, None);
+    for attribute in NlasIterator::new(message.payload()) {
+        let attribute = attribute.map_err(|_| Errno::EPROTO)?;
+        match u32::from(attribute.kind()) {
+            RDMA_NLDEV_ATTR_CHARDEV => rdev = Some(number(attribute.value())?),
+            RDMA_NLDEV_ATTR_CHARDEV_ABI => abi = Some(number(attribute.value())?),
+            RDMA_NLDEV_ATTR_CHARDEV_NAME => name = Some(string(attribute.value())?),
+            _ => {}
+        }
+    }
+    match (rdev, abi, name) {
+        (Some(rdev), Some(abi), Some(name)) => Ok(CharDev { rdev: decode_dev(rdev), abi, name }),
+        _ => Err(Errno::EPROTO),
+    }
+}
+
+fn number(value: &[u8]) -> Result<u64> {
+    value.try_into().map(u64::from_ne_bytes).map_err(|_| Errno::EPROTO)
+}
+
+/// A name that cannot lead out of /dev/infiniband.
+fn string(value: &[u8]) -> Result<[u8; 64]> {
+    let text = value.strip_suffix(b"\0").unwrap_or(value);
+    let mut name = [0; 64];
+    if text.is_empty() || text.len() >= name.len() || text.contains(&0) || text.contains(&b'/') {
+        return Err(Errno::EPROTO);
+    }
+    name[..text.len()].copy_from_slice(text);
+    Ok(name)
+}
+
+/// `huge_encode_dev` of the kernel: 12 bits of major at bit 8, minor around it.
+fn decode_dev(code: u64) -> libc::dev_t {
+    let major = (code >> 8) & 0xfff;
+    let minor = (code & 0xff) | ((code >> 12) & 0xf_ff00);
+    libc::makedev(major as u32, minor as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As a 6.1 kernel answered in the lab.
+    const ANSWERED: [u8; 60] = [
+        60, 0, 0, 0, 0x0f, 0x14, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0x0c, 0, 0x48, 0, 0x7f, 0x0a, 0, 0, 0, 0, 0, 0,
+        4, 0, 0, 0, 0x0c, 0, 0x47, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0x0c, 0, 0x46, 0, b'r', b'd', b'm', b'a', b'_', b'c', b'm', 0,
+    ];
+
+    #[test]
+    fn answer_of_a_kernel() {
+        let device = parse_answer(&ANSWERED);
+        let mut name = [0; 64];
+        name[..7].copy_from_slice(b"rdma_cm");
+        assert_eq!(device, Ok(CharDev { rdev: libc::makedev(10, 127), abi: 4, name }));
+    }
+
+    #[test]
+    fn truncated_answers_are_refused() {
+        for length in 0..ANSWERED.len() {
+            assert_eq!(parse_answer(&ANSWERED[..length]).err(), Some(Errno::EPROTO), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn name_with_a_path_is_refused() {
+        let mut answer = ANSWERED;
+        answer[53] = b'/';
+        assert_eq!(parse_answer(&answer).err(), Some(Errno::EPROTO));
+    }
+
+    #[test]
+    fn error_message_becomes_errno() {
+        let mut answer = [0; 36];
+        answer[0] = 36;
+        answer[4] = 2;
+        answer[16..20].copy_from_slice(&(-libc::EPERM).to_ne_bytes());
+        assert_eq!(parse_answer(&answer).err(), Some(Errno::EPERM));
+    }
+
+    #[test]
+    fn request_as_the_kernel_reads_it() {
+        let mut buffer = [0; 64];
+        assert_eq!(emit_request(&mut buffer, "rdma_cm"), Ok(28));
+        assert_eq!(buffer[..8], [28, 0, 0, 0, 0x0f, 0x14, 5, 0]);
+        assert_eq!(buffer[16..28], *b"\x0c\0\x45\0rdma_cm\0");
+    }
+
+    #[test]
+    fn large_device_numbers() {
+        assert_eq!(decode_dev((1 << 20) | (231 << 8) | 0xc1), libc::makedev(231, 0x1c1));
+    }
+}

@@ -1,0 +1,44 @@
+//! Commands of the `rdma_cm` device (`rdma/rdma_user_cm.h`): one function a command, typed arguments and answers.
+//!
+//! A command is one write(2) of `{cmd, in, out}` and its structure; the answer comes through the address in `response`.
+
+mod commands;
+mod recent;
+
+pub use commands::*;
+pub use recent::*;
+
+use std::mem::size_of;
+use std::os::fd::RawFd;
+
+use super::uapi::rdma_ucm_cmd_hdr;
+use crate::errno::{Errno, Result};
+
+#[repr(C)]
+struct Message<T> {
+    header: rdma_ucm_cmd_hdr,
+    body: T,
+}
+
+/// Writes one command; `out` is the size of the memory that `body.response` points at, 0 without one.
+///
+/// # Safety
+/// `body` is the kernel's structure for `cmd`, and the addresses in it are valid for the sizes that it and `out` tell.
+unsafe fn issue<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
+    let header = rdma_ucm_cmd_hdr { cmd, in_: size_of::<T>() as u16, out: out as u16 };
+    let message = Message { header, body };
+    let length = size_of::<Message<T>>();
+    // SAFETY: the message is readable for its length; what the kernel makes of it is the caller's word.
+    let written = unsafe { libc::write(fd, (&raw const message).cast(), length) };
+    match usize::try_from(written) {
+        Ok(written) if written == length => Ok(()),
+        // A short write has no errno of its own (spec: cm, Kernel channel).
+        Ok(_) => Err(Errno::ENODATA),
+        Err(_) => Err(Errno::last()),
+    }
+}
+
+/// The address of `answer` as the kernel takes it.
+fn response<T: ?Sized>(answer: *mut T) -> u64 {
+    answer.cast::<u8>() as usize as u64
+}

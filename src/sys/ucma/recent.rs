@@ -1,0 +1,123 @@
+//! Commands of kernels newer than the headers this library must build with: `rdma_user_cm.h` of Linux 7.x.
+//!
+//! Older kernels answer `EINVAL`.
+
+use std::mem::size_of;
+use std::os::fd::RawFd;
+
+use super::super::uapi::{rdma_ucm_query, rdma_ucm_ud_param, RDMA_USER_CM_CMD_QUERY};
+use super::{issue, response};
+use crate::errno::{Errno, Result};
+
+const RESOLVE_IB_SERVICE: u32 = 23;
+const WRITE_CM_EVENT: u32 = 24;
+const QUERY_IB_SERVICE: u32 = 3;
+/// Room for a service name with its NUL.
+pub const SERVICE_NAME: usize = 64;
+
+/// What to look for in the service records of the subnet administrator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Service id, host byte order.
+    Id(u64),
+    /// Service name, NUL-terminated.
+    Name([u8; SERVICE_NAME]),
+}
+
+#[repr(C)]
+struct ResolveIbService {
+    id: u32,
+    reserved: u32,
+    service_id: u64,
+    service_name: [u8; SERVICE_NAME],
+    flags: u32,
+    reserved2: u32,
+}
+
+/// RESOLVE_IB_SERVICE: starts the search, which ends with an ADDRINFO_RESOLVED or _ERROR event.
+pub fn resolve_ib_service(fd: RawFd, id: u32, service: &Service) -> Result<()> {
+    let (service_id, service_name, flags) = match *service {
+        Service::Id(number) => (number.to_be(), [0; SERVICE_NAME], 1),
+        Service::Name(name) => (0, name, 2),
+    };
+    let body = ResolveIbService { id, reserved: 0, service_id, service_name, flags, reserved2: 0 };
+    // SAFETY: no addresses in it.
+    unsafe { issue(fd, RESOLVE_IB_SERVICE, body, 0) }
+}
+
+/// `struct ib_user_service_rec`; numbers in network byte order.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ServiceRecord {
+    /// Service id.
+    pub id: u64,
+    /// Where the service is.
+    pub gid: [u8; 16],
+    /// Partition key.
+    pub pkey: u16,
+    /// Padding.
+    pub reserved: [u8; 2],
+    /// Seconds the record lives.
+    pub lease: u32,
+    /// Key of the record.
+    pub key: [u8; 16],
+    /// Service name.
+    pub name: [u8; SERVICE_NAME],
+    /// The service's own data.
+    pub data: [u8; 64],
+}
+
+const RECORDS_HEADER: usize = 8;
+const _: () = assert!(size_of::<ServiceRecord>() == 176);
+
+/// QUERY of the service records found: asks again with more room while the kernel has more.
+pub fn query_ib_service(fd: RawFd, id: u32) -> Result<Vec<ServiceRecord>> {
+    let mut room = 0;
+    loop {
+        // Words of 64 bits: the header and the records have no other alignment.
+        let words = (RECORDS_HEADER + room * size_of::<ServiceRecord>()) / size_of::<u64>();
+        let mut buffer: Vec<u64> = Vec::new();
+        buffer.try_reserve_exact(words).map_err(|_| Errno::ENOMEM)?;
+        buffer.resize(words, 0);
+        let body = rdma_ucm_query { response: response(buffer.as_mut_ptr()), id, option: QUERY_IB_SERVICE };
+        // SAFETY: the buffer is writable for the size told and outlives the call.
+        unsafe { issue(fd, RDMA_USER_CM_CMD_QUERY, body, words * size_of::<u64>())? };
+        // SAFETY: the first word holds the count, a u32.
+        let count = unsafe { buffer.as_ptr().cast::<u32>().read() } as usize;
+        if count <= room {
+            // SAFETY: `room` ≥ `count` records follow the header.
+            let records = unsafe { std::slice::from_raw_parts(buffer.as_ptr().add(1).cast(), count) };
+            return crate::sys::alloc::try_copy(records);
+        }
+        // `out` is 16 bits wide: no more fit in one answer.
+        room = count.min((usize::from(u16::MAX) - RECORDS_HEADER) / size_of::<ServiceRecord>());
+        if room < count && words > RECORDS_HEADER / size_of::<u64>() {
+            return Err(Errno::new(libc::EOVERFLOW));
+        }
+    }
+}
+
+#[repr(C)]
+union EventParam {
+    arg: u64,
+    // Largest of the kernel's union.
+    ud: rdma_ucm_ud_param,
+}
+
+#[repr(C)]
+struct WriteCmEvent {
+    id: u32,
+    reserved: u32,
+    event: u32,
+    status: u32,
+    param: EventParam,
+}
+
+/// WRITE_CM_EVENT: queues an event with a word of the program's own on the id's channel.
+pub fn write_cm_event(fd: RawFd, id: u32, event: u32, status: u32, arg: u64) -> Result<()> {
+    let mut param = EventParam { ud: rdma_ucm_ud_param::default() };
+    param.arg = arg;
+    let body = WriteCmEvent { id, reserved: 0, event, status, param };
+    // SAFETY: no addresses in it.
+    unsafe { issue(fd, WRITE_CM_EVENT, body, 0) }
+}

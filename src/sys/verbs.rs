@@ -1,0 +1,341 @@
+//! libibverbs: the calls the connection manager makes, with errno-valued results.
+//!
+//! Most come from `ibverbs-sys`; what libibverbs inlines in its header or exports without declaring it is here.
+
+use std::ffi::c_int;
+use std::mem::{MaybeUninit, offset_of, size_of, zeroed};
+use std::ptr::{self, NonNull};
+
+pub use ibverbs_sys::*;
+
+use super::uapi::{ib_uverbs_ah_attr, ib_uverbs_qp_attr, ib_user_path_rec, ibv_sa_path_rec, verbs_context};
+use crate::errno::{Errno, Result};
+
+unsafe extern "C" {
+    // Exported for librdmacm since IBVERBS_1.0 and 1.1, declared in no installed header.
+    fn ibv_copy_qp_attr_from_kern(dst: *mut ibv_qp_attr, src: *const ib_uverbs_qp_attr);
+    fn ibv_copy_ah_attr_from_kern(dst: *mut ibv_ah_attr, src: *const ib_uverbs_ah_attr);
+    fn ibv_copy_path_rec_from_kern(dst: *mut ibv_sa_path_rec, src: *const ib_user_path_rec);
+}
+
+/// Turns libibverbs' "0 or an errno value" into a result.
+fn check(result: c_int) -> Result<()> {
+    if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
+}
+
+/// Turns libibverbs' "pointer, or NULL and errno" into a result.
+fn pointer<T>(result: *mut T) -> Result<NonNull<T>> {
+    NonNull::new(result).ok_or_else(Errno::last)
+}
+
+/// The devices of this machine at one moment.
+pub struct DeviceList {
+    list: NonNull<*mut ibv_device>,
+    len: usize,
+}
+
+impl DeviceList {
+    /// Asks libibverbs.
+    pub fn new() -> Result<DeviceList> {
+        let mut len = 0;
+        // SAFETY: `len` is writable.
+        let list = pointer(unsafe { ibv_get_device_list(&raw mut len) })?;
+        Ok(DeviceList { list, len: usize::try_from(len).unwrap_or(0) })
+    }
+
+    /// The devices; valid while the list lives or a context of theirs is open.
+    pub fn devices(&self) -> &[*mut ibv_device] {
+        // SAFETY: libibverbs returned `len` pointers.
+        unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: from ibv_get_device_list, freed once.
+        unsafe { ibv_free_device_list(self.list.as_ptr()) };
+    }
+}
+
+/// # Safety
+/// A live device.
+pub unsafe fn guid(device: *mut ibv_device) -> u64 {
+    // SAFETY: the caller's word.
+    unsafe { ibv_get_device_guid(device) }
+}
+
+/// The kernel's index of the device, `None` where libibverbs cannot tell.
+///
+/// # Safety
+/// A live device.
+pub unsafe fn index(device: *mut ibv_device) -> Option<u32> {
+    // SAFETY: the caller's word.
+    u32::try_from(unsafe { ibv_get_device_index(device) }).ok()
+}
+
+/// # Safety
+/// A live device.
+pub unsafe fn open(device: *mut ibv_device) -> Result<NonNull<ibv_context>> {
+    // SAFETY: the caller's word.
+    pointer(unsafe { ibv_open_device(device) })
+}
+
+/// # Safety
+/// A context that nobody uses any more.
+pub unsafe fn close(context: NonNull<ibv_context>) {
+    // SAFETY: the caller's word. It cannot fail in a way that leaves anything to do.
+    unsafe { ibv_close_device(context.as_ptr()) };
+}
+
+/// # Safety
+/// An open context.
+pub unsafe fn query_device(context: NonNull<ibv_context>) -> Result<ibv_device_attr> {
+    // SAFETY: plain C data of which zeros are a value.
+    let mut attr: ibv_device_attr = unsafe { zeroed() };
+    // SAFETY: the caller's word; `attr` is writable.
+    check(unsafe { ibv_query_device(context.as_ptr(), &raw mut attr) })?;
+    Ok(attr)
+}
+
+/// # Safety
+/// An open context.
+pub unsafe fn query_port(context: NonNull<ibv_context>, port: u8) -> Result<ibv_port_attr> {
+    // SAFETY: plain C data of which zeros are a value.
+    let mut attr: ibv_port_attr = unsafe { zeroed() };
+    // SAFETY: the exported function fills the part of the structure that was there in its first version.
+    check(unsafe { ibv_query_port(context.as_ptr(), port, (&raw mut attr).cast()) })?;
+    Ok(attr)
+}
+
+/// # Safety
+/// An open context.
+pub unsafe fn query_gid(context: NonNull<ibv_context>, port: u8, index: c_int) -> Result<ibv_gid> {
+    // SAFETY: plain C data of which zeros are a value.
+    let mut gid: ibv_gid = unsafe { zeroed() };
+    // SAFETY: the caller's word. Unlike its relatives it returns -1 with errno set.
+    match unsafe { ibv_query_gid(context.as_ptr(), port, index, &raw mut gid) } {
+        0 => Ok(gid),
+        _ => Err(Errno::last()),
+    }
+}
+
+/// The index of a partition key (network byte order) in the port's table.
+///
+/// # Safety
+/// An open context.
+pub unsafe fn pkey_index(context: NonNull<ibv_context>, port: u8, pkey: u16) -> Result<u16> {
+    // SAFETY: the caller's word.
+    let index = unsafe { ibv_get_pkey_index(context.as_ptr(), port, pkey) };
+    u16::try_from(index).map_err(|_| Errno::last())
+}
+
+/// # Safety
+/// An open context.
+pub unsafe fn alloc_pd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_pd>> {
+    // SAFETY: the caller's word.
+    pointer(unsafe { ibv_alloc_pd(context.as_ptr()) })
+}
+
+/// # Safety
+/// A PD that nothing belongs to any more.
+pub unsafe fn dealloc_pd(pd: NonNull<ibv_pd>) {
+    // SAFETY: the caller's word. What the program left in it keeps it in the kernel until the context closes.
+    unsafe { ibv_dealloc_pd(pd.as_ptr()) };
+}
+
+/// # Safety
+/// An open context.
+pub unsafe fn create_comp_channel(context: NonNull<ibv_context>) -> Result<NonNull<ibv_comp_channel>> {
+    // SAFETY: the caller's word.
+    pointer(unsafe { ibv_create_comp_channel(context.as_ptr()) })
+}
+
+/// # Safety
+/// A live channel without CQs.
+pub unsafe fn destroy_comp_channel(channel: NonNull<ibv_comp_channel>) {
+    // SAFETY: the caller's word.
+    unsafe { ibv_destroy_comp_channel(channel.as_ptr()) };
+}
+
+/// # Safety
+/// An open context and a channel of it.
+pub unsafe fn create_cq(
+    context: NonNull<ibv_context>,
+    entries: u32,
+    cq_context: *mut std::ffi::c_void,
+    channel: NonNull<ibv_comp_channel>,
+) -> Result<NonNull<ibv_cq>> {
+    let entries = c_int::try_from(entries).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: the caller's word.
+    pointer(unsafe { ibv_create_cq(context.as_ptr(), entries, cq_context, channel.as_ptr(), 0) })
+}
+
+/// # Safety
+/// A live CQ that no QP uses.
+pub unsafe fn destroy_cq(cq: NonNull<ibv_cq>) {
+    // SAFETY: the caller's word.
+    unsafe { ibv_destroy_cq(cq.as_ptr()) };
+}
+
+/// # Safety
+/// Attributes as ibv_create_qp_ex(3) wants them, with a PD.
+pub unsafe fn create_qp_ex(context: NonNull<ibv_context>, attr: &mut ibv_qp_init_attr_ex) -> Result<NonNull<ibv_qp>> {
+    if attr.comp_mask == IBV_QP_INIT_ATTR_PD {
+        // SAFETY: struct ibv_qp_init_attr is the beginning of the extended one (infiniband/verbs.h).
+        return pointer(unsafe { ibv_create_qp(attr.pd, ptr::from_mut(attr).cast()) });
+    }
+    // SAFETY: the caller's word.
+    let extended = unsafe { extension(context, offset_of!(verbs_context, create_qp_ex)) };
+    // SAFETY: `extension` found the member present.
+    let create = extended.and_then(|extended| unsafe { (*extended.as_ptr()).create_qp_ex });
+    let create = create.ok_or(Errno::new(libc::EOPNOTSUPP))?;
+    // SAFETY: the provider's function with its own context; the two bindings describe the same structures.
+    pointer(unsafe { create(context.as_ptr().cast(), ptr::from_mut(attr).cast()) }.cast())
+}
+
+/// # Safety
+/// A live QP.
+pub unsafe fn destroy_qp(qp: NonNull<ibv_qp>) {
+    // SAFETY: the caller's word.
+    unsafe { ibv_destroy_qp(qp.as_ptr()) };
+}
+
+/// # Safety
+/// A live QP.
+pub unsafe fn modify_qp(qp: NonNull<ibv_qp>, attr: &mut ibv_qp_attr, mask: c_int) -> Result<()> {
+    // SAFETY: the caller's word. ibv_modify_qp takes its mask as a C int.
+    check(unsafe { ibv_modify_qp(qp.as_ptr(), attr, mask) })
+}
+
+/// # Safety
+/// Attributes as ibv_create_srq_ex(3) wants them.
+pub unsafe fn create_srq_ex(
+    context: NonNull<ibv_context>,
+    attr: &mut ibv_srq_init_attr_ex,
+) -> Result<NonNull<ibv_srq>> {
+    let basic = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || attr.srq_type == IBV_SRQT_BASIC;
+    let beyond = attr.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD);
+    if basic && beyond == 0 && attr.comp_mask & IBV_SRQ_INIT_ATTR_PD != 0 {
+        // SAFETY: struct ibv_srq_init_attr is the beginning of the extended one (infiniband/verbs.h).
+        return pointer(unsafe { ibv_create_srq(attr.pd, ptr::from_mut(attr).cast()) });
+    }
+    // SAFETY: the caller's word.
+    let extended = unsafe { extension(context, offset_of!(verbs_context, create_srq_ex)) };
+    // SAFETY: `extension` found the member present.
+    let create = extended.and_then(|extended| unsafe { (*extended.as_ptr()).create_srq_ex });
+    let create = create.ok_or(Errno::new(libc::EOPNOTSUPP))?;
+    // SAFETY: the provider's function with its own context; the two bindings describe the same structures.
+    pointer(unsafe { create(context.as_ptr().cast(), ptr::from_mut(attr).cast()) }.cast())
+}
+
+/// # Safety
+/// A live SRQ.
+pub unsafe fn destroy_srq(srq: NonNull<ibv_srq>) {
+    // SAFETY: the caller's word.
+    unsafe { ibv_destroy_srq(srq.as_ptr()) };
+}
+
+/// An XRC domain of its own, shared with no file.
+///
+/// # Safety
+/// An open context.
+pub unsafe fn open_xrcd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_xrcd>> {
+    // SAFETY: the caller's word.
+    let extended = unsafe { extension(context, offset_of!(verbs_context, open_xrcd)) };
+    // SAFETY: `extension` found the member present.
+    let open = extended.and_then(|extended| unsafe { (*extended.as_ptr()).open_xrcd });
+    let open = open.ok_or(Errno::new(libc::EOPNOTSUPP))?;
+    let mut attr = ibv_xrcd_init_attr {
+        comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+        fd: -1,
+        oflags: libc::O_CREAT,
+    };
+    // SAFETY: the provider's function with its own context; the two bindings describe the same structures.
+    pointer(unsafe { open(context.as_ptr().cast(), (&raw mut attr).cast()) }.cast())
+}
+
+/// # Safety
+/// An XRCD of `context` that nothing belongs to any more.
+pub unsafe fn close_xrcd(context: NonNull<ibv_context>, xrcd: NonNull<ibv_xrcd>) {
+    // SAFETY: the caller's word.
+    let extended = unsafe { extension(context, offset_of!(verbs_context, close_xrcd)) };
+    // SAFETY: `extension` found the member present.
+    if let Some(close) = extended.and_then(|extended| unsafe { (*extended.as_ptr()).close_xrcd }) {
+        // SAFETY: the provider's function with its own object.
+        unsafe { close(xrcd.as_ptr().cast()) };
+    }
+}
+
+/// # Safety
+/// A live QP.
+pub unsafe fn query_ece(qp: NonNull<ibv_qp>) -> Result<ibv_ece> {
+    let mut ece = ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 };
+    // SAFETY: the caller's word.
+    check(unsafe { ibv_query_ece(qp.as_ptr(), &raw mut ece) })?;
+    Ok(ece)
+}
+
+/// # Safety
+/// A live QP that is not connected yet.
+pub unsafe fn set_ece(qp: NonNull<ibv_qp>, mut ece: ibv_ece) -> Result<()> {
+    // SAFETY: the caller's word.
+    check(unsafe { ibv_set_ece(qp.as_ptr(), &raw mut ece) })
+}
+
+/// # Safety
+/// A live UD QP.
+pub unsafe fn attach_mcast(qp: NonNull<ibv_qp>, gid: &ibv_gid, lid: u16) -> Result<()> {
+    // SAFETY: the caller's word.
+    check(unsafe { ibv_attach_mcast(qp.as_ptr(), gid, lid) })
+}
+
+/// # Safety
+/// A live UD QP.
+pub unsafe fn detach_mcast(qp: NonNull<ibv_qp>, gid: &ibv_gid, lid: u16) -> Result<()> {
+    // SAFETY: the caller's word.
+    check(unsafe { ibv_detach_mcast(qp.as_ptr(), gid, lid) })
+}
+
+/// Takes over QP attributes that the kernel wrote; says which of them are set (`enum ibv_qp_attr_mask`). What the kernel
+/// leaves to the caller, `qp_state` above all, stays as it is.
+pub fn qp_attr_from_kernel(kernel: &ib_uverbs_qp_attr, attr: &mut ibv_qp_attr) -> c_int {
+    // SAFETY: libibverbs reads the one and writes fields of the other.
+    unsafe { ibv_copy_qp_attr_from_kern(attr, kernel) };
+    kernel.qp_attr_mask as c_int
+}
+
+/// Address handle attributes as the kernel writes them.
+pub fn ah_attr_from_kernel(kernel: &ib_uverbs_ah_attr) -> ibv_ah_attr {
+    let mut attr = MaybeUninit::<ibv_ah_attr>::zeroed();
+    // SAFETY: libibverbs fills the structure; zeros, which it may leave in padding, are values.
+    unsafe {
+        ibv_copy_ah_attr_from_kern(attr.as_mut_ptr(), kernel);
+        attr.assume_init()
+    }
+}
+
+/// A path record as QUERY_ROUTE writes it.
+pub fn path_rec_from_kernel(kernel: &ib_user_path_rec) -> ibv_sa_path_rec {
+    let mut record = ibv_sa_path_rec::default();
+    // SAFETY: libibverbs fills the structure.
+    unsafe { ibv_copy_path_rec_from_kern(&raw mut record, kernel) };
+    record
+}
+
+/// The extended context around `context`, if the library that made it is new enough to have the member at `offset`
+/// (`verbs_get_ctx_op` of infiniband/verbs.h: members are added at the front, and `sz` tells how many there are).
+///
+/// # Safety
+/// An open context.
+unsafe fn extension(context: NonNull<ibv_context>, offset: usize) -> Option<NonNull<verbs_context>> {
+    const EXTENDED: usize = usize::MAX;
+    // SAFETY: the caller's word.
+    if unsafe { (*context.as_ptr()).abi_compat } as usize != EXTENDED {
+        return None;
+    }
+    // SAFETY: `abi_compat` says that the context is the last member of a verbs_context.
+    let extended = unsafe { context.byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>() };
+    // SAFETY: as above; `sz` is next to the context in every version.
+    let size = unsafe { (*extended.as_ptr()).sz };
+    (size >= size_of::<verbs_context>() - offset).then_some(extended)
+}
