@@ -350,7 +350,8 @@ extern "C" {
 /**
  * Opens an event channel: the descriptor on which the events of the ids created with it are reported.
  *
- * Returns NULL and errno on failure: ENODEV without RDMA devices, EPERM when the kernel's interface version is unknown.
+ * Returns NULL and errno on failure: ENODEV without RDMA devices, EPERM when the kernel's interface version is not one
+ * that the library knows.
  */
 struct rdma_event_channel *rdma_create_event_channel(void);
 
@@ -597,8 +598,8 @@ int rdma_join_multicast_ex(struct rdma_cm_id *id, struct rdma_cm_join_mc_attr_ex
 /**
  * Looks up addresses, and routes where an ibacm service knows them, for a host and a service.
  *
- * node: host name or address; service: service name or port number; hints: as for getaddrinfo(3). One of the three must
- * not be NULL. res: receives a list for rdma_freeaddrinfo(). Returns 0; -1 and errno; or an EAI_* code of
+ * node: host name or address; service: service name or port number; hints: as for getaddrinfo(3). One of the three
+ * must not be NULL. res: receives a list for rdma_freeaddrinfo(). Returns 0; -1 and errno; or an EAI_* code of
  * getaddrinfo(3).
  */
 int rdma_getaddrinfo(const char *node,

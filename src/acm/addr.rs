@@ -201,8 +201,12 @@ mod tests {
     fn any_addr() -> impl Strategy<Value = Addr> {
         prop_oneof![
             (any::<u16>(), any::<[u8; 4]>()).prop_map(|(port, ip)| Addr::V4 { port, ip }),
-            (any::<u16>(), any::<u32>(), any::<Gid>(), any::<u32>())
-                .prop_map(|(port, flow, ip, scope)| Addr::V6(V6 { port, flow, ip, scope })),
+            (any::<u16>(), any::<u32>(), any::<Gid>(), any::<u32>()).prop_map(|(port, flow, ip, scope)| Addr::V6(V6 {
+                port,
+                flow,
+                ip,
+                scope
+            })),
             (any::<u16>(), any::<u32>(), any::<Gid>(), any::<u64>(), any::<u64>(), any::<u64>()).prop_map(
                 |(pkey, flow, gid, sid, sid_mask, scope)| Addr::Ib(Ib { pkey, flow, gid, sid, sid_mask, scope })
             ),

@@ -104,7 +104,8 @@ fn paths_need_not_stand_together() {
     let bytes = answer(&[path(1), record(1, 2, &[10, 0, 0, 1]), path(2), record(2, 3, &[7; 16])]);
     let (header, answer) = parse_answer(&bytes).unwrap();
     assert_eq!(header, Header { tid: 7, success: true, body_len: 4 * RECORD_LEN });
-    let expected = [[&[0x2B, 0, 0, 0, 0, 0, 0, 0][..], &[1; 64]].concat(), [&[0x2B, 0, 0, 0, 0, 0, 0, 0][..], &[2; 64]].concat()];
+    let expected =
+        [[&[0x2B, 0, 0, 0, 0, 0, 0, 0][..], &[1; 64]].concat(), [&[0x2B, 0, 0, 0, 0, 0, 0, 0][..], &[2; 64]].concat()];
     assert_eq!(answer.paths.as_bytes(), expected.concat());
     assert_eq!(answer.source, Some(Addr::V4 { port: 0, ip: [10, 0, 0, 1] }));
 }

@@ -35,11 +35,13 @@ pub struct DeviceList {
 }
 
 impl DeviceList {
-    /// Asks libibverbs.
+    /// Asks libibverbs. `ENODEV` unless memory is what it lacked: without RDMA support in the kernel its own errno is
+    /// `ENOSYS`, which programs don't expect here.
     pub fn new() -> Result<DeviceList> {
         let mut len = 0;
         // SAFETY: `len` is writable.
-        let list = pointer(unsafe { ibv_get_device_list(&raw mut len) })?;
+        let list = pointer(unsafe { ibv_get_device_list(&raw mut len) });
+        let list = list.map_err(|error| if error == Errno::ENOMEM { error } else { Errno::ENODEV })?;
         Ok(DeviceList { list, len: usize::try_from(len).unwrap_or(0) })
     }
 

@@ -8,29 +8,14 @@ use std::error::Error;
 const ENUMERATIONS: [&[&str]; 5] = [
     &["RDMA_MAX_RESP_RES", "RDMA_MAX_INIT_DEPTH"],
     &["RDMA_OPTION_ID", "RDMA_OPTION_IB"],
-    &[
-        "RDMA_OPTION_ID_TOS",
-        "RDMA_OPTION_ID_REUSEADDR",
-        "RDMA_OPTION_ID_AFONLY",
-        "RDMA_OPTION_ID_ACK_TIMEOUT",
-    ],
+    &["RDMA_OPTION_ID_TOS", "RDMA_OPTION_ID_REUSEADDR", "RDMA_OPTION_ID_AFONLY", "RDMA_OPTION_ID_ACK_TIMEOUT"],
     &["RDMA_OPTION_IB_PATH"],
-    &[
-        "RDMA_SQSIZE",
-        "RDMA_RQSIZE",
-        "RDMA_INLINE",
-        "RDMA_IOMAPSIZE",
-        "RDMA_ROUTE",
-    ],
+    &["RDMA_SQSIZE", "RDMA_RQSIZE", "RDMA_INLINE", "RDMA_IOMAPSIZE", "RDMA_ROUTE"],
 ];
 
 /// Unions without a name in C, each with the name of the member that has it as its type, if the member has one.
-const UNIONS: [(&str, &str); 4] = [
-    ("rdma_addr_src", ""),
-    ("rdma_addr_dst", ""),
-    ("rdma_addr_transport", "addr"),
-    ("rdma_cm_event_param", "param"),
-];
+const UNIONS: [(&str, &str); 4] =
+    [("rdma_addr_src", ""), ("rdma_addr_dst", ""), ("rdma_addr_transport", "addr"), ("rdma_cm_event_param", "param")];
 
 /// Finishes the header `text` as cbindgen wrote it: items, with their comments, between empty lines.
 pub fn finish(text: &str) -> Result<String, Box<dyn Error>> {
@@ -40,14 +25,8 @@ pub fn finish(text: &str) -> Result<String, Box<dyn Error>> {
         .replace("rfcntl_argument arg", "...");
     let items: Vec<&str> = text.split("\n\n").collect();
     let (unions, items) = take_unions(items);
-    let items = items
-        .into_iter()
-        .map(|item| unnamed_unions(item, &unions))
-        .collect();
-    let items: Vec<String> = unnamed_enumerations(items)?
-        .iter()
-        .map(|item| tidy(item))
-        .collect();
+    let items = items.into_iter().map(|item| unnamed_unions(item, &unions)).collect();
+    let items: Vec<String> = unnamed_enumerations(items)?.iter().map(|item| tidy(item)).collect();
     Ok(items.join("\n\n").trim().to_owned() + "\n")
 }
 
@@ -73,20 +52,10 @@ fn take_unions(items: Vec<&str>) -> (HashMap<&str, Vec<&str>>, Vec<&str>) {
     let mut unions = HashMap::new();
     let mut others = Vec::new();
     for item in items {
-        let start = |name: &str| {
-            item.lines()
-                .position(|line| line == format!("union {name} {{"))
-        };
-        match UNIONS
-            .iter()
-            .find_map(|(name, _)| Some((*name, start(name)?)))
-        {
+        let start = |name: &str| item.lines().position(|line| line == format!("union {name} {{"));
+        match UNIONS.iter().find_map(|(name, _)| Some((*name, start(name)?))) {
             Some((name, start)) => {
-                let members = item
-                    .lines()
-                    .skip(start + 1)
-                    .take_while(|line| *line != "};")
-                    .collect();
+                let members = item.lines().skip(start + 1).take_while(|line| *line != "};").collect();
                 unions.insert(name, members);
             }
             None => others.push(item),
@@ -100,10 +69,7 @@ fn take_unions(items: Vec<&str>) -> (HashMap<&str, Vec<&str>>, Vec<&str>) {
 fn unnamed_unions(item: &str, unions: &HashMap<&str, Vec<&str>>) -> String {
     let mut lines = Vec::new();
     for line in item.lines() {
-        let named = line
-            .trim()
-            .strip_prefix("union ")
-            .and_then(|rest| rest.split_once(' '));
+        let named = line.trim().strip_prefix("union ").and_then(|rest| rest.split_once(' '));
         let union = named.and_then(|(name, _)| UNIONS.iter().find(|(union, _)| *union == name));
         match union.and_then(|(name, member)| Some((unions.get(name)?, *member))) {
             Some((members, "")) => {
@@ -125,19 +91,13 @@ fn unnamed_unions(item: &str, unions: &HashMap<&str, Vec<&str>>) -> String {
 /// Gathers the constants of [`ENUMERATIONS`] into enumerations, each where its first constant was.
 fn unnamed_enumerations(mut items: Vec<String>) -> Result<Vec<String>, Box<dyn Error>> {
     for names in ENUMERATIONS {
-        let defines = |item: &String, name: &str| {
-            item.lines()
-                .any(|l| l.starts_with(&format!("#define {name} ")))
-        };
+        let defines = |item: &String, name: &str| item.lines().any(|l| l.starts_with(&format!("#define {name} ")));
         let Some(place) = items.iter().position(|item| defines(item, names[0])) else {
             continue;
         };
         let mut lines = vec!["enum {".to_owned()];
         for name in names {
-            let index = items
-                .iter()
-                .position(|item| defines(item, name))
-                .ok_or(*name)?;
+            let index = items.iter().position(|item| defines(item, name)).ok_or(*name)?;
             for line in items.remove(index).lines() {
                 match line.strip_prefix(&format!("#define {name} ")) {
                     Some(value) => lines.push(format!("    {name} = {value},")),
@@ -161,11 +121,7 @@ fn tidy(item: &str) -> String {
                 last.truncate(length);
             }
         }
-        let value = if line.starts_with("#define ") {
-            line.rfind(' ')
-        } else {
-            line.rfind("= ").map(|n| n + 1)
-        };
+        let value = if line.starts_with("#define ") { line.rfind(' ') } else { line.rfind("= ").map(|n| n + 1) };
         lines.push(match value {
             Some(space) => format!("{} {}", &line[..space], hexadecimal(&line[space + 1..])),
             None => line.to_owned(),
@@ -201,34 +157,16 @@ mod tests {
         assert_eq!(hexadecimal("255"), "255");
         assert_eq!(hexadecimal("262,"), "0x0106,");
         assert_eq!(hexadecimal("17170432ull"), "0x01060000ULL");
-        assert_eq!(
-            hexadecimal("18446744073709486080ull"),
-            "0xFFFFFFFFFFFF0000ULL"
-        );
+        assert_eq!(hexadecimal("18446744073709486080ull"), "0xFFFFFFFFFFFF0000ULL");
         assert_eq!(hexadecimal("(1 << 0),"), "(1 << 0),");
     }
 
     #[test]
     fn enumerations_take_their_constants() -> Result<(), Box<dyn Error>> {
-        let items = [
-            "x",
-            "/** id */\n#define RDMA_OPTION_ID 0",
-            "y",
-            "#define RDMA_OPTION_IB 1",
-        ];
+        let items = ["x", "/** id */\n#define RDMA_OPTION_ID 0", "y", "#define RDMA_OPTION_IB 1"];
         let items = items.map(str::to_owned).into();
-        let items: Vec<String> = unnamed_enumerations(items)?
-            .iter()
-            .map(|item| tidy(item))
-            .collect();
-        assert_eq!(
-            items,
-            [
-                "x",
-                "enum {\n    /** id */\n    RDMA_OPTION_ID = 0,\n    RDMA_OPTION_IB = 1\n};",
-                "y"
-            ]
-        );
+        let items: Vec<String> = unnamed_enumerations(items)?.iter().map(|item| tidy(item)).collect();
+        assert_eq!(items, ["x", "enum {\n    /** id */\n    RDMA_OPTION_ID = 0,\n    RDMA_OPTION_IB = 1\n};", "y"]);
         Ok(())
     }
 

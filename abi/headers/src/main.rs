@@ -28,12 +28,7 @@ const HEADERS: [Header; 2] = [
     Header {
         name: "rdma_cma.h",
         guard: "RDMA_CMA_H",
-        includes: &[
-            "netinet/in.h",
-            "sys/socket.h",
-            "infiniband/verbs.h",
-            "infiniband/sa.h",
-        ],
+        includes: &["netinet/in.h", "sys/socket.h", "infiniband/verbs.h", "infiniband/sa.h"],
         sources: &[
             "src/ffi/cma.rs",
             "abi/rdmacm/src/cma_channel.rs",
@@ -77,9 +72,7 @@ fn generate(root: &Path, header: &Header) -> Result<String, Box<dyn Error>> {
     builder.generate()?.write(&mut text);
     let (guard, inlines) = (header.guard, header.inlines);
     let text = finish::finish(&String::from_utf8(text)?)?;
-    Ok(format!(
-        "{BANNER}\n#ifndef {guard}\n#define {guard}\n\n{text}{inlines}\n#endif\n"
-    ))
+    Ok(format!("{BANNER}\n#ifndef {guard}\n#define {guard}\n\n{text}{inlines}\n#endif\n"))
 }
 
 /// The top of the source tree.
@@ -103,11 +96,7 @@ mod tests {
     fn committed_headers_are_current() -> Result<(), Box<dyn Error>> {
         for header in &HEADERS {
             let committed = fs::read_to_string(root().join("include/rdma").join(header.name))?;
-            assert!(
-                generate(&root(), header)? == committed,
-                "{} is out of date: make headers",
-                header.name
-            );
+            assert!(generate(&root(), header)? == committed, "{} is out of date: make headers", header.name);
         }
         Ok(())
     }

@@ -10,8 +10,8 @@ use crate::{nn, status};
 
 /// Looks up addresses, and routes where an ibacm service knows them, for a host and a service.
 ///
-/// node: host name or address; service: service name or port number; hints: as for getaddrinfo(3). One of the three must
-/// not be NULL. res: receives a list for rdma_freeaddrinfo(). Returns 0; -1 and errno; or an EAI_* code of
+/// node: host name or address; service: service name or port number; hints: as for getaddrinfo(3). One of the three
+/// must not be NULL. res: receives a list for rdma_freeaddrinfo(). Returns 0; -1 and errno; or an EAI_* code of
 /// getaddrinfo(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_getaddrinfo(
@@ -20,8 +20,8 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     hints: *const rdma_addrinfo,
     res: *mut *mut rdma_addrinfo,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
     report(-1, || {
+        // SAFETY: the C contract (crate documentation).
         match unsafe { cm::getaddrinfo(node, service, hints, nn(res)?) } {
             Ok(()) => Ok(0),
             Err(GaiError::Gai(code)) => Ok(code),
@@ -34,7 +34,10 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
     // SAFETY: the C contract (crate documentation).
-    report((), || unsafe { Ok(cm::freeaddrinfo(res)) });
+    report((), || unsafe {
+        cm::freeaddrinfo(res);
+        Ok(())
+    });
 }
 
 /// Like rdma_getaddrinfo() in the background: ends in RDMA_CM_EVENT_ADDRINFO_RESOLVED or RDMA_CM_EVENT_ADDRINFO_ERROR.
@@ -56,10 +59,7 @@ pub unsafe extern "C" fn rdma_resolve_addrinfo(
 ///
 /// info: receives a list for rdma_freeaddrinfo(). Returns 0, or -1 and errno: ENOENT when there is none.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_query_addrinfo(
-    id: *mut rdma_cm_id,
-    info: *mut *mut rdma_addrinfo,
-) -> c_int {
+pub unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int {
     // SAFETY: the C contract (crate documentation).
     status(|| unsafe { cm::query_addrinfo(Id::from_c(id)?, nn(info)?) })
 }

@@ -12,11 +12,11 @@ use crate::{nn, pointer, status};
 
 /// Opens an event channel: the descriptor on which the events of the ids created with it are reported.
 ///
-/// Returns NULL and errno on failure: ENODEV without RDMA devices, EPERM when the kernel's interface version is unknown.
+/// Returns NULL and errno on failure: ENODEV without RDMA devices, EPERM when the kernel's interface version is not one
+/// that the library knows.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
-    // SAFETY: the C contract (crate documentation).
-    pointer(|| unsafe { cm::create_event_channel() })
+    pointer(cm::create_event_channel)
 }
 
 /// Closes an event channel. All its ids must be destroyed or migrated, and all its events acknowledged, before.
@@ -25,7 +25,10 @@ pub unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel 
 pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
     if let Some(channel) = NonNull::new(channel) {
         // SAFETY: the C contract (crate documentation).
-        report((), || unsafe { Ok(cm::destroy_event_channel(channel)) });
+        report((), || unsafe {
+            cm::destroy_event_channel(channel);
+            Ok(())
+        });
     }
 }
 
@@ -33,10 +36,7 @@ pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_cha
 ///
 /// Every event must be given back with rdma_ack_cm_event(). Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_get_cm_event(
-    channel: *mut rdma_event_channel,
-    event: *mut *mut rdma_cm_event,
-) -> c_int {
+pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int {
     // SAFETY: the C contract (crate documentation).
     status(|| unsafe { cm::get_cm_event(nn(channel)?, nn(event)?) })
 }
@@ -72,6 +72,9 @@ pub unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut 
 pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
     if let Some(list) = NonNull::new(list) {
         // SAFETY: the C contract (crate documentation).
-        report((), || unsafe { Ok(cm::free_devices(list)) });
+        report((), || unsafe {
+            cm::free_devices(list);
+            Ok(())
+        });
     }
 }

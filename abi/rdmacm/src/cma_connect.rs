@@ -48,10 +48,7 @@ pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_i
 /// RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE or RDMA_CM_EVENT_CONNECT_ERROR; without
 /// a QP on the id, RDMA_CM_EVENT_CONNECT_RESPONSE comes first. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_connect(
-    id: *mut rdma_cm_id,
-    conn_param: *mut rdma_conn_param,
-) -> c_int {
+pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
     // SAFETY: the C contract (crate documentation).
     status(|| unsafe { cm::connect(Id::from_c(id)?, conn_param) })
 }
@@ -78,10 +75,7 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
 /// id: receives a new synchronous id, to be accepted or rejected, with a QP when the listener came from
 /// rdma_create_ep() with QP attributes. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_get_request(
-    listen: *mut rdma_cm_id,
-    id: *mut *mut rdma_cm_id,
-) -> c_int {
+pub unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
     // SAFETY: the C contract (crate documentation).
     status(|| unsafe { cm::get_request(Id::from_c(listen)?, nn(id)?) })
 }
@@ -91,10 +85,7 @@ pub unsafe extern "C" fn rdma_get_request(
 /// id: that of the request, not the listener. conn_param: NULL for what both sides can do. Ends in
 /// RDMA_CM_EVENT_ESTABLISHED or an error event, except for datagrams. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_accept(
-    id: *mut rdma_cm_id,
-    conn_param: *mut rdma_conn_param,
-) -> c_int {
+pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
     // SAFETY: the C contract (crate documentation).
     status(|| unsafe { cm::accept(Id::from_c(id)?, conn_param) })
 }
@@ -103,11 +94,7 @@ pub unsafe extern "C" fn rdma_accept(
 ///
 /// Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_reject(
-    id: *mut rdma_cm_id,
-    private_data: *const c_void,
-    private_data_len: u8,
-) -> c_int {
+pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, private_data_len: u8) -> c_int {
     // SAFETY: the C contract (crate documentation).
     status(|| unsafe { cm::reject(Id::from_c(id)?, private_data, private_data_len) })
 }

@@ -46,7 +46,10 @@ pub unsafe extern "C" fn rdma_create_ep(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     // SAFETY: the C contract (crate documentation).
-    report((), || unsafe { Ok(cm::destroy_ep(Id::from_c(id)?)) });
+    report((), || unsafe {
+        cm::destroy_ep(Id::from_c(id)?);
+        Ok(())
+    });
 }
 
 /// Destroys an id. Its QP must be destroyed before; the call waits until all its events are acknowledged.
@@ -62,10 +65,7 @@ pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
 ///
 /// Waits until all events of the id are acknowledged. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_migrate_id(
-    id: *mut rdma_cm_id,
-    channel: *mut rdma_event_channel,
-) -> c_int {
+pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
     // SAFETY: the C contract (crate documentation).
     status(|| unsafe { cm::migrate_id(Id::from_c(id)?, channel) })
 }

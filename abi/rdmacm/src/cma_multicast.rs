@@ -13,11 +13,7 @@ use crate::{nn, status};
 /// context: comes back in param.ud.private_data of the group's events. Ends in RDMA_CM_EVENT_MULTICAST_JOIN or
 /// RDMA_CM_EVENT_MULTICAST_ERROR. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_join_multicast(
-    id: *mut rdma_cm_id,
-    addr: *mut sockaddr,
-    context: *mut c_void,
-) -> c_int {
+pub unsafe extern "C" fn rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void) -> c_int {
     // SAFETY: the C contract (crate documentation).
     status(|| unsafe { cm::join_multicast(Id::from_c(id)?, nn(addr)?, context) })
 }

@@ -26,10 +26,7 @@ pub unsafe extern "C" fn rdma_create_qp(
 
 /// Like rdma_create_qp(), with the extended attributes of ibv_create_qp_ex(). Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_create_qp_ex(
-    id: *mut rdma_cm_id,
-    qp_init_attr: *mut ibv_qp_init_attr_ex,
-) -> c_int {
+pub unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, qp_init_attr: *mut ibv_qp_init_attr_ex) -> c_int {
     // SAFETY: the C contract (crate documentation).
     status(|| unsafe { cm::create_qp_ex(Id::from_c(id)?, nn(qp_init_attr)?) })
 }
@@ -38,5 +35,8 @@ pub unsafe extern "C" fn rdma_create_qp_ex(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
     // SAFETY: the C contract (crate documentation).
-    report((), || unsafe { Ok(cm::destroy_qp(Id::from_c(id)?)) });
+    report((), || unsafe {
+        cm::destroy_qp(Id::from_c(id)?);
+        Ok(())
+    });
 }

@@ -11,21 +11,14 @@ use crate::{nn, status};
 
 /// Creates the SRQ of an id. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_create_srq(
-    id: *mut rdma_cm_id,
-    pd: *mut ibv_pd,
-    attr: *mut ibv_srq_init_attr,
-) -> c_int {
+pub unsafe extern "C" fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> c_int {
     // SAFETY: the C contract (crate documentation).
     status(|| unsafe { cm::create_srq(Id::from_c(id)?, pd, nn(attr)?) })
 }
 
 /// Creates the SRQ of an id from extended attributes. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_create_srq_ex(
-    id: *mut rdma_cm_id,
-    attr: *mut ibv_srq_init_attr_ex,
-) -> c_int {
+pub unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> c_int {
     // SAFETY: the C contract (crate documentation).
     status(|| unsafe { cm::create_srq_ex(Id::from_c(id)?, nn(attr)?) })
 }
@@ -34,5 +27,8 @@ pub unsafe extern "C" fn rdma_create_srq_ex(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     // SAFETY: the C contract (crate documentation).
-    report((), || unsafe { Ok(cm::destroy_srq(Id::from_c(id)?)) });
+    report((), || unsafe {
+        cm::destroy_srq(Id::from_c(id)?);
+        Ok(())
+    });
 }

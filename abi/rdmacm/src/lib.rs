@@ -1,15 +1,15 @@
 //! The C entry points of librdmacm.so.1.
 //!
-//! Each exported function is a shim: it checks the pointers that may not be NULL, calls the core, and reports the outcome
-//! the C way (-1 or NULL, and `errno`). The comments of the functions are the comments of `include/rdma/*.h`, which
-//! cbindgen generates from these files, so they speak to C programmers. The exports are listed in `symbols.map`.
+//! Each exported function is a shim: it checks the pointers that may not be NULL, calls the core, and reports the
+//! outcome the C way (-1 or NULL, and `errno`). The comments of the functions are the comments of `include/rdma/*.h`,
+//! which cbindgen generates from these files, so they speak to C programmers. The exports are listed in `symbols.map`.
 //!
 //! # Safety
 //!
-//! What holds for every function here, and what the `SAFETY` comments call the C contract: a pointer is NULL or points to
-//! a live object of its type; an id, channel, event or list came from this library and was not given back yet; a string
-//! ends in a NUL; a buffer is as long as the length that goes with it. NULL where a pointer is required is an error
-//! (`EINVAL`), not undefined behaviour.
+//! What holds for every function here, and what the `SAFETY` comments call the C contract: a pointer is NULL or points
+//! to a live object of its type; an id, channel, event or list came from this library and was not given back yet; a
+//! string ends in a NUL; a buffer is as long as the length that goes with it. NULL where a pointer is required is an
+//! error (`EINVAL`), not undefined behaviour.
 
 mod cma_addrinfo;
 mod cma_channel;

@@ -4,10 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use libc::{
-    epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t,
-    ssize_t, timeval,
-};
+use libc::{epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
 use rdmacm_core::Errno;
 use rdmacm_core::errno::report;
 use rdmacm_core::ffi::rfcntl_argument;
@@ -39,21 +36,13 @@ pub unsafe extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
 
 /// accept(2) for rsockets; the new rsocket has the listener's options.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn raccept(
-    socket: c_int,
-    addr: *mut sockaddr,
-    addrlen: *mut socklen_t,
-) -> c_int {
+pub unsafe extern "C" fn raccept(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
     unsupported(-1)
 }
 
 /// connect(2) for rsockets.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rconnect(
-    socket: c_int,
-    addr: *const sockaddr,
-    addrlen: socklen_t,
-) -> c_int {
+pub unsafe extern "C" fn rconnect(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
     unsupported(-1)
 }
 
@@ -71,12 +60,7 @@ pub unsafe extern "C" fn rclose(socket: c_int) -> c_int {
 
 /// recv(2) for rsockets.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rrecv(
-    socket: c_int,
-    buf: *mut c_void,
-    len: size_t,
-    flags: c_int,
-) -> ssize_t {
+pub unsafe extern "C" fn rrecv(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     unsupported(-1)
 }
 
@@ -101,12 +85,7 @@ pub unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int)
 
 /// send(2) for rsockets.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rsend(
-    socket: c_int,
-    buf: *const c_void,
-    len: size_t,
-    flags: c_int,
-) -> ssize_t {
+pub unsafe extern "C" fn rsend(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     unsupported(-1)
 }
 
@@ -173,21 +152,13 @@ pub unsafe extern "C" fn rselect(
 
 /// getpeername(2) for rsockets.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rgetpeername(
-    socket: c_int,
-    addr: *mut sockaddr,
-    addrlen: *mut socklen_t,
-) -> c_int {
+pub unsafe extern "C" fn rgetpeername(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
     unsupported(-1)
 }
 
 /// getsockname(2) for rsockets.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rgetsockname(
-    socket: c_int,
-    addr: *mut sockaddr,
-    addrlen: *mut socklen_t,
-) -> c_int {
+pub unsafe extern "C" fn rgetsockname(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
     unsupported(-1)
 }
 
@@ -267,22 +238,12 @@ pub unsafe extern "C" fn repoll_create(flags: c_int) -> c_int {
 
 /// epoll_ctl(2) for descriptors that repoll_create() returned.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn repoll_ctl(
-    epfd: c_int,
-    op: c_int,
-    fd: c_int,
-    event: *mut epoll_event,
-) -> c_int {
+pub unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     unsupported(-1)
 }
 
 /// epoll_wait(2) for descriptors that repoll_create() returned. timeout: in milliseconds, -1 without end.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn repoll_wait(
-    epfd: c_int,
-    events: *mut epoll_event,
-    maxevents: c_int,
-    timeout: c_int,
-) -> c_int {
+pub unsafe extern "C" fn repoll_wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, timeout: c_int) -> c_int {
     unsupported(-1)
 }

@@ -28,7 +28,11 @@ const IPOIB: c_int = rdma_port_space::RDMA_PS_IPOIB as c_int;
 const IB: c_int = rdma_port_space::RDMA_PS_IB as c_int;
 
 /// Looks node and service up: an entry with the first address found.
-pub fn entry(node: Option<&CStr>, service: Option<&CStr>, hints: Option<&Hints>) -> std::result::Result<Entry, GaiError> {
+pub fn entry(
+    node: Option<&CStr>,
+    service: Option<&CStr>,
+    hints: Option<&Hints>,
+) -> std::result::Result<Entry, GaiError> {
     let found = resolve(node, service, question(hints)).map_err(GaiError::Gai)?;
     Ok(from_found(&found.first(), hints)?)
 }

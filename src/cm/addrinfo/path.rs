@@ -39,7 +39,9 @@ pub fn apply(entry: &mut Entry, answer: &Answer, flags: u32, af_ib: bool) -> Res
 fn in_front(entry: &Entry, path: &Path, route: &[u8]) -> Result<Option<Entry>> {
     let (src, dst) = (addr(&entry.src), addr(&entry.dst));
     let header = match (src, dst) {
-        (Some(Addr::V4 { ip: src, .. }), Some(Addr::V4 { ip: dst, .. })) => Some(ip_header(4, mapped(src), mapped(dst))),
+        (Some(Addr::V4 { ip: src, .. }), Some(Addr::V4 { ip: dst, .. })) => {
+            Some(ip_header(4, mapped(src), mapped(dst)))
+        }
         (Some(Addr::V6(src)), Some(Addr::V6(dst))) => Some(ip_header(6, src.ip, dst.ip)),
         (_, Some(Addr::Ib(_))) | (Some(Addr::Ib(_)), None) => None,
         _ => return Ok(None),

@@ -148,7 +148,8 @@ mod tests {
             assert_eq!((info.ai_family, info.ai_flags, info.ai_qp_type, info.ai_port_space), (27, 0x10, 2, 0x13F));
             let ib = |addr: *mut libc::sockaddr, len: u32| {
                 // SAFETY: as above.
-                let bytes = (!addr.is_null()).then(|| unsafe { std::slice::from_raw_parts(addr.cast(), len as usize) })?;
+                let bytes =
+                    (!addr.is_null()).then(|| unsafe { std::slice::from_raw_parts(addr.cast(), len as usize) })?;
                 let Addr::Ib(ib) = Addr::from_bytes(bytes)? else { return None };
                 Some((ib.gid[0], ib.pkey, ib.sid, ib.sid_mask))
             };

@@ -98,11 +98,11 @@ fn given(flags: u32, family: c_int, qp_type: c_int, port_space: c_int) -> rdma_a
     }
 }
 
-fn with_src<'a>(hints: rdma_addrinfo, src: &'a [u8]) -> rdma_addrinfo {
+fn with_src(hints: rdma_addrinfo, src: &[u8]) -> rdma_addrinfo {
     rdma_addrinfo { ai_src_addr: src.as_ptr().cast_mut().cast(), ai_src_len: src.len() as u32, ..hints }
 }
 
-fn with_dst<'a>(hints: rdma_addrinfo, dst: &'a [u8]) -> rdma_addrinfo {
+fn with_dst(hints: rdma_addrinfo, dst: &[u8]) -> rdma_addrinfo {
     rdma_addrinfo { ai_dst_addr: dst.as_ptr().cast_mut().cast(), ai_dst_len: dst.len() as u32, ..hints }
 }
 
@@ -296,7 +296,8 @@ fn gids_in_figures() {
 #[test]
 fn gids_need_all_three_hints() {
     for flags in [RAI_FAMILY, RAI_NUMERICHOST, 0] {
-        let list = run(&World::default(), Some(c"fd00:77:1::1"), Some(c"7174"), Some(&given(flags, AF_IB, 0, 0))).unwrap();
+        let list =
+            run(&World::default(), Some(c"fd00:77:1::1"), Some(c"7174"), Some(&given(flags, AF_IB, 0, 0))).unwrap();
         assert_eq!((list[0].family, &list[0].dst), (10, &v6(7174, FD00)), "{flags:#x}");
     }
 }
@@ -431,7 +432,13 @@ fn result_is_written_on_success_only() {
     let world = World::default();
     // SAFETY: C strings, room for a pointer.
     let failed = unsafe {
-        getaddrinfo(&world, c"localhost".as_ptr(), ptr::null(), &given(RAI_NUMERICHOST, 0, 0, 0), NonNull::from(&mut result))
+        getaddrinfo(
+            &world,
+            c"localhost".as_ptr(),
+            ptr::null(),
+            &given(RAI_NUMERICHOST, 0, 0, 0),
+            NonNull::from(&mut result),
+        )
     };
     assert_eq!(failed, Err(GaiError::Gai(libc::EAI_NONAME)));
     assert_eq!(result, ptr::dangling_mut());

@@ -1,0 +1,71 @@
+# make help lists the targets; the work is in cargo and in scripts/.
+
+PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+SYSCONFDIR ?= /etc
+SBINDIR ?= $(PREFIX)/sbin
+MANDIR ?= $(PREFIX)/share/man
+DESTDIR ?=
+
+CARGO ?= cargo
+CARGO_TARGET_DIR ?= target
+VERSION := $(shell sed -n '/^\[workspace.package\]/,/^version/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+
+DIST := target/dist
+LIBRARY := $(DIST)/lib/librdmacm.so.1.5.$(VERSION)
+ARCHIVE := $(CARGO_TARGET_DIR)/release/librdmacm.a
+
+export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR MANDIR DESTDIR VERSION DIST
+
+.PHONY: all test lint check demo lab headers abi-check install-test install uninstall clean help FORCE
+.DELETE_ON_ERROR:
+
+all: $(LIBRARY) ## build everything into target/dist (the default)
+
+test: ## run the Rust tests that need no lab
+	$(CARGO) test --workspace --locked
+
+lint: ## formatting, clippy, shellcheck
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	shellcheck -x $$(git ls-files | xargs grep -lE '^#!.*\bbash$$')
+
+check: all ## run all tests and comparisons, with the lab; a table at the end shows what ran
+	scripts/check
+
+demo: ## install what is missing, build, run rping and ucmatose in the lab
+	scripts/demo
+
+lab: ## build the kernel of the lab, unless the machine has it already
+	lab/kernel path
+
+headers: ## write the generated headers in include/rdma anew
+	$(CARGO) run -q -p headers -- include/rdma
+
+abi-check: all ## compare symbols, headers and layout with the reference's
+	scripts/abi-check
+
+install-test: all ## install below a temporary folder, use it from there, uninstall
+	scripts/install-test
+
+install: ## install what make built: DESTDIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR MANDIR
+	scripts/install-files install
+
+uninstall: ## remove what make install installed, given the same variables
+	scripts/install-files uninstall
+
+clean: ## remove what was built
+	$(CARGO) clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+# cargo knows whether there is something to do; make looks at the archive afterwards.
+$(ARCHIVE): FORCE
+	$(CARGO) build --release --locked -p rdmacm
+
+$(LIBRARY): $(ARCHIVE) symbols.map scripts/link-rdmacm
+	scripts/link-rdmacm $(VERSION) $(ARCHIVE) $(DIST)/lib
+
+FORCE:

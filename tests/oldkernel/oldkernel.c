@@ -1,0 +1,150 @@
+/*
+ * LD_PRELOAD library that makes the running kernel look like an older one to whatever speaks to the rdma_cm device.
+ *
+ * OLDKERNEL is a comma-separated list:
+ *   noafib  commands that came with AF_IB (Linux 3.12) fail with EINVAL
+ *   nonl    RDMA netlink cannot be opened (before Linux 5.1 it could not name character devices)
+ *   abi3    sysfs says that the command set is version 3 (Linux 2.6.1x); takes nonl along
+ *   abi9    sysfs says version 9, which nobody knows
+ *   nouid   events carry no uid: ESTABLISHED must still be delivered (some distributions' kernels)
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <rdma/rdma_user_cm.h>
+
+/* rdma/rdma_cma.h defines some of the same names as the kernel's header. */
+#define RDMA_CM_EVENT_ESTABLISHED 9
+
+#ifndef NETLINK_RDMA
+#define NETLINK_RDMA 20
+#endif
+
+static int mode(const char *name)
+{
+	const char *modes = getenv("OLDKERNEL");
+	size_t len = strlen(name);
+
+	for (const char *at = modes; at && *at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+		if (!strncmp(at, name, len) && (at[len] == ',' || !at[len]))
+			return 1;
+	return 0;
+}
+
+/* The file's own device: a name that ends in rdma_cm, as /proc tells it. */
+static int is_rdma_cm(int fd)
+{
+	char link[32], path[256];
+	ssize_t len;
+
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	len = readlink(link, path, sizeof(path) - 1);
+	if (len < 7)
+		return 0;
+	path[len] = '\0';
+	return !strcmp(path + len - 7, "rdma_cm");
+}
+
+static int newer(uint32_t cmd)
+{
+	return cmd == RDMA_USER_CM_CMD_QUERY || cmd == RDMA_USER_CM_CMD_BIND ||
+	       cmd == RDMA_USER_CM_CMD_RESOLVE_ADDR || cmd == RDMA_USER_CM_CMD_JOIN_MCAST;
+}
+
+/* Only ESTABLISHED loses its uid, and only the listener's side sees it then: as the old kernels had it. */
+static void forget_uid(const void *message)
+{
+	struct rdma_ucm_event_resp *event;
+	uint64_t response;
+
+	memcpy(&response, (const char *)message + sizeof(struct rdma_ucm_cmd_hdr), sizeof(response));
+	event = (void *)(uintptr_t)response;
+	if (event->event == RDMA_CM_EVENT_ESTABLISHED)
+		event->uid = 0;
+}
+
+ssize_t write(int fd, const void *buf, size_t count)
+{
+	static ssize_t (*next)(int, const void *, size_t);
+	struct rdma_ucm_cmd_hdr header;
+	ssize_t written;
+	int ours = count >= sizeof(header) && is_rdma_cm(fd);
+
+	if (!next)
+		next = (ssize_t (*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write");
+	if (ours)
+		memcpy(&header, buf, sizeof(header));
+	if (ours && mode("noafib") && newer(header.cmd)) {
+		errno = EINVAL;
+		return -1;
+	}
+	written = next(fd, buf, count);
+	if (ours && written > 0 && mode("nouid") && header.cmd == RDMA_USER_CM_CMD_GET_EVENT)
+		forget_uid(buf);
+	return written;
+}
+
+int socket(int domain, int type, int protocol)
+{
+	static int (*next)(int, int, int);
+
+	if (!next)
+		next = (int (*)(int, int, int))dlsym(RTLD_NEXT, "socket");
+	if (domain == AF_NETLINK && protocol == NETLINK_RDMA && (mode("nonl") || mode("abi3") || mode("abi9"))) {
+		errno = EPROTONOSUPPORT;
+		return -1;
+	}
+	return next(domain, type, protocol);
+}
+
+static int version_file(const char *text)
+{
+	int fd = memfd_create("abi_version", MFD_CLOEXEC);
+
+	if (fd >= 0 && (pwrite(fd, text, strlen(text), 0) < 0))
+		return -1;
+	return fd;
+}
+
+static int redirect(const char *path)
+{
+	const char *name = strrchr(path, '/');
+
+	if (!name || strcmp(name, "/abi_version") || !strstr(path, "rdma_cm"))
+		return -1;
+	return mode("abi3") ? version_file("3\n") : mode("abi9") ? version_file("9\n") : -1;
+}
+
+#define OPEN(name, params, args)                                                  \
+	int name params                                                           \
+	{                                                                         \
+		static int (*next) params;                                        \
+		mode_t bits = 0;                                                  \
+		int fd = redirect(path);                                          \
+		if (fd >= 0)                                                      \
+			return fd;                                                \
+		if (!next)                                                        \
+			next = (int (*) params)dlsym(RTLD_NEXT, #name);           \
+		if (flags & (O_CREAT | __O_TMPFILE)) {                            \
+			va_list list;                                             \
+			va_start(list, flags);                                    \
+			bits = va_arg(list, mode_t);                              \
+			va_end(list);                                             \
+		}                                                                 \
+		return next args;                                                 \
+	}
+
+OPEN(open, (const char *path, int flags, ...), (path, flags, bits))
+OPEN(open64, (const char *path, int flags, ...), (path, flags, bits))
+OPEN(openat, (int dir, const char *path, int flags, ...), (dir, path, flags, bits))
+OPEN(openat64, (int dir, const char *path, int flags, ...), (dir, path, flags, bits))
