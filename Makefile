@@ -29,7 +29,7 @@ test: ## run the Rust tests that need no lab
 lint: ## formatting, clippy, shellcheck
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	shellcheck -x $$(git ls-files | xargs grep -lE '^#!.*\bbash$$')
+	shellcheck -x -P SCRIPTDIR $$(git ls-files | xargs grep -lE '^#!.*\bbash$$')
 
 check: all ## run all tests and comparisons, with the lab; a table at the end shows what ran
 	scripts/check

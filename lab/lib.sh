@@ -1,15 +1,18 @@
 # shellcheck shell=bash
-# What the lab's scripts share: messages, exit statuses, the cache.
+# What the lab's scripts share: messages, exit statuses, progress, the cache.
 
-# Exit statuses of the lab itself (the command's own status passes through otherwise).
-# shellcheck disable=SC2034  # used by the scripts that read this file
+# Exit statuses of the lab itself (otherwise the command's own status passes through).
+# shellcheck disable=SC2034 # used by the scripts that read this file
 {
     LAB_TIME_LIMIT_STATUS=124 # as timeout(1)
     LAB_FAILED=125            # the lab could not start, or its kernel died
     LAB_UNAVAILABLE=77        # something optional cannot be had here: tests skip
 }
 
-say() { printf 'lab: %s\n' "$*" >&2; }
+say() {
+    end_progress
+    printf 'lab: %s\n' "$*" >&2
+}
 
 die() {
     local status=$1
@@ -18,7 +21,7 @@ die() {
     exit "$status"
 }
 
-# The folder in which kernels and reference roots are kept, one for the machine's user.
+# The folder in which kernels and reference roots are kept, shared by all checkouts of a user.
 cache_dir() {
     printf '%s\n' "${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:?HOME is not set}/.cache}/rdmacm-lab}"
 }
@@ -26,8 +29,81 @@ cache_dir() {
 # A short name for the contents of the given files.
 hash_of() { cat -- "$@" | sha256sum | cut -c1-12; }
 
-# Seconds since a start time taken from SECONDS, as m:ss.
+# Progress: one line on a terminal that is written anew each time; elsewhere only the messages
+# given with progress_step make a line each.
+progress_start=$SECONDS
+progress_open=no
+
 elapsed() {
-    local s=$((SECONDS - $1))
+    local s=$((SECONDS - progress_start))
     printf '%d:%02d' $((s / 60)) $((s % 60))
+}
+
+progress() {
+    [ -t 2 ] || return 0
+    printf '\r\033[Klab: %s %s' "$(elapsed)" "$*" >&2
+    progress_open=yes
+}
+
+progress_step() {
+    if [ -t 2 ]; then progress "$@"; else say "$(elapsed)" "$@"; fi
+}
+
+end_progress() {
+    [ "$progress_open" = no ] || printf '\n' >&2
+    progress_open=no
+}
+
+# in_cache_lock NAME COMMAND...: runs COMMAND while no other process holds the lock NAME.
+in_cache_lock() {
+    local lock
+    lock=$(cache_dir)/.lock-$1
+    shift
+    mkdir -p -- "$(cache_dir)"
+    exec 9>"$lock"
+    if ! flock -n 9; then
+        say "waiting for another lab that prepares the same thing"
+        flock 9
+    fi
+    "$@" # not in a condition: the caller's errexit must act inside
+    exec 9>&-
+}
+
+# scratch_dir: a new directory in the cache for work that is renamed into place when complete.
+# Directories that a killed run left behind (older than a day) are removed.
+scratch_dir() {
+    mkdir -p -- "$(cache_dir)"
+    find "$(cache_dir)" -maxdepth 1 -name '.work.*' -mmin +1440 -exec rm -rf {} +
+    mktemp -d "$(cache_dir)/.work.XXXXXXXX"
+}
+
+# newest_in_cache NAME-PATTERN FILE: the path of FILE in the newest cache entry that has it;
+# status 1 when there is none.
+newest_in_cache() {
+    local found
+    found=$(find "$(cache_dir)" -mindepth 2 -maxdepth 2 -path "*/$1/$2" 2>/dev/null | sort -V | tail -n 1)
+    [ -n "$found" ] && printf '%s\n' "$found"
+}
+
+# cache_command KIND DEFAULT-VERSION ARGUMENT...: the command line of `kernel` and `reference`.
+# They define usage, set_version VERSION (which sets version), cached and prepare.
+# shellcheck disable=SC2154 # version
+cache_command() {
+    local kind=$1 default=$2
+    shift 2
+    case ${1:-} in
+    path)
+        set_version "${2:-$default}"
+        cached || in_cache_lock "$kind-$version" prepare
+        ;;
+    cached)
+        set_version "${2:-$default}"
+        cached
+        ;;
+    --help) usage ;;
+    *)
+        usage >&2
+        exit "$LAB_FAILED"
+        ;;
+    esac
 }

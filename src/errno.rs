@@ -1,7 +1,7 @@
 //! The one error type of the library: an errno value.
 //!
 //! Everything below the C entry points returns [`Result`]; the entry points turn an [`Errno`] into `-1` (or NULL)
-//! and `errno` in exactly one place, [`report`](crate::errno::report).
+//! and `errno` in exactly one place, [`report_or`].
 
 use std::ffi::c_int;
 use std::fmt;
@@ -69,17 +69,18 @@ impl std::error::Error for Errno {}
 /// Runs `call` for a C caller: its value on success, with `errno` as it was before; otherwise `failed`, with `errno`
 /// set.
 pub fn report<T>(failed: T, call: impl FnOnce() -> Result<T>) -> T {
+    report_or(|| call().map_err(|error| (failed, error)))
+}
+
+/// As [`report`], for calls whose failures have values of their own beside `errno`.
+pub fn report_or<T>(call: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
     let before = errno::errno();
-    match call() {
-        Ok(value) => {
-            errno::set_errno(before);
-            value
-        }
-        Err(error) => {
-            errno::set_errno(errno::Errno(error.0));
-            failed
-        }
-    }
+    let (value, errno) = match call() {
+        Ok(value) => (value, before),
+        Err((value, error)) => (value, errno::Errno(error.0)),
+    };
+    errno::set_errno(errno);
+    value
 }
 
 #[cfg(test)]

@@ -179,6 +179,13 @@ struct rdma_conn_param conn_param(const void *data, uint8_t len)
 	};
 }
 
+uint32_t invented_qpn(void)
+{
+	static uint32_t turn;
+
+	return 0x400000u + ((uint32_t)getpid() & 0xffffu) * 32u + turn++ % 32u;
+}
+
 bool pair_open(struct pair *pair, enum rdma_port_space ps, int family)
 {
 	union address address = local_addr(family, 0);
@@ -251,8 +258,9 @@ int id_destroy(struct rdma_cm_id *id)
 
 void pair_close(struct pair *pair)
 {
-	id_destroy(pair->client);
+	/* A siw client waits many seconds when its request is still open. */
 	id_destroy(pair->server);
+	id_destroy(pair->client);
 	id_destroy(pair->listener);
 	if (pair->client_channel)
 		rdma_destroy_event_channel(pair->client_channel);

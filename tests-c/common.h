@@ -54,6 +54,8 @@ const char *id_str(const struct rdma_cm_id *id);
 const char *qpn_str(uint32_t qpn);
 void show_id(const struct rdma_cm_id *id);
 void show_event(const char *who, const struct rdma_cm_event *event);
+/* State and limits of the id's queue pair; siw's kernel does not fill them in. */
+void show_qp(const char *who, const struct rdma_cm_id *id);
 void show_wc(const char *who, int ret, const struct ibv_wc *wc);
 
 /* Runs a call that returns 0/-1 (or a count), prints result and errno. */
@@ -79,7 +81,12 @@ bool obs_bool(const char *text, bool value);
 #define CHECK(expression) obs_bool(#expression, (expression))
 /* A preparation step: silent when it works, one line when it does not. */
 bool setup_ok(const char *text, bool good, int error);
-#define SETUP(expression) (errno = 0, setup_ok(#expression, (expression), errno))
+#define SETUP(expression)                                                  \
+	__extension__({                                                    \
+		errno = 0;                                                 \
+		bool setup_good_ = (expression);                           \
+		setup_ok(#expression, setup_good_, errno);                 \
+	})
 
 /* ---- addresses -------------------------------------------------------- */
 
@@ -125,6 +132,9 @@ struct pair {
 
 struct ibv_qp_init_attr qp_attr(enum rdma_port_space ps);
 struct rdma_conn_param conn_param(const void *data, uint8_t len);
+/* A queue pair number that no device and no recent connection uses: the IB CM refuses
+ * a number that is still in TIMEWAIT as stale. */
+uint32_t invented_qpn(void);
 /* Channels, ids, a listener on a port the kernel chose. */
 bool pair_open(struct pair *pair, enum rdma_port_space ps, int family);
 /* Client up to ROUTE_RESOLVED, then a QP. */

@@ -1,26 +1,6 @@
 /* rdma_connect and rdma_accept: parameters, limits, wrong order. */
 #include "common.h"
 
-static void show_qp(const char *who, const struct rdma_cm_id *id)
-{
-	struct ibv_qp_attr attr;
-	struct ibv_qp_init_attr init;
-
-	memset(&attr, 0, sizeof(attr));
-	if (!id || !id->qp)
-		return;
-	if (ibv_query_qp(id->qp, &attr, IBV_QP_STATE | IBV_QP_MAX_QP_RD_ATOMIC |
-			 IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-			 IBV_QP_TIMEOUT | IBV_QP_PATH_MTU | IBV_QP_MIN_RNR_TIMER, &init)) {
-		obs("%s: ibv_query_qp failed", who);
-		return;
-	}
-	obs("%s: state %d rd_atomic %u dest_rd_atomic %u retry %u rnr %u timeout %u mtu %d "
-	    "min_rnr %u access %x", who, attr.qp_state, attr.max_rd_atomic,
-	    attr.max_dest_rd_atomic, attr.retry_cnt, attr.rnr_retry, attr.timeout,
-	    attr.path_mtu, attr.min_rnr_timer, attr.qp_access_flags);
-}
-
 static void finish_pair(struct pair *pair, struct rdma_conn_param *param)
 {
 	if (CALL(rdma_accept(pair->server, param)))
@@ -119,12 +99,15 @@ static void wrong_order(void)
 	topic("connect in wrong states");
 	if (pair_open(&pair, RDMA_PS_TCP, AF_INET)) {
 		CALL(rdma_connect(pair.client, NULL));
-		CALL(rdma_accept(pair.client, NULL));
-		CALL(rdma_accept(pair.listener, NULL));
+		/*
+		 * The reference crashes for rdma_accept without a device, and
+		 * without both parameters and queue pair.
+		 */
+		CALL(rdma_accept(pair.listener, &param));
 		CALL(rdma_connect(pair.listener, NULL));
 		if (pair_resolve(&pair, false)) {
 			CALL(rdma_connect(pair.client, NULL));
-			CALL(rdma_accept(pair.client, NULL));
+			CALL(rdma_accept(pair.client, &param));
 		}
 	}
 	pair_close(&pair);
@@ -141,18 +124,6 @@ static void wrong_order(void)
 		show_qp("server", pair.server);
 	}
 	pair_close(&pair);
-
-	topic("accept after the client is gone");
-	if (pair_open(&pair, RDMA_PS_TCP, AF_INET) && pair_resolve(&pair, true) &&
-	    pair_request(&pair, &param, true)) {
-		id_destroy(pair.client);
-		pair.client = NULL;
-		take_event("server", pair.server_channel,
-			   on_siw() ? RDMA_CM_EVENT_CONNECT_ERROR : RDMA_CM_EVENT_REJECTED);
-		CALL(rdma_accept(pair.server, &param));
-		show_qp("server", pair.server);
-	}
-	pair_close(&pair);
 }
 
 static void nobody(void)
@@ -164,10 +135,10 @@ static void nobody(void)
 	if (pair_open(&pair, RDMA_PS_TCP, AF_INET)) {
 		pair.to.in.sin_port = htons(7599);
 		if (pair_resolve(&pair, true)) {
-			CALL(rdma_connect(pair.client, &param));
-			take_event("client", pair.client_channel,
-				   on_siw() ? RDMA_CM_EVENT_CONNECT_ERROR
-					    : RDMA_CM_EVENT_REJECTED);
+			/* siw is told at once, rxe by an event. */
+			if (!CALL(rdma_connect(pair.client, &param)))
+				take_event("client", pair.client_channel,
+					   RDMA_CM_EVENT_REJECTED);
 			show_qp("client", pair.client);
 			CALL(rdma_connect(pair.client, &param));
 			CALL(rdma_disconnect(pair.client));

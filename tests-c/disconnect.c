@@ -1,15 +1,6 @@
 /* rdma_disconnect: events on both sides, repeated and misplaced calls. */
 #include "common.h"
 
-static void qp_state(const char *who, const struct rdma_cm_id *id)
-{
-	struct ibv_qp_attr attr;
-	struct ibv_qp_init_attr init;
-
-	if (id && id->qp && !ibv_query_qp(id->qp, &attr, IBV_QP_STATE, &init))
-		obs("%s qp state %d", who, attr.qp_state);
-}
-
 /* rxe ids leave TIMEWAIT with an event of their own, siw ids do not. */
 static void after(struct pair *pair)
 {
@@ -26,11 +17,11 @@ static void by_client(void)
 	topic("client first");
 	if (pair_connect(&pair, RDMA_PS_TCP, AF_INET)) {
 		CALL(rdma_disconnect(pair.client));
-		qp_state("client", pair.client);
+		show_qp("client", pair.client);
 		take_event("server", pair.server_channel, RDMA_CM_EVENT_DISCONNECTED);
-		qp_state("server", pair.server);
+		show_qp("server", pair.server);
 		CALL(rdma_disconnect(pair.server));
-		qp_state("server", pair.server);
+		show_qp("server", pair.server);
 		take_event("client", pair.client_channel, RDMA_CM_EVENT_DISCONNECTED);
 		CALL(rdma_disconnect(pair.client));
 		CALL(rdma_disconnect(pair.server));
@@ -74,7 +65,7 @@ static void without_connection(void)
 		CALL(rdma_disconnect(pair.client));
 		if (pair_resolve(&pair, true)) {
 			CALL(rdma_disconnect(pair.client));
-			qp_state("client", pair.client);
+			show_qp("client", pair.client);
 		}
 	}
 	pair_close(&pair);
@@ -83,7 +74,7 @@ static void without_connection(void)
 	if (pair_open(&pair, RDMA_PS_TCP, AF_INET) && pair_resolve(&pair, true) &&
 	    pair_request(&pair, &param, true)) {
 		CALL(rdma_disconnect(pair.server));
-		qp_state("server", pair.server);
+		show_qp("server", pair.server);
 	}
 	pair_close(&pair);
 
@@ -91,7 +82,7 @@ static void without_connection(void)
 	if (pair_open(&pair, RDMA_PS_TCP, AF_INET) && pair_resolve(&pair, true) &&
 	    pair_request(&pair, &param, true)) {
 		CALL(rdma_disconnect(pair.client));
-		qp_state("client", pair.client);
+		show_qp("client", pair.client);
 	}
 	pair_close(&pair);
 }
@@ -105,7 +96,7 @@ static void by_destroy(void)
 		id_destroy(pair.client);
 		pair.client = NULL;
 		take_event("server", pair.server_channel, RDMA_CM_EVENT_DISCONNECTED);
-		qp_state("server", pair.server);
+		show_qp("server", pair.server);
 		CALL(rdma_disconnect(pair.server));
 	}
 	pair_close(&pair);

@@ -310,9 +310,10 @@ static void show_ud(const char *who, const struct rdma_cm_event *event)
 	obs("%s:   qpn %s qkey %x data %u [%s]", who, qpn_str(ud->qp_num), ud->qkey,
 	    ud->private_data_len,
 	    data ? bytes_str(ud->private_data, ud->private_data_len) : "NULL");
-	obs("%s:   ah global %u dgid %s flow %x sgid_index %u hops %u class %u dlid %u sl %u "
+	/* A flow label of RoCE is a hash over ports and numbers. */
+	obs("%s:   ah global %u dgid %s flow %s sgid_index %u hops %u class %u dlid %u sl %u "
 	    "path_bits %u rate %u port %u", who, ah->is_global,
-	    ah->is_global ? gid_str(&ah->grh.dgid) : "-", ah->grh.flow_label,
+	    ah->is_global ? gid_str(&ah->grh.dgid) : "-", ah->grh.flow_label ? "set" : "0",
 	    ah->grh.sgid_index, ah->grh.hop_limit, ah->grh.traffic_class, ah->dlid,
 	    ah->sl, ah->src_path_bits, ah->static_rate, ah->port_num);
 }
@@ -334,6 +335,26 @@ void show_event(const char *who, const struct rdma_cm_event *event)
 		show_ud(who, event);
 	else
 		show_conn(who, &event->param.conn);
+}
+
+void show_qp(const char *who, const struct rdma_cm_id *id)
+{
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+
+	memset(&attr, 0, sizeof(attr));
+	if (on_siw() || !id || !id->qp)
+		return;
+	if (ibv_query_qp(id->qp, &attr, IBV_QP_STATE | IBV_QP_MAX_QP_RD_ATOMIC |
+			 IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+			 IBV_QP_TIMEOUT | IBV_QP_PATH_MTU | IBV_QP_MIN_RNR_TIMER, &init)) {
+		obs("%s: ibv_query_qp failed", who);
+		return;
+	}
+	obs("%s: qp state %d rd_atomic %u dest_rd_atomic %u retry %u rnr %u timeout %u mtu %d "
+	    "min_rnr %u access %x port %u", who, attr.qp_state, attr.max_rd_atomic,
+	    attr.max_dest_rd_atomic, attr.retry_cnt, attr.rnr_retry, attr.timeout,
+	    attr.path_mtu, attr.min_rnr_timer, attr.qp_access_flags, attr.port_num);
 }
 
 void show_wc(const char *who, int ret, const struct ibv_wc *wc)

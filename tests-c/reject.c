@@ -6,17 +6,14 @@ typedef int (*reject_call)(struct rdma_cm_id *, const void *, uint8_t);
 static void reject_with(const char *name, reject_call call, const void *data, uint8_t len)
 {
 	struct rdma_conn_param param = conn_param("ask", 3);
-	struct ibv_qp_attr attr;
-	struct ibv_qp_init_attr init;
 	struct pair pair;
 
 	topic("%s %u bytes", name, len);
 	if (pair_open(&pair, RDMA_PS_TCP, AF_INET) && pair_resolve(&pair, true) &&
 	    pair_request(&pair, &param, false)) {
-		CALL(call(pair.server, data, len));
-		take_event("client", pair.client_channel, RDMA_CM_EVENT_REJECTED);
-		if (!ibv_query_qp(pair.client->qp, &attr, IBV_QP_STATE, &init))
-			obs("client qp state %d", attr.qp_state);
+		if (!CALL(call(pair.server, data, len)))
+			take_event("client", pair.client_channel, RDMA_CM_EVENT_REJECTED);
+		show_qp("client", pair.client);
 		CALL(call(pair.server, data, len));
 		show_id(pair.server);
 		CALL(rdma_accept(pair.server, &param));
@@ -28,8 +25,6 @@ static void reject_with(const char *name, reject_call call, const void *data, ui
 static void with_qp(void)
 {
 	struct rdma_conn_param param = conn_param("ask", 3);
-	struct ibv_qp_attr attr;
-	struct ibv_qp_init_attr init;
 	struct pair pair;
 
 	topic("reject with a queue pair");
@@ -37,8 +32,7 @@ static void with_qp(void)
 	    pair_request(&pair, &param, true)) {
 		CALL(rdma_reject(pair.server, "no", 2));
 		take_event("client", pair.client_channel, RDMA_CM_EVENT_REJECTED);
-		if (!ibv_query_qp(pair.server->qp, &attr, IBV_QP_STATE, &init))
-			obs("server qp state %d", attr.qp_state);
+		show_qp("server", pair.server);
 	}
 	pair_close(&pair);
 }
@@ -88,7 +82,7 @@ static void reject_reply(void)
 	struct pair pair;
 
 	topic("reject the reply");
-	param.qp_num = 20;
+	param.qp_num = invented_qpn();
 	if (pair_open(&pair, RDMA_PS_TCP, AF_INET) && pair_resolve(&pair, false) &&
 	    pair_request(&pair, &param, true)) {
 		CALL(rdma_accept(pair.server, &param));
@@ -109,7 +103,9 @@ int main(int argc, char **argv)
 	reject_with("none", rdma_reject, NULL, 0);
 	reject_with("reject", rdma_reject, data, 1);
 	reject_with("reject", rdma_reject, data, 148);
-	reject_with("reject", rdma_reject, data, 255);
+	/* siw accepts this length and then delivers stray kernel memory. */
+	if (!on_siw())
+		reject_with("reject", rdma_reject, data, 255);
 	reject_with("ece", rdma_reject_ece, NULL, 0);
 	reject_with("ece", rdma_reject_ece, data, 100);
 	with_qp();

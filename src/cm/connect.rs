@@ -12,7 +12,9 @@ use super::params;
 use super::qp;
 use super::resolve::after_listen;
 use crate::errno::{Errno, Result};
-use crate::ffi::{RDMA_MAX_INIT_DEPTH, RDMA_MAX_RESP_RES, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_port_space};
+use crate::ffi::{
+    RDMA_MAX_INIT_DEPTH, RDMA_MAX_RESP_RES, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_port_space,
+};
 use crate::sys::uapi::{rdma_ucm_conn_param, rdma_ucm_ece};
 use crate::sys::ucma;
 use crate::sys::verbs::{IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP};
@@ -32,7 +34,8 @@ pub unsafe fn connect(id: &Id, param: *const rdma_conn_param) -> Result<()> {
     check_resources(id, param, limits)?;
     let (initiator_depth, responder_resources) = {
         let mut state = id.state();
-        state.initiator_depth = wanted(param.map(|param| param.initiator_depth), limits.map(|limits| limits.initiator_depth));
+        state.initiator_depth =
+            wanted(param.map(|param| param.initiator_depth), limits.map(|limits| limits.initiator_depth));
         state.responder_resources =
             wanted(param.map(|param| param.responder_resources), limits.map(|limits| limits.responder_resources));
         (state.initiator_depth, state.responder_resources)
@@ -73,8 +76,8 @@ fn check_resources(id: &Id, param: Option<&rdma_conn_param>, limits: Option<Limi
 }
 
 /// The active side's answer to the peer's reply: QP to RTS, then the kernel sends "ready to use".
-pub(super) fn complete_response(id: &Id) -> Result<()> {
-    let done = ece::take_reply(id)
+pub(super) fn complete_response(id: &Id, reply: rdma_ucm_ece) -> Result<()> {
+    let done = ece::take_reply(id, reply)
         .and_then(|()| qp::to_rtr(id, None))
         .and_then(|()| qp::to_rts(id, None))
         .and_then(|()| ready_to_use(id));
@@ -177,8 +180,8 @@ pub unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
         let _ = qp::to_error(id);
         return Err(error);
     }
-    if id.is_ud() && id.is_sync() {
-        // Nothing follows: a datagram id is done with its answer.
+    if id.is_ud() {
+        // A datagram id is done with its answer: no event follows.
         id.drop_event();
         return Ok(());
     }
@@ -220,7 +223,7 @@ pub unsafe fn reject_ece(id: &Id, private_data: *const c_void, len: u8) -> Resul
 
 unsafe fn reject_for(id: &Id, private_data: *const c_void, len: u8, reason: u8) -> Result<()> {
     // SAFETY: the caller's word.
-    let data = unsafe { params::private_data(private_data, len)? };
+    let data = unsafe { params::private_data(private_data, len) };
     ucma::reject(id.fd(), id.handle(), reason, data)
 }
 

@@ -202,7 +202,16 @@ impl Registry {
         };
         let generation = self.generation;
         self.slots[slot] = Some(Open {
-            guid, index, context, limits, generation, pd: None, xrcd: None, ids: 0, lists: 0, gone: false,
+            guid,
+            index,
+            context,
+            limits,
+            generation,
+            pd: None,
+            xrcd: None,
+            ids: 0,
+            lists: 0,
+            gone: false,
         });
         Ok(slot)
     }
@@ -223,7 +232,9 @@ impl Registry {
     fn close_if_gone(&mut self, slot: usize) {
         let generation = self.generation;
         let unused = |open: &Open| open.gone && open.ids == 0 && open.lists == 0 && open.generation == generation;
-        if self.slots[slot].as_ref().is_some_and(unused) && let Some(open) = self.slots[slot].take() {
+        if self.slots[slot].as_ref().is_some_and(unused)
+            && let Some(open) = self.slots[slot].take()
+        {
             // SAFETY: neither ids nor lists of the library use it.
             unsafe { verbs::close(open.context) };
         }

@@ -60,18 +60,23 @@ pub(super) unsafe fn of_new_qp(id: &Id, qp: NonNull<verbs::ibv_qp>) -> Result<()
     unsafe { agree(id, qp, local.vendor_id, remote) }
 }
 
-/// The active side's half: the peer's reply sets what both use.
-pub(super) fn take_reply(id: &Id) -> Result<()> {
-    let (local, remote) = {
-        let state = id.state();
-        (state.local_ece, state.remote_ece)
-    };
+/// The active side without a QP of ours: what the program is shown of the reply are its options, as those of the vendor
+/// that we offered (docs/quirks.md).
+pub(super) fn keep_reply(id: &Id, reply: rdma_ucm_ece) {
+    let mut state = id.state();
+    state.remote_ece = rdma_ucm_ece { vendor_id: state.local_ece.vendor_id, attr_mod: reply.attr_mod };
+}
+
+/// The active side with a QP: the peer's reply sets what both use.
+pub(super) fn take_reply(id: &Id, reply: rdma_ucm_ece) -> Result<()> {
+    keep_reply(id, reply);
+    let local = id.state().local_ece;
     let Some(qp) = NonNull::new(id.qp()) else { return Ok(()) };
     if local.vendor_id == 0 {
         return Ok(());
     }
     // SAFETY: the id's QP is live.
-    unsafe { agree(id, qp, local.vendor_id, remote) }
+    unsafe { agree(id, qp, local.vendor_id, reply) }
 }
 
 /// # Safety

@@ -21,9 +21,11 @@ use crate::ffi::{
     ibv_sa_path_rec, rdma_addr, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_event_channel, rdma_port_space,
 };
 use crate::sys::alloc::try_box;
-use crate::sys::ucma;
 use crate::sys::uapi::rdma_ucm_ece;
-use crate::sys::verbs::{ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_type, ibv_srq, ibv_transport_type};
+use crate::sys::ucma;
+use crate::sys::verbs::{
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_type, ibv_srq, ibv_transport_type,
+};
 
 /// An id: `struct rdma_cm_id`, which programs read and write, with the library's part behind it.
 ///
@@ -264,9 +266,13 @@ pub(super) unsafe fn create<'a>(
     Ok(id)
 }
 
-/// An id for a kernel id that came with a connection request, on the listener's channel.
+/// An id for a kernel id that came with a connection request, on the listener's channel. On failure the kernel's id is
+/// destroyed, which tells the peer.
 pub(super) fn create_for_request<'a>(listener: &Id, handle: u32) -> Result<&'a Id> {
-    let id = allocate(listener.channel(), listener.context(), listener.ps(), listener.qp_type())?;
+    let id = allocate(listener.channel(), listener.context(), listener.ps(), listener.qp_type()).inspect_err(|_| {
+        // Nothing better can be done with a failure here.
+        let _ = ucma::destroy_id(listener.fd(), handle);
+    })?;
     if let Err(error) = adopt(id, handle) {
         // SAFETY: nobody else has seen it.
         unsafe { free(id) };
@@ -369,7 +375,9 @@ pub(super) unsafe fn discard(id: &Id) {
 /// From [`allocate`], and nothing refers to it any more.
 unsafe fn free(id: &Id) {
     handles::remove(id.handle(), NonNull::from(id));
-    if id.is_sync() && let Some(channel) = NonNull::new(id.channel()) {
+    if id.is_sync()
+        && let Some(channel) = NonNull::new(id.channel())
+    {
         // SAFETY: a synchronous id owns its channel.
         unsafe { destroy_event_channel(channel) };
     }

@@ -44,7 +44,12 @@ pub fn library() -> Result<&'static Library> {
 fn probe_af_ib(node: &RdmaCm) -> Result<bool> {
     let channel = node.open()?;
     // Closing the channel destroys the id.
-    let id = ucma::create_id(channel.as_raw_fd(), 0, rdma_port_space::RDMA_PS_IB as u16, verbs::ibv_qp_type::IBV_QPT_RC as u8)?;
+    let id = ucma::create_id(
+        channel.as_raw_fd(),
+        0,
+        rdma_port_space::RDMA_PS_IB as u16,
+        verbs::ibv_qp_type::IBV_QPT_RC as u8,
+    )?;
     let wildcard = SockaddrIb {
         family: AF_IB as u16,
         sid: RDMA_IB_IP_PS_TCP.to_be(),

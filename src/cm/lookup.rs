@@ -45,8 +45,8 @@ fn ask_ports(context: NonNull<ibv_context>, service: &Service, found: &mut Found
     for port in 1..=device.phys_port_cnt {
         // SAFETY: as above.
         let Ok(attr) = (unsafe { verbs::query_port(context, port) }) else { continue };
-        let usable = u32::from(attr.link_layer) == IBV_LINK_LAYER_INFINIBAND
-            && attr.state == ibv_port_state::IBV_PORT_ACTIVE;
+        let usable =
+            u32::from(attr.link_layer) == IBV_LINK_LAYER_INFINIBAND && attr.state == ibv_port_state::IBV_PORT_ACTIVE;
         // SAFETY: as above, and a GID is 16 bytes in each of its forms.
         let gid = if usable { unsafe { verbs::query_gid(context, port, 0).map(|gid| gid.raw) } } else { continue };
         let Ok(gid) = gid else { continue };
@@ -110,8 +110,7 @@ pub unsafe fn resolve_addrinfo(
     hints: *const rdma_addrinfo,
 ) -> Result<()> {
     // SAFETY: the caller's word.
-    let (node, service, hints) =
-        unsafe { (addrinfo::text(node), addrinfo::text(service), Hints::from_c(hints)) };
+    let (node, service, hints) = unsafe { (addrinfo::text(node), addrinfo::text(service), Hints::from_c(hints)) };
     let way = Way::choose(hints.as_ref().map_or(0, Hints::flags), node, service)?;
     begin(id, hints.as_ref())?;
     let started = match (way, service) {
@@ -145,6 +144,10 @@ fn announce(id: &Id, list: List) -> Result<()> {
 
 /// ADDRINFO_RESOLVED from the kernel: fetches the service records.
 pub(super) fn service_resolved(id: &Id) -> Result<()> {
+    if !id.state().search.pending.is_asked() {
+        // Not for the program: see ask_port().
+        return Ok(());
+    }
     let found = fetch(id);
     let mut state = id.state();
     match found {

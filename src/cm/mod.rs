@@ -26,12 +26,12 @@ mod resolve;
 mod route;
 mod srq;
 
+pub use addrinfo::{GaiError, freeaddrinfo};
 pub use channel::{create_event_channel, destroy_event_channel};
 pub use connect::{accept, connect, disconnect, establish, get_request, listen, notify, reject, reject_ece};
 pub use devices::{free_devices, get_devices};
 pub use ece::{get_remote_ece, set_local_ece};
 pub use endpoint::{create_ep, destroy_ep};
-pub use addrinfo::{GaiError, freeaddrinfo};
 pub use event::{Kind as EventKind, ack_cm_event, decode as decode_event, event_str, get_cm_event, write_cm_event};
 pub use id::{Id, create_id, destroy_id};
 pub use lookup::{getaddrinfo, query_addrinfo, resolve_addrinfo};

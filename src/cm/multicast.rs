@@ -96,11 +96,7 @@ pub unsafe fn join_multicast(id: &Id, addr: NonNull<sockaddr>, context: *mut c_v
 ///
 /// # Safety
 /// A readable structure with an address as long as its family says.
-pub unsafe fn join_multicast_ex(
-    id: &Id,
-    attr: NonNull<rdma_cm_join_mc_attr_ex>,
-    context: *mut c_void,
-) -> Result<()> {
+pub unsafe fn join_multicast_ex(id: &Id, attr: NonNull<rdma_cm_join_mc_attr_ex>, context: *mut c_void) -> Result<()> {
     use rdma_cm_join_mc_attr_mask::*;
     // SAFETY: the caller's word.
     let attr = unsafe { attr.as_ref() };
@@ -108,8 +104,7 @@ pub unsafe fn join_multicast_ex(
         return Err(Errno::ENOTSUP);
     }
     let needed = RDMA_CM_JOIN_MC_ATTR_ADDRESS as u32 | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS as u32;
-    if attr.comp_mask & needed != needed
-        || attr.join_flags >= rdma_cm_mc_join_flags::RDMA_MC_JOIN_FLAG_RESERVED as u32
+    if attr.comp_mask & needed != needed || attr.join_flags >= rdma_cm_mc_join_flags::RDMA_MC_JOIN_FLAG_RESERVED as u32
     {
         return Err(Errno::EINVAL);
     }
@@ -147,12 +142,10 @@ fn enter(id: &Id, uid: u64, addr: &SockAddr, flags: u32) -> Result<u32> {
     if library()?.af_ib {
         return ucma::join_mcast(id.fd(), id.handle(), uid, addr, flags as u16);
     }
-    // The older command has neither AF_IB nor flags.
+    // The older command knows neither AF_IB nor flags: who only wants to send becomes a full member whose QP is not
+    // attached.
     if addr.family() == AF_IB {
         return Err(Errno::EINVAL);
-    }
-    if flags != rdma_cm_mc_join_flags::RDMA_MC_JOIN_FLAG_FULLMEMBER as u32 {
-        return Err(Errno::ENOTSUP);
     }
     ucma::join_ip_mcast(id.fd(), id.handle(), uid, addr)
 }

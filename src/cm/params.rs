@@ -40,7 +40,7 @@ pub(super) unsafe fn fill(kernel: &mut rdma_ucm_conn_param, id: &Id, param: Opti
     let own = state.connect_data.as_slice();
     let user = match param {
         // SAFETY: the caller's word.
-        Some(param) => unsafe { private_data(param.private_data, param.private_data_len)? },
+        Some(param) => unsafe { private_data(param.private_data, param.private_data_len) },
         None => &[],
     };
     let len = own.len() + user.len();
@@ -53,15 +53,14 @@ pub(super) unsafe fn fill(kernel: &mut rdma_ucm_conn_param, id: &Id, param: Opti
     Ok(())
 }
 
-/// The program's private data; `EINVAL` for a length without an address.
+/// The program's private data; a length without an address is none (docs/quirks.md).
 ///
 /// # Safety
 /// Readable for its length.
-pub(super) unsafe fn private_data<'a>(data: *const c_void, len: u8) -> Result<&'a [u8]> {
-    match (data.is_null(), len) {
-        (_, 0) => Ok(&[]),
-        (true, _) => Err(Errno::EINVAL),
-        // SAFETY: the caller's word.
-        (false, len) => Ok(unsafe { std::slice::from_raw_parts(data.cast(), usize::from(len)) }),
+pub(super) unsafe fn private_data<'a>(data: *const c_void, len: u8) -> &'a [u8] {
+    if data.is_null() {
+        return &[];
     }
+    // SAFETY: the caller's word.
+    unsafe { std::slice::from_raw_parts(data.cast(), usize::from(len)) }
 }

@@ -20,7 +20,7 @@ use crate::sys::verbs::{
 /// Bits 21 to 24 of the attribute mask: the kernel reports nonsense there for InfiniBand ports (spec: cm, QPs).
 const STRAY_BITS: c_int = 0xf << 21;
 
-/// rdma_create_qp(3). The capacities that the device granted are written back.
+/// rdma_create_qp(3). The capacities that the device granted, and the CQs and SRQ used, are written back.
 ///
 /// # Safety
 /// `pd` is NULL or live, `attr` as ibv_create_qp(3) wants it, CQs and SRQ in it NULL or live.
@@ -37,9 +37,12 @@ pub unsafe fn create_qp(id: &Id, pd: *mut ibv_pd, attr: NonNull<ibv_qp_init_attr
     extended.comp_mask = IBV_QP_INIT_ATTR_PD;
     extended.pd = if pd.is_null() { id.pd() } else { pd };
     // SAFETY: the caller's word.
-    let created = unsafe { create_qp_ex(id, NonNull::from(&mut extended)) };
+    unsafe { create_qp_ex(id, NonNull::from(&mut extended))? };
+    given.send_cq = extended.send_cq;
+    given.recv_cq = extended.recv_cq;
+    given.srq = extended.srq;
     given.cap = extended.cap;
-    created
+    Ok(())
 }
 
 /// rdma_create_qp_ex(3).
@@ -60,7 +63,8 @@ pub unsafe fn create_qp_ex(id: &Id, attr: NonNull<ibv_qp_init_attr_ex>) -> Resul
     } else if unsafe { (*attr.pd).context } != context.as_ptr() {
         return Err(Errno::EINVAL);
     }
-    let differs = |own: *mut verbs::ibv_cq, given: *mut verbs::ibv_cq| !own.is_null() && !given.is_null() && own != given;
+    let differs =
+        |own: *mut verbs::ibv_cq, given: *mut verbs::ibv_cq| !own.is_null() && !given.is_null() && own != given;
     if differs(id.send_cq(), attr.send_cq) || differs(id.recv_cq(), attr.recv_cq) {
         return Err(Errno::EINVAL);
     }
@@ -68,7 +72,7 @@ pub unsafe fn create_qp_ex(id: &Id, attr: NonNull<ibv_qp_init_attr_ex>) -> Resul
         && (attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null())
     {
         let bound = id.state().bound.ok_or(Errno::EINVAL)?;
-        attr.xrcd = device::xrcd(&bound)?.as_ptr();
+        attr.xrcd = device::xrcd(&bound).map_err(|_| Errno::EINVAL)?.as_ptr();
         attr.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
     }
     // SAFETY: the context is open and the attributes are complete but for the CQs.
@@ -77,11 +81,7 @@ pub unsafe fn create_qp_ex(id: &Id, attr: NonNull<ibv_qp_init_attr_ex>) -> Resul
 
 /// # Safety
 /// As [`create_qp_ex`], with PD and XRCD in place.
-unsafe fn create_with_cqs(
-    id: &Id,
-    context: NonNull<verbs::ibv_context>,
-    attr: &mut ibv_qp_init_attr_ex,
-) -> Result<()> {
+unsafe fn create_with_cqs(id: &Id, context: NonNull<verbs::ibv_context>, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
     let send = if attr.send_cq.is_null() { attr.cap.max_send_wr } else { 0 };
     let recv = if attr.recv_cq.is_null() { attr.cap.max_recv_wr } else { 0 };
     let made = cq::create_missing(id, send, recv)?;
@@ -93,6 +93,11 @@ unsafe fn create_with_cqs(
     }
     if attr.srq.is_null() {
         attr.srq = id.srq();
+    }
+    if lacks_cq(attr) {
+        // libibverbs would follow the NULL.
+        cq::destroy(id, made);
+        return Err(Errno::EINVAL);
     }
     // SAFETY: the caller's word; the CQs are in place.
     let created = unsafe { verbs::create_qp_ex(context, attr) }.and_then(|qp| {
@@ -114,6 +119,13 @@ unsafe fn create_with_cqs(
     }
 }
 
+/// Whether a CQ is missing that a QP of this type needs: XRC senders receive nothing, XRC receivers complete elsewhere.
+fn lacks_cq(attr: &ibv_qp_init_attr_ex) -> bool {
+    let receives = attr.qp_type != ibv_qp_type::IBV_QPT_XRC_SEND && attr.qp_type != ibv_qp_type::IBV_QPT_XRC_RECV;
+    let sends = attr.qp_type != ibv_qp_type::IBV_QPT_XRC_RECV;
+    (sends && attr.send_cq.is_null()) || (receives && attr.recv_cq.is_null())
+}
+
 /// Brings a new QP to where its kind starts: INIT, or RTS for datagrams.
 ///
 /// # Safety
@@ -122,8 +134,18 @@ unsafe fn start(id: &Id, qp: NonNull<ibv_qp>) -> Result<()> {
     // SAFETY: the caller's word.
     unsafe {
         ece::of_new_qp(id, qp)?;
-        if id.is_ud() { start_datagrams(id, qp) } else { to_init(id, qp) }
+        if id.is_ud() { start_datagrams(id, qp) } else { start_connected(id, qp) }
     }
+}
+
+unsafe fn start_connected(id: &Id, qp: NonNull<ibv_qp>) -> Result<()> {
+    if kernel_knows_init()? {
+        // SAFETY: the caller's word.
+        return unsafe { to_init(id, qp) };
+    }
+    let (mut attr, mask) = own_attributes(id, ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS)?;
+    // SAFETY: the caller's word.
+    unsafe { verbs::modify_qp(qp, &mut attr, mask) }
 }
 
 unsafe fn to_init(id: &Id, qp: NonNull<ibv_qp>) -> Result<()> {
@@ -132,10 +154,17 @@ unsafe fn to_init(id: &Id, qp: NonNull<ibv_qp>) -> Result<()> {
     unsafe { verbs::modify_qp(qp, &mut attr, mask) }
 }
 
+/// Kernels of ABI 3 have no attributes for INIT until a connection is under way.
+fn kernel_knows_init() -> Result<bool> {
+    Ok(library()?.node.abi != 3)
+}
+
 unsafe fn start_datagrams(id: &Id, qp: NonNull<ibv_qp>) -> Result<()> {
-    let kernel_knows = library()?.node.abi != 3;
-    let (mut attr, mask) =
-        if kernel_knows { attributes(id, ibv_qp_state::IBV_QPS_INIT)? } else { datagram_attributes(id)? };
+    let (mut attr, mask) = if kernel_knows_init()? {
+        attributes(id, ibv_qp_state::IBV_QPS_INIT)?
+    } else {
+        own_attributes(id, ibv_qp_attr_mask::IBV_QP_QKEY)?
+    };
     // SAFETY: the caller's word, here and below.
     unsafe { verbs::modify_qp(qp, &mut attr, mask)? };
     let mut attr = state_only(ibv_qp_state::IBV_QPS_RTR);
@@ -147,20 +176,18 @@ unsafe fn start_datagrams(id: &Id, qp: NonNull<ibv_qp>) -> Result<()> {
     unsafe { verbs::modify_qp(qp, &mut attr, mask.0 as c_int) }
 }
 
-/// What a kernel of ABI 3 does not tell for datagram QPs.
-fn datagram_attributes(id: &Id) -> Result<(ibv_qp_attr, c_int)> {
+/// The attributes for INIT where the kernel does not tell; `kind` is the one that the QP's kind has beside the rest.
+fn own_attributes(id: &Id, kind: ibv_qp_attr_mask) -> Result<(ibv_qp_attr, c_int)> {
     let context = NonNull::new(id.verbs()).ok_or(Errno::EINVAL)?;
     // SAFETY: the route of a live id.
     let pkey = unsafe { (*id.addr()).addr.ibaddr.pkey };
     let mut attr = state_only(ibv_qp_state::IBV_QPS_INIT);
     // SAFETY: the context is open.
-    attr.pkey_index = unsafe { verbs::pkey_index(context, id.port_num(), pkey)? };
+    attr.pkey_index = unsafe { verbs::pkey_index(context, id.port_num(), pkey) }.map_err(|_| Errno::EINVAL)?;
     attr.port_num = id.port_num();
     attr.qkey = RDMA_UDP_QKEY;
-    let mask = ibv_qp_attr_mask::IBV_QP_STATE
-        | ibv_qp_attr_mask::IBV_QP_PKEY_INDEX
-        | ibv_qp_attr_mask::IBV_QP_PORT
-        | ibv_qp_attr_mask::IBV_QP_QKEY;
+    let mask =
+        ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_PKEY_INDEX | ibv_qp_attr_mask::IBV_QP_PORT | kind;
     Ok((attr, mask.0 as c_int))
 }
 

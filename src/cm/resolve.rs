@@ -11,11 +11,11 @@ use super::id::Id;
 use super::library::library;
 use super::route;
 use crate::errno::{Errno, Result};
+use crate::sys::alloc::try_push;
 use crate::sys::sockaddr::{AF_IB, SockAddr, SockaddrIb};
 use crate::sys::uapi::{__kernel_sockaddr_storage, rdma_ucm_query_route_resp};
 use crate::sys::ucma;
 use crate::sys::verbs::{IBV_TRANSPORT_IB, ibv_gid, path_rec_from_kernel};
-use crate::sys::alloc::try_push;
 
 /// rdma_bind_addr(3).
 ///

@@ -37,16 +37,14 @@ pub unsafe fn create_srq(id: &Id, pd: *mut ibv_pd, attr: NonNull<ibv_srq_init_at
 pub unsafe fn create_srq_ex(id: &Id, attr: NonNull<ibv_srq_init_attr_ex>) -> Result<()> {
     // SAFETY: the caller's word.
     let attr = unsafe { &mut *attr.as_ptr() };
-    if !id.srq().is_null() || attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 {
+    // An SRQ that the id has already is the program's to destroy from now on (docs/quirks.md).
+    if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 {
         return Err(Errno::EINVAL);
     }
     let context = NonNull::new(id.verbs()).ok_or(Errno::EINVAL)?;
     if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || attr.pd.is_null() {
         attr.pd = id.pd();
         attr.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
-    // SAFETY: a live PD, by the caller's word.
-    } else if unsafe { (*attr.pd).context } != context.as_ptr() {
-        return Err(Errno::EINVAL);
     }
     let made = if attr.srq_type == IBV_SRQT_XRC { equip_xrc(id, attr)? } else { Made::default() };
     // SAFETY: the context is open, the attributes complete.

@@ -1,18 +1,15 @@
-//! Finding and opening the `rdma_cm` character device.
+//! Finding and opening the `rdma_cm` character device. Nothing here allocates: it is on the way of every first call.
 
 use std::ffi::{CStr, c_int};
-use std::fs;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::str;
 use std::time::{Duration, Instant};
 
 use super::netlink;
+use super::text::Text;
 use crate::errno::{Errno, Result};
 
-const DIRECTORY: &str = "/dev/infiniband";
 const NODE: &str = "rdma_cm";
 const SYSFS: [&str; 2] = ["/sys/class/misc/rdma_cm", "/sys/class/infiniband_ucma"];
 /// Command set versions this library speaks (`rdma_user_cm.h`), and the one to assume when the kernel does not tell.
@@ -21,6 +18,8 @@ const ABI_UNTOLD: u64 = 4;
 /// After the kernel has loaded the module for our question, udev may need a moment to make the node.
 const NODE_WAIT: Duration = Duration::from_secs(2);
 
+type Path = Text<128>;
+
 /// The device to open for an event channel.
 #[derive(Debug)]
 pub struct RdmaCm {
@@ -28,7 +27,7 @@ pub struct RdmaCm {
     pub abi: u64,
     /// What the kernel said; `None` when it did not.
     rdev: Option<libc::dev_t>,
-    path: PathBuf,
+    path: Path,
 }
 
 impl RdmaCm {
@@ -37,10 +36,10 @@ impl RdmaCm {
         let found = match netlink::char_device(NODE) {
             Ok(device) => {
                 let name = CStr::from_bytes_until_nul(&device.name).map_err(|_| Errno::EPROTO)?;
-                let path = Path::new(DIRECTORY).join(std::ffi::OsStr::from_bytes(name.to_bytes()));
-                RdmaCm { abi: device.abi, rdev: Some(device.rdev), path }
+                let name = name.to_str().map_err(|_| Errno::EPROTO)?;
+                RdmaCm { abi: device.abi, rdev: Some(device.rdev), path: in_folder(name)? }
             }
-            Err(_) => from_sysfs(),
+            Err(_) => from_sysfs()?,
         };
         if ABI.contains(&found.abi) { Ok(found) } else { Err(Errno::EPERM) }
     }
@@ -68,43 +67,57 @@ impl RdmaCm {
     }
 
     fn try_open(&self) -> Result<OwnedFd> {
-        match open_node(&self.path, self.rdev) {
-            Err(Errno::ENOENT) => {}
-            result => return result,
+        match (open_node(self.path.as_c_str(), self.rdev), self.rdev) {
+            (Err(Errno::ENOENT), Some(rdev)) => open_by_number(rdev),
+            (result, _) => result,
         }
-        let rdev = self.rdev.ok_or(Errno::ENOENT)?;
-        open_node(&find_node(rdev).ok_or(Errno::ENOENT)?, Some(rdev))
     }
 }
 
-fn from_sysfs() -> RdmaCm {
-    let read = |file: &str| SYSFS.iter().find_map(|class| fs::read_to_string(Path::new(class).join(file)).ok());
-    RdmaCm {
-        abi: read("abi_version").and_then(|text| text.trim().parse().ok()).unwrap_or(ABI_UNTOLD),
-        rdev: read("dev").and_then(|text| parse_dev(&text)),
-        path: Path::new(DIRECTORY).join(NODE),
-    }
+fn in_folder(name: &str) -> Result<Path> {
+    Path::new(format_args!("/dev/infiniband/{name}"))
+}
+
+fn from_sysfs() -> Result<RdmaCm> {
+    let mut abi = [0; 32];
+    let mut dev = [0; 32];
+    Ok(RdmaCm {
+        abi: read_sysfs("abi_version", &mut abi).and_then(|text| text.parse().ok()).unwrap_or(ABI_UNTOLD),
+        rdev: read_sysfs("dev", &mut dev).and_then(parse_dev),
+        path: in_folder(NODE)?,
+    })
+}
+
+/// A file of the device in sysfs, without the newline.
+fn read_sysfs<'a>(file: &str, buffer: &'a mut [u8]) -> Option<&'a str> {
+    let fd = SYSFS.iter().find_map(|class| {
+        let path = Path::new(format_args!("{class}/{file}")).ok()?;
+        open(path.as_c_str(), libc::O_RDONLY).ok()
+    })?;
+    // SAFETY: `buffer` is writable for its length.
+    let got = unsafe { libc::read(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
+    str::from_utf8(buffer.get(..usize::try_from(got).ok()?)?).ok().map(str::trim)
 }
 
 /// "major:minor" of a sysfs `dev` file.
 fn parse_dev(text: &str) -> Option<libc::dev_t> {
-    let (major, minor) = text.trim().split_once(':')?;
+    let (major, minor) = text.split_once(':')?;
     Some(libc::makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Opens `path` if it is the announced character device; `ENOENT` if it is missing or another file.
-fn open_node(path: &Path, rdev: Option<libc::dev_t>) -> Result<OwnedFd> {
-    let mut name = [0u8; 256];
-    let bytes = path.as_os_str().as_bytes();
-    name.get_mut(..bytes.len()).ok_or(Errno::ENOENT)?.copy_from_slice(bytes);
-    let name = CStr::from_bytes_until_nul(&name).map_err(|_| Errno::ENOENT)?;
+fn open(path: &CStr, flags: c_int) -> Result<OwnedFd> {
     // SAFETY: a C string; the result is checked.
-    let fd = unsafe { libc::open(name.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+    let fd = unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) };
     if fd < 0 {
         return Err(Errno::last());
     }
     // SAFETY: a fresh descriptor that nobody else owns.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Opens `path` if it is the announced character device; `ENOENT` if it is missing or another file.
+fn open_node(path: &CStr, rdev: Option<libc::dev_t>) -> Result<OwnedFd> {
+    let fd = open(path, libc::O_RDWR)?;
     let mut status = MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: `status` is writable; all zeros are a valid stat.
     let status = unsafe {
@@ -117,15 +130,40 @@ fn open_node(path: &Path, rdev: Option<libc::dev_t>) -> Result<OwnedFd> {
     if right { Ok(fd) } else { Err(Errno::ENOENT) }
 }
 
-/// The node of device `rdev`, whatever it is called.
-fn find_node(rdev: libc::dev_t) -> Option<PathBuf> {
-    let by_number = PathBuf::from(format!("/dev/char/{}:{}", libc::major(rdev), libc::minor(rdev)));
-    if by_number.exists() {
-        return Some(by_number);
+/// Opens the node of device `rdev`, whatever it is called.
+fn open_by_number(rdev: libc::dev_t) -> Result<OwnedFd> {
+    let link = Path::new(format_args!("/dev/char/{}:{}", libc::major(rdev), libc::minor(rdev)))?;
+    match open_node(link.as_c_str(), Some(rdev)) {
+        Err(Errno::ENOENT) => {}
+        result => return result,
     }
-    fs::read_dir(DIRECTORY).ok()?.flatten().map(|entry| entry.path()).find(|path| {
-        fs::metadata(path).is_ok_and(|data| data.rdev() == rdev)
-    })
+    // SAFETY: a C string; the result is checked.
+    let folder = unsafe { libc::opendir(c"/dev/infiniband".as_ptr()) };
+    if folder.is_null() {
+        return Err(Errno::last());
+    }
+    let mut found = Err(Errno::ENOENT);
+    // SAFETY: an open folder.
+    while let Some(entry) = unsafe { libc::readdir(folder).as_ref() } {
+        // SAFETY: the name of an entry is a C string.
+        let name = unsafe { CStr::from_ptr(entry.d_name.as_ptr()) };
+        // Opening a device has effects: only the right one is.
+        if let Some(path) = name.to_str().ok().and_then(|name| in_folder(name).ok())
+            && has_number(path.as_c_str(), rdev)
+        {
+            found = open_node(path.as_c_str(), Some(rdev));
+            break;
+        }
+    }
+    // SAFETY: an open folder, closed once.
+    unsafe { libc::closedir(folder) };
+    found
+}
+
+fn has_number(path: &CStr, rdev: libc::dev_t) -> bool {
+    let mut status = MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: a C string, and a writable stat of which zeros are a value.
+    unsafe { libc::stat(path.as_ptr(), status.as_mut_ptr()) == 0 && status.assume_init().st_rdev == rdev }
 }
 
 /// Tells when something appears in /dev/infiniband, or the folder itself.
@@ -171,7 +209,7 @@ mod tests {
 
     #[test]
     fn device_numbers_of_sysfs() {
-        assert_eq!(parse_dev("10:127\n"), Some(libc::makedev(10, 127)));
+        assert_eq!(parse_dev("10:127"), Some(libc::makedev(10, 127)));
         assert_eq!(parse_dev("10"), None);
         assert_eq!(parse_dev("10:x"), None);
     }
@@ -179,8 +217,11 @@ mod tests {
     #[test]
     fn another_file_at_the_path_is_not_opened() {
         let null = libc::makedev(1, 3);
-        assert!(open_node(Path::new("/dev/null"), Some(null)).is_ok());
-        assert_eq!(open_node(Path::new("/dev/null"), Some(null + 1)).err(), Some(Errno::ENOENT));
-        assert_eq!(open_node(Path::new("/"), None).err().map(Errno::get), Some(libc::EISDIR));
+        assert!(open_node(c"/dev/null", Some(null)).is_ok());
+        assert_eq!(open_node(c"/dev/null", Some(null + 1)).err(), Some(Errno::ENOENT));
+        assert_eq!(open_node(c"/", None).err().map(Errno::get), Some(libc::EISDIR));
+        assert!(has_number(c"/dev/null", null));
+        assert!(!has_number(c"/dev/zero", null));
+        assert!(!has_number(c"/nowhere", null));
     }
 }

@@ -7,6 +7,7 @@ pub mod log;
 pub mod netlink;
 pub mod resolver;
 pub mod sockaddr;
+pub mod text;
 pub mod uapi;
 pub mod ucma;
 pub mod verbs;

@@ -79,7 +79,7 @@ fn emit_request(buffer: &mut [u8], client: &str) -> Result<usize> {
 }
 
 /// What the answer says; an error message of the kernel becomes its errno.
-fn parse_answer(answer: &[u8]) -> Result<CharDev> {
+pub fn parse_answer(answer: &[u8]) -> Result<CharDev> {
     let message = NetlinkBuffer::new_checked(answer).map_err(|_| Errno::EPROTO)?;
     if message.message_type() == NLMSG_ERROR {
         let code = message.payload().first_chunk::<4>().ok_or(Errno::EPROTO)?;
@@ -132,8 +132,9 @@ mod tests {
 
     /// As a 6.1 kernel answered in the lab.
     const ANSWERED: [u8; 60] = [
-        60, 0, 0, 0, 0x0f, 0x14, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0x0c, 0, 0x48, 0, 0x7f, 0x0a, 0, 0, 0, 0, 0, 0,
-        4, 0, 0, 0, 0x0c, 0, 0x47, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0x0c, 0, 0x46, 0, b'r', b'd', b'm', b'a', b'_', b'c', b'm', 0,
+        60, 0, 0, 0, 0x0f, 0x14, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0x0c, 0, 0x48, 0, 0x7f, 0x0a, 0, 0, 0, 0, 0,
+        0, 4, 0, 0, 0, 0x0c, 0, 0x47, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0x0c, 0, 0x46, 0, b'r', b'd', b'm', b'a', b'_', b'c',
+        b'm', 0,
     ];
 
     #[test]

@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 
 pub use ibverbs_sys::*;
 
-use super::uapi::{ib_uverbs_ah_attr, ib_uverbs_qp_attr, ib_user_path_rec, ibv_sa_path_rec, verbs_context};
+use super::uapi::{ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_sa_path_rec, verbs_context};
 use crate::errno::{Errno, Result};
 
 unsafe extern "C" {

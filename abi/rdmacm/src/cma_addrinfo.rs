@@ -2,8 +2,9 @@
 
 use std::ffi::{c_char, c_int};
 
+use rdmacm_core::Errno;
 use rdmacm_core::cm::{self, GaiError, Id};
-use rdmacm_core::errno::report;
+use rdmacm_core::errno::{report, report_or};
 use rdmacm_core::ffi::{rdma_addrinfo, rdma_cm_id};
 
 use crate::{nn, status};
@@ -20,12 +21,14 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     hints: *const rdma_addrinfo,
     res: *mut *mut rdma_addrinfo,
 ) -> c_int {
-    report(-1, || {
+    report_or(|| {
+        let res = nn(res).map_err(|error| (-1, error))?;
         // SAFETY: the C contract (crate documentation).
-        match unsafe { cm::getaddrinfo(node, service, hints, nn(res)?) } {
+        match unsafe { cm::getaddrinfo(node, service, hints, res) } {
             Ok(()) => Ok(0),
+            Err(GaiError::Gai(libc::EAI_SYSTEM)) => Err((libc::EAI_SYSTEM, Errno::last())),
             Err(GaiError::Gai(code)) => Ok(code),
-            Err(GaiError::Errno(errno)) => Err(errno),
+            Err(GaiError::Errno(errno)) => Err((-1, errno)),
         }
     })
 }

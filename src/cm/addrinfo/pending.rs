@@ -69,6 +69,11 @@ impl Pending {
         *self = Pending::Idle;
     }
 
+    /// Whether an answer is waited for.
+    pub fn is_asked(&self) -> bool {
+        matches!(self, Pending::Asked)
+    }
+
     /// Hands the result over; `ENOENT` when there is none.
     pub fn take(&mut self) -> Result<List> {
         match std::mem::take(self) {

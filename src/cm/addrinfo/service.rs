@@ -39,7 +39,7 @@ impl Common {
 }
 
 /// Reads a service as programs write it: a number (decimal, 0x… or 0…) is its id, anything else its name of up to 63
-/// bytes. `EINVAL` for an empty or longer one.
+/// bytes. `EINVAL` for an empty name and for a longer one, which the reference cuts short.
 pub fn parse(service: &CStr) -> Result<Service> {
     let bytes = service.to_bytes();
     if let Some(id) = number(bytes) {
@@ -53,16 +53,22 @@ pub fn parse(service: &CStr) -> Result<Service> {
     Ok(Service::Name(name))
 }
 
-/// A whole number of base 10, 16 or 8 by its beginning, as strtoull(3) with base 0 reads it.
+/// A whole number as strtoull(3) with base 0 reads it: after blanks and a sign, base 10, 16 or 8 by its beginning.
 fn number(text: &[u8]) -> Option<u64> {
-    let text = std::str::from_utf8(text).ok()?;
+    let text = std::str::from_utf8(text).ok()?.trim_start_matches([' ', '\t', '\n', '\x0B', '\x0C', '\r']);
+    let (text, negative) = match text.strip_prefix('-') {
+        Some(rest) => (rest, true),
+        None => (text.strip_prefix('+').unwrap_or(text), false),
+    };
     let (digits, base) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(hex) => (hex, 16),
         None if text.len() > 1 && text.starts_with('0') => (text, 8),
         None => (text, 10),
     };
-    // from_str_radix() would take a sign.
-    digits.bytes().all(|c| c.is_ascii_alphanumeric()).then(|| u64::from_str_radix(digits, base).ok())?
+    // from_str_radix() would take another sign.
+    let number =
+        digits.bytes().all(|c| c.is_ascii_alphanumeric()).then(|| u64::from_str_radix(digits, base).ok())??;
+    Some(if negative { number.wrapping_neg() } else { number })
 }
 
 /// The address to bind an id to that is to search through the port with this GID.
@@ -109,11 +115,14 @@ mod tests {
         assert_eq!(parse(c"0XfFfFfFfFfFfFfFfF"), Ok(Service::Id(u64::MAX)));
         assert_eq!(parse(c"010"), Ok(Service::Id(8)));
         assert_eq!(parse(c"0"), Ok(Service::Id(0)));
+        assert_eq!(parse(c" 7"), Ok(Service::Id(7)));
+        assert_eq!(parse(c"+5"), Ok(Service::Id(5)));
+        assert_eq!(parse(c"-5"), Ok(Service::Id(u64::MAX - 4)));
     }
 
     #[test]
     fn the_rest_are_names() {
-        for text in ["storage", "12 34", "-5", "+5", "09", "0x", "18446744073709551616", "0x-1", " 7"] {
+        for text in ["storage", "12 34", "09", "0x", "18446744073709551616", "0x-1", "+-1", "7 ", "-", " "] {
             let service = std::ffi::CString::new(text).unwrap();
             assert_eq!(parse(&service), Ok(name(text)), "{text}");
         }

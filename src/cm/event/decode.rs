@@ -133,7 +133,8 @@ mod tests {
     #[test]
     fn longest_private_data() {
         let mut event = raw(9);
-        event.param.ud = rdma_ucm_ud_param { private_data: [7; PRIVATE_DATA], private_data_len: 255, ..Default::default() };
+        event.param.ud =
+            rdma_ucm_ud_param { private_data: [7; PRIVATE_DATA], private_data_len: 255, ..Default::default() };
         let mut room = [0; PRIVATE_DATA];
         // SAFETY: a datagram id's parameters.
         let ud = unsafe { decode(&event, Kind::of(9, true), &mut room).ud };

@@ -6,11 +6,11 @@ use super::decode::{Kind, decode, status};
 use super::{Event, Outcome};
 use crate::cm::id::{self, Id};
 use crate::cm::multicast::Group;
-use crate::cm::{connect, handles, lookup, migrate, qp, resolve};
+use crate::cm::{connect, ece, handles, lookup, migrate, qp, resolve};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type;
-use crate::sys::uapi::rdma_ucm_event_resp;
 use crate::sys::log;
+use crate::sys::uapi::rdma_ucm_event_resp;
 
 use rdma_cm_event_type::*;
 
@@ -129,11 +129,11 @@ fn prepare_request(listener: &Id, new: &Id, raw: &rdma_ucm_event_resp, event: &E
 
 /// The peer accepted: with a QP of ours, the connection is completed here.
 fn response(id: &Id, raw: &rdma_ucm_event_resp, event: &mut Event) {
-    id.state().remote_ece = raw.ece;
     if id.qp().is_null() {
+        ece::keep_reply(id, raw.ece);
         return;
     }
-    match connect::complete_response(id) {
+    match connect::complete_response(id, raw.ece) {
         Ok(()) => event.public.event = RDMA_CM_EVENT_ESTABLISHED as u32,
         Err(error) => {
             id.state().connect_failed = true;

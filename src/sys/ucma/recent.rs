@@ -5,7 +5,7 @@
 use std::mem::size_of;
 use std::os::fd::RawFd;
 
-use super::super::uapi::{rdma_ucm_query, rdma_ucm_ud_param, RDMA_USER_CM_CMD_QUERY};
+use super::super::uapi::{RDMA_USER_CM_CMD_QUERY, rdma_ucm_query, rdma_ucm_ud_param};
 use super::{issue, response};
 use crate::errno::{Errno, Result};
 
@@ -37,7 +37,7 @@ struct ResolveIbService {
 /// RESOLVE_IB_SERVICE: starts the search, which ends with an ADDRINFO_RESOLVED or _ERROR event.
 pub fn resolve_ib_service(fd: RawFd, id: u32, service: &Service) -> Result<()> {
     let (service_id, service_name, flags) = match *service {
-        Service::Id(number) => (number.to_be(), [0; SERVICE_NAME], 1),
+        Service::Id(number) => (number, [0; SERVICE_NAME], 1),
         Service::Name(name) => (0, name, 2),
     };
     let body = ResolveIbService { id, reserved: 0, service_id, service_name, flags, reserved2: 0 };

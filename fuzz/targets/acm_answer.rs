@@ -1,0 +1,13 @@
+//! Answers of ibacm: every message is either refused or gives path records that were in it.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use rdmacm_core::acm::wire::parse_answer;
+
+fuzz_target!(|message: &[u8]| {
+    if let Ok((header, answer)) = parse_answer(message) {
+        assert!(header.body_len <= message.len());
+        assert!(answer.paths.as_bytes().len() <= message.len());
+        let _ = answer.paths.first();
+    }
+});

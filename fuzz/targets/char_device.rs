@@ -1,0 +1,11 @@
+//! Netlink answers that name a character device: the name never leads out of its folder.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use rdmacm_core::sys::netlink::parse_answer;
+
+fuzz_target!(|answer: &[u8]| {
+    if let Ok(device) = parse_answer(answer) {
+        assert!(device.name[0] != 0 && !device.name.contains(&b'/') && device.name[63] == 0);
+    }
+});

@@ -1,0 +1,31 @@
+//! Decoding of the kernel's event structure: no input may make it read or point outside of it.
+#![no_main]
+
+use std::mem::size_of;
+
+use libfuzzer_sys::fuzz_target;
+use rdmacm_core::cm::{EventKind, decode_event};
+use rdmacm_core::sys::uapi::rdma_ucm_event_resp;
+
+fuzz_target!(|input: &[u8]| {
+    let mut bytes = [0; size_of::<rdma_ucm_event_resp>()];
+    let len = input.len().min(bytes.len());
+    bytes[..len].copy_from_slice(&input[..len]);
+    // SAFETY: a structure of numbers, of which any bytes are a value.
+    let raw: rdma_ucm_event_resp = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
+    for datagrams in [false, true] {
+        let mut room = [0; 256];
+        let kind = EventKind::of(raw.event, datagrams);
+        let param = decode_event(&raw, kind, &mut room);
+        // SAFETY: the member that `kind` names.
+        let (data, len) = unsafe {
+            match kind {
+                EventKind::Connected => (param.conn.private_data, param.conn.private_data_len),
+                EventKind::Datagram => (param.ud.private_data, param.ud.private_data_len),
+                EventKind::Word => continue,
+            }
+        };
+        assert_eq!(data.is_null(), len == 0);
+        assert!(data.is_null() || data == room.as_ptr().cast());
+    }
+});

@@ -1,0 +1,157 @@
+# shellcheck shell=bash
+# Debian packages without installing them: a private apt configuration that takes the archive's
+# address and keyring from the machine's own sources, with lists and cache of its own.
+# Read after lib.sh.
+# shellcheck disable=SC2034 # apt_reason is for the callers
+
+# debian_sources: prints "URI KEYRING" for each source of the machine that is a Debian archive
+# (security archives have suites of their own and are left out). KEYRING may be empty.
+debian_sources() {
+    local etc=${LAB_APT_SOURCES:-/etc/apt} f
+    for f in "$etc"/sources.list "$etc"/sources.list.d/*.list; do
+        [ ! -f "$f" ] || one_line_sources <"$f"
+    done
+    for f in "$etc"/sources.list.d/*.sources; do
+        [ ! -f "$f" ] || deb822_sources <"$f"
+    done
+}
+
+# sources.list(5), one-line style: deb [ option=value ... ] uri suite component...
+one_line_sources() {
+    sed -n 's/^[[:space:]]*deb[[:space:]]\{1,\}//p' | awk '
+        {
+            key = ""
+            if (match($0, /^\[[^]]*\][[:space:]]*/)) {
+                options = substr($0, 1, RLENGTH)
+                $0 = substr($0, RLENGTH + 1)
+                if (match(options, /signed-by=[^] ]+/)) key = substr(options, RSTART + 10, RLENGTH - 10)
+            }
+            if ($2 !~ /security/ && $0 ~ / main( |$)/) print $1, key
+        }'
+}
+
+# sources.list(5), deb822 style: stanzas separated by empty lines.
+deb822_sources() {
+    awk -v RS= '
+        {
+            uris = suites = types = key = components = ""; enabled = "yes"
+            n = split($0, line, "\n")
+            for (i = 1; i <= n; i++) {
+                if (line[i] ~ /^#/) continue
+                value = line[i]; sub(/^[^:]*:[[:space:]]*/, "", value)
+                field = tolower(line[i]); sub(/:.*/, "", field)
+                if (field == "uris") uris = value
+                else if (field == "suites") suites = value
+                else if (field == "types") types = value
+                else if (field == "components") components = value
+                else if (field == "signed-by") key = value
+                else if (field == "enabled") enabled = tolower(value)
+            }
+            if (enabled == "no" || (" " types " ") !~ / deb /) next
+            if (suites ~ /security/ || (" " components " ") !~ / main /) next
+            if (key !~ /^\//) key = ""
+            split(uris, uri, /[[:space:]]+/)
+            print uri[1], key
+        }'
+}
+
+# The first source whose address names the main archive: ".../debian", or a dated copy of it.
+debian_archive() {
+    debian_sources | awk '$1 ~ /(^|\/)debian(\/[0-9TZ]+)?\/?$/ || $1 ~ /^mirror/ { print; exit }'
+}
+
+# apt_private SUITE: prepares the configuration for SUITE and sets apt_conf to its file.
+# Status 1 with apt_reason set when this machine has no Debian archive or it cannot be read.
+apt_private() {
+    local suite=$1 dir uri keyring tool status=0
+    apt_reason='' apt_conf=''
+    for tool in apt-get apt-cache dpkg-deb; do
+        if ! command -v "$tool" >/dev/null; then
+            apt_reason="$tool is needed to fetch Debian packages"
+            return 1
+        fi
+    done
+    read -r uri keyring < <(debian_archive) || true
+    if [ -z "${uri:-}" ]; then
+        apt_reason="no Debian archive among this machine's apt sources"
+        return 1
+    fi
+    dir=$(cache_dir)/apt/$suite
+    mkdir -p -- "$dir"/etc "$dir"/state/lists/partial "$dir"/cache/archives/partial
+    exec 8>"$dir/lock"
+    flock 8
+    : >>"$dir/state/status"
+    write_apt_conf "$dir"
+    write_apt_source "$dir" "$suite" "$uri" "${keyring:-/usr/share/keyrings/debian-archive-keyring.gpg}"
+    update_lists "$dir" "$suite" || status=$?
+    exec 8>&-
+    apt_conf=$dir/apt.conf
+    return "$status"
+}
+
+write_apt_conf() {
+    cat >"$1/apt.conf" <<CONF
+Dir::State "$1/state";
+Dir::State::status "$1/state/status";
+Dir::Cache "$1/cache";
+Dir::Etc::sourcelist "$1/etc/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Etc::preferences "/dev/null";
+Dir::Etc::preferencesparts "/dev/null";
+APT::Architecture "amd64";
+APT::Architectures { "amd64"; };
+APT::Sandbox::User "root";
+Acquire::Check-Valid-Until "false";
+Acquire::Languages "none";
+Acquire::Retries "3";
+#clear Acquire::IndexTargets::deb::DEP-11;
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+CONF
+}
+
+write_apt_source() {
+    printf 'deb [signed-by=%s] %s %s main\n' "$4" "$3" "$2" >"$1/etc/sources.list.new"
+    mv -- "$1/etc/sources.list.new" "$1/etc/sources.list"
+}
+
+# The lists are fetched anew when they are older than a day, or the source changed.
+update_lists() {
+    local stamp=$1/updated
+    if [ -n "$(find "$stamp" -mmin -1440 2>/dev/null)" ] && cmp -s "$stamp" "$1/etc/sources.list"; then
+        return 0
+    fi
+    progress_step "fetching the package lists of Debian $2"
+    if ! apt-get -c "$1/apt.conf" -qq --error-on=any update >"$1/update.log" 2>&1; then
+        apt_reason="the package lists of Debian $2 cannot be fetched: $(grep -m 1 '^[EW]:' "$1/update.log" || echo "see $1/update.log")"
+        return 1
+    fi
+    cp -- "$1/etc/sources.list" "$stamp"
+}
+
+# apt_version PACKAGE: the newest version in the suite prepared last; empty when there is none.
+apt_version() {
+    apt-cache -c "$apt_conf" show --no-all-versions "$1" 2>/dev/null | sed -n 's/^Version: //p' | head -n 1
+}
+
+# apt_unpack DIR PACKAGE...: downloads the packages and unpacks them below DIR; DIR.packages
+# lists their versions. Status 1 with apt_reason set when that fails.
+apt_unpack() {
+    local to=$1 debs deb
+    shift
+    debs=$(scratch_dir)
+    if ! (cd -- "$debs" && apt-get -c "$apt_conf" -qq download "$@" >log 2>&1); then
+        apt_reason="download failed: $(grep -m 1 '^[EW]:' "$debs/log" || tail -n 1 "$debs/log")"
+        rm -rf -- "$debs"
+        return 1
+    fi
+    mkdir -p -- "$to"
+    for deb in "$debs"/*.deb; do
+        # shellcheck disable=SC2016 # dpkg-deb fills the fields in
+        if ! dpkg-deb -x "$deb" "$to" || ! dpkg-deb -W --showformat '${Package} ${Version}\n' "$deb" >>"$to.packages"; then
+            apt_reason="${deb##*/} cannot be unpacked"
+            return 1
+        fi
+    done
+    rm -rf -- "$debs"
+}

@@ -1,0 +1,169 @@
+/*
+ * A small address and path service that answers as told, for the programs acm and acmbad.
+ * Message layout: spec addrinfo-acm. Host byte order, as the service and its clients share a
+ * machine; path records inside are in network order as on the wire.
+ */
+#ifndef TESTS_C_ACM_H
+#define TESTS_C_ACM_H
+
+#include "common.h"
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#define ACM_SOCKET "/run/ibacm.sock"
+#define ACM_PORT_FILE "/run/ibacm.port"
+enum { ACM_TYPE_NAME = 1, ACM_TYPE_IP4 = 2, ACM_TYPE_IP6 = 3, ACM_TYPE_PATH = 0x10 };
+enum { ACM_FLAG_SOURCE = 1, ACM_FLAG_DEST = 2 };
+
+struct acm_header {
+	uint8_t version, opcode, status, data[3];
+	uint16_t length;
+	uint64_t tid;
+};
+struct acm_record {
+	uint32_t flags;
+	uint16_t type, reserved;
+	uint8_t info[64];
+};
+struct acm_message {
+	struct acm_header header;
+	struct acm_record records[16];
+};
+
+/* Fills the answer (a copy of the request with the answer bit set) and says how many bytes of
+ * it to send; less than 0: close the connection instead, 0: never answer. */
+typedef long (*acm_answer)(const struct acm_message *request, struct acm_message *answer);
+
+struct acm_server {
+	int fd;
+	acm_answer answer;
+	bool show;
+	int served, connections;
+	pthread_t thread;
+};
+
+/* Listens on the socket of the service; only ever inside the lab. */
+static inline void acm_require_lab(void)
+{
+	if (!getenv("LAB_OUT"))
+		skip_all("the service's socket is only made inside the lab");
+}
+
+static inline void acm_show(const struct acm_message *request)
+{
+	const struct acm_header *header = &request->header;
+
+	obs("request version %u opcode %u status %u data %u %u %u length %u", header->version,
+	    header->opcode, header->status, header->data[0], header->data[1], header->data[2],
+	    header->length);
+	for (size_t i = 0; i < (header->length - sizeof(*header)) / sizeof(request->records[0]);
+	     i++)
+		obs("record flags %x type %x reserved %u info %s", request->records[i].flags,
+		    request->records[i].type, request->records[i].reserved,
+		    bytes_str(request->records[i].info, 64));
+}
+
+static inline bool acm_read_all(int fd, void *data, size_t len)
+{
+	size_t done = 0;
+
+	while (done < len) {
+		ssize_t got = read(fd, (char *)data + done, len - done);
+
+		if (got <= 0)
+			return false;
+		done += (size_t)got;
+	}
+	return true;
+}
+
+/* One connection until it ends; the lines of the server are printed by itself. */
+static inline void acm_serve(struct acm_server *server, int fd)
+{
+	struct acm_message request, answer;
+
+	while (acm_read_all(fd, &request, sizeof(request.header))) {
+		size_t rest = request.header.length - sizeof(request.header);
+		long len;
+
+		if (request.header.length < sizeof(request.header) ||
+		    rest > sizeof(request.records) ||
+		    !acm_read_all(fd, request.records, rest))
+			break;
+		if (server->show)
+			acm_show(&request);
+		memset(&answer, 0, sizeof(answer));
+		answer.header = request.header;
+		answer.header.opcode |= 0x80;
+		server->served++;
+		len = server->answer(&request, &answer);
+		if (len < 0)
+			break;
+		if (len > 0 && send(fd, &answer, (size_t)len, MSG_NOSIGNAL) != len)
+			break;
+	}
+	close(fd);
+}
+
+static inline void *acm_body(void *argument)
+{
+	struct acm_server *server = argument;
+	int fd;
+
+	topic("service");
+	while ((fd = accept(server->fd, NULL, NULL)) >= 0) {
+		server->connections++;
+		acm_serve(server, fd);
+	}
+	return NULL;
+}
+
+static inline bool acm_start(struct acm_server *server, acm_answer answer, bool show)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX, .sun_path = ACM_SOCKET };
+
+	memset(server, 0, sizeof(*server));
+	server->answer = answer;
+	server->show = show;
+	unlink(ACM_SOCKET);
+	unlink(ACM_PORT_FILE);
+	server->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	return server->fd >= 0 && !bind(server->fd, (void *)&address, sizeof(address)) &&
+	       !listen(server->fd, 4) &&
+	       !pthread_create(&server->thread, NULL, acm_body, server);
+}
+
+static inline void acm_stop(struct acm_server *server)
+{
+	shutdown(server->fd, SHUT_RDWR);
+	close(server->fd);
+	unlink(ACM_SOCKET);
+}
+
+/* An answer with `count` path records between the device's own GIDs. */
+static inline long acm_paths(struct acm_message *answer, int count)
+{
+	for (int i = 0; i < count; i++) {
+		struct ibv_path_record *path = (void *)answer->records[i].info;
+
+		answer->records[i].type = ACM_TYPE_PATH;
+		answer->records[i].flags = i == 0 ? IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY |
+						    IBV_PATH_FLAG_BIDIRECTIONAL
+						  : IBV_PATH_FLAG_ALTERNATE;
+		memset(path->sgid.raw, 0x11, 16);
+		memset(path->dgid.raw, 0x22, 16);
+		path->pkey = htobe16(0x8001);
+		path->flowlabel_hoplimit = htobe32(0x12345u << 8 | 7);
+		path->tclass = 9;
+		path->slid = htobe16(3);
+		path->dlid = htobe16(4);
+		path->reversible_numpath = IBV_PATH_RECORD_REVERSIBLE | 1;
+	}
+	answer->header.length = (uint16_t)(sizeof(answer->header) +
+					   (size_t)count * sizeof(answer->records[0]));
+	return answer->header.length;
+}
+
+#endif

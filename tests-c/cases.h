@@ -1,0 +1,68 @@
+/*
+ * Frame of the programs that are run on our library only: each case in a child of its own,
+ * so that a library that crashes or hangs fails that case and not the rest.
+ */
+#ifndef TESTS_C_CASES_H
+#define TESTS_C_CASES_H
+
+#define _GNU_SOURCE
+#include "common.h"
+
+#include <sys/wait.h>
+
+/* A hanging case is ended by the alarm; no case needs a fraction of this. */
+enum { HANG_SECONDS = 40 };
+
+static const char *case_name;
+
+/* In a case: says what was not as expected and ends the child. */
+static inline void expect(bool good, const char *text, int error, int line)
+{
+	if (good)
+		return;
+	printf("FAIL %s: line %d: %s (errno %s)\n", case_name, line, text, errno_name(error));
+	fflush(stdout);
+	_exit(1);
+}
+#define EXPECT(expression)                                                 \
+	do {                                                               \
+		errno = 0;                                                 \
+		bool expect_good_ = (expression);                          \
+		expect(expect_good_, #expression, errno, __LINE__);        \
+	} while (0)
+/* The call returns -1 and leaves this errno. */
+#define EXPECT_ERROR(expression, number)                                   \
+	do {                                                               \
+		errno = 0;                                                 \
+		int expect_ret_ = (expression);                            \
+		int expect_errno_ = errno;                                 \
+		expect(expect_ret_ == -1 && expect_errno_ == (number),     \
+		       #expression " == -1 with " #number, expect_errno_,  \
+		       __LINE__);                                          \
+	} while (0)
+
+static inline void run_case(const char *name, void (*body)(void))
+{
+	int status = 0;
+	pid_t child;
+
+	case_name = name;
+	fflush(stdout);
+	child = fork();
+	if (child == 0) {
+		alarm(HANG_SECONDS);
+		body();
+		fflush(stdout);
+		_exit(0);
+	}
+	if (child < 0 || waitpid(child, &status, 0) != child)
+		printf("FAIL %s: no child\n", name);
+	else if (WIFSIGNALED(status))
+		printf("FAIL %s: %s\n", name, WTERMSIG(status) == SIGALRM ? "hangs"
+		       : sigabbrev_np(WTERMSIG(status)));
+	else if (WEXITSTATUS(status) == 0)
+		printf("PASS %s\n", name);
+}
+#define CASE(function) run_case(#function, function)
+
+#endif

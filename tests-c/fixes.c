@@ -1,0 +1,231 @@
+/*
+ * One case for each defect of the reference that ours does not have, as far as it shows from
+ * outside. The names stand in docs/differences.md.
+ */
+#include "cases.h"
+
+#include <fcntl.h>
+#include <malloc.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+/* The first open of a device fails for want of descriptors; later it is there again. */
+static void device_open_retried(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	union address address = local_addr(AF_INET, 0);
+	struct rdma_cm_id *id = NULL;
+	struct rlimit old, limit;
+
+	EXPECT(channel != NULL);
+	EXPECT(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	getrlimit(RLIMIT_NOFILE, &old);
+	limit = old;
+	limit.rlim_cur = 3;
+	setrlimit(RLIMIT_NOFILE, &limit);
+	EXPECT(rdma_bind_addr(id, &address.sa) == -1);
+	setrlimit(RLIMIT_NOFILE, &old);
+	rdma_destroy_id(id);
+	EXPECT(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	EXPECT(!rdma_bind_addr(id, &address.sa));
+	EXPECT(id->verbs && id->pd);
+	EXPECT(!rdma_destroy_id(id));
+	rdma_destroy_event_channel(channel);
+}
+
+static struct rdma_addrinfo *info(int flags, int port)
+{
+	struct rdma_addrinfo hints = { .ai_flags = flags, .ai_port_space = RDMA_PS_TCP };
+	struct rdma_addrinfo *res = NULL;
+	char service[8];
+
+	snprintf(service, sizeof(service), "%d", port);
+	EXPECT(!rdma_getaddrinfo(local_node(AF_INET), service, &hints, &res));
+	return res;
+}
+
+/* Data of the endpoint and of the program together exceed what a connect can carry. */
+static void endpoint_data_too_long(void)
+{
+	static unsigned char data[255];
+	struct rdma_conn_param param = conn_param(data, 255);
+	struct ibv_qp_init_attr attr = qp_attr(RDMA_PS_TCP);
+	struct rdma_addrinfo *res = info(0, 7951);
+	struct rdma_cm_id *id = NULL;
+
+	res->ai_connect = calloc(1, 200);
+	res->ai_connect_len = 200;
+	EXPECT(!rdma_create_ep(&id, res, NULL, &attr));
+	EXPECT_ERROR(rdma_connect(id, &param), EINVAL);
+	param.private_data_len = 56;
+	EXPECT_ERROR(rdma_connect(id, &param), EINVAL);
+	rdma_destroy_ep(id);
+	rdma_freeaddrinfo(res);
+}
+
+static void endpoint_data_alone_too_long(void)
+{
+	struct ibv_qp_init_attr attr = qp_attr(RDMA_PS_TCP);
+	struct rdma_conn_param param = conn_param("x", 1);
+	struct rdma_addrinfo *res = info(0, 7952);
+	struct rdma_cm_id *id = NULL;
+
+	res->ai_connect = calloc(1, 4000);
+	res->ai_connect_len = 4000;
+	errno = 0;
+	if (rdma_create_ep(&id, res, NULL, &attr)) {
+		EXPECT_ERROR(rdma_create_ep(&id, res, NULL, &attr), EINVAL);
+	} else {
+		EXPECT_ERROR(rdma_connect(id, &param), EINVAL);
+		rdma_destroy_ep(id);
+	}
+	rdma_freeaddrinfo(res);
+}
+
+static void *client_of_failed_request(void *argument)
+{
+	struct ibv_qp_init_attr attr = qp_attr(RDMA_PS_TCP);
+	struct rdma_addrinfo *res = info(0, 7953);
+	struct rdma_cm_id *id = NULL;
+
+	(void)argument;
+	EXPECT(!rdma_create_ep(&id, res, NULL, &attr));
+	EXPECT_ERROR(rdma_connect(id, NULL), ECONNREFUSED);
+	rdma_destroy_ep(id);
+	rdma_freeaddrinfo(res);
+	return NULL;
+}
+
+/* get_request can not make the queue pair: the new id goes, its client is refused. */
+static void failed_get_request_drops_new_id(void)
+{
+	struct ibv_qp_init_attr bad = qp_attr(RDMA_PS_TCP);
+	struct rdma_addrinfo *res = info(RAI_PASSIVE, 7953);
+	struct rdma_cm_id *listener = NULL, *id = NULL;
+	pthread_t client;
+
+	bad.cap.max_send_wr = 1u << 30;
+	EXPECT(!rdma_create_ep(&listener, res, NULL, &bad));
+	EXPECT(!rdma_listen(listener, 1));
+	pthread_create(&client, NULL, client_of_failed_request, NULL);
+	EXPECT(rdma_get_request(listener, &id) == -1);
+	EXPECT(id == NULL);
+	pthread_join(client, NULL);
+	rdma_destroy_ep(listener);
+	rdma_freeaddrinfo(res);
+}
+
+/* A sync join that failed leaves nothing behind to be left. */
+static void failed_sync_join_leaves_nothing(void)
+{
+	union address address = local_addr(AF_INET, 0);
+	struct ibv_qp_init_attr attr = qp_attr(RDMA_PS_UDP);
+	struct rdma_cm_id *id = NULL;
+
+	EXPECT(!rdma_create_id(NULL, &id, NULL, RDMA_PS_UDP));
+	EXPECT(!rdma_bind_addr(id, &address.sa));
+	/* The queue pair can not be attached to an address that is no group. */
+	EXPECT(!rdma_create_qp(id, NULL, &attr));
+	EXPECT(rdma_join_multicast(id, &address.sa, NULL) == -1);
+	EXPECT_ERROR(rdma_leave_multicast(id, &address.sa), EADDRNOTAVAIL);
+	EXPECT_ERROR(rdma_leave_multicast(id, &address.sa), EADDRNOTAVAIL);
+	rdma_destroy_qp(id);
+	EXPECT(!rdma_destroy_id(id));
+}
+
+static size_t heap_in_use(void)
+{
+	return mallinfo2().uordblks;
+}
+
+/* The command can not be written; memory and descriptor go all the same. */
+static void failed_destroy_of_sync_id(void)
+{
+	enum { ROUNDS = 200 };
+	size_t before = 0;
+	int fds = 0;
+
+	for (int i = 0; i < ROUNDS + 10; i++) {
+		struct rdma_cm_id *id = NULL;
+		int wrong = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+		if (i == 10) {
+			before = heap_in_use();
+			fds = open_fds() - 1;
+		}
+		EXPECT(!rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
+		EXPECT(dup2(wrong, id->channel->fd) >= 0);
+		close(wrong);
+		EXPECT(rdma_destroy_id(id) == -1);
+	}
+	EXPECT(heap_in_use() < before + ROUNDS * 64);
+	EXPECT(open_fds() <= fds);
+}
+
+static pthread_barrier_t barrier;
+
+static void *first_use(void *argument)
+{
+	union address address = local_addr(AF_INET, 0);
+	struct rdma_cm_id *id = NULL;
+
+	(void)argument;
+	pthread_barrier_wait(&barrier);
+	EXPECT(!rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
+	EXPECT(!rdma_bind_addr(id, &address.sa));
+	EXPECT(id->verbs && id->pd);
+	EXPECT(!rdma_destroy_id(id));
+	return NULL;
+}
+
+/* The first use of a process from many threads at once, again and again. */
+static void first_use_races(void)
+{
+	for (int round = 0; round < 25; round++) {
+		pthread_t threads[8];
+		int status = 0;
+		pid_t child = fork();
+
+		if (child == 0) {
+			pthread_barrier_init(&barrier, NULL, 8);
+			for (int i = 0; i < 8; i++)
+				pthread_create(&threads[i], NULL, first_use, NULL);
+			for (int i = 0; i < 8; i++)
+				pthread_join(threads[i], NULL);
+			_exit(0);
+		}
+		EXPECT(waitpid(child, &status, 0) == child && status == 0);
+	}
+}
+
+/* RAI_SA with RAI_DNS, and RAI_SA with a node, are not supported: -1 and ENOTSUP. */
+static void resolve_addrinfo_errno(void)
+{
+	int (*resolve)(struct rdma_cm_id *, const char *, const char *,
+		       const struct rdma_addrinfo *) = optional_symbol("rdma_resolve_addrinfo");
+	struct rdma_addrinfo hints = { .ai_flags = 0x30 };
+	struct rdma_cm_id *id = NULL;
+
+	EXPECT(resolve != NULL);
+	EXPECT(!rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
+	EXPECT_ERROR(resolve(id, NULL, "1", &hints), ENOTSUP);
+	hints.ai_flags = 0x10;
+	EXPECT_ERROR(resolve(id, "localhost", "1", &hints), ENOTSUP);
+	EXPECT_ERROR(resolve(id, NULL, NULL, &hints), EINVAL);
+	EXPECT(!rdma_destroy_id(id));
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	CASE(device_open_retried);
+	CASE(endpoint_data_too_long);
+	CASE(endpoint_data_alone_too_long);
+	CASE(failed_get_request_drops_new_id);
+	if (!on_siw())
+		CASE(failed_sync_join_leaves_nothing);
+	CASE(failed_destroy_of_sync_id);
+	CASE(first_use_races);
+	CASE(resolve_addrinfo_errno);
+	return finish();
+}

@@ -1,0 +1,348 @@
+//! The ibacm client against servers that answer well and servers that don't. A wait that has no bound would show as a
+//! test that never ends.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rdmacm_core::acm::addr::Addr;
+use rdmacm_core::acm::client::{Client, Places};
+use rdmacm_core::acm::resolve_path;
+use rdmacm_core::acm::wire::{Answer, Query};
+use server::{Mode, Server};
+
+#[path = "acm_server.rs"]
+#[allow(dead_code, missing_docs, reason = "the example uses more of it")]
+mod server;
+
+/// Long enough for any machine; only the tests of silence wait so long as [`SOON`].
+const LONG: Duration = Duration::from_secs(600);
+const SOON: Duration = Duration::from_millis(50);
+
+/// A folder of one test, removed with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("acm-client-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir(&folder).unwrap();
+        Folder(folder)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.join("ibacm.sock")
+    }
+
+    fn port_file(&self) -> PathBuf {
+        self.0.join("ibacm.port")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Paths that live as long as the test program.
+fn leak(path: &Path) -> &'static str {
+    String::leak(path.to_str().unwrap().to_owned())
+}
+
+fn client(folder: &Folder, patience: Duration) -> Client<'static> {
+    Client::new(Places { port_file: leak(&folder.port_file()), socket: leak(&folder.socket()) }, patience)
+}
+
+/// A client and a server that talk by unix socket.
+fn pair(mode: Mode) -> (Folder, Server, Client<'static>) {
+    let folder = Folder::new();
+    let server = Server::unix(&folder.socket(), mode).unwrap();
+    let client = client(&folder, LONG);
+    (folder, server, client)
+}
+
+const THERE: Addr = Addr::V4 { port: 7174, ip: [10, 77, 1, 1] };
+const HERE: Addr = Addr::V4 { port: 5, ip: [10, 77, 1, 2] };
+
+fn query() -> Query {
+    Query { src: Some(HERE), dst: Some(THERE), ..Query::default() }
+}
+
+fn assert_good(answer: Option<Answer>) {
+    let answer = answer.expect("an answer");
+    assert_eq!(answer.source, Some(Addr::V4 { port: 0, ip: [10, 77, 1, 2] }));
+    let path = answer.paths.first().expect("a path");
+    assert_eq!(path.dgid(), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 10, 77, 1, 1]);
+    assert_eq!(path.sgid(), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 10, 77, 1, 2]);
+    assert_eq!(path.pkey(), 0xFFFF);
+}
+
+fn tids(server: &Server) -> Vec<u64> {
+    server.requests().iter().map(|request| u64::from_ne_bytes(request[8..16].try_into().unwrap())).collect()
+}
+
+#[test]
+fn one_connection_serves_many_questions() {
+    let (_folder, server, client) = pair(Mode::Good);
+    for _ in 0..3 {
+        assert_good(client.ask(&query()));
+    }
+    assert_eq!(server.connections(), 1);
+    assert_eq!(tids(&server), [1, 2, 3]);
+    assert_eq!(server.requests()[0].len(), 16 + 2 * 72);
+}
+
+#[test]
+fn port_file_leads_to_tcp() {
+    let folder = Folder::new();
+    let unix = Server::unix(&folder.socket(), Mode::Good).unwrap();
+    let tcp = Server::tcp(&folder.port_file(), Mode::Good).unwrap();
+    assert_good(client(&folder, LONG).ask(&query()));
+    assert_eq!((unix.connections(), tcp.connections()), (0, 1));
+}
+
+#[test]
+fn file_without_port_leads_to_the_unix_socket() {
+    for text in ["", "none\n", "0\n", "70000\n"] {
+        let folder = Folder::new();
+        fs::write(folder.port_file(), text).unwrap();
+        let server = Server::unix(&folder.socket(), Mode::Good).unwrap();
+        assert_good(client(&folder, LONG).ask(&query()));
+        assert_eq!(server.connections(), 1, "{text:?}");
+    }
+}
+
+#[test]
+fn without_daemon_there_is_no_answer() {
+    let folder = Folder::new();
+    let client = client(&folder, LONG);
+    assert!(client.ask(&query()).is_none());
+    drop(UnixListener::bind(folder.socket()).unwrap()); // the socket of a daemon that was killed
+    assert!(client.ask(&query()).is_none());
+}
+
+#[test]
+fn daemon_may_come_later() {
+    let folder = Folder::new();
+    let client = client(&folder, LONG);
+    assert!(client.ask(&query()).is_none());
+    let _server = Server::unix(&folder.socket(), Mode::Good).unwrap();
+    assert_good(client.ask(&query()));
+}
+
+#[test]
+fn stale_port_is_no_answer() {
+    let folder = Folder::new();
+    drop(Server::tcp(&folder.port_file(), Mode::Good).unwrap());
+    assert!(client(&folder, LONG).ask(&query()).is_none());
+}
+
+#[test]
+fn endless_socket_name_is_no_answer() {
+    let places = Places { port_file: "/nonexistent/port", socket: leak(Path::new(&format!("/{}", "x".repeat(200)))) };
+    assert!(Client::new(places, LONG).ask(&query()).is_none());
+}
+
+#[test]
+fn nothing_to_ask_needs_no_connection() {
+    let (_folder, server, client) = pair(Mode::Good);
+    assert!(client.ask(&Query::default()).is_none());
+    assert_eq!(server.connections(), 0);
+}
+
+#[test]
+fn records_in_any_order() {
+    let (_folder, _server, client) = pair(Mode::Split);
+    let answer = client.ask(&query()).unwrap();
+    assert_eq!(answer.paths.records().len(), 2);
+    assert!(answer.paths.records().iter().all(|data| data.flags == 0x2B && data.reserved == 0));
+}
+
+#[test]
+fn answer_may_come_in_pieces() {
+    let (_folder, server, client) = pair(Mode::Trickle);
+    assert_good(client.ask(&query()));
+    assert_good(client.ask(&query()));
+    assert_eq!(server.connections(), 1);
+}
+
+#[test]
+fn refusal_keeps_the_connection() {
+    let (_folder, server, client) = pair(Mode::NoData);
+    assert!(client.ask(&query()).is_none());
+    server.set_mode(Mode::Good);
+    assert_good(client.ask(&query()));
+    assert_eq!(server.connections(), 1);
+}
+
+#[test]
+fn strange_records_are_passed_over() {
+    for mode in [Mode::Empty, Mode::GarbageRecords] {
+        let (_folder, server, client) = pair(mode);
+        let answer = client.ask(&query()).unwrap();
+        assert!(answer.paths.is_empty() && answer.source.is_none());
+        assert!(resolve_path(&client, Some(HERE), Some(THERE)).is_none());
+        server.set_mode(Mode::Good);
+        assert_good(client.ask(&query()));
+        assert_eq!(server.connections(), 1, "{mode:?}");
+    }
+}
+
+// The reference keeps the broken connection for good, believes these answers, and dies of SIGPIPE at the next.
+#[test]
+fn nonsense_is_no_answer_and_the_next_question_gets_a_new_connection() {
+    for mode in [
+        Mode::Short,
+        Mode::ShortHeader,
+        Mode::OddLength,
+        Mode::HugeCount,
+        Mode::WrongTid,
+        Mode::WrongVersion,
+        Mode::Echo,
+        Mode::Garbage,
+        Mode::Close,
+    ] {
+        let (_folder, server, client) = pair(mode);
+        assert!(client.ask(&query()).is_none(), "{mode:?}");
+        assert_eq!(server.connections(), 1, "{mode:?}");
+        server.set_mode(Mode::Good);
+        assert_good(client.ask(&query()));
+        assert_eq!(server.connections(), 2, "{mode:?}");
+    }
+}
+
+#[test]
+fn nonsense_on_a_kept_connection_is_not_asked_for_twice() {
+    let (_folder, server, client) = pair(Mode::Good);
+    assert_good(client.ask(&query()));
+    server.set_mode(Mode::WrongTid);
+    assert!(client.ask(&query()).is_none());
+    assert_eq!((server.connections(), server.requests().len()), (1, 2));
+}
+
+#[test]
+fn unasked_bytes_end_a_connection() {
+    let (_folder, server, client) = pair(Mode::Excess);
+    assert_good(client.ask(&query()));
+    server.set_mode(Mode::Good);
+    assert_good(client.ask(&query()));
+    assert_eq!(server.connections(), 2);
+}
+
+#[test]
+fn daemon_that_closes_after_each_answer() {
+    let (_folder, server, client) = pair(Mode::Once);
+    for count in 1..=3 {
+        assert_good(client.ask(&query()));
+        server.hang_up();
+        assert_eq!(server.connections(), count);
+    }
+}
+
+#[test]
+fn daemon_started_anew_is_asked_at_once() {
+    let (folder, server, client) = pair(Mode::Good);
+    assert_good(client.ask(&query()));
+    drop(server);
+    fs::remove_file(folder.socket()).unwrap();
+    assert!(client.ask(&query()).is_none());
+    let _server = Server::unix(&folder.socket(), Mode::Good).unwrap();
+    assert_good(client.ask(&query()));
+}
+
+#[test]
+fn connection_that_dies_during_the_question_is_replaced() {
+    let (_folder, server, client) = pair(Mode::Good);
+    assert_good(client.ask(&query()));
+    server.set_mode(Mode::Close);
+    assert!(client.ask(&query()).is_none());
+    assert_eq!((server.connections(), server.requests().len()), (2, 3));
+}
+
+#[test]
+fn silence_ends() {
+    let folder = Folder::new();
+    let server = Server::unix(&folder.socket(), Mode::Silent).unwrap();
+    let client = client(&folder, SOON);
+    assert!(client.ask(&query()).is_none());
+    assert!(client.ask(&query()).is_none());
+    assert_eq!(server.connections(), 2);
+}
+
+#[test]
+fn daemon_that_does_not_accept_is_silent_too() {
+    let folder = Folder::new();
+    let _listener = UnixListener::bind(folder.socket()).unwrap();
+    assert!(client(&folder, SOON).ask(&query()).is_none());
+}
+
+#[test]
+fn many_at_once_get_their_own_answers() {
+    let (_folder, server, client) = pair(Mode::Trickle);
+    std::thread::scope(|scope| {
+        for thread in 0..8u8 {
+            let client = &client;
+            scope.spawn(move || {
+                for round in 0..10u8 {
+                    let src = Some(Addr::V4 { port: 0, ip: [10, thread, round, 1] });
+                    let answer = client.ask(&Query { src, dst: Some(THERE), ..Query::default() }).unwrap();
+                    assert_eq!(answer.source, src);
+                }
+            });
+        }
+    });
+    let mut tids = tids(&server);
+    tids.sort_unstable();
+    assert_eq!(tids, (1..=80).collect::<Vec<_>>());
+}
+
+#[test]
+fn path_for_a_route() {
+    let (_folder, server, client) = pair(Mode::PathOnly);
+    let paths = resolve_path(&client, Some(HERE), Some(THERE)).unwrap();
+    assert_eq!((paths.as_bytes().len(), paths.records()[0].flags), (72, 0x2B));
+    server.set_mode(Mode::NoData);
+    assert!(resolve_path(&client, Some(HERE), Some(THERE)).is_none());
+}
+
+/// The sockets that a program started now has.
+fn inherited_sockets() -> usize {
+    let listing = std::process::Command::new("ls").args(["-l", "/proc/self/fd"]).output().unwrap();
+    let text = String::from_utf8(listing.stdout).unwrap();
+    assert!(text.contains("->"), "{text}");
+    text.matches("socket:").count()
+}
+
+#[test]
+fn connections_are_not_inherited_by_exec() {
+    let (_folder, _server, client) = pair(Mode::Good);
+    let before = inherited_sockets();
+    assert_good(client.ask(&query()));
+    assert_eq!(inherited_sockets(), before);
+}
+
+/// A process of its own after fork(2): asks without its parent's connection.
+#[test]
+fn child_has_its_own_connection() {
+    let (_folder, server, client) = pair(Mode::Good);
+    assert_good(client.ask(&query()));
+    // SAFETY: the child calls ask(), which takes no lock and allocates nothing, and _exit().
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let answered = client.ask(&query()).is_some() && client.ask(&query()).is_some();
+        // SAFETY: ends the child without the test program's destructors.
+        unsafe { libc::_exit(if answered { 7 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: room for a status.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(libc::WEXITSTATUS(status), 7);
+    assert_good(client.ask(&query()));
+    assert_eq!(server.connections(), 2, "one of the parent, one of the child");
+}

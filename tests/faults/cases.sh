@@ -1,0 +1,389 @@
+# shellcheck shell=bash
+# The cases of tests/faults, run in the lab by `guest`. The server's device and address are SERVER_DEV and
+# SERVER_ADDR at the far end of the link FAR, the client's are CLIENT_DEV and CLIENT_ADDR behind NEAR.
+# PORT differs from case to case. `proc NAME STEP...` starts tests/faults/steps with the given steps,
+# `program NAME COMMAND...` another program; both run the library under test.
+# shellcheck disable=SC2154,SC2046,SC2034 # variables of guest and run; steps are split on purpose
+
+# Steps that most cases share.
+listen_steps() { echo "id bind:$SERVER_ADDR:$PORT listen:${1:-5}"; }
+resolve_steps() { echo "id addr:$SERVER_ADDR:$PORT event route event"; }
+connect_steps() { echo "$(resolve_steps) qp recv:8 connect event"; }
+accept_steps() { echo "event qp recv:8 accept event"; }
+
+# ---- nobody listens, too many ask -----------------------------------------------------------
+
+case_not_listening() {
+    proc client $(resolve_steps) qp connect event destroy
+    finish
+}
+
+case_not_listening_sync() {
+    proc client sync addr:"$SERVER_ADDR:$PORT" route qp connect destroy
+    finish
+}
+
+# rping of 44.0 waits for ever on siw when rdma_connect itself fails: not run there.
+case_not_listening_programs() {
+    program ucmatose ucmatose -s "$SERVER_ADDR" -c 2 -p "$PORT"
+    finish
+    program rdma_client rdma_client -s "$SERVER_ADDR" -p "$PORT"
+    finish
+    [ "$DEVICE" = siw ] || program rping rping -c -a "$SERVER_ADDR" -p "$PORT" -C 1
+    finish
+}
+
+# A listener that takes no events has room for one request; the kernel drops the others, and on
+# InfiniBand transport their senders hear nothing until they give up. As soon as the first is
+# taken there is room again.
+case_backlog() {
+    fifos listening first refused again
+    proc server $(listen_steps 1) tell:listening arrived tell:first hear:refused \
+        event qp accept event tell:again event qp accept event \
+        event use:1 disconnect destroy event use:2 disconnect destroy use:0 destroy
+    hear listening
+    proc client $(resolve_steps) $(resolve_steps) $(resolve_steps) $(resolve_steps) \
+        use:0 qp connect hear:first use:1 qp connect use:2 qp connect event event \
+        tell:refused event hear:again use:3 qp connect event \
+        use:0 disconnect event use:3 disconnect event \
+        use:0 destroy use:1 destroy use:2 destroy use:3 destroy
+    finish
+}
+
+# ---- kill -9 in each phase ------------------------------------------------------------------
+
+case_killed_resolved() {
+    fifos listening reached
+    proc server $(listen_steps) tell:listening $(accept_steps) event use:1 disconnect destroy use:0 destroy
+    hear listening
+    proc client1 $(resolve_steps) qp tell:reached stop
+    hear reached
+    kill_proc client1
+    proc client2 $(connect_steps) disconnect event destroy
+    finish
+}
+
+# The client dies between its request and the answer. The listener must still serve others.
+case_killed_connecting() {
+    fifos listening reached killed next
+    proc server $(listen_steps) tell:listening event qp tell:reached hear:killed event \
+        accept destroy tell:next $(accept_steps) event use:2 disconnect destroy use:0 destroy
+    hear listening
+    proc client1 $(resolve_steps) qp connect stop
+    hear reached
+    kill_proc client1
+    tell killed
+    hear next
+    proc client2 $(connect_steps) disconnect event destroy
+    finish
+}
+
+case_killed_before_accept() {
+    fifos listening reached
+    proc server $(listen_steps) tell:listening event qp tell:reached stop
+    hear listening
+    proc client $(resolve_steps) qp connect event disconnect destroy
+    hear reached
+    kill_proc server
+    finish
+}
+
+# The listener dies with a request that it has not even read.
+case_killed_listening() {
+    fifos listening reached
+    proc server $(listen_steps) tell:listening arrived tell:reached stop
+    hear listening
+    proc client $(resolve_steps) qp connect event destroy
+    hear reached
+    kill_proc server
+    finish
+}
+
+case_killed_idle_client() {
+    fifos listening reached
+    proc server $(listen_steps) tell:listening $(accept_steps) event use:1 disconnect got:1 destroy use:0 destroy
+    hear listening
+    proc client $(connect_steps) tell:reached stop
+    hear reached
+    kill_proc client
+    finish
+}
+
+case_killed_idle_server() {
+    fifos listening reached
+    proc server $(listen_steps) tell:listening $(accept_steps) tell:reached stop
+    hear listening
+    proc client $(connect_steps) event disconnect got:1 destroy
+    hear reached
+    kill_proc server
+    finish
+}
+
+case_killed_traffic_client() {
+    fifos listening reached killed
+    proc server $(listen_steps) tell:listening event qp recv:16 accept event got:100 tell:reached hear:killed \
+        event use:1 disconnect destroy use:0 destroy
+    hear listening
+    proc client $(connect_steps) flood
+    hear reached
+    kill_proc client
+    tell killed
+    finish
+}
+
+case_killed_traffic_server() {
+    fifos listening reached
+    proc server $(listen_steps) tell:listening event qp recv:16 accept event got:100 tell:reached got:100000000
+    hear listening
+    proc client $(resolve_steps) ack-timeout:10 qp connect event flood event disconnect destroy
+    hear reached
+    kill_proc server
+    finish
+}
+
+# Dies right after it asked to disconnect.
+case_killed_disconnecting_client() {
+    fifos listening reached
+    proc server $(listen_steps) tell:listening $(accept_steps) event use:1 disconnect destroy use:0 destroy
+    hear listening
+    proc client $(connect_steps) disconnect tell:reached stop
+    hear reached
+    kill_proc client
+    finish
+}
+
+# Dies when it has seen the other's disconnection and not answered yet.
+case_killed_disconnected_server() {
+    fifos listening reached killed
+    proc server $(listen_steps) tell:listening $(accept_steps) event tell:reached stop
+    hear listening
+    proc client $(connect_steps) disconnect hear:killed event destroy
+    hear reached
+    kill_proc server
+    tell killed
+    finish
+}
+
+case_killed_rping() {
+    local side other
+    for side in client server; do
+        other=$([ $side = client ] && echo server || echo client)
+        program server rping -s -a "$SERVER_ADDR" -p "$PORT" -V -S 1000
+        await_listener rping
+        program client rping -c -a "$SERVER_ADDR" -p "$PORT" -V -S 1000
+        await_connection rping
+        kill_proc $side
+        finish
+        keep "$other" "$side-killed"
+        PORT=$((PORT + 1))
+    done
+}
+
+# ---- limits ---------------------------------------------------------------------------------
+
+# With room for N descriptors more: which call fails, and how.
+case_files() {
+    local n
+    fifos listening ended
+    proc server $(listen_steps) tell:listening hear:ended destroy
+    hear listening
+    for n in 0 1 2 3 4 5 6 7 8 9 10; do
+        proc "limit$n" files:"$n" $(resolve_steps) qp destroy
+        wait_proc "limit$n"
+    done
+    tell ended
+    finish
+}
+
+case_files_sync() {
+    local n
+    fifos listening ended
+    proc server $(listen_steps) tell:listening hear:ended destroy
+    hear listening
+    for n in 0 1 2 3 4 5 6 7 8 9 10; do
+        proc "limit$n" files:"$n" sync addr:"$SERVER_ADDR:$PORT" route qp destroy
+        wait_proc "limit$n"
+    done
+    tell ended
+    finish
+}
+
+# A second id when descriptors run out after the first: nothing of it may spoil the first.
+case_files_later() {
+    fifos listening
+    proc server $(listen_steps) tell:listening $(accept_steps) event use:1 disconnect destroy use:0 destroy
+    hear listening
+    proc client $(resolve_steps) qp recv:8 files:0 sync id addr:"$SERVER_ADDR:$PORT" event route event qp \
+        use:0 connect event disconnect event use:1 destroy use:0 destroy
+    finish
+}
+
+# Without CAP_IPC_LOCK; the buffer needs nine pages.
+case_memlock() {
+    local n
+    fifos listening ended
+    chmod 666 /dev/infiniband/*
+    proc server $(listen_steps) tell:listening hear:ended destroy
+    hear listening
+    for n in 0 4096 1048576; do
+        proc "limit$n" memlock:"$n" $(resolve_steps) qp destroy
+        wait_proc "limit$n"
+    done
+    tell ended
+    finish
+}
+
+# ---- the network ----------------------------------------------------------------------------
+
+# Which packets are lost differs from run to run: only that all data is right in the end is shown.
+lossy() {
+    quality "$@"
+    program rping-server rping -s -a "$SERVER_ADDR" -p "$PORT" -C 100 -V -S 1000
+    await_listener rping
+    program rping-client rping -c -a "$SERVER_ADDR" -p "$PORT" -C 100 -V -S 1000
+    finish
+    program ucmatose-server ucmatose -b "$SERVER_ADDR" -p "$PORT" -c 5 -C 50 -S 2000
+    await_listener ucmatose
+    program ucmatose-client ucmatose -s "$SERVER_ADDR" -p "$PORT" -c 5 -C 50 -S 2000
+    finish
+    fifos listening
+    proc server $(listen_steps) tell:listening event qp recv:16 accept event got:100 event use:1 disconnect destroy use:0 destroy
+    hear listening
+    proc client $(connect_steps) send:100 disconnect event destroy
+    finish
+    quality
+}
+case_loss_1() { lossy loss 1%; }
+case_loss_10() { lossy loss 10%; }
+case_delay_50() { lossy delay 50ms; }
+
+case_link_down_before_addr() {
+    link_down "$NEAR"
+    proc client id addr:"$SERVER_ADDR:$PORT" event destroy
+    finish
+    link_up
+}
+
+case_link_down_before_route() {
+    fifos resolved down
+    proc client id addr:"$SERVER_ADDR:$PORT" event tell:resolved hear:down route event destroy
+    hear resolved
+    link_down "$FAR"
+    tell down
+    finish
+    link_up
+}
+
+# The kernel's CM gives up after some 70 s.
+case_link_down_before_connect() {
+    fifos listening resolved down
+    proc server $(listen_steps) tell:listening hear:down pending destroy
+    hear listening
+    proc client $(resolve_steps) qp tell:resolved hear:down connect event destroy
+    hear resolved
+    link_down "$FAR"
+    tell down
+    tell down
+    finish
+    link_up
+}
+
+case_link_down_traffic() {
+    fifos listening reached
+    proc server $(listen_steps) tell:listening event qp recv:16 accept event got:100 tell:reached stop
+    hear listening
+    proc client $(resolve_steps) ack-timeout:10 qp connect event flood pending disconnect event destroy
+    hear reached
+    link_down "$FAR"
+    wait_proc client
+    kill_proc server
+    link_up
+    finish
+}
+
+# ---- the device goes ------------------------------------------------------------------------
+
+# The kernel's removal ends when the last process has closed the device: that it ends at all is
+# part of the case. `removal DEVICE` begins it, `removed` waits for its end and brings the device back.
+
+case_removal_bound() {
+    fifos reached
+    proc client id bind:"$CLIENT_ADDR:$PORT" tell:reached event pending destroy
+    hear reached
+    removal "$CLIENT_DEV"
+    finish
+    removed
+}
+
+case_removal_resolved() {
+    fifos reached
+    proc client $(resolve_steps) qp tell:reached event pending destroy
+    hear reached
+    removal "$CLIENT_DEV"
+    finish
+    removed
+}
+
+# A listener on any address does not belong to the device and hears nothing; one on the device's does.
+case_removal_listening() {
+    fifos any bound
+    proc any id bind:0.0.0.0:"$PORT" listen:5 tell:any hear:any pending destroy
+    hear any
+    proc bound id bind:"$SERVER_ADDR:$((PORT + 1))" listen:5 tell:bound event pending destroy
+    hear bound
+    removal "$SERVER_DEV"
+    wait_proc bound
+    tell any
+    finish
+    removed
+}
+
+case_removal_connected_server() {
+    fifos listening reached
+    proc server $(listen_steps) tell:listening $(accept_steps) event event use:1 disconnect destroy use:0 destroy
+    hear listening
+    proc client $(connect_steps) tell:reached event disconnect destroy
+    hear reached
+    removal "$SERVER_DEV"
+    finish
+    removed
+}
+
+case_removal_connected_client() {
+    fifos listening reached
+    proc server $(listen_steps) tell:listening $(accept_steps) event use:1 disconnect destroy use:0 destroy
+    hear listening
+    proc client $(connect_steps) tell:reached event disconnect destroy
+    hear reached
+    removal "$CLIENT_DEV"
+    finish
+    removed
+}
+
+# While a synchronous call waits for its answer.
+case_removal_sync() {
+    fifos listening reached
+    proc server $(listen_steps) tell:listening arrived tell:reached stop
+    hear listening
+    proc client sync addr:"$SERVER_ADDR:$PORT" route qp connect destroy
+    hear reached
+    removal "$CLIENT_DEV"
+    wait_proc client
+    kill_proc server
+    finish
+    removed
+}
+
+# Groups run in one lab each: the link and the devices are whole again after each case.
+declare -A fault_groups=(
+    [refused]="not_listening not_listening_sync not_listening_programs backlog"
+    [killed]="killed_resolved killed_connecting killed_before_accept killed_listening killed_idle_client
+        killed_idle_server killed_traffic_client killed_traffic_server killed_disconnecting_client
+        killed_disconnected_server killed_rping"
+    [limits]="files files_sync files_later memlock"
+    [network]="loss_1 loss_10 delay_50 link_down_before_addr link_down_before_route
+        link_down_before_connect link_down_traffic"
+    [removal]="removal_bound removal_resolved removal_listening removal_connected_server
+        removal_connected_client removal_sync"
+)
+fault_group_names=(refused killed limits network removal)

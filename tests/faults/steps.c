@@ -1,0 +1,488 @@
+/*
+ * Carries out the steps named by its arguments on RDMA CM ids, one after the other, and prints
+ * what every call and event gave in a form that does not change from run to run:
+ *
+ *     steps NAME STEP...
+ *
+ * Output lines begin with NAME. A failed call is printed and the next step follows. Nothing waits
+ * longer than $STEPS_LIMIT seconds. FIFO steps let a script order two processes by events.
+ *
+ *   id            new id on the channel (made with the first id); it becomes the current one
+ *   sync          new id with a channel of its own: its calls wait for their events
+ *   use:N         the N-th id (from 0, accepted ones counted too) becomes the current one
+ *   bind:A:P, listen:N, addr:A:P, route, connect, accept, reject, disconnect, destroy
+ *                 the call of that name on the current id
+ *   ack-timeout:N the option of that name
+ *   qp            a QP with CQs made by the library, a registered buffer
+ *   destroy-qp
+ *   event         one event, printed and acked; a connection request's id becomes the current one
+ *   arrived       waits until an event is there, and leaves it
+ *   pending       whether an event is there now
+ *   recv:N        posts N receives
+ *   got:N         waits for N received messages and checks what they hold
+ *   send:N        sends N messages one by one and waits for each
+ *   flood         sends until a completion fails
+ *   tell:F hear:F writes to, reads from a FIFO (waits for the other end)
+ *   files:N       RLIMIT_NOFILE: N descriptors more than are open now
+ *   memlock:N     RLIMIT_MEMLOCK in bytes, as user nobody
+ *   stop          waits to be killed
+ *
+ * A is an IPv4 address, P a port.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+#include <rdma/rdma_cma.h>
+
+enum { MAX_IDS = 32, DEPTH = 16, SIZE = 2048, RESOLVE_MS = 5000 };
+
+struct slot {
+	struct rdma_cm_id *id;
+	struct ibv_mr *mr;
+	unsigned char *buffer; /* DEPTH receives, then one send */
+	unsigned sent, received;
+};
+
+static const char *name;
+static int limit = 200; /* seconds, or $STEPS_LIMIT */
+static struct rdma_event_channel *channel;
+static struct slot slots[MAX_IDS];
+static int used, current = -1;
+
+static void print(const char *what, const char *result)
+{
+	printf("%s: %s: %s\n", name, what, result);
+}
+
+/* 0 or the name of errno. */
+static bool result(const char *what, int ret)
+{
+	print(what, ret ? strerrorname_np(errno) ? strerrorname_np(errno) : "errno unknown" : "0");
+	return ret == 0;
+}
+
+static struct slot *slot(void)
+{
+	if (current < 0 || !slots[current].id) {
+		print("no id", "step left out");
+		return NULL;
+	}
+	return &slots[current];
+}
+
+static struct slot *slot_with_qp(void)
+{
+	struct slot *s = slot();
+	if (s && (!s->id->qp || !s->mr)) {
+		print("no qp", "step left out");
+		return NULL;
+	}
+	return s;
+}
+
+static void add_id(struct rdma_cm_id *id)
+{
+	if (used == MAX_IDS) {
+		print("too many ids", "end");
+		exit(2);
+	}
+	current = used++;
+	slots[current].id = id;
+}
+
+/* "address:port" */
+static struct sockaddr_in address(char *text)
+{
+	struct sockaddr_in in = { .sin_family = AF_INET };
+	char *colon = strrchr(text, ':');
+	*colon = '\0';
+	in.sin_port = htons((uint16_t)atoi(colon + 1));
+	inet_pton(AF_INET, text, &in.sin_addr);
+	return in;
+}
+
+/* Waits until the descriptor is readable. */
+static bool readable(const char *what, int fd)
+{
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+	int n = poll(&p, 1, limit * 1000);
+	if (n != 1)
+		print(what, "nothing came");
+	return n == 1;
+}
+
+static void step_id(void)
+{
+	struct rdma_cm_id *id;
+	if (!channel) {
+		channel = rdma_create_event_channel();
+		if (!result("create_event_channel", channel ? 0 : -1))
+			return;
+	}
+	if (result("create_id", rdma_create_id(channel, &id, NULL, RDMA_PS_TCP)))
+		add_id(id);
+}
+
+static void step_sync(void)
+{
+	struct rdma_cm_id *id;
+	if (result("create_id", rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP)))
+		add_id(id);
+}
+
+static int slot_of(const struct rdma_cm_id *id)
+{
+	for (int i = 0; i < used; i++)
+		if (slots[i].id == id)
+			return i;
+	return -1;
+}
+
+static bool arrived(void)
+{
+	if (!channel)
+		print("no channel", "step left out");
+	return channel && readable("event", channel->fd);
+}
+
+static void step_event(void)
+{
+	struct rdma_cm_event *event;
+	char text[120];
+	int who;
+	if (!arrived())
+		return;
+	if (rdma_get_cm_event(channel, &event)) {
+		result("get_cm_event", -1);
+		return;
+	}
+	who = slot_of(event->event == RDMA_CM_EVENT_CONNECT_REQUEST ? event->listen_id : event->id);
+	snprintf(text, sizeof(text), "id %d %s status %d", who, rdma_event_str(event->event), event->status);
+	print("event", text);
+	if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST)
+		add_id(event->id);
+	result("ack_cm_event", rdma_ack_cm_event(event));
+}
+
+static void step_pending(void)
+{
+	struct pollfd p = { .fd = channel ? channel->fd : -1, .events = POLLIN };
+	print("pending", poll(&p, 1, 0) == 1 ? "yes" : "no");
+}
+
+static void step_qp(struct slot *s)
+{
+	struct ibv_qp_init_attr attr = {
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+	if (!result("create_qp", rdma_create_qp(s->id, NULL, &attr)))
+		return;
+	s->buffer = calloc(DEPTH + 1, SIZE);
+	if (!s->buffer)
+		exit(2);
+	s->mr = ibv_reg_mr(s->id->pd, s->buffer, (DEPTH + 1) * SIZE, IBV_ACCESS_LOCAL_WRITE);
+	result("reg_mr", s->mr ? 0 : -1);
+}
+
+static void step_destroy_qp(struct slot *s)
+{
+	if (s->mr)
+		result("dereg_mr", ibv_dereg_mr(s->mr));
+	free(s->buffer);
+	rdma_destroy_qp(s->id);
+	s->mr = NULL;
+	s->buffer = NULL;
+}
+
+static void step_destroy(struct slot *s)
+{
+	struct rdma_cm_id *id = s->id;
+	if (id->qp)
+		step_destroy_qp(s);
+	s->id = NULL;
+	result("destroy_id", rdma_destroy_id(id));
+}
+
+/* What byte i of the n-th message is. */
+static unsigned char pattern(unsigned n, unsigned i)
+{
+	return (unsigned char)(n * 31 + i);
+}
+
+static bool post_recv(struct slot *s, unsigned place)
+{
+	struct ibv_sge sge = { (uintptr_t)(s->buffer + place * SIZE), SIZE, s->mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = place, .sg_list = &sge, .num_sge = 1 }, *bad;
+	int error = ibv_post_recv(s->id->qp, &wr, &bad);
+	if (error) {
+		errno = error;
+		result("post_recv", -1);
+	}
+	return error == 0;
+}
+
+static void step_recv(struct slot *s, unsigned n)
+{
+	unsigned i;
+	for (i = 0; i < n && i < DEPTH && post_recv(s, i); i++)
+		;
+	if (i == n)
+		print("recv", "posted");
+}
+
+/* The next completion; false when none comes. */
+static bool completion(struct ibv_cq *cq, struct ibv_comp_channel *comp, struct ibv_wc *wc)
+{
+	struct ibv_cq *which;
+	void *context;
+	while (ibv_poll_cq(cq, 1, wc) == 0) {
+		ibv_req_notify_cq(cq, 0);
+		if (ibv_poll_cq(cq, 1, wc))
+			return true;
+		if (!readable("completion", comp->fd) || ibv_get_cq_event(comp, &which, &context))
+			return false;
+		ibv_ack_cq_events(which, 1);
+	}
+	return true;
+}
+
+static bool send_one(struct slot *s, struct ibv_wc *wc)
+{
+	unsigned char *buffer = s->buffer + DEPTH * SIZE;
+	struct ibv_sge sge = { (uintptr_t)buffer, SIZE, s->mr->lkey };
+	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED, .sg_list = &sge, .num_sge = 1 };
+	struct ibv_send_wr *bad;
+	for (unsigned i = 0; i < SIZE; i++)
+		buffer[i] = pattern(s->sent, i);
+	s->sent++;
+	if (ibv_post_send(s->id->qp, &wr, &bad)) {
+		wc->status = IBV_WC_GENERAL_ERR;
+		return true;
+	}
+	return completion(s->id->send_cq, s->id->send_cq_channel, wc);
+}
+
+/* How a completion failed depends on which packet was the last to arrive: only that it did is shown. */
+static void step_send(struct slot *s, unsigned n)
+{
+	struct ibv_wc wc;
+	for (unsigned i = 0; i < n; i++) {
+		if (!send_one(s, &wc))
+			return;
+		if (wc.status) {
+			print("send", "completion with an error");
+			return;
+		}
+	}
+	print("send", "done");
+}
+
+static void step_got(struct slot *s, unsigned n)
+{
+	struct ibv_wc wc;
+	for (unsigned i = 0; i < n; i++) {
+		unsigned char *buffer;
+		if (!completion(s->id->recv_cq, s->id->recv_cq_channel, &wc))
+			return;
+		if (wc.status) {
+			print("got", "completion with an error");
+			return;
+		}
+		buffer = s->buffer + wc.wr_id * SIZE;
+		for (unsigned j = 0; j < SIZE; j++)
+			if (buffer[j] != pattern(s->received, j)) {
+				print("got", "wrong data");
+				return;
+			}
+		s->received++;
+		if (!post_recv(s, (unsigned)wc.wr_id))
+			return;
+	}
+	print("got", "right data");
+}
+
+static void step_connect(struct slot *s, bool accept)
+{
+	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1,
+					 .retry_count = 7, .rnr_retry_count = 7 };
+	if (!s->id->qp) { /* without a QP of ours an invented number does */
+		param.qp_num = 0x5000u + (unsigned)(getpid() * 64 + current) % 0x100000u;
+	}
+	if (accept)
+		result("accept", rdma_accept(s->id, &param));
+	else
+		result("connect", rdma_connect(s->id, &param));
+}
+
+static void step_fifo(const char *path, int flags)
+{
+	char byte = 'x';
+	int fd = open(path, flags | O_CLOEXEC);
+	ssize_t n = flags == O_RDONLY ? read(fd, &byte, 1) : write(fd, &byte, 1);
+	if (fd < 0 || n < 0) {
+		result("fifo", -1);
+		exit(2);
+	}
+	close(fd);
+}
+
+/* Descriptors are given out from the lowest free number: with the table full up to the highest one
+ * open, N more can be had. */
+static void step_files(int n)
+{
+	int lowest = dup(0);
+	struct rlimit files = { (rlim_t)(lowest + n), (rlim_t)(lowest + n) };
+	close(lowest);
+	result("setrlimit", setrlimit(RLIMIT_NOFILE, &files));
+}
+
+/* root may lock any amount. */
+static void step_memlock(int n)
+{
+	struct rlimit bytes = { (rlim_t)n, (rlim_t)n };
+	result("setrlimit", setrlimit(RLIMIT_MEMLOCK, &bytes));
+	result("setuid", setgroups(0, NULL) || setgid(65534) || setuid(65534));
+}
+
+static void step_addr(struct slot *s, char *where)
+{
+	struct sockaddr_in in = address(where);
+	result("resolve_addr", rdma_resolve_addr(s->id, NULL, (struct sockaddr *)&in, RESOLVE_MS));
+}
+
+static void step_bind(struct slot *s, char *where)
+{
+	struct sockaddr_in in = address(where);
+	result("bind_addr", rdma_bind_addr(s->id, (struct sockaddr *)&in));
+}
+
+static void step_ack_timeout(struct slot *s, int n)
+{
+	uint8_t value = (uint8_t)n;
+	result("set_option", rdma_set_option(s->id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &value, 1));
+}
+
+static void step_flood(struct slot *s)
+{
+	struct ibv_wc wc;
+	do
+		if (!send_one(s, &wc))
+			return;
+	while (wc.status == IBV_WC_SUCCESS);
+	print("flood", "completion with an error");
+}
+
+/* Steps that need no id; false when the step is another one. */
+static bool plain_step(const char *step, char *value)
+{
+	if (!strcmp(step, "id"))
+		step_id();
+	else if (!strcmp(step, "sync"))
+		step_sync();
+	else if (!strcmp(step, "use"))
+		current = atoi(value);
+	else if (!strcmp(step, "event"))
+		step_event();
+	else if (!strcmp(step, "arrived"))
+		arrived();
+	else if (!strcmp(step, "pending"))
+		step_pending();
+	else if (!strcmp(step, "tell"))
+		step_fifo(value, O_WRONLY);
+	else if (!strcmp(step, "hear"))
+		step_fifo(value, O_RDONLY);
+	else if (!strcmp(step, "files"))
+		step_files(atoi(value));
+	else if (!strcmp(step, "memlock"))
+		step_memlock(atoi(value));
+	else if (!strcmp(step, "stop"))
+		for (;;)
+			pause();
+	else
+		return false;
+	return true;
+}
+
+/* Steps on the current id. */
+static bool id_step(const char *step, char *value, struct slot *s)
+{
+	if (!strcmp(step, "bind"))
+		step_bind(s, value);
+	else if (!strcmp(step, "listen"))
+		result("listen", rdma_listen(s->id, atoi(value)));
+	else if (!strcmp(step, "addr"))
+		step_addr(s, value);
+	else if (!strcmp(step, "route"))
+		result("resolve_route", rdma_resolve_route(s->id, RESOLVE_MS));
+	else if (!strcmp(step, "connect") || !strcmp(step, "accept"))
+		step_connect(s, *step == 'a');
+	else if (!strcmp(step, "reject"))
+		result("reject", rdma_reject(s->id, NULL, 0));
+	else if (!strcmp(step, "disconnect"))
+		result("disconnect", rdma_disconnect(s->id));
+	else if (!strcmp(step, "ack-timeout"))
+		step_ack_timeout(s, atoi(value));
+	else if (!strcmp(step, "qp"))
+		step_qp(s);
+	else if (!strcmp(step, "destroy-qp"))
+		step_destroy_qp(s);
+	else if (!strcmp(step, "destroy"))
+		step_destroy(s);
+	else
+		return false;
+	return true;
+}
+
+/* Steps on the current id's QP. */
+static bool qp_step(const char *step, const char *value)
+{
+	static const char *const steps[] = { "recv", "got", "send", "flood" };
+	unsigned which = 0;
+	struct slot *s;
+	while (which < 4 && strcmp(step, steps[which]))
+		which++;
+	if (which == 4)
+		return false;
+	s = slot_with_qp();
+	if (!s)
+		return true;
+	switch (which) {
+	case 0: step_recv(s, (unsigned)atoi(value)); break;
+	case 1: step_got(s, (unsigned)atoi(value)); break;
+	case 2: step_send(s, (unsigned)atoi(value)); break;
+	default: step_flood(s);
+	}
+	return true;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc < 3)
+		return 2;
+	name = argv[1];
+	if (getenv("STEPS_LIMIT"))
+		limit = atoi(getenv("STEPS_LIMIT"));
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	for (int i = 2; i < argc; i++) {
+		char *value = argv[i], *step = strsep(&value, ":");
+		struct slot *s;
+		if (plain_step(step, value) || qp_step(step, value))
+			continue;
+		s = slot();
+		if (s && !id_step(step, value, s)) {
+			fprintf(stderr, "steps: no step %s\n", step);
+			return 2;
+		}
+	}
+	print("end", "0");
+	return 0;
+}
