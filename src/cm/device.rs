@@ -1,7 +1,7 @@
 //! The RDMA devices that the process has open, with the PD and XRC domain that the ids on a device share.
 //!
 //! A device is opened when the first id is bound to it and stays open: programs keep `id->verbs`, and objects made on
-//! it, beyond the id. Only one that has left the machine is closed, with its last user.
+//! it, beyond the id. Only one that has left the machine is closed with its last user; the rest at the end of the process.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -247,6 +247,27 @@ fn same(guid: u64, index: Option<u32>, other_guid: u64, other_index: Option<u32>
 
 fn clamp(maximum: c_int) -> u8 {
     maximum.clamp(0, c_int::from(u8::MAX)) as u8
+}
+
+/// Closes the devices that nothing of the library uses any more, for the end of the process. A thread that is in the middle of
+/// something keeps them open.
+fn close_idle() {
+    let Some(mut registry) = REGISTRY.try_lock() else { return };
+    for slot in 0..registry.slots.len() {
+        if let Some(open) = registry.slots[slot].as_mut() {
+            open.gone = true;
+        }
+        registry.close_if_gone(slot);
+    }
+}
+
+/// Runs when the process ends, after the program's own functions for that.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static ON_EXIT: extern "C" fn() = at_exit;
+
+extern "C" fn at_exit() {
+    close_idle();
 }
 
 /// For forks.rs: takes the lock and keeps it.
