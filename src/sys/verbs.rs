@@ -18,6 +18,18 @@ unsafe extern "C" {
     fn ibv_copy_path_rec_from_kern(dst: *mut ibv_sa_path_rec, src: *const ib_user_path_rec);
 }
 
+/// An operation of the extended context; `EOPNOTSUPP` where the library that made it, or the device, has none.
+///
+/// Safety: an open context.
+macro_rules! operation {
+    ($context:expr, $name:ident) => {
+        extension($context, offset_of!(verbs_context, $name))
+            // `extension` found the member present.
+            .and_then(|extended| (*extended.as_ptr()).$name)
+            .ok_or(Errno::new(libc::EOPNOTSUPP))
+    };
+}
+
 /// Turns libibverbs' "0 or an errno value" into a result.
 fn check(result: c_int) -> Result<()> {
     if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
@@ -187,10 +199,7 @@ pub unsafe fn create_qp_ex(context: NonNull<ibv_context>, attr: &mut ibv_qp_init
         return pointer(unsafe { ibv_create_qp(attr.pd, ptr::from_mut(attr).cast()) });
     }
     // SAFETY: the caller's word.
-    let extended = unsafe { extension(context, offset_of!(verbs_context, create_qp_ex)) };
-    // SAFETY: `extension` found the member present.
-    let create = extended.and_then(|extended| unsafe { (*extended.as_ptr()).create_qp_ex });
-    let create = create.ok_or(Errno::new(libc::EOPNOTSUPP))?;
+    let create = unsafe { operation!(context, create_qp_ex) }?;
     // SAFETY: the provider's function with its own context; the two bindings describe the same structures.
     pointer(unsafe { create(context.as_ptr().cast(), ptr::from_mut(attr).cast()) }.cast())
 }
@@ -222,10 +231,7 @@ pub unsafe fn create_srq_ex(
         return pointer(unsafe { ibv_create_srq(attr.pd, ptr::from_mut(attr).cast()) });
     }
     // SAFETY: the caller's word.
-    let extended = unsafe { extension(context, offset_of!(verbs_context, create_srq_ex)) };
-    // SAFETY: `extension` found the member present.
-    let create = extended.and_then(|extended| unsafe { (*extended.as_ptr()).create_srq_ex });
-    let create = create.ok_or(Errno::new(libc::EOPNOTSUPP))?;
+    let create = unsafe { operation!(context, create_srq_ex) }?;
     // SAFETY: the provider's function with its own context; the two bindings describe the same structures.
     pointer(unsafe { create(context.as_ptr().cast(), ptr::from_mut(attr).cast()) }.cast())
 }
@@ -243,10 +249,7 @@ pub unsafe fn destroy_srq(srq: NonNull<ibv_srq>) {
 /// An open context.
 pub unsafe fn open_xrcd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_xrcd>> {
     // SAFETY: the caller's word.
-    let extended = unsafe { extension(context, offset_of!(verbs_context, open_xrcd)) };
-    // SAFETY: `extension` found the member present.
-    let open = extended.and_then(|extended| unsafe { (*extended.as_ptr()).open_xrcd });
-    let open = open.ok_or(Errno::new(libc::EOPNOTSUPP))?;
+    let open = unsafe { operation!(context, open_xrcd) }?;
     let mut attr = ibv_xrcd_init_attr {
         comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
         fd: -1,
@@ -260,9 +263,7 @@ pub unsafe fn open_xrcd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_xrc
 /// An XRCD of `context` that nothing belongs to any more.
 pub unsafe fn close_xrcd(context: NonNull<ibv_context>, xrcd: NonNull<ibv_xrcd>) {
     // SAFETY: the caller's word.
-    let extended = unsafe { extension(context, offset_of!(verbs_context, close_xrcd)) };
-    // SAFETY: `extension` found the member present.
-    if let Some(close) = extended.and_then(|extended| unsafe { (*extended.as_ptr()).close_xrcd }) {
+    if let Ok(close) = unsafe { operation!(context, close_xrcd) } {
         // SAFETY: the provider's function with its own object.
         unsafe { close(xrcd.as_ptr().cast()) };
     }
