@@ -7,23 +7,41 @@ use std::sync::{Condvar, Mutex, PoisonError};
 /// A lock of the standard library: it waits on a futex and never allocates.
 #[derive(Default)]
 pub struct Completed {
-    count: Mutex<u32>,
+    counts: Mutex<Counts>,
     more: Condvar,
 }
 
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    given: u32,
+    done: u32,
+}
+
 impl Completed {
+    /// An event was read from the kernel; it now refers to `self`.
+    pub fn give(&self) {
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.given = counts.given.wrapping_add(1);
+    }
+
+    /// Whether no event refers to `self`.
+    pub fn is_done(&self) -> bool {
+        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.given == counts.done
+    }
+
     /// One more. The notification happens under the lock, so that a waiter that then frees `self` comes after it.
     pub fn complete(&self) {
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        *count = count.wrapping_add(1);
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.done = counts.done.wrapping_add(1);
         self.more.notify_all();
     }
 
     /// Waits until `reported` events are complete.
     pub fn wait_for(&self, reported: u32) {
-        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        let behind = |count: &mut u32| (reported.wrapping_sub(*count) as i32) > 0;
-        drop(self.more.wait_while(count, behind).unwrap_or_else(PoisonError::into_inner));
+        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let behind = |counts: &mut Counts| (reported.wrapping_sub(counts.done) as i32) > 0;
+        drop(self.more.wait_while(counts, behind).unwrap_or_else(PoisonError::into_inner));
     }
 }
 
@@ -36,11 +54,14 @@ mod tests {
     fn waits_for_the_last_one() {
         let completed = Arc::new(Completed::default());
         completed.wait_for(0);
+        completed.give();
+        assert!(!completed.is_done());
         completed.complete();
+        assert!(completed.is_done());
         let other = completed.clone();
         let waiter = std::thread::spawn(move || {
             other.wait_for(3);
-            *other.count.lock().unwrap_or_else(PoisonError::into_inner)
+            other.counts.lock().unwrap_or_else(PoisonError::into_inner).done
         });
         completed.complete();
         completed.complete();

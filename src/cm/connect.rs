@@ -13,7 +13,8 @@ use super::qp;
 use super::resolve::after_listen;
 use crate::errno::{Errno, Result};
 use crate::ffi::{
-    RDMA_MAX_INIT_DEPTH, RDMA_MAX_RESP_RES, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_port_space,
+    RDMA_MAX_INIT_DEPTH, RDMA_MAX_RESP_RES, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
+    rdma_port_space,
 };
 use crate::sys::uapi::{rdma_ucm_conn_param, rdma_ucm_ece};
 use crate::sys::ucma;
@@ -43,8 +44,9 @@ pub unsafe fn connect(id: &Id, param: *const rdma_conn_param) -> Result<()> {
     let mut kernel = rdma_ucm_conn_param { initiator_depth, responder_resources, ..Default::default() };
     // SAFETY: the caller's word.
     unsafe { params::fill(&mut kernel, id, param)? };
+    let operation = id.operation();
     ucma::connect(id.fd(), id.handle(), kernel, ece::offer(id))?;
-    id.complete()
+    operation.complete()
 }
 
 /// The program's number, or the device's maximum where it asks for that or says nothing.
@@ -138,7 +140,7 @@ pub unsafe fn get_request(listen: &Id, id: NonNull<*mut rdma_cm_id>) -> Result<(
     };
     if let Err(error) = endpoint::equip(listen, new) {
         // SAFETY: the request's id goes with its event; nobody has seen either.
-        unsafe { refuse(new, NonNull::from(received).cast()) };
+        unsafe { refuse(new, event) };
         return Err(error);
     }
     new.set_event(event);
@@ -149,10 +151,12 @@ pub unsafe fn get_request(listen: &Id, id: NonNull<*mut rdma_cm_id>) -> Result<(
 
 /// # Safety
 /// Nobody has seen the id or the event.
-unsafe fn refuse(new: &Id, event: NonNull<crate::ffi::rdma_cm_event>) {
+unsafe fn refuse(new: &Id, event: *mut rdma_cm_event) {
     // SAFETY: the caller's word. A failure to destroy leaves nothing to do: the id is synchronous, and freed.
     unsafe {
-        let _ = ack_cm_event(event);
+        if let Some(event) = NonNull::new(event) {
+            let _ = ack_cm_event(event);
+        }
         let _ = super::id::destroy_id(new);
     }
 }
@@ -167,25 +171,27 @@ pub unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
     let limits = id.state().bound.map(|bound| bound.limits);
     check_resources(id, param, limits)?;
     let (initiator_depth, responder_resources) = agree(id, param, limits);
-    if !id.is_ud() {
-        qp::to_rtr(id, Some(responder_resources))?;
-        qp::to_rts(id, Some(initiator_depth))?;
-    }
     let mut kernel = rdma_ucm_conn_param { initiator_depth, responder_resources, ..Default::default() };
     // SAFETY: the caller's word.
     unsafe { params::fill(&mut kernel, id, param)? };
+    let datagrams = id.is_ud();
+    if !datagrams {
+        qp::to_rtr(id, Some(responder_resources))?;
+        qp::to_rts(id, Some(initiator_depth))?;
+    }
     let offer = ece::offer(id);
+    let operation = id.operation();
     if let Err(error) = ucma::accept(id.fd(), id.handle(), id.uid(), kernel, offer) {
         // The failure that counts is the first one.
         let _ = qp::to_error(id);
         return Err(error);
     }
-    if id.is_ud() {
-        // A datagram id is done with its answer: no event follows.
-        id.drop_event();
+    if datagrams {
+        // Done with its answer: no event follows.
+        operation.drop_event();
         return Ok(());
     }
-    id.complete()
+    operation.complete()
 }
 
 /// What both ends and the device can do, where the program does not say.
@@ -239,8 +245,9 @@ pub fn disconnect(id: &Id) -> Result<()> {
         Some(IBV_TRANSPORT_IWARP) => qp::to_sqd(id)?,
         _ => return Err(Errno::EINVAL),
     }
+    let operation = id.operation();
     ucma::disconnect(id.fd(), id.handle())?;
-    id.complete()
+    operation.complete()
 }
 
 #[cfg(test)]

@@ -5,16 +5,15 @@
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
+use std::sync::MutexGuard;
 
-use parking_lot::{Mutex, MutexGuard};
-
+use super::global::GlobalLock;
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_push;
 use crate::sys::verbs::{self, DeviceList, ibv_context, ibv_device, ibv_pd, ibv_xrcd};
 
-/// Lock order: this one is taken before none and after none of the library's other locks (docs/locking.md). It is a
-/// parking_lot lock because the child of a fork() must be able to release what its parent's thread holds.
-static REGISTRY: Mutex<Registry> = Mutex::new(Registry { slots: Vec::new(), generation: 0 });
+/// Taken while no other lock of the library is held; fork() takes it first (docs/locking.md).
+static REGISTRY: GlobalLock<Registry> = GlobalLock::new(Registry { slots: Vec::new(), generation: 0 });
 
 /// The open devices.
 pub struct Registry {
@@ -125,6 +124,7 @@ pub fn hold_all() -> Result<Vec<NonNull<ibv_context>>> {
     let list = DeviceList::new()?;
     registry.forget_missing(list.devices());
     let mut contexts = Vec::new();
+    contexts.try_reserve_exact(list.devices().len()).map_err(|_| Errno::ENOMEM)?;
     for &device in list.devices() {
         // SAFETY: the list is live.
         let (guid, index) = unsafe { (verbs::guid(device), verbs::index(device)) };
@@ -136,7 +136,7 @@ pub fn hold_all() -> Result<Vec<NonNull<ibv_context>>> {
         // One that does not open is left out this time.
         let Ok(slot) = slot else { continue };
         if let Some(open) = registry.slots[slot].as_mut() {
-            try_push(&mut contexts, open.context)?;
+            contexts.push(open.context);
             open.lists += 1;
         }
     }
@@ -272,7 +272,7 @@ extern "C" fn at_exit() {
 
 /// For forks.rs: takes the lock and keeps it.
 pub(super) fn before_fork() {
-    std::mem::forget(REGISTRY.lock());
+    REGISTRY.hold();
 }
 
 /// Releases what [`before_fork`] took; in the child, devices opened so far are the parent's from now on.
@@ -280,13 +280,8 @@ pub(super) fn before_fork() {
 /// # Safety
 /// In the thread that called [`before_fork`], or its copy in the child.
 pub(super) unsafe fn after_fork(in_child: bool) {
-    // SAFETY: the lock is held, and nothing here allocates.
-    unsafe {
-        if in_child {
-            (*REGISTRY.data_ptr()).generation += 1;
-        }
-        REGISTRY.force_unlock();
-    }
+    // SAFETY: the caller's word.
+    unsafe { REGISTRY.let_go(|registry| registry.generation += u32::from(in_child)) };
 }
 
 #[cfg(test)]

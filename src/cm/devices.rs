@@ -27,6 +27,9 @@ pub unsafe fn get_devices(num: *mut c_int) -> Result<NonNull<*mut ibv_context>> 
 }
 
 fn to_c(contexts: &[NonNull<ibv_context>]) -> Result<(usize, NonNull<*mut ibv_context>)> {
+    if contexts.is_empty() {
+        return Err(Errno::ENODEV);
+    }
     // SAFETY: plain allocation; the result is checked.
     let memory = unsafe { libc::calloc(contexts.len() + 1, size_of::<*mut ibv_context>()) };
     let Some(list) = NonNull::new(memory.cast::<*mut ibv_context>()) else {

@@ -72,8 +72,9 @@ unsafe fn active(id: &Id, res: &rdma_addrinfo, pd: *mut ibv_pd, attr: *mut ibv_q
     unsafe {
         resolve::resolve_addr(id, res.ai_src_addr, destination, TIMEOUT)?;
         if res.ai_route_len > 0 {
+            let operation = id.operation();
             option::set_option(id, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, res.ai_route, res.ai_route_len)?;
-            id.complete()?;
+            operation.complete()?;
         } else {
             resolve::resolve_route(id, TIMEOUT)?;
         }

@@ -2,13 +2,12 @@
 
 use std::ptr::NonNull;
 
-use parking_lot::Mutex;
-
+use super::global::GlobalLock;
 use super::id::Id;
 use crate::errno::{Errno, Result};
 
-/// Indexed by handle: the kernel gives out the lowest free number. parking_lot for fork(), see forks.rs.
-static HANDLES: Mutex<Table> = Mutex::new(Table(Vec::new()));
+/// Indexed by handle: the kernel gives out the lowest free number.
+static HANDLES: GlobalLock<Table> = GlobalLock::new(Table(Vec::new()));
 
 /// Handles beyond are not looked up: no kernel old enough to need it has given out so many.
 const MOST: usize = 1 << 20;
@@ -50,7 +49,7 @@ pub fn find(handle: u32) -> Option<NonNull<Id>> {
 
 /// For forks.rs: takes the lock and keeps it.
 pub(super) fn before_fork() {
-    std::mem::forget(HANDLES.lock());
+    HANDLES.hold();
 }
 
 /// Releases what [`before_fork`] took.
@@ -58,6 +57,6 @@ pub(super) fn before_fork() {
 /// # Safety
 /// In the thread that called [`before_fork`], or its copy in the child.
 pub(super) unsafe fn after_fork() {
-    // SAFETY: the lock is held.
-    unsafe { HANDLES.force_unlock() };
+    // SAFETY: the caller's word.
+    unsafe { HANDLES.let_go(|_| {}) };
 }

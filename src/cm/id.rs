@@ -191,12 +191,14 @@ impl Id {
         })
     }
 
-    /// Ends a call that started an operation: nothing for asynchronous ids; synchronous ones wait for the event,
-    /// leave it in `event` and turn its status into an errno (spec: cm, Sync mode).
-    pub(super) fn complete(&self) -> Result<()> {
-        if !self.is_sync() {
-            return Ok(());
-        }
+    /// A call that is about to start an operation.
+    pub(super) fn operation(&self) -> Operation<'_> {
+        Operation(self.is_sync().then_some(self))
+    }
+
+    /// For synchronous ids: waits for the event, leaves it in `event` and turns its status into an errno (spec: cm, Sync
+    /// mode).
+    fn wait_for_event(&self) -> Result<()> {
         self.drop_event();
         let channel = NonNull::new(self.channel()).ok_or(Errno::EINVAL)?;
         let mut event = ptr::null_mut();
@@ -213,6 +215,25 @@ impl Id {
             self.set_event(ptr::null_mut());
             // SAFETY: the library put it there and nobody acknowledged it.
             let _ = unsafe { ack_cm_event(event) };
+        }
+    }
+}
+
+/// A call that starts an operation in the kernel. Made before the kernel is told: an asynchronous id may be destroyed, by the
+/// thread that reads its events, as soon as it is, and must not be looked at afterwards.
+#[must_use]
+pub(super) struct Operation<'a>(Option<&'a Id>);
+
+impl Operation<'_> {
+    /// Ends the call: at once for an asynchronous id, with its event for a synchronous one.
+    pub(super) fn complete(self) -> Result<()> {
+        self.0.map_or(Ok(()), Id::wait_for_event)
+    }
+
+    /// Ends a call that no event follows.
+    pub(super) fn drop_event(self) {
+        if let Some(id) = self.0 {
+            id.drop_event();
         }
     }
 }
@@ -352,8 +373,8 @@ pub unsafe fn destroy_id(id: &Id) -> Result<()> {
         Err(error) => {
             if id.is_sync() {
                 id.drop_event();
-                // SAFETY: its channel is its own, and closed with it: no event can reach it any more.
-                unsafe { free(id) };
+                // SAFETY: its channel is its own, and closed with it: no event can come any more.
+                unsafe { end(id) };
             }
             Err(error)
         }
@@ -374,6 +395,29 @@ pub(super) unsafe fn discard(id: &Id) {
 /// # Safety
 /// From [`allocate`], and nothing refers to it any more.
 unsafe fn free(id: &Id) {
+    let bound = retire(id);
+    // SAFETY: from Box::leak; the caller's word for the rest.
+    drop(unsafe { Box::from_raw(ptr::from_ref(id).cast_mut()) });
+    if let Some(bound) = bound {
+        device::release(bound);
+    }
+}
+
+/// As [`free`], but its memory stays while the program holds events that refer to it: a listener's connection requests.
+///
+/// # Safety
+/// From [`allocate`], and nothing but events refers to it any more.
+unsafe fn end(id: &Id) {
+    if id.completed.is_done() {
+        // SAFETY: the caller's word, and no event does.
+        unsafe { free(id) };
+    } else if let Some(bound) = retire(id) {
+        device::release(bound);
+    }
+}
+
+/// Takes everything from an id but its memory.
+fn retire(id: &Id) -> Option<Bound> {
     handles::remove(id.handle(), NonNull::from(id));
     if id.is_sync()
         && let Some(channel) = NonNull::new(id.channel())
@@ -381,12 +425,7 @@ unsafe fn free(id: &Id) {
         // SAFETY: a synchronous id owns its channel.
         unsafe { destroy_event_channel(channel) };
     }
-    let bound = id.state().bound.take();
-    // SAFETY: from Box::leak; the caller's word for the rest.
-    drop(unsafe { Box::from_raw(ptr::from_ref(id).cast_mut()) });
-    if let Some(bound) = bound {
-        device::release(bound);
-    }
+    id.state().bound.take()
 }
 
 #[cfg(test)]

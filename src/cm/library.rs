@@ -19,7 +19,7 @@ pub struct Library {
     pub af_ib: bool,
 }
 
-/// Filled under the device registry's lock (docs/locking.md), so that a fork() never catches it half done.
+/// Set under the device registry's lock (docs/locking.md), so that a fork() never catches it half done.
 static LIBRARY: OnceCell<Library> = OnceCell::new();
 
 /// Finds out on first use; a failure is not remembered. `ENODEV` without RDMA devices, `EPERM` for a kernel
@@ -29,15 +29,19 @@ pub fn library() -> Result<&'static Library> {
         return Ok(library);
     }
     forks::watched()?;
+    // Without the lock: the device node may have to be waited for. Threads that come at the same time find the same.
+    let found = find_out()?;
     let _registry = device::lock();
-    LIBRARY.get_or_try_init(|| {
-        let node = RdmaCm::discover()?;
-        if verbs::DeviceList::new()?.devices().is_empty() {
-            return Err(Errno::ENODEV);
-        }
-        let af_ib = probe_af_ib(&node)?;
-        Ok(Library { node, af_ib })
-    })
+    Ok(LIBRARY.get_or_init(|| found))
+}
+
+fn find_out() -> Result<Library> {
+    let node = RdmaCm::discover()?;
+    if verbs::DeviceList::new()?.devices().is_empty() {
+        return Err(Errno::ENODEV);
+    }
+    let af_ib = probe_af_ib(&node)?;
+    Ok(Library { node, af_ib })
 }
 
 /// Binds a throw-away id to the wildcard AF_IB address of the TCP port space.
@@ -56,5 +60,10 @@ fn probe_af_ib(node: &RdmaCm) -> Result<bool> {
         sid_mask: RDMA_IB_IP_PS_MASK.to_be(),
         ..Default::default()
     };
-    Ok(ucma::bind(channel.as_raw_fd(), id, &SockAddr::from_ib(&wildcard)).is_ok())
+    match ucma::bind(channel.as_raw_fd(), id, &SockAddr::from_ib(&wildcard)) {
+        Ok(()) => Ok(true),
+        // Says nothing about the kernel, only about this moment.
+        Err(error) if error == Errno::ENOMEM || error.get() == libc::EINTR => Err(error),
+        Err(_) => Ok(false),
+    }
 }

@@ -72,8 +72,9 @@ fn bind_and_ask(id: &Id, gid: Gid, service: &Service) -> Result<Vec<ucma::Servic
     // SAFETY: a whole sockaddr_ib.
     let addr = unsafe { SockAddr::from_c(NonNull::from(&port).cast())? };
     ucma::bind(id.fd(), id.handle(), &addr)?;
+    let operation = id.operation();
     ucma::resolve_ib_service(id.fd(), id.handle(), service)?;
-    id.complete()?;
+    operation.complete()?;
     ucma::query_ib_service(id.fd(), id.handle())
 }
 
@@ -113,6 +114,7 @@ pub unsafe fn resolve_addrinfo(
     let (node, service, hints) = unsafe { (addrinfo::text(node), addrinfo::text(service), Hints::from_c(hints)) };
     let way = Way::choose(hints.as_ref().map_or(0, Hints::flags), node, service)?;
     begin(id, hints.as_ref())?;
+    let operation = id.operation();
     let started = match (way, service) {
         (Way::Sa, Some(service)) => {
             service::parse(service).and_then(|service| ucma::resolve_ib_service(id.fd(), id.handle(), &service))
@@ -125,7 +127,7 @@ pub unsafe fn resolve_addrinfo(
         id.state().search.pending.fail();
     }
     started?;
-    id.complete()
+    operation.complete()
 }
 
 fn begin(id: &Id, hints: Option<&Hints<'_>>) -> Result<()> {

@@ -40,7 +40,10 @@ pub unsafe fn migrate_id(id: &Id, channel: *mut rdma_event_channel) -> Result<()
     id.set_channel(target);
     id.set_sync(own.is_some());
     id.completed.wait_for(reported);
-    if was_sync && let Some(old) = NonNull::new(old) {
+    if was_sync
+        && old != target
+        && let Some(old) = NonNull::new(old)
+    {
         // SAFETY: a synchronous id owned it, and has left it.
         unsafe { destroy_event_channel(old) };
     }

@@ -13,6 +13,7 @@ mod ece;
 mod endpoint;
 mod event;
 mod forks;
+mod global;
 mod handles;
 mod id;
 mod library;

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use libc::sockaddr;
 
 use super::completed::Completed;
-use super::event::forget_group;
+use super::event::{forget_group, is_about_group};
 use super::id::Id;
 use super::library::library;
 use crate::errno::{Errno, Result};
@@ -127,6 +127,7 @@ fn join(id: &Id, addr: SockAddr, flags: u32, context: *mut c_void) -> Result<()>
     })?;
     let address: *const Group = &raw const *group;
     try_push(&mut id.state().groups.0, group)?;
+    let operation = id.operation();
     let joined = enter(id, address as usize as u64, &addr, flags);
     let handle = joined.inspect_err(|_| {
         drop(id.state().groups.take(|group| std::ptr::eq(group, address)));
@@ -134,7 +135,7 @@ fn join(id: &Id, addr: SockAddr, flags: u32, context: *mut c_void) -> Result<()>
     // SAFETY: only this thread knows the membership until the call returns; a second thread that leaves it
     // meanwhile breaks the rule that uses of an id are ordered.
     unsafe { &*address }.handle.store(handle, Ordering::Relaxed);
-    id.complete().inspect_err(|_| drop_failed(id, address))
+    operation.complete().inspect_err(|_| drop_failed(id, address))
 }
 
 /// The kernel's half of joining.
@@ -154,8 +155,13 @@ fn enter(id: &Id, uid: u64, addr: &SockAddr, flags: u32) -> Result<u32> {
 /// Without an event (the wait was interrupted) the join goes on, and so does the membership.
 fn drop_failed(id: &Id, address: *const Group) {
     let Some(event) = NonNull::new(id.event()) else { return };
-    // SAFETY: the event of a synchronous id is the library's and live.
-    if unsafe { (*event.as_ptr()).event } != rdma_cm_event_type::RDMA_CM_EVENT_MULTICAST_ERROR as u32 {
+    // SAFETY: the event of a synchronous id is the library's and live, and so is the membership. The event may be
+    // about another one that was lost meanwhile.
+    let failed = unsafe {
+        (*event.as_ptr()).event == rdma_cm_event_type::RDMA_CM_EVENT_MULTICAST_ERROR as u32
+            && is_about_group(event, &(*address).completed)
+    };
+    if !failed {
         return;
     }
     let Some(group) = id.state().groups.take(|group| std::ptr::eq(group, address)) else { return };
@@ -175,9 +181,9 @@ pub unsafe fn leave_multicast(id: &Id, addr: NonNull<sockaddr>) -> Result<()> {
     let addr = unsafe { SockAddr::from_c(addr)? };
     let group = id.state().groups.take(|group| group.addr.bytes() == addr.bytes());
     let group = group.ok_or(Errno::EADDRNOTAVAIL)?;
-    group.detach();
     match ucma::leave_mcast(id.fd(), group.handle.load(Ordering::Relaxed)) {
         Ok(reported) => {
+            group.detach();
             if id.is_sync() {
                 // It may be the join's, which nobody else would acknowledge.
                 id.drop_event();
@@ -186,8 +192,12 @@ pub unsafe fn leave_multicast(id: &Id, addr: NonNull<sockaddr>) -> Result<()> {
             Ok(())
         }
         Err(error) => {
-            // The kernel may still report events of it. There is room: it was in the list before.
-            id.state().groups.0.push(group);
+            // The kernel may still report events of it: without room in the list it stays all the same.
+            let groups = &mut id.state().groups.0;
+            match groups.try_reserve(1) {
+                Ok(()) => groups.push(group),
+                Err(_) => drop(Box::leak(group)),
+            }
             Err(error)
         }
     }

@@ -82,6 +82,7 @@ pub unsafe fn create_qp_ex(id: &Id, attr: NonNull<ibv_qp_init_attr_ex>) -> Resul
 /// # Safety
 /// As [`create_qp_ex`], with PD and XRCD in place.
 unsafe fn create_with_cqs(id: &Id, context: NonNull<verbs::ibv_context>, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
+    let given = (attr.send_cq, attr.recv_cq, attr.srq);
     let send = if attr.send_cq.is_null() { attr.cap.max_send_wr } else { 0 };
     let recv = if attr.recv_cq.is_null() { attr.cap.max_recv_wr } else { 0 };
     let made = cq::create_missing(id, send, recv)?;
@@ -97,6 +98,7 @@ unsafe fn create_with_cqs(id: &Id, context: NonNull<verbs::ibv_context>, attr: &
     if lacks_cq(attr) {
         // libibverbs would follow the NULL.
         cq::destroy(id, made);
+        (attr.send_cq, attr.recv_cq, attr.srq) = given;
         return Err(Errno::EINVAL);
     }
     // SAFETY: the caller's word; the CQs are in place.
@@ -113,7 +115,9 @@ unsafe fn create_with_cqs(id: &Id, context: NonNull<verbs::ibv_context>, attr: &
             Ok(())
         }
         Err(error) => {
+            // The program's structure must not name what is gone.
             cq::destroy(id, made);
+            (attr.send_cq, attr.recv_cq, attr.srq) = given;
             Err(error)
         }
     }
@@ -274,7 +278,7 @@ pub unsafe fn init_qp_attr(id: &Id, attr: NonNull<ibv_qp_attr>, mask: NonNull<c_
     Ok(())
 }
 
-/// rdma_destroy_qp(3), with the CQs that came with it. `route`d ids without a QP: nothing to do.
+/// rdma_destroy_qp(3), with the CQs that came with it.
 ///
 /// # Safety
 /// The QP is the id's own and nothing else uses it.

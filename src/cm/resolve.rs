@@ -51,26 +51,41 @@ pub unsafe fn resolve_addr(id: &Id, src: *const sockaddr, dst: NonNull<sockaddr>
 
 /// See [`resolve_addr`].
 pub(super) fn resolve(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: c_int) -> Result<()> {
+    let operation = id.operation();
+    // SAFETY: the destination of a live id's route. It is written first, for once the kernel has started the id is in the
+    // hands of whoever reads its events.
+    let before = unsafe {
+        let destination = &raw mut (*id.addr()).dst.dst_storage;
+        let before = *destination;
+        store(destination, dst.bytes());
+        before
+    };
+    start_resolving(id, src, dst, timeout_ms as u32).inspect_err(|_| {
+        // SAFETY: as above; nothing was started.
+        unsafe { (*id.addr()).dst.dst_storage = before };
+    })?;
+    operation.complete()
+}
+
+fn start_resolving(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: u32) -> Result<()> {
     if library()?.af_ib {
-        ucma::resolve_addr(id.fd(), id.handle(), src, dst, timeout_ms as u32)?;
+        ucma::resolve_addr(id.fd(), id.handle(), src, dst, timeout_ms)
     } else if dst.family() == AF_IB || src.is_some_and(|src| src.family() == AF_IB) {
-        return Err(Errno::EINVAL);
+        Err(Errno::EINVAL)
     } else {
-        ucma::resolve_ip(id.fd(), id.handle(), src, dst, timeout_ms as u32)?;
+        ucma::resolve_ip(id.fd(), id.handle(), src, dst, timeout_ms)
     }
-    // SAFETY: the destination of a live id's route.
-    unsafe { store(&raw mut (*id.addr()).dst.dst_storage, dst.bytes()) };
-    id.complete()
 }
 
 /// rdma_resolve_route(3); the time-out in milliseconds.
 pub fn resolve_route(id: &Id, timeout_ms: c_int) -> Result<()> {
+    let operation = id.operation();
     // For InfiniBand and RoCE a running ibacm may know the path already; the kernel then reports it as resolved.
     let known = id.transport() == Some(IBV_TRANSPORT_IB) && route::from_acm(id).is_ok();
     if !known {
         ucma::resolve_route(id.fd(), id.handle(), timeout_ms as u32)?;
     }
-    id.complete()
+    operation.complete()
 }
 
 /// After listening: what the kernel knows of the addresses now.

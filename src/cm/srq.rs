@@ -73,7 +73,7 @@ fn equip_xrc(id: &Id, attr: &mut ibv_srq_init_attr_ex) -> Result<Made> {
     let mut made = Made::default();
     if attr.comp_mask & IBV_SRQ_INIT_ATTR_CQ == 0 || attr.cq.is_null() {
         made = cq::create_missing(id, 0, attr.attr.max_wr)?;
-        attr.cq = id.recv_cq();
+        attr.cq = NonNull::new(id.recv_cq()).ok_or(Errno::EINVAL)?.as_ptr();
         attr.comp_mask |= IBV_SRQ_INIT_ATTR_CQ;
     }
     Ok(made)

@@ -1,4 +1,5 @@
-//! Finding and opening the `rdma_cm` character device. Nothing here allocates: it is on the way of every first call.
+//! Finding and opening the `rdma_cm` character device. Nothing here allocates in a way that could end the program: it is
+//! on the way of every first call.
 
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
@@ -58,8 +59,11 @@ impl RdmaCm {
             match &watch {
                 None => watch = Some(Watch::new()?),
                 Some(watch) => {
-                    if !watch.changed_before(deadline)? {
-                        return Err(Errno::ENOENT);
+                    let changed = watch.changed_before(deadline)?;
+                    // The folder itself may exist only now.
+                    watch.add_folders()?;
+                    if !changed {
+                        return self.try_open();
                     }
                 }
             }
@@ -177,9 +181,15 @@ impl Watch {
             return Err(Errno::last());
         }
         // SAFETY: a fresh descriptor that nobody else owns.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let watching = [c"/dev/infiniband", c"/dev"].map(|folder| watch_folder(fd.as_raw_fd(), folder));
-        if watching.contains(&true) { Ok(Watch(fd)) } else { Err(Errno::ENOENT) }
+        let watch = Watch(unsafe { OwnedFd::from_raw_fd(fd) });
+        watch.add_folders()?;
+        Ok(watch)
+    }
+
+    /// Watches the folders that exist; a second time does no harm.
+    fn add_folders(&self) -> Result<()> {
+        let watching = [c"/dev/infiniband", c"/dev"].map(|folder| watch_folder(self.0.as_raw_fd(), folder));
+        if watching.contains(&true) { Ok(()) } else { Err(Errno::ENOENT) }
     }
 
     /// Waits for a change until `deadline`; false when there was none.
@@ -188,13 +198,14 @@ impl Watch {
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one pollfd.
         let ready = unsafe { libc::poll(&raw mut poll, 1, left.as_millis() as c_int) };
-        if ready < 0 {
+        if ready < 0 && Errno::last().get() != libc::EINTR {
             return Err(Errno::last());
         }
         let mut events = [0u8; 4096];
         // SAFETY: `events` is writable; what it says does not matter, only that it is gone from the queue.
         unsafe { libc::read(self.0.as_raw_fd(), events.as_mut_ptr().cast(), events.len()) };
-        Ok(ready > 0)
+        // After a signal: look again, and wait for what is left.
+        Ok(ready != 0)
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::text::Text;
 
-/// One line, cut at 200 bytes; nothing is allocated.
+/// One line, cut at 200 bytes.
 pub fn warning(text: fmt::Arguments<'_>) {
     let line = Text::<200>::cut(format_args!("librdmacm: {text}"));
     // SAFETY: two C strings, the first a format with one %s.

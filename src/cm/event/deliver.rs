@@ -1,6 +1,6 @@
 //! What an event does to its id before the program sees it (spec: cm, rdma_get_cm_event by event).
 
-use std::ptr::{self, NonNull};
+use std::ptr;
 
 use super::decode::{Kind, decode, status};
 use super::{Event, Outcome};
@@ -30,7 +30,7 @@ pub(super) unsafe fn deliver(raw: &rdma_ucm_event_resp, event: &mut Event) -> Ou
     event.public.event = raw.event;
     event.public.status = status(raw);
     event.public.param = decode(raw, Kind::of(raw.event, id.is_ud()), &mut event.private_data);
-    event.counts = [Some(NonNull::from(&id.completed)), group.map(|group| NonNull::from(&group.completed))];
+    event.count_for(&id.completed, group.map(|group| &group.completed));
     let outcome = match kind {
         // An event of a connection whose id the program has not accepted yet, from kernels that report those.
         Some(kind) if raw.uid == 0 && kind != RDMA_CM_EVENT_ESTABLISHED => Outcome::Skip,

@@ -77,6 +77,12 @@ pub unsafe fn ack_cm_event(event: NonNull<rdma_cm_event>) -> Result<()> {
 }
 
 impl Event {
+    /// Says where it counts.
+    fn count_for(&mut self, id: &Completed, group: Option<&Completed>) {
+        self.counts = [Some(NonNull::from(id)), group.map(NonNull::from)];
+        id.give();
+    }
+
     /// Counts it as done. The group comes first: its id may go as soon as the id's count is complete.
     fn complete(&self) {
         for count in self.counts.iter().rev().flatten() {
@@ -84,6 +90,15 @@ impl Event {
             unsafe { count.as_ref() }.complete();
         }
     }
+}
+
+/// Whether the event is about the multicast group that counts with `group`.
+///
+/// # Safety
+/// From [`get_cm_event`], not acknowledged yet.
+pub(super) unsafe fn is_about_group(event: NonNull<rdma_cm_event>, group: &Completed) -> bool {
+    // SAFETY: the caller's word; the public structure is the beginning of an Event.
+    unsafe { (*event.cast::<Event>().as_ptr()).counts[1] == Some(NonNull::from(group)) }
 }
 
 /// The event of a failed join no longer counts for its multicast group, which is about to go.
