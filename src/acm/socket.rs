@@ -41,6 +41,11 @@ pub fn connect_unix(path: &str, deadline: Deadline) -> Result<OwnedFd> {
     for (to, from) in addr.sun_path.iter_mut().zip(name) {
         *to = *from as libc::c_char;
     }
+    // Mostly there is no daemon: one call that says so instead of three.
+    // SAFETY: the path ends in a NUL, for it is shorter than its room.
+    if unsafe { libc::access(addr.sun_path.as_ptr(), libc::F_OK) } < 0 {
+        return Err(Errno::last());
+    }
     // SAFETY: a sockaddr_un of its full size.
     unsafe { connect(libc::AF_UNIX, (&raw const addr).cast(), size_of::<sockaddr_un>(), deadline) }
 }

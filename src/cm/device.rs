@@ -27,6 +27,8 @@ struct Open {
     index: Option<u32>,
     context: NonNull<ibv_context>,
     limits: Limits,
+    /// Whether the link layer of port N is InfiniBand, at N, as far as it was asked.
+    infiniband: Vec<Option<bool>>,
     pd: Option<NonNull<ibv_pd>>,
     xrcd: Option<NonNull<ibv_xrcd>>,
     /// Ids bound to it; they hold the PD.
@@ -118,6 +120,26 @@ pub fn xrcd(bound: &Bound) -> Result<NonNull<ibv_xrcd>> {
     }
 }
 
+/// Whether the link layer of a port is InfiniBand; the kernel is asked once.
+pub fn is_infiniband(bound: &Bound, port: u8) -> Result<bool> {
+    let mut registry = lock();
+    let device = registry.slots[bound.slot].as_mut().ok_or(Errno::ENODEV)?;
+    let index = usize::from(port);
+    if let Some(Some(known)) = device.infiniband.get(index) {
+        return Ok(*known);
+    }
+    // SAFETY: the context is open.
+    let attr = unsafe { verbs::query_port(device.context, port)? };
+    let infiniband = u32::from(attr.link_layer) == verbs::IBV_LINK_LAYER_INFINIBAND;
+    if index >= device.infiniband.len() {
+        let more = index + 1 - device.infiniband.len();
+        device.infiniband.try_reserve(more).map_err(|_| Errno::ENOMEM)?;
+        device.infiniband.resize(index + 1, None);
+    }
+    device.infiniband[index] = Some(infiniband);
+    Ok(infiniband)
+}
+
 /// All devices of the machine that can be opened, held until [`let_go`].
 pub fn hold_all() -> Result<Vec<NonNull<ibv_context>>> {
     let mut registry = lock();
@@ -206,6 +228,7 @@ impl Registry {
             index,
             context,
             limits,
+            infiniband: Vec::new(),
             generation,
             pd: None,
             xrcd: None,

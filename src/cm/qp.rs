@@ -13,8 +13,8 @@ use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_MAX_RESP_RES, RDMA_UDP_QKEY};
 use crate::sys::ucma;
 use crate::sys::verbs::{
-    self, IBV_LINK_LAYER_INFINIBAND, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD, ibv_pd, ibv_qp, ibv_qp_attr,
-    ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type,
+    self, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
+    ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type,
 };
 
 /// Bits 21 to 24 of the attribute mask: the kernel reports nonsense there for InfiniBand ports (spec: cm, QPs).
@@ -202,9 +202,8 @@ pub(super) fn to_rtr(id: &Id, responder_resources: Option<u8>) -> Result<()> {
     // SAFETY: the id's QP is live.
     unsafe { to_init(id, qp)? };
     let (mut attr, mut mask) = attributes(id, ibv_qp_state::IBV_QPS_RTR)?;
-    let context = NonNull::new(id.verbs()).ok_or(Errno::EINVAL)?;
-    // SAFETY: the context is open.
-    if u32::from(unsafe { verbs::query_port(context, id.port_num())? }.link_layer) == IBV_LINK_LAYER_INFINIBAND {
+    let bound = id.state().bound.ok_or(Errno::EINVAL)?;
+    if device::is_infiniband(&bound, id.port_num())? {
         mask &= !STRAY_BITS;
     }
     if let Some(number) = definite(responder_resources) {
