@@ -33,8 +33,8 @@ case_not_listening_programs() {
     finish
 }
 
-# A listener that takes no events has room for one request; the kernel drops the others, and on
-# InfiniBand transport their senders hear nothing until they give up. As soon as the first is
+# A listener that takes no events has room for one request; the kernel drops the next, and on
+# InfiniBand transport its sender hears nothing until it gives up. As soon as the first is
 # taken there is room again.
 case_backlog() {
     fifos listening first refused again
@@ -42,11 +42,10 @@ case_backlog() {
         event qp accept event tell:again event qp accept event \
         event use:1 disconnect destroy event use:2 disconnect destroy use:0 destroy
     hear listening
-    proc client $(resolve_steps) $(resolve_steps) $(resolve_steps) $(resolve_steps) \
-        use:0 qp connect hear:first use:1 qp connect use:2 qp connect event event \
-        tell:refused event hear:again use:3 qp connect event \
-        use:0 disconnect event use:3 disconnect event \
-        use:0 destroy use:1 destroy use:2 destroy use:3 destroy
+    proc client $(resolve_steps) $(resolve_steps) $(resolve_steps) \
+        use:0 qp connect hear:first use:1 qp connect event \
+        tell:refused event hear:again use:2 qp connect event \
+        use:0 disconnect event use:2 disconnect event use:0 destroy use:1 destroy use:2 destroy
     finish
 }
 
@@ -119,7 +118,14 @@ case_killed_idle_server() {
     finish
 }
 
+# iWARP ends a connection on which more is sent than there are receives; and TCP holds out on a dead
+# link for a quarter of an hour.
+lacks_flow_control() {
+    [ "$DEVICE" = siw ] && unsuited "more messages than receives end an iWARP connection"
+}
+
 case_killed_traffic_client() {
+    lacks_flow_control && return
     fifos listening reached killed
     proc server $(listen_steps) tell:listening event qp recv:16 accept event got:100 tell:reached hear:killed \
         event use:1 disconnect destroy use:0 destroy
@@ -132,6 +138,7 @@ case_killed_traffic_client() {
 }
 
 case_killed_traffic_server() {
+    lacks_flow_control && return
     fifos listening reached
     proc server $(listen_steps) tell:listening event qp recv:16 accept event got:100 tell:reached got:100000000
     hear listening
@@ -164,8 +171,11 @@ case_killed_disconnected_server() {
     finish
 }
 
+# On siw rping waits for a completion that its dead peer may or may not leave behind, with either
+# library, and so ends or hangs.
 case_killed_rping() {
     local side other
+    [ "$DEVICE" = siw ] && unsuited "rping itself may hang there" && return
     for side in client server; do
         other=$([ $side = client ] && echo server || echo client)
         program server rping -s -a "$SERVER_ADDR" -p "$PORT" -V -S 1000
@@ -181,14 +191,15 @@ case_killed_rping() {
 
 # ---- limits ---------------------------------------------------------------------------------
 
-# With room for N descriptors more: which call fails, and how.
+# With room for N descriptors more: which call fails, and how. (It ends there: the reference
+# crashes in calls on an id whose device it could not open.)
 case_files() {
     local n
     fifos listening ended
     proc server $(listen_steps) tell:listening hear:ended destroy
     hear listening
     for n in 0 1 2 3 4 5 6 7 8 9 10; do
-        proc "limit$n" files:"$n" $(resolve_steps) qp destroy
+        proc "limit$n" strict files:"$n" $(resolve_steps) qp destroy
         wait_proc "limit$n"
     done
     tell ended
@@ -201,7 +212,7 @@ case_files_sync() {
     proc server $(listen_steps) tell:listening hear:ended destroy
     hear listening
     for n in 0 1 2 3 4 5 6 7 8 9 10; do
-        proc "limit$n" files:"$n" sync addr:"$SERVER_ADDR:$PORT" route qp destroy
+        proc "limit$n" strict files:"$n" sync addr:"$SERVER_ADDR:$PORT" route qp destroy
         wait_proc "limit$n"
     done
     tell ended
@@ -236,26 +247,32 @@ case_memlock() {
 # ---- the network ----------------------------------------------------------------------------
 
 # Which packets are lost differs from run to run: only that all data is right in the end is shown.
+# How rping's server ends is not compared: its client ends without waiting for the answer to its
+# disconnect request, and when that one packet is lost the server never hears of it.
+# rping waits about a second for each lost packet: hence few pings where many are lost.
 lossy() {
+    local pings=$1
+    shift
     quality "$@"
-    program rping-server rping -s -a "$SERVER_ADDR" -p "$PORT" -C 100 -V -S 1000
+    program rping-server rping -s -a "$SERVER_ADDR" -p "$PORT" -C "$pings" -V -S 1000
     await_listener rping
-    program rping-client rping -c -a "$SERVER_ADDR" -p "$PORT" -C 100 -V -S 1000
-    finish
-    program ucmatose-server ucmatose -b "$SERVER_ADDR" -p "$PORT" -c 5 -C 50 -S 2000
+    program rping-client rping -c -a "$SERVER_ADDR" -p "$PORT" -C "$pings" -V -S 1000
+    wait_proc rping-client
+    forget rping-server
+    program ucmatose-server ucmatose -b "$SERVER_ADDR" -p "$PORT" -a 12 -c 5 -C 50 -S 2000
     await_listener ucmatose
-    program ucmatose-client ucmatose -s "$SERVER_ADDR" -p "$PORT" -c 5 -C 50 -S 2000
+    program ucmatose-client ucmatose -s "$SERVER_ADDR" -p "$PORT" -a 12 -c 5 -C 50 -S 2000
     finish
     fifos listening
     proc server $(listen_steps) tell:listening event qp recv:16 accept event got:100 event use:1 disconnect destroy use:0 destroy
     hear listening
-    proc client $(connect_steps) send:100 disconnect event destroy
+    proc client $(resolve_steps) ack-timeout:12 qp connect event send:100 disconnect event destroy
     finish
     quality
 }
-case_loss_1() { lossy loss 1%; }
-case_loss_10() { lossy loss 10%; }
-case_delay_50() { lossy delay 50ms; }
+case_loss_1() { lossy 100 loss 1%; }
+case_loss_10() { lossy 10 loss 10%; }
+case_delay_50() { lossy 100 delay 50ms; }
 
 case_link_down_before_addr() {
     link_down "$NEAR"
@@ -288,13 +305,16 @@ case_link_down_before_connect() {
     link_up
 }
 
+# A message under way ends with the QP, when the program disconnects; the peer cannot be told.
 case_link_down_traffic() {
-    fifos listening reached
+    lacks_flow_control && return
+    fifos listening reached down
     proc server $(listen_steps) tell:listening event qp recv:16 accept event got:100 tell:reached stop
     hear listening
-    proc client $(resolve_steps) ack-timeout:10 qp connect event flood pending disconnect event destroy
+    proc client $(connect_steps) send:100 hear:down post pending disconnect reap event destroy
     hear reached
     link_down "$FAR"
+    tell down
     wait_proc client
     kill_proc server
     link_up
@@ -303,12 +323,12 @@ case_link_down_traffic() {
 
 # ---- the device goes ------------------------------------------------------------------------
 
-# The kernel's removal ends when the last process has closed the device: that it ends at all is
-# part of the case. `removal DEVICE` begins it, `removed` waits for its end and brings the device back.
+# `removal DEVICE` begins to take the device away, `removed` waits until that has ended (it is part
+# of each case that it ends) and brings the device back. Step `cut`: see steps.c.
 
 case_removal_bound() {
     fifos reached
-    proc client id bind:"$CLIENT_ADDR:$PORT" tell:reached event pending destroy
+    proc client id bind:"$CLIENT_ADDR:$PORT" cut tell:reached event pending destroy
     hear reached
     removal "$CLIENT_DEV"
     finish
@@ -317,32 +337,48 @@ case_removal_bound() {
 
 case_removal_resolved() {
     fifos reached
-    proc client $(resolve_steps) qp tell:reached event pending destroy
+    proc client $(resolve_steps) qp cut tell:reached event pending connect destroy
     hear reached
     removal "$CLIENT_DEV"
     finish
     removed
 }
 
-# A listener on any address does not belong to the device and hears nothing; one on the device's does.
+# A listener on any address does not belong to the device and hears nothing; one on the device's
+# address does.
 case_removal_listening() {
-    fifos any bound
-    proc any id bind:0.0.0.0:"$PORT" listen:5 tell:any hear:any pending destroy
+    fifos any bound gone
+    proc any id bind:0.0.0.0:"$PORT" listen:5 tell:any hear:gone pending destroy
     hear any
-    proc bound id bind:"$SERVER_ADDR:$((PORT + 1))" listen:5 tell:bound event pending destroy
+    proc bound id bind:"$SERVER_ADDR:$((PORT + 1))" listen:5 cut tell:bound event pending destroy
     hear bound
     removal "$SERVER_DEV"
     wait_proc bound
-    tell any
+    tell gone
     finish
     removed
 }
 
-case_removal_connected_server() {
-    fifos listening reached
-    proc server $(listen_steps) tell:listening $(accept_steps) event event use:1 disconnect destroy use:0 destroy
+case_removal_connecting() {
+    fifos listening connecting reached
+    proc server $(listen_steps) tell:listening arrived tell:reached stop
     hear listening
-    proc client $(connect_steps) tell:reached event disconnect destroy
+    proc client $(resolve_steps) qp connect hear:reached cut tell:connecting event pending destroy
+    hear connecting
+    removal "$CLIENT_DEV"
+    wait_proc client
+    kill_proc server
+    finish
+    removed
+}
+
+# The kernel tells of the removal and disconnects the ids of the device that were connected.
+case_removal_connected_server() {
+    fifos listening reached established
+    proc server $(listen_steps) tell:listening $(accept_steps) hear:established cut tell:reached event event \
+        pending use:1 disconnect destroy use:0 destroy
+    hear listening
+    proc client $(connect_steps) tell:established event disconnect destroy
     hear reached
     removal "$SERVER_DEV"
     finish
@@ -353,23 +389,20 @@ case_removal_connected_client() {
     fifos listening reached
     proc server $(listen_steps) tell:listening $(accept_steps) event use:1 disconnect destroy use:0 destroy
     hear listening
-    proc client $(connect_steps) tell:reached event disconnect destroy
+    proc client $(connect_steps) cut tell:reached event pending disconnect destroy
     hear reached
     removal "$CLIENT_DEV"
     finish
     removed
 }
 
-# While a synchronous call waits for its answer.
-case_removal_sync() {
-    fifos listening reached
-    proc server $(listen_steps) tell:listening arrived tell:reached stop
-    hear listening
-    proc client sync addr:"$SERVER_ADDR:$PORT" route qp connect destroy
+# Without `cut`: nobody hears of the removal before the processes end, and then it ends.
+case_removal_waits() {
+    fifos reached end
+    proc client id bind:"$CLIENT_ADDR:$PORT" tell:reached hear:end pending destroy
     hear reached
     removal "$CLIENT_DEV"
-    wait_proc client
-    kill_proc server
+    tell end
     finish
     removed
 }
@@ -383,7 +416,7 @@ declare -A fault_groups=(
     [limits]="files files_sync files_later memlock"
     [network]="loss_1 loss_10 delay_50 link_down_before_addr link_down_before_route
         link_down_before_connect link_down_traffic"
-    [removal]="removal_bound removal_resolved removal_listening removal_connected_server
-        removal_connected_client removal_sync"
+    [removal]="removal_bound removal_resolved removal_listening removal_connecting
+        removal_connected_server removal_connected_client removal_waits"
 )
 fault_group_names=(refused killed limits network removal)

@@ -15,6 +15,7 @@
  *   ack-timeout:N the option of that name
  *   qp            a QP with CQs made by the library, a registered buffer
  *   destroy-qp
+ *   cut           closes all verbs devices behind the libraries' back
  *   event         one event, printed and acked; a connection request's id becomes the current one
  *   arrived       waits until an event is there, and leaves it
  *   pending       whether an event is there now
@@ -22,9 +23,11 @@
  *   got:N         waits for N received messages and checks what they hold
  *   send:N        sends N messages one by one and waits for each
  *   flood         sends until a completion fails
+ *   post, reap    posts one message; waits for the completion of one
  *   tell:F hear:F writes to, reads from a FIFO (waits for the other end)
  *   files:N       RLIMIT_NOFILE: N descriptors more than are open now
  *   memlock:N     RLIMIT_MEMLOCK in bytes, as user nobody
+ *   strict        from here on the first failure ends the process, with status 1
  *   stop          waits to be killed
  *
  * A is an IPv4 address, P a port.
@@ -32,40 +35,30 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <grp.h>
 #include <poll.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
-#include <rdma/rdma_cma.h>
-
-enum { MAX_IDS = 32, DEPTH = 16, SIZE = 2048, RESOLVE_MS = 5000 };
-
-struct slot {
-	struct rdma_cm_id *id;
-	struct ibv_mr *mr;
-	unsigned char *buffer; /* DEPTH receives, then one send */
-	unsigned sent, received;
-};
+#include "steps.h"
 
 static const char *name;
 static int limit = 200; /* seconds, or $STEPS_LIMIT */
 static struct rdma_event_channel *channel;
 static struct slot slots[MAX_IDS];
 static int used, current = -1;
+static bool strict;
 
-static void print(const char *what, const char *result)
+void print(const char *what, const char *result)
 {
 	printf("%s: %s: %s\n", name, what, result);
 }
 
-/* 0 or the name of errno. */
-static bool result(const char *what, int ret)
+bool result(const char *what, int ret)
 {
 	print(what, ret ? strerrorname_np(errno) ? strerrorname_np(errno) : "errno unknown" : "0");
+	if (ret && strict)
+		exit(1);
 	return ret == 0;
 }
 
@@ -109,8 +102,7 @@ static struct sockaddr_in address(char *text)
 	return in;
 }
 
-/* Waits until the descriptor is readable. */
-static bool readable(const char *what, int fd)
+bool readable(const char *what, int fd)
 {
 	struct pollfd p = { .fd = fd, .events = POLLIN };
 	int n = poll(&p, 1, limit * 1000);
@@ -169,6 +161,8 @@ static void step_event(void)
 	print("event", text);
 	if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST)
 		add_id(event->id);
+	if (strict && event->status)
+		exit(1);
 	result("ack_cm_event", rdma_ack_cm_event(event));
 }
 
@@ -212,104 +206,6 @@ static void step_destroy(struct slot *s)
 	result("destroy_id", rdma_destroy_id(id));
 }
 
-/* What byte i of the n-th message is. */
-static unsigned char pattern(unsigned n, unsigned i)
-{
-	return (unsigned char)(n * 31 + i);
-}
-
-static bool post_recv(struct slot *s, unsigned place)
-{
-	struct ibv_sge sge = { (uintptr_t)(s->buffer + place * SIZE), SIZE, s->mr->lkey };
-	struct ibv_recv_wr wr = { .wr_id = place, .sg_list = &sge, .num_sge = 1 }, *bad;
-	int error = ibv_post_recv(s->id->qp, &wr, &bad);
-	if (error) {
-		errno = error;
-		result("post_recv", -1);
-	}
-	return error == 0;
-}
-
-static void step_recv(struct slot *s, unsigned n)
-{
-	unsigned i;
-	for (i = 0; i < n && i < DEPTH && post_recv(s, i); i++)
-		;
-	if (i == n)
-		print("recv", "posted");
-}
-
-/* The next completion; false when none comes. */
-static bool completion(struct ibv_cq *cq, struct ibv_comp_channel *comp, struct ibv_wc *wc)
-{
-	struct ibv_cq *which;
-	void *context;
-	while (ibv_poll_cq(cq, 1, wc) == 0) {
-		ibv_req_notify_cq(cq, 0);
-		if (ibv_poll_cq(cq, 1, wc))
-			return true;
-		if (!readable("completion", comp->fd) || ibv_get_cq_event(comp, &which, &context))
-			return false;
-		ibv_ack_cq_events(which, 1);
-	}
-	return true;
-}
-
-static bool send_one(struct slot *s, struct ibv_wc *wc)
-{
-	unsigned char *buffer = s->buffer + DEPTH * SIZE;
-	struct ibv_sge sge = { (uintptr_t)buffer, SIZE, s->mr->lkey };
-	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED, .sg_list = &sge, .num_sge = 1 };
-	struct ibv_send_wr *bad;
-	for (unsigned i = 0; i < SIZE; i++)
-		buffer[i] = pattern(s->sent, i);
-	s->sent++;
-	if (ibv_post_send(s->id->qp, &wr, &bad)) {
-		wc->status = IBV_WC_GENERAL_ERR;
-		return true;
-	}
-	return completion(s->id->send_cq, s->id->send_cq_channel, wc);
-}
-
-/* How a completion failed depends on which packet was the last to arrive: only that it did is shown. */
-static void step_send(struct slot *s, unsigned n)
-{
-	struct ibv_wc wc;
-	for (unsigned i = 0; i < n; i++) {
-		if (!send_one(s, &wc))
-			return;
-		if (wc.status) {
-			print("send", "completion with an error");
-			return;
-		}
-	}
-	print("send", "done");
-}
-
-static void step_got(struct slot *s, unsigned n)
-{
-	struct ibv_wc wc;
-	for (unsigned i = 0; i < n; i++) {
-		unsigned char *buffer;
-		if (!completion(s->id->recv_cq, s->id->recv_cq_channel, &wc))
-			return;
-		if (wc.status) {
-			print("got", "completion with an error");
-			return;
-		}
-		buffer = s->buffer + wc.wr_id * SIZE;
-		for (unsigned j = 0; j < SIZE; j++)
-			if (buffer[j] != pattern(s->received, j)) {
-				print("got", "wrong data");
-				return;
-			}
-		s->received++;
-		if (!post_recv(s, (unsigned)wc.wr_id))
-			return;
-	}
-	print("got", "right data");
-}
-
 static void step_connect(struct slot *s, bool accept)
 {
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1,
@@ -335,24 +231,6 @@ static void step_fifo(const char *path, int flags)
 	close(fd);
 }
 
-/* Descriptors are given out from the lowest free number: with the table full up to the highest one
- * open, N more can be had. */
-static void step_files(int n)
-{
-	int lowest = dup(0);
-	struct rlimit files = { (rlim_t)(lowest + n), (rlim_t)(lowest + n) };
-	close(lowest);
-	result("setrlimit", setrlimit(RLIMIT_NOFILE, &files));
-}
-
-/* root may lock any amount. */
-static void step_memlock(int n)
-{
-	struct rlimit bytes = { (rlim_t)n, (rlim_t)n };
-	result("setrlimit", setrlimit(RLIMIT_MEMLOCK, &bytes));
-	result("setuid", setgroups(0, NULL) || setgid(65534) || setuid(65534));
-}
-
 static void step_addr(struct slot *s, char *where)
 {
 	struct sockaddr_in in = address(where);
@@ -371,16 +249,6 @@ static void step_ack_timeout(struct slot *s, int n)
 	result("set_option", rdma_set_option(s->id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &value, 1));
 }
 
-static void step_flood(struct slot *s)
-{
-	struct ibv_wc wc;
-	do
-		if (!send_one(s, &wc))
-			return;
-	while (wc.status == IBV_WC_SUCCESS);
-	print("flood", "completion with an error");
-}
-
 /* Steps that need no id; false when the step is another one. */
 static bool plain_step(const char *step, char *value)
 {
@@ -392,6 +260,8 @@ static bool plain_step(const char *step, char *value)
 		current = atoi(value);
 	else if (!strcmp(step, "event"))
 		step_event();
+	else if (!strcmp(step, "cut"))
+		step_cut();
 	else if (!strcmp(step, "arrived"))
 		arrived();
 	else if (!strcmp(step, "pending"))
@@ -404,6 +274,8 @@ static bool plain_step(const char *step, char *value)
 		step_files(atoi(value));
 	else if (!strcmp(step, "memlock"))
 		step_memlock(atoi(value));
+	else if (!strcmp(step, "strict"))
+		strict = true;
 	else if (!strcmp(step, "stop"))
 		for (;;)
 			pause();
@@ -445,12 +317,13 @@ static bool id_step(const char *step, char *value, struct slot *s)
 /* Steps on the current id's QP. */
 static bool qp_step(const char *step, const char *value)
 {
-	static const char *const steps[] = { "recv", "got", "send", "flood" };
+	static const char *const steps[] = { "recv", "got", "send", "flood", "post", "reap" };
+	const unsigned count = sizeof(steps) / sizeof(*steps);
 	unsigned which = 0;
 	struct slot *s;
-	while (which < 4 && strcmp(step, steps[which]))
+	while (which < count && strcmp(step, steps[which]))
 		which++;
-	if (which == 4)
+	if (which == count)
 		return false;
 	s = slot_with_qp();
 	if (!s)
@@ -459,7 +332,9 @@ static bool qp_step(const char *step, const char *value)
 	case 0: step_recv(s, (unsigned)atoi(value)); break;
 	case 1: step_got(s, (unsigned)atoi(value)); break;
 	case 2: step_send(s, (unsigned)atoi(value)); break;
-	default: step_flood(s);
+	case 3: step_flood(s); break;
+	case 4: step_post(s); break;
+	default: step_reap(s);
 	}
 	return true;
 }

@@ -44,7 +44,7 @@ cases_rping() {
 
 cases_ucmatose() {
     local n
-    for n in 1 10 100; do
+    for n in 1 10 30 100; do
         add "ucmatose-$n" listen 1 "ucmatose -c $n" "ucmatose -s $ADDR -c $n"
     done
     for n in 1 10; do

@@ -1,0 +1,35 @@
+/* What the parts of `steps` share. */
+#ifndef TESTS_FAULTS_STEPS_H
+#define TESTS_FAULTS_STEPS_H
+
+#include <stdbool.h>
+#include <rdma/rdma_cma.h>
+
+enum { MAX_IDS = 32, DEPTH = 16, SIZE = 2048, RESOLVE_MS = 5000 };
+
+/* An id and what belongs to its QP. */
+struct slot {
+	struct rdma_cm_id *id;
+	struct ibv_mr *mr;
+	unsigned char *buffer; /* DEPTH receives, then one send */
+	unsigned sent, received;
+};
+
+void print(const char *what, const char *result);
+/* Prints 0 or the name of errno; true for 0. */
+bool result(const char *what, int ret);
+/* Waits until the descriptor is readable. */
+bool readable(const char *what, int fd);
+
+void step_recv(struct slot *s, unsigned n);
+void step_got(struct slot *s, unsigned n);
+void step_send(struct slot *s, unsigned n);
+void step_flood(struct slot *s);
+void step_post(struct slot *s);
+void step_reap(struct slot *s);
+
+void step_cut(void);
+void step_files(int n);
+void step_memlock(int n);
+
+#endif
