@@ -31,7 +31,7 @@ lint: ## formatting, clippy, shellcheck
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	shellcheck -x -P SCRIPTDIR $$(git ls-files | xargs grep -lE '^#!.*\bbash$$')
 
-check: all ## run all tests and comparisons, with the lab; a table at the end shows what ran
+check: ## run all tests and comparisons, with the lab; a table at the end shows what ran
 	scripts/check
 
 demo: ## install what is missing, build, run rping and ucmatose in the lab
