@@ -163,9 +163,14 @@ impl Id {
     }
 
     /// The addresses of its route.
-    pub(super) fn addr(&self) -> *mut rdma_addr {
+    pub fn addr(&self) -> *mut rdma_addr {
         // SAFETY: a projection into a live structure.
         unsafe { &raw mut (*self.public.get()).route.addr }
+    }
+
+    /// The first path record of its route.
+    pub fn first_path(&self) -> Option<ibv_sa_path_rec> {
+        self.state().paths.first().copied()
     }
 
     /// Shows the path records of [`State::paths`].

@@ -34,6 +34,7 @@ pub use devices::{free_devices, get_devices};
 pub use ece::{get_remote_ece, set_local_ece};
 pub use endpoint::{create_ep, destroy_ep};
 pub use event::{Kind as EventKind, ack_cm_event, decode as decode_event, event_str, get_cm_event, write_cm_event};
+pub use global::GlobalLock;
 pub use id::{Id, create_id, destroy_id};
 pub use lookup::{getaddrinfo, query_addrinfo, resolve_addrinfo};
 pub use migrate::migrate_id;

@@ -3,8 +3,14 @@
 pub mod alloc;
 pub mod cbox;
 pub mod chardev;
+pub mod clock;
+pub mod cpus;
+pub mod event;
+pub mod futex;
 pub mod log;
 pub mod netlink;
+pub mod pages;
+pub mod rc;
 pub mod resolver;
 pub mod sockaddr;
 pub mod text;

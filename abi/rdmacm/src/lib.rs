@@ -11,6 +11,7 @@
 //! string ends in a NUL; a buffer is as long as the length that goes with it. NULL where a pointer is required is an
 //! error (`EINVAL`), not undefined behaviour.
 
+mod buffers;
 mod cma_addrinfo;
 mod cma_channel;
 mod cma_connect;
@@ -40,3 +41,7 @@ fn status(call: impl FnOnce() -> Result<()>) -> c_int {
 fn pointer<T>(call: impl FnOnce() -> Result<NonNull<T>>) -> *mut T {
     report(null_mut(), || call().map(NonNull::as_ptr))
 }
+
+/// Keeps the promises of `sys::alloc::try_arc`.
+#[global_allocator]
+static ALLOCATOR: rdmacm_core::sys::alloc::Allocator = rdmacm_core::sys::alloc::Allocator;

@@ -1,67 +1,78 @@
 //! `rdma/rsocket.h`: sockets over RDMA.
 
-#![expect(unused_variables, reason = "rsockets are not there yet")]
-
 use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+use std::slice;
 
 use libc::{epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
-use rdmacm_core::Errno;
-use rdmacm_core::errno::report;
+use rdmacm_core::errno::{Result, report};
 use rdmacm_core::ffi::rfcntl_argument;
+use rdmacm_core::rsocket::calls;
+use rdmacm_core::{Errno, rsocket as core};
 
-/// What every function here does until there are rsockets: ENOSYS.
-fn unsupported<T>(failed: T) -> T {
-    report(failed, || Err(Errno::ENOSYS))
-}
+use crate::buffers::{buffer, buffers, bytes, name_out};
 
 /// Creates an rsocket: AF_INET, AF_INET6 or AF_IB; SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK and SOCK_CLOEXEC.
 ///
 /// Returns a descriptor for the calls below, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rsocket(domain: c_int, r#type: c_int, protocol: c_int) -> c_int {
-    unsupported(-1)
+    report(-1, || calls::socket(domain, r#type, protocol))
 }
 
 /// bind(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rbind(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
-    unsupported(-1)
+    // SAFETY: the caller's word.
+    report(-1, || calls::bind(socket, &unsafe { core::address(addr, addrlen)? }).map(|()| 0))
 }
 
 /// listen(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
-    unsupported(-1)
+    report(-1, || calls::listen(socket, backlog).map(|()| 0))
 }
 
 /// accept(2) for rsockets; the new rsocket has the listener's options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn raccept(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
-    unsupported(-1)
+    report(-1, || {
+        let (fd, name) = calls::accept(socket)?;
+        // SAFETY: the caller's word.
+        unsafe {
+            name_out(Some(&name), addr, addrlen).inspect_err(|_| {
+                let _ = calls::close(fd);
+            })?
+        };
+        Ok(fd)
+    })
 }
 
 /// connect(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rconnect(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
-    unsupported(-1)
+    // SAFETY: the caller's word.
+    report(-1, || calls::connect(socket, &unsafe { core::address(addr, addrlen)? }).map(|()| 0))
 }
 
 /// shutdown(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rshutdown(socket: c_int, how: c_int) -> c_int {
-    unsupported(-1)
+    report(-1, || calls::shutdown(socket, how).map(|()| 0))
 }
 
 /// close(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rclose(socket: c_int) -> c_int {
-    unsupported(-1)
+    report(-1, || calls::close(socket).map(|()| 0))
 }
 
 /// recv(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rrecv(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    unsupported(-1)
+    // SAFETY: the caller's word.
+    report(-1, || unsafe { Ok(calls::receive(socket, &[buffer(buf, len)?], flags)?.len as ssize_t) })
 }
 
 /// recvfrom(2) for rsockets.
@@ -74,19 +85,37 @@ pub unsafe extern "C" fn rrecvfrom(
     src_addr: *mut sockaddr,
     addrlen: *mut socklen_t,
 ) -> ssize_t {
-    unsupported(-1)
+    report(-1, || {
+        // SAFETY: the caller's word.
+        unsafe {
+            let received = calls::receive(socket, &[buffer(buf, len)?], flags)?;
+            name_out(received.from.as_ref(), src_addr, addrlen)?;
+            Ok(received.len as ssize_t)
+        }
+    })
 }
 
 /// recvmsg(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
-    unsupported(-1)
+    report(-1, || {
+        // SAFETY: the caller's word.
+        unsafe {
+            let msg = msg.as_mut().ok_or(Errno::EFAULT)?;
+            let received = calls::receive(socket, buffers(msg.msg_iov, msg.msg_iovlen)?, flags)?;
+            name_out(received.from.as_ref(), msg.msg_name.cast(), &raw mut msg.msg_namelen)?;
+            msg.msg_controllen = 0;
+            msg.msg_flags = received.flags;
+            Ok(received.len as ssize_t)
+        }
+    })
 }
 
 /// send(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rsend(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    unsupported(-1)
+    // SAFETY: the caller's word.
+    report(-1, || unsafe { Ok(calls::send(socket, &[buffer(buf.cast_mut(), len)?], flags, None)? as ssize_t) })
 }
 
 /// sendto(2) for rsockets.
@@ -99,43 +128,62 @@ pub unsafe extern "C" fn rsendto(
     dest_addr: *const sockaddr,
     addrlen: socklen_t,
 ) -> ssize_t {
-    unsupported(-1)
+    report(-1, || {
+        // SAFETY: the caller's word.
+        unsafe {
+            let to = if dest_addr.is_null() { None } else { Some(core::address(dest_addr, addrlen)?) };
+            Ok(calls::send(socket, &[buffer(buf.cast_mut(), len)?], flags, to.as_ref())? as ssize_t)
+        }
+    })
 }
 
 /// sendmsg(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
-    unsupported(-1)
+    report(-1, || {
+        // SAFETY: the caller's word.
+        unsafe {
+            let msg = msg.as_ref().ok_or(Errno::EFAULT)?;
+            let name = msg.msg_name.cast::<sockaddr>();
+            let to = if name.is_null() { None } else { Some(core::address(name, msg.msg_namelen)?) };
+            Ok(calls::send(socket, buffers(msg.msg_iov, msg.msg_iovlen)?, flags, to.as_ref())? as ssize_t)
+        }
+    })
 }
 
 /// read(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rread(socket: c_int, buf: *mut c_void, count: size_t) -> ssize_t {
-    unsupported(-1)
+    // SAFETY: the caller's word.
+    report(-1, || unsafe { Ok(calls::receive(socket, &[buffer(buf, count)?], 0)?.len as ssize_t) })
 }
 
 /// readv(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
-    unsupported(-1)
+    // SAFETY: the caller's word.
+    report(-1, || unsafe { Ok(calls::receive(socket, buffers(iov, count(iovcnt)?)?, 0)?.len as ssize_t) })
 }
 
 /// write(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rwrite(socket: c_int, buf: *const c_void, count: size_t) -> ssize_t {
-    unsupported(-1)
+    // SAFETY: the caller's word.
+    report(-1, || unsafe { Ok(calls::send(socket, &[buffer(buf.cast_mut(), count)?], 0, None)? as ssize_t) })
 }
 
 /// writev(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
-    unsupported(-1)
+    // SAFETY: the caller's word.
+    report(-1, || unsafe { Ok(calls::send(socket, buffers(iov, count(iovcnt)?)?, 0, None)? as ssize_t) })
 }
 
 /// poll(2) for rsockets and other descriptors together. timeout: in milliseconds, -1 without end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
-    unsupported(-1)
+    // SAFETY: the caller's word.
+    report(-1, || calls::poll(unsafe { list(fds, nfds)? }, timeout))
 }
 
 /// select(2) for rsockets and other descriptors together.
@@ -147,19 +195,30 @@ pub unsafe extern "C" fn rselect(
     exceptfds: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    unsupported(-1)
+    report(-1, || {
+        let words = core::select::words(usize::try_from(nfds).map_err(|_| Errno::EINVAL)?);
+        // SAFETY: the caller's word: sets of at least nfds bits.
+        let set = |set: *mut fd_set| unsafe {
+            NonNull::new(set).map(|set| slice::from_raw_parts_mut(set.as_ptr().cast(), words))
+        };
+        let mut sets = core::select::Sets { read: set(readfds), write: set(writefds), except: set(exceptfds) };
+        // SAFETY: the caller's word.
+        core::select::select(calls::lookup(), nfds, &mut sets, unsafe { timeout.as_mut() })
+    })
 }
 
 /// getpeername(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rgetpeername(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
-    unsupported(-1)
+    // SAFETY: the caller's word.
+    report(-1, || unsafe { name_back(&calls::peer_name(socket)?, addr, addrlen).map(|()| 0) })
 }
 
 /// getsockname(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rgetsockname(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
-    unsupported(-1)
+    // SAFETY: the caller's word.
+    report(-1, || unsafe { name_back(&calls::local_name(socket)?, addr, addrlen).map(|()| 0) })
 }
 
 /// setsockopt(2) for rsockets; level SOL_RDMA has the options RDMA_*, to be set before connecting or listening.
@@ -171,7 +230,8 @@ pub unsafe extern "C" fn rsetsockopt(
     optval: *const c_void,
     optlen: socklen_t,
 ) -> c_int {
-    unsupported(-1)
+    // SAFETY: the caller's word.
+    report(-1, || calls::set_option(socket, level, optname, unsafe { bytes(optval, optlen as usize)? }).map(|()| 0))
 }
 
 /// getsockopt(2) for rsockets.
@@ -183,13 +243,24 @@ pub unsafe extern "C" fn rgetsockopt(
     optval: *mut c_void,
     optlen: *mut socklen_t,
 ) -> c_int {
-    unsupported(-1)
+    report(-1, || {
+        let (value, len) = NonNull::new(optval.cast::<u8>()).zip(NonNull::new(optlen)).ok_or(Errno::EFAULT)?;
+        let option = calls::option(socket, level, optname)?;
+        let option = option.as_bytes();
+        // SAFETY: the caller's word: no more than *optlen bytes are written.
+        unsafe {
+            let room = usize::try_from(len.read()).unwrap_or(0).min(option.len());
+            ptr::copy_nonoverlapping(option.as_ptr(), value.as_ptr(), room);
+            len.write(room as socklen_t);
+        }
+        Ok(0)
+    })
 }
 
 /// fcntl(2) for rsockets: F_GETFL, F_SETFL (O_NONBLOCK), F_GETFD, F_SETFD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfcntl(socket: c_int, cmd: c_int, arg: rfcntl_argument) -> c_int {
-    unsupported(-1)
+    report(-1, || calls::control(socket, cmd, arg))
 }
 
 /// Lets the peer write to len bytes at buf with riowrite(), or (prot PROT_NONE) only registers them for local use.
@@ -205,13 +276,20 @@ pub unsafe extern "C" fn riomap(
     flags: c_int,
     offset: off_t,
 ) -> off_t {
-    unsupported(-1)
+    report(-1, || {
+        if flags != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let start = NonNull::new(buf.cast()).ok_or(Errno::EINVAL)?;
+        // SAFETY: the caller's word.
+        unsafe { calls::map(socket, start, len, prot, offset) }
+    })
 }
 
 /// Ends what riomap() began. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn riounmap(socket: c_int, buf: *mut c_void, len: size_t) -> c_int {
-    unsupported(-1)
+    report(-1, || calls::unmap(socket, buf as usize, len).map(|()| 0))
 }
 
 /// Writes count bytes into what the peer mapped at offset with riomap().
@@ -225,7 +303,8 @@ pub unsafe extern "C" fn riowrite(
     offset: off_t,
     flags: c_int,
 ) -> size_t {
-    unsupported(size_t::MAX)
+    // SAFETY: the caller's word.
+    report(size_t::MAX, || unsafe { calls::write_mapped(socket, bytes(buf, count)?, offset as u64, flags) })
 }
 
 /// epoll_create1(2) for rsockets and other descriptors together. flags: EPOLL_CLOEXEC.
@@ -233,17 +312,52 @@ pub unsafe extern "C" fn riowrite(
 /// Returns a descriptor for rclose(), or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn repoll_create(flags: c_int) -> c_int {
-    unsupported(-1)
+    report(-1, || calls::epoll_create(flags))
 }
 
 /// epoll_ctl(2) for descriptors that repoll_create() returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    unsupported(-1)
+    // SAFETY: the caller's word.
+    report(-1, || calls::epoll_ctl(epfd, op, fd, unsafe { event.as_ref() }.copied()).map(|()| 0))
 }
 
 /// epoll_wait(2) for descriptors that repoll_create() returned. timeout: in milliseconds, -1 without end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn repoll_wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, timeout: c_int) -> c_int {
-    unsupported(-1)
+    report(-1, || {
+        let room = usize::try_from(maxevents).ok().filter(|&room| room > 0).ok_or(Errno::EINVAL)?;
+        let events = NonNull::new(events).ok_or(Errno::EFAULT)?;
+        // SAFETY: the caller's word.
+        let events = unsafe { slice::from_raw_parts_mut(events.as_ptr().cast::<MaybeUninit<epoll_event>>(), room) };
+        calls::epoll_wait(epfd, events, timeout).map(|count| count as c_int)
+    })
+}
+
+/// `EINVAL` for a negative number of buffers.
+fn count(number: c_int) -> Result<size_t> {
+    size_t::try_from(number).map_err(|_| Errno::EINVAL)
+}
+
+/// # Safety
+/// NULL with a length of 0, or `len` structures.
+unsafe fn list<'a>(fds: *mut pollfd, len: nfds_t) -> Result<&'a mut [pollfd]> {
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    let fds = NonNull::new(fds).ok_or(Errno::EFAULT)?;
+    // SAFETY: the caller's word.
+    Ok(unsafe { slice::from_raw_parts_mut(fds.as_ptr(), len as usize) })
+}
+
+/// As [`name_out`], where the program must take the name.
+///
+/// # Safety
+/// As there.
+unsafe fn name_back(name: &libc::sockaddr_storage, addr: *mut sockaddr, len: *mut socklen_t) -> Result<()> {
+    if addr.is_null() || len.is_null() {
+        return Err(Errno::EFAULT);
+    }
+    // SAFETY: the caller's word.
+    unsafe { name_out(Some(name), addr, len) }
 }

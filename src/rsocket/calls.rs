@@ -1,0 +1,242 @@
+//! The r* calls, by descriptor.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use libc::{epoll_event, iovec, pollfd, sockaddr_storage};
+
+use super::epoll::Epoll;
+use super::poll;
+use super::stream::{Stream, Value};
+use super::table::Table;
+use super::watch::{Lookup, Pollable};
+use crate::errno::{Errno, Result};
+use crate::sys::alloc::try_arc;
+use crate::sys::sockaddr::{AF_IB, SockAddr};
+
+/// What is behind a number.
+enum Object {
+    Stream(Arc<Stream>),
+    Epoll(Arc<Epoll>),
+}
+
+static TABLE: Table<Object> = Table::new();
+
+/// The table, for those who wait for several descriptors.
+struct Sockets;
+
+impl Lookup for Sockets {
+    fn find(&self, fd: c_int) -> Option<Arc<dyn Pollable>> {
+        match &*TABLE.get(fd)? {
+            Object::Stream(stream) => Some(Arc::clone(stream) as Arc<dyn Pollable>),
+            // A descriptor of the kernel's like others.
+            Object::Epoll(_) => None,
+        }
+    }
+}
+
+fn find(fd: c_int) -> Result<Arc<Object>> {
+    TABLE.get(fd).ok_or(Errno::EBADF)
+}
+
+fn stream(fd: c_int) -> Result<Arc<Stream>> {
+    match &*find(fd)? {
+        Object::Stream(stream) => Ok(Arc::clone(stream)),
+        Object::Epoll(_) => Err(Errno::EBADF),
+    }
+}
+
+fn register(fd: c_int, object: Object) -> Result<c_int> {
+    // A number that is taken was closed behind our back with close(2); what was there can't be reached any more.
+    TABLE.insert(fd, try_arc(object)?)?;
+    Ok(fd)
+}
+
+/// rsocket(3).
+pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int> {
+    let flags = kind & (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
+    if !matches!(domain, libc::AF_INET | libc::AF_INET6 | AF_IB) {
+        return Err(Errno::ENOTSUP);
+    }
+    match (kind & !flags, protocol) {
+        (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
+            let stream = Stream::new(domain, flags)?;
+            let fd = stream.fd();
+            register(fd, Object::Stream(Arc::clone(&stream))).inspect_err(|_| {
+                let _ = stream.close();
+            })
+        }
+        _ => Err(Errno::ENOTSUP),
+    }
+}
+
+/// rbind(3).
+pub fn bind(fd: c_int, addr: &SockAddr) -> Result<()> {
+    stream(fd)?.bind(addr)
+}
+
+/// rlisten(3).
+pub fn listen(fd: c_int, backlog: c_int) -> Result<()> {
+    stream(fd)?.listen(backlog)
+}
+
+/// raccept(3): the connection's descriptor and its peer's name.
+pub fn accept(fd: c_int) -> Result<(c_int, sockaddr_storage)> {
+    let new = stream(fd)?.accept()?;
+    let name = new.peer_name().unwrap_or(crate::sys::sockaddr::zeroed());
+    let fd = new.fd();
+    register(fd, Object::Stream(Arc::clone(&new))).inspect_err(|_| {
+        let _ = new.close();
+    })?;
+    Ok((fd, name))
+}
+
+/// rconnect(3).
+pub fn connect(fd: c_int, addr: &SockAddr) -> Result<()> {
+    stream(fd)?.connect(addr)
+}
+
+/// rshutdown(3).
+pub fn shutdown(fd: c_int, how: c_int) -> Result<()> {
+    stream(fd)?.shutdown(how)
+}
+
+/// rclose(3).
+pub fn close(fd: c_int) -> Result<()> {
+    // Out of the table first: nobody finds it on a number that may be another's the next moment.
+    match &*TABLE.remove(fd, None).ok_or(Errno::EBADF)? {
+        Object::Stream(stream) => stream.close(),
+        Object::Epoll(epoll) => {
+            epoll.close();
+            Ok(())
+        }
+    }
+}
+
+/// What a receiving call tells besides the data.
+#[derive(Clone, Copy)]
+pub struct Received {
+    /// Bytes.
+    pub len: usize,
+    /// Whom a datagram came from.
+    pub from: Option<sockaddr_storage>,
+    /// For msg_flags.
+    pub flags: c_int,
+}
+
+/// rrecv(3) and its relatives.
+///
+/// # Safety
+/// Buffers writable for their lengths.
+pub unsafe fn receive(fd: c_int, buffers: &[iovec], flags: c_int) -> Result<Received> {
+    // SAFETY: the caller's word.
+    let len = unsafe { stream(fd)?.receive(buffers, flags)? };
+    Ok(Received { len, from: None, flags: 0 })
+}
+
+/// rsend(3) and its relatives; a stream has no use for an address.
+///
+/// # Safety
+/// Buffers readable for their lengths.
+pub unsafe fn send(fd: c_int, buffers: &[iovec], flags: c_int, _to: Option<&SockAddr>) -> Result<usize> {
+    // SAFETY: the caller's word.
+    unsafe { stream(fd)?.send(buffers, flags) }
+}
+
+/// rpoll(3).
+pub fn poll(fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
+    poll::poll(&Sockets, fds, timeout)
+}
+
+/// What rselect() looks at.
+pub fn lookup() -> &'static dyn Lookup {
+    &Sockets
+}
+
+/// rgetsockname(3).
+pub fn local_name(fd: c_int) -> Result<sockaddr_storage> {
+    stream(fd)?.local_name()
+}
+
+/// rgetpeername(3).
+pub fn peer_name(fd: c_int) -> Result<sockaddr_storage> {
+    stream(fd)?.peer_name()
+}
+
+/// rgetsockopt(3).
+pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
+    stream(fd)?.option(level, name)
+}
+
+/// rsetsockopt(3).
+pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
+    stream(fd)?.set_option(level, name, value)
+}
+
+/// rfcntl(3); `argument` is read by the commands that have one.
+pub fn control(fd: c_int, command: c_int, argument: usize) -> Result<c_int> {
+    let stream = stream(fd)?;
+    match command {
+        libc::F_GETFL => stream.flags(),
+        libc::F_SETFL => stream.set_flags(argument as c_int).map(|()| 0),
+        libc::F_GETFD | libc::F_SETFD => {
+            // SAFETY: a command without a pointer.
+            match unsafe { libc::fcntl(fd, command, argument as c_int) } {
+                -1 => Err(Errno::last()),
+                flags => Ok(flags),
+            }
+        }
+        _ => Err(Errno::ENOTSUP),
+    }
+}
+
+/// riomap(3).
+///
+/// # Safety
+/// See [`Stream::map`].
+pub unsafe fn map(fd: c_int, start: NonNull<u8>, len: usize, prot: c_int, offset: i64) -> Result<i64> {
+    // SAFETY: the caller's word.
+    unsafe { stream(fd)?.map(start, len, prot, offset) }
+}
+
+/// riounmap(3).
+pub fn unmap(fd: c_int, start: usize, len: usize) -> Result<()> {
+    stream(fd)?.unmap(start, len)
+}
+
+/// riowrite(3).
+///
+/// # Safety
+/// Readable for its length.
+pub unsafe fn write_mapped(fd: c_int, data: &[u8], offset: u64, flags: c_int) -> Result<usize> {
+    // SAFETY: the caller's word.
+    unsafe { stream(fd)?.write_mapped(data, offset, flags) }
+}
+
+/// repoll_create(3).
+pub fn epoll_create(flags: c_int) -> Result<c_int> {
+    let epoll = Epoll::create(flags)?;
+    let fd = epoll.fd();
+    register(fd, Object::Epoll(Arc::clone(&epoll))).inspect_err(|_| epoll.close())
+}
+
+/// What repoll_create() made under a number: `EINVAL` for another descriptor, as of the kernel's.
+fn epoll(fd: c_int) -> Result<Arc<Epoll>> {
+    match TABLE.get(fd).as_deref() {
+        Some(Object::Epoll(epoll)) => Ok(Arc::clone(epoll)),
+        Some(Object::Stream(_)) => Err(Errno::EINVAL),
+        None => Err(Errno::EBADF),
+    }
+}
+
+/// repoll_ctl(3).
+pub fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: Option<epoll_event>) -> Result<()> {
+    epoll(epfd)?.control(&Sockets, operation, fd, event)
+}
+
+/// repoll_wait(3): how many of `events` are set.
+pub fn epoll_wait(epfd: c_int, events: &mut [MaybeUninit<epoll_event>], timeout: c_int) -> Result<usize> {
+    epoll(epfd)?.wait(events, timeout)
+}

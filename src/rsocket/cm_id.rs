@@ -1,0 +1,226 @@
+//! An id of the connection manager with a channel of its own, whose events are fetched without waiting.
+
+use std::ffi::{c_int, c_void};
+use std::mem::{ManuallyDrop, zeroed};
+use std::ptr::{self, NonNull};
+
+use crate::cm::{self, Id};
+use crate::errno::{Errno, Result};
+use crate::ffi::{rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel};
+use crate::sys::sockaddr::SockAddr;
+use crate::sys::verbs::{ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr};
+
+/// Private data as long as any transport carries it, bytes.
+const PRIVATE_DATA: usize = 256;
+
+/// See the module.
+#[derive(Debug)]
+pub struct CmId {
+    id: NonNull<rdma_cm_id>,
+    channel: NonNull<rdma_event_channel>,
+}
+
+// SAFETY: ids and channels may be used from any thread, one at a time: a CmId is used through `&mut` or under its owner's lock.
+unsafe impl Send for CmId {}
+
+/// An event, with what it carried.
+#[derive(Debug)]
+pub struct Event {
+    /// `enum rdma_cm_event_type`.
+    pub kind: u32,
+    /// 0, -errno, or a reason of the transport's.
+    pub status: c_int,
+    /// For connection requests: the new id.
+    pub request: Option<Request>,
+    data: [u8; PRIVATE_DATA],
+    len: usize,
+}
+
+impl Event {
+    /// Private data.
+    pub fn data(&self) -> &[u8] {
+        &self.data[..self.len]
+    }
+}
+
+/// An id that came with a connection request, still on its listener's channel. Dropped, it rejects.
+#[derive(Debug)]
+pub struct Request(NonNull<rdma_cm_id>);
+
+// SAFETY: as for CmId.
+unsafe impl Send for Request {}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has the id; the event that brought it is acknowledged.
+        unsafe {
+            if let Ok(id) = Id::from_c(self.0.as_ptr()) {
+                // The peer learns it at once, instead of by a time-out; a failure leaves nothing to do.
+                let _ = cm::reject(id, ptr::null(), 0);
+                let _ = cm::destroy_id(id);
+            }
+        }
+    }
+}
+
+impl Request {
+    /// Takes the id to a channel of its own.
+    pub fn accept(self) -> Result<CmId> {
+        let channel = open_channel()?;
+        // SAFETY: a live id and a new channel.
+        let moved = unsafe { Id::from_c(self.0.as_ptr()).and_then(|id| cm::migrate_id(id, channel.as_ptr())) };
+        if let Err(error) = moved {
+            // SAFETY: nothing is on it.
+            unsafe { cm::destroy_event_channel(channel) };
+            return Err(error);
+        }
+        Ok(CmId { id: ManuallyDrop::new(self).0, channel })
+    }
+}
+
+fn open_channel() -> Result<NonNull<rdma_event_channel>> {
+    let channel = cm::create_event_channel()?;
+    // SAFETY: a live channel's descriptor; the flag keeps the reactor from waiting in one channel.
+    let set = unsafe { libc::fcntl((*channel.as_ptr()).fd, libc::F_SETFL, libc::O_NONBLOCK) };
+    if set != 0 {
+        let error = Errno::last();
+        // SAFETY: nothing is on it.
+        unsafe { cm::destroy_event_channel(channel) };
+        return Err(error);
+    }
+    Ok(channel)
+}
+
+impl CmId {
+    /// A new id of a port space.
+    pub fn new(port_space: u32) -> Result<CmId> {
+        let channel = open_channel()?;
+        let mut id = ptr::null_mut();
+        // SAFETY: a live channel, and `id` is writable.
+        let made =
+            unsafe { cm::create_id(channel.as_ptr(), NonNull::from(&mut id), ptr::null_mut::<c_void>(), port_space) };
+        match made.and_then(|()| NonNull::new(id).ok_or(Errno::ENOMEM)) {
+            Ok(id) => Ok(CmId { id, channel }),
+            Err(error) => {
+                // SAFETY: nothing is on it.
+                unsafe { cm::destroy_event_channel(channel) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Descriptor of the channel.
+    pub fn fd(&self) -> c_int {
+        // SAFETY: a live channel.
+        unsafe { (*self.channel.as_ptr()).fd }
+    }
+
+    /// The id for calls of the connection manager.
+    pub fn id(&self) -> &Id {
+        // SAFETY: live until `self` is dropped; never NULL.
+        unsafe { &*self.id.as_ptr().cast::<Id>() }
+    }
+
+    /// rdma_bind_addr(3).
+    pub fn bind(&self, addr: &SockAddr) -> Result<()> {
+        // SAFETY: a whole address.
+        unsafe { cm::bind_addr(self.id(), NonNull::from(addr.storage()).cast()) }
+    }
+
+    /// rdma_resolve_addr(3).
+    pub fn resolve_addr(&self, to: &SockAddr, timeout_ms: c_int) -> Result<()> {
+        // SAFETY: a whole address.
+        unsafe { cm::resolve_addr(self.id(), ptr::null(), NonNull::from(to.storage()).cast(), timeout_ms) }
+    }
+
+    /// rdma_connect(3) or, for a request, rdma_accept(3), with `data` of at most 255 bytes as private data.
+    pub fn shake_hands(&self, active: bool, initiator_depth: u8, data: &[u8]) -> Result<()> {
+        const RETRIES: u8 = 7;
+        // SAFETY: all zeros are a value of this structure.
+        let mut param: rdma_conn_param = unsafe { zeroed() };
+        param.private_data = data.as_ptr().cast();
+        param.private_data_len = u8::try_from(data.len()).map_err(|_| Errno::EINVAL)?;
+        param.initiator_depth = initiator_depth;
+        param.responder_resources = initiator_depth;
+        param.flow_control = 1;
+        param.retry_count = RETRIES;
+        param.rnr_retry_count = RETRIES;
+        // SAFETY: the private data is readable for its length.
+        unsafe { if active { cm::connect(self.id(), &raw const param) } else { cm::accept(self.id(), &raw mut param) } }
+    }
+
+    /// The next event; `EAGAIN` when none waits.
+    pub fn event(&self) -> Result<Event> {
+        let mut event: *mut rdma_cm_event = ptr::null_mut();
+        // SAFETY: a live channel; `event` is writable.
+        unsafe { cm::get_cm_event(self.channel, NonNull::from(&mut event))? };
+        let event = NonNull::new(event).ok_or(Errno::EIO)?;
+        // SAFETY: just received; it is acknowledged once, after its last use.
+        unsafe {
+            let received = read(&*event.as_ptr());
+            let _ = cm::ack_cm_event(event);
+            Ok(received)
+        }
+    }
+
+    /// The QP, or NULL.
+    pub fn qp(&self) -> *mut ibv_qp {
+        self.id().qp()
+    }
+
+    /// The device, once known.
+    pub fn context(&self) -> Option<NonNull<ibv_context>> {
+        NonNull::new(self.id().verbs())
+    }
+
+    /// The PD of the device, once known.
+    pub fn pd(&self) -> Option<NonNull<ibv_pd>> {
+        NonNull::new(self.id().pd())
+    }
+
+    /// rdma_create_qp(3).
+    ///
+    /// # Safety
+    /// CQs in `attr` live for as long as the QP.
+    pub unsafe fn create_qp(&self, attr: &mut ibv_qp_init_attr) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { cm::create_qp(self.id(), ptr::null_mut(), NonNull::from(attr)) }
+    }
+
+    /// Destroys the QP, if there is one.
+    pub fn destroy_qp(&self) {
+        if !self.qp().is_null() {
+            // SAFETY: only this id's owner uses it.
+            unsafe { cm::destroy_qp(self.id()) };
+        }
+    }
+}
+
+/// # Safety
+/// An event that is not acknowledged yet.
+unsafe fn read(event: &rdma_cm_event) -> Event {
+    let mut copy = Event { kind: event.event, status: event.status, request: None, data: [0; PRIVATE_DATA], len: 0 };
+    if event.event == crate::ffi::rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST as u32 {
+        copy.request = NonNull::new(event.id).map(Request);
+    }
+    // SAFETY: ids of RDMA_PS_TCP: the event's parameters are those of connections.
+    let (data, len) = unsafe { (event.param.conn.private_data, usize::from(event.param.conn.private_data_len)) };
+    if !data.is_null() {
+        copy.len = len.min(PRIVATE_DATA);
+        // SAFETY: the event's private data has so many bytes.
+        unsafe { ptr::copy_nonoverlapping(data.cast::<u8>(), copy.data.as_mut_ptr(), copy.len) };
+    }
+    copy
+}
+
+impl Drop for CmId {
+    fn drop(&mut self) {
+        self.destroy_qp();
+        // SAFETY: nobody else uses them; every event was acknowledged when it was read.
+        unsafe {
+            // A refusal leaves the id to the kernel, which ends it with its channel.
+            let _ = cm::destroy_id(self.id());
+            cm::destroy_event_channel(self.channel);
+        }
+    }
+}

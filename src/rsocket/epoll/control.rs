@@ -1,0 +1,111 @@
+//! repoll_ctl: epoll_ctl(2), with its errors.
+
+use std::collections::hash_map::Entry;
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use libc::{
+    EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLOUT, EPOLLWAKEUP, epoll_event,
+};
+
+use super::Epoll;
+use super::member::{ALWAYS, Interest, Member};
+use crate::errno::{Errno, Result};
+use crate::rsocket::watch::{Lookup, Pollable, Watcher};
+
+impl Epoll {
+    /// epoll_ctl(2). Only EPOLL_CTL_DEL does without an event; the others fail with `EFAULT`.
+    pub fn control(
+        self: &Arc<Epoll>,
+        lookup: &dyn Lookup,
+        op: c_int,
+        fd: c_int,
+        event: Option<epoll_event>,
+    ) -> Result<()> {
+        self.check_open()?;
+        if op != EPOLL_CTL_DEL && event.is_none() {
+            return Err(Errno::new(libc::EFAULT));
+        }
+        let Some(rsocket) = lookup.find(fd) else { return self.control_ordinary(op, fd, event) };
+        match (op, event) {
+            (EPOLL_CTL_ADD, Some(event)) => self.add(fd, rsocket, event),
+            (EPOLL_CTL_MOD, Some(event)) => self.modify(&self.find(fd)?, event),
+            (EPOLL_CTL_DEL, _) => {
+                let there = self.forget(&self.find(fd)?);
+                if there { Ok(()) } else { Err(Errno::ENOENT) }
+            }
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    fn control_ordinary(&self, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<()> {
+        self.ordinary.store(true, Ordering::SeqCst);
+        self.outer.control(op, fd, event)
+    }
+
+    fn find(&self, fd: c_int) -> Result<Arc<Member>> {
+        self.members().get(&fd).cloned().ok_or(Errno::ENOENT)
+    }
+
+    fn add(self: &Arc<Epoll>, fd: c_int, rsocket: Arc<dyn Pollable>, event: epoll_event) -> Result<()> {
+        check_exclusive(event.events)?;
+        let watcher_list = Arc::clone(&rsocket);
+        let serial = self.next_serial();
+        let member = Member::new(self, fd, serial, rsocket, interest(event));
+        self.insert(&member)?;
+        let watcher: Arc<dyn Watcher> = member.clone();
+        let result = watcher_list.watchers().add(Arc::clone(&watcher)).and_then(|()| self.settle(&member));
+        if result.is_err() {
+            self.forget(&member);
+        }
+        if member.is_gone() || self.check_open().is_err() {
+            // Removed by another thread, perhaps before it became a watcher.
+            self.forget(&member);
+            watcher_list.watchers().remove(&watcher);
+        }
+        result
+    }
+
+    fn insert(&self, member: &Arc<Member>) -> Result<()> {
+        let mut members = self.members();
+        members.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        self.queue.reserve(members.len() + 1)?;
+        match members.entry(member.fd) {
+            Entry::Vacant(place) => place.insert(Arc::clone(member)),
+            Entry::Occupied(_) => return Err(Errno::new(libc::EEXIST)),
+        };
+        Ok(())
+    }
+
+    fn modify(&self, member: &Arc<Member>, event: epoll_event) -> Result<()> {
+        if (event.events | member.interest().events) & EPOLLEXCLUSIVE as u32 != 0 {
+            return Err(Errno::EINVAL);
+        }
+        member.modify(interest(event));
+        self.settle(member)
+    }
+
+    /// Any number but 0, which is not the eventfd's key then.
+    fn next_serial(&self) -> u32 {
+        loop {
+            let serial = self.serial.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+            if serial != 0 {
+                return serial;
+            }
+        }
+    }
+}
+
+fn interest(event: epoll_event) -> Interest {
+    Interest { events: event.events, data: event.u64 }
+}
+
+/// What may stand beside EPOLLEXCLUSIVE (epoll_ctl(2)).
+fn check_exclusive(events: u32) -> Result<()> {
+    let allowed = (EPOLLIN | EPOLLOUT | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE) as u32 | ALWAYS;
+    if events & EPOLLEXCLUSIVE as u32 != 0 && events & !allowed != 0 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! Looking at a member: is there something to report, and who will know of the next change.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use libc::epoll_event;
+
+use super::Epoll;
+use super::member::{Member, Verdict, View};
+use crate::errno::Result;
+use crate::rsocket::watch::Watcher;
+
+impl Epoll {
+    /// Looks at a member, one of whose descriptors is raised or that was in the queue. It is armed, raised or queued
+    /// afterwards, or not enabled. When it fails, it is queued.
+    pub(super) fn look(&self, member: &Arc<Member>) -> Result<Option<epoll_event>> {
+        let raised = member.raised.swap(false, Ordering::SeqCst);
+        let Some(view) = member.view() else { return Ok(None) };
+        if !view.enabled {
+            if raised {
+                take_event(member, &view);
+            }
+            if member.is_changed(&view) {
+                self.queue.push(member);
+            }
+            return Ok(None);
+        }
+        if let Err(error) = member.refresh(&self.inner, &view) {
+            member.raised.fetch_or(raised, Ordering::SeqCst);
+            self.queue.push(member);
+            return Err(error);
+        }
+        let look = if view.interest.is_edge() { Epoll::look_for_edges } else { Epoll::look_at_level };
+        Ok(look(self, member, &view, raised))
+    }
+
+    fn look_at_level(&self, member: &Arc<Member>, view: &View, raised: bool) -> Option<epoll_event> {
+        let (rsocket, interest) = (&view.rsocket, view.interest);
+        let mut ready = rsocket.ready(interest.wanted());
+        // While there is something to report, an event that stays untaken says that there may be more.
+        let leave = raised && ready != 0 && !interest.is_oneshot();
+        if raised && !leave {
+            take_event(member, view);
+        }
+        if ready == 0 {
+            ready = rsocket.arm(interest.wanted());
+        }
+        let verdict = member.decide(view, ready != 0, None);
+        let stays = verdict == Verdict::Report && !interest.is_oneshot();
+        if stays {
+            // The next wait finds something in the inner epoll.
+            self.warm.store(true, Ordering::Relaxed);
+        }
+        if stays && !leave || verdict == Verdict::Again {
+            self.queue.push(member);
+        }
+        (verdict == Verdict::Report).then(|| interest.report(ready))
+    }
+
+    fn look_for_edges(&self, member: &Arc<Member>, view: &View, raised: bool) -> Option<epoll_event> {
+        let (rsocket, interest) = (&view.rsocket, view.interest);
+        if raised {
+            take_event(member, view);
+        }
+        // In this order an edge that comes meanwhile may be reported twice, but not never.
+        rsocket.arm(0);
+        let edges = rsocket.edges();
+        let ready = rsocket.ready(interest.wanted());
+        let verdict = member.decide(view, ready != 0, Some(edges));
+        if verdict == Verdict::Again {
+            self.queue.push(member);
+        }
+        (verdict == Verdict::Report).then(|| interest.report(ready))
+    }
+
+    /// After ADD and MOD: the member is queued if there is something to report now, else armed.
+    pub(super) fn settle(&self, member: &Arc<Member>) -> Result<()> {
+        let Some(view) = member.view() else { return Ok(()) };
+        member.refresh(&self.inner, &view)?;
+        let wanted = view.interest.wanted();
+        let ready = if view.interest.is_edge() {
+            view.rsocket.arm(0);
+            view.rsocket.ready(wanted)
+        } else {
+            view.rsocket.arm(wanted)
+        };
+        if ready != 0 {
+            self.queue.push(member);
+        }
+        Ok(())
+    }
+}
+
+/// Takes the event, which may be what others wait for.
+fn take_event(member: &Arc<Member>, view: &View) {
+    view.rsocket.take_event();
+    let own: Arc<dyn Watcher> = member.clone();
+    view.rsocket.watchers().notify_except(&own);
+}

@@ -1,0 +1,256 @@
+//! An rsocket that is a member of an epoll.
+
+use std::ffi::{c_int, c_short};
+use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use libc::{
+    EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, epoll_event,
+};
+
+use super::Epoll;
+use crate::errno::Result;
+use crate::rsocket::bits;
+use crate::rsocket::few::Few;
+use crate::rsocket::watch::{Notice, Pollable, Watcher, fork_generation};
+use crate::sys::event::KernelEpoll;
+
+pub struct Member {
+    /// The number the program added.
+    pub fd: c_int,
+    serial: u32,
+    generation: u32,
+    owner: Weak<Epoll>,
+    /// Whether it is in the queue; changes under the queue's lock.
+    pub queued: AtomicBool,
+    /// Whether one of its descriptors was seen raised, for the next look.
+    pub raised: AtomicBool,
+    gone: AtomicBool,
+    state: Mutex<State>,
+}
+
+/// What the program asked for, by the last ADD or MOD.
+#[derive(Clone, Copy)]
+pub struct Interest {
+    pub events: u32,
+    pub data: u64,
+}
+
+struct State {
+    /// `None` once it is removed.
+    rsocket: Option<Arc<dyn Pollable>>,
+    interest: Interest,
+    /// False after a report with EPOLLONESHOT.
+    enabled: bool,
+    /// Counts the MODs.
+    version: u32,
+    /// [`Pollable::edges`] at the last report; `None` if any edge is new.
+    reported: Option<u64>,
+    /// The descriptors in the inner epoll, and how they are in it.
+    descriptors: Few<c_int, 2>,
+    how: u32,
+}
+
+/// A member as it was when a look at it began.
+pub struct View {
+    pub rsocket: Arc<dyn Pollable>,
+    pub interest: Interest,
+    pub enabled: bool,
+    version: u32,
+}
+
+/// Whether what was seen may be reported.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is, by the caller.
+    Report,
+    /// There is nothing to report.
+    Nothing,
+    /// The program has changed its mind: look again.
+    Again,
+}
+
+impl Interest {
+    pub fn is_edge(self) -> bool {
+        self.events & EPOLLET as u32 != 0
+    }
+
+    pub fn is_oneshot(self) -> bool {
+        self.events & EPOLLONESHOT as u32 != 0
+    }
+
+    /// The program's bits as poll(2) has them.
+    fn asked(self) -> c_short {
+        (self.events & 0x7FFF) as c_short
+    }
+
+    pub fn wanted(self) -> c_short {
+        bits::wanted(self.asked())
+    }
+
+    pub fn report(self, ready: c_short) -> epoll_event {
+        epoll_event { events: bits::told(ready, self.asked()) as u32, u64: self.data }
+    }
+
+    /// How the descriptors are watched: where an event may stay untaken after a look, it must show again.
+    fn how(self) -> u32 {
+        let edge = if self.is_edge() || self.is_oneshot() { EPOLLET } else { 0 };
+        (EPOLLIN | edge) as u32
+    }
+}
+
+impl Member {
+    pub fn new(
+        owner: &Arc<Epoll>,
+        fd: c_int,
+        serial: u32,
+        rsocket: Arc<dyn Pollable>,
+        interest: Interest,
+    ) -> Arc<Member> {
+        Arc::new(Member {
+            fd,
+            serial,
+            generation: fork_generation(),
+            owner: Arc::downgrade(owner),
+            queued: AtomicBool::new(false),
+            raised: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            state: Mutex::new(State {
+                rsocket: Some(rsocket),
+                interest,
+                enabled: true,
+                version: 0,
+                reported: None,
+                descriptors: Few::new(|| -1),
+                how: interest.how(),
+            }),
+        })
+    }
+
+    /// The member's data in the inner epoll.
+    pub fn key(&self) -> u64 {
+        u64::from(self.serial) << 32 | u64::from(self.fd as u32)
+    }
+
+    /// The number that a key was made of.
+    pub fn fd_of(key: u64) -> c_int {
+        key as u32 as c_int
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::SeqCst)
+    }
+
+    /// `None` once it is removed.
+    pub fn view(&self) -> Option<View> {
+        let state = self.lock();
+        let State { interest, enabled, version, .. } = *state;
+        state.rsocket.clone().map(|rsocket| View { rsocket, interest, enabled, version })
+    }
+
+    /// EPOLL_CTL_MOD: every edge is new again.
+    pub fn modify(&self, interest: Interest) {
+        let mut state = self.lock();
+        state.interest = interest;
+        state.enabled = true;
+        state.version = state.version.wrapping_add(1);
+        state.reported = None;
+    }
+
+    pub fn interest(&self) -> Interest {
+        self.lock().interest
+    }
+
+    /// Sees to it that the rsocket's descriptors are in the inner epoll, in the right way.
+    pub fn refresh(&self, inner: &KernelEpoll, view: &View) -> Result<()> {
+        let (mut now, mut result) = (Few::<_, 2>::new(|| -1), Ok(()));
+        view.rsocket.descriptors(&mut |fd| {
+            if result.is_ok() {
+                result = now.push(fd);
+            }
+        });
+        result?;
+        let mut state = self.lock();
+        if state.rsocket.is_none() {
+            return Ok(());
+        }
+        let how = state.interest.how();
+        let event = Some(epoll_event { events: how, u64: self.key() });
+        if how != state.how {
+            for &fd in state.descriptors.as_slice() {
+                inner.control(EPOLL_CTL_MOD, fd, event)?;
+            }
+            state.how = how;
+        }
+        for &fd in now.as_slice() {
+            if !state.descriptors.as_slice().contains(&fd) {
+                // First the list: what is in the epoll must not be forgotten.
+                state.descriptors.push(fd)?;
+                inner.control(EPOLL_CTL_ADD, fd, event)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides about a report of `ready`; `edges` for one by edges.
+    pub fn decide(&self, view: &View, ready: bool, edges: Option<u64>) -> Verdict {
+        let mut state = self.lock();
+        if state.rsocket.is_none() {
+            return Verdict::Nothing;
+        }
+        if state.version != view.version {
+            return Verdict::Again;
+        }
+        // Another thread may have reported meanwhile.
+        if !state.enabled || edges.is_some() && edges <= state.reported {
+            return Verdict::Nothing;
+        }
+        if edges.is_some() {
+            state.reported = edges;
+        }
+        if !ready {
+            return Verdict::Nothing;
+        }
+        state.enabled = !state.interest.is_oneshot();
+        Verdict::Report
+    }
+
+    /// Whether the program has changed its mind since the look began.
+    pub fn is_changed(&self, view: &View) -> bool {
+        self.lock().version != view.version
+    }
+
+    /// Ends the membership, the first time: out of the inner epoll, and the rsocket let go.
+    pub fn detach(&self, inner: &KernelEpoll) -> Option<Arc<dyn Pollable>> {
+        let mut state = self.lock();
+        let rsocket = state.rsocket.take();
+        self.gone.store(true, Ordering::SeqCst);
+        let descriptors = mem::replace(&mut state.descriptors, Few::new(|| -1));
+        // In the child of a fork() the epoll is still the parent's, who goes on using it.
+        if self.generation == fork_generation() {
+            for &fd in descriptors.as_slice() {
+                // It fails where the rsocket has closed the descriptor.
+                let _ = inner.control(EPOLL_CTL_DEL, fd, None);
+            }
+        }
+        rsocket
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watcher for Member {
+    fn notice(self: Arc<Self>, notice: Notice) {
+        let Some(owner) = self.owner.upgrade() else { return };
+        match notice {
+            Notice::Changed => owner.queue.push(&self),
+            Notice::Closed => drop(owner.forget(&self)),
+        }
+    }
+}
+
+/// Conditions that are reported even if not asked for, as for epoll_ctl(2).
+pub const ALWAYS: u32 = (EPOLLERR | EPOLLHUP) as u32;

@@ -1,0 +1,441 @@
+//! Tests of repoll with fake rsockets and eventfds.
+
+use std::ffi::c_short;
+use std::sync::atomic::AtomicUsize;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libc::{
+    EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLONESHOT, EPOLLOUT, EPOLLPRI,
+    EPOLLRDHUP, EPOLLRDNORM,
+};
+
+use super::*;
+use crate::rsocket::fake::{Change, FIRST, Fake, Table, readable};
+use crate::sys::event::EventFd;
+
+/// An epoll, its rsockets numbered from FIRST on, and what is added of them under their place as data.
+pub struct Fixture {
+    pub epoll: Arc<Epoll>,
+    pub table: Table,
+    pub fakes: Vec<Arc<Fake>>,
+}
+
+impl Fixture {
+    pub fn new(count: usize) -> Fixture {
+        let fakes: Vec<_> = (0..count).map(|_| Fake::new()).collect();
+        let table = Table::of(&fakes.iter().collect::<Vec<_>>());
+        Fixture { epoll: Epoll::create(libc::EPOLL_CLOEXEC).unwrap(), table, fakes }
+    }
+
+    /// A single rsocket, added.
+    fn with(events: c_int) -> (Fixture, Arc<Fake>) {
+        let fixture = Fixture::new(1);
+        fixture.control(EPOLL_CTL_ADD, 0, events).unwrap();
+        let fake = fixture.fakes[0].clone();
+        (fixture, fake)
+    }
+
+    pub fn control(&self, op: c_int, place: usize, events: c_int) -> Result<()> {
+        self.control_fd(op, FIRST + place as c_int, events, place as u64)
+    }
+
+    pub fn control_fd(&self, op: c_int, fd: c_int, events: c_int, data: u64) -> Result<()> {
+        self.epoll.control(&self.table, op, fd, Some(epoll_event { events: events as u32, u64: data }))
+    }
+
+    pub fn wait_for(&self, max: usize, timeout: c_int) -> Result<Vec<(u64, c_int)>> {
+        let mut events = vec![std::mem::MaybeUninit::uninit(); max];
+        let count = self.epoll.wait(&mut events, timeout)?;
+        // SAFETY: written by wait().
+        Ok(events[..count]
+            .iter()
+            .map(|event| unsafe { event.assume_init() })
+            .map(|e| (e.u64, e.events as c_int))
+            .collect())
+    }
+
+    /// What there is now, sorted.
+    pub fn now(&self) -> Vec<(u64, c_int)> {
+        let mut events = self.wait_for(64, 0).unwrap();
+        events.sort_unstable();
+        events
+    }
+
+    fn is_readable(&self) -> bool {
+        readable(self.epoll.fd())
+    }
+}
+
+#[test]
+fn level() {
+    let (fixture, fake) = Fixture::with(EPOLLIN);
+    assert!(!fixture.is_readable() && fixture.now().is_empty());
+    for round in 0..3 {
+        fake.complete(Change::Data);
+        assert!(fixture.is_readable(), "round {round}");
+        assert_eq!(fixture.now(), [(0, EPOLLIN)]);
+        assert_eq!(fixture.now(), [(0, EPOLLIN)]);
+        assert!(fixture.is_readable());
+        fake.read();
+        assert!(fixture.now().is_empty());
+        assert!(!fixture.is_readable() && fake.is_armed());
+    }
+    fake.change(Change::Data);
+    assert_eq!(fixture.now(), [(0, EPOLLIN)]);
+    assert_eq!(fixture.now(), [(0, EPOLLIN)]);
+    assert!(fixture.is_readable());
+    fake.read();
+    assert!(fixture.now().is_empty() && !fixture.is_readable());
+}
+
+#[test]
+fn edges() {
+    let (fixture, fake) = Fixture::with(EPOLLIN | EPOLLOUT | EPOLLET);
+    assert!(fixture.now().is_empty());
+    fake.complete(Change::Space);
+    assert_eq!(fixture.now(), [(0, EPOLLOUT)]);
+    assert!(fixture.now().is_empty() && !fixture.is_readable());
+    fake.complete(Change::Data);
+    fake.complete(Change::Data);
+    assert!(fixture.is_readable());
+    assert_eq!(fixture.now(), [(0, EPOLLIN | EPOLLOUT)]);
+    assert!(fixture.now().is_empty());
+    fake.complete(Change::Data);
+    assert_eq!(fixture.now(), [(0, EPOLLIN | EPOLLOUT)], "more data is an edge");
+    fake.fill();
+    fake.complete(Change::Data);
+    fake.read();
+    assert!(fixture.now().is_empty(), "gone before anybody looked");
+    fake.change(Change::Space);
+    assert_eq!(fixture.now(), [(0, EPOLLOUT)]);
+}
+
+#[test]
+fn once() {
+    for edge in [0, EPOLLET] {
+        let (fixture, fake) = Fixture::with(EPOLLIN | EPOLLONESHOT | edge);
+        fake.complete(Change::Data);
+        assert_eq!(fixture.now(), [(0, EPOLLIN)]);
+        assert!(!fixture.is_readable());
+        fake.complete(Change::Error);
+        fake.change(Change::Data);
+        assert!(fixture.now().is_empty() && !fixture.is_readable());
+        fixture.control(EPOLL_CTL_MOD, 0, EPOLLIN | EPOLLONESHOT | edge).unwrap();
+        assert!(fixture.is_readable());
+        assert_eq!(fixture.now(), [(0, EPOLLIN | EPOLLERR | EPOLLHUP)]);
+        assert!(fixture.now().is_empty());
+    }
+}
+
+#[test]
+fn what_holds_when_added_or_modified() {
+    let fixture = Fixture::new(1);
+    fixture.fakes[0].complete(Change::Eof);
+    for events in [EPOLLIN, EPOLLIN | EPOLLET, EPOLLRDNORM | EPOLLONESHOT, EPOLLRDHUP | EPOLLPRI] {
+        fixture.control(EPOLL_CTL_ADD, 0, events).unwrap();
+        assert!(fixture.is_readable());
+        let told = events & (EPOLLIN | EPOLLRDNORM | EPOLLRDHUP);
+        assert_eq!(fixture.now(), [(0, told)]);
+        fixture.control(EPOLL_CTL_MOD, 0, EPOLLOUT).unwrap();
+        assert!(fixture.now().is_empty() && !fixture.is_readable());
+        fixture.control(EPOLL_CTL_MOD, 0, events).unwrap();
+        assert_eq!(fixture.now(), [(0, told)]);
+        fixture.control(EPOLL_CTL_DEL, 0, 0).unwrap();
+        assert!(fixture.now().is_empty() && !fixture.is_readable());
+        assert!(fixture.fakes[0].watchers_are_gone());
+    }
+}
+
+#[test]
+fn wrong_requests() {
+    let (fixture, _fake) = Fixture::with(EPOLLIN | EPOLLEXCLUSIVE);
+    let error = |op, fd, events| fixture.control_fd(op, fd, events, 0).unwrap_err().get();
+    assert_eq!(error(EPOLL_CTL_ADD, FIRST, EPOLLIN), libc::EEXIST);
+    assert_eq!(error(EPOLL_CTL_MOD, FIRST, EPOLLIN), libc::EINVAL, "exclusive");
+    fixture.control(EPOLL_CTL_DEL, 0, 0).unwrap();
+    assert_eq!(error(EPOLL_CTL_ADD, FIRST, EPOLLEXCLUSIVE | EPOLLRDHUP), libc::EINVAL);
+    assert_eq!(error(EPOLL_CTL_MOD, FIRST, EPOLLIN), libc::ENOENT);
+    assert_eq!(error(EPOLL_CTL_DEL, FIRST, EPOLLIN), libc::ENOENT);
+    assert_eq!(error(99, FIRST, EPOLLIN), libc::EINVAL);
+    let event = EventFd::new().unwrap();
+    assert_eq!(error(EPOLL_CTL_MOD, event.as_raw_fd(), EPOLLIN), libc::ENOENT);
+    assert_eq!(error(99, event.as_raw_fd(), EPOLLIN), libc::EINVAL);
+    assert_eq!(error(EPOLL_CTL_ADD, fixture.epoll.fd(), EPOLLIN), libc::EINVAL);
+    assert_eq!(error(EPOLL_CTL_ADD, FIRST + 7, EPOLLIN), libc::EBADF);
+    assert_eq!(error(EPOLL_CTL_ADD, -1, EPOLLIN), libc::EBADF);
+    let none = fixture.epoll.control(&fixture.table, EPOLL_CTL_ADD, FIRST, None);
+    assert_eq!(none.unwrap_err().get(), libc::EFAULT);
+    assert_eq!(fixture.wait_for(0, 0), Err(Errno::EINVAL));
+    assert_eq!(Epoll::create(1).err(), Some(Errno::EINVAL));
+    assert!(Epoll::create(libc::EPOLL_CLOEXEC | libc::O_NONBLOCK).is_ok());
+}
+
+#[test]
+fn ordinary_members_beside() {
+    let (fixture, fake) = Fixture::with(EPOLLIN);
+    let event = EventFd::new().unwrap();
+    fixture.control_fd(EPOLL_CTL_ADD, event.as_raw_fd(), EPOLLIN, u64::MAX).unwrap();
+    event.raise();
+    assert_eq!(fixture.now(), [(u64::MAX, EPOLLIN)]);
+    fake.complete(Change::Data);
+    assert_eq!(fixture.now(), [(0, EPOLLIN), (u64::MAX, EPOLLIN)]);
+    event.clear();
+    assert_eq!(fixture.now(), [(0, EPOLLIN)]);
+    drop(event);
+    fixture.fakes[0].read();
+    assert!(fixture.now().is_empty());
+}
+
+#[test]
+fn small_arrays_get_round() {
+    let fixture = Fixture::new(4);
+    let event = EventFd::new().unwrap();
+    event.raise();
+    fixture.control_fd(EPOLL_CTL_ADD, event.as_raw_fd(), EPOLLIN, 4).unwrap();
+    for place in 0..4 {
+        fixture.control(EPOLL_CTL_ADD, place, EPOLLIN).unwrap();
+    }
+    // Two that stay in the queue, two that are raised.
+    (0..2).for_each(|place| fixture.fakes[place].change(Change::Data));
+    (2..4).for_each(|place| fixture.fakes[place].complete(Change::Data));
+    let mut seen = [0; 5];
+    for _ in 0..40 {
+        let events = fixture.wait_for(1, -1).unwrap();
+        seen[events[0].0 as usize] += 1;
+    }
+    assert!(seen.iter().all(|&times| times >= 3), "{seen:?}");
+}
+
+#[test]
+fn one_event_for_each_member() {
+    let fixture = Fixture::new(2);
+    let events = [EventFd::new().unwrap(), EventFd::new().unwrap()];
+    for (place, mode) in [EPOLLIN, EPOLLIN | EPOLLET].into_iter().enumerate() {
+        fixture.control(EPOLL_CTL_ADD, place, mode).unwrap();
+        fixture.fakes[place].complete(Change::Data);
+        fixture.fakes[place].change(Change::Data);
+    }
+    assert_eq!(fixture.now(), [(0, EPOLLIN), (1, EPOLLIN)], "raised and queued");
+    assert_eq!(fixture.now(), [(0, EPOLLIN)]);
+    for (data, event) in (2..).zip(&events) {
+        event.raise();
+        fixture.control_fd(EPOLL_CTL_ADD, event.as_raw_fd(), EPOLLIN, data).unwrap();
+    }
+    for _ in 0..3 {
+        assert_eq!(fixture.now(), [(0, EPOLLIN), (2, EPOLLIN), (3, EPOLLIN)]);
+    }
+    fixture.fakes[0].read();
+    assert_eq!(fixture.now(), [(2, EPOLLIN), (3, EPOLLIN)]);
+    assert!(fixture.fakes[0].is_armed());
+}
+
+#[test]
+fn connected_later() {
+    for mode in [0, EPOLLET, EPOLLONESHOT] {
+        let fixture = Fixture::new(0);
+        let fake = Fake::unconnected();
+        fixture.table.insert(FIRST, &fake);
+        fixture.control(EPOLL_CTL_ADD, 0, EPOLLIN | EPOLLOUT | mode).unwrap();
+        assert!(fixture.now().is_empty());
+        fake.connect();
+        assert_eq!(fixture.now(), [(0, EPOLLOUT)]);
+        fixture.control(EPOLL_CTL_MOD, 0, EPOLLIN | mode).unwrap();
+        assert!(fixture.now().is_empty());
+        fake.complete(Change::Data);
+        assert_eq!(fixture.now(), [(0, EPOLLIN)]);
+    }
+}
+
+#[test]
+fn an_event_that_another_thread_took() {
+    for mode in [0, EPOLLET, EPOLLONESHOT] {
+        let (fixture, fake) = Fixture::with(EPOLLIN | mode);
+        fake.complete(Change::Data);
+        fake.steal_event();
+        assert!(fixture.is_readable());
+        assert_eq!(fixture.now(), [(0, EPOLLIN)]);
+    }
+}
+
+#[test]
+fn two_epolls_share_an_rsocket() {
+    for mode in [0, EPOLLET, EPOLLONESHOT] {
+        let (one, fake) = Fixture::with(EPOLLIN | mode);
+        let other = Fixture { epoll: Epoll::create(0).unwrap(), table: Table::of(&[&fake]), fakes: Vec::new() };
+        other.control(EPOLL_CTL_ADD, 0, EPOLLIN | mode).unwrap();
+        fake.complete(Change::Data);
+        assert_eq!((one.now(), other.now()), (vec![(0, EPOLLIN)], vec![(0, EPOLLIN)]));
+    }
+}
+
+#[test]
+fn in_other_epolls() {
+    let (inner, fake) = Fixture::with(EPOLLIN);
+    let outer = Fixture::new(0);
+    outer.control_fd(EPOLL_CTL_ADD, inner.epoll.fd(), EPOLLIN, 9).unwrap();
+    let back = inner.control_fd(EPOLL_CTL_ADD, outer.epoll.fd(), EPOLLIN, 0);
+    assert_eq!(back, Err(Errno::new(libc::ELOOP)));
+    let kernel = KernelEpoll::new(0).unwrap();
+    kernel.control(EPOLL_CTL_ADD, inner.epoll.fd(), Some(epoll_event { events: EPOLLIN as u32, u64: 3 })).unwrap();
+    thread::scope(|scope| {
+        let sleeper = scope.spawn(|| kernel.wait(&mut [std::mem::MaybeUninit::uninit()], None));
+        fake.complete(Change::Data);
+        assert_eq!(sleeper.join().unwrap(), Ok(1));
+    });
+    assert_eq!(outer.now(), [(9, EPOLLIN)]);
+    fake.read();
+    assert!(inner.now().is_empty());
+    assert!(outer.now().is_empty() && !outer.is_readable() && !readable(kernel.as_raw_fd()));
+}
+
+#[test]
+fn a_closed_rsocket_leaves() {
+    let (fixture, fake) = Fixture::with(EPOLLIN);
+    fake.change(Change::Data);
+    assert_eq!(fixture.now(), [(0, EPOLLIN)]);
+    fake.close();
+    assert!(fixture.now().is_empty() && !fixture.is_readable());
+    assert_eq!(fixture.control(EPOLL_CTL_ADD, 0, EPOLLIN), Err(Errno::EBADF), "found before it was closed");
+    let next = Fake::new();
+    fixture.table.insert(FIRST, &next);
+    fixture.control(EPOLL_CTL_ADD, 0, EPOLLIN).unwrap();
+    next.complete(Change::Data);
+    assert_eq!(fixture.now(), [(0, EPOLLIN)]);
+    let (kept, fakes) = (Arc::downgrade(&fake), fixture.fakes);
+    drop((fake, fakes));
+    assert!(kept.upgrade().is_none(), "nothing keeps it");
+}
+
+#[test]
+fn closed_while_threads_wait() {
+    const THREADS: usize = 4;
+    let (fixture, fake) = Fixture::with(EPOLLIN);
+    let fd = fixture.epoll.fd();
+    let (entered, wait) = (AtomicUsize::new(0), || fixture.wait_for(1, -1));
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..THREADS)
+            .map(|_| {
+                scope.spawn(|| {
+                    entered.fetch_add(1, Ordering::Relaxed);
+                    wait()
+                })
+            })
+            .collect();
+        while entered.load(Ordering::Relaxed) < THREADS {
+            thread::yield_now();
+        }
+        fixture.epoll.close();
+        for one in all {
+            assert_eq!(one.join().unwrap(), Err(Errno::EBADF));
+        }
+    });
+    assert_eq!(fixture.control(EPOLL_CTL_ADD, 0, EPOLLIN), Err(Errno::EBADF));
+    assert!(fake.watchers_are_gone());
+    // SAFETY: asks about a number.
+    assert!(fd >= 0 && unsafe { libc::fcntl(fixture.epoll.outer.as_raw_fd(), libc::F_GETFD) } >= 0);
+}
+
+#[test]
+fn waits_as_long_as_asked() {
+    let (fixture, fake) = Fixture::with(EPOLLIN);
+    let start = Instant::now();
+    assert_eq!(fixture.wait_for(1, 20), Ok(vec![]));
+    assert!(start.elapsed() >= Duration::from_millis(20));
+    thread::scope(|scope| {
+        let sleeper = scope.spawn(|| fixture.wait_for(1, -1));
+        fake.complete(Change::Space);
+        fake.await_armed();
+        fake.complete(Change::Data);
+        assert_eq!(sleeper.join().unwrap(), Ok(vec![(0, EPOLLIN)]));
+    });
+}
+
+#[test]
+fn a_wait_looks_only_at_what_changed() {
+    let fixture = Fixture::new(200);
+    (0..200).for_each(|place| fixture.control(EPOLL_CTL_ADD, place, EPOLLIN).unwrap());
+    fixture.fakes.iter().for_each(|fake| fake.looks.store(0, Ordering::Relaxed));
+    fixture.fakes[77].complete(Change::Data);
+    assert_eq!(fixture.now(), [(77, EPOLLIN)]);
+    let looked: Vec<_> = (0..200).filter(|&place| fixture.fakes[place].looks.load(Ordering::Relaxed) > 0).collect();
+    assert_eq!(looked, [77]);
+}
+
+#[test]
+fn the_child_of_a_fork_leaves_the_epoll_alone() {
+    let (fixture, fake) = Fixture::with(EPOLLIN);
+    // SAFETY: the child closes its copies, and leaves.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        crate::rsocket::watch::in_child();
+        fake.close();
+        fixture.epoll.close();
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(7) }
+    }
+    let mut status = 0;
+    // SAFETY: our child.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(libc::WEXITSTATUS(status), 7);
+    assert!(!fixture.is_readable());
+    fake.complete(Change::Data);
+    assert_eq!(fixture.now(), [(0, EPOLLIN)]);
+}
+
+/// Readers wait on one epoll while writers make rsockets ready: each change is seen, in every mode.
+#[test]
+fn no_wake_up_is_lost() {
+    const READERS: usize = 3;
+    const ROUNDS: usize = 3000;
+    for mode in [0, EPOLLET, EPOLLONESHOT, EPOLLET | EPOLLONESHOT] {
+        let fixture = Fixture::new(READERS);
+        (0..READERS).for_each(|place| fixture.control(EPOLL_CTL_ADD, place, EPOLLIN | mode).unwrap());
+        let taken: Vec<_> = (0..READERS).map(|_| AtomicUsize::new(0)).collect();
+        let read = || {
+            while let Ok(events) = fixture.wait_for(2, -1) {
+                for (place, _) in events {
+                    let place = place as usize;
+                    if fixture.fakes[place].read() {
+                        taken[place].fetch_add(1, Ordering::SeqCst);
+                    }
+                    if mode & EPOLLONESHOT != 0 {
+                        fixture.control(EPOLL_CTL_MOD, place, EPOLLIN | mode).unwrap();
+                    }
+                }
+            }
+        };
+        let write = |place: usize| {
+            for round in 1..=ROUNDS {
+                let change = if round % 3 == 0 { Fake::change } else { Fake::complete };
+                change(&fixture.fakes[place], Change::Data);
+                if round % 5 == 0 {
+                    fixture.fakes[place].steal_event();
+                }
+                while taken[place].load(Ordering::SeqCst) < round {
+                    thread::yield_now();
+                }
+            }
+        };
+        thread::scope(|scope| {
+            (0..READERS).for_each(|_| drop(scope.spawn(&read)));
+            let write = &write;
+            let writers: Vec<_> = (0..READERS).map(|place| scope.spawn(move || write(place))).collect();
+            writers.into_iter().for_each(|writer| writer.join().unwrap());
+            fixture.epoll.close();
+        });
+    }
+}
+
+#[test]
+fn poll_bits_fit_the_data() {
+    assert_eq!(c_short::try_from(EPOLLRDHUP), Ok(libc::POLLRDHUP));
+    let key = Member::new(
+        &Epoll::create(0).unwrap(),
+        c_int::MAX,
+        u32::MAX,
+        Fake::new(),
+        member::Interest { events: 0, data: 0 },
+    );
+    assert_eq!(Member::fd_of(key.key()), c_int::MAX);
+}

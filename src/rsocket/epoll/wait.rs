@@ -1,0 +1,135 @@
+//! repoll_wait: epoll_wait(2).
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use libc::epoll_event;
+
+use super::member::Member;
+use super::{Epoll, QUEUE};
+use crate::errno::{Errno, Result};
+use crate::sys::event::Deadline;
+
+/// The program's array, and how much of it is filled.
+struct Report<'a> {
+    events: &'a mut [MaybeUninit<epoll_event>],
+    len: usize,
+}
+
+impl Report<'_> {
+    fn push(&mut self, event: epoll_event) {
+        if let Some(place) = self.events.get_mut(self.len) {
+            place.write(event);
+            self.len += 1;
+        }
+    }
+}
+
+impl Epoll {
+    /// epoll_wait(2): writes events to the front of the array and says how many. timeout: in milliseconds, without end
+    /// when negative. `EBADF` when the epoll is closed meanwhile.
+    pub fn wait(&self, events: &mut [MaybeUninit<epoll_event>], timeout: c_int) -> Result<usize> {
+        if events.is_empty() {
+            return Err(Errno::EINVAL);
+        }
+        let deadline = Deadline::after_ms(timeout);
+        let mut report = Report { events, len: 0 };
+        self.collect_again(&mut report)?;
+        while report.len == 0 {
+            self.check_open()?;
+            if !self.collect(&mut report, deadline.left())? {
+                break;
+            }
+        }
+        Ok(report.len)
+    }
+
+    /// What is likely to be still there. It spares the outer epoll where there are rsockets only; otherwise it keeps half
+    /// of the array for them, who together have one turn there.
+    fn collect_again(&self, report: &mut Report<'_>) -> Result<()> {
+        if !self.warm.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.check_open()?;
+        let all = report.events.len();
+        let ordinary = self.ordinary.load(Ordering::SeqCst);
+        let room = if ordinary { all / 2 } else { all };
+        if room == 0 {
+            return Ok(());
+        }
+        self.collect_rsockets(report, room)?;
+        if ordinary && report.len > 0 {
+            // No rsockets this time: none is reported twice in one array.
+            self.collect_outer(report, Some(Duration::ZERO))?;
+        }
+        Ok(())
+    }
+
+    /// Fills the report, waiting if there is nothing; false when the time ran out.
+    fn collect(&self, report: &mut Report<'_>, timeout: Option<Duration>) -> Result<bool> {
+        let marked = self.collect_outer(report, timeout)?;
+        if marked {
+            match self.collect_rsockets(report, report.events.len()) {
+                // What is there comes first.
+                Err(_) if report.len > 0 => {}
+                result => result?,
+            }
+        }
+        Ok(marked || report.len > 0)
+    }
+
+    /// Adds the ordinary members that are ready; true if there may be rsockets.
+    fn collect_outer(&self, report: &mut Report<'_>, timeout: Option<Duration>) -> Result<bool> {
+        let free = &mut report.events[report.len..];
+        let count = self.outer.wait(free, timeout)?;
+        let is_mark = |event: &MaybeUninit<epoll_event>| {
+            // SAFETY: only of those that the kernel has written.
+            unsafe { event.assume_init() }.u64 == self.mark()
+        };
+        let mark = free[..count].iter().position(is_mark);
+        if let Some(place) = mark {
+            free[place..count].rotate_left(1);
+        }
+        report.len += count - usize::from(mark.is_some());
+        Ok(mark.is_some())
+    }
+
+    /// Adds to the report, up to `room`, without waiting, the rsockets that are raised or queued.
+    fn collect_rsockets(&self, report: &mut Report<'_>, room: usize) -> Result<()> {
+        // A member that is both is looked at in the queue, and one that comes to the queue from now on next time: none is
+        // reported twice in one array.
+        let time = self.queue.now();
+        let start = report.len;
+        let count = self.inner.wait(&mut report.events[start..room], Some(Duration::ZERO))?;
+        let mut queued = false;
+        let mut result = Ok(());
+        for place in start..start + count {
+            // SAFETY: the kernel has written it; what is reported goes to places before it, or to its own.
+            let key = unsafe { report.events[place].assume_init() }.u64;
+            if key == QUEUE {
+                queued = true;
+                continue;
+            }
+            let Some(member) = self.member(key) else { continue };
+            member.raised.store(true, Ordering::SeqCst);
+            if !member.queued.load(Ordering::SeqCst) {
+                result = result.and(self.report(&member, report));
+            }
+        }
+        while queued && report.len < room && result.is_ok() {
+            let Some(member) = self.queue.pop(time) else { break };
+            result = self.report(&member, report);
+        }
+        if report.len > start { Ok(()) } else { result }
+    }
+
+    fn report(&self, member: &Arc<Member>, report: &mut Report<'_>) -> Result<()> {
+        if let Some(event) = self.look(member)? {
+            report.push(event);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,215 @@
+//! An rsocket for tests: a completion queue in memory, and an eventfd as its completion channel. It does no more than
+//! it must: it is armed only by an arm() that returns 0.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_short};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, pollfd};
+
+use super::watch::{Lookup, Notice, Pollable, Watchers};
+use crate::sys::event::{EventFd, poll};
+
+#[derive(Clone, Copy)]
+pub enum Change {
+    Data,
+    Space,
+    Eof,
+    Error,
+}
+
+#[derive(Default)]
+struct State {
+    unhandled: Vec<Change>,
+    armed: bool,
+    connected: bool,
+    holds: c_short,
+}
+
+pub struct Fake {
+    state: Mutex<State>,
+    channel: EventFd,
+    edges: AtomicU64,
+    watchers: Watchers,
+    /// Calls of ready() and arm().
+    pub looks: AtomicUsize,
+}
+
+impl Fake {
+    pub fn unconnected() -> Arc<Fake> {
+        Arc::new(Fake {
+            state: Mutex::default(),
+            channel: EventFd::new().unwrap(),
+            edges: AtomicU64::new(0),
+            watchers: Watchers::new(),
+            looks: AtomicUsize::new(0),
+        })
+    }
+
+    pub fn new() -> Arc<Fake> {
+        let fake = Fake::unconnected();
+        fake.state().connected = true;
+        fake
+    }
+
+    /// A completion: raises the channel if the queue is armed.
+    pub fn complete(&self, change: Change) {
+        let mut state = self.state();
+        state.unhandled.push(change);
+        if std::mem::take(&mut state.armed) {
+            self.channel.raise();
+        }
+    }
+
+    /// A change that no completion shows.
+    pub fn change(&self, change: Change) {
+        let mut state = self.state();
+        self.apply(&mut state, change);
+        drop(state);
+        self.watchers.notify(Notice::Changed);
+    }
+
+    pub fn connect(&self) {
+        self.state().connected = true;
+        self.change(Change::Space);
+    }
+
+    /// The program reads all; true if there was something.
+    pub fn read(&self) -> bool {
+        let mut state = self.state();
+        self.handle(&mut state);
+        let some = state.holds & POLLIN != 0;
+        state.holds &= !POLLIN;
+        some
+    }
+
+    /// The program writes until nothing more goes.
+    pub fn fill(&self) {
+        let mut state = self.state();
+        self.handle(&mut state);
+        state.holds &= !POLLOUT;
+    }
+
+    /// As one of the program's blocking calls in another thread does.
+    pub fn steal_event(&self) {
+        self.take_event();
+        self.watchers.notify(Notice::Changed);
+    }
+
+    pub fn close(&self) {
+        self.watchers.notify(Notice::Closed);
+    }
+
+    pub fn is_armed(&self) -> bool {
+        self.state().armed
+    }
+
+    /// Waits until somebody watches.
+    pub fn await_watchers(&self) {
+        while self.watchers.is_empty() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits until somebody sleeps who armed the queue.
+    pub fn await_armed(&self) {
+        while !self.is_armed() {
+            std::thread::yield_now();
+        }
+    }
+
+    pub fn channel(&self) -> RawFd {
+        self.channel.as_raw_fd()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn handle(&self, state: &mut State) {
+        for change in std::mem::take(&mut state.unhandled) {
+            self.apply(state, change);
+        }
+    }
+
+    fn apply(&self, state: &mut State, change: Change) {
+        state.holds |= match change {
+            Change::Data => POLLIN,
+            Change::Space => POLLOUT,
+            Change::Eof => POLLIN | POLLRDHUP,
+            Change::Error => POLLIN | POLLOUT | POLLRDHUP | POLLERR | POLLHUP,
+        };
+        self.edges.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Pollable for Fake {
+    fn ready(&self, wanted: c_short) -> c_short {
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(wanted & !(POLLIN | POLLOUT | POLLRDHUP), 0);
+        let mut state = self.state();
+        self.handle(&mut state);
+        state.holds & (wanted | POLLERR | POLLHUP)
+    }
+
+    fn arm(&self, wanted: c_short) -> c_short {
+        let mut state = self.state();
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        self.handle(&mut state);
+        let ready = state.holds & (wanted | POLLERR | POLLHUP);
+        state.armed |= ready == 0;
+        ready
+    }
+
+    fn take_event(&self) {
+        self.channel.clear();
+    }
+
+    fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
+        if self.state().connected {
+            add(self.channel());
+        }
+    }
+
+    fn edges(&self) -> u64 {
+        self.edges.load(Ordering::SeqCst)
+    }
+
+    fn watchers(&self) -> &Watchers {
+        &self.watchers
+    }
+}
+
+/// The rsockets of a process. Their numbers are of descriptors that cannot be.
+#[derive(Default)]
+pub struct Table(Mutex<HashMap<c_int, Arc<Fake>>>);
+
+pub const FIRST: c_int = 1 << 30;
+
+impl Table {
+    pub fn of(fakes: &[&Arc<Fake>]) -> Table {
+        let table = Table::default();
+        for (fd, fake) in (FIRST..).zip(fakes) {
+            table.insert(fd, fake);
+        }
+        table
+    }
+
+    pub fn insert(&self, fd: c_int, fake: &Arc<Fake>) {
+        self.0.lock().unwrap().insert(fd, Arc::clone(fake));
+    }
+}
+
+impl Lookup for Table {
+    fn find(&self, fd: c_int) -> Option<Arc<dyn Pollable>> {
+        self.0.lock().unwrap().get(&fd).map(|fake| Arc::clone(fake) as Arc<dyn Pollable>)
+    }
+}
+
+pub fn readable(fd: RawFd) -> bool {
+    let mut fds = [pollfd { fd, events: POLLIN, revents: 0 }];
+    poll(&mut fds, Some(Duration::ZERO)).unwrap() == 1
+}

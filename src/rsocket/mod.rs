@@ -1,0 +1,22 @@
+//! Sockets over RDMA (spec: rsocket; rsocket(7)).
+
+mod bits;
+pub mod calls;
+mod cm_id;
+pub mod config;
+pub mod epoll;
+#[cfg(test)]
+mod fake;
+mod few;
+mod flow;
+mod forks;
+pub mod poll;
+mod reactor;
+pub mod select;
+mod stream;
+pub mod table;
+mod waiter;
+pub mod watch;
+pub mod wire;
+
+pub use stream::{address, name_len};

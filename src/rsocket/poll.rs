@@ -1,0 +1,300 @@
+//! rpoll: poll(2) over rsockets and other descriptors together.
+//!
+//! A call looks at the rsockets first. Only if it has to sleep it becomes a watcher of each, arms them, and sleeps in the
+//! kernel's poll on their descriptors, the program's other ones, and the thread's waiter.
+
+use std::ffi::{c_int, c_short};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use libc::{POLLIN, POLLNVAL, pollfd};
+
+use super::bits::{told, wanted};
+use super::few::Few;
+use super::waiter::Waiting;
+use super::watch::{Lookup, Pollable, Watcher};
+use crate::errno::{Errno, Result};
+use crate::sys::event::{self, Deadline};
+
+/// So many descriptors are handled without allocation, and no process is meant to have a lower limit of them.
+const FEW: usize = 32;
+
+/// How long to look again and again before sleeping, in microseconds.
+static POLLING_TIME: AtomicU32 = AtomicU32::new(10);
+
+/// Sets what the file polling_time says.
+pub fn set_polling_time(us: u32) {
+    POLLING_TIME.store(us, Ordering::Relaxed);
+}
+
+/// poll(2). timeout: in milliseconds, without end when negative. An rsocket that is closed meanwhile has POLLNVAL.
+pub fn poll(lookup: &dyn Lookup, fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
+    poll_until(lookup, fds, Deadline::after_ms(timeout))
+}
+
+/// As [`poll`], with the time-out as a deadline.
+pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
+    let mut rsockets = Few::<Option<Arc<dyn Pollable>>, FEW>::new(|| None);
+    let (mut any, mut others) = (false, false);
+    for fd in fds.iter() {
+        let rsocket = if fd.fd < 0 { None } else { lookup.find(fd.fd) };
+        any |= rsocket.is_some();
+        others |= fd.fd >= 0 && rsocket.is_none();
+        rsockets.push(rsocket)?;
+    }
+    if !any {
+        return event::poll(fds, deadline.left()).map(count);
+    }
+    if fds.len() > FEW && fds.len() > event::descriptor_limit() {
+        return Err(Errno::EINVAL);
+    }
+    Call::new(fds, rsockets.as_slice(), others)?.run(deadline).map(count)
+}
+
+/// Waits for one rsocket as rpoll does: for calls that block. 0 at the deadline, POLLNVAL if it was closed.
+pub fn wait_one(rsocket: &Arc<dyn Pollable>, events: c_short, deadline: Deadline) -> Result<c_short> {
+    let mut fds = [pollfd { fd: 0, events, revents: 0 }];
+    let rsockets = [Some(Arc::clone(rsocket))];
+    Call::new(&mut fds, &rsockets, false)?.run(deadline)?;
+    Ok(fds[0].revents)
+}
+
+/// poll(2) returns an int, and no process has more descriptors than fit.
+fn count(ready: usize) -> c_int {
+    c_int::try_from(ready).unwrap_or(c_int::MAX)
+}
+
+struct Call<'a> {
+    fds: &'a mut [pollfd],
+    /// For each of `fds`.
+    rsockets: &'a [Option<Arc<dyn Pollable>>],
+    /// For each of `fds`: whether it is to be looked at. Those that are armed, and were neither raised nor noticed since,
+    /// have not changed.
+    stale: Few<bool, FEW>,
+    /// Whether there are descriptors that are no rsockets.
+    others: bool,
+}
+
+impl<'a> Call<'a> {
+    fn new(fds: &'a mut [pollfd], rsockets: &'a [Option<Arc<dyn Pollable>>], others: bool) -> Result<Call<'a>> {
+        let mut stale = Few::new(|| false);
+        for fd in fds.iter_mut() {
+            fd.revents = 0;
+            stale.push(true)?;
+        }
+        Ok(Call { fds, rsockets, stale, others })
+    }
+
+    fn run(mut self, deadline: Deadline) -> Result<usize> {
+        let ready = self.look_for_a_while(deadline);
+        if ready > 0 || deadline.passed() {
+            return self.finish(ready);
+        }
+        self.sleep(deadline)
+    }
+
+    /// Looks at the rsockets for polling_time, or until one is ready; returns how many are.
+    fn look_for_a_while(&mut self, deadline: Deadline) -> usize {
+        let mut ready = self.look(false);
+        let time = Duration::from_micros(POLLING_TIME.load(Ordering::Relaxed).into());
+        // On a single CPU it would only keep away whoever is to make one ready.
+        if ready > 0 || time.is_zero() || event::cpus() == 1 {
+            return ready;
+        }
+        let end = Instant::now() + deadline.left().map_or(time, |left| left.min(time));
+        while ready == 0 && Instant::now() < end {
+            std::hint::spin_loop();
+            ready = self.look(false);
+        }
+        ready
+    }
+
+    /// Looks at the stale rsockets, and arms them if asked to; returns how many are ready.
+    fn look(&mut self, arm: bool) -> usize {
+        let mut ready = 0;
+        for ((fd, rsocket), stale) in self.fds.iter_mut().zip(self.rsockets).zip(self.stale.as_mut_slice()) {
+            let Some(rsocket) = rsocket.as_ref().filter(|_| *stale) else { continue };
+            let wanted = wanted(fd.events);
+            fd.revents = told(if arm { rsocket.arm(wanted) } else { rsocket.ready(wanted) }, fd.events);
+            if rsocket.watchers().is_closed() {
+                fd.revents = POLLNVAL;
+            }
+            *stale = !arm || fd.revents != 0;
+            ready += usize::from(fd.revents != 0);
+        }
+        ready
+    }
+
+    /// `ready` rsockets, and those others that are ready now.
+    fn finish(&mut self, ready: usize) -> Result<usize> {
+        if !self.others {
+            return Ok(ready);
+        }
+        let mut set = Set::new();
+        set.add_others(self)?;
+        match set.poll(self, Some(Duration::ZERO)) {
+            // A pending signal is no reason to keep back what is ready.
+            Err(_) if ready > 0 => Ok(ready),
+            result => result.map(|others| ready + others),
+        }
+    }
+
+    fn sleep(&mut self, deadline: Deadline) -> Result<usize> {
+        let waiting = Waiting::begin()?;
+        let _watched = Watched::begin(self.rsockets, waiting.watcher())?;
+        let ready = self.look(true);
+        if ready > 0 {
+            return self.finish(ready);
+        }
+        let mut set = Set::new();
+        loop {
+            // Anew each time: a notice may be about a descriptor that was not there before.
+            set.clear();
+            set.add(waiting.descriptor(), POLLIN, Owner::Waiter)?;
+            set.add_rsockets(self)?;
+            set.add_others(self)?;
+            let others = set.poll(self, deadline.left())?;
+            if set.is_quiet() {
+                return Ok(0);
+            }
+            set.take_events(self, &waiting);
+            let ready = self.look(true);
+            if ready + others > 0 {
+                return Ok(ready + others);
+            }
+        }
+    }
+}
+
+/// A watcher of rsockets, until dropped.
+struct Watched<'a> {
+    rsockets: &'a [Option<Arc<dyn Pollable>>],
+    watcher: &'a Arc<dyn Watcher>,
+}
+
+impl<'a> Watched<'a> {
+    fn begin(rsockets: &'a [Option<Arc<dyn Pollable>>], watcher: &'a Arc<dyn Watcher>) -> Result<Watched<'a>> {
+        let mut watched = Watched { rsockets: &[], watcher };
+        for (place, rsocket) in rsockets.iter().enumerate() {
+            if let Some(rsocket) = rsocket {
+                match rsocket.watchers().add(Arc::clone(watcher)) {
+                    // One that is closed is seen so by the next look.
+                    Ok(()) | Err(Errno::EBADF) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            watched.rsockets = &rsockets[..=place];
+        }
+        Ok(watched)
+    }
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        for rsocket in self.rsockets.iter().flatten() {
+            rsocket.watchers().remove(self.watcher);
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Owner {
+    Waiter,
+    /// A descriptor of the rsocket in this place of the program's list.
+    Rsocket(usize),
+    /// The program's descriptor in this place.
+    Other(usize),
+}
+
+/// What the kernel's poll gets, and whose descriptors these are.
+struct Set {
+    fds: Few<pollfd, { FEW + 1 }>,
+    owners: Few<Owner, { FEW + 1 }>,
+}
+
+impl Set {
+    fn new() -> Set {
+        Set { fds: Few::new(|| pollfd { fd: -1, events: 0, revents: 0 }), owners: Few::new(|| Owner::Waiter) }
+    }
+
+    fn clear(&mut self) {
+        self.fds.clear();
+        self.owners.clear();
+    }
+
+    fn add(&mut self, fd: c_int, events: c_short, owner: Owner) -> Result<()> {
+        self.fds.push(pollfd { fd, events, revents: 0 })?;
+        self.owners.push(owner)
+    }
+
+    fn add_rsockets(&mut self, call: &Call<'_>) -> Result<()> {
+        let mut result = Ok(());
+        for (place, rsocket) in call.rsockets.iter().enumerate() {
+            if let Some(rsocket) = rsocket {
+                rsocket.descriptors(&mut |fd| {
+                    if result.is_ok() {
+                        result = self.add(fd, POLLIN, Owner::Rsocket(place));
+                    }
+                });
+            }
+        }
+        result
+    }
+
+    fn add_others(&mut self, call: &Call<'_>) -> Result<()> {
+        if !call.others {
+            return Ok(());
+        }
+        for (place, (fd, rsocket)) in call.fds.iter().zip(call.rsockets).enumerate() {
+            if fd.fd >= 0 && rsocket.is_none() {
+                self.add(fd.fd, fd.events, Owner::Other(place))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Polls, and tells the program of the descriptors that are no rsockets: how many of them are ready.
+    fn poll(&mut self, call: &mut Call<'_>, timeout: Option<Duration>) -> Result<usize> {
+        event::poll(self.fds.as_mut_slice(), timeout)?;
+        let mut ready = 0;
+        for (fd, owner) in self.fds.as_slice().iter().zip(self.owners.as_slice()) {
+            if let Owner::Other(place) = owner {
+                call.fds[*place].revents = fd.revents;
+                ready += usize::from(fd.revents != 0);
+            }
+        }
+        Ok(ready)
+    }
+
+    /// Whether the time ran out.
+    fn is_quiet(&self) -> bool {
+        self.fds.as_slice().iter().all(|fd| fd.revents == 0)
+    }
+
+    /// Takes the events of those that were raised, and says which rsockets to look at again.
+    fn take_events(&self, call: &mut Call<'_>, waiting: &Waiting) {
+        let stale = call.stale.as_mut_slice();
+        for (fd, owner) in self.fds.as_slice().iter().zip(self.owners.as_slice()) {
+            match owner {
+                _ if fd.revents == 0 => {}
+                Owner::Waiter => {
+                    waiting.clear();
+                    stale.fill(true);
+                }
+                Owner::Rsocket(place) => {
+                    if let Some(rsocket) = &call.rsockets[*place] {
+                        rsocket.take_event();
+                        rsocket.watchers().notify_except(waiting.watcher());
+                        stale[*place] = true;
+                    }
+                }
+                Owner::Other(_) => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "poll_tests.rs"]
+mod tests;

@@ -1,0 +1,231 @@
+//! The one thread of rsockets: does what has to happen while no call of the program is under way.
+//!
+//! It waits for connection manager events, UDP hand-overs and timers, and sleeps otherwise. It starts with the first
+//! socket that needs it. The data path does not pass through here.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::forks;
+use crate::cm::GlobalLock;
+use crate::errno::{Errno, Result};
+use crate::sys::clock;
+
+/// What the reactor looks after.
+pub trait Service: Send + Sync {
+    /// The descriptor registered as `key` is readable. Never waits.
+    fn service(self: Arc<Self>, key: Key);
+    /// The time set for `key` has come.
+    fn expired(self: Arc<Self>, key: Key);
+}
+
+/// Names a registration; never used twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(u64);
+
+/// Names the reactor's own eventfd.
+const WAKE: Key = Key(0);
+
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+/// Taken while a socket's lock may be held, and released before any is taken (docs/locking.md).
+static REACTOR: GlobalLock<Option<Reactor>> = GlobalLock::new(None);
+
+struct Reactor {
+    epoll: OwnedFd,
+    /// Wakes the thread when a timer comes first that it does not know of.
+    wake: OwnedFd,
+    watched: HashMap<Key, Watched>,
+    /// Latest first. There is room for as many as are watched.
+    timers: Vec<(Instant, Key)>,
+}
+
+struct Watched {
+    fd: c_int,
+    service: Arc<dyn Service>,
+    expires: Option<Instant>,
+}
+
+/// Looks after `fd`, which stays open until [`forget`].
+pub fn watch(fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
+    forks::watched()?;
+    let mut lock = REACTOR.lock();
+    let reactor = match &mut *lock {
+        Some(reactor) => reactor,
+        none => none.insert(Reactor::start()?),
+    };
+    let key = Key(NEXT.fetch_add(1, Ordering::Relaxed));
+    reactor.watched.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+    let timers = reactor.watched.len() + 1 - reactor.timers.len().min(reactor.watched.len());
+    reactor.timers.try_reserve(timers).map_err(|_| Errno::ENOMEM)?;
+    control(&reactor.epoll, libc::EPOLL_CTL_ADD, fd, key)?;
+    reactor.watched.insert(key, Watched { fd, service, expires: None });
+    Ok(key)
+}
+
+/// Ends it. A call of the service may still be under way.
+pub fn forget(key: Key) {
+    let mut lock = REACTOR.lock();
+    let Some(reactor) = lock.as_mut() else { return };
+    let Some(watched) = reactor.watched.remove(&key) else { return };
+    if watched.expires.is_some() {
+        reactor.timers.retain(|&(_, timer)| timer != key);
+    }
+    // It cannot fail for what was added.
+    let _ = control(&reactor.epoll, libc::EPOLL_CTL_DEL, watched.fd, key);
+    drop(lock);
+    // Dropped without the lock: it may be the last one to hold the service.
+    drop(watched);
+}
+
+/// Sets the time at which `key` expires, in place of an earlier one.
+pub fn expire(key: Key, time: Option<Instant>) {
+    let mut lock = REACTOR.lock();
+    let Some(reactor) = lock.as_mut() else { return };
+    let Some(watched) = reactor.watched.get_mut(&key) else { return };
+    if std::mem::replace(&mut watched.expires, time).is_some() {
+        reactor.timers.retain(|&(_, timer)| timer != key);
+    }
+    if let Some(time) = time {
+        let place = reactor.timers.partition_point(|&(later, _)| later > time);
+        reactor.timers.insert(place, (time, key));
+        if reactor.timers.last() == Some(&(time, key)) {
+            // SAFETY: an eventfd takes eight bytes.
+            unsafe { libc::write(reactor.wake.as_raw_fd(), (&raw const ONE).cast(), size_of::<u64>()) };
+        }
+    }
+}
+
+static ONE: u64 = 1;
+
+fn control(epoll: &OwnedFd, operation: c_int, fd: c_int, key: Key) -> Result<()> {
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: key.0 };
+    // SAFETY: a live structure.
+    match unsafe { libc::epoll_ctl(epoll.as_raw_fd(), operation, fd, &raw mut event) } {
+        0 => Ok(()),
+        _ => Err(Errno::last()),
+    }
+}
+
+impl Reactor {
+    fn start() -> Result<Reactor> {
+        // SAFETY: new descriptors, owned from here on.
+        let (epoll, wake) = unsafe {
+            (
+                owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))?,
+                owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?,
+            )
+        };
+        control(&epoll, libc::EPOLL_CTL_ADD, wake.as_raw_fd(), WAKE)?;
+        spawn(epoll.as_raw_fd())?;
+        Ok(Reactor { epoll, wake, watched: HashMap::new(), timers: Vec::new() })
+    }
+}
+
+/// Bytes of the thread's stack: opening a device goes through libibverbs and its providers.
+const STACK: usize = 256 * 1024;
+
+unsafe fn owned(fd: c_int) -> Result<OwnedFd> {
+    // SAFETY: a descriptor that was just made, unless making it failed.
+    if fd < 0 { Err(Errno::last()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
+}
+
+/// Starts the thread, with all signals blocked: it takes none of the program's. By hand, for the standard library's
+/// way ends the program when there is no memory.
+fn spawn(epoll: RawFd) -> Result<()> {
+    // SAFETY: plain sets and attributes of this thread's stack; the argument is a number.
+    unsafe {
+        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
+        libc::pthread_attr_init(&raw mut attributes);
+        libc::pthread_attr_setstacksize(&raw mut attributes, STACK);
+        libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
+        let mut thread: libc::pthread_t = std::mem::zeroed();
+        let argument = epoll as usize as *mut c_void;
+        let result = libc::pthread_create(&raw mut thread, &raw const attributes, main, argument);
+        libc::pthread_attr_destroy(&raw mut attributes);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
+    }
+}
+
+extern "C" fn main(epoll: *mut c_void) -> *mut c_void {
+    run(epoll as usize as RawFd);
+    std::ptr::null_mut()
+}
+
+/// The thread. It lives as long as the process.
+fn run(epoll: RawFd) {
+    const BATCH: usize = 64;
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
+    loop {
+        let timeout = clock_of_first();
+        // SAFETY: room for as many events as are asked for; the descriptor is open as long as the process.
+        let count = unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), BATCH as c_int, timeout) };
+        for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
+            let key = Key(event.u64);
+            if let Some(service) = find(key) {
+                service.service(key);
+            }
+        }
+        while let Some((key, service)) = next_expired() {
+            service.expired(key);
+        }
+    }
+}
+
+/// Milliseconds until the first timer, -1 without one. Takes the wake-up that said that there is a new one.
+fn clock_of_first() -> c_int {
+    let lock = REACTOR.lock();
+    let Some(reactor) = lock.as_ref() else { return -1 };
+    let mut count = 0_u64;
+    // SAFETY: an eventfd gives eight bytes, or nothing.
+    unsafe { libc::read(reactor.wake.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+    clock::poll_time(reactor.timers.last().map(|&(time, _)| time))
+}
+
+fn find(key: Key) -> Option<Arc<dyn Service>> {
+    REACTOR.lock().as_ref()?.watched.get(&key).map(|watched| Arc::clone(&watched.service))
+}
+
+fn next_expired() -> Option<(Key, Arc<dyn Service>)> {
+    let mut lock = REACTOR.lock();
+    let reactor = lock.as_mut()?;
+    let &(time, key) = reactor.timers.last()?;
+    if clock::left(time).is_some() {
+        return None;
+    }
+    reactor.timers.pop();
+    let watched = reactor.watched.get_mut(&key)?;
+    watched.expires = None;
+    Some((key, Arc::clone(&watched.service)))
+}
+
+/// For forks.rs: takes the lock and keeps it.
+pub(super) fn before_fork() {
+    REACTOR.hold();
+}
+
+/// Releases what [`before_fork`] took. A child has no thread; what the parent's looks after is left to the parent.
+///
+/// # Safety
+/// In the thread that called [`before_fork`], or its copy in the child.
+pub(super) unsafe fn after_fork(in_child: bool) {
+    // SAFETY: the caller's word.
+    unsafe {
+        REACTOR.let_go(|reactor| {
+            if in_child && let Some(left) = reactor.take() {
+                // The descriptors are the child's own copies. The sockets stay: their locks may be held by threads that
+                // are not there, so nothing of them may be dropped.
+                drop((left.epoll, left.wake));
+                std::mem::forget((left.watched, left.timers));
+            }
+        });
+    }
+}

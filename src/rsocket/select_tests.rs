@@ -1,0 +1,204 @@
+//! Tests of rselect: against the kernel's select for ordinary descriptors, with fake rsockets for the others.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Instant;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::rsocket::fake::{Change, Fake, Table};
+use crate::sys::event::EventFd;
+
+const NFDS: usize = 1024;
+
+fn set(fds: &[RawFd]) -> [Word; NFDS / BITS] {
+    let mut set = [0; NFDS / BITS];
+    fds.iter().for_each(|&fd| set[fd as usize / BITS] |= 1 << (fd as usize % BITS));
+    set
+}
+
+fn members(set: &[Word]) -> Vec<RawFd> {
+    (0..(set.len() * BITS)).filter(|fd| set[fd / BITS] >> (fd % BITS) & 1 != 0).map(|fd| fd as RawFd).collect()
+}
+
+fn time(seconds: i64, micros: i64) -> timeval {
+    timeval { tv_sec: seconds, tv_usec: micros }
+}
+
+type Got = Result<(c_int, [Vec<RawFd>; 3])>;
+
+fn ours(table: &Table, fds: [&[RawFd]; 3], timeout: Option<timeval>) -> Got {
+    let [mut read, mut write, mut except] = fds.map(set);
+    let mut sets = Sets { read: Some(&mut read), write: Some(&mut write), except: Some(&mut except) };
+    let mut timeout = timeout;
+    let count = select(table, NFDS as c_int, &mut sets, timeout.as_mut())?;
+    Ok((count, [members(&read), members(&write), members(&except)]))
+}
+
+fn kernel(fds: [&[RawFd]; 3], mut timeout: timeval) -> Got {
+    let mut sets = fds.map(set);
+    let [read, write, except] = sets.each_mut().map(|set| set.as_mut_ptr().cast());
+    // SAFETY: sets of FD_SETSIZE descriptors.
+    let count = unsafe { libc::select(NFDS as c_int, read, write, except, &raw mut timeout) };
+    if count < 0 { Err(Errno::last()) } else { Ok((count, sets.map(|set| members(&set)))) }
+}
+
+/// An rsocket under the number of a descriptor that is really open.
+fn rsocket() -> (Table, Arc<Fake>, EventFd, RawFd) {
+    let (table, fake, number) = (Table::default(), Fake::new(), EventFd::new().unwrap());
+    let fd = number.as_raw_fd();
+    table.insert(fd, &fake);
+    (table, fake, number, fd)
+}
+
+#[test]
+fn rsockets_in_each_set() {
+    let (table, fake, _number, fd) = rsocket();
+    assert_eq!(ours(&table, [&[fd], &[fd], &[fd]], Some(time(0, 0))), Ok((0, [vec![], vec![], vec![]])));
+    fake.complete(Change::Data);
+    assert_eq!(ours(&table, [&[fd], &[fd], &[fd]], None), Ok((1, [vec![fd], vec![], vec![]])));
+    fake.complete(Change::Space);
+    assert_eq!(ours(&table, [&[fd], &[fd], &[]], None), Ok((2, [vec![fd], vec![fd], vec![]])));
+    assert_eq!(ours(&table, [&[], &[fd], &[fd]], None), Ok((1, [vec![], vec![fd], vec![]])));
+    fake.complete(Change::Error);
+    assert_eq!(ours(&table, [&[fd], &[], &[fd]], None), Ok((1, [vec![fd], vec![], vec![]])));
+}
+
+#[test]
+fn a_lost_peer_is_no_exception() {
+    let (table, fake, _number, fd) = rsocket();
+    fake.complete(Change::Error);
+    let start = Instant::now();
+    assert_eq!(ours(&table, [&[], &[], &[fd]], Some(time(0, 20_000))), Ok((0, [vec![], vec![], vec![]])));
+    assert!(start.elapsed() >= Duration::from_millis(20));
+}
+
+#[test]
+fn woken_by_an_rsocket() {
+    let (table, fake, _number, fd) = rsocket();
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| ours(&table, [&[fd], &[], &[]], None));
+        fake.await_armed();
+        fake.complete(Change::Data);
+        assert_eq!(sleeper.join().unwrap(), Ok((1, [vec![fd], vec![], vec![]])));
+        fake.read();
+        let sleeper = scope.spawn(|| ours(&table, [&[fd], &[], &[]], None));
+        fake.await_armed();
+        fake.close();
+        assert_eq!(sleeper.join().unwrap(), Err(Errno::EBADF));
+    });
+}
+
+#[test]
+fn what_is_wrong_changes_nothing() {
+    let (table, fake, _number, fd) = rsocket();
+    fake.complete(Change::Data);
+    let closed = EventFd::new().unwrap().as_raw_fd();
+    let mut read = set(&[fd, 1000]);
+    let before = read;
+    let mut sets = Sets { read: Some(&mut read), ..Sets::default() };
+    assert_eq!(select(&table, NFDS as c_int, &mut sets, None), Err(Errno::EBADF), "{closed}");
+    assert_eq!(select(&table, -1, &mut sets, None), Err(Errno::EINVAL));
+    for wrong in [time(-1, 0), time(0, -1)] {
+        assert_eq!(select(&table, NFDS as c_int, &mut sets, Some(&mut wrong.clone())), Err(Errno::EINVAL));
+    }
+    assert_eq!(read, before);
+}
+
+#[test]
+fn only_those_below_nfds() {
+    let (table, fake, _number, fd) = rsocket();
+    fake.complete(Change::Data);
+    let mut read = set(&[fd]);
+    let mut sets = Sets { read: Some(&mut read), ..Sets::default() };
+    assert_eq!(select(&table, fd, &mut sets, Some(&mut time(0, 0))), Ok(0));
+    let mut read = set(&[fd]);
+    let mut sets = Sets { read: Some(&mut read[..words(fd as usize + 1)]), ..Sets::default() };
+    assert_eq!(select(&table, fd + 1, &mut sets, Some(&mut time(0, 0))), Ok(1));
+    assert_eq!(select(&table, 0, &mut Sets::default(), Some(&mut time(0, 1))), Ok(0));
+}
+
+#[test]
+fn sets_may_be_larger_than_fd_setsize() {
+    let (table, fake) = (Table::default(), Fake::new());
+    table.insert(70_000, &fake);
+    fake.complete(Change::Data);
+    let mut read = vec![0; words(70_001)];
+    read[70_000 / BITS] = 1 << (70_000 % BITS);
+    let mut sets = Sets { read: Some(&mut read), ..Sets::default() };
+    assert_eq!(select(&table, 70_001, &mut sets, None), Ok(1));
+    assert_eq!(members(&read), [70_000]);
+}
+
+#[test]
+fn the_time_left_is_told() {
+    let (table, fake, _number, fd) = rsocket();
+    fake.complete(Change::Data);
+    let mut left = time(100, 0);
+    let mut read = set(&[fd]);
+    select(&table, NFDS as c_int, &mut Sets { read: Some(&mut read), ..Sets::default() }, Some(&mut left)).unwrap();
+    assert!((1..100).contains(&left.tv_sec));
+    fake.read();
+    left = time(0, 2_000);
+    select(&table, NFDS as c_int, &mut Sets { read: Some(&mut read), ..Sets::default() }, Some(&mut left)).unwrap();
+    assert_eq!((left.tv_sec, left.tv_usec), (0, 0));
+    assert_eq!(duration(&time(1, 2_500_000)), Ok(Duration::from_millis(3500)));
+}
+
+/// Descriptors of many kinds, in the states that select(2) tells apart.
+struct Zoo {
+    fds: Vec<RawFd>,
+    _keep: Vec<Box<dyn std::any::Any>>,
+}
+
+impl Zoo {
+    fn new() -> Zoo {
+        let mut zoo = Zoo { fds: Vec::new(), _keep: Vec::new() };
+        let (a, b) = UnixStream::pair().unwrap();
+        let (hung_up, _) = UnixStream::pair().unwrap();
+        let (mut c, d) = UnixStream::pair().unwrap();
+        c.write_all(b"x").unwrap();
+        c.shutdown(std::net::Shutdown::Write).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let urgent = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let peer = listener.accept().unwrap().0;
+        // SAFETY: one byte.
+        assert_eq!(unsafe { libc::send(peer.as_raw_fd(), b"!".as_ptr().cast(), 1, libc::MSG_OOB) }, 1);
+        let (pipe_read, pipe_write) = std::io::pipe().unwrap();
+        drop(pipe_read);
+        let (ended, _) = std::io::pipe().unwrap();
+        for (fd, keep) in [
+            (a.as_raw_fd(), Box::new((a, b)) as Box<dyn std::any::Any>),
+            (hung_up.as_raw_fd(), Box::new(hung_up)),
+            (c.as_raw_fd(), Box::new(c)),
+            (d.as_raw_fd(), Box::new(d)),
+            (urgent.as_raw_fd(), Box::new((urgent, peer))),
+            (listener.as_raw_fd(), Box::new(listener)),
+            (pipe_write.as_raw_fd(), Box::new(pipe_write)),
+            (ended.as_raw_fd(), Box::new(ended)),
+        ] {
+            zoo.fds.push(fd);
+            zoo._keep.push(keep);
+        }
+        zoo
+    }
+}
+
+#[test]
+fn as_the_kernel_does_it() {
+    let zoo = Zoo::new();
+    let fds = zoo.fds.clone();
+    let subset = move || prop::sample::subsequence(fds.clone(), 0..=fds.len());
+    let (table, _fake, _number, own) = rsocket();
+    let some = (subset(), subset(), subset(), any::<bool>());
+    proptest!(|((read, write, except, with_rsocket) in some)| {
+        let expected = kernel([&read, &write, &except], time(0, 0));
+        let mut also = read.clone();
+        also.extend(with_rsocket.then_some(own));
+        prop_assert_eq!(ours(&table, [&also, &write, &except], Some(time(0, 0))), expected);
+    });
+}

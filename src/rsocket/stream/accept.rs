@@ -1,0 +1,179 @@
+//! Listening and accepting: handshakes run in the background, raccept() hands over what is finished.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::connect::depth;
+use super::link::Link;
+use super::wait::Wait;
+use super::{Guard, Listening, Notice, Phase, Stream};
+use crate::cm;
+use crate::errno::{Errno, Result};
+use crate::rsocket::cm_id::{Event, Request};
+use crate::rsocket::wire::{self, ConnData};
+use crate::sys::alloc::{try_box, try_push};
+use crate::sys::sockaddr::AF_IB;
+
+/// The most connections that wait, as /proc/sys/net/core/somaxconn has it for sockets.
+const MOST: usize = 4096;
+
+impl Stream {
+    /// rlisten(3); a second call changes the backlog.
+    pub fn listen(self: &Arc<Self>, backlog: c_int) -> Result<()> {
+        let mut state = self.enter()?;
+        // One more than asked for, as listen(2) has it; a negative number is a large one there.
+        let backlog = usize::try_from(backlog).map_or(MOST, |backlog| (backlog + 1).min(MOST));
+        match &mut state.phase {
+            Phase::Idle => {}
+            Phase::Listening(listening) => {
+                listening.backlog = backlog;
+                return Ok(());
+            }
+            _ => return Err(Errno::EINVAL),
+        }
+        self.watch(&mut state)?;
+        cm::listen(state.id()?.id(), backlog as c_int)?;
+        state.phase = Phase::Listening(Listening { backlog, pending: Vec::new(), ready: VecDeque::new() });
+        Ok(())
+    }
+
+    /// raccept(3): the next connection. `EBADF` when the socket does not listen (spec: KEEP).
+    pub fn accept(&self) -> Result<Arc<Stream>> {
+        let mut state = self.enter()?;
+        let deadline = state.options.receive_timeout.map(|time| Instant::now() + time);
+        let mut wait = Wait::new(deadline);
+        loop {
+            let nonblocking = state.is_nonblocking();
+            match &mut state.phase {
+                Phase::Listening(listening) => {
+                    if let Some(stream) = listening.ready.pop_front() {
+                        return Ok(stream);
+                    }
+                }
+                _ => return Err(Errno::EBADF),
+            }
+            if state.shut_read {
+                return Err(Errno::EINVAL);
+            }
+            if nonblocking {
+                return Err(Errno::EAGAIN);
+            }
+            let (back, result) = self.sleep(state, &mut wait);
+            state = back;
+            result.map_err(|error| if error == Errno::ETIMEDOUT { Errno::EAGAIN } else { error })?;
+        }
+    }
+
+    /// An event of a listener: a connection request.
+    pub(super) fn request<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, event: Event) -> Guard<'a> {
+        let Event { request: Some(_), .. } = event else {
+            if event.kind == crate::ffi::rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL as u32 {
+                state.error = Some(Errno::ENETDOWN);
+                self.notify(Notice::Changed);
+            }
+            return state;
+        };
+        let Phase::Listening(listening) = &mut state.phase else { return state };
+        if listening.pending.len() + listening.ready.len() >= listening.backlog
+            || listening.pending.try_reserve(1).is_err()
+        {
+            // Rejected when it is dropped.
+            return state;
+        }
+        let (options, flags) = (state.options.clone(), state.flags);
+        // Without the listener's lock: another connection's is taken, and devices are talked to.
+        drop(state);
+        let new = self.shake_back(event, options, flags);
+        state = self.lock();
+        match (&mut state.phase, new) {
+            (Phase::Listening(listening), Ok(new)) => {
+                // There is room, unless another one came first: then it is dropped, and the peer told.
+                let _ = try_push(&mut listening.pending, new);
+            }
+            (_, Ok(new)) => {
+                drop(state);
+                new.close_unseen();
+                state = self.lock();
+            }
+            // The peer was rejected; there is nobody else to tell.
+            (_, Err(_)) => {}
+        }
+        state
+    }
+
+    /// Answers a connection request.
+    fn shake_back(self: &Arc<Self>, mut event: Event, options: super::Options, flags: c_int) -> Result<Arc<Stream>> {
+        let skip = if self.domain == AF_IB { wire::IP_HEADER } else { 0 };
+        let peer = event.data().get(skip..).ok_or(Errno::EPROTO).and_then(|data| {
+            // Another protocol, or another version of ours.
+            ConnData::parse(data).map_err(|_| Errno::EPROTO)
+        })?;
+        let request: Request = event.request.take().ok_or(Errno::EIO)?;
+        let id = request.accept()?;
+        inherit(self.fd, id.fd());
+        let mut link = try_box(Link::new(&id, &options)?)?;
+        link.agree(&peer)?;
+        let offer = link.offer().emit();
+        let stream = Stream::with(self.domain, id, options, Phase::Accepting(Arc::downgrade(self)))?;
+        stream.channel_fd.store(link.completions.fd(), Ordering::Relaxed);
+        let mut state = stream.lock();
+        state.flags = flags;
+        state.link = Some(link);
+        let id = state.id()?;
+        let depth = depth(id);
+        id.shake_hands(false, depth, &offer)?;
+        stream.watch(&mut state)?;
+        drop(state);
+        Ok(stream)
+    }
+
+    /// A handshake of the background is over.
+    pub(super) fn accepted<'a>(&'a self, mut state: Guard<'a>, result: Result<()>) -> Guard<'a> {
+        let Phase::Accepting(listener) = &state.phase else { return state };
+        let listener = listener.upgrade();
+        if result.is_ok() {
+            state.phase = Phase::Connected;
+            self.opened(&mut state);
+        } else {
+            state.phase = Phase::Failed;
+        }
+        // The listener's lock comes before its connections'.
+        drop(state);
+        if let Some(listener) = listener {
+            listener.ripen(self, result.is_ok());
+        }
+        self.lock()
+    }
+
+    /// Moves a connection to those that can be accepted, or drops it.
+    fn ripen(&self, connection: &Stream, good: bool) {
+        let mut state = self.lock();
+        let Phase::Listening(listening) = &mut state.phase else { return };
+        let Some(place) = listening.pending.iter().position(|pending| std::ptr::eq(&raw const **pending, connection))
+        else {
+            return;
+        };
+        let stream = listening.pending.swap_remove(place);
+        if good && listening.ready.try_reserve(1).is_ok() {
+            listening.ready.push_back(stream);
+            self.notify(Notice::Changed);
+            return;
+        }
+        drop(state);
+        stream.close_unseen();
+    }
+}
+
+/// The descriptor's flags go from the listener to its connections.
+fn inherit(from: c_int, to: c_int) {
+    // SAFETY: our own descriptors.
+    unsafe {
+        let flags = libc::fcntl(from, libc::F_GETFD);
+        if flags >= 0 {
+            libc::fcntl(to, libc::F_SETFD, flags);
+        }
+    }
+}

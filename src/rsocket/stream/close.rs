@@ -1,0 +1,175 @@
+//! Shutting down and closing.
+
+use std::ffi::c_int;
+use std::mem;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::wait::Wait;
+use super::{Guard, Notice, Phase, State, Stream};
+use crate::cm;
+use crate::errno::{Errno, Result};
+use crate::rsocket::forks;
+use crate::rsocket::reactor;
+use crate::rsocket::wire::Control;
+
+impl Stream {
+    /// rshutdown(3). Returns when the peer's adapter has all that was sent.
+    pub fn shutdown(&self, how: c_int) -> Result<()> {
+        let (read, write) = match how {
+            libc::SHUT_RD => (true, false),
+            libc::SHUT_WR => (false, true),
+            libc::SHUT_RDWR => (true, true),
+            _ => return Err(Errno::EINVAL),
+        };
+        let mut state = self.enter()?;
+        match state.phase {
+            Phase::Connected => {}
+            Phase::Disconnected => return Ok(()),
+            Phase::Listening(_) if read => {
+                state.shut_read = true;
+                self.notify(Notice::Changed);
+                return Ok(());
+            }
+            _ => return Err(Errno::ENOTCONN),
+        }
+        drop(self.shut(state, read, write, None));
+        Ok(())
+    }
+
+    /// Ends directions of a connection; waits until what was sent has arrived, at most until `deadline`.
+    fn shut<'a>(&'a self, mut state: Guard<'a>, read: bool, write: bool, deadline: Option<Instant>) -> Guard<'a> {
+        let wrote = state.shut_write;
+        state.shut_read |= read;
+        state.shut_write |= write;
+        let both = state.shut_write && (state.shut_read || state.ended);
+        // The peer is told of the end of our data, or of everything; it need not know that nobody reads.
+        let message = match (both, write && !wrote) {
+            (true, _) => Some(Control::Disconnect),
+            (false, true) => Some(Control::Shutdown),
+            (false, false) => None,
+        };
+        if let Some(message) = message {
+            state = self.say(state, message, deadline);
+            if both {
+                state.disconnect(None);
+            }
+        }
+        self.wake_leader(&mut state);
+        self.notify(Notice::Changed);
+        state
+    }
+
+    /// Sends a last message and waits until everything has arrived.
+    fn say<'a>(&'a self, mut state: Guard<'a>, message: Control, deadline: Option<Instant>) -> Guard<'a> {
+        let mut wait = Wait::new(deadline);
+        let mut said = false;
+        loop {
+            self.poll(&mut state);
+            let Some(link) = state.link.as_mut().filter(|link| link.failure().is_none()) else { return state };
+            if !said {
+                match link.control(message) {
+                    Ok(()) => said = true,
+                    Err(Errno::EAGAIN) => {}
+                    Err(_) => return state,
+                }
+            }
+            if said && link.is_flushed() {
+                return state;
+            }
+            let (back, result) = self.sleep(state, &mut wait);
+            state = back;
+            // Signals don't end it: there is no way to call again for the rest.
+            if result == Err(Errno::ETIMEDOUT) || matches!(state.phase, Phase::Closed) {
+                return state;
+            }
+        }
+    }
+
+    /// Has a thread that sleeps in the completion channel look at what changed.
+    fn wake_leader(&self, state: &mut State) {
+        if let Some(link) = state.link.as_mut().filter(|link| link.leader)
+            && link.keep_alive().is_err()
+        {
+            link.stop();
+        }
+    }
+
+    /// rclose(3): the caller has taken the number out of the table. Other threads' calls end with `EBADF`.
+    pub fn close(&self) -> Result<()> {
+        if self.generation != forks::generation() {
+            self.close_copies();
+            return Ok(());
+        }
+        let mut state = self.lock();
+        if let Phase::Closed = state.phase {
+            return Err(Errno::EBADF);
+        }
+        let abort = state.options.linger == Some(0);
+        if matches!(state.phase, Phase::Connected) && !abort {
+            let deadline = state.options.linger.map(|time| Instant::now() + Duration::from_secs(time.into()));
+            state = self.shut(state, true, true, deadline);
+        }
+        self.end(state);
+        Ok(())
+    }
+
+    /// As [`close`](Self::close), for a connection that the program never saw.
+    pub(super) fn close_unseen(&self) {
+        let state = self.lock();
+        if !matches!(state.phase, Phase::Closed) {
+            self.end(state);
+        }
+    }
+
+    fn end<'a>(&'a self, mut state: Guard<'a>) {
+        let phase = mem::replace(&mut state.phase, Phase::Closed);
+        if let Some(link) = &mut state.link {
+            // Ends the sleep of a leader.
+            link.stop();
+        }
+        self.notify(Notice::Closed);
+        while state.link.as_ref().is_some_and(|link| link.leader) {
+            let count = self.changed.count();
+            drop(state);
+            // Signals don't matter here.
+            let _ = self.changed.wait(count, None);
+            state = self.lock();
+        }
+        state.release();
+        self.channel_fd.store(-1, Ordering::Relaxed);
+        drop(state);
+        if let Phase::Listening(listening) = phase {
+            for stream in listening.pending.into_iter().chain(listening.ready) {
+                stream.close_unseen();
+            }
+        }
+    }
+
+    /// In a child: the connection is the parent's, the descriptors are copies.
+    fn close_copies(&self) {
+        for fd in [self.fd, self.channel_fd.swap(-1, Ordering::Relaxed)] {
+            if fd >= 0 {
+                // SAFETY: our own copy, closed once: the number is out of the table.
+                unsafe { libc::close(fd) };
+            }
+        }
+    }
+}
+
+impl State {
+    /// Gives everything back but the memory of the stream.
+    pub(super) fn release(&mut self) {
+        if let Some(key) = self.key.take() {
+            reactor::forget(key);
+        }
+        if let (Some(id), true) = (&self.id, self.link.is_some()) {
+            // Tells the peer at once; it fails when there is no connection any more.
+            let _ = cm::disconnect(id.id());
+        }
+        // The QP goes with the link, before the memory that the peer may write to.
+        self.link = None;
+        self.mappings.clear();
+        self.id = None;
+    }
+}

@@ -1,0 +1,258 @@
+//! Connecting: address, route, handshake, driven by the reactor.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::link::Link;
+use super::wait::Wait;
+use super::{Guard, Notice, Phase, State, Stream};
+use crate::cm;
+use crate::errno::{Errno, Result};
+use crate::ffi::rdma_cm_event_type::*;
+use crate::rsocket::cm_id::{CmId, Event};
+use crate::rsocket::reactor;
+use crate::rsocket::wire::{self, ConnData};
+use crate::sys::sockaddr::{AF_IB, SockAddr};
+use crate::sys::uapi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH};
+use crate::sys::verbs::IBV_TRANSPORT_IWARP;
+
+/// Time for the first try to resolve; it doubles with each further one.
+const FIRST_TRY_MS: u32 = 1000;
+/// Tries to resolve.
+const TRIES: u32 = 6;
+
+/// A connection that is being made.
+pub(super) struct Attempt {
+    to: SockAddr,
+    /// Tries of the present step.
+    tries: u32,
+}
+
+impl Stream {
+    /// rbind(3).
+    pub fn bind(&self, addr: &SockAddr) -> Result<()> {
+        let mut state = self.enter()?;
+        if !matches!(state.phase, Phase::Idle) || state.bound {
+            return Err(Errno::EINVAL);
+        }
+        state.id()?.bind(addr)?;
+        state.bound = true;
+        Ok(())
+    }
+
+    /// rconnect(3): waits for the end unless the socket is O_NONBLOCK, which gets `EINPROGRESS`.
+    pub fn connect(self: &Arc<Self>, to: &SockAddr) -> Result<()> {
+        let mut state = self.enter()?;
+        match state.phase {
+            Phase::Idle => {}
+            Phase::Connecting(_) => return Err(Errno::EALREADY),
+            Phase::Connected | Phase::Accepting(_) => return Err(Errno::EISCONN),
+            Phase::Listening(_) => return Err(Errno::EISCONN),
+            Phase::Disconnected | Phase::Failed => return Err(state.take_error().unwrap_or(Errno::EINVAL)),
+            Phase::Closed => return Err(Errno::EBADF),
+        }
+        self.watch(&mut state)?;
+        state.id()?.resolve_addr(to, FIRST_TRY_MS as c_int)?;
+        state.phase = Phase::Connecting(Box::new(Attempt { to: *to, tries: 1 }));
+        if state.is_nonblocking() {
+            return Err(Errno::EINPROGRESS);
+        }
+        let deadline = state.options.send_timeout.map(|time| Instant::now() + time);
+        let mut wait = Wait::new(deadline);
+        while let Phase::Connecting(_) = state.phase {
+            let (back, result) = self.sleep(state, &mut wait);
+            state = back;
+            match result {
+                Ok(()) => {}
+                // It goes on in the background, as TCP's does.
+                Err(Errno::ETIMEDOUT) => return Err(Errno::EINPROGRESS),
+                Err(error) => return Err(error),
+            }
+        }
+        match state.phase {
+            Phase::Closed => Err(Errno::EBADF),
+            Phase::Failed => Err(state.take_error().unwrap_or(Errno::ECONNREFUSED)),
+            // Connected, even if the peer has left already.
+            _ => Ok(()),
+        }
+    }
+
+    /// An event of the connection manager.
+    pub(super) fn handle<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, event: Event) -> Guard<'a> {
+        if let Phase::Listening(_) = state.phase {
+            return self.request(state, event);
+        }
+        let kind = crate::ffi::rdma_cm_event_type::from_number(event.kind);
+        let step = match (&state.phase, kind) {
+            (Phase::Connecting(_), Some(RDMA_CM_EVENT_ADDR_RESOLVED)) => state.resolve_route(),
+            (Phase::Connecting(_), Some(RDMA_CM_EVENT_ROUTE_RESOLVED)) => self.shake_hands(&mut state),
+            (Phase::Connecting(_), Some(RDMA_CM_EVENT_ESTABLISHED)) => self.established(&mut state, event.data()),
+            (Phase::Connecting(_), Some(RDMA_CM_EVENT_ADDR_ERROR | RDMA_CM_EVENT_ROUTE_ERROR)) => {
+                state.try_again(&event)
+            }
+            (Phase::Connecting(_), Some(RDMA_CM_EVENT_REJECTED)) => Err(Errno::ECONNREFUSED),
+            (Phase::Connecting(_), Some(_)) => Err(errno_of(&event)),
+            (Phase::Accepting(_), Some(RDMA_CM_EVENT_ESTABLISHED)) => {
+                return self.accepted(state, Ok(()));
+            }
+            (Phase::Accepting(_), Some(_)) => return self.accepted(state, Err(errno_of(&event))),
+            (Phase::Connected | Phase::Disconnected, Some(kind)) => {
+                self.lost(&mut state, kind);
+                return state;
+            }
+            _ => return state,
+        };
+        if let Err(error) = step {
+            state.phase = Phase::Failed;
+            state.error = Some(error);
+            self.notify(Notice::Changed);
+        }
+        state
+    }
+
+    /// The route is there: makes the QP and sends the request.
+    fn shake_hands(&self, state: &mut State) -> Result<()> {
+        let id = state.id()?;
+        let link = Link::new(id, &state.options)?;
+        let offer = link.offer().emit();
+        let mut data = [0; wire::IP_HEADER + ConnData::LEN];
+        let start = if self.domain == AF_IB {
+            data[..wire::IP_HEADER].copy_from_slice(&super::names::ip_header(id)?);
+            wire::IP_HEADER
+        } else {
+            0
+        };
+        data[start..start + ConnData::LEN].copy_from_slice(&offer);
+        id.shake_hands(true, depth(id), &data[..start + ConnData::LEN])?;
+        self.channel_fd.store(link.completions.fd(), Ordering::Relaxed);
+        state.link = Some(crate::sys::alloc::try_box(link)?);
+        Ok(())
+    }
+
+    /// The peer has accepted.
+    fn established(&self, state: &mut State, data: &[u8]) -> Result<()> {
+        // A peer that accepts without our protocol is not one of ours.
+        let peer = ConnData::parse(data).map_err(|_| Errno::ECONNREFUSED)?;
+        let link = state.link.as_mut().ok_or(Errno::EIO)?;
+        link.agree(&peer)?;
+        state.phase = Phase::Connected;
+        self.opened(state);
+        Ok(())
+    }
+
+    /// A connection came into being, on either side.
+    pub(super) fn opened(&self, state: &mut State) {
+        self.poll(state);
+        self.set_keep_alive(state);
+        self.notify(Notice::Changed);
+    }
+
+    /// The connection manager says that the connection is over, or its device gone.
+    fn lost(&self, state: &mut State, kind: crate::ffi::rdma_cm_event_type) {
+        if !matches!(
+            kind,
+            RDMA_CM_EVENT_DISCONNECTED
+                | RDMA_CM_EVENT_DEVICE_REMOVAL
+                | RDMA_CM_EVENT_CONNECT_ERROR
+                | RDMA_CM_EVENT_UNREACHABLE
+                | RDMA_CM_EVENT_REJECTED
+        ) {
+            return;
+        }
+        // What had come before stays readable, the peer's farewell included.
+        self.poll(state);
+        let error = if let RDMA_CM_EVENT_DEVICE_REMOVAL = kind { Errno::ENETDOWN } else { Errno::ECONNRESET };
+        state.disconnect(Some(error));
+        if let Some(link) = &mut state.link {
+            link.stop();
+        }
+        if let Ok(id) = state.id() {
+            // Answers the peer; it fails when there is nothing to answer.
+            let _ = cm::disconnect(id.id());
+        }
+        self.notify(Notice::Changed);
+    }
+
+    /// Sets the time of the next keepalive, or none.
+    pub(super) fn set_keep_alive(&self, state: &mut State) {
+        let Some(key) = state.key else { return };
+        let on = state.options.keepalive && matches!(state.phase, Phase::Connected);
+        let time = Duration::from_secs(state.options.keep_idle.into());
+        reactor::expire(key, on.then(|| Instant::now() + time));
+    }
+
+    /// The time for a keepalive has come. What became of the last one shows, too.
+    pub(super) fn keep_alive(&self, state: &mut State) {
+        self.poll(state);
+        if let (Phase::Connected, Some(link)) = (&state.phase, &mut state.link)
+            && let Err(error) = link.keep_alive()
+        {
+            state.disconnect(Some(error));
+        }
+        if !matches!(state.phase, Phase::Connected) {
+            self.notify(Notice::Changed);
+        }
+        self.set_keep_alive(state);
+    }
+}
+
+impl State {
+    fn resolve_route(&mut self) -> Result<()> {
+        if let Phase::Connecting(attempt) = &mut self.phase {
+            attempt.tries = 1;
+        }
+        let id = self.id()?;
+        if !self.options.route.is_empty() {
+            let route = &self.options.route;
+            // SAFETY: readable for its length.
+            return unsafe {
+                cm::set_option(
+                    id.id(),
+                    RDMA_OPTION_IB as c_int,
+                    RDMA_OPTION_IB_PATH as c_int,
+                    route.as_ptr().cast_mut().cast(),
+                    route.len(),
+                )
+            };
+        }
+        cm::resolve_route(id.id(), FIRST_TRY_MS as c_int)
+    }
+
+    /// Address or route could not be resolved: again with more time, if that was what it lacked.
+    fn try_again(&mut self, event: &Event) -> Result<()> {
+        let error = errno_of(event);
+        let Phase::Connecting(attempt) = &mut self.phase else { return Err(error) };
+        if error != Errno::ETIMEDOUT || attempt.tries == TRIES {
+            return Err(error);
+        }
+        let time = (FIRST_TRY_MS << attempt.tries) as c_int;
+        attempt.tries += 1;
+        let to = attempt.to;
+        let id = self.id()?;
+        if event.kind == RDMA_CM_EVENT_ADDR_ERROR as u32 {
+            id.resolve_addr(&to, time)
+        } else {
+            cm::resolve_route(id.id(), time)
+        }
+    }
+}
+
+/// RDMA reads that the handshake asks for: none, but iWARP peers need one to begin with (spec: rsocket, iWARP).
+pub(super) fn depth(id: &CmId) -> u8 {
+    // SAFETY: an open context has a device.
+    let iwarp = id
+        .context()
+        .is_some_and(|context| unsafe { (*(*context.as_ptr()).device).transport_type == IBV_TRANSPORT_IWARP });
+    u8::from(iwarp)
+}
+
+/// What an event's status says; a reason of the transport's says that nobody was there to answer.
+fn errno_of(event: &Event) -> Errno {
+    match event.status {
+        status if status < 0 => Errno::new(-status),
+        _ if event.kind == RDMA_CM_EVENT_UNREACHABLE as u32 => Errno::ETIMEDOUT,
+        _ => Errno::ECONNREFUSED,
+    }
+}

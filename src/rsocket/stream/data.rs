@@ -1,0 +1,268 @@
+//! Sending and receiving.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::slice;
+use std::time::Instant;
+
+use libc::iovec;
+
+use super::wait::Wait;
+use super::{Guard, Phase, State, Stream};
+use crate::errno::{Errno, Result};
+
+/// Calls without a meaning here.
+const UNSUPPORTED: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE;
+
+impl Stream {
+    /// rrecv(3) and its relatives: data into `buffers`, in order; 0 at the end of the stream.
+    ///
+    /// # Safety
+    /// Buffers writable for their lengths.
+    pub unsafe fn receive(&self, buffers: &[iovec], flags: c_int) -> Result<usize> {
+        let total = total(buffers)?;
+        if flags & UNSUPPORTED != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let mut state = self.enter()?;
+        let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
+        let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
+        let mut wait = Waiting::new(state.options.receive_timeout);
+        let mut done = 0;
+        loop {
+            state.check_connected(nonblocking)?;
+            if total == 0 {
+                return Ok(0);
+            }
+            if state.available(peek, done) == 0 {
+                self.poll(&mut state);
+            }
+            // SAFETY: the caller's word.
+            done += unsafe { state.copy_out(buffers, done, peek) };
+            if done == total || (done > 0 && !all) {
+                return Ok(done);
+            }
+            if state.available(peek, done) > 0 {
+                continue;
+            }
+            if state.ended || state.shut_read || state.error.is_some() {
+                return match state.error {
+                    Some(error) if done == 0 => {
+                        state.error = None;
+                        Err(error)
+                    }
+                    _ => Ok(done),
+                };
+            }
+            if nonblocking {
+                return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
+            }
+            match self.sleep_for(state, wait.get(), done)? {
+                Ok(back) => state = back,
+                Err(done) => return Ok(done),
+            }
+        }
+    }
+
+    /// rsend(3) and its relatives: the data of `buffers`, in order.
+    ///
+    /// # Safety
+    /// Buffers readable for their lengths.
+    pub unsafe fn send(&self, buffers: &[iovec], flags: c_int) -> Result<usize> {
+        let total = total(buffers)?;
+        if flags & UNSUPPORTED != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let mut state = self.enter()?;
+        let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
+        let mut wait = Waiting::new(state.options.send_timeout);
+        let mut done = 0;
+        loop {
+            state.check_connected(nonblocking)?;
+            if !state.can_write() {
+                return ended(&mut state, done);
+            }
+            // SAFETY: the caller's word.
+            done += unsafe { self.copy_in(&mut state, buffers, done) };
+            if done == total {
+                return Ok(done);
+            }
+            if self.poll(&mut state).any || state.link.as_ref().is_some_and(|link| link.failure().is_some()) {
+                // A failure without a completion: posting was refused.
+                let failure = state.link.as_ref().and_then(|link| link.failure());
+                if failure.is_some() {
+                    state.disconnect(failure);
+                }
+                continue;
+            }
+            if nonblocking {
+                return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
+            }
+            match self.sleep_for(state, wait.get(), done)? {
+                Ok(back) => state = back,
+                Err(done) => return Ok(done),
+            }
+        }
+    }
+
+    /// riowrite(3): into what the peer mapped at `offset`; less when less is mapped.
+    ///
+    /// # Safety
+    /// Readable for its length.
+    pub unsafe fn write_mapped(&self, data: &[u8], offset: u64, flags: c_int) -> Result<usize> {
+        let mut state = self.enter()?;
+        let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
+        let mut wait = Waiting::new(state.options.send_timeout);
+        let mut done = 0;
+        while done < data.len() {
+            state.check_connected(nonblocking)?;
+            if !state.can_write() {
+                return ended(&mut state, done);
+            }
+            // What the peer mapped last may not have been looked at.
+            self.poll(&mut state);
+            let Some(link) = &mut state.link else { return Err(Errno::ENOTCONN) };
+            let Some(region) = link.mapped(offset.wrapping_add(done as u64)) else { break };
+            let written = link.write(&data[done..], region)?;
+            done += written;
+            if written > 0 {
+                continue;
+            }
+            if nonblocking {
+                return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
+            }
+            match self.sleep_for(state, wait.get(), done)? {
+                Ok(back) => state = back,
+                Err(done) => return Ok(done),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Sleeps in the middle of a transfer. A signal or a time-out ends one that has begun with what it has done (the inner
+    /// `Err`), and one that has not with an error.
+    #[expect(clippy::type_complexity, reason = "three ways to go on")]
+    fn sleep_for<'a>(
+        &'a self,
+        state: Guard<'a>,
+        wait: &mut Wait,
+        done: usize,
+    ) -> Result<std::result::Result<Guard<'a>, usize>> {
+        let (state, result) = self.sleep(state, wait);
+        match result {
+            _ if matches!(state.phase, Phase::Closed) => Err(Errno::EBADF),
+            Ok(()) => Ok(Ok(state)),
+            Err(_) if done > 0 => Ok(Err(done)),
+            Err(Errno::ETIMEDOUT) => Err(Errno::EAGAIN),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends what can be sent now, from `skip` bytes on; how many bytes. A failure shows in the link.
+    ///
+    /// # Safety
+    /// Buffers readable for their lengths.
+    unsafe fn copy_in(&self, state: &mut State, buffers: &[iovec], mut skip: usize) -> usize {
+        if !state.announce_mappings() {
+            return 0;
+        }
+        let Some(link) = &mut state.link else { return 0 };
+        let mut done = 0;
+        for buffer in buffers {
+            if skip >= buffer.iov_len {
+                skip -= buffer.iov_len;
+                continue;
+            }
+            // SAFETY: the caller's word.
+            let bytes = unsafe { slice::from_raw_parts(buffer.iov_base.cast::<u8>(), buffer.iov_len) };
+            let rest = &bytes[skip..];
+            skip = 0;
+            let sent = link.send(rest).unwrap_or(0);
+            done += sent;
+            if sent < rest.len() {
+                break;
+            }
+        }
+        done
+    }
+}
+
+/// A sender's end: what it has sent, or the reason.
+fn ended(state: &mut State, done: usize) -> Result<usize> {
+    if done > 0 { Ok(done) } else { Err(state.take_error().unwrap_or(Errno::ECONNRESET)) }
+}
+
+/// The waiting of a call, begun when it first has to wait.
+struct Waiting {
+    timeout: Option<std::time::Duration>,
+    wait: Option<Wait>,
+}
+
+impl Waiting {
+    fn new(timeout: Option<std::time::Duration>) -> Waiting {
+        Waiting { timeout, wait: None }
+    }
+
+    fn get(&mut self) -> &mut Wait {
+        let timeout = self.timeout;
+        self.wait.get_or_insert_with(|| Wait::new(timeout.map(|time| Instant::now() + time)))
+    }
+}
+
+impl State {
+    /// Whether there is or was a connection: `ENOTCONN` otherwise. While it is being made, a call waits, or gets `EAGAIN`.
+    fn check_connected(&mut self, nonblocking: bool) -> Result<()> {
+        match self.phase {
+            Phase::Connected | Phase::Disconnected => Ok(()),
+            Phase::Connecting(_) | Phase::Accepting(_) if nonblocking => Err(Errno::EAGAIN),
+            Phase::Connecting(_) | Phase::Accepting(_) => Ok(()),
+            Phase::Failed => Err(self.take_error().unwrap_or(Errno::ENOTCONN)),
+            Phase::Idle | Phase::Listening(_) => Err(Errno::ENOTCONN),
+            Phase::Closed => Err(Errno::EBADF),
+        }
+    }
+
+    /// Bytes to read, behind the `done` ones that a peeking call has seen.
+    fn available(&self, peek: bool, done: usize) -> u64 {
+        let available = self.link.as_ref().map_or(0, |link| link.available());
+        if peek { available.saturating_sub(done as u64) } else { available }
+    }
+
+    /// Copies what is there into the buffers, from `skip` bytes on; how many bytes.
+    ///
+    /// # Safety
+    /// Buffers writable for their lengths.
+    unsafe fn copy_out(&mut self, buffers: &[iovec], mut skip: usize, peek: bool) -> usize {
+        let seen = if peek { skip as u64 } else { 0 };
+        let Some(link) = &mut self.link else { return 0 };
+        let mut done = 0;
+        for buffer in buffers {
+            if skip >= buffer.iov_len {
+                skip -= buffer.iov_len;
+                continue;
+            }
+            // SAFETY: the caller's word; possibly uninitialised.
+            let bytes = unsafe { slice::from_raw_parts_mut(buffer.iov_base.cast::<MaybeUninit<u8>>(), buffer.iov_len) };
+            let rest = &mut bytes[skip..];
+            skip = 0;
+            let copied = link.peek(seen + done as u64, rest);
+            done += copied;
+            if copied < rest.len() {
+                break;
+            }
+        }
+        if !peek && done > 0 {
+            link.take(done as u64);
+        }
+        done
+    }
+}
+
+/// The sum of the lengths; `EINVAL` for more than an ssize_t can tell.
+fn total(buffers: &[iovec]) -> Result<usize> {
+    buffers
+        .iter()
+        .try_fold(0_usize, |sum, buffer| sum.checked_add(buffer.iov_len))
+        .filter(|&sum| isize::try_from(sum).is_ok())
+        .ok_or(Errno::EINVAL)
+}

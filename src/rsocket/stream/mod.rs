@@ -1,0 +1,287 @@
+//! Stream rsockets.
+//!
+//! A stream's lock guards everything behind its descriptor. It is held for the copying of data but never while waiting. One
+//! of the threads that wait for a connected stream, the leader, sleeps in its completion channel; the others wait to
+//! be told by it. Connection manager events come through the reactor.
+
+mod accept;
+mod close;
+mod connect;
+mod data;
+mod iomap;
+mod link;
+mod names;
+mod options;
+mod ready;
+mod wait;
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+pub use names::name_len;
+pub use options::Value;
+
+use super::cm_id::CmId;
+use super::forks;
+use super::reactor::{self, Key, Service};
+use super::watch::{Notice, Watchers};
+use crate::errno::{Errno, Result};
+use crate::ffi::rdma_port_space;
+use crate::sys::alloc::try_arc;
+use crate::sys::futex::Changes;
+use crate::sys::sockaddr::{AF_IB, SockAddr};
+use connect::Attempt;
+use iomap::Mappings;
+use link::{Link, News};
+use options::Options;
+
+/// A stream rsocket.
+pub struct Stream {
+    /// The number that the program knows: the descriptor of the id's channel.
+    fd: c_int,
+    domain: c_int,
+    /// Of the process that made it.
+    generation: u32,
+    state: Mutex<State>,
+    /// Counts changes that threads without a completion channel to sleep in wait for.
+    changed: Changes,
+    watchers: Watchers,
+    edges: AtomicU64,
+    /// Descriptor of the completion channel, for a child to close; -1 without one.
+    channel_fd: AtomicI32,
+}
+
+/// What a stream's lock guards.
+struct State {
+    phase: Phase,
+    options: Options,
+    /// O_NONBLOCK and what else F_SETFL was given.
+    flags: c_int,
+    /// For SO_ERROR and the next call.
+    error: Option<Errno>,
+    /// The reactor's name for it; set while it looks after the channel.
+    key: Option<Key>,
+    /// Before `id`: the QP's CQ and memory go after the QP (see `close`).
+    link: Option<Box<Link>>,
+    id: Option<CmId>,
+    /// Bound by the program: where connecting starts from.
+    bound: bool,
+    /// The program shut its directions down, the peer sends no more.
+    shut_read: bool,
+    shut_write: bool,
+    ended: bool,
+    mappings: Mappings,
+}
+
+/// Where a stream is in its life.
+enum Phase {
+    Idle,
+    Listening(Listening),
+    /// Connecting from here.
+    Connecting(Box<Attempt>),
+    /// Accepted in the background, waiting for the peer's last message.
+    Accepting(Weak<Stream>),
+    Connected,
+    /// The connection is over; received data may still be there.
+    Disconnected,
+    /// Connecting failed.
+    Failed,
+    Closed,
+}
+
+/// A listener's connections.
+struct Listening {
+    backlog: usize,
+    /// Still shaking hands.
+    pending: Vec<Arc<Stream>>,
+    /// For raccept().
+    ready: VecDeque<Arc<Stream>>,
+}
+
+type Guard<'a> = MutexGuard<'a, State>;
+
+impl Stream {
+    /// rsocket(3) for SOCK_STREAM; `flags`: SOCK_NONBLOCK, SOCK_CLOEXEC.
+    pub fn new(domain: c_int, flags: c_int) -> Result<Arc<Stream>> {
+        let port_space = if domain == AF_IB { rdma_port_space::RDMA_PS_IB } else { rdma_port_space::RDMA_PS_TCP };
+        let id = CmId::new(port_space as u32)?;
+        let fd = id.fd();
+        let stream = Stream::with(domain, id, Options::new(), Phase::Idle)?;
+        stream.lock().flags = if flags & libc::SOCK_NONBLOCK != 0 { libc::O_NONBLOCK } else { 0 };
+        let descriptor_flags = if flags & libc::SOCK_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
+        // SAFETY: our own descriptor.
+        unsafe { libc::fcntl(fd, libc::F_SETFD, descriptor_flags) };
+        Ok(stream)
+    }
+
+    fn with(domain: c_int, id: CmId, options: Options, phase: Phase) -> Result<Arc<Stream>> {
+        try_arc(Stream {
+            fd: id.fd(),
+            domain,
+            generation: forks::generation(),
+            state: Mutex::new(State {
+                phase,
+                options,
+                flags: 0,
+                error: None,
+                key: None,
+                link: None,
+                id: Some(id),
+                bound: false,
+                shut_read: false,
+                shut_write: false,
+                ended: false,
+                mappings: Mappings::default(),
+            }),
+            changed: Changes::default(),
+            watchers: Watchers::default(),
+            edges: AtomicU64::new(0),
+            channel_fd: AtomicI32::new(-1),
+        })
+    }
+
+    /// The descriptor that names it.
+    pub fn fd(&self) -> c_int {
+        self.fd
+    }
+
+    /// The lock, for whoever knows that the socket is this process's.
+    fn lock(&self) -> Guard<'_> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lock, for a call of the program: `EBADF` for a socket of the parent's, and for a closed one.
+    fn enter(&self) -> Result<Guard<'_>> {
+        if self.generation != forks::generation() {
+            return Err(Errno::EBADF);
+        }
+        let state = self.lock();
+        if let Phase::Closed = state.phase { Err(Errno::EBADF) } else { Ok(state) }
+    }
+
+    /// Tells everybody who waits that something changed, other than what a completion channel shows.
+    fn notify(&self, notice: Notice) {
+        self.edges.fetch_add(1, Ordering::Relaxed);
+        self.changed.notify();
+        self.watchers.notify(notice);
+    }
+
+    /// Looks at what completed, and draws the conclusions.
+    fn poll(&self, state: &mut State) -> News {
+        let Some(link) = &mut state.link else { return News::default() };
+        if let Phase::Closed = state.phase {
+            return News::default();
+        }
+        let news = link.poll();
+        if !news.any {
+            return news;
+        }
+        let failure = link.failure();
+        state.ended |= news.end;
+        if news.disconnect || (news.end && state.shut_write) {
+            state.disconnect(None);
+        }
+        if failure.is_some() {
+            state.disconnect(failure);
+        }
+        if news.edge {
+            self.edges.fetch_add(1, Ordering::Relaxed);
+        }
+        self.changed.notify();
+        news
+    }
+
+    /// Has the reactor look after the channel.
+    fn watch(self: &Arc<Self>, state: &mut State) -> Result<()> {
+        if state.key.is_none() {
+            let service: Arc<dyn Service> = self.clone();
+            state.key = Some(reactor::watch(self.fd, service)?);
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// The connection is over, with an error or by agreement.
+    fn disconnect(&mut self, error: Option<Errno>) {
+        if let Phase::Connected = self.phase {
+            self.phase = Phase::Disconnected;
+            self.error = self.error.or(error);
+        }
+        self.ended = true;
+    }
+
+    fn id(&self) -> Result<&CmId> {
+        self.id.as_ref().ok_or(Errno::EBADF)
+    }
+
+    fn is_nonblocking(&self) -> bool {
+        self.flags & libc::O_NONBLOCK != 0
+    }
+
+    /// Whether the program may still read and write.
+    fn can_write(&self) -> bool {
+        matches!(self.phase, Phase::Connected) && !self.shut_write
+    }
+
+    /// Takes the error for a call that reports it.
+    fn take_error(&mut self) -> Option<Errno> {
+        self.error.take()
+    }
+}
+
+impl Service for Stream {
+    fn service(self: Arc<Self>, _: Key) {
+        let mut state = self.lock();
+        loop {
+            let Some(id) = state.id.as_ref().filter(|_| !matches!(state.phase, Phase::Closed)) else { return };
+            match id.event() {
+                Ok(event) => state = self.handle(state, event),
+                // A lack of memory loses nothing: the event is still there, and so is the reactor's notice of it.
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn expired(self: Arc<Self>, _: Key) {
+        let mut state = self.lock();
+        if let Phase::Connected = state.phase {
+            self.keep_alive(&mut state);
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if self.generation != forks::generation() {
+            // The parent's: nothing but the descriptors is ours to end, and those went with rclose().
+            std::mem::forget(ManuallyDrop::new((state.link.take(), state.id.take())));
+            return;
+        }
+        // Streams that never reached the program: a listener's that is gone, or one whose making failed.
+        state.release();
+    }
+}
+
+/// The program's address, checked against its length (FIX 4): `EINVAL` when it is shorter than its family's.
+///
+/// # Safety
+/// Readable for `len` bytes, unless NULL.
+pub unsafe fn address(addr: *const libc::sockaddr, len: libc::socklen_t) -> Result<SockAddr> {
+    let addr = std::ptr::NonNull::new(addr.cast_mut()).ok_or(Errno::EFAULT)?;
+    if (len as usize) < size_of::<libc::sa_family_t>() {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: the family is within the length.
+    let family = unsafe { (&raw const (*addr.as_ptr()).sa_family).read_unaligned() };
+    let needed = crate::sys::sockaddr::len_of_family(c_int::from(family)).ok_or(Errno::EAFNOSUPPORT)?;
+    if (len as usize) < needed {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: as long as its family says.
+    unsafe { SockAddr::from_c(addr) }
+}

@@ -1,0 +1,87 @@
+//! What poll(2) says of a stream.
+
+use std::ffi::{c_int, c_short};
+use std::sync::atomic::Ordering;
+
+use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
+
+use super::{Phase, State, Stream};
+use crate::rsocket::forks;
+use crate::rsocket::watch::{Pollable, Watchers};
+
+const IN: c_short = POLLIN | POLLRDNORM;
+const OUT: c_short = POLLOUT | POLLWRNORM;
+
+impl State {
+    /// Every bit that holds.
+    fn bits(&self) -> c_short {
+        let set = |bits: c_short, on: bool| if on { bits } else { 0 };
+        let error = set(POLLERR, self.error.is_some());
+        match &self.phase {
+            Phase::Idle => OUT | POLLHUP,
+            Phase::Listening(listening) => set(IN, !listening.ready.is_empty() || self.shut_read) | error,
+            Phase::Connecting(_) | Phase::Accepting(_) => 0,
+            Phase::Failed => IN | OUT | POLLERR | POLLHUP,
+            Phase::Connected => {
+                let link = self.link.as_ref();
+                let readable = self.ended || self.shut_read || link.is_some_and(|link| link.available() > 0);
+                let writable = self.shut_write || link.is_some_and(|link| link.can_send());
+                set(IN, readable) | set(OUT, writable) | set(POLLRDHUP, self.ended || self.shut_read) | error
+            }
+            Phase::Disconnected => IN | OUT | POLLRDHUP | POLLHUP | error,
+            Phase::Closed => POLLNVAL,
+        }
+    }
+
+    fn wanted(&self, wanted: c_short) -> c_short {
+        self.bits() & (wanted | POLLERR | POLLHUP | POLLNVAL)
+    }
+}
+
+impl Pollable for Stream {
+    fn ready(&self, wanted: c_short) -> c_short {
+        if self.generation != forks::generation() {
+            return POLLNVAL;
+        }
+        let mut state = self.lock();
+        self.poll(&mut state);
+        state.wanted(wanted)
+    }
+
+    fn arm(&self, wanted: c_short) -> c_short {
+        if self.generation != forks::generation() {
+            return POLLNVAL;
+        }
+        let mut state = self.lock();
+        self.poll(&mut state);
+        // With a leader, that one takes the event and tells the watchers.
+        if state.link.as_ref().is_some_and(|link| !link.leader)
+            && matches!(state.phase, Phase::Connected | Phase::Disconnected)
+        {
+            self.arm_channel(&mut state);
+        }
+        state.wanted(wanted)
+    }
+
+    fn take_event(&self) {
+        if self.generation != forks::generation() {
+            return;
+        }
+        self.take_channel_event(&mut self.lock());
+    }
+
+    fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
+        let state = self.lock();
+        if let (Phase::Connected | Phase::Disconnected, Some(link)) = (&state.phase, &state.link) {
+            add(link.completions.fd());
+        }
+    }
+
+    fn edges(&self) -> u64 {
+        self.edges.load(Ordering::Relaxed)
+    }
+
+    fn watchers(&self) -> &Watchers {
+        &self.watchers
+    }
+}

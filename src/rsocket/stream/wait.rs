@@ -1,0 +1,147 @@
+//! Waiting, as leader in the completion channel or as one who is told.
+
+use std::ffi::c_int;
+use std::hint;
+use std::time::{Duration, Instant};
+
+use super::{Guard, Notice, Phase, State, Stream};
+use crate::errno::{Errno, Result};
+use crate::rsocket::config::defaults;
+use crate::sys::rc::Events;
+use crate::sys::{clock, cpus};
+
+/// One blocking call's waiting.
+pub(super) struct Wait {
+    deadline: Option<Instant>,
+    /// How long it may look before it sleeps, until it has slept.
+    spin: Option<Duration>,
+}
+
+impl Wait {
+    pub fn new(deadline: Option<Instant>) -> Wait {
+        // Looking keeps the only CPU from whoever would make the change.
+        let spin = (cpus::usable() > 1).then(|| Duration::from_micros(defaults().polling_time_us.into()));
+        Wait { deadline, spin }
+    }
+}
+
+impl Stream {
+    /// Waits until something may have changed: `ETIMEDOUT` at the deadline, `EINTR` after a signal whose handler asks for it.
+    pub(super) fn sleep<'a>(&'a self, mut state: Guard<'a>, wait: &mut Wait) -> (Guard<'a>, Result<()>) {
+        if !self.leads(&state) {
+            let count = self.changed.count();
+            drop(state);
+            let result = self.changed.wait(count, wait.deadline);
+            return (self.lock(), result);
+        }
+        if self.look(&mut state, wait.spin.take()) || self.arm_channel(&mut state) {
+            return (state, Ok(()));
+        }
+        let Some((events, fd)) = state.begin_leading() else { return (state, Ok(())) };
+        drop(state);
+        let result = wait_in_channel(events, fd, wait.deadline);
+        let mut state = self.lock();
+        self.end_leading(&mut state, result.is_ok());
+        (state, result)
+    }
+
+    /// Whether a thread that wants to wait may do so in the completion channel.
+    fn leads(&self, state: &State) -> bool {
+        match (&state.phase, &state.link) {
+            (Phase::Connected | Phase::Disconnected, Some(link)) => !link.leader,
+            _ => false,
+        }
+    }
+
+    /// Looks for a while, without sleeping; whether something came.
+    fn look(&self, state: &mut State, time: Option<Duration>) -> bool {
+        let Some(time) = time else { return false };
+        let start = Instant::now();
+        loop {
+            if self.poll(state).any {
+                return true;
+            }
+            if start.elapsed() >= time {
+                return false;
+            }
+            hint::spin_loop();
+        }
+    }
+
+    /// Has the next completion raise an event, and looks once more; whether something came.
+    pub(super) fn arm_channel(&self, state: &mut State) -> bool {
+        let Some(link) = &mut state.link else { return false };
+        if !link.armed {
+            if let Err(error) = link.completions.arm() {
+                state.disconnect(Some(error));
+                return true;
+            }
+            link.armed = true;
+        }
+        self.poll(state).any
+    }
+
+    fn end_leading(&self, state: &mut State, took: bool) {
+        if let Some(link) = &mut state.link {
+            link.leader = false;
+            if took {
+                link.completions.took();
+                link.armed = false;
+            }
+        }
+        self.poll(state);
+        // Those who wait to be told: one of them leads next, if this thread is done.
+        self.changed.notify();
+        if took && !self.watchers.is_empty() {
+            // They rely on the event that this thread has taken.
+            self.watchers.notify(Notice::Changed);
+        }
+    }
+
+    /// Takes a completion event, if one is there, on behalf of a poller.
+    pub(super) fn take_channel_event(&self, state: &mut State) {
+        let Some(link) = state.link.as_mut().filter(|link| !link.leader) else { return };
+        if !link.nonblocking {
+            set_nonblocking(link.completions.fd(), true);
+            link.nonblocking = true;
+        }
+        // SAFETY: the channel is live while the lock is held.
+        if unsafe { link.completions.events().take() }.is_ok() {
+            link.completions.took();
+            link.armed = false;
+        }
+    }
+}
+
+impl State {
+    fn begin_leading(&mut self) -> Option<(Events, c_int)> {
+        let link = self.link.as_mut()?;
+        if link.nonblocking {
+            set_nonblocking(link.completions.fd(), false);
+            link.nonblocking = false;
+        }
+        link.leader = true;
+        Some((link.completions.events(), link.completions.fd()))
+    }
+}
+
+/// Whoever ends the link waits until its leader is back, so the channel is live.
+fn wait_in_channel(events: Events, fd: c_int, deadline: Option<Instant>) -> Result<()> {
+    if deadline.is_some() {
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one live structure.
+        match unsafe { libc::poll(&raw mut poll, 1, clock::poll_time(deadline)) } {
+            0 => return Err(Errno::ETIMEDOUT),
+            1 => {}
+            _ => return Err(Errno::last()),
+        }
+    }
+    // A read that a signal ends or does not end, as the program's handler wants it.
+    // SAFETY: see above.
+    unsafe { events.take() }
+}
+
+fn set_nonblocking(fd: c_int, on: bool) {
+    // SAFETY: our own descriptor, which has no other flag.
+    unsafe { libc::fcntl(fd, libc::F_SETFL, if on { libc::O_NONBLOCK } else { 0 }) };
+}

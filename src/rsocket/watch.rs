@@ -1,0 +1,250 @@
+//! What rpoll, rselect and repoll want of an rsocket, and how it tells them of changes.
+//!
+//! Most changes come as completions, and those raise a completion channel. The others (CM events, the end of a connect,
+//! a local shutdown, close, an event that another thread took from the channel) go through [`Watchers`].
+
+use std::ffi::{c_int, c_short};
+use std::mem;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::errno::{Errno, Result};
+
+/// An rsocket as those see it who wait for it.
+///
+/// An implementation and its users rely on each other:
+/// - Whoever calls take_event() notifies the other watchers afterwards ([`Watchers::notify_except`]), for they may sleep
+///   on the descriptor that is no longer readable. That includes the rsocket's own blocking calls.
+/// - A change that is no completion is made first, under the lock that ready() takes, and notified then.
+/// - A descriptor belongs to one rsocket only, stays one of its descriptors once it is, and stays open until
+///   `notify(Notice::Closed)` has returned.
+pub trait Pollable: Send + Sync {
+    /// Handles the completions that are there; returns the poll bits that hold now: those of `wanted` (of POLLIN,
+    /// POLLOUT, POLLRDHUP), and POLLERR, POLLHUP.
+    fn ready(&self, wanted: c_short) -> c_short;
+
+    /// As ready(); when the result is 0, no descriptor is readable once take_event() took what was there, and every
+    /// later change, of whatever kind, raises a descriptor or notifies the watchers.
+    fn arm(&self, wanted: c_short) -> c_short;
+
+    /// One of the descriptors was seen readable: takes the event from the completion channel, never blocks. A later
+    /// change raises a descriptor again only after arm().
+    fn take_event(&self);
+
+    /// The descriptors to wait for. There may be none yet; before new ones matter the watchers are notified.
+    fn descriptors(&self, add: &mut dyn FnMut(c_int));
+
+    /// Grows with every edge in the sense of EPOLLET (data came, space after there was none, EOF, error, connected, a
+    /// connection waits), at the latest when ready() or arm() handles the completion behind it.
+    fn edges(&self) -> u64;
+
+    /// Who wants to know of changes.
+    fn watchers(&self) -> &Watchers;
+}
+
+/// Finds the rsocket behind a descriptor.
+pub trait Lookup {
+    /// `None` for everything that is no rsocket.
+    fn find(&self, fd: c_int) -> Option<Arc<dyn Pollable>>;
+}
+
+/// Why watchers are notified.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Notice {
+    /// Something may have changed that no descriptor shows.
+    Changed,
+    /// The rsocket was closed; no other notice follows.
+    Closed,
+}
+
+/// One that waits.
+pub trait Watcher: Send + Sync {
+    /// Called in the thread that changed the rsocket. For [`Notice::Changed`] a lock is held: nothing but waking
+    /// somebody is allowed.
+    fn notice(self: Arc<Self>, notice: Notice);
+}
+
+/// The watchers of one rsocket.
+#[derive(Default)]
+pub struct Watchers {
+    list: Mutex<Vec<Arc<dyn Watcher>>>,
+    /// Length of the list. Changes under its lock only.
+    count: AtomicUsize,
+    /// Set once, under the lock of the list.
+    closed: AtomicBool,
+}
+
+impl Watchers {
+    /// No watchers.
+    pub const fn new() -> Watchers {
+        Watchers { list: Mutex::new(Vec::new()), count: AtomicUsize::new(0), closed: AtomicBool::new(false) }
+    }
+
+    /// One more; it may be there several times. What changes from now on is notified, so look at the rsocket afterwards.
+    /// `EBADF` after close.
+    pub fn add(&self, watcher: Arc<dyn Watcher>) -> Result<()> {
+        let mut list = self.lock();
+        if self.is_closed() {
+            return Err(Errno::EBADF);
+        }
+        list.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        list.push(watcher);
+        self.count.store(list.len(), Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// One less, if it is there. Afterwards it gets no [`Notice::Changed`] unless it was there several times.
+    pub fn remove(&self, watcher: &Arc<dyn Watcher>) {
+        let mut list = self.lock();
+        // The last one that came is often the first one to go.
+        let removed = list.iter().rposition(|there| is_same(there, watcher)).map(|place| list.swap_remove(place));
+        self.count.store(list.len(), Ordering::SeqCst);
+        drop(list);
+        drop(removed);
+    }
+
+    /// Whether nobody would be told: one load, for the data path. The change must have been made under a lock that
+    /// ready() takes too; then a watcher that is missed here sees the change.
+    pub fn is_empty(&self) -> bool {
+        self.count.load(Ordering::SeqCst) == 0
+    }
+
+    /// Whether [`Notice::Closed`] was given.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Tells all.
+    pub fn notify(&self, notice: Notice) {
+        match notice {
+            Notice::Changed => self.changed(None),
+            Notice::Closed => self.close(),
+        }
+    }
+
+    /// [`Notice::Changed`] to all but `own`, which knows: the event that `own` took was everybody's.
+    pub fn notify_except(&self, own: &Arc<dyn Watcher>) {
+        self.changed(Some(own));
+    }
+
+    fn changed(&self, own: Option<&Arc<dyn Watcher>>) {
+        if self.is_empty() {
+            return;
+        }
+        for watcher in self.lock().iter() {
+            if own.is_none_or(|own| !is_same(own, watcher)) {
+                Arc::clone(watcher).notice(Notice::Changed);
+            }
+        }
+    }
+
+    fn close(&self) {
+        let mut list = self.lock();
+        self.closed.store(true, Ordering::SeqCst);
+        let all = mem::take(&mut *list);
+        self.count.store(0, Ordering::SeqCst);
+        drop(list);
+        for watcher in all {
+            watcher.notice(Notice::Closed);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<dyn Watcher>>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether both are the same object. Which virtual table a pointer carries says nothing about that.
+fn is_same(a: &Arc<dyn Watcher>, b: &Arc<dyn Watcher>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
+}
+
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// Differs between a process and its children: what waits on descriptors shared with the parent must not be used for
+/// waking in the child.
+pub fn fork_generation() -> u32 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// To be called in the child of a fork().
+pub fn in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Counter {
+        changed: AtomicUsize,
+        closed: AtomicUsize,
+    }
+
+    impl Watcher for Counter {
+        fn notice(self: Arc<Self>, notice: Notice) {
+            let count = if notice == Notice::Closed { &self.closed } else { &self.changed };
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    impl Counter {
+        fn seen(&self) -> (usize, usize) {
+            (self.changed.load(Ordering::Relaxed), self.closed.load(Ordering::Relaxed))
+        }
+    }
+
+    fn watcher() -> (Arc<Counter>, Arc<dyn Watcher>) {
+        let counter = Arc::new(Counter::default());
+        (counter.clone(), counter)
+    }
+
+    #[test]
+    fn all_are_told_but_the_one_that_knows() {
+        let watchers = Watchers::new();
+        assert!(watchers.is_empty());
+        let ((a, watch_a), (b, watch_b)) = (watcher(), watcher());
+        watchers.add(watch_a.clone()).unwrap();
+        watchers.add(watch_b.clone()).unwrap();
+        watchers.notify(Notice::Changed);
+        watchers.notify_except(&watch_a);
+        assert_eq!((a.seen(), b.seen()), ((1, 0), (2, 0)));
+        watchers.remove(&watch_b);
+        assert!(!watchers.is_empty());
+        watchers.notify(Notice::Changed);
+        watchers.remove(&watch_a);
+        assert!(watchers.is_empty());
+        watchers.notify(Notice::Changed);
+        assert_eq!((a.seen(), b.seen()), ((2, 0), (2, 0)));
+    }
+
+    #[test]
+    fn added_twice_removed_twice() {
+        let watchers = Watchers::new();
+        let (counter, watch) = watcher();
+        watchers.add(watch.clone()).unwrap();
+        watchers.add(watch.clone()).unwrap();
+        watchers.remove(&watch);
+        watchers.notify(Notice::Changed);
+        assert_eq!(counter.seen(), (1, 0));
+        watchers.remove(&watch);
+        watchers.remove(&watch);
+        assert!(watchers.is_empty());
+    }
+
+    #[test]
+    fn close_is_told_once_and_stays() {
+        let watchers = Watchers::new();
+        let (counter, watch) = watcher();
+        watchers.add(watch.clone()).unwrap();
+        watchers.notify(Notice::Closed);
+        watchers.notify(Notice::Closed);
+        watchers.notify(Notice::Changed);
+        assert_eq!(counter.seen(), (0, 1));
+        assert!(watchers.is_closed() && watchers.is_empty());
+        assert_eq!(watchers.add(watch.clone()), Err(Errno::EBADF));
+        watchers.remove(&watch);
+        assert_eq!(Arc::strong_count(&counter), 2);
+    }
+}

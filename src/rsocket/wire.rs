@@ -1,0 +1,320 @@
+//! What stream rsockets exchange (spec: rsocket, Stream protocol), and in [`datagram`] what datagram rsockets do. No I/O.
+//!
+//! Nothing a peer sends is believed before it went through a `parse` of this module.
+
+use std::fmt;
+
+pub mod datagram;
+mod ip_header;
+
+#[cfg(test)]
+mod tests;
+
+pub use ip_header::{IP_HEADER, ip_header, skip_ip_header};
+
+/// Memory that the other side may write to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Region {
+    /// Where it begins.
+    pub addr: u64,
+    /// Remote key of the memory registration.
+    pub key: u32,
+    /// Bytes; of a target SGL, entries.
+    pub length: u32,
+}
+
+impl Region {
+    /// As private data carries it: all in network byte order.
+    fn to_be(self) -> [u8; SGL_ENTRY] {
+        let mut bytes = [0; SGL_ENTRY];
+        bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.key.to_be_bytes());
+        bytes[12..].copy_from_slice(&self.length.to_be_bytes());
+        bytes
+    }
+
+    fn from_be(bytes: [u8; SGL_ENTRY]) -> Region {
+        let (addr, key, length) = fields(bytes);
+        Region { addr: u64::from_be_bytes(addr), key: u32::from_be_bytes(key), length: u32::from_be_bytes(length) }
+    }
+
+    fn swapped(self) -> Region {
+        Region { addr: self.addr.swap_bytes(), key: self.key.swap_bytes(), length: self.length.swap_bytes() }
+    }
+}
+
+/// The private data of a connection request and of its reply.
+///
+/// As the reference fills it: `target_sgl.length` is 2, the number of entries; `data_buf` is the first half of the
+/// receive buffer and its length that half's; the number of remote iomap entries is always given, also when it is 0;
+/// reserved bytes are 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnData {
+    /// Whether the sender's native byte order, that of its target SGL and iomap, is big-endian.
+    pub big_endian: bool,
+    /// Messages that may be sent before the first grant.
+    pub credits: u16,
+    /// Entries of the sender's iomap, behind the two of its target SGL; `None` from one that doesn't say.
+    pub iomap_size: Option<u16>,
+    /// The sender's target SGL.
+    pub target_sgl: Region,
+    /// What entry 0 of the target SGL holds.
+    pub data_buf: Region,
+}
+
+const VERSION: u8 = 1;
+const FLAG_BIG_ENDIAN: u8 = 1;
+const FLAG_IOMAP_SIZE: u8 = 2;
+
+/// Entries of a target SGL.
+pub const SGL_ENTRIES: u32 = 2;
+
+/// What makes private data no rsocket's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadConnData {
+    /// Too few bytes.
+    Short,
+    /// Another version of the protocol.
+    Version(u8),
+    /// Nothing could ever be sent.
+    NoCredits,
+    /// Not the two entries that the protocol has.
+    SglLength(u32),
+    /// A receive buffer of no bytes.
+    NoBuffer,
+    /// A region that reaches beyond the end of memory.
+    Wraps,
+}
+
+impl fmt::Display for BadConnData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BadConnData::Short => f.write_str("private data is too short"),
+            BadConnData::Version(version) => write!(f, "protocol version {version}"),
+            BadConnData::NoCredits => f.write_str("no credits"),
+            BadConnData::SglLength(length) => write!(f, "target SGL of {length} entries"),
+            BadConnData::NoBuffer => f.write_str("empty receive buffer"),
+            BadConnData::Wraps => f.write_str("region beyond the end of memory"),
+        }
+    }
+}
+
+impl ConnData {
+    /// Bytes of it.
+    pub const LEN: usize = 40;
+
+    /// The bytes to send.
+    pub fn emit(&self) -> [u8; ConnData::LEN] {
+        let mut bytes = [0; ConnData::LEN];
+        bytes[0] = VERSION;
+        if self.big_endian {
+            bytes[1] |= FLAG_BIG_ENDIAN;
+        }
+        if let Some(entries) = self.iomap_size {
+            bytes[1] |= FLAG_IOMAP_SIZE;
+            bytes[7] = iomap_scaled(entries);
+        }
+        bytes[2..4].copy_from_slice(&self.credits.to_be_bytes());
+        bytes[8..24].copy_from_slice(&self.target_sgl.to_be());
+        bytes[24..].copy_from_slice(&self.data_buf.to_be());
+        bytes
+    }
+
+    /// Reads and checks what a peer sent; the kernel pads it to what the transport carries.
+    pub fn parse(bytes: &[u8]) -> Result<ConnData, BadConnData> {
+        let Some(([version, flags, c0, c1, _, _, _, scaled], rest)) = bytes.split_first_chunk() else {
+            return Err(BadConnData::Short);
+        };
+        let Some((sgl, rest)) = rest.split_first_chunk() else { return Err(BadConnData::Short) };
+        let Some((buffer, _)) = rest.split_first_chunk() else { return Err(BadConnData::Short) };
+        if *version != VERSION {
+            return Err(BadConnData::Version(*version));
+        }
+        let data = ConnData {
+            big_endian: flags & FLAG_BIG_ENDIAN != 0,
+            credits: u16::from_be_bytes([*c0, *c1]),
+            iomap_size: (flags & FLAG_IOMAP_SIZE != 0).then(|| iomap_entries(*scaled)),
+            target_sgl: Region::from_be(*sgl),
+            data_buf: Region::from_be(*buffer),
+        };
+        data.check()?;
+        Ok(data)
+    }
+
+    fn check(&self) -> Result<(), BadConnData> {
+        if self.credits == 0 {
+            return Err(BadConnData::NoCredits);
+        }
+        if self.target_sgl.length != SGL_ENTRIES {
+            return Err(BadConnData::SglLength(self.target_sgl.length));
+        }
+        if self.data_buf.length == 0 {
+            return Err(BadConnData::NoBuffer);
+        }
+        let iomap = usize::from(self.iomap_size.unwrap_or(0)) * IOMAP_ENTRY;
+        let tables = (SGL_ENTRIES as usize * SGL_ENTRY + iomap) as u64;
+        let sgl_end = self.target_sgl.addr.checked_add(tables);
+        let buffer_end = self.data_buf.addr.checked_add(u64::from(self.data_buf.length));
+        sgl_end.and(buffer_end).map(|_| ()).ok_or(BadConnData::Wraps)
+    }
+}
+
+/// Largest number of entries that eight bits can say.
+pub const IOMAP_MOST: u16 = 0x7F << 8;
+
+/// The eight bits that say `entries`, rounded down: up to 128 as they are, then in units of 256.
+pub fn iomap_scaled(entries: u16) -> u8 {
+    let entries = entries.min(IOMAP_MOST);
+    if entries <= 0x80 { entries as u8 } else { 0x80 | (entries >> 8) as u8 }
+}
+
+/// How many entries the eight bits say.
+pub fn iomap_entries(scaled: u8) -> u16 {
+    if scaled <= 0x80 { u16::from(scaled) } else { u16::from(scaled & 0x7F) << 8 }
+}
+
+/// The number of entries a socket has when a program wants `wanted`: the next lower one that the private data can say,
+/// and never more than [`IOMAP_MOST`], where the reference wraps around.
+pub fn iomap_round(wanted: u32) -> u16 {
+    iomap_entries(iomap_scaled(u16::try_from(wanted).unwrap_or(u16::MAX)))
+}
+
+/// A control message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// Both directions end.
+    Disconnect,
+    /// Shows that the sender is there.
+    Keepalive,
+    /// The sender sends no more.
+    Shutdown,
+}
+
+/// What a completion's immediate data says (for iWARP, the four bytes of a SEND).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// So many bytes were written behind those before.
+    Data(u32),
+    /// Messages may be sent up to this number, without it.
+    Grant(u16),
+    /// This entry of the iomap was written.
+    Iomap(u16),
+    /// See [`Control`].
+    Control(Control),
+}
+
+/// What makes a word no message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadMessage {
+    /// An operation without meaning.
+    Reserved(u8),
+    /// An unknown control message.
+    Control(u32),
+    /// An index beyond every iomap.
+    Iomap(u32),
+}
+
+impl fmt::Display for BadMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BadMessage::Reserved(op) => write!(f, "reserved operation {op}"),
+            BadMessage::Control(control) => write!(f, "control message {control}"),
+            BadMessage::Iomap(index) => write!(f, "iomap index {index}"),
+        }
+    }
+}
+
+const OP_SHIFT: u32 = 29;
+const OP_DATA: u32 = 0;
+const OP_GRANT: u32 = 4;
+const OP_IOMAP: u32 = 6;
+const OP_CONTROL: u32 = 7;
+
+/// Most bytes that one DATA message can announce.
+pub const MOST_DATA: u32 = (1 << OP_SHIFT) - 1;
+
+impl Message {
+    /// The word, host byte order.
+    pub fn word(self) -> u32 {
+        let (op, data) = match self {
+            Message::Data(length) => (OP_DATA, length),
+            Message::Grant(number) => (OP_GRANT, u32::from(number)),
+            Message::Iomap(index) => (OP_IOMAP, u32::from(index)),
+            Message::Control(Control::Disconnect) => (OP_CONTROL, 0),
+            Message::Control(Control::Keepalive) => (OP_CONTROL, 1),
+            Message::Control(Control::Shutdown) => (OP_CONTROL, 2),
+        };
+        debug_assert!(data <= MOST_DATA);
+        op << OP_SHIFT | data & MOST_DATA
+    }
+
+    /// Reads a word in host byte order. Whether the numbers fit the connection is for the caller to see.
+    pub fn parse(word: u32) -> Result<Message, BadMessage> {
+        let data = word & MOST_DATA;
+        match word >> OP_SHIFT {
+            OP_DATA => Ok(Message::Data(data)),
+            // Sequence numbers have 16 bits; a carry may stand above.
+            OP_GRANT => Ok(Message::Grant(data as u16)),
+            OP_IOMAP => u16::try_from(data).map(Message::Iomap).map_err(|_| BadMessage::Iomap(data)),
+            OP_CONTROL => match data {
+                0 => Ok(Message::Control(Control::Disconnect)),
+                1 => Ok(Message::Control(Control::Keepalive)),
+                2 => Ok(Message::Control(Control::Shutdown)),
+                unknown => Err(BadMessage::Control(unknown)),
+            },
+            op => Err(BadMessage::Reserved(op as u8)),
+        }
+    }
+}
+
+/// Bytes of a target SGL entry.
+pub const SGL_ENTRY: usize = 16;
+
+/// A target SGL entry as its owner reads it: in the owner's byte order, which is the other one when `swap`.
+pub fn emit_sgl(region: Region, swap: bool) -> [u8; SGL_ENTRY] {
+    let region = if swap { region.swapped() } else { region };
+    let mut bytes = [0; SGL_ENTRY];
+    bytes[..8].copy_from_slice(&region.addr.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&region.key.to_ne_bytes());
+    bytes[12..].copy_from_slice(&region.length.to_ne_bytes());
+    bytes
+}
+
+/// An entry of our own target SGL.
+pub fn parse_sgl(bytes: &[u8; SGL_ENTRY]) -> Region {
+    let (addr, key, length) = fields(*bytes);
+    Region { addr: u64::from_ne_bytes(addr), key: u32::from_ne_bytes(key), length: u32::from_ne_bytes(length) }
+}
+
+/// The bytes of a region's three members.
+fn fields(bytes: [u8; SGL_ENTRY]) -> ([u8; 8], [u8; 4], [u8; 4]) {
+    let [a0, a1, a2, a3, a4, a5, a6, a7, k0, k1, k2, k3, l0, l1, l2, l3] = bytes;
+    ([a0, a1, a2, a3, a4, a5, a6, a7], [k0, k1, k2, k3], [l0, l1, l2, l3])
+}
+
+/// An entry of the iomap: what a riowrite() to an offset goes to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mapping {
+    /// Offset that the region's first byte has.
+    pub offset: u64,
+    /// The region.
+    pub region: Region,
+}
+
+/// Bytes of an iomap entry.
+pub const IOMAP_ENTRY: usize = 24;
+
+/// An iomap entry as its owner reads it, as [`emit_sgl`].
+pub fn emit_iomap(mapping: Mapping, swap: bool) -> [u8; IOMAP_ENTRY] {
+    let mut bytes = [0; IOMAP_ENTRY];
+    let offset = if swap { mapping.offset.swap_bytes() } else { mapping.offset };
+    bytes[..8].copy_from_slice(&offset.to_ne_bytes());
+    bytes[8..].copy_from_slice(&emit_sgl(mapping.region, swap));
+    bytes
+}
+
+/// An entry of our own iomap.
+pub fn parse_iomap(bytes: &[u8; IOMAP_ENTRY]) -> Mapping {
+    let [o0, o1, o2, o3, o4, o5, o6, o7, region @ ..] = *bytes;
+    Mapping { offset: u64::from_ne_bytes([o0, o1, o2, o3, o4, o5, o6, o7]), region: parse_sgl(&region) }
+}

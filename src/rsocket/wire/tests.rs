@@ -1,0 +1,263 @@
+//! Tests of the formats. Literal bytes are those that the reference sent on a little-endian machine.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ptr::NonNull;
+
+use proptest::prelude::*;
+
+use super::datagram::{BadHeader, UdHeader, UdpHeader, UdpOp};
+use super::*;
+use crate::acm::addr::{Addr, Ib, V6};
+use crate::sys::sockaddr::SockAddr;
+
+/// Of a socket with RDMA_IOMAPSIZE 1000, SO_RCVBUF 2048 and a receive queue of 16.
+const REFERENCE: [u8; 40] = [
+    0x01, 0x02, 0x00, 0x10, 0, 0, 0, 0x83, //
+    0x00, 0x00, 0x55, 0x2a, 0xac, 0x10, 0x00, 0x00, 0x00, 0x00, 0x0f, 0x29, 0x00, 0x00, 0x00, 0x02, //
+    0x00, 0x00, 0x55, 0x2a, 0xac, 0x70, 0x00, 0x00, 0x00, 0x00, 0x10, 0xd3, 0x00, 0x00, 0x08, 0x00,
+];
+
+fn reference() -> ConnData {
+    ConnData {
+        big_endian: false,
+        credits: 16,
+        iomap_size: Some(768),
+        target_sgl: Region { addr: 0x552a_ac10_0000, key: 0xf29, length: 2 },
+        data_buf: Region { addr: 0x552a_ac70_0000, key: 0x10d3, length: 2048 },
+    }
+}
+
+#[test]
+fn conn_data_is_the_references() {
+    assert_eq!(ConnData::parse(&REFERENCE), Ok(reference()));
+    assert_eq!(reference().emit(), REFERENCE);
+}
+
+#[test]
+fn conn_data_may_be_padded() {
+    let mut padded = REFERENCE.to_vec();
+    padded.resize(196, 0);
+    assert_eq!(ConnData::parse(&padded), Ok(reference()));
+    assert_eq!(ConnData::parse(&REFERENCE[..39]), Err(BadConnData::Short));
+    assert_eq!(ConnData::parse(&[]), Err(BadConnData::Short));
+}
+
+#[test]
+fn conn_data_is_refused() {
+    let with = |change: fn(&mut ConnData)| {
+        let mut data = reference();
+        change(&mut data);
+        ConnData::parse(&data.emit())
+    };
+    assert_eq!(with(|d| d.credits = 0), Err(BadConnData::NoCredits));
+    assert_eq!(with(|d| d.target_sgl.length = 3), Err(BadConnData::SglLength(3)));
+    assert_eq!(with(|d| d.target_sgl.length = 0), Err(BadConnData::SglLength(0)));
+    assert_eq!(with(|d| d.data_buf.length = 0), Err(BadConnData::NoBuffer));
+    assert_eq!(with(|d| d.data_buf.addr = u64::MAX - 2047), Err(BadConnData::Wraps));
+    assert_eq!(with(|d| d.target_sgl.addr = u64::MAX - 31), Err(BadConnData::Wraps));
+    let mut other = REFERENCE;
+    other[0] = 2;
+    assert_eq!(ConnData::parse(&other), Err(BadConnData::Version(2)));
+}
+
+#[test]
+fn iomap_size_without_its_flag_does_not_count() {
+    let mut bytes = REFERENCE;
+    bytes[1] = 1;
+    let parsed = ConnData::parse(&bytes).unwrap();
+    assert_eq!((parsed.big_endian, parsed.iomap_size), (true, None));
+}
+
+/// What rgetsockopt gave back after these were set.
+#[test]
+fn iomap_sizes_round_as_the_reference() {
+    for (wanted, got) in [
+        (0, 0),
+        (1, 1),
+        (100, 100),
+        (127, 127),
+        (128, 128),
+        (129, 128),
+        (255, 128),
+        (256, 256),
+        (257, 256),
+        (511, 256),
+        (512, 512),
+        (1000, 768),
+        (1024, 1024),
+        (32512, 32512),
+        (32513, 32512),
+        (32767, 32512),
+    ] {
+        assert_eq!(iomap_round(wanted), got, "{wanted}");
+    }
+    assert_eq!([40_000, 65_535, 65_536, u32::MAX].map(iomap_round), [IOMAP_MOST; 4]);
+}
+
+#[test]
+fn words() {
+    for (message, word) in [
+        (Message::Data(8), 8),
+        (Message::Data(MOST_DATA), 0x1FFF_FFFF),
+        (Message::Grant(0xFFFF), 0x8000_FFFF),
+        (Message::Iomap(3), 0xC000_0003),
+        (Message::Control(Control::Disconnect), 0xE000_0000),
+        (Message::Control(Control::Keepalive), 0xE000_0001),
+        (Message::Control(Control::Shutdown), 0xE000_0002),
+    ] {
+        assert_eq!(message.word(), word, "{message:?}");
+        assert_eq!(Message::parse(word), Ok(message));
+    }
+    for op in [1, 2, 3, 5] {
+        assert_eq!(Message::parse(op << 29 | 7), Err(BadMessage::Reserved(op as u8)));
+    }
+    assert_eq!(Message::parse(0xE000_0003), Err(BadMessage::Control(3)));
+    assert_eq!(Message::parse(0xC001_0000), Err(BadMessage::Iomap(0x1_0000)));
+    assert_eq!(Message::parse(0x8001_0005), Ok(Message::Grant(5)), "a carry above the 16 bits");
+}
+
+#[test]
+fn udp_header_of_ipv4() {
+    let header = UdpHeader { op: UdpOp::Control, qpn: 0x00AB_CDEF, target: IpAddr::from([10, 77, 1, 2]) };
+    let bytes = [0x55, 0x55, 0x55, 0x55, 4, 7, 16, 0, 0, 0xAB, 0xCD, 0xEF, 10, 77, 1, 2];
+    let (emitted, len) = header.emit();
+    assert_eq!(emitted[..len], bytes);
+    assert_eq!(UdpHeader::parse(&bytes), Ok((header, 16)));
+    for (at, value, error) in [
+        (0, 0x54, BadHeader::Tag(0x5455_5555)),
+        (4, 5, BadHeader::Version(5)),
+        (4, 6, BadHeader::Length(16)),
+        (5, 1, BadHeader::Op(1)),
+        (6, 15, BadHeader::Length(15)),
+        (8, 1, BadHeader::Qpn(0x01AB_CDEF)),
+    ] {
+        let mut other = bytes;
+        other[at] = value;
+        assert_eq!(UdpHeader::parse(&other), Err(error));
+    }
+}
+
+#[test]
+fn ud_header_of_ipv6() {
+    let source: SocketAddr = "[fd77::1]:7471".parse().unwrap();
+    let (bytes, len) = UdHeader { source }.emit();
+    assert_eq!(bytes[..8], [6, 24, 0x1D, 0x2F, 0, 0, 0, 0]);
+    assert_eq!(UdHeader::parse(&bytes[..len]), Ok((UdHeader { source }, 24)));
+    assert_eq!(UdHeader::parse(&[4, 24, 0, 1, 1, 2, 3, 4]), Err(BadHeader::Length(24)));
+    assert_eq!(UdHeader::parse(&[7, 8, 0, 1, 1, 2, 3, 4]), Err(BadHeader::Version(7)));
+}
+
+fn sock_addr(addr: Addr) -> SockAddr {
+    let mut storage = crate::sys::sockaddr::zeroed();
+    let (bytes, len) = addr.to_bytes();
+    // SAFETY: every address fits, and all its bytes are there.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), (&raw mut storage).cast(), len);
+        SockAddr::from_c(NonNull::from(&storage).cast()).unwrap()
+    }
+}
+
+#[test]
+fn ip_header_of_each_family() {
+    let v4 = |last| sock_addr(Addr::V4 { port: 7174, ip: [10, 77, 1, last] });
+    let header = ip_header(&v4(1), &v4(2));
+    assert_eq!(header[..4], [0, 0x40, 0x1C, 0x06]);
+    assert_eq!(header[4..20], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 77, 1, 1]);
+    assert_eq!(header[20..], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 77, 1, 2]);
+    let ib = |last| sock_addr(Addr::Ib(Ib { gid: [last; 16], sid: 0x0106_1234, ..Ib::default() }));
+    let header = ip_header(&ib(1), &ib(2));
+    assert_eq!(header[..4], [0, 0x60, 0x12, 0x34]);
+    assert_eq!((&header[4..20], &header[20..]), (&[1; 16][..], &[2; 16][..]));
+    let v6 = sock_addr(Addr::V6(V6 { ip: [3; 16], ..V6::default() }));
+    assert_eq!(ip_header(&v6, &v6)[20..], [3; 16]);
+    assert_eq!(skip_ip_header(&[7; 76]), Some(&[7; 40][..]));
+    assert_eq!(skip_ip_header(&[7; 35]), None);
+}
+
+fn any_region() -> impl Strategy<Value = Region> {
+    (any::<u64>(), any::<u32>(), any::<u32>()).prop_map(|(addr, key, length)| Region { addr, key, length })
+}
+
+fn any_conn_data() -> impl Strategy<Value = ConnData> {
+    // No region reaches beyond the end of memory.
+    let addr = 0..u64::MAX >> 1;
+    (any::<bool>(), 1_u16.., any::<Option<u8>>(), addr.clone(), any::<u32>(), addr, any::<u32>(), 1_u32..).prop_map(
+        |(big_endian, credits, iomap, sgl, sgl_key, buffer, key, length)| ConnData {
+            big_endian,
+            credits,
+            iomap_size: iomap.map(iomap_entries),
+            target_sgl: Region { addr: sgl, key: sgl_key, length: SGL_ENTRIES },
+            data_buf: Region { addr: buffer, key, length },
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn conn_data_and_back(data in any_conn_data()) {
+        prop_assert_eq!(ConnData::parse(&data.emit()), Ok(data));
+    }
+
+    #[test]
+    fn conn_data_of_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+        if let Ok(data) = ConnData::parse(&bytes) {
+            prop_assert_eq!(ConnData::parse(&data.emit()), Ok(data));
+        }
+    }
+
+    #[test]
+    fn words_and_back(word: u32) {
+        if let Ok(message) = Message::parse(word) {
+            // Nothing but the carry of a grant is lost.
+            let kept = if word >> 29 == 4 { word & 0xE000_FFFF } else { word };
+            prop_assert_eq!(message.word(), kept);
+        }
+    }
+
+    #[test]
+    fn scaled_sizes_and_back(scaled: u8, entries: u16) {
+        prop_assert_eq!(iomap_scaled(iomap_entries(scaled)), scaled);
+        let rounded = iomap_entries(iomap_scaled(entries));
+        prop_assert!(rounded <= entries);
+    }
+
+    #[test]
+    fn sgl_and_iomap_and_back(offset: u64, region in any_region()) {
+        prop_assert_eq!(parse_sgl(&emit_sgl(region, false)), region);
+        prop_assert_eq!(parse_sgl(&emit_sgl(region, true)), region.swapped());
+        let mapping = Mapping { offset, region };
+        prop_assert_eq!(parse_iomap(&emit_iomap(mapping, false)), mapping);
+        let swapped = Mapping { offset: offset.swap_bytes(), region: region.swapped() };
+        prop_assert_eq!(parse_iomap(&emit_iomap(mapping, true)), swapped);
+    }
+
+    #[test]
+    fn udp_header_and_back(control: bool, qpn in 2_u32..0x100_0000, target: IpAddr, payload in 0_usize..9) {
+        let op = if control { UdpOp::Control } else { UdpOp::Data };
+        let header = UdpHeader { op, qpn, target };
+        let (bytes, len) = header.emit();
+        let packet = [&bytes[..len], &[0xFF; 8][..payload.min(8)]].concat();
+        prop_assert_eq!(UdpHeader::parse(&packet), Ok((header, len)));
+        prop_assert_eq!(UdpHeader::parse(&bytes[..len - 1]), Err(BadHeader::Short));
+    }
+
+    #[test]
+    fn ud_header_and_back(ip: IpAddr, port: u16) {
+        let header = UdHeader { source: SocketAddr::new(ip, port) };
+        let (bytes, len) = header.emit();
+        prop_assert_eq!(UdHeader::parse(&bytes[..len]), Ok((header, len)));
+        prop_assert_eq!(UdHeader::parse(&bytes[..len - 1]), Err(BadHeader::Short));
+    }
+
+    #[test]
+    fn headers_of_any_bytes(packet in proptest::collection::vec(any::<u8>(), 0..40)) {
+        if let Ok((header, len)) = UdpHeader::parse(&packet) {
+            prop_assert!(len <= packet.len());
+            prop_assert_eq!(UdpHeader::parse(&header.emit().0).map(|(again, _)| again), Ok(header));
+        }
+        if let Ok((header, len)) = UdHeader::parse(&packet) {
+            prop_assert!(len <= packet.len());
+            prop_assert_eq!(UdHeader::parse(&header.emit().0).map(|(again, _)| again), Ok(header));
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Waiting: poll, epoll and eventfd of the kernel, and the time left.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
+
+use libc::{epoll_event, pollfd, timespec};
+
+use crate::errno::{Errno, Result};
+
+/// When a call gives up waiting.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline(Option<Instant>);
+
+impl Deadline {
+    /// In milliseconds, as poll(2) counts them: never when negative.
+    pub fn after_ms(timeout: c_int) -> Deadline {
+        Deadline::after(u64::try_from(timeout).ok().map(Duration::from_millis))
+    }
+
+    /// After `time`; never for `None`, and for what the clock cannot count.
+    pub fn after(time: Option<Duration>) -> Deadline {
+        Deadline(time.and_then(|time| Instant::now().checked_add(time)))
+    }
+
+    /// What is left; `None` for a deadline that never comes.
+    pub fn left(&self) -> Option<Duration> {
+        self.0.map(|end| end.saturating_duration_since(Instant::now()))
+    }
+
+    /// Whether it has come.
+    pub fn passed(&self) -> bool {
+        self.left() == Some(Duration::ZERO)
+    }
+}
+
+fn owned(fd: c_int) -> Result<OwnedFd> {
+    if fd < 0 {
+        return Err(Errno::last());
+    }
+    // SAFETY: a system call has just made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// An eventfd that never blocks: readable between raise() and clear().
+#[derive(Debug)]
+pub struct EventFd(OwnedFd);
+
+impl EventFd {
+    /// A new one, not raised.
+    pub fn new() -> Result<EventFd> {
+        // SAFETY: plain system call.
+        owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }).map(EventFd)
+    }
+
+    /// Makes it readable. It cannot fail in a way that matters: a full counter is readable too.
+    pub fn raise(&self) {
+        let one = 1u64;
+        // SAFETY: reads 8 bytes.
+        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+    }
+
+    /// Makes it unreadable.
+    pub fn clear(&self) {
+        let mut count = 0u64;
+        // SAFETY: writes 8 bytes.
+        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+    }
+}
+
+impl AsRawFd for EventFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// poll(2), to the nanosecond.
+pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
+    let timeout = timeout.map(|left| timespec {
+        tv_sec: left.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    });
+    let time = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: the slice is readable and writable, the time-out readable or NULL; the signal mask stays.
+    let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, ptr::null()) };
+    usize::try_from(ready).map_err(|_| Errno::last())
+}
+
+/// A kernel epoll.
+#[derive(Debug)]
+pub struct KernelEpoll(OwnedFd);
+
+impl KernelEpoll {
+    /// A new one. flags: as for epoll_create1(2).
+    pub fn new(flags: c_int) -> Result<KernelEpoll> {
+        // SAFETY: plain system call.
+        owned(unsafe { libc::epoll_create1(flags) }).map(KernelEpoll)
+    }
+
+    /// The same epoll by another descriptor.
+    pub fn duplicate(&self) -> Result<KernelEpoll> {
+        // SAFETY: plain system call.
+        owned(unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 3) }).map(KernelEpoll)
+    }
+
+    /// epoll_ctl(2).
+    pub fn control(&self, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<()> {
+        let mut event = event;
+        let event = event.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+        // SAFETY: the event is readable or NULL.
+        let done = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), op, fd, event) };
+        if done == 0 { Ok(()) } else { Err(Errno::last()) }
+    }
+
+    /// epoll_wait(2). As many as it says are written at the front of `events`.
+    pub fn wait(&self, events: &mut [MaybeUninit<epoll_event>], timeout: Option<Duration>) -> Result<usize> {
+        let room = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
+        // Rounded up: a wait that ends early would have to be repeated.
+        let timeout =
+            timeout.map_or(-1, |left| c_int::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX));
+        // SAFETY: the slice is writable for its length.
+        let count = unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr().cast(), room, timeout) };
+        usize::try_from(count).map_err(|_| Errno::last())
+    }
+}
+
+impl AsRawFd for KernelEpoll {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// The number of CPUs this process may run on, as it was at the first call.
+pub fn cpus() -> c_int {
+    static COUNT: AtomicI32 = AtomicI32::new(0);
+    let known = COUNT.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let mut set = MaybeUninit::<libc::cpu_set_t>::zeroed();
+    // SAFETY: `set` is writable, and zeros are a value of it.
+    let count = unsafe {
+        let failed = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), set.as_mut_ptr()) != 0;
+        if failed { 1 } else { libc::CPU_COUNT(set.assume_init_ref()).max(1) }
+    };
+    COUNT.store(count, Ordering::Relaxed);
+    count
+}
+
+/// How many descriptors this process may have (RLIMIT_NOFILE).
+pub fn descriptor_limit() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is writable.
+    let failed = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0;
+    if failed { usize::MAX } else { usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn readable(fd: RawFd) -> bool {
+        let mut fds = [pollfd { fd, events: libc::POLLIN, revents: 0 }];
+        poll(&mut fds, Some(Duration::ZERO)).unwrap() == 1
+    }
+
+    #[test]
+    fn an_eventfd_is_readable_between_raise_and_clear() {
+        let event = EventFd::new().unwrap();
+        assert!(!readable(event.as_raw_fd()));
+        event.raise();
+        event.raise();
+        assert!(readable(event.as_raw_fd()));
+        event.clear();
+        event.clear();
+        assert!(!readable(event.as_raw_fd()));
+    }
+
+    #[test]
+    fn deadlines() {
+        assert!(Deadline::after_ms(0).passed());
+        assert!(!Deadline::after_ms(-1).passed());
+        assert_eq!(Deadline::after_ms(-1).left(), None);
+        assert!(Deadline::after_ms(c_int::MAX).left() > Some(Duration::from_secs(1_000_000)));
+        assert_eq!(Deadline::after(Some(Duration::MAX)).left(), None);
+    }
+
+    #[test]
+    fn a_wait_is_never_shorter_than_asked() {
+        let epoll = KernelEpoll::new(0).unwrap();
+        let (start, time) = (Instant::now(), Duration::from_nanos(1_000_001));
+        assert_eq!(epoll.wait(&mut [MaybeUninit::uninit()], Some(time)), Ok(0));
+        assert!(start.elapsed() >= time);
+    }
+
+    #[test]
+    fn there_is_a_cpu() {
+        assert!(cpus() >= 1 && cpus() == cpus());
+        assert!(descriptor_limit() > 0);
+    }
+}

@@ -1,0 +1,322 @@
+//! The data path of a connected QP: its CQ and completion channel, memory, work requests.
+
+use std::ffi::c_int;
+use std::mem::zeroed;
+use std::ptr::{self, NonNull};
+
+use super::pages::Pages;
+pub use super::verbs::ibv_wc;
+use super::verbs::{
+    self, ibv_comp_channel, ibv_context, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge,
+};
+use crate::errno::{Errno, Result};
+
+/// Marks the work request numbers of receives.
+pub const RECEIVE: u64 = 1 << 63;
+
+/// A CQ with a completion channel of its own.
+#[derive(Debug)]
+pub struct Completions {
+    channel: NonNull<ibv_comp_channel>,
+    cq: NonNull<ibv_cq>,
+    /// Events taken that libibverbs has not been told of yet: it takes a lock for that.
+    unacknowledged: u32,
+}
+
+// SAFETY: libibverbs objects, which any thread may use.
+unsafe impl Send for Completions {}
+
+/// A completion channel whose event a thread waits for while the [`Completions`] are used by others. Whoever destroys them
+/// waits for that thread.
+#[derive(Clone, Copy, Debug)]
+pub struct Events(NonNull<ibv_comp_channel>);
+
+// SAFETY: as above.
+unsafe impl Send for Events {}
+
+impl Completions {
+    /// For `entries` completions.
+    ///
+    /// # Safety
+    /// An open context, which stays open for as long as the result lives.
+    pub unsafe fn new(context: NonNull<ibv_context>, entries: u32) -> Result<Completions> {
+        // SAFETY: the caller's word; the channel is new and goes if the CQ fails.
+        unsafe {
+            let channel = verbs::create_comp_channel(context)?;
+            let cq = verbs::create_cq(context, entries, ptr::null_mut(), channel)
+                .inspect_err(|_| verbs::destroy_comp_channel(channel))?;
+            Ok(Completions { channel, cq, unacknowledged: 0 })
+        }
+    }
+
+    /// The CQ.
+    pub fn cq(&self) -> *mut ibv_cq {
+        self.cq.as_ptr()
+    }
+
+    /// Readable when an event waits.
+    pub fn fd(&self) -> c_int {
+        // SAFETY: a live channel.
+        unsafe { (*self.channel.as_ptr()).fd }
+    }
+
+    /// For waiting without `self`.
+    pub fn events(&self) -> Events {
+        Events(self.channel)
+    }
+
+    /// Takes completions; how many.
+    pub fn poll(&self, into: &mut [ibv_wc]) -> Result<usize> {
+        // SAFETY: a live CQ of an open context; there is room for as many as are asked for.
+        let count = unsafe {
+            let poll = (*(*self.cq.as_ptr()).context).ops.poll_cq.ok_or(Errno::ENOSYS)?;
+            poll(self.cq.as_ptr(), into.len() as c_int, into.as_mut_ptr())
+        };
+        usize::try_from(count).map_err(|_| Errno::EIO)
+    }
+
+    /// Asks for an event with the next completion.
+    pub fn arm(&self) -> Result<()> {
+        // SAFETY: a live CQ of an open context.
+        let result = unsafe {
+            let arm = (*(*self.cq.as_ptr()).context).ops.req_notify_cq.ok_or(Errno::ENOSYS)?;
+            arm(self.cq.as_ptr(), 0)
+        };
+        if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
+    }
+
+    /// An event was taken.
+    pub fn took(&mut self) {
+        self.unacknowledged += 1;
+        // The counters of libibverbs have 32 bits; they must not wrap within one acknowledgement.
+        if self.unacknowledged == 1 << 16 {
+            self.acknowledge();
+        }
+    }
+
+    fn acknowledge(&mut self) {
+        // SAFETY: a live CQ, and so many events were taken.
+        unsafe { verbs::ibv_ack_cq_events(self.cq.as_ptr(), self.unacknowledged) };
+        self.unacknowledged = 0;
+    }
+}
+
+impl Drop for Completions {
+    fn drop(&mut self) {
+        if self.unacknowledged > 0 {
+            self.acknowledge();
+        }
+        // SAFETY: the QP is gone, and nobody waits on the channel.
+        unsafe {
+            verbs::destroy_cq(self.cq);
+            verbs::destroy_comp_channel(self.channel);
+        }
+    }
+}
+
+impl Events {
+    /// Takes an event: waits for it, or fails with `EAGAIN`, as the descriptor's flags say. The owner has to be told of it
+    /// ([`Completions::took`]).
+    ///
+    /// # Safety
+    /// The channel is live until this returns.
+    pub unsafe fn take(self) -> Result<()> {
+        let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the caller's word; both are writable.
+        match unsafe { verbs::ibv_get_cq_event(self.0.as_ptr(), &raw mut cq, &raw mut context) } {
+            0 => Ok(()),
+            _ => Err(Errno::last()),
+        }
+    }
+}
+
+/// Memory that a device may use.
+#[derive(Debug)]
+pub struct Registered {
+    mr: NonNull<ibv_mr>,
+    pages: Option<Pages>,
+}
+
+// SAFETY: a libibverbs object and plain memory.
+unsafe impl Send for Registered {}
+
+impl Registered {
+    /// New zeroed memory, which the peer may write to if `remote`.
+    ///
+    /// # Safety
+    /// A live PD that outlives the result.
+    pub unsafe fn new(pd: NonNull<ibv_pd>, len: usize, remote: bool) -> Result<Registered> {
+        let pages = Pages::new(len)?;
+        // SAFETY: the caller's word; the pages live as long as the registration.
+        let mut registered = unsafe { Registered::of(pd, pages.start(), len, remote)? };
+        registered.pages = Some(pages);
+        Ok(registered)
+    }
+
+    /// Memory of somebody else's.
+    ///
+    /// # Safety
+    /// A live PD that outlives the result. The memory is the caller's care: the device's accesses don't follow Rust's rules.
+    pub unsafe fn of(pd: NonNull<ibv_pd>, start: NonNull<u8>, len: usize, remote: bool) -> Result<Registered> {
+        let mut access = verbs::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+        if remote {
+            access |= verbs::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+        }
+        // SAFETY: the caller's word; a bad address is the kernel's to refuse.
+        let mr = unsafe { verbs::ibv_reg_mr(pd.as_ptr(), start.as_ptr().cast(), len, access as c_int) };
+        let mr = NonNull::new(mr).ok_or_else(Errno::last)?;
+        Ok(Registered { mr, pages: None })
+    }
+
+    /// Address of its first byte.
+    pub fn start(&self) -> NonNull<u8> {
+        // SAFETY: a live registration; a NULL address was never one.
+        unsafe { NonNull::new_unchecked((*self.mr.as_ptr()).addr.cast()) }
+    }
+
+    /// Key for our own work requests.
+    pub fn lkey(&self) -> u32 {
+        // SAFETY: a live registration.
+        unsafe { (*self.mr.as_ptr()).lkey }
+    }
+
+    /// Key for the peer.
+    pub fn rkey(&self) -> u32 {
+        // SAFETY: a live registration.
+        unsafe { (*self.mr.as_ptr()).rkey }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // SAFETY: the QP that used it is gone, or nothing outstanding refers to it.
+        unsafe { verbs::ibv_dereg_mr(self.mr.as_ptr()) };
+    }
+}
+
+/// A work request of a send queue.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// Comes back in its completion.
+    pub number: u64,
+    /// What to do.
+    pub kind: Kind,
+    /// The peer's address and key, 0 for a SEND and for no bytes.
+    pub addr: u64,
+    /// See `addr`.
+    pub key: u32,
+    /// What to write; the second piece may be empty.
+    pub pieces: [Piece; 2],
+    /// The bytes are copied before the call returns, and need no registration.
+    pub inline: bool,
+    /// Whether its success is reported.
+    pub report: bool,
+}
+
+/// Kinds of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// RDMA WRITE.
+    Write,
+    /// RDMA WRITE with this immediate, network byte order.
+    WriteWord(u32),
+    /// SEND.
+    Send,
+}
+
+/// Bytes in local memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Piece {
+    /// Address.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Key of its registration.
+    pub lkey: u32,
+}
+
+/// The most work requests of one [`send`].
+const CHAIN: usize = 4;
+
+/// Posts work in one go: all of it, or an error that ends the connection.
+///
+/// # Safety
+/// A live QP; memory readable, and registered unless inline.
+pub unsafe fn send(qp: NonNull<ibv_qp>, work: &[Work]) -> Result<()> {
+    debug_assert!(work.len() <= CHAIN);
+    // SAFETY: all zeros are values of these structures.
+    let (mut requests, mut lists): ([ibv_send_wr; CHAIN], [[ibv_sge; 2]; CHAIN]) = unsafe { (zeroed(), zeroed()) };
+    let mut next = ptr::null_mut();
+    for (index, item) in work.iter().enumerate().take(CHAIN).rev() {
+        let list = &mut lists[index];
+        for (entry, piece) in list.iter_mut().zip(item.pieces) {
+            *entry = ibv_sge { addr: piece.addr, length: piece.len, lkey: piece.lkey };
+        }
+        let request = &mut requests[index];
+        request.wr_id = item.number;
+        request.next = next;
+        request.sg_list = list.as_mut_ptr();
+        request.num_sge = item.pieces.iter().take_while(|piece| piece.len > 0).count() as c_int;
+        request.opcode = match item.kind {
+            Kind::Write => verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE,
+            Kind::WriteWord(word) => {
+                request.__bindgen_anon_1.imm_data = word;
+                verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM
+            }
+            Kind::Send => verbs::ibv_wr_opcode::IBV_WR_SEND,
+        };
+        request.wr.rdma.remote_addr = item.addr;
+        request.wr.rdma.rkey = item.key;
+        if item.report {
+            request.send_flags |= verbs::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        }
+        if item.inline && request.num_sge > 0 {
+            request.send_flags |= verbs::ibv_send_flags::IBV_SEND_INLINE.0;
+        }
+        next = request;
+    }
+    let mut bad = ptr::null_mut();
+    // SAFETY: the caller's word; the chain lives until the call returns.
+    let result = unsafe {
+        let post = (*(*qp.as_ptr()).context).ops.post_send.ok_or(Errno::ENOSYS)?;
+        post(qp.as_ptr(), next, &raw mut bad)
+    };
+    if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
+}
+
+/// The most receives posted in one go.
+const BATCH: usize = 64;
+
+/// Posts a receive for each of `slots`: into the 4 bytes at `place(slot)`, or for none.
+///
+/// # Safety
+/// A live QP; the memory is registered with `lkey` and the device's to write.
+pub unsafe fn receive(qp: NonNull<ibv_qp>, slots: &[u32], place: impl Fn(u32) -> Option<Piece>) -> Result<()> {
+    // SAFETY: all zeros are values of these structures.
+    let (mut requests, mut list): ([ibv_recv_wr; BATCH], [ibv_sge; BATCH]) = unsafe { (zeroed(), zeroed()) };
+    for batch in slots.chunks(BATCH) {
+        let mut next = ptr::null_mut();
+        for (index, &slot) in batch.iter().enumerate().rev() {
+            let request = &mut requests[index];
+            request.wr_id = RECEIVE | u64::from(slot);
+            request.next = next;
+            request.num_sge = 0;
+            if let Some(piece) = place(slot) {
+                list[index] = ibv_sge { addr: piece.addr, length: piece.len, lkey: piece.lkey };
+                request.sg_list = &raw mut list[index];
+                request.num_sge = 1;
+            }
+            next = request;
+        }
+        let mut bad = ptr::null_mut();
+        // SAFETY: the caller's word; the chain lives until the call returns.
+        let result = unsafe {
+            let post = (*(*qp.as_ptr()).context).ops.post_recv.ok_or(Errno::ENOSYS)?;
+            post(qp.as_ptr(), next, &raw mut bad)
+        };
+        if result != 0 {
+            return Err(Errno::new(result));
+        }
+    }
+    Ok(())
+}
