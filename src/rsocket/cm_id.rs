@@ -66,7 +66,7 @@ impl Drop for Request {
 impl Request {
     /// Takes the id to a channel of its own.
     pub fn accept(self) -> Result<CmId> {
-        let channel = open_channel()?;
+        let channel = cm::create_event_channel()?;
         // SAFETY: a live id and a new channel.
         let moved = unsafe { Id::from_c(self.0.as_ptr()).and_then(|id| cm::migrate_id(id, channel.as_ptr())) };
         if let Err(error) = moved {
@@ -78,23 +78,10 @@ impl Request {
     }
 }
 
-fn open_channel() -> Result<NonNull<rdma_event_channel>> {
-    let channel = cm::create_event_channel()?;
-    // SAFETY: a live channel's descriptor; the flag keeps the reactor from waiting in one channel.
-    let set = unsafe { libc::fcntl((*channel.as_ptr()).fd, libc::F_SETFL, libc::O_NONBLOCK) };
-    if set != 0 {
-        let error = Errno::last();
-        // SAFETY: nothing is on it.
-        unsafe { cm::destroy_event_channel(channel) };
-        return Err(error);
-    }
-    Ok(channel)
-}
-
 impl CmId {
     /// A new id of a port space.
     pub fn new(port_space: u32) -> Result<CmId> {
-        let channel = open_channel()?;
+        let channel = cm::create_event_channel()?;
         let mut id = ptr::null_mut();
         // SAFETY: a live channel, and `id` is writable.
         let made =
@@ -113,6 +100,15 @@ impl CmId {
     pub fn fd(&self) -> c_int {
         // SAFETY: a live channel.
         unsafe { (*self.channel.as_ptr()).fd }
+    }
+
+    /// Has [`event`](Self::event) not wait.
+    pub fn set_nonblocking(&self) -> Result<()> {
+        // SAFETY: our own descriptor, which has no other flag.
+        match unsafe { libc::fcntl(self.fd(), libc::F_SETFL, libc::O_NONBLOCK) } {
+            0 => Ok(()),
+            _ => Err(Errno::last()),
+        }
     }
 
     /// The id for calls of the connection manager.
@@ -149,7 +145,7 @@ impl CmId {
         unsafe { if active { cm::connect(self.id(), &raw const param) } else { cm::accept(self.id(), &raw mut param) } }
     }
 
-    /// The next event; `EAGAIN` when none waits.
+    /// The next event; `EAGAIN` when none waits, after [`set_nonblocking`](Self::set_nonblocking).
     pub fn event(&self) -> Result<Event> {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
         // SAFETY: a live channel; `event` is writable.

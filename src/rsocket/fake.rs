@@ -103,6 +103,10 @@ impl Fake {
         self.watchers.notify(Notice::Closed);
     }
 
+    pub fn watchers_are_gone(&self) -> bool {
+        self.watchers.is_empty()
+    }
+
     pub fn is_armed(&self) -> bool {
         self.state().armed
     }

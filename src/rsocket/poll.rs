@@ -1,7 +1,7 @@
 //! rpoll: poll(2) over rsockets and other descriptors together.
 //!
-//! A call looks at the rsockets first. Only if it has to sleep it becomes a watcher of each, arms them, and sleeps in the
-//! kernel's poll on their descriptors, the program's other ones, and the thread's waiter.
+//! A call looks at the rsockets first. Only if it has to sleep it becomes a watcher of each, arms them, and sleeps in
+//! the kernel's poll on their descriptors, the program's other ones, and the thread's waiter.
 
 use std::ffi::{c_int, c_short};
 use std::sync::Arc;
@@ -69,8 +69,8 @@ struct Call<'a> {
     fds: &'a mut [pollfd],
     /// For each of `fds`.
     rsockets: &'a [Option<Arc<dyn Pollable>>],
-    /// For each of `fds`: whether it is to be looked at. Those that are armed, and were neither raised nor noticed since,
-    /// have not changed.
+    /// For each of `fds`: whether it is to be looked at. Those that are armed, and were neither raised nor noticed
+    /// since, have not changed.
     stale: Few<bool, FEW>,
     /// Whether there are descriptors that are no rsockets.
     others: bool,

@@ -126,16 +126,14 @@ impl Reactor {
     }
 }
 
-/// Bytes of the thread's stack: opening a device goes through libibverbs and its providers.
-const STACK: usize = 256 * 1024;
-
 unsafe fn owned(fd: c_int) -> Result<OwnedFd> {
     // SAFETY: a descriptor that was just made, unless making it failed.
     if fd < 0 { Err(Errno::last()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
 }
 
 /// Starts the thread, with all signals blocked: it takes none of the program's. By hand, for the standard library's
-/// way ends the program when there is no memory.
+/// way ends the program when there is no memory. The stack is as large as the program's threads have it: a smaller one may
+/// not hold the program's thread-local variables, which are part of it.
 fn spawn(epoll: RawFd) -> Result<()> {
     // SAFETY: plain sets and attributes of this thread's stack; the argument is a number.
     unsafe {
@@ -144,7 +142,6 @@ fn spawn(epoll: RawFd) -> Result<()> {
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
         let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
         libc::pthread_attr_init(&raw mut attributes);
-        libc::pthread_attr_setstacksize(&raw mut attributes, STACK);
         libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
         let mut thread: libc::pthread_t = std::mem::zeroed();
         let argument = epoll as usize as *mut c_void;

@@ -13,7 +13,8 @@ use super::*;
 use crate::rsocket::fake::{Change, Fake, Table};
 use crate::sys::event::EventFd;
 
-const NFDS: usize = 1024;
+/// Larger than FD_SETSIZE: other tests have many descriptors.
+const NFDS: usize = 8192;
 
 fn set(fds: &[RawFd]) -> [Word; NFDS / BITS] {
     let mut set = [0; NFDS / BITS];
@@ -42,7 +43,7 @@ fn ours(table: &Table, fds: [&[RawFd]; 3], timeout: Option<timeval>) -> Got {
 fn kernel(fds: [&[RawFd]; 3], mut timeout: timeval) -> Got {
     let mut sets = fds.map(set);
     let [read, write, except] = sets.each_mut().map(|set| set.as_mut_ptr().cast());
-    // SAFETY: sets of FD_SETSIZE descriptors.
+    // SAFETY: sets of that many descriptors.
     let count = unsafe { libc::select(NFDS as c_int, read, write, except, &raw mut timeout) };
     if count < 0 { Err(Errno::last()) } else { Ok((count, sets.map(|set| members(&set)))) }
 }
@@ -97,11 +98,10 @@ fn woken_by_an_rsocket() {
 fn what_is_wrong_changes_nothing() {
     let (table, fake, _number, fd) = rsocket();
     fake.complete(Change::Data);
-    let closed = EventFd::new().unwrap().as_raw_fd();
-    let mut read = set(&[fd, 1000]);
+    let mut read = set(&[fd, 8000]);
     let before = read;
     let mut sets = Sets { read: Some(&mut read), ..Sets::default() };
-    assert_eq!(select(&table, NFDS as c_int, &mut sets, None), Err(Errno::EBADF), "{closed}");
+    assert_eq!(select(&table, NFDS as c_int, &mut sets, None), Err(Errno::EBADF));
     assert_eq!(select(&table, -1, &mut sets, None), Err(Errno::EINVAL));
     for wrong in [time(-1, 0), time(0, -1)] {
         assert_eq!(select(&table, NFDS as c_int, &mut sets, Some(&mut wrong.clone())), Err(Errno::EINVAL));

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::watch::{Notice, Watcher, fork_generation};
 use crate::errno::Result;
+use crate::sys::alloc::try_arc;
 use crate::sys::event::EventFd;
 
 /// An eventfd that notices raise. A notice is a hint only: it may be one that was meant for an earlier wait.
@@ -19,7 +20,7 @@ pub struct Waiter {
 
 impl Waiter {
     fn new() -> Result<Arc<Waiter>> {
-        Ok(Arc::new(Waiter { event: EventFd::new()?, raised: AtomicBool::new(false), generation: fork_generation() }))
+        try_arc(Waiter { event: EventFd::new()?, raised: AtomicBool::new(false), generation: fork_generation() })
     }
 
     /// Makes the descriptor unreadable; look at the rsockets afterwards.

@@ -13,8 +13,8 @@ use crate::errno::{Errno, Result};
 /// An rsocket as those see it who wait for it.
 ///
 /// An implementation and its users rely on each other:
-/// - Whoever calls take_event() notifies the other watchers afterwards ([`Watchers::notify_except`]), for they may sleep
-///   on the descriptor that is no longer readable. That includes the rsocket's own blocking calls.
+/// - Whoever calls take_event() notifies the other watchers afterwards ([`Watchers::notify_except`]), for they may
+///   sleep on the descriptor that is no longer readable. That includes the rsocket's own blocking calls.
 /// - A change that is no completion is made first, under the lock that ready() takes, and notified then.
 /// - A descriptor belongs to one rsocket only, stays one of its descriptors once it is, and stays open until
 ///   `notify(Notice::Closed)` has returned.
@@ -80,8 +80,8 @@ impl Watchers {
         Watchers { list: Mutex::new(Vec::new()), count: AtomicUsize::new(0), closed: AtomicBool::new(false) }
     }
 
-    /// One more; it may be there several times. What changes from now on is notified, so look at the rsocket afterwards.
-    /// `EBADF` after close.
+    /// One more; it may be there several times. What changes from now on is notified, so look at the rsocket
+    /// afterwards. `EBADF` after close.
     pub fn add(&self, watcher: Arc<dyn Watcher>) -> Result<()> {
         let mut list = self.lock();
         if self.is_closed() {

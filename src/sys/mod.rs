@@ -4,7 +4,6 @@ pub mod alloc;
 pub mod cbox;
 pub mod chardev;
 pub mod clock;
-pub mod cpus;
 pub mod event;
 pub mod futex;
 pub mod log;

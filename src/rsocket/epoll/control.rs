@@ -52,7 +52,7 @@ impl Epoll {
         check_exclusive(event.events)?;
         let watcher_list = Arc::clone(&rsocket);
         let serial = self.next_serial();
-        let member = Member::new(self, fd, serial, rsocket, interest(event));
+        let member = Member::new(self, fd, serial, rsocket, interest(event))?;
         self.insert(&member)?;
         let watcher: Arc<dyn Watcher> = member.clone();
         let result = watcher_list.watchers().add(Arc::clone(&watcher)).and_then(|()| self.settle(&member));

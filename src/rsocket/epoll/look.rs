@@ -11,9 +11,9 @@ use crate::errno::Result;
 use crate::rsocket::watch::Watcher;
 
 impl Epoll {
-    /// Looks at a member, one of whose descriptors is raised or that was in the queue. It is armed, raised or queued
-    /// afterwards, or not enabled. When it fails, it is queued.
-    pub(super) fn look(&self, member: &Arc<Member>) -> Result<Option<epoll_event>> {
+    /// Looks at a member, one of whose descriptors is raised or that was taken from the queue (`queued`). It is armed,
+    /// raised or queued afterwards, or not enabled. When it fails, it is queued.
+    pub(super) fn look(&self, member: &Arc<Member>, queued: bool) -> Result<Option<epoll_event>> {
         let raised = member.raised.swap(false, Ordering::SeqCst);
         let Some(view) = member.view() else { return Ok(None) };
         if !view.enabled {
@@ -30,14 +30,18 @@ impl Epoll {
             self.queue.push(member);
             return Err(error);
         }
-        let look = if view.interest.is_edge() { Epoll::look_for_edges } else { Epoll::look_at_level };
-        Ok(look(self, member, &view, raised))
+        Ok(if view.interest.is_edge() {
+            self.look_for_edges(member, &view, raised)
+        } else {
+            self.look_at_level(member, &view, raised, queued)
+        })
     }
 
-    fn look_at_level(&self, member: &Arc<Member>, view: &View, raised: bool) -> Option<epoll_event> {
+    fn look_at_level(&self, member: &Arc<Member>, view: &View, raised: bool, queued: bool) -> Option<epoll_event> {
         let (rsocket, interest) = (&view.rsocket, view.interest);
         let mut ready = rsocket.ready(interest.wanted());
-        // While there is something to report, an event that stays untaken says that there may be more.
+        // While there is something to report, an event that stays untaken says that there may be more. Who takes it in
+        // another thread sees to the rest; but if it was in the queue for that reason, this is who does.
         let leave = raised && ready != 0 && !interest.is_oneshot();
         if raised && !leave {
             take_event(member, view);
@@ -51,7 +55,7 @@ impl Epoll {
             // The next wait finds something in the inner epoll.
             self.warm.store(true, Ordering::Relaxed);
         }
-        if stays && !leave || verdict == Verdict::Again {
+        if stays && (queued || !leave) || verdict == Verdict::Again {
             self.queue.push(member);
         }
         (verdict == Verdict::Report).then(|| interest.report(ready))

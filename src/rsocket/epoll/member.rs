@@ -14,6 +14,7 @@ use crate::errno::Result;
 use crate::rsocket::bits;
 use crate::rsocket::few::Few;
 use crate::rsocket::watch::{Notice, Pollable, Watcher, fork_generation};
+use crate::sys::alloc::try_arc;
 use crate::sys::event::KernelEpoll;
 
 pub struct Member {
@@ -107,8 +108,8 @@ impl Member {
         serial: u32,
         rsocket: Arc<dyn Pollable>,
         interest: Interest,
-    ) -> Arc<Member> {
-        Arc::new(Member {
+    ) -> Result<Arc<Member>> {
+        try_arc(Member {
             fd,
             serial,
             generation: fork_generation(),

@@ -1,20 +1,24 @@
 //! repoll: epoll(7) over rsockets and other descriptors together.
 //!
 //! The program's number is that of a kernel epoll, the outer one, so it can be polled and put into other epolls. The
-//! program's ordinary descriptors are in it with the program's own data: there, everything is the kernel's. With them is
-//! the inner epoll, under data that no program has. It holds the descriptors of the rsockets, and an eventfd that is
-//! raised while the queue of rsockets to be looked at is not empty.
+//! program's ordinary descriptors are in it with the program's own data: there, everything is the kernel's. With them
+//! is the inner epoll, under data that no program has. It holds the descriptors of the rsockets, and an eventfd that
+//! is raised while the queue of rsockets to be looked at is not empty.
 //!
-//! Each enabled rsocket is, at any time outside a look at it, one of: armed; raised, by an event that nobody has taken; in
-//! the queue. So the outer epoll is readable whenever there may be something to report, and a wait costs as much as
-//! there is to report, however many rsockets are members. docs/locking.md has the locks.
+//! Each enabled rsocket is, at any time outside a look at it, one of: armed; raised, by an event that nobody has
+//! taken; in the queue. So the outer epoll is readable whenever there may be something to report, and a wait costs as
+//! much as there is to report, however many rsockets are members. docs/locking.md has the locks.
 
 mod control;
 mod look;
 mod member;
+#[cfg(test)]
+mod model_tests;
 mod queue;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod thread_tests;
 mod wait;
 
 use std::collections::HashMap;
@@ -29,6 +33,7 @@ use self::member::Member;
 use self::queue::Queue;
 use super::watch::{Watcher, fork_generation};
 use crate::errno::{Errno, Result};
+use crate::sys::alloc::try_arc;
 use crate::sys::event::KernelEpoll;
 
 /// Data of the queue's eventfd in the inner epoll; the members' are greater ([`Member::key`]).
@@ -39,8 +44,8 @@ pub struct Epoll {
     /// The program's number, until close.
     number: Mutex<Option<KernelEpoll>>,
     fd: RawFd,
-    /// The outer epoll by a descriptor of our own: the program's may be closed, and its number used again, while threads
-    /// are on their way into the kernel.
+    /// The outer epoll by a descriptor of our own: the program's may be closed, and its number used again, while
+    /// threads are on their way into the kernel.
     outer: KernelEpoll,
     inner: KernelEpoll,
     queue: Queue,
@@ -59,7 +64,7 @@ impl Epoll {
     /// repoll_create(). flags: EPOLL_CLOEXEC; O_NONBLOCK has no meaning.
     pub fn create(flags: c_int) -> Result<Arc<Epoll>> {
         let number = KernelEpoll::new(flags & !libc::O_NONBLOCK)?;
-        let epoll = Arc::new(Epoll {
+        let epoll = try_arc(Epoll {
             fd: number.as_raw_fd(),
             outer: number.duplicate()?,
             number: Mutex::new(Some(number)),
@@ -71,7 +76,7 @@ impl Epoll {
             ordinary: AtomicBool::new(false),
             warm: AtomicBool::new(false),
             generation: fork_generation(),
-        });
+        })?;
         let event = |data| Some(epoll_event { events: EPOLLIN as u32, u64: data });
         epoll.inner.control(EPOLL_CTL_ADD, epoll.queue.descriptor(), event(QUEUE))?;
         epoll.outer.control(EPOLL_CTL_ADD, epoll.inner.as_raw_fd(), event(epoll.mark()))?;
@@ -84,7 +89,7 @@ impl Epoll {
     }
 
     /// Ends it: the members are free, waiting threads return with `EBADF`, the number is closed. Take it from the table
-    /// first.
+    /// first, but do not just drop it: members and rsockets refer to each other.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         let members = std::mem::take(&mut *self.members());

@@ -1,7 +1,6 @@
 //! Tests of repoll with fake rsockets and eventfds.
 
 use std::ffi::c_short;
-use std::sync::atomic::AtomicUsize;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,7 +28,7 @@ impl Fixture {
     }
 
     /// A single rsocket, added.
-    fn with(events: c_int) -> (Fixture, Arc<Fake>) {
+    pub fn with(events: c_int) -> (Fixture, Arc<Fake>) {
         let fixture = Fixture::new(1);
         fixture.control(EPOLL_CTL_ADD, 0, events).unwrap();
         let fake = fixture.fakes[0].clone();
@@ -62,8 +61,14 @@ impl Fixture {
         events
     }
 
-    fn is_readable(&self) -> bool {
+    pub fn is_readable(&self) -> bool {
         readable(self.epoll.fd())
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        self.epoll.close();
     }
 }
 
@@ -291,7 +296,7 @@ fn in_other_epolls() {
 
 #[test]
 fn a_closed_rsocket_leaves() {
-    let (fixture, fake) = Fixture::with(EPOLLIN);
+    let (mut fixture, fake) = Fixture::with(EPOLLIN);
     fake.change(Change::Data);
     assert_eq!(fixture.now(), [(0, EPOLLIN)]);
     fake.close();
@@ -302,38 +307,10 @@ fn a_closed_rsocket_leaves() {
     fixture.control(EPOLL_CTL_ADD, 0, EPOLLIN).unwrap();
     next.complete(Change::Data);
     assert_eq!(fixture.now(), [(0, EPOLLIN)]);
-    let (kept, fakes) = (Arc::downgrade(&fake), fixture.fakes);
-    drop((fake, fakes));
+    let kept = Arc::downgrade(&fake);
+    fixture.fakes.clear();
+    drop(fake);
     assert!(kept.upgrade().is_none(), "nothing keeps it");
-}
-
-#[test]
-fn closed_while_threads_wait() {
-    const THREADS: usize = 4;
-    let (fixture, fake) = Fixture::with(EPOLLIN);
-    let fd = fixture.epoll.fd();
-    let (entered, wait) = (AtomicUsize::new(0), || fixture.wait_for(1, -1));
-    thread::scope(|scope| {
-        let all: Vec<_> = (0..THREADS)
-            .map(|_| {
-                scope.spawn(|| {
-                    entered.fetch_add(1, Ordering::Relaxed);
-                    wait()
-                })
-            })
-            .collect();
-        while entered.load(Ordering::Relaxed) < THREADS {
-            thread::yield_now();
-        }
-        fixture.epoll.close();
-        for one in all {
-            assert_eq!(one.join().unwrap(), Err(Errno::EBADF));
-        }
-    });
-    assert_eq!(fixture.control(EPOLL_CTL_ADD, 0, EPOLLIN), Err(Errno::EBADF));
-    assert!(fake.watchers_are_gone());
-    // SAFETY: asks about a number.
-    assert!(fd >= 0 && unsafe { libc::fcntl(fixture.epoll.outer.as_raw_fd(), libc::F_GETFD) } >= 0);
 }
 
 #[test]
@@ -363,71 +340,6 @@ fn a_wait_looks_only_at_what_changed() {
 }
 
 #[test]
-fn the_child_of_a_fork_leaves_the_epoll_alone() {
-    let (fixture, fake) = Fixture::with(EPOLLIN);
-    // SAFETY: the child closes its copies, and leaves.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        crate::rsocket::watch::in_child();
-        fake.close();
-        fixture.epoll.close();
-        // SAFETY: ends the child without running the parent's exit handlers.
-        unsafe { libc::_exit(7) }
-    }
-    let mut status = 0;
-    // SAFETY: our child.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(libc::WEXITSTATUS(status), 7);
-    assert!(!fixture.is_readable());
-    fake.complete(Change::Data);
-    assert_eq!(fixture.now(), [(0, EPOLLIN)]);
-}
-
-/// Readers wait on one epoll while writers make rsockets ready: each change is seen, in every mode.
-#[test]
-fn no_wake_up_is_lost() {
-    const READERS: usize = 3;
-    const ROUNDS: usize = 3000;
-    for mode in [0, EPOLLET, EPOLLONESHOT, EPOLLET | EPOLLONESHOT] {
-        let fixture = Fixture::new(READERS);
-        (0..READERS).for_each(|place| fixture.control(EPOLL_CTL_ADD, place, EPOLLIN | mode).unwrap());
-        let taken: Vec<_> = (0..READERS).map(|_| AtomicUsize::new(0)).collect();
-        let read = || {
-            while let Ok(events) = fixture.wait_for(2, -1) {
-                for (place, _) in events {
-                    let place = place as usize;
-                    if fixture.fakes[place].read() {
-                        taken[place].fetch_add(1, Ordering::SeqCst);
-                    }
-                    if mode & EPOLLONESHOT != 0 {
-                        fixture.control(EPOLL_CTL_MOD, place, EPOLLIN | mode).unwrap();
-                    }
-                }
-            }
-        };
-        let write = |place: usize| {
-            for round in 1..=ROUNDS {
-                let change = if round % 3 == 0 { Fake::change } else { Fake::complete };
-                change(&fixture.fakes[place], Change::Data);
-                if round % 5 == 0 {
-                    fixture.fakes[place].steal_event();
-                }
-                while taken[place].load(Ordering::SeqCst) < round {
-                    thread::yield_now();
-                }
-            }
-        };
-        thread::scope(|scope| {
-            (0..READERS).for_each(|_| drop(scope.spawn(&read)));
-            let write = &write;
-            let writers: Vec<_> = (0..READERS).map(|place| scope.spawn(move || write(place))).collect();
-            writers.into_iter().for_each(|writer| writer.join().unwrap());
-            fixture.epoll.close();
-        });
-    }
-}
-
-#[test]
 fn poll_bits_fit_the_data() {
     assert_eq!(c_short::try_from(EPOLLRDHUP), Ok(libc::POLLRDHUP));
     let key = Member::new(
@@ -436,6 +348,7 @@ fn poll_bits_fit_the_data() {
         u32::MAX,
         Fake::new(),
         member::Interest { events: 0, data: 0 },
-    );
+    )
+    .unwrap();
     assert_eq!(Member::fd_of(key.key()), c_int::MAX);
 }

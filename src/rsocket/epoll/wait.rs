@@ -47,8 +47,8 @@ impl Epoll {
         Ok(report.len)
     }
 
-    /// What is likely to be still there. It spares the outer epoll where there are rsockets only; otherwise it keeps half
-    /// of the array for them, who together have one turn there.
+    /// What is likely to be still there. It spares the outer epoll where there are rsockets only; otherwise it keeps
+    /// half of the array for them, who together have one turn there.
     fn collect_again(&self, report: &mut Report<'_>) -> Result<()> {
         if !self.warm.swap(false, Ordering::Relaxed) {
             return Ok(());
@@ -99,8 +99,8 @@ impl Epoll {
 
     /// Adds to the report, up to `room`, without waiting, the rsockets that are raised or queued.
     fn collect_rsockets(&self, report: &mut Report<'_>, room: usize) -> Result<()> {
-        // A member that is both is looked at in the queue, and one that comes to the queue from now on next time: none is
-        // reported twice in one array.
+        // A member that is both is looked at in the queue, and one that comes to the queue from now on next time:
+        // none is reported twice in one array.
         let time = self.queue.now();
         let start = report.len;
         let count = self.inner.wait(&mut report.events[start..room], Some(Duration::ZERO))?;
@@ -116,18 +116,18 @@ impl Epoll {
             let Some(member) = self.member(key) else { continue };
             member.raised.store(true, Ordering::SeqCst);
             if !member.queued.load(Ordering::SeqCst) {
-                result = result.and(self.report(&member, report));
+                result = result.and(self.report(&member, false, report));
             }
         }
         while queued && report.len < room && result.is_ok() {
             let Some(member) = self.queue.pop(time) else { break };
-            result = self.report(&member, report);
+            result = self.report(&member, true, report);
         }
         if report.len > start { Ok(()) } else { result }
     }
 
-    fn report(&self, member: &Arc<Member>, report: &mut Report<'_>) -> Result<()> {
-        if let Some(event) = self.look(member)? {
+    fn report(&self, member: &Arc<Member>, queued: bool, report: &mut Report<'_>) -> Result<()> {
+        if let Some(event) = self.look(member, queued)? {
             report.push(event);
         }
         Ok(())

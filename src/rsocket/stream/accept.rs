@@ -113,7 +113,6 @@ impl Stream {
         })?;
         let request: Request = event.request.take().ok_or(Errno::EIO)?;
         let id = request.accept()?;
-        inherit(self.fd, id.fd());
         let mut link = try_box(Link::new(&id, &options)?)?;
         link.agree(&peer)?;
         let offer = link.offer().emit();
@@ -164,16 +163,5 @@ impl Stream {
         }
         drop(state);
         stream.close_unseen();
-    }
-}
-
-/// The descriptor's flags go from the listener to its connections.
-fn inherit(from: c_int, to: c_int) {
-    // SAFETY: our own descriptors.
-    unsafe {
-        let flags = libc::fcntl(from, libc::F_GETFD);
-        if flags >= 0 {
-            libc::fcntl(to, libc::F_SETFD, flags);
-        }
     }
 }

@@ -5,6 +5,7 @@ use std::mem;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::options::Linger;
 use super::wait::Wait;
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::cm;
@@ -105,9 +106,12 @@ impl Stream {
         if let Phase::Closed = state.phase {
             return Err(Errno::EBADF);
         }
-        let abort = state.options.linger == Some(0);
-        if matches!(state.phase, Phase::Connected) && !abort {
-            let deadline = state.options.linger.map(|time| Instant::now() + Duration::from_secs(time.into()));
+        let limit = match state.options.linger {
+            Linger::On(seconds) => Some(Duration::from_secs(seconds.unsigned_abs().into())),
+            Linger::Default | Linger::Off(_) => None,
+        };
+        if matches!(state.phase, Phase::Connected) && limit != Some(Duration::ZERO) {
+            let deadline = limit.map(|limit| Instant::now() + limit);
             state = self.shut(state, true, true, deadline);
         }
         self.end(state);
@@ -128,7 +132,10 @@ impl Stream {
             // Ends the sleep of a leader.
             link.stop();
         }
+        drop(state);
+        // Without the lock: watchers look at their members when they let go of one.
         self.notify(Notice::Closed);
+        state = self.lock();
         while state.link.as_ref().is_some_and(|link| link.leader) {
             let count = self.changed.count();
             drop(state);

@@ -141,7 +141,6 @@ impl Stream {
 
     /// Sleeps in the middle of a transfer. A signal or a time-out ends one that has begun with what it has done (the inner
     /// `Err`), and one that has not with an error.
-    #[expect(clippy::type_complexity, reason = "three ways to go on")]
     fn sleep_for<'a>(
         &'a self,
         state: Guard<'a>,

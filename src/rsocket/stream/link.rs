@@ -21,8 +21,11 @@ use crate::sys::verbs::{self, ibv_qp, ibv_qp_init_attr, ibv_qp_type, ibv_wc_stat
 const SGL: usize = 2;
 /// Send queue entries set aside for control messages: 4 messages, or 2 of two entries each on iWARP.
 const CONTROL: u32 = 4;
-/// Receives beyond those that data has credits for: control messages need none.
-const EXTRA_RECEIVES: u32 = 8;
+/// Receives beyond those that data has credits for: control messages need none. A peer sends at most six without hearing from
+/// us: two grants of buffers, two of credits, and its farewells.
+const EXTRA_RECEIVES: u32 = 16;
+/// So many used receives are posted again together; the others are enough for control messages meanwhile.
+const REPOST: usize = EXTRA_RECEIVES as usize / 2;
 /// Bytes of a word that iWARP sends behind a write.
 const WORD: usize = 4;
 /// Space for the bytes of a control message, where they can't go inline.
@@ -126,8 +129,8 @@ impl Link {
         };
         let most = u32::try_from(attr.max_qp_wr).unwrap_or(0).clamp(16, 0xfffe);
         let sends = u32::from(options.sq).clamp(16, most);
-        let queue = u32::from(options.rq).clamp(16, most);
-        let receives = (queue + EXTRA_RECEIVES).min(most.max(16));
+        let queue = u32::from(options.rq).clamp(16, most.saturating_sub(EXTRA_RECEIVES).max(16));
+        let receives = queue + EXTRA_RECEIVES;
         // SAFETY: as above.
         let completions = unsafe { Completions::new(context, sends + receives)? };
         let layout = Layout::new(options, receives, iwarp);
@@ -275,7 +278,7 @@ impl Link {
         }
         if news.any {
             if self.failed.is_none()
-                && self.idle.len() >= usize::from(self.queue / 8).max(1)
+                && self.idle.len() >= REPOST
                 && let Err(error) = self.post_receives()
             {
                 self.fail(error);

@@ -108,12 +108,9 @@ impl Stream {
     pub fn new(domain: c_int, flags: c_int) -> Result<Arc<Stream>> {
         let port_space = if domain == AF_IB { rdma_port_space::RDMA_PS_IB } else { rdma_port_space::RDMA_PS_TCP };
         let id = CmId::new(port_space as u32)?;
-        let fd = id.fd();
         let stream = Stream::with(domain, id, Options::new(), Phase::Idle)?;
         stream.lock().flags = if flags & libc::SOCK_NONBLOCK != 0 { libc::O_NONBLOCK } else { 0 };
-        let descriptor_flags = if flags & libc::SOCK_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
-        // SAFETY: our own descriptor.
-        unsafe { libc::fcntl(fd, libc::F_SETFD, descriptor_flags) };
+        // Channels are close-on-exec whether SOCK_CLOEXEC asks for it or not (docs/quirks.md).
         Ok(stream)
     }
 
@@ -197,6 +194,7 @@ impl Stream {
     /// Has the reactor look after the channel.
     fn watch(self: &Arc<Self>, state: &mut State) -> Result<()> {
         if state.key.is_none() {
+            state.id()?.set_nonblocking()?;
             let service: Arc<dyn Service> = self.clone();
             state.key = Some(reactor::watch(self.fd, service)?);
         }
@@ -259,7 +257,7 @@ impl Drop for Stream {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if self.generation != forks::generation() {
             // The parent's: nothing but the descriptors is ours to end, and those went with rclose().
-            std::mem::forget(ManuallyDrop::new((state.link.take(), state.id.take())));
+            let _ = (ManuallyDrop::new(state.link.take()), ManuallyDrop::new(state.id.take()));
             return;
         }
         // Streams that never reached the program: a listener's that is gone, or one whose making failed.

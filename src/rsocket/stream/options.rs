@@ -24,7 +24,7 @@ pub(super) struct Options {
     pub send_buffer: u32,
     pub receive_buffer: u32,
     pub reuse: bool,
-    pub linger: Option<u32>,
+    pub linger: Linger,
     pub keepalive: bool,
     pub keep_idle: u32,
     pub keep_count: u32,
@@ -37,6 +37,17 @@ pub(super) struct Options {
     pub send_timeout: Option<Duration>,
     /// `struct ibv_path_data`, as the program gave them.
     pub route: Vec<u8>,
+}
+
+/// SO_LINGER. Without it, and without being asked for it, closing waits for what was sent, too: nothing of it would arrive
+/// otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Linger {
+    /// Nobody said anything: reads as on, as with the reference.
+    Default,
+    Off(c_int),
+    /// At most so many seconds; 0, as for TCP, ends the connection at once.
+    On(c_int),
 }
 
 /// What has to happen besides.
@@ -62,7 +73,7 @@ impl Options {
             send_buffer: defaults.send_buffer.min(LARGEST),
             receive_buffer: defaults.receive_buffer.clamp(2, LARGEST),
             reuse: false,
-            linger: None,
+            linger: Linger::Default,
             keepalive: false,
             keep_idle: KEEP_IDLE,
             keep_count: 9,
@@ -114,7 +125,7 @@ impl Options {
             }
             libc::SO_LINGER => {
                 let (on, seconds) = (number(value)?, number(value.get(4..).ok_or(Errno::EINVAL)?)?);
-                self.linger = (on != 0).then_some(seconds.max(0) as u32);
+                self.linger = if on == 0 { Linger::Off(seconds) } else { Linger::On(seconds.max(0)) };
             }
             libc::SO_KEEPALIVE => {
                 self.keepalive = number(value)? != 0;
@@ -179,8 +190,11 @@ impl Options {
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => self.send_buffer as c_int,
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => self.receive_buffer as c_int,
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
-                let (on, seconds) = (c_int::from(self.linger.is_some()), self.linger.unwrap_or(0) as c_int);
-                return Ok(Value::of(&[on, seconds]));
+                return Ok(Value::of(&match self.linger {
+                    Linger::Default => [1, 0],
+                    Linger::Off(seconds) => [0, seconds],
+                    Linger::On(seconds) => [1, seconds],
+                }));
             }
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => self.keepalive.into(),
             (libc::SOL_SOCKET, libc::SO_OOBINLINE) => self.oob_inline.into(),

@@ -8,7 +8,7 @@ use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
 use crate::rsocket::config::defaults;
 use crate::sys::rc::Events;
-use crate::sys::{clock, cpus};
+use crate::sys::{clock, event};
 
 /// One blocking call's waiting.
 pub(super) struct Wait {
@@ -20,7 +20,7 @@ pub(super) struct Wait {
 impl Wait {
     pub fn new(deadline: Option<Instant>) -> Wait {
         // Looking keeps the only CPU from whoever would make the change.
-        let spin = (cpus::usable() > 1).then(|| Duration::from_micros(defaults().polling_time_us.into()));
+        let spin = (event::cpus() > 1).then(|| Duration::from_micros(defaults().polling_time_us.into()));
         Wait { deadline, spin }
     }
 }

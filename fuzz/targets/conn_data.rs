@@ -1,0 +1,15 @@
+//! Private data of rsockets: what is accepted can be used without a further look, and says the same when sent again.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use rdmacm_core::rsocket::wire::{ConnData, SGL_ENTRIES, skip_ip_header};
+
+fuzz_target!(|bytes: &[u8]| {
+    for data in [Some(bytes), skip_ip_header(bytes)].into_iter().flatten() {
+        if let Ok(parsed) = ConnData::parse(data) {
+            assert!(parsed.credits > 0 && parsed.data_buf.length > 0 && parsed.target_sgl.length == SGL_ENTRIES);
+            assert!(parsed.data_buf.addr.checked_add(parsed.data_buf.length.into()).is_some());
+            assert_eq!(ConnData::parse(&parsed.emit()), Ok(parsed));
+        }
+    }
+});

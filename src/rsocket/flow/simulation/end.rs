@@ -1,0 +1,504 @@
+//! One end: the state machines with what the link adds to them, but memory and devices are vectors and queues.
+
+use std::collections::VecDeque;
+use std::sync::OnceLock;
+
+use super::super::{Announcement, Chunk, Receiver, SendLimits, Sender, Violation};
+use super::random::Random;
+use crate::rsocket::wire::{Control, Message, Region};
+
+/// As the link has them: entries for control messages, receives for the peer's, bytes of a mapping.
+const CONTROL: u32 = 4;
+const EXTRA_RECEIVES: u32 = 8;
+const MAPPING: u32 = 24;
+/// Where the ring and the SGL are, for the peer, and their keys.
+const RING: u64 = 0x10_0000;
+const SGL: u64 = 0x1000;
+const KEY: u32 = 77;
+
+/// What a program chose.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub ring: u32,
+    pub queue: u16,
+    pub sends: u32,
+    pub buffer: u32,
+    pub inline: u32,
+    pub iwarp: bool,
+}
+
+impl Setup {
+    /// Mostly small, where things run out at once.
+    pub fn random(random: &mut Random, iwarp: bool) -> Setup {
+        Setup {
+            ring: random.pick(&[2, 2, 3, 4, 6, 16, 17, 64, 100, 256, 1000, 2048, 4096, 8192, 131_072]),
+            queue: random.pick(&[16, 16, 17, 18, 32, 64, 100, 384]),
+            sends: random.pick(&[16, 16, 17, 18, 32, 64, 384]),
+            buffer: random.pick(&[2048, 2048, 2049, 4096, 5000, 131_072]),
+            inline: random.pick(&[0, 0, 1, 16, 24, 64, 256]),
+            iwarp,
+        }
+    }
+
+    fn half(&self) -> u32 {
+        self.ring / 2
+    }
+
+    fn receives(&self) -> u32 {
+        u32::from(self.queue) + EXTRA_RECEIVES
+    }
+}
+
+/// Bytes that are read when the write is carried out: the device does that after the call.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    /// Taken along at once.
+    Inline { position: u64 },
+    /// In the send buffer; `position` is what should be there.
+    Buffer { offset: u32, position: u64 },
+}
+
+/// What a work request does at the peer.
+#[derive(Clone, Copy, Debug)]
+enum Effect {
+    Nothing,
+    Data { addr: u64, key: u32, len: u32, source: Source },
+    /// A write that is no part of the stream.
+    Other { len: u32, source: Source },
+    Announce { slot: usize, region: Region },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    number: u64,
+    report: bool,
+    message: Option<Message>,
+    effect: Effect,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Completion {
+    Own(u64),
+    Received(Message),
+}
+
+/// See the module.
+pub struct End {
+    setup: Setup,
+    receiver: Receiver,
+    sender: Sender,
+    /// What the device sees.
+    ring: Vec<u8>,
+    sgl: [Region; 2],
+    buffer: Vec<u8>,
+    posted: VecDeque<Work>,
+    carried: VecDeque<Work>,
+    completions: VecDeque<Completion>,
+    free_sends: u32,
+    /// Numbers of the last request, and of the last one whose entry is free again.
+    last: u64,
+    freed: u64,
+    receives: u32,
+    idle: u32,
+    /// As the link: which entry is filled next, and whether the peer wrote.
+    slot: usize,
+    news: bool,
+    /// The program's side.
+    total: u64,
+    sent: u64,
+    taken: u64,
+    shut: bool,
+    ended: bool,
+    /// For the checks: bytes that the peer wrote and may write, the last grant and the messages that used credits.
+    written: u64,
+    announced: u64,
+    told: u16,
+    messages: u16,
+    /// Bytes that the peer said it wrote.
+    heard: u64,
+    /// Position of bytes that are no part of the stream.
+    other: u64,
+    /// Whether the peer keeps to the rules.
+    pub violation: Option<Violation>,
+    /// How often something happened.
+    pub changes: u64,
+}
+
+impl End {
+    pub fn new(setup: Setup, peer: &Setup, total: u64) -> End {
+        let per_message = if setup.iwarp { 2 } else { 1 };
+        let slots = setup.sends - CONTROL;
+        let limits = SendLimits {
+            slots,
+            per_message,
+            controls: CONTROL / per_message,
+            buffer: setup.buffer,
+            window: peer.queue,
+        };
+        let target = Region { addr: RING, key: KEY, length: peer.half() };
+        End {
+            setup,
+            receiver: Receiver::new(setup.ring, setup.queue),
+            sender: Sender::new(limits, target).unwrap(),
+            ring: vec![0; setup.ring as usize],
+            sgl: [Region::default(); 2],
+            buffer: vec![0; setup.buffer as usize],
+            posted: VecDeque::new(),
+            carried: VecDeque::new(),
+            completions: VecDeque::new(),
+            free_sends: setup.sends,
+            last: 0,
+            freed: 0,
+            receives: setup.receives(),
+            idle: 0,
+            slot: 1,
+            news: false,
+            total,
+            sent: 0,
+            taken: 0,
+            shut: false,
+            ended: false,
+            written: 0,
+            announced: u64::from(setup.half()),
+            told: setup.queue,
+            messages: 0,
+            heard: 0,
+            other: 0,
+            violation: None,
+            changes: 0,
+        }
+    }
+
+    fn post(&mut self, number: u64, report: bool, message: Option<Message>, effect: Effect) {
+        let requests = (number - self.last) as u32;
+        self.last = number;
+        assert!(requests <= self.free_sends, "the send queue is overrun");
+        self.free_sends -= requests;
+        self.posted.push_back(Work { number, report, message, effect });
+        self.changes += 1;
+    }
+
+    /// Bytes of the program go inline or through the buffer.
+    fn source(&mut self, inline: bool, offset: u32, position: u64, len: u32) -> Source {
+        if inline {
+            return Source::Inline { position };
+        }
+        let first = (len as usize).min(self.buffer.len() - offset as usize);
+        self.buffer[offset as usize..][..first].copy_from_slice(pattern(position, first));
+        let rest = len as usize - first;
+        self.buffer[..rest].copy_from_slice(pattern(position + first as u64, rest));
+        Source::Buffer { offset, position }
+    }
+
+    /// rsend() of at most `most` bytes, on a socket that does not block.
+    pub fn write(&mut self, most: u64) {
+        let end = self.sent + most.min(self.total - self.sent);
+        while self.sent < end {
+            let rest = (end - self.sent) as usize;
+            let inline = rest <= self.setup.inline as usize;
+            let Some(chunk) = self.sender.plan(rest, inline) else { return self.poll() };
+            let Chunk { len, addr, key, offset } = chunk;
+            let source = self.source(inline, offset, self.sent, len);
+            let (number, report) = self.sender.take(&chunk, inline);
+            self.post(number, report, Some(Message::Data(len)), Effect::Data { addr, key, len, source });
+            self.sent += u64::from(len);
+            self.retarget();
+        }
+    }
+
+    /// rrecv() of at most `most` bytes, or a peek at them.
+    pub fn read(&mut self, most: u64, peek: bool) {
+        if self.receiver.available() == 0 {
+            self.poll();
+        }
+        let most = most.min(self.receiver.available());
+        let mut done = 0;
+        while done < most {
+            let (offset, len) = self.receiver.piece(done);
+            let len = u64::from(len).min(most - done) as usize;
+            assert!(len > 0, "no piece of what is there");
+            let bytes = &self.ring[offset as usize..][..len];
+            assert!(bytes == pattern(self.taken + done, len), "other bytes than were sent");
+            done += len as u64;
+        }
+        if !peek && done > 0 {
+            self.taken += done;
+            self.changes += 1;
+            self.receiver.take(done);
+            self.grant();
+        }
+    }
+
+    /// rshutdown(SHUT_WR), when everything is sent.
+    pub fn shut(&mut self) {
+        if self.shut || self.sent < self.total {
+            return;
+        }
+        self.poll();
+        if self.sender.has_control() {
+            self.control(Some(Message::Control(Control::Shutdown)), Effect::Nothing, 1);
+            self.shut = true;
+        }
+    }
+
+    /// riomap(): an entry of the peer's table.
+    pub fn update(&mut self) {
+        let inline = MAPPING <= self.setup.inline;
+        let space = if inline { 0 } else { MAPPING };
+        let Some(offset) = self.sender.plan_update(space).filter(|_| !self.shut) else { return };
+        let source = self.source(inline, offset, self.other, MAPPING);
+        let (number, report) = self.sender.take_update(space);
+        self.post(number, report, Some(Message::Iomap(0)), Effect::Other { len: MAPPING, source });
+        self.other += u64::from(MAPPING);
+    }
+
+    /// riowrite().
+    pub fn write_mapped(&mut self, most: u64) {
+        let inline = most <= u64::from(self.setup.inline);
+        let Some((len, offset)) = self.sender.plan_write(most as usize, inline).filter(|_| !self.shut) else { return };
+        let source = self.source(inline, offset, self.other, len);
+        let (number, report) = self.sender.take_write(len, inline);
+        self.post(number, report, None, Effect::Other { len, source });
+        self.other += u64::from(len);
+    }
+
+    /// A write without effect.
+    pub fn keep_alive(&mut self) {
+        if self.sender.has_control() && !self.shut {
+            self.control(None, Effect::Nothing, 1);
+        }
+    }
+
+    fn control(&mut self, message: Option<Message>, effect: Effect, requests: u32) {
+        let number = self.sender.take_control(requests);
+        self.post(number, true, message, effect);
+    }
+
+    /// Looks at what completed.
+    pub fn poll(&mut self) {
+        let any = !self.completions.is_empty();
+        while let Some(completion) = self.completions.pop_front() {
+            self.changes += 1;
+            match completion {
+                Completion::Own(number) => {
+                    self.free_sends += (number - self.freed) as u32;
+                    self.freed = number;
+                    self.sender.completed(number);
+                }
+                Completion::Received(message) => {
+                    self.idle += 1;
+                    if let Err(violation) = self.receive(message) {
+                        self.violation.get_or_insert(violation);
+                    }
+                }
+            }
+        }
+        if any {
+            // Not many: what control messages used is missing for data that has credits.
+            if self.idle >= u32::from(self.setup.queue / 8).clamp(1, EXTRA_RECEIVES / 4) {
+                self.post_receives();
+            }
+            self.retarget();
+            self.grant();
+        }
+    }
+
+    /// A message of the peer's.
+    pub fn receive(&mut self, message: Message) -> Result<(), Violation> {
+        match message {
+            Message::Data(len) => {
+                self.receiver.data(len)?;
+                let half = u64::from(self.setup.half());
+                assert!(self.heard % half + u64::from(len) <= half, "from one half into the other");
+                self.heard += u64::from(len);
+                assert!(self.heard <= self.announced, "more than was announced");
+                self.count();
+            }
+            Message::Grant(number) => {
+                self.sender.granted(number)?;
+                self.news = true;
+            }
+            Message::Iomap(_) => {
+                self.receiver.message()?;
+                self.count();
+            }
+            Message::Control(Control::Keepalive) => {}
+            Message::Control(_) => self.ended = true,
+        }
+        Ok(())
+    }
+
+    /// A message that used a credit.
+    fn count(&mut self) {
+        self.messages = self.messages.wrapping_add(1);
+        assert!(self.told.wrapping_sub(self.messages) < self.setup.queue, "a message without credit");
+    }
+
+    fn post_receives(&mut self) {
+        self.receives += std::mem::take(&mut self.idle);
+    }
+
+    fn retarget(&mut self) {
+        if !self.news || !self.sender.wants_target() {
+            return;
+        }
+        self.news = false;
+        let entry = std::mem::take(&mut self.sgl[self.slot]);
+        if entry.length == 0 {
+            return;
+        }
+        self.sender.retarget(entry);
+        self.slot = 1 - self.slot;
+        self.news = true;
+    }
+
+    fn grant(&mut self) {
+        if self.violation.is_some() || !self.sender.has_control() {
+            return;
+        }
+        let Some(grant) = self.receiver.due() else { return };
+        self.post_receives();
+        let message = Some(Message::Grant(grant.number));
+        match grant.buffer {
+            Some(Announcement { slot, offset, len }) => {
+                let region = Region { addr: RING + u64::from(offset), key: KEY, length: len };
+                self.control(message, Effect::Announce { slot, region }, if self.setup.iwarp { 2 } else { 1 });
+                self.announced += u64::from(len);
+            }
+            None => self.control(message, Effect::Nothing, 1),
+        }
+        self.told = grant.number;
+        self.receiver.told(&grant);
+    }
+
+    /// The next work request that was carried out completes.
+    pub fn complete(&mut self) {
+        if let Some(work) = self.carried.pop_front() {
+            self.changes += 1;
+            if work.report {
+                self.completions.push_back(Completion::Own(work.number));
+            }
+        }
+    }
+
+    /// The program has sent and received everything, and heard of the end.
+    pub fn is_finished(&self) -> bool {
+        let done = self.sent == self.total && self.shut && self.ended && self.receiver.available() == 0;
+        done && self.sender.is_idle()
+    }
+
+    /// Something is under way.
+    pub fn is_busy(&self) -> bool {
+        !(self.posted.is_empty() && self.carried.is_empty() && self.completions.is_empty())
+    }
+
+    /// What holds when everything is over.
+    pub fn check_end(&self, peer: &End) {
+        assert_eq!(self.violation, None);
+        assert_eq!(self.taken, peer.total, "bytes are missing");
+        assert!(self.sender.is_idle(), "something never completes");
+        assert_eq!(self.free_sends, self.setup.sends, "send queue entries are lost");
+        assert_eq!(self.receives + self.idle, self.setup.receives(), "receives are lost");
+        assert_eq!(self.sender.credits(), peer.told.wrapping_sub(peer.messages), "credits are lost");
+        assert!(self.sender.credits() > peer.setup.queue / 2, "credits are kept back");
+    }
+
+    /// As [`read`](Self::read), of a peer that writes what it likes.
+    pub fn look(&mut self, most: u64) {
+        let most = most.min(self.receiver.available());
+        let (offset, len) = self.receiver.piece(0);
+        assert!(offset + len <= self.setup.ring, "outside the ring");
+        self.receiver.take(most.min(u64::from(len)));
+        self.grant();
+    }
+
+    /// A message of a peer that breaks the rules: the link takes what is in the same batch, too.
+    pub fn hear(&mut self, message: Message) {
+        if self.receives > 0 {
+            self.receives -= 1;
+            self.completions.push_back(Completion::Received(message));
+        }
+    }
+
+    /// The peer writes into our SGL.
+    pub fn forge(&mut self, random: &mut Random) {
+        let length = random.pick(&[0, 1, 2, 100, 1 << 16, u32::MAX]);
+        self.sgl[random.below(2) as usize] = Region { addr: random.next(), key: random.next() as u32, length };
+    }
+
+    /// A work request that nobody looks at is carried out.
+    pub fn carry(&mut self) {
+        self.carried.extend(self.posted.pop_front());
+        self.complete();
+    }
+
+    /// What holds whatever the peer does.
+    pub fn check(&self) {
+        assert!(self.receiver.available() <= u64::from(self.setup.ring));
+        assert!(self.receives + self.idle <= self.setup.receives());
+        assert!(self.free_sends <= self.setup.sends);
+    }
+
+    /// A write into the ring, as the device carries it out.
+    fn fill(&mut self, addr: u64, key: u32, len: u32) -> &mut [u8] {
+        let size = u64::from(self.setup.half()) * 2;
+        assert_eq!(key, KEY);
+        assert_eq!(addr, RING + self.written % size, "not behind the bytes before");
+        assert!(u64::from(len) <= size - self.written % size, "behind the end of the ring");
+        self.written += u64::from(len);
+        assert!(self.written <= self.announced, "more than was granted");
+        assert!(self.written <= self.taken + size, "over bytes that were not read");
+        &mut self.ring[(addr - RING) as usize..][..len as usize]
+    }
+}
+
+/// The network carries out the next work request of `from`.
+pub fn deliver(from: &mut End, to: &mut End) {
+    let Some(work) = from.posted.pop_front() else { return };
+    from.changes += 1;
+    match work.effect {
+        Effect::Nothing => {}
+        Effect::Data { addr, key, len, source } => copy(from, source, to.fill(addr, key, len)),
+        Effect::Other { len, source } => {
+            let mut bytes = vec![0; len as usize];
+            copy(from, source, &mut bytes);
+        }
+        Effect::Announce { slot, region } => {
+            assert_eq!(to.sgl[slot].length, 0, "over an entry that was not used");
+            to.sgl[slot] = region;
+        }
+    }
+    if let Some(message) = work.message {
+        assert!(to.receives > 0, "the receive queue is overrun");
+        to.receives -= 1;
+        to.completions.push_back(Completion::Received(message));
+    }
+    from.carried.push_back(work);
+}
+
+/// What the device reads, which has to be there still.
+fn copy(from: &End, source: Source, into: &mut [u8]) {
+    let position = match source {
+        Source::Inline { position } => {
+            into.copy_from_slice(pattern(position, into.len()));
+            return;
+        }
+        Source::Buffer { offset, position } => {
+            let first = into.len().min(from.buffer.len() - offset as usize);
+            let (start, end) = into.split_at_mut(first);
+            start.copy_from_slice(&from.buffer[offset as usize..][..first]);
+            end.copy_from_slice(&from.buffer[..end.len()]);
+            position
+        }
+    };
+    assert!(into == pattern(position, into.len()), "the send buffer was used again too early");
+}
+
+/// The bytes of every stream, from `position` on.
+fn pattern(position: u64, len: usize) -> &'static [u8] {
+    const PERIOD: usize = 251;
+    const MOST: usize = 1 << 18;
+    static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
+    let bytes = BYTES.get_or_init(|| (0..MOST + PERIOD).map(|at| (at % PERIOD) as u8).collect());
+    &bytes[(position % PERIOD as u64) as usize..][..len]
+}

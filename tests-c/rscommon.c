@@ -1,0 +1,164 @@
+/* See rscommon.h. */
+#define _GNU_SOURCE
+#include "rscommon.h"
+
+socklen_t addr_len(const union address *address)
+{
+	return address->sa.sa_family == AF_INET6 ? sizeof(address->in6) : sizeof(address->in);
+}
+
+int rs_listener(int family, union address *to, rs_prepare prepare)
+{
+	socklen_t len = sizeof(*to);
+	int fd = rsocket(family, SOCK_STREAM, 0);
+
+	*to = local_addr(family, 0);
+	if (!SETUP(fd >= 0))
+		return -1;
+	if (prepare)
+		prepare(fd);
+	if (SETUP(!rbind(fd, &to->sa, addr_len(to))) && SETUP(!rlisten(fd, 16)) &&
+	    SETUP(!rgetsockname(fd, &to->sa, &len)))
+		return fd;
+	rclose(fd);
+	return -1;
+}
+
+bool rs_pair_with(struct rspair *pair, int family, rs_prepare prepare)
+{
+	*pair = (struct rspair){ .client = -1, .server = -1 };
+	pair->listener = rs_listener(family, &pair->to, prepare);
+	if (pair->listener < 0)
+		return false;
+	pair->client = rsocket(family, SOCK_STREAM, 0);
+	if (!SETUP(pair->client >= 0))
+		return false;
+	if (prepare)
+		prepare(pair->client);
+	return SETUP(!rconnect(pair->client, &pair->to.sa, addr_len(&pair->to))) &&
+	       SETUP((pair->server = raccept(pair->listener, NULL, NULL)) >= 0);
+}
+
+bool rs_pair(struct rspair *pair, int family)
+{
+	return rs_pair_with(pair, family, NULL);
+}
+
+void rs_pair_close(struct rspair *pair)
+{
+	if (pair->client >= 0)
+		rclose(pair->client);
+	if (pair->server >= 0)
+		rclose(pair->server);
+	if (pair->listener >= 0)
+		rclose(pair->listener);
+	*pair = (struct rspair){ -1, -1, -1, { .sa = { .sa_family = 0 } } };
+}
+
+void rs_nonblock(int fd, bool on)
+{
+	SETUP(!rfcntl(fd, F_SETFL, on ? O_NONBLOCK : 0));
+}
+
+/* ---- poll bits ------------------------------------------------------------------ */
+
+const char *poll_str(short events)
+{
+	static const struct { short bit; const char *name; } names[] = {
+		{ POLLIN, "IN" }, { POLLPRI, "PRI" }, { POLLOUT, "OUT" }, { POLLRDHUP, "RDHUP" },
+		{ POLLERR, "ERR" }, { POLLHUP, "HUP" }, { POLLNVAL, "NVAL" },
+	};
+	static __thread char texts[8][64];
+	static __thread unsigned turn;
+	char *text = texts[turn++ % 8];
+
+	text[0] = 0;
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		if (events & names[i].bit) {
+			strcat(text, *text ? "|" : "");
+			strcat(text, names[i].name);
+		}
+	return *text ? text : "0";
+}
+
+short poll_now(const char *who, int fd, short events)
+{
+	struct pollfd entry = { .fd = fd, .events = events };
+	int ret = rpoll(&entry, 1, 0);
+
+	obs("%s: poll for %s -> %d %s", who, poll_str(events), ret, poll_str(entry.revents));
+	return entry.revents;
+}
+
+short poll_wait(int fd, short events)
+{
+	struct pollfd entry = { .fd = fd, .events = events };
+
+	SETUP(rpoll(&entry, 1, -1) == 1);
+	return entry.revents;
+}
+
+short poll_gone(int fd)
+{
+	return poll_wait(fd, 0);
+}
+
+const char *so_error(int fd)
+{
+	int value = -1;
+	socklen_t len = sizeof(value);
+
+	if (rgetsockopt(fd, SOL_SOCKET, SO_ERROR, &value, &len))
+		return "no SO_ERROR";
+	return errno_name(value);
+}
+
+/* ---- data ------------------------------------------------------------------------- */
+
+/* Neighbouring bytes differ, and so do the same bytes of any two 64 KB pieces. */
+static unsigned char pattern(unsigned seed, size_t position)
+{
+	return (unsigned char)(seed * 31u + position + (position >> 8) * 7u + (position >> 16) * 13u);
+}
+
+void fill(void *data, size_t len, unsigned seed, size_t offset)
+{
+	for (size_t i = 0; i < len; i++)
+		((unsigned char *)data)[i] = pattern(seed, offset + i);
+}
+
+bool filled(const void *data, size_t len, unsigned seed, size_t offset)
+{
+	for (size_t i = 0; i < len; i++)
+		if (((const unsigned char *)data)[i] != pattern(seed, offset + i))
+			return false;
+	return true;
+}
+
+size_t send_all(int fd, const void *data, size_t len)
+{
+	size_t done = 0;
+
+	while (done < len) {
+		ssize_t ret = rsend(fd, (const char *)data + done, len - done, 0);
+
+		if (ret <= 0)
+			break;
+		done += (size_t)ret;
+	}
+	return done;
+}
+
+size_t recv_all(int fd, void *data, size_t len)
+{
+	size_t done = 0;
+
+	while (done < len) {
+		ssize_t ret = rrecv(fd, (char *)data + done, len - done, 0);
+
+		if (ret <= 0)
+			break;
+		done += (size_t)ret;
+	}
+	return done;
+}

@@ -1,0 +1,55 @@
+/*
+ * Helpers of the rsocket programs (rs*.c): a connected pair in one process, patterns, poll bits.
+ * The programs call r* functions only, so that rsplain.so can answer them with kernel sockets.
+ */
+#ifndef TESTS_C_RSCOMMON_H
+#define TESTS_C_RSCOMMON_H
+
+#include "common.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <rdma/rsocket.h>
+
+/* Two connected stream sockets and the listener between them. */
+struct rspair {
+	int listener, client, server;
+	union address to;
+};
+
+/* Called on a socket before it is bound or connected, for options. */
+typedef void (*rs_prepare)(int fd);
+
+socklen_t addr_len(const union address *address);
+/* A blocking listener on a port that the kernel chose, which goes to `to`; -1 when that failed. */
+int rs_listener(int family, union address *to, rs_prepare prepare);
+bool rs_pair_with(struct rspair *pair, int family, rs_prepare prepare);
+bool rs_pair(struct rspair *pair, int family);
+void rs_pair_close(struct rspair *pair);
+void rs_nonblock(int fd, bool on);
+
+/* "IN|OUT", "0". */
+const char *poll_str(short events);
+/* rpoll with time-out 0: prints the bits there are now. */
+short poll_now(const char *who, int fd, short events);
+/* rpoll without time-out: silent, returns the bits. */
+short poll_wait(int fd, short events);
+/* poll_wait for HUP or ERR, which need no events. */
+short poll_gone(int fd);
+/* SO_ERROR as a name. */
+const char *so_error(int fd);
+
+/* Bytes that tell where in the stream of `seed` they stand. */
+void fill(void *data, size_t len, unsigned seed, size_t offset);
+bool filled(const void *data, size_t len, unsigned seed, size_t offset);
+/* All of it, by as many calls as it takes; the count, short when a call failed or the end came. */
+size_t send_all(int fd, const void *data, size_t len);
+size_t recv_all(int fd, void *data, size_t len);
+
+#endif

@@ -1,0 +1,343 @@
+/*
+ * repoll_* as epoll(7) has it: errors, edge-triggered, one-shot, nested, closing members, many
+ * waiters. The reference's has none of this; run on ours only.
+ */
+#include "cases.h"
+#include "rscommon.h"
+
+#include <sys/resource.h>
+
+static int (*create)(int flags);
+static int (*control)(int epfd, int op, int fd, struct epoll_event *event);
+static int (*await)(int epfd, struct epoll_event *events, int maxevents, int timeout);
+
+static struct rspair pair;
+static int ep;
+
+static void begin(void)
+{
+	EXPECT(rs_pair(&pair, AF_INET));
+	EXPECT((ep = create(0)) >= 0);
+}
+
+static void end(void)
+{
+	EXPECT(!rclose(ep));
+	rs_pair_close(&pair);
+}
+
+static int change(int op, int fd, uint32_t events)
+{
+	struct epoll_event event = { .events = events, .data.fd = fd };
+
+	return control(ep, op, fd, &event);
+}
+
+/* The one member that is ready now, 0 when none is; waits if told to. */
+static uint32_t ready(int fd, int limit)
+{
+	struct epoll_event events[4];
+	int ret = await(ep, events, 4, limit);
+
+	EXPECT(ret == 0 || (ret == 1 && events[0].data.fd == fd));
+	return ret ? events[0].events : 0;
+}
+
+static void send_byte(void)
+{
+	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
+	poll_wait(pair.server, POLLIN);
+}
+
+static void read_byte(void)
+{
+	char byte;
+
+	EXPECT(rrecv(pair.server, &byte, 1, 0) == 1);
+}
+
+static void errors(void)
+{
+	struct epoll_event event = { .events = EPOLLIN };
+	int ends[2];
+
+	EXPECT_ERROR(create(-1), EINVAL);
+	EXPECT_ERROR(control(-1, EPOLL_CTL_ADD, 1, &event), EBADF);
+	EXPECT_ERROR(await(-1, &event, 1, 0), EBADF);
+	EXPECT(!pipe(ends));
+	begin();
+	EXPECT_ERROR(change(EPOLL_CTL_MOD, pair.server, EPOLLIN), ENOENT);
+	EXPECT_ERROR(change(EPOLL_CTL_DEL, pair.server, 0), ENOENT);
+	EXPECT_ERROR(change(EPOLL_CTL_MOD, ends[0], EPOLLIN), ENOENT);
+	EXPECT_ERROR(change(EPOLL_CTL_DEL, ends[0], 0), ENOENT);
+	EXPECT(!change(EPOLL_CTL_ADD, pair.server, EPOLLIN));
+	EXPECT(!change(EPOLL_CTL_ADD, ends[0], EPOLLIN));
+	EXPECT_ERROR(change(EPOLL_CTL_ADD, pair.server, EPOLLIN), EEXIST);
+	EXPECT_ERROR(change(EPOLL_CTL_ADD, ends[0], EPOLLIN), EEXIST);
+	EXPECT_ERROR(change(EPOLL_CTL_ADD, 901, EPOLLIN), EBADF);
+	EXPECT_ERROR(change(EPOLL_CTL_ADD, ep, EPOLLIN), EINVAL);
+	EXPECT_ERROR(change(77, pair.server, EPOLLIN), EINVAL);
+	EXPECT_ERROR(await(ep, &event, 0, 0), EINVAL);
+	EXPECT_ERROR(await(ep, &event, -1, 0), EINVAL);
+	EXPECT(!control(ep, EPOLL_CTL_DEL, pair.server, NULL));
+	EXPECT(!change(EPOLL_CTL_ADD, pair.server, EPOLLIN));
+	end();
+}
+
+static void flags(void)
+{
+	int fd = create(EPOLL_CLOEXEC);
+
+	EXPECT(fd >= 0 && fcntl(fd, F_GETFD) == FD_CLOEXEC);
+	EXPECT(!rclose(fd));
+	EXPECT_ERROR(rclose(fd), EBADF);
+}
+
+static void level(void)
+{
+	begin();
+	EXPECT(!change(EPOLL_CTL_ADD, pair.server, EPOLLIN));
+	EXPECT(ready(pair.server, 0) == 0);
+	send_byte();
+	EXPECT(ready(pair.server, -1) == EPOLLIN);
+	EXPECT(ready(pair.server, -1) == EPOLLIN);
+	read_byte();
+	EXPECT(ready(pair.server, 0) == 0);
+	EXPECT(ready(pair.server, 30) == 0);
+	end();
+}
+
+static void edge(void)
+{
+	begin();
+	send_byte();
+	EXPECT(!change(EPOLL_CTL_ADD, pair.server, EPOLLIN | EPOLLET));
+	EXPECT(ready(pair.server, -1) == EPOLLIN);
+	EXPECT(ready(pair.server, 0) == 0);
+	send_byte();
+	EXPECT(ready(pair.server, -1) == EPOLLIN);
+	read_byte();
+	read_byte();
+	EXPECT(ready(pair.server, 0) == 0);
+	/* Setting it anew reports what is there again. */
+	send_byte();
+	EXPECT(ready(pair.server, -1) == EPOLLIN);
+	EXPECT(!change(EPOLL_CTL_MOD, pair.server, EPOLLIN | EPOLLET));
+	EXPECT(ready(pair.server, -1) == EPOLLIN);
+	end();
+}
+
+/* Writable again after having been full: one edge. */
+static void edge_of_writing(void)
+{
+	static char data[100000];
+	size_t sent = 0;
+	ssize_t ret;
+
+	begin();
+	EXPECT(!change(EPOLL_CTL_ADD, pair.client, EPOLLOUT | EPOLLET));
+	EXPECT(ready(pair.client, -1) == EPOLLOUT);
+	EXPECT(ready(pair.client, 0) == 0);
+	while ((ret = rsend(pair.client, data, sizeof(data), MSG_DONTWAIT)) > 0)
+		sent += (size_t)ret;
+	EXPECT(ready(pair.client, 0) == 0);
+	while (sent) {
+		EXPECT((ret = rrecv(pair.server, data, sizeof(data), 0)) > 0);
+		sent -= (size_t)ret;
+	}
+	EXPECT(ready(pair.client, -1) == EPOLLOUT);
+	end();
+}
+
+static void one_shot(void)
+{
+	begin();
+	EXPECT(!change(EPOLL_CTL_ADD, pair.server, EPOLLIN | EPOLLONESHOT));
+	send_byte();
+	EXPECT(ready(pair.server, -1) == EPOLLIN);
+	send_byte();
+	EXPECT(ready(pair.server, 0) == 0);
+	EXPECT(!change(EPOLL_CTL_MOD, pair.server, EPOLLIN | EPOLLONESHOT));
+	EXPECT(ready(pair.server, -1) == EPOLLIN);
+	EXPECT(ready(pair.server, 0) == 0);
+	end();
+}
+
+static void peer_half_closes(void)
+{
+	begin();
+	EXPECT(!change(EPOLL_CTL_ADD, pair.server, EPOLLRDHUP));
+	EXPECT(ready(pair.server, 0) == 0);
+	EXPECT(!rshutdown(pair.client, SHUT_WR));
+	EXPECT(ready(pair.server, -1) == EPOLLRDHUP);
+	EXPECT(!change(EPOLL_CTL_MOD, pair.server, EPOLLIN | EPOLLRDHUP));
+	EXPECT(ready(pair.server, -1) == (EPOLLIN | EPOLLRDHUP));
+	end();
+}
+
+static void peer_goes(void)
+{
+	begin();
+	EXPECT(!change(EPOLL_CTL_ADD, pair.server, 0));
+	EXPECT(!rclose(pair.client));
+	pair.client = -1;
+	EXPECT(ready(pair.server, -1) & EPOLLHUP);
+	end();
+}
+
+static void listener_member(void)
+{
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+
+	begin();
+	EXPECT(!change(EPOLL_CTL_ADD, pair.listener, EPOLLIN));
+	EXPECT(ready(pair.listener, 0) == 0);
+	EXPECT(!rconnect(fd, &pair.to.sa, addr_len(&pair.to)));
+	EXPECT(ready(pair.listener, -1) == EPOLLIN);
+	EXPECT(!rclose(raccept(pair.listener, NULL, NULL)));
+	EXPECT(ready(pair.listener, 0) == 0);
+	EXPECT(!rclose(fd));
+	end();
+}
+
+/* The descriptor itself is pollable, by the kernel's poll too, and can be a member. */
+static void nested(void)
+{
+	struct pollfd entry = { .events = POLLIN };
+	struct epoll_event event = { .events = EPOLLIN, .data.u32 = 7 };
+	int outer = create(0), plain = epoll_create1(0);
+
+	begin();
+	entry.fd = ep;
+	EXPECT(!change(EPOLL_CTL_ADD, pair.server, EPOLLIN));
+	EXPECT(!control(outer, EPOLL_CTL_ADD, ep, &event));
+	EXPECT(!epoll_ctl(plain, EPOLL_CTL_ADD, ep, &event));
+	EXPECT(poll(&entry, 1, 0) == 0);
+	EXPECT(rpoll(&entry, 1, 0) == 0);
+	send_byte();
+	EXPECT(poll(&entry, 1, -1) == 1 && entry.revents == POLLIN);
+	EXPECT(rpoll(&entry, 1, -1) == 1 && entry.revents == POLLIN);
+	EXPECT(await(outer, &event, 1, -1) == 1 && event.data.u32 == 7);
+	EXPECT(epoll_wait(plain, &event, 1, -1) == 1 && event.data.u32 == 7);
+	EXPECT(ready(pair.server, -1) == EPOLLIN);
+	read_byte();
+	EXPECT(ready(pair.server, 0) == 0);
+	EXPECT(poll(&entry, 1, 0) == 0);
+	EXPECT(await(outer, &event, 1, 0) == 0);
+	EXPECT(!rclose(outer));
+	end();
+}
+
+static void closing_a_member(void)
+{
+	begin();
+	EXPECT(!change(EPOLL_CTL_ADD, pair.server, EPOLLIN));
+	EXPECT(!change(EPOLL_CTL_ADD, pair.client, EPOLLIN));
+	send_byte();
+	EXPECT(!rclose(pair.server));
+	EXPECT_ERROR(change(EPOLL_CTL_DEL, pair.server, 0), EBADF);
+	pair.server = -1;
+	/* What is left is told about. */
+	EXPECT(ready(pair.client, -1) & EPOLLHUP);
+	end();
+}
+
+static void closing_with_members(void)
+{
+	begin();
+	EXPECT(!change(EPOLL_CTL_ADD, pair.server, EPOLLIN));
+	EXPECT(!rclose(ep));
+	send_byte();
+	read_byte();
+	rs_pair_close(&pair);
+}
+
+/* ---- many --------------------------------------------------------------------------------- */
+
+static void *wait_once(void *argument)
+{
+	struct epoll_event event;
+
+	(void)argument;
+	return (void *)(long)await(ep, &event, 1, 2000);
+}
+
+/* One event that is told once wakes one of many waiters. */
+static void many_waiters(void)
+{
+	pthread_t threads[4];
+	long woken = 0;
+
+	begin();
+	EXPECT(!change(EPOLL_CTL_ADD, pair.server, EPOLLIN | EPOLLET | EPOLLONESHOT));
+	for (int i = 0; i < 4; i++)
+		EXPECT(!pthread_create(&threads[i], NULL, wait_once, NULL));
+	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
+	for (int i = 0; i < 4; i++) {
+		void *ret;
+
+		pthread_join(threads[i], &ret);
+		woken += (long)ret;
+	}
+	EXPECT(woken == 1);
+	end();
+}
+
+static void many_members(void)
+{
+	enum { COUNT = 30 };
+	int clients[COUNT], servers[COUNT], seen = 0;
+	struct epoll_event events[7];
+
+	begin();
+	for (int i = 0; i < COUNT; i++) {
+		clients[i] = rsocket(AF_INET, SOCK_STREAM, 0);
+		EXPECT(!rconnect(clients[i], &pair.to.sa, addr_len(&pair.to)));
+		EXPECT((servers[i] = raccept(pair.listener, NULL, NULL)) >= 0);
+		EXPECT(!change(EPOLL_CTL_ADD, servers[i], EPOLLIN));
+		EXPECT(!change(EPOLL_CTL_ADD, clients[i], EPOLLIN));
+	}
+	for (int i = 0; i < COUNT; i += 2)
+		EXPECT(rsend(clients[i], "x", 1, 0) == 1);
+	while (seen < COUNT / 2) {
+		int ret = await(ep, events, 7, -1);
+
+		EXPECT(ret > 0 && ret <= 7);
+		for (int i = 0; i < ret; i++) {
+			char byte;
+
+			EXPECT(rrecv(events[i].data.fd, &byte, 1, MSG_DONTWAIT) == 1);
+			seen++;
+		}
+	}
+	EXPECT(await(ep, events, 7, 0) == 0);
+	for (int i = 0; i < COUNT; i++)
+		EXPECT(!rclose(clients[i]) && !rclose(servers[i]));
+	EXPECT(await(ep, events, 7, 0) == 0);
+	end();
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	create = optional_symbol("repoll_create");
+	control = optional_symbol("repoll_ctl");
+	await = optional_symbol("repoll_wait");
+	if (!create || !control || !await)
+		skip_all("this library has no repoll_*");
+	CASE(errors);
+	CASE(flags);
+	CASE(level);
+	CASE(edge);
+	CASE(edge_of_writing);
+	CASE(one_shot);
+	CASE(peer_half_closes);
+	CASE(peer_goes);
+	CASE(listener_member);
+	CASE(nested);
+	CASE(closing_a_member);
+	CASE(closing_with_members);
+	CASE(many_waiters);
+	CASE(many_members);
+	return finish();
+}

@@ -1,0 +1,158 @@
+/* riomap and riowrite where the reference fails or is not asked for; run on ours only. */
+#include "cases.h"
+#include "rscommon.h"
+
+#include <sys/mman.h>
+
+enum { SIZE = 10000 };
+
+static struct rspair pair;
+static unsigned char region[2][SIZE], source[2 * SIZE];
+
+static void with_table(int fd)
+{
+	int entries = 8;
+
+	SETUP(!rsetsockopt(fd, SOL_RDMA, RDMA_IOMAPSIZE, &entries, sizeof(entries)));
+}
+
+/* The smallest queues: a lost credit is noticed soon. */
+static void with_few_credits(int fd)
+{
+	int entries = 16;
+
+	with_table(fd);
+	SETUP(!rsetsockopt(fd, SOL_RDMA, RDMA_RQSIZE, &entries, sizeof(entries)));
+	SETUP(!rsetsockopt(fd, SOL_RDMA, RDMA_SQSIZE, &entries, sizeof(entries)));
+}
+
+static void one_byte(int from, int to)
+{
+	char byte;
+
+	EXPECT(rsend(from, "x", 1, 0) == 1);
+	EXPECT(rrecv(to, &byte, 1, 0) == 1);
+}
+
+/* Each announcement is a message, and takes and gives back a credit as data does. */
+static void announcements_are_counted(void)
+{
+	EXPECT(rs_pair_with(&pair, AF_INET, with_few_credits));
+	for (int i = 0; i < 300; i++) {
+		EXPECT(riomap(pair.server, region[0], SIZE, PROT_WRITE, 0, i) == i);
+		one_byte(pair.server, pair.client);
+		EXPECT(riowrite(pair.client, source, 10, i, 0) == 10);
+		one_byte(pair.client, pair.server);
+		EXPECT(!riounmap(pair.server, region[0], SIZE));
+	}
+	rs_pair_close(&pair);
+}
+
+/* Announcements only, then data: they must not exhaust the credits. */
+static void announcements_alone(void)
+{
+	EXPECT(rs_pair_with(&pair, AF_INET, with_few_credits));
+	for (int round = 0; round < 50; round++) {
+		for (int i = 0; i < 8; i++)
+			EXPECT(riomap(pair.server, region[0] + i, 1, PROT_WRITE, 0, i) == i);
+		one_byte(pair.server, pair.client);
+		for (int i = 0; i < 8; i++)
+			EXPECT(!riounmap(pair.server, region[0] + i, 1));
+	}
+	one_byte(pair.client, pair.server);
+	rs_pair_close(&pair);
+}
+
+/* A write that runs over the end stops there; one that begins outside writes nothing. */
+static void over_the_end(void)
+{
+	EXPECT(rs_pair_with(&pair, AF_INET, with_table));
+	memset(region, 0, sizeof(region));
+	EXPECT(riomap(pair.server, region[0], SIZE, PROT_WRITE, 0, 500) == 500);
+	one_byte(pair.server, pair.client);
+	fill(source, sizeof(source), 1, 0);
+	EXPECT(riowrite(pair.client, source, SIZE + 100, 500, 0) == SIZE);
+	EXPECT(riowrite(pair.client, source, 10, 499, 0) == 0);
+	EXPECT(riowrite(pair.client, source, 10, SIZE + 500, 0) == 0);
+	one_byte(pair.client, pair.server);
+	EXPECT(filled(region[0], SIZE, 1, 0) && region[1][0] == 0);
+	rs_pair_close(&pair);
+}
+
+/* Two regions that follow each other are one to the writer. */
+static void across_two(void)
+{
+	EXPECT(rs_pair_with(&pair, AF_INET, with_table));
+	memset(region, 0, sizeof(region));
+	EXPECT(riomap(pair.server, region[1], SIZE, PROT_WRITE, 0, SIZE) == SIZE);
+	EXPECT(riomap(pair.server, region[0], SIZE, PROT_WRITE, 0, 0) == 0);
+	one_byte(pair.server, pair.client);
+	fill(source, sizeof(source), 2, 0);
+	EXPECT(riowrite(pair.client, source, 2 * SIZE, 0, 0) == 2 * SIZE);
+	one_byte(pair.client, pair.server);
+	EXPECT(filled(region[0], SIZE, 2, 0) && filled(region[1], SIZE, 2, SIZE));
+	rs_pair_close(&pair);
+}
+
+/* Nothing of an ended mapping is left, and the connection is as good as before. */
+static void ended_mapping(void)
+{
+	EXPECT(rs_pair_with(&pair, AF_INET, with_table));
+	EXPECT(riomap(pair.server, region[0], SIZE, PROT_WRITE, 0, 0) == 0);
+	one_byte(pair.server, pair.client);
+	EXPECT(!riounmap(pair.server, region[0], SIZE));
+	one_byte(pair.server, pair.client);
+	EXPECT(riowrite(pair.client, source, 10, 0, 0) == 0);
+	one_byte(pair.client, pair.server);
+	EXPECT(riomap(pair.server, region[1], SIZE, PROT_WRITE, 0, 0) == 0);
+	one_byte(pair.server, pair.client);
+	EXPECT(riowrite(pair.client, source, SIZE, 0, 0) == SIZE);
+	one_byte(pair.client, pair.server);
+	EXPECT(!memcmp(region[1], source, SIZE));
+	rs_pair_close(&pair);
+}
+
+static void *writes(void *argument)
+{
+	for (int i = 0; i < 50; i++) {
+		if (riowrite(pair.client, argument, SIZE, 0, 0) != SIZE)
+			return NULL;
+		if (rsend(pair.client, "0123456789", 10, 0) != 10)
+			return NULL;
+	}
+	return argument;
+}
+
+/* Writes into the region and data of the stream, by turns, while the peer sends as well. */
+static void with_traffic(void)
+{
+	char buf[500];
+	pthread_t thread;
+	void *ret;
+
+	EXPECT(rs_pair_with(&pair, AF_INET, with_few_credits));
+	EXPECT(riomap(pair.server, region[0], SIZE, PROT_WRITE, 0, 0) == 0);
+	one_byte(pair.server, pair.client);
+	fill(source, sizeof(source), 3, 0);
+	EXPECT(!pthread_create(&thread, NULL, writes, source));
+	for (int i = 0; i < 50; i++)
+		EXPECT(rsend(pair.server, buf, 500, 0) == 500);
+	EXPECT(rrecv(pair.server, buf, 500, MSG_WAITALL) == 500 && !memcmp(buf + 490, "0123456789", 10));
+	pthread_join(thread, &ret);
+	EXPECT(ret != NULL && filled(region[0], SIZE, 3, 0));
+	for (int i = 0; i < 50; i++)
+		EXPECT(rrecv(pair.client, buf, 500, MSG_WAITALL) == 500);
+	rs_pair_close(&pair);
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	CASE(announcements_are_counted);
+	CASE(announcements_alone);
+	CASE(over_the_end);
+	CASE(across_two);
+	CASE(ended_mapping);
+	CASE(with_traffic);
+	return finish();
+}

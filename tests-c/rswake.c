@@ -1,0 +1,333 @@
+/*
+ * A thread is blocked, and another one ends what it waits for, or a signal comes: the blocked call
+ * returns as a socket's does. Run on ours only; the reference hangs or aborts.
+ */
+#include "cases.h"
+#include "rscommon.h"
+
+#include <signal.h>
+
+static struct rspair pair;
+static char data[200000];
+
+/* ---- what blocks ------------------------------------------------------------------------ */
+
+struct blocked {
+	pthread_t thread;
+	ssize_t (*call)(int fd);
+	int fd;
+	volatile pid_t tid;
+	ssize_t ret;
+	int error;
+};
+
+static ssize_t call_recv(int fd)
+{
+	char byte;
+
+	return rrecv(fd, &byte, 1, 0);
+}
+
+static ssize_t call_send(int fd)
+{
+	return rsend(fd, data, sizeof(data), 0);
+}
+
+static ssize_t call_accept(int fd)
+{
+	return raccept(fd, NULL, NULL);
+}
+
+static ssize_t call_connect(int fd)
+{
+	union address to = silent_addr(7994);
+
+	return rconnect(fd, &to.sa, sizeof(to.in));
+}
+
+static ssize_t call_poll(int fd)
+{
+	struct pollfd entry = { .fd = fd, .events = POLLIN };
+
+	return rpoll(&entry, 1, -1);
+}
+
+static void *block(void *argument)
+{
+	struct blocked *blocked = argument;
+
+	blocked->tid = gettid();
+	errno = 0;
+	blocked->ret = blocked->call(blocked->fd);
+	blocked->error = errno;
+	return NULL;
+}
+
+/* Whether the thread sleeps in the kernel: state S of /proc, and stays in it for a while. */
+static bool sleeps(pid_t tid)
+{
+	char path[64], text[256];
+	const char *state;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
+	file = fopen(path, "r");
+	if (!file)
+		return false;
+	text[fread(text, 1, sizeof(text) - 1, file)] = 0;
+	fclose(file);
+	state = strrchr(text, ')');
+	return state && state[2] == 'S';
+}
+
+/* Starts the call and returns when its thread has slept at twenty looks in a row. */
+static void start_blocked(struct blocked *blocked, ssize_t (*call)(int), int fd)
+{
+	*blocked = (struct blocked){ .call = call, .fd = fd };
+	EXPECT(!pthread_create(&blocked->thread, NULL, block, blocked));
+	for (int asleep = 0; asleep < 20; sched_yield())
+		asleep = blocked->tid && sleeps(blocked->tid) ? asleep + 1 : 0;
+}
+
+static void join(struct blocked *blocked)
+{
+	EXPECT(!pthread_join(blocked->thread, NULL));
+}
+
+static bool failed_with(const struct blocked *blocked, int first, int second)
+{
+	return blocked->ret == -1 && (blocked->error == first || blocked->error == second);
+}
+
+static void fill_up(int fd)
+{
+	while (rsend(fd, data, sizeof(data), MSG_DONTWAIT) > 0)
+		;
+}
+
+/* ---- closing and shutting down ------------------------------------------------------------- */
+
+static void close_under_recv(void)
+{
+	struct blocked blocked;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	start_blocked(&blocked, call_recv, pair.server);
+	EXPECT(!rclose(pair.server));
+	pair.server = -1;
+	join(&blocked);
+	EXPECT(blocked.ret == 0 || failed_with(&blocked, EBADF, ECONNRESET));
+	rs_pair_close(&pair);
+}
+
+static void close_under_send(void)
+{
+	struct blocked blocked;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	fill_up(pair.client);
+	start_blocked(&blocked, call_send, pair.client);
+	EXPECT(!rclose(pair.client));
+	pair.client = -1;
+	join(&blocked);
+	EXPECT(blocked.ret >= 0 || failed_with(&blocked, EBADF, ECONNRESET));
+	rs_pair_close(&pair);
+}
+
+static void close_under_accept(void)
+{
+	union address to;
+	struct blocked blocked;
+	int fd = rs_listener(AF_INET, &to, NULL);
+
+	start_blocked(&blocked, call_accept, fd);
+	EXPECT(!rclose(fd));
+	join(&blocked);
+	EXPECT(failed_with(&blocked, EBADF, EINVAL));
+}
+
+static void close_under_connect(void)
+{
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+	struct blocked blocked;
+
+	start_blocked(&blocked, call_connect, fd);
+	EXPECT(!rclose(fd));
+	join(&blocked);
+	EXPECT(failed_with(&blocked, EBADF, ECONNABORTED));
+}
+
+static void close_under_poll(void)
+{
+	struct blocked blocked;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	start_blocked(&blocked, call_poll, pair.server);
+	EXPECT(!rclose(pair.server));
+	pair.server = -1;
+	join(&blocked);
+	EXPECT(blocked.ret == 1 || failed_with(&blocked, EBADF, EBADF));
+	rs_pair_close(&pair);
+}
+
+static void shutdown_under_recv(void)
+{
+	struct blocked blocked;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	start_blocked(&blocked, call_recv, pair.server);
+	EXPECT(!rshutdown(pair.server, SHUT_RD));
+	join(&blocked);
+	EXPECT(blocked.ret == 0);
+	rs_pair_close(&pair);
+	EXPECT(rs_pair(&pair, AF_INET));
+	start_blocked(&blocked, call_recv, pair.server);
+	EXPECT(!rshutdown(pair.server, SHUT_RDWR));
+	join(&blocked);
+	EXPECT(blocked.ret == 0);
+	rs_pair_close(&pair);
+}
+
+static void shutdown_under_poll(void)
+{
+	struct blocked blocked;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	start_blocked(&blocked, call_poll, pair.server);
+	EXPECT(!rshutdown(pair.server, SHUT_RD));
+	join(&blocked);
+	EXPECT(blocked.ret == 1);
+	rs_pair_close(&pair);
+}
+
+static void peer_shutdown_wakes(void)
+{
+	struct blocked blocked, other;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	start_blocked(&blocked, call_recv, pair.server);
+	start_blocked(&other, call_poll, pair.server);
+	EXPECT(!rshutdown(pair.client, SHUT_WR));
+	join(&blocked);
+	join(&other);
+	EXPECT(blocked.ret == 0 && other.ret == 1);
+	rs_pair_close(&pair);
+}
+
+/* One of two pollers of the same socket must not swallow the other's wake-up. */
+static void all_pollers_wake(void)
+{
+	struct blocked blocked[4];
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	for (int i = 0; i < 4; i++)
+		start_blocked(&blocked[i], call_poll, pair.server);
+	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
+	for (int i = 0; i < 4; i++) {
+		join(&blocked[i]);
+		EXPECT(blocked[i].ret == 1);
+	}
+	rs_pair_close(&pair);
+}
+
+/* ---- signals ---------------------------------------------------------------------------------- */
+
+static volatile sig_atomic_t handled;
+
+static void handler(int number)
+{
+	(void)number;
+	handled++;
+}
+
+static void catch(int flags)
+{
+	struct sigaction action = { .sa_handler = handler, .sa_flags = flags };
+
+	handled = 0;
+	sigaction(SIGUSR1, &action, NULL);
+}
+
+static void interrupt(struct blocked *blocked)
+{
+	pthread_kill(blocked->thread, SIGUSR1);
+	while (!handled)
+		sched_yield();
+}
+
+/* Returns EINTR for each of the calls; the connection is as it was. */
+static void interrupted(void)
+{
+	ssize_t (*calls[])(int) = { call_recv, call_poll };
+	struct blocked blocked;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	for (int i = 0; i < 2; i++) {
+		catch(0);
+		start_blocked(&blocked, calls[i], pair.server);
+		interrupt(&blocked);
+		join(&blocked);
+		EXPECT(failed_with(&blocked, EINTR, EINTR));
+	}
+	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
+	EXPECT(call_recv(pair.server) == 1);
+	catch(0);
+	start_blocked(&blocked, call_accept, pair.listener);
+	interrupt(&blocked);
+	join(&blocked);
+	EXPECT(failed_with(&blocked, EINTR, EINTR));
+	rs_pair_close(&pair);
+}
+
+/* Nothing sent: EINTR; it goes on where it stopped afterwards. */
+static void interrupted_send(void)
+{
+	struct blocked blocked;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	fill_up(pair.client);
+	catch(0);
+	start_blocked(&blocked, call_send, pair.client);
+	interrupt(&blocked);
+	join(&blocked);
+	EXPECT(blocked.ret > 0 || failed_with(&blocked, EINTR, EINTR));
+	rs_pair_close(&pair);
+}
+
+/* With SA_RESTART the calls go on, all but poll, as sockets' do. */
+static void restarted(void)
+{
+	struct blocked blocked;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	catch(SA_RESTART);
+	start_blocked(&blocked, call_recv, pair.server);
+	interrupt(&blocked);
+	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
+	join(&blocked);
+	EXPECT(blocked.ret == 1);
+	catch(SA_RESTART);
+	start_blocked(&blocked, call_poll, pair.server);
+	interrupt(&blocked);
+	join(&blocked);
+	EXPECT(failed_with(&blocked, EINTR, EINTR));
+	rs_pair_close(&pair);
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	CASE(close_under_recv);
+	CASE(close_under_send);
+	CASE(close_under_accept);
+	CASE(close_under_connect);
+	CASE(close_under_poll);
+	CASE(shutdown_under_recv);
+	CASE(shutdown_under_poll);
+	CASE(peer_shutdown_wakes);
+	CASE(all_pollers_wake);
+	CASE(interrupted);
+	CASE(interrupted_send);
+	CASE(restarted);
+	return finish();
+}

@@ -1,0 +1,99 @@
+# shellcheck shell=bash
+# The cases of tests/rsockets: which program runs how. Read by `run` on the host (names only) and
+# by `guest` in the lab, which sets ADDR, ADDR6, PEER and MEGABYTES first.
+
+# One entry per case in each array, filled by `add`.
+case_names=() case_groups=() case_ready=() case_expect=() case_server=() case_client=()
+case_groups_all=(rstream riostream rcopy peer)
+
+# add NAME READY EXPECT SERVER-COMMAND CLIENT-COMMAND
+# READY tells how the server ends: `listen` by itself, `persistent` when it is told to.
+# EXPECT is the client's exit status. The commands' words are separated by blanks and hold none.
+add() {
+    case_groups+=("$group")
+    case_names+=("$1")
+    case_ready+=("$2")
+    case_expect+=("$3")
+    case_server+=("$4")
+    case_client+=("$5")
+}
+
+# both PROGRAM NAME EXPECT OPTIONS...: the same options at both ends.
+both() {
+    local program=$1 name=$2 expect=$3
+    shift 3
+    add "$program-$name" listen "$expect" "$program -b $ADDR $*" "$program -s $ADDR $*"
+}
+
+# The asynchronous mode's client ends with the length of its last message, 16.
+# -T f is left out: with it rstream uses the kernel's sockets.
+cases_rstream() {
+    local size few="-I 5 -C 4"
+    both rstream blocking 0 "-T b -S 1000 $few"
+    both rstream nonblocking 0 "-T n -S 1000 $few"
+    both rstream default 0 "-S 1000 $few"
+    both rstream async 16 "-T a -S 1000 $few"
+    both rstream async-65536 16 "-T a -S 65536 $few"
+    both rstream resolve 0 "-T r -T b -S 1000 $few"
+    both rstream keepalive 0 "-k 1 -T b -S 1000 $few"
+    both rstream small-buffers 0 "-B 4096 -T b -S 100000 $few"
+    both rstream no-inline 0 "-i 0 -T b -S 64 $few"
+    both rstream inline-200 0 "-i 200 -T b -S 200 $few"
+    for size in 1 64 65 2048 2049 4096 65536 1048576; do
+        both rstream "verify-$size" 0 "-T b -T v -S $size $few"
+    done
+    both rstream verify-nonblocking-65536 0 "-T n -T v -S 65536 $few"
+    both rstream verify-4194304 0 "-T b -T v -S 4194304 -I 2 -C 2"
+    both rstream many 0 "-T b -T v -S 64 -I 500 -C 10"
+    add rstream-ipv6 listen 0 "rstream -b $ADDR6 -T b -T v -S 5000 $few" \
+        "rstream -s $ADDR6 -T b -T v -S 5000 $few"
+    add rstream-any listen 0 "rstream -T b -T v -S 5000 $few" \
+        "rstream -s $ADDR -T b -T v -S 5000 $few"
+}
+
+cases_riostream() {
+    local size few="-I 5 -C 4"
+    both riostream default 0 "-S 1000 $few"
+    both riostream blocking 0 "-T b -S 1000 $few"
+    both riostream nonblocking 0 "-T n -S 1000 $few"
+    both riostream async 0 "-T a -S 1000 $few"
+    for size in 1 64 65 4096 65536 1048576; do
+        both riostream "verify-$size" 0 "-T b -T v -S $size $few"
+    done
+}
+
+# The guest makes `original`; the copy is compared with it.
+cases_rcopy() {
+    add rcopy persistent 0 "rcopy" "rcopy original $ADDR:/tmp/copy"
+}
+
+# Different sizes on the two ends; the smallest are those that any device has.
+cases_peer() {
+    local test smallest="PEER_SQ=16 PEER_RQ=16 PEER_INLINE=0 PEER_RCVBUF=1024 PEER_SNDBUF=1024"
+    local large="PEER_SQ=1000 PEER_RQ=1000 PEER_INLINE=200 PEER_RCVBUF=1000000 PEER_SNDBUF=1000000"
+    local less="PEER_TOTAL=200000"
+    for test in stream client-first server-first iomap keepalive parallel; do
+        peer "$test" "" "" "$test"
+    done
+    peer ipv6 "" "" stream "$ADDR6"
+    for test in stream client-first server-first iomap; do
+        peer "$test-smallest-both" "$less $smallest" "$less $smallest" "$test"
+        peer "$test-smallest-server" "$less $smallest" "$less" "$test"
+        peer "$test-smallest-client" "$less" "$less $smallest" "$test"
+        peer "$test-large-server" "$less $large" "$less $smallest" "$test"
+        peer "$test-large-client" "$less $smallest" "$less $large" "$test"
+    done
+    peer large-both "$large" "$large" stream
+    peer parallel-smallest-client "" "$smallest" parallel
+}
+
+# peer NAME SERVER-SIZES CLIENT-SIZES TEST [ADDRESS]
+peer() {
+    local address=${5:-$ADDR}
+    add "peer-$1" listen 0 "env $2 $PEER server $address $4" "env $3 $PEER client $address $4"
+}
+
+define_cases() {
+    local group
+    for group in "${case_groups_all[@]}"; do "cases_$group"; done
+}
