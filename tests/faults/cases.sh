@@ -13,8 +13,9 @@ accept_steps() { echo "event qp recv:8 accept event"; }
 
 # ---- nobody listens, too many ask -----------------------------------------------------------
 
+# (siw connects inside rdma_connect, which fails; rxe answers with an event.)
 case_not_listening() {
-    proc client $(resolve_steps) qp connect event destroy
+    proc client $(resolve_steps) qp connect answer destroy
     finish
 }
 
@@ -62,17 +63,18 @@ case_killed_resolved() {
     finish
 }
 
-# The client dies between its request and the answer. The listener must still serve others.
+# The client dies between its request and the answer. The listener must still serve others. The
+# kernel has no event for the server's id before it is accepted; the next request comes through the
+# same queues, so the kernel has dealt with the death when that one arrives.
 case_killed_connecting() {
-    fifos listening reached killed next
-    proc server $(listen_steps) tell:listening event qp tell:reached hear:killed event \
-        accept destroy tell:next $(accept_steps) event use:2 disconnect destroy use:0 destroy
+    fifos listening reached asked
+    proc server $(listen_steps) tell:listening event qp tell:reached arrived \
+        accept destroy $(accept_steps) event use:2 disconnect destroy use:0 destroy
     hear listening
-    proc client1 $(resolve_steps) qp connect stop
+    proc client1 $(resolve_steps) qp connect tell:asked stop
+    hear asked
     hear reached
     kill_proc client1
-    tell killed
-    hear next
     proc client2 $(connect_steps) disconnect event destroy
     finish
 }
@@ -142,7 +144,7 @@ case_killed_traffic_server() {
     fifos listening reached
     proc server $(listen_steps) tell:listening event qp recv:16 accept event got:100 tell:reached got:100000000
     hear listening
-    proc client $(resolve_steps) ack-timeout:10 qp connect event flood event disconnect destroy
+    proc client $(resolve_steps) ack-timeout:10 qp connect event flood event disconnect drain destroy
     hear reached
     kill_proc server
     finish
@@ -171,22 +173,19 @@ case_killed_disconnected_server() {
     finish
 }
 
-# On siw rping waits for a completion that its dead peer may or may not leave behind, with either
-# library, and so ends or hangs.
+# A server for many clients must serve the next one. Without -P there is nothing to compare: what is
+# left of rping waits for a completion that its dead peer may or may not leave behind, and so ends or
+# hangs now and then, on either device and with either library.
 case_killed_rping() {
-    local side other
-    [ "$DEVICE" = siw ] && unsuited "rping itself may hang there" && return
-    for side in client server; do
-        other=$([ $side = client ] && echo server || echo client)
-        program server rping -s -a "$SERVER_ADDR" -p "$PORT" -V -S 1000
-        await_listener rping
-        program client rping -c -a "$SERVER_ADDR" -p "$PORT" -V -S 1000
-        await_connection rping
-        kill_proc $side
-        finish
-        keep "$other" "$side-killed"
-        PORT=$((PORT + 1))
-    done
+    program server rping -s -P -a "$SERVER_ADDR" -p "$PORT" -V -S 1000
+    await_listener rping
+    program client1 rping -c -a "$SERVER_ADDR" -p "$PORT" -v -V -S 1000
+    await test -s client1.out # a number of pings have been made
+    kill_proc client1
+    : >client1.out
+    program client2 rping -c -a "$SERVER_ADDR" -p "$PORT" -C 10 -V -S 1000
+    wait_proc client2
+    forget server
 }
 
 # ---- limits ---------------------------------------------------------------------------------
@@ -250,8 +249,13 @@ case_memlock() {
 # How rping's server ends is not compared: its client ends without waiting for the answer to its
 # disconnect request, and when that one packet is lost the server never hears of it.
 # rping waits about a second for each lost packet: hence few pings where many are lost.
+# On siw:
+# - no ucmatose: now and then connecting fails (CONNECT_ERROR -22, seen with the reference) and its
+#   server waits for ever. Probably because that server sends first, which iWARP does not allow for;
+# - the link is good again before the disconnection: it is one TCP reset, and nobody repeats that;
+# - no more messages than there are receives: see lacks_flow_control.
 lossy() {
-    local pings=$1
+    local pings=$1 messages=16
     shift
     quality "$@"
     program rping-server rping -s -a "$SERVER_ADDR" -p "$PORT" -C "$pings" -V -S 1000
@@ -259,20 +263,27 @@ lossy() {
     program rping-client rping -c -a "$SERVER_ADDR" -p "$PORT" -C "$pings" -V -S 1000
     wait_proc rping-client
     forget rping-server
-    program ucmatose-server ucmatose -b "$SERVER_ADDR" -p "$PORT" -a 12 -c 5 -C 50 -S 2000
-    await_listener ucmatose
-    program ucmatose-client ucmatose -s "$SERVER_ADDR" -p "$PORT" -a 12 -c 5 -C 50 -S 2000
-    finish
-    fifos listening
-    proc server $(listen_steps) tell:listening event qp recv:16 accept event got:100 event use:1 disconnect destroy use:0 destroy
+    if [ "$DEVICE" = rxe ]; then
+        messages=100
+        program ucmatose-server ucmatose -b "$SERVER_ADDR" -p "$PORT" -a 12 -c 5 -C 50 -S 2000
+        await_listener ucmatose
+        program ucmatose-client ucmatose -s "$SERVER_ADDR" -p "$PORT" -a 12 -c 5 -C 50 -S 2000
+        finish
+    fi
+    fifos listening received go
+    proc server $(listen_steps) tell:listening event qp recv:16 accept event "got:$messages" tell:received event \
+        use:1 disconnect destroy use:0 destroy
     hear listening
-    proc client $(resolve_steps) ack-timeout:12 qp connect event send:100 disconnect event destroy
+    proc client $(resolve_steps) ack-timeout:12 qp connect event "send:$messages" hear:go disconnect event destroy
+    hear received
+    [ "$DEVICE" = rxe ] || quality
+    tell go
     finish
     quality
 }
 case_loss_1() { lossy 100 loss 1%; }
 case_loss_10() { lossy 10 loss 10%; }
-case_delay_50() { lossy 100 delay 50ms; }
+case_delay_50() { lossy 20 delay 50ms; }
 
 case_link_down_before_addr() {
     link_down "$NEAR"
@@ -291,18 +302,23 @@ case_link_down_before_route() {
     link_up
 }
 
-# The kernel's CM gives up after some 70 s.
+# The kernel's CM gives up after some 70 s; TCP, below siw, would need two minutes and is told to
+# try only twice more.
 case_link_down_before_connect() {
+    local retries
+    read -r retries </proc/sys/net/ipv4/tcp_syn_retries
+    echo 2 >/proc/sys/net/ipv4/tcp_syn_retries
     fifos listening resolved down
     proc server $(listen_steps) tell:listening hear:down pending destroy
     hear listening
-    proc client $(resolve_steps) qp tell:resolved hear:down connect event destroy
+    proc client $(resolve_steps) qp tell:resolved hear:down connect answer destroy
     hear resolved
     link_down "$FAR"
     tell down
     tell down
     finish
     link_up
+    echo "$retries" >/proc/sys/net/ipv4/tcp_syn_retries
 }
 
 # A message under way ends with the QP, when the program disconnects; the peer cannot be told.
@@ -335,13 +351,16 @@ case_removal_bound() {
     removed
 }
 
+# The kernel destroys its id soon after the event: only when the removal has ended is it sure that
+# connecting finds none.
 case_removal_resolved() {
-    fifos reached
-    proc client $(resolve_steps) qp cut tell:reached event pending connect destroy
+    fifos reached gone
+    proc client $(resolve_steps) qp cut tell:reached event pending hear:gone connect destroy
     hear reached
     removal "$CLIENT_DEV"
-    finish
     removed
+    tell gone
+    finish
 }
 
 # A listener on any address does not belong to the device and hears nothing; one on the device's
@@ -409,14 +428,18 @@ case_removal_waits() {
 
 # Groups run in one lab each: the link and the devices are whole again after each case.
 declare -A fault_groups=(
-    [refused]="not_listening not_listening_sync not_listening_programs backlog"
+    [refused]="not_listening not_listening_sync not_listening_programs"
     [killed]="killed_resolved killed_connecting killed_before_accept killed_listening killed_idle_client
         killed_idle_server killed_traffic_client killed_traffic_server killed_disconnecting_client
         killed_disconnected_server killed_rping"
     [limits]="files files_sync files_later memlock"
-    [network]="loss_1 loss_10 delay_50 link_down_before_addr link_down_before_route
-        link_down_before_connect link_down_traffic"
+    [network]="loss_1 loss_10 delay_50 link_down_before_addr link_down_before_route"
     [removal]="removal_bound removal_resolved removal_listening removal_connecting
         removal_connected_server removal_connected_client removal_waits"
+    [full]="backlog"
+    [dead_connect]="link_down_before_connect"
+    [dead_traffic]="link_down_traffic"
 )
 fault_group_names=(refused killed limits network removal)
+# Nearly all of their time is waiting for the kernel's CM to give up: labs of their own, beside the others.
+slow_fault_group_names=(full dead_connect dead_traffic)

@@ -17,12 +17,14 @@
  *   destroy-qp
  *   cut           closes all verbs devices behind the libraries' back
  *   event         one event, printed and acked; a connection request's id becomes the current one
+ *   answer        the event that the call before it asked for; none comes when the call failed
  *   arrived       waits until an event is there, and leaves it
  *   pending       whether an event is there now
  *   recv:N        posts N receives
  *   got:N         waits for N received messages and checks what they hold
  *   send:N        sends N messages one by one and waits for each
- *   flood         sends until a completion fails
+ *   flood         sends until a completion fails or an event comes
+ *   drain         waits for the completion of what a flood left under way
  *   post, reap    posts one message; waits for the completion of one
  *   tell:F hear:F writes to, reads from a FIFO (waits for the other end)
  *   files:N       RLIMIT_NOFILE: N descriptors more than are open now
@@ -47,7 +49,7 @@ static int limit = 200; /* seconds, or $STEPS_LIMIT */
 static struct rdma_event_channel *channel;
 static struct slot slots[MAX_IDS];
 static int used, current = -1;
-static bool strict;
+static bool strict, last_failed;
 
 void print(const char *what, const char *result)
 {
@@ -57,6 +59,7 @@ void print(const char *what, const char *result)
 bool result(const char *what, int ret)
 {
 	print(what, ret ? strerrorname_np(errno) ? strerrorname_np(errno) : "errno unknown" : "0");
+	last_failed = ret != 0;
 	if (ret && strict)
 		exit(1);
 	return ret == 0;
@@ -109,6 +112,15 @@ bool readable(const char *what, int fd)
 	if (n != 1)
 		print(what, "nothing came");
 	return n == 1;
+}
+
+bool readable_before(const char *what, int fd, int other)
+{
+	struct pollfd p[2] = { { .fd = fd, .events = POLLIN }, { .fd = other, .events = POLLIN } };
+	int n = poll(p, 2, limit * 1000);
+	if (n < 1)
+		print(what, "nothing came");
+	return n > 0 && !p[1].revents;
 }
 
 static void step_id(void)
@@ -260,7 +272,10 @@ static bool plain_step(const char *step, char *value)
 		current = atoi(value);
 	else if (!strcmp(step, "event"))
 		step_event();
-	else if (!strcmp(step, "cut"))
+	else if (!strcmp(step, "answer")) {
+		if (!last_failed)
+			step_event();
+	} else if (!strcmp(step, "cut"))
 		step_cut();
 	else if (!strcmp(step, "arrived"))
 		arrived();
@@ -317,7 +332,7 @@ static bool id_step(const char *step, char *value, struct slot *s)
 /* Steps on the current id's QP. */
 static bool qp_step(const char *step, const char *value)
 {
-	static const char *const steps[] = { "recv", "got", "send", "flood", "post", "reap" };
+	static const char *const steps[] = { "recv", "got", "send", "flood", "drain", "post", "reap" };
 	const unsigned count = sizeof(steps) / sizeof(*steps);
 	unsigned which = 0;
 	struct slot *s;
@@ -333,7 +348,8 @@ static bool qp_step(const char *step, const char *value)
 	case 1: step_got(s, (unsigned)atoi(value)); break;
 	case 2: step_send(s, (unsigned)atoi(value)); break;
 	case 3: step_flood(s); break;
-	case 4: step_post(s); break;
+	case 4: step_drain(s); break;
+	case 5: step_post(s); break;
 	default: step_reap(s);
 	}
 	return true;

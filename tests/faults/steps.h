@@ -13,6 +13,7 @@ struct slot {
 	struct ibv_mr *mr;
 	unsigned char *buffer; /* DEPTH receives, then one send */
 	unsigned sent, received;
+	bool under_way; /* a message whose completion was not seen yet */
 };
 
 void print(const char *what, const char *result);
@@ -20,11 +21,14 @@ void print(const char *what, const char *result);
 bool result(const char *what, int ret);
 /* Waits until the descriptor is readable. */
 bool readable(const char *what, int fd);
+/* The same, but false too as soon as the other one is readable. */
+bool readable_before(const char *what, int fd, int other);
 
 void step_recv(struct slot *s, unsigned n);
 void step_got(struct slot *s, unsigned n);
 void step_send(struct slot *s, unsigned n);
 void step_flood(struct slot *s);
+void step_drain(struct slot *s);
 void step_post(struct slot *s);
 void step_reap(struct slot *s);
 

@@ -277,9 +277,8 @@ pub unsafe extern "C" fn riomap(
     offset: off_t,
 ) -> off_t {
     report(-1, || {
-        if flags != 0 {
-            return Err(Errno::EINVAL);
-        }
+        // None are defined.
+        let _ = flags;
         let start = NonNull::new(buf.cast()).ok_or(Errno::EINVAL)?;
         // SAFETY: the caller's word.
         unsafe { calls::map(socket, start, len, prot, offset) }

@@ -107,6 +107,7 @@ impl Stream {
         if let Err(error) = step {
             state.phase = Phase::Failed;
             state.error = Some(error);
+            state.hang_up();
             self.notify(Notice::Changed);
         }
         state
@@ -165,13 +166,7 @@ impl Stream {
         self.poll(state);
         let error = if let RDMA_CM_EVENT_DEVICE_REMOVAL = kind { Errno::ENETDOWN } else { Errno::ECONNRESET };
         state.disconnect(Some(error));
-        if let Some(link) = &mut state.link {
-            link.stop();
-        }
-        if let Ok(id) = state.id() {
-            // Answers the peer; it fails when there is nothing to answer.
-            let _ = cm::disconnect(id.id());
-        }
+        state.hang_up();
         self.notify(Notice::Changed);
     }
 
@@ -199,6 +194,16 @@ impl Stream {
 }
 
 impl State {
+    /// Ends what there is of a connection, or answers a peer that did.
+    fn hang_up(&mut self) {
+        let Some(link) = &mut self.link else { return };
+        link.stop();
+        if let Ok(id) = self.id() {
+            // It fails when there is nothing to end.
+            let _ = cm::disconnect(id.id());
+        }
+    }
+
     fn resolve_route(&mut self) -> Result<()> {
         if let Phase::Connecting(attempt) = &mut self.phase {
             attempt.tries = 1;

@@ -9,7 +9,6 @@ use super::options::{Effect, Value};
 use super::{Phase, Stream};
 use crate::cm;
 use crate::errno::{Errno, Result};
-use crate::ffi::SOL_RDMA;
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::wire;
 use crate::sys::sockaddr::{self, SockAddr};
@@ -94,11 +93,8 @@ impl Stream {
     /// rsetsockopt(3).
     pub fn set_option(self: &Arc<Self>, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
         let mut state = self.enter()?;
-        let fixed = if level == SOL_RDMA as c_int {
-            !matches!(state.phase, Phase::Idle)
-        } else {
-            !matches!(state.phase, Phase::Idle | Phase::Listening(_))
-        };
+        // A listener's options are those of connections to come.
+        let fixed = !matches!(state.phase, Phase::Idle | Phase::Listening(_));
         match state.options.set(level, name, value, fixed)? {
             Effect::None => Ok(()),
             Effect::Keepalive => {

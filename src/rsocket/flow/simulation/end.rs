@@ -62,10 +62,21 @@ enum Source {
 #[derive(Clone, Copy, Debug)]
 enum Effect {
     Nothing,
-    Data { addr: u64, key: u32, len: u32, source: Source },
+    Data {
+        addr: u64,
+        key: u32,
+        len: u32,
+        source: Source,
+    },
     /// A write that is no part of the stream.
-    Other { len: u32, source: Source },
-    Announce { slot: usize, region: Region },
+    Other {
+        len: u32,
+        source: Source,
+    },
+    Announce {
+        slot: usize,
+        region: Region,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
