@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use libc::{epoll_event, iovec, pollfd, sockaddr_storage};
 
+use super::dgram::Dgram;
 use super::epoll::Epoll;
 use super::poll;
 use super::stream::{Stream, Value};
@@ -19,6 +20,7 @@ use crate::sys::sockaddr::{AF_IB, SockAddr};
 /// What is behind a number.
 enum Object {
     Stream(Arc<Stream>),
+    Datagram(Arc<Dgram>),
     Epoll(Arc<Epoll>),
 }
 
@@ -31,6 +33,7 @@ impl Lookup for Sockets {
     fn find(&self, fd: c_int) -> Option<Arc<dyn Pollable>> {
         match &*TABLE.get(fd)? {
             Object::Stream(stream) => Some(Arc::clone(stream) as Arc<dyn Pollable>),
+            Object::Datagram(socket) => Some(Arc::clone(socket) as Arc<dyn Pollable>),
             // A descriptor of the kernel's like others.
             Object::Epoll(_) => None,
         }
@@ -41,9 +44,24 @@ fn find(fd: c_int) -> Result<Arc<Object>> {
     TABLE.get(fd).ok_or(Errno::EBADF)
 }
 
+/// What the calls for sockets work on.
+enum Socket {
+    Stream(Arc<Stream>),
+    Datagram(Arc<Dgram>),
+}
+
+fn socket_of(fd: c_int) -> Result<Socket> {
+    match &*find(fd)? {
+        Object::Stream(stream) => Ok(Socket::Stream(Arc::clone(stream))),
+        Object::Datagram(socket) => Ok(Socket::Datagram(Arc::clone(socket))),
+        Object::Epoll(_) => Err(Errno::EBADF),
+    }
+}
+
 fn stream(fd: c_int) -> Result<Arc<Stream>> {
     match &*find(fd)? {
         Object::Stream(stream) => Ok(Arc::clone(stream)),
+        Object::Datagram(_) => Err(Errno::new(libc::EOPNOTSUPP)),
         Object::Epoll(_) => Err(Errno::EBADF),
     }
 }
@@ -68,13 +86,21 @@ pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int> {
                 let _ = stream.close();
             })
         }
+        (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
+            let socket = Dgram::new(domain, flags)?;
+            let fd = socket.fd();
+            register(fd, Object::Datagram(Arc::clone(&socket))).inspect_err(|_| _ = socket.close())
+        }
         _ => Err(Errno::ENOTSUP),
     }
 }
 
 /// rbind(3).
 pub fn bind(fd: c_int, addr: &SockAddr) -> Result<()> {
-    stream(fd)?.bind(addr)
+    match socket_of(fd)? {
+        Socket::Stream(socket) => socket.bind(addr),
+        Socket::Datagram(socket) => socket.bind(addr),
+    }
 }
 
 /// rlisten(3).
@@ -95,12 +121,18 @@ pub fn accept(fd: c_int) -> Result<(c_int, sockaddr_storage)> {
 
 /// rconnect(3).
 pub fn connect(fd: c_int, addr: &SockAddr) -> Result<()> {
-    stream(fd)?.connect(addr)
+    match socket_of(fd)? {
+        Socket::Stream(socket) => socket.connect(addr),
+        Socket::Datagram(socket) => socket.connect(addr),
+    }
 }
 
 /// rshutdown(3).
 pub fn shutdown(fd: c_int, how: c_int) -> Result<()> {
-    stream(fd)?.shutdown(how)
+    match socket_of(fd)? {
+        Socket::Stream(socket) => socket.shutdown(how),
+        Socket::Datagram(socket) => socket.shutdown(how),
+    }
 }
 
 /// rclose(3).
@@ -108,6 +140,7 @@ pub fn close(fd: c_int) -> Result<()> {
     // Out of the table first: nobody finds it on a number that may be another's the next moment.
     match &*TABLE.remove(fd, None).ok_or(Errno::EBADF)? {
         Object::Stream(stream) => stream.close(),
+        Object::Datagram(socket) => socket.close(),
         Object::Epoll(epoll) => {
             epoll.close();
             Ok(())
@@ -131,18 +164,27 @@ pub struct Received {
 /// # Safety
 /// Buffers writable for their lengths.
 pub unsafe fn receive(fd: c_int, buffers: &[iovec], flags: c_int) -> Result<Received> {
-    // SAFETY: the caller's word.
-    let len = unsafe { stream(fd)?.receive(buffers, flags)? };
-    Ok(Received { len, from: None, flags: 0 })
+    match socket_of(fd)? {
+        // SAFETY: the caller's word.
+        Socket::Stream(socket) => unsafe {
+            Ok(Received { len: socket.receive(buffers, flags)?, from: None, flags: 0 })
+        },
+        // SAFETY: the caller's word.
+        Socket::Datagram(socket) => unsafe { socket.receive(buffers, flags) },
+    }
 }
 
 /// rsend(3) and its relatives; a stream has no use for an address.
 ///
 /// # Safety
 /// Buffers readable for their lengths.
-pub unsafe fn send(fd: c_int, buffers: &[iovec], flags: c_int, _to: Option<&SockAddr>) -> Result<usize> {
-    // SAFETY: the caller's word.
-    unsafe { stream(fd)?.send(buffers, flags) }
+pub unsafe fn send(fd: c_int, buffers: &[iovec], flags: c_int, to: Option<&SockAddr>) -> Result<usize> {
+    match socket_of(fd)? {
+        // SAFETY: the caller's word.
+        Socket::Stream(socket) => unsafe { socket.send(buffers, flags) },
+        // SAFETY: the caller's word.
+        Socket::Datagram(socket) => unsafe { socket.send(buffers, flags, to) },
+    }
 }
 
 /// rpoll(3).
@@ -157,27 +199,42 @@ pub fn lookup() -> &'static dyn Lookup {
 
 /// rgetsockname(3).
 pub fn local_name(fd: c_int) -> Result<sockaddr_storage> {
-    stream(fd)?.local_name()
+    match socket_of(fd)? {
+        Socket::Stream(socket) => socket.local_name(),
+        Socket::Datagram(socket) => socket.local_name(),
+    }
 }
 
 /// rgetpeername(3).
 pub fn peer_name(fd: c_int) -> Result<sockaddr_storage> {
-    stream(fd)?.peer_name()
+    match socket_of(fd)? {
+        Socket::Stream(socket) => socket.peer_name(),
+        Socket::Datagram(socket) => socket.peer_name(),
+    }
 }
 
 /// rgetsockopt(3).
 pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
-    stream(fd)?.option(level, name)
+    match socket_of(fd)? {
+        Socket::Stream(socket) => socket.option(level, name),
+        Socket::Datagram(socket) => socket.option(level, name),
+    }
 }
 
 /// rsetsockopt(3).
 pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
-    stream(fd)?.set_option(level, name, value)
+    match socket_of(fd)? {
+        Socket::Stream(socket) => socket.set_option(level, name, value),
+        Socket::Datagram(socket) => socket.set_option(level, name, value),
+    }
 }
 
 /// rfcntl(3); `argument` is read by the commands that have one.
 pub fn control(fd: c_int, command: c_int, argument: usize) -> Result<c_int> {
-    let stream = stream(fd)?;
+    let stream = match socket_of(fd)? {
+        Socket::Stream(stream) => stream,
+        Socket::Datagram(socket) => return socket.control(command, argument as c_int),
+    };
     match command {
         libc::F_GETFL => stream.flags(),
         libc::F_SETFL => stream.set_flags(argument as c_int).map(|()| 0),
@@ -226,7 +283,7 @@ pub fn epoll_create(flags: c_int) -> Result<c_int> {
 fn epoll(fd: c_int) -> Result<Arc<Epoll>> {
     match TABLE.get(fd).as_deref() {
         Some(Object::Epoll(epoll)) => Ok(Arc::clone(epoll)),
-        Some(Object::Stream(_)) => Err(Errno::EINVAL),
+        Some(Object::Stream(_) | Object::Datagram(_)) => Err(Errno::EINVAL),
         None => Err(Errno::EBADF),
     }
 }

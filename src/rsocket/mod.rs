@@ -4,6 +4,7 @@ mod bits;
 pub mod calls;
 mod cm_id;
 pub mod config;
+mod dgram;
 pub mod epoll;
 #[cfg(test)]
 mod fake;

@@ -15,4 +15,5 @@ pub mod sockaddr;
 pub mod text;
 pub mod uapi;
 pub mod ucma;
+pub mod ud;
 pub mod verbs;

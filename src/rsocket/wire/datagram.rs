@@ -18,7 +18,8 @@ pub const UDP_MOST: usize = 28;
 const UDP_IPV4: usize = 16;
 /// Bytes of the longest UD header.
 pub const UD_MOST: usize = 24;
-const UD_IPV4: usize = 8;
+/// Bytes of a UD header with an IPv4 address.
+pub const UD_IPV4: usize = 8;
 
 /// What makes a packet none of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +67,8 @@ pub struct UdpHeader {
     pub op: UdpOp,
     /// The sender's QP.
     pub qpn: u32,
-    /// Address that the packet is sent to.
-    pub target: IpAddr,
+    /// Address of the sender's QP (spec: "target ip"; the reference puts its own there).
+    pub address: IpAddr,
 }
 
 impl UdpHeader {
@@ -80,7 +81,7 @@ impl UdpHeader {
             UdpOp::Control => OP_CONTROL,
         };
         bytes[8..12].copy_from_slice(&(self.qpn & QPN_MASK).to_be_bytes());
-        let len = match self.target {
+        let len = match self.address {
             IpAddr::V4(ip) => {
                 bytes[4] = IPV4;
                 bytes[12..UDP_IPV4].copy_from_slice(&ip.octets());
@@ -111,12 +112,12 @@ impl UdpHeader {
             op => return Err(BadHeader::Op(op)),
         };
         let len = length_of(*version, *length, UDP_IPV4, UDP_MOST)?;
-        let target = ip(*version, rest).ok_or(BadHeader::Short)?;
+        let address = ip(*version, rest).ok_or(BadHeader::Short)?;
         let qpn = u32::from_be_bytes([*q0, *q1, *q2, *q3]);
         if !(2..=QPN_MASK).contains(&qpn) {
             return Err(BadHeader::Qpn(qpn));
         }
-        Ok((UdpHeader { op, qpn, target }, len))
+        Ok((UdpHeader { op, qpn, address }, len))
     }
 }
 

@@ -118,7 +118,7 @@ fn words() {
 
 #[test]
 fn udp_header_of_ipv4() {
-    let header = UdpHeader { op: UdpOp::Control, qpn: 0x00AB_CDEF, target: IpAddr::from([10, 77, 1, 2]) };
+    let header = UdpHeader { op: UdpOp::Control, qpn: 0x00AB_CDEF, address: IpAddr::from([10, 77, 1, 2]) };
     let bytes = [0x55, 0x55, 0x55, 0x55, 4, 7, 16, 0, 0, 0xAB, 0xCD, 0xEF, 10, 77, 1, 2];
     let (emitted, len) = header.emit();
     assert_eq!(emitted[..len], bytes);
@@ -232,9 +232,9 @@ proptest! {
     }
 
     #[test]
-    fn udp_header_and_back(control: bool, qpn in 2_u32..0x100_0000, target: IpAddr, payload in 0_usize..9) {
+    fn udp_header_and_back(control: bool, qpn in 2_u32..0x100_0000, address: IpAddr, payload in 0_usize..9) {
         let op = if control { UdpOp::Control } else { UdpOp::Data };
-        let header = UdpHeader { op, qpn, target };
+        let header = UdpHeader { op, qpn, address };
         let (bytes, len) = header.emit();
         let packet = [&bytes[..len], &[0xFF; 8][..payload.min(8)]].concat();
         prop_assert_eq!(UdpHeader::parse(&packet), Ok((header, len)));

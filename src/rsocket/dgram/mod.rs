@@ -1,0 +1,327 @@
+//! Datagram rsockets.
+//!
+//! Behind each is a UDP socket, whose number the program knows, and a UD QP for each local address that it uses. Datagrams go
+//! over UDP, with a header that tells the sender's QP, until the peer's QP and a path to it are known; then over UD.
+//!
+//! The reactor reads the UDP socket and follows the searches for paths, so that peers are answered while no call is under
+//! way. Completions are looked at by the program's own calls. The socket's lock is held for neither kind of waiting.
+
+mod names;
+mod peers;
+mod port;
+mod receive;
+mod search;
+mod send;
+mod udp;
+
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_short};
+use std::mem;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
+
+use super::forks;
+use super::reactor::{self, Key, Service};
+use super::watch::{Notice, Pollable, Watchers};
+use crate::errno::{Errno, Result};
+use crate::sys::alloc::try_arc;
+use crate::sys::sockaddr::SockAddr;
+use names::Options;
+use peers::Peers;
+use port::{Path, Port};
+use receive::Datagram;
+use search::Search;
+use udp::Udp;
+
+const IN: c_short = POLLIN | POLLRDNORM;
+const OUT: c_short = POLLOUT | POLLWRNORM;
+
+/// A datagram rsocket.
+pub struct Dgram {
+    /// The number that the program knows: the UDP socket's.
+    fd: c_int,
+    /// Of the process that made it.
+    generation: u32,
+    state: Mutex<State>,
+    watchers: Watchers,
+    edges: AtomicU64,
+}
+
+/// What the lock guards.
+struct State {
+    /// None once closed.
+    udp: Option<Udp>,
+    domain: c_int,
+    /// The reactor's name for the UDP socket.
+    key: Option<Key>,
+    options: Options,
+    /// Before the ports, as the searches: what is in it belongs to their devices.
+    peers: Peers<Arc<Path>>,
+    searches: Vec<Search>,
+    /// Broken ones stay, for their descriptors are waited for.
+    ports: Vec<Port>,
+    /// Received and not yet read, and how much memory beyond the ports' it takes.
+    queue: VecDeque<Datagram>,
+    queued: usize,
+    /// rconnect(): where datagrams without an address go, and the only ones who are heard.
+    connected: Option<SocketAddr>,
+    /// For SO_ERROR and the next call.
+    error: Option<Errno>,
+    shut_read: bool,
+    shut_write: bool,
+}
+
+type Guard<'a> = MutexGuard<'a, State>;
+
+impl Dgram {
+    /// rsocket(3) for SOCK_DGRAM; `flags`: SOCK_NONBLOCK, SOCK_CLOEXEC.
+    pub fn new(domain: c_int, flags: c_int) -> Result<Arc<Dgram>> {
+        let udp = Udp::new(domain, flags)?;
+        let socket = try_arc(Dgram {
+            fd: udp.fd(),
+            generation: forks::generation(),
+            state: Mutex::new(State {
+                udp: Some(udp),
+                domain,
+                key: None,
+                options: Options::new(),
+                peers: Peers::new(),
+                searches: Vec::new(),
+                ports: Vec::new(),
+                queue: VecDeque::new(),
+                queued: 0,
+                connected: None,
+                error: None,
+                shut_read: false,
+                shut_write: false,
+            }),
+            watchers: Watchers::new(),
+            edges: AtomicU64::new(0),
+        })?;
+        let service: Arc<dyn Service> = Arc::clone(&socket) as _;
+        let key = reactor::watch(socket.fd, service)?;
+        socket.lock().key = Some(key);
+        Ok(socket)
+    }
+
+    /// The descriptor that names it.
+    pub fn fd(&self) -> c_int {
+        self.fd
+    }
+
+    fn lock(&self) -> Guard<'_> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lock, for a call of the program: `EBADF` for a socket of the parent's, and for a closed one.
+    fn enter(&self) -> Result<Guard<'_>> {
+        if self.generation != forks::generation() {
+            return Err(Errno::EBADF);
+        }
+        let state = self.lock();
+        if state.udp.is_some() { Ok(state) } else { Err(Errno::EBADF) }
+    }
+
+    /// Something changed that no completion channel shows.
+    fn changed(&self) {
+        self.edges.fetch_add(1, Ordering::Relaxed);
+        self.watchers.notify(Notice::Changed);
+    }
+
+    /// rbind(3).
+    pub fn bind(&self, addr: &SockAddr) -> Result<()> {
+        self.enter()?.udp()?.bind(addr)
+    }
+
+    /// rconnect(3): sets where datagrams without an address go, and whom to hear.
+    pub fn connect(self: &Arc<Self>, addr: &SockAddr) -> Result<()> {
+        let mut state = self.enter()?;
+        let to = udp::read(addr.storage())?;
+        // What cannot work is told now. The peer's QP is asked for by the first datagram.
+        self.port_for(&mut state, &to)?;
+        state.udp()?.connect(addr)?;
+        state.connected = Some(to);
+        Ok(())
+    }
+
+    /// rshutdown(3). As with UDP, for connected sockets. The UDP socket itself goes on: peers are answered, and their
+    /// answers read.
+    pub fn shutdown(&self, how: c_int) -> Result<()> {
+        let mut state = self.enter()?;
+        if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
+            return Err(Errno::EINVAL);
+        }
+        if state.connected.is_none() {
+            return Err(Errno::new(libc::ENOTCONN));
+        }
+        state.shut_read |= how != libc::SHUT_WR;
+        state.shut_write |= how != libc::SHUT_RD;
+        drop(state);
+        self.changed();
+        Ok(())
+    }
+
+    /// rclose(3). Calls that wait end with `EBADF`.
+    pub fn close(&self) -> Result<()> {
+        if self.generation != forks::generation() {
+            self.close_copies();
+            return Ok(());
+        }
+        let mut state = self.lock();
+        let udp = state.udp.take().ok_or(Errno::EBADF)?;
+        for key in state.searches.iter().map(|search| search.key).chain(state.key) {
+            reactor::forget(key);
+        }
+        drop(state);
+        self.watchers.notify(Notice::Closed);
+        // Nobody looks at these any more: every call sees that the socket is closed.
+        self.lock().release();
+        drop(udp);
+        Ok(())
+    }
+
+    /// In a child: everything is the parent's but the copies of the descriptors.
+    fn close_copies(&self) {
+        // SAFETY: our own copy, closed once: the number is out of the table.
+        unsafe { libc::close(self.fd) };
+        // A lock that a thread of the parent held is held for ever; the other copies then stay open.
+        if let Ok(mut state) = self.state.try_lock() {
+            for port in mem::take(&mut state.ports) {
+                port.abandon();
+            }
+            for search in mem::take(&mut state.searches) {
+                // SAFETY: our own copy of its channel's descriptor.
+                unsafe { libc::close(search.id.fd()) };
+                mem::forget(search);
+            }
+            mem::forget(state.udp.take());
+        }
+    }
+
+    /// Looks at what completed.
+    fn poll(&self, state: &mut State) {
+        let mut edges = 0;
+        for index in 0..state.ports.len() {
+            edges += state.poll_port(index);
+        }
+        if edges > 0 {
+            self.edges.fetch_add(edges, Ordering::Relaxed);
+        }
+    }
+
+    /// The port for datagrams to a peer; made when it is the first one from its address.
+    fn port_for(self: &Arc<Self>, state: &mut State, peer: &SocketAddr) -> Result<usize> {
+        let local = state.udp()?.source(peer)?;
+        let known = state.ports.iter().position(|port| !port.broken && port.local.ip() == local.ip());
+        if let Some(index) = known {
+            return Ok(index);
+        }
+        state.ports.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        state.ports.push(Port::new(local, state.options.sizes())?);
+        // There is one more descriptor to wait for.
+        self.watchers.notify(Notice::Changed);
+        Ok(state.ports.len() - 1)
+    }
+}
+
+impl State {
+    fn udp(&self) -> Result<&Udp> {
+        self.udp.as_ref().ok_or(Errno::EBADF)
+    }
+
+    fn is_nonblocking(&self, flags: c_int) -> bool {
+        flags & libc::MSG_DONTWAIT != 0 || self.udp.as_ref().is_none_or(Udp::is_nonblocking)
+    }
+
+    /// Every bit that holds.
+    fn bits(&self) -> c_short {
+        if self.udp.is_none() {
+            return POLLNVAL;
+        }
+        let set = |bits: c_short, on: bool| if on { bits } else { 0 };
+        let writable = self.shut_write || self.ports.iter().all(|port| port.broken || port.can_send());
+        set(IN, !self.queue.is_empty() || self.shut_read || self.error.is_some())
+            | set(OUT, writable)
+            | set(POLLRDHUP, self.shut_read)
+            | set(POLLHUP, self.shut_read && self.shut_write)
+            | set(POLLERR, self.error.is_some())
+    }
+
+    fn wanted(&self, wanted: c_short) -> c_short {
+        self.bits() & (wanted | POLLERR | POLLHUP | POLLNVAL)
+    }
+
+    /// Gives everything back but the memory of the socket. What belongs to a port's device goes before it.
+    fn release(&mut self) {
+        self.queue = VecDeque::new();
+        self.peers.clear();
+        self.searches = Vec::new();
+        self.ports = Vec::new();
+    }
+}
+
+impl Pollable for Dgram {
+    fn ready(&self, wanted: c_short) -> c_short {
+        let Ok(mut state) = self.enter() else { return POLLNVAL };
+        self.poll(&mut state);
+        state.wanted(wanted)
+    }
+
+    fn arm(&self, wanted: c_short) -> c_short {
+        let Ok(mut state) = self.enter() else { return POLLNVAL };
+        state.ports.iter_mut().for_each(Port::arm);
+        self.poll(&mut state);
+        state.wanted(wanted)
+    }
+
+    fn take_event(&self) {
+        if let Ok(mut state) = self.enter() {
+            state.ports.iter_mut().for_each(Port::take_event);
+        }
+    }
+
+    fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
+        if let Ok(state) = self.enter() {
+            state.ports.iter().flat_map(Port::fds).for_each(add);
+        }
+    }
+
+    fn edges(&self) -> u64 {
+        self.edges.load(Ordering::Relaxed)
+    }
+
+    fn watchers(&self) -> &Watchers {
+        &self.watchers
+    }
+}
+
+impl Service for Dgram {
+    fn service(self: Arc<Self>, key: Key) {
+        let mut state = self.lock();
+        if state.udp.is_none() {
+            return;
+        }
+        if state.key.is_none_or(|own| own == key) {
+            self.read_udp(&mut state);
+        } else {
+            self.search_on(&mut state, key);
+        }
+    }
+
+    fn expired(self: Arc<Self>, _: Key) {}
+}
+
+impl Drop for Dgram {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if self.generation != forks::generation() {
+            mem::forget((mem::take(&mut state.ports), mem::take(&mut state.searches), state.udp.take()));
+            mem::forget(mem::replace(&mut state.peers, Peers::new()));
+            return;
+        }
+        state.release();
+    }
+}

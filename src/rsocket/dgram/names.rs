@@ -1,0 +1,182 @@
+//! Names, flags and options of a datagram rsocket. Options are the UDP socket's, but for level SOL_RDMA.
+
+use std::ffi::c_int;
+use std::time::Duration;
+
+use libc::{SO_ERROR, SO_RCVBUF, SO_RCVTIMEO, SO_SNDBUF, SO_SNDTIMEO, SOL_SOCKET, sockaddr_storage};
+
+use super::Dgram;
+use super::port::{MOST, Sizes};
+use crate::errno::{Errno, Result};
+use crate::ffi::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
+use crate::rsocket::config::{MOST_ENTRIES, defaults};
+use crate::rsocket::stream::Value;
+use crate::rsocket::wire;
+
+/// What ports are made with, and how long calls wait.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Options {
+    send_queue: u16,
+    receive_queue: u16,
+    inline: u16,
+    iomap: u16,
+    send_buffer: u32,
+    pub receive_buffer: u32,
+    pub receive_timeout: Option<Duration>,
+    pub send_timeout: Option<Duration>,
+}
+
+impl Options {
+    pub fn new() -> Options {
+        let defaults = defaults();
+        Options {
+            send_queue: defaults.sq,
+            receive_queue: defaults.rq,
+            inline: defaults.inline,
+            iomap: defaults.iomap,
+            send_buffer: defaults.send_buffer,
+            receive_buffer: defaults.receive_buffer,
+            receive_timeout: None,
+            send_timeout: None,
+        }
+    }
+
+    /// Queues as long as wanted, as far as the buffers have room for datagrams of full length.
+    pub fn sizes(&self) -> Sizes {
+        let fit = |queue: u16, buffer: u32| queue.min(u16::try_from(buffer as usize / MOST).unwrap_or(u16::MAX));
+        Sizes { send: fit(self.send_queue, self.send_buffer), receive: fit(self.receive_queue, self.receive_buffer) }
+    }
+}
+
+impl Dgram {
+    /// rgetsockname(3).
+    pub fn local_name(&self) -> Result<sockaddr_storage> {
+        self.enter()?.udp()?.local_name()
+    }
+
+    /// rgetpeername(3).
+    pub fn peer_name(&self) -> Result<sockaddr_storage> {
+        self.enter()?.udp()?.peer_name()
+    }
+
+    /// rgetsockopt(3).
+    pub fn option(&self, level: c_int, name: c_int) -> Result<Value> {
+        let mut state = self.enter()?;
+        let options = &state.options;
+        match (level as u32, name) {
+            (SOL_RDMA, RDMA_SQSIZE) => return Ok(Value::int(options.send_queue.into())),
+            (SOL_RDMA, RDMA_RQSIZE) => return Ok(Value::int(options.receive_queue.into())),
+            (SOL_RDMA, RDMA_INLINE) => return Ok(Value::int(options.inline.into())),
+            (SOL_RDMA, RDMA_IOMAPSIZE) => return Ok(Value::int(options.iomap.into())),
+            (SOL_RDMA, _) => return Err(Errno::ENOTSUP),
+            _ => {}
+        }
+        if (level, name) == (SOL_SOCKET, SO_ERROR)
+            && let Some(error) = state.error.take()
+        {
+            return Ok(Value::int(error.get()));
+        }
+        let mut bytes = [0; 256];
+        let len = state.udp()?.option(level, name, &mut bytes)?;
+        Ok(Value::bytes(bytes.get(..len).unwrap_or_default()))
+    }
+
+    /// rsetsockopt(3). What ports are made with counts for those made later.
+    pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
+        let mut state = self.enter()?;
+        if level as u32 != SOL_RDMA {
+            if fills_error_queue(level, name) {
+                return Err(Errno::ENOTSUP);
+            }
+            state.udp()?.set_option(level, name, value)?;
+            let options = &mut state.options;
+            // The socket has checked the value.
+            match (level, name) {
+                (SOL_SOCKET, SO_SNDBUF) => options.send_buffer = doubled(value)?,
+                (SOL_SOCKET, SO_RCVBUF) => options.receive_buffer = doubled(value)?,
+                (SOL_SOCKET, SO_RCVTIMEO) => options.receive_timeout = time(value)?,
+                (SOL_SOCKET, SO_SNDTIMEO) => options.send_timeout = time(value)?,
+                _ => {}
+            }
+            return Ok(());
+        }
+        if !state.ports.is_empty() {
+            return Err(Errno::EINVAL);
+        }
+        let number = int(value)?;
+        let entries = number.clamp(0, MOST_ENTRIES.into()) as u16;
+        let options = &mut state.options;
+        match name {
+            RDMA_SQSIZE => options.send_queue = entries,
+            RDMA_RQSIZE => options.receive_queue = entries,
+            RDMA_INLINE => options.inline = entries,
+            RDMA_IOMAPSIZE => options.iomap = wire::iomap_round(number.max(0) as u32),
+            _ => return Err(Errno::ENOTSUP),
+        }
+        Ok(())
+    }
+
+    /// rfcntl(3) of the commands about flags.
+    pub fn control(&self, command: c_int, argument: c_int) -> Result<c_int> {
+        let _state = self.enter()?;
+        match command {
+            libc::F_GETFL | libc::F_SETFL | libc::F_GETFD | libc::F_SETFD => {
+                // SAFETY: a command without a pointer.
+                match unsafe { libc::fcntl(self.fd(), command, argument) } {
+                    -1 => Err(Errno::last()),
+                    flags => Ok(flags),
+                }
+            }
+            _ => Err(Errno::ENOTSUP),
+        }
+    }
+}
+
+/// Options that put something into the socket's error queue, which nobody could read.
+fn fills_error_queue(level: c_int, name: c_int) -> bool {
+    matches!(
+        (level, name),
+        (libc::IPPROTO_IP, libc::IP_RECVERR)
+            | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
+            | (SOL_SOCKET, libc::SO_TIMESTAMPING)
+    )
+}
+
+fn int(value: &[u8]) -> Result<c_int> {
+    value.first_chunk().map(|bytes| c_int::from_ne_bytes(*bytes)).ok_or(Errno::EINVAL)
+}
+
+/// The size of a buffer, doubled as in socket(7).
+fn doubled(value: &[u8]) -> Result<u32> {
+    Ok(int(value)?.max(0).saturating_mul(2) as u32)
+}
+
+/// A struct timeval; `None` for zero, which is without end.
+fn time(value: &[u8]) -> Result<Option<Duration>> {
+    let (seconds, rest) = value.split_first_chunk().ok_or(Errno::EINVAL)?;
+    let (micros, _) = rest.split_first_chunk().ok_or(Errno::EINVAL)?;
+    let positive = |bytes: [u8; 8]| u64::try_from(i64::from_ne_bytes(bytes)).unwrap_or(0);
+    let time = Duration::from_secs(positive(*seconds)).saturating_add(Duration::from_micros(positive(*micros)));
+    Ok((!time.is_zero()).then_some(time))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times() {
+        let bytes = |s: i64, us: i64| [s.to_ne_bytes(), us.to_ne_bytes()].concat();
+        assert_eq!(time(&bytes(1, 500_000)), Ok(Some(Duration::from_millis(1500))));
+        assert_eq!(time(&bytes(0, 0)), Ok(None));
+        assert_eq!(time(&bytes(-1, 5)[..15]), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn queues_fit_the_buffers() {
+        let mut options = Options { send_queue: 384, receive_queue: 10, ..Options::new() };
+        (options.send_buffer, options.receive_buffer) = (1 << 17, 1 << 17);
+        let sizes = options.sizes();
+        assert_eq!((sizes.send, sizes.receive), (64, 10));
+    }
+}

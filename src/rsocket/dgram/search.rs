@@ -1,0 +1,83 @@
+//! Looking for paths to peers, in the background: an id of the connection manager for each, whose events come through the
+//! reactor.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::port;
+use super::{Dgram, State, udp};
+use crate::cm;
+use crate::errno::{Errno, Result};
+use crate::ffi::rdma_cm_event_type;
+use crate::rsocket::cm_id::CmId;
+use crate::rsocket::reactor::{self, Key};
+
+/// Most at a time; further peers stay with UDP until they are sent to again.
+const MOST: usize = 32;
+/// Milliseconds for each of the two steps.
+const PATIENCE: i32 = 2000;
+
+/// A search under way.
+#[derive(Debug)]
+pub(super) struct Search {
+    pub key: Key,
+    pub id: CmId,
+    peer: SocketAddr,
+    /// IP address of the peer's QP.
+    address: IpAddr,
+    /// Number of the port that the path starts at.
+    port: usize,
+}
+
+impl Dgram {
+    /// Starts looking for the path from a port to `address`, where the QP of `peer` is.
+    pub(super) fn search(self: &Arc<Self>, state: &mut State, port: usize, peer: SocketAddr, address: IpAddr) {
+        if let Err(error) = self.start_search(state, port, peer, address) {
+            match error {
+                Errno::EAGAIN => state.peers.not_now(&peer),
+                error => state.peers.found(&peer, address, Err(error), Instant::now()),
+            }
+        }
+    }
+
+    fn start_search(self: &Arc<Self>, state: &mut State, port: usize, peer: SocketAddr, address: IpAddr) -> Result<()> {
+        if state.searches.len() >= MOST {
+            return Err(Errno::EAGAIN);
+        }
+        state.searches.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        let local = state.ports.get(port).ok_or(Errno::ENODEV)?.local;
+        let id = port::bound_id(&local)?;
+        let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        id.resolve_addr(&udp::write(family, &udp::with_port(address, peer.port(), &local))?, PATIENCE)?;
+        let service: Arc<dyn reactor::Service> = Arc::clone(self) as _;
+        let key = reactor::watch(id.fd(), service)?;
+        state.searches.push(Search { key, id, peer, address, port });
+        Ok(())
+    }
+
+    /// An event of a search's id is there.
+    pub(super) fn search_on(&self, state: &mut State, key: Key) {
+        let Some(index) = state.searches.iter().position(|search| search.key == key) else { return };
+        let Some(search) = state.searches.get(index) else { return };
+        let end = match search.id.event() {
+            Err(Errno::EAGAIN | Errno::ENOMEM) => return,
+            Err(error) => Err(error),
+            Ok(event) if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED as u32 => {
+                match cm::resolve_route(search.id.id(), PATIENCE) {
+                    Ok(()) => return,
+                    Err(error) => Err(error),
+                }
+            }
+            Ok(event) if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_RESOLVED as u32 => Ok(()),
+            Ok(event) => Err(Errno::new(-event.status)),
+        };
+        let path = end.and_then(|()| {
+            let port = state.ports.get(search.port).filter(|port| !port.broken).ok_or(Errno::ENODEV)?;
+            crate::sys::alloc::try_arc(port.path(&search.id, search.port)?)
+        });
+        let search = state.searches.swap_remove(index);
+        reactor::forget(search.key);
+        state.peers.found(&search.peer, search.address, path, Instant::now());
+    }
+}

@@ -1,0 +1,158 @@
+//! Unreliable datagrams: address handles, and the work requests of UD QPs.
+
+use std::mem::{size_of, zeroed};
+use std::ptr::{self, NonNull};
+
+use super::rc::RECEIVE;
+use super::verbs::{
+    self, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_gid_entry,
+    ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge,
+};
+use crate::errno::{Errno, Result};
+use crate::ffi::{RDMA_UDP_QKEY, ibv_sa_path_rec};
+
+/// Bytes in front of every received datagram, a global route header or room for one.
+pub const GRH: usize = 40;
+
+/// Most hops of a path that gives none.
+const HOPS: u8 = 64;
+
+/// Where datagrams go: a port of the fabric.
+#[derive(Debug)]
+pub struct AddressHandle(NonNull<ibv_ah>);
+
+// SAFETY: a libibverbs object, which any thread may use.
+unsafe impl Send for AddressHandle {}
+// SAFETY: as above; it never changes.
+unsafe impl Sync for AddressHandle {}
+
+impl AddressHandle {
+    /// The far end of `path`, which starts at a device's port.
+    ///
+    /// # Safety
+    /// An open context and a PD of it, which outlives the result.
+    pub unsafe fn new(
+        context: NonNull<ibv_context>,
+        pd: NonNull<ibv_pd>,
+        port: u8,
+        path: &ibv_sa_path_rec,
+    ) -> Result<AddressHandle> {
+        // SAFETY: the caller's word.
+        let mut attr = unsafe { attributes(context, port, path)? };
+        // SAFETY: the caller's word; the attributes live until the call returns.
+        let handle = unsafe { verbs::ibv_create_ah(pd.as_ptr(), &raw mut attr) };
+        NonNull::new(handle).map(AddressHandle).ok_or_else(Errno::last)
+    }
+}
+
+impl Drop for AddressHandle {
+    fn drop(&mut self) {
+        // SAFETY: no work request that uses it is outstanding.
+        unsafe { verbs::ibv_destroy_ah(self.0.as_ptr()) };
+    }
+}
+
+/// # Safety
+/// An open context.
+unsafe fn attributes(context: NonNull<ibv_context>, port: u8, path: &ibv_sa_path_rec) -> Result<ibv_ah_attr> {
+    // SAFETY: the caller's word; all zeros are a value of the attributes.
+    let (local, mut attr): (_, ibv_ah_attr) = unsafe { (verbs::query_port(context, port)?, zeroed()) };
+    attr.port_num = port;
+    attr.dlid = u16::from_be(path.dlid);
+    attr.sl = path.sl;
+    attr.src_path_bits = (u16::from_be(path.slid) & ((1 << u16::from(local.lmc)) - 1)) as u8;
+    attr.static_rate = path.rate;
+    let ethernet = local.link_layer == IBV_LINK_LAYER_ETHERNET as u8;
+    // Ethernet knows nothing but GIDs; InfiniBand needs them beyond the subnet.
+    if ethernet || path.hop_limit > 1 {
+        attr.is_global = 1;
+        // SAFETY: unions of numbers, all of the same 16 bytes.
+        let (from, to) = unsafe { (path.sgid.raw, path.dgid.raw) };
+        attr.grh.dgid = ibv_gid { raw: to };
+        // SAFETY: the caller's word.
+        attr.grh.sgid_index = unsafe { gid_index(context, port, local.gid_tbl_len, from)? };
+        attr.grh.flow_label = u32::from_be(path.flow_label);
+        attr.grh.hop_limit = if path.hop_limit > 1 { path.hop_limit } else { HOPS };
+        attr.grh.traffic_class = path.traffic_class;
+    }
+    Ok(attr)
+}
+
+/// Where `gid` stands in the port's table. With RoCE it may stand there once for each version: the routable one is taken.
+///
+/// # Safety
+/// An open context.
+unsafe fn gid_index(context: NonNull<ibv_context>, port: u8, entries: i32, gid: [u8; 16]) -> Result<u8> {
+    let mut first = None;
+    for index in 0..u8::try_from(entries).unwrap_or(u8::MAX) {
+        // SAFETY: all zeros are a value of an entry.
+        let mut entry: ibv_gid_entry = unsafe { zeroed() };
+        let (number, at) = (u32::from(port), u32::from(index));
+        // SAFETY: the caller's word; the entry is writable for its size.
+        let result = unsafe {
+            verbs::_ibv_query_gid_ex(context.as_ptr(), number, at, &raw mut entry, 0, size_of::<ibv_gid_entry>())
+        };
+        // Empty places fail.
+        // SAFETY: a union of numbers, all of the same 16 bytes.
+        if result == 0 && unsafe { entry.gid.raw } == gid {
+            if entry.gid_type == IBV_GID_TYPE_ROCE_V2 {
+                return Ok(index);
+            }
+            first = first.or(Some(index));
+        }
+    }
+    first.ok_or(Errno::EADDRNOTAVAIL)
+}
+
+/// Posts a datagram of `len` registered bytes, whose completion brings `number`.
+///
+/// # Safety
+/// A live UD QP; the memory and `to` stay as they are until the completion.
+pub unsafe fn send(
+    qp: NonNull<ibv_qp>,
+    number: u64,
+    from: NonNull<u8>,
+    len: u32,
+    lkey: u32,
+    to: &AddressHandle,
+    qpn: u32,
+) -> Result<()> {
+    let mut piece = ibv_sge { addr: from.as_ptr() as u64, length: len, lkey };
+    // SAFETY: all zeros are a value of a work request.
+    let mut request: ibv_send_wr = unsafe { zeroed() };
+    request.wr_id = number;
+    request.sg_list = &raw mut piece;
+    request.num_sge = 1;
+    request.opcode = verbs::ibv_wr_opcode::IBV_WR_SEND;
+    request.send_flags = verbs::ibv_send_flags::IBV_SEND_SIGNALED.0;
+    request.wr.ud.ah = to.0.as_ptr();
+    request.wr.ud.remote_qpn = qpn;
+    request.wr.ud.remote_qkey = RDMA_UDP_QKEY;
+    let mut bad = ptr::null_mut();
+    // SAFETY: the caller's word; the request lives until the call returns.
+    let result = unsafe {
+        let post = (*(*qp.as_ptr()).context).ops.post_send.ok_or(Errno::ENOSYS)?;
+        post(qp.as_ptr(), &raw mut request, &raw mut bad)
+    };
+    if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
+}
+
+/// Posts a receive of `len` bytes at `into`; its completion brings `slot` and [`RECEIVE`].
+///
+/// # Safety
+/// A live UD QP; the memory is registered with `lkey` and the device's to write until the completion.
+pub unsafe fn receive(qp: NonNull<ibv_qp>, slot: u32, into: NonNull<u8>, len: u32, lkey: u32) -> Result<()> {
+    let mut piece = ibv_sge { addr: into.as_ptr() as u64, length: len, lkey };
+    // SAFETY: all zeros are a value of a work request.
+    let mut request: ibv_recv_wr = unsafe { zeroed() };
+    request.wr_id = RECEIVE | u64::from(slot);
+    request.sg_list = &raw mut piece;
+    request.num_sge = 1;
+    let mut bad = ptr::null_mut();
+    // SAFETY: the caller's word; the request lives until the call returns.
+    let result = unsafe {
+        let post = (*(*qp.as_ptr()).context).ops.post_recv.ok_or(Errno::ENOSYS)?;
+        post(qp.as_ptr(), &raw mut request, &raw mut bad)
+    };
+    if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
+}
