@@ -194,7 +194,7 @@ static void wrong_state(void)
 	rs_pair_close(&pair);
 }
 
-/* Of the flags only O_NONBLOCK: the reference's descriptors are all closed by exec, see rsfixes. */
+/* Of the flags only O_NONBLOCK: the reference's descriptors are all closed by exec, see rsoptfix. */
 static void show_flags(const char *who, int fd)
 {
 	obs("%s:%s", who, rfcntl(fd, F_GETFL) & O_NONBLOCK ? " nonblock" : "");

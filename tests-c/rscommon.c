@@ -103,6 +103,14 @@ short poll_gone(int fd)
 	return poll_wait(fd, 0);
 }
 
+long elapsed_ms(const struct timespec *since)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (now.tv_sec - since->tv_sec) * 1000 + (now.tv_nsec - since->tv_nsec) / 1000000;
+}
+
 const char *so_error(int fd)
 {
 	int value = -1;

@@ -15,6 +15,7 @@
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <rdma/rsocket.h>
 
 /* Two connected stream sockets and the listener between them. */
@@ -42,6 +43,16 @@ short poll_now(const char *who, int fd, short events);
 short poll_wait(int fd, short events);
 /* poll_wait for HUP or ERR, which need no events. */
 short poll_gone(int fd);
+/* Milliseconds since a reading of CLOCK_MONOTONIC. */
+long elapsed_ms(const struct timespec *since);
+/* In a program of cases.h: the expression holds and took no less than so many milliseconds. */
+#define EXPECT_LASTS(ms, expression)                                       \
+	do {                                                               \
+		struct timespec since_;                                    \
+		clock_gettime(CLOCK_MONOTONIC, &since_);                   \
+		EXPECT(expression);                                        \
+		EXPECT(elapsed_ms(&since_) >= (ms));                       \
+	} while (0)
 /* SO_ERROR as a name. */
 const char *so_error(int fd);
 

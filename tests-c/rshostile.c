@@ -185,7 +185,7 @@ static void bad_hellos(void)
 		switch (which) {
 		case 0: hello.version = 0; break;
 		case 1: hello.version = 2; break;
-		case 2: len = 39; break;
+		case 2: len = 20; break;
 		case 3: len = 0; break;
 		case 4: hello.sgl.length = 0; break;
 		case 5: hello.sgl.length = htobe32(3); break;

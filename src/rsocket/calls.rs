@@ -148,6 +148,15 @@ pub fn close(fd: c_int) -> Result<()> {
     }
 }
 
+/// In the child of a fork(): forgets the threads that were about to find something.
+///
+/// # Safety
+/// The process has no other thread.
+pub(super) unsafe fn after_fork() {
+    // SAFETY: the caller's word; fork() is not called from within the table.
+    unsafe { TABLE.after_fork() };
+}
+
 /// What a receiving call tells besides the data.
 #[derive(Clone, Copy)]
 pub struct Received {

@@ -131,7 +131,10 @@ impl CmId {
 
     /// rdma_connect(3) or, for a request, rdma_accept(3), with `data` of at most 255 bytes as private data.
     pub fn shake_hands(&self, active: bool, initiator_depth: u8, data: &[u8]) -> Result<()> {
-        const RETRIES: u8 = 7;
+        /// Seven would be without end on soft-RoCE: a peer that is gone has to show.
+        const RETRIES: u8 = 6;
+        /// Without end: control messages need no credit, and a receive may not be posted yet.
+        const RECEIVER_NOT_READY: u8 = 7;
         // SAFETY: all zeros are a value of this structure.
         let mut param: rdma_conn_param = unsafe { zeroed() };
         param.private_data = data.as_ptr().cast();
@@ -140,7 +143,7 @@ impl CmId {
         param.responder_resources = initiator_depth;
         param.flow_control = 1;
         param.retry_count = RETRIES;
-        param.rnr_retry_count = RETRIES;
+        param.rnr_retry_count = RECEIVER_NOT_READY;
         // SAFETY: the private data is readable for its length.
         unsafe { if active { cm::connect(self.id(), &raw const param) } else { cm::accept(self.id(), &raw mut param) } }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use super::{reactor, watch};
+use super::{calls, reactor, watch};
 use crate::errno::{Errno, Result};
 
 /// Errno of the registration, 0 when fork() is watched.
@@ -43,6 +43,9 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     watch::in_child();
-    // SAFETY: after `before`, in the copy of the same thread.
-    unsafe { reactor::after_fork(true) };
+    // SAFETY: after `before`, in the copy of the same thread, which is the only one.
+    unsafe {
+        calls::after_fork();
+        reactor::after_fork(true);
+    }
 }

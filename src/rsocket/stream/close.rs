@@ -14,6 +14,11 @@ use crate::rsocket::forks;
 use crate::rsocket::reactor;
 use crate::rsocket::wire::Control;
 
+/// How long the last messages may take to arrive: longer than the transport retries, for a peer that is there but takes nothing.
+const FAREWELL: Duration = Duration::from_secs(60);
+/// How long closing waits at most for the end of an iWARP connection, for a peer that is not there any more.
+const PARTING: Duration = Duration::from_secs(1);
+
 impl Stream {
     /// rshutdown(3). Returns when the peer's adapter has all that was sent.
     pub fn shutdown(&self, how: c_int) -> Result<()> {
@@ -34,12 +39,12 @@ impl Stream {
             }
             _ => return Err(Errno::ENOTCONN),
         }
-        drop(self.shut(state, read, write, None));
+        drop(self.shut(state, read, write, Instant::now() + FAREWELL));
         Ok(())
     }
 
     /// Ends directions of a connection; waits until what was sent has arrived, at most until `deadline`.
-    fn shut<'a>(&'a self, mut state: Guard<'a>, read: bool, write: bool, deadline: Option<Instant>) -> Guard<'a> {
+    fn shut<'a>(&'a self, mut state: Guard<'a>, read: bool, write: bool, deadline: Instant) -> Guard<'a> {
         let wrote = state.shut_write;
         state.shut_read |= read;
         state.shut_write |= write;
@@ -62,8 +67,8 @@ impl Stream {
     }
 
     /// Sends a last message and waits until everything has arrived.
-    fn say<'a>(&'a self, mut state: Guard<'a>, message: Control, deadline: Option<Instant>) -> Guard<'a> {
-        let mut wait = Wait::new(deadline);
+    fn say<'a>(&'a self, mut state: Guard<'a>, message: Control, deadline: Instant) -> Guard<'a> {
+        let mut wait = Wait::new(Some(deadline));
         let mut said = false;
         loop {
             self.poll(&mut state);
@@ -107,15 +112,38 @@ impl Stream {
             return Err(Errno::EBADF);
         }
         let limit = match state.options.linger {
-            Linger::On(seconds) => Some(Duration::from_secs(seconds.unsigned_abs().into())),
-            Linger::Default | Linger::Off(_) => None,
+            Linger::On(seconds) => Duration::from_secs(seconds.unsigned_abs().into()),
+            Linger::Default | Linger::Off(_) => FAREWELL,
         };
-        if matches!(state.phase, Phase::Connected) && limit != Some(Duration::ZERO) {
-            let deadline = limit.map(|limit| Instant::now() + limit);
-            state = self.shut(state, true, true, deadline);
+        if matches!(state.phase, Phase::Connected) && !limit.is_zero() {
+            state = self.shut(state, true, true, Instant::now() + limit);
         }
+        state = self.part(state);
         self.end(state);
         Ok(())
+    }
+
+    /// iWARP: a work request is complete when TCP has it, and TCP forgets what it has when the connection is torn down. Ends the
+    /// connection in order, and waits until the peer's adapter has done so, too.
+    fn part<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
+        let abort = state.options.linger == Linger::On(0);
+        if abort || state.lost || !state.link.as_ref().is_some_and(|link| link.parts_in_order()) {
+            return state;
+        }
+        if !state.id().is_ok_and(|id| cm::disconnect(id.id()).is_ok()) {
+            return state;
+        }
+        let deadline = Instant::now() + PARTING;
+        while !state.lost && !matches!(state.phase, Phase::Closed) {
+            let count = self.changed.count();
+            drop(state);
+            let result = self.changed.wait(count, Some(deadline));
+            state = self.lock();
+            if result == Err(Errno::ETIMEDOUT) {
+                break;
+            }
+        }
+        state
     }
 
     /// As [`close`](Self::close), for a connection that the program never saw.
@@ -128,8 +156,8 @@ impl Stream {
 
     fn end<'a>(&'a self, mut state: Guard<'a>) {
         let phase = mem::replace(&mut state.phase, Phase::Closed);
-        if let Some(link) = &mut state.link {
-            // Ends the sleep of a leader.
+        if let Some(link) = state.link.as_mut().filter(|link| link.leader) {
+            // Ends the leader's sleep. Without one the connection ends in order, which lets the last messages of iWARP arrive.
             link.stop();
         }
         drop(state);

@@ -14,6 +14,7 @@ use crate::ffi::rdma_cm_event_type::*;
 use crate::rsocket::cm_id::{CmId, Event};
 use crate::rsocket::reactor;
 use crate::rsocket::wire::{self, ConnData};
+use crate::sys::alloc::try_box;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
 use crate::sys::uapi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH};
 use crate::sys::verbs::IBV_TRANSPORT_IWARP;
@@ -54,8 +55,9 @@ impl Stream {
             Phase::Closed => return Err(Errno::EBADF),
         }
         self.watch(&mut state)?;
+        let attempt = try_box(Attempt { to: *to, tries: 1 })?;
         state.id()?.resolve_addr(to, FIRST_TRY_MS as c_int)?;
-        state.phase = Phase::Connecting(Box::new(Attempt { to: *to, tries: 1 }));
+        state.phase = Phase::Connecting(attempt);
         if state.is_nonblocking() {
             return Err(Errno::EINPROGRESS);
         }
@@ -116,7 +118,7 @@ impl Stream {
     /// The route is there: makes the QP and sends the request.
     fn shake_hands(&self, state: &mut State) -> Result<()> {
         let id = state.id()?;
-        let link = Link::new(id, &state.options)?;
+        let link = try_box(Link::new(id, &state.options)?)?;
         let offer = link.offer().emit();
         let mut data = [0; wire::IP_HEADER + ConnData::LEN];
         let start = if self.domain == AF_IB {
@@ -128,7 +130,7 @@ impl Stream {
         data[start..start + ConnData::LEN].copy_from_slice(&offer);
         id.shake_hands(true, depth(id), &data[..start + ConnData::LEN])?;
         self.channel_fd.store(link.completions.fd(), Ordering::Relaxed);
-        state.link = Some(crate::sys::alloc::try_box(link)?);
+        state.link = Some(link);
         Ok(())
     }
 
@@ -166,6 +168,7 @@ impl Stream {
         self.poll(state);
         let error = if let RDMA_CM_EVENT_DEVICE_REMOVAL = kind { Errno::ENETDOWN } else { Errno::ECONNRESET };
         state.disconnect(Some(error));
+        state.lost = true;
         state.hang_up();
         self.notify(Notice::Changed);
     }

@@ -123,8 +123,12 @@ impl Stream {
             self.poll(&mut state);
             let Some(link) = &mut state.link else { return Err(Errno::ENOTCONN) };
             let Some(region) = link.mapped(offset.wrapping_add(done as u64)) else { break };
-            let written = link.write(&data[done..], region)?;
+            let written = link.write(&data[done..], region).unwrap_or(0);
             done += written;
+            if let Some(failure) = link.failure() {
+                state.disconnect(Some(failure));
+                continue;
+            }
             if written > 0 {
                 continue;
             }

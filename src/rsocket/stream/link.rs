@@ -204,6 +204,11 @@ impl Link {
         Ok(())
     }
 
+    /// Whether the connection has to be ended in order for the last messages to arrive: that of a working iWARP connection.
+    pub fn parts_in_order(&self) -> bool {
+        self.iwarp && self.failed.is_none() && self.sender.is_some()
+    }
+
     /// First failure of a work request, or what the peer did wrong.
     pub fn failure(&self) -> Option<Errno> {
         self.failed
@@ -302,13 +307,24 @@ impl Link {
             }
             return;
         }
+        if self.failed.is_some() {
+            // What follows a broken rule is not believed.
+            return;
+        }
         let slot = (wc.wr_id() & !RECEIVE) as u32;
         let word = match wc.imm_data() {
             Some(word) => u32::from_be(word),
             None if self.iwarp => self.word(slot),
             // A SEND, which is not part of the protocol.
-            None => return self.fail(Errno::ECONNABORTED),
+            None => {
+                news.edge = true;
+                return self.fail(Errno::ECONNABORTED);
+            }
         };
+        if self.iwarp && wc.len() != WORD {
+            news.edge = true;
+            return self.fail(Errno::ECONNABORTED);
+        }
         // There is room: each receive is in the list or posted.
         self.idle.push(slot);
         if self.receive(word, news).is_err() {

@@ -73,6 +73,8 @@ struct State {
     shut_read: bool,
     shut_write: bool,
     ended: bool,
+    /// The connection manager said that the connection is over.
+    lost: bool,
     mappings: Mappings,
 }
 
@@ -131,6 +133,7 @@ impl Stream {
                 shut_read: false,
                 shut_write: false,
                 ended: false,
+                lost: false,
                 mappings: Mappings::default(),
             }),
             changed: Changes::default(),
@@ -173,10 +176,10 @@ impl Stream {
             return News::default();
         }
         let news = link.poll();
-        if !news.any {
+        let failure = link.failure();
+        if !news.any && (failure.is_none() || !matches!(state.phase, Phase::Connected)) {
             return news;
         }
-        let failure = link.failure();
         state.ended |= news.end;
         if news.disconnect || (news.end && state.shut_write) {
             state.disconnect(None);
@@ -207,7 +210,10 @@ impl State {
     fn disconnect(&mut self, error: Option<Errno>) {
         if let Phase::Connected = self.phase {
             self.phase = Phase::Disconnected;
-            self.error = self.error.or(error);
+            // When both sides have said their last word, the one who hears the other's first may leave at once.
+            if !(self.ended && self.shut_write) {
+                self.error = self.error.or(error);
+            }
         }
         self.ended = true;
     }

@@ -7,9 +7,11 @@ use super::super::{Announcement, Chunk, Receiver, SendLimits, Sender, Violation}
 use super::random::Random;
 use crate::rsocket::wire::{Control, Message, Region};
 
-/// As the link has them: entries for control messages, receives for the peer's, bytes of a mapping.
+/// As the link has them: entries for control messages, receives for the peer's and when they are posted again, bytes of a
+/// mapping.
 const CONTROL: u32 = 4;
-const EXTRA_RECEIVES: u32 = 8;
+const EXTRA_RECEIVES: u32 = 16;
+const REPOST: u32 = EXTRA_RECEIVES / 2;
 const MAPPING: u32 = 24;
 /// Where the ring and the SGL are, for the peer, and their keys.
 const RING: u64 = 0x10_0000;
@@ -305,8 +307,7 @@ impl End {
             }
         }
         if any {
-            // Not many: what control messages used is missing for data that has credits.
-            if self.idle >= u32::from(self.setup.queue / 8).clamp(1, EXTRA_RECEIVES / 4) {
+            if self.idle >= REPOST {
                 self.post_receives();
             }
             self.retarget();

@@ -1,0 +1,110 @@
+/* What the cases of rsockets under faults share. */
+#ifndef TESTS_RSFAULTS_FAULTS_H
+#define TESTS_RSFAULTS_FAULTS_H
+
+#include "cases.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <rdma/rsocket.h>
+#include <sched.h>
+#include <signal.h>
+
+/* Whether this case is to run. */
+bool chosen(const char *name);
+#define FAULT(function)                                                    \
+	do {                                                               \
+		if (chosen(#function))                                     \
+			run_case(#function, function);                     \
+	} while (0)
+
+void killed_cases(void);
+void link_cases(void);
+void limit_cases(void);
+
+/* The far end of the lab's network. */
+union address far_addr(void);
+
+static inline int listen_far(union address *address)
+{
+	socklen_t len = sizeof(*address);
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+
+	*address = far_addr();
+	EXPECT(fd >= 0 && !rbind(fd, &address->sa, sizeof(address->in)) && !rlisten(fd, 8));
+	EXPECT(!rgetsockname(fd, &address->sa, &len));
+	return fd;
+}
+
+static inline int connect_to(const union address *address)
+{
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+
+	EXPECT(fd >= 0 && !rconnect(fd, &address->sa, sizeof(address->in)));
+	return fd;
+}
+
+/* The library's own thread may be giving something back still; the alarm ends waiting for ever. */
+static inline void fds_come_back(int before)
+{
+	while (open_fds() != before)
+		sched_yield();
+}
+
+/* ---- a call in a thread of its own ------------------------------------------------------------- */
+
+struct call {
+	ssize_t (*body)(void);
+	ssize_t result;
+	int error;
+	pid_t tid;
+	pthread_t thread;
+};
+
+static inline void *call_body(void *argument)
+{
+	struct call *call = argument;
+
+	__atomic_store_n(&call->tid, gettid(), __ATOMIC_SEQ_CST);
+	errno = 0;
+	call->result = call->body();
+	call->error = errno;
+	return NULL;
+}
+
+static inline bool asleep(pid_t tid)
+{
+	char path[64], line[256] = "", *state;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
+	file = fopen(path, "r");
+	if (!file)
+		return true;
+	state = fgets(line, sizeof(line), file) ? strrchr(line, ')') : NULL;
+	fclose(file);
+	return state && state[2] == 'S';
+}
+
+/* Begins the call, and returns when its thread sleeps (in it, as a rule; the results are the same if not). */
+static inline void call_begin(struct call *call, ssize_t (*body)(void))
+{
+	call->tid = 0;
+	call->body = body;
+	EXPECT(!pthread_create(&call->thread, NULL, call_body, call));
+	while (!__atomic_load_n(&call->tid, __ATOMIC_SEQ_CST))
+		sched_yield();
+	for (int times = 0; times < 20; times = asleep(call->tid) ? times + 1 : 0)
+		sched_yield();
+}
+
+static inline void call_end(struct call *call, ssize_t result, int error)
+{
+	EXPECT(!pthread_join(call->thread, NULL));
+	if (call->result != result || (result < 0 && call->error != error))
+		printf("     returned %zd %s\n", call->result, errno_name(call->error));
+	EXPECT(call->result == result && (result >= 0 || call->error == error));
+}
+
+#endif

@@ -1,0 +1,156 @@
+/* Links that lose packets, or go for a while or for ever: data arrives whole, or the calls say that it doesn't. */
+#include "faults.h"
+
+/* The transport gives up after eight tries of some seconds each. */
+enum { PATIENCE = 60 };
+
+static int client, server, listener;
+static size_t amount;
+
+/* The script beside this file: "down", "good", "loss 5". */
+static void link_is(const char *state)
+{
+	char command[512];
+
+	snprintf(command, sizeof(command), "%s %s %s", getenv("RSFAULTS_LINK"), device, state);
+	EXPECT(system(command) == 0);
+}
+
+static void connected(void)
+{
+	union address address;
+	/* Closing the server must not wait for a client that is gone without a farewell. */
+	struct linger linger = { .l_onoff = 1, .l_linger = 1 };
+
+	link_is("good");
+	listener = listen_far(&address);
+	client = connect_to(&address);
+	EXPECT((server = raccept(listener, NULL, NULL)) >= 0);
+	EXPECT(!rsetsockopt(server, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)));
+}
+
+static uint8_t byte_at(size_t place) { return (uint8_t)(place * 13 + place / 251); }
+
+static ssize_t sends_all(void)
+{
+	static uint8_t bytes[10000];
+
+	for (size_t sent = 0; sent < amount;) {
+		size_t len = amount - sent < sizeof(bytes) ? amount - sent : sizeof(bytes);
+
+		for (size_t i = 0; i < len; i++)
+			bytes[i] = byte_at(sent + i);
+		EXPECT(rsend(client, bytes, len, 0) == (ssize_t)len);
+		sent += len;
+	}
+	return rshutdown(client, SHUT_WR);
+}
+
+/* Reads on to `until`, or to the end. */
+static size_t receive_to(size_t got, size_t until)
+{
+	static uint8_t bytes[7777];
+
+	while (got < until) {
+		ssize_t count = rrecv(server, bytes, sizeof(bytes), 0);
+
+		EXPECT(count >= 0);
+		if (count == 0)
+			break;
+		for (ssize_t i = 0; i < count; i++)
+			EXPECT(bytes[i] == byte_at(got + (size_t)i));
+		got += (size_t)count;
+	}
+	return got;
+}
+
+static void all_closed(void)
+{
+	EXPECT(!rclose(client) && !rclose(server) && !rclose(listener));
+}
+
+static void transfer(const char *link, size_t bytes)
+{
+	struct call call;
+
+	connected();
+	amount = bytes;
+	link_is(link);
+	call_begin(&call, sends_all);
+	EXPECT(receive_to(0, SIZE_MAX) == amount);
+	call_end(&call, 0, 0);
+	link_is("good");
+	all_closed();
+}
+static void loss_of_1_percent(void) { transfer("loss 1", 1 << 20); }
+static void loss_of_5_percent(void) { transfer("loss 5", 1 << 17); }
+static void loss_of_10_percent(void) { transfer("loss 10", 1 << 16); }
+
+static void link_that_comes_back(void)
+{
+	struct call call;
+	size_t got;
+
+	connected();
+	amount = 1 << 20;
+	call_begin(&call, sends_all);
+	got = receive_to(0, 1 << 18);
+	/* siw ends its connections when the interface goes down. */
+	link_is(on_siw() ? "loss 100" : "down");
+	link_is("good");
+	EXPECT(receive_to(got, SIZE_MAX) == amount);
+	call_end(&call, 0, 0);
+	all_closed();
+}
+
+static ssize_t receives(void) { return rrecv(client, (char[1]){ 0 }, 1, 0); }
+
+/* Nothing is acknowledged any more: who waits is told, after the retries of the transport. */
+static void stays_away(const char *link, int error)
+{
+	struct call call;
+
+	connected();
+	alarm(PATIENCE);
+	call_begin(&call, receives);
+	link_is(link);
+	EXPECT(rsend(client, "x", 1, 0) == 1);
+	call_end(&call, -1, error);
+	EXPECT_ERROR(rsend(client, "x", 1, 0), ECONNRESET);
+	EXPECT(!rclose(client));
+	link_is("good");
+	EXPECT(!rclose(server) && !rclose(listener));
+}
+static void link_that_loses_everything(void) { stays_away("loss 100", ETIMEDOUT); }
+static void link_that_stays_down(void) { stays_away("down", ECONNRESET); }
+
+/* Closing waits for what was sent as long as SO_LINGER says. */
+static void close_without_link(void)
+{
+	struct linger linger = { .l_onoff = 1, .l_linger = 1 };
+
+	connected();
+	alarm(PATIENCE);
+	EXPECT(!rsetsockopt(client, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)));
+	link_is("loss 100");
+	EXPECT(rsend(client, "x", 1, 0) == 1);
+	EXPECT(!rclose(client));
+	link_is("good");
+	EXPECT(!rclose(server) && !rclose(listener));
+}
+
+void link_cases(void)
+{
+	FAULT(loss_of_1_percent);
+	FAULT(loss_of_5_percent);
+	FAULT(loss_of_10_percent);
+	FAULT(link_that_comes_back);
+	if (on_siw()) {
+		printf("SKIP link_that_loses_everything TCP tries for a quarter of an hour\n");
+		printf("SKIP link_that_stays_down TCP tries for a quarter of an hour\n");
+	} else {
+		FAULT(link_that_loses_everything);
+		FAULT(link_that_stays_down);
+	}
+	FAULT(close_without_link);
+}

@@ -1,0 +1,26 @@
+/* rsockets under faults: killed peers, bad links, limits. main DEVICE [CASE]; see run. */
+#include "faults.h"
+
+static const char *only;
+
+bool chosen(const char *name)
+{
+	return !only || !strcmp(only, name);
+}
+
+union address far_addr(void)
+{
+	const char *text = getenv(on_siw() ? "SIW_PEER_ADDR" : "RXE_PEER_ADDR");
+
+	return make_addr(AF_INET, text ? text : "0.0.0.0", 0);
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	only = argc > 2 ? argv[2] : NULL;
+	killed_cases();
+	limit_cases();
+	link_cases();
+	return finish();
+}
