@@ -13,9 +13,8 @@ const CONTROL: u32 = 4;
 const EXTRA_RECEIVES: u32 = 16;
 const REPOST: u32 = EXTRA_RECEIVES / 2;
 const MAPPING: u32 = 24;
-/// Where the ring and the SGL are, for the peer, and their keys.
+/// Where the ring is, for the peer, and its key.
 const RING: u64 = 0x10_0000;
-const SGL: u64 = 0x1000;
 const KEY: u32 = 77;
 
 /// What a program chose.
