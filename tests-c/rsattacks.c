@@ -15,7 +15,7 @@ static void both_ways(void (*body)(struct peer *))
 	int before;
 
 	good_start();
-	before = open_fds();
+	before = fds_before();
 	for (int way = 0; way < 2; way++) {
 		(way ? peer_accepts : peer_connects)(&peer, true);
 		body(&peer);

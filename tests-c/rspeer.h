@@ -179,6 +179,18 @@ static inline void peer_has(size_t place, const char *bytes, size_t len)
 		sched_yield();
 }
 
+/* The descriptors to come back to. The first rpoll() of a thread that has to sleep makes one that it keeps: that one first. */
+static inline int fds_before(void)
+{
+	union address address;
+	int fd = listen_on(&address, 1, 16);
+	struct pollfd entry = { .fd = fd, .events = POLLIN };
+
+	EXPECT(rpoll(&entry, 1, 1) == 0);
+	EXPECT(!rclose(fd));
+	return open_fds();
+}
+
 /* The library's own thread may be giving something back still. */
 static inline void fds_come_back(int before)
 {

@@ -51,7 +51,7 @@ static void bad_request(void)
 	int before;
 
 	good_start();
-	before = open_fds();
+	before = fds_before();
 	entry.fd = peer.victim_listener = listen_on(&address, 4, 0);
 	peer.id = peer_resolved(&address, channel);
 	peer_prepare(&peer, true);
@@ -82,7 +82,7 @@ static void bad_reply(void)
 	socklen_t len = sizeof(error);
 
 	good_start();
-	before = open_fds();
+	before = fds_before();
 	peer_is_asked(&peer);
 	peer_prepare(&peer, true);
 	spoilt = &peer.mine;
@@ -131,7 +131,7 @@ static void silent_clients(bool leave_first)
 	int before, listener;
 
 	good_start();
-	before = open_fds();
+	before = fds_before();
 	listener = listen_on(&address, 2 * SILENT, 0);
 	for (int i = 0; i < SILENT; i++) {
 		EXPECT((channels[i] = rdma_create_event_channel()) != NULL);
@@ -173,7 +173,7 @@ static void client_leaves_at_once(void)
 	int before, fd;
 
 	good_start();
-	before = open_fds();
+	before = fds_before();
 	peer.victim_listener = listen_on(&address, 4, 0);
 	for (int i = 0; i < 5; i++) {
 		peer.id = peer_resolved(&address, channel);

@@ -1,0 +1,239 @@
+//! Receiving: completions, the peer's messages, credits for it.
+
+use std::mem::{MaybeUninit, zeroed};
+use std::ptr;
+use std::sync::atomic::{Ordering, fence};
+
+use super::{BATCH, Link, News, REPOST, WORD};
+use crate::errno::{Errno, Result};
+use crate::rsocket::flow::{Announcement, Grant, Violation};
+use crate::rsocket::wire::{self, Control, Message, Region, SGL_ENTRY};
+use crate::sys::rc::{self, Piece, RECEIVE, ibv_wc};
+use crate::sys::verbs::ibv_wc_status;
+
+impl Link {
+    /// Bytes that the program can read.
+    pub fn available(&self) -> u64 {
+        self.receiver.available()
+    }
+
+    /// Copies received bytes, from `skip` bytes behind the next one on; how many.
+    pub fn peek(&self, skip: u64, into: &mut [MaybeUninit<u8>]) -> usize {
+        let mut done = 0;
+        while done < into.len() {
+            let (offset, len) = self.receiver.piece(skip + done as u64);
+            let len = (len as usize).min(into.len() - done);
+            if len == 0 {
+                break;
+            }
+            // SAFETY: the piece lies in the ring; the peer was told not to write there until it is taken, and if it does, it
+            // only spoils its own data. The program's buffer is another memory.
+            unsafe {
+                let from = self.memory.start().add(self.layout.ring + offset as usize);
+                ptr::copy_nonoverlapping(from.as_ptr(), into[done..].as_mut_ptr().cast(), len);
+            }
+            done += len;
+        }
+        done
+    }
+
+    /// The program has taken `len` bytes: room for the peer.
+    pub fn take(&mut self, len: u64) {
+        self.receiver.take(len);
+        self.grant();
+    }
+
+    /// Looks at what completed.
+    pub fn poll(&mut self) -> News {
+        let mut news = News::default();
+        let could_send = self.can_send();
+        // SAFETY: all zeros are values of this structure.
+        let mut batch: [ibv_wc; BATCH] = unsafe { zeroed() };
+        loop {
+            let count = match self.completions.poll(&mut batch) {
+                Ok(count) => count,
+                Err(error) => {
+                    self.fail(error);
+                    break;
+                }
+            };
+            for wc in &batch[..count] {
+                news.any = true;
+                self.complete(wc, &mut news);
+            }
+            if count < batch.len() {
+                break;
+            }
+        }
+        if news.any {
+            if self.failed.is_none()
+                && self.idle.len() >= REPOST
+                && let Err(error) = self.post_receives()
+            {
+                self.fail(error);
+            }
+            self.retarget();
+            self.grant();
+            news.edge |= !could_send && self.can_send();
+        }
+        news
+    }
+
+    fn complete(&mut self, wc: &ibv_wc, news: &mut News) {
+        if let Some((status, _)) = wc.error() {
+            self.fail(errno_of(status));
+            news.edge = true;
+            return;
+        }
+        if wc.wr_id() & RECEIVE == 0 {
+            if let Some(sender) = &mut self.sender {
+                sender.completed(wc.wr_id());
+            }
+            return;
+        }
+        if self.failed.is_some() {
+            // What follows a broken rule is not believed.
+            return;
+        }
+        let slot = (wc.wr_id() & !RECEIVE) as u32;
+        let word = match wc.imm_data() {
+            Some(word) => u32::from_be(word),
+            None if self.iwarp => self.word(slot),
+            // A SEND, which is not part of the protocol.
+            None => {
+                news.edge = true;
+                return self.fail(Errno::ECONNABORTED);
+            }
+        };
+        if self.iwarp && wc.len() != WORD {
+            news.edge = true;
+            return self.fail(Errno::ECONNABORTED);
+        }
+        // There is room: each receive is in the list or posted.
+        self.idle.push(slot);
+        if self.receive(word, news).is_err() {
+            self.fail(Errno::ECONNABORTED);
+            news.edge = true;
+        }
+    }
+
+    /// The word that iWARP put into a slot.
+    fn word(&self, slot: u32) -> u32 {
+        // SAFETY: the slot is within the memory, by its layout; the device wrote it before the completion.
+        unsafe {
+            self.memory.start().add(self.layout.words + slot as usize * WORD).cast::<u32>().as_ptr().read_volatile()
+        }
+    }
+
+    fn receive(&mut self, word: u32, news: &mut News) -> std::result::Result<(), Violation> {
+        match Message::parse(word).map_err(|_| Violation::BadGrant)? {
+            Message::Data(len) => {
+                self.receiver.data(len)?;
+                news.edge = true;
+            }
+            Message::Grant(number) => {
+                self.sender.as_mut().ok_or(Violation::BadGrant)?.granted(number)?;
+                self.peer.news = true;
+            }
+            Message::Iomap(index) => {
+                self.receiver.message()?;
+                if index >= self.iomap {
+                    return Err(Violation::BadBuffer);
+                }
+            }
+            Message::Control(Control::Disconnect) => {
+                (news.disconnect, news.edge) = (true, true);
+            }
+            Message::Control(Control::Shutdown) => {
+                (news.end, news.edge) = (true, true);
+            }
+            Message::Control(Control::Keepalive) => {}
+        }
+        Ok(())
+    }
+
+    /// Takes the next buffer that the peer announced, when the one in use is used up.
+    pub(super) fn retarget(&mut self) {
+        let Some(sender) = &mut self.sender else { return };
+        if !self.peer.news || !sender.wants_target() {
+            return;
+        }
+        self.peer.news = false;
+        // SAFETY: the SGL is at the beginning of the memory. The peer writes it by RDMA; the length, which it writes last, is
+        // read first.
+        let entry = unsafe {
+            let entry = self.memory.start().add(self.peer.slot * SGL_ENTRY).cast::<[u32; SGL_ENTRY / 4]>().as_ptr();
+            let length = (&raw const (*entry)[3]).read_volatile();
+            if length == 0 {
+                return;
+            }
+            fence(Ordering::Acquire);
+            let words = [
+                (&raw const (*entry)[0]).read_volatile(),
+                (&raw const (*entry)[1]).read_volatile(),
+                (&raw const (*entry)[2]).read_volatile(),
+            ];
+            // The next announcement in this entry will show.
+            (&raw mut (*entry)[3]).write_volatile(0);
+            let mut bytes = [0; SGL_ENTRY];
+            for (bytes, word) in bytes.chunks_exact_mut(4).zip([words[0], words[1], words[2], length]) {
+                bytes.copy_from_slice(&word.to_ne_bytes());
+            }
+            // Entries are in the order of this machine: the writer swaps.
+            wire::parse_sgl(&bytes)
+        };
+        sender.retarget(entry);
+        self.peer.slot = 1 - self.peer.slot;
+        // The other entry may have been filled by the same batch.
+        self.peer.news = true;
+    }
+
+    pub(super) fn post_receives(&mut self) -> Result<()> {
+        let (words, lkey, iwarp) = (self.layout.words, self.memory.lkey(), self.iwarp);
+        let start = self.memory.start().as_ptr() as usize + words;
+        let place =
+            |slot: u32| iwarp.then(|| Piece { addr: (start + slot as usize * WORD) as u64, len: WORD as u32, lkey });
+        // SAFETY: the QP is live; the slots are in memory that is the device's to write.
+        unsafe { rc::receive(self.qp, &self.idle, place)? };
+        self.idle.clear();
+        Ok(())
+    }
+
+    /// Tells the peer what it may send, when it is time.
+    fn grant(&mut self) {
+        let Some(sender) = &self.sender else { return };
+        if self.failed.is_some() || !sender.has_control() {
+            return;
+        }
+        let Some(grant) = self.receiver.due() else { return };
+        // Credits promise receives.
+        let result = if self.idle.is_empty() { Ok(()) } else { self.post_receives() };
+        match result.and_then(|()| self.send_grant(&grant)) {
+            Ok(()) => self.receiver.told(&grant),
+            Err(error) => self.fail(error),
+        }
+    }
+
+    fn send_grant(&mut self, grant: &Grant) -> Result<()> {
+        let Some(buffer) = grant.buffer else {
+            return self.send_control(Message::Grant(grant.number), &[], 0);
+        };
+        let Announcement { slot, offset, len } = buffer;
+        let region = Region {
+            addr: self.memory.start().as_ptr() as usize as u64 + self.layout.ring as u64 + u64::from(offset),
+            key: self.memory.rkey(),
+            length: len,
+        };
+        let bytes = wire::emit_sgl(region, self.peer.swap);
+        self.send_control(Message::Grant(grant.number), &bytes, self.peer.sgl + (slot * SGL_ENTRY) as u64)
+    }
+}
+
+/// What a failed work request means to a program.
+fn errno_of(status: ibv_wc_status::Type) -> Errno {
+    match status {
+        ibv_wc_status::IBV_WC_RETRY_EXC_ERR | ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR => Errno::ETIMEDOUT,
+        // The connection ended, by either side.
+        _ => Errno::ECONNRESET,
+    }
+}

@@ -1,0 +1,222 @@
+//! Sending: data, control messages, the peer's mapped memory.
+
+use std::ptr::{self, NonNull};
+
+use super::{CONTROL, Link, SGL, STAGE, WORD};
+use crate::errno::{Errno, Result};
+use crate::rsocket::flow::Chunk;
+use crate::rsocket::wire::{self, Control, IOMAP_ENTRY, Mapping, Message, Region, SGL_ENTRY};
+use crate::sys::rc::{self, Kind, Piece, Registered, Work};
+
+impl Link {
+    /// Sends a control message; `EAGAIN` while all are outstanding.
+    pub fn control(&mut self, control: Control) -> Result<()> {
+        match &self.sender {
+            Some(sender) if sender.has_control() => self.send_control(Message::Control(control), &[], 0),
+            Some(_) => Err(Errno::EAGAIN),
+            None => Err(Errno::ENOTCONN),
+        }
+    }
+
+    /// A message with `bytes`, at most `STAGE`, for the peer's memory at `addr`.
+    pub(super) fn send_control(&mut self, message: Message, bytes: &[u8], addr: u64) -> Result<()> {
+        debug_assert!(bytes.len() <= STAGE);
+        let Some(sender) = &mut self.sender else { return Err(Errno::ENOTCONN) };
+        let requests = if self.iwarp && !bytes.is_empty() { 2 } else { 1 };
+        let number = sender.take_control(requests);
+        let (piece, inline) = self.stage(bytes);
+        self.post(Some(message), piece, inline, addr, self.peer.key, number, true)
+    }
+
+    /// Puts bytes where the device finds them: they stay on the caller's stack when they go inline.
+    fn stage(&mut self, bytes: &[u8]) -> ([Piece; 2], bool) {
+        let len = bytes.len() as u32;
+        if len <= self.can_inline {
+            return ([Piece { addr: bytes.as_ptr() as usize as u64, len, lkey: 0 }, Piece::default()], true);
+        }
+        let place = self.layout.stage + (self.controls % CONTROL as usize) * STAGE;
+        self.controls = self.controls.wrapping_add(1);
+        // SAFETY: within the memory, by its layout. At most CONTROL of these messages are outstanding, and they complete in
+        // order, so the place is free.
+        let start = unsafe {
+            let start = self.memory.start().add(place);
+            ptr::copy_nonoverlapping(bytes.as_ptr(), start.as_ptr(), bytes.len());
+            start
+        };
+        ([Piece { addr: start.as_ptr() as usize as u64, len, lkey: self.memory.lkey() }, Piece::default()], false)
+    }
+
+    /// Posts a write with its word, as the transport has it, or a plain write.
+    #[expect(clippy::too_many_arguments, reason = "what a work request consists of")]
+    fn post(
+        &mut self,
+        message: Option<Message>,
+        pieces: [Piece; 2],
+        inline: bool,
+        addr: u64,
+        key: u32,
+        number: u64,
+        report: bool,
+    ) -> Result<()> {
+        let empty = pieces[0].len == 0;
+        let (addr, key) = if empty { (0, 0) } else { (addr, key) };
+        let write = Work { number, kind: Kind::Write, addr, key, pieces, inline, report };
+        let Some(message) = message else {
+            // SAFETY: the QP is live; the pieces are registered or inline, by the callers.
+            return unsafe { rc::send(self.qp, &[write]) };
+        };
+        let word = message.word();
+        if !self.iwarp {
+            let kind = Kind::WriteWord(word.to_be());
+            // SAFETY: as above.
+            return unsafe { rc::send(self.qp, &[Work { kind, ..write }]) };
+        }
+        let bytes = word.to_ne_bytes();
+        let (word, word_inline) = if self.can_inline >= WORD as u32 {
+            ([Piece { addr: bytes.as_ptr() as usize as u64, len: WORD as u32, lkey: 0 }, Piece::default()], true)
+        } else {
+            return Err(Errno::ENOTSUP);
+        };
+        let send = Work { number, kind: Kind::Send, addr: 0, key: 0, pieces: word, inline: word_inline, report };
+        // The write's own number never comes back: it is not reported, and a failure ends the connection anyway.
+        let write = Work { number: number - 1, report: false, ..write };
+        // SAFETY: as above; the word lives until the call returns.
+        unsafe { if empty { rc::send(self.qp, &[send]) } else { rc::send(self.qp, &[write, send]) } }
+    }
+
+    /// Sends of `data` what can be sent now; how many bytes.
+    pub fn send(&mut self, data: &[u8]) -> Result<usize> {
+        let mut done = 0;
+        while done < data.len() {
+            let rest = &data[done..];
+            let inline = rest.len() <= self.inline as usize;
+            let Some(chunk) = self.sender.as_ref().and_then(|sender| sender.plan(rest.len(), inline)) else { break };
+            // A chunk that the peer has no room for takes the rest along later.
+            let part = &rest[..chunk.len as usize];
+            let pieces = if inline { here(part) } else { self.buffered(part, chunk.offset)? };
+            let Some(sender) = &mut self.sender else { break };
+            let (number, report) = sender.take(&chunk, inline);
+            let Chunk { addr, key, len, .. } = chunk;
+            if let Err(error) = self.post(Some(Message::Data(len)), pieces, inline, addr, key, number, report) {
+                self.fail(error);
+                return Err(error);
+            }
+            done += part.len();
+            self.retarget();
+        }
+        Ok(done)
+    }
+
+    /// Copies into the send buffer, from `offset` on.
+    fn buffered(&mut self, bytes: &[u8], offset: u32) -> Result<[Piece; 2]> {
+        let size = self.send_buffer as usize;
+        let buffer = match &self.buffer {
+            Some(buffer) => buffer,
+            // SAFETY: the PD lives as long as the id.
+            None => self.buffer.insert(unsafe {
+                Registered::new(NonNull::new((*self.qp.as_ptr()).pd).ok_or(Errno::EIO)?, size, false)?
+            }),
+        };
+        let offset = offset as usize;
+        let first = bytes.len().min(size - offset);
+        let (start, lkey) = (buffer.start(), buffer.lkey());
+        // SAFETY: both parts lie in the buffer, and no outstanding work request reads there: the sender keeps account.
+        unsafe {
+            ptr::copy_nonoverlapping(bytes.as_ptr(), start.add(offset).as_ptr(), first);
+            ptr::copy_nonoverlapping(bytes[first..].as_ptr(), start.as_ptr(), bytes.len() - first);
+        }
+        let at = |offset: usize| start.as_ptr() as usize as u64 + offset as u64;
+        Ok([
+            Piece { addr: at(offset), len: first as u32, lkey },
+            Piece { addr: at(0), len: (bytes.len() - first) as u32, lkey },
+        ])
+    }
+
+    /// A write without effect: shows whether the peer is there, and completes here in any case.
+    pub fn keep_alive(&mut self) -> Result<()> {
+        let Some(sender) = &mut self.sender else { return Err(Errno::ENOTCONN) };
+        if !sender.has_control() {
+            // Something is under way that shows the same.
+            return Ok(());
+        }
+        let number = sender.take_control(1);
+        self.post(None, [Piece::default(); 2], false, 0, 0, number, true)
+    }
+
+    /// Messages that the peer has room for.
+    pub fn credits(&self) -> u32 {
+        self.sender.as_ref().map_or(0, |sender| sender.credits().into())
+    }
+
+    /// How many regions the peer has room for in its table.
+    pub fn peer_mappings(&self) -> u16 {
+        self.peer.iomap
+    }
+
+    /// Writes `mapping` into entry `index` of the peer's table; false when it has to wait for credits or room.
+    pub fn announce(&mut self, index: u16, mapping: Mapping) -> Result<bool> {
+        let inline = IOMAP_ENTRY as u32 <= self.can_inline;
+        let space = if inline { 0 } else { IOMAP_ENTRY as u32 };
+        let Some(sender) = &self.sender else { return Err(Errno::ENOTCONN) };
+        let Some(offset) = sender.plan_update(space) else { return Ok(false) };
+        let bytes = wire::emit_iomap(mapping, self.peer.swap);
+        let pieces = if inline { here(&bytes) } else { self.buffered(&bytes, offset)? };
+        let Some(sender) = &mut self.sender else { return Err(Errno::ENOTCONN) };
+        let (number, report) = sender.take_update(space);
+        let addr = self.peer.sgl + (SGL * SGL_ENTRY + usize::from(index) * IOMAP_ENTRY) as u64;
+        let key = self.peer.key;
+        self.post(Some(Message::Iomap(index)), pieces, inline, addr, key, number, report)
+            .inspect_err(|&error| self.fail(error))?;
+        Ok(true)
+    }
+
+    /// The region that the peer mapped at `offset`, from there on.
+    pub fn mapped(&self, offset: u64) -> Option<Region> {
+        (0..self.iomap).map(|index| self.mapping(index)).find_map(|mapping| {
+            let skip = offset.checked_sub(mapping.offset).filter(|&skip| skip < u64::from(mapping.region.length))?;
+            Some(Region {
+                addr: mapping.region.addr.wrapping_add(skip),
+                length: mapping.region.length - skip as u32,
+                ..mapping.region
+            })
+        })
+    }
+
+    fn mapping(&self, index: u16) -> Mapping {
+        let mut bytes = [0; IOMAP_ENTRY];
+        let start = self.layout.iomap + usize::from(index) * IOMAP_ENTRY;
+        for (at, byte) in bytes.iter_mut().enumerate() {
+            // SAFETY: within the memory, by its layout. The peer may write at the same time; any bytes are a mapping, of the
+            // peer's own memory.
+            *byte = unsafe { self.memory.start().add(start + at).as_ptr().read_volatile() };
+        }
+        wire::parse_iomap(&bytes)
+    }
+
+    /// Writes `data` into the peer's `region`, as far as there is room to send; how many bytes.
+    pub fn write(&mut self, data: &[u8], region: Region) -> Result<usize> {
+        let mut done = 0;
+        let most = data.len().min(region.length as usize);
+        while done < most {
+            let rest = &data[done..most];
+            let inline = rest.len() <= self.inline as usize;
+            let Some((len, offset)) = self.sender.as_ref().and_then(|sender| sender.plan_write(rest.len(), inline))
+            else {
+                break;
+            };
+            let part = &rest[..len as usize];
+            let pieces = if inline { here(part) } else { self.buffered(part, offset)? };
+            let Some(sender) = &mut self.sender else { break };
+            let (number, report) = sender.take_write(len, inline);
+            let addr = region.addr.wrapping_add(done as u64);
+            self.post(None, pieces, inline, addr, region.key, number, report).inspect_err(|&error| self.fail(error))?;
+            done += part.len();
+        }
+        Ok(done)
+    }
+}
+
+/// Bytes that go inline from where they are.
+fn here(bytes: &[u8]) -> [Piece; 2] {
+    [Piece { addr: bytes.as_ptr() as usize as u64, len: bytes.len() as u32, lkey: 0 }, Piece::default()]
+}
