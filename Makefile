@@ -18,7 +18,7 @@ ARCHIVE := $(CARGO_TARGET_DIR)/release/librdmacm.a
 
 export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR MANDIR DESTDIR VERSION DIST
 
-.PHONY: all test lint check demo lab headers abi-check install-test install uninstall clean help FORCE
+.PHONY: all test lint check demo bench lab headers abi-check install-test install uninstall clean help FORCE
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY) ## build everything into target/dist (the default)
@@ -36,6 +36,9 @@ check: ## run all tests and comparisons, with the lab; a table at the end shows 
 
 demo: ## install what is missing, build, run rping and ucmatose in the lab
 	scripts/demo
+
+bench: all ## compare the speed of rsockets with the reference's, TCP's and raw verbs'
+	bench/run
 
 lab: ## build the kernel of the lab, unless the machine has it already
 	lab/kernel path

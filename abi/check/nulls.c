@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <rdma/rdma_verbs.h>
 #include <rdma/rsocket.h>
+#include <sys/epoll.h>
 
 static int wrong;
 
@@ -22,7 +23,7 @@ static void expect(const char *call, long result, long wanted, int wanted_errno)
 #define EXPECT(wanted, wanted_errno, call) (errno = 77, expect(#call, (long)(call), (wanted), (wanted_errno)))
 #define NOTHING(call) (errno = 77, (void)(call), expect(#call, 0, 0, 77))
 #define INVALID(call) EXPECT(-1, EINVAL, call)
-#define UNSUPPORTED(call) EXPECT(-1, ENOSYS, call)
+#define STRANGER(call) EXPECT(-1, EBADF, call)
 
 static void ids(void)
 {
@@ -87,17 +88,35 @@ static void others(void)
     expect("rdma_destroy_ep(NULL)", 0, 0, EINVAL);
 }
 
-/* Until there are rsockets. */
+/* Descriptor 0 is none of theirs. */
 static void rsockets(void)
 {
-    UNSUPPORTED(rsocket(AF_INET, SOCK_STREAM, 0));
-    UNSUPPORTED(rclose(0));
-    UNSUPPORTED(rrecv(0, NULL, 0, 0));
-    UNSUPPORTED(rfcntl(0, 3));
-    UNSUPPORTED(rpoll(NULL, 0, 0));
-    UNSUPPORTED(riomap(0, NULL, 0, 0, 0, 0));
-    UNSUPPORTED(riowrite(0, NULL, 0, 0, 0));
-    UNSUPPORTED(repoll_create(0));
+    struct epoll_event event;
+
+    STRANGER(rclose(0));
+    STRANGER(rlisten(0, 1));
+    STRANGER(raccept(0, NULL, NULL));
+    STRANGER(rshutdown(0, 0));
+    STRANGER(rrecv(0, NULL, 0, 0));
+    STRANGER(rsend(0, NULL, 0, 0));
+    STRANGER(rfcntl(0, 3));
+    STRANGER(riounmap(0, NULL, 0));
+    STRANGER(riowrite(0, NULL, 0, 0, 0));
+    STRANGER(repoll_ctl(0, 1, 0, NULL));
+    EXPECT(-1, EFAULT, rbind(0, NULL, 0));
+    EXPECT(-1, EFAULT, rconnect(0, NULL, 0));
+    EXPECT(-1, EFAULT, rrecv(0, NULL, 1, 0));
+    EXPECT(-1, EFAULT, rsend(0, NULL, 1, 0));
+    EXPECT(-1, EFAULT, rrecvmsg(0, NULL, 0));
+    EXPECT(-1, EFAULT, rsendmsg(0, NULL, 0));
+    EXPECT(-1, EFAULT, rgetsockopt(0, 0, 0, NULL, NULL));
+    STRANGER(rgetsockname(0, NULL, NULL));
+    EXPECT(-1, EFAULT, rpoll(NULL, 1, 0));
+    EXPECT(-1, EFAULT, repoll_wait(0, NULL, 1, 0));
+    INVALID(repoll_wait(0, &event, 0, 0));
+    INVALID(riomap(0, NULL, 0, 0, 0, 0));
+    INVALID(rselect(-1, NULL, NULL, NULL, NULL));
+    EXPECT(0, 77, rpoll(NULL, 0, 0));
 }
 
 int main(void)

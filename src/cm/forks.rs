@@ -4,32 +4,10 @@
 //! be shared; ids made after the fork work in both. This is the written list of the library's global locks, in the
 //! order in which they are taken here (docs/locking.md).
 
-use std::sync::atomic::{AtomicI32, Ordering};
-
 use super::{device, handles};
-use crate::errno::{Errno, Result};
+use crate::sys::atfork::watch_forks;
 
-/// Errno of the registration, 0 when fork() is watched.
-static REGISTERED: AtomicI32 = AtomicI32::new(libc::EAGAIN);
-
-/// Runs when the library is loaded: later, a fork() in another thread could come before it.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static ON_LOAD: extern "C" fn() = watch;
-
-extern "C" fn watch() {
-    // SAFETY: functions that live as long as the library, which is never unloaded (-z nodelete).
-    let result = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
-    REGISTERED.store(result, Ordering::Relaxed);
-}
-
-/// `ENOMEM` when the C library had no room for our handlers.
-pub fn watched() -> Result<()> {
-    match REGISTERED.load(Ordering::Relaxed) {
-        0 => Ok(()),
-        error => Err(Errno::new(error)),
-    }
-}
+watch_forks!(before, in_parent, in_child);
 
 extern "C" fn before() {
     device::before_fork();

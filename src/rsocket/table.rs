@@ -4,7 +4,7 @@
 //! the slot while it takes its share of the object; who takes an object out of a slot waits until nobody has it pinned,
 //! a moment of a few instructions, and then knows that every reader has either got a share or seen the slot empty.
 //!
-//! The hand-over is model-checked: `RUSTFLAGS='--cfg loom' cargo test --release -p rdmacm-core --lib table::models`.
+//! The hand-over is model-checked, by the crate in `models/` (`scripts/check loom`).
 //! Unsafe code: pointers between `Arc::into_raw` and `from_raw`, and slots in chunks that are never freed.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};

@@ -1,6 +1,7 @@
 //! All contact with the outside: the kernel's RDMA CM device, libibverbs, netlink, fallible allocation.
 
 pub mod alloc;
+pub mod atfork;
 pub mod cbox;
 pub mod chardev;
 pub mod clock;

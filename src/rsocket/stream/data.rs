@@ -54,10 +54,7 @@ impl Stream {
                     _ => Ok(done),
                 };
             }
-            if nonblocking {
-                return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
-            }
-            match self.sleep_for(state, wait.get(), done)? {
+            match self.pause(state, nonblocking, &mut wait, done)? {
                 Ok(back) => state = back,
                 Err(done) => return Ok(done),
             }
@@ -95,10 +92,7 @@ impl Stream {
                 }
                 continue;
             }
-            if nonblocking {
-                return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
-            }
-            match self.sleep_for(state, wait.get(), done)? {
+            match self.pause(state, nonblocking, &mut wait, done)? {
                 Ok(back) => state = back,
                 Err(done) => return Ok(done),
             }
@@ -132,10 +126,7 @@ impl Stream {
             if written > 0 {
                 continue;
             }
-            if nonblocking {
-                return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
-            }
-            match self.sleep_for(state, wait.get(), done)? {
+            match self.pause(state, nonblocking, &mut wait, done)? {
                 Ok(back) => state = back,
                 Err(done) => return Ok(done),
             }
@@ -143,15 +134,19 @@ impl Stream {
         Ok(done)
     }
 
-    /// Sleeps in the middle of a transfer. A signal or a time-out ends one that has begun with what it has done (the inner
-    /// `Err`), and one that has not with an error.
-    fn sleep_for<'a>(
+    /// Sleeps in the middle of a transfer. A signal, a time-out, or not being allowed to, ends one that has begun with what it has
+    /// done (the inner `Err`), and one that has not with an error.
+    fn pause<'a>(
         &'a self,
         state: Guard<'a>,
-        wait: &mut Wait,
+        nonblocking: bool,
+        wait: &mut Waiting,
         done: usize,
     ) -> Result<std::result::Result<Guard<'a>, usize>> {
-        let (state, result) = self.sleep(state, wait);
+        if nonblocking {
+            return if done > 0 { Ok(Err(done)) } else { Err(Errno::EAGAIN) };
+        }
+        let (state, result) = self.sleep(state, wait.get());
         match result {
             _ if matches!(state.phase, Phase::Closed) => Err(Errno::EBADF),
             Ok(()) => Ok(Ok(state)),
