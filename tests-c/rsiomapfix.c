@@ -123,9 +123,11 @@ static void *writes(void *argument)
 	return argument;
 }
 
-/* Writes into the region and data of the stream, by turns, while the peer sends as well. */
+/* Writes into the region and data of the stream, by turns, while the peer sends as well: no more than it has credits for,
+ * because nobody reads until the other thread is through. */
 static void with_traffic(void)
 {
+	enum { MESSAGES = 10 };
 	char buf[500];
 	pthread_t thread;
 	void *ret;
@@ -135,12 +137,12 @@ static void with_traffic(void)
 	one_byte(pair.server, pair.client);
 	fill(source, sizeof(source), 3, 0);
 	EXPECT(!pthread_create(&thread, NULL, writes, source));
-	for (int i = 0; i < 50; i++)
+	for (int i = 0; i < MESSAGES; i++)
 		EXPECT(rsend(pair.server, buf, 500, 0) == 500);
 	EXPECT(rrecv(pair.server, buf, 500, MSG_WAITALL) == 500 && !memcmp(buf + 490, "0123456789", 10));
 	pthread_join(thread, &ret);
 	EXPECT(ret != NULL && filled(region[0], SIZE, 3, 0));
-	for (int i = 0; i < 50; i++)
+	for (int i = 0; i < MESSAGES; i++)
 		EXPECT(rrecv(pair.client, buf, 500, MSG_WAITALL) == 500);
 	rs_pair_close(&pair);
 }
