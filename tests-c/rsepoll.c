@@ -123,5 +123,7 @@ int main(int argc, char **argv)
 		CALL(rclose(ep));
 	}
 	rs_pair_close(&pair);
+	close(ends[0]);
+	close(ends[1]);
 	return finish();
 }
