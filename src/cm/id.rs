@@ -189,7 +189,7 @@ impl Id {
     }
 
     /// Transport of its device; `None` before it has one.
-    pub(super) fn transport(&self) -> Option<ibv_transport_type> {
+    pub fn transport(&self) -> Option<ibv_transport_type> {
         NonNull::new(self.verbs()).map(|verbs| {
             // SAFETY: an open context has a device.
             unsafe { (*(*verbs.as_ptr()).device).transport_type }

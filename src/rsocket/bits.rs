@@ -4,14 +4,19 @@ use std::ffi::c_short;
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
 
+/// Readable, and writable, in both of poll's words for it.
+pub const IN: c_short = POLLIN | POLLRDNORM;
+/// See [`IN`].
+pub const OUT: c_short = POLLOUT | POLLWRNORM;
+
 /// What a [`Pollable`](super::watch::Pollable) is asked for when a program asks for `events`: POLLIN, POLLOUT,
 /// POLLRDHUP. There is no urgent data and there are no bands.
 pub fn wanted(events: c_short) -> c_short {
     let mut wanted = events & POLLRDHUP;
-    if events & (POLLIN | POLLRDNORM) != 0 {
+    if events & IN != 0 {
         wanted |= POLLIN;
     }
-    if events & (POLLOUT | POLLWRNORM) != 0 {
+    if events & OUT != 0 {
         wanted |= POLLOUT;
     }
     wanted
@@ -21,10 +26,10 @@ pub fn wanted(events: c_short) -> c_short {
 pub fn told(ready: c_short, events: c_short) -> c_short {
     let mut told = ready & (POLLERR | POLLHUP | (events & POLLRDHUP));
     if ready & POLLIN != 0 {
-        told |= events & (POLLIN | POLLRDNORM);
+        told |= events & IN;
     }
     if ready & POLLOUT != 0 {
-        told |= events & (POLLOUT | POLLWRNORM);
+        told |= events & OUT;
     }
     told
 }

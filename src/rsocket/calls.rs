@@ -15,13 +15,20 @@ use super::table::Table;
 use super::watch::{Lookup, Pollable};
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
+use crate::sys::event;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
 
 /// What is behind a number.
 enum Object {
+    Socket(Socket),
+    Epoll(Arc<Epoll>),
+}
+
+/// What the calls for sockets work on.
+#[derive(Clone)]
+enum Socket {
     Stream(Arc<Stream>),
     Datagram(Arc<Dgram>),
-    Epoll(Arc<Epoll>),
 }
 
 static TABLE: Table<Object> = Table::new();
@@ -32,37 +39,25 @@ struct Sockets;
 impl Lookup for Sockets {
     fn find(&self, fd: c_int) -> Option<Arc<dyn Pollable>> {
         match &*TABLE.get(fd)? {
-            Object::Stream(stream) => Some(Arc::clone(stream) as Arc<dyn Pollable>),
-            Object::Datagram(socket) => Some(Arc::clone(socket) as Arc<dyn Pollable>),
+            Object::Socket(Socket::Stream(socket)) => Some(Arc::clone(socket) as Arc<dyn Pollable>),
+            Object::Socket(Socket::Datagram(socket)) => Some(Arc::clone(socket) as Arc<dyn Pollable>),
             // A descriptor of the kernel's like others.
             Object::Epoll(_) => None,
         }
     }
 }
 
-fn find(fd: c_int) -> Result<Arc<Object>> {
-    TABLE.get(fd).ok_or(Errno::EBADF)
-}
-
-/// What the calls for sockets work on.
-enum Socket {
-    Stream(Arc<Stream>),
-    Datagram(Arc<Dgram>),
-}
-
 fn socket_of(fd: c_int) -> Result<Socket> {
-    match &*find(fd)? {
-        Object::Stream(stream) => Ok(Socket::Stream(Arc::clone(stream))),
-        Object::Datagram(socket) => Ok(Socket::Datagram(Arc::clone(socket))),
-        Object::Epoll(_) => Err(Errno::EBADF),
+    match TABLE.get(fd).as_deref() {
+        Some(Object::Socket(socket)) => Ok(socket.clone()),
+        Some(Object::Epoll(_)) | None => Err(Errno::EBADF),
     }
 }
 
 fn stream(fd: c_int) -> Result<Arc<Stream>> {
-    match &*find(fd)? {
-        Object::Stream(stream) => Ok(Arc::clone(stream)),
-        Object::Datagram(_) => Err(Errno::new(libc::EOPNOTSUPP)),
-        Object::Epoll(_) => Err(Errno::EBADF),
+    match socket_of(fd)? {
+        Socket::Stream(stream) => Ok(stream),
+        Socket::Datagram(_) => Err(Errno::EOPNOTSUPP),
     }
 }
 
@@ -82,14 +77,14 @@ pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int> {
         (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
             let stream = Stream::new(domain, flags)?;
             let fd = stream.fd();
-            register(fd, Object::Stream(Arc::clone(&stream))).inspect_err(|_| {
+            register(fd, Object::Socket(Socket::Stream(Arc::clone(&stream)))).inspect_err(|_| {
                 let _ = stream.close();
             })
         }
         (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
             let socket = Dgram::new(domain, flags)?;
             let fd = socket.fd();
-            register(fd, Object::Datagram(Arc::clone(&socket))).inspect_err(|_| _ = socket.close())
+            register(fd, Object::Socket(Socket::Datagram(Arc::clone(&socket)))).inspect_err(|_| _ = socket.close())
         }
         _ => Err(Errno::ENOTSUP),
     }
@@ -113,7 +108,7 @@ pub fn accept(fd: c_int) -> Result<(c_int, sockaddr_storage)> {
     let new = stream(fd)?.accept()?;
     let name = new.peer_name().unwrap_or(crate::sys::sockaddr::zeroed());
     let fd = new.fd();
-    register(fd, Object::Stream(Arc::clone(&new))).inspect_err(|_| {
+    register(fd, Object::Socket(Socket::Stream(Arc::clone(&new)))).inspect_err(|_| {
         let _ = new.close();
     })?;
     Ok((fd, name))
@@ -139,8 +134,8 @@ pub fn shutdown(fd: c_int, how: c_int) -> Result<()> {
 pub fn close(fd: c_int) -> Result<()> {
     // Out of the table first: nobody finds it on a number that may be another's the next moment.
     match &*TABLE.remove(fd, None).ok_or(Errno::EBADF)? {
-        Object::Stream(stream) => stream.close(),
-        Object::Datagram(socket) => socket.close(),
+        Object::Socket(Socket::Stream(socket)) => socket.close(),
+        Object::Socket(Socket::Datagram(socket)) => socket.close(),
         Object::Epoll(epoll) => {
             epoll.close();
             Ok(())
@@ -247,13 +242,7 @@ pub fn control(fd: c_int, command: c_int, argument: usize) -> Result<c_int> {
     match command {
         libc::F_GETFL => stream.flags(),
         libc::F_SETFL => stream.set_flags(argument as c_int).map(|()| 0),
-        libc::F_GETFD | libc::F_SETFD => {
-            // SAFETY: a command without a pointer.
-            match unsafe { libc::fcntl(fd, command, argument as c_int) } {
-                -1 => Err(Errno::last()),
-                flags => Ok(flags),
-            }
-        }
+        libc::F_GETFD | libc::F_SETFD => event::fcntl(fd, command, argument as c_int),
         _ => Err(Errno::ENOTSUP),
     }
 }
@@ -292,7 +281,7 @@ pub fn epoll_create(flags: c_int) -> Result<c_int> {
 fn epoll(fd: c_int) -> Result<Arc<Epoll>> {
     match TABLE.get(fd).as_deref() {
         Some(Object::Epoll(epoll)) => Ok(Arc::clone(epoll)),
-        Some(Object::Stream(_) | Object::Datagram(_)) => Err(Errno::EINVAL),
+        Some(Object::Socket(_)) => Err(Errno::EINVAL),
         None => Err(Errno::EBADF),
     }
 }

@@ -7,6 +7,7 @@ use std::ptr::{self, NonNull};
 use crate::cm::{self, Id};
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel};
+use crate::sys::event;
 use crate::sys::sockaddr::SockAddr;
 use crate::sys::verbs::{ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr};
 
@@ -104,11 +105,7 @@ impl CmId {
 
     /// Has [`event`](Self::event) not wait.
     pub fn set_nonblocking(&self) -> Result<()> {
-        // SAFETY: our own descriptor, which has no other flag.
-        match unsafe { libc::fcntl(self.fd(), libc::F_SETFL, libc::O_NONBLOCK) } {
-            0 => Ok(()),
-            _ => Err(Errno::last()),
-        }
+        event::set_nonblocking(self.fd(), true)
     }
 
     /// The id for calls of the connection manager.

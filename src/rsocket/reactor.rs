@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -14,6 +14,7 @@ use super::forks;
 use crate::cm::GlobalLock;
 use crate::errno::{Errno, Result};
 use crate::sys::clock;
+use crate::sys::event::{EventFd, KernelEpoll};
 
 /// What the reactor looks after.
 pub trait Service: Send + Sync {
@@ -36,9 +37,9 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 static REACTOR: GlobalLock<Option<Reactor>> = GlobalLock::new(None);
 
 struct Reactor {
-    epoll: OwnedFd,
+    epoll: KernelEpoll,
     /// Wakes the thread when a timer comes first that it does not know of.
-    wake: OwnedFd,
+    wake: EventFd,
     watched: HashMap<Key, Watched>,
     /// Latest first. There is room for as many as are watched.
     timers: Vec<(Instant, Key)>,
@@ -60,9 +61,9 @@ pub fn watch(fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
     };
     let key = Key(NEXT.fetch_add(1, Ordering::Relaxed));
     reactor.watched.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-    let timers = reactor.watched.len() + 1 - reactor.timers.len().min(reactor.watched.len());
-    reactor.timers.try_reserve(timers).map_err(|_| Errno::ENOMEM)?;
-    control(&reactor.epoll, libc::EPOLL_CTL_ADD, fd, key)?;
+    let missing = reactor.watched.len() + 1 - reactor.timers.len();
+    reactor.timers.try_reserve(missing).map_err(|_| Errno::ENOMEM)?;
+    reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, readable(key))?;
     reactor.watched.insert(key, Watched { fd, service, expires: None });
     Ok(key)
 }
@@ -76,7 +77,7 @@ pub fn forget(key: Key) {
         reactor.timers.retain(|&(_, timer)| timer != key);
     }
     // It cannot fail for what was added.
-    let _ = control(&reactor.epoll, libc::EPOLL_CTL_DEL, watched.fd, key);
+    let _ = reactor.epoll.control(libc::EPOLL_CTL_DEL, watched.fd, None);
     drop(lock);
     // Dropped without the lock: it may be the last one to hold the service.
     drop(watched);
@@ -94,41 +95,23 @@ pub fn expire(key: Key, time: Option<Instant>) {
         let place = reactor.timers.partition_point(|&(later, _)| later > time);
         reactor.timers.insert(place, (time, key));
         if reactor.timers.last() == Some(&(time, key)) {
-            // SAFETY: an eventfd takes eight bytes.
-            unsafe { libc::write(reactor.wake.as_raw_fd(), (&raw const ONE).cast(), size_of::<u64>()) };
+            reactor.wake.raise();
         }
     }
 }
 
-static ONE: u64 = 1;
-
-fn control(epoll: &OwnedFd, operation: c_int, fd: c_int, key: Key) -> Result<()> {
-    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: key.0 };
-    // SAFETY: a live structure.
-    match unsafe { libc::epoll_ctl(epoll.as_raw_fd(), operation, fd, &raw mut event) } {
-        0 => Ok(()),
-        _ => Err(Errno::last()),
-    }
+/// What the epoll is to say when a registration's descriptor is readable.
+fn readable(key: Key) -> Option<libc::epoll_event> {
+    Some(libc::epoll_event { events: libc::EPOLLIN as u32, u64: key.0 })
 }
 
 impl Reactor {
     fn start() -> Result<Reactor> {
-        // SAFETY: new descriptors, owned from here on.
-        let (epoll, wake) = unsafe {
-            (
-                owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))?,
-                owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?,
-            )
-        };
-        control(&epoll, libc::EPOLL_CTL_ADD, wake.as_raw_fd(), WAKE)?;
+        let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, EventFd::new()?);
+        epoll.control(libc::EPOLL_CTL_ADD, wake.as_raw_fd(), readable(WAKE))?;
         spawn(epoll.as_raw_fd())?;
         Ok(Reactor { epoll, wake, watched: HashMap::new(), timers: Vec::new() })
     }
-}
-
-unsafe fn owned(fd: c_int) -> Result<OwnedFd> {
-    // SAFETY: a descriptor that was just made, unless making it failed.
-    if fd < 0 { Err(Errno::last()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
 }
 
 /// Starts the thread, with all signals blocked: it takes none of the program's. By hand, for the standard library's
@@ -181,9 +164,7 @@ fn run(epoll: RawFd) {
 fn clock_of_first() -> c_int {
     let lock = REACTOR.lock();
     let Some(reactor) = lock.as_ref() else { return -1 };
-    let mut count = 0_u64;
-    // SAFETY: an eventfd gives eight bytes, or nothing.
-    unsafe { libc::read(reactor.wake.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+    reactor.wake.clear();
     clock::poll_time(reactor.timers.last().map(|&(time, _)| time))
 }
 

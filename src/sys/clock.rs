@@ -18,7 +18,10 @@ pub fn timespec(time: Duration) -> libc::timespec {
 
 /// In milliseconds for poll(2), rounded up: never early. -1, without end, for `None`.
 pub fn poll_time(deadline: Option<Instant>) -> c_int {
-    let Some(deadline) = deadline else { return -1 };
-    let left = left(deadline).unwrap_or(Duration::ZERO);
-    c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
+    millis(deadline.map(|deadline| left(deadline).unwrap_or(Duration::ZERO)))
+}
+
+/// As [`poll_time`], of a time.
+pub fn millis(time: Option<Duration>) -> c_int {
+    time.map_or(-1, |time| c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX))
 }

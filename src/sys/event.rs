@@ -7,8 +7,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-use libc::{epoll_event, pollfd, timespec};
+use libc::{epoll_event, pollfd};
 
+use super::clock;
 use crate::errno::{Errno, Result};
 
 /// When a call gives up waiting.
@@ -79,10 +80,7 @@ impl AsRawFd for EventFd {
 
 /// poll(2), to the nanosecond.
 pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
-    let timeout = timeout.map(|left| timespec {
-        tv_sec: left.as_secs().try_into().unwrap_or(libc::time_t::MAX),
-        tv_nsec: left.subsec_nanos().into(),
-    });
+    let timeout = timeout.map(clock::timespec);
     let time = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
     // SAFETY: the slice is readable and writable, the time-out readable or NULL; the signal mask stays.
     let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, ptr::null()) };
@@ -118,11 +116,9 @@ impl KernelEpoll {
     /// epoll_wait(2). As many as it says are written at the front of `events`.
     pub fn wait(&self, events: &mut [MaybeUninit<epoll_event>], timeout: Option<Duration>) -> Result<usize> {
         let room = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
-        // Rounded up: a wait that ends early would have to be repeated.
-        let timeout =
-            timeout.map_or(-1, |left| c_int::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX));
         // SAFETY: the slice is writable for its length.
-        let count = unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr().cast(), room, timeout) };
+        let count =
+            unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr().cast(), room, clock::millis(timeout)) };
         usize::try_from(count).map_err(|_| Errno::last())
     }
 }
@@ -131,6 +127,21 @@ impl AsRawFd for KernelEpoll {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
+}
+
+/// fcntl(2) with a command about flags.
+pub fn fcntl(fd: RawFd, command: c_int, argument: c_int) -> Result<c_int> {
+    debug_assert!(matches!(command, libc::F_GETFL | libc::F_SETFL | libc::F_GETFD | libc::F_SETFD));
+    // SAFETY: a command without a pointer.
+    match unsafe { libc::fcntl(fd, command, argument) } {
+        -1 => Err(Errno::last()),
+        flags => Ok(flags),
+    }
+}
+
+/// Sets or clears O_NONBLOCK of a descriptor that has no other status flag.
+pub fn set_nonblocking(fd: RawFd, on: bool) -> Result<()> {
+    fcntl(fd, libc::F_SETFL, if on { libc::O_NONBLOCK } else { 0 }).map(drop)
 }
 
 /// The number of CPUs this process may run on, as it was at the first call.

@@ -21,8 +21,9 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
+use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
+use super::bits::{IN, OUT};
 use super::forks;
 use super::reactor::{self, Key, Service};
 use super::watch::{Notice, Pollable, Watchers};
@@ -35,9 +36,6 @@ use port::{Path, Port};
 use receive::Datagram;
 use search::Search;
 use udp::Udp;
-
-const IN: c_short = POLLIN | POLLRDNORM;
-const OUT: c_short = POLLOUT | POLLWRNORM;
 
 /// A datagram rsocket.
 pub struct Dgram {

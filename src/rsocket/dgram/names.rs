@@ -10,8 +10,9 @@ use super::port::{MOST, Sizes};
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
 use crate::rsocket::config::{MOST_ENTRIES, defaults};
-use crate::rsocket::stream::Value;
+use crate::rsocket::stream::{Value, number, timeout};
 use crate::rsocket::wire;
+use crate::sys::event;
 
 /// What ports are made with, and how long calls wait.
 #[derive(Clone, Copy, Debug)]
@@ -94,8 +95,8 @@ impl Dgram {
             match (level, name) {
                 (SOL_SOCKET, SO_SNDBUF) => options.send_buffer = doubled(value)?,
                 (SOL_SOCKET, SO_RCVBUF) => options.receive_buffer = doubled(value)?,
-                (SOL_SOCKET, SO_RCVTIMEO) => options.receive_timeout = time(value)?,
-                (SOL_SOCKET, SO_SNDTIMEO) => options.send_timeout = time(value)?,
+                (SOL_SOCKET, SO_RCVTIMEO) => options.receive_timeout = timeout(value)?,
+                (SOL_SOCKET, SO_SNDTIMEO) => options.send_timeout = timeout(value)?,
                 _ => {}
             }
             return Ok(());
@@ -103,14 +104,14 @@ impl Dgram {
         if !state.ports.is_empty() {
             return Err(Errno::EINVAL);
         }
-        let number = int(value)?;
-        let entries = number.clamp(0, MOST_ENTRIES.into()) as u16;
+        let wanted = number(value)?;
+        let entries = wanted.clamp(0, MOST_ENTRIES.into()) as u16;
         let options = &mut state.options;
         match name {
             RDMA_SQSIZE => options.send_queue = entries,
             RDMA_RQSIZE => options.receive_queue = entries,
             RDMA_INLINE => options.inline = entries,
-            RDMA_IOMAPSIZE => options.iomap = wire::iomap_round(number.max(0) as u32),
+            RDMA_IOMAPSIZE => options.iomap = wire::iomap_round(wanted.max(0) as u32),
             _ => return Err(Errno::ENOTSUP),
         }
         Ok(())
@@ -120,13 +121,7 @@ impl Dgram {
     pub fn control(&self, command: c_int, argument: c_int) -> Result<c_int> {
         let _state = self.enter()?;
         match command {
-            libc::F_GETFL | libc::F_SETFL | libc::F_GETFD | libc::F_SETFD => {
-                // SAFETY: a command without a pointer.
-                match unsafe { libc::fcntl(self.fd(), command, argument) } {
-                    -1 => Err(Errno::last()),
-                    flags => Ok(flags),
-                }
-            }
+            libc::F_GETFL | libc::F_SETFL | libc::F_GETFD | libc::F_SETFD => event::fcntl(self.fd(), command, argument),
             _ => Err(Errno::ENOTSUP),
         }
     }
@@ -142,22 +137,9 @@ fn fills_error_queue(level: c_int, name: c_int) -> bool {
     )
 }
 
-fn int(value: &[u8]) -> Result<c_int> {
-    value.first_chunk().map(|bytes| c_int::from_ne_bytes(*bytes)).ok_or(Errno::EINVAL)
-}
-
 /// The size of a buffer, doubled as in socket(7).
 fn doubled(value: &[u8]) -> Result<u32> {
-    Ok(int(value)?.max(0).saturating_mul(2) as u32)
-}
-
-/// A struct timeval; `None` for zero, which is without end.
-fn time(value: &[u8]) -> Result<Option<Duration>> {
-    let (seconds, rest) = value.split_first_chunk().ok_or(Errno::EINVAL)?;
-    let (micros, _) = rest.split_first_chunk().ok_or(Errno::EINVAL)?;
-    let positive = |bytes: [u8; 8]| u64::try_from(i64::from_ne_bytes(bytes)).unwrap_or(0);
-    let time = Duration::from_secs(positive(*seconds)).saturating_add(Duration::from_micros(positive(*micros)));
-    Ok((!time.is_zero()).then_some(time))
+    Ok(number(value)?.max(0).saturating_mul(2) as u32)
 }
 
 #[cfg(test)]
@@ -167,9 +149,9 @@ mod tests {
     #[test]
     fn times() {
         let bytes = |s: i64, us: i64| [s.to_ne_bytes(), us.to_ne_bytes()].concat();
-        assert_eq!(time(&bytes(1, 500_000)), Ok(Some(Duration::from_millis(1500))));
-        assert_eq!(time(&bytes(0, 0)), Ok(None));
-        assert_eq!(time(&bytes(-1, 5)[..15]), Err(Errno::EINVAL));
+        assert_eq!(timeout(&bytes(1, 500_000)), Ok(Some(Duration::from_millis(1500))));
+        assert_eq!(timeout(&bytes(0, 0)), Ok(None));
+        assert_eq!(timeout(&bytes(-1, 5)[..15]), Err(Errno::EINVAL));
     }
 
     #[test]

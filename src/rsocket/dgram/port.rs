@@ -13,6 +13,7 @@ use super::udp;
 use crate::errno::{Errno, Result};
 use crate::ffi::{ibv_sa_path_rec, rdma_port_space};
 use crate::rsocket::cm_id::CmId;
+use crate::sys::event;
 use crate::sys::rc::{Completions, RECEIVE, Registered, ibv_wc};
 use crate::sys::ud::{self, AddressHandle, GRH};
 use crate::sys::verbs::{self, IBV_TRANSPORT_IB, ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
@@ -75,7 +76,7 @@ impl Queue {
     unsafe fn new(context: NonNull<ibv_context>, entries: u16) -> Result<Queue> {
         // SAFETY: the caller's word.
         let completions = unsafe { Completions::new(context, entries.into())? };
-        never_block(completions.fd())?;
+        event::set_nonblocking(completions.fd(), true)?;
         Ok(Queue { completions, armed: false })
     }
 
@@ -126,13 +127,11 @@ impl Port {
         let id = bound_id(&local)?;
         let context = id.context().ok_or(Errno::ENODEV)?;
         let pd = id.pd().ok_or(Errno::ENODEV)?;
+        if id.id().transport() != Some(IBV_TRANSPORT_IB) {
+            return Err(Errno::new(libc::EPROTONOSUPPORT));
+        }
         // SAFETY: the id keeps the device open.
-        let device = unsafe {
-            if (*(*context.as_ptr()).device).transport_type != IBV_TRANSPORT_IB {
-                return Err(Errno::new(libc::EPROTONOSUPPORT));
-            }
-            verbs::query_device(context)?
-        };
+        let device = unsafe { verbs::query_device(context)? };
         let most = u16::try_from(device.max_qp_wr).unwrap_or(u16::MAX).max(FEWEST);
         let (sends, receives) = (wanted.send.clamp(FEWEST, most), wanted.receive.clamp(FEWEST, most));
         let bytes = usize::from(receives) * RECEIVE_SLOT + usize::from(sends) * MOST;
@@ -310,13 +309,5 @@ impl Drop for Port {
     fn drop(&mut self) {
         // First: completions, memory and address handles are in its use.
         self.id.destroy_qp();
-    }
-}
-
-fn never_block(fd: c_int) -> Result<()> {
-    // SAFETY: our own descriptor.
-    match unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) } {
-        0 => Ok(()),
-        _ => Err(Errno::last()),
     }
 }

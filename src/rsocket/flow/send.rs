@@ -128,8 +128,7 @@ impl Sender {
         if wanted == 0 || !self.is_ready() {
             return None;
         }
-        let room = if inline { MOST } else { MOST.min(self.limits.buffer - self.used) };
-        let len = u32::try_from(wanted).unwrap_or(u32::MAX).min(room).min(self.target.length);
+        let len = self.longest(wanted, inline).min(self.target.length);
         Some(Chunk { len, addr: self.target.addr, key: self.target.key, offset: self.next })
     }
 
@@ -159,8 +158,13 @@ impl Sender {
         if wanted == 0 || !self.has_room() {
             return None;
         }
+        Some((self.longest(wanted, inline), self.next))
+    }
+
+    /// How many of `wanted` bytes one write takes.
+    fn longest(&self, wanted: usize, inline: bool) -> u32 {
         let room = if inline { MOST } else { MOST.min(self.limits.buffer - self.used) };
-        Some((u32::try_from(wanted).unwrap_or(u32::MAX).min(room), self.next))
+        u32::try_from(wanted).unwrap_or(u32::MAX).min(room)
     }
 
     /// As [`take`](Self::take), for [`plan_write`](Self::plan_write).

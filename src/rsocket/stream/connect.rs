@@ -249,11 +249,7 @@ impl State {
 
 /// RDMA reads that the handshake asks for: none, but iWARP peers need one to begin with (spec: rsocket, iWARP).
 pub(super) fn depth(id: &CmId) -> u8 {
-    // SAFETY: an open context has a device.
-    let iwarp = id
-        .context()
-        .is_some_and(|context| unsafe { (*(*context.as_ptr()).device).transport_type == IBV_TRANSPORT_IWARP });
-    u8::from(iwarp)
+    u8::from(id.id().transport() == Some(IBV_TRANSPORT_IWARP))
 }
 
 /// What an event's status says; a reason of the transport's says that nobody was there to answer.

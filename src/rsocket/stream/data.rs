@@ -160,21 +160,15 @@ impl Stream {
     ///
     /// # Safety
     /// Buffers readable for their lengths.
-    unsafe fn copy_in(&self, state: &mut State, buffers: &[iovec], mut skip: usize) -> usize {
+    unsafe fn copy_in(&self, state: &mut State, buffers: &[iovec], skip: usize) -> usize {
         if !state.announce_mappings() {
             return 0;
         }
         let Some(link) = &mut state.link else { return 0 };
         let mut done = 0;
-        for buffer in buffers {
-            if skip >= buffer.iov_len {
-                skip -= buffer.iov_len;
-                continue;
-            }
+        for (start, len) in parts(buffers, skip) {
             // SAFETY: the caller's word.
-            let bytes = unsafe { slice::from_raw_parts(buffer.iov_base.cast::<u8>(), buffer.iov_len) };
-            let rest = &bytes[skip..];
-            skip = 0;
+            let rest = unsafe { slice::from_raw_parts(start, len) };
             let sent = link.send(rest).unwrap_or(0);
             done += sent;
             if sent < rest.len() {
@@ -230,19 +224,13 @@ impl State {
     ///
     /// # Safety
     /// Buffers writable for their lengths.
-    unsafe fn copy_out(&mut self, buffers: &[iovec], mut skip: usize, peek: bool) -> usize {
+    unsafe fn copy_out(&mut self, buffers: &[iovec], skip: usize, peek: bool) -> usize {
         let seen = if peek { skip as u64 } else { 0 };
         let Some(link) = &mut self.link else { return 0 };
         let mut done = 0;
-        for buffer in buffers {
-            if skip >= buffer.iov_len {
-                skip -= buffer.iov_len;
-                continue;
-            }
+        for (start, len) in parts(buffers, skip) {
             // SAFETY: the caller's word; possibly uninitialised.
-            let bytes = unsafe { slice::from_raw_parts_mut(buffer.iov_base.cast::<MaybeUninit<u8>>(), buffer.iov_len) };
-            let rest = &mut bytes[skip..];
-            skip = 0;
+            let rest = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len) };
             let copied = link.peek(seen + done as u64, rest);
             done += copied;
             if copied < rest.len() {
@@ -254,6 +242,16 @@ impl State {
         }
         done
     }
+}
+
+/// What is left of the buffers behind their first `skip` bytes: addresses and lengths, none of them 0.
+fn parts(buffers: &[iovec], mut skip: usize) -> impl Iterator<Item = (*mut u8, usize)> {
+    buffers.iter().filter_map(move |buffer| {
+        let skipped = skip.min(buffer.iov_len);
+        skip -= skipped;
+        let start = buffer.iov_base.cast::<u8>().wrapping_add(skipped);
+        (skipped < buffer.iov_len).then_some((start, buffer.iov_len - skipped))
+    })
 }
 
 /// The sum of the lengths; `EINVAL` for more than an ssize_t can tell.

@@ -16,12 +16,12 @@ use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_id;
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::flow::{Receiver, SendLimits, Sender};
-use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRY};
+use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRIES, SGL_ENTRY};
 use crate::sys::rc::{Completions, Registered};
 use crate::sys::verbs::{self, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
 /// Entries of the target SGL.
-const SGL: usize = 2;
+const SGL: usize = SGL_ENTRIES as usize;
 /// Send queue entries set aside for control messages: 4 messages, or 2 of two entries each on iWARP.
 const CONTROL: u32 = 4;
 /// Receives beyond those that data has credits for: control messages need none. A peer sends at most six without hearing from
@@ -125,11 +125,9 @@ impl Link {
     /// A QP with its resources for `id`, whose device is known; the receives are posted.
     pub fn new(id: &CmId, options: &Options) -> Result<Link> {
         let (context, pd) = id.context().zip(id.pd()).ok_or(Errno::ENODEV)?;
+        let iwarp = id.id().transport() == Some(verbs::IBV_TRANSPORT_IWARP);
         // SAFETY: the id's device is open as long as the id lives, which its owner keeps longer than the link.
-        let (attr, iwarp) = unsafe {
-            let iwarp = (*(*context.as_ptr()).device).transport_type == verbs::IBV_TRANSPORT_IWARP;
-            (verbs::query_device(context)?, iwarp)
-        };
+        let attr = unsafe { verbs::query_device(context)? };
         let most = u32::try_from(attr.max_qp_wr).unwrap_or(0).clamp(16, 0xfffe);
         let sends = u32::from(options.sq).clamp(16, most);
         let queue = u32::from(options.rq).clamp(16, most.saturating_sub(EXTRA_RECEIVES).max(16));

@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 pub use names::name_len;
 pub use options::Value;
+pub(super) use options::{number, timeout};
 
 use super::cm_id::CmId;
 use super::forks;

@@ -268,7 +268,7 @@ impl Value {
 }
 
 /// An int; `EINVAL` for fewer bytes.
-pub(super) fn number(value: &[u8]) -> Result<c_int> {
+pub(in crate::rsocket) fn number(value: &[u8]) -> Result<c_int> {
     value.first_chunk().map(|bytes| c_int::from_ne_bytes(*bytes)).ok_or(Errno::EINVAL)
 }
 
@@ -281,7 +281,7 @@ fn number_or_byte(value: &[u8]) -> Result<c_int> {
 }
 
 /// A struct timeval; zero is no time-out.
-fn timeout(value: &[u8]) -> Result<Option<Duration>> {
+pub(in crate::rsocket) fn timeout(value: &[u8]) -> Result<Option<Duration>> {
     let part =
         |at: usize| value.get(at..at + 8).and_then(|bytes| bytes.first_chunk()).map(|bytes| i64::from_ne_bytes(*bytes));
     let (seconds, micros) = part(0).zip(part(8)).ok_or(Errno::EINVAL)?;

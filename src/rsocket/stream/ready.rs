@@ -3,14 +3,12 @@
 use std::ffi::{c_int, c_short};
 use std::sync::atomic::Ordering;
 
-use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
+use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
 use super::{Phase, State, Stream};
+use crate::rsocket::bits::{IN, OUT};
 use crate::rsocket::forks;
 use crate::rsocket::watch::{Pollable, Watchers};
-
-const IN: c_short = POLLIN | POLLRDNORM;
-const OUT: c_short = POLLOUT | POLLWRNORM;
 
 impl State {
     /// Every bit that holds.

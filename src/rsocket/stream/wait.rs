@@ -102,7 +102,8 @@ impl Stream {
     pub(super) fn take_channel_event(&self, state: &mut State) {
         let Some(link) = state.link.as_mut().filter(|link| !link.leader) else { return };
         if !link.nonblocking {
-            set_nonblocking(link.completions.fd(), true);
+            // It cannot fail for our own descriptor.
+            let _ = event::set_nonblocking(link.completions.fd(), true);
             link.nonblocking = true;
         }
         // SAFETY: the channel is live while the lock is held.
@@ -117,7 +118,7 @@ impl State {
     fn begin_leading(&mut self) -> Option<(Events, c_int)> {
         let link = self.link.as_mut()?;
         if link.nonblocking {
-            set_nonblocking(link.completions.fd(), false);
+            let _ = event::set_nonblocking(link.completions.fd(), false);
             link.nonblocking = false;
         }
         link.leader = true;
@@ -127,21 +128,13 @@ impl State {
 
 /// Whoever ends the link waits until its leader is back, so the channel is live.
 fn wait_in_channel(events: Events, fd: c_int, deadline: Option<Instant>) -> Result<()> {
-    if deadline.is_some() {
-        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one live structure.
-        match unsafe { libc::poll(&raw mut poll, 1, clock::poll_time(deadline)) } {
-            0 => return Err(Errno::ETIMEDOUT),
-            1 => {}
-            _ => return Err(Errno::last()),
+    if let Some(deadline) = deadline {
+        let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+        if event::poll(&mut fds, Some(clock::left(deadline).unwrap_or_default()))? == 0 {
+            return Err(Errno::ETIMEDOUT);
         }
     }
     // A read that a signal ends or does not end, as the program's handler wants it.
     // SAFETY: see above.
     unsafe { events.take() }
-}
-
-fn set_nonblocking(fd: c_int, on: bool) {
-    // SAFETY: our own descriptor, which has no other flag.
-    unsafe { libc::fcntl(fd, libc::F_SETFL, if on { libc::O_NONBLOCK } else { 0 }) };
 }
