@@ -5,12 +5,12 @@
 
 use std::ffi::{c_int, c_short};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use libc::{POLLIN, POLLNVAL, pollfd};
 
 use super::bits::{told, wanted};
+use super::config::defaults;
 use super::few::Few;
 use super::waiter::Waiting;
 use super::watch::{Lookup, Pollable, Watcher};
@@ -19,14 +19,6 @@ use crate::sys::event::{self, Deadline};
 
 /// So many descriptors are handled without allocation, and no process is meant to have a lower limit of them.
 const FEW: usize = 32;
-
-/// How long to look again and again before sleeping, in microseconds.
-static POLLING_TIME: AtomicU32 = AtomicU32::new(10);
-
-/// Sets what the file polling_time says.
-pub fn set_polling_time(us: u32) {
-    POLLING_TIME.store(us, Ordering::Relaxed);
-}
 
 /// poll(2). timeout: in milliseconds, without end when negative. An rsocket that is closed meanwhile has POLLNVAL.
 pub fn poll(lookup: &dyn Lookup, fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
@@ -97,7 +89,7 @@ impl<'a> Call<'a> {
     /// Looks at the rsockets for polling_time, or until one is ready; returns how many are.
     fn look_for_a_while(&mut self, deadline: Deadline) -> usize {
         let mut ready = self.look(false);
-        let time = Duration::from_micros(POLLING_TIME.load(Ordering::Relaxed).into());
+        let time = Duration::from_micros(defaults().polling_time_us.into());
         // On a single CPU it would only keep away whoever is to make one ready.
         if ready > 0 || time.is_zero() || event::cpus() == 1 {
             return ready;
