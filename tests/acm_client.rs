@@ -56,7 +56,12 @@ fn leak(path: &Path) -> &'static str {
 }
 
 fn client(folder: &Folder, patience: Duration) -> Client<'static> {
-    Client::new(Places { port_file: leak(&folder.port_file()), socket: leak(&folder.socket()) }, patience)
+    client_that_looks_again_after(folder, patience, Duration::ZERO)
+}
+
+fn client_that_looks_again_after(folder: &Folder, patience: Duration, absence: Duration) -> Client<'static> {
+    let places = Places { port_file: leak(&folder.port_file()), socket: leak(&folder.socket()) };
+    Client::new(places, patience, absence)
 }
 
 /// A client and a server that talk by unix socket.
@@ -137,6 +142,15 @@ fn daemon_may_come_later() {
 }
 
 #[test]
+fn absent_daemon_is_not_looked_for_at_every_question() {
+    let folder = Folder::new();
+    let client = client_that_looks_again_after(&folder, LONG, Duration::from_secs(3600));
+    assert!(client.ask(&query()).is_none());
+    let _server = Server::unix(&folder.socket(), Mode::Good).unwrap();
+    assert!(client.ask(&query()).is_none());
+}
+
+#[test]
 fn stale_port_is_no_answer() {
     let folder = Folder::new();
     drop(Server::tcp(&folder.port_file(), Mode::Good).unwrap());
@@ -146,7 +160,7 @@ fn stale_port_is_no_answer() {
 #[test]
 fn endless_socket_name_is_no_answer() {
     let places = Places { port_file: "/nonexistent/port", socket: leak(Path::new(&format!("/{}", "x".repeat(200)))) };
-    assert!(Client::new(places, LONG).ask(&query()).is_none());
+    assert!(Client::new(places, LONG, Duration::ZERO).ask(&query()).is_none());
 }
 
 #[test]

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::errno::{Errno, Result};
+use crate::sys::clock::monotonic_ms;
 
 use super::socket::{Deadline, connect_loopback, connect_unix, has_input, receive_exact, send_all};
 use super::wire::{Answer, HEADER_LEN, Header, MAX_RECORDS, Query, RECORD_LEN, Request, parse_records};
@@ -24,6 +25,10 @@ use super::wire::{Answer, HEADER_LEN, Header, MAX_RECORDS, Query, RECORD_LEN, Re
 /// How long a caller waits for ibacm, everything together. By default ibacm itself gives up on a peer or the subnet
 /// administrator after 2 s and two repetitions, so that an answer worth having comes earlier.
 pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a caller goes on without looking for ibacm after none was there, so that on machines without it (most)
+/// a connection costs no look at the files. A daemon that is started meanwhile is found this much later.
+pub const ABSENCE: Duration = Duration::from_secs(1);
 
 /// Where ibacm may listen.
 #[derive(Clone, Copy, Debug)]
@@ -38,19 +43,26 @@ pub struct Places<'a> {
 pub struct Client<'a> {
     places: Places<'a>,
     patience: Duration,
+    absence: Duration,
+    /// When there was no daemon, in milliseconds of the monotonic clock; 0: never, or there was one since.
+    missed: AtomicU64,
     slot: Slot,
     last_tid: AtomicU64,
 }
 
 impl<'a> Client<'a> {
-    /// A client that connects at its first question.
-    pub const fn new(places: Places<'a>, patience: Duration) -> Client<'a> {
-        Client { places, patience, slot: Slot::new(), last_tid: AtomicU64::new(0) }
+    /// A client that connects at its first question ([`PATIENCE`], [`ABSENCE`]).
+    pub const fn new(places: Places<'a>, patience: Duration, absence: Duration) -> Client<'a> {
+        let (missed, last_tid) = (AtomicU64::new(0), AtomicU64::new(0));
+        Client { places, patience, absence, missed, slot: Slot::new(), last_tid }
     }
 
     /// What ibacm says to `query`; `None` when there is nothing to ask, no daemon, no proper answer in time, or the
     /// daemon found nothing.
     pub fn ask(&self, query: &Query) -> Option<Answer> {
+        if self.was_absent_just_now() {
+            return None;
+        }
         let tid = self.last_tid.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let request = Request::new(tid, query)?;
         let deadline = Deadline::after(self.patience);
@@ -61,8 +73,17 @@ impl<'a> Client<'a> {
                 result => return result.ok().flatten(),
             }
         }
-        let fd = self.connect(deadline).ok()?;
+        let Ok(fd) = self.connect(deadline) else {
+            self.missed.store(monotonic_ms(), Ordering::Relaxed);
+            return None;
+        };
+        self.missed.store(0, Ordering::Relaxed);
         self.exchange(fd, &request, tid, deadline).ok().flatten()
+    }
+
+    fn was_absent_just_now(&self) -> bool {
+        let missed = self.missed.load(Ordering::Relaxed);
+        missed != 0 && u128::from(monotonic_ms().saturating_sub(missed)) < self.absence.as_millis()
     }
 
     /// Sends the request and reads the answer; keeps the connection if that was proper.

@@ -2,10 +2,10 @@
 //! (ibacm(8), spec: addrinfo-acm).
 //!
 //! [`wire`] has the messages, [`client`] the connection, [`addr`] the addresses. Without a daemon every answer is
-//! `None`, at the price of one or two failed system calls.
+//! `None`, at the price of two failed system calls a second.
 
 use addr::Addr;
-use client::{Client, PATIENCE, Places};
+use client::{ABSENCE, Client, PATIENCE, Places};
 use wire::{Paths, Query};
 
 pub mod addr;
@@ -16,7 +16,7 @@ pub mod wire;
 /// The files of the reference's daemon.
 const PLACES: Places<'static> = Places { port_file: "/run/ibacm.port", socket: "/run/ibacm.sock" };
 
-static CLIENT: Client<'static> = Client::new(PLACES, PATIENCE);
+static CLIENT: Client<'static> = Client::new(PLACES, PATIENCE, ABSENCE);
 
 /// The process's client.
 pub fn client() -> &'static Client<'static> {

@@ -15,6 +15,8 @@ pub struct Completed {
 struct Counts {
     given: u32,
     done: u32,
+    /// Threads in `wait_for`: the usual event is acknowledged without a system call.
+    waiting: u32,
 }
 
 impl Completed {
@@ -34,14 +36,18 @@ impl Completed {
     pub fn complete(&self) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         counts.done = counts.done.wrapping_add(1);
-        self.more.notify_all();
+        if counts.waiting > 0 {
+            self.more.notify_all();
+        }
     }
 
     /// Waits until `reported` events are complete.
     pub fn wait_for(&self, reported: u32) {
-        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.waiting += 1;
         let behind = |counts: &mut Counts| (reported.wrapping_sub(counts.done) as i32) > 0;
-        drop(self.more.wait_while(counts, behind).unwrap_or_else(PoisonError::into_inner));
+        let mut counts = self.more.wait_while(counts, behind).unwrap_or_else(PoisonError::into_inner);
+        counts.waiting -= 1;
     }
 }
 

@@ -16,6 +16,14 @@ pub fn timespec(time: Duration) -> libc::timespec {
     }
 }
 
+/// The monotonic clock in milliseconds, never 0, as coarse and cheap as the kernel has it.
+pub fn monotonic_ms() -> u64 {
+    let mut now = timespec(Duration::ZERO);
+    // SAFETY: now is a timespec of our own. The clock exists since Linux 2.6.32: it cannot fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
+}
+
 /// In milliseconds for poll(2), rounded up: never early. -1, without end, for `None`.
 pub fn poll_time(deadline: Option<Instant>) -> c_int {
     millis(deadline.map(|deadline| left(deadline).unwrap_or(Duration::ZERO)))
