@@ -1,7 +1,7 @@
 //! Tests of rpoll, with fake rsockets, eventfds and pipes.
 
 use std::os::fd::AsRawFd;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use libc::{POLLERR, POLLHUP, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM};
