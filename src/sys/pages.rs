@@ -5,6 +5,9 @@ use std::ptr::{self, NonNull};
 
 use crate::errno::{Errno, Result};
 
+/// No machine has smaller pages.
+const SMALLEST_PAGE: usize = 4096;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Pages {
@@ -28,8 +31,19 @@ impl Pages {
         // SAFETY: our own mapping. A child must neither see it nor make the kernel copy the pages that a device writes; where
         // that can't be had, kernels from 5.12 on leave pinned pages to the parent.
         unsafe { libc::madvise(start, len.max(1), libc::MADV_DONTFORK) };
-        let start = NonNull::new(start.cast()).ok_or(Errno::ENOMEM)?;
-        Ok(Pages { start, len: len.max(1) })
+        let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::ENOMEM)?;
+        let pages = Pages { start, len: len.max(1) };
+        pages.touch();
+        Ok(pages)
+    }
+
+    /// Has the kernel give every page now. Pinning does so too, but may leave this process's own mapping for the first access
+    /// to complete, which would be in the middle of a transfer.
+    fn touch(&self) {
+        for offset in (0..self.len).step_by(SMALLEST_PAGE) {
+            // SAFETY: within the mapping, and nobody else knows it yet.
+            unsafe { self.start.add(offset).as_ptr().write_volatile(0) };
+        }
     }
 
     /// Where it begins.
