@@ -168,13 +168,28 @@ pub struct Received {
 /// # Safety
 /// Buffers writable for their lengths.
 pub unsafe fn receive(fd: c_int, buffers: &[iovec], flags: c_int) -> Result<Received> {
-    match socket_of(fd)? {
+    match TABLE.get(fd).as_deref() {
         // SAFETY: the caller's word.
-        Socket::Stream(socket) => unsafe {
+        Some(Object::Socket(Socket::Stream(socket))) => unsafe {
             Ok(Received { len: socket.receive(buffers, flags)?, from: None, flags: 0 })
         },
         // SAFETY: the caller's word.
-        Socket::Datagram(socket) => unsafe { socket.receive(buffers, flags) },
+        Some(Object::Socket(Socket::Datagram(socket))) => unsafe { socket.receive(buffers, flags) },
+        Some(Object::Epoll(_)) | None => Err(Errno::EBADF),
+    }
+}
+
+/// Sends a small message if that needs no waiting, allocating or explaining; errno stays as it is. Otherwise [`send`] is for it.
+///
+/// # Safety
+/// Readable for `len` bytes.
+#[inline]
+pub unsafe fn send_at_once(fd: c_int, data: *const u8, len: usize, flags: c_int) -> bool {
+    let Some(data) = NonNull::new(data.cast_mut()) else { return false };
+    match TABLE.get(fd).as_deref() {
+        // SAFETY: the caller's word.
+        Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.send_at_once(data, len, flags) },
+        _ => false,
     }
 }
 
@@ -183,11 +198,12 @@ pub unsafe fn receive(fd: c_int, buffers: &[iovec], flags: c_int) -> Result<Rece
 /// # Safety
 /// Buffers readable for their lengths.
 pub unsafe fn send(fd: c_int, buffers: &[iovec], flags: c_int, to: Option<&SockAddr>) -> Result<usize> {
-    match socket_of(fd)? {
+    match TABLE.get(fd).as_deref() {
         // SAFETY: the caller's word.
-        Socket::Stream(socket) => unsafe { socket.send(buffers, flags) },
+        Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.send(buffers, flags) },
         // SAFETY: the caller's word.
-        Socket::Datagram(socket) => unsafe { socket.send(buffers, flags, to) },
+        Some(Object::Socket(Socket::Datagram(socket))) => unsafe { socket.send(buffers, flags, to) },
+        Some(Object::Epoll(_)) | None => Err(Errno::EBADF),
     }
 }
 

@@ -27,7 +27,7 @@ pub fn poll(lookup: &dyn Lookup, fds: &mut [pollfd], timeout: c_int) -> Result<c
 
 /// As [`poll`], with the time-out as a deadline.
 pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
-    let mut rsockets = Few::<Option<Arc<dyn Pollable>>, FEW>::new(|| None);
+    let mut rsockets = Few::<Option<Arc<dyn Pollable>>, FEW>::new();
     let (mut any, mut others) = (false, false);
     for fd in fds.iter() {
         let rsocket = if fd.fd < 0 { None } else { lookup.find(fd.fd) };
@@ -70,7 +70,7 @@ struct Call<'a> {
 
 impl<'a> Call<'a> {
     fn new(fds: &'a mut [pollfd], rsockets: &'a [Option<Arc<dyn Pollable>>], others: bool) -> Result<Call<'a>> {
-        let mut stale = Few::new(|| false);
+        let mut stale = Few::new();
         for fd in fds.iter_mut() {
             fd.revents = 0;
             stale.push(true)?;
@@ -151,7 +151,11 @@ impl<'a> Call<'a> {
                 return Ok(0);
             }
             set.take_events(self, &waiting);
-            let ready = self.look(true);
+            // Mostly there is something now: then nothing needs to be armed.
+            let mut ready = self.look(false);
+            if ready + others == 0 {
+                ready = self.look(true);
+            }
             if ready + others > 0 {
                 return Ok(ready + others);
             }
@@ -207,7 +211,7 @@ struct Set {
 
 impl Set {
     fn new() -> Set {
-        Set { fds: Few::new(|| pollfd { fd: -1, events: 0, revents: 0 }), owners: Few::new(|| Owner::Waiter) }
+        Set { fds: Few::new(), owners: Few::new() }
     }
 
     fn clear(&mut self) {

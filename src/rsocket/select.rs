@@ -63,7 +63,7 @@ fn duration(time: &timeval) -> Result<Duration> {
 }
 
 fn select_until(lookup: &dyn Lookup, nfds: usize, sets: &mut Sets<'_>, deadline: Deadline) -> Result<c_int> {
-    let mut fds = Few::<pollfd, FEW>::new(|| pollfd { fd: -1, events: 0, revents: 0 });
+    let mut fds = Few::<pollfd, FEW>::new();
     sets.list(nfds, |fd, events| fds.push(pollfd { fd, events, revents: 0 }))?;
     loop {
         let ready = match poll_until(lookup, fds.as_mut_slice(), deadline) {

@@ -1,8 +1,9 @@
 //! The data path of a connected QP: its CQ and completion channel, memory, work requests.
 
 use std::ffi::c_int;
-use std::mem::zeroed;
+use std::mem::{MaybeUninit, zeroed};
 use std::ptr::{self, NonNull};
+use std::slice;
 
 use super::pages::Pages;
 pub use super::verbs::ibv_wc;
@@ -65,14 +66,18 @@ impl Completions {
         Events(self.channel)
     }
 
-    /// Takes completions; how many.
-    pub fn poll(&self, into: &mut [ibv_wc]) -> Result<usize> {
+    /// Takes completions: as many as there are and `into` has room for.
+    #[inline]
+    pub fn poll<'a>(&self, into: &'a mut [MaybeUninit<ibv_wc>]) -> Result<&'a [ibv_wc]> {
         // SAFETY: a live CQ of an open context; there is room for as many as are asked for.
         let count = unsafe {
             let poll = (*(*self.cq.as_ptr()).context).ops.poll_cq.ok_or(Errno::ENOSYS)?;
-            poll(self.cq.as_ptr(), into.len() as c_int, into.as_mut_ptr())
+            poll(self.cq.as_ptr(), into.len() as c_int, into.as_mut_ptr().cast())
         };
-        usize::try_from(count).map_err(|_| Errno::EIO)
+        let count = usize::try_from(count).map_err(|_| Errno::EIO)?;
+        let filled = into.get(..count).ok_or(Errno::EIO)?;
+        // SAFETY: the provider filled these in, as far as their status gives the fields a meaning; others are not read.
+        Ok(unsafe { slice::from_raw_parts(filled.as_ptr().cast(), count) })
     }
 
     /// Asks for an event with the next completion.
@@ -235,24 +240,20 @@ pub struct Piece {
     pub lkey: u32,
 }
 
-/// The most work requests of one [`send`].
-const CHAIN: usize = 4;
-
 /// Posts work in one go: all of it, or an error that ends the connection.
 ///
 /// # Safety
 /// A live QP; memory readable, and registered unless inline.
-pub unsafe fn send(qp: NonNull<ibv_qp>, work: &[Work]) -> Result<()> {
-    debug_assert!(work.len() <= CHAIN);
-    // SAFETY: all zeros are values of these structures.
-    let (mut requests, mut lists): ([ibv_send_wr; CHAIN], [[ibv_sge; 2]; CHAIN]) = unsafe { (zeroed(), zeroed()) };
+#[inline]
+pub unsafe fn send<const N: usize>(qp: NonNull<ibv_qp>, work: &[Work; N]) -> Result<()> {
+    let mut requests = [const { MaybeUninit::<ibv_send_wr>::uninit() }; N];
+    let mut lists = [const { MaybeUninit::<[ibv_sge; 2]>::uninit() }; N];
     let mut next = ptr::null_mut();
-    for (index, item) in work.iter().enumerate().take(CHAIN).rev() {
-        let list = &mut lists[index];
-        for (entry, piece) in list.iter_mut().zip(item.pieces) {
-            *entry = ibv_sge { addr: piece.addr, length: piece.len, lkey: piece.lkey };
-        }
-        let request = &mut requests[index];
+    for ((item, request), list) in work.iter().zip(&mut requests).zip(&mut lists).rev() {
+        let list =
+            list.write(item.pieces.map(|piece| ibv_sge { addr: piece.addr, length: piece.len, lkey: piece.lkey }));
+        // SAFETY: all zeros are a value of this structure.
+        let request = request.write(unsafe { zeroed() });
         request.wr_id = item.number;
         request.next = next;
         request.sg_list = list.as_mut_ptr();
@@ -292,21 +293,17 @@ const BATCH: usize = 64;
 /// # Safety
 /// A live QP; the memory is registered with `lkey` and the device's to write.
 pub unsafe fn receive(qp: NonNull<ibv_qp>, slots: &[u32], place: impl Fn(u32) -> Option<Piece>) -> Result<()> {
-    // SAFETY: all zeros are values of these structures.
-    let (mut requests, mut list): ([ibv_recv_wr; BATCH], [ibv_sge; BATCH]) = unsafe { (zeroed(), zeroed()) };
+    let mut requests = [const { MaybeUninit::<ibv_recv_wr>::uninit() }; BATCH];
+    let mut lists = [const { MaybeUninit::<ibv_sge>::uninit() }; BATCH];
     for batch in slots.chunks(BATCH) {
         let mut next = ptr::null_mut();
-        for (index, &slot) in batch.iter().enumerate().rev() {
-            let request = &mut requests[index];
-            request.wr_id = RECEIVE | u64::from(slot);
-            request.next = next;
-            request.num_sge = 0;
+        for ((&slot, request), list) in batch.iter().zip(&mut requests).zip(&mut lists) {
+            let (mut sg_list, mut num_sge) = (ptr::null_mut(), 0);
             if let Some(piece) = place(slot) {
-                list[index] = ibv_sge { addr: piece.addr, length: piece.len, lkey: piece.lkey };
-                request.sg_list = &raw mut list[index];
-                request.num_sge = 1;
+                sg_list = list.write(ibv_sge { addr: piece.addr, length: piece.len, lkey: piece.lkey });
+                num_sge = 1;
             }
-            next = request;
+            next = request.write(ibv_recv_wr { wr_id: RECEIVE | u64::from(slot), next, sg_list, num_sge });
         }
         let mut bad = ptr::null_mut();
         // SAFETY: the caller's word; the chain lives until the call returns.

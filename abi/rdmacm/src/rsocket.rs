@@ -111,11 +111,33 @@ pub unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int)
     })
 }
 
+/// # Safety
+/// Readable for `len` bytes.
+#[inline]
+unsafe fn send(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's word.
+    unsafe {
+        if calls::send_at_once(socket, buf.cast(), len, flags) {
+            return len as ssize_t;
+        }
+        send_any(socket, buf, len, flags)
+    }
+}
+
+/// # Safety
+/// As above.
+#[cold]
+#[inline(never)]
+unsafe fn send_any(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's word.
+    report(-1, || unsafe { Ok(calls::send(socket, &[buffer(buf.cast_mut(), len)?], flags, None)? as ssize_t) })
+}
+
 /// send(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rsend(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's word.
-    report(-1, || unsafe { Ok(calls::send(socket, &[buffer(buf.cast_mut(), len)?], flags, None)? as ssize_t) })
+    unsafe { send(socket, buf, len, flags) }
 }
 
 /// sendto(2) for rsockets.
@@ -169,7 +191,7 @@ pub unsafe extern "C" fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rwrite(socket: c_int, buf: *const c_void, count: size_t) -> ssize_t {
     // SAFETY: the caller's word.
-    report(-1, || unsafe { Ok(calls::send(socket, &[buffer(buf.cast_mut(), count)?], 0, None)? as ssize_t) })
+    unsafe { send(socket, buf, count, 0) }
 }
 
 /// writev(2) for rsockets.

@@ -4,7 +4,7 @@
 //! send slot likewise; in between they belong to whoever has the [`Port`].
 
 use std::ffi::c_int;
-use std::mem::zeroed;
+use std::mem::{MaybeUninit, zeroed};
 use std::net::SocketAddr;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -194,20 +194,19 @@ impl Port {
 
     fn poll_queue(&mut self, queue: impl Fn(&Port) -> &Queue, mut complete: impl FnMut(&mut Port, &ibv_wc)) {
         loop {
-            // SAFETY: all zeros are a value of a completion.
-            let mut batch: [ibv_wc; BATCH] = unsafe { zeroed() };
-            let Ok(count) = queue(self).completions.poll(&mut batch) else {
+            let mut batch = [const { MaybeUninit::uninit() }; BATCH];
+            let Ok(completed) = queue(self).completions.poll(&mut batch) else {
                 self.broken = true;
                 return;
             };
-            for wc in batch.iter().take(count) {
+            for wc in completed {
                 if wc.error().is_some() {
                     self.broken = true;
                 } else {
                     complete(self, wc);
                 }
             }
-            if count < BATCH {
+            if completed.len() < BATCH {
                 return;
             }
         }

@@ -123,7 +123,7 @@ impl Member {
                 enabled: true,
                 version: 0,
                 reported: None,
-                descriptors: Few::new(|| -1),
+                descriptors: Few::new(),
                 how: interest.how(),
             }),
         })
@@ -165,7 +165,7 @@ impl Member {
 
     /// Sees to it that the rsocket's descriptors are in the inner epoll, in the right way.
     pub fn refresh(&self, inner: &KernelEpoll, view: &View) -> Result<()> {
-        let (mut now, mut result) = (Few::<_, 2>::new(|| -1), Ok(()));
+        let (mut now, mut result) = (Few::<_, 2>::new(), Ok(()));
         view.rsocket.descriptors(&mut |fd| {
             if result.is_ok() {
                 result = now.push(fd);
@@ -227,7 +227,7 @@ impl Member {
         let mut state = self.lock();
         let rsocket = state.rsocket.take();
         self.gone.store(true, Ordering::SeqCst);
-        let descriptors = mem::replace(&mut state.descriptors, Few::new(|| -1));
+        let descriptors = mem::replace(&mut state.descriptors, Few::new());
         // In the child of a fork() the epoll is still the parent's, who goes on using it.
         if self.generation == fork_generation() {
             for &fd in descriptors.as_slice() {

@@ -103,6 +103,18 @@ impl Receiver {
         self.taken += len;
     }
 
+    /// Whether [`due`](Self::due) has something to say: the short question for after every message.
+    #[inline]
+    pub fn is_due(&self) -> bool {
+        let half = self.half();
+        self.taken + u64::from(half) >= self.announced || self.unannounced() >= self.queue / 2
+    }
+
+    /// Credits that the peer could be given.
+    fn unannounced(&self) -> u16 {
+        self.messages.wrapping_add(self.queue).wrapping_sub(self.granted)
+    }
+
     /// What the peer should be told, when it is worth a message: a half of the buffer is free, or half of its credits are used.
     pub fn due(&self) -> Option<Grant> {
         let number = self.messages.wrapping_add(self.queue);
@@ -112,7 +124,7 @@ impl Receiver {
             let buffer = Announcement { slot: self.slot, offset, len: self.half() };
             return Some(Grant { number, buffer: Some(buffer) });
         }
-        (number.wrapping_sub(self.granted) >= self.queue / 2).then_some(Grant { number, buffer: None })
+        (self.unannounced() >= self.queue / 2).then_some(Grant { number, buffer: None })
     }
 
     /// `grant` was sent.

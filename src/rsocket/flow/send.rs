@@ -39,10 +39,10 @@ pub struct Chunk {
     pub offset: u32,
 }
 
-/// What completes together.
+/// Work requests that complete together: those since the last one whose completion was reported.
 #[derive(Clone, Copy, Debug)]
 struct Outstanding {
-    /// Number of its last work request.
+    /// Number of the last one, whose completion is reported.
     number: u64,
     slots: u32,
     /// Of the send buffer.
@@ -101,7 +101,7 @@ impl Sender {
 
     /// Whether nothing is left to complete.
     pub fn is_idle(&self) -> bool {
-        self.outstanding.is_empty()
+        self.outstanding.is_empty() && self.quiet_slots == 0
     }
 
     /// Whether the buffer that the peer announced last is used up: another one may be taken.
@@ -172,21 +172,31 @@ impl Sender {
         self.push(1, if inline { 0 } else { len })
     }
 
+    #[inline]
     fn push(&mut self, slots: u32, bytes: u32) -> (u64, bool) {
         self.number += u64::from(slots);
         self.slots -= slots;
         self.used += bytes;
-        self.next = (self.next + bytes) % self.limits.buffer;
-        self.outstanding.push_back(Outstanding { number: self.number, slots, bytes, control: false });
+        self.next += bytes;
+        if self.next >= self.limits.buffer {
+            self.next -= self.limits.buffer;
+        }
         self.quiet_slots += slots;
         self.quiet_bytes += bytes;
         // Reported often enough that room comes back while there is some left, and always when there is none.
         let report =
             self.quiet_slots >= self.limits.slots / 4 || self.quiet_bytes >= self.limits.buffer / 4 || !self.has_room();
         if report {
-            (self.quiet_slots, self.quiet_bytes) = (0, 0);
+            self.report(false);
         }
         (self.number, report)
+    }
+
+    /// The work request just numbered is reported, and stands for the quiet ones before it.
+    fn report(&mut self, control: bool) {
+        let (number, slots, bytes) = (self.number, self.quiet_slots, self.quiet_bytes);
+        self.outstanding.push_back(Outstanding { number, slots, bytes, control });
+        (self.quiet_slots, self.quiet_bytes) = (0, 0);
     }
 
     /// Whether a control message can be sent.
@@ -198,8 +208,7 @@ impl Sender {
     pub fn take_control(&mut self, slots: u32) -> u64 {
         self.number += u64::from(slots);
         self.controls -= 1;
-        self.outstanding.push_back(Outstanding { number: self.number, slots: 0, bytes: 0, control: true });
-        (self.quiet_slots, self.quiet_bytes) = (0, 0);
+        self.report(true);
         self.number
     }
 

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 use std::slice;
 use std::time::Instant;
 
@@ -10,7 +11,10 @@ use libc::iovec;
 use super::wait::Wait;
 use super::{Guard, Phase, State, Stream};
 use crate::errno::{Errno, Result};
+use crate::rsocket::forks;
 
+/// What makes no difference to a call that needs not wait.
+const QUICK: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
 /// Calls without a meaning here.
 const UNSUPPORTED: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE;
 
@@ -20,11 +24,50 @@ impl Stream {
     /// # Safety
     /// Buffers writable for their lengths.
     pub unsafe fn receive(&self, buffers: &[iovec], flags: c_int) -> Result<usize> {
-        let total = total(buffers)?;
         if flags & UNSUPPORTED != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
         let mut state = self.enter()?;
+        if flags & !QUICK == 0
+            && let [buffer] = buffers
+            // SAFETY: the caller's word.
+            && let Some(done) = unsafe { self.receive_at_once(&mut state, buffer) }
+        {
+            return Ok(done);
+        }
+        // SAFETY: the caller's word.
+        unsafe { self.receive_waiting(state, buffers, flags) }
+    }
+
+    /// What is there, for the usual call; `None` when it has to wait, or something else is the matter.
+    ///
+    /// # Safety
+    /// Buffer writable for its length.
+    #[inline]
+    unsafe fn receive_at_once(&self, state: &mut State, buffer: &iovec) -> Option<usize> {
+        if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
+            return None;
+        }
+        if state.link.as_ref()?.available() == 0 {
+            self.poll(state);
+        }
+        let link = state.link.as_deref_mut()?;
+        let len = buffer.iov_len.min(usize::try_from(link.available()).unwrap_or(usize::MAX));
+        if len == 0 {
+            return None;
+        }
+        // SAFETY: the caller's word; possibly uninitialised.
+        let into = unsafe { slice::from_raw_parts_mut(buffer.iov_base.cast::<MaybeUninit<u8>>(), len) };
+        let done = link.peek(0, into);
+        link.take(done as u64);
+        Some(done)
+    }
+
+    /// # Safety
+    /// Buffers writable for their lengths.
+    #[inline(never)]
+    unsafe fn receive_waiting<'a>(&'a self, mut state: Guard<'a>, buffers: &[iovec], flags: c_int) -> Result<usize> {
+        let total = total(buffers)?;
         let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
         let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
         let mut wait = Waiting::new(state.options.receive_timeout);
@@ -61,16 +104,35 @@ impl Stream {
         }
     }
 
+    /// The usual small message: sends all of `data` if nothing stands in the way, and makes no system call that could fail on the
+    /// way. Otherwise nothing is done, and [`send`](Self::send) knows what is the matter.
+    ///
+    /// # Safety
+    /// Readable for `len` bytes.
+    #[inline]
+    pub unsafe fn send_at_once(&self, data: NonNull<u8>, len: usize, flags: c_int) -> bool {
+        if flags & !QUICK != 0 || self.generation != forks::generation() {
+            return false;
+        }
+        let Ok(mut state) = self.state.try_lock() else { return false };
+        if !state.can_write() || state.has_mappings() {
+            return false;
+        }
+        let Some(link) = state.link.as_deref_mut().filter(|link| link.takes_inline(len)) else { return false };
+        // SAFETY: the caller's word; the length is small.
+        link.send_inline(unsafe { slice::from_raw_parts(data.as_ptr(), len) })
+    }
+
     /// rsend(3) and its relatives: the data of `buffers`, in order.
     ///
     /// # Safety
     /// Buffers readable for their lengths.
     pub unsafe fn send(&self, buffers: &[iovec], flags: c_int) -> Result<usize> {
-        let total = total(buffers)?;
         if flags & UNSUPPORTED != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
         let mut state = self.enter()?;
+        let total = total(buffers)?;
         let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
         let mut wait = Waiting::new(state.options.send_timeout);
         let mut done = 0;
@@ -164,7 +226,7 @@ impl Stream {
         if !state.announce_mappings() {
             return 0;
         }
-        let Some(link) = &mut state.link else { return 0 };
+        let Some(link) = state.link.as_mut().filter(|link| link.failure().is_none()) else { return 0 };
         let mut done = 0;
         for (start, len) in parts(buffers, skip) {
             // SAFETY: the caller's word.

@@ -43,6 +43,11 @@ impl Mappings {
 }
 
 impl State {
+    /// Whether the program has mapped memory.
+    pub(super) fn has_mappings(&self) -> bool {
+        !self.mappings.0.is_empty()
+    }
+
     /// Tells the peer of mappings before data goes; false when that has to wait.
     pub(super) fn announce_mappings(&mut self) -> bool {
         let Some(link) = &mut self.link else { return true };

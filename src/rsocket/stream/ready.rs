@@ -51,12 +51,13 @@ impl Pollable for Stream {
             return POLLNVAL;
         }
         let mut state = self.lock();
-        self.poll(&mut state);
         // With a leader, that one takes the event and tells the watchers.
         if state.link.as_ref().is_some_and(|link| !link.leader)
             && matches!(state.phase, Phase::Connected | Phase::Disconnected)
         {
             self.arm_channel(&mut state);
+        } else {
+            self.poll(&mut state);
         }
         state.wanted(wanted)
     }

@@ -1,6 +1,6 @@
 //! Receiving: completions, the peer's messages, credits for it.
 
-use std::mem::{MaybeUninit, zeroed};
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{Ordering, fence};
 
@@ -47,21 +47,20 @@ impl Link {
     pub fn poll(&mut self) -> News {
         let mut news = News::default();
         let could_send = self.can_send();
-        // SAFETY: all zeros are values of this structure.
-        let mut batch: [ibv_wc; BATCH] = unsafe { zeroed() };
+        let mut batch = [const { MaybeUninit::uninit() }; BATCH];
         loop {
-            let count = match self.completions.poll(&mut batch) {
-                Ok(count) => count,
+            let completed = match self.completions.poll(&mut batch) {
+                Ok(completed) => completed,
                 Err(error) => {
                     self.fail(error);
                     break;
                 }
             };
-            for wc in &batch[..count] {
-                news.any = true;
+            news.any |= !completed.is_empty();
+            for wc in completed {
                 self.complete(wc, &mut news);
             }
-            if count < batch.len() {
+            if completed.len() < BATCH {
                 break;
             }
         }
@@ -200,7 +199,14 @@ impl Link {
     }
 
     /// Tells the peer what it may send, when it is time.
+    #[inline]
     fn grant(&mut self) {
+        if self.receiver.is_due() {
+            self.grant_now();
+        }
+    }
+
+    fn grant_now(&mut self) {
         let Some(sender) = &self.sender else { return };
         if self.failed.is_some() || !sender.has_control() {
             return;

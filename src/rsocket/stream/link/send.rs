@@ -48,6 +48,7 @@ impl Link {
 
     /// Posts a write with its word, as the transport has it, or a plain write.
     #[expect(clippy::too_many_arguments, reason = "what a work request consists of")]
+    #[inline]
     fn post(
         &mut self,
         message: Option<Message>,
@@ -82,6 +83,29 @@ impl Link {
         let write = Work { number: number - 1, report: false, ..write };
         // SAFETY: as above; the word lives until the call returns.
         unsafe { if empty { rc::send(self.qp, &[send]) } else { rc::send(self.qp, &[write, send]) } }
+    }
+
+    /// Whether `len` bytes can go without a buffer of ours.
+    pub fn takes_inline(&self, len: usize) -> bool {
+        len <= self.inline as usize && self.failed.is_none()
+    }
+
+    /// Sends all of `data` ([`takes_inline`](Self::takes_inline)) in one message that needs no buffer, if that is possible now; a failure shows in the link.
+    #[inline]
+    pub fn send_inline(&mut self, data: &[u8]) -> bool {
+        let Some(sender) = &mut self.sender else { return false };
+        let Some(chunk) = sender.plan(data.len(), true).filter(|chunk| chunk.len as usize == data.len()) else {
+            return false;
+        };
+        let (number, report) = sender.take(&chunk, true);
+        let Chunk { addr, key, len, .. } = chunk;
+        let word = Message::Data(len);
+        if let Err(error) = self.post(Some(word), here(data), true, addr, key, number, report) {
+            self.fail(error);
+            return false;
+        }
+        self.retarget();
+        true
     }
 
     /// Sends of `data` what can be sent now; how many bytes.
