@@ -28,15 +28,17 @@ impl Stream {
             return Err(Errno::EOPNOTSUPP);
         }
         let mut state = self.enter()?;
-        if flags & !QUICK == 0
-            && let [buffer] = buffers
-            // SAFETY: the caller's word.
-            && let Some(done) = unsafe { self.receive_at_once(&mut state, buffer) }
-        {
+        let quick = match buffers {
+            [buffer] if flags & !QUICK == 0 => Some(buffer),
+            _ => None,
+        };
+        // SAFETY: the caller's word.
+        if let Some(done) = quick.and_then(|buffer| unsafe { self.receive_at_once(&mut state, buffer) }) {
             return Ok(done);
         }
+        let looked = quick.is_some_and(|buffer| buffer.iov_len > 0) && matches!(state.phase, Phase::Connected);
         // SAFETY: the caller's word.
-        unsafe { self.receive_waiting(state, buffers, flags) }
+        unsafe { self.receive_waiting(state, buffers, flags, looked) }
     }
 
     /// What is there, for the usual call; `None` when it has to wait, or something else is the matter.
@@ -66,7 +68,13 @@ impl Stream {
     /// # Safety
     /// Buffers writable for their lengths.
     #[inline(never)]
-    unsafe fn receive_waiting<'a>(&'a self, mut state: Guard<'a>, buffers: &[iovec], flags: c_int) -> Result<usize> {
+    unsafe fn receive_waiting<'a>(
+        &'a self,
+        mut state: Guard<'a>,
+        buffers: &[iovec],
+        flags: c_int,
+        mut looked: bool,
+    ) -> Result<usize> {
         let total = total(buffers)?;
         let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
         let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
@@ -77,9 +85,11 @@ impl Stream {
             if total == 0 {
                 return Ok(0);
             }
-            if state.available(peek, done) == 0 {
+            // The short path has just looked.
+            if !looked && state.available(peek, done) == 0 {
                 self.poll(&mut state);
             }
+            looked = false;
             // SAFETY: the caller's word.
             done += unsafe { state.copy_out(buffers, done, peek) };
             if done == total || (done > 0 && !all) {
