@@ -1,6 +1,6 @@
 //! The r* calls, by descriptor.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_short};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -42,6 +42,16 @@ impl Lookup for Sockets {
             Object::Socket(Socket::Stream(socket)) => Some(Arc::clone(socket) as Arc<dyn Pollable>),
             Object::Socket(Socket::Datagram(socket)) => Some(Arc::clone(socket) as Arc<dyn Pollable>),
             // A descriptor of the kernel's like others.
+            Object::Epoll(_) => None,
+        }
+    }
+
+    /// For the look that most calls of rpoll end with: no reference is counted but the table's.
+    fn ready(&self, fd: c_int, wanted: c_short) -> Option<c_short> {
+        match &*TABLE.get(fd)? {
+            // Closed ones say so.
+            Object::Socket(Socket::Stream(socket)) => Some(socket.ready(wanted)),
+            Object::Socket(Socket::Datagram(socket)) => Some(socket.ready(wanted)),
             Object::Epoll(_) => None,
         }
     }

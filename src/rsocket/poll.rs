@@ -17,8 +17,12 @@ use super::watch::{Lookup, Pollable, Watcher};
 use crate::errno::{Errno, Result};
 use crate::sys::event::{self, Deadline};
 
-/// So many descriptors are handled without allocation, and no process is meant to have a lower limit of them.
+/// So many descriptors are handled without allocation.
 const FEW: usize = 32;
+
+/// poll(2) refuses more descriptors than the process may have: asking how many that is costs a system call, which is left out
+/// for fewer than the usual limit.
+const UNCHECKED: usize = 1024;
 
 /// poll(2). timeout: in milliseconds, without end when negative. An rsocket that is closed meanwhile has POLLNVAL.
 pub fn poll(lookup: &dyn Lookup, fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
@@ -27,6 +31,12 @@ pub fn poll(lookup: &dyn Lookup, fds: &mut [pollfd], timeout: c_int) -> Result<c
 
 /// As [`poll`], with the time-out as a deadline.
 pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
+    if fds.len() > UNCHECKED && fds.len() > event::descriptor_limit() {
+        return Err(Errno::EINVAL);
+    }
+    if let Some(ready) = ready_now(lookup, fds) {
+        return Ok(count(ready));
+    }
     let mut rsockets = Few::<Option<Arc<dyn Pollable>>, FEW>::new();
     let (mut any, mut others) = (false, false);
     for fd in fds.iter() {
@@ -38,10 +48,24 @@ pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -
     if !any {
         return event::poll(fds, deadline.left()).map(count);
     }
-    if fds.len() > FEW && fds.len() > event::descriptor_limit() {
-        return Err(Errno::EINVAL);
+    let call = Call::new(fds, rsockets.as_slice(), others)?;
+    // That was the first look, if all of them are rsockets.
+    let call = Call { looked: !others, ..call };
+    call.run(deadline).map(count)
+}
+
+/// The first look of a call: how many are ready, if some are and all of `fds` are rsockets.
+fn ready_now(lookup: &dyn Lookup, fds: &mut [pollfd]) -> Option<usize> {
+    let mut ready = 0;
+    for fd in fds {
+        fd.revents = 0;
+        if fd.fd >= 0 {
+            let bits = lookup.ready(fd.fd, wanted(fd.events))?;
+            fd.revents = if bits & POLLNVAL == 0 { told(bits, fd.events) } else { POLLNVAL };
+            ready += usize::from(fd.revents != 0);
+        }
     }
-    Call::new(fds, rsockets.as_slice(), others)?.run(deadline).map(count)
+    (ready > 0).then_some(ready)
 }
 
 /// Waits for one rsocket as rpoll does: for calls that block. 0 at the deadline, POLLNVAL if it was closed.
@@ -66,6 +90,8 @@ struct Call<'a> {
     stale: Few<bool, FEW>,
     /// Whether there are descriptors that are no rsockets.
     others: bool,
+    /// Whether somebody has looked at the rsockets just now, and none was ready.
+    looked: bool,
 }
 
 impl<'a> Call<'a> {
@@ -75,7 +101,7 @@ impl<'a> Call<'a> {
             fd.revents = 0;
             stale.push(true)?;
         }
-        Ok(Call { fds, rsockets, stale, others })
+        Ok(Call { fds, rsockets, stale, others, looked: false })
     }
 
     fn run(mut self, deadline: Deadline) -> Result<usize> {
@@ -88,7 +114,7 @@ impl<'a> Call<'a> {
 
     /// Looks at the rsockets for polling_time, or until one is ready; returns how many are.
     fn look_for_a_while(&mut self, deadline: Deadline) -> usize {
-        let mut ready = self.look(false);
+        let mut ready = if self.looked { 0 } else { self.look(false) };
         let time = Duration::from_micros(defaults().polling_time_us.into());
         // On a single CPU it would only keep away whoever is to make one ready.
         if ready > 0 || time.is_zero() || event::cpus() == 1 {

@@ -8,6 +8,8 @@ use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use libc::POLLNVAL;
+
 use crate::errno::{Errno, Result};
 
 /// An rsocket as those see it who wait for it.
@@ -46,6 +48,13 @@ pub trait Pollable: Send + Sync {
 pub trait Lookup {
     /// `None` for everything that is no rsocket.
     fn find(&self, fd: c_int) -> Option<Arc<dyn Pollable>>;
+
+    /// [`Pollable::ready`] of the rsocket behind a descriptor, POLLNVAL once it is closed.
+    fn ready(&self, fd: c_int, wanted: c_short) -> Option<c_short> {
+        let rsocket = self.find(fd)?;
+        let ready = rsocket.ready(wanted);
+        Some(if rsocket.watchers().is_closed() { POLLNVAL } else { ready })
+    }
 }
 
 /// Why watchers are notified.

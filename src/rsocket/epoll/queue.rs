@@ -64,7 +64,7 @@ impl Queue {
         }
     }
 
-    /// Takes the first one, if it came before `time`.
+    /// Takes the first one, if it came before `time`; [`settle`](Self::settle) afterwards.
     pub fn pop(&self, time: u64) -> Option<Arc<Member>> {
         let mut state = self.lock();
         let first = state.members.front().is_some_and(|(came, _)| *came < time);
@@ -72,11 +72,16 @@ impl Queue {
         if let Some(member) = &member {
             member.queued.store(false, Ordering::SeqCst);
         }
+        member
+    }
+
+    /// Lowers the eventfd if no member is left. Not as soon as the last one is taken: a member that is reported mostly comes back.
+    pub fn settle(&self) {
+        let mut state = self.lock();
         if state.members.is_empty() && state.raised && !state.for_ever {
             state.raised = false;
             self.event.clear();
         }
-        member
     }
 
     /// The eventfd stays raised from now on, so that all who sleep on it wake up.

@@ -123,6 +123,9 @@ impl Epoll {
             let Some(member) = self.queue.pop(time) else { break };
             result = self.report(&member, true, report);
         }
+        if queued {
+            self.queue.settle();
+        }
         if report.len > start { Ok(()) } else { result }
     }
 

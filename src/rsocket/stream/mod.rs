@@ -171,6 +171,7 @@ impl Stream {
     }
 
     /// Looks at what completed, and draws the conclusions.
+    #[inline]
     fn poll(&self, state: &mut State) -> News {
         let Some(link) = &mut state.link else { return News::default() };
         if let Phase::Closed = state.phase {
@@ -181,6 +182,11 @@ impl Stream {
         if !news.any && (failure.is_none() || !matches!(state.phase, Phase::Connected)) {
             return news;
         }
+        self.conclude(state, news, failure)
+    }
+
+    #[inline(never)]
+    fn conclude(&self, state: &mut State, news: News, failure: Option<Errno>) -> News {
         state.ended |= news.end;
         if news.disconnect || (news.end && state.shut_write) {
             state.disconnect(None);

@@ -44,37 +44,53 @@ impl Link {
     }
 
     /// Looks at what completed.
+    #[inline]
     pub fn poll(&mut self) -> News {
-        let mut news = News::default();
-        let could_send = self.can_send();
         let mut batch = [const { MaybeUninit::uninit() }; BATCH];
+        match self.completions.poll(&mut batch) {
+            // Mostly there is nothing.
+            Ok([]) => News::default(),
+            Ok(completed) => {
+                let completed = completed.len();
+                self.complete_all(&mut batch, completed)
+            }
+            Err(error) => {
+                self.fail(error);
+                News::default()
+            }
+        }
+    }
+
+    /// Goes through the `completed` first ones of the batch, and what there is more.
+    #[inline(never)]
+    fn complete_all(&mut self, batch: &mut [MaybeUninit<ibv_wc>; BATCH], mut completed: usize) -> News {
+        let mut news = News { any: true, ..News::default() };
+        let could_send = self.can_send();
         loop {
-            let completed = match self.completions.poll(&mut batch) {
-                Ok(completed) => completed,
+            for wc in &batch[..completed] {
+                // SAFETY: one of those that the provider has filled in ([`Completions::poll`]).
+                self.complete(unsafe { wc.assume_init_ref() }, &mut news);
+            }
+            if completed < BATCH {
+                break;
+            }
+            match self.completions.poll(batch) {
+                Ok(more) => completed = more.len(),
                 Err(error) => {
                     self.fail(error);
                     break;
                 }
-            };
-            news.any |= !completed.is_empty();
-            for wc in completed {
-                self.complete(wc, &mut news);
-            }
-            if completed.len() < BATCH {
-                break;
             }
         }
-        if news.any {
-            if self.failed.is_none()
-                && self.idle.len() >= REPOST
-                && let Err(error) = self.post_receives()
-            {
-                self.fail(error);
-            }
-            self.retarget();
-            self.grant();
-            news.edge |= !could_send && self.can_send();
+        if self.failed.is_none()
+            && self.idle.len() >= REPOST
+            && let Err(error) = self.post_receives()
+        {
+            self.fail(error);
         }
+        self.retarget();
+        self.grant();
+        news.edge |= !could_send && self.can_send();
         news
     }
 
