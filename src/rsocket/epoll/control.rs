@@ -40,8 +40,16 @@ impl Epoll {
     }
 
     fn control_ordinary(&self, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<()> {
-        self.ordinary.store(true, Ordering::SeqCst);
-        self.outer.control(op, fd, event)
+        let first = !self.ordinary.swap(true, Ordering::SeqCst);
+        let result = self.outer.control(op, fd, event);
+        if first && self.direct.load(Ordering::SeqCst) > 0 {
+            // They sleep where this member does not show.
+            self.queue.evict();
+            if self.direct.load(Ordering::SeqCst) == 0 {
+                self.queue.end_eviction();
+            }
+        }
+        result
     }
 
     fn find(&self, fd: c_int) -> Result<Arc<Member>> {

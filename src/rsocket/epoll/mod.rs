@@ -24,7 +24,7 @@ mod wait;
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libc::{EPOLL_CTL_ADD, EPOLLIN, epoll_event};
@@ -55,6 +55,8 @@ pub struct Epoll {
     closed: AtomicBool,
     /// Whether there have ever been members that are no rsockets.
     ordinary: AtomicBool,
+    /// Threads that wait in the inner epoll: as long as there have been none.
+    direct: AtomicUsize,
     /// Whether the last wait reported what the next one will find in the inner epoll again.
     warm: AtomicBool,
     generation: u32,
@@ -74,6 +76,7 @@ impl Epoll {
             serial: AtomicU32::new(0),
             closed: AtomicBool::new(false),
             ordinary: AtomicBool::new(false),
+            direct: AtomicUsize::new(0),
             warm: AtomicBool::new(false),
             generation: fork_generation(),
         })?;

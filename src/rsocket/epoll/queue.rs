@@ -26,6 +26,8 @@ struct State {
     time: u64,
     raised: bool,
     for_ever: bool,
+    /// Raised until those who sleep on it have gone elsewhere.
+    evicting: bool,
 }
 
 impl Queue {
@@ -78,10 +80,23 @@ impl Queue {
     /// Lowers the eventfd if no member is left. Not as soon as the last one is taken: a member that is reported mostly comes back.
     pub fn settle(&self) {
         let mut state = self.lock();
-        if state.members.is_empty() && state.raised && !state.for_ever {
+        if state.members.is_empty() && state.raised && !state.for_ever && !state.evicting {
             state.raised = false;
             self.event.clear();
         }
+    }
+
+    /// The eventfd stays raised until [`end_eviction`](Self::end_eviction), so that all who sleep on it wake up.
+    pub fn evict(&self) {
+        let mut state = self.lock();
+        state.evicting = true;
+        self.raise(&mut state);
+    }
+
+    /// Nobody is left whom [`evict`](Self::evict) was for.
+    pub fn end_eviction(&self) {
+        self.lock().evicting = false;
+        self.settle();
     }
 
     /// The eventfd stays raised from now on, so that all who sleep on it wake up.

@@ -1,6 +1,5 @@
 //! Tests of repoll with several threads, and with fork().
 
-use std::sync::atomic::AtomicUsize;
 use std::thread;
 
 use libc::{EPOLL_CTL_MOD, EPOLLET, EPOLLONESHOT};
@@ -8,6 +7,7 @@ use libc::{EPOLL_CTL_MOD, EPOLLET, EPOLLONESHOT};
 use super::tests::Fixture;
 use super::*;
 use crate::rsocket::fake::{Change, Fake};
+use crate::sys::event::EventFd;
 
 #[test]
 fn closed_while_threads_wait() {
@@ -99,6 +99,27 @@ fn no_wake_up_is_lost() {
             writers.into_iter().for_each(|writer| writer.join().unwrap());
             fixture.epoll.close();
         });
+    }
+}
+
+/// Those who wait while all members are rsockets sleep where an ordinary one does not show.
+#[test]
+fn the_first_ordinary_member_wakes_all_who_wait() {
+    const THREADS: usize = 3;
+    for _ in 0..50 {
+        let (fixture, _fake) = Fixture::with(EPOLLIN);
+        let event = EventFd::new().unwrap();
+        thread::scope(|scope| {
+            let all: Vec<_> = (0..THREADS).map(|_| scope.spawn(|| fixture.wait_for(2, -1))).collect();
+            while fixture.epoll.direct.load(Ordering::SeqCst) < THREADS {
+                thread::yield_now();
+            }
+            fixture.control_fd(EPOLL_CTL_ADD, event.as_raw_fd(), EPOLLIN, 7).unwrap();
+            event.raise();
+            all.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), Ok(vec![(7, EPOLLIN)])));
+        });
+        event.clear();
+        assert!(fixture.now().is_empty() && !fixture.is_readable());
     }
 }
 

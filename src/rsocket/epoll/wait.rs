@@ -47,21 +47,18 @@ impl Epoll {
         Ok(report.len)
     }
 
-    /// What is likely to be still there. It spares the outer epoll where there are rsockets only; otherwise it keeps
-    /// half of the array for them, who together have one turn there.
+    /// What is likely to be still there, in half of the array: the rsockets together have one turn in the outer epoll.
     fn collect_again(&self, report: &mut Report<'_>) -> Result<()> {
-        if !self.warm.swap(false, Ordering::Relaxed) {
+        if !self.warm.swap(false, Ordering::Relaxed) || !self.ordinary.load(Ordering::SeqCst) {
             return Ok(());
         }
         self.check_open()?;
-        let all = report.events.len();
-        let ordinary = self.ordinary.load(Ordering::SeqCst);
-        let room = if ordinary { all / 2 } else { all };
+        let room = report.events.len() / 2;
         if room == 0 {
             return Ok(());
         }
-        self.collect_rsockets(report, room)?;
-        if ordinary && report.len > 0 {
+        self.collect_rsockets(report, room, Some(Duration::ZERO))?;
+        if report.len > 0 {
             // No rsockets this time: none is reported twice in one array.
             self.collect_outer(report, Some(Duration::ZERO))?;
         }
@@ -70,12 +67,18 @@ impl Epoll {
 
     /// Fills the report, waiting if there is nothing; false when the time ran out.
     fn collect(&self, report: &mut Report<'_>, timeout: Option<Duration>) -> Result<bool> {
+        if self.begin_direct() {
+            let room = report.events.len();
+            let result = self.collect_rsockets(report, room, timeout);
+            self.end_direct();
+            return result;
+        }
         let marked = self.collect_outer(report, timeout)?;
         if marked {
-            match self.collect_rsockets(report, report.events.len()) {
+            match self.collect_rsockets(report, report.events.len(), Some(Duration::ZERO)) {
                 // What is there comes first.
                 Err(_) if report.len > 0 => {}
-                result => result?,
+                result => drop(result?),
             }
         }
         Ok(marked || report.len > 0)
@@ -97,13 +100,13 @@ impl Epoll {
         Ok(mark.is_some())
     }
 
-    /// Adds to the report, up to `room`, without waiting, the rsockets that are raised or queued.
-    fn collect_rsockets(&self, report: &mut Report<'_>, room: usize) -> Result<()> {
+    /// Adds to the report, up to `room`, the rsockets that are raised or queued; false when the time ran out.
+    fn collect_rsockets(&self, report: &mut Report<'_>, room: usize, timeout: Option<Duration>) -> Result<bool> {
+        let start = report.len;
+        let count = self.inner.wait(&mut report.events[start..room], timeout)?;
         // A member that is both is looked at in the queue, and one that comes to the queue from now on next time:
         // none is reported twice in one array.
         let time = self.queue.now();
-        let start = report.len;
-        let count = self.inner.wait(&mut report.events[start..room], Some(Duration::ZERO))?;
         let mut queued = false;
         let mut result = Ok(());
         for place in start..start + count {
@@ -126,7 +129,25 @@ impl Epoll {
         if queued {
             self.queue.settle();
         }
-        if report.len > start { Ok(()) } else { result }
+        if report.len > start { Ok(true) } else { result.map(|()| count > 0) }
+    }
+
+    /// While all members are rsockets, a wait spares the outer epoll; whether this one may. [`end_direct`](Self::end_direct)
+    /// afterwards.
+    fn begin_direct(&self) -> bool {
+        self.direct.fetch_add(1, Ordering::SeqCst);
+        // In this order: whoever adds the first ordinary member sees this thread, or this thread sees the member.
+        if self.ordinary.load(Ordering::SeqCst) {
+            self.end_direct();
+            return false;
+        }
+        true
+    }
+
+    fn end_direct(&self) {
+        if self.direct.fetch_sub(1, Ordering::SeqCst) == 1 && self.ordinary.load(Ordering::SeqCst) {
+            self.queue.end_eviction();
+        }
     }
 
     fn report(&self, member: &Arc<Member>, queued: bool, report: &mut Report<'_>) -> Result<()> {
