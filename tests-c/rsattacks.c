@@ -138,16 +138,31 @@ static void wrong_key(struct peer *peer)
 /* More messages than the victim has room for at once; each is looked at, none does harm. */
 static void flood(struct peer *peer)
 {
+	uint32_t place = 0;
+
 	for (int i = 0; i < 3000; i++) {
 		EXPECT(peer_word(peer, i % 3 ? WORD(CONTROL, KEEPALIVE) : WORD(GRANT, PEER_CREDITS)));
-		if (i % 8 == 7) {
-			/* No transport of ours holds back a peer on siw: its receives must last. */
-			if (on_siw())
-				EXPECT(peer_wait(peer, 0));
+		if (i % 16 != 15)
+			continue;
+		if (!on_siw()) {
 			EXPECT_ERROR(rrecv(peer->victim, (char[1]){ 0 }, 1, MSG_DONTWAIT), EAGAIN);
+			continue;
 		}
+		/* iWARP does not hold back a peer: it waits until the victim has looked at all so far. That they were sent says
+		 * nothing: TCP may hand over many at once, later. */
+		EXPECT(peer_data(peer, place++, "x"));
+		EXPECT(rrecv(peer->victim, (char[1]){ 0 }, 1, 0) == 1);
 	}
-	works(peer, 0);
+	works(peer, place);
+}
+
+/* And where nobody waits: more messages than receives end an iWARP connection. siw's QP is in the error state then, and requests
+ * that are posted to it never complete, so that nobody may wait for them; the victim has nothing else to tell it either. */
+static void overrun(struct peer *peer)
+{
+	for (int i = 0; i < 60 && peer_word(peer, WORD(CONTROL, KEEPALIVE)); i++)
+		;
+	aborts(peer);
 }
 
 static void farewells(struct peer *peer)
@@ -285,17 +300,18 @@ static void leaves_a_half_closed_one(struct peer *peer)
 static const struct attack {
 	const char *name;
 	void (*body)(struct peer *);
-	/* Only where a message that is acknowledged has arrived: not on iWARP. */
-	bool not_on_siw;
+	/* Only where a message that is acknowledged has arrived: not on iWARP. Or only where none is repeated: there. */
+	enum { EVERYWHERE, NOT_ON_SIW, ONLY_ON_SIW } where;
 } attacks[] = {
-#define ATTACK(body) { #body, body, false }
+#define ATTACK(body) { #body, body, EVERYWHERE }
 	ATTACK(well), ATTACK(longer), ATTACK(longest), ATTACK(longer_than_the_rest),
-	{ "without_credit", without_credit, true },
-	{ "updates_without_credit", updates_without_credit, true },
+	{ "without_credit", without_credit, NOT_ON_SIW },
+	{ "updates_without_credit", updates_without_credit, NOT_ON_SIW },
 	ATTACK(grant_back), ATTACK(grant_far), ATTACK(grant_farther), ATTACK(reserved_1),
 	ATTACK(reserved_2), ATTACK(reserved_3), ATTACK(reserved_5), ATTACK(control_3),
 	ATTACK(control_most), ATTACK(map_beyond), ATTACK(map_far_beyond), ATTACK(send_instead),
 	ATTACK(send_with_bytes), ATTACK(wrong_address), ATTACK(wrong_key), ATTACK(flood),
+	{ "overrun", overrun, ONLY_ON_SIW },
 	ATTACK(farewells), ATTACK(data_after_the_end), ATTACK(target_of_another_key),
 	ATTACK(target_of_all_memory), ATTACK(target_at_the_end), ATTACK(target_of_no_bytes),
 	ATTACK(wild_mappings), ATTACK(mapping_of_another_key), ATTACK(leaves),
@@ -310,7 +326,7 @@ int main(int argc, char **argv)
 {
 	start(argc, argv);
 	for (attack = attacks; attack < attacks + sizeof(attacks) / sizeof(attacks[0]); attack++)
-		if ((!attack->not_on_siw || !on_siw()) &&
+		if (attack->where != (on_siw() ? NOT_ON_SIW : ONLY_ON_SIW) &&
 		    (argc < 3 || !strcmp(argv[2], attack->name)))
 			run_case(attack->name, run_attack);
 	return finish();

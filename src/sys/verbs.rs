@@ -168,7 +168,12 @@ pub unsafe fn create_comp_channel(context: NonNull<ibv_context>) -> Result<NonNu
 /// A live channel without CQs.
 pub unsafe fn destroy_comp_channel(channel: NonNull<ibv_comp_channel>) {
     // SAFETY: the caller's word.
-    unsafe { ibv_destroy_comp_channel(channel.as_ptr()) };
+    unsafe {
+        if ibv_destroy_comp_channel(channel.as_ptr()) != 0 {
+            // A CQ whose device is gone counts as its user for ever. The kernel keeps the device for the descriptor's sake.
+            libc::close((*channel.as_ptr()).fd);
+        }
+    }
 }
 
 /// # Safety

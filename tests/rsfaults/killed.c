@@ -1,51 +1,9 @@
 /* One side is killed while the other waits for it: the call returns and says what happened. */
-#include "faults.h"
+#include "child.h"
 
 #include <sys/epoll.h>
-#include <sys/prctl.h>
 
 static int survivor, listener;
-static pid_t child;
-
-static void say_to(int fd, const void *bytes, size_t len) { EXPECT(write(fd, bytes, len) == (ssize_t)len); }
-static void hear_from(int fd, void *bytes, size_t len) { EXPECT(read(fd, bytes, len) == (ssize_t)len); }
-
-/* A child that lives until it is killed, and does `body` first. */
-static void begin_child(void (*body)(int from, int to), int *from, int *to)
-{
-	int up[2], down[2];
-
-	EXPECT(!pipe(up) && !pipe(down));
-	child = fork();
-	EXPECT(child >= 0);
-	if (child == 0) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		body(down[0], up[1]);
-		for (;;)
-			pause();
-	}
-	close(up[1]);
-	close(down[0]);
-	*from = up[0];
-	*to = down[1];
-}
-
-static void kill_child(void)
-{
-	EXPECT(!kill(child, SIGKILL));
-	EXPECT(waitpid(child, NULL, 0) == child);
-}
-
-static void serve(int from, int to)
-{
-	union address address;
-	int fd = listen_far(&address);
-
-	(void)from;
-	say_to(to, &address, sizeof(address));
-	EXPECT((fd = raccept(fd, NULL, NULL)) >= 0);
-	EXPECT(rsend(fd, "hello", 5, 0) == 5);
-}
 
 static void connect_there(int from, int to)
 {

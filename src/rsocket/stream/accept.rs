@@ -55,6 +55,9 @@ impl Stream {
                 }
                 _ => return Err(Errno::EBADF),
             }
+            if let Some(error) = state.take_error() {
+                return Err(error);
+            }
             if state.shut_read {
                 return Err(Errno::EINVAL);
             }
@@ -71,7 +74,9 @@ impl Stream {
     pub(super) fn request<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, event: Event) -> Guard<'a> {
         let Event { request: Some(_), .. } = event else {
             if event.kind == crate::ffi::rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL as u32 {
+                // The kernel has destroyed its id: nobody can connect any more.
                 state.error = Some(Errno::ENETDOWN);
+                state.shut_read = true;
                 self.notify(Notice::Changed);
             }
             return state;

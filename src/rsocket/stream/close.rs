@@ -86,7 +86,8 @@ impl Stream {
             let (back, result) = self.sleep(state, &mut wait);
             state = back;
             // Signals don't end it: there is no way to call again for the rest.
-            if result == Err(Errno::ETIMEDOUT) || matches!(state.phase, Phase::Closed) {
+            // Without a connection nothing arrives any more, even if the device does not say so.
+            if result == Err(Errno::ETIMEDOUT) || state.lost || matches!(state.phase, Phase::Closed) {
                 return state;
             }
         }

@@ -256,6 +256,7 @@ pub(super) fn depth(id: &CmId) -> u8 {
 fn errno_of(event: &Event) -> Errno {
     match event.status {
         status if status < 0 => Errno::new(-status),
+        _ if event.kind == RDMA_CM_EVENT_DEVICE_REMOVAL as u32 => Errno::ENETDOWN,
         _ if event.kind == RDMA_CM_EVENT_UNREACHABLE as u32 => Errno::ETIMEDOUT,
         _ => Errno::ECONNREFUSED,
     }

@@ -87,6 +87,8 @@ pub(super) struct Link {
     can_inline: u32,
     inline: u32,
     slots: u32,
+    /// Receives, posted or idle.
+    receives: u32,
     queue: u16,
     iomap: u16,
     /// Receives to post again.
@@ -98,6 +100,8 @@ pub(super) struct Link {
     pub armed: bool,
     /// A thread waits in the completion channel.
     pub leader: bool,
+    /// The kernel has taken the device away: the channel says nothing but that.
+    pub cut_off: bool,
     /// The completion channel's descriptor is O_NONBLOCK.
     pub nonblocking: bool,
     /// First failure of a work request or of the peer's.
@@ -154,6 +158,7 @@ impl Link {
             can_inline,
             inline: u32::from(options.inline).min(can_inline),
             slots: sends - CONTROL,
+            receives,
             queue: queue as u16,
             iomap: options.iomap,
             idle,
@@ -162,6 +167,7 @@ impl Link {
             peer: Peer::default(),
             armed: false,
             leader: false,
+            cut_off: false,
             nonblocking: false,
             failed: None,
             controls: 0,
@@ -215,8 +221,9 @@ impl Link {
         self.failed
     }
 
-    fn fail(&mut self, error: Errno) {
-        self.failed.get_or_insert(error);
+    /// Nothing is sent or received any more. `EIO` is what the kernel says of a device that is gone.
+    pub fn fail(&mut self, error: Errno) {
+        self.failed.get_or_insert(if error == Errno::EIO { Errno::ENETDOWN } else { error });
     }
 
     /// Whether data can be sent.

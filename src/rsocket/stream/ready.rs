@@ -71,7 +71,9 @@ impl Pollable for Stream {
 
     fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
         let state = self.lock();
-        if let (Phase::Connected | Phase::Disconnected, Some(link)) = (&state.phase, &state.link) {
+        if let (Phase::Connected | Phase::Disconnected, Some(link)) = (&state.phase, &state.link)
+            && !link.cut_off
+        {
             add(link.completions.fd());
         }
     }

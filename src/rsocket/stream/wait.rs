@@ -42,13 +42,19 @@ impl Stream {
         let result = wait_in_channel(events, fd, wait.deadline);
         let mut state = self.lock();
         self.end_leading(&mut state, result.is_ok());
-        (state, result)
+        match result {
+            Ok(()) | Err(Errno::EINTR | Errno::ETIMEDOUT | Errno::EAGAIN) => (state, result),
+            Err(_) => {
+                self.cut_off(&mut state);
+                (state, Ok(()))
+            }
+        }
     }
 
     /// Whether a thread that wants to wait may do so in the completion channel.
     fn leads(&self, state: &State) -> bool {
         match (&state.phase, &state.link) {
-            (Phase::Connected | Phase::Disconnected, Some(link)) => !link.leader,
+            (Phase::Connected | Phase::Disconnected, Some(link)) => !link.leader && !link.cut_off,
             _ => false,
         }
     }
@@ -72,8 +78,8 @@ impl Stream {
     pub(super) fn arm_channel(&self, state: &mut State) -> bool {
         let Some(link) = &mut state.link else { return false };
         if !link.armed {
-            if let Err(error) = link.completions.arm() {
-                state.disconnect(Some(error));
+            if link.cut_off || link.completions.arm().is_err() {
+                self.cut_off(state);
                 return true;
             }
             link.armed = true;
@@ -98,6 +104,16 @@ impl Stream {
         }
     }
 
+    /// The device is gone, and with it the QP: the kernel answers with `EIO`, before the connection manager knows. Nothing
+    /// completes any more.
+    fn cut_off(&self, state: &mut State) {
+        let Some(link) = state.link.as_mut().filter(|link| !link.cut_off) else { return };
+        link.cut_off = true;
+        link.fail(Errno::ENETDOWN);
+        state.disconnect(Some(Errno::ENETDOWN));
+        self.notify(Notice::Changed);
+    }
+
     /// Takes a completion event, if one is there, on behalf of a poller.
     pub(super) fn take_channel_event(&self, state: &mut State) {
         let Some(link) = state.link.as_mut().filter(|link| !link.leader) else { return };
@@ -107,9 +123,13 @@ impl Stream {
             link.nonblocking = true;
         }
         // SAFETY: the channel is live while the lock is held.
-        if unsafe { link.completions.events().take() }.is_ok() {
-            link.completions.took();
-            link.armed = false;
+        match unsafe { link.completions.events().take() } {
+            Ok(()) => {
+                link.completions.took();
+                link.armed = false;
+            }
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(_) => self.cut_off(state),
         }
     }
 }

@@ -126,7 +126,10 @@ impl Link {
         }
         // There is room: each receive is in the list or posted.
         self.idle.push(slot);
-        if self.receive(word, news).is_err() {
+        // On iWARP a message without a receive ends the connection, and soft-iWARP does not complete what is posted after that:
+        // nothing more would ever be heard from this queue. A peer that keeps to its credits never takes the last receive.
+        let overrun = self.iwarp && self.idle.len() == self.receives as usize;
+        if self.receive(word, news).is_err() || overrun {
             self.fail(Errno::ECONNABORTED);
             news.edge = true;
         }

@@ -1,0 +1,51 @@
+/* A child that is the other end of a connection. */
+#ifndef TESTS_RSFAULTS_CHILD_H
+#define TESTS_RSFAULTS_CHILD_H
+
+#include "faults.h"
+
+#include <sys/prctl.h>
+
+static pid_t child;
+
+static inline void say_to(int fd, const void *bytes, size_t len) { EXPECT(write(fd, bytes, len) == (ssize_t)len); }
+static inline void hear_from(int fd, void *bytes, size_t len) { EXPECT(read(fd, bytes, len) == (ssize_t)len); }
+
+/* A child that lives until it is killed, and does `body` first. */
+static inline void begin_child(void (*body)(int from, int to), int *from, int *to)
+{
+	int up[2], down[2];
+
+	EXPECT(!pipe(up) && !pipe(down));
+	child = fork();
+	EXPECT(child >= 0);
+	if (child == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		body(down[0], up[1]);
+		for (;;)
+			pause();
+	}
+	close(up[1]);
+	close(down[0]);
+	*from = up[0];
+	*to = down[1];
+}
+
+static inline void kill_child(void)
+{
+	EXPECT(!kill(child, SIGKILL));
+	EXPECT(waitpid(child, NULL, 0) == child);
+}
+
+static inline void serve(int from, int to)
+{
+	union address address;
+	int fd = listen_far(&address);
+
+	(void)from;
+	say_to(to, &address, sizeof(address));
+	EXPECT((fd = raccept(fd, NULL, NULL)) >= 0);
+	EXPECT(rsend(fd, "hello", 5, 0) == 5);
+}
+
+#endif

@@ -1,0 +1,254 @@
+/*
+ * The device goes while a call waits for it: the call returns, says that the network is down, and closing gives everything
+ * back, so that the removal ends. The same process goes on with a new device.
+ */
+#include "child.h"
+
+#include <sys/epoll.h>
+#include <sys/mman.h>
+
+static int socket_fd;
+static pid_t removal;
+/* Of the device; those of completion channels look the same. */
+static int async_fd;
+
+/* The script beside this file, in a process of its own. */
+static pid_t link_begins(const char *what)
+{
+	pid_t pid = fork();
+
+	EXPECT(pid >= 0);
+	if (pid == 0) {
+		execl(getenv("RSFAULTS_LINK"), "link", device, what, NULL);
+		_exit(127);
+	}
+	return pid;
+}
+
+static void link_ends(pid_t pid)
+{
+	int status;
+
+	EXPECT(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
+/* Where a descriptor leads. */
+static const char *target_of(int fd)
+{
+	static char link[256];
+	char path[64];
+	ssize_t length;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	length = readlink(path, link, sizeof(link) - 1);
+	link[length < 0 ? 0 : length] = '\0';
+	return link;
+}
+
+/* The first use of the device's address opens it, and it stays open. */
+static void open_device(void)
+{
+	union address address = local_addr(AF_INET, 0);
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+
+	EXPECT(fd >= 0 && !rbind(fd, &address.sa, sizeof(address.in)) && !rclose(fd));
+	async_fd = -1;
+	for (fd = 3; fd < 64; fd++)
+		if (strstr(target_of(fd), "[infinibandevent]")) {
+			EXPECT(async_fd < 0);
+			async_fd = fd;
+		}
+	EXPECT(async_fd >= 0);
+}
+
+static bool is_verbs(const char *path) { return strstr(path, "/dev/infiniband/uverbs"); }
+
+/* The kernel begins a removal by taking the device's file away. */
+static void await_beginning(void)
+{
+	for (int fd = 3; fd < 64; fd++)
+		while (is_verbs(target_of(fd)) && !strstr(target_of(fd), "deleted") && !access(target_of(fd), F_OK))
+			sched_yield();
+}
+
+/*
+ * Drivers of real devices then cut the processes off, and each command fails with EIO. Those of the software devices wait
+ * until the last process has closed the device; closing it here, behind the library's back, does the same: what was made on
+ * the device goes, and who waits for completions gets EIO. So does, from now on, whoever writes a command to what is in its
+ * place: this process's memory, at address 0.
+ */
+static void cut_off(void)
+{
+	int nothing = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
+	FILE *maps = fopen("/proc/self/maps", "re");
+	unsigned long from, to;
+	char line[512];
+
+	EXPECT(nothing >= 0 && maps);
+	while (fgets(line, sizeof(line), maps))
+		if (is_verbs(line) && sscanf(line, "%lx-%lx", &from, &to) == 2)
+			EXPECT(mmap((void *)from, to - from, PROT_READ | PROT_WRITE,
+				    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == (void *)from);
+	fclose(maps);
+	for (int fd = 3; fd < 64; fd++)
+		if (is_verbs(target_of(fd)) || fd == async_fd)
+			EXPECT(dup2(nothing, fd) == fd);
+	close(nothing);
+}
+
+static void device_goes(void)
+{
+	removal = link_begins("gone");
+	await_beginning();
+	cut_off();
+}
+
+/* After everything was closed. */
+static void device_comes_back(void)
+{
+	link_ends(removal);
+	link_ends(link_begins("back"));
+}
+
+/* ---- calls that wait ------------------------------------------------------------------------------ */
+
+static void begin_connection(void)
+{
+	union address address;
+	char bytes[5];
+	int from, to;
+
+	begin_child(serve, &from, &to);
+	open_device();
+	hear_from(from, &address, sizeof(address));
+	socket_fd = connect_to(&address);
+	EXPECT(rrecv(socket_fd, bytes, 5, MSG_WAITALL) == 5 && !memcmp(bytes, "hello", 5));
+	close(from);
+	close(to);
+}
+
+static ssize_t receives(void) { return rrecv(socket_fd, (char[8]){ 0 }, 8, 0); }
+static ssize_t sends(void)
+{
+	static char bytes[1 << 16];
+	ssize_t count;
+
+	while ((count = rsend(socket_fd, bytes, sizeof(bytes), 0)) > 0)
+		;
+	return count;
+}
+static ssize_t polls(void)
+{
+	struct pollfd entry = { .fd = socket_fd, .events = POLLIN };
+
+	EXPECT(rpoll(&entry, 1, -1) == 1);
+	return entry.revents & (POLLIN | POLLHUP | POLLERR);
+}
+static int set;
+static ssize_t waits_in_set(void)
+{
+	int (*wait)(int, struct epoll_event *, int, int) =
+		(int (*)(int, struct epoll_event *, int, int))optional_symbol("repoll_wait");
+	struct epoll_event event;
+
+	EXPECT(wait(set, &event, 1, -1) == 1);
+	return event.events & (EPOLLIN | EPOLLHUP | EPOLLERR);
+}
+static void make_set(void)
+{
+	int (*make)(int) = (int (*)(int))optional_symbol("repoll_create");
+	int (*change)(int, int, int, struct epoll_event *) =
+		(int (*)(int, int, int, struct epoll_event *))optional_symbol("repoll_ctl");
+	struct epoll_event event = { .events = EPOLLIN | EPOLLET };
+
+	EXPECT((set = make(0)) >= 0 && !change(set, EPOLL_CTL_ADD, socket_fd, &event));
+}
+
+/* siw ends the connection with the QP, and tells of that at the same time: what comes first is not sure. */
+static void expect_down(ssize_t result, int error)
+{
+	EXPECT(result == -1);
+	if (error != ENETDOWN && !(on_siw() && error == ECONNRESET))
+		printf("     %s\n", errno_name(error));
+	EXPECT(error == ENETDOWN || (on_siw() && error == ECONNRESET));
+}
+
+static void lost_in(ssize_t (*body)(void), bool polled)
+{
+	int before = 0;
+
+	for (int turn = 0; turn < 3; turn++) {
+		struct call call;
+
+		begin_connection();
+		set = -1;
+		if (body == waits_in_set)
+			make_set();
+		call_begin(&call, body);
+		device_goes();
+		EXPECT(!pthread_join(call.thread, NULL));
+		if (polled) {
+			EXPECT(call.result == (POLLIN | POLLHUP | POLLERR));
+			call.result = rrecv(socket_fd, (char[1]){ 0 }, 1, 0);
+			call.error = errno;
+		}
+		expect_down(call.result, call.error);
+		EXPECT(rrecv(socket_fd, (char[1]){ 0 }, 1, 0) == 0);
+		EXPECT_ERROR(rsend(socket_fd, "x", 1, 0), ECONNRESET);
+		EXPECT(set < 0 || !rclose(set));
+		EXPECT(!rclose(socket_fd));
+		kill_child();
+		device_comes_back();
+		/* The first turn leaves what the library keeps. */
+		if (turn < 1)
+			before = open_fds();
+		else
+			fds_come_back(before);
+	}
+}
+
+static void removal_in_rrecv(void) { lost_in(receives, false); }
+static void removal_in_rsend(void) { lost_in(sends, false); }
+static void removal_in_rpoll(void) { lost_in(polls, true); }
+static void removal_in_repoll_wait(void) { lost_in(waits_in_set, true); }
+
+/* ---- listening -------------------------------------------------------------------------------------- */
+
+static ssize_t accepts(void) { return raccept(socket_fd, NULL, NULL); }
+
+static void listen_here(void)
+{
+	union address address = local_addr(AF_INET, 0);
+
+	EXPECT((socket_fd = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	EXPECT(!rbind(socket_fd, &address.sa, sizeof(address.in)) && !rlisten(socket_fd, 4));
+}
+
+/* A listener belongs to the device of its address, and goes with it. */
+static void removal_in_raccept(void)
+{
+	struct pollfd entry = { .events = POLLIN };
+	struct call call;
+
+	open_device();
+	listen_here();
+	call_begin(&call, accepts);
+	device_goes();
+	call_end(&call, -1, ENETDOWN);
+	EXPECT_ERROR(raccept(socket_fd, NULL, NULL), EINVAL);
+	entry.fd = socket_fd;
+	EXPECT(rpoll(&entry, 1, -1) == 1 && entry.revents & POLLIN);
+	EXPECT(!rclose(socket_fd));
+	device_comes_back();
+	listen_here();
+	EXPECT(!rclose(socket_fd));
+}
+
+void removal_cases(void)
+{
+	FAULT(removal_in_rrecv);
+	FAULT(removal_in_rsend);
+	FAULT(removal_in_rpoll);
+	FAULT(removal_in_repoll_wait);
+	FAULT(removal_in_raccept);
+}
