@@ -1,0 +1,218 @@
+/* Many connections held at once: what they cost to make, in memory, when idle and when polled. */
+#include "hold.h"
+#include <dirent.h>
+#include <sys/resource.h>
+
+/* The sum of one field, in kB or a count, over the files /proc/self/PATH. */
+static long field_of(const char *path, const char *name)
+{
+	FILE *file = fopen(path, "r");
+	char line[256];
+	long value = 0;
+
+	NEED(file);
+	while (fgets(line, sizeof(line), file))
+		if (!strncmp(line, name, strlen(name)) && line[strlen(name)] == ':')
+			value = atol(line + strlen(name) + 1);
+	fclose(file);
+	return value;
+}
+
+/* In kB. Memory that is registered with a device counts as pinned. */
+static long resident(void)
+{
+	return field_of("/proc/self/status", "VmRSS");
+}
+
+static long locked(void)
+{
+	return field_of("/proc/self/status", "VmLck") + field_of("/proc/self/status", "VmPin");
+}
+
+/* How often a thread of the process has gone to sleep so far. */
+static long sleeps(void)
+{
+	DIR *tasks = opendir("/proc/self/task");
+	struct dirent *entry;
+	char path[300];
+	long sum = 0;
+
+	NEED(tasks);
+	while ((entry = readdir(tasks))) {
+		if (entry->d_name[0] == '.')
+			continue;
+		snprintf(path, sizeof(path), "/proc/self/task/%s/status", entry->d_name);
+		sum += field_of(path, "voluntary_ctxt_switches");
+	}
+	closedir(tasks);
+	return sum;
+}
+
+static struct pollfd *all(const struct task *t, const int *fds)
+{
+	struct pollfd *polled = calloc(t->connections, sizeof(*polled));
+	uint32_t i;
+
+	NEED(polled);
+	for (i = 0; i < t->connections; i++)
+		polled[i] = (struct pollfd){ .fd = fds[i], .events = POLLIN };
+	return polled;
+}
+
+static double cpu_time(void)
+{
+	struct rusage usage;
+
+	NEED(!getrusage(RUSAGE_SELF, &usage));
+	return usage.ru_utime.tv_sec * 1e6 + usage.ru_utime.tv_usec + usage.ru_stime.tv_sec * 1e6 +
+	       usage.ru_stime.tv_usec;
+}
+
+/*
+ * SIZE seconds of waiting for data that does not come. Going to sleep once is no wake-up, so it is
+ * taken off.
+ */
+static void idle(const struct task *t, const int *fds)
+{
+	struct pollfd *polled = all(t, fds);
+	long before = sleeps();
+	double cpu = cpu_time();
+
+	NEED(net.poll(polled, t->connections, t->size * 1000) == 0);
+	free(polled);
+	printf("idle-wakeups:%u %ld\n", t->connections, sleeps() - before - 1);
+	printf("idle-cpu-us:%u %.0f\n", t->connections, cpu_time() - cpu);
+}
+
+static int epoll_of(const struct task *t, const int *fds)
+{
+	struct epoll_event event = { .events = EPOLLIN };
+	int epfd = net.epoll_create(0);
+	uint32_t i;
+
+	NEED(epfd >= 0);
+	for (i = 0; i < t->connections; i++)
+		NEED(!net.epoll_ctl(epfd, EPOLL_CTL_ADD, fds[i], &event));
+	return epfd;
+}
+
+/* The reference does not close what still has members. */
+static void epoll_close(const struct task *t, int epfd, const int *fds)
+{
+	struct epoll_event event = { 0 };
+	uint32_t i;
+
+	for (i = 0; i < t->connections; i++)
+		NEED(!net.epoll_ctl(epfd, EPOLL_CTL_DEL, fds[i], &event));
+	net.close(epfd);
+}
+
+/* Calls that find one of many readable. */
+static void poll_one(const struct task *t, const int *fds)
+{
+	struct pollfd *polled = all(t, fds);
+	struct epoll_event event = { .events = EPOLLIN };
+	uint32_t i;
+	double start;
+	int epfd;
+
+	NEED(net.poll(polled, t->connections, -1) == 1);
+	start = now();
+	for (i = 0; i < t->count; i++)
+		NEED(net.poll(polled, t->connections, -1) == 1);
+	printf("poll-one:%u %.3f\n", t->connections, (now() - start) / t->count);
+	free(polled);
+	if (!net.epoll_create || t->wait != EPOLL)
+		return;
+	epfd = epoll_of(t, fds);
+	NEED(net.epoll_wait(epfd, &event, 1, -1) == 1);
+	start = now();
+	for (i = 0; i < t->count; i++)
+		NEED(net.epoll_wait(epfd, &event, 1, -1) == 1);
+	printf("epoll-one:%u %.3f\n", t->connections, (now() - start) / t->count);
+	epoll_close(t, epfd, fds);
+}
+
+/* The client: COUNT calls, SIZE seconds idle, CONNECTIONS. */
+void hold_client(const struct task *t, const struct conn *first, const struct sockaddr_in *to)
+{
+	int *fds = calloc(t->connections, sizeof(*fds));
+	char byte = 0;
+	double start;
+	long rss, pinned;
+	uint32_t i;
+
+	NEED(fds);
+	rss = resident();
+	pinned = locked();
+	start = now();
+	for (i = 0; i < t->connections; i++)
+		fds[i] = net_connect(to);
+	/* The server has accepted them all. */
+	get(first, &byte, 1);
+	printf("connect-us:%u %.1f\n", t->connections, (now() - start) / t->connections);
+	printf("resident-kb:%u %.1f\n", t->connections, (double)(resident() - rss) / t->connections);
+	printf("locked-kb:%u %.1f\n", t->connections, (double)(locked() - pinned) / t->connections);
+	idle(t, fds);
+	put(first, &byte, 1);
+	poll_one(t, fds);
+	NEED(net.recv(fds[t->connections / 2], &byte, 1, 0) == 1);
+	put(first, &byte, 1);
+	start = now();
+	for (i = 0; i < t->count; i++) {
+		NEED(net.send(fds[t->connections / 2], &byte, 1, 0) == 1);
+		NEED(net.recv(fds[t->connections / 2], &byte, 1, 0) == 1);
+	}
+	printf("echo-one:%u %.3f\n", t->connections, (now() - start) / t->count);
+	fflush(stdout);
+	get(first, &byte, 1);
+	for (i = 0; i < t->connections; i++)
+		net.close(fds[i]);
+	free(fds);
+}
+
+/* Answers on whichever of the connections has something; only one of them ever has. */
+static void echo_one(const struct task *t, const int *fds)
+{
+	int active = fds[t->connections / 2], epfd = -1;
+	struct pollfd *polled = all(t, fds);
+	struct epoll_event event = { .events = EPOLLIN };
+	uint32_t i;
+	char byte;
+
+	if (t->wait == EPOLL)
+		epfd = epoll_of(t, fds);
+	for (i = 0; i < t->count; i++) {
+		if (epfd >= 0)
+			NEED(net.epoll_wait(epfd, &event, 1, -1) == 1);
+		else
+			NEED(net.poll(polled, t->connections, -1) == 1);
+		NEED(net.recv(active, &byte, 1, 0) == 1);
+		NEED(net.send(active, &byte, 1, 0) == 1);
+	}
+	if (epfd >= 0)
+		epoll_close(t, epfd, fds);
+	free(polled);
+}
+
+void hold_server(const struct task *t, const struct conn *first, int listener)
+{
+	int *fds = calloc(t->connections, sizeof(*fds));
+	char byte = 0;
+	uint32_t i;
+
+	NEED(fds);
+	for (i = 0; i < t->connections; i++) {
+		fds[i] = net.accept(listener, NULL, NULL);
+		NEED(fds[i] >= 0);
+	}
+	put(first, &byte, 1);
+	get(first, &byte, 1);
+	NEED(net.send(fds[t->connections / 2], &byte, 1, 0) == 1);
+	get(first, &byte, 1);
+	echo_one(t, fds);
+	for (i = 0; i < t->connections; i++)
+		net.close(fds[i]);
+	put(first, &byte, 1);
+	free(fds);
+}

@@ -1,0 +1,340 @@
+/*
+ * Speed of rsockets and of TCP: one program for both ends and every library, so that any two can
+ * be put together.
+ *
+ *   rsbench rdma|tcp server ADDRESS PORT             prints `ready`, serves until told to quit
+ *   rsbench rdma|tcp client ADDRESS PORT TASK...     does one task after the other
+ *
+ * TASK is WHAT:WAIT:SIZE:COUNT[:CONNECTIONS], WAIT one of block, poll, epoll (both ends alike):
+ *   pingpong  COUNT messages forth and back; microseconds for half of a round trip
+ *   up, down  COUNT messages from (to) the client; microseconds a message
+ *   iowrite   the same into mapped memory of the server, with riowrite
+ *   dgram     like pingpong, with datagrams
+ *   hold      many connections at once, see hold.c
+ * For each a line WHAT:WAIT:SIZE[:CONNECTIONS] FIGURE.
+ */
+#include "net.h"
+#include "hold.h"
+#include <pthread.h>
+#include <rdma/rsocket.h>
+#include <sys/mman.h>
+
+static const char *const whats[] = { "pingpong", "up", "down", "iowrite", "dgram", "hold", "quit" };
+enum what { PINGPONG, UP, DOWN, IOWRITE, DGRAM, HOLD, QUIT };
+static const char *const waits[] = { "block", "poll", "epoll" };
+
+static struct sockaddr_in address;
+
+/* One of a task's connections, and what is to be done on it. */
+struct job {
+	struct task task;
+	struct conn conn;
+	bool client;
+	pthread_t thread;
+	double start, end;
+};
+
+static char *buffer_of(const struct task *t)
+{
+	char *buffer = malloc(t->size);
+
+	NEED(buffer);
+	memset(buffer, 'x', t->size);
+	return buffer;
+}
+
+static void pingpong(const struct job *j, uint32_t count)
+{
+	char *buffer = buffer_of(&j->task);
+
+	while (count--) {
+		if (j->client)
+			put(&j->conn, buffer, j->task.size);
+		get(&j->conn, buffer, j->task.size);
+		if (!j->client)
+			put(&j->conn, buffer, j->task.size);
+	}
+	free(buffer);
+}
+
+/* One direction; the receiver's byte at the end tells that everything has arrived. */
+static void stream(const struct job *j, bool sender, uint32_t count)
+{
+	char *buffer = buffer_of(&j->task), last = 0;
+
+	while (count--) {
+		if (sender)
+			put(&j->conn, buffer, j->task.size);
+		else
+			get(&j->conn, buffer, j->task.size);
+	}
+	if (sender)
+		get(&j->conn, &last, 1);
+	else
+		put(&j->conn, &last, 1);
+	free(buffer);
+}
+
+/* The server tells where it mapped its memory; a byte after the writes tells that they are there. */
+static void iowrite(const struct job *j, uint32_t count)
+{
+	char *buffer = buffer_of(&j->task), last = 0;
+	off_t offset = 0;
+
+	if (j->client) {
+		get(&j->conn, &offset, sizeof(offset));
+		while (count--)
+			NEED(riowrite(j->conn.fd, buffer, j->task.size, offset, 0) == j->task.size);
+		put(&j->conn, &last, 1);
+		get(&j->conn, &last, 1);
+	} else {
+		offset = riomap(j->conn.fd, buffer, j->task.size, PROT_WRITE, 0, -1);
+		NEED(offset != -1);
+		put(&j->conn, &offset, sizeof(offset));
+		get(&j->conn, &last, 1);
+		put(&j->conn, &last, 1);
+		NEED(!riounmap(j->conn.fd, buffer, j->task.size));
+	}
+	free(buffer);
+}
+
+/* Datagrams of their own socket, on the next port; one is on its way at a time. */
+static void dgram_server(const struct job *j)
+{
+	int fd = net.socket(AF_INET, SOCK_DGRAM, 0);
+	struct sockaddr_in from, here = address;
+	char *buffer = buffer_of(&j->task), ready = 0;
+	uint32_t count = j->task.count;
+	socklen_t length;
+
+	here.sin_port = htons(ntohs(here.sin_port) + 1);
+	NEED(fd >= 0 && !net.bind(fd, (struct sockaddr *)&here, sizeof(here)));
+	put(&j->conn, &ready, 1);
+	while (count--) {
+		length = sizeof(from);
+		NEED(net.recvfrom(fd, buffer, j->task.size, 0, (void *)&from, &length) == j->task.size);
+		NEED(net.sendto(fd, buffer, j->task.size, 0, (void *)&from, length) == j->task.size);
+	}
+	get(&j->conn, &ready, 1);
+	net.close(fd);
+	free(buffer);
+}
+
+static double dgram_client(const struct job *j)
+{
+	int fd = net.socket(AF_INET, SOCK_DGRAM, 0);
+	struct sockaddr_in to = address;
+	char *buffer = buffer_of(&j->task), ready;
+	uint32_t i, warm = j->task.count / 10;
+	double start = 0;
+
+	to.sin_port = htons(ntohs(to.sin_port) + 1);
+	get(&j->conn, &ready, 1);
+	NEED(fd >= 0 && !net.connect(fd, (struct sockaddr *)&to, sizeof(to)));
+	for (i = 0; i < j->task.count; i++) {
+		if (i == warm)
+			start = now();
+		NEED(net.send(fd, buffer, j->task.size, 0) == j->task.size);
+		NEED(net.recv(fd, buffer, j->task.size, 0) == j->task.size);
+	}
+	start = (now() - start) / (j->task.count - warm) / 2;
+	put(&j->conn, &ready, 1);
+	net.close(fd);
+	free(buffer);
+	return start;
+}
+
+static void some(const struct job *j, uint32_t count)
+{
+	switch (j->task.what) {
+	case PINGPONG:
+		pingpong(j, count);
+		break;
+	case UP:
+	case DOWN:
+		stream(j, (j->task.what == UP) == j->client, count);
+		break;
+	case IOWRITE:
+		iowrite(j, count);
+		break;
+	}
+}
+
+/* A tenth comes before the clock starts. */
+static void *work(void *argument)
+{
+	struct job *j = argument;
+	uint32_t warm = j->task.count / 10;
+
+	some(j, warm);
+	j->start = now();
+	some(j, j->task.count - warm);
+	j->end = now();
+	return NULL;
+}
+
+/* Does the task on all connections at once; the first one needs no thread. */
+static void work_all(struct job *jobs, uint32_t connections)
+{
+	uint32_t i;
+
+	for (i = 1; i < connections; i++)
+		NEED(!pthread_create(&jobs[i].thread, NULL, work, &jobs[i]));
+	work(&jobs[0]);
+	for (i = 1; i < connections; i++)
+		NEED(!pthread_join(jobs[i].thread, NULL));
+}
+
+static struct job *jobs_for(const struct task *t, int first, bool client, int listener)
+{
+	struct job *jobs = calloc(t->connections, sizeof(*jobs));
+	uint32_t i;
+
+	NEED(jobs);
+	for (i = 0; i < t->connections; i++) {
+		int fd = !i ? first : client ? net_connect(&address) : net.accept(listener, NULL, NULL);
+
+		NEED(fd >= 0);
+		jobs[i].task = *t;
+		jobs[i].client = client;
+		jobs[i].conn = net_conn(fd, t->wait);
+	}
+	return jobs;
+}
+
+static void close_all(struct job *jobs, uint32_t connections)
+{
+	while (connections--) {
+		if (jobs[connections].conn.epfd >= 0)
+			net.close(jobs[connections].conn.epfd);
+		net.close(jobs[connections].conn.fd);
+	}
+	free(jobs);
+}
+
+/* The task comes as the first message of its first connection. */
+static bool serve(int listener)
+{
+	struct conn first = { .fd = net.accept(listener, NULL, NULL), .epfd = -1, .wait = BLOCK };
+	struct task t;
+	struct job *jobs;
+
+	NEED(first.fd >= 0);
+	get(&first, &t, sizeof(t));
+	if (t.what == QUIT || t.what == HOLD) {
+		if (t.what == HOLD)
+			hold_server(&t, &first, listener);
+		net.close(first.fd);
+		return t.what != QUIT;
+	}
+	jobs = jobs_for(&t, first.fd, false, listener);
+	if (t.what == DGRAM)
+		dgram_server(&jobs[0]);
+	else
+		work_all(jobs, t.connections);
+	close_all(jobs, t.connections);
+	return true;
+}
+
+static void run_server(void)
+{
+	int listener = net_stream();
+
+	NEED(!net.bind(listener, (struct sockaddr *)&address, sizeof(address)));
+	NEED(!net.listen(listener, 1024));
+	puts("ready");
+	fflush(stdout);
+	while (serve(listener))
+		;
+	net.close(listener);
+}
+
+static uint32_t index_in(const char *const *names, uint32_t count, const char *name)
+{
+	uint32_t i;
+
+	for (i = 0; i < count; i++)
+		if (!strcmp(names[i], name))
+			return i;
+	fprintf(stderr, "rsbench: what is %s?\n", name);
+	exit(2);
+}
+
+static struct task parse(const char *text)
+{
+	struct task t = { .size = 1, .count = 1, .connections = 1 };
+	char what[16], wait[16] = "block";
+
+	NEED(sscanf(text, "%15[^:]:%15[^:]:%u:%u:%u", what, wait, &t.size, &t.count, &t.connections) >= 1);
+	t.what = index_in(whats, sizeof(whats) / sizeof(*whats), what);
+	t.wait = index_in(waits, sizeof(waits) / sizeof(*waits), wait);
+	NEED(t.size && t.count && t.connections);
+	return t;
+}
+
+/* Microseconds a message over all connections together, from the first start to the last end. */
+static double measure(const struct task *t, int first)
+{
+	struct job *jobs = jobs_for(t, first, true, -1);
+	uint32_t i, timed = t->count - t->count / 10;
+	double start, end, result;
+
+	work_all(jobs, t->connections);
+	start = jobs[0].start;
+	end = jobs[0].end;
+	for (i = 1; i < t->connections; i++) {
+		start = jobs[i].start < start ? jobs[i].start : start;
+		end = jobs[i].end > end ? jobs[i].end : end;
+	}
+	result = (end - start) / timed / t->connections;
+	close_all(jobs, t->connections);
+	return t->what == PINGPONG ? result / 2 : result;
+}
+
+static void run_task(const char *text)
+{
+	struct task t = parse(text);
+	struct conn first = { .fd = -1, .epfd = -1, .wait = BLOCK };
+	double result;
+
+	if (t.wait == EPOLL && !net.epoll_create) {
+		fprintf(stderr, "%s: this library has no repoll_*\n", text);
+		return;
+	}
+	first.fd = net_connect(&address);
+	put(&first, &t, sizeof(t));
+	if (t.what == QUIT || t.what == HOLD) {
+		if (t.what == HOLD)
+			hold_client(&t, &first, &address);
+		net.close(first.fd);
+		return;
+	}
+	if (t.what == DGRAM) {
+		result = dgram_client(&(struct job){ .task = t, .conn = first });
+		net.close(first.fd);
+	} else {
+		result = measure(&t, first.fd);
+	}
+	printf("%s:%s:%u", whats[t.what], waits[t.wait], t.size);
+	if (t.connections > 1)
+		printf(":%u", t.connections);
+	printf(" %.3f\n", result);
+	fflush(stdout);
+}
+
+int main(int argc, char **argv)
+{
+	int i;
+
+	if (argc < 5) {
+		fprintf(stderr, "usage: rsbench rdma|tcp server|client ADDRESS PORT [TASK...]\n");
+		return 2;
+	}
+	net_init(!strcmp(argv[1], "rdma"));
+	address = net_address(argv[3], atoi(argv[4]));
+	if (!strcmp(argv[2], "server"))
+		run_server();
+	for (i = 5; i < argc; i++)
+		run_task(argv[i]);
+	return 0;
+}
