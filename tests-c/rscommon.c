@@ -170,3 +170,19 @@ size_t recv_all(int fd, void *data, size_t len)
 	}
 	return done;
 }
+
+bool sleeps(pid_t tid)
+{
+	char path[64], text[256];
+	const char *state;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
+	file = fopen(path, "r");
+	if (!file)
+		return false;
+	text[fread(text, 1, sizeof(text) - 1, file)] = 0;
+	fclose(file);
+	state = strrchr(text, ')');
+	return state && state[2] == 'S';
+}

@@ -63,4 +63,7 @@ bool filled(const void *data, size_t len, unsigned seed, size_t offset);
 size_t send_all(int fd, const void *data, size_t len);
 size_t recv_all(int fd, void *data, size_t len);
 
+/* Whether the thread sleeps in the kernel: state S of /proc. Look several times: it may do so for a moment only. */
+bool sleeps(pid_t tid);
+
 #endif

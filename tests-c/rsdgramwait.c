@@ -6,9 +6,6 @@
 #include "rscommon.h"
 
 #include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
 
 static int bound_to(union address *name)
 {
@@ -158,38 +155,6 @@ static void timeouts(void)
 	EXPECT_ERROR((int)rrecv(fd, &byte, 1, 0), EAGAIN);
 	EXPECT(!rfcntl(fd, F_SETFL, O_NONBLOCK));
 	EXPECT_ERROR((int)rrecv(fd, &byte, 1, 0), EAGAIN);
-	EXPECT(!rclose(fd));
-}
-
-static void nothing(int number)
-{
-	(void)number;
-}
-
-static pthread_t sleeper;
-static atomic_bool woken;
-
-/* Signals the sleeper until it woke: the first ones may come before it sleeps. */
-static void *wake(void *arg)
-{
-	while (!woken)
-		pthread_kill(sleeper, SIGUSR1), sched_yield();
-	return arg;
-}
-
-static void signals(void)
-{
-	struct sigaction action = { .sa_handler = nothing };
-	union address name;
-	int fd = bound(&name);
-	pthread_t waker;
-	char byte;
-
-	sleeper = pthread_self();
-	EXPECT(!sigaction(SIGUSR1, &action, NULL) && !pthread_create(&waker, NULL, wake, NULL));
-	EXPECT_ERROR((int)rrecv(fd, &byte, 1, 0), EINTR);
-	woken = true;
-	EXPECT(!pthread_join(waker, NULL));
 	EXPECT(!rclose(fd));
 }
 
@@ -365,7 +330,6 @@ int main(int argc, char **argv)
 	CASE(close_ends_waits);
 	CASE(shutdown_ends_waits);
 	CASE(timeouts);
-	CASE(signals);
 	CASE(nobody_reads);
 	CASE(small_queues);
 	CASE(connected_to_one);

@@ -59,6 +59,12 @@ static void begin(void)
 	}
 }
 
+static void end(void)
+{
+	EXPECT(!ibv_dereg_mr(mr));
+	pair_close(&raw);
+}
+
 /* What an honest peer would say. */
 static struct hello honest(void)
 {
@@ -215,7 +221,7 @@ static void bad_hellos(void)
 			exit(1);
 		}
 		others_live();
-		pair_close(&raw);
+		end();
 	}
 }
 
@@ -253,7 +259,7 @@ static void unknown_operations(void)
 		connect_honestly();
 		bare(ops[i], 77);
 		victim_fails_after(0);
-		pair_close(&raw);
+		end();
 	}
 }
 

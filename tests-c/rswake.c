@@ -63,23 +63,6 @@ static void *block(void *argument)
 	return NULL;
 }
 
-/* Whether the thread sleeps in the kernel: state S of /proc, and stays in it for a while. */
-static bool sleeps(pid_t tid)
-{
-	char path[64], text[256];
-	const char *state;
-	FILE *file;
-
-	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
-	file = fopen(path, "r");
-	if (!file)
-		return false;
-	text[fread(text, 1, sizeof(text) - 1, file)] = 0;
-	fclose(file);
-	state = strrchr(text, ')');
-	return state && state[2] == 'S';
-}
-
 /* Starts the call and returns when its thread has slept at twenty looks in a row. */
 static void start_blocked(struct blocked *blocked, ssize_t (*call)(int), int fd)
 {

@@ -1,6 +1,24 @@
-//! Files of the library that are modelled on their own: they must need nothing of the rest but the error type.
+//! Files of the library that are modelled on their own, as loom sees them, and stand-ins for the few that they need and
+//! that are the outside: the kernel, and the defaults of rsockets.
+#![cfg(all(test, loom))]
 
+#[path = "../../src/rsocket/bits.rs"]
+mod bits;
+mod config;
 #[path = "../../src/errno.rs"]
-pub mod errno;
+mod errno;
+#[path = "../../src/rsocket/few.rs"]
+mod few;
+#[path = "../../src/rsocket/poll.rs"]
+mod poll;
+mod sys;
 #[path = "../../src/rsocket/table.rs"]
-pub mod table;
+mod table;
+#[path = "../../src/rsocket/stream/turns.rs"]
+mod turns;
+#[path = "../../src/rsocket/waiter.rs"]
+mod waiter;
+#[path = "../../src/rsocket/watch.rs"]
+mod watch;
+
+mod models;

@@ -317,6 +317,6 @@ impl Set {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[path = "poll_tests.rs"]
 mod tests;

@@ -1,9 +1,16 @@
 //! What a thread sleeps on while it waits for rsockets.
+//!
+//! That no notice is lost is model-checked, by the crate in `models/` (`scripts/check loom`).
 
 use std::cell::Cell;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+
+#[cfg(not(all(test, loom)))]
 use std::sync::atomic::{AtomicBool, Ordering};
+
+#[cfg(all(test, loom))]
+use loom::sync::atomic::{AtomicBool, Ordering};
 
 use super::watch::{Notice, Watcher, fork_generation};
 use crate::errno::Result;
@@ -39,9 +46,15 @@ impl Watcher for Waiter {
     }
 }
 
+#[cfg(not(all(test, loom)))]
 thread_local! {
     /// The thread's waiter while it is not in use.
     static SPARE: Cell<Option<Arc<Waiter>>> = const { Cell::new(None) };
+}
+
+#[cfg(all(test, loom))]
+loom::thread_local! {
+    static SPARE: Cell<Option<Arc<Waiter>>> = Cell::new(None);
 }
 
 /// The thread's waiter, until dropped. A signal handler that waits while the thread does gets one of its own.
@@ -88,7 +101,7 @@ impl Drop for Waiting {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::rsocket::fake::readable;

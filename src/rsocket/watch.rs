@@ -5,8 +5,20 @@
 
 use std::ffi::{c_int, c_short};
 use std::mem;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, PoisonError};
+
+#[cfg(not(all(test, loom)))]
+use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+#[cfg(all(test, loom))]
+use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
 
 use libc::POLLNVAL;
 
@@ -85,6 +97,7 @@ pub struct Watchers {
 
 impl Watchers {
     /// No watchers.
+    #[cfg(not(all(test, loom)))]
     pub const fn new() -> Watchers {
         Watchers { list: Mutex::new(Vec::new()), count: AtomicUsize::new(0), closed: AtomicBool::new(false) }
     }
@@ -181,7 +194,7 @@ pub fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -1,64 +1,135 @@
 //! Waiting for a change, as sockets wait: a signal handler that asks for it (SA_RESTART) does not end the wait, another
 //! one does.
+//!
+//! That no wake-up is lost is model-checked, by the crate in `models/` (`scripts/check loom`).
 
-use std::ptr;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Instant;
 
-use super::clock;
-use crate::errno::{Errno, Result};
+#[cfg(not(all(test, loom)))]
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+#[cfg(all(test, loom))]
+use loom::sync::atomic::{AtomicU32, Ordering, fence};
+
+use self::kernel::Futex;
+use crate::errno::Result;
 
 /// A counter of changes that threads can wait on.
 #[derive(Debug, Default)]
 pub struct Changes {
-    count: AtomicU32,
+    count: Futex,
     sleepers: AtomicU32,
 }
 
 impl Changes {
     /// Where the counter is. Taken before looking at what may change.
     pub fn count(&self) -> u32 {
-        self.count.load(Ordering::Acquire)
+        self.count.value().load(Ordering::Acquire)
     }
 
     /// Something changed: wakes everybody.
     pub fn notify(&self) {
-        self.count.fetch_add(1, Ordering::Release);
+        self.count.value().fetch_add(1, Ordering::Release);
+        // Either the sleeper counted itself before this, or it will find the new count.
         fence(Ordering::SeqCst);
-        if self.sleepers.load(Ordering::Relaxed) == 0 {
-            return;
+        if self.sleepers.load(Ordering::Relaxed) != 0 {
+            self.count.wake_all();
         }
-        // SAFETY: the address of a live atomic.
-        unsafe {
-            libc::syscall(libc::SYS_futex, self.count.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX)
-        };
     }
 
     /// Waits until the counter is no longer at `count`; `ETIMEDOUT` at the deadline, `EINTR` after a signal.
     pub fn wait(&self, count: u32, deadline: Option<Instant>) -> Result<()> {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let result = self.sleep(count, deadline);
+        let result = self.count.wait(count, deadline);
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
         result
     }
+}
 
-    fn sleep(&self, count: u32, deadline: Option<Instant>) -> Result<()> {
-        let limit = match deadline.map(clock::left) {
-            Some(None) => return Err(Errno::ETIMEDOUT),
-            Some(Some(left)) => Some(clock::timespec(left)),
-            None => None,
-        };
-        let limit = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
-        let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-        // SAFETY: the address of a live atomic; the time-out is NULL or a live timespec.
-        let result = unsafe { libc::syscall(libc::SYS_futex, self.count.as_ptr(), operation, count, limit) };
-        match result {
-            0 => Ok(()),
-            _ => match Errno::last() {
-                Errno::EAGAIN => Ok(()),
-                error => Err(error),
-            },
+#[cfg(not(all(test, loom)))]
+mod kernel {
+    use std::ptr;
+    use std::sync::atomic::AtomicU32;
+    use std::time::Instant;
+
+    use crate::errno::{Errno, Result};
+    use crate::sys::clock;
+
+    /// A number that futex(2) knows.
+    #[derive(Debug, Default)]
+    pub struct Futex(AtomicU32);
+
+    impl Futex {
+        pub fn value(&self) -> &AtomicU32 {
+            &self.0
+        }
+
+        pub fn wake_all(&self) {
+            let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+            // SAFETY: the address of a live atomic.
+            unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, i32::MAX) };
+        }
+
+        /// Compares and sleeps, in one step.
+        pub fn wait(&self, value: u32, deadline: Option<Instant>) -> Result<()> {
+            let limit = match deadline.map(clock::left) {
+                Some(None) => return Err(Errno::ETIMEDOUT),
+                Some(Some(left)) => Some(clock::timespec(left)),
+                None => None,
+            };
+            let limit = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
+            let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+            // SAFETY: the address of a live atomic; the time-out is NULL or a live timespec.
+            let result = unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, value, limit) };
+            match result {
+                0 => Ok(()),
+                _ => match Errno::last() {
+                    Errno::EAGAIN => Ok(()),
+                    error => Err(error),
+                },
+            }
+        }
+    }
+}
+
+/// What futex(2) does, for models: the lock is that of the kernel's queue. Every deadline comes at once.
+#[cfg(all(test, loom))]
+mod kernel {
+    use std::time::Instant;
+
+    use loom::sync::atomic::{AtomicU32, Ordering};
+    use loom::sync::{Condvar, Mutex};
+
+    use crate::errno::{Errno, Result};
+
+    #[derive(Debug, Default)]
+    pub struct Futex {
+        value: AtomicU32,
+        queue: Mutex<()>,
+        woken: Condvar,
+    }
+
+    impl Futex {
+        pub fn value(&self) -> &AtomicU32 {
+            &self.value
+        }
+
+        pub fn wake_all(&self) {
+            let _queue = self.queue.lock().unwrap();
+            self.woken.notify_all();
+        }
+
+        pub fn wait(&self, value: u32, deadline: Option<Instant>) -> Result<()> {
+            let queue = self.queue.lock().unwrap();
+            if self.value.load(Ordering::Relaxed) != value {
+                return Ok(());
+            }
+            if deadline.is_some() {
+                return Err(Errno::ETIMEDOUT);
+            }
+            drop(self.woken.wait(queue).unwrap());
+            Ok(())
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod netlink;
 pub mod pages;
 pub mod rc;
 pub mod resolver;
+pub mod signals;
 pub mod sockaddr;
 pub mod text;
 pub mod uapi;

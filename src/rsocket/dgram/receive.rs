@@ -17,6 +17,7 @@ use crate::rsocket::watch::Pollable;
 use crate::rsocket::wire::datagram::{UDP_MOST, UdHeader, UdpHeader, UdpOp};
 use crate::sys::alloc::try_copy;
 use crate::sys::event::Deadline;
+use crate::sys::signals;
 
 /// UDP packets read at a time: the reactor serves other sockets too.
 const BATCH: usize = 64;
@@ -72,12 +73,17 @@ impl Dgram {
         }
     }
 
-    /// Waits until one of `events` holds; `EAGAIN` at the deadline, as socket(7) has it for SO_RCVTIMEO.
+    /// Waits until one of `events` holds; `EAGAIN` at the deadline, as socket(7) has it for SO_RCVTIMEO. After a signal it goes
+    /// on or fails with `EINTR`, as signal(7) says: a wait with a deadline never goes on.
     pub(super) fn wait(self: &Arc<Self>, events: i16, deadline: Deadline) -> Result<()> {
         let pollable: Arc<dyn Pollable> = Arc::clone(self) as _;
-        match wait_one(&pollable, events, deadline)? {
-            0 => Err(Errno::EAGAIN),
-            _ => Ok(()),
+        loop {
+            match wait_one(&pollable, events, deadline) {
+                Ok(0) => return Err(Errno::EAGAIN),
+                Ok(_) => return Ok(()),
+                Err(Errno::EINTR) if deadline.left().is_none() && signals::ask_for_restart() => {}
+                Err(error) => return Err(error),
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::options::Linger;
 use super::wait::Wait;
-use super::{Guard, Notice, Phase, State, Stream};
+use super::{Guard, Notice, Phase, State, Stream, turns};
 use crate::cm;
 use crate::errno::{Errno, Result};
 use crate::rsocket::forks;
@@ -95,7 +95,7 @@ impl Stream {
 
     /// Has a thread that sleeps in the completion channel look at what changed.
     fn wake_leader(&self, state: &mut State) {
-        if let Some(link) = state.link.as_mut().filter(|link| link.leader)
+        if let Some(link) = state.link.as_mut().filter(|link| link.turns.is_led())
             && link.keep_alive().is_err()
         {
             link.stop();
@@ -157,21 +157,14 @@ impl Stream {
 
     fn end<'a>(&'a self, mut state: Guard<'a>) {
         let phase = mem::replace(&mut state.phase, Phase::Closed);
-        if let Some(link) = state.link.as_mut().filter(|link| link.leader) {
+        if let Some(link) = state.link.as_mut().filter(|link| link.turns.is_led()) {
             // Ends the leader's sleep. Without one the connection ends in order, which lets the last messages of iWARP arrive.
             link.stop();
         }
         drop(state);
         // Without the lock: watchers look at their members when they let go of one.
         self.notify(Notice::Closed);
-        state = self.lock();
-        while state.link.as_ref().is_some_and(|link| link.leader) {
-            let count = self.changed.count();
-            drop(state);
-            // Signals don't matter here.
-            let _ = self.changed.wait(count, None);
-            state = self.lock();
-        }
+        state = turns::leave(self, self.lock());
         state.release();
         self.channel_fd.store(-1, Ordering::Relaxed);
         drop(state);

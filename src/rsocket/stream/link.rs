@@ -11,6 +11,7 @@ use std::mem::zeroed;
 use std::ptr::NonNull;
 
 use super::options::Options;
+use super::turns::Turns;
 use crate::cm::{self, Id};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_id;
@@ -96,10 +97,8 @@ pub(super) struct Link {
     receiver: Receiver,
     sender: Option<Sender>,
     peer: Peer,
-    /// An event was asked for and not taken yet.
-    pub armed: bool,
-    /// A thread waits in the completion channel.
-    pub leader: bool,
+    /// Who waits in the completion channel.
+    pub turns: Turns,
     /// The kernel has taken the device away: the channel says nothing but that.
     pub cut_off: bool,
     /// The completion channel's descriptor is O_NONBLOCK.
@@ -165,8 +164,7 @@ impl Link {
             receiver: Receiver::new(options.receive_buffer, queue as u16),
             sender: None,
             peer: Peer::default(),
-            armed: false,
-            leader: false,
+            turns: Turns::default(),
             cut_off: false,
             nonblocking: false,
             failed: None,

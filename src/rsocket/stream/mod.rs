@@ -13,6 +13,7 @@ mod link;
 mod names;
 mod options;
 mod ready;
+mod turns;
 mod wait;
 
 use std::collections::VecDeque;

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
-use super::{Phase, State, Stream};
+use super::{Phase, State, Stream, turns};
 use crate::rsocket::bits::{IN, OUT};
 use crate::rsocket::forks;
 use crate::rsocket::watch::{Pollable, Watchers};
@@ -52,10 +52,8 @@ impl Pollable for Stream {
         }
         let mut state = self.lock();
         // With a leader, that one takes the event and tells the watchers.
-        if state.link.as_ref().is_some_and(|link| !link.leader)
-            && matches!(state.phase, Phase::Connected | Phase::Disconnected)
-        {
-            self.arm_channel(&mut state);
+        if turns::may_lead::<Stream>(&mut state) {
+            turns::arm(self, &mut state);
         } else {
             self.poll(&mut state);
         }
@@ -66,7 +64,7 @@ impl Pollable for Stream {
         if self.generation != forks::generation() {
             return;
         }
-        self.take_channel_event(&mut self.lock());
+        turns::take(self, &mut self.lock());
     }
 
     fn descriptors(&self, add: &mut dyn FnMut(c_int)) {

@@ -1,0 +1,102 @@
+//! Blocking calls of one stream: no wake-up is lost when the leader leaves, for whatever reason.
+
+use super::beside;
+use super::stream::{Stream, soon};
+use crate::errno::Errno;
+
+fn receive(stream: &Stream) {
+    assert_eq!(stream.receive(None), Ok(true));
+}
+
+/// What the time-out takes or leaves does not matter; that it does not take it from others does.
+fn receive_for_a_while(stream: &Stream) {
+    assert!(matches!(stream.receive(soon()), Ok(true) | Err(Errno::ETIMEDOUT)));
+}
+
+fn left_over(most: u32) -> impl Fn(&Stream) {
+    move |stream| {
+        let mut count = 0;
+        while stream.receive_now() {
+            count += 1;
+        }
+        assert!(count <= most);
+    }
+}
+
+#[test]
+fn one_waits() {
+    beside(4, Stream::new, [receive, Stream::arrive], left_over(0));
+}
+
+#[test]
+fn one_waits_twice() {
+    fn twice(stream: &Stream) {
+        receive(stream);
+        receive(stream);
+    }
+    fn arrive_twice(stream: &Stream) {
+        stream.arrive();
+        stream.arrive();
+    }
+    beside(3, Stream::new, [twice, arrive_twice], left_over(0));
+}
+
+#[test]
+fn two_wait() {
+    fn arrive_twice(stream: &Stream) {
+        stream.arrive();
+        stream.arrive();
+    }
+    beside(2, Stream::new, [receive, receive, arrive_twice], left_over(0));
+}
+
+/// One completion brings both threads' data.
+#[test]
+fn two_wait_for_one_completion() {
+    beside(2, Stream::new, [receive, receive, |stream| stream.arrive_many(2)], left_over(0));
+}
+
+#[test]
+fn one_of_two_gives_up() {
+    beside(2, Stream::new, [receive, receive_for_a_while, |stream| stream.arrive_many(2)], left_over(1));
+}
+
+/// A call that does not wait handles the completion that others wait for.
+#[test]
+fn another_call_makes_progress() {
+    fn take_one(stream: &Stream) {
+        stream.receive_now();
+    }
+    beside(2, Stream::new, [receive, take_one, |stream| stream.arrive_many(2)], left_over(1));
+}
+
+#[test]
+fn two_wait_beside_another_call() {
+    fn take_one(stream: &Stream) {
+        stream.receive_now();
+        stream.arrive_many(3);
+    }
+    beside(2, Stream::new, [receive, receive, take_one], left_over(1));
+}
+
+fn closed_or_shut(stream: &Stream) {
+    assert!(matches!(stream.receive(None), Ok(false) | Err(Errno::EBADF)));
+}
+
+#[test]
+fn shut_down_under_two() {
+    beside(2, Stream::new, [closed_or_shut, closed_or_shut, Stream::shut_down], |_| {});
+}
+
+#[test]
+fn closed_under_two() {
+    beside(2, Stream::new, [closed_or_shut, closed_or_shut, Stream::close], |_| {});
+}
+
+#[test]
+fn closed_while_one_gives_up() {
+    fn give_up(stream: &Stream) {
+        assert!(matches!(stream.receive(soon()), Err(Errno::EBADF | Errno::ETIMEDOUT)));
+    }
+    beside(2, Stream::new, [closed_or_shut, give_up, Stream::close], |_| {});
+}

@@ -1,0 +1,36 @@
+//! The models. A lost wake-up is a deadlock, which loom reports.
+
+mod blocking;
+mod changes;
+mod pollers;
+mod stream;
+
+use loom::model::Builder;
+use loom::thread;
+
+/// Runs the threads beside each other with a new `T`, in every order with up to so many preemptions.
+fn beside<T: Send + Sync + 'static, const N: usize>(
+    preemptions: usize,
+    make: fn() -> T,
+    threads: [fn(&T); N],
+    after: impl Fn(&T) + Send + Sync + 'static,
+) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 10_000;
+    builder.check(move || {
+        let shared = std::sync::Arc::new(make());
+        let others: Vec<_> = threads[1..]
+            .iter()
+            .map(|&each| {
+                let shared = shared.clone();
+                thread::spawn(move || each(&shared))
+            })
+            .collect();
+        threads[0](&shared);
+        for other in others {
+            other.join().unwrap();
+        }
+        after(&shared);
+    });
+}

@@ -1,0 +1,122 @@
+//! rpoll: no change is missed by those who sleep on descriptors, alone and beside blocking calls.
+
+use std::sync::Arc;
+
+use libc::{POLLIN, POLLNVAL};
+
+use super::beside;
+use super::stream::Stream;
+use crate::errno::Errno;
+use crate::poll::wait_one;
+use crate::sys::event::Deadline;
+use crate::watch::Pollable;
+
+type Shared = Arc<Stream>;
+
+fn new() -> Shared {
+    Arc::new(Stream::new())
+}
+
+fn poll_until(stream: &Shared, deadline: Deadline) -> i16 {
+    let stream: Arc<dyn Pollable> = stream.clone();
+    wait_one(&stream, POLLIN, deadline).unwrap()
+}
+
+fn poll(stream: &Shared) -> i16 {
+    poll_until(stream, Deadline::after_ms(-1))
+}
+
+fn poll_readable(stream: &Shared) {
+    assert_eq!(poll(stream), POLLIN);
+}
+
+/// Polls, takes what came, and polls again with the same waiter.
+fn poll_and_take_twice(stream: &Shared) {
+    for _ in 0..2 {
+        poll_readable(stream);
+        assert!(stream.receive_now());
+    }
+}
+
+fn poll_for_a_while(stream: &Shared) {
+    assert!(matches!(poll_until(stream, Deadline::after_ms(1)), 0 | POLLIN));
+}
+
+#[test]
+fn data_comes() {
+    beside(3, new, [poll_readable, |stream| stream.arrive()], |_| {});
+}
+
+#[test]
+fn data_comes_twice() {
+    fn arrive_twice(stream: &Shared) {
+        stream.arrive();
+        stream.arrive();
+    }
+    beside(3, new, [poll_and_take_twice, arrive_twice], |_| {});
+}
+
+/// One takes the event that both sleep on.
+#[test]
+fn two_poll() {
+    beside(2, new, [poll_readable, poll_readable, |stream| stream.arrive()], |_| {});
+}
+
+#[test]
+fn one_of_two_gives_up() {
+    beside(2, new, [poll_readable, poll_for_a_while, |stream| stream.arrive()], |_| {});
+}
+
+#[test]
+fn shut_down() {
+    beside(3, new, [poll_readable, |stream| stream.shut_down()], |_| {});
+}
+
+#[test]
+fn closed() {
+    fn poll_closed(stream: &Shared) {
+        assert_eq!(poll(stream), POLLNVAL);
+    }
+    beside(3, new, [poll_closed, |stream| stream.close()], |_| {});
+}
+
+/// A notice for an earlier wait costs a look, and hides none for this one.
+#[test]
+fn an_old_notice_and_a_new_one() {
+    fn twice(stream: &Shared) {
+        poll_for_a_while(stream);
+        poll_readable(stream);
+    }
+    beside(2, new, [twice, |stream| stream.wake(), |stream| stream.shut_down()], |_| {});
+}
+
+/// Notices that come while the waiter is made unreadable hide none that comes later.
+#[test]
+fn notices_in_a_row() {
+    fn change(stream: &Shared) {
+        stream.wake();
+        stream.wake();
+        stream.shut_down();
+    }
+    beside(3, new, [poll_readable, change], |_| {});
+}
+
+/// The leader takes the event that the poller sleeps on, and leaves it the second piece of data.
+#[test]
+fn beside_a_leader() {
+    fn receive(stream: &Shared) {
+        assert_eq!(stream.receive(None), Ok(true));
+    }
+    beside(2, new, [poll_readable, receive, |stream| stream.arrive_many(2)], |_| {});
+}
+
+#[test]
+fn closed_beside_a_leader() {
+    fn receive(stream: &Shared) {
+        assert_eq!(stream.receive(None), Err(Errno::EBADF));
+    }
+    fn poll_closed(stream: &Shared) {
+        assert_eq!(poll(stream), POLLNVAL);
+    }
+    beside(2, new, [poll_closed, receive, |stream| stream.close()], |_| {});
+}

@@ -1,0 +1,268 @@
+//! A stream reduced to its waiting: a completion queue with a channel, data that is counted, and the calls that wait.
+
+use std::ffi::{c_int, c_short};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use libc::{POLLIN, POLLNVAL};
+use loom::sync::{Mutex, MutexGuard};
+use loom::thread;
+
+use crate::errno::{Errno, Result};
+use crate::sys::event::EventFd;
+use crate::sys::futex::Changes;
+use crate::turns::{self, Led, Turns};
+use crate::watch::{Notice, Pollable, Watchers};
+
+/// Any deadline: they come at once.
+pub fn soon() -> Option<Instant> {
+    Some(Instant::now() + Duration::from_secs(1))
+}
+
+/// The completion queue.
+#[derive(Default)]
+struct Queue {
+    /// Completions, and those among them that bring data.
+    any: u32,
+    data: u32,
+    armed: bool,
+}
+
+pub struct State {
+    turns: Turns,
+    pub available: u32,
+    shut: bool,
+    closed: bool,
+    /// The channel is gone.
+    released: bool,
+}
+
+pub struct Stream {
+    queue: Mutex<Queue>,
+    channel: std::sync::Arc<EventFd>,
+    pub state: Mutex<State>,
+    changed: Changes,
+    watchers: Watchers,
+}
+
+impl Stream {
+    pub fn new() -> Stream {
+        Stream {
+            queue: Mutex::default(),
+            channel: std::sync::Arc::new(EventFd::new().unwrap()),
+            state: Mutex::new(State {
+                turns: Turns::default(),
+                available: 0,
+                shut: false,
+                closed: false,
+                released: false,
+            }),
+            changed: Changes::default(),
+            watchers: Watchers::default(),
+        }
+    }
+
+    /// The device: something completed.
+    fn complete(&self, data: u32) {
+        let mut queue = self.queue.lock().unwrap();
+        queue.any += 1;
+        queue.data += data;
+        if queue.armed {
+            queue.armed = false;
+            self.channel.raise();
+        }
+    }
+
+    /// The peer sent something.
+    pub fn arrive(&self) {
+        self.arrive_many(1);
+    }
+
+    /// The peer sent so much in one piece.
+    pub fn arrive_many(&self, data: u32) {
+        self.complete(data);
+    }
+
+    /// Tells everybody of nothing.
+    pub fn wake(&self) {
+        self.notify(Notice::Changed);
+    }
+
+    /// Takes one piece of data. `EBADF` after close, `false` after shutdown.
+    pub fn receive(&self, deadline: Option<Instant>) -> Result<bool> {
+        let mut state = self.lock();
+        loop {
+            if state.closed {
+                return Err(Errno::EBADF);
+            }
+            if state.available == 0 {
+                self.look(&mut state);
+            }
+            if state.available > 0 {
+                state.available -= 1;
+                return Ok(true);
+            }
+            if state.shut {
+                return Ok(false);
+            }
+            let (back, result) = turns::wait(self, state, deadline);
+            state = back;
+            if !state.closed {
+                result?;
+            }
+        }
+    }
+
+    /// As a call that does not wait.
+    pub fn receive_now(&self) -> bool {
+        let mut state = self.lock();
+        self.look(&mut state);
+        let some = state.available > 0;
+        state.available -= u32::from(some);
+        some
+    }
+
+    fn notify(&self, notice: Notice) {
+        self.changed.notify();
+        self.watchers.notify(notice);
+    }
+
+    pub fn shut_down(&self) {
+        let mut state = self.lock();
+        state.shut = true;
+        if state.turns.is_led() {
+            self.complete(0);
+        }
+        self.notify(Notice::Changed);
+    }
+
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        if state.turns.is_led() {
+            self.complete(0);
+        }
+        drop(state);
+        self.notify(Notice::Closed);
+        let mut state = turns::leave(self, self.lock());
+        assert!(!state.turns.is_led());
+        state.released = true;
+    }
+}
+
+impl Led for Stream {
+    type State = State;
+    type Channel = std::sync::Arc<EventFd>;
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn changed(&self) -> &Changes {
+        &self.changed
+    }
+
+    fn tell_pollers(&self) {
+        self.watchers.notify(Notice::Changed);
+    }
+
+    fn turns(state: &mut State) -> Option<&mut Turns> {
+        (!state.released).then_some(&mut state.turns)
+    }
+
+    fn shows_in_channel(state: &State) -> bool {
+        !state.closed
+    }
+
+    fn look(&self, state: &mut State) -> bool {
+        if state.closed {
+            return false;
+        }
+        let mut queue = self.queue.lock().unwrap();
+        let any = queue.any > 0;
+        state.available += queue.data;
+        (queue.any, queue.data) = (0, 0);
+        drop(queue);
+        if any {
+            self.changed.notify();
+        }
+        any
+    }
+
+    fn request_event(&self, _: &mut State) -> bool {
+        self.queue.lock().unwrap().armed = true;
+        true
+    }
+
+    fn channel_failed(&self, _: &mut State) {
+        unreachable!("the model's channel never fails");
+    }
+
+    fn take(&self, state: &mut State) -> Result<()> {
+        assert!(!state.released);
+        self.channel.take(false)
+    }
+
+    fn channel(&self, state: &mut State) -> Option<Self::Channel> {
+        (!state.released).then(|| self.channel.clone())
+    }
+
+    fn sleep(channel: Self::Channel, deadline: Option<Instant>) -> Result<()> {
+        match channel.take(deadline.is_none()) {
+            Err(Errno::EAGAIN) => Err(Errno::ETIMEDOUT),
+            result => result,
+        }
+    }
+
+    fn took(_: &mut State) {}
+}
+
+impl Pollable for Stream {
+    fn ready(&self, wanted: c_short) -> c_short {
+        let mut state = self.lock();
+        self.look(&mut state);
+        bits(&state, wanted)
+    }
+
+    fn arm(&self, wanted: c_short) -> c_short {
+        let mut state = self.lock();
+        if turns::may_lead::<Stream>(&mut state) {
+            turns::arm(self, &mut state);
+        } else {
+            self.look(&mut state);
+        }
+        bits(&state, wanted)
+    }
+
+    fn take_event(&self) {
+        let mut state = self.lock();
+        turns::take(self, &mut state);
+        if state.turns.is_led() {
+            // The poller finds the channel readable until the leader, who is awake, took the event.
+            drop(state);
+            thread::yield_now();
+        }
+    }
+
+    fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
+        if !self.lock().released {
+            add(self.channel.as_raw_fd());
+        }
+    }
+
+    fn edges(&self) -> u64 {
+        0
+    }
+
+    fn watchers(&self) -> &Watchers {
+        &self.watchers
+    }
+}
+
+fn bits(state: &State, wanted: c_short) -> c_short {
+    match (state.closed, state.available > 0 || state.shut) {
+        (true, _) => POLLNVAL,
+        (false, true) => wanted & POLLIN,
+        (false, false) => 0,
+    }
+}

@@ -1,0 +1,7 @@
+//! The outside.
+
+#[path = "../../../src/sys/alloc.rs"]
+pub mod alloc;
+pub mod event;
+#[path = "../../../src/sys/futex.rs"]
+pub mod futex;

@@ -1,0 +1,173 @@
+//! Whose turn it is to sleep in a connection's completion channel.
+//!
+//! One of the threads that wait, the leader, sleeps in the channel, in the one system call that takes the event. The others
+//! sleep until they are told that something changed. Whoever comes back looks at what completed and tells the others; one of
+//! them then leads, if it still has to wait. Pollers sleep on the channel's descriptor, and leave its events to a leader.
+//!
+//! What touches the outside is behind [`Led`]. The hand-over is model-checked, by the crate in `models/` (`scripts/check loom`).
+
+use std::time::Instant;
+
+#[cfg(not(all(test, loom)))]
+use std::sync::MutexGuard;
+
+#[cfg(all(test, loom))]
+use loom::sync::MutexGuard;
+
+use crate::errno::{Errno, Result};
+use crate::sys::futex::Changes;
+
+/// A channel's part of the state.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    /// A thread sleeps in the channel, or is about to, or has just come back.
+    led: bool,
+    /// An event was asked for and not taken yet.
+    armed: bool,
+}
+
+impl Turns {
+    /// Whether a thread sleeps in the channel. Whoever makes a change that no completion shows has to wake it.
+    pub fn is_led(&self) -> bool {
+        self.led
+    }
+
+    fn took(&mut self) {
+        self.armed = false;
+    }
+}
+
+/// What has a channel to sleep in: a stream, or the model of one.
+pub(super) trait Led {
+    /// What its lock guards.
+    type State;
+    /// The channel, for whoever sleeps in it without the lock. It stays as long as there is a leader.
+    type Channel;
+
+    /// The lock.
+    fn lock(&self) -> MutexGuard<'_, Self::State>;
+    /// Who wait without a channel.
+    fn changed(&self) -> &Changes;
+    /// Tells the pollers, if there are any, that the event they rely on was taken.
+    fn tell_pollers(&self);
+
+    /// `None` without a channel.
+    fn turns(state: &mut Self::State) -> Option<&mut Turns>;
+    /// Whether what a thread waits for shows in the channel, if there is one.
+    fn shows_in_channel(state: &Self::State) -> bool;
+    /// Handles what completed; whether anything did. In that case it has told those who wait.
+    fn look(&self, state: &mut Self::State) -> bool;
+    /// Has the next completion raise an event. `false`: that failed, which changed the state.
+    fn request_event(&self, state: &mut Self::State) -> bool;
+    /// The channel can't be used any more; whoever waits is told.
+    fn channel_failed(&self, state: &mut Self::State);
+    /// The channel, in blocking mode.
+    fn channel(&self, state: &mut Self::State) -> Option<Self::Channel>;
+    /// Waits for an event and takes it.
+    fn sleep(channel: Self::Channel, deadline: Option<Instant>) -> Result<()>;
+    /// Takes an event if there is one, without waiting.
+    fn take(&self, state: &mut Self::State) -> Result<()>;
+    /// A leader's event was taken.
+    fn took(state: &mut Self::State);
+}
+
+type Guard<'a, S> = MutexGuard<'a, <S as Led>::State>;
+
+/// Whether a thread that wants to wait may do so in the channel.
+pub(super) fn may_lead<S: Led>(state: &mut S::State) -> bool {
+    S::shows_in_channel(state) && S::turns(state).is_some_and(|turns| !turns.led)
+}
+
+/// Waits until something may have changed: `ETIMEDOUT` at the deadline, `EINTR` after a signal whose handler asks for it. The
+/// caller has looked at everything under the lock that it hands over.
+pub(super) fn wait<'a, S: Led>(
+    stream: &'a S,
+    mut state: Guard<'a, S>,
+    deadline: Option<Instant>,
+) -> (Guard<'a, S>, Result<()>) {
+    if !may_lead::<S>(&mut state) {
+        let count = stream.changed().count();
+        drop(state);
+        let result = stream.changed().wait(count, deadline);
+        return (stream.lock(), result);
+    }
+    if arm(stream, &mut state) {
+        return (state, Ok(()));
+    }
+    let Some(channel) = begin(stream, &mut state) else { return (state, Ok(())) };
+    drop(state);
+    let result = S::sleep(channel, deadline);
+    let mut state = stream.lock();
+    end(stream, &mut state, result.is_ok());
+    match result {
+        Ok(()) | Err(Errno::EINTR | Errno::ETIMEDOUT | Errno::EAGAIN) => (state, result),
+        Err(_) => {
+            stream.channel_failed(&mut state);
+            (state, Ok(()))
+        }
+    }
+}
+
+/// Has the next completion raise an event, and looks once more; whether something came.
+pub(super) fn arm<S: Led>(stream: &S, state: &mut S::State) -> bool {
+    let Some(turns) = S::turns(state) else { return false };
+    if !turns.armed {
+        if !stream.request_event(state) {
+            return true;
+        }
+        if let Some(turns) = S::turns(state) {
+            turns.armed = true;
+        }
+    }
+    stream.look(state)
+}
+
+fn begin<S: Led>(stream: &S, state: &mut S::State) -> Option<S::Channel> {
+    let channel = stream.channel(state)?;
+    S::turns(state)?.led = true;
+    Some(channel)
+}
+
+fn end<S: Led>(stream: &S, state: &mut S::State, took: bool) {
+    if let Some(turns) = S::turns(state) {
+        turns.led = false;
+        if took {
+            turns.took();
+            S::took(state);
+        }
+    }
+    stream.look(state);
+    // Those who wait to be told: one of them leads next, if this thread is done.
+    stream.changed().notify();
+    if took {
+        stream.tell_pollers();
+    }
+}
+
+/// A poller saw the channel readable: takes the event, unless a leader is there to do so and to tell the pollers.
+pub(super) fn take<S: Led>(stream: &S, state: &mut S::State) {
+    if S::turns(state).is_none_or(|turns| turns.led) {
+        return;
+    }
+    match stream.take(state) {
+        Ok(()) => {
+            if let Some(turns) = S::turns(state) {
+                turns.took();
+            }
+        }
+        Err(Errno::EAGAIN | Errno::EINTR) => {}
+        Err(_) => stream.channel_failed(state),
+    }
+}
+
+/// Returns when nobody sleeps in the channel. The caller has woken the leader, and made sure that nobody leads after it.
+pub(super) fn leave<'a, S: Led>(stream: &'a S, mut state: Guard<'a, S>) -> Guard<'a, S> {
+    while S::turns(&mut state).is_some_and(|turns| turns.led) {
+        let count = stream.changed().count();
+        drop(state);
+        // Signals don't matter here.
+        let _: std::result::Result<(), Errno> = stream.changed().wait(count, None);
+        state = stream.lock();
+    }
+    state
+}
