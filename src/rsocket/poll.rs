@@ -317,6 +317,7 @@ impl Set {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 #[path = "poll_tests.rs"]
 mod tests;
