@@ -2,6 +2,8 @@
 #include "cases.h"
 #include "rscommon.h"
 
+#include <limits.h>
+
 static struct rspair pair;
 
 /* One byte of room: at most one byte is written. */
@@ -163,6 +165,36 @@ static void transfer_timeouts(void)
 	rs_pair_close(&pair);
 }
 
+/* Longer than any clock counts: no time-out at all. */
+static void endless_timeouts(void)
+{
+	struct timeval time = { .tv_sec = LONG_MAX, .tv_usec = 999999 }, read;
+	socklen_t len = sizeof(read);
+	char byte = 0;
+	int fd, status;
+	pid_t child;
+
+	EXPECT((pair.listener = rs_listener(AF_INET, &pair.to, NULL)) >= 0);
+	EXPECT(!rsetsockopt(pair.listener, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
+	EXPECT(!rsetsockopt(pair.listener, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time)));
+	child = fork();
+	if (child == 0) {
+		fd = rsocket(AF_INET, SOCK_STREAM, 0);
+		EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time)));
+		EXPECT(!rconnect(fd, &pair.to.sa, addr_len(&pair.to)));
+		EXPECT(rrecv(fd, &byte, 1, 0) == 1 && rsend(fd, &byte, 1, 0) == 1);
+		EXPECT(!rclose(fd));
+		_exit(0);
+	}
+	EXPECT((fd = raccept(pair.listener, NULL, NULL)) >= 0);
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
+	EXPECT(!rgetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &read, &len));
+	EXPECT(rsend(fd, "x", 1, 0) == 1);
+	EXPECT(rrecv(fd, &byte, 1, 0) == 1 && byte == 'x');
+	EXPECT(waitpid(child, &status, 0) == child && status == 0);
+	EXPECT(!rclose(fd) && !rclose(pair.listener));
+}
+
 static void accept_timeout(void)
 {
 	struct timeval limit = { 0, 60000 };
@@ -185,5 +217,6 @@ int main(int argc, char **argv)
 	CASE(descriptor_flags);
 	CASE(transfer_timeouts);
 	CASE(accept_timeout);
+	CASE(endless_timeouts);
 	return finish();
 }

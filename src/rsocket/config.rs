@@ -116,7 +116,7 @@ fn join<'a>(room: &'a mut [u8], folder: &[u8], name: &[u8]) -> Option<&'a [u8]> 
 }
 
 /// The number at the beginning of `text`; `None` if there is none, or one below zero.
-fn parse(text: &[u8]) -> Option<u32> {
+pub fn parse(text: &[u8]) -> Option<u32> {
     let text = text.trim_ascii_start();
     let (negative, digits) = match text.split_first() {
         Some((b'-', rest)) => (true, rest),

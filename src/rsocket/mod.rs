@@ -20,4 +20,6 @@ mod waiter;
 pub mod watch;
 pub mod wire;
 
+#[cfg(fuzzing)]
+pub use stream::after_calls;
 pub use stream::{address, name_len};

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use super::connect::depth;
 use super::link::Link;
@@ -43,8 +42,7 @@ impl Stream {
     /// raccept(3): the next connection. `EBADF` when the socket does not listen (spec: KEEP).
     pub fn accept(&self) -> Result<Arc<Stream>> {
         let mut state = self.enter()?;
-        let deadline = state.options.receive_timeout.map(|time| Instant::now() + time);
-        let mut wait = Wait::new(deadline);
+        let mut wait = Wait::after(state.options.receive_timeout);
         loop {
             let nonblocking = state.is_nonblocking();
             match &mut state.phase {

@@ -61,8 +61,7 @@ impl Stream {
         if state.is_nonblocking() {
             return Err(Errno::EINPROGRESS);
         }
-        let deadline = state.options.send_timeout.map(|time| Instant::now() + time);
-        let mut wait = Wait::new(deadline);
+        let mut wait = Wait::after(state.options.send_timeout);
         while let Phase::Connecting(_) = state.phase {
             let (back, result) = self.sleep(state, &mut wait);
             state = back;

@@ -4,7 +4,6 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::slice;
-use std::time::Instant;
 
 use libc::iovec;
 
@@ -269,7 +268,7 @@ impl Waiting {
 
     fn get(&mut self) -> &mut Wait {
         let timeout = self.timeout;
-        self.wait.get_or_insert_with(|| Wait::new(timeout.map(|time| Instant::now() + time)))
+        self.wait.get_or_insert_with(|| Wait::after(timeout))
     }
 }
 

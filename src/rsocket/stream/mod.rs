@@ -24,6 +24,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 pub use names::name_len;
 pub use options::Value;
+#[cfg(fuzzing)]
+pub use options::after_calls;
 pub(super) use options::{number, timeout};
 
 use super::cm_id::CmId;

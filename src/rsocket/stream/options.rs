@@ -220,6 +220,24 @@ impl Options {
     }
 }
 
+/// For fuzz targets: a socket's options after a program's calls, each of them a level, a name, a value and whether the socket is
+/// connected. They are never such that a connection could not be made with them.
+#[cfg(fuzzing)]
+pub fn after_calls<'a>(calls: impl Iterator<Item = (c_int, c_int, &'a [u8], bool)>) {
+    let mut options = Options::new();
+    for (level, name, value, fixed) in calls {
+        let before = (options.sq, options.rq, options.receive_buffer);
+        let changed = options.set(level, name, value, fixed).is_ok();
+        assert!(changed && !fixed || before == (options.sq, options.rq, options.receive_buffer));
+        assert!(options.sq < u16::MAX && options.rq < u16::MAX && options.iomap <= wire::iomap_round(u32::MAX));
+        assert!((2..=LARGEST).contains(&options.receive_buffer));
+        assert!((LEAST_SEND_BUFFER.min(SMALL_SEND_BUFFER)..=LARGEST).contains(&options.send_buffer));
+        if let Ok(shown) = options.get(level, name) {
+            assert!(!shown.as_bytes().is_empty());
+        }
+    }
+}
+
 /// The bytes of an option's value.
 #[derive(Clone, Copy, Debug)]
 pub struct Value {

@@ -20,6 +20,11 @@ pub(super) struct Wait {
 }
 
 impl Wait {
+    /// For a time-out option; one that the clock cannot count to never ends.
+    pub fn after(timeout: Option<Duration>) -> Wait {
+        Wait::new(timeout.and_then(|time| Instant::now().checked_add(time)))
+    }
+
     pub fn new(deadline: Option<Instant>) -> Wait {
         // Looking keeps the only CPU from whoever would make the change.
         let spin = (event::cpus() > 1).then(|| Duration::from_micros(defaults().polling_time_us.into()));
