@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use crate::errno::{Errno, Result};
 use crate::sys::clock::monotonic_ms;
+use crate::sys::own;
 
 use super::socket::{Deadline, connect_loopback, connect_unix, has_input, receive_exact, send_all};
 use super::wire::{Answer, HEADER_LEN, Header, MAX_RECORDS, Query, RECORD_LEN, Request, parse_records};
@@ -144,18 +145,19 @@ impl Slot {
         if kept == 0 || kept >> 32 != u64::from(std::process::id()) {
             return None;
         }
+        own::unmark(kept as u32 as i32);
         // SAFETY: put() gave up ownership of the descriptor, and swap() hands it to one caller only.
         Some(unsafe { OwnedFd::from_raw_fd(kept as u32 as i32) })
     }
 
     /// Keeps the connection, or closes it if another is kept already.
     fn put(&self, fd: OwnedFd) {
-        let own = u64::from(std::process::id()) << 32;
+        let process = u64::from(std::process::id()) << 32;
         let fd = fd.into_raw_fd();
-        let kept = own | u64::from(fd as u32);
+        let kept = process | u64::from(fd as u32);
+        own::mark(fd);
         if self.0.compare_exchange(0, kept, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            // SAFETY: into_raw_fd() of just now; nobody else was given the number.
-            drop(unsafe { OwnedFd::from_raw_fd(fd) });
+            own::close(fd);
         }
     }
 }

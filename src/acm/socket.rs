@@ -65,8 +65,8 @@ pub fn connect_loopback(port: u16, deadline: Deadline) -> Result<OwnedFd> {
 /// `addr` points at `len` bytes.
 unsafe fn connect(family: c_int, addr: *const sockaddr, len: usize, deadline: Deadline) -> Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: no pointers.
-    let fd = unsafe { libc::socket(family, kind, 0) };
+    // SAFETY: no pointers. Not the C library's function, which librspreload.so interposes.
+    let fd = unsafe { libc::syscall(libc::SYS_socket, family, kind, 0) } as c_int;
     if fd < 0 {
         return Err(Errno::last());
     }

@@ -16,6 +16,7 @@ use super::watch::{Lookup, Pollable};
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
 use crate::sys::event;
+use crate::sys::own;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
 
 /// What is behind a number.
@@ -245,6 +246,9 @@ pub fn peer_name(fd: c_int) -> Result<sockaddr_storage> {
 
 /// rgetsockopt(3).
 pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
+    if level == own::LEVEL {
+        return Ok(Value::int(own::is_own(fd).into()));
+    }
     match socket_of(fd)? {
         Socket::Stream(socket) => socket.option(level, name),
         Socket::Datagram(socket) => socket.option(level, name),

@@ -8,6 +8,7 @@ use crate::cm::{self, Id};
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel};
 use crate::sys::event;
+use crate::sys::own;
 use crate::sys::sockaddr::SockAddr;
 use crate::sys::verbs::{ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr};
 
@@ -75,7 +76,7 @@ impl Request {
             unsafe { cm::destroy_event_channel(channel) };
             return Err(error);
         }
-        Ok(CmId { id: ManuallyDrop::new(self).0, channel })
+        Ok(CmId::with(ManuallyDrop::new(self).0, channel))
     }
 }
 
@@ -88,13 +89,19 @@ impl CmId {
         let made =
             unsafe { cm::create_id(channel.as_ptr(), NonNull::from(&mut id), ptr::null_mut::<c_void>(), port_space) };
         match made.and_then(|()| NonNull::new(id).ok_or(Errno::ENOMEM)) {
-            Ok(id) => Ok(CmId { id, channel }),
+            Ok(id) => Ok(CmId::with(id, channel)),
             Err(error) => {
                 // SAFETY: nothing is on it.
                 unsafe { cm::destroy_event_channel(channel) };
                 Err(error)
             }
         }
+    }
+
+    fn with(id: NonNull<rdma_cm_id>, channel: NonNull<rdma_event_channel>) -> CmId {
+        let id = CmId { id, channel };
+        own::mark(id.fd());
+        id
     }
 
     /// Descriptor of the channel.
@@ -216,6 +223,7 @@ impl Drop for CmId {
         unsafe {
             // A refusal leaves the id to the kernel, which ends it with its channel.
             let _ = cm::destroy_id(self.id());
+            own::unmark(self.fd());
             cm::destroy_event_channel(self.channel);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use libc::{epoll_event, pollfd};
 
 use super::clock;
 use crate::errno::{Errno, Result};
+use crate::sys::own::OwnFd;
 
 /// When a call gives up waiting.
 #[derive(Clone, Copy, Debug)]
@@ -38,23 +39,15 @@ impl Deadline {
     }
 }
 
-fn owned(fd: c_int) -> Result<OwnedFd> {
-    if fd < 0 {
-        return Err(Errno::last());
-    }
-    // SAFETY: a system call has just made it for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
 /// An eventfd that never blocks: readable between raise() and clear().
 #[derive(Debug)]
-pub struct EventFd(OwnedFd);
+pub struct EventFd(OwnFd);
 
 impl EventFd {
     /// A new one, not raised.
     pub fn new() -> Result<EventFd> {
         // SAFETY: plain system call.
-        owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }).map(EventFd)
+        OwnFd::new(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }).map(EventFd)
     }
 
     /// Makes it readable. It cannot fail in a way that matters: a full counter is readable too.
@@ -89,19 +82,19 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
 
 /// A kernel epoll.
 #[derive(Debug)]
-pub struct KernelEpoll(OwnedFd);
+pub struct KernelEpoll(OwnFd);
 
 impl KernelEpoll {
     /// A new one. flags: as for epoll_create1(2).
     pub fn new(flags: c_int) -> Result<KernelEpoll> {
-        // SAFETY: plain system call.
-        owned(unsafe { libc::epoll_create1(flags) }).map(KernelEpoll)
+        // SAFETY: plain system call. Not the C library's function, which librspreload.so interposes.
+        OwnFd::new(unsafe { libc::syscall(libc::SYS_epoll_create1, flags) } as c_int).map(KernelEpoll)
     }
 
     /// The same epoll by another descriptor.
     pub fn duplicate(&self) -> Result<KernelEpoll> {
         // SAFETY: plain system call.
-        owned(unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 3) }).map(KernelEpoll)
+        OwnFd::new(unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 3) }).map(KernelEpoll)
     }
 
     /// epoll_ctl(2).

@@ -9,6 +9,7 @@ pub mod event;
 pub mod futex;
 pub mod log;
 pub mod netlink;
+pub mod own;
 pub mod pages;
 pub mod rc;
 pub mod resolver;

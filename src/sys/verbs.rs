@@ -10,6 +10,7 @@ pub use ibverbs_sys::*;
 
 use super::uapi::{ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_sa_path_rec, verbs_context};
 use crate::errno::{Errno, Result};
+use crate::sys::own;
 
 unsafe extern "C" {
     // Exported for librdmacm since IBVERBS_1.0 and 1.1, declared in no installed header.
@@ -91,14 +92,20 @@ pub unsafe fn index(device: *mut ibv_device) -> Option<u32> {
 /// A live device.
 pub unsafe fn open(device: *mut ibv_device) -> Result<NonNull<ibv_context>> {
     // SAFETY: the caller's word.
-    pointer(unsafe { ibv_open_device(device) })
+    let context = pointer(unsafe { ibv_open_device(device) })?;
+    // SAFETY: live.
+    unsafe { [(*context.as_ptr()).cmd_fd, (*context.as_ptr()).async_fd] }.into_iter().for_each(own::mark);
+    Ok(context)
 }
 
 /// # Safety
 /// A context that nobody uses any more.
 pub unsafe fn close(context: NonNull<ibv_context>) {
     // SAFETY: the caller's word. It cannot fail in a way that leaves anything to do.
-    unsafe { ibv_close_device(context.as_ptr()) };
+    unsafe {
+        [(*context.as_ptr()).cmd_fd, (*context.as_ptr()).async_fd].into_iter().for_each(own::unmark);
+        ibv_close_device(context.as_ptr())
+    };
 }
 
 /// # Safety
@@ -161,7 +168,10 @@ pub unsafe fn dealloc_pd(pd: NonNull<ibv_pd>) {
 /// An open context.
 pub unsafe fn create_comp_channel(context: NonNull<ibv_context>) -> Result<NonNull<ibv_comp_channel>> {
     // SAFETY: the caller's word.
-    pointer(unsafe { ibv_create_comp_channel(context.as_ptr()) })
+    let channel = pointer(unsafe { ibv_create_comp_channel(context.as_ptr()) })?;
+    // SAFETY: live.
+    own::mark(unsafe { (*channel.as_ptr()).fd });
+    Ok(channel)
 }
 
 /// # Safety
@@ -169,9 +179,11 @@ pub unsafe fn create_comp_channel(context: NonNull<ibv_context>) -> Result<NonNu
 pub unsafe fn destroy_comp_channel(channel: NonNull<ibv_comp_channel>) {
     // SAFETY: the caller's word.
     unsafe {
+        let fd = (*channel.as_ptr()).fd;
+        own::unmark(fd);
         if ibv_destroy_comp_channel(channel.as_ptr()) != 0 {
             // A CQ whose device is gone counts as its user for ever. The kernel keeps the device for the descriptor's sake.
-            libc::close((*channel.as_ptr()).fd);
+            own::close(fd);
         }
     }
 }

@@ -29,6 +29,7 @@ use super::reactor::{self, Key, Service};
 use super::watch::{Notice, Pollable, Watchers};
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
+use crate::sys::own;
 use crate::sys::sockaddr::SockAddr;
 use names::Options;
 use peers::Peers;
@@ -183,16 +184,14 @@ impl Dgram {
 
     /// In a child: everything is the parent's but the copies of the descriptors.
     fn close_copies(&self) {
-        // SAFETY: our own copy, closed once: the number is out of the table.
-        unsafe { libc::close(self.fd) };
+        own::close(self.fd);
         // A lock that a thread of the parent held is held for ever; the other copies then stay open.
         if let Ok(mut state) = self.state.try_lock() {
             for port in mem::take(&mut state.ports) {
                 port.abandon();
             }
             for search in mem::take(&mut state.searches) {
-                // SAFETY: our own copy of its channel's descriptor.
-                unsafe { libc::close(search.id.fd()) };
+                own::close(search.id.fd());
                 mem::forget(search);
             }
             mem::forget(state.udp.take());

@@ -14,6 +14,7 @@ use crate::errno::{Errno, Result};
 use crate::ffi::{ibv_sa_path_rec, rdma_port_space};
 use crate::rsocket::cm_id::CmId;
 use crate::sys::event;
+use crate::sys::own;
 use crate::sys::rc::{Completions, RECEIVE, Registered, ibv_wc};
 use crate::sys::ud::{self, AddressHandle, GRH};
 use crate::sys::verbs::{self, IBV_TRANSPORT_IB, ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
@@ -298,8 +299,7 @@ impl Port {
     pub fn abandon(self) {
         let port = std::mem::ManuallyDrop::new(self);
         for fd in port.fds().into_iter().chain([port.id.fd()]) {
-            // SAFETY: our own copies.
-            unsafe { libc::close(fd) };
+            own::close(fd);
         }
     }
 }

@@ -5,19 +5,20 @@
 use std::ffi::{c_int, c_void};
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 
 use libc::{AF_INET, AF_INET6, iovec, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 
 use crate::acm::addr::Addr;
 use crate::errno::{Errno, Result};
+use crate::sys::own::OwnFd;
 use crate::sys::sockaddr::{SockAddr, zeroed as no_address};
 
 /// A UDP socket.
 #[derive(Debug)]
 pub(super) struct Udp {
-    socket: OwnedFd,
+    socket: OwnFd,
     domain: c_int,
 }
 
@@ -28,11 +29,9 @@ fn check(result: c_int) -> Result<()> {
 impl Udp {
     /// socket(2), with SOCK_NONBLOCK and SOCK_CLOEXEC as `flags` say.
     pub fn new(domain: c_int, flags: c_int) -> Result<Udp> {
-        // SAFETY: no pointers; the descriptor is new.
-        let fd = unsafe { libc::socket(domain, libc::SOCK_DGRAM | flags, libc::IPPROTO_UDP) };
-        check(fd)?;
-        // SAFETY: as above.
-        Ok(Udp { socket: unsafe { OwnedFd::from_raw_fd(fd) }, domain })
+        // SAFETY: no pointers. Not the C library's function, which librspreload.so interposes.
+        let fd = unsafe { libc::syscall(libc::SYS_socket, domain, libc::SOCK_DGRAM | flags, libc::IPPROTO_UDP) };
+        Ok(Udp { socket: OwnFd::new(fd as c_int)?, domain })
     }
 
     pub fn fd(&self) -> c_int {

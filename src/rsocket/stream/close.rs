@@ -13,6 +13,7 @@ use crate::errno::{Errno, Result};
 use crate::rsocket::forks;
 use crate::rsocket::reactor;
 use crate::rsocket::wire::Control;
+use crate::sys::own;
 
 /// How long the last messages may take to arrive: longer than the transport retries, for a peer that is there but takes nothing.
 const FAREWELL: Duration = Duration::from_secs(60);
@@ -179,8 +180,7 @@ impl Stream {
     fn close_copies(&self) {
         for fd in [self.fd, self.channel_fd.swap(-1, Ordering::Relaxed)] {
             if fd >= 0 {
-                // SAFETY: our own copy, closed once: the number is out of the table.
-                unsafe { libc::close(fd) };
+                own::close(fd);
             }
         }
     }
