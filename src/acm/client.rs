@@ -28,8 +28,12 @@ use super::wire::{Answer, HEADER_LEN, Header, MAX_RECORDS, Query, RECORD_LEN, Re
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a caller goes on without looking for ibacm after none was there, so that on machines without it (most)
-/// a connection costs no look at the files. A daemon that is started meanwhile is found this much later.
+/// a connection costs no look at the files. A daemon that is started meanwhile is found this much later; one that was there before
+/// is being started anew, and looked for every time.
 pub const ABSENCE: Duration = Duration::from_secs(1);
+
+/// Not a time.
+const SEEN: u64 = u64::MAX;
 
 /// Where ibacm may listen.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +49,7 @@ pub struct Client<'a> {
     places: Places<'a>,
     patience: Duration,
     absence: Duration,
-    /// When there was no daemon, in milliseconds of the monotonic clock; 0: never, or there was one since.
+    /// When there was no daemon, in milliseconds of the monotonic clock; 0 at first, [`SEEN`] once there was one.
     missed: AtomicU64,
     slot: Slot,
     last_tid: AtomicU64,
@@ -75,16 +79,18 @@ impl<'a> Client<'a> {
             }
         }
         let Ok(fd) = self.connect(deadline) else {
-            self.missed.store(monotonic_ms(), Ordering::Relaxed);
+            if self.missed.load(Ordering::Relaxed) != SEEN {
+                self.missed.store(monotonic_ms(), Ordering::Relaxed);
+            }
             return None;
         };
-        self.missed.store(0, Ordering::Relaxed);
+        self.missed.store(SEEN, Ordering::Relaxed);
         self.exchange(fd, &request, tid, deadline).ok().flatten()
     }
 
     fn was_absent_just_now(&self) -> bool {
         let missed = self.missed.load(Ordering::Relaxed);
-        missed != 0 && u128::from(monotonic_ms().saturating_sub(missed)) < self.absence.as_millis()
+        missed != 0 && missed != SEEN && u128::from(monotonic_ms().saturating_sub(missed)) < self.absence.as_millis()
     }
 
     /// Sends the request and reads the answer; keeps the connection if that was proper.

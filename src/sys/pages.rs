@@ -1,4 +1,4 @@
-//! Memory in whole pages, for devices to read and write: zeroed, and not copied to children of fork().
+//! Memory in whole pages, for devices to read and write: zeroed, and not copied to children of fork(), which see zeros there.
 
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
@@ -29,8 +29,9 @@ impl Pages {
             return Err(Errno::last());
         }
         // SAFETY: our own mapping. A child must neither see it nor make the kernel copy the pages that a device writes; where
-        // that can't be had, kernels from 5.12 on leave pinned pages to the parent.
-        unsafe { libc::madvise(start, len.max(1), libc::MADV_DONTFORK) };
+        // that can't be had, kernels from 5.12 on leave pinned pages to the parent. Not MADV_DONTFORK: the gap that it leaves in the
+        // child is not empty on User Mode Linux, and what is mapped there later shows the parent's bytes.
+        unsafe { libc::madvise(start, len.max(1), libc::MADV_WIPEONFORK) };
         let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::ENOMEM)?;
         let pages = Pages { start, len: len.max(1) };
         pages.touch();
