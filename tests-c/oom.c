@@ -186,7 +186,7 @@ static void until_none_fails(const char *name, void (*scenario)(void))
 		if (child == 0) {
 			int fds = open_fds();
 
-			alarm(HANG_SECONDS);
+			alarm(hang_seconds());
 			arm(n);
 			scenario();
 			more = disarm() > 0;
@@ -232,7 +232,7 @@ static void leaks_body(const char *name, void (*scenario)(void))
 	fds = open_fds();
 	for (bool more = true; more; n++) {
 		failed_call = NULL;
-		alarm(HANG_SECONDS);
+		alarm(hang_seconds());
 		arm(n);
 		scenario();
 		more = disarm() > 0;

@@ -154,7 +154,7 @@ static int first_use(long n)
 	long base;
 	int fds;
 
-	alarm(HANG_SECONDS);
+	alarm(hang_seconds());
 	arm(n);
 	whole_life();
 	more = disarm() > 0;
@@ -218,7 +218,7 @@ static void nothing_stays(void)
 		arm(n);
 		whole_life();
 		more = disarm() > 0;
-		alarm(HANG_SECONDS);
+		alarm(hang_seconds());
 		if (!excusable())
 			printf("     allocation %ld: %s gave %s\n", n, failed_call, errno_name(failed_errno));
 		EXPECT(excusable());
