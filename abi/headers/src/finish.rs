@@ -115,11 +115,11 @@ fn unnamed_enumerations(mut items: Vec<String>) -> Result<Vec<String>, Box<dyn E
 fn tidy(item: &str) -> String {
     let mut lines: Vec<String> = Vec::new();
     for line in item.lines() {
-        if line == "};" {
-            if let Some(last) = lines.last_mut() {
-                let length = last.trim_end_matches(',').len();
-                last.truncate(length);
-            }
+        if line == "};"
+            && let Some(last) = lines.last_mut()
+        {
+            let length = last.trim_end_matches(',').len();
+            last.truncate(length);
         }
         let value = if line.starts_with("#define ") { line.rfind(' ') } else { line.rfind("= ").map(|n| n + 1) };
         lines.push(match value {

@@ -117,10 +117,10 @@ pub fn resolve(
         return Err(Errno::EINVAL.into());
     }
     env.need_devices()?;
-    if let Some(hints) = hints {
-        if Way::choose(hints.flags(), node, service)? == Way::Sa {
-            return Ok(by_sa(env, service, hints)?);
-        }
+    if let Some(hints) = hints
+        && Way::choose(hints.flags(), node, service)? == Way::Sa
+    {
+        return Ok(by_sa(env, service, hints)?);
     }
     let mut entry = match (node, service, hints) {
         (None, None, Some(hints)) => from_hints(hints)?,
@@ -150,10 +150,10 @@ fn with_path(env: &dyn Env, mut entry: Entry, hints: Option<&Hints<'_>>) -> Resu
     let mut list = List::new();
     if flags & RAI_PASSIVE == 0 {
         let query = path::query(&entry, flags, hints.and_then(|hints| hints.path()));
-        if let Some(answer) = env.ask_acm(&query) {
-            if let Some(front) = path::apply(&mut entry, &answer, flags, env.af_ib())? {
-                list.push(front)?;
-            }
+        if let Some(answer) = env.ask_acm(&query)
+            && let Some(front) = path::apply(&mut entry, &answer, flags, env.af_ib())?
+        {
+            list.push(front)?;
         }
     }
     list.push(entry)?;

@@ -173,7 +173,7 @@ impl Options {
             RDMA_IOMAPSIZE => self.iomap = wire::iomap_round(number(value)?.max(0) as u32),
             RDMA_ROUTE => {
                 const PATH: usize = size_of::<crate::sys::uapi::ibv_path_data>();
-                if value.is_empty() || value.len() % PATH != 0 {
+                if value.is_empty() || !value.len().is_multiple_of(PATH) {
                     return Err(Errno::EINVAL);
                 }
                 self.route = try_copy(value)?;
