@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use libc::{c_int, pollfd, sockaddr, sockaddr_in, sockaddr_un, socklen_t};
 
 use crate::errno::{Errno, Result};
+use crate::sys::own;
 
 /// The moment until which something may take.
 #[derive(Clone, Copy)]
@@ -65,8 +66,7 @@ pub fn connect_loopback(port: u16, deadline: Deadline) -> Result<OwnedFd> {
 /// `addr` points at `len` bytes.
 unsafe fn connect(family: c_int, addr: *const sockaddr, len: usize, deadline: Deadline) -> Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: no pointers. Not the C library's function, which librspreload.so interposes.
-    let fd = unsafe { libc::syscall(libc::SYS_socket, family, kind, 0) } as c_int;
+    let fd = own::socket(family, kind, 0);
     if fd < 0 {
         return Err(Errno::last());
     }

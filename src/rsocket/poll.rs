@@ -48,10 +48,8 @@ pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -
     if !any {
         return event::poll(fds, deadline.left()).map(count);
     }
-    let call = Call::new(fds, rsockets.as_slice(), others)?;
     // That was the first look, if all of them are rsockets.
-    let call = Call { looked: !others, ..call };
-    call.run(deadline).map(count)
+    Call::new(fds, rsockets.as_slice(), others, !others)?.run(deadline).map(count)
 }
 
 /// The first look of a call: how many are ready, if some are and all of `fds` are rsockets.
@@ -72,7 +70,7 @@ fn ready_now(lookup: &dyn Lookup, fds: &mut [pollfd]) -> Option<usize> {
 pub fn wait_one(rsocket: &Arc<dyn Pollable>, events: c_short, deadline: Deadline) -> Result<c_short> {
     let mut fds = [pollfd { fd: 0, events, revents: 0 }];
     let rsockets = [Some(Arc::clone(rsocket))];
-    Call::new(&mut fds, &rsockets, false)?.run(deadline)?;
+    Call::new(&mut fds, &rsockets, false, false)?.run(deadline)?;
     Ok(fds[0].revents)
 }
 
@@ -95,13 +93,18 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    fn new(fds: &'a mut [pollfd], rsockets: &'a [Option<Arc<dyn Pollable>>], others: bool) -> Result<Call<'a>> {
+    fn new(
+        fds: &'a mut [pollfd],
+        rsockets: &'a [Option<Arc<dyn Pollable>>],
+        others: bool,
+        looked: bool,
+    ) -> Result<Call<'a>> {
         let mut stale = Few::new();
         for fd in fds.iter_mut() {
             fd.revents = 0;
             stale.push(true)?;
         }
-        Ok(Call { fds, rsockets, stale, others, looked: false })
+        Ok(Call { fds, rsockets, stale, others, looked })
     }
 
     fn run(mut self, deadline: Deadline) -> Result<usize> {

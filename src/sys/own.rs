@@ -47,6 +47,12 @@ pub fn close(fd: RawFd) {
     unsafe { libc::close(fd) };
 }
 
+/// socket(2), by the system call: librspreload.so interposes the C library's function. The new descriptor, or -1.
+pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> RawFd {
+    // SAFETY: no pointers.
+    unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) as RawFd }
+}
+
 /// A descriptor that is marked while it is open.
 #[derive(Debug)]
 pub struct OwnFd(OwnedFd);

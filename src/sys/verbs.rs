@@ -94,8 +94,15 @@ pub unsafe fn open(device: *mut ibv_device) -> Result<NonNull<ibv_context>> {
     // SAFETY: the caller's word.
     let context = pointer(unsafe { ibv_open_device(device) })?;
     // SAFETY: live.
-    unsafe { [(*context.as_ptr()).cmd_fd, (*context.as_ptr()).async_fd] }.into_iter().for_each(own::mark);
+    unsafe { descriptors(context) }.into_iter().for_each(own::mark);
     Ok(context)
+}
+
+/// # Safety
+/// An open context.
+unsafe fn descriptors(context: NonNull<ibv_context>) -> [c_int; 2] {
+    // SAFETY: the caller's word.
+    unsafe { [(*context.as_ptr()).cmd_fd, (*context.as_ptr()).async_fd] }
 }
 
 /// # Safety
@@ -103,7 +110,7 @@ pub unsafe fn open(device: *mut ibv_device) -> Result<NonNull<ibv_context>> {
 pub unsafe fn close(context: NonNull<ibv_context>) {
     // SAFETY: the caller's word. It cannot fail in a way that leaves anything to do.
     unsafe {
-        [(*context.as_ptr()).cmd_fd, (*context.as_ptr()).async_fd].into_iter().for_each(own::unmark);
+        descriptors(context).into_iter().for_each(own::unmark);
         ibv_close_device(context.as_ptr())
     };
 }

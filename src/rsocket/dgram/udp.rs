@@ -12,7 +12,7 @@ use libc::{AF_INET, AF_INET6, iovec, sockaddr_in, sockaddr_in6, sockaddr_storage
 
 use crate::acm::addr::Addr;
 use crate::errno::{Errno, Result};
-use crate::sys::own::OwnFd;
+use crate::sys::own::{self, OwnFd};
 use crate::sys::sockaddr::{SockAddr, zeroed as no_address};
 
 /// A UDP socket.
@@ -29,9 +29,8 @@ fn check(result: c_int) -> Result<()> {
 impl Udp {
     /// socket(2), with SOCK_NONBLOCK and SOCK_CLOEXEC as `flags` say.
     pub fn new(domain: c_int, flags: c_int) -> Result<Udp> {
-        // SAFETY: no pointers. Not the C library's function, which librspreload.so interposes.
-        let fd = unsafe { libc::syscall(libc::SYS_socket, domain, libc::SOCK_DGRAM | flags, libc::IPPROTO_UDP) };
-        Ok(Udp { socket: OwnFd::new(fd as c_int)?, domain })
+        let fd = own::socket(domain, libc::SOCK_DGRAM | flags, libc::IPPROTO_UDP);
+        Ok(Udp { socket: OwnFd::new(fd)?, domain })
     }
 
     pub fn fd(&self) -> c_int {

@@ -135,6 +135,9 @@ impl Epoll {
     /// While all members are rsockets, a wait spares the outer epoll; whether this one may. [`end_direct`](Self::end_direct)
     /// afterwards.
     fn begin_direct(&self) -> bool {
+        if self.ordinary.load(Ordering::SeqCst) {
+            return false;
+        }
         self.direct.fetch_add(1, Ordering::SeqCst);
         // In this order: whoever adds the first ordinary member sees this thread, or this thread sees the member.
         if self.ordinary.load(Ordering::SeqCst) {

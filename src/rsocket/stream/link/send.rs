@@ -90,22 +90,15 @@ impl Link {
         len <= self.inline as usize && self.failed.is_none()
     }
 
-    /// Sends all of `data` ([`takes_inline`](Self::takes_inline)) in one message that needs no buffer, if that is possible now; a failure shows in the link.
+    /// Sends all of `data`, which [`takes_inline`](Self::takes_inline), in one message if that is possible now; a failure shows in
+    /// the link.
     #[inline]
     pub fn send_inline(&mut self, data: &[u8]) -> bool {
-        let Some(sender) = &mut self.sender else { return false };
-        let Some(chunk) = sender.plan(data.len(), true).filter(|chunk| chunk.len as usize == data.len()) else {
-            return false;
-        };
-        let (number, report) = sender.take(&chunk, true);
-        let Chunk { addr, key, len, .. } = chunk;
-        let word = Message::Data(len);
-        if let Err(error) = self.post(Some(word), here(data), true, addr, key, number, report) {
-            self.fail(error);
-            return false;
+        let chunk = self.sender.as_ref().and_then(|sender| sender.plan(data.len(), true));
+        match chunk.filter(|chunk| chunk.len as usize == data.len()) {
+            Some(chunk) => self.send_chunk(&chunk, here(data), true).is_ok(),
+            None => false,
         }
-        self.retarget();
-        true
     }
 
     /// Sends of `data` what can be sent now; how many bytes.
@@ -118,17 +111,22 @@ impl Link {
             // A chunk that the peer has no room for takes the rest along later.
             let part = &rest[..chunk.len as usize];
             let pieces = if inline { here(part) } else { self.buffered(part, chunk.offset)? };
-            let Some(sender) = &mut self.sender else { break };
-            let (number, report) = sender.take(&chunk, inline);
-            let Chunk { addr, key, len, .. } = chunk;
-            if let Err(error) = self.post(Some(Message::Data(len)), pieces, inline, addr, key, number, report) {
-                self.fail(error);
-                return Err(error);
-            }
+            self.send_chunk(&chunk, pieces, inline)?;
             done += part.len();
-            self.retarget();
         }
         Ok(done)
+    }
+
+    /// Sends what was planned.
+    #[inline]
+    fn send_chunk(&mut self, chunk: &Chunk, pieces: [Piece; 2], inline: bool) -> Result<()> {
+        let sender = self.sender.as_mut().ok_or(Errno::ENOTCONN)?;
+        let (number, report) = sender.take(chunk, inline);
+        let message = Message::Data(chunk.len);
+        self.post(Some(message), pieces, inline, chunk.addr, chunk.key, number, report)
+            .inspect_err(|&error| self.fail(error))?;
+        self.retarget();
+        Ok(())
     }
 
     /// Copies into the send buffer, from `offset` on.
