@@ -37,9 +37,9 @@ cases_rping() {
         "rping -c -a $ADDR6 -C 100 -V -S 4096"
     add rping-own-qp listen 1 "rping -s -a $ADDR -C 10 -q -V" "rping -c -a $ADDR -C 10 -q -V"
     add rping-persistent-4 persistent 4 "rping -s -P -a $ADDR -V -S 1000" \
-        "rping -c -a $ADDR -C 20 -V -S 1000"
+        "rping -c -a $ADDR -C 300 -V -S 1000"
     add rping-persistent-4-ipv6 persistent 4 "rping -s -P -a $ADDR6 -V -S 1000" \
-        "rping -c -a $ADDR6 -C 20 -V -S 1000"
+        "rping -c -a $ADDR6 -C 300 -V -S 1000"
 }
 
 cases_ucmatose() {
