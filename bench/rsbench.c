@@ -7,6 +7,9 @@
  *
  * TASK is WHAT:WAIT:SIZE:COUNT[:CONNECTIONS], WAIT one of block, poll, epoll (both ends alike):
  *   pingpong  COUNT messages forth and back; microseconds for half of a round trip
+ *   waited    the same; the server pauses before it answers, so that the client waits each time
+ *   found     the same; the client pauses before it receives, so that it never waits
+ *   queued    COUNT messages to the client, which pauses before it receives so many at a time
  *   up, down  COUNT messages from (to) the client; microseconds a message
  *   iowrite   the same into mapped memory of the server, with riowrite
  *   dgram     like pingpong, with datagrams
@@ -19,8 +22,8 @@
 #include <rdma/rsocket.h>
 #include <sys/mman.h>
 
-static const char *const whats[] = { "pingpong", "up", "down", "iowrite", "dgram", "hold", "quit" };
-enum what { PINGPONG, UP, DOWN, IOWRITE, DGRAM, HOLD, QUIT };
+static const char *const whats[] = { "pingpong", "waited", "found", "queued", "up", "down", "iowrite", "dgram", "hold", "quit" };
+enum what { PINGPONG, WAITED, FOUND, QUEUED, UP, DOWN, IOWRITE, DGRAM, HOLD, QUIT };
 static const char *const waits[] = { "block", "poll", "epoll" };
 
 static struct sockaddr_in address;
@@ -43,6 +46,12 @@ static char *buffer_of(const struct task *t)
 	return buffer;
 }
 
+/* Long enough for the other end to be done with what it does, and to sleep if it waits. */
+static void let_other_end_run(void)
+{
+	NEED(!nanosleep(&(struct timespec){ .tv_nsec = 8000000 }, NULL));
+}
+
 static void pingpong(const struct job *j, uint32_t count)
 {
 	char *buffer = buffer_of(&j->task);
@@ -50,9 +59,37 @@ static void pingpong(const struct job *j, uint32_t count)
 	while (count--) {
 		if (j->client)
 			put(&j->conn, buffer, j->task.size);
+		if (j->client && j->task.what == FOUND)
+			let_other_end_run();
 		get(&j->conn, buffer, j->task.size);
+		if (!j->client && j->task.what == WAITED)
+			let_other_end_run();
 		if (!j->client)
 			put(&j->conn, buffer, j->task.size);
+	}
+	free(buffer);
+}
+
+/* A byte goes back for each queue. */
+static void queued(const struct job *j, uint32_t count)
+{
+	enum { QUEUE = 32 };
+	char *buffer = buffer_of(&j->task), done = 0;
+	uint32_t i;
+
+	for (i = 0; i < count; i++) {
+		if (j->client && i % QUEUE == 0)
+			let_other_end_run();
+		if (j->client)
+			get(&j->conn, buffer, j->task.size);
+		else
+			put(&j->conn, buffer, j->task.size);
+		if (i % QUEUE != QUEUE - 1)
+			continue;
+		if (j->client)
+			put(&j->conn, &done, 1);
+		else
+			get(&j->conn, &done, 1);
 	}
 	free(buffer);
 }
@@ -148,7 +185,12 @@ static void some(const struct job *j, uint32_t count)
 {
 	switch (j->task.what) {
 	case PINGPONG:
+	case WAITED:
+	case FOUND:
 		pingpong(j, count);
+		break;
+	case QUEUED:
+		queued(j, count);
 		break;
 	case UP:
 	case DOWN:
@@ -288,7 +330,7 @@ static double measure(const struct task *t, int first)
 	}
 	result = (end - start) / timed / t->connections;
 	close_all(jobs, t->connections);
-	return t->what == PINGPONG ? result / 2 : result;
+	return t->what <= FOUND ? result / 2 : result;
 }
 
 static void run_task(const char *text)

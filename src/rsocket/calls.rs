@@ -47,9 +47,9 @@ impl Lookup for Sockets {
         }
     }
 
-    /// For the look that most calls of rpoll end with: no reference is counted but the table's.
+    /// For the look that most calls of rpoll end with.
     fn ready(&self, fd: c_int, wanted: c_short) -> Option<c_short> {
-        match &*TABLE.get(fd)? {
+        match &*TABLE.pin(fd)? {
             // Closed ones say so.
             Object::Socket(Socket::Stream(socket)) => Some(socket.ready(wanted)),
             Object::Socket(Socket::Datagram(socket)) => Some(socket.ready(wanted)),
@@ -174,7 +174,35 @@ pub struct Received {
     pub flags: c_int,
 }
 
-/// rrecv(3) and its relatives.
+/// Receives what is there, for the usual call on a stream; errno stays as it is. `Err` when [`receive_one`] is for it: whether
+/// nothing was there just now.
+///
+/// # Safety
+/// Writable for `len` bytes.
+#[expect(clippy::inline_always, reason = "a third of the work would be registers saved and restored")]
+#[inline(always)]
+pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_int) -> std::result::Result<usize, bool> {
+    match TABLE.pin(fd).as_deref() {
+        // SAFETY: the caller's word.
+        Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.receive_at_once(start, len, flags) },
+        _ => Err(false),
+    }
+}
+
+/// rrecv(3) and rread(3), after [`receive_at_once`]; `looked` is what that said.
+///
+/// # Safety
+/// Buffer writable for its length.
+pub unsafe fn receive_one(fd: c_int, buffer: iovec, flags: c_int, looked: bool) -> Result<usize> {
+    match TABLE.get(fd).as_deref() {
+        // SAFETY: the caller's word.
+        Some(Object::Socket(Socket::Stream(socket))) if looked => unsafe { socket.receive_one(buffer, flags) },
+        // SAFETY: the caller's word.
+        _ => unsafe { receive(fd, &[buffer], flags).map(|received| received.len) },
+    }
+}
+
+/// rrecvmsg(3) and its relatives.
 ///
 /// # Safety
 /// Buffers writable for their lengths.
@@ -194,10 +222,11 @@ pub unsafe fn receive(fd: c_int, buffers: &[iovec], flags: c_int) -> Result<Rece
 ///
 /// # Safety
 /// Readable for `len` bytes.
-#[inline]
+#[expect(clippy::inline_always, reason = "a third of the work would be registers saved and restored")]
+#[inline(always)]
 pub unsafe fn send_at_once(fd: c_int, data: *const u8, len: usize, flags: c_int) -> bool {
     let Some(data) = NonNull::new(data.cast_mut()) else { return false };
-    match TABLE.get(fd).as_deref() {
+    match TABLE.pin(fd).as_deref() {
         // SAFETY: the caller's word.
         Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.send_at_once(data, len, flags) },
         _ => false,

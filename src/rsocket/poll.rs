@@ -37,6 +37,11 @@ pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -
     if let Some(ready) = ready_now(lookup, fds) {
         return Ok(count(ready));
     }
+    if let [fd] = fds
+        && let Some(ready) = wait_alone(lookup, fd, deadline)
+    {
+        return ready.map(count);
+    }
     let mut rsockets = Few::<Option<Arc<dyn Pollable>>, FEW>::new();
     let (mut any, mut others) = (false, false);
     for fd in fds.iter() {
@@ -64,6 +69,15 @@ fn ready_now(lookup: &dyn Lookup, fds: &mut [pollfd]) -> Option<usize> {
         }
     }
     (ready > 0).then_some(ready)
+}
+
+/// The usual case: one rsocket, which was not ready just now, and which can do its own waiting.
+fn wait_alone(lookup: &dyn Lookup, fd: &mut pollfd, deadline: Deadline) -> Option<Result<usize>> {
+    let rsocket = if fd.fd < 0 || deadline.passed() { None } else { lookup.find(fd.fd) }?;
+    Some(rsocket.wait_alone(wanted(fd.events), deadline)?.map(|bits| {
+        fd.revents = if bits & POLLNVAL == 0 { told(bits, fd.events) } else { POLLNVAL };
+        usize::from(fd.revents != 0)
+    }))
 }
 
 /// Waits for one rsocket as rpoll does: for calls that block. 0 at the deadline, POLLNVAL if it was closed.

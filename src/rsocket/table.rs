@@ -1,8 +1,9 @@
 //! Which object a descriptor number stands for: a table without locks and without a limit but that of the numbers.
 //!
-//! [`Table::get`] runs at the start of every call, also within signal handlers: it neither waits nor allocates. It pins
+//! [`Table::get`] runs at the start of most calls, also within signal handlers: it neither waits nor allocates. It pins
 //! the slot while it takes its share of the object; who takes an object out of a slot waits until nobody has it pinned,
-//! a moment of a few instructions, and then knows that every reader has either got a share or seen the slot empty.
+//! and then knows that every reader has either got a share or seen the slot empty. [`Table::pin`] is for calls that are over
+//! so soon that the pin may last as long as they do: it saves counting the share.
 //!
 //! The hand-over is model-checked, by the crate in `models/` (`scripts/check loom`).
 //! Unsafe code: pointers between `Arc::into_raw` and `from_raw`, and slots in chunks that are never freed.
@@ -60,6 +61,19 @@ impl<T> Slot<T> {
         share
     }
 
+    #[inline]
+    fn pin(&self) -> Option<Pinned<'_, T>> {
+        // As in `get`.
+        self.pins.fetch_add(1, Ordering::AcqRel);
+        match NonNull::new(self.object.load(Ordering::Acquire)) {
+            Some(object) => Some(Pinned { slot: self, object }),
+            None => {
+                self.pins.fetch_sub(1, Ordering::Release);
+                None
+            }
+        }
+    }
+
     /// Puts `new` (from `Arc::into_raw`, or null) in, and gives what was there.
     fn swap(&self, new: *mut T) -> Option<Arc<T>> {
         let old = self.object.swap(new, Ordering::AcqRel);
@@ -89,9 +103,45 @@ impl<T> Slot<T> {
     /// Returns when no reader can come to see any more what was taken out.
     fn wait(&self) {
         // A read-modify-write sees the latest value, where a load might see an older one.
+        let mut turns = 0;
         while self.pins.fetch_add(0, Ordering::AcqRel) != 0 {
-            yield_now();
+            turns += 1;
+            give_way(turns);
         }
+    }
+}
+
+/// Lets a thread with a pin run, also one that has the only processor to itself but for this one, of a higher priority.
+fn give_way(turns: usize) {
+    #[cfg(not(all(test, loom)))]
+    if turns > 64 {
+        std::thread::sleep(std::time::Duration::from_micros(50));
+        return;
+    }
+    let _ = turns;
+    yield_now();
+}
+
+/// An object that stays in its slot for so long, whatever happens to the number.
+pub struct Pinned<'a, T> {
+    slot: &'a Slot<T>,
+    object: NonNull<T>,
+}
+
+impl<T> std::ops::Deref for Pinned<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the slot's share was there after the pin was set, and is not given up while it is.
+        unsafe { self.object.as_ref() }
+    }
+}
+
+impl<T> Drop for Pinned<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.slot.pins.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -123,6 +173,12 @@ impl<T: Send + Sync> Table<T> {
     /// The object of `fd`.
     pub fn get(&self, fd: c_int) -> Option<Arc<T>> {
         self.slot(fd)?.get()
+    }
+
+    /// The object of `fd`, for a moment: whoever takes it out waits meanwhile.
+    #[inline]
+    pub fn pin(&self, fd: c_int) -> Option<Pinned<'_, T>> {
+        self.slot(fd)?.pin()
     }
 
     /// Takes the object of `fd` out, if there is one; if `expected` is given, only that one.
@@ -304,6 +360,7 @@ mod tests {
                     for round in 0..ROUNDS {
                         let fd = (round % 3) as c_int * 100;
                         assert!(table.get(fd).is_none_or(|object| *object == fd));
+                        assert!(table.pin(fd).is_none_or(|object| *object == fd));
                     }
                 });
             }
@@ -357,6 +414,14 @@ mod models {
     fn get_and_remove() {
         beside(
             |table| assert!(table.get(0).is_none_or(|object| *object == 1)),
+            |table| assert!(table.remove(0, None).is_some_and(|object| *object == 1)),
+        );
+    }
+
+    #[test]
+    fn pin_and_remove() {
+        beside(
+            |table| assert!(table.pin(0).is_none_or(|object| *object == 1)),
             |table| assert!(table.remove(0, None).is_some_and(|object| *object == 1)),
         );
     }

@@ -23,6 +23,7 @@ use loom::sync::{
 use libc::POLLNVAL;
 
 use crate::errno::{Errno, Result};
+use crate::sys::event::Deadline;
 
 /// An rsocket as those see it who wait for it.
 ///
@@ -40,6 +41,13 @@ pub trait Pollable: Send + Sync {
     /// As ready(); when the result is 0, no descriptor is readable once take_event() took what was there, and every
     /// later change, of whatever kind, raises a descriptor or notifies the watchers.
     fn arm(&self, wanted: c_short) -> c_short;
+
+    /// For a call that waits for this rsocket alone, and has just looked at it: waits without descriptors and watchers, if the
+    /// rsocket knows how to. The bits are those of ready(), 0 at the deadline.
+    fn wait_alone(&self, wanted: c_short, deadline: Deadline) -> Option<Result<c_short>> {
+        let _ = (wanted, deadline);
+        None
+    }
 
     /// One of the descriptors was seen readable: takes the event from the completion channel, never blocks. A later
     /// change raises a descriptor again only after arm().
@@ -137,8 +145,10 @@ impl Watchers {
     }
 
     /// Tells all.
+    #[inline]
     pub fn notify(&self, notice: Notice) {
         match notice {
+            Notice::Changed if self.is_empty() => {}
             Notice::Changed => self.changed(None),
             Notice::Closed => self.close(),
         }

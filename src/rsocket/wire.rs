@@ -249,10 +249,17 @@ impl Message {
     }
 
     /// Reads a word in host byte order. Whether the numbers fit the connection is for the caller to see.
+    #[inline]
     pub fn parse(word: u32) -> Result<Message, BadMessage> {
+        if word <= MOST_DATA {
+            return Ok(Message::Data(word));
+        }
+        Message::parse_other(word)
+    }
+
+    fn parse_other(word: u32) -> Result<Message, BadMessage> {
         let data = word & MOST_DATA;
         match word >> OP_SHIFT {
-            OP_DATA => Ok(Message::Data(data)),
             // Sequence numbers have 16 bits; a carry may stand above.
             OP_GRANT => Ok(Message::Grant(data as u16)),
             OP_IOMAP => u16::try_from(data).map(Message::Iomap).map_err(|_| BadMessage::Iomap(data)),

@@ -33,6 +33,11 @@ impl Deadline {
         self.0.map(|end| end.saturating_duration_since(Instant::now()))
     }
 
+    /// As a time of the clock; `None` for one that never comes.
+    pub fn instant(&self) -> Option<Instant> {
+        self.0
+    }
+
     /// Whether it has come.
     pub fn passed(&self) -> bool {
         self.left() == Some(Duration::ZERO)

@@ -68,11 +68,33 @@ pub unsafe extern "C" fn rclose(socket: c_int) -> c_int {
     report(-1, || calls::close(socket).map(|()| 0))
 }
 
+/// # Safety
+/// Writable for `len` bytes.
+#[inline]
+unsafe fn receive(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's word.
+    unsafe {
+        match calls::receive_at_once(socket, buf.cast(), len, flags) {
+            Ok(done) => done as ssize_t,
+            Err(looked) => receive_any(socket, buf, len, flags, looked),
+        }
+    }
+}
+
+/// # Safety
+/// As above.
+#[cold]
+#[inline(never)]
+unsafe fn receive_any(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int, looked: bool) -> ssize_t {
+    // SAFETY: the caller's word.
+    report(-1, || unsafe { Ok(calls::receive_one(socket, buffer(buf, len)?, flags, looked)? as ssize_t) })
+}
+
 /// recv(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rrecv(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's word.
-    report(-1, || unsafe { Ok(calls::receive(socket, &[buffer(buf, len)?], flags)?.len as ssize_t) })
+    unsafe { receive(socket, buf, len, flags) }
 }
 
 /// recvfrom(2) for rsockets.
@@ -177,7 +199,7 @@ pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_in
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rread(socket: c_int, buf: *mut c_void, count: size_t) -> ssize_t {
     // SAFETY: the caller's word.
-    report(-1, || unsafe { Ok(calls::receive(socket, &[buffer(buf, count)?], 0)?.len as ssize_t) })
+    unsafe { receive(socket, buf, count, 0) }
 }
 
 /// readv(2) for rsockets.

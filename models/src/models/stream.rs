@@ -11,7 +11,7 @@ use loom::thread;
 use crate::errno::{Errno, Result};
 use crate::sys::event::EventFd;
 use crate::sys::futex::Changes;
-use crate::turns::{self, Led, Turns};
+use crate::turns::{self, Led, Turns, Until};
 use crate::watch::{Notice, Pollable, Watchers};
 
 /// Any deadline: they come at once.
@@ -207,8 +207,8 @@ impl Led for Stream {
         (!state.released).then(|| self.channel.clone())
     }
 
-    fn sleep(channel: Self::Channel, deadline: Option<Instant>) -> Result<()> {
-        match channel.take(deadline.is_none()) {
+    fn sleep(channel: Self::Channel, until: Until) -> Result<()> {
+        match channel.take(until.deadline.is_none()) {
             Err(Errno::EAGAIN) => Err(Errno::ETIMEDOUT),
             result => result,
         }

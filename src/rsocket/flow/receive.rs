@@ -34,6 +34,10 @@ pub struct Receiver {
     announced: u64,
     received: u64,
     taken: u64,
+    /// Place in the ring of the next byte to take.
+    place: u32,
+    /// Bytes missing in the half that the peer fills.
+    left: u32,
     /// Which SGL entry is next.
     slot: usize,
     /// Receive queue entries.
@@ -52,6 +56,8 @@ impl Receiver {
             announced: u64::from(size / 2),
             received: 0,
             taken: 0,
+            place: 0,
+            left: size / 2,
             slot: 1,
             queue,
             messages: 0,
@@ -65,14 +71,16 @@ impl Receiver {
 
     /// A message of `len` bytes of data came.
     pub fn data(&mut self, len: u32) -> Result<(), Violation> {
-        let half = u64::from(self.half());
         // A message never goes from one half into the other: the peer's end of a half is the end of a write.
-        let in_half = half - self.received % half;
-        if u64::from(len) > in_half.min(self.announced - self.received) {
+        if len > self.left || u64::from(len) > self.announced - self.received {
             return Err(Violation::TooMuchData);
         }
         self.message()?;
         self.received += u64::from(len);
+        self.left -= len;
+        if self.left == 0 {
+            self.left = self.half();
+        }
         Ok(())
     }
 
@@ -92,15 +100,22 @@ impl Receiver {
 
     /// Where the bytes are that begin `skip` bytes after the next one, as far as they are in one piece.
     pub fn piece(&self, skip: u64) -> (u32, u32) {
-        let start = ((self.taken + skip) % u64::from(self.size)) as u32;
-        let left = self.available().saturating_sub(skip);
-        (start, left.min(u64::from(self.size - start)) as u32)
+        let Some(left) = self.available().checked_sub(skip) else { return (0, 0) };
+        // No more than the ring holds is skipped.
+        let size = u64::from(self.size);
+        let start = u64::from(self.place) + skip;
+        let start = if start >= size { start - size } else { start };
+        (start as u32, left.min(size - start) as u32)
     }
 
     /// The program took `len` bytes.
     pub fn take(&mut self, len: u64) {
         debug_assert!(len <= self.available());
         self.taken += len;
+        // No more than the ring holds.
+        let place = u64::from(self.place) + len;
+        let size = u64::from(self.size);
+        self.place = if place >= size { place - size } else { place } as u32;
     }
 
     /// Whether [`due`](Self::due) has something to say: the short question for after every message.

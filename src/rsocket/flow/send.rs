@@ -124,6 +124,7 @@ impl Sender {
     }
 
     /// The next message of at most `wanted` bytes, when one can be sent; `inline` says that it needs no buffer.
+    #[inline]
     pub fn plan(&self, wanted: usize, inline: bool) -> Option<Chunk> {
         if wanted == 0 || !self.is_ready() {
             return None;
@@ -134,6 +135,7 @@ impl Sender {
 
     /// Takes what `chunk` needs, before it is posted. Returns the number of its last work request, and whether that one's
     /// completion has to be reported.
+    #[inline]
     pub fn take(&mut self, chunk: &Chunk, inline: bool) -> (u64, bool) {
         self.target.addr = self.target.addr.wrapping_add(u64::from(chunk.len));
         self.target.length -= chunk.len;
@@ -162,6 +164,7 @@ impl Sender {
     }
 
     /// How many of `wanted` bytes one write takes.
+    #[inline]
     fn longest(&self, wanted: usize, inline: bool) -> u32 {
         let room = if inline { MOST } else { MOST.min(self.limits.buffer - self.used) };
         u32::try_from(wanted).unwrap_or(u32::MAX).min(room)

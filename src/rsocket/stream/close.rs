@@ -69,7 +69,7 @@ impl Stream {
 
     /// Sends a last message and waits until everything has arrived.
     fn say<'a>(&'a self, mut state: Guard<'a>, message: Control, deadline: Instant) -> Guard<'a> {
-        let mut wait = Wait::new(Some(deadline));
+        let mut wait = Wait::until(deadline);
         let mut said = false;
         loop {
             self.poll(&mut state);

@@ -18,6 +18,54 @@ const QUICK: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
 const UNSUPPORTED: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE;
 
 impl Stream {
+    /// What is there, for the usual call. `Err` when it has to wait, or something else is the matter: whether nothing was there
+    /// just now.
+    ///
+    /// # Safety
+    /// Writable for `len` bytes.
+    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
+    #[inline(always)]
+    pub unsafe fn receive_at_once(&self, start: *mut u8, len: usize, flags: c_int) -> std::result::Result<usize, bool> {
+        if flags & !QUICK != 0 || start.is_null() || self.generation != forks::generation() {
+            return Err(false);
+        }
+        let Ok(mut state) = self.state.try_lock() else { return Err(false) };
+        let state = &mut *state;
+        if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
+            return Err(false);
+        }
+        let Some(link) = state.link.as_deref_mut() else { return Err(false) };
+        if link.available() == 0 && !self.poll(state) {
+            return Err(len > 0);
+        }
+        // SAFETY: the caller's word.
+        unsafe { state.read_available(start, len) }.ok_or(false)
+    }
+
+    /// rrecv(3) after [`receive_at_once`](Self::receive_at_once), which found nothing: waits for something, mostly.
+    ///
+    /// # Safety
+    /// Buffer writable for its length.
+    pub unsafe fn receive_one(&self, buffer: iovec, flags: c_int) -> Result<usize> {
+        let mut state = self.enter()?;
+        let mut wait = Wait::after(state.options.receive_timeout);
+        if state.lacks_data() {
+            if state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
+                return Err(Errno::EAGAIN);
+            }
+            match self.pause(state, false, &mut wait, 0)? {
+                Ok(back) => state = back,
+                Err(done) => return Ok(done),
+            }
+        }
+        // SAFETY: the caller's word.
+        if let Some(done) = unsafe { state.read_available(buffer.iov_base.cast(), buffer.iov_len) } {
+            return Ok(done);
+        }
+        // SAFETY: the caller's word.
+        unsafe { self.receive_waiting(state, &[buffer], flags, wait) }
+    }
+
     /// rrecv(3) and its relatives: data into `buffers`, in order; 0 at the end of the stream.
     ///
     /// # Safety
@@ -26,69 +74,33 @@ impl Stream {
         if flags & UNSUPPORTED != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        let mut state = self.enter()?;
-        let quick = match buffers {
-            [buffer] if flags & !QUICK == 0 => Some(buffer),
-            _ => None,
-        };
+        let state = self.enter()?;
+        let wait = Wait::after(state.options.receive_timeout);
         // SAFETY: the caller's word.
-        if let Some(done) = quick.and_then(|buffer| unsafe { self.receive_at_once(&mut state, buffer) }) {
-            return Ok(done);
-        }
-        let looked = quick.is_some_and(|buffer| buffer.iov_len > 0) && matches!(state.phase, Phase::Connected);
-        // SAFETY: the caller's word.
-        unsafe { self.receive_waiting(state, buffers, flags, looked) }
-    }
-
-    /// What is there, for the usual call; `None` when it has to wait, or something else is the matter.
-    ///
-    /// # Safety
-    /// Buffer writable for its length.
-    #[inline]
-    unsafe fn receive_at_once(&self, state: &mut State, buffer: &iovec) -> Option<usize> {
-        if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
-            return None;
-        }
-        if state.link.as_ref()?.available() == 0 {
-            self.poll(state);
-        }
-        let link = state.link.as_deref_mut()?;
-        let len = buffer.iov_len.min(usize::try_from(link.available()).unwrap_or(usize::MAX));
-        if len == 0 {
-            return None;
-        }
-        // SAFETY: the caller's word; possibly uninitialised.
-        let into = unsafe { slice::from_raw_parts_mut(buffer.iov_base.cast::<MaybeUninit<u8>>(), len) };
-        let done = link.peek(0, into);
-        link.take(done as u64);
-        Some(done)
+        unsafe { self.receive_waiting(state, buffers, flags, wait) }
     }
 
     /// # Safety
     /// Buffers writable for their lengths.
-    #[inline(never)]
     unsafe fn receive_waiting<'a>(
         &'a self,
         mut state: Guard<'a>,
         buffers: &[iovec],
         flags: c_int,
-        mut looked: bool,
+        mut wait: Wait,
     ) -> Result<usize> {
         let total = total(buffers)?;
         let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
         let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
-        let mut wait = Waiting::new(state.options.receive_timeout);
         let mut done = 0;
         loop {
             state.check_connected(nonblocking)?;
             if total == 0 {
                 return Ok(0);
             }
-            // The short path has just looked.
-            if !looked && state.available(peek, done) == 0 {
+            if state.available(peek, done) == 0 {
                 self.poll(&mut state);
             }
-            looked = false;
             // SAFETY: the caller's word.
             done += unsafe { state.copy_out(buffers, done, peek) };
             if done == total || (done > 0 && !all) {
@@ -118,7 +130,8 @@ impl Stream {
     ///
     /// # Safety
     /// Readable for `len` bytes.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
+    #[inline(always)]
     pub unsafe fn send_at_once(&self, data: NonNull<u8>, len: usize, flags: c_int) -> bool {
         if flags & !QUICK != 0 || self.generation != forks::generation() {
             return false;
@@ -143,7 +156,7 @@ impl Stream {
         let mut state = self.enter()?;
         let total = total(buffers)?;
         let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
-        let mut wait = Waiting::new(state.options.send_timeout);
+        let mut wait = Wait::after(state.options.send_timeout);
         let mut done = 0;
         loop {
             state.check_connected(nonblocking)?;
@@ -155,7 +168,7 @@ impl Stream {
             if done == total {
                 return Ok(done);
             }
-            if self.poll(&mut state).any || state.link.as_ref().is_some_and(|link| link.failure().is_some()) {
+            if self.poll(&mut state) || state.link.as_ref().is_some_and(|link| link.failure().is_some()) {
                 // A failure without a completion: posting was refused.
                 let failure = state.link.as_ref().and_then(|link| link.failure());
                 if failure.is_some() {
@@ -177,7 +190,7 @@ impl Stream {
     pub unsafe fn write_mapped(&self, data: &[u8], offset: u64, flags: c_int) -> Result<usize> {
         let mut state = self.enter()?;
         let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
-        let mut wait = Waiting::new(state.options.send_timeout);
+        let mut wait = Wait::after(state.options.send_timeout);
         let mut done = 0;
         while done < data.len() {
             state.check_connected(nonblocking)?;
@@ -211,13 +224,13 @@ impl Stream {
         &'a self,
         state: Guard<'a>,
         nonblocking: bool,
-        wait: &mut Waiting,
+        wait: &mut Wait,
         done: usize,
     ) -> Result<std::result::Result<Guard<'a>, usize>> {
         if nonblocking {
             return if done > 0 { Ok(Err(done)) } else { Err(Errno::EAGAIN) };
         }
-        let (state, result) = self.sleep(state, wait.get());
+        let (state, result) = self.sleep(state, wait);
         match result {
             _ if matches!(state.phase, Phase::Closed) => Err(Errno::EBADF),
             Ok(()) => Ok(Ok(state)),
@@ -255,23 +268,6 @@ fn ended(state: &mut State, done: usize) -> Result<usize> {
     if done > 0 { Ok(done) } else { Err(state.take_error().unwrap_or(Errno::ECONNRESET)) }
 }
 
-/// The waiting of a call, begun when it first has to wait.
-struct Waiting {
-    timeout: Option<std::time::Duration>,
-    wait: Option<Wait>,
-}
-
-impl Waiting {
-    fn new(timeout: Option<std::time::Duration>) -> Waiting {
-        Waiting { timeout, wait: None }
-    }
-
-    fn get(&mut self) -> &mut Wait {
-        let timeout = self.timeout;
-        self.wait.get_or_insert_with(|| Wait::after(timeout))
-    }
-}
-
 impl State {
     /// Whether there is or was a connection: `ENOTCONN` otherwise. While it is being made, a call waits, or gets `EAGAIN`.
     fn check_connected(&mut self, nonblocking: bool) -> Result<()> {
@@ -285,10 +281,32 @@ impl State {
         }
     }
 
+    /// Whether there is nothing to read, and neither an end nor an error to tell of.
+    fn lacks_data(&self) -> bool {
+        let open = matches!(self.phase, Phase::Connected) && !self.ended && !self.shut_read && self.error.is_none();
+        open && self.available(false, 0) == 0
+    }
+
     /// Bytes to read, behind the `done` ones that a peeking call has seen.
     fn available(&self, peek: bool, done: usize) -> u64 {
         let available = self.link.as_ref().map_or(0, |link| link.available());
         if peek { available.saturating_sub(done as u64) } else { available }
+    }
+
+    /// Takes what is there, at most `len` bytes; `None` when that is nothing.
+    ///
+    /// # Safety
+    /// Writable for `len` bytes.
+    #[inline]
+    unsafe fn read_available(&mut self, start: *mut u8, len: usize) -> Option<usize> {
+        let link = self.link.as_deref_mut()?;
+        let len = len.min(usize::try_from(link.available()).unwrap_or(usize::MAX));
+        if len == 0 {
+            return None;
+        }
+        // SAFETY: the caller's word; possibly uninitialised.
+        let into = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len) };
+        Some(link.read(into))
     }
 
     /// Copies what is there into the buffers, from `skip` bytes on; how many bytes.

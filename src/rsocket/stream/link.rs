@@ -7,7 +7,7 @@
 mod receive;
 mod send;
 
-use std::mem::zeroed;
+use std::mem::{MaybeUninit, zeroed};
 use std::ptr::NonNull;
 
 use super::options::Options;
@@ -18,7 +18,7 @@ use crate::ffi::rdma_cm_id;
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::flow::{Receiver, SendLimits, Sender};
 use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRIES, SGL_ENTRY};
-use crate::sys::rc::{Completions, Registered};
+use crate::sys::rc::{Completions, Registered, ibv_wc};
 use crate::sys::verbs::{self, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
 /// Entries of the target SGL.
@@ -37,6 +37,16 @@ const STAGE: usize = 32;
 /// Completions looked at in one go.
 const BATCH: usize = 16;
 
+/// Room for them.
+pub(super) struct Batch([MaybeUninit<ibv_wc>; BATCH]);
+
+impl Batch {
+    #[inline]
+    pub fn new() -> Batch {
+        Batch([const { MaybeUninit::uninit() }; BATCH])
+    }
+}
+
 /// What came from the peer since it was last asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct News {
@@ -48,6 +58,8 @@ pub(super) struct News {
     pub end: bool,
     /// The peer neither sends nor receives any more.
     pub disconnect: bool,
+    /// Whether data could be sent before, once something came that may change that.
+    could_send: Option<bool>,
 }
 
 /// Places in the main memory.

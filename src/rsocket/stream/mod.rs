@@ -39,7 +39,7 @@ use crate::sys::futex::Changes;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
 use connect::Attempt;
 use iomap::Mappings;
-use link::{Link, News};
+use link::{Batch, Link, News};
 use options::Options;
 
 /// A stream rsocket.
@@ -173,23 +173,39 @@ impl Stream {
         self.watchers.notify(notice);
     }
 
-    /// Looks at what completed, and draws the conclusions.
+    /// Looks at what completed, and draws the conclusions; whether anything did.
     #[inline]
-    fn poll(&self, state: &mut State) -> News {
-        let Some(link) = &mut state.link else { return News::default() };
-        if let Phase::Closed = state.phase {
-            return News::default();
+    fn poll(&self, state: &mut State) -> bool {
+        let Some(link) = &mut state.link else { return false };
+        let mut batch = Batch::new();
+        let completed = link.completed(&mut batch);
+        if completed == 0 && (link.failure().is_none() || !matches!(state.phase, Phase::Connected)) {
+            return false;
         }
-        let news = link.poll();
-        let failure = link.failure();
-        if !news.any && (failure.is_none() || !matches!(state.phase, Phase::Connected)) {
-            return news;
-        }
-        self.conclude(state, news, failure)
+        self.handle_completed(state, &mut batch, completed)
     }
 
     #[inline(never)]
-    fn conclude(&self, state: &mut State, news: News, failure: Option<Errno>) -> News {
+    fn handle_completed(&self, state: &mut State, batch: &mut Batch, completed: usize) -> bool {
+        let Some(link) = &mut state.link else { return false };
+        if let Phase::Closed = state.phase {
+            return false;
+        }
+        let news = link.complete_all(batch, completed);
+        let failure = link.failure();
+        if news.end || news.disconnect || failure.is_some() {
+            self.conclude(state, news, failure);
+        }
+        if news.edge {
+            self.edges.fetch_add(1, Ordering::Relaxed);
+        }
+        self.changed.notify();
+        news.any
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn conclude(&self, state: &mut State, news: News, failure: Option<Errno>) {
         state.ended |= news.end;
         if news.disconnect || (news.end && state.shut_write) {
             state.disconnect(None);
@@ -197,11 +213,6 @@ impl Stream {
         if failure.is_some() {
             state.disconnect(failure);
         }
-        if news.edge {
-            self.edges.fetch_add(1, Ordering::Relaxed);
-        }
-        self.changed.notify();
-        news
     }
 
     /// Has the reactor look after the channel.

@@ -6,9 +6,11 @@ use std::sync::atomic::Ordering;
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
 use super::{Phase, State, Stream, turns};
+use crate::errno::Result;
 use crate::rsocket::bits::{IN, OUT};
 use crate::rsocket::forks;
 use crate::rsocket::watch::{Pollable, Watchers};
+use crate::sys::event::Deadline;
 
 impl State {
     /// Every bit that holds.
@@ -31,7 +33,7 @@ impl State {
         }
     }
 
-    fn wanted(&self, wanted: c_short) -> c_short {
+    pub(super) fn wanted(&self, wanted: c_short) -> c_short {
         self.bits() & (wanted | POLLERR | POLLHUP | POLLNVAL)
     }
 }
@@ -58,6 +60,13 @@ impl Pollable for Stream {
             self.poll(&mut state);
         }
         state.wanted(wanted)
+    }
+
+    fn wait_alone(&self, wanted: c_short, deadline: Deadline) -> Option<Result<c_short>> {
+        if self.generation != forks::generation() {
+            return None;
+        }
+        self.poll_alone(wanted, deadline.instant())
     }
 
     fn take_event(&self) {

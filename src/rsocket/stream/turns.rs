@@ -17,6 +17,14 @@ use loom::sync::MutexGuard;
 use crate::errno::{Errno, Result};
 use crate::sys::futex::Changes;
 
+/// When a thread that sleeps in a channel gives up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Until {
+    pub deadline: Option<Instant>,
+    /// Every signal ends it, as with poll(2), and not only one whose handler asks for that.
+    pub any_signal: bool,
+}
+
 /// A channel's part of the state.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
@@ -64,7 +72,7 @@ pub(super) trait Led {
     /// The channel, in blocking mode.
     fn channel(&self, state: &mut Self::State) -> Option<Self::Channel>;
     /// Waits for an event and takes it.
-    fn sleep(channel: Self::Channel, deadline: Option<Instant>) -> Result<()>;
+    fn sleep(channel: Self::Channel, until: Until) -> Result<()>;
     /// Takes an event if there is one, without waiting.
     fn take(&self, state: &mut Self::State) -> Result<()>;
     /// A leader's event was taken.
@@ -91,12 +99,17 @@ pub(super) fn wait<'a, S: Led>(
         let result = stream.changed().wait(count, deadline);
         return (stream.lock(), result);
     }
+    lead(stream, state, Until { deadline, any_signal: false })
+}
+
+/// As [`wait`], in the channel, for a thread that [`may_lead`].
+pub(super) fn lead<'a, S: Led>(stream: &'a S, mut state: Guard<'a, S>, until: Until) -> (Guard<'a, S>, Result<()>) {
     if arm(stream, &mut state) {
         return (state, Ok(()));
     }
     let Some(channel) = begin(stream, &mut state) else { return (state, Ok(())) };
     drop(state);
-    let result = S::sleep(channel, deadline);
+    let result = S::sleep(channel, until);
     let mut state = stream.lock();
     end(stream, &mut state, result.is_ok());
     match result {
@@ -136,9 +149,10 @@ fn end<S: Led>(stream: &S, state: &mut S::State, took: bool) {
             S::took(state);
         }
     }
-    stream.look(state);
     // Those who wait to be told: one of them leads next, if this thread is done.
-    stream.changed().notify();
+    if !stream.look(state) {
+        stream.changed().notify();
+    }
     if took {
         stream.tell_pollers();
     }

@@ -1,10 +1,11 @@
 //! Waiting, as leader in the completion channel or as one who is told.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_short};
 use std::hint;
+use std::mem;
 use std::time::{Duration, Instant};
 
-use super::turns::{self, Led, Turns};
+use super::turns::{self, Led, Turns, Until};
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
 use crate::rsocket::config::defaults;
@@ -14,39 +15,86 @@ use crate::sys::{clock, event};
 
 /// One blocking call's waiting.
 pub(super) struct Wait {
-    deadline: Option<Instant>,
-    /// How long it may look before it sleeps, until it has slept.
-    spin: Option<Duration>,
+    end: End,
+    /// It has looked for a while, which it does once, before it first sleeps.
+    looked: bool,
+}
+
+/// When a wait is over in any case.
+enum End {
+    Never,
+    /// So long after it begins.
+    After(Duration),
+    At(Instant),
 }
 
 impl Wait {
     /// For a time-out option; one that the clock cannot count to never ends.
+    #[inline]
     pub fn after(timeout: Option<Duration>) -> Wait {
-        Wait::new(timeout.and_then(|time| Instant::now().checked_add(time)))
+        Wait { end: timeout.map_or(End::Never, End::After), looked: false }
     }
 
-    pub fn new(deadline: Option<Instant>) -> Wait {
-        // Looking keeps the only CPU from whoever would make the change.
-        let spin = (event::cpus() > 1).then(|| Duration::from_micros(defaults().polling_time_us.into()));
-        Wait { deadline, spin }
+    pub fn until(deadline: Instant) -> Wait {
+        Wait { end: End::At(deadline), looked: false }
+    }
+
+    #[inline]
+    fn deadline(&mut self) -> Option<Instant> {
+        if let End::After(time) = self.end {
+            self.end = Instant::now().checked_add(time).map_or(End::Never, End::At);
+        }
+        if let End::At(deadline) = self.end { Some(deadline) } else { None }
+    }
+
+    /// Whether to look for a while before sleeping: it would keep the only CPU from whoever makes the change.
+    #[inline]
+    fn may_look(&mut self) -> bool {
+        !mem::replace(&mut self.looked, true) && event::cpus() > 1
     }
 }
 
 impl Stream {
     /// Waits until something may have changed: `ETIMEDOUT` at the deadline, `EINTR` after a signal whose handler asks for it.
     pub(super) fn sleep<'a>(&'a self, mut state: Guard<'a>, wait: &mut Wait) -> (Guard<'a>, Result<()>) {
-        if turns::may_lead::<Stream>(&mut state) && self.look_for_a_while(&mut state, wait.spin.take()) {
+        let deadline = wait.deadline();
+        if wait.may_look() && turns::may_lead::<Stream>(&mut state) && self.look_for_a_while(&mut state) {
             return (state, Ok(()));
         }
-        turns::wait(self, state, wait.deadline)
+        turns::wait(self, state, deadline)
+    }
+
+    /// For a poller of nothing else: waits as a leader until some of `wanted` holds, 0 at the deadline. `None` when it can't lead.
+    /// The caller has just looked.
+    pub(super) fn poll_alone(&self, wanted: c_short, deadline: Option<Instant>) -> Option<Result<c_short>> {
+        let mut state = self.lock();
+        let mut wait = Wait::after(None);
+        loop {
+            if !turns::may_lead::<Stream>(&mut state) {
+                return None;
+            }
+            if !(wait.may_look() && self.look_for_a_while(&mut state)) {
+                let (back, result) = turns::lead(self, state, Until { deadline, any_signal: true });
+                state = back;
+                match result {
+                    Ok(()) | Err(Errno::EAGAIN) => {}
+                    Err(Errno::ETIMEDOUT) => return Some(Ok(state.wanted(wanted))),
+                    Err(error) => return Some(Err(error)),
+                }
+            }
+            let ready = state.wanted(wanted);
+            if ready != 0 {
+                return Some(Ok(ready));
+            }
+        }
     }
 
     /// Looks without sleeping; whether something came.
-    fn look_for_a_while(&self, state: &mut State, time: Option<Duration>) -> bool {
-        let Some(time) = time else { return false };
+    fn look_for_a_while(&self, state: &mut State) -> bool {
+        let time = Duration::from_micros(defaults().polling_time_us.into());
         let start = Instant::now();
         loop {
-            if self.poll(state).any {
+            if self.poll(state) {
                 return true;
             }
             if start.elapsed() >= time {
@@ -93,7 +141,7 @@ impl Led for Stream {
     }
 
     fn look(&self, state: &mut State) -> bool {
-        self.poll(state).any
+        self.poll(state)
     }
 
     fn request_event(&self, state: &mut State) -> bool {
@@ -117,10 +165,10 @@ impl Led for Stream {
         Some((link.completions.events(), link.completions.fd()))
     }
 
-    fn sleep((events, fd): (Events, c_int), deadline: Option<Instant>) -> Result<()> {
-        if let Some(deadline) = deadline {
+    fn sleep((events, fd): (Events, c_int), until: Until) -> Result<()> {
+        if until.deadline.is_some() || until.any_signal {
             let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-            if event::poll(&mut fds, Some(clock::left(deadline).unwrap_or_default()))? == 0 {
+            if event::poll(&mut fds, until.deadline.map(|end| clock::left(end).unwrap_or_default()))? == 0 {
                 return Err(Errno::ETIMEDOUT);
             }
         }

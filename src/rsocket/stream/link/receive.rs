@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{Ordering, fence};
 
-use super::{BATCH, Link, News, REPOST, WORD};
+use super::{BATCH, Batch, Link, News, REPOST, WORD};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::{Announcement, Grant, Violation};
 use crate::rsocket::wire::{self, Control, Message, Region, SGL_ENTRY};
@@ -18,6 +18,7 @@ impl Link {
     }
 
     /// Copies received bytes, from `skip` bytes behind the next one on; how many.
+    #[inline]
     pub fn peek(&self, skip: u64, into: &mut [MaybeUninit<u8>]) -> usize {
         let mut done = 0;
         while done < into.len() {
@@ -37,50 +38,45 @@ impl Link {
         done
     }
 
+    /// Copies received bytes and takes them; how many.
+    #[inline]
+    pub fn read(&mut self, into: &mut [MaybeUninit<u8>]) -> usize {
+        let done = self.peek(0, into);
+        self.take(done as u64);
+        done
+    }
+
     /// The program has taken `len` bytes: room for the peer.
+    #[inline]
     pub fn take(&mut self, len: u64) {
         self.receiver.take(len);
         self.grant();
     }
 
-    /// Looks at what completed.
+    /// Takes completions, for [`complete_all`](Self::complete_all): how many.
     #[inline]
-    pub fn poll(&mut self) -> News {
-        let mut batch = [const { MaybeUninit::uninit() }; BATCH];
-        match self.completions.poll(&mut batch) {
-            // Mostly there is nothing.
-            Ok([]) => News::default(),
-            Ok(completed) => {
-                let completed = completed.len();
-                self.complete_all(&mut batch, completed)
-            }
+    pub fn completed(&mut self, batch: &mut Batch) -> usize {
+        match self.completions.poll(&mut batch.0) {
+            Ok(completed) => completed.len(),
             Err(error) => {
                 self.fail(error);
-                News::default()
+                0
             }
         }
     }
 
     /// Goes through the `completed` first ones of the batch, and what there is more.
-    #[inline(never)]
-    fn complete_all(&mut self, batch: &mut [MaybeUninit<ibv_wc>; BATCH], mut completed: usize) -> News {
-        let mut news = News { any: true, ..News::default() };
-        let could_send = self.can_send();
+    pub fn complete_all(&mut self, batch: &mut Batch, mut completed: usize) -> News {
+        let mut news = News { any: completed > 0, ..News::default() };
         loop {
-            for wc in &batch[..completed] {
+            for wc in &batch.0[..completed] {
                 // SAFETY: one of those that the provider has filled in ([`Completions::poll`]).
                 self.complete(unsafe { wc.assume_init_ref() }, &mut news);
             }
             if completed < BATCH {
                 break;
             }
-            match self.completions.poll(batch) {
-                Ok(more) => completed = more.len(),
-                Err(error) => {
-                    self.fail(error);
-                    break;
-                }
-            }
+            completed = self.completed(batch);
         }
         if self.failed.is_none()
             && self.idle.len() >= REPOST
@@ -90,17 +86,18 @@ impl Link {
         }
         self.retarget();
         self.grant();
-        news.edge |= !could_send && self.can_send();
+        news.edge |= news.could_send == Some(false) && self.can_send();
         news
     }
 
+    #[inline]
     fn complete(&mut self, wc: &ibv_wc, news: &mut News) {
-        if let Some((status, _)) = wc.error() {
-            self.fail(errno_of(status));
-            news.edge = true;
+        if !wc.is_valid() {
+            self.broken(wc, news);
             return;
         }
         if wc.wr_id() & RECEIVE == 0 {
+            news.could_send.get_or_insert(self.can_send());
             if let Some(sender) = &mut self.sender {
                 sender.completed(wc.wr_id());
             }
@@ -135,6 +132,14 @@ impl Link {
         }
     }
 
+    #[cold]
+    fn broken(&mut self, wc: &ibv_wc, news: &mut News) {
+        if let Some((status, _)) = wc.error() {
+            self.fail(errno_of(status));
+            news.edge = true;
+        }
+    }
+
     /// The word that iWARP put into a slot.
     fn word(&self, slot: u32) -> u32 {
         // SAFETY: the slot is within the memory, by its layout; the device wrote it before the completion.
@@ -143,6 +148,7 @@ impl Link {
         }
     }
 
+    #[inline]
     fn receive(&mut self, word: u32, news: &mut News) -> std::result::Result<(), Violation> {
         match Message::parse(word).map_err(|_| Violation::BadGrant)? {
             Message::Data(len) => {
@@ -150,6 +156,7 @@ impl Link {
                 news.edge = true;
             }
             Message::Grant(number) => {
+                news.could_send.get_or_insert(self.can_send());
                 self.sender.as_mut().ok_or(Violation::BadGrant)?.granted(number)?;
                 self.peer.news = true;
             }
@@ -171,11 +178,16 @@ impl Link {
     }
 
     /// Takes the next buffer that the peer announced, when the one in use is used up.
+    #[inline]
     pub(super) fn retarget(&mut self) {
-        let Some(sender) = &mut self.sender else { return };
-        if !self.peer.news || !sender.wants_target() {
-            return;
+        if self.peer.news {
+            self.retarget_now();
         }
+    }
+
+    #[inline(never)]
+    fn retarget_now(&mut self) {
+        let Some(sender) = self.sender.as_mut().filter(|sender| sender.wants_target()) else { return };
         self.peer.news = false;
         // SAFETY: the SGL is at the beginning of the memory. The peer writes it by RDMA; the length, which it writes last, is
         // read first.
@@ -225,6 +237,8 @@ impl Link {
         }
     }
 
+    #[cold]
+    #[inline(never)]
     fn grant_now(&mut self) {
         let Some(sender) = &self.sender else { return };
         if self.failed.is_some() || !sender.has_control() {
