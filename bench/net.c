@@ -61,7 +61,7 @@ int net_connect(const struct sockaddr_in *to)
 {
 	int fd, on = 1, tries = 0;
 
-	/* Soft-iWARP fails a connect with EINVAL now and then, whichever library asks. */
+	/* Soft-iWARP fails a connect with EINVAL now and then, whichever library asks (docs/quirks.md). */
 	for (;; tries++) {
 		fd = net_stream();
 		if (!net.connect(fd, (const struct sockaddr *)to, sizeof(*to)))

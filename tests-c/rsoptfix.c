@@ -182,15 +182,14 @@ static void endless_timeouts(void)
 		fd = rsocket(AF_INET, SOCK_STREAM, 0);
 		EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time)));
 		EXPECT(!rconnect(fd, &pair.to.sa, addr_len(&pair.to)));
-		EXPECT(rrecv(fd, &byte, 1, 0) == 1 && rsend(fd, &byte, 1, 0) == 1);
+		EXPECT(rsend(fd, "x", 1, 0) == 1 && rrecv(fd, &byte, 1, 0) == 1 && byte == 'x');
 		EXPECT(!rclose(fd));
 		_exit(0);
 	}
 	EXPECT((fd = raccept(pair.listener, NULL, NULL)) >= 0);
 	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
 	EXPECT(!rgetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &read, &len));
-	EXPECT(rsend(fd, "x", 1, 0) == 1);
-	EXPECT(rrecv(fd, &byte, 1, 0) == 1 && byte == 'x');
+	EXPECT(rrecv(fd, &byte, 1, 0) == 1 && rsend(fd, &byte, 1, 0) == 1);
 	EXPECT(waitpid(child, &status, 0) == child && status == 0);
 	EXPECT(!rclose(fd) && !rclose(pair.listener));
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::c_short;
 
-use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
+use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
 
 /// Readable, and writable, in both of poll's words for it.
 pub const IN: c_short = POLLIN | POLLRDNORM;
@@ -22,8 +22,11 @@ pub fn wanted(events: c_short) -> c_short {
     wanted
 }
 
-/// What the program is told of `ready` when it asked for `events`.
+/// What the program is told of `ready` when it asked for `events`: of a closed rsocket that it is closed.
 pub fn told(ready: c_short, events: c_short) -> c_short {
+    if ready & POLLNVAL != 0 {
+        return POLLNVAL;
+    }
     let mut told = ready & (POLLERR | POLLHUP | (events & POLLRDHUP));
     if ready & POLLIN != 0 {
         told |= events & IN;
@@ -52,6 +55,11 @@ mod tests {
         let all = POLLIN | POLLOUT | POLLRDHUP | POLLERR | POLLHUP;
         assert_eq!(told(all, 0), POLLERR | POLLHUP);
         assert_eq!(told(all, POLLPRI), POLLERR | POLLHUP);
+    }
+
+    #[test]
+    fn a_closed_one_is_nothing_else() {
+        assert_eq!(told(POLLNVAL | POLLIN | POLLHUP, POLLIN), POLLNVAL);
     }
 
     #[test]

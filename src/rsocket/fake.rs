@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, pollfd};
+use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, pollfd};
 
 use super::watch::{Lookup, Notice, Pollable, Watchers};
 use crate::sys::event::{EventFd, poll};
@@ -26,6 +26,8 @@ struct State {
     unhandled: Vec<Change>,
     armed: bool,
     connected: bool,
+    /// A blocking call sleeps in the channel.
+    led: bool,
     holds: c_short,
 }
 
@@ -99,6 +101,22 @@ impl Fake {
         self.watchers.notify(Notice::Changed);
     }
 
+    /// A blocking call begins to sleep in the channel.
+    pub fn lead(&self) {
+        let mut state = self.state();
+        state.led = true;
+        state.armed = true;
+    }
+
+    /// It is over, with or without the event.
+    pub fn end_lead(&self, took: bool) {
+        if took {
+            self.channel.clear();
+        }
+        self.state().led = false;
+        self.watchers.notify(Notice::Changed);
+    }
+
     pub fn close(&self) {
         self.watchers.notify(Notice::Closed);
     }
@@ -139,6 +157,11 @@ impl Fake {
         }
     }
 
+    /// What holds of `wanted`.
+    fn bits(&self, state: &State, wanted: c_short) -> c_short {
+        if self.watchers.is_closed() { POLLNVAL } else { state.holds & (wanted | POLLERR | POLLHUP) }
+    }
+
     fn apply(&self, state: &mut State, change: Change) {
         state.holds |= match change {
             Change::Data => POLLIN,
@@ -156,24 +179,27 @@ impl Pollable for Fake {
         assert_eq!(wanted & !(POLLIN | POLLOUT | POLLRDHUP), 0);
         let mut state = self.state();
         self.handle(&mut state);
-        state.holds & (wanted | POLLERR | POLLHUP)
+        self.bits(&state, wanted)
     }
 
     fn arm(&self, wanted: c_short) -> c_short {
         let mut state = self.state();
         self.looks.fetch_add(1, Ordering::Relaxed);
         self.handle(&mut state);
-        let ready = state.holds & (wanted | POLLERR | POLLHUP);
-        state.armed |= ready == 0;
+        let ready = self.bits(&state, wanted);
+        state.armed |= ready == 0 && !state.led;
         ready
     }
 
     fn take_event(&self) {
-        self.channel.clear();
+        if !self.state().led {
+            self.channel.clear();
+        }
     }
 
     fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
-        if self.state().connected {
+        let state = self.state();
+        if state.connected && !state.led {
             add(self.channel());
         }
     }

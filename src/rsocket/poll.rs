@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_short};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use libc::{POLLIN, POLLNVAL, pollfd};
+use libc::{POLLIN, pollfd};
 
 use super::bits::{told, wanted};
 use super::config::defaults;
@@ -63,8 +63,7 @@ fn ready_now(lookup: &dyn Lookup, fds: &mut [pollfd]) -> Option<usize> {
     for fd in fds {
         fd.revents = 0;
         if fd.fd >= 0 {
-            let bits = lookup.ready(fd.fd, wanted(fd.events))?;
-            fd.revents = if bits & POLLNVAL == 0 { told(bits, fd.events) } else { POLLNVAL };
+            fd.revents = told(lookup.ready(fd.fd, wanted(fd.events))?, fd.events);
             ready += usize::from(fd.revents != 0);
         }
     }
@@ -75,7 +74,7 @@ fn ready_now(lookup: &dyn Lookup, fds: &mut [pollfd]) -> Option<usize> {
 fn wait_alone(lookup: &dyn Lookup, fd: &mut pollfd, deadline: Deadline) -> Option<Result<usize>> {
     let rsocket = if fd.fd < 0 || deadline.passed() { None } else { lookup.find(fd.fd) }?;
     Some(rsocket.wait_alone(wanted(fd.events), deadline)?.map(|bits| {
-        fd.revents = if bits & POLLNVAL == 0 { told(bits, fd.events) } else { POLLNVAL };
+        fd.revents = told(bits, fd.events);
         usize::from(fd.revents != 0)
     }))
 }
@@ -152,9 +151,6 @@ impl<'a> Call<'a> {
             let Some(rsocket) = rsocket.as_ref().filter(|_| *stale) else { continue };
             let wanted = wanted(fd.events);
             fd.revents = told(if arm { rsocket.arm(wanted) } else { rsocket.ready(wanted) }, fd.events);
-            if rsocket.watchers().is_closed() {
-                fd.revents = POLLNVAL;
-            }
             *stale = !arm || fd.revents != 0;
             ready += usize::from(fd.revents != 0);
         }

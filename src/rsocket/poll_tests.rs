@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use libc::{POLLERR, POLLHUP, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM};
+use libc::{POLLERR, POLLHUP, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM};
 
 use super::*;
 use crate::rsocket::fake::{Change, FIRST, Fake, Table};

@@ -20,8 +20,6 @@ use loom::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use libc::POLLNVAL;
-
 use crate::errno::{Errno, Result};
 use crate::sys::event::Deadline;
 
@@ -31,11 +29,10 @@ use crate::sys::event::Deadline;
 /// - Whoever calls take_event() notifies the other watchers afterwards ([`Watchers::notify_except`]), for they may
 ///   sleep on the descriptor that is no longer readable. That includes the rsocket's own blocking calls.
 /// - A change that is no completion is made first, under the lock that ready() takes, and notified then.
-/// - A descriptor belongs to one rsocket only, stays one of its descriptors once it is, and stays open until
-///   `notify(Notice::Closed)` has returned.
+/// - A descriptor belongs to one rsocket only, and stays open until `notify(Notice::Closed)` has returned.
 pub trait Pollable: Send + Sync {
     /// Handles the completions that are there; returns the poll bits that hold now: those of `wanted` (of POLLIN,
-    /// POLLOUT, POLLRDHUP), and POLLERR, POLLHUP.
+    /// POLLOUT, POLLRDHUP), and POLLERR, POLLHUP; POLLNVAL once it is closed.
     fn ready(&self, wanted: c_short) -> c_short;
 
     /// As ready(); when the result is 0, no descriptor is readable once take_event() took what was there, and every
@@ -53,7 +50,8 @@ pub trait Pollable: Send + Sync {
     /// change raises a descriptor again only after arm().
     fn take_event(&self);
 
-    /// The descriptors to wait for. There may be none yet; before new ones matter the watchers are notified.
+    /// The descriptors to wait for. There may be none yet, or none while a blocking call of the rsocket's takes their events;
+    /// before others matter the watchers are notified.
     fn descriptors(&self, add: &mut dyn FnMut(c_int));
 
     /// Grows with every edge in the sense of EPOLLET (data came, space after there was none, EOF, error, connected, a
@@ -69,11 +67,9 @@ pub trait Lookup {
     /// `None` for everything that is no rsocket.
     fn find(&self, fd: c_int) -> Option<Arc<dyn Pollable>>;
 
-    /// [`Pollable::ready`] of the rsocket behind a descriptor, POLLNVAL once it is closed.
+    /// [`Pollable::ready`] of the rsocket behind a descriptor.
     fn ready(&self, fd: c_int, wanted: c_short) -> Option<c_short> {
-        let rsocket = self.find(fd)?;
-        let ready = rsocket.ready(wanted);
-        Some(if rsocket.watchers().is_closed() { POLLNVAL } else { ready })
+        self.find(fd).map(|rsocket| rsocket.ready(wanted))
     }
 }
 

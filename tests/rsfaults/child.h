@@ -37,15 +37,52 @@ static inline void kill_child(void)
 	EXPECT(waitpid(child, NULL, 0) == child);
 }
 
+/* A child that greets whoever uses connect_to_child(). */
 static inline void serve(int from, int to)
 {
 	union address address;
 	int fd = listen_far(&address);
+	char byte;
 
-	(void)from;
 	say_to(to, &address, sizeof(address));
 	EXPECT((fd = raccept(fd, NULL, NULL)) >= 0);
+	hear_from(from, &byte, 1);
 	EXPECT(rsend(fd, "hello", 5, 0) == 5);
+}
+
+static inline int connect_to_child(int from, int to)
+{
+	union address address;
+	int fd;
+
+	hear_from(from, &address, sizeof(address));
+	fd = connect_to(&address);
+	/* Not before: soft-iWARP may fail the connect of one that data reach with the answer (docs/quirks.md). */
+	say_to(to, "", 1);
+	return fd;
+}
+
+/* ---- calls that wait --------------------------------------------------------------------------- */
+
+/* The socket they wait for: this end, which stays when the other one goes. */
+static int survivor;
+
+static inline ssize_t receives(void) { return rrecv(survivor, (char[8]){ 0 }, 8, 0); }
+static inline ssize_t sends(void)
+{
+	static char bytes[1 << 16];
+	ssize_t count;
+
+	while ((count = rsend(survivor, bytes, sizeof(bytes), 0)) > 0)
+		;
+	return count;
+}
+static inline ssize_t polls(void)
+{
+	struct pollfd entry = { .fd = survivor, .events = POLLIN };
+
+	EXPECT(rpoll(&entry, 1, -1) == 1);
+	return entry.revents & (POLLIN | POLLHUP | POLLERR);
 }
 
 #endif

@@ -3,7 +3,7 @@
 
 #include <sys/epoll.h>
 
-static int survivor, listener;
+static int listener;
 
 static void connect_there(int from, int to)
 {
@@ -28,8 +28,7 @@ static void connected(bool child_connects)
 		say_to(to, &address, sizeof(address));
 		EXPECT((survivor = raccept(listener, NULL, NULL)) >= 0);
 	} else {
-		hear_from(from, &address, sizeof(address));
-		survivor = connect_to(&address);
+		survivor = connect_to_child(from, to);
 	}
 	EXPECT(rrecv(survivor, bytes, 5, MSG_WAITALL) == 5 && !memcmp(bytes, "hello", 5));
 	close(from);
@@ -63,23 +62,6 @@ static void in_both_roles(ssize_t (*body)(void), ssize_t result, int error)
 	}
 }
 
-static ssize_t receives(void) { return rrecv(survivor, (char[8]){ 0 }, 8, 0); }
-static ssize_t sends(void)
-{
-	static char bytes[1 << 16];
-	ssize_t count;
-
-	while ((count = rsend(survivor, bytes, sizeof(bytes), 0)) > 0)
-		;
-	return count;
-}
-static ssize_t polls(void)
-{
-	struct pollfd entry = { .fd = survivor, .events = POLLIN };
-
-	EXPECT(rpoll(&entry, 1, -1) == 1);
-	return entry.revents & (POLLIN | POLLHUP | POLLERR);
-}
 static ssize_t waits_in_set(void)
 {
 	int (*make)(int) = (int (*)(int))optional_symbol("repoll_create");
@@ -130,13 +112,11 @@ static void killed_behind_data(void)
 		kill_child();
 	}
 	/* The greeting is read after the death. */
-	union address address;
 	struct pollfd entry = { .events = POLLIN };
 	int from, to;
 
 	begin_child(serve, &from, &to);
-	hear_from(from, &address, sizeof(address));
-	entry.fd = survivor = connect_to(&address);
+	entry.fd = survivor = connect_to_child(from, to);
 	EXPECT(rpoll(&entry, 1, -1) == 1 && entry.revents == POLLIN);
 	kill_child();
 	entry.events = 0;

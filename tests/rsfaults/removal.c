@@ -7,7 +7,6 @@
 #include <sys/epoll.h>
 #include <sys/mman.h>
 
-static int socket_fd;
 static pid_t removal;
 /* Of the device; those of completion channels look the same. */
 static int async_fd;
@@ -114,36 +113,17 @@ static void device_comes_back(void)
 
 static void begin_connection(void)
 {
-	union address address;
 	char bytes[5];
 	int from, to;
 
 	begin_child(serve, &from, &to);
 	open_device();
-	hear_from(from, &address, sizeof(address));
-	socket_fd = connect_to(&address);
-	EXPECT(rrecv(socket_fd, bytes, 5, MSG_WAITALL) == 5 && !memcmp(bytes, "hello", 5));
+	survivor = connect_to_child(from, to);
+	EXPECT(rrecv(survivor, bytes, 5, MSG_WAITALL) == 5 && !memcmp(bytes, "hello", 5));
 	close(from);
 	close(to);
 }
 
-static ssize_t receives(void) { return rrecv(socket_fd, (char[8]){ 0 }, 8, 0); }
-static ssize_t sends(void)
-{
-	static char bytes[1 << 16];
-	ssize_t count;
-
-	while ((count = rsend(socket_fd, bytes, sizeof(bytes), 0)) > 0)
-		;
-	return count;
-}
-static ssize_t polls(void)
-{
-	struct pollfd entry = { .fd = socket_fd, .events = POLLIN };
-
-	EXPECT(rpoll(&entry, 1, -1) == 1);
-	return entry.revents & (POLLIN | POLLHUP | POLLERR);
-}
 static int set;
 static ssize_t waits_in_set(void)
 {
@@ -161,7 +141,7 @@ static void make_set(void)
 		(int (*)(int, int, int, struct epoll_event *))optional_symbol("repoll_ctl");
 	struct epoll_event event = { .events = EPOLLIN | EPOLLET };
 
-	EXPECT((set = make(0)) >= 0 && !change(set, EPOLL_CTL_ADD, socket_fd, &event));
+	EXPECT((set = make(0)) >= 0 && !change(set, EPOLL_CTL_ADD, survivor, &event));
 }
 
 /* siw ends the connection with the QP, and tells of that at the same time: what comes first is not sure. */
@@ -189,14 +169,14 @@ static void lost_in(ssize_t (*body)(void), bool polled)
 		EXPECT(!pthread_join(call.thread, NULL));
 		if (polled) {
 			EXPECT(call.result == (POLLIN | POLLHUP | POLLERR));
-			call.result = rrecv(socket_fd, (char[1]){ 0 }, 1, 0);
+			call.result = rrecv(survivor, (char[1]){ 0 }, 1, 0);
 			call.error = errno;
 		}
 		expect_down(call.result, call.error);
-		EXPECT(rrecv(socket_fd, (char[1]){ 0 }, 1, 0) == 0);
-		EXPECT_ERROR(rsend(socket_fd, "x", 1, 0), ECONNRESET);
+		EXPECT(rrecv(survivor, (char[1]){ 0 }, 1, 0) == 0);
+		EXPECT_ERROR(rsend(survivor, "x", 1, 0), ECONNRESET);
 		EXPECT(set < 0 || !rclose(set));
-		EXPECT(!rclose(socket_fd));
+		EXPECT(!rclose(survivor));
 		kill_child();
 		device_comes_back();
 		/* The first turn leaves what the library keeps. */
@@ -214,14 +194,14 @@ static void removal_in_repoll_wait(void) { lost_in(waits_in_set, true); }
 
 /* ---- listening -------------------------------------------------------------------------------------- */
 
-static ssize_t accepts(void) { return raccept(socket_fd, NULL, NULL); }
+static ssize_t accepts(void) { return raccept(survivor, NULL, NULL); }
 
 static void listen_here(void)
 {
 	union address address = local_addr(AF_INET, 0);
 
-	EXPECT((socket_fd = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
-	EXPECT(!rbind(socket_fd, &address.sa, sizeof(address.in)) && !rlisten(socket_fd, 4));
+	EXPECT((survivor = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	EXPECT(!rbind(survivor, &address.sa, sizeof(address.in)) && !rlisten(survivor, 4));
 }
 
 /* A listener belongs to the device of its address, and goes with it. */
@@ -235,13 +215,13 @@ static void removal_in_raccept(void)
 	call_begin(&call, accepts);
 	device_goes();
 	call_end(&call, -1, ENETDOWN);
-	EXPECT_ERROR(raccept(socket_fd, NULL, NULL), EINVAL);
-	entry.fd = socket_fd;
+	EXPECT_ERROR(raccept(survivor, NULL, NULL), EINVAL);
+	entry.fd = survivor;
 	EXPECT(rpoll(&entry, 1, -1) == 1 && entry.revents & POLLIN);
-	EXPECT(!rclose(socket_fd));
+	EXPECT(!rclose(survivor));
 	device_comes_back();
 	listen_here();
-	EXPECT(!rclose(socket_fd));
+	EXPECT(!rclose(survivor));
 }
 
 void removal_cases(void)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use libc::{POLLIN, POLLNVAL};
 
 use super::beside;
-use super::stream::Stream;
+use super::stream::{Stream, soon};
 use crate::errno::Errno;
 use crate::poll::wait_one;
 use crate::sys::event::Deadline;
@@ -24,6 +24,18 @@ fn poll_until(stream: &Shared, deadline: Deadline) -> i16 {
 
 fn poll(stream: &Shared) -> i16 {
     poll_until(stream, Deadline::after_ms(-1))
+}
+
+/// As a call for one rsocket does.
+fn poll_alone_until(stream: &Shared, deadline: Deadline) -> i16 {
+    match stream.ready(POLLIN) {
+        0 => stream.wait_alone(POLLIN, deadline).map_or_else(|| poll_until(stream, deadline), Result::unwrap),
+        ready => ready,
+    }
+}
+
+fn poll_alone(stream: &Shared) {
+    assert_eq!(poll_alone_until(stream, Deadline::after_ms(-1)), POLLIN);
 }
 
 fn poll_readable(stream: &Shared) {
@@ -110,6 +122,29 @@ fn beside_a_leader() {
     beside(2, new, [poll_readable, receive, |stream| stream.arrive_many(2)], |_| {});
 }
 
+/// Something completes that is nothing to either: the poller leaves the event to the leader, and does not ask for it over and
+/// over. (It would do so for ever in one of the orders, which loom takes for an endless loop.)
+#[test]
+fn nothing_comes_beside_a_leader() {
+    fn receive(stream: &Shared) {
+        assert_eq!(stream.receive(None), Ok(true));
+    }
+    fn arrive_late(stream: &Shared) {
+        stream.arrive_many(0);
+        stream.arrive_many(2);
+    }
+    beside(2, new, [poll_readable, receive, arrive_late], |_| {});
+}
+
+/// There is no leader any more for the event that the poller relies on.
+#[test]
+fn beside_a_leader_that_gives_up() {
+    fn receive_for_a_while(stream: &Shared) {
+        assert!(matches!(stream.receive(soon()), Ok(true) | Err(Errno::ETIMEDOUT)));
+    }
+    beside(2, new, [poll_readable, receive_for_a_while, |stream| stream.arrive_many(2)], |_| {});
+}
+
 #[test]
 fn closed_beside_a_leader() {
     fn receive(stream: &Shared) {
@@ -119,4 +154,49 @@ fn closed_beside_a_leader() {
         assert_eq!(poll(stream), POLLNVAL);
     }
     beside(2, new, [poll_closed, receive, |stream| stream.close()], |_| {});
+}
+
+#[test]
+fn data_comes_to_one_alone() {
+    beside(4, new, [poll_alone, |stream| stream.arrive()], |_| {});
+}
+
+#[test]
+fn shut_down_under_one_alone() {
+    beside(3, new, [poll_alone, |stream| stream.shut_down()], |_| {});
+}
+
+#[test]
+fn closed_under_one_alone() {
+    fn poll_closed(stream: &Shared) {
+        assert_eq!(poll_alone_until(stream, Deadline::after_ms(-1)), POLLNVAL);
+    }
+    beside(3, new, [poll_closed, |stream| stream.close()], |_| {});
+}
+
+/// One leads, the other is told by it, or finds its event.
+#[test]
+fn two_alone() {
+    beside(2, new, [poll_alone, poll_alone, |stream| stream.arrive()], |_| {});
+}
+
+#[test]
+fn one_alone_and_one_of_several() {
+    beside(2, new, [poll_alone, poll_readable, |stream| stream.arrive()], |_| {});
+}
+
+#[test]
+fn one_alone_gives_up() {
+    fn poll_for_a_while(stream: &Shared) {
+        assert!(matches!(poll_alone_until(stream, Deadline::after_ms(1)), 0 | POLLIN));
+    }
+    beside(2, new, [poll_for_a_while, poll_readable, |stream| stream.arrive()], |_| {});
+}
+
+#[test]
+fn one_alone_beside_a_leader() {
+    fn receive(stream: &Shared) {
+        assert_eq!(stream.receive(None), Ok(true));
+    }
+    beside(2, new, [poll_alone, receive, |stream| stream.arrive_many(2)], |_| {});
 }

@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 
 use libc::{POLLIN, POLLNVAL};
 use loom::sync::{Mutex, MutexGuard};
-use loom::thread;
 
 use crate::errno::{Errno, Result};
-use crate::sys::event::EventFd;
+use crate::sys::event::{Deadline, EventFd};
 use crate::sys::futex::Changes;
 use crate::turns::{self, Led, Turns, Until};
 use crate::watch::{Notice, Pollable, Watchers};
@@ -234,18 +233,19 @@ impl Pollable for Stream {
         bits(&state, wanted)
     }
 
+    fn wait_alone(&self, wanted: c_short, deadline: Deadline) -> Option<Result<c_short>> {
+        let ready = |state: &State| Some(bits(state, wanted)).filter(|&bits| bits != 0);
+        Some(turns::wait_alone(self, self.lock(), deadline.instant(), ready)?.map(Option::unwrap_or_default))
+    }
+
     fn take_event(&self) {
         let mut state = self.lock();
         turns::take(self, &mut state);
-        if state.turns.is_led() {
-            // The poller finds the channel readable until the leader, who is awake, took the event.
-            drop(state);
-            thread::yield_now();
-        }
     }
 
     fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
-        if !self.lock().released {
+        let state = self.lock();
+        if !state.released && !state.turns.is_led() {
             add(self.channel.as_raw_fd());
         }
     }

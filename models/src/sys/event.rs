@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, RawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::{POLLIN, pollfd};
 use loom::sync::{Condvar, Mutex, MutexGuard};
@@ -99,6 +99,10 @@ impl Deadline {
 
     pub fn left(&self) -> Option<Duration> {
         self.0
+    }
+
+    pub fn instant(&self) -> Option<Instant> {
+        self.0.map(|left| Instant::now() + left)
     }
 
     pub fn passed(&self) -> bool {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use libc::epoll_event;
 
 use super::Epoll;
-use super::member::{Member, Verdict, View};
+use super::member::{Member, Shows, Verdict, View};
 use crate::errno::Result;
 use crate::rsocket::watch::Watcher;
 
@@ -25,11 +25,11 @@ impl Epoll {
             }
             return Ok(None);
         }
-        if let Err(error) = member.refresh(&self.inner, &view) {
+        let shows = self.refresh(member, &view).inspect_err(|_| {
             member.raised.fetch_or(raised, Ordering::SeqCst);
             self.queue.push(member);
-            return Err(error);
-        }
+        })?;
+        let raised = raised && shows;
         Ok(if view.interest.is_edge() {
             self.look_for_edges(member, &view, raised)
         } else {
@@ -38,8 +38,8 @@ impl Epoll {
     }
 
     fn look_at_level(&self, member: &Arc<Member>, view: &View, raised: bool, queued: bool) -> Option<epoll_event> {
-        let (rsocket, interest) = (&view.rsocket, view.interest);
-        let mut ready = rsocket.ready(interest.wanted());
+        let interest = view.interest;
+        let mut ready = view.ready();
         // While there is something to report, an event that stays untaken says that there may be more. Who takes it in
         // another thread sees to the rest; but if it was in the queue for that reason, this is who does.
         let leave = raised && ready != 0 && !interest.is_oneshot();
@@ -47,7 +47,7 @@ impl Epoll {
             take_event(member, view);
         }
         if ready == 0 {
-            ready = rsocket.arm(interest.wanted());
+            ready = view.arm();
         }
         let verdict = member.decide(view, ready != 0, None);
         let stays = verdict == Verdict::Report && !interest.is_oneshot();
@@ -69,7 +69,7 @@ impl Epoll {
         // In this order an edge that comes meanwhile may be reported twice, but not never.
         rsocket.arm(0);
         let edges = rsocket.edges();
-        let ready = rsocket.ready(interest.wanted());
+        let ready = view.ready();
         let verdict = member.decide(view, ready != 0, Some(edges));
         if verdict == Verdict::Again {
             self.queue.push(member);
@@ -77,16 +77,26 @@ impl Epoll {
         (verdict == Verdict::Report).then(|| interest.report(ready))
     }
 
+    /// [`Member::refresh`]; whether an event that was seen is still this epoll's to take.
+    fn refresh(&self, member: &Arc<Member>, view: &View) -> Result<bool> {
+        let shows = member.refresh(&self.inner, view)?;
+        if shows == Shows::Anew {
+            // The call that had them for itself may have left one.
+            take_event(member, view);
+        }
+        // Without any, they are a call's, which tells us.
+        Ok(shows == Shows::Yes)
+    }
+
     /// After ADD and MOD: the member is queued if there is something to report now, else armed.
     pub(super) fn settle(&self, member: &Arc<Member>) -> Result<()> {
         let Some(view) = member.view() else { return Ok(()) };
-        member.refresh(&self.inner, &view)?;
-        let wanted = view.interest.wanted();
+        self.refresh(member, &view)?;
         let ready = if view.interest.is_edge() {
             view.rsocket.arm(0);
-            view.rsocket.ready(wanted)
+            view.ready()
         } else {
-            view.rsocket.arm(wanted)
+            view.arm()
         };
         if ready != 0 {
             self.queue.push(member);

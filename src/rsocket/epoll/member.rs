@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use libc::{
-    EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, epoll_event,
+    EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, POLLNVAL,
+    epoll_event,
 };
 
 use super::Epoll;
@@ -31,6 +32,9 @@ pub struct Member {
     state: Mutex<State>,
 }
 
+/// How a descriptor is in the inner epoll that is not to be waited for: an error shows at most once.
+const SILENT: u32 = EPOLLET as u32;
+
 /// What the program asked for, by the last ADD or MOD.
 #[derive(Clone, Copy)]
 pub struct Interest {
@@ -49,8 +53,7 @@ struct State {
     /// [`Pollable::edges`] at the last report; `None` if any edge is new.
     reported: Option<u64>,
     /// The descriptors in the inner epoll, and how they are in it.
-    descriptors: Few<c_int, 2>,
-    how: u32,
+    descriptors: Few<(c_int, u32), 2>,
 }
 
 /// A member as it was when a look at it began.
@@ -59,6 +62,16 @@ pub struct View {
     pub interest: Interest,
     pub enabled: bool,
     version: u32,
+}
+
+/// Whether the inner epoll shows when a descriptor is raised.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Shows {
+    Yes,
+    /// It did not before: one may be raised already.
+    Anew,
+    /// There is none to wait for now.
+    No,
 }
 
 /// Whether what was seen may be reported.
@@ -101,6 +114,29 @@ impl Interest {
     }
 }
 
+impl View {
+    /// What holds of what the program asked for. A closed rsocket has nothing to tell: it is about to leave.
+    pub fn ready(&self) -> c_short {
+        self.rsocket.ready(self.interest.wanted()) & !POLLNVAL
+    }
+
+    /// [`Pollable::arm`], likewise.
+    pub fn arm(&self) -> c_short {
+        self.rsocket.arm(self.interest.wanted()) & !POLLNVAL
+    }
+
+    /// What to wait for now.
+    fn descriptors(&self) -> Result<Few<c_int, 2>> {
+        let (mut now, mut result) = (Few::new(), Ok(()));
+        self.rsocket.descriptors(&mut |fd| {
+            if result.is_ok() {
+                result = now.push(fd);
+            }
+        });
+        result.map(|()| now)
+    }
+}
+
 impl Member {
     pub fn new(
         owner: &Arc<Epoll>,
@@ -124,7 +160,6 @@ impl Member {
                 version: 0,
                 reported: None,
                 descriptors: Few::new(),
-                how: interest.how(),
             }),
         })
     }
@@ -164,34 +199,51 @@ impl Member {
     }
 
     /// Sees to it that the rsocket's descriptors are in the inner epoll, in the right way.
-    pub fn refresh(&self, inner: &KernelEpoll, view: &View) -> Result<()> {
-        let (mut now, mut result) = (Few::<_, 2>::new(), Ok(()));
-        view.rsocket.descriptors(&mut |fd| {
-            if result.is_ok() {
-                result = now.push(fd);
+    pub fn refresh(&self, inner: &KernelEpoll, view: &View) -> Result<Shows> {
+        let mut anew = false;
+        loop {
+            let now = view.descriptors()?;
+            let (silenced, shown) = self.register(inner, now.as_slice())?;
+            anew |= shown;
+            // Once more after one was silenced: the notice that it is to be waited for again may have come before that.
+            if !silenced {
+                let shows = if anew { Shows::Anew } else { Shows::Yes };
+                return Ok(if now.as_slice().is_empty() { Shows::No } else { shows });
             }
-        });
-        result?;
+        }
+    }
+
+    /// Whether one was silenced, for it is not among `now`, and whether one shows that did not before.
+    fn register(&self, inner: &KernelEpoll, now: &[c_int]) -> Result<(bool, bool)> {
         let mut state = self.lock();
         if state.rsocket.is_none() {
-            return Ok(());
+            return Ok((false, false));
         }
-        let how = state.interest.how();
-        let event = Some(epoll_event { events: how, u64: self.key() });
-        if how != state.how {
-            for &fd in state.descriptors.as_slice() {
-                inner.control(EPOLL_CTL_MOD, fd, event)?;
+        let loud = state.interest.how();
+        let event = |how| Some(epoll_event { events: how, u64: self.key() });
+        let (mut silenced, mut shown) = (false, false);
+        for (fd, how) in state.descriptors.as_mut_slice() {
+            let right = if now.contains(fd) { loud } else { SILENT };
+            if *how != right {
+                let changed = inner.control(EPOLL_CTL_MOD, *fd, event(right));
+                // It fails for one that a removed device has left behind: nobody needs to hear of that.
+                if right != SILENT {
+                    changed?;
+                }
+                silenced |= right == SILENT;
+                shown |= *how == SILENT;
+                *how = right;
             }
-            state.how = how;
         }
-        for &fd in now.as_slice() {
-            if !state.descriptors.as_slice().contains(&fd) {
+        for &fd in now {
+            if !state.descriptors.as_slice().iter().any(|(there, _)| *there == fd) {
                 // First the list: what is in the epoll must not be forgotten.
-                state.descriptors.push(fd)?;
-                inner.control(EPOLL_CTL_ADD, fd, event)?;
+                state.descriptors.push((fd, loud))?;
+                inner.control(EPOLL_CTL_ADD, fd, event(loud))?;
+                shown = true;
             }
         }
-        Ok(())
+        Ok((silenced, shown))
     }
 
     /// Decides about a report of `ready`; `edges` for one by edges.
@@ -230,7 +282,7 @@ impl Member {
         let descriptors = mem::replace(&mut state.descriptors, Few::new());
         // In the child of a fork() the epoll is still the parent's, who goes on using it.
         if self.generation == fork_generation() {
-            for &fd in descriptors.as_slice() {
+            for &(fd, _) in descriptors.as_slice() {
                 // It fails where the rsocket has closed the descriptor.
                 let _ = inner.control(EPOLL_CTL_DEL, fd, None);
             }

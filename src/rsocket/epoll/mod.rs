@@ -6,8 +6,9 @@
 //! is raised while the queue of rsockets to be looked at is not empty.
 //!
 //! Each enabled rsocket is, at any time outside a look at it, one of: armed; raised, by an event that nobody has
-//! taken; in the queue. So the outer epoll is readable whenever there may be something to report, and a wait costs as
-//! much as there is to report, however many rsockets are members. docs/locking.md has the locks.
+//! taken; in the queue; in the hands of a blocking call of its own, which sleeps in its channel and queues it when that is
+//! over. So the outer epoll is readable whenever there may be something to report, and a wait costs as much as there is to
+//! report, however many rsockets are members. docs/locking.md has the locks.
 
 mod control;
 mod look;

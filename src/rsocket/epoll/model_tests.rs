@@ -24,6 +24,8 @@ enum Step {
     Read(usize),
     /// Another thread takes the event.
     Steal(usize),
+    /// A blocking call begins, which takes the event when data comes, or does not; one that has begun ends.
+    Lead(usize, bool),
     Wait,
     /// An ordinary descriptor is raised, or read.
     Ordinary(bool),
@@ -41,6 +43,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (member(), any::<bool>()).prop_map(|(place, completion)| Step::Data(place, completion)),
         3 => member().prop_map(Step::Read),
         1 => member().prop_map(Step::Steal),
+        2 => (member(), any::<bool>()).prop_map(|(place, takes)| Step::Lead(place, takes)),
         6 => Just(Step::Wait),
         1 => any::<bool>().prop_map(Step::Ordinary),
     ]
@@ -78,6 +81,7 @@ fn run(steps: Vec<Step>) -> std::result::Result<(), TestCaseError> {
     let (ours, kernel) = (Fixture::new(MEMBERS), Kernel::new());
     let ordinary = EventFd::new().unwrap();
     let all = MEMBERS as u64;
+    let mut leaders = [None; MEMBERS];
     ours.control_fd(EPOLL_CTL_ADD, ordinary.as_raw_fd(), EPOLLIN, all).unwrap();
     kernel
         .epoll
@@ -97,6 +101,9 @@ fn run(steps: Vec<Step>) -> std::result::Result<(), TestCaseError> {
                 } else {
                     fake.change(Change::Data)
                 }
+                if let Some(takes) = leaders[place].take() {
+                    fake.end_lead(takes);
+                }
                 (Ok(()), Ok(()))
             }
             Step::Read(place) => {
@@ -106,6 +113,16 @@ fn run(steps: Vec<Step>) -> std::result::Result<(), TestCaseError> {
             }
             Step::Steal(place) => {
                 ours.fakes[place].steal_event();
+                (Ok(()), Ok(()))
+            }
+            Step::Lead(place, takes) => {
+                match leaders[place].take() {
+                    Some(_) => ours.fakes[place].end_lead(false),
+                    None => {
+                        ours.fakes[place].lead();
+                        leaders[place] = Some(takes);
+                    }
+                }
                 (Ok(()), Ok(()))
             }
             Step::Ordinary(raise) => {

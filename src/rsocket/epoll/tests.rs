@@ -263,6 +263,28 @@ fn an_event_that_another_thread_took() {
     }
 }
 
+/// Who sleeps in the channel takes the event, whenever it comes to that: until then nothing shows that is nothing.
+#[test]
+fn beside_a_blocking_call() {
+    for mode in [0, EPOLLET, EPOLLONESHOT] {
+        for took in [true, false] {
+            let (fixture, fake) = Fixture::with(EPOLLIN | mode);
+            fake.lead();
+            fake.complete(Change::Space);
+            assert!(readable(fake.channel()));
+            assert!(fixture.now().is_empty() && !fixture.is_readable(), "nobody is to run until the call has ended");
+            fake.end_lead(took);
+            assert!(fixture.now().is_empty() && !fixture.is_readable() && !readable(fake.channel()));
+            fake.complete(Change::Data);
+            assert_eq!(fixture.now(), [(0, EPOLLIN)]);
+            if mode == 0 {
+                fake.lead();
+                assert_eq!((fixture.now(), fixture.now()), (vec![(0, EPOLLIN)], vec![(0, EPOLLIN)]));
+            }
+        }
+    }
+}
+
 #[test]
 fn two_epolls_share_an_rsocket() {
     for mode in [0, EPOLLET, EPOLLONESHOT] {

@@ -53,7 +53,7 @@ impl Pollable for Stream {
             return POLLNVAL;
         }
         let mut state = self.lock();
-        // With a leader, that one takes the event and tells the watchers.
+        // A leader has armed it.
         if turns::may_lead::<Stream>(&mut state) {
             turns::arm(self, &mut state);
         } else {
@@ -66,7 +66,7 @@ impl Pollable for Stream {
         if self.generation != forks::generation() {
             return None;
         }
-        self.poll_alone(wanted, deadline.instant())
+        Stream::wait_alone(self, wanted, deadline.instant())
     }
 
     fn take_event(&self) {
@@ -80,6 +80,9 @@ impl Pollable for Stream {
         let state = self.lock();
         if let (Phase::Connected | Phase::Disconnected, Some(link)) = (&state.phase, &state.link)
             && !link.cut_off
+            // With a leader, that one takes the event and tells the watchers. They would find the channel readable over and
+            // over until it does so.
+            && !link.turns.is_led()
         {
             add(link.completions.fd());
         }

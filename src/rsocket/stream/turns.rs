@@ -2,7 +2,8 @@
 //!
 //! One of the threads that wait, the leader, sleeps in the channel, in the one system call that takes the event. The others
 //! sleep until they are told that something changed. Whoever comes back looks at what completed and tells the others; one of
-//! them then leads, if it still has to wait. Pollers sleep on the channel's descriptor, and leave its events to a leader.
+//! them then leads, if it still has to wait. Pollers sleep on the channel's descriptor. As long as there is a leader they leave
+//! the channel to it, and sleep until they are told, too.
 //!
 //! What touches the outside is behind [`Led`]. The hand-over is model-checked, by the crate in `models/` (`scripts/check loom`).
 
@@ -56,7 +57,7 @@ pub(super) trait Led {
     fn lock(&self) -> MutexGuard<'_, Self::State>;
     /// Who wait without a channel.
     fn changed(&self) -> &Changes;
-    /// Tells the pollers, if there are any, that the event they rely on was taken.
+    /// Tells the pollers, if there are any: the event they rely on was taken, or there is no leader any more who would take it.
     fn tell_pollers(&self);
 
     /// `None` without a channel.
@@ -121,6 +122,32 @@ pub(super) fn lead<'a, S: Led>(stream: &'a S, mut state: Guard<'a, S>, until: Un
     }
 }
 
+/// For a poller of nothing else: waits in the channel until `ready` has an answer, `None` at the deadline. The outer `None` says
+/// that another thread leads. The caller has looked at everything under the lock that it hands over.
+pub(super) fn wait_alone<'a, S: Led, T>(
+    stream: &'a S,
+    mut state: Guard<'a, S>,
+    deadline: Option<Instant>,
+    ready: impl Fn(&S::State) -> Option<T>,
+) -> Option<Result<Option<T>>> {
+    loop {
+        let answer = ready(&state);
+        if answer.is_some() {
+            return Some(Ok(answer));
+        }
+        if !may_lead::<S>(&mut state) {
+            return None;
+        }
+        let (back, result) = lead(stream, state, Until { deadline, any_signal: true });
+        state = back;
+        match result {
+            Ok(()) | Err(Errno::EAGAIN) => {}
+            Err(Errno::ETIMEDOUT) => return Some(Ok(ready(&state))),
+            Err(error) => return Some(Err(error)),
+        }
+    }
+}
+
 /// Has the next completion raise an event, and looks once more; whether something came.
 pub(super) fn arm<S: Led>(stream: &S, state: &mut S::State) -> bool {
     let Some(turns) = S::turns(state) else { return false };
@@ -153,9 +180,7 @@ fn end<S: Led>(stream: &S, state: &mut S::State, took: bool) {
     if !stream.look(state) {
         stream.changed().notify();
     }
-    if took {
-        stream.tell_pollers();
-    }
+    stream.tell_pollers();
 }
 
 /// A poller saw the channel readable: takes the event, unless a leader is there to do so and to tell the pollers.

@@ -64,29 +64,14 @@ impl Stream {
         turns::wait(self, state, deadline)
     }
 
-    /// For a poller of nothing else: waits as a leader until some of `wanted` holds, 0 at the deadline. `None` when it can't lead.
-    /// The caller has just looked.
-    pub(super) fn poll_alone(&self, wanted: c_short, deadline: Option<Instant>) -> Option<Result<c_short>> {
+    /// For a poller of nothing else: see [`turns::wait_alone`].
+    pub(super) fn wait_alone(&self, wanted: c_short, deadline: Option<Instant>) -> Option<Result<c_short>> {
         let mut state = self.lock();
-        let mut wait = Wait::after(None);
-        loop {
-            if !turns::may_lead::<Stream>(&mut state) {
-                return None;
-            }
-            if !(wait.may_look() && self.look_for_a_while(&mut state)) {
-                let (back, result) = turns::lead(self, state, Until { deadline, any_signal: true });
-                state = back;
-                match result {
-                    Ok(()) | Err(Errno::EAGAIN) => {}
-                    Err(Errno::ETIMEDOUT) => return Some(Ok(state.wanted(wanted))),
-                    Err(error) => return Some(Err(error)),
-                }
-            }
-            let ready = state.wanted(wanted);
-            if ready != 0 {
-                return Some(Ok(ready));
-            }
+        if Wait::after(None).may_look() && turns::may_lead::<Stream>(&mut state) {
+            self.look_for_a_while(&mut state);
         }
+        let ready = |state: &State| Some(state.wanted(wanted)).filter(|&bits| bits != 0);
+        Some(turns::wait_alone(self, state, deadline, ready)?.map(Option::unwrap_or_default))
     }
 
     /// Looks without sleeping; whether something came.
