@@ -15,13 +15,15 @@ VERSION := $(shell sed -n '/^\[workspace.package\]/,/^version/s/^version = "\(.*
 DIST := target/dist
 LIBRARY := $(DIST)/lib/librdmacm.so.1.5.$(VERSION)
 ARCHIVE := $(CARGO_TARGET_DIR)/release/librdmacm.a
+PRELOAD := $(DIST)/lib/rsocket/librspreload.so
+PRELOAD_ARCHIVE := $(CARGO_TARGET_DIR)/release/librspreload.a
 
 export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR MANDIR DESTDIR VERSION DIST
 
 .PHONY: all test lint check demo bench lab headers abi-check install-test install uninstall clean help FORCE
 .DELETE_ON_ERROR:
 
-all: $(LIBRARY) ## build everything into target/dist (the default)
+all: $(LIBRARY) $(PRELOAD) ## build everything into target/dist (the default)
 
 test: ## run the Rust tests that need no lab
 	$(CARGO) test --workspace --locked
@@ -68,7 +70,13 @@ help: ## list the targets
 $(ARCHIVE): FORCE
 	$(CARGO) build --release --locked -p rdmacm
 
+$(PRELOAD_ARCHIVE): FORCE
+	$(CARGO) build --release --locked -p rspreload
+
 $(LIBRARY): $(ARCHIVE) symbols.map scripts/link-rdmacm
 	scripts/link-rdmacm $(VERSION) $(ARCHIVE) $(DIST)/lib
+
+$(PRELOAD): $(PRELOAD_ARCHIVE) $(LIBRARY) abi/rspreload/preload.map scripts/link-rspreload
+	scripts/link-rspreload $(PRELOAD_ARCHIVE) $(DIST)/lib
 
 FORCE:

@@ -1,0 +1,159 @@
+//! Several numbers for one socket: dup, dup2 and fcntl(F_DUPFD); and the rest of fcntl.
+//!
+//! The copy of a placeholder is a placeholder: the kernel finds the number, closes what was there before, and keeps the
+//! flags that belong to the number. The table gets the same entry for it, and the inner number one reference more.
+
+use core::ffi::c_int;
+
+use libc::{
+    EBADF, EBUSY, EINVAL, F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, F_GETLK, F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW,
+    F_SETFD, F_SETFL, F_SETLK, F_SETLKW, O_NONBLOCK, O_RDWR,
+};
+
+use crate::table::{self, Entry, Kind};
+use crate::{errno, fds, fork, process, r, real};
+
+/// dup(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    // SAFETY: the C contract.
+    copy(table::get(fd), || unsafe { real::dup(fd) })
+}
+
+/// Copies by `real` a number that has `entry`.
+#[inline(always)]
+fn copy(entry: Option<Entry>, real: impl FnOnce() -> c_int) -> c_int {
+    match entry {
+        None => real(),
+        Some(entry) => copy_entry(entry, real),
+    }
+}
+
+fn copy_entry(entry: Entry, real: impl FnOnce() -> c_int) -> c_int {
+    if process::is_guest() {
+        return real();
+    }
+    if !table::hold(entry.inner) {
+        return errno::fail(EBADF);
+    }
+    let new = real();
+    if new < 0 {
+        errno::keeping(|| fds::release(entry));
+        return new;
+    }
+    if let Err(why) = table::prepare(new) {
+        fds::release(entry);
+        // SAFETY: nobody else was told of it.
+        unsafe { real::close(new) };
+        return errno::fail(why);
+    }
+    fds::put(new, copied(entry));
+    new
+}
+
+/// The entry of the copy.
+fn copied(entry: Entry) -> Entry {
+    if entry.kind != Kind::Pending {
+        return entry;
+    }
+    Entry { flags: fork::copy_flags(entry.flags), ..entry }
+}
+
+/// dup2(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+    if table::any() && old != new {
+        return copy_to(old, new);
+    }
+    // SAFETY: the C contract.
+    unsafe { real::dup2(old, new) }
+}
+
+fn copy_to(old: c_int, new: c_int) -> c_int {
+    let source = table::get(old);
+    if table::get(new).is_none() && fds::is_library(new) {
+        // What the kernel says of a number that is being opened.
+        return errno::fail(EBUSY);
+    }
+    if process::is_guest() {
+        // SAFETY: the C contract.
+        return unsafe { real::dup2(old, new) };
+    }
+    if let Some(source) = source {
+        // The real call finds out what is wrong with a negative number.
+        match table::prepare(new) {
+            Err(why) if new >= 0 => return errno::fail(why),
+            _ => {}
+        }
+        if !table::hold(source.inner) {
+            return errno::fail(EBADF);
+        }
+    }
+    // SAFETY: the C contract.
+    let result = unsafe { real::dup2(old, new) };
+    if result < 0 {
+        if let Some(source) = source {
+            errno::keeping(|| fds::release(source));
+        }
+        return result;
+    }
+    if let Some(before) = table::swap(new, source.map(copied)) {
+        // As with the kernel, nobody hears of what goes wrong here.
+        errno::keeping(|| fds::release(before));
+    }
+    result
+}
+
+/// fcntl(2). It is variadic in C; a third argument that was not given is a register's content which nobody looks at.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> c_int {
+    match table::get(fd) {
+        // SAFETY: the C contract.
+        None => unsafe { real::fcntl(fd, cmd, arg) },
+        Some(entry) => control(fd, entry, cmd, arg),
+    }
+}
+
+/// fcntl(2) by the name it has for programs that were compiled for large files.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn fcntl64(fd: c_int, cmd: c_int, arg: usize) -> c_int {
+    match table::get(fd) {
+        // SAFETY: the C contract.
+        None => unsafe { real::fcntl64(fd, cmd, arg) },
+        Some(entry) => control(fd, entry, cmd, arg),
+    }
+}
+
+fn control(fd: c_int, entry: Entry, cmd: c_int, arg: usize) -> c_int {
+    // SAFETY: the C contract.
+    let real = || unsafe { real::fcntl64(fd, cmd, arg) };
+    match (cmd, entry.kind) {
+        (F_DUPFD | F_DUPFD_CLOEXEC, _) => copy_entry(entry, real),
+        (_, Kind::Pending | Kind::Epoll) => real(),
+        (F_GETFL, Kind::Socket) => {
+            fds::sync_nonblock(fd, entry.inner);
+            // SAFETY: numbers only.
+            let flags = unsafe { r::rfcntl(entry.inner, cmd, 0) };
+            // Programs look whether they may write.
+            if flags < 0 { flags } else { flags | O_RDWR }
+        }
+        // An int, whatever is above it in the register.
+        (F_SETFL, Kind::Socket) => set_flags(fd, entry.inner, arg as c_int),
+        // Both belong to the number. Locks are none of the socket's, and harmless.
+        (F_GETFD | F_SETFD | F_GETLK | F_SETLK | F_SETLKW | F_OFD_GETLK | F_OFD_SETLK | F_OFD_SETLKW, _) => real(),
+        // Signals, owners, leases: there would be no effect.
+        _ => errno::fail(EINVAL),
+    }
+}
+
+/// The placeholder has O_NONBLOCK, too: see [`fds::sync_nonblock`].
+fn set_flags(fd: c_int, inner: c_int, flags: c_int) -> c_int {
+    // SAFETY: numbers only.
+    unsafe {
+        let result = r::rfcntl(inner, F_SETFL, flags);
+        if result >= 0 {
+            errno::keeping(|| real::fcntl(fd, F_SETFL, (flags & O_NONBLOCK) as usize));
+        }
+        result
+    }
+}

@@ -1,0 +1,227 @@
+//! epoll over both kinds of descriptors, with the program's epolls left to the kernel.
+//!
+//! An epoll of the program is the kernel's, and stays it for every descriptor that is no rsocket. With the first
+//! rsocket comes a side: an epoll of librdmacm that holds the rsockets, itself a member of the program's epoll under a
+//! mark as its data. A wait that meets the mark takes it out and asks the side what it has.
+//!
+//! The mark names the side. So a wait needs no look-up, and finds its rsockets through every copy of the number.
+
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use libc::{EFAULT, EINVAL, ENOENT, EPERM, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN};
+use libc::{c_short, epoll_event};
+
+use crate::table::{self, Entry, Kind};
+use crate::{errno, fds, fork, r, real};
+
+mod time;
+
+pub use time::Deadline;
+
+/// Upper half of the data under which sides are in the program's epolls: no small number, no address.
+const MARK: u64 = 0xA5C3_52D4;
+
+/// Sides of one epoll that a wait asks. There are several only when copies of the epoll's number were made before the
+/// first rsocket; what does not fit is still there at the next wait.
+const SIDES: usize = 4;
+
+/// Whether there has ever been a side.
+static USED: AtomicBool = AtomicBool::new(false);
+
+fn mark(side: c_int) -> epoll_event {
+    epoll_event { events: EPOLLIN as u32, u64: MARK << 32 | u64::from(side as u32) }
+}
+
+/// epoll_ctl(2), once there is anything in the table.
+///
+/// # Safety
+/// `event` is the program's: null, or good to read.
+pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    match table::get(fd) {
+        // SAFETY: as for this function.
+        Some(entry @ Entry { kind: Kind::Pending, .. }) => unsafe { control_pending(epfd, op, fd, entry, event) },
+        // SAFETY: as for this function.
+        Some(Entry { kind: Kind::Socket, inner, .. }) => unsafe { control_rsocket(epfd, op, fd, inner, event) },
+        // SAFETY: handed on as it came.
+        _ => unsafe { real::epoll_ctl(epfd, op, fd, event) },
+    }
+}
+
+/// One that may become an rsocket. While it is none, it is the kernel's member, and fork mode knows of it.
+///
+/// # Safety
+/// As for [`control`].
+unsafe fn control_pending(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *mut epoll_event) -> c_int {
+    if op != EPOLL_CTL_DEL && !event.is_null() {
+        // SAFETY: not null, and the program's word that it can be read.
+        let events = unsafe { event.read_unaligned() }.events as c_short;
+        // SAFETY: a descriptor of the program and its entry.
+        if let Some(inner) = unsafe { fork::settle_for_poll(fd, entry, events) } {
+            // SAFETY: as for this function.
+            return unsafe { control_rsocket(epfd, op, fd, inner, event) };
+        }
+    }
+    // SAFETY: handed on as it came.
+    let result = unsafe { real::epoll_ctl(epfd, op, fd, event) };
+    if result == 0 && op == EPOLL_CTL_ADD {
+        fork::joined(fd, epfd);
+    }
+    result
+}
+
+/// # Safety
+/// As for [`control`].
+unsafe fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, inner: c_int, event: *mut epoll_event) -> c_int {
+    if op != EPOLL_CTL_DEL && event.is_null() {
+        return errno::fail(EFAULT);
+    }
+    let side = match table::get(epfd) {
+        Some(Entry { kind: Kind::Epoll, inner, .. }) => inner,
+        Some(_) => return errno::fail(EINVAL),
+        None => match side_for(epfd, op, inner) {
+            Ok(side) => side,
+            Err(error) => return errno::fail(error),
+        },
+    };
+    if op == EPOLL_CTL_ADD || op == EPOLL_CTL_MOD {
+        fds::sync_nonblock(fd, inner);
+    }
+    // SAFETY: as for this function.
+    unsafe { r::repoll_ctl(side, op, inner, event) }
+}
+
+/// The side of an epoll that had none: only what adds makes one.
+fn side_for(epfd: c_int, op: c_int, inner: c_int) -> Result<c_int, c_int> {
+    match op {
+        EPOLL_CTL_ADD => make_side(epfd),
+        EPOLL_CTL_MOD | EPOLL_CTL_DEL => Err(not_a_member(epfd, inner)),
+        _ => Err(EINVAL),
+    }
+}
+
+/// What the kernel says of a descriptor that is not in the epoll, if it is one.
+fn not_a_member(epfd: c_int, inner: c_int) -> c_int {
+    // SAFETY: needs no event. The library puts its own descriptors into no epoll of the program's.
+    let result = unsafe { real::epoll_ctl(epfd, EPOLL_CTL_DEL, inner, core::ptr::null_mut()) };
+    match errno::get() {
+        EPERM => ENOENT,
+        _ if result == 0 => ENOENT,
+        error => error,
+    }
+}
+
+/// Adds an rsocket on the program's behalf, as fork mode does with those that are in an epoll already.
+pub fn add(epfd: c_int, fd: c_int, inner: c_int, mut event: epoll_event) -> c_int {
+    // SAFETY: the event is this function's own.
+    unsafe { control_rsocket(epfd, EPOLL_CTL_ADD, fd, inner, &raw mut event) }
+}
+
+/// Gives an epoll its side. Of two threads that do it at a time one wins, and both use the winner's.
+fn make_side(epfd: c_int) -> Result<c_int, c_int> {
+    table::prepare(epfd)?;
+    // SAFETY: no pointers.
+    let side = unsafe { r::repoll_create(EPOLL_CLOEXEC) };
+    if side < 0 {
+        return Err(errno::get());
+    }
+    let result = table::first(side).and_then(|()| {
+        let result = enter(epfd, side);
+        if result != Ok(side) {
+            table::drop(side);
+        }
+        result
+    });
+    if result != Ok(side) {
+        close_side(side);
+    }
+    result
+}
+
+/// Puts a side into an epoll and its table entry; another one's side if that was there before.
+fn enter(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
+    // Whoever finds the mark must know it for one.
+    USED.store(true, Ordering::SeqCst);
+    let mut event = mark(side);
+    // SAFETY: the event is ours.
+    if unsafe { real::epoll_ctl(epfd, EPOLL_CTL_ADD, side, &raw mut event) } != 0 {
+        return Err(errno::get());
+    }
+    if table::replace(epfd, None, Some(Entry { kind: Kind::Epoll, flags: 0, inner: side })) {
+        return Ok(side);
+    }
+    // SAFETY: needs no event.
+    unsafe { real::epoll_ctl(epfd, EPOLL_CTL_DEL, side, core::ptr::null_mut()) };
+    match table::get(epfd) {
+        Some(Entry { kind: Kind::Epoll, inner, .. }) => Ok(inner),
+        // Closed meanwhile, and perhaps another descriptor by now.
+        _ => Err(libc::EBADF),
+    }
+}
+
+/// Ends a side: its last reference is gone. It leaves the program's epoll by itself.
+pub fn close_side(inner: c_int) -> c_int {
+    // SAFETY: no pointers.
+    errno::keeping(|| unsafe { r::rclose(inner) })
+}
+
+/// epoll_wait(2). For every wait: a thread may be in it when another adds the epoll's first rsocket.
+///
+/// # Safety
+/// `events` has room for `maxevents`.
+pub unsafe fn wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, timeout: c_int) -> c_int {
+    let deadline = if USED.load(Ordering::Relaxed) { Some(Deadline::after(timeout)) } else { None };
+    let mut left = timeout;
+    loop {
+        // SAFETY: as for this function.
+        let count = unsafe { real::epoll_wait(epfd, events, maxevents, left) };
+        if count <= 0 || !USED.load(Ordering::Relaxed) {
+            return count;
+        }
+        // SAFETY: the kernel has written so many, and there is room for maxevents.
+        let Some(total) = (unsafe { ask_sides(events, count as usize, maxevents as usize) }) else { return count };
+        if total > 0 || timeout == 0 {
+            return total as c_int;
+        }
+        // What the side had was taken by another thread, or was no event after all.
+        left = deadline.as_ref().map_or(timeout, Deadline::left);
+    }
+}
+
+/// Puts what the sides have in the place of their marks, and says how many events there are then; `None` without marks.
+///
+/// # Safety
+/// `events` has `count` events and room for `max`.
+unsafe fn ask_sides(events: *mut epoll_event, count: usize, max: usize) -> Option<usize> {
+    let mut sides = [-1; SIDES];
+    // SAFETY: as for this function.
+    let (mut total, found) = take_marks(unsafe { core::slice::from_raw_parts_mut(events, count) }, &mut sides)?;
+    for &side in &sides[..found] {
+        if total < max {
+            // SAFETY: so much room is left.
+            let more = unsafe { r::repoll_wait(side, events.add(total), (max - total) as c_int, 0) };
+            // An error is the side's, which is being closed: the program's epoll has none.
+            total += usize::try_from(more).unwrap_or(0);
+        }
+    }
+    Some(total)
+}
+
+/// Takes the marks out and moves the program's events together: how many those are, and how many sides there are.
+fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<(usize, usize)> {
+    let (mut kept, mut found) = (0, 0);
+    for place in 0..events.len() {
+        let event = events[place];
+        if event.u64 >> 32 != MARK {
+            events[kept] = event;
+            kept += 1;
+        } else if let Some(side) = sides.get_mut(found) {
+            *side = event.u64 as u32 as c_int;
+            found += 1;
+        }
+    }
+    (kept < events.len()).then_some((kept, found))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! With the kernel's sockets and epolls in the part of librdmacm's.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
+
+use libc::{EBADF, EEXIST, EPOLLET, EPOLLONESHOT, EPOLLOUT};
+
+use super::*;
+
+/// A socket of the program: a placeholder, and the "rsocket" behind it.
+struct Rsocket {
+    placeholder: OwnedFd,
+    inner: OwnedFd,
+    peer: UnixDatagram,
+}
+
+impl Rsocket {
+    fn new() -> Rsocket {
+        let (inner, peer) = UnixDatagram::pair().unwrap();
+        let placeholder = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let fd = placeholder.as_raw_fd();
+        table::prepare(fd).unwrap();
+        let entry = Entry { kind: Kind::Socket, flags: 0, inner: inner.as_raw_fd() };
+        table::swap(fd, Some(entry));
+        Rsocket { placeholder, inner: inner.into(), peer }
+    }
+
+    fn fd(&self) -> c_int {
+        self.placeholder.as_raw_fd()
+    }
+}
+
+impl Drop for Rsocket {
+    fn drop(&mut self) {
+        table::swap(self.fd(), None);
+        let _ = &self.inner;
+    }
+}
+
+/// An epoll of the program.
+struct Epoll(OwnedFd);
+
+impl Epoll {
+    fn new() -> Epoll {
+        // SAFETY: a new descriptor.
+        let epoll = Epoll(unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(EPOLL_CLOEXEC)) });
+        table::swap(epoll.fd(), None);
+        epoll
+    }
+
+    fn fd(&self) -> c_int {
+        self.0.as_raw_fd()
+    }
+
+    fn control(&self, op: c_int, fd: c_int, events: c_int, data: u64) -> Result<(), c_int> {
+        let mut event = epoll_event { events: events as u32, u64: data };
+        // SAFETY: an event of ours.
+        if unsafe { control(self.fd(), op, fd, &raw mut event) } == 0 { Ok(()) } else { Err(errno::get()) }
+    }
+
+    fn wait(&self, max: usize, timeout: c_int) -> Vec<(u64, u32)> {
+        let mut events = vec![epoll_event { events: 0, u64: 0 }; max];
+        // SAFETY: as long as it says.
+        let count = unsafe { wait(self.fd(), events.as_mut_ptr(), max as c_int, timeout) };
+        let mut list: Vec<_> = events[..count as usize].iter().map(|event| (event.u64, event.events)).collect();
+        list.sort_unstable();
+        list
+    }
+}
+
+impl Drop for Epoll {
+    fn drop(&mut self) {
+        if let Some(entry) = table::swap(self.fd(), None) {
+            assert!(table::drop(entry.inner));
+            close_side(entry.inner);
+        }
+    }
+}
+
+const IN: u32 = EPOLLIN as u32;
+
+#[test]
+fn both_kinds_are_reported_with_the_programs_data() {
+    let (epoll, rsocket) = (Epoll::new(), Rsocket::new());
+    let (ordinary, far) = UnixDatagram::pair().unwrap();
+    epoll.control(EPOLL_CTL_ADD, ordinary.as_raw_fd(), EPOLLIN, 1).unwrap();
+    assert_eq!(table::get(epoll.fd()), None);
+    epoll.control(EPOLL_CTL_ADD, rsocket.fd(), EPOLLIN, u64::MAX).unwrap();
+    assert_eq!(table::get(epoll.fd()).unwrap().kind, Kind::Epoll);
+    assert_eq!(epoll.wait(8, 0), []);
+    rsocket.peer.send(b"a").unwrap();
+    assert_eq!(epoll.wait(8, -1), [(u64::MAX, IN)]);
+    far.send(b"b").unwrap();
+    assert_eq!(epoll.wait(8, -1), [(1, IN), (u64::MAX, IN)]);
+    epoll.control(EPOLL_CTL_MOD, rsocket.fd(), EPOLLIN | EPOLLOUT, 3).unwrap();
+    assert_eq!(epoll.wait(8, -1), [(1, IN), (3, IN | EPOLLOUT as u32)]);
+    epoll.control(EPOLL_CTL_DEL, rsocket.fd(), 0, 0).unwrap();
+    assert_eq!(epoll.wait(8, -1), [(1, IN)]);
+}
+
+#[test]
+fn one_place_is_shared() {
+    let (epoll, rsocket) = (Epoll::new(), Rsocket::new());
+    let (ordinary, far) = UnixDatagram::pair().unwrap();
+    epoll.control(EPOLL_CTL_ADD, ordinary.as_raw_fd(), EPOLLIN, 1).unwrap();
+    epoll.control(EPOLL_CTL_ADD, rsocket.fd(), EPOLLIN, 2).unwrap();
+    far.send(b"b").unwrap();
+    rsocket.peer.send(b"a").unwrap();
+    let seen: Vec<_> = (0..4).flat_map(|_| epoll.wait(1, -1)).collect();
+    assert_eq!(seen.iter().filter(|event| event.0 == 1).count(), 2);
+    assert_eq!(seen.iter().filter(|event| event.0 == 2).count(), 2);
+}
+
+#[test]
+fn a_wait_ends_with_its_time_and_wakes_for_an_rsocket() {
+    let (epoll, rsocket) = (Epoll::new(), Rsocket::new());
+    epoll.control(EPOLL_CTL_ADD, rsocket.fd(), EPOLLIN | EPOLLET, 2).unwrap();
+    assert_eq!(epoll.wait(4, 1), []);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| epoll.wait(4, -1));
+        rsocket.peer.send(b"a").unwrap();
+        assert_eq!(waiting.join().unwrap(), [(2, IN)]);
+    });
+    // The edge has been told, and the side has nothing.
+    assert_eq!(epoll.wait(4, 1), []);
+}
+
+#[test]
+fn errors_are_the_kernels() {
+    let (epoll, rsocket) = (Epoll::new(), Rsocket::new());
+    let file = std::fs::File::open("/dev/null").unwrap();
+    assert_eq!(epoll.control(EPOLL_CTL_MOD, rsocket.fd(), EPOLLIN, 0), Err(ENOENT));
+    assert_eq!(epoll.control(EPOLL_CTL_DEL, rsocket.fd(), 0, 0), Err(ENOENT));
+    assert_eq!(epoll.control(7, rsocket.fd(), 0, 0), Err(EINVAL));
+    assert_eq!(epoll.control(EPOLL_CTL_ADD, file.as_raw_fd(), EPOLLIN, 0), Err(EPERM));
+    // SAFETY: no event, for which it is to fail.
+    assert_eq!(unsafe { control(epoll.fd(), EPOLL_CTL_ADD, rsocket.fd(), core::ptr::null_mut()) }, -1);
+    assert_eq!(errno::get(), EFAULT);
+    assert_eq!(table::get(epoll.fd()), None);
+    epoll.control(EPOLL_CTL_ADD, rsocket.fd(), EPOLLIN, 0).unwrap();
+    assert_eq!(epoll.control(EPOLL_CTL_ADD, rsocket.fd(), EPOLLIN, 0), Err(EEXIST));
+    let (socket, _far) = UnixDatagram::pair().unwrap();
+    for (epfd, error) in [(socket.as_raw_fd(), EINVAL), (rsocket.fd(), EINVAL), (-1, EBADF)] {
+        for op in [EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLL_CTL_DEL] {
+            let mut event = mark(0);
+            // SAFETY: an event of ours.
+            assert_eq!(unsafe { control(epfd, op, rsocket.fd(), &raw mut event) }, -1, "{epfd} {op}");
+            assert_eq!(errno::get(), error, "{epfd} {op}");
+        }
+        assert_eq!(table::get(epfd).filter(|entry| entry.kind == Kind::Epoll), None);
+    }
+}
+
+#[test]
+fn threads_that_add_the_first_rsocket_share_one_side() {
+    for _ in 0..100 {
+        let epoll = Epoll::new();
+        let rsockets: Vec<_> = (0..4).map(|_| Rsocket::new()).collect();
+        std::thread::scope(|scope| {
+            for (place, rsocket) in rsockets.iter().enumerate() {
+                let epoll = &epoll;
+                scope.spawn(move || epoll.control(EPOLL_CTL_ADD, rsocket.fd(), EPOLLIN | EPOLLONESHOT, place as u64));
+            }
+        });
+        for rsocket in &rsockets {
+            rsocket.peer.send(b"a").unwrap();
+        }
+        let events = epoll.wait(8, -1);
+        assert_eq!(events, [(0, IN), (1, IN), (2, IN), (3, IN)]);
+    }
+}
+
+#[test]
+fn a_thread_that_waits_already_meets_the_first_rsocket() {
+    let (epoll, rsocket) = (Epoll::new(), Rsocket::new());
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| epoll.wait(4, -1));
+        rsocket.peer.send(b"a").unwrap();
+        epoll.control(EPOLL_CTL_ADD, rsocket.fd(), EPOLLIN, 9).unwrap();
+        assert_eq!(waiting.join().unwrap(), [(9, IN)]);
+    });
+}

@@ -1,0 +1,127 @@
+//! Placeholders, and the references of the program's numbers to what is behind them.
+
+use core::ffi::{c_int, c_void};
+use core::mem;
+
+use libc::{EBADF, F_GETFL, F_SETFL, O_CLOEXEC, O_NONBLOCK, O_RDWR, socklen_t};
+
+use crate::table::{self, Entry, Kind};
+use crate::{config, epoll, errno, process, r, real};
+
+/// Opens the number that the program is to see, the lowest that is free, as socket(2) does.
+pub fn placeholder(cloexec: bool, nonblock: bool) -> Result<c_int, c_int> {
+    let mut flags = O_RDWR;
+    if cloexec {
+        flags |= O_CLOEXEC;
+    }
+    if nonblock {
+        flags |= O_NONBLOCK;
+    }
+    // SAFETY: a string, and no mode where nothing is created.
+    let fd = unsafe { libc::open(c"/dev/null".as_ptr(), flags) };
+    if fd < 0 { Err(errno::get()) } else { Ok(fd) }
+}
+
+/// Lets `fd` stand for the rsocket `inner`. On failure neither is closed.
+pub fn adopt(fd: c_int, inner: c_int, flags: u32) -> Result<(), c_int> {
+    table::prepare(fd)?;
+    table::first(inner)?;
+    put(fd, Entry { kind: Kind::Socket, flags, inner });
+    Ok(())
+}
+
+/// Gives the new number `fd` its entry. One that it had before belongs to a number that was closed behind our back, by
+/// fclose(3) or close_range(2).
+pub fn put(fd: c_int, entry: Entry) {
+    if let Some(before) = table::swap(fd, Some(entry)) {
+        errno::keeping(|| release(before));
+    }
+}
+
+/// Ends a number's reference to what was behind it, and with the last one that: 0, or -1 and `errno`.
+pub fn release(entry: Entry) -> c_int {
+    if !table::drop(entry.inner) {
+        return 0;
+    }
+    match entry.kind {
+        // SAFETY: a number only.
+        Kind::Socket | Kind::Pending => unsafe { r::rclose(entry.inner) },
+        Kind::Epoll => epoll::close_side(entry.inner),
+    }
+}
+
+/// Gives a new rsocket the sizes that the environment asks for. One it doesn't take is left as librdmacm has it.
+pub fn configure(inner: c_int) {
+    const SOL_RDMA: c_int = 0x10000;
+    for (name, value) in config::sizes() {
+        let len = mem::size_of::<c_int>() as socklen_t;
+        let value = (&raw const value).cast::<c_void>();
+        // SAFETY: a live int and its size.
+        errno::keeping(|| unsafe { r::rsetsockopt(inner, SOL_RDMA, name, value, len) });
+    }
+}
+
+/// Makes the rsocket blocking or non-blocking as its placeholder is.
+///
+/// Programs that use `ioctl(FIONBIO)` (Python is one) change the placeholder only, since ioctl is no name of this
+/// library. So this is called where it matters and a system call costs little: before accepting, connecting, and when
+/// it is added to an epoll instance. What F_SETFL changes is changed at both ends.
+pub fn sync_nonblock(fd: c_int, inner: c_int) {
+    errno::keeping(|| {
+        // SAFETY: numbers only.
+        unsafe {
+            let flags = real::fcntl(fd, F_GETFL, 0);
+            if flags >= 0 {
+                r::rfcntl(inner, F_SETFL, flags & O_NONBLOCK);
+            }
+        }
+    });
+}
+
+/// Whether librdmacm has `fd` for its own purposes: it must survive programs that close all numbers there are.
+///
+/// Only our librdmacm knows this option; another one fails, and `fd` is taken for the program's.
+#[cold]
+pub fn is_library(fd: c_int) -> bool {
+    const LEVEL: c_int = 0x7273_6f63;
+    const OWN: c_int = 0;
+    let mut own: c_int = 0;
+    let mut len = mem::size_of::<c_int>() as socklen_t;
+    // SAFETY: a live int and its size.
+    let known = errno::keeping(|| unsafe { r::rgetsockopt(fd, LEVEL, OWN, (&raw mut own).cast(), &raw mut len) });
+    known == 0 && own == 1
+}
+
+/// close(2). The rsocket goes while the number is still taken, lest another thread gets it and loses its entry.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if table::any() {
+        return close_known(fd);
+    }
+    // SAFETY: the C contract.
+    unsafe { real::close(fd) }
+}
+
+#[inline(never)]
+fn close_known(fd: c_int) -> c_int {
+    loop {
+        let Some(entry) = table::get(fd) else {
+            if is_library(fd) {
+                return errno::fail(EBADF);
+            }
+            // SAFETY: the C contract.
+            return unsafe { real::close(fd) };
+        };
+        if process::is_guest() {
+            // SAFETY: the C contract.
+            return unsafe { real::close(fd) };
+        }
+        if table::replace(fd, Some(entry), None) {
+            let released = release(entry);
+            let why = errno::get();
+            // SAFETY: this thread took the entry, so the placeholder is its to close.
+            let closed = unsafe { real::close(fd) };
+            return if released < 0 { errno::fail(why) } else { closed };
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The end that connected: it finds the other end's word and connects an rsocket.
+
+use core::ffi::c_int;
+
+use libc::{EAGAIN, POLLIN, POLLRDHUP, pollfd};
+
+use super::Way;
+use super::decide::{self, Outcome, PATIENCE};
+use super::name;
+use super::state::Role;
+use crate::epoll::Deadline;
+use crate::{r, real};
+
+/// "I listen": it is all zeros.
+pub const WORD: [u8; 4] = [0; 4];
+
+/// What has come over TCP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Heard {
+    Word,
+    /// Data, or the end.
+    Other,
+    /// Nothing, and recv(2) would say this.
+    Nothing(c_int),
+}
+
+/// Decides for a socket that was connected.
+pub fn decide(tcp: c_int, role: Role, way: Way) -> Outcome {
+    if way == Way::Send {
+        return decide_to_send(tcp);
+    }
+    match listen(tcp) {
+        Heard::Nothing(error) => Outcome::Later(error),
+        Heard::Other => Outcome::Tcp,
+        // The other end waits no longer: it has seen what was sent over TCP.
+        Heard::Word if role == Role::Late => drop_word(tcp),
+        Heard::Word => connect(tcp),
+    }
+}
+
+fn decide_to_send(tcp: c_int) -> Outcome {
+    if !is_connected(tcp) {
+        return Outcome::Later(EAGAIN);
+    }
+    // The other end may be told by what we send only: if it is no server of fork mode it says nothing.
+    let mut fds = [pollfd { fd: tcp, events: POLLIN | POLLRDHUP, revents: 0 }];
+    let silent = !decide::poll(&mut fds, &Deadline::after(0));
+    if silent && !(can_connect() && decide::poll(&mut fds, &Deadline::after(PATIENCE))) {
+        return Outcome::Late;
+    }
+    if fds[0].revents & (libc::POLLERR | libc::POLLNVAL) != 0 {
+        // The program's call is to be told, and recv() would take the error.
+        return Outcome::Tcp;
+    }
+    match listen(tcp) {
+        Heard::Word => connect(tcp),
+        _ => Outcome::Tcp,
+    }
+}
+
+/// Not while a connect() in the background goes on.
+fn is_connected(tcp: c_int) -> bool {
+    let mut fds = [pollfd { fd: tcp, events: libc::POLLOUT, revents: 0 }];
+    decide::poll(&mut fds, &Deadline::after(0))
+}
+
+/// Where there is no RDMA there is nothing to wait for.
+fn can_connect() -> bool {
+    // SAFETY: no pointers; an rsocket that nobody else knows.
+    unsafe {
+        let inner = r::rsocket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        inner >= 0 && r::rclose(inner) == 0
+    }
+}
+
+/// The word comes whole: it is sent in one piece, before anything else.
+fn listen(tcp: c_int) -> Heard {
+    let mut bytes = [1; WORD.len()];
+    match decide::peek(tcp, &mut bytes, libc::MSG_DONTWAIT) {
+        Ok(_) if bytes == WORD => Heard::Word,
+        Ok(_) => Heard::Other,
+        Err(error) => Heard::Nothing(error),
+    }
+}
+
+fn connect(tcp: c_int) -> Outcome {
+    let Some(peer) = name::peer(tcp) else { return Outcome::Tcp };
+    let inner = decide::rsocket_for((&peer.storage, peer.len), |inner| {
+        // SAFETY: an address of this length.
+        unsafe { r::rconnect(inner, decide::address(&peer.storage), peer.len) == 0 }
+    });
+    match inner {
+        Some(inner) => Outcome::Rsocket(inner),
+        None => drop_word(tcp),
+    }
+}
+
+/// It stays TCP, and the word is nothing that the program should read.
+fn drop_word(tcp: c_int) -> Outcome {
+    let mut bytes = WORD;
+    // SAFETY: the array is this long.
+    unsafe { real::recv(tcp, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
+    Outcome::Tcp
+}

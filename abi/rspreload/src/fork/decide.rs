@@ -1,0 +1,246 @@
+//! Deciding what a pending socket becomes: by one thread, while others that want to use it wait.
+//!
+//! The decision works on a copy of the TCP descriptor. So the program may close its own meanwhile: the table then has
+//! another entry than the deciding thread left there, and what it made is thrown away.
+
+use core::ffi::c_int;
+use core::ptr;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use libc::{EAGAIN, F_DUPFD_CLOEXEC, F_GETFL, F_SETFL, O_NONBLOCK, c_void};
+
+use super::state::{Role, State};
+use super::{Way, active, copy, member, passive};
+use crate::table::{self, Entry, Kind};
+use crate::{errno, fds, r, real};
+
+/// What a decision came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It is this rsocket, connected.
+    Rsocket(c_int),
+    /// It is an ordinary TCP socket for good.
+    Tcp,
+    /// Not decided yet, and nothing that the call at hand could do but fail so.
+    Later(c_int),
+    /// Used as TCP, but the peer's word may still come.
+    Late,
+}
+
+/// How long either end waits for the other, in milliseconds, when it is not the program's own wish to wait.
+pub const PATIENCE: c_int = 10_000;
+
+/// How long a thread waits for another's decision, in seconds: longer than one takes. The other thread may be one of
+/// the parent, from before a fork().
+const LONG: i64 = 60;
+
+/// Decisions so far: a futex.
+static DECISIONS: AtomicU32 = AtomicU32::new(0);
+
+/// [`super::settle`].
+pub fn settle(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int> {
+    let mut seen = Some(entry);
+    loop {
+        let decisions = DECISIONS.load(Ordering::SeqCst);
+        let entry = match seen {
+            Some(entry @ Entry { kind: Kind::Pending, .. }) => entry,
+            Some(Entry { kind: Kind::Socket, inner, .. }) => return Ok(Some(inner)),
+            _ => return Ok(None),
+        };
+        let state = State::of(entry);
+        if state.role == Role::Fresh || state.role == Role::Late && way == Way::Send {
+            return Ok(None);
+        }
+        // `seen` may be older than the number of decisions.
+        if state.busy && (table::get(fd) != Some(entry) || wait(decisions)) {
+            seen = table::get(fd);
+            continue;
+        }
+        if !state.busy && way == Way::Receive && state.role != Role::Passive {
+            hear(fd)?;
+        }
+        match begin(fd, entry, decisions, way) {
+            Some(Err(EAGAIN)) if way == Way::Receive => {}
+            Some(result) => return result,
+            None => {}
+        }
+        seen = table::get(fd);
+    }
+}
+
+/// Decides if no other thread does: `None` means to look again.
+fn begin(fd: c_int, entry: Entry, decisions: u32, way: Way) -> Option<Result<Option<c_int>, c_int>> {
+    let Some(turn) = copy::take_turn(fd) else {
+        if !wait(decisions) {
+            copy::end_turn(fd);
+        }
+        return None;
+    };
+    let busy = State::of(entry).busy(true);
+    let result = table::replace(fd, Some(entry), Some(busy.entry())).then(|| decide(fd, busy, way));
+    drop(turn);
+    announce();
+    result
+}
+
+/// Waits for what the peer says, as the program's recv(2) would: with its flags, its time-out, and its signals. Not as
+/// the deciding thread: another one may want to send meanwhile.
+fn hear(fd: c_int) -> Result<(), c_int> {
+    peek(fd, &mut [0], 0).map(|_| ())
+}
+
+/// Decides, as the one thread that does, and leaves the table as it is to be.
+fn decide(fd: c_int, busy: State, way: Way) -> Result<Option<c_int>, c_int> {
+    // SAFETY: takes a number.
+    let tcp = unsafe { real::fcntl(fd, F_DUPFD_CLOEXEC, 0) };
+    let outcome = match busy.role {
+        _ if tcp < 0 => Outcome::Tcp,
+        Role::Passive => passive::decide(tcp),
+        role => active::decide(tcp, role, way),
+    };
+    let result = commit(fd, tcp, busy, outcome);
+    if tcp >= 0 {
+        // SAFETY: this function's own copy.
+        unsafe { real::close(tcp) };
+    }
+    result
+}
+
+/// Puts the outcome into the table.
+pub fn commit(fd: c_int, tcp: c_int, busy: State, outcome: Outcome) -> Result<Option<c_int>, c_int> {
+    let idle = busy.busy(false);
+    let (next, result) = match outcome {
+        Outcome::Rsocket(inner) => return Ok(become_rsocket(fd, tcp, busy, inner)),
+        Outcome::Tcp => match copy::find(tcp) {
+            // Decided by a copy of the number meanwhile.
+            Some(inner) => return Ok(take(fd, busy, inner)),
+            None => (None, Ok(None)),
+        },
+        Outcome::Late => (Some(idle.with(Role::Late)), Ok(None)),
+        Outcome::Later(error) => (Some(idle), Err(error)),
+    };
+    // If it is another entry by now the program has closed the number: its own call is to find that out.
+    table::replace(fd, Some(busy.entry()), next.map(State::entry));
+    result
+}
+
+fn become_rsocket(fd: c_int, tcp: c_int, busy: State, inner: c_int) -> Option<c_int> {
+    copy_options(tcp, inner);
+    if table::first(inner).is_err() {
+        // SAFETY: an rsocket that nobody else knows. The peer is told by its end.
+        unsafe { r::rclose(inner) };
+        table::replace(fd, Some(busy.entry()), None);
+        return None;
+    }
+    let now = take(fd, busy, inner);
+    if now.is_some() {
+        copy::share(tcp, inner, |fd, state| hand_over(fd, state, inner));
+        // The peer does the same; whoever has another copy of the TCP socket, a parent perhaps, sees that it is used up.
+        // SAFETY: takes a number.
+        unsafe { real::shutdown(tcp, libc::SHUT_RDWR) };
+    }
+    now
+}
+
+/// Puts an rsocket into the table, with the caller's reference; `None` if the program has closed the number.
+fn take(fd: c_int, busy: State, inner: c_int) -> Option<c_int> {
+    let rsocket = Entry { kind: Kind::Socket, flags: 0, inner };
+    if table::replace(fd, Some(busy.entry()), Some(rsocket)) {
+        hand_over(fd, busy, inner);
+        return Some(inner);
+    }
+    fds::release(rsocket);
+    None
+}
+
+fn hand_over(fd: c_int, state: State, inner: c_int) {
+    if let Some(epfd) = state.epoll() {
+        member::hand_over(epfd, fd, inner);
+    }
+}
+
+/// What the program has set on the TCP socket and rsockets have too.
+fn copy_options(tcp: c_int, inner: c_int) {
+    for (level, name) in [(libc::SOL_SOCKET, libc::SO_REUSEADDR), (libc::IPPROTO_TCP, libc::TCP_NODELAY)] {
+        let (mut value, mut len): (c_int, _) = (0, size_of::<c_int>() as libc::socklen_t);
+        let at = (&raw mut value).cast::<c_void>();
+        // SAFETY: an int, and its size.
+        unsafe {
+            if real::getsockopt(tcp, level, name, at, &raw mut len) == 0 {
+                r::rsetsockopt(inner, level, name, at, len);
+            }
+        }
+    }
+    // SAFETY: commands that take a number or nothing.
+    unsafe {
+        let flags = real::fcntl(tcp, F_GETFL, 0);
+        r::rfcntl(inner, F_SETFL, if flags < 0 { 0 } else { flags & O_NONBLOCK });
+    }
+}
+
+/// Waits for the decision after `seen`; false when it is not to be waited for any longer.
+fn wait(seen: u32) -> bool {
+    let long = libc::timespec { tv_sec: LONG, tv_nsec: 0 };
+    let word = DECISIONS.as_ptr();
+    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: a word and a time that outlive the call.
+    let result = unsafe { libc::syscall(libc::SYS_futex, word, operation, seen, &raw const long) };
+    result == 0 || errno::get() != libc::ETIMEDOUT
+}
+
+/// Wakes the threads that wait for a decision.
+fn announce() {
+    DECISIONS.fetch_add(1, Ordering::SeqCst);
+    let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: only the address of the word is used.
+    unsafe { libc::syscall(libc::SYS_futex, DECISIONS.as_ptr(), operation, c_int::MAX) };
+}
+
+/// What of `len` bytes is there without taking it: as recv(2), or the errno.
+pub fn peek(tcp: c_int, bytes: &mut [u8], flags: c_int) -> Result<usize, c_int> {
+    // SAFETY: the slice is this long.
+    let count = unsafe { real::recv(tcp, bytes.as_mut_ptr().cast(), bytes.len(), flags | libc::MSG_PEEK) };
+    usize::try_from(count).map_err(|_| errno::get())
+}
+
+/// Whether the peer has said nothing so far: no data, no end, no failure.
+pub fn is_silent(tcp: c_int) -> bool {
+    peek(tcp, &mut [0], libc::MSG_DONTWAIT) == Err(EAGAIN)
+}
+
+/// poll(2) of one or two descriptors until the end of the patience; false when it has come.
+pub fn poll(fds: &mut [libc::pollfd], end: &crate::epoll::Deadline) -> bool {
+    loop {
+        // The library polls both kinds. SAFETY: the slice is this long.
+        let count = unsafe { r::rpoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, end.left()) };
+        // A handler of the program's does not end the decision: it has an end.
+        if count >= 0 || errno::get() != libc::EINTR {
+            return count > 0;
+        }
+    }
+}
+
+/// A connected or listening rsocket's address argument.
+pub type Name<'a> = (&'a libc::sockaddr_storage, libc::socklen_t);
+
+/// Makes an rsocket for `name` and does `use_it`; it is closed if that fails.
+pub fn rsocket_for(name: Name<'_>, use_it: impl FnOnce(c_int) -> bool) -> Option<c_int> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: no pointers.
+    let inner = unsafe { r::rsocket(c_int::from(name.0.ss_family), kind, 0) };
+    if inner < 0 {
+        return None;
+    }
+    fds::configure(inner);
+    if use_it(inner) {
+        return Some(inner);
+    }
+    // SAFETY: nobody else knows it.
+    unsafe { r::rclose(inner) };
+    None
+}
+
+/// The address as the calls take it.
+pub fn address(name: &libc::sockaddr_storage) -> *const libc::sockaddr {
+    ptr::from_ref(name).cast()
+}

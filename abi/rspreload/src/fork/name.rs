@@ -1,0 +1,94 @@
+//! The TCP connection's addresses, as an rsocket is to have them.
+
+use core::ffi::c_int;
+use core::mem;
+
+use libc::{AF_INET, AF_INET6, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
+
+use crate::real;
+
+type Call = unsafe fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
+
+/// An address and its length.
+pub struct Name {
+    pub storage: sockaddr_storage,
+    pub len: socklen_t,
+}
+
+/// The end's own address.
+pub fn own(tcp: c_int) -> Option<Name> {
+    ask(real::getsockname, tcp)
+}
+
+/// The other end's.
+pub fn peer(tcp: c_int) -> Option<Name> {
+    ask(real::getpeername, tcp)
+}
+
+fn ask(call: Call, tcp: c_int) -> Option<Name> {
+    // SAFETY: all zeros are an address, of no family.
+    let mut storage: sockaddr_storage = unsafe { mem::zeroed() };
+    let mut len = size_of::<sockaddr_storage>() as socklen_t;
+    // SAFETY: the storage is as long as it says.
+    let result = unsafe { call(tcp, (&raw mut storage).cast(), &raw mut len) };
+    match c_int::from(storage.ss_family) {
+        AF_INET | AF_INET6 if result == 0 => Some(unmapped(Name { storage, len })),
+        _ => None,
+    }
+}
+
+/// An IPv4 address that an IPv6 socket has (`::ffff:a.b.c.d`) is one of IPv4 for RDMA devices.
+fn unmapped(name: Name) -> Name {
+    if c_int::from(name.storage.ss_family) != AF_INET6 {
+        return name;
+    }
+    // SAFETY: the family says what it is, and the storage has room and alignment for it.
+    let six = unsafe { (&raw const name.storage).cast::<sockaddr_in6>().read() };
+    let [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, address @ ..] = six.sin6_addr.s6_addr else { return name };
+    // SAFETY: all zeros are an address, of no family.
+    let mut storage: sockaddr_storage = unsafe { mem::zeroed() };
+    let four = sockaddr_in {
+        sin_family: AF_INET as libc::sa_family_t,
+        sin_port: six.sin6_port,
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address) },
+        sin_zero: [0; 8],
+    };
+    // SAFETY: the storage has room and alignment for every kind of address.
+    unsafe { (&raw mut storage).cast::<sockaddr_in>().write(four) };
+    Name { storage, len: size_of::<sockaddr_in>() as socklen_t }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn six(address: [u8; 16]) -> Name {
+        // SAFETY: zeros are an address, and the storage has room and alignment for all.
+        unsafe {
+            let mut storage: sockaddr_storage = mem::zeroed();
+            let mut name: sockaddr_in6 = mem::zeroed();
+            name.sin6_family = AF_INET6 as libc::sa_family_t;
+            name.sin6_port = 7471u16.to_be();
+            name.sin6_addr.s6_addr = address;
+            (&raw mut storage).cast::<sockaddr_in6>().write(name);
+            Name { storage, len: size_of::<sockaddr_in6>() as socklen_t }
+        }
+    }
+
+    #[test]
+    fn mapped_addresses_are_of_ipv4() {
+        let name = unmapped(six([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 1, 2, 3]));
+        assert_eq!(c_int::from(name.storage.ss_family), AF_INET);
+        assert_eq!(name.len as usize, size_of::<sockaddr_in>());
+        // SAFETY: the family says so.
+        let four = unsafe { (&raw const name.storage).cast::<sockaddr_in>().read() };
+        assert_eq!((four.sin_port, four.sin_addr.s_addr.to_ne_bytes()), (7471u16.to_be(), [10, 1, 2, 3]));
+    }
+
+    #[test]
+    fn others_stay() {
+        let name = unmapped(six([0xFE, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 1, 2, 3]));
+        assert_eq!(c_int::from(name.storage.ss_family), AF_INET6);
+        assert_eq!(name.len as usize, size_of::<sockaddr_in6>());
+    }
+}

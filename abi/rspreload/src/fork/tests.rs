@@ -1,0 +1,262 @@
+//! Both ends in one process, with the kernel's sockets in the part of rsockets.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, IntoRawFd};
+
+use libc::{EAGAIN, POLLIN};
+
+use super::*;
+
+/// A connection: the end that connected, and the accepted one. Its port is free for an "rsocket" to listen.
+fn connection() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    for (socket, role) in [(&client, Role::Active), (&server, Role::Passive)] {
+        table::prepare(socket.as_raw_fd()).unwrap();
+        table::swap(socket.as_raw_fd(), Some(State::new(role).entry()));
+    }
+    (client, server)
+}
+
+fn decide(socket: &TcpStream, way: Way) -> Result<Option<c_int>, c_int> {
+    let fd = socket.as_raw_fd();
+    // SAFETY: an open descriptor.
+    unsafe { settle(fd, table::get(fd).unwrap(), way) }
+}
+
+fn role(socket: &TcpStream) -> Option<Role> {
+    table::get(socket.as_raw_fd()).map(|entry| State::of(entry).role)
+}
+
+/// Forgets a socket, and gives the "rsocket" that it became.
+fn rsocket(socket: &TcpStream) -> TcpStream {
+    let entry = table::swap(socket.as_raw_fd(), None).unwrap();
+    assert_eq!(entry.kind, Kind::Socket);
+    assert!(table::drop(entry.inner));
+    // SAFETY: nobody else has it any more.
+    unsafe { std::os::fd::FromRawFd::from_raw_fd(entry.inner) }
+}
+
+#[test]
+fn both_ends_become_rsockets() {
+    for way in [Way::Send, Way::Receive] {
+        let (client, server) = connection();
+        client.set_nodelay(true).unwrap();
+        std::thread::scope(|scope| {
+            let active = scope.spawn(|| decide(&client, way));
+            assert!(matches!(decide(&server, Way::Receive), Ok(Some(_))));
+            assert!(matches!(active.join().unwrap(), Ok(Some(_))));
+        });
+        let (mut near, mut far) = (rsocket(&client), rsocket(&server));
+        assert!(near.nodelay().unwrap());
+        assert!(!far.nodelay().unwrap());
+        near.write_all(b"over the rsocket").unwrap();
+        drop(near);
+        let mut text = String::new();
+        far.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "over the rsocket");
+    }
+}
+
+#[test]
+fn a_peer_that_speaks_first_stays_tcp() {
+    let (mut client, mut server) = connection();
+    client.write_all(b"hello").unwrap();
+    assert_eq!(decide(&server, Way::Receive), Ok(None));
+    assert_eq!(table::get(server.as_raw_fd()), None);
+    let mut bytes = [0; 5];
+    server.read_exact(&mut bytes).unwrap();
+    server.write_all(b"world").unwrap();
+    assert_eq!(decide(&client, Way::Receive), Ok(None));
+    assert_eq!(table::get(client.as_raw_fd()), None);
+    client.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"world");
+}
+
+#[test]
+fn a_peer_that_leaves_stays_tcp() {
+    let (client, server) = connection();
+    table::swap(client.as_raw_fd(), None);
+    drop(client);
+    assert_eq!(decide(&server, Way::Receive), Ok(None));
+    let (client, server) = connection();
+    std::thread::scope(|scope| {
+        let passive = scope.spawn(|| decide(&server, Way::Send));
+        let mut word = [1; 4];
+        table::swap(client.as_raw_fd(), None);
+        (&client).read_exact(&mut word).unwrap();
+        assert_eq!(word, active::WORD);
+        drop(client);
+        assert_eq!(passive.join().unwrap(), Ok(None));
+    });
+    assert_eq!(table::get(server.as_raw_fd()), None);
+}
+
+#[test]
+fn receiving_now_decides_nothing_without_the_word() {
+    let (client, mut server) = connection();
+    assert_eq!(decide(&client, Way::ReceiveNow), Err(EAGAIN));
+    assert_eq!(role(&client), Some(Role::Active));
+    client.set_nonblocking(true).unwrap();
+    assert_eq!(decide(&client, Way::Receive), Err(EAGAIN));
+    let fd = client.as_raw_fd();
+    // SAFETY: an open descriptor.
+    unsafe {
+        assert_eq!(settle_for_poll(fd, table::get(fd).unwrap(), POLLIN), None);
+        assert!(!after_poll(fd, POLLIN));
+        server.write_all(b"data").unwrap();
+        let mut fds = [libc::pollfd { fd, events: POLLIN, revents: 0 }];
+        assert_eq!(libc::poll(fds.as_mut_ptr(), 1, -1), 1);
+        assert!(after_poll(fd, POLLIN));
+    }
+    assert_eq!(table::get(fd), None);
+    table::swap(server.as_raw_fd(), None);
+}
+
+#[test]
+fn the_word_without_a_listener_is_dropped() {
+    for role in [Role::Active, Role::Late] {
+        let (mut client, mut server) = connection();
+        table::swap(client.as_raw_fd(), Some(State::new(role).entry()));
+        server.write_all(&active::WORD).unwrap();
+        assert_eq!(decide(&client, Way::Receive), Ok(None));
+        assert_eq!(table::get(client.as_raw_fd()), None);
+        server.write_all(b"data").unwrap();
+        let mut bytes = [0; 4];
+        client.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"data");
+        table::swap(server.as_raw_fd(), None);
+    }
+}
+
+#[test]
+fn sending_and_receiving_threads_decide_once() {
+    for _ in 0..20 {
+        let (client, server) = connection();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = [Way::Receive, Way::Send, Way::Receive, Way::Send]
+                .map(|way| {
+                    let client = &client;
+                    scope.spawn(move || decide_if_there(client, way))
+                })
+                .into();
+            let passive = decide(&server, Way::Receive).unwrap();
+            assert!(passive.is_some());
+            let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            let inner = table::get(client.as_raw_fd()).unwrap().inner;
+            assert!(results.iter().all(|result| *result == Ok(Some(inner))), "{results:?}");
+        });
+        drop((rsocket(&client), rsocket(&server)));
+    }
+}
+
+/// As [`decide`], for a socket that another thread may have decided before.
+fn decide_if_there(socket: &TcpStream, way: Way) -> Result<Option<c_int>, c_int> {
+    match table::get(socket.as_raw_fd()) {
+        Some(Entry { kind: Kind::Socket, inner, .. }) => Ok(Some(inner)),
+        _ => decide(socket, way),
+    }
+}
+
+#[test]
+fn a_member_of_an_epoll_is_handed_over() {
+    let (client, server) = connection();
+    client.set_nonblocking(true).unwrap();
+    // SAFETY: a new descriptor, and events of our own.
+    unsafe {
+        let epfd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+        table::swap(epfd, None);
+        let mut event = libc::epoll_event { events: POLLIN as u32, u64: 77 };
+        assert_eq!(crate::epoll::control(epfd, libc::EPOLL_CTL_ADD, client.as_raw_fd(), &raw mut event), 0);
+        assert_eq!(role(&client), Some(Role::Active));
+        std::thread::scope(|scope| {
+            let passive = scope.spawn(|| decide(&server, Way::Receive));
+            assert_eq!(crate::epoll::wait(epfd, &raw mut event, 1, -1), 1);
+            assert!(matches!(decide(&client, Way::Receive), Ok(Some(_))));
+            assert!(matches!(passive.join().unwrap(), Ok(Some(_))));
+        });
+        assert_eq!(crate::epoll::wait(epfd, &raw mut event, 1, 0), 0);
+        let mut far = rsocket(&server);
+        far.write_all(b"data").unwrap();
+        assert_eq!(crate::epoll::wait(epfd, &raw mut event, 1, -1), 1);
+        let data = event.u64;
+        assert_eq!(data, 77);
+        fds::release(table::swap(epfd, None).unwrap());
+        libc::close(epfd);
+    }
+    drop(rsocket(&client));
+}
+
+#[test]
+fn copies_become_the_same_rsocket() {
+    let (client, server) = connection();
+    let copies: Vec<_> = (0..3).map(|_| server.try_clone().unwrap()).collect();
+    for copy in &copies {
+        let fd = copy.as_raw_fd();
+        let entry = table::get(server.as_raw_fd()).unwrap();
+        table::prepare(fd).unwrap();
+        table::swap(fd, Some(Entry { flags: copy_flags(entry.flags), ..entry }));
+    }
+    let inner = std::thread::scope(|scope| {
+        scope.spawn(|| decide(&client, Way::Receive));
+        // Two of them at a time: one decides, the other finds out.
+        let other = scope.spawn(|| decide_if_there(&copies[1], Way::Receive));
+        let inner = decide_if_there(&copies[0], Way::Send).unwrap().unwrap();
+        assert_eq!(other.join().unwrap(), Ok(Some(inner)));
+        inner
+    });
+    for socket in copies.iter().chain([&server]) {
+        let entry = table::swap(socket.as_raw_fd(), None).unwrap();
+        assert_eq!(entry, Entry { kind: Kind::Socket, flags: 0, inner });
+        fds::release(entry);
+    }
+    assert!(!table::hold(inner));
+    let mut near = rsocket(&client);
+    assert_eq!(near.read(&mut [0; 8]).unwrap(), 0);
+}
+
+#[test]
+fn what_is_closed_meanwhile_is_no_rsocket() {
+    let (client, server) = connection();
+    let (fd, number) = (server.as_raw_fd(), client.as_raw_fd());
+    std::thread::scope(|scope| {
+        let active = scope.spawn(|| decide(&client, Way::Receive));
+        let passive = scope.spawn(|| {
+            // As close() does, before the decision is made.
+            let entry = table::get(fd).unwrap();
+            table::swap(fd, Some(State::of(entry).busy(true).entry()));
+            let outcome = passive::decide(fd);
+            table::swap(fd, None);
+            decide::commit(fd, fd, State::new(Role::Passive).busy(true), outcome)
+        });
+        assert_eq!(passive.join().unwrap(), Ok(None));
+        assert_eq!(table::get(fd), None);
+        // The client has connected, and sees the end.
+        assert!(matches!(active.join().unwrap(), Ok(Some(_))));
+    });
+    let mut near = rsocket(&client);
+    assert_eq!(near.read(&mut [0; 8]).unwrap(), 0);
+    drop(server);
+    // SAFETY: still this test's own.
+    unsafe { libc::close(client.into_raw_fd()) };
+    table::swap(number, None);
+}
+
+#[test]
+fn states_survive_the_table() {
+    for role in [Role::Fresh, Role::Active, Role::Passive, Role::Late] {
+        for busy in [false, true] {
+            for epfd in [0, 5, (1 << 21) - 2] {
+                let state = State::new(role).busy(busy).in_epoll(epfd);
+                let entry = state.entry();
+                assert!(entry.flags < 1 << 24);
+                assert_eq!(State::of(entry), state);
+                assert_eq!(State::of(entry).epoll(), Some(epfd));
+                assert_eq!(copy_flags(entry.flags), State::new(role).entry().flags);
+            }
+            assert_eq!(State::new(role).in_epoll(1 << 21).epoll(), None);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! poll: with an rsocket among the numbers, librdmacm's, which takes both kinds.
+
+use core::ffi::{c_int, c_short};
+use core::slice;
+
+use libc::{nfds_t, pollfd, timespec};
+
+use crate::table::{self, Kind};
+use crate::{errno, fork, r, real, scratch};
+
+/// poll(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // The kernel refuses what is no list of numbers.
+    if !table::any() || fds.is_null() || count > c_int::MAX as nfds_t {
+        // SAFETY: the C contract.
+        return unsafe { real::poll(fds, count, timeout) };
+    }
+    // SAFETY: the C contract: so many structures, which nobody else changes meanwhile.
+    unsafe {
+        let list = slice::from_raw_parts_mut(fds, count as usize);
+        if list.iter().any(|fd| concerns(fd.fd)) {
+            let result = scratch::with::<pollfd, _>(list.len(), |inner| poll_both(list, inner, timeout));
+            return result.unwrap_or_else(errno::fail);
+        }
+        real::poll(fds, count, timeout)
+    }
+}
+
+/// Whether `fd` is or may become an rsocket.
+pub fn concerns(fd: c_int) -> bool {
+    table::get(fd).is_some_and(|entry| entry.kind != Kind::Epoll)
+}
+
+/// The number that librdmacm polls for the program's `fd`, itself for what isn't an rsocket.
+pub fn polled(fd: c_int, events: c_short) -> c_int {
+    match table::get(fd) {
+        Some(entry) if entry.kind == Kind::Socket => entry.inner,
+        // SAFETY: nothing but the number and what the table has for it.
+        Some(entry) if entry.kind == Kind::Pending => unsafe { fork::settle_for_poll(fd, entry, events).unwrap_or(fd) },
+        _ => fd,
+    }
+}
+
+/// Polls what `inner` has room for in place of `list`.
+fn poll_both(list: &mut [pollfd], inner: &mut [pollfd], timeout: c_int) -> c_int {
+    let deadline = Deadline::after(timeout);
+    let mut left = timeout;
+    loop {
+        for (inner, fd) in inner.iter_mut().zip(&*list) {
+            *inner = pollfd { fd: polled(fd.fd, fd.events), events: fd.events, revents: 0 };
+        }
+        // SAFETY: a list and its length.
+        let result = unsafe { r::rpoll(inner.as_mut_ptr(), inner.len() as nfds_t, left) };
+        if result <= 0 || !changed(list, inner) {
+            if result >= 0 {
+                list.iter_mut().zip(&*inner).for_each(|(fd, inner)| fd.revents = inner.revents);
+            }
+            return result;
+        }
+        left = deadline.left();
+    }
+}
+
+/// Whether what was told concerns sockets in fork mode that have become something else by it.
+fn changed(list: &[pollfd], inner: &[pollfd]) -> bool {
+    let told = list.iter().zip(inner).filter(|(_, inner)| inner.revents != 0);
+    told.fold(false, |changed, (fd, inner)| settled(fd.fd, inner.revents) || changed)
+}
+
+/// Whether `fd`, of which `revents` was told, was in fork mode and has become something else by it.
+pub fn settled(fd: c_int, revents: c_short) -> bool {
+    let pending = table::get(fd).is_some_and(|entry| entry.kind == Kind::Pending);
+    // SAFETY: numbers only.
+    pending && unsafe { fork::after_poll(fd, revents) }
+}
+
+/// The end of a time-out in milliseconds, by the clock in nanoseconds.
+pub struct Deadline {
+    timeout: c_int,
+    end: i64,
+}
+
+impl Deadline {
+    /// Of a time-out that begins now.
+    pub fn after(timeout: c_int) -> Self {
+        let end = if timeout > 0 { now() + i64::from(timeout) * 1_000_000 } else { 0 };
+        Deadline { timeout, end }
+    }
+
+    /// What is left of it, rounded up: a wait must not end early.
+    pub fn left(&self) -> c_int {
+        if self.timeout <= 0 {
+            return self.timeout;
+        }
+        // No more than there was at first, which is an int.
+        ((self.end - now()).max(0) as u64).div_ceil(1_000_000) as c_int
+    }
+}
+
+fn now() -> i64 {
+    let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a live structure.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
+}

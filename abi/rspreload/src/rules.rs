@@ -1,0 +1,141 @@
+//! The rules of `preload_config`: `program domain type protocol`, one a line.
+
+use core::ffi::c_int;
+
+use libc::{AF_INET, AF_INET6, IPPROTO_TCP, IPPROTO_UDP, SOCK_DGRAM, SOCK_STREAM};
+
+use crate::socket::AF_IB;
+
+/// What the program asks for, the type without flags.
+pub struct Socket {
+    /// Address family.
+    pub domain: c_int,
+    /// Type without flags.
+    pub kind: c_int,
+    /// Protocol, 0 for the one that goes with the type.
+    pub protocol: c_int,
+}
+
+const DOMAINS: &[(&str, c_int)] = &[
+    ("INET", AF_INET),
+    ("AF_INET", AF_INET),
+    ("PF_INET", AF_INET),
+    ("INET6", AF_INET6),
+    ("AF_INET6", AF_INET6),
+    ("PF_INET6", AF_INET6),
+    ("IB", AF_IB),
+    ("AF_IB", AF_IB),
+    ("PF_IB", AF_IB),
+];
+const KINDS: &[(&str, c_int)] =
+    &[("STREAM", SOCK_STREAM), ("SOCK_STREAM", SOCK_STREAM), ("DGRAM", SOCK_DGRAM), ("SOCK_DGRAM", SOCK_DGRAM)];
+const PROTOCOLS: &[(&str, c_int)] =
+    &[("TCP", IPPROTO_TCP), ("IPPROTO_TCP", IPPROTO_TCP), ("UDP", IPPROTO_UDP), ("IPPROTO_UDP", IPPROTO_UDP)];
+
+/// Whether the rules in `text` let `program` have an rsocket for `socket`. Without a rule everybody has all.
+pub fn allow(text: &[u8], program: &[u8], socket: &Socket) -> bool {
+    let mut rules = text.split(|&byte| byte == b'\n').filter_map(Rule::parse).peekable();
+    rules.peek().is_none() || rules.any(|rule| rule.matches(program, socket))
+}
+
+/// A line; the numbers are none where anything goes.
+struct Rule<'a> {
+    program: &'a [u8],
+    domain: Option<c_int>,
+    kind: Option<c_int>,
+    protocol: Option<c_int>,
+}
+
+impl<'a> Rule<'a> {
+    /// Comments and what can't be understood are no rules.
+    fn parse(line: &'a [u8]) -> Option<Self> {
+        let line = line.split(|&byte| byte == b'#').next()?;
+        let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+        let program = words.next()?;
+        let domain = value(words.next()?, DOMAINS)?;
+        let kind = value(words.next()?, KINDS)?;
+        let protocol = value(words.next()?, PROTOCOLS)?;
+        Some(Rule { program, domain, kind, protocol })
+    }
+
+    fn matches(&self, program: &[u8], socket: &Socket) -> bool {
+        let fits = |rule: Option<c_int>, value| rule.is_none_or(|rule| rule == value);
+        let protocol = match (socket.protocol, socket.kind) {
+            (0, SOCK_STREAM) => IPPROTO_TCP,
+            (0, _) => IPPROTO_UDP,
+            (protocol, _) => protocol,
+        };
+        // A prefix: "nc" is a rule for nc.openbsd, too.
+        let named = program.get(..self.program.len()).is_some_and(|start| start.eq_ignore_ascii_case(self.program));
+        (self.program == b"*" || named)
+            && fits(self.domain, socket.domain)
+            && fits(self.kind, socket.kind)
+            && fits(self.protocol, protocol)
+    }
+}
+
+/// The value of a word in one of the lists above: none in it for `*`.
+fn value(word: &[u8], names: &[(&str, c_int)]) -> Option<Option<c_int>> {
+    if word == b"*" {
+        return Some(None);
+    }
+    let known = names.iter().find(|(name, _)| name.as_bytes().eq_ignore_ascii_case(word));
+    known.map(|&(_, value)| Some(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STREAM: Socket = Socket { domain: AF_INET, kind: SOCK_STREAM, protocol: 0 };
+    const STREAM6: Socket = Socket { domain: AF_INET6, kind: SOCK_STREAM, protocol: IPPROTO_TCP };
+    const DGRAM: Socket = Socket { domain: AF_INET, kind: SOCK_DGRAM, protocol: IPPROTO_UDP };
+
+    /// For which of the three a text allows rsockets.
+    fn allowed(text: &str, program: &str) -> [bool; 3] {
+        [STREAM, STREAM6, DGRAM].map(|socket| allow(text.as_bytes(), program.as_bytes(), &socket))
+    }
+
+    #[test]
+    fn without_rules_everything_is_intercepted() {
+        for text in ["", "\n\n", "# nothing\n  # more\n"] {
+            assert_eq!(allowed(text, "nc"), [true; 3]);
+        }
+    }
+
+    #[test]
+    fn each_word_counts() {
+        assert_eq!(allowed("* * * *", "nc"), [true; 3]);
+        assert_eq!(allowed("nc * * *", "nc"), [true; 3]);
+        assert_eq!(allowed("ftp * * *", "nc"), [false; 3]);
+        assert_eq!(allowed("nc INET * *", "nc"), [true, false, true]);
+        assert_eq!(allowed("nc AF_INET6 * *", "nc"), [false, true, false]);
+        assert_eq!(allowed("nc PF_IB * *", "nc"), [false; 3]);
+        assert_eq!(allowed("nc * SOCK_STREAM *", "nc"), [true, true, false]);
+        assert_eq!(allowed("nc * DGRAM *", "nc"), [false, false, true]);
+        // For the first one TCP goes without saying.
+        assert_eq!(allowed("nc * * IPPROTO_TCP", "nc"), [true, true, false]);
+        assert_eq!(allowed("nc * * udp", "nc"), [false, false, true]);
+    }
+
+    #[test]
+    fn any_rule_may_match() {
+        let text = "# programs\nftp * * *\n\tnc  INET6\tSTREAM *  # comment\nnc INET DGRAM *\n";
+        assert_eq!(allowed(text, "nc"), [false, true, true]);
+        assert_eq!(allowed(text, "ftp"), [true; 3]);
+        assert_eq!(allowed(text, "sh"), [false; 3]);
+    }
+
+    #[test]
+    fn a_program_is_a_prefix_in_any_case() {
+        assert_eq!(allowed("NC INET STREAM *", "nc.openbsd"), [true, false, false]);
+        assert_eq!(allowed("nc.openbsd INET STREAM *", "nc"), [false; 3]);
+    }
+
+    #[test]
+    fn no_text_does_harm() {
+        assert_eq!(allowed("nc\nnc INET\nnc INET STREAM\n", "nc"), [true; 3]);
+        assert!(allow(b"\xff\x00 \x80 * *\n* * * *", b"nc", &STREAM));
+        assert!(!allow(b"x * * *", b"", &STREAM));
+    }
+}

@@ -1,0 +1,68 @@
+//! Room for a call's own copy of a list: on the stack for short ones, mapped for longer ones. Not from malloc(3),
+//! which is nothing for signal handlers, in which poll(2) may be called.
+
+use core::mem;
+use core::ptr;
+use core::slice;
+
+use libc::{ENOMEM, c_int, c_ulong, pollfd};
+
+/// Types for which zeros are a value.
+///
+/// # Safety
+/// They are.
+pub unsafe trait Plain: Copy {
+    /// That value.
+    const ZERO: Self;
+}
+
+// SAFETY: an integer.
+unsafe impl Plain for c_ulong {
+    const ZERO: Self = 0;
+}
+
+// SAFETY: three integers.
+unsafe impl Plain for pollfd {
+    const ZERO: Self = pollfd { fd: 0, events: 0, revents: 0 };
+}
+
+const FEW: usize = 48;
+
+/// Calls `call` with `len` zeros: `ENOMEM`.
+pub fn with<T: Plain, R>(len: usize, call: impl FnOnce(&mut [T]) -> R) -> Result<R, c_int> {
+    let mut few = [T::ZERO; FEW];
+    if let Some(few) = few.get_mut(..len) {
+        return Ok(call(few));
+    }
+    let size = len.checked_mul(mem::size_of::<T>()).ok_or(ENOMEM)?;
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: new memory, aligned to pages, so large, of zeros, which a T may be; gone when nobody has it any more.
+    unsafe {
+        let start = libc::mmap(ptr::null_mut(), size, access, kind, -1, 0);
+        if start == libc::MAP_FAILED {
+            return Err(ENOMEM);
+        }
+        let result = call(slice::from_raw_parts_mut(start.cast::<T>(), len));
+        crate::errno::keeping(|| libc::munmap(start, size));
+        Ok(result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_and_long_lists_are_zeros() {
+        for len in [0, 1, FEW, FEW + 1, 100_000] {
+            let zeros = with::<c_ulong, _>(len, |list| {
+                let zeros = list.iter().filter(|&&word| word == 0).count();
+                list.fill(1);
+                zeros
+            });
+            assert_eq!(zeros, Ok(len));
+        }
+        assert_eq!(with::<c_ulong, _>(usize::MAX, |_| ()), Err(ENOMEM));
+        assert_eq!(with::<c_ulong, _>(usize::MAX / 8, |_| ()), Err(ENOMEM));
+    }
+}

@@ -1,0 +1,144 @@
+//! select: with an rsocket in the sets, librdmacm's, in sets of inner numbers.
+//!
+//! Those may be larger than FD_SETSIZE though the program's are not; librdmacm's rselect takes sets of any size, as
+//! the kernel does.
+
+use core::ffi::{c_int, c_short, c_ulong};
+use core::slice;
+
+use libc::{POLLIN, POLLOUT, POLLPRI, fd_set, timeval};
+
+use crate::poll::{concerns, polled, settled};
+use crate::{errno, r, real, scratch, table};
+
+/// A set of numbers is an array of these (`__fd_mask` of sys/select.h).
+type Word = c_ulong;
+const BITS: usize = Word::BITS as usize;
+
+/// select(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    // The kernel refuses a negative count, which is as good as none here.
+    let limit = if table::any() { usize::try_from(count).unwrap_or(0) } else { 0 };
+    // SAFETY: the C contract: a set has as many bits as there are numbers, or is NULL.
+    let set = |set: *mut fd_set| unsafe {
+        if set.is_null() { &mut [][..] } else { slice::from_raw_parts_mut(set.cast::<Word>(), limit.div_ceil(BITS)) }
+    };
+    let mut sets = [set(read), set(write), set(except)];
+    if sets.iter().any(|set| numbers_in(set, limit).any(concerns)) {
+        return select_both(limit, &mut sets, timeout);
+    }
+    // SAFETY: the C contract.
+    unsafe { real::select(count, read, write, except, timeout) }
+}
+
+/// The numbers below `limit` in a set.
+fn numbers_in(set: &[Word], limit: usize) -> impl Iterator<Item = c_int> {
+    let places = set.iter().enumerate();
+    let numbers = places.flat_map(|(place, &word)| {
+        let mut left = word;
+        core::iter::from_fn(move || {
+            let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+            left &= left - 1;
+            Some(place * BITS + bit)
+        })
+    });
+    // The limit was an int.
+    numbers.take_while(move |&number| number < limit).map(|number| number as c_int)
+}
+
+fn has(set: &[Word], number: c_int) -> bool {
+    let number = number as usize;
+    set.get(number / BITS).is_some_and(|word| word >> (number % BITS) & 1 != 0)
+}
+
+fn put(set: &mut [Word], number: c_int) {
+    let number = number as usize;
+    if let Some(word) = set.get_mut(number / BITS) {
+        *word |= 1 << (number % BITS);
+    }
+}
+
+/// What poll calls what the sets ask for.
+const ASKED: [c_short; 3] = [POLLIN, POLLOUT, POLLPRI];
+
+/// Waits for what the sets ask, again when a socket in fork mode became an rsocket by what was told of it: `timeout`
+/// is then what is left.
+fn select_both(limit: usize, sets: &mut [&mut [Word]; 3], timeout: *mut timeval) -> c_int {
+    loop {
+        // Sockets in fork mode that are to become rsockets do so here: their numbers are the same in what follows.
+        let numbers = sets
+            .iter()
+            .zip(ASKED)
+            .filter_map(|(set, events)| numbers_in(set, limit).map(|fd| polled(fd, events)).max());
+        let count = numbers.max().map_or(0, |highest| highest as usize + 1);
+        let words = count.div_ceil(BITS);
+        let result = scratch::with::<Word, _>(3 * words, |inner| {
+            let (read, rest) = inner.split_at_mut(words);
+            let (write, except) = rest.split_at_mut(words);
+            select_inner(limit, sets, count, &mut [read, write, except], timeout)
+        });
+        match result {
+            Ok(Some(result)) => return result,
+            Ok(None) => {}
+            Err(why) => return errno::fail(why),
+        }
+    }
+}
+
+/// By sets of inner numbers, which are empty yet; none when to be tried again.
+fn select_inner(
+    limit: usize,
+    sets: &mut [&mut [Word]; 3],
+    count: usize,
+    inner: &mut [&mut [Word]; 3],
+    timeout: *mut timeval,
+) -> Option<c_int> {
+    for (set, inner) in sets.iter().zip(inner.iter_mut()) {
+        numbers_in(set, limit).for_each(|fd| put(inner, number_of(fd)));
+    }
+    let [read, write, except] = inner.each_mut().map(|set| set.as_mut_ptr().cast::<fd_set>());
+    // SAFETY: sets of so many bits; the time-out is the caller's.
+    let result = unsafe { r::rselect(count as c_int, read, write, except, timeout) };
+    if result > 0 {
+        let mut again = false;
+        for ((set, inner), events) in sets.iter().zip(inner.iter()).zip(ASKED) {
+            let told = numbers_in(set, limit).filter(|&fd| has(inner, number_of(fd)));
+            again = told.fold(again, |again, fd| settled(fd, events) || again);
+        }
+        if again {
+            return None;
+        }
+    }
+    if result < 0 {
+        return Some(result);
+    }
+    Some(sets.iter_mut().zip(inner.iter()).map(|(set, inner)| store(set, limit, inner)).sum())
+}
+
+/// Leaves in `set` the numbers that `inner` has, and counts them: two numbers for one rsocket both count.
+fn store(set: &mut [Word], limit: usize, inner: &[Word]) -> c_int {
+    let mut told = 0;
+    for (place, word) in set.iter_mut().enumerate() {
+        let asked = [*word];
+        *word = 0;
+        for bit in numbers_in(&asked, limit - place * BITS) {
+            if has(inner, number_of((place * BITS) as c_int + bit)) {
+                *word |= 1 << bit;
+                told += 1;
+            }
+        }
+    }
+    told
+}
+
+/// The number for `fd` in the sets of inner numbers.
+fn number_of(fd: c_int) -> c_int {
+    crate::inner(fd).unwrap_or(fd)
+}

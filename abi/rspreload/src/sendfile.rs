@@ -1,0 +1,117 @@
+//! sendfile: to an rsocket, by reading pieces of the file and sending them.
+
+use core::ffi::{c_int, c_void};
+use core::slice;
+
+use libc::{EINVAL, ESPIPE, SEEK_CUR, SEEK_SET, off_t, off64_t, size_t, ssize_t};
+
+use crate::fork::Way;
+use crate::{Target, data, errno, inner, r, real};
+
+/// What is read and sent at once, and with little memory.
+const PIECE: usize = 64 << 10;
+const SMALL: usize = 4 << 10;
+/// As much as the kernel does in one call (MAX_RW_COUNT of linux/fs.h with pages of 4 KB).
+const MOST: usize = 0x7fff_f000;
+
+/// sendfile(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    // SAFETY: the C contract; off_t has 64 bits on the machines this is for.
+    send_file(out, file, offset.cast(), count, || unsafe { real::sendfile(out, file, offset, count) })
+}
+
+/// sendfile(2) by the name it has for programs that were compiled for large files.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn sendfile64(out: c_int, file: c_int, offset: *mut off64_t, count: size_t) -> ssize_t {
+    // SAFETY: the C contract.
+    send_file(out, file, offset, count, || unsafe { real::sendfile64(out, file, offset, count) })
+}
+
+#[inline(always)]
+fn send_file(out: c_int, file: c_int, offset: *mut off64_t, len: usize, real: impl FnOnce() -> ssize_t) -> ssize_t {
+    match data(out, Way::Send) {
+        // A socket is no file to send: so says the kernel, too.
+        Target::Kernel | Target::Rsocket(_) if inner(file).is_some() => errno::fail(EINVAL),
+        Target::Kernel => real(),
+        // SAFETY: the C contract.
+        Target::Rsocket(out) => unsafe { send_to(out, file, offset, len) },
+        Target::Nowhere(why) => errno::fail(why),
+    }
+}
+
+/// # Safety
+/// As sendfile's.
+unsafe fn send_to(out: c_int, file: c_int, offset: *mut off64_t, count: usize) -> ssize_t {
+    // SAFETY: the caller's word.
+    let start = unsafe { if offset.is_null() { libc::lseek64(file, 0, SEEK_CUR) } else { offset.read() } };
+    if start < 0 {
+        return if offset.is_null() && errno::get() != ESPIPE { -1 } else { errno::fail(EINVAL) };
+    }
+    let sent = with_buffer(|buffer| send_pieces(out, file, start, count.min(MOST), buffer));
+    if sent > 0 {
+        // SAFETY: the caller's word.
+        unsafe {
+            if offset.is_null() {
+                errno::keeping(|| libc::lseek64(file, start + sent as off64_t, SEEK_SET));
+            } else {
+                offset.write(start + sent as off64_t);
+            }
+        }
+    }
+    sent
+}
+
+fn with_buffer(call: impl FnOnce(&mut [u8]) -> ssize_t) -> ssize_t {
+    // SAFETY: zeros, so long, or NULL.
+    let buffer = errno::keeping(|| unsafe { libc::calloc(1, PIECE) });
+    if buffer.is_null() {
+        return call(&mut [0; SMALL]);
+    }
+    // SAFETY: as above; freed when nobody has it any more.
+    unsafe {
+        let result = call(slice::from_raw_parts_mut(buffer.cast::<u8>(), PIECE));
+        errno::keeping(|| libc::free(buffer));
+        result
+    }
+}
+
+/// How much was sent before the end of the file or a failure: -1 if that was nothing.
+fn send_pieces(out: c_int, file: c_int, start: off64_t, count: usize, buffer: &mut [u8]) -> ssize_t {
+    let mut sent = 0;
+    while sent < count {
+        let want = buffer.len().min(count - sent);
+        // SAFETY: there is room for so much.
+        let have = unsafe { libc::pread64(file, buffer.as_mut_ptr().cast::<c_void>(), want, start + sent as off64_t) };
+        if have < 0 && sent == 0 {
+            return if errno::get() == ESPIPE { errno::fail(EINVAL) } else { -1 };
+        }
+        let Some(piece) = usize::try_from(have).ok().and_then(|have| buffer.get(..have)) else { break };
+        if piece.is_empty() {
+            break;
+        }
+        match send_piece(out, piece) {
+            0 if sent == 0 => return -1,
+            part => {
+                sent += part;
+                if part < piece.len() {
+                    break;
+                }
+            }
+        }
+    }
+    sent as ssize_t
+}
+
+/// How much of `piece` was sent before a failure.
+fn send_piece(out: c_int, piece: &[u8]) -> usize {
+    let mut sent = 0;
+    while let Some(rest) = piece.get(sent..).filter(|rest| !rest.is_empty()) {
+        // SAFETY: so many bytes.
+        match usize::try_from(unsafe { r::rsend(out, rest.as_ptr().cast(), rest.len(), 0) }) {
+            Ok(part) if part > 0 => sent += part,
+            _ => break,
+        }
+    }
+    sent
+}

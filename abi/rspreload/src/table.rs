@@ -1,0 +1,262 @@
+//! What the program's numbers stand for.
+//!
+//! Two tables of atomic words: one has for each number of the program the [`Entry`], the other for each inner number
+//! how many numbers of the program stand for it (dup). Words, not pointers: nothing is freed that a reader could still
+//! look at, so a look-up is an atomic load, fit for signal handlers and for threads that race with a close. A call that
+//! loses such a race meets an inner number that is closed, and fails with `EBADF` there.
+
+use core::ffi::c_int;
+use core::mem;
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use libc::{EBADF, ENOMEM};
+
+/// What is behind a number of the program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// An rsocket; `inner` is its number for librdmacm, the program's number a placeholder.
+    Socket,
+    /// A socket of the kernel that may become an rsocket yet (fork mode).
+    Pending,
+    /// An epoll instance of the kernel with rsockets beside it, in the instance `inner` of librdmacm.
+    Epoll,
+}
+
+/// What the table has for a number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// What is behind it.
+    pub kind: Kind,
+    /// 24 bits for the module that serves the kind.
+    pub flags: u32,
+    /// The number for librdmacm, -1 for none.
+    pub inner: c_int,
+}
+
+impl Entry {
+    /// As a word: kind, flags, inner from the top; 0 is no entry.
+    fn pack(entry: Option<Entry>) -> u64 {
+        let Some(entry) = entry else { return 0 };
+        let kind: u64 = match entry.kind {
+            Kind::Socket => 1,
+            Kind::Pending => 2,
+            Kind::Epoll => 3,
+        };
+        kind << 56 | u64::from(entry.flags & 0xff_ffff) << 32 | u64::from(entry.inner as u32)
+    }
+
+    #[inline(always)]
+    fn unpack(word: u64) -> Option<Entry> {
+        let kind = match word >> 56 {
+            0 => return None,
+            1 => Kind::Socket,
+            2 => Kind::Pending,
+            _ => Kind::Epoll,
+        };
+        Some(Entry { kind, flags: (word >> 32) as u32 & 0xff_ffff, inner: word as u32 as c_int })
+    }
+}
+
+/// Numbers below this are in the first chunk; each further chunk has as many as all before it.
+const FIRST: usize = 1024;
+const CHUNKS: usize = 32 - FIRST.trailing_zeros() as usize;
+
+/// An array of atomic integers that grows on demand, in chunks that stay where they are, and starts out as zeros.
+struct Growing<T> {
+    chunks: [AtomicPtr<T>; CHUNKS],
+}
+
+impl<T> Growing<T> {
+    const fn new() -> Self {
+        Growing { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS] }
+    }
+
+    /// Chunk, place in it, length of it.
+    #[inline(always)]
+    fn place(fd: c_int) -> Option<(usize, usize, usize)> {
+        let number = usize::try_from(fd).ok()?;
+        if number < FIRST {
+            return Some((0, number, FIRST));
+        }
+        let top = number.ilog2() as usize;
+        Some((top + 1 - FIRST.trailing_zeros() as usize, number - (1 << top), 1 << top))
+    }
+
+    #[inline(always)]
+    fn get(&self, fd: c_int) -> Option<&T> {
+        let (chunk, place, _) = Self::place(fd)?;
+        // Acquire: the zeros in there come with it.
+        let start = self.chunks.get(chunk)?.load(Ordering::Acquire);
+        // SAFETY: a chunk once stored is as long as `place` reckons, and stays for good. `T` is an atomic integer
+        // (see `new`'s users), for which zeros are a value.
+        (!start.is_null()).then(|| unsafe { &*start.add(place) })
+    }
+
+    fn get_or_grow(&self, fd: c_int) -> Result<&T, c_int> {
+        let (chunk, _, len) = Self::place(fd).ok_or(EBADF)?;
+        let chunk = self.chunks.get(chunk).ok_or(EBADF)?;
+        if chunk.load(Ordering::Acquire).is_null() {
+            let size = len * mem::size_of::<T>();
+            let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            // SAFETY: new memory, which nobody else knows.
+            let new = unsafe { libc::mmap(ptr::null_mut(), size, access, kind, -1, 0) };
+            if new == libc::MAP_FAILED {
+                return Err(ENOMEM);
+            }
+            let stored = chunk.compare_exchange(ptr::null_mut(), new.cast(), Ordering::AcqRel, Ordering::Acquire);
+            if stored.is_err() {
+                // SAFETY: another thread was quicker, so this was never shown to anybody.
+                unsafe { libc::munmap(new, size) };
+            }
+        }
+        self.get(fd).ok_or(ENOMEM)
+    }
+}
+
+static ANY: AtomicBool = AtomicBool::new(false);
+static ENTRIES: Growing<AtomicU64> = Growing::new();
+static REFERENCES: Growing<AtomicU32> = Growing::new();
+
+/// Whether there was ever anything in the table: until then a program pays for this load only.
+///
+/// Relaxed is enough: who got a number from another thread got it after that thread had put it in here.
+#[inline(always)]
+pub fn any() -> bool {
+    ANY.load(Ordering::Relaxed)
+}
+
+/// What `fd` stands for; none for what is the kernel's alone.
+#[inline(always)]
+pub fn get(fd: c_int) -> Option<Entry> {
+    if !any() {
+        return None;
+    }
+    Entry::unpack(ENTRIES.get(fd)?.load(Ordering::Acquire))
+}
+
+/// Makes room for `fd`, after which [`swap`] and [`replace`] find it: `ENOMEM`.
+pub fn prepare(fd: c_int) -> Result<(), c_int> {
+    ENTRIES.get_or_grow(fd).map(|_| ())
+}
+
+/// Gives `fd` another entry, and returns the one before.
+pub fn swap(fd: c_int, new: Option<Entry>) -> Option<Entry> {
+    if new.is_some() {
+        ANY.store(true, Ordering::Relaxed);
+    }
+    let slot = ENTRIES.get(fd);
+    debug_assert!(slot.is_some() || new.is_none());
+    Entry::unpack(slot?.swap(Entry::pack(new), Ordering::AcqRel))
+}
+
+/// Gives `fd` the entry `new` if it has `old`: of several threads that want to, one does.
+pub fn replace(fd: c_int, old: Option<Entry>, new: Option<Entry>) -> bool {
+    if new.is_some() {
+        ANY.store(true, Ordering::Relaxed);
+    }
+    let Some(slot) = ENTRIES.get(fd) else { return old.is_none() && new.is_none() };
+    slot.compare_exchange(Entry::pack(old), Entry::pack(new), Ordering::AcqRel, Ordering::Acquire).is_ok()
+}
+
+/// Counts the first reference to `inner`, which librdmacm gave out just now: `ENOMEM`.
+pub fn first(inner: c_int) -> Result<(), c_int> {
+    REFERENCES.get_or_grow(inner)?.store(1, Ordering::Release);
+    Ok(())
+}
+
+/// Counts one more reference to `inner`; false when the last one is gone. Entries without inner number need none.
+pub fn hold(inner: c_int) -> bool {
+    let Some(count) = REFERENCES.get(inner) else { return inner < 0 };
+    let more = |now: u32| if now == 0 { None } else { now.checked_add(1) };
+    count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+}
+
+/// Counts one reference less; true when it was the last one, and `inner` is the caller's to close.
+pub fn drop(inner: c_int) -> bool {
+    let Some(count) = REFERENCES.get(inner) else { return false };
+    count.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| now.checked_sub(1)) == Ok(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn socket(inner: c_int) -> Option<Entry> {
+        Some(Entry { kind: Kind::Socket, flags: 0, inner })
+    }
+
+    // Numbers no test opens: the table is one for all tests of this program.
+    const FAR: c_int = 3_000_000;
+
+    #[test]
+    fn words_keep_what_entries_say() {
+        for kind in [Kind::Socket, Kind::Pending, Kind::Epoll] {
+            for flags in [0, 1, 0xff_ffff] {
+                for inner in [-1, 0, 5, c_int::MAX] {
+                    let entry = Some(Entry { kind, flags, inner });
+                    assert_eq!(Entry::unpack(Entry::pack(entry)), entry);
+                }
+            }
+        }
+        assert_eq!(Entry::unpack(Entry::pack(None)), None);
+    }
+
+    #[test]
+    fn every_number_has_a_place_of_its_own() {
+        let place = Growing::<AtomicU32>::place;
+        assert_eq!(place(-1), None);
+        assert_eq!(place(0), Some((0, 0, FIRST)));
+        assert_eq!(place(1023), Some((0, 1023, FIRST)));
+        assert_eq!(place(1024), Some((1, 0, 1024)));
+        assert_eq!(place(2047), Some((1, 1023, 1024)));
+        assert_eq!(place(2048), Some((2, 0, 2048)));
+        let (chunk, at, len) = place(c_int::MAX).unwrap();
+        assert_eq!((chunk, at), (CHUNKS - 1, len - 1));
+    }
+
+    #[test]
+    fn entries_come_and_go() {
+        let fd = FAR + 1;
+        assert_eq!(get(fd), None);
+        assert_eq!(swap(fd, None), None);
+        prepare(fd).unwrap();
+        assert_eq!(swap(fd, socket(7)), None);
+        assert_eq!(get(fd), socket(7));
+        assert!(!replace(fd, socket(8), None));
+        assert!(replace(fd, socket(7), socket(9)));
+        assert_eq!(swap(fd, None), socket(9));
+        assert_eq!(get(fd), None);
+        assert_eq!(get(-1), None);
+        assert_eq!(prepare(-1), Err(EBADF));
+    }
+
+    #[test]
+    fn of_many_closers_one_wins() {
+        let fd = FAR + 2;
+        prepare(fd).unwrap();
+        for _ in 0..200 {
+            swap(fd, socket(7));
+            let winners: usize = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| replace(fd, socket(7), None))).collect();
+                threads.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum()
+            });
+            assert_eq!(winners, 1);
+        }
+    }
+
+    #[test]
+    fn the_last_reference_is_the_last() {
+        let inner = FAR + 3;
+        assert!(!hold(inner));
+        assert!(!drop(inner));
+        first(inner).unwrap();
+        assert!(hold(inner));
+        assert!(!drop(inner));
+        assert!(drop(inner));
+        assert!(!drop(inner));
+        assert!(!hold(inner));
+        assert!(hold(-1));
+        assert!(!drop(-1));
+    }
+}

@@ -1,0 +1,264 @@
+/*
+ * What programs do to descriptors, done to rsockets behind librspreload: abuse rxe|siw, with the library preloaded.
+ * With an argument "descriptors N" it is the program that the exec cases start: prints whether N is open, and how many are.
+ */
+#include "abuse.h"
+
+enum { ROUNDS = 20, COPIES = 10, THREADS = 8 };
+
+/* Daemons close every number they do not know; what comes after must work, from the library's side too. */
+static void close_everything(void)
+{
+	int fd[2], limit;
+	struct rlimit files;
+
+	EXPECT(getrlimit(RLIMIT_NOFILE, &files) == 0);
+	limit = files.rlim_cur < 4096 ? (int)files.rlim_cur : 4096;
+	for (int turn = 0; turn < 3; turn++) {
+		for (int i = 3; i < limit; i++)
+			close(i);
+		connected_pair(fd);
+		EXPECT(talk(fd[0], fd[1]));
+	}
+}
+
+/* The same, but for one connection, which goes on. */
+static void close_all_others(void)
+{
+	int fd[2], more[2];
+
+	connected_pair(fd);
+	for (int turn = 0; turn < 3; turn++) {
+		for (int i = 3; i < 1024; i++)
+			if (i != fd[0] && i != fd[1])
+				close(i);
+		EXPECT(talk(fd[0], fd[1]));
+		connected_pair(more);
+		EXPECT(talk(more[0], more[1]));
+	}
+}
+
+/* A socket has as many numbers as wanted; its end comes with the last of them. */
+static void copies(void)
+{
+	int fd[2], copy[COPIES];
+	char byte;
+
+	connected_pair(fd);
+	EXPECT(dup2(fd[0], fd[0]) == fd[0]);
+	for (int i = 0; i < COPIES; i++) {
+		int from = i ? copy[i - 1] : fd[0];
+
+		if (i % 3 == 0)
+			EXPECT((copy[i] = dup(from)) >= 0);
+		else if (i % 3 == 1)
+			EXPECT((copy[i] = dup2(from, 200 + i)) == 200 + i);
+		else
+			EXPECT((copy[i] = fcntl(from, F_DUPFD, 300)) >= 300);
+		EXPECT(talk(copy[i], fd[1]));
+	}
+	EXPECT(close(fd[0]) == 0);
+	EXPECT_ERROR((int)write(fd[0], "x", 1), EBADF);
+	for (int i = 0; i < COPIES - 1; i++) {
+		EXPECT(close(copy[i]) == 0);
+		EXPECT_ERROR(close(copy[i]), EBADF);
+	}
+	EXPECT(talk(copy[COPIES - 1], fd[1]));
+	EXPECT(!ready(fd[1], POLLIN, 0));
+	EXPECT(close(copy[COPIES - 1]) == 0);
+	EXPECT(read(fd[1], &byte, 1) == 0);
+}
+
+/* dup2 onto numbers that are in use: of sockets, copies, files. */
+static void dup2_onto(void)
+{
+	int a[2], b[2], pipes[2], copy;
+	char byte;
+
+	connected_pair(a);
+	connected_pair(b);
+	EXPECT(pipe(pipes) == 0);
+	/* A socket onto a copy of another: that one has one number less. */
+	EXPECT((copy = dup(b[0])) >= 0);
+	EXPECT(dup2(a[0], copy) == copy);
+	EXPECT(talk(copy, a[1]));
+	EXPECT(talk(b[0], b[1]));
+	/* A socket onto another's last number: that one ends. */
+	EXPECT(dup2(a[0], b[0]) == b[0]);
+	EXPECT(read(b[1], &byte, 1) == 0);
+	EXPECT(talk(b[0], a[1]));
+	/* A socket onto a pipe's end. */
+	EXPECT(dup2(a[0], pipes[1]) == pipes[1]);
+	EXPECT(read(pipes[0], &byte, 1) == 0);
+	EXPECT(talk(pipes[1], a[1]));
+	/* A file onto all of the socket's numbers: it ends, they are files. */
+	EXPECT(close(copy) == 0 && close(b[0]) == 0 && close(pipes[1]) == 0);
+	EXPECT(dup2(pipes[0], a[0]) == a[0]);
+	EXPECT(read(a[1], &byte, 1) == 0);
+	EXPECT(read(a[0], &byte, 1) == 0);
+	EXPECT_ERROR(dup2(a[1], 1 << 30), EBADF);
+	EXPECT_ERROR(dup2(a[0] + 100, a[0]), EBADF);
+}
+
+/* ---- closing from elsewhere ------------------------------------------------ */
+
+static int doomed[ROUNDS];
+static volatile sig_atomic_t closed, close_failed;
+
+static void close_one(int signal)
+{
+	int saved = errno;
+
+	(void)signal;
+	if (closed < ROUNDS && close(doomed[closed++]) != 0)
+		close_failed = 1;
+	errno = saved;
+}
+
+/* A handler closes other sockets while the program is within calls on its own. */
+static void close_in_handler(void)
+{
+	struct sigaction action = { .sa_handler = close_one, .sa_flags = SA_RESTART };
+	/* Of the time that this process runs: ITIMER_REAL is the case's alarm. */
+	struct itimerval timer = { .it_interval.tv_usec = 3000, .it_value.tv_usec = 3000 };
+	int fd[2];
+
+	connected_pair(fd);
+	for (int i = 0; i < ROUNDS; i++)
+		doomed[i] = stream_socket(0);
+	EXPECT(sigaction(SIGPROF, &action, NULL) == 0);
+	EXPECT(setitimer(ITIMER_PROF, &timer, NULL) == 0);
+	while (closed < ROUNDS)
+		EXPECT(talk(fd[0], fd[1]));
+	memset(&timer, 0, sizeof(timer));
+	EXPECT(setitimer(ITIMER_PROF, &timer, NULL) == 0);
+	EXPECT(!close_failed);
+	for (int i = 0; i < ROUNDS; i++)
+		EXPECT_ERROR((int)write(doomed[i], "x", 1), EBADF);
+	EXPECT(talk(fd[0], fd[1]));
+}
+
+static void *reader(void *argument)
+{
+	const int *fd = argument;
+	char buffer[100];
+	ssize_t n;
+
+	do
+		n = recv(*fd, buffer, sizeof(buffer), MSG_DONTWAIT);
+	while (n > 0 || (n < 0 && errno == EAGAIN && sched_yield() == 0));
+	return (void *)(intptr_t)(n < 0 ? errno : 0);
+}
+
+/* One thread receives, another closes the number: an end or EBADF, and nobody else's connection suffers. */
+static void close_in_thread(void)
+{
+	int fd[2], other[2];
+	union address at;
+	int listener = listening(0, &at);
+
+	pair_from(listener, &at, other);
+	for (int i = 0; i < ROUNDS; i++) {
+		pthread_t thread;
+		void *result;
+
+		pair_from(listener, &at, fd);
+		EXPECT(pthread_create(&thread, NULL, reader, &fd[0]) == 0);
+		EXPECT(talk(other[0], other[1]));
+		EXPECT(close(fd[0]) == 0);
+		EXPECT(pthread_join(thread, &result) == 0);
+		EXPECT((intptr_t)result == EBADF || (intptr_t)result == 0);
+		EXPECT(close(fd[1]) == 0);
+		EXPECT(talk(other[0], other[1]));
+	}
+}
+
+static void *open_and_close(void *argument)
+{
+	char number = (char)(intptr_t)argument;
+
+	for (int i = 0; i < ROUNDS * 5; i++) {
+		int sock = stream_socket(i % 2 ? SOCK_NONBLOCK : 0), copy, pipes[2];
+		char byte = 0;
+
+		EXPECT((copy = dup(sock)) >= 0);
+		EXPECT(pipe(pipes) == 0);
+		EXPECT(write(pipes[1], &number, 1) == 1);
+		EXPECT(close(sock) == 0);
+		EXPECT(read(pipes[0], &byte, 1) == 1 && byte == number);
+		EXPECT(fcntl(copy, F_GETFL) == (i % 2 ? O_RDWR | O_NONBLOCK : O_RDWR));
+		EXPECT(close(copy) == 0);
+		EXPECT(close(pipes[0]) == 0 && close(pipes[1]) == 0);
+	}
+	return NULL;
+}
+
+/* Numbers are used again by other threads the moment they are free: nobody may get hold of somebody else's. */
+static void many_threads(void)
+{
+	pthread_t threads[THREADS];
+	int before;
+
+	EXPECT(close(stream_socket(0)) == 0);
+	before = open_descriptors();
+	for (intptr_t i = 0; i < THREADS; i++)
+		EXPECT(pthread_create(&threads[i], NULL, open_and_close, (void *)i) == 0);
+	for (int i = 0; i < THREADS; i++)
+		EXPECT(pthread_join(threads[i], NULL) == 0);
+	EXPECT(open_descriptors() == before);
+}
+
+/* ---- limits ------------------------------------------------------------------ */
+
+/* With few numbers left, calls fail as they should and leave nothing behind. */
+static void exhaustion(void)
+{
+	union address at;
+	int listener = listening(SOCK_NONBLOCK, &at), fd[2], before, top;
+	struct rlimit old, few;
+
+	pair_from(listener, &at, fd);
+	EXPECT(close(fd[0]) == 0 && close(fd[1]) == 0);
+	EXPECT(getrlimit(RLIMIT_NOFILE, &old) == 0);
+	before = open_descriptors();
+	EXPECT((top = fcntl(0, F_DUPFD, 3)) >= 0 && close(top) == 0);
+	for (rlim_t left = 0; left < 14; left++) {
+		int made;
+
+		few = (struct rlimit){ (rlim_t)top + left, old.rlim_max };
+		EXPECT(setrlimit(RLIMIT_NOFILE, &few) == 0);
+		errno = 0;
+		made = socket(AF_INET, SOCK_STREAM, 0);
+		EXPECT(made >= 0 || errno == EMFILE);
+		if (made >= 0 && connect(made, &at.sa, sizeof(at.in)) != 0)
+			EXPECT(errno == EMFILE || errno == ENOMEM || errno == ECONNREFUSED || errno == EADDRNOTAVAIL);
+		EXPECT(made < 0 || close(made) == 0);
+		EXPECT(setrlimit(RLIMIT_NOFILE, &old) == 0);
+		while ((made = accept(listener, NULL, NULL)) >= 0)
+			EXPECT(close(made) == 0);
+		EXPECT(open_descriptors() == before);
+	}
+	EXPECT(close(listener) == 0);
+	connected_pair(fd);
+	EXPECT(talk(fd[0], fd[1]));
+}
+
+int abuse_exec_main(int number);
+void abuse_processes(const char *self);
+
+int main(int argc, char **argv)
+{
+	if (argc == 3 && strcmp(argv[1], "descriptors") == 0)
+		return abuse_exec_main(atoi(argv[2]));
+	start(argc, argv);
+	CASE(close_everything);
+	CASE(close_all_others);
+	CASE(copies);
+	CASE(dup2_onto);
+	CASE(close_in_handler);
+	CASE(close_in_thread);
+	CASE(many_threads);
+	CASE(exhaustion);
+	abuse_processes(argv[0]);
+	return finish();
+}

@@ -1,0 +1,143 @@
+/*
+ * What the cases of abuse share: connections between two sockets of this process, made by the ordinary calls, which the
+ * preloaded library turns into rsockets.
+ */
+#ifndef TESTS_PRELOAD_ABUSE_H
+#define TESTS_PRELOAD_ABUSE_H
+
+#include "cases.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+extern char **environ;
+
+/* An rsocket's number shows a placeholder, an ordinary socket's "socket:[…]". */
+static inline bool is_rsocket(int fd)
+{
+	char path[40], target[64] = "";
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return readlink(path, target, sizeof(target) - 1) > 0 && strncmp(target, "socket:", 7) != 0;
+}
+
+static inline int stream_socket(int flags)
+{
+	int fd = socket(AF_INET, SOCK_STREAM | flags, 0);
+
+	EXPECT(fd >= 0 && is_rsocket(fd));
+	return fd;
+}
+
+/* Open descriptors of this process, the library's too. */
+static inline int open_descriptors(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	int count = 0;
+
+	EXPECT(dir != NULL);
+	while (readdir(dir))
+		count++;
+	closedir(dir);
+	return count - 3;
+}
+
+static inline bool is_open(int fd)
+{
+	char path[40];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return access(path, F_OK) == 0 || errno != ENOENT;
+}
+
+/* A listening socket; `at` becomes its address. */
+static inline int listening(int flags, union address *at)
+{
+	int fd = stream_socket(flags);
+	socklen_t size = sizeof(*at);
+
+	*at = local_addr(AF_INET, 0);
+	EXPECT(bind(fd, &at->sa, sizeof(at->in)) == 0);
+	EXPECT(listen(fd, 20) == 0);
+	EXPECT(getsockname(fd, &at->sa, &size) == 0);
+	return fd;
+}
+
+struct dial {
+	union address to;
+	int fd;
+};
+
+static inline void *dial(void *argument)
+{
+	struct dial *d = argument;
+
+	d->fd = stream_socket(0);
+	EXPECT(connect(d->fd, &d->to.sa, sizeof(d->to.in)) == 0);
+	return NULL;
+}
+
+/* A connected pair: fd[0] was accepted, fd[1] connected. */
+static inline void pair_from(int listener, const union address *at, int fd[2])
+{
+	struct dial d = { .to = *at };
+	pthread_t thread;
+
+	EXPECT(pthread_create(&thread, NULL, dial, &d) == 0);
+	EXPECT((fd[0] = accept(listener, NULL, NULL)) >= 0);
+	EXPECT(pthread_join(thread, NULL) == 0);
+	EXPECT(is_rsocket(fd[0]));
+	fd[1] = d.fd;
+}
+
+static inline void connected_pair(int fd[2])
+{
+	union address at;
+	int listener = listening(0, &at);
+
+	pair_from(listener, &at, fd);
+	EXPECT(close(listener) == 0);
+}
+
+/* Some bytes one way and back, compared. */
+static inline bool talk(int a, int b)
+{
+	static unsigned char seed;
+	char out[1000], in[1000];
+
+	for (int turn = 0; turn < 2; turn++) {
+		size_t got = 0;
+
+		memset(out, ++seed, sizeof(out));
+		if (write(turn ? b : a, out, sizeof(out)) != (ssize_t)sizeof(out))
+			return false;
+		while (got < sizeof(in)) {
+			ssize_t n = read(turn ? a : b, in + got, sizeof(in) - got);
+
+			if (n <= 0)
+				return false;
+			got += (size_t)n;
+		}
+		if (memcmp(in, out, sizeof(in)) != 0)
+			return false;
+	}
+	return true;
+}
+
+static inline bool ready(int fd, short events, int milliseconds)
+{
+	struct pollfd p = { .fd = fd, .events = events };
+
+	return poll(&p, 1, milliseconds) == 1;
+}
+
+#endif

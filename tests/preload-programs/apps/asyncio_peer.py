@@ -1,0 +1,54 @@
+"""Streams of asyncio: the server answers each block with its SHA-256 and the block reversed; it sees the half-close and
+answers it with the digest of everything. The client has ten connections at once and prints the bytes moved."""
+import asyncio
+import hashlib
+import sys
+
+ROLE, ADDRESS, PORT = sys.argv[1], sys.argv[2], int(sys.argv[3])
+SIZES = [1, 100, 5000, 70_000, 200_000]
+
+
+async def serve(reader, writer):
+    total = hashlib.sha256()
+    while head := await reader.read(1):
+        head += await reader.readexactly(3)
+        block = await reader.readexactly(int.from_bytes(head, "big"))
+        total.update(block)
+        writer.write(hashlib.sha256(block).digest() + block[::-1])
+        await writer.drain()
+    writer.write(total.digest())
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def connection(seed):
+    reader, writer = await asyncio.open_connection(ADDRESS, PORT)
+    total, moved = hashlib.sha256(), 0
+    for size in SIZES:
+        block = hashlib.shake_128(f"{seed} {size}".encode()).digest(size)
+        total.update(block)
+        writer.write(size.to_bytes(4, "big") + block)
+        await writer.drain()
+        if await reader.readexactly(32) != hashlib.sha256(block).digest():
+            sys.exit(f"connection {seed}: the server got something else of {size} bytes")
+        if await reader.readexactly(size) != block[::-1]:
+            sys.exit(f"connection {seed}: {size} bytes came back different")
+        moved += 2 * size
+    writer.write_eof()
+    if await reader.read() != total.digest():
+        sys.exit(f"connection {seed}: wrong digest after the half-close")
+    writer.close()
+    await writer.wait_closed()
+    return moved
+
+
+async def main():
+    if ROLE == "server":
+        server = await asyncio.start_server(serve, ADDRESS, PORT)
+        await server.serve_forever()
+    else:
+        print(sum(await asyncio.gather(*(connection(seed) for seed in range(10)))))
+
+
+asyncio.run(main())

@@ -1,0 +1,31 @@
+"""Client of fork_server.py and forkserver.c: five connections in turns, blocks of many sizes; prints the bytes moved.
+The answer is the block's SHA-256 (or 32 zero bytes) and the block."""
+import hashlib
+import socket
+import sys
+
+ADDRESS = (sys.argv[1], int(sys.argv[2]))
+SIZES = [1, 1000, 50_000, 100_000]
+
+
+def main():
+    moved = 0
+    connections = [socket.create_connection(ADDRESS) for _ in range(5)]
+    streams = [c.makefile("rwb") for c in connections]
+    for size in SIZES:
+        for seed, stream in enumerate(streams):
+            block = hashlib.shake_128(f"{seed} {size}".encode()).digest(size)
+            stream.write(size.to_bytes(4, "big") + block)
+            stream.flush()
+            digest, back = stream.read(32), stream.read(size)
+            if digest not in (hashlib.sha256(block).digest(), bytes(32)) or back != block:
+                sys.exit(f"connection {seed}: {size} bytes came back different ({len(back)})")
+            moved += 2 * size
+    for stream, connection in zip(streams, connections):
+        stream.close()
+        connection.shutdown(socket.SHUT_RDWR)
+        connection.close()
+    print(moved)
+
+
+main()

@@ -1,0 +1,154 @@
+/*
+ * overhead OPERATION PAIRS [rsocket]: what a read, write or close of a pipe or file costs by the name that programs call,
+ * which a preloaded library answers, and by the C library's own definition. Both are called in turns by one process, in
+ * short blocks, so that what else the machine does meets both alike; printed are the medians in nanoseconds and the median
+ * of the ratios of neighbours. With `rsocket` the process has one of these open (an AF_IB socket), so that the preloaded
+ * library has to look up every number.
+ */
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { BLOCK = 1000 };
+
+struct calls {
+	ssize_t (*read)(int, void *, size_t);
+	ssize_t (*write)(int, const void *, size_t);
+	int (*close)(int);
+};
+
+static int pipes[2], zero, null;
+static char byte;
+
+static void die(const char *text)
+{
+	perror(text);
+	exit(1);
+}
+
+static void pipe_turns(const struct calls *c)
+{
+	for (int i = 0; i < BLOCK; i++)
+		if (c->write(pipes[1], &byte, 1) != 1 || c->read(pipes[0], &byte, 1) != 1)
+			die("pipe");
+}
+
+static void file_reads(const struct calls *c)
+{
+	for (int i = 0; i < BLOCK; i++)
+		if (c->read(zero, &byte, 1) != 1)
+			die("/dev/zero");
+}
+
+static void file_writes(const struct calls *c)
+{
+	for (int i = 0; i < BLOCK; i++)
+		if (c->write(null, &byte, 1) != 1)
+			die("/dev/null");
+}
+
+/* dup is the cheapest way to a number that can be closed; its cost is in both. */
+static void closes(const struct calls *c)
+{
+	for (int i = 0; i < BLOCK; i++)
+		if (c->close(dup(null)) != 0)
+			die("/dev/null");
+}
+
+static double once(void (*run)(const struct calls *), const struct calls *c)
+{
+	struct timespec from, to;
+
+	clock_gettime(CLOCK_MONOTONIC, &from);
+	run(c);
+	clock_gettime(CLOCK_MONOTONIC, &to);
+	return ((double)(to.tv_sec - from.tv_sec) * 1e9 + (double)(to.tv_nsec - from.tv_nsec)) / BLOCK;
+}
+
+static int compare(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static double median(double *values, int count)
+{
+	qsort(values, (size_t)count, sizeof(*values), compare);
+	return values[count / 2];
+}
+
+/* Whether the number is a placeholder rather than a socket of the kernel. */
+static int is_rsocket(int fd)
+{
+	char path[40], target[64] = "";
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return readlink(path, target, sizeof(target) - 1) > 0 && strncmp(target, "socket:", 7) != 0;
+}
+
+static void *definition(void *libc, const char *name)
+{
+	void *symbol = dlsym(libc, name);
+
+	if (!symbol)
+		die(name);
+	return symbol;
+}
+
+static void measure(void (*run)(const struct calls *), int pairs)
+{
+	void *libc = dlopen("libc.so.6", RTLD_NOW);
+	const struct calls by_name = { read, write, close };
+	double *own = calloc((size_t)pairs, sizeof(*own)), *named = calloc((size_t)pairs, sizeof(*named)),
+	       *ratio = calloc((size_t)pairs, sizeof(*ratio));
+	struct calls of_libc;
+
+	if (!libc || !own || !named || !ratio)
+		die("setup");
+	*(void **)&of_libc.read = definition(libc, "read");
+	*(void **)&of_libc.write = definition(libc, "write");
+	*(void **)&of_libc.close = definition(libc, "close");
+	for (int i = -2; i < pairs; i++) {
+		/* Now one first, now the other. */
+		double a = i % 2 ? once(run, &of_libc) : 0, b = once(run, &by_name);
+
+		if (i % 2 == 0)
+			a = once(run, &of_libc);
+		if (i < 0)
+			continue;
+		own[i] = a;
+		named[i] = b;
+		ratio[i] = b / a;
+	}
+	printf("%.1f %.1f %.3f\n", median(own, pairs), median(named, pairs), median(ratio, pairs));
+}
+
+int main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		void (*run)(const struct calls *);
+	} operations[] = { { "pipe", pipe_turns }, { "read", file_reads }, { "write", file_writes }, { "close", closes } };
+	int count = argc >= 3 ? atoi(argv[2]) : 0;
+
+	if (pipe(pipes) != 0 || (zero = open("/dev/zero", O_RDONLY)) < 0 || (null = open("/dev/null", O_WRONLY)) < 0)
+		die("open");
+	if (argc == 4 && !is_rsocket(socket(AF_IB, SOCK_STREAM, 0))) {
+		fputs("no rsocket\n", stderr);
+		return 1;
+	}
+	for (size_t i = 0; i < sizeof(operations) / sizeof(operations[0]) && count > 0; i++) {
+		if (strcmp(argv[1], operations[i].name) != 0)
+			continue;
+		measure(operations[i].run, count);
+		return 0;
+	}
+	fputs("usage: overhead pipe|read|write|close PAIRS [rsocket]\n", stderr);
+	return 2;
+}

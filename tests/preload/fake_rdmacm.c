@@ -1,0 +1,166 @@
+/*
+ * A librdmacm.so.1 whose rsockets are the kernel's sockets: librspreload is tested with it on machines without RDMA.
+ *
+ * Its numbers are high, so that nothing works by taking them for the program's, nor in sets of FD_SETSIZE. Only system
+ * calls are used: a call of the C library by name would come back here by way of librspreload.
+ *
+ * RS_FAKE_LOG: a file to which a line is written for each new rsocket, so that tests can tell there were any.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define FIRST 2000
+#define MOST 65536
+#define OWN_LEVEL 0x72736f63
+
+static _Atomic unsigned char own[MOST];
+
+/* high: moves a new descriptor up, and takes it for ours. */
+static int high(int fd)
+{
+	int to, error;
+
+	if (fd < 0)
+		return fd;
+	to = syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, FIRST);
+	error = errno;
+	syscall(SYS_close, fd);
+	errno = error;
+	if (to >= 0 && to < MOST)
+		own[to] = 1;
+	return to;
+}
+
+static void note(const char *what, int fd)
+{
+	const char *name = getenv("RS_FAKE_LOG");
+	char line[64];
+	int to, len;
+
+	if (!name)
+		return;
+	to = syscall(SYS_openat, AT_FDCWD, name, O_WRONLY | O_CREAT | O_APPEND, 0600);
+	len = snprintf(line, sizeof(line), "%s %d\n", what, fd);
+	syscall(SYS_write, to, line, (size_t)len);
+	syscall(SYS_close, to);
+}
+
+int rsocket(int domain, int type, int protocol)
+{
+	int fd;
+
+	if (getenv("RS_FAKE_FAIL")) {
+		errno = ENODEV;
+		return -1;
+	}
+	fd = high(syscall(SYS_socket, domain, type, protocol));
+	if (fd >= 0)
+		note("socket", fd);
+	return fd;
+}
+
+int raccept(int fd, struct sockaddr *addr, socklen_t *len)
+{
+	/* The listener's flags are inherited, as librdmacm does it. */
+	int flags = syscall(SYS_fcntl, fd, F_GETFL, 0) & O_NONBLOCK ? SOCK_NONBLOCK : 0;
+	int new = high(syscall(SYS_accept4, fd, addr, len, flags));
+
+	if (new >= 0)
+		note("accept", new);
+	return new;
+}
+
+int rclose(int fd)
+{
+	if (fd >= 0 && fd < MOST)
+		own[fd] = 0;
+	note("close", fd);
+	return syscall(SYS_close, fd);
+}
+
+int repoll_create(int flags)
+{
+	return high(syscall(SYS_epoll_create1, flags & ~O_NONBLOCK));
+}
+
+int rgetsockopt(int fd, int level, int name, void *value, socklen_t *len)
+{
+	if (level == OWN_LEVEL) {
+		if (fd < 0 || fd >= MOST || !own[fd]) {
+			errno = EBADF;
+			return -1;
+		}
+		*(int *)value = 1;
+		return 0;
+	}
+	return syscall(SYS_getsockopt, fd, level, name, value, len);
+}
+
+int rfcntl(int fd, int cmd, ...)
+{
+	va_list list;
+	long arg;
+
+	va_start(list, cmd);
+	arg = va_arg(list, long);
+	va_end(list);
+	return syscall(SYS_fcntl, fd, cmd, arg);
+}
+
+/* 0x10000: SOL_RDMA. */
+int rsetsockopt(int fd, int level, int name, const void *value, socklen_t len)
+{
+	if (level == 0x10000) {
+		char what[32];
+
+		snprintf(what, sizeof(what), "option %d of", name);
+		note(what, fd);
+		note("to", *(const int *)value);
+		return 0;
+	}
+	return syscall(SYS_setsockopt, fd, level, name, value, len);
+}
+
+#define SAME(type, name, call, declared, ...)                                                                          \
+	type name declared                                                                                             \
+	{                                                                                                              \
+		return syscall(SYS_##call, __VA_ARGS__);                                                               \
+	}
+
+SAME(int, rbind, bind, (int fd, const struct sockaddr *addr, socklen_t len), fd, addr, len)
+SAME(int, rlisten, listen, (int fd, int backlog), fd, backlog)
+SAME(int, rconnect, connect, (int fd, const struct sockaddr *addr, socklen_t len), fd, addr, len)
+SAME(int, rshutdown, shutdown, (int fd, int how), fd, how)
+SAME(int, rgetpeername, getpeername, (int fd, struct sockaddr *addr, socklen_t *len), fd, addr, len)
+SAME(int, rgetsockname, getsockname, (int fd, struct sockaddr *addr, socklen_t *len), fd, addr, len)
+SAME(ssize_t, rread, read, (int fd, void *buf, size_t len), fd, buf, len)
+SAME(ssize_t, rwrite, write, (int fd, const void *buf, size_t len), fd, buf, len)
+SAME(ssize_t, rreadv, readv, (int fd, const struct iovec *list, int count), fd, list, count)
+SAME(ssize_t, rwritev, writev, (int fd, const struct iovec *list, int count), fd, list, count)
+SAME(ssize_t, rrecv, recvfrom, (int fd, void *buf, size_t len, int flags), fd, buf, len, flags, NULL, NULL)
+SAME(ssize_t, rsend, sendto, (int fd, const void *buf, size_t len, int flags), fd, buf, len, flags, NULL, 0)
+SAME(ssize_t, rrecvfrom, recvfrom,
+     (int fd, void *buf, size_t len, int flags, struct sockaddr *addr, socklen_t *size), fd, buf, len, flags, addr, size)
+SAME(ssize_t, rsendto, sendto,
+     (int fd, const void *buf, size_t len, int flags, const struct sockaddr *addr, socklen_t size), fd, buf, len, flags,
+     addr, size)
+SAME(ssize_t, rrecvmsg, recvmsg, (int fd, struct msghdr *msg, int flags), fd, msg, flags)
+SAME(ssize_t, rsendmsg, sendmsg, (int fd, const struct msghdr *msg, int flags), fd, msg, flags)
+SAME(int, rpoll, poll, (struct pollfd *fds, nfds_t count, int timeout), fds, count, timeout)
+SAME(int, rselect, select, (int count, fd_set *in, fd_set *out, fd_set *ex, struct timeval *timeout), count, in, out,
+     ex, timeout)
+SAME(int, repoll_ctl, epoll_ctl, (int epfd, int op, int fd, struct epoll_event *event), epfd, op, fd, event)
+SAME(int, repoll_wait, epoll_wait, (int epfd, struct epoll_event *events, int most, int timeout), epfd, events, most,
+     timeout)
