@@ -86,6 +86,13 @@ static inline void *dial(void *argument)
 	return NULL;
 }
 
+static inline bool ready(int fd, short events, int milliseconds)
+{
+	struct pollfd p = { .fd = fd, .events = events };
+
+	return poll(&p, 1, milliseconds) == 1;
+}
+
 /* A connected pair: fd[0] was accepted, fd[1] connected. */
 static inline void pair_from(int listener, const union address *at, int fd[2])
 {
@@ -93,6 +100,8 @@ static inline void pair_from(int listener, const union address *at, int fd[2])
 	pthread_t thread;
 
 	EXPECT(pthread_create(&thread, NULL, dial, &d) == 0);
+	/* The listener may be non-blocking. */
+	EXPECT(ready(listener, POLLIN, -1));
 	EXPECT((fd[0] = accept(listener, NULL, NULL)) >= 0);
 	EXPECT(pthread_join(thread, NULL) == 0);
 	EXPECT(is_rsocket(fd[0]));
@@ -131,13 +140,6 @@ static inline bool talk(int a, int b)
 			return false;
 	}
 	return true;
-}
-
-static inline bool ready(int fd, short events, int milliseconds)
-{
-	struct pollfd p = { .fd = fd, .events = events };
-
-	return poll(&p, 1, milliseconds) == 1;
 }
 
 #endif

@@ -4,7 +4,7 @@
  * Its numbers are high, so that nothing works by taking them for the program's, nor in sets of FD_SETSIZE. Only system
  * calls are used: a call of the C library by name would come back here by way of librspreload.
  *
- * RS_FAKE_LOG: a file to which a line is written for each new rsocket, so that tests can tell there were any.
+ * RS_FAKE_LOG: a file to which a line is written for each rsocket and epoll instance that is made or closed.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -92,7 +92,11 @@ int rclose(int fd)
 
 int repoll_create(int flags)
 {
-	return high(syscall(SYS_epoll_create1, flags & ~O_NONBLOCK));
+	int fd = high(syscall(SYS_epoll_create1, flags & ~O_NONBLOCK));
+
+	if (fd >= 0)
+		note("epoll", fd);
+	return fd;
 }
 
 int rgetsockopt(int fd, int level, int name, void *value, socklen_t *len)

@@ -11,7 +11,7 @@ use libc::{
 };
 
 use crate::table::{self, Entry, Kind};
-use crate::{errno, fds, fork, process, r, real};
+use crate::{errno, fds, process, r, real};
 
 /// dup(2).
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -33,30 +33,20 @@ fn copy_entry(entry: Entry, real: impl FnOnce() -> c_int) -> c_int {
     if process::is_guest() {
         return real();
     }
-    if !table::hold(entry.inner) {
-        return errno::fail(EBADF);
-    }
+    let Some(copy) = fds::hold(entry) else { return errno::fail(EBADF) };
     let new = real();
     if new < 0 {
-        errno::keeping(|| fds::release(entry));
+        errno::keeping(|| fds::release(copy));
         return new;
     }
     if let Err(why) = table::prepare(new) {
-        fds::release(entry);
+        fds::release(copy);
         // SAFETY: nobody else was told of it.
         unsafe { real::close(new) };
         return errno::fail(why);
     }
-    fds::put(new, copied(entry));
+    fds::put(new, copy);
     new
-}
-
-/// The entry of the copy.
-fn copied(entry: Entry) -> Entry {
-    if entry.kind != Kind::Pending {
-        return entry;
-    }
-    Entry { flags: fork::copy_flags(entry.flags), ..entry }
 }
 
 /// dup2(2).
@@ -79,29 +69,44 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
         // SAFETY: the C contract.
         return unsafe { real::dup2(old, new) };
     }
-    if let Some(source) = source {
-        // The real call finds out what is wrong with a negative number.
-        match table::prepare(new) {
-            Err(why) if new >= 0 => return errno::fail(why),
-            _ => {}
-        }
-        if !table::hold(source.inner) {
-            return errno::fail(EBADF);
-        }
-    }
+    let copy = match source {
+        Some(source) => match prepare_copy(source, new) {
+            Ok(copy) => Some(copy),
+            Err(why) => return errno::fail(why),
+        },
+        None => None,
+    };
     // SAFETY: the C contract.
     let result = unsafe { real::dup2(old, new) };
     if result < 0 {
-        if let Some(source) = source {
-            errno::keeping(|| fds::release(source));
+        if let Some(copy) = copy {
+            errno::keeping(|| fds::release(copy));
         }
         return result;
     }
-    if let Some(before) = table::swap(new, source.map(copied)) {
+    if let Some(before) = table::swap(new, copy) {
         // As with the kernel, nobody hears of what goes wrong here.
         errno::keeping(|| fds::release(before));
     }
     result
+}
+
+/// The entry that `new` is to have.
+fn prepare_copy(source: Entry, new: c_int) -> Result<Entry, c_int> {
+    // Before there is room made for it: it may be any number.
+    if !is_possible(new) {
+        return Err(EBADF);
+    }
+    table::prepare(new)?;
+    fds::hold(source).ok_or(EBADF)
+}
+
+/// Whether the process may have such a number.
+fn is_possible(fd: c_int) -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a structure of ours.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    libc::rlim_t::try_from(fd).is_ok_and(|fd| !known || fd < limit.rlim_cur)
 }
 
 /// fcntl(2). It is variadic in C; a third argument that was not given is a register's content which nobody looks at.

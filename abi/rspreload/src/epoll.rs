@@ -5,25 +5,29 @@
 //! mark as its data. A wait that meets the mark takes it out and asks the side what it has.
 //!
 //! The mark names the side. So a wait needs no look-up, and finds its rsockets through every copy of the number.
+//!
+//! A side has an rsocket only once, where the kernel's epolls have a socket once by each number it has. So further
+//! numbers of one rsocket (dup) go into further sides: those that have the same [index](table::index_of) into the same.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use libc::{EFAULT, EINVAL, ENOENT, EPERM, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN};
+use libc::{EBADF, EFAULT, EINVAL, ENOENT, EPERM, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN};
 use libc::{c_short, epoll_event};
 
 use crate::table::{self, Entry, Kind};
 use crate::{errno, fds, fork, r, real};
 
-mod time;
+mod sides;
 
-pub use time::Deadline;
+// For fork mode, too.
+pub use crate::time::Deadline;
 
 /// Upper half of the data under which sides are in the program's epolls: no small number, no address.
 const MARK: u64 = 0xA5C3_52D4;
 
-/// Sides of one epoll that a wait asks. There are several only when copies of the epoll's number were made before the
-/// first rsocket; what does not fit is still there at the next wait.
+/// Sides of one epoll that a wait asks. There are several only for copies of an rsocket's number, or when copies of the
+/// epoll's were made before the first rsocket; what does not fit is still there at the next wait.
 const SIDES: usize = 4;
 
 /// Whether there has ever been a side.
@@ -42,7 +46,7 @@ pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event
         // SAFETY: as for this function.
         Some(entry @ Entry { kind: Kind::Pending, .. }) => unsafe { control_pending(epfd, op, fd, entry, event) },
         // SAFETY: as for this function.
-        Some(Entry { kind: Kind::Socket, inner, .. }) => unsafe { control_rsocket(epfd, op, fd, inner, event) },
+        Some(entry @ Entry { kind: Kind::Socket, .. }) => unsafe { control_rsocket(epfd, op, fd, entry, event) },
         // SAFETY: handed on as it came.
         _ => unsafe { real::epoll_ctl(epfd, op, fd, event) },
     }
@@ -57,9 +61,9 @@ unsafe fn control_pending(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event
         // SAFETY: not null, and the program's word that it can be read.
         let events = unsafe { event.read_unaligned() }.events as c_short;
         // SAFETY: a descriptor of the program and its entry.
-        if let Some(inner) = unsafe { fork::settle_for_poll(fd, entry, events) } {
+        if unsafe { fork::settle_for_poll(fd, entry, events) }.is_some() {
             // SAFETY: as for this function.
-            return unsafe { control_rsocket(epfd, op, fd, inner, event) };
+            return unsafe { control(epfd, op, fd, event) };
         }
     }
     // SAFETY: handed on as it came.
@@ -72,30 +76,34 @@ unsafe fn control_pending(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event
 
 /// # Safety
 /// As for [`control`].
-unsafe fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, inner: c_int, event: *mut epoll_event) -> c_int {
+unsafe fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *mut epoll_event) -> c_int {
     if op != EPOLL_CTL_DEL && event.is_null() {
         return errno::fail(EFAULT);
     }
-    let side = match table::get(epfd) {
-        Some(Entry { kind: Kind::Epoll, inner, .. }) => inner,
-        Some(_) => return errno::fail(EINVAL),
-        None => match side_for(epfd, op, inner) {
-            Ok(side) => side,
-            Err(error) => return errno::fail(error),
-        },
+    let side = match side_of(epfd, op, entry) {
+        Ok(side) => side,
+        Err(why) => return errno::fail(why),
     };
     if op == EPOLL_CTL_ADD || op == EPOLL_CTL_MOD {
-        fds::sync_nonblock(fd, inner);
+        fds::sync_nonblock(fd, entry.inner);
     }
     // SAFETY: as for this function.
-    unsafe { r::repoll_ctl(side, op, inner, event) }
+    unsafe { r::repoll_ctl(side, op, entry.inner, event) }
 }
 
-/// The side of an epoll that had none: only what adds makes one.
-fn side_for(epfd: c_int, op: c_int, inner: c_int) -> Result<c_int, c_int> {
+/// The side that has rsockets under the number's index: only what adds makes one.
+fn side_of(epfd: c_int, op: c_int, entry: Entry) -> Result<c_int, c_int> {
+    let first = match table::get(epfd) {
+        Some(Entry { kind: Kind::Epoll, inner, .. }) => Some(inner),
+        Some(_) => return Err(EINVAL),
+        None => None,
+    };
+    if let Some(side) = first.and_then(|first| sides::find(first, entry.index())) {
+        return Ok(side);
+    }
     match op {
-        EPOLL_CTL_ADD => make_side(epfd),
-        EPOLL_CTL_MOD | EPOLL_CTL_DEL => Err(not_a_member(epfd, inner)),
+        EPOLL_CTL_ADD => make_side(epfd, entry.index()),
+        EPOLL_CTL_MOD | EPOLL_CTL_DEL => Err(not_a_member(epfd, entry.inner)),
         _ => Err(EINVAL),
     }
 }
@@ -112,33 +120,27 @@ fn not_a_member(epfd: c_int, inner: c_int) -> c_int {
 }
 
 /// Adds an rsocket on the program's behalf, as fork mode does with those that are in an epoll already.
-pub fn add(epfd: c_int, fd: c_int, inner: c_int, mut event: epoll_event) -> c_int {
+pub fn add(epfd: c_int, fd: c_int, mut event: epoll_event) -> c_int {
     // SAFETY: the event is this function's own.
-    unsafe { control_rsocket(epfd, EPOLL_CTL_ADD, fd, inner, &raw mut event) }
+    unsafe { control(epfd, EPOLL_CTL_ADD, fd, &raw mut event) }
 }
 
-/// Gives an epoll its side. Of two threads that do it at a time one wins, and both use the winner's.
-fn make_side(epfd: c_int) -> Result<c_int, c_int> {
+/// Gives an epoll a side. Of two threads that do it at a time one wins, and both use the winner's.
+fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     table::prepare(epfd)?;
     // SAFETY: no pointers.
     let side = unsafe { r::repoll_create(EPOLL_CLOEXEC) };
     if side < 0 {
         return Err(errno::get());
     }
-    let result = table::first(side).and_then(|()| {
-        let result = enter(epfd, side);
-        if result != Ok(side) {
-            table::drop(side);
-        }
-        result
-    });
+    let result = sides::prepare(side, index).and_then(|()| table::first(side)).and_then(|()| enter(epfd, side));
     if result != Ok(side) {
         close_side(side);
     }
     result
 }
 
-/// Puts a side into an epoll and its table entry; another one's side if that was there before.
+/// Puts a side into an epoll; another one's side if that was there before.
 fn enter(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
     // Whoever finds the mark must know it for one.
     USED.store(true, Ordering::SeqCst);
@@ -147,22 +149,39 @@ fn enter(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
     if unsafe { real::epoll_ctl(epfd, EPOLL_CTL_ADD, side, &raw mut event) } != 0 {
         return Err(errno::get());
     }
+    let result = record(epfd, side);
+    if result != Ok(side) {
+        // SAFETY: needs no event.
+        unsafe { real::epoll_ctl(epfd, EPOLL_CTL_DEL, side, core::ptr::null_mut()) };
+    }
+    result
+}
+
+/// Puts a side into the epoll's table entry, or into the list that begins there.
+fn record(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
     if table::replace(epfd, None, Some(Entry { kind: Kind::Epoll, flags: 0, inner: side })) {
         return Ok(side);
     }
-    // SAFETY: needs no event.
-    unsafe { real::epoll_ctl(epfd, EPOLL_CTL_DEL, side, core::ptr::null_mut()) };
     match table::get(epfd) {
-        Some(Entry { kind: Kind::Epoll, inner, .. }) => Ok(inner),
+        Some(Entry { kind: Kind::Epoll, inner, .. }) => sides::append(inner, side),
         // Closed meanwhile, and perhaps another descriptor by now.
-        _ => Err(libc::EBADF),
+        _ => Err(EBADF),
     }
 }
 
-/// Ends a side: its last reference is gone. It leaves the program's epoll by itself.
-pub fn close_side(inner: c_int) -> c_int {
+/// Ends an epoll's sides: its last reference is gone. They leave the program's epoll by themselves.
+pub fn close_sides(first: c_int) -> c_int {
+    errno::keeping(|| {
+        sides::take(first, |side| {
+            close_side(side);
+        })
+    });
+    0
+}
+
+fn close_side(side: c_int) -> c_int {
     // SAFETY: no pointers.
-    errno::keeping(|| unsafe { r::rclose(inner) })
+    errno::keeping(|| unsafe { r::rclose(side) })
 }
 
 /// epoll_wait(2). For every wait: a thread may be in it when another adds the epoll's first rsocket.

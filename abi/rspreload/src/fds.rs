@@ -6,7 +6,7 @@ use core::mem;
 use libc::{EBADF, F_GETFL, F_SETFL, O_CLOEXEC, O_NONBLOCK, O_RDWR, socklen_t};
 
 use crate::table::{self, Entry, Kind};
-use crate::{config, epoll, errno, process, r, real};
+use crate::{config, epoll, errno, fork, process, r, real};
 
 /// Opens the number that the program is to see, the lowest that is free, as socket(2) does.
 pub fn placeholder(cloexec: bool, nonblock: bool) -> Result<c_int, c_int> {
@@ -23,10 +23,10 @@ pub fn placeholder(cloexec: bool, nonblock: bool) -> Result<c_int, c_int> {
 }
 
 /// Lets `fd` stand for the rsocket `inner`. On failure neither is closed.
-pub fn adopt(fd: c_int, inner: c_int, flags: u32) -> Result<(), c_int> {
+pub fn adopt(fd: c_int, inner: c_int) -> Result<(), c_int> {
     table::prepare(fd)?;
     table::first(inner)?;
-    put(fd, Entry { kind: Kind::Socket, flags, inner });
+    put(fd, Entry { kind: Kind::Socket, flags: 0, inner });
     Ok(())
 }
 
@@ -38,15 +38,28 @@ pub fn put(fd: c_int, entry: Entry) {
     }
 }
 
+/// One more reference to what is behind a number, for a number that is to stand for the same; none when it is being
+/// closed.
+pub fn hold(entry: Entry) -> Option<Entry> {
+    table::hold(entry.inner).then(|| match entry.kind {
+        Kind::Socket => entry.with_index(table::index_of(entry.inner)),
+        Kind::Pending => Entry { flags: fork::copy_flags(entry.flags), ..entry },
+        Kind::Epoll => entry,
+    })
+}
+
 /// Ends a number's reference to what was behind it, and with the last one that: 0, or -1 and `errno`.
 pub fn release(entry: Entry) -> c_int {
+    if entry.kind == Kind::Socket {
+        table::leave_index(entry.inner, entry.index());
+    }
     if !table::drop(entry.inner) {
         return 0;
     }
     match entry.kind {
         // SAFETY: a number only.
         Kind::Socket | Kind::Pending => unsafe { r::rclose(entry.inner) },
-        Kind::Epoll => epoll::close_side(entry.inner),
+        Kind::Epoll => epoll::close_sides(entry.inner),
     }
 }
 
@@ -116,12 +129,25 @@ fn close_known(fd: c_int) -> c_int {
             // SAFETY: the C contract.
             return unsafe { real::close(fd) };
         }
-        if table::replace(fd, Some(entry), None) {
+        if entry.inner == table::CLOSING {
+            return errno::fail(EBADF);
+        }
+        // Closing an rsocket takes its time, in which calls on the number must not meet the placeholder.
+        let meanwhile = (entry.kind == Kind::Socket).then_some(Entry { inner: table::CLOSING, ..entry });
+        if table::replace(fd, Some(entry), meanwhile) {
             let released = release(entry);
             let why = errno::get();
-            // SAFETY: this thread took the entry, so the placeholder is its to close.
-            let closed = unsafe { real::close(fd) };
+            let closed = close_placeholder(fd, meanwhile);
             return if released < 0 { errno::fail(why) } else { closed };
         }
     }
+}
+
+/// Closes a placeholder whose entry is `meanwhile`, unless dup2(2) has put something else there.
+fn close_placeholder(fd: c_int, meanwhile: Option<Entry>) -> c_int {
+    if meanwhile.is_some() && !table::replace(fd, meanwhile, None) {
+        return 0;
+    }
+    // SAFETY: this thread took the entry, so the placeholder is its to close.
+    unsafe { real::close(fd) }
 }

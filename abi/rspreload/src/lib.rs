@@ -33,6 +33,7 @@ mod select;
 mod sendfile;
 mod socket;
 mod table;
+mod time;
 
 #[cfg(not(test))]
 use core::ffi::c_char;

@@ -3,9 +3,10 @@
 use core::ffi::{c_int, c_short};
 use core::slice;
 
-use libc::{nfds_t, pollfd, timespec};
+use libc::{nfds_t, pollfd};
 
 use crate::table::{self, Kind};
+use crate::time::Deadline;
 use crate::{errno, fork, r, real, scratch};
 
 /// poll(2).
@@ -73,34 +74,4 @@ pub fn settled(fd: c_int, revents: c_short) -> bool {
     let pending = table::get(fd).is_some_and(|entry| entry.kind == Kind::Pending);
     // SAFETY: numbers only.
     pending && unsafe { fork::after_poll(fd, revents) }
-}
-
-/// The end of a time-out in milliseconds, by the clock in nanoseconds.
-pub struct Deadline {
-    timeout: c_int,
-    end: i64,
-}
-
-impl Deadline {
-    /// Of a time-out that begins now.
-    pub fn after(timeout: c_int) -> Self {
-        let end = if timeout > 0 { now() + i64::from(timeout) * 1_000_000 } else { 0 };
-        Deadline { timeout, end }
-    }
-
-    /// What is left of it, rounded up: a wait must not end early.
-    pub fn left(&self) -> c_int {
-        if self.timeout <= 0 {
-            return self.timeout;
-        }
-        // No more than there was at first, which is an int.
-        ((self.end - now()).max(0) as u64).div_ceil(1_000_000) as c_int
-    }
-}
-
-fn now() -> i64 {
-    let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a live structure.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    now.tv_sec * 1_000_000_000 + now.tv_nsec
 }

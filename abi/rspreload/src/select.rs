@@ -6,7 +6,7 @@
 use core::ffi::{c_int, c_short, c_ulong};
 use core::slice;
 
-use libc::{POLLIN, POLLOUT, POLLPRI, fd_set, timeval};
+use libc::{EBADF, POLLIN, POLLOUT, POLLPRI, fd_set, timeval};
 
 use crate::poll::{concerns, polled, settled};
 use crate::{errno, r, real, scratch, table};
@@ -77,7 +77,10 @@ fn select_both(limit: usize, sets: &mut [&mut [Word]; 3], timeout: *mut timeval)
             .iter()
             .zip(ASKED)
             .filter_map(|(set, events)| numbers_in(set, limit).map(|fd| polled(fd, events)).max());
-        let count = numbers.max().map_or(0, |highest| highest as usize + 1);
+        let count = match numbers.max() {
+            Some(table::CLOSING) => return errno::fail(EBADF),
+            highest => highest.map_or(0, |highest| highest as usize + 1),
+        };
         let words = count.div_ceil(BITS);
         let result = scratch::with::<Word, _>(3 * words, |inner| {
             let (read, rest) = inner.split_at_mut(words);

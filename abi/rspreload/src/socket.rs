@@ -45,7 +45,7 @@ fn make(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
 /// Lets the placeholder `fd` stand for what a call of librdmacm returned. If that failed, or this fails, nothing is
 /// left of either.
 fn adopt(fd: c_int, inner: c_int) -> Result<c_int, c_int> {
-    let adopted = if inner < 0 { Err(errno::get()) } else { fds::adopt(fd, inner, 0) };
+    let adopted = if inner < 0 { Err(errno::get()) } else { fds::adopt(fd, inner) };
     adopted.map(|()| fd).inspect_err(|_| {
         // SAFETY: nobody else was told of either.
         unsafe {

@@ -1,14 +1,14 @@
 //! What the program's numbers stand for.
 //!
 //! Two tables of atomic words: one has for each number of the program the [`Entry`], the other for each inner number
-//! how many numbers of the program stand for it (dup). Words, not pointers: nothing is freed that a reader could still
+//! how many numbers of the program stand for it (dup), and which [indices](index_of) those have. Words, not pointers: nothing is freed that a reader could still
 //! look at, so a look-up is an atomic load, fit for signal handlers and for threads that race with a close. A call that
 //! loses such a race meets an inner number that is closed, and fails with `EBADF` there.
 
 use core::ffi::c_int;
 use core::mem;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use libc::{EBADF, ENOMEM};
 
@@ -28,13 +28,25 @@ pub enum Kind {
 pub struct Entry {
     /// What is behind it.
     pub kind: Kind,
-    /// 24 bits for the module that serves the kind.
+    /// 24 bits for the module that serves the kind. Of a socket the upper 8 are its [index](Entry::index).
     pub flags: u32,
     /// The number for librdmacm, -1 for none.
     pub inner: c_int,
 }
 
+const INDEX_SHIFT: u32 = 16;
+
 impl Entry {
+    /// Which of the numbers of its rsocket the number is.
+    pub fn index(self) -> u32 {
+        self.flags >> INDEX_SHIFT
+    }
+
+    /// For another number of the same rsocket.
+    pub fn with_index(self, index: u32) -> Entry {
+        Entry { flags: self.flags & ((1 << INDEX_SHIFT) - 1) | index << INDEX_SHIFT, ..self }
+    }
+
     /// As a word: kind, flags, inner from the top; 0 is no entry.
     fn pack(entry: Option<Entry>) -> u64 {
         let Some(entry) = entry else { return 0 };
@@ -58,17 +70,21 @@ impl Entry {
     }
 }
 
+/// The `inner` of a socket that is being closed: no open number, so that calls on it fail as on one that is closed.
+pub const CLOSING: c_int = c_int::MAX;
+
 /// Numbers below this are in the first chunk; each further chunk has as many as all before it.
 const FIRST: usize = 1024;
 const CHUNKS: usize = 32 - FIRST.trailing_zeros() as usize;
 
 /// An array of atomic integers that grows on demand, in chunks that stay where they are, and starts out as zeros.
-struct Growing<T> {
+pub struct Growing<T> {
     chunks: [AtomicPtr<T>; CHUNKS],
 }
 
 impl<T> Growing<T> {
-    const fn new() -> Self {
+    /// Without memory yet. `T` is an atomic integer.
+    pub const fn new() -> Self {
         Growing { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS] }
     }
 
@@ -83,8 +99,9 @@ impl<T> Growing<T> {
         Some((top + 1 - FIRST.trailing_zeros() as usize, number - (1 << top), 1 << top))
     }
 
+    /// Of a number that [`Growing::get_or_grow`] has met, or one near it.
     #[inline(always)]
-    fn get(&self, fd: c_int) -> Option<&T> {
+    pub fn get(&self, fd: c_int) -> Option<&T> {
         let (chunk, place, _) = Self::place(fd)?;
         // Acquire: the zeros in there come with it.
         let start = self.chunks.get(chunk)?.load(Ordering::Acquire);
@@ -93,14 +110,15 @@ impl<T> Growing<T> {
         (!start.is_null()).then(|| unsafe { &*start.add(place) })
     }
 
-    fn get_or_grow(&self, fd: c_int) -> Result<&T, c_int> {
+    /// The same, with memory made for it: `ENOMEM`.
+    pub fn get_or_grow(&self, fd: c_int) -> Result<&T, c_int> {
         let (chunk, _, len) = Self::place(fd).ok_or(EBADF)?;
         let chunk = self.chunks.get(chunk).ok_or(EBADF)?;
         if chunk.load(Ordering::Acquire).is_null() {
             let size = len * mem::size_of::<T>();
             let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-            // SAFETY: new memory, which nobody else knows.
-            let new = unsafe { libc::mmap(ptr::null_mut(), size, access, kind, -1, 0) };
+            // SAFETY: new memory, which nobody else knows. The pages that are never touched cost nothing.
+            let new = unsafe { libc::mmap(ptr::null_mut(), size, access, kind | libc::MAP_NORESERVE, -1, 0) };
             if new == libc::MAP_FAILED {
                 return Err(ENOMEM);
             }
@@ -116,7 +134,7 @@ impl<T> Growing<T> {
 
 static ANY: AtomicBool = AtomicBool::new(false);
 static ENTRIES: Growing<AtomicU64> = Growing::new();
-static REFERENCES: Growing<AtomicU32> = Growing::new();
+static REFERENCES: Growing<AtomicU64> = Growing::new();
 
 /// Whether there was ever anything in the table: until then a program pays for this load only.
 ///
@@ -159,23 +177,50 @@ pub fn replace(fd: c_int, old: Option<Entry>, new: Option<Entry>) -> bool {
     slot.compare_exchange(Entry::pack(old), Entry::pack(new), Ordering::AcqRel, Ordering::Acquire).is_ok()
 }
 
-/// Counts the first reference to `inner`, which librdmacm gave out just now: `ENOMEM`.
+/// The count of references to an inner number is the lower half of its word, the indices in use are bits of the upper
+/// half.
+const INDICES: u32 = 32;
+
+/// Numbers beyond so many for one rsocket have this index in common.
+const LAST_INDEX: u32 = 63 - INDICES;
+
+/// Counts the first reference to `inner`, which librdmacm gave out just now; its number has the index 0: `ENOMEM`.
 pub fn first(inner: c_int) -> Result<(), c_int> {
-    REFERENCES.get_or_grow(inner)?.store(1, Ordering::Release);
+    REFERENCES.get_or_grow(inner)?.store(1 | 1 << INDICES, Ordering::Release);
     Ok(())
 }
 
 /// Counts one more reference to `inner`; false when the last one is gone. Entries without inner number need none.
 pub fn hold(inner: c_int) -> bool {
     let Some(count) = REFERENCES.get(inner) else { return inner < 0 };
-    let more = |now: u32| if now == 0 { None } else { now.checked_add(1) };
+    let more = |now: u64| match now as u32 {
+        0 | u32::MAX => None,
+        _ => Some(now + 1),
+    };
     count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
 }
 
 /// Counts one reference less; true when it was the last one, and `inner` is the caller's to close.
 pub fn drop(inner: c_int) -> bool {
     let Some(count) = REFERENCES.get(inner) else { return false };
-    count.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| now.checked_sub(1)) == Ok(1)
+    let less = |now: u64| if now as u32 == 0 { None } else { Some(now - 1) };
+    count.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok_and(|before| before as u32 == 1)
+}
+
+/// An index for one more number of the rsocket `inner`: the lowest that none of the others has. By it numbers of one
+/// rsocket are told apart where the kernel tells them apart, in epoll instances.
+pub fn index_of(inner: c_int) -> u32 {
+    let Some(word) = REFERENCES.get(inner) else { return 0 };
+    let lowest = |now: u64| (now >> INDICES).trailing_ones().min(LAST_INDEX);
+    let take = |now: u64| Some(now | 1 << (INDICES + lowest(now)));
+    word.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).map_or(0, lowest)
+}
+
+/// The number that had `index` stands for `inner` no longer.
+pub fn leave_index(inner: c_int, index: u32) {
+    if let (Some(word), 0..LAST_INDEX) = (REFERENCES.get(inner), index) {
+        word.fetch_and(!(1 << (INDICES + index)), Ordering::AcqRel);
+    }
 }
 
 #[cfg(test)]
@@ -204,7 +249,7 @@ mod tests {
 
     #[test]
     fn every_number_has_a_place_of_its_own() {
-        let place = Growing::<AtomicU32>::place;
+        let place = Growing::<AtomicU64>::place;
         assert_eq!(place(-1), None);
         assert_eq!(place(0), Some((0, 0, FIRST)));
         assert_eq!(place(1023), Some((0, 1023, FIRST)));
@@ -258,5 +303,28 @@ mod tests {
         assert!(!hold(inner));
         assert!(hold(-1));
         assert!(!drop(-1));
+    }
+
+    #[test]
+    fn each_number_of_an_rsocket_has_an_index() {
+        let inner = FAR + 4;
+        first(inner).unwrap();
+        assert_eq!((index_of(inner), index_of(inner), index_of(inner)), (1, 2, 3));
+        leave_index(inner, 2);
+        leave_index(inner, 0);
+        assert_eq!((index_of(inner), index_of(inner), index_of(inner)), (0, 2, 4));
+        for index in 5..LAST_INDEX {
+            assert_eq!(index_of(inner), index);
+        }
+        assert_eq!((index_of(inner), index_of(inner)), (LAST_INDEX, LAST_INDEX));
+        leave_index(inner, LAST_INDEX);
+        assert_eq!(index_of(inner), LAST_INDEX);
+        let entry = Entry { kind: Kind::Socket, flags: 0xffff, inner }.with_index(LAST_INDEX);
+        assert_eq!((entry.index(), entry.flags & 0xffff), (LAST_INDEX, 0xffff));
+        assert_eq!(Entry::unpack(Entry::pack(Some(entry))), Some(entry));
+        assert_eq!(entry.with_index(0).index(), 0);
+        // Indices are no references.
+        assert!(drop(inner));
+        assert_eq!(index_of(CLOSING), 0);
     }
 }

@@ -20,6 +20,7 @@ impl Rsocket {
         let placeholder = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         let fd = placeholder.as_raw_fd();
         table::prepare(fd).unwrap();
+        table::first(inner.as_raw_fd()).unwrap();
         let entry = Entry { kind: Kind::Socket, flags: 0, inner: inner.as_raw_fd() };
         table::swap(fd, Some(entry));
         Rsocket { placeholder, inner: inner.into(), peer }
@@ -71,8 +72,7 @@ impl Epoll {
 impl Drop for Epoll {
     fn drop(&mut self) {
         if let Some(entry) = table::swap(self.fd(), None) {
-            assert!(table::drop(entry.inner));
-            close_side(entry.inner);
+            assert_eq!(fds::release(entry), 0);
         }
     }
 }
@@ -179,4 +179,37 @@ fn a_thread_that_waits_already_meets_the_first_rsocket() {
         epoll.control(EPOLL_CTL_ADD, rsocket.fd(), EPOLLIN, 9).unwrap();
         assert_eq!(waiting.join().unwrap(), [(9, IN)]);
     });
+}
+
+#[test]
+fn each_number_of_an_rsocket_is_a_member() {
+    let (epoll, other, rsocket) = (Epoll::new(), Epoll::new(), Rsocket::new());
+    let copies = [(); 2].map(|()| rsocket.placeholder.try_clone().unwrap());
+    for copy in &copies {
+        let entry = fds::hold(table::get(rsocket.fd()).unwrap()).unwrap();
+        table::prepare(copy.as_raw_fd()).unwrap();
+        table::swap(copy.as_raw_fd(), Some(entry));
+    }
+    let [one, two] = copies.each_ref().map(|copy| copy.as_raw_fd());
+    // The first that comes has a side, whatever its index is.
+    epoll.control(EPOLL_CTL_ADD, two, EPOLLIN, 2).unwrap();
+    for (fd, op) in [(one, EPOLL_CTL_MOD), (one, EPOLL_CTL_DEL), (rsocket.fd(), EPOLL_CTL_DEL)] {
+        assert_eq!(epoll.control(op, fd, EPOLLIN, 0), Err(ENOENT));
+    }
+    epoll.control(EPOLL_CTL_ADD, rsocket.fd(), EPOLLOUT, 0).unwrap();
+    epoll.control(EPOLL_CTL_ADD, one, EPOLLIN, 1).unwrap();
+    other.control(EPOLL_CTL_ADD, one, EPOLLIN, 7).unwrap();
+    for fd in [rsocket.fd(), one, two] {
+        assert_eq!(epoll.control(EPOLL_CTL_ADD, fd, EPOLLIN, 9), Err(EEXIST));
+    }
+    assert_eq!(epoll.wait(8, -1), [(0, EPOLLOUT as u32)]);
+    rsocket.peer.send(b"a").unwrap();
+    assert_eq!(epoll.wait(8, -1), [(0, EPOLLOUT as u32), (1, IN), (2, IN)]);
+    assert_eq!(other.wait(8, -1), [(7, IN)]);
+    epoll.control(EPOLL_CTL_DEL, two, 0, 0).unwrap();
+    epoll.control(EPOLL_CTL_MOD, one, EPOLLIN, 5).unwrap();
+    assert_eq!(epoll.wait(8, -1), [(0, EPOLLOUT as u32), (5, IN)]);
+    for fd in [one, two] {
+        assert_eq!(fds::release(table::swap(fd, None).unwrap()), 0);
+    }
 }

@@ -8,8 +8,8 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::state::State;
-use crate::real;
 use crate::table::{self, Entry, Kind};
+use crate::{fds, real};
 
 /// Whether there has ever been a copy.
 static ANY: AtomicBool = AtomicBool::new(false);
@@ -63,24 +63,25 @@ pub fn made() {
 pub fn share(tcp: c_int, inner: c_int, mut joined: impl FnMut(c_int, State)) {
     let give = |fd: c_int, entry: Entry| {
         let state = State::of(entry);
-        if state.busy || !table::hold(inner) {
+        if state.busy {
             return;
         }
-        if table::replace(fd, Some(entry), Some(Entry { kind: Kind::Socket, flags: 0, inner })) {
+        let Some(rsocket) = fds::hold(Entry { kind: Kind::Socket, flags: 0, inner }) else { return };
+        if table::replace(fd, Some(entry), Some(rsocket)) {
             joined(fd, state);
         } else {
-            table::drop(inner);
+            fds::release(rsocket);
         }
     };
     each_copy(tcp, Kind::Pending, give);
 }
 
 /// The rsocket that a copy of `tcp` has become, with a reference for the caller.
-pub fn find(tcp: c_int) -> Option<c_int> {
+pub fn find(tcp: c_int) -> Option<Entry> {
     let mut found = None;
     each_copy(tcp, Kind::Socket, |_, entry| {
-        if found.is_none() && table::hold(entry.inner) {
-            found = Some(entry.inner);
+        if found.is_none() {
+            found = fds::hold(entry);
         }
     });
     found
@@ -92,10 +93,11 @@ fn each_copy(tcp: c_int, kind: Kind, mut call: impl FnMut(c_int, Entry)) {
     }
     let Some(own) = identity(tcp) else { return };
     for fd in 0..numbers() {
-        if let Some(entry) = table::get(fd) {
-            if entry.kind == kind && identity(fd) == Some(own) {
-                call(fd, entry);
-            }
+        if let Some(entry) = table::get(fd)
+            && entry.kind == kind
+            && identity(fd) == Some(own)
+        {
+            call(fd, entry);
         }
     }
 }

@@ -113,7 +113,7 @@ pub fn commit(fd: c_int, tcp: c_int, busy: State, outcome: Outcome) -> Result<Op
         Outcome::Rsocket(inner) => return Ok(become_rsocket(fd, tcp, busy, inner)),
         Outcome::Tcp => match copy::find(tcp) {
             // Decided by a copy of the number meanwhile.
-            Some(inner) => return Ok(take(fd, busy, inner)),
+            Some(rsocket) => return Ok(take(fd, busy, rsocket)),
             None => (None, Ok(None)),
         },
         Outcome::Late => (Some(idle.with(Role::Late)), Ok(None)),
@@ -132,9 +132,9 @@ fn become_rsocket(fd: c_int, tcp: c_int, busy: State, inner: c_int) -> Option<c_
         table::replace(fd, Some(busy.entry()), None);
         return None;
     }
-    let now = take(fd, busy, inner);
+    let now = take(fd, busy, Entry { kind: Kind::Socket, flags: 0, inner });
     if now.is_some() {
-        copy::share(tcp, inner, |fd, state| hand_over(fd, state, inner));
+        copy::share(tcp, inner, hand_over);
         // The peer does the same; whoever has another copy of the TCP socket, a parent perhaps, sees that it is used up.
         // SAFETY: takes a number.
         unsafe { real::shutdown(tcp, libc::SHUT_RDWR) };
@@ -143,19 +143,18 @@ fn become_rsocket(fd: c_int, tcp: c_int, busy: State, inner: c_int) -> Option<c_
 }
 
 /// Puts an rsocket into the table, with the caller's reference; `None` if the program has closed the number.
-fn take(fd: c_int, busy: State, inner: c_int) -> Option<c_int> {
-    let rsocket = Entry { kind: Kind::Socket, flags: 0, inner };
+fn take(fd: c_int, busy: State, rsocket: Entry) -> Option<c_int> {
     if table::replace(fd, Some(busy.entry()), Some(rsocket)) {
-        hand_over(fd, busy, inner);
-        return Some(inner);
+        hand_over(fd, busy);
+        return Some(rsocket.inner);
     }
     fds::release(rsocket);
     None
 }
 
-fn hand_over(fd: c_int, state: State, inner: c_int) {
+fn hand_over(fd: c_int, state: State) {
     if let Some(epfd) = state.epoll() {
-        member::hand_over(epfd, fd, inner);
+        member::hand_over(epfd, fd);
     }
 }
 

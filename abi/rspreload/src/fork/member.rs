@@ -10,11 +10,11 @@ use libc::epoll_event;
 use crate::{epoll, real};
 
 /// Takes `fd` out of the kernel's epoll and puts its rsocket in, if it is in it.
-pub fn hand_over(epfd: c_int, fd: c_int, inner: c_int) {
+pub fn hand_over(epfd: c_int, fd: c_int) {
     if let Some(event) = find(epfd, fd) {
         // SAFETY: needs no event.
         if unsafe { real::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, core::ptr::null_mut()) } == 0 {
-            epoll::add(epfd, fd, inner, event);
+            epoll::add(epfd, fd, event);
         }
     }
 }
@@ -55,10 +55,10 @@ impl Lines {
         loop {
             let text = self.buffer.get(..self.len)?;
             if let Some(end) = text.iter().position(|&byte| byte == b'\n') {
-                if let Some((number, event)) = parse(&text[..end]) {
-                    if number == fd {
-                        return Some(event);
-                    }
+                if let Some((number, event)) = parse(&text[..end])
+                    && number == fd
+                {
+                    return Some(event);
                 }
                 self.buffer.copy_within(end + 1..self.len, 0);
                 self.len -= end + 1;

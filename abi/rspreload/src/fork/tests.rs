@@ -207,11 +207,15 @@ fn copies_become_the_same_rsocket() {
         assert_eq!(other.join().unwrap(), Ok(Some(inner)));
         inner
     });
+    let mut indices = Vec::new();
     for socket in copies.iter().chain([&server]) {
         let entry = table::swap(socket.as_raw_fd(), None).unwrap();
-        assert_eq!(entry, Entry { kind: Kind::Socket, flags: 0, inner });
+        assert_eq!((entry.kind, entry.inner), (Kind::Socket, inner));
+        indices.push(entry.index());
         fds::release(entry);
     }
+    indices.sort_unstable();
+    assert_eq!(indices, [0, 1, 2, 3]);
     assert!(!table::hold(inner));
     let mut near = rsocket(&client);
     assert_eq!(near.read(&mut [0; 8]).unwrap(), 0);

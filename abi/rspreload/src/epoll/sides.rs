@@ -1,0 +1,118 @@
+//! The sides of an epoll, one for each index that rsockets' numbers in it have: nearly always one, for the index 0.
+//!
+//! They are a list, whose first is in the epoll's table entry. Like the table this is words by number, never freed: a
+//! look-up takes no lock.
+
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use libc::EBADF;
+
+use crate::table::Growing;
+
+/// By number of a side: its index in the upper half of the word, in the lower half the next side.
+static LIST: Growing<AtomicU64> = Growing::new();
+
+/// In place of the next side: there is none, and there will be none, the epoll is being closed.
+const LAST: u32 = u32::MAX;
+const CLOSED: u32 = u32::MAX - 1;
+/// The word of a side that is being closed: it has no index.
+const NO_SIDE: u64 = u64::MAX << 32 | CLOSED as u64;
+
+fn next(word: u64) -> Option<c_int> {
+    match word as u32 {
+        LAST | CLOSED => None,
+        side => Some(side as c_int),
+    }
+}
+
+fn index(word: u64) -> u32 {
+    (word >> 32) as u32
+}
+
+/// Makes a new side the only one of its list: `ENOMEM`.
+pub fn prepare(side: c_int, index: u32) -> Result<(), c_int> {
+    LIST.get_or_grow(side)?.store(u64::from(index) << 32 | u64::from(LAST), Ordering::Release);
+    Ok(())
+}
+
+/// The side for an index.
+pub fn find(first: c_int, wanted: u32) -> Option<c_int> {
+    let mut side = first;
+    loop {
+        let word = LIST.get(side)?.load(Ordering::Acquire);
+        if index(word) == wanted {
+            return Some(side);
+        }
+        side = next(word)?;
+    }
+}
+
+/// Puts a prepared side at the list's end; the one that has its index if there is one.
+pub fn append(first: c_int, new: c_int) -> Result<c_int, c_int> {
+    let wanted = index(LIST.get(new).ok_or(EBADF)?.load(Ordering::Acquire));
+    let mut side = first;
+    loop {
+        let place = LIST.get(side).ok_or(EBADF)?;
+        let word = place.load(Ordering::Acquire);
+        if index(word) == wanted {
+            return Ok(side);
+        }
+        match word as u32 {
+            CLOSED => return Err(EBADF),
+            LAST => {
+                let longer = u64::from(index(word)) << 32 | u64::from(new as u32);
+                if place.compare_exchange(word, longer, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                    return Ok(new);
+                }
+            }
+            further => side = further as c_int,
+        }
+    }
+}
+
+/// Takes the list apart: nothing can be appended any more.
+pub fn take(first: c_int, mut each: impl FnMut(c_int)) {
+    let mut side = Some(first);
+    while let Some(now) = side {
+        side = LIST.get(now).and_then(|place| next(place.swap(NO_SIDE, Ordering::AcqRel)));
+        each(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Numbers no test opens: the list is one for all tests of this program.
+    const FAR: c_int = 2_500_000;
+
+    #[test]
+    fn there_is_one_side_for_each_index() {
+        let sides = [FAR, FAR + 1, FAR + 2, FAR + 3];
+        for (side, index) in sides.into_iter().zip([5, 0, 7, 0]) {
+            prepare(side, index).unwrap();
+        }
+        assert_eq!(append(FAR, FAR + 1), Ok(FAR + 1));
+        assert_eq!(append(FAR, FAR + 2), Ok(FAR + 2));
+        assert_eq!(append(FAR, FAR + 3), Ok(FAR + 1));
+        assert_eq!([5, 0, 7, 1].map(|index| find(FAR, index)), [Some(FAR), Some(FAR + 1), Some(FAR + 2), None]);
+        let mut taken = Vec::new();
+        take(FAR, |side| taken.push(side));
+        assert_eq!(taken, [FAR, FAR + 1, FAR + 2]);
+        assert_eq!(append(FAR, FAR + 3), Err(EBADF));
+    }
+
+    #[test]
+    fn of_threads_that_append_the_same_index_one_wins() {
+        for round in 0..100 {
+            let first = FAR + 100 + 10 * round;
+            (0..5).for_each(|place| prepare(first + place, u32::from(place > 0)).unwrap());
+            let results: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (1..5).map(|place| scope.spawn(move || append(first, first + place))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert!(results.iter().all(|result| *result == Ok(find(first, 1).unwrap())), "{results:?}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+/* What the cases of program share: connections between two sockets of this process. */
+#ifndef TESTS_PRELOAD_PROGRAM_H
+#define TESTS_PRELOAD_PROGRAM_H
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+
+#define CHECK(condition)                                                                                               \
+	do {                                                                                                           \
+		if (!(condition)) {                                                                                    \
+			printf("FAIL %s: line %d: %s (errno %d)\n", __func__, __LINE__, #condition, errno);            \
+			return 1;                                                                                      \
+		}                                                                                                      \
+	} while (0)
+
+/* Where the last listener is. */
+extern struct sockaddr_in address;
+
+int open_numbers(void);
+int listener(int flags);
+/* A thread: connects the socket to which it gets a pointer. */
+void *connects(void *fd);
+int pair(int fds[2]);
+int works(int from, int to);
+
+/* The cases: 1 when something was wrong, of which they have told. */
+int lowest_number(void);
+int flags(void);
+int copies(void);
+int guests(void);
+int blind_close(void);
+int limits(void);
+int one_closer(void);
+int polls(void);
+int selects(void);
+int epolls(void);
+int epoll_copies(void);
+int sends_files(void);
+int vectors(void);
+
+#endif

@@ -1,0 +1,154 @@
+/* The cases of program about numbers: what they are, their flags, copies of them, and their end. */
+#include "program.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+int lowest_number(void)
+{
+	int zero = dup(0), fd;
+
+	close(0);
+	fd = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(fd == 0);
+	CHECK(dup2(zero, 0) == 0 && close(zero) == 0);
+	return 0;
+}
+
+int flags(void)
+{
+	int to = listener(SOCK_NONBLOCK | SOCK_CLOEXEC), fd, other, on = 1;
+	pthread_t thread;
+	struct pollfd wait = { .fd = to, .events = POLLIN };
+
+	CHECK(fcntl(to, F_GETFD) == FD_CLOEXEC && fcntl(to, F_GETFL) & O_NONBLOCK);
+	CHECK(accept(to, NULL, NULL) == -1 && errno == EAGAIN);
+	fd = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(fcntl(fd, F_GETFD) == 0 && fcntl(fd, F_GETFL) == O_RDWR);
+	CHECK(!pthread_create(&thread, NULL, connects, &fd) && poll(&wait, 1, -1) == 1);
+	other = accept4(to, NULL, NULL, SOCK_CLOEXEC);
+	CHECK(other >= 0 && !pthread_join(thread, NULL));
+	CHECK(fcntl(other, F_GETFD) == FD_CLOEXEC && !(fcntl(other, F_GETFL) & O_NONBLOCK));
+	CHECK(fcntl(other, F_SETFL, O_NONBLOCK) == 0 && fcntl(other, F_GETFL) & O_NONBLOCK);
+	CHECK(recv(other, &on, 1, 0) == -1 && errno == EAGAIN);
+	CHECK(fcntl(other, F_SETFL, 0) == 0 && fcntl(other, F_SETFD, 0) == 0 && fcntl(other, F_GETFD) == 0);
+	CHECK(works(fd, other));
+	CHECK(accept4(to, NULL, NULL, 1) == -1 && errno == EINVAL);
+	CHECK(fcntl(to, F_SETFL, 0) == 0 && ioctl(to, FIONBIO, &on) == 0);
+	CHECK(accept(to, NULL, NULL) == -1 && errno == EAGAIN);
+	CHECK(close(fd) == 0 && close(other) == 0 && close(to) == 0);
+	CHECK(close(to) == -1 && errno == EBADF);
+	return 0;
+}
+
+int copies(void)
+{
+	int fds[2], others[2], copy, file = open("/dev/zero", O_RDONLY);
+	char byte;
+
+	CHECK(!pair(fds) && !pair(others));
+	copy = dup(fds[0]);
+	CHECK(copy > 0 && close(fds[0]) == 0 && works(copy, fds[1]) && works(fds[1], copy));
+	CHECK(read(fds[0], &byte, 1) == -1 && errno == EBADF);
+	CHECK(dup2(copy, 100) == 100 && works(100, fds[1]) && dup2(copy, 100) == 100 && works(100, fds[1]));
+	CHECK(fcntl(copy, F_DUPFD, 200) == 200 && fcntl(200, F_GETFD) == 0);
+	CHECK(fcntl(copy, F_DUPFD_CLOEXEC, 200) == 201 && fcntl(201, F_GETFD) == FD_CLOEXEC && works(201, fds[1]));
+	CHECK(dup2(200, 200) == 200 && works(fds[1], 200));
+	CHECK(close(copy) == 0 && close(200) == 0 && close(201) == 0 && works(100, fds[1]));
+	/* The last number for it goes: the other end reads that. */
+	CHECK(dup2(others[0], 100) == 100 && read(fds[1], &byte, 1) == 0 && works(100, others[1]));
+	/* A file takes a socket's number, a socket a file's. */
+	CHECK(dup2(file, 100) == 100 && read(100, &byte, 1) == 1 && works(others[0], others[1]));
+	CHECK(dup2(others[0], file) == file && works(file, others[1]) && works(others[1], file));
+	CHECK(dup2(-1, file) == -1 && errno == EBADF && dup2(file, -1) == -1 && errno == EBADF);
+	CHECK(works(file, others[1]));
+	CHECK(close(100) == 0 && close(file) == 0 && close(fds[1]) == 0 && close(others[0]) == 0 && close(others[1]) == 0);
+	return 0;
+}
+
+/* What a child of vfork() closes and duplicates is its own affair. */
+int guests(void)
+{
+	int fds[2], status;
+	pid_t child;
+
+	CHECK(!pair(fds));
+	child = vfork();
+	if (child == 0) {
+		if (dup2(fds[0], 300) != 300 || dup2(1, fds[1]) != fds[1] || close(fds[0]) || close(fds[1]) || close(300))
+			_exit(1);
+		_exit(0);
+	}
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+	CHECK(works(fds[0], fds[1]) && works(fds[1], fds[0]) && close(300) == -1 && errno == EBADF);
+	CHECK(close(fds[0]) == 0 && close(fds[1]) == 0);
+	return 0;
+}
+
+/* As daemons do. */
+int blind_close(void)
+{
+	int fds[2], fd;
+
+	CHECK(!pair(fds));
+	for (fd = 3; fd < 4096; fd++) {
+		if (fd != fds[0] && fd != fds[1])
+			close(fd);
+	}
+	CHECK(works(fds[0], fds[1]) && works(fds[1], fds[0]));
+	CHECK(close(fds[0]) == 0 && close(fds[1]) == 0);
+	return 0;
+}
+
+int limits(void)
+{
+	struct rlimit before, few;
+	int fd = dup(0), count;
+
+	close(fd);
+	CHECK(!getrlimit(RLIMIT_NOFILE, &before));
+	few = before;
+	few.rlim_cur = fd;
+	count = open_numbers();
+	CHECK(!setrlimit(RLIMIT_NOFILE, &few));
+	CHECK(socket(AF_INET, SOCK_STREAM, 0) == -1 && errno == EMFILE);
+	few.rlim_cur = fd + 1;
+	CHECK(!setrlimit(RLIMIT_NOFILE, &few));
+	/* The number there is. What else is needed there isn't: then it is an ordinary socket. */
+	CHECK(socket(AF_INET, SOCK_STREAM, 0) == fd && close(fd) == 0);
+	CHECK(!setrlimit(RLIMIT_NOFILE, &before) && open_numbers() == count);
+	return 0;
+}
+
+static int closed;
+
+static void *closes(void *fd)
+{
+	if (close(*(int *)fd) == 0)
+		__atomic_add_fetch(&closed, 1, __ATOMIC_RELAXED);
+	return NULL;
+}
+
+int one_closer(void)
+{
+	int i, round;
+
+	for (round = 0; round < 100; round++) {
+		pthread_t threads[4];
+		int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+		closed = 0;
+		for (i = 0; i < 4; i++)
+			CHECK(!pthread_create(&threads[i], NULL, closes, &fd));
+		for (i = 0; i < 4; i++)
+			CHECK(!pthread_join(threads[i], NULL));
+		CHECK(closed == 1);
+	}
+	return 0;
+}
