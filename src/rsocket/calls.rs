@@ -233,18 +233,29 @@ pub unsafe fn send_at_once(fd: c_int, data: *const u8, len: usize, flags: c_int)
     }
 }
 
-/// rsend(3) and its relatives; a stream has no use for an address.
+/// rsend(3) and its relatives. A stream has no use for an address, and does not look at it: programs give what is no
+/// address (sockperf what recvfrom() left as it was), as TCP lets them.
 ///
 /// # Safety
 /// Buffers readable for their lengths.
-pub unsafe fn send(fd: c_int, buffers: &[iovec], flags: c_int, to: Option<&SockAddr>) -> Result<usize> {
+pub unsafe fn send(
+    fd: c_int,
+    buffers: &[iovec],
+    flags: c_int,
+    to: impl FnOnce() -> Result<Option<SockAddr>>,
+) -> Result<usize> {
     match TABLE.get(fd).as_deref() {
         // SAFETY: the caller's word.
         Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.send(buffers, flags) },
         // SAFETY: the caller's word.
-        Some(Object::Socket(Socket::Datagram(socket))) => unsafe { socket.send(buffers, flags, to) },
+        Some(Object::Socket(Socket::Datagram(socket))) => unsafe { socket.send(buffers, flags, to()?.as_ref()) },
         Some(Object::Epoll(_)) | None => Err(Errno::EBADF),
     }
+}
+
+/// For [`send`]: without an address.
+pub fn no_address() -> Result<Option<SockAddr>> {
+    Ok(None)
 }
 
 /// rpoll(3).

@@ -5,6 +5,7 @@ pub mod atfork;
 pub mod cbox;
 pub mod chardev;
 pub mod clock;
+pub mod doorbell;
 pub mod event;
 pub mod futex;
 pub mod log;

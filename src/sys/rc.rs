@@ -5,6 +5,7 @@ use std::mem::{MaybeUninit, zeroed};
 use std::ptr::{self, NonNull};
 use std::slice;
 
+use super::doorbell;
 use super::pages::Pages;
 pub use super::verbs::ibv_wc;
 use super::verbs::{
@@ -282,7 +283,8 @@ pub unsafe fn send<const N: usize>(qp: NonNull<ibv_qp>, work: &[Work; N]) -> Res
         let post = (*(*qp.as_ptr()).context).ops.post_send.ok_or(Errno::ENOSYS)?;
         post(qp.as_ptr(), next, &raw mut bad)
     };
-    if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
+    // SAFETY: the caller's word.
+    unsafe { doorbell::posted(qp, result) }
 }
 
 /// The most receives posted in one go.

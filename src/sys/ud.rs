@@ -3,6 +3,7 @@
 use std::mem::{size_of, zeroed};
 use std::ptr::{self, NonNull};
 
+use super::doorbell;
 use super::rc::RECEIVE;
 use super::verbs::{
     self, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_gid_entry,
@@ -134,7 +135,8 @@ pub unsafe fn send(
         let post = (*(*qp.as_ptr()).context).ops.post_send.ok_or(Errno::ENOSYS)?;
         post(qp.as_ptr(), &raw mut request, &raw mut bad)
     };
-    if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
+    // SAFETY: the caller's word.
+    unsafe { doorbell::posted(qp, result) }
 }
 
 /// Posts a receive of `len` bytes at `into`; its completion brings `slot` and [`RECEIVE`].

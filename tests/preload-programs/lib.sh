@@ -53,13 +53,16 @@ tcp_listens() {
 }
 
 # Waits until PID listens on PORT, and notes by which means. TCP is asked first: soft-iWARP's own listener, which is a TCP
-# socket of the kernel, comes after the id has the state LISTEN.
+# socket of the kernel, comes after the id has the state LISTEN. Until then connections are refused.
 await_listener() {
     local port=$1 pid=$2 limit=$((SECONDS + hang_limit)) tcp
     while :; do
         if tcp_listens "$port"; then tcp=yes; else tcp=no; fi
-        if rdma_listens "$port"; then echo "rdma $port" >>listeners && return; fi
-        if [ "$tcp" = yes ]; then echo "tcp $port" >>listeners && return; fi
+        if rdma_listens "$port"; then
+            if [ "$tcp" = yes ] || [ "$DEVICE" = rxe ]; then echo "rdma $port" >>listeners && return; fi
+        elif [ "$tcp" = yes ]; then
+            echo "tcp $port" >>listeners && return
+        fi
         kill -0 "$pid" 2>/dev/null || return 1
         [ "$SECONDS" -lt "$limit" ] || return 1
         read -rt 0.05 -u "$silence"

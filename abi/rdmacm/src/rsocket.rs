@@ -9,6 +9,7 @@ use libc::{epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, so
 use rdmacm_core::errno::{Result, report};
 use rdmacm_core::ffi::rfcntl_argument;
 use rdmacm_core::rsocket::calls;
+use rdmacm_core::sys::sockaddr::SockAddr;
 use rdmacm_core::{Errno, rsocket as core};
 
 use crate::buffers::{buffer, buffers, bytes, name_out};
@@ -152,7 +153,9 @@ unsafe fn send(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> 
 #[inline(never)]
 unsafe fn send_any(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's word.
-    report(-1, || unsafe { Ok(calls::send(socket, &[buffer(buf.cast_mut(), len)?], flags, None)? as ssize_t) })
+    report(-1, || unsafe {
+        Ok(calls::send(socket, &[buffer(buf.cast_mut(), len)?], flags, calls::no_address)? as ssize_t)
+    })
 }
 
 /// send(2) for rsockets.
@@ -160,6 +163,15 @@ unsafe fn send_any(socket: c_int, buf: *const c_void, len: size_t, flags: c_int)
 pub unsafe extern "C" fn rsend(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's word.
     unsafe { send(socket, buf, len, flags) }
+}
+
+/// Where a datagram is to go, if it has an address of its own.
+///
+/// # Safety
+/// Readable for `len` bytes, unless NULL.
+unsafe fn destination(addr: *const sockaddr, len: socklen_t) -> Result<Option<SockAddr>> {
+    // SAFETY: the caller's word.
+    if addr.is_null() { Ok(None) } else { unsafe { core::address(addr, len).map(Some) } }
 }
 
 /// sendto(2) for rsockets.
@@ -175,8 +187,8 @@ pub unsafe extern "C" fn rsendto(
     report(-1, || {
         // SAFETY: the caller's word.
         unsafe {
-            let to = if dest_addr.is_null() { None } else { Some(core::address(dest_addr, addrlen)?) };
-            Ok(calls::send(socket, &[buffer(buf.cast_mut(), len)?], flags, to.as_ref())? as ssize_t)
+            let to = || destination(dest_addr, addrlen);
+            Ok(calls::send(socket, &[buffer(buf.cast_mut(), len)?], flags, to)? as ssize_t)
         }
     })
 }
@@ -188,9 +200,8 @@ pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_in
         // SAFETY: the caller's word.
         unsafe {
             let msg = msg.as_ref().ok_or(Errno::EFAULT)?;
-            let name = msg.msg_name.cast::<sockaddr>();
-            let to = if name.is_null() { None } else { Some(core::address(name, msg.msg_namelen)?) };
-            Ok(calls::send(socket, buffers(msg.msg_iov, msg.msg_iovlen)?, flags, to.as_ref())? as ssize_t)
+            let to = || destination(msg.msg_name.cast::<sockaddr>(), msg.msg_namelen);
+            Ok(calls::send(socket, buffers(msg.msg_iov, msg.msg_iovlen)?, flags, to)? as ssize_t)
         }
     })
 }
@@ -220,7 +231,7 @@ pub unsafe extern "C" fn rwrite(socket: c_int, buf: *const c_void, count: size_t
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
     // SAFETY: the caller's word.
-    report(-1, || unsafe { Ok(calls::send(socket, buffers(iov, count(iovcnt)?)?, 0, None)? as ssize_t) })
+    report(-1, || unsafe { Ok(calls::send(socket, buffers(iov, count(iovcnt)?)?, 0, calls::no_address)? as ssize_t) })
 }
 
 /// poll(2) for rsockets and other descriptors together. timeout: in milliseconds, -1 without end.

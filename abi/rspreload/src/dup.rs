@@ -134,7 +134,7 @@ fn control(fd: c_int, entry: Entry, cmd: c_int, arg: usize) -> c_int {
     let real = || unsafe { real::fcntl64(fd, cmd, arg) };
     match (cmd, entry.kind) {
         (F_DUPFD | F_DUPFD_CLOEXEC, _) => copy_entry(entry, real),
-        (_, Kind::Pending | Kind::Epoll) => real(),
+        (_, Kind::Pending | Kind::Epoll | Kind::Relayed) => real(),
         (F_GETFL, Kind::Socket) => {
             fds::sync_nonblock(fd, entry.inner);
             // SAFETY: numbers only.

@@ -47,6 +47,8 @@ pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event
         Some(entry @ Entry { kind: Kind::Pending, .. }) => unsafe { control_pending(epfd, op, fd, entry, event) },
         // SAFETY: as for this function.
         Some(entry @ Entry { kind: Kind::Socket, .. }) => unsafe { control_rsocket(epfd, op, fd, entry, event) },
+        // Its placeholder is a TCP socket that has ended, and would always be ready.
+        Some(Entry { kind: Kind::Relayed, .. }) => errno::fail(EPERM),
         // SAFETY: handed on as it came.
         _ => unsafe { real::epoll_ctl(epfd, op, fd, event) },
     }

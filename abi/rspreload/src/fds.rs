@@ -44,7 +44,7 @@ pub fn hold(entry: Entry) -> Option<Entry> {
     table::hold(entry.inner).then(|| match entry.kind {
         Kind::Socket => entry.with_index(table::index_of(entry.inner)),
         Kind::Pending => Entry { flags: fork::copy_flags(entry.flags), ..entry },
-        Kind::Epoll => entry,
+        Kind::Epoll | Kind::Relayed => entry,
     })
 }
 
@@ -60,6 +60,7 @@ pub fn release(entry: Entry) -> c_int {
         // SAFETY: a number only.
         Kind::Socket | Kind::Pending => unsafe { r::rclose(entry.inner) },
         Kind::Epoll => epoll::close_sides(entry.inner),
+        Kind::Relayed => fork::remote::release(entry),
     }
 }
 
@@ -98,6 +99,9 @@ pub fn sync_nonblock(fd: c_int, inner: c_int) {
 pub fn is_library(fd: c_int) -> bool {
     const LEVEL: c_int = 0x7273_6f63;
     const OWN: c_int = 0;
+    if fork::is_end(fd) {
+        return true;
+    }
     let mut own: c_int = 0;
     let mut len = mem::size_of::<c_int>() as socklen_t;
     // SAFETY: a live int and its size.

@@ -12,9 +12,15 @@ mod active;
 mod copy;
 mod decide;
 mod member;
+mod message;
 mod name;
+mod others;
 mod passive;
+mod place;
+mod relay;
+pub mod remote;
 mod semaphore;
+mod share;
 mod state;
 
 use core::ffi::c_int;
@@ -24,6 +30,8 @@ use libc::{EINPROGRESS, EINTR, c_short, sockaddr, socklen_t};
 use self::state::{Role, State};
 use crate::table::{self, Entry, Kind};
 use crate::{config, errno, fds, real};
+
+pub use share::is_end;
 
 /// What a call is about to do with a pending socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -141,5 +149,7 @@ pub fn joined(fd: c_int, epfd: c_int) {
     }
 }
 
+#[cfg(test)]
+mod relay_tests;
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_void};
 
 use libc::{MSG_DONTWAIT, epoll_event, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
-use crate::fork::Way;
+use crate::fork::{Way, remote};
 use crate::table::{self, Kind};
 use crate::{Target, data, epoll, errno, inner, r, real};
 
@@ -41,6 +41,7 @@ macro_rules! forward_data {
                     match data(fd, $way) {
                         Target::Kernel => real::$name(fd, $($arg),*),
                         Target::Rsocket(inner) => r::$to(inner, $($arg),*),
+                        Target::Relayed(channel) => remote::$to(fd, channel, $($arg),*),
                         Target::Nowhere(why) => errno::fail(why),
                     }
                 }

@@ -51,6 +51,8 @@ fn inner(fd: c_int) -> Option<c_int> {
 enum Target {
     Kernel,
     Rsocket(c_int),
+    /// Another process's rsocket, by this channel.
+    Relayed(c_int),
     /// It fails, with this `errno`.
     Nowhere(c_int),
 }
@@ -68,8 +70,10 @@ fn data(fd: c_int, way: fork::Way) -> Target {
 #[cold]
 #[inline(never)]
 fn decide(fd: c_int, entry: table::Entry, way: fork::Way) -> Target {
-    if entry.kind == table::Kind::Epoll {
-        return Target::Kernel;
+    match entry.kind {
+        table::Kind::Epoll => return Target::Kernel,
+        table::Kind::Relayed => return Target::Relayed(entry.inner),
+        _ => {}
     }
     // SAFETY: nothing but the number and what the table has for it.
     match unsafe { fork::settle(fd, entry, way) } {

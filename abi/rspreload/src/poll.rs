@@ -3,9 +3,10 @@
 use core::ffi::{c_int, c_short};
 use core::slice;
 
-use libc::{nfds_t, pollfd};
+use libc::{POLLERR, POLLHUP, POLLIN, nfds_t, pollfd};
 
-use crate::table::{self, Kind};
+use crate::fork::remote;
+use crate::table::{self, Entry, Kind};
 use crate::time::Deadline;
 use crate::{errno, fork, r, real, scratch};
 
@@ -39,8 +40,37 @@ pub fn polled(fd: c_int, events: c_short) -> c_int {
         Some(entry) if entry.kind == Kind::Socket => entry.inner,
         // SAFETY: nothing but the number and what the table has for it.
         Some(entry) if entry.kind == Kind::Pending => unsafe { fork::settle_for_poll(fd, entry, events).unwrap_or(fd) },
+        Some(entry) if entry.kind == Kind::Relayed => {
+            remote::ask(entry.inner, events);
+            entry.inner
+        }
         _ => fd,
     }
+}
+
+/// What librdmacm is to poll for `fd`.
+fn asked(fd: &pollfd) -> pollfd {
+    let mut events = fd.events;
+    if let Some(Entry { kind: Kind::Relayed, inner, .. }) = table::get(fd.fd) {
+        remote::enter(inner, events);
+        events = POLLIN;
+    }
+    pollfd { fd: polled(fd.fd, fd.events), events, revents: 0 }
+}
+
+/// What is told of `fd` when librdmacm tells `revents`.
+fn told(fd: &pollfd, revents: c_short) -> c_short {
+    match table::get(fd.fd) {
+        Some(entry) if entry.kind == Kind::Relayed && revents != 0 => {
+            remote::told(entry.inner) & (fd.events | POLLERR | POLLHUP)
+        }
+        _ => revents,
+    }
+}
+
+/// Whether `fd` is an rsocket of another process: what is told of it comes as a message.
+pub fn relayed(fd: c_int) -> bool {
+    table::get(fd).is_some_and(|entry| entry.kind == Kind::Relayed)
 }
 
 /// Polls what `inner` has room for in place of `list`.
@@ -49,17 +79,26 @@ fn poll_both(list: &mut [pollfd], inner: &mut [pollfd], timeout: c_int) -> c_int
     let mut left = timeout;
     loop {
         for (inner, fd) in inner.iter_mut().zip(&*list) {
-            *inner = pollfd { fd: polled(fd.fd, fd.events), events: fd.events, revents: 0 };
+            *inner = asked(fd);
         }
         // SAFETY: a list and its length.
         let result = unsafe { r::rpoll(inner.as_mut_ptr(), inner.len() as nfds_t, left) };
-        if result <= 0 || !changed(list, inner) {
-            if result >= 0 {
-                list.iter_mut().zip(&*inner).for_each(|(fd, inner)| fd.revents = inner.revents);
+        let again = result > 0 && changed(list, inner);
+        let mut count = 0;
+        for (fd, inner) in list.iter_mut().zip(&*inner) {
+            if result >= 0 && !again {
+                fd.revents = told(fd, inner.revents);
+                count += c_int::from(fd.revents != 0);
             }
-            return result;
+            if relayed(fd.fd) {
+                remote::leave(inner.fd, fd.events);
+            }
         }
         left = deadline.left();
+        // What is told of another process's rsocket may have been asked for by another thread.
+        if result <= 0 || !again && (count > 0 || left == 0) {
+            return if result < 0 { result } else { count };
+        }
     }
 }
 

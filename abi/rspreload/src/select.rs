@@ -6,10 +6,12 @@
 use core::ffi::{c_int, c_short, c_ulong};
 use core::slice;
 
-use libc::{EBADF, POLLIN, POLLOUT, POLLPRI, fd_set, timeval};
+use libc::{EBADF, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, fd_set, timeval};
 
-use crate::poll::{concerns, polled, settled};
-use crate::{errno, r, real, scratch, table};
+use crate::fork::remote;
+use crate::poll::{concerns, polled, relayed, settled};
+use crate::table::{self, Kind};
+use crate::{errno, r, real, scratch};
 
 /// A set of numbers is an array of these (`__fd_mask` of sys/select.h).
 type Word = c_ulong;
@@ -72,13 +74,15 @@ const ASKED: [c_short; 3] = [POLLIN, POLLOUT, POLLPRI];
 /// is then what is left.
 fn select_both(limit: usize, sets: &mut [&mut [Word]; 3], timeout: *mut timeval) -> c_int {
     loop {
+        each_relayed(limit, sets, remote::enter);
         // Sockets in fork mode that are to become rsockets do so here: their numbers are the same in what follows.
-        let numbers = sets
-            .iter()
-            .zip(ASKED)
-            .filter_map(|(set, events)| numbers_in(set, limit).map(|fd| polled(fd, events)).max());
+        let numbers =
+            sets.iter().filter_map(|set| numbers_in(set, limit).map(|fd| polled(fd, asked_of(sets, fd))).max());
         let count = match numbers.max() {
-            Some(table::CLOSING) => return errno::fail(EBADF),
+            Some(table::CLOSING) => {
+                each_relayed(limit, sets, remote::leave);
+                return errno::fail(EBADF);
+            }
             highest => highest.map_or(0, |highest| highest as usize + 1),
         };
         let words = count.div_ceil(BITS);
@@ -90,7 +94,10 @@ fn select_both(limit: usize, sets: &mut [&mut [Word]; 3], timeout: *mut timeval)
         match result {
             Ok(Some(result)) => return result,
             Ok(None) => {}
-            Err(why) => return errno::fail(why),
+            Err(why) => {
+                each_relayed(limit, sets, remote::leave);
+                return errno::fail(why);
+            }
         }
     }
 }
@@ -103,16 +110,17 @@ fn select_inner(
     inner: &mut [&mut [Word]; 3],
     timeout: *mut timeval,
 ) -> Option<c_int> {
-    for (set, inner) in sets.iter().zip(inner.iter_mut()) {
-        numbers_in(set, limit).for_each(|fd| put(inner, number_of(fd)));
+    for (place, set) in sets.iter().enumerate() {
+        numbers_in(set, limit).for_each(|fd| put(inner[place_of(fd, place)], number_of(fd)));
     }
     let [read, write, except] = inner.each_mut().map(|set| set.as_mut_ptr().cast::<fd_set>());
     // SAFETY: sets of so many bits; the time-out is the caller's.
     let result = unsafe { r::rselect(count as c_int, read, write, except, timeout) };
+    each_relayed(limit, sets, remote::leave);
     if result > 0 {
         let mut again = false;
-        for ((set, inner), events) in sets.iter().zip(inner.iter()).zip(ASKED) {
-            let told = numbers_in(set, limit).filter(|&fd| has(inner, number_of(fd)));
+        for ((place, set), events) in sets.iter().enumerate().zip(ASKED) {
+            let told = numbers_in(set, limit).filter(|&fd| is_told(inner, place, fd));
             again = told.fold(again, |again, fd| settled(fd, events) || again);
         }
         if again {
@@ -122,17 +130,29 @@ fn select_inner(
     if result < 0 {
         return Some(result);
     }
-    Some(sets.iter_mut().zip(inner.iter()).map(|(set, inner)| store(set, limit, inner)).sum())
+    // What is told of another process's rsocket may have been asked for by another thread.
+    let something = |place: usize, set: &[Word]| numbers_in(set, limit).any(|fd| is_told(inner, place, fd));
+    if result > 0 && !sets.iter().enumerate().any(|(place, set)| something(place, set)) {
+        return None;
+    }
+    Some(sets.iter_mut().enumerate().map(|(place, set)| store(set, limit, inner, place)).sum())
 }
 
-/// Leaves in `set` the numbers that `inner` has, and counts them: two numbers for one rsocket both count.
-fn store(set: &mut [Word], limit: usize, inner: &[Word]) -> c_int {
+/// Calls `call` for each set's numbers of other processes' rsockets, with what the set asks.
+fn each_relayed(limit: usize, sets: &[&mut [Word]; 3], call: fn(c_int, c_short)) {
+    for (set, events) in sets.iter().zip(ASKED) {
+        numbers_in(set, limit).filter(|&fd| relayed(fd)).for_each(|fd| call(number_of(fd), events));
+    }
+}
+
+/// Leaves in `set` the numbers that are told, and counts them: two numbers for one rsocket both count.
+fn store(set: &mut [Word], limit: usize, inner: &[&mut [Word]; 3], which: usize) -> c_int {
     let mut told = 0;
     for (place, word) in set.iter_mut().enumerate() {
         let asked = [*word];
         *word = 0;
         for bit in numbers_in(&asked, limit - place * BITS) {
-            if has(inner, number_of((place * BITS) as c_int + bit)) {
+            if is_told(inner, which, (place * BITS) as c_int + bit) {
                 *word |= 1 << bit;
                 told += 1;
             }
@@ -141,7 +161,26 @@ fn store(set: &mut [Word], limit: usize, inner: &[Word]) -> c_int {
     told
 }
 
+/// All that the sets ask of `fd`.
+fn asked_of(sets: &[&mut [Word]; 3], fd: c_int) -> c_short {
+    sets.iter().zip(ASKED).filter(|(set, _)| has(set, fd)).fold(0, |all, (_, events)| all | events)
+}
+
 /// The number for `fd` in the sets of inner numbers.
 fn number_of(fd: c_int) -> c_int {
-    crate::inner(fd).unwrap_or(fd)
+    match table::get(fd) {
+        Some(entry) if matches!(entry.kind, Kind::Socket | Kind::Relayed) => entry.inner,
+        _ => fd,
+    }
+}
+
+/// The inner set for a number of the set `place`: whatever is told of another process's rsocket is a message to read.
+fn place_of(fd: c_int, place: usize) -> usize {
+    if relayed(fd) { 0 } else { place }
+}
+
+/// Whether the inner sets tell what the set `place` asks of `fd`.
+fn is_told(inner: &[&mut [Word]; 3], place: usize, fd: c_int) -> bool {
+    let told = has(inner[place_of(fd, place)], number_of(fd));
+    told && (!relayed(fd) || remote::told(number_of(fd)) & (ASKED[place] | POLLERR | POLLHUP) != 0)
 }

@@ -36,6 +36,8 @@ fn send_file(out: c_int, file: c_int, offset: *mut off64_t, len: usize, real: im
         Target::Kernel => real(),
         // SAFETY: the C contract.
         Target::Rsocket(out) => unsafe { send_to(out, file, offset, len) },
+        // Programs read and write instead.
+        Target::Relayed(_) => errno::fail(EINVAL),
         Target::Nowhere(why) => errno::fail(why),
     }
 }

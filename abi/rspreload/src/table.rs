@@ -21,6 +21,8 @@ pub enum Kind {
     Pending,
     /// An epoll instance of the kernel with rsockets beside it, in the instance `inner` of librdmacm.
     Epoll,
+    /// An rsocket of the process that this one comes from (fork mode); `inner` is the channel to that process.
+    Relayed,
 }
 
 /// What the table has for a number.
@@ -54,6 +56,7 @@ impl Entry {
             Kind::Socket => 1,
             Kind::Pending => 2,
             Kind::Epoll => 3,
+            Kind::Relayed => 4,
         };
         kind << 56 | u64::from(entry.flags & 0xff_ffff) << 32 | u64::from(entry.inner as u32)
     }
@@ -64,7 +67,8 @@ impl Entry {
             0 => return None,
             1 => Kind::Socket,
             2 => Kind::Pending,
-            _ => Kind::Epoll,
+            3 => Kind::Epoll,
+            _ => Kind::Relayed,
         };
         Some(Entry { kind, flags: (word >> 32) as u32 & 0xff_ffff, inner: word as u32 as c_int })
     }
@@ -236,7 +240,7 @@ mod tests {
 
     #[test]
     fn words_keep_what_entries_say() {
-        for kind in [Kind::Socket, Kind::Pending, Kind::Epoll] {
+        for kind in [Kind::Socket, Kind::Pending, Kind::Epoll, Kind::Relayed] {
             for flags in [0, 1, 0xff_ffff] {
                 for inner in [-1, 0, 5, c_int::MAX] {
                     let entry = Some(Entry { kind, flags, inner });

@@ -6,8 +6,8 @@ use libc::{EAGAIN, POLLIN, POLLRDHUP, pollfd};
 
 use super::Way;
 use super::decide::{self, Outcome, PATIENCE};
-use super::name;
 use super::state::Role;
+use super::{name, others, place};
 use crate::epoll::Deadline;
 use crate::{r, real};
 
@@ -44,9 +44,14 @@ fn decide_to_send(tcp: c_int) -> Outcome {
     }
     // The other end may be told by what we send only: if it is no server of fork mode it says nothing.
     let mut fds = [pollfd { fd: tcp, events: POLLIN | POLLRDHUP, revents: 0 }];
-    let silent = !decide::poll(&mut fds, &Deadline::after(0));
-    if silent && !(can_connect() && decide::poll(&mut fds, &Deadline::after(PATIENCE))) {
-        return Outcome::Late;
+    if !decide::poll(&mut fds, &Deadline::after(0)) {
+        let can_come = name::own(tcp).is_some_and(|own| place::is_shared(&own));
+        if can_come && !others::wait(tcp, &Deadline::after(PATIENCE)) {
+            return Outcome::Late;
+        }
+        if !decide::poll(&mut fds, &Deadline::after(0)) {
+            return Outcome::Tcp;
+        }
     }
     if fds[0].revents & (libc::POLLERR | libc::POLLNVAL) != 0 {
         // The program's call is to be told, and recv() would take the error.
@@ -64,15 +69,6 @@ fn is_connected(tcp: c_int) -> bool {
     decide::poll(&mut fds, &Deadline::after(0))
 }
 
-/// Where there is no RDMA there is nothing to wait for.
-fn can_connect() -> bool {
-    // SAFETY: no pointers; an rsocket that nobody else knows.
-    unsafe {
-        let inner = r::rsocket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
-        inner >= 0 && r::rclose(inner) == 0
-    }
-}
-
 /// The word comes whole: it is sent in one piece, before anything else.
 fn listen(tcp: c_int) -> Heard {
     let mut bytes = [1; WORD.len()];
@@ -84,7 +80,11 @@ fn listen(tcp: c_int) -> Heard {
 }
 
 fn connect(tcp: c_int) -> Outcome {
-    let Some(peer) = name::peer(tcp) else { return Outcome::Tcp };
+    let (Some(peer), Some(own)) = (name::peer(tcp), name::own(tcp)) else { return Outcome::Tcp };
+    if !place::is_shared(&own) {
+        // Data that looks like it.
+        return Outcome::Tcp;
+    }
     let inner = decide::rsocket_for((&peer.storage, peer.len), |inner| {
         // SAFETY: an address of this length.
         unsafe { r::rconnect(inner, decide::address(&peer.storage), peer.len) == 0 }

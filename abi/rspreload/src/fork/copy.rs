@@ -7,6 +7,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use super::share;
 use super::state::State;
 use crate::table::{self, Entry, Kind};
 use crate::{fds, real};
@@ -66,7 +67,8 @@ pub fn share(tcp: c_int, inner: c_int, mut joined: impl FnMut(c_int, State)) {
         if state.busy {
             return;
         }
-        let Some(rsocket) = fds::hold(Entry { kind: Kind::Socket, flags: 0, inner }) else { return };
+        let decided = Entry { kind: Kind::Socket, flags: share::DECIDED, inner };
+        let Some(rsocket) = fds::hold(decided) else { return };
         if table::replace(fd, Some(entry), Some(rsocket)) {
             joined(fd, state);
         } else {
@@ -102,7 +104,8 @@ fn each_copy(tcp: c_int, kind: Kind, mut call: impl FnMut(c_int, Entry)) {
     }
 }
 
-fn numbers() -> c_int {
+/// One more than the highest number that there may be.
+pub fn numbers() -> c_int {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a structure of ours.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };

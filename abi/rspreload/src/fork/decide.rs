@@ -10,7 +10,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use libc::{EAGAIN, F_DUPFD_CLOEXEC, F_GETFL, F_SETFL, O_NONBLOCK, c_void};
 
 use super::state::{Role, State};
-use super::{Way, active, copy, member, passive};
+use super::{Way, active, copy, member, others, passive, share};
+use crate::epoll::Deadline;
 use crate::table::{self, Entry, Kind};
 use crate::{errno, fds, r, real};
 
@@ -86,7 +87,29 @@ fn begin(fd: c_int, entry: Entry, decisions: u32, way: Way) -> Option<Result<Opt
 /// Waits for what the peer says, as the program's recv(2) would: with its flags, its time-out, and its signals. Not as
 /// the deciding thread: another one may want to send meanwhile.
 fn hear(fd: c_int) -> Result<(), c_int> {
+    if is_silent(fd) && is_blocking(fd) && others::exist(fd) {
+        others::wait(fd, &Deadline::after(receive_timeout(fd)));
+    }
     peek(fd, &mut [0], 0).map(|_| ())
+}
+
+fn is_blocking(fd: c_int) -> bool {
+    // SAFETY: a command without an argument.
+    unsafe { real::fcntl(fd, F_GETFL, 0) & O_NONBLOCK == 0 }
+}
+
+/// SO_RCVTIMEO in milliseconds, -1 for none.
+fn receive_timeout(fd: c_int) -> c_int {
+    let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let mut len = size_of::<libc::timeval>() as libc::socklen_t;
+    // SAFETY: a structure of this size.
+    unsafe {
+        real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, (&raw mut time).cast(), &raw mut len);
+    }
+    match time.tv_sec.saturating_mul(1000).saturating_add(time.tv_usec / 1000) {
+        0 => -1,
+        some => c_int::try_from(some).unwrap_or(c_int::MAX),
+    }
 }
 
 /// Decides, as the one thread that does, and leaves the table as it is to be.
@@ -132,7 +155,7 @@ fn become_rsocket(fd: c_int, tcp: c_int, busy: State, inner: c_int) -> Option<c_
         table::replace(fd, Some(busy.entry()), None);
         return None;
     }
-    let now = take(fd, busy, Entry { kind: Kind::Socket, flags: 0, inner });
+    let now = take(fd, busy, Entry { kind: Kind::Socket, flags: share::DECIDED, inner });
     if now.is_some() {
         copy::share(tcp, inner, hand_over);
         // The peer does the same; whoever has another copy of the TCP socket, a parent perhaps, sees that it is used up.
@@ -144,6 +167,7 @@ fn become_rsocket(fd: c_int, tcp: c_int, busy: State, inner: c_int) -> Option<c_
 
 /// Puts an rsocket into the table, with the caller's reference; `None` if the program has closed the number.
 fn take(fd: c_int, busy: State, rsocket: Entry) -> Option<c_int> {
+    share::made();
     if table::replace(fd, Some(busy.entry()), Some(rsocket)) {
         hand_over(fd, busy);
         return Some(rsocket.inner);
@@ -208,7 +232,7 @@ pub fn is_silent(tcp: c_int) -> bool {
 }
 
 /// poll(2) of one or two descriptors until the end of the patience; false when it has come.
-pub fn poll(fds: &mut [libc::pollfd], end: &crate::epoll::Deadline) -> bool {
+pub fn poll(fds: &mut [libc::pollfd], end: &Deadline) -> bool {
     loop {
         // The library polls both kinds. SAFETY: the slice is this long.
         let count = unsafe { r::rpoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, end.left()) };

@@ -25,6 +25,40 @@ pub fn peer(tcp: c_int) -> Option<Name> {
     ask(real::getpeername, tcp)
 }
 
+/// The address with a port that is still to be found.
+pub fn any_port(name: &Name) -> Name {
+    let mut name = Name { storage: name.storage, len: name.len };
+    let storage = &raw mut name.storage;
+    // SAFETY: the family says what it is, and the storage has room and alignment for it.
+    unsafe {
+        match c_int::from(name.storage.ss_family) {
+            AF_INET => (*storage.cast::<sockaddr_in>()).sin_port = 0,
+            AF_INET6 => (*storage.cast::<sockaddr_in6>()).sin6_port = 0,
+            _ => {}
+        }
+    }
+    name
+}
+
+/// Whether two addresses differ in nothing but the port.
+pub fn same_host(one: &Name, other: &Name) -> bool {
+    let family = one.storage.ss_family;
+    let (one, other) = (&raw const one.storage, &raw const other.storage);
+    // SAFETY: the family says what they are, and the storage has room and alignment for it.
+    unsafe {
+        if (*other).ss_family != family {
+            return false;
+        }
+        match c_int::from(family) {
+            AF_INET => (*one.cast::<sockaddr_in>()).sin_addr.s_addr == (*other.cast::<sockaddr_in>()).sin_addr.s_addr,
+            AF_INET6 => {
+                (*one.cast::<sockaddr_in6>()).sin6_addr.s6_addr == (*other.cast::<sockaddr_in6>()).sin6_addr.s6_addr
+            }
+            _ => false,
+        }
+    }
+}
+
 fn ask(call: Call, tcp: c_int) -> Option<Name> {
     // SAFETY: all zeros are an address, of no family.
     let mut storage: sockaddr_storage = unsafe { mem::zeroed() };

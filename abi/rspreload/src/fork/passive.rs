@@ -6,14 +6,17 @@ use libc::{EAGAIN, EINTR, F_SETFL, O_NONBLOCK, POLLIN, POLLRDHUP, pollfd};
 
 use super::active::WORD;
 use super::decide::{self, Outcome, PATIENCE};
-use super::name;
 use super::semaphore::Turn;
+use super::{name, place};
 use crate::epoll::Deadline;
 use crate::{errno, r, real};
 
 /// Decides for a socket that was accepted.
 pub fn decide(tcp: c_int) -> Outcome {
     let Some(own) = name::own(tcp) else { return Outcome::Tcp };
+    if !place::is_shared(&own) {
+        return Outcome::Tcp;
+    }
     // Processes with connections to one address take turns.
     let turn = Turn::take(PATIENCE);
     // What speaks first has not waited for the word: it is not in fork mode, or has given up.
@@ -49,6 +52,13 @@ fn say_word(tcp: c_int) -> bool {
 /// How long the rsocket may take to show when the other end has done with TCP, in milliseconds.
 const GRACE: c_int = 1_000;
 
+/// Whether the TCP connection is ended, as it is by the one that has connected an rsocket in its stead. The rsocket may
+/// be another one's, whom nobody waits for any longer: data must not get to the wrong end.
+fn has_ended(tcp: c_int, end: &Deadline) -> bool {
+    decide::poll(&mut [pollfd { fd: tcp, events: POLLIN | POLLRDHUP, revents: 0 }], end)
+        && !matches!(decide::peek(tcp, &mut [0], libc::MSG_DONTWAIT), Ok(count) if count > 0)
+}
+
 /// Waits for the other end. One that goes on over TCP does not come. One that ends TCP has either left, or has
 /// connected: it may see that before this end does.
 fn accept(listener: c_int, tcp: c_int) -> Option<c_int> {
@@ -62,9 +72,15 @@ fn accept(listener: c_int, tcp: c_int) -> Option<c_int> {
             // SAFETY: nobody wants to know the address.
             let inner = unsafe { r::raccept(listener, core::ptr::null_mut(), core::ptr::null_mut()) };
             if inner >= 0 {
-                return Some(inner);
-            }
-            if !matches!(errno::get(), EAGAIN | EINTR | libc::ECONNABORTED) {
+                if has_ended(tcp, &end) {
+                    return Some(inner);
+                }
+                // SAFETY: nobody else knows it.
+                unsafe { r::rclose(inner) };
+                if !decide::is_silent(tcp) {
+                    return None;
+                }
+            } else if !matches!(errno::get(), EAGAIN | EINTR | libc::ECONNABORTED) {
                 return None;
             }
         }

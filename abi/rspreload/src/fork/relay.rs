@@ -1,0 +1,129 @@
+//! The process that has an rsocket serves it to a child of fork(2): a thread for each rsocket and child, which does what
+//! the child asks, until the child has closed its copies.
+
+use core::ffi::{c_int, c_short, c_void};
+use core::mem;
+use core::ptr;
+use core::sync::atomic::{AtomicI32, Ordering};
+
+use libc::{EINVAL, MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, iovec, pollfd};
+
+use super::message::{self, Head};
+use crate::table::{Entry, Kind};
+use crate::{errno, fds, r, real};
+
+/// This process's ends of all pairs, plus one: children close their copies. As many as there are can be served.
+static ENDS: [AtomicI32; 256] = [const { AtomicI32::new(0) }; 256];
+
+/// Serves `inner` by `channel`, in a thread that takes both, and a reference to the rsocket; false if that is impossible.
+pub fn serve(channel: c_int, inner: c_int) -> bool {
+    let free = ENDS.iter().find(|end| end.compare_exchange(0, channel + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok());
+    let Some(end) = free else { return false };
+    let started = start(channel, inner);
+    if !started {
+        end.store(0, Ordering::SeqCst);
+    }
+    started
+}
+
+/// Whether `fd` is such an end.
+pub fn is_end(fd: c_int) -> bool {
+    ENDS.iter().any(|end| end.load(Ordering::SeqCst) == fd + 1)
+}
+
+/// In a child: what its parent serves to others is not this process's.
+pub fn forget() {
+    for end in &ENDS {
+        let number = end.swap(0, Ordering::SeqCst);
+        if number != 0 {
+            // SAFETY: the child's copy of a descriptor that only this library knows.
+            unsafe { real::close(number - 1) };
+        }
+    }
+}
+
+/// Starts the thread. It takes none of the program's signals.
+fn start(channel: c_int, inner: c_int) -> bool {
+    // SAFETY: sets and attributes of this stack; the argument is a number.
+    unsafe {
+        let (mut all, mut before, mut thread) = mem::zeroed();
+        let mut attributes = mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        libc::pthread_attr_init(&raw mut attributes);
+        libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
+        let argument = (inner as usize) << 32 | channel as usize;
+        let failed = libc::pthread_create(&raw mut thread, &raw const attributes, run, argument as *mut c_void);
+        libc::pthread_attr_destroy(&raw mut attributes);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
+        failed == 0
+    }
+}
+
+extern "C" fn run(argument: *mut c_void) -> *mut c_void {
+    let (channel, inner) = (argument as u32 as c_int, (argument as usize >> 32) as c_int);
+    work(channel, inner);
+    for end in &ENDS {
+        let _ = end.compare_exchange(channel + 1, 0, Ordering::SeqCst, Ordering::SeqCst);
+    }
+    // SAFETY: this thread's own. The child sees the end, if it is there.
+    unsafe { real::close(channel) };
+    fds::release(Entry { kind: Kind::Socket, flags: 0, inner });
+    ptr::null_mut()
+}
+
+/// Until the child has gone.
+fn work(channel: c_int, inner: c_int) {
+    let mut buffer = [0u8; message::MOST];
+    let mut wanted: c_short = 0;
+    loop {
+        let mut fds =
+            [pollfd { fd: channel, events: POLLIN, revents: 0 }, pollfd { fd: inner, events: wanted, revents: 0 }];
+        let count = if wanted != 0 { 2 } else { 1 };
+        // SAFETY: an array of at least so many.
+        if unsafe { r::rpoll(fds.as_mut_ptr(), count, -1) } < 0 {
+            if errno::get() == libc::EINTR {
+                continue;
+            }
+            return;
+        }
+        if fds[1].revents != 0 {
+            let ready = Head { what: message::READY, value: c_int::from(fds[1].revents), flags: 0 };
+            if message::put(channel, ready, &[]).is_err() {
+                return;
+            }
+            wanted = 0;
+        }
+        if fds[0].revents != 0 && answer(channel, inner, &mut buffer, &mut wanted).is_err() {
+            return;
+        }
+    }
+}
+
+/// Does what is asked.
+fn answer(channel: c_int, inner: c_int, buffer: &mut [u8], wanted: &mut c_short) -> Result<(), c_int> {
+    let mut data = iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let (head, len) = message::take(channel, &[data], 0)?;
+    let flags = head.flags | MSG_DONTWAIT | MSG_NOSIGNAL;
+    // SAFETY: the buffer, no more of it than it has.
+    let result = unsafe {
+        match head.what {
+            message::RECEIVE => {
+                let len = usize::try_from(head.value).unwrap_or(0).min(buffer.len());
+                r::rrecv(inner, buffer.as_mut_ptr().cast(), len, flags)
+            }
+            message::SEND => r::rsend(inner, buffer.as_ptr().cast(), len, flags),
+            message::SHUTDOWN => r::rshutdown(inner, head.value) as isize,
+            message::ASK => {
+                *wanted |= head.value as c_short;
+                let mut fds = [pollfd { fd: inner, events: *wanted, revents: 0 }];
+                r::rpoll(fds.as_mut_ptr(), 1, 0) as isize
+            }
+            _ => return Err(EINVAL),
+        }
+    };
+    let value = if result < 0 { -errno::get() } else { result as c_int };
+    data.iov_len = if head.what == message::RECEIVE { usize::try_from(value).unwrap_or(0) } else { 0 };
+    message::put(channel, Head { what: message::REPLY, value, flags: 0 }, &[data])?;
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! The doorbell of software devices, for a process that has changed its user.
+//!
+//! rxe and siw are told of new work by write(2) to the device's file. The kernel refuses that (`EACCES`) to a process with
+//! other credentials than it had when it opened the file, and they are others after any setuid(2), setgid(2) or
+//! setgroups(2): daemons call those once they know their client (rsync). The work is in the queue by then; the same
+//! command by ioctl(2), where there is no such rule, has the device look at it.
+
+use std::ffi::c_int;
+use std::ptr::NonNull;
+
+use super::verbs::ibv_qp;
+use crate::errno::{Errno, Result};
+
+/// `struct ib_uverbs_post_send` without work requests: those are in the queue.
+#[repr(C)]
+struct PostSend {
+    response: u64,
+    qp_handle: u32,
+    wr_count: u32,
+    sge_count: u32,
+    wqe_size: u32,
+}
+
+/// `struct ib_uverbs_attr`.
+#[repr(C)]
+struct Attribute {
+    id: u16,
+    len: u16,
+    flags: u16,
+    reserved: u16,
+    data: u64,
+}
+
+/// `struct ib_uverbs_ioctl_hdr` with three attributes.
+#[repr(C)]
+struct Call {
+    length: u16,
+    object: u16,
+    method: u16,
+    attributes: u16,
+    reserved1: u64,
+    driver: u32,
+    reserved2: u32,
+    list: [Attribute; 3],
+}
+
+/// `RDMA_VERBS_IOCTL`: read and write, a structure of 24 bytes, 0x1b, 1.
+const RDMA_VERBS_IOCTL: libc::Ioctl = 0xC018_1B01_u32 as libc::Ioctl;
+const UVERBS_OBJECT_DEVICE: u16 = 0;
+const UVERBS_METHOD_INVOKE_WRITE: u16 = 0;
+const UVERBS_ATTR_CORE_IN: u16 = 0;
+const UVERBS_ATTR_CORE_OUT: u16 = 1;
+const UVERBS_ATTR_WRITE_CMD: u16 = 2;
+const MANDATORY: u16 = 1;
+const POST_SEND: u64 = 28;
+/// At least the size of `struct ib_uverbs_send_wr`, which the kernel checks.
+const WORK: u32 = 128;
+/// `RDMA_DRIVER_RXE`, `RDMA_DRIVER_SIW`: those that have such a doorbell. The kernel wants to know for which a call is meant.
+const DRIVERS: [u32; 2] = [14, 18];
+
+/// What posting to `qp` returned: a failure of the doorbell alone is mended.
+///
+/// # Safety
+/// A live QP.
+#[inline]
+pub unsafe fn posted(qp: NonNull<ibv_qp>, result: c_int) -> Result<()> {
+    match result {
+        0 => Ok(()),
+        // SAFETY: the caller's word.
+        libc::EACCES => unsafe { ring(qp) },
+        other => Err(Errno::new(other)),
+    }
+}
+
+/// # Safety
+/// A live QP.
+#[cold]
+unsafe fn ring(qp: NonNull<ibv_qp>) -> Result<()> {
+    // SAFETY: the caller's word.
+    let (file, handle) = unsafe { ((*(*qp.as_ptr()).context).cmd_fd, (*qp.as_ptr()).handle) };
+    let command = PostSend { response: 0, qp_handle: handle, wr_count: 0, sge_count: 0, wqe_size: WORK };
+    let mut first_bad = 0_u32;
+    let list = [
+        (UVERBS_ATTR_CORE_IN, size_of::<PostSend>(), (&raw const command) as u64),
+        (UVERBS_ATTR_CORE_OUT, size_of::<u32>(), (&raw mut first_bad) as u64),
+        // A number, within the attribute itself.
+        (UVERBS_ATTR_WRITE_CMD, size_of::<u64>(), POST_SEND),
+    ];
+    let list = list.map(|(id, len, data)| Attribute { id, len: len as u16, flags: MANDATORY, reserved: 0, data });
+    let mut call = Call {
+        length: size_of::<Call>() as u16,
+        object: UVERBS_OBJECT_DEVICE,
+        method: UVERBS_METHOD_INVOKE_WRITE,
+        attributes: list.len() as u16,
+        reserved1: 0,
+        driver: 0,
+        reserved2: 0,
+        list,
+    };
+    for driver in DRIVERS {
+        call.driver = driver;
+        // SAFETY: the file is open as long as its context; the structures are as long as they say.
+        if unsafe { libc::ioctl(file, RDMA_VERBS_IOCTL, &raw mut call) } == 0 {
+            return Ok(());
+        }
+    }
+    Err(Errno::EACCES)
+}
