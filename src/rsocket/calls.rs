@@ -297,6 +297,10 @@ pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
 
 /// rsetsockopt(3).
 pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
+    if level == own::LEVEL {
+        own::keep_apart();
+        return Ok(());
+    }
     match socket_of(fd)? {
         Socket::Stream(socket) => socket.set_option(level, name, value),
         Socket::Datagram(socket) => socket.set_option(level, name, value),

@@ -99,9 +99,12 @@ impl CmId {
     }
 
     fn with(id: NonNull<rdma_cm_id>, channel: NonNull<rdma_event_channel>) -> CmId {
-        let id = CmId { id, channel };
-        own::mark(id.fd());
-        id
+        // SAFETY: a live channel, of which nobody else knows.
+        unsafe {
+            let fd = &raw mut (*channel.as_ptr()).fd;
+            fd.write(own::settle(fd.read()));
+        }
+        CmId { id, channel }
     }
 
     /// Descriptor of the channel.

@@ -2,12 +2,16 @@
 //!
 //! Programs under librspreload.so do not know of these numbers, and some close every number there is. The preload library
 //! asks before it closes one that is none of its sockets (`rgetsockopt`, level [`LEVEL`]); what is marked here stays open.
+//! And some have room only for numbers as small as they would be without us: the preload library has ours kept apart from
+//! theirs, above them (`rsetsockopt`, the same level).
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-/// Private level of rgetsockopt(): an int, 1 if the number is marked.
+use super::event;
+
+/// Private level of rgetsockopt(): an int, 1 if the number is marked. Of rsetsockopt(): [`keep_apart`].
 pub const LEVEL: c_int = 0x7273_6f63;
 
 /// The kernel's usual limit of a process (fs.nr_open); numbers beyond are not marked.
@@ -19,6 +23,36 @@ static MARKS: [AtomicU64; MOST / 64] = [const { AtomicU64::new(0) }; MOST / 64];
 fn place(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let fd = usize::try_from(fd).ok()?;
     Some((MARKS.get(fd / 64)?, 1 << (fd % 64)))
+}
+
+/// Where the library's own numbers begin, as far as there is room; 0: anywhere.
+static FLOOR: AtomicI32 = AtomicI32::new(0);
+
+/// No number for select(2).
+const ABOVE_SELECT: usize = libc::FD_SETSIZE;
+
+/// From now on the library's descriptors leave the small numbers to the program.
+pub fn keep_apart() {
+    if FLOOR.load(Ordering::Relaxed) == 0 {
+        // Half of what a process may have is the program's in any case.
+        let floor = (event::descriptor_limit() / 2).min(ABOVE_SELECT);
+        FLOOR.store(c_int::try_from(floor).unwrap_or(0), Ordering::Relaxed);
+    }
+}
+
+/// Marks what the library has made, under the number that it gets: another one than `fd` if it is kept apart.
+pub fn settle(fd: RawFd) -> RawFd {
+    let floor = FLOOR.load(Ordering::Relaxed);
+    // SAFETY: numbers only; it fails where no number is free there.
+    let moved = if fd < floor { unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) } } else { -1 };
+    if moved < 0 {
+        mark(fd);
+        return fd;
+    }
+    mark(moved);
+    // SAFETY: the library's own, which nobody knows yet.
+    unsafe { libc::close(fd) };
+    moved
 }
 
 /// The library has made it.
@@ -63,9 +97,8 @@ impl OwnFd {
         if result < 0 {
             return Err(crate::errno::Errno::last());
         }
-        mark(result);
         // SAFETY: a system call has just made it for us.
-        Ok(OwnFd(unsafe { OwnedFd::from_raw_fd(result) }))
+        Ok(OwnFd(unsafe { OwnedFd::from_raw_fd(settle(result)) }))
     }
 }
 
@@ -85,6 +118,27 @@ impl Drop for OwnFd {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// In a process of its own: the setting is for good.
+    #[test]
+    fn kept_apart() {
+        // SAFETY: the child makes system calls only, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            keep_apart();
+            let floor = FLOOR.load(Ordering::Relaxed);
+            // SAFETY: plain system calls.
+            let fd = settle(unsafe { libc::eventfd(0, 0) });
+            let apart = floor > 100 && fd >= floor && is_own(fd) && settle(fd) == fd;
+            // SAFETY: plain system calls.
+            let apart = apart && unsafe { libc::fcntl(fd, libc::F_GETFD) } == libc::FD_CLOEXEC;
+            // SAFETY: no destructors are wanted.
+            unsafe { libc::_exit(i32::from(!apart)) };
+        }
+        let mut status = -1;
+        // SAFETY: `status` is writable.
+        assert_eq!((unsafe { libc::waitpid(child, &raw mut status, 0) }, status), (child, 0));
+    }
 
     #[test]
     fn marked_while_open() {

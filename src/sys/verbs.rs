@@ -176,8 +176,11 @@ pub unsafe fn dealloc_pd(pd: NonNull<ibv_pd>) {
 pub unsafe fn create_comp_channel(context: NonNull<ibv_context>) -> Result<NonNull<ibv_comp_channel>> {
     // SAFETY: the caller's word.
     let channel = pointer(unsafe { ibv_create_comp_channel(context.as_ptr()) })?;
-    // SAFETY: live.
-    own::mark(unsafe { (*channel.as_ptr()).fd });
+    // SAFETY: live; libibverbs uses the number that stands there.
+    unsafe {
+        let fd = &raw mut (*channel.as_ptr()).fd;
+        fd.write(own::settle(fd.read()));
+    }
     Ok(channel)
 }
 

@@ -64,8 +64,29 @@ pub fn release(entry: Entry) -> c_int {
     }
 }
 
+/// The private level of our librdmacm's options.
+const LIBRARY: c_int = 0x7273_6f63;
+
+/// Makes an rsocket with the sizes that the environment asks for: its number, or -1 and `errno`.
+pub fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    const APART: c_int = 1;
+    let on: c_int = 1;
+    let (value, len) = ((&raw const on).cast::<c_void>(), mem::size_of::<c_int>() as socklen_t);
+    // The program's numbers are to be those that it would have without us: some have room only for so many. What is
+    // behind a placeholder is never for programs that this one executes.
+    // SAFETY: a live int and its size; numbers only.
+    let inner = unsafe {
+        errno::keeping(|| r::rsetsockopt(-1, LIBRARY, APART, value, len));
+        r::rsocket(domain, kind | libc::SOCK_CLOEXEC, protocol)
+    };
+    if inner >= 0 {
+        configure(inner);
+    }
+    inner
+}
+
 /// Gives a new rsocket the sizes that the environment asks for. One it doesn't take is left as librdmacm has it.
-pub fn configure(inner: c_int) {
+fn configure(inner: c_int) {
     const SOL_RDMA: c_int = 0x10000;
     for (name, value) in config::sizes() {
         let len = mem::size_of::<c_int>() as socklen_t;
@@ -97,7 +118,6 @@ pub fn sync_nonblock(fd: c_int, inner: c_int) {
 /// Only our librdmacm knows this option; another one fails, and `fd` is taken for the program's.
 #[cold]
 pub fn is_library(fd: c_int) -> bool {
-    const LEVEL: c_int = 0x7273_6f63;
     const OWN: c_int = 0;
     if fork::is_end(fd) {
         return true;
@@ -105,7 +125,7 @@ pub fn is_library(fd: c_int) -> bool {
     let mut own: c_int = 0;
     let mut len = mem::size_of::<c_int>() as socklen_t;
     // SAFETY: a live int and its size.
-    let known = errno::keeping(|| unsafe { r::rgetsockopt(fd, LEVEL, OWN, (&raw mut own).cast(), &raw mut len) });
+    let known = errno::keeping(|| unsafe { r::rgetsockopt(fd, LIBRARY, OWN, (&raw mut own).cast(), &raw mut len) });
     known == 0 && own == 1
 }
 

@@ -34,12 +34,7 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
 fn make(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
     // First, so that it is the lowest number: programs close 0 and expect the next socket there.
     let fd = fds::placeholder(kind & SOCK_CLOEXEC != 0, kind & SOCK_NONBLOCK != 0)?;
-    // SAFETY: numbers only. What is behind a placeholder is never for programs that this one executes.
-    let inner = unsafe { r::rsocket(domain, kind | SOCK_CLOEXEC, protocol) };
-    if inner >= 0 {
-        fds::configure(inner);
-    }
-    adopt(fd, inner)
+    adopt(fd, fds::rsocket(domain, kind, protocol))
 }
 
 /// Lets the placeholder `fd` stand for what a call of librdmacm returned. If that failed, or this fails, nothing is

@@ -248,13 +248,10 @@ pub type Name<'a> = (&'a libc::sockaddr_storage, libc::socklen_t);
 
 /// Makes an rsocket for `name` and does `use_it`; it is closed if that fails.
 pub fn rsocket_for(name: Name<'_>, use_it: impl FnOnce(c_int) -> bool) -> Option<c_int> {
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
-    // SAFETY: no pointers.
-    let inner = unsafe { r::rsocket(c_int::from(name.0.ss_family), kind, 0) };
+    let inner = fds::rsocket(c_int::from(name.0.ss_family), libc::SOCK_STREAM, 0);
     if inner < 0 {
         return None;
     }
-    fds::configure(inner);
     if use_it(inner) {
         return Some(inner);
     }
