@@ -67,9 +67,15 @@ pub unsafe fn posted(qp: NonNull<ibv_qp>, result: c_int) -> Result<()> {
     match result {
         0 => Ok(()),
         // SAFETY: the caller's word.
-        libc::EACCES => unsafe { ring(qp) },
-        other => Err(Errno::new(other)),
+        failed if is_refused(failed) => unsafe { ring(qp) },
+        failed => Err(Errno::new(failed)),
     }
+}
+
+/// rxe's provider hands on what write(2) said; siw's returns -1, and leaves it in errno.
+#[cold]
+fn is_refused(result: c_int) -> bool {
+    result == libc::EACCES || (result == -1 && Errno::last() == Errno::EACCES)
 }
 
 /// # Safety

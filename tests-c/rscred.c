@@ -1,0 +1,128 @@
+/*
+ * Programs that change their user while they are connected, as daemons do once they know their
+ * client. The kernel refuses write(2) on a device file to a process with other credentials than it
+ * had when it opened the file, which is how software devices are told of new work; with the
+ * reference such connections fail. And addresses that a stream is given, as TCP is, to be ignored.
+ */
+#include "cases.h"
+#include "rscommon.h"
+
+#include <grp.h>
+
+static struct rspair pair;
+static char data[300000], back[sizeof(data)];
+
+enum { NOBODY = 65534 };
+
+static void become_nobody(void)
+{
+	EXPECT(!setgroups(0, NULL) && !setgid(NOBODY) && !setuid(NOBODY));
+}
+
+static void *echo(void *argument)
+{
+	(void)argument;
+	recv_all(pair.server, back, sizeof(back));
+	send_all(pair.server, back, sizeof(back));
+	return NULL;
+}
+
+/* More than all buffers hold, so that control messages are needed as well. */
+static void there_and_back(void)
+{
+	pthread_t thread;
+
+	fill(data, sizeof(data), 5, 0);
+	pthread_create(&thread, NULL, echo, NULL);
+	EXPECT(send_all(pair.client, data, sizeof(data)) == sizeof(data));
+	memset(data, 0, sizeof(data));
+	EXPECT(recv_all(pair.client, data, sizeof(data)) == sizeof(data));
+	EXPECT(filled(data, sizeof(data), 5, 0));
+	pthread_join(thread, NULL);
+}
+
+static void stream(void)
+{
+	EXPECT(rs_pair(&pair, AF_INET));
+	become_nobody();
+	EXPECT(rsend(pair.client, "x", 1, 0) == 1 && rrecv(pair.server, back, 1, 0) == 1);
+	there_and_back();
+	EXPECT(!rshutdown(pair.client, SHUT_WR) && rrecv(pair.server, back, 1, 0) == 0);
+	EXPECT(!rclose(pair.client) && !rclose(pair.server));
+}
+
+static void waiting(void)
+{
+	struct pollfd fds[2] = { { .events = POLLIN }, { .events = POLLIN } };
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	become_nobody();
+	fds[0].fd = pair.server;
+	fds[1].fd = pair.client;
+	EXPECT(rpoll(fds, 2, 0) == 0);
+	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
+	EXPECT(rpoll(fds, 2, -1) == 1 && fds[0].revents == POLLIN);
+	EXPECT(rrecv(pair.server, back, 1, 0) == 1);
+}
+
+static void with_mappings(int fd)
+{
+	int count = 1;
+
+	EXPECT(!rsetsockopt(fd, SOL_RDMA, RDMA_IOMAPSIZE, &count, sizeof(count)));
+}
+
+static void mapped_memory(void)
+{
+	off_t offset;
+
+	EXPECT(rs_pair_with(&pair, AF_INET, with_mappings));
+	offset = riomap(pair.server, back, 4096, PROT_WRITE, 0, -1);
+	EXPECT(offset != -1);
+	become_nobody();
+	fill(data, 4096, 6, 0);
+	EXPECT(rsend(pair.server, "x", 1, 0) == 1 && rrecv(pair.client, back + 8192, 1, 0) == 1);
+	EXPECT(riowrite(pair.client, data, 4096, offset, 0) == 4096);
+	EXPECT(rsend(pair.client, "x", 1, 0) == 1 && rrecv(pair.server, back + 8192, 1, 0) == 1);
+	EXPECT(filled(back, 4096, 6, 0));
+}
+
+static void datagrams(void)
+{
+	union address to = local_addr(AF_INET, 0);
+	int a = rsocket(AF_INET, SOCK_DGRAM, 0), b = rsocket(AF_INET, SOCK_DGRAM, 0);
+	socklen_t len = sizeof(to);
+
+	EXPECT(a >= 0 && b >= 0 && !rbind(b, &to.sa, sizeof(to.in)));
+	EXPECT(!rgetsockname(b, &to.sa, &len));
+	EXPECT(rsendto(a, "one", 3, 0, &to.sa, len) == 3 && rrecv(b, back, sizeof(back), 0) == 3);
+	become_nobody();
+	EXPECT(rsendto(a, "three", 5, 0, &to.sa, len) == 5 && rrecv(b, back, sizeof(back), 0) == 5);
+}
+
+/* What is no address at all: recvfrom() has left it as it was, with a length of 0 or not. */
+static void streams_ignore_addresses(void)
+{
+	union address none;
+	struct iovec part = { "cd", 2 };
+	struct msghdr msg = { .msg_name = &none, .msg_namelen = 3, .msg_iov = &part, .msg_iovlen = 1 };
+
+	memset(&none, 0xff, sizeof(none));
+	EXPECT(rs_pair(&pair, AF_INET));
+	EXPECT(rsendto(pair.client, "ab", 2, 0, &none.sa, sizeof(none)) == 2);
+	EXPECT(rsendmsg(pair.client, &msg, 0) == 2);
+	EXPECT(recv_all(pair.server, back, 4) == 4 && !memcmp(back, "abcd", 4));
+	rs_pair_close(&pair);
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	CASE(stream);
+	CASE(waiting);
+	CASE(mapped_memory);
+	if (!on_siw())
+		CASE(datagrams);
+	CASE(streams_ignore_addresses);
+	return finish();
+}
