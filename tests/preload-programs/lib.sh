@@ -69,10 +69,20 @@ await_listener() {
     done
 }
 
+# A server of the case before may take its time to die, and to let go of the port.
+await_free() {
+    local port=$1 limit=$((SECONDS + hang_limit))
+    while tcp_listens "$port" || rdma_listens "$port"; do
+        [ "$SECONDS" -lt "$limit" ] || fail "port $port is still taken"
+        read -rt 0.05 -u "$silence"
+    done
+}
+
 # serve NAME PORT COMMAND...: starts a server; standard input from NAME.in when there is one. Its id in `server`.
 serve() {
     local name=$1 port=$2 input=/dev/null
     shift 2
+    await_free "$port"
     [ ! -e "$name.in" ] || input=$name.in
     printf '%s\n' "${extra_env[@]}" >environment
     (under "$SERVER_LIB" "$@") <"$input" >"$name.out" 2>"$name.err" &
