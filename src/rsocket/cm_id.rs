@@ -100,10 +100,7 @@ impl CmId {
 
     fn with(id: NonNull<rdma_cm_id>, channel: NonNull<rdma_event_channel>) -> CmId {
         // SAFETY: a live channel, of which nobody else knows.
-        unsafe {
-            let fd = &raw mut (*channel.as_ptr()).fd;
-            fd.write(own::settle(fd.read()));
-        }
+        unsafe { own::settle_in(&raw mut (*channel.as_ptr()).fd) };
         CmId { id, channel }
     }
 

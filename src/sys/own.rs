@@ -55,6 +55,15 @@ pub fn settle(fd: RawFd) -> RawFd {
     moved
 }
 
+/// [`settle`] for a descriptor that stands in a structure of libibverbs' or ours.
+///
+/// # Safety
+/// `place` is good to read and write.
+pub unsafe fn settle_in(place: *mut RawFd) {
+    // SAFETY: the caller's word.
+    unsafe { place.write(settle(place.read())) };
+}
+
 /// The library has made it.
 pub fn mark(fd: RawFd) {
     if let Some((word, bit)) = place(fd) {

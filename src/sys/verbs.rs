@@ -177,10 +177,7 @@ pub unsafe fn create_comp_channel(context: NonNull<ibv_context>) -> Result<NonNu
     // SAFETY: the caller's word.
     let channel = pointer(unsafe { ibv_create_comp_channel(context.as_ptr()) })?;
     // SAFETY: live; libibverbs uses the number that stands there.
-    unsafe {
-        let fd = &raw mut (*channel.as_ptr()).fd;
-        fd.write(own::settle(fd.read()));
-    }
+    unsafe { own::settle_in(&raw mut (*channel.as_ptr()).fd) };
     Ok(channel)
 }
 

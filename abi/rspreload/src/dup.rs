@@ -103,10 +103,7 @@ fn prepare_copy(source: Entry, new: c_int) -> Result<Entry, c_int> {
 
 /// Whether the process may have such a number.
 fn is_possible(fd: c_int) -> bool {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a structure of ours.
-    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
-    libc::rlim_t::try_from(fd).is_ok_and(|fd| !known || fd < limit.rlim_cur)
+    libc::rlim_t::try_from(fd).is_ok_and(|fd| fds::limit().is_none_or(|limit| fd < limit))
 }
 
 /// fcntl(2). It is variadic in C; a third argument that was not given is a register's content which nobody looks at.

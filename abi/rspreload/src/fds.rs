@@ -22,6 +22,14 @@ pub fn placeholder(cloexec: bool, nonblock: bool) -> Result<c_int, c_int> {
     if fd < 0 { Err(errno::get()) } else { Ok(fd) }
 }
 
+/// RLIMIT_NOFILE: one more than the highest number that the process may have now; none if the kernel does not tell.
+pub fn limit() -> Option<libc::rlim_t> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a structure of ours.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    known.then_some(limit.rlim_cur)
+}
+
 /// Lets `fd` stand for the rsocket `inner`. On failure neither is closed.
 pub fn adopt(fd: c_int, inner: c_int) -> Result<(), c_int> {
     table::prepare(fd)?;

@@ -98,7 +98,6 @@ macro_rules! next {
         )*
 
         /// Looks all up.
-        #[cfg_attr(test, allow(dead_code))]
         pub fn resolve() {
             $(slot::$name.get();)*
             slot_fcntl.get();

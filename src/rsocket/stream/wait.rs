@@ -47,11 +47,16 @@ impl Wait {
         if let End::At(deadline) = self.end { Some(deadline) } else { None }
     }
 
-    /// Whether to look for a while before sleeping: it would keep the only CPU from whoever makes the change.
+    /// Whether to look for a while before sleeping.
     #[inline]
     fn may_look(&mut self) -> bool {
-        !mem::replace(&mut self.looked, true) && event::cpus() > 1
+        !mem::replace(&mut self.looked, true) && looking_helps()
     }
+}
+
+/// Looking without sleeping would keep the only CPU from whoever makes the change.
+fn looking_helps() -> bool {
+    event::cpus() > 1
 }
 
 impl Stream {
@@ -67,7 +72,7 @@ impl Stream {
     /// For a poller of nothing else: see [`turns::wait_alone`].
     pub(super) fn wait_alone(&self, wanted: c_short, deadline: Option<Instant>) -> Option<Result<c_short>> {
         let mut state = self.lock();
-        if Wait::after(None).may_look() && turns::may_lead::<Stream>(&mut state) {
+        if looking_helps() && turns::may_lead::<Stream>(&mut state) {
             self.look_for_a_while(&mut state);
         }
         let ready = |state: &State| Some(state.wanted(wanted)).filter(|&bits| bits != 0);

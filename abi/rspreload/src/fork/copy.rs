@@ -106,10 +106,7 @@ fn each_copy(tcp: c_int, kind: Kind, mut call: impl FnMut(c_int, Entry)) {
 
 /// One more than the highest number that there may be.
 pub fn numbers() -> c_int {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a structure of ours.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    limit.rlim_cur.min(MOST) as c_int
+    fds::limit().unwrap_or(0).min(MOST) as c_int
 }
 
 /// What tells one socket of the kernel from all others.
