@@ -125,6 +125,7 @@ def by_asyncio(server, count):
                 writer.write(part)
                 await writer.drain()
             writer.close()
+            await writer.wait_closed()  # what is still to be written, too
             left.release()
 
         async with await asyncio.start_server(serve, sock=server):
