@@ -148,7 +148,7 @@ stop_server() {
 
 ended() {
     case $1 in
-    124) echo hangs ;;
+    124) echo "no end after $hang_limit s" ;;
     12[89] | 1[3-6][0-9]) echo "killed by signal $(($1 - 128))" ;;
     *) echo "status $1" ;;
     esac
@@ -156,7 +156,7 @@ ended() {
 
 last_words() {
     local line
-    line=$(cat "$1.err" "$1.out" 2>/dev/null | tr -d '\0\r' | grep -aE '[a-z]{3}' | tail -n 1 | cut -c1-150)
+    line=$(cat "$1.err" "$1.out" 2>/dev/null | tr -d '\0' | tr '\r' '\n' | tr -s ' ' | grep -aE '[a-z]{3}' | tail -n 1 | cut -c1-150)
     echo "${line:-no message}"
 }
 
