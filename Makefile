@@ -6,6 +6,8 @@ INCLUDEDIR ?= $(PREFIX)/include
 SYSCONFDIR ?= /etc
 SBINDIR ?= $(PREFIX)/sbin
 MANDIR ?= $(PREFIX)/share/man
+UNITDIR ?= $(PREFIX)/lib/systemd/system
+UDEVDIR ?= $(PREFIX)/lib/udev/rules.d
 DESTDIR ?=
 
 CARGO ?= cargo
@@ -17,13 +19,15 @@ LIBRARY := $(DIST)/lib/librdmacm.so.1.5.$(VERSION)
 ARCHIVE := $(CARGO_TARGET_DIR)/release/librdmacm.a
 PRELOAD := $(DIST)/lib/rsocket/librspreload.so
 PRELOAD_ARCHIVE := $(CARGO_TARGET_DIR)/release/librspreload.a
+IWPMD := $(DIST)/sbin/iwpmd
+IWPMD_BUILT := $(CARGO_TARGET_DIR)/release/iwpmd
 
-export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR MANDIR DESTDIR VERSION DIST
+export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR MANDIR UNITDIR UDEVDIR DESTDIR VERSION DIST
 
 .PHONY: all test lint check demo bench lab headers abi-check install-test install uninstall clean help FORCE
 .DELETE_ON_ERROR:
 
-all: $(LIBRARY) $(PRELOAD) ## build everything into target/dist (the default)
+all: $(LIBRARY) $(PRELOAD) $(IWPMD) ## build everything into target/dist (the default)
 
 test: ## run the Rust tests that need no lab
 	$(CARGO) test --workspace --locked
@@ -54,7 +58,7 @@ abi-check: all ## compare symbols, headers and layout with the reference's
 install-test: all ## install below a temporary folder, use it from there, uninstall
 	scripts/install-test
 
-install: ## install what make built: DESTDIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR MANDIR
+install: ## install what make built: DESTDIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR MANDIR UNITDIR UDEVDIR
 	scripts/install-files install
 
 uninstall: ## remove what make install installed, given the same variables
@@ -78,5 +82,11 @@ $(LIBRARY): $(ARCHIVE) symbols.map scripts/link-rdmacm
 
 $(PRELOAD): $(PRELOAD_ARCHIVE) $(LIBRARY) abi/rspreload/preload.map scripts/link-rspreload
 	scripts/link-rspreload $(PRELOAD_ARCHIVE) $(DIST)/lib
+
+$(IWPMD_BUILT): FORCE
+	$(CARGO) build --release --locked -p rdmacm-core --bin iwpmd --no-default-features
+
+$(IWPMD): $(IWPMD_BUILT)
+	install -D -m 755 $(IWPMD_BUILT) $@
 
 FORCE:

@@ -9,7 +9,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .header("src/sys/uapi.h")
         .allowlist_type("rdma_ucm_.*|rdma_nl.*|rdma_nldev_.*|ib_user_.*|ib_path_rec_data|ib_uverbs_(qp|ah)_attr")
         .allowlist_type("ibv_sa_path_rec|ibv_path_data|ibv_path_record|verbs_context|sockaddr_ib")
-        .allowlist_var("RDMA_USER_CM_.*|RDMA_NL.*|RDMA_MAX_PRIVATE_DATA|RDMA_OPTION_.*|IBV_PATH_.*")
+        .allowlist_var("RDMA_USER_CM_.*|RDMA_NL.*|IWPM_.*|RDMA_MAX_PRIVATE_DATA|RDMA_OPTION_.*|IBV_PATH_.*")
         .prepend_enum_name(false)
         .derive_default(true)
         .derive_debug(false)

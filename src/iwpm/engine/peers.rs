@@ -1,0 +1,137 @@
+//! What other hosts ask, and what they answer.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::{Action, Engine, Level, Socket};
+use crate::iwpm::mappings::key;
+use crate::iwpm::netlink::{Code, Value};
+use crate::iwpm::requests::{Due, Query};
+use crate::iwpm::wire::{Kind, Message, Peer};
+use crate::sys::uapi::{RDMA_NL_IWPM_QUERY_MAPPING, RDMA_NL_IWPM_REMOTE_INFO};
+
+impl Engine {
+    /// A datagram that came by one of the UDP sockets; `to`: which of our addresses it was sent to.
+    pub fn udp(&mut self, socket: Socket, from: SocketAddr, to: Option<IpAddr>, bytes: &[u8], now: u64) {
+        let known = match (Message::parse(bytes, from.is_ipv6()), socket) {
+            (Ok(message), Socket::Service) if message.kind == Kind::Request => self.asked(&message, from, to, now),
+            // Answers are repeated when questions are: nothing waits for an acknowledgement.
+            (Ok(message), Socket::Service) => message.kind == Kind::Ack,
+            (Ok(message), Socket::Client) if message.kind == Kind::Accept => self.accepted(&message, from),
+            (Ok(message), Socket::Client) if message.kind == Kind::Reject => self.rejected(&message, from),
+            _ => false,
+        };
+        if !known {
+            self.counts.dropped += 1;
+        }
+    }
+
+    fn asked(&mut self, request: &Message, from: SocketAddr, to: Option<IpAddr>, now: u64) -> bool {
+        let Some(mapped_cp) = request.mapped_cp else { return false };
+        let answer = match self.mappings.for_peer(request.ap) {
+            None => {
+                self.counts.rejected += 1;
+                request.answer(Kind::Reject)
+            }
+            Some(mapping) => {
+                let answer = Message { ap: mapping.answer(request.ap), ..request.answer(Kind::Accept) };
+                let (owner, local, mapped) = (mapping.owner, mapping.local, mapping.mapped);
+                self.counts.accepted += 1;
+                if self.asked.is_new(from, request, now) {
+                    // The kernel must know before the peer connects.
+                    let values = [
+                        Value::U32(0),
+                        Value::Address(local),
+                        Value::Address(address(request.cp, from)),
+                        Value::Address(mapped),
+                        Value::Address(address(mapped_cp, from)),
+                        Value::U16(0),
+                    ];
+                    self.tell_kernel(owner, RDMA_NL_IWPM_REMOTE_INFO, &values);
+                }
+                answer
+            }
+        };
+        self.send(Socket::Service, to, from, &answer);
+        true
+    }
+
+    /// Asks another host, for the kernel.
+    pub(super) fn ask(&mut self, query: Query) {
+        let to = query.to();
+        match self.queries.add(query.clone(), &mut self.random) {
+            Some(message) => self.send(Socket::Client, None, to, &message),
+            None => {
+                self.release(&query);
+                self.error(query.header, Code::CreateMapping);
+            }
+        }
+    }
+
+    fn accepted(&mut self, accept: &Message, from: SocketAddr) -> bool {
+        let Some(query) = self.queries.answered_by(from, accept) else { return false };
+        if !query.answered {
+            query.answered = true;
+            let query = query.clone();
+            self.answer_query(&query, address(accept.ap, query.remote), 0);
+        }
+        self.send(Socket::Client, None, from, &accept.answer(Kind::Ack));
+        true
+    }
+
+    fn rejected(&mut self, reject: &Message, from: SocketAddr) -> bool {
+        let Some(query) = self.queries.answered_by(from, reject) else { return false };
+        if !query.answered {
+            query.answered = true;
+            let query = query.clone();
+            self.answer_query(&query, query.remote, Code::QueryRejected as u16);
+        }
+        true
+    }
+
+    fn answer_query(&mut self, query: &Query, mapped_remote: SocketAddr, code: u16) {
+        self.counts.answered += 1;
+        let values = [
+            Value::U32(query.header.seq),
+            Value::Address(query.local),
+            Value::Address(query.remote),
+            Value::Address(query.mapped),
+            Value::Address(mapped_remote),
+            Value::U16(code),
+        ];
+        self.tell_kernel(query.header.client, RDMA_NL_IWPM_QUERY_MAPPING, &values);
+    }
+
+    /// Sends queries again, and gives up on old ones.
+    pub(super) fn repeat_queries(&mut self, now: u64) {
+        while let Some(due) = self.queries.due(now) {
+            match due {
+                Due::Again(to, message) => self.send(Socket::Client, None, to, &message),
+                Due::Failed(query) => {
+                    self.counts.unanswered += 1;
+                    let (local, remote) = (query.local, key(&query.remote));
+                    self.log(
+                        Level::Info,
+                        format!("no port mapper answers for {}, port {}, to {local}", remote.ip, remote.port),
+                    );
+                    self.release(&query);
+                    self.error(query.header, Code::UnknownMapping);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, socket: Socket, from: Option<IpAddr>, to: SocketAddr, message: &Message) {
+        self.actions.push_back(Action::Send { socket, from, to, message: message.emit() });
+    }
+}
+
+/// A peer's address as the kernel takes it; on the link that `like` is on, if it is one of a link.
+fn address(peer: Peer, like: SocketAddr) -> SocketAddr {
+    let mut address = SocketAddr::new(peer.ip, peer.port);
+    if let (SocketAddr::V6(address), SocketAddr::V6(like)) = (&mut address, like)
+        && address.ip().is_unicast_link_local()
+    {
+        address.set_scope_id(like.scope_id());
+    }
+    address
+}

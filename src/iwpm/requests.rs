@@ -1,0 +1,226 @@
+//! Questions that are under way: ours to other hosts (*queries*), and theirs to us.
+//!
+//! A query is sent again each second for ten seconds. Of what others ask only as much is remembered as is needed to tell the
+//! kernel once, for as long as a peer may repeat it; all of that is bounded, because anyone may ask in anyone's name. A
+//! question is answered each time it comes, with a smaller message than its own and never on our own account, so that nobody
+//! can be flooded with our answers.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+
+use super::mappings::{Mapping, PortId, key};
+use super::netlink::Header;
+use super::wire::{Kind, Message, PORT};
+
+/// Milliseconds after which a query is sent again.
+pub const AGAIN: u64 = 1000;
+/// Milliseconds after which a query has failed, and a peer's question is forgotten.
+pub const LIFE: u64 = 10_000;
+/// Queries at a time.
+pub const MOST_QUERIES: usize = 1 << 16;
+/// Questions of others that are remembered, of all and of one host.
+pub const MOST_ASKED: usize = 1 << 14;
+/// See [`MOST_ASKED`].
+pub const MOST_ASKED_BY_ONE: u32 = 1 << 11;
+
+/// A question to another host, for the kernel.
+#[derive(Clone, Debug)]
+pub struct Query {
+    /// What the kernel asked with.
+    pub header: Header,
+    /// The connecting peer's address.
+    pub local: SocketAddr,
+    /// What that is mapped to here.
+    pub mapped: SocketAddr,
+    /// By which mapping, and how many removals that had seen.
+    pub mapping: (PortId, u32),
+    /// The accepting peer's address.
+    pub remote: SocketAddr,
+    /// As it is sent.
+    pub message: Message,
+    /// Sent again until answered; the answer may come again until the query's life ends.
+    pub answered: bool,
+    born: u64,
+}
+
+impl Query {
+    /// A query that begins `now`.
+    pub fn new(header: Header, mapping: &Mapping, remote: SocketAddr, now: u64) -> Query {
+        let (local, mapped) = (mapping.local, mapping.mapped);
+        let message = Message {
+            kind: Kind::Request,
+            handle: 0,
+            cp: key(&local),
+            ap: key(&remote),
+            mapped_cp: Some(key(&mapped)),
+        };
+        let mapping = (mapping.id, mapping.removals);
+        Query { header, local, mapped, mapping, remote, message, answered: false, born: now }
+    }
+
+    /// Where it is sent. A link-local address is that of the link our own address is on, if it does not say so itself.
+    pub fn to(&self) -> SocketAddr {
+        let mut to = self.remote;
+        to.set_port(PORT);
+        if let (SocketAddr::V6(to), SocketAddr::V6(local)) = (&mut to, &self.local)
+            && to.ip().is_unicast_link_local()
+            && to.scope_id() == 0
+        {
+            to.set_scope_id(local.scope_id());
+        }
+        to
+    }
+
+    /// Whether `from` is who was asked, and `answer` is about what was asked.
+    fn is_answered_by(&self, from: SocketAddr, answer: &Message) -> bool {
+        from.port() == PORT && from.ip() == self.remote.ip() && answer.cp == self.message.cp
+    }
+}
+
+/// What is to be done about a query whose time has come.
+#[derive(Debug)]
+pub enum Due {
+    /// Send it again.
+    Again(SocketAddr, Message),
+    /// Nobody answered.
+    Failed(Box<Query>),
+}
+
+/// The queries.
+#[derive(Default)]
+pub struct Queries {
+    by_handle: HashMap<u64, Query>,
+    /// When which is looked at; all after the same time, so that the first is always in front.
+    times: VecDeque<(u64, u64)>,
+}
+
+impl Queries {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.by_handle.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.by_handle.is_empty()
+    }
+
+    /// Adds one under a number that nobody can guess; what to send, or `None` when there are too many.
+    pub fn add(&mut self, mut query: Query, random: &mut dyn FnMut() -> u64) -> Option<Message> {
+        if self.by_handle.len() >= MOST_QUERIES {
+            return None;
+        }
+        let mut handle = random();
+        while handle == 0 || self.by_handle.contains_key(&handle) {
+            handle = handle.wrapping_add(random() | 1);
+        }
+        query.message.handle = handle;
+        self.times.push_back((query.born + AGAIN, handle));
+        let message = query.message;
+        self.by_handle.insert(handle, query);
+        Some(message)
+    }
+
+    /// The query that `answer` from `from` answers.
+    pub fn answered_by(&mut self, from: SocketAddr, answer: &Message) -> Option<&mut Query> {
+        self.by_handle.get_mut(&answer.handle).filter(|query| query.is_answered_by(from, answer))
+    }
+
+    /// When [`due`](Self::due) next has something.
+    pub fn deadline(&self) -> Option<u64> {
+        self.times.front().map(|&(time, _)| time)
+    }
+
+    /// What is due `now`, one after the other.
+    pub fn due(&mut self, now: u64) -> Option<Due> {
+        while let Some(&(time, handle)) = self.times.front() {
+            if time > now {
+                return None;
+            }
+            self.times.pop_front();
+            let Some(query) = self.by_handle.get(&handle) else { continue };
+            if now >= query.born + LIFE {
+                let query = self.by_handle.remove(&handle).filter(|query| !query.answered);
+                self.shrink();
+                match query {
+                    Some(query) => return Some(Due::Failed(Box::new(query))),
+                    None => continue,
+                }
+            }
+            // From now on, not from when it should have been: after a long sleep each is sent once, not ten times.
+            self.times.push_back((now + AGAIN, handle));
+            if !query.answered {
+                return Some(Due::Again(query.to(), query.message));
+            }
+        }
+        None
+    }
+
+    fn shrink(&mut self) {
+        if self.by_handle.is_empty() {
+            *self = Queries::default();
+        }
+    }
+}
+
+/// Questions of others that the kernel has been told of.
+#[derive(Default)]
+pub struct Asked {
+    known: HashMap<(SocketAddr, Message), ()>,
+    by_host: HashMap<IpAddr, u32>,
+    ends: VecDeque<(u64, SocketAddr, Message)>,
+}
+
+impl Asked {
+    /// Whether this is new, and the kernel is to be told. False, too, when there are too many to remember another.
+    pub fn is_new(&mut self, from: SocketAddr, message: &Message, now: u64) -> bool {
+        self.forget(now);
+        if self.known.contains_key(&(from, *message)) || self.known.len() >= MOST_ASKED {
+            return false;
+        }
+        let of_host = self.by_host.entry(from.ip()).or_default();
+        if *of_host >= MOST_ASKED_BY_ONE {
+            return false;
+        }
+        *of_host += 1;
+        self.known.insert((from, *message), ());
+        self.ends.push_back((now + LIFE, from, *message));
+        true
+    }
+
+    /// How many are remembered.
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// When [`forget`](Self::forget) next has something to do.
+    pub fn deadline(&self) -> Option<u64> {
+        self.ends.front().map(|&(end, ..)| end)
+    }
+
+    /// Forgets what is old.
+    pub fn forget(&mut self, now: u64) {
+        while let Some(&(_, from, message)) = self.ends.front().filter(|&&(end, ..)| end <= now) {
+            self.ends.pop_front();
+            self.known.remove(&(from, message));
+            if let Some(of_host) = self.by_host.get_mut(&from.ip()) {
+                *of_host -= 1;
+                if *of_host == 0 {
+                    self.by_host.remove(&from.ip());
+                }
+            }
+        }
+        if self.known.is_empty() && self.known.capacity() > 0 {
+            *self = Asked::default();
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "requests_tests.rs"]
+mod tests;

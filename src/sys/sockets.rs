@@ -1,0 +1,378 @@
+//! Sockets of a port mapper: UDP with the address a datagram came to, netlink with its sender, TCP ports that are only kept.
+
+use std::ffi::{c_int, c_void};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::zeroed;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use libc::{cmsghdr, msghdr, sockaddr_in, sockaddr_in6, sockaddr_nl, sockaddr_storage, socklen_t};
+
+use crate::errno::{Errno, Result};
+
+fn new(family: c_int, kind: c_int, protocol: c_int) -> Result<OwnedFd> {
+    // SAFETY: plain system call.
+    let fd = unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, protocol) };
+    if fd < 0 {
+        return Err(Errno::last());
+    }
+    // SAFETY: a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn set(socket: &OwnedFd, level: c_int, option: c_int, value: c_int) -> Result<()> {
+    let size = size_of::<c_int>() as socklen_t;
+    // SAFETY: the value is readable for its size.
+    let done = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size) };
+    if done == 0 { Ok(()) } else { Err(Errno::last()) }
+}
+
+/// A socket address in the kernel's form.
+fn to_c(address: SocketAddr) -> (sockaddr_storage, socklen_t) {
+    // SAFETY: all zeros are a value of it.
+    let mut storage: sockaddr_storage = unsafe { zeroed() };
+    let length = match address {
+        SocketAddr::V4(v4) => {
+            let c = sockaddr_in {
+                sin_family: libc::AF_INET as _,
+                sin_port: v4.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: the storage is large and aligned enough for any address.
+            unsafe { (&raw mut storage).cast::<sockaddr_in>().write(c) };
+            size_of::<sockaddr_in>()
+        }
+        SocketAddr::V6(v6) => {
+            let c = sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as _,
+                sin6_port: v6.port().to_be(),
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                sin6_scope_id: v6.scope_id(),
+            };
+            // SAFETY: as above.
+            unsafe { (&raw mut storage).cast::<sockaddr_in6>().write(c) };
+            size_of::<sockaddr_in6>()
+        }
+    };
+    (storage, length as socklen_t)
+}
+
+fn from_c(storage: &sockaddr_storage) -> Option<SocketAddr> {
+    match c_int::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says so, and the storage is initialised as a whole.
+            let c = unsafe { (&raw const *storage).cast::<sockaddr_in>().read() };
+            let ip = Ipv4Addr::from(c.sin_addr.s_addr.to_ne_bytes());
+            Some(SocketAddrV4::new(ip, u16::from_be(c.sin_port)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let c = unsafe { (&raw const *storage).cast::<sockaddr_in6>().read() };
+            let ip = Ipv6Addr::from(c.sin6_addr.s6_addr);
+            Some(SocketAddrV6::new(ip, u16::from_be(c.sin6_port), 0, c.sin6_scope_id).into())
+        }
+        _ => None,
+    }
+}
+
+fn bind(socket: &OwnedFd, address: SocketAddr) -> Result<()> {
+    let (storage, length) = to_c(address);
+    // SAFETY: the address is readable for its length.
+    let done = unsafe { libc::bind(socket.as_raw_fd(), (&raw const storage).cast(), length) };
+    if done == 0 { Ok(()) } else { Err(Errno::last()) }
+}
+
+/// The address a socket is bound to.
+fn name(socket: &OwnedFd) -> Result<sockaddr_storage> {
+    // SAFETY: all zeros are a value of it.
+    let mut storage: sockaddr_storage = unsafe { zeroed() };
+    let mut length = size_of::<sockaddr_storage>() as socklen_t;
+    // SAFETY: the storage is writable for the length that is given.
+    let done = unsafe { libc::getsockname(socket.as_raw_fd(), (&raw mut storage).cast(), &raw mut length) };
+    if done == 0 { Ok(storage) } else { Err(Errno::last()) }
+}
+
+/// A TCP port that nobody else can bind as long as this lives. It is never listened at.
+#[derive(Debug)]
+pub struct KeptPort {
+    _socket: OwnedFd,
+}
+
+impl KeptPort {
+    /// Keeps `port` of `ip`, or any free one if that is 0; which one. Of IPv6's wildcard address that of IPv4's, too.
+    pub fn new(ip: IpAddr, scope: u32, port: u16) -> Result<(KeptPort, u16)> {
+        let (family, address) = match ip {
+            IpAddr::V4(ip) => (libc::AF_INET, SocketAddrV4::new(ip, port).into()),
+            IpAddr::V6(ip) => (libc::AF_INET6, SocketAddrV6::new(ip, port, 0, scope).into()),
+        };
+        let socket = new(family, libc::SOCK_STREAM, 0)?;
+        bind(&socket, address)?;
+        let port = from_c(&name(&socket)?).ok_or(Errno::EAFNOSUPPORT)?.port();
+        Ok((KeptPort { _socket: socket }, port))
+    }
+}
+
+/// Room for one control message with the largest value that is used, aligned as the kernel wants it.
+#[repr(C, align(8))]
+struct Control([u8; 64]);
+
+/// A UDP socket of one family.
+#[derive(Debug)]
+pub struct Udp {
+    socket: OwnedFd,
+    v6: bool,
+}
+
+/// A datagram that was received.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagram {
+    /// Its size; larger than the buffer if it was cut.
+    pub size: usize,
+    /// Who sent it.
+    pub from: SocketAddr,
+    /// Which of our addresses it was sent to.
+    pub to: Option<IpAddr>,
+}
+
+impl Udp {
+    /// A socket that is bound to `address`, for its family only.
+    pub fn new(address: SocketAddr) -> Result<Udp> {
+        let v6 = address.is_ipv6();
+        let socket = new(if v6 { libc::AF_INET6 } else { libc::AF_INET }, libc::SOCK_DGRAM, 0)?;
+        if v6 {
+            set(&socket, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
+            set(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+        } else {
+            set(&socket, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+        }
+        bind(&socket, address)?;
+        Ok(Udp { socket, v6 })
+    }
+
+    /// Whether it is one of IPv6.
+    pub fn is_ipv6(&self) -> bool {
+        self.v6
+    }
+
+    /// The next datagram; `EAGAIN` if there is none.
+    pub fn receive(&self, buffer: &mut [u8]) -> Result<Datagram> {
+        let mut control = Control([0; 64]);
+        // SAFETY: all zeros are values of both.
+        let (mut from, mut message) = unsafe { (zeroed::<sockaddr_storage>(), zeroed::<msghdr>()) };
+        let mut part = IoSliceMut::new(buffer);
+        message.msg_name = (&raw mut from).cast();
+        message.msg_namelen = size_of::<sockaddr_storage>() as socklen_t;
+        message.msg_iov = (&raw mut part).cast();
+        message.msg_iovlen = 1;
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = control.0.len() as _;
+        // SAFETY: everything the message points to is writable for its length.
+        let got = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, libc::MSG_TRUNC) };
+        let size = usize::try_from(got).map_err(|_| Errno::last())?;
+        let from = from_c(&from).ok_or(Errno::EAFNOSUPPORT)?;
+        Ok(Datagram { size, from, to: self.destination(&message) })
+    }
+
+    fn destination(&self, message: &msghdr) -> Option<IpAddr> {
+        // SAFETY: the kernel filled the control messages in; their buffer is alive, and each is read within its length.
+        unsafe {
+            let mut control: *const cmsghdr = libc::CMSG_FIRSTHDR(message);
+            while !control.is_null() {
+                let data = libc::CMSG_DATA(control);
+                match ((*control).cmsg_level, (*control).cmsg_type) {
+                    (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                        let info = data.cast::<libc::in_pktinfo>().read_unaligned();
+                        return Some(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()).into());
+                    }
+                    (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                        let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
+                        return Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
+                    }
+                    _ => control = libc::CMSG_NXTHDR(message, control),
+                }
+            }
+        }
+        None
+    }
+
+    /// Sends a datagram, from one of our addresses if that is given.
+    pub fn send(&self, bytes: &[u8], to: SocketAddr, from: Option<IpAddr>) -> Result<()> {
+        let (mut address, length) = to_c(to);
+        let mut control = Control([0; 64]);
+        // SAFETY: all zeros are a value of it.
+        let mut message: msghdr = unsafe { zeroed() };
+        let mut part = IoSlice::new(bytes);
+        message.msg_name = (&raw mut address).cast();
+        message.msg_namelen = length;
+        message.msg_iov = (&raw mut part).cast();
+        message.msg_iovlen = 1;
+        match from {
+            Some(IpAddr::V4(ip)) if !self.v6 => {
+                let ip = libc::in_addr { s_addr: u32::from_ne_bytes(ip.octets()) };
+                let none = libc::in_addr { s_addr: 0 };
+                let info = libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: ip, ipi_addr: none };
+                add_control(&mut message, &mut control, libc::IPPROTO_IP, libc::IP_PKTINFO, info);
+            }
+            Some(IpAddr::V6(ip)) if self.v6 => {
+                let info = libc::in6_pktinfo { ipi6_addr: libc::in6_addr { s6_addr: ip.octets() }, ipi6_ifindex: 0 };
+                add_control(&mut message, &mut control, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
+            }
+            _ => {}
+        }
+        // SAFETY: everything the message points to is readable for its length.
+        let sent = unsafe { libc::sendmsg(self.socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        if sent < 0 { Err(Errno::last()) } else { Ok(()) }
+    }
+}
+
+impl AsRawFd for Udp {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+fn add_control<T>(message: &mut msghdr, control: &mut Control, level: c_int, kind: c_int, value: T) {
+    const { assert!(size_of::<cmsghdr>() + size_of::<T>().next_multiple_of(8) <= size_of::<Control>()) };
+    let size = size_of::<T>() as u32;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    // SAFETY: the control message fits, as asserted, and is aligned for its header.
+    unsafe {
+        message.msg_controllen = libc::CMSG_SPACE(size) as _;
+        let header = libc::CMSG_FIRSTHDR(message);
+        (*header).cmsg_level = level;
+        (*header).cmsg_type = kind;
+        (*header).cmsg_len = libc::CMSG_LEN(size) as _;
+        libc::CMSG_DATA(header).cast::<T>().write_unaligned(value);
+    }
+}
+
+/// The groups of RDMA netlink that a port mapper listens to: its own, and the one that had its number before.
+const GROUPS: u32 = 3;
+
+/// The descriptor over which the kernel speaks with the port mapper: of NETLINK_RDMA, or any other that keeps the bounds of
+/// messages and whose other end plays the kernel.
+#[derive(Debug)]
+pub struct KernelSocket {
+    socket: OwnedFd,
+    /// Our address, if it is netlink.
+    pid: Option<u32>,
+}
+
+impl KernelSocket {
+    /// A socket of NETLINK_RDMA that hears what the kernel says to port mappers. Needs CAP_NET_ADMIN.
+    pub fn netlink() -> Result<KernelSocket> {
+        let socket = new(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_RDMA)?;
+        // SAFETY: all zeros are a value of it.
+        let mut address: sockaddr_nl = unsafe { zeroed() };
+        address.nl_family = libc::AF_NETLINK as _;
+        address.nl_groups = GROUPS;
+        let size = size_of::<sockaddr_nl>() as socklen_t;
+        // SAFETY: the address is readable for its size.
+        if unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) } != 0 {
+            return Err(Errno::last());
+        }
+        KernelSocket::with(socket)
+    }
+
+    /// Any descriptor.
+    pub fn with(socket: OwnedFd) -> Result<KernelSocket> {
+        let storage = name(&socket)?;
+        let pid = (c_int::from(storage.ss_family) == libc::AF_NETLINK).then(|| {
+            // SAFETY: the family says so, and the storage is initialised as a whole.
+            unsafe { (&raw const storage).cast::<sockaddr_nl>().read() }.nl_pid
+        });
+        Ok(KernelSocket { socket, pid })
+    }
+
+    /// What the kernel knows us by.
+    pub fn pid(&self) -> u32 {
+        self.pid.unwrap_or_else(std::process::id)
+    }
+
+    /// Sets the room for messages that were not received yet: beyond the system's limit with CAP_NET_ADMIN. How much it is.
+    pub fn set_room(&self, bytes: u32) -> Result<u32> {
+        let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
+        set(&self.socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)
+            .or_else(|_| set(&self.socket, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes))?;
+        let (mut room, mut size): (c_int, socklen_t) = (0, size_of::<c_int>() as socklen_t);
+        let fd = self.socket.as_raw_fd();
+        // SAFETY: the room is writable for its size.
+        let got = unsafe {
+            libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, (&raw mut room).cast::<c_void>(), &raw mut size)
+        };
+        // The kernel counts what it needs itself, too, and says twice as much.
+        if got == 0 { Ok(room as u32 / 2) } else { Err(Errno::last()) }
+    }
+
+    /// The next message; `None` for one that does not come from the kernel or is too long, `EAGAIN` if there is none.
+    pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> Result<Option<&'a [u8]>> {
+        // SAFETY: all zeros are a value of it.
+        let mut from: sockaddr_nl = unsafe { zeroed() };
+        let mut length = size_of::<sockaddr_nl>() as socklen_t;
+        let (fd, room) = (self.socket.as_raw_fd(), buffer.len());
+        let (to, flags) = (buffer.as_mut_ptr().cast(), libc::MSG_TRUNC | libc::MSG_DONTWAIT);
+        // SAFETY: buffer and address are writable for their lengths.
+        let got = unsafe { libc::recvfrom(fd, to, room, flags, (&raw mut from).cast(), &raw mut length) };
+        let got = usize::try_from(got).map_err(|_| Errno::last())?;
+        // Any process may send to a netlink socket; the kernel's address is 0.
+        let stranger = self.pid.is_some() && (from.nl_pid != 0 || (length as usize) < size_of::<sockaddr_nl>());
+        Ok(buffer.get(..got).filter(|_| !stranger))
+    }
+
+    /// Sends a message to the kernel.
+    pub fn send(&self, bytes: &[u8]) -> Result<()> {
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: the bytes are readable; what a netlink socket sends goes to the kernel, if it is not connected.
+        let sent = unsafe { libc::send(self.socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
+        if sent < 0 { Err(Errno::last()) } else { Ok(()) }
+    }
+}
+
+impl AsRawFd for KernelSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_port_is_nobody_elses() {
+        let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let (kept, port) = KeptPort::new(any, 0, 0).unwrap();
+        assert_eq!(KeptPort::new(any, 0, port).err().map(Errno::get), Some(libc::EADDRINUSE));
+        let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        assert_eq!(KeptPort::new(local, 0, port).err().map(Errno::get), Some(libc::EADDRINUSE));
+        drop(kept);
+        assert_eq!(KeptPort::new(any, 0, port).unwrap().1, port);
+    }
+
+    fn through(ip: &str, room: usize) -> (SocketAddr, Datagram, Vec<u8>) {
+        let at = SocketAddr::new(ip.parse().unwrap(), 0);
+        let (a, b) = (Udp::new(at).unwrap(), Udp::new(at).unwrap());
+        let address = |udp: &Udp| from_c(&name(&udp.socket).unwrap()).unwrap();
+        a.send(b"hello", address(&b), Some(at.ip())).unwrap();
+        let mut buffer = vec![0; room];
+        let got = b.receive(&mut buffer).unwrap();
+        assert_eq!(b.receive(&mut buffer).err(), Some(Errno::EAGAIN));
+        buffer.truncate(got.size);
+        (address(&a), got, buffer)
+    }
+
+    #[test]
+    fn datagrams_tell_where_they_came_from_and_to() {
+        for ip in ["127.0.0.1", "::1"] {
+            let (sender, got, bytes) = through(ip, 100);
+            assert_eq!((got.from, got.to, &bytes[..]), (sender, Some(ip.parse().unwrap()), &b"hello"[..]));
+        }
+    }
+
+    #[test]
+    fn a_cut_datagram_shows() {
+        assert_eq!(through("127.0.0.1", 3).1.size, 5);
+    }
+}

@@ -1,0 +1,258 @@
+"""The kernel itself as the daemon's client: soft-iWARP with port mapping, by the module siw_mapped."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+
+import netlink as nl
+import wire
+from world import PATIENCE, Daemon, Failure, Skip, Wire, expect, until
+
+SIW, PEER = os.environ.get("SIW_ADDR"), os.environ.get("SIW_PEER_ADDR")
+SIW6, PEER6 = os.environ.get("SIW_ADDR6"), os.environ.get("SIW_PEER_ADDR6")
+LIST_BEGINS = r"print_iwpm_mapped_ports:|(\d+) mappings"
+LIST_ENTRY = re.compile(r"([LlMm])(?:ocal|apped) address (?:IPV[46] )?([^\s,(]+)")
+
+
+def start(world):
+    """A daemon on the kernel's netlink, with siw0 and siw1 asking it for ports."""
+    if world.module == "none":
+        raise Skip("the kernel's module siw_mapped cannot be had here")
+    if not os.path.exists("/sys/module/siw_mapped"):
+        subprocess.run(["insmod", world.module, "links=w0,w1"], check=True)
+    daemon = Daemon(world, world.path)
+    world.reference_pause()
+    return daemon
+
+
+def mappings(world, daemon):
+    """What SIGUSR1 lists: {local: mapped}."""
+    began = len(world.syslog.lines)
+    daemon.process.send_signal(signal.SIGUSR1)
+    head = re.search(LIST_BEGINS, world.syslog.wait(daemon.pid, LIST_BEGINS, began))
+    if head.group(1):
+        world.syslog.await_line(lambda: len(_listed(world, daemon, began)) >= int(head.group(1)), PATIENCE)
+    else:
+        world.reference_pause()
+    return _listed(world, daemon, began)
+
+
+def _listed(world, daemon, began):
+    found, local = {}, None
+    for line in world.syslog.lines[began:]:
+        for which, address in LIST_ENTRY.findall(line) if f"[{daemon.pid}]" in line else ():
+            host, _, port = address.rpartition(":")
+            if which in "Ll":
+                local = host.strip("[]"), int(port)
+            else:
+                found[local] = host.strip("[]"), int(port)
+    return found
+
+
+def mappings_become(world, daemon, wanted):
+    try:
+        until(lambda: mappings(world, daemon) == wanted, "the mappings")
+    except Failure:
+        expect("mappings", mappings(world, daemon), wanted)
+
+
+def gone(world, daemon):
+    """All mappings end."""
+    try:
+        until(lambda: mappings(world, daemon) == {}, "the end of all mappings")
+    except Failure as why:
+        ids = subprocess.run(["rdma", "resource", "show", "cm_id"], capture_output=True, check=False).stdout.decode()
+        raise Failure(f"{why}: {mappings(world, daemon)}, {ids}") from None
+
+
+def rping_server(address, port, *options):
+    server = subprocess.Popen(["rping", "-s", "-a", address, "-p", str(port), *options], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(["lab-await-listener", str(port), str(server.pid)], check=True, timeout=PATIENCE)
+    return server
+
+
+def rping_client(address, port, count=5):
+    return subprocess.run(["rping", "-c", "-a", address, "-p", str(port), "-C", str(count), "-V"], check=False,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                          timeout=PATIENCE).returncode
+
+
+def end(*processes):
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def held(where):
+    family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(where)
+        except OSError:
+            return True
+    return False
+
+
+def _listen(world, address):
+    daemon = start(world)
+    expect("mappings before", mappings(world, daemon), {})
+    server = rping_server(address, 7174, "-P")
+    found = mappings(world, daemon)
+    expect("local addresses", list(found), [(address, 7174)])
+    mapped = found[address, 7174]
+    expect("held", held(mapped), True)
+    end(server)
+    gone(world, daemon)
+    expect("held after the end", held(mapped), False)
+    return f"port 7174 was mapped to {mapped}"
+
+
+def case_listen_ipv4(world):
+    return _listen(world, PEER)
+
+
+def case_listen_ipv6(world):
+    return _listen(world, PEER6)
+
+
+def case_listen_wildcard_ipv4(world):
+    """The kernel makes a listener for each siw device with the wildcard address: references of one mapping."""
+    return _listen(world, "0.0.0.0")
+
+
+def case_listen_wildcard_ipv6(world):
+    return _listen(world, "::")
+
+
+def _connect(world, listen, address):
+    """The client's kernel asks for the server's port. Both are served by the same daemon, over the link."""
+    daemon = start(world)
+    server = rping_server(listen, 7174, "-P")
+    expect("status of the first client", rping_client(address, 7174), 0)
+    expect("status of the second client", rping_client(address, 7174), 0)
+    end(server)
+    gone(world, daemon)
+    lines = [line for line in daemon.log() if "rror" in line]
+    return f"errors in the log: {lines}"
+
+
+def case_connect_ipv4(world):
+    return _connect(world, PEER, PEER)
+
+
+def case_connect_ipv6(world):
+    return _connect(world, PEER6, PEER6)
+
+
+def case_connect_wildcard(world):
+    return _connect(world, "0.0.0.0", PEER)
+
+
+def case_connect_own_address(world):
+    return _connect(world, SIW, SIW)
+
+
+def case_connect_many(world):
+    """ucmatose with 20 connections: as many mappings, all gone afterwards."""
+    daemon = start(world)
+    server = subprocess.Popen(["ucmatose", "-c", "20", "-b", PEER, "-C", "3"], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(["lab-await-listener", "7471", str(server.pid)], check=True, timeout=PATIENCE)
+    client = subprocess.run(["ucmatose", "-c", "20", "-s", PEER, "-C", "3"], check=False, timeout=PATIENCE,
+                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    expect("statuses", (client.returncode, server.wait(PATIENCE)), (0, 0))
+    gone(world, daemon)
+
+
+def case_restart(world):
+    """A new daemon gets the mappings from the kernel, with the same ports; a killed one is no different."""
+    for sig in signal.SIGTERM, signal.SIGKILL:
+        daemon = start(world)
+        servers = [rping_server(address, port, "-P") for address, port in ((PEER, 7174), (PEER6, 7175), ("0.0.0.0", 7176))]
+        before = mappings(world, daemon)
+        expect("mappings", len(before), 3)
+        daemon.end(sig)
+        expect("held without a daemon", [held(where) for where in before.values()], [False] * 3)
+        daemon = Daemon(world, world.path)
+        world.reference_pause()
+        mappings_become(world, daemon, before)
+        expect("held", [held(where) for where in before.values()], [True] * 3)
+        expect("status of a client", rping_client(PEER, 7174), 0)
+        end(*servers)
+        gone(world, daemon)
+        daemon.end()
+    return str(before)
+
+
+def case_started_after_the_listener(world):
+    """A listener of before the daemon has no mapping; its clients are rejected by the daemon and use the port itself."""
+    daemon = start(world)
+    daemon.end()
+    server = rping_server(PEER, 7174, "-P")
+    daemon = Daemon(world, world.path)
+    world.reference_pause()
+    found = mappings(world, daemon)
+    status = rping_client(PEER, 7174)
+    end(server)
+    expect("status", status, 0)
+    return f"mappings: {found}"
+
+
+def case_messages_of_other_processes(world):
+    """FIX 4: only the kernel may ask for mappings. (Sending to another process needs CAP_NET_ADMIN.)"""
+    daemon = start(world)
+    end(rping_server(PEER, 7173, "-P"))  # the kernel has registered as a client
+    forged = ("10.77.2.1", 7999)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 20) as sock:
+        sock.bind((0, 0))
+        payload = nl.u32(1, 1) + nl.attribute(2, nl.sockaddr(forged)) + nl.u32(3, 0)
+        sock.sendto(nl.message(nl.ADD, 77, payload), (daemon.pid, 0))
+    # What the kernel asks for next is done later.
+    servers = rping_server(PEER, 7174, "-P"), rping_server(PEER, 7175, "-P")
+    found = until(lambda: [m for m in [mappings(world, daemon)] if (PEER, 7175) in m], "the kernel's mapping")[0]
+    end(*servers)
+    expect("a mapping was made", forged in found, world.by_kind(False, True))
+    if world.kind == "reference":
+        return "the reference obeys any process"
+
+
+def case_queries_cross_the_link(world):
+    """What is on the wire when a client connects: request, accept, ack."""
+    daemon = start(world)
+    server = rping_server(PEER, 7174, "-P")
+    packets = LinkWire()
+    expect("status", rping_client(PEER, 7174), 0)
+    seen = list(dict.fromkeys((f"{where[0]} to {to[0]}", wire.parse(data)) for where, to, data in packets.messages()))
+    packets.close()
+    end(server)
+    daemon.alive()
+    expect("messages", [wire.NAMES[p.kind] for _, p in seen], ["request", "accept", "ack"])
+    return "; ".join(f"{way}: {wire.describe(p)}" for way, p in seen)
+
+
+class LinkWire(Wire):
+    """The messages that the guest's own links carry; each is seen when sent and when received."""
+
+    def __init__(self):  # not in a namespace
+        self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
+        self.seen = []
+
+
+def _lossy(world, loss):
+    daemon = start(world)
+    server = rping_server(PEER, 7174, "-P")
+    for link in "w0", "w1":
+        subprocess.run(["tc", "qdisc", "add", "dev", link, "root", "netem", "loss", loss], check=True)
+    statuses = [rping_client(PEER, 7174, 1) for _ in range(4)]
+    for link in "w0", "w1":
+        subprocess.run(["tc", "qdisc", "del", "dev", link, "root"], check=True)
+    end(server)
+    daemon.alive()
+    expect("statuses", statuses, [0] * 4)
+
+
+def case_loss(world):
+    return _lossy(world, "20%")
