@@ -108,7 +108,8 @@ impl Message {
         let cp = Peer { ip: ip(bytes, CP, v6), port: port(bytes, 6) };
         let mapped_cp = (kind == Kind::Request).then(|| Peer {
             ip: if bytes.len() == LONG { ip(bytes, MAPPED_CP, v6) } else { cp.ip },
-            port: port(bytes, 2),
+            // 0 from peers that don't say: then it is not mapped.
+            port: if port(bytes, 2) == 0 { cp.port } else { port(bytes, 2) },
         });
         let ap = Peer { ip: ip(bytes, AP, v6), port: port(bytes, 4) };
         Ok(Message { kind, handle: u64::from_be_bytes(handle), cp, ap, mapped_cp })
@@ -203,6 +204,8 @@ mod tests {
         (old[0], old[3], old[16]) = (4, 9, 10);
         let mapped = Message::parse(&old, false).unwrap().mapped_cp;
         assert_eq!(mapped, Some(peer("10.0.0.0", 9)));
+        (old[3], old[7]) = (0, 8);
+        assert_eq!(Message::parse(&old, false).unwrap().mapped_cp, Some(peer("10.0.0.0", 8)));
     }
 
     #[test]

@@ -82,7 +82,7 @@ fn set_up() -> Result<Daemon, Failure> {
         _ => format!("UDP port 3935: {error}"),
     })?;
     let kernel = KernelSocket::netlink().map_err(|error| match error.get() {
-        libc::EPROTONOSUPPORT => "the kernel has no RDMA netlink: is ib_core loaded?".into(),
+        libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT => "the kernel has no RDMA netlink: is ib_core loaded?".into(),
         libc::EPERM | libc::EACCES => "RDMA netlink needs CAP_NET_ADMIN: run iwpmd as root, or by its unit".into(),
         _ => format!("RDMA netlink: {error}"),
     })?;
