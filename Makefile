@@ -5,6 +5,7 @@ LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
 SYSCONFDIR ?= /etc
 SBINDIR ?= $(PREFIX)/sbin
+BINDIR ?= $(PREFIX)/bin
 MANDIR ?= $(PREFIX)/share/man
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 UDEVDIR ?= $(PREFIX)/lib/udev/rules.d
@@ -21,13 +22,15 @@ PRELOAD := $(DIST)/lib/rsocket/librspreload.so
 PRELOAD_ARCHIVE := $(CARGO_TARGET_DIR)/release/librspreload.a
 IWPMD := $(DIST)/sbin/iwpmd
 IWPMD_BUILT := $(CARGO_TARGET_DIR)/release/iwpmd
+DOCTOR := $(DIST)/bin/rdmacm-doctor
+DOCTOR_BUILT := $(CARGO_TARGET_DIR)/release/rdmacm-doctor
 
-export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR MANDIR UNITDIR UDEVDIR DESTDIR VERSION DIST
+export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR BINDIR MANDIR UNITDIR UDEVDIR DESTDIR VERSION DIST
 
 .PHONY: all test lint check demo bench lab headers abi-check install-test install uninstall clean help FORCE
 .DELETE_ON_ERROR:
 
-all: $(LIBRARY) $(PRELOAD) $(IWPMD) ## build everything into target/dist (the default)
+all: $(LIBRARY) $(PRELOAD) $(IWPMD) $(DOCTOR) ## build everything into target/dist (the default)
 
 test: ## run the Rust tests that need no lab
 	$(CARGO) test --workspace --locked
@@ -58,7 +61,7 @@ abi-check: all ## compare symbols, headers and layout with the reference's
 install-test: all ## install below a temporary folder, use it from there, uninstall
 	scripts/install-test
 
-install: ## install what make built: DESTDIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR MANDIR UNITDIR UDEVDIR
+install: ## install what make built: DESTDIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR BINDIR MANDIR UNITDIR UDEVDIR
 	scripts/install-files install
 
 uninstall: ## remove what make install installed, given the same variables
@@ -79,6 +82,12 @@ $(PRELOAD_ARCHIVE): FORCE
 
 $(LIBRARY): $(ARCHIVE) symbols.map scripts/link-rdmacm
 	scripts/link-rdmacm $(VERSION) $(ARCHIVE) $(DIST)/lib
+
+$(DOCTOR_BUILT): FORCE
+	$(CARGO) build --release --locked -p rdmacm-doctor
+
+$(DOCTOR): $(DOCTOR_BUILT)
+	install -D -m 755 $< $@
 
 $(PRELOAD): $(PRELOAD_ARCHIVE) $(LIBRARY) abi/rspreload/preload.map scripts/link-rspreload
 	scripts/link-rspreload $(PRELOAD_ARCHIVE) $(DIST)/lib

@@ -6,6 +6,8 @@
 use std::ffi::c_int;
 use std::fmt;
 
+use crate::diag::{self, Call};
+
 /// An errno value, always greater than zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(c_int);
@@ -67,18 +69,21 @@ impl fmt::Display for Errno {
 
 impl std::error::Error for Errno {}
 
-/// Runs `call` for a C caller: its value on success, with `errno` as it was before; otherwise `failed`, with `errno`
-/// set.
-pub fn report<T>(failed: T, call: impl FnOnce() -> Result<T>) -> T {
-    report_or(|| call().map_err(|error| (failed, error)))
+/// Runs a call for its C caller: its value on success, with `errno` as it was before; otherwise `failed`, with `errno`
+/// set. `call` is what the failure is logged with, where that is asked for.
+pub fn report<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
+    report_or(call, || run().map_err(|error| (failed, error)))
 }
 
 /// As [`report`], for calls whose failures have values of their own beside `errno`.
-pub fn report_or<T>(call: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
+pub fn report_or<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
     let before = errno::errno();
-    let (value, errno) = match call() {
+    let (value, errno) = match run() {
         Ok(value) => (value, before),
-        Err((value, error)) => (value, errno::Errno(error.0)),
+        Err((value, error)) => {
+            diag::failed(&call, error);
+            (value, errno::Errno(error.0))
+        }
     };
     errno::set_errno(errno);
     value
@@ -91,7 +96,7 @@ mod tests {
     #[test]
     fn success_leaves_errno_alone() {
         errno::set_errno(errno::Errno(77));
-        let value = report(-1, || {
+        let value = report(Call::new("test"), -1, || {
             errno::set_errno(errno::Errno(5));
             Ok(3)
         });
@@ -100,7 +105,7 @@ mod tests {
 
     #[test]
     fn failure_sets_errno() {
-        assert_eq!(report(-1, || Err(Errno::EBUSY)), -1);
+        assert_eq!(report(Call::new("test"), -1, || Err(Errno::EBUSY)), -1);
         assert_eq!(Errno::last(), Errno::EBUSY);
     }
 

@@ -11,6 +11,7 @@ use super::id::{Id, event_result};
 use super::params;
 use super::qp;
 use super::resolve::after_listen;
+use crate::diag::probes;
 use crate::errno::{Errno, Result};
 use crate::ffi::{
     RDMA_MAX_INIT_DEPTH, RDMA_MAX_RESP_RES, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
@@ -29,6 +30,7 @@ const REASON_VENDOR_OPTION: u8 = 35;
 /// # Safety
 /// NULL, or parameters whose private data is readable for its length.
 pub unsafe fn connect(id: &Id, param: *const rdma_conn_param) -> Result<()> {
+    probes::cm_connect(id);
     // SAFETY: the caller's word.
     let param = unsafe { param.as_ref() };
     let limits = id.state().bound.map(|bound| bound.limits);
@@ -166,6 +168,7 @@ unsafe fn refuse(new: &Id, event: *mut rdma_cm_event) {
 /// # Safety
 /// NULL, or parameters whose private data is readable for its length.
 pub unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
+    probes::cm_accept(id);
     // SAFETY: the caller's word.
     let param = unsafe { param.as_ref() };
     let limits = id.state().bound.map(|bound| bound.limits);

@@ -16,6 +16,7 @@ use super::handles;
 use super::library::library;
 use super::lookup::Search;
 use super::multicast::Groups;
+use crate::diag::probes;
 use crate::errno::{Errno, Result};
 use crate::ffi::{
     ibv_sa_path_rec, rdma_addr, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_event_channel, rdma_port_space,
@@ -153,7 +154,7 @@ impl Id {
     }
 
     /// Datagrams: no connection, `rdma_ud_param` in events.
-    pub(super) fn is_ud(&self) -> bool {
+    pub(crate) fn is_ud(&self) -> bool {
         self.qp_type() == ibv_qp_type::IBV_QPT_UD
     }
 
@@ -367,6 +368,7 @@ fn adopt(id: &Id, handle: u32) -> Result<()> {
 /// # Safety
 /// Not used afterwards, unless it failed and the id is asynchronous.
 pub unsafe fn destroy_id(id: &Id) -> Result<()> {
+    probes::cm_close(id);
     match ucma::destroy_id(id.fd(), id.handle()) {
         Ok(reported) => {
             id.drop_event();

@@ -13,6 +13,7 @@ use super::poll;
 use super::stream::{Stream, Value};
 use super::table::Table;
 use super::watch::{Lookup, Pollable};
+use crate::diag::Place;
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
 use crate::sys::event;
@@ -76,6 +77,14 @@ fn register(fd: c_int, object: Object) -> Result<c_int> {
     // A number that is taken was closed behind our back with close(2); what was there can't be reached any more.
     TABLE.insert(fd, try_arc(object)?)?;
     Ok(fd)
+}
+
+/// Where a stream is connected from and to, as far as that can be told at once: for messages.
+pub(crate) fn place(fd: c_int) -> Option<Place> {
+    match &*TABLE.pin(fd)? {
+        Object::Socket(Socket::Stream(socket)) => socket.place(),
+        Object::Socket(Socket::Datagram(_)) | Object::Epoll(_) => None,
+    }
 }
 
 /// rsocket(3).

@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_int};
 
 use rdmacm_core::Errno;
 use rdmacm_core::cm::{self, GaiError, Id};
+use rdmacm_core::diag::{self, Call};
 use rdmacm_core::errno::{report, report_or};
 use rdmacm_core::ffi::{rdma_addrinfo, rdma_cm_id};
 
@@ -21,13 +22,16 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     hints: *const rdma_addrinfo,
     res: *mut *mut rdma_addrinfo,
 ) -> c_int {
-    report_or(|| {
+    report_or(Call::new("rdma_getaddrinfo"), || {
         let res = nn(res).map_err(|error| (-1, error))?;
         // SAFETY: the C contract (crate documentation).
         match unsafe { cm::getaddrinfo(node, service, hints, res) } {
             Ok(()) => Ok(0),
             Err(GaiError::Gai(libc::EAI_SYSTEM)) => Err((libc::EAI_SYSTEM, Errno::last())),
-            Err(GaiError::Gai(code)) => Ok(code),
+            Err(GaiError::Gai(code)) => {
+                diag::not_found("rdma_getaddrinfo", code);
+                Ok(code)
+            }
             Err(GaiError::Errno(errno)) => Err((-1, errno)),
         }
     })
@@ -37,7 +41,7 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
     // SAFETY: the C contract (crate documentation).
-    report((), || unsafe {
+    report(Call::new("rdma_freeaddrinfo"), (), || unsafe {
         cm::freeaddrinfo(res);
         Ok(())
     });
@@ -55,7 +59,9 @@ pub unsafe extern "C" fn rdma_resolve_addrinfo(
     hints: *const rdma_addrinfo,
 ) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::resolve_addrinfo(Id::from_c(id)?, node, service, hints) })
+    status(Call::id("rdma_resolve_addrinfo", id), || unsafe {
+        cm::resolve_addrinfo(Id::from_c(id)?, node, service, hints)
+    })
 }
 
 /// Hands over, once, what rdma_resolve_addrinfo() found.
@@ -64,5 +70,5 @@ pub unsafe extern "C" fn rdma_resolve_addrinfo(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::query_addrinfo(Id::from_c(id)?, nn(info)?) })
+    status(Call::id("rdma_query_addrinfo", id), || unsafe { cm::query_addrinfo(Id::from_c(id)?, nn(info)?) })
 }

@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_int};
 use std::ptr::NonNull;
 
 use rdmacm_core::cm;
+use rdmacm_core::diag::Call;
 use rdmacm_core::errno::report;
 use rdmacm_core::ffi::verbs::ibv_context;
 use rdmacm_core::ffi::{rdma_cm_event, rdma_cm_event_type_t, rdma_event_channel};
@@ -16,7 +17,7 @@ use crate::{nn, pointer, status};
 /// that the library knows.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
-    pointer(cm::create_event_channel)
+    pointer(Call::new("rdma_create_event_channel"), cm::create_event_channel)
 }
 
 /// Closes an event channel. All its ids must be destroyed or migrated, and all its events acknowledged, before.
@@ -25,7 +26,7 @@ pub unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel 
 pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
     if let Some(channel) = NonNull::new(channel) {
         // SAFETY: the C contract (crate documentation).
-        report((), || unsafe {
+        report(Call::new("rdma_destroy_event_channel"), (), || unsafe {
             cm::destroy_event_channel(channel);
             Ok(())
         });
@@ -38,7 +39,7 @@ pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_cha
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::get_cm_event(nn(channel)?, nn(event)?) })
+    status(Call::new("rdma_get_cm_event"), || unsafe { cm::get_cm_event(nn(channel)?, nn(event)?) })
 }
 
 /// Gives an event back and frees it, with the private data that it carries.
@@ -48,7 +49,7 @@ pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, eve
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::ack_cm_event(nn(event)?) })
+    status(Call::new("rdma_ack_cm_event"), || unsafe { cm::ack_cm_event(nn(event)?) })
 }
 
 /// The name of an event, such as "RDMA_CM_EVENT_ESTABLISHED"; "UNKNOWN EVENT" for values without one.
@@ -64,7 +65,7 @@ pub unsafe extern "C" fn rdma_event_str(event: rdma_cm_event_type_t) -> *const c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
     // SAFETY: the C contract (crate documentation).
-    pointer(|| unsafe { cm::get_devices(num_devices) })
+    pointer(Call::new("rdma_get_devices"), || unsafe { cm::get_devices(num_devices) })
 }
 
 /// Frees a list that rdma_get_devices() returned. NULL is ignored.
@@ -72,7 +73,7 @@ pub unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut 
 pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
     if let Some(list) = NonNull::new(list) {
         // SAFETY: the C contract (crate documentation).
-        report((), || unsafe {
+        report(Call::new("rdma_free_devices"), (), || unsafe {
             cm::free_devices(list);
             Ok(())
         });

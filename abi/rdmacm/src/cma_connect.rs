@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use libc::sockaddr;
 use rdmacm_core::cm::{self, Id};
+use rdmacm_core::diag::{Call, WHOLE};
 use rdmacm_core::ffi::{rdma_cm_id, rdma_conn_param};
 
 use crate::{nn, status};
@@ -14,7 +15,9 @@ use crate::{nn, status};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::bind_addr(Id::from_c(id)?, nn(addr)?) })
+    status(unsafe { Call::id("rdma_bind_addr", id).with(addr, WHOLE) }, || unsafe {
+        cm::bind_addr(Id::from_c(id)?, nn(addr)?)
+    })
 }
 
 /// Finds the device and the transport's addresses for the way to a remote address.
@@ -29,7 +32,9 @@ pub unsafe extern "C" fn rdma_resolve_addr(
     timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::resolve_addr(Id::from_c(id)?, src_addr, nn(dst_addr)?, timeout_ms) })
+    status(unsafe { Call::id("rdma_resolve_addr", id).with(dst_addr, WHOLE) }, || unsafe {
+        cm::resolve_addr(Id::from_c(id)?, src_addr, nn(dst_addr)?, timeout_ms)
+    })
 }
 
 /// Finds the route to the address that rdma_resolve_addr() resolved.
@@ -39,7 +44,7 @@ pub unsafe extern "C" fn rdma_resolve_addr(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::resolve_route(Id::from_c(id)?, timeout_ms) })
+    status(Call::id("rdma_resolve_route", id), || unsafe { cm::resolve_route(Id::from_c(id)?, timeout_ms) })
 }
 
 /// Asks the peer for a connection, or (datagrams) for its QP's number and Q_Key. The route must be resolved.
@@ -50,7 +55,7 @@ pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::connect(Id::from_c(id)?, conn_param) })
+    status(Call::id("rdma_connect", id), || unsafe { cm::connect(Id::from_c(id)?, conn_param) })
 }
 
 /// Completes a connection after RDMA_CM_EVENT_CONNECT_RESPONSE, for programs that create QPs themselves: the QP must be
@@ -58,7 +63,7 @@ pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::establish(Id::from_c(id)?) })
+    status(Call::id("rdma_establish", id), || unsafe { cm::establish(Id::from_c(id)?) })
 }
 
 /// Listens for connection requests on the address to which the id is bound.
@@ -67,7 +72,7 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::listen(Id::from_c(id)?, backlog) })
+    status(Call::id("rdma_listen", id), || unsafe { cm::listen(Id::from_c(id)?, backlog) })
 }
 
 /// Waits for the next connection request on a synchronous listening id.
@@ -77,7 +82,7 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::get_request(Id::from_c(listen)?, nn(id)?) })
+    status(Call::id("rdma_get_request", listen), || unsafe { cm::get_request(Id::from_c(listen)?, nn(id)?) })
 }
 
 /// Accepts a connection request.
@@ -87,7 +92,7 @@ pub unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::accept(Id::from_c(id)?, conn_param) })
+    status(Call::id("rdma_accept", id), || unsafe { cm::accept(Id::from_c(id)?, conn_param) })
 }
 
 /// Refuses a connection request; the peer gets RDMA_CM_EVENT_REJECTED with private_data_len bytes of private_data.
@@ -96,7 +101,7 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, private_data_len: u8) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::reject(Id::from_c(id)?, private_data, private_data_len) })
+    status(Call::id("rdma_reject", id), || unsafe { cm::reject(Id::from_c(id)?, private_data, private_data_len) })
 }
 
 /// Like rdma_reject(), with the reason that the enhanced connection establishment options don't fit.
@@ -109,7 +114,9 @@ pub unsafe extern "C" fn rdma_reject_ece(
     private_data_len: u8,
 ) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::reject_ece(Id::from_c(id)?, private_data, private_data_len) })
+    status(Call::id("rdma_reject_ece", id), || unsafe {
+        cm::reject_ece(Id::from_c(id)?, private_data, private_data_len)
+    })
 }
 
 /// Closes a connection: the QP stops, posted work requests are flushed, both sides get RDMA_CM_EVENT_DISCONNECTED.
@@ -118,5 +125,5 @@ pub unsafe extern "C" fn rdma_reject_ece(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::disconnect(Id::from_c(id)?) })
+    status(Call::id("rdma_disconnect", id), || unsafe { cm::disconnect(Id::from_c(id)?) })
 }

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use libc::size_t;
 use rdmacm_core::cm::{self, Id};
+use rdmacm_core::diag::Call;
 use rdmacm_core::errno::report;
 use rdmacm_core::ffi::verbs::{ibv_ece, ibv_event_type_t, ibv_pd, ibv_qp_attr, ibv_qp_init_attr};
 use rdmacm_core::ffi::{
@@ -24,7 +25,7 @@ pub unsafe extern "C" fn rdma_create_id(
     ps: rdma_port_space_t,
 ) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::create_id(channel, nn(id)?, context, ps) })
+    status(Call::new("rdma_create_id"), || unsafe { cm::create_id(channel, nn(id)?, context, ps) })
 }
 
 /// Creates a synchronous id from what rdma_getaddrinfo() found, bound (RAI_PASSIVE) or with address and route resolved.
@@ -39,14 +40,14 @@ pub unsafe extern "C" fn rdma_create_ep(
     qp_init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::create_ep(nn(id)?, nn(res)?, pd, qp_init_attr) })
+    status(Call::new("rdma_create_ep"), || unsafe { cm::create_ep(nn(id)?, nn(res)?, pd, qp_init_attr) })
 }
 
 /// Destroys an id with the QP and SRQ that belong to it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     // SAFETY: the C contract (crate documentation).
-    report((), || unsafe {
+    report(Call::gone("rdma_destroy_ep", id), (), || unsafe {
         cm::destroy_ep(Id::from_c(id)?);
         Ok(())
     });
@@ -58,7 +59,7 @@ pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::destroy_id(Id::from_c(id)?) })
+    status(Call::gone("rdma_destroy_id", id), || unsafe { cm::destroy_id(Id::from_c(id)?) })
 }
 
 /// Moves an id, with the events that wait for it, to another channel; NULL makes it synchronous.
@@ -67,7 +68,7 @@ pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::migrate_id(Id::from_c(id)?, channel) })
+    status(Call::id("rdma_migrate_id", id), || unsafe { cm::migrate_id(Id::from_c(id)?, channel) })
 }
 
 /// Sets an option of an id.
@@ -83,21 +84,23 @@ pub unsafe extern "C" fn rdma_set_option(
     optlen: size_t,
 ) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::set_option(Id::from_c(id)?, level, optname, optval, optlen) })
+    status(Call::id("rdma_set_option", id), || unsafe {
+        cm::set_option(Id::from_c(id)?, level, optname, optval, optlen)
+    })
 }
 
 /// The local port number of an id, in network byte order; 0 when it has none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> __be16 {
     // SAFETY: the C contract (crate documentation).
-    report(0, || unsafe { Ok(cm::get_src_port(Id::from_c(id)?)) })
+    report(Call::id("rdma_get_src_port", id), 0, || unsafe { Ok(cm::get_src_port(Id::from_c(id)?)) })
 }
 
 /// The remote port number of an id, in network byte order; 0 when it has none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> __be16 {
     // SAFETY: the C contract (crate documentation).
-    report(0, || unsafe { Ok(cm::get_dst_port(Id::from_c(id)?)) })
+    report(Call::id("rdma_get_dst_port", id), 0, || unsafe { Ok(cm::get_dst_port(Id::from_c(id)?)) })
 }
 
 /// For programs that create QPs themselves: the attributes to move the QP of an id into the state qp_attr->qp_state.
@@ -110,7 +113,9 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
     qp_attr_mask: *mut c_int,
 ) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::init_qp_attr(Id::from_c(id)?, nn(qp_attr)?, nn(qp_attr_mask)?) })
+    status(Call::id("rdma_init_qp_attr", id), || unsafe {
+        cm::init_qp_attr(Id::from_c(id)?, nn(qp_attr)?, nn(qp_attr_mask)?)
+    })
 }
 
 /// Tells the connection manager of an asynchronous event of the id's QP, above all IBV_EVENT_COMM_EST.
@@ -119,7 +124,7 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type_t) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::notify(Id::from_c(id)?, event) })
+    status(Call::id("rdma_notify", id), || unsafe { cm::notify(Id::from_c(id)?, event) })
 }
 
 /// For programs that create QPs themselves: the enhanced connection establishment options to send to the peer.
@@ -128,7 +133,7 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::set_local_ece(Id::from_c(id)?, nn(ece)?) })
+    status(Call::id("rdma_set_local_ece", id), || unsafe { cm::set_local_ece(Id::from_c(id)?, nn(ece)?) })
 }
 
 /// For programs that create QPs themselves: the enhanced connection establishment options that the peer sent.
@@ -137,7 +142,7 @@ pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_e
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::get_remote_ece(Id::from_c(id)?, nn(ece)?) })
+    status(Call::id("rdma_get_remote_ece", id), || unsafe { cm::get_remote_ece(Id::from_c(id)?, nn(ece)?) })
 }
 
 /// Puts an event of the program's own on the id's channel.
@@ -152,5 +157,7 @@ pub unsafe extern "C" fn rdma_write_cm_event(
     arg: u64,
 ) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    crate::status(|| unsafe { cm::write_cm_event(Id::from_c(id)?, event, status, arg) })
+    crate::status(Call::id("rdma_write_cm_event", id), || unsafe {
+        cm::write_cm_event(Id::from_c(id)?, event, status, arg)
+    })
 }

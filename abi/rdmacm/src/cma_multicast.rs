@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use libc::sockaddr;
 use rdmacm_core::cm::{self, Id};
+use rdmacm_core::diag::Call;
 use rdmacm_core::ffi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
 
 use crate::{nn, status};
@@ -15,7 +16,7 @@ use crate::{nn, status};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::join_multicast(Id::from_c(id)?, nn(addr)?, context) })
+    status(Call::id("rdma_join_multicast", id), || unsafe { cm::join_multicast(Id::from_c(id)?, nn(addr)?, context) })
 }
 
 /// Leaves a multicast group; waits until the events of the membership are acknowledged.
@@ -24,7 +25,7 @@ pub unsafe extern "C" fn rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut soc
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::leave_multicast(Id::from_c(id)?, nn(addr)?) })
+    status(Call::id("rdma_leave_multicast", id), || unsafe { cm::leave_multicast(Id::from_c(id)?, nn(addr)?) })
 }
 
 /// Like rdma_join_multicast(), with a choice of membership: mc_join_attr->join_flags, RDMA_MC_JOIN_FLAG_*.
@@ -37,5 +38,7 @@ pub unsafe extern "C" fn rdma_join_multicast_ex(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::join_multicast_ex(Id::from_c(id)?, nn(mc_join_attr)?, context) })
+    status(Call::id("rdma_join_multicast_ex", id), || unsafe {
+        cm::join_multicast_ex(Id::from_c(id)?, nn(mc_join_attr)?, context)
+    })
 }

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use rdmacm_core::cm::{self, Id};
+use rdmacm_core::diag::Call;
 use rdmacm_core::errno::report;
 use rdmacm_core::ffi::rdma_cm_id;
 use rdmacm_core::ffi::verbs::{ibv_pd, ibv_qp_init_attr, ibv_qp_init_attr_ex};
@@ -21,21 +22,21 @@ pub unsafe extern "C" fn rdma_create_qp(
     qp_init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::create_qp(Id::from_c(id)?, pd, nn(qp_init_attr)?) })
+    status(Call::id("rdma_create_qp", id), || unsafe { cm::create_qp(Id::from_c(id)?, pd, nn(qp_init_attr)?) })
 }
 
 /// Like rdma_create_qp(), with the extended attributes of ibv_create_qp_ex(). Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, qp_init_attr: *mut ibv_qp_init_attr_ex) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(|| unsafe { cm::create_qp_ex(Id::from_c(id)?, nn(qp_init_attr)?) })
+    status(Call::id("rdma_create_qp_ex", id), || unsafe { cm::create_qp_ex(Id::from_c(id)?, nn(qp_init_attr)?) })
 }
 
 /// Destroys the QP of an id, and the CQs and completion channels that the library created for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
     // SAFETY: the C contract (crate documentation).
-    report((), || unsafe {
+    report(Call::id("rdma_destroy_qp", id), (), || unsafe {
         cm::destroy_qp(Id::from_c(id)?);
         Ok(())
     });

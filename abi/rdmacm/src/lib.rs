@@ -24,6 +24,7 @@ mod rsocket;
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
 
+use rdmacm_core::diag::Call;
 use rdmacm_core::errno::report;
 use rdmacm_core::{Errno, Result};
 
@@ -32,14 +33,14 @@ fn nn<T>(pointer: *mut T) -> Result<NonNull<T>> {
     NonNull::new(pointer).ok_or(Errno::EINVAL)
 }
 
-/// Reports `call` as an int: 0, or -1 and `errno`.
-fn status(call: impl FnOnce() -> Result<()>) -> c_int {
-    report(-1, || call().map(|()| 0))
+/// Reports a call as an int: 0, or -1 and `errno`.
+fn status(call: Call, run: impl FnOnce() -> Result<()>) -> c_int {
+    report(call, -1, || run().map(|()| 0))
 }
 
-/// Reports `call` as a pointer: NULL and `errno` on failure.
-fn pointer<T>(call: impl FnOnce() -> Result<NonNull<T>>) -> *mut T {
-    report(null_mut(), || call().map(NonNull::as_ptr))
+/// Reports a call as a pointer: NULL and `errno` on failure.
+fn pointer<T>(call: Call, run: impl FnOnce() -> Result<NonNull<T>>) -> *mut T {
+    report(call, null_mut(), || run().map(NonNull::as_ptr))
 }
 
 /// Keeps the promises of `sys::alloc::try_arc`.

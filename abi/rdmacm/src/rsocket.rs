@@ -6,6 +6,7 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use libc::{epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
+use rdmacm_core::diag::{Call, probes};
 use rdmacm_core::errno::{Result, report};
 use rdmacm_core::ffi::rfcntl_argument;
 use rdmacm_core::rsocket::calls;
@@ -19,26 +20,29 @@ use crate::buffers::{buffer, buffers, bytes, name_out};
 /// Returns a descriptor for the calls below, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rsocket(domain: c_int, r#type: c_int, protocol: c_int) -> c_int {
-    report(-1, || calls::socket(domain, r#type, protocol))
+    report(Call::new("rsocket"), -1, || calls::socket(domain, r#type, protocol))
 }
 
 /// bind(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rbind(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
     // SAFETY: the caller's word.
-    report(-1, || calls::bind(socket, &unsafe { core::address(addr, addrlen)? }).map(|()| 0))
+    report(unsafe { Call::socket("rbind", socket).with(addr, addrlen) }, -1, || {
+        // SAFETY: the caller's word.
+        calls::bind(socket, &unsafe { core::address(addr, addrlen)? }).map(|()| 0)
+    })
 }
 
 /// listen(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
-    report(-1, || calls::listen(socket, backlog).map(|()| 0))
+    report(Call::socket("rlisten", socket), -1, || calls::listen(socket, backlog).map(|()| 0))
 }
 
 /// accept(2) for rsockets; the new rsocket has the listener's options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn raccept(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
-    report(-1, || {
+    report(Call::socket("raccept", socket), -1, || {
         let (fd, name) = calls::accept(socket)?;
         // SAFETY: the caller's word.
         unsafe {
@@ -46,6 +50,7 @@ pub unsafe extern "C" fn raccept(socket: c_int, addr: *mut sockaddr, addrlen: *m
                 let _ = calls::close(fd);
             })?
         };
+        probes::rs_accept(socket, fd);
         Ok(fd)
     })
 }
@@ -53,31 +58,39 @@ pub unsafe extern "C" fn raccept(socket: c_int, addr: *mut sockaddr, addrlen: *m
 /// connect(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rconnect(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
+    probes::rs_connect(socket);
     // SAFETY: the caller's word.
-    report(-1, || calls::connect(socket, &unsafe { core::address(addr, addrlen)? }).map(|()| 0))
+    report(unsafe { Call::socket("rconnect", socket).with(addr, addrlen) }, -1, || {
+        // SAFETY: the caller's word.
+        calls::connect(socket, &unsafe { core::address(addr, addrlen)? }).map(|()| 0)
+    })
 }
 
 /// shutdown(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rshutdown(socket: c_int, how: c_int) -> c_int {
-    report(-1, || calls::shutdown(socket, how).map(|()| 0))
+    report(Call::socket("rshutdown", socket), -1, || calls::shutdown(socket, how).map(|()| 0))
 }
 
 /// close(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rclose(socket: c_int) -> c_int {
-    report(-1, || calls::close(socket).map(|()| 0))
+    probes::rs_close(socket);
+    report(Call::socket("rclose", socket), -1, || calls::close(socket).map(|()| 0))
 }
 
 /// # Safety
 /// Writable for `len` bytes.
 #[inline]
-unsafe fn receive(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+unsafe fn receive<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's word.
     unsafe {
         match calls::receive_at_once(socket, buf.cast(), len, flags) {
-            Ok(done) => done as ssize_t,
-            Err(looked) => receive_any(socket, buf, len, flags, looked),
+            Ok(done) => {
+                probes::rs_recv(socket, done);
+                done as ssize_t
+            }
+            Err(looked) => receive_any::<READ>(socket, buf, len, flags, looked),
         }
     }
 }
@@ -86,16 +99,27 @@ unsafe fn receive(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) ->
 /// As above.
 #[cold]
 #[inline(never)]
-unsafe fn receive_any(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int, looked: bool) -> ssize_t {
+unsafe fn receive_any<const READ: bool>(
+    socket: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    looked: bool,
+) -> ssize_t {
+    let call = Call::socket(if READ { "rread" } else { "rrecv" }, socket);
     // SAFETY: the caller's word.
-    report(-1, || unsafe { Ok(calls::receive_one(socket, buffer(buf, len)?, flags, looked)? as ssize_t) })
+    report(call, -1, || unsafe {
+        let done = calls::receive_one(socket, buffer(buf, len)?, flags, looked)?;
+        probes::rs_recv(socket, done);
+        Ok(done as ssize_t)
+    })
 }
 
 /// recv(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rrecv(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's word.
-    unsafe { receive(socket, buf, len, flags) }
+    unsafe { receive::<false>(socket, buf, len, flags) }
 }
 
 /// recvfrom(2) for rsockets.
@@ -108,10 +132,10 @@ pub unsafe extern "C" fn rrecvfrom(
     src_addr: *mut sockaddr,
     addrlen: *mut socklen_t,
 ) -> ssize_t {
-    report(-1, || {
+    report(Call::socket("rrecvfrom", socket), -1, || {
         // SAFETY: the caller's word.
         unsafe {
-            let received = calls::receive(socket, &[buffer(buf, len)?], flags)?;
+            let received = received(socket, &[buffer(buf, len)?], flags)?;
             name_out(received.from.as_ref(), src_addr, addrlen)?;
             Ok(received.len as ssize_t)
         }
@@ -121,11 +145,11 @@ pub unsafe extern "C" fn rrecvfrom(
 /// recvmsg(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
-    report(-1, || {
+    report(Call::socket("rrecvmsg", socket), -1, || {
         // SAFETY: the caller's word.
         unsafe {
             let msg = msg.as_mut().ok_or(Errno::EFAULT)?;
-            let received = calls::receive(socket, buffers(msg.msg_iov, msg.msg_iovlen)?, flags)?;
+            let received = received(socket, buffers(msg.msg_iov, msg.msg_iovlen)?, flags)?;
             name_out(received.from.as_ref(), msg.msg_name.cast(), &raw mut msg.msg_namelen)?;
             msg.msg_controllen = 0;
             msg.msg_flags = received.flags;
@@ -137,13 +161,14 @@ pub unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int)
 /// # Safety
 /// Readable for `len` bytes.
 #[inline]
-unsafe fn send(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+unsafe fn send<const WRITE: bool>(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's word.
     unsafe {
         if calls::send_at_once(socket, buf.cast(), len, flags) {
+            probes::rs_send(socket, len);
             return len as ssize_t;
         }
-        send_any(socket, buf, len, flags)
+        send_any::<WRITE>(socket, buf, len, flags)
     }
 }
 
@@ -151,18 +176,44 @@ unsafe fn send(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> 
 /// As above.
 #[cold]
 #[inline(never)]
-unsafe fn send_any(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+unsafe fn send_any<const WRITE: bool>(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    let call = Call::socket(if WRITE { "rwrite" } else { "rsend" }, socket);
     // SAFETY: the caller's word.
-    report(-1, || unsafe {
-        Ok(calls::send(socket, &[buffer(buf.cast_mut(), len)?], flags, calls::no_address)? as ssize_t)
-    })
+    report(call, -1, || unsafe { sent(socket, &[buffer(buf.cast_mut(), len)?], flags, calls::no_address) })
+}
+
+/// Sends, and says so to tracers.
+///
+/// # Safety
+/// Buffers readable for their lengths.
+unsafe fn sent(
+    socket: c_int,
+    buffers: &[iovec],
+    flags: c_int,
+    to: impl FnOnce() -> Result<Option<SockAddr>>,
+) -> Result<ssize_t> {
+    // SAFETY: the caller's word.
+    let done = unsafe { calls::send(socket, buffers, flags, to)? };
+    probes::rs_send(socket, done);
+    Ok(done as ssize_t)
+}
+
+/// Receives, and says so to tracers.
+///
+/// # Safety
+/// Buffers writable for their lengths.
+unsafe fn received(socket: c_int, buffers: &[iovec], flags: c_int) -> Result<calls::Received> {
+    // SAFETY: the caller's word.
+    let received = unsafe { calls::receive(socket, buffers, flags)? };
+    probes::rs_recv(socket, received.len);
+    Ok(received)
 }
 
 /// send(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rsend(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's word.
-    unsafe { send(socket, buf, len, flags) }
+    unsafe { send::<false>(socket, buf, len, flags) }
 }
 
 /// Where a datagram is to go, if it has an address of its own.
@@ -184,11 +235,11 @@ pub unsafe extern "C" fn rsendto(
     dest_addr: *const sockaddr,
     addrlen: socklen_t,
 ) -> ssize_t {
-    report(-1, || {
+    report(Call::socket("rsendto", socket), -1, || {
         // SAFETY: the caller's word.
         unsafe {
             let to = || destination(dest_addr, addrlen);
-            Ok(calls::send(socket, &[buffer(buf.cast_mut(), len)?], flags, to)? as ssize_t)
+            sent(socket, &[buffer(buf.cast_mut(), len)?], flags, to)
         }
     })
 }
@@ -196,12 +247,12 @@ pub unsafe extern "C" fn rsendto(
 /// sendmsg(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
-    report(-1, || {
+    report(Call::socket("rsendmsg", socket), -1, || {
         // SAFETY: the caller's word.
         unsafe {
             let msg = msg.as_ref().ok_or(Errno::EFAULT)?;
             let to = || destination(msg.msg_name.cast::<sockaddr>(), msg.msg_namelen);
-            Ok(calls::send(socket, buffers(msg.msg_iov, msg.msg_iovlen)?, flags, to)? as ssize_t)
+            sent(socket, buffers(msg.msg_iov, msg.msg_iovlen)?, flags, to)
         }
     })
 }
@@ -210,35 +261,39 @@ pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_in
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rread(socket: c_int, buf: *mut c_void, count: size_t) -> ssize_t {
     // SAFETY: the caller's word.
-    unsafe { receive(socket, buf, count, 0) }
+    unsafe { receive::<true>(socket, buf, count, 0) }
 }
 
 /// readv(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
     // SAFETY: the caller's word.
-    report(-1, || unsafe { Ok(calls::receive(socket, buffers(iov, count(iovcnt)?)?, 0)?.len as ssize_t) })
+    report(Call::socket("rreadv", socket), -1, || unsafe {
+        Ok(received(socket, buffers(iov, count(iovcnt)?)?, 0)?.len as ssize_t)
+    })
 }
 
 /// write(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rwrite(socket: c_int, buf: *const c_void, count: size_t) -> ssize_t {
     // SAFETY: the caller's word.
-    unsafe { send(socket, buf, count, 0) }
+    unsafe { send::<true>(socket, buf, count, 0) }
 }
 
 /// writev(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
     // SAFETY: the caller's word.
-    report(-1, || unsafe { Ok(calls::send(socket, buffers(iov, count(iovcnt)?)?, 0, calls::no_address)? as ssize_t) })
+    report(Call::socket("rwritev", socket), -1, || unsafe {
+        sent(socket, buffers(iov, count(iovcnt)?)?, 0, calls::no_address)
+    })
 }
 
 /// poll(2) for rsockets and other descriptors together. timeout: in milliseconds, -1 without end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: the caller's word.
-    report(-1, || calls::poll(unsafe { list(fds, nfds)? }, timeout))
+    report(Call::new("rpoll"), -1, || calls::poll(unsafe { list(fds, nfds)? }, timeout))
 }
 
 /// select(2) for rsockets and other descriptors together.
@@ -250,7 +305,7 @@ pub unsafe extern "C" fn rselect(
     exceptfds: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    report(-1, || {
+    report(Call::new("rselect"), -1, || {
         let words = core::select::words(usize::try_from(nfds).map_err(|_| Errno::EINVAL)?);
         // SAFETY: the caller's word: sets of at least nfds bits.
         let set = |set: *mut fd_set| unsafe {
@@ -266,14 +321,18 @@ pub unsafe extern "C" fn rselect(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rgetpeername(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
     // SAFETY: the caller's word.
-    report(-1, || unsafe { name_back(&calls::peer_name(socket)?, addr, addrlen).map(|()| 0) })
+    report(Call::socket("rgetpeername", socket), -1, || unsafe {
+        name_back(&calls::peer_name(socket)?, addr, addrlen).map(|()| 0)
+    })
 }
 
 /// getsockname(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rgetsockname(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
     // SAFETY: the caller's word.
-    report(-1, || unsafe { name_back(&calls::local_name(socket)?, addr, addrlen).map(|()| 0) })
+    report(Call::socket("rgetsockname", socket), -1, || unsafe {
+        name_back(&calls::local_name(socket)?, addr, addrlen).map(|()| 0)
+    })
 }
 
 /// setsockopt(2) for rsockets; level SOL_RDMA has the options RDMA_*, to be set before connecting or listening.
@@ -285,8 +344,10 @@ pub unsafe extern "C" fn rsetsockopt(
     optval: *const c_void,
     optlen: socklen_t,
 ) -> c_int {
-    // SAFETY: the caller's word.
-    report(-1, || calls::set_option(socket, level, optname, unsafe { bytes(optval, optlen as usize)? }).map(|()| 0))
+    report(Call::socket("rsetsockopt", socket), -1, || {
+        // SAFETY: the caller's word.
+        calls::set_option(socket, level, optname, unsafe { bytes(optval, optlen as usize)? }).map(|()| 0)
+    })
 }
 
 /// getsockopt(2) for rsockets.
@@ -298,7 +359,7 @@ pub unsafe extern "C" fn rgetsockopt(
     optval: *mut c_void,
     optlen: *mut socklen_t,
 ) -> c_int {
-    report(-1, || {
+    report(Call::socket("rgetsockopt", socket), -1, || {
         let (value, len) = NonNull::new(optval.cast::<u8>()).zip(NonNull::new(optlen)).ok_or(Errno::EFAULT)?;
         let option = calls::option(socket, level, optname)?;
         let option = option.as_bytes();
@@ -315,7 +376,7 @@ pub unsafe extern "C" fn rgetsockopt(
 /// fcntl(2) for rsockets: F_GETFL, F_SETFL (O_NONBLOCK), F_GETFD, F_SETFD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfcntl(socket: c_int, cmd: c_int, arg: rfcntl_argument) -> c_int {
-    report(-1, || calls::control(socket, cmd, arg))
+    report(Call::socket("rfcntl", socket), -1, || calls::control(socket, cmd, arg))
 }
 
 /// Lets the peer write to len bytes at buf with riowrite(), or (prot PROT_NONE) only registers them for local use.
@@ -331,7 +392,7 @@ pub unsafe extern "C" fn riomap(
     flags: c_int,
     offset: off_t,
 ) -> off_t {
-    report(-1, || {
+    report(Call::socket("riomap", socket), -1, || {
         // None are defined.
         let _ = flags;
         let start = NonNull::new(buf.cast()).ok_or(Errno::EINVAL)?;
@@ -343,7 +404,7 @@ pub unsafe extern "C" fn riomap(
 /// Ends what riomap() began. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn riounmap(socket: c_int, buf: *mut c_void, len: size_t) -> c_int {
-    report(-1, || calls::unmap(socket, buf as usize, len).map(|()| 0))
+    report(Call::socket("riounmap", socket), -1, || calls::unmap(socket, buf as usize, len).map(|()| 0))
 }
 
 /// Writes count bytes into what the peer mapped at offset with riomap().
@@ -358,7 +419,9 @@ pub unsafe extern "C" fn riowrite(
     flags: c_int,
 ) -> size_t {
     // SAFETY: the caller's word.
-    report(size_t::MAX, || unsafe { calls::write_mapped(socket, bytes(buf, count)?, offset as u64, flags) })
+    report(Call::socket("riowrite", socket), size_t::MAX, || unsafe {
+        calls::write_mapped(socket, bytes(buf, count)?, offset as u64, flags)
+    })
 }
 
 /// epoll_create1(2) for rsockets and other descriptors together. flags: EPOLL_CLOEXEC.
@@ -366,20 +429,22 @@ pub unsafe extern "C" fn riowrite(
 /// Returns a descriptor for rclose(), or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn repoll_create(flags: c_int) -> c_int {
-    report(-1, || calls::epoll_create(flags))
+    report(Call::new("repoll_create"), -1, || calls::epoll_create(flags))
 }
 
 /// epoll_ctl(2) for descriptors that repoll_create() returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    // SAFETY: the caller's word.
-    report(-1, || calls::epoll_ctl(epfd, op, fd, unsafe { event.as_ref() }.copied()).map(|()| 0))
+    report(Call::socket("repoll_ctl", epfd), -1, || {
+        // SAFETY: the caller's word.
+        calls::epoll_ctl(epfd, op, fd, unsafe { event.as_ref() }.copied()).map(|()| 0)
+    })
 }
 
 /// epoll_wait(2) for descriptors that repoll_create() returned. timeout: in milliseconds, -1 without end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn repoll_wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, timeout: c_int) -> c_int {
-    report(-1, || {
+    report(Call::socket("repoll_wait", epfd), -1, || {
         let room = usize::try_from(maxevents).ok().filter(|&room| room > 0).ok_or(Errno::EINVAL)?;
         let events = NonNull::new(events).ok_or(Errno::EFAULT)?;
         // SAFETY: the caller's word.

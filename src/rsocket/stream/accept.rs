@@ -8,8 +8,9 @@ use std::sync::atomic::Ordering;
 use super::connect::depth;
 use super::link::Link;
 use super::wait::Wait;
-use super::{Guard, Listening, Notice, Phase, Stream};
+use super::{Guard, Listening, Notice, Phase, State, Stream};
 use crate::cm;
+use crate::diag::{self, Why};
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::{Event, Request};
 use crate::rsocket::wire::{self, ConnData};
@@ -102,7 +103,7 @@ impl Stream {
                 state = self.lock();
             }
             // The peer was rejected; there is nobody else to tell.
-            (_, Err(_)) => {}
+            (_, Err(error)) => state.tell_rejected(error),
         }
         state
     }
@@ -166,5 +167,16 @@ impl Stream {
         }
         drop(state);
         stream.close_unseen();
+    }
+}
+
+impl State {
+    /// Logs that a peer was rejected.
+    #[cold]
+    fn tell_rejected(&self, error: Errno) {
+        let why = if error == Errno::EPROTO { Why::NoRsockets } else { Why::Answering };
+        if let Ok(id) = self.id() {
+            diag::background(id.id(), error, why);
+        }
     }
 }

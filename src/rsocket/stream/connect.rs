@@ -9,6 +9,7 @@ use super::link::Link;
 use super::wait::Wait;
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::cm;
+use crate::diag::{self, Why};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type::*;
 use crate::rsocket::cm_id::{CmId, Event};
@@ -106,6 +107,7 @@ impl Stream {
             _ => return state,
         };
         if let Err(error) = step {
+            state.tell_failure(kind, error);
             state.phase = Phase::Failed;
             state.error = Some(error);
             state.hang_up();
@@ -196,6 +198,21 @@ impl Stream {
 }
 
 impl State {
+    /// Logs a failure that no event tells of.
+    #[cold]
+    fn tell_failure(&self, kind: Option<crate::ffi::rdma_cm_event_type>, error: Errno) {
+        let why = match kind {
+            Some(RDMA_CM_EVENT_ESTABLISHED) if error == Errno::ECONNREFUSED => Why::NoRsockets,
+            Some(RDMA_CM_EVENT_ADDR_RESOLVED | RDMA_CM_EVENT_ROUTE_RESOLVED | RDMA_CM_EVENT_ESTABLISHED) => {
+                Why::Connecting
+            }
+            _ => return,
+        };
+        if let Ok(id) = self.id() {
+            diag::background(id.id(), error, why);
+        }
+    }
+
     /// Ends what there is of a connection, or answers a peer that did.
     fn hang_up(&mut self) {
         let Some(link) = &mut self.link else { return };

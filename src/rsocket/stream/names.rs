@@ -8,9 +8,10 @@ use libc::sockaddr_storage;
 use super::options::{Effect, Value};
 use super::{Phase, Stream};
 use crate::cm;
+use crate::diag::Place;
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::CmId;
-use crate::rsocket::wire;
+use crate::rsocket::{forks, wire};
 use crate::sys::sockaddr::{self, SockAddr};
 use crate::sys::uapi::{RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS};
 
@@ -41,6 +42,13 @@ impl Stream {
         }
         // SAFETY: the route of a live id.
         Ok(unsafe { (*state.id()?.id().addr()).dst.dst_storage })
+    }
+
+    /// Both addresses and the device, for messages; `None` while another call works on the stream, which it may be that a signal
+    /// interrupted.
+    pub fn place(&self) -> Option<Place> {
+        let state = self.state.try_lock().ok().filter(|_| self.generation == forks::generation())?;
+        Some(Place::of(state.id.as_ref()?.id()))
     }
 
     /// The flags of rfcntl(F_GETFL).

@@ -5,6 +5,8 @@ use std::ptr;
 use std::sync::atomic::{Ordering, fence};
 
 use super::{BATCH, Batch, Link, News, REPOST, WORD};
+use crate::cm::Id;
+use crate::diag::{self, Why};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::{Announcement, Grant, Violation};
 use crate::rsocket::wire::{self, Control, Message, Region, SGL_ENTRY};
@@ -112,14 +114,10 @@ impl Link {
             Some(word) => u32::from_be(word),
             None if self.iwarp => self.word(slot),
             // A SEND, which is not part of the protocol.
-            None => {
-                news.edge = true;
-                return self.fail(Errno::ECONNABORTED);
-            }
+            None => return self.violated(news),
         };
         if self.iwarp && wc.len() != WORD {
-            news.edge = true;
-            return self.fail(Errno::ECONNABORTED);
+            return self.violated(news);
         }
         // There is room: each receive is in the list or posted.
         self.idle.push(slot);
@@ -127,14 +125,34 @@ impl Link {
         // nothing more would ever be heard from this queue. A peer that keeps to its credits never takes the last receive.
         let overrun = self.iwarp && self.idle.len() == self.receives as usize;
         if self.receive(word, news).is_err() || overrun {
-            self.fail(Errno::ECONNABORTED);
-            news.edge = true;
+            self.violated(news);
+        }
+    }
+
+    /// The peer broke the rules.
+    #[cold]
+    fn violated(&mut self, news: &mut News) {
+        self.tell(Errno::ECONNABORTED, Why::BadMessage);
+        self.fail(Errno::ECONNABORTED);
+        news.edge = true;
+    }
+
+    /// Logs the first failure.
+    #[cold]
+    fn tell(&self, error: Errno, why: Why) {
+        // SAFETY: the id outlives the link.
+        if let (None, Ok(id)) = (self.failed, unsafe { Id::from_c(self.id.as_ptr()) }) {
+            diag::background(id, error, why);
         }
     }
 
     #[cold]
     fn broken(&mut self, wc: &ibv_wc, news: &mut News) {
         if let Some((status, _)) = wc.error() {
+            // Work that is flushed was the first to fail only where the connection has simply ended.
+            if status != ibv_wc_status::IBV_WC_WR_FLUSH_ERR {
+                self.tell(errno_of(status), Why::Completion(status));
+            }
             self.fail(errno_of(status));
             news.edge = true;
         }

@@ -1,0 +1,146 @@
+//! The libraries: which file the loader picks, whether it has what programs call.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fs;
+use std::mem::zeroed;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+
+use crate::devices::Port;
+use crate::report::Report;
+
+/// A function of each version that programs ask for.
+const VERSIONS: [(&CStr, &CStr); 4] = [
+    (c"rdma_create_id", c"RDMACM_1.0"),
+    (c"rdma_join_multicast_ex", c"RDMACM_1.1"),
+    (c"rdma_establish", c"RDMACM_1.2"),
+    (c"rdma_set_local_ece", c"RDMACM_1.3"),
+];
+/// Text in this project's library and in no other.
+const OURS: &[u8] = b"RDMACM_LOG";
+
+/// A library that stays loaded.
+#[derive(Clone, Copy)]
+pub struct Library(NonNull<c_void>);
+
+impl Library {
+    /// By name, as the loader looks for it, or by path; what the loader says when it can't.
+    pub fn open(name: &Path) -> Result<Library, String> {
+        let name = CString::new(name.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
+        // SAFETY: a C string; constructors of such libraries expect nothing else.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        NonNull::new(handle).map(Library).ok_or_else(|| {
+            // SAFETY: NULL, or a C string that is valid until the next call.
+            let message = unsafe { libc::dlerror().as_ref().map(|first| CStr::from_ptr(first)) };
+            message.map_or("unknown".to_owned(), |message| message.to_string_lossy().into_owned())
+        })
+    }
+
+    /// A function's address.
+    pub fn symbol(self, name: &CStr) -> Option<NonNull<c_void>> {
+        // SAFETY: a library that is loaded, and a C string.
+        NonNull::new(unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) })
+    }
+
+    fn has_version(self, name: &CStr, version: &CStr) -> bool {
+        unsafe extern "C" {
+            fn dlvsym(handle: *mut c_void, symbol: *const c_char, version: *const c_char) -> *mut c_void;
+        }
+        // SAFETY: a library that is loaded, and C strings.
+        !unsafe { dlvsym(self.0.as_ptr(), name.as_ptr(), version.as_ptr()) }.is_null()
+    }
+
+    /// The file that a function of it came from.
+    fn file(self, function: &CStr) -> Option<PathBuf> {
+        let address = self.symbol(function)?;
+        // SAFETY: all zeros are a value of it; the name in it is valid while the library is loaded.
+        unsafe {
+            let mut info: libc::Dl_info = zeroed();
+            let found: c_int = libc::dladdr(address.as_ptr(), &raw mut info);
+            let name = (found != 0 && !info.dli_fname.is_null()).then(|| CStr::from_ptr(info.dli_fname))?;
+            fs::canonicalize(Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()))).ok()
+        }
+    }
+}
+
+/// Looks at both libraries; the file of librdmacm when it can be used.
+pub fn check(wanted: Option<&Path>, ports: &[Port], report: &mut Report) -> Option<PathBuf> {
+    verbs(ports, report);
+    let name = wanted.unwrap_or(Path::new("librdmacm.so.1"));
+    let library = match Library::open(name) {
+        Ok(library) => library,
+        Err(message) => {
+            let advice =
+                "install it (Debian: librdmacm1), or tell the loader where it is (/etc/ld.so.conf.d, ldconfig)";
+            report.problem("library", format!("librdmacm.so.1 cannot be loaded: {message}"), advice);
+            return None;
+        }
+    };
+    let Some(file) = library.file(c"rdma_create_id") else {
+        report.problem("library", format!("{} has no rdma_create_id", name.display()), "it is no librdmacm");
+        return None;
+    };
+    let ours = fs::read(&file).is_ok_and(|bytes| bytes.windows(OURS.len()).any(|window| window == OURS));
+    let whose =
+        if ours { "the one that knows RDMACM_LOG" } else { "rdma-core's, or another that does not know RDMACM_LOG" };
+    let what = if wanted.is_some() { "the library is" } else { "programs load" };
+    report.ok("library", format!("{what} {}: {whose}", file.display()));
+    for (function, version) in VERSIONS {
+        if !library.has_version(function, version) {
+            let (function, version) = (function.to_string_lossy(), version.to_string_lossy());
+            let text = format!("it lacks {function}@{version}");
+            report.warning("library", text, "newer programs will not start with it: install a newer one");
+        }
+    }
+    Some(file)
+}
+
+/// libibverbs, and whether it knows the devices that the kernel has.
+fn verbs(ports: &[Port], report: &mut Report) {
+    let library = match Library::open(Path::new("libibverbs.so.1")) {
+        Ok(library) => library,
+        Err(message) => {
+            let text = format!("libibverbs.so.1 cannot be loaded: {message}");
+            return report.problem("library", text, "install it (Debian: libibverbs1 and ibverbs-providers)");
+        }
+    };
+    let names = names(library);
+    for port in ports {
+        if !names.contains(&port.device) {
+            report.problem(
+                "library",
+                format!("libibverbs does not find the device {}", port.device),
+                "is its driver installed (Debian: ibverbs-providers), and may /dev/infiniband/uverbs* be opened?",
+            );
+        }
+    }
+    if !ports.is_empty() && ports.iter().all(|port| names.contains(&port.device)) {
+        report.ok("library", format!("libibverbs finds {}", names.join(", ")));
+    }
+}
+
+fn names(library: Library) -> Vec<String> {
+    type GetList = unsafe extern "C" fn(*mut c_int) -> *mut *mut c_void;
+    type FreeList = unsafe extern "C" fn(*mut *mut c_void);
+    type GetName = unsafe extern "C" fn(*mut c_void) -> *const c_char;
+    let symbols = [c"ibv_get_device_list", c"ibv_free_device_list", c"ibv_get_device_name"];
+    let [Some(list), Some(free), Some(name)] = symbols.map(|symbol| library.symbol(symbol)) else { return Vec::new() };
+    // SAFETY: the functions of these names, as infiniband/verbs.h declares them; a list ends in NULL.
+    unsafe {
+        let get_list = std::mem::transmute::<NonNull<c_void>, GetList>(list);
+        let free_list = std::mem::transmute::<NonNull<c_void>, FreeList>(free);
+        let get_name = std::mem::transmute::<NonNull<c_void>, GetName>(name);
+        let mut count = 0;
+        let list = get_list(&raw mut count);
+        if list.is_null() {
+            return Vec::new();
+        }
+        let count = usize::try_from(count).unwrap_or(0);
+        let devices = std::slice::from_raw_parts(list, count);
+        let found =
+            devices.iter().map(|device| CStr::from_ptr(get_name(*device)).to_string_lossy().into_owned()).collect();
+        free_list(list);
+        found
+    }
+}

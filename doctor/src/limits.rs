@@ -1,0 +1,54 @@
+//! Limits of the process: what it may lock of its memory, how many descriptors it may have.
+
+use std::fs;
+
+use crate::report::Report;
+
+/// What one connection of rsockets locks, with the usual sizes, is below this.
+const ONE_CONNECTION: u64 = 1 << 20;
+/// Enough for some dozens.
+const COMFORTABLE: u64 = 64 << 20;
+const CAP_IPC_LOCK: u32 = 14;
+
+pub fn check(report: &mut Report) {
+    let kilobytes = |limit: u64| format!("{} kB", limit / 1024);
+    let advice =
+        "raise it: `* - memlock unlimited` in /etc/security/limits.d/rdma.conf, or LimitMEMLOCK=infinity for a service";
+    match soft_limit(libc::RLIMIT_MEMLOCK) {
+        None => report.ok("memlock", "memory may be locked without limit (ulimit -l)"),
+        Some(_) if may_lock_all() => report.ok("memlock", "memory may be locked without limit (CAP_IPC_LOCK)"),
+        Some(limit) if limit < ONE_CONNECTION => report.problem(
+            "memlock",
+            format!("{} of memory may be locked (ulimit -l): too little for one connection", kilobytes(limit)),
+            advice,
+        ),
+        Some(limit) if limit < COMFORTABLE => report.warning(
+            "memlock",
+            format!("{} of memory may be locked (ulimit -l): enough for few connections only", kilobytes(limit)),
+            advice,
+        ),
+        Some(limit) => report.ok("memlock", format!("{} of memory may be locked (ulimit -l)", kilobytes(limit))),
+    }
+    match soft_limit(libc::RLIMIT_NOFILE) {
+        Some(limit) if limit < 256 => report.warning(
+            "descriptors",
+            format!("{limit} descriptors may be open (ulimit -n); an rsocket takes two"),
+            "raise it with ulimit -n, or LimitNOFILE= for a service",
+        ),
+        _ => report.ok("descriptors", "there may be enough of them (ulimit -n)"),
+    }
+}
+
+/// `None` for no limit.
+fn soft_limit(which: libc::__rlimit_resource_t) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is writable.
+    let known = unsafe { libc::getrlimit(which, &raw mut limit) } == 0;
+    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+fn may_lock_all() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set >> CAP_IPC_LOCK & 1 == 1)
+}

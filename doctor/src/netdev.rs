@@ -1,0 +1,164 @@
+//! Which network interfaces belong to RDMA ports (netlink), and which addresses those have (getifaddrs(3)).
+
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::mem::zeroed;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ptr;
+
+const NETLINK_RDMA: libc::c_int = 20;
+/// Client RDMA_NL_NLDEV with RDMA_NLDEV_CMD_PORT_GET, and the attributes of its answer (rdma/rdma_netlink.h).
+const PORT_GET: u16 = (5 << 10) + 5;
+/// RDMA_NLDEV_CMD_GET.
+const GET: u16 = (5 << 10) + 1;
+const DEV_NAME: u16 = 2;
+const DEV_INDEX: u16 = 1;
+const PORT_INDEX: u16 = 3;
+const NDEV_NAME: u16 = 51;
+/// Bytes of a message's header, and of an attribute's.
+const HEADER: usize = 16;
+const ATTRIBUTE: usize = 4;
+
+/// The interface of a port of the device with this index, as the kernel says; `None` where it has none or cannot be asked.
+pub fn of_port(device: u32, port: u32) -> Option<String> {
+    text(&ask(PORT_GET, &[(DEV_INDEX, device), (PORT_INDEX, port)])?, NDEV_NAME)
+}
+
+/// The name of the device with this index.
+pub fn name_of(device: u32) -> Option<String> {
+    text(&ask(GET, &[(DEV_INDEX, device)])?, DEV_NAME)
+}
+
+fn text(answer: &[u8], attribute: u16) -> Option<String> {
+    let attributes = attributes(answer.get(HEADER..)?);
+    CStr::from_bytes_until_nul(attributes.get(&attribute)?).ok()?.to_str().ok().map(str::to_owned)
+}
+
+fn request(command: u16, values: &[(u16, u32)]) -> Vec<u8> {
+    let mut message = Vec::new();
+    let length = (HEADER + values.len() * (ATTRIBUTE + 4)) as u32;
+    message.extend(length.to_ne_bytes());
+    message.extend(command.to_ne_bytes());
+    message.extend((libc::NLM_F_REQUEST as u16).to_ne_bytes());
+    message.extend([0; 8]);
+    for (attribute, value) in values {
+        message.extend(((ATTRIBUTE + 4) as u16).to_ne_bytes());
+        message.extend(attribute.to_ne_bytes());
+        message.extend(value.to_ne_bytes());
+    }
+    message
+}
+
+fn ask(command: u16, values: &[(u16, u32)]) -> Option<Vec<u8>> {
+    let request = request(command, values);
+    let mut answer = vec![0; 8192];
+    // SAFETY: a descriptor of our own, and buffers as long as is said.
+    let got = unsafe {
+        let fd = libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, NETLINK_RDMA);
+        if fd < 0 {
+            return None;
+        }
+        let sent = libc::send(fd, request.as_ptr().cast(), request.len(), 0);
+        let got = if sent < 0 { -1 } else { libc::recv(fd, answer.as_mut_ptr().cast(), answer.len(), 0) };
+        libc::close(fd);
+        got
+    };
+    answer.truncate(usize::try_from(got).ok()?);
+    let kind = answer.get(4..6).map(|bytes| u16::from_ne_bytes([bytes[0], bytes[1]]))?;
+    // The kernel answers PORT_GET with the number of GET; errors have one of netlink's own.
+    (kind >> 10 == command >> 10).then_some(answer)
+}
+
+fn attributes(mut bytes: &[u8]) -> BTreeMap<u16, &[u8]> {
+    let mut found = BTreeMap::new();
+    while let [a, b, c, d, ..] = *bytes {
+        let length = usize::from(u16::from_ne_bytes([a, b]));
+        let Some(value) = bytes.get(ATTRIBUTE..length) else { break };
+        found.insert(u16::from_ne_bytes([c, d]) & 0x3fff, value);
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    found
+}
+
+/// The addresses of each interface; link-local ones of IPv6, which need more than themselves to be connected to, are left out.
+pub fn addresses() -> BTreeMap<String, Vec<IpAddr>> {
+    let mut found: BTreeMap<String, Vec<IpAddr>> = BTreeMap::new();
+    let mut list = ptr::null_mut();
+    // SAFETY: `list` is writable; what it leads to is valid until it is freed.
+    unsafe {
+        if libc::getifaddrs(&raw mut list) != 0 {
+            return found;
+        }
+        let mut next = list;
+        while let Some(entry) = next.as_ref() {
+            let name = CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned();
+            let place = found.entry(name).or_default();
+            match entry.ifa_addr.as_ref().map(|address| i32::from(address.sa_family)) {
+                Some(libc::AF_INET) => {
+                    let address = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
+                    place.push(Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr)).into());
+                }
+                Some(libc::AF_INET6) => {
+                    let address = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned();
+                    let address = Ipv6Addr::from(address.sin6_addr.s6_addr);
+                    if !address.is_unicast_link_local() {
+                        place.push(address.into());
+                    }
+                }
+                _ => {}
+            }
+            next = entry.ifa_next;
+        }
+        libc::freeifaddrs(list);
+    }
+    found
+}
+
+/// A socket address with a port, and its length.
+pub fn socket_address(address: IpAddr, port: u16) -> (libc::sockaddr_storage, libc::socklen_t) {
+    // SAFETY: all zeros are a value of it; each address fits in it, and it is aligned for them.
+    unsafe {
+        let mut storage: libc::sockaddr_storage = zeroed();
+        let len = match address {
+            IpAddr::V4(ip) => {
+                let place = &mut *(&raw mut storage).cast::<libc::sockaddr_in>();
+                place.sin_family = libc::AF_INET as libc::sa_family_t;
+                place.sin_port = port.to_be();
+                place.sin_addr.s_addr = ip.to_bits().to_be();
+                size_of::<libc::sockaddr_in>()
+            }
+            IpAddr::V6(ip) => {
+                let place = &mut *(&raw mut storage).cast::<libc::sockaddr_in6>();
+                place.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                place.sin6_port = port.to_be();
+                place.sin6_addr.s6_addr = ip.octets();
+                size_of::<libc::sockaddr_in6>()
+            }
+        };
+        (storage, len as libc::socklen_t)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers() {
+        let mut bytes = Vec::new();
+        for (attribute, value) in [(2_u16, &b"rxe0\0"[..]), (NDEV_NAME, b"v0\0"), (3, &[1, 0, 0, 0])] {
+            bytes.extend(((value.len() + ATTRIBUTE) as u16).to_ne_bytes());
+            bytes.extend(attribute.to_ne_bytes());
+            bytes.extend(value);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+        }
+        let found = attributes(&bytes);
+        assert_eq!((found.len(), found[&NDEV_NAME]), (3, &b"v0\0"[..]));
+        assert!(attributes(&[255, 0, 1]).is_empty() && attributes(&[255, 0, 1, 0, 7]).is_empty());
+    }
+
+    #[test]
+    fn the_machine_has_its_own_address() {
+        assert!(addresses().values().flatten().any(IpAddr::is_loopback));
+    }
+}

@@ -1,0 +1,86 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use crate::loopback::Kind;
+
+pub const USAGE: &str = "\
+usage: rdmacm-doctor [--json] [--quiet] [--no-connection] [--library FILE]
+  --json            print JSON
+  --quiet           print only what is not well
+  --no-connection   don't try connections
+  --library FILE    look at this librdmacm instead of the one that programs load
+  --help, --version
+Exit status: 0 no problem (perhaps warnings), 1 problems, 2 wrong use.
+";
+
+/// What it is asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Action {
+    Help,
+    Version,
+    Examine(Options),
+    /// For itself: one connection, in a process that may hang or crash.
+    Try {
+        kind: Kind,
+        address: IpAddr,
+        library: PathBuf,
+    },
+}
+
+/// How to examine.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Options {
+    pub json: bool,
+    pub quiet: bool,
+    pub connections: bool,
+    pub library: Option<PathBuf>,
+}
+
+pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Action, String> {
+    let mut options = Options { json: false, quiet: false, connections: true, library: None };
+    let mut arguments = arguments;
+    while let Some(argument) = arguments.next() {
+        match argument.to_str() {
+            Some("--help") => return Ok(Action::Help),
+            Some("--version") => return Ok(Action::Version),
+            Some("--json") => options.json = true,
+            Some("--quiet") => options.quiet = true,
+            Some("--no-connection") => options.connections = false,
+            Some("--library") => {
+                options.library = Some(arguments.next().ok_or("--library needs a file")?.into());
+            }
+            Some("--try") => return attempt(arguments),
+            _ => return Err(format!("unknown argument {}", argument.to_string_lossy())),
+        }
+    }
+    Ok(Action::Examine(options))
+}
+
+fn attempt(mut arguments: impl Iterator<Item = OsString>) -> Result<Action, String> {
+    let mut next = || arguments.next().ok_or("--try KIND ADDRESS FILE");
+    let kind = next()?.to_str().and_then(Kind::from_name).ok_or("--try: an unknown kind")?;
+    let address = next()?.to_str().and_then(|text| text.parse().ok()).ok_or("--try: no address")?;
+    Ok(Action::Try { kind, address, library: next()?.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(line: &str) -> Result<Action, String> {
+        parse(line.split_whitespace().map(OsString::from))
+    }
+
+    #[test]
+    fn command_lines() {
+        assert_eq!(of("--help"), Ok(Action::Help));
+        let library = Some(PathBuf::from("/x"));
+        let all = Options { json: true, quiet: true, connections: false, library };
+        assert_eq!(of("--json --quiet --no-connection --library /x"), Ok(Action::Examine(all)));
+        assert!(of("--library").is_err() && of("--nonsense").is_err() && of("--try rdma here /x").is_err());
+        assert!(matches!(of("--try rsockets ::1 /x"), Ok(Action::Try { kind: Kind::Rsockets, .. })));
+    }
+}
