@@ -3,7 +3,8 @@
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
-SYSCONFDIR ?= /etc
+# Below a folder of its own nothing of the system's is written over.
+SYSCONFDIR ?= $(if $(filter /usr,$(PREFIX)),/etc,$(PREFIX)/etc)
 SBINDIR ?= $(PREFIX)/sbin
 BINDIR ?= $(PREFIX)/bin
 MANDIR ?= $(PREFIX)/share/man
@@ -15,19 +16,21 @@ CARGO ?= cargo
 CARGO_TARGET_DIR ?= target
 VERSION := $(shell sed -n '/^\[workspace.package\]/,/^version/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 
+RELEASE := $(CARGO_TARGET_DIR)/$(if $(CARGO_BUILD_TARGET),$(CARGO_BUILD_TARGET)/)release
+
 DIST := target/dist
 LIBRARY := $(DIST)/lib/librdmacm.so.1.5.$(VERSION)
-ARCHIVE := $(CARGO_TARGET_DIR)/release/librdmacm.a
+ARCHIVE := $(RELEASE)/librdmacm.a
 PRELOAD := $(DIST)/lib/rsocket/librspreload.so
-PRELOAD_ARCHIVE := $(CARGO_TARGET_DIR)/release/librspreload.a
+PRELOAD_ARCHIVE := $(RELEASE)/librspreload.a
 IWPMD := $(DIST)/sbin/iwpmd
-IWPMD_BUILT := $(CARGO_TARGET_DIR)/release/iwpmd
+IWPMD_BUILT := $(RELEASE)/iwpmd
 DOCTOR := $(DIST)/bin/rdmacm-doctor
-DOCTOR_BUILT := $(CARGO_TARGET_DIR)/release/rdmacm-doctor
+DOCTOR_BUILT := $(RELEASE)/rdmacm-doctor
 
 export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR BINDIR MANDIR UNITDIR UDEVDIR DESTDIR VERSION DIST
 
-.PHONY: all test lint check demo bench lab headers abi-check install-test install uninstall clean help FORCE
+.PHONY: all test lint check demo bench lab headers abi-check install-test install uninstall dist deb clean help FORCE
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY) $(PRELOAD) $(IWPMD) $(DOCTOR) ## build everything into target/dist (the default)
@@ -66,6 +69,12 @@ install: ## install what make built: DESTDIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR
 
 uninstall: ## remove what make install installed, given the same variables
 	scripts/install-files uninstall
+
+dist: ## write the source tarball with the crates in it, into target/package
+	scripts/dist
+
+deb: ## build the source package and the Debian packages in target/package
+	scripts/deb
 
 clean: ## remove what was built
 	$(CARGO) clean
