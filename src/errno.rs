@@ -6,6 +6,7 @@
 use std::ffi::c_int;
 use std::fmt;
 
+#[cfg(feature = "library")]
 use crate::diag::{self, Call};
 
 /// An errno value, always greater than zero.
@@ -71,11 +72,13 @@ impl std::error::Error for Errno {}
 
 /// Runs a call for its C caller: its value on success, with `errno` as it was before; otherwise `failed`, with `errno`
 /// set. `call` is what the failure is logged with, where that is asked for.
+#[cfg(feature = "library")]
 pub fn report<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     report_or(call, || run().map_err(|error| (failed, error)))
 }
 
 /// As [`report`], for calls whose failures have values of their own beside `errno`.
+#[cfg(feature = "library")]
 pub fn report_or<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
     let before = errno::errno();
     let (value, errno) = match run() {

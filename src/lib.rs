@@ -7,6 +7,7 @@
 pub mod acm;
 #[cfg(feature = "library")]
 pub mod cm;
+#[cfg(feature = "library")]
 pub mod diag;
 pub mod errno;
 #[cfg(feature = "library")]
