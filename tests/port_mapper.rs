@@ -250,6 +250,45 @@ fn a_kernel_that_does_not_listen_is_not_forgotten() {
     assert_eq!((answered, host.daemon.engine().mappings()), (asked, asked));
 }
 
+/// The kernel was busy: it gets the message once more, but only when all that it has sent was heard.
+#[test]
+fn what_the_kernel_was_too_busy_for_comes_again() {
+    let mut host = Host::new(1, 8);
+    let refused = emit(Header { client: CLIENT, op: RDMA_NL_IWPM_MAPINFO as u16, seq: 9 }, 1, &[Value::U16(7)]);
+    let mut busy = vec![0; 16];
+    busy[4..6].copy_from_slice(&2u16.to_ne_bytes());
+    busy.extend((-libc::EBUSY).to_ne_bytes());
+    busy.extend(&refused);
+    let length = busy.len() as u32;
+    busy[..4].copy_from_slice(&length.to_ne_bytes());
+    host.kernel.send(&busy).unwrap();
+    host.say(RDMA_NL_IWPM_ADD_MAPPING, &[Value::U32(0), Value::Address(at(ip(1, 8), 7174)), Value::U32(1)]);
+    host.daemon.turn(None).unwrap();
+    let answers = host.answers();
+    assert_eq!(answers.iter().map(|(op, _)| *op).collect::<Vec<_>>(), [RDMA_NL_IWPM_ADD_MAPPING, RDMA_NL_IWPM_MAPINFO]);
+    assert_eq!(answers[1].1, refused[16..]);
+}
+
+/// The clock of the daemon is a timer: a question that nobody answers is repeated, and after that nothing is due at once.
+#[test]
+fn a_question_is_repeated_by_the_timer() {
+    let mut host = Host::new(1, 9);
+    let peer = UdpSocket::bind((ip(2, 9), 3935)).unwrap();
+    let (local, remote) = (at(ip(1, 9), 5000), at(ip(2, 9), 7174));
+    host.ask(
+        RDMA_NL_IWPM_QUERY_MAPPING,
+        &[Value::U32(0), Value::Address(local), Value::Address(remote), Value::U32(0)],
+    );
+    let (mut first, mut second) = ([0; 64], [0; 64]);
+    assert_eq!(peer.recv(&mut first).unwrap(), 64);
+    // One turn ends when the timer does.
+    host.daemon.turn(None).unwrap();
+    assert_eq!((peer.recv(&mut second).unwrap(), first), (64, second));
+    peer.set_nonblocking(true).unwrap();
+    host.daemon.turn(Some(Duration::from_millis(1))).unwrap();
+    assert!(peer.recv(&mut second).is_err());
+}
+
 #[test]
 fn what_the_kernel_hears_can_be_read_back() {
     let bytes = emit(Header { client: CLIENT, op: RDMA_NL_IWPM_HELLO as u16, seq: 3 }, 9, &[Value::U16(4)]);

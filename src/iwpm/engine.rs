@@ -43,6 +43,8 @@ pub enum Socket {
 pub enum Action {
     /// Send this to the kernel.
     Kernel(Vec<u8>),
+    /// Send this to the kernel once more, when nothing that it has sent is left to be received.
+    KernelAgain(Vec<u8>),
     /// Send this to another host.
     Send {
         /// By which socket.

@@ -1,20 +1,23 @@
 //! The daemon around [`crate::iwpm`]: sockets, signals, log. One thread, which sleeps in epoll_wait(2).
 
+pub mod choice;
 pub mod config;
+pub mod link;
 pub mod notify;
 pub mod options;
 pub mod ports;
 pub mod start;
 
-use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
+use std::vec;
 
 use libc::epoll_event;
 
+use self::link::{Heard, Link};
 use self::ports::Ports;
 use crate::errno::{Errno, Result};
 use crate::iwpm::engine::{Action, Engine, Level, Socket};
@@ -23,18 +26,20 @@ use crate::iwpm::wire;
 use crate::sys::event::KernelEpoll;
 use crate::sys::process::{Signals, random};
 use crate::sys::sockets::{KernelSocket, Udp};
+use crate::sys::timer::Timer;
 
 /// What reads the log: a line, and how much it matters.
 pub type Log = Box<dyn FnMut(Level, &str)>;
 
 /// Messages taken from one descriptor before the others have their turn.
 const TURN: usize = 64;
-/// The kernel sends its list of mappings in messages of a page or more.
-const KERNEL_MESSAGE: usize = 1 << 16;
+/// Lines of a long list that are written to the log before everything else has its turn: whoever reads it may be slow.
+const LINES: usize = 64;
 
 const KERNEL: u64 = 0;
 const SIGNALS: u64 = 1;
-const UDP: u64 = 2;
+const TIMER: u64 = 2;
+const UDP: u64 = 3;
 
 /// Where the UDP sockets are.
 #[derive(Clone, Copy, Debug)]
@@ -53,24 +58,27 @@ impl Addresses {
 /// The daemon.
 pub struct Daemon {
     engine: Engine,
-    kernel: KernelSocket,
-    /// What the kernel could not take yet.
-    unsent: VecDeque<Vec<u8>>,
-    /// Whether there is such, and the descriptor is watched for room instead of messages.
+    kernel: Link,
+    /// Whether the kernel's descriptor is watched for room instead of messages.
     full: bool,
     udp: Vec<(Socket, bool, Udp)>,
     ports: Ports,
     signals: Option<Signals>,
+    timer: Timer,
+    /// The engine's deadline that the timer is set to.
+    set_to: Option<u64>,
     epoll: KernelEpoll,
     born: Instant,
     log: Log,
-    buffer: Vec<u8>,
+    /// Of the list that was asked for: what is not in the log yet.
+    lines: vec::IntoIter<String>,
 }
 
 impl Daemon {
     /// A daemon that speaks over `kernel` with the kernel, or whoever plays it.
     pub fn with(kernel: KernelSocket, udp: Vec<(Socket, Udp)>, log: Log) -> Result<Daemon> {
-        let epoll = KernelEpoll::new(libc::EPOLL_CLOEXEC)?;
+        let (epoll, timer) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, Timer::new()?);
+        watch(&epoll, libc::EPOLL_CTL_ADD, timer.as_raw_fd(), TIMER, libc::EPOLLIN)?;
         watch(&epoll, libc::EPOLL_CTL_ADD, kernel.as_raw_fd(), KERNEL, libc::EPOLLIN)?;
         let of_family = |(socket, udp): (Socket, Udp)| (socket, udp.is_ipv6(), udp);
         let udp: Vec<_> = udp.into_iter().map(of_family).collect();
@@ -81,16 +89,17 @@ impl Daemon {
         engine.start();
         let mut daemon = Daemon {
             engine,
-            kernel,
-            unsent: VecDeque::new(),
+            kernel: Link::new(kernel),
             full: false,
             udp,
             ports: Ports::default(),
             signals: None,
+            timer,
+            set_to: None,
             epoll,
             born: Instant::now(),
             log,
-            buffer: vec![0; KERNEL_MESSAGE],
+            lines: Vec::new().into_iter(),
         };
         daemon.act();
         Ok(daemon)
@@ -119,8 +128,8 @@ impl Daemon {
 
     /// Waits for something to do, at most for `most`, and does it; the signal that ends it, if one came.
     pub fn turn(&mut self, most: Option<Duration>) -> Result<Option<c_int>> {
-        let due = self.engine.deadline().map(|time| Duration::from_millis(time).saturating_sub(self.born.elapsed()));
-        let wait = [due, most].into_iter().flatten().min();
+        self.set_timer()?;
+        let wait = if self.lines.len() > 0 { Some(Duration::ZERO) } else { most };
         let mut events = [MaybeUninit::uninit(); 8];
         let count = match self.epoll.wait(&mut events, wait) {
             Err(Errno::EINTR) => 0,
@@ -131,6 +140,11 @@ impl Daemon {
             let token = unsafe { event.assume_init_ref() }.u64;
             match token {
                 KERNEL => self.kernel_ready()?,
+                // The engine is told the time in any case.
+                TIMER => {
+                    self.timer.set(None)?;
+                    self.set_to = None;
+                }
                 SIGNALS => {
                     if let Some(signal) = self.signal() {
                         return Ok(Some(signal));
@@ -139,6 +153,7 @@ impl Daemon {
                 _ => self.udp_ready((token - UDP) as usize),
             }
         }
+        self.write_lines();
         let now = self.now();
         self.engine.timer(now);
         self.act();
@@ -154,6 +169,22 @@ impl Daemon {
         self.born.elapsed().as_millis() as u64
     }
 
+    fn set_timer(&mut self) -> Result<()> {
+        let deadline = self.engine.deadline();
+        if deadline != self.set_to {
+            let left = |time| Duration::from_millis(time).saturating_sub(self.born.elapsed());
+            self.timer.set(deadline.map(left))?;
+            self.set_to = deadline;
+        }
+        Ok(())
+    }
+
+    fn write_lines(&mut self) {
+        for line in self.lines.by_ref().take(LINES) {
+            (self.log)(Level::Info, &line);
+        }
+    }
+
     fn kernel_ready(&mut self) -> Result<()> {
         self.flush();
         for _ in 0..TURN {
@@ -161,30 +192,25 @@ impl Daemon {
             if self.full {
                 return Ok(());
             }
-            let mut buffer = std::mem::take(&mut self.buffer);
-            let received = self.kernel.receive(&mut buffer).map(|bytes| bytes.map(<[u8]>::len));
-            let now = self.now();
-            let outcome = match received {
-                Ok(Some(0)) => Err(Errno::ECONNRESET),
-                Ok(Some(length)) => {
-                    for message in messages(&buffer[..length]) {
+            let (heard, now) = (self.kernel.hear()?, self.now());
+            match heard {
+                Heard::Messages(bytes) => {
+                    for message in messages(&bytes) {
                         self.engine.kernel(message, now);
                         self.act();
                     }
-                    Ok(true)
+                    self.kernel.give_back(bytes);
                 }
-                Ok(None) | Err(Errno::EINTR) => Ok(true),
-                Err(Errno::EAGAIN) => Ok(false),
-                Err(error) if error.get() == libc::ENOBUFS => {
+                Heard::Loss => {
                     self.engine.overrun(now);
                     self.act();
-                    Ok(true)
                 }
-                Err(error) => Err(error),
-            };
-            self.buffer = buffer;
-            if !outcome? {
-                break;
+                Heard::Nothing => {}
+                Heard::Silence => {
+                    self.kernel.silence();
+                    self.flush();
+                    break;
+                }
             }
         }
         Ok(())
@@ -213,9 +239,8 @@ impl Daemon {
             if signal != libc::SIGUSR1 {
                 return Some(signal);
             }
-            for line in self.engine.dump() {
-                (self.log)(Level::Info, &line);
-            }
+            // A list that was not finished is begun anew.
+            self.lines = self.engine.dump().into_iter();
         }
         None
     }
@@ -225,9 +250,10 @@ impl Daemon {
         while let Some(action) = self.engine.action() {
             match action {
                 Action::Kernel(bytes) => {
-                    self.unsent.push_back(bytes);
+                    self.kernel.say(bytes);
                     self.flush();
                 }
+                Action::KernelAgain(bytes) => self.kernel.say_again(bytes),
                 Action::Send { socket, from, to, message } => self.send(socket, from, to, message.as_slice()),
                 Action::Open { id, local, port } => {
                     let (opened, now) = (self.ports.open(id, local, port), self.now());
@@ -248,15 +274,10 @@ impl Daemon {
 
     /// Sends the kernel what it takes; the rest when there is room again.
     fn flush(&mut self) {
-        while let Some(bytes) = self.unsent.front() {
-            match self.kernel.send(bytes) {
-                Err(Errno::EAGAIN) => break,
-                Err(error) => (self.log)(Level::Warning, &format!("a message cannot be sent to the kernel: {error}")),
-                Ok(()) => {}
-            }
-            self.unsent.pop_front();
+        if let Err(error) = self.kernel.flush() {
+            (self.log)(Level::Warning, &format!("a message cannot be sent to the kernel: {error}"));
         }
-        let full = !self.unsent.is_empty();
+        let full = self.kernel.is_full();
         if full != self.full {
             self.full = full;
             let wanted = if full { libc::EPOLLOUT } else { libc::EPOLLIN };

@@ -18,25 +18,34 @@ type Failure = String;
 pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
     let options = options::parse(arguments);
     for unknown in &options.unknown {
-        eprintln!("iwpmd: {unknown}");
+        complain(unknown);
     }
     if options.help {
-        print!("{}", options::HELP);
-        return ExitCode::SUCCESS;
+        return print(options::HELP);
     }
     if options.version {
-        println!("iwpmd {}", env!("CARGO_PKG_VERSION"));
-        return ExitCode::SUCCESS;
+        return print(concat!("iwpmd ", env!("CARGO_PKG_VERSION"), "\n"));
     }
+    process::give_memory_back();
     process::open_log(c"iwpmd");
     match if options.systemd { in_front() } else { behind() } {
         Ok(code) => code,
         Err(failure) => {
-            eprintln!("iwpmd: {failure}");
+            complain(&failure);
             write_log(Level::Error, &failure);
             ExitCode::FAILURE
         }
     }
+}
+
+/// Not by print!, which panics where nobody reads.
+fn print(text: &str) -> ExitCode {
+    let printed = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
+    if printed.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "iwpmd: {text}");
 }
 
 fn in_front() -> Result<ExitCode, Failure> {

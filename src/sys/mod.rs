@@ -20,6 +20,7 @@ pub mod signals;
 pub mod sockaddr;
 pub mod sockets;
 pub mod text;
+pub mod timer;
 pub mod uapi;
 pub mod ucma;
 #[cfg(feature = "library")]

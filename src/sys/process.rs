@@ -35,6 +35,10 @@ impl Signals {
             if libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) != 0 {
                 return Err(Errno::EINVAL);
             }
+            for &signal in signals {
+                // What whoever started us had ignored (nohup) would not come. It is blocked, so that nothing ends by it.
+                libc::signal(signal, libc::SIG_DFL);
+            }
             let fd = check(libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
             Ok(Signals(OwnedFd::from_raw_fd(fd)))
         }
@@ -97,6 +101,16 @@ pub fn raise_descriptor_limit() -> usize {
         }
     }
     super::event::descriptor_limit()
+}
+
+/// Has the C library give large pieces of memory back to the kernel when they are freed, in any order. Otherwise it learns
+/// from the first one that such are wanted, and keeps room for more.
+pub fn give_memory_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: numbers only. The value is the one that it begins with.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
+    }
 }
 
 /// `struct __user_cap_header_struct` and `__user_cap_data_struct` of `linux/capability.h`, which the libc crate lacks.

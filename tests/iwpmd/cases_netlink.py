@@ -4,8 +4,9 @@ import errno
 import socket
 
 import netlink as nl
+from basics import Failure, expect
 from kernel_side import Kernel
-from world import Daemon, Failure, expect
+from world import Daemon
 
 V4, V6, ANY4, ANY6 = "10.88.0.1", "fd00:88::1", "0.0.0.0", "::"
 

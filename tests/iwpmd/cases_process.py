@@ -8,8 +8,9 @@ import socket
 import subprocess
 
 import netlink as nl
+from basics import PATIENCE, Failure, expect, until
 from kernel_side import Kernel
-from world import PATIENCE, Daemon, Failure, Skip, expect, until
+from world import Daemon
 
 NETLINK_RDMA = "20"
 SO_RCVBUFFORCE = 33

@@ -12,10 +12,13 @@ import cases_kernel
 import cases_netlink
 import cases_pairs
 import cases_process
+import cases_query
+import cases_soak
 import cases_wire
-from world import Failure, Skip, World
+from basics import Failure, Skip
+from world import World
 
-MODULES = cases_process, cases_kernel, cases_netlink, cases_wire, cases_pairs, cases_hostile
+MODULES = cases_process, cases_kernel, cases_netlink, cases_wire, cases_query, cases_pairs, cases_hostile, cases_soak
 
 
 def cases():

@@ -6,7 +6,7 @@ import socket
 import struct
 
 import netlink as nl
-from world import PATIENCE, Failure, expect
+from basics import PATIENCE, Failure, expect
 
 NO_BUFFERS = 0xFFFFFFFF
 
@@ -108,6 +108,12 @@ class Kernel:
         expect("the answer's address", nl.endpoint(got.attrs[2]), where)
         expect("the answer's error", nl.number(got.attrs[4]), 0)
         return nl.endpoint(got.attrs[3])
+
+    def added(self):
+        """Of the next answer, to any question: (sequence, address, mapped port)."""
+        got = self.answer(nl.ADD)
+        expect("the answer's error", nl.number(got.attrs[4]), 0)
+        return nl.number(got.attrs[1]), nl.endpoint(got.attrs[2]), nl.endpoint(got.attrs[3])[1]
 
     def remove(self, where):
         self.send(nl.REMOVE, nl.u32(1, 1) + nl.attribute(2, nl.sockaddr(where)))

@@ -86,7 +86,7 @@ impl Engine {
     fn failed(&mut self, errno: i32, message: &[u8], now: u64) {
         if errno == libc::EBUSY {
             // The kernel does one thing at a time for each socket, and was not done with the one before.
-            self.actions.push_back(Action::Kernel(message.to_vec()));
+            self.actions.push_back(Action::KernelAgain(message.to_vec()));
         } else if is_hello(message) {
             self.log(Level::Info, format!("the kernel does not know greetings: version {VERSION_MIN} of the protocol"));
             self.version = VERSION_MIN;
