@@ -92,7 +92,7 @@ pub fn report_or<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T,
     value
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "library"))]
 mod tests {
     use super::*;
 
