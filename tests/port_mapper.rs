@@ -222,7 +222,10 @@ fn thousands_of_mappings_come_and_go() {
         assert_eq!(host.daemon.engine().mappings(), 0);
     }
     println!("{count} mappings, resident pages after each round: {sizes:?}");
-    assert!(sizes[3] <= sizes[1] + sizes[1] / 10);
+    // AddressSanitizer keeps what was freed, to see whether it is used.
+    if std::env::var_os("ASAN_OPTIONS").is_none() {
+        assert!(sizes[3] <= sizes[1] + sizes[1] / 10);
+    }
     // Other tests of this process open a few.
     assert!(size().1 <= before + 50);
 }
