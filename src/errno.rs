@@ -16,24 +16,42 @@ pub struct Errno(c_int);
 /// What fallible functions of this library return.
 pub type Result<T> = std::result::Result<T, Errno>;
 
-macro_rules! names {
+macro_rules! values {
     ($($name:ident)*) => {
         impl Errno {
             $(#[doc = concat!("errno(3): ", stringify!($name), ".")] pub const $name: Errno = Errno(libc::$name);)*
+        }
+    };
+}
 
-            /// The symbolic name, where this library raises the value itself.
+macro_rules! names {
+    ($($name:ident)*) => {
+        impl Errno {
+            /// The symbolic name, if it is a usual one.
             fn name(self) -> Option<&'static str> {
-                $(if self == Errno::$name { return Some(stringify!($name)); })*
-                None
+                match self.0 {
+                    $(libc::$name => Some(stringify!($name)),)*
+                    _ => None,
+                }
             }
         }
     };
 }
 
-names! {
+// Those that this library raises itself.
+values! {
     EACCES EADDRNOTAVAIL EAFNOSUPPORT EAGAIN EALREADY EBADF EBUSY ECONNABORTED ECONNREFUSED ECONNRESET EDOM EEXIST EFAULT
     EINPROGRESS EINTR EINVAL EIO EISCONN EMSGSIZE ENETDOWN ENODATA ENODEV ENOENT ENOMEM ENOSYS ENOTCONN ENOTSUP
     EOPNOTSUPP EPERM EPROTO ETIMEDOUT
+}
+
+names! {
+    EPERM ENOENT ESRCH EINTR EIO ENXIO E2BIG ENOEXEC EBADF ECHILD EAGAIN ENOMEM EACCES EFAULT EBUSY EEXIST EXDEV
+    ENODEV ENOTDIR EISDIR EINVAL ENFILE EMFILE ENOTTY EFBIG ENOSPC ESPIPE EROFS EPIPE EDOM ERANGE EDEADLK ENAMETOOLONG
+    ENOLCK ENOSYS ENOTEMPTY ELOOP ENOMSG ENODATA ETIME ENOLINK EPROTO EBADMSG EOVERFLOW EILSEQ ENOTSOCK EDESTADDRREQ
+    EMSGSIZE EPROTOTYPE ENOPROTOOPT EPROTONOSUPPORT ESOCKTNOSUPPORT EOPNOTSUPP EPFNOSUPPORT EAFNOSUPPORT EADDRINUSE
+    EADDRNOTAVAIL ENETDOWN ENETUNREACH ENETRESET ECONNABORTED ECONNRESET ENOBUFS EISCONN ENOTCONN ESHUTDOWN ETIMEDOUT
+    ECONNREFUSED EHOSTDOWN EHOSTUNREACH EALREADY EINPROGRESS ESTALE EREMOTEIO ECANCELED
 }
 
 impl Errno {
@@ -110,6 +128,12 @@ mod tests {
     fn failure_sets_errno() {
         assert_eq!(report(Call::new("test"), -1, || Err(Errno::EBUSY)), -1);
         assert_eq!(Errno::last(), Errno::EBUSY);
+    }
+
+    #[test]
+    fn known_and_unknown_names() {
+        assert_eq!(format!("{:?}", Errno::ECONNREFUSED), "ECONNREFUSED");
+        assert_eq!(format!("{:?}", Errno::new(4711)), "errno 4711");
     }
 
     #[test]

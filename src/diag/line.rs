@@ -1,26 +1,24 @@
 //! A line, made on the stack.
 
 use std::fmt::{self, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
+use std::net::Ipv6Addr;
 
-use libc::{AF_INET, AF_INET6, c_int, sockaddr_in, sockaddr_in6, sockaddr_storage};
+use libc::{c_int, sockaddr_storage};
 
 use super::facts::{Place, is_nowhere};
-use crate::sys::sockaddr::{AF_IB, SockaddrIb, port};
+use crate::sys::sockaddr::{AF_IB, SockaddrIb, inet, port};
+use crate::sys::text::Text;
 
 /// Longer ones are cut.
 const MOST: usize = 600;
 
 /// See the module.
-pub struct Line {
-    bytes: [u8; MOST],
-    used: usize,
-}
+pub struct Line(Text<MOST>);
 
 impl Line {
     /// `librdmacm[PID]: NAME`
     pub fn begin(name: &str) -> Line {
-        let mut line = Line { bytes: [0; MOST], used: 0 };
+        let mut line = Line(Text::empty());
         // SAFETY: no arguments. The system call: what the C library remembers may be the parent's.
         let pid = unsafe { libc::syscall(libc::SYS_getpid) };
         line.push(format_args!("librdmacm[{pid}]: {name}"));
@@ -29,7 +27,7 @@ impl Line {
 
     /// Appends; what does not fit is left out.
     pub fn push(&mut self, text: fmt::Arguments<'_>) {
-        let _ = self.write_fmt(text);
+        let _ = self.0.write_fmt(text);
     }
 
     /// Appends addresses and device, as far as they are known.
@@ -57,23 +55,14 @@ impl Line {
 
     /// The bytes, with a newline at the end and none before.
     pub fn finish(&mut self) -> &[u8] {
-        let used = self.used;
-        for byte in &mut self.bytes[..used] {
-            if byte.is_ascii_control() {
+        let bytes = self.0.bytes_with_nul_mut();
+        if let Some((newline, text)) = bytes.split_last_mut() {
+            for byte in text.iter_mut().filter(|byte| byte.is_ascii_control()) {
                 *byte = b'?';
             }
+            *newline = b'\n';
         }
-        self.bytes[used] = b'\n';
-        &self.bytes[..=used]
-    }
-}
-
-impl Write for Line {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        let taken = text.len().min(MOST - 1 - self.used);
-        self.bytes[self.used..self.used + taken].copy_from_slice(&text.as_bytes()[..taken]);
-        self.used += taken;
-        Ok(())
+        bytes
     }
 }
 
@@ -82,23 +71,17 @@ pub struct Address<'a>(pub &'a sockaddr_storage);
 
 impl fmt::Display for Address<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let number = u16::from_be(port(self.0));
-        let address: *const sockaddr_storage = self.0;
-        // SAFETY: the storage is as large as each of them, and aligned; any bytes are a value of their fields.
-        unsafe {
-            match c_int::from(self.0.ss_family) {
-                AF_INET => {
-                    let ip = Ipv4Addr::from_bits(u32::from_be((*address.cast::<sockaddr_in>()).sin_addr.s_addr));
-                    SocketAddrV4::new(ip, number).fmt(f)
-                }
-                AF_INET6 => {
-                    let address = &*address.cast::<sockaddr_in6>();
-                    let ip = Ipv6Addr::from(address.sin6_addr.s6_addr);
-                    SocketAddrV6::new(ip, number, 0, address.sin6_scope_id).fmt(f)
-                }
-                AF_IB => write!(f, "[{}]:{number}", Ipv6Addr::from((*address.cast::<SockaddrIb>()).addr)),
-                family => write!(f, "(address family {family})"),
+        if let Some(address) = inet(self.0) {
+            return address.fmt(f);
+        }
+        match c_int::from(self.0.ss_family) {
+            AF_IB => {
+                let address: *const sockaddr_storage = self.0;
+                // SAFETY: the storage is as large, and aligned; any bytes are a value of its fields.
+                let gid = unsafe { (*address.cast::<SockaddrIb>()).addr };
+                write!(f, "[{}]:{}", Ipv6Addr::from(gid), u16::from_be(port(self.0)))
             }
+            family => write!(f, "(address family {family})"),
         }
     }
 }
@@ -109,16 +92,7 @@ mod tests {
     use crate::sys::sockaddr::{SockAddr, zeroed};
 
     fn v4(ip: [u8; 4], port: u16) -> sockaddr_storage {
-        let mut storage = zeroed();
-        let address = sockaddr_in {
-            sin_family: AF_INET as u16,
-            sin_port: port.to_be(),
-            sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(ip) },
-            sin_zero: [0; 8],
-        };
-        // SAFETY: larger than the address, and aligned.
-        unsafe { (&raw mut storage).cast::<sockaddr_in>().write(address) };
-        storage
+        *SockAddr::from_inet(&(ip, port).into()).storage()
     }
 
     #[test]
@@ -136,7 +110,7 @@ mod tests {
     #[test]
     fn places() {
         let mut line = Line::begin("rbind");
-        let start = line.used;
+        let start = line.0.bytes_with_nul_mut().len() - 1;
         line.place(Some(&Place::new(v4([1, 2, 3, 4], 5), v4([6, 7, 8, 9], 10), b"rxe0", 1)));
         assert_eq!(&line.finish()[start..], b" 1.2.3.4:5 -> 6.7.8.9:10 rxe0/1\n");
     }
@@ -155,9 +129,10 @@ mod tests {
     fn what_peers_say() {
         let say = |said: &[u8]| {
             let mut line = Line::begin("x");
-            let start = line.used;
+            let start = line.0.bytes_with_nul_mut().len() - 1;
             line.quote(" says", said);
-            String::from_utf8_lossy(&line.bytes[start..line.used]).into_owned()
+            let bytes = line.0.bytes_with_nul_mut();
+            String::from_utf8_lossy(&bytes[start..bytes.len() - 1]).into_owned()
         };
         assert_eq!(say(b"go away\0\0"), " says \"go away\"");
         assert_eq!(say(b"\0\x01\x02"), "");

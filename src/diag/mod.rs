@@ -6,7 +6,6 @@
 
 mod facts;
 mod line;
-mod names;
 pub mod probes;
 mod reason;
 mod sink;
@@ -129,7 +128,7 @@ fn say_failed(call: &Call, error: Errno) {
         About::Socket(fd) => line.push(format_args!(": socket {fd}")),
     }
     line.place(place.as_ref());
-    line.push(format_args!(": {}: {words}", names::Name(error.get())));
+    line.push(format_args!(": {error:?}: {words}"));
     sink::write(line.finish());
     errno::set_errno(before);
 }
@@ -181,7 +180,7 @@ fn event_of(id: &Id, event: &rdma_cm_event) {
     line.push(format_args!(": {}", event_str(event.event).to_str().unwrap_or_default()));
     match event.status {
         0 => {}
-        status if status < 0 => line.push(format_args!(" {}", names::Name(status.saturating_neg()))),
+        status if status < 0 => line.push(format_args!(" {:?}", Errno::new(status.saturating_neg()))),
         status => line.push(format_args!(" status {status}")),
     }
     line.push(format_args!(": {}", reason::of_event(event.event, event.status, iwarp, &facts)));
@@ -214,7 +213,7 @@ pub(crate) fn background(id: &Id, error: Errno, why: Why) {
         line.push(format_args!(": socket {}", channel.fd));
     }
     line.place(Some(&place));
-    line.push(format_args!(": {}: {why}", names::Name(error.get())));
+    line.push(format_args!(": {error:?}: {why}"));
     if let Why::Connecting | Why::Answering = why {
         line.push(format_args!("{}", reason::of_call("rconnect", error, &facts)));
     }

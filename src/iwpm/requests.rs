@@ -5,7 +5,7 @@
 //! question is answered each time it comes, with a smaller message than its own and never on our own account, so that nobody
 //! can be flooded with our answers.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
 use super::mappings::{Mapping, PortId, key};
@@ -166,7 +166,7 @@ impl Queries {
 /// Questions of others that the kernel has been told of.
 #[derive(Default)]
 pub struct Asked {
-    known: HashMap<(SocketAddr, Message), ()>,
+    known: HashSet<(SocketAddr, Message)>,
     by_host: HashMap<IpAddr, u32>,
     ends: VecDeque<(u64, SocketAddr, Message)>,
 }
@@ -175,7 +175,7 @@ impl Asked {
     /// Whether this is new, and the kernel is to be told. False, too, when there are too many to remember another.
     pub fn is_new(&mut self, from: SocketAddr, message: &Message, now: u64) -> bool {
         self.forget(now);
-        if self.known.contains_key(&(from, *message)) || self.known.len() >= MOST_ASKED {
+        if self.known.contains(&(from, *message)) || self.known.len() >= MOST_ASKED {
             return false;
         }
         let of_host = self.by_host.entry(from.ip()).or_default();
@@ -183,7 +183,7 @@ impl Asked {
             return false;
         }
         *of_host += 1;
-        self.known.insert((from, *message), ());
+        self.known.insert((from, *message));
         self.ends.push_back((now + LIFE, from, *message));
         true
     }

@@ -1,6 +1,7 @@
 //! Socket addresses as C programs hand them in: length by family, checked once, here.
 
 use std::mem::{MaybeUninit, size_of};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr::{self, NonNull};
 
 use libc::{AF_INET, AF_INET6, c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
@@ -81,6 +82,34 @@ impl SockAddr {
         SockAddr { storage, len: size_of::<SockaddrIb>() as u16 }
     }
 
+    /// An AF_INET or AF_INET6 address.
+    pub fn from_inet(address: &SocketAddr) -> SockAddr {
+        let mut storage = zeroed();
+        let place = &raw mut storage;
+        // SAFETY: the storage is large enough and aligned for either structure.
+        let len = unsafe {
+            match address {
+                SocketAddr::V4(v4) => {
+                    let place = place.cast::<sockaddr_in>();
+                    (*place).sin_family = AF_INET as libc::sa_family_t;
+                    (*place).sin_port = v4.port().to_be();
+                    (*place).sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
+                    size_of::<sockaddr_in>()
+                }
+                SocketAddr::V6(v6) => {
+                    let place = place.cast::<sockaddr_in6>();
+                    (*place).sin6_family = AF_INET6 as libc::sa_family_t;
+                    (*place).sin6_port = v6.port().to_be();
+                    (*place).sin6_flowinfo = v6.flowinfo().to_be();
+                    (*place).sin6_addr.s6_addr = v6.ip().octets();
+                    (*place).sin6_scope_id = v6.scope_id();
+                    size_of::<sockaddr_in6>()
+                }
+            }
+        };
+        SockAddr { storage, len: len as u16 }
+    }
+
     /// The address family.
     pub fn family(&self) -> c_int {
         c_int::from(self.storage.ss_family)
@@ -129,6 +158,37 @@ pub fn port(storage: &sockaddr_storage) -> u16 {
             AF_IB => (u64::from_be((*address.cast::<SockaddrIb>()).sid) as u16).to_be(),
             _ => 0,
         }
+    }
+}
+
+/// An AF_INET or AF_INET6 address, without its flow label; `None` for other families.
+pub fn inet(storage: &sockaddr_storage) -> Option<SocketAddr> {
+    let port = u16::from_be(port(storage));
+    let address: *const sockaddr_storage = storage;
+    // SAFETY: as above.
+    unsafe {
+        match c_int::from(storage.ss_family) {
+            AF_INET => {
+                let ip = Ipv4Addr::from((*address.cast::<sockaddr_in>()).sin_addr.s_addr.to_ne_bytes());
+                Some(SocketAddrV4::new(ip, port).into())
+            }
+            AF_INET6 => {
+                let address = &*address.cast::<sockaddr_in6>();
+                let ip = Ipv6Addr::from(address.sin6_addr.s6_addr);
+                Some(SocketAddrV6::new(ip, port, 0, address.sin6_scope_id).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// `ip` on the link of `like`: a link-local address says nothing without its scope.
+pub fn with_port(ip: IpAddr, port: u16, like: &SocketAddr) -> SocketAddr {
+    match (ip, like) {
+        (IpAddr::V6(ip), SocketAddr::V6(like)) if ip.is_unicast_link_local() => {
+            SocketAddr::V6(SocketAddrV6::new(ip, port, 0, like.scope_id()))
+        }
+        _ => SocketAddr::new(ip, port),
     }
 }
 

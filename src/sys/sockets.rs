@@ -8,10 +8,11 @@ use std::mem::zeroed;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use libc::{cmsghdr, msghdr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
+use libc::{cmsghdr, msghdr, sockaddr_storage, socklen_t};
 
 pub use self::kernel::{KernelSocket, Received};
 use crate::errno::{Errno, Result};
+use crate::sys::sockaddr::{SockAddr, inet};
 
 fn new(family: c_int, kind: c_int, protocol: c_int) -> Result<OwnedFd> {
     // SAFETY: plain system call.
@@ -30,60 +31,11 @@ fn set(socket: &OwnedFd, level: c_int, option: c_int, value: c_int) -> Result<()
     if done == 0 { Ok(()) } else { Err(Errno::last()) }
 }
 
-/// A socket address in the kernel's form.
-fn to_c(address: SocketAddr) -> (sockaddr_storage, socklen_t) {
-    // SAFETY: all zeros are a value of it.
-    let mut storage: sockaddr_storage = unsafe { zeroed() };
-    let length = match address {
-        SocketAddr::V4(v4) => {
-            let c = sockaddr_in {
-                sin_family: libc::AF_INET as _,
-                sin_port: v4.port().to_be(),
-                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
-                sin_zero: [0; 8],
-            };
-            // SAFETY: the storage is large and aligned enough for any address.
-            unsafe { (&raw mut storage).cast::<sockaddr_in>().write(c) };
-            size_of::<sockaddr_in>()
-        }
-        SocketAddr::V6(v6) => {
-            let c = sockaddr_in6 {
-                sin6_family: libc::AF_INET6 as _,
-                sin6_port: v6.port().to_be(),
-                sin6_flowinfo: 0,
-                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
-                sin6_scope_id: v6.scope_id(),
-            };
-            // SAFETY: as above.
-            unsafe { (&raw mut storage).cast::<sockaddr_in6>().write(c) };
-            size_of::<sockaddr_in6>()
-        }
-    };
-    (storage, length as socklen_t)
-}
-
-fn from_c(storage: &sockaddr_storage) -> Option<SocketAddr> {
-    match c_int::from(storage.ss_family) {
-        libc::AF_INET => {
-            // SAFETY: the family says so, and the storage is initialised as a whole.
-            let c = unsafe { (&raw const *storage).cast::<sockaddr_in>().read() };
-            let ip = Ipv4Addr::from(c.sin_addr.s_addr.to_ne_bytes());
-            Some(SocketAddrV4::new(ip, u16::from_be(c.sin_port)).into())
-        }
-        libc::AF_INET6 => {
-            // SAFETY: as above.
-            let c = unsafe { (&raw const *storage).cast::<sockaddr_in6>().read() };
-            let ip = Ipv6Addr::from(c.sin6_addr.s6_addr);
-            Some(SocketAddrV6::new(ip, u16::from_be(c.sin6_port), 0, c.sin6_scope_id).into())
-        }
-        _ => None,
-    }
-}
-
 fn bind(socket: &OwnedFd, address: SocketAddr) -> Result<()> {
-    let (storage, length) = to_c(address);
+    let address = SockAddr::from_inet(&address);
     // SAFETY: the address is readable for its length.
-    let done = unsafe { libc::bind(socket.as_raw_fd(), (&raw const storage).cast(), length) };
+    let done =
+        unsafe { libc::bind(socket.as_raw_fd(), address.bytes().as_ptr().cast(), socklen_t::from(address.len())) };
     if done == 0 { Ok(()) } else { Err(Errno::last()) }
 }
 
@@ -112,7 +64,7 @@ impl KeptPort {
         };
         let socket = new(family, libc::SOCK_STREAM, 0)?;
         bind(&socket, address)?;
-        let port = from_c(&name(&socket)?).ok_or(Errno::EAFNOSUPPORT)?.port();
+        let port = inet(&name(&socket)?).ok_or(Errno::EAFNOSUPPORT)?.port();
         Ok((KeptPort { _socket: socket }, port))
     }
 }
@@ -174,7 +126,7 @@ impl Udp {
         // SAFETY: everything the message points to is writable for its length.
         let got = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, libc::MSG_TRUNC) };
         let size = usize::try_from(got).map_err(|_| Errno::last())?;
-        let from = from_c(&from).ok_or(Errno::EAFNOSUPPORT)?;
+        let from = inet(&from).ok_or(Errno::EAFNOSUPPORT)?;
         Ok(Datagram { size, from, to: self.destination(&message) })
     }
 
@@ -202,13 +154,13 @@ impl Udp {
 
     /// Sends a datagram, from one of our addresses if that is given.
     pub fn send(&self, bytes: &[u8], to: SocketAddr, from: Option<IpAddr>) -> Result<()> {
-        let (mut address, length) = to_c(to);
+        let address = SockAddr::from_inet(&to);
         let mut control = Control([0; 64]);
         // SAFETY: all zeros are a value of it.
         let mut message: msghdr = unsafe { zeroed() };
         let mut part = IoSlice::new(bytes);
-        message.msg_name = (&raw mut address).cast();
-        message.msg_namelen = length;
+        message.msg_name = address.bytes().as_ptr().cast_mut().cast();
+        message.msg_namelen = socklen_t::from(address.len());
         message.msg_iov = (&raw mut part).cast();
         message.msg_iovlen = 1;
         match from {
@@ -269,7 +221,7 @@ mod tests {
     fn through(ip: &str, room: usize) -> (SocketAddr, Datagram, Vec<u8>) {
         let at = SocketAddr::new(ip.parse().unwrap(), 0);
         let (a, b) = (Udp::new(at).unwrap(), Udp::new(at).unwrap());
-        let address = |udp: &Udp| from_c(&name(&udp.socket).unwrap()).unwrap();
+        let address = |udp: &Udp| inet(&name(&udp.socket).unwrap()).unwrap();
         a.send(b"hello", address(&b), Some(at.ip())).unwrap();
         let mut buffer = vec![0; room];
         let got = b.receive(&mut buffer).unwrap();

@@ -15,17 +15,27 @@ pub struct Text<const N: usize> {
 impl<const N: usize> Text<N> {
     /// Formats `text`; `ENAMETOOLONG` if it does not fit.
     pub fn new(text: fmt::Arguments<'_>) -> Result<Text<N>> {
-        let mut out = Text { bytes: [0; N], used: 0 };
+        let mut out = Text::empty();
         out.write_fmt(text).map_err(|_| Errno::new(libc::ENAMETOOLONG))?;
         Ok(out)
     }
 
     /// Formats `text`, cut where it does not fit.
     pub fn cut(text: fmt::Arguments<'_>) -> Text<N> {
-        let mut out = Text { bytes: [0; N], used: 0 };
+        let mut out = Text::empty();
         // A text that is too long is cut, not lost.
         let _ = out.write_fmt(text);
         out
+    }
+
+    /// Without anything in it.
+    pub fn empty() -> Text<N> {
+        Text { bytes: [0; N], used: 0 }
+    }
+
+    /// Its bytes, and that of the NUL behind them.
+    pub fn bytes_with_nul_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[..=self.used]
     }
 
     /// As C has it; up to the first NUL.

@@ -7,6 +7,7 @@ use crate::iwpm::mappings::key;
 use crate::iwpm::netlink::{Code, Value};
 use crate::iwpm::requests::{Due, Query};
 use crate::iwpm::wire::{Kind, Message, Peer};
+use crate::sys::sockaddr::with_port;
 use crate::sys::uapi::{RDMA_NL_IWPM_QUERY_MAPPING, RDMA_NL_IWPM_REMOTE_INFO};
 
 impl Engine {
@@ -127,11 +128,5 @@ impl Engine {
 
 /// A peer's address as the kernel takes it; on the link that `like` is on, if it is one of a link.
 fn address(peer: Peer, like: SocketAddr) -> SocketAddr {
-    let mut address = SocketAddr::new(peer.ip, peer.port);
-    if let (SocketAddr::V6(address), SocketAddr::V6(like)) = (&mut address, like)
-        && address.ip().is_unicast_link_local()
-    {
-        address.set_scope_id(like.scope_id());
-    }
-    address
+    with_port(peer.ip, peer.port, &like)
 }

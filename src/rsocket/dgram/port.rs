@@ -118,7 +118,7 @@ pub(super) fn bound_id(local: &SocketAddr) -> Result<CmId> {
     // The port spaces of the kernel's IP stack and of RDMA differ; which port it is does not matter here.
     address.set_port(0);
     let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    id.bind(&udp::write(family, &address)?)?;
+    id.bind(&udp::write(family, &address))?;
     Ok(id)
 }
 

@@ -18,6 +18,7 @@ use crate::rsocket::wire::datagram::{UDP_MOST, UdHeader, UdpHeader, UdpOp};
 use crate::sys::alloc::try_copy;
 use crate::sys::event::Deadline;
 use crate::sys::signals;
+use crate::sys::sockaddr::with_port;
 
 /// UDP packets read at a time: the reactor serves other sockets too.
 const BATCH: usize = 64;
@@ -188,7 +189,7 @@ impl State {
         let copied = unsafe { scatter(bytes, buffers) };
         let cut = copied < bytes.len();
         let len = if flags & libc::MSG_TRUNC != 0 { bytes.len() } else { copied };
-        let from = *udp::write(self.domain, &datagram.from)?.storage();
+        let from = *udp::write(self.domain, &datagram.from).storage();
         if flags & libc::MSG_PEEK == 0 {
             self.drop_first();
         }
@@ -227,7 +228,7 @@ impl State {
 /// The sender by its header, and where the payload begins; `None` for what is none of ours.
 fn read_header(port: &Port, received: &Received, domain: c_int) -> Option<(SocketAddr, usize)> {
     let (header, start) = UdHeader::parse(port.bytes(received)).ok()?;
-    let source = udp::with_port(header.source.ip(), header.source.port(), &port.local);
+    let source = with_port(header.source.ip(), header.source.port(), &port.local);
     (source.is_ipv4() || domain == libc::AF_INET6).then_some((source, start))
 }
 

@@ -12,6 +12,7 @@ use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type;
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::reactor::{self, Key};
+use crate::sys::sockaddr::with_port;
 
 /// Most at a time; further peers stay with UDP until they are sent to again.
 const MOST: usize = 32;
@@ -49,7 +50,7 @@ impl Dgram {
         let local = state.ports.get(port).ok_or(Errno::ENODEV)?.local;
         let id = port::bound_id(&local)?;
         let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        id.resolve_addr(&udp::write(family, &udp::with_port(address, peer.port(), &local))?, PATIENCE)?;
+        id.resolve_addr(&udp::write(family, &with_port(address, peer.port(), &local)), PATIENCE)?;
         let service: Arc<dyn reactor::Service> = Arc::clone(self) as _;
         let key = reactor::watch(id.fd(), service)?;
         state.searches.push(Search { key, id, peer, address, port });

@@ -4,16 +4,15 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::{size_of, zeroed};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 
-use libc::{AF_INET, AF_INET6, iovec, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
+use libc::{AF_INET, AF_INET6, iovec, sockaddr_storage, socklen_t};
 
-use crate::acm::addr::Addr;
 use crate::errno::{Errno, Result};
 use crate::sys::own::{self, OwnFd};
-use crate::sys::sockaddr::{SockAddr, zeroed as no_address};
+use crate::sys::sockaddr::{SockAddr, inet, zeroed as no_address};
 
 /// A UDP socket.
 #[derive(Debug)]
@@ -90,7 +89,7 @@ impl Udp {
         }
         let domain = if to.is_ipv4() { AF_INET } else { AF_INET6 };
         let probe = Udp::new(domain, libc::SOCK_CLOEXEC)?;
-        probe.connect(&write(domain, to)?)?;
+        probe.connect(&write(domain, to))?;
         let mut source = read(&probe.local_name()?)?;
         source.set_port(bound.port());
         Ok(source)
@@ -98,7 +97,7 @@ impl Udp {
 
     /// Sends header and payload; waits if the socket does.
     pub fn send(&self, header: &[u8], payload: &[u8], to: &SocketAddr, flags: c_int) -> Result<()> {
-        let name = write(self.domain, to)?;
+        let name = write(self.domain, to);
         let piece = |bytes: &[u8]| iovec { iov_base: bytes.as_ptr().cast_mut().cast::<c_void>(), iov_len: bytes.len() };
         let mut pieces = [piece(header), piece(payload)];
         // SAFETY: all zeros are a value of it.
@@ -149,67 +148,33 @@ impl Udp {
 
 /// The address in a C structure.
 pub(super) fn read(name: &sockaddr_storage) -> Result<SocketAddr> {
-    match Addr::from_storage(name) {
-        Some(Addr::V4 { port, ip }) => Ok(SocketAddr::from((ip, port))),
-        Some(Addr::V6(v6)) => {
-            let full = SocketAddrV6::new(Ipv6Addr::from(v6.ip), v6.port, 0, v6.scope);
-            Ok(full.ip().to_ipv4_mapped().map_or(SocketAddr::V6(full), |v4| SocketAddr::from((v4, v6.port))))
-        }
-        _ => Err(Errno::EAFNOSUPPORT),
-    }
+    let full = inet(name).ok_or(Errno::EAFNOSUPPORT)?;
+    Ok(match full.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, full.port()),
+        IpAddr::V6(_) => full,
+    })
 }
 
 /// The C structure of an address, for a socket of `domain`.
-pub(super) fn write(domain: c_int, addr: &SocketAddr) -> Result<SockAddr> {
-    let mut storage = no_address();
-    let full = match (addr, domain) {
-        (SocketAddr::V4(v4), AF_INET6) => SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port())),
-        _ => *addr,
-    };
-    let name = &raw mut storage;
-    // SAFETY: the storage is large enough and aligned for either structure.
-    unsafe {
-        match full {
-            SocketAddr::V4(v4) => {
-                let name = name.cast::<sockaddr_in>();
-                (*name).sin_family = AF_INET as libc::sa_family_t;
-                (*name).sin_port = v4.port().to_be();
-                (*name).sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
-            }
-            SocketAddr::V6(v6) => {
-                let name = name.cast::<sockaddr_in6>();
-                (*name).sin6_family = AF_INET6 as libc::sa_family_t;
-                (*name).sin6_port = v6.port().to_be();
-                (*name).sin6_flowinfo = v6.flowinfo().to_be();
-                (*name).sin6_addr.s6_addr = v6.ip().octets();
-                (*name).sin6_scope_id = v6.scope_id();
-            }
-        }
-        SockAddr::from_c(NonNull::from(&storage).cast())
-    }
-}
-
-/// `ip` on the link of `like`: a link-local address says nothing without its scope.
-pub(super) fn with_port(ip: IpAddr, port: u16, like: &SocketAddr) -> SocketAddr {
-    match (ip, like) {
-        (IpAddr::V6(ip), SocketAddr::V6(like)) if ip.is_unicast_link_local() => {
-            SocketAddr::V6(SocketAddrV6::new(ip, port, 0, like.scope_id()))
-        }
-        _ => SocketAddr::new(ip, port),
+pub(super) fn write(domain: c_int, addr: &SocketAddr) -> SockAddr {
+    match (addr, domain) {
+        (SocketAddr::V4(v4), AF_INET6) => SockAddr::from_inet(&(v4.ip().to_ipv6_mapped(), v4.port()).into()),
+        _ => SockAddr::from_inet(addr),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::sockaddr::with_port;
 
     #[test]
     fn mapped_addresses_are_ipv4_inside() {
         let v4 = SocketAddr::from(([10, 77, 1, 1], 7471));
-        let mapped = write(AF_INET6, &v4).unwrap();
+        let mapped = write(AF_INET6, &v4);
         assert_eq!(mapped.family(), AF_INET6);
         assert_eq!(read(mapped.storage()), Ok(v4));
-        assert_eq!(write(AF_INET, &v4).unwrap().family(), AF_INET);
+        assert_eq!(write(AF_INET, &v4).family(), AF_INET);
     }
 
     #[test]
@@ -217,7 +182,7 @@ mod tests {
         let here: SocketAddr = "[fe80::1%3]:5".parse().unwrap();
         let there = with_port("fe80::2".parse().unwrap(), 7, &here);
         assert_eq!(there, "[fe80::2%3]:7".parse().unwrap());
-        assert_eq!(read(write(AF_INET6, &there).unwrap().storage()), Ok(there));
+        assert_eq!(read(write(AF_INET6, &there).storage()), Ok(there));
         assert_eq!(with_port("fd00::2".parse().unwrap(), 7, &here), "[fd00::2]:7".parse().unwrap());
     }
 
@@ -235,7 +200,7 @@ mod tests {
     fn packets_and_their_true_length() {
         let (a, b) = (Udp::new(AF_INET, 0).unwrap(), Udp::new(AF_INET6, 0).unwrap());
         let loopback = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        a.bind(&write(AF_INET, &loopback(0)).unwrap()).unwrap();
+        a.bind(&write(AF_INET, &loopback(0))).unwrap();
         b.bound().unwrap();
         let to = read(&a.local_name().unwrap()).unwrap();
         b.send(b"head", b"payload", &to, 0).unwrap();
