@@ -1,4 +1,4 @@
-//! The data path of a connected QP: its CQ and completion channel, memory, work requests.
+//! The data path of a connected QP: its CQs and completion channel, memory, work requests.
 
 use std::ffi::c_int;
 use std::mem::{MaybeUninit, zeroed};
@@ -16,55 +16,82 @@ use crate::errno::{Errno, Result};
 /// Marks the work request numbers of receives.
 pub const RECEIVE: u64 = 1 << 63;
 
-/// A CQ with a completion channel of its own.
+/// A completion channel.
 #[derive(Debug)]
-pub struct Completions {
-    channel: NonNull<ibv_comp_channel>,
+pub struct Channel(NonNull<ibv_comp_channel>);
+
+// SAFETY: a libibverbs object, which any thread may use.
+unsafe impl Send for Channel {}
+
+/// A CQ whose events go to a channel.
+#[derive(Debug)]
+pub struct Queue {
     cq: NonNull<ibv_cq>,
     /// Events taken that libibverbs has not been told of yet: it takes a lock for that.
     unacknowledged: u32,
 }
 
-// SAFETY: libibverbs objects, which any thread may use.
-unsafe impl Send for Completions {}
+// SAFETY: as above.
+unsafe impl Send for Queue {}
 
-/// A completion channel whose event a thread waits for while the [`Completions`] are used by others. Whoever destroys them
-/// waits for that thread.
+/// A completion channel whose event a thread waits for while the [`Channel`] is used by others. Whoever destroys it waits for that
+/// thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Events(NonNull<ibv_comp_channel>);
 
 // SAFETY: as above.
 unsafe impl Send for Events {}
 
-impl Completions {
-    /// For `entries` completions.
+/// An event that was taken: some CQ's, which has to be told ([`Queue::took`]).
+#[derive(Debug)]
+pub struct Event(*mut ibv_cq);
+
+// SAFETY: no more than a name.
+unsafe impl Send for Event {}
+
+impl Channel {
+    /// A channel without CQs.
     ///
     /// # Safety
     /// An open context, which stays open for as long as the result lives.
-    pub unsafe fn new(context: NonNull<ibv_context>, entries: u32) -> Result<Completions> {
-        // SAFETY: the caller's word; the channel is new and goes if the CQ fails.
-        unsafe {
-            let channel = verbs::create_comp_channel(context)?;
-            let cq = verbs::create_cq(context, entries, ptr::null_mut(), channel)
-                .inspect_err(|_| verbs::destroy_comp_channel(channel))?;
-            Ok(Completions { channel, cq, unacknowledged: 0 })
-        }
-    }
-
-    /// The CQ.
-    pub fn cq(&self) -> *mut ibv_cq {
-        self.cq.as_ptr()
+    pub unsafe fn new(context: NonNull<ibv_context>) -> Result<Channel> {
+        // SAFETY: the caller's word.
+        Ok(Channel(unsafe { verbs::create_comp_channel(context)? }))
     }
 
     /// Readable when an event waits.
     pub fn fd(&self) -> c_int {
         // SAFETY: a live channel.
-        unsafe { (*self.channel.as_ptr()).fd }
+        unsafe { (*self.0.as_ptr()).fd }
     }
 
     /// For waiting without `self`.
     pub fn events(&self) -> Events {
-        Events(self.channel)
+        Events(self.0)
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: its CQs are gone, and nobody waits on it: the owner sees to that.
+        unsafe { verbs::destroy_comp_channel(self.0) };
+    }
+}
+
+impl Queue {
+    /// For `entries` completions.
+    ///
+    /// # Safety
+    /// An open context, which stays open for as long as the result lives, and so does the channel.
+    pub unsafe fn new(context: NonNull<ibv_context>, entries: u32, channel: &Channel) -> Result<Queue> {
+        // SAFETY: the caller's word.
+        let cq = unsafe { verbs::create_cq(context, entries, ptr::null_mut(), channel.0)? };
+        Ok(Queue { cq, unacknowledged: 0 })
+    }
+
+    /// The CQ.
+    pub fn cq(&self) -> *mut ibv_cq {
+        self.cq.as_ptr()
     }
 
     /// Takes completions: as many as there are and `into` has room for.
@@ -91,13 +118,17 @@ impl Completions {
         if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
     }
 
-    /// An event was taken.
-    pub fn took(&mut self) {
+    /// Whether an event that was taken is this queue's, which is noted.
+    pub fn took(&mut self, event: &Event) -> bool {
+        if event.0 != self.cq.as_ptr() {
+            return false;
+        }
         self.unacknowledged += 1;
         // The counters of libibverbs have 32 bits; they must not wrap within one acknowledgement.
         if self.unacknowledged == 1 << 16 {
             self.acknowledge();
         }
+        true
     }
 
     fn acknowledge(&mut self) {
@@ -107,30 +138,26 @@ impl Completions {
     }
 }
 
-impl Drop for Completions {
+impl Drop for Queue {
     fn drop(&mut self) {
         if self.unacknowledged > 0 {
             self.acknowledge();
         }
-        // SAFETY: the QP is gone, and nobody waits on the channel.
-        unsafe {
-            verbs::destroy_cq(self.cq);
-            verbs::destroy_comp_channel(self.channel);
-        }
+        // SAFETY: the QP is gone, and nobody waits for its events.
+        unsafe { verbs::destroy_cq(self.cq) };
     }
 }
 
 impl Events {
-    /// Takes an event: waits for it, or fails with `EAGAIN`, as the descriptor's flags say. The owner has to be told of it
-    /// ([`Completions::took`]).
+    /// Takes an event: waits for it, or fails with `EAGAIN`, as the descriptor's flags say.
     ///
     /// # Safety
     /// The channel is live until this returns.
-    pub unsafe fn take(self) -> Result<()> {
+    pub unsafe fn take(self) -> Result<Event> {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the caller's word; both are writable.
         match unsafe { verbs::ibv_get_cq_event(self.0.as_ptr(), &raw mut cq, &raw mut context) } {
-            0 => Ok(()),
+            0 => Ok(Event(cq)),
             _ => Err(Errno::last()),
         }
     }

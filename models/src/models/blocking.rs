@@ -100,3 +100,34 @@ fn closed_while_one_gives_up() {
     }
     beside(2, Stream::new, [closed_or_shut, give_up, Stream::close], |_| {});
 }
+
+/// The reader leads, or the sender does: each of them is woken by what it waits for.
+#[test]
+fn a_sender_beside_a_reader() {
+    fn peer(stream: &Stream) {
+        stream.complete_sent();
+        stream.arrive();
+    }
+    beside(2, Stream::new, [receive, Stream::send, peer], left_over(0));
+}
+
+/// The reader's data comes after the sender's room, which must not depend on it.
+#[test]
+fn a_sender_beside_a_reader_that_goes_on_waiting() {
+    fn room_then_data(stream: &Stream) {
+        stream.complete_sent();
+        stream.send();
+        stream.arrive();
+    }
+    fn nobody(_: &Stream) {}
+    beside(2, Stream::new, [receive, room_then_data, nobody], left_over(0));
+}
+
+#[test]
+fn two_senders() {
+    fn complete_twice(stream: &Stream) {
+        stream.complete_sent();
+        stream.complete_sent();
+    }
+    beside(2, Stream::new, [Stream::send, Stream::send, complete_twice], left_over(0));
+}

@@ -1,6 +1,8 @@
 //! A stream reduced to its waiting: a completion queue with a channel, data that is counted, and the calls that wait.
 
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_short};
+use std::mem;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -25,11 +27,46 @@ struct Queue {
     any: u32,
     data: u32,
     armed: bool,
+    /// What was sent and is complete, each of which brings room: a queue of its own.
+    sent: u32,
+    sent_armed: bool,
+}
+
+/// The completion channel: which queue its events are of, too.
+pub struct Channel {
+    events: EventFd,
+    kinds: Mutex<VecDeque<Kind>>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Kind {
+    Received,
+    Sent,
+}
+
+impl Channel {
+    fn new() -> Channel {
+        Channel { events: EventFd::new().unwrap(), kinds: Mutex::default() }
+    }
+
+    fn raise(&self, kind: Kind) {
+        self.kinds.lock().unwrap().push_back(kind);
+        self.events.raise();
+    }
+
+    fn take(&self, wait: bool) -> Result<Kind> {
+        self.events.take(wait)?;
+        Ok(self.kinds.lock().unwrap().pop_front().unwrap())
+    }
 }
 
 pub struct State {
     turns: Turns,
     pub available: u32,
+    /// Room to send, and threads that wait for it.
+    room: u32,
+    wanting: u32,
+    sent_armed: bool,
     shut: bool,
     closed: bool,
     /// The channel is gone.
@@ -38,7 +75,7 @@ pub struct State {
 
 pub struct Stream {
     queue: Mutex<Queue>,
-    channel: std::sync::Arc<EventFd>,
+    channel: std::sync::Arc<Channel>,
     pub state: Mutex<State>,
     changed: Changes,
     watchers: Watchers,
@@ -48,10 +85,13 @@ impl Stream {
     pub fn new() -> Stream {
         Stream {
             queue: Mutex::default(),
-            channel: std::sync::Arc::new(EventFd::new().unwrap()),
+            channel: std::sync::Arc::new(Channel::new()),
             state: Mutex::new(State {
                 turns: Turns::default(),
                 available: 0,
+                room: 0,
+                wanting: 0,
+                sent_armed: false,
                 shut: false,
                 closed: false,
                 released: false,
@@ -68,7 +108,32 @@ impl Stream {
         queue.data += data;
         if queue.armed {
             queue.armed = false;
-            self.channel.raise();
+            self.channel.raise(Kind::Received);
+        }
+    }
+
+    /// The device: something that was sent is complete.
+    pub fn complete_sent(&self) {
+        let mut queue = self.queue.lock().unwrap();
+        queue.sent += 1;
+        if queue.sent_armed {
+            queue.sent_armed = false;
+            self.channel.raise(Kind::Sent);
+        }
+    }
+
+    /// Waits for room and takes it.
+    pub fn send(&self) {
+        let mut state = self.lock();
+        state.wanting += 1;
+        loop {
+            self.look(&mut state);
+            if state.room > 0 {
+                state.room -= 1;
+                state.wanting -= 1;
+                return;
+            }
+            state = turns::wait(self, state, None).0;
         }
     }
 
@@ -151,7 +216,8 @@ impl Stream {
 
 impl Led for Stream {
     type State = State;
-    type Channel = std::sync::Arc<EventFd>;
+    type Channel = std::sync::Arc<Channel>;
+    type Event = Kind;
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
@@ -178,9 +244,13 @@ impl Led for Stream {
             return false;
         }
         let mut queue = self.queue.lock().unwrap();
-        let any = queue.any > 0;
+        let mut any = queue.any > 0;
         state.available += queue.data;
         (queue.any, queue.data) = (0, 0);
+        if state.wanting > 0 {
+            any |= queue.sent > 0;
+            state.room += mem::take(&mut queue.sent);
+        }
         drop(queue);
         if any {
             self.changed.notify();
@@ -193,11 +263,20 @@ impl Led for Stream {
         true
     }
 
+    fn request_more(&self, state: &mut State) -> bool {
+        let asks = state.wanting > 0 && !state.sent_armed;
+        if asks {
+            self.queue.lock().unwrap().sent_armed = true;
+            state.sent_armed = true;
+        }
+        asks
+    }
+
     fn channel_failed(&self, _: &mut State) {
         unreachable!("the model's channel never fails");
     }
 
-    fn take(&self, state: &mut State) -> Result<()> {
+    fn take(&self, state: &mut State) -> Result<Kind> {
         assert!(!state.released);
         self.channel.take(false)
     }
@@ -206,14 +285,19 @@ impl Led for Stream {
         (!state.released).then(|| self.channel.clone())
     }
 
-    fn sleep(channel: Self::Channel, until: Until) -> Result<()> {
+    fn sleep(channel: Self::Channel, until: Until) -> Result<Kind> {
         match channel.take(until.deadline.is_none()) {
             Err(Errno::EAGAIN) => Err(Errno::ETIMEDOUT),
             result => result,
         }
     }
 
-    fn took(_: &mut State) {}
+    fn took(state: &mut State, event: &Kind) -> bool {
+        if *event == Kind::Sent {
+            state.sent_armed = false;
+        }
+        *event == Kind::Received
+    }
 }
 
 impl Pollable for Stream {
@@ -228,6 +312,7 @@ impl Pollable for Stream {
         if turns::may_lead::<Stream>(&mut state) {
             turns::arm(self, &mut state);
         } else {
+            turns::request_more(self, &mut state);
             self.look(&mut state);
         }
         bits(&state, wanted)
@@ -246,7 +331,7 @@ impl Pollable for Stream {
     fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
         let state = self.lock();
         if !state.released && !state.turns.is_led() {
-            add(self.channel.as_raw_fd());
+            add(self.channel.events.as_raw_fd());
         }
     }
 

@@ -15,7 +15,7 @@ use crate::ffi::{ibv_sa_path_rec, rdma_port_space};
 use crate::rsocket::cm_id::CmId;
 use crate::sys::event;
 use crate::sys::own;
-use crate::sys::rc::{Completions, RECEIVE, Registered, ibv_wc};
+use crate::sys::rc::{self, Channel, RECEIVE, Registered, ibv_wc};
 use crate::sys::ud::{self, AddressHandle, GRH};
 use crate::sys::verbs::{self, IBV_TRANSPORT_IB, ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
@@ -67,7 +67,9 @@ pub(super) struct Port {
 /// Completions of one kind.
 #[derive(Debug)]
 struct Queue {
-    completions: Completions,
+    /// Before the channel, which it needs.
+    completions: rc::Queue,
+    channel: Channel,
     armed: bool,
 }
 
@@ -75,10 +77,13 @@ impl Queue {
     /// # Safety
     /// An open context, which stays open for as long as the result lives.
     unsafe fn new(context: NonNull<ibv_context>, entries: u16) -> Result<Queue> {
-        // SAFETY: the caller's word.
-        let completions = unsafe { Completions::new(context, entries.into())? };
-        event::set_nonblocking(completions.fd(), true)?;
-        Ok(Queue { completions, armed: false })
+        // SAFETY: the caller's word; the channel goes last.
+        let (completions, channel) = unsafe {
+            let channel = Channel::new(context)?;
+            (rc::Queue::new(context, entries.into(), &channel)?, channel)
+        };
+        event::set_nonblocking(channel.fd(), true)?;
+        Ok(Queue { completions, channel, armed: false })
     }
 
     fn arm(&mut self) -> Result<()> {
@@ -91,8 +96,8 @@ impl Queue {
 
     fn take_event(&mut self) {
         // SAFETY: the channel is live; it never blocks.
-        if unsafe { self.completions.events().take() }.is_ok() {
-            self.completions.took();
+        if let Ok(event) = unsafe { self.channel.events().take() } {
+            self.completions.took(&event);
             self.armed = false;
         }
     }
@@ -170,7 +175,7 @@ impl Port {
 
     /// Descriptors of the completion channels.
     pub fn fds(&self) -> [c_int; 2] {
-        [self.received.completions.fd(), self.sent.completions.fd()]
+        [self.received.channel.fd(), self.sent.channel.fd()]
     }
 
     pub fn can_send(&self) -> bool {

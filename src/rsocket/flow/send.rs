@@ -118,9 +118,20 @@ impl Sender {
         self.sent != self.granted
     }
 
+    /// Whether completions of our own have to bring something back: room for data, or for a control message.
+    #[inline]
+    pub fn is_short(&self) -> bool {
+        self.controls == 0 || !self.has_room()
+    }
+
+    /// Free bytes of the send buffer, as far as completions have shown.
+    pub fn free(&self) -> u32 {
+        self.limits.buffer - self.used
+    }
+
     /// Entries and buffer: what only completions of our own bring back.
     fn has_room(&self) -> bool {
-        self.slots >= self.limits.per_message && self.limits.buffer - self.used >= LOW_WATER
+        self.slots >= self.limits.per_message && self.free() >= LOW_WATER
     }
 
     /// The next message of at most `wanted` bytes, when one can be sent; `inline` says that it needs no buffer.
@@ -166,7 +177,7 @@ impl Sender {
     /// How many of `wanted` bytes one write takes.
     #[inline]
     fn longest(&self, wanted: usize, inline: bool) -> u32 {
-        let room = if inline { MOST } else { MOST.min(self.limits.buffer - self.used) };
+        let room = if inline { MOST } else { MOST.min(self.free()) };
         u32::try_from(wanted).unwrap_or(u32::MAX).min(room)
     }
 

@@ -121,7 +121,7 @@ impl Stream {
         link.agree(&peer)?;
         let offer = link.offer().emit();
         let stream = Stream::with(self.domain, id, options, Phase::Accepting(Arc::downgrade(self)))?;
-        stream.channel_fd.store(link.completions.fd(), Ordering::Relaxed);
+        stream.channel_fd.store(link.channel.fd(), Ordering::Relaxed);
         let mut state = stream.lock();
         state.flags = flags;
         state.link = Some(link);

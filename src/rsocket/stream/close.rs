@@ -69,6 +69,17 @@ impl Stream {
 
     /// Sends a last message and waits until everything has arrived.
     fn say<'a>(&'a self, mut state: Guard<'a>, message: Control, deadline: Instant) -> Guard<'a> {
+        if let Some(link) = &mut state.link {
+            link.flushing += 1;
+        }
+        state = self.say_and_flush(state, message, deadline);
+        if let Some(link) = &mut state.link {
+            link.flushing -= 1;
+        }
+        state
+    }
+
+    fn say_and_flush<'a>(&'a self, mut state: Guard<'a>, message: Control, deadline: Instant) -> Guard<'a> {
         let mut wait = Wait::until(deadline);
         let mut said = false;
         loop {
@@ -97,7 +108,7 @@ impl Stream {
     /// Has a thread that sleeps in the completion channel look at what changed.
     fn wake_leader(&self, state: &mut State) {
         if let Some(link) = state.link.as_mut().filter(|link| link.turns.is_led())
-            && link.keep_alive().is_err()
+            && link.rouse().is_err()
         {
             link.stop();
         }

@@ -130,7 +130,7 @@ impl Stream {
         };
         data[start..start + ConnData::LEN].copy_from_slice(&offer);
         id.shake_hands(true, depth(id), &data[..start + ConnData::LEN])?;
-        self.channel_fd.store(link.completions.fd(), Ordering::Relaxed);
+        self.channel_fd.store(link.channel.fd(), Ordering::Relaxed);
         state.link = Some(link);
         Ok(())
     }

@@ -1,4 +1,7 @@
-//! The data path of a connected stream: QP, CQ and memory, driven by the flow control state machines.
+//! The data path of a connected stream: QP, CQs and memory, driven by the flow control state machines.
+//!
+//! What the peer sends completes in one CQ, what is sent in another: its completions only bring room back, and are looked at,
+//! or waited for, when there is not enough of it.
 //!
 //! The peer writes by RDMA into three places of the main memory: the target SGL, the mapping table, and the receive buffer.
 //! The first two are read through [`Layout`]'s volatile copies, the third is given to the program after the completion that
@@ -18,7 +21,7 @@ use crate::ffi::rdma_cm_id;
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::flow::{Receiver, SendLimits, Sender};
 use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRIES, SGL_ENTRY};
-use crate::sys::rc::{Completions, Registered, ibv_wc};
+use crate::sys::rc::{Channel, Event, Queue, Registered, ibv_wc};
 use crate::sys::verbs::{self, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
 /// Entries of the target SGL.
@@ -89,7 +92,17 @@ pub(super) struct Link {
     /// Whose QP it is: it outlives the link.
     id: NonNull<rdma_cm_id>,
     qp: NonNull<ibv_qp>,
-    pub completions: Completions,
+    /// Before the channel, which they need.
+    pub received: Queue,
+    sent: Queue,
+    pub channel: Channel,
+    /// An event of `sent` was asked for and not taken yet.
+    sent_armed: bool,
+    /// What was sent was looked at, and had something to say, without telling those who wait.
+    untold: bool,
+    untold_edge: bool,
+    /// Calls that wait until all that was sent has arrived.
+    pub flushing: u32,
     memory: Registered,
     layout: Layout,
     /// The send buffer: made with the first send that needs it.
@@ -147,8 +160,11 @@ impl Link {
         let sends = u32::from(options.sq).clamp(16, most);
         let queue = u32::from(options.rq).clamp(16, most.saturating_sub(EXTRA_RECEIVES).max(16));
         let receives = queue + EXTRA_RECEIVES;
-        // SAFETY: as above.
-        let completions = unsafe { Completions::new(context, sends + receives)? };
+        // SAFETY: as above; the channel goes after the queues.
+        let (received, sent, channel) = unsafe {
+            let channel = Channel::new(context)?;
+            (Queue::new(context, receives, &channel)?, Queue::new(context, sends, &channel)?, channel)
+        };
         let layout = Layout::new(options, receives, iwarp);
         // SAFETY: the PD lives as long as the id.
         let memory = unsafe { Registered::new(pd, layout.len, true)? };
@@ -156,11 +172,17 @@ impl Link {
         idle.try_reserve_exact(receives as usize).map_err(|_| Errno::ENOMEM)?;
         idle.extend(0..receives);
         let inline = if iwarp { u32::from(options.inline).max(WORD as u32) } else { u32::from(options.inline) };
-        let (qp, can_inline) = create_qp(id, &completions, sends, receives, inline)?;
+        let (qp, can_inline) = create_qp(id, [&sent, &received], [sends, receives], inline)?;
         let mut link = Link {
             id: NonNull::new(id.id().as_c()).ok_or(Errno::EIO)?,
             qp,
-            completions,
+            received,
+            sent,
+            channel,
+            sent_armed: false,
+            untold: false,
+            untold_edge: false,
+            flushing: 0,
             memory,
             layout,
             buffer: None,
@@ -246,6 +268,39 @@ impl Link {
         self.failed.is_some() || self.sender.as_ref().is_none_or(Sender::is_idle)
     }
 
+    /// Whether somebody needs the completions of what was sent.
+    #[inline]
+    pub fn wants_sent(&self) -> bool {
+        self.flushing > 0 || self.untold || self.sender.as_ref().is_some_and(Sender::is_short)
+    }
+
+    /// Has them raise an event, if somebody needs that and it was not asked for; whether it is now.
+    pub fn arm_sent(&mut self) -> Result<bool> {
+        if self.sent_armed || !self.wants_sent() {
+            return Ok(false);
+        }
+        self.sent.arm()?;
+        self.sent_armed = true;
+        Ok(true)
+    }
+
+    /// Has something complete that raises an event, for a thread that sleeps in the channel.
+    pub fn rouse(&mut self) -> Result<()> {
+        if !self.sent_armed {
+            self.sent.arm()?;
+            self.sent_armed = true;
+        }
+        self.keep_alive()
+    }
+
+    /// Notes an event that was taken; whether it is that of `received`.
+    pub fn took(&mut self, event: &Event) -> bool {
+        if self.sent.took(event) {
+            self.sent_armed = false;
+        }
+        self.received.took(event)
+    }
+
     /// Lets every work request end, and the threads that wait for one.
     pub fn stop(&mut self) {
         // SAFETY: a live QP; all zeros are a value of the attributes.
@@ -269,25 +324,18 @@ impl Drop for Link {
     }
 }
 
-/// A QP for `id`, and how many bytes it takes inline.
-fn create_qp(
-    id: &CmId,
-    completions: &Completions,
-    sends: u32,
-    receives: u32,
-    inline: u32,
-) -> Result<(NonNull<ibv_qp>, u32)> {
+/// A QP for `id` with its queues for what is sent and received and the numbers of their work requests, and how many bytes it
+/// takes inline.
+fn create_qp(id: &CmId, queues: [&Queue; 2], requests: [u32; 2], inline: u32) -> Result<(NonNull<ibv_qp>, u32)> {
     // SAFETY: all zeros are a value of this structure.
     let mut attr: ibv_qp_init_attr = unsafe { zeroed() };
-    attr.send_cq = completions.cq();
-    attr.recv_cq = completions.cq();
+    [attr.send_cq, attr.recv_cq] = queues.map(Queue::cq);
     attr.qp_type = ibv_qp_type::IBV_QPT_RC;
-    attr.cap.max_send_wr = sends;
-    attr.cap.max_recv_wr = receives;
+    [attr.cap.max_send_wr, attr.cap.max_recv_wr] = requests;
     attr.cap.max_send_sge = 2;
     attr.cap.max_recv_sge = 1;
     attr.cap.max_inline_data = inline;
-    // SAFETY: the owner destroys the QP before the CQ.
+    // SAFETY: the owner destroys the QP before the CQs.
     unsafe { id.create_qp(&mut attr)? };
     let qp = NonNull::new(id.qp()).ok_or(Errno::EIO)?;
     Ok((qp, attr.cap.max_inline_data))

@@ -179,7 +179,8 @@ impl Stream {
         let Some(link) = &mut state.link else { return false };
         let mut batch = Batch::new();
         let completed = link.completed(&mut batch);
-        if completed == 0 && (link.failure().is_none() || !matches!(state.phase, Phase::Connected)) {
+        let over = link.failure().is_some() && matches!(state.phase, Phase::Connected);
+        if completed == 0 && !over && !link.wants_sent() {
             return false;
         }
         self.handle_completed(state, &mut batch, completed)
@@ -199,7 +200,9 @@ impl Stream {
         if news.edge {
             self.edges.fetch_add(1, Ordering::Relaxed);
         }
-        self.changed.notify();
+        if news.any || failure.is_some() {
+            self.changed.notify();
+        }
         news.any
     }
 

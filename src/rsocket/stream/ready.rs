@@ -53,10 +53,11 @@ impl Pollable for Stream {
             return POLLNVAL;
         }
         let mut state = self.lock();
-        // A leader has armed it.
         if turns::may_lead::<Stream>(&mut state) {
             turns::arm(self, &mut state);
         } else {
+            // A leader has armed it, but perhaps not for what only this poller needs.
+            turns::request_more(self, &mut state);
             self.poll(&mut state);
         }
         state.wanted(wanted)
@@ -84,7 +85,7 @@ impl Pollable for Stream {
             // over until it does so.
             && !link.turns.is_led()
         {
-            add(link.completions.fd());
+            add(link.channel.fd());
         }
     }
 

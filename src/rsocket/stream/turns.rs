@@ -31,7 +31,7 @@ pub(super) struct Until {
 pub(super) struct Turns {
     /// A thread sleeps in the channel, or is about to, or has just come back.
     led: bool,
-    /// An event was asked for and not taken yet.
+    /// The event of the next message was asked for and not taken yet.
     armed: bool,
 }
 
@@ -39,10 +39,6 @@ impl Turns {
     /// Whether a thread sleeps in the channel. Whoever makes a change that no completion shows has to wake it.
     pub fn is_led(&self) -> bool {
         self.led
-    }
-
-    fn took(&mut self) {
-        self.armed = false;
     }
 }
 
@@ -52,6 +48,8 @@ pub(super) trait Led {
     type State;
     /// The channel, for whoever sleeps in it without the lock. It stays as long as there is a leader.
     type Channel;
+    /// What is taken out of it.
+    type Event;
 
     /// The lock.
     fn lock(&self) -> MutexGuard<'_, Self::State>;
@@ -66,18 +64,21 @@ pub(super) trait Led {
     fn shows_in_channel(state: &Self::State) -> bool;
     /// Handles what completed; whether anything did. In that case it has told those who wait.
     fn look(&self, state: &mut Self::State) -> bool;
-    /// Has the next completion raise an event. `false`: that failed, which changed the state.
+    /// Has the next message of the peer's raise an event. `false`: that failed, which changed the state.
     fn request_event(&self, state: &mut Self::State) -> bool;
+    /// Has the completions raise an event that somebody needs beside that, and that none was asked for yet; whether it did, or
+    /// the state changed because it failed.
+    fn request_more(&self, state: &mut Self::State) -> bool;
     /// The channel can't be used any more; whoever waits is told.
     fn channel_failed(&self, state: &mut Self::State);
     /// The channel, in blocking mode.
     fn channel(&self, state: &mut Self::State) -> Option<Self::Channel>;
     /// Waits for an event and takes it.
-    fn sleep(channel: Self::Channel, until: Until) -> Result<()>;
+    fn sleep(channel: Self::Channel, until: Until) -> Result<Self::Event>;
     /// Takes an event if there is one, without waiting.
-    fn take(&self, state: &mut Self::State) -> Result<()>;
-    /// A leader's event was taken.
-    fn took(state: &mut Self::State);
+    fn take(&self, state: &mut Self::State) -> Result<Self::Event>;
+    /// Notes an event that was taken; whether it is the one that [`request_event`](Self::request_event) asked for.
+    fn took(state: &mut Self::State, event: &Self::Event) -> bool;
 }
 
 type Guard<'a, S> = MutexGuard<'a, <S as Led>::State>;
@@ -95,6 +96,10 @@ pub(super) fn wait<'a, S: Led>(
     deadline: Option<Instant>,
 ) -> (Guard<'a, S>, Result<()>) {
     if !may_lead::<S>(&mut state) {
+        // The leader takes the event.
+        if request_more(stream, &mut state) {
+            return (state, Ok(()));
+        }
         let count = stream.changed().count();
         drop(state);
         let result = stream.changed().wait(count, deadline);
@@ -112,9 +117,10 @@ pub(super) fn lead<'a, S: Led>(stream: &'a S, mut state: Guard<'a, S>, until: Un
     drop(state);
     let result = S::sleep(channel, until);
     let mut state = stream.lock();
-    end(stream, &mut state, result.is_ok());
+    end(stream, &mut state, result.as_ref().ok());
     match result {
-        Ok(()) | Err(Errno::EINTR | Errno::ETIMEDOUT | Errno::EAGAIN) => (state, result),
+        Ok(_) => (state, Ok(())),
+        Err(error @ (Errno::EINTR | Errno::ETIMEDOUT | Errno::EAGAIN)) => (state, Err(error)),
         Err(_) => {
             stream.channel_failed(&mut state);
             (state, Ok(()))
@@ -148,7 +154,12 @@ pub(super) fn wait_alone<'a, S: Led, T>(
     }
 }
 
-/// Has the next completion raise an event, and looks once more; whether something came.
+/// As far as a leader has not done so: see [`Led::request_more`]. Whether something came.
+pub(super) fn request_more<S: Led>(stream: &S, state: &mut S::State) -> bool {
+    stream.request_more(state) && (stream.look(state) || !S::shows_in_channel(state))
+}
+
+/// Has the next message raise an event, and what somebody needs beside that, and looks once more; whether something came.
 pub(super) fn arm<S: Led>(stream: &S, state: &mut S::State) -> bool {
     let Some(turns) = S::turns(state) else { return false };
     if !turns.armed {
@@ -159,6 +170,7 @@ pub(super) fn arm<S: Led>(stream: &S, state: &mut S::State) -> bool {
             turns.armed = true;
         }
     }
+    stream.request_more(state);
     stream.look(state)
 }
 
@@ -168,13 +180,12 @@ fn begin<S: Led>(stream: &S, state: &mut S::State) -> Option<S::Channel> {
     Some(channel)
 }
 
-fn end<S: Led>(stream: &S, state: &mut S::State, took: bool) {
+fn end<S: Led>(stream: &S, state: &mut S::State, event: Option<&S::Event>) {
     if let Some(turns) = S::turns(state) {
         turns.led = false;
-        if took {
-            turns.took();
-            S::took(state);
-        }
+    }
+    if let Some(event) = event {
+        note::<S>(state, event);
     }
     // Those who wait to be told: one of them leads next, if this thread is done.
     if !stream.look(state) {
@@ -183,17 +194,21 @@ fn end<S: Led>(stream: &S, state: &mut S::State, took: bool) {
     stream.tell_pollers();
 }
 
+fn note<S: Led>(state: &mut S::State, event: &S::Event) {
+    if S::took(state, event)
+        && let Some(turns) = S::turns(state)
+    {
+        turns.armed = false;
+    }
+}
+
 /// A poller saw the channel readable: takes the event, unless a leader is there to do so and to tell the pollers.
 pub(super) fn take<S: Led>(stream: &S, state: &mut S::State) {
     if S::turns(state).is_none_or(|turns| turns.led) {
         return;
     }
     match stream.take(state) {
-        Ok(()) => {
-            if let Some(turns) = S::turns(state) {
-                turns.took();
-            }
-        }
+        Ok(event) => note::<S>(state, &event),
         Err(Errno::EAGAIN | Errno::EINTR) => {}
         Err(_) => stream.channel_failed(state),
     }

@@ -10,7 +10,7 @@ use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
 use crate::rsocket::config::defaults;
 use crate::sys::futex::Changes;
-use crate::sys::rc::Events;
+use crate::sys::rc::{Event, Events};
 use crate::sys::{clock, event};
 
 /// One blocking call's waiting.
@@ -108,6 +108,7 @@ impl Stream {
 impl Led for Stream {
     type State = State;
     type Channel = (Events, c_int);
+    type Event = Event;
 
     fn lock(&self) -> Guard<'_> {
         Stream::lock(self)
@@ -135,11 +136,22 @@ impl Led for Stream {
     }
 
     fn request_event(&self, state: &mut State) -> bool {
-        let gone = state.link.as_ref().is_some_and(|link| link.cut_off || link.completions.arm().is_err());
+        let gone = state.link.as_ref().is_some_and(|link| link.cut_off || link.received.arm().is_err());
         if gone {
             self.cut_off(state);
         }
         !gone
+    }
+
+    fn request_more(&self, state: &mut State) -> bool {
+        let Some(link) = state.link.as_mut().filter(|link| !link.cut_off) else { return false };
+        match link.arm_sent() {
+            Ok(asked) => asked,
+            Err(_) => {
+                self.cut_off(state);
+                true
+            }
+        }
     }
 
     fn channel_failed(&self, state: &mut State) {
@@ -149,13 +161,13 @@ impl Led for Stream {
     fn channel(&self, state: &mut State) -> Option<(Events, c_int)> {
         let link = state.link.as_mut()?;
         if link.nonblocking {
-            let _ = event::set_nonblocking(link.completions.fd(), false);
+            let _ = event::set_nonblocking(link.channel.fd(), false);
             link.nonblocking = false;
         }
-        Some((link.completions.events(), link.completions.fd()))
+        Some((link.channel.events(), link.channel.fd()))
     }
 
-    fn sleep((events, fd): (Events, c_int), until: Until) -> Result<()> {
+    fn sleep((events, fd): (Events, c_int), until: Until) -> Result<Event> {
         if until.deadline.is_some() || until.any_signal {
             let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
             if event::poll(&mut fds, until.deadline.map(|end| clock::left(end).unwrap_or_default()))? == 0 {
@@ -167,22 +179,18 @@ impl Led for Stream {
         unsafe { events.take() }
     }
 
-    fn take(&self, state: &mut State) -> Result<()> {
+    fn take(&self, state: &mut State) -> Result<Event> {
         let link = state.link.as_mut().ok_or(Errno::ENOTCONN)?;
         if !link.nonblocking {
             // It cannot fail for our own descriptor.
-            let _ = event::set_nonblocking(link.completions.fd(), true);
+            let _ = event::set_nonblocking(link.channel.fd(), true);
             link.nonblocking = true;
         }
         // SAFETY: the channel is live while the lock is held.
-        unsafe { link.completions.events().take()? };
-        link.completions.took();
-        Ok(())
+        unsafe { link.channel.events().take() }
     }
 
-    fn took(state: &mut State) {
-        if let Some(link) = &mut state.link {
-            link.completions.took();
-        }
+    fn took(state: &mut State, event: &Event) -> bool {
+        state.link.as_mut().is_some_and(|link| link.took(event))
     }
 }

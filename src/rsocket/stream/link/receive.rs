@@ -1,6 +1,6 @@
 //! Receiving: completions, the peer's messages, credits for it.
 
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::ptr;
 use std::sync::atomic::{Ordering, fence};
 
@@ -8,7 +8,7 @@ use super::{BATCH, Batch, Link, News, REPOST, WORD};
 use crate::cm::Id;
 use crate::diag::{self, Why};
 use crate::errno::{Errno, Result};
-use crate::rsocket::flow::{Announcement, Grant, Violation};
+use crate::rsocket::flow::{Announcement, Grant, Sender, Violation};
 use crate::rsocket::wire::{self, Control, Message, Region, SGL_ENTRY};
 use crate::sys::rc::{self, Piece, RECEIVE, ibv_wc};
 use crate::sys::verbs::ibv_wc_status;
@@ -58,7 +58,7 @@ impl Link {
     /// Takes completions, for [`complete_all`](Self::complete_all): how many.
     #[inline]
     pub fn completed(&mut self, batch: &mut Batch) -> usize {
-        match self.completions.poll(&mut batch.0) {
+        match self.received.poll(&mut batch.0) {
             Ok(completed) => completed.len(),
             Err(error) => {
                 self.fail(error);
@@ -67,9 +67,13 @@ impl Link {
         }
     }
 
-    /// Goes through the `completed` first ones of the batch, and what there is more.
+    /// Goes through the `completed` first ones of the batch, and what there is more, and what was sent if somebody needs that.
     pub fn complete_all(&mut self, batch: &mut Batch, mut completed: usize) -> News {
-        let mut news = News { any: completed > 0, ..News::default() };
+        let mut news = News {
+            any: completed > 0 || mem::take(&mut self.untold),
+            edge: mem::take(&mut self.untold_edge),
+            ..News::default()
+        };
         loop {
             for wc in &batch.0[..completed] {
                 // SAFETY: one of those that the provider has filled in ([`Completions::poll`]).
@@ -79,6 +83,9 @@ impl Link {
                 break;
             }
             completed = self.completed(batch);
+        }
+        if self.wants_sent() {
+            self.complete_sent(&mut news);
         }
         if self.failed.is_none()
             && self.idle.len() >= REPOST
@@ -96,13 +103,6 @@ impl Link {
     fn complete(&mut self, wc: &ibv_wc, news: &mut News) {
         if !wc.is_valid() {
             self.broken(wc, news);
-            return;
-        }
-        if wc.wr_id() & RECEIVE == 0 {
-            news.could_send.get_or_insert(self.can_send());
-            if let Some(sender) = &mut self.sender {
-                sender.completed(wc.wr_id());
-            }
             return;
         }
         if self.failed.is_some() {
@@ -148,6 +148,12 @@ impl Link {
 
     #[cold]
     fn broken(&mut self, wc: &ibv_wc, news: &mut News) {
+        // What was sent may tell why.
+        self.complete_sent(news);
+        self.note_failure(wc, news);
+    }
+
+    fn note_failure(&mut self, wc: &ibv_wc, news: &mut News) {
         if let Some((status, _)) = wc.error() {
             // Work that is flushed was the first to fail only where the connection has simply ended.
             if status != ibv_wc_status::IBV_WC_WR_FLUSH_ERR {
@@ -156,6 +162,46 @@ impl Link {
             self.fail(errno_of(status));
             news.edge = true;
         }
+    }
+
+    /// Looks at what was sent.
+    pub(super) fn complete_sent(&mut self, news: &mut News) {
+        let mut batch = Batch::new();
+        loop {
+            let completed = match self.sent.poll(&mut batch.0) {
+                Ok([]) => return,
+                Ok(completed) => completed,
+                Err(error) => return self.fail(error),
+            };
+            news.any = true;
+            news.could_send.get_or_insert(self.can_send());
+            for wc in completed {
+                if !wc.is_valid() {
+                    self.note_failure(wc, news);
+                } else if let Some(sender) = &mut self.sender {
+                    sender.completed(wc.wr_id());
+                }
+            }
+            if completed.len() < BATCH {
+                return;
+            }
+        }
+    }
+
+    /// The same in the middle of something else: whoever polls next tells those who wait.
+    pub(super) fn look_at_sent(&mut self) {
+        let mut news = News::default();
+        self.complete_sent(&mut news);
+        self.untold |= news.any;
+        self.untold_edge |= news.edge || (news.could_send == Some(false) && self.can_send());
+    }
+
+    /// Whether a control message can be sent.
+    pub(super) fn has_control(&mut self) -> bool {
+        if self.sender.as_ref().is_some_and(|sender| !sender.has_control()) {
+            self.look_at_sent();
+        }
+        self.sender.as_ref().is_some_and(Sender::has_control)
     }
 
     /// The word that iWARP put into a slot.
@@ -258,8 +304,7 @@ impl Link {
     #[cold]
     #[inline(never)]
     fn grant_now(&mut self) {
-        let Some(sender) = &self.sender else { return };
-        if self.failed.is_some() || !sender.has_control() {
+        if self.failed.is_some() || !self.has_control() {
             return;
         }
         let Some(grant) = self.receiver.due() else { return };

@@ -11,11 +11,10 @@ use crate::sys::rc::{self, Kind, Piece, Registered, Work};
 impl Link {
     /// Sends a control message; `EAGAIN` while all are outstanding.
     pub fn control(&mut self, control: Control) -> Result<()> {
-        match &self.sender {
-            Some(sender) if sender.has_control() => self.send_control(Message::Control(control), &[], 0),
-            Some(_) => Err(Errno::EAGAIN),
-            None => Err(Errno::ENOTCONN),
+        if self.sender.is_none() {
+            return Err(Errno::ENOTCONN);
         }
+        if self.has_control() { self.send_control(Message::Control(control), &[], 0) } else { Err(Errno::EAGAIN) }
     }
 
     /// A message with `bytes`, at most `STAGE`, for the peer's memory at `addr`.
@@ -107,6 +106,9 @@ impl Link {
         while done < data.len() {
             let rest = &data[done..];
             let inline = rest.len() <= self.inline as usize;
+            if !inline {
+                self.make_room(rest.len());
+            }
             let Some(chunk) = self.sender.as_ref().and_then(|sender| sender.plan(rest.len(), inline)) else { break };
             // A chunk that the peer has no room for takes the rest along later.
             let part = &rest[..chunk.len as usize];
@@ -127,6 +129,13 @@ impl Link {
             .inspect_err(|&error| self.fail(error))?;
         self.retarget();
         Ok(())
+    }
+
+    /// Looks whether what was sent has left the send buffer, if `wanted` bytes don't fit into the rest of it.
+    fn make_room(&mut self, wanted: usize) {
+        if self.sender.as_ref().is_some_and(|sender| wanted > sender.free() as usize && !sender.is_idle()) {
+            self.look_at_sent();
+        }
     }
 
     /// Copies into the send buffer, from `offset` on.
@@ -156,8 +165,9 @@ impl Link {
 
     /// A write without effect: shows whether the peer is there, and completes here in any case.
     pub fn keep_alive(&mut self) -> Result<()> {
+        let may = self.has_control();
         let Some(sender) = &mut self.sender else { return Err(Errno::ENOTCONN) };
-        if !sender.has_control() {
+        if !may {
             // Something is under way that shows the same.
             return Ok(());
         }
@@ -222,6 +232,9 @@ impl Link {
         while done < most {
             let rest = &data[done..most];
             let inline = rest.len() <= self.inline as usize;
+            if !inline {
+                self.make_room(rest.len());
+            }
             let Some((len, offset)) = self.sender.as_ref().and_then(|sender| sender.plan_write(rest.len(), inline))
             else {
                 break;
