@@ -147,6 +147,30 @@ static void with_traffic(void)
 	rs_pair_close(&pair);
 }
 
+/* More than the send buffer holds, while the peer is slow to take it. */
+static void many_writes(void)
+{
+	enum { BIG = 1 << 20, PIECE = 60000, ROUNDS = 8 };
+	char *mapped = calloc(1, BIG), *data = malloc(BIG);
+
+	EXPECT(mapped && data && rs_pair_with(&pair, AF_INET, with_table));
+	EXPECT(riomap(pair.server, mapped, BIG, PROT_WRITE, 0, 0) == 0);
+	one_byte(pair.server, pair.client);
+	for (int round = 0; round < ROUNDS; round++) {
+		fill(data, BIG, round, 0);
+		for (size_t at = 0; at < BIG; at += PIECE) {
+			size_t len = BIG - at < PIECE ? BIG - at : PIECE;
+
+			EXPECT(riowrite(pair.client, data + at, len, at, 0) == len);
+		}
+		one_byte(pair.client, pair.server);
+		EXPECT(filled(mapped, BIG, round, 0));
+	}
+	rs_pair_close(&pair);
+	free(mapped);
+	free(data);
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
@@ -156,5 +180,6 @@ int main(int argc, char **argv)
 	CASE(across_two);
 	CASE(ended_mapping);
 	CASE(with_traffic);
+	CASE(many_writes);
 	return finish();
 }

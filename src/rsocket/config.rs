@@ -30,6 +30,8 @@ pub struct Defaults {
     pub send_buffer: u32,
     /// Entries of the iomap.
     pub iomap: u16,
+    /// Bytes that buffers of a process's streams may grow by in all.
+    pub grow_limit: u32,
 }
 
 /// Most entries of a queue, and bytes of inline data.
@@ -54,6 +56,7 @@ impl Default for Defaults {
             receive_buffer: 1 << 17,
             send_buffer: 1 << 17,
             iomap: 0,
+            grow_limit: 1 << 26,
         }
     }
 }
@@ -78,6 +81,7 @@ impl Defaults {
             receive_buffer: number("mem_default").map_or(usual.receive_buffer, |bytes| bytes.max(1)),
             send_buffer: number("wmem_default").map_or(usual.send_buffer, at_least_a_datagram),
             iomap: number("iomap_size").map_or(usual.iomap, wire::iomap_round),
+            grow_limit: number("grow_limit").unwrap_or(usual.grow_limit),
         }
     }
 }

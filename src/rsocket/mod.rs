@@ -14,6 +14,7 @@ mod forks;
 pub mod poll;
 mod reactor;
 pub mod select;
+mod spare;
 mod stream;
 pub mod table;
 mod waiter;

@@ -3,12 +3,14 @@
 //! No input or output: the functions say what to do and are told what happened. Numbers of messages are 16 bits wide and
 //! wrap; the peer's are checked, for a peer that breaks the rules must cost only its own connection.
 
+mod pace;
 mod receive;
 mod send;
 #[cfg(test)]
 mod simulation;
 
-pub use receive::{Announcement, Grant, Receiver};
+pub use pace::Wish;
+pub use receive::{Announcement, Grant, Received, Receiver};
 pub use send::{Chunk, SendLimits, Sender};
 
 /// A rule of the protocol that the peer broke.

@@ -8,8 +8,11 @@ use crate::rsocket::wire::Region;
 
 /// A stream is writable when so much of its send buffer is free, bytes.
 const LOW_WATER: u32 = 2048;
-/// The longest message, bytes.
-const MOST: u32 = 65536;
+/// The longest message, bytes: of several in a row, and of one that nothing is on its way before.
+const MOST: u32 = 1 << 18;
+const FIRST: u32 = 1 << 16;
+/// A send buffer that was enough so often when the stream had sent all of it is not too small.
+const CALM: u32 = 64;
 
 /// What the connection was made with.
 #[derive(Clone, Copy, Debug)]
@@ -65,11 +68,16 @@ pub struct Sender {
     sent: u16,
     granted: u16,
     outstanding: VecDeque<Outstanding>,
-    /// Number of the last work request.
+    /// Numbers of the last work request, and of the last one that is known to be complete.
     number: u64,
+    done: u64,
     /// Since the last one whose completion is reported.
     quiet_slots: u32,
     quiet_bytes: u32,
+    /// The most bytes of the buffer in use since it was empty, and how often in a row that was less than `small`.
+    peak: u32,
+    small: u32,
+    calm: u32,
 }
 
 impl Sender {
@@ -89,8 +97,12 @@ impl Sender {
             granted: limits.window,
             outstanding,
             number: 0,
+            done: 0,
             quiet_slots: 0,
             quiet_bytes: 0,
+            peak: 0,
+            small: limits.buffer,
+            calm: 0,
         })
     }
 
@@ -127,6 +139,33 @@ impl Sender {
     /// Free bytes of the send buffer, as far as completions have shown.
     pub fn free(&self) -> u32 {
         self.limits.buffer - self.used
+    }
+
+    /// Whether more of `wanted` bytes could be sent now if the send buffer were larger.
+    pub fn is_cramped(&self, wanted: usize) -> bool {
+        let window = if self.has_credit() && self.slots >= self.limits.per_message { self.target.length } else { 0 };
+        self.longest(wanted, false) < self.longest(wanted, true).min(window)
+    }
+
+    /// Whether a smaller send buffer has been enough for long.
+    pub fn is_calm(&self) -> bool {
+        self.calm >= CALM
+    }
+
+    /// Bytes are sent from another buffer, of `size` bytes, from now on. The number of the last work request that needs the one
+    /// before.
+    pub fn rebuffer(&mut self, size: u32) -> u64 {
+        for outstanding in &mut self.outstanding {
+            outstanding.bytes = 0;
+        }
+        (self.limits.buffer, self.used, self.next, self.quiet_bytes) = (size, 0, 0, 0);
+        (self.peak, self.calm) = (0, 0);
+        self.number
+    }
+
+    /// Whether all work requests up to `number` are complete.
+    pub fn is_complete(&self, number: u64) -> bool {
+        self.done >= number
     }
 
     /// Entries and buffer: what only completions of our own bring back.
@@ -177,7 +216,8 @@ impl Sender {
     /// How many of `wanted` bytes one write takes.
     #[inline]
     fn longest(&self, wanted: usize, inline: bool) -> u32 {
-        let room = if inline { MOST } else { MOST.min(self.free()) };
+        let most = if self.is_idle() { FIRST } else { MOST };
+        let room = if inline { most } else { most.min(self.free()) };
         u32::try_from(wanted).unwrap_or(u32::MAX).min(room)
     }
 
@@ -197,6 +237,7 @@ impl Sender {
         }
         self.quiet_slots += slots;
         self.quiet_bytes += bytes;
+        self.peak = self.peak.max(self.used);
         // Reported often enough that room comes back while there is some left, and always when there is none.
         let report =
             self.quiet_slots >= self.limits.slots / 4 || self.quiet_bytes >= self.limits.buffer / 4 || !self.has_room();
@@ -233,9 +274,14 @@ impl Sender {
                 break;
             }
             self.outstanding.pop_front();
+            self.done = first.number;
             self.slots += first.slots;
             self.used -= first.bytes;
             self.controls += u32::from(first.control);
+        }
+        if self.used == 0 && self.peak > 0 {
+            self.calm = if self.peak <= self.small { self.calm + 1 } else { 0 };
+            self.peak = 0;
         }
     }
 

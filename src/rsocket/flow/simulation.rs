@@ -171,7 +171,7 @@ fn every_schedule_ends_with_all_data_in_order() {
 #[test]
 fn numbers_of_messages_wrap() {
     for iwarp in [false, true] {
-        let setup = Setup { ring: 2, queue: 16, sends: 16, buffer: 2048, inline: 0, iwarp };
+        let setup = Setup { ring: 2, queue: 16, sends: 16, buffer: 2048, inline: 0, iwarp, whims: 0 };
         let total = 150_000;
         let ends = [End::new(setup, &setup, total), End::new(setup, &setup, total)];
         Simulation { random: Random::new(1), ends, weights: [[1; ACTIONS]; 2] }.finish();
@@ -182,7 +182,7 @@ fn numbers_of_messages_wrap() {
 fn a_receiver_that_only_looks_is_not_overrun() {
     // The peer's grants use receives of ours while it sends no data; then it sends as much as it may.
     for iwarp in [false, true] {
-        let setup = Setup { ring: 4096, queue: 384, sends: 384, buffer: 131_072, inline: 64, iwarp };
+        let setup = Setup { ring: 4096, queue: 384, sends: 384, buffer: 131_072, inline: 64, iwarp, whims: 0 };
         let mut ends = [End::new(setup, &setup, 200_000), End::new(setup, &setup, 1000)];
         let [first, second] = &mut ends;
         for _ in 0..60 {

@@ -3,11 +3,13 @@
 //! What the peer sends completes in one CQ, what is sent in another: its completions only bring room back, and are looked at,
 //! or waited for, when there is not enough of it.
 //!
-//! The peer writes by RDMA into three places of the main memory: the target SGL, the mapping table, and the receive buffer.
-//! The first two are read through [`Layout`]'s volatile copies, the third is given to the program after the completion that
-//! announced it. Nothing else of the process is open to the peer.
+//! The peer writes by RDMA into three places of the main memory: the target SGL, the mapping table, and the receive buffer, of
+//! which there may be a larger one beside it ([`rings`]). The first two are read through [`Layout`]'s volatile copies, the third
+//! is given to the program after the completion that announced it. Nothing else of the process is open to the peer.
 
+mod buffer;
 mod receive;
+mod rings;
 mod send;
 
 use std::mem::{MaybeUninit, zeroed};
@@ -23,6 +25,8 @@ use crate::rsocket::flow::{Receiver, SendLimits, Sender};
 use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRIES, SGL_ENTRY};
 use crate::sys::rc::{Channel, Event, Queue, Registered, ibv_wc};
 use crate::sys::verbs::{self, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
+use buffer::SendBuffer;
+use rings::{Place, Rings};
 
 /// Entries of the target SGL.
 const SGL: usize = SGL_ENTRIES as usize;
@@ -105,9 +109,7 @@ pub(super) struct Link {
     pub flushing: u32,
     memory: Registered,
     layout: Layout,
-    /// The send buffer: made with the first send that needs it.
-    buffer: Option<Registered>,
-    send_buffer: u32,
+    buffer: SendBuffer,
     iwarp: bool,
     /// Bytes that the device takes inline, and those the program wants to go inline.
     can_inline: u32,
@@ -120,6 +122,7 @@ pub(super) struct Link {
     /// Receives to post again.
     idle: Vec<u32>,
     receiver: Receiver,
+    rings: Rings,
     sender: Option<Sender>,
     peer: Peer,
     /// Who waits in the completion channel.
@@ -168,6 +171,8 @@ impl Link {
         let layout = Layout::new(options, receives, iwarp);
         // SAFETY: the PD lives as long as the id.
         let memory = unsafe { Registered::new(pd, layout.len, true)? };
+        // SAFETY: within the memory, by its layout.
+        let ring = Place { start: unsafe { memory.start().add(layout.ring) }, key: memory.rkey() };
         let mut idle = Vec::new();
         idle.try_reserve_exact(receives as usize).map_err(|_| Errno::ENOMEM)?;
         idle.extend(0..receives);
@@ -185,8 +190,7 @@ impl Link {
             flushing: 0,
             memory,
             layout,
-            buffer: None,
-            send_buffer: options.send_buffer,
+            buffer: SendBuffer::new(options.send_buffer, options.send_grows),
             iwarp,
             can_inline,
             inline: u32::from(options.inline).min(can_inline),
@@ -196,6 +200,7 @@ impl Link {
             iomap: options.iomap,
             idle,
             receiver: Receiver::new(options.receive_buffer, queue as u16),
+            rings: Rings::new(ring, options.receive_buffer, options.receive_grows),
             sender: None,
             peer: Peer::default(),
             turns: Turns::default(),
@@ -228,7 +233,7 @@ impl Link {
             slots: self.slots,
             per_message,
             controls: CONTROL / per_message,
-            buffer: self.send_buffer,
+            buffer: self.buffer.least(),
             window: peer.credits,
         };
         self.sender = Some(Sender::new(limits, peer.data_buf)?);

@@ -23,6 +23,9 @@ pub(super) struct Options {
     pub iomap: u16,
     pub send_buffer: u32,
     pub receive_buffer: u32,
+    /// Whether a busy stream's buffers may grow: those whose size the program did not choose.
+    pub send_grows: bool,
+    pub receive_grows: bool,
     pub reuse: bool,
     pub linger: Linger,
     pub keepalive: bool,
@@ -72,6 +75,8 @@ impl Options {
             iomap: defaults.iomap,
             send_buffer: defaults.send_buffer.min(LARGEST),
             receive_buffer: defaults.receive_buffer.clamp(2, LARGEST),
+            send_grows: true,
+            receive_grows: true,
             reuse: false,
             linger: Linger::Default,
             keepalive: false,
@@ -118,9 +123,11 @@ impl Options {
                 let doubled = u32::try_from(wanted).unwrap_or(0).saturating_mul(2).min(LARGEST);
                 match name {
                     _ if fixed => {}
-                    libc::SO_SNDBUF if doubled < LEAST_SEND_BUFFER => self.send_buffer = SMALL_SEND_BUFFER,
-                    libc::SO_SNDBUF => self.send_buffer = doubled,
-                    _ => self.receive_buffer = doubled.max(2),
+                    libc::SO_SNDBUF => {
+                        self.send_buffer = if doubled < LEAST_SEND_BUFFER { SMALL_SEND_BUFFER } else { doubled };
+                        self.send_grows = false;
+                    }
+                    _ => (self.receive_buffer, self.receive_grows) = (doubled.max(2), false),
                 }
             }
             libc::SO_LINGER => {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::OnceLock;
 
-use super::super::{Announcement, Chunk, Receiver, SendLimits, Sender, Violation};
+use super::super::{Announcement, Chunk, Received, Receiver, SendLimits, Sender, Violation, Wish};
 use super::random::Random;
 use crate::rsocket::wire::{Control, Message, Region};
 
@@ -13,8 +13,8 @@ const CONTROL: u32 = 4;
 const EXTRA_RECEIVES: u32 = 16;
 const REPOST: u32 = EXTRA_RECEIVES / 2;
 const MAPPING: u32 = 24;
-/// Where the ring is, for the peer, and its key.
-const RING: u64 = 0x10_0000;
+/// Where the rings are, for the peer, and the key of the first one.
+const RINGS: [u64; 2] = [0x10_0000, 0x1000_0000];
 const KEY: u32 = 77;
 
 /// What a program chose.
@@ -26,6 +26,8 @@ pub struct Setup {
     pub buffer: u32,
     pub inline: u32,
     pub iwarp: bool,
+    /// Seed of its whims: buffers of other sizes. 0 for none.
+    pub whims: u64,
 }
 
 impl Setup {
@@ -38,6 +40,7 @@ impl Setup {
             buffer: random.pick(&[2048, 2048, 2049, 4096, 5000, 131_072]),
             inline: random.pick(&[0, 0, 1, 16, 24, 64, 256]),
             iwarp,
+            whims: random.next() & random.pick(&[0, u64::MAX]),
         }
     }
 
@@ -56,7 +59,21 @@ enum Source {
     /// Taken along at once.
     Inline { position: u64 },
     /// In the send buffer; `position` is what should be there.
-    Buffer { offset: u32, position: u64 },
+    Buffer { which: usize, offset: u32, position: u64 },
+}
+
+/// A part of a ring.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    ring: usize,
+    offset: u32,
+    len: u32,
+}
+
+impl Part {
+    fn overlaps(&self, other: &Part) -> bool {
+        self.ring == other.ring && self.offset < other.offset + other.len && other.offset < self.offset + self.len
+    }
 }
 
 /// What a work request does at the peer.
@@ -100,9 +117,12 @@ pub struct End {
     receiver: Receiver,
     sender: Sender,
     /// What the device sees.
-    ring: Vec<u8>,
+    rings: [Vec<u8>; 2],
     sgl: [Region; 2],
-    buffer: Vec<u8>,
+    buffers: Vec<Vec<u8>>,
+    /// Work request after which the buffer before the last is not needed.
+    before: Option<u64>,
+    whims: Option<Random>,
     posted: VecDeque<Work>,
     carried: VecDeque<Work>,
     completions: VecDeque<Completion>,
@@ -121,13 +141,13 @@ pub struct End {
     taken: u64,
     shut: bool,
     ended: bool,
-    /// For the checks: bytes that the peer wrote and may write, the last grant and the messages that used credits.
-    written: u64,
-    announced: u64,
+    /// For the checks: what the peer may write, may say it wrote, and what the program has not read; the last grant and the
+    /// messages that used credits.
+    open: VecDeque<Part>,
+    unheard: VecDeque<Part>,
+    unread: VecDeque<Part>,
     told: u16,
     messages: u16,
-    /// Bytes that the peer said it wrote.
-    heard: u64,
     /// Position of bytes that are no part of the stream.
     other: u64,
     /// Whether the peer keeps to the rules.
@@ -147,14 +167,17 @@ impl End {
             buffer: setup.buffer,
             window: peer.queue,
         };
-        let target = Region { addr: RING, key: KEY, length: peer.half() };
+        let target = Region { addr: RINGS[0], key: KEY, length: peer.half() };
+        let first = Part { ring: 0, offset: 0, len: setup.half() };
         End {
             setup,
             receiver: Receiver::new(setup.ring, setup.queue),
             sender: Sender::new(limits, target).unwrap(),
-            ring: vec![0; setup.ring as usize],
+            rings: [vec![0; setup.ring as usize], Vec::new()],
             sgl: [Region::default(); 2],
-            buffer: vec![0; setup.buffer as usize],
+            buffers: vec![vec![0; setup.buffer as usize]],
+            before: None,
+            whims: (setup.whims != 0).then(|| Random::new(setup.whims)),
             posted: VecDeque::new(),
             carried: VecDeque::new(),
             completions: VecDeque::new(),
@@ -170,11 +193,11 @@ impl End {
             taken: 0,
             shut: false,
             ended: false,
-            written: 0,
-            announced: u64::from(setup.half()),
+            open: VecDeque::from([first]),
+            unheard: VecDeque::from([first]),
+            unread: VecDeque::from([first]),
             told: setup.queue,
             messages: 0,
-            heard: 0,
             other: 0,
             violation: None,
             changes: 0,
@@ -195,15 +218,48 @@ impl End {
         if inline {
             return Source::Inline { position };
         }
-        let first = (len as usize).min(self.buffer.len() - offset as usize);
-        self.buffer[offset as usize..][..first].copy_from_slice(pattern(position, first));
+        let which = self.buffers.len() - 1;
+        let buffer = &mut self.buffers[which];
+        let first = (len as usize).min(buffer.len() - offset as usize);
+        buffer[offset as usize..][..first].copy_from_slice(pattern(position, first));
         let rest = len as usize - first;
-        self.buffer[..rest].copy_from_slice(pattern(position + first as u64, rest));
-        Source::Buffer { offset, position }
+        buffer[..rest].copy_from_slice(pattern(position + first as u64, rest));
+        Source::Buffer { which, offset, position }
+    }
+
+    /// Another send buffer. The one before is spoiled as soon as it may be.
+    fn rebuffer(&mut self) {
+        if let Some(number) = self.before
+            && self.sender.is_complete(number)
+        {
+            let before = self.buffers.len() - 2;
+            self.buffers[before].fill(0xee);
+            self.before = None;
+        }
+        let Some(whims) = self.whims.as_mut().filter(|_| self.before.is_none()) else { return };
+        if !whims.chance(20) {
+            return;
+        }
+        let size = whims.pick(&[2048, 2049, 4096, 5000, 16_384]);
+        self.before = Some(self.sender.rebuffer(size));
+        self.buffers.push(vec![0; size as usize]);
+    }
+
+    /// Another receive buffer follows.
+    fn follow(&mut self) {
+        let wish = self.receiver.wish(|| 0);
+        let Some(whims) = self.whims.as_mut().filter(|_| self.receiver.may_follow()) else { return };
+        if whims.chance(10) || wish == Wish::Grow {
+            let size = whims.pick(&[2, 3, 4, 16, 17, 64, 1000, 4096, 8192]);
+            let ring = self.receiver.follow(size, None);
+            assert!(self.unread.iter().all(|part| part.ring != ring), "a ring that is in use still");
+            self.rings[ring] = vec![0; size as usize];
+        }
     }
 
     /// rsend() of at most `most` bytes, on a socket that does not block.
     pub fn write(&mut self, most: u64) {
+        self.rebuffer();
         let end = self.sent + most.min(self.total - self.sent);
         while self.sent < end {
             let rest = (end - self.sent) as usize;
@@ -226,19 +282,30 @@ impl End {
         let most = most.min(self.receiver.available());
         let mut done = 0;
         while done < most {
-            let (offset, len) = self.receiver.piece(done);
+            let Received { ring, offset, len } = self.receiver.piece(done);
             let len = u64::from(len).min(most - done) as usize;
             assert!(len > 0, "no piece of what is there");
-            let bytes = &self.ring[offset as usize..][..len];
+            let bytes = &self.rings[ring][offset as usize..][..len];
             assert!(bytes == pattern(self.taken + done, len), "other bytes than were sent");
             done += len as u64;
         }
         if !peek && done > 0 {
             self.taken += done;
             self.changes += 1;
-            self.receiver.take(done);
-            self.grant();
+            self.take(done);
         }
+    }
+
+    fn take(&mut self, len: u64) {
+        let mut left = len;
+        while left > 0 {
+            left -= u64::from(shorten(&mut self.unread, left));
+        }
+        if let Some(ended) = self.receiver.take(len) {
+            assert!(self.unread.iter().all(|part| part.ring != ended), "a ring that is in use still");
+            self.rings[ended].clear();
+        }
+        self.grant();
     }
 
     /// rshutdown(SHUT_WR), when everything is sent.
@@ -319,10 +386,7 @@ impl End {
         match message {
             Message::Data(len) => {
                 self.receiver.data(len)?;
-                let half = u64::from(self.setup.half());
-                assert!(self.heard % half + u64::from(len) <= half, "from one half into the other");
-                self.heard += u64::from(len);
-                assert!(self.heard <= self.announced, "more than was announced");
+                assert_eq!(shorten(&mut self.unheard, len.into()), len, "more than a half, or than was announced");
                 self.count();
             }
             Message::Grant(number) => {
@@ -364,22 +428,27 @@ impl End {
     }
 
     fn grant(&mut self) {
-        if self.violation.is_some() || !self.sender.has_control() {
-            return;
-        }
-        let Some(grant) = self.receiver.due() else { return };
-        self.post_receives();
-        let message = Some(Message::Grant(grant.number));
-        match grant.buffer {
-            Some(Announcement { slot, offset, len }) => {
-                let region = Region { addr: RING + u64::from(offset), key: KEY, length: len };
-                self.control(message, Effect::Announce { slot, region }, if self.setup.iwarp { 2 } else { 1 });
-                self.announced += u64::from(len);
+        while self.violation.is_none() && self.receiver.is_due() && self.sender.has_control() {
+            self.follow();
+            let grant = self.receiver.due().expect("is due");
+            self.post_receives();
+            let message = Some(Message::Grant(grant.number));
+            match grant.buffer {
+                Some(Announcement { slot, ring, offset, len }) => {
+                    let region = Region { addr: RINGS[ring] + u64::from(offset), key: KEY + ring as u32, length: len };
+                    self.control(message, Effect::Announce { slot, region }, if self.setup.iwarp { 2 } else { 1 });
+                    let part = Part { ring, offset, len };
+                    assert!(!self.unread.iter().any(|unread| unread.overlaps(&part)), "over bytes that were not read");
+                    self.open.push_back(part);
+                    self.unheard.push_back(part);
+                    self.unread.push_back(part);
+                    assert!(self.unheard.len() <= 2, "more halves than the SGL has entries");
+                }
+                None => self.control(message, Effect::Nothing, 1),
             }
-            None => self.control(message, Effect::Nothing, 1),
+            self.told = grant.number;
+            self.receiver.told(&grant);
         }
-        self.told = grant.number;
-        self.receiver.told(&grant);
     }
 
     /// The next work request that was carried out completes.
@@ -417,10 +486,9 @@ impl End {
     /// As [`read`](Self::read), of a peer that writes what it likes.
     pub fn look(&mut self, most: u64) {
         let most = most.min(self.receiver.available());
-        let (offset, len) = self.receiver.piece(0);
-        assert!(offset + len <= self.setup.ring, "outside the ring");
-        self.receiver.take(most.min(u64::from(len)));
-        self.grant();
+        let Received { ring, offset, len } = self.receiver.piece(0);
+        assert!(offset as usize + len as usize <= self.rings[ring].len(), "outside the ring");
+        self.take(most.min(u64::from(len)));
     }
 
     /// A message of a peer that breaks the rules: the link takes what is in the same batch, too.
@@ -445,22 +513,31 @@ impl End {
 
     /// What holds whatever the peer does.
     pub fn check(&self) {
-        assert!(self.receiver.available() <= u64::from(self.setup.ring));
+        let room: usize = self.rings.iter().map(Vec::len).sum();
+        assert!(self.receiver.available() <= room as u64);
         assert!(self.receives + self.idle <= self.setup.receives());
         assert!(self.free_sends <= self.setup.sends);
     }
 
     /// A write into the ring, as the device carries it out.
     fn fill(&mut self, addr: u64, key: u32, len: u32) -> &mut [u8] {
-        let size = u64::from(self.setup.half()) * 2;
-        assert_eq!(key, KEY);
-        assert_eq!(addr, RING + self.written % size, "not behind the bytes before");
-        assert!(u64::from(len) <= size - self.written % size, "behind the end of the ring");
-        self.written += u64::from(len);
-        assert!(self.written <= self.announced, "more than was granted");
-        assert!(self.written <= self.taken + size, "over bytes that were not read");
-        &mut self.ring[(addr - RING) as usize..][..len as usize]
+        let Part { ring, offset, .. } = *self.open.front().expect("more than was granted");
+        assert_eq!(key, KEY + ring as u32);
+        assert_eq!(addr, RINGS[ring] + u64::from(offset), "not behind the bytes before");
+        assert_eq!(shorten(&mut self.open, len.into()), len, "behind the end of a half");
+        &mut self.rings[ring][offset as usize..][..len as usize]
     }
+}
+
+/// Takes `len` bytes off the first part, or as many as it has: how many. The peer's claims may be wrong.
+fn shorten(parts: &mut VecDeque<Part>, len: u64) -> u32 {
+    let Some(first) = parts.front_mut() else { return 0 };
+    let taken = u64::from(first.len).min(len) as u32;
+    (first.offset, first.len) = (first.offset + taken, first.len - taken);
+    if first.len == 0 {
+        parts.pop_front();
+    }
+    taken
 }
 
 /// The network carries out the next work request of `from`.
@@ -494,11 +571,12 @@ fn copy(from: &End, source: Source, into: &mut [u8]) {
             into.copy_from_slice(pattern(position, into.len()));
             return;
         }
-        Source::Buffer { offset, position } => {
-            let first = into.len().min(from.buffer.len() - offset as usize);
+        Source::Buffer { which, offset, position } => {
+            let buffer = &from.buffers[which];
+            let first = into.len().min(buffer.len() - offset as usize);
             let (start, end) = into.split_at_mut(first);
-            start.copy_from_slice(&from.buffer[offset as usize..][..first]);
-            end.copy_from_slice(&from.buffer[..end.len()]);
+            start.copy_from_slice(&buffer[offset as usize..][..first]);
+            end.copy_from_slice(&buffer[..end.len()]);
             position
         }
     };

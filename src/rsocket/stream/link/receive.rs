@@ -8,7 +8,7 @@ use super::{BATCH, Batch, Link, News, REPOST, WORD};
 use crate::cm::Id;
 use crate::diag::{self, Why};
 use crate::errno::{Errno, Result};
-use crate::rsocket::flow::{Announcement, Grant, Sender, Violation};
+use crate::rsocket::flow::{Announcement, Grant, Received, Sender, Violation};
 use crate::rsocket::wire::{self, Control, Message, Region, SGL_ENTRY};
 use crate::sys::rc::{self, Piece, RECEIVE, ibv_wc};
 use crate::sys::verbs::ibv_wc_status;
@@ -24,15 +24,15 @@ impl Link {
     pub fn peek(&self, skip: u64, into: &mut [MaybeUninit<u8>]) -> usize {
         let mut done = 0;
         while done < into.len() {
-            let (offset, len) = self.receiver.piece(skip + done as u64);
+            let Received { ring, offset, len } = self.receiver.piece(skip + done as u64);
             let len = (len as usize).min(into.len() - done);
             if len == 0 {
                 break;
             }
-            // SAFETY: the piece lies in the ring; the peer was told not to write there until it is taken, and if it does, it
+            // SAFETY: the piece lies in a ring; the peer was told not to write there until it is taken, and if it does, it
             // only spoils its own data. The program's buffer is another memory.
             unsafe {
-                let from = self.memory.start().add(self.layout.ring + offset as usize);
+                let from = self.rings.place(ring).start.add(offset as usize);
                 ptr::copy_nonoverlapping(from.as_ptr(), into[done..].as_mut_ptr().cast(), len);
             }
             done += len;
@@ -51,7 +51,9 @@ impl Link {
     /// The program has taken `len` bytes: room for the peer.
     #[inline]
     pub fn take(&mut self, len: u64) {
-        self.receiver.take(len);
+        if let Some(ended) = self.receiver.take(len) {
+            self.rings.ended(ended);
+        }
         self.grant();
     }
 
@@ -169,7 +171,7 @@ impl Link {
         let mut batch = Batch::new();
         loop {
             let completed = match self.sent.poll(&mut batch.0) {
-                Ok([]) => return,
+                Ok([]) => break,
                 Ok(completed) => completed,
                 Err(error) => return self.fail(error),
             };
@@ -183,9 +185,10 @@ impl Link {
                 }
             }
             if completed.len() < BATCH {
-                return;
+                break;
             }
         }
+        self.drop_old_buffer();
     }
 
     /// The same in the middle of something else: whoever polls next tells those who wait.
@@ -304,15 +307,15 @@ impl Link {
     #[cold]
     #[inline(never)]
     fn grant_now(&mut self) {
-        if self.failed.is_some() || !self.has_control() {
-            return;
-        }
-        let Some(grant) = self.receiver.due() else { return };
-        // Credits promise receives.
-        let result = if self.idle.is_empty() { Ok(()) } else { self.post_receives() };
-        match result.and_then(|()| self.send_grant(&grant)) {
-            Ok(()) => self.receiver.told(&grant),
-            Err(error) => self.fail(error),
+        while self.failed.is_none() && self.receiver.is_due() && self.has_control() {
+            self.resize();
+            let Some(grant) = self.receiver.due() else { return };
+            // Credits promise receives.
+            let result = if self.idle.is_empty() { Ok(()) } else { self.post_receives() };
+            match result.and_then(|()| self.send_grant(&grant)) {
+                Ok(()) => self.receiver.told(&grant),
+                Err(error) => self.fail(error),
+            }
         }
     }
 
@@ -320,12 +323,10 @@ impl Link {
         let Some(buffer) = grant.buffer else {
             return self.send_control(Message::Grant(grant.number), &[], 0);
         };
-        let Announcement { slot, offset, len } = buffer;
-        let region = Region {
-            addr: self.memory.start().as_ptr() as usize as u64 + self.layout.ring as u64 + u64::from(offset),
-            key: self.memory.rkey(),
-            length: len,
-        };
+        let Announcement { slot, ring, offset, len } = buffer;
+        let place = self.rings.place(ring);
+        let addr = place.start.as_ptr() as usize as u64 + u64::from(offset);
+        let region = Region { addr, key: place.key, length: len };
         let bytes = wire::emit_sgl(region, self.peer.swap);
         self.send_control(Message::Grant(grant.number), &bytes, self.peer.sgl + (slot * SGL_ENTRY) as u64)
     }

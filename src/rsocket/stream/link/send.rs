@@ -1,12 +1,15 @@
 //! Sending: data, control messages, the peer's mapped memory.
 
-use std::ptr::{self, NonNull};
+use std::ptr;
 
 use super::{CONTROL, Link, SGL, STAGE, WORD};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::Chunk;
 use crate::rsocket::wire::{self, Control, IOMAP_ENTRY, Mapping, Message, Region, SGL_ENTRY};
-use crate::sys::rc::{self, Kind, Piece, Registered, Work};
+use crate::sys::rc::{self, Kind, Piece, Work};
+
+/// Soft-iWARP's smallest write that is not copied.
+const PAGE: u32 = 4096;
 
 impl Link {
     /// Sends a control message; `EAGAIN` while all are outstanding.
@@ -60,7 +63,10 @@ impl Link {
     ) -> Result<()> {
         let empty = pieces[0].len == 0;
         let (addr, key) = if empty { (0, 0) } else { (addr, key) };
-        let write = Work { number, kind: Kind::Write, addr, key, pieces, inline, report };
+        // Soft-iWARP hands pages of a write that is not reported to TCP, and has what follows complete before they are sent:
+        // whoever then writes into them changes what is sent (docs/quirks.md). Where it reports the write it copies.
+        let copied = self.iwarp && pieces[0].len + pieces[1].len >= PAGE;
+        let write = Work { number, kind: Kind::Write, addr, key, pieces, inline, report: report || copied };
         let Some(message) = message else {
             // SAFETY: the QP is live; the pieces are registered or inline, by the callers.
             return unsafe { rc::send(self.qp, &[write]) };
@@ -78,8 +84,7 @@ impl Link {
             return Err(Errno::ENOTSUP);
         };
         let send = Work { number, kind: Kind::Send, addr: 0, key: 0, pieces: word, inline: word_inline, report };
-        // The write's own number never comes back: it is not reported, and a failure ends the connection anyway.
-        let write = Work { number: number - 1, report: false, ..write };
+        let write = Work { number: number - 1, report: copied, ..write };
         // SAFETY: as above; the word lives until the call returns.
         unsafe { if empty { rc::send(self.qp, &[send]) } else { rc::send(self.qp, &[write, send]) } }
     }
@@ -112,7 +117,7 @@ impl Link {
             let Some(chunk) = self.sender.as_ref().and_then(|sender| sender.plan(rest.len(), inline)) else { break };
             // A chunk that the peer has no room for takes the rest along later.
             let part = &rest[..chunk.len as usize];
-            let pieces = if inline { here(part) } else { self.buffered(part, chunk.offset)? };
+            let pieces = if inline { here(part) } else { self.buffer.fill(self.qp, part, chunk.offset)? };
             self.send_chunk(&chunk, pieces, inline)?;
             done += part.len();
         }
@@ -131,36 +136,20 @@ impl Link {
         Ok(())
     }
 
-    /// Looks whether what was sent has left the send buffer, if `wanted` bytes don't fit into the rest of it.
+    /// Looks whether what was sent has left the send buffer, if `wanted` bytes don't fit into the rest of it, and has it grow or
+    /// shrink.
     fn make_room(&mut self, wanted: usize) {
-        if self.sender.as_ref().is_some_and(|sender| wanted > sender.free() as usize && !sender.is_idle()) {
-            self.look_at_sent();
+        let Some(sender) = &self.sender else { return };
+        if wanted > sender.free() as usize {
+            if !sender.is_idle() {
+                self.look_at_sent();
+            }
+            if self.sender.as_ref().is_some_and(|sender| sender.is_cramped(wanted)) {
+                self.grow_buffer();
+            }
+        } else if sender.is_calm() {
+            self.shrink_buffer();
         }
-    }
-
-    /// Copies into the send buffer, from `offset` on.
-    fn buffered(&mut self, bytes: &[u8], offset: u32) -> Result<[Piece; 2]> {
-        let size = self.send_buffer as usize;
-        let buffer = match &self.buffer {
-            Some(buffer) => buffer,
-            // SAFETY: the PD lives as long as the id.
-            None => self.buffer.insert(unsafe {
-                Registered::new(NonNull::new((*self.qp.as_ptr()).pd).ok_or(Errno::EIO)?, size, false)?
-            }),
-        };
-        let offset = offset as usize;
-        let first = bytes.len().min(size - offset);
-        let (start, lkey) = (buffer.start(), buffer.lkey());
-        // SAFETY: both parts lie in the buffer, and no outstanding work request reads there: the sender keeps account.
-        unsafe {
-            ptr::copy_nonoverlapping(bytes.as_ptr(), start.add(offset).as_ptr(), first);
-            ptr::copy_nonoverlapping(bytes[first..].as_ptr(), start.as_ptr(), bytes.len() - first);
-        }
-        let at = |offset: usize| start.as_ptr() as usize as u64 + offset as u64;
-        Ok([
-            Piece { addr: at(offset), len: first as u32, lkey },
-            Piece { addr: at(0), len: (bytes.len() - first) as u32, lkey },
-        ])
     }
 
     /// A write without effect: shows whether the peer is there, and completes here in any case.
@@ -192,7 +181,7 @@ impl Link {
         let Some(sender) = &self.sender else { return Err(Errno::ENOTCONN) };
         let Some(offset) = sender.plan_update(space) else { return Ok(false) };
         let bytes = wire::emit_iomap(mapping, self.peer.swap);
-        let pieces = if inline { here(&bytes) } else { self.buffered(&bytes, offset)? };
+        let pieces = if inline { here(&bytes) } else { self.buffer.fill(self.qp, &bytes, offset)? };
         let Some(sender) = &mut self.sender else { return Err(Errno::ENOTCONN) };
         let (number, report) = sender.take_update(space);
         let addr = self.peer.sgl + (SGL * SGL_ENTRY + usize::from(index) * IOMAP_ENTRY) as u64;
@@ -240,7 +229,7 @@ impl Link {
                 break;
             };
             let part = &rest[..len as usize];
-            let pieces = if inline { here(part) } else { self.buffered(part, offset)? };
+            let pieces = if inline { here(part) } else { self.buffer.fill(self.qp, part, offset)? };
             let Some(sender) = &mut self.sender else { break };
             let (number, report) = sender.take_write(len, inline);
             let addr = region.addr.wrapping_add(done as u64);

@@ -1,0 +1,53 @@
+//! Memory that buffers of this process's streams may grow by in all: the file `grow_limit`, 64 MB without one.
+//!
+//! A counter, without a lock: whoever takes a share gives it back when it is dropped.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::config::defaults;
+
+static USED: AtomicU32 = AtomicU32::new(0);
+
+/// Part of it, held as long as the buffer.
+#[derive(Debug)]
+pub struct Share(u32);
+
+impl Share {
+    /// So many bytes, unless too few are left.
+    pub fn take(bytes: u32) -> Option<Share> {
+        Share::take_of(&USED, bytes, defaults().grow_limit)
+    }
+
+    fn take_of(used: &AtomicU32, bytes: u32, limit: u32) -> Option<Share> {
+        used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(bytes).filter(|&sum| sum <= limit)
+        })
+        .ok()
+        .map(|_| Share(bytes))
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        USED.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+/// A child has none of its parent's buffers.
+pub fn in_child() {
+    USED.store(0, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_than_there_is() {
+        let used = AtomicU32::new(0);
+        let take = |bytes| Share::take_of(&used, bytes, 100).map(std::mem::forget).is_some();
+        assert!(take(60) && !take(41) && take(40) && !take(1));
+        used.store(u32::MAX - 1, Ordering::Relaxed);
+        assert!(!take(u32::MAX));
+    }
+}

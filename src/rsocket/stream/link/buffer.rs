@@ -1,0 +1,139 @@
+//! The send buffer: made with the first send that needs it, larger for a stream that is held up by it.
+
+use std::ptr::{self, NonNull};
+
+use super::rings::Grown;
+use super::{Link, ibv_qp};
+use crate::errno::{Errno, Result};
+use crate::rsocket::flow::Sender;
+use crate::sys::rc::{Piece, Registered};
+
+/// Bytes of the largest buffer that one grows to, in steps.
+const LARGEST: u32 = 1 << 18;
+/// Times that it grows in a step.
+const STEP: u32 = 4;
+/// How often the stream could have sent more before it grows.
+const OFTEN: u32 = 2;
+
+#[derive(Debug)]
+enum Memory {
+    Usual(Registered),
+    Grown(Grown),
+}
+
+impl Memory {
+    fn registered(&self) -> &Registered {
+        match self {
+            Memory::Usual(memory) => memory,
+            Memory::Grown(grown) => &grown.memory,
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct SendBuffer {
+    memory: Option<Memory>,
+    size: u32,
+    /// Its size at first.
+    least: u32,
+    may_grow: bool,
+    /// How often more could have been sent, and how often there was no larger buffer to be had.
+    cramped: u32,
+    refused: u32,
+    /// The one before, until the work request of this number is complete.
+    before: Option<(Memory, u64)>,
+}
+
+impl SendBuffer {
+    pub fn new(size: u32, may_grow: bool) -> SendBuffer {
+        SendBuffer { memory: None, size, least: size, may_grow, cramped: 0, refused: 0, before: None }
+    }
+
+    /// Its size at first.
+    pub fn least(&self) -> u32 {
+        self.least
+    }
+
+    fn memory(&mut self, qp: NonNull<ibv_qp>) -> Result<&Registered> {
+        let memory = match &mut self.memory {
+            Some(memory) => memory,
+            // SAFETY: the QP is live; its PD lives as long as the id, and so longer than the link.
+            none => none.insert(Memory::Usual(unsafe {
+                let pd = NonNull::new((*qp.as_ptr()).pd).ok_or(Errno::EIO)?;
+                Registered::new(pd, self.size as usize, false)?
+            })),
+        };
+        Ok(memory.registered())
+    }
+
+    /// Copies into the buffer, from `offset` on.
+    pub fn fill(&mut self, qp: NonNull<ibv_qp>, bytes: &[u8], offset: u32) -> Result<[Piece; 2]> {
+        let (size, offset) = (self.size as usize, offset as usize);
+        let memory = self.memory(qp)?;
+        let first = bytes.len().min(size - offset);
+        let (start, lkey) = (memory.start(), memory.lkey());
+        // SAFETY: both parts lie in the buffer, and no outstanding work request reads there: the sender keeps account.
+        unsafe {
+            ptr::copy_nonoverlapping(bytes.as_ptr(), start.add(offset).as_ptr(), first);
+            ptr::copy_nonoverlapping(bytes[first..].as_ptr(), start.as_ptr(), bytes.len() - first);
+        }
+        let at = |offset: usize| start.as_ptr() as usize as u64 + offset as u64;
+        Ok([
+            Piece { addr: at(offset), len: first as u32, lkey },
+            Piece { addr: at(0), len: (bytes.len() - first) as u32, lkey },
+        ])
+    }
+}
+
+impl Link {
+    /// Whether it helped that the stream needs more than its buffer.
+    pub(super) fn grow_buffer(&mut self) -> bool {
+        let buffer = &mut self.buffer;
+        if !buffer.may_grow || buffer.size >= LARGEST {
+            return false;
+        }
+        buffer.cramped += 1;
+        if buffer.cramped < OFTEN << buffer.refused.min(16) {
+            return false;
+        }
+        buffer.cramped = 0;
+        let size = buffer.size.saturating_mul(STEP).min(LARGEST);
+        // SAFETY: the QP is live; its PD lives as long as the id, and so longer than the link.
+        let grown = if buffer.before.is_none() { unsafe { Grown::new(self.qp, size, false).ok() } } else { None };
+        let Some(grown) = grown else {
+            buffer.refused += 1;
+            return false;
+        };
+        buffer.refused = 0;
+        self.use_buffer(Some(Memory::Grown(grown)), size);
+        true
+    }
+
+    /// A buffer that has grown, and was not needed for long, goes.
+    pub(super) fn shrink_buffer(&mut self) {
+        let buffer = &mut self.buffer;
+        if buffer.size > buffer.least && buffer.before.is_none() {
+            let size = buffer.least;
+            self.use_buffer(None, size);
+        }
+    }
+
+    fn use_buffer(&mut self, memory: Option<Memory>, size: u32) {
+        let Some(sender) = &mut self.sender else { return };
+        let number = sender.rebuffer(size);
+        let before = std::mem::replace(&mut self.buffer.memory, memory);
+        self.buffer.size = size;
+        self.buffer.before = before.map(|before| (before, number));
+        self.drop_old_buffer();
+    }
+
+    /// The buffer before goes when nothing that was sent from it is under way.
+    pub(super) fn drop_old_buffer(&mut self) {
+        if let Some((_, number)) = self.buffer.before
+            && self.sender.as_ref().is_none_or(|sender: &Sender| sender.is_complete(number))
+        {
+            self.buffer.before = None;
+        }
+    }
+}
