@@ -14,7 +14,7 @@ DESTDIR ?=
 
 CARGO ?= cargo
 CARGO_TARGET_DIR ?= target
-VERSION := $(shell sed -n '/^\[workspace.package\]/,/^version/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+VERSION := $(shell scripts/version)
 
 RELEASE := $(CARGO_TARGET_DIR)/$(if $(CARGO_BUILD_TARGET),$(CARGO_BUILD_TARGET)/)release
 

@@ -25,7 +25,7 @@ pub struct Place {
 }
 
 impl Place {
-    pub(super) fn new(src: sockaddr_storage, dst: sockaddr_storage, device: &[u8], port: u8) -> Place {
+    pub(crate) fn new(src: sockaddr_storage, dst: sockaddr_storage, device: &[u8], port: u8) -> Place {
         let mut name = [0; NAME];
         let len = device.len().min(NAME - 1);
         name[..len].copy_from_slice(&device[..len]);
@@ -33,7 +33,7 @@ impl Place {
     }
 
     /// Nothing is known.
-    pub(super) const NONE: Place = Place {
+    pub(crate) const NONE: Place = Place {
         // SAFETY: all zeros are a value of these addresses.
         src: unsafe { std::mem::zeroed() },
         // SAFETY: as above.

@@ -47,6 +47,8 @@ enum About {
     /// Perhaps gone: its number only.
     Gone(*const rdma_cm_id),
     Socket(c_int),
+    /// As that; the address is a datagram's.
+    Sending(c_int),
 }
 
 impl Call {
@@ -83,19 +85,39 @@ impl Call {
         Call { address: Some((address, len)), ..self }
     }
 
+    /// With where a datagram is to go. Of streams it is not looked at: programs give what is no address.
+    ///
+    /// # Safety
+    /// As for [`Call::with`], if the rsocket is one for datagrams.
+    #[inline]
+    pub const unsafe fn to(self, address: *const sockaddr, len: socklen_t) -> Call {
+        match self.about {
+            About::Socket(fd) if !address.is_null() => {
+                Call { about: About::Sending(fd), address: Some((address, len)), ..self }
+            }
+            _ => self,
+        }
+    }
+
     /// The id or rsocket's addresses and device, and the address that the call was given where those have none.
     fn place(&self) -> Option<Place> {
         let mut place = match self.about {
             About::Nothing | About::Gone(_) => None,
             // SAFETY: the maker of the call vouched for it.
             About::Id(id) => unsafe { Id::from_c(id.cast_mut()).ok().map(Place::of) },
-            About::Socket(fd) => calls::place(fd),
+            About::Sending(fd) if !calls::is_datagram(fd) => return calls::place(fd),
+            About::Socket(fd) | About::Sending(fd) => calls::place(fd),
         };
         if let Some((address, len)) = self.address
             // SAFETY: the maker's word.
             && let Ok(address) = unsafe { crate::rsocket::address(address, len) }
         {
-            place.get_or_insert(Place::NONE).add(address.storage(), matches!(self.name, "rdma_bind_addr" | "rbind"));
+            let place = place.get_or_insert(Place::NONE);
+            match self.about {
+                // Wherever it is connected to.
+                About::Sending(_) => place.dst = *address.storage(),
+                _ => place.add(address.storage(), matches!(self.name, "rdma_bind_addr" | "rbind")),
+            }
         }
         place
     }
@@ -125,7 +147,7 @@ fn say_failed(call: &Call, error: Errno) {
         About::Nothing => {}
         About::Id(id) | About::Gone(id) if id.is_null() => line.push(format_args!(": id NULL")),
         About::Id(id) | About::Gone(id) => line.push(format_args!(": id {id:p}")),
-        About::Socket(fd) => line.push(format_args!(": socket {fd}")),
+        About::Socket(fd) | About::Sending(fd) => line.push(format_args!(": socket {fd}")),
     }
     line.place(place.as_ref());
     line.push(format_args!(": {error:?}: {words}"));

@@ -69,7 +69,9 @@ pub fn of_call(name: &str, error: Errno, facts: &Facts) -> Reason {
             "the peer rejected: nobody listens at that address and port, or who does refused or speaks no rsockets",
         ),
         "rconnect" if facts.device => of_connect(error),
-        "rconnect" => of_address(error),
+        "rconnect" => of_datagram(error).or(of_address(error)),
+        "rsend" | "rwrite" | "rsendto" | "rsendmsg" | "rsendv" | "rwritev" => of_datagram(error).or(of_address(error)),
+        "rrecv" | "rread" | "rrecvfrom" | "rrecvmsg" | "rrecvv" | "rreadv" => of_datagram(error),
         "rdma_listen" | "rlisten" => of_listen(error),
         "rdma_get_request" => (error == Errno::ECONNREFUSED).then_some("the connection ended before it was accepted"),
         _ => None,
@@ -141,6 +143,19 @@ fn of_connect(error: Errno) -> Option<&'static str> {
         }
         libc::ECONNRESET => "the peer ended the connection while it was being made",
         libc::EPROTO => "the peer does not speak the transport's protocol as expected",
+        _ => return None,
+    })
+}
+
+/// Errors of datagram rsockets; of streams the first, when it is a call after rconnect() that reports it.
+fn of_datagram(error: Errno) -> Option<&'static str> {
+    Some(match error.get() {
+        libc::ECONNREFUSED => {
+            "nobody listens at the address and port that it was connected to, or that a datagram before was sent to"
+        }
+        libc::EDESTADDRREQ => "neither an address was given nor is the rsocket connected",
+        libc::EPROTONOSUPPORT => "that device has no datagrams: iWARP",
+        libc::EMSGSIZE => "a datagram may have 2048 bytes, less its header of 8 (IPv4) or 24",
         _ => return None,
     })
 }
@@ -314,6 +329,9 @@ mod tests {
         assert!(call("rconnect", libc::ETIMEDOUT, device).starts_with("the peer did not answer"));
         assert!(call("rconnect", libc::ECONNREFUSED, device).contains("nobody listens"));
         assert!(call("rconnect", libc::ECONNREFUSED, ALONE).contains("nobody listens"));
+        assert!(call("rrecvfrom", libc::ECONNREFUSED, ALONE).starts_with("nobody listens"));
+        assert!(call("rsendto", libc::ENETUNREACH, ALONE).starts_with("there is no route"));
+        assert!(call("rconnect", libc::EPROTONOSUPPORT, ALONE).contains("iWARP"));
     }
 
     #[test]

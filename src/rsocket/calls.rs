@@ -79,12 +79,18 @@ fn register(fd: c_int, object: Object) -> Result<c_int> {
     Ok(fd)
 }
 
-/// Where a stream is connected from and to, as far as that can be told at once: for messages.
+/// Where an rsocket is connected from and to, as far as that can be told at once: for messages.
 pub(crate) fn place(fd: c_int) -> Option<Place> {
     match &*TABLE.pin(fd)? {
         Object::Socket(Socket::Stream(socket)) => socket.place(),
-        Object::Socket(Socket::Datagram(_)) | Object::Epoll(_) => None,
+        Object::Socket(Socket::Datagram(socket)) => socket.place(),
+        Object::Epoll(_) => None,
     }
+}
+
+/// Whether there is a datagram rsocket of that number.
+pub(crate) fn is_datagram(fd: c_int) -> bool {
+    matches!(TABLE.pin(fd).as_deref(), Some(Object::Socket(Socket::Datagram(_))))
 }
 
 /// rsocket(3).

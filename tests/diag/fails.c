@@ -163,6 +163,36 @@ static void plain(void)
 	rclose(fd);
 }
 
+/* Datagrams that don't go, one of them along another way than the others; and one that nobody takes. */
+static void datagrams(void)
+{
+	struct sockaddr_in other = address, away = { .sin_family = AF_INET, .sin_port = htons(7106) };
+	struct iovec piece = { .iov_base = "x", .iov_len = 1 };
+	struct msghdr message = { .msg_name = &away, .msg_namelen = sizeof(away), .msg_iov = &piece, .msg_iovlen = 1 };
+	static char much[4096];
+	int fd = CALL(rsocket(AF_INET, SOCK_DGRAM, 0)), stream;
+
+	inet_pton(AF_INET, "203.0.113.1", &away.sin_addr);
+	other.sin_port = htons(ntohs(address.sin_port) + 1);
+	CALL(rsend(fd, "x", 1, 0));
+	CALL(rsendmsg(fd, &message, 0));
+	/* It has got a port by that. */
+	rclose(fd);
+	fd = CALL(rsocket(AF_INET, SOCK_DGRAM, 0));
+	CALL(rbind(fd, to(), sizeof(address)));
+	CALL(rsendto(fd, much, sizeof(much), 0, (struct sockaddr *)&other, sizeof(other)));
+	CALL(rconnect(fd, (struct sockaddr *)&other, sizeof(other)));
+	CALL(rsend(fd, much, sizeof(much), 0));
+	CALL(rsendto(fd, much, sizeof(much), 0, (struct sockaddr *)&away, sizeof(away)));
+	if (CALL(rsend(fd, "x", 1, 0)) == 1)
+		CALL(rrecv(fd, much, sizeof(much), 0));
+	rclose(fd);
+	/* What no address is: TCP does not look there. */
+	stream = CALL(rsocket(AF_INET, SOCK_STREAM, 0));
+	CALL(rsendto(stream, "x", 1, 0, (void *)16, sizeof(away)));
+	rclose(stream);
+}
+
 /* An ordinary user's limit. */
 static void limit_memory(void)
 {
@@ -203,6 +233,8 @@ int main(int argc, char **argv)
 		send_rsocket();
 	else if (!strcmp(name, "plain"))
 		plain();
+	else if (!strcmp(name, "datagrams"))
+		datagrams();
 	else if (!strcmp(name, "memlock"))
 		(void)(limit_memory(), connect_rsocket());
 	else

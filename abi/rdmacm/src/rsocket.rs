@@ -235,7 +235,8 @@ pub unsafe extern "C" fn rsendto(
     dest_addr: *const sockaddr,
     addrlen: socklen_t,
 ) -> ssize_t {
-    report(Call::socket("rsendto", socket), -1, || {
+    // SAFETY: the caller's word.
+    report(unsafe { Call::socket("rsendto", socket).to(dest_addr, addrlen) }, -1, || {
         // SAFETY: the caller's word.
         unsafe {
             let to = || destination(dest_addr, addrlen);
@@ -247,7 +248,13 @@ pub unsafe extern "C" fn rsendto(
 /// sendmsg(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
-    report(Call::socket("rsendmsg", socket), -1, || {
+    let mut call = Call::socket("rsendmsg", socket);
+    // SAFETY: the caller's word.
+    if let Some(msg) = unsafe { msg.as_ref() } {
+        // SAFETY: as above.
+        call = unsafe { call.to(msg.msg_name.cast::<sockaddr>(), msg.msg_namelen) };
+    }
+    report(call, -1, || {
         // SAFETY: the caller's word.
         unsafe {
             let msg = msg.as_ref().ok_or(Errno::EFAULT)?;

@@ -5,14 +5,17 @@ use std::time::Duration;
 
 use libc::{SO_ERROR, SO_RCVBUF, SO_RCVTIMEO, SO_SNDBUF, SO_SNDTIMEO, SOL_SOCKET, sockaddr_storage};
 
-use super::Dgram;
-use super::port::{MOST, Sizes};
+use super::port::{MOST, Port, Sizes};
+use super::{Dgram, udp};
+use crate::diag::Place;
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
 use crate::rsocket::config::{MOST_ENTRIES, defaults};
+use crate::rsocket::forks;
 use crate::rsocket::stream::{Value, number, timeout};
 use crate::rsocket::wire;
 use crate::sys::event;
+use crate::sys::sockaddr::SockAddr;
 
 /// What ports are made with, and how long calls wait.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +61,22 @@ impl Dgram {
     /// rgetpeername(3).
     pub fn peer_name(&self) -> Result<sockaddr_storage> {
         self.enter()?.udp()?.peer_name()
+    }
+
+    /// Addresses and device, for messages; `None` while another call works on the socket, which it may be that a signal
+    /// interrupted.
+    pub fn place(&self) -> Option<Place> {
+        let state = self.state.try_lock().ok().filter(|_| self.generation == forks::generation())?;
+        let name = state.udp().ok()?.local_name().ok()?;
+        let local = udp::read(&name).ok()?;
+        let port = match state.ports.as_slice() {
+            [port] => Some(port),
+            ports => ports.iter().find(|port| port.local.ip() == local.ip()),
+        };
+        let mut place = port.map_or(Place::NONE, Port::place);
+        place.src = port.map_or(name, |port| *SockAddr::from_inet(&port.local).storage());
+        place.dst = state.connected.map_or(Place::NONE.dst, |to| *SockAddr::from_inet(&to).storage());
+        Some(place)
     }
 
     /// rgetsockopt(3).

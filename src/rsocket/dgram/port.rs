@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::udp;
+use crate::diag::Place;
 use crate::errno::{Errno, Result};
 use crate::ffi::{ibv_sa_path_rec, rdma_port_space};
 use crate::rsocket::cm_id::CmId;
@@ -167,6 +168,11 @@ impl Port {
             port.repost(slot)?;
         }
         Ok(port)
+    }
+
+    /// The device, for messages. The addresses are those of the id, whose port is another.
+    pub fn place(&self) -> Place {
+        Place::of(self.id.id())
     }
 
     pub fn qpn(&self) -> u32 {
