@@ -5,9 +5,6 @@ use std::ptr::{self, NonNull};
 
 use crate::errno::{Errno, Result};
 
-/// No machine has smaller pages.
-const SMALLEST_PAGE: usize = 4096;
-
 /// See the module.
 #[derive(Debug)]
 pub struct Pages {
@@ -21,8 +18,10 @@ unsafe impl Send for Pages {}
 impl Pages {
     /// At least `len` bytes, all zero.
     pub fn new(len: usize) -> Result<Pages> {
+        // Every page now, and all in one go. Pinning does so too, but may leave this process's own mapping for the first access
+        // to complete, which would be in the middle of a transfer.
         let (access, flags): (c_int, c_int) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE);
         // SAFETY: a new mapping at an address of the kernel's choice.
         let start = unsafe { libc::mmap(ptr::null_mut(), len.max(1), access, flags, -1, 0) };
         if start == libc::MAP_FAILED {
@@ -33,18 +32,7 @@ impl Pages {
         // child is not empty on User Mode Linux, and what is mapped there later shows the parent's bytes.
         unsafe { libc::madvise(start, len.max(1), libc::MADV_WIPEONFORK) };
         let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::ENOMEM)?;
-        let pages = Pages { start, len: len.max(1) };
-        pages.touch();
-        Ok(pages)
-    }
-
-    /// Has the kernel give every page now. Pinning does so too, but may leave this process's own mapping for the first access
-    /// to complete, which would be in the middle of a transfer.
-    fn touch(&self) {
-        for offset in (0..self.len).step_by(SMALLEST_PAGE) {
-            // SAFETY: within the mapping, and nobody else knows it yet.
-            unsafe { self.start.add(offset).as_ptr().write_volatile(0) };
-        }
+        Ok(Pages { start, len: len.max(1) })
     }
 
     /// Where it begins.
