@@ -8,8 +8,9 @@
  * TASK is WHAT:WAIT:SIZE:COUNT[:CONNECTIONS], WAIT one of block, poll, epoll (both ends alike):
  *   pingpong  COUNT messages forth and back; microseconds for half of a round trip
  *   waited    the same; the server pauses before it answers, so that the client waits each time
- *   found     the same; the client pauses before it receives, so that it never waits
- *   queued    COUNT messages to the client, which pauses before it receives so many at a time
+ *   found     the same; the client receives when it is told, beside the connection, that the answer was sent, so
+ *             that it never waits
+ *   queued    COUNT messages to the client, which receives so many at a time, told likewise
  *   up, down  COUNT messages from (to) the client; microseconds a message
  *   iowrite   the same into mapped memory of the server, with riowrite
  *   dgram     like pingpong, with datagrams
@@ -21,6 +22,8 @@
 #include <pthread.h>
 #include <rdma/rsocket.h>
 #include <sys/mman.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 static const char *const whats[] = { "pingpong", "waited", "found", "queued", "up", "down", "iowrite", "dgram", "hold", "quit" };
 enum what { PINGPONG, WAITED, FOUND, QUEUED, UP, DOWN, IOWRITE, DGRAM, HOLD, QUIT };
@@ -46,10 +49,42 @@ static char *buffer_of(const struct task *t)
 	return buffer;
 }
 
+/* How the server tells the client that it has sent something: a socket of their own. */
+static int side;
+
+static void open_side(bool client)
+{
+	struct sockaddr_un name = { .sun_family = AF_UNIX };
+
+	snprintf(name.sun_path + 1, sizeof(name.sun_path) - 1, "rsbench-%d", ntohs(address.sin_port));
+	side = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	NEED(side >= 0);
+	/* The server's first word comes after the client's first message. */
+	if (client)
+		NEED(!bind(side, (struct sockaddr *)&name, sizeof(name)));
+}
+
+static void tell(void)
+{
+	struct sockaddr_un name = { .sun_family = AF_UNIX };
+
+	snprintf(name.sun_path + 1, sizeof(name.sun_path) - 1, "rsbench-%d", ntohs(address.sin_port));
+	NEED(sendto(side, "", 1, 0, (struct sockaddr *)&name, sizeof(name)) == 1);
+}
+
 /* Long enough for the other end to be done with what it does, and to sleep if it waits. */
 static void let_other_end_run(void)
 {
-	NEED(!nanosleep(&(struct timespec){ .tv_nsec = 8000000 }, NULL));
+	NEED(!nanosleep(&(struct timespec){ .tv_nsec = 3000000 }, NULL));
+}
+
+/* What was sent is there when the device has had its turn, too. */
+static void hear(void)
+{
+	char word;
+
+	NEED(read(side, &word, 1) == 1);
+	let_other_end_run();
 }
 
 static void pingpong(const struct job *j, uint32_t count)
@@ -60,12 +95,14 @@ static void pingpong(const struct job *j, uint32_t count)
 		if (j->client)
 			put(&j->conn, buffer, j->task.size);
 		if (j->client && j->task.what == FOUND)
-			let_other_end_run();
+			hear();
 		get(&j->conn, buffer, j->task.size);
 		if (!j->client && j->task.what == WAITED)
 			let_other_end_run();
 		if (!j->client)
 			put(&j->conn, buffer, j->task.size);
+		if (!j->client && j->task.what == FOUND)
+			tell();
 	}
 	free(buffer);
 }
@@ -79,11 +116,13 @@ static void queued(const struct job *j, uint32_t count)
 
 	for (i = 0; i < count; i++) {
 		if (j->client && i % QUEUE == 0)
-			let_other_end_run();
+			hear();
 		if (j->client)
 			get(&j->conn, buffer, j->task.size);
 		else
 			put(&j->conn, buffer, j->task.size);
+		if (!j->client && (i % QUEUE == QUEUE - 1 || i == count - 1))
+			tell();
 		if (i % QUEUE != QUEUE - 1)
 			continue;
 		if (j->client)
@@ -374,6 +413,7 @@ int main(int argc, char **argv)
 	}
 	net_init(!strcmp(argv[1], "rdma"));
 	address = net_address(argv[3], atoi(argv[4]));
+	open_side(strcmp(argv[2], "server"));
 	if (!strcmp(argv[2], "server"))
 		run_server();
 	for (i = 5; i < argc; i++)

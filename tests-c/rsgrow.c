@@ -5,6 +5,8 @@
 #include "cases.h"
 #include "rscommon.h"
 
+#include <grp.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 enum { MB = 1 << 20, PIECE = 100000 };
@@ -167,6 +169,39 @@ static void limit_of_none(void)
 	stays();
 }
 
+/* Nothing more may be pinned than there is; for others than the superuser. */
+static void pin_no_more(void)
+{
+	rlim_t bytes = (rlim_t)pinned_kb() << 10;
+
+	EXPECT(!setgroups(0, NULL) && !setgid(65534) && !setuid(65534));
+	EXPECT(!setrlimit(RLIMIT_MEMLOCK, &(struct rlimit){ bytes, bytes }));
+}
+
+static void no_memory_to_grow(void)
+{
+	long before, least, most;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	stream_megabytes(1, &least, &before);
+	before = pinned_kb();
+	pin_no_more();
+	stream_megabytes(16, &least, &most);
+	EXPECT(most == before);
+	rs_pair_close(&pair);
+}
+
+/* A send that needs the buffer says so; one that does not goes on. */
+static void no_memory_to_send(void)
+{
+	EXPECT(rs_pair(&pair, AF_INET));
+	pin_no_more();
+	EXPECT_ERROR(rsend(pair.client, out, sizeof(out), 0), ENOMEM);
+	EXPECT(rsend(pair.client, "inline", 6, 0) == 6);
+	EXPECT(rrecv(pair.server, in, 6, MSG_WAITALL) == 6 && !memcmp(in, "inline", 6));
+	rs_pair_close(&pair);
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
@@ -174,5 +209,7 @@ int main(int argc, char **argv)
 	CASE(shrinks_when_slow);
 	CASE(chosen_sizes_stay);
 	CASE(limit_of_none);
+	CASE(no_memory_to_grow);
+	CASE(no_memory_to_send);
 	return finish();
 }

@@ -164,9 +164,13 @@ impl Stream {
                 return ended(&mut state, done);
             }
             // SAFETY: the caller's word.
-            done += unsafe { self.copy_in(&mut state, buffers, done) };
+            let (sent, lack) = unsafe { self.copy_in(&mut state, buffers, done) };
+            done += sent;
             if done == total {
                 return Ok(done);
+            }
+            if let Some(error) = lack {
+                return if done > 0 { Ok(done) } else { Err(error) };
             }
             if self.poll(&mut state) || state.link.as_ref().is_some_and(|link| link.failure().is_some()) {
                 // A failure without a completion: posting was refused.
@@ -201,7 +205,12 @@ impl Stream {
             self.poll(&mut state);
             let Some(link) = &mut state.link else { return Err(Errno::ENOTCONN) };
             let Some(region) = link.mapped(offset.wrapping_add(done as u64)) else { break };
-            let written = link.write(&data[done..], region).unwrap_or(0);
+            let written = match (link.write(&data[done..], region), link.failure()) {
+                (Ok(written), _) => written,
+                (Err(_), Some(_)) => 0,
+                (Err(error), None) if done == 0 => return Err(error),
+                (Err(_), None) => break,
+            };
             done += written;
             if let Some(failure) = link.failure() {
                 state.disconnect(Some(failure));
@@ -240,26 +249,33 @@ impl Stream {
         }
     }
 
-    /// Sends what can be sent now, from `skip` bytes on; how many bytes. A failure shows in the link.
+    /// Sends what can be sent now, from `skip` bytes on: how many bytes, and `ENOMEM` without memory to send more from. A failure of
+    /// the connection shows in the link.
     ///
     /// # Safety
     /// Buffers readable for their lengths.
-    unsafe fn copy_in(&self, state: &mut State, buffers: &[iovec], skip: usize) -> usize {
-        if !state.announce_mappings() {
-            return 0;
+    unsafe fn copy_in(&self, state: &mut State, buffers: &[iovec], skip: usize) -> (usize, Option<Errno>) {
+        match state.announce_mappings() {
+            Ok(true) => {}
+            Ok(false) => return (0, None),
+            Err(error) => return (0, Some(error)),
         }
-        let Some(link) = state.link.as_mut().filter(|link| link.failure().is_none()) else { return 0 };
+        let Some(link) = state.link.as_mut().filter(|link| link.failure().is_none()) else { return (0, None) };
         let mut done = 0;
         for (start, len) in parts(buffers, skip) {
             // SAFETY: the caller's word.
             let rest = unsafe { slice::from_raw_parts(start, len) };
-            let sent = link.send(rest).unwrap_or(0);
+            let sent = match (link.send(rest), link.failure()) {
+                (Ok(sent), _) => sent,
+                (Err(error), None) => return (done, Some(error)),
+                (Err(_), Some(_)) => 0,
+            };
             done += sent;
             if sent < rest.len() {
                 break;
             }
         }
-        done
+        (done, None)
     }
 }
 

@@ -48,35 +48,36 @@ impl State {
         !self.mappings.0.is_empty()
     }
 
-    /// Tells the peer of mappings before data goes; false when that has to wait.
-    pub(super) fn announce_mappings(&mut self) -> bool {
-        let Some(link) = &mut self.link else { return true };
+    /// Tells the peer of mappings before data goes; false when that has to wait. `ENOMEM` without memory to send from.
+    pub(super) fn announce_mappings(&mut self) -> Result<bool> {
+        let Some(link) = &mut self.link else { return Ok(true) };
         for mapped in &mut self.mappings.0 {
-            if mapped.news != News::None && !mapped.announce(link) {
-                return false;
+            if mapped.news != News::None && !mapped.announce(link)? {
+                return Ok(false);
             }
         }
         self.mappings.0.retain(|mapped| mapped.index.is_some() || mapped.len > 0);
-        true
+        Ok(true)
     }
 }
 
 impl Mapped {
-    /// False when it has to wait; a failure shows in the link.
-    fn announce(&mut self, link: &mut Link) -> bool {
-        let Some(index) = self.index else { return true };
+    /// False when it has to wait; a failure of the connection shows in the link.
+    fn announce(&mut self, link: &mut Link) -> Result<bool> {
+        let Some(index) = self.index else { return Ok(true) };
         let region = match self.news {
             News::Unmapped => Region::default(),
             _ => Region { addr: self.start as u64, key: self.memory.rkey(), length: self.len as u32 },
         };
         match link.announce(index, Mapping { offset: self.offset, region }) {
-            Ok(false) => false,
+            Ok(false) => Ok(false),
+            Err(error) if link.failure().is_none() => Err(error),
             Ok(true) | Err(_) => {
                 if self.news == News::Unmapped {
                     (self.index, self.len) = (None, 0);
                 }
                 self.news = News::None;
-                true
+                Ok(true)
             }
         }
     }
@@ -113,7 +114,7 @@ impl Stream {
         try_push(&mut state.mappings.0, mapped)?;
         if matches!(state.phase, Phase::Connected) {
             // Now if there is room; otherwise before the next data.
-            state.announce_mappings();
+            let _ = state.announce_mappings();
         }
         Ok(offset)
     }
@@ -131,7 +132,7 @@ impl Stream {
         let mapped = &mut state.mappings.0[place];
         if mapped.index.is_some() && mapped.news == News::None && connected {
             mapped.news = News::Unmapped;
-            state.announce_mappings();
+            let _ = state.announce_mappings();
         }
         // The registration ends now, whatever the peer knows.
         if let Some(place) = state.mappings.0.iter().position(|mapped| mapped.start == start && mapped.len == len) {

@@ -30,6 +30,14 @@ impl Memory {
     }
 }
 
+fn usual(qp: NonNull<ibv_qp>, size: u32) -> Result<Memory> {
+    // SAFETY: the QP is the link's, and live; its PD lives as long as the id, and so longer than the link.
+    unsafe {
+        let pd = NonNull::new((*qp.as_ptr()).pd).ok_or(Errno::EIO)?;
+        Registered::new(pd, size as usize, false).map(Memory::Usual)
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct SendBuffer {
@@ -58,11 +66,7 @@ impl SendBuffer {
     fn memory(&mut self, qp: NonNull<ibv_qp>) -> Result<&Registered> {
         let memory = match &mut self.memory {
             Some(memory) => memory,
-            // SAFETY: the QP is live; its PD lives as long as the id, and so longer than the link.
-            none => none.insert(Memory::Usual(unsafe {
-                let pd = NonNull::new((*qp.as_ptr()).pd).ok_or(Errno::EIO)?;
-                Registered::new(pd, self.size as usize, false)?
-            })),
+            none => none.insert(usual(qp, self.size)?),
         };
         Ok(memory.registered())
     }
@@ -106,23 +110,26 @@ impl Link {
             return false;
         };
         buffer.refused = 0;
-        self.use_buffer(Some(Memory::Grown(grown)), size);
+        self.use_buffer(Memory::Grown(grown), size);
         true
     }
 
     /// A buffer that has grown, and was not needed for long, goes.
     pub(super) fn shrink_buffer(&mut self) {
         let buffer = &mut self.buffer;
-        if buffer.size > buffer.least && buffer.before.is_none() {
-            let size = buffer.least;
-            self.use_buffer(None, size);
+        let size = buffer.least;
+        if buffer.size > size
+            && buffer.before.is_none()
+            && let Ok(memory) = usual(self.qp, size)
+        {
+            self.use_buffer(memory, size);
         }
     }
 
-    fn use_buffer(&mut self, memory: Option<Memory>, size: u32) {
+    fn use_buffer(&mut self, memory: Memory, size: u32) {
         let Some(sender) = &mut self.sender else { return };
         let number = sender.rebuffer(size);
-        let before = std::mem::replace(&mut self.buffer.memory, memory);
+        let before = self.buffer.memory.replace(memory);
         self.buffer.size = size;
         self.buffer.before = before.map(|before| (before, number));
         self.drop_old_buffer();

@@ -105,7 +105,8 @@ impl Link {
         }
     }
 
-    /// Sends of `data` what can be sent now; how many bytes.
+    /// Sends of `data` what can be sent now; how many bytes. An error without a failure of the link is a lack of memory for the
+    /// first of them: the send buffer is made with its first use, and replaced only when there is another.
     pub fn send(&mut self, data: &[u8]) -> Result<usize> {
         let mut done = 0;
         while done < data.len() {
@@ -214,7 +215,8 @@ impl Link {
         wire::parse_iomap(&bytes)
     }
 
-    /// Writes `data` into the peer's `region`, as far as there is room to send; how many bytes.
+    /// Writes `data` into the peer's `region`, as far as there is room to send; how many bytes. Errors as of
+    /// [`send`](Self::send).
     pub fn write(&mut self, data: &[u8], region: Region) -> Result<usize> {
         let mut done = 0;
         let most = data.len().min(region.length as usize);
