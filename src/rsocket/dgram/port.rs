@@ -78,11 +78,11 @@ impl Queue {
     /// # Safety
     /// An open context, which stays open for as long as the result lives.
     unsafe fn new(context: NonNull<ibv_context>, entries: u16) -> Result<Queue> {
-        // SAFETY: the caller's word; the channel goes last.
-        let (completions, channel) = unsafe {
-            let channel = Channel::new(context)?;
-            (rc::Queue::new(context, entries.into(), &channel)?, channel)
-        };
+        // SAFETY: the caller's word.
+        let channel = unsafe { Channel::new(context)? };
+        // Declared after the channel, and so dropped before it, should the next step fail.
+        // SAFETY: as above.
+        let completions = unsafe { rc::Queue::new(context, entries.into(), &channel)? };
         event::set_nonblocking(channel.fd(), true)?;
         Ok(Queue { completions, channel, armed: false })
     }

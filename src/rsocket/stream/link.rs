@@ -163,11 +163,12 @@ impl Link {
         let sends = u32::from(options.sq).clamp(16, most);
         let queue = u32::from(options.rq).clamp(16, most.saturating_sub(EXTRA_RECEIVES).max(16));
         let receives = queue + EXTRA_RECEIVES;
-        // SAFETY: as above; the channel goes after the queues.
-        let (received, sent, channel) = unsafe {
-            let channel = Channel::new(context)?;
-            (Queue::new(context, receives, &channel)?, Queue::new(context, sends, &channel)?, channel)
-        };
+        // What is declared first is dropped last, should anything fail: the queues need the channel.
+        // SAFETY: as above.
+        let channel = unsafe { Channel::new(context)? };
+        // SAFETY: as above.
+        let (received, sent) =
+            unsafe { (Queue::new(context, receives, &channel)?, Queue::new(context, sends, &channel)?) };
         let layout = Layout::new(options, receives, iwarp);
         // SAFETY: the PD lives as long as the id.
         let memory = unsafe { Registered::new(pd, layout.len, true)? };
