@@ -272,6 +272,10 @@ impl Led for Stream {
         asks
     }
 
+    fn asked_more(state: &State) -> bool {
+        state.sent_armed
+    }
+
     fn channel_failed(&self, _: &mut State) {
         unreachable!("the model's channel never fails");
     }

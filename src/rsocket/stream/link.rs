@@ -290,6 +290,11 @@ impl Link {
         Ok(true)
     }
 
+    /// Whether their event was asked for and not taken yet.
+    pub fn has_armed_sent(&self) -> bool {
+        self.sent_armed
+    }
+
     /// Has something complete that raises an event, for a thread that sleeps in the channel.
     pub fn rouse(&mut self) -> Result<()> {
         if !self.sent_armed {

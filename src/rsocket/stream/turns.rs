@@ -69,6 +69,8 @@ pub(super) trait Led {
     /// Has the completions raise an event that somebody needs beside that, and that none was asked for yet; whether it did, or
     /// the state changed because it failed.
     fn request_more(&self, state: &mut Self::State) -> bool;
+    /// Whether an event that [`request_more`](Self::request_more) asked for was not taken yet.
+    fn asked_more(state: &Self::State) -> bool;
     /// The channel can't be used any more; whoever waits is told.
     fn channel_failed(&self, state: &mut Self::State);
     /// The channel, in blocking mode.
@@ -202,15 +204,21 @@ fn note<S: Led>(state: &mut S::State, event: &S::Event) {
     }
 }
 
-/// A poller saw the channel readable: takes the event, unless a leader is there to do so and to tell the pollers.
+/// A poller saw the channel readable: takes the event, unless a leader is there to do so and to tell the pollers. Both of them if
+/// both may be there: a descriptor that is watched for edges would not show the second one again.
 pub(super) fn take<S: Led>(stream: &S, state: &mut S::State) {
     if S::turns(state).is_none_or(|turns| turns.led) {
         return;
     }
-    match stream.take(state) {
-        Ok(event) => note::<S>(state, &event),
-        Err(Errno::EAGAIN | Errno::EINTR) => {}
-        Err(_) => stream.channel_failed(state),
+    loop {
+        match stream.take(state) {
+            Ok(event) => note::<S>(state, &event),
+            Err(Errno::EAGAIN | Errno::EINTR) => return,
+            Err(_) => return stream.channel_failed(state),
+        }
+        if !S::asked_more(state) && S::turns(state).is_none_or(|turns| !turns.armed) {
+            return;
+        }
     }
 }
 

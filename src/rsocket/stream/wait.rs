@@ -154,6 +154,10 @@ impl Led for Stream {
         }
     }
 
+    fn asked_more(state: &State) -> bool {
+        state.link.as_ref().is_some_and(|link| link.has_armed_sent())
+    }
+
     fn channel_failed(&self, state: &mut State) {
         self.cut_off(state);
     }
