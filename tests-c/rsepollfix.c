@@ -317,6 +317,95 @@ static void many_members(void)
 	end();
 }
 
+enum { TALKERS = 8, ROUNDS = 40, QUESTION = 150, ANSWER = 10000 };
+
+/* What a server has to say to one client, and how much it has heard of its question. */
+struct talk {
+	int fd;
+	size_t heard, left;
+};
+
+static void serve(struct talk *talk)
+{
+	static const char answer[ANSWER];
+	char question[QUESTION];
+	ssize_t count;
+
+	while (talk->left) {
+		count = rsend(talk->fd, answer, talk->left, 0);
+		if (count < 0)
+			break;
+		talk->left -= count;
+	}
+	while (!talk->left && (count = rrecv(talk->fd, question, QUESTION - talk->heard, 0)) > 0) {
+		talk->heard = (talk->heard + count) % QUESTION;
+		if (talk->heard)
+			continue;
+		talk->left = ANSWER;
+		while (talk->left && (count = rsend(talk->fd, answer, talk->left, 0)) > 0)
+			talk->left -= count;
+	}
+}
+
+/* A server like many: it asks for everything once, edge-triggered, and does what it can until EAGAIN. */
+static void *serve_all(void *sockets)
+{
+	struct talk talks[TALKERS] = { 0 };
+	struct epoll_event events[TALKERS];
+
+	EXPECT((ep = create(0)) >= 0);
+	for (int i = 0; i < TALKERS; i++) {
+		talks[i].fd = ((int *)sockets)[i];
+		rs_nonblock(talks[i].fd, true);
+		events[0] = (struct epoll_event){ .events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.u32 = i };
+		EXPECT(!control(ep, EPOLL_CTL_ADD, talks[i].fd, events));
+	}
+	for (int open = TALKERS; open > 0;) {
+		int count = await(ep, events, TALKERS, -1);
+
+		EXPECT(count > 0);
+		while (count--) {
+			struct talk *talk = &talks[events[count].data.u32];
+
+			serve(talk);
+			if (events[count].events & EPOLLRDHUP) {
+				EXPECT(!control(ep, EPOLL_CTL_DEL, talk->fd, NULL));
+				open--;
+			}
+		}
+	}
+	EXPECT(!rclose(ep));
+	return sockets;
+}
+
+/* Questions and answers of several clients by turns, until several halves of each buffer are used up. */
+static void many_talks(void)
+{
+	static char answer[ANSWER];
+	int clients[TALKERS], servers[TALKERS];
+	pthread_t thread;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	for (int i = 0; i < TALKERS; i++) {
+		EXPECT((clients[i] = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+		EXPECT(!rconnect(clients[i], &pair.to.sa, addr_len(&pair.to)));
+		EXPECT((servers[i] = raccept(pair.listener, NULL, NULL)) >= 0);
+	}
+	EXPECT(!pthread_create(&thread, NULL, serve_all, servers));
+	for (int round = 0; round < ROUNDS; round++) {
+		for (int i = 0; i < TALKERS; i++)
+			EXPECT(send_all(clients[i], answer, QUESTION) == QUESTION);
+		for (int i = 0; i < TALKERS; i++)
+			EXPECT(recv_all(clients[i], answer, ANSWER) == ANSWER);
+	}
+	for (int i = 0; i < TALKERS; i++)
+		EXPECT(!rshutdown(clients[i], SHUT_WR));
+	EXPECT(!pthread_join(thread, NULL));
+	for (int i = 0; i < TALKERS; i++)
+		EXPECT(!rclose(clients[i]) && !rclose(servers[i]));
+	rs_pair_close(&pair);
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
@@ -339,5 +428,6 @@ int main(int argc, char **argv)
 	CASE(closing_with_members);
 	CASE(many_waiters);
 	CASE(many_members);
+	CASE(many_talks);
 	return finish();
 }
