@@ -54,6 +54,8 @@ struct State {
     /// None once closed.
     udp: Option<Udp>,
     domain: c_int,
+    /// O_NONBLOCK, as the program has set it by rsocket() or rfcntl().
+    nonblocking: bool,
     /// The reactor's name for the UDP socket.
     key: Option<Key>,
     options: Options,
@@ -85,6 +87,7 @@ impl Dgram {
             state: Mutex::new(State {
                 udp: Some(udp),
                 domain,
+                nonblocking: flags & libc::SOCK_NONBLOCK != 0,
                 key: None,
                 options: Options::new(),
                 peers: Peers::new(),
@@ -230,7 +233,7 @@ impl State {
     }
 
     fn is_nonblocking(&self, flags: c_int) -> bool {
-        flags & libc::MSG_DONTWAIT != 0 || self.udp.as_ref().is_none_or(Udp::is_nonblocking)
+        flags & libc::MSG_DONTWAIT != 0 || self.nonblocking
     }
 
     /// Every bit that holds.

@@ -138,11 +138,19 @@ impl Dgram {
 
     /// rfcntl(3) of the commands about flags.
     pub fn control(&self, command: c_int, argument: c_int) -> Result<c_int> {
-        let _state = self.enter()?;
-        match command {
-            libc::F_GETFL | libc::F_SETFL | libc::F_GETFD | libc::F_SETFD => event::fcntl(self.fd(), command, argument),
-            _ => Err(Errno::ENOTSUP),
+        let mut state = self.enter()?;
+        if !matches!(command, libc::F_GETFL | libc::F_SETFL | libc::F_GETFD | libc::F_SETFD) {
+            return Err(Errno::ENOTSUP);
         }
+        let result = event::fcntl(self.fd(), command, argument)?;
+        match command {
+            libc::F_SETFL => state.nonblocking = argument & libc::O_NONBLOCK != 0,
+            // What counts is what was set here, as for streams: fcntl(2) on the UDP socket is not asked about before each wait.
+            libc::F_GETFL if state.nonblocking => return Ok(result | libc::O_NONBLOCK),
+            libc::F_GETFL => return Ok(result & !libc::O_NONBLOCK),
+            _ => {}
+        }
+        Ok(result)
     }
 }
 

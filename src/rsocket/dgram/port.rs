@@ -96,6 +96,9 @@ impl Queue {
     }
 
     fn take_event(&mut self) {
+        if !self.armed {
+            return;
+        }
         // SAFETY: the channel is live; it never blocks.
         if let Ok(event) = unsafe { self.channel.events().take() } {
             self.completions.took(&event);

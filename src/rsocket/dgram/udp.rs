@@ -138,12 +138,6 @@ impl Udp {
         check(unsafe { libc::getsockopt(self.fd(), level, name, into.as_mut_ptr().cast(), &raw mut len) })?;
         Ok(into.len().min(len as usize))
     }
-
-    /// Whether O_NONBLOCK is set.
-    pub fn is_nonblocking(&self) -> bool {
-        // SAFETY: a command without a pointer.
-        unsafe { libc::fcntl(self.fd(), libc::F_GETFL) & libc::O_NONBLOCK != 0 }
-    }
 }
 
 /// The address in a C structure.
