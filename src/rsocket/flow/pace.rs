@@ -4,8 +4,10 @@
 //! through its buffer many times a second does better with a larger one. One that has grown should shrink when half of it took
 //! long to fill.
 
-/// Milliseconds for half of a buffer that has grown: it is too large for a stream that needs longer.
+/// Milliseconds for so many halves of a buffer that has grown: it is too large for a stream that needs longer. Looking at the
+/// clock for each of them would cost a system call where the kernel shows it by nothing else.
 const LONG: u64 = 1000;
+const LOOKS: u32 = 4;
 /// Halves within so many milliseconds make a busy stream.
 const MANY: u32 = 16;
 const SHORT: u64 = 250;
@@ -29,14 +31,16 @@ pub struct Pace {
     start: u64,
     /// How often growing was in vain.
     refused: u32,
-    /// When the last half was announced, of a buffer that has grown.
+    /// When the clock was last looked at, for a buffer that has grown.
     last: Option<u64>,
 }
 
 impl Pace {
     /// Asked before each half is announced.
     pub fn wish(&mut self, now: impl Fn() -> u64) -> Wish {
-        if let Some(last) = self.last {
+        if let Some(last) = self.last
+            && (self.halves + 1).is_multiple_of(LOOKS)
+        {
             let now = now();
             self.last = Some(now);
             if now.saturating_sub(last) > LONG {
@@ -97,8 +101,8 @@ mod tests {
     fn shrinks_when_slow() {
         let (mut pace, mut now) = (Pace::default(), 1);
         pace.granted(Some(now));
-        assert_eq!(after(&mut pace, 2, &mut now, 1000), Wish::Stay);
-        assert_eq!(after(&mut pace, 1, &mut now, 1001), Wish::Shrink);
+        assert_eq!(after(&mut pace, 11, &mut now, 250), Wish::Stay);
+        assert_eq!(after(&mut pace, 1, &mut now, 251), Wish::Shrink);
         pace.granted(None);
         assert_eq!(after(&mut pace, 1, &mut now, 100_000), Wish::Stay);
     }

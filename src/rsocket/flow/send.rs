@@ -8,7 +8,8 @@ use crate::rsocket::wire::Region;
 
 /// A stream is writable when so much of its send buffer is free, bytes.
 const LOW_WATER: u32 = 2048;
-/// The longest message, bytes: of several in a row, and of one that nothing is on its way before.
+/// The longest message, bytes, and the longest one that a transfer begins with on an idle link: the link works while the next
+/// one is copied.
 const MOST: u32 = 1 << 18;
 const FIRST: u32 = 1 << 16;
 /// A send buffer that was enough so often when the stream had sent all of it is not too small.
@@ -121,6 +122,11 @@ impl Sender {
         self.target.length == 0
     }
 
+    /// Whether that buffer takes some of `wanted` bytes, but not all of them.
+    pub fn splits(&self, wanted: usize) -> bool {
+        !self.wants_target() && (self.target.length as usize) < wanted
+    }
+
     /// Messages that the peer still has room for.
     pub fn credits(&self) -> u16 {
         self.granted.wrapping_sub(self.sent)
@@ -213,11 +219,15 @@ impl Sender {
         Some((self.longest(wanted, inline), self.next))
     }
 
+    /// How many of `wanted` bytes a transfer should begin with.
+    pub fn first(&self, wanted: usize) -> usize {
+        if self.is_idle() { wanted.min(FIRST as usize) } else { wanted }
+    }
+
     /// How many of `wanted` bytes one write takes.
     #[inline]
     fn longest(&self, wanted: usize, inline: bool) -> u32 {
-        let most = if self.is_idle() { FIRST } else { MOST };
-        let room = if inline { most } else { most.min(self.free()) };
+        let room = if inline { MOST } else { MOST.min(self.free()) };
         u32::try_from(wanted).unwrap_or(u32::MAX).min(room)
     }
 

@@ -163,6 +163,10 @@ impl Stream {
             if !state.can_write() {
                 return ended(&mut state, done);
             }
+            if state.link.as_ref().is_some_and(|link| link.splits(total - done)) {
+                // What follows the end of the peer's buffer goes with what is before it, if there is room for it by now.
+                self.poll(&mut state);
+            }
             // SAFETY: the caller's word.
             let (sent, lack) = unsafe { self.copy_in(&mut state, buffers, done) };
             done += sent;
@@ -205,7 +209,7 @@ impl Stream {
             self.poll(&mut state);
             let Some(link) = &mut state.link else { return Err(Errno::ENOTCONN) };
             let Some(region) = link.mapped(offset.wrapping_add(done as u64)) else { break };
-            let written = match (link.write(&data[done..], region), link.failure()) {
+            let written = match (link.write(&data[done..], region, done > 0), link.failure()) {
                 (Ok(written), _) => written,
                 (Err(_), Some(_)) => 0,
                 (Err(error), None) if done == 0 => return Err(error),
@@ -265,7 +269,7 @@ impl Stream {
         for (start, len) in parts(buffers, skip) {
             // SAFETY: the caller's word.
             let rest = unsafe { slice::from_raw_parts(start, len) };
-            let sent = match (link.send(rest), link.failure()) {
+            let sent = match (link.send(rest, skip + done > 0), link.failure()) {
                 (Ok(sent), _) => sent,
                 (Err(error), None) => return (done, Some(error)),
                 (Err(_), Some(_)) => 0,

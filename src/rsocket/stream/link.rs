@@ -8,6 +8,7 @@
 //! is given to the program after the completion that announced it. Nothing else of the process is open to the peer.
 
 mod buffer;
+mod post;
 mod receive;
 mod rings;
 mod send;

@@ -2,14 +2,12 @@
 
 use std::ptr;
 
-use super::{CONTROL, Link, SGL, STAGE, WORD};
+use super::post::Out;
+use super::{CONTROL, Link, SGL, STAGE};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::Chunk;
 use crate::rsocket::wire::{self, Control, IOMAP_ENTRY, Mapping, Message, Region, SGL_ENTRY};
-use crate::sys::rc::{self, Kind, Piece, Work};
-
-/// Soft-iWARP's smallest write that is not copied.
-const PAGE: u32 = 4096;
+use crate::sys::rc::Piece;
 
 impl Link {
     /// Sends a control message; `EAGAIN` while all are outstanding.
@@ -26,8 +24,8 @@ impl Link {
         let Some(sender) = &mut self.sender else { return Err(Errno::ENOTCONN) };
         let requests = if self.iwarp && !bytes.is_empty() { 2 } else { 1 };
         let number = sender.take_control(requests);
-        let (piece, inline) = self.stage(bytes);
-        self.post(Some(message), piece, inline, addr, self.peer.key, number, true)
+        let (pieces, inline) = self.stage(bytes);
+        self.post(Out { message: Some(message), pieces, inline, addr, key: self.peer.key, number, report: true })
     }
 
     /// Puts bytes where the device finds them: they stay on the caller's stack when they go inline.
@@ -48,47 +46,6 @@ impl Link {
         ([Piece { addr: start.as_ptr() as usize as u64, len, lkey: self.memory.lkey() }, Piece::default()], false)
     }
 
-    /// Posts a write with its word, as the transport has it, or a plain write.
-    #[expect(clippy::too_many_arguments, reason = "what a work request consists of")]
-    #[inline]
-    fn post(
-        &mut self,
-        message: Option<Message>,
-        pieces: [Piece; 2],
-        inline: bool,
-        addr: u64,
-        key: u32,
-        number: u64,
-        report: bool,
-    ) -> Result<()> {
-        let empty = pieces[0].len == 0;
-        let (addr, key) = if empty { (0, 0) } else { (addr, key) };
-        // Soft-iWARP hands pages of a write that is not reported to TCP, and has what follows complete before they are sent:
-        // whoever then writes into them changes what is sent (docs/quirks.md). Where it reports the write it copies.
-        let copied = self.iwarp && pieces[0].len + pieces[1].len >= PAGE;
-        let write = Work { number, kind: Kind::Write, addr, key, pieces, inline, report: report || copied };
-        let Some(message) = message else {
-            // SAFETY: the QP is live; the pieces are registered or inline, by the callers.
-            return unsafe { rc::send(self.qp, &[write]) };
-        };
-        let word = message.word();
-        if !self.iwarp {
-            let kind = Kind::WriteWord(word.to_be());
-            // SAFETY: as above.
-            return unsafe { rc::send(self.qp, &[Work { kind, ..write }]) };
-        }
-        let bytes = word.to_ne_bytes();
-        let (word, word_inline) = if self.can_inline >= WORD as u32 {
-            ([Piece { addr: bytes.as_ptr() as usize as u64, len: WORD as u32, lkey: 0 }, Piece::default()], true)
-        } else {
-            return Err(Errno::ENOTSUP);
-        };
-        let send = Work { number, kind: Kind::Send, addr: 0, key: 0, pieces: word, inline: word_inline, report };
-        let write = Work { number: number - 1, report: copied, ..write };
-        // SAFETY: as above; the word lives until the call returns.
-        unsafe { if empty { rc::send(self.qp, &[send]) } else { rc::send(self.qp, &[write, send]) } }
-    }
-
     /// Whether `len` bytes can go without a buffer of ours.
     pub fn takes_inline(&self, len: usize) -> bool {
         len <= self.inline as usize && self.failed.is_none()
@@ -100,41 +57,83 @@ impl Link {
     pub fn send_inline(&mut self, data: &[u8]) -> bool {
         let chunk = self.sender.as_ref().and_then(|sender| sender.plan(data.len(), true));
         match chunk.filter(|chunk| chunk.len as usize == data.len()) {
-            Some(chunk) => self.send_chunk(&chunk, here(data), true).is_ok(),
+            Some(chunk) => {
+                let sent = self.claim(&chunk, here(data), true).and_then(|out| self.post_or_fail(out));
+                self.retarget();
+                sent.is_ok()
+            }
             None => false,
         }
     }
 
-    /// Sends of `data` what can be sent now; how many bytes. An error without a failure of the link is a lack of memory for the
-    /// first of them: the send buffer is made with its first use, and replaced only when there is another.
-    pub fn send(&mut self, data: &[u8]) -> Result<usize> {
+    /// Whether the peer's buffer that is being filled takes some of `len` bytes, but not all.
+    pub fn splits(&self, len: usize) -> bool {
+        self.sender.as_ref().is_some_and(|sender| sender.splits(len))
+    }
+
+    /// Sends of `data` what can be sent now; how many bytes. `begun`: it is not the beginning of what the program sends. An error
+    /// without a failure of the link is a lack of memory for the first of them: the send buffer is made with its first use, and
+    /// replaced only when there is another.
+    pub fn send(&mut self, data: &[u8], begun: bool) -> Result<usize> {
         let mut done = 0;
         while done < data.len() {
-            let rest = &data[done..];
+            let rest = &data[done..self.until(done, data.len(), begun)];
             let inline = rest.len() <= self.inline as usize;
             if !inline {
                 self.make_room(rest.len());
             }
             let Some(chunk) = self.sender.as_ref().and_then(|sender| sender.plan(rest.len(), inline)) else { break };
-            // A chunk that the peer has no room for takes the rest along later.
-            let part = &rest[..chunk.len as usize];
+            let (part, tail) = rest.split_at(chunk.len as usize);
             let pieces = if inline { here(part) } else { self.buffer.fill(self.qp, part, chunk.offset)? };
-            self.send_chunk(&chunk, pieces, inline)?;
-            done += part.len();
+            let out = self.claim(&chunk, pieces, inline)?;
+            done += part.len() + self.send_with_tail(out, &chunk, tail, inline)?;
         }
         Ok(done)
     }
 
-    /// Sends what was planned.
+    /// Sends a message that was claimed and, where it has filled the peer's buffer and there is another, as much of `tail` as goes into
+    /// one more: both in one go. How many bytes of that.
+    fn send_with_tail(&mut self, out: Out, chunk: &Chunk, tail: &[u8], inline: bool) -> Result<usize> {
+        self.retarget();
+        let next = if tail.is_empty() {
+            None
+        } else {
+            self.sender.as_ref().and_then(|sender| sender.plan(tail.len(), inline))
+        };
+        let Some(next) = next else {
+            self.post_or_fail(out)?;
+            return Ok(0);
+        };
+        let part = &tail[..next.len as usize];
+        // The buffer is there: the message before has used it.
+        let pieces = if inline { here(part) } else { self.buffer.fill(self.qp, part, next.offset)? };
+        let last = self.claim(&next, pieces, inline)?;
+        let outs = [(out, Message::Data(chunk.len)), (last, Message::Data(next.len))];
+        self.post_both(outs).inspect_err(|&error| self.fail(error))?;
+        self.retarget();
+        Ok(part.len())
+    }
+
+    /// The message that was planned, to be posted.
     #[inline]
-    fn send_chunk(&mut self, chunk: &Chunk, pieces: [Piece; 2], inline: bool) -> Result<()> {
+    fn claim(&mut self, chunk: &Chunk, pieces: [Piece; 2], inline: bool) -> Result<Out> {
         let sender = self.sender.as_mut().ok_or(Errno::ENOTCONN)?;
         let (number, report) = sender.take(chunk, inline);
-        let message = Message::Data(chunk.len);
-        self.post(Some(message), pieces, inline, chunk.addr, chunk.key, number, report)
-            .inspect_err(|&error| self.fail(error))?;
-        self.retarget();
-        Ok(())
+        let message = Some(Message::Data(chunk.len));
+        Ok(Out { message, pieces, inline, addr: chunk.addr, key: chunk.key, number, report })
+    }
+
+    #[inline]
+    fn post_or_fail(&mut self, out: Out) -> Result<()> {
+        self.post(out).inspect_err(|&error| self.fail(error))
+    }
+
+    /// To where of `len` bytes the next message may go, with `done` of them sent.
+    fn until(&self, done: usize, len: usize, begun: bool) -> usize {
+        match &self.sender {
+            Some(sender) if done == 0 && !begun => sender.first(len),
+            _ => len,
+        }
     }
 
     /// Looks whether what was sent has left the send buffer, if `wanted` bytes don't fit into the rest of it, and has it grow or
@@ -162,7 +161,8 @@ impl Link {
             return Ok(());
         }
         let number = sender.take_control(1);
-        self.post(None, [Piece::default(); 2], false, 0, 0, number, true)
+        let pieces = [Piece::default(); 2];
+        self.post(Out { message: None, pieces, inline: false, addr: 0, key: 0, number, report: true })
     }
 
     /// Messages that the peer has room for.
@@ -187,8 +187,8 @@ impl Link {
         let (number, report) = sender.take_update(space);
         let addr = self.peer.sgl + (SGL * SGL_ENTRY + usize::from(index) * IOMAP_ENTRY) as u64;
         let key = self.peer.key;
-        self.post(Some(Message::Iomap(index)), pieces, inline, addr, key, number, report)
-            .inspect_err(|&error| self.fail(error))?;
+        let message = Some(Message::Iomap(index));
+        self.post_or_fail(Out { message, pieces, inline, addr, key, number, report })?;
         Ok(true)
     }
 
@@ -217,11 +217,11 @@ impl Link {
 
     /// Writes `data` into the peer's `region`, as far as there is room to send; how many bytes. Errors as of
     /// [`send`](Self::send).
-    pub fn write(&mut self, data: &[u8], region: Region) -> Result<usize> {
+    pub fn write(&mut self, data: &[u8], region: Region, begun: bool) -> Result<usize> {
         let mut done = 0;
         let most = data.len().min(region.length as usize);
         while done < most {
-            let rest = &data[done..most];
+            let rest = &data[done..self.until(done, most, begun)];
             let inline = rest.len() <= self.inline as usize;
             if !inline {
                 self.make_room(rest.len());
@@ -235,7 +235,7 @@ impl Link {
             let Some(sender) = &mut self.sender else { break };
             let (number, report) = sender.take_write(len, inline);
             let addr = region.addr.wrapping_add(done as u64);
-            self.post(None, pieces, inline, addr, region.key, number, report).inspect_err(|&error| self.fail(error))?;
+            self.post_or_fail(Out { message: None, pieces, inline, addr, key: region.key, number, report })?;
             done += part.len();
         }
         Ok(done)
