@@ -2,19 +2,20 @@
  * What the device can do without rsockets: verbs on a connection of the RDMA CM.
  *
  *   raw server ADDRESS PORT          prints `ready`, serves until told to quit
- *   raw client ADDRESS PORT TASK...  TASK is pingpong|write|quit:SIZE:COUNT[:QPS], sends or writes
+ *   raw client ADDRESS PORT TASK...  TASK is pingpong|write|told|quit:SIZE:COUNT[:QPS]
  *
- * Ends sleep on completion events, like blocking rsockets. Pingpong is half of a round trip; writes
- * keep WINDOW requests on their way on each QP; the last one is followed by a send. Prints
- * WHAT:SIZE[:QPS] MICROSECONDS.
+ * Ends sleep on completion events, like blocking rsockets. Pingpong is half of a round trip, with
+ * sends; writes keep WINDOW requests on their way on each QP, and the last one is followed by a send;
+ * told does the same with immediate data, for which the server sleeps, as one that reads a stream
+ * does: a message at a time, of one QP after the other. Prints WHAT:SIZE[:QPS] MICROSECONDS.
  */
 #define _GNU_SOURCE
 #include "need.h"
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
 
-enum { PINGPONG, WRITE, QUIT, WINDOW = 4, INLINE = 64 };
-static const char *const whats[] = { "pingpong", "write", "quit" };
+enum { PINGPONG, WRITE, TOLD, QUIT, WINDOW = 4, INLINE = 64 };
+static const char *const whats[] = { "pingpong", "write", "told", "quit" };
 
 struct task {
 	uint32_t what, size, count, qps;
@@ -38,19 +39,20 @@ struct end {
 
 static void make(struct end *e, struct rdma_cm_id *id, const struct task *t)
 {
+	/* Nobody asks for receives meanwhile. */
+	uint32_t i, receives = 4 + (t->what == TOLD ? t->count : 0);
 	struct ibv_qp_init_attr attr = {
-		.cap = { .max_send_wr = WINDOW + 4, .max_recv_wr = 4, .max_send_sge = 1,
+		.cap = { .max_send_wr = WINDOW + 4, .max_recv_wr = receives, .max_send_sge = 1,
 			 .max_recv_sge = 1, .max_inline_data = INLINE },
 		.qp_type = IBV_QPT_RC, .sq_sig_all = 1,
 	};
-	int i;
 
 	e->id = id;
 	e->buffer = calloc(1, t->size);
 	NEED(e->buffer && !rdma_create_qp(id, NULL, &attr));
 	e->mr = ibv_reg_mr(id->pd, e->buffer, t->size, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	NEED(e->mr);
-	for (i = 0; i < 4; i++)
+	for (i = 0; i < receives; i++)
 		NEED(!rdma_post_recv(id, NULL, e->buffer, t->size, e->mr));
 }
 
@@ -101,19 +103,39 @@ static void receive_one(struct end *e, uint32_t size)
 	NEED(!rdma_post_recv(e->id, NULL, e->buffer, size, e->mr));
 }
 
+static void write_one(struct end *e, const struct task *t)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)e->buffer, .length = t->size, .lkey = e->mr->lkey };
+	struct ibv_send_wr *bad, wr = {
+		.sg_list = &sge, .num_sge = 1,
+		.opcode = t->what == TOLD ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE,
+		.wr.rdma = { .remote_addr = e->peer.address, .rkey = e->peer.key },
+	};
+
+	while (e->sending >= WINDOW)
+		sent(e);
+	NEED(!ibv_post_send(e->id->qp, &wr, &bad));
+	e->sending++;
+}
+
 /* One write on each QP in turn. */
 static void write_all(struct end *ends, const struct task *t)
 {
 	uint32_t i, q;
 
 	for (i = 0; i < t->count; i++) {
-		for (q = 0; q < t->qps; q++) {
-			while (ends[q].sending >= WINDOW)
-				sent(&ends[q]);
-			NEED(!rdma_post_write(ends[q].id, NULL, ends[q].buffer, t->size, ends[q].mr, 0,
-					      ends[q].peer.address, ends[q].peer.key));
-			ends[q].sending++;
-		}
+		for (q = 0; q < t->qps; q++)
+			write_one(&ends[q], t);
+	}
+}
+
+static void hear_all(struct end *ends, const struct task *t)
+{
+	uint32_t i, q;
+
+	for (i = 0; i < t->count; i++) {
+		for (q = 0; q < t->qps; q++)
+			completion(ends[q].id->recv_cq, ends[q].id->recv_cq_channel);
 	}
 }
 
@@ -134,6 +156,8 @@ static double run(struct end *ends, const struct task *t, int client)
 	} else {
 		if (client)
 			write_all(ends, t);
+		else if (t->what == TOLD)
+			hear_all(ends, t);
 		/* A send arrives after the writes before it; the answer tells that it has. */
 		for (q = 0; client && q < t->qps; q++)
 			send_one(&ends[q], 1);
