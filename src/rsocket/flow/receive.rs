@@ -187,6 +187,20 @@ impl Receiver {
         ended
     }
 
+    /// Takes the next bytes, at most `len`, in the usual case: no other ring follows, and they are in one piece. `None` otherwise,
+    /// and when there are none.
+    #[inline]
+    pub fn take_piece(&mut self, len: usize) -> Option<Received> {
+        let offset = self.ring.place;
+        let ring = &mut self.ring;
+        let len = u64::try_from(len).unwrap_or(u64::MAX).min(ring.available());
+        if len == 0 || len > u64::from(ring.size - offset) || self.next.is_some() {
+            return None;
+        }
+        ring.take(len);
+        Some(Received { ring: self.turn, offset, len: len as u32 })
+    }
+
     /// How many of `len` bytes come from a ring that is to end; whether it does.
     #[cold]
     fn take_of_old(&mut self, len: u64, ended: &mut Option<usize>) -> u64 {

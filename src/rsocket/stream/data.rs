@@ -233,6 +233,7 @@ impl Stream {
 
     /// Sleeps in the middle of a transfer. A signal, a time-out, or not being allowed to, ends one that has begun with what it has
     /// done (the inner `Err`), and one that has not with an error.
+    #[inline]
     fn pause<'a>(
         &'a self,
         state: Guard<'a>,
@@ -326,7 +327,7 @@ impl State {
         }
         // SAFETY: the caller's word; possibly uninitialised.
         let into = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len) };
-        Some(link.read(into))
+        link.read_piece(into).or_else(|| Some(link.read(into)))
     }
 
     /// Copies what is there into the buffers, from `skip` bytes on; how many bytes.

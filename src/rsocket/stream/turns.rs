@@ -92,6 +92,7 @@ pub(super) fn may_lead<S: Led>(state: &mut S::State) -> bool {
 
 /// Waits until something may have changed: `ETIMEDOUT` at the deadline, `EINTR` after a signal whose handler asks for it. The
 /// caller has looked at everything under the lock that it hands over.
+#[inline]
 pub(super) fn wait<'a, S: Led>(
     stream: &'a S,
     mut state: Guard<'a, S>,
@@ -111,6 +112,7 @@ pub(super) fn wait<'a, S: Led>(
 }
 
 /// As [`wait`], in the channel, for a thread that [`may_lead`].
+#[inline]
 pub(super) fn lead<'a, S: Led>(stream: &'a S, mut state: Guard<'a, S>, until: Until) -> (Guard<'a, S>, Result<()>) {
     if arm(stream, &mut state) {
         return (state, Ok(()));
@@ -162,6 +164,7 @@ pub(super) fn request_more<S: Led>(stream: &S, state: &mut S::State) -> bool {
 }
 
 /// Has the next message raise an event, and what somebody needs beside that, and looks once more; whether something came.
+#[inline]
 pub(super) fn arm<S: Led>(stream: &S, state: &mut S::State) -> bool {
     let Some(turns) = S::turns(state) else { return false };
     if !turns.armed {
@@ -176,12 +179,14 @@ pub(super) fn arm<S: Led>(stream: &S, state: &mut S::State) -> bool {
     stream.look(state)
 }
 
+#[inline]
 fn begin<S: Led>(stream: &S, state: &mut S::State) -> Option<S::Channel> {
     let channel = stream.channel(state)?;
     S::turns(state)?.led = true;
     Some(channel)
 }
 
+#[inline]
 fn end<S: Led>(stream: &S, state: &mut S::State, event: Option<&S::Event>) {
     if let Some(turns) = S::turns(state) {
         turns.led = false;
@@ -196,6 +201,7 @@ fn end<S: Led>(stream: &S, state: &mut S::State, event: Option<&S::Event>) {
     stream.tell_pollers();
 }
 
+#[inline]
 fn note<S: Led>(state: &mut S::State, event: &S::Event) {
     if S::took(state, event)
         && let Some(turns) = S::turns(state)

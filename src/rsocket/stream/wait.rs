@@ -61,6 +61,7 @@ fn looking_helps() -> bool {
 
 impl Stream {
     /// Waits until something may have changed: `ETIMEDOUT` at the deadline, `EINTR` after a signal whose handler asks for it.
+    #[inline]
     pub(super) fn sleep<'a>(&'a self, mut state: Guard<'a>, wait: &mut Wait) -> (Guard<'a>, Result<()>) {
         let deadline = wait.deadline();
         if wait.may_look() && turns::may_lead::<Stream>(&mut state) && self.look_for_a_while(&mut state) {
@@ -131,10 +132,12 @@ impl Led for Stream {
             && state.link.as_ref().is_some_and(|link| !link.cut_off)
     }
 
+    #[inline]
     fn look(&self, state: &mut State) -> bool {
         self.poll(state)
     }
 
+    #[inline]
     fn request_event(&self, state: &mut State) -> bool {
         let gone = state.link.as_ref().is_some_and(|link| link.cut_off || link.received.arm().is_err());
         if gone {
@@ -143,6 +146,7 @@ impl Led for Stream {
         !gone
     }
 
+    #[inline]
     fn request_more(&self, state: &mut State) -> bool {
         let Some(link) = state.link.as_mut().filter(|link| !link.cut_off) else { return false };
         match link.arm_sent() {
@@ -194,6 +198,7 @@ impl Led for Stream {
         unsafe { link.channel.events().take() }
     }
 
+    #[inline]
     fn took(state: &mut State, event: &Event) -> bool {
         state.link.as_mut().is_some_and(|link| link.took(event))
     }

@@ -19,29 +19,45 @@ impl Link {
         self.receiver.available()
     }
 
-    /// Copies received bytes, from `skip` bytes behind the next one on; how many.
+    /// Copies received bytes and takes them, in the usual case: see [`Receiver::take_piece`].
     #[inline]
+    pub fn read_piece(&mut self, into: &mut [MaybeUninit<u8>]) -> Option<usize> {
+        let piece = self.receiver.take_piece(into.len())?;
+        self.copy(piece, into);
+        self.grant();
+        Some(piece.len as usize)
+    }
+
+    /// Copies a piece to the beginning of `into`, which has room for it.
+    #[inline]
+    fn copy(&self, piece: Received, into: &mut [MaybeUninit<u8>]) {
+        let Received { ring, offset, len } = piece;
+        let into = &mut into[..len as usize];
+        // SAFETY: the piece lies in a ring; the peer was told not to write there until it is told that the piece is taken, and if
+        // it does, it only spoils its own data. The program's buffer is another memory.
+        unsafe {
+            let from = self.rings.place(ring).start.add(offset as usize);
+            ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr().cast(), into.len());
+        }
+    }
+
+    /// Copies received bytes, from `skip` bytes behind the next one on; how many.
     pub fn peek(&self, skip: u64, into: &mut [MaybeUninit<u8>]) -> usize {
         let mut done = 0;
         while done < into.len() {
-            let Received { ring, offset, len } = self.receiver.piece(skip + done as u64);
-            let len = (len as usize).min(into.len() - done);
-            if len == 0 {
+            let mut piece = self.receiver.piece(skip + done as u64);
+            piece.len = piece.len.min(u32::try_from(into.len() - done).unwrap_or(u32::MAX));
+            if piece.len == 0 {
                 break;
             }
-            // SAFETY: the piece lies in a ring; the peer was told not to write there until it is taken, and if it does, it
-            // only spoils its own data. The program's buffer is another memory.
-            unsafe {
-                let from = self.rings.place(ring).start.add(offset as usize);
-                ptr::copy_nonoverlapping(from.as_ptr(), into[done..].as_mut_ptr().cast(), len);
-            }
-            done += len;
+            self.copy(piece, &mut into[done..]);
+            done += piece.len as usize;
         }
         done
     }
 
     /// Copies received bytes and takes them; how many.
-    #[inline]
+    #[inline(never)]
     pub fn read(&mut self, into: &mut [MaybeUninit<u8>]) -> usize {
         let done = self.peek(0, into);
         self.take(done as u64);
@@ -81,7 +97,8 @@ impl Link {
                 // SAFETY: one of those that the provider has filled in ([`Completions::poll`]).
                 self.complete(unsafe { wc.assume_init_ref() }, &mut news);
             }
-            if completed < BATCH {
+            // Nothing that counts follows a failure: hundreds of receives that were flushed are left where they are.
+            if completed < BATCH || self.failed.is_some() {
                 break;
             }
             completed = self.completed(batch);
