@@ -6,8 +6,8 @@
  *
  * Ends sleep on completion events, like blocking rsockets. Pingpong is half of a round trip, with
  * sends; writes keep WINDOW requests on their way on each QP, and the last one is followed by a send;
- * told does the same with immediate data, for which the server sleeps, as one that reads a stream
- * does: a message at a time, of one QP after the other. Prints WHAT:SIZE[:QPS] MICROSECONDS.
+ * told does the same with sends, for which the server sleeps, as one that reads a stream does: a
+ * message at a time, of one QP after the other. Prints WHAT:SIZE[:QPS] MICROSECONDS.
  */
 #define _GNU_SOURCE
 #include "need.h"
@@ -103,29 +103,22 @@ static void receive_one(struct end *e, uint32_t size)
 	NEED(!rdma_post_recv(e->id, NULL, e->buffer, size, e->mr));
 }
 
-static void write_one(struct end *e, const struct task *t)
+static void write_one(struct end *e, uint32_t size)
 {
-	struct ibv_sge sge = { .addr = (uintptr_t)e->buffer, .length = t->size, .lkey = e->mr->lkey };
-	struct ibv_send_wr *bad, wr = {
-		.sg_list = &sge, .num_sge = 1,
-		.opcode = t->what == TOLD ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE,
-		.wr.rdma = { .remote_addr = e->peer.address, .rkey = e->peer.key },
-	};
-
 	while (e->sending >= WINDOW)
 		sent(e);
-	NEED(!ibv_post_send(e->id->qp, &wr, &bad));
+	NEED(!rdma_post_write(e->id, NULL, e->buffer, size, e->mr, 0, e->peer.address, e->peer.key));
 	e->sending++;
 }
 
-/* One write on each QP in turn. */
+/* One write or send on each QP in turn. */
 static void write_all(struct end *ends, const struct task *t)
 {
 	uint32_t i, q;
 
 	for (i = 0; i < t->count; i++) {
 		for (q = 0; q < t->qps; q++)
-			write_one(&ends[q], t);
+			(t->what == TOLD ? send_one : write_one)(&ends[q], t->size);
 	}
 }
 
