@@ -51,14 +51,36 @@ impl Epoll {
         }
         let verdict = member.decide(view, ready != 0, None);
         let stays = verdict == Verdict::Report && !interest.is_oneshot();
+        let queue = queued || !leave;
         if stays {
-            // The next wait finds something in the inner epoll.
-            self.warm.store(true, Ordering::Relaxed);
+            let mut left = self.left();
+            left.count += 1;
+            left.only = (left.count == 1 && !queue).then(|| Arc::clone(member));
         }
-        if stays && (queued || !leave) || verdict == Verdict::Again {
+        if stays && queue || verdict == Verdict::Again {
             self.queue.push(member);
         }
         (verdict == Verdict::Report).then(|| interest.report(ready))
+    }
+
+    /// Before a wait, at the one rsocket that the last one reported and whose event it left: whether there is nothing any more, and
+    /// it is armed. Mostly the program has read everything, and otherwise only a wait in the kernel would lead to that.
+    pub(super) fn settle_left(&self, member: &Arc<Member>) -> bool {
+        let Some(view) = member.view() else { return true };
+        if !view.enabled || view.interest.is_edge() || view.interest.is_oneshot() || view.ready() != 0 {
+            return false;
+        }
+        match self.refresh(member, &view) {
+            Ok(true) => take_event(member, &view),
+            Ok(false) => {}
+            // The event is still there to be seen.
+            Err(_) => return false,
+        }
+        let armed = view.arm() == 0 && !member.is_changed(&view);
+        if !armed {
+            self.queue.push(member);
+        }
+        armed
     }
 
     fn look_for_edges(&self, member: &Arc<Member>, view: &View, raised: bool) -> Option<epoll_event> {

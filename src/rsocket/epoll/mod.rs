@@ -58,9 +58,16 @@ pub struct Epoll {
     ordinary: AtomicBool,
     /// Threads that wait in the inner epoll: as long as there have been none.
     direct: AtomicUsize,
-    /// Whether the last wait reported what the next one will find in the inner epoll again.
-    warm: AtomicBool,
+    left: Mutex<Left>,
     generation: u32,
+}
+
+/// Level-triggered rsockets that the last wait reported, which the next one will find in the inner epoll again.
+#[derive(Default)]
+struct Left {
+    count: usize,
+    /// If it was one, whose event nobody has taken.
+    only: Option<Arc<Member>>,
 }
 
 impl Epoll {
@@ -78,7 +85,7 @@ impl Epoll {
             closed: AtomicBool::new(false),
             ordinary: AtomicBool::new(false),
             direct: AtomicUsize::new(0),
-            warm: AtomicBool::new(false),
+            left: Mutex::default(),
             generation: fork_generation(),
         })?;
         let event = |data| Some(epoll_event { events: EPOLLIN as u32, u64: data });
@@ -140,6 +147,10 @@ impl Epoll {
             let watcher: Arc<dyn Watcher> = member.clone();
             rsocket.watchers().remove(&watcher);
         }
+    }
+
+    fn left(&self) -> MutexGuard<'_, Left> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn check_open(&self) -> Result<()> {

@@ -1,7 +1,7 @@
 //! repoll_wait: epoll_wait(2).
 
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -37,7 +37,10 @@ impl Epoll {
         }
         let deadline = Deadline::after_ms(timeout);
         let mut report = Report { events, len: 0 };
-        self.collect_again(&mut report)?;
+        let left = mem::take(&mut *self.left());
+        if left.count > 0 && !left.only.is_some_and(|member| self.settle_left(&member)) {
+            self.collect_again(&mut report)?;
+        }
         while report.len == 0 {
             self.check_open()?;
             if !self.collect(&mut report, deadline.left())? {
@@ -49,7 +52,7 @@ impl Epoll {
 
     /// What is likely to be still there, in half of the array: the rsockets together have one turn in the outer epoll.
     fn collect_again(&self, report: &mut Report<'_>) -> Result<()> {
-        if !self.warm.swap(false, Ordering::Relaxed) || !self.ordinary.load(Ordering::SeqCst) {
+        if !self.ordinary.load(Ordering::SeqCst) {
             return Ok(());
         }
         self.check_open()?;
