@@ -1,8 +1,8 @@
 //! How large a stream's receive buffer should be.
 //!
 //! Each half of it that is announced costs both ends a message, and each end often waits for the other's. A stream that goes
-//! through its buffer many times a second does better with a larger one. One that has grown should shrink when half of it took
-//! long to fill.
+//! through its buffer many times a second does better with a larger one. One that has grown should shrink when its
+//! halves took long to fill.
 
 /// Milliseconds for so many halves of a buffer that has grown: it is too large for a stream that needs longer. Looking at the
 /// clock for each of them would cost a system call where the kernel shows it by nothing else.
