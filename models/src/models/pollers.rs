@@ -8,7 +8,7 @@ use super::beside;
 use super::stream::{Stream, soon};
 use crate::errno::Errno;
 use crate::poll::wait_one;
-use crate::sys::event::Deadline;
+use crate::sys::event::{Deadline, wait_for_edge};
 use crate::watch::Pollable;
 
 type Shared = Arc<Stream>;
@@ -50,6 +50,24 @@ fn poll_and_take_twice(stream: &Shared) {
     }
 }
 
+/// As an epoll that watches the channel for edges, and its program, which reads and sends all it can, until it had two of each.
+fn watch_for_edges(stream: &Shared) {
+    let mut channel = -1;
+    stream.descriptors(&mut |fd| channel = fd);
+    stream.want_room();
+    let (mut data, mut room) = (0, 0);
+    loop {
+        stream.arm(0);
+        let (more_data, more_room) = stream.take_all();
+        (data, room) = (data + more_data, room + more_room);
+        if (data, room) == (2, 2) {
+            return;
+        }
+        wait_for_edge(channel);
+        stream.take_event();
+    }
+}
+
 fn poll_for_a_while(stream: &Shared) {
     assert!(matches!(poll_until(stream, Deadline::after_ms(1)), 0 | POLLIN));
 }
@@ -66,6 +84,20 @@ fn data_comes_twice() {
         stream.arrive();
     }
     beside(3, new, [poll_and_take_twice, arrive_twice], |_| {});
+}
+
+/// The channel holds the events of both queues: one that is left in it hides all that follow.
+#[test]
+fn both_events_for_one_who_watches_for_edges() {
+    fn arrive_twice(stream: &Shared) {
+        stream.arrive();
+        stream.arrive();
+    }
+    fn complete_sent_twice(stream: &Shared) {
+        stream.complete_sent();
+        stream.complete_sent();
+    }
+    beside(2, new, [watch_for_edges, arrive_twice, complete_sent_twice], |_| {});
 }
 
 /// One takes the event that both sleep on.

@@ -63,7 +63,7 @@ impl Channel {
 pub struct State {
     turns: Turns,
     pub available: u32,
-    /// Room to send, and threads that wait for it.
+    /// Room to send, and those who wait for it.
     room: u32,
     wanting: u32,
     sent_armed: bool,
@@ -184,6 +184,18 @@ impl Stream {
         let some = state.available > 0;
         state.available -= u32::from(some);
         some
+    }
+
+    /// Somebody wants room from now on, who does not wait for it in a call.
+    pub fn want_room(&self) {
+        self.lock().wanting += 1;
+    }
+
+    /// As calls that do not wait, until there is neither data nor room: how much there was.
+    pub fn take_all(&self) -> (u32, u32) {
+        let mut state = self.lock();
+        self.look(&mut state);
+        (mem::take(&mut state.available), mem::take(&mut state.room))
     }
 
     fn notify(&self, notice: Notice) {

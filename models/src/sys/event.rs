@@ -1,5 +1,5 @@
-//! Descriptors with a count, and those who sleep until one is not 0: eventfds, completion channels, poll(2). One lock stands
-//! for the kernel. A time that is limited is over at once: the threads beside it make it long or short.
+//! Descriptors with a count, and those who sleep until one is not 0: eventfds, completion channels, poll(2), epoll(7). One lock
+//! stands for the kernel. A time that is limited is over at once: the threads beside it make it long or short.
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, RawFd};
@@ -10,9 +10,16 @@ use loom::sync::{Condvar, Mutex, MutexGuard};
 
 use crate::errno::{Errno, Result};
 
+#[derive(Clone, Copy, Default)]
+struct Count {
+    now: u32,
+    /// It was raised since whoever watches it for edges last woke.
+    edge: bool,
+}
+
 #[derive(Default)]
 struct Kernel {
-    counts: Mutex<Vec<u32>>,
+    counts: Mutex<Vec<Count>>,
     changed: Condvar,
 }
 
@@ -20,7 +27,7 @@ loom::lazy_static! {
     static ref KERNEL: Kernel = Kernel::default();
 }
 
-type Counts = MutexGuard<'static, Vec<u32>>;
+type Counts = MutexGuard<'static, Vec<Count>>;
 
 fn enter() -> Counts {
     KERNEL.counts.lock().unwrap()
@@ -36,29 +43,33 @@ pub struct EventFd(RawFd);
 impl EventFd {
     pub fn new() -> Result<EventFd> {
         let mut counts = enter();
-        counts.push(0);
+        counts.push(Count::default());
         Ok(EventFd(counts.len() as RawFd - 1))
     }
 
     pub fn raise(&self) {
-        enter()[self.0 as usize] += 1;
+        let mut counts = enter();
+        let count = &mut counts[self.0 as usize];
+        count.now += 1;
+        count.edge = true;
+        drop(counts);
         KERNEL.changed.notify_all();
     }
 
     pub fn clear(&self) {
-        enter()[self.0 as usize] = 0;
+        enter()[self.0 as usize].now = 0;
     }
 
     /// Takes one, as a completion channel has its events taken.
     pub fn take(&self, wait: bool) -> Result<()> {
         let mut counts = enter();
-        while counts[self.0 as usize] == 0 {
+        while counts[self.0 as usize].now == 0 {
             if !wait {
                 return Err(Errno::EAGAIN);
             }
             counts = sleep(counts);
         }
-        counts[self.0 as usize] -= 1;
+        counts[self.0 as usize].now -= 1;
         Ok(())
     }
 }
@@ -74,11 +85,25 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
     loop {
         let mut ready = 0;
         for fd in &mut *fds {
-            fd.revents = if counts[fd.fd as usize] > 0 { POLLIN } else { 0 };
+            fd.revents = if counts[fd.fd as usize].now > 0 { POLLIN } else { 0 };
             ready += usize::from(fd.revents != 0);
         }
         if ready > 0 || timeout.is_some() {
             return Ok(ready);
+        }
+        counts = sleep(counts);
+    }
+}
+
+/// epoll_wait(2) for one descriptor, with EPOLLET: it has to be raised anew, and to be readable still. What stays untaken does
+/// not wake again.
+pub fn wait_for_edge(fd: RawFd) {
+    let mut counts = enter();
+    loop {
+        let count = &mut counts[fd as usize];
+        if count.edge && count.now > 0 {
+            count.edge = false;
+            return;
         }
         counts = sleep(counts);
     }
