@@ -37,10 +37,10 @@ struct end {
 	unsigned int sending, received;
 };
 
-static void make(struct end *e, struct rdma_cm_id *id, const struct task *t)
+static void make(struct end *e, struct rdma_cm_id *id, const struct task *t, int client)
 {
-	/* Nobody asks for receives meanwhile. */
-	uint32_t i, receives = 4 + (t->what == TOLD ? t->count : 0);
+	/* Those of the server: nobody asks for more meanwhile. */
+	uint32_t i, receives = 4 + (t->what == TOLD && !client ? t->count : 0);
 	struct ibv_qp_init_attr attr = {
 		.cap = { .max_send_wr = WINDOW + 4, .max_recv_wr = receives, .max_send_sge = 1,
 			 .max_recv_sge = 1, .max_inline_data = INLINE },
@@ -89,12 +89,18 @@ static void sent(struct end *e)
 	e->sending--;
 }
 
-static void send_one(struct end *e, uint32_t size)
+/* Waits until one more may be on its way. */
+static void begin_one(struct end *e)
 {
 	while (e->sending >= WINDOW)
 		sent(e);
-	NEED(!rdma_post_send(e->id, NULL, e->buffer, size, e->mr, size <= INLINE ? IBV_SEND_INLINE : 0));
 	e->sending++;
+}
+
+static void send_one(struct end *e, uint32_t size)
+{
+	begin_one(e);
+	NEED(!rdma_post_send(e->id, NULL, e->buffer, size, e->mr, size <= INLINE ? IBV_SEND_INLINE : 0));
 }
 
 static void receive_one(struct end *e, uint32_t size)
@@ -105,10 +111,8 @@ static void receive_one(struct end *e, uint32_t size)
 
 static void write_one(struct end *e, uint32_t size)
 {
-	while (e->sending >= WINDOW)
-		sent(e);
+	begin_one(e);
 	NEED(!rdma_post_write(e->id, NULL, e->buffer, size, e->mr, 0, e->peer.address, e->peer.key));
-	e->sending++;
 }
 
 /* One write or send on each QP in turn. */
@@ -193,7 +197,7 @@ static void client_end(struct end *e, const char *address, const char *port, con
 	NEED(!rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
 	NEED(!rdma_resolve_addr(id, NULL, found->ai_dst_addr, 2000));
 	NEED(!rdma_resolve_route(id, 2000));
-	make(e, id, t);
+	make(e, id, t, 1);
 	param = with(&hello, e, t);
 	NEED(!rdma_connect(id, &param));
 	hear(e, id->event);
@@ -209,7 +213,7 @@ static void server_end(struct end *e, struct rdma_cm_id *listener, struct task *
 	NEED(!rdma_get_request(listener, &id));
 	hear(e, id->event);
 	*t = e->peer.task;
-	make(e, id, t);
+	make(e, id, t, 0);
 	param = with(&hello, e, t);
 	NEED(!rdma_accept(id, &param));
 }

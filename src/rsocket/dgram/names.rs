@@ -143,11 +143,12 @@ impl Dgram {
             return Err(Errno::ENOTSUP);
         }
         let result = event::fcntl(self.fd(), command, argument)?;
+        // What counts is what was set here, as for streams: fcntl(2) on the UDP socket is not asked about before each wait.
         match command {
             libc::F_SETFL => state.nonblocking = argument & libc::O_NONBLOCK != 0,
-            // What counts is what was set here, as for streams: fcntl(2) on the UDP socket is not asked about before each wait.
-            libc::F_GETFL if state.nonblocking => return Ok(result | libc::O_NONBLOCK),
-            libc::F_GETFL => return Ok(result & !libc::O_NONBLOCK),
+            libc::F_GETFL => {
+                return Ok(result & !libc::O_NONBLOCK | if state.nonblocking { libc::O_NONBLOCK } else { 0 });
+            }
             _ => {}
         }
         Ok(result)

@@ -1,9 +1,14 @@
 //! One end: the state machines with what the link adds to them, but memory and devices are vectors and queues.
 
-use std::collections::VecDeque;
-use std::sync::OnceLock;
+mod network;
+mod peer;
+mod program;
 
-use super::super::{Announcement, Chunk, Received, Receiver, SendLimits, Sender, Violation, Wish};
+use std::collections::VecDeque;
+
+pub use network::deliver;
+
+use super::super::{Announcement, Receiver, SendLimits, Sender, Violation, Wish};
 use super::random::Random;
 use crate::rsocket::wire::{Control, Message, Region};
 
@@ -213,20 +218,6 @@ impl End {
         self.changes += 1;
     }
 
-    /// Bytes of the program go inline or through the buffer.
-    fn source(&mut self, inline: bool, offset: u32, position: u64, len: u32) -> Source {
-        if inline {
-            return Source::Inline { position };
-        }
-        let which = self.buffers.len() - 1;
-        let buffer = &mut self.buffers[which];
-        let first = (len as usize).min(buffer.len() - offset as usize);
-        buffer[offset as usize..][..first].copy_from_slice(pattern(position, first));
-        let rest = len as usize - first;
-        buffer[..rest].copy_from_slice(pattern(position + first as u64, rest));
-        Source::Buffer { which, offset, position }
-    }
-
     /// Another send buffer. The one before is spoiled as soon as it may be.
     fn rebuffer(&mut self) {
         if let Some(number) = self.before
@@ -257,65 +248,6 @@ impl End {
         }
     }
 
-    /// rsend() of at most `most` bytes, on a socket that does not block.
-    pub fn write(&mut self, most: u64) {
-        self.rebuffer();
-        let end = self.sent + most.min(self.total - self.sent);
-        while self.sent < end {
-            let rest = (end - self.sent) as usize;
-            let inline = rest <= self.setup.inline as usize;
-            let Some(chunk) = self.sender.plan(rest, inline) else { return self.poll() };
-            let Chunk { len, addr, key, offset } = chunk;
-            let source = self.source(inline, offset, self.sent, len);
-            let (number, report) = self.sender.take(&chunk, inline);
-            self.post(number, report, Some(Message::Data(len)), Effect::Data { addr, key, len, source });
-            self.sent += u64::from(len);
-            self.retarget();
-        }
-    }
-
-    /// rrecv() of at most `most` bytes, or a peek at them.
-    pub fn read(&mut self, most: u64, peek: bool) {
-        if self.receiver.available() == 0 {
-            self.poll();
-        }
-        let most = most.min(self.receiver.available());
-        if !peek && self.read_piece(most) {
-            return;
-        }
-        let mut done = 0;
-        while done < most {
-            let Received { ring, offset, len } = self.receiver.piece(done);
-            let len = u64::from(len).min(most - done) as usize;
-            assert!(len > 0, "no piece of what is there");
-            let bytes = &self.rings[ring][offset as usize..][..len];
-            assert!(bytes == pattern(self.taken + done, len), "other bytes than were sent");
-            done += len as u64;
-        }
-        if !peek && done > 0 {
-            self.taken += done;
-            self.changes += 1;
-            self.take(done);
-        }
-    }
-
-    /// The short way; whether it was one.
-    fn read_piece(&mut self, most: u64) -> bool {
-        let before = self.receiver.available();
-        let Some(Received { ring, offset, len }) = self.receiver.take_piece(most as usize) else { return false };
-        assert!(
-            u64::from(len) == most && self.receiver.available() == before - most,
-            "more or less than was asked for"
-        );
-        let bytes = &self.rings[ring][offset as usize..][..len as usize];
-        assert!(bytes == pattern(self.taken, len as usize), "other bytes than were sent");
-        self.taken += most;
-        self.changes += 1;
-        self.forget(most);
-        self.grant();
-        true
-    }
-
     fn forget(&mut self, len: u64) {
         let mut left = len;
         while left > 0 {
@@ -330,46 +262,6 @@ impl End {
             self.rings[ended].clear();
         }
         self.grant();
-    }
-
-    /// rshutdown(SHUT_WR), when everything is sent.
-    pub fn shut(&mut self) {
-        if self.shut || self.sent < self.total {
-            return;
-        }
-        self.poll();
-        if self.sender.has_control() {
-            self.control(Some(Message::Control(Control::Shutdown)), Effect::Nothing, 1);
-            self.shut = true;
-        }
-    }
-
-    /// riomap(): an entry of the peer's table.
-    pub fn update(&mut self) {
-        let inline = MAPPING <= self.setup.inline;
-        let space = if inline { 0 } else { MAPPING };
-        let Some(offset) = self.sender.plan_update(space).filter(|_| !self.shut) else { return };
-        let source = self.source(inline, offset, self.other, MAPPING);
-        let (number, report) = self.sender.take_update(space);
-        self.post(number, report, Some(Message::Iomap(0)), Effect::Other { len: MAPPING, source });
-        self.other += u64::from(MAPPING);
-    }
-
-    /// riowrite().
-    pub fn write_mapped(&mut self, most: u64) {
-        let inline = most <= u64::from(self.setup.inline);
-        let Some((len, offset)) = self.sender.plan_write(most as usize, inline).filter(|_| !self.shut) else { return };
-        let source = self.source(inline, offset, self.other, len);
-        let (number, report) = self.sender.take_write(len, inline);
-        self.post(number, report, None, Effect::Other { len, source });
-        self.other += u64::from(len);
-    }
-
-    /// A write without effect.
-    pub fn keep_alive(&mut self) {
-        if self.sender.has_control() && !self.shut {
-            self.control(None, Effect::Nothing, 1);
-        }
     }
 
     fn control(&mut self, message: Option<Message>, effect: Effect, requests: u32) {
@@ -475,16 +367,6 @@ impl End {
         }
     }
 
-    /// The next work request that was carried out completes.
-    pub fn complete(&mut self) {
-        if let Some(work) = self.carried.pop_front() {
-            self.changes += 1;
-            if work.report {
-                self.completions.push_back(Completion::Own(work.number));
-            }
-        }
-    }
-
     /// The program has sent and received everything, and heard of the end.
     pub fn is_finished(&self) -> bool {
         let done = self.sent == self.total && self.shut && self.ended && self.receiver.available() == 0;
@@ -506,51 +388,6 @@ impl End {
         assert_eq!(self.sender.credits(), peer.told.wrapping_sub(peer.messages), "credits are lost");
         assert!(self.sender.credits() > peer.setup.queue / 2, "credits are kept back");
     }
-
-    /// As [`read`](Self::read), of a peer that writes what it likes.
-    pub fn look(&mut self, most: u64) {
-        let most = most.min(self.receiver.available());
-        let Received { ring, offset, len } = self.receiver.piece(0);
-        assert!(offset as usize + len as usize <= self.rings[ring].len(), "outside the ring");
-        self.take(most.min(u64::from(len)));
-    }
-
-    /// A message of a peer that breaks the rules: the link takes what is in the same batch, too.
-    pub fn hear(&mut self, message: Message) {
-        if self.receives > 0 {
-            self.receives -= 1;
-            self.completions.push_back(Completion::Received(message));
-        }
-    }
-
-    /// The peer writes into our SGL.
-    pub fn forge(&mut self, random: &mut Random) {
-        let length = random.pick(&[0, 1, 2, 100, 1 << 16, u32::MAX]);
-        self.sgl[random.below(2) as usize] = Region { addr: random.next(), key: random.next() as u32, length };
-    }
-
-    /// A work request that nobody looks at is carried out.
-    pub fn carry(&mut self) {
-        self.carried.extend(self.posted.pop_front());
-        self.complete();
-    }
-
-    /// What holds whatever the peer does.
-    pub fn check(&self) {
-        let room: usize = self.rings.iter().map(Vec::len).sum();
-        assert!(self.receiver.available() <= room as u64);
-        assert!(self.receives + self.idle <= self.setup.receives());
-        assert!(self.free_sends <= self.setup.sends);
-    }
-
-    /// A write into the ring, as the device carries it out.
-    fn fill(&mut self, addr: u64, key: u32, len: u32) -> &mut [u8] {
-        let Part { ring, offset, .. } = *self.open.front().expect("more than was granted");
-        assert_eq!(key, KEY + ring as u32);
-        assert_eq!(addr, RINGS[ring] + u64::from(offset), "not behind the bytes before");
-        assert_eq!(shorten(&mut self.open, len.into()), len, "behind the end of a half");
-        &mut self.rings[ring][offset as usize..][..len as usize]
-    }
 }
 
 /// Takes `len` bytes off the first part, or as many as it has: how many. The peer's claims may be wrong.
@@ -562,56 +399,4 @@ fn shorten(parts: &mut VecDeque<Part>, len: u64) -> u32 {
         parts.pop_front();
     }
     taken
-}
-
-/// The network carries out the next work request of `from`.
-pub fn deliver(from: &mut End, to: &mut End) {
-    let Some(work) = from.posted.pop_front() else { return };
-    from.changes += 1;
-    match work.effect {
-        Effect::Nothing => {}
-        Effect::Data { addr, key, len, source } => copy(from, source, to.fill(addr, key, len)),
-        Effect::Other { len, source } => {
-            let mut bytes = vec![0; len as usize];
-            copy(from, source, &mut bytes);
-        }
-        Effect::Announce { slot, region } => {
-            assert_eq!(to.sgl[slot].length, 0, "over an entry that was not used");
-            to.sgl[slot] = region;
-        }
-    }
-    if let Some(message) = work.message {
-        assert!(to.receives > 0, "the receive queue is overrun");
-        to.receives -= 1;
-        to.completions.push_back(Completion::Received(message));
-    }
-    from.carried.push_back(work);
-}
-
-/// What the device reads, which has to be there still.
-fn copy(from: &End, source: Source, into: &mut [u8]) {
-    let position = match source {
-        Source::Inline { position } => {
-            into.copy_from_slice(pattern(position, into.len()));
-            return;
-        }
-        Source::Buffer { which, offset, position } => {
-            let buffer = &from.buffers[which];
-            let first = into.len().min(buffer.len() - offset as usize);
-            let (start, end) = into.split_at_mut(first);
-            start.copy_from_slice(&buffer[offset as usize..][..first]);
-            end.copy_from_slice(&buffer[..end.len()]);
-            position
-        }
-    };
-    assert!(into == pattern(position, into.len()), "the send buffer was used again too early");
-}
-
-/// The bytes of every stream, from `position` on.
-fn pattern(position: u64, len: usize) -> &'static [u8] {
-    const PERIOD: usize = 251;
-    const MOST: usize = 1 << 18;
-    static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
-    let bytes = BYTES.get_or_init(|| (0..MOST + PERIOD).map(|at| (at % PERIOD) as u8).collect());
-    &bytes[(position % PERIOD as u64) as usize..][..len]
 }

@@ -41,15 +41,18 @@ impl Out {
         self.pieces[0].len + self.pieces[1].len >= PAGE
     }
 
-    /// Without a word of its own.
-    fn plain(&self, iwarp: bool) -> Work {
-        self.request(Kind::Write, self.number, self.report || (iwarp && self.must_report()))
+    /// In one work request: with its word as immediate data, or without one.
+    #[inline]
+    fn whole(&self, iwarp: bool) -> Work {
+        match self.message {
+            Some(message) => self.request(Kind::WriteWord(message.word().to_be()), self.number, self.report),
+            None => self.request(Kind::Write, self.number, self.report || (iwarp && self.must_report())),
+        }
     }
 
-    /// With its word as immediate data.
-    #[inline]
-    fn told(&self, message: Message) -> Work {
-        self.request(Kind::WriteWord(message.word().to_be()), self.number, self.report)
+    /// What a message of its own says on iWARP.
+    fn word(&self) -> [u8; WORD] {
+        self.message.map_or([0; WORD], |message| message.word().to_ne_bytes())
     }
 
     /// On iWARP: the write, and the word in a message of its own.
@@ -66,33 +69,31 @@ impl Link {
     /// Posts it. An error ends the connection.
     #[inline]
     pub(super) fn post(&mut self, out: Out) -> Result<()> {
-        let request = match out.message {
-            None => out.plain(self.iwarp),
-            Some(message) if self.iwarp => return self.post_apart(out, message),
-            Some(message) => out.told(message),
-        };
+        if self.iwarp && out.message.is_some() {
+            return self.post_apart(out);
+        }
         // SAFETY: the QP is live; the pieces are registered or inline, by the callers.
-        unsafe { rc::send(self.qp, &[request]) }
+        unsafe { rc::send(self.qp, &[out.whole(self.iwarp)]) }
     }
 
     #[inline(never)]
-    fn post_apart(&mut self, out: Out, message: Message) -> Result<()> {
+    fn post_apart(&mut self, out: Out) -> Result<()> {
         self.takes_words()?;
-        let word = message.word().to_ne_bytes();
+        let word = out.word();
         let [write, send] = out.apart(&word);
         // SAFETY: as above; the word lives until the call returns.
         unsafe { if out.is_empty() { rc::send(self.qp, &[send]) } else { rc::send(self.qp, &[write, send]) } }
     }
 
-    /// Posts two that have bytes, one after the other, in one go.
-    pub(super) fn post_both(&mut self, outs: [(Out, Message); 2]) -> Result<()> {
+    /// Posts two with messages and bytes, one after the other, in one go.
+    pub(super) fn post_both(&mut self, outs: [Out; 2]) -> Result<()> {
         if !self.iwarp {
             // SAFETY: as above.
-            return unsafe { rc::send(self.qp, &outs.map(|(out, message)| out.told(message))) };
+            return unsafe { rc::send(self.qp, &outs.map(|out| out.whole(false))) };
         }
         self.takes_words()?;
-        let words = outs.map(|(_, message)| message.word().to_ne_bytes());
-        let ([write, send], [next_write, next_send]) = (outs[0].0.apart(&words[0]), outs[1].0.apart(&words[1]));
+        let words = outs.map(|out| out.word());
+        let ([write, send], [next_write, next_send]) = (outs[0].apart(&words[0]), outs[1].apart(&words[1]));
         // SAFETY: as above; the words live until the call returns.
         unsafe { rc::send(self.qp, &[write, send, next_write, next_send]) }
     }

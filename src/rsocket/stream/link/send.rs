@@ -86,14 +86,14 @@ impl Link {
             let (part, tail) = rest.split_at(chunk.len as usize);
             let pieces = if inline { here(part) } else { self.buffer.fill(self.qp, part, chunk.offset)? };
             let out = self.claim(&chunk, pieces, inline)?;
-            done += part.len() + self.send_with_tail(out, &chunk, tail, inline)?;
+            done += part.len() + self.send_with_tail(out, tail, inline)?;
         }
         Ok(done)
     }
 
     /// Sends a message that was claimed and, where it has filled the peer's buffer and there is another, as much of `tail` as goes into
     /// one more: both in one go. How many bytes of that.
-    fn send_with_tail(&mut self, out: Out, chunk: &Chunk, tail: &[u8], inline: bool) -> Result<usize> {
+    fn send_with_tail(&mut self, out: Out, tail: &[u8], inline: bool) -> Result<usize> {
         self.retarget();
         let next = if tail.is_empty() {
             None
@@ -108,8 +108,7 @@ impl Link {
         // The buffer is there: the message before has used it.
         let pieces = if inline { here(part) } else { self.buffer.fill(self.qp, part, next.offset)? };
         let last = self.claim(&next, pieces, inline)?;
-        let outs = [(out, Message::Data(chunk.len)), (last, Message::Data(next.len))];
-        self.post_both(outs).inspect_err(|&error| self.fail(error))?;
+        self.post_both([out, last]).inspect_err(|&error| self.fail(error))?;
         self.retarget();
         Ok(part.len())
     }

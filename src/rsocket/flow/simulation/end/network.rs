@@ -1,0 +1,78 @@
+//! The devices and the network between them.
+
+use std::sync::OnceLock;
+
+use super::{Completion, Effect, End, KEY, Part, RINGS, Source, shorten};
+
+impl End {
+    /// The next work request that was carried out completes.
+    pub fn complete(&mut self) {
+        if let Some(work) = self.carried.pop_front() {
+            self.changes += 1;
+            if work.report {
+                self.completions.push_back(Completion::Own(work.number));
+            }
+        }
+    }
+
+    /// A write into the ring, as the device carries it out.
+    fn fill(&mut self, addr: u64, key: u32, len: u32) -> &mut [u8] {
+        let Part { ring, offset, .. } = *self.open.front().expect("more than was granted");
+        assert_eq!(key, KEY + ring as u32);
+        assert_eq!(addr, RINGS[ring] + u64::from(offset), "not behind the bytes before");
+        assert_eq!(shorten(&mut self.open, len.into()), len, "behind the end of a half");
+        &mut self.rings[ring][offset as usize..][..len as usize]
+    }
+}
+
+/// The network carries out the next work request of `from`.
+pub fn deliver(from: &mut End, to: &mut End) {
+    let Some(work) = from.posted.pop_front() else { return };
+    from.changes += 1;
+    match work.effect {
+        Effect::Nothing => {}
+        Effect::Data { addr, key, len, source } => copy(from, source, to.fill(addr, key, len)),
+        Effect::Other { len, source } => {
+            let mut bytes = vec![0; len as usize];
+            copy(from, source, &mut bytes);
+        }
+        Effect::Announce { slot, region } => {
+            assert_eq!(to.sgl[slot].length, 0, "over an entry that was not used");
+            to.sgl[slot] = region;
+        }
+    }
+    if let Some(message) = work.message {
+        assert!(to.receives > 0, "the receive queue is overrun");
+        to.receives -= 1;
+        to.completions.push_back(Completion::Received(message));
+    }
+    from.carried.push_back(work);
+}
+
+/// What the device reads, which has to be there still.
+fn copy(from: &End, source: Source, into: &mut [u8]) {
+    let position = match source {
+        Source::Inline { position } => {
+            into.copy_from_slice(pattern(position, into.len()));
+            return;
+        }
+        Source::Buffer { which, offset, position } => {
+            let buffer = &from.buffers[which];
+            let first = into.len().min(buffer.len() - offset as usize);
+            let (start, end) = into.split_at_mut(first);
+            start.copy_from_slice(&buffer[offset as usize..][..first]);
+            end.copy_from_slice(&buffer[..end.len()]);
+            position
+        }
+    };
+    assert!(into == pattern(position, into.len()), "the send buffer was used again too early");
+}
+
+/// The bytes of every stream, from `position` on.
+pub(super) fn pattern(position: u64, len: usize) -> &'static [u8] {
+    const PERIOD: usize = 251;
+    const MOST: usize = 1 << 18;
+    static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
+    let bytes = BYTES.get_or_init(|| (0..MOST + PERIOD).map(|at| (at % PERIOD) as u8).collect());
+    &bytes[(position % PERIOD as u64) as usize..][..len]
+}
