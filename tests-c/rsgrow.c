@@ -104,7 +104,8 @@ static void grows_and_goes(void)
 
 	EXPECT(rs_pair(&pair, AF_INET));
 	before = pinned_kb();
-	stream_until(before, 512);
+	/* More than both buffers have when they have grown once. */
+	stream_until(before, 2048);
 	printf("     %ld kB pinned before, %ld after %zu kB\n", before, pinned_kb(), received >> 10);
 	rs_pair_close(&pair);
 	EXPECT(pinned_kb() == nothing);
@@ -156,17 +157,38 @@ static void chosen_sizes_stay(void)
 	stays();
 }
 
-static void limit_of_none(void)
+static void pair_with_limit(long bytes)
 {
 	FILE *file;
 
 	EXPECT(!mkdir("/etc/rdma/rsocket", 0755) || errno == EEXIST);
 	file = fopen("/etc/rdma/rsocket/grow_limit", "w");
-	EXPECT(file && fputs("0\n", file) >= 0 && !fclose(file));
+	EXPECT(file && fprintf(file, "%ld\n", bytes) > 0 && !fclose(file));
 	/* Files are read with the first socket. */
 	EXPECT(rs_pair(&pair, AF_INET));
 	EXPECT(!unlink("/etc/rdma/rsocket/grow_limit"));
+}
+
+static void limit_of_none(void)
+{
+	pair_with_limit(0);
 	stays();
+}
+
+/* A sixteenth of it is too little for the largest buffers. */
+static void limit_of_once(void)
+{
+	long before, least, most;
+
+	pair_with_limit(8 * MB);
+	before = pinned_kb();
+	do
+		stream_megabytes(4, &least, &most);
+	while (most < before + 512);
+	stream_megabytes(64, &least, &most);
+	/* The send buffer before may still be there. */
+	EXPECT(most <= before + 512 + 256 + 128);
+	rs_pair_close(&pair);
 }
 
 /* Nothing more may be pinned than there is; for others than the superuser. */
@@ -209,6 +231,7 @@ int main(int argc, char **argv)
 	CASE(shrinks_when_slow);
 	CASE(chosen_sizes_stay);
 	CASE(limit_of_none);
+	CASE(limit_of_once);
 	CASE(no_memory_to_grow);
 	CASE(no_memory_to_send);
 	return finish();

@@ -8,10 +8,9 @@ use crate::errno::{Errno, Result};
 use crate::rsocket::flow::Sender;
 use crate::sys::rc::{Piece, Registered};
 
-/// Bytes of the largest buffer that one grows to, in steps.
-const LARGEST: u32 = 1 << 18;
-/// Times that it grows in a step.
-const STEP: u32 = 4;
+/// Bytes of a buffer that has grown once, and of one that has grown twice, as of receive buffers.
+const LARGER: u32 = 1 << 18;
+const LARGEST: u32 = 1 << 20;
 /// How often the stream could have sent more before it grows.
 const OFTEN: u32 = 2;
 
@@ -58,6 +57,11 @@ impl SendBuffer {
         SendBuffer { memory: None, size, least: size, may_grow, cramped: 0, refused: 0, before: None }
     }
 
+    /// Bytes of the next larger one.
+    fn larger(&self) -> Option<u32> {
+        if self.may_grow { [LARGER, LARGEST].into_iter().find(|&size| size > self.size) } else { None }
+    }
+
     /// Its size at first.
     pub fn least(&self) -> u32 {
         self.least
@@ -94,15 +98,12 @@ impl Link {
     /// Whether it helped that the stream needs more than its buffer.
     pub(super) fn grow_buffer(&mut self) -> bool {
         let buffer = &mut self.buffer;
-        if !buffer.may_grow || buffer.size >= LARGEST {
-            return false;
-        }
+        let Some(size) = buffer.larger() else { return false };
         buffer.cramped += 1;
         if buffer.cramped < OFTEN << buffer.refused.min(16) {
             return false;
         }
         buffer.cramped = 0;
-        let size = buffer.size.saturating_mul(STEP).min(LARGEST);
         // SAFETY: the QP is live; its PD lives as long as the id, and so longer than the link.
         let grown = if buffer.before.is_none() { unsafe { Grown::new(self.qp, size, false).ok() } } else { None };
         let Some(grown) = grown else {
