@@ -9,8 +9,8 @@ use crate::rsocket::wire::Region;
 /// A stream is writable when so much of its send buffer is free, bytes.
 const LOW_WATER: u32 = 2048;
 /// The longest message, bytes, and the longest one that a transfer begins with on an idle link: the link works while the next
-/// one is copied.
-const MOST: u32 = 1 << 18;
+/// one is copied. The largest send buffer holds two of the longest ones.
+const MOST: u32 = 1 << 19;
 const FIRST: u32 = 1 << 16;
 /// A send buffer that was enough so often when the stream had sent all of it is not too small.
 const CALM: u32 = 64;
