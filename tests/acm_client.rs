@@ -1,7 +1,7 @@
 //! The ibacm client against servers that answer well and servers that don't. A wait that has no bound would show as a
 //! test that never ends.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
 
 use std::fs;
 use std::os::unix::net::UnixListener;

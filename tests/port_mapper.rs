@@ -1,7 +1,7 @@
 //! The daemon of the port mapper with real sockets; the kernel is played over a pair of sockets. Two daemons, at addresses
 //! of their own, are two hosts. All in one thread: nothing is waited for that has not been asked for.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
