@@ -2,15 +2,14 @@
 
 use std::ptr::{self, NonNull};
 
-use super::rings::Grown;
+use super::rings::{self, Grown};
 use super::{Link, ibv_qp};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::Sender;
 use crate::sys::rc::{Piece, Registered};
 
-/// Bytes of a buffer that has grown once, and of one that has grown twice, as of receive buffers.
-const LARGER: u32 = 1 << 18;
-const LARGEST: u32 = 1 << 20;
+/// Bytes of one that has grown once, and twice, as receive buffers do.
+const STEPS: [u32; 2] = [1 << 18, 1 << 20];
 /// How often the stream could have sent more before it grows.
 const OFTEN: u32 = 2;
 
@@ -57,11 +56,6 @@ impl SendBuffer {
         SendBuffer { memory: None, size, least: size, may_grow, cramped: 0, refused: 0, before: None }
     }
 
-    /// Bytes of the next larger one.
-    fn larger(&self) -> Option<u32> {
-        if self.may_grow { [LARGER, LARGEST].into_iter().find(|&size| size > self.size) } else { None }
-    }
-
     /// Its size at first.
     pub fn least(&self) -> u32 {
         self.least
@@ -98,7 +92,7 @@ impl Link {
     /// Whether it helped that the stream needs more than its buffer.
     pub(super) fn grow_buffer(&mut self) -> bool {
         let buffer = &mut self.buffer;
-        let Some(size) = buffer.larger() else { return false };
+        let Some(size) = rings::larger(STEPS, buffer.size).filter(|_| buffer.may_grow) else { return false };
         buffer.cramped += 1;
         if buffer.cramped < OFTEN << buffer.refused.min(16) {
             return false;

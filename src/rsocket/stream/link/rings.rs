@@ -9,10 +9,14 @@ use crate::rsocket::spare::Share;
 use crate::sys::clock;
 use crate::sys::rc::Registered;
 
-/// Bytes of a buffer that has grown once, and of one that has grown twice, for which there is not always memory
-/// ([`Share`]): sixteen streams with 2 MB each are a third slower, for the caches don't hold them.
-const LARGER: u32 = 1 << 19;
-const LARGEST: u32 = 1 << 21;
+/// Bytes of a receive buffer that has grown once, and of one that has grown twice, for which there is not always memory
+/// ([`Share`]): sixteen streams that all have it are slower, for the caches don't hold them.
+const STEPS: [u32; 2] = [1 << 19, 1 << 21];
+
+/// The first of `steps` that is more than `size`.
+pub(super) fn larger(steps: [u32; 2], size: u32) -> Option<u32> {
+    steps.into_iter().find(|&step| step > size)
+}
 
 /// Where a receive buffer is.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +80,7 @@ impl Rings {
 
     /// Bytes of the next larger one.
     fn larger(&self) -> Option<u32> {
-        if self.may_grow { [LARGER, LARGEST].into_iter().find(|&size| size > self.size) } else { None }
+        larger(STEPS, self.size).filter(|_| self.may_grow)
     }
 }
 
