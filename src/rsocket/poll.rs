@@ -63,8 +63,11 @@ fn ready_now(lookup: &dyn Lookup, fds: &mut [pollfd]) -> Option<usize> {
     for fd in fds {
         fd.revents = 0;
         if fd.fd >= 0 {
-            fd.revents = told(lookup.ready(fd.fd, wanted(fd.events))?, fd.events);
-            ready += usize::from(fd.revents != 0);
+            let bits = lookup.ready(fd.fd, wanted(fd.events))?;
+            if bits != 0 {
+                fd.revents = told(bits, fd.events);
+                ready += usize::from(fd.revents != 0);
+            }
         }
     }
     (ready > 0).then_some(ready)

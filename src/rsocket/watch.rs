@@ -35,6 +35,11 @@ pub trait Pollable: Send + Sync {
     /// POLLOUT, POLLRDHUP), and POLLERR, POLLHUP; POLLNVAL once it is closed.
     fn ready(&self, wanted: c_short) -> c_short;
 
+    /// Whether some of what ready() tells holds. What has not been handled yet may be left where it is.
+    fn holds(&self, wanted: c_short) -> bool {
+        self.ready(wanted) != 0
+    }
+
     /// As ready(); when the result is 0, no descriptor is readable once take_event() took what was there, and every
     /// later change, of whatever kind, raises a descriptor or notifies the watchers.
     fn arm(&self, wanted: c_short) -> c_short;

@@ -67,7 +67,7 @@ impl Epoll {
     /// it is armed. Mostly the program has read everything, and otherwise only a wait in the kernel would lead to that.
     pub(super) fn settle_left(&self, member: &Arc<Member>) -> bool {
         let Some(view) = member.view() else { return true };
-        if !view.enabled || view.interest.is_edge() || view.interest.is_oneshot() || view.ready() != 0 {
+        if !view.enabled || view.interest.is_edge() || view.interest.is_oneshot() || view.holds() {
             return false;
         }
         match self.refresh(member, &view) {

@@ -120,6 +120,11 @@ impl View {
         self.rsocket.ready(self.interest.wanted()) & !POLLNVAL
     }
 
+    /// Whether some of it holds.
+    pub fn holds(&self) -> bool {
+        self.rsocket.holds(self.interest.wanted())
+    }
+
     /// [`Pollable::arm`], likewise.
     pub fn arm(&self) -> c_short {
         self.rsocket.arm(self.interest.wanted()) & !POLLNVAL
@@ -220,6 +225,10 @@ impl Member {
             return Ok((false, false));
         }
         let loud = state.interest.how();
+        // Mostly nothing has changed.
+        if state.descriptors.as_slice().iter().copied().eq(now.iter().map(|&fd| (fd, loud))) {
+            return Ok((false, false));
+        }
         let event = |how| Some(epoll_event { events: how, u64: self.key() });
         let (mut silenced, mut shown) = (false, false);
         for (fd, how) in state.descriptors.as_mut_slice() {

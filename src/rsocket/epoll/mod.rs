@@ -24,6 +24,7 @@ mod wait;
 
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,6 +41,34 @@ use crate::sys::event::KernelEpoll;
 /// Data of the queue's eventfd in the inner epoll; the members' are greater ([`Member::key`]).
 const QUEUE: u64 = 0;
 
+type Members = HashMap<c_int, Arc<Member>, BuildHasherDefault<Spread>>;
+
+/// Hashes descriptor numbers. The kernel gives them, the lowest ones that are free: they need no more than to be spread over all
+/// the bits that a table may look at.
+#[derive(Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_i32(&mut self, number: i32) {
+        self.write_u64(u64::from(number as u32));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // 2 to the 64th divided by the golden ratio: neighbours end up far from each other.
+        self.0 = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// What repoll_create() makes.
 pub struct Epoll {
     /// The program's number, until close.
@@ -50,7 +79,7 @@ pub struct Epoll {
     outer: KernelEpoll,
     inner: KernelEpoll,
     queue: Queue,
-    members: Mutex<HashMap<c_int, Arc<Member>>>,
+    members: Mutex<Members>,
     /// The last member's number.
     serial: AtomicU32,
     closed: AtomicBool,
@@ -121,7 +150,7 @@ impl Epoll {
         std::ptr::from_ref(self).addr() as u64 ^ NO_ADDRESS
     }
 
-    fn members(&self) -> MutexGuard<'_, HashMap<c_int, Arc<Member>>> {
+    fn members(&self) -> MutexGuard<'_, Members> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -107,16 +107,16 @@ impl Epoll {
     fn collect_rsockets(&self, report: &mut Report<'_>, room: usize, timeout: Option<Duration>) -> Result<bool> {
         let start = report.len;
         let count = self.inner.wait(&mut report.events[start..room], timeout)?;
+        // SAFETY: the kernel has written it; what is reported goes to places before it, or to its own.
+        let key = |report: &Report<'_>, place: usize| unsafe { report.events[place].assume_init() }.u64;
         // A member that is both is looked at in the queue, and one that comes to the queue from now on next time:
         // none is reported twice in one array.
-        let time = self.queue.now();
-        let mut queued = false;
+        let queued = (start..start + count).any(|place| key(report, place) == QUEUE);
+        let time = if queued { self.queue.now() } else { 0 };
         let mut result = Ok(());
         for place in start..start + count {
-            // SAFETY: the kernel has written it; what is reported goes to places before it, or to its own.
-            let key = unsafe { report.events[place].assume_init() }.u64;
+            let key = key(report, place);
             if key == QUEUE {
-                queued = true;
                 continue;
             }
             let Some(member) = self.member(key) else { continue };
