@@ -163,6 +163,59 @@ static void silent_clients(bool leave_first)
 static void silent_clients_leave(void) { silent_clients(true); }
 static void listener_leaves_silent_clients(void) { silent_clients(false); }
 
+/* Takes events until the connection, or what was to be one, is over. */
+static void await_the_end(struct rdma_event_channel *channel)
+{
+	enum rdma_cm_event_type type;
+
+	do {
+		struct rdma_cm_event *event;
+
+		EXPECT(!rdma_get_cm_event(channel, &event));
+		type = event->event;
+		EXPECT(!rdma_ack_cm_event(event));
+	} while (type != RDMA_CM_EVENT_REJECTED && type != RDMA_CM_EVENT_DISCONNECTED &&
+		 type != RDMA_CM_EVENT_UNREACHABLE && type != RDMA_CM_EVENT_CONNECT_ERROR);
+}
+
+/* A listener that goes while requests come, one of them half taken perhaps: each client is told. */
+static void listener_leaves_requests(void)
+{
+	enum { ROUNDS = 25, CLIENTS = 4 };
+	struct rdma_conn_param param;
+	union address address;
+	int before, listener;
+
+	good_start();
+	before = fds_before();
+	for (int round = 0; round < ROUNDS; round++) {
+		struct peer peers[CLIENTS] = { 0 };
+		struct rdma_event_channel *channels[CLIENTS];
+
+		listener = listen_on(&address, 2 * CLIENTS, 0);
+		for (int i = 0; i < CLIENTS; i++) {
+			EXPECT((channels[i] = rdma_create_event_channel()) != NULL);
+			peers[i].id = peer_resolved(&address, channels[i]);
+			peer_prepare(&peers[i], true);
+		}
+		for (int i = 0; i < CLIENTS; i++) {
+			param = peer_param(&peers[i].mine, sizeof(peers[i].mine));
+			EXPECT(!rdma_connect(peers[i].id, &param));
+		}
+		EXPECT(!rclose(listener));
+		for (int i = 0; i < CLIENTS; i++) {
+			await_the_end(channels[i]);
+			rdma_destroy_qp(peers[i].id);
+			ibv_dereg_mr(peers[i].mr);
+			EXPECT(!rdma_destroy_id(peers[i].id));
+			rdma_destroy_event_channel(channels[i]);
+		}
+		fds_come_back(before);
+	}
+	good_goes_on();
+	good_stop();
+}
+
 /* A client that is gone before it could be answered: what raccept() has to give ends at once. */
 static void client_leaves_at_once(void)
 {
@@ -259,6 +312,7 @@ int main(int argc, char **argv)
 	CASE(rejected);
 	CASE(silent_clients_leave);
 	CASE(listener_leaves_silent_clients);
+	CASE(listener_leaves_requests);
 	CASE(client_leaves_at_once);
 	CASE(server_leaves_at_once);
 	CASE(no_receives);

@@ -45,7 +45,8 @@ impl Event {
     }
 }
 
-/// An id that came with a connection request, still on its listener's channel. Dropped, it rejects.
+/// An id that came with a connection request, still on its listener's channel: accepted or dropped before that listener's
+/// [`CmId`] is, for which the listener's lock is kept. Dropped, it rejects.
 #[derive(Debug)]
 pub struct Request(NonNull<rdma_cm_id>);
 
@@ -54,7 +55,7 @@ unsafe impl Send for Request {}
 
 impl Drop for Request {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the id; the event that brought it is acknowledged.
+        // SAFETY: nobody else has the id; the event that brought it is acknowledged, and the listener is alive.
         unsafe {
             if let Ok(id) = Id::from_c(self.0.as_ptr()) {
                 // The peer learns it at once, instead of by a time-out; a failure leaves nothing to do.
@@ -69,7 +70,7 @@ impl Request {
     /// Takes the id to a channel of its own.
     pub fn accept(self) -> Result<CmId> {
         let channel = cm::create_event_channel()?;
-        // SAFETY: a live id and a new channel.
+        // SAFETY: a live id, on the channel of a listener that is alive, and a new channel.
         let moved = unsafe { Id::from_c(self.0.as_ptr()).and_then(|id| cm::migrate_id(id, channel.as_ptr())) };
         if let Err(error) = moved {
             // SAFETY: nothing is on it.

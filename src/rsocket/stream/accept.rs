@@ -12,7 +12,7 @@ use super::{Guard, Listening, Notice, Phase, State, Stream};
 use crate::cm;
 use crate::diag::{self, Why};
 use crate::errno::{Errno, Result};
-use crate::rsocket::cm_id::{Event, Request};
+use crate::rsocket::cm_id::{CmId, Event, Request};
 use crate::rsocket::wire::{self, ConnData};
 use crate::sys::alloc::{try_box, try_push};
 use crate::sys::sockaddr::AF_IB;
@@ -88,9 +88,11 @@ impl Stream {
             return state;
         }
         let (options, flags) = (state.options.clone(), state.flags);
-        // Without the listener's lock: another connection's is taken, and devices are talked to.
+        // With the listener's lock: whoever closes it ends the channel that the request came on.
+        let admitted = self.admit(event);
+        // Without: another connection's is taken, and devices are talked to.
         drop(state);
-        let new = self.shake_back(event, options, flags);
+        let new = admitted.and_then(|(id, peer)| self.shake_back(id, &peer, options, flags));
         state = self.lock();
         match (&mut state.phase, new) {
             (Phase::Listening(listening), Ok(new)) => {
@@ -108,17 +110,27 @@ impl Stream {
         state
     }
 
-    /// Answers a connection request.
-    fn shake_back(self: &Arc<Self>, mut event: Event, options: super::Options, flags: c_int) -> Result<Arc<Stream>> {
+    /// Takes a connection request that speaks our protocol to a channel of its own; any other is rejected.
+    fn admit(&self, mut event: Event) -> Result<(CmId, ConnData)> {
         let skip = if self.domain == AF_IB { wire::IP_HEADER } else { 0 };
         let peer = event.data().get(skip..).ok_or(Errno::EPROTO).and_then(|data| {
             // Another protocol, or another version of ours.
             ConnData::parse(data).map_err(|_| Errno::EPROTO)
         })?;
         let request: Request = event.request.take().ok_or(Errno::EIO)?;
-        let id = request.accept()?;
+        Ok((request.accept()?, peer))
+    }
+
+    /// Answers a connection request.
+    fn shake_back(
+        self: &Arc<Self>,
+        id: CmId,
+        peer: &ConnData,
+        options: super::Options,
+        flags: c_int,
+    ) -> Result<Arc<Stream>> {
         let mut link = try_box(Link::new(&id, &options)?)?;
-        link.agree(&peer)?;
+        link.agree(peer)?;
         let offer = link.offer().emit();
         let stream = Stream::with(self.domain, id, options, Phase::Accepting(Arc::downgrade(self)))?;
         stream.channel_fd.store(link.channel.fd(), Ordering::Relaxed);
