@@ -1,5 +1,6 @@
 //! Looking at a member: is there something to report, and who will know of the next change.
 
+use std::ffi::c_short;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -25,6 +26,13 @@ impl Epoll {
             }
             return Ok(None);
         }
+        if !raised && !view.interest.is_edge() {
+            let ready = view.ready();
+            if ready != 0 {
+                // It stays in the queue, or is disabled: no descriptor need show anything.
+                return Ok(self.tell_level(member, &view, ready, true));
+            }
+        }
         let shows = self.refresh(member, &view).inspect_err(|_| {
             member.raised.fetch_or(raised, Ordering::SeqCst);
             self.queue.push(member);
@@ -38,20 +46,24 @@ impl Epoll {
     }
 
     fn look_at_level(&self, member: &Arc<Member>, view: &View, raised: bool, queued: bool) -> Option<epoll_event> {
-        let interest = view.interest;
-        let mut ready = view.ready();
+        let mut ready = if raised { view.ready() } else { 0 };
         // While there is something to report, an event that stays untaken says that there may be more. Who takes it in
         // another thread sees to the rest; but if it was in the queue for that reason, this is who does.
-        let leave = raised && ready != 0 && !interest.is_oneshot();
+        let leave = raised && ready != 0 && !view.interest.is_oneshot();
         if raised && !leave {
             take_event(member, view);
         }
         if ready == 0 {
             ready = view.arm();
         }
+        self.tell_level(member, view, ready, queued || !leave)
+    }
+
+    /// Reports what holds, if it may. Unless `queue` the rest is with an event that was left.
+    fn tell_level(&self, member: &Arc<Member>, view: &View, ready: c_short, queue: bool) -> Option<epoll_event> {
+        let interest = view.interest;
         let verdict = member.decide(view, ready != 0, None);
         let stays = verdict == Verdict::Report && !interest.is_oneshot();
-        let queue = queued || !leave;
         if stays {
             let mut left = self.left();
             left.count += 1;
