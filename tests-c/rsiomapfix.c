@@ -112,6 +112,35 @@ static void ended_mapping(void)
 	rs_pair_close(&pair);
 }
 
+static void with_two(int fd)
+{
+	int entries = 2;
+
+	SETUP(!rsetsockopt(fd, SOL_RDMA, RDMA_IOMAPSIZE, &entries, sizeof(entries)));
+}
+
+/* The same memory at two offsets: the first mapping ends, the other stays. */
+static void unmapping_one_of_two(void)
+{
+	EXPECT(rs_pair_with(&pair, AF_INET, with_two));
+	memset(region, 0, sizeof(region));
+	EXPECT(riomap(pair.server, region[0], SIZE, PROT_WRITE, 0, 0) == 0);
+	EXPECT(riomap(pair.server, region[0], SIZE, PROT_WRITE, 0, SIZE) == SIZE);
+	one_byte(pair.server, pair.client);
+	EXPECT(!riounmap(pair.server, region[0], SIZE));
+	one_byte(pair.server, pair.client);
+	fill(source, sizeof(source), 4, 0);
+	EXPECT(riowrite(pair.client, source, SIZE, 0, 0) == 0);
+	EXPECT(riowrite(pair.client, source, SIZE, SIZE, 0) == SIZE);
+	one_byte(pair.client, pair.server);
+	EXPECT(filled(region[0], SIZE, 4, 0));
+	EXPECT(!riounmap(pair.server, region[0], SIZE));
+	EXPECT_ERROR(riounmap(pair.server, region[0], SIZE), EINVAL);
+	one_byte(pair.server, pair.client);
+	EXPECT(riowrite(pair.client, source, 10, SIZE, 0) == 0);
+	rs_pair_close(&pair);
+}
+
 static void *writes(void *argument)
 {
 	for (int i = 0; i < 50; i++) {
@@ -179,6 +208,7 @@ int main(int argc, char **argv)
 	CASE(over_the_end);
 	CASE(across_two);
 	CASE(ended_mapping);
+	CASE(unmapping_one_of_two);
 	CASE(with_traffic);
 	CASE(many_writes);
 	return finish();

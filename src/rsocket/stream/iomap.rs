@@ -56,12 +56,17 @@ impl State {
                 return Ok(false);
             }
         }
-        self.mappings.0.retain(|mapped| mapped.index.is_some() || mapped.len > 0);
+        self.mappings.0.retain(|mapped| mapped.len > 0);
         Ok(true)
     }
 }
 
 impl Mapped {
+    /// Whether the program has not unmapped it.
+    fn is_wanted(&self) -> bool {
+        self.len > 0 && self.news != News::Unmapped
+    }
+
     /// False when it has to wait; a failure of the connection shows in the link.
     fn announce(&mut self, link: &mut Link) -> Result<bool> {
         let Some(index) = self.index else { return Ok(true) };
@@ -133,9 +138,9 @@ impl Stream {
         if mapped.index.is_some() && mapped.news == News::None && connected {
             mapped.news = News::Unmapped;
             let _ = state.announce_mappings();
-        }
-        // The registration ends now, whatever the peer knows.
-        if let Some(place) = state.mappings.0.iter().position(|mapped| mapped.start == start && mapped.len == len) {
+            // The registration ends now, whatever the peer knows.
+            state.mappings.0.retain(Mapped::is_wanted);
+        } else {
             state.mappings.0.swap_remove(place);
         }
         Ok(())
