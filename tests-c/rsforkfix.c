@@ -128,6 +128,42 @@ static void fork_beside_a_blocked_thread(void)
 	rs_pair_close(&pair);
 }
 
+/* A repoll is the parent's alone: no copy can know of events that its own process does not get. */
+static void the_parents_repoll(void)
+{
+	int (*create)(int flags) = optional_symbol("repoll_create");
+	int (*control)(int epfd, int op, int fd, struct epoll_event *event) = optional_symbol("repoll_ctl");
+	int (*await)(int epfd, struct epoll_event *events, int maxevents, int timeout) = optional_symbol("repoll_wait");
+	struct epoll_event event = { .events = EPOLLIN, .data.u32 = 7 };
+	char byte;
+	int ep;
+	pid_t child;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	EXPECT((ep = create(0)) >= 0);
+	EXPECT(!control(ep, EPOLL_CTL_ADD, pair.server, &event));
+	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
+	EXPECT(await(ep, &event, 1, -1) == 1);
+	child = fork();
+	if (child == 0) {
+		alarm(hang_seconds());
+		EXPECT_ERROR(await(ep, &event, 1, 0), EBADF);
+		EXPECT_ERROR(control(ep, EPOLL_CTL_ADD, pair.client, &event), EBADF);
+		EXPECT(!rclose(ep));
+		_exit(0);
+	}
+	child_exits(child);
+	/* Readable still, then not, then anew. */
+	event = (struct epoll_event){ 0 };
+	EXPECT(await(ep, &event, 1, -1) == 1 && event.events == EPOLLIN && event.data.u32 == 7);
+	EXPECT(rrecv(pair.server, &byte, 1, 0) == 1);
+	EXPECT(await(ep, &event, 1, 0) == 0);
+	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
+	EXPECT(await(ep, &event, 1, -1) == 1 && event.events == EPOLLIN && event.data.u32 == 7);
+	EXPECT(!rclose(ep));
+	rs_pair_close(&pair);
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
@@ -136,5 +172,6 @@ int main(int argc, char **argv)
 	CASE(listener_goes_on);
 	CASE(child_begins_anew);
 	CASE(fork_beside_a_blocked_thread);
+	CASE(the_parents_repoll);
 	return finish();
 }

@@ -20,6 +20,11 @@ impl<T, const N: usize> Few<T, N> {
         Ok(())
     }
 
+    /// Removes the last one.
+    pub fn pop(&mut self) {
+        self.0.pop();
+    }
+
     /// Removes all; keeps memory.
     pub fn clear(&mut self) {
         self.0.clear();

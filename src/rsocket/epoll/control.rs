@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use libc::{
-    EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLOUT, EPOLLWAKEUP, epoll_event,
+    EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLOUT, EPOLLWAKEUP, POLLNVAL,
+    epoll_event,
 };
 
 use super::Epoll;
 use super::member::{ALWAYS, Interest, Member};
 use crate::errno::{Errno, Result};
-use crate::rsocket::watch::{Lookup, Pollable, Watcher};
+use crate::rsocket::watch::{Lookup, Pollable, Watcher, fork_generation};
 
 impl Epoll {
     /// epoll_ctl(2). Only EPOLL_CTL_DEL does without an event; the others fail with `EFAULT`.
@@ -28,6 +29,9 @@ impl Epoll {
             return Err(Errno::new(libc::EFAULT));
         }
         let Some(rsocket) = lookup.find(fd) else { return self.control_ordinary(op, fd, event) };
+        if self.generation != fork_generation() {
+            return Err(Errno::EBADF);
+        }
         match (op, event) {
             (EPOLL_CTL_ADD, Some(event)) => self.add(fd, rsocket, event),
             (EPOLL_CTL_MOD, Some(event)) => self.modify(&self.find(fd)?, event),
@@ -58,6 +62,10 @@ impl Epoll {
 
     fn add(self: &Arc<Epoll>, fd: c_int, rsocket: Arc<dyn Pollable>, event: epoll_event) -> Result<()> {
         check_exclusive(event.events)?;
+        // Closed meanwhile, or the parent's, whose locks may be held by threads that are not there.
+        if rsocket.ready(0) & POLLNVAL != 0 {
+            return Err(Errno::EBADF);
+        }
         let watcher_list = Arc::clone(&rsocket);
         let serial = self.next_serial();
         let member = Member::new(self, fd, serial, rsocket, interest(event))?;

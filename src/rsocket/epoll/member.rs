@@ -248,7 +248,7 @@ impl Member {
             if !state.descriptors.as_slice().iter().any(|(there, _)| *there == fd) {
                 // First the list: what is in the epoll must not be forgotten.
                 state.descriptors.push((fd, loud))?;
-                inner.control(EPOLL_CTL_ADD, fd, event(loud))?;
+                inner.control(EPOLL_CTL_ADD, fd, event(loud)).inspect_err(|_| state.descriptors.pop())?;
                 shown = true;
             }
         }

@@ -132,14 +132,18 @@ impl Epoll {
     /// first, but do not just drop it: members and rsockets refer to each other.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
+        if self.generation != fork_generation() {
+            // The parent's: threads that are not there may hold the locks for ever, and its members and sleepers are to stay.
+            if let Ok(mut number) = self.number.try_lock() {
+                drop(number.take());
+            }
+            return;
+        }
         let members = std::mem::take(&mut *self.members());
         for member in members.into_values() {
             self.let_go(&member);
         }
-        // The parent's threads sleep on the same eventfd as the child's, and they are not to be woken.
-        if self.generation == fork_generation() {
-            self.queue.raise_for_ever();
-        }
+        self.queue.raise_for_ever();
         drop(self.number.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
@@ -180,6 +184,12 @@ impl Epoll {
 
     fn left(&self) -> MutexGuard<'_, Left> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `EBADF` in a child for a parent's epoll that has had rsockets: they are the parent's, and so is what tells of them.
+    fn check_ours(&self) -> Result<()> {
+        let foreign = self.generation != fork_generation() && self.serial.load(Ordering::Relaxed) != 0;
+        if foreign { Err(Errno::EBADF) } else { Ok(()) }
     }
 
     fn check_open(&self) -> Result<()> {

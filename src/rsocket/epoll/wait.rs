@@ -35,6 +35,7 @@ impl Epoll {
         if events.is_empty() {
             return Err(Errno::EINVAL);
         }
+        self.check_ours()?;
         let deadline = Deadline::after_ms(timeout);
         let mut report = Report { events, len: 0 };
         let left = mem::take(&mut *self.left());

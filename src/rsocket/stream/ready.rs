@@ -96,7 +96,7 @@ impl Pollable for Stream {
     }
 
     fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
-        let state = self.lock();
+        let Ok(state) = self.enter() else { return };
         if let (Phase::Connected | Phase::Disconnected, Some(link)) = (&state.phase, &state.link)
             && !link.cut_off
             // With a leader, that one takes the event and tells the watchers. They would find the channel readable over and
