@@ -51,6 +51,8 @@ pub(super) struct Port {
     sending: Vec<Option<Arc<Path>>>,
     /// Send slots that are not in use.
     free: Vec<u32>,
+    /// Receive slots to go back to the device; room for all.
+    unwanted: Vec<u32>,
     /// Raises an event only for who waits for a free slot: a sent datagram wakes nobody who wants to receive.
     sent: Queue,
     received: Queue,
@@ -155,9 +157,10 @@ impl Port {
         attr.cap.max_recv_wr = receives.into();
         (attr.cap.max_send_sge, attr.cap.max_recv_sge) = (1, 1);
         attr.qp_type = ibv_qp_type::IBV_QPT_UD;
-        let (mut sending, mut free) = (Vec::new(), Vec::new());
+        let (mut sending, mut free, mut unwanted) = (Vec::new(), Vec::new(), Vec::new());
         sending.try_reserve_exact(sends.into()).map_err(|_| Errno::ENOMEM)?;
         free.try_reserve_exact(sends.into()).map_err(|_| Errno::ENOMEM)?;
+        unwanted.try_reserve_exact(receives.into()).map_err(|_| Errno::ENOMEM)?;
         sending.resize_with(sends.into(), || None);
         free.extend((0..u32::from(sends)).rev());
         // SAFETY: the CQs live as long as the QP (see `Drop`).
@@ -166,7 +169,8 @@ impl Port {
         // SAFETY: a live QP.
         let qpn = unsafe { (*qp.as_ptr()).qp_num };
         let receives = usize::from(receives);
-        let port = Port { sending, free, sent, received, memory, receives, broken: false, qp, qpn, local, id };
+        let port =
+            Port { sending, free, unwanted, sent, received, memory, receives, broken: false, qp, qpn, local, id };
         for slot in 0..port.receives as u32 {
             port.repost(slot)?;
         }
@@ -192,7 +196,8 @@ impl Port {
     }
 
     /// Takes what completed: `received` is called for every datagram.
-    pub fn poll(&mut self, mut received: impl FnMut(&Port, Received)) {
+    /// Those that it does not want go back to the device afterwards: whoever sends nothing else must not keep us here.
+    pub fn poll(&mut self, mut received: impl FnMut(&Port, Received) -> bool) {
         // Slots are looked for when they get scarce.
         if self.free.len() <= self.sending.len() / 2 {
             self.poll_queue(|port| &port.sent, |port, wc| port.sent(wc));
@@ -202,9 +207,15 @@ impl Port {
             |port, wc| {
                 let slot = (wc.wr_id() & !RECEIVE) as u32;
                 let len = wc.len().saturating_sub(GRH).min(MOST);
-                received(port, Received { slot, len, qpn: wc.src_qp });
+                if !received(port, Received { slot, len, qpn: wc.src_qp }) {
+                    port.unwanted.push(slot);
+                }
             },
         );
+        while let Some(slot) = self.unwanted.pop() {
+            // It can only fail when the QP did, which its completions tell.
+            let _ = self.repost(slot);
+        }
     }
 
     fn poll_queue(&mut self, queue: impl Fn(&Port) -> &Queue, mut complete: impl FnMut(&mut Port, &ibv_wc)) {

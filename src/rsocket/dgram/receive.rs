@@ -160,9 +160,11 @@ impl State {
                 Datagram { from, place: Place::Slot(index, received, start) }
             });
             match datagram.filter(|datagram| connected.is_none_or(|peer| same(&peer, &datagram.from))) {
-                Some(datagram) if queue.try_reserve(1).is_ok() => queue.push_back(datagram),
-                // It can only fail when the QP did, which its completions tell.
-                _ => _ = port.repost(received.slot),
+                Some(datagram) if queue.try_reserve(1).is_ok() => {
+                    queue.push_back(datagram);
+                    true
+                }
+                _ => false,
             }
         });
         let writable = !could_send && port.can_send();
