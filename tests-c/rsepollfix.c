@@ -4,6 +4,7 @@
  */
 #include "cases.h"
 #include "rscommon.h"
+#include "rspeer.h"
 
 #include <sys/resource.h>
 
@@ -147,6 +148,58 @@ static void edge_of_writing(void)
 	}
 	EXPECT(ready(pair.client, -1) == EPOLLOUT);
 	end();
+}
+
+enum { SEND_BUFFER = 8192, FULL = 2 * SEND_BUFFER };
+
+/* A peer whose buffer is never full, so that it has nothing to say; without receives, so that nothing that is sent completes. */
+static void connect_stalled(struct peer *peer)
+{
+	static char memory[4 * FULL];
+	struct ibv_qp_attr attr = { .min_rnr_timer = 1 };
+	struct rdma_conn_param param;
+	union address to;
+	int size = SEND_BUFFER;
+	struct ibv_mr *mr;
+
+	peer->victim_listener = listen_on(&to, 4, 16);
+	EXPECT(!rsetsockopt(peer->victim_listener, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)));
+	peer->id = peer_resolved(&to, NULL);
+	peer_prepare(peer, false);
+	mr = ibv_reg_mr(peer->id->pd, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	EXPECT(mr != NULL);
+	peer->mine.buffer = (struct region){ htobe64((uintptr_t)memory), htonl(mr->rkey), htonl(sizeof(memory)) };
+	param = peer_param(&peer->mine, sizeof(peer->mine));
+	EXPECT(!rdma_connect(peer->id, &param));
+	/* The sender tries again soon, not after the 0.66 s that are usual. */
+	EXPECT(!ibv_modify_qp(peer->id->qp, &attr, IBV_QP_MIN_RNR_TIMER));
+	EXPECT((peer->victim = raccept(peer->victim_listener, NULL, NULL)) >= 0);
+}
+
+/* The sends become complete, and no message comes from the peer: that is what makes room. */
+static void edge_of_writing_after_a_full_buffer(void)
+{
+	static char data[2 * FULL];
+	struct peer peer = { 0 };
+	struct ibv_wc wc;
+
+	connect_stalled(&peer);
+	rs_nonblock(peer.victim, true);
+	EXPECT((ep = create(0)) >= 0);
+	EXPECT(!change(EPOLL_CTL_ADD, peer.victim, EPOLLOUT | EPOLLET));
+	EXPECT(ready(peer.victim, -1) == EPOLLOUT);
+	for (int round = 0; round < 3; round++) {
+		EXPECT(rsend(peer.victim, data, sizeof(data), 0) == FULL);
+		EXPECT_ERROR((int)rsend(peer.victim, data, sizeof(data), 0), EAGAIN);
+		EXPECT(ready(peer.victim, 0) == 0);
+		/* The victim may have a grant of its own to send before it. */
+		do {
+			EXPECT(!rdma_post_recv(peer.id, NULL, peer_memory + 2048, 8, peer.mr));
+			EXPECT(rdma_get_recv_comp(peer.id, &wc) == 1 && !wc.status);
+		} while (ntohl(wc.imm_data) != WORD(DATA, FULL));
+		EXPECT(ready(peer.victim, -1) == EPOLLOUT);
+	}
+	EXPECT(!rclose(ep));
 }
 
 static void one_shot(void)
@@ -419,6 +472,9 @@ int main(int argc, char **argv)
 	CASE(level);
 	CASE(edge);
 	CASE(edge_of_writing);
+	/* Soft-iWARP has no receiver that is not ready: it ends the connection. */
+	if (!on_siw())
+		CASE(edge_of_writing_after_a_full_buffer);
 	CASE(one_shot);
 	CASE(peer_half_closes);
 	CASE(peer_goes);

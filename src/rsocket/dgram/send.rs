@@ -3,16 +3,17 @@
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use libc::{POLLOUT, iovec};
+use libc::{POLLOUT, iovec, pollfd};
 
 use super::peers::Route;
-use super::port::{MOST, Path};
+use super::port::{MOST, Path, Port};
 use super::{Dgram, State, udp};
 use crate::errno::{Errno, Result};
 use crate::rsocket::wire::datagram::{UD_IPV4, UD_MOST, UdHeader, UdpHeader, UdpOp};
-use crate::sys::event::Deadline;
+use crate::sys::event::{self, Deadline};
+use crate::sys::signals;
 use crate::sys::sockaddr::SockAddr;
 
 impl Dgram {
@@ -27,7 +28,7 @@ impl Dgram {
         let mut payload = [0; MOST];
         // SAFETY: the caller's word.
         let payload = unsafe { gather(buffers, &mut payload)? };
-        let mut deadline = None;
+        let (mut deadline, mut asked) = (None, false);
         loop {
             let mut state = self.enter()?;
             if state.shut_write {
@@ -43,18 +44,41 @@ impl Dgram {
             if to.is_ipv6() && state.domain == libc::AF_INET {
                 return Err(Errno::EAFNOSUPPORT);
             }
-            match self.send_one(&mut state, payload, to, flags) {
+            match self.send_one(&mut state, payload, to) {
                 Err(Errno::EAGAIN) if !state.is_nonblocking(flags) => {
                     let until = *deadline.get_or_insert_with(|| Deadline::after(state.options.send_timeout));
                     drop(state);
-                    self.wait(POLLOUT, until)?;
+                    if !self.wait_for_udp(until)? {
+                        self.wait(POLLOUT, until)?;
+                    }
+                }
+                // Who watches for edges looked before the queue was full: from here on a free slot tells.
+                Err(Errno::EAGAIN) if !asked && !self.watchers.is_empty() => {
+                    asked = true;
+                    state.ports.iter_mut().for_each(Port::arm);
                 }
                 result => return result.map(|()| payload.len()),
             }
         }
     }
 
-    fn send_one(self: &Arc<Self>, state: &mut State, payload: &[u8], to: SocketAddr, flags: c_int) -> Result<()> {
+    /// Waits while the kernel's buffer for what goes over UDP is full; whether it was. `EAGAIN` at the deadline.
+    fn wait_for_udp(&self, deadline: Deadline) -> Result<bool> {
+        /// Another thread may close the socket meanwhile, and the number become any file's: not for long.
+        const MOST: Duration = Duration::from_millis(100);
+        let mut fds = [pollfd { fd: self.fd, events: POLLOUT, revents: 0 }];
+        if event::poll(&mut fds, Some(Duration::ZERO))? > 0 {
+            return Ok(false);
+        }
+        let time = deadline.left().map_or(MOST, |left| left.min(MOST));
+        match event::poll(&mut fds, Some(time)) {
+            Ok(0) if deadline.passed() => Err(Errno::EAGAIN),
+            Err(Errno::EINTR) if deadline.left().is_none() && signals::ask_for_restart() => Ok(true),
+            result => result.map(|_| true),
+        }
+    }
+
+    fn send_one(self: &Arc<Self>, state: &mut State, payload: &[u8], to: SocketAddr) -> Result<()> {
         if payload.len() > MOST - if to.is_ipv4() { UD_IPV4 } else { UD_MOST } {
             return Err(too_long());
         }
@@ -70,7 +94,7 @@ impl Dgram {
         }
         let header = state.header(port, UdpOp::Data).ok_or(Errno::EIO)?;
         let (bytes, len) = header.emit();
-        state.udp()?.send(bytes.get(..len).unwrap_or_default(), payload, &to, flags & libc::MSG_DONTWAIT)
+        state.udp()?.send(bytes.get(..len).unwrap_or_default(), payload, &to)
     }
 
     /// Whether it went: not over a path for shorter packets, nor from a QP that failed. `EAGAIN` when the queue is full.
@@ -115,7 +139,7 @@ impl State {
     pub(super) fn answer(&self, port: usize, to: &SocketAddr) {
         let (Some(header), Ok(udp)) = (self.header(port, UdpOp::Control), self.udp()) else { return };
         let (bytes, len) = header.emit();
-        let _ = udp.send(bytes.get(..len).unwrap_or_default(), &[], to, libc::MSG_DONTWAIT);
+        let _ = udp.send(bytes.get(..len).unwrap_or_default(), &[], to);
     }
 }
 

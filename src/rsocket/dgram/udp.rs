@@ -95,8 +95,8 @@ impl Udp {
         Ok(source)
     }
 
-    /// Sends header and payload; waits if the socket does.
-    pub fn send(&self, header: &[u8], payload: &[u8], to: &SocketAddr, flags: c_int) -> Result<()> {
+    /// Sends header and payload, without waiting: `EAGAIN` when the kernel's buffer is full.
+    pub fn send(&self, header: &[u8], payload: &[u8], to: &SocketAddr) -> Result<()> {
         let name = write(self.domain, to);
         let piece = |bytes: &[u8]| iovec { iov_base: bytes.as_ptr().cast_mut().cast::<c_void>(), iov_len: bytes.len() };
         let mut pieces = [piece(header), piece(payload)];
@@ -107,7 +107,7 @@ impl Udp {
         message.msg_iov = pieces.as_mut_ptr();
         message.msg_iovlen = pieces.len();
         // SAFETY: name and pieces are readable for their lengths.
-        match unsafe { libc::sendmsg(self.fd(), &raw const message, flags | libc::MSG_NOSIGNAL) } {
+        match unsafe { libc::sendmsg(self.fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) } {
             -1 => Err(Errno::last()),
             _ => Ok(()),
         }
@@ -197,7 +197,7 @@ mod tests {
         a.bind(&write(AF_INET, &loopback(0))).unwrap();
         b.bound().unwrap();
         let to = read(&a.local_name().unwrap()).unwrap();
-        b.send(b"head", b"payload", &to, 0).unwrap();
+        b.send(b"head", b"payload", &to).unwrap();
         let mut room = [0; 6];
         let (len, from) = a.receive(&mut room).unwrap();
         assert_eq!((len, &room), (11, b"headpa"));

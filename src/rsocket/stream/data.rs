@@ -7,6 +7,7 @@ use std::slice;
 
 use libc::iovec;
 
+use super::turns::Led;
 use super::wait::Wait;
 use super::{Guard, Phase, State, Stream};
 use crate::errno::{Errno, Result};
@@ -236,12 +237,15 @@ impl Stream {
     #[inline]
     fn pause<'a>(
         &'a self,
-        state: Guard<'a>,
+        mut state: Guard<'a>,
         nonblocking: bool,
         wait: &mut Wait,
         done: usize,
     ) -> Result<std::result::Result<Guard<'a>, usize>> {
         if nonblocking {
+            if self.has_turned_up(&mut state) {
+                return Ok(Ok(state));
+            }
             return if done > 0 { Ok(Err(done)) } else { Err(Errno::EAGAIN) };
         }
         let (state, result) = self.sleep(state, wait);
@@ -252,6 +256,12 @@ impl Stream {
             Err(Errno::ETIMEDOUT) => Err(Errno::EAGAIN),
             Err(error) => Err(error),
         }
+    }
+
+    /// Who watches for edges looked before the buffer was full, and looks again only when told: from here on what has been sent tells
+    /// that there is room. Whether there is some already.
+    fn has_turned_up(&self, state: &mut State) -> bool {
+        !self.watchers.is_empty() && self.request_more(state) && self.look(state)
     }
 
     /// Sends what can be sent now, from `skip` bytes on: how many bytes, and `ENOMEM` without memory to send more from. A failure of
