@@ -90,6 +90,70 @@ static void close_twice(void)
 	EXPECT_ERROR(rclose(1 << 30), EBADF);
 }
 
+/* ---- numbers ------------------------------------------------------------------------ */
+
+/* The rsocket, which is new, connects and sends. */
+static void is_usable(int fd)
+{
+	char byte = 0;
+	int server;
+
+	EXPECT(!rconnect(fd, &pair.to.sa, addr_len(&pair.to)));
+	EXPECT((server = raccept(pair.listener, NULL, NULL)) >= 0);
+	EXPECT(rsend(fd, "x", 1, 0) == 1 && rrecv(server, &byte, 1, 0) == 1 && byte == 'x');
+	EXPECT(rsend(server, "y", 1, 0) == 1 && rrecv(fd, &byte, 1, 0) == 1 && byte == 'y');
+	EXPECT(!rclose(fd) && !rclose(server));
+}
+
+/* By close(2), as programs do that know no better: the next rsocket may get that number. */
+static void number_closed_behind_our_back(void)
+{
+	int old, new;
+
+	EXPECT((pair.listener = rs_listener(AF_INET, &pair.to, NULL)) >= 0);
+	EXPECT((old = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0 && !close(old));
+	EXPECT((new = rsocket(AF_INET, SOCK_STREAM, 0)) == old);
+	is_usable(new);
+	EXPECT(!rclose(pair.listener));
+}
+
+/* The number of a repoll becomes an rsocket's. */
+static void repoll_closed_behind_our_back(void)
+{
+	int (*create)(int flags) = optional_symbol("repoll_create");
+	int old, new;
+
+	EXPECT((pair.listener = rs_listener(AF_INET, &pair.to, NULL)) >= 0);
+	EXPECT((old = create(0)) >= 0 && !close(old));
+	EXPECT((new = rsocket(AF_INET, SOCK_STREAM, 0)) == old);
+	is_usable(new);
+	EXPECT(!rclose(pair.listener));
+}
+
+/* And another repoll's. */
+static void repoll_after_a_closed_one(void)
+{
+	int (*create)(int flags) = optional_symbol("repoll_create");
+	int (*control)(int epfd, int op, int fd, struct epoll_event *event) = optional_symbol("repoll_ctl");
+	int (*await)(int epfd, struct epoll_event *events, int maxevents, int timeout) = optional_symbol("repoll_wait");
+	struct epoll_event event = { .events = EPOLLIN, .data.u32 = 7 };
+	struct pollfd entry = { .events = POLLIN };
+	int old, new;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	EXPECT((old = create(0)) >= 0 && !close(old));
+	EXPECT((new = create(0)) == old);
+	EXPECT(!control(new, EPOLL_CTL_ADD, pair.server, &event));
+	EXPECT(await(new, &event, 1, 0) == 0);
+	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
+	EXPECT(await(new, &event, 1, -1) == 1 && event.events == EPOLLIN && event.data.u32 == 7);
+	/* The number is open, and stands for the same. */
+	entry.fd = new;
+	EXPECT(poll(&entry, 1, -1) == 1 && entry.revents == POLLIN);
+	EXPECT(!rclose(new));
+	rs_pair_close(&pair);
+}
+
 /* ---- lengths ------------------------------------------------------------------------ */
 
 static void short_addresses(void)
@@ -223,6 +287,9 @@ int main(int argc, char **argv)
 	CASE(no_peer_no_name);
 	CASE(connect_twice);
 	CASE(close_twice);
+	CASE(number_closed_behind_our_back);
+	CASE(repoll_closed_behind_our_back);
+	CASE(repoll_after_a_closed_one);
 	CASE(short_addresses);
 	CASE(names_are_cut);
 	CASE(poll_timeouts);

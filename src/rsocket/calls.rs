@@ -1,7 +1,7 @@
 //! The r* calls, by descriptor.
 
 use std::ffi::{c_int, c_short};
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -74,8 +74,9 @@ fn stream(fd: c_int) -> Result<Arc<Stream>> {
 }
 
 fn register(fd: c_int, object: Object) -> Result<c_int> {
-    // A number that is taken was closed behind our back with close(2); what was there can't be reached any more.
-    TABLE.insert(fd, try_arc(object)?)?;
+    // A number that is taken was closed behind our back with close(2). What was there stays as it is: ending it would close the
+    // number, which is the new object's now, and destroy what the kernel has under it.
+    mem::forget(TABLE.insert(fd, try_arc(object)?)?);
     Ok(fd)
 }
 
