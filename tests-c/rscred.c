@@ -6,8 +6,10 @@
  */
 #include "cases.h"
 #include "rscommon.h"
+#include "rspeer.h"
 
 #include <grp.h>
+#include <signal.h>
 
 static struct rspair pair;
 static char data[300000], back[sizeof(data)];
@@ -100,6 +102,109 @@ static void datagrams(void)
 	EXPECT(rsendto(a, "three", 5, 0, &to.sa, len) == 5 && rrecv(b, back, sizeof(back), 0) == 5);
 }
 
+/* ---- what was made before the change and is used after it -------------------------------------- */
+
+/* A client that is made now: connected, and accepted by the pair's listener. */
+static void client_comes(void)
+{
+	EXPECT((pair.client = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	rs_nonblock(pair.client, true);
+	EXPECT_ERROR(rconnect(pair.client, &pair.to.sa, addr_len(&pair.to)), EINPROGRESS);
+	EXPECT((pair.server = raccept(pair.listener, NULL, NULL)) >= 0);
+	EXPECT(poll_wait(pair.client, POLLOUT) == POLLOUT);
+	rs_nonblock(pair.client, false);
+}
+
+static void client_goes(void)
+{
+	EXPECT(!rclose(pair.client) && !rclose(pair.server));
+}
+
+/* Requests come to the listener as events of a device file that was opened by another user. */
+static void listener(void)
+{
+	EXPECT((pair.listener = rs_listener(AF_INET, &pair.to, NULL)) >= 0);
+	become_nobody();
+	for (int i = 0; i < 2; i++) {
+		client_comes();
+		there_and_back();
+		client_goes();
+	}
+	EXPECT(!rclose(pair.listener));
+}
+
+static void connecting(void)
+{
+	EXPECT((pair.client = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	become_nobody();
+	EXPECT((pair.listener = rs_listener(AF_INET, &pair.to, NULL)) >= 0);
+	EXPECT(!rconnect(pair.client, &pair.to.sa, addr_len(&pair.to)));
+	EXPECT((pair.server = raccept(pair.listener, NULL, NULL)) >= 0);
+	there_and_back();
+	client_goes();
+	EXPECT(!rclose(pair.listener));
+}
+
+static void binding(void)
+{
+	socklen_t len = sizeof(pair.to);
+
+	EXPECT((pair.listener = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	become_nobody();
+	pair.to = local_addr(AF_INET, 0);
+	EXPECT(!rbind(pair.listener, &pair.to.sa, addr_len(&pair.to)));
+	EXPECT(!rlisten(pair.listener, 4));
+	EXPECT(!rgetsockname(pair.listener, &pair.to.sa, &len));
+	client_comes();
+	there_and_back();
+	client_goes();
+	EXPECT(!rclose(pair.listener));
+}
+
+/* A process of nobody's that connects to the address that it is told, and stays. */
+static pid_t start_peer(int *tell)
+{
+	int ends[2];
+	pid_t child;
+
+	EXPECT(!pipe(ends));
+	child = fork();
+	EXPECT(child >= 0);
+	if (child == 0) {
+		/* By who will kill it. */
+		become_nobody();
+		EXPECT(read(ends[0], &pair.to, sizeof(pair.to)) == sizeof(pair.to));
+		EXPECT((pair.client = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+		EXPECT(!rconnect(pair.client, &pair.to.sa, addr_len(&pair.to)));
+		for (;;)
+			pause();
+	}
+	EXPECT(!close(ends[0]));
+	*tell = ends[1];
+	return child;
+}
+
+/* Its end shows in the connection manager's events alone: it says no farewell. */
+static void peer_is_killed(void)
+{
+	int tell, status, before, error;
+	pid_t child = start_peer(&tell);
+	ssize_t ret;
+
+	before = fds_before();
+	EXPECT((pair.listener = rs_listener(AF_INET, &pair.to, NULL)) >= 0);
+	EXPECT(write(tell, &pair.to, sizeof(pair.to)) == sizeof(pair.to));
+	EXPECT((pair.server = raccept(pair.listener, NULL, NULL)) >= 0);
+	become_nobody();
+	EXPECT(!kill(child, SIGKILL) && waitpid(child, &status, 0) == child);
+	EXPECT(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	ret = rrecv(pair.server, back, 1, 0);
+	error = errno;
+	EXPECT(ret == 0 || (ret == -1 && error == ECONNRESET));
+	EXPECT(!rclose(pair.server) && !rclose(pair.listener));
+	fds_come_back(before);
+}
+
 /* What is no address at all: recvfrom() has left it as it was, with a length of 0 or not. */
 static void streams_ignore_addresses(void)
 {
@@ -123,6 +228,10 @@ int main(int argc, char **argv)
 	CASE(mapped_memory);
 	if (!on_siw())
 		CASE(datagrams);
+	CASE(listener);
+	CASE(connecting);
+	CASE(binding);
+	CASE(peer_is_killed);
 	CASE(streams_ignore_addresses);
 	return finish();
 }

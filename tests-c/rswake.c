@@ -103,6 +103,44 @@ static void close_under_recv(void)
 	rs_pair_close(&pair);
 }
 
+static volatile sig_atomic_t close_failed;
+
+static void close_the_server(int signal)
+{
+	(void)signal;
+	close_failed = rclose(pair.server);
+}
+
+/* A signal's handler closes what the call that it interrupts sleeps for: nobody can wait for that call meanwhile. */
+static void closed_by_handler(ssize_t (*call)(int), int flags)
+{
+	struct sigaction action = { .sa_handler = close_the_server, .sa_flags = flags };
+	struct blocked blocked;
+	int before;
+	char byte;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	rs_pair_close(&pair);
+	before = open_fds();
+	EXPECT(rs_pair(&pair, AF_INET));
+	EXPECT(!sigaction(SIGUSR1, &action, NULL));
+	close_failed = 1;
+	start_blocked(&blocked, call, pair.server);
+	EXPECT(!pthread_kill(blocked.thread, SIGUSR1));
+	join(&blocked);
+	EXPECT(!close_failed);
+	EXPECT(blocked.ret == 0 || blocked.ret == 1 || failed_with(&blocked, EBADF, EINTR));
+	EXPECT_ERROR(rrecv(pair.server, &byte, 1, 0), EBADF);
+	EXPECT(rrecv(pair.client, &byte, 1, 0) == 0);
+	EXPECT(!rclose(pair.client) && !rclose(pair.listener));
+	while (open_fds() != before)
+		sched_yield();
+}
+
+static void close_recv_by_handler(void) { closed_by_handler(call_recv, 0); }
+static void close_recv_by_restarting_handler(void) { closed_by_handler(call_recv, SA_RESTART); }
+static void close_poll_by_handler(void) { closed_by_handler(call_poll, 0); }
+
 static void close_under_send(void)
 {
 	struct blocked blocked;
@@ -301,6 +339,9 @@ int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(close_under_recv);
+	CASE(close_recv_by_handler);
+	CASE(close_recv_by_restarting_handler);
+	CASE(close_poll_by_handler);
 	CASE(close_under_send);
 	CASE(close_under_accept);
 	CASE(close_under_connect);

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use rdmacm_core::acm::addr::Addr;
 use rdmacm_core::acm::client::{Client, Places};
-use rdmacm_core::acm::resolve_path;
 use rdmacm_core::acm::wire::{Answer, Query};
+use rdmacm_core::acm::{HASTE, resolve_path};
 use server::{Mode, Server};
 
 #[path = "acm_server.rs"]
@@ -201,7 +201,7 @@ fn strange_records_are_passed_over() {
         let (_folder, server, client) = pair(mode);
         let answer = client.ask(&query()).unwrap();
         assert!(answer.paths.is_empty() && answer.source.is_none());
-        assert!(resolve_path(&client, Some(HERE), Some(THERE)).is_none());
+        assert!(resolve_path(&client, Some(HERE), Some(THERE), LONG).is_none());
         server.set_mode(Mode::Good);
         assert_good(client.ask(&query()));
         assert_eq!(server.connections(), 1, "{mode:?}");
@@ -290,6 +290,15 @@ fn silence_ends() {
 }
 
 #[test]
+fn who_is_in_haste_waits_less() {
+    let folder = Folder::new();
+    let server = Server::unix(&folder.socket(), Mode::Silent).unwrap();
+    let client = client(&folder, LONG);
+    assert!(resolve_path(&client, Some(HERE), Some(THERE), HASTE).is_none());
+    assert_eq!(server.connections(), 1);
+}
+
+#[test]
 fn daemon_that_does_not_accept_is_silent_too() {
     let folder = Folder::new();
     let _listener = UnixListener::bind(folder.socket()).unwrap();
@@ -319,10 +328,10 @@ fn many_at_once_get_their_own_answers() {
 #[test]
 fn path_for_a_route() {
     let (_folder, server, client) = pair(Mode::PathOnly);
-    let paths = resolve_path(&client, Some(HERE), Some(THERE)).unwrap();
+    let paths = resolve_path(&client, Some(HERE), Some(THERE), LONG).unwrap();
     assert_eq!((paths.as_bytes().len(), paths.records()[0].flags), (72, 0x2B));
     server.set_mode(Mode::NoData);
-    assert!(resolve_path(&client, Some(HERE), Some(THERE)).is_none());
+    assert!(resolve_path(&client, Some(HERE), Some(THERE), LONG).is_none());
 }
 
 /// The sockets that a program started now has.

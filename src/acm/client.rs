@@ -27,6 +27,9 @@ use super::wire::{Answer, HEADER_LEN, Header, MAX_RECORDS, Query, RECORD_LEN, Re
 /// administrator after 2 s and two repetitions, so that an answer worth having comes earlier.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long a thread waits that others wait for: enough for an answer that ibacm has in its cache.
+pub const HASTE: Duration = Duration::from_millis(50);
+
 /// How long a caller goes on without looking for ibacm after none was there, so that on machines without it (most)
 /// a connection costs no look at the files. A daemon that is started meanwhile is found this much later; one that was there before
 /// is being started anew, and looked for every time.
@@ -65,12 +68,17 @@ impl<'a> Client<'a> {
     /// What ibacm says to `query`; `None` when there is nothing to ask, no daemon, no proper answer in time, or the
     /// daemon found nothing.
     pub fn ask(&self, query: &Query) -> Option<Answer> {
+        self.ask_within(query, self.patience)
+    }
+
+    /// As [`ask`](Self::ask), for a caller with another patience.
+    pub fn ask_within(&self, query: &Query, patience: Duration) -> Option<Answer> {
         if self.was_absent_just_now() {
             return None;
         }
         let tid = self.last_tid.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let request = Request::new(tid, query)?;
-        let deadline = Deadline::after(self.patience);
+        let deadline = Deadline::after(patience.min(self.patience));
         // A connection whose daemon ended, or that has unasked-for bytes in it, is dropped for a new one.
         if let Some(fd) = self.slot.take().filter(|fd| !has_input(fd)) {
             match self.exchange(fd, &request, tid, deadline) {

@@ -5,7 +5,10 @@
 //! `None`, at the price of two failed system calls a second.
 
 use addr::Addr;
-use client::{ABSENCE, Client, PATIENCE, Places};
+use std::time::Duration;
+
+use client::{ABSENCE, Client, Places};
+pub use client::{HASTE, PATIENCE};
 use wire::{Paths, Query};
 
 pub mod addr;
@@ -25,7 +28,7 @@ pub fn client() -> &'static Client<'static> {
 
 /// The paths from `src` to `dst` for rdma_resolve_route(): [`Paths::as_bytes`] is the value of RDMA_OPTION_IB_PATH.
 /// `None` when the kernel has to be asked.
-pub fn resolve_path(client: &Client<'_>, src: Option<Addr>, dst: Option<Addr>) -> Option<Paths> {
-    let answer = client.ask(&Query { src, dst, ..Query::default() })?;
+pub fn resolve_path(client: &Client<'_>, src: Option<Addr>, dst: Option<Addr>, patience: Duration) -> Option<Paths> {
+    let answer = client.ask_within(&Query { src, dst, ..Query::default() }, patience)?;
     (!answer.paths.is_empty()).then_some(answer.paths)
 }

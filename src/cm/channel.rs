@@ -1,19 +1,29 @@
 //! Event channels: an open `rdma_cm` device each.
 
 use std::ffi::c_int;
-use std::os::fd::IntoRawFd;
+use std::os::fd::{IntoRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 use super::library::library;
 use crate::errno::Result;
 use crate::ffi::rdma_event_channel;
 use crate::sys::alloc::try_box;
+use crate::sys::chardev::RdmaCm;
 
 /// rdma_create_event_channel(3). `ENODEV` without RDMA devices.
 pub fn create_event_channel() -> Result<NonNull<rdma_event_channel>> {
+    create_with(RdmaCm::open)
+}
+
+/// As [`create_event_channel`], for a process that has one: never waits for the device's node.
+pub fn create_another_channel() -> Result<NonNull<rdma_event_channel>> {
+    create_with(RdmaCm::try_open)
+}
+
+fn create_with(open: fn(&RdmaCm) -> Result<OwnedFd>) -> Result<NonNull<rdma_event_channel>> {
     let library = library()?;
     let mut channel = try_box(rdma_event_channel { fd: -1 })?;
-    channel.fd = library.node.open()?.into_raw_fd();
+    channel.fd = open(&library.node)?.into_raw_fd();
     Ok(NonNull::from(Box::leak(channel)))
 }
 

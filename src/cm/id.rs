@@ -22,6 +22,7 @@ use crate::ffi::{
     ibv_sa_path_rec, rdma_addr, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_event_channel, rdma_port_space,
 };
 use crate::sys::alloc::try_box;
+use crate::sys::own::OwnFd;
 use crate::sys::uapi::rdma_ucm_ece;
 use crate::sys::ucma;
 use crate::sys::verbs::{
@@ -71,6 +72,8 @@ pub(super) struct State {
     pub search: Search,
     /// Multicast groups joined.
     pub groups: Groups,
+    /// The channel's file before the one that the id was moved to: see [`migrate`](super::migrate).
+    pub former: Option<OwnFd>,
 }
 
 // SAFETY: the pointers in it are libibverbs objects, which any thread may use.
@@ -324,6 +327,7 @@ fn allocate<'a>(channel: *mut rdma_event_channel, context: *mut c_void, ps: u32,
         template: None,
         search: Search::default(),
         groups: Groups::default(),
+        former: None,
     };
     let id: &Id = Box::leak(try_box(Id {
         public: UnsafeCell::new(public),
@@ -384,6 +388,22 @@ pub unsafe fn destroy_id(id: &Id) -> Result<()> {
                 unsafe { end(id) };
             }
             Err(error)
+        }
+    }
+}
+
+/// Destroys an asynchronous id and the channel that it has for itself. Where the kernel refuses to destroy the id, to a process that
+/// has changed its user, it goes with the channel.
+///
+/// # Safety
+/// Neither is used afterwards; all its events are acknowledged.
+pub unsafe fn destroy_with_channel(id: &Id, channel: NonNull<rdma_event_channel>) {
+    // SAFETY: the caller's word.
+    unsafe {
+        let destroyed = destroy_id(id);
+        destroy_event_channel(channel);
+        if destroyed.is_err() {
+            end(id);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int};
 use std::ptr::{self, NonNull};
+use std::time::Duration;
 
 use super::addrinfo::list::List;
 use super::addrinfo::pending::{Pending, Way};
@@ -193,11 +194,11 @@ pub unsafe fn query_addrinfo(id: &Id, res: NonNull<*mut rdma_addrinfo>) -> Resul
 }
 
 /// The paths that ibacm knows between the id's addresses.
-pub(super) fn acm_paths(id: &Id) -> Result<Paths> {
+pub(super) fn acm_paths(id: &Id, patience: Duration) -> Result<Paths> {
     // SAFETY: the route of a live id.
     let (source, destination) = unsafe {
         let route = id.addr();
         (Addr::from_storage(&(*route).src.src_storage), Addr::from_storage(&(*route).dst.dst_storage))
     };
-    acm::resolve_path(acm::client(), source, destination).ok_or(Errno::ENOENT)
+    acm::resolve_path(acm::client(), source, destination, patience).ok_or(Errno::ENOENT)
 }

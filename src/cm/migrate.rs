@@ -1,11 +1,14 @@
 //! Moving an id to another event channel.
 
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 use super::channel::{create_event_channel, destroy_event_channel};
 use super::id::Id;
+use super::library::library;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_event_channel;
+use crate::sys::own::OwnFd;
 use crate::sys::ucma;
 
 /// rdma_migrate_id(3): NULL makes the id synchronous, on a channel of its own. Waits until the events that were
@@ -48,4 +51,30 @@ pub unsafe fn migrate_id(id: &Id, channel: *mut rdma_event_channel) -> Result<()
         unsafe { destroy_event_channel(old) };
     }
     Ok(())
+}
+
+/// Moves an asynchronous id in the kernel to a new file, which the caller puts in the place of the channel's. It works for a process
+/// that has changed its user since it opened the channel, to which the kernel refuses everything else (`EACCES`): only who opened the
+/// file that an id is moved to counts. The events that wait move along, but not the ids of connection requests among them: the former
+/// file is kept until [`forget_former`], and delivering such an event moves its id.
+pub fn move_to_new_file(id: &Id) -> Result<OwnedFd> {
+    let new = library()?.node.try_open()?;
+    let former = OwnFd::duplicate(id.fd())?;
+    let reported = ucma::migrate_id(new.as_raw_fd(), id.handle(), id.fd())?;
+    id.completed.wait_for(reported);
+    id.state().former = Some(former);
+    Ok(new)
+}
+
+/// The id of a connection request goes where its listener's events are.
+pub(super) fn fetch_from_former(listener: &Id, handle: u32) {
+    if let Some(former) = &listener.state().former {
+        // It fails for a request that came after the listener had moved.
+        let _ = ucma::migrate_id(listener.fd(), handle, former.as_raw_fd());
+    }
+}
+
+/// No event waits that came before the id was moved to a new file.
+pub fn forget_former(id: &Id) {
+    drop(id.state().former.take());
 }

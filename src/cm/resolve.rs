@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::mem::size_of;
 use std::ptr::{self, NonNull};
+use std::time::Duration;
 
 use libc::{sockaddr, sockaddr_storage};
 
@@ -10,6 +11,7 @@ use super::device;
 use super::id::Id;
 use super::library::library;
 use super::route;
+use crate::acm;
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_push;
 use crate::sys::sockaddr::{AF_IB, SockAddr, SockaddrIb};
@@ -79,9 +81,18 @@ fn start_resolving(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: 
 
 /// rdma_resolve_route(3); the time-out in milliseconds.
 pub fn resolve_route(id: &Id, timeout_ms: c_int) -> Result<()> {
+    resolve_route_within(id, timeout_ms, acm::PATIENCE)
+}
+
+/// As [`resolve_route`], for threads that have other things to do than wait for an ibacm that has to find out first.
+pub fn resolve_route_soon(id: &Id, timeout_ms: c_int) -> Result<()> {
+    resolve_route_within(id, timeout_ms, acm::HASTE)
+}
+
+fn resolve_route_within(id: &Id, timeout_ms: c_int, patience: Duration) -> Result<()> {
     let operation = id.operation();
     // For InfiniBand and RoCE a running ibacm may know the path already; the kernel then reports it as resolved.
-    let known = id.transport() == Some(IBV_TRANSPORT_IB) && route::from_acm(id).is_ok();
+    let known = id.transport() == Some(IBV_TRANSPORT_IB) && route::from_acm(id, patience).is_ok();
     if !known {
         ucma::resolve_route(id.fd(), id.handle(), timeout_ms as u32)?;
     }

@@ -1,5 +1,7 @@
 //! Path records: from the wire form of the subnet administrator to libibverbs' structure, and out of ibacm.
 
+use std::time::Duration;
+
 use crate::errno::Result;
 use crate::ffi::ibv_sa_path_rec;
 use crate::sys::uapi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, ibv_path_record};
@@ -36,8 +38,8 @@ pub(super) fn unpack(packed: &ibv_path_record) -> ibv_sa_path_rec {
 }
 
 /// Asks ibacm for the path and gives it to the kernel, which then reports ROUTE_RESOLVED.
-pub(super) fn from_acm(id: &Id) -> Result<()> {
-    let paths = acm_paths(id)?;
+pub(super) fn from_acm(id: &Id, patience: Duration) -> Result<()> {
+    let paths = acm_paths(id, patience)?;
     let records = paths.as_bytes();
     let (level, name) = (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH);
     // SAFETY: the records are readable for their size.

@@ -7,6 +7,7 @@ use std::ptr::{self, NonNull};
 use crate::cm::{self, Id};
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel};
+use crate::rsocket::reactor;
 use crate::sys::event;
 use crate::sys::own;
 use crate::sys::sockaddr::SockAddr;
@@ -69,7 +70,8 @@ impl Drop for Request {
 impl Request {
     /// Takes the id to a channel of its own.
     pub fn accept(self) -> Result<CmId> {
-        let channel = cm::create_event_channel()?;
+        // Without waiting: the listener's lock is held.
+        let channel = cm::create_another_channel()?;
         // SAFETY: a live id, on the channel of a listener that is alive, and a new channel.
         let moved = unsafe { Id::from_c(self.0.as_ptr()).and_then(|id| cm::migrate_id(id, channel.as_ptr())) };
         if let Err(error) = moved {
@@ -122,16 +124,56 @@ impl CmId {
         unsafe { &*self.id.as_ptr().cast::<Id>() }
     }
 
+    /// A call that the kernel refuses to a process that has changed its user since the channel was opened: moves the id to a new
+    /// one, and tries again. The caller holds the owner's lock.
+    fn insist<T>(&self, call: impl Fn() -> Result<T>) -> Result<T> {
+        match call() {
+            // Or an address that is not for everybody; then the second try says so.
+            Err(Errno::EACCES) if self.renew().is_ok() => call(),
+            result => result,
+        }
+    }
+
+    /// Another file under the channel's number, in which the id and its events are.
+    fn renew(&self) -> Result<()> {
+        let new = cm::move_to_new_file(self.id())?;
+        reactor::replaced(self.fd(), || own::replace(self.fd(), new))
+    }
+
     /// rdma_bind_addr(3).
     pub fn bind(&self, addr: &SockAddr) -> Result<()> {
         // SAFETY: a whole address.
-        unsafe { cm::bind_addr(self.id(), NonNull::from(addr.storage()).cast()) }
+        self.insist(|| unsafe { cm::bind_addr(self.id(), NonNull::from(addr.storage()).cast()) })
+    }
+
+    /// rdma_listen(3).
+    pub fn listen(&self, backlog: c_int) -> Result<()> {
+        self.insist(|| cm::listen(self.id(), backlog))
+    }
+
+    /// rdma_set_option(3).
+    pub fn set_option(&self, level: u32, name: u32, value: &[u8]) -> Result<()> {
+        let place = value.as_ptr().cast_mut().cast();
+        // SAFETY: readable for its length.
+        self.insist(|| unsafe { cm::set_option(self.id(), level as c_int, name as c_int, place, value.len()) })
+    }
+
+    /// rdma_disconnect(3).
+    pub fn disconnect(&self) -> Result<()> {
+        self.insist(|| cm::disconnect(self.id()))
     }
 
     /// rdma_resolve_addr(3).
     pub fn resolve_addr(&self, to: &SockAddr, timeout_ms: c_int) -> Result<()> {
         // SAFETY: a whole address.
-        unsafe { cm::resolve_addr(self.id(), ptr::null(), NonNull::from(to.storage()).cast(), timeout_ms) }
+        self.insist(|| unsafe {
+            cm::resolve_addr(self.id(), ptr::null(), NonNull::from(to.storage()).cast(), timeout_ms)
+        })
+    }
+
+    /// rdma_resolve_route(3), in a thread that may not wait.
+    pub fn resolve_route(&self, timeout_ms: c_int) -> Result<()> {
+        cm::resolve_route_soon(self.id(), timeout_ms)
     }
 
     /// rdma_connect(3) or, for a request, rdma_accept(3), with `data` of at most 255 bytes as private data.
@@ -156,8 +198,13 @@ impl CmId {
     /// The next event; `EAGAIN` when none waits, after [`set_nonblocking`](Self::set_nonblocking).
     pub fn event(&self) -> Result<Event> {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
+        let place = NonNull::from(&mut event);
         // SAFETY: a live channel; `event` is writable.
-        unsafe { cm::get_cm_event(self.channel, NonNull::from(&mut event))? };
+        self.insist(|| unsafe { cm::get_cm_event(self.channel, place) }).inspect_err(|&error| {
+            if error == Errno::EAGAIN {
+                cm::forget_former(self.id());
+            }
+        })?;
         let event = NonNull::new(event).ok_or(Errno::EIO)?;
         // SAFETY: just received; it is acknowledged once, after its last use.
         unsafe {
@@ -220,12 +267,8 @@ unsafe fn read(event: &rdma_cm_event) -> Event {
 impl Drop for CmId {
     fn drop(&mut self) {
         self.destroy_qp();
+        own::unmark(self.fd());
         // SAFETY: nobody else uses them; every event was acknowledged when it was read.
-        unsafe {
-            // A refusal leaves the id to the kernel, which ends it with its channel.
-            let _ = cm::destroy_id(self.id());
-            own::unmark(self.fd());
-            cm::destroy_event_channel(self.channel);
-        }
+        unsafe { cm::destroy_with_channel(self.id(), self.channel) };
     }
 }

@@ -83,6 +83,20 @@ pub fn forget(key: Key) {
     drop(watched);
 }
 
+/// Runs `replace`, which puts another file in the place of a descriptor that may be looked after, and looks after that one.
+pub fn replaced(fd: RawFd, replace: impl FnOnce() -> Result<()>) -> Result<()> {
+    let mut lock = REACTOR.lock();
+    let watched = lock.as_mut().and_then(|reactor| {
+        let key = reactor.watched.iter().find(|(_, watched)| watched.fd == fd).map(|(&key, _)| key)?;
+        Some((reactor, key))
+    });
+    let Some((reactor, key)) = watched else { return replace() };
+    // The file that goes may be open elsewhere, in a child: it would stay in the epoll.
+    let _ = reactor.epoll.control(libc::EPOLL_CTL_DEL, fd, None);
+    let result = replace();
+    reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, readable(key)).and(result)
+}
+
 /// Sets the time at which `key` expires, in place of an earlier one.
 pub fn expire(key: Key, time: Option<Instant>) {
     let mut lock = REACTOR.lock();

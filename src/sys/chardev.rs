@@ -70,7 +70,8 @@ impl RdmaCm {
         }
     }
 
-    fn try_open(&self) -> Result<OwnedFd> {
+    /// As [`open`](Self::open), without waiting for the node: for a device that has been open before.
+    pub fn try_open(&self) -> Result<OwnedFd> {
         match (open_node(self.path.as_c_str(), self.rdev), self.rdev) {
             (Err(Errno::ENOENT), Some(rdev)) => open_by_number(rdev),
             (result, _) => result,

@@ -98,8 +98,7 @@ impl KernelEpoll {
 
     /// The same epoll by another descriptor.
     pub fn duplicate(&self) -> Result<KernelEpoll> {
-        // SAFETY: plain system call.
-        OwnFd::new(unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 3) }).map(KernelEpoll)
+        OwnFd::duplicate(self.0.as_raw_fd()).map(KernelEpoll)
     }
 
     /// epoll_ctl(2).

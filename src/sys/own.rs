@@ -90,6 +90,24 @@ pub fn close(fd: RawFd) {
     unsafe { libc::close(fd) };
 }
 
+/// Puts a file under the number of another one, which keeps its flags and mark. By the system call: librspreload.so interposes the C
+/// library's function.
+pub fn replace(fd: RawFd, new: OwnedFd) -> crate::errno::Result<()> {
+    let flags = event::fcntl(fd, libc::F_GETFL, 0)?;
+    event::fcntl(new.as_raw_fd(), libc::F_SETFL, flags)?;
+    let close_on_exec = if event::fcntl(fd, libc::F_GETFD, 0)? & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
+    loop {
+        // SAFETY: numbers only.
+        if unsafe { libc::syscall(libc::SYS_dup3, new.as_raw_fd(), fd, close_on_exec) } >= 0 {
+            return Ok(());
+        }
+        match crate::errno::Errno::last() {
+            crate::errno::Errno::EINTR => {}
+            error => return Err(error),
+        }
+    }
+}
+
 /// socket(2), by the system call: librspreload.so interposes the C library's function. The new descriptor, or -1.
 pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> RawFd {
     // SAFETY: no pointers.
@@ -108,6 +126,12 @@ impl OwnFd {
         }
         // SAFETY: a system call has just made it for us.
         Ok(OwnFd(unsafe { OwnedFd::from_raw_fd(settle(result)) }))
+    }
+
+    /// Another number for an open file.
+    pub fn duplicate(fd: RawFd) -> crate::errno::Result<OwnFd> {
+        // SAFETY: plain system call.
+        OwnFd::new(unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_short};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -220,7 +221,7 @@ impl Stream {
         }
         drop(state);
         self.notify(Notice::Closed);
-        let mut state = turns::leave(self, self.lock());
+        let Ok(mut state) = turns::leave(self, self.lock()) else { unreachable!("no signal handlers here") };
         assert!(!state.turns.is_led());
         state.released = true;
     }
@@ -230,6 +231,12 @@ impl Led for Stream {
     type State = State;
     type Channel = std::sync::Arc<Channel>;
     type Event = Kind;
+
+    fn here() -> usize {
+        let mut hasher = DefaultHasher::new();
+        loom::thread::current().id().hash(&mut hasher);
+        hasher.finish() as usize | 1
+    }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()

@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use super::port;
 use super::{Dgram, State, udp};
-use crate::cm;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type;
 use crate::rsocket::cm_id::CmId;
@@ -65,7 +64,7 @@ impl Dgram {
             Err(Errno::EAGAIN | Errno::ENOMEM) => return,
             Err(error) => Err(error),
             Ok(event) if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED as u32 => {
-                match cm::resolve_route(search.id.id(), PATIENCE) {
+                match search.id.resolve_route(PATIENCE) {
                     Ok(()) => return,
                     Err(error) => Err(error),
                 }

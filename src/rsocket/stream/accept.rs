@@ -9,7 +9,6 @@ use super::connect::depth;
 use super::link::Link;
 use super::wait::Wait;
 use super::{Guard, Listening, Notice, Phase, State, Stream};
-use crate::cm;
 use crate::diag::{self, Why};
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::{CmId, Event, Request};
@@ -35,7 +34,7 @@ impl Stream {
             _ => return Err(Errno::EINVAL),
         }
         self.watch(&mut state)?;
-        cm::listen(state.id()?.id(), backlog as c_int)?;
+        state.id()?.listen(backlog as c_int)?;
         state.phase = Phase::Listening(Listening { backlog, pending: Vec::new(), ready: VecDeque::new() });
         Ok(())
     }
@@ -129,12 +128,13 @@ impl Stream {
         options: super::Options,
         flags: c_int,
     ) -> Result<Arc<Stream>> {
-        let mut link = try_box(Link::new(&id, &options)?)?;
+        // The id first with its stream, then the link: whatever fails, they go in the other order.
+        let stream = Stream::with(self.domain, id, options, Phase::Accepting(Arc::downgrade(self)))?;
+        let mut state = stream.lock();
+        let mut link = try_box(Link::new(state.id()?, &state.options)?)?;
         link.agree(peer)?;
         let offer = link.offer().emit();
-        let stream = Stream::with(self.domain, id, options, Phase::Accepting(Arc::downgrade(self)))?;
         stream.channel_fd.store(link.channel.fd(), Ordering::Relaxed);
-        let mut state = stream.lock();
         state.flags = flags;
         state.link = Some(link);
         let id = state.id()?;

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use super::options::Linger;
 use super::wait::Wait;
 use super::{Guard, Notice, Phase, State, Stream, turns};
-use crate::cm;
 use crate::errno::{Errno, Result};
 use crate::rsocket::forks;
 use crate::rsocket::reactor;
@@ -143,7 +142,7 @@ impl Stream {
         if abort || state.lost || !state.link.as_ref().is_some_and(|link| link.parts_in_order()) {
             return state;
         }
-        if !state.id().is_ok_and(|id| cm::disconnect(id.id()).is_ok()) {
+        if !state.id().is_ok_and(|id| id.disconnect().is_ok()) {
             return state;
         }
         let deadline = Instant::now() + PARTING;
@@ -176,10 +175,14 @@ impl Stream {
         drop(state);
         // Without the lock: watchers look at their members when they let go of one.
         self.notify(Notice::Closed);
-        state = turns::leave(self, self.lock());
-        state.release();
-        self.channel_fd.store(-1, Ordering::Relaxed);
-        drop(state);
+        match turns::leave(self, self.lock()) {
+            Ok(mut state) => {
+                state.release();
+                self.channel_fd.store(-1, Ordering::Relaxed);
+            }
+            // The call that sleeps is the last one to hold the stream, and ends it when it returns.
+            Err(mut state) => state.key.take().into_iter().for_each(reactor::forget),
+        }
         if let Phase::Listening(listening) = phase {
             for stream in listening.pending.into_iter().chain(listening.ready) {
                 stream.close_unseen();
@@ -205,7 +208,7 @@ impl State {
         }
         if let (Some(id), true) = (&self.id, self.link.is_some()) {
             // Tells the peer at once; it fails when there is no connection any more.
-            let _ = cm::disconnect(id.id());
+            let _ = id.disconnect();
         }
         // The QP goes with the link, before the memory that the peer may write to.
         self.link = None;

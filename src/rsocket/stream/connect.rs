@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use super::link::Link;
 use super::wait::Wait;
 use super::{Guard, Notice, Phase, State, Stream};
-use crate::cm;
 use crate::diag::{self, Why};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type::*;
@@ -108,10 +107,7 @@ impl Stream {
         };
         if let Err(error) = step {
             state.tell_failure(kind, error);
-            state.phase = Phase::Failed;
-            state.error = Some(error);
-            state.hang_up();
-            self.notify(Notice::Changed);
+            self.fail(&mut state, error);
         }
         state
     }
@@ -165,11 +161,43 @@ impl Stream {
         ) {
             return;
         }
+        let error = if let RDMA_CM_EVENT_DEVICE_REMOVAL = kind { Errno::ENETDOWN } else { Errno::ECONNRESET };
+        self.lose(state, error);
+    }
+
+    fn lose(&self, state: &mut State, error: Errno) {
         // What had come before stays readable, the peer's farewell included.
         self.poll(state);
-        let error = if let RDMA_CM_EVENT_DEVICE_REMOVAL = kind { Errno::ENETDOWN } else { Errno::ECONNRESET };
         state.disconnect(Some(error));
         state.lost = true;
+        state.hang_up();
+        self.notify(Notice::Changed);
+    }
+
+    /// The connection manager has an event that can't be had, nor any after it: the channel is refused to a process that has changed
+    /// its user, and it may open no other. For a connection it is the end, which is what such events say.
+    #[cold]
+    pub(super) fn deafened(&self, mut state: Guard<'_>, error: Errno) {
+        if let Some(key) = state.key.take() {
+            // It would show for ever.
+            reactor::forget(key);
+        }
+        match &state.phase {
+            Phase::Accepting(_) => drop(self.accepted(state, Err(error))),
+            Phase::Connected | Phase::Disconnected => self.lose(&mut state, Errno::ECONNRESET),
+            Phase::Listening(_) => {
+                state.error = Some(error);
+                state.shut_read = true;
+                self.notify(Notice::Changed);
+            }
+            _ => self.fail(&mut state, error),
+        }
+    }
+
+    /// A connection that was not made.
+    fn fail(&self, state: &mut State, error: Errno) {
+        state.phase = Phase::Failed;
+        state.error = Some(error);
         state.hang_up();
         self.notify(Notice::Changed);
     }
@@ -219,7 +247,7 @@ impl State {
         link.stop();
         if let Ok(id) = self.id() {
             // It fails when there is nothing to end.
-            let _ = cm::disconnect(id.id());
+            let _ = id.disconnect();
         }
     }
 
@@ -229,19 +257,9 @@ impl State {
         }
         let id = self.id()?;
         if !self.options.route.is_empty() {
-            let route = &self.options.route;
-            // SAFETY: readable for its length.
-            return unsafe {
-                cm::set_option(
-                    id.id(),
-                    RDMA_OPTION_IB as c_int,
-                    RDMA_OPTION_IB_PATH as c_int,
-                    route.as_ptr().cast_mut().cast(),
-                    route.len(),
-                )
-            };
+            return id.set_option(RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, &self.options.route);
         }
-        cm::resolve_route(id.id(), FIRST_TRY_MS as c_int)
+        id.resolve_route(FIRST_TRY_MS as c_int)
     }
 
     /// Address or route could not be resolved: again with more time, if that was what it lacked.
@@ -255,11 +273,7 @@ impl State {
         attempt.tries += 1;
         let to = attempt.to;
         let id = self.id()?;
-        if event.kind == RDMA_CM_EVENT_ADDR_ERROR as u32 {
-            id.resolve_addr(&to, time)
-        } else {
-            cm::resolve_route(id.id(), time)
-        }
+        if event.kind == RDMA_CM_EVENT_ADDR_ERROR as u32 { id.resolve_addr(&to, time) } else { id.resolve_route(time) }
     }
 }
 

@@ -18,7 +18,7 @@ mod wait;
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -194,6 +194,7 @@ impl Stream {
         }
         let news = link.complete_all(batch, completed);
         let failure = link.failure();
+        let over = failure.is_some() && matches!(state.phase, Phase::Connected);
         if news.end || news.disconnect || failure.is_some() {
             self.conclude(state, news, failure);
         }
@@ -203,7 +204,7 @@ impl Stream {
         if news.any || failure.is_some() {
             self.changed.notify();
         }
-        news.any
+        news.any || over
     }
 
     #[cold]
@@ -214,6 +215,11 @@ impl Stream {
             state.disconnect(None);
         }
         if failure.is_some() {
+            // A post that was refused shows in no completion: everything else of the QP is to end as well, which wakes who sleeps.
+            if let (Phase::Connected, Some(link)) = (&state.phase, &mut state.link) {
+                link.stop();
+                self.watchers.notify(Notice::Changed);
+            }
             state.disconnect(failure);
         }
     }
@@ -269,7 +275,8 @@ impl Service for Stream {
             match id.event() {
                 Ok(event) => state = self.handle(state, event),
                 // A lack of memory loses nothing: the event is still there, and so is the reactor's notice of it.
-                Err(_) => return,
+                Err(Errno::EAGAIN | Errno::EINTR | Errno::ENOMEM) => return,
+                Err(error) => return self.deafened(state, error),
             }
         }
     }
@@ -287,7 +294,8 @@ impl Drop for Stream {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if self.generation != forks::generation() {
             // The parent's: nothing but the descriptors is ours to end, and those went with rclose().
-            let _ = (ManuallyDrop::new(state.link.take()), ManuallyDrop::new(state.id.take()));
+            let mappings = ManuallyDrop::new(mem::take(&mut state.mappings));
+            let _ = (ManuallyDrop::new(state.link.take()), ManuallyDrop::new(state.id.take()), mappings);
             return;
         }
         // Streams that never reached the program: a listener's that is gone, or one whose making failed.

@@ -7,7 +7,6 @@ use libc::sockaddr_storage;
 
 use super::options::{Effect, Value};
 use super::{Phase, Stream};
-use crate::cm;
 use crate::diag::Place;
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::CmId;
@@ -111,21 +110,14 @@ impl Stream {
             }
             Effect::Reuse => {
                 let on = c_int::from(state.options.reuse);
-                tell(state.id()?, RDMA_OPTION_ID_REUSEADDR, &on.to_ne_bytes())
+                state.id()?.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on.to_ne_bytes())
             }
-            Effect::Tos => tell(state.id()?, RDMA_OPTION_ID_TOS, &[state.options.tos]),
+            Effect::Tos => state.id()?.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &[state.options.tos]),
             Effect::V6Only => {
                 let on = c_int::from(state.options.v6only);
-                tell(state.id()?, RDMA_OPTION_ID_AFONLY, &on.to_ne_bytes())
+                state.id()?.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &on.to_ne_bytes())
             }
         }
-    }
-}
-
-fn tell(id: &CmId, name: u32, value: &[u8]) -> Result<()> {
-    // SAFETY: readable for its length.
-    unsafe {
-        cm::set_option(id.id(), RDMA_OPTION_ID as c_int, name as c_int, value.as_ptr().cast_mut().cast(), value.len())
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! What touches the outside is behind [`Led`]. The hand-over is model-checked, by the crate in `models/` (`scripts/check loom`).
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[cfg(not(all(test, loom)))]
 use std::sync::MutexGuard;
@@ -29,8 +29,8 @@ pub(super) struct Until {
 /// A channel's part of the state.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    /// A thread sleeps in the channel, or is about to, or has just come back.
-    led: bool,
+    /// The thread that sleeps in the channel, or is about to, or has just come back: [`Led::here`]; 0 without one.
+    leader: usize,
     /// The event of the next message was asked for and not taken yet.
     armed: bool,
 }
@@ -38,7 +38,12 @@ pub(super) struct Turns {
 impl Turns {
     /// Whether a thread sleeps in the channel. Whoever makes a change that no completion shows has to wake it.
     pub fn is_led(&self) -> bool {
-        self.led
+        self.leader != 0
+    }
+
+    /// Whether this very thread does: what asks is a signal handler, over the call that sleeps.
+    fn is_led_by(&self, thread: usize) -> bool {
+        self.leader == thread
     }
 }
 
@@ -51,6 +56,8 @@ pub(super) trait Led {
     /// What is taken out of it.
     type Event;
 
+    /// A number of this thread's, not 0.
+    fn here() -> usize;
     /// The lock.
     fn lock(&self) -> MutexGuard<'_, Self::State>;
     /// Who wait without a channel.
@@ -87,7 +94,7 @@ type Guard<'a, S> = MutexGuard<'a, <S as Led>::State>;
 
 /// Whether a thread that wants to wait may do so in the channel.
 pub(super) fn may_lead<S: Led>(state: &mut S::State) -> bool {
-    S::shows_in_channel(state) && S::turns(state).is_some_and(|turns| !turns.led)
+    S::shows_in_channel(state) && S::turns(state).is_some_and(|turns| !turns.is_led())
 }
 
 /// Waits until something may have changed: `ETIMEDOUT` at the deadline, `EINTR` after a signal whose handler asks for it. The
@@ -103,12 +110,26 @@ pub(super) fn wait<'a, S: Led>(
         if request_more(stream, &mut state) {
             return (state, Ok(()));
         }
+        if S::turns(&mut state).is_some_and(|turns| turns.is_led_by(S::here())) {
+            drop(state);
+            return nap(stream, deadline);
+        }
         let count = stream.changed().count();
         drop(state);
         let result = stream.changed().wait(count, deadline);
         return (stream.lock(), result);
     }
     lead(stream, state, Until { deadline, any_signal: false })
+}
+
+/// In a signal handler, over the call that leads: nobody takes the channel's events meanwhile, so the caller has to look every now
+/// and then.
+#[cold]
+fn nap<S: Led>(stream: &S, deadline: Option<Instant>) -> (Guard<'_, S>, Result<()>) {
+    const NAP: Duration = Duration::from_millis(1);
+    std::thread::sleep(NAP);
+    let over = deadline.is_some_and(|end| Instant::now() >= end);
+    (stream.lock(), if over { Err(Errno::ETIMEDOUT) } else { Ok(()) })
 }
 
 /// As [`wait`], in the channel, for a thread that [`may_lead`].
@@ -182,14 +203,14 @@ pub(super) fn arm<S: Led>(stream: &S, state: &mut S::State) -> bool {
 #[inline]
 fn begin<S: Led>(stream: &S, state: &mut S::State) -> Option<S::Channel> {
     let channel = stream.channel(state)?;
-    S::turns(state)?.led = true;
+    S::turns(state)?.leader = S::here();
     Some(channel)
 }
 
 #[inline]
 fn end<S: Led>(stream: &S, state: &mut S::State, event: Option<&S::Event>) {
     if let Some(turns) = S::turns(state) {
-        turns.led = false;
+        turns.leader = 0;
     }
     if let Some(event) = event {
         note::<S>(state, event);
@@ -213,7 +234,7 @@ fn note<S: Led>(state: &mut S::State, event: &S::Event) {
 /// A poller saw the channel readable: takes the event, unless a leader is there to do so and to tell the pollers. Both of them if
 /// both may be there: a descriptor that is watched for edges would not show the second one again.
 pub(super) fn take<S: Led>(stream: &S, state: &mut S::State) {
-    if S::turns(state).is_none_or(|turns| turns.led) {
+    if S::turns(state).is_none_or(|turns| turns.is_led()) {
         return;
     }
     loop {
@@ -228,14 +249,21 @@ pub(super) fn take<S: Led>(stream: &S, state: &mut S::State) {
     }
 }
 
-/// Returns when nobody sleeps in the channel. The caller has woken the leader, and made sure that nobody leads after it.
-pub(super) fn leave<'a, S: Led>(stream: &'a S, mut state: Guard<'a, S>) -> Guard<'a, S> {
-    while S::turns(&mut state).is_some_and(|turns| turns.led) {
+/// Returns when nobody sleeps in the channel. The caller has woken the leader, and made sure that nobody leads after it. `Err` when
+/// it is this very thread that sleeps, and a signal handler that asks: the channel has to stay until the handler is over.
+pub(super) fn leave<'a, S: Led>(
+    stream: &'a S,
+    mut state: Guard<'a, S>,
+) -> std::result::Result<Guard<'a, S>, Guard<'a, S>> {
+    while S::turns(&mut state).is_some_and(|turns| turns.is_led()) {
+        if S::turns(&mut state).is_some_and(|turns| turns.is_led_by(S::here())) {
+            return Err(state);
+        }
         let count = stream.changed().count();
         drop(state);
         // Signals don't matter here.
         let _: std::result::Result<(), Errno> = stream.changed().wait(count, None);
         state = stream.lock();
     }
-    state
+    Ok(state)
 }

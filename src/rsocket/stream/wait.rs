@@ -111,6 +111,11 @@ impl Led for Stream {
     type Channel = (Events, c_int);
     type Event = Event;
 
+    fn here() -> usize {
+        // SAFETY: never fails. The number is the address of what the C library keeps of the thread.
+        unsafe { libc::pthread_self() as usize }
+    }
+
     fn lock(&self) -> Guard<'_> {
         Stream::lock(self)
     }
