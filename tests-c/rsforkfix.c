@@ -164,6 +164,33 @@ static void the_parents_repoll(void)
 	rs_pair_close(&pair);
 }
 
+/* As of a program that calls daemon(3) after it has made its repoll. */
+static void a_repoll_for_the_child(void)
+{
+	int (*create)(int flags) = optional_symbol("repoll_create");
+	int (*control)(int epfd, int op, int fd, struct epoll_event *event) = optional_symbol("repoll_ctl");
+	int (*await)(int epfd, struct epoll_event *events, int maxevents, int timeout) = optional_symbol("repoll_wait");
+	struct epoll_event event = { .events = EPOLLIN, .data.u32 = 7 };
+	int ep;
+	pid_t child;
+
+	EXPECT((ep = create(0)) >= 0);
+	child = fork();
+	if (child == 0) {
+		alarm(hang_seconds());
+		EXPECT(rs_pair(&pair, AF_INET));
+		EXPECT(!control(ep, EPOLL_CTL_ADD, pair.server, &event));
+		EXPECT(rsend(pair.client, "x", 1, 0) == 1);
+		event = (struct epoll_event){ 0 };
+		EXPECT(await(ep, &event, 1, -1) == 1 && event.events == EPOLLIN && event.data.u32 == 7);
+		EXPECT(!rclose(ep));
+		rs_pair_close(&pair);
+		_exit(0);
+	}
+	EXPECT(!rclose(ep));
+	child_exits(child);
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
@@ -173,5 +200,6 @@ int main(int argc, char **argv)
 	CASE(child_begins_anew);
 	CASE(fork_beside_a_blocked_thread);
 	CASE(the_parents_repoll);
+	CASE(a_repoll_for_the_child);
 	return finish();
 }

@@ -72,8 +72,8 @@ pub(super) struct State {
     pub search: Search,
     /// Multicast groups joined.
     pub groups: Groups,
-    /// The channel's file before the one that the id was moved to: see [`migrate`](super::migrate).
-    pub former: Option<OwnFd>,
+    /// The channel's files before the one that the id was moved to: see [`migrate`](super::migrate).
+    pub former: Vec<OwnFd>,
 }
 
 // SAFETY: the pointers in it are libibverbs objects, which any thread may use.
@@ -327,7 +327,7 @@ fn allocate<'a>(channel: *mut rdma_event_channel, context: *mut c_void, ps: u32,
         template: None,
         search: Search::default(),
         groups: Groups::default(),
-        former: None,
+        former: Vec::new(),
     };
     let id: &Id = Box::leak(try_box(Id {
         public: UnsafeCell::new(public),
@@ -392,20 +392,13 @@ pub unsafe fn destroy_id(id: &Id) -> Result<()> {
     }
 }
 
-/// Destroys an asynchronous id and the channel that it has for itself. Where the kernel refuses to destroy the id, to a process that
-/// has changed its user, it goes with the channel.
+/// Frees an asynchronous id that the kernel did not destroy when it was asked to, but with its channel.
 ///
 /// # Safety
-/// Neither is used afterwards; all its events are acknowledged.
-pub unsafe fn destroy_with_channel(id: &Id, channel: NonNull<rdma_event_channel>) {
+/// The channel is closed, and the id not used afterwards.
+pub unsafe fn free_id(id: &Id) {
     // SAFETY: the caller's word.
-    unsafe {
-        let destroyed = destroy_id(id);
-        destroy_event_channel(channel);
-        if destroyed.is_err() {
-            end(id);
-        }
-    }
+    unsafe { end(id) }
 }
 
 /// Destroys a kernel id together with its half-made id, when a connection request can't be shown.

@@ -1,5 +1,6 @@
 //! Moving an id to another event channel.
 
+use std::mem;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 
@@ -60,21 +61,26 @@ pub unsafe fn migrate_id(id: &Id, channel: *mut rdma_event_channel) -> Result<()
 pub fn move_to_new_file(id: &Id) -> Result<OwnedFd> {
     let new = library()?.node.try_open()?;
     let former = OwnFd::duplicate(id.fd())?;
+    id.state().former.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
     let reported = ucma::migrate_id(new.as_raw_fd(), id.handle(), id.fd())?;
     id.completed.wait_for(reported);
-    id.state().former = Some(former);
+    id.state().former.push(former);
     Ok(new)
 }
 
 /// The id of a connection request goes where its listener's events are.
 pub(super) fn fetch_from_former(listener: &Id, handle: u32) {
-    if let Some(former) = &listener.state().former {
-        // It fails for a request that came after the listener had moved.
-        let _ = ucma::migrate_id(listener.fd(), handle, former.as_raw_fd());
+    // The lock is not held while the kernel is asked.
+    let former = mem::take(&mut listener.state().former);
+    for file in &former {
+        // It fails for all but the one that the request came to.
+        let _ = ucma::migrate_id(listener.fd(), handle, file.as_raw_fd());
     }
+    listener.state().former = former;
 }
 
 /// No event waits that came before the id was moved to a new file.
 pub fn forget_former(id: &Id) {
-    drop(id.state().former.take());
+    let former = mem::take(&mut id.state().former);
+    drop(former);
 }

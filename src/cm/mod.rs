@@ -35,7 +35,7 @@ pub use ece::{get_remote_ece, set_local_ece};
 pub use endpoint::{create_ep, destroy_ep};
 pub use event::{Kind as EventKind, ack_cm_event, decode as decode_event, event_str, get_cm_event, write_cm_event};
 pub use global::GlobalLock;
-pub use id::{Id, create_id, destroy_id, destroy_with_channel};
+pub use id::{Id, create_id, destroy_id, free_id};
 pub use lookup::{getaddrinfo, query_addrinfo, resolve_addrinfo};
 pub use migrate::{forget_former, migrate_id, move_to_new_file};
 pub use multicast::{join_multicast, join_multicast_ex, leave_multicast};

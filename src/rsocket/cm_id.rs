@@ -124,14 +124,23 @@ impl CmId {
         unsafe { &*self.id.as_ptr().cast::<Id>() }
     }
 
-    /// A call that the kernel refuses to a process that has changed its user since the channel was opened: moves the id to a new
-    /// one, and tries again. The caller holds the owner's lock.
+    /// A call that the kernel refuses (`EACCES`) where the user has changed since the channel was opened, or another thread has opened
+    /// it after that: moves the id to a new one, and tries again. The caller holds the owner's lock.
     fn insist<T>(&self, call: impl Fn() -> Result<T>) -> Result<T> {
-        match call() {
-            // Or an address that is not for everybody; then the second try says so.
-            Err(Errno::EACCES) if self.renew().is_ok() => call(),
-            result => result,
+        /// Groups, group and user may change one after the other meanwhile. Or it is an address that is not for everybody.
+        const TRIES: usize = 4;
+        for _ in 0..TRIES {
+            match call() {
+                Err(Errno::EACCES) => {}
+                result => return result,
+            }
+            match self.renew() {
+                Ok(()) | Err(Errno::EACCES) => {}
+                Err(Errno::ENOENT) => return Err(Errno::EACCES),
+                Err(error) => return Err(error),
+            }
         }
+        call()
     }
 
     /// Another file under the channel's number, in which the id and its events are.
@@ -267,8 +276,15 @@ unsafe fn read(event: &rdma_cm_event) -> Event {
 impl Drop for CmId {
     fn drop(&mut self) {
         self.destroy_qp();
-        own::unmark(self.fd());
-        // SAFETY: nobody else uses them; every event was acknowledged when it was read.
-        unsafe { cm::destroy_with_channel(self.id(), self.channel) };
+        // SAFETY: nobody else uses them; every event was acknowledged when it was read. The id is used no more once it is destroyed.
+        unsafe {
+            let destroyed = self.insist(|| cm::destroy_id(self.id()));
+            own::unmark(self.fd());
+            cm::destroy_event_channel(self.channel);
+            if destroyed.is_err() {
+                // The kernel's went with its channel.
+                cm::free_id(self.id());
+            }
+        }
     }
 }

@@ -87,7 +87,8 @@ pub fn forget(key: Key) {
 pub fn replaced(fd: RawFd, replace: impl FnOnce() -> Result<()>) -> Result<()> {
     let mut lock = REACTOR.lock();
     let watched = lock.as_mut().and_then(|reactor| {
-        let key = reactor.watched.iter().find(|(_, watched)| watched.fd == fd).map(|(&key, _)| key)?;
+        // The last one: a number that was closed behind our back may have been another's.
+        let key = reactor.watched.iter().filter(|(_, watched)| watched.fd == fd).map(|(&key, _)| key).max()?;
         Some((reactor, key))
     });
     let Some((reactor, key)) = watched else { return replace() };

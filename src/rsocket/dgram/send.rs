@@ -67,15 +67,17 @@ impl Dgram {
         /// Another thread may close the socket meanwhile, and the number become any file's: not for long.
         const MOST: Duration = Duration::from_millis(100);
         let mut fds = [pollfd { fd: self.fd, events: POLLOUT, revents: 0 }];
-        if event::poll(&mut fds, Some(Duration::ZERO))? > 0 {
+        let mut poll = |time| match event::poll(&mut fds, Some(time)) {
+            Err(Errno::EINTR) if deadline.left().is_none() && signals::ask_for_restart() => Ok(0),
+            result => result,
+        };
+        if poll(Duration::ZERO)? > 0 {
             return Ok(false);
         }
-        let time = deadline.left().map_or(MOST, |left| left.min(MOST));
-        match event::poll(&mut fds, Some(time)) {
-            Ok(0) if deadline.passed() => Err(Errno::EAGAIN),
-            Err(Errno::EINTR) if deadline.left().is_none() && signals::ask_for_restart() => Ok(true),
-            result => result.map(|_| true),
+        if poll(deadline.left().map_or(MOST, |left| left.min(MOST)))? == 0 && deadline.passed() {
+            return Err(Errno::EAGAIN);
         }
+        Ok(true)
     }
 
     fn send_one(self: &Arc<Self>, state: &mut State, payload: &[u8], to: SocketAddr) -> Result<()> {

@@ -13,7 +13,7 @@ use libc::{
 use super::Epoll;
 use super::member::{ALWAYS, Interest, Member};
 use crate::errno::{Errno, Result};
-use crate::rsocket::watch::{Lookup, Pollable, Watcher, fork_generation};
+use crate::rsocket::watch::{Lookup, Pollable, Watcher};
 
 impl Epoll {
     /// epoll_ctl(2). Only EPOLL_CTL_DEL does without an event; the others fail with `EFAULT`.
@@ -25,13 +25,11 @@ impl Epoll {
         event: Option<epoll_event>,
     ) -> Result<()> {
         self.check_open()?;
+        self.check_ours()?;
         if op != EPOLL_CTL_DEL && event.is_none() {
             return Err(Errno::new(libc::EFAULT));
         }
         let Some(rsocket) = lookup.find(fd) else { return self.control_ordinary(op, fd, event) };
-        if self.generation != fork_generation() {
-            return Err(Errno::EBADF);
-        }
         match (op, event) {
             (EPOLL_CTL_ADD, Some(event)) => self.add(fd, rsocket, event),
             (EPOLL_CTL_MOD, Some(event)) => self.modify(&self.find(fd)?, event),

@@ -88,7 +88,7 @@ pub struct Epoll {
     /// Threads that wait in the inner epoll: as long as there have been none.
     direct: AtomicUsize,
     left: Mutex<Left>,
-    generation: u32,
+    generation: AtomicU32,
 }
 
 /// Level-triggered rsockets that the last wait reported, which the next one will find in the inner epoll again.
@@ -115,7 +115,7 @@ impl Epoll {
             ordinary: AtomicBool::new(false),
             direct: AtomicUsize::new(0),
             left: Mutex::default(),
-            generation: fork_generation(),
+            generation: AtomicU32::new(fork_generation()),
         })?;
         let event = |data| Some(epoll_event { events: EPOLLIN as u32, u64: data });
         epoll.inner.control(EPOLL_CTL_ADD, epoll.queue.descriptor(), event(QUEUE))?;
@@ -132,7 +132,7 @@ impl Epoll {
     /// first, but do not just drop it: members and rsockets refer to each other.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        if self.generation != fork_generation() {
+        if self.generation.load(Ordering::Relaxed) != fork_generation() {
             // The parent's: threads that are not there may hold the locks for ever, and its members and sleepers are to stay.
             if let Ok(mut number) = self.number.try_lock() {
                 drop(number.take());
@@ -186,10 +186,20 @@ impl Epoll {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `EBADF` in a child for a parent's epoll that has had rsockets: they are the parent's, and so is what tells of them.
+    /// In a child: `EBADF` for an epoll of the parent's that has had rsockets, for they are the parent's, and so is what tells of them.
+    /// One without is the child's from now on, as after daemon(3).
     fn check_ours(&self) -> Result<()> {
-        let foreign = self.generation != fork_generation() && self.serial.load(Ordering::Relaxed) != 0;
-        if foreign { Err(Errno::EBADF) } else { Ok(()) }
+        let now = fork_generation();
+        if self.generation.load(Ordering::Relaxed) == now {
+            return Ok(());
+        }
+        if self.serial.load(Ordering::Relaxed) != 0 {
+            return Err(Errno::EBADF);
+        }
+        // The parent's threads that wait are not here.
+        self.direct.store(0, Ordering::SeqCst);
+        self.generation.store(now, Ordering::Relaxed);
+        Ok(())
     }
 
     fn check_open(&self) -> Result<()> {

@@ -216,7 +216,8 @@ impl Stream {
         if let (Phase::Connected, Some(link)) = (&state.phase, &mut state.link)
             && let Err(error) = link.keep_alive()
         {
-            state.disconnect(Some(error));
+            link.fail(error);
+            self.poll(state);
         }
         if !matches!(state.phase, Phase::Connected) {
             self.notify(Notice::Changed);

@@ -179,10 +179,7 @@ impl Stream {
             }
             if self.poll(&mut state) || state.link.as_ref().is_some_and(|link| link.failure().is_some()) {
                 // A failure without a completion: posting was refused.
-                let failure = state.link.as_ref().and_then(|link| link.failure());
-                if failure.is_some() {
-                    state.disconnect(failure);
-                }
+                self.poll(&mut state);
                 continue;
             }
             match self.pause(state, nonblocking, &mut wait, done)? {
@@ -217,8 +214,8 @@ impl Stream {
                 (Err(_), None) => break,
             };
             done += written;
-            if let Some(failure) = link.failure() {
-                state.disconnect(Some(failure));
+            if link.failure().is_some() {
+                self.poll(&mut state);
                 continue;
             }
             if written > 0 {

@@ -119,9 +119,18 @@ impl Stream {
         try_push(&mut state.mappings.0, mapped)?;
         if matches!(state.phase, Phase::Connected) {
             // Now if there is room; otherwise before the next data.
-            let _ = state.announce_mappings();
+            self.announce(&mut state);
         }
         Ok(offset)
+    }
+
+    /// Tells the peer what it can be told now.
+    fn announce(&self, state: &mut State) {
+        let _ = state.announce_mappings();
+        if state.link.as_ref().is_some_and(|link| link.failure().is_some()) {
+            // For those who wait for the connection.
+            self.poll(state);
+        }
     }
 
     /// riounmap(3): `EINVAL` unless riomap() was called with the same memory.
@@ -137,7 +146,7 @@ impl Stream {
         let mapped = &mut state.mappings.0[place];
         if mapped.index.is_some() && mapped.news == News::None && connected {
             mapped.news = News::Unmapped;
-            let _ = state.announce_mappings();
+            self.announce(&mut state);
             // The registration ends now, whatever the peer knows.
             state.mappings.0.retain(Mapped::is_wanted);
         } else {

@@ -21,6 +21,8 @@ use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::Duration;
 
 pub use names::name_len;
 pub use options::Value;
@@ -267,6 +269,9 @@ impl State {
     }
 }
 
+/// How long the reactor leaves a lack of something alone before it looks again.
+const LACK: Duration = Duration::from_millis(1);
+
 impl Service for Stream {
     fn service(self: Arc<Self>, _: Key) {
         let mut state = self.lock();
@@ -274,8 +279,12 @@ impl Service for Stream {
             let Some(id) = state.id.as_ref().filter(|_| !matches!(state.phase, Phase::Closed)) else { return };
             match id.event() {
                 Ok(event) => state = self.handle(state, event),
-                // A lack of memory loses nothing: the event is still there, and so is the reactor's notice of it.
-                Err(Errno::EAGAIN | Errno::EINTR | Errno::ENOMEM) => return,
+                Err(Errno::EAGAIN | Errno::EINTR) => return,
+                // Lack of memory or of numbers loses nothing: the event is still there, and so is the reactor's notice of it.
+                Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => {
+                    drop(state);
+                    return thread::sleep(LACK);
+                }
                 Err(error) => return self.deafened(state, error),
             }
         }

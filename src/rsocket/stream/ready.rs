@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
+use super::turns::Led;
 use super::{Phase, State, Stream, turns};
 use crate::errno::Result;
 use crate::rsocket::bits::{IN, OUT};
@@ -101,7 +102,7 @@ impl Pollable for Stream {
             && !link.cut_off
             // With a leader, that one takes the event and tells the watchers. They would find the channel readable over and
             // over until it does so.
-            && !link.turns.is_led()
+            && !link.turns.is_led_elsewhere(Stream::here())
         {
             add(link.channel.fd());
         }

@@ -41,6 +41,11 @@ impl Turns {
         self.leader != 0
     }
 
+    /// Whether another thread than `thread` does.
+    pub fn is_led_elsewhere(&self, thread: usize) -> bool {
+        self.is_led() && !self.is_led_by(thread)
+    }
+
     /// Whether this very thread does: what asks is a signal handler, over the call that sleeps.
     fn is_led_by(&self, thread: usize) -> bool {
         self.leader == thread
