@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_short};
 use std::mem::{self, MaybeUninit};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use libc::{epoll_event, iovec, pollfd, sockaddr_storage};
 
@@ -313,14 +314,33 @@ pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
 
 /// rsetsockopt(3).
 pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
-    if level == own::LEVEL {
-        own::keep_apart();
-        return Ok(());
+    match (level, name) {
+        (own::LEVEL, own::FAREWELL) => {
+            farewell();
+            return Ok(());
+        }
+        (own::LEVEL, _) => {
+            own::keep_apart();
+            return Ok(());
+        }
+        _ => {}
     }
     match socket_of(fd)? {
         Socket::Stream(socket) => socket.set_option(level, name, value),
         Socket::Datagram(socket) => socket.set_option(level, name, value),
     }
+}
+
+/// The process ends: streams say their last words, as sockets do that nobody has closed.
+fn farewell() {
+    /// All together: the kernel would go on in the background.
+    const LIMIT: Duration = Duration::from_secs(2);
+    let deadline = Instant::now() + LIMIT;
+    TABLE.for_each(|_, object| {
+        if let Object::Socket(Socket::Stream(stream)) = &*object {
+            stream.farewell(deadline);
+        }
+    });
 }
 
 /// rfcntl(3); `argument` is read by the commands that have one.

@@ -11,8 +11,11 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use super::event;
 
-/// Private level of rgetsockopt(): an int, 1 if the number is marked. Of rsetsockopt(): [`keep_apart`].
+/// Private level of rgetsockopt(): an int, 1 if the number is marked. Of rsetsockopt(): [`keep_apart`], and [`FAREWELL`].
 pub const LEVEL: c_int = 0x7273_6f63;
+
+/// Private option of rsetsockopt(), for a process that ends: what its streams have sent arrives, and their peers see the end.
+pub const FAREWELL: c_int = 2;
 
 /// The kernel's usual limit of a process (fs.nr_open); numbers beyond are not marked.
 const MOST: usize = 1 << 20;

@@ -95,6 +95,20 @@ extern "C" fn at_load(_argc: c_int, _argv: *mut *mut c_char, _environ: *mut *mut
     process::watch();
 }
 
+/// Before librdmacm's, on which this library depends.
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = at_exit;
+
+/// Programs leave it to the end of the process to close their sockets.
+#[cfg(not(test))]
+extern "C" fn at_exit() {
+    if table::any() && !process::is_guest() {
+        fds::farewell();
+    }
+}
+
 /// There is nothing here that panics on purpose; what is left are checks that the compiler could not remove.
 #[cfg(not(test))]
 #[panic_handler]

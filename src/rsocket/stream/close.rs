@@ -158,6 +158,18 @@ impl Stream {
         state
     }
 
+    /// For a process that ends without rclose(): as that, but the stream stays, and is let be while somebody is busy with it: it may be
+    /// the call that is interrupted by the signal handler that ends the process.
+    pub fn farewell(&self, deadline: Instant) {
+        if self.generation != forks::generation() || Instant::now() >= deadline {
+            return;
+        }
+        let Ok(state) = self.state.try_lock() else { return };
+        if matches!(state.phase, Phase::Connected) && state.options.linger != Linger::On(0) {
+            drop(self.part(self.shut(state, true, true, deadline)));
+        }
+    }
+
     /// As [`close`](Self::close), for a connection that the program never saw.
     pub(super) fn close_unseen(&self) {
         let state = self.lock();
