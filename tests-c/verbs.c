@@ -2,6 +2,7 @@
 #include "common.h"
 
 #include <sched.h>
+
 enum { SIZE = 9000 };
 static unsigned char client_buffer[SIZE], server_buffer[SIZE];
 static struct ibv_mr *client_mr, *server_mr;
