@@ -141,38 +141,6 @@ static void listener(void)
 	EXPECT(!rclose(pair.listener));
 }
 
-/* Requests are under way, and waiting, while groups and user change one after the other. */
-static void change_among_requests(void)
-{
-	enum { CLIENTS = 12 };
-	int clients[CLIENTS], servers[CLIENTS], started = 0;
-	char byte;
-
-	EXPECT((pair.listener = rs_listener(AF_INET, &pair.to, NULL)) >= 0);
-	EXPECT(!rlisten(pair.listener, CLIENTS));
-	while (started < 4)
-		clients[started++] = client_starts();
-	EXPECT(!setgroups(0, NULL));
-	while (started < 6)
-		clients[started++] = client_starts();
-	EXPECT(!setgid(NOBODY));
-	while (started < 8)
-		clients[started++] = client_starts();
-	EXPECT(!setuid(NOBODY));
-	while (started < CLIENTS)
-		clients[started++] = client_starts();
-	for (int i = 0; i < CLIENTS; i++)
-		EXPECT((servers[i] = raccept(pair.listener, NULL, NULL)) >= 0);
-	for (int i = 0; i < CLIENTS; i++) {
-		EXPECT(poll_wait(clients[i], POLLOUT) == POLLOUT);
-		EXPECT(rsend(clients[i], "x", 1, 0) == 1);
-		EXPECT(rrecv(servers[i], &byte, 1, 0) == 1 && byte == 'x');
-	}
-	for (int i = 0; i < CLIENTS; i++)
-		EXPECT(!rclose(clients[i]) && !rclose(servers[i]));
-	EXPECT(!rclose(pair.listener));
-}
-
 static void connecting(void)
 {
 	EXPECT((pair.client = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
@@ -269,7 +237,6 @@ int main(int argc, char **argv)
 	if (!on_siw())
 		CASE(datagrams);
 	CASE(listener);
-	CASE(change_among_requests);
 	CASE(connecting);
 	CASE(binding);
 	CASE(peer_is_killed);
