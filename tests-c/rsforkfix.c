@@ -128,17 +128,34 @@ static void fork_beside_a_blocked_thread(void)
 	rs_pair_close(&pair);
 }
 
+static int (*create)(int flags);
+static int (*control)(int epfd, int op, int fd, struct epoll_event *event);
+static int (*await)(int epfd, struct epoll_event *events, int maxevents, int timeout);
+
+static void load_repoll(void)
+{
+	create = optional_symbol("repoll_create");
+	control = optional_symbol("repoll_ctl");
+	await = optional_symbol("repoll_wait");
+}
+
+/* One event, of the member whose number is 7. */
+static void reports_reading(int ep)
+{
+	struct epoll_event event = { 0 };
+
+	EXPECT(await(ep, &event, 1, -1) == 1 && event.events == EPOLLIN && event.data.u32 == 7);
+}
+
 /* A repoll is the parent's alone: no copy can know of events that its own process does not get. */
 static void the_parents_repoll(void)
 {
-	int (*create)(int flags) = optional_symbol("repoll_create");
-	int (*control)(int epfd, int op, int fd, struct epoll_event *event) = optional_symbol("repoll_ctl");
-	int (*await)(int epfd, struct epoll_event *events, int maxevents, int timeout) = optional_symbol("repoll_wait");
 	struct epoll_event event = { .events = EPOLLIN, .data.u32 = 7 };
 	char byte;
 	int ep;
 	pid_t child;
 
+	load_repoll();
 	EXPECT(rs_pair(&pair, AF_INET));
 	EXPECT((ep = create(0)) >= 0);
 	EXPECT(!control(ep, EPOLL_CTL_ADD, pair.server, &event));
@@ -154,12 +171,11 @@ static void the_parents_repoll(void)
 	}
 	child_exits(child);
 	/* Readable still, then not, then anew. */
-	event = (struct epoll_event){ 0 };
-	EXPECT(await(ep, &event, 1, -1) == 1 && event.events == EPOLLIN && event.data.u32 == 7);
+	reports_reading(ep);
 	EXPECT(rrecv(pair.server, &byte, 1, 0) == 1);
 	EXPECT(await(ep, &event, 1, 0) == 0);
 	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
-	EXPECT(await(ep, &event, 1, -1) == 1 && event.events == EPOLLIN && event.data.u32 == 7);
+	reports_reading(ep);
 	EXPECT(!rclose(ep));
 	rs_pair_close(&pair);
 }
@@ -167,13 +183,11 @@ static void the_parents_repoll(void)
 /* As of a program that calls daemon(3) after it has made its repoll. */
 static void a_repoll_for_the_child(void)
 {
-	int (*create)(int flags) = optional_symbol("repoll_create");
-	int (*control)(int epfd, int op, int fd, struct epoll_event *event) = optional_symbol("repoll_ctl");
-	int (*await)(int epfd, struct epoll_event *events, int maxevents, int timeout) = optional_symbol("repoll_wait");
 	struct epoll_event event = { .events = EPOLLIN, .data.u32 = 7 };
 	int ep;
 	pid_t child;
 
+	load_repoll();
 	EXPECT((ep = create(0)) >= 0);
 	child = fork();
 	if (child == 0) {
@@ -181,8 +195,7 @@ static void a_repoll_for_the_child(void)
 		EXPECT(rs_pair(&pair, AF_INET));
 		EXPECT(!control(ep, EPOLL_CTL_ADD, pair.server, &event));
 		EXPECT(rsend(pair.client, "x", 1, 0) == 1);
-		event = (struct epoll_event){ 0 };
-		EXPECT(await(ep, &event, 1, -1) == 1 && event.events == EPOLLIN && event.data.u32 == 7);
+		reports_reading(ep);
 		EXPECT(!rclose(ep));
 		rs_pair_close(&pair);
 		_exit(0);

@@ -4,9 +4,9 @@
 //! [`wire`] has the messages, [`client`] the connection, [`addr`] the addresses. Without a daemon every answer is
 //! `None`, at the price of two failed system calls a second.
 
-use addr::Addr;
 use std::time::Duration;
 
+use addr::Addr;
 use client::{ABSENCE, Client, Places};
 pub use client::{HASTE, PATIENCE};
 use wire::{Paths, Query};

@@ -95,8 +95,8 @@ fn act(
 fn request(listener: &Id, raw: &rdma_ucm_event_resp, event: &mut Event) -> Outcome {
     event.public.listen_id = listener.as_c();
     event.public.id = ptr::null_mut();
-    // What can't be shown is refused; the peer gets a reject when its id goes.
     migrate::fetch_from_former(listener, raw.id);
+    // What can't be shown is refused; the peer gets a reject when its id goes.
     let Ok(new) = id::create_for_request(listener, raw.id) else { return Outcome::Skip };
     match prepare_request(listener, new, raw, event) {
         Ok(()) => {

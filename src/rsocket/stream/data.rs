@@ -177,9 +177,8 @@ impl Stream {
             if let Some(error) = lack {
                 return if done > 0 { Ok(done) } else { Err(error) };
             }
-            if self.poll(&mut state) || state.link.as_ref().is_some_and(|link| link.failure().is_some()) {
-                // A failure without a completion: posting was refused.
-                self.poll(&mut state);
+            // Also when nothing completed, but posting was refused.
+            if self.poll(&mut state) {
                 continue;
             }
             match self.pause(state, nonblocking, &mut wait, done)? {
