@@ -57,3 +57,11 @@ guard() {
         kill -9 "$p"
     done
 }
+
+# hit_by_siw OUTPUT...: soft-iWARP refused a connection for one of its two faults, which say nothing
+# about the libraries (docs/quirks.md): the port that the kernel drew is in TIME_WAIT, or the server's
+# first bytes arrived with the answer (EINVAL; CONNECT_ERROR -22 as an event).
+hit_by_siw() {
+    [ "$device" = siw ] &&
+        grep -qsE 'Cannot assign requested address|connect.*Invalid argument|CONNECT_ERROR.*-22' "$@"
+}
