@@ -60,6 +60,14 @@ void rs_nonblock(int fd, bool on)
 	SETUP(!rfcntl(fd, F_SETFL, on ? O_NONBLOCK : 0));
 }
 
+bool find_repoll(struct repoll *repoll)
+{
+	repoll->create = optional_symbol("repoll_create");
+	repoll->control = optional_symbol("repoll_ctl");
+	repoll->wait = optional_symbol("repoll_wait");
+	return repoll->create && repoll->control && repoll->wait;
+}
+
 /* ---- poll bits ------------------------------------------------------------------ */
 
 const char *poll_str(short events)

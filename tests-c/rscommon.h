@@ -35,6 +35,14 @@ bool rs_pair(struct rspair *pair, int family);
 void rs_pair_close(struct rspair *pair);
 void rs_nonblock(int fd, bool on);
 
+/* repoll_create, repoll_ctl and repoll_wait, which 44.0 lacks. */
+struct repoll {
+	int (*create)(int flags);
+	int (*control)(int epfd, int op, int fd, struct epoll_event *event);
+	int (*wait)(int epfd, struct epoll_event *events, int maxevents, int timeout);
+};
+bool find_repoll(struct repoll *repoll);
+
 /* "IN|OUT", "0". */
 const char *poll_str(short events);
 /* rpoll with time-out 0: prints the bits there are now. */

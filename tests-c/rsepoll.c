@@ -2,9 +2,7 @@
 #define _GNU_SOURCE
 #include "rscommon.h"
 
-static int (*create)(int flags);
-static int (*control)(int epfd, int op, int fd, struct epoll_event *event);
-static int (*await)(int epfd, struct epoll_event *events, int maxevents, int timeout);
+static struct repoll repoll;
 
 static struct rspair pair;
 static int ends[2], ep;
@@ -22,7 +20,7 @@ static void show(const char *what, int limit)
 	int ret;
 
 	errno = 0;
-	ret = await(ep, events, 8, limit);
+	ret = repoll.wait(ep, events, 8, limit);
 	for (unsigned member = 0; member < 8; member++)
 		for (int i = 0; i < ret; i++)
 			if (events[i].data.u32 == member)
@@ -35,14 +33,14 @@ static int add(int fd, uint32_t events, uint32_t member)
 {
 	struct epoll_event event = { .events = events, .data.u32 = member };
 
-	return control(ep, EPOLL_CTL_ADD, fd, &event);
+	return repoll.control(ep, EPOLL_CTL_ADD, fd, &event);
 }
 
 static int modify(int fd, uint32_t events, uint32_t member)
 {
 	struct epoll_event event = { .events = events, .data.u32 = member };
 
-	return control(ep, EPOLL_CTL_MOD, fd, &event);
+	return repoll.control(ep, EPOLL_CTL_MOD, fd, &event);
 }
 
 static void members(void)
@@ -68,7 +66,7 @@ static void members(void)
 	show("client writes", -1);
 	CALL(modify(pair.client, EPOLLIN, 3));
 	show("nothing", 0);
-	CALL(control(ep, EPOLL_CTL_DEL, ends[0], NULL));
+	CALL(repoll.control(ep, EPOLL_CTL_DEL, ends[0], NULL));
 	SETUP(write(ends[1], "x", 1) == 1);
 	show("pipe is no member", 0);
 	SETUP(read(ends[0], &byte, 1) == 1);
@@ -98,25 +96,22 @@ static void waiting(void)
 static void peer_goes(void)
 {
 	topic("peer goes");
-	CALL(control(ep, EPOLL_CTL_DEL, pair.client, NULL));
+	CALL(repoll.control(ep, EPOLL_CTL_DEL, pair.client, NULL));
 	CALL(rclose(pair.client));
 	pair.client = -1;
 	poll_gone(pair.server);
 	show("server", -1);
-	CALL(control(ep, EPOLL_CTL_DEL, pair.server, NULL));
+	CALL(repoll.control(ep, EPOLL_CTL_DEL, pair.server, NULL));
 	show("empty", 0);
 }
 
 int main(int argc, char **argv)
 {
 	start(argc, argv);
-	create = optional_symbol("repoll_create");
-	control = optional_symbol("repoll_ctl");
-	await = optional_symbol("repoll_wait");
-	if (!create || !control || !await)
+	if (!find_repoll(&repoll))
 		skip_all("this library has no repoll_*");
 	topic("connect");
-	if (!pipe(ends) && rs_pair(&pair, AF_INET) && SETUP((ep = create(0)) >= 0)) {
+	if (!pipe(ends) && rs_pair(&pair, AF_INET) && SETUP((ep = repoll.create(0)) >= 0)) {
 		members();
 		waiting();
 		peer_goes();

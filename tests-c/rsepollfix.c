@@ -8,9 +8,7 @@
 
 #include <sys/resource.h>
 
-static int (*create)(int flags);
-static int (*control)(int epfd, int op, int fd, struct epoll_event *event);
-static int (*await)(int epfd, struct epoll_event *events, int maxevents, int timeout);
+static struct repoll repoll;
 
 static struct rspair pair;
 static int ep;
@@ -18,7 +16,7 @@ static int ep;
 static void begin(void)
 {
 	EXPECT(rs_pair(&pair, AF_INET));
-	EXPECT((ep = create(0)) >= 0);
+	EXPECT((ep = repoll.create(0)) >= 0);
 }
 
 static void end(void)
@@ -31,14 +29,14 @@ static int change(int op, int fd, uint32_t events)
 {
 	struct epoll_event event = { .events = events, .data.fd = fd };
 
-	return control(ep, op, fd, &event);
+	return repoll.control(ep, op, fd, &event);
 }
 
 /* The one member that is ready now, 0 when none is; waits if told to. */
 static uint32_t ready(int fd, int limit)
 {
 	struct epoll_event events[4];
-	int ret = await(ep, events, 4, limit);
+	int ret = repoll.wait(ep, events, 4, limit);
 
 	EXPECT(ret == 0 || (ret == 1 && events[0].data.fd == fd));
 	return ret ? events[0].events : 0;
@@ -62,9 +60,9 @@ static void errors(void)
 	struct epoll_event event = { .events = EPOLLIN };
 	int ends[2];
 
-	EXPECT_ERROR(create(-1), EINVAL);
-	EXPECT_ERROR(control(-1, EPOLL_CTL_ADD, 1, &event), EBADF);
-	EXPECT_ERROR(await(-1, &event, 1, 0), EBADF);
+	EXPECT_ERROR(repoll.create(-1), EINVAL);
+	EXPECT_ERROR(repoll.control(-1, EPOLL_CTL_ADD, 1, &event), EBADF);
+	EXPECT_ERROR(repoll.wait(-1, &event, 1, 0), EBADF);
 	EXPECT(!pipe(ends));
 	begin();
 	EXPECT_ERROR(change(EPOLL_CTL_MOD, pair.server, EPOLLIN), ENOENT);
@@ -78,16 +76,16 @@ static void errors(void)
 	EXPECT_ERROR(change(EPOLL_CTL_ADD, 901, EPOLLIN), EBADF);
 	EXPECT_ERROR(change(EPOLL_CTL_ADD, ep, EPOLLIN), EINVAL);
 	EXPECT_ERROR(change(77, pair.server, EPOLLIN), EINVAL);
-	EXPECT_ERROR(await(ep, &event, 0, 0), EINVAL);
-	EXPECT_ERROR(await(ep, &event, -1, 0), EINVAL);
-	EXPECT(!control(ep, EPOLL_CTL_DEL, pair.server, NULL));
+	EXPECT_ERROR(repoll.wait(ep, &event, 0, 0), EINVAL);
+	EXPECT_ERROR(repoll.wait(ep, &event, -1, 0), EINVAL);
+	EXPECT(!repoll.control(ep, EPOLL_CTL_DEL, pair.server, NULL));
 	EXPECT(!change(EPOLL_CTL_ADD, pair.server, EPOLLIN));
 	end();
 }
 
 static void flags(void)
 {
-	int fd = create(EPOLL_CLOEXEC);
+	int fd = repoll.create(EPOLL_CLOEXEC);
 
 	EXPECT(fd >= 0 && fcntl(fd, F_GETFD) == FD_CLOEXEC);
 	EXPECT(!rclose(fd));
@@ -185,7 +183,7 @@ static void edge_of_writing_after_a_full_buffer(void)
 
 	connect_stalled(&peer);
 	rs_nonblock(peer.victim, true);
-	EXPECT((ep = create(0)) >= 0);
+	EXPECT((ep = repoll.create(0)) >= 0);
 	EXPECT(!change(EPOLL_CTL_ADD, peer.victim, EPOLLOUT | EPOLLET));
 	EXPECT(ready(peer.victim, -1) == EPOLLOUT);
 	for (int round = 0; round < 3; round++) {
@@ -258,25 +256,25 @@ static void nested(void)
 {
 	struct pollfd entry = { .events = POLLIN };
 	struct epoll_event event = { .events = EPOLLIN, .data.u32 = 7 };
-	int outer = create(0), plain = epoll_create1(0);
+	int outer = repoll.create(0), plain = epoll_create1(0);
 
 	begin();
 	entry.fd = ep;
 	EXPECT(!change(EPOLL_CTL_ADD, pair.server, EPOLLIN));
-	EXPECT(!control(outer, EPOLL_CTL_ADD, ep, &event));
+	EXPECT(!repoll.control(outer, EPOLL_CTL_ADD, ep, &event));
 	EXPECT(!epoll_ctl(plain, EPOLL_CTL_ADD, ep, &event));
 	EXPECT(poll(&entry, 1, 0) == 0);
 	EXPECT(rpoll(&entry, 1, 0) == 0);
 	send_byte();
 	EXPECT(poll(&entry, 1, -1) == 1 && entry.revents == POLLIN);
 	EXPECT(rpoll(&entry, 1, -1) == 1 && entry.revents == POLLIN);
-	EXPECT(await(outer, &event, 1, -1) == 1 && event.data.u32 == 7);
+	EXPECT(repoll.wait(outer, &event, 1, -1) == 1 && event.data.u32 == 7);
 	EXPECT(epoll_wait(plain, &event, 1, -1) == 1 && event.data.u32 == 7);
 	EXPECT(ready(pair.server, -1) == EPOLLIN);
 	read_byte();
 	EXPECT(ready(pair.server, 0) == 0);
 	EXPECT(poll(&entry, 1, 0) == 0);
-	EXPECT(await(outer, &event, 1, 0) == 0);
+	EXPECT(repoll.wait(outer, &event, 1, 0) == 0);
 	EXPECT(!rclose(outer));
 	end();
 }
@@ -312,7 +310,7 @@ static void *wait_once(void *argument)
 	struct epoll_event event;
 
 	(void)argument;
-	return (void *)(long)await(ep, &event, 1, 2000);
+	return (void *)(long)repoll.wait(ep, &event, 1, 2000);
 }
 
 /* One event that is told once wakes one of many waiters. */
@@ -353,7 +351,7 @@ static void many_members(void)
 	for (int i = 0; i < COUNT; i += 2)
 		EXPECT(rsend(clients[i], "x", 1, 0) == 1);
 	while (seen < COUNT / 2) {
-		int ret = await(ep, events, 7, -1);
+		int ret = repoll.wait(ep, events, 7, -1);
 
 		EXPECT(ret > 0 && ret <= 7);
 		for (int i = 0; i < ret; i++) {
@@ -363,10 +361,10 @@ static void many_members(void)
 			seen++;
 		}
 	}
-	EXPECT(await(ep, events, 7, 0) == 0);
+	EXPECT(repoll.wait(ep, events, 7, 0) == 0);
 	for (int i = 0; i < COUNT; i++)
 		EXPECT(!rclose(clients[i]) && !rclose(servers[i]));
-	EXPECT(await(ep, events, 7, 0) == 0);
+	EXPECT(repoll.wait(ep, events, 7, 0) == 0);
 	end();
 }
 
@@ -406,15 +404,15 @@ static void *serve_all(void *sockets)
 	struct talk talks[TALKERS] = { 0 };
 	struct epoll_event events[TALKERS];
 
-	EXPECT((ep = create(0)) >= 0);
+	EXPECT((ep = repoll.create(0)) >= 0);
 	for (int i = 0; i < TALKERS; i++) {
 		talks[i].fd = ((int *)sockets)[i];
 		rs_nonblock(talks[i].fd, true);
 		events[0] = (struct epoll_event){ .events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.u32 = i };
-		EXPECT(!control(ep, EPOLL_CTL_ADD, talks[i].fd, events));
+		EXPECT(!repoll.control(ep, EPOLL_CTL_ADD, talks[i].fd, events));
 	}
 	for (int open = TALKERS; open > 0;) {
-		int count = await(ep, events, TALKERS, -1);
+		int count = repoll.wait(ep, events, TALKERS, -1);
 
 		EXPECT(count > 0);
 		while (count--) {
@@ -422,7 +420,7 @@ static void *serve_all(void *sockets)
 
 			serve(talk);
 			if (events[count].events & EPOLLRDHUP) {
-				EXPECT(!control(ep, EPOLL_CTL_DEL, talk->fd, NULL));
+				EXPECT(!repoll.control(ep, EPOLL_CTL_DEL, talk->fd, NULL));
 				open--;
 			}
 		}
@@ -462,10 +460,7 @@ static void many_talks(void)
 int main(int argc, char **argv)
 {
 	start(argc, argv);
-	create = optional_symbol("repoll_create");
-	control = optional_symbol("repoll_ctl");
-	await = optional_symbol("repoll_wait");
-	if (!create || !control || !await)
+	if (!find_repoll(&repoll))
 		skip_all("this library has no repoll_*");
 	CASE(errors);
 	CASE(flags);

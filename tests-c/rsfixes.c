@@ -120,11 +120,12 @@ static void number_closed_behind_our_back(void)
 /* The number of a repoll becomes an rsocket's. */
 static void repoll_closed_behind_our_back(void)
 {
-	int (*create)(int flags) = optional_symbol("repoll_create");
+	struct repoll repoll;
 	int old, new;
 
+	EXPECT(find_repoll(&repoll));
 	EXPECT((pair.listener = rs_listener(AF_INET, &pair.to, NULL)) >= 0);
-	EXPECT((old = create(0)) >= 0 && !close(old));
+	EXPECT((old = repoll.create(0)) >= 0 && !close(old));
 	EXPECT((new = rsocket(AF_INET, SOCK_STREAM, 0)) == old);
 	is_usable(new);
 	EXPECT(!rclose(pair.listener));
@@ -133,20 +134,19 @@ static void repoll_closed_behind_our_back(void)
 /* And another repoll's. */
 static void repoll_after_a_closed_one(void)
 {
-	int (*create)(int flags) = optional_symbol("repoll_create");
-	int (*control)(int epfd, int op, int fd, struct epoll_event *event) = optional_symbol("repoll_ctl");
-	int (*await)(int epfd, struct epoll_event *events, int maxevents, int timeout) = optional_symbol("repoll_wait");
+	struct repoll repoll;
 	struct epoll_event event = { .events = EPOLLIN, .data.u32 = 7 };
 	struct pollfd entry = { .events = POLLIN };
 	int old, new;
 
+	EXPECT(find_repoll(&repoll));
 	EXPECT(rs_pair(&pair, AF_INET));
-	EXPECT((old = create(0)) >= 0 && !close(old));
-	EXPECT((new = create(0)) == old);
-	EXPECT(!control(new, EPOLL_CTL_ADD, pair.server, &event));
-	EXPECT(await(new, &event, 1, 0) == 0);
+	EXPECT((old = repoll.create(0)) >= 0 && !close(old));
+	EXPECT((new = repoll.create(0)) == old);
+	EXPECT(!repoll.control(new, EPOLL_CTL_ADD, pair.server, &event));
+	EXPECT(repoll.wait(new, &event, 1, 0) == 0);
 	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
-	EXPECT(await(new, &event, 1, -1) == 1 && event.events == EPOLLIN && event.data.u32 == 7);
+	EXPECT(repoll.wait(new, &event, 1, -1) == 1 && event.events == EPOLLIN && event.data.u32 == 7);
 	/* The number is open, and stands for the same. */
 	entry.fd = new;
 	EXPECT(poll(&entry, 1, -1) == 1 && entry.revents == POLLIN);

@@ -128,23 +128,14 @@ static void fork_beside_a_blocked_thread(void)
 	rs_pair_close(&pair);
 }
 
-static int (*create)(int flags);
-static int (*control)(int epfd, int op, int fd, struct epoll_event *event);
-static int (*await)(int epfd, struct epoll_event *events, int maxevents, int timeout);
-
-static void load_repoll(void)
-{
-	create = optional_symbol("repoll_create");
-	control = optional_symbol("repoll_ctl");
-	await = optional_symbol("repoll_wait");
-}
+static struct repoll repoll;
 
 /* One event, of the member whose number is 7. */
 static void reports_reading(int ep)
 {
 	struct epoll_event event = { 0 };
 
-	EXPECT(await(ep, &event, 1, -1) == 1 && event.events == EPOLLIN && event.data.u32 == 7);
+	EXPECT(repoll.wait(ep, &event, 1, -1) == 1 && event.events == EPOLLIN && event.data.u32 == 7);
 }
 
 /* A repoll is the parent's alone: no copy can know of events that its own process does not get. */
@@ -155,17 +146,17 @@ static void the_parents_repoll(void)
 	int ep;
 	pid_t child;
 
-	load_repoll();
+	EXPECT(find_repoll(&repoll));
 	EXPECT(rs_pair(&pair, AF_INET));
-	EXPECT((ep = create(0)) >= 0);
-	EXPECT(!control(ep, EPOLL_CTL_ADD, pair.server, &event));
+	EXPECT((ep = repoll.create(0)) >= 0);
+	EXPECT(!repoll.control(ep, EPOLL_CTL_ADD, pair.server, &event));
 	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
-	EXPECT(await(ep, &event, 1, -1) == 1);
+	EXPECT(repoll.wait(ep, &event, 1, -1) == 1);
 	child = fork();
 	if (child == 0) {
 		alarm(hang_seconds());
-		EXPECT_ERROR(await(ep, &event, 1, 0), EBADF);
-		EXPECT_ERROR(control(ep, EPOLL_CTL_ADD, pair.client, &event), EBADF);
+		EXPECT_ERROR(repoll.wait(ep, &event, 1, 0), EBADF);
+		EXPECT_ERROR(repoll.control(ep, EPOLL_CTL_ADD, pair.client, &event), EBADF);
 		EXPECT(!rclose(ep));
 		_exit(0);
 	}
@@ -173,7 +164,7 @@ static void the_parents_repoll(void)
 	/* Readable still, then not, then anew. */
 	reports_reading(ep);
 	EXPECT(rrecv(pair.server, &byte, 1, 0) == 1);
-	EXPECT(await(ep, &event, 1, 0) == 0);
+	EXPECT(repoll.wait(ep, &event, 1, 0) == 0);
 	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
 	reports_reading(ep);
 	EXPECT(!rclose(ep));
@@ -187,13 +178,13 @@ static void a_repoll_for_the_child(void)
 	int ep;
 	pid_t child;
 
-	load_repoll();
-	EXPECT((ep = create(0)) >= 0);
+	EXPECT(find_repoll(&repoll));
+	EXPECT((ep = repoll.create(0)) >= 0);
 	child = fork();
 	if (child == 0) {
 		alarm(hang_seconds());
 		EXPECT(rs_pair(&pair, AF_INET));
-		EXPECT(!control(ep, EPOLL_CTL_ADD, pair.server, &event));
+		EXPECT(!repoll.control(ep, EPOLL_CTL_ADD, pair.server, &event));
 		EXPECT(rsend(pair.client, "x", 1, 0) == 1);
 		reports_reading(ep);
 		EXPECT(!rclose(ep));

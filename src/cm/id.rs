@@ -385,20 +385,11 @@ pub unsafe fn destroy_id(id: &Id) -> Result<()> {
             if id.is_sync() {
                 id.drop_event();
                 // SAFETY: its channel is its own, and closed with it: no event can come any more.
-                unsafe { end(id) };
+                unsafe { free_id(id) };
             }
             Err(error)
         }
     }
-}
-
-/// Frees an asynchronous id that the kernel did not destroy when it was asked to, but with its channel.
-///
-/// # Safety
-/// The channel is closed, and the id not used afterwards.
-pub unsafe fn free_id(id: &Id) {
-    // SAFETY: the caller's word.
-    unsafe { end(id) }
 }
 
 /// Destroys a kernel id together with its half-made id, when a connection request can't be shown.
@@ -423,11 +414,12 @@ unsafe fn free(id: &Id) {
     }
 }
 
-/// As [`free`], but its memory stays while the program holds events that refer to it: a listener's connection requests.
+/// Frees an id that the kernel has no more, as it went with its channel. Its memory stays while the program holds events that refer
+/// to it: a listener's connection requests.
 ///
 /// # Safety
-/// From [`allocate`], and nothing but events refers to it any more.
-unsafe fn end(id: &Id) {
+/// From [`allocate`], the channel is closed, and nothing but events refers to the id any more.
+pub unsafe fn free_id(id: &Id) {
     if id.completed.is_done() {
         // SAFETY: the caller's word, and no event does.
         unsafe { free(id) };
