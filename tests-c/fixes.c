@@ -196,6 +196,37 @@ static void migration_closes_after_leaving(void)
 	rdma_destroy_event_channel(channel);
 }
 
+/* A QP's CQs, written back into the attributes, serve a second QP: the first one's end leaves them, and what tells of them. */
+static void cqs_of_two_qps(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct ibv_qp_init_attr attr = qp_attr(RDMA_PS_TCP);
+	union address address = local_addr(AF_INET, 0);
+	struct rdma_cm_id *one = NULL, *other = NULL;
+	struct ibv_comp_channel *told;
+	void *context;
+	struct ibv_cq *cq;
+	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
+	struct ibv_recv_wr wr = { .wr_id = 7 }, *bad;
+
+	EXPECT(!rdma_create_id(channel, &one, NULL, RDMA_PS_TCP) && !rdma_bind_addr(one, &address.sa));
+	address = local_addr(AF_INET, 0);
+	EXPECT(!rdma_create_id(channel, &other, NULL, RDMA_PS_TCP) && !rdma_bind_addr(other, &address.sa));
+	EXPECT(!rdma_create_qp(one, NULL, &attr) && attr.recv_cq == one->recv_cq);
+	EXPECT(!rdma_create_qp(other, NULL, &attr) && other->qp->recv_cq == one->recv_cq);
+	told = one->recv_cq_channel;
+	rdma_destroy_qp(one);
+	EXPECT(!one->qp && fcntl(told->fd, F_GETFD) != -1);
+	/* A receive that ends with an error is told as before. */
+	EXPECT(!ibv_req_notify_cq(other->qp->recv_cq, 0) && !ibv_post_recv(other->qp, &wr, &bad));
+	EXPECT(!ibv_modify_qp(other->qp, &error, IBV_QP_STATE));
+	EXPECT(!ibv_get_cq_event(told, &cq, &context) && cq == other->qp->recv_cq);
+	ibv_ack_cq_events(cq, 1);
+	rdma_destroy_qp(other);
+	EXPECT(!rdma_destroy_id(one) && !rdma_destroy_id(other));
+	rdma_destroy_event_channel(channel);
+}
+
 static pthread_barrier_t barrier;
 
 static void *first_use(void *argument)
@@ -260,6 +291,9 @@ int main(int argc, char **argv)
 		CASE(failed_sync_join_leaves_nothing);
 	CASE(failed_destroy_of_sync_id);
 	CASE(migration_closes_after_leaving);
+	/* Soft-iWARP's provider takes a CQ's memory away even if the kernel refuses to destroy it. */
+	if (!on_siw())
+		CASE(cqs_of_two_qps);
 	CASE(first_use_races);
 	CASE(resolve_addrinfo_errno);
 	return finish();

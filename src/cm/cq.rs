@@ -42,7 +42,7 @@ fn create(id: &Id, entries: u32) -> Result<(NonNull<ibv_comp_channel>, NonNull<i
     unsafe {
         let channel = verbs::create_comp_channel(context)?;
         let cq = verbs::create_cq(context, entries, id.as_c().cast(), channel)
-            .inspect_err(|_| verbs::destroy_comp_channel(channel))?;
+            .inspect_err(|_| verbs::end_comp_channel(channel))?;
         Ok((channel, cq))
     }
 }
@@ -63,16 +63,19 @@ pub(super) fn destroy(id: &Id, which: Made) {
     }
 }
 
+/// What a program has put to another use, a CQ for a second QP or a channel for another CQ, goes on.
+///
 /// # Safety
-/// NULL or live, and used by nothing any more.
+/// NULL or live.
 unsafe fn destroy_pair(cq: *mut ibv_cq, channel: *mut ibv_comp_channel) {
     // SAFETY: the caller's word.
     unsafe {
-        if let Some(cq) = NonNull::new(cq) {
-            verbs::destroy_cq(cq);
-        }
-        if let Some(channel) = NonNull::new(channel) {
-            verbs::destroy_comp_channel(channel);
+        let destroyed = NonNull::new(cq).map_or(Ok(()), |cq| verbs::destroy_cq(cq));
+        let Some(channel) = NonNull::new(channel) else { return };
+        match destroyed {
+            Ok(()) | Err(Errno::EBUSY) => drop(verbs::destroy_comp_channel(channel)),
+            // The device is gone.
+            Err(_) => verbs::end_comp_channel(channel),
         }
     }
 }

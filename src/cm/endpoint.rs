@@ -78,13 +78,13 @@ unsafe fn active(id: &Id, res: &rdma_addrinfo, pd: *mut ibv_pd, attr: *mut ibv_q
         } else {
             resolve::resolve_route(id, TIMEOUT)?;
         }
-        if let Some(attr) = NonNull::new(attr) {
-            (*attr.as_ptr()).qp_type = res.ai_qp_type as u32;
-            qp::create_qp(id, pd, attr)?;
-        }
         if res.ai_connect_len > 0 && !res.ai_connect.is_null() {
             let data = std::slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len);
             id.state().connect_data = try_copy(data)?;
+        }
+        if let Some(attr) = NonNull::new(attr) {
+            (*attr.as_ptr()).qp_type = res.ai_qp_type as u32;
+            qp::create_qp(id, pd, attr)?;
         }
     }
     Ok(())

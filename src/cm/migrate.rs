@@ -26,9 +26,16 @@ pub unsafe fn migrate_id(id: &Id, channel: *mut rdma_event_channel) -> Result<()
     let target = own.map_or(channel, NonNull::as_ptr);
     // SAFETY: live by the caller's word, or just made.
     let fd = unsafe { (*target).fd };
-    let reported = match ucma::migrate_id(fd, id.handle(), id.fd()) {
+    // The id first, then the kernel, which has a thread that reads from the new channel find it there at once. The old channel
+    // last: nobody may find the id on a descriptor that is closed.
+    let (old, old_fd) = (id.channel(), id.fd());
+    id.set_channel(target);
+    id.set_sync(own.is_some());
+    let reported = match ucma::migrate_id(fd, id.handle(), old_fd) {
         Ok(reported) => reported,
         Err(error) => {
+            id.set_channel(old);
+            id.set_sync(was_sync);
             if let Some(own) = own {
                 // SAFETY: nobody else has seen it.
                 unsafe { destroy_event_channel(own) };
@@ -39,10 +46,6 @@ pub unsafe fn migrate_id(id: &Id, channel: *mut rdma_event_channel) -> Result<()
     if was_sync {
         id.drop_event();
     }
-    // The id first, then the old channel: nobody may find it on a descriptor that is closed.
-    let old = id.channel();
-    id.set_channel(target);
-    id.set_sync(own.is_some());
     id.completed.wait_for(reported);
     if was_sync
         && old != target

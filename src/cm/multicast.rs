@@ -33,6 +33,9 @@ pub(super) struct Group {
     attached: Mutex<Option<(ibv_gid, u16)>>,
 }
 
+/// For a membership whose handle the kernel has not told yet: none of its own.
+const NOT_YET: u32 = u32::MAX;
+
 /// The memberships of an id.
 #[derive(Default)]
 // Boxed: the kernel knows a membership by its address.
@@ -118,7 +121,7 @@ fn join(id: &Id, addr: SockAddr, flags: u32, context: *mut c_void) -> Result<()>
     let send_only = flags == rdma_cm_mc_join_flags::RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER as u32;
     let group = try_box(Group {
         id: NonNull::from(id),
-        handle: AtomicU32::new(0),
+        handle: AtomicU32::new(NOT_YET),
         context,
         addr,
         send_only,
@@ -183,12 +186,13 @@ pub unsafe fn leave_multicast(id: &Id, addr: NonNull<sockaddr>) -> Result<()> {
     let group = group.ok_or(Errno::EADDRNOTAVAIL)?;
     match ucma::leave_mcast(id.fd(), group.handle.load(Ordering::Relaxed)) {
         Ok(reported) => {
-            group.detach();
             if id.is_sync() {
                 // It may be the join's, which nobody else would acknowledge.
                 id.drop_event();
             }
             group.completed.wait_for(reported);
+            // Not earlier: a thread that has just read that it is joined attaches the QP.
+            group.detach();
             Ok(())
         }
         Err(error) => {

@@ -46,6 +46,7 @@ pub unsafe fn create_srq_ex(id: &Id, attr: NonNull<ibv_srq_init_attr_ex>) -> Res
         attr.pd = id.pd();
         attr.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
     }
+    let given = (attr.cq, attr.comp_mask);
     let made = if attr.srq_type == IBV_SRQT_XRC { equip_xrc(id, attr)? } else { Made::default() };
     // SAFETY: the context is open, the attributes complete.
     match unsafe { verbs::create_srq_ex(context, attr) } {
@@ -58,6 +59,8 @@ pub unsafe fn create_srq_ex(id: &Id, attr: NonNull<ibv_srq_init_attr_ex>) -> Res
         }
         Err(error) => {
             cq::destroy(id, made);
+            // The program's structure must not name what is gone.
+            (attr.cq, attr.comp_mask) = given;
             Err(error)
         }
     }

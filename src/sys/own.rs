@@ -6,6 +6,7 @@
 //! theirs, above them (`rsetsockopt`, the same level).
 
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
@@ -83,7 +84,27 @@ pub fn unmark(fd: RawFd) {
 
 /// Whether the library has made it and not closed it.
 pub fn is_own(fd: RawFd) -> bool {
-    place(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+    if place(fd).is_none_or(|(word, bit)| word.load(Ordering::Relaxed) & bit == 0) {
+        return false;
+    }
+    let another = is_file_or_pipe(fd);
+    if another {
+        unmark(fd);
+    }
+    !another
+}
+
+/// Whether it is of a kind that the library has none of: its own was closed by a way that nobody intercepts, such as the close_range(2) of a
+/// child that cleans up, and the number is another file's by now.
+fn is_file_or_pipe(fd: RawFd) -> bool {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: room for what the kernel writes.
+    if unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
+        return false;
+    }
+    // SAFETY: written, for it succeeded.
+    let mode = unsafe { status.assume_init() }.st_mode;
+    matches!(mode & libc::S_IFMT, libc::S_IFIFO | libc::S_IFREG | libc::S_IFDIR | libc::S_IFBLK)
 }
 
 /// Closes one that is kept as a number.
@@ -185,5 +206,16 @@ mod tests {
         drop(fd);
         assert!(!is_own(number));
         assert!(OwnFd::new(-1).is_err());
+    }
+
+    #[test]
+    fn another_file_under_a_marked_number() {
+        let file = std::fs::File::open("/proc/self/stat").unwrap();
+        let number = file.as_raw_fd();
+        mark(number);
+        assert!(!is_own(number));
+        // The mark is gone with it.
+        drop(file);
+        assert!(!is_own(number));
     }
 }

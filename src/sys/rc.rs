@@ -74,7 +74,7 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         // SAFETY: its CQs are gone, and nobody waits on it: the owner sees to that.
-        unsafe { verbs::destroy_comp_channel(self.0) };
+        unsafe { verbs::end_comp_channel(self.0) };
     }
 }
 
@@ -144,7 +144,7 @@ impl Drop for Queue {
             self.acknowledge();
         }
         // SAFETY: the QP is gone, and nobody waits for its events.
-        unsafe { verbs::destroy_cq(self.cq) };
+        let _ = unsafe { verbs::destroy_cq(self.cq) };
     }
 }
 

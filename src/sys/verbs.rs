@@ -181,18 +181,35 @@ pub unsafe fn create_comp_channel(context: NonNull<ibv_context>) -> Result<NonNu
     Ok(channel)
 }
 
+/// `EBUSY` while it has CQs.
+///
 /// # Safety
-/// A live channel without CQs.
-pub unsafe fn destroy_comp_channel(channel: NonNull<ibv_comp_channel>) {
+/// A live channel.
+pub unsafe fn destroy_comp_channel(channel: NonNull<ibv_comp_channel>) -> Result<()> {
+    // SAFETY: the caller's word.
+    let fd = unsafe { (*channel.as_ptr()).fd };
+    own::unmark(fd);
+    // SAFETY: the caller's word.
+    done(unsafe { ibv_destroy_comp_channel(channel.as_ptr()) }).inspect_err(|_| own::mark(fd))
+}
+
+/// Destroys a channel as far as it can be: a CQ whose device is gone counts as its user for ever, and the kernel keeps the device
+/// for the descriptor's sake.
+///
+/// # Safety
+/// A live channel that nobody uses any more.
+pub unsafe fn end_comp_channel(channel: NonNull<ibv_comp_channel>) {
     // SAFETY: the caller's word.
     unsafe {
         let fd = (*channel.as_ptr()).fd;
-        own::unmark(fd);
-        if ibv_destroy_comp_channel(channel.as_ptr()) != 0 {
-            // A CQ whose device is gone counts as its user for ever. The kernel keeps the device for the descriptor's sake.
+        if destroy_comp_channel(channel).is_err() {
             own::close(fd);
         }
     }
+}
+
+fn done(code: c_int) -> Result<()> {
+    if code == 0 { Ok(()) } else { Err(Errno::new(code)) }
 }
 
 /// # Safety
@@ -208,11 +225,13 @@ pub unsafe fn create_cq(
     pointer(unsafe { ibv_create_cq(context.as_ptr(), entries, cq_context, channel.as_ptr(), 0) })
 }
 
+/// `EBUSY` while a QP uses it.
+///
 /// # Safety
-/// A live CQ that no QP uses.
-pub unsafe fn destroy_cq(cq: NonNull<ibv_cq>) {
+/// A live CQ.
+pub unsafe fn destroy_cq(cq: NonNull<ibv_cq>) -> Result<()> {
     // SAFETY: the caller's word.
-    unsafe { ibv_destroy_cq(cq.as_ptr()) };
+    done(unsafe { ibv_destroy_cq(cq.as_ptr()) })
 }
 
 /// # Safety

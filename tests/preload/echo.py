@@ -25,7 +25,8 @@ def listener(address):
 
 def client(name, got):
     """Sends and receives at once, or both ends would wait for room."""
-    with socket.create_connection(name) as peer:
+    with socket.create_connection(name, timeout=60) as peer:
+        peer.settimeout(None)  # as many clients do: a limit for connecting only
         sender = threading.Thread(target=lambda: (peer.sendall(DATA), peer.shutdown(socket.SHUT_WR)))
         sender.start()
         part = peer.recv(65536)
@@ -68,6 +69,7 @@ def timeouts(server, _):
 
 def by_select(server, _):
     peer, _ = server.accept()
+    peer.setblocking(False)
     with peer:
         while True:
             readable, _, _ = select.select([peer, server], [], [])

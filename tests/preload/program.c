@@ -147,7 +147,10 @@ int main(int argc, char **argv)
 		{ "one_closer", one_closer },	    { "polls", polls },
 		{ "selects", selects },		    { "epolls", epolls },
 		{ "epoll_copies", epoll_copies },   { "sends_files", sends_files },
-		{ "vectors", vectors },
+		{ "vectors", vectors },		    { "nonblocking_by_ioctl", nonblocking_by_ioctl },
+		{ "closed_unseen", closed_unseen }, { "closed_by_a_child", closed_by_a_child },
+		{ "selects_by_table_size", selects_by_table_size },
+		{ "epoll_of_the_parent", epoll_of_the_parent },
 	};
 	int failed = 0, before;
 	size_t i;

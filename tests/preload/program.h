@@ -34,10 +34,15 @@ int guests(void);
 int blind_close(void);
 int limits(void);
 int one_closer(void);
+int nonblocking_by_ioctl(void);
+int closed_unseen(void);
+int closed_by_a_child(void);
 int polls(void);
 int selects(void);
 int epolls(void);
 int epoll_copies(void);
+int selects_by_table_size(void);
+int epoll_of_the_parent(void);
 int sends_files(void);
 int vectors(void);
 

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -150,5 +151,77 @@ int one_closer(void)
 			CHECK(!pthread_join(threads[i], NULL));
 		CHECK(closed == 1);
 	}
+	return 0;
+}
+
+static void *answers(void *fd)
+{
+	return (void *)(long)write(*(int *)fd, "x", 1);
+}
+
+/* As Python's settimeout does. */
+int nonblocking_by_ioctl(void)
+{
+	int fds[2], on = 1, off = 0;
+	pthread_t thread;
+	char byte;
+
+	CHECK(!pair(fds));
+	CHECK(ioctl(fds[0], FIONBIO, &on) == 0 && recv(fds[0], &byte, 1, 0) == -1 && errno == EAGAIN);
+	CHECK(ioctl(fds[0], FIONBIO, &off) == 0 && !pthread_create(&thread, NULL, answers, &fds[1]));
+	CHECK(read(fds[0], &byte, 1) == 1 && !pthread_join(thread, NULL));
+	CHECK(ioctl(fds[0], FIONBIO, &on) == 0 && read(fds[0], &byte, 1) == -1 && errno == EAGAIN);
+	CHECK(close(fds[0]) == 0 && close(fds[1]) == 0);
+	return 0;
+}
+
+/* A number that goes by a call of the C library's own is what is made there next. */
+int closed_unseen(void)
+{
+	int fds[2], number = socket(AF_INET, SOCK_STREAM, 0);
+	struct epoll_event ask = { .events = EPOLLIN, .data.u64 = 5 }, got;
+	struct sockaddr name;
+	socklen_t len = sizeof(name);
+	FILE *file = fdopen(number, "r");
+
+	CHECK(file && fclose(file) == 0 && socket(AF_UNIX, SOCK_DGRAM, 0) == number);
+	CHECK(getsockname(number, &name, &len) == 0 && name.sa_family == AF_UNIX && close(number) == 0);
+	CHECK(socket(AF_INET, SOCK_STREAM, 0) == number && (file = fdopen(number, "r")) && fclose(file) == 0);
+	CHECK(epoll_create1(0) == number && !pair(fds) && !epoll_ctl(number, EPOLL_CTL_ADD, fds[0], &ask));
+	CHECK(write(fds[1], "x", 1) == 1 && epoll_wait(number, &got, 1, -1) == 1 && got.data.u64 == 5);
+	CHECK(close(number) == 0 && close(fds[0]) == 0 && close(fds[1]) == 0);
+	return 0;
+}
+
+/* A child closes everything at once, which nobody tells the library. */
+static int cleans_up(void)
+{
+	int one, other, type, ends[64], i;
+	socklen_t len = sizeof(type);
+
+	CHECK(close_range(3, ~0U, 0) == 0);
+	one = socket(AF_INET, SOCK_STREAM, 0);
+	other = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(one == 3 && getsockopt(one, SOL_SOCKET, SO_TYPE, &type, &len) == 0 && type == SOCK_STREAM);
+	CHECK(other > 3 && getsockopt(other, SOL_SOCKET, SO_TYPE, &type, &len) == 0 && type == SOCK_STREAM);
+	CHECK(close(one) == 0 && close(other) == 0);
+	for (i = 0; i < 64; i += 2)
+		CHECK(pipe(ends + i) == 0 && write(ends[i + 1], "x", 1) == 1 && read(ends[i], &type, 1) == 1);
+	for (i = 0; i < 64; i++)
+		CHECK(close(ends[i]) == 0);
+	return 0;
+}
+
+int closed_by_a_child(void)
+{
+	int fds[2], status;
+	pid_t child;
+
+	CHECK(!pair(fds));
+	child = fork();
+	if (child == 0)
+		_exit(cleans_up());
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+	CHECK(works(fds[0], fds[1]) && works(fds[1], fds[0]) && close(fds[0]) == 0 && close(fds[1]) == 0);
 	return 0;
 }

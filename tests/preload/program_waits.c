@@ -3,8 +3,10 @@
 
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 int polls(void)
@@ -124,5 +126,51 @@ int epoll_copies(void)
 	CHECK(epoll_wait(epoll, got, 4, -1) == 1 && got[0].data.u64 == 4 && got[0].events == EPOLLIN);
 	CHECK(close(fds[0]) == 0 && close(copy) == 0 && epoll_wait(epoll, got, 4, 0) == 0);
 	CHECK(close(fds[1]) == 0 && close(epoll) == 0);
+	return 0;
+}
+
+/* By old custom: the kernel looks no further than the process has numbers, nor may anybody else. */
+int selects_by_table_size(void)
+{
+	enum { MANY = 1 << 16 };
+	struct {
+		fd_set in;
+		unsigned char behind[MANY / 8];
+	} memory;
+	struct rlimit before, many;
+	int fds[2], i;
+
+	CHECK(!getrlimit(RLIMIT_NOFILE, &before) && !pair(fds));
+	many = before;
+	many.rlim_cur = before.rlim_max < MANY ? before.rlim_max : MANY;
+	CHECK(!setrlimit(RLIMIT_NOFILE, &many));
+	memset(&memory, 0xff, sizeof(memory));
+	FD_ZERO(&memory.in);
+	FD_SET(fds[0], &memory.in);
+	CHECK(write(fds[1], "x", 1) == 1 && select(getdtablesize(), &memory.in, NULL, NULL, NULL) == 1);
+	CHECK(FD_ISSET(fds[0], &memory.in) && !setrlimit(RLIMIT_NOFILE, &before));
+	for (i = 0; i < MANY / 8; i++)
+		CHECK(memory.behind[i] == 0xff);
+	FD_ZERO(&memory.in);
+	CHECK(close(fds[0]) == 0 && close(fds[1]) == 0);
+	return 0;
+}
+
+/* A child may not learn of its parent's rsockets, but its waits end. */
+int epoll_of_the_parent(void)
+{
+	int fds[2], epoll = epoll_create1(0), status;
+	struct epoll_event ask = { .events = EPOLLIN }, got;
+	pid_t child;
+
+	CHECK(epoll > 0 && !pair(fds) && !epoll_ctl(epoll, EPOLL_CTL_ADD, fds[0], &ask));
+	CHECK(write(fds[1], "x", 1) == 1 && epoll_wait(epoll, &got, 1, -1) == 1);
+	child = fork();
+	if (child == 0) {
+		alarm(60);
+		_exit(epoll_wait(epoll, &got, 1, 20) < 0 || epoll_wait(epoll, &got, 1, 0) < 0);
+	}
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+	CHECK(epoll_wait(epoll, &got, 1, -1) == 1 && close(epoll) == 0 && close(fds[0]) == 0 && close(fds[1]) == 0);
 	return 0;
 }

@@ -24,7 +24,7 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
 #[inline(always)]
 fn copy(entry: Option<Entry>, real: impl FnOnce() -> c_int) -> c_int {
     match entry {
-        None => real(),
+        None => fds::born(real()),
         Some(entry) => copy_entry(entry, real),
     }
 }
@@ -60,8 +60,8 @@ pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
 }
 
 fn copy_to(old: c_int, new: c_int) -> c_int {
-    let source = table::get(old);
-    if table::get(new).is_none() && fds::is_library(new) {
+    let source = fds::entry(old);
+    if fds::entry(new).is_none() && fds::is_library(new) {
         // What the kernel says of a number that is being opened.
         return errno::fail(EBUSY);
     }

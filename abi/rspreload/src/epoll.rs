@@ -200,32 +200,42 @@ pub unsafe fn wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, time
             return count;
         }
         // SAFETY: the kernel has written so many, and there is room for maxevents.
-        let Some(total) = (unsafe { ask_sides(events, count as usize, maxevents as usize) }) else { return count };
-        if total > 0 || timeout == 0 {
-            return total as c_int;
+        let Some(told) = (unsafe { ask_sides(events, count as usize, maxevents as usize) }) else { return count };
+        match told {
+            Ok(0) if left != 0 => {}
+            // The parent's side, which nothing here makes quiet: not without a pause.
+            Err(()) if left != 0 => nap(),
+            told => return told.unwrap_or(0) as c_int,
         }
         // What the side had was taken by another thread, or was no event after all.
         left = deadline.as_ref().map_or(timeout, Deadline::left);
     }
 }
 
-/// Puts what the sides have in the place of their marks, and says how many events there are then; `None` without marks.
+fn nap() {
+    // SAFETY: a number only.
+    errno::keeping(|| unsafe { libc::usleep(1000) });
+}
+
+/// Puts what the sides have in the place of their marks, and says how many events there are then, or that there are none and a
+/// side fails; `None` without marks.
 ///
 /// # Safety
 /// `events` has `count` events and room for `max`.
-unsafe fn ask_sides(events: *mut epoll_event, count: usize, max: usize) -> Option<usize> {
-    let mut sides = [-1; SIDES];
+unsafe fn ask_sides(events: *mut epoll_event, count: usize, max: usize) -> Option<Result<usize, ()>> {
+    let (mut sides, mut failed) = ([-1; SIDES], false);
     // SAFETY: as for this function.
     let (mut total, found) = take_marks(unsafe { core::slice::from_raw_parts_mut(events, count) }, &mut sides)?;
     for &side in &sides[..found] {
         if total < max {
             // SAFETY: so much room is left.
             let more = unsafe { r::repoll_wait(side, events.add(total), (max - total) as c_int, 0) };
-            // An error is the side's, which is being closed: the program's epoll has none.
+            // An error is the side's, which is the parent's or being closed: the program's epoll has none.
+            failed |= more < 0;
             total += usize::try_from(more).unwrap_or(0);
         }
     }
-    Some(total)
+    Some(if failed && total == 0 { Err(()) } else { Ok(total) })
 }
 
 /// Takes the marks out and moves the program's events together: how many those are, and how many sides there are.

@@ -19,7 +19,7 @@ pub fn placeholder(cloexec: bool, nonblock: bool) -> Result<c_int, c_int> {
     }
     // SAFETY: a string, and no mode where nothing is created.
     let fd = unsafe { libc::open(c"/dev/null".as_ptr(), flags) };
-    if fd < 0 { Err(errno::get()) } else { Ok(fd) }
+    if fd < 0 { Err(errno::get()) } else { Ok(born(fd)) }
 }
 
 /// RLIMIT_NOFILE: one more than the highest number that the process may have now; none if the kernel does not tell.
@@ -30,18 +30,83 @@ pub fn limit() -> Option<libc::rlim_t> {
     known.then_some(limit.rlim_cur)
 }
 
+/// One more than the highest number that the program has, but at least FD_SETSIZE.
+///
+/// The kernel looks at select(2)'s sets up to the end of the process's table of descriptors, whatever larger count it is told
+/// (getdtablesize(3), by old custom), and librdmacm's numbers make the table larger than the program's sets may be.
+#[cold]
+pub fn programs_count() -> c_int {
+    let highest = errno::keeping(|| open_numbers(|fd| table::get(fd).is_some() || !is_library(fd)));
+    highest.max(libc::FD_SETSIZE as c_int - 1) + 1
+}
+
+/// The highest open number that `counts`, -1 for none. Without memory: select(2) may be called by signal handlers.
+fn open_numbers(counts: impl Fn(c_int) -> bool) -> c_int {
+    const NAME: usize = mem::offset_of!(libc::dirent64, d_name);
+    const LENGTH: usize = mem::offset_of!(libc::dirent64, d_reclen);
+    let mut highest = -1;
+    // SAFETY: a string, and no mode where nothing is created.
+    let folder = unsafe { libc::open(c"/proc/self/fd".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | O_CLOEXEC) };
+    if folder < 0 {
+        return highest;
+    }
+    let mut buffer = [0_u8; 4096];
+    loop {
+        // SAFETY: room for so many bytes.
+        let count = unsafe { libc::syscall(libc::SYS_getdents64, folder, buffer.as_mut_ptr(), buffer.len()) };
+        let Some(mut rest) = usize::try_from(count).ok().and_then(|count| buffer.get(..count)) else { break };
+        if rest.is_empty() {
+            break;
+        }
+        while let Some(&[low, high]) = rest.get(LENGTH..LENGTH + 2) {
+            let (entry, following) = rest.split_at(usize::from(u16::from_ne_bytes([low, high])).clamp(NAME, rest.len()));
+            let name = entry[NAME..].split(|&byte| byte == 0).next().unwrap_or(&[]);
+            let number = core::str::from_utf8(name).ok().and_then(|name| name.parse().ok());
+            highest = number.filter(|&fd| fd > highest && fd != folder && counts(fd)).unwrap_or(highest);
+            rest = following;
+        }
+    }
+    // SAFETY: this function's own.
+    unsafe { real::close(folder) };
+    highest
+}
+
 /// Lets `fd` stand for the rsocket `inner`. On failure neither is closed.
 pub fn adopt(fd: c_int, inner: c_int) -> Result<(), c_int> {
     table::prepare(fd)?;
     table::first(inner)?;
-    put(fd, Entry { kind: Kind::Socket, flags: 0, inner });
+    put(fd, Entry::rsocket(inner, 0));
     Ok(())
 }
 
-/// Gives the new number `fd` its entry. One that it had before belongs to a number that was closed behind our back, by
-/// fclose(3) or close_range(2).
+/// Gives the new number `fd` its entry.
 pub fn put(fd: c_int, entry: Entry) {
-    if let Some(before) = table::swap(fd, Some(entry)) {
+    if let Some(before) = table::swap(fd, Some(entry))
+        && before.inner != entry.inner
+    {
+        forget(before);
+    }
+}
+
+/// `fd` is the kernel's alone, and new: returns it.
+#[inline(always)]
+pub fn born(fd: c_int) -> c_int {
+    if table::get(fd).is_some()
+        && let Some(before) = table::swap(fd, None)
+    {
+        forget(before);
+    }
+    fd
+}
+
+/// What a number stood for that was closed behind our back, by fclose(3) or close_range(2). The descriptors of a parent's
+/// rsocket may have gone in the same way, and their numbers be others' by now.
+#[cold]
+fn forget(before: Entry) {
+    if before.kind == Kind::Socket && before.is_inherited() {
+        table::leave_index(before.inner, before.index());
+        table::drop(before.inner);
+    } else {
         errno::keeping(|| release(before));
     }
 }
@@ -118,8 +183,8 @@ fn configure(inner: c_int) {
 /// Makes the rsocket blocking or non-blocking as its placeholder is.
 ///
 /// Programs that use `ioctl(FIONBIO)` (Python is one) change the placeholder only, since ioctl is no name of this
-/// library. So this is called where it matters and a system call costs little: before accepting, connecting, and when
-/// it is added to an epoll instance. What F_SETFL changes is changed at both ends.
+/// library. So this is called where it matters and a system call costs little: before accepting, connecting, when
+/// it is added to an epoll instance, and by the [first calls](look) that move data. What F_SETFL changes is changed at both ends.
 pub fn sync_nonblock(fd: c_int, inner: c_int) {
     errno::keeping(|| {
         // SAFETY: numbers only.
@@ -130,6 +195,46 @@ pub fn sync_nonblock(fd: c_int, inner: c_int) {
             }
         }
     });
+}
+
+/// For one of the first calls that move data, and every one on a parent's rsocket: whether the number still stands for it.
+pub fn look(fd: c_int, entry: Entry) -> bool {
+    if entry.inner == table::CLOSING {
+        return true;
+    }
+    if entry.is_inherited() {
+        return self::entry(fd).is_some();
+    }
+    // Another thread may have looked meanwhile.
+    table::replace(fd, Some(entry), Some(entry.looked()));
+    sync_nonblock(fd, entry.inner);
+    true
+}
+
+/// What `fd` stands for still.
+pub fn entry(fd: c_int) -> Option<Entry> {
+    loop {
+        let entry = table::get(fd)?;
+        if !is_stale(fd, entry) {
+            return Some(entry);
+        }
+        if table::replace(fd, Some(entry), None) {
+            forget(entry);
+        }
+    }
+}
+
+/// Whether an rsocket's number is another file's, having been closed behind our back. In fork mode it is not known.
+fn is_stale(fd: c_int, entry: Entry) -> bool {
+    let mut status = mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: room for what the kernel writes.
+    if entry.kind != Kind::Socket || fork::is_decided(entry) || unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
+        return false;
+    }
+    // SAFETY: written, for it succeeded.
+    let status = unsafe { status.assume_init() };
+    let is_placeholder = status.st_mode & libc::S_IFMT == libc::S_IFCHR && status.st_rdev == libc::makedev(1, 3);
+    !is_placeholder && !process::is_guest()
 }
 
 /// Whether librdmacm has `fd` for its own purposes: it must survive programs that close all numbers there are.
@@ -161,7 +266,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 #[inline(never)]
 fn close_known(fd: c_int) -> c_int {
     loop {
-        let Some(entry) = table::get(fd) else {
+        let Some(entry) = entry(fd) else {
             if is_library(fd) {
                 return errno::fail(EBADF);
             }

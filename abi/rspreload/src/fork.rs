@@ -31,7 +31,7 @@ use self::state::{Role, State};
 use crate::table::{self, Entry, Kind};
 use crate::{config, errno, fds, real};
 
-pub use share::is_end;
+pub use share::{is_decided, is_end};
 
 /// What a call is about to do with a pending socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,8 +5,8 @@ use core::ffi::{c_int, c_void};
 use libc::{MSG_DONTWAIT, epoll_event, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
 use crate::fork::{Way, remote};
-use crate::table::{self, Kind};
-use crate::{Target, data, epoll, errno, inner, r, real};
+use crate::table;
+use crate::{Target, data, epoll, errno, fds, inner, r, real};
 
 /// `name by rname(arguments behind the number)`: calls that a socket serves in fork mode as the kernel's until it is
 /// decided.
@@ -51,7 +51,7 @@ macro_rules! forward_data {
             unsafe {
                 match table::get(fd) {
                     None => real::$name(fd, $($arg),*),
-                    Some(entry) if entry.kind == Kind::Socket => r::$to(entry.inner, $($arg),*),
+                    Some(entry) if entry.is_settled() => r::$to(entry.inner, $($arg),*),
                     Some(_) => decided(fd, $($arg),*),
                 }
             }
@@ -97,14 +97,14 @@ forward_data! {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
     // SAFETY: the C contract.
-    unsafe { real::epoll_create(size) }
+    fds::born(unsafe { real::epoll_create(size) })
 }
 
 /// epoll_create1(2).
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
     // SAFETY: the C contract.
-    unsafe { real::epoll_create1(flags) }
+    fds::born(unsafe { real::epoll_create1(flags) })
 }
 
 /// epoll_ctl(2).

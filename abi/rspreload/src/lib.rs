@@ -62,7 +62,7 @@ enum Target {
 fn data(fd: c_int, way: fork::Way) -> Target {
     match table::get(fd) {
         None => Target::Kernel,
-        Some(entry) if entry.kind == table::Kind::Socket => Target::Rsocket(entry.inner),
+        Some(entry) if entry.is_settled() => Target::Rsocket(entry.inner),
         Some(entry) => decide(fd, entry, way),
     }
 }
@@ -73,7 +73,10 @@ fn decide(fd: c_int, entry: table::Entry, way: fork::Way) -> Target {
     match entry.kind {
         table::Kind::Epoll => return Target::Kernel,
         table::Kind::Relayed => return Target::Relayed(entry.inner),
-        _ => {}
+        table::Kind::Socket => {
+            return if fds::look(fd, entry) { Target::Rsocket(entry.inner) } else { Target::Kernel };
+        }
+        table::Kind::Pending => {}
     }
     // SAFETY: nothing but the number and what the table has for it.
     match unsafe { fork::settle(fd, entry, way) } {

@@ -3,6 +3,8 @@
 
 use core::sync::atomic::{AtomicI32, Ordering};
 
+use crate::table;
+
 /// The process that the memory belongs to.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
@@ -15,9 +17,12 @@ extern "C" fn own() {
 /// Called when the library is loaded.
 pub fn watch() {
     own();
-    // SAFETY: the handler only stores a number. Without memory for it children of fork(2) are taken for those of
+    // SAFETY: the handlers only store a number. Without memory for them children of fork(2) are taken for those of
     // vfork(2): then what they close stays open in librdmacm until they end.
-    unsafe { libc::pthread_atfork(None, None, Some(own)) };
+    unsafe {
+        libc::pthread_atfork(None, None, Some(own));
+        libc::pthread_atfork(None, None, Some(table::forked));
+    };
 }
 
 /// Whether this is a child that uses its parent's memory. Before the library is loaded completely there is none.

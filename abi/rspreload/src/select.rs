@@ -6,12 +6,12 @@
 use core::ffi::{c_int, c_short, c_ulong};
 use core::slice;
 
-use libc::{EBADF, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, fd_set, timeval};
+use libc::{EBADF, FD_SETSIZE, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, fd_set, timeval};
 
 use crate::fork::remote;
 use crate::poll::{concerns, polled, relayed, settled};
 use crate::table::{self, Kind};
-use crate::{errno, r, real, scratch};
+use crate::{errno, fds, r, real, scratch};
 
 /// A set of numbers is an array of these (`__fd_mask` of sys/select.h).
 type Word = c_ulong;
@@ -26,6 +26,7 @@ pub unsafe extern "C" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
+    let count = if count > FD_SETSIZE as c_int && table::any() { count.min(fds::programs_count()) } else { count };
     // The kernel refuses a negative count, which is as good as none here.
     let limit = if table::any() { usize::try_from(count).unwrap_or(0) } else { 0 };
     // SAFETY: the C contract: a set has as many bits as there are numbers, or is NULL.

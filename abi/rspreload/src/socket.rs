@@ -22,12 +22,12 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
     // SAFETY: numbers only.
     unsafe {
         if !known || !errno::keeping(|| config::intercepts(domain, plain, protocol)) {
-            return real::socket(domain, kind, protocol);
+            return fds::born(real::socket(domain, kind, protocol));
         }
         if fork::wanted(domain, plain) {
             return fork::socket(domain, kind, protocol);
         }
-        errno::keeping(|| make(domain, kind, protocol)).unwrap_or_else(|_| real::socket(domain, kind, protocol))
+        errno::keeping(|| make(domain, kind, protocol)).unwrap_or_else(|_| fds::born(real::socket(domain, kind, protocol)))
     }
 }
 
@@ -57,7 +57,7 @@ fn adopt(fd: c_int, inner: c_int) -> Result<c_int, c_int> {
 pub unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     if table::get(fd).is_none() {
         // SAFETY: the C contract.
-        return unsafe { real::accept(fd, addr, len) };
+        return fds::born(unsafe { real::accept(fd, addr, len) });
     }
     // SAFETY: the C contract.
     unsafe { accept4(fd, addr, len, 0) }
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut sockl
                 Err(why) => errno::fail(why),
             },
             Some(entry) if entry.kind == Kind::Pending => fork::accept(fd, entry, addr, len, flags),
-            _ => real::accept4(fd, addr, len, flags),
+            _ => fds::born(real::accept4(fd, addr, len, flags)),
         }
     }
 }

@@ -8,7 +8,7 @@
 use core::ffi::c_int;
 use core::mem;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use libc::{EBADF, ENOMEM};
 
@@ -30,15 +30,61 @@ pub enum Kind {
 pub struct Entry {
     /// What is behind it.
     pub kind: Kind,
-    /// 24 bits for the module that serves the kind. Of a socket the upper 8 are its [index](Entry::index).
+    /// 24 bits for the module that serves the kind. Of a socket the upper 8 are its [index](Entry::index), below them the
+    /// [process](Entry::is_inherited), its [looks](Entry::looked) and a bit for fork mode.
     pub flags: u32,
     /// The number for librdmacm, -1 for none.
     pub inner: c_int,
 }
 
 const INDEX_SHIFT: u32 = 16;
+const PROCESS_SHIFT: u32 = 8;
+const PROCESS: u32 = 0xff << PROCESS_SHIFT;
+const LOOK: u32 = 1 << 4;
+const LOOKS: u32 = 0xf * LOOK;
+
+/// Forks between the process that loaded the library and this one.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// In the child of fork(2): its parent's rsockets are of no use to it but in fork mode, and it may well close them all at once in a
+/// way that nobody sees. So every call looks whether they are there.
+pub extern "C" fn forked() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    for slot in ENTRIES.all() {
+        if let Some(entry @ Entry { kind: Kind::Socket, .. }) = Entry::unpack(slot.load(Ordering::Relaxed)) {
+            slot.store(Entry::pack(Some(Entry { flags: entry.flags | LOOKS, ..entry })), Ordering::Relaxed);
+        }
+    }
+}
+
+fn process() -> u32 {
+    FORKS.load(Ordering::Relaxed) << PROCESS_SHIFT & PROCESS
+}
 
 impl Entry {
+    /// Of a new rsocket of this process; `flags`: fork mode's bit.
+    pub fn rsocket(inner: c_int, flags: u32) -> Entry {
+        /// Enough for programs that set O_NONBLOCK after a handshake.
+        const FIRST_CALLS: u32 = 8;
+        Entry { kind: Kind::Socket, flags: flags | (FIRST_CALLS * LOOK) | process(), inner }
+    }
+
+    /// Whether a call needs nothing but the inner number: it is an rsocket, and none of its first calls.
+    #[inline(always)]
+    pub fn is_settled(self) -> bool {
+        self.kind == Kind::Socket && self.flags & LOOKS == 0
+    }
+
+    /// One of a socket's first calls has looked at the placeholder.
+    pub fn looked(self) -> Entry {
+        Entry { flags: self.flags - LOOK, ..self }
+    }
+
+    /// Whether an rsocket is the parent's.
+    pub fn is_inherited(self) -> bool {
+        self.flags & PROCESS != process()
+    }
+
     /// Which of the numbers of its rsocket the number is.
     pub fn index(self) -> u32 {
         self.flags >> INDEX_SHIFT
@@ -112,6 +158,17 @@ impl<T> Growing<T> {
         // SAFETY: a chunk once stored is as long as `place` reckons, and stays for good. `T` is an atomic integer
         // (see `new`'s users), for which zeros are a value.
         (!start.is_null()).then(|| unsafe { &*start.add(place) })
+    }
+
+    /// All that there is memory for.
+    fn all(&self) -> impl Iterator<Item = &T> {
+        let chunks = self.chunks.iter().enumerate();
+        chunks.flat_map(|(chunk, start)| {
+            let len = FIRST << chunk.saturating_sub(1);
+            let start = start.load(Ordering::Acquire);
+            // SAFETY: as for [`Growing::get`].
+            (0..if start.is_null() { 0 } else { len }).map(move |place| unsafe { &*start.add(place) })
+        })
     }
 
     /// The same, with memory made for it: `ENOMEM`.

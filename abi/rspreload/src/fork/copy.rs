@@ -67,7 +67,7 @@ pub fn share(tcp: c_int, inner: c_int, mut joined: impl FnMut(c_int, State)) {
         if state.busy {
             return;
         }
-        let decided = Entry { kind: Kind::Socket, flags: share::DECIDED, inner };
+        let decided = Entry::rsocket(inner, share::DECIDED);
         let Some(rsocket) = fds::hold(decided) else { return };
         if table::replace(fd, Some(entry), Some(rsocket)) {
             joined(fd, state);

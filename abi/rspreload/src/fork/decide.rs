@@ -7,7 +7,7 @@ use core::ffi::c_int;
 use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use libc::{EAGAIN, F_DUPFD_CLOEXEC, F_GETFL, F_SETFL, O_NONBLOCK, c_void};
+use libc::{EAGAIN, F_DUPFD_CLOEXEC, F_GETFL, F_SETFL, O_NONBLOCK};
 
 use super::state::{Role, State};
 use super::{Way, active, copy, member, others, passive, share};
@@ -155,7 +155,7 @@ fn become_rsocket(fd: c_int, tcp: c_int, busy: State, inner: c_int) -> Option<c_
         table::replace(fd, Some(busy.entry()), None);
         return None;
     }
-    let now = take(fd, busy, Entry { kind: Kind::Socket, flags: share::DECIDED, inner });
+    let now = take(fd, busy, Entry::rsocket(inner, share::DECIDED));
     if now.is_some() {
         copy::share(tcp, inner, hand_over);
         // The peer does the same; whoever has another copy of the TCP socket, a parent perhaps, sees that it is used up.
@@ -184,14 +184,27 @@ fn hand_over(fd: c_int, state: State) {
 
 /// What the program has set on the TCP socket and rsockets have too.
 fn copy_options(tcp: c_int, inner: c_int) {
-    for (level, name) in [(libc::SOL_SOCKET, libc::SO_REUSEADDR), (libc::IPPROTO_TCP, libc::TCP_NODELAY)] {
-        let (mut value, mut len): (c_int, _) = (0, size_of::<c_int>() as libc::socklen_t);
-        let at = (&raw mut value).cast::<c_void>();
-        // SAFETY: an int, and its size.
-        unsafe {
-            if real::getsockopt(tcp, level, name, at, &raw mut len) == 0 {
-                r::rsetsockopt(inner, level, name, at, len);
-            }
+    use libc::{IPPROTO_TCP, SOL_SOCKET};
+    const ALWAYS: [(c_int, c_int); 4] = [
+        (SOL_SOCKET, libc::SO_REUSEADDR),
+        (IPPROTO_TCP, libc::TCP_NODELAY),
+        (SOL_SOCKET, libc::SO_RCVTIMEO),
+        (SOL_SOCKET, libc::SO_SNDTIMEO),
+    ];
+    const KEEPALIVE: [(c_int, c_int); 4] = [
+        (IPPROTO_TCP, libc::TCP_KEEPIDLE),
+        (IPPROTO_TCP, libc::TCP_KEEPINTVL),
+        (IPPROTO_TCP, libc::TCP_KEEPCNT),
+        (SOL_SOCKET, libc::SO_KEEPALIVE),
+    ];
+    // What these two are without the program's wish is another thing for an rsocket.
+    let wished = |level, name| option(tcp, level, name).is_some_and(|(value, _)| value[0] != 0);
+    let keepalive = if wished(SOL_SOCKET, libc::SO_KEEPALIVE) { &KEEPALIVE[..] } else { &[] };
+    let linger = if wished(SOL_SOCKET, libc::SO_LINGER) { &[(SOL_SOCKET, libc::SO_LINGER)][..] } else { &[] };
+    for &(level, name) in ALWAYS.iter().chain(keepalive).chain(linger) {
+        if let Some((value, len)) = option(tcp, level, name) {
+            // SAFETY: a value of this size.
+            unsafe { r::rsetsockopt(inner, level, name, value.as_ptr().cast(), len) };
         }
     }
     // SAFETY: commands that take a number or nothing.
@@ -199,6 +212,15 @@ fn copy_options(tcp: c_int, inner: c_int) {
         let flags = real::fcntl(tcp, F_GETFL, 0);
         r::rfcntl(inner, F_SETFL, if flags < 0 { 0 } else { flags & O_NONBLOCK });
     }
+}
+
+/// An option of a socket of the kernel's.
+fn option(tcp: c_int, level: c_int, name: c_int) -> Option<([c_int; 4], libc::socklen_t)> {
+    // Of the structures among them a timeval is the largest.
+    let (mut value, mut len) = ([0; 4], size_of::<libc::timeval>() as libc::socklen_t);
+    // SAFETY: room for so many bytes.
+    let result = unsafe { real::getsockopt(tcp, level, name, value.as_mut_ptr().cast(), &raw mut len) };
+    (result == 0).then_some((value, len))
 }
 
 /// Waits for the decision after `seen`; false when it is not to be waited for any longer.

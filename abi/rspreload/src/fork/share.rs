@@ -14,6 +14,11 @@ use crate::{errno, fds, real};
 /// In the flags of an rsocket's entry: it came out of a pending socket.
 pub const DECIDED: u32 = 1;
 
+/// Whether a socket's number is one that was pending, a TCP socket's.
+pub fn is_decided(entry: Entry) -> bool {
+    entry.flags & DECIDED != 0
+}
+
 /// Rsockets that one fork() shares at most: each is a thread of the parent.
 pub const MOST: usize = 64;
 
@@ -66,7 +71,7 @@ fn each(mut call: impl FnMut(c_int, Entry)) {
     for fd in 0..copy::numbers() {
         if let Some(entry) = table::get(fd)
             && entry.kind == Kind::Socket
-            && entry.flags & DECIDED != 0
+            && is_decided(entry)
         {
             call(fd, entry);
         }

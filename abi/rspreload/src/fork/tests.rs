@@ -210,7 +210,7 @@ fn copies_become_the_same_rsocket() {
     let mut indices = Vec::new();
     for socket in copies.iter().chain([&server]) {
         let entry = table::swap(socket.as_raw_fd(), None).unwrap();
-        assert_eq!((entry.kind, entry.inner, entry.flags & 0xffff), (Kind::Socket, inner, share::DECIDED));
+        assert_eq!((entry.kind, entry.inner, entry.flags & share::DECIDED), (Kind::Socket, inner, share::DECIDED));
         indices.push(entry.index());
         fds::release(entry);
     }
