@@ -59,7 +59,8 @@ fn open_numbers(counts: impl Fn(c_int) -> bool) -> c_int {
             break;
         }
         while let Some(&[low, high]) = rest.get(LENGTH..LENGTH + 2) {
-            let (entry, following) = rest.split_at(usize::from(u16::from_ne_bytes([low, high])).clamp(NAME, rest.len()));
+            let (entry, following) =
+                rest.split_at(usize::from(u16::from_ne_bytes([low, high])).clamp(NAME, rest.len()));
             let name = entry[NAME..].split(|&byte| byte == 0).next().unwrap_or(&[]);
             let number = core::str::from_utf8(name).ok().and_then(|name| name.parse().ok());
             highest = number.filter(|&fd| fd > highest && fd != folder && counts(fd)).unwrap_or(highest);

@@ -27,7 +27,8 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
         if fork::wanted(domain, plain) {
             return fork::socket(domain, kind, protocol);
         }
-        errno::keeping(|| make(domain, kind, protocol)).unwrap_or_else(|_| fds::born(real::socket(domain, kind, protocol)))
+        errno::keeping(|| make(domain, kind, protocol))
+            .unwrap_or_else(|_| fds::born(real::socket(domain, kind, protocol)))
     }
 }
 
