@@ -3,90 +3,9 @@
  * returns as a socket's does. Run on ours only; the reference hangs or aborts.
  */
 #include "cases.h"
-#include "rscommon.h"
+#include "rsblocked.h"
 
 #include <signal.h>
-
-static struct rspair pair;
-static char data[200000];
-
-/* ---- what blocks ------------------------------------------------------------------------ */
-
-struct blocked {
-	pthread_t thread;
-	ssize_t (*call)(int fd);
-	int fd;
-	volatile pid_t tid;
-	ssize_t ret;
-	int error;
-};
-
-static ssize_t call_recv(int fd)
-{
-	char byte;
-
-	return rrecv(fd, &byte, 1, 0);
-}
-
-static ssize_t call_send(int fd)
-{
-	return rsend(fd, data, sizeof(data), 0);
-}
-
-static ssize_t call_accept(int fd)
-{
-	return raccept(fd, NULL, NULL);
-}
-
-static ssize_t call_connect(int fd)
-{
-	union address to = silent_addr(7994);
-
-	return rconnect(fd, &to.sa, sizeof(to.in));
-}
-
-static ssize_t call_poll(int fd)
-{
-	struct pollfd entry = { .fd = fd, .events = POLLIN };
-
-	return rpoll(&entry, 1, -1);
-}
-
-static void *block(void *argument)
-{
-	struct blocked *blocked = argument;
-
-	blocked->tid = gettid();
-	errno = 0;
-	blocked->ret = blocked->call(blocked->fd);
-	blocked->error = errno;
-	return NULL;
-}
-
-/* Starts the call and returns when its thread has slept at twenty looks in a row. */
-static void start_blocked(struct blocked *blocked, ssize_t (*call)(int), int fd)
-{
-	*blocked = (struct blocked){ .call = call, .fd = fd };
-	EXPECT(!pthread_create(&blocked->thread, NULL, block, blocked));
-	for (int asleep = 0; asleep < 20; sched_yield())
-		asleep = blocked->tid && sleeps(blocked->tid) ? asleep + 1 : 0;
-}
-
-static void join(struct blocked *blocked)
-{
-	EXPECT(!pthread_join(blocked->thread, NULL));
-}
-
-static bool failed_with(const struct blocked *blocked, int first, int second)
-{
-	return blocked->ret == -1 && (blocked->error == first || blocked->error == second);
-}
-
-static void fill_up(int fd)
-{
-	while (rsend(fd, data, sizeof(data), MSG_DONTWAIT) > 0)
-		;
-}
 
 /* ---- closing and shutting down ------------------------------------------------------------- */
 

@@ -17,6 +17,7 @@ use super::watch::{Lookup, Pollable};
 use crate::diag::Place;
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
+use crate::sys::cancel;
 use crate::sys::event;
 use crate::sys::own;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
@@ -152,14 +153,18 @@ pub fn connect(fd: c_int, addr: &SockAddr) -> Result<()> {
 
 /// rshutdown(3).
 pub fn shutdown(fd: c_int, how: c_int) -> Result<()> {
-    match socket_of(fd)? {
+    cancel::disabled(|| match socket_of(fd)? {
         Socket::Stream(socket) => socket.shutdown(how),
         Socket::Datagram(socket) => socket.shutdown(how),
-    }
+    })
 }
 
 /// rclose(3).
 pub fn close(fd: c_int) -> Result<()> {
+    cancel::disabled(|| close_whole(fd))
+}
+
+fn close_whole(fd: c_int) -> Result<()> {
     // Out of the table first: nobody finds it on a number that may be another's the next moment.
     match &*TABLE.remove(fd, None).ok_or(Errno::EBADF)? {
         Object::Socket(Socket::Stream(socket)) => socket.close(),

@@ -4,6 +4,7 @@
 //! the kernel's poll on their descriptors, the program's other ones, and the thread's waiter.
 
 use std::ffi::{c_int, c_short};
+use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use super::few::Few;
 use super::waiter::Waiting;
 use super::watch::{Lookup, Pollable, Watcher};
 use crate::errno::{Errno, Result};
+use crate::sys::cancel::with_cleanup;
 use crate::sys::event::{self, Deadline};
 
 /// So many descriptors are handled without allocation.
@@ -176,7 +178,12 @@ impl<'a> Call<'a> {
 
     fn sleep(&mut self, deadline: Deadline) -> Result<usize> {
         let waiting = Waiting::begin()?;
-        let _watched = Watched::begin(self.rsockets, waiting.watcher())?;
+        let watched = Watched::begin(self.rsockets, waiting.watcher())?;
+        // SAFETY: in a thread that is cancelled nobody comes back to them, nor drops them.
+        let cancelled = || unsafe {
+            ptr::drop_in_place((&raw const watched).cast_mut());
+            ptr::drop_in_place((&raw const waiting).cast_mut());
+        };
         let ready = self.look(true);
         if ready > 0 {
             return self.finish(ready);
@@ -188,7 +195,7 @@ impl<'a> Call<'a> {
             set.add(waiting.descriptor(), POLLIN, Owner::Waiter)?;
             set.add_rsockets(self)?;
             set.add_others(self)?;
-            let others = set.poll(self, deadline.left())?;
+            let others = with_cleanup(cancelled, || set.poll(self, deadline.left()))?;
             if set.is_quiet() {
                 return Ok(0);
             }

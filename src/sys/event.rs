@@ -58,15 +58,16 @@ impl EventFd {
     /// Makes it readable. It cannot fail in a way that matters: a full counter is readable too.
     pub fn raise(&self) {
         let one = 1u64;
+        // By the system call, at which no thread is cancelled: locks may be held.
         // SAFETY: reads 8 bytes.
-        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+        unsafe { libc::syscall(libc::SYS_write, self.0.as_raw_fd(), &raw const one, size_of::<u64>()) };
     }
 
     /// Makes it unreadable.
     pub fn clear(&self) {
         let mut count = 0u64;
         // SAFETY: writes 8 bytes.
-        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+        unsafe { libc::syscall(libc::SYS_read, self.0.as_raw_fd(), &raw mut count, size_of::<u64>()) };
     }
 }
 

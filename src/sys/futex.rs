@@ -41,8 +41,11 @@ impl Changes {
     pub fn wait(&self, count: u32, deadline: Option<Instant>) -> Result<()> {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let result = self.count.wait(count, deadline);
-        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+        let awake = || {
+            self.sleepers.fetch_sub(1, Ordering::Relaxed);
+        };
+        let result = self.count.wait(count, deadline, awake);
+        awake();
         result
     }
 }
@@ -54,7 +57,7 @@ mod kernel {
     use std::time::Instant;
 
     use crate::errno::{Errno, Result};
-    use crate::sys::clock;
+    use crate::sys::{cancel, clock};
 
     /// A number that futex(2) knows.
     #[derive(Debug, Default)]
@@ -71,8 +74,8 @@ mod kernel {
             unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, i32::MAX) };
         }
 
-        /// Compares and sleeps, in one step.
-        pub fn wait(&self, value: u32, deadline: Option<Instant>) -> Result<()> {
+        /// Compares and sleeps, in one step. A thread that is cancelled then runs `undo`.
+        pub fn wait(&self, value: u32, deadline: Option<Instant>, undo: impl FnMut()) -> Result<()> {
             let limit = match deadline.map(clock::left) {
                 Some(None) => return Err(Errno::ETIMEDOUT),
                 Some(Some(left)) => Some(clock::timespec(left)),
@@ -81,7 +84,8 @@ mod kernel {
             let limit = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
             let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
             // SAFETY: the address of a live atomic; the time-out is NULL or a live timespec.
-            let result = unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, value, limit) };
+            let sleep = || unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, value, limit) };
+            let result = cancel::with_cleanup(undo, || cancel::as_point(sleep));
             match result {
                 0 => Ok(()),
                 _ => match Errno::last() {
@@ -120,7 +124,7 @@ mod kernel {
             self.woken.notify_all();
         }
 
-        pub fn wait(&self, value: u32, deadline: Option<Instant>) -> Result<()> {
+        pub fn wait(&self, value: u32, deadline: Option<Instant>, _undo: impl FnMut()) -> Result<()> {
             let queue = self.queue.lock().unwrap();
             if self.value.load(Ordering::Relaxed) != value {
                 return Ok(());

@@ -3,6 +3,7 @@
 pub mod alloc;
 #[cfg(feature = "library")]
 pub mod atfork;
+pub mod cancel;
 pub mod cbox;
 pub mod chardev;
 pub mod clock;

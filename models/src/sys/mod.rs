@@ -2,6 +2,7 @@
 
 #[path = "../../../src/sys/alloc.rs"]
 pub mod alloc;
+pub mod cancel;
 pub mod event;
 #[path = "../../../src/sys/futex.rs"]
 pub mod futex;

@@ -11,6 +11,7 @@ use libc::epoll_event;
 use super::member::Member;
 use super::{Epoll, QUEUE};
 use crate::errno::{Errno, Result};
+use crate::sys::cancel::with_cleanup;
 use crate::sys::event::Deadline;
 
 /// The program's array, and how much of it is filled.
@@ -73,7 +74,7 @@ impl Epoll {
     fn collect(&self, report: &mut Report<'_>, timeout: Option<Duration>) -> Result<bool> {
         if self.begin_direct() {
             let room = report.events.len();
-            let result = self.collect_rsockets(report, room, timeout);
+            let result = with_cleanup(|| self.end_direct(), || self.collect_rsockets(report, room, timeout));
             self.end_direct();
             return result;
         }

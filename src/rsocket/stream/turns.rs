@@ -89,6 +89,10 @@ pub(super) trait Led {
     fn channel(&self, state: &mut Self::State) -> Option<Self::Channel>;
     /// Waits for an event and takes it.
     fn sleep(channel: Self::Channel, until: Until) -> Result<Self::Event>;
+    /// Runs `sleep`, and `undo` if the thread is cancelled in it.
+    fn with_cleanup<T>(_undo: impl FnMut(), sleep: impl FnOnce() -> T) -> T {
+        sleep()
+    }
     /// Takes an event if there is one, without waiting.
     fn take(&self, state: &mut Self::State) -> Result<Self::Event>;
     /// Notes an event that was taken; whether it is the one that [`request_event`](Self::request_event) asked for.
@@ -145,7 +149,8 @@ pub(super) fn lead<'a, S: Led>(stream: &'a S, mut state: Guard<'a, S>, until: Un
     }
     let Some(channel) = begin(stream, &mut state) else { return (state, Ok(())) };
     drop(state);
-    let result = S::sleep(channel, until);
+    let cancelled = || end(stream, &mut stream.lock(), None);
+    let result = S::with_cleanup(cancelled, || S::sleep(channel, until));
     let mut state = stream.lock();
     end(stream, &mut state, result.as_ref().ok());
     match result {

@@ -11,7 +11,7 @@ use crate::errno::{Errno, Result};
 use crate::rsocket::config::defaults;
 use crate::sys::futex::Changes;
 use crate::sys::rc::{Event, Events};
-use crate::sys::{clock, event};
+use crate::sys::{cancel, clock, event};
 
 /// One blocking call's waiting.
 pub(super) struct Wait {
@@ -190,6 +190,10 @@ impl Led for Stream {
         // A read that a signal ends or does not end, as the program's handler wants it.
         // SAFETY: whoever ends the link waits until its leader is back, so the channel is live.
         unsafe { events.take() }
+    }
+
+    fn with_cleanup<T>(undo: impl FnMut(), sleep: impl FnOnce() -> T) -> T {
+        cancel::with_cleanup(undo, sleep)
     }
 
     fn take(&self, state: &mut State) -> Result<Event> {

@@ -13,6 +13,7 @@ use std::os::fd::RawFd;
 
 use super::uapi::rdma_ucm_cmd_hdr;
 use crate::errno::{Errno, Result};
+use crate::sys::cancel;
 
 #[repr(C)]
 struct Message<T> {
@@ -28,8 +29,11 @@ unsafe fn issue<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
     let header = rdma_ucm_cmd_hdr { cmd, in_: size_of::<T>() as u16, out: out as u16 };
     let message = Message { header, body };
     let length = size_of::<Message<T>>();
-    // SAFETY: the message is readable for its length; what the kernel makes of it is the caller's word.
-    let written = unsafe { libc::write(fd, (&raw const message).cast(), length) };
+    // Not a place to be cancelled at: locks may be held, and the answer is wanted.
+    let written = cancel::disabled(|| {
+        // SAFETY: the message is readable for its length; what the kernel makes of it is the caller's word.
+        unsafe { libc::write(fd, (&raw const message).cast(), length) }
+    });
     match usize::try_from(written) {
         Ok(written) if written == length => Ok(()),
         // A short write has no errno of its own (spec: cm, Kernel channel).
