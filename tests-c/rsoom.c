@@ -5,6 +5,7 @@
  * Starts itself anew with LD_PRELOAD=failmalloc.so, as oom.c does.
  */
 #include "cases.h"
+#include "rscommon.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -15,8 +16,7 @@
 #include <sys/mman.h>
 
 /* Not in the header and library of older references. */
-static int (*make_set)(int), (*change_set)(int, int, int, struct epoll_event *);
-static int (*wait_in_set)(int, struct epoll_event *, int, int);
+static struct repoll repoll;
 
 static void (*arm)(long);
 static long (*disarm)(void), (*held)(void);
@@ -92,10 +92,10 @@ static bool transfers(void)
 	static char bytes[3000];
 	struct epoll_event event = { .events = EPOLLIN };
 
-	return STEP(!rfcntl(client, F_SETFL, 0)) && STEP((set = make_set(0)) >= 0) &&
-	       STEP(!change_set(set, EPOLL_CTL_ADD, server, &event)) &&
+	return STEP(!rfcntl(client, F_SETFL, 0)) && STEP((set = repoll.create(0)) >= 0) &&
+	       STEP(!repoll.control(set, EPOLL_CTL_ADD, server, &event)) &&
 	       STEP(rsend(client, bytes, sizeof(bytes), 0) == sizeof(bytes)) &&
-	       STEP(wait_in_set(set, &event, 1, -1) == 1) &&
+	       STEP(repoll.wait(set, &event, 1, -1) == 1) &&
 	       STEP(rrecv(server, bytes, sizeof(bytes), MSG_WAITALL) == sizeof(bytes)) &&
 	       STEP(riomap(client, bytes, sizeof(bytes), PROT_NONE, 0, -1) != -1) &&
 	       STEP(!riounmap(client, bytes, sizeof(bytes))) && STEP(!rshutdown(client, SHUT_WR)) &&
@@ -246,10 +246,7 @@ int main(int argc, char **argv)
 		execv(self, argv);
 		skip_all("could not start anew");
 	}
-	make_set = (int (*)(int))optional_symbol("repoll_create");
-	change_set = (int (*)(int, int, int, struct epoll_event *))optional_symbol("repoll_ctl");
-	wait_in_set = (int (*)(int, struct epoll_event *, int, int))optional_symbol("repoll_wait");
-	if (!make_set || !change_set || !wait_in_set)
+	if (!find_repoll(&repoll))
 		skip_all("a library without repoll_*");
 	CASE(nothing_stays);
 	until_none_fails();

@@ -58,17 +58,13 @@ static void *poll_to_the_end(void *unused)
 
 static void *epoll_to_the_end(void *unused)
 {
-	int (*create)(int) = (int (*)(int))optional_symbol("repoll_create");
-	int (*control)(int, int, int, struct epoll_event *) =
-		(int (*)(int, int, int, struct epoll_event *))optional_symbol("repoll_ctl");
-	int (*await)(int, struct epoll_event *, int, int) =
-		(int (*)(int, struct epoll_event *, int, int))optional_symbol("repoll_wait");
+	struct repoll repoll;
 	struct epoll_event event = { .events = 0 };
-	int set = create(0);
+	int set;
 
-	EXPECT(set >= 0 && !control(set, EPOLL_CTL_ADD, pair.server, &event));
+	EXPECT(find_repoll(&repoll) && (set = repoll.create(0)) >= 0 && !repoll.control(set, EPOLL_CTL_ADD, pair.server, &event));
 	come_first();
-	EXPECT(await(set, &event, 1, -1) == 1 && event.events & EPOLLHUP);
+	EXPECT(repoll.wait(set, &event, 1, -1) == 1 && event.events & EPOLLHUP);
 	turns_of_waiter = turns;
 	EXPECT(!rclose(set));
 	return unused;
