@@ -84,6 +84,9 @@ int guests(void)
 	if (child == 0) {
 		if (dup2(fds[0], 300) != 300 || dup2(1, fds[1]) != fds[1] || close(fds[0]) || close(fds[1]) || close(300))
 			_exit(1);
+		/* New numbers that were the parent's sockets'. */
+		if (dup(1) < 0 || socket(AF_UNIX, SOCK_DGRAM, 0) < 0 || epoll_create1(0) < 0)
+			_exit(2);
 		_exit(0);
 	}
 	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);

@@ -111,7 +111,7 @@ fn is_possible(fd: c_int) -> bool {
 pub unsafe extern "C" fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> c_int {
     match table::get(fd) {
         // SAFETY: the C contract.
-        None => unsafe { real::fcntl(fd, cmd, arg) },
+        None => copied(cmd, unsafe { real::fcntl(fd, cmd, arg) }),
         Some(entry) => control(fd, entry, cmd, arg),
     }
 }
@@ -121,9 +121,15 @@ pub unsafe extern "C" fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> c_int {
 pub unsafe extern "C" fn fcntl64(fd: c_int, cmd: c_int, arg: usize) -> c_int {
     match table::get(fd) {
         // SAFETY: the C contract.
-        None => unsafe { real::fcntl64(fd, cmd, arg) },
+        None => copied(cmd, unsafe { real::fcntl64(fd, cmd, arg) }),
         Some(entry) => control(fd, entry, cmd, arg),
     }
+}
+
+/// The result of fcntl(2) on a number of the kernel's alone, which may be a new number.
+#[inline(always)]
+fn copied(cmd: c_int, result: c_int) -> c_int {
+    if matches!(cmd, F_DUPFD | F_DUPFD_CLOEXEC) { fds::born(result) } else { result }
 }
 
 fn control(fd: c_int, entry: Entry, cmd: c_int, arg: usize) -> c_int {

@@ -92,12 +92,20 @@ pub fn put(fd: c_int, entry: Entry) {
 /// `fd` is the kernel's alone, and new: returns it.
 #[inline(always)]
 pub fn born(fd: c_int) -> c_int {
-    if table::get(fd).is_some()
+    if table::get(fd).is_some() {
+        at_birth(fd);
+    }
+    fd
+}
+
+#[cold]
+fn at_birth(fd: c_int) {
+    // A guest's numbers are others than those in the table.
+    if !process::is_guest()
         && let Some(before) = table::swap(fd, None)
     {
         forget(before);
     }
-    fd
 }
 
 /// What a number stood for that was closed behind our back, by fclose(3) or close_range(2). The descriptors of a parent's
