@@ -59,9 +59,9 @@ guard() {
 }
 
 # hit_by_siw OUTPUT...: soft-iWARP refused a connection for one of its two faults, which say nothing
-# about the libraries (docs/quirks.md): the port that the kernel drew is in TIME_WAIT, or the server's
-# first bytes arrived with the answer (EINVAL; CONNECT_ERROR -22 as an event).
+# about the libraries (docs/quirks.md): the port that the kernel drew is that of an older connection, or
+# the server's first bytes arrived with the answer (EINVAL; CONNECT_ERROR -22 as an event).
 hit_by_siw() {
     [ "$device" = siw ] &&
-        grep -qsE 'Cannot assign requested address|connect.*Invalid argument|CONNECT_ERROR.*-22' "$@"
+        grep -qsE 'Cannot assign requested address|Address already in use|connect.*Invalid argument|CONNECT_ERROR.*-22' "$@"
 }
