@@ -51,25 +51,25 @@ pub fn with_cleanup<T>(mut undo: impl FnMut(), sleep: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Runs a system call that is no cancellation point, as one.
+/// Runs a system call that is no cancellation point, as one: the thread may end at any instruction of `call`.
 #[inline]
 pub fn as_point<T>(call: impl FnOnce() -> T) -> T {
-    let mut before = 0;
-    // SAFETY: writable. From here on the thread may end at any instruction: there is only the call.
-    unsafe { pthread_setcanceltype(ASYNCHRONOUS, &raw mut before) };
-    let result = call();
-    // SAFETY: a value that was in force.
-    unsafe { pthread_setcanceltype(before, ptr::null_mut()) };
-    result
+    meanwhile(pthread_setcanceltype, ASYNCHRONOUS, call)
 }
 
 /// Runs what is not to be left half done.
 pub fn disabled<T>(call: impl FnOnce() -> T) -> T {
+    meanwhile(pthread_setcancelstate, DISABLE, call)
+}
+
+/// Runs `call` with another value of a setting of the thread's.
+#[inline]
+fn meanwhile<T>(set: unsafe extern "C" fn(c_int, *mut c_int) -> c_int, value: c_int, call: impl FnOnce() -> T) -> T {
     let mut before = 0;
-    // SAFETY: writable.
-    unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+    // SAFETY: a value of the setting's; `before` is writable.
+    unsafe { set(value, &raw mut before) };
     let result = call();
-    // SAFETY: a value that was in force.
-    unsafe { pthread_setcancelstate(before, ptr::null_mut()) };
+    // SAFETY: the value that was in force.
+    unsafe { set(before, ptr::null_mut()) };
     result
 }
