@@ -1,5 +1,8 @@
 /* rdma_getaddrinfo and rdma_freeaddrinfo: inputs, hints, results, errors. */
+#define _GNU_SOURCE
 #include "common.h"
+
+#include <sched.h>
 
 static void show_info(const struct rdma_addrinfo *info)
 {
@@ -172,6 +175,30 @@ static void route_in_hints(void)
 	ask(local_node(AF_INET), "7471", &hints);
 }
 
+/* A network of its own with an IPv4 address and none of IPv6: names that have both are asked for. */
+static void ask_with_ipv4_only(void *unused)
+{
+	struct rdma_addrinfo hints = hint(0, 0, 0, RDMA_PS_TCP);
+
+	(void)unused;
+	SETUP(!unshare(CLONE_NEWNET));
+	SETUP(!system("ip link set lo up && ip link add a0 type veth peer name b0 && "
+		      "echo 1 >/proc/sys/net/ipv6/conf/a0/disable_ipv6 && "
+		      "echo 1 >/proc/sys/net/ipv6/conf/b0/disable_ipv6 && "
+		      "ip addr add 192.0.2.1/24 dev a0 && ip link set a0 up && ip link set b0 up"));
+	ask("localhost", "7471", NULL);
+	ask("localhost", "7471", &hints);
+	ask("::1", "7471", NULL);
+	ask("127.0.0.1", "7471", NULL);
+	ask(NULL, "7471", NULL);
+}
+
+static void without_ipv6(void)
+{
+	topic("no IPv6 addresses");
+	in_child("child", ask_with_ipv4_only, NULL);
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
@@ -180,6 +207,7 @@ int main(int argc, char **argv)
 	flags();
 	source();
 	route_in_hints();
+	without_ipv6();
 	topic("free");
 	rdma_freeaddrinfo(NULL);
 	return finish();

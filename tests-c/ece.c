@@ -85,6 +85,38 @@ static void with_queue_pairs(void)
 	pair_close(&pair);
 }
 
+/* Set before the queue pair is created, on a device that has no such thing. */
+static void before_queue_pairs(bool client_sets, bool server_sets)
+{
+	struct ibv_ece mine = ece(0x1234, 0x5678, 0), theirs = ece(0x1234, 0x9abc, 0);
+	struct ibv_qp_init_attr attr = qp_attr(RDMA_PS_TCP);
+	struct rdma_conn_param param = conn_param(NULL, 0);
+	struct pair pair;
+
+	topic("before queue pairs %d %d", client_sets, server_sets);
+	if (!pair_open(&pair, RDMA_PS_TCP, AF_INET) || !pair_resolve(&pair, false))
+		goto out;
+	if (client_sets)
+		CALL(rdma_set_local_ece(pair.client, &mine));
+	CALL(rdma_create_qp(pair.client, NULL, &attr));
+	if (!pair_request(&pair, &param, false))
+		goto out;
+	show_remote("server", pair.server);
+	if (server_sets)
+		CALL(rdma_set_local_ece(pair.server, &theirs));
+	attr = qp_attr(RDMA_PS_TCP);
+	CALL(rdma_create_qp(pair.server, NULL, &attr));
+	if (CALL(rdma_accept(pair.server, &param)))
+		goto out;
+	if (take_event("client", pair.client_channel, RDMA_CM_EVENT_ESTABLISHED)) {
+		take_event("server", pair.server_channel, RDMA_CM_EVENT_ESTABLISHED);
+		rdma_destroy_qp(pair.client);
+		show_remote("client", pair.client);
+	}
+out:
+	pair_close(&pair);
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
@@ -93,5 +125,7 @@ int main(int argc, char **argv)
 		for (int i = 0; i < 4; i++)
 			by_hand(i & 1, i >> 1);
 	with_queue_pairs();
+	for (int i = 0; i < 4; i++)
+		before_queue_pairs(i & 1, i >> 1);
 	return finish();
 }

@@ -114,6 +114,24 @@ static void bad_attributes(void)
 	rdma_freeaddrinfo(active);
 }
 
+static void constant_attributes(void)
+{
+	static const struct ibv_qp_init_attr constant = { .cap = { .max_send_wr = 1, .max_recv_wr = 1 } };
+	struct ibv_qp_init_attr attr = constant;
+	struct rdma_addrinfo *passive = info(RAI_PASSIVE, RDMA_PS_TCP, 7806);
+	struct rdma_cm_id *listener = NULL;
+
+	topic("passive leaves the attributes as they are");
+	attr.qp_type = IBV_QPT_UC;
+	if (!CALL(rdma_create_ep(&listener, passive, NULL, &attr)))
+		rdma_destroy_ep(listener);
+	obs("type %s", qp_type_str((int)attr.qp_type));
+	listener = NULL;
+	if (!CALL(rdma_create_ep(&listener, passive, NULL, (struct ibv_qp_init_attr *)&constant)))
+		rdma_destroy_ep(listener);
+	rdma_freeaddrinfo(passive);
+}
+
 static void failures(void)
 {
 	struct ibv_qp_init_attr attr = qp_attr(RDMA_PS_TCP);
@@ -198,6 +216,7 @@ int main(int argc, char **argv)
 	connected("connected, listener with attributes", true);
 	connected("connected, listener without attributes", false);
 	bad_attributes();
+	constant_attributes();
 	failures();
 	given_pd();
 	given_route();

@@ -8,17 +8,17 @@ static void show_paths(const struct rdma_cm_id *id)
 		const struct ibv_sa_path_rec *rec = &id->route.path_rec[i];
 
 		/*
-		 * Not shown: the LIDs and the preference, which the kernel leaves
-		 * unset for RoCE, and the flow label, a hash over the ports.
+		 * Not shown: the LIDs, which the kernel leaves unset for RoCE, and
+		 * the flow label, a hash over the ports.
 		 */
 		obs("sgid %s dgid %s raw %d", gid_str(&rec->sgid), gid_str(&rec->dgid),
 		    rec->raw_traffic);
 		obs("hops %u class %u reversible %d numb %u pkey %04x sl %u", rec->hop_limit,
 		    rec->traffic_class, rec->reversible, rec->numb_path, ntohs(rec->pkey),
 		    rec->sl);
-		obs("mtu %u/%u rate %u/%u life %u/%u", rec->mtu_selector, rec->mtu,
-		    rec->rate_selector, rec->rate, rec->packet_life_time_selector,
-		    rec->packet_life_time);
+		obs("mtu %u/%u rate %u/%u life %u/%u preference %u", rec->mtu_selector,
+		    rec->mtu, rec->rate_selector, rec->rate, rec->packet_life_time_selector,
+		    rec->packet_life_time, rec->preference);
 	}
 	obs("sgid %s dgid %s pkey %04x", gid_str(&id->route.addr.addr.ibaddr.sgid),
 	    gid_str(&id->route.addr.addr.ibaddr.dgid),
@@ -95,6 +95,45 @@ static void request_side(void)
 	pair_close(&pair);
 }
 
+/* As the kernel takes them with RDMA_OPTION_IB_PATH: the only path, in both directions. */
+enum { GIVEN_FLAGS = IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL };
+struct given_path {
+	uint32_t flags, reserved;
+	uint8_t record[64];
+};
+
+static uint8_t next_byte(uint32_t *random)
+{
+	*random = *random * 1103515245u + 12345u;
+	return (uint8_t)(*random >> 16);
+}
+
+/* Records of arbitrary bytes: the program reads each field as the reference does. */
+static void given_records(void)
+{
+	uint32_t random = 20260;
+
+	for (int round = 0; round < 24; round++) {
+		struct given_path path = { .flags = GIVEN_FLAGS };
+		struct pair pair;
+
+		topic("given record %d", round);
+		for (size_t i = 0; i < sizeof(path.record); i++)
+			path.record[i] = round ? next_byte(&random) : 0;
+		if (pair_open(&pair, RDMA_PS_TCP, AF_INET)) {
+			SETUP(!rdma_resolve_addr(pair.client, NULL, &pair.to.sa, 2000));
+			quiet_event(pair.client_channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+			if (!CALL(rdma_set_option(pair.client, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, &path, sizeof(path)))) {
+				take_event("client", pair.client_channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+				show_paths(pair.client);
+				for (int i = 0; i < pair.client->route.num_paths; i++)
+					obs("flow label %08x", ntohl(pair.client->route.path_rec[i].flow_label));
+			}
+		}
+		pair_close(&pair);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
@@ -105,5 +144,7 @@ int main(int argc, char **argv)
 	too_early();
 	timeouts();
 	request_side();
+	if (!on_siw())
+		given_records();
 	return finish();
 }

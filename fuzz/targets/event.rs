@@ -1,7 +1,7 @@
 //! Decoding of the kernel's event structure: no input may make it read or point outside of it.
 #![no_main]
 
-use std::mem::size_of;
+use std::mem::{MaybeUninit, size_of};
 
 use libfuzzer_sys::fuzz_target;
 use rdmacm_core::cm::{EventKind, decode_event};
@@ -16,7 +16,10 @@ fuzz_target!(|input: &[u8]| {
     for datagrams in [false, true] {
         let mut room = [0; 256];
         let kind = EventKind::of(raw.event, datagrams);
-        let param = decode_event(&raw, kind, &mut room);
+        let mut param = MaybeUninit::uninit();
+        decode_event(&raw, kind, &mut room, &mut param);
+        // SAFETY: all of it was written.
+        let param = unsafe { param.assume_init() };
         // SAFETY: the member that `kind` names.
         let (data, len) = unsafe {
             match kind {

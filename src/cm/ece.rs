@@ -48,7 +48,11 @@ pub(super) unsafe fn of_new_qp(id: &Id, qp: NonNull<verbs::ibv_qp>) -> Result<()
     // SAFETY: the caller's word.
     let local = match unsafe { verbs::query_ece(qp) } {
         Ok(local) => local,
-        Err(error) if error.get() == libc::EOPNOTSUPP => return Ok(()),
+        Err(error) if error.get() == libc::EOPNOTSUPP => {
+            // The device has no such options, so that those the program has set are not offered.
+            id.state().local_ece = rdma_ucm_ece::default();
+            return Ok(());
+        }
         Err(error) => return Err(error),
     };
     id.state().local_ece = rdma_ucm_ece { vendor_id: local.vendor_id, attr_mod: local.options };

@@ -59,9 +59,9 @@ unsafe fn passive(id: &Id, res: &rdma_addrinfo, pd: *mut ibv_pd, attr: *mut ibv_
         id.set_pd(pd);
     }
     // SAFETY: as above.
-    if let Some(attr) = unsafe { attr.as_mut() } {
-        attr.qp_type = res.ai_qp_type as u32;
-        id.state().template = Some(Template(*attr));
+    if let Some(attr) = unsafe { attr.as_ref() } {
+        // The program's own stay as they are: nothing is created from them here, and they may be constant.
+        id.state().template = Some(Template(ibv_qp_init_attr { qp_type: res.ai_qp_type as u32, ..*attr }));
     }
     Ok(())
 }

@@ -168,10 +168,23 @@ fn drop_failed(id: &Id, address: *const Group) {
         return;
     }
     let Some(group) = id.state().groups.take(|group| std::ptr::eq(group, address)) else { return };
-    // Events of it that still wait go with it; a failure means that the kernel has dropped it already.
-    let _ = ucma::leave_mcast(id.fd(), group.handle.load(Ordering::Relaxed));
+    // Events of it that still wait go with it.
+    if ucma::leave_mcast(id.fd(), group.handle.load(Ordering::Relaxed)).is_err() {
+        keep(id, group);
+        return;
+    }
     // SAFETY: as above.
     unsafe { forget_group(event) };
+}
+
+/// Keeps a membership that the kernel did not end: it may still report events of it, by its address.
+fn keep(id: &Id, group: Box<Group>) {
+    let groups = &mut id.state().groups.0;
+    match groups.try_reserve(1) {
+        Ok(()) => groups.push(group),
+        // Without room in the list it stays all the same.
+        Err(_) => drop(Box::leak(group)),
+    }
 }
 
 /// rdma_leave_multicast(3): `EADDRNOTAVAIL` for a group that was not joined. Waits until every event that was
@@ -196,12 +209,7 @@ pub unsafe fn leave_multicast(id: &Id, addr: NonNull<sockaddr>) -> Result<()> {
             Ok(())
         }
         Err(error) => {
-            // The kernel may still report events of it: without room in the list it stays all the same.
-            let groups = &mut id.state().groups.0;
-            match groups.try_reserve(1) {
-                Ok(()) => groups.push(group),
-                Err(_) => drop(Box::leak(group)),
-            }
+            keep(id, group);
             Err(error)
         }
     }

@@ -169,7 +169,7 @@ fn query_path(id: &Id) -> Result<()> {
     let answer = ucma::query_path(id.fd(), id.handle())?;
     let mut paths = Vec::new();
     for data in answer.records() {
-        try_push(&mut paths, route::unpack(&data.path))?;
+        try_push(&mut paths, route::unpack(data))?;
     }
     id.set_paths(paths);
     Ok(())

@@ -4,14 +4,20 @@ use std::time::Duration;
 
 use crate::errno::Result;
 use crate::ffi::ibv_sa_path_rec;
-use crate::sys::uapi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, ibv_path_record};
+use crate::sys::uapi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, ibv_path_data};
 use crate::sys::ucma;
 
 use super::id::Id;
 use super::lookup::acm_paths;
 
-/// Unpacks a record (IBTA 15.2.5.16, PathRecord). Selectors and values share bytes there: 2 bits and 6.
-pub(super) fn unpack(packed: &ibv_path_record) -> ibv_sa_path_rec {
+/// Selector of the SA for "exactly" (IBTA 15.2.5.16): what a path record that was found says of MTU, rate and packet life time.
+const EXACTLY: u8 = 2;
+/// Bits of an MTU, a rate and a packet life time that programs are shown (docs/quirks.md).
+const VALUE: u8 = 0x1f;
+
+/// Unpacks a record (IBTA 15.2.5.16, PathRecord) of the kernel's answer.
+pub(super) fn unpack(data: &ibv_path_data) -> ibv_sa_path_rec {
+    let packed = &data.path;
     let flow_and_hops = u32::from_be(packed.flowlabel_hoplimit);
     ibv_sa_path_rec {
         dgid: packed.dgid,
@@ -27,13 +33,14 @@ pub(super) fn unpack(packed: &ibv_path_record) -> ibv_sa_path_rec {
         numb_path: 1,
         pkey: packed.pkey,
         sl: (u16::from_be(packed.qosclass_sl) & 0xf) as u8,
-        mtu_selector: packed.mtu >> 6,
-        mtu: packed.mtu & 0x3f,
-        rate_selector: packed.rate >> 6,
-        rate: packed.rate & 0x3f,
-        packet_life_time_selector: packed.packetlifetime >> 6,
-        packet_life_time: packed.packetlifetime & 0x3f,
-        preference: packed.preference,
+        mtu_selector: EXACTLY,
+        mtu: packed.mtu & VALUE,
+        rate_selector: EXACTLY,
+        rate: packed.rate & VALUE,
+        packet_life_time_selector: EXACTLY,
+        packet_life_time: packed.packetlifetime & VALUE,
+        // Not the record's, but what the path is used for (docs/quirks.md).
+        preference: data.flags as u8,
     }
 }
 
@@ -49,23 +56,25 @@ pub(super) fn from_acm(id: &Id, patience: Duration) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::uapi::ibv_path_record;
 
     #[test]
     fn packed_fields() {
-        let packed = ibv_path_record {
+        let path = ibv_path_record {
             flowlabel_hoplimit: 0x0123_4540_u32.to_be(),
             reversible_numpath: 0x81,
             qosclass_sl: 0x0123_u16.to_be(),
-            mtu: 0x85,
+            mtu: 0x65,
             rate: 0x43,
             packetlifetime: 0x92,
             ..Default::default()
         };
-        let record = unpack(&packed);
+        let record = unpack(&ibv_path_data { flags: 0x2b, path, ..Default::default() });
         assert_eq!((u32::from_be(record.flow_label), record.hop_limit), (0x0001_2345, 0x40));
         assert_eq!((record.reversible, record.numb_path, record.sl), (1, 1, 3));
         assert_eq!((record.mtu_selector, record.mtu), (2, 5));
-        assert_eq!((record.rate_selector, record.rate), (1, 3));
+        assert_eq!((record.rate_selector, record.rate), (2, 3));
         assert_eq!((record.packet_life_time_selector, record.packet_life_time), (2, 18));
+        assert_eq!(record.preference, 0x2b);
     }
 }

@@ -36,17 +36,24 @@ pub struct First<'a> {
 }
 
 /// Asks; the error is getaddrinfo(3)'s EAI_* code, with `errno` as it left it.
-pub fn resolve(node: Option<&CStr>, service: Option<&CStr>, question: Question) -> Result<Found, c_int> {
-    // SAFETY: all zeros are a valid addrinfo.
-    let mut hints: addrinfo = unsafe { std::mem::zeroed() };
-    hints.ai_flags = question.flags;
-    hints.ai_family = question.family;
-    hints.ai_socktype = question.socktype;
-    hints.ai_protocol = question.protocol;
+///
+/// Without a question getaddrinfo(3) has hints of its own: AI_V4MAPPED and AI_ADDRCONFIG, so that a host without IPv6 addresses
+/// finds none.
+pub fn resolve(node: Option<&CStr>, service: Option<&CStr>, question: Option<Question>) -> Result<Found, c_int> {
+    let hints = question.map(|question| {
+        // SAFETY: all zeros are a valid addrinfo.
+        let mut hints: addrinfo = unsafe { std::mem::zeroed() };
+        hints.ai_flags = question.flags;
+        hints.ai_family = question.family;
+        hints.ai_socktype = question.socktype;
+        hints.ai_protocol = question.protocol;
+        hints
+    });
+    let hints = hints.as_ref().map_or(ptr::null(), ptr::from_ref);
     let mut list = ptr::null_mut();
     let name = |text: Option<&CStr>| text.map_or(ptr::null(), CStr::as_ptr);
-    // SAFETY: C strings or NULL, hints with the fields set that getaddrinfo() reads, room for a pointer.
-    match unsafe { libc::getaddrinfo(name(node), name(service), &raw const hints, &raw mut list) } {
+    // SAFETY: C strings or NULL; NULL, or hints with the fields set that getaddrinfo() reads; room for a pointer.
+    match unsafe { libc::getaddrinfo(name(node), name(service), hints, &raw mut list) } {
         0 => NonNull::new(list).map(Found).ok_or(libc::EAI_NONAME),
         code => Err(code),
     }
@@ -84,7 +91,7 @@ mod tests {
     #[test]
     fn first_of_several() {
         let question = Question { socktype: libc::SOCK_STREAM, ..NUMERIC };
-        let found = resolve(Some(c"127.0.0.1"), Some(c"7174"), question).ok().unwrap();
+        let found = resolve(Some(c"127.0.0.1"), Some(c"7174"), Some(question)).ok().unwrap();
         let first = found.first();
         assert_eq!((first.socktype, first.protocol), (libc::SOCK_STREAM, libc::IPPROTO_TCP));
         assert_eq!(first.addr, [2, 0, 0x1C, 6, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -94,14 +101,17 @@ mod tests {
     #[test]
     fn canonical_name_when_asked_for() {
         let question = Question { flags: libc::AI_NUMERICHOST | libc::AI_CANONNAME, ..NUMERIC };
-        let found = resolve(Some(c"127.0.0.1"), None, question).ok().unwrap();
+        let found = resolve(Some(c"127.0.0.1"), None, Some(question)).ok().unwrap();
         assert_eq!(found.first().canonname, Some(c"127.0.0.1"));
     }
 
     #[test]
     fn codes_as_they_are() {
-        assert_eq!(resolve(None, None, NUMERIC).err(), Some(libc::EAI_NONAME));
-        assert_eq!(resolve(Some(c"localhost"), None, NUMERIC).err(), Some(libc::EAI_NONAME));
-        assert_eq!(resolve(Some(c"1.1.1.1"), None, Question { family: 77, ..NUMERIC }).err(), Some(libc::EAI_FAMILY));
+        assert_eq!(resolve(None, None, Some(NUMERIC)).err(), Some(libc::EAI_NONAME));
+        assert_eq!(resolve(Some(c"localhost"), None, Some(NUMERIC)).err(), Some(libc::EAI_NONAME));
+        assert_eq!(
+            resolve(Some(c"1.1.1.1"), None, Some(Question { family: 77, ..NUMERIC })).err(),
+            Some(libc::EAI_FAMILY)
+        );
     }
 }

@@ -3,7 +3,7 @@
 //! Most come from `ibverbs-sys`; what libibverbs inlines in its header or exports without declaring it is here.
 
 use std::ffi::c_int;
-use std::mem::{MaybeUninit, offset_of, size_of, zeroed};
+use std::mem::{offset_of, size_of, zeroed};
 use std::ptr::{self, NonNull};
 
 pub use ibverbs_sys::*;
@@ -350,14 +350,10 @@ pub fn qp_attr_from_kernel(kernel: &ib_uverbs_qp_attr, attr: &mut ibv_qp_attr) -
     kernel.qp_attr_mask as c_int
 }
 
-/// Address handle attributes as the kernel writes them.
-pub fn ah_attr_from_kernel(kernel: &ib_uverbs_ah_attr) -> ibv_ah_attr {
-    let mut attr = MaybeUninit::<ibv_ah_attr>::zeroed();
-    // SAFETY: libibverbs fills the structure; zeros, which it may leave in padding, are values.
-    unsafe {
-        ibv_copy_ah_attr_from_kern(attr.as_mut_ptr(), kernel);
-        attr.assume_init()
-    }
+/// Fills address handle attributes from the kernel's; bytes between the fields stay as they are.
+pub fn fill_ah_attr(attr: &mut ibv_ah_attr, kernel: &ib_uverbs_ah_attr) {
+    // SAFETY: libibverbs reads the one and writes fields of the other.
+    unsafe { ibv_copy_ah_attr_from_kern(attr, kernel) };
 }
 
 /// A path record as QUERY_ROUTE writes it.

@@ -33,7 +33,7 @@ pub fn entry(
     service: Option<&CStr>,
     hints: Option<&Hints>,
 ) -> std::result::Result<Entry, GaiError> {
-    let found = resolve(node, service, question(hints)).map_err(GaiError::Gai)?;
+    let found = resolve(node, service, hints.map(question)).map_err(GaiError::Gai)?;
     Ok(from_found(&found.first(), hints)?)
 }
 
@@ -44,8 +44,7 @@ fn is_gid(hints: &Hints) -> bool {
 
 /// getaddrinfo(3)'s hints. A GID is written as an IPv6 address, and must be one: of what else getaddrinfo() finds the
 /// reference makes a GID of bytes that are none.
-fn question(hints: Option<&Hints>) -> Question {
-    let Some(hints) = hints else { return Question::default() };
+fn question(hints: &Hints) -> Question {
     let flag = |rai, ai| if hints.has(rai) { ai } else { 0 };
     let family = match hints.family() {
         AF_IB if is_gid(hints) => AF_INET6,

@@ -1,12 +1,12 @@
 //! From the kernel's event structure to `struct rdma_cm_event`; no I/O, no pointers followed.
 
 use std::ffi::c_int;
-use std::mem::zeroed;
+use std::mem::MaybeUninit;
 use std::ptr;
 
 use crate::ffi::{rdma_cm_event_param, rdma_cm_event_type, rdma_conn_param, rdma_ud_param};
 use crate::sys::uapi::{RDMA_MAX_PRIVATE_DATA, rdma_ucm_conn_param, rdma_ucm_event_resp, rdma_ucm_ud_param};
-use crate::sys::verbs::ah_attr_from_kernel;
+use crate::sys::verbs::fill_ah_attr;
 
 /// Room for private data in the kernel's structures, in bytes; its length has eight bits.
 pub const PRIVATE_DATA: usize = RDMA_MAX_PRIVATE_DATA as usize;
@@ -35,19 +35,22 @@ impl Kind {
     }
 }
 
-/// The parameters of `raw`; private data is copied to `private_data`, which the result then points at.
-pub fn decode(raw: &rdma_ucm_event_resp, kind: Kind, private_data: &mut [u8; PRIVATE_DATA]) -> rdma_cm_event_param {
-    // SAFETY: the union's members are plain numbers of which the kernel filled one; any bytes are a value of each.
+/// Writes the parameters of `raw` to `param`, every byte of it; private data is copied to `room`, at which they then point.
+pub fn decode(
+    raw: &rdma_ucm_event_resp,
+    kind: Kind,
+    room: &mut [u8; PRIVATE_DATA],
+    param: &mut MaybeUninit<rdma_cm_event_param>,
+) {
+    // Before the fields, which leave bytes between them: the program never reads what was in our memory before.
+    *param = MaybeUninit::zeroed();
+    // SAFETY: zeros are a value of the union, whose members are numbers and pointers of which the kernel filled one.
     unsafe {
+        let param = param.assume_init_mut();
         match kind {
-            Kind::Connected => rdma_cm_event_param { conn: connected(&raw.param.conn, private_data) },
-            Kind::Datagram => rdma_cm_event_param { ud: datagram(&raw.param.ud, private_data) },
-            Kind::Word => {
-                // All bytes of the parameters are set, so that programs never read what was there before.
-                let mut param: rdma_cm_event_param = zeroed();
-                param.arg = (&raw const raw.param).cast::<u64>().read_unaligned();
-                param
-            }
+            Kind::Connected => connected(&raw.param.conn, room, &mut param.conn),
+            Kind::Datagram => datagram(&raw.param.ud, room, &mut param.ud),
+            Kind::Word => param.arg = (&raw const raw.param).cast::<u64>().read_unaligned(),
         }
     }
 }
@@ -57,28 +60,24 @@ pub fn status(raw: &rdma_ucm_event_resp) -> c_int {
     raw.status as c_int
 }
 
-fn connected(kernel: &rdma_ucm_conn_param, room: &mut [u8; PRIVATE_DATA]) -> rdma_conn_param {
-    rdma_conn_param {
-        private_data: private_data(&kernel.private_data, kernel.private_data_len, room),
-        private_data_len: kernel.private_data_len,
-        responder_resources: kernel.responder_resources,
-        initiator_depth: kernel.initiator_depth,
-        flow_control: kernel.flow_control,
-        retry_count: kernel.retry_count,
-        rnr_retry_count: kernel.rnr_retry_count,
-        srq: kernel.srq,
-        qp_num: kernel.qp_num,
-    }
+fn connected(kernel: &rdma_ucm_conn_param, room: &mut [u8; PRIVATE_DATA], param: &mut rdma_conn_param) {
+    param.private_data = private_data(&kernel.private_data, kernel.private_data_len, room);
+    param.private_data_len = kernel.private_data_len;
+    param.responder_resources = kernel.responder_resources;
+    param.initiator_depth = kernel.initiator_depth;
+    param.flow_control = kernel.flow_control;
+    param.retry_count = kernel.retry_count;
+    param.rnr_retry_count = kernel.rnr_retry_count;
+    param.srq = kernel.srq;
+    param.qp_num = kernel.qp_num;
 }
 
-fn datagram(kernel: &rdma_ucm_ud_param, room: &mut [u8; PRIVATE_DATA]) -> rdma_ud_param {
-    rdma_ud_param {
-        private_data: private_data(&kernel.private_data, kernel.private_data_len, room),
-        private_data_len: kernel.private_data_len,
-        ah_attr: ah_attr_from_kernel(&kernel.ah_attr),
-        qp_num: kernel.qp_num,
-        qkey: kernel.qkey,
-    }
+fn datagram(kernel: &rdma_ucm_ud_param, room: &mut [u8; PRIVATE_DATA], param: &mut rdma_ud_param) {
+    param.private_data = private_data(&kernel.private_data, kernel.private_data_len, room);
+    param.private_data_len = kernel.private_data_len;
+    fill_ah_attr(&mut param.ah_attr, &kernel.ah_attr);
+    param.qp_num = kernel.qp_num;
+    param.qkey = kernel.qkey;
 }
 
 /// NULL where there is none.
@@ -99,6 +98,27 @@ mod tests {
         rdma_ucm_event_resp { event, status: (-libc::ETIMEDOUT) as u32, ..Default::default() }
     }
 
+    /// The parameters, over memory that is not zero.
+    fn parameters(raw: &rdma_ucm_event_resp, kind: Kind, room: &mut [u8; PRIVATE_DATA]) -> rdma_cm_event_param {
+        let mut param = MaybeUninit::uninit();
+        // SAFETY: room for as many bytes; any bytes are a value of the union.
+        unsafe {
+            param.as_mut_ptr().write_bytes(0xaa, 1);
+            decode(raw, kind, room, &mut param);
+            let bytes = std::slice::from_raw_parts(param.as_ptr().cast::<u8>(), size_of::<rdma_cm_event_param>());
+            assert!(!bytes.contains(&0xaa));
+            param.assume_init()
+        }
+    }
+
+    #[test]
+    fn every_byte_is_written() {
+        let mut room = [0; PRIVATE_DATA];
+        for kind in [Kind::Connected, Kind::Datagram, Kind::Word] {
+            parameters(&raw(9), kind, &mut room);
+        }
+    }
+
     #[test]
     fn connection_parameters_with_private_data() {
         let mut event = raw(4);
@@ -112,7 +132,7 @@ mod tests {
         // SAFETY: the member that was just set.
         unsafe { event.param.conn.private_data[..4].copy_from_slice(b"abcd") };
         let mut room = [0; PRIVATE_DATA];
-        let param = decode(&event, Kind::of(4, false), &mut room);
+        let param = parameters(&event, Kind::of(4, false), &mut room);
         // SAFETY: a connected id's parameters.
         let conn = unsafe { param.conn };
         assert_eq!((conn.private_data_len, conn.responder_resources, conn.initiator_depth, conn.qp_num), (3, 2, 5, 17));
@@ -125,7 +145,7 @@ mod tests {
     fn no_private_data_is_null() {
         let mut room = [1; PRIVATE_DATA];
         // SAFETY: a connected id's parameters.
-        let conn = unsafe { decode(&raw(9), Kind::Connected, &mut room).conn };
+        let conn = unsafe { parameters(&raw(9), Kind::Connected, &mut room).conn };
         assert!(conn.private_data.is_null());
         assert_eq!(room, [1; PRIVATE_DATA]);
     }
@@ -137,7 +157,7 @@ mod tests {
             rdma_ucm_ud_param { private_data: [7; PRIVATE_DATA], private_data_len: 255, ..Default::default() };
         let mut room = [0; PRIVATE_DATA];
         // SAFETY: a datagram id's parameters.
-        let ud = unsafe { decode(&event, Kind::of(9, true), &mut room).ud };
+        let ud = unsafe { parameters(&event, Kind::of(9, true), &mut room).ud };
         assert_eq!(ud.private_data_len, 255);
         assert_eq!((room[254], room[255]), (7, 0));
     }
@@ -148,7 +168,7 @@ mod tests {
         // SAFETY: the parameters are at least a word long.
         unsafe { (&raw mut event.param).cast::<u64>().write_unaligned(0x0123_4567_89ab_cdef) };
         let mut room = [0; PRIVATE_DATA];
-        let param = decode(&event, Kind::of(18, true), &mut room);
+        let param = parameters(&event, Kind::of(18, true), &mut room);
         // SAFETY: a user event's parameters.
         assert_eq!(unsafe { param.arg }, 0x0123_4567_89ab_cdef);
     }

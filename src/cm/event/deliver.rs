@@ -1,5 +1,6 @@
 //! What an event does to its id before the program sees it (spec: cm, rdma_get_cm_event by event).
 
+use std::mem::MaybeUninit;
 use std::ptr;
 
 use super::decode::{Kind, decode, status};
@@ -8,7 +9,7 @@ use crate::cm::id::{self, Id};
 use crate::cm::multicast::Group;
 use crate::cm::{connect, ece, handles, lookup, migrate, qp, resolve};
 use crate::errno::{Errno, Result};
-use crate::ffi::rdma_cm_event_type;
+use crate::ffi::{rdma_cm_event_param, rdma_cm_event_type};
 use crate::sys::log;
 use crate::sys::uapi::rdma_ucm_event_resp;
 
@@ -29,7 +30,9 @@ pub(super) unsafe fn deliver(raw: &rdma_ucm_event_resp, event: &mut Event) -> Ou
     event.public.listen_id = ptr::null_mut();
     event.public.event = raw.event;
     event.public.status = status(raw);
-    event.public.param = decode(raw, Kind::of(raw.event, id.is_ud()), &mut event.private_data);
+    // SAFETY: a union of this size that `decode` writes whole.
+    let param = unsafe { &mut *(&raw mut event.public.param).cast::<MaybeUninit<rdma_cm_event_param>>() };
+    decode(raw, Kind::of(raw.event, id.is_ud()), &mut event.private_data, param);
     event.count_for(&id.completed, group.map(|group| &group.completed));
     let outcome = match kind {
         // An event of a connection whose id the program has not accepted yet, from kernels that report those.
