@@ -8,6 +8,8 @@ use std::fmt;
 
 #[cfg(feature = "library")]
 use crate::diag::{self, Call};
+#[cfg(feature = "library")]
+use crate::sys::cancel;
 
 /// An errno value, always greater than zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -98,6 +100,17 @@ pub fn report<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
 /// As [`report`], for calls whose failures have values of their own beside `errno`.
 #[cfg(feature = "library")]
 pub fn report_or<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
+    cancel::in_call(|| finish(call, run))
+}
+
+/// As [`report`], for a call that mostly need not wait: what does, it runs within [`cancel::in_call`] itself.
+#[cfg(feature = "library")]
+pub fn report_quick<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
+    finish(call, || run().map_err(|error| (failed, error)))
+}
+
+#[cfg(feature = "library")]
+fn finish<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
     let before = errno::errno();
     let (value, errno) = match run() {
         Ok(value) => (value, before),

@@ -3,22 +3,23 @@
 //! A device is opened when the first id is bound to it and stays open: programs keep `id->verbs`, and objects made on
 //! it, beyond the id. Only one that has left the machine is closed with its last user; the rest at the end of the process.
 
-use std::ffi::c_int;
-use std::ptr::NonNull;
-use std::sync::MutexGuard;
-
+use super::forks;
 use super::global::GlobalLock;
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_push;
+use crate::sys::lock::Guard;
 use crate::sys::verbs::{self, DeviceList, ibv_context, ibv_device, ibv_pd, ibv_xrcd};
+use std::ffi::c_int;
+use std::ptr::NonNull;
 
 /// Taken while no other lock of the library is held; fork() takes it first (docs/locking.md).
-static REGISTRY: GlobalLock<Registry> = GlobalLock::new(Registry { slots: Vec::new(), generation: 0 });
+static REGISTRY: GlobalLock<Registry> = GlobalLock::new(Registry::new());
 
 /// The open devices.
 pub struct Registry {
     slots: Vec<Option<Open>>,
-    /// Counts fork()s: what was opened before belongs to the parent, and the kernel refuses it to the child.
+    /// Of the process, as it was when the lock was taken: what was opened before a fork() belongs to the parent, and the kernel
+    /// refuses it to the child.
     generation: u32,
 }
 
@@ -67,8 +68,10 @@ pub struct Bound {
 unsafe impl Send for Bound {}
 
 /// The registry; whoever holds the lock holds up fork().
-pub fn lock() -> MutexGuard<'static, Registry> {
-    REGISTRY.lock()
+pub fn lock() -> Guard<'static, Registry> {
+    let mut registry = REGISTRY.lock();
+    registry.generation = forks::generation();
+    registry
 }
 
 /// The device that the kernel named by node GUID (network byte order) and index, opened if need be.
@@ -177,6 +180,10 @@ pub fn let_go(context: NonNull<ibv_context>) {
 }
 
 impl Registry {
+    const fn new() -> Registry {
+        Registry { slots: Vec::new(), generation: 0 }
+    }
+
     /// An open device by GUID and index, by GUID alone where either index is unknown.
     fn find(&self, guid: u64, index: Option<u32>) -> Option<usize> {
         self.slots.iter().position(|slot| {
@@ -276,6 +283,7 @@ fn clamp(maximum: c_int) -> u8 {
 /// something keeps them open.
 fn close_idle() {
     let Some(mut registry) = REGISTRY.try_lock() else { return };
+    registry.generation = forks::generation();
     for slot in 0..registry.slots.len() {
         if let Some(open) = registry.slots[slot].as_mut() {
             open.gone = true;
@@ -295,16 +303,16 @@ extern "C" fn at_exit() {
 
 /// For forks.rs: takes the lock and keeps it.
 pub(super) fn before_fork() {
-    REGISTRY.hold();
+    REGISTRY.before_fork();
 }
 
-/// Releases what [`before_fork`] took; in the child, devices opened so far are the parent's from now on.
+/// Releases what [`before_fork`] took.
 ///
 /// # Safety
 /// In the thread that called [`before_fork`], or its copy in the child.
 pub(super) unsafe fn after_fork(in_child: bool) {
-    // SAFETY: the caller's word.
-    unsafe { REGISTRY.let_go(|registry| registry.generation += u32::from(in_child)) };
+    // SAFETY: as the caller promises.
+    unsafe { REGISTRY.after_fork(in_child, Registry::new) };
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use super::{option, qp, srq};
 use crate::errno::{Errno, Result};
 use crate::ffi::{RAI_PASSIVE, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, rdma_addrinfo, rdma_cm_id};
 use crate::sys::alloc::try_copy;
+use crate::sys::cancel;
 use crate::sys::verbs::{ibv_pd, ibv_qp_init_attr};
 
 /// How long an active endpoint waits for address and route, in milliseconds.
@@ -34,9 +35,11 @@ pub unsafe fn create_ep(
         (res, id::create(ptr::null_mut(), ptr::null_mut(), res.ai_port_space as u32, res.ai_qp_type as u32)?)
     };
     // SAFETY: the caller's word.
-    let prepared = unsafe {
+    let prepare = || unsafe {
         if res.ai_flags as u32 & RAI_PASSIVE != 0 { passive(new, res, pd, attr) } else { active(new, res, pd, attr) }
     };
+    // SAFETY: nobody has seen it.
+    let prepared = cancel::with_cleanup(|| unsafe { destroy_ep(new) }, prepare);
     match prepared {
         Ok(()) => {
             // SAFETY: the caller's word.

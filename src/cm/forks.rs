@@ -4,6 +4,8 @@
 //! be shared; ids made after the fork work in both. This is the written list of the library's global locks, in the
 //! order in which they are taken here (docs/locking.md).
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use super::{device, handles};
 use crate::sys::atfork::watch_forks;
 
@@ -17,15 +19,24 @@ extern "C" fn before() {
 extern "C" fn in_parent() {
     // SAFETY: after `before`, in the same thread.
     unsafe {
-        handles::after_fork();
+        handles::after_fork(false);
         device::after_fork(false);
     }
 }
 
+/// Counts the fork()s between the program's first process and this one: what was opened before belongs to an ancestor.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// See [`GENERATION`].
+pub fn generation() -> u32 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
 extern "C" fn in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
     // SAFETY: after `before`, in the copy of the same thread.
     unsafe {
-        handles::after_fork();
+        handles::after_fork(true);
         device::after_fork(true);
     }
 }

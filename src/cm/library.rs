@@ -1,10 +1,11 @@
 //! What the process knows of its kernel, found out once: the device to open, its command set, AF_IB.
 
-use once_cell::sync::OnceCell;
+use once_cell::race::OnceBox;
 
-use super::{device, forks};
+use super::forks;
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_IB_IP_PS_MASK, RDMA_IB_IP_PS_TCP, rdma_port_space};
+use crate::sys::alloc::try_box;
 use crate::sys::chardev::RdmaCm;
 use crate::sys::sockaddr::{AF_IB, SockAddr, SockaddrIb};
 use crate::sys::{ucma, verbs};
@@ -19,8 +20,9 @@ pub struct Library {
     pub af_ib: bool,
 }
 
-/// Set under the device registry's lock (docs/locking.md), so that a fork() never catches it half done.
-static LIBRARY: OnceCell<Library> = OnceCell::new();
+/// Nobody waits for the thread that finds it out: the child of a fork() may not have that thread, and a signal handler may have
+/// interrupted it. Threads that come at the same time find the same, and the first one's stays.
+static LIBRARY: OnceBox<Library> = OnceBox::new();
 
 /// Finds out on first use; a failure is not remembered. `ENODEV` without RDMA devices, `EPERM` for a kernel
 /// whose command set is unknown here, otherwise what opening the device failed with.
@@ -29,10 +31,7 @@ pub fn library() -> Result<&'static Library> {
         return Ok(library);
     }
     forks::watched()?;
-    // Without the lock: the device node may have to be waited for. Threads that come at the same time find the same.
-    let found = find_out()?;
-    let _registry = device::lock();
-    Ok(LIBRARY.get_or_init(|| found))
+    LIBRARY.get_or_try_init(|| try_box(find_out()?))
 }
 
 fn find_out() -> Result<Library> {

@@ -35,6 +35,16 @@ enum Socket {
     Datagram(Arc<Dgram>),
 }
 
+impl Socket {
+    /// See [`Pollable::is_held_here`].
+    fn is_held_here(&self) -> bool {
+        match self {
+            Socket::Stream(socket) => socket.is_held_here(),
+            Socket::Datagram(socket) => socket.is_held_here(),
+        }
+    }
+}
+
 static TABLE: Table<Object> = Table::new();
 
 /// The table, for those who wait for several descriptors.
@@ -153,7 +163,7 @@ pub fn connect(fd: c_int, addr: &SockAddr) -> Result<()> {
 
 /// rshutdown(3).
 pub fn shutdown(fd: c_int, how: c_int) -> Result<()> {
-    cancel::disabled(|| match socket_of(fd)? {
+    cancel::never(|| match socket_of(fd)? {
         Socket::Stream(socket) => socket.shutdown(how),
         Socket::Datagram(socket) => socket.shutdown(how),
     })
@@ -161,10 +171,16 @@ pub fn shutdown(fd: c_int, how: c_int) -> Result<()> {
 
 /// rclose(3).
 pub fn close(fd: c_int) -> Result<()> {
-    cancel::disabled(|| close_whole(fd))
+    cancel::never(|| close_whole(fd))
 }
 
 fn close_whole(fd: c_int) -> Result<()> {
+    if let Some(Object::Socket(socket)) = TABLE.pin(fd).as_deref()
+        && socket.is_held_here()
+    {
+        // In a signal handler over another call for it, which has to go on first.
+        return Err(Errno::EAGAIN);
+    }
     // Out of the table first: nobody finds it on a number that may be another's the next moment.
     match &*TABLE.remove(fd, None).ok_or(Errno::EBADF)? {
         Object::Socket(Socket::Stream(socket)) => socket.close(),

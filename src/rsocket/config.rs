@@ -9,9 +9,10 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use once_cell::sync::OnceCell;
+use once_cell::race::OnceBox;
 
 use super::wire;
+use crate::sys::alloc::try_box;
 
 /// What a new socket starts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,8 +47,24 @@ const MOST: u32 = i32::MAX as u32;
 
 const FOLDER: &str = "/etc/rdma/rsocket";
 
-impl Default for Defaults {
-    fn default() -> Defaults {
+/// The defaults of this machine; those without files while there is no memory to keep others.
+#[inline]
+pub fn defaults() -> &'static Defaults {
+    // Threads that come at the same time read the same; nobody waits for another one, which a child of fork() may not have.
+    static DEFAULTS: OnceBox<Defaults> = OnceBox::new();
+    DEFAULTS.get().unwrap_or_else(|| read_files(&DEFAULTS))
+}
+
+#[cold]
+fn read_files(kept: &'static OnceBox<Defaults>) -> &'static Defaults {
+    static WITHOUT_FILES: Defaults = Defaults::usual();
+    kept.get_or_try_init(|| try_box(Defaults::from_files(|name| read(Path::new(FOLDER), name))))
+        .unwrap_or(&WITHOUT_FILES)
+}
+
+impl Defaults {
+    /// Those of a machine without files.
+    const fn usual() -> Defaults {
         Defaults {
             polling_time_us: 10,
             inline: 64,
@@ -59,19 +76,11 @@ impl Default for Defaults {
             grow_limit: 1 << 26,
         }
     }
-}
 
-/// The defaults of this machine.
-pub fn defaults() -> &'static Defaults {
-    static DEFAULTS: OnceCell<Defaults> = OnceCell::new();
-    DEFAULTS.get_or_init(|| Defaults::from_files(|name| read(Path::new(FOLDER), name)))
-}
-
-impl Defaults {
     /// `number` gives the number in the file of that name. (A file `wake_up_interval` is of no use here: sleeping calls
     /// are woken by what they wait for.)
     fn from_files(number: impl Fn(&str) -> Option<u32>) -> Defaults {
-        let usual = Defaults::default();
+        let usual = Defaults::usual();
         let entries = |name, usual| number(name).map_or(usual, |n| n.min(MOST_ENTRIES.into()) as u16);
         Defaults {
             polling_time_us: number("polling_time").unwrap_or(usual.polling_time_us),
@@ -178,8 +187,8 @@ mod tests {
         assert_eq!(with("inline_default", b"70000").inline, MOST_ENTRIES);
         assert_eq!(with("mem_default", b"3000000000").receive_buffer, MOST);
         assert_eq!(with("iomap_size", huge).iomap, wire::IOMAP_MOST);
-        assert_eq!(with("polling_time", b"-1"), Defaults::default());
-        assert_eq!(with("mem_default", b"-5"), Defaults::default());
+        assert_eq!(with("polling_time", b"-1"), Defaults::usual());
+        assert_eq!(with("mem_default", b"-5"), Defaults::usual());
         assert_eq!(parse(b"-0"), Some(0));
         assert_eq!((parse(b"-"), parse(b"+"), parse(b"- 1"), parse(b"\xFF")), (None, None, None, None));
     }
@@ -191,7 +200,7 @@ mod tests {
         assert_eq!(with("wmem_default", b"2048").send_buffer, 2048);
         assert_eq!(with("iomap_size", b"1000").iomap, 768);
         assert_eq!(with("polling_time", b"0").polling_time_us, 0);
-        assert_eq!(with("wake_up_interval", b"7"), Defaults::default());
+        assert_eq!(with("wake_up_interval", b"7"), Defaults::usual());
     }
 
     #[test]
@@ -202,7 +211,7 @@ mod tests {
         std::fs::write(folder.join("rqsize_default"), [b'9'; 1 << 16]).unwrap();
         let defaults = Defaults::from_files(|name| read(&folder, name));
         std::fs::remove_dir_all(&folder).unwrap();
-        let expected = Defaults { sq: 77, rq: MOST_ENTRIES, ..Defaults::default() };
+        let expected = Defaults { sq: 77, rq: MOST_ENTRIES, ..Defaults::usual() };
         assert_eq!(defaults, expected, "a folder in place of a file, and no file, count as none");
     }
 

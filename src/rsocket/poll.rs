@@ -16,7 +16,7 @@ use super::few::Few;
 use super::waiter::Waiting;
 use super::watch::{Lookup, Pollable, Watcher};
 use crate::errno::{Errno, Result};
-use crate::sys::cancel::with_cleanup;
+use crate::sys::cancel::{in_call, with_cleanup};
 use crate::sys::event::{self, Deadline};
 
 /// So many descriptors are handled without allocation.
@@ -39,16 +39,22 @@ pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -
     if let Some(ready) = ready_now(lookup, fds) {
         return Ok(count(ready));
     }
+    in_call(|| wait(lookup, fds, deadline))
+}
+
+/// The rest of a call that found no rsocket ready, or has others to ask about.
+fn wait(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
     if let [fd] = fds
         && let Some(ready) = wait_alone(lookup, fd, deadline)
     {
         return ready.map(count);
     }
     let mut rsockets = Few::<Option<Arc<dyn Pollable>>, FEW>::new();
-    let (mut any, mut others) = (false, false);
+    let (mut any, mut others, mut held) = (false, false, false);
     for fd in fds.iter() {
         let rsocket = if fd.fd < 0 { None } else { lookup.find(fd.fd) };
         any |= rsocket.is_some();
+        held |= rsocket.as_ref().is_some_and(|rsocket| rsocket.is_held_here());
         others |= fd.fd >= 0 && rsocket.is_none();
         rsockets.push(rsocket)?;
     }
@@ -56,7 +62,8 @@ pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -
         return event::poll(fds, deadline.left()).map(count);
     }
     // That was the first look, if all of them are rsockets.
-    Call::new(fds, rsockets.as_slice(), others, !others)?.run(deadline).map(count)
+    let call = Call::new(fds, rsockets.as_slice(), others, !others)?;
+    if held { call.run_in_handler(deadline) } else { call.run(deadline) }.map(count)
 }
 
 /// The first look of a call: how many are ready, if some are and all of `fds` are rsockets.
@@ -78,6 +85,9 @@ fn ready_now(lookup: &dyn Lookup, fds: &mut [pollfd]) -> Option<usize> {
 /// The usual case: one rsocket, which was not ready just now, and which can do its own waiting.
 fn wait_alone(lookup: &dyn Lookup, fd: &mut pollfd, deadline: Deadline) -> Option<Result<usize>> {
     let rsocket = if fd.fd < 0 || deadline.passed() { None } else { lookup.find(fd.fd) }?;
+    if rsocket.is_held_here() {
+        return None;
+    }
     Some(rsocket.wait_alone(wanted(fd.events), deadline)?.map(|bits| {
         fd.revents = told(bits, fd.events);
         usize::from(fd.revents != 0)
@@ -131,6 +141,15 @@ impl<'a> Call<'a> {
             return self.finish(ready);
         }
         self.sleep(deadline)
+    }
+
+    /// In a signal handler over a call of one of the rsockets: what is ready now. To wait for that rsocket would be for ever: `EAGAIN`.
+    fn run_in_handler(mut self, deadline: Deadline) -> Result<usize> {
+        let ready = self.look(false);
+        match self.finish(ready) {
+            Ok(0) if !deadline.passed() => Err(Errno::EAGAIN),
+            result => result,
+        }
     }
 
     /// Looks at the rsockets for polling_time, or until one is ready; returns how many are.

@@ -15,6 +15,7 @@ use crate::cm::GlobalLock;
 use crate::errno::{Errno, Result};
 use crate::sys::clock;
 use crate::sys::event::{EventFd, KernelEpoll};
+use crate::sys::lock::Guard;
 
 /// What the reactor looks after.
 pub trait Service: Send + Sync {
@@ -37,6 +38,8 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 static REACTOR: GlobalLock<Option<Reactor>> = GlobalLock::new(None);
 
 struct Reactor {
+    /// Of the process whose thread it is.
+    generation: u32,
     epoll: KernelEpoll,
     /// Wakes the thread when a timer comes first that it does not know of.
     wake: EventFd,
@@ -54,8 +57,8 @@ struct Watched {
 /// Looks after `fd`, which stays open until [`forget`].
 pub fn watch(fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
     forks::watched()?;
-    let mut lock = REACTOR.lock();
-    let reactor = match &mut *lock {
+    let mut guard = lock();
+    let reactor = match &mut *guard {
         Some(reactor) => reactor,
         none => none.insert(Reactor::start()?),
     };
@@ -70,23 +73,23 @@ pub fn watch(fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
 
 /// Ends it. A call of the service may still be under way.
 pub fn forget(key: Key) {
-    let mut lock = REACTOR.lock();
-    let Some(reactor) = lock.as_mut() else { return };
+    let mut guard = lock();
+    let Some(reactor) = guard.as_mut() else { return };
     let Some(watched) = reactor.watched.remove(&key) else { return };
     if watched.expires.is_some() {
         reactor.timers.retain(|&(_, timer)| timer != key);
     }
     // It cannot fail for what was added.
     let _ = reactor.epoll.control(libc::EPOLL_CTL_DEL, watched.fd, None);
-    drop(lock);
+    drop(guard);
     // Dropped without the lock: it may be the last one to hold the service.
     drop(watched);
 }
 
 /// Runs `replace`, which puts another file in the place of a descriptor that may be looked after, and looks after that one.
 pub fn replaced(fd: RawFd, replace: impl FnOnce() -> Result<()>) -> Result<()> {
-    let mut lock = REACTOR.lock();
-    let watched = lock.as_mut().and_then(|reactor| {
+    let mut guard = lock();
+    let watched = guard.as_mut().and_then(|reactor| {
         // The last one: a number that was closed behind our back may have been another's.
         let key = reactor.watched.iter().filter(|(_, watched)| watched.fd == fd).map(|(&key, _)| key).max()?;
         Some((reactor, key))
@@ -100,8 +103,8 @@ pub fn replaced(fd: RawFd, replace: impl FnOnce() -> Result<()>) -> Result<()> {
 
 /// Sets the time at which `key` expires, in place of an earlier one.
 pub fn expire(key: Key, time: Option<Instant>) {
-    let mut lock = REACTOR.lock();
-    let Some(reactor) = lock.as_mut() else { return };
+    let mut guard = lock();
+    let Some(reactor) = guard.as_mut() else { return };
     let Some(watched) = reactor.watched.get_mut(&key) else { return };
     if std::mem::replace(&mut watched.expires, time).is_some() {
         reactor.timers.retain(|&(_, timer)| timer != key);
@@ -125,7 +128,7 @@ impl Reactor {
         let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, EventFd::new()?);
         epoll.control(libc::EPOLL_CTL_ADD, wake.as_raw_fd(), readable(WAKE))?;
         spawn(epoll.as_raw_fd())?;
-        Ok(Reactor { epoll, wake, watched: HashMap::new(), timers: Vec::new() })
+        Ok(Reactor { generation: forks::generation(), epoll, wake, watched: HashMap::new(), timers: Vec::new() })
     }
 }
 
@@ -177,19 +180,19 @@ fn run(epoll: RawFd) {
 
 /// Milliseconds until the first timer, -1 without one. Takes the wake-up that said that there is a new one.
 fn clock_of_first() -> c_int {
-    let lock = REACTOR.lock();
-    let Some(reactor) = lock.as_ref() else { return -1 };
+    let guard = lock();
+    let Some(reactor) = guard.as_ref() else { return -1 };
     reactor.wake.clear();
     clock::poll_time(reactor.timers.last().map(|&(time, _)| time))
 }
 
 fn find(key: Key) -> Option<Arc<dyn Service>> {
-    REACTOR.lock().as_ref()?.watched.get(&key).map(|watched| Arc::clone(&watched.service))
+    lock().as_ref()?.watched.get(&key).map(|watched| Arc::clone(&watched.service))
 }
 
 fn next_expired() -> Option<(Key, Arc<dyn Service>)> {
-    let mut lock = REACTOR.lock();
-    let reactor = lock.as_mut()?;
+    let mut guard = lock();
+    let reactor = guard.as_mut()?;
     let &(time, key) = reactor.timers.last()?;
     if clock::left(time).is_some() {
         return None;
@@ -202,7 +205,7 @@ fn next_expired() -> Option<(Key, Arc<dyn Service>)> {
 
 /// For forks.rs: takes the lock and keeps it.
 pub(super) fn before_fork() {
-    REACTOR.hold();
+    REACTOR.before_fork();
 }
 
 /// Releases what [`before_fork`] took. A child has no thread; what the parent's looks after is left to the parent.
@@ -210,15 +213,25 @@ pub(super) fn before_fork() {
 /// # Safety
 /// In the thread that called [`before_fork`], or its copy in the child.
 pub(super) unsafe fn after_fork(in_child: bool) {
-    // SAFETY: the caller's word.
-    unsafe {
-        REACTOR.let_go(|reactor| {
-            if in_child && let Some(left) = reactor.take() {
-                // The descriptors are the child's own copies. The sockets stay: their locks may be held by threads that
-                // are not there, so nothing of them may be dropped.
-                drop((left.epoll, left.wake));
-                std::mem::forget((left.watched, left.timers));
-            }
-        });
+    // SAFETY: as the caller promises.
+    unsafe { REACTOR.after_fork(in_child, || None) };
+    if in_child && let Some(mut reactor) = REACTOR.try_lock() {
+        leave_to_parent(&mut reactor);
+    }
+}
+
+/// The lock. A reactor of the parent's, which a signal handler's fork() could not take away, goes now.
+fn lock() -> Guard<'static, Option<Reactor>> {
+    let mut reactor = REACTOR.lock();
+    leave_to_parent(&mut reactor);
+    reactor
+}
+
+fn leave_to_parent(reactor: &mut Option<Reactor>) {
+    if let Some(left) = reactor.take_if(|reactor| reactor.generation != forks::generation()) {
+        // The descriptors are the child's own copies. The sockets stay: their locks may be held by threads that are not there, so
+        // nothing of them may be dropped.
+        drop((left.epoll, left.wake));
+        std::mem::forget((left.watched, left.timers));
     }
 }

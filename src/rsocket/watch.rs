@@ -51,6 +51,12 @@ pub trait Pollable: Send + Sync {
         None
     }
 
+    /// Whether this thread is in the middle of a call of the rsocket's, which a signal handler interrupted that asks now: then ready()
+    /// and arm() have nothing to tell, and nothing changes before the handler is over.
+    fn is_held_here(&self) -> bool {
+        false
+    }
+
     /// One of the descriptors was seen readable: takes the event from the completion channel, never blocks. A later
     /// change raises a descriptor again only after arm().
     fn take_event(&self);

@@ -1,10 +1,18 @@
 //! Threads that are ended in the middle of a call, by pthread_cancel(3).
 //!
-//! The C library unwinds the thread's stack from the system call in which it sleeps. Our frames are passed by, nothing in them is
-//! dropped: what must not stay as it is has to be named before. What is forgotten is memory.
+//! The C library unwinds the thread's stack from the system call in which it sleeps, without running destructors: what has
+//! to be undone is registered before, with [`with_cleanup`]. Memory that the call had allocated may be leaked.
 //!
-//! A thread is ended where it sleeps without a lock. In rclose(3) and rshutdown(3) it is not: nobody could call them again.
+//! Each call of the program runs with cancellation disabled ([`in_call`]), so that a thread never ends while it holds a lock
+//! or is in the middle of a change. Cancellation is as the program has set it in [`sleep`] only: around the system calls that
+//! wait, which are made without a lock. rclose(3) and rshutdown(3) disable it there, too ([`never`]): nobody could call them
+//! again.
+//!
+//! The usual rsend, rrecv and rpoll, which find what they need, do not pass through [`in_call`]. They make no system call but
+//! libibverbs' own, and those are made with cancellation disabled ([`disabled`]): write(2), by which software devices are told
+//! of work, is a cancellation point.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -27,13 +35,51 @@ unsafe extern "C" {
     fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
 }
 
-/// PTHREAD_CANCEL_DISABLE, PTHREAD_CANCEL_ASYNCHRONOUS of pthread.h.
+/// PTHREAD_CANCEL_ENABLE, PTHREAD_CANCEL_DISABLE, PTHREAD_CANCEL_ASYNCHRONOUS of pthread.h.
+const ENABLE: c_int = 0;
 const DISABLE: c_int = 1;
 const ASYNCHRONOUS: c_int = 1;
 
-/// Runs `sleep`, and `undo` if the thread is cancelled in it.
+thread_local! {
+    /// Within a call: what cancellation is set to while it sleeps. A signal handler's calls put back what they found.
+    static ASLEEP: Cell<c_int> = const { Cell::new(ENABLE) };
+}
+
+/// Runs a call of the program's: a thread is not cancelled in it but where it sleeps.
+pub fn in_call<T>(call: impl FnOnce() -> T) -> T {
+    let before = set_state(DISABLE);
+    let result = asleep(before, call);
+    set_state(before);
+    result
+}
+
+/// As [`in_call`], for calls that are not to be cut short where they sleep, either.
+pub fn never<T>(call: impl FnOnce() -> T) -> T {
+    disabled(|| asleep(DISABLE, call))
+}
+
+/// Runs `call`, in which cancellation is set to `state` while it sleeps.
+fn asleep<T>(state: c_int, call: impl FnOnce() -> T) -> T {
+    let before = ASLEEP.replace(state);
+    let result = call();
+    ASLEEP.set(before);
+    result
+}
+
+/// Runs a system call that waits. The thread holds no lock, and may be cancelled if the program has not disabled that.
+pub fn sleep<T>(call: impl FnOnce() -> T) -> T {
+    meanwhile(pthread_setcancelstate, ASLEEP.get(), call)
+}
+
+/// Runs what does not sleep and has a cancellation point in it.
 #[inline]
-pub fn with_cleanup<T>(mut undo: impl FnMut(), sleep: impl FnOnce() -> T) -> T {
+pub fn disabled<T>(call: impl FnOnce() -> T) -> T {
+    meanwhile(pthread_setcancelstate, DISABLE, call)
+}
+
+/// Runs `call`, and `undo` if the thread is cancelled in it, which happens in a [`sleep`].
+#[inline]
+pub fn with_cleanup<T>(mut undo: impl FnMut(), call: impl FnOnce() -> T) -> T {
     unsafe extern "C" fn run<F: FnMut()>(undo: *mut c_void) {
         // SAFETY: the closure of this function's caller, whose frame is not gone yet.
         unsafe { (*undo.cast::<F>())() }
@@ -45,21 +91,24 @@ pub fn with_cleanup<T>(mut undo: impl FnMut(), sleep: impl FnOnce() -> T) -> T {
     let mut buffer = MaybeUninit::<Buffer>::uninit();
     // SAFETY: buffer and closure stay where they are until they are taken off again, in this function.
     unsafe { _pthread_cleanup_push(buffer.as_mut_ptr(), routine, (&raw mut undo).cast()) };
-    let result = sleep();
+    let result = call();
     // SAFETY: the last one that was put there.
     unsafe { _pthread_cleanup_pop(buffer.as_mut_ptr(), 0) };
     result
 }
 
-/// Runs a system call that is no cancellation point, as one: the thread may end at any instruction of `call`.
+/// As [`sleep`], for a system call that is no cancellation point: the thread may end at any instruction of `call`.
 #[inline]
-pub fn as_point<T>(call: impl FnOnce() -> T) -> T {
-    meanwhile(pthread_setcanceltype, ASYNCHRONOUS, call)
+pub fn sleep_anywhere<T>(call: impl FnOnce() -> T) -> T {
+    // In this order: while cancellation is disabled its type has no effect.
+    meanwhile(pthread_setcanceltype, ASYNCHRONOUS, || sleep(call))
 }
 
-/// Runs what is not to be left half done.
-pub fn disabled<T>(call: impl FnOnce() -> T) -> T {
-    meanwhile(pthread_setcancelstate, DISABLE, call)
+fn set_state(state: c_int) -> c_int {
+    let mut before = ENABLE;
+    // SAFETY: a value of the setting's; `before` is writable.
+    unsafe { pthread_setcancelstate(state, &raw mut before) };
+    before
 }
 
 /// Runs `call` with another value of a setting of the thread's.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use libc::{epoll_event, pollfd};
 
-use super::clock;
+use super::{cancel, clock};
 use crate::errno::{Errno, Result};
 use crate::sys::own::OwnFd;
 
@@ -77,12 +77,14 @@ impl AsRawFd for EventFd {
     }
 }
 
-/// poll(2), to the nanosecond.
+/// poll(2), to the nanosecond. A thread may be cancelled in it if it may wait.
 pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
+    let waits = timeout != Some(Duration::ZERO);
     let timeout = timeout.map(clock::timespec);
     let time = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
     // SAFETY: the slice is readable and writable, the time-out readable or NULL; the signal mask stays.
-    let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, ptr::null()) };
+    let mut poll = || unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, ptr::null()) };
+    let ready = if waits { cancel::sleep(poll) } else { poll() };
     usize::try_from(ready).map_err(|_| Errno::last())
 }
 
@@ -111,12 +113,13 @@ impl KernelEpoll {
         if done == 0 { Ok(()) } else { Err(Errno::last()) }
     }
 
-    /// epoll_wait(2). As many as it says are written at the front of `events`.
+    /// epoll_wait(2). As many as it says are written at the front of `events`. A thread may be cancelled in it if it may wait.
     pub fn wait(&self, events: &mut [MaybeUninit<epoll_event>], timeout: Option<Duration>) -> Result<usize> {
         let room = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
+        let time = clock::millis(timeout);
         // SAFETY: the slice is writable for its length.
-        let count =
-            unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr().cast(), room, clock::millis(timeout)) };
+        let mut wait = || unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr().cast(), room, time) };
+        let count = if time == 0 { wait() } else { cancel::sleep(wait) };
         usize::try_from(count).map_err(|_| Errno::last())
     }
 }

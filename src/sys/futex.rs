@@ -85,7 +85,7 @@ mod kernel {
             let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
             // SAFETY: the address of a live atomic; the time-out is NULL or a live timespec.
             let sleep = || unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, value, limit) };
-            let result = cancel::with_cleanup(undo, || cancel::as_point(sleep));
+            let result = cancel::with_cleanup(undo, || cancel::sleep_anywhere(sleep));
             match result {
                 0 => Ok(()),
                 _ => match Errno::last() {

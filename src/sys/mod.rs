@@ -10,6 +10,7 @@ pub mod clock;
 pub mod doorbell;
 pub mod event;
 pub mod futex;
+pub mod lock;
 pub mod log;
 pub mod netlink;
 pub mod own;

@@ -5,6 +5,7 @@ use std::mem::{MaybeUninit, zeroed};
 use std::ptr::{self, NonNull};
 use std::slice;
 
+use super::cancel::disabled;
 use super::doorbell;
 use super::pages::Pages;
 pub use super::verbs::ibv_wc;
@@ -113,7 +114,7 @@ impl Queue {
         // SAFETY: a live CQ of an open context.
         let result = unsafe {
             let arm = (*(*self.cq.as_ptr()).context).ops.req_notify_cq.ok_or(Errno::ENOSYS)?;
-            arm(self.cq.as_ptr(), 0)
+            disabled(|| arm(self.cq.as_ptr(), 0))
         };
         if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
     }
@@ -196,7 +197,7 @@ impl Registered {
             access |= verbs::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
         }
         // SAFETY: the caller's word; a bad address is the kernel's to refuse.
-        let mr = unsafe { verbs::ibv_reg_mr(pd.as_ptr(), start.as_ptr().cast(), len, access as c_int) };
+        let mr = disabled(|| unsafe { verbs::ibv_reg_mr(pd.as_ptr(), start.as_ptr().cast(), len, access as c_int) });
         let mr = NonNull::new(mr).ok_or_else(Errno::last)?;
         Ok(Registered { mr, pages: None })
     }
@@ -223,7 +224,7 @@ impl Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         // SAFETY: the QP that used it is gone, or nothing outstanding refers to it.
-        unsafe { verbs::ibv_dereg_mr(self.mr.as_ptr()) };
+        disabled(|| unsafe { verbs::ibv_dereg_mr(self.mr.as_ptr()) });
     }
 }
 
@@ -308,7 +309,7 @@ pub unsafe fn send<const N: usize>(qp: NonNull<ibv_qp>, work: &[Work; N]) -> Res
     // SAFETY: the caller's word; the chain lives until the call returns.
     let result = unsafe {
         let post = (*(*qp.as_ptr()).context).ops.post_send.ok_or(Errno::ENOSYS)?;
-        post(qp.as_ptr(), next, &raw mut bad)
+        disabled(|| post(qp.as_ptr(), next, &raw mut bad))
     };
     // SAFETY: the caller's word.
     unsafe { doorbell::posted(qp, result) }
@@ -338,7 +339,7 @@ pub unsafe fn receive(qp: NonNull<ibv_qp>, slots: &[u32], place: impl Fn(u32) ->
         // SAFETY: the caller's word; the chain lives until the call returns.
         let result = unsafe {
             let post = (*(*qp.as_ptr()).context).ops.post_recv.ok_or(Errno::ENOSYS)?;
-            post(qp.as_ptr(), next, &raw mut bad)
+            disabled(|| post(qp.as_ptr(), next, &raw mut bad))
         };
         if result != 0 {
             return Err(Errno::new(result));

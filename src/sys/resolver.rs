@@ -6,6 +6,8 @@ use std::slice;
 
 use libc::addrinfo;
 
+use super::cancel;
+
 /// What to look up. Numbers are those of getaddrinfo(3)'s hints; 0 leaves a field open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Question {
@@ -53,7 +55,9 @@ pub fn resolve(node: Option<&CStr>, service: Option<&CStr>, question: Option<Que
     let mut list = ptr::null_mut();
     let name = |text: Option<&CStr>| text.map_or(ptr::null(), CStr::as_ptr);
     // SAFETY: C strings or NULL; NULL, or hints with the fields set that getaddrinfo() reads; room for a pointer.
-    match unsafe { libc::getaddrinfo(name(node), name(service), hints, &raw mut list) } {
+    let ask = || unsafe { libc::getaddrinfo(name(node), name(service), hints, &raw mut list) };
+    // It may wait for servers, and no lock is held.
+    match cancel::sleep(ask) {
         0 => NonNull::new(list).map(Found).ok_or(libc::EAI_NONAME),
         code => Err(code),
     }

@@ -10,6 +10,7 @@ pub use ibverbs_sys::*;
 
 use super::uapi::{ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_sa_path_rec, verbs_context};
 use crate::errno::{Errno, Result};
+use crate::sys::cancel::disabled;
 use crate::sys::own;
 
 unsafe extern "C" {
@@ -258,7 +259,7 @@ pub unsafe fn destroy_qp(qp: NonNull<ibv_qp>) {
 /// A live QP.
 pub unsafe fn modify_qp(qp: NonNull<ibv_qp>, attr: &mut ibv_qp_attr, mask: c_int) -> Result<()> {
     // SAFETY: the caller's word. ibv_modify_qp takes its mask as a C int.
-    check(unsafe { ibv_modify_qp(qp.as_ptr(), attr, mask) })
+    check(disabled(|| unsafe { ibv_modify_qp(qp.as_ptr(), attr, mask) }))
 }
 
 /// # Safety

@@ -7,7 +7,7 @@ use std::slice;
 
 use libc::{epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
 use rdmacm_core::diag::{Call, probes};
-use rdmacm_core::errno::{Result, report};
+use rdmacm_core::errno::{Result, report, report_quick};
 use rdmacm_core::ffi::rfcntl_argument;
 use rdmacm_core::rsocket::calls;
 use rdmacm_core::sys::sockaddr::SockAddr;
@@ -300,7 +300,7 @@ pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: the caller's word.
-    report(Call::new("rpoll"), -1, || calls::poll(unsafe { list(fds, nfds)? }, timeout))
+    report_quick(Call::new("rpoll"), -1, || calls::poll(unsafe { list(fds, nfds)? }, timeout))
 }
 
 /// select(2) for rsockets and other descriptors together.

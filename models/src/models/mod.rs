@@ -2,6 +2,7 @@
 
 mod blocking;
 mod changes;
+mod lock;
 mod pollers;
 mod stream;
 

@@ -6,3 +6,5 @@ pub mod cancel;
 pub mod event;
 #[path = "../../../src/sys/futex.rs"]
 pub mod futex;
+#[path = "../../../src/sys/lock.rs"]
+pub mod lock;

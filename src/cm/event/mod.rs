@@ -18,7 +18,7 @@ use crate::diag;
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event, rdma_cm_event_type, rdma_event_channel};
 use crate::sys::alloc::try_box;
-use crate::sys::ucma;
+use crate::sys::{cancel, ucma};
 use decode::PRIVATE_DATA;
 
 /// An event: `struct rdma_cm_event`, with what acknowledging it needs and the private data it points at.
@@ -47,19 +47,23 @@ pub unsafe fn get_cm_event(channel: NonNull<rdma_event_channel>, event: NonNull<
     // SAFETY: the caller's word.
     let fd: c_int = unsafe { (*channel.as_ptr()).fd };
     // Before the kernel is asked: a lack of memory must not lose an event.
-    let mut new = try_box(Event {
+    let mut room = Some(try_box(Event {
         // SAFETY: all zeros are a value of this structure of numbers and pointers.
         public: unsafe { zeroed() },
         counts: [None; 2],
         private_data: [0; PRIVATE_DATA],
-    })?;
-    loop {
-        let raw = ucma::get_event(fd)?;
+    })?);
+    let new = loop {
+        let raw = cancel::with_cleanup(|| drop(room.take()), || ucma::get_event(fd))?;
+        // It was there before the wait, and only a thread that is cancelled takes it.
+        let new = room.as_mut().ok_or(Errno::ENOMEM)?;
         // SAFETY: the kernel sends back the addresses this library gave it.
-        if let Outcome::Show = unsafe { deliver::deliver(&raw, &mut new) } {
-            break;
+        if let Outcome::Show = unsafe { deliver::deliver(&raw, new) }
+            && let Some(new) = room.take()
+        {
+            break new;
         }
-    }
+    };
     // SAFETY: events that are shown have a live id.
     if let Ok(id) = unsafe { Id::from_c(new.public.id) } {
         diag::event(id, &new.public);

@@ -18,8 +18,8 @@ use std::collections::VecDeque;
 use std::ffi::{c_int, c_short};
 use std::mem;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
@@ -29,6 +29,7 @@ use super::reactor::{self, Key, Service};
 use super::watch::{Notice, Pollable, Watchers};
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
+use crate::sys::lock::{self, Lock};
 use crate::sys::own;
 use crate::sys::sockaddr::SockAddr;
 use names::Options;
@@ -44,7 +45,7 @@ pub struct Dgram {
     fd: c_int,
     /// Of the process that made it.
     generation: u32,
-    state: Mutex<State>,
+    state: Lock<State>,
     watchers: Watchers,
     edges: AtomicU64,
 }
@@ -75,7 +76,7 @@ struct State {
     shut_write: bool,
 }
 
-type Guard<'a> = MutexGuard<'a, State>;
+type Guard<'a> = lock::Guard<'a, State>;
 
 impl Dgram {
     /// rsocket(3) for SOCK_DGRAM; `flags`: SOCK_NONBLOCK, SOCK_CLOEXEC.
@@ -84,7 +85,7 @@ impl Dgram {
         let socket = try_arc(Dgram {
             fd: udp.fd(),
             generation: forks::generation(),
-            state: Mutex::new(State {
+            state: Lock::new(State {
                 udp: Some(udp),
                 domain,
                 nonblocking: flags & libc::SOCK_NONBLOCK != 0,
@@ -115,15 +116,16 @@ impl Dgram {
     }
 
     fn lock(&self) -> Guard<'_> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
-    /// The lock, for a call of the program: `EBADF` for a socket of the parent's, and for a closed one.
+    /// The lock, for a call of the program: `EBADF` for a socket of the parent's, and for a closed one; `EAGAIN` in a signal handler
+    /// over a call that holds it.
     fn enter(&self) -> Result<Guard<'_>> {
         if self.generation != forks::generation() {
             return Err(Errno::EBADF);
         }
-        let state = self.lock();
+        let state = self.state.lock_unless_mine().map_err(|_| Errno::EAGAIN)?;
         if state.udp.is_some() { Ok(state) } else { Err(Errno::EBADF) }
     }
 
@@ -265,12 +267,22 @@ impl State {
 
 impl Pollable for Dgram {
     fn ready(&self, wanted: c_short) -> c_short {
+        if self.is_held_here() {
+            return 0;
+        }
         let Ok(mut state) = self.enter() else { return POLLNVAL };
         self.poll(&mut state);
         state.wanted(wanted)
     }
 
+    fn is_held_here(&self) -> bool {
+        self.state.is_mine()
+    }
+
     fn arm(&self, wanted: c_short) -> c_short {
+        if self.is_held_here() {
+            return 0;
+        }
         let Ok(mut state) = self.enter() else { return POLLNVAL };
         state.ports.iter_mut().for_each(Port::arm);
         self.poll(&mut state);
@@ -316,7 +328,7 @@ impl Service for Dgram {
 
 impl Drop for Dgram {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         if self.generation != forks::generation() {
             mem::forget((mem::take(&mut state.ports), mem::take(&mut state.searches), state.udp.take()));
             mem::forget(mem::replace(&mut state.peers, Peers::new()));

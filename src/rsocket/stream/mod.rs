@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -38,6 +38,7 @@ use crate::errno::{Errno, Result};
 use crate::ffi::rdma_port_space;
 use crate::sys::alloc::try_arc;
 use crate::sys::futex::Changes;
+use crate::sys::lock::{self, Lock};
 use crate::sys::sockaddr::{AF_IB, SockAddr};
 use connect::Attempt;
 use iomap::Mappings;
@@ -51,7 +52,7 @@ pub struct Stream {
     domain: c_int,
     /// Of the process that made it.
     generation: u32,
-    state: Mutex<State>,
+    state: Lock<State>,
     /// Counts changes that threads without a completion channel to sleep in wait for.
     changed: Changes,
     watchers: Watchers,
@@ -109,7 +110,7 @@ struct Listening {
     ready: VecDeque<Arc<Stream>>,
 }
 
-type Guard<'a> = MutexGuard<'a, State>;
+type Guard<'a> = lock::Guard<'a, State>;
 
 impl Stream {
     /// rsocket(3) for SOCK_STREAM; `flags`: SOCK_NONBLOCK, SOCK_CLOEXEC.
@@ -127,7 +128,7 @@ impl Stream {
             fd: id.fd(),
             domain,
             generation: forks::generation(),
-            state: Mutex::new(State {
+            state: Lock::new(State {
                 phase,
                 options,
                 flags: 0,
@@ -154,17 +155,18 @@ impl Stream {
         self.fd
     }
 
-    /// The lock, for whoever knows that the socket is this process's.
+    /// The lock, for whoever knows that the socket is this process's, and that no signal handler has interrupted its holder here.
     fn lock(&self) -> Guard<'_> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
-    /// The lock, for a call of the program: `EBADF` for a socket of the parent's, and for a closed one.
+    /// The lock, for a call of the program: `EBADF` for a socket of the parent's, and for a closed one; `EAGAIN` in a signal handler
+    /// over a call that holds it.
     fn enter(&self) -> Result<Guard<'_>> {
         if self.generation != forks::generation() {
             return Err(Errno::EBADF);
         }
-        let state = self.lock();
+        let state = self.state.lock_unless_mine().map_err(|_| Errno::EAGAIN)?;
         if let Phase::Closed = state.phase { Err(Errno::EBADF) } else { Ok(state) }
     }
 
@@ -300,7 +302,7 @@ impl Service for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         if self.generation != forks::generation() {
             // The parent's: nothing but the descriptors is ours to end, and those went with rclose().
             let mappings = ManuallyDrop::new(mem::take(&mut state.mappings));

@@ -54,16 +54,20 @@ impl Pollable for Stream {
         if self.generation != forks::generation() {
             return POLLNVAL;
         }
-        let mut state = self.lock();
+        let Ok(mut state) = self.state.lock_unless_mine() else { return 0 };
         self.poll(&mut state);
         state.wanted(wanted)
+    }
+
+    fn is_held_here(&self) -> bool {
+        self.state.is_mine()
     }
 
     fn holds(&self, wanted: c_short) -> bool {
         if self.generation != forks::generation() {
             return true;
         }
-        let mut state = self.lock();
+        let Ok(mut state) = self.state.lock_unless_mine() else { return false };
         state.wanted(wanted) != 0 || self.poll(&mut state) && state.wanted(wanted) != 0
     }
 
@@ -71,7 +75,7 @@ impl Pollable for Stream {
         if self.generation != forks::generation() {
             return POLLNVAL;
         }
-        let mut state = self.lock();
+        let Ok(mut state) = self.state.lock_unless_mine() else { return 0 };
         if turns::may_lead::<Stream>(&mut state) {
             turns::arm(self, &mut state);
         } else {
@@ -90,10 +94,11 @@ impl Pollable for Stream {
     }
 
     fn take_event(&self) {
-        if self.generation != forks::generation() {
-            return;
+        if self.generation == forks::generation()
+            && let Ok(mut state) = self.state.lock_unless_mine()
+        {
+            turns::take(self, &mut state);
         }
-        turns::take(self, &mut self.lock());
     }
 
     fn descriptors(&self, add: &mut dyn FnMut(c_int)) {

@@ -10,12 +10,13 @@
 use std::time::{Duration, Instant};
 
 #[cfg(not(all(test, loom)))]
-use std::sync::MutexGuard;
+use crate::sys::lock::Guard as LockGuard;
 
 #[cfg(all(test, loom))]
-use loom::sync::MutexGuard;
+use loom::sync::MutexGuard as LockGuard;
 
 use crate::errno::{Errno, Result};
+use crate::sys::event;
 use crate::sys::futex::Changes;
 
 /// When a thread that sleeps in a channel gives up.
@@ -64,7 +65,7 @@ pub(super) trait Led {
     /// A number of this thread's, not 0.
     fn here() -> usize;
     /// The lock.
-    fn lock(&self) -> MutexGuard<'_, Self::State>;
+    fn lock(&self) -> LockGuard<'_, Self::State>;
     /// Who wait without a channel.
     fn changed(&self) -> &Changes;
     /// Tells the pollers, if there are any: the event they rely on was taken, or there is no leader any more who would take it.
@@ -99,7 +100,7 @@ pub(super) trait Led {
     fn took(state: &mut Self::State, event: &Self::Event) -> bool;
 }
 
-type Guard<'a, S> = MutexGuard<'a, <S as Led>::State>;
+type Guard<'a, S> = LockGuard<'a, <S as Led>::State>;
 
 /// Whether a thread that wants to wait may do so in the channel.
 pub(super) fn may_lead<S: Led>(state: &mut S::State) -> bool {
@@ -136,7 +137,8 @@ pub(super) fn wait<'a, S: Led>(
 #[cold]
 fn nap<S: Led>(stream: &S, deadline: Option<Instant>) -> (Guard<'_, S>, Result<()>) {
     const NAP: Duration = Duration::from_millis(1);
-    std::thread::sleep(NAP);
+    // Nothing is polled but the time.
+    let _ = event::poll(&mut [], Some(NAP));
     let over = deadline.is_some_and(|end| Instant::now() >= end);
     (stream.lock(), if over { Err(Errno::ETIMEDOUT) } else { Ok(()) })
 }

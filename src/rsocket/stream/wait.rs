@@ -189,7 +189,7 @@ impl Led for Stream {
         }
         // A read that a signal ends or does not end, as the program's handler wants it.
         // SAFETY: whoever ends the link waits until its leader is back, so the channel is live.
-        unsafe { events.take() }
+        cancel::sleep(|| unsafe { events.take() })
     }
 
     fn with_cleanup<T>(undo: impl FnMut(), sleep: impl FnOnce() -> T) -> T {

@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 
 use super::super::sockaddr::SockAddr;
 use super::super::uapi::*;
-use super::{issue, response};
+use super::{issue, issue_and_wait, response};
 use crate::errno::Result;
 
 /// "Not supported": what `ibdev_index` reads as on kernels that don't fill it.
@@ -215,7 +215,7 @@ pub fn get_event(fd: RawFd) -> Result<rdma_ucm_event_resp> {
     let mut answer = rdma_ucm_event_resp::default();
     let body = rdma_ucm_get_event { response: response(&raw mut answer) };
     // SAFETY: the answer outlives the call.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_GET_EVENT, body, size_of_val(&answer))? };
+    unsafe { issue_and_wait(fd, RDMA_USER_CM_CMD_GET_EVENT, body, size_of_val(&answer))? };
     Ok(answer)
 }
 

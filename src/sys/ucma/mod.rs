@@ -26,14 +26,28 @@ struct Message<T> {
 /// # Safety
 /// `body` is the kernel's structure for `cmd`, and the addresses in it are valid for the sizes that it and `out` tell.
 unsafe fn issue<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
+    // Not a place to be cancelled at: locks may be held, and the answer is wanted.
+    // SAFETY: the caller's word.
+    cancel::disabled(|| unsafe { send(fd, cmd, body, out) })
+}
+
+/// As [`issue`], of a command that waits: the thread may be cancelled in it.
+///
+/// # Safety
+/// As there.
+unsafe fn issue_and_wait<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
+    // SAFETY: the caller's word.
+    cancel::sleep(|| unsafe { send(fd, cmd, body, out) })
+}
+
+/// # Safety
+/// As for [`issue`].
+unsafe fn send<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
     let header = rdma_ucm_cmd_hdr { cmd, in_: size_of::<T>() as u16, out: out as u16 };
     let message = Message { header, body };
     let length = size_of::<Message<T>>();
-    // Not a place to be cancelled at: locks may be held, and the answer is wanted.
-    let written = cancel::disabled(|| {
-        // SAFETY: the message is readable for its length; what the kernel makes of it is the caller's word.
-        unsafe { libc::write(fd, (&raw const message).cast(), length) }
-    });
+    // SAFETY: the message is readable for its length; what the kernel makes of it is the caller's word.
+    let written = unsafe { libc::write(fd, (&raw const message).cast(), length) };
     match usize::try_from(written) {
         Ok(written) if written == length => Ok(()),
         // A short write has no errno of its own (spec: cm, Kernel channel).

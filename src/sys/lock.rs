@@ -1,0 +1,379 @@
+//! A lock that knows which thread holds it.
+//!
+//! A signal handler may make a call on the very rsocket whose call it interrupted, or fork in the middle of one of the library's
+//! changes. With another lock it would wait for its own thread, which is for ever; this one says so ([`Unavailable::Mine`]).
+//!
+//! The word holds the thread's number from the moment on at which it is locked, and until it is unlocked: there is no instant
+//! at which a handler could not tell. It waits on a futex, so the child of a fork() has no trace of threads that were waiting,
+//! and it never allocates. It costs what the standard library's lock costs, and pthread_self(3).
+//!
+//! That it excludes and that no wake-up is lost is model-checked, by the crate in `models/` (`scripts/check loom`).
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
+
+#[cfg(not(all(test, loom)))]
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[cfg(all(test, loom))]
+use loom::sync::atomic::{AtomicU64, Ordering};
+
+use self::outside::{LOOKS, Patience, here, pause, wait, wake_one};
+
+/// Nobody holds it.
+const FREE: u64 = 0;
+/// Set beside the holder's number when threads may be waiting. Numbers are even.
+const AWAITED: u64 = 1;
+
+/// See the module.
+pub struct Lock<T> {
+    word: AtomicU64,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached by one thread at a time, which takes it over with the word's orderings.
+unsafe impl<T: Send> Sync for Lock<T> {}
+// SAFETY: nothing but the value is bound to a thread.
+unsafe impl<T: Send> Send for Lock<T> {}
+
+/// Why there is no guard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unavailable {
+    /// This thread holds it: what asks is a signal handler over the call that does.
+    Mine,
+    /// Another thread holds it.
+    Taken,
+}
+
+/// The value, until dropped.
+pub struct Guard<'a, T> {
+    lock: &'a Lock<T>,
+}
+
+impl<T> Lock<T> {
+    /// An open lock around `value`.
+    #[cfg(not(all(test, loom)))]
+    pub const fn new(value: T) -> Lock<T> {
+        Lock { word: AtomicU64::new(FREE), value: UnsafeCell::new(value) }
+    }
+
+    /// An open lock around `value`.
+    #[cfg(all(test, loom))]
+    pub fn new(value: T) -> Lock<T> {
+        Lock { word: AtomicU64::new(FREE), value: UnsafeCell::new(value) }
+    }
+}
+
+impl<T> Lock<T> {
+    /// Waits for the lock. For callers that no signal handler can be: a thread that holds it waits for ever.
+    #[inline]
+    pub fn lock(&self) -> Guard<'_, T> {
+        loop {
+            match self.lock_unless_mine() {
+                Ok(guard) => return guard,
+                Err(_) => wait(&self.word, here(), None),
+            }
+        }
+    }
+
+    /// Waits for the lock, unless this thread holds it.
+    #[inline]
+    pub fn lock_unless_mine(&self) -> Result<Guard<'_, T>, Unavailable> {
+        self.take(FREE, here()).or_else(|_| self.lock_slowly(None))
+    }
+
+    /// As [`lock_unless_mine`](Self::lock_unless_mine), and gives up after `time`, with [`Unavailable::Taken`].
+    pub fn lock_within(&self, time: Duration) -> Result<Guard<'_, T>, Unavailable> {
+        self.take(FREE, here()).or_else(|_| self.lock_slowly(Some(time)))
+    }
+
+    /// The lock if it is free.
+    #[inline]
+    pub fn try_lock(&self) -> Result<Guard<'_, T>, Unavailable> {
+        self.take(FREE, here())
+    }
+
+    /// Whether this thread holds it.
+    pub fn is_mine(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & !AWAITED == here()
+    }
+
+    /// The value, of a lock that nobody else knows.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut()
+    }
+
+    /// Opens the lock whoever holds it.
+    ///
+    /// # Safety
+    /// The holder is a thread that does not exist any more, and the value may be used as it left it, or is replaced.
+    pub unsafe fn abandon(&self) -> &UnsafeCell<T> {
+        self.word.store(FREE, Ordering::Relaxed);
+        &self.value
+    }
+
+    #[inline]
+    fn take(&self, from: u64, to: u64) -> Result<Guard<'_, T>, Unavailable> {
+        match self.word.compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Ok(Guard { lock: self }),
+            Err(_) => Err(Unavailable::Taken),
+        }
+    }
+
+    #[cold]
+    fn lock_slowly(&self, time: Option<Duration>) -> Result<Guard<'_, T>, Unavailable> {
+        let me = here();
+        for _ in 0..LOOKS {
+            let word = self.word.load(Ordering::Relaxed);
+            if word & !AWAITED == me {
+                return Err(Unavailable::Mine);
+            }
+            if word == FREE
+                && let Ok(guard) = self.take(FREE, me)
+            {
+                return Ok(guard);
+            }
+            if word & AWAITED != 0 {
+                break;
+            }
+            pause();
+        }
+        let patience = Patience::new(time);
+        loop {
+            let word = self.word.load(Ordering::Relaxed);
+            if word == FREE {
+                // Others may be waiting: the next one to unlock has to wake them.
+                match self.take(FREE, me | AWAITED) {
+                    Ok(guard) => return Ok(guard),
+                    Err(_) => continue,
+                }
+            }
+            let awaited = word | AWAITED;
+            if word == awaited
+                || self.word.compare_exchange(word, awaited, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            {
+                let left = patience.left().ok_or(Unavailable::Taken)?;
+                wait(&self.word, awaited, left);
+            }
+        }
+    }
+
+    #[inline]
+    fn unlock(&self) {
+        if self.word.swap(FREE, Ordering::Release) & AWAITED != 0 {
+            wake_one(&self.word);
+        }
+    }
+}
+
+impl<T: Default> Default for Lock<T> {
+    fn default() -> Lock<T> {
+        Lock::new(T::default())
+    }
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: whoever has the guard has the lock.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: whoever has the guard has the lock, and this is the only guard.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.lock.unlock();
+    }
+}
+
+/// The thread's number, and futex(2).
+#[cfg(not(all(test, loom)))]
+mod outside {
+    use std::ptr;
+    use std::sync::atomic::AtomicU64;
+    use std::time::{Duration, Instant};
+
+    use crate::sys::clock;
+
+    /// How often to look before sleeping: mostly the holder is about to leave.
+    pub const LOOKS: u32 = 100;
+
+    pub fn pause() {
+        std::hint::spin_loop();
+    }
+
+    /// An even number of this thread's, which its copy in a child of fork() has, too.
+    #[inline]
+    pub fn here() -> u64 {
+        // SAFETY: never fails. The number is the address of what the C library keeps of the thread, and aligned.
+        unsafe { libc::pthread_self() as u64 }
+    }
+
+    /// When to give up.
+    pub struct Patience(Option<Instant>);
+
+    impl Patience {
+        pub fn new(time: Option<Duration>) -> Patience {
+            Patience(time.and_then(|time| Instant::now().checked_add(time)))
+        }
+
+        /// `None` when it is over; the inner `None` when it never is.
+        pub fn left(&self) -> Option<Option<Duration>> {
+            self.0.map_or(Some(None), |end| clock::left(end).map(Some))
+        }
+    }
+
+    /// The half of the word that has [`AWAITED`](super::AWAITED) in it.
+    fn half(word: &AtomicU64) -> *const u32 {
+        let halves = word.as_ptr().cast_const().cast::<u32>();
+        if cfg!(target_endian = "big") { halves.wrapping_add(1) } else { halves }
+    }
+
+    /// Sleeps if the word is at `value`. Its other half is not compared: a holder whose number differs in that half only
+    /// wakes who sleeps all the same, for the bit is set.
+    pub fn wait(word: &AtomicU64, value: u64, time: Option<Duration>) {
+        let time = time.map(clock::timespec);
+        let limit = time.as_ref().map_or(ptr::null(), ptr::from_ref);
+        let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: half of a live word, and a time-out that is NULL or live. No cancellation point.
+        unsafe { libc::syscall(libc::SYS_futex, half(word), operation, value as u32, limit) };
+    }
+
+    pub fn wake_one(word: &AtomicU64) {
+        let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: the address of half a word. Its memory may be gone by now: then nobody waits there, or is woken once too often.
+        unsafe { libc::syscall(libc::SYS_futex, half(word), operation, 1) };
+    }
+}
+
+/// What these do, for models: the lock is that of the kernel's queue. Nobody loses patience.
+#[cfg(all(test, loom))]
+mod outside {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    use std::time::Duration;
+
+    use loom::sync::atomic::{AtomicU64, Ordering};
+    use loom::sync::{Condvar, Mutex};
+
+    pub const LOOKS: u32 = 1;
+
+    #[derive(Default)]
+    struct Kernel {
+        queue: Mutex<()>,
+        woken: Condvar,
+    }
+
+    loom::lazy_static! {
+        static ref KERNEL: Kernel = Kernel::default();
+    }
+
+    pub fn pause() {
+        loom::thread::yield_now();
+    }
+
+    pub fn here() -> u64 {
+        let mut hasher = DefaultHasher::new();
+        loom::thread::current().id().hash(&mut hasher);
+        (hasher.finish() & !1).max(2)
+    }
+
+    pub struct Patience;
+
+    impl Patience {
+        pub fn new(_: Option<Duration>) -> Patience {
+            Patience
+        }
+
+        pub fn left(&self) -> Option<Option<Duration>> {
+            Some(None)
+        }
+    }
+
+    pub fn wait(word: &AtomicU64, value: u64, _: Option<Duration>) {
+        let queue = KERNEL.queue.lock().unwrap();
+        if word.load(Ordering::Relaxed) == value {
+            drop(KERNEL.woken.wait(queue).unwrap());
+        }
+    }
+
+    pub fn wake_one(_: &AtomicU64) {
+        let _queue = KERNEL.queue.lock().unwrap();
+        KERNEL.woken.notify_one();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn one_thread_at_a_time() {
+        const ROUNDS: u64 = 20_000;
+        let (lock, start) = (Lock::new((0_u64, 0_u64)), Barrier::new(4));
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    start.wait();
+                    for _ in 0..ROUNDS {
+                        let mut both = lock.lock();
+                        assert_eq!(both.0, both.1);
+                        both.0 += 1;
+                        both.1 += 1;
+                    }
+                });
+            }
+        });
+        assert_eq!(*lock.lock(), (4 * ROUNDS, 4 * ROUNDS));
+        assert_eq!(lock.word.load(Ordering::Relaxed), FREE);
+    }
+
+    #[test]
+    fn its_holder_is_told_so() {
+        let lock = Lock::new(());
+        let guard = lock.lock();
+        assert!(lock.is_mine());
+        assert_eq!(lock.lock_unless_mine().err(), Some(Unavailable::Mine));
+        assert_eq!(lock.lock_within(Duration::MAX).err(), Some(Unavailable::Mine));
+        assert_eq!(lock.try_lock().err(), Some(Unavailable::Taken));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(!lock.is_mine());
+                assert_eq!(lock.lock_within(Duration::from_millis(1)).err(), Some(Unavailable::Taken));
+            });
+        });
+        // The bit of the thread that waited does not hide who holds it.
+        assert!(lock.is_mine());
+        drop(guard);
+        assert!(!lock.is_mine() && lock.try_lock().is_ok());
+    }
+
+    #[test]
+    fn a_sleeper_is_woken() {
+        let lock = Lock::new(false);
+        let mut guard = lock.lock();
+        thread::scope(|scope| {
+            let sleeper = scope.spawn(|| *lock.lock());
+            while lock.word.load(Ordering::Relaxed) & AWAITED == 0 {
+                thread::yield_now();
+            }
+            *guard = true;
+            drop(guard);
+            assert_eq!(sleeper.join().ok(), Some(true));
+        });
+    }
+}
