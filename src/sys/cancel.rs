@@ -100,8 +100,9 @@ pub fn with_cleanup<T>(mut undo: impl FnMut(), call: impl FnOnce() -> T) -> T {
 /// As [`sleep`], for a system call that is no cancellation point: the thread may end at any instruction of `call`.
 #[inline]
 pub fn sleep_anywhere<T>(call: impl FnOnce() -> T) -> T {
-    // In this order: while cancellation is disabled its type has no effect.
-    meanwhile(pthread_setcanceltype, ASYNCHRONOUS, || sleep(call))
+    // In this order: of a thread that was cancelled before, pthread_setcancelstate(3) of some C libraries forgets to say so to
+    // pthread_join(3).
+    sleep(|| meanwhile(pthread_setcanceltype, ASYNCHRONOUS, call))
 }
 
 fn set_state(state: c_int) -> c_int {
