@@ -7,6 +7,7 @@
 
 #include <setjmp.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <time.h>
 
 static unsigned int seed = 1;
@@ -452,6 +453,43 @@ static void handlers_fork(void)
 	all_is_well();
 }
 
+/* ---- fork() while another thread makes the process's first rsocket ----------------------------------------- */
+
+static const char setting[] = "/etc/rdma/rsocket/polling_time";
+
+static void *first_rsocket(void *argument)
+{
+	*(pid_t *)argument = gettid();
+	rsocket(AF_INET, SOCK_STREAM, 0);
+	return argument;
+}
+
+/* It reads its settings from files, one of which keeps it waiting: a pipe that nobody writes to. The child's own reading ends. */
+static void fork_while_settings_are_read(void)
+{
+	static char numbers[4096];
+	volatile pid_t reader = 0;
+	pthread_t thread;
+	int status = -1;
+	pid_t child;
+
+	mkdir("/etc/rdma", 0755);
+	mkdir("/etc/rdma/rsocket", 0755);
+	EXPECT(!mkfifo(setting, 0600));
+	EXPECT(!pthread_create(&thread, NULL, first_rsocket, (void *)&reader));
+	for (int asleep = 0; asleep < 20; sched_yield())
+		asleep = reader && sleeps(reader) ? asleep + 1 : 0;
+	child = fork();
+	if (child == 0) {
+		int pipe = open(setting, O_RDWR);
+
+		alarm(hang_seconds() / 2);
+		memset(numbers, '1', sizeof(numbers));
+		_exit(write(pipe, numbers, sizeof(numbers)) < 0 || rsocket(AF_INET, SOCK_STREAM, 0) < 0);
+	}
+	EXPECT(waitpid(child, &status, 0) == child && !unlink(setting) && status == 0);
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
@@ -469,5 +507,6 @@ int main(int argc, char **argv)
 	if (!on_siw())
 		CASE(handlers_use_the_same_datagram_socket);
 	CASE(handlers_fork);
+	CASE(fork_while_settings_are_read);
 	return finish();
 }
