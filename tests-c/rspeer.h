@@ -33,7 +33,7 @@ struct conn_data {
 };
 _Static_assert(sizeof(struct conn_data) == 40, "as on the wire");
 
-enum { PEER_BUFFER = 4096, PEER_CREDITS = 16, PEER_SENDS = 512, PEER_RECEIVES = 64 };
+enum { PEER_BUFFER = 4096, PEER_CREDITS = 16, PEER_SENDS = 256, PEER_RECEIVES = 64 };
 
 struct peer {
 	struct rdma_cm_id *listener, *id;

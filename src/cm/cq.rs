@@ -41,7 +41,7 @@ fn create(id: &Id, entries: u32) -> Result<(NonNull<ibv_comp_channel>, NonNull<i
     // SAFETY: the context is open; the channel is new and goes if the CQ fails.
     unsafe {
         let channel = verbs::create_comp_channel(context)?;
-        let cq = verbs::create_cq(context, entries, id.as_c().cast(), channel)
+        let cq = verbs::create_cq(context, entries, id.as_c().cast(), channel, 0)
             .inspect_err(|_| verbs::end_comp_channel(channel))?;
         Ok((channel, cq))
     }

@@ -32,7 +32,7 @@ struct Open {
     infiniband: Vec<Option<bool>>,
     pd: Option<NonNull<ibv_pd>>,
     xrcd: Option<NonNull<ibv_xrcd>>,
-    /// Ids bound to it; they hold the PD.
+    /// Ids bound to it, and PDs of connections; they hold the PD.
     ids: usize,
     /// rdma_get_devices() lists it is in.
     lists: usize,
@@ -50,6 +50,10 @@ pub struct Limits {
     pub initiator_depth: u8,
     /// RDMA reads and atomics outstanding from the peer.
     pub responder_resources: u8,
+    /// Work requests of a queue of a QP.
+    pub work_requests: u32,
+    /// Entries of a CQ.
+    pub completions: u32,
 }
 
 /// An id's share in a device; give it back with [`release`].
@@ -89,6 +93,13 @@ pub fn acquire(guid: u64, index: Option<u32>) -> Result<Bound> {
     };
     device.ids += 1;
     Ok(Bound { slot, context: device.context, pd, limits: device.limits })
+}
+
+/// Another share in a device that an id is bound to; give it back with [`release`], too.
+pub fn share(bound: &Bound) -> Result<Bound> {
+    let mut registry = lock();
+    registry.slots[bound.slot].as_mut().ok_or(Errno::ENODEV)?.ids += 1;
+    Ok(*bound)
 }
 
 /// Ends an id's use of the device; the last one takes the PD and the XRC domain with it.
@@ -220,6 +231,8 @@ impl Registry {
         let limits = unsafe { verbs::query_device(context) }.map(|attr| Limits {
             initiator_depth: clamp(attr.max_qp_init_rd_atom),
             responder_resources: clamp(attr.max_qp_rd_atom),
+            work_requests: u32::try_from(attr.max_qp_wr).unwrap_or(0),
+            completions: u32::try_from(attr.max_cqe).unwrap_or(0),
         });
         let limits = match limits {
             Ok(limits) => limits,

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::channel::{create_event_channel, destroy_event_channel};
 use super::completed::Completed;
-use super::device::{self, Bound};
+use super::device::{self, Bound, Limits};
 use super::endpoint::Template;
 use super::event::{ack_cm_event, get_cm_event};
 use super::handles;
@@ -164,6 +164,11 @@ impl Id {
     /// The library's part.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What its device can do at most; `None` before it has one.
+    pub fn limits(&self) -> Option<Limits> {
+        self.state().bound.map(|bound| bound.limits)
     }
 
     /// The addresses of its route.

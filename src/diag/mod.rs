@@ -256,6 +256,8 @@ pub(crate) enum Why {
     Connecting,
     /// Answering a connection request did.
     Answering,
+    /// The device has no PD left for the connection alone.
+    SharedDomain,
 }
 
 impl fmt::Display for Why {
@@ -271,6 +273,10 @@ impl fmt::Display for Why {
                 let (name, words) = reason::of_completion(status);
                 write!(f, "work completed with {name} ({status}): {words}")
             }
+            Why::SharedDomain => f.write_str(
+                "the device has no more protection domains: the connection shares one, in which peers of other connections \
+                 that share it can write into its memory",
+            ),
             Why::Connecting => f.write_str("connecting failed: "),
             Why::Answering => f.write_str("a connection request was rejected: "),
         }

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::{ManuallyDrop, zeroed};
 use std::ptr::{self, NonNull};
 
-use crate::cm::{self, Id};
+use crate::cm::{self, Id, Limits};
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel};
 use crate::rsocket::reactor;
@@ -233,18 +233,23 @@ impl CmId {
         NonNull::new(self.id().verbs())
     }
 
-    /// The PD of the device, once known.
+    /// The PD that all ids on the device share, once known.
     pub fn pd(&self) -> Option<NonNull<ibv_pd>> {
         NonNull::new(self.id().pd())
+    }
+
+    /// What the device can do at most, once it is known.
+    pub fn limits(&self) -> Option<Limits> {
+        self.id().limits()
     }
 
     /// rdma_create_qp(3).
     ///
     /// # Safety
-    /// CQs in `attr` live for as long as the QP.
-    pub unsafe fn create_qp(&self, attr: &mut ibv_qp_init_attr) -> Result<()> {
+    /// PD and CQs live for as long as the QP.
+    pub unsafe fn create_qp(&self, pd: NonNull<ibv_pd>, attr: &mut ibv_qp_init_attr) -> Result<()> {
         // SAFETY: the caller's word.
-        unsafe { cm::create_qp(self.id(), ptr::null_mut(), NonNull::from(attr)) }
+        unsafe { cm::create_qp(self.id(), pd.as_ptr(), NonNull::from(attr)) }
     }
 
     /// Destroys the QP, if there is one.

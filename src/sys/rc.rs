@@ -2,8 +2,10 @@
 
 use std::ffi::c_int;
 use std::mem::{MaybeUninit, zeroed};
+use std::process;
 use std::ptr::{self, NonNull};
 use std::slice;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::cancel::disabled;
 use super::doorbell;
@@ -19,7 +21,11 @@ pub const RECEIVE: u64 = 1 << 63;
 
 /// A completion channel.
 #[derive(Debug)]
-pub struct Channel(NonNull<ibv_comp_channel>);
+pub struct Channel {
+    channel: NonNull<ibv_comp_channel>,
+    /// Completion vector of its CQs.
+    vector: c_int,
+}
 
 // SAFETY: a libibverbs object, which any thread may use.
 unsafe impl Send for Channel {}
@@ -57,26 +63,43 @@ impl Channel {
     /// An open context, which stays open for as long as the result lives.
     pub unsafe fn new(context: NonNull<ibv_context>) -> Result<Channel> {
         // SAFETY: the caller's word.
-        Ok(Channel(unsafe { verbs::create_comp_channel(context)? }))
+        unsafe { Ok(Channel { channel: verbs::create_comp_channel(context)?, vector: next_vector(context) }) }
     }
 
     /// Readable when an event waits.
     pub fn fd(&self) -> c_int {
         // SAFETY: a live channel.
-        unsafe { (*self.0.as_ptr()).fd }
+        unsafe { (*self.channel.as_ptr()).fd }
     }
 
     /// For waiting without `self`.
     pub fn events(&self) -> Events {
-        Events(self.0)
+        Events(self.channel)
     }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
         // SAFETY: its CQs are gone, and nobody waits on it: the owner sees to that.
-        unsafe { verbs::end_comp_channel(self.0) };
+        unsafe { verbs::end_comp_channel(self.channel) };
     }
+}
+
+/// The next channel's completion vector: channels take turns, so that the interrupts of many connections go to all CPUs that the
+/// device's go to. Processes start at different ones.
+///
+/// # Safety
+/// An open context.
+unsafe fn next_vector(context: NonNull<ibv_context>) -> c_int {
+    static TURN: AtomicU32 = AtomicU32::new(0);
+    // SAFETY: guaranteed by the caller.
+    let vectors = unsafe { (*context.as_ptr()).num_comp_vectors };
+    vector_of(vectors, TURN.fetch_add(1, Ordering::Relaxed).wrapping_add(process::id()))
+}
+
+fn vector_of(vectors: c_int, turn: u32) -> c_int {
+    // The remainder is less than `vectors`.
+    u32::try_from(vectors).ok().and_then(|vectors| turn.checked_rem(vectors)).unwrap_or(0) as c_int
 }
 
 impl Queue {
@@ -86,7 +109,7 @@ impl Queue {
     /// An open context, which stays open for as long as the result lives, and so does the channel.
     pub unsafe fn new(context: NonNull<ibv_context>, entries: u32, channel: &Channel) -> Result<Queue> {
         // SAFETY: the caller's word.
-        let cq = unsafe { verbs::create_cq(context, entries, ptr::null_mut(), channel.0)? };
+        let cq = unsafe { verbs::create_cq(context, entries, ptr::null_mut(), channel.channel, channel.vector)? };
         Ok(Queue { cq, unacknowledged: 0 })
     }
 
@@ -346,4 +369,16 @@ pub unsafe fn receive(qp: NonNull<ibv_qp>, slots: &[u32], place: impl Fn(u32) ->
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_take_turns() {
+        let vectors: Vec<c_int> = (u32::MAX - 3..=u32::MAX).map(|turn| vector_of(4, turn)).collect();
+        assert_eq!(vectors, [0, 1, 2, 3]);
+        assert_eq!((vector_of(1, 7), vector_of(0, 7), vector_of(-1, 7)), (0, 0, 0));
+    }
 }

@@ -214,16 +214,17 @@ fn done(code: c_int) -> Result<()> {
 }
 
 /// # Safety
-/// An open context and a channel of it.
+/// An open context, a channel of it, and one of its completion vectors.
 pub unsafe fn create_cq(
     context: NonNull<ibv_context>,
     entries: u32,
     cq_context: *mut std::ffi::c_void,
     channel: NonNull<ibv_comp_channel>,
+    vector: c_int,
 ) -> Result<NonNull<ibv_cq>> {
     let entries = c_int::try_from(entries).map_err(|_| Errno::EINVAL)?;
     // SAFETY: the caller's word.
-    pointer(unsafe { ibv_create_cq(context.as_ptr(), entries, cq_context, channel.as_ptr(), 0) })
+    pointer(unsafe { ibv_create_cq(context.as_ptr(), entries, cq_context, channel.as_ptr(), vector) })
 }
 
 /// `EBUSY` while a QP uses it.

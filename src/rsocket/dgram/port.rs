@@ -18,7 +18,7 @@ use crate::sys::event;
 use crate::sys::own;
 use crate::sys::rc::{self, Channel, RECEIVE, Registered, ibv_wc};
 use crate::sys::ud::{self, AddressHandle, GRH};
-use crate::sys::verbs::{self, IBV_TRANSPORT_IB, ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
+use crate::sys::verbs::{IBV_TRANSPORT_IB, ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
 /// Bytes of a datagram with its header.
 pub(super) const MOST: usize = 2048;
@@ -142,9 +142,8 @@ impl Port {
         if id.id().transport() != Some(IBV_TRANSPORT_IB) {
             return Err(Errno::new(libc::EPROTONOSUPPORT));
         }
-        // SAFETY: the id keeps the device open.
-        let device = unsafe { verbs::query_device(context)? };
-        let most = u16::try_from(device.max_qp_wr).unwrap_or(u16::MAX).max(FEWEST);
+        let limits = id.limits().ok_or(Errno::ENODEV)?;
+        let most = u16::try_from(limits.work_requests.min(limits.completions)).unwrap_or(u16::MAX).max(FEWEST);
         let (sends, receives) = (wanted.send.clamp(FEWEST, most), wanted.receive.clamp(FEWEST, most));
         let bytes = usize::from(receives) * RECEIVE_SLOT + usize::from(sends) * MOST;
         // SAFETY: the id keeps device and PD; all zeros are a value of the attributes.
@@ -163,8 +162,8 @@ impl Port {
         unwanted.try_reserve_exact(receives.into()).map_err(|_| Errno::ENOMEM)?;
         sending.resize_with(sends.into(), || None);
         free.extend((0..u32::from(sends)).rev());
-        // SAFETY: the CQs live as long as the QP (see `Drop`).
-        unsafe { id.create_qp(&mut attr)? };
+        // SAFETY: the CQs live as long as the QP (see `Drop`), the PD as long as the id.
+        unsafe { id.create_qp(pd, &mut attr)? };
         let Some(qp) = NonNull::new(id.qp()) else { return Err(Errno::EIO) };
         // SAFETY: a live QP.
         let qpn = unsafe { (*qp.as_ptr()).qp_num };

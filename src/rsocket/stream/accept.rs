@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::connect::depth;
-use super::link::Link;
 use super::wait::Wait;
 use super::{Guard, Listening, Notice, Phase, State, Stream};
 use crate::diag::{self, Why};
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::{CmId, Event, Request};
 use crate::rsocket::wire::{self, ConnData};
-use crate::sys::alloc::{try_box, try_push};
+use crate::sys::alloc::try_push;
 use crate::sys::sockaddr::AF_IB;
 
 /// The most connections that wait, as /proc/sys/net/core/somaxconn has it for sockets.
@@ -131,7 +130,7 @@ impl Stream {
         // The id first with its stream, then the link: whatever fails, they go in the other order.
         let stream = Stream::with(self.domain, id, options, Phase::Accepting(Arc::downgrade(self)))?;
         let mut state = stream.lock();
-        let mut link = try_box(Link::new(state.id()?, &state.options)?)?;
+        let mut link = state.make_link()?;
         link.agree(peer)?;
         let offer = link.offer().emit();
         stream.channel_fd.store(link.channel.fd(), Ordering::Relaxed);

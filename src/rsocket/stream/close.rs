@@ -225,6 +225,7 @@ impl State {
         // The QP goes with the link, before the memory that the peer may write to.
         self.link = None;
         self.mappings.clear();
+        self.domain = None;
         self.id = None;
     }
 }

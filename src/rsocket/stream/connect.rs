@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::link::Link;
 use super::wait::Wait;
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::diag::{self, Why};
@@ -114,8 +113,8 @@ impl Stream {
 
     /// The route is there: makes the QP and sends the request.
     fn shake_hands(&self, state: &mut State) -> Result<()> {
+        let link = state.make_link()?;
         let id = state.id()?;
-        let link = try_box(Link::new(id, &state.options)?)?;
         let offer = link.offer().emit();
         let mut data = [0; wire::IP_HEADER + ConnData::LEN];
         let start = if self.domain == AF_IB {

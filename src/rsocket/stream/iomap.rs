@@ -99,7 +99,6 @@ impl Stream {
             return Err(Errno::EINVAL);
         }
         let remote = prot & libc::PROT_WRITE != 0;
-        let pd = state.id()?.pd().ok_or(Errno::EINVAL)?;
         let most = match (&state.phase, &state.link) {
             (Phase::Connected, Some(link)) => link.peer_mappings(),
             // How many the peer has room for shows later.
@@ -112,7 +111,10 @@ impl Stream {
         };
         let address = start.as_ptr() as usize;
         let offset = if offset == -1 { address as i64 } else { offset };
-        // SAFETY: the PD lives as long as the id, which goes after the mappings; the caller's word for the memory.
+        // Before there is a device, its number is what is wrong.
+        let domain = state.domain().map_err(|error| if error == Errno::ENODEV { Errno::EINVAL } else { error })?;
+        let pd = domain.pd();
+        // SAFETY: the PD goes after the mappings (`State::release`); the caller vouches for the memory.
         let memory = unsafe { Registered::of(pd, start, len, remote)? };
         let news = if remote { News::Mapped } else { News::None };
         let mapped = Mapped { memory, start: address, len, offset: offset as u64, index, news };

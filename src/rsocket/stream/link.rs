@@ -12,22 +12,24 @@ mod post;
 mod receive;
 mod rings;
 mod send;
+mod sizes;
 
 use std::mem::{MaybeUninit, zeroed};
 use std::ptr::NonNull;
 
 use super::options::Options;
 use super::turns::Turns;
-use crate::cm::{self, Id};
+use crate::cm::{self, Domain, Id};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_id;
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::flow::{Receiver, SendLimits, Sender};
 use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRIES, SGL_ENTRY};
 use crate::sys::rc::{Channel, Event, Queue, Registered, ibv_wc};
-use crate::sys::verbs::{self, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
+use crate::sys::verbs::{self, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 use buffer::SendBuffer;
 use rings::{Place, Rings};
+use sizes::Sizes;
 
 /// Entries of the target SGL.
 const SGL: usize = SGL_ENTRIES as usize;
@@ -154,24 +156,20 @@ struct Peer {
 }
 
 impl Link {
-    /// A QP with its resources for `id`, whose device is known; the receives are posted.
-    pub fn new(id: &CmId, options: &Options) -> Result<Link> {
-        let (context, pd) = id.context().zip(id.pd()).ok_or(Errno::ENODEV)?;
+    /// A QP with its resources for `id`, whose device is the domain's; the receives are posted. `domain` outlives it.
+    pub fn new(id: &CmId, domain: &Domain, options: &Options) -> Result<Link> {
+        let (context, pd) = (domain.context(), domain.pd());
         let iwarp = id.id().transport() == Some(verbs::IBV_TRANSPORT_IWARP);
-        // SAFETY: the id's device is open as long as the id lives, which its owner keeps longer than the link.
-        let attr = unsafe { verbs::query_device(context)? };
-        let most = u32::try_from(attr.max_qp_wr).unwrap_or(0).clamp(16, 0xfffe);
-        let sends = u32::from(options.sq).clamp(16, most);
-        let queue = u32::from(options.rq).clamp(16, most.saturating_sub(EXTRA_RECEIVES).max(16));
+        let Sizes { sends, queue } = Sizes::new(options, domain.limits());
         let receives = queue + EXTRA_RECEIVES;
         // What is declared first is dropped last, should anything fail: the queues need the channel.
-        // SAFETY: as above.
+        // SAFETY: the device is open as long as the domain lives, which its owner keeps longer than the link.
         let channel = unsafe { Channel::new(context)? };
         // SAFETY: as above.
         let (received, sent) =
             unsafe { (Queue::new(context, receives, &channel)?, Queue::new(context, sends, &channel)?) };
         let layout = Layout::new(options, receives, iwarp);
-        // SAFETY: the PD lives as long as the id.
+        // SAFETY: the PD lives as long as the domain.
         let memory = unsafe { Registered::new(pd, layout.len, true)? };
         // SAFETY: within the memory, by its layout.
         let ring = Place { start: unsafe { memory.start().add(layout.ring) }, key: memory.rkey() };
@@ -179,7 +177,8 @@ impl Link {
         idle.try_reserve_exact(receives as usize).map_err(|_| Errno::ENOMEM)?;
         idle.extend(0..receives);
         let inline = if iwarp { u32::from(options.inline).max(WORD as u32) } else { u32::from(options.inline) };
-        let (qp, can_inline) = create_qp(id, [&sent, &received], [sends, receives], inline)?;
+        let least = if iwarp { WORD as u32 } else { 0 };
+        let (qp, can_inline) = create_qp(id, pd, [&sent, &received], [sends, receives], [inline, least])?;
         let mut link = Link {
             id: NonNull::new(id.id().as_c()).ok_or(Errno::EIO)?,
             qp,
@@ -337,18 +336,31 @@ impl Drop for Link {
 }
 
 /// A QP for `id` with its queues for what is sent and received and the numbers of their work requests, and how many bytes it
-/// takes inline.
-fn create_qp(id: &CmId, queues: [&Queue; 2], requests: [u32; 2], inline: u32) -> Result<(NonNull<ibv_qp>, u32)> {
-    // SAFETY: all zeros are a value of this structure.
-    let mut attr: ibv_qp_init_attr = unsafe { zeroed() };
-    [attr.send_cq, attr.recv_cq] = queues.map(Queue::cq);
-    attr.qp_type = ibv_qp_type::IBV_QPT_RC;
-    [attr.cap.max_send_wr, attr.cap.max_recv_wr] = requests;
-    attr.cap.max_send_sge = 2;
-    attr.cap.max_recv_sge = 1;
-    attr.cap.max_inline_data = inline;
-    // SAFETY: the owner destroys the QP before the CQs.
-    unsafe { id.create_qp(&mut attr)? };
-    let qp = NonNull::new(id.qp()).ok_or(Errno::EIO)?;
-    Ok((qp, attr.cap.max_inline_data))
+/// takes inline: as many as wanted or, where the device refuses a QP with so many, fewer, but not less than `least`.
+fn create_qp(
+    id: &CmId,
+    pd: NonNull<ibv_pd>,
+    queues: [&Queue; 2],
+    requests: [u32; 2],
+    [wanted, least]: [u32; 2],
+) -> Result<(NonNull<ibv_qp>, u32)> {
+    let mut inline = wanted;
+    loop {
+        // SAFETY: all zeros are a value of this structure.
+        let mut attr: ibv_qp_init_attr = unsafe { zeroed() };
+        [attr.send_cq, attr.recv_cq] = queues.map(Queue::cq);
+        attr.qp_type = ibv_qp_type::IBV_QPT_RC;
+        [attr.cap.max_send_wr, attr.cap.max_recv_wr] = requests;
+        attr.cap.max_send_sge = 2;
+        attr.cap.max_recv_sge = 1;
+        attr.cap.max_inline_data = inline;
+        // SAFETY: the owner destroys the QP before the CQs and the PD.
+        match unsafe { id.create_qp(pd, &mut attr) } {
+            Ok(()) => {
+                let qp = NonNull::new(id.qp()).ok_or(Errno::EIO)?;
+                return Ok((qp, attr.cap.max_inline_data));
+            }
+            Err(error) => inline = sizes::less_inline(error, inline, least).ok_or(error)?,
+        }
+    }
 }

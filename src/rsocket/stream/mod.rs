@@ -8,6 +8,7 @@ mod accept;
 mod close;
 mod connect;
 mod data;
+mod domain;
 mod iomap;
 mod link;
 mod names;
@@ -34,6 +35,7 @@ use super::cm_id::CmId;
 use super::forks;
 use super::reactor::{self, Key, Service};
 use super::watch::{Notice, Watchers};
+use crate::cm::Domain;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_port_space;
 use crate::sys::alloc::try_arc;
@@ -83,6 +85,8 @@ struct State {
     /// The connection manager said that the connection is over.
     lost: bool,
     mappings: Mappings,
+    /// What the QP and all of the stream's memory belong to: goes after them (see `close`).
+    domain: Option<Domain>,
 }
 
 /// Where a stream is in its life.
@@ -142,6 +146,7 @@ impl Stream {
                 ended: false,
                 lost: false,
                 mappings: Mappings::default(),
+                domain: None,
             }),
             changed: Changes::default(),
             watchers: Watchers::default(),
@@ -306,7 +311,8 @@ impl Drop for Stream {
         if self.generation != forks::generation() {
             // The parent's: nothing but the descriptors is ours to end, and those went with rclose().
             let mappings = ManuallyDrop::new(mem::take(&mut state.mappings));
-            let _ = (ManuallyDrop::new(state.link.take()), ManuallyDrop::new(state.id.take()), mappings);
+            let _ = (ManuallyDrop::new(state.link.take()), mappings);
+            let _ = (ManuallyDrop::new(state.domain.take()), ManuallyDrop::new(state.id.take()));
             return;
         }
         // Streams that never reached the program: a listener's that is gone, or one whose making failed.

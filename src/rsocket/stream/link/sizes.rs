@@ -1,0 +1,73 @@
+//! How large the queues of a link are, and what may go inline: what the program wants, within what the device can do.
+
+use crate::cm::Limits;
+use crate::errno::Errno;
+use crate::rsocket::stream::options::Options;
+
+/// Fewest entries of a queue.
+const FEWEST: u32 = 16;
+/// Most entries of a queue: what the peer can be told.
+const MOST: u32 = 0xfffe;
+/// Bytes that a device should take inline that refuses more: enough for control messages.
+const SMALL_INLINE: u32 = 32;
+
+/// Entries of the send queue, and of the receive queue for messages that take credits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sizes {
+    pub sends: u32,
+    pub queue: u32,
+}
+
+impl Sizes {
+    /// Each queue has a CQ of its size: whatever fails completes there all at once.
+    pub fn new(options: &Options, limits: &Limits) -> Sizes {
+        let most = limits.work_requests.min(limits.completions).clamp(FEWEST, MOST);
+        Sizes {
+            sends: u32::from(options.sq).clamp(FEWEST, most),
+            queue: u32::from(options.rq).clamp(FEWEST, most.saturating_sub(super::EXTRA_RECEIVES).max(FEWEST)),
+        }
+    }
+}
+
+/// The next smaller number of inline bytes to try after a QP with `inline` of them failed with `error`, no less than `least`.
+/// `None` when the error has another reason, or no less is possible.
+pub(super) fn less_inline(error: Errno, inline: u32, least: u32) -> Option<u32> {
+    let refused = matches!(error, Errno::EINVAL | Errno::ENOMEM);
+    [SMALL_INLINE, least].into_iter().find(|&next| refused && next < inline && next >= least)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(sq: u16, rq: u16, work_requests: u32, completions: u32) -> (u32, u32) {
+        let options = Options { sq, rq, ..Options::new() };
+        let limits = Limits { initiator_depth: 1, responder_resources: 1, work_requests, completions };
+        let Sizes { sends, queue } = Sizes::new(&options, &limits);
+        (sends, queue)
+    }
+
+    #[test]
+    fn what_the_program_wants() {
+        assert_eq!(sizes(384, 400, 16384, 1 << 20), (384, 400));
+        assert_eq!(sizes(0, 1, 16384, 1 << 20), (16, 16));
+    }
+
+    #[test]
+    fn within_what_the_device_can_do() {
+        assert_eq!(sizes(384, 384, 100, 1000), (100, 84));
+        assert_eq!(sizes(384, 384, 1000, 100), (100, 84));
+        assert_eq!(sizes(0xfffe, 0xfffe, u32::MAX, u32::MAX), (0xfffe, 0xffee));
+        assert_eq!(sizes(384, 384, 0, 0), (16, 16), "the kernel says no to these");
+    }
+
+    #[test]
+    fn fewer_inline_step_by_step() {
+        let less = |inline, least| less_inline(Errno::EINVAL, inline, least);
+        assert_eq!((less(64, 0), less(32, 0), less(0, 0)), (Some(32), Some(0), None));
+        assert_eq!((less(64, 4), less(32, 4), less(16, 4), less(4, 4)), (Some(32), Some(4), Some(4), None));
+        assert_eq!(less(20, 0), Some(0));
+        assert_eq!(less_inline(Errno::ENOMEM, 64, 0), Some(32));
+        assert_eq!(less_inline(Errno::EIO, 64, 0), None);
+    }
+}
