@@ -256,6 +256,8 @@ pub(crate) enum Why {
     Connecting,
     /// Answering a connection request did.
     Answering,
+    /// The peer's table has no entry for memory that was mapped before connecting.
+    NoEntry,
     /// The device has no PD left for the connection alone.
     SharedDomain,
 }
@@ -273,6 +275,9 @@ impl fmt::Display for Why {
                 let (name, words) = reason::of_completion(status);
                 write!(f, "work completed with {name} ({status}): {words}")
             }
+            Why::NoEntry => f.write_str(
+                "the peer's table (RDMA_IOMAPSIZE) has no room for all memory that riomap mapped before connecting",
+            ),
             Why::SharedDomain => f.write_str(
                 "the device has no more protection domains: the connection shares one, in which peers of other connections \
                  that share it can write into its memory",

@@ -138,7 +138,7 @@ impl Stream {
             return false;
         }
         let Ok(mut state) = self.state.try_lock() else { return false };
-        if !state.can_write() || state.has_mappings() {
+        if !state.can_write() || state.has_mapping_news() {
             return false;
         }
         let Some(link) = state.link.as_deref_mut().filter(|link| link.takes_inline(len)) else { return false };

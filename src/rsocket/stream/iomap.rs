@@ -5,86 +5,134 @@ use std::ptr::NonNull;
 
 use super::link::Link;
 use super::{Phase, State, Stream};
+use crate::diag::{self, Why};
 use crate::errno::{Errno, Result};
 use crate::rsocket::wire::{Mapping, Region};
 use crate::sys::alloc::try_push;
 use crate::sys::rc::Registered;
 
+/// Credits that are left for data when entries are to be taken back: a peer that reads nothing gives no more.
+const KEPT_CREDITS: u32 = 8;
+
 /// What riomap() registered.
 #[derive(Default)]
-pub(super) struct Mappings(Vec<Mapped>);
+pub(super) struct Mappings {
+    list: Vec<Mapped>,
+    /// The peer may have to be told of some of them.
+    has_news: bool,
+}
 
 struct Mapped {
-    memory: Registered,
     start: usize,
     len: usize,
     offset: u64,
-    /// The peer's entry, for memory that it may write to.
-    index: Option<u16>,
-    /// What the peer has to be told still.
-    news: News,
+    /// `None` once it is unmapped.
+    memory: Option<Registered>,
+    entry: Entry,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum News {
-    None,
-    Mapped,
-    Unmapped,
+/// A mapping's entry in the peer's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Entry {
+    /// None, for memory that the peer may not write to.
+    Local,
+    /// None yet.
+    Wanted,
+    Written(u16),
+    /// Still there, for memory that is not mapped any more.
+    Stale(u16),
 }
 
 impl Mappings {
     pub fn clear(&mut self) {
-        self.0.clear();
+        self.list.clear();
     }
 
-    fn free_index(&self, most: u16) -> Option<u16> {
-        (0..most).find(|&index| self.0.iter().all(|mapped| mapped.index != Some(index)))
+    fn entries(&self) -> impl Iterator<Item = Entry> + Clone {
+        self.list.iter().map(|mapped| mapped.entry)
     }
+}
+
+/// Where the next mapping that wants an entry goes in a table of `room` entries: its place and its index, which may be a stale one's.
+/// What the program mapped before it was connected may be more than there is room for.
+fn next_wanted(entries: impl Iterator<Item = Entry> + Clone, room: u16) -> Option<(usize, u16)> {
+    let place = entries.clone().position(|entry| entry == Entry::Wanted)?;
+    let is_free = |index| entries.clone().all(|entry| entry != Entry::Written(index) && entry != Entry::Stale(index));
+    let index =
+        (0..room).find(|&index| is_free(index)).or_else(|| next_stale(entries.clone()).map(|(_, index)| index))?;
+    Some((place, index))
+}
+
+/// The first stale entry: its place and its index.
+fn next_stale(entries: impl Iterator<Item = Entry>) -> Option<(usize, u16)> {
+    entries.enumerate().find_map(|(place, entry)| match entry {
+        Entry::Stale(index) => Some((place, index)),
+        _ => None,
+    })
+}
+
+/// Whether a table of `room` entries has one for another mapping. Stale ones can be had.
+fn has_room(entries: impl Iterator<Item = Entry>, room: u16) -> bool {
+    entries.filter(|entry| matches!(entry, Entry::Wanted | Entry::Written(_))).count() < usize::from(room)
 }
 
 impl State {
     /// Whether the program has mapped memory.
     pub(super) fn has_mappings(&self) -> bool {
-        !self.mappings.0.is_empty()
+        !self.mappings.list.is_empty()
+    }
+
+    /// Whether the peer may have to be told of mappings before data goes.
+    pub(super) fn has_mapping_news(&self) -> bool {
+        self.mappings.has_news
     }
 
     /// Tells the peer of mappings before data goes; false when that has to wait. `ENOMEM` without memory to send from.
     pub(super) fn announce_mappings(&mut self) -> Result<bool> {
+        if !self.mappings.has_news {
+            return Ok(true);
+        }
         let Some(link) = &mut self.link else { return Ok(true) };
-        for mapped in &mut self.mappings.0 {
-            if mapped.news != News::None && !mapped.announce(link)? {
+        while let Some((place, index)) = next_wanted(self.mappings.entries(), link.peer_mappings()) {
+            if !self.mappings.write(place, index, link)? {
                 return Ok(false);
             }
         }
-        self.mappings.0.retain(|mapped| mapped.len > 0);
+        // Data does not wait for these, and has the last credits.
+        while let Some((place, index)) = next_stale(self.mappings.entries()) {
+            if link.credits() <= KEPT_CREDITS || !self.mappings.write(place, index, link).unwrap_or(false) {
+                return Ok(true);
+            }
+        }
+        self.mappings.has_news = false;
+        if self.mappings.entries().any(|entry| entry == Entry::Wanted)
+            && let Some(id) = &self.id
+        {
+            diag::background(id.id(), Errno::ENOMEM, Why::NoEntry);
+        }
         Ok(true)
     }
 }
 
-impl Mapped {
-    /// Whether the program has not unmapped it.
-    fn is_wanted(&self) -> bool {
-        self.len > 0 && self.news != News::Unmapped
-    }
-
-    /// False when it has to wait; a failure of the connection shows in the link.
-    fn announce(&mut self, link: &mut Link) -> Result<bool> {
-        let Some(index) = self.index else { return Ok(true) };
-        let region = match self.news {
-            News::Unmapped => Region::default(),
-            _ => Region { addr: self.start as u64, key: self.memory.rkey(), length: self.len as u32 },
+impl Mappings {
+    /// Writes an entry of the peer's table. False when it has to wait; a failure of the connection shows in the link.
+    fn write(&mut self, place: usize, index: u16, link: &mut Link) -> Result<bool> {
+        let Some(mapped) = self.list.get_mut(place) else { return Ok(true) };
+        let region = match &mapped.memory {
+            Some(memory) => Region { addr: mapped.start as u64, key: memory.rkey(), length: mapped.len as u32 },
+            None => Region::default(),
         };
-        match link.announce(index, Mapping { offset: self.offset, region }) {
-            Ok(false) => Ok(false),
-            Err(error) if link.failure().is_none() => Err(error),
-            Ok(true) | Err(_) => {
-                if self.news == News::Unmapped {
-                    (self.index, self.len) = (None, 0);
-                }
-                self.news = News::None;
-                Ok(true)
-            }
+        match link.announce(index, Mapping { offset: mapped.offset, region }) {
+            Ok(false) => return Ok(false),
+            Err(error) if link.failure().is_none() => return Err(error),
+            Ok(true) | Err(_) => {}
         }
+        if mapped.memory.is_some() {
+            mapped.entry = Entry::Written(index);
+        }
+        // What was stale there is gone.
+        self.list.retain(|mapped| mapped.entry != Entry::Stale(index));
+        Ok(true)
     }
 }
 
@@ -99,16 +147,11 @@ impl Stream {
             return Err(Errno::EINVAL);
         }
         let remote = prot & libc::PROT_WRITE != 0;
-        let most = match (&state.phase, &state.link) {
-            (Phase::Connected, Some(link)) => link.peer_mappings(),
-            // How many the peer has room for shows later.
-            _ => u16::MAX,
-        };
-        let index = match remote.then(|| state.mappings.free_index(most)) {
-            Some(None) => return Err(Errno::ENOMEM),
-            Some(index) => index,
-            None => None,
-        };
+        if let (true, Phase::Connected, Some(link)) = (remote, &state.phase, &state.link)
+            && !has_room(state.mappings.entries(), link.peer_mappings())
+        {
+            return Err(Errno::ENOMEM);
+        }
         let address = start.as_ptr() as usize;
         let offset = if offset == -1 { address as i64 } else { offset };
         // Before there is a device, its number is what is wrong.
@@ -116,9 +159,10 @@ impl Stream {
         let pd = domain.pd();
         // SAFETY: the PD goes after the mappings (`State::release`); the caller vouches for the memory.
         let memory = unsafe { Registered::of(pd, start, len, remote)? };
-        let news = if remote { News::Mapped } else { News::None };
-        let mapped = Mapped { memory, start: address, len, offset: offset as u64, index, news };
-        try_push(&mut state.mappings.0, mapped)?;
+        let entry = if remote { Entry::Wanted } else { Entry::Local };
+        let mapped = Mapped { start: address, len, offset: offset as u64, memory: Some(memory), entry };
+        try_push(&mut state.mappings.list, mapped)?;
+        state.mappings.has_news |= remote;
         if matches!(state.phase, Phase::Connected) {
             // Now if there is room; otherwise before the next data.
             self.announce(&mut state);
@@ -138,22 +182,61 @@ impl Stream {
     /// riounmap(3): `EINVAL` unless riomap() was called with the same memory.
     pub fn unmap(&self, start: usize, len: usize) -> Result<()> {
         let mut state = self.enter()?;
-        let found = state
-            .mappings
-            .0
-            .iter()
-            .position(|mapped| mapped.start == start && mapped.len == len && mapped.news != News::Unmapped);
-        let place = found.ok_or(Errno::EINVAL)?;
+        let named = |mapped: &Mapped| mapped.memory.is_some() && mapped.start == start && mapped.len == len;
+        let place = state.mappings.list.iter().position(named).ok_or(Errno::EINVAL)?;
         let connected = matches!(state.phase, Phase::Connected);
-        let mapped = &mut state.mappings.0[place];
-        if mapped.index.is_some() && mapped.news == News::None && connected {
-            mapped.news = News::Unmapped;
-            self.announce(&mut state);
-            // The registration ends now, whatever the peer knows.
-            state.mappings.0.retain(Mapped::is_wanted);
-        } else {
-            state.mappings.0.swap_remove(place);
+        let mapped = &mut state.mappings.list[place];
+        match mapped.entry {
+            Entry::Written(index) if connected => {
+                // The registration ends now, whatever the peer knows.
+                mapped.memory = None;
+                mapped.entry = Entry::Stale(index);
+                state.mappings.has_news = true;
+                self.announce(&mut state);
+            }
+            _ => drop(state.mappings.list.remove(place)),
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Entry::{Local, Stale, Wanted, Written};
+    use super::*;
+
+    fn next(entries: &[Entry], room: u16) -> Option<(usize, u16)> {
+        next_wanted(entries.iter().copied(), room)
+    }
+
+    #[test]
+    fn entries_are_taken_in_order() {
+        assert_eq!(next(&[Wanted, Wanted], 4), Some((0, 0)));
+        assert_eq!(next(&[Written(0), Local, Wanted], 4), Some((2, 1)));
+        assert_eq!(next(&[Written(1), Wanted], 4), Some((1, 0)));
+        assert_eq!(next(&[Written(0), Local], 4), None);
+    }
+
+    #[test]
+    fn never_behind_the_table() {
+        assert_eq!(next(&[Wanted], 0), None);
+        assert_eq!(next(&[Written(0), Written(1), Wanted], 2), None);
+        assert_eq!(next(&[Wanted, Written(0), Written(1)], 3), Some((0, 2)));
+    }
+
+    #[test]
+    fn stale_entries_are_taken_last() {
+        assert_eq!(next(&[Wanted, Written(0), Stale(1)], 3), Some((0, 2)));
+        assert_eq!(next(&[Wanted, Written(0), Stale(1)], 2), Some((0, 1)));
+        assert_eq!(next(&[Stale(0), Wanted], 1), Some((1, 0)));
+        assert_eq!(next_stale([Wanted, Written(0), Stale(1)].into_iter()), Some((2, 1)));
+        assert_eq!(next_stale([Wanted, Written(0)].into_iter()), None);
+    }
+
+    #[test]
+    fn room_for_one_more() {
+        let room = |entries: &[Entry], room| has_room(entries.iter().copied(), room);
+        assert!(room(&[], 1) && room(&[Local, Local], 1) && room(&[Written(0), Stale(1)], 3));
+        assert!(!room(&[], 0) && room(&[Stale(0)], 1) && !room(&[Wanted], 1) && !room(&[Written(0)], 1));
     }
 }

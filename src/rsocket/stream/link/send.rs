@@ -176,6 +176,10 @@ impl Link {
 
     /// Writes `mapping` into entry `index` of the peer's table; false when it has to wait for credits or room.
     pub fn announce(&mut self, index: u16, mapping: Mapping) -> Result<bool> {
+        if index >= self.peer.iomap {
+            // Something else of the peer's is behind its table.
+            return Err(Errno::ENOMEM);
+        }
         let inline = IOMAP_ENTRY as u32 <= self.can_inline;
         let space = if inline { 0 } else { IOMAP_ENTRY as u32 };
         let Some(sender) = &self.sender else { return Err(Errno::ENOTCONN) };
