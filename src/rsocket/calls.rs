@@ -364,6 +364,15 @@ fn farewell() {
     });
 }
 
+/// Has idle streams give back the memory that their buffers have grown by. Those that are busy, or locked, keep it.
+pub(super) fn give_memory_back() {
+    TABLE.for_each(|_, object| {
+        if let Object::Socket(Socket::Stream(stream)) = &*object {
+            stream.give_memory_back();
+        }
+    });
+}
+
 /// rfcntl(3); `argument` is read by the commands that have one.
 pub fn control(fd: c_int, command: c_int, argument: usize) -> Result<c_int> {
     let stream = match socket_of(fd)? {

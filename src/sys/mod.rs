@@ -12,6 +12,7 @@ pub mod event;
 pub mod futex;
 pub mod lock;
 pub mod log;
+pub mod memlock;
 pub mod netlink;
 pub mod own;
 pub mod pages;

@@ -243,7 +243,7 @@ impl Receiver {
     }
 
     /// Whether another ring may be made now.
-    pub(super) fn may_follow(&self) -> bool {
+    pub fn may_follow(&self) -> bool {
         self.next.is_none() && self.ring.has_free_half()
     }
 

@@ -1,10 +1,23 @@
 //! The protection domain of a stream: its connection's memory is out of reach for the peers of all others.
 
-use super::State;
 use super::link::Link;
+use super::{State, Stream, forks};
 use crate::cm::Domain;
 use crate::errno::{Errno, Result};
+use crate::rsocket::spare;
 use crate::sys::alloc::try_box;
+
+impl Stream {
+    /// Gives back what the send buffer has grown by, unless the stream is busy. Never waits: the caller may hold another's lock.
+    pub fn give_memory_back(&self) {
+        if self.generation == forks::generation()
+            && let Ok(mut state) = self.state.try_lock()
+            && let Some(link) = &mut state.link
+        {
+            link.give_memory_back();
+        }
+    }
+}
 
 impl State {
     /// The stream's PD, made with its first use; `ENODEV` before its id has a device.
@@ -27,6 +40,6 @@ impl State {
     pub(super) fn make_link(&mut self) -> Result<Box<Link>> {
         self.domain()?;
         let (id, domain) = self.id.as_ref().zip(self.domain.as_ref()).ok_or(Errno::EBADF)?;
-        try_box(Link::new(id, domain, &self.options)?)
+        try_box(spare::with_memory(|| Link::new(id, domain, &self.options))?)
     }
 }

@@ -7,6 +7,7 @@ use super::link::Link;
 use super::{Phase, State, Stream};
 use crate::diag::{self, Why};
 use crate::errno::{Errno, Result};
+use crate::rsocket::spare;
 use crate::rsocket::wire::{Mapping, Region};
 use crate::sys::alloc::try_push;
 use crate::sys::rc::Registered;
@@ -158,7 +159,7 @@ impl Stream {
         let domain = state.domain().map_err(|error| if error == Errno::ENODEV { Errno::EINVAL } else { error })?;
         let pd = domain.pd();
         // SAFETY: the PD goes after the mappings (`State::release`); the caller vouches for the memory.
-        let memory = unsafe { Registered::of(pd, start, len, remote)? };
+        let memory = spare::with_memory(|| unsafe { Registered::of(pd, start, len, remote) })?;
         let entry = if remote { Entry::Wanted } else { Entry::Local };
         let mapped = Mapped { start: address, len, offset: offset as u64, memory: Some(memory), entry };
         try_push(&mut state.mappings.list, mapped)?;

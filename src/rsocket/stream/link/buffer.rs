@@ -6,6 +6,7 @@ use super::rings::{self, Grown};
 use super::{Link, ibv_qp};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::Sender;
+use crate::rsocket::spare;
 use crate::sys::rc::{Piece, Registered};
 
 /// Bytes of one that has grown once, and twice, as receive buffers do.
@@ -28,8 +29,13 @@ impl Memory {
     }
 }
 
+/// Memory of a buffer's first size; others may have to give some back for it.
 fn usual(qp: NonNull<ibv_qp>, size: u32) -> Result<Memory> {
-    // SAFETY: the QP is the link's, and live; its PD lives as long as the id, and so longer than the link.
+    spare::with_memory(|| usual_now(qp, size))
+}
+
+fn usual_now(qp: NonNull<ibv_qp>, size: u32) -> Result<Memory> {
+    // SAFETY: the QP is the link's, and live; its PD goes after the link.
     unsafe {
         let pd = NonNull::new((*qp.as_ptr()).pd).ok_or(Errno::EIO)?;
         Registered::new(pd, size as usize, false).map(Memory::Usual)
@@ -118,6 +124,20 @@ impl Link {
             && let Ok(memory) = usual(self.qp, size)
         {
             self.use_buffer(memory, size);
+        }
+    }
+
+    /// Goes back to the first size, if nothing is under way. The larger memory goes first: there may be none for both.
+    pub fn give_memory_back(&mut self) {
+        self.look_at_sent();
+        let buffer = &mut self.buffer;
+        let Some(sender) = self.sender.as_mut().filter(|sender| sender.is_idle()) else { return };
+        if buffer.size > buffer.least && buffer.before.is_none() {
+            sender.rebuffer(buffer.least);
+            buffer.size = buffer.least;
+            buffer.memory = None;
+            // Without it the next send makes it, or says that it can't.
+            buffer.memory = usual_now(self.qp, buffer.least).ok();
         }
     }
 

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use super::Link;
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::Wish;
-use crate::rsocket::spare::Share;
+use crate::rsocket::spare::{self, Share};
 use crate::sys::clock;
 use crate::sys::rc::Registered;
 
@@ -89,6 +89,10 @@ impl Link {
     pub(super) fn resize(&mut self) {
         if !self.rings.may_grow {
             return;
+        }
+        if self.rings.size > self.rings.least && spare::is_needed() && self.receiver.may_follow() {
+            let (place, size) = (self.rings.first, self.rings.least);
+            return self.follow(place, None, size);
         }
         match self.receiver.wish(clock::monotonic_ms) {
             Wish::Stay => {}

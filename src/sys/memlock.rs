@@ -1,0 +1,60 @@
+//! How much memory the process may lock: what devices use is counted against it.
+
+use std::mem::zeroed;
+
+use libc::{c_int, c_long, rlimit, stat};
+
+/// `struct __user_cap_header_struct` and two `struct __user_cap_data_struct` of linux/capability.h.
+#[repr(C)]
+struct Header {
+    version: u32,
+    pid: c_int,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Capabilities {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+const VERSION_3: u32 = 0x2008_0522;
+const CAP_IPC_LOCK: u32 = 14;
+/// Inode of /proc/self/ns/user in the first user namespace (`PROC_USER_INIT_INO`): capabilities of others don't count here.
+const FIRST_NAMESPACE: libc::ino_t = 0xEFFF_FFFD;
+
+/// RLIMIT_MEMLOCK, bytes; `None` when there is no limit, or none for this thread, which has CAP_IPC_LOCK.
+pub fn limit() -> Option<u64> {
+    // SAFETY: zeros are a value of it, and it is writable.
+    let limit = unsafe {
+        let mut limit: rlimit = zeroed();
+        if libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) != 0 {
+            return None;
+        }
+        limit
+    };
+    if limit.rlim_cur == libc::RLIM_INFINITY || is_exempt() {
+        return None;
+    }
+    // Narrower on some machines.
+    #[allow(clippy::useless_conversion)]
+    Some(u64::from(limit.rlim_cur))
+}
+
+fn is_exempt() -> bool {
+    let mut header = Header { version: VERSION_3, pid: 0 };
+    let mut sets = [Capabilities { effective: 0, permitted: 0, inheritable: 0 }; 2];
+    // SAFETY: both are what version 3 of the call reads and writes.
+    let result: c_long = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()) };
+    result == 0 && sets[0].effective & (1 << CAP_IPC_LOCK) != 0 && is_first_namespace()
+}
+
+/// Kernels without user namespaces have no such file.
+fn is_first_namespace() -> bool {
+    // SAFETY: zeros are a value of it, and it is writable; a C string.
+    unsafe {
+        let mut about: stat = zeroed();
+        libc::stat(c"/proc/self/ns/user".as_ptr(), &raw mut about) != 0 || about.st_ino == FIRST_NAMESPACE
+    }
+}
