@@ -6,12 +6,14 @@
 //! One connection is kept between calls. A caller takes it out of its [`Slot`] for the time of its request and puts
 //! it back after a proper answer; while it is out, other callers make one of their own, and the one put back second
 //! is closed. So no lock is held while waiting, requests never share a stream, and a thread in fork() never leaves a
-//! lock behind. A connection is known together with the process that made it: a child does not use its parent's, nor
-//! close it, since the number may belong to another file there by then.
+//! lock behind. A connection is kept together with the process that made it and with the kernel's name for the socket
+//! (SO_COOKIE). A child does not use its parent's connection, nor close it, and the process itself does neither once
+//! the program has closed the descriptor: the number may belong to another file by then.
 
+use std::ffi::c_int;
 use std::fs::OpenOptions;
 use std::io::Read;
-use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -145,35 +147,67 @@ fn parse_port(text: &[u8]) -> Option<u16> {
     std::str::from_utf8(text.get(..end)?).ok()?.parse().ok().filter(|port| *port != 0)
 }
 
-/// A place for one connection: process id in the upper half, descriptor in the lower, 0 when empty.
-struct Slot(AtomicU64);
+/// A place for one connection.
+struct Slot {
+    /// Process id in the upper half, descriptor or [`BUSY`] in the lower; 0 when empty.
+    kept: AtomicU64,
+    /// The socket's cookie. Accessed only by the thread that has set `kept` to [`BUSY`].
+    cookie: AtomicU64,
+}
+
+/// In place of a descriptor: a thread takes the connection out or puts one in.
+const BUSY: u32 = u32::MAX;
 
 impl Slot {
     const fn new() -> Slot {
-        Slot(AtomicU64::new(0))
+        Slot { kept: AtomicU64::new(0), cookie: AtomicU64::new(0) }
     }
 
-    /// The connection kept, if this process made it.
+    /// The connection kept, if this process made it and the descriptor still refers to it.
     fn take(&self) -> Option<OwnedFd> {
-        let kept = self.0.swap(0, Ordering::AcqRel);
-        if kept == 0 || kept >> 32 != u64::from(std::process::id()) {
+        let kept = self.kept.load(Ordering::Relaxed);
+        let number = kept as u32;
+        if kept == 0 || number == BUSY || process(kept) != std::process::id() || !self.reserve(kept) {
             return None;
         }
-        own::unmark(kept as u32 as i32);
-        // SAFETY: put() gave up ownership of the descriptor, and swap() hands it to one caller only.
-        Some(unsafe { OwnedFd::from_raw_fd(kept as u32 as i32) })
+        let cookie = self.cookie.load(Ordering::Relaxed);
+        self.kept.store(0, Ordering::Release);
+        let number = c_int::try_from(number).ok()?;
+        own::unmark(number);
+        if own::cookie(number) != Some(cookie) {
+            return None;
+        }
+        // SAFETY: put() gave up ownership of the descriptor, which is still open for the same socket, and reserve()
+        // succeeds in one thread only.
+        Some(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
-    /// Keeps the connection, or closes it if another is kept already.
+    /// Keeps the connection, or closes it if another one is kept already or the kernel has no cookies.
     fn put(&self, fd: OwnedFd) {
-        let process = u64::from(std::process::id()) << 32;
-        let fd = fd.into_raw_fd();
-        let kept = process | u64::from(fd as u32);
-        own::mark(fd);
-        if self.0.compare_exchange(0, kept, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            own::close(fd);
+        let before = self.kept.load(Ordering::Relaxed);
+        // What a parent left is replaced; its descriptor is not this process's to close.
+        let is_free = before == 0 || process(before) != std::process::id();
+        let Some(cookie) = own::cookie(fd.as_raw_fd()).filter(|_| is_free) else { return };
+        if self.reserve(before) {
+            let fd = fd.into_raw_fd();
+            own::mark(fd);
+            self.cookie.store(cookie, Ordering::Relaxed);
+            self.kept.store(in_this_process(fd as u32), Ordering::Release);
         }
     }
+
+    /// Marks the slot as busy; false if it is not as it was `seen`.
+    fn reserve(&self, seen: u64) -> bool {
+        self.kept.compare_exchange(seen, in_this_process(BUSY), Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+}
+
+fn process(kept: u64) -> u32 {
+    (kept >> 32) as u32
+}
+
+fn in_this_process(number: u32) -> u64 {
+    u64::from(std::process::id()) << 32 | u64::from(number)
 }
 
 impl Drop for Slot {
@@ -184,7 +218,6 @@ impl Drop for Slot {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -225,10 +258,38 @@ mod tests {
         let slot = Slot::new();
         let fd = socket();
         let other = u64::from(std::process::id() + 1) << 32;
-        slot.0.store(other | u64::from(fd.as_raw_fd() as u32), Ordering::Relaxed);
+        slot.kept.store(other | u64::from(fd.as_raw_fd() as u32), Ordering::Relaxed);
         assert!(slot.take().is_none());
         assert!(slot.take().is_none());
         // SAFETY: asks only whether the descriptor is open.
         assert!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) } >= 0, "closed the number of another process");
+    }
+    #[test]
+    fn connection_of_another_process_is_replaced() {
+        let slot = Slot::new();
+        for number in [7, BUSY] {
+            slot.kept.store((u64::from(std::process::id() + 1) << 32) | u64::from(number), Ordering::Relaxed);
+            let fd = socket();
+            let number = fd.as_raw_fd();
+            slot.put(fd);
+            assert_eq!(slot.take().unwrap().as_raw_fd(), number);
+        }
+    }
+
+    #[test]
+    fn descriptor_of_another_file_is_neither_used_nor_closed() {
+        let slot = Slot::new();
+        let fd = socket();
+        let number = fd.as_raw_fd();
+        slot.put(fd);
+        let another = socket();
+        // SAFETY: the number was given to the slot; it is another socket's from now on.
+        assert_eq!(unsafe { libc::dup2(another.as_raw_fd(), number) }, number);
+        assert!(slot.take().is_none());
+        // SAFETY: `number` was opened by dup2 above and belongs to nobody else.
+        drop(unsafe { OwnedFd::from_raw_fd(number) });
+        assert!(slot.take().is_none());
+        slot.put(another);
+        assert!(slot.take().is_some());
     }
 }

@@ -7,15 +7,16 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::forks;
 use crate::cm::GlobalLock;
 use crate::errno::{Errno, Result};
 use crate::sys::clock;
-use crate::sys::event::{EventFd, KernelEpoll};
+use crate::sys::event::KernelEpoll;
 use crate::sys::lock::Guard;
+use crate::sys::own::{self, OwnFd};
 
 /// What the reactor looks after.
 pub trait Service: Send + Sync {
@@ -41,11 +42,22 @@ struct Reactor {
     /// Of the process whose thread it is.
     generation: u32,
     epoll: KernelEpoll,
-    /// Wakes the thread when a timer comes first that it does not know of.
-    wake: EventFd,
+    /// Reported by the epoll when the thread is to look at the timers anew.
+    wake: Wake,
+    /// Which of the process's reactors this is: a thread of an earlier one ends.
+    number: usize,
     watched: HashMap<Key, Watched>,
     /// Latest first. There is room for as many as are watched.
     timers: Vec<(Instant, Key)>,
+}
+
+/// A socket that can always be written to, and never is: the epoll is told whether to report that. A write into a number
+/// that the program has closed could reach a file of its own.
+struct Wake {
+    fd: OwnFd,
+    /// By which it is known ([`own::cookie`]).
+    cookie: Option<u64>,
+    raised: bool,
 }
 
 struct Watched {
@@ -58,6 +70,9 @@ struct Watched {
 pub fn watch(fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
     forks::watched()?;
     let mut guard = lock();
+    if let Some(lost) = guard.take_if(|reactor| !reactor.is_usable()) {
+        lost.abandon();
+    }
     let reactor = match &mut *guard {
         Some(reactor) => reactor,
         none => none.insert(Reactor::start()?),
@@ -79,8 +94,10 @@ pub fn forget(key: Key) {
     if watched.expires.is_some() {
         reactor.timers.retain(|&(_, timer)| timer != key);
     }
-    // It cannot fail for what was added.
-    let _ = reactor.epoll.control(libc::EPOLL_CTL_DEL, watched.fd, None);
+    if reactor.is_usable() {
+        // It cannot fail for what was added.
+        let _ = reactor.epoll.control(libc::EPOLL_CTL_DEL, watched.fd, None);
+    }
     drop(guard);
     // Dropped without the lock: it may be the last one to hold the service.
     drop(watched);
@@ -89,7 +106,7 @@ pub fn forget(key: Key) {
 /// Runs `replace`, which puts another file in the place of a descriptor that may be looked after, and looks after that one.
 pub fn replaced(fd: RawFd, replace: impl FnOnce() -> Result<()>) -> Result<()> {
     let mut guard = lock();
-    let watched = guard.as_mut().and_then(|reactor| {
+    let watched = guard.as_mut().filter(|reactor| reactor.is_usable()).and_then(|reactor| {
         // The last one: a number that was closed behind our back may have been another's.
         let key = reactor.watched.iter().filter(|(_, watched)| watched.fd == fd).map(|(&key, _)| key).max()?;
         Some((reactor, key))
@@ -113,7 +130,7 @@ pub fn expire(key: Key, time: Option<Instant>) {
         let place = reactor.timers.partition_point(|&(later, _)| later > time);
         reactor.timers.insert(place, (time, key));
         if reactor.timers.last() == Some(&(time, key)) {
-            reactor.wake.raise();
+            reactor.report_wake(true);
         }
     }
 }
@@ -123,19 +140,61 @@ fn readable(key: Key) -> Option<libc::epoll_event> {
     Some(libc::epoll_event { events: libc::EPOLLIN as u32, u64: key.0 })
 }
 
+impl Wake {
+    fn new() -> Result<Wake> {
+        let fd = OwnFd::new(own::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0))?;
+        Ok(Wake { cookie: own::cookie(fd.as_raw_fd()), fd, raised: false })
+    }
+
+    fn event(&self) -> Option<libc::epoll_event> {
+        let events = if self.raised { libc::EPOLLOUT as u32 } else { 0 };
+        Some(libc::epoll_event { events, u64: WAKE.0 })
+    }
+
+    fn is_ours(&self) -> bool {
+        own::cookie(self.fd.as_raw_fd()) == self.cookie
+    }
+}
+
 impl Reactor {
     fn start() -> Result<Reactor> {
-        let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, EventFd::new()?);
-        epoll.control(libc::EPOLL_CTL_ADD, wake.as_raw_fd(), readable(WAKE))?;
-        spawn(epoll.as_raw_fd())?;
-        Ok(Reactor { generation: forks::generation(), epoll, wake, watched: HashMap::new(), timers: Vec::new() })
+        static STARTED: AtomicUsize = AtomicUsize::new(0);
+        let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, Wake::new()?);
+        epoll.control(libc::EPOLL_CTL_ADD, wake.fd.as_raw_fd(), wake.event())?;
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        spawn(number)?;
+        Ok(Reactor { generation: forks::generation(), epoll, wake, number, watched: HashMap::new(), timers: Vec::new() })
+    }
+
+    /// Has the epoll report `wake`, or not any longer.
+    fn report_wake(&mut self, on: bool) {
+        if self.wake.raised != on {
+            self.wake.raised = on;
+            self.is_usable();
+        }
+    }
+
+    /// Whether the program has left the descriptors alone. Under the numbers may be files of its own, even an epoll with
+    /// members of the same numbers: epoll_ctl(2) is called only when the socket is the reactor's, and says whether the epoll
+    /// is, too.
+    fn is_usable(&self) -> bool {
+        self.wake.is_ours()
+            && self.epoll.control(libc::EPOLL_CTL_MOD, self.wake.fd.as_raw_fd(), self.wake.event()).is_ok()
+    }
+
+    /// Gives up a reactor whose descriptors the program has closed, together with those that it watched.
+    fn abandon(self) {
+        self.epoll.forget();
+        self.wake.fd.forget();
+        // Services may lock what the caller has locked when they are dropped, and close what is not theirs.
+        std::mem::forget((self.watched, self.timers));
     }
 }
 
 /// Starts the thread, with all signals blocked: it takes none of the program's. By hand, for the standard library's
 /// way ends the program when there is no memory. The stack is as large as the program's threads have it: a smaller one may
 /// not hold the program's thread-local variables, which are part of it.
-fn spawn(epoll: RawFd) -> Result<()> {
+fn spawn(number: usize) -> Result<()> {
     // SAFETY: plain sets and attributes of this thread's stack; the argument is a number.
     unsafe {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
@@ -145,7 +204,7 @@ fn spawn(epoll: RawFd) -> Result<()> {
         libc::pthread_attr_init(&raw mut attributes);
         libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
         let mut thread: libc::pthread_t = std::mem::zeroed();
-        let argument = epoll as usize as *mut c_void;
+        let argument = number as *mut c_void;
         let result = libc::pthread_create(&raw mut thread, &raw const attributes, main, argument);
         libc::pthread_attr_destroy(&raw mut attributes);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
@@ -153,19 +212,21 @@ fn spawn(epoll: RawFd) -> Result<()> {
     }
 }
 
-extern "C" fn main(epoll: *mut c_void) -> *mut c_void {
-    run(epoll as usize as RawFd);
+extern "C" fn main(number: *mut c_void) -> *mut c_void {
+    run(number as usize);
     std::ptr::null_mut()
 }
 
-/// The thread. It lives as long as the process.
-fn run(epoll: RawFd) {
+/// The thread. It lives as long as the process, unless the program closes its descriptors.
+fn run(number: usize) {
     const BATCH: usize = 64;
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
-    loop {
-        let timeout = clock_of_first();
-        // SAFETY: room for as many events as are asked for; the descriptor is open as long as the process.
+    while let Some((epoll, timeout)) = next_wait(number) {
+        // SAFETY: room for as many events as are asked for; a number that is no epoll's any more is an error.
         let count = unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), BATCH as c_int, timeout) };
+        if count < 0 && Errno::last() != Errno::EINTR {
+            return;
+        }
         for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
             let key = Key(event.u64);
             if let Some(service) = find(key) {
@@ -178,12 +239,13 @@ fn run(epoll: RawFd) {
     }
 }
 
-/// Milliseconds until the first timer, -1 without one. Takes the wake-up that said that there is a new one.
-fn clock_of_first() -> c_int {
-    let guard = lock();
-    let Some(reactor) = guard.as_ref() else { return -1 };
-    reactor.wake.clear();
-    clock::poll_time(reactor.timers.last().map(|&(time, _)| time))
+/// What to wait for: the epoll, and the milliseconds until the first timer, -1 without one. Takes the wake-up that said
+/// that there is a new one. `None` when the reactor of that number is no more.
+fn next_wait(number: usize) -> Option<(RawFd, c_int)> {
+    let mut guard = lock();
+    let reactor = guard.as_mut().filter(|reactor| reactor.number == number && reactor.wake.is_ours())?;
+    reactor.report_wake(false);
+    Some((reactor.epoll.as_raw_fd(), clock::poll_time(reactor.timers.last().map(|&(time, _)| time))))
 }
 
 fn find(key: Key) -> Option<Arc<dyn Service>> {
@@ -229,9 +291,13 @@ fn lock() -> Guard<'static, Option<Reactor>> {
 
 fn leave_to_parent(reactor: &mut Option<Reactor>) {
     if let Some(left) = reactor.take_if(|reactor| reactor.generation != forks::generation()) {
-        // The descriptors are the child's own copies. The sockets stay: their locks may be held by threads that are not there, so
-        // nothing of them may be dropped.
-        drop((left.epoll, left.wake));
-        std::mem::forget((left.watched, left.timers));
+        if left.wake.is_ours() {
+            // The descriptors are the child's own copies. The sockets stay: their locks may be held by threads that are not
+            // there, so nothing of them may be dropped.
+            drop((left.epoll, left.wake));
+            std::mem::forget((left.watched, left.timers));
+        } else {
+            left.abandon();
+        }
     }
 }

@@ -99,6 +99,11 @@ impl KernelEpoll {
         OwnFd::new(unsafe { libc::syscall(libc::SYS_epoll_create1, flags) } as c_int).map(KernelEpoll)
     }
 
+    /// Gives up a descriptor that the program has closed.
+    pub fn forget(self) {
+        self.0.forget();
+    }
+
     /// The same epoll by another descriptor.
     pub fn duplicate(&self) -> Result<KernelEpoll> {
         OwnFd::duplicate(self.0.as_raw_fd()).map(KernelEpoll)

@@ -138,6 +138,21 @@ pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> RawFd {
     unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) as RawFd }
 }
 
+/// The kernel's name for the socket behind `fd` (SO_COOKIE), which no other socket has. `None` if it is no socket, or the
+/// kernel is older than 4.12. A program that closes all its descriptors (closefrom(3)) closes the library's, too, and their
+/// numbers are its own files' afterwards: what the library keeps beyond the life of the program's objects is compared by
+/// this before it is used or closed.
+pub fn cookie(fd: RawFd) -> Option<u64> {
+    let mut cookie = 0u64;
+    let mut len = size_of::<u64>() as libc::socklen_t;
+    // By the system call: librspreload.so interposes the C library's function.
+    // SAFETY: room for the cookie, as `len` says.
+    let got = unsafe {
+        libc::syscall(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_COOKIE, &raw mut cookie, &raw mut len)
+    };
+    (got == 0).then_some(cookie)
+}
+
 /// A descriptor that is marked while it is open.
 #[derive(Debug)]
 pub struct OwnFd(OwnedFd);
@@ -150,6 +165,12 @@ impl OwnFd {
         }
         // SAFETY: a system call has just made it for us.
         Ok(OwnFd(unsafe { OwnedFd::from_raw_fd(settle(result)) }))
+    }
+
+    /// Gives up a descriptor that the program has closed: the number may be that of a file of the program's.
+    pub fn forget(self) {
+        unmark(self.0.as_raw_fd());
+        std::mem::forget(self);
     }
 
     /// Another number for an open file.
@@ -195,6 +216,17 @@ mod tests {
         let mut status = -1;
         // SAFETY: `status` is writable.
         assert_eq!((unsafe { libc::waitpid(child, &raw mut status, 0) }, status), (child, 0));
+    }
+
+    #[test]
+    fn cookies_differ() {
+        let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (number, copy) = (one.as_raw_fd(), one.try_clone().unwrap());
+        assert!(cookie(number).is_some());
+        assert_eq!(cookie(number), cookie(copy.as_raw_fd()));
+        assert_ne!(cookie(number), cookie(other.as_raw_fd()));
+        assert_eq!(cookie(-1), None);
+        assert_eq!(cookie(std::fs::File::open("/proc/self/stat").unwrap().as_raw_fd()), None);
     }
 
     #[test]
