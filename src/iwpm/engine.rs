@@ -76,6 +76,8 @@ pub enum Action {
 pub struct Counts {
     /// Questions of others that were answered with a port.
     pub accepted: u64,
+    /// Of these, that the kernel was not told of, as it had been of too many.
+    pub not_reported: u64,
     /// Questions of others that were answered with none.
     pub rejected: u64,
     /// Questions of ours that were answered.

@@ -1,9 +1,10 @@
 //! Questions that are under way: ours to other hosts (*queries*), and theirs to us.
 //!
-//! A query is sent again each second for ten seconds. Of what others ask only as much is remembered as is needed to tell the
-//! kernel once, for as long as a peer may repeat it; all of that is bounded, because anyone may ask in anyone's name. A
-//! question is answered each time it comes, with a smaller message than its own and never on our own account, so that nobody
-//! can be flooded with our answers.
+//! A query is sent again each second for ten seconds. What others ask is remembered so that the kernel is told once. The
+//! kernel keeps each report (REMOTE_INFO, some 400 bytes) until the connection comes, for ever if none does, and does not
+//! say which it has used. As anyone may ask in anyone's name, so many reports are made in [`REMEMBERED`] and no more: in
+//! all, and because of one host. A question is answered each time it comes, with a smaller message than its own and never on
+//! our own account, so that nobody can be flooded with our answers.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -14,14 +15,16 @@ use super::wire::{Kind, Message, PORT};
 
 /// Milliseconds after which a query is sent again.
 pub const AGAIN: u64 = 1000;
-/// Milliseconds after which a query has failed, and a peer's question is forgotten.
+/// Milliseconds after which a query has failed.
 pub const LIFE: u64 = 10_000;
+/// Milliseconds after which a peer's question is forgotten.
+pub const REMEMBERED: u64 = 600_000;
 /// Queries at a time.
 pub const MOST_QUERIES: usize = 1 << 16;
-/// Questions of others that are remembered, of all and of one host.
-pub const MOST_ASKED: usize = 1 << 14;
-/// See [`MOST_ASKED`].
-pub const MOST_ASKED_BY_ONE: u32 = 1 << 11;
+/// Questions of others that are remembered, and which the kernel is told of: in all.
+pub const MAX_ASKED: usize = 1 << 13;
+/// The same of one host.
+pub const MAX_ASKED_BY_HOST: u32 = 1 << 10;
 
 /// A question to another host, for the kernel.
 #[derive(Clone, Debug)]
@@ -163,6 +166,18 @@ impl Queries {
     }
 }
 
+/// What a question of another host is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asking {
+    /// New: the kernel is to be told.
+    New,
+    /// The kernel was told.
+    Known,
+    /// New, but there are too many: the kernel is not told. The connection is made all the same, and shows the peer's
+    /// mapped address instead of its own.
+    TooMany,
+}
+
 /// Questions of others that the kernel has been told of.
 #[derive(Default)]
 pub struct Asked {
@@ -172,20 +187,21 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Whether this is new, and the kernel is to be told. False, too, when there are too many to remember another.
-    pub fn is_new(&mut self, from: SocketAddr, message: &Message, now: u64) -> bool {
+    /// Takes a question, and remembers it if the kernel is to be told.
+    pub fn take(&mut self, from: SocketAddr, message: &Message, now: u64) -> Asking {
         self.forget(now);
-        if self.known.contains(&(from, *message)) || self.known.len() >= MOST_ASKED {
-            return false;
+        if self.known.contains(&(from, *message)) {
+            return Asking::Known;
         }
-        let of_host = self.by_host.entry(from.ip()).or_default();
-        if *of_host >= MOST_ASKED_BY_ONE {
-            return false;
+        let host = host(from.ip());
+        let of_host = self.by_host.get(&host).copied().unwrap_or(0);
+        if self.known.len() >= MAX_ASKED || of_host >= MAX_ASKED_BY_HOST {
+            return Asking::TooMany;
         }
-        *of_host += 1;
+        self.by_host.insert(host, of_host + 1);
         self.known.insert((from, *message));
-        self.ends.push_back((now + LIFE, from, *message));
-        true
+        self.ends.push_back((now + REMEMBERED, from, *message));
+        Asking::New
     }
 
     /// How many are remembered.
@@ -208,16 +224,26 @@ impl Asked {
         while let Some(&(_, from, message)) = self.ends.front().filter(|&&(end, ..)| end <= now) {
             self.ends.pop_front();
             self.known.remove(&(from, message));
-            if let Some(of_host) = self.by_host.get_mut(&from.ip()) {
+            let host = host(from.ip());
+            if let Some(of_host) = self.by_host.get_mut(&host) {
                 *of_host -= 1;
                 if *of_host == 0 {
-                    self.by_host.remove(&from.ip());
+                    self.by_host.remove(&host);
                 }
             }
         }
         if self.known.is_empty() && self.known.capacity() > 0 {
             *self = Asked::default();
         }
+    }
+}
+
+/// What counts as one host: of IPv6 the 64 bits of a network, all addresses in which may be one host's. On a link those
+/// are all hosts'.
+fn host(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V6(v6) if !v6.is_unicast_link_local() => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),
+        other => other,
     }
 }
 

@@ -123,29 +123,62 @@ fn question(handle: u64) -> Message {
 }
 
 #[test]
-fn a_question_is_new_once_in_its_life() {
+fn the_kernel_is_told_once_of_a_question() {
     let (mut asked, from) = (Asked::default(), address("10.0.0.9:5"));
-    assert!(asked.is_new(from, &question(1), 0));
-    assert!(!asked.is_new(from, &question(1), LIFE - 1));
+    assert_eq!(asked.take(from, &question(1), 0), Asking::New);
+    assert_eq!(asked.take(from, &question(1), REMEMBERED - 1), Asking::Known);
     // Nobody can keep another one's question from the kernel.
-    assert!(asked.is_new(address("10.0.0.8:5"), &question(1), 1));
-    assert!(asked.is_new(from, &question(1), LIFE));
-    assert_eq!(asked.deadline(), Some(LIFE + 1));
-    asked.forget(3 * LIFE);
+    assert_eq!(asked.take(address("10.0.0.8:5"), &question(1), 1), Asking::New);
+    assert_eq!(asked.take(from, &question(1), REMEMBERED), Asking::New);
+    assert_eq!(asked.deadline(), Some(REMEMBERED + 1));
+    asked.forget(3 * REMEMBERED);
     assert!(asked.is_empty() && asked.by_host.is_empty() && asked.deadline().is_none());
+}
+
+/// The kernel may keep each for ever: what matters is how many there are in minutes.
+#[test]
+fn what_the_kernel_is_told_is_bounded() {
+    const HOUR: u64 = 3_600_000;
+    let from = |host: u32| SocketAddr::new(IpAddr::V4((0x0b00_0000 + host).into()), 5);
+    let told = |senders: u32| {
+        let mut asked = Asked::default();
+        let ask = |handle: u64| asked.take(from(handle as u32 % senders), &question(handle), handle * 10);
+        (0..HOUR / 10).map(ask).filter(|&asking| asking == Asking::New).count()
+    };
+    let rounds = (HOUR / REMEMBERED) as usize;
+    assert_eq!(told(1), rounds * MAX_ASKED_BY_HOST as usize);
+    assert_eq!(told(10_000), rounds * MAX_ASKED);
 }
 
 #[test]
 fn what_is_remembered_is_bounded() {
     let mut asked = Asked::default();
-    let most = u64::from(MOST_ASKED_BY_ONE);
+    let most = u64::from(MAX_ASKED_BY_HOST);
     for handle in 0..2 * most {
-        assert_eq!(asked.is_new(address("10.0.0.9:5"), &question(handle), 0), handle < most);
+        let expected = if handle < most { Asking::New } else { Asking::TooMany };
+        assert_eq!(asked.take(address("10.0.0.9:5"), &question(handle), 0), expected);
     }
-    for host in 0..MOST_ASKED as u32 * 2 {
-        asked.is_new(SocketAddr::new(IpAddr::V4((0x0b00_0000 + host).into()), 5), &question(1), 0);
+    assert_eq!(asked.take(address("10.0.0.8:5"), &question(0), 0), Asking::New, "another host");
+    for host in 0..MAX_ASKED as u32 * 2 {
+        asked.take(SocketAddr::new(IpAddr::V4((0x0b00_0000 + host).into()), 5), &question(1), 0);
     }
-    assert_eq!(asked.len(), MOST_ASKED);
-    assert!(asked.is_new(address("10.0.0.9:5"), &question(1), LIFE));
+    assert_eq!(asked.len(), MAX_ASKED);
+    assert_eq!(asked.take(address("10.0.0.9:5"), &question(0), 0), Asking::Known, "although it is full");
+    assert_eq!(asked.take(address("10.0.0.9:5"), &question(1), REMEMBERED), Asking::New);
     assert_eq!(asked.len(), 1);
+}
+
+#[test]
+fn a_network_of_ipv6_is_one_host() {
+    let told = |network: &str| {
+        let mut asked = Asked::default();
+        let from = |number: u64| address(&format!("[{network}::{number:x}]:5"));
+        let ask = |number| asked.take(from(number), &question(number), 0);
+        let told = (0..2 * u64::from(MAX_ASKED_BY_HOST)).map(ask).filter(|&asking| asking == Asking::New).count();
+        asked.forget(REMEMBERED);
+        assert!(asked.is_empty() && asked.by_host.is_empty());
+        told
+    };
+    assert_eq!(told("fd00:1"), MAX_ASKED_BY_HOST as usize);
+    assert_eq!(told("fe80"), 2 * MAX_ASKED_BY_HOST as usize, "all hosts of a link");
 }

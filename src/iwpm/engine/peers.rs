@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::{Action, Engine, Level, Socket};
 use crate::iwpm::mappings::key;
 use crate::iwpm::netlink::{Code, Value};
-use crate::iwpm::requests::{Due, Query};
+use crate::iwpm::requests::{Asking, Due, Query};
 use crate::iwpm::wire::{Kind, Message, Peer};
 use crate::sys::sockaddr::with_port;
 use crate::sys::uapi::{RDMA_NL_IWPM_QUERY_MAPPING, RDMA_NL_IWPM_REMOTE_INFO};
@@ -37,23 +37,35 @@ impl Engine {
                 let answer = Message { ap: mapping.answer(request.ap), ..request.answer(Kind::Accept) };
                 let (owner, local, mapped) = (mapping.owner, mapping.local, mapping.mapped);
                 self.counts.accepted += 1;
-                if self.asked.is_new(from, request, now) {
-                    // The kernel must know before the peer connects.
-                    let values = [
-                        Value::U32(0),
-                        Value::Address(local),
-                        Value::Address(address(request.cp, from)),
-                        Value::Address(mapped),
-                        Value::Address(address(mapped_cp, from)),
-                        Value::U16(0),
-                    ];
-                    self.tell_kernel(owner, RDMA_NL_IWPM_REMOTE_INFO, &values);
+                match self.asked.take(from, request, now) {
+                    Asking::New => self.tell_of_peer((owner, local, mapped), request.cp, mapped_cp, from),
+                    Asking::Known => {}
+                    Asking::TooMany => self.counts.not_reported += 1,
                 }
                 answer
             }
         };
         self.send(Socket::Service, to, from, &answer);
         true
+    }
+
+    /// Tells the kernel who is about to connect to a mapping; it must know before the peer connects.
+    fn tell_of_peer(
+        &mut self,
+        (owner, local, mapped): (u8, SocketAddr, SocketAddr),
+        cp: Peer,
+        mapped_cp: Peer,
+        from: SocketAddr,
+    ) {
+        let values = [
+            Value::U32(0),
+            Value::Address(local),
+            Value::Address(address(cp, from)),
+            Value::Address(mapped),
+            Value::Address(address(mapped_cp, from)),
+            Value::U16(0),
+        ];
+        self.tell_kernel(owner, RDMA_NL_IWPM_REMOTE_INFO, &values);
     }
 
     /// Asks another host, for the kernel.

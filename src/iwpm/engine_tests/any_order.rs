@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::iwpm::requests::REMEMBERED;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -79,8 +80,8 @@ proptest! {
                 world.remove(&at(host, port));
             }
         }
-        world.at(world.now + 100_000);
-        world.at(world.now + 100_000);
+        world.at(world.now + REMEMBERED);
+        world.at(world.now + REMEMBERED);
         prop_assert_eq!((world.engine.mappings(), world.open.len(), world.engine.deadline()), (0, 0, None));
     }
 

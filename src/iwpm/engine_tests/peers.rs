@@ -1,7 +1,7 @@
 //! Questions to other hosts, and theirs.
 
 use super::*;
-use crate::iwpm::requests::{AGAIN, LIFE};
+use crate::iwpm::requests::{AGAIN, LIFE, MAX_ASKED_BY_HOST};
 
 fn sent(out: &[Out]) -> Message {
     let Some(Out::Send(Socket::Client, to, message)) = out.last() else { panic!("nothing sent: {out:?}") };
@@ -95,4 +95,22 @@ fn questions_of_others() {
     let unknown = question("10.0.0.1:7999", 11);
     let reject = Out::Send(Socket::Service, address(from), unknown.answer(Kind::Reject));
     assert_eq!(world.udp(Socket::Service, from, unknown), [reject]);
+}
+
+/// Each makes the kernel keep some 400 bytes until its connection comes.
+#[test]
+fn forged_questions_make_the_kernel_keep_little() {
+    let mut world = World::registered();
+    world.add("10.0.0.1:7000");
+    let (mut reports, from) = (0, "10.0.0.9:5");
+    for handle in 0..20 * u64::from(MAX_ASKED_BY_HOST) {
+        world.at(handle * 10);
+        let out = world.udp(Socket::Service, from, question("10.0.0.1:7000", handle));
+        assert!(matches!(out.last(), Some(Out::Send(Socket::Service, ..))), "it is answered all the same");
+        reports += out.len() - 1;
+    }
+    assert_eq!(reports, MAX_ASKED_BY_HOST as usize);
+    assert_eq!(world.engine.counts().not_reported, 19 * u64::from(MAX_ASKED_BY_HOST));
+    // Another host's connections are told of.
+    assert_eq!(world.udp(Socket::Service, "10.0.0.8:5", question("10.0.0.1:7000", 1)).len(), 2);
 }
