@@ -86,6 +86,11 @@ fn connect(tcp: c_int) -> Outcome {
         return Outcome::Tcp;
     }
     let inner = decide::rsocket_for((&peer.storage, peer.len), |inner| {
+        let from = name::any_port(&own);
+        // From the TCP connection's address, by which the other end knows this one from strangers. If that cannot be had,
+        // from the one that the routes prefer.
+        // SAFETY: an address of this length.
+        unsafe { r::rbind(inner, decide::address(&from.storage), from.len) };
         // SAFETY: an address of this length.
         unsafe { r::rconnect(inner, decide::address(&peer.storage), peer.len) == 0 }
     });

@@ -5,7 +5,7 @@ use core::mem;
 
 use libc::{AF_INET, AF_INET6, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 
-use crate::real;
+use crate::{r, real};
 
 type Call = unsafe fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
 
@@ -23,6 +23,15 @@ pub fn own(tcp: c_int) -> Option<Name> {
 /// The other end's.
 pub fn peer(tcp: c_int) -> Option<Name> {
     ask(real::getpeername, tcp)
+}
+
+/// The other end's of an rsocket.
+pub fn rsocket_peer(inner: c_int) -> Option<Name> {
+    unsafe fn call(inner: c_int, name: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        // SAFETY: `len` bytes at `name` are writable: guaranteed by `ask`.
+        unsafe { r::rgetpeername(inner, name, len) }
+    }
+    ask(call, inner)
 }
 
 /// The address with a port that is still to be found.

@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{CLOCK_REALTIME, O_CREAT, SEM_FAILED, sem_t, timespec};
 
+use crate::epoll::Deadline;
 use crate::errno;
 
 const NAME: &CStr = c"/rsocket_fork";
@@ -22,21 +23,42 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Waits for the turn, so many milliseconds at most.
-    pub fn take(patience: c_int) -> Turn {
-        Turn::of(open(&SEMAPHORE, NAME), patience)
+    /// Waits for the turn until `end`, as long as `wanted` says that it is. `None` if it is not wanted any more.
+    pub fn take_while(end: &Deadline, wanted: impl Fn() -> bool) -> Option<Turn> {
+        Turn::of_while(open(&SEMAPHORE, NAME), end, wanted)
     }
 
-    fn of(semaphore: *mut sem_t, patience: c_int) -> Turn {
-        if semaphore.is_null() {
-            return Turn { semaphore };
+    fn of_while(semaphore: *mut sem_t, end: &Deadline, wanted: impl Fn() -> bool) -> Option<Turn> {
+        while wanted() {
+            let slice = end.left().min(SLICE);
+            if semaphore.is_null() || wait(semaphore, slice) || end.left() == 0 {
+                return wanted().then_some(Turn { semaphore });
+            }
         }
-        let end = after(patience);
+        None
+    }
+
+    #[cfg(test)]
+    fn of(semaphore: *mut sem_t, patience: c_int) -> Turn {
+        Turn::of_while(semaphore, &Deadline::after(patience), || true).unwrap()
+    }
+}
+
+/// How long is waited between two looks at whether the turn is still wanted, in milliseconds.
+const SLICE: c_int = 50;
+
+/// Waits so many milliseconds; whether the semaphore was taken. If not for long: whoever had the turn is gone, or so slow
+/// that it finds the address in use. In both cases the turn is given back for it.
+fn wait(semaphore: *mut sem_t, milliseconds: c_int) -> bool {
+    let end = after(milliseconds);
+    loop {
         // SAFETY: an open semaphore, which is never closed, and a time.
-        while unsafe { libc::sem_timedwait(semaphore, &raw const end) } != 0 && errno::get() == libc::EINTR {}
-        // When the time has run out: whoever had the turn is gone, or so slow that it finds the address in use. In
-        // both cases the turn is given back for it.
-        Turn { semaphore }
+        if unsafe { libc::sem_timedwait(semaphore, &raw const end) } == 0 {
+            return true;
+        }
+        if errno::get() != libc::EINTR {
+            return false;
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Both ends in one process, with the kernel's sockets in the part of rsockets.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, IntoRawFd};
 
 use libc::{EAGAIN, POLLIN};
@@ -58,6 +58,88 @@ fn both_ends_become_rsockets() {
         far.read_to_string(&mut text).unwrap();
         assert_eq!(text, "over the rsocket");
     }
+}
+
+/// A connection from 127.0.0.`host`.
+fn connect_from(host: u8, to: SocketAddr) -> TcpStream {
+    let from = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: 0,
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes([127, 0, 0, host]) },
+        sin_zero: [0; 8],
+    };
+    let to = libc::sockaddr_in {
+        sin_port: to.port().to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes([127, 0, 0, 1]) },
+        ..from
+    };
+    let len = size_of::<libc::sockaddr_in>() as socklen_t;
+    // SAFETY: addresses of this length, and a new descriptor.
+    unsafe {
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        assert_eq!(libc::bind(fd, (&raw const from).cast(), len), 0);
+        assert_eq!(libc::connect(fd, (&raw const to).cast(), len), 0);
+        std::os::fd::FromRawFd::from_raw_fd(fd)
+    }
+}
+
+#[test]
+fn rsockets_of_other_hosts_are_closed() {
+    let (client, server) = connection();
+    let to = server.local_addr().unwrap();
+    std::thread::scope(|scope| {
+        let passive = scope.spawn(|| decide(&server, Way::Receive));
+        // The word: the other end listens.
+        client.peek(&mut [0; 4]).unwrap();
+        let mut strangers: Vec<_> = (2..6).map(|host| connect_from(host, to)).collect();
+        assert!(matches!(decide(&client, Way::Receive), Ok(Some(_))));
+        assert!(matches!(passive.join().unwrap(), Ok(Some(_))));
+        for stranger in &mut strangers {
+            assert_eq!(stranger.read(&mut [0; 8]).unwrap_or(0), 0);
+        }
+    });
+    let (near, far) = (rsocket(&client), rsocket(&server));
+    assert_eq!(far.peer_addr().unwrap(), near.local_addr().unwrap());
+}
+
+#[test]
+fn a_silent_peer_does_not_keep_others_from_their_turn() {
+    let (silent, waiting) = connection();
+    // Not in fork mode: it does not even look for the word.
+    table::swap(silent.as_raw_fd(), None);
+    let (client, server) = connection();
+    let start = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        let passive = scope.spawn(|| decide(&waiting, Way::Receive));
+        silent.peek(&mut [0; 4]).unwrap();
+        let active = scope.spawn(|| decide(&client, Way::Receive));
+        assert!(matches!(decide(&server, Way::Receive), Ok(Some(_))));
+        assert!(matches!(active.join().unwrap(), Ok(Some(_))));
+        // Before the silent one is given up: what took its turn must not be what made it end.
+        assert!(!passive.is_finished() && start.elapsed().as_millis() < decide::PATIENCE as u128);
+        drop(silent);
+        assert_eq!(passive.join().unwrap(), Ok(None));
+    });
+    drop((rsocket(&client), rsocket(&server)));
+}
+
+#[test]
+fn an_rsocket_comes_from_the_address_of_its_tcp_socket() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = connect_from(7, listener.local_addr().unwrap());
+    let (server, from) = listener.accept().unwrap();
+    drop(listener);
+    for (socket, role) in [(&client, Role::Active), (&server, Role::Passive)] {
+        table::prepare(socket.as_raw_fd()).unwrap();
+        table::swap(socket.as_raw_fd(), Some(State::new(role).entry()));
+    }
+    std::thread::scope(|scope| {
+        let active = scope.spawn(|| decide(&client, Way::Receive));
+        assert!(matches!(decide(&server, Way::Receive), Ok(Some(_))));
+        assert!(matches!(active.join().unwrap(), Ok(Some(_))));
+    });
+    let (near, far) = (rsocket(&client), rsocket(&server));
+    assert_eq!((near.local_addr().unwrap().ip(), far.peer_addr().unwrap().ip()), (from.ip(), from.ip()));
 }
 
 #[test]
