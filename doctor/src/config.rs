@@ -8,7 +8,7 @@ use crate::report::Report;
 
 const RSOCKET: &str = "/etc/rdma/rsocket";
 /// The files of it (rsocket(7)).
-const NUMBERS: [&str; 8] = [
+const NUMBERS: [&str; 9] = [
     "mem_default",
     "wmem_default",
     "sqsize_default",
@@ -17,6 +17,7 @@ const NUMBERS: [&str; 8] = [
     "iomap_size",
     "polling_time",
     "wake_up_interval",
+    "grow_limit",
 ];
 
 pub fn check(report: &mut Report) {
@@ -73,6 +74,24 @@ fn environment(report: &mut Report) {
     ] {
         if let Some(value) = std::env::var_os(name).filter(|value| !value.is_empty()) {
             report.ok("environment", format!("{name}={}: {meaning}", value.to_string_lossy()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// rsocket(7) lists the files as `.It Pa NAME`.
+    #[test]
+    fn the_files_of_the_manual_page_are_known() {
+        let page = include_str!("../../man/rsocket.7");
+        for name in NUMBERS {
+            assert!(page.contains(&format!(".It Pa {name}")), "{name} is not in rsocket(7)");
+        }
+        let listed = page.lines().filter_map(|line| line.strip_prefix(".It Pa "));
+        for name in listed.filter(|name| name.ends_with("_default") || name.ends_with("_limit")) {
+            assert!(NUMBERS.contains(&name), "{name}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! RDMA devices, their ports, and the addresses that programs reach them by.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
@@ -17,9 +18,18 @@ pub struct Port {
     state: String,
     link: String,
     gids: usize,
-    interface: Option<String>,
+    /// That of the port itself, and those above it: VLANs, bonds, children of IPoIB.
+    interfaces: Vec<String>,
+    /// Whether one of them that has an address is up, or without addresses the first one.
     up: bool,
     pub addresses: Vec<IpAddr>,
+}
+
+impl Port {
+    /// Whether programs can connect by it.
+    fn is_usable(&self) -> bool {
+        self.active && self.up && !self.addresses.is_empty()
+    }
 }
 
 /// The names in a folder, in order; none where there is no such folder.
@@ -47,17 +57,19 @@ pub fn all() -> Vec<Port> {
         for number in entries(&format!("{CLASS}/{device}/ports")) {
             let folder = format!("{CLASS}/{device}/ports/{number}");
             let state = read(&format!("{folder}/state")).unwrap_or_default();
-            let interface = interface(&device, &number, &folder);
-            let of_interface = interface.as_ref().and_then(|name| addresses.get(name));
+            let interfaces = interfaces(NET, &device, &number, &folder);
+            let of = |name: &String| addresses.get(name).cloned().unwrap_or_default();
+            let with_address: Vec<&String> =
+                interfaces.iter().filter(|name| !of(name).is_empty() && is_up(name)).collect();
             found.push(Port {
                 name: format!("{device}/{number}"),
                 active: state.ends_with("ACTIVE"),
                 state,
                 link: read(&format!("{folder}/link_layer")).unwrap_or_default(),
                 gids: gids(&folder),
-                up: interface.as_ref().is_some_and(|name| is_up(name)),
-                addresses: of_interface.cloned().unwrap_or_default(),
-                interface,
+                up: !with_address.is_empty() || interfaces.first().is_some_and(|name| is_up(name)),
+                addresses: with_address.into_iter().flat_map(of).collect(),
+                interfaces,
                 device: device.clone(),
             });
         }
@@ -65,19 +77,39 @@ pub fn all() -> Vec<Port> {
     found
 }
 
-/// The network interface of a port: by netlink, by its GIDs, or the one of the device's bus address.
-fn interface(device: &str, number: &str, folder: &str) -> Option<String> {
-    let index = (0..1024).find(|index| index_is(device, *index));
-    index
-        .zip(number.parse().ok())
-        .and_then(|(index, port)| netdev::of_port(index, port))
-        .or_else(|| read(&format!("{folder}/gid_attrs/ndevs/0")).filter(|name| !name.is_empty()))
-        .or_else(|| entries(&format!("/sys/class/infiniband/{device}/device/net")).into_iter().next())
+const NET: &str = "/sys/class/net";
+
+/// The network interface of a port, by netlink, by its GIDs, or the one of the device's bus address; then those of its other
+/// GIDs, and all above.
+fn interfaces(net: &str, device: &str, number: &str, folder: &str) -> Vec<String> {
+    let of_port =
+        netdev::index_of(device).zip(number.parse().ok()).and_then(|(index, port)| netdev::of_port(index, port));
+    let ndevs = format!("{folder}/gid_attrs/ndevs");
+    let mut found: Vec<String> = of_port.into_iter().collect();
+    let of_gids = entries(&ndevs).into_iter().filter_map(|index| read(&format!("{ndevs}/{index}")));
+    found.extend(of_gids.filter(|name| !name.is_empty()));
+    if found.is_empty() {
+        found.extend(entries(&format!("/sys/class/infiniband/{device}/device/net")).into_iter().next());
+    }
+    with_those_above(net, found)
 }
 
-/// Whether the kernel knows the device by this index: asked of its first port, by which an interface would show.
-fn index_is(device: &str, index: u32) -> bool {
-    netdev::name_of(index).as_deref() == Some(device)
+/// Adds what is made of the interfaces: VLANs, bonds, bridges (links `upper_NAME`), children of IPoIB (file `parent`).
+fn with_those_above(net: &str, below: Vec<String>) -> Vec<String> {
+    let all = entries(net);
+    let mut found: Vec<String> = Vec::new();
+    let mut next: VecDeque<String> = below.into();
+    while let Some(name) = next.pop_front() {
+        if found.contains(&name) {
+            continue;
+        }
+        let of_this = entries(&format!("{net}/{name}"));
+        next.extend(of_this.iter().filter_map(|entry| entry.strip_prefix("upper_")).map(str::to_owned));
+        let is_child = |other: &&String| read(&format!("{net}/{other}/parent")).as_ref() == Some(&name);
+        next.extend(all.iter().filter(is_child).cloned());
+        found.push(name);
+    }
+    found
 }
 
 fn gids(folder: &str) -> usize {
@@ -104,9 +136,14 @@ pub fn check(ports: &[Port], report: &mut Report) {
         );
         return;
     }
+    let one_works = ports.iter().any(Port::is_usable);
     for port in ports {
-        state(port, report);
-        addresses(port, report);
+        if one_works && !port.is_usable() {
+            unused(port, report);
+        } else {
+            state(port, report);
+            addresses(port, report);
+        }
     }
     if !Path::new("/etc/libibverbs.d").is_dir() && entries("/usr/share/libibverbs.d").is_empty() {
         report.warning(
@@ -115,6 +152,17 @@ pub fn check(ports: &[Port], report: &mut Report) {
             "install the package with libibverbs' drivers (Debian: ibverbs-providers)",
         );
     }
+}
+
+/// A port that is not usable beside one that is: a second one without a cable, or one that is not meant to be used.
+fn unused(port: &Port, report: &mut Report) {
+    let why = match (port.active, port.interfaces.first()) {
+        (false, _) => format!("is not active ({})", port.state),
+        (true, None) => "has no network interface".to_owned(),
+        (true, Some(interface)) if !port.up => format!("its network interface {interface} is down"),
+        (true, Some(interface)) => format!("its network interface {interface} has no IP address"),
+    };
+    report.not_applicable("ports", format!("{} ({}): {why}; another port works", port.name, port.link));
 }
 
 fn state(port: &Port, report: &mut Report) {
@@ -133,7 +181,7 @@ fn state(port: &Port, report: &mut Report) {
 }
 
 fn addresses(port: &Port, report: &mut Report) {
-    let Some(interface) = &port.interface else {
+    let Some(interface) = port.interfaces.first() else {
         let advice =
             "for InfiniBand load ib_ipoib and set an address; programs that use IP addresses cannot reach it otherwise";
         return report.warning("addresses", format!("{} has no network interface", port.name), advice);
@@ -149,6 +197,67 @@ fn addresses(port: &Port, report: &mut Report) {
         );
     } else {
         let list: Vec<String> = port.addresses.iter().map(IpAddr::to_string).collect();
-        report.ok("addresses", format!("{} is {interface}: {}", port.name, list.join(", ")));
+        report.ok("addresses", format!("{} is {}: {}", port.name, port.interfaces.join(", "), list.join(", ")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::State;
+
+    fn port(name: &str) -> Port {
+        Port {
+            name: name.to_owned(),
+            device: "mlx5_0".to_owned(),
+            active: true,
+            state: "4: ACTIVE".to_owned(),
+            link: "Ethernet".to_owned(),
+            gids: 2,
+            interfaces: vec!["eth0".to_owned()],
+            up: true,
+            addresses: vec!["192.0.2.1".parse().unwrap()],
+        }
+    }
+
+    fn worst(ports: &[Port]) -> State {
+        let mut report = Report::default();
+        check(ports, &mut report);
+        report.worst_of("ports").max(report.worst_of("addresses"))
+    }
+
+    fn broken() -> [Port; 4] {
+        [
+            Port { active: false, state: "1: DOWN".to_owned(), ..port("mlx5_0/2") },
+            Port { addresses: Vec::new(), ..port("mlx5_1/1") },
+            Port { addresses: Vec::new(), up: false, ..port("mlx5_2/1") },
+            Port { addresses: Vec::new(), interfaces: Vec::new(), ..port("mlx5_3/1") },
+        ]
+    }
+
+    #[test]
+    fn what_is_not_usable_is_no_problem_beside_a_port_that_works() {
+        assert_eq!(worst(&[port("mlx5_0/1")]), State::Ok);
+        for other in broken() {
+            assert!(worst(&[port("mlx5_0/1"), other]) <= State::Ok);
+        }
+        for [one, two] in broken().into_iter().zip(broken()).map(|(one, two)| [one, two]) {
+            assert!(worst(&[one, two]) >= State::Warning);
+        }
+    }
+
+    #[test]
+    fn interfaces_above_are_found() {
+        let net = std::env::temp_dir().join(format!("rdmacm-doctor-{}", std::process::id()));
+        for path in ["eth0/upper_bond0", "eth1/upper_bond0", "bond0/upper_bond0.5", "bond0.5", "ib0", "ib0.8001", "lo"]
+        {
+            fs::create_dir_all(net.join(path)).unwrap();
+        }
+        fs::write(net.join("ib0.8001/parent"), "ib0\n").unwrap();
+        let above = |name: &str| with_those_above(net.to_str().unwrap(), vec![name.to_owned()]);
+        assert_eq!(above("eth0"), ["eth0", "bond0", "bond0.5"]);
+        assert_eq!(above("ib0"), ["ib0", "ib0.8001"]);
+        assert_eq!(above("lo"), ["lo"]);
+        fs::remove_dir_all(&net).unwrap();
     }
 }

@@ -17,6 +17,8 @@ const VERSIONS: [(&CStr, &CStr); 4] = [
     (c"rdma_establish", c"RDMACM_1.2"),
     (c"rdma_set_local_ece", c"RDMACM_1.3"),
 ];
+/// The newest that this project's library needs of libibverbs, and its version (rdma-core 32).
+const LEAST_VERBS: (&CStr, &CStr) = (c"_ibv_query_gid_ex", c"IBVERBS_1.11");
 /// Text in this project's library and in no other.
 const OURS: &[u8] = b"RDMACM_LOG";
 
@@ -105,6 +107,11 @@ fn verbs(ports: &[Port], report: &mut Report) {
             return report.problem("library", text, "install it (Debian: libibverbs1 and ibverbs-providers)");
         }
     };
+    if !library.has_version(LEAST_VERBS.0, LEAST_VERBS.1) {
+        let file = library.file(c"ibv_get_device_list").unwrap_or_default();
+        let text = format!("{} is older than 1.11 (rdma-core 32), which librdmacm 1.5 needs", file.display());
+        report.problem("library", text, "install a newer one (Debian: libibverbs1)");
+    }
     let names = names(library);
     for port in ports {
         if !names.contains(&port.device) {

@@ -24,6 +24,10 @@ use report::{Report, State};
 const PROBLEMS: u8 = 1;
 /// What it was called with makes no sense.
 const WRONG_USE: u8 = 2;
+/// With `--monitor`, as the plug-ins of Nagios and its like tell it.
+const MONITOR_WARNINGS: u8 = 1;
+const MONITOR_PROBLEMS: u8 = 2;
+const MONITOR_WRONG_USE: u8 = 3;
 
 fn main() -> ExitCode {
     match options::parse(std::env::args_os().skip(1)) {
@@ -39,7 +43,8 @@ fn main() -> ExitCode {
         Ok(Action::Examine(options)) => examine(&options),
         Err(message) => {
             eprint!("rdmacm-doctor: {message}\n{}", options::USAGE);
-            ExitCode::from(WRONG_USE)
+            let monitors = std::env::args_os().any(|argument| argument == "--monitor");
+            ExitCode::from(if monitors { MONITOR_WRONG_USE } else { WRONG_USE })
         }
     }
 }
@@ -57,5 +62,10 @@ fn examine(options: &Options) -> ExitCode {
         loopback::check(&devices, loaded, &mut report);
     }
     report.print(options);
-    if report.worst() == State::Problem { ExitCode::from(PROBLEMS) } else { ExitCode::SUCCESS }
+    match (report.worst(), options.monitor) {
+        (State::Problem, true) => ExitCode::from(MONITOR_PROBLEMS),
+        (State::Problem, false) => ExitCode::from(PROBLEMS),
+        (State::Warning, true) => ExitCode::from(MONITOR_WARNINGS),
+        _ => ExitCode::SUCCESS,
+    }
 }

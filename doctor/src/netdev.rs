@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::mem::zeroed;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 const NETLINK_RDMA: libc::c_int = 20;
@@ -24,9 +25,20 @@ pub fn of_port(device: u32, port: u32) -> Option<String> {
     text(&ask(PORT_GET, &[(DEV_INDEX, device), (PORT_INDEX, port)])?, NDEV_NAME)
 }
 
-/// The name of the device with this index.
-pub fn name_of(device: u32) -> Option<String> {
-    text(&ask(GET, &[(DEV_INDEX, device)])?, DEV_NAME)
+/// The kernel's index of the device with this name.
+pub fn index_of(device: &str) -> Option<u32> {
+    let mut index = None;
+    for_each(GET, |message| {
+        if text(message, DEV_NAME).as_deref() == Some(device) {
+            index = number(message, DEV_INDEX);
+        }
+    });
+    index
+}
+
+fn number(answer: &[u8], attribute: u16) -> Option<u32> {
+    let attributes = attributes(answer.get(HEADER..)?);
+    attributes.get(&attribute)?.first_chunk().copied().map(u32::from_ne_bytes)
 }
 
 fn text(answer: &[u8], attribute: u16) -> Option<String> {
@@ -34,12 +46,12 @@ fn text(answer: &[u8], attribute: u16) -> Option<String> {
     CStr::from_bytes_until_nul(attributes.get(&attribute)?).ok()?.to_str().ok().map(str::to_owned)
 }
 
-fn request(command: u16, values: &[(u16, u32)]) -> Vec<u8> {
+fn request(command: u16, flags: libc::c_int, values: &[(u16, u32)]) -> Vec<u8> {
     let mut message = Vec::new();
     let length = (HEADER + values.len() * (ATTRIBUTE + 4)) as u32;
     message.extend(length.to_ne_bytes());
     message.extend(command.to_ne_bytes());
-    message.extend((libc::NLM_F_REQUEST as u16).to_ne_bytes());
+    message.extend(((libc::NLM_F_REQUEST | flags) as u16).to_ne_bytes());
     message.extend([0; 8]);
     for (attribute, value) in values {
         message.extend(((ATTRIBUTE + 4) as u16).to_ne_bytes());
@@ -49,24 +61,60 @@ fn request(command: u16, values: &[(u16, u32)]) -> Vec<u8> {
     message
 }
 
-fn ask(command: u16, values: &[(u16, u32)]) -> Option<Vec<u8>> {
-    let request = request(command, values);
-    let mut answer = vec![0; 8192];
-    // SAFETY: a descriptor of our own, and buffers as long as is said.
-    let got = unsafe {
+/// A netlink socket with a request sent.
+fn send(request: &[u8]) -> Option<OwnedFd> {
+    // SAFETY: a new descriptor that nobody else owns, and a buffer as long as is said.
+    unsafe {
         let fd = libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, NETLINK_RDMA);
-        if fd < 0 {
-            return None;
-        }
-        let sent = libc::send(fd, request.as_ptr().cast(), request.len(), 0);
-        let got = if sent < 0 { -1 } else { libc::recv(fd, answer.as_mut_ptr().cast(), answer.len(), 0) };
-        libc::close(fd);
-        got
-    };
+        let socket = (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))?;
+        (libc::send(fd, request.as_ptr().cast(), request.len(), 0) >= 0).then_some(socket)
+    }
+}
+
+fn receive(socket: &OwnedFd) -> Option<Vec<u8>> {
+    let mut answer = vec![0; 32768];
+    // SAFETY: a buffer as long as is said.
+    let got = unsafe { libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) };
     answer.truncate(usize::try_from(got).ok()?);
-    let kind = answer.get(4..6).map(|bytes| u16::from_ne_bytes([bytes[0], bytes[1]]))?;
+    Some(answer)
+}
+
+fn ask(command: u16, values: &[(u16, u32)]) -> Option<Vec<u8>> {
+    let answer = receive(&send(&request(command, 0, values))?)?;
     // The kernel answers PORT_GET with the number of GET; errors have one of netlink's own.
-    (kind >> 10 == command >> 10).then_some(answer)
+    (kind(&answer)? >> 10 == command >> 10).then_some(answer)
+}
+
+fn kind(message: &[u8]) -> Option<u16> {
+    message.get(4..6)?.first_chunk().copied().map(u16::from_ne_bytes)
+}
+
+/// Calls `call` with each message of the answer about all there is.
+fn for_each(command: u16, mut call: impl FnMut(&[u8])) {
+    let Some(socket) = send(&request(command, libc::NLM_F_DUMP, &[])) else { return };
+    while let Some(answer) = receive(&socket) {
+        for message in messages(&answer) {
+            match kind(message) {
+                Some(kind) if kind >> 10 == command >> 10 => call(message),
+                // The end of the list, or an error.
+                _ => return,
+            }
+        }
+        if answer.is_empty() {
+            return;
+        }
+    }
+}
+
+/// The messages of one datagram.
+fn messages(mut bytes: &[u8]) -> Vec<&[u8]> {
+    let mut found = Vec::new();
+    while let Some(length) = bytes.first_chunk().map(|length| u32::from_ne_bytes(*length) as usize) {
+        let Some(message) = bytes.get(..length).filter(|_| length >= HEADER) else { break };
+        found.push(message);
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    found
 }
 
 fn attributes(mut bytes: &[u8]) -> BTreeMap<u16, &[u8]> {

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use crate::loopback::Kind;
 
 pub const USAGE: &str = "\
-usage: rdmacm-doctor [--json] [--quiet] [--no-connection] [--library FILE]
+usage: rdmacm-doctor [--json | --monitor] [--quiet] [--no-connection] [--library FILE]
   --json            print JSON
+  --monitor         print one line, and tell by the exit status: 0 well, 1 warnings, 2 problems, 3 wrong use
   --quiet           print only what is not well
   --no-connection   don't try connections
   --library FILE    look at this librdmacm instead of the one that programs load
@@ -34,19 +35,21 @@ pub enum Action {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Options {
     pub json: bool,
+    pub monitor: bool,
     pub quiet: bool,
     pub connections: bool,
     pub library: Option<PathBuf>,
 }
 
 pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Action, String> {
-    let mut options = Options { json: false, quiet: false, connections: true, library: None };
+    let mut options = Options { json: false, monitor: false, quiet: false, connections: true, library: None };
     let mut arguments = arguments;
     while let Some(argument) = arguments.next() {
         match argument.to_str() {
             Some("--help") => return Ok(Action::Help),
             Some("--version") => return Ok(Action::Version),
             Some("--json") => options.json = true,
+            Some("--monitor") => options.monitor = true,
             Some("--quiet") => options.quiet = true,
             Some("--no-connection") => options.connections = false,
             Some("--library") => {
@@ -78,8 +81,9 @@ mod tests {
     fn command_lines() {
         assert_eq!(of("--help"), Ok(Action::Help));
         let library = Some(PathBuf::from("/x"));
-        let all = Options { json: true, quiet: true, connections: false, library };
+        let all = Options { json: true, monitor: false, quiet: true, connections: false, library };
         assert_eq!(of("--json --quiet --no-connection --library /x"), Ok(Action::Examine(all)));
+        assert!(matches!(of("--monitor"), Ok(Action::Examine(Options { monitor: true, json: false, .. }))));
         assert!(of("--library").is_err() && of("--nonsense").is_err() && of("--try rdma here /x").is_err());
         assert!(matches!(of("--try rsockets ::1 /x"), Ok(Action::Try { kind: Kind::Rsockets, .. })));
     }

@@ -77,6 +77,13 @@ impl Report {
         self.findings.iter().map(|finding| finding.state).max().unwrap_or(State::NotApplicable)
     }
 
+    /// The worst of one check.
+    #[cfg(test)]
+    pub fn worst_of(&self, check: &str) -> State {
+        let of = self.findings.iter().filter(|finding| finding.check == check);
+        of.map(|finding| finding.state).max().unwrap_or(State::NotApplicable)
+    }
+
     fn count(&self, state: State) -> usize {
         self.findings.iter().filter(|finding| finding.state == state).count()
     }
@@ -84,6 +91,10 @@ impl Report {
     /// Prints it as the options say.
     pub fn print(&self, options: &Options) {
         let wanted = |finding: &&Finding| !options.quiet || finding.state >= State::Warning;
+        if options.monitor {
+            println!("{}", self.line());
+            return;
+        }
         if options.json {
             println!("{:#}", self.json(self.findings.iter().filter(wanted)));
             return;
@@ -98,6 +109,22 @@ impl Report {
             let [ok, warnings, problems] = [State::Ok, State::Warning, State::Problem].map(|state| self.count(state));
             println!("{ok} ok, {warnings} warnings, {problems} problems");
         }
+    }
+
+    /// All in one line, as programs that monitor show it.
+    fn line(&self) -> String {
+        let word = match self.worst() {
+            State::Problem => "CRITICAL",
+            State::Warning => "WARNING",
+            State::Ok | State::NotApplicable => "OK",
+        };
+        let worst = self.worst().max(State::Warning);
+        let texts: Vec<&str> = self.findings.iter().filter(|f| f.state == worst).map(|f| f.text.as_str()).collect();
+        let [ok, warnings, problems] = [State::Ok, State::Warning, State::Problem].map(|state| self.count(state));
+        let counts = format!("{ok} ok, {warnings} warnings, {problems} problems");
+        let texts = if texts.is_empty() { counts } else { format!("{counts}: {}", texts.join("; ")) };
+        // What follows a bar would be taken for figures.
+        format!("RDMA {word} - {}", texts.replace(['|', '\n'], " "))
     }
 
     fn json<'a>(&self, findings: impl Iterator<Item = &'a Finding>) -> Value {
@@ -130,11 +157,14 @@ mod tests {
         let mut report = Report::default();
         assert_eq!(report.worst(), State::NotApplicable);
         report.ok("a", "good");
+        assert_eq!(report.line(), "RDMA OK - 1 ok, 0 warnings, 0 problems");
         report.warning("b", "hm", "do");
         assert_eq!(report.worst(), State::Warning);
+        assert_eq!(report.line(), "RDMA WARNING - 1 ok, 1 warnings, 0 problems: hm");
         report.problem("c", "bad \"x\"", "do");
         report.ok("d", "good");
         assert_eq!(report.worst(), State::Problem);
+        assert_eq!(report.line(), "RDMA CRITICAL - 2 ok, 1 warnings, 1 problems: bad \"x\"");
         let json = report.json(report.findings.iter());
         assert_eq!((&json["state"], &json["ok"], &json["problems"]), (&json!("problem"), &json!(2), &json!(1)));
         assert_eq!(json["checks"][2]["text"], json!("bad \"x\""));
