@@ -180,7 +180,7 @@ static void data_after_the_end(struct peer *peer)
 	EXPECT(peer_word(peer, WORD(DATA, half(peer))));
 	while (rrecv(peer->victim, (char[8]){ 0 }, 8, 0) > 0)
 		;
-	EXPECT_ERROR(rsend(peer->victim, "x", 1, 0), ECONNRESET);
+	EXPECT_ERROR(rsend(peer->victim, "x", 1, 0), EPIPE);
 }
 
 /* ---- announced buffers ------------------------------------------------------------------------ */

@@ -284,10 +284,21 @@ pub unsafe fn send(
 ) -> Result<usize> {
     match TABLE.get(fd).as_deref() {
         // SAFETY: the caller's word.
-        Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.send(buffers, flags) },
+        Some(Object::Socket(Socket::Stream(socket))) => unsafe {
+            socket.send(buffers, flags).inspect_err(|&error| broken_pipe(socket, error, flags))
+        },
         // SAFETY: the caller's word.
         Some(Object::Socket(Socket::Datagram(socket))) => unsafe { socket.send(buffers, flags, to()?.as_ref()) },
         Some(Object::Epoll(_)) | None => Err(Errno::EBADF),
+    }
+}
+
+/// Raises SIGPIPE where the program expects it.
+#[cold]
+fn broken_pipe(socket: &Stream, error: Errno, flags: c_int) {
+    if error == Errno::EPIPE && flags & libc::MSG_NOSIGNAL == 0 && socket.raises_sigpipe() {
+        // SAFETY: a signal to this thread, which holds no lock.
+        unsafe { libc::raise(libc::SIGPIPE) };
     }
 }
 
@@ -340,6 +351,7 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
             farewell();
             return Ok(());
         }
+        (own::LEVEL, own::SIGPIPE) => return stream(fd)?.set_sigpipe(),
         (own::LEVEL, _) => {
             own::keep_apart();
             return Ok(());

@@ -87,11 +87,8 @@ impl CmId {
     /// A new id of a port space.
     pub fn new(port_space: u32) -> Result<CmId> {
         let channel = cm::create_event_channel()?;
-        let mut id = ptr::null_mut();
-        // SAFETY: a live channel, and `id` is writable.
-        let made =
-            unsafe { cm::create_id(channel.as_ptr(), NonNull::from(&mut id), ptr::null_mut::<c_void>(), port_space) };
-        match made.and_then(|()| NonNull::new(id).ok_or(Errno::ENOMEM)) {
+        // SAFETY: a live channel.
+        match unsafe { create_on(channel, port_space) } {
             Ok(id) => Ok(CmId::with(id, channel)),
             Err(error) => {
                 // SAFETY: nothing is on it.
@@ -105,6 +102,28 @@ impl CmId {
         // SAFETY: a live channel, of which nobody else knows.
         unsafe { own::settle_in(&raw mut (*channel.as_ptr()).fd) };
         CmId { id, channel }
+    }
+
+    /// Replaces the id by a new one of `port_space` on the same channel. The old id's events that were not read yet are discarded
+    /// with it. On failure the old id stays. The caller has dropped everything that was made on the old id's device.
+    pub fn start_over(&mut self, port_space: u32) -> Result<()> {
+        self.destroy_qp();
+        // SAFETY: the channel is live as long as `self`.
+        let new = self.insist(|| unsafe { create_on(self.channel, port_space) })?;
+        // SAFETY: only `self` uses the old id, and every event that was read is acknowledged.
+        if let Err(error) = unsafe { cm::destroy_id(self.id()) } {
+            // SAFETY: nobody else has seen the new id; `new` is live until then.
+            unsafe {
+                if let Ok(id) = Id::from_c(new.as_ptr())
+                    && cm::destroy_id(id).is_err()
+                {
+                    cm::free_id(id);
+                }
+            }
+            return Err(error);
+        }
+        self.id = new;
+        Ok(())
     }
 
     /// Descriptor of the channel.
@@ -259,6 +278,17 @@ impl CmId {
             unsafe { cm::destroy_qp(self.id()) };
         }
     }
+}
+
+/// Creates an id on `channel`.
+///
+/// # Safety
+/// `channel` is live.
+unsafe fn create_on(channel: NonNull<rdma_event_channel>, port_space: u32) -> Result<NonNull<rdma_cm_id>> {
+    let mut id = ptr::null_mut();
+    // SAFETY: the channel is live, by this function's contract, and `id` is writable.
+    unsafe { cm::create_id(channel.as_ptr(), NonNull::from(&mut id), ptr::null_mut::<c_void>(), port_space)? };
+    NonNull::new(id).ok_or(Errno::ENOMEM)
 }
 
 /// # Safety

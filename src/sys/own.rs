@@ -12,11 +12,14 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use super::event;
 
-/// Private level of rgetsockopt(): an int, 1 if the number is marked. Of rsetsockopt(): [`keep_apart`], and [`FAREWELL`].
+/// Private level of rgetsockopt(): an int, 1 if the number is marked. Of rsetsockopt(): [`keep_apart`], [`FAREWELL`], [`SIGPIPE`].
 pub const LEVEL: c_int = 0x7273_6f63;
 
 /// Private option of rsetsockopt(), for a process that ends: what its streams have sent arrives, and their peers see the end.
 pub const FAREWELL: c_int = 2;
+
+/// Private option of rsetsockopt() on a stream: it raises SIGPIPE as TCP's sockets do.
+pub const SIGPIPE: c_int = 3;
 
 /// The kernel's usual limit of a process (fs.nr_open); numbers beyond are not marked.
 const MOST: usize = 1 << 20;

@@ -44,6 +44,7 @@ int epoll_copies(void);
 int selects_by_table_size(void);
 int epoll_of_the_parent(void);
 int sends_files(void);
+int broken_pipe(void);
 int vectors(void);
 
 #endif

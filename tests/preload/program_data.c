@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
@@ -45,6 +46,32 @@ int sends_files(void)
 	CHECK(sendfile(fds[0], fds[1], NULL, 10) == -1 && errno == EINVAL);
 	CHECK(sendfile(fds[0], 999, NULL, 10) == -1 && errno == EBADF);
 	CHECK(close(fds[0]) == 0 && close(fds[1]) == 0 && close(file) == 0 && close(tube[0]) == 0 && close(tube[1]) == 0);
+	return 0;
+}
+
+static volatile sig_atomic_t pipes;
+static void count_pipe(int number)
+{
+	pipes += number == SIGPIPE;
+}
+
+/* SIGPIPE as of TCP's sockets, with which the first send after the peer's close succeeds. */
+int broken_pipe(void)
+{
+	int fds[2];
+
+	CHECK(signal(SIGPIPE, count_pipe) != SIG_ERR && !pair(fds));
+	CHECK(shutdown(fds[0], SHUT_WR) == 0);
+	CHECK(send(fds[0], "x", 1, MSG_NOSIGNAL) == -1 && errno == EPIPE && pipes == 0);
+	CHECK(send(fds[0], "x", 1, 0) == -1 && errno == EPIPE && pipes == 1);
+	CHECK(write(fds[0], "x", 1) == -1 && errno == EPIPE && pipes == 2);
+	CHECK(close(fds[0]) == 0 && close(fds[1]) == 0 && !pair(fds));
+	CHECK(close(fds[1]) == 0 && recv(fds[0], &(char){ 0 }, 1, 0) == 0);
+	CHECK((write(fds[0], "x", 1) == 1 || errno == EPIPE) && pipes == 2);
+	while (write(fds[0], "x", 1) == 1)
+		;
+	CHECK(errno == EPIPE && pipes == 3);
+	CHECK(close(fds[0]) == 0 && signal(SIGPIPE, SIG_DFL) == count_pipe);
 	return 0;
 }
 

@@ -53,7 +53,7 @@ static void in_both_roles(ssize_t (*body)(void), ssize_t result, int error)
 		call_begin(&call, body);
 		kill_child();
 		call_end(&call, result, error);
-		EXPECT_ERROR(rsend(survivor, "x", 1, 0), ECONNRESET);
+		EXPECT_ERROR(rsend(survivor, "x", 1, 0), EPIPE);
 		closed();
 		if (turn < 2)
 			before = open_fds();

@@ -24,6 +24,9 @@ impl Stream {
         let mut state = self.enter()?;
         // One more than asked for, as listen(2) has it; a negative number is a large one there.
         let backlog = usize::try_from(backlog).map_or(MOST, |backlog| (backlog + 1).min(MOST));
+        if let Phase::Failed { .. } = state.phase {
+            self.start_over(&mut state)?;
+        }
         match &mut state.phase {
             Phase::Idle => {}
             Phase::Listening(listening) => {
@@ -35,10 +38,12 @@ impl Stream {
         self.watch(&mut state)?;
         state.id()?.listen(backlog as c_int)?;
         state.phase = Phase::Listening(Listening { backlog, pending: Vec::new(), ready: VecDeque::new() });
+        state.shut_read = false;
         Ok(())
     }
 
-    /// raccept(3): the next connection. `EBADF` when the socket does not listen (spec: KEEP).
+    /// raccept(3): the next connection. `EBADF` when the socket does not listen (spec: KEEP), `EINVAL` when rshutdown(3) has ended
+    /// its listening.
     pub fn accept(&self) -> Result<Arc<Stream>> {
         let mut state = self.enter()?;
         let mut wait = Wait::after(state.options.receive_timeout);
@@ -50,7 +55,7 @@ impl Stream {
                         return Ok(stream);
                     }
                 }
-                _ => return Err(Errno::EBADF),
+                _ => return Err(if state.shut_read { Errno::EINVAL } else { Errno::EBADF }),
             }
             if let Some(error) = state.take_error() {
                 return Err(error);
@@ -152,7 +157,7 @@ impl Stream {
             state.phase = Phase::Connected;
             self.opened(&mut state);
         } else {
-            state.phase = Phase::Failed;
+            state.phase = Phase::Failed { told: false };
         }
         // The listener's lock comes before its connections'.
         drop(state);

@@ -28,19 +28,30 @@ impl Stream {
             libc::SHUT_RDWR => (true, true),
             _ => return Err(Errno::EINVAL),
         };
-        let mut state = self.enter()?;
+        let state = self.enter()?;
         match state.phase {
             Phase::Connected => {}
             Phase::Disconnected => return Ok(()),
-            Phase::Listening(_) if read => {
-                state.shut_read = true;
-                self.notify(Notice::Changed);
-                return Ok(());
-            }
+            Phase::Listening(_) => return if read { self.end_listening(state) } else { Ok(()) },
             _ => return Err(Errno::ENOTCONN),
         }
         drop(self.shut(state, read, write, Instant::now() + FAREWELL));
         Ok(())
+    }
+
+    /// A listener that is shut down for reading listens no more, as TCP has it: whoever connects is refused, connections that
+    /// were not accepted are dropped, and the socket keeps its address.
+    fn end_listening(&self, mut state: Guard<'_>) -> Result<()> {
+        let Phase::Listening(listening) = &mut state.phase else { return Ok(()) };
+        let (pending, ready) = (mem::take(&mut listening.pending), mem::take(&mut listening.ready));
+        let result = self.start_over(&mut state);
+        state.shut_read = true;
+        drop(state);
+        self.notify(Notice::Changed);
+        for stream in pending.into_iter().chain(ready) {
+            stream.close_unseen();
+        }
+        result
     }
 
     /// Ends directions of a connection; waits until what was sent has arrived, at most until `deadline`.

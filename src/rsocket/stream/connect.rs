@@ -1,6 +1,7 @@
 //! Connecting: address, route, handshake, driven by the reactor.
 
 use std::ffi::c_int;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -34,11 +35,34 @@ impl Stream {
     /// rbind(3).
     pub fn bind(&self, addr: &SockAddr) -> Result<()> {
         let mut state = self.enter()?;
-        if !matches!(state.phase, Phase::Idle) || state.bound {
+        if let Phase::Failed { .. } = state.phase {
+            self.start_over(&mut state)?;
+        }
+        if !matches!(state.phase, Phase::Idle) || state.bound.is_some() {
             return Err(Errno::EINVAL);
         }
-        state.id()?.bind(addr)?;
-        state.bound = true;
+        let id = state.id()?;
+        id.bind(addr)?;
+        // SAFETY: the source address of a live id, which is as long as its family says.
+        let name = unsafe { SockAddr::from_c(NonNull::from(&(*id.id().addr()).src.src_storage).cast()) };
+        state.bound = Some(name.unwrap_or(*addr));
+        Ok(())
+    }
+
+    /// Makes a socket whose attempt to connect has failed, or that is not to listen any more, an unconnected one with a new id
+    /// on the same channel. It stays bound to its address.
+    pub(super) fn start_over(&self, state: &mut State) -> Result<()> {
+        self.channel_fd.store(-1, Ordering::Relaxed);
+        state.link = None;
+        state.mappings.clear();
+        state.id.as_mut().ok_or(Errno::EBADF)?.start_over(super::port_space(self.domain))?;
+        state.apply_options()?;
+        if let Some(addr) = &state.bound {
+            state.id()?.bind(addr)?;
+        }
+        state.phase = Phase::Idle;
+        state.error = None;
+        (state.shut_read, state.ended, state.lost) = (false, false, false);
         Ok(())
     }
 
@@ -48,15 +72,19 @@ impl Stream {
         match state.phase {
             Phase::Idle => {}
             Phase::Connecting(_) => return Err(Errno::EALREADY),
-            Phase::Connected | Phase::Accepting(_) => return Err(Errno::EISCONN),
-            Phase::Listening(_) => return Err(Errno::EISCONN),
-            Phase::Disconnected | Phase::Failed => return Err(state.take_error().unwrap_or(Errno::EINVAL)),
+            Phase::Connected | Phase::Disconnected | Phase::Accepting(_) | Phase::Listening(_) => {
+                return Err(Errno::EISCONN);
+            }
+            Phase::Failed { told: true } => self.start_over(&mut state)?,
+            // As TCP: the failure of an attempt in the background is the result of the next call, even if SO_ERROR was read.
+            Phase::Failed { told: false } => return Err(state.tell_attempt().unwrap_or(Errno::ECONNABORTED)),
             Phase::Closed => return Err(Errno::EBADF),
         }
         self.watch(&mut state)?;
         let attempt = try_box(Attempt { to: *to, tries: 1 })?;
         state.id()?.resolve_addr(to, FIRST_TRY_MS as c_int)?;
         state.phase = Phase::Connecting(attempt);
+        state.shut_read = false;
         if state.is_nonblocking() {
             return Err(Errno::EINPROGRESS);
         }
@@ -73,7 +101,7 @@ impl Stream {
         }
         match state.phase {
             Phase::Closed => Err(Errno::EBADF),
-            Phase::Failed => Err(state.take_error().unwrap_or(Errno::ECONNREFUSED)),
+            Phase::Failed { .. } => Err(state.tell_attempt().unwrap_or(Errno::ECONNREFUSED)),
             // Connected, even if the peer has left already.
             _ => Ok(()),
         }
@@ -195,7 +223,7 @@ impl Stream {
 
     /// A connection that was not made.
     fn fail(&self, state: &mut State, error: Errno) {
-        state.phase = Phase::Failed;
+        state.phase = Phase::Failed { told: false };
         state.error = Some(error);
         state.hang_up();
         self.notify(Notice::Changed);
@@ -239,6 +267,12 @@ impl State {
         if let Ok(id) = self.id() {
             diag::background(id.id(), error, why);
         }
+    }
+
+    /// Takes the error of a failed attempt to connect for the call of rconnect(3) that reports it.
+    fn tell_attempt(&mut self) -> Option<Errno> {
+        self.phase = Phase::Failed { told: true };
+        self.take_error()
     }
 
     /// Ends what there is of a connection, or answers a peer that did.

@@ -162,6 +162,10 @@ impl Stream {
         loop {
             state.check_connected(nonblocking)?;
             if !state.can_write() {
+                if state.is_being_made() {
+                    state = self.pause(state, nonblocking, &mut wait, done)?.map_err(|_| Errno::EAGAIN)?;
+                    continue;
+                }
                 return ended(&mut state, done);
             }
             if state.link.as_ref().is_some_and(|link| link.splits(total - done)) {
@@ -188,6 +192,19 @@ impl Stream {
         }
     }
 
+    /// Whether a send that has failed with `EPIPE` is to raise SIGPIPE. Where it was the peer that ended the connection, the first
+    /// one does not: with TCP it would have succeeded.
+    pub fn raises_sigpipe(&self) -> bool {
+        let state = self.lock();
+        state.options.sigpipe && (state.shut_write || state.pipes > 1)
+    }
+
+    /// From now on failing sends raise SIGPIPE, on this socket and on those that it accepts.
+    pub fn set_sigpipe(&self) -> Result<()> {
+        self.enter()?.options.sigpipe = true;
+        Ok(())
+    }
+
     /// riowrite(3): into what the peer mapped at `offset`; less when less is mapped.
     ///
     /// # Safety
@@ -200,6 +217,10 @@ impl Stream {
         while done < data.len() {
             state.check_connected(nonblocking)?;
             if !state.can_write() {
+                if state.is_being_made() {
+                    state = self.pause(state, nonblocking, &mut wait, done)?.map_err(|_| Errno::EAGAIN)?;
+                    continue;
+                }
                 return ended(&mut state, done);
             }
             // What the peer mapped last may not have been looked at.
@@ -290,9 +311,17 @@ impl Stream {
     }
 }
 
-/// A sender's end: what it has sent, or the reason.
+/// The result of a call that can't send any more: what it has sent, or the reason. As with TCP an error is reported once; after that,
+/// after the peer's orderly end, and after the program's own SHUT_WR, it is `EPIPE`.
 fn ended(state: &mut State, done: usize) -> Result<usize> {
-    if done > 0 { Ok(done) } else { Err(state.take_error().unwrap_or(Errno::ECONNRESET)) }
+    if done > 0 {
+        return Ok(done);
+    }
+    let error = state.take_error();
+    if error.is_none() {
+        state.pipes = state.pipes.saturating_add(1);
+    }
+    Err(error.unwrap_or(Errno::EPIPE))
 }
 
 impl State {
@@ -302,10 +331,15 @@ impl State {
             Phase::Connected | Phase::Disconnected => Ok(()),
             Phase::Connecting(_) | Phase::Accepting(_) if nonblocking => Err(Errno::EAGAIN),
             Phase::Connecting(_) | Phase::Accepting(_) => Ok(()),
-            Phase::Failed => Err(self.take_error().unwrap_or(Errno::ENOTCONN)),
+            Phase::Failed { .. } => Err(self.take_error().unwrap_or(Errno::ENOTCONN)),
             Phase::Idle | Phase::Listening(_) => Err(Errno::ENOTCONN),
             Phase::Closed => Err(Errno::EBADF),
         }
+    }
+
+    /// Whether the connection is being made: a call that sends waits for it.
+    fn is_being_made(&self) -> bool {
+        matches!(self.phase, Phase::Connecting(_) | Phase::Accepting(_))
     }
 
     /// Whether there is nothing to read, and neither an end nor an error to tell of.

@@ -76,14 +76,16 @@ struct State {
     /// Before `id`: the QP's CQ and memory go after the QP (see `close`).
     link: Option<Box<Link>>,
     id: Option<CmId>,
-    /// Bound by the program: where connecting starts from.
-    bound: bool,
+    /// The address that the program has bound the socket to, with the port that it got.
+    bound: Option<SockAddr>,
     /// The program shut its directions down, the peer sends no more.
     shut_read: bool,
     shut_write: bool,
     ended: bool,
     /// The connection manager said that the connection is over.
     lost: bool,
+    /// Calls that failed with `EPIPE`.
+    pipes: u8,
     mappings: Mappings,
     /// What the QP and all of the stream's memory belong to: goes after them (see `close`).
     domain: Option<Domain>,
@@ -100,8 +102,10 @@ enum Phase {
     Connected,
     /// The connection is over; received data may still be there.
     Disconnected,
-    /// Connecting failed.
-    Failed,
+    /// Connecting failed. `told`: a call of rconnect(3) has reported it, so that the next one starts over.
+    Failed {
+        told: bool,
+    },
     Closed,
 }
 
@@ -119,8 +123,7 @@ type Guard<'a> = lock::Guard<'a, State>;
 impl Stream {
     /// rsocket(3) for SOCK_STREAM; `flags`: SOCK_NONBLOCK, SOCK_CLOEXEC.
     pub fn new(domain: c_int, flags: c_int) -> Result<Arc<Stream>> {
-        let port_space = if domain == AF_IB { rdma_port_space::RDMA_PS_IB } else { rdma_port_space::RDMA_PS_TCP };
-        let id = CmId::new(port_space as u32)?;
+        let id = CmId::new(port_space(domain))?;
         let stream = Stream::with(domain, id, Options::new(), Phase::Idle)?;
         stream.lock().flags = if flags & libc::SOCK_NONBLOCK != 0 { libc::O_NONBLOCK } else { 0 };
         // Channels are close-on-exec whether SOCK_CLOEXEC asks for it or not (docs/quirks.md).
@@ -140,11 +143,12 @@ impl Stream {
                 key: None,
                 link: None,
                 id: Some(id),
-                bound: false,
+                bound: None,
                 shut_read: false,
                 shut_write: false,
                 ended: false,
                 lost: false,
+                pipes: 0,
                 mappings: Mappings::default(),
                 domain: None,
             }),
@@ -274,6 +278,12 @@ impl State {
     fn take_error(&mut self) -> Option<Errno> {
         self.error.take()
     }
+}
+
+/// The port space of the ids of a domain's streams.
+fn port_space(domain: c_int) -> u32 {
+    let port_space = if domain == AF_IB { rdma_port_space::RDMA_PS_IB } else { rdma_port_space::RDMA_PS_TCP };
+    port_space as u32
 }
 
 /// How long the reactor leaves a lack of something alone before it looks again.

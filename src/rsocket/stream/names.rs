@@ -6,7 +6,7 @@ use std::sync::Arc;
 use libc::sockaddr_storage;
 
 use super::options::{Effect, Value};
-use super::{Phase, Stream};
+use super::{Phase, State, Stream};
 use crate::diag::Place;
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::CmId;
@@ -118,6 +118,24 @@ impl Stream {
                 state.id()?.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &on.to_ne_bytes())
             }
         }
+    }
+}
+
+impl State {
+    /// Sets the options on a new id that are the id's, as far as the program has set them.
+    pub(super) fn apply_options(&self) -> Result<()> {
+        let id = self.id()?;
+        let on: c_int = 1;
+        if self.options.reuse {
+            id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on.to_ne_bytes())?;
+        }
+        if self.options.tos != 0 {
+            id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &[self.options.tos])?;
+        }
+        if self.options.v6only {
+            id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &on.to_ne_bytes())?;
+        }
+        Ok(())
     }
 }
 

@@ -36,6 +36,8 @@ pub(super) struct Options {
     pub nodelay: bool,
     pub tos: u8,
     pub v6only: bool,
+    /// A call that fails with `EPIPE` raises SIGPIPE: for the programs of librspreload.so, which expect it of their sockets.
+    pub sigpipe: bool,
     pub receive_timeout: Option<Duration>,
     pub send_timeout: Option<Duration>,
     /// `struct ibv_path_data`, as the program gave them.
@@ -87,6 +89,7 @@ impl Options {
             nodelay: false,
             tos: 0,
             v6only: false,
+            sigpipe: false,
             receive_timeout: None,
             send_timeout: None,
             route: Vec::new(),

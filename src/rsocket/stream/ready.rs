@@ -19,10 +19,10 @@ impl State {
         let set = |bits: c_short, on: bool| if on { bits } else { 0 };
         let error = set(POLLERR, self.error.is_some());
         match &self.phase {
-            Phase::Idle => OUT | POLLHUP,
+            Phase::Idle | Phase::Failed { told: true } => OUT | POLLHUP,
             Phase::Listening(listening) => set(IN, !listening.ready.is_empty() || self.shut_read) | error,
             Phase::Connecting(_) | Phase::Accepting(_) => 0,
-            Phase::Failed => IN | OUT | POLLERR | POLLHUP,
+            Phase::Failed { told: false } => IN | OUT | POLLRDHUP | POLLHUP | error,
             Phase::Connected => {
                 let link = self.link.as_ref();
                 let readable = self.ended || self.shut_read || link.is_some_and(|link| link.available() > 0);
