@@ -4,14 +4,14 @@ use std::ffi::{c_int, c_short};
 use std::mem::{self, MaybeUninit};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use libc::{epoll_event, iovec, pollfd, sockaddr_storage};
 
 use super::dgram::Dgram;
 use super::epoll::Epoll;
 use super::poll;
-use super::stream::{Stream, Value};
+use super::reactor;
+use super::stream::{self, Stream, Value};
 use super::table::Table;
 use super::watch::{Lookup, Pollable};
 use crate::diag::Place;
@@ -335,6 +335,9 @@ pub fn peer_name(fd: c_int) -> Result<sockaddr_storage> {
 
 /// rgetsockopt(3).
 pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
+    if level == own::LEVEL && name == own::LONGEST_TURN {
+        return Ok(Value::int(reactor::longest_turn()));
+    }
     if level == own::LEVEL {
         return Ok(Value::int(own::is_own(fd).into()));
     }
@@ -364,16 +367,28 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
     }
 }
 
-/// The process ends: streams say their last words, as sockets do that nobody has closed.
-fn farewell() {
-    /// All together: the kernel would go on in the background.
-    const LIMIT: Duration = Duration::from_secs(2);
-    let deadline = Instant::now() + LIMIT;
+/// The process ends: what streams have sent arrives, as far as the program has closed them or shut them down.
+#[cfg(not(test))]
+pub(super) fn at_exit() {
+    if TABLE.is_empty_hint() {
+        return;
+    }
     TABLE.for_each(|_, object| {
         if let Object::Socket(Socket::Stream(stream)) = &*object {
-            stream.farewell(deadline);
+            stream.farewell(false);
         }
     });
+    stream::wait_for_all();
+}
+
+/// The process ends: streams say their last words, as sockets do that nobody has closed.
+fn farewell() {
+    TABLE.for_each(|_, object| {
+        if let Object::Socket(Socket::Stream(stream)) = &*object {
+            stream.farewell(true);
+        }
+    });
+    stream::wait_for_all();
 }
 
 /// Has idle streams give back the memory that their buffers have grown by. Those that are busy, or locked, keep it.

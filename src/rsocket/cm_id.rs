@@ -126,6 +126,20 @@ impl CmId {
         Ok(())
     }
 
+    /// Moves the channel, which the reactor looks after as `key`, to another descriptor, and closes its present one.
+    pub fn relocate(&mut self, key: reactor::Key) -> Result<()> {
+        let old = self.fd();
+        let new = own::settle(event::fcntl(old, libc::F_DUPFD_CLOEXEC, 0)?);
+        if let Err(error) = reactor::moved(key, new) {
+            own::close(new);
+            return Err(error);
+        }
+        // SAFETY: a live channel, which is used under the lock of this id's owner.
+        unsafe { (*self.channel.as_ptr()).fd = new };
+        own::close(old);
+        Ok(())
+    }
+
     /// Descriptor of the channel.
     pub fn fd(&self) -> c_int {
         // SAFETY: a live channel.

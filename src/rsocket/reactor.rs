@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::forks;
 use crate::cm::GlobalLock;
@@ -47,8 +47,8 @@ struct Reactor {
     /// Which of the process's reactors this is: a thread of an earlier one ends.
     number: usize,
     watched: HashMap<Key, Watched>,
-    /// Latest first. There is room for as many as are watched.
-    timers: Vec<(Instant, Key)>,
+    /// Latest first. There is room for two of each that is watched.
+    timers: Vec<(Instant, Key, Timer)>,
 }
 
 /// A socket that can always be written to, and never is: the epoll is told whether to report that. A write into a number
@@ -64,7 +64,20 @@ struct Watched {
     fd: c_int,
     service: Arc<dyn Service>,
     expires: Option<Instant>,
+    /// Its descriptor is not looked at for a while.
+    rests: bool,
 }
+
+/// What happens when a time has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Timer {
+    Expires,
+    /// The descriptor is looked at again.
+    Resumes,
+}
+
+/// Microseconds of the longest turn since somebody asked.
+static LONGEST: AtomicU64 = AtomicU64::new(0);
 
 /// Looks after `fd`, which stays open until [`forget`].
 pub fn watch(fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
@@ -79,10 +92,10 @@ pub fn watch(fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
     };
     let key = Key(NEXT.fetch_add(1, Ordering::Relaxed));
     reactor.watched.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-    let missing = reactor.watched.len() + 1 - reactor.timers.len();
+    let missing = (2 * (reactor.watched.len() + 1)).saturating_sub(reactor.timers.len());
     reactor.timers.try_reserve(missing).map_err(|_| Errno::ENOMEM)?;
     reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, readable(key))?;
-    reactor.watched.insert(key, Watched { fd, service, expires: None });
+    reactor.watched.insert(key, Watched { fd, service, expires: None, rests: false });
     Ok(key)
 }
 
@@ -91,8 +104,8 @@ pub fn forget(key: Key) {
     let mut guard = lock();
     let Some(reactor) = guard.as_mut() else { return };
     let Some(watched) = reactor.watched.remove(&key) else { return };
-    if watched.expires.is_some() {
-        reactor.timers.retain(|&(_, timer)| timer != key);
+    if watched.expires.is_some() || watched.rests {
+        reactor.timers.retain(|&(_, timer, _)| timer != key);
     }
     if reactor.is_usable() {
         // It cannot fail for what was added.
@@ -118,20 +131,45 @@ pub fn replaced(fd: RawFd, replace: impl FnOnce() -> Result<()>) -> Result<()> {
     reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, readable(key)).and(result)
 }
 
+/// What is looked after as `key` has another number from now on, which is open; the one before may be closed.
+pub fn moved(key: Key, fd: c_int) -> Result<()> {
+    let mut guard = lock();
+    let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
+    let watched = reactor.watched.get_mut(&key).ok_or(Errno::EBADF)?;
+    reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, readable(key))?;
+    // It cannot fail for what was added.
+    let _ = reactor.epoll.control(libc::EPOLL_CTL_DEL, watched.fd, None);
+    watched.fd = fd;
+    Ok(())
+}
+
+/// Does not look at the descriptor of `key` for so long: what it shows can't be dealt with now, and others are not to wait.
+pub fn rest(key: Key, time: Duration) {
+    let mut guard = lock();
+    let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable()) else { return };
+    let Some(watched) = reactor.watched.get_mut(&key).filter(|watched| !watched.rests) else { return };
+    let nothing = libc::epoll_event { events: 0, u64: key.0 };
+    if reactor.epoll.control(libc::EPOLL_CTL_MOD, watched.fd, Some(nothing)).is_ok() {
+        watched.rests = true;
+        reactor.insert(Instant::now() + time, key, Timer::Resumes);
+    }
+}
+
+/// Microseconds that the longest turn took since this was last called.
+pub fn longest_turn() -> c_int {
+    c_int::try_from(LONGEST.swap(0, Ordering::Relaxed)).unwrap_or(c_int::MAX)
+}
+
 /// Sets the time at which `key` expires, in place of an earlier one.
 pub fn expire(key: Key, time: Option<Instant>) {
     let mut guard = lock();
     let Some(reactor) = guard.as_mut() else { return };
     let Some(watched) = reactor.watched.get_mut(&key) else { return };
     if std::mem::replace(&mut watched.expires, time).is_some() {
-        reactor.timers.retain(|&(_, timer)| timer != key);
+        reactor.timers.retain(|&(_, timer, kind)| timer != key || kind != Timer::Expires);
     }
     if let Some(time) = time {
-        let place = reactor.timers.partition_point(|&(later, _)| later > time);
-        reactor.timers.insert(place, (time, key));
-        if reactor.timers.last() == Some(&(time, key)) {
-            reactor.report_wake(true);
-        }
+        reactor.insert(time, key, Timer::Expires);
     }
 }
 
@@ -163,7 +201,14 @@ impl Reactor {
         epoll.control(libc::EPOLL_CTL_ADD, wake.fd.as_raw_fd(), wake.event())?;
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         spawn(number)?;
-        Ok(Reactor { generation: forks::generation(), epoll, wake, number, watched: HashMap::new(), timers: Vec::new() })
+        Ok(Reactor {
+            generation: forks::generation(),
+            epoll,
+            wake,
+            number,
+            watched: HashMap::new(),
+            timers: Vec::new(),
+        })
     }
 
     /// Has the epoll report `wake`, or not any longer.
@@ -188,6 +233,23 @@ impl Reactor {
         self.wake.fd.forget();
         // Services may lock what the caller has locked when they are dropped, and close what is not theirs.
         std::mem::forget((self.watched, self.timers));
+    }
+
+    fn insert(&mut self, time: Instant, key: Key, kind: Timer) {
+        let place = self.timers.partition_point(|&(later, ..)| later > time);
+        self.timers.insert(place, (time, key, kind));
+        if place + 1 == self.timers.len() {
+            self.report_wake(true);
+        }
+    }
+
+    /// Looks at the descriptor of `key` again.
+    fn resume(&mut self, key: Key) {
+        let usable = self.is_usable();
+        let Some(watched) = self.watched.get_mut(&key).filter(|_| usable) else { return };
+        watched.rests = false;
+        // It cannot fail for what was added.
+        let _ = self.epoll.control(libc::EPOLL_CTL_MOD, watched.fd, readable(key));
     }
 }
 
@@ -227,6 +289,7 @@ fn run(number: usize) {
         if count < 0 && Errno::last() != Errno::EINTR {
             return;
         }
+        let start = Instant::now();
         for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
             let key = Key(event.u64);
             if let Some(service) = find(key) {
@@ -236,6 +299,8 @@ fn run(number: usize) {
         while let Some((key, service)) = next_expired() {
             service.expired(key);
         }
+        let turn = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+        LONGEST.fetch_max(turn, Ordering::Relaxed);
     }
 }
 
@@ -245,7 +310,7 @@ fn next_wait(number: usize) -> Option<(RawFd, c_int)> {
     let mut guard = lock();
     let reactor = guard.as_mut().filter(|reactor| reactor.number == number && reactor.wake.is_ours())?;
     reactor.report_wake(false);
-    Some((reactor.epoll.as_raw_fd(), clock::poll_time(reactor.timers.last().map(|&(time, _)| time))))
+    Some((reactor.epoll.as_raw_fd(), clock::poll_time(reactor.timers.last().map(|&(time, ..)| time))))
 }
 
 fn find(key: Key) -> Option<Arc<dyn Service>> {
@@ -255,14 +320,20 @@ fn find(key: Key) -> Option<Arc<dyn Service>> {
 fn next_expired() -> Option<(Key, Arc<dyn Service>)> {
     let mut guard = lock();
     let reactor = guard.as_mut()?;
-    let &(time, key) = reactor.timers.last()?;
-    if clock::left(time).is_some() {
-        return None;
+    loop {
+        let &(time, key, kind) = reactor.timers.last()?;
+        if clock::left(time).is_some() {
+            return None;
+        }
+        reactor.timers.pop();
+        if kind == Timer::Resumes {
+            reactor.resume(key);
+            continue;
+        }
+        let watched = reactor.watched.get_mut(&key)?;
+        watched.expires = None;
+        return Some((key, Arc::clone(&watched.service)));
     }
-    reactor.timers.pop();
-    let watched = reactor.watched.get_mut(&key)?;
-    watched.expires = None;
-    Some((key, Arc::clone(&watched.service)))
 }
 
 /// For forks.rs: takes the lock and keeps it.

@@ -22,6 +22,12 @@ pub struct Changes {
 }
 
 impl Changes {
+    /// A counter in a static.
+    #[cfg(not(all(test, loom)))]
+    pub const fn new() -> Changes {
+        Changes { count: Futex::new(), sleepers: AtomicU32::new(0) }
+    }
+
     /// Where the counter is. Taken before looking at what may change.
     pub fn count(&self) -> u32 {
         self.count.value().load(Ordering::Acquire)
@@ -64,6 +70,10 @@ mod kernel {
     pub struct Futex(AtomicU32);
 
     impl Futex {
+        pub const fn new() -> Futex {
+            Futex(AtomicU32::new(0))
+        }
+
         pub fn value(&self) -> &AtomicU32 {
             &self.0
         }

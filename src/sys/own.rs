@@ -21,6 +21,9 @@ pub const FAREWELL: c_int = 2;
 /// Private option of rsetsockopt() on a stream: it raises SIGPIPE as TCP's sockets do.
 pub const SIGPIPE: c_int = 3;
 
+/// Private option of rgetsockopt(), for tests: microseconds that the reactor's longest turn took since it was last asked.
+pub const LONGEST_TURN: c_int = 4;
+
 /// The kernel's usual limit of a process (fs.nr_open); numbers beyond are not marked.
 const MOST: usize = 1 << 20;
 

@@ -1,22 +1,25 @@
 //! Listening and accepting: handshakes run in the background, raccept() hands over what is finished.
 
-use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
+use super::backlog::Listening;
 use super::connect::depth;
 use super::wait::Wait;
-use super::{Guard, Listening, Notice, Phase, State, Stream};
+use super::{Guard, Notice, Phase, State, Stream};
 use crate::diag::{self, Why};
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::{CmId, Event, Request};
+use crate::rsocket::reactor;
 use crate::rsocket::wire::{self, ConnData};
-use crate::sys::alloc::try_push;
 use crate::sys::sockaddr::AF_IB;
 
 /// The most connections that wait, as /proc/sys/net/core/somaxconn has it for sockets.
 const MOST: usize = 4096;
+/// How long a peer may take to finish the handshake. Without it the peer's own request decides, which may say minutes.
+const HANDSHAKE: Duration = Duration::from_secs(10);
 
 impl Stream {
     /// rlisten(3); a second call changes the backlog.
@@ -30,14 +33,14 @@ impl Stream {
         match &mut state.phase {
             Phase::Idle => {}
             Phase::Listening(listening) => {
-                listening.backlog = backlog;
+                listening.set_backlog(backlog);
                 return Ok(());
             }
             _ => return Err(Errno::EINVAL),
         }
         self.watch(&mut state)?;
         state.id()?.listen(backlog as c_int)?;
-        state.phase = Phase::Listening(Listening { backlog, pending: Vec::new(), ready: VecDeque::new() });
+        state.phase = Phase::Listening(Listening::new(backlog));
         state.shut_read = false;
         Ok(())
     }
@@ -51,7 +54,7 @@ impl Stream {
             let nonblocking = state.is_nonblocking();
             match &mut state.phase {
                 Phase::Listening(listening) => {
-                    if let Some(stream) = listening.ready.pop_front() {
+                    if let Some(stream) = listening.next() {
                         return Ok(stream);
                     }
                 }
@@ -84,23 +87,22 @@ impl Stream {
             return state;
         };
         let Phase::Listening(listening) = &mut state.phase else { return state };
-        if listening.pending.len() + listening.ready.len() >= listening.backlog
-            || listening.pending.try_reserve(1).is_err()
-        {
-            // Rejected when it is dropped.
-            return state;
-        }
+        // Without a place for it the request is rejected when it is dropped.
+        let Some((place, oldest)) = listening.admit() else { return state };
         let (options, flags) = (state.options.clone(), state.flags);
         // With the listener's lock: whoever closes it ends the channel that the request came on.
         let admitted = self.admit(event);
         // Without: another connection's is taken, and devices are talked to.
         drop(state);
+        if let Some(oldest) = oldest {
+            oldest.close_unseen();
+        }
         let new = admitted.and_then(|(id, peer)| self.shake_back(id, &peer, options, flags));
         state = self.lock();
         match (&mut state.phase, new) {
             (Phase::Listening(listening), Ok(new)) => {
-                // There is room, unless another one came first: then it is dropped, and the peer told.
-                let _ = try_push(&mut listening.pending, new);
+                // The peer is told if there is no memory for it.
+                listening.wait_for(new, place);
             }
             (_, Ok(new)) => {
                 drop(state);
@@ -145,6 +147,9 @@ impl Stream {
         let depth = depth(id);
         id.shake_hands(false, depth, &offer)?;
         stream.watch(&mut state)?;
+        if let Some(key) = state.key {
+            reactor::expire(key, Some(Instant::now() + HANDSHAKE));
+        }
         drop(state);
         Ok(stream)
     }
@@ -171,18 +176,14 @@ impl Stream {
     fn ripen(&self, connection: &Stream, good: bool) {
         let mut state = self.lock();
         let Phase::Listening(listening) = &mut state.phase else { return };
-        let Some(place) = listening.pending.iter().position(|pending| std::ptr::eq(&raw const **pending, connection))
-        else {
-            return;
-        };
-        let stream = listening.pending.swap_remove(place);
-        if good && listening.ready.try_reserve(1).is_ok() {
-            listening.ready.push_back(stream);
+        let dropped = listening.finish(connection, good);
+        if good && dropped.is_none() {
             self.notify(Notice::Changed);
-            return;
         }
         drop(state);
-        stream.close_unseen();
+        if let Some(stream) = dropped {
+            stream.close_unseen();
+        }
     }
 }
 

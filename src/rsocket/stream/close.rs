@@ -5,6 +5,7 @@ use std::mem;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::farewell::PARTING;
 use super::options::Linger;
 use super::wait::Wait;
 use super::{Guard, Notice, Phase, State, Stream, turns};
@@ -16,11 +17,23 @@ use crate::sys::own;
 
 /// How long the last messages may take to arrive: longer than the transport retries, for a peer that is there but takes nothing.
 const FAREWELL: Duration = Duration::from_secs(60);
-/// How long closing waits at most for the end of an iWARP connection, for a peer that is not there any more.
-const PARTING: Duration = Duration::from_secs(1);
+
+/// How long a call that closes waits where the reactor can't do it.
+const HASTE: Duration = Duration::from_millis(100);
+
+/// Who sees to it that what was sent arrives.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    /// The call, which waits.
+    Waits,
+    /// The reactor.
+    Background,
+    /// The reactor, which then ends the connection.
+    WholeInBackground,
+}
 
 impl Stream {
-    /// rshutdown(3). Returns when the peer's adapter has all that was sent.
+    /// rshutdown(3). Returns when the peer's adapter has all that was sent; at once for a non-blocking socket.
     pub fn shutdown(&self, how: c_int) -> Result<()> {
         let (read, write) = match how {
             libc::SHUT_RD => (true, false),
@@ -35,7 +48,8 @@ impl Stream {
             Phase::Listening(_) => return if read { self.end_listening(state) } else { Ok(()) },
             _ => return Err(Errno::ENOTCONN),
         }
-        drop(self.shut(state, read, write, Instant::now() + FAREWELL));
+        let how = if state.is_nonblocking() { Ending::Background } else { Ending::Waits };
+        drop(self.shut(state, read, write, Instant::now() + FAREWELL, how));
         Ok(())
     }
 
@@ -43,19 +57,20 @@ impl Stream {
     /// were not accepted are dropped, and the socket keeps its address.
     fn end_listening(&self, mut state: Guard<'_>) -> Result<()> {
         let Phase::Listening(listening) = &mut state.phase else { return Ok(()) };
-        let (pending, ready) = (mem::take(&mut listening.pending), mem::take(&mut listening.ready));
+        let streams = listening.take_all();
         let result = self.start_over(&mut state);
         state.shut_read = true;
         drop(state);
         self.notify(Notice::Changed);
-        for stream in pending.into_iter().chain(ready) {
+        for stream in streams {
             stream.close_unseen();
         }
         result
     }
 
-    /// Ends directions of a connection; waits until what was sent has arrived, at most until `deadline`.
-    fn shut<'a>(&'a self, mut state: Guard<'a>, read: bool, write: bool, deadline: Instant) -> Guard<'a> {
+    /// Ends directions of a connection; waits until what was sent has arrived, at most until `deadline`, or has the reactor see to
+    /// that.
+    fn shut<'a>(&'a self, mut state: Guard<'a>, read: bool, write: bool, deadline: Instant, how: Ending) -> Guard<'a> {
         let wrote = state.shut_write;
         state.shut_read |= read;
         state.shut_write |= write;
@@ -66,19 +81,28 @@ impl Stream {
             (false, true) => Some(Control::Shutdown),
             (false, false) => None,
         };
-        if let Some(message) = message {
-            state = self.say(state, message, deadline);
-            if both {
-                state.disconnect(None);
+        let message = message.filter(|_| !state.said_all);
+        state.said_all |= both;
+        // A call before this one has left the rest of its work to the reactor.
+        let earlier = state.end_farewell();
+        let message = message.or_else(|| earlier.as_ref()?.message());
+        if message.is_some() || earlier.is_some() {
+            match how {
+                Ending::Waits => state = self.say(state, message, deadline),
+                Ending::Background => self.begin_farewell(&mut state, message, deadline, false),
+                Ending::WholeInBackground => self.begin_farewell(&mut state, message, deadline, true),
             }
+        }
+        if both {
+            state.disconnect(None);
         }
         self.wake_leader(&mut state);
         self.notify(Notice::Changed);
         state
     }
 
-    /// Sends a last message and waits until everything has arrived.
-    fn say<'a>(&'a self, mut state: Guard<'a>, message: Control, deadline: Instant) -> Guard<'a> {
+    /// Sends a last message, if there is one, and waits until everything has arrived.
+    fn say<'a>(&'a self, mut state: Guard<'a>, message: Option<Control>, deadline: Instant) -> Guard<'a> {
         if let Some(link) = &mut state.link {
             link.flushing += 1;
         }
@@ -89,20 +113,20 @@ impl Stream {
         state
     }
 
-    fn say_and_flush<'a>(&'a self, mut state: Guard<'a>, message: Control, deadline: Instant) -> Guard<'a> {
+    fn say_and_flush<'a>(&'a self, mut state: Guard<'a>, mut message: Option<Control>, deadline: Instant) -> Guard<'a> {
         let mut wait = Wait::until(deadline);
-        let mut said = false;
         loop {
             self.poll(&mut state);
             let Some(link) = state.link.as_mut().filter(|link| link.failure().is_none()) else { return state };
-            if !said {
-                match link.control(message) {
-                    Ok(()) => said = true,
+            if let Some(last) = message {
+                match link.control(last) {
+                    Ok(()) => message = None,
                     Err(Errno::EAGAIN) => {}
                     Err(_) => return state,
                 }
             }
-            if said && link.is_flushed() {
+            let arrived = message.is_none() && link.is_flushed();
+            if arrived || state.lost {
                 return state;
             }
             let (back, result) = self.sleep(state, &mut wait);
@@ -131,26 +155,71 @@ impl Stream {
             return Ok(());
         }
         let mut state = self.lock();
-        if let Phase::Closed = state.phase {
+        if state.is_closed() {
             return Err(Errno::EBADF);
         }
-        let limit = match state.options.linger {
-            Linger::On(seconds) => Duration::from_secs(seconds.unsigned_abs().into()),
-            Linger::Default | Linger::Off(_) => FAREWELL,
-        };
-        if matches!(state.phase, Phase::Connected) && !limit.is_zero() {
-            state = self.shut(state, true, true, Instant::now() + limit);
+        if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
+            self.end(state);
+            return Ok(());
         }
-        state = self.part(state);
+        // As for TCP, SO_LINGER has the call wait whether the socket is non-blocking or not.
+        let (limit, waits) = match state.options.linger {
+            Linger::On(seconds) => (Duration::from_secs(seconds.unsigned_abs().into()), true),
+            Linger::Default | Linger::Off(_) => (FAREWELL, !state.is_nonblocking()),
+        };
+        let talks = matches!(state.phase, Phase::Connected) || state.farewell.is_some();
+        state.said_all |= !talks;
+        state.phase = Phase::Closing;
+        // Other threads' calls end now.
+        self.wake_leader(&mut state);
+        self.notify(Notice::Changed);
+        if limit.is_zero() {
+            state.end_farewell();
+            self.end(state);
+            return Ok(());
+        }
+        let deadline = Instant::now() + limit;
+        if waits {
+            state = self.shut(state, true, true, deadline, Ending::Waits);
+            state = self.part(state);
+        } else {
+            match self.close_later(state, deadline) {
+                Ok(()) => return Ok(()),
+                Err(back) => state = back,
+            }
+        }
         self.end(state);
         Ok(())
+    }
+
+    /// Has the reactor say that everything is over, unless that was said, and then end the connection.
+    fn end_later<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> Guard<'a> {
+        let mut state = self.shut(state, true, true, deadline, Ending::WholeInBackground);
+        if state.farewell.is_none() && state.parts_in_order() {
+            self.begin_farewell(&mut state, None, deadline, true);
+        }
+        state
+    }
+
+    /// Has the reactor do the rest of closing. `Err` when there is nothing left to do, or no descriptor for it.
+    fn close_later<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> std::result::Result<(), Guard<'a>> {
+        let state = self.end_later(state, deadline);
+        if state.farewell.is_none() {
+            return Err(state);
+        }
+        let mut state = match self.leave_number(state) {
+            Ok(()) => return Ok(()),
+            Err(state) => state,
+        };
+        // No descriptor, or too many that do the same: what a peer takes that is there and well arrives nevertheless.
+        let message = state.end_farewell().and_then(|farewell| farewell.message());
+        Err(self.say(state, message, Instant::now() + HASTE))
     }
 
     /// iWARP: a work request is complete when TCP has it, and TCP forgets what it has when the connection is torn down. Ends the
     /// connection in order, and waits until the peer's adapter has done so, too.
     fn part<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
-        let abort = state.options.linger == Linger::On(0);
-        if abort || state.lost || !state.link.as_ref().is_some_and(|link| link.parts_in_order()) {
+        if !state.parts_in_order() {
             return state;
         }
         if !state.id().is_ok_and(|id| id.disconnect().is_ok()) {
@@ -169,22 +238,27 @@ impl Stream {
         state
     }
 
-    /// For a process that ends without rclose(): as that, but the stream stays, and is let be while somebody is busy with it: it may be
-    /// the call that is interrupted by the signal handler that ends the process.
-    pub fn farewell(&self, deadline: Instant) {
-        if self.generation != forks::generation() || Instant::now() >= deadline {
+    /// For a process that ends without rclose(): has the reactor do what that would do, but the stream stays, and is let be while
+    /// somebody is busy with it: it may be the call that is interrupted by the signal handler that ends the process. Without `all` only
+    /// if the program has shut it down, and what it has sent would be lost with the connection.
+    pub fn farewell(&self, all: bool) {
+        if self.generation != forks::generation() {
             return;
         }
-        let Ok(state) = self.state.try_lock() else { return };
-        if matches!(state.phase, Phase::Connected) && state.options.linger != Linger::On(0) {
-            drop(self.part(self.shut(state, true, true, deadline)));
+        let Ok(mut state) = self.state.try_lock() else { return };
+        let connected = matches!(state.phase, Phase::Connected);
+        let lives = connected || matches!(state.phase, Phase::Disconnected);
+        let meant = lives && (all || state.shut_write && state.parts_in_order());
+        if meant && state.options.linger != Linger::On(0) {
+            state.said_all |= !connected && state.farewell.is_none();
+            drop(self.end_later(state, Instant::now() + FAREWELL));
         }
     }
 
     /// As [`close`](Self::close), for a connection that the program never saw.
     pub(super) fn close_unseen(&self) {
         let state = self.lock();
-        if !matches!(state.phase, Phase::Closed) {
+        if !state.is_closed() {
             self.end(state);
         }
     }
@@ -206,8 +280,8 @@ impl Stream {
             // The call that sleeps is the last one to hold the stream, and ends it when it returns.
             Err(mut state) => state.key.take().into_iter().for_each(reactor::forget),
         }
-        if let Phase::Listening(listening) = phase {
-            for stream in listening.pending.into_iter().chain(listening.ready) {
+        if let Phase::Listening(mut listening) = phase {
+            for stream in listening.take_all() {
                 stream.close_unseen();
             }
         }

@@ -78,7 +78,7 @@ impl Stream {
             Phase::Failed { told: true } => self.start_over(&mut state)?,
             // As TCP: the failure of an attempt in the background is the result of the next call, even if SO_ERROR was read.
             Phase::Failed { told: false } => return Err(state.tell_attempt().unwrap_or(Errno::ECONNABORTED)),
-            Phase::Closed => return Err(Errno::EBADF),
+            Phase::Closing | Phase::Closed => return Err(Errno::EBADF),
         }
         self.watch(&mut state)?;
         let attempt = try_box(Attempt { to: *to, tries: 1 })?;
@@ -100,7 +100,7 @@ impl Stream {
             }
         }
         match state.phase {
-            Phase::Closed => Err(Errno::EBADF),
+            Phase::Closing | Phase::Closed => Err(Errno::EBADF),
             Phase::Failed { .. } => Err(state.tell_attempt().unwrap_or(Errno::ECONNREFUSED)),
             // Connected, even if the peer has left already.
             _ => Ok(()),
@@ -126,7 +126,7 @@ impl Stream {
                 return self.accepted(state, Ok(()));
             }
             (Phase::Accepting(_), Some(_)) => return self.accepted(state, Err(errno_of(&event))),
-            (Phase::Connected | Phase::Disconnected, Some(kind)) => {
+            (Phase::Connected | Phase::Disconnected | Phase::Closing, Some(kind)) => {
                 self.lost(&mut state, kind);
                 return state;
             }
@@ -211,7 +211,7 @@ impl Stream {
         }
         match &state.phase {
             Phase::Accepting(_) => drop(self.accepted(state, Err(error))),
-            Phase::Connected | Phase::Disconnected => self.lose(&mut state, Errno::ECONNRESET),
+            Phase::Connected | Phase::Disconnected | Phase::Closing => self.lose(&mut state, Errno::ECONNRESET),
             Phase::Listening(_) => {
                 state.error = Some(error);
                 state.shut_read = true;
@@ -231,7 +231,8 @@ impl Stream {
 
     /// Sets the time of the next keepalive, or none.
     pub(super) fn set_keep_alive(&self, state: &mut State) {
-        let Some(key) = state.key else { return };
+        // The time is that of the farewell.
+        let Some(key) = state.key.filter(|_| state.farewell.is_none()) else { return };
         let on = state.options.keepalive && matches!(state.phase, Phase::Connected);
         let time = Duration::from_secs(state.options.keep_idle.into());
         reactor::expire(key, on.then(|| Instant::now() + time));

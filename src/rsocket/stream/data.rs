@@ -267,7 +267,7 @@ impl Stream {
         }
         let (state, result) = self.sleep(state, wait);
         match result {
-            _ if matches!(state.phase, Phase::Closed) => Err(Errno::EBADF),
+            _ if state.is_closed() => Err(Errno::EBADF),
             Ok(()) => Ok(Ok(state)),
             Err(_) if done > 0 => Ok(Err(done)),
             Err(Errno::ETIMEDOUT) => Err(Errno::EAGAIN),
@@ -333,7 +333,7 @@ impl State {
             Phase::Connecting(_) | Phase::Accepting(_) => Ok(()),
             Phase::Failed { .. } => Err(self.take_error().unwrap_or(Errno::ENOTCONN)),
             Phase::Idle | Phase::Listening(_) => Err(Errno::ENOTCONN),
-            Phase::Closed => Err(Errno::EBADF),
+            Phase::Closing | Phase::Closed => Err(Errno::EBADF),
         }
     }
 

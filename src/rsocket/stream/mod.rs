@@ -5,10 +5,12 @@
 //! be told by it. Connection manager events come through the reactor.
 
 mod accept;
+mod backlog;
 mod close;
 mod connect;
 mod data;
 mod domain;
+mod farewell;
 mod iomap;
 mod link;
 mod names;
@@ -17,14 +19,13 @@ mod ready;
 mod turns;
 mod wait;
 
-use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread;
 use std::time::Duration;
 
+pub use farewell::wait_for_all;
 pub use names::name_len;
 pub use options::Value;
 #[cfg(fuzzing)]
@@ -42,7 +43,9 @@ use crate::sys::alloc::try_arc;
 use crate::sys::futex::Changes;
 use crate::sys::lock::{self, Lock};
 use crate::sys::sockaddr::{AF_IB, SockAddr};
+use backlog::Listening;
 use connect::Attempt;
+use farewell::Farewell;
 use iomap::Mappings;
 use link::{Batch, Link, News};
 use options::Options;
@@ -84,6 +87,10 @@ struct State {
     ended: bool,
     /// The connection manager said that the connection is over.
     lost: bool,
+    /// The peer was told, or is about to be told, that everything is over, or it has said so itself.
+    said_all: bool,
+    /// What the reactor still does for a call that did not wait.
+    farewell: Option<Farewell>,
     /// Calls that failed with `EPIPE`.
     pipes: u8,
     mappings: Mappings,
@@ -106,16 +113,9 @@ enum Phase {
     Failed {
         told: bool,
     },
+    /// Closed by the program; the connection lives until what was sent has arrived.
+    Closing,
     Closed,
-}
-
-/// A listener's connections.
-struct Listening {
-    backlog: usize,
-    /// Still shaking hands.
-    pending: Vec<Arc<Stream>>,
-    /// For raccept().
-    ready: VecDeque<Arc<Stream>>,
 }
 
 type Guard<'a> = lock::Guard<'a, State>;
@@ -148,6 +148,8 @@ impl Stream {
                 shut_write: false,
                 ended: false,
                 lost: false,
+                said_all: false,
+                farewell: None,
                 pipes: 0,
                 mappings: Mappings::default(),
                 domain: None,
@@ -176,7 +178,7 @@ impl Stream {
             return Err(Errno::EBADF);
         }
         let state = self.state.lock_unless_mine().map_err(|_| Errno::EAGAIN)?;
-        if let Phase::Closed = state.phase { Err(Errno::EBADF) } else { Ok(state) }
+        if state.is_closed() { Err(Errno::EBADF) } else { Ok(state) }
     }
 
     /// Tells everybody who waits that something changed, other than what a completion channel shows.
@@ -261,6 +263,11 @@ impl State {
         self.ended = true;
     }
 
+    /// Whether the program has closed it.
+    fn is_closed(&self) -> bool {
+        matches!(self.phase, Phase::Closing | Phase::Closed)
+    }
+
     fn id(&self) -> Result<&CmId> {
         self.id.as_ref().ok_or(Errno::EBADF)
     }
@@ -288,29 +295,38 @@ fn port_space(domain: c_int) -> u32 {
 
 /// How long the reactor leaves a lack of something alone before it looks again.
 const LACK: Duration = Duration::from_millis(1);
+/// Events of one stream that the reactor handles before it looks at others.
+const EVENTS: usize = 4;
 
 impl Service for Stream {
-    fn service(self: Arc<Self>, _: Key) {
+    fn service(self: Arc<Self>, key: Key) {
         let mut state = self.lock();
-        loop {
+        for _ in 0..EVENTS {
             let Some(id) = state.id.as_ref().filter(|_| !matches!(state.phase, Phase::Closed)) else { return };
             match id.event() {
                 Ok(event) => state = self.handle(state, event),
                 Err(Errno::EAGAIN | Errno::EINTR) => return,
-                // Lack of memory or of numbers loses nothing: the event is still there, and so is the reactor's notice of it.
-                Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => {
-                    drop(state);
-                    return thread::sleep(LACK);
-                }
+                // Lack of memory or of numbers loses nothing: the event is still there, and shows again after the rest.
+                Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => return reactor::rest(key, LACK),
                 Err(error) => return self.deafened(state, error),
+            }
+            if let Phase::Listening(_) = state.phase {
+                // A request has its connection's memory made: others' events come before the next one.
+                return;
             }
         }
     }
 
     fn expired(self: Arc<Self>, _: Key) {
         let mut state = self.lock();
-        if let Phase::Connected = state.phase {
-            self.keep_alive(&mut state);
+        if state.farewell.is_some() {
+            return self.go_on(state);
+        }
+        match state.phase {
+            Phase::Connected => self.keep_alive(&mut state),
+            // The peer does not answer: the deadline of this end, whatever the peer has asked for.
+            Phase::Accepting(_) => drop(self.accepted(state, Err(Errno::ETIMEDOUT))),
+            _ => {}
         }
     }
 }
@@ -328,6 +344,12 @@ impl Drop for Stream {
         // Streams that never reached the program: a listener's that is gone, or one whose making failed.
         state.release();
     }
+}
+
+/// A child of fork() has none of the connections that its parent counts.
+pub fn in_child() {
+    backlog::in_child();
+    farewell::in_child();
 }
 
 /// The program's address, checked against its length (FIX 4): `EINVAL` when it is shorter than its family's.

@@ -20,7 +20,7 @@ impl State {
         let error = set(POLLERR, self.error.is_some());
         match &self.phase {
             Phase::Idle | Phase::Failed { told: true } => OUT | POLLHUP,
-            Phase::Listening(listening) => set(IN, !listening.ready.is_empty() || self.shut_read) | error,
+            Phase::Listening(listening) => set(IN, listening.has_ready() || self.shut_read) | error,
             Phase::Connecting(_) | Phase::Accepting(_) => 0,
             Phase::Failed { told: false } => IN | OUT | POLLRDHUP | POLLHUP | error,
             Phase::Connected => {
@@ -30,7 +30,7 @@ impl State {
                 set(IN, readable) | set(OUT, writable) | set(POLLRDHUP, self.ended || self.shut_read) | error
             }
             Phase::Disconnected => IN | OUT | POLLRDHUP | POLLHUP | error,
-            Phase::Closed => POLLNVAL,
+            Phase::Closing | Phase::Closed => POLLNVAL,
         }
     }
 

@@ -133,7 +133,7 @@ impl Led for Stream {
     }
 
     fn shows_in_channel(state: &State) -> bool {
-        matches!(state.phase, Phase::Connected | Phase::Disconnected)
+        matches!(state.phase, Phase::Connected | Phase::Disconnected | Phase::Closing)
             && state.link.as_ref().is_some_and(|link| !link.cut_off)
     }
 

@@ -1,0 +1,139 @@
+//! Connections of a listener that the program has not accepted yet, and how many of them the process may have.
+//!
+//! Each takes two descriptors before the program knows of it. Those of one listener get at most half of what others have left,
+//! so that one that is flooded leaves room for the others, and all together leave half of the descriptors to the program.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::Stream;
+use crate::rsocket::forks;
+use crate::sys::event;
+
+/// Connections of all listeners that are not accepted.
+static UNACCEPTED: AtomicUsize = AtomicUsize::new(0);
+/// One connection for so many descriptors that the process may have: half of them.
+const SHARE: usize = 4;
+/// Fewer are never allowed.
+const LEAST: usize = 4;
+
+/// A place among the connections that are not accepted; given back when it is dropped.
+pub(super) struct Place {
+    generation: u32,
+}
+
+impl Place {
+    /// A place for a listener that has `own` ones.
+    fn take(own: usize) -> Option<Place> {
+        let limit = (event::descriptor_limit() / SHARE).max(LEAST);
+        if !has_room(UNACCEPTED.load(Ordering::Relaxed), own, limit) {
+            return None;
+        }
+        // Only the reactor's thread takes places.
+        UNACCEPTED.fetch_add(1, Ordering::Relaxed);
+        Some(Place { generation: forks::generation() })
+    }
+}
+
+/// Whether a listener with `own` places may have another one where `all` of `limit` are taken.
+fn has_room(all: usize, own: usize, limit: usize) -> bool {
+    own < limit.saturating_sub(all)
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // A child of fork() counts its own only.
+        if self.generation == forks::generation() {
+            UNACCEPTED.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A child has none of its parent's connections.
+pub fn in_child() {
+    UNACCEPTED.store(0, Ordering::Relaxed);
+}
+
+/// A listener's connections.
+pub(super) struct Listening {
+    backlog: usize,
+    /// Still shaking hands, oldest first.
+    pending: VecDeque<(Arc<Stream>, Place)>,
+    /// For raccept().
+    ready: VecDeque<(Arc<Stream>, Place)>,
+}
+
+impl Listening {
+    pub fn new(backlog: usize) -> Listening {
+        Listening { backlog, pending: VecDeque::new(), ready: VecDeque::new() }
+    }
+
+    pub fn set_backlog(&mut self, backlog: usize) {
+        self.backlog = backlog;
+    }
+
+    /// Whether raccept() would find a connection.
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// The next connection for raccept().
+    pub fn next(&mut self) -> Option<Arc<Stream>> {
+        self.ready.pop_front().map(|(stream, _)| stream)
+    }
+
+    /// A place for a new connection; where there is none the oldest one that still shakes hands makes room, and is to be closed.
+    pub fn admit(&mut self) -> Option<(Place, Option<Arc<Stream>>)> {
+        self.pending.try_reserve(1).ok()?;
+        let own = self.pending.len() + self.ready.len();
+        let free = if own < self.backlog { Place::take(own) } else { None };
+        match free {
+            Some(place) => Some((place, None)),
+            None => self.pending.pop_front().map(|(oldest, place)| (place, Some(oldest))),
+        }
+    }
+
+    /// A connection that shakes hands now.
+    pub fn wait_for(&mut self, stream: Arc<Stream>, place: Place) {
+        if self.pending.try_reserve(1).is_ok() {
+            self.pending.push_back((stream, place));
+        }
+    }
+
+    /// A connection that shook hands is ready, or failed. What is to be closed.
+    pub fn finish(&mut self, connection: &Stream, good: bool) -> Option<Arc<Stream>> {
+        let index = self.pending.iter().position(|(pending, _)| std::ptr::eq(&raw const **pending, connection))?;
+        let (stream, place) = self.pending.remove(index)?;
+        if good && self.ready.try_reserve(1).is_ok() {
+            self.ready.push_back((stream, place));
+            return None;
+        }
+        Some(stream)
+    }
+
+    /// All of them, to be closed.
+    pub fn take_all(&mut self) -> impl Iterator<Item = Arc<Stream>> + use<> {
+        let (pending, ready) = (std::mem::take(&mut self.pending), std::mem::take(&mut self.ready));
+        pending.into_iter().chain(ready).map(|(stream, _)| stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many places one listener gets where others have `others`.
+    fn most(others: usize, limit: usize) -> usize {
+        (0..).find(|&own| !has_room(others + own, own, limit)).unwrap()
+    }
+
+    #[test]
+    fn a_flooded_listener_leaves_room_for_others() {
+        assert_eq!(most(0, 256), 128);
+        assert_eq!(most(128, 256), 64);
+        assert_eq!(most(256, 256), 0);
+        assert_eq!(most(0, LEAST), 2);
+        assert!(most(300, 256) == 0);
+    }
+}
