@@ -167,6 +167,15 @@ pub fn cpus() -> c_int {
     count
 }
 
+/// Between two looks of a thread that does not sleep: as long as a look takes, so that those who wait for a lock that it takes
+/// for each look get it.
+pub fn spin() {
+    const ROUNDS: u32 = 8;
+    for _ in 0..ROUNDS {
+        std::hint::spin_loop();
+    }
+}
+
 /// How many descriptors this process may have (RLIMIT_NOFILE).
 pub fn descriptor_limit() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

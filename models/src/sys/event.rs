@@ -139,6 +139,10 @@ pub fn cpus() -> c_int {
     1
 }
 
+pub fn spin() {
+    loom::hint::spin_loop();
+}
+
 pub fn descriptor_limit() -> usize {
     1024
 }

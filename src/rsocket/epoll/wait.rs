@@ -43,13 +43,28 @@ impl Epoll {
         if left.count > 0 && !left.only.is_some_and(|member| self.settle_left(&member)) {
             self.collect_again(&mut report)?;
         }
+        self.collect_until(&mut report, deadline)?;
+        Ok(report.len)
+    }
+
+    /// Waits until there is something to report, at most until the deadline.
+    fn collect_until(&self, report: &mut Report<'_>, deadline: Deadline) -> Result<()> {
+        let mut late = 0;
         while report.len == 0 {
             self.check_open()?;
-            if !self.collect(&mut report, deadline.left())? {
+            let left = deadline.left();
+            if !self.collect(report, left)? {
+                break;
+            }
+            // Each round after the deadline looks at one member at least, the next one of those that are raised: as many rounds
+            // as there are members find every one that has something to report, and a member that is raised again each time
+            // has no more of them.
+            late += usize::from(left == Some(Duration::ZERO));
+            if late > 0 && late > self.members().len() {
                 break;
             }
         }
-        Ok(report.len)
+        Ok(())
     }
 
     /// What is likely to be still there, in half of the array: the rsockets together have one turn in the outer epoll.

@@ -7,6 +7,7 @@ use std::slice;
 
 use libc::iovec;
 
+use super::link::{Gather, parts};
 use super::turns::Led;
 use super::wait::Wait;
 use super::{Guard, Phase, State, Stream};
@@ -36,8 +37,10 @@ impl Stream {
             return Err(false);
         }
         let Some(link) = state.link.as_deref_mut() else { return Err(false) };
-        if link.available() == 0 && !self.poll(state) {
-            return Err(len > 0);
+        // What has arrived since counts, too, unless what is there is all that the program asks for.
+        let there = link.available();
+        if there < len as u64 && !self.poll(state) && there == 0 {
+            return Err(true);
         }
         // SAFETY: the caller's word.
         unsafe { state.read_available(start, len) }.ok_or(false)
@@ -99,7 +102,7 @@ impl Stream {
             if total == 0 {
                 return Ok(0);
             }
-            if state.available(peek, done) == 0 {
+            if state.available(peek, done) < (total - done) as u64 {
                 self.poll(&mut state);
             }
             // SAFETY: the caller's word.
@@ -159,6 +162,7 @@ impl Stream {
         let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
         let mut wait = Wait::after(state.options.send_timeout);
         let mut done = 0;
+        let mut looked = false;
         loop {
             state.check_connected(nonblocking)?;
             if !state.can_write() {
@@ -173,7 +177,7 @@ impl Stream {
                 self.poll(&mut state);
             }
             // SAFETY: the caller's word.
-            let (sent, lack) = unsafe { self.copy_in(&mut state, buffers, done) };
+            let (sent, lack) = unsafe { self.copy_in(&mut state, buffers, done, total - done) };
             done += sent;
             if done == total {
                 return Ok(done);
@@ -181,8 +185,10 @@ impl Stream {
             if let Some(error) = lack {
                 return if done > 0 { Ok(done) } else { Err(error) };
             }
-            // Also when nothing completed, but posting was refused.
-            if self.poll(&mut state) {
+            // Also when nothing completed, but posting was refused. Only once without progress: what completes may
+            // make no room, as often as the peer likes.
+            looked = (sent > 0 || !looked) && self.poll(&mut state);
+            if looked {
                 continue;
             }
             match self.pause(state, nonblocking, &mut wait, done)? {
@@ -281,33 +287,31 @@ impl Stream {
         !self.watchers.is_empty() && self.request_more(state) && self.look(state)
     }
 
-    /// Sends what can be sent now, from `skip` bytes on: how many bytes, and `ENOMEM` without memory to send more from. A failure of
-    /// the connection shows in the link.
+    /// Sends what can be sent now of the `len` bytes from `skip` on: how many bytes, and `ENOMEM` without memory to send more from.
+    /// A failure of the connection shows in the link.
     ///
     /// # Safety
-    /// Buffers readable for their lengths.
-    unsafe fn copy_in(&self, state: &mut State, buffers: &[iovec], skip: usize) -> (usize, Option<Errno>) {
+    /// Buffers readable for their lengths, which are `skip` and `len` together.
+    unsafe fn copy_in(&self, state: &mut State, buffers: &[iovec], skip: usize, len: usize) -> (usize, Option<Errno>) {
         match state.announce_mappings() {
             Ok(true) => {}
             Ok(false) => return (0, None),
             Err(error) => return (0, Some(error)),
         }
         let Some(link) = state.link.as_mut().filter(|link| link.failure().is_none()) else { return (0, None) };
-        let mut done = 0;
-        for (start, len) in parts(buffers, skip) {
-            // SAFETY: the caller's word.
-            let rest = unsafe { slice::from_raw_parts(start, len) };
-            let sent = match (link.send(rest, skip + done > 0), link.failure()) {
-                (Ok(sent), _) => sent,
-                (Err(error), None) => return (done, Some(error)),
-                (Err(_), Some(_)) => 0,
-            };
-            done += sent;
-            if sent < rest.len() {
-                break;
+        let sent = match parts(buffers, skip).next() {
+            Some((start, first)) if first == len => {
+                // SAFETY: readable as long as this call lasts: guaranteed by the caller.
+                link.send(unsafe { slice::from_raw_parts(start, first) }, skip > 0)
             }
+            // SAFETY: as above, and `len` bytes follow `skip`.
+            _ => link.send_gathered(unsafe { Gather::new(buffers, skip, len) }, skip > 0),
+        };
+        match (sent, link.failure()) {
+            (Ok(sent), _) => (sent, None),
+            (Err(_), Some(_)) => (0, None),
+            (Err(error), None) => (0, Some(error)),
         }
-        (done, None)
     }
 }
 
@@ -392,16 +396,6 @@ impl State {
         }
         done
     }
-}
-
-/// What is left of the buffers behind their first `skip` bytes: addresses and lengths, none of them 0.
-fn parts(buffers: &[iovec], mut skip: usize) -> impl Iterator<Item = (*mut u8, usize)> {
-    buffers.iter().filter_map(move |buffer| {
-        let skipped = skip.min(buffer.iov_len);
-        skip -= skipped;
-        let start = buffer.iov_base.cast::<u8>().wrapping_add(skipped);
-        (skipped < buffer.iov_len).then_some((start, buffer.iov_len - skipped))
-    })
 }
 
 /// The sum of the lengths; `EINVAL` for more than an ssize_t can tell.

@@ -13,6 +13,7 @@ mod receive;
 mod rings;
 mod send;
 mod sizes;
+mod source;
 
 use std::mem::{MaybeUninit, zeroed};
 use std::ptr::NonNull;
@@ -30,6 +31,7 @@ use crate::sys::verbs::{self, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 use buffer::SendBuffer;
 use rings::{Place, Rings};
 use sizes::Sizes;
+pub(super) use source::{Gather, parts};
 
 /// Entries of the target SGL.
 const SGL: usize = SGL_ENTRIES as usize;

@@ -1,7 +1,6 @@
 //! Waiting, as leader in the completion channel or as one who is told.
 
 use std::ffi::{c_int, c_short};
-use std::hint;
 use std::mem;
 use std::time::{Duration, Instant};
 
@@ -16,8 +15,8 @@ use crate::sys::{cancel, clock, event};
 /// One blocking call's waiting.
 pub(super) struct Wait {
     end: End,
-    /// It has looked for a while, which it does once, before it first sleeps.
-    looked: bool,
+    /// It has slept, or looked for a while instead.
+    slept: bool,
 }
 
 /// When a wait is over in any case.
@@ -32,11 +31,11 @@ impl Wait {
     /// For a time-out option; one that the clock cannot count to never ends.
     #[inline]
     pub fn after(timeout: Option<Duration>) -> Wait {
-        Wait { end: timeout.map_or(End::Never, End::After), looked: false }
+        Wait { end: timeout.map_or(End::Never, End::After), slept: false }
     }
 
     pub fn until(deadline: Instant) -> Wait {
-        Wait { end: End::At(deadline), looked: false }
+        Wait { end: End::At(deadline), slept: false }
     }
 
     #[inline]
@@ -47,11 +46,16 @@ impl Wait {
         if let End::At(deadline) = self.end { Some(deadline) } else { None }
     }
 
-    /// Whether to look for a while before sleeping.
+    /// Whether the call sleeps for the first time.
     #[inline]
-    fn may_look(&mut self) -> bool {
-        !mem::replace(&mut self.looked, true) && looking_helps()
+    fn is_first(&mut self) -> bool {
+        !mem::replace(&mut self.slept, true)
     }
+}
+
+#[inline]
+fn has_passed(deadline: Option<Instant>) -> bool {
+    deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
 /// Looking without sleeping would keep the only CPU from whoever makes the change.
@@ -64,8 +68,18 @@ impl Stream {
     #[inline]
     pub(super) fn sleep<'a>(&'a self, mut state: Guard<'a>, wait: &mut Wait) -> (Guard<'a>, Result<()>) {
         let deadline = wait.deadline();
-        if wait.may_look() && turns::may_lead::<Stream>(&mut state) && self.look_for_a_while(&mut state) {
-            return (state, Ok(()));
+        if wait.is_first() {
+            if looking_helps() && turns::may_lead::<Stream>(&mut state) {
+                let (back, came) = self.look_for_a_while(state, deadline);
+                if came {
+                    return (back, Ok(()));
+                }
+                state = back;
+            }
+        } else if has_passed(deadline) {
+            // The sleep before ended in vain. A peer that sends messages without data would end each of them so, before
+            // the clock is looked at.
+            return (state, Err(Errno::ETIMEDOUT));
         }
         turns::wait(self, state, deadline)
     }
@@ -74,24 +88,32 @@ impl Stream {
     pub(super) fn wait_alone(&self, wanted: c_short, deadline: Option<Instant>) -> Option<Result<c_short>> {
         let mut state = self.lock();
         if looking_helps() && turns::may_lead::<Stream>(&mut state) {
-            self.look_for_a_while(&mut state);
+            (state, _) = self.look_for_a_while(state, deadline);
         }
         let ready = |state: &State| Some(state.wanted(wanted)).filter(|&bits| bits != 0);
         Some(turns::wait_alone(self, state, deadline, ready)?.map(Option::unwrap_or_default))
     }
 
-    /// Looks without sleeping; whether something came.
-    fn look_for_a_while(&self, state: &mut State) -> bool {
-        let time = Duration::from_micros(defaults().polling_time_us.into());
-        let start = Instant::now();
+    /// Looks without sleeping, for polling_time but not beyond the deadline; whether something came. Between two looks the lock
+    /// is released: other threads send and receive meanwhile.
+    fn look_for_a_while<'a>(&'a self, mut state: Guard<'a>, deadline: Option<Instant>) -> (Guard<'a>, bool) {
+        let end = Instant::now() + Duration::from_micros(defaults().polling_time_us.into());
+        let end = deadline.map_or(end, |deadline| deadline.min(end));
+        let count = self.changed.count();
         loop {
-            if self.poll(state) {
-                return true;
+            if self.poll(&mut state) {
+                return (state, true);
             }
-            if start.elapsed() >= time {
-                return false;
+            if Instant::now() >= end {
+                return (state, false);
             }
-            hint::spin_loop();
+            drop(state);
+            event::spin();
+            state = self.lock();
+            // Another thread took what came, or changed the state in another way.
+            if self.changed.count() != count {
+                return (state, true);
+            }
         }
     }
 

@@ -1,8 +1,9 @@
 //! The send buffer: made with the first send that needs it, larger for a stream that is held up by it.
 
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 use super::rings::{self, Grown};
+use super::source::Source;
 use super::{Link, ibv_qp};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::Sender;
@@ -76,20 +77,22 @@ impl SendBuffer {
     }
 
     /// Copies into the buffer, from `offset` on.
-    pub fn fill(&mut self, qp: NonNull<ibv_qp>, bytes: &[u8], offset: u32) -> Result<[Piece; 2]> {
+    #[inline]
+    pub fn fill(&mut self, qp: NonNull<ibv_qp>, bytes: impl Source, offset: u32) -> Result<[Piece; 2]> {
         let (size, offset) = (self.size as usize, offset as usize);
         let memory = self.memory(qp)?;
-        let first = bytes.len().min(size - offset);
+        let first = bytes.size().min(size - offset);
+        let (before, behind) = bytes.split(first);
         let (start, lkey) = (memory.start(), memory.lkey());
         // SAFETY: both parts lie in the buffer, and no outstanding work request reads there: the sender keeps account.
         unsafe {
-            ptr::copy_nonoverlapping(bytes.as_ptr(), start.add(offset).as_ptr(), first);
-            ptr::copy_nonoverlapping(bytes[first..].as_ptr(), start.as_ptr(), bytes.len() - first);
+            before.copy_to(start.add(offset));
+            behind.copy_to(start);
         }
         let at = |offset: usize| start.as_ptr() as usize as u64 + offset as u64;
         Ok([
             Piece { addr: at(offset), len: first as u32, lkey },
-            Piece { addr: at(0), len: (bytes.len() - first) as u32, lkey },
+            Piece { addr: at(0), len: behind.size() as u32, lkey },
         ])
     }
 }

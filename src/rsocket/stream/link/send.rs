@@ -1,8 +1,10 @@
 //! Sending: data, control messages, the peer's mapped memory.
 
+use std::mem::MaybeUninit;
 use std::ptr;
 
 use super::post::Out;
+use super::source::{Gather, Source};
 use super::{CONTROL, Link, SGL, STAGE};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::Chunk;
@@ -74,43 +76,65 @@ impl Link {
     /// Sends of `data` what can be sent now; how many bytes. `begun`: it is not the beginning of what the program sends. An error
     /// without a failure of the link is a lack of memory for the first of them: the send buffer is made with its first use, and
     /// replaced only when there is another.
-    pub fn send(&mut self, data: &[u8], begun: bool) -> Result<usize> {
+    pub fn send<S: Source>(&mut self, data: S, begun: bool) -> Result<usize> {
         let mut done = 0;
-        while done < data.len() {
-            let rest = &data[done..self.until(done, data.len(), begun)];
-            let inline = rest.len() <= self.inline as usize;
+        while done < data.size() {
+            let (_, rest) = data.split(done);
+            let (rest, _) = rest.split(self.until(done, data.size(), begun) - done);
+            let inline = rest.size() <= self.inline as usize && rest.in_one_piece().is_some();
             if !inline {
-                self.make_room(rest.len());
+                self.make_room(rest.size());
             }
-            let Some(chunk) = self.sender.as_ref().and_then(|sender| sender.plan(rest.len(), inline)) else { break };
-            let (part, tail) = rest.split_at(chunk.len as usize);
-            let pieces = if inline { here(part) } else { self.buffer.fill(self.qp, part, chunk.offset)? };
+            let Some(chunk) = self.sender.as_ref().and_then(|sender| sender.plan(rest.size(), inline)) else { break };
+            let (part, tail) = rest.split(chunk.len as usize);
+            let pieces = self.pieces(&part, inline, chunk.offset)?;
             let out = self.claim(&chunk, pieces, inline)?;
-            done += part.len() + self.send_with_tail(out, tail, inline)?;
+            done += part.size() + self.send_with_tail(out, tail, inline)?;
         }
         Ok(done)
     }
 
+    /// As [`send`](Self::send), in as few messages as if the bytes lay in one buffer.
+    pub fn send_gathered(&mut self, data: Gather<'_>, begun: bool) -> Result<usize> {
+        // A small message goes inline from here.
+        const ROOM: usize = 256;
+        let mut room = [const { MaybeUninit::uninit() }; ROOM];
+        if data.size() <= self.inline as usize
+            && let Some(bytes) = data.collect(&mut room)
+        {
+            return self.send(bytes, begun);
+        }
+        self.send(data, begun)
+    }
+
+    /// Where the device finds the bytes of a message: in the program's memory, or copied into the send buffer.
+    #[inline]
+    fn pieces<S: Source>(&mut self, part: &S, inline: bool, offset: u32) -> Result<[Piece; 2]> {
+        match part.in_one_piece() {
+            Some(bytes) if inline => Ok(here(bytes)),
+            _ => self.buffer.fill(self.qp, *part, offset),
+        }
+    }
+
     /// Sends a message that was claimed and, where it has filled the peer's buffer and there is another, as much of `tail` as goes into
     /// one more: both in one go. How many bytes of that.
-    fn send_with_tail(&mut self, out: Out, tail: &[u8], inline: bool) -> Result<usize> {
+    fn send_with_tail<S: Source>(&mut self, out: Out, tail: S, inline: bool) -> Result<usize> {
         self.retarget();
-        let next = if tail.is_empty() {
-            None
-        } else {
-            self.sender.as_ref().and_then(|sender| sender.plan(tail.len(), inline))
+        let next = match tail.size() {
+            0 => None,
+            wanted => self.sender.as_ref().and_then(|sender| sender.plan(wanted, inline)),
         };
         let Some(next) = next else {
             self.post_or_fail(out)?;
             return Ok(0);
         };
-        let part = &tail[..next.len as usize];
+        let (part, _) = tail.split(next.len as usize);
         // The buffer is there: the message before has used it.
-        let pieces = if inline { here(part) } else { self.buffer.fill(self.qp, part, next.offset)? };
+        let pieces = self.pieces(&part, inline, next.offset)?;
         let last = self.claim(&next, pieces, inline)?;
         self.post_both([out, last]).inspect_err(|&error| self.fail(error))?;
         self.retarget();
-        Ok(part.len())
+        Ok(part.size())
     }
 
     /// The message that was planned, to be posted.
@@ -185,7 +209,7 @@ impl Link {
         let Some(sender) = &self.sender else { return Err(Errno::ENOTCONN) };
         let Some(offset) = sender.plan_update(space) else { return Ok(false) };
         let bytes = wire::emit_iomap(mapping, self.peer.swap);
-        let pieces = if inline { here(&bytes) } else { self.buffer.fill(self.qp, &bytes, offset)? };
+        let pieces = if inline { here(&bytes) } else { self.buffer.fill(self.qp, &bytes[..], offset)? };
         let Some(sender) = &mut self.sender else { return Err(Errno::ENOTCONN) };
         let (number, report) = sender.take_update(space);
         let addr = self.peer.sgl + (SGL * SGL_ENTRY + usize::from(index) * IOMAP_ENTRY) as u64;
