@@ -12,14 +12,14 @@ struct net net;
 static const struct net kernel = {
 	.socket = socket, .bind = bind, .listen = listen, .accept = accept, .connect = connect,
 	.close = close, .setsockopt = setsockopt, .fcntl = fcntl, .send = send, .recv = recv,
-	.recvfrom = recvfrom, .sendto = sendto, .poll = poll,
+	.recvfrom = recvfrom, .sendto = sendto, .writev = writev, .poll = poll,
 	.epoll_create = epoll_create1, .epoll_ctl = epoll_ctl, .epoll_wait = epoll_wait,
 };
 
 static const struct net rsockets = {
 	.socket = rsocket, .bind = rbind, .listen = rlisten, .accept = raccept, .connect = rconnect,
 	.close = rclose, .setsockopt = rsetsockopt, .fcntl = rfcntl, .send = rsend, .recv = rrecv,
-	.recvfrom = rrecvfrom, .sendto = rsendto, .poll = rpoll, .rdma = true,
+	.recvfrom = rrecvfrom, .sendto = rsendto, .writev = rwritev, .poll = rpoll, .rdma = true,
 };
 
 /* Looks a function up; POSIX has function pointers fit into void pointers. */
@@ -115,6 +115,24 @@ void put(const struct conn *c, const void *data, size_t length)
 		next += n;
 		length -= n;
 	}
+}
+
+void put_pieces(const struct conn *c, const char *data, size_t length, size_t count)
+{
+	struct iovec pieces[8];
+	size_t i, start = 0;
+	ssize_t n;
+
+	NEED(count <= sizeof(pieces) / sizeof(*pieces));
+	for (i = 0; i < count; i++) {
+		size_t end = length * (i + 1) / count;
+
+		pieces[i] = (struct iovec){ (char *)data + start, end - start };
+		start = end;
+	}
+	while ((n = net.writev(c->fd, pieces, count)) < 0)
+		await(c, POLLOUT);
+	put(c, data + n, length - n);
 }
 
 void get(const struct conn *c, void *data, size_t length)

@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 struct net {
 	int (*socket)(int, int, int);
@@ -27,6 +28,7 @@ struct net {
 	ssize_t (*recv)(int, void *, size_t, int);
 	ssize_t (*recvfrom)(int, void *, size_t, int, struct sockaddr *, socklen_t *);
 	ssize_t (*sendto)(int, const void *, size_t, int, const struct sockaddr *, socklen_t);
+	ssize_t (*writev)(int, const struct iovec *, int);
 	int (*poll)(struct pollfd *, nfds_t, int);
 	/* NULL where the library has none: repoll_* is younger than rpoll. */
 	int (*epoll_create)(int);
@@ -54,6 +56,8 @@ int net_stream(void);
 struct conn net_conn(int fd, enum wait wait);
 int net_connect(const struct sockaddr_in *to);
 void put(const struct conn *c, const void *data, size_t length);
+/* The same from `count` buffers, at most 8. */
+void put_pieces(const struct conn *c, const char *data, size_t length, size_t count);
 void get(const struct conn *c, void *data, size_t length);
 
 #endif

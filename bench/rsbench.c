@@ -12,6 +12,7 @@
  *             that it never waits
  *   queued    COUNT messages to the client, which receives so many at a time, told likewise
  *   up, down  COUNT messages from (to) the client; microseconds a message
+ *   up2, up8  as up, each message sent from so many buffers
  *   iowrite   the same into mapped memory of the server, with riowrite
  *   dgram     like pingpong, with datagrams
  *   hold      many connections at once, see hold.c
@@ -25,8 +26,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-static const char *const whats[] = { "pingpong", "waited", "found", "queued", "up", "down", "iowrite", "dgram", "hold", "quit" };
-enum what { PINGPONG, WAITED, FOUND, QUEUED, UP, DOWN, IOWRITE, DGRAM, HOLD, QUIT };
+static const char *const whats[] = { "pingpong", "waited", "found", "queued", "up", "down", "up2", "up8", "iowrite", "dgram", "hold", "quit" };
+enum what { PINGPONG, WAITED, FOUND, QUEUED, UP, DOWN, UP2, UP8, IOWRITE, DGRAM, HOLD, QUIT };
 static const char *const waits[] = { "block", "poll", "epoll" };
 
 static struct sockaddr_in address;
@@ -139,7 +140,11 @@ static void stream(const struct job *j, bool sender, uint32_t count)
 	char *buffer = buffer_of(&j->task), last = 0;
 
 	while (count--) {
-		if (sender)
+		if (sender && j->task.what == UP2)
+			put_pieces(&j->conn, buffer, j->task.size, 2);
+		else if (sender && j->task.what == UP8)
+			put_pieces(&j->conn, buffer, j->task.size, 8);
+		else if (sender)
 			put(&j->conn, buffer, j->task.size);
 		else
 			get(&j->conn, buffer, j->task.size);
@@ -233,7 +238,9 @@ static void some(const struct job *j, uint32_t count)
 		break;
 	case UP:
 	case DOWN:
-		stream(j, (j->task.what == UP) == j->client, count);
+	case UP2:
+	case UP8:
+		stream(j, (j->task.what != DOWN) == j->client, count);
 		break;
 	case IOWRITE:
 		iowrite(j, count);

@@ -1,6 +1,6 @@
 /*
  * What is sent from several buffers takes as few messages as from one: a peer made by hand counts
- * them. Run on ours only; the reference's peer cannot be seen.
+ * them. Run on ours only; the reference divides what it sends in another way.
  */
 #include "rspeer.h"
 #include "rscommon.h"

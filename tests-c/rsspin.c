@@ -1,7 +1,8 @@
 /*
  * Calls that look for polling_time before they sleep, which they do where there is more than one
  * CPU: other threads use the rsocket meanwhile, and a time limit ends it. The lab has one CPU; the
- * library is told of two. Run on ours only; the reference keeps other threads out.
+ * library is told of two. Run on ours only; the reference has no SO_RCVTIMEO, and crashes when the
+ * rsocket is closed meanwhile.
  */
 #define _GNU_SOURCE
 #include <sched.h>
