@@ -8,7 +8,7 @@ use crate::report::Report;
 
 const RSOCKET: &str = "/etc/rdma/rsocket";
 /// The files of it (rsocket(7)).
-const NUMBERS: [&str; 9] = [
+const NUMBERS: [&str; 11] = [
     "mem_default",
     "wmem_default",
     "sqsize_default",
@@ -16,6 +16,8 @@ const NUMBERS: [&str; 9] = [
     "inline_default",
     "iomap_size",
     "polling_time",
+    "dgram_any_address",
+    "dgram_path_lifetime",
     "wake_up_interval",
     "grow_limit",
 ];

@@ -33,6 +33,10 @@ pub struct Defaults {
     pub iomap: u16,
     /// Bytes that buffers of a process's streams may grow by in all.
     pub grow_limit: u32,
+    /// Whether the QP of a datagram's sender may be at another address than the packet came from.
+    pub dgram_any_address: bool,
+    /// Seconds after which a path of datagrams in use is resolved again.
+    pub dgram_path_lifetime: u32,
 }
 
 /// Most entries of a queue, and bytes of inline data.
@@ -74,6 +78,8 @@ impl Defaults {
             send_buffer: 1 << 17,
             iomap: 0,
             grow_limit: 1 << 26,
+            dgram_any_address: false,
+            dgram_path_lifetime: 30,
         }
     }
 
@@ -91,6 +97,8 @@ impl Defaults {
             send_buffer: number("wmem_default").map_or(usual.send_buffer, at_least_a_datagram),
             iomap: number("iomap_size").map_or(usual.iomap, wire::iomap_round),
             grow_limit: number("grow_limit").unwrap_or(usual.grow_limit),
+            dgram_any_address: number("dgram_any_address").map_or(usual.dgram_any_address, |number| number != 0),
+            dgram_path_lifetime: number("dgram_path_lifetime").map_or(usual.dgram_path_lifetime, |time| time.max(1)),
         }
     }
 }
@@ -201,6 +209,9 @@ mod tests {
         assert_eq!(with("iomap_size", b"1000").iomap, 768);
         assert_eq!(with("polling_time", b"0").polling_time_us, 0);
         assert_eq!(with("wake_up_interval", b"7"), Defaults::usual());
+        assert!(with("dgram_any_address", b"1").dgram_any_address);
+        assert!(!with("dgram_any_address", b"0").dgram_any_address);
+        assert_eq!(with("dgram_path_lifetime", b"0").dgram_path_lifetime, 1);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod names;
 mod peers;
 mod port;
 mod receive;
+mod refusals;
 mod search;
 mod send;
 mod udp;
@@ -20,10 +21,12 @@ use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
 use super::bits::{IN, OUT};
+use super::config::defaults;
 use super::forks;
 use super::reactor::{self, Key, Service};
 use super::watch::{Notice, Pollable, Watchers};
@@ -36,6 +39,7 @@ use names::Options;
 use peers::Peers;
 use port::{Path, Port};
 use receive::Datagram;
+use refusals::Refusals;
 use search::Search;
 use udp::Udp;
 
@@ -63,6 +67,8 @@ struct State {
     /// Before the ports, as the searches: what is in it belongs to their devices.
     peers: Peers<Arc<Path>>,
     searches: Vec<Search>,
+    /// Local addresses that no port could be made for.
+    refusals: Refusals,
     /// Broken ones stay, for their descriptors are waited for.
     ports: Vec<Port>,
     /// Received and not yet read, and how much memory beyond the ports' it takes.
@@ -74,6 +80,11 @@ struct State {
     error: Option<Errno>,
     shut_read: bool,
     shut_write: bool,
+}
+
+/// After which a path in use is resolved again.
+fn lifetime() -> Duration {
+    Duration::from_secs(defaults().dgram_path_lifetime.into())
 }
 
 type Guard<'a> = lock::Guard<'a, State>;
@@ -91,7 +102,8 @@ impl Dgram {
                 nonblocking: flags & libc::SOCK_NONBLOCK != 0,
                 key: None,
                 options: Options::new(),
-                peers: Peers::new(),
+                peers: Peers::new(lifetime()),
+                refusals: Refusals::new(),
                 searches: Vec::new(),
                 ports: Vec::new(),
                 queue: VecDeque::new(),
@@ -217,12 +229,28 @@ impl Dgram {
     /// The port for datagrams to a peer; made when it is the first one from its address.
     fn port_for(self: &Arc<Self>, state: &mut State, peer: &SocketAddr) -> Result<usize> {
         let local = state.udp()?.source(peer)?;
+        self.port_at(state, local)
+    }
+
+    /// As [`port_for`](Self::port_for), to answer a packet that anybody may have sent: where no port could be made, none
+    /// is tried again for a while.
+    fn port_to_answer(self: &Arc<Self>, state: &mut State, peer: &SocketAddr) -> Result<usize> {
+        let local = state.udp()?.source(peer)?;
+        if state.refusals.refused(&local.ip(), Instant::now()) {
+            return Err(Errno::ENODEV);
+        }
+        self.port_at(state, local)
+    }
+
+    fn port_at(&self, state: &mut State, local: SocketAddr) -> Result<usize> {
         let known = state.ports.iter().position(|port| !port.broken && port.local.ip() == local.ip());
         if let Some(index) = known {
             return Ok(index);
         }
         state.ports.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        state.ports.push(Port::new(local, state.options.sizes())?);
+        let port = Port::new(local, state.options.sizes());
+        state.refusals.note(local.ip(), port.is_err(), Instant::now());
+        state.ports.push(port?);
         // There is one more descriptor to wait for.
         self.watchers.notify(Notice::Changed);
         Ok(state.ports.len() - 1)
@@ -331,7 +359,7 @@ impl Drop for Dgram {
         let state = self.state.get_mut();
         if self.generation != forks::generation() {
             mem::forget((mem::take(&mut state.ports), mem::take(&mut state.searches), state.udp.take()));
-            mem::forget(mem::replace(&mut state.peers, Peers::new()));
+            mem::forget(mem::replace(&mut state.peers, Peers::new(lifetime())));
             return;
         }
         state.release();

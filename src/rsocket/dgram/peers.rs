@@ -2,7 +2,11 @@
 //!
 //! A peer's QP is known from the header of what it sends over UDP. Anybody can send such headers, so they make nothing
 //! grow without bound, and take no place from peers that the program sends to; a path is only looked for on the way
-//! to those.
+//! to those. The QP in a header of a peer's own accord is a claim: datagrams go to it after the peer has named it in
+//! the answer to a datagram. A claim that differs from the QP in use only brings the next question forward.
+//!
+//! Paths age: LIDs, service levels and MAC addresses change. A path in use is resolved again once it is as old as its
+//! lifetime, and serves meanwhile.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,6 +24,8 @@ const CONFIRM: Duration = Duration::from_secs(3);
 const SETTLE: Duration = Duration::from_millis(100);
 /// How long a peer to whom no path was found is left alone.
 const RETRY: Duration = Duration::from_secs(5);
+/// Claims of another QP bring one question forward in this time.
+const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The peers; `H` is what a found path is kept as.
 #[derive(Debug)]
@@ -28,12 +34,20 @@ pub(super) struct Peers<H> {
     used: usize,
     /// Counts uses, for their order.
     clock: u64,
+    /// A path in use is resolved again after this time.
+    lifetime: Duration,
 }
 
 #[derive(Debug)]
 struct Peer<H> {
-    /// The QP and its IP address.
+    /// The QP and its IP address, as the peer last answered.
     qp: Option<Qp>,
+    /// The QP that the peer last named of its own accord: a path to it is looked for while none has answered.
+    claimed: Option<Qp>,
+    /// A claim differs from `qp`: the next datagram asks.
+    doubted: bool,
+    /// When a doubt last brought a question forward.
+    doubt_asked: Option<Instant>,
     path: Path<H>,
     /// The program sends to it.
     used: bool,
@@ -52,13 +66,36 @@ pub(super) struct Qp {
     pub confirmed: Instant,
 }
 
+impl Qp {
+    fn is(&self, number: u32, address: IpAddr) -> bool {
+        (self.number, self.address) == (number, address)
+    }
+}
+
 #[derive(Debug)]
 enum Path<H> {
     Unknown,
     Wanted,
-    Known(H),
+    Known(Known<H>),
     /// Not before then.
     Failed(Instant),
+}
+
+#[derive(Debug)]
+struct Known<H> {
+    handle: H,
+    /// The address that it leads to.
+    address: IpAddr,
+    found: Instant,
+    renewal: Renewal,
+}
+
+/// Resolving a path again.
+#[derive(Debug)]
+enum Renewal {
+    /// Due from then on.
+    Due(Instant),
+    UnderWay,
 }
 
 /// How to send.
@@ -71,8 +108,8 @@ pub(super) enum Route<H> {
 }
 
 impl<H: Clone> Peers<H> {
-    pub fn new() -> Peers<H> {
-        Peers { map: HashMap::new(), used: 0, clock: 0 }
+    pub fn new(lifetime: Duration) -> Peers<H> {
+        Peers { map: HashMap::new(), used: 0, clock: 0, lifetime }
     }
 
     /// The way to a peer that the program sends to; and whether a path to this address should be looked for.
@@ -88,8 +125,9 @@ impl<H: Clone> Peers<H> {
         Ok((peer.route(now), wanted))
     }
 
-    /// A header came from `from`. `asked`: it wants an answer; the others count from peers that the program sends to only.
-    /// Whether a path to this address should be looked for now.
+    /// A header came from `from`. `asked`: it wants an answer, and its QP is a claim. The others are answers; they count
+    /// from peers that the program sends to only.
+    /// Returns the address to which a path should be looked for now.
     pub fn heard(&mut self, from: SocketAddr, qp: Qp, asked: bool) -> Result<Option<IpAddr>> {
         if !self.map.contains_key(&from) {
             if !asked {
@@ -100,52 +138,69 @@ impl<H: Clone> Peers<H> {
             self.map.insert(from, Peer { last, ..Peer::new() });
         }
         let Some(peer) = self.map.get_mut(&from) else { return Ok(None) };
-        if peer.qp.is_some_and(|before| before.address != qp.address) {
-            peer.path = Path::Unknown;
-        }
-        peer.qp = Some(qp);
-        if !asked {
-            peer.unanswered = peer.unanswered.saturating_sub(1);
+        if asked {
+            peer.claim(qp);
+        } else {
+            peer.answer(qp);
         }
         Ok(if peer.used { peer.wants_path(qp.confirmed) } else { None })
     }
 
     /// The search for a path to `address` for `to` ended.
     pub fn found(&mut self, to: &SocketAddr, address: IpAddr, path: Result<H>, now: Instant) {
-        if let Some(peer) = self.map.get_mut(to)
-            && matches!(peer.path, Path::Wanted)
-            && peer.qp.is_some_and(|qp| qp.address == address)
-        {
-            peer.since = Some(now);
-            peer.path = match path {
-                Ok(path) => Path::Known(path),
-                Err(_) => Path::Failed(now + RETRY),
-            };
+        let due = now + self.lifetime;
+        let Some(peer) = self.map.get_mut(to) else { return };
+        let current = peer.address() == Some(address);
+        match &mut peer.path {
+            Path::Wanted if current => {
+                peer.since = Some(now);
+                peer.path = match path {
+                    Ok(handle) => Path::Known(Known { handle, address, found: now, renewal: Renewal::Due(due) }),
+                    Err(_) => Path::Failed(now + RETRY),
+                };
+            }
+            Path::Known(known) if matches!(known.renewal, Renewal::UnderWay) && known.address == address => {
+                match path {
+                    Ok(handle) => *known = Known { handle, address, found: now, renewal: Renewal::Due(due) },
+                    // The fabric may be busy: the old path serves for another lifetime at most.
+                    Err(_) if now < known.found + 2 * self.lifetime => known.renewal = Renewal::Due(now + RETRY),
+                    Err(_) => peer.path = Path::Failed(now + RETRY),
+                }
+            }
+            _ => {}
         }
     }
 
     /// Nobody looks for the path to `to`, for lack of something; it may be asked for again.
     pub fn not_now(&mut self, to: &SocketAddr) {
-        if let Some(peer) = self.map.get_mut(to)
-            && matches!(peer.path, Path::Wanted)
-        {
-            peer.path = Path::Unknown;
+        let Some(peer) = self.map.get_mut(to) else { return };
+        match &mut peer.path {
+            Path::Wanted => peer.path = Path::Unknown,
+            Path::Known(known) if matches!(known.renewal, Renewal::UnderWay) => {
+                known.renewal = Renewal::Due(known.found + self.lifetime);
+            }
+            _ => {}
         }
     }
 
     /// The peer behind a QP of an IP address: some senders don't say their port.
     pub fn behind(&self, address: IpAddr, number: u32) -> Option<SocketAddr> {
-        let is = |peer: &Peer<H>| peer.qp.is_some_and(|qp| (qp.number, qp.address) == (number, address));
+        let is = |peer: &Peer<H>| peer.qp.iter().chain(&peer.claimed).any(|qp| qp.is(number, address));
         self.map.iter().find(|(_, peer)| is(peer)).map(|(&addr, _)| addr)
     }
 
     /// Forgets all paths that `gone` is true for.
     pub fn forget(&mut self, gone: impl Fn(&H) -> bool) {
         for peer in self.map.values_mut() {
-            if matches!(&peer.path, Path::Known(path) if gone(path)) {
+            if matches!(&peer.path, Path::Known(known) if gone(&known.handle)) {
                 peer.path = Path::Unknown;
             }
         }
+    }
+
+    /// Whether `is` is true for a path.
+    pub fn any(&self, is: impl Fn(&H) -> bool) -> bool {
+        self.map.values().any(|peer| matches!(&peer.path, Path::Known(known) if is(&known.handle)))
     }
 
     /// Forgets everything.
@@ -175,7 +230,53 @@ impl<H: Clone> Peers<H> {
 
 impl<H> Peer<H> {
     fn new() -> Peer<H> {
-        Peer { qp: None, path: Path::Unknown, used: false, last: 0, unanswered: 0, since: None }
+        Peer {
+            qp: None,
+            claimed: None,
+            doubted: false,
+            doubt_asked: None,
+            path: Path::Unknown,
+            used: false,
+            last: 0,
+            unanswered: 0,
+            since: None,
+        }
+    }
+
+    /// The address of the QP.
+    fn address(&self) -> Option<IpAddr> {
+        self.qp.or(self.claimed).map(|qp| qp.address)
+    }
+
+    /// The peer named a QP of its own accord.
+    fn claim(&mut self, claim: Qp) {
+        match self.qp {
+            None => self.set_address(claim.address, |peer| peer.claimed = Some(claim)),
+            Some(qp) => {
+                self.claimed = Some(claim);
+                let recent = |asked| claim.confirmed.saturating_duration_since(asked) < CLAIM_INTERVAL;
+                self.doubted |= !qp.is(claim.number, claim.address) && !self.doubt_asked.is_some_and(recent);
+            }
+        }
+    }
+
+    /// The peer named its QP in an answer. A changed one counts while a datagram is unanswered.
+    fn answer(&mut self, answer: Qp) {
+        let changed = self.qp.is_none_or(|qp| !qp.is(answer.number, answer.address));
+        if changed && self.unanswered == 0 {
+            return;
+        }
+        self.unanswered = self.unanswered.saturating_sub(1);
+        self.set_address(answer.address, |peer| peer.qp = Some(answer));
+    }
+
+    /// Runs `set`, which may change the address. A path to another address is of no use; after a failed search the next
+    /// one waits all the same.
+    fn set_address(&mut self, address: IpAddr, set: impl FnOnce(&mut Self)) {
+        if self.address() != Some(address) && !matches!(self.path, Path::Failed(_)) {
+            self.path = Path::Unknown;
+        }
+        set(self);
     }
 
     fn route(&mut self, now: Instant) -> Route<H>
@@ -186,10 +287,14 @@ impl<H> Peer<H> {
         let settled = self.unanswered == 0 || self.since.is_some_and(|since| passed(since, SETTLE));
         if let (Path::Known(path), Some(qp)) = (&self.path, self.qp)
             && settled
+            && !self.doubted
             && !passed(qp.confirmed, CONFIRM)
         {
             self.unanswered = 0;
-            return Route::Ud(path.clone(), qp.number);
+            return Route::Ud(path.handle.clone(), qp.number);
+        }
+        if std::mem::take(&mut self.doubted) {
+            self.doubt_asked = Some(now);
         }
         if self.unanswered == 0 {
             self.since = Some(now);
@@ -199,10 +304,19 @@ impl<H> Peer<H> {
     }
 
     fn wants_path(&mut self, now: Instant) -> Option<IpAddr> {
-        let address = self.qp?.address;
-        match self.path {
-            Path::Known(_) | Path::Wanted => return None,
-            Path::Failed(until) if now < until => return None,
+        let address = self.address()?;
+        match &mut self.path {
+            Path::Known(known) => {
+                return match known.renewal {
+                    Renewal::Due(due) if now >= due => {
+                        known.renewal = Renewal::UnderWay;
+                        Some(address)
+                    }
+                    _ => None,
+                };
+            }
+            Path::Wanted => return None,
+            Path::Failed(until) if now < *until => return None,
             Path::Failed(_) | Path::Unknown => {}
         }
         self.path = Path::Wanted;
@@ -211,141 +325,5 @@ impl<H> Peer<H> {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn addr(last: u16) -> SocketAddr {
-        SocketAddr::from(([10, 0, (last >> 8) as u8, last as u8], 7))
-    }
-
-    fn qp(number: u32, from: SocketAddr, confirmed: Instant) -> Qp {
-        Qp { number, address: from.ip(), confirmed }
-    }
-
-    #[test]
-    fn udp_then_ud() {
-        let (mut peers, now, to) = (Peers::<u8>::new(), Instant::now(), addr(1));
-        assert_eq!(peers.route(to, now), Ok((Route::Udp, None)));
-        assert_eq!(peers.heard(to, qp(9, to, now), false), Ok(Some(to.ip())));
-        assert_eq!(peers.route(to, now), Ok((Route::Udp, None)), "only one search");
-        peers.found(&to, to.ip(), Ok(3), now);
-        assert_eq!(peers.route(to, now), Ok((Route::Udp, None)), "one is unanswered");
-        peers.heard(to, qp(9, to, now), false).unwrap();
-        peers.heard(to, qp(9, to, now), false).unwrap();
-        assert_eq!(peers.route(to, now), Ok((Route::Ud(3, 9), None)));
-        assert_eq!(peers.heard(to, qp(10, to, now), true), Ok(None));
-        assert_eq!(peers.route(to, now), Ok((Route::Ud(3, 10), None)), "another QP on the same path");
-    }
-
-    #[test]
-    fn who_asked_is_answered_over_ud_at_last() {
-        let (mut peers, now, from) = (Peers::<u8>::new(), Instant::now(), addr(1));
-        assert_eq!(peers.heard(from, qp(9, from, now), true), Ok(None), "no search for who only sent");
-        assert_eq!(peers.route(from, now), Ok((Route::Udp, Some(from.ip()))));
-        peers.found(&from, from.ip(), Ok(3), now);
-        assert_eq!(peers.route(from, now + SETTLE), Ok((Route::Ud(3, 9), None)), "the answer got lost");
-    }
-
-    #[test]
-    fn an_answer_that_nobody_asked_for_is_ignored() {
-        let (mut peers, now, from) = (Peers::<u8>::new(), Instant::now(), addr(1));
-        assert_eq!(peers.heard(from, qp(9, from, now), false), Ok(None));
-        assert_eq!(peers.map.len(), 0);
-    }
-
-    #[test]
-    fn confirmed_again_and_again() {
-        let (mut peers, now, to) = (Peers::<u8>::new(), Instant::now(), addr(1));
-        peers.route(to, now).unwrap();
-        peers.heard(to, qp(9, to, now), false).unwrap();
-        peers.found(&to, to.ip(), Ok(3), now);
-        let later = now + CONFIRM;
-        assert_eq!(peers.route(to, later), Ok((Route::Udp, None)));
-        peers.heard(to, qp(11, to, later), false).unwrap();
-        assert_eq!(peers.route(to, later), Ok((Route::Ud(3, 11), None)));
-    }
-
-    #[test]
-    fn failed_searches_wait() {
-        let (mut peers, now, to) = (Peers::<u8>::new(), Instant::now(), addr(1));
-        peers.route(to, now).unwrap();
-        peers.heard(to, qp(9, to, now), false).unwrap();
-        peers.found(&to, to.ip(), Err(Errno::ETIMEDOUT), now);
-        assert_eq!(peers.route(to, now), Ok((Route::Udp, None)));
-        assert_eq!(peers.route(to, now + RETRY), Ok((Route::Udp, Some(to.ip()))));
-        peers.not_now(&to);
-        assert_eq!(peers.route(to, now + RETRY), Ok((Route::Udp, Some(to.ip()))));
-    }
-
-    #[test]
-    fn a_moved_qp_needs_another_path() {
-        let (mut peers, now, to) = (Peers::<u8>::new(), Instant::now(), addr(1));
-        peers.route(to, now).unwrap();
-        peers.heard(to, qp(9, to, now), false).unwrap();
-        let other = addr(2).ip();
-        let moved = Qp { number: 9, address: other, confirmed: now };
-        assert_eq!(peers.heard(to, moved, false), Ok(Some(other)));
-        peers.found(&to, to.ip(), Ok(3), now);
-        assert_eq!(peers.route(to, now), Ok((Route::Udp, None)), "the path to the former address is of no use");
-        peers.found(&to, other, Ok(4), now);
-        assert_eq!(peers.route(to, now + SETTLE), Ok((Route::Ud(4, 9), None)));
-        assert_eq!((peers.behind(other, 9), peers.behind(to.ip(), 9)), (Some(to), None));
-        peers.forget(|&path| path == 4);
-        assert_eq!(peers.route(to, now), Ok((Route::Udp, Some(other))));
-    }
-
-    #[test]
-    fn forged_headers_take_no_place_from_the_programs_peers() {
-        let (mut peers, now, mine) = (Peers::<u8>::new(), Instant::now(), addr(0));
-        peers.route(mine, now).unwrap();
-        peers.heard(mine, qp(9, mine, now), false).unwrap();
-        peers.found(&mine, mine.ip(), Ok(3), now);
-        for last in 1..20_000 {
-            peers.heard(addr(last), qp(9, addr(last), now), true).unwrap();
-        }
-        assert_eq!(peers.map.len(), 1 + MOST_HEARD);
-        assert_eq!(peers.route(mine, now), Ok((Route::Ud(3, 9), None)));
-        assert!(peers.map.contains_key(&addr(19_999)));
-    }
-
-    #[test]
-    fn the_peer_used_longest_ago_goes_first() {
-        let (mut peers, now) = (Peers::<u8>::new(), Instant::now());
-        for last in 0..MOST_USED as u16 {
-            peers.route(addr(last), now).unwrap();
-        }
-        peers.route(addr(0), now).unwrap();
-        peers.route(addr(60_000), now).unwrap();
-        assert_eq!(peers.map.len(), MOST_USED);
-        assert!(peers.map.contains_key(&addr(0)) && !peers.map.contains_key(&addr(1)));
-    }
-
-    proptest! {
-        /// Whatever happens: the counts hold, and UD only goes to a QP that the peer named.
-        #[test]
-        fn any_order(steps in proptest::collection::vec((0_u8..5, 0_u16..6, 2_u32..5), 0..60)) {
-            let (mut peers, now) = (Peers::<IpAddr>::new(), Instant::now());
-            let mut named = HashMap::new();
-            for (what, who, number) in steps {
-                let who = addr(who);
-                match what {
-                    0 => if let (Route::Ud(path, to), _) = peers.route(who, now).unwrap() {
-                        prop_assert_eq!((Some(&to), path), (named.get(&who), who.ip()));
-                    },
-                    1 | 2 => {
-                        let known = peers.map.contains_key(&who);
-                        peers.heard(who, qp(number, who, now), what == 1).unwrap();
-                        if known || what == 1 {
-                            named.insert(who, number);
-                        }
-                    }
-                    3 => peers.found(&who, who.ip(), Ok(who.ip()), now),
-                    _ => peers.not_now(&who),
-                }
-                prop_assert_eq!(peers.used, peers.map.values().filter(|peer| peer.used).count());
-            }
-        }
-    }
-}
+#[path = "peers_tests.rs"]
+mod tests;

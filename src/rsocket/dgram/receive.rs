@@ -12,6 +12,7 @@ use super::port::{MOST, Port, Received};
 use super::{Dgram, State, udp};
 use crate::errno::{Errno, Result};
 use crate::rsocket::calls;
+use crate::rsocket::config::defaults;
 use crate::rsocket::poll::wait_one;
 use crate::rsocket::watch::Pollable;
 use crate::rsocket::wire::datagram::{UDP_MOST, UdHeader, UdpHeader, UdpOp};
@@ -127,12 +128,14 @@ impl Dgram {
             state.push_copy(from, packet.get(start..).unwrap_or_default());
         }
         let qp = Qp { number: header.qpn, address: header.address, confirmed: Instant::now() };
-        let wanted = state.peers.heard(from, qp, asked).unwrap_or(None);
+        // Who names a QP at somebody else's address may not send datagrams there: it stays with UDP.
+        let credible = header.address == from.ip() || defaults().dgram_any_address;
+        let wanted = if credible { state.peers.heard(from, qp, asked).unwrap_or(None) } else { None };
         if wanted.is_none() && !asked {
             return;
         }
         // Without a port (the device is gone, or there never was one) the peer stays with UDP.
-        let port = self.port_for(state, &from);
+        let port = self.port_to_answer(state, &from);
         match (wanted, &port) {
             (Some(address), Ok(port)) => self.search(state, *port, from, address),
             (Some(_), Err(_)) => state.peers.not_now(&from),
