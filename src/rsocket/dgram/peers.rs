@@ -198,11 +198,6 @@ impl<H: Clone> Peers<H> {
         }
     }
 
-    /// Whether `is` is true for a path.
-    pub fn any(&self, is: impl Fn(&H) -> bool) -> bool {
-        self.map.values().any(|peer| matches!(&peer.path, Path::Known(known) if is(&known.handle)))
-    }
-
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.map.clear();
