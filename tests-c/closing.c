@@ -1,6 +1,6 @@
 /*
  * rclose() and rshutdown() of non-blocking rsockets: they return at once and free the number, and what was sent arrives
- * nevertheless, also when the process ends in order right after. The reference waits in the call.
+ * nevertheless, also when the process ends in order right after.
  */
 #include "rspeer.h"
 #include "rscommon.h"
