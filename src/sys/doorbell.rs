@@ -1,14 +1,18 @@
-//! The doorbell of software devices, for a process that has changed its user.
+//! The doorbell of software devices: write(2), which is a cancellation point, and is refused to a process that has changed its
+//! user.
 //!
 //! rxe and siw are told of new work by write(2) to the device's file. The kernel refuses that (`EACCES`) to a process with
 //! other credentials than it had when it opened the file, and they are others after any setuid(2), setgid(2) or
 //! setgroups(2): daemons call those once they know their client (rsync). The work is in the queue by then; the same
 //! command by ioctl(2), where there is no such rule, has the device look at it.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::verbs::ibv_qp;
+use super::cancel;
+use super::verbs::{ibv_context, ibv_qp};
 use crate::errno::{Errno, Result};
 
 /// `struct ib_uverbs_post_send` without work requests: those are in the queue.
@@ -57,6 +61,61 @@ const POST_SEND: u64 = 28;
 const WORK: u32 = 128;
 /// `RDMA_DRIVER_RXE`, `RDMA_DRIVER_SIW`: those that have such a doorbell. The kernel wants to know for which a call is meant.
 const DRIVERS: [u32; 2] = [14, 18];
+
+/// Providers that tell their devices of work by memory, without a system call.
+const SILENT: [&str; 13] = [
+    "mlx5",
+    "mlx4",
+    "bnxt_re",
+    "cxgb4",
+    "efa",
+    "erdma",
+    "hns",
+    "irdma",
+    "mana",
+    "mthca",
+    "ocrdma",
+    "qedr",
+    "vmw_pvrdma",
+];
+
+/// The function of such a provider: the last one of a device that was opened. A process mostly has but one.
+static SILENT_POST: AtomicUsize = AtomicUsize::new(0);
+
+/// Looks at whose the function is that posts to the queues of a device.
+///
+/// # Safety
+/// An open context.
+pub unsafe fn opened(context: NonNull<ibv_context>) {
+    // SAFETY: an open context: guaranteed by the caller.
+    let Some(post) = (unsafe { (*context.as_ptr()).ops.post_send }) else { return };
+    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: room for the answer, of which all zeros are a value; a name that is there is a C string.
+    let file = unsafe {
+        libc::dladdr(post as *const c_void, found.as_mut_ptr());
+        let name = found.assume_init().dli_fname;
+        if name.is_null() { c"" } else { CStr::from_ptr(name) }
+    };
+    if is_silent(file.to_bytes()) {
+        SILENT_POST.store(post as *const () as usize, Ordering::Relaxed);
+    }
+}
+
+/// By the file of a provider: libmlx5.so.1, libsiw-rdmav34.so.
+fn is_silent(path: &[u8]) -> bool {
+    let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    let name = name.strip_prefix(b"lib").unwrap_or(name);
+    SILENT.iter().any(|provider| {
+        let rest = name.strip_prefix(provider.as_bytes());
+        rest.is_some_and(|rest| rest.starts_with(b".so") || rest.starts_with(b"-rdma"))
+    })
+}
+
+/// Runs `call`, which posts by the function at `post`: the thread is not cancelled in it.
+#[inline]
+pub fn post<T>(post: usize, call: impl FnOnce() -> T) -> T {
+    if post == SILENT_POST.load(Ordering::Relaxed) { call() } else { cancel::disabled(call) }
+}
 
 /// What posting to `qp` returned: a failure of the doorbell alone is mended.
 ///
@@ -111,4 +170,21 @@ unsafe fn ring(qp: NonNull<ibv_qp>) -> Result<()> {
         }
     }
     Err(Errno::EACCES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn providers_by_their_files() {
+        for silent in ["/usr/lib/x86_64-linux-gnu/libmlx5.so.1.24.44.0", "libefa.so.1", "/x/libirdma-rdmav34.so"] {
+            assert!(is_silent(silent.as_bytes()), "{silent}");
+        }
+        for other in
+            ["/x/librxe-rdmav34.so", "libsiw-rdmav34.so", "libhfi1verbs-rdmav34.so", "", "/mlx5/program", "mlx5x"]
+        {
+            assert!(!is_silent(other.as_bytes()), "{other}");
+        }
+    }
 }

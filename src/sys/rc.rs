@@ -332,7 +332,7 @@ pub unsafe fn send<const N: usize>(qp: NonNull<ibv_qp>, work: &[Work; N]) -> Res
     // SAFETY: the caller's word; the chain lives until the call returns.
     let result = unsafe {
         let post = (*(*qp.as_ptr()).context).ops.post_send.ok_or(Errno::ENOSYS)?;
-        disabled(|| post(qp.as_ptr(), next, &raw mut bad))
+        doorbell::post(post as usize, || post(qp.as_ptr(), next, &raw mut bad))
     };
     // SAFETY: the caller's word.
     unsafe { doorbell::posted(qp, result) }
@@ -362,7 +362,7 @@ pub unsafe fn receive(qp: NonNull<ibv_qp>, slots: &[u32], place: impl Fn(u32) ->
         // SAFETY: the caller's word; the chain lives until the call returns.
         let result = unsafe {
             let post = (*(*qp.as_ptr()).context).ops.post_recv.ok_or(Errno::ENOSYS)?;
-            disabled(|| post(qp.as_ptr(), next, &raw mut bad))
+            post(qp.as_ptr(), next, &raw mut bad)
         };
         if result != 0 {
             return Err(Errno::new(result));

@@ -11,7 +11,7 @@ pub use ibverbs_sys::*;
 use super::uapi::{ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_sa_path_rec, verbs_context};
 use crate::errno::{Errno, Result};
 use crate::sys::cancel::disabled;
-use crate::sys::own;
+use crate::sys::{doorbell, own};
 
 unsafe extern "C" {
     // Exported for librdmacm since IBVERBS_1.0 and 1.1, declared in no installed header.
@@ -95,7 +95,10 @@ pub unsafe fn open(device: *mut ibv_device) -> Result<NonNull<ibv_context>> {
     // SAFETY: the caller's word.
     let context = pointer(unsafe { ibv_open_device(device) })?;
     // SAFETY: live.
-    unsafe { descriptors(context) }.into_iter().for_each(own::mark);
+    unsafe {
+        descriptors(context).into_iter().for_each(own::mark);
+        doorbell::opened(context);
+    }
     Ok(context)
 }
 
