@@ -10,7 +10,7 @@ use crate::sys::lock::{Guard, Lock, Unavailable};
 
 /// How long fork() waits for a thread that holds the lock. What is done under it takes no such time, unless a device or its
 /// driver does not answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(5) };
 
 /// See the module.
 pub struct GlobalLock<T: 'static> {

@@ -151,7 +151,14 @@ pub(super) fn lead<'a, S: Led>(stream: &'a S, mut state: Guard<'a, S>, until: Un
     }
     let Some(channel) = begin(stream, &mut state) else { return (state, Ok(())) };
     drop(state);
-    let cancelled = || end(stream, &mut stream.lock(), None);
+    let cancelled = || {
+        let mut state = stream.lock();
+        if let Some(turns) = S::turns(&mut state) {
+            // The thread may have taken the event and lost it: it is asked for once more.
+            turns.armed = false;
+        }
+        end(stream, &mut state, None);
+    };
     let result = S::with_cleanup(cancelled, || S::sleep(channel, until));
     let mut state = stream.lock();
     end(stream, &mut state, result.as_ref().ok());
