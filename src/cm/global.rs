@@ -1,22 +1,22 @@
 //! A lock of the whole process that survives fork().
 //!
-//! fork() takes it, so that the child finds what it guards whole. It does not wait for its own thread, nor for ever for another
-//! one.
+//! fork() takes it, so that the child finds what it guards whole. It does not wait for its own
+//! thread, nor for ever for another one.
 
 use std::cell::UnsafeCell;
 use std::time::Duration;
 
 use crate::sys::lock::{Guard, Lock, Unavailable};
 
-/// How long fork() waits for a thread that holds the lock. What is done under it takes no such time, unless a device or its
-/// driver does not answer.
+/// How long fork() waits for a thread that holds the lock. What is done under it takes no such
+/// time, unless a device or its driver does not answer.
 const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(5) };
 
 /// See the module.
 pub struct GlobalLock<T: 'static> {
     lock: Lock<T>,
-    /// Taken by fork(): the guard, and how many of its handlers have run before, less those after. They may be registered more
-    /// than once.
+    /// Taken by fork(): the guard, and how many of its handlers have run before, less those after.
+    /// They may be registered more than once.
     held: UnsafeCell<Option<(Guard<'static, T>, u32)>>,
 }
 
@@ -39,8 +39,9 @@ impl<T> GlobalLock<T> {
         self.lock.try_lock().ok()
     }
 
-    /// Before fork(): takes the lock and keeps it until [`after_fork`](Self::after_fork). Not if this thread holds it (fork() was
-    /// called by a signal handler over one of our calls), and not if another one keeps it too long.
+    /// Before fork(): takes the lock and keeps it until [`after_fork`](Self::after_fork). Not if
+    /// this thread holds it (fork() was called by a signal handler over one of our calls), and not
+    /// if another one keeps it too long.
     pub fn before_fork(&'static self) {
         match self.lock.lock_within(PATIENCE) {
             // SAFETY: this thread holds the lock.
@@ -57,8 +58,9 @@ impl<T> GlobalLock<T> {
 
     /// After fork(): releases what [`before_fork`](Self::before_fork) took. Nothing is allocated.
     ///
-    /// In the child, what another thread was changing at the moment of fork() is left where it is, and `fresh` takes its place.
-    /// What this thread was changing is not touched: the call that the signal handler interrupted goes on with it.
+    /// In the child, what another thread was changing at the moment of fork() is left where it is,
+    /// and `fresh` takes its place. What this thread was changing is not touched: the call that the
+    /// signal handler interrupted goes on with it.
     ///
     /// # Safety
     /// In the thread that called [`before_fork`](Self::before_fork), or its copy in the child.
@@ -73,8 +75,9 @@ impl<T> GlobalLock<T> {
                 }
             }
         } else if in_child && self.try_lock().is_none() {
-            // SAFETY: the holder is not in this process, nor is anybody else. The old value may be half changed: it is neither
-            // used nor dropped. Nor is a guard of another thread that was forking, too.
+            // SAFETY: the holder is not in this process, nor is anybody else. The old value may be
+            // half changed: it is neither used nor dropped. Nor is a guard of another thread that
+            // was forking, too.
             unsafe {
                 self.held.get().write(None);
                 self.lock.abandon().get().write(fresh());
@@ -87,7 +90,8 @@ impl<T> GlobalLock<T> {
 mod tests {
     use super::*;
 
-    /// A thread that waits for the lock when another one forks is not there in the child: nobody may be waited for.
+    /// A thread that waits for the lock when another one forks is not there in the child: nobody
+    /// may be waited for.
     #[test]
     fn free_in_the_child_of_a_fork() {
         static LOCK: GlobalLock<u32> = GlobalLock::new(0);
@@ -114,7 +118,8 @@ mod tests {
         assert_eq!(*LOCK.lock(), 50);
     }
 
-    /// Forks with the lock's handlers around it, registered twice; whether `in_child` is true there.
+    /// Forks with the lock's handlers around it, registered twice; whether `in_child` is true
+    /// there.
     fn fork(lock: &'static GlobalLock<u32>, in_child: impl FnOnce() -> bool) -> bool {
         lock.before_fork();
         lock.before_fork();

@@ -1,10 +1,13 @@
-//! Handlers of fork(), registered when the library is loaded: later, a fork() in another thread could come first.
+//! Handlers of fork(), registered when the library is loaded: later, a fork() in another thread
+//! could come first.
 
-/// Defines `watched()`, and registers three `extern "C" fn()`: before a fork(), and after it in the parent and in the child.
+/// Defines `watched()`, and registers three `extern "C" fn()`: before a fork(), and after it in the
+/// parent and in the child.
 ///
-/// In a program that is linked with the static library, constructors of the program's may run before ours: calls that they make
-/// register the handlers themselves. Threads that do so at the same time register them more than once, which the handlers allow
-/// for: none of them waits for another one, whom the child of a fork() may not have.
+/// In a program that is linked with the static library, constructors of the program's may run
+/// before ours: calls that they make register the handlers themselves. Threads that do so at the
+/// same time register them more than once, which the handlers allow for: none of them waits for
+/// another one, whom the child of a fork() may not have.
 macro_rules! watch_forks {
     ($before:ident, $in_parent:ident, $in_child:ident) => {
         /// Errno of the registration, 0 when fork() is watched.
@@ -22,7 +25,8 @@ macro_rules! watch_forks {
         }
 
         fn register() -> i32 {
-            // SAFETY: functions that live as long as the library, which is never unloaded (-z nodelete).
+            // SAFETY: functions that live as long as the library, which is never unloaded (-z
+            // nodelete).
             let result = unsafe { libc::pthread_atfork(Some($before), Some($in_parent), Some($in_child)) };
             REGISTERED.store(result, std::sync::atomic::Ordering::Relaxed);
             result

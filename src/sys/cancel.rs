@@ -1,16 +1,17 @@
 //! Threads that are ended in the middle of a call, by pthread_cancel(3).
 //!
-//! The C library unwinds the thread's stack from the system call in which it sleeps, without running destructors: what has
-//! to be undone is registered before, with [`with_cleanup`]. Memory that the call had allocated may be leaked.
+//! The C library unwinds the thread's stack from the system call in which it sleeps, without
+//! running destructors: what has to be undone is registered before, with [`with_cleanup`]. Memory
+//! that the call had allocated may be leaked.
 //!
-//! Each call of the program runs with cancellation disabled ([`in_call`]), so that a thread never ends while it holds a lock
-//! or is in the middle of a change. Cancellation is as the program has set it in [`sleep`] only: around the system calls that
-//! wait, which are made without a lock. rclose(3) and rshutdown(3) disable it there, too ([`never`]): nobody could call them
-//! again.
+//! Each call of the program runs with cancellation disabled ([`in_call`]), so that a thread never
+//! ends while it holds a lock or is in the middle of a change. Cancellation is as the program has
+//! set it in [`sleep`] only: around the system calls that wait, which are made without a lock.
+//! rclose(3) and rshutdown(3) disable it there, too ([`never`]): nobody could call them again.
 //!
-//! The usual rsend, rrecv and rpoll, which find what they need, do not pass through [`in_call`]. They make no system call but
-//! libibverbs' own, and those are made with cancellation disabled ([`disabled`]): write(2), by which software devices are told
-//! of work, is a cancellation point.
+//! The usual rsend, rrecv and rpoll, which find what they need, do not pass through [`in_call`].
+//! They make no system call but libibverbs' own, and those are made with cancellation disabled
+//! ([`disabled`]): write(2), by which software devices are told of work, is a cancellation point.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -41,7 +42,8 @@ const DISABLE: c_int = 1;
 const ASYNCHRONOUS: c_int = 1;
 
 thread_local! {
-    /// Within a call: what cancellation is set to while it sleeps. A signal handler's calls put back what they found.
+    /// Within a call: what cancellation is set to while it sleeps. A signal handler's calls put
+    /// back what they found.
     static ASLEEP: Cell<c_int> = const { Cell::new(ENABLE) };
 }
 
@@ -66,7 +68,8 @@ fn asleep<T>(state: c_int, call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Runs a system call that waits. The thread holds no lock, and may be cancelled if the program has not disabled that.
+/// Runs a system call that waits. The thread holds no lock, and may be cancelled if the program has
+/// not disabled that.
 pub fn sleep<T>(call: impl FnOnce() -> T) -> T {
     meanwhile(pthread_setcancelstate, ASLEEP.get(), call)
 }
@@ -89,7 +92,8 @@ pub fn with_cleanup<T>(mut undo: impl FnMut(), call: impl FnOnce() -> T) -> T {
     }
     let routine = routine(&undo);
     let mut buffer = MaybeUninit::<Buffer>::uninit();
-    // SAFETY: buffer and closure stay where they are until they are taken off again, in this function.
+    // SAFETY: buffer and closure stay where they are until they are taken off again, in this
+    // function.
     unsafe { _pthread_cleanup_push(buffer.as_mut_ptr(), routine, (&raw mut undo).cast()) };
     let result = call();
     // SAFETY: the last one that was put there.
@@ -97,11 +101,12 @@ pub fn with_cleanup<T>(mut undo: impl FnMut(), call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// As [`sleep`], for a system call that is no cancellation point: the thread may end at any instruction of `call`.
+/// As [`sleep`], for a system call that is no cancellation point: the thread may end at any
+/// instruction of `call`.
 #[inline]
 pub fn sleep_anywhere<T>(call: impl FnOnce() -> T) -> T {
-    // In this order: of a thread that was cancelled before, pthread_setcancelstate(3) of some C libraries forgets to say so to
-    // pthread_join(3).
+    // In this order: of a thread that was cancelled before, pthread_setcancelstate(3) of some C
+    // libraries forgets to say so to pthread_join(3).
     sleep(|| meanwhile(pthread_setcanceltype, ASYNCHRONOUS, call))
 }
 

@@ -1,13 +1,16 @@
 //! A lock that knows which thread holds it.
 //!
-//! A signal handler may make a call on the very rsocket whose call it interrupted, or fork in the middle of one of the library's
-//! changes. With another lock it would wait for its own thread, which is for ever; this one says so ([`Unavailable::Mine`]).
+//! A signal handler may make a call on the very rsocket whose call it interrupted, or fork in the
+//! middle of one of the library's changes. With another lock it would wait for its own thread,
+//! which is for ever; this one says so ([`Unavailable::Mine`]).
 //!
-//! The word holds the thread's number from the moment on at which it is locked, and until it is unlocked: there is no instant
-//! at which a handler could not tell. It waits on a futex, so the child of a fork() has no trace of threads that were waiting,
-//! and it never allocates. It costs what the standard library's lock costs, and pthread_self(3).
+//! The word holds the thread's number from the moment on at which it is locked, and until it is
+//! unlocked: there is no instant at which a handler could not tell. It waits on a futex, so the
+//! child of a fork() has no trace of threads that were waiting, and it never allocates. It costs
+//! what the standard library's lock costs, and pthread_self(3).
 //!
-//! That it excludes and that no wake-up is lost is model-checked, by the crate in `models/` (`scripts/check loom`).
+//! That it excludes and that no wake-up is lost is model-checked, by the crate in `models/`
+//! (`scripts/check loom`).
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -32,7 +35,8 @@ pub struct Lock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached by one thread at a time, which takes it over with the word's orderings.
+// SAFETY: the value is reached by one thread at a time, which takes it over with the word's
+// orderings.
 unsafe impl<T: Send> Sync for Lock<T> {}
 // SAFETY: nothing but the value is bound to a thread.
 unsafe impl<T: Send> Send for Lock<T> {}
@@ -66,7 +70,8 @@ impl<T> Lock<T> {
 }
 
 impl<T> Lock<T> {
-    /// Waits for the lock. For callers that no signal handler can be: a thread that holds it waits for ever.
+    /// Waits for the lock. For callers that no signal handler can be: a thread that holds it waits
+    /// for ever.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         loop {
@@ -83,7 +88,8 @@ impl<T> Lock<T> {
         self.take(FREE, here()).or_else(|_| self.lock_slowly(None))
     }
 
-    /// As [`lock_unless_mine`](Self::lock_unless_mine), and gives up after `time`, with [`Unavailable::Taken`].
+    /// As [`lock_unless_mine`](Self::lock_unless_mine), and gives up after `time`, with
+    /// [`Unavailable::Taken`].
     pub fn lock_within(&self, time: Duration) -> Result<Guard<'_, T>, Unavailable> {
         self.take(FREE, here()).or_else(|_| self.lock_slowly(Some(time)))
     }
@@ -107,7 +113,8 @@ impl<T> Lock<T> {
     /// Opens the lock whoever holds it.
     ///
     /// # Safety
-    /// The holder is a thread that does not exist any more, and the value may be used as it left it, or is replaced.
+    /// The holder is a thread that does not exist any more, and the value may be used as it left
+    /// it, or is replaced.
     pub unsafe fn abandon(&self) -> &UnsafeCell<T> {
         self.word.store(FREE, Ordering::Relaxed);
         &self.value
@@ -217,7 +224,8 @@ mod outside {
     /// An even number of this thread's, which its copy in a child of fork() has, too.
     #[inline]
     pub fn here() -> u64 {
-        // SAFETY: never fails. The number is the address of what the C library keeps of the thread, and aligned.
+        // SAFETY: never fails. The number is the address of what the C library keeps of the thread,
+        // and aligned.
         unsafe { libc::pthread_self() as u64 }
     }
 
@@ -241,8 +249,8 @@ mod outside {
         if cfg!(target_endian = "big") { halves.wrapping_add(1) } else { halves }
     }
 
-    /// Sleeps if the word is at `value`. Its other half is not compared: a holder whose number differs in that half only
-    /// wakes who sleeps all the same, for the bit is set.
+    /// Sleeps if the word is at `value`. Its other half is not compared: a holder whose number
+    /// differs in that half only wakes who sleeps all the same, for the bit is set.
     pub fn wait(word: &AtomicU64, value: u64, time: Option<Duration>) {
         let time = time.map(clock::timespec);
         let limit = time.as_ref().map_or(ptr::null(), ptr::from_ref);
@@ -253,7 +261,8 @@ mod outside {
 
     pub fn wake_one(word: &AtomicU64) {
         let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-        // SAFETY: the address of half a word. Its memory may be gone by now: then nobody waits there, or is woken once too often.
+        // SAFETY: the address of half a word. Its memory may be gone by now: then nobody waits
+        // there, or is woken once too often.
         unsafe { libc::syscall(libc::SYS_futex, half(word), operation, 1) };
     }
 }
