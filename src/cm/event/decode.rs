@@ -100,7 +100,7 @@ mod tests {
 
     /// The parameters, over memory that is not zero.
     fn parameters(raw: &rdma_ucm_event_resp, kind: Kind, room: &mut [u8; PRIVATE_DATA]) -> rdma_cm_event_param {
-        let mut param = MaybeUninit::uninit();
+        let mut param = MaybeUninit::<rdma_cm_event_param>::uninit();
         // SAFETY: room for as many bytes; any bytes are a value of the union.
         unsafe {
             param.as_mut_ptr().write_bytes(0xaa, 1);
