@@ -194,3 +194,16 @@ bool sleeps(pid_t tid)
 	state = strrchr(text, ')');
 	return state && state[2] == 'S';
 }
+
+long pinned_kb(void)
+{
+	FILE *file = fopen("/proc/self/status", "re");
+	char line[128];
+	long kb = -1;
+
+	while (file && kb < 0 && fgets(line, sizeof(line), file))
+		sscanf(line, "VmPin: %ld", &kb);
+	if (file)
+		fclose(file);
+	return kb;
+}

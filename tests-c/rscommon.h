@@ -71,6 +71,9 @@ bool filled(const void *data, size_t len, unsigned seed, size_t offset);
 size_t send_all(int fd, const void *data, size_t len);
 size_t recv_all(int fd, void *data, size_t len);
 
+/* Memory of this process that devices have pinned, in kB: VmPin of /proc/self/status; -1 when it can not be read. */
+long pinned_kb(void);
+
 /* Whether the thread sleeps in the kernel: state S of /proc. Look several times: it may do so for a moment only. */
 bool sleeps(pid_t tid);
 

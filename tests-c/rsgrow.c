@@ -16,20 +16,6 @@ static char out[PIECE], in[PIECE];
 static volatile bool enough;
 static size_t sent, received;
 
-static long pinned_kb(void)
-{
-	FILE *file = fopen("/proc/self/status", "r");
-	char line[128];
-	long kb = -1;
-
-	EXPECT(file);
-	while (kb < 0 && fgets(line, sizeof(line), file))
-		sscanf(line, "VmPin: %ld", &kb);
-	fclose(file);
-	EXPECT(kb >= 0);
-	return kb;
-}
-
 static void *send_until_enough(void *unused)
 {
 	while (!enough) {

@@ -104,21 +104,6 @@ static void echo_datagrams(void)
 	}
 }
 
-/* Memory that devices have pinned, in KB. */
-static long pinned(void)
-{
-	char line[128];
-	long value = 0;
-	FILE *file = fopen("/proc/self/status", "re");
-
-	while (file && fgets(line, sizeof(line), file))
-		if (sscanf(line, "VmPin: %ld", &value) == 1)
-			break;
-	if (file)
-		fclose(file);
-	return value;
-}
-
 /* Closes connections that say nothing, and looks at what the process holds. */
 static void sweep(void)
 {
@@ -130,7 +115,7 @@ static void sweep(void)
 	} else {
 		close(fd);
 		figures->fds_now = (unsigned)open_fds();
-		figures->pinned_kb = pinned();
+		figures->pinned_kb = pinned_kb();
 		raise_to(&figures->most_pinned_kb, figures->pinned_kb);
 		if (figures->fds_now > figures->fds_most)
 			figures->fds_most = figures->fds_now;
