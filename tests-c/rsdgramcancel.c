@@ -52,8 +52,9 @@ static void a_cancelled_sender_leaves_no_lock(void)
 	EXPECT(!rclose(sender.fd) && !close(peer));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+	start(argc, argv);
 	CASE(a_cancelled_sender_leaves_no_lock);
-	return 0;
+	return finish();
 }

@@ -150,9 +150,10 @@ static void another_address_is_not_believed(void)
 	EXPECT(!rclose(victim) && !rclose(other) && !close(peer));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+	start(argc, argv);
 	CASE(a_claim_redirects_nothing);
 	CASE(another_address_is_not_believed);
-	return 0;
+	return finish();
 }
