@@ -1,6 +1,8 @@
 /* rdma_get_devices, rdma_free_devices, sharing of contexts with ids. */
 #include "common.h"
 
+#include <sys/syscall.h>
+
 static void names(struct ibv_context **list, int count)
 {
 	/* The order is the kernel's; show the names sorted. */
@@ -88,11 +90,67 @@ static void held_by_list(void)
 	rdma_free_devices(list);
 }
 
+/* The PD of the ids lives until the last id and the last list are gone. */
+static void pd_held_by_list(void)
+{
+	union address address = local_addr(AF_INET, 0);
+	struct rdma_cm_id *id = NULL;
+	struct ibv_context **list;
+	static char memory[64];
+	struct ibv_mr *mr;
+	struct ibv_pd *pd;
+
+	topic("list keeps the PD");
+	list = rdma_get_devices(NULL);
+	rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP);
+	CALL(rdma_bind_addr(id, &address.sa));
+	pd = id->pd;
+	CALL(rdma_destroy_id(id));
+	mr = CALL_PTR(ibv_reg_mr(pd, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE));
+	if (mr)
+		CALL(ibv_dereg_mr(mr));
+	CHECK(pd->context != NULL);
+	rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP);
+	CALL(rdma_bind_addr(id, &address.sa));
+	CHECK(id->pd == pd);
+	rdma_free_devices(list);
+	mr = CALL_PTR(ibv_reg_mr(id->pd, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE));
+	if (mr)
+		CALL(ibv_dereg_mr(mr));
+	CALL(rdma_destroy_id(id));
+}
+
+/* Descriptors of a context that is open when main returns; threads of a program may use it still. */
+static struct { int cmd, async; } open_at_exit = { -1, -1 };
+
+/* The libraries' close() is this one, too: the loader looks in the program first. */
+int close(int fd)
+{
+	if (fd >= 0 && (fd == open_at_exit.cmd || fd == open_at_exit.async))
+		obs("a context is closed at exit");
+	return (int)syscall(SYS_close, fd);
+}
+
+static void open_until_the_end(void)
+{
+	struct ibv_context **list;
+
+	topic("at exit");
+	list = CALL_PTR(rdma_get_devices(NULL));
+	if (!list)
+		return;
+	open_at_exit.cmd = list[0]->cmd_fd;
+	open_at_exit.async = list[0]->async_fd;
+	rdma_free_devices(list);
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
 	list_twice();
 	shared_with_ids();
 	held_by_list();
+	pd_held_by_list();
+	open_until_the_end();
 	return finish();
 }

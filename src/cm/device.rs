@@ -1,7 +1,8 @@
 //! The RDMA devices that the process has open, with the PD and XRC domain that the ids on a device share.
 //!
-//! A device is opened when the first id is bound to it and stays open: programs keep `id->verbs`, and objects made on
-//! it, beyond the id. Only one that has left the machine is closed with its last user; the rest at the end of the process.
+//! A device is opened when the first id is bound to it and stays open, also when the process ends: programs keep
+//! `id->verbs`, and objects made on it, beyond the id, and their threads may run until the very end. Only a device that
+//! has left the machine is closed, with its last user.
 
 use super::forks;
 use super::global::GlobalLock;
@@ -32,9 +33,9 @@ struct Open {
     infiniband: Vec<Option<bool>>,
     pd: Option<NonNull<ibv_pd>>,
     xrcd: Option<NonNull<ibv_xrcd>>,
-    /// Ids bound to it, and PDs of connections; they hold the PD.
+    /// Ids bound to it, and PDs of connections.
     ids: usize,
-    /// rdma_get_devices() lists it is in.
+    /// rdma_get_devices() lists it is in. Ids and lists keep the PD and the XRC domain.
     lists: usize,
     gone: bool,
     generation: u32,
@@ -42,6 +43,13 @@ struct Open {
 
 // SAFETY: the pointers are libibverbs objects, which any thread may use.
 unsafe impl Send for Open {}
+
+impl Open {
+    /// Whether neither ids nor lists of this process use it: what a parent made is the parent's to end.
+    fn is_unused(&self, generation: u32) -> bool {
+        self.ids == 0 && self.lists == 0 && self.generation == generation
+    }
+}
 
 /// What a device can do at most for a connection.
 #[derive(Clone, Copy, Debug)]
@@ -102,25 +110,12 @@ pub fn share(bound: &Bound) -> Result<Bound> {
     Ok(*bound)
 }
 
-/// Ends an id's use of the device; the last one takes the PD and the XRC domain with it.
+/// Ends an id's use of the device. The last user, id or list, takes the PD and the XRC domain with it.
 pub fn release(bound: Bound) {
     let mut registry = lock();
-    let generation = registry.generation;
     let Some(device) = registry.slots[bound.slot].as_mut() else { return };
     device.ids -= 1;
-    if device.ids > 0 || device.generation != generation {
-        return;
-    }
-    // SAFETY: no id of the library uses them any more.
-    unsafe {
-        if let Some(xrcd) = device.xrcd.take() {
-            verbs::close_xrcd(device.context, xrcd);
-        }
-        if let Some(pd) = device.pd.take() {
-            verbs::dealloc_pd(pd);
-        }
-    }
-    registry.close_if_gone(bound.slot);
+    registry.free_unused(bound.slot);
 }
 
 /// The XRC domain of all ids on the device.
@@ -187,7 +182,7 @@ pub fn let_go(context: NonNull<ibv_context>) {
     if let Some(open) = registry.slots[slot].as_mut() {
         open.lists -= 1;
     }
-    registry.close_if_gone(slot);
+    registry.free_unused(slot);
 }
 
 impl Registry {
@@ -268,18 +263,28 @@ impl Registry {
                 same(verbs::guid(device), verbs::index(device), open.guid, open.index)
             };
             open.gone = !present.iter().any(|device| listed(&device));
-            self.close_if_gone(slot);
+            self.free_unused(slot);
         }
     }
 
-    fn close_if_gone(&mut self, slot: usize) {
+    /// Frees the PD and the XRC domain of a device that neither ids nor lists use, and closes it if it has left the
+    /// machine.
+    fn free_unused(&mut self, slot: usize) {
         let generation = self.generation;
-        let unused = |open: &Open| open.gone && open.ids == 0 && open.lists == 0 && open.generation == generation;
-        if self.slots[slot].as_ref().is_some_and(unused)
-            && let Some(open) = self.slots[slot].take()
-        {
-            // SAFETY: neither ids nor lists of the library use it.
-            unsafe { verbs::close(open.context) };
+        let Some(open) = self.slots[slot].as_mut().filter(|open| open.is_unused(generation)) else { return };
+        // SAFETY: the library has nothing left that uses them, and what a program made on them ends before its last
+        // id and its last list.
+        unsafe {
+            if let Some(xrcd) = open.xrcd.take() {
+                verbs::close_xrcd(open.context, xrcd);
+            }
+            if let Some(pd) = open.pd.take() {
+                verbs::dealloc_pd(pd);
+            }
+            if open.gone {
+                verbs::close(open.context);
+                self.slots[slot] = None;
+            }
         }
     }
 }
@@ -290,28 +295,6 @@ fn same(guid: u64, index: Option<u32>, other_guid: u64, other_index: Option<u32>
 
 fn clamp(maximum: c_int) -> u8 {
     maximum.clamp(0, c_int::from(u8::MAX)) as u8
-}
-
-/// Closes the devices that nothing of the library uses any more, for the end of the process. A thread that is in the middle of
-/// something keeps them open.
-fn close_idle() {
-    let Some(mut registry) = REGISTRY.try_lock() else { return };
-    registry.generation = forks::generation();
-    for slot in 0..registry.slots.len() {
-        if let Some(open) = registry.slots[slot].as_mut() {
-            open.gone = true;
-        }
-        registry.close_if_gone(slot);
-    }
-}
-
-/// Runs when the process ends, after the program's own functions for that.
-#[used]
-#[unsafe(link_section = ".fini_array")]
-static ON_EXIT: extern "C" fn() = at_exit;
-
-extern "C" fn at_exit() {
-    close_idle();
 }
 
 /// For forks.rs: takes the lock and keeps it.
