@@ -42,12 +42,14 @@ static void receive_to_the_end(int fd, size_t len)
 static void silent_peers(void (*end)(int fd))
 {
 	enum { PEERS = 6 };
+	/* siw's provider takes the mapping offset of a later QP's queue for none, and fails with EIO (docs/quirks.md). */
+	const int count = on_siw() ? 2 : PEERS;
 	struct peer peers[PEERS] = { 0 };
 	struct timespec since;
 	int before;
 
 	before = fds_before();
-	for (int i = 0; i < PEERS; i++) {
+	for (int i = 0; i < count; i++) {
 		peer_connects(&peers[i], false);
 		EXPECT(!rclose(peers[i].victim_listener));
 		peers[i].victim_listener = 0;
@@ -55,11 +57,11 @@ static void silent_peers(void (*end)(int fd))
 		EXPECT(rsend(peers[i].victim, "nobody", 6, 0) == 6);
 	}
 	clock_gettime(CLOCK_MONOTONIC, &since);
-	for (int i = 0; i < PEERS; i++)
+	for (int i = 0; i < count; i++)
 		end(peers[i].victim);
 	EXPECT(elapsed_ms(&since) < AT_ONCE_MS);
 	/* Each one's end shows that its connection is over, and gives everything back. */
-	for (int i = 0; i < PEERS; i++) {
+	for (int i = 0; i < count; i++) {
 		peers[i].victim = 0;
 		peer_close(&peers[i]);
 	}

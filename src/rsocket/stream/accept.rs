@@ -143,14 +143,15 @@ impl Stream {
         stream.channel_fd.store(link.channel.fd(), Ordering::Relaxed);
         state.flags = flags;
         state.link = Some(link);
-        let id = state.id()?;
-        let depth = depth(id);
-        id.shake_hands(false, depth, &offer)?;
+        // Before the answer: a failure after it would end a connection that the peer is about to see established.
         stream.watch(&mut state)?;
-        if let Some(key) = state.key {
+        let answered = state.id().and_then(|id| id.shake_hands(false, depth(id), &offer));
+        if let Some(key) = state.key.filter(|_| answered.is_ok()) {
             reactor::expire(key, Some(Instant::now() + HANDSHAKE));
         }
         drop(state);
+        // The reactor holds the stream as well, until it is closed.
+        answered.inspect_err(|_| stream.close_unseen())?;
         Ok(stream)
     }
 

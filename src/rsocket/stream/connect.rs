@@ -193,9 +193,11 @@ impl Stream {
     }
 
     fn lose(&self, state: &mut State, error: Errno) {
-        // What had come before stays readable, the peer's farewell included.
+        // What had come before stays readable, the peer's last message included.
         self.poll(state);
-        state.disconnect(Some(error));
+        // A peer that has sent its last message leaves in order: reading ends as it does with TCP, with 0.
+        let orderly = state.ended && error == Errno::ECONNRESET;
+        state.disconnect((!orderly).then_some(error));
         state.lost = true;
         state.hang_up();
         self.notify(Notice::Changed);
