@@ -1,7 +1,7 @@
 //! Event channels: an open `rdma_cm` device each.
 
 use std::ffi::c_int;
-use std::os::fd::{IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 use super::library::library;
@@ -23,7 +23,9 @@ pub fn create_another_channel() -> Result<NonNull<rdma_event_channel>> {
 fn create_with(open: fn(&RdmaCm) -> Result<OwnedFd>) -> Result<NonNull<rdma_event_channel>> {
     let library = library()?;
     let mut channel = try_box(rdma_event_channel { fd: -1 })?;
-    channel.fd = open(&library.node)?.into_raw_fd();
+    let fd = open(&library.node)?;
+    library.find_af_ib(fd.as_raw_fd())?;
+    channel.fd = fd.into_raw_fd();
     Ok(NonNull::from(Box::leak(channel)))
 }
 

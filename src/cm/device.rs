@@ -19,6 +19,8 @@ static REGISTRY: GlobalLock<Registry> = GlobalLock::new(Registry::new());
 /// The open devices.
 pub struct Registry {
     slots: Vec<Option<Open>>,
+    /// The devices as they were listed last for [`keep`] or [`acquire`].
+    listed: Option<DeviceList>,
     /// Of the process, as it was when the lock was taken: what was opened before a fork() belongs to the parent, and the kernel
     /// refuses it to the child.
     generation: u32,
@@ -86,12 +88,19 @@ pub fn lock() -> Guard<'static, Registry> {
     registry
 }
 
+/// Keeps a list for the first device that is opened. Dropped when a thread has the lock: this is no call to wait in, see library.rs.
+pub fn keep(list: DeviceList) {
+    if let Some(mut registry) = REGISTRY.try_lock() {
+        registry.listed = Some(list);
+    }
+}
+
 /// The device that the kernel named by node GUID (network byte order) and index, opened if need be.
 pub fn acquire(guid: u64, index: Option<u32>) -> Result<Bound> {
     let mut registry = lock();
     let slot = match registry.find(guid, index) {
         Some(slot) => slot,
-        None => registry.open_named(guid, index)?,
+        None => registry.open_named(guid, index).map_err(unavailable)?,
     };
     let device = registry.slots[slot].as_mut().ok_or(Errno::ENODEV)?;
     let pd = match device.pd {
@@ -149,10 +158,13 @@ pub fn is_infiniband(bound: &Bound, port: u8) -> Result<bool> {
     Ok(infiniband)
 }
 
-/// All devices of the machine that can be opened, held until [`let_go`].
+/// All devices of the machine that can be opened, held until [`let_go`]. `ENODEV` without devices.
 pub fn hold_all() -> Result<Vec<NonNull<ibv_context>>> {
     let mut registry = lock();
     let list = DeviceList::new()?;
+    if list.devices().is_empty() {
+        return Err(Errno::ENODEV);
+    }
     registry.forget_missing(list.devices());
     let mut contexts = Vec::new();
     contexts.try_reserve_exact(list.devices().len()).map_err(|_| Errno::ENOMEM)?;
@@ -187,7 +199,7 @@ pub fn let_go(context: NonNull<ibv_context>) {
 
 impl Registry {
     const fn new() -> Registry {
-        Registry { slots: Vec::new(), generation: 0 }
+        Registry { slots: Vec::new(), listed: None, generation: 0 }
     }
 
     /// An open device by GUID and index, by GUID alone where either index is unknown.
@@ -199,15 +211,25 @@ impl Registry {
         })
     }
 
+    /// Opens a device of the last list, of a new one if it is not there or does not open.
     fn open_named(&mut self, guid: u64, index: Option<u32>) -> Result<usize> {
+        let listed = self.listed.as_ref().and_then(|list| named(list, guid, index));
+        // SAFETY: the list is live.
+        let tried = listed.map(|device| unsafe { self.open(device) });
+        if let Some(Ok(slot)) = tried {
+            return Ok(slot);
+        }
         let list = DeviceList::new()?;
         self.forget_missing(list.devices());
-        let named = list.devices().iter().find(|&&device| {
+        let device = named(&list, guid, index).ok_or(Errno::ENODEV);
+        let opened = match (device?, tried) {
+            // libibverbs has one structure for a device as long as a list holds it: nothing has changed.
+            (device, Some(failed)) if Some(device) == listed => failed,
             // SAFETY: the list is live.
-            unsafe { same(verbs::guid(device), verbs::index(device), guid, index) }
-        });
-        // SAFETY: the list is live.
-        unsafe { self.open(*named.ok_or(Errno::ENODEV)?) }
+            (device, _) => unsafe { self.open(device) },
+        };
+        self.listed = Some(list);
+        opened
     }
 
     /// # Safety
@@ -287,6 +309,21 @@ impl Registry {
             }
         }
     }
+}
+
+/// What a program learns when a device does not open: that it has none, unless memory or descriptors were short.
+fn unavailable(error: Errno) -> Errno {
+    match error.get() {
+        libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::EINTR => error,
+        _ => Errno::ENODEV,
+    }
+}
+
+fn named(list: &DeviceList, guid: u64, index: Option<u32>) -> Option<*mut ibv_device> {
+    list.devices().iter().copied().find(|&device| {
+        // SAFETY: the list is live.
+        unsafe { same(verbs::guid(device), verbs::index(device), guid, index) }
+    })
 }
 
 fn same(guid: u64, index: Option<u32>, other_guid: u64, other_index: Option<u32>) -> bool {

@@ -4,17 +4,17 @@ use std::ffi::c_int;
 use std::mem::size_of;
 use std::ptr::NonNull;
 
-use super::device;
-use super::library::library;
+use super::{device, forks};
 use crate::errno::{Errno, Result};
 use crate::sys::verbs::ibv_context;
 
-/// rdma_get_devices(3): a NULL-terminated array; `num` gets its length, 0 on failure.
+/// rdma_get_devices(3): a NULL-terminated array; `num` gets its length, 0 on failure. `ENODEV` without RDMA devices; empty when none
+/// can be opened.
 ///
 /// # Safety
 /// `num` is NULL or writable.
 pub unsafe fn get_devices(num: *mut c_int) -> Result<NonNull<*mut ibv_context>> {
-    let list = library().and_then(|_| device::hold_all()).and_then(|contexts| to_c(&contexts));
+    let list = forks::watched().and_then(|()| device::hold_all()).and_then(|contexts| to_c(&contexts));
     let (count, list) = match list {
         Ok((count, list)) => (count, Ok(list)),
         Err(error) => (0, Err(error)),
@@ -27,9 +27,6 @@ pub unsafe fn get_devices(num: *mut c_int) -> Result<NonNull<*mut ibv_context>> 
 }
 
 fn to_c(contexts: &[NonNull<ibv_context>]) -> Result<(usize, NonNull<*mut ibv_context>)> {
-    if contexts.is_empty() {
-        return Err(Errno::ENODEV);
-    }
     // SAFETY: plain allocation; the result is checked.
     let memory = unsafe { libc::calloc(contexts.len() + 1, size_of::<*mut ibv_context>()) };
     let Some(list) = NonNull::new(memory.cast::<*mut ibv_context>()) else {

@@ -10,7 +10,7 @@ use super::addrinfo::service::{self, Common};
 use super::addrinfo::{self, Env, Found, GaiError, hints::Hints};
 use super::device;
 use super::id::{self, Id};
-use super::library::library;
+use super::library::{Library, library, need_devices};
 use crate::acm::addr::Gid;
 use crate::acm::{self, addr::Addr, wire::Paths};
 use crate::errno::{Errno, Result};
@@ -24,11 +24,11 @@ struct Machine;
 
 impl Env for Machine {
     fn need_devices(&self) -> Result<()> {
-        library().map(|_| ())
+        need_devices()
     }
 
     fn af_ib(&self) -> bool {
-        library().is_ok_and(|library| library.af_ib)
+        library().and_then(Library::af_ib).unwrap_or(false)
     }
 
     fn ask_sa(&self, service: &Service, found: &mut Found<'_>) -> Result<()> {

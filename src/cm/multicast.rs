@@ -143,7 +143,7 @@ fn join(id: &Id, addr: SockAddr, flags: u32, context: *mut c_void) -> Result<()>
 
 /// The kernel's half of joining.
 fn enter(id: &Id, uid: u64, addr: &SockAddr, flags: u32) -> Result<u32> {
-    if library()?.af_ib {
+    if library()?.af_ib()? {
         return ucma::join_mcast(id.fd(), id.handle(), uid, addr, flags as u16);
     }
     // The older command knows neither AF_IB nor flags: who only wants to send becomes a full member whose QP is not

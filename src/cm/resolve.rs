@@ -26,7 +26,7 @@ use crate::sys::verbs::{IBV_TRANSPORT_IB, ibv_gid, path_rec_from_kernel};
 pub unsafe fn bind_addr(id: &Id, addr: NonNull<sockaddr>) -> Result<()> {
     // SAFETY: the caller's word.
     let addr = unsafe { SockAddr::from_c(addr)? };
-    let af_ib = library()?.af_ib;
+    let af_ib = library()?.af_ib()?;
     if af_ib {
         ucma::bind(id.fd(), id.handle(), &addr)?;
     } else if addr.family() == AF_IB {
@@ -70,7 +70,7 @@ pub(super) fn resolve(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_m
 }
 
 fn start_resolving(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: u32) -> Result<()> {
-    if library()?.af_ib {
+    if library()?.af_ib()? {
         ucma::resolve_addr(id.fd(), id.handle(), src, dst, timeout_ms)
     } else if dst.family() == AF_IB || src.is_some_and(|src| src.family() == AF_IB) {
         Err(Errno::EINVAL)
@@ -101,12 +101,18 @@ fn resolve_route_within(id: &Id, timeout_ms: c_int, patience: Duration) -> Resul
 
 /// After listening: what the kernel knows of the addresses now.
 pub(super) fn after_listen(id: &Id) -> Result<()> {
-    if library()?.af_ib { query_addr(id) } else { query_route(id) }
+    if library()?.af_ib()? { query_addr(id) } else { query_route(id) }
 }
 
-/// After ADDR_RESOLVED. `ENODEV` when the address led to no device.
+/// After ADDR_RESOLVED. `ENODEV` when the address led to no device, `EPERM` when the device cannot be opened (docs/quirks.md).
 pub(super) fn after_addr(id: &Id) -> Result<()> {
-    if library()?.af_ib {
+    let closed = |error| if error == Errno::ENODEV { Errno::EPERM } else { error };
+    query_resolved(id).map_err(closed)?;
+    if id.verbs().is_null() { Err(Errno::ENODEV) } else { Ok(()) }
+}
+
+fn query_resolved(id: &Id) -> Result<()> {
+    if library()?.af_ib()? {
         query_addr(id)?;
         if has_gids(id) {
             query_gid(id)?;
@@ -114,12 +120,12 @@ pub(super) fn after_addr(id: &Id) -> Result<()> {
     } else {
         query_route(id)?;
     }
-    if id.verbs().is_null() { Err(Errno::ENODEV) } else { Ok(()) }
+    Ok(())
 }
 
 /// After ROUTE_RESOLVED.
 pub(super) fn after_route(id: &Id) -> Result<()> {
-    match (has_gids(id), library()?.af_ib) {
+    match (has_gids(id), library()?.af_ib()?) {
         (true, true) => query_path(id),
         (true, false) => query_route(id),
         (false, _) => Ok(()),
@@ -128,7 +134,7 @@ pub(super) fn after_route(id: &Id) -> Result<()> {
 
 /// For the id of a connection request: GIDs and paths as far as the transport has them.
 pub(super) fn after_request(id: &Id) -> Result<()> {
-    if !library()?.af_ib {
+    if !library()?.af_ib()? {
         return query_route(id);
     }
     query_addr(id)?;

@@ -83,10 +83,18 @@ impl Request {
     }
 }
 
+/// Programs know a process that may not use the connection manager as `ENOMEM` (docs/quirks.md).
+fn unreachable_node(error: Errno) -> Errno {
+    match error.get() {
+        libc::ENOENT | libc::EACCES => Errno::ENOMEM,
+        _ => error,
+    }
+}
+
 impl CmId {
     /// A new id of a port space.
     pub fn new(port_space: u32) -> Result<CmId> {
-        let channel = cm::create_event_channel()?;
+        let channel = cm::create_event_channel().map_err(unreachable_node)?;
         // SAFETY: a live channel.
         match unsafe { create_on(channel, port_space) } {
             Ok(id) => Ok(CmId::with(id, channel)),

@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::str;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::netlink;
@@ -18,6 +19,8 @@ const ABI: std::ops::RangeInclusive<u64> = 3..=4;
 const ABI_UNTOLD: u64 = 4;
 /// After the kernel has loaded the module for our question, udev may need a moment to make the node.
 const NODE_WAIT: Duration = Duration::from_secs(2);
+/// It did not in that time: nobody waits again.
+static WAITED: AtomicBool = AtomicBool::new(false);
 
 type Path = Text<128>;
 
@@ -45,14 +48,29 @@ impl RdmaCm {
         if ABI.contains(&found.abi) { Ok(found) } else { Err(Errno::EPERM) }
     }
 
-    /// Opens the device: a new, empty event channel.
+    /// Opens the device: a new, empty event channel. Waits for udev to make the node, unless that was in vain before.
     pub fn open(&self) -> Result<OwnedFd> {
+        match self.try_open() {
+            Err(Errno::ENOENT) if self.may_appear() => self.open_when_made(),
+            result => result,
+        }
+    }
+
+    /// Whether udev may be about to make the node: only udev makes /dev/char, which containers lack. Without netlink nobody knows
+    /// that a node is to come.
+    fn may_appear(&self) -> bool {
+        self.rdev.is_some()
+            && !WAITED.load(Ordering::Relaxed)
+            && status(c"/dev/char").is_some()
+            && status(self.path.as_c_str()).is_none()
+    }
+
+    fn open_when_made(&self) -> Result<OwnedFd> {
         let deadline = Instant::now() + NODE_WAIT;
         let mut watch = None;
         loop {
             match self.try_open() {
-                // A node that udev has not made yet; without netlink we cannot know that one is to come.
-                Err(Errno::ENOENT) if self.rdev.is_some() => {}
+                Err(Errno::ENOENT) => {}
                 result => return result,
             }
             // Watch first, then look once more: a node made in between is not missed.
@@ -63,6 +81,7 @@ impl RdmaCm {
                     // The folder itself may exist only now.
                     watch.add_folders()?;
                     if !changed {
+                        WAITED.store(true, Ordering::Relaxed);
                         return self.try_open();
                     }
                 }
@@ -71,9 +90,13 @@ impl RdmaCm {
     }
 
     /// As [`open`](Self::open), without waiting for the node: for a device that has been open before.
+    ///
+    /// udev's link has the last word: a node that may not be opened fails with `EACCES` where it exists, with `ENOENT` elsewhere
+    /// (docs/quirks.md).
     pub fn try_open(&self) -> Result<OwnedFd> {
         match (open_node(self.path.as_c_str(), self.rdev), self.rdev) {
             (Err(Errno::ENOENT), Some(rdev)) => open_by_number(rdev),
+            (Err(error), Some(rdev)) if error.get() == libc::EACCES => open_by_link(rdev),
             (result, _) => result,
         }
     }
@@ -135,10 +158,14 @@ fn open_node(path: &CStr, rdev: Option<libc::dev_t>) -> Result<OwnedFd> {
     if right { Ok(fd) } else { Err(Errno::ENOENT) }
 }
 
+fn open_by_link(rdev: libc::dev_t) -> Result<OwnedFd> {
+    let link = Path::new(format_args!("/dev/char/{}:{}", libc::major(rdev), libc::minor(rdev)))?;
+    open_node(link.as_c_str(), Some(rdev))
+}
+
 /// Opens the node of device `rdev`, whatever it is called.
 fn open_by_number(rdev: libc::dev_t) -> Result<OwnedFd> {
-    let link = Path::new(format_args!("/dev/char/{}:{}", libc::major(rdev), libc::minor(rdev)))?;
-    match open_node(link.as_c_str(), Some(rdev)) {
+    match open_by_link(rdev) {
         Err(Errno::ENOENT) => {}
         result => return result,
     }
@@ -166,9 +193,13 @@ fn open_by_number(rdev: libc::dev_t) -> Result<OwnedFd> {
 }
 
 fn has_number(path: &CStr, rdev: libc::dev_t) -> bool {
+    status(path).is_some_and(|status| status.st_rdev == rdev)
+}
+
+fn status(path: &CStr) -> Option<libc::stat> {
     let mut status = MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: a C string, and a writable stat of which zeros are a value.
-    unsafe { libc::stat(path.as_ptr(), status.as_mut_ptr()) == 0 && status.assume_init().st_rdev == rdev }
+    unsafe { (libc::stat(path.as_ptr(), status.as_mut_ptr()) == 0).then(|| status.assume_init()) }
 }
 
 /// Tells when something appears in /dev/infiniband, or the folder itself.

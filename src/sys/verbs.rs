@@ -48,6 +48,9 @@ pub struct DeviceList {
     len: usize,
 }
 
+// SAFETY: libibverbs counts the references to its devices under a lock of its own; any thread may use or free the list.
+unsafe impl Send for DeviceList {}
+
 impl DeviceList {
     /// Asks libibverbs. `ENODEV` unless memory is what it lacked: without RDMA support in the kernel its own errno is
     /// `ENOSYS`, which programs don't expect here.
