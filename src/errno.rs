@@ -103,7 +103,8 @@ pub fn report_or<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T,
     cancel::in_call(|| finish(call, run))
 }
 
-/// As [`report`], for a call that mostly need not wait: what does, it runs within [`cancel::in_call`] itself.
+/// As [`report`], for a call that mostly need not wait: what does, it runs within
+/// [`cancel::in_call`] itself.
 #[cfg(feature = "library")]
 pub fn report_quick<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     finish(call, || run().map_err(|error| (failed, error)))

@@ -79,8 +79,8 @@ pub fn all() -> Vec<Port> {
 
 const NET: &str = "/sys/class/net";
 
-/// The network interface of a port, by netlink, by its GIDs, or the one of the device's bus address; then those of its other
-/// GIDs, and all above.
+/// The network interface of a port, by netlink, by its GIDs, or the one of the device's bus
+/// address; then those of its other GIDs, and all above.
 fn interfaces(net: &str, device: &str, number: &str, folder: &str) -> Vec<String> {
     let of_port =
         netdev::index_of(device).zip(number.parse().ok()).and_then(|(index, port)| netdev::of_port(index, port));
@@ -94,7 +94,8 @@ fn interfaces(net: &str, device: &str, number: &str, folder: &str) -> Vec<String
     with_those_above(net, found)
 }
 
-/// Adds what is made of the interfaces: VLANs, bonds, bridges (links `upper_NAME`), children of IPoIB (file `parent`).
+/// Adds what is made of the interfaces: VLANs, bonds, bridges (links `upper_NAME`), children of
+/// IPoIB (file `parent`).
 fn with_those_above(net: &str, below: Vec<String>) -> Vec<String> {
     let all = entries(net);
     let mut found: Vec<String> = Vec::new();
@@ -154,7 +155,8 @@ pub fn check(ports: &[Port], report: &mut Report) {
     }
 }
 
-/// A port that is not usable beside one that is: a second one without a cable, or one that is not meant to be used.
+/// A port that is not usable beside one that is: a second one without a cable, or one that is not
+/// meant to be used.
 fn unused(port: &Port, report: &mut Report) {
     let why = match (port.active, port.interfaces.first()) {
         (false, _) => format!("is not active ({})", port.state),

@@ -3,12 +3,13 @@
 //! No daemon, a dead one, one that answers nonsense or not in time: the caller goes on without ibacm, as if it had no
 //! answer. Only the wait is bounded ([`PATIENCE`] for connecting, sending and receiving together).
 //!
-//! One connection is kept between calls. A caller takes it out of its [`Slot`] for the time of its request and puts
-//! it back after a proper answer; while it is out, other callers make one of their own, and the one put back second
-//! is closed. So no lock is held while waiting, requests never share a stream, and a thread in fork() never leaves a
-//! lock behind. A connection is kept together with the process that made it and with the kernel's name for the socket
-//! (SO_COOKIE). A child does not use its parent's connection, nor close it, and the process itself does neither once
-//! the program has closed the descriptor: the number may belong to another file by then.
+//! One connection is kept between calls. A caller takes it out of its [`Slot`] for the time of its
+//! request and puts it back after a proper answer; while it is out, other callers make one of their
+//! own, and the one put back second is closed. So no lock is held while waiting, requests never
+//! share a stream, and a thread in fork() never leaves a lock behind. A connection is kept together
+//! with the process that made it and with the kernel's name for the socket (SO_COOKIE). A child
+//! does not use its parent's connection, nor close it, and the process itself does neither once the
+//! program has closed the descriptor: the number may belong to another file by then.
 
 use std::ffi::c_int;
 use std::fs::OpenOptions;
@@ -177,12 +178,13 @@ impl Slot {
         if own::cookie(number) != Some(cookie) {
             return None;
         }
-        // SAFETY: put() gave up ownership of the descriptor, which is still open for the same socket, and reserve()
-        // succeeds in one thread only.
+        // SAFETY: put() gave up ownership of the descriptor, which is still open for the same
+        // socket, and reserve() succeeds in one thread only.
         Some(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
-    /// Keeps the connection, or closes it if another one is kept already or the kernel has no cookies.
+    /// Keeps the connection, or closes it if another one is kept already or the kernel has no
+    /// cookies.
     fn put(&self, fd: OwnedFd) {
         let before = self.kept.load(Ordering::Relaxed);
         // What a parent left is replaced; its descriptor is not this process's to close.

@@ -1,8 +1,8 @@
 //! The RDMA devices that the process has open, with the PD and XRC domain that the ids on a device share.
 //!
-//! A device is opened when the first id is bound to it and stays open, also when the process ends: programs keep
-//! `id->verbs`, and objects made on it, beyond the id, and their threads may run until the very end. Only a device that
-//! has left the machine is closed, with its last user.
+//! A device is opened when the first id is bound to it and stays open, also when the process ends:
+//! programs keep `id->verbs`, and objects made on it, beyond the id, and their threads may run
+//! until the very end. Only a device that has left the machine is closed, with its last user.
 
 use super::forks;
 use super::global::GlobalLock;
@@ -21,8 +21,8 @@ pub struct Registry {
     slots: Vec<Option<Open>>,
     /// The devices as they were listed last for [`keep`] or [`acquire`].
     listed: Option<DeviceList>,
-    /// Of the process, as it was when the lock was taken: what was opened before a fork() belongs to the parent, and the kernel
-    /// refuses it to the child.
+    /// Of the process, as it was when the lock was taken: what was opened before a fork() belongs
+    /// to the parent, and the kernel refuses it to the child.
     generation: u32,
 }
 
@@ -47,7 +47,8 @@ struct Open {
 unsafe impl Send for Open {}
 
 impl Open {
-    /// Whether neither ids nor lists of this process use it: what a parent made is the parent's to end.
+    /// Whether neither ids nor lists of this process use it: what a parent made is the parent's to
+    /// end.
     fn is_unused(&self, generation: u32) -> bool {
         self.ids == 0 && self.lists == 0 && self.generation == generation
     }
@@ -88,7 +89,8 @@ pub fn lock() -> Guard<'static, Registry> {
     registry
 }
 
-/// Keeps a list for the first device that is opened. Dropped when a thread has the lock: this is no call to wait in, see library.rs.
+/// Keeps a list for the first device that is opened. Dropped when a thread has the lock: this is no
+/// call to wait in, see library.rs.
 pub fn keep(list: DeviceList) {
     if let Some(mut registry) = REGISTRY.try_lock() {
         registry.listed = Some(list);
@@ -119,7 +121,8 @@ pub fn share(bound: &Bound) -> Result<Bound> {
     Ok(*bound)
 }
 
-/// Ends an id's use of the device. The last user, id or list, takes the PD and the XRC domain with it.
+/// Ends an id's use of the device. The last user, id or list, takes the PD and the XRC domain with
+/// it.
 pub fn release(bound: Bound) {
     let mut registry = lock();
     let Some(device) = registry.slots[bound.slot].as_mut() else { return };
@@ -223,7 +226,8 @@ impl Registry {
         self.forget_missing(list.devices());
         let device = named(&list, guid, index).ok_or(Errno::ENODEV);
         let opened = match (device?, tried) {
-            // libibverbs has one structure for a device as long as a list holds it: nothing has changed.
+            // libibverbs has one structure for a device as long as a list holds it: nothing has
+            // changed.
             (device, Some(failed)) if Some(device) == listed => failed,
             // SAFETY: the list is live.
             (device, _) => unsafe { self.open(device) },
@@ -289,13 +293,13 @@ impl Registry {
         }
     }
 
-    /// Frees the PD and the XRC domain of a device that neither ids nor lists use, and closes it if it has left the
-    /// machine.
+    /// Frees the PD and the XRC domain of a device that neither ids nor lists use, and closes it if
+    /// it has left the machine.
     fn free_unused(&mut self, slot: usize) {
         let generation = self.generation;
         let Some(open) = self.slots[slot].as_mut().filter(|open| open.is_unused(generation)) else { return };
-        // SAFETY: the library has nothing left that uses them, and what a program made on them ends before its last
-        // id and its last list.
+        // SAFETY: the library has nothing left that uses them, and what a program made on them ends
+        // before its last id and its last list.
         unsafe {
             if let Some(xrcd) = open.xrcd.take() {
                 verbs::close_xrcd(open.context, xrcd);
@@ -311,7 +315,8 @@ impl Registry {
     }
 }
 
-/// What a program learns when a device does not open: that it has none, unless memory or descriptors were short.
+/// What a program learns when a device does not open: that it has none, unless memory or
+/// descriptors were short.
 fn unavailable(error: Errno) -> Errno {
     match error.get() {
         libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::EINTR => error,

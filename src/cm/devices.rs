@@ -8,8 +8,8 @@ use super::{device, forks};
 use crate::errno::{Errno, Result};
 use crate::sys::verbs::ibv_context;
 
-/// rdma_get_devices(3): a NULL-terminated array; `num` gets its length, 0 on failure. `ENODEV` without RDMA devices; empty when none
-/// can be opened.
+/// rdma_get_devices(3): a NULL-terminated array; `num` gets its length, 0 on failure. `ENODEV`
+/// without RDMA devices; empty when none can be opened.
 ///
 /// # Safety
 /// `num` is NULL or writable.

@@ -1,6 +1,7 @@
 //! Protection domains (PDs) of connections that must not reach into each other.
 //!
-//! A key names memory to every QP of its PD: peers of connections that share one could write into each other's memory.
+//! A key names memory to every QP of its PD: peers of connections that share one could write into
+//! each other's memory.
 
 use std::ptr::NonNull;
 
@@ -22,8 +23,9 @@ pub struct Domain {
 unsafe impl Send for Domain {}
 
 impl Domain {
-    /// A PD for a connection of `id`; `ENODEV` before the id has a device. Where the device has no more of them, the connection
-    /// shares that of the ids: the peers of such connections are trusted as all were before.
+    /// A PD for a connection of `id`; `ENODEV` before the id has a device. Where the device has no
+    /// more of them, the connection shares that of the ids: the peers of such connections are
+    /// trusted as all were before.
     pub fn new(id: &Id) -> Result<Domain> {
         let bound = id.state().bound.ok_or(Errno::ENODEV)?;
         // The device is not closed from here on.
@@ -69,8 +71,8 @@ impl Drop for Domain {
     }
 }
 
-/// Whether an error of ibv_alloc_pd(3) says that there are no more PDs, or no more objects for this control group. Drivers don't
-/// agree on one: rxe and cxgb4 have `EINVAL`.
+/// Whether an error of ibv_alloc_pd(3) says that there are no more PDs, or no more objects for this
+/// control group. Drivers don't agree on one: rxe and cxgb4 have `EINVAL`.
 fn is_exhaustion(error: Errno) -> bool {
     matches!(
         error.get(),

@@ -63,7 +63,8 @@ unsafe fn passive(id: &Id, res: &rdma_addrinfo, pd: *mut ibv_pd, attr: *mut ibv_
     }
     // SAFETY: as above.
     if let Some(attr) = unsafe { attr.as_ref() } {
-        // The program's own stay as they are: nothing is created from them here, and they may be constant.
+        // The program's own stay as they are: nothing is created from them here, and they may be
+        // constant.
         id.state().template = Some(Template(ibv_qp_init_attr { qp_type: res.ai_qp_type as u32, ..*attr }));
     }
     Ok(())

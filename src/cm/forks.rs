@@ -24,7 +24,8 @@ extern "C" fn in_parent() {
     }
 }
 
-/// Counts the fork()s between the program's first process and this one: what was opened before belongs to an ancestor.
+/// Counts the fork()s between the program's first process and this one: what was opened before
+/// belongs to an ancestor.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// See [`GENERATION`].

@@ -8,7 +8,8 @@ use super::global::GlobalLock;
 use super::id::Id;
 use crate::errno::{Errno, Result};
 
-/// The kernel counts the ids of all processes together: the numbers of one that has few ids may be high.
+/// The kernel counts the ids of all processes together: the numbers of one that has few ids may be
+/// high.
 static HANDLES: GlobalLock<Table> = GlobalLock::new(Table::new());
 
 struct Table(HashMap<u32, NonNull<Id>, BuildHasherDefault<Spread>>);
@@ -22,7 +23,8 @@ impl Table {
     }
 }
 
-/// Hashes handles, which the kernel chooses: they need no more than to be spread over all the bits that a table may look at.
+/// Hashes handles, which the kernel chooses: they need no more than to be spread over all the bits
+/// that a table may look at.
 #[derive(Default)]
 struct Spread(u64);
 

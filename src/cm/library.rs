@@ -22,8 +22,8 @@ pub struct Library {
 }
 
 impl Library {
-    /// Whether the kernel takes AF_IB addresses, and so the commands that came with them. Where the device cannot be opened it does
-    /// not matter: no.
+    /// Whether the kernel takes AF_IB addresses, and so the commands that came with them. Where the
+    /// device cannot be opened it does not matter: no.
     pub fn af_ib(&self) -> Result<bool> {
         if let Some(known) = self.af_ib.get() {
             return Ok(known);
@@ -40,8 +40,9 @@ impl Library {
     }
 }
 
-/// Nobody waits for the thread that finds it out: the child of a fork() may not have that thread, and a signal handler may have
-/// interrupted it. Threads that come at the same time find the same, and the first one's stays.
+/// Nobody waits for the thread that finds it out: the child of a fork() may not have that thread,
+/// and a signal handler may have interrupted it. Threads that come at the same time find the same,
+/// and the first one's stays.
 static LIBRARY: OnceBox<Library> = OnceBox::new();
 
 /// Finds out on first use; a failure is not remembered. `ENODEV` without RDMA devices, `EPERM` for a kernel
@@ -60,8 +61,9 @@ fn find_out() -> Result<Library> {
     Ok(Library { node, af_ib: OnceBool::new() })
 }
 
-/// Fails with `ENODEV` without RDMA devices. It needs libibverbs only: the node of the connection manager may be out of reach.
-/// Asked once; the list of devices is kept for the first one that is opened.
+/// Fails with `ENODEV` without RDMA devices. It needs libibverbs only: the node of the connection
+/// manager may be out of reach. Asked once; the list of devices is kept for the first one that is
+/// opened.
 pub fn need_devices() -> Result<()> {
     static FOUND: AtomicBool = AtomicBool::new(false);
     if FOUND.load(Ordering::Relaxed) {

@@ -177,7 +177,8 @@ fn drop_failed(id: &Id, address: *const Group) {
     unsafe { forget_group(event) };
 }
 
-/// Keeps a membership that the kernel did not end: it may still report events of it, by its address.
+/// Keeps a membership that the kernel did not end: it may still report events of it, by its
+/// address.
 fn keep(id: &Id, group: Box<Group>) {
     let groups = &mut id.state().groups.0;
     match groups.try_reserve(1) {

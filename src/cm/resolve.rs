@@ -104,7 +104,8 @@ pub(super) fn after_listen(id: &Id) -> Result<()> {
     if library()?.af_ib()? { query_addr(id) } else { query_route(id) }
 }
 
-/// After ADDR_RESOLVED. `ENODEV` when the address led to no device, `EPERM` when the device cannot be opened (docs/quirks.md).
+/// After ADDR_RESOLVED. `ENODEV` when the address led to no device, `EPERM` when the device cannot
+/// be opened (docs/quirks.md).
 pub(super) fn after_addr(id: &Id) -> Result<()> {
     let closed = |error| if error == Errno::ENODEV { Errno::EPERM } else { error };
     query_resolved(id).map_err(closed)?;

@@ -10,7 +10,8 @@ use crate::sys::ucma;
 use super::id::Id;
 use super::lookup::acm_paths;
 
-/// Selector of the SA for "exactly" (IBTA 15.2.5.16): what a path record that was found says of MTU, rate and packet life time.
+/// Selector of the SA for "exactly" (IBTA 15.2.5.16): what a path record that was found says of
+/// MTU, rate and packet life time.
 const EXACTLY: u8 = 2;
 /// Bits of an MTU, a rate and a packet life time that programs are shown (docs/quirks.md).
 const VALUE: u8 = 0x1f;

@@ -1,10 +1,11 @@
 //! Questions that are under way: ours to other hosts (*queries*), and theirs to us.
 //!
-//! A query is sent again each second for ten seconds. What others ask is remembered so that the kernel is told once. The
-//! kernel keeps each report (REMOTE_INFO, some 400 bytes) until the connection comes, for ever if none does, and does not
-//! say which it has used. As anyone may ask in anyone's name, so many reports are made in [`REMEMBERED`] and no more: in
-//! all, and because of one host. A question is answered each time it comes, with a smaller message than its own and never on
-//! our own account, so that nobody can be flooded with our answers.
+//! A query is sent again each second for ten seconds. What others ask is remembered so that the
+//! kernel is told once. The kernel keeps each report (REMOTE_INFO, some 400 bytes) until the
+//! connection comes, for ever if none does, and does not say which it has used. As anyone may ask
+//! in anyone's name, so many reports are made in [`REMEMBERED`] and no more: in all, and because of
+//! one host. A question is answered each time it comes, with a smaller message than its own and
+//! never on our own account, so that nobody can be flooded with our answers.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -173,8 +174,8 @@ pub enum Asking {
     New,
     /// The kernel was told.
     Known,
-    /// New, but there are too many: the kernel is not told. The connection is made all the same, and shows the peer's
-    /// mapped address instead of its own.
+    /// New, but there are too many: the kernel is not told. The connection is made all the same,
+    /// and shows the peer's mapped address instead of its own.
     TooMany,
 }
 
@@ -238,8 +239,8 @@ impl Asked {
     }
 }
 
-/// What counts as one host: of IPv6 the 64 bits of a network, all addresses in which may be one host's. On a link those
-/// are all hosts'.
+/// What counts as one host: of IPv6 the 64 bits of a network, all addresses in which may be one
+/// host's. On a link those are all hosts'.
 fn host(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(v6) if !v6.is_unicast_link_local() => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),

@@ -367,7 +367,8 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
     }
 }
 
-/// The process ends: what streams have sent arrives, as far as the program has closed them or shut them down.
+/// The process ends: what streams have sent arrives, as far as the program has closed them or shut
+/// them down.
 #[cfg(not(test))]
 pub(super) fn at_exit() {
     if TABLE.is_empty_hint() {
@@ -391,7 +392,8 @@ fn farewell() {
     stream::wait_for_all();
 }
 
-/// Has idle streams give back the memory that their buffers have grown by. Those that are busy, or locked, keep it.
+/// Has idle streams give back the memory that their buffers have grown by. Those that are busy, or
+/// locked, keep it.
 pub(super) fn give_memory_back() {
     TABLE.for_each(|_, object| {
         if let Object::Socket(Socket::Stream(stream)) = &*object {

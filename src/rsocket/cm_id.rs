@@ -112,8 +112,9 @@ impl CmId {
         CmId { id, channel }
     }
 
-    /// Replaces the id by a new one of `port_space` on the same channel. The old id's events that were not read yet are discarded
-    /// with it. On failure the old id stays. The caller has dropped everything that was made on the old id's device.
+    /// Replaces the id by a new one of `port_space` on the same channel. The old id's events that
+    /// were not read yet are discarded with it. On failure the old id stays. The caller has dropped
+    /// everything that was made on the old id's device.
     pub fn start_over(&mut self, port_space: u32) -> Result<()> {
         self.destroy_qp();
         // SAFETY: the channel is live as long as `self`.
@@ -134,7 +135,8 @@ impl CmId {
         Ok(())
     }
 
-    /// Moves the channel, which the reactor looks after as `key`, to another descriptor, and closes its present one.
+    /// Moves the channel, which the reactor looks after as `key`, to another descriptor, and closes
+    /// its present one.
     pub fn relocate(&mut self, key: reactor::Key) -> Result<()> {
         let old = self.fd();
         let new = own::settle(event::fcntl(old, libc::F_DUPFD_CLOEXEC, 0)?);

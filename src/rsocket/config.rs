@@ -54,7 +54,8 @@ const FOLDER: &str = "/etc/rdma/rsocket";
 /// The defaults of this machine; those without files while there is no memory to keep others.
 #[inline]
 pub fn defaults() -> &'static Defaults {
-    // Threads that come at the same time read the same; nobody waits for another one, which a child of fork() may not have.
+    // Threads that come at the same time read the same; nobody waits for another one, which a child
+    // of fork() may not have.
     static DEFAULTS: OnceBox<Defaults> = OnceBox::new();
     DEFAULTS.get().unwrap_or_else(|| read_files(&DEFAULTS))
 }

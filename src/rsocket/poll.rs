@@ -143,7 +143,8 @@ impl<'a> Call<'a> {
         self.sleep(deadline)
     }
 
-    /// In a signal handler over a call of one of the rsockets: what is ready now. To wait for that rsocket would be for ever: `EAGAIN`.
+    /// In a signal handler over a call of one of the rsockets: what is ready now. To wait for that
+    /// rsocket would be for ever: `EAGAIN`.
     fn run_in_handler(mut self, deadline: Deadline) -> Result<usize> {
         let ready = self.look(false);
         match self.finish(ready) {
@@ -224,7 +225,8 @@ impl<'a> Call<'a> {
             if ready + others == 0 {
                 ready = self.look(true);
             }
-            // What came was no reason to return. Descriptors that are readable again by now would hide that the time ran out.
+            // What came was no reason to return. Descriptors that are readable again by now would
+            // hide that the time ran out.
             if ready + others > 0 || deadline.passed() {
                 return Ok(ready + others);
             }

@@ -51,8 +51,8 @@ struct Reactor {
     timers: Vec<(Instant, Key, Timer)>,
 }
 
-/// A socket that can always be written to, and never is: the epoll is told whether to report that. A write into a number
-/// that the program has closed could reach a file of its own.
+/// A socket that can always be written to, and never is: the epoll is told whether to report that.
+/// A write into a number that the program has closed could reach a file of its own.
 struct Wake {
     fd: OwnFd,
     /// By which it is known ([`own::cookie`]).
@@ -131,7 +131,8 @@ pub fn replaced(fd: RawFd, replace: impl FnOnce() -> Result<()>) -> Result<()> {
     reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, readable(key)).and(result)
 }
 
-/// What is looked after as `key` has another number from now on, which is open; the one before may be closed.
+/// What is looked after as `key` has another number from now on, which is open; the one before may
+/// be closed.
 pub fn moved(key: Key, fd: c_int) -> Result<()> {
     let mut guard = lock();
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
@@ -143,7 +144,8 @@ pub fn moved(key: Key, fd: c_int) -> Result<()> {
     Ok(())
 }
 
-/// Does not look at the descriptor of `key` for so long: what it shows can't be dealt with now, and others are not to wait.
+/// Does not look at the descriptor of `key` for so long: what it shows can't be dealt with now, and
+/// others are not to wait.
 pub fn rest(key: Key, time: Duration) {
     let mut guard = lock();
     let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable()) else { return };
@@ -219,19 +221,21 @@ impl Reactor {
         }
     }
 
-    /// Whether the program has left the descriptors alone. Under the numbers may be files of its own, even an epoll with
-    /// members of the same numbers: epoll_ctl(2) is called only when the socket is the reactor's, and says whether the epoll
-    /// is, too.
+    /// Whether the program has left the descriptors alone. Under the numbers may be files of its
+    /// own, even an epoll with members of the same numbers: epoll_ctl(2) is called only when the
+    /// socket is the reactor's, and says whether the epoll is, too.
     fn is_usable(&self) -> bool {
         self.wake.is_ours()
             && self.epoll.control(libc::EPOLL_CTL_MOD, self.wake.fd.as_raw_fd(), self.wake.event()).is_ok()
     }
 
-    /// Gives up a reactor whose descriptors the program has closed, together with those that it watched.
+    /// Gives up a reactor whose descriptors the program has closed, together with those that it
+    /// watched.
     fn abandon(self) {
         self.epoll.forget();
         self.wake.fd.forget();
-        // Services may lock what the caller has locked when they are dropped, and close what is not theirs.
+        // Services may lock what the caller has locked when they are dropped, and close what is not
+        // theirs.
         std::mem::forget((self.watched, self.timers));
     }
 
@@ -284,7 +288,8 @@ fn run(number: usize) {
     const BATCH: usize = 64;
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
     while let Some((epoll, timeout)) = next_wait(number) {
-        // SAFETY: room for as many events as are asked for; a number that is no epoll's any more is an error.
+        // SAFETY: room for as many events as are asked for; a number that is no epoll's any more is
+        // an error.
         let count = unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), BATCH as c_int, timeout) };
         if count < 0 && Errno::last() != Errno::EINTR {
             return;
@@ -304,8 +309,9 @@ fn run(number: usize) {
     }
 }
 
-/// What to wait for: the epoll, and the milliseconds until the first timer, -1 without one. Takes the wake-up that said
-/// that there is a new one. `None` when the reactor of that number is no more.
+/// What to wait for: the epoll, and the milliseconds until the first timer, -1 without one. Takes
+/// the wake-up that said that there is a new one. `None` when the reactor of that number is no
+/// more.
 fn next_wait(number: usize) -> Option<(RawFd, c_int)> {
     let mut guard = lock();
     let reactor = guard.as_mut().filter(|reactor| reactor.number == number && reactor.wake.is_ours())?;
@@ -353,7 +359,8 @@ pub(super) unsafe fn after_fork(in_child: bool) {
     }
 }
 
-/// The lock. A reactor of the parent's, which a signal handler's fork() could not take away, goes now.
+/// The lock. A reactor of the parent's, which a signal handler's fork() could not take away, goes
+/// now.
 fn lock() -> Guard<'static, Option<Reactor>> {
     let mut reactor = REACTOR.lock();
     leave_to_parent(&mut reactor);
@@ -363,8 +370,8 @@ fn lock() -> Guard<'static, Option<Reactor>> {
 fn leave_to_parent(reactor: &mut Option<Reactor>) {
     if let Some(left) = reactor.take_if(|reactor| reactor.generation != forks::generation()) {
         if left.wake.is_ours() {
-            // The descriptors are the child's own copies. The sockets stay: their locks may be held by threads that are not
-            // there, so nothing of them may be dropped.
+            // The descriptors are the child's own copies. The sockets stay: their locks may be held
+            // by threads that are not there, so nothing of them may be dropped.
             drop((left.epoll, left.wake));
             std::mem::forget((left.watched, left.timers));
         } else {

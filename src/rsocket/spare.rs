@@ -2,9 +2,10 @@
 //!
 //! The largest buffers are for processes with few busy streams: they come out of the first sixteenth of it, which caches may hold.
 //!
-//! It is a quarter of the memory that the process may lock at most: connections to come need the rest. When one of them lacks
-//! memory all the same, idle streams give back what their send buffers have grown by, receive buffers shrink as soon as the peer
-//! needs another half, and none grows for a while.
+//! It is a quarter of the memory that the process may lock at most: connections to come need the
+//! rest. When one of them lacks memory all the same, idle streams give back what their send buffers
+//! have grown by, receive buffers shrink as soon as the peer needs another half, and none grows for
+//! a while.
 //!
 //! A counter, without a lock: whoever takes a share gives it back when it is dropped.
 
@@ -36,8 +37,8 @@ pub fn is_needed() -> bool {
     }
 }
 
-/// Calls `make`, which locks memory, once more after streams have given theirs back if there is too little of it. The caller holds
-/// no rsocket's lock but its own.
+/// Calls `make`, which locks memory, once more after streams have given theirs back if there is too
+/// little of it. The caller holds no rsocket's lock but its own.
 pub fn with_memory<T>(make: impl Fn() -> Result<T>) -> Result<T> {
     match make() {
         Err(Errno::ENOMEM) if USED.load(Ordering::Relaxed) > 0 => {

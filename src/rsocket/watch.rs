@@ -51,8 +51,9 @@ pub trait Pollable: Send + Sync {
         None
     }
 
-    /// Whether this thread is in the middle of a call of the rsocket's, which a signal handler interrupted that asks now: then ready()
-    /// and arm() have nothing to tell, and nothing changes before the handler is over.
+    /// Whether this thread is in the middle of a call of the rsocket's, which a signal handler
+    /// interrupted that asks now: then ready() and arm() have nothing to tell, and nothing changes
+    /// before the handler is over.
     fn is_held_here(&self) -> bool {
         false
     }

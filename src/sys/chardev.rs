@@ -48,7 +48,8 @@ impl RdmaCm {
         if ABI.contains(&found.abi) { Ok(found) } else { Err(Errno::EPERM) }
     }
 
-    /// Opens the device: a new, empty event channel. Waits for udev to make the node, unless that was in vain before.
+    /// Opens the device: a new, empty event channel. Waits for udev to make the node, unless that
+    /// was in vain before.
     pub fn open(&self) -> Result<OwnedFd> {
         match self.try_open() {
             Err(Errno::ENOENT) if self.may_appear() => self.open_when_made(),
@@ -56,8 +57,8 @@ impl RdmaCm {
         }
     }
 
-    /// Whether udev may be about to make the node: only udev makes /dev/char, which containers lack. Without netlink nobody knows
-    /// that a node is to come.
+    /// Whether udev may be about to make the node: only udev makes /dev/char, which containers
+    /// lack. Without netlink nobody knows that a node is to come.
     fn may_appear(&self) -> bool {
         self.rdev.is_some()
             && !WAITED.load(Ordering::Relaxed)
@@ -91,8 +92,8 @@ impl RdmaCm {
 
     /// As [`open`](Self::open), without waiting for the node: for a device that has been open before.
     ///
-    /// udev's link has the last word: a node that may not be opened fails with `EACCES` where it exists, with `ENOENT` elsewhere
-    /// (docs/quirks.md).
+    /// udev's link has the last word: a node that may not be opened fails with `EACCES` where it
+    /// exists, with `ENOENT` elsewhere (docs/quirks.md).
     pub fn try_open(&self) -> Result<OwnedFd> {
         match (open_node(self.path.as_c_str(), self.rdev), self.rdev) {
             (Err(Errno::ENOENT), Some(rdev)) => open_by_number(rdev),

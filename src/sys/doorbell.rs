@@ -1,5 +1,5 @@
-//! The doorbell of software devices: write(2), which is a cancellation point, and is refused to a process that has changed its
-//! user.
+//! The doorbell of software devices: write(2), which is a cancellation point, and is refused to a
+//! process that has changed its user.
 //!
 //! rxe and siw are told of new work by write(2) to the device's file. The kernel refuses that (`EACCES`) to a process with
 //! other credentials than it had when it opened the file, and they are others after any setuid(2), setgid(2) or
@@ -79,7 +79,8 @@ const SILENT: [&str; 13] = [
     "vmw_pvrdma",
 ];
 
-/// The function of such a provider: the last one of a device that was opened. A process mostly has but one.
+/// The function of such a provider: the last one of a device that was opened. A process mostly has
+/// but one.
 static SILENT_POST: AtomicUsize = AtomicUsize::new(0);
 
 /// Looks at whose the function is that posts to the queues of a device.
@@ -90,7 +91,8 @@ pub unsafe fn opened(context: NonNull<ibv_context>) {
     // SAFETY: an open context: guaranteed by the caller.
     let Some(post) = (unsafe { (*context.as_ptr()).ops.post_send }) else { return };
     let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: room for the answer, of which all zeros are a value; a name that is there is a C string.
+    // SAFETY: room for the answer, of which all zeros are a value; a name that is there is a C
+    // string.
     let file = unsafe {
         libc::dladdr(post as *const c_void, found.as_mut_ptr());
         let name = found.assume_init().dli_fname;

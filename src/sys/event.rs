@@ -118,7 +118,8 @@ impl KernelEpoll {
         if done == 0 { Ok(()) } else { Err(Errno::last()) }
     }
 
-    /// epoll_wait(2). As many as it says are written at the front of `events`. A thread may be cancelled in it if it may wait.
+    /// epoll_wait(2). As many as it says are written at the front of `events`. A thread may be
+    /// cancelled in it if it may wait.
     pub fn wait(&self, events: &mut [MaybeUninit<epoll_event>], timeout: Option<Duration>) -> Result<usize> {
         let room = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
         let time = clock::millis(timeout);
@@ -167,8 +168,8 @@ pub fn cpus() -> c_int {
     count
 }
 
-/// Between two looks of a thread that does not sleep: as long as a look takes, so that those who wait for a lock that it takes
-/// for each look get it.
+/// Between two looks of a thread that does not sleep: as long as a look takes, so that those who
+/// wait for a lock that it takes for each look get it.
 pub fn spin() {
     const ROUNDS: u32 = 8;
     for _ in 0..ROUNDS {

@@ -21,10 +21,12 @@ struct Capabilities {
 
 const VERSION_3: u32 = 0x2008_0522;
 const CAP_IPC_LOCK: u32 = 14;
-/// Inode of /proc/self/ns/user in the first user namespace (`PROC_USER_INIT_INO`): capabilities of others don't count here.
+/// Inode of /proc/self/ns/user in the first user namespace (`PROC_USER_INIT_INO`): capabilities of
+/// others don't count here.
 const FIRST_NAMESPACE: libc::ino_t = 0xEFFF_FFFD;
 
-/// RLIMIT_MEMLOCK, bytes; `None` when there is no limit, or none for this thread, which has CAP_IPC_LOCK.
+/// RLIMIT_MEMLOCK, bytes; `None` when there is no limit, or none for this thread, which has
+/// CAP_IPC_LOCK.
 pub fn limit() -> Option<u64> {
     // SAFETY: zeros are a value of it, and it is writable.
     let limit = unsafe {

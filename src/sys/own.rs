@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use super::event;
 
-/// Private level of rgetsockopt(): an int, 1 if the number is marked. Of rsetsockopt(): [`keep_apart`], [`FAREWELL`], [`SIGPIPE`].
+/// Private level of rgetsockopt(): an int, 1 if the number is marked. Of rsetsockopt():
+/// [`keep_apart`], [`FAREWELL`], [`SIGPIPE`].
 pub const LEVEL: c_int = 0x7273_6f63;
 
 /// Private option of rsetsockopt(), for a process that ends: what its streams have sent arrives, and their peers see the end.
@@ -21,7 +22,8 @@ pub const FAREWELL: c_int = 2;
 /// Private option of rsetsockopt() on a stream: it raises SIGPIPE as TCP's sockets do.
 pub const SIGPIPE: c_int = 3;
 
-/// Private option of rgetsockopt(), for tests: microseconds that the reactor's longest turn took since it was last asked.
+/// Private option of rgetsockopt(), for tests: microseconds that the reactor's longest turn took
+/// since it was last asked.
 pub const LONGEST_TURN: c_int = 4;
 
 /// The kernel's usual limit of a process (fs.nr_open); numbers beyond are not marked.
@@ -144,10 +146,11 @@ pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> RawFd {
     unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) as RawFd }
 }
 
-/// The kernel's name for the socket behind `fd` (SO_COOKIE), which no other socket has. `None` if it is no socket, or the
-/// kernel is older than 4.12. A program that closes all its descriptors (closefrom(3)) closes the library's, too, and their
-/// numbers are its own files' afterwards: what the library keeps beyond the life of the program's objects is compared by
-/// this before it is used or closed.
+/// The kernel's name for the socket behind `fd` (SO_COOKIE), which no other socket has. `None` if
+/// it is no socket, or the kernel is older than 4.12. A program that closes all its descriptors
+/// (closefrom(3)) closes the library's, too, and their numbers are its own files' afterwards: what
+/// the library keeps beyond the life of the program's objects is compared by this before it is used
+/// or closed.
 pub fn cookie(fd: RawFd) -> Option<u64> {
     let mut cookie = 0u64;
     let mut len = size_of::<u64>() as libc::socklen_t;
@@ -173,7 +176,8 @@ impl OwnFd {
         Ok(OwnFd(unsafe { OwnedFd::from_raw_fd(settle(result)) }))
     }
 
-    /// Gives up a descriptor that the program has closed: the number may be that of a file of the program's.
+    /// Gives up a descriptor that the program has closed: the number may be that of a file of the
+    /// program's.
     pub fn forget(self) {
         unmark(self.0.as_raw_fd());
         std::mem::forget(self);

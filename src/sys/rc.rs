@@ -85,8 +85,8 @@ impl Drop for Channel {
     }
 }
 
-/// The next channel's completion vector: channels take turns, so that the interrupts of many connections go to all CPUs that the
-/// device's go to. Processes start at different ones.
+/// The next channel's completion vector: channels take turns, so that the interrupts of many
+/// connections go to all CPUs that the device's go to. Processes start at different ones.
 ///
 /// # Safety
 /// An open context.

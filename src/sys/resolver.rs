@@ -39,8 +39,8 @@ pub struct First<'a> {
 
 /// Asks; the error is getaddrinfo(3)'s EAI_* code, with `errno` as it left it.
 ///
-/// Without a question getaddrinfo(3) has hints of its own: AI_V4MAPPED and AI_ADDRCONFIG, so that a host without IPv6 addresses
-/// finds none.
+/// Without a question getaddrinfo(3) has hints of its own: AI_V4MAPPED and AI_ADDRCONFIG, so that a
+/// host without IPv6 addresses finds none.
 pub fn resolve(node: Option<&CStr>, service: Option<&CStr>, question: Option<Question>) -> Result<Found, c_int> {
     let hints = question.map(|question| {
         // SAFETY: all zeros are a valid addrinfo.
@@ -54,7 +54,8 @@ pub fn resolve(node: Option<&CStr>, service: Option<&CStr>, question: Option<Que
     let hints = hints.as_ref().map_or(ptr::null(), ptr::from_ref);
     let mut list = ptr::null_mut();
     let name = |text: Option<&CStr>| text.map_or(ptr::null(), CStr::as_ptr);
-    // SAFETY: C strings or NULL; NULL, or hints with the fields set that getaddrinfo() reads; room for a pointer.
+    // SAFETY: C strings or NULL; NULL, or hints with the fields set that getaddrinfo() reads; room
+    // for a pointer.
     let ask = || unsafe { libc::getaddrinfo(name(node), name(service), hints, &raw mut list) };
     // It may wait for servers, and no lock is held.
     match cancel::sleep(ask) {

@@ -48,7 +48,8 @@ pub struct DeviceList {
     len: usize,
 }
 
-// SAFETY: libibverbs counts the references to its devices under a lock of its own; any thread may use or free the list.
+// SAFETY: libibverbs counts the references to its devices under a lock of its own; any thread may
+// use or free the list.
 unsafe impl Send for DeviceList {}
 
 impl DeviceList {

@@ -35,16 +35,19 @@ impl Kind {
     }
 }
 
-/// Writes the parameters of `raw` to `param`, every byte of it; private data is copied to `room`, at which they then point.
+/// Writes the parameters of `raw` to `param`, every byte of it; private data is copied to `room`,
+/// at which they then point.
 pub fn decode(
     raw: &rdma_ucm_event_resp,
     kind: Kind,
     room: &mut [u8; PRIVATE_DATA],
     param: &mut MaybeUninit<rdma_cm_event_param>,
 ) {
-    // Before the fields, which leave bytes between them: the program never reads what was in our memory before.
+    // Before the fields, which leave bytes between them: the program never reads what was in our
+    // memory before.
     *param = MaybeUninit::zeroed();
-    // SAFETY: zeros are a value of the union, whose members are numbers and pointers of which the kernel filled one.
+    // SAFETY: zeros are a value of the union, whose members are numbers and pointers of which the
+    // kernel filled one.
     unsafe {
         let param = param.assume_init_mut();
         match kind {

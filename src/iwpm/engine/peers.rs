@@ -49,7 +49,8 @@ impl Engine {
         true
     }
 
-    /// Tells the kernel who is about to connect to a mapping; it must know before the peer connects.
+    /// Tells the kernel who is about to connect to a mapping; it must know before the peer
+    /// connects.
     fn tell_of_peer(
         &mut self,
         (owner, local, mapped): (u8, SocketAddr, SocketAddr),

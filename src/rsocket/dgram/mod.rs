@@ -131,8 +131,8 @@ impl Dgram {
         self.state.lock()
     }
 
-    /// The lock, for a call of the program: `EBADF` for a socket of the parent's, and for a closed one; `EAGAIN` in a signal handler
-    /// over a call that holds it.
+    /// The lock, for a call of the program: `EBADF` for a socket of the parent's, and for a closed
+    /// one; `EAGAIN` in a signal handler over a call that holds it.
     fn enter(&self) -> Result<Guard<'_>> {
         if self.generation != forks::generation() {
             return Err(Errno::EBADF);
@@ -232,8 +232,8 @@ impl Dgram {
         self.port_at(state, local)
     }
 
-    /// As [`port_for`](Self::port_for), to answer a packet that anybody may have sent: where no port could be made, none
-    /// is tried again for a while.
+    /// As [`port_for`](Self::port_for), to answer a packet that anybody may have sent: where no
+    /// port could be made, none is tried again for a while.
     fn port_to_answer(self: &Arc<Self>, state: &mut State, peer: &SocketAddr) -> Result<usize> {
         let local = state.udp()?.source(peer)?;
         if state.refusals.refused(&local.ip(), Instant::now()) {

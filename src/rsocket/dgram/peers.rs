@@ -1,12 +1,13 @@
 //! How to reach the peers of a datagram socket: over UDP until their QP and a path to it are known, then over UD. No I/O.
 //!
-//! A peer's QP is known from the header of what it sends over UDP. Anybody can send such headers, so they make nothing
-//! grow without bound, and take no place from peers that the program sends to; a path is only looked for on the way
-//! to those. The QP in a header of a peer's own accord is a claim: datagrams go to it after the peer has named it in
-//! the answer to a datagram. A claim that differs from the QP in use only brings the next question forward.
+//! A peer's QP is known from the header of what it sends over UDP. Anybody can send such headers,
+//! so they make nothing grow without bound, and take no place from peers that the program sends to;
+//! a path is only looked for on the way to those. The QP in a header of a peer's own accord is a
+//! claim: datagrams go to it after the peer has named it in the answer to a datagram. A claim that
+//! differs from the QP in use only brings the next question forward.
 //!
-//! Paths age: LIDs, service levels and MAC addresses change. A path in use is resolved again once it is as old as its
-//! lifetime, and serves meanwhile.
+//! Paths age: LIDs, service levels and MAC addresses change. A path in use is resolved again once
+//! it is as old as its lifetime, and serves meanwhile.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -42,7 +43,8 @@ pub(super) struct Peers<H> {
 struct Peer<H> {
     /// The QP and its IP address, as the peer last answered.
     qp: Option<Qp>,
-    /// The QP that the peer last named of its own accord: a path to it is looked for while none has answered.
+    /// The QP that the peer last named of its own accord: a path to it is looked for while none has
+    /// answered.
     claimed: Option<Qp>,
     /// A claim differs from `qp`: the next datagram asks.
     doubted: bool,
@@ -125,9 +127,9 @@ impl<H: Clone> Peers<H> {
         Ok((peer.route(now), wanted))
     }
 
-    /// A header came from `from`. `asked`: it wants an answer, and its QP is a claim. The others are answers; they count
-    /// from peers that the program sends to only.
-    /// Returns the address to which a path should be looked for now.
+    /// A header came from `from`. `asked`: it wants an answer, and its QP is a claim. The others
+    /// are answers; they count from peers that the program sends to only. Returns the address to
+    /// which a path should be looked for now.
     pub fn heard(&mut self, from: SocketAddr, qp: Qp, asked: bool) -> Result<Option<IpAddr>> {
         if !self.map.contains_key(&from) {
             if !asked {
@@ -265,8 +267,8 @@ impl<H> Peer<H> {
         self.set_address(answer.address, |peer| peer.qp = Some(answer));
     }
 
-    /// Runs `set`, which may change the address. A path to another address is of no use; after a failed search the next
-    /// one waits all the same.
+    /// Runs `set`, which may change the address. A path to another address is of no use; after a
+    /// failed search the next one waits all the same.
     fn set_address(&mut self, address: IpAddr, set: impl FnOnce(&mut Self)) {
         if self.address() != Some(address) && !matches!(self.path, Path::Failed(_)) {
             self.path = Path::Unknown;

@@ -128,7 +128,8 @@ impl Dgram {
             state.push_copy(from, packet.get(start..).unwrap_or_default());
         }
         let qp = Qp { number: header.qpn, address: header.address, confirmed: Instant::now() };
-        // Who names a QP at somebody else's address may not send datagrams there: it stays with UDP.
+        // Who names a QP at somebody else's address may not send datagrams there: it stays with
+        // UDP.
         let credible = header.address == from.ip() || defaults().dgram_any_address;
         let wanted = if credible { state.peers.heard(from, qp, asked).unwrap_or(None) } else { None };
         if wanted.is_none() && !asked {

@@ -1,4 +1,5 @@
-//! Local addresses at which no port could be made, for who need not know the reason anew with each packet. No I/O.
+//! Local addresses at which no port could be made, for who need not know the reason anew with each
+//! packet. No I/O.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

@@ -56,9 +56,9 @@ impl Epoll {
             if !self.collect(report, left)? {
                 break;
             }
-            // Each round after the deadline looks at one member at least, the next one of those that are raised: as many rounds
-            // as there are members find every one that has something to report, and a member that is raised again each time
-            // has no more of them.
+            // Each round after the deadline looks at one member at least, the next one of those
+            // that are raised: as many rounds as there are members find every one that has
+            // something to report, and a member that is raised again each time has no more of them.
             late += usize::from(left == Some(Duration::ZERO));
             if late > 0 && late > self.members().len() {
                 break;

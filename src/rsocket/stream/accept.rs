@@ -18,7 +18,8 @@ use crate::sys::sockaddr::AF_IB;
 
 /// The most connections that wait, as /proc/sys/net/core/somaxconn has it for sockets.
 const MOST: usize = 4096;
-/// How long a peer may take to finish the handshake. Without it the peer's own request decides, which may say minutes.
+/// How long a peer may take to finish the handshake. Without it the peer's own request decides,
+/// which may say minutes.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
 impl Stream {
@@ -45,8 +46,8 @@ impl Stream {
         Ok(())
     }
 
-    /// raccept(3): the next connection. `EBADF` when the socket does not listen (spec: KEEP), `EINVAL` when rshutdown(3) has ended
-    /// its listening.
+    /// raccept(3): the next connection. `EBADF` when the socket does not listen (spec: KEEP),
+    /// `EINVAL` when rshutdown(3) has ended its listening.
     pub fn accept(&self) -> Result<Arc<Stream>> {
         let mut state = self.enter()?;
         let mut wait = Wait::after(state.options.receive_timeout);
@@ -143,7 +144,8 @@ impl Stream {
         stream.channel_fd.store(link.channel.fd(), Ordering::Relaxed);
         state.flags = flags;
         state.link = Some(link);
-        // Before the answer: a failure after it would end a connection that the peer is about to see established.
+        // Before the answer: a failure after it would end a connection that the peer is about to
+        // see established.
         stream.watch(&mut state)?;
         let answered = state.id().and_then(|id| id.shake_hands(false, depth(id), &offer));
         if let Some(key) = state.key.filter(|_| answered.is_ok()) {

@@ -1,7 +1,9 @@
-//! Connections of a listener that the program has not accepted yet, and how many of them the process may have.
+//! Connections of a listener that the program has not accepted yet, and how many of them the
+//! process may have.
 //!
-//! Each takes two descriptors before the program knows of it. Those of one listener get at most half of what others have left,
-//! so that one that is flooded leaves room for the others, and all together leave half of the descriptors to the program.
+//! Each takes two descriptors before the program knows of it. Those of one listener get at most
+//! half of what others have left, so that one that is flooded leaves room for the others, and all
+//! together leave half of the descriptors to the program.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -83,7 +85,8 @@ impl Listening {
         self.ready.pop_front().map(|(stream, _)| stream)
     }
 
-    /// A place for a new connection; where there is none the oldest one that still shakes hands makes room, and is to be closed.
+    /// A place for a new connection; where there is none the oldest one that still shakes hands
+    /// makes room, and is to be closed.
     pub fn admit(&mut self) -> Option<(Place, Option<Arc<Stream>>)> {
         self.pending.try_reserve(1).ok()?;
         let own = self.pending.len() + self.ready.len();

@@ -33,7 +33,8 @@ enum Ending {
 }
 
 impl Stream {
-    /// rshutdown(3). Returns when the peer's adapter has all that was sent; at once for a non-blocking socket.
+    /// rshutdown(3). Returns when the peer's adapter has all that was sent; at once for a
+    /// non-blocking socket.
     pub fn shutdown(&self, how: c_int) -> Result<()> {
         let (read, write) = match how {
             libc::SHUT_RD => (true, false),
@@ -53,8 +54,8 @@ impl Stream {
         Ok(())
     }
 
-    /// A listener that is shut down for reading listens no more, as TCP has it: whoever connects is refused, connections that
-    /// were not accepted are dropped, and the socket keeps its address.
+    /// A listener that is shut down for reading listens no more, as TCP has it: whoever connects is
+    /// refused, connections that were not accepted are dropped, and the socket keeps its address.
     fn end_listening(&self, mut state: Guard<'_>) -> Result<()> {
         let Phase::Listening(listening) = &mut state.phase else { return Ok(()) };
         let streams = listening.take_all();
@@ -68,8 +69,8 @@ impl Stream {
         result
     }
 
-    /// Ends directions of a connection; waits until what was sent has arrived, at most until `deadline`, or has the reactor see to
-    /// that.
+    /// Ends directions of a connection; waits until what was sent has arrived, at most until
+    /// `deadline`, or has the reactor see to that.
     fn shut<'a>(&'a self, mut state: Guard<'a>, read: bool, write: bool, deadline: Instant, how: Ending) -> Guard<'a> {
         let wrote = state.shut_write;
         state.shut_read |= read;
@@ -192,7 +193,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Has the reactor say that everything is over, unless that was said, and then end the connection.
+    /// Has the reactor say that everything is over, unless that was said, and then end the
+    /// connection.
     fn end_later<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> Guard<'a> {
         let mut state = self.shut(state, true, true, deadline, Ending::WholeInBackground);
         if state.farewell.is_none() && state.parts_in_order() {
@@ -201,7 +203,8 @@ impl Stream {
         state
     }
 
-    /// Has the reactor do the rest of closing. `Err` when there is nothing left to do, or no descriptor for it.
+    /// Has the reactor do the rest of closing. `Err` when there is nothing left to do, or no
+    /// descriptor for it.
     fn close_later<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> std::result::Result<(), Guard<'a>> {
         let state = self.end_later(state, deadline);
         if state.farewell.is_none() {
@@ -211,7 +214,8 @@ impl Stream {
             Ok(()) => return Ok(()),
             Err(state) => state,
         };
-        // No descriptor, or too many that do the same: what a peer takes that is there and well arrives nevertheless.
+        // No descriptor, or too many that do the same: what a peer takes that is there and well
+        // arrives nevertheless.
         let message = state.end_farewell().and_then(|farewell| farewell.message());
         Err(self.say(state, message, Instant::now() + HASTE))
     }
@@ -238,9 +242,10 @@ impl Stream {
         state
     }
 
-    /// For a process that ends without rclose(): has the reactor do what that would do, but the stream stays, and is let be while
-    /// somebody is busy with it: it may be the call that is interrupted by the signal handler that ends the process. Without `all` only
-    /// if the program has shut it down, and what it has sent would be lost with the connection.
+    /// For a process that ends without rclose(): has the reactor do what that would do, but the
+    /// stream stays, and is let be while somebody is busy with it: it may be the call that is
+    /// interrupted by the signal handler that ends the process. Without `all` only if the program
+    /// has shut it down, and what it has sent would be lost with the connection.
     pub fn farewell(&self, all: bool) {
         if self.generation != forks::generation() {
             return;

@@ -49,8 +49,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Makes a socket whose attempt to connect has failed, or that is not to listen any more, an unconnected one with a new id
-    /// on the same channel. It stays bound to its address.
+    /// Makes a socket whose attempt to connect has failed, or that is not to listen any more, an
+    /// unconnected one with a new id on the same channel. It stays bound to its address.
     pub(super) fn start_over(&self, state: &mut State) -> Result<()> {
         self.channel_fd.store(-1, Ordering::Relaxed);
         state.link = None;
@@ -76,7 +76,8 @@ impl Stream {
                 return Err(Errno::EISCONN);
             }
             Phase::Failed { told: true } => self.start_over(&mut state)?,
-            // As TCP: the failure of an attempt in the background is the result of the next call, even if SO_ERROR was read.
+            // As TCP: the failure of an attempt in the background is the result of the next call,
+            // even if SO_ERROR was read.
             Phase::Failed { told: false } => return Err(state.tell_attempt().unwrap_or(Errno::ECONNABORTED)),
             Phase::Closing | Phase::Closed => return Err(Errno::EBADF),
         }
@@ -195,7 +196,8 @@ impl Stream {
     fn lose(&self, state: &mut State, error: Errno) {
         // What had come before stays readable, the peer's last message included.
         self.poll(state);
-        // A peer that has sent its last message leaves in order: reading ends as it does with TCP, with 0.
+        // A peer that has sent its last message leaves in order: reading ends as it does with TCP,
+        // with 0.
         let orderly = state.ended && error == Errno::ECONNRESET;
         state.disconnect((!orderly).then_some(error));
         state.lost = true;

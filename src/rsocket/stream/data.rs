@@ -37,7 +37,8 @@ impl Stream {
             return Err(false);
         }
         let Some(link) = state.link.as_deref_mut() else { return Err(false) };
-        // What has arrived since counts, too, unless what is there is all that the program asks for.
+        // What has arrived since counts, too, unless what is there is all that the program asks
+        // for.
         let there = link.available();
         if there < len as u64 && !self.poll(state) && there == 0 {
             return Err(true);
@@ -185,8 +186,8 @@ impl Stream {
             if let Some(error) = lack {
                 return if done > 0 { Ok(done) } else { Err(error) };
             }
-            // Also when nothing completed, but posting was refused. Only once without progress: what completes may
-            // make no room, as often as the peer likes.
+            // Also when nothing completed, but posting was refused. Only once without progress:
+            // what completes may make no room, as often as the peer likes.
             looked = (sent > 0 || !looked) && self.poll(&mut state);
             if looked {
                 continue;
@@ -198,8 +199,8 @@ impl Stream {
         }
     }
 
-    /// Whether a send that has failed with `EPIPE` is to raise SIGPIPE. Where it was the peer that ended the connection, the first
-    /// one does not: with TCP it would have succeeded.
+    /// Whether a send that has failed with `EPIPE` is to raise SIGPIPE. Where it was the peer that
+    /// ended the connection, the first one does not: with TCP it would have succeeded.
     pub fn raises_sigpipe(&self) -> bool {
         let state = self.lock();
         state.options.sigpipe && (state.shut_write || state.pipes > 1)
@@ -287,8 +288,8 @@ impl Stream {
         !self.watchers.is_empty() && self.request_more(state) && self.look(state)
     }
 
-    /// Sends what can be sent now of the `len` bytes from `skip` on: how many bytes, and `ENOMEM` without memory to send more from.
-    /// A failure of the connection shows in the link.
+    /// Sends what can be sent now of the `len` bytes from `skip` on: how many bytes, and `ENOMEM`
+    /// without memory to send more from. A failure of the connection shows in the link.
     ///
     /// # Safety
     /// Buffers readable for their lengths, which are `skip` and `len` together.
@@ -315,8 +316,9 @@ impl Stream {
     }
 }
 
-/// The result of a call that can't send any more: what it has sent, or the reason. As with TCP an error is reported once; after that,
-/// after the peer's orderly end, and after the program's own SHUT_WR, it is `EPIPE`.
+/// The result of a call that can't send any more: what it has sent, or the reason. As with TCP an
+/// error is reported once; after that, after the peer's orderly end, and after the program's own
+/// SHUT_WR, it is `EPIPE`.
 fn ended(state: &mut State, done: usize) -> Result<usize> {
     if done > 0 {
         return Ok(done);

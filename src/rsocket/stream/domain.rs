@@ -1,4 +1,5 @@
-//! The protection domain of a stream: its connection's memory is out of reach for the peers of all others.
+//! The protection domain of a stream: its connection's memory is out of reach for the peers of all
+//! others.
 
 use super::link::Link;
 use super::{State, Stream, forks};
@@ -8,7 +9,8 @@ use crate::rsocket::spare;
 use crate::sys::alloc::try_box;
 
 impl Stream {
-    /// Gives back what the send buffer has grown by, unless the stream is busy. Never waits: the caller may hold another's lock.
+    /// Gives back what the send buffer has grown by, unless the stream is busy. Never waits: the
+    /// caller may hold another's lock.
     pub fn give_memory_back(&self) {
         if self.generation == forks::generation()
             && let Ok(mut state) = self.state.try_lock()
@@ -24,7 +26,8 @@ impl State {
     pub(super) fn domain(&mut self) -> Result<&Domain> {
         let id = self.id.as_ref().ok_or(Errno::EBADF)?.id();
         if self.domain.as_ref().is_some_and(|domain| !domain.is_of(id)) {
-            // Another id took the place of the one before. What was registered is of no use on its device.
+            // Another id took the place of the one before. What was registered is of no use on its
+            // device.
             if self.has_mappings() || self.link.is_some() {
                 return Err(Errno::ENODEV);
             }

@@ -1,9 +1,9 @@
-//! The end of a connection in the background: what a non-blocking socket has sent, and that it sends no more, arrives
-//! after rshutdown(3) or rclose(3) has returned.
+//! The end of a connection in the background: what a non-blocking socket has sent, and that it
+//! sends no more, arrives after rshutdown(3) or rclose(3) has returned.
 //!
-//! The reactor looks at each such stream every now and then until the peer's adapter has everything, the peer is known
-//! to be gone, or the time is over. Streams wait side by side: none delays another one's end. A process that ends in
-//! order waits for all of them together.
+//! The reactor looks at each such stream every now and then until the peer's adapter has
+//! everything, the peer is known to be gone, or the time is over. Streams wait side by side: none
+//! delays another one's end. A process that ends in order waits for all of them together.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -15,14 +15,17 @@ use crate::rsocket::{forks, reactor};
 use crate::sys::event;
 use crate::sys::futex::Changes;
 
-/// How long closing waits at most for the end of an iWARP connection, for a peer that is not there any more.
+/// How long closing waits at most for the end of an iWARP connection, for a peer that is not there
+/// any more.
 pub(super) const PARTING: Duration = Duration::from_secs(1);
-/// How long a process that ends waits for all streams together: the kernel would go on in the background.
+/// How long a process that ends waits for all streams together: the kernel would go on in the
+/// background.
 const AT_EXIT: Duration = Duration::from_secs(2);
 /// Time until the first look; each further one waits twice as long, up to the last of these.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LAST_LOOK: Duration = Duration::from_millis(64);
-/// A stream takes two descriptors: closed ones may hold a quarter of those that the process may have.
+/// A stream takes two descriptors: closed ones may hold a quarter of those that the process may
+/// have.
 const SHARE: usize = 8;
 /// How long a closed stream may take where many others are there as well.
 const CROWDED: Duration = Duration::from_secs(2);
@@ -43,7 +46,8 @@ pub(super) struct Farewell {
     until: Instant,
     /// How long to wait until the next look.
     pause: Duration,
-    /// The connection has to be ended in order when everything has arrived, and that has been begun.
+    /// The connection has to be ended in order when everything has arrived, and that has been
+    /// begun.
     parts: bool,
     parting: bool,
     /// The program has closed the stream.
@@ -135,7 +139,8 @@ extern "C" fn at_exit() {
 }
 
 impl Stream {
-    /// Has the reactor say `message`, if there is one, and see that everything arrives. `parts`: then the connection is ended.
+    /// Has the reactor say `message`, if there is one, and see that everything arrives. `parts`:
+    /// then the connection is ended.
     pub(super) fn begin_farewell(&self, state: &mut State, message: Option<Control>, until: Instant, parts: bool) {
         state.farewell = Some(Farewell::new(message, until, parts));
         if let Some(link) = &mut state.link {
@@ -149,7 +154,8 @@ impl Stream {
         }
     }
 
-    /// rclose(3) of a stream whose end is under way: it goes on without its number. On failure there is no number for it.
+    /// rclose(3) of a stream whose end is under way: it goes on without its number. On failure
+    /// there is no number for it.
     pub(super) fn leave_number<'a>(&'a self, mut state: Guard<'a>) -> std::result::Result<(), Guard<'a>> {
         let moved = if has_many_closed(1) { Err(Errno::EMFILE) } else { state.relocate() };
         if moved.is_err() {
@@ -221,7 +227,8 @@ impl State {
         parting
     }
 
-    /// Whether this is a working iWARP connection, which has to be ended in order for the last messages to arrive.
+    /// Whether this is a working iWARP connection, which has to be ended in order for the last
+    /// messages to arrive.
     pub(super) fn parts_in_order(&self) -> bool {
         !self.lost && self.link.as_ref().is_some_and(|link| link.parts_in_order())
     }

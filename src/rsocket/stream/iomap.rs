@@ -12,7 +12,8 @@ use crate::rsocket::wire::{Mapping, Region};
 use crate::sys::alloc::try_push;
 use crate::sys::rc::Registered;
 
-/// Credits that are left for data when entries are to be taken back: a peer that reads nothing gives no more.
+/// Credits that are left for data when entries are to be taken back: a peer that reads nothing
+/// gives no more.
 const KEPT_CREDITS: u32 = 8;
 
 /// What riomap() registered.
@@ -54,8 +55,9 @@ impl Mappings {
     }
 }
 
-/// Where the next mapping that wants an entry goes in a table of `room` entries: its place and its index, which may be a stale one's.
-/// What the program mapped before it was connected may be more than there is room for.
+/// Where the next mapping that wants an entry goes in a table of `room` entries: its place and its
+/// index, which may be a stale one's. What the program mapped before it was connected may be more
+/// than there is room for.
 fn next_wanted(entries: impl Iterator<Item = Entry> + Clone, room: u16) -> Option<(usize, u16)> {
     let place = entries.clone().position(|entry| entry == Entry::Wanted)?;
     let is_free = |index| entries.clone().all(|entry| entry != Entry::Written(index) && entry != Entry::Stale(index));
@@ -116,7 +118,8 @@ impl State {
 }
 
 impl Mappings {
-    /// Writes an entry of the peer's table. False when it has to wait; a failure of the connection shows in the link.
+    /// Writes an entry of the peer's table. False when it has to wait; a failure of the connection
+    /// shows in the link.
     fn write(&mut self, place: usize, index: u16, link: &mut Link) -> Result<bool> {
         let Some(mapped) = self.list.get_mut(place) else { return Ok(true) };
         let region = match &mapped.memory {
@@ -158,7 +161,8 @@ impl Stream {
         // Before there is a device, its number is what is wrong.
         let domain = state.domain().map_err(|error| if error == Errno::ENODEV { Errno::EINVAL } else { error })?;
         let pd = domain.pd();
-        // SAFETY: the PD goes after the mappings (`State::release`); the caller vouches for the memory.
+        // SAFETY: the PD goes after the mappings (`State::release`); the caller vouches for the
+        // memory.
         let memory = spare::with_memory(|| unsafe { Registered::of(pd, start, len, remote) })?;
         let entry = if remote { Entry::Wanted } else { Entry::Local };
         let mapped = Mapped { start: address, len, offset: offset as u64, memory: Some(memory), entry };

@@ -158,14 +158,16 @@ struct Peer {
 }
 
 impl Link {
-    /// A QP with its resources for `id`, whose device is the domain's; the receives are posted. `domain` outlives it.
+    /// A QP with its resources for `id`, whose device is the domain's; the receives are posted.
+    /// `domain` outlives it.
     pub fn new(id: &CmId, domain: &Domain, options: &Options) -> Result<Link> {
         let (context, pd) = (domain.context(), domain.pd());
         let iwarp = id.id().transport() == Some(verbs::IBV_TRANSPORT_IWARP);
         let Sizes { sends, queue } = Sizes::new(options, domain.limits());
         let receives = queue + EXTRA_RECEIVES;
         // What is declared first is dropped last, should anything fail: the queues need the channel.
-        // SAFETY: the device is open as long as the domain lives, which its owner keeps longer than the link.
+        // SAFETY: the device is open as long as the domain lives, which its owner keeps longer than
+        // the link.
         let channel = unsafe { Channel::new(context)? };
         // SAFETY: as above.
         let (received, sent) =
@@ -337,8 +339,9 @@ impl Drop for Link {
     }
 }
 
-/// A QP for `id` with its queues for what is sent and received and the numbers of their work requests, and how many bytes it
-/// takes inline: as many as wanted or, where the device refuses a QP with so many, fewer, but not less than `least`.
+/// A QP for `id` with its queues for what is sent and received and the numbers of their work
+/// requests, and how many bytes it takes inline: as many as wanted or, where the device refuses a
+/// QP with so many, fewer, but not less than `least`.
 fn create_qp(
     id: &CmId,
     pd: NonNull<ibv_pd>,

@@ -87,7 +87,8 @@ struct State {
     ended: bool,
     /// The connection manager said that the connection is over.
     lost: bool,
-    /// The peer was told, or is about to be told, that everything is over, or it has said so itself.
+    /// The peer was told, or is about to be told, that everything is over, or it has said so
+    /// itself.
     said_all: bool,
     /// What the reactor still does for a call that did not wait.
     farewell: Option<Farewell>,
@@ -109,7 +110,8 @@ enum Phase {
     Connected,
     /// The connection is over; received data may still be there.
     Disconnected,
-    /// Connecting failed. `told`: a call of rconnect(3) has reported it, so that the next one starts over.
+    /// Connecting failed. `told`: a call of rconnect(3) has reported it, so that the next one
+    /// starts over.
     Failed {
         told: bool,
     },
@@ -166,13 +168,14 @@ impl Stream {
         self.fd
     }
 
-    /// The lock, for whoever knows that the socket is this process's, and that no signal handler has interrupted its holder here.
+    /// The lock, for whoever knows that the socket is this process's, and that no signal handler
+    /// has interrupted its holder here.
     fn lock(&self) -> Guard<'_> {
         self.state.lock()
     }
 
-    /// The lock, for a call of the program: `EBADF` for a socket of the parent's, and for a closed one; `EAGAIN` in a signal handler
-    /// over a call that holds it.
+    /// The lock, for a call of the program: `EBADF` for a socket of the parent's, and for a closed
+    /// one; `EAGAIN` in a signal handler over a call that holds it.
     fn enter(&self) -> Result<Guard<'_>> {
         if self.generation != forks::generation() {
             return Err(Errno::EBADF);
@@ -306,12 +309,14 @@ impl Service for Stream {
             match id.event() {
                 Ok(event) => state = self.handle(state, event),
                 Err(Errno::EAGAIN | Errno::EINTR) => return,
-                // Lack of memory or of numbers loses nothing: the event is still there, and shows again after the rest.
+                // Lack of memory or of numbers loses nothing: the event is still there, and shows
+                // again after the rest.
                 Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => return reactor::rest(key, LACK),
                 Err(error) => return self.deafened(state, error),
             }
             if let Phase::Listening(_) = state.phase {
-                // A request has its connection's memory made: others' events come before the next one.
+                // A request has its connection's memory made: others' events come before the next
+                // one.
                 return;
             }
         }

@@ -36,7 +36,8 @@ pub(super) struct Options {
     pub nodelay: bool,
     pub tos: u8,
     pub v6only: bool,
-    /// A call that fails with `EPIPE` raises SIGPIPE: for the programs of librspreload.so, which expect it of their sockets.
+    /// A call that fails with `EPIPE` raises SIGPIPE: for the programs of librspreload.so, which
+    /// expect it of their sockets.
     pub sigpipe: bool,
     pub receive_timeout: Option<Duration>,
     pub send_timeout: Option<Duration>,

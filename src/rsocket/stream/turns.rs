@@ -183,7 +183,8 @@ pub(super) fn wait_alone<'a, S: Led, T>(
     let mut in_vain = false;
     loop {
         let answer = ready(&state);
-        // A peer that sends what `ready` does not ask for would end each sleep before the clock is looked at.
+        // A peer that sends what `ready` does not ask for would end each sleep before the clock is
+        // looked at.
         if answer.is_some() || in_vain && deadline.is_some_and(|end| Instant::now() >= end) {
             return Some(Ok(answer));
         }

@@ -77,8 +77,8 @@ impl Stream {
                 state = back;
             }
         } else if has_passed(deadline) {
-            // The sleep before ended in vain. A peer that sends messages without data would end each of them so, before
-            // the clock is looked at.
+            // The sleep before ended in vain. A peer that sends messages without data would end
+            // each of them so, before the clock is looked at.
             return (state, Err(Errno::ETIMEDOUT));
         }
         turns::wait(self, state, deadline)
@@ -94,8 +94,8 @@ impl Stream {
         Some(turns::wait_alone(self, state, deadline, ready)?.map(Option::unwrap_or_default))
     }
 
-    /// Looks without sleeping, for polling_time but not beyond the deadline; whether something came. Between two looks the lock
-    /// is released: other threads send and receive meanwhile.
+    /// Looks without sleeping, for polling_time but not beyond the deadline; whether something
+    /// came. Between two looks the lock is released: other threads send and receive meanwhile.
     fn look_for_a_while<'a>(&'a self, mut state: Guard<'a>, deadline: Option<Instant>) -> (Guard<'a>, bool) {
         let end = Instant::now() + Duration::from_micros(defaults().polling_time_us.into());
         let end = deadline.map_or(end, |deadline| deadline.min(end));

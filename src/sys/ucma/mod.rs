@@ -27,7 +27,7 @@ struct Message<T> {
 /// `body` is the kernel's structure for `cmd`, and the addresses in it are valid for the sizes that it and `out` tell.
 unsafe fn issue<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
     // Not a place to be cancelled at: locks may be held, and the answer is wanted.
-    // SAFETY: the caller's word.
+    // SAFETY: `body` and the sizes fit the command, as this function's contract has it.
     cancel::disabled(|| unsafe { send(fd, cmd, body, out) })
 }
 
@@ -36,7 +36,7 @@ unsafe fn issue<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
 /// # Safety
 /// As there.
 unsafe fn issue_and_wait<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: `body` and the sizes fit the command, as this function's contract has it.
     cancel::sleep(|| unsafe { send(fd, cmd, body, out) })
 }
 
@@ -46,7 +46,8 @@ unsafe fn send<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
     let header = rdma_ucm_cmd_hdr { cmd, in_: size_of::<T>() as u16, out: out as u16 };
     let message = Message { header, body };
     let length = size_of::<Message<T>>();
-    // SAFETY: the message is readable for its length; what the kernel makes of it is the caller's word.
+    // SAFETY: the message is readable for its length; what the kernel makes of it is the caller's
+    // word.
     let written = unsafe { libc::write(fd, (&raw const message).cast(), length) };
     match usize::try_from(written) {
         Ok(written) if written == length => Ok(()),

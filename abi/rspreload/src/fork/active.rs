@@ -87,8 +87,8 @@ fn connect(tcp: c_int) -> Outcome {
     }
     let inner = decide::rsocket_for((&peer.storage, peer.len), |inner| {
         let from = name::any_port(&own);
-        // From the TCP connection's address, by which the other end knows this one from strangers. If that cannot be had,
-        // from the one that the routes prefer.
+        // From the TCP connection's address, by which the other end knows this one from strangers.
+        // If that cannot be had, from the one that the routes prefer.
         // SAFETY: an address of this length.
         unsafe { r::rbind(inner, decide::address(&from.storage), from.len) };
         // SAFETY: an address of this length.

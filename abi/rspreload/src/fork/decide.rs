@@ -268,7 +268,8 @@ pub fn poll(fds: &mut [libc::pollfd], end: &Deadline) -> bool {
 /// A connected or listening rsocket's address argument.
 pub type Name<'a> = (&'a libc::sockaddr_storage, libc::socklen_t);
 
-/// Makes an rsocket for `name` and does `use_it`; it is closed if that fails, with errno left as `use_it` has set it.
+/// Makes an rsocket for `name` and does `use_it`; it is closed if that fails, with errno left as
+/// `use_it` has set it.
 pub fn rsocket_for(name: Name<'_>, use_it: impl FnOnce(c_int) -> bool) -> Option<c_int> {
     let inner = fds::rsocket(c_int::from(name.0.ss_family), libc::SOCK_STREAM, 0);
     if inner < 0 {

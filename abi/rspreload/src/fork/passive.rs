@@ -19,8 +19,8 @@ pub fn decide(tcp: c_int) -> Outcome {
     }
     let Some(peer) = name::peer(tcp) else { return Outcome::Tcp };
     let end = Deadline::after(PATIENCE);
-    // What speaks first has not waited for the word: it is not in fork mode, or has given up. Processes with connections to
-    // one address take turns.
+    // What speaks first has not waited for the word: it is not in fork mode, or has given up.
+    // Processes with connections to one address take turns.
     let Some(turn) = Turn::take_while(&end, || decide::is_silent(tcp)) else { return Outcome::Tcp };
     let retries = Deadline::after(end.left().min(3 * TURN));
     let listener = loop {
@@ -36,8 +36,8 @@ pub fn decide(tcp: c_int) -> Outcome {
     accepted.map_or(Outcome::Tcp, Outcome::Rsocket)
 }
 
-/// Another process listens at the address although it is not its turn any more ([`TURN`]): whether to try again, after a
-/// pause.
+/// Another process listens at the address although it is not its turn any more ([`TURN`]): whether
+/// to try again, after a pause.
 fn pause_while_silent(tcp: c_int, end: &Deadline) -> bool {
     let mut fds = [pollfd { fd: tcp, events: POLLIN | POLLRDHUP, revents: 0 }];
     !decide::poll(&mut fds, &Deadline::after(PAUSE)) && end.left() > 0
@@ -46,8 +46,8 @@ fn pause_while_silent(tcp: c_int, end: &Deadline) -> bool {
 /// More than one: a stranger's half-made connection must not keep the peer out.
 const BACKLOG: c_int = 16;
 
-/// How long a silent peer may keep other servers from their turns, in milliseconds. One that waits for the word answers
-/// at once.
+/// How long a silent peer may keep other servers from their turns, in milliseconds. One that waits
+/// for the word answers at once.
 const TURN: c_int = 1_000;
 
 /// Between two attempts to listen, in milliseconds.
@@ -73,20 +73,23 @@ fn say_word(tcp: c_int) -> bool {
 /// How long the rsocket may take to show when the other end has done with TCP, in milliseconds.
 const GRACE: c_int = 1_000;
 
-/// Whether an rsocket comes from the host of the TCP connection: anyone may connect while there is a listener.
+/// Whether an rsocket comes from the host of the TCP connection: anyone may connect while there is
+/// a listener.
 fn is_from(inner: c_int, peer: &name::Name) -> bool {
     name::rsocket_peer(inner).is_some_and(|from| name::same_host(&from, peer))
 }
 
-/// Whether the TCP connection is ended, as it is by the one that has connected an rsocket in its stead. The rsocket may
-/// be another one's of that host, whom nobody waits for any longer: data must not get to the wrong end.
+/// Whether the TCP connection is ended, as it is by the one that has connected an rsocket in its
+/// stead. The rsocket may be another one's of that host, whom nobody waits for any longer: data
+/// must not get to the wrong end.
 fn has_ended(tcp: c_int, end: &Deadline) -> bool {
     decide::poll(&mut [pollfd { fd: tcp, events: POLLIN | POLLRDHUP, revents: 0 }], end)
         && !matches!(decide::peek(tcp, &mut [0], libc::MSG_DONTWAIT), Ok(count) if count > 0)
 }
 
-/// Waits for the other end, and gives the turn back when it takes long. One that goes on over TCP does not come. One that
-/// ends TCP has either left, or has connected: it may see that before this end does.
+/// Waits for the other end, and gives the turn back when it takes long. One that goes on over TCP
+/// does not come. One that ends TCP has either left, or has connected: it may see that before this
+/// end does.
 fn accept(listener: c_int, tcp: c_int, peer: &name::Name, turn: Turn) -> Option<c_int> {
     let mut fds = [
         pollfd { fd: listener, events: POLLIN, revents: 0 },

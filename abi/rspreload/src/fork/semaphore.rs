@@ -23,7 +23,8 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Waits for the turn until `end`, as long as `wanted` says that it is. `None` if it is not wanted any more.
+    /// Waits for the turn until `end`, as long as `wanted` says that it is. `None` if it is not
+    /// wanted any more.
     pub fn take_while(end: &Deadline, wanted: impl Fn() -> bool) -> Option<Turn> {
         Turn::of_while(open(&SEMAPHORE, NAME), end, wanted)
     }
@@ -47,8 +48,9 @@ impl Turn {
 /// How long is waited between two looks at whether the turn is still wanted, in milliseconds.
 const SLICE: c_int = 50;
 
-/// Waits so many milliseconds; whether the semaphore was taken. If not for long: whoever had the turn is gone, or so slow
-/// that it finds the address in use. In both cases the turn is given back for it.
+/// Waits so many milliseconds; whether the semaphore was taken. If not for long: whoever had the
+/// turn is gone, or so slow that it finds the address in use. In both cases the turn is given back
+/// for it.
 fn wait(semaphore: *mut sem_t, milliseconds: c_int) -> bool {
     let end = after(milliseconds);
     loop {

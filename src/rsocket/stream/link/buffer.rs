@@ -130,7 +130,8 @@ impl Link {
         }
     }
 
-    /// Goes back to the first size, if nothing is under way. The larger memory goes first: there may be none for both.
+    /// Goes back to the first size, if nothing is under way. The larger memory goes first: there
+    /// may be none for both.
     pub fn give_memory_back(&mut self) {
         self.look_at_sent();
         let buffer = &mut self.buffer;

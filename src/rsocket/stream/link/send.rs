@@ -107,7 +107,8 @@ impl Link {
         self.send(data, begun)
     }
 
-    /// Where the device finds the bytes of a message: in the program's memory, or copied into the send buffer.
+    /// Where the device finds the bytes of a message: in the program's memory, or copied into the
+    /// send buffer.
     #[inline]
     fn pieces<S: Source>(&mut self, part: &S, inline: bool, offset: u32) -> Result<[Piece; 2]> {
         match part.in_one_piece() {

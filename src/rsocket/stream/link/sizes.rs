@@ -1,4 +1,5 @@
-//! How large the queues of a link are, and what may go inline: what the program wants, within what the device can do.
+//! How large the queues of a link are, and what may go inline: what the program wants, within what
+//! the device can do.
 
 use crate::cm::Limits;
 use crate::errno::Errno;
@@ -29,8 +30,8 @@ impl Sizes {
     }
 }
 
-/// The next smaller number of inline bytes to try after a QP with `inline` of them failed with `error`, no less than `least`.
-/// `None` when the error has another reason, or no less is possible.
+/// The next smaller number of inline bytes to try after a QP with `inline` of them failed with
+/// `error`, no less than `least`. `None` when the error has another reason, or no less is possible.
 pub(super) fn less_inline(error: Errno, inline: u32, least: u32) -> Option<u32> {
     let refused = matches!(error, Errno::EINVAL | Errno::ENOMEM);
     [SMALL_INLINE, least].into_iter().find(|&next| refused && next < inline && next >= least)

@@ -104,14 +104,16 @@ impl Source for Gather<'_> {
     unsafe fn copy_to(self, into: NonNull<u8>) {
         let mut done = 0;
         for piece in self.pieces() {
-            // SAFETY: the pieces are `size` bytes together, and `into` is writable for them: guaranteed by the caller.
+            // SAFETY: the pieces are `size` bytes together, and `into` is writable for them:
+            // guaranteed by the caller.
             unsafe { piece.copy_to(into.add(done)) };
             done += piece.len();
         }
     }
 }
 
-/// What is left of the buffers behind their first `skip` bytes: addresses and lengths, none of them 0.
+/// What is left of the buffers behind their first `skip` bytes: addresses and lengths, none of them
+/// 0.
 pub fn parts(buffers: &[iovec], mut skip: usize) -> impl Iterator<Item = (*mut u8, usize)> {
     buffers.iter().filter_map(move |buffer| {
         let skipped = skip.min(buffer.iov_len);
