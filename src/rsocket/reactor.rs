@@ -20,7 +20,8 @@ use crate::sys::own::{self, OwnFd};
 
 /// What the reactor looks after.
 pub trait Service: Send + Sync {
-    /// The descriptor registered as `key` is readable. Never waits.
+    /// The descriptor registered as `key` is readable, or writable after [`watch_room`]. Never
+    /// waits.
     fn service(self: Arc<Self>, key: Key);
     /// The time set for `key` has come.
     fn expired(self: Arc<Self>, key: Key);
@@ -160,6 +161,17 @@ pub fn rest(key: Key, time: Duration) {
 /// Microseconds that the longest turn took since this was last called.
 pub fn longest_turn() -> c_int {
     c_int::try_from(LONGEST.swap(0, Ordering::Relaxed)).unwrap_or(c_int::MAX)
+}
+
+/// Has the service be told, too, while `key`'s descriptor is writable; or no longer.
+pub fn watch_room(key: Key, wanted: bool) {
+    let guard = lock();
+    let Some(reactor) = guard.as_ref().filter(|reactor| reactor.is_usable()) else { return };
+    let Some(watched) = reactor.watched.get(&key) else { return };
+    let events = libc::EPOLLIN | if wanted { libc::EPOLLOUT } else { 0 };
+    let event = Some(libc::epoll_event { events: events as u32, u64: key.0 });
+    // It cannot fail for what was added.
+    let _ = reactor.epoll.control(libc::EPOLL_CTL_MOD, watched.fd, event);
 }
 
 /// Sets the time at which `key` expires, in place of an earlier one.

@@ -63,6 +63,8 @@ struct State {
     nonblocking: bool,
     /// The reactor's name for the UDP socket.
     key: Option<Key>,
+    /// The UDP socket had no room for a packet; the reactor looks out for it.
+    udp_full: bool,
     options: Options,
     /// Before the ports, as the searches: what is in it belongs to their devices.
     peers: Peers<Arc<Path>>,
@@ -101,6 +103,7 @@ impl Dgram {
                 domain,
                 nonblocking: flags & libc::SOCK_NONBLOCK != 0,
                 key: None,
+                udp_full: false,
                 options: Options::new(),
                 peers: Peers::new(lifetime()),
                 refusals: Refusals::new(),
@@ -217,6 +220,9 @@ impl Dgram {
 
     /// Looks at what completed.
     fn poll(&self, state: &mut State) {
+        if state.udp_has_room_again() {
+            self.changed();
+        }
         let mut edges = 0;
         for index in 0..state.ports.len() {
             edges += state.poll_port(index);
@@ -272,9 +278,9 @@ impl State {
             return POLLNVAL;
         }
         let set = |bits: c_short, on: bool| if on { bits } else { 0 };
-        let writable = self.shut_write || self.ports.iter().all(|port| port.broken || port.can_send());
+        let room = !self.udp_full && self.ports.iter().all(|port| port.broken || port.can_send());
         set(IN, !self.queue.is_empty() || self.shut_read || self.error.is_some())
-            | set(OUT, writable)
+            | set(OUT, room || self.shut_write)
             | set(POLLRDHUP, self.shut_read)
             | set(POLLHUP, self.shut_read && self.shut_write)
             | set(POLLERR, self.error.is_some())
@@ -346,6 +352,9 @@ impl Service for Dgram {
         }
         if state.key.is_none_or(|own| own == key) {
             self.read_udp(&mut state);
+            if state.udp_has_room_again() {
+                self.changed();
+            }
         } else {
             self.search_on(&mut state, key);
         }

@@ -3,17 +3,18 @@
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use libc::{POLLOUT, iovec, pollfd};
+use libc::{POLLOUT, iovec};
 
 use super::peers::Route;
 use super::port::{MOST, Path, Port};
-use super::{Dgram, State, udp};
+use super::udp::{self, Udp};
+use super::{Dgram, State};
 use crate::errno::{Errno, Result};
+use crate::rsocket::reactor;
 use crate::rsocket::wire::datagram::{UD_IPV4, UD_MOST, UdHeader, UdpHeader, UdpOp};
-use crate::sys::event::{self, Deadline};
-use crate::sys::signals;
+use crate::sys::event::Deadline;
 use crate::sys::sockaddr::SockAddr;
 
 impl Dgram {
@@ -48,9 +49,7 @@ impl Dgram {
                 Err(Errno::EAGAIN) if !state.is_nonblocking(flags) => {
                     let until = *deadline.get_or_insert_with(|| Deadline::after(state.options.send_timeout));
                     drop(state);
-                    if !self.wait_for_udp(until)? {
-                        self.wait(POLLOUT, until)?;
-                    }
+                    self.wait(POLLOUT, until)?;
                 }
                 // Who watches for edges looked before the queue was full: from here on a free slot tells.
                 Err(Errno::EAGAIN) if !asked && !self.watchers.is_empty() => {
@@ -60,24 +59,6 @@ impl Dgram {
                 result => return result.map(|()| payload.len()),
             }
         }
-    }
-
-    /// Waits while the kernel's buffer for what goes over UDP is full; whether it was. `EAGAIN` at the deadline.
-    fn wait_for_udp(&self, deadline: Deadline) -> Result<bool> {
-        /// Another thread may close the socket meanwhile, and the number become any file's: not for long.
-        const MOST: Duration = Duration::from_millis(100);
-        let mut fds = [pollfd { fd: self.fd, events: POLLOUT, revents: 0 }];
-        let mut poll = |time| match event::poll(&mut fds, Some(time)) {
-            Err(Errno::EINTR) if deadline.left().is_none() && signals::ask_for_restart() => Ok(0),
-            result => result,
-        };
-        if poll(Duration::ZERO)? > 0 {
-            return Ok(false);
-        }
-        if poll(deadline.left().map_or(MOST, |left| left.min(MOST)))? == 0 && deadline.passed() {
-            return Err(Errno::EAGAIN);
-        }
-        Ok(true)
     }
 
     fn send_one(self: &Arc<Self>, state: &mut State, payload: &[u8], to: SocketAddr) -> Result<()> {
@@ -96,7 +77,11 @@ impl Dgram {
         }
         let header = state.header(port, UdpOp::Data).ok_or(Errno::EIO)?;
         let (bytes, len) = header.emit();
-        state.udp()?.send(bytes.get(..len).unwrap_or_default(), payload, &to)
+        let sent = state.udp()?.send(bytes.get(..len).unwrap_or_default(), payload, &to);
+        if sent == Err(Errno::EAGAIN) {
+            state.udp_is_full();
+        }
+        sent
     }
 
     /// Whether it went: not over a path for shorter packets, nor from a QP that failed. `EAGAIN` when the queue is full.
@@ -135,6 +120,24 @@ impl State {
     /// The header of UDP packets from a port.
     fn header(&self, port: usize, op: UdpOp) -> Option<UdpHeader> {
         self.ports.get(port).map(|port| UdpHeader { op, qpn: port.qpn(), address: port.local.ip() })
+    }
+
+    /// There is no room for more UDP packets: the reactor looks out for it.
+    fn udp_is_full(&mut self) {
+        if let Some(key) = self.key.filter(|_| !self.udp_full) {
+            self.udp_full = true;
+            reactor::watch_room(key, true);
+        }
+    }
+
+    /// Whether there is room for UDP packets again, after there was none.
+    pub(super) fn udp_has_room_again(&mut self) -> bool {
+        let again = self.udp_full && self.udp().is_ok_and(Udp::has_room);
+        if let Some(key) = self.key.filter(|_| again) {
+            self.udp_full = false;
+            reactor::watch_room(key, false);
+        }
+        again
     }
 
     /// Tells a peer our QP. If it gets lost, the peer asks again with its next datagram.

@@ -7,10 +7,12 @@ use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
+use std::time::Duration;
 
-use libc::{AF_INET, AF_INET6, iovec, sockaddr_storage, socklen_t};
+use libc::{AF_INET, AF_INET6, POLLOUT, iovec, pollfd, sockaddr_storage, socklen_t};
 
 use crate::errno::{Errno, Result};
+use crate::sys::event;
 use crate::sys::own::{self, OwnFd};
 use crate::sys::sockaddr::{SockAddr, inet, zeroed as no_address};
 
@@ -111,6 +113,12 @@ impl Udp {
             -1 => Err(Errno::last()),
             _ => Ok(()),
         }
+    }
+
+    /// Whether there is room for what is sent, as poll(2) sees it.
+    pub fn has_room(&self) -> bool {
+        let mut fds = [pollfd { fd: self.fd(), events: POLLOUT, revents: 0 }];
+        event::poll(&mut fds, Some(Duration::ZERO)) != Ok(0)
     }
 
     /// The next packet and its sender, without waiting. Its length may be more than there was room for.
