@@ -124,7 +124,7 @@ pub fn close(fd: RawFd) {
 
 /// Puts a file under the number of another one, which keeps its flags and mark. By the system call: librspreload.so interposes the C
 /// library's function.
-pub fn replace(fd: RawFd, new: OwnedFd) -> crate::errno::Result<()> {
+pub fn replace(fd: RawFd, new: impl AsRawFd) -> crate::errno::Result<()> {
     let flags = event::fcntl(fd, libc::F_GETFL, 0)?;
     event::fcntl(new.as_raw_fd(), libc::F_SETFL, flags)?;
     let close_on_exec = if event::fcntl(fd, libc::F_GETFD, 0)? & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
@@ -181,6 +181,21 @@ impl OwnFd {
     pub fn forget(self) {
         unmark(self.0.as_raw_fd());
         std::mem::forget(self);
+    }
+
+    /// What already stands under its number as the library's own.
+    ///
+    /// # Safety
+    /// An open descriptor that nobody else closes.
+    pub unsafe fn adopt(fd: RawFd) -> OwnFd {
+        mark(fd);
+        // SAFETY: open and owned by nobody else, by this function's contract.
+        OwnFd(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// The number, which stays open and marked.
+    pub fn into_number(self) -> RawFd {
+        std::mem::ManuallyDrop::new(self).as_raw_fd()
     }
 
     /// Another number for an open file.

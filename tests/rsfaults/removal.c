@@ -60,6 +60,7 @@ static void open_device(void)
 	EXPECT(async_fd >= 0);
 }
 
+static bool is_channel(int fd) { return strstr(target_of(fd), "[infinibandevent]"); }
 static bool is_verbs(const char *path) { return strstr(path, "/dev/infiniband/uverbs"); }
 
 /* The kernel begins a removal by taking the device's file away. */
@@ -224,6 +225,104 @@ static void removal_in_raccept(void)
 	EXPECT(!rclose(survivor));
 }
 
+/* ---- datagrams -------------------------------------------------------------------------------------- */
+
+static int datagram_socket(union address *name)
+{
+	socklen_t len = sizeof(*name);
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0);
+
+	*name = local_addr(AF_INET, 0);
+	EXPECT(fd >= 0 && !rbind(fd, &name->sa, sizeof(name->in)) && !rgetsockname(fd, &name->sa, &len));
+	return fd;
+}
+
+/* Back and forth, until both know the way past UDP. */
+static void talk(const int fd[2], const union address name[2])
+{
+	for (int i = 0; i < 8; i++) {
+		EXPECT(rsendto(fd[i % 2], "hello", 5, 0, &name[!(i % 2)].sa, sizeof(name->in)) == 5);
+		EXPECT(rrecv(fd[!(i % 2)], (char[8]){ 0 }, 8, 0) == 5);
+	}
+}
+
+static int completion_channels(void)
+{
+	int count = 0;
+
+	for (int fd = 3; fd < 64; fd++)
+		count += is_channel(fd);
+	return count;
+}
+
+/* What a datagram socket has of the device goes while a call waits for datagrams, which the device's return ends. */
+static void datagrams_lost_in(ssize_t (*body)(void))
+{
+	union address name[2];
+	struct call call;
+	int fd[2];
+
+	open_device();
+	for (int i = 0; i < 2; i++)
+		fd[i] = datagram_socket(&name[i]);
+	talk(fd, name);
+	EXPECT(completion_channels() == 1 + 4);
+	survivor = fd[0];
+	EXPECT(rsendto(fd[0], "kept", 4, 0, &name[1].sa, sizeof(name->in)) == 4);
+	EXPECT(rpoll(&(struct pollfd){ .fd = fd[1], .events = POLLIN }, 1, -1) == 1);
+	call_begin(&call, body);
+	device_goes();
+	/* The other socket hears of it from the connection manager, if at all after the device is free: a call looks. */
+	while (completion_channels() > 0)
+		EXPECT(rpoll(&(struct pollfd){ .fd = fd[1] }, 1, 10) == 0);
+	EXPECT(rrecv(fd[1], (char[8]){ 0 }, 8, 0) == 4);
+	device_comes_back();
+	EXPECT(rsendto(fd[1], "again", 5, 0, &name[0].sa, sizeof(name->in)) == 5);
+	EXPECT(!pthread_join(call.thread, NULL));
+	EXPECT(call.result == (body == receives ? 5 : POLLIN));
+	if (body != receives)
+		EXPECT(rrecv(fd[0], (char[8]){ 0 }, 8, 0) == 5);
+	talk(fd, name);
+	EXPECT(completion_channels() == 1 + 4);
+	EXPECT(!rclose(fd[0]) && !rclose(fd[1]));
+}
+
+static int ids(void)
+{
+	int count = 0;
+
+	for (int fd = 3; fd < 64; fd++)
+		count += !!strstr(target_of(fd), "/dev/infiniband/rdma_cm");
+	return count;
+}
+
+/* No call looks: the connection manager tells. Its event comes once nothing of the process's holds the device. */
+static void removal_of_idle_datagrams(void)
+{
+	union address name[2];
+	int fd[2], before, nothing;
+
+	open_device();
+	for (int i = 0; i < 2; i++)
+		fd[i] = datagram_socket(&name[i]);
+	before = ids();
+	talk(fd, name);
+	EXPECT(ids() >= before + 2);
+	device_goes();
+	EXPECT((nothing = open("/dev/null", O_RDWR | O_CLOEXEC)) >= 0);
+	for (int i = 3; i < 64; i++)
+		EXPECT(!is_channel(i) || dup2(nothing, i) == i);
+	close(nothing);
+	while (ids() > before)
+		sched_yield();
+	device_comes_back();
+	talk(fd, name);
+	EXPECT(!rclose(fd[0]) && !rclose(fd[1]));
+}
+
+static void removal_of_datagrams_in_rrecv(void) { datagrams_lost_in(receives); }
+static void removal_of_datagrams_in_rpoll(void) { datagrams_lost_in(polls); }
+
 void removal_cases(void)
 {
 	FAULT(removal_in_rrecv);
@@ -231,4 +330,10 @@ void removal_cases(void)
 	FAULT(removal_in_rpoll);
 	FAULT(removal_in_repoll_wait);
 	FAULT(removal_in_raccept);
+	/* iWARP has no datagrams. */
+	if (!on_siw()) {
+		FAULT(removal_of_datagrams_in_rrecv);
+		FAULT(removal_of_datagrams_in_rpoll);
+		FAULT(removal_of_idle_datagrams);
+	}
 }

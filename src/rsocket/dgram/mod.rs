@@ -9,6 +9,7 @@
 mod names;
 mod peers;
 mod port;
+mod ports;
 mod receive;
 mod refusals;
 mod search;
@@ -21,7 +22,7 @@ use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
@@ -33,7 +34,7 @@ use super::watch::{Notice, Pollable, Watchers};
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
 use crate::sys::lock::{self, Lock};
-use crate::sys::own;
+use crate::sys::own::{self, OwnFd};
 use crate::sys::sockaddr::SockAddr;
 use names::Options;
 use peers::Peers;
@@ -71,8 +72,9 @@ struct State {
     searches: Vec<Search>,
     /// Local addresses that no port could be made for.
     refusals: Refusals,
-    /// Broken ones stay, for their descriptors are waited for.
     ports: Vec<Port>,
+    /// Of ports that are gone: others may still wait for these descriptors, as which nothing is ever told.
+    numbers: Vec<OwnFd>,
     /// Received and not yet read, and how much memory beyond the ports' it takes.
     queue: VecDeque<Datagram>,
     queued: usize,
@@ -109,6 +111,7 @@ impl Dgram {
                 refusals: Refusals::new(),
                 searches: Vec::new(),
                 ports: Vec::new(),
+                numbers: Vec::new(),
                 queue: VecDeque::new(),
                 queued: 0,
                 connected: None,
@@ -140,8 +143,12 @@ impl Dgram {
         if self.generation != forks::generation() {
             return Err(Errno::EBADF);
         }
-        let state = self.state.lock_unless_mine().map_err(|_| Errno::EAGAIN)?;
-        if state.udp.is_some() { Ok(state) } else { Err(Errno::EBADF) }
+        let mut state = self.state.lock_unless_mine().map_err(|_| Errno::EAGAIN)?;
+        if state.udp.is_none() {
+            return Err(Errno::EBADF);
+        }
+        self.let_go(&mut state);
+        Ok(state)
     }
 
     /// Something changed that no completion channel shows.
@@ -214,52 +221,9 @@ impl Dgram {
                 own::close(search.id.fd());
                 mem::forget(search);
             }
+            state.numbers = Vec::new();
             mem::forget(state.udp.take());
         }
-    }
-
-    /// Looks at what completed.
-    fn poll(&self, state: &mut State) {
-        if state.udp_has_room_again() {
-            self.changed();
-        }
-        let mut edges = 0;
-        for index in 0..state.ports.len() {
-            edges += state.poll_port(index);
-        }
-        if edges > 0 {
-            self.edges.fetch_add(edges, Ordering::Relaxed);
-        }
-    }
-
-    /// The port for datagrams to a peer; made when it is the first one from its address.
-    fn port_for(self: &Arc<Self>, state: &mut State, peer: &SocketAddr) -> Result<usize> {
-        let local = state.udp()?.source(peer)?;
-        self.port_at(state, local)
-    }
-
-    /// As [`port_for`](Self::port_for), to answer a packet that anybody may have sent: where no
-    /// port could be made, none is tried again for a while.
-    fn port_to_answer(self: &Arc<Self>, state: &mut State, peer: &SocketAddr) -> Result<usize> {
-        let local = state.udp()?.source(peer)?;
-        if state.refusals.refused(&local.ip(), Instant::now()) {
-            return Err(Errno::ENODEV);
-        }
-        self.port_at(state, local)
-    }
-
-    fn port_at(&self, state: &mut State, local: SocketAddr) -> Result<usize> {
-        let known = state.ports.iter().position(|port| !port.broken && port.local.ip() == local.ip());
-        if let Some(index) = known {
-            return Ok(index);
-        }
-        state.ports.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        let port = Port::new(local, state.options.sizes());
-        state.refusals.note(local.ip(), port.is_err(), Instant::now());
-        state.ports.push(port?);
-        // There is one more descriptor to wait for.
-        self.watchers.notify(Notice::Changed);
-        Ok(state.ports.len() - 1)
     }
 }
 
@@ -296,6 +260,7 @@ impl State {
         self.peers.clear();
         self.searches = Vec::new();
         self.ports = Vec::new();
+        self.numbers = Vec::new();
     }
 }
 
@@ -331,7 +296,7 @@ impl Pollable for Dgram {
 
     fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
         if let Ok(state) = self.enter() {
-            state.ports.iter().flat_map(Port::fds).for_each(add);
+            state.ports.iter().filter(|port| !port.broken).flat_map(Port::fds).for_each(add);
         }
     }
 
@@ -355,9 +320,10 @@ impl Service for Dgram {
             if state.udp_has_room_again() {
                 self.changed();
             }
-        } else {
+        } else if !state.port_event(key) {
             self.search_on(&mut state, key);
         }
+        self.let_go(&mut state);
     }
 
     fn expired(self: Arc<Self>, _: Key) {}

@@ -14,8 +14,9 @@ use crate::diag::Place;
 use crate::errno::{Errno, Result};
 use crate::ffi::{ibv_sa_path_rec, rdma_port_space};
 use crate::rsocket::cm_id::CmId;
+use crate::rsocket::reactor::{self, Key};
 use crate::sys::event;
-use crate::sys::own;
+use crate::sys::own::{self, OwnFd};
 use crate::sys::rc::{self, Channel, RECEIVE, Registered, ibv_wc};
 use crate::sys::ud::{self, AddressHandle, GRH};
 use crate::sys::verbs::{IBV_TRANSPORT_IB, ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
@@ -33,7 +34,7 @@ const BATCH: usize = 16;
 #[derive(Debug)]
 pub(super) struct Path {
     handle: AddressHandle,
-    pub port: usize,
+    pub port: Key,
     pub mtu: usize,
 }
 
@@ -58,13 +59,25 @@ pub(super) struct Port {
     received: Queue,
     memory: Registered,
     receives: usize,
-    /// A completion failed: the QP is of no more use.
+    /// A completion failed, or the device is to go: it is of no more use.
     pub broken: bool,
     qp: NonNull<ibv_qp>,
     qpn: u32,
     /// With the port that the program's socket has.
     pub local: SocketAddr,
+    /// Before the id, whose descriptor it is about.
+    watched: Watched,
     id: CmId,
+}
+
+/// The reactor looks after an id under this key, until it is dropped.
+#[derive(Debug)]
+struct Watched(Key);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        reactor::forget(self.0);
+    }
 }
 
 /// Completions of one kind.
@@ -97,14 +110,20 @@ impl Queue {
         Ok(())
     }
 
-    fn take_event(&mut self) {
+    /// Fails when there will be no more events, which the channel is readable for, too.
+    fn take_event(&mut self) -> Result<()> {
         if !self.armed {
-            return;
+            return Ok(());
         }
         // SAFETY: the channel is live; it never blocks.
-        if let Ok(event) = unsafe { self.channel.events().take() } {
-            self.completions.took(&event);
-            self.armed = false;
+        match unsafe { self.channel.events().take() } {
+            Ok(event) => {
+                self.completions.took(&event);
+                self.armed = false;
+                Ok(())
+            }
+            Err(Errno::EAGAIN | Errno::EINTR) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 }
@@ -135,8 +154,11 @@ pub(super) fn bound_id(local: &SocketAddr) -> Result<CmId> {
 
 impl Port {
     /// Of a local address. `ENODEV` when it is no device's, `EPROTONOSUPPORT` for devices without datagrams (iWARP).
-    pub fn new(local: SocketAddr, wanted: Sizes) -> Result<Port> {
+    /// `watch` has the reactor look after the id's descriptor.
+    pub fn new(local: SocketAddr, wanted: Sizes, watch: impl FnOnce(c_int) -> Result<Key>) -> Result<Port> {
         let id = bound_id(&local)?;
+        id.set_nonblocking()?;
+        let watched = Watched(watch(id.fd())?);
         let context = id.context().ok_or(Errno::ENODEV)?;
         let pd = id.pd().ok_or(Errno::ENODEV)?;
         if id.id().transport() != Some(IBV_TRANSPORT_IB) {
@@ -168,8 +190,9 @@ impl Port {
         // SAFETY: a live QP.
         let qpn = unsafe { (*qp.as_ptr()).qp_num };
         let receives = usize::from(receives);
+        let broken = false;
         let port =
-            Port { sending, free, unwanted, sent, received, memory, receives, broken: false, qp, qpn, local, id };
+            Port { sending, free, unwanted, sent, received, memory, receives, broken, qp, qpn, local, watched, id };
         for slot in 0..port.receives as u32 {
             port.repost(slot)?;
         }
@@ -179,6 +202,11 @@ impl Port {
     /// The device, for messages. The addresses are those of the id, whose port is another.
     pub fn place(&self) -> Place {
         Place::of(self.id.id())
+    }
+
+    /// Names the port, and its id to the reactor.
+    pub fn key(&self) -> Key {
+        self.watched.0
     }
 
     pub fn qpn(&self) -> u32 {
@@ -303,12 +331,27 @@ impl Port {
 
     /// Takes completion events, if there are any.
     pub fn take_event(&mut self) {
-        self.received.take_event();
-        self.sent.take_event();
+        let sent = self.sent.take_event();
+        if self.received.take_event().and(sent).is_err() {
+            self.broken = true;
+        }
     }
 
-    /// A path that an id resolved, which was bound to the same address; `number` is this port's.
-    pub fn path(&self, id: &CmId, number: usize) -> Result<Path> {
+    /// The kind of the id's next event; `EAGAIN` when there is none.
+    pub fn event(&self) -> Result<u32> {
+        self.id.event().map(|event| event.kind)
+    }
+
+    /// Waits for no more completions: in place of the channels' descriptors there are others, which go to `keep`.
+    pub fn leave_numbers(&mut self, mut keep: impl FnMut(OwnFd)) -> Result<()> {
+        for queue in [&mut self.received, &mut self.sent] {
+            keep(queue.channel.leave_number()?);
+        }
+        Ok(())
+    }
+
+    /// A path that an id resolved, which was bound to the same address.
+    pub fn path(&self, id: &CmId) -> Result<Path> {
         let found: ibv_sa_path_rec = id.id().first_path().ok_or(Errno::new(libc::EHOSTUNREACH))?;
         let (context, pd) = (self.id.context().ok_or(Errno::ENODEV)?, self.id.pd().ok_or(Errno::ENODEV)?);
         if id.context() != Some(context) {
@@ -316,7 +359,7 @@ impl Port {
         }
         // SAFETY: the port's id keeps both; the socket drops its paths before its ports.
         let handle = unsafe { AddressHandle::new(context, pd, id.id().port_num(), &found)? };
-        Ok(Path { handle, port: number, mtu: 128 << u32::from(found.mtu.clamp(1, 5)) })
+        Ok(Path { handle, port: self.key(), mtu: 128 << u32::from(found.mtu.clamp(1, 5)) })
     }
 
     /// In a child: closes the copies of the descriptors, and leaves the rest to the parent.

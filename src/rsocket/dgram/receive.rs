@@ -14,6 +14,7 @@ use crate::errno::{Errno, Result};
 use crate::rsocket::calls;
 use crate::rsocket::config::defaults;
 use crate::rsocket::poll::wait_one;
+use crate::rsocket::reactor::Key;
 use crate::rsocket::watch::Pollable;
 use crate::rsocket::wire::datagram::{UDP_MOST, UdHeader, UdpHeader, UdpOp};
 use crate::sys::alloc::try_copy;
@@ -36,7 +37,7 @@ pub(super) struct Datagram {
 #[derive(Debug)]
 enum Place {
     /// In a slot of this port, behind so many bytes of header.
-    Slot(usize, Received, usize),
+    Slot(Key, Received, usize),
     /// What came over UDP.
     Copy(Vec<u8>),
 }
@@ -161,7 +162,7 @@ impl State {
                     // What the reference sends before its UDP socket has a port.
                     from = peers.behind(from.ip(), received.qpn).unwrap_or(from);
                 }
-                Datagram { from, place: Place::Slot(index, received, start) }
+                Datagram { from, place: Place::Slot(port.key(), received, start) }
             });
             match datagram.filter(|datagram| connected.is_none_or(|peer| same(&peer, &datagram.from))) {
                 Some(datagram) if queue.try_reserve(1).is_ok() => {
@@ -173,7 +174,8 @@ impl State {
         });
         let writable = !could_send && port.can_send();
         if port.broken {
-            peers.forget(|path| path.port == index);
+            let key = port.key();
+            peers.forget(|path| path.port == key);
         }
         (queue.len() - before) as u64 + u64::from(writable)
     }
@@ -186,7 +188,7 @@ impl State {
         let Some(datagram) = self.queue.front() else { return Ok(None) };
         let bytes = match &datagram.place {
             Place::Slot(port, received, start) => {
-                let port = self.ports.get(*port).ok_or(Errno::EIO)?;
+                let port = self.port(*port).ok_or(Errno::EIO)?;
                 port.bytes(received).get(*start..).unwrap_or_default()
             }
             Place::Copy(bytes) => bytes,
@@ -206,7 +208,7 @@ impl State {
     fn drop_first(&mut self) {
         match self.queue.pop_front().map(|datagram| datagram.place) {
             Some(Place::Slot(port, received, _)) => {
-                if let Some(port) = self.ports.get(port).filter(|port| !port.broken) {
+                if let Some(port) = self.port(port).filter(|port| !port.broken) {
                     // As above.
                     let _ = port.repost(received.slot);
                 }
@@ -214,6 +216,21 @@ impl State {
             Some(Place::Copy(bytes)) => self.queued = self.queued.saturating_sub(bytes.len() + OVERHEAD),
             None => {}
         }
+    }
+
+    /// Copies what was received at a port that goes and not yet read; drops what there is no memory for.
+    pub(super) fn keep_received(&mut self, port: &Port) {
+        let State { queue, queued, .. } = self;
+        queue.retain_mut(|datagram| {
+            let Place::Slot(key, received, start) = &datagram.place else { return true };
+            if *key != port.key() {
+                return true;
+            }
+            let Ok(bytes) = try_copy(port.bytes(received).get(*start..).unwrap_or_default()) else { return false };
+            *queued += bytes.len() + OVERHEAD;
+            datagram.place = Place::Copy(bytes);
+            true
+        });
     }
 
     /// Queues what came over UDP; drops it, as UDP does, when that takes too much memory.

@@ -26,13 +26,13 @@ pub(super) struct Search {
     peer: SocketAddr,
     /// IP address of the peer's QP.
     address: IpAddr,
-    /// Number of the port that the path starts at.
-    port: usize,
+    /// The port that the path starts at.
+    port: Key,
 }
 
 impl Dgram {
     /// Starts looking for the path from a port to `address`, where the QP of `peer` is.
-    pub(super) fn search(self: &Arc<Self>, state: &mut State, port: usize, peer: SocketAddr, address: IpAddr) {
+    pub(super) fn search(self: &Arc<Self>, state: &mut State, port: Key, peer: SocketAddr, address: IpAddr) {
         if let Err(error) = self.start_search(state, port, peer, address) {
             match error {
                 Errno::EAGAIN => state.peers.not_now(&peer),
@@ -41,12 +41,12 @@ impl Dgram {
         }
     }
 
-    fn start_search(self: &Arc<Self>, state: &mut State, port: usize, peer: SocketAddr, address: IpAddr) -> Result<()> {
+    fn start_search(self: &Arc<Self>, state: &mut State, port: Key, peer: SocketAddr, address: IpAddr) -> Result<()> {
         if state.searches.len() >= MOST {
             return Err(Errno::EAGAIN);
         }
         state.searches.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        let local = state.ports.get(port).ok_or(Errno::ENODEV)?.local;
+        let local = state.port(port).ok_or(Errno::ENODEV)?.local;
         let id = port::bound_id(&local)?;
         let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         id.resolve_addr(&udp::write(family, &with_port(address, peer.port(), &local)), PATIENCE)?;
@@ -73,11 +73,26 @@ impl Dgram {
             Ok(event) => Err(Errno::new(-event.status)),
         };
         let path = end.and_then(|()| {
-            let port = state.ports.get(search.port).filter(|port| !port.broken).ok_or(Errno::ENODEV)?;
-            crate::sys::alloc::try_arc(port.path(&search.id, search.port)?)
+            let port = state.port(search.port).filter(|port| !port.broken).ok_or(Errno::ENODEV)?;
+            crate::sys::alloc::try_arc(port.path(&search.id)?)
         });
         let search = state.searches.swap_remove(index);
         reactor::forget(search.key);
         state.peers.found(&search.peer, search.address, path, Instant::now());
+    }
+}
+
+impl State {
+    /// Ends the searches from a port: a later datagram begins them anew, from another one.
+    pub(super) fn end_searches(&mut self, port: Key) {
+        let State { searches, peers, .. } = self;
+        searches.retain(|search| {
+            let stays = search.port != port;
+            if !stays {
+                reactor::forget(search.key);
+                peers.not_now(&search.peer);
+            }
+            stays
+        });
     }
 }

@@ -12,7 +12,7 @@ use super::port::{MOST, Path, Port};
 use super::udp::{self, Udp};
 use super::{Dgram, State};
 use crate::errno::{Errno, Result};
-use crate::rsocket::reactor;
+use crate::rsocket::reactor::{self, Key};
 use crate::rsocket::wire::datagram::{UD_IPV4, UD_MOST, UdHeader, UdpHeader, UdpOp};
 use crate::sys::event::Deadline;
 use crate::sys::sockaddr::SockAddr;
@@ -86,10 +86,10 @@ impl Dgram {
 
     /// Whether it went: not over a path for shorter packets, nor from a QP that failed. `EAGAIN` when the queue is full.
     fn send_over_ud(&self, state: &mut State, payload: &[u8], path: &Arc<Path>, qpn: u32) -> Result<bool> {
-        if state.ports.get(path.port).is_some_and(|port| !port.broken && !port.can_send()) {
+        if state.port(path.port).is_some_and(|port| !port.broken && !port.can_send()) {
             self.poll(state);
         }
-        let Some(port) = state.ports.get_mut(path.port) else { return Ok(false) };
+        let Some(port) = state.port_mut(path.port) else { return Ok(false) };
         let (header, len) = UdHeader { source: port.local }.emit();
         let whole = len + payload.len();
         if whole > MOST.min(path.mtu) {
@@ -118,8 +118,8 @@ impl Dgram {
 
 impl State {
     /// The header of UDP packets from a port.
-    fn header(&self, port: usize, op: UdpOp) -> Option<UdpHeader> {
-        self.ports.get(port).map(|port| UdpHeader { op, qpn: port.qpn(), address: port.local.ip() })
+    fn header(&self, port: Key, op: UdpOp) -> Option<UdpHeader> {
+        self.port(port).map(|port| UdpHeader { op, qpn: port.qpn(), address: port.local.ip() })
     }
 
     /// There is no room for more UDP packets: the reactor looks out for it.
@@ -141,7 +141,7 @@ impl State {
     }
 
     /// Tells a peer our QP. If it gets lost, the peer asks again with its next datagram.
-    pub(super) fn answer(&self, port: usize, to: &SocketAddr) {
+    pub(super) fn answer(&self, port: Key, to: &SocketAddr) {
         let (Some(header), Ok(udp)) = (self.header(port, UdpOp::Control), self.udp()) else { return };
         let (bytes, len) = header.emit();
         let _ = udp.send(bytes.get(..len).unwrap_or_default(), &[], to);
