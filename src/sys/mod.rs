@@ -10,6 +10,8 @@ pub mod clock;
 pub mod doorbell;
 pub mod event;
 pub mod futex;
+#[cfg(feature = "library")]
+pub mod gid;
 pub mod lock;
 pub mod log;
 pub mod memlock;

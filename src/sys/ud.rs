@@ -1,13 +1,15 @@
 //! Unreliable datagrams: address handles, and the work requests of UD QPs.
 
-use std::mem::{size_of, zeroed};
+use std::mem::zeroed;
+use std::net::SocketAddr;
 use std::ptr::{self, NonNull};
 
 use super::doorbell;
+use super::gid;
 use super::rc::RECEIVE;
 use super::verbs::{
-    self, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_gid_entry,
-    ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge,
+    self, IBV_LINK_LAYER_ETHERNET, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr,
+    ibv_sge,
 };
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_UDP_QKEY, ibv_sa_path_rec};
@@ -28,7 +30,7 @@ unsafe impl Send for AddressHandle {}
 unsafe impl Sync for AddressHandle {}
 
 impl AddressHandle {
-    /// The far end of `path`, which starts at a device's port.
+    /// The far end of `path`, which starts at a device's port with the address `local`.
     ///
     /// # Safety
     /// An open context and a PD of it, which outlives the result.
@@ -37,9 +39,10 @@ impl AddressHandle {
         pd: NonNull<ibv_pd>,
         port: u8,
         path: &ibv_sa_path_rec,
+        local: &SocketAddr,
     ) -> Result<AddressHandle> {
         // SAFETY: the caller's word.
-        let mut attr = unsafe { attributes(context, port, path)? };
+        let mut attr = unsafe { attributes(context, port, path, local)? };
         // SAFETY: the caller's word; the attributes live until the call returns.
         let handle = unsafe { verbs::ibv_create_ah(pd.as_ptr(), &raw mut attr) };
         NonNull::new(handle).map(AddressHandle).ok_or_else(Errno::last)
@@ -55,15 +58,20 @@ impl Drop for AddressHandle {
 
 /// # Safety
 /// An open context.
-unsafe fn attributes(context: NonNull<ibv_context>, port: u8, path: &ibv_sa_path_rec) -> Result<ibv_ah_attr> {
+unsafe fn attributes(
+    context: NonNull<ibv_context>,
+    port: u8,
+    path: &ibv_sa_path_rec,
+    local: &SocketAddr,
+) -> Result<ibv_ah_attr> {
     // SAFETY: the caller's word; all zeros are a value of the attributes.
-    let (local, mut attr): (_, ibv_ah_attr) = unsafe { (verbs::query_port(context, port)?, zeroed()) };
+    let (own, mut attr): (_, ibv_ah_attr) = unsafe { (verbs::query_port(context, port)?, zeroed()) };
     attr.port_num = port;
     attr.dlid = u16::from_be(path.dlid);
     attr.sl = path.sl;
-    attr.src_path_bits = (u16::from_be(path.slid) & ((1 << u16::from(local.lmc)) - 1)) as u8;
+    attr.src_path_bits = (u16::from_be(path.slid) & ((1 << u16::from(own.lmc)) - 1)) as u8;
     attr.static_rate = path.rate;
-    let ethernet = local.link_layer == IBV_LINK_LAYER_ETHERNET as u8;
+    let ethernet = own.link_layer == IBV_LINK_LAYER_ETHERNET as u8;
     // Ethernet knows nothing but GIDs; InfiniBand needs them beyond the subnet.
     if ethernet || path.hop_limit > 1 {
         attr.is_global = 1;
@@ -71,38 +79,12 @@ unsafe fn attributes(context: NonNull<ibv_context>, port: u8, path: &ibv_sa_path
         let (from, to) = unsafe { (path.sgid.raw, path.dgid.raw) };
         attr.grh.dgid = ibv_gid { raw: to };
         // SAFETY: the caller's word.
-        attr.grh.sgid_index = unsafe { gid_index(context, port, local.gid_tbl_len, from)? };
+        attr.grh.sgid_index = unsafe { gid::index(context, port, own.gid_tbl_len, from, local)? };
         attr.grh.flow_label = u32::from_be(path.flow_label);
         attr.grh.hop_limit = if path.hop_limit > 1 { path.hop_limit } else { HOPS };
         attr.grh.traffic_class = path.traffic_class;
     }
     Ok(attr)
-}
-
-/// Where `gid` stands in the port's table. With RoCE it may stand there once for each version: the routable one is taken.
-///
-/// # Safety
-/// An open context.
-unsafe fn gid_index(context: NonNull<ibv_context>, port: u8, entries: i32, gid: [u8; 16]) -> Result<u8> {
-    let mut first = None;
-    for index in 0..u8::try_from(entries).unwrap_or(u8::MAX) {
-        // SAFETY: all zeros are a value of an entry.
-        let mut entry: ibv_gid_entry = unsafe { zeroed() };
-        let (number, at) = (u32::from(port), u32::from(index));
-        // SAFETY: the caller's word; the entry is writable for its size.
-        let result = unsafe {
-            verbs::_ibv_query_gid_ex(context.as_ptr(), number, at, &raw mut entry, 0, size_of::<ibv_gid_entry>())
-        };
-        // Empty places fail.
-        // SAFETY: a union of numbers, all of the same 16 bytes.
-        if result == 0 && unsafe { entry.gid.raw } == gid {
-            if entry.gid_type == IBV_GID_TYPE_ROCE_V2 {
-                return Ok(index);
-            }
-            first = first.or(Some(index));
-        }
-    }
-    first.ok_or(Errno::EADDRNOTAVAIL)
 }
 
 /// Posts a datagram of `len` registered bytes, whose completion brings `number`.

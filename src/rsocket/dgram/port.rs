@@ -358,7 +358,7 @@ impl Port {
             return Err(Errno::ENODEV);
         }
         // SAFETY: the port's id keeps both; the socket drops its paths before its ports.
-        let handle = unsafe { AddressHandle::new(context, pd, id.id().port_num(), &found)? };
+        let handle = unsafe { AddressHandle::new(context, pd, id.id().port_num(), &found, &self.local)? };
         Ok(Path { handle, port: self.key(), mtu: 128 << u32::from(found.mtu.clamp(1, 5)) })
     }
 

@@ -1,0 +1,186 @@
+//! Which entry of a port's GID table datagrams leave by: that of the connection manager, which does not tell its index.
+//!
+//! With RoCE an address stands in the table once for each version and, where a VLAN has the link-local address of the
+//! interface below it, once for each interface. The CM takes the one of the interface that the address was resolved on,
+//! of the version that the administrator has set (default_roce_mode in configfs), which is v2 unless the device has none.
+
+use std::ffi::{CStr, OsStr};
+use std::fs::File;
+use std::io::Read;
+use std::mem::{size_of, zeroed};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
+use std::ptr::{self, NonNull};
+
+use super::sockaddr::inet;
+use super::text::Text;
+use super::verbs::{self, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ibv_context, ibv_gid_entry};
+use crate::errno::{Errno, Result};
+
+/// An entry that has the GID.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    index: u8,
+    kind: u32,
+    /// 0 if it is of none, or the kernel does not tell.
+    interface: u32,
+}
+
+/// The index of `gid` in the port's table of so many entries, for what leaves from `local`.
+///
+/// # Safety
+/// An open context.
+pub unsafe fn index(
+    context: NonNull<ibv_context>,
+    port: u8,
+    entries: i32,
+    gid: [u8; 16],
+    local: &SocketAddr,
+) -> Result<u8> {
+    let mut found = Vec::<Entry>::new();
+    // Address handles have room for a byte.
+    for index in (0..=u8::MAX).take(usize::try_from(entries).unwrap_or(0)) {
+        // SAFETY: all zeros are a value of an entry.
+        let mut entry: ibv_gid_entry = unsafe { zeroed() };
+        let (number, at) = (u32::from(port), u32::from(index));
+        // SAFETY: the caller's word; the entry is writable for its size.
+        let result = unsafe {
+            verbs::_ibv_query_gid_ex(context.as_ptr(), number, at, &raw mut entry, 0, size_of::<ibv_gid_entry>())
+        };
+        // Empty places fail.
+        // SAFETY: a union of numbers, all of the same 16 bytes.
+        if result == 0 && unsafe { entry.gid.raw } == gid {
+            found.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+            found.push(Entry { index, kind: entry.gid_type, interface: entry.ndev_ifindex });
+        }
+    }
+    if let [only] = found.as_slice() {
+        return Ok(only.index);
+    }
+    // SAFETY: the caller's word: a context has a device, whose name is a C string.
+    let device = unsafe { CStr::from_ptr((*(*context.as_ptr()).device).name.as_ptr()) };
+    let kind = usual_kind("/sys/kernel/config/rdma_cm", device, port);
+    choose(&found, |interface| has(interface, local), kind).ok_or(Errno::EADDRNOTAVAIL)
+}
+
+/// The interface's, of the usual kind, or what comes closest.
+fn choose(entries: &[Entry], is_ours: impl Fn(u32) -> bool, usual: u32) -> Option<u8> {
+    let distance = |entry: &Entry| {
+        (!is_ours(entry.interface), entry.kind != usual, entry.kind != IBV_GID_TYPE_ROCE_V2, entry.index)
+    };
+    entries.iter().map(distance).min().map(|(.., index)| index)
+}
+
+/// Whether the interface has the address. Those of one link tell it themselves.
+fn has(interface: u32, address: &SocketAddr) -> bool {
+    match address {
+        SocketAddr::V6(v6) if v6.scope_id() != 0 => interface == v6.scope_id(),
+        _ => has_ip(interface, address.ip()),
+    }
+}
+
+fn has_ip(interface: u32, ip: IpAddr) -> bool {
+    let mut list = ptr::null_mut();
+    // SAFETY: `list` is writable; what it leads to is valid until it is freed. An address is as long as its family has it,
+    // and those of IP fit in a storage.
+    unsafe {
+        if libc::getifaddrs(&raw mut list) != 0 {
+            return false;
+        }
+        let mut next = list;
+        let mut found = false;
+        while let Some(entry) = next.as_ref().filter(|_| !found) {
+            found = ip_of(entry.ifa_addr) == Some(ip) && libc::if_nametoindex(entry.ifa_name) == interface;
+            next = entry.ifa_next;
+        }
+        libc::freeifaddrs(list);
+        found
+    }
+}
+
+/// # Safety
+/// NULL or an address as long as its family has it.
+unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: the caller's word.
+    let len = match i32::from(unsafe { address.as_ref() }?.sa_family) {
+        libc::AF_INET => size_of::<libc::sockaddr_in>(),
+        libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
+        _ => return None,
+    };
+    let mut storage = super::sockaddr::zeroed();
+    // SAFETY: the caller's word; the storage has room for every address.
+    unsafe { ptr::copy_nonoverlapping(address.cast::<u8>(), (&raw mut storage).cast::<u8>(), len) };
+    inet(&storage).map(|full| full.ip())
+}
+
+/// The version that the connection manager takes on a port.
+fn usual_kind(folder: &str, device: &CStr, port: u8) -> u32 {
+    let read = || {
+        let device = device.to_str().ok()?;
+        let path = Text::<256>::new(format_args!("{folder}/{device}/ports/{port}/default_roce_mode")).ok()?;
+        let mut text = [0; 32];
+        let mut file = File::open(OsStr::from_bytes(path.as_c_str().to_bytes())).ok()?;
+        let len = file.read(&mut text).ok()?;
+        Some(if text.get(..len)?.trim_ascii().ends_with(b"v1") { IBV_GID_TYPE_ROCE_V1 } else { IBV_GID_TYPE_ROCE_V2 })
+    };
+    read().unwrap_or(IBV_GID_TYPE_ROCE_V2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V1: u32 = IBV_GID_TYPE_ROCE_V1;
+    const V2: u32 = IBV_GID_TYPE_ROCE_V2;
+
+    fn entry(index: u8, kind: u32, interface: u32) -> Entry {
+        Entry { index, kind, interface }
+    }
+
+    #[test]
+    fn a_vlan_with_the_same_link_local_address() {
+        let table = [entry(0, V1, 3), entry(1, V2, 3), entry(6, V1, 9), entry(7, V2, 9)];
+        assert_eq!(choose(&table, |interface| interface == 3, V2), Some(1));
+        assert_eq!(choose(&table, |interface| interface == 9, V2), Some(7));
+        assert_eq!(choose(&table, |interface| interface == 9, V1), Some(6));
+    }
+
+    #[test]
+    fn the_version_that_is_there() {
+        assert_eq!(choose(&[entry(0, V1, 3)], |_| true, V2), Some(0));
+        assert_eq!(choose(&[entry(4, V2, 3), entry(2, V2, 3)], |_| true, V1), Some(2));
+        assert_eq!(choose(&[], |_| true, V2), None);
+    }
+
+    #[test]
+    fn the_interface_counts_more_than_the_version() {
+        let table = [entry(1, V2, 3), entry(255, V1, 9)];
+        assert_eq!(choose(&table, |interface| interface == 9, V2), Some(255));
+        // The kernel names no interfaces.
+        assert_eq!(choose(&[entry(0, V1, 0), entry(1, V2, 0)], |_| false, V2), Some(1));
+    }
+
+    #[test]
+    fn interfaces_and_their_addresses() {
+        // SAFETY: a C string.
+        let lo = unsafe { libc::if_nametoindex(c"lo".as_ptr()) };
+        let local = |text: &str| text.parse::<SocketAddr>().unwrap();
+        assert!(lo != 0 && has(lo, &local("127.0.0.1:0")) && !has(lo + 1, &local("127.0.0.1:0")));
+        assert!(!has(lo, &local("192.0.2.1:0")));
+        assert!(has(7, &local("[fe80::1%7]:0")) && !has(8, &local("[fe80::1%7]:0")));
+    }
+
+    #[test]
+    fn the_administrators_version() {
+        let folder = std::env::temp_dir().join(format!("rdmacm-gid-{}", std::process::id()));
+        let port = folder.join("dev0/ports/1");
+        std::fs::create_dir_all(&port).unwrap();
+        let kind = |text: &str| {
+            std::fs::write(port.join("default_roce_mode"), text).unwrap();
+            usual_kind(folder.to_str().unwrap(), c"dev0", 1)
+        };
+        assert_eq!((kind("IB/RoCE v1\n"), kind("RoCE v2\n"), kind("")), (V1, V2, V2));
+        assert_eq!(usual_kind(folder.to_str().unwrap(), c"dev1", 1), V2);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
