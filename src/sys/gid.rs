@@ -1,8 +1,10 @@
-//! Which entry of a port's GID table datagrams leave by: that of the connection manager, which does not tell its index.
+//! Which entry of a port's GID table datagrams leave by: that of the connection manager, which does
+//! not tell its index.
 //!
-//! With RoCE an address stands in the table once for each version and, where a VLAN has the link-local address of the
-//! interface below it, once for each interface. The CM takes the one of the interface that the address was resolved on,
-//! of the version that the administrator has set (default_roce_mode in configfs), which is v2 unless the device has none.
+//! With RoCE an address stands in the table once for each version and, where a VLAN has the
+//! link-local address of the interface below it, once for each interface. The CM takes the one of
+//! the interface that the address was resolved on, of the version that the administrator has set
+//! (default_roce_mode in configfs), which is v2 unless the device has none.
 
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
@@ -81,8 +83,8 @@ fn has(interface: u32, address: &SocketAddr) -> bool {
 
 fn has_ip(interface: u32, ip: IpAddr) -> bool {
     let mut list = ptr::null_mut();
-    // SAFETY: `list` is writable; what it leads to is valid until it is freed. An address is as long as its family has it,
-    // and those of IP fit in a storage.
+    // SAFETY: `list` is writable; what it leads to is valid until it is freed. An address is as
+    // long as its family has it, and those of IP fit in a storage.
     unsafe {
         if libc::getifaddrs(&raw mut list) != 0 {
             return false;

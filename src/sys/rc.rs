@@ -74,12 +74,14 @@ impl Channel {
         unsafe { (*self.channel.as_ptr()).fd }
     }
 
-    /// Goes to another number. Under the former one, which others may still wait for, stands a file that is never readable.
+    /// Goes to another number. Under the former one, which others may still wait for, stands a file
+    /// that is never readable.
     pub fn leave_number(&mut self) -> Result<OwnFd> {
         let number = self.fd();
         let moved = OwnFd::duplicate(number)?;
         own::replace(number, EventFd::new()?)?;
-        // SAFETY: a live channel, in the hands of `&mut self`; its file has the new number too, which it closes at its end.
+        // SAFETY: a live channel, in the hands of `&mut self`; its file has the new number too,
+        // which it closes at its end.
         unsafe { (*self.channel.as_ptr()).fd = moved.into_number() };
         // SAFETY: the channel closes another one from now on.
         Ok(unsafe { OwnFd::adopt(number) })

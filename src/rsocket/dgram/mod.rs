@@ -73,7 +73,8 @@ struct State {
     /// Local addresses that no port could be made for.
     refusals: Refusals,
     ports: Vec<Port>,
-    /// Of ports that are gone: others may still wait for these descriptors, as which nothing is ever told.
+    /// Of ports that are gone: others may still wait for these descriptors, as which nothing is
+    /// ever told.
     numbers: Vec<OwnFd>,
     /// Received and not yet read, and how much memory beyond the ports' it takes.
     queue: VecDeque<Datagram>,

@@ -342,7 +342,8 @@ impl Port {
         self.id.event().map(|event| event.kind)
     }
 
-    /// Waits for no more completions: in place of the channels' descriptors there are others, which go to `keep`.
+    /// Waits for no more completions: in place of the channels' descriptors there are others, which
+    /// go to `keep`.
     pub fn leave_numbers(&mut self, mut keep: impl FnMut(OwnFd)) -> Result<()> {
         for queue in [&mut self.received, &mut self.sent] {
             keep(queue.channel.leave_number()?);

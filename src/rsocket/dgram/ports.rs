@@ -1,4 +1,5 @@
-//! The ports of a socket: they are made for the first datagram from an address, and go when their QP or their device does.
+//! The ports of a socket: they are made for the first datagram from an address, and go when their
+//! QP or their device does.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,8 +34,8 @@ impl Dgram {
         self.port_at(state, local)
     }
 
-    /// As [`port_for`](Self::port_for), to answer a packet that anybody may have sent: where no port could be made, none
-    /// is tried again for a while.
+    /// As [`port_for`](Self::port_for), to answer a packet that anybody may have sent: where no
+    /// port could be made, none is tried again for a while.
     pub(super) fn port_to_answer(self: &Arc<Self>, state: &mut State, peer: &SocketAddr) -> Result<Key> {
         let local = state.udp()?.source(peer)?;
         if state.refusals.refused(&local.ip(), Instant::now()) {
@@ -60,8 +61,8 @@ impl Dgram {
         Ok(key)
     }
 
-    /// Lets the broken ports go, with all that refers to them: a device that is to be removed waits for its users. Nobody
-    /// may have a path in hand.
+    /// Lets the broken ports go, with all that refers to them: a device that is to be removed waits
+    /// for its users. Nobody may have a path in hand.
     pub(super) fn let_go(&self, state: &mut State) {
         if self.watchers.is_empty() {
             state.numbers.clear();

@@ -218,7 +218,8 @@ impl State {
         }
     }
 
-    /// Copies what was received at a port that goes and not yet read; drops what there is no memory for.
+    /// Copies what was received at a port that goes and not yet read; drops what there is no memory
+    /// for.
     pub(super) fn keep_received(&mut self, port: &Port) {
         let State { queue, queued, .. } = self;
         queue.retain_mut(|datagram| {
