@@ -7,6 +7,7 @@
 #define TESTS_C_RSPEER_H
 
 #include "cases.h"
+#include "conn_data.h"
 
 #include <arpa/inet.h>
 #include <endian.h>
@@ -19,19 +20,6 @@
 enum { DATA = 0, GRANT = 4, IOMAP = 6, CONTROL = 7 };
 enum { DISCONNECT, KEEPALIVE, SHUTDOWN };
 #define WORD(op, data) ((uint32_t)(op) << 29 | ((uint32_t)(data) & 0x1fffffff))
-
-struct region {
-	uint64_t addr;
-	uint32_t key, length;
-};
-/* Private data of a request and of a reply: all in network order. */
-struct conn_data {
-	uint8_t version, flags;
-	uint16_t credits;
-	uint8_t reserved[3], iomap_size;
-	struct region sgl, buffer;
-};
-_Static_assert(sizeof(struct conn_data) == 40, "as on the wire");
 
 enum { PEER_BUFFER = 4096, PEER_CREDITS = 16, PEER_SENDS = 256, PEER_RECEIVES = 64 };
 

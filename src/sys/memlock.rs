@@ -39,9 +39,7 @@ pub fn limit() -> Option<u64> {
     if limit.rlim_cur == libc::RLIM_INFINITY || is_exempt() {
         return None;
     }
-    // Narrower on some machines.
-    #[allow(clippy::useless_conversion)]
-    Some(u64::from(limit.rlim_cur))
+    Some(limit.rlim_cur)
 }
 
 fn is_exempt() -> bool {

@@ -1,20 +1,8 @@
 /* See strangers.h. Everything may fail: the server is free to refuse a stranger. */
 #include "strangers.h"
+#include "conn_data.h"
 
 #include <endian.h>
-
-struct region {
-	uint64_t addr;
-	uint32_t key, length;
-};
-/* Private data of a request and of a reply: all in network order. */
-struct conn_data {
-	uint8_t version, flags;
-	uint16_t credits;
-	uint8_t reserved[3], iomap_size;
-	struct region sgl, buffer;
-};
-_Static_assert(sizeof(struct conn_data) == 40, "as on the wire");
 
 enum { MEMORY = 16384, WORDS = 2048, BUFFER = 4096, STAGE = 12288 };
 
