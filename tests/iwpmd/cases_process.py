@@ -10,10 +10,10 @@ import subprocess
 import netlink as nl
 from basics import PATIENCE, Failure, expect, until
 from kernel_side import Kernel
+from net import SO_RCVBUFFORCE
 from world import Daemon
 
 NETLINK_RDMA = "20"
-SO_RCVBUFFORCE = 33
 
 
 def _run(world, *arguments, wrap=(), env=None):
