@@ -45,6 +45,7 @@ static SETTINGS: Settings = Settings(UnsafeCell::new((Place::Stderr, [0; PATH]))
 #[unsafe(link_section = ".init_array")]
 static ON_LOAD: extern "C" fn() = read;
 
+#[unsafe(link_section = ".text.startup")]
 extern "C" fn read() {
     // SAFETY: a C string; the result is NULL in programs that run with the rights of another user than their caller.
     let value = unsafe { secure_getenv(c"RDMACM_LOG".as_ptr()) };

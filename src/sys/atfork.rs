@@ -20,6 +20,7 @@ macro_rules! watch_forks {
         #[unsafe(link_section = ".init_array")]
         static ON_LOAD: extern "C" fn() = watch;
 
+        #[unsafe(link_section = ".text.startup")]
         extern "C" fn watch() {
             let _ = watched();
         }
