@@ -1,7 +1,7 @@
 //! Which entry of a port's GID table datagrams leave by: that of the connection manager, which does
 //! not tell its index.
 //!
-//! With RoCE an address stands in the table once for each version and, where a VLAN has the
+//! With RoCE an address is in the table once for each version and, where a VLAN has the
 //! link-local address of the interface below it, once for each interface. The CM takes the one of
 //! the interface that the address was resolved on, of the version that the administrator has set
 //! (default_roce_mode in configfs), which is v2 unless the device has none.
@@ -45,7 +45,7 @@ pub unsafe fn index(
         // SAFETY: all zeros are a value of an entry.
         let mut entry: ibv_gid_entry = unsafe { zeroed() };
         let (number, at) = (u32::from(port), u32::from(index));
-        // SAFETY: the caller's word; the entry is writable for its size.
+        // SAFETY: the context is open: guaranteed by the caller. The entry is writable, of the size given.
         let result = unsafe {
             verbs::_ibv_query_gid_ex(context.as_ptr(), number, at, &raw mut entry, 0, size_of::<ibv_gid_entry>())
         };
@@ -59,7 +59,7 @@ pub unsafe fn index(
     if let [only] = found.as_slice() {
         return Ok(only.index);
     }
-    // SAFETY: the caller's word: a context has a device, whose name is a C string.
+    // SAFETY: the context is open, so its device exists; libibverbs terminates the device's name.
     let device = unsafe { CStr::from_ptr((*(*context.as_ptr()).device).name.as_ptr()) };
     let kind = usual_kind("/sys/kernel/config/rdma_cm", device, port);
     choose(&found, |interface| has(interface, local), kind).ok_or(Errno::EADDRNOTAVAIL)
@@ -101,16 +101,17 @@ fn has_ip(interface: u32, ip: IpAddr) -> bool {
 }
 
 /// # Safety
-/// NULL or an address as long as its family has it.
+/// `address` is NULL, or points to a socket address with all the bytes of its family's structure.
 unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
-    // SAFETY: the caller's word.
+    // SAFETY: NULL or a readable address: guaranteed by the caller.
     let len = match i32::from(unsafe { address.as_ref() }?.sa_family) {
         libc::AF_INET => size_of::<libc::sockaddr_in>(),
         libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
         _ => return None,
     };
     let mut storage = super::sockaddr::zeroed();
-    // SAFETY: the caller's word; the storage has room for every address.
+    // SAFETY: `len` bytes at `address` are readable, as the family's structure is that long; a
+    // sockaddr_storage is at least as long.
     unsafe { ptr::copy_nonoverlapping(address.cast::<u8>(), (&raw mut storage).cast::<u8>(), len) };
     inet(&storage).map(|full| full.ip())
 }

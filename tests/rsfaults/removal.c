@@ -44,6 +44,9 @@ static const char *target_of(int fd)
 	return link;
 }
 
+#define CHANNEL "[infinibandevent]"
+static bool is_channel(int fd) { return strstr(target_of(fd), CHANNEL); }
+
 /* The first use of the device's address opens it, and it stays open. */
 static void open_device(void)
 {
@@ -53,14 +56,13 @@ static void open_device(void)
 	EXPECT(fd >= 0 && !rbind(fd, &address.sa, sizeof(address.in)) && !rclose(fd));
 	async_fd = -1;
 	for (fd = 3; fd < 64; fd++)
-		if (strstr(target_of(fd), "[infinibandevent]")) {
+		if (is_channel(fd)) {
 			EXPECT(async_fd < 0);
 			async_fd = fd;
 		}
 	EXPECT(async_fd >= 0);
 }
 
-static bool is_channel(int fd) { return strstr(target_of(fd), "[infinibandevent]"); }
 static bool is_verbs(const char *path) { return strstr(path, "/dev/infiniband/uverbs"); }
 
 /* The kernel begins a removal by taking the device's file away. */
@@ -246,14 +248,17 @@ static void talk(const int fd[2], const union address name[2])
 	}
 }
 
-static int completion_channels(void)
+static int open_files(const char *name)
 {
 	int count = 0;
 
 	for (int fd = 3; fd < 64; fd++)
-		count += is_channel(fd);
+		count += !!strstr(target_of(fd), name);
 	return count;
 }
+
+static int completion_channels(void) { return open_files(CHANNEL); }
+static int ids(void) { return open_files("/dev/infiniband/rdma_cm"); }
 
 /* What a datagram socket has of the device goes while a call waits for datagrams, which the device's return ends. */
 static void datagrams_lost_in(ssize_t (*body)(void))
@@ -285,15 +290,6 @@ static void datagrams_lost_in(ssize_t (*body)(void))
 	talk(fd, name);
 	EXPECT(completion_channels() == 1 + 4);
 	EXPECT(!rclose(fd[0]) && !rclose(fd[1]));
-}
-
-static int ids(void)
-{
-	int count = 0;
-
-	for (int fd = 3; fd < 64; fd++)
-		count += !!strstr(target_of(fd), "/dev/infiniband/rdma_cm");
-	return count;
 }
 
 /* No call looks: the connection manager tells. Its event comes once nothing of the process's holds the device. */
