@@ -439,6 +439,61 @@ static void poll_after_a_failed_connect(void)
 	EXPECT(!now->close(fd));
 }
 
+/* ---- shutdown of a socket that connects ------------------------------------------------------------------- */
+
+static void shut_down_while_connecting(int how, bool receives)
+{
+	union address to;
+	int fd = client(), error = 0, listener;
+	socklen_t len = sizeof(error);
+
+	blocking(fd, false);
+	SEE(connect_to(fd, silent_addr(7)));
+	SEE(now->shutdown(fd, how));
+	see_poll("shut down", fd);
+	if (receives)
+		SEE(now->recv(fd, &error, sizeof(error), 0));
+	SEE(now->getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len));
+	note("error %s", errno_name(error));
+	see_poll("told", fd);
+	SEE(now->recv(fd, &error, sizeof(error), 0));
+	/* It connects as if nothing had been. */
+	listener = listener_at(&to);
+	blocking(fd, true);
+	SEE(connect_to(fd, to));
+	see_poll("connected", fd);
+	EXPECT(!now->close(fd) && !now->close(listener));
+}
+
+static void connecting_shut_rd(void) { shut_down_while_connecting(SHUT_RD, false); }
+static void connecting_shut_wr(void) { shut_down_while_connecting(SHUT_WR, true); }
+static void connecting_shut_rdwr(void) { shut_down_while_connecting(SHUT_RDWR, false); }
+
+/* Shut down by the main thread as soon as it is asleep. */
+static int connecting;
+
+static void *connect_silent(void *unused)
+{
+	(void)unused;
+	SEE(connect_to(connecting, silent_addr(7)));
+	return NULL;
+}
+
+static void blocking_connect_shut_down(void)
+{
+	pthread_t thread;
+	int ret;
+
+	connecting = client();
+	EXPECT(!pthread_create(&thread, NULL, connect_silent, NULL));
+	/* ENOTCONN before it connects. */
+	while ((ret = now->shutdown(connecting, SHUT_RDWR)) && errno == ENOTCONN)
+		sched_yield();
+	EXPECT(!ret && !pthread_join(thread, NULL));
+	see_poll("shut down", connecting);
+	EXPECT(!now->close(connecting));
+}
+
 /* ---- frame ------------------------------------------------------------------------------------------------- */
 
 static void (*body)(void);
@@ -476,5 +531,9 @@ int main(int argc, char **argv)
 	BOTH(data_stays_after_shut_rd);
 	BOTH(data_stays_after_shut_rdwr);
 	BOTH(poll_after_a_failed_connect);
+	BOTH(connecting_shut_rd);
+	BOTH(connecting_shut_wr);
+	BOTH(connecting_shut_rdwr);
+	BOTH(blocking_connect_shut_down);
 	return finish();
 }

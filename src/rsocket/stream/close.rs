@@ -42,10 +42,11 @@ impl Stream {
             libc::SHUT_RDWR => (true, true),
             _ => return Err(Errno::EINVAL),
         };
-        let state = self.enter()?;
+        let mut state = self.enter()?;
         match state.phase {
             Phase::Connected => {}
             Phase::Disconnected => return Ok(()),
+            Phase::Connecting(_) => return self.stop_connecting(&mut state),
             Phase::Listening(_) => return if read { self.end_listening(state) } else { Ok(()) },
             _ => return Err(Errno::ENOTCONN),
         }
@@ -66,6 +67,18 @@ impl Stream {
         for stream in streams {
             stream.close_unseen();
         }
+        result
+    }
+
+    /// Whatever is shut down of a socket that connects, the attempt ends, as TCP has it: the socket
+    /// keeps its address and can be connected again.
+    fn stop_connecting(&self, state: &mut State) -> Result<()> {
+        let result = self.start_over(state);
+        state.error = Some(Errno::ECONNRESET);
+        if result.is_err() {
+            state.phase = Phase::Failed { told: true };
+        }
+        self.notify(Notice::Changed);
         result
     }
 

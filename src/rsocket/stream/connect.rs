@@ -102,6 +102,8 @@ impl Stream {
         }
         match state.phase {
             Phase::Closing | Phase::Closed => Err(Errno::EBADF),
+            // Another thread has shut it down.
+            Phase::Idle => Err(state.take_error().unwrap_or(Errno::ECONNABORTED)),
             Phase::Failed { .. } => Err(state.tell_attempt().unwrap_or(Errno::ECONNREFUSED)),
             // Connected, even if the peer has left already.
             _ => Ok(()),

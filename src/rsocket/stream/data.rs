@@ -337,8 +337,8 @@ impl State {
             Phase::Connected | Phase::Disconnected => Ok(()),
             Phase::Connecting(_) | Phase::Accepting(_) if nonblocking => Err(Errno::EAGAIN),
             Phase::Connecting(_) | Phase::Accepting(_) => Ok(()),
-            Phase::Failed { .. } => Err(self.take_error().unwrap_or(Errno::ENOTCONN)),
-            Phase::Idle | Phase::Listening(_) => Err(Errno::ENOTCONN),
+            Phase::Idle | Phase::Failed { .. } => Err(self.take_error().unwrap_or(Errno::ENOTCONN)),
+            Phase::Listening(_) => Err(Errno::ENOTCONN),
             Phase::Closing | Phase::Closed => Err(Errno::EBADF),
         }
     }

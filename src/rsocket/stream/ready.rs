@@ -19,7 +19,7 @@ impl State {
         let set = |bits: c_short, on: bool| if on { bits } else { 0 };
         let error = set(POLLERR, self.error.is_some());
         match &self.phase {
-            Phase::Idle | Phase::Failed { told: true } => OUT | POLLHUP,
+            Phase::Idle | Phase::Failed { told: true } => OUT | POLLHUP | error,
             Phase::Listening(listening) => set(IN, listening.has_ready() || self.shut_read) | error,
             Phase::Connecting(_) | Phase::Accepting(_) => 0,
             Phase::Failed { told: false } => IN | OUT | POLLRDHUP | POLLHUP | error,
