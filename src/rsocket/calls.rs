@@ -271,6 +271,18 @@ pub unsafe fn send_at_once(fd: c_int, data: *const u8, len: usize, flags: c_int)
     }
 }
 
+/// As [`send_at_once`] for several buffers: the number of bytes if all were sent.
+///
+/// # Safety
+/// Buffers readable for their lengths.
+pub unsafe fn send_gathered_at_once(fd: c_int, buffers: &[iovec], flags: c_int) -> Option<usize> {
+    match TABLE.pin(fd).as_deref() {
+        // SAFETY: readable: guaranteed by the caller.
+        Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.send_gathered_at_once(buffers, flags) },
+        _ => None,
+    }
+}
+
 /// rsend(3) and its relatives. A stream has no use for an address, and does not look at it: programs give what is no
 /// address (sockperf what recvfrom() left as it was), as TCP lets them.
 ///

@@ -198,6 +198,18 @@ unsafe fn sent(
     Ok(done as ssize_t)
 }
 
+/// Sends a small message of several buffers, and says so to tracers, where [`calls::send_at_once`]
+/// would do for one buffer.
+///
+/// # Safety
+/// Buffers readable for their lengths.
+unsafe fn sent_at_once(socket: c_int, iov: *const iovec, count: size_t, flags: c_int) -> Option<ssize_t> {
+    // SAFETY: `count` buffers, readable for their lengths: guaranteed by the caller.
+    let done = unsafe { calls::send_gathered_at_once(socket, buffers(iov, count).ok()?, flags)? };
+    probes::rs_send(socket, done);
+    Some(done as ssize_t)
+}
+
 /// Receives, and says so to tracers.
 ///
 /// # Safety
@@ -249,8 +261,12 @@ pub unsafe extern "C" fn rsendto(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     let mut call = Call::socket("rsendmsg", socket);
-    // SAFETY: the caller's word.
+    // SAFETY: NULL or a message: guaranteed by the caller.
     if let Some(msg) = unsafe { msg.as_ref() } {
+        // SAFETY: its buffers are readable for their lengths: guaranteed by the caller.
+        if let Some(done) = unsafe { sent_at_once(socket, msg.msg_iov, msg.msg_iovlen, flags) } {
+            return done;
+        }
         // SAFETY: as above.
         call = unsafe { call.to(msg.msg_name.cast::<sockaddr>(), msg.msg_namelen) };
     }
@@ -290,6 +306,10 @@ pub unsafe extern "C" fn rwrite(socket: c_int, buf: *const c_void, count: size_t
 /// writev(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
+    // SAFETY: `iovcnt` buffers, readable for their lengths: guaranteed by the caller.
+    if let Some(done) = unsafe { count(iovcnt).ok().and_then(|count| sent_at_once(socket, iov, count, 0)) } {
+        return done;
+    }
     // SAFETY: the caller's word.
     report(Call::socket("rwritev", socket), -1, || unsafe {
         sent(socket, buffers(iov, count(iovcnt)?)?, 0, calls::no_address)

@@ -7,7 +7,7 @@ use std::slice;
 
 use libc::iovec;
 
-use super::link::{Gather, parts};
+use super::link::{Gather, SMALL, parts};
 use super::turns::Led;
 use super::wait::Wait;
 use super::{Guard, Phase, State, Stream};
@@ -148,6 +148,20 @@ impl Stream {
         let Some(link) = state.link.as_deref_mut().filter(|link| link.takes_inline(len)) else { return false };
         // SAFETY: the caller's word; the length is small.
         link.send_inline(unsafe { slice::from_raw_parts(data.as_ptr(), len) })
+    }
+
+    /// As [`send_at_once`](Self::send_at_once) for the bytes of several buffers, which are collected
+    /// first. Returns their number if all of them were sent.
+    ///
+    /// # Safety
+    /// Buffers readable for their lengths.
+    pub unsafe fn send_gathered_at_once(&self, buffers: &[iovec], flags: c_int) -> Option<usize> {
+        let len = total(buffers).ok().filter(|&len| len > 0)?;
+        let mut room = [const { MaybeUninit::uninit() }; SMALL];
+        // SAFETY: the buffers are readable and `len` bytes long.
+        let data = unsafe { Gather::new(buffers, 0, len) }.collect(&mut room)?;
+        // SAFETY: the collected bytes.
+        unsafe { self.send_at_once(NonNull::from(data).cast(), len, flags) }.then_some(len)
     }
 
     /// rsend(3) and its relatives: the data of `buffers`, in order.

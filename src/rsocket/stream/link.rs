@@ -31,7 +31,7 @@ use crate::sys::verbs::{self, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 use buffer::SendBuffer;
 use rings::{Place, Rings};
 use sizes::Sizes;
-pub(super) use source::{Gather, parts};
+pub(super) use source::{Gather, SMALL, parts};
 
 /// Entries of the target SGL.
 const SGL: usize = SGL_ENTRIES as usize;

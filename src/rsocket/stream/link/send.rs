@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 
 use super::post::Out;
-use super::source::{Gather, Source};
+use super::source::{Gather, SMALL, Source};
 use super::{CONTROL, Link, SGL, STAGE};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::Chunk;
@@ -97,8 +97,7 @@ impl Link {
     /// As [`send`](Self::send), in as few messages as if the bytes lay in one buffer.
     pub fn send_gathered(&mut self, data: Gather<'_>, begun: bool) -> Result<usize> {
         // A small message goes inline from here.
-        const ROOM: usize = 256;
-        let mut room = [const { MaybeUninit::uninit() }; ROOM];
+        let mut room = [const { MaybeUninit::uninit() }; SMALL];
         if data.size() <= self.inline as usize
             && let Some(bytes) = data.collect(&mut room)
         {

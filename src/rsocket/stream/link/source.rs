@@ -6,6 +6,10 @@ use std::slice;
 
 use libc::iovec;
 
+/// Messages of several buffers up to this size, in bytes, are collected on the stack when the device
+/// takes them inline.
+pub const SMALL: usize = 256;
+
 /// Bytes that a program sends.
 pub trait Source: Copy {
     /// Number of bytes.
