@@ -90,7 +90,7 @@ $(ARCHIVE): FORCE
 $(PRELOAD_ARCHIVE): FORCE
 	$(CARGO) build --release --locked -p rspreload
 
-$(LIBRARY): $(ARCHIVE) symbols.map scripts/link-rdmacm
+$(LIBRARY): $(ARCHIVE) symbols.map scripts/link-rdmacm scripts/startup.ld
 	scripts/link-rdmacm $(VERSION) $(ARCHIVE) $(DIST)/lib
 
 $(DOCTOR_BUILT): FORCE

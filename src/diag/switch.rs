@@ -45,10 +45,15 @@ static SETTINGS: Settings = Settings(UnsafeCell::new((Place::Stderr, [0; PATH]))
 #[unsafe(link_section = ".init_array")]
 static ON_LOAD: extern "C" fn() = read;
 
+/// Name of the variable. In `.data`, which the loader has written to: reading it there when the
+/// library is loaded costs no page fault.
+#[unsafe(link_section = ".data")]
+static VARIABLE: [u8; 11] = *b"RDMACM_LOG\0";
+
 #[unsafe(link_section = ".text.startup")]
 extern "C" fn read() {
     // SAFETY: a C string; the result is NULL in programs that run with the rights of another user than their caller.
-    let value = unsafe { secure_getenv(c"RDMACM_LOG".as_ptr()) };
+    let value = unsafe { secure_getenv(VARIABLE.as_ptr().cast()) };
     if value.is_null() {
         return;
     }

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_short};
 use std::mem::{self, MaybeUninit};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{epoll_event, iovec, pollfd, sockaddr_storage};
 
@@ -47,6 +48,10 @@ impl Socket {
 
 static TABLE: Table<Object> = Table::new();
 
+/// Whether there was ever something in the table. In `.data`, which the loader has written to.
+#[unsafe(link_section = ".data")]
+static HAS_HAD_SOCKETS: AtomicBool = AtomicBool::new(false);
+
 /// The table, for those who wait for several descriptors.
 struct Sockets;
 
@@ -86,6 +91,7 @@ fn stream(fd: c_int) -> Result<Arc<Stream>> {
 }
 
 fn register(fd: c_int, object: Object) -> Result<c_int> {
+    HAS_HAD_SOCKETS.store(true, Ordering::Relaxed);
     // A number that is taken was closed behind our back with close(2). What was there stays as it is: ending it would close the
     // number, which is the new object's now, and destroy what the kernel has under it.
     mem::forget(TABLE.insert(fd, try_arc(object)?)?);
@@ -380,12 +386,19 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
 }
 
 /// The process ends: what streams have sent arrives, as far as the program has closed them or shut
-/// them down.
+/// them down. A process that never had an rsocket touches no other page of the library.
 #[cfg(not(test))]
+#[inline]
 pub(super) fn at_exit() {
-    if TABLE.is_empty_hint() {
-        return;
+    if HAS_HAD_SOCKETS.load(Ordering::Relaxed) {
+        flush_at_exit();
     }
+}
+
+#[cfg(not(test))]
+#[cold]
+#[inline(never)]
+fn flush_at_exit() {
     TABLE.for_each(|_, object| {
         if let Object::Socket(Socket::Stream(stream)) = &*object {
             stream.farewell(false);

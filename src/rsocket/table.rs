@@ -17,13 +17,13 @@ use crate::errno::{Errno, Result};
 #[cfg(not(all(test, loom)))]
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering},
+    atomic::{AtomicPtr, AtomicUsize, Ordering},
 };
 
 #[cfg(all(test, loom))]
 use loom::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering},
+    atomic::{AtomicPtr, AtomicUsize, Ordering},
 };
 
 #[cfg(not(all(test, loom)))]
@@ -148,14 +148,13 @@ impl<T> Drop for Pinned<'_, T> {
 /// Objects by descriptor number. Made for statics: chunks stay until the process ends.
 pub struct Table<T> {
     chunks: [AtomicPtr<Slot<T>>; CHUNKS],
-    used: AtomicBool,
 }
 
 impl<T: Send + Sync> Table<T> {
     /// An empty table.
     #[cfg(not(all(test, loom)))]
     pub const fn new() -> Table<T> {
-        Table { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS], used: AtomicBool::new(false) }
+        Table { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS] }
     }
 
     /// Makes `object` the one of `fd`, and gives the one that was it before: its descriptor was closed behind our back.
@@ -166,7 +165,6 @@ impl<T: Send + Sync> Table<T> {
             None => self.grow(chunk)?,
         };
         let slot = slots.get(index).ok_or(Errno::EBADF)?;
-        self.used.store(true, Ordering::Relaxed);
         Ok(slot.swap(Arc::into_raw(object).cast_mut()))
     }
 
@@ -188,11 +186,6 @@ impl<T: Send + Sync> Table<T> {
             Some(expected) => slot.take(Arc::as_ptr(expected)),
             None => slot.swap(ptr::null_mut()),
         }
-    }
-
-    /// Whether nothing was ever put in. What another thread is just putting in may be missed.
-    pub fn is_empty_hint(&self) -> bool {
-        !self.used.load(Ordering::Relaxed)
     }
 
     /// Calls `each` with every object, in the order of the numbers.
@@ -298,12 +291,10 @@ mod tests {
     #[test]
     fn in_and_out() {
         let table = Table::new();
-        assert!(table.is_empty_hint());
         assert!(table.get(3).is_none() && table.get(-1).is_none() && table.get(c_int::MAX).is_none());
         assert!(table.insert(3, Arc::new(30)).unwrap().is_none());
         assert!(table.insert(70_000, Arc::new(31)).unwrap().is_none());
         assert_eq!(table.insert(-1, Arc::new(0)).err(), Some(Errno::EBADF));
-        assert!(!table.is_empty_hint());
         assert_eq!((table.get(3).as_deref(), table.get(4).as_deref()), (Some(&30), None));
         let mut all = Vec::new();
         table.for_each(|fd, object| all.push((fd, *object)));
@@ -392,7 +383,7 @@ mod models {
 
     fn table() -> Arc<Table<u32>> {
         let chunks = std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut()));
-        Arc::new(Table { chunks, used: AtomicBool::new(false) })
+        Arc::new(Table { chunks })
     }
 
     /// Runs `first` and `second` beside each other on a table that holds 1 as number 0, and empties it.

@@ -134,6 +134,7 @@ pub fn in_child() {
 static ON_EXIT: extern "C" fn() = at_exit;
 
 #[cfg(not(test))]
+#[unsafe(link_section = ".text.startup")]
 extern "C" fn at_exit() {
     crate::rsocket::calls::at_exit();
 }
