@@ -40,6 +40,7 @@ pub unsafe fn index(
     local: &SocketAddr,
 ) -> Result<u8> {
     let mut found = Vec::<Entry>::new();
+    let mut kind = None;
     // Address handles have room for a byte.
     for index in (0..=u8::MAX).take(usize::try_from(entries).unwrap_or(0)) {
         // SAFETY: all zeros are a value of an entry.
@@ -51,18 +52,29 @@ pub unsafe fn index(
         };
         // Empty places fail.
         // SAFETY: a union of numbers, all of the same 16 bytes.
-        if result == 0 && unsafe { entry.gid.raw } == gid {
-            found.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-            found.push(Entry { index, kind: entry.gid_type, interface: entry.ndev_ifindex });
+        if result != 0 || unsafe { entry.gid.raw } != gid {
+            continue;
         }
+        let entry = Entry { index, kind: entry.gid_type, interface: entry.ndev_ifindex };
+        // SAFETY: the context is open: guaranteed by the caller.
+        let kind = *kind.get_or_insert_with(|| unsafe { kind_of(context, port) });
+        if entry.kind == kind && has(entry.interface, local) {
+            return Ok(index);
+        }
+        found.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        found.push(entry);
     }
-    if let [only] = found.as_slice() {
-        return Ok(only.index);
-    }
+    choose(&found, |interface| has(interface, local), kind.unwrap_or(IBV_GID_TYPE_ROCE_V2)).ok_or(Errno::EADDRNOTAVAIL)
+}
+
+/// The version that the connection manager takes on a port of a device.
+///
+/// # Safety
+/// An open context.
+unsafe fn kind_of(context: NonNull<ibv_context>, port: u8) -> u32 {
     // SAFETY: the context is open, so its device exists; libibverbs terminates the device's name.
     let device = unsafe { CStr::from_ptr((*(*context.as_ptr()).device).name.as_ptr()) };
-    let kind = usual_kind("/sys/kernel/config/rdma_cm", device, port);
-    choose(&found, |interface| has(interface, local), kind).ok_or(Errno::EADDRNOTAVAIL)
+    usual_kind("/sys/kernel/config/rdma_cm", device, port)
 }
 
 /// The interface's, of the usual kind, or what comes closest.
