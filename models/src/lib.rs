@@ -14,8 +14,8 @@ mod poll;
 mod sys;
 #[path = "../../src/rsocket/table.rs"]
 mod table;
-#[path = "../../src/rsocket/stream/turns.rs"]
-mod turns;
+#[path = "../../src/rsocket/stream/channel_leader.rs"]
+mod channel_leader;
 #[path = "../../src/rsocket/waiter.rs"]
 mod waiter;
 #[path = "../../src/rsocket/watch.rs"]

@@ -17,8 +17,8 @@ pub use ip_header::{IP_HEADER, ip_header, skip_ip_header};
 pub struct Region {
     /// Where it begins.
     pub addr: u64,
-    /// Remote key of the memory registration.
-    pub key: u32,
+    /// Remote key of the memory region.
+    pub rkey: u32,
     /// Bytes; of a target SGL, entries.
     pub length: u32,
 }
@@ -28,18 +28,18 @@ impl Region {
     fn to_be(self) -> [u8; SGL_ENTRY] {
         let mut bytes = [0; SGL_ENTRY];
         bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
-        bytes[8..12].copy_from_slice(&self.key.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.rkey.to_be_bytes());
         bytes[12..].copy_from_slice(&self.length.to_be_bytes());
         bytes
     }
 
     fn from_be(bytes: [u8; SGL_ENTRY]) -> Region {
         let (addr, key, length) = fields(bytes);
-        Region { addr: u64::from_be_bytes(addr), key: u32::from_be_bytes(key), length: u32::from_be_bytes(length) }
+        Region { addr: u64::from_be_bytes(addr), rkey: u32::from_be_bytes(key), length: u32::from_be_bytes(length) }
     }
 
     fn swapped(self) -> Region {
-        Region { addr: self.addr.swap_bytes(), key: self.key.swap_bytes(), length: self.length.swap_bytes() }
+        Region { addr: self.addr.swap_bytes(), rkey: self.rkey.swap_bytes(), length: self.length.swap_bytes() }
     }
 }
 
@@ -52,7 +52,7 @@ impl Region {
 pub struct ConnData {
     /// Whether the sender's native byte order, that of its target SGL and iomap, is big-endian.
     pub big_endian: bool,
-    /// Messages that may be sent before the first grant.
+    /// Messages that may be sent before the first credit update.
     pub credits: u16,
     /// Entries of the sender's iomap, behind the two of its target SGL; `None` from one that doesn't say.
     pub iomap_size: Option<u16>,
@@ -193,17 +193,17 @@ pub enum Control {
 /// What a completion's immediate data says (for iWARP, the four bytes of a SEND).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// So many bytes were written behind those before.
+    /// This many bytes of the stream were written behind the previous ones.
     Data(u32),
-    /// Messages may be sent up to this number, without it.
-    Grant(u16),
+    /// Credit update: messages may be sent up to this number, exclusive.
+    CreditUpdate(u16),
     /// This entry of the iomap was written.
     Iomap(u16),
     /// See [`Control`].
     Control(Control),
 }
 
-/// What makes a word no message.
+/// Why a word is not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadMessage {
     /// An operation without meaning.
@@ -226,7 +226,7 @@ impl fmt::Display for BadMessage {
 
 const OP_SHIFT: u32 = 29;
 const OP_DATA: u32 = 0;
-const OP_GRANT: u32 = 4;
+const OP_CREDIT_UPDATE: u32 = 4;
 const OP_IOMAP: u32 = 6;
 const OP_CONTROL: u32 = 7;
 
@@ -234,11 +234,11 @@ const OP_CONTROL: u32 = 7;
 pub const MOST_DATA: u32 = (1 << OP_SHIFT) - 1;
 
 impl Message {
-    /// The word, host byte order.
+    /// The immediate data, in host byte order.
     pub fn word(self) -> u32 {
         let (op, data) = match self {
             Message::Data(length) => (OP_DATA, length),
-            Message::Grant(number) => (OP_GRANT, u32::from(number)),
+            Message::CreditUpdate(number) => (OP_CREDIT_UPDATE, u32::from(number)),
             Message::Iomap(index) => (OP_IOMAP, u32::from(index)),
             Message::Control(Control::Disconnect) => (OP_CONTROL, 0),
             Message::Control(Control::Keepalive) => (OP_CONTROL, 1),
@@ -248,7 +248,8 @@ impl Message {
         op << OP_SHIFT | data & MOST_DATA
     }
 
-    /// Reads a word in host byte order. Whether the numbers fit the connection is for the caller to see.
+    /// Parses immediate data in host byte order. The caller validates the numbers against the
+    /// connection.
     #[inline]
     pub fn parse(word: u32) -> Result<Message, BadMessage> {
         if word <= MOST_DATA {
@@ -261,7 +262,7 @@ impl Message {
         let data = word & MOST_DATA;
         match word >> OP_SHIFT {
             // Sequence numbers have 16 bits; a carry may stand above.
-            OP_GRANT => Ok(Message::Grant(data as u16)),
+            OP_CREDIT_UPDATE => Ok(Message::CreditUpdate(data as u16)),
             OP_IOMAP => u16::try_from(data).map(Message::Iomap).map_err(|_| BadMessage::Iomap(data)),
             OP_CONTROL => match data {
                 0 => Ok(Message::Control(Control::Disconnect)),
@@ -282,7 +283,7 @@ pub fn emit_sgl(region: Region, swap: bool) -> [u8; SGL_ENTRY] {
     let region = if swap { region.swapped() } else { region };
     let mut bytes = [0; SGL_ENTRY];
     bytes[..8].copy_from_slice(&region.addr.to_ne_bytes());
-    bytes[8..12].copy_from_slice(&region.key.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&region.rkey.to_ne_bytes());
     bytes[12..].copy_from_slice(&region.length.to_ne_bytes());
     bytes
 }
@@ -290,7 +291,7 @@ pub fn emit_sgl(region: Region, swap: bool) -> [u8; SGL_ENTRY] {
 /// An entry of our own target SGL.
 pub fn parse_sgl(bytes: &[u8; SGL_ENTRY]) -> Region {
     let (addr, key, length) = fields(*bytes);
-    Region { addr: u64::from_ne_bytes(addr), key: u32::from_ne_bytes(key), length: u32::from_ne_bytes(length) }
+    Region { addr: u64::from_ne_bytes(addr), rkey: u32::from_ne_bytes(key), length: u32::from_ne_bytes(length) }
 }
 
 /// The bytes of a region's three members.

@@ -1,4 +1,4 @@
-//! The data path of a connected QP: its CQs and completion channel, memory, work requests.
+//! The data path of a connected QP: completion queues and channel, memory regions, work requests.
 
 use std::ffi::c_int;
 use std::mem::{MaybeUninit, zeroed};
@@ -18,65 +18,65 @@ use super::verbs::{
 };
 use crate::errno::{Errno, Result};
 
-/// Marks the work request numbers of receives.
-pub const RECEIVE: u64 = 1 << 63;
+/// Set in the `wr_id` of receives.
+pub const RECV_WR_ID_FLAG: u64 = 1 << 63;
 
 /// A completion channel.
 #[derive(Debug)]
-pub struct Channel {
+pub struct CompletionChannel {
     channel: NonNull<ibv_comp_channel>,
     /// Completion vector of its CQs.
     vector: c_int,
 }
 
 // SAFETY: a libibverbs object, which any thread may use.
-unsafe impl Send for Channel {}
+unsafe impl Send for CompletionChannel {}
 
 /// A CQ whose events go to a channel.
 #[derive(Debug)]
-pub struct Queue {
+pub struct CompletionQueue {
     cq: NonNull<ibv_cq>,
-    /// Events taken that libibverbs has not been told of yet: it takes a lock for that.
+    /// ChannelHandle taken that libibverbs has not been told of yet: it takes a lock for that.
     unacknowledged: u32,
 }
 
 // SAFETY: as above.
-unsafe impl Send for Queue {}
+unsafe impl Send for CompletionQueue {}
 
-/// A completion channel whose event a thread waits for while the [`Channel`] is used by others. Whoever destroys it waits for that
-/// thread.
+/// A completion channel in which a thread waits while others use the [`CompletionChannel`]. The
+/// owner destroys the channel only after that thread is back.
 #[derive(Clone, Copy, Debug)]
-pub struct Events(NonNull<ibv_comp_channel>);
+pub struct ChannelHandle(NonNull<ibv_comp_channel>);
 
 // SAFETY: as above.
-unsafe impl Send for Events {}
+unsafe impl Send for ChannelHandle {}
 
-/// An event that was taken: some CQ's, which has to be told ([`Queue::took`]).
+/// An event that was read from a channel. Its CQ counts it ([`CompletionQueue::note_event`]).
 #[derive(Debug)]
-pub struct Event(*mut ibv_cq);
+pub struct CqEvent(*mut ibv_cq);
 
 // SAFETY: no more than a name.
-unsafe impl Send for Event {}
+unsafe impl Send for CqEvent {}
 
-impl Channel {
+impl CompletionChannel {
     /// A channel without CQs.
     ///
     /// # Safety
     /// An open context, which stays open for as long as the result lives.
-    pub unsafe fn new(context: NonNull<ibv_context>) -> Result<Channel> {
-        // SAFETY: the caller's word.
-        unsafe { Ok(Channel { channel: verbs::create_comp_channel(context)?, vector: next_vector(context) }) }
+    pub unsafe fn new(context: NonNull<ibv_context>) -> Result<CompletionChannel> {
+        // SAFETY: the context is open: guaranteed by the caller.
+        unsafe { Ok(CompletionChannel { channel: verbs::create_comp_channel(context)?, vector: next_vector(context) }) }
     }
 
-    /// Readable when an event waits.
+    /// Descriptor, readable when there is an event.
     pub fn fd(&self) -> c_int {
         // SAFETY: a live channel.
         unsafe { (*self.channel.as_ptr()).fd }
     }
 
-    /// Goes to another number. Under the former one, which others may still wait for, stands a file
-    /// that is never readable.
-    pub fn leave_number(&mut self) -> Result<OwnFd> {
+    /// Moves the channel to another descriptor. The old number, which other threads may still wait
+    /// for, refers to a file that never becomes readable.
+    pub fn move_to_new_number(&mut self) -> Result<OwnFd> {
         let number = self.fd();
         let moved = OwnFd::duplicate(number)?;
         own::replace(number, EventFd::new()?)?;
@@ -87,21 +87,21 @@ impl Channel {
         Ok(unsafe { OwnFd::adopt(number) })
     }
 
-    /// For waiting without `self`.
-    pub fn events(&self) -> Events {
-        Events(self.channel)
+    /// Returns what a thread needs to wait without `self`.
+    pub fn handle(&self) -> ChannelHandle {
+        ChannelHandle(self.channel)
     }
 }
 
-impl Drop for Channel {
+impl Drop for CompletionChannel {
     fn drop(&mut self) {
         // SAFETY: its CQs are gone, and nobody waits on it: the owner sees to that.
         unsafe { verbs::end_comp_channel(self.channel) };
     }
 }
 
-/// The next channel's completion vector: channels take turns, so that the interrupts of many
-/// connections go to all CPUs that the device's go to. Processes start at different ones.
+/// Returns the next channel's completion vector. Channels use the vectors in turn, which spreads the
+/// interrupts of many connections over the CPUs; processes start at different vectors.
 ///
 /// # Safety
 /// An open context.
@@ -117,15 +117,19 @@ fn vector_of(vectors: c_int, turn: u32) -> c_int {
     u32::try_from(vectors).ok().and_then(|vectors| turn.checked_rem(vectors)).unwrap_or(0) as c_int
 }
 
-impl Queue {
-    /// For `entries` completions.
+impl CompletionQueue {
+    /// Creates a CQ of `entries` completions.
     ///
     /// # Safety
     /// An open context, which stays open for as long as the result lives, and so does the channel.
-    pub unsafe fn new(context: NonNull<ibv_context>, entries: u32, channel: &Channel) -> Result<Queue> {
-        // SAFETY: the caller's word.
+    pub unsafe fn new(
+        context: NonNull<ibv_context>,
+        entries: u32,
+        channel: &CompletionChannel,
+    ) -> Result<CompletionQueue> {
+        // SAFETY: the context is open and the channel live: guaranteed by the caller.
         let cq = unsafe { verbs::create_cq(context, entries, ptr::null_mut(), channel.channel, channel.vector)? };
-        Ok(Queue { cq, unacknowledged: 0 })
+        Ok(CompletionQueue { cq, unacknowledged: 0 })
     }
 
     /// The CQ.
@@ -133,7 +137,7 @@ impl Queue {
         self.cq.as_ptr()
     }
 
-    /// Takes completions: as many as there are and `into` has room for.
+    /// Polls completions into `into`, and returns them.
     #[inline]
     pub fn poll<'a>(&self, into: &'a mut [MaybeUninit<ibv_wc>]) -> Result<&'a [ibv_wc]> {
         // SAFETY: a live CQ of an open context; there is room for as many as are asked for.
@@ -143,11 +147,11 @@ impl Queue {
         };
         let count = usize::try_from(count).map_err(|_| Errno::EIO)?;
         let filled = into.get(..count).ok_or(Errno::EIO)?;
-        // SAFETY: the provider filled these in, as far as their status gives the fields a meaning; others are not read.
+        // SAFETY: the provider initialised these entries; fields that a status leaves undefined are not read.
         Ok(unsafe { slice::from_raw_parts(filled.as_ptr().cast(), count) })
     }
 
-    /// Asks for an event with the next completion.
+    /// Requests an event for the next completion.
     pub fn arm(&self) -> Result<()> {
         // SAFETY: a live CQ of an open context.
         let result = unsafe {
@@ -157,13 +161,13 @@ impl Queue {
         if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
     }
 
-    /// Whether an event that was taken is this queue's, which is noted.
-    pub fn took(&mut self, event: &Event) -> bool {
+    /// Counts an event if it is this CQ's, and returns whether it is.
+    pub fn note_event(&mut self, event: &CqEvent) -> bool {
         if event.0 != self.cq.as_ptr() {
             return false;
         }
         self.unacknowledged += 1;
-        // The counters of libibverbs have 32 bits; they must not wrap within one acknowledgement.
+        // Acknowledged long before the 32-bit counters of libibverbs could wrap.
         if self.unacknowledged == 1 << 16 {
             self.acknowledge();
         }
@@ -171,13 +175,13 @@ impl Queue {
     }
 
     fn acknowledge(&mut self) {
-        // SAFETY: a live CQ, and so many events were taken.
+        // SAFETY: a live CQ, of which this many events were read.
         unsafe { verbs::ibv_ack_cq_events(self.cq.as_ptr(), self.unacknowledged) };
         self.unacknowledged = 0;
     }
 }
 
-impl Drop for Queue {
+impl Drop for CompletionQueue {
     fn drop(&mut self) {
         if self.unacknowledged > 0 {
             self.acknowledge();
@@ -187,57 +191,58 @@ impl Drop for Queue {
     }
 }
 
-impl Events {
-    /// Takes an event: waits for it, or fails with `EAGAIN`, as the descriptor's flags say.
+impl ChannelHandle {
+    /// Reads an event: waits for one, or fails with `EAGAIN` if the descriptor is O_NONBLOCK.
     ///
     /// # Safety
     /// The channel is live until this returns.
-    pub unsafe fn take(self) -> Result<Event> {
+    pub unsafe fn take(self) -> Result<CqEvent> {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the caller's word; both are writable.
+        // SAFETY: the channel is live: guaranteed by the caller; both pointers are writable.
         match unsafe { verbs::ibv_get_cq_event(self.0.as_ptr(), &raw mut cq, &raw mut context) } {
-            0 => Ok(Event(cq)),
+            0 => Ok(CqEvent(cq)),
             _ => Err(Errno::last()),
         }
     }
 }
 
-/// Memory that a device may use.
+/// A memory region (MR): memory that a device may use.
 #[derive(Debug)]
-pub struct Registered {
+pub struct MemoryRegion {
     mr: NonNull<ibv_mr>,
     pages: Option<Pages>,
 }
 
 // SAFETY: a libibverbs object and plain memory.
-unsafe impl Send for Registered {}
+unsafe impl Send for MemoryRegion {}
 
-impl Registered {
-    /// New zeroed memory, which the peer may write to if `remote`.
+impl MemoryRegion {
+    /// Allocates and registers zeroed memory. The peer may write to it if `remote`.
     ///
     /// # Safety
     /// A live PD that outlives the result.
-    pub unsafe fn new(pd: NonNull<ibv_pd>, len: usize, remote: bool) -> Result<Registered> {
+    pub unsafe fn new(pd: NonNull<ibv_pd>, len: usize, remote: bool) -> Result<MemoryRegion> {
         let pages = Pages::new(len)?;
-        // SAFETY: the caller's word; the pages live as long as the registration.
-        let mut registered = unsafe { Registered::of(pd, pages.start(), len, remote)? };
-        registered.pages = Some(pages);
-        Ok(registered)
+        // SAFETY: the PD is live: guaranteed by the caller; the pages live as long as the region.
+        let mut region = unsafe { MemoryRegion::of(pd, pages.start(), len, remote)? };
+        region.pages = Some(pages);
+        Ok(region)
     }
 
-    /// Memory of somebody else's.
+    /// Registers memory of the program.
     ///
     /// # Safety
-    /// A live PD that outlives the result. The memory is the caller's care: the device's accesses don't follow Rust's rules.
-    pub unsafe fn of(pd: NonNull<ibv_pd>, start: NonNull<u8>, len: usize, remote: bool) -> Result<Registered> {
+    /// A live PD that outlives the result. The caller answers for the memory: the device's accesses
+    /// do not follow Rust's rules.
+    pub unsafe fn of(pd: NonNull<ibv_pd>, start: NonNull<u8>, len: usize, remote: bool) -> Result<MemoryRegion> {
         let mut access = verbs::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
         if remote {
             access |= verbs::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
         }
-        // SAFETY: the caller's word; a bad address is the kernel's to refuse.
+        // SAFETY: the PD is live: guaranteed by the caller; the kernel rejects a bad address.
         let mr = disabled(|| unsafe { verbs::ibv_reg_mr(pd.as_ptr(), start.as_ptr().cast(), len, access as c_int) });
         let mr = NonNull::new(mr).ok_or_else(Errno::last)?;
-        Ok(Registered { mr, pages: None })
+        Ok(MemoryRegion { mr, pages: None })
     }
 
     /// Address of its first byte.
@@ -259,7 +264,7 @@ impl Registered {
     }
 }
 
-impl Drop for Registered {
+impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: the QP that used it is gone, or nothing outstanding refers to it.
         disabled(|| unsafe { verbs::ibv_dereg_mr(self.mr.as_ptr()) });
@@ -268,74 +273,73 @@ impl Drop for Registered {
 
 /// A work request of a send queue.
 #[derive(Clone, Copy, Debug)]
-pub struct Work {
+pub struct SendWr {
     /// Comes back in its completion.
-    pub number: u64,
+    pub wr_id: u64,
     /// What to do.
-    pub kind: Kind,
-    /// The peer's address and key, 0 for a SEND and for no bytes.
+    pub opcode: Opcode,
+    /// The peer's address; 0 for a SEND and without bytes.
     pub addr: u64,
-    /// See `addr`.
-    pub key: u32,
-    /// What to write; the second piece may be empty.
-    pub pieces: [Piece; 2],
-    /// The bytes are copied before the call returns, and need no registration.
+    /// The peer's key; 0 as above.
+    pub rkey: u32,
+    /// Local memory; the second entry may be empty.
+    pub sg_list: [Sge; 2],
+    /// The bytes are copied before the call returns, and need no memory region.
     pub inline: bool,
-    /// Whether its success is reported.
-    pub report: bool,
+    /// Whether success generates a completion.
+    pub signaled: bool,
 }
 
-/// Kinds of work.
+/// Opcodes of the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Opcode {
     /// RDMA WRITE.
     Write,
-    /// RDMA WRITE with this immediate, network byte order.
-    WriteWord(u32),
+    /// RDMA WRITE with this immediate data, in network byte order.
+    WriteImm(u32),
     /// SEND.
     Send,
 }
 
-/// Bytes in local memory.
+/// A scatter/gather element: bytes in local memory.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Piece {
+pub struct Sge {
     /// Address.
     pub addr: u64,
     /// Bytes.
     pub len: u32,
-    /// Key of its registration.
+    /// Local key of its memory region.
     pub lkey: u32,
 }
 
-/// Posts work in one go: all of it, or an error that ends the connection.
+/// Posts work requests as one chain. A failure ends the connection: how many were posted is unknown.
 ///
 /// # Safety
 /// A live QP; memory readable, and registered unless inline.
 #[inline]
-pub unsafe fn send<const N: usize>(qp: NonNull<ibv_qp>, work: &[Work; N]) -> Result<()> {
+pub unsafe fn post_send<const N: usize>(qp: NonNull<ibv_qp>, work: &[SendWr; N]) -> Result<()> {
     let mut requests = [const { MaybeUninit::<ibv_send_wr>::uninit() }; N];
     let mut lists = [const { MaybeUninit::<[ibv_sge; 2]>::uninit() }; N];
     let mut next = ptr::null_mut();
     for ((item, request), list) in work.iter().zip(&mut requests).zip(&mut lists).rev() {
-        let list =
-            list.write(item.pieces.map(|piece| ibv_sge { addr: piece.addr, length: piece.len, lkey: piece.lkey }));
+        let list = list.write(item.sg_list.map(|sge| ibv_sge { addr: sge.addr, length: sge.len, lkey: sge.lkey }));
         // SAFETY: all zeros are a value of this structure.
         let request = request.write(unsafe { zeroed() });
-        request.wr_id = item.number;
+        request.wr_id = item.wr_id;
         request.next = next;
         request.sg_list = list.as_mut_ptr();
-        request.num_sge = item.pieces.iter().take_while(|piece| piece.len > 0).count() as c_int;
-        request.opcode = match item.kind {
-            Kind::Write => verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE,
-            Kind::WriteWord(word) => {
-                request.__bindgen_anon_1.imm_data = word;
+        request.num_sge = item.sg_list.iter().take_while(|sge| sge.len > 0).count() as c_int;
+        request.opcode = match item.opcode {
+            Opcode::Write => verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE,
+            Opcode::WriteImm(imm) => {
+                request.__bindgen_anon_1.imm_data = imm;
                 verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM
             }
-            Kind::Send => verbs::ibv_wr_opcode::IBV_WR_SEND,
+            Opcode::Send => verbs::ibv_wr_opcode::IBV_WR_SEND,
         };
         request.wr.rdma.remote_addr = item.addr;
-        request.wr.rdma.rkey = item.key;
-        if item.report {
+        request.wr.rdma.rkey = item.rkey;
+        if item.signaled {
             request.send_flags |= verbs::ibv_send_flags::IBV_SEND_SIGNALED.0;
         }
         if item.inline && request.num_sge > 0 {
@@ -344,37 +348,39 @@ pub unsafe fn send<const N: usize>(qp: NonNull<ibv_qp>, work: &[Work; N]) -> Res
         next = request;
     }
     let mut bad = ptr::null_mut();
-    // SAFETY: the caller's word; the chain lives until the call returns.
+    // SAFETY: the QP is live and the memory as described: guaranteed by the caller. The chain lives
+    // until the call returns.
     let result = unsafe {
         let post = (*(*qp.as_ptr()).context).ops.post_send.ok_or(Errno::ENOSYS)?;
         doorbell::post(post as usize, || post(qp.as_ptr(), next, &raw mut bad))
     };
-    // SAFETY: the caller's word.
+    // SAFETY: the QP is live: guaranteed by the caller.
     unsafe { doorbell::posted(qp, result) }
 }
 
-/// The most receives posted in one go.
+/// Receives posted as one chain at most.
 const BATCH: usize = 64;
 
-/// Posts a receive for each of `slots`: into the 4 bytes at `place(slot)`, or for none.
+/// Posts a receive for each of `slots`: into the memory of `buffer_of(slot)`, or without memory.
 ///
 /// # Safety
 /// A live QP; the memory is registered with `lkey` and the device's to write.
-pub unsafe fn receive(qp: NonNull<ibv_qp>, slots: &[u32], place: impl Fn(u32) -> Option<Piece>) -> Result<()> {
+pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slots: &[u32], buffer_of: impl Fn(u32) -> Option<Sge>) -> Result<()> {
     let mut requests = [const { MaybeUninit::<ibv_recv_wr>::uninit() }; BATCH];
     let mut lists = [const { MaybeUninit::<ibv_sge>::uninit() }; BATCH];
     for batch in slots.chunks(BATCH) {
         let mut next = ptr::null_mut();
         for ((&slot, request), list) in batch.iter().zip(&mut requests).zip(&mut lists) {
             let (mut sg_list, mut num_sge) = (ptr::null_mut(), 0);
-            if let Some(piece) = place(slot) {
-                sg_list = list.write(ibv_sge { addr: piece.addr, length: piece.len, lkey: piece.lkey });
+            if let Some(sge) = buffer_of(slot) {
+                sg_list = list.write(ibv_sge { addr: sge.addr, length: sge.len, lkey: sge.lkey });
                 num_sge = 1;
             }
-            next = request.write(ibv_recv_wr { wr_id: RECEIVE | u64::from(slot), next, sg_list, num_sge });
+            next = request.write(ibv_recv_wr { wr_id: RECV_WR_ID_FLAG | u64::from(slot), next, sg_list, num_sge });
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: the caller's word; the chain lives until the call returns.
+        // SAFETY: the QP is live and the memory as described: guaranteed by the caller. The chain
+        // lives until the call returns.
         let result = unsafe {
             let post = (*(*qp.as_ptr()).context).ops.post_recv.ok_or(Errno::ENOSYS)?;
             post(qp.as_ptr(), next, &raw mut bad)

@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 
 use super::doorbell;
 use super::gid;
-use super::rc::RECEIVE;
+use super::rc::RECV_WR_ID_FLAG;
 use super::verbs::{
     self, IBV_LINK_LAYER_ETHERNET, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr,
     ibv_sge,
@@ -14,13 +14,13 @@ use super::verbs::{
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_UDP_QKEY, ibv_sa_path_rec};
 
-/// Bytes in front of every received datagram, a global route header or room for one.
+/// Bytes in front of every received datagram: a global route header, or space for one.
 pub const GRH: usize = 40;
 
-/// Most hops of a path that gives none.
+/// Hop limit of a path that has none.
 const HOPS: u8 = 64;
 
-/// Where datagrams go: a port of the fabric.
+/// An address handle (AH): a port of the fabric that datagrams go to.
 #[derive(Debug)]
 pub struct AddressHandle(NonNull<ibv_ah>);
 
@@ -30,7 +30,8 @@ unsafe impl Send for AddressHandle {}
 unsafe impl Sync for AddressHandle {}
 
 impl AddressHandle {
-    /// The far end of `path`, which starts at a device's port with the address `local`.
+    /// Creates an AH for the far end of `path`, which starts at a device's port with the address
+    /// `local`.
     ///
     /// # Safety
     /// An open context and a PD of it, which outlives the result.
@@ -41,9 +42,9 @@ impl AddressHandle {
         path: &ibv_sa_path_rec,
         local: &SocketAddr,
     ) -> Result<AddressHandle> {
-        // SAFETY: the caller's word.
+        // SAFETY: the context is open: guaranteed by the caller.
         let mut attr = unsafe { attributes(context, port, path, local)? };
-        // SAFETY: the caller's word; the attributes live until the call returns.
+        // SAFETY: the PD is live: guaranteed by the caller; the attributes live until the call returns.
         let handle = unsafe { verbs::ibv_create_ah(pd.as_ptr(), &raw mut attr) };
         NonNull::new(handle).map(AddressHandle).ok_or_else(Errno::last)
     }
@@ -64,7 +65,7 @@ unsafe fn attributes(
     path: &ibv_sa_path_rec,
     local: &SocketAddr,
 ) -> Result<ibv_ah_attr> {
-    // SAFETY: the caller's word; all zeros are a value of the attributes.
+    // SAFETY: the context is open: guaranteed by the caller; all zeros are a value of the attributes.
     let (own, mut attr): (_, ibv_ah_attr) = unsafe { (verbs::query_port(context, port)?, zeroed()) };
     attr.port_num = port;
     attr.dlid = u16::from_be(path.dlid);
@@ -78,7 +79,7 @@ unsafe fn attributes(
         // SAFETY: unions of numbers, all of the same 16 bytes.
         let (from, to) = unsafe { (path.sgid.raw, path.dgid.raw) };
         attr.grh.dgid = ibv_gid { raw: to };
-        // SAFETY: the caller's word.
+        // SAFETY: the context is open: guaranteed by the caller.
         attr.grh.sgid_index = unsafe { gid::index(context, port, own.gid_tbl_len, from, local)? };
         attr.grh.flow_label = u32::from_be(path.flow_label);
         attr.grh.hop_limit = if path.hop_limit > 1 { path.hop_limit } else { HOPS };
@@ -87,24 +88,24 @@ unsafe fn attributes(
     Ok(attr)
 }
 
-/// Posts a datagram of `len` registered bytes, whose completion brings `number`.
+/// Posts a datagram of `len` bytes of a memory region, whose completion carries `wr_id`.
 ///
 /// # Safety
 /// A live UD QP; the memory and `to` stay as they are until the completion.
-pub unsafe fn send(
+pub unsafe fn post_send(
     qp: NonNull<ibv_qp>,
-    number: u64,
+    wr_id: u64,
     from: NonNull<u8>,
     len: u32,
     lkey: u32,
     to: &AddressHandle,
     qpn: u32,
 ) -> Result<()> {
-    let mut piece = ibv_sge { addr: from.as_ptr() as u64, length: len, lkey };
+    let mut sge = ibv_sge { addr: from.as_ptr() as u64, length: len, lkey };
     // SAFETY: all zeros are a value of a work request.
     let mut request: ibv_send_wr = unsafe { zeroed() };
-    request.wr_id = number;
-    request.sg_list = &raw mut piece;
+    request.wr_id = wr_id;
+    request.sg_list = &raw mut sge;
     request.num_sge = 1;
     request.opcode = verbs::ibv_wr_opcode::IBV_WR_SEND;
     request.send_flags = verbs::ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -112,28 +113,30 @@ pub unsafe fn send(
     request.wr.ud.remote_qpn = qpn;
     request.wr.ud.remote_qkey = RDMA_UDP_QKEY;
     let mut bad = ptr::null_mut();
-    // SAFETY: the caller's word; the request lives until the call returns.
+    // SAFETY: the QP and the memory are as described: guaranteed by the caller. The request lives
+    // until the call returns.
     let result = unsafe {
         let post = (*(*qp.as_ptr()).context).ops.post_send.ok_or(Errno::ENOSYS)?;
         post(qp.as_ptr(), &raw mut request, &raw mut bad)
     };
-    // SAFETY: the caller's word.
+    // SAFETY: the QP is live: guaranteed by the caller.
     unsafe { doorbell::posted(qp, result) }
 }
 
-/// Posts a receive of `len` bytes at `into`; its completion brings `slot` and [`RECEIVE`].
+/// Posts a receive of `len` bytes at `into`. Its completion carries `slot` with [`RECV_WR_ID_FLAG`].
 ///
 /// # Safety
 /// A live UD QP; the memory is registered with `lkey` and the device's to write until the completion.
-pub unsafe fn receive(qp: NonNull<ibv_qp>, slot: u32, into: NonNull<u8>, len: u32, lkey: u32) -> Result<()> {
-    let mut piece = ibv_sge { addr: into.as_ptr() as u64, length: len, lkey };
+pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slot: u32, into: NonNull<u8>, len: u32, lkey: u32) -> Result<()> {
+    let mut sge = ibv_sge { addr: into.as_ptr() as u64, length: len, lkey };
     // SAFETY: all zeros are a value of a work request.
     let mut request: ibv_recv_wr = unsafe { zeroed() };
-    request.wr_id = RECEIVE | u64::from(slot);
-    request.sg_list = &raw mut piece;
+    request.wr_id = RECV_WR_ID_FLAG | u64::from(slot);
+    request.sg_list = &raw mut sge;
     request.num_sge = 1;
     let mut bad = ptr::null_mut();
-    // SAFETY: the caller's word; the request lives until the call returns.
+    // SAFETY: the QP and the memory are as described: guaranteed by the caller. The request lives
+    // until the call returns.
     let result = unsafe {
         let post = (*(*qp.as_ptr()).context).ops.post_recv.ok_or(Errno::ENOSYS)?;
         post(qp.as_ptr(), &raw mut request, &raw mut bad)

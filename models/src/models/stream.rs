@@ -13,7 +13,7 @@ use loom::sync::{Mutex, MutexGuard};
 use crate::errno::{Errno, Result};
 use crate::sys::event::{Deadline, EventFd};
 use crate::sys::futex::Changes;
-use crate::turns::{self, Led, Turns, Until};
+use crate::channel_leader::{self, EventSource, Leadership, Until};
 use crate::watch::{Notice, Pollable, Watchers};
 
 /// Any deadline: they come at once.
@@ -62,7 +62,7 @@ impl Channel {
 }
 
 pub struct State {
-    turns: Turns,
+    leadership: Leadership,
     pub available: u32,
     /// Room to send, and those who wait for it.
     room: u32,
@@ -88,7 +88,7 @@ impl Stream {
             queue: Mutex::default(),
             channel: std::sync::Arc::new(Channel::new()),
             state: Mutex::new(State {
-                turns: Turns::default(),
+                leadership: Leadership::default(),
                 available: 0,
                 room: 0,
                 wanting: 0,
@@ -128,13 +128,13 @@ impl Stream {
         let mut state = self.lock();
         state.wanting += 1;
         loop {
-            self.look(&mut state);
+            self.process_completions(&mut state);
             if state.room > 0 {
                 state.room -= 1;
                 state.wanting -= 1;
                 return;
             }
-            state = turns::wait(self, state, None).0;
+            state = channel_leader::wait(self, state, None).0;
         }
     }
 
@@ -161,7 +161,7 @@ impl Stream {
                 return Err(Errno::EBADF);
             }
             if state.available == 0 {
-                self.look(&mut state);
+                self.process_completions(&mut state);
             }
             if state.available > 0 {
                 state.available -= 1;
@@ -170,7 +170,7 @@ impl Stream {
             if state.shut {
                 return Ok(false);
             }
-            let (back, result) = turns::wait(self, state, deadline);
+            let (back, result) = channel_leader::wait(self, state, deadline);
             state = back;
             if !state.closed {
                 result?;
@@ -181,7 +181,7 @@ impl Stream {
     /// As a call that does not wait.
     pub fn receive_now(&self) -> bool {
         let mut state = self.lock();
-        self.look(&mut state);
+        self.process_completions(&mut state);
         let some = state.available > 0;
         state.available -= u32::from(some);
         some
@@ -195,7 +195,7 @@ impl Stream {
     /// As calls that do not wait, until there is neither data nor room: how much there was.
     pub fn take_all(&self) -> (u32, u32) {
         let mut state = self.lock();
-        self.look(&mut state);
+        self.process_completions(&mut state);
         (mem::take(&mut state.available), mem::take(&mut state.room))
     }
 
@@ -207,7 +207,7 @@ impl Stream {
     pub fn shut_down(&self) {
         let mut state = self.lock();
         state.shut = true;
-        if state.turns.is_led() {
+        if state.leadership.has_leader() {
             self.complete(0);
         }
         self.notify(Notice::Changed);
@@ -216,23 +216,23 @@ impl Stream {
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        if state.turns.is_led() {
+        if state.leadership.has_leader() {
             self.complete(0);
         }
         drop(state);
         self.notify(Notice::Closed);
-        let Ok(mut state) = turns::leave(self, self.lock()) else { unreachable!("no signal handlers here") };
-        assert!(!state.turns.is_led());
+        let Ok(mut state) = channel_leader::wait_for_no_leader(self, self.lock()) else { unreachable!("no signal handlers here") };
+        assert!(!state.leadership.has_leader());
         state.released = true;
     }
 }
 
-impl Led for Stream {
+impl EventSource for Stream {
     type State = State;
     type Channel = std::sync::Arc<Channel>;
     type Event = Kind;
 
-    fn here() -> usize {
+    fn this_thread() -> usize {
         let mut hasher = DefaultHasher::new();
         loom::thread::current().id().hash(&mut hasher);
         hasher.finish() as usize | 1
@@ -246,19 +246,19 @@ impl Led for Stream {
         &self.changed
     }
 
-    fn tell_pollers(&self) {
+    fn notify_pollers(&self) {
         self.watchers.notify(Notice::Changed);
     }
 
-    fn turns(state: &mut State) -> Option<&mut Turns> {
-        (!state.released).then_some(&mut state.turns)
+    fn leadership(state: &mut State) -> Option<&mut Leadership> {
+        (!state.released).then_some(&mut state.leadership)
     }
 
-    fn shows_in_channel(state: &State) -> bool {
+    fn uses_channel(state: &State) -> bool {
         !state.closed
     }
 
-    fn look(&self, state: &mut State) -> bool {
+    fn process_completions(&self, state: &mut State) -> bool {
         if state.closed {
             return false;
         }
@@ -277,12 +277,12 @@ impl Led for Stream {
         any
     }
 
-    fn request_event(&self, _: &mut State) -> bool {
+    fn arm_recv_cq(&self, _: &mut State) -> bool {
         self.queue.lock().unwrap().armed = true;
         true
     }
 
-    fn request_more(&self, state: &mut State) -> bool {
+    fn arm_send_cq(&self, state: &mut State) -> bool {
         let asks = state.wanting > 0 && !state.sent_armed;
         if asks {
             self.queue.lock().unwrap().sent_armed = true;
@@ -291,7 +291,7 @@ impl Led for Stream {
         asks
     }
 
-    fn asked_more(state: &State) -> bool {
+    fn is_send_cq_armed(state: &State) -> bool {
         state.sent_armed
     }
 
@@ -299,7 +299,7 @@ impl Led for Stream {
         unreachable!("the model's channel never fails");
     }
 
-    fn take(&self, state: &mut State) -> Result<Kind> {
+    fn read_event(&self, state: &mut State) -> Result<Kind> {
         assert!(!state.released);
         self.channel.take(false)
     }
@@ -315,7 +315,7 @@ impl Led for Stream {
         }
     }
 
-    fn took(state: &mut State, event: &Kind) -> bool {
+    fn note_event(state: &mut State, event: &Kind) -> bool {
         if *event == Kind::Sent {
             state.sent_armed = false;
         }
@@ -326,34 +326,34 @@ impl Led for Stream {
 impl Pollable for Stream {
     fn ready(&self, wanted: c_short) -> c_short {
         let mut state = self.lock();
-        self.look(&mut state);
+        self.process_completions(&mut state);
         bits(&state, wanted)
     }
 
     fn arm(&self, wanted: c_short) -> c_short {
         let mut state = self.lock();
-        if turns::may_lead::<Stream>(&mut state) {
-            turns::arm(self, &mut state);
+        if channel_leader::may_lead::<Stream>(&mut state) {
+            channel_leader::arm(self, &mut state);
         } else {
-            turns::request_more(self, &mut state);
-            self.look(&mut state);
+            channel_leader::arm_send_cq(self, &mut state);
+            self.process_completions(&mut state);
         }
         bits(&state, wanted)
     }
 
     fn wait_alone(&self, wanted: c_short, deadline: Deadline) -> Option<Result<c_short>> {
         let ready = |state: &State| Some(bits(state, wanted)).filter(|&bits| bits != 0);
-        Some(turns::wait_alone(self, self.lock(), deadline.instant(), ready)?.map(Option::unwrap_or_default))
+        Some(channel_leader::wait_alone(self, self.lock(), deadline.instant(), ready)?.map(Option::unwrap_or_default))
     }
 
     fn take_event(&self) {
         let mut state = self.lock();
-        turns::take(self, &mut state);
+        channel_leader::take_event(self, &mut state);
     }
 
     fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
         let state = self.lock();
-        if !state.released && !state.turns.is_led() {
+        if !state.released && !state.leadership.has_leader() {
             add(self.channel.events.as_raw_fd());
         }
     }

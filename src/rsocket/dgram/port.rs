@@ -17,7 +17,7 @@ use crate::rsocket::cm_id::CmId;
 use crate::rsocket::reactor::{self, Key};
 use crate::sys::event;
 use crate::sys::own::{self, OwnFd};
-use crate::sys::rc::{self, Channel, RECEIVE, Registered, ibv_wc};
+use crate::sys::rc::{CompletionChannel, CompletionQueue, MemoryRegion, RECV_WR_ID_FLAG, ibv_wc};
 use crate::sys::ud::{self, AddressHandle, GRH};
 use crate::sys::verbs::{IBV_TRANSPORT_IB, ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
@@ -57,7 +57,7 @@ pub(super) struct Port {
     /// Raises an event only for who waits for a free slot: a sent datagram wakes nobody who wants to receive.
     sent: Queue,
     received: Queue,
-    memory: Registered,
+    memory: MemoryRegion,
     receives: usize,
     /// A completion failed, or the device is to go: it is of no more use.
     pub broken: bool,
@@ -84,8 +84,8 @@ impl Drop for Watched {
 #[derive(Debug)]
 struct Queue {
     /// Before the channel, which it needs.
-    completions: rc::Queue,
-    channel: Channel,
+    completions: CompletionQueue,
+    channel: CompletionChannel,
     armed: bool,
 }
 
@@ -94,10 +94,10 @@ impl Queue {
     /// An open context, which stays open for as long as the result lives.
     unsafe fn new(context: NonNull<ibv_context>, entries: u16) -> Result<Queue> {
         // SAFETY: the caller's word.
-        let channel = unsafe { Channel::new(context)? };
+        let channel = unsafe { CompletionChannel::new(context)? };
         // Declared after the channel, and so dropped before it, should the next step fail.
         // SAFETY: as above.
-        let completions = unsafe { rc::Queue::new(context, entries.into(), &channel)? };
+        let completions = unsafe { CompletionQueue::new(context, entries.into(), &channel)? };
         event::set_nonblocking(channel.fd(), true)?;
         Ok(Queue { completions, channel, armed: false })
     }
@@ -116,9 +116,9 @@ impl Queue {
             return Ok(());
         }
         // SAFETY: the channel is live; it never blocks.
-        match unsafe { self.channel.events().take() } {
+        match unsafe { self.channel.handle().take() } {
             Ok(event) => {
-                self.completions.took(&event);
+                self.completions.note_event(&event);
                 self.armed = false;
                 Ok(())
             }
@@ -170,7 +170,12 @@ impl Port {
         let bytes = usize::from(receives) * RECEIVE_SLOT + usize::from(sends) * MOST;
         // SAFETY: the id keeps device and PD; all zeros are a value of the attributes.
         let (sent, received, memory, mut attr): (_, _, _, ibv_qp_init_attr) = unsafe {
-            (Queue::new(context, sends)?, Queue::new(context, receives)?, Registered::new(pd, bytes, false)?, zeroed())
+            (
+                Queue::new(context, sends)?,
+                Queue::new(context, receives)?,
+                MemoryRegion::new(pd, bytes, false)?,
+                zeroed(),
+            )
         };
         attr.send_cq = sent.completions.cq();
         attr.recv_cq = received.completions.cq();
@@ -232,7 +237,7 @@ impl Port {
         self.poll_queue(
             |port| &port.received,
             |port, wc| {
-                let slot = (wc.wr_id() & !RECEIVE) as u32;
+                let slot = (wc.wr_id() & !RECV_WR_ID_FLAG) as u32;
                 let len = wc.len().saturating_sub(GRH).min(MOST);
                 if !received(port, Received { slot, len, qpn: wc.src_qp }) {
                     port.unwanted.push(slot);
@@ -284,7 +289,7 @@ impl Port {
     pub fn repost(&self, slot: u32) -> Result<()> {
         let len = (GRH + MOST) as u32;
         // SAFETY: a live QP; nobody has the slot any more.
-        unsafe { ud::receive(self.qp, slot, self.receive_slot(slot), len, self.memory.lkey()) }
+        unsafe { ud::post_recv(self.qp, slot, self.receive_slot(slot), len, self.memory.lkey()) }
     }
 
     fn receive_slot(&self, slot: u32) -> NonNull<u8> {
@@ -303,7 +308,7 @@ impl Port {
         };
         let len = fill(bytes).min(MOST) as u32;
         // SAFETY: a live QP; slot and handle stay until the completion.
-        let posted = unsafe { ud::send(self.qp, slot.into(), start, len, self.memory.lkey(), &path.handle, qpn) };
+        let posted = unsafe { ud::post_send(self.qp, slot.into(), start, len, self.memory.lkey(), &path.handle, qpn) };
         match posted {
             Ok(()) => {
                 if let Some(place) = self.sending.get_mut(slot as usize) {
@@ -346,7 +351,7 @@ impl Port {
     /// go to `keep`.
     pub fn leave_numbers(&mut self, mut keep: impl FnMut(OwnFd)) -> Result<()> {
         for queue in [&mut self.received, &mut self.sent] {
-            keep(queue.channel.leave_number()?);
+            keep(queue.channel.move_to_new_number()?);
         }
         Ok(())
     }

@@ -1,7 +1,8 @@
-//! Flow control of a stream (spec: rsocket, Stream protocol): what may be sent where, and what the peer may send.
+//! Flow control of a stream (docs/protocol.md): what may be sent where, and what the peer may send.
 //!
-//! No input or output: the functions say what to do and are told what happened. Numbers of messages are 16 bits wide and
-//! wrap; the peer's are checked, for a peer that breaks the rules must cost only its own connection.
+//! Without I/O: the caller passes events in and carries results out. Message numbers are 16 bits wide
+//! and wrap. Everything received from the peer is validated: a peer that breaks the rules must cost only
+//! its own connection.
 
 mod pace;
 mod receive;
@@ -10,18 +11,20 @@ mod send;
 mod simulation;
 
 pub use pace::Wish;
-pub use receive::{Announcement, Grant, Received, Receiver};
+#[cfg(test)]
+pub use receive::Advertisement;
+pub use receive::{CreditUpdate, Received, Receiver};
 pub use send::{Chunk, SendLimits, Sender};
 
-/// A rule of the protocol that the peer broke.
+/// How the peer broke the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Violation {
     /// A message without credit.
     NoCredit,
-    /// More data than was granted.
+    /// More data than the advertised buffer holds.
     TooMuchData,
-    /// Credits taken back, or more than its receive queue has room for.
-    BadGrant,
-    /// An announced receive buffer that cannot be one.
+    /// A credit limit that takes credits back, or gives more than the receive queue holds.
+    BadCreditUpdate,
+    /// An advertised buffer that is invalid.
     BadBuffer,
 }

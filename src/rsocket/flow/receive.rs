@@ -1,42 +1,43 @@
-//! The receiving half: what was granted to the peer, what it sent, what the program took.
+//! The receiving half: credits and buffers for the peer, data received, data read by the program.
 //!
-//! The receive buffer is a ring of two halves. The peer fills a half at a time, in order; a half that the program has emptied is
-//! announced to it again. A busy stream gets another, larger ring (see [`Pace`]): that is announced from then on, and the old
-//! one ends with its last byte.
+//! The receive buffer is a ring of two halves. The peer fills one half at a time, in order; a half that
+//! the program has emptied is advertised again. A busy stream gets another, larger ring (see [`Pace`]):
+//! its halves are advertised from then on, and the old ring ends with its last byte.
 //!
-//! The peer's SGL has two entries, each in use until its half is full: no more than two halves that are not full are announced.
+//! The target SGL has two entries, each in use until its half is full, so at most two halves that are
+//! not full are advertised.
 
 use super::Violation;
 use super::pace::{Pace, Wish};
 
-/// A receive buffer to announce: what goes into the peer's copy of the target SGL.
+/// A receive buffer for the peer: what is written into its target SGL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Announcement {
-    /// Which entry of the SGL: 0 or 1.
-    pub slot: usize,
-    /// In which ring: 0 or 1.
+pub struct Advertisement {
+    /// Entry of the SGL: 0 or 1.
+    pub sgl_entry: usize,
+    /// Ring: 0 or 1.
     pub ring: usize,
-    /// Place in it.
+    /// Offset in the ring.
     pub offset: u32,
     /// Bytes.
     pub len: u32,
 }
 
-/// What to tell the peer.
+/// A credit update: what the peer may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grant {
-    /// Number of the message at which it has to stop.
-    pub number: u16,
-    /// A buffer, when there is one.
-    pub buffer: Option<Announcement>,
+pub struct CreditUpdate {
+    /// Number of the first message that it must not send.
+    pub limit: u16,
+    /// A free buffer.
+    pub buffer: Option<Advertisement>,
 }
 
-/// Received bytes in one piece.
+/// Contiguous received bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Received {
-    /// In which ring: 0 or 1.
+    /// Ring: 0 or 1.
     pub ring: usize,
-    /// Place in it.
+    /// Offset in the ring.
     pub offset: u32,
     /// Bytes.
     pub len: u32,
@@ -47,20 +48,20 @@ pub struct Received {
 struct Ring {
     /// Bytes: an even number.
     size: u32,
-    /// Bytes announced, received and taken by the program, since the beginning.
-    announced: u64,
+    /// Bytes advertised, received and read by the program, since the beginning.
+    advertised: u64,
     received: u64,
     taken: u64,
-    /// Place of the next byte to take.
-    place: u32,
-    /// Bytes missing in the half that the peer fills.
+    /// Offset of the next byte to read.
+    read_offset: u32,
+    /// Bytes left of the half that the peer is filling.
     left: u32,
 }
 
 impl Ring {
     fn new(size: u32) -> Ring {
         let size = size & !1;
-        Ring { size, announced: 0, received: 0, taken: 0, place: 0, left: size / 2 }
+        Ring { size, advertised: 0, received: 0, taken: 0, read_offset: 0, left: size / 2 }
     }
 
     fn half(&self) -> u32 {
@@ -71,73 +72,88 @@ impl Ring {
         self.received - self.taken
     }
 
-    /// Whether the peer has filled all that was announced.
+    /// Returns whether the peer has filled everything that was advertised.
     fn is_full(&self) -> bool {
-        self.received == self.announced
+        self.received == self.advertised
     }
 
-    /// Whether a half is free that can be announced.
+    /// Returns whether a half is free to be advertised.
     fn has_free_half(&self) -> bool {
-        self.taken + u64::from(self.half()) >= self.announced
+        self.taken + u64::from(self.half()) >= self.advertised
     }
 
-    /// Where the bytes are that begin `skip` bytes after the next one, and how many.
+    /// Returns offset and length of the contiguous bytes that begin `skip` bytes after the next one.
     fn piece(&self, skip: u64, available: u64) -> (u32, u32) {
-        // No more than the ring holds is skipped.
+        // At most the size of the ring is skipped.
         let size = u64::from(self.size);
-        let start = u64::from(self.place) + skip;
+        let start = u64::from(self.read_offset) + skip;
         let start = if start >= size { start - size } else { start };
         (start as u32, available.min(size - start) as u32)
     }
 
     fn take(&mut self, len: u64) {
         self.taken += len;
-        // No more than the ring holds.
-        let place = u64::from(self.place) + len;
+        // At most the size of the ring.
+        let offset = u64::from(self.read_offset) + len;
         let size = u64::from(self.size);
-        self.place = if place >= size { place - size } else { place } as u32;
+        self.read_offset = if offset >= size { offset - size } else { offset } as u32;
     }
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct Receiver {
-    /// Where the program reads.
+    /// The ring that the program reads.
     ring: Ring,
-    /// Where the peer goes on when that one is full.
+    /// The ring that the peer fills next.
     next: Option<Ring>,
     /// Number of `ring`: 0 or 1.
-    turn: usize,
+    current: usize,
     pace: Pace,
-    /// Which SGL entry is next.
-    slot: usize,
-    /// Receive queue entries.
-    queue: u16,
-    /// Messages received, and the number at which the peer stops.
+    /// The SGL entry that is written next.
+    sgl_entry: usize,
+    /// Receive queue entries for messages that take credits.
+    credits: u16,
+    /// Messages received, and the limit that the peer was given.
     messages: u16,
-    granted: u16,
+    limit: u16,
 }
 
 impl Receiver {
-    /// A receiver with a ring of `size` bytes, of which the first half is announced at connection together with `queue` credits.
-    pub fn new(size: u32, queue: u16) -> Receiver {
+    /// Creates a receiver with a ring of `size` bytes. Connection data advertises the first half and
+    /// `credits` messages.
+    pub fn new(size: u32, credits: u16) -> Receiver {
         let mut ring = Ring::new(size);
-        ring.announced = u64::from(ring.half());
-        Receiver { ring, next: None, turn: 0, pace: Pace::default(), slot: 1, queue, messages: 0, granted: queue }
+        ring.advertised = u64::from(ring.half());
+        Receiver {
+            ring,
+            next: None,
+            current: 0,
+            pace: Pace::default(),
+            sgl_entry: 1,
+            credits,
+            messages: 0,
+            limit: credits,
+        }
     }
 
-    /// A message of `len` bytes of data came.
+    /// Returns the number of messages that may be outstanding.
+    pub fn credits(&self) -> u16 {
+        self.credits
+    }
+
+    /// A data message of `len` bytes arrived.
     #[inline]
     pub fn data(&mut self, len: u32) -> Result<(), Violation> {
         let ring = match &mut self.next {
             Some(next) if self.ring.is_full() => next,
             _ => &mut self.ring,
         };
-        // A message never goes from one half into the other: the peer's end of a half is the end of a write.
-        if len > ring.left || u64::from(len) > ring.announced - ring.received {
+        // A message never crosses the end of a half: each half is an SGL entry of its own.
+        if len > ring.left || u64::from(len) > ring.advertised - ring.received {
             return Err(Violation::TooMuchData);
         }
-        count(&mut self.messages, self.granted)?;
+        count(&mut self.messages, self.limit)?;
         ring.received += u64::from(len);
         ring.left -= len;
         if ring.left == 0 {
@@ -146,18 +162,18 @@ impl Receiver {
         Ok(())
     }
 
-    /// A message came that takes a credit.
+    /// A message without data arrived that takes a credit.
     pub fn message(&mut self) -> Result<(), Violation> {
-        count(&mut self.messages, self.granted)
+        count(&mut self.messages, self.limit)
     }
 
-    /// Bytes that the program can take.
+    /// Returns the number of bytes that the program can read.
     #[inline]
     pub fn available(&self) -> u64 {
         self.ring.available() + self.next.as_ref().map_or(0, Ring::available)
     }
 
-    /// The bytes that begin `skip` bytes after the next one, as far as they are in one piece.
+    /// Returns the contiguous bytes that begin `skip` bytes after the next one.
     #[inline]
     pub fn piece(&self, skip: u64) -> Received {
         let here = self.ring.available();
@@ -165,15 +181,16 @@ impl Receiver {
             && left > 0
         {
             let (offset, len) = self.ring.piece(skip, left);
-            return Received { ring: self.turn, offset, len };
+            return Received { ring: self.current, offset, len };
         }
         let Some(next) = &self.next else { return Received::default() };
         let Some(left) = next.available().checked_sub(skip - here) else { return Received::default() };
         let (offset, len) = next.piece(skip - here, left);
-        Received { ring: 1 - self.turn, offset, len }
+        Received { ring: 1 - self.current, offset, len }
     }
 
-    /// The program took `len` bytes. The number of a ring that has ended with them, which nobody uses any more.
+    /// The program has read `len` bytes. Returns the ring that ended with them, if one did: it is no
+    /// longer used.
     #[inline]
     #[must_use]
     pub fn take(&mut self, len: u64) -> Option<usize> {
@@ -187,104 +204,108 @@ impl Receiver {
         ended
     }
 
-    /// Takes the next bytes, at most `len`, in the usual case: no other ring follows, and they are in one piece. `None` otherwise,
-    /// and when there are none.
+    /// Fast path: takes at most `len` bytes that are contiguous in the only ring. Returns `None` in all
+    /// other cases, and without data.
     #[inline]
     pub fn take_piece(&mut self, len: usize) -> Option<Received> {
-        let offset = self.ring.place;
+        let offset = self.ring.read_offset;
         let ring = &mut self.ring;
         let len = u64::try_from(len).unwrap_or(u64::MAX).min(ring.available());
         if len == 0 || len > u64::from(ring.size - offset) || self.next.is_some() {
             return None;
         }
         ring.take(len);
-        Some(Received { ring: self.turn, offset, len: len as u32 })
+        Some(Received { ring: self.current, offset, len: len as u32 })
     }
 
-    /// How many of `len` bytes come from a ring that is to end; whether it does.
+    /// Takes up to `len` bytes of a ring that is about to end, and notes in `ended` if it does. Returns
+    /// the number of bytes.
     #[cold]
     fn take_of_old(&mut self, len: u64, ended: &mut Option<usize>) -> u64 {
         let here = self.ring.available().min(len);
         self.ring.take(here);
-        if self.ring.taken == self.ring.announced
+        if self.ring.taken == self.ring.advertised
             && let Some(next) = self.next.take()
         {
             self.ring = next;
-            *ended = Some(self.turn);
-            self.turn = 1 - self.turn;
+            *ended = Some(self.current);
+            self.current = 1 - self.current;
         }
         here
     }
 
-    /// Whether another half can be announced.
+    /// Returns whether another half can be advertised.
     #[inline]
     fn has_buffer(&self) -> bool {
         match &self.next {
             None => self.ring.has_free_half(),
-            // The last half of the old ring may be filled still, but not while there are two others.
-            Some(next) => next.has_free_half() && (next.announced == 0 || self.ring.is_full()),
+            // The old ring's last half counts as one of the two until it is full.
+            Some(next) => next.has_free_half() && (next.advertised == 0 || self.ring.is_full()),
         }
     }
 
-    /// Whether [`due`](Self::due) has something to say: the short question for after every message.
+    /// Returns whether [`next_credit_update`](Self::next_credit_update) has a result: the cheap test
+    /// after every message.
     #[inline]
-    pub fn is_due(&self) -> bool {
-        self.has_buffer() || self.unannounced() >= self.queue / 2
+    pub fn wants_credit_update(&self) -> bool {
+        self.has_buffer() || self.unadvertised_credits() >= self.credits / 2
     }
 
-    /// Credits that the peer could be given.
-    fn unannounced(&self) -> u16 {
-        self.messages.wrapping_add(self.queue).wrapping_sub(self.granted)
+    /// Returns the number of credits that the peer does not know of.
+    fn unadvertised_credits(&self) -> u16 {
+        self.messages.wrapping_add(self.credits).wrapping_sub(self.limit)
     }
 
-    /// Whether the ring should have another size, asked before [`due`](Self::due); `now` in milliseconds.
+    /// Returns whether the ring should have another size. Called before
+    /// [`next_credit_update`](Self::next_credit_update); `now` in milliseconds.
     pub fn wish(&mut self, now: impl Fn() -> u64) -> Wish {
         if self.may_follow() { self.pace.wish(now) } else { Wish::Stay }
     }
 
-    /// Whether another ring may be made now.
+    /// Returns whether another ring may follow now.
     pub fn may_follow(&self) -> bool {
         self.next.is_none() && self.ring.has_free_half()
     }
 
-    /// Grants a wish: another ring of `size` bytes, at least 2, follows the one in use; its number. `since`: the time, if it is
-    /// one that should shrink again.
+    /// Has another ring of `size` bytes, at least 2, follow the present one, and returns its number.
+    /// `since`: the time, for a ring that may shrink again.
     pub fn follow(&mut self, size: u32, since: Option<u64>) -> usize {
         debug_assert!(self.may_follow());
         self.pace.granted(since);
         self.next = Some(Ring::new(size));
-        1 - self.turn
+        1 - self.current
     }
 
-    /// A wish can't be granted.
+    /// There is no memory for a ring of the wanted size.
     pub fn refused(&mut self) {
         self.pace.refused();
     }
 
-    /// What the peer should be told, when it is worth a message: a half of the buffer is free, or half of its credits are used.
-    pub fn due(&self) -> Option<Grant> {
-        let number = self.messages.wrapping_add(self.queue);
+    /// Returns the next credit update if it is worth a message: a half of the ring is free, or half of
+    /// the credits are used.
+    pub fn next_credit_update(&self) -> Option<CreditUpdate> {
+        let limit = self.messages.wrapping_add(self.credits);
         if self.has_buffer() {
-            let (ring, turn) = self.next.as_ref().map_or((&self.ring, self.turn), |next| (next, 1 - self.turn));
-            let offset = (ring.announced % u64::from(ring.size)) as u32;
-            let buffer = Announcement { slot: self.slot, ring: turn, offset, len: ring.half() };
-            return Some(Grant { number, buffer: Some(buffer) });
+            let (ring, number) = self.next.as_ref().map_or((&self.ring, self.current), |next| (next, 1 - self.current));
+            let offset = (ring.advertised % u64::from(ring.size)) as u32;
+            let buffer = Advertisement { sgl_entry: self.sgl_entry, ring: number, offset, len: ring.half() };
+            return Some(CreditUpdate { limit, buffer: Some(buffer) });
         }
-        (self.unannounced() >= self.queue / 2).then_some(Grant { number, buffer: None })
+        (self.unadvertised_credits() >= self.credits / 2).then_some(CreditUpdate { limit, buffer: None })
     }
 
-    /// `grant` was sent.
-    pub fn told(&mut self, grant: &Grant) {
-        self.granted = grant.number;
-        if let Some(buffer) = grant.buffer {
-            self.next.as_mut().unwrap_or(&mut self.ring).announced += u64::from(buffer.len);
-            self.slot = 1 - self.slot;
+    /// `update` was sent.
+    pub fn credit_update_sent(&mut self, update: &CreditUpdate) {
+        self.limit = update.limit;
+        if let Some(buffer) = update.buffer {
+            self.next.as_mut().unwrap_or(&mut self.ring).advertised += u64::from(buffer.len);
+            self.sgl_entry = 1 - self.sgl_entry;
         }
     }
 }
 
-fn count(messages: &mut u16, granted: u16) -> Result<(), Violation> {
-    if *messages == granted {
+fn count(messages: &mut u16, limit: u16) -> Result<(), Violation> {
+    if *messages == limit {
         return Err(Violation::NoCredit);
     }
     *messages = messages.wrapping_add(1);

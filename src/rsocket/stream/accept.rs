@@ -135,15 +135,15 @@ impl Stream {
         options: super::Options,
         flags: c_int,
     ) -> Result<Arc<Stream>> {
-        // The id first with its stream, then the link: whatever fails, they go in the other order.
+        // The stream has the id before it gets the connection: if anything fails they are dropped in
+        // reverse order.
         let stream = Stream::with(self.domain, id, options, Phase::Accepting(Arc::downgrade(self)))?;
         let mut state = stream.lock();
-        let mut link = state.make_link()?;
-        link.agree(peer)?;
-        let offer = link.offer().emit();
-        stream.channel_fd.store(link.channel.fd(), Ordering::Relaxed);
+        let unconnected = state.make_unconnected()?;
+        let offer = unconnected.connection_data().emit();
+        stream.channel_fd.store(unconnected.channel_fd(), Ordering::Relaxed);
         state.flags = flags;
-        state.link = Some(link);
+        state.connection = Some(unconnected.connect(peer)?);
         // Before the answer: a failure after it would end a connection that the peer is about to
         // see established.
         stream.watch(&mut state)?;

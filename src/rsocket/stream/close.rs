@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::farewell::PARTING;
 use super::options::Linger;
 use super::wait::Wait;
-use super::{Guard, Notice, Phase, State, Stream, turns};
+use super::{Guard, Notice, Phase, State, Stream, channel_leader};
 use crate::errno::{Errno, Result};
 use crate::rsocket::forks;
 use crate::rsocket::reactor;
@@ -117,12 +117,12 @@ impl Stream {
 
     /// Sends a last message, if there is one, and waits until everything has arrived.
     fn say<'a>(&'a self, mut state: Guard<'a>, message: Option<Control>, deadline: Instant) -> Guard<'a> {
-        if let Some(link) = &mut state.link {
-            link.flushing += 1;
+        if let Some(connection) = &mut state.connection {
+            connection.begin_flush();
         }
         state = self.say_and_flush(state, message, deadline);
-        if let Some(link) = &mut state.link {
-            link.flushing -= 1;
+        if let Some(connection) = &mut state.connection {
+            connection.end_flush();
         }
         state
     }
@@ -130,16 +130,18 @@ impl Stream {
     fn say_and_flush<'a>(&'a self, mut state: Guard<'a>, mut message: Option<Control>, deadline: Instant) -> Guard<'a> {
         let mut wait = Wait::until(deadline);
         loop {
-            self.poll(&mut state);
-            let Some(link) = state.link.as_mut().filter(|link| link.failure().is_none()) else { return state };
+            self.process_completions(&mut state);
+            let Some(connection) = state.connection.as_mut().filter(|connection| connection.failure().is_none()) else {
+                return state;
+            };
             if let Some(last) = message {
-                match link.control(last) {
+                match connection.control(last) {
                     Ok(()) => message = None,
                     Err(Errno::EAGAIN) => {}
                     Err(_) => return state,
                 }
             }
-            let arrived = message.is_none() && link.is_flushed();
+            let arrived = message.is_none() && connection.is_flushed();
             if arrived || state.lost {
                 return state;
             }
@@ -155,10 +157,11 @@ impl Stream {
 
     /// Has a thread that sleeps in the completion channel look at what changed.
     fn wake_leader(&self, state: &mut State) {
-        if let Some(link) = state.link.as_mut().filter(|link| link.turns.is_led())
-            && link.rouse().is_err()
+        if let Some(connection) =
+            state.connection.as_mut().filter(|connection| connection.channel.leadership.has_leader())
+            && connection.force_completion().is_err()
         {
-            link.stop();
+            connection.flush_qp();
         }
     }
 
@@ -210,7 +213,7 @@ impl Stream {
     /// connection.
     fn end_later<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> Guard<'a> {
         let mut state = self.shut(state, true, true, deadline, Ending::WholeInBackground);
-        if state.farewell.is_none() && state.parts_in_order() {
+        if state.farewell.is_none() && state.needs_graceful_end() {
             self.begin_farewell(&mut state, None, deadline, true);
         }
         state
@@ -236,7 +239,7 @@ impl Stream {
     /// iWARP: a work request is complete when TCP has it, and TCP forgets what it has when the connection is torn down. Ends the
     /// connection in order, and waits until the peer's adapter has done so, too.
     fn part<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
-        if !state.parts_in_order() {
+        if !state.needs_graceful_end() {
             return state;
         }
         if !state.id().is_ok_and(|id| id.disconnect().is_ok()) {
@@ -266,7 +269,7 @@ impl Stream {
         let Ok(mut state) = self.state.try_lock() else { return };
         let connected = matches!(state.phase, Phase::Connected);
         let lives = connected || matches!(state.phase, Phase::Disconnected);
-        let meant = lives && (all || state.shut_write && state.parts_in_order());
+        let meant = lives && (all || state.shut_write && state.needs_graceful_end());
         if meant && state.options.linger != Linger::On(0) {
             state.said_all |= !connected && state.farewell.is_none();
             drop(self.end_later(state, Instant::now() + FAREWELL));
@@ -283,14 +286,16 @@ impl Stream {
 
     fn end<'a>(&'a self, mut state: Guard<'a>) {
         let phase = mem::replace(&mut state.phase, Phase::Closed);
-        if let Some(link) = state.link.as_mut().filter(|link| link.turns.is_led()) {
+        if let Some(connection) =
+            state.connection.as_mut().filter(|connection| connection.channel.leadership.has_leader())
+        {
             // Ends the leader's sleep. Without one the connection ends in order, which lets the last messages of iWARP arrive.
-            link.stop();
+            connection.flush_qp();
         }
         drop(state);
         // Without the lock: watchers look at their members when they let go of one.
         self.notify(Notice::Closed);
-        match turns::leave(self, self.lock()) {
+        match channel_leader::wait_for_no_leader(self, self.lock()) {
             Ok(mut state) => {
                 state.release();
                 self.channel_fd.store(-1, Ordering::Relaxed);
@@ -321,12 +326,13 @@ impl State {
         if let Some(key) = self.key.take() {
             reactor::forget(key);
         }
-        if let (Some(id), true) = (&self.id, self.link.is_some()) {
+        let has_qp = self.connection.is_some() || self.unconnected.is_some();
+        if let (Some(id), true) = (&self.id, has_qp) {
             // Tells the peer at once; it fails when there is no connection any more.
             let _ = id.disconnect();
         }
-        // The QP goes with the link, before the memory that the peer may write to.
-        self.link = None;
+        // The QP is destroyed before the memory that the peer may write to.
+        (self.connection, self.unconnected) = (None, None);
         self.mappings.clear();
         self.domain = None;
         self.id = None;

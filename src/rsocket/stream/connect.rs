@@ -53,7 +53,7 @@ impl Stream {
     /// unconnected one with a new id on the same channel. It stays bound to its address.
     pub(super) fn start_over(&self, state: &mut State) -> Result<()> {
         self.channel_fd.store(-1, Ordering::Relaxed);
-        state.link = None;
+        (state.connection, state.unconnected) = (None, None);
         state.mappings.clear();
         state.id.as_mut().ok_or(Errno::EBADF)?.start_over(super::port_space(self.domain))?;
         state.apply_options()?;
@@ -144,9 +144,9 @@ impl Stream {
 
     /// The route is there: makes the QP and sends the request.
     fn shake_hands(&self, state: &mut State) -> Result<()> {
-        let link = state.make_link()?;
+        let unconnected = state.make_unconnected()?;
         let id = state.id()?;
-        let offer = link.offer().emit();
+        let offer = unconnected.connection_data().emit();
         let mut data = [0; wire::IP_HEADER + ConnData::LEN];
         let start = if self.domain == AF_IB {
             data[..wire::IP_HEADER].copy_from_slice(&super::names::ip_header(id)?);
@@ -156,8 +156,8 @@ impl Stream {
         };
         data[start..start + ConnData::LEN].copy_from_slice(&offer);
         id.shake_hands(true, depth(id), &data[..start + ConnData::LEN])?;
-        self.channel_fd.store(link.channel.fd(), Ordering::Relaxed);
-        state.link = Some(link);
+        self.channel_fd.store(unconnected.channel_fd(), Ordering::Relaxed);
+        state.unconnected = Some(unconnected);
         Ok(())
     }
 
@@ -165,8 +165,12 @@ impl Stream {
     fn established(&self, state: &mut State, data: &[u8]) -> Result<()> {
         // A peer that accepts without our protocol is not one of ours.
         let peer = ConnData::parse(data).map_err(|_| Errno::ECONNREFUSED)?;
-        let link = state.link.as_mut().ok_or(Errno::EIO)?;
-        link.agree(&peer)?;
+        let unconnected = state.unconnected.take().ok_or(Errno::EIO)?;
+        let connection = unconnected.connect(&peer).inspect_err(|_| {
+            // The peer believes that there is a connection.
+            let _ = state.id().and_then(CmId::disconnect);
+        })?;
+        state.connection = Some(connection);
         state.phase = Phase::Connected;
         self.opened(state);
         Ok(())
@@ -174,7 +178,7 @@ impl Stream {
 
     /// A connection came into being, on either side.
     pub(super) fn opened(&self, state: &mut State) {
-        self.poll(state);
+        self.process_completions(state);
         self.set_keep_alive(state);
         self.notify(Notice::Changed);
     }
@@ -197,7 +201,7 @@ impl Stream {
 
     fn lose(&self, state: &mut State, error: Errno) {
         // What had come before stays readable, the peer's last message included.
-        self.poll(state);
+        self.process_completions(state);
         // A peer that has sent its last message leaves in order: reading ends as it does with TCP,
         // with 0.
         let orderly = state.ended && error == Errno::ECONNRESET;
@@ -246,12 +250,12 @@ impl Stream {
 
     /// The time for a keepalive has come. What became of the last one shows, too.
     pub(super) fn keep_alive(&self, state: &mut State) {
-        self.poll(state);
-        if let (Phase::Connected, Some(link)) = (&state.phase, &mut state.link)
-            && let Err(error) = link.keep_alive()
+        self.process_completions(state);
+        if let (Phase::Connected, Some(connection)) = (&state.phase, &mut state.connection)
+            && let Err(error) = connection.keep_alive()
         {
-            link.fail(error);
-            self.poll(state);
+            connection.fail(error);
+            self.process_completions(state);
         }
         if !matches!(state.phase, Phase::Connected) {
             self.notify(Notice::Changed);
@@ -284,8 +288,11 @@ impl State {
 
     /// Ends what there is of a connection, or answers a peer that did.
     fn hang_up(&mut self) {
-        let Some(link) = &mut self.link else { return };
-        link.stop();
+        match (&self.connection, &self.unconnected) {
+            (Some(connection), _) => connection.flush_qp(),
+            (None, Some(unconnected)) => unconnected.flush_qp(),
+            (None, None) => return,
+        }
         if let Ok(id) = self.id() {
             // It fails when there is nothing to end.
             let _ = id.disconnect();

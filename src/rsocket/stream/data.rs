@@ -7,8 +7,8 @@ use std::slice;
 
 use libc::iovec;
 
-use super::link::{Gather, SMALL, parts};
-use super::turns::Led;
+use super::channel_leader::EventSource;
+use super::connection::{Gather, MAX_COLLECTED, parts};
 use super::wait::Wait;
 use super::{Guard, Phase, State, Stream};
 use crate::errno::{Errno, Result};
@@ -36,11 +36,11 @@ impl Stream {
         if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
             return Err(false);
         }
-        let Some(link) = state.link.as_deref_mut() else { return Err(false) };
+        let Some(connection) = state.connection.as_deref_mut() else { return Err(false) };
         // What has arrived since counts, too, unless what is there is all that the program asks
         // for.
-        let there = link.available();
-        if there < len as u64 && !self.poll(state) && there == 0 {
+        let there = connection.available();
+        if there < len as u64 && !self.process_completions(state) && there == 0 {
             return Err(true);
         }
         // SAFETY: the caller's word.
@@ -104,7 +104,7 @@ impl Stream {
                 return Ok(0);
             }
             if state.available(peek, done) < (total - done) as u64 {
-                self.poll(&mut state);
+                self.process_completions(&mut state);
             }
             // SAFETY: the caller's word.
             done += unsafe { state.copy_out(buffers, done, peek) };
@@ -145,9 +145,11 @@ impl Stream {
         if !state.can_write() || state.has_mapping_news() {
             return false;
         }
-        let Some(link) = state.link.as_deref_mut().filter(|link| link.takes_inline(len)) else { return false };
+        let Some(connection) = state.connection.as_deref_mut().filter(|connection| connection.takes_inline(len)) else {
+            return false;
+        };
         // SAFETY: the caller's word; the length is small.
-        link.send_inline(unsafe { slice::from_raw_parts(data.as_ptr(), len) })
+        connection.send_inline(unsafe { slice::from_raw_parts(data.as_ptr(), len) })
     }
 
     /// As [`send_at_once`](Self::send_at_once) for the bytes of several buffers, which are collected
@@ -157,7 +159,7 @@ impl Stream {
     /// Buffers readable for their lengths.
     pub unsafe fn send_gathered_at_once(&self, buffers: &[iovec], flags: c_int) -> Option<usize> {
         let len = total(buffers).ok().filter(|&len| len > 0)?;
-        let mut room = [const { MaybeUninit::uninit() }; SMALL];
+        let mut room = [const { MaybeUninit::uninit() }; MAX_COLLECTED];
         // SAFETY: the buffers are readable and `len` bytes long.
         let data = unsafe { Gather::new(buffers, 0, len) }.collect(&mut room)?;
         // SAFETY: the collected bytes.
@@ -187,9 +189,9 @@ impl Stream {
                 }
                 return ended(&mut state, done);
             }
-            if state.link.as_ref().is_some_and(|link| link.splits(total - done)) {
+            if state.connection.as_ref().is_some_and(|connection| connection.crosses_target_end(total - done)) {
                 // What follows the end of the peer's buffer goes with what is before it, if there is room for it by now.
-                self.poll(&mut state);
+                self.process_completions(&mut state);
             }
             // SAFETY: the caller's word.
             let (sent, lack) = unsafe { self.copy_in(&mut state, buffers, done, total - done) };
@@ -202,7 +204,7 @@ impl Stream {
             }
             // Also when nothing completed, but posting was refused. Only once without progress:
             // what completes may make no room, as often as the peer likes.
-            looked = (sent > 0 || !looked) && self.poll(&mut state);
+            looked = (sent > 0 || !looked) && self.process_completions(&mut state);
             if looked {
                 continue;
             }
@@ -245,18 +247,18 @@ impl Stream {
                 return ended(&mut state, done);
             }
             // What the peer mapped last may not have been looked at.
-            self.poll(&mut state);
-            let Some(link) = &mut state.link else { return Err(Errno::ENOTCONN) };
-            let Some(region) = link.mapped(offset.wrapping_add(done as u64)) else { break };
-            let written = match (link.write(&data[done..], region, done > 0), link.failure()) {
+            self.process_completions(&mut state);
+            let Some(connection) = &mut state.connection else { return Err(Errno::ENOTCONN) };
+            let Some(region) = connection.mapped(offset.wrapping_add(done as u64)) else { break };
+            let written = match (connection.write(&data[done..], region, done > 0), connection.failure()) {
                 (Ok(written), _) => written,
                 (Err(_), Some(_)) => 0,
                 (Err(error), None) if done == 0 => return Err(error),
                 (Err(_), None) => break,
             };
             done += written;
-            if link.failure().is_some() {
-                self.poll(&mut state);
+            if connection.failure().is_some() {
+                self.process_completions(&mut state);
                 continue;
             }
             if written > 0 {
@@ -299,7 +301,7 @@ impl Stream {
     /// Who watches for edges looked before the buffer was full, and looks again only when told: from here on what has been sent tells
     /// that there is room. Whether there is some already.
     fn has_turned_up(&self, state: &mut State) -> bool {
-        !self.watchers.is_empty() && self.request_more(state) && self.look(state)
+        !self.watchers.is_empty() && self.arm_send_cq(state) && self.process_completions(state)
     }
 
     /// Sends what can be sent now of the `len` bytes from `skip` on: how many bytes, and `ENOMEM`
@@ -313,16 +315,18 @@ impl Stream {
             Ok(false) => return (0, None),
             Err(error) => return (0, Some(error)),
         }
-        let Some(link) = state.link.as_mut().filter(|link| link.failure().is_none()) else { return (0, None) };
+        let Some(connection) = state.connection.as_mut().filter(|connection| connection.failure().is_none()) else {
+            return (0, None);
+        };
         let sent = match parts(buffers, skip).next() {
             Some((start, first)) if first == len => {
                 // SAFETY: readable as long as this call lasts: guaranteed by the caller.
-                link.send(unsafe { slice::from_raw_parts(start, first) }, skip > 0)
+                connection.send(unsafe { slice::from_raw_parts(start, first) }, skip > 0)
             }
             // SAFETY: as above, and `len` bytes follow `skip`.
-            _ => link.send_gathered(unsafe { Gather::new(buffers, skip, len) }, skip > 0),
+            _ => connection.send_gathered(unsafe { Gather::new(buffers, skip, len) }, skip > 0),
         };
-        match (sent, link.failure()) {
+        match (sent, connection.failure()) {
             (Ok(sent), _) => (sent, None),
             (Err(_), Some(_)) => (0, None),
             (Err(error), None) => (0, Some(error)),
@@ -370,7 +374,7 @@ impl State {
 
     /// Bytes to read, behind the `done` ones that a peeking call has seen.
     fn available(&self, peek: bool, done: usize) -> u64 {
-        let available = self.link.as_ref().map_or(0, |link| link.available());
+        let available = self.connection.as_ref().map_or(0, |connection| connection.available());
         if peek { available.saturating_sub(done as u64) } else { available }
     }
 
@@ -380,14 +384,14 @@ impl State {
     /// Writable for `len` bytes.
     #[inline]
     unsafe fn read_available(&mut self, start: *mut u8, len: usize) -> Option<usize> {
-        let link = self.link.as_deref_mut()?;
-        let len = len.min(usize::try_from(link.available()).unwrap_or(usize::MAX));
+        let connection = self.connection.as_deref_mut()?;
+        let len = len.min(usize::try_from(connection.available()).unwrap_or(usize::MAX));
         if len == 0 {
             return None;
         }
         // SAFETY: the caller's word; possibly uninitialised.
         let into = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len) };
-        link.read_piece(into).or_else(|| Some(link.read(into)))
+        connection.read_piece(into).or_else(|| Some(connection.read(into)))
     }
 
     /// Copies what is there into the buffers, from `skip` bytes on; how many bytes.
@@ -396,19 +400,19 @@ impl State {
     /// Buffers writable for their lengths.
     unsafe fn copy_out(&mut self, buffers: &[iovec], skip: usize, peek: bool) -> usize {
         let seen = if peek { skip as u64 } else { 0 };
-        let Some(link) = &mut self.link else { return 0 };
+        let Some(connection) = &mut self.connection else { return 0 };
         let mut done = 0;
         for (start, len) in parts(buffers, skip) {
             // SAFETY: the caller's word; possibly uninitialised.
             let rest = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len) };
-            let copied = link.peek(seen + done as u64, rest);
+            let copied = connection.peek(seen + done as u64, rest);
             done += copied;
             if copied < rest.len() {
                 break;
             }
         }
         if !peek && done > 0 {
-            link.take(done as u64);
+            connection.take(done as u64);
         }
         done
     }

@@ -1,7 +1,7 @@
 //! The protection domain of a stream: its connection's memory is out of reach for the peers of all
 //! others.
 
-use super::link::Link;
+use super::connection::Unconnected;
 use super::{State, Stream, forks};
 use crate::cm::Domain;
 use crate::errno::{Errno, Result};
@@ -14,9 +14,9 @@ impl Stream {
     pub fn give_memory_back(&self) {
         if self.generation == forks::generation()
             && let Ok(mut state) = self.state.try_lock()
-            && let Some(link) = &mut state.link
+            && let Some(connection) = &mut state.connection
         {
-            link.give_memory_back();
+            connection.give_memory_back();
         }
     }
 }
@@ -28,7 +28,7 @@ impl State {
         if self.domain.as_ref().is_some_and(|domain| !domain.is_of(id)) {
             // Another id took the place of the one before. What was registered is of no use on its
             // device.
-            if self.has_mappings() || self.link.is_some() {
+            if self.has_mappings() || self.connection.is_some() || self.unconnected.is_some() {
                 return Err(Errno::ENODEV);
             }
             self.domain = None;
@@ -39,10 +39,10 @@ impl State {
         }
     }
 
-    /// A QP with its resources for the stream's id, whose device is known.
-    pub(super) fn make_link(&mut self) -> Result<Box<Link>> {
+    /// Creates a QP with its resources for the stream's id, whose device is known.
+    pub(super) fn make_unconnected(&mut self) -> Result<Box<Unconnected>> {
         self.domain()?;
         let (id, domain) = self.id.as_ref().zip(self.domain.as_ref()).ok_or(Errno::EBADF)?;
-        try_box(spare::with_memory(|| Link::new(id, domain, &self.options))?)
+        try_box(spare::with_memory(|| Unconnected::new(id, domain, &self.options))?)
     }
 }

@@ -144,8 +144,8 @@ impl Stream {
     /// then the connection is ended.
     pub(super) fn begin_farewell(&self, state: &mut State, message: Option<Control>, until: Instant, parts: bool) {
         state.farewell = Some(Farewell::new(message, until, parts));
-        if let Some(link) = &mut state.link {
-            link.flushing += 1;
+        if let Some(connection) = &mut state.connection {
+            connection.begin_flush();
         }
         // Most of the time it could be sent, and often it has arrived, too.
         if state.key.is_none() || self.is_over(state) {
@@ -179,9 +179,11 @@ impl Stream {
             state.end_farewell();
             return self.set_keep_alive(&mut state);
         }
-        if let Some(link) = state.link.as_mut().filter(|link| link.turns.is_led()) {
+        if let Some(connection) =
+            state.connection.as_mut().filter(|connection| connection.channel.leadership.has_leader())
+        {
             // A thread still sleeps in the channel, which has to stay until it is back.
-            link.stop();
+            connection.flush_qp();
             return state.look_later();
         }
         state.phase = Phase::Closed;
@@ -192,21 +194,21 @@ impl Stream {
 
     /// Whether everything has arrived, or nothing more will. Sends what could not be sent before.
     fn is_over(&self, state: &mut State) -> bool {
-        self.poll(state);
-        let (Some(farewell), Some(link)) = (&mut state.farewell, &mut state.link) else { return true };
-        if link.failure().is_some() || state.lost || farewell.is_late(Instant::now()) {
+        self.process_completions(state);
+        let (Some(farewell), Some(connection)) = (&mut state.farewell, &mut state.connection) else { return true };
+        if connection.failure().is_some() || state.lost || farewell.is_late(Instant::now()) {
             return true;
         }
         if farewell.parting {
             return false;
         }
         if let Some(message) = farewell.message {
-            match link.control(message) {
+            match connection.control(message) {
                 Ok(()) => farewell.message = None,
                 Err(Errno::EAGAIN) => return false,
                 Err(_) => return true,
             }
-            self.poll(state);
+            self.process_completions(state);
         }
         state.has_arrived() && !state.begin_parting()
     }
@@ -214,12 +216,12 @@ impl Stream {
 
 impl State {
     fn has_arrived(&self) -> bool {
-        self.link.as_ref().is_none_or(|link| link.is_flushed())
+        self.connection.as_ref().is_none_or(|connection| connection.is_flushed())
     }
 
     /// Ends an iWARP connection in order; whether there is something to wait for.
     fn begin_parting(&mut self) -> bool {
-        let parts = self.farewell.as_ref().is_some_and(|farewell| farewell.parts) && self.parts_in_order();
+        let parts = self.farewell.as_ref().is_some_and(|farewell| farewell.parts) && self.needs_graceful_end();
         let parting = parts && self.id().is_ok_and(|id| id.disconnect().is_ok());
         if let Some(farewell) = self.farewell.as_mut().filter(|_| parting) {
             farewell.parting = true;
@@ -230,15 +232,15 @@ impl State {
 
     /// Whether this is a working iWARP connection, which has to be ended in order for the last
     /// messages to arrive.
-    pub(super) fn parts_in_order(&self) -> bool {
-        !self.lost && self.link.as_ref().is_some_and(|link| link.parts_in_order())
+    pub(super) fn needs_graceful_end(&self) -> bool {
+        !self.lost && self.connection.as_ref().is_some_and(|connection| connection.needs_graceful_end())
     }
 
     /// Ends what goes on in the background, for whoever goes on with it.
     pub(super) fn end_farewell(&mut self) -> Option<Farewell> {
         let farewell = self.farewell.take()?;
-        if let Some(link) = &mut self.link {
-            link.flushing = link.flushing.saturating_sub(1);
+        if let Some(connection) = &mut self.connection {
+            connection.end_flush();
         }
         Some(farewell)
     }

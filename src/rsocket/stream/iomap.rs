@@ -3,14 +3,14 @@
 use std::ffi::c_int;
 use std::ptr::NonNull;
 
-use super::link::Link;
+use super::connection::Connection;
 use super::{Phase, State, Stream};
 use crate::diag::{self, Why};
 use crate::errno::{Errno, Result};
 use crate::rsocket::spare;
 use crate::rsocket::wire::{Mapping, Region};
 use crate::sys::alloc::try_push;
-use crate::sys::rc::Registered;
+use crate::sys::rc::MemoryRegion;
 
 /// Credits that are left for data when entries are to be taken back: a peer that reads nothing
 /// gives no more.
@@ -29,7 +29,7 @@ struct Mapped {
     len: usize,
     offset: u64,
     /// `None` once it is unmapped.
-    memory: Option<Registered>,
+    memory: Option<MemoryRegion>,
     entry: Entry,
 }
 
@@ -95,15 +95,15 @@ impl State {
         if !self.mappings.has_news {
             return Ok(true);
         }
-        let Some(link) = &mut self.link else { return Ok(true) };
-        while let Some((place, index)) = next_wanted(self.mappings.entries(), link.peer_mappings()) {
-            if !self.mappings.write(place, index, link)? {
+        let Some(connection) = &mut self.connection else { return Ok(true) };
+        while let Some((place, index)) = next_wanted(self.mappings.entries(), connection.peer_iomap()) {
+            if !self.mappings.write(place, index, connection)? {
                 return Ok(false);
             }
         }
         // Data does not wait for these, and has the last credits.
         while let Some((place, index)) = next_stale(self.mappings.entries()) {
-            if link.credits() <= KEPT_CREDITS || !self.mappings.write(place, index, link).unwrap_or(false) {
+            if connection.credits() <= KEPT_CREDITS || !self.mappings.write(place, index, connection).unwrap_or(false) {
                 return Ok(true);
             }
         }
@@ -120,15 +120,15 @@ impl State {
 impl Mappings {
     /// Writes an entry of the peer's table. False when it has to wait; a failure of the connection
     /// shows in the link.
-    fn write(&mut self, place: usize, index: u16, link: &mut Link) -> Result<bool> {
+    fn write(&mut self, place: usize, index: u16, connection: &mut Connection) -> Result<bool> {
         let Some(mapped) = self.list.get_mut(place) else { return Ok(true) };
         let region = match &mapped.memory {
-            Some(memory) => Region { addr: mapped.start as u64, key: memory.rkey(), length: mapped.len as u32 },
+            Some(memory) => Region { addr: mapped.start as u64, rkey: memory.rkey(), length: mapped.len as u32 },
             None => Region::default(),
         };
-        match link.announce(index, Mapping { offset: mapped.offset, region }) {
+        match connection.advertise_mapping(index, Mapping { offset: mapped.offset, region }) {
             Ok(false) => return Ok(false),
-            Err(error) if link.failure().is_none() => return Err(error),
+            Err(error) if connection.failure().is_none() => return Err(error),
             Ok(true) | Err(_) => {}
         }
         if mapped.memory.is_some() {
@@ -151,8 +151,8 @@ impl Stream {
             return Err(Errno::EINVAL);
         }
         let remote = prot & libc::PROT_WRITE != 0;
-        if let (true, Phase::Connected, Some(link)) = (remote, &state.phase, &state.link)
-            && !has_room(state.mappings.entries(), link.peer_mappings())
+        if let (true, Phase::Connected, Some(connection)) = (remote, &state.phase, &state.connection)
+            && !has_room(state.mappings.entries(), connection.peer_iomap())
         {
             return Err(Errno::ENOMEM);
         }
@@ -163,7 +163,7 @@ impl Stream {
         let pd = domain.pd();
         // SAFETY: the PD goes after the mappings (`State::release`); the caller vouches for the
         // memory.
-        let memory = spare::with_memory(|| unsafe { Registered::of(pd, start, len, remote) })?;
+        let memory = spare::with_memory(|| unsafe { MemoryRegion::of(pd, start, len, remote) })?;
         let entry = if remote { Entry::Wanted } else { Entry::Local };
         let mapped = Mapped { start: address, len, offset: offset as u64, memory: Some(memory), entry };
         try_push(&mut state.mappings.list, mapped)?;
@@ -178,9 +178,9 @@ impl Stream {
     /// Tells the peer what it can be told now.
     fn announce(&self, state: &mut State) {
         let _ = state.announce_mappings();
-        if state.link.as_ref().is_some_and(|link| link.failure().is_some()) {
+        if state.connection.as_ref().is_some_and(|connection| connection.failure().is_some()) {
             // For those who wait for the connection.
-            self.poll(state);
+            self.process_completions(state);
         }
     }
 

@@ -6,17 +6,17 @@
 
 mod accept;
 mod backlog;
+mod channel_leader;
 mod close;
 mod connect;
+mod connection;
 mod data;
 mod domain;
 mod farewell;
 mod iomap;
-mod link;
 mod names;
 mod options;
 mod ready;
-mod turns;
 mod wait;
 
 use std::ffi::c_int;
@@ -45,9 +45,9 @@ use crate::sys::lock::{self, Lock};
 use crate::sys::sockaddr::{AF_IB, SockAddr};
 use backlog::Listening;
 use connect::Attempt;
+use connection::{Batch, Connection, News, Unconnected};
 use farewell::Farewell;
 use iomap::Mappings;
-use link::{Batch, Link, News};
 use options::Options;
 
 /// A stream rsocket.
@@ -76,8 +76,10 @@ struct State {
     error: Option<Errno>,
     /// The reactor's name for it; set while it looks after the channel.
     key: Option<Key>,
-    /// Before `id`: the QP's CQ and memory go after the QP (see `close`).
-    link: Option<Box<Link>>,
+    /// Before `id`: a QP is destroyed before the id that it belongs to (see `close`).
+    connection: Option<Box<Connection>>,
+    /// While connecting, until the peer has accepted.
+    unconnected: Option<Box<Unconnected>>,
     id: Option<CmId>,
     /// The address that the program has bound the socket to, with the port that it got.
     bound: Option<SockAddr>,
@@ -143,7 +145,8 @@ impl Stream {
                 flags: 0,
                 error: None,
                 key: None,
-                link: None,
+                connection: None,
+                unconnected: None,
                 id: Some(id),
                 bound: None,
                 shut_read: false,
@@ -193,12 +196,12 @@ impl Stream {
 
     /// Looks at what completed, and draws the conclusions; whether anything did.
     #[inline]
-    fn poll(&self, state: &mut State) -> bool {
-        let Some(link) = &mut state.link else { return false };
+    fn process_completions(&self, state: &mut State) -> bool {
+        let Some(connection) = &mut state.connection else { return false };
         let mut batch = Batch::new();
-        let completed = link.completed(&mut batch);
-        let over = link.failure().is_some() && matches!(state.phase, Phase::Connected);
-        if completed == 0 && !over && !link.wants_sent() {
+        let completed = connection.poll_recv_cq(&mut batch);
+        let over = connection.failure().is_some() && matches!(state.phase, Phase::Connected);
+        if completed == 0 && !over && !connection.needs_send_completions() {
             return false;
         }
         self.handle_completed(state, &mut batch, completed)
@@ -206,12 +209,12 @@ impl Stream {
 
     #[inline(never)]
     fn handle_completed(&self, state: &mut State, batch: &mut Batch, completed: usize) -> bool {
-        let Some(link) = &mut state.link else { return false };
+        let Some(connection) = &mut state.connection else { return false };
         if let Phase::Closed = state.phase {
             return false;
         }
-        let news = link.complete_all(batch, completed);
-        let failure = link.failure();
+        let news = connection.process(batch, completed);
+        let failure = connection.failure();
         let over = failure.is_some() && matches!(state.phase, Phase::Connected);
         if news.end || news.disconnect || failure.is_some() {
             self.conclude(state, news, failure);
@@ -234,8 +237,8 @@ impl Stream {
         }
         if failure.is_some() {
             // A post that was refused shows in no completion: everything else of the QP is to end as well, which wakes who sleeps.
-            if let (Phase::Connected, Some(link)) = (&state.phase, &mut state.link) {
-                link.stop();
+            if let (Phase::Connected, Some(connection)) = (&state.phase, &mut state.connection) {
+                connection.flush_qp();
                 self.watchers.notify(Notice::Changed);
             }
             state.disconnect(failure);
@@ -342,7 +345,8 @@ impl Drop for Stream {
         if self.generation != forks::generation() {
             // The parent's: nothing but the descriptors is ours to end, and those went with rclose().
             let mappings = ManuallyDrop::new(mem::take(&mut state.mappings));
-            let _ = (ManuallyDrop::new(state.link.take()), mappings);
+            let _ = (ManuallyDrop::new(state.connection.take()), mappings);
+            let _ = ManuallyDrop::new(state.unconnected.take());
             let _ = (ManuallyDrop::new(state.domain.take()), ManuallyDrop::new(state.id.take()));
             return;
         }

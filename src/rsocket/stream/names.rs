@@ -66,7 +66,7 @@ impl Stream {
         let mut state = self.enter()?;
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_ERROR) => {
-                self.poll(&mut state);
+                self.process_completions(&mut state);
                 Ok(Value::int(state.take_error().map_or(0, Errno::get)))
             }
             (libc::SOL_SOCKET, libc::SO_TYPE) => Ok(Value::int(libc::SOCK_STREAM)),
@@ -89,7 +89,7 @@ impl Stream {
                     Phase::Listening(_) => 10,
                     _ => 7,
                 };
-                let window = state.link.as_ref().map_or(0, |link| link.credits());
+                let window = state.connection.as_ref().map_or(0, |connection| connection.credits());
                 info[TCP_INFO_CWND..TCP_INFO_CWND + 4].copy_from_slice(&window.to_ne_bytes());
                 Ok(Value::bytes(&info))
             }

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
-use super::turns::Led;
-use super::{Phase, State, Stream, turns};
+use super::channel_leader::EventSource;
+use super::{Phase, State, Stream, channel_leader};
 use crate::errno::Result;
 use crate::rsocket::bits::{IN, OUT};
 use crate::rsocket::forks;
@@ -24,9 +24,10 @@ impl State {
             Phase::Connecting(_) | Phase::Accepting(_) => 0,
             Phase::Failed { told: false } => IN | OUT | POLLRDHUP | POLLHUP | error,
             Phase::Connected => {
-                let link = self.link.as_ref();
-                let readable = self.ended || self.shut_read || link.is_some_and(|link| link.available() > 0);
-                let writable = self.shut_write || link.is_some_and(|link| link.can_send());
+                let connection = self.connection.as_ref();
+                let readable =
+                    self.ended || self.shut_read || connection.is_some_and(|connection| connection.available() > 0);
+                let writable = self.shut_write || connection.is_some_and(|connection| connection.can_send());
                 set(IN, readable) | set(OUT, writable) | set(POLLRDHUP, self.ended || self.shut_read) | error
             }
             Phase::Disconnected => IN | OUT | POLLRDHUP | POLLHUP | error,
@@ -40,7 +41,10 @@ impl State {
         matches!(self.phase, Phase::Connected)
             && self.error.is_none()
             && !(self.ended || self.shut_read || self.shut_write)
-            && self.link.as_ref().is_some_and(|link| link.available() == 0 && (wanted & OUT == 0 || !link.can_send()))
+            && self
+                .connection
+                .as_ref()
+                .is_some_and(|connection| connection.available() == 0 && (wanted & OUT == 0 || !connection.can_send()))
     }
 
     #[inline]
@@ -55,7 +59,7 @@ impl Pollable for Stream {
             return POLLNVAL;
         }
         let Ok(mut state) = self.state.lock_unless_mine() else { return 0 };
-        self.poll(&mut state);
+        self.process_completions(&mut state);
         state.wanted(wanted)
     }
 
@@ -68,7 +72,7 @@ impl Pollable for Stream {
             return true;
         }
         let Ok(mut state) = self.state.lock_unless_mine() else { return false };
-        state.wanted(wanted) != 0 || self.poll(&mut state) && state.wanted(wanted) != 0
+        state.wanted(wanted) != 0 || self.process_completions(&mut state) && state.wanted(wanted) != 0
     }
 
     fn arm(&self, wanted: c_short) -> c_short {
@@ -76,12 +80,12 @@ impl Pollable for Stream {
             return POLLNVAL;
         }
         let Ok(mut state) = self.state.lock_unless_mine() else { return 0 };
-        if turns::may_lead::<Stream>(&mut state) {
-            turns::arm(self, &mut state);
+        if channel_leader::may_lead::<Stream>(&mut state) {
+            channel_leader::arm(self, &mut state);
         } else {
             // A leader has armed it, but perhaps not for what only this poller needs.
-            turns::request_more(self, &mut state);
-            self.poll(&mut state);
+            channel_leader::arm_send_cq(self, &mut state);
+            self.process_completions(&mut state);
         }
         state.wanted(wanted)
     }
@@ -97,19 +101,19 @@ impl Pollable for Stream {
         if self.generation == forks::generation()
             && let Ok(mut state) = self.state.lock_unless_mine()
         {
-            turns::take(self, &mut state);
+            channel_leader::take_event(self, &mut state);
         }
     }
 
     fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
         let Ok(state) = self.enter() else { return };
-        if let (Phase::Connected | Phase::Disconnected, Some(link)) = (&state.phase, &state.link)
-            && !link.cut_off
+        if let (Phase::Connected | Phase::Disconnected, Some(connection)) = (&state.phase, &state.connection)
+            && !connection.channel.device_gone
             // With a leader, that one takes the event and tells the watchers. They would find the channel readable over and
             // over until it does so.
-            && !link.turns.is_led_elsewhere(Stream::here())
+            && !connection.channel.leadership.has_other_leader(Stream::this_thread())
         {
-            add(link.channel.fd());
+            add(connection.channel.completions.fd());
         }
     }
 

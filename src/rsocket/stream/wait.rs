@@ -4,12 +4,12 @@ use std::ffi::{c_int, c_short};
 use std::mem;
 use std::time::{Duration, Instant};
 
-use super::turns::{self, Led, Turns, Until};
+use super::channel_leader::{self, EventSource, Leadership, Until};
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
 use crate::rsocket::config::defaults;
 use crate::sys::futex::Changes;
-use crate::sys::rc::{Event, Events};
+use crate::sys::rc::{ChannelHandle, CqEvent};
 use crate::sys::{cancel, clock, event};
 
 /// One blocking call's waiting.
@@ -69,7 +69,7 @@ impl Stream {
     pub(super) fn sleep<'a>(&'a self, mut state: Guard<'a>, wait: &mut Wait) -> (Guard<'a>, Result<()>) {
         let deadline = wait.deadline();
         if wait.is_first() {
-            if looking_helps() && turns::may_lead::<Stream>(&mut state) {
+            if looking_helps() && channel_leader::may_lead::<Stream>(&mut state) {
                 let (back, came) = self.look_for_a_while(state, deadline);
                 if came {
                     return (back, Ok(()));
@@ -81,17 +81,17 @@ impl Stream {
             // each of them so, before the clock is looked at.
             return (state, Err(Errno::ETIMEDOUT));
         }
-        turns::wait(self, state, deadline)
+        channel_leader::wait(self, state, deadline)
     }
 
-    /// For a poller of nothing else: see [`turns::wait_alone`].
+    /// For a poller of nothing else: see [`channel_leader::wait_alone`].
     pub(super) fn wait_alone(&self, wanted: c_short, deadline: Option<Instant>) -> Option<Result<c_short>> {
         let mut state = self.lock();
-        if looking_helps() && turns::may_lead::<Stream>(&mut state) {
+        if looking_helps() && channel_leader::may_lead::<Stream>(&mut state) {
             (state, _) = self.look_for_a_while(state, deadline);
         }
         let ready = |state: &State| Some(state.wanted(wanted)).filter(|&bits| bits != 0);
-        Some(turns::wait_alone(self, state, deadline, ready)?.map(Option::unwrap_or_default))
+        Some(channel_leader::wait_alone(self, state, deadline, ready)?.map(Option::unwrap_or_default))
     }
 
     /// Looks without sleeping, for polling_time but not beyond the deadline; whether something
@@ -101,7 +101,7 @@ impl Stream {
         let end = deadline.map_or(end, |deadline| deadline.min(end));
         let count = self.changed.count();
         loop {
-            if self.poll(&mut state) {
+            if self.process_completions(&mut state) {
                 return (state, true);
             }
             if Instant::now() >= end {
@@ -120,20 +120,22 @@ impl Stream {
     /// The device is gone, and with it the QP: the kernel answers with `EIO`, before the connection manager knows. Nothing
     /// completes any more.
     fn cut_off(&self, state: &mut State) {
-        let Some(link) = state.link.as_mut().filter(|link| !link.cut_off) else { return };
-        link.cut_off = true;
-        link.fail(Errno::ENETDOWN);
+        let Some(connection) = state.connection.as_mut().filter(|connection| !connection.channel.device_gone) else {
+            return;
+        };
+        connection.channel.device_gone = true;
+        connection.fail(Errno::ENETDOWN);
         state.disconnect(Some(Errno::ENETDOWN));
         self.notify(Notice::Changed);
     }
 }
 
-impl Led for Stream {
+impl EventSource for Stream {
     type State = State;
-    type Channel = (Events, c_int);
-    type Event = Event;
+    type Channel = (ChannelHandle, c_int);
+    type Event = CqEvent;
 
-    fn here() -> usize {
+    fn this_thread() -> usize {
         // SAFETY: never fails. The number is the address of what the C library keeps of the thread.
         unsafe { libc::pthread_self() as usize }
     }
@@ -146,27 +148,30 @@ impl Led for Stream {
         &self.changed
     }
 
-    fn tell_pollers(&self) {
+    fn notify_pollers(&self) {
         self.watchers.notify(Notice::Changed);
     }
 
-    fn turns(state: &mut State) -> Option<&mut Turns> {
-        state.link.as_mut().map(|link| &mut link.turns)
+    fn leadership(state: &mut State) -> Option<&mut Leadership> {
+        state.connection.as_mut().map(|connection| &mut connection.channel.leadership)
     }
 
-    fn shows_in_channel(state: &State) -> bool {
+    fn uses_channel(state: &State) -> bool {
         matches!(state.phase, Phase::Connected | Phase::Disconnected | Phase::Closing)
-            && state.link.as_ref().is_some_and(|link| !link.cut_off)
+            && state.connection.as_ref().is_some_and(|connection| !connection.channel.device_gone)
     }
 
     #[inline]
-    fn look(&self, state: &mut State) -> bool {
-        self.poll(state)
+    fn process_completions(&self, state: &mut State) -> bool {
+        self.process_completions(state)
     }
 
     #[inline]
-    fn request_event(&self, state: &mut State) -> bool {
-        let gone = state.link.as_ref().is_some_and(|link| link.cut_off || link.received.arm().is_err());
+    fn arm_recv_cq(&self, state: &mut State) -> bool {
+        let gone = state
+            .connection
+            .as_ref()
+            .is_some_and(|connection| connection.channel.device_gone || connection.arm_recv_cq().is_err());
         if gone {
             self.cut_off(state);
         }
@@ -174,9 +179,11 @@ impl Led for Stream {
     }
 
     #[inline]
-    fn request_more(&self, state: &mut State) -> bool {
-        let Some(link) = state.link.as_mut().filter(|link| !link.cut_off) else { return false };
-        match link.arm_sent() {
+    fn arm_send_cq(&self, state: &mut State) -> bool {
+        let Some(connection) = state.connection.as_mut().filter(|connection| !connection.channel.device_gone) else {
+            return false;
+        };
+        match connection.arm_send_cq() {
             Ok(asked) => asked,
             Err(_) => {
                 self.cut_off(state);
@@ -185,24 +192,24 @@ impl Led for Stream {
         }
     }
 
-    fn asked_more(state: &State) -> bool {
-        state.link.as_ref().is_some_and(|link| link.has_armed_sent())
+    fn is_send_cq_armed(state: &State) -> bool {
+        state.connection.as_ref().is_some_and(|connection| connection.is_send_cq_armed())
     }
 
     fn channel_failed(&self, state: &mut State) {
         self.cut_off(state);
     }
 
-    fn channel(&self, state: &mut State) -> Option<(Events, c_int)> {
-        let link = state.link.as_mut()?;
-        if link.nonblocking {
-            let _ = event::set_nonblocking(link.channel.fd(), false);
-            link.nonblocking = false;
+    fn channel(&self, state: &mut State) -> Option<(ChannelHandle, c_int)> {
+        let connection = state.connection.as_mut()?;
+        if connection.channel.nonblocking {
+            let _ = event::set_nonblocking(connection.channel.completions.fd(), false);
+            connection.channel.nonblocking = false;
         }
-        Some((link.channel.events(), link.channel.fd()))
+        Some((connection.channel.completions.handle(), connection.channel.completions.fd()))
     }
 
-    fn sleep((events, fd): (Events, c_int), until: Until) -> Result<Event> {
+    fn sleep((events, fd): (ChannelHandle, c_int), until: Until) -> Result<CqEvent> {
         if until.deadline.is_some() || until.any_signal {
             let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
             if event::poll(&mut fds, until.deadline.map(|end| clock::left(end).unwrap_or_default()))? == 0 {
@@ -218,19 +225,19 @@ impl Led for Stream {
         cancel::with_cleanup(undo, sleep)
     }
 
-    fn take(&self, state: &mut State) -> Result<Event> {
-        let link = state.link.as_mut().ok_or(Errno::ENOTCONN)?;
-        if !link.nonblocking {
+    fn read_event(&self, state: &mut State) -> Result<CqEvent> {
+        let connection = state.connection.as_mut().ok_or(Errno::ENOTCONN)?;
+        if !connection.channel.nonblocking {
             // It cannot fail for our own descriptor.
-            let _ = event::set_nonblocking(link.channel.fd(), true);
-            link.nonblocking = true;
+            let _ = event::set_nonblocking(connection.channel.completions.fd(), true);
+            connection.channel.nonblocking = true;
         }
         // SAFETY: the channel is live while the lock is held.
-        unsafe { link.channel.events().take() }
+        unsafe { connection.channel.completions.handle().take() }
     }
 
     #[inline]
-    fn took(state: &mut State, event: &Event) -> bool {
-        state.link.as_mut().is_some_and(|link| link.took(event))
+    fn note_event(state: &mut State, event: &CqEvent) -> bool {
+        state.connection.as_mut().is_some_and(|connection| connection.note_event(event))
     }
 }

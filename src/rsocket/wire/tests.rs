@@ -22,8 +22,8 @@ fn reference() -> ConnData {
         big_endian: false,
         credits: 16,
         iomap_size: Some(768),
-        target_sgl: Region { addr: 0x552a_ac10_0000, key: 0xf29, length: 2 },
-        data_buf: Region { addr: 0x552a_ac70_0000, key: 0x10d3, length: 2048 },
+        target_sgl: Region { addr: 0x552a_ac10_0000, rkey: 0xf29, length: 2 },
+        data_buf: Region { addr: 0x552a_ac70_0000, rkey: 0x10d3, length: 2048 },
     }
 }
 
@@ -99,7 +99,7 @@ fn words() {
     for (message, word) in [
         (Message::Data(8), 8),
         (Message::Data(MOST_DATA), 0x1FFF_FFFF),
-        (Message::Grant(0xFFFF), 0x8000_FFFF),
+        (Message::CreditUpdate(0xFFFF), 0x8000_FFFF),
         (Message::Iomap(3), 0xC000_0003),
         (Message::Control(Control::Disconnect), 0xE000_0000),
         (Message::Control(Control::Keepalive), 0xE000_0001),
@@ -113,7 +113,7 @@ fn words() {
     }
     assert_eq!(Message::parse(0xE000_0003), Err(BadMessage::Control(3)));
     assert_eq!(Message::parse(0xC001_0000), Err(BadMessage::Iomap(0x1_0000)));
-    assert_eq!(Message::parse(0x8001_0005), Ok(Message::Grant(5)), "a carry above the 16 bits");
+    assert_eq!(Message::parse(0x8001_0005), Ok(Message::CreditUpdate(5)), "a carry above the 16 bits");
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn ip_header_of_each_family() {
 }
 
 fn any_region() -> impl Strategy<Value = Region> {
-    (any::<u64>(), any::<u32>(), any::<u32>()).prop_map(|(addr, key, length)| Region { addr, key, length })
+    (any::<u64>(), any::<u32>(), any::<u32>()).prop_map(|(addr, rkey, length)| Region { addr, rkey, length })
 }
 
 fn any_conn_data() -> impl Strategy<Value = ConnData> {
@@ -186,8 +186,8 @@ fn any_conn_data() -> impl Strategy<Value = ConnData> {
             big_endian,
             credits,
             iomap_size: iomap.map(iomap_entries),
-            target_sgl: Region { addr: sgl, key: sgl_key, length: SGL_ENTRIES },
-            data_buf: Region { addr: buffer, key, length },
+            target_sgl: Region { addr: sgl, rkey: sgl_key, length: SGL_ENTRIES },
+            data_buf: Region { addr: buffer, rkey: key, length },
         },
     )
 }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 pub use network::deliver;
 
-use super::super::{Announcement, Receiver, SendLimits, Sender, Violation, Wish};
+use super::super::{Advertisement, Receiver, SendLimits, Sender, Violation, Wish};
 use super::random::Random;
 use crate::rsocket::wire::{Control, Message, Region};
 
@@ -163,16 +163,16 @@ pub struct End {
 
 impl End {
     pub fn new(setup: Setup, peer: &Setup, total: u64) -> End {
-        let per_message = if setup.iwarp { 2 } else { 1 };
+        let entries_per_message = if setup.iwarp { 2 } else { 1 };
         let slots = setup.sends - CONTROL;
         let limits = SendLimits {
-            slots,
-            per_message,
-            controls: CONTROL / per_message,
+            sq_entries: slots,
+            entries_per_message,
+            controls: CONTROL / entries_per_message,
             buffer: setup.buffer,
             window: peer.queue,
         };
-        let target = Region { addr: RINGS[0], key: KEY, length: peer.half() };
+        let target = Region { addr: RINGS[0], rkey: KEY, length: peer.half() };
         let first = Part { ring: 0, offset: 0, len: setup.half() };
         End {
             setup,
@@ -219,7 +219,7 @@ impl End {
     }
 
     /// Another send buffer. The one before is spoiled as soon as it may be.
-    fn rebuffer(&mut self) {
+    fn replace_buffer(&mut self) {
         if let Some(number) = self.before
             && self.sender.is_complete(number)
         {
@@ -232,7 +232,7 @@ impl End {
             return;
         }
         let size = whims.pick(&[2048, 2049, 4096, 5000, 16_384]);
-        self.before = Some(self.sender.rebuffer(size));
+        self.before = Some(self.sender.replace_buffer(size));
         self.buffers.push(vec![0; size as usize]);
     }
 
@@ -305,8 +305,8 @@ impl End {
                 assert_eq!(shorten(&mut self.unheard, len.into()), len, "more than a half, or than was announced");
                 self.count();
             }
-            Message::Grant(number) => {
-                self.sender.granted(number)?;
+            Message::CreditUpdate(number) => {
+                self.sender.credit_update_received(number)?;
                 self.news = true;
             }
             Message::Iomap(_) => {
@@ -330,7 +330,7 @@ impl End {
     }
 
     fn retarget(&mut self) {
-        if !self.news || !self.sender.wants_target() {
+        if !self.news || !self.sender.needs_target() {
             return;
         }
         self.news = false;
@@ -338,20 +338,20 @@ impl End {
         if entry.length == 0 {
             return;
         }
-        self.sender.retarget(entry);
+        self.sender.use_next_target(entry);
         self.slot = 1 - self.slot;
         self.news = true;
     }
 
     fn grant(&mut self) {
-        while self.violation.is_none() && self.receiver.is_due() && self.sender.has_control() {
+        while self.violation.is_none() && self.receiver.wants_credit_update() && self.sender.has_control() {
             self.follow();
-            let grant = self.receiver.due().expect("is due");
+            let update = self.receiver.next_credit_update().expect("is due");
             self.post_receives();
-            let message = Some(Message::Grant(grant.number));
-            match grant.buffer {
-                Some(Announcement { slot, ring, offset, len }) => {
-                    let region = Region { addr: RINGS[ring] + u64::from(offset), key: KEY + ring as u32, length: len };
+            let message = Some(Message::CreditUpdate(update.limit));
+            match update.buffer {
+                Some(Advertisement { sgl_entry: slot, ring, offset, len }) => {
+                    let region = Region { addr: RINGS[ring] + u64::from(offset), rkey: KEY + ring as u32, length: len };
                     self.control(message, Effect::Announce { slot, region }, if self.setup.iwarp { 2 } else { 1 });
                     let part = Part { ring, offset, len };
                     assert!(!self.unread.iter().any(|unread| unread.overlaps(&part)), "over bytes that were not read");
@@ -362,8 +362,8 @@ impl End {
                 }
                 None => self.control(message, Effect::Nothing, 1),
             }
-            self.told = grant.number;
-            self.receiver.told(&grant);
+            self.told = update.limit;
+            self.receiver.credit_update_sent(&update);
         }
     }
 

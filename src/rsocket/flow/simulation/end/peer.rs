@@ -25,7 +25,7 @@ impl End {
     /// The peer writes into our SGL.
     pub fn forge(&mut self, random: &mut Random) {
         let length = random.pick(&[0, 1, 2, 100, 1 << 16, u32::MAX]);
-        self.sgl[random.below(2) as usize] = Region { addr: random.next(), key: random.next() as u32, length };
+        self.sgl[random.below(2) as usize] = Region { addr: random.next(), rkey: random.next() as u32, length };
     }
 
     /// A work request that nobody looks at is carried out.

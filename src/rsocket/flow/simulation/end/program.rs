@@ -8,13 +8,13 @@ use crate::rsocket::wire::{Control, Message};
 impl End {
     /// rsend() of at most `most` bytes, on a socket that does not block.
     pub fn write(&mut self, most: u64) {
-        self.rebuffer();
+        self.replace_buffer();
         let end = self.sent + most.min(self.total - self.sent);
         while self.sent < end {
             let rest = (end - self.sent) as usize;
             let inline = rest <= self.setup.inline as usize;
             let Some(chunk) = self.sender.plan(rest, inline) else { return self.poll() };
-            let Chunk { len, addr, key, offset } = chunk;
+            let Chunk { len, addr, rkey: key, offset } = chunk;
             let source = self.source(inline, offset, self.sent, len);
             let (number, report) = self.sender.take(&chunk, inline);
             self.post(number, report, Some(Message::Data(len)), Effect::Data { addr, key, len, source });

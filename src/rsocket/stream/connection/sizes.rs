@@ -1,37 +1,38 @@
-//! How large the queues of a link are, and what may go inline: what the program wants, within what
-//! the device can do.
+//! Sizes of a connection's queues, and of inline data: what the program wants, within the limits of the
+//! device.
 
 use crate::cm::Limits;
 use crate::errno::Errno;
 use crate::rsocket::stream::options::Options;
 
-/// Fewest entries of a queue.
-const FEWEST: u32 = 16;
-/// Most entries of a queue: what the peer can be told.
-const MOST: u32 = 0xfffe;
-/// Bytes that a device should take inline that refuses more: enough for control messages.
+/// Entries of the smallest queue.
+const MIN_ENTRIES: u32 = 16;
+/// Entries of the largest queue: what fits into the connection data.
+const MAX_ENTRIES: u32 = 0xfffe;
+/// Inline bytes to try where the device rejects more: enough for control messages.
 const SMALL_INLINE: u32 = 32;
 
-/// Entries of the send queue, and of the receive queue for messages that take credits.
+/// Entries of the send queue, and receives for messages that take credits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub sends: u32,
-    pub queue: u32,
+    pub credits: u32,
 }
 
 impl Sizes {
-    /// Each queue has a CQ of its size: whatever fails completes there all at once.
+    /// Each queue has a CQ of its size: when the QP fails, all work requests complete at once.
     pub fn new(options: &Options, limits: &Limits) -> Sizes {
-        let most = limits.work_requests.min(limits.completions).clamp(FEWEST, MOST);
+        let most = limits.work_requests.min(limits.completions).clamp(MIN_ENTRIES, MAX_ENTRIES);
         Sizes {
-            sends: u32::from(options.sq).clamp(FEWEST, most),
-            queue: u32::from(options.rq).clamp(FEWEST, most.saturating_sub(super::EXTRA_RECEIVES).max(FEWEST)),
+            sends: u32::from(options.sq).clamp(MIN_ENTRIES, most),
+            credits: u32::from(options.rq)
+                .clamp(MIN_ENTRIES, most.saturating_sub(super::EXTRA_RECEIVES).max(MIN_ENTRIES)),
         }
     }
 }
 
-/// The next smaller number of inline bytes to try after a QP with `inline` of them failed with
-/// `error`, no less than `least`. `None` when the error has another reason, or no less is possible.
+/// Returns the next smaller number of inline bytes to try after creating a QP with `inline` of them
+/// failed with `error`, at least `least`. `None` if the error has another reason, or none is left.
 pub(super) fn less_inline(error: Errno, inline: u32, least: u32) -> Option<u32> {
     let refused = matches!(error, Errno::EINVAL | Errno::ENOMEM);
     [SMALL_INLINE, least].into_iter().find(|&next| refused && next < inline && next >= least)
@@ -44,22 +45,22 @@ mod tests {
     fn sizes(sq: u16, rq: u16, work_requests: u32, completions: u32) -> (u32, u32) {
         let options = Options { sq, rq, ..Options::new() };
         let limits = Limits { initiator_depth: 1, responder_resources: 1, work_requests, completions };
-        let Sizes { sends, queue } = Sizes::new(&options, &limits);
-        (sends, queue)
+        let Sizes { sends, credits } = Sizes::new(&options, &limits);
+        (sends, credits)
     }
 
     #[test]
-    fn what_the_program_wants() {
+    fn as_the_program_asks() {
         assert_eq!(sizes(384, 400, 16384, 1 << 20), (384, 400));
         assert_eq!(sizes(0, 1, 16384, 1 << 20), (16, 16));
     }
 
     #[test]
-    fn within_what_the_device_can_do() {
+    fn within_the_limits_of_the_device() {
         assert_eq!(sizes(384, 384, 100, 1000), (100, 84));
         assert_eq!(sizes(384, 384, 1000, 100), (100, 84));
         assert_eq!(sizes(0xfffe, 0xfffe, u32::MAX, u32::MAX), (0xfffe, 0xffee));
-        assert_eq!(sizes(384, 384, 0, 0), (16, 16), "the kernel says no to these");
+        assert_eq!(sizes(384, 384, 0, 0), (16, 16), "the kernel rejects these");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! them then leads, if it still has to wait. Pollers sleep on the channel's descriptor. As long as there is a leader they leave
 //! the channel to it, and sleep until they are told, too.
 //!
-//! What touches the outside is behind [`Led`]. The hand-over is model-checked, by the crate in `models/` (`scripts/check loom`).
+//! What touches the outside is behind [`EventSource`]. The hand-over is model-checked, by the crate in `models/` (`scripts/check loom`).
 
 use std::time::{Duration, Instant};
 
@@ -29,32 +29,32 @@ pub(super) struct Until {
 
 /// A channel's part of the state.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
-    /// The thread that sleeps in the channel, or is about to, or has just come back: [`Led::here`]; 0 without one.
+pub(super) struct Leadership {
+    /// The thread that sleeps in the channel, or is about to, or has just come back: [`EventSource::here`]; 0 without one.
     leader: usize,
     /// The event of the next message was asked for and not taken yet.
     armed: bool,
 }
 
-impl Turns {
+impl Leadership {
     /// Whether a thread sleeps in the channel. Whoever makes a change that no completion shows has to wake it.
-    pub fn is_led(&self) -> bool {
+    pub fn has_leader(&self) -> bool {
         self.leader != 0
     }
 
     /// Whether another thread than `thread` does.
-    pub fn is_led_elsewhere(&self, thread: usize) -> bool {
-        self.is_led() && !self.is_led_by(thread)
+    pub fn has_other_leader(&self, thread: usize) -> bool {
+        self.has_leader() && !self.is_leader(thread)
     }
 
     /// Whether this very thread does: what asks is a signal handler, over the call that sleeps.
-    fn is_led_by(&self, thread: usize) -> bool {
+    fn is_leader(&self, thread: usize) -> bool {
         self.leader == thread
     }
 }
 
 /// What has a channel to sleep in: a stream, or the model of one.
-pub(super) trait Led {
+pub(super) trait EventSource {
     /// What its lock guards.
     type State;
     /// The channel, for whoever sleeps in it without the lock. It stays as long as there is a leader.
@@ -63,27 +63,27 @@ pub(super) trait Led {
     type Event;
 
     /// A number of this thread's, not 0.
-    fn here() -> usize;
+    fn this_thread() -> usize;
     /// The lock.
     fn lock(&self) -> LockGuard<'_, Self::State>;
     /// Who wait without a channel.
     fn changed(&self) -> &Changes;
     /// Tells the pollers, if there are any: the event they rely on was taken, or there is no leader any more who would take it.
-    fn tell_pollers(&self);
+    fn notify_pollers(&self);
 
     /// `None` without a channel.
-    fn turns(state: &mut Self::State) -> Option<&mut Turns>;
+    fn leadership(state: &mut Self::State) -> Option<&mut Leadership>;
     /// Whether what a thread waits for shows in the channel, if there is one.
-    fn shows_in_channel(state: &Self::State) -> bool;
+    fn uses_channel(state: &Self::State) -> bool;
     /// Handles what completed; whether anything did. In that case it has told those who wait.
-    fn look(&self, state: &mut Self::State) -> bool;
+    fn process_completions(&self, state: &mut Self::State) -> bool;
     /// Has the next message of the peer's raise an event. `false`: that failed, which changed the state.
-    fn request_event(&self, state: &mut Self::State) -> bool;
+    fn arm_recv_cq(&self, state: &mut Self::State) -> bool;
     /// Has the completions raise an event that somebody needs beside that, and that none was asked for yet; whether it did, or
     /// the state changed because it failed.
-    fn request_more(&self, state: &mut Self::State) -> bool;
-    /// Whether an event that [`request_more`](Self::request_more) asked for was not taken yet.
-    fn asked_more(state: &Self::State) -> bool;
+    fn arm_send_cq(&self, state: &mut Self::State) -> bool;
+    /// Whether an event that [`arm_send_cq`](Self::arm_send_cq) asked for was not taken yet.
+    fn is_send_cq_armed(state: &Self::State) -> bool;
     /// The channel can't be used any more; whoever waits is told.
     fn channel_failed(&self, state: &mut Self::State);
     /// The channel, in blocking mode.
@@ -95,32 +95,32 @@ pub(super) trait Led {
         sleep()
     }
     /// Takes an event if there is one, without waiting.
-    fn take(&self, state: &mut Self::State) -> Result<Self::Event>;
-    /// Notes an event that was taken; whether it is the one that [`request_event`](Self::request_event) asked for.
-    fn took(state: &mut Self::State, event: &Self::Event) -> bool;
+    fn read_event(&self, state: &mut Self::State) -> Result<Self::Event>;
+    /// Notes an event that was taken; whether it is the one that [`arm_recv_cq`](Self::arm_recv_cq) asked for.
+    fn note_event(state: &mut Self::State, event: &Self::Event) -> bool;
 }
 
-type Guard<'a, S> = LockGuard<'a, <S as Led>::State>;
+type Guard<'a, S> = LockGuard<'a, <S as EventSource>::State>;
 
 /// Whether a thread that wants to wait may do so in the channel.
-pub(super) fn may_lead<S: Led>(state: &mut S::State) -> bool {
-    S::shows_in_channel(state) && S::turns(state).is_some_and(|turns| !turns.is_led())
+pub(super) fn may_lead<S: EventSource>(state: &mut S::State) -> bool {
+    S::uses_channel(state) && S::leadership(state).is_some_and(|leadership| !leadership.has_leader())
 }
 
 /// Waits until something may have changed: `ETIMEDOUT` at the deadline, `EINTR` after a signal whose handler asks for it. The
 /// caller has looked at everything under the lock that it hands over.
 #[inline]
-pub(super) fn wait<'a, S: Led>(
+pub(super) fn wait<'a, S: EventSource>(
     stream: &'a S,
     mut state: Guard<'a, S>,
     deadline: Option<Instant>,
 ) -> (Guard<'a, S>, Result<()>) {
     if !may_lead::<S>(&mut state) {
         // The leader takes the event.
-        if request_more(stream, &mut state) {
+        if arm_send_cq(stream, &mut state) {
             return (state, Ok(()));
         }
-        if S::turns(&mut state).is_some_and(|turns| turns.is_led_by(S::here())) {
+        if S::leadership(&mut state).is_some_and(|leadership| leadership.is_leader(S::this_thread())) {
             drop(state);
             return nap(stream, deadline);
         }
@@ -129,13 +129,13 @@ pub(super) fn wait<'a, S: Led>(
         let result = stream.changed().wait(count, deadline);
         return (stream.lock(), result);
     }
-    lead(stream, state, Until { deadline, any_signal: false })
+    wait_as_leader(stream, state, Until { deadline, any_signal: false })
 }
 
 /// In a signal handler, over the call that leads: nobody takes the channel's events meanwhile, so the caller has to look every now
 /// and then.
 #[cold]
-fn nap<S: Led>(stream: &S, deadline: Option<Instant>) -> (Guard<'_, S>, Result<()>) {
+fn nap<S: EventSource>(stream: &S, deadline: Option<Instant>) -> (Guard<'_, S>, Result<()>) {
     const NAP: Duration = Duration::from_millis(1);
     // Nothing is polled but the time.
     let _ = event::poll(&mut [], Some(NAP));
@@ -145,7 +145,11 @@ fn nap<S: Led>(stream: &S, deadline: Option<Instant>) -> (Guard<'_, S>, Result<(
 
 /// As [`wait`], in the channel, for a thread that [`may_lead`].
 #[inline]
-pub(super) fn lead<'a, S: Led>(stream: &'a S, mut state: Guard<'a, S>, until: Until) -> (Guard<'a, S>, Result<()>) {
+pub(super) fn wait_as_leader<'a, S: EventSource>(
+    stream: &'a S,
+    mut state: Guard<'a, S>,
+    until: Until,
+) -> (Guard<'a, S>, Result<()>) {
     if arm(stream, &mut state) {
         return (state, Ok(()));
     }
@@ -153,9 +157,9 @@ pub(super) fn lead<'a, S: Led>(stream: &'a S, mut state: Guard<'a, S>, until: Un
     drop(state);
     let cancelled = || {
         let mut state = stream.lock();
-        if let Some(turns) = S::turns(&mut state) {
+        if let Some(leadership) = S::leadership(&mut state) {
             // The thread may have taken the event and lost it: it is asked for once more.
-            turns.armed = false;
+            leadership.armed = false;
         }
         end(stream, &mut state, None);
     };
@@ -174,7 +178,7 @@ pub(super) fn lead<'a, S: Led>(stream: &'a S, mut state: Guard<'a, S>, until: Un
 
 /// For a poller of nothing else: waits in the channel until `ready` has an answer, `None` at the deadline. The outer `None` says
 /// that another thread leads. The caller has looked at everything under the lock that it hands over.
-pub(super) fn wait_alone<'a, S: Led, T>(
+pub(super) fn wait_alone<'a, S: EventSource, T>(
     stream: &'a S,
     mut state: Guard<'a, S>,
     deadline: Option<Instant>,
@@ -191,7 +195,7 @@ pub(super) fn wait_alone<'a, S: Led, T>(
         if !may_lead::<S>(&mut state) {
             return None;
         }
-        let (back, result) = lead(stream, state, Until { deadline, any_signal: true });
+        let (back, result) = wait_as_leader(stream, state, Until { deadline, any_signal: true });
         state = back;
         match result {
             Ok(()) | Err(Errno::EAGAIN) => in_vain = true,
@@ -201,71 +205,71 @@ pub(super) fn wait_alone<'a, S: Led, T>(
     }
 }
 
-/// As far as a leader has not done so: see [`Led::request_more`]. Whether something came.
-pub(super) fn request_more<S: Led>(stream: &S, state: &mut S::State) -> bool {
-    stream.request_more(state) && (stream.look(state) || !S::shows_in_channel(state))
+/// As far as a leader has not done so: see [`EventSource::arm_send_cq`]. Whether something came.
+pub(super) fn arm_send_cq<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
+    stream.arm_send_cq(state) && (stream.process_completions(state) || !S::uses_channel(state))
 }
 
 /// Has the next message raise an event, and what somebody needs beside that, and looks once more; whether something came.
 #[inline]
-pub(super) fn arm<S: Led>(stream: &S, state: &mut S::State) -> bool {
-    let Some(turns) = S::turns(state) else { return false };
-    if !turns.armed {
-        if !stream.request_event(state) {
+pub(super) fn arm<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
+    let Some(leadership) = S::leadership(state) else { return false };
+    if !leadership.armed {
+        if !stream.arm_recv_cq(state) {
             return true;
         }
-        if let Some(turns) = S::turns(state) {
-            turns.armed = true;
+        if let Some(leadership) = S::leadership(state) {
+            leadership.armed = true;
         }
     }
-    stream.request_more(state);
-    stream.look(state)
+    stream.arm_send_cq(state);
+    stream.process_completions(state)
 }
 
 #[inline]
-fn begin<S: Led>(stream: &S, state: &mut S::State) -> Option<S::Channel> {
+fn begin<S: EventSource>(stream: &S, state: &mut S::State) -> Option<S::Channel> {
     let channel = stream.channel(state)?;
-    S::turns(state)?.leader = S::here();
+    S::leadership(state)?.leader = S::this_thread();
     Some(channel)
 }
 
 #[inline]
-fn end<S: Led>(stream: &S, state: &mut S::State, event: Option<&S::Event>) {
-    if let Some(turns) = S::turns(state) {
-        turns.leader = 0;
+fn end<S: EventSource>(stream: &S, state: &mut S::State, event: Option<&S::Event>) {
+    if let Some(leadership) = S::leadership(state) {
+        leadership.leader = 0;
     }
     if let Some(event) = event {
         note::<S>(state, event);
     }
     // Those who wait to be told: one of them leads next, if this thread is done.
-    if !stream.look(state) {
+    if !stream.process_completions(state) {
         stream.changed().notify();
     }
-    stream.tell_pollers();
+    stream.notify_pollers();
 }
 
 #[inline]
-fn note<S: Led>(state: &mut S::State, event: &S::Event) {
-    if S::took(state, event)
-        && let Some(turns) = S::turns(state)
+fn note<S: EventSource>(state: &mut S::State, event: &S::Event) {
+    if S::note_event(state, event)
+        && let Some(leadership) = S::leadership(state)
     {
-        turns.armed = false;
+        leadership.armed = false;
     }
 }
 
 /// A poller saw the channel readable: takes the event, unless a leader is there to do so and to tell the pollers. Both of them if
 /// both may be there: a descriptor that is watched for edges would not show the second one again.
-pub(super) fn take<S: Led>(stream: &S, state: &mut S::State) {
-    if S::turns(state).is_none_or(|turns| turns.is_led()) {
+pub(super) fn take_event<S: EventSource>(stream: &S, state: &mut S::State) {
+    if S::leadership(state).is_none_or(|leadership| leadership.has_leader()) {
         return;
     }
     loop {
-        match stream.take(state) {
+        match stream.read_event(state) {
             Ok(event) => note::<S>(state, &event),
             Err(Errno::EAGAIN | Errno::EINTR) => return,
             Err(_) => return stream.channel_failed(state),
         }
-        if !S::asked_more(state) && S::turns(state).is_none_or(|turns| !turns.armed) {
+        if !S::is_send_cq_armed(state) && S::leadership(state).is_none_or(|leadership| !leadership.armed) {
             return;
         }
     }
@@ -273,12 +277,12 @@ pub(super) fn take<S: Led>(stream: &S, state: &mut S::State) {
 
 /// Returns when nobody sleeps in the channel. The caller has woken the leader, and made sure that nobody leads after it. `Err` when
 /// it is this very thread that sleeps, and a signal handler that asks: the channel has to stay until the handler is over.
-pub(super) fn leave<'a, S: Led>(
+pub(super) fn wait_for_no_leader<'a, S: EventSource>(
     stream: &'a S,
     mut state: Guard<'a, S>,
 ) -> std::result::Result<Guard<'a, S>, Guard<'a, S>> {
-    while S::turns(&mut state).is_some_and(|turns| turns.is_led()) {
-        if S::turns(&mut state).is_some_and(|turns| turns.is_led_by(S::here())) {
+    while S::leadership(&mut state).is_some_and(|leadership| leadership.has_leader()) {
+        if S::leadership(&mut state).is_some_and(|leadership| leadership.is_leader(S::this_thread())) {
             return Err(state);
         }
         let count = stream.changed().count();

@@ -1,4 +1,4 @@
-//! Where the bytes of a message come from: one buffer of the program's, or several.
+//! The bytes of a message: in one buffer of the program, or in several.
 
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
@@ -8,20 +8,20 @@ use libc::iovec;
 
 /// Messages of several buffers up to this size, in bytes, are collected on the stack when the device
 /// takes them inline.
-pub const SMALL: usize = 256;
+pub const MAX_COLLECTED: usize = 256;
 
 /// Bytes that a program sends.
 pub trait Source: Copy {
-    /// Number of bytes.
+    /// Returns the number of bytes.
     fn size(self) -> usize;
-    /// The first `at` bytes, of at least as many, and the rest.
+    /// Returns the first `at` bytes, of at least as many, and the rest.
     fn split(self, at: usize) -> (Self, Self);
-    /// The bytes, unless they lie in several buffers.
+    /// Returns the bytes, unless they lie in several buffers.
     fn in_one_piece(&self) -> Option<&[u8]>;
     /// Copies all of them.
     ///
     /// # Safety
-    /// `into` is writable for [`size`](Self::size) bytes, and no buffer of the program's.
+    /// `into` is writable for [`size`](Self::size) bytes, and not memory of the program.
     unsafe fn copy_to(self, into: NonNull<u8>);
 }
 
@@ -52,22 +52,22 @@ impl Source for &[u8] {
 #[derive(Clone, Copy)]
 pub struct Gather<'a> {
     buffers: &'a [iovec],
-    /// Bytes at the beginning that are left out.
+    /// Bytes at the beginning that are skipped.
     skip: usize,
-    /// Bytes behind them.
+    /// Number of bytes after those.
     len: usize,
 }
 
 impl<'a> Gather<'a> {
-    /// `len` bytes of `buffers`, behind the first `skip` ones.
+    /// `len` bytes of `buffers`, after the first `skip` ones.
     ///
     /// # Safety
-    /// The buffers hold so many bytes and are readable as long as the result lives.
+    /// The buffers hold that many bytes and are readable as long as the result lives.
     pub unsafe fn new(buffers: &'a [iovec], skip: usize, len: usize) -> Gather<'a> {
         Gather { buffers, skip, len }
     }
 
-    /// The bytes of each buffer.
+    /// Returns the bytes of each buffer.
     fn pieces(&self) -> impl Iterator<Item = &'a [u8]> {
         let mut left = self.len;
         parts(self.buffers, self.skip).map_while(move |(start, len)| {
@@ -84,7 +84,7 @@ impl<'a> Gather<'a> {
             return None;
         }
         let start = NonNull::from(room).cast();
-        // SAFETY: there is room for the bytes in memory of our own, and all of them are set.
+        // SAFETY: the bytes fit into `room`, and all of them are written.
         unsafe {
             self.copy_to(start);
             Some(slice::from_raw_parts(start.as_ptr(), self.len))
@@ -116,8 +116,7 @@ impl Source for Gather<'_> {
     }
 }
 
-/// What is left of the buffers behind their first `skip` bytes: addresses and lengths, none of them
-/// 0.
+/// Returns address and length of each nonempty part of the buffers after their first `skip` bytes.
 pub fn parts(buffers: &[iovec], mut skip: usize) -> impl Iterator<Item = (*mut u8, usize)> {
     buffers.iter().filter_map(move |buffer| {
         let skipped = skip.min(buffer.iov_len);

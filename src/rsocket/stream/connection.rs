@@ -1,0 +1,310 @@
+//! The data path of a stream: a QP with its CQs and memory, driven by the flow control state machines.
+//!
+//! [`Unconnected`] is made before the handshake, because its receives have to be posted before the peer
+//! can send. The peer's connection data turns it into a [`Connection`], which has two sides: what is
+//! received completes in one CQ, what is sent in another. Send completions only free space, so that CQ
+//! is polled, or waited for, when space is short.
+//!
+//! The peer writes by RDMA into three parts of the receive side's memory: the target SGL, the iomap, and
+//! the receive ring, beside which there may be a larger one ([`receive_rings`]). The first two are read
+//! by volatile copies, the third is given to the program after the completion that announced the data.
+//! The peer can write to no other memory of the process.
+
+mod completions;
+mod control;
+mod gather;
+mod post;
+mod receive;
+mod receive_rings;
+mod send;
+mod send_buffer;
+mod sizes;
+
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+
+use super::channel_leader::Leadership;
+use super::options::Options;
+use crate::cm::Domain;
+use crate::errno::{Errno, Result};
+use crate::rsocket::cm_id::CmId;
+use crate::rsocket::flow::{Receiver, SendLimits, Sender};
+use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRIES, SGL_ENTRY};
+use crate::sys::alloc::try_box;
+use crate::sys::rc::{CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, ibv_wc};
+pub(super) use gather::{Gather, MAX_COLLECTED, parts};
+use post::QueuePair;
+use receive::ReceiveSide;
+use send::SendSide;
+use send_buffer::SendBuffer;
+use sizes::Sizes;
+
+/// Entries of the target SGL.
+const SGL: usize = SGL_ENTRIES as usize;
+/// Send queue entries reserved for control messages: 4 messages, or 2 of two entries each on iWARP.
+const CONTROL_ENTRIES: u32 = 4;
+/// Receives beyond those that data has credits for: control messages need none. A peer sends at most six
+/// before it hears from us: two updates with buffers, two without, and its last messages.
+const EXTRA_RECEIVES: u32 = 16;
+/// This many used receives are posted again together; the rest is enough for control messages meanwhile.
+const REPOST: usize = EXTRA_RECEIVES as usize / 2;
+/// Bytes of immediate data, which iWARP carries in a SEND behind the write.
+const IMM_LEN: usize = 4;
+/// Space for the bytes of a control message that do not go inline.
+const CONTROL_DATA: usize = 32;
+/// Completions polled at a time.
+const BATCH: usize = 16;
+
+/// Space for completions.
+pub(super) struct Batch([MaybeUninit<ibv_wc>; BATCH]);
+
+impl Batch {
+    #[inline]
+    pub fn new() -> Batch {
+        Batch([const { MaybeUninit::uninit() }; BATCH])
+    }
+}
+
+/// What completions brought.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct News {
+    /// Something completed.
+    pub any: bool,
+    /// There is data, the end of it, or more space to send.
+    pub edge: bool,
+    /// The peer sends no more.
+    pub end: bool,
+    /// The peer neither sends nor receives any more.
+    pub disconnect: bool,
+    /// Whether data could be sent before, once something arrived that may change it.
+    could_send: Option<bool>,
+}
+
+/// Offsets in the memory that the peer writes to.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    iomap: usize,
+    control_data: usize,
+    imms: usize,
+    ring: usize,
+    len: usize,
+}
+
+impl Layout {
+    fn new(options: &Options, receives: u32, iwarp: bool) -> Layout {
+        let iomap = SGL * SGL_ENTRY;
+        let control_data = iomap + usize::from(options.iomap) * IOMAP_ENTRY;
+        let imms = control_data + CONTROL_ENTRIES as usize * CONTROL_DATA;
+        let ring = imms + if iwarp { receives as usize * IMM_LEN } else { 0 };
+        let ring = ring.next_multiple_of(64);
+        Layout { iomap, control_data, imms, ring, len: ring + options.receive_buffer as usize }
+    }
+}
+
+/// The completion channel of both CQs, and who waits in it.
+#[derive(Debug)]
+pub(super) struct Channel {
+    pub completions: CompletionChannel,
+    pub leadership: Leadership,
+    /// Its descriptor is O_NONBLOCK.
+    pub nonblocking: bool,
+    /// The kernel has taken the device away: the channel reports nothing else any more.
+    pub device_gone: bool,
+}
+
+/// Resources of a connection whose peer is not known yet. The receives are posted.
+#[derive(Debug)]
+pub(super) struct Unconnected {
+    // Fields are dropped in order: the QP before its CQs and memory, the CQs before the channel.
+    qp: QueuePair,
+    send_cq: CompletionQueue,
+    receive: ReceiveSide,
+    channel: Channel,
+    buffer: SendBuffer,
+    /// Send queue entries for data.
+    sq_entries: u32,
+    /// Messages up to this size go inline.
+    inline_limit: u32,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Connection {
+    // Dropped in order, as above.
+    qp: QueuePair,
+    send: SendSide,
+    receive: ReceiveSide,
+    pub channel: Channel,
+    /// First failure of a work request, or how the peer broke the protocol.
+    failed: Option<Errno>,
+}
+
+impl Unconnected {
+    /// Creates a QP with its resources for `id`, whose device is the domain's. `domain` outlives it.
+    pub fn new(id: &CmId, domain: &Domain, options: &Options) -> Result<Unconnected> {
+        let (context, pd) = (domain.context(), domain.pd());
+        let Sizes { sends, credits } = Sizes::new(options, domain.limits());
+        let receives = credits + EXTRA_RECEIVES;
+        // What is declared first is dropped last if anything fails: the CQs need the channel.
+        // SAFETY: the device is open as long as the domain lives, which outlives the connection.
+        let completions = unsafe { CompletionChannel::new(context)? };
+        // SAFETY: as above.
+        let (recv_cq, send_cq) = unsafe {
+            let recv_cq = CompletionQueue::new(context, receives, &completions)?;
+            (recv_cq, CompletionQueue::new(context, sends, &completions)?)
+        };
+        let iwarp = post::is_iwarp(id);
+        let layout = Layout::new(options, receives, iwarp);
+        // SAFETY: the PD lives as long as the domain.
+        let memory = unsafe { MemoryRegion::new(pd, layout.len, true)? };
+        let flow = Receiver::new(options.receive_buffer, credits as u16);
+        let receive = ReceiveSide::new(recv_cq, memory, layout, receives, flow, options)?;
+        let qp = QueuePair::new(id, pd, [&send_cq, receive.cq()], [sends, receives], options.inline)?;
+        let mut unconnected = Unconnected {
+            inline_limit: u32::from(options.inline).min(qp.can_inline()),
+            qp,
+            send_cq,
+            receive,
+            channel: Channel { completions, leadership: Leadership::default(), nonblocking: false, device_gone: false },
+            buffer: SendBuffer::new(options.send_buffer, options.send_grows),
+            sq_entries: sends - CONTROL_ENTRIES,
+        };
+        unconnected.receive.post_receives(&unconnected.qp)?;
+        Ok(unconnected)
+    }
+
+    /// Descriptor of the completion channel.
+    pub fn channel_fd(&self) -> i32 {
+        self.channel.completions.fd()
+    }
+
+    /// Returns the connection data for the peer.
+    pub fn connection_data(&self) -> ConnData {
+        self.receive.connection_data()
+    }
+
+    /// Moves the QP to the error state.
+    pub fn flush_qp(&self) {
+        self.qp.move_to_error();
+    }
+
+    /// Makes the connection to the peer that sent `peer`.
+    pub fn connect(self, peer: &ConnData) -> Result<Box<Connection>> {
+        let entries_per_message = if self.qp.is_iwarp() { 2 } else { 1 };
+        let limits = SendLimits {
+            sq_entries: self.sq_entries,
+            entries_per_message,
+            controls: CONTROL_ENTRIES / entries_per_message,
+            buffer: self.buffer.first_size(),
+            window: peer.credits,
+        };
+        let flow = Sender::new(limits, peer.data_buf)?;
+        let control_data = self.receive.control_data();
+        try_box(Connection {
+            qp: self.qp,
+            send: SendSide::new(self.send_cq, flow, self.buffer, self.inline_limit, control_data, peer),
+            receive: self.receive,
+            channel: self.channel,
+            failed: None,
+        })
+    }
+}
+
+impl Connection {
+    /// Returns whether the connection has to be shut down gracefully for the last messages to arrive:
+    /// a working iWARP connection.
+    pub fn needs_graceful_end(&self) -> bool {
+        self.qp.is_iwarp() && self.failed.is_none()
+    }
+
+    /// First failure of a work request, or how the peer broke the protocol.
+    pub fn failure(&self) -> Option<Errno> {
+        self.failed
+    }
+
+    /// Nothing is sent or received any more. The kernel reports a device that is gone as `EIO`.
+    pub fn fail(&mut self, error: Errno) {
+        self.failed.get_or_insert(if error == Errno::EIO { Errno::ENETDOWN } else { error });
+    }
+
+    /// Returns whether data can be sent.
+    pub fn can_send(&self) -> bool {
+        self.failed.is_none() && self.send.flow.is_ready()
+    }
+
+    /// Returns whether every work request that was posted has completed.
+    pub fn is_flushed(&self) -> bool {
+        self.failed.is_some() || self.send.flow.is_idle()
+    }
+
+    /// One more call waits until everything that was sent has arrived.
+    pub fn begin_flush(&mut self) {
+        self.send.flushing += 1;
+    }
+
+    /// See [`begin_flush`](Self::begin_flush).
+    pub fn end_flush(&mut self) {
+        self.send.flushing = self.send.flushing.saturating_sub(1);
+    }
+
+    /// Requests an event for the next message of the peer.
+    pub fn arm_recv_cq(&self) -> Result<()> {
+        self.receive.cq().arm()
+    }
+
+    /// Arms the send CQ if a waiter needs it. Returns whether it does so now.
+    pub fn arm_send_cq(&mut self) -> Result<bool> {
+        if self.send.cq_armed || !self.needs_send_completions() {
+            return Ok(false);
+        }
+        self.send.arm_cq()?;
+        Ok(true)
+    }
+
+    /// Returns whether the send CQ is armed and its event was not read yet.
+    pub fn is_send_cq_armed(&self) -> bool {
+        self.send.cq_armed
+    }
+
+    /// Makes something complete that raises an event, for a thread that sleeps in the channel.
+    pub fn force_completion(&mut self) -> Result<()> {
+        if !self.send.cq_armed {
+            self.send.arm_cq()?;
+        }
+        self.keep_alive()
+    }
+
+    /// Counts an event that was read. Returns whether it is the receive CQ's.
+    pub fn note_event(&mut self, event: &CqEvent) -> bool {
+        if self.send.cq.note_event(event) {
+            self.send.cq_armed = false;
+        }
+        self.receive.note_event(event)
+    }
+
+    /// Moves the QP to the error state: every work request completes, which wakes the threads that
+    /// wait for one.
+    pub fn flush_qp(&self) {
+        self.qp.move_to_error();
+    }
+
+    /// Returns the number of messages that the peer has receives for.
+    pub fn credits(&self) -> u32 {
+        self.send.flow.credits().into()
+    }
+}
+
+/// A ring that the peer writes to, or space in it.
+#[derive(Clone, Copy, Debug)]
+struct RemoteMemory {
+    start: NonNull<u8>,
+    rkey: u32,
+}
+
+impl RemoteMemory {
+    /// The bytes from `offset` on, as the peer is told of them.
+    fn region(self, offset: u32, length: u32) -> Region {
+        let addr = self.start.as_ptr() as usize as u64 + u64::from(offset);
+        Region { addr, rkey: self.rkey, length }
+    }
+}

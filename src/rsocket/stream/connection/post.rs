@@ -1,0 +1,234 @@
+//! The QP, and what is posted to it: one work request for each message, or two on iWARP, which has no
+//! write with immediate data.
+
+use std::mem::zeroed;
+use std::ptr::NonNull;
+
+use super::{IMM_LEN, sizes};
+use crate::cm::{self, Id};
+use crate::diag::{self, Why};
+use crate::errno::{Errno, Result};
+use crate::ffi::rdma_cm_id;
+use crate::rsocket::cm_id::CmId;
+use crate::rsocket::wire::Message;
+use crate::sys::rc::{self, CompletionQueue, Opcode, SendWr, Sge};
+use crate::sys::verbs::{self, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
+
+/// Soft-iWARP copies the data of smaller writes.
+const PAGE: u32 = 4096;
+
+/// An RDMA write into the peer's memory, with or without a message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RdmaWrite {
+    pub message: Option<Message>,
+    /// In memory regions, unless inline; both empty for a message without bytes.
+    pub sg_list: [Sge; 2],
+    pub inline: bool,
+    pub addr: u64,
+    pub rkey: u32,
+    /// Of the last work request.
+    pub wr_id: u64,
+    pub signaled: bool,
+}
+
+impl RdmaWrite {
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.sg_list[0].len == 0
+    }
+
+    #[inline]
+    fn request(&self, opcode: Opcode, wr_id: u64, signaled: bool) -> SendWr {
+        let (addr, rkey) = if self.is_empty() { (0, 0) } else { (self.addr, self.rkey) };
+        SendWr { wr_id, opcode, addr, rkey, sg_list: self.sg_list, inline: self.inline, signaled }
+    }
+
+    /// Soft-iWARP passes the pages of an unsignaled write to TCP, and completes what follows before
+    /// they are sent: the program could change what is sent (docs/quirks.md). It copies signaled ones.
+    fn must_be_signaled(&self) -> bool {
+        self.sg_list[0].len + self.sg_list[1].len >= PAGE
+    }
+
+    /// One work request: with the message as immediate data, or without one.
+    #[inline]
+    fn as_one(&self, iwarp: bool) -> SendWr {
+        match self.message {
+            Some(message) => self.request(Opcode::WriteImm(message.word().to_be()), self.wr_id, self.signaled),
+            None => self.request(Opcode::Write, self.wr_id, self.signaled || (iwarp && self.must_be_signaled())),
+        }
+    }
+
+    /// The message as iWARP sends it.
+    fn imm(&self) -> [u8; IMM_LEN] {
+        self.message.map_or([0; IMM_LEN], |message| message.word().to_ne_bytes())
+    }
+
+    /// For iWARP: the write, and a SEND of `imm`.
+    fn as_two(&self, imm: &[u8; IMM_LEN]) -> [SendWr; 2] {
+        let write = self.request(Opcode::Write, self.wr_id - 1, self.must_be_signaled());
+        let send = SendWr {
+            wr_id: self.wr_id,
+            opcode: Opcode::Send,
+            addr: 0,
+            rkey: 0,
+            sg_list: inline_sge(imm),
+            inline: true,
+            signaled: self.signaled,
+        };
+        [write, send]
+    }
+}
+
+/// The scatter/gather list of bytes that go inline from where they are.
+#[inline]
+pub(super) fn inline_sge(bytes: &[u8]) -> [Sge; 2] {
+    [Sge { addr: bytes.as_ptr() as usize as u64, len: bytes.len() as u32, lkey: 0 }, Sge::default()]
+}
+
+/// Whether an id's device is an iWARP adapter.
+pub(super) fn is_iwarp(id: &CmId) -> bool {
+    id.id().transport() == Some(verbs::IBV_TRANSPORT_IWARP)
+}
+
+/// The QP of an id.
+#[derive(Debug)]
+pub(super) struct QueuePair {
+    /// Outlives the QP.
+    id: NonNull<rdma_cm_id>,
+    qp: NonNull<ibv_qp>,
+    iwarp: bool,
+    /// Bytes that the device takes inline.
+    can_inline: u32,
+}
+
+// SAFETY: an id and its QP, which any thread may use, one at a time: the stream's lock sees to that.
+unsafe impl Send for QueuePair {}
+
+impl QueuePair {
+    /// Creates the QP of `id` with its send and receive CQ and the sizes of both queues. It takes
+    /// `inline` bytes inline or, where the device rejects that, fewer.
+    pub fn new(
+        id: &CmId,
+        pd: NonNull<ibv_pd>,
+        cqs: [&CompletionQueue; 2],
+        [sends, receives]: [u32; 2],
+        inline: u16,
+    ) -> Result<QueuePair> {
+        let iwarp = is_iwarp(id);
+        let least = if iwarp { IMM_LEN as u32 } else { 0 };
+        let mut inline = u32::from(inline).max(least);
+        loop {
+            // SAFETY: all zeros are a value of this structure.
+            let mut attr: ibv_qp_init_attr = unsafe { zeroed() };
+            [attr.send_cq, attr.recv_cq] = cqs.map(CompletionQueue::cq);
+            attr.qp_type = ibv_qp_type::IBV_QPT_RC;
+            (attr.cap.max_send_wr, attr.cap.max_recv_wr) = (sends, receives);
+            (attr.cap.max_send_sge, attr.cap.max_recv_sge) = (2, 1);
+            attr.cap.max_inline_data = inline;
+            // SAFETY: the owner drops the result before the CQs and the PD.
+            match unsafe { id.create_qp(pd, &mut attr) } {
+                Ok(()) => {
+                    let qp = NonNull::new(id.qp()).ok_or(Errno::EIO)?;
+                    let id = NonNull::new(id.id().as_c()).ok_or(Errno::EIO)?;
+                    return Ok(QueuePair { id, qp, iwarp, can_inline: attr.cap.max_inline_data });
+                }
+                Err(error) => inline = sizes::less_inline(error, inline, least).ok_or(error)?,
+            }
+        }
+    }
+
+    #[inline]
+    pub fn is_iwarp(&self) -> bool {
+        self.iwarp
+    }
+
+    /// Bytes that the device takes inline.
+    pub fn can_inline(&self) -> u32 {
+        self.can_inline
+    }
+
+    /// The PD of the QP.
+    pub fn pd(&self) -> Result<NonNull<ibv_pd>> {
+        // SAFETY: the QP is live until `self` is dropped.
+        NonNull::new(unsafe { (*self.qp.as_ptr()).pd }).ok_or(Errno::EIO)
+    }
+
+    /// Posts a write. A failure ends the connection.
+    #[inline]
+    pub fn post(&self, write: RdmaWrite) -> Result<()> {
+        if self.iwarp && write.message.is_some() {
+            return self.post_as_two(write);
+        }
+        // SAFETY: the QP is live; the memory is in a region that outlives the request, or inline.
+        unsafe { rc::post_send(self.qp, &[write.as_one(self.iwarp)]) }
+    }
+
+    #[inline(never)]
+    fn post_as_two(&self, write: RdmaWrite) -> Result<()> {
+        self.check_inline_imm()?;
+        let imm = write.imm();
+        let [data, send] = write.as_two(&imm);
+        // SAFETY: as above; `imm` lives until the call returns.
+        unsafe {
+            if write.is_empty() { rc::post_send(self.qp, &[send]) } else { rc::post_send(self.qp, &[data, send]) }
+        }
+    }
+
+    /// Posts two messages with bytes as one chain.
+    pub fn post_both(&self, writes: [RdmaWrite; 2]) -> Result<()> {
+        if !self.iwarp {
+            // SAFETY: as above.
+            return unsafe { rc::post_send(self.qp, &writes.map(|write| write.as_one(false))) };
+        }
+        self.check_inline_imm()?;
+        let imms = writes.map(|write| write.imm());
+        let ([data, send], [next_data, next_send]) = (writes[0].as_two(&imms[0]), writes[1].as_two(&imms[1]));
+        // SAFETY: as above; the immediates live until the call returns.
+        unsafe { rc::post_send(self.qp, &[data, send, next_data, next_send]) }
+    }
+
+    /// On iWARP immediate data goes inline.
+    fn check_inline_imm(&self) -> Result<()> {
+        if self.can_inline >= IMM_LEN as u32 { Ok(()) } else { Err(Errno::ENOTSUP) }
+    }
+
+    /// Posts a receive for each of `slots`.
+    ///
+    /// # Safety
+    /// The memory of `buffer_of` is in a region that outlives the receives, and the device's to write.
+    pub unsafe fn post_recv(&self, slots: &[u32], buffer_of: impl Fn(u32) -> Option<Sge>) -> Result<()> {
+        // SAFETY: the QP is live; the memory is as described: guaranteed by the caller.
+        unsafe { rc::post_recv(self.qp, slots, buffer_of) }
+    }
+
+    /// Has every work request complete, with an error.
+    pub fn move_to_error(&self) {
+        // SAFETY: a live QP; all zeros are a value of the attributes.
+        unsafe {
+            let mut attr: verbs::ibv_qp_attr = zeroed();
+            attr.qp_state = verbs::ibv_qp_state::IBV_QPS_ERR;
+            // It fails for a QP that is in this state already, or gone with its device: no harm.
+            let _ = verbs::modify_qp(self.qp, &mut attr, verbs::ibv_qp_attr_mask::IBV_QP_STATE.0 as i32);
+        }
+    }
+
+    /// Logs a failure that no call reports at once.
+    #[cold]
+    pub fn log(&self, error: Errno, why: Why) {
+        // SAFETY: the id outlives the QP.
+        if let Ok(id) = unsafe { Id::from_c(self.id.as_ptr()) } {
+            diag::background(id, error, why);
+        }
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // SAFETY: the id outlives the QP; the CQs and the memory are dropped later.
+        unsafe {
+            if let Ok(id) = Id::from_c(self.id.as_ptr()) {
+                cm::destroy_qp(id);
+            }
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The send side: stream data into the peer's buffers, and writes into memory that the peer has mapped.
+
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+
+use super::gather::{Gather, MAX_COLLECTED, Source};
+use super::post::{RdmaWrite, inline_sge};
+use super::send_buffer::SendBuffer;
+use super::{CONTROL_DATA, CONTROL_ENTRIES, Connection};
+use crate::errno::Result;
+use crate::rsocket::flow::{Chunk, Sender, Violation};
+use crate::rsocket::wire::{ConnData, Message, Region};
+use crate::sys::rc::{CompletionQueue, Sge};
+
+/// Memory of the peer, from its connection data.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PeerMemory {
+    /// Whether its byte order is the other one.
+    pub swap: bool,
+    /// Address of its target SGL; the iomap follows.
+    pub sgl: u64,
+    pub rkey: u32,
+    /// Entries of its iomap.
+    pub iomap: u16,
+}
+
+/// Space for the bytes of control messages that do not go inline: a slot for each.
+#[derive(Debug)]
+pub(super) struct ControlData {
+    start: NonNull<u8>,
+    lkey: u32,
+    next: usize,
+}
+
+impl ControlData {
+    /// Slots at `start`, in a region of the receive side's memory.
+    pub fn new(start: NonNull<u8>, lkey: u32) -> ControlData {
+        ControlData { start, lkey, next: 0 }
+    }
+
+    /// The next slot.
+    pub fn next(&mut self) -> (NonNull<u8>, u32) {
+        let slot = self.next;
+        self.next = (slot + 1) % CONTROL_ENTRIES as usize;
+        // SAFETY: the slots are `CONTROL_ENTRIES` times `CONTROL_DATA` bytes, by the layout of the memory.
+        (unsafe { self.start.add(slot * CONTROL_DATA) }, self.lkey)
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct SendSide {
+    pub cq: CompletionQueue,
+    /// An event of the CQ was requested and not read yet.
+    pub cq_armed: bool,
+    /// Completions were processed whose effect the waiters were not notified of.
+    pub pending_notify: bool,
+    pub pending_edge: bool,
+    /// Calls that wait until everything that was sent has arrived.
+    pub flushing: u32,
+    pub flow: Sender,
+    pub buffer: SendBuffer,
+    /// Messages up to this size go inline.
+    inline_limit: u32,
+    pub control_data: ControlData,
+    pub peer: PeerMemory,
+    /// The entry of our target SGL that the peer fills next, and whether it may have done so.
+    pub target_entry: usize,
+    pub target_pending: bool,
+}
+
+// SAFETY: libibverbs objects and memory, which any thread may use, one at a time: the stream's lock
+// sees to that.
+unsafe impl Send for SendSide {}
+
+impl SendSide {
+    pub fn new(
+        cq: CompletionQueue,
+        flow: Sender,
+        buffer: SendBuffer,
+        inline_limit: u32,
+        control_data: ControlData,
+        peer: &ConnData,
+    ) -> SendSide {
+        SendSide {
+            cq,
+            cq_armed: false,
+            pending_notify: false,
+            pending_edge: false,
+            flushing: 0,
+            flow,
+            buffer,
+            inline_limit,
+            control_data,
+            peer: PeerMemory {
+                swap: peer.big_endian != cfg!(target_endian = "big"),
+                sgl: peer.target_sgl.addr,
+                rkey: peer.target_sgl.rkey,
+                iomap: peer.iomap_size.unwrap_or(0),
+            },
+            target_entry: 1,
+            target_pending: false,
+        }
+    }
+
+    pub fn arm_cq(&mut self) -> Result<()> {
+        self.cq.arm()?;
+        self.cq_armed = true;
+        Ok(())
+    }
+
+    /// See [`Connection::needs_send_completions`].
+    #[inline]
+    pub fn needs_completions(&self) -> bool {
+        self.flushing > 0 || self.pending_notify || self.flow.is_short()
+    }
+
+    /// The peer allows messages up to number `limit`, and may have advertised a buffer.
+    #[inline]
+    pub fn credit_update_received(&mut self, limit: u16) -> std::result::Result<(), Violation> {
+        self.flow.credit_update_received(limit)?;
+        self.target_pending = true;
+        Ok(())
+    }
+
+    /// Reserves a planned message, to be posted.
+    #[inline]
+    fn claim(&mut self, chunk: &Chunk, sg_list: [Sge; 2], inline: bool) -> RdmaWrite {
+        let (wr_id, signaled) = self.flow.take(chunk, inline);
+        let message = Some(Message::Data(chunk.len));
+        RdmaWrite { message, sg_list, inline, addr: chunk.addr, rkey: chunk.rkey, wr_id, signaled }
+    }
+
+    /// Returns how many bytes a message that begins at `done` of `len` may carry. `begun`: the program's
+    /// call has sent something before.
+    fn limit(&self, done: usize, len: usize, begun: bool) -> usize {
+        if done == 0 && !begun { self.flow.first_message(len) } else { len }
+    }
+}
+
+impl Connection {
+    /// Returns whether `len` bytes go inline.
+    pub fn takes_inline(&self, len: usize) -> bool {
+        len <= self.send.inline_limit as usize && self.failed.is_none()
+    }
+
+    /// Sends `data`, which goes inline, in one message. Returns whether it did; a failure of the
+    /// connection is kept in it.
+    #[inline]
+    pub fn send_inline(&mut self, data: &[u8]) -> bool {
+        match self.send.flow.plan(data.len(), true).filter(|chunk| chunk.len as usize == data.len()) {
+            Some(chunk) => {
+                let write = self.send.claim(&chunk, inline_sge(data), true);
+                let sent = self.post(write);
+                self.use_next_target();
+                sent.is_ok()
+            }
+            None => false,
+        }
+    }
+
+    /// Returns whether `len` bytes do not fit into the rest of the peer's buffer.
+    pub fn crosses_target_end(&self, len: usize) -> bool {
+        self.send.flow.crosses_target_end(len)
+    }
+
+    /// Sends what can be sent now of `data`, and returns how many bytes. `begun`: the program's call has
+    /// sent something before. An error that is not a failure of the connection is a lack of memory: the
+    /// send buffer is made with its first use.
+    pub fn send<S: Source>(&mut self, data: S, begun: bool) -> Result<usize> {
+        let mut done = 0;
+        while done < data.size() {
+            let (_, rest) = data.split(done);
+            let (rest, _) = rest.split(self.send.limit(done, data.size(), begun) - done);
+            let inline = rest.size() <= self.send.inline_limit as usize && rest.in_one_piece().is_some();
+            if !inline {
+                self.make_space(rest.size());
+            }
+            let Some(chunk) = self.send.flow.plan(rest.size(), inline) else { break };
+            let (part, tail) = rest.split(chunk.len as usize);
+            let sg_list = self.sg_list(&part, inline, chunk.offset)?;
+            let write = self.send.claim(&chunk, sg_list, inline);
+            done += part.size() + self.send_with_tail(write, tail, inline)?;
+        }
+        Ok(done)
+    }
+
+    /// As [`send`](Self::send), in as few messages as if the bytes lay in one buffer.
+    pub fn send_gathered(&mut self, data: Gather<'_>, begun: bool) -> Result<usize> {
+        let mut collected = [const { MaybeUninit::uninit() }; MAX_COLLECTED];
+        if data.size() <= self.send.inline_limit as usize
+            && let Some(bytes) = data.collect(&mut collected)
+        {
+            return self.send(bytes, begun);
+        }
+        self.send(data, begun)
+    }
+
+    /// Where the device finds the bytes of a message: in the program's memory if they go inline, else
+    /// copied into the send buffer.
+    #[inline]
+    fn sg_list<S: Source>(&mut self, part: &S, inline: bool, offset: u32) -> Result<[Sge; 2]> {
+        match part.in_one_piece() {
+            Some(bytes) if inline => Ok(inline_sge(bytes)),
+            _ => self.send.buffer.fill(&self.qp, *part, offset),
+        }
+    }
+
+    /// Posts a reserved message. Where it has filled the peer's buffer and the next one is there, a
+    /// second message with the beginning of `tail` is posted with it. Returns how many bytes of `tail`
+    /// were sent.
+    fn send_with_tail<S: Source>(&mut self, write: RdmaWrite, tail: S, inline: bool) -> Result<usize> {
+        self.use_next_target();
+        let next = match tail.size() {
+            0 => None,
+            wanted => self.send.flow.plan(wanted, inline),
+        };
+        let Some(next) = next else {
+            self.post(write)?;
+            return Ok(0);
+        };
+        let (part, _) = tail.split(next.len as usize);
+        // The buffer exists: the message before has used it.
+        let sg_list = self.sg_list(&part, inline, next.offset)?;
+        let last = self.send.claim(&next, sg_list, inline);
+        self.qp.post_both([write, last]).inspect_err(|&error| self.fail(error))?;
+        self.use_next_target();
+        Ok(part.size())
+    }
+
+    /// Posts a write. A failure ends the connection.
+    #[inline]
+    pub(super) fn post(&mut self, write: RdmaWrite) -> Result<()> {
+        self.qp.post(write).inspect_err(|&error| self.fail(error))
+    }
+
+    /// Polls the send CQ if `wanted` bytes do not fit into the rest of the send buffer, and grows or
+    /// shrinks the buffer.
+    fn make_space(&mut self, wanted: usize) {
+        if wanted > self.send.flow.free() as usize {
+            if !self.send.flow.is_idle() {
+                self.reap_send_cq();
+            }
+            if self.send.flow.is_buffer_limited(wanted) {
+                self.send.grow_buffer(&self.qp);
+            }
+        } else if self.send.flow.is_underused() {
+            self.send.shrink_buffer(&self.qp);
+        }
+    }
+
+    /// Writes `data` into the peer's `region`, as far as there is space to send. Returns how many bytes.
+    /// Fails as [`send`](Self::send).
+    pub fn write(&mut self, data: &[u8], region: Region, begun: bool) -> Result<usize> {
+        let mut done = 0;
+        let len = data.len().min(region.length as usize);
+        while done < len {
+            let rest = &data[done..self.send.limit(done, len, begun)];
+            let inline = rest.len() <= self.send.inline_limit as usize;
+            if !inline {
+                self.make_space(rest.len());
+            }
+            let Some((len, offset)) = self.send.flow.plan_write(rest.len(), inline) else { break };
+            let part = &rest[..len as usize];
+            let sg_list = if inline { inline_sge(part) } else { self.send.buffer.fill(&self.qp, part, offset)? };
+            let (wr_id, signaled) = self.send.flow.take_write(len, inline);
+            let addr = region.addr.wrapping_add(done as u64);
+            self.post(RdmaWrite { message: None, sg_list, inline, addr, rkey: region.rkey, wr_id, signaled })?;
+            done += part.len();
+        }
+        Ok(done)
+    }
+
+    /// Goes back to a send buffer of the first size if nothing is outstanding.
+    pub fn give_memory_back(&mut self) {
+        self.reap_send_cq();
+        self.send.give_buffer_back(&self.qp);
+    }
+}

@@ -1,0 +1,152 @@
+//! The send buffer: allocated when a message first needs it, larger for a stream that it limits.
+
+use super::gather::Source;
+use super::post::QueuePair;
+use super::receive_rings::{self, Grown};
+use super::send::SendSide;
+use crate::errno::Result;
+use crate::rsocket::spare;
+use crate::sys::rc::{MemoryRegion, Sge};
+
+/// Bytes of a buffer that has grown once, and twice, as receive rings do.
+const STEPS: [u32; 2] = [1 << 18, 1 << 20];
+/// How many times it must have limited the stream before it grows.
+const GROW_AFTER: u32 = 2;
+
+#[derive(Debug)]
+enum Memory {
+    First(MemoryRegion),
+    Grown(Grown),
+}
+
+impl Memory {
+    fn region(&self) -> &MemoryRegion {
+        match self {
+            Memory::First(memory) => memory,
+            Memory::Grown(grown) => &grown.memory,
+        }
+    }
+}
+
+/// Allocates a buffer of the first size; idle streams may have to give memory back for it.
+fn allocate(qp: &QueuePair, size: u32) -> Result<Memory> {
+    spare::with_memory(|| allocate_now(qp, size))
+}
+
+fn allocate_now(qp: &QueuePair, size: u32) -> Result<Memory> {
+    // SAFETY: the PD is that of the live QP, and outlives the connection.
+    unsafe { MemoryRegion::new(qp.pd()?, size as usize, false).map(Memory::First) }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct SendBuffer {
+    memory: Option<Memory>,
+    size: u32,
+    first_size: u32,
+    may_grow: bool,
+    /// How many times it has limited the stream, and how many times there was no larger one.
+    limited: u32,
+    refused: u32,
+    /// The buffer before, until this work request completes.
+    old: Option<(Memory, u64)>,
+}
+
+impl SendBuffer {
+    pub fn new(size: u32, may_grow: bool) -> SendBuffer {
+        SendBuffer { memory: None, size, first_size: size, may_grow, limited: 0, refused: 0, old: None }
+    }
+
+    /// Its size at first, in bytes.
+    pub fn first_size(&self) -> u32 {
+        self.first_size
+    }
+
+    fn region(&mut self, qp: &QueuePair) -> Result<&MemoryRegion> {
+        let memory = match &mut self.memory {
+            Some(memory) => memory,
+            none => none.insert(allocate(qp, self.size)?),
+        };
+        Ok(memory.region())
+    }
+
+    /// Copies `bytes` into the buffer, from `offset` on.
+    #[inline]
+    pub fn fill(&mut self, qp: &QueuePair, bytes: impl Source, offset: u32) -> Result<[Sge; 2]> {
+        let (size, offset) = (self.size as usize, offset as usize);
+        let region = self.region(qp)?;
+        let first = bytes.size().min(size - offset);
+        let (before, wrapped) = bytes.split(first);
+        let (start, lkey) = (region.start(), region.lkey());
+        // SAFETY: both parts lie in the buffer, and the flow control lets no outstanding work request
+        // read there.
+        unsafe {
+            before.copy_to(start.add(offset));
+            wrapped.copy_to(start);
+        }
+        let at = |offset: usize| start.as_ptr() as usize as u64 + offset as u64;
+        Ok([Sge { addr: at(offset), len: first as u32, lkey }, Sge { addr: at(0), len: wrapped.size() as u32, lkey }])
+    }
+}
+
+impl SendSide {
+    /// Takes note that the buffer limits the stream, and grows it when that was often enough.
+    pub fn grow_buffer(&mut self, qp: &QueuePair) {
+        let buffer = &mut self.buffer;
+        let Some(size) = receive_rings::next_step(STEPS, buffer.size).filter(|_| buffer.may_grow) else { return };
+        buffer.limited += 1;
+        if buffer.limited < GROW_AFTER << buffer.refused.min(16) {
+            return;
+        }
+        buffer.limited = 0;
+        match if buffer.old.is_none() { Grown::new(qp, size, false).ok() } else { None } {
+            Some(grown) => {
+                buffer.refused = 0;
+                self.replace_buffer(Memory::Grown(grown), size);
+            }
+            None => buffer.refused += 1,
+        }
+    }
+
+    /// Goes back to the first size from a larger one that was not needed for long.
+    pub fn shrink_buffer(&mut self, qp: &QueuePair) {
+        let buffer = &mut self.buffer;
+        let size = buffer.first_size;
+        if buffer.size > size
+            && buffer.old.is_none()
+            && let Ok(memory) = allocate(qp, size)
+        {
+            self.replace_buffer(memory, size);
+        }
+    }
+
+    /// Goes back to the first size if nothing is outstanding. The larger memory is freed first: there
+    /// may be none for both.
+    pub fn give_buffer_back(&mut self, qp: &QueuePair) {
+        let buffer = &mut self.buffer;
+        if self.flow.is_idle() && buffer.size > buffer.first_size && buffer.old.is_none() {
+            self.flow.replace_buffer(buffer.first_size);
+            buffer.size = buffer.first_size;
+            buffer.memory = None;
+            // If this fails the next send tries again, and reports it.
+            buffer.memory = allocate_now(qp, buffer.first_size).ok();
+        }
+    }
+
+    fn replace_buffer(&mut self, memory: Memory, size: u32) {
+        let last_wr_id = self.flow.replace_buffer(size);
+        let old = self.buffer.memory.replace(memory);
+        self.buffer.size = size;
+        self.buffer.old = old.map(|old| (old, last_wr_id));
+        self.drop_old_buffer();
+    }
+
+    /// Frees the buffer before when no outstanding work request uses it.
+    pub fn drop_old_buffer(&mut self) {
+        if let Some((_, wr_id)) = self.buffer.old
+            && self.flow.is_complete(wr_id)
+        {
+            self.buffer.old = None;
+        }
+    }
+}
