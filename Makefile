@@ -38,10 +38,11 @@ all: $(LIBRARY) $(PRELOAD) $(IWPMD) $(DOCTOR) ## build everything into target/di
 test: ## run the Rust tests that need no lab
 	$(CARGO) test --workspace --locked
 
-lint: ## formatting, clippy, shellcheck
+lint: ## formatting, clippy, shellcheck, layers
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	shellcheck -x -P SCRIPTDIR $$(git ls-files | xargs grep -lE '^#!.*\bbash$$')
+	scripts/layers
 
 check: ## run all tests and comparisons, with the lab; a table at the end shows what ran
 	scripts/check

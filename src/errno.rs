@@ -1,15 +1,10 @@
 //! The one error type of the library: an errno value.
 //!
-//! Everything below the C entry points returns [`Result`]; the entry points turn an [`Errno`] into `-1` (or NULL)
-//! and `errno` in exactly one place, [`report_or`].
+//! Everything below the C entry points returns [`Result`]; the entry points turn an [`Errno`] into `-1`
+//! (or NULL) and `errno` in exactly one place, `report.rs` of `abi/rdmacm`.
 
 use std::ffi::c_int;
 use std::fmt;
-
-#[cfg(feature = "library")]
-use crate::diag::{self, Call};
-#[cfg(feature = "library")]
-use crate::sys::cancel;
 
 /// An errno value, always greater than zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -90,59 +85,9 @@ impl fmt::Display for Errno {
 
 impl std::error::Error for Errno {}
 
-/// Runs a call for its C caller: its value on success, with `errno` as it was before; otherwise `failed`, with `errno`
-/// set. `call` is what the failure is logged with, where that is asked for.
-#[cfg(feature = "library")]
-pub fn report<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
-    report_or(call, || run().map_err(|error| (failed, error)))
-}
-
-/// As [`report`], for calls whose failures have values of their own beside `errno`.
-#[cfg(feature = "library")]
-pub fn report_or<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
-    cancel::in_call(|| finish(call, run))
-}
-
-/// As [`report`], for a call that mostly need not wait: what does, it runs within
-/// [`cancel::in_call`] itself.
-#[cfg(feature = "library")]
-pub fn report_quick<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
-    finish(call, || run().map_err(|error| (failed, error)))
-}
-
-#[cfg(feature = "library")]
-fn finish<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
-    let before = errno::errno();
-    let (value, errno) = match run() {
-        Ok(value) => (value, before),
-        Err((value, error)) => {
-            diag::failed(&call, error);
-            (value, errno::Errno(error.0))
-        }
-    };
-    errno::set_errno(errno);
-    value
-}
-
-#[cfg(all(test, feature = "library"))]
+#[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn success_leaves_errno_alone() {
-        errno::set_errno(errno::Errno(77));
-        let value = report(Call::new("test"), -1, || {
-            errno::set_errno(errno::Errno(5));
-            Ok(3)
-        });
-        assert_eq!((value, errno::errno().0), (3, 77));
-    }
-
-    #[test]
-    fn failure_sets_errno() {
-        assert_eq!(report(Call::new("test"), -1, || Err(Errno::EBUSY)), -1);
-        assert_eq!(Errno::last(), Errno::EBUSY);
-    }
 
     #[test]
     fn known_and_unknown_names() {

@@ -9,6 +9,8 @@ mod config;
 mod errno;
 #[path = "../../src/rsocket/few.rs"]
 mod few;
+#[path = "../../src/rsocket/owner.rs"]
+mod owner;
 #[path = "../../src/rsocket/poll.rs"]
 mod poll;
 mod sys;

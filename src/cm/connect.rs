@@ -30,7 +30,7 @@ const REASON_VENDOR_OPTION: u8 = 35;
 /// # Safety
 /// NULL, or parameters whose private data is readable for its length.
 pub unsafe fn connect(id: &Id, param: *const rdma_conn_param) -> Result<()> {
-    probes::cm_connect(id);
+    probes::cm_connect(id.as_c());
     // SAFETY: the caller's word.
     let param = unsafe { param.as_ref() };
     let limits = id.state().bound.map(|bound| bound.limits);
@@ -168,7 +168,7 @@ unsafe fn refuse(new: &Id, event: *mut rdma_cm_event) {
 /// # Safety
 /// NULL, or parameters whose private data is readable for its length.
 pub unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
-    probes::cm_accept(id);
+    probes::cm_accept(id.as_c());
     // SAFETY: the caller's word.
     let param = unsafe { param.as_ref() };
     let limits = id.state().bound.map(|bound| bound.limits);

@@ -7,7 +7,8 @@ use std::ptr::NonNull;
 
 use super::device::{self, Bound, Limits};
 use super::id::Id;
-use crate::diag::{self, Why};
+use super::log;
+use crate::diag::Why;
 use crate::errno::{Errno, Result};
 use crate::sys::verbs::{self, ibv_context, ibv_pd};
 
@@ -34,7 +35,7 @@ impl Domain {
         // SAFETY: the context is open.
         match unsafe { verbs::alloc_pd(domain.bound.context) } {
             Ok(pd) => domain.own = Some(pd),
-            Err(error) if is_exhaustion(error) => diag::background(id, error, Why::SharedDomain),
+            Err(error) if is_exhaustion(error) => log::background(id, error, Why::SharedDomain),
             Err(error) => return Err(error),
         }
         Ok(domain)

@@ -377,7 +377,7 @@ fn adopt(id: &Id, handle: u32) -> Result<()> {
 /// # Safety
 /// Not used afterwards, unless it failed and the id is asynchronous.
 pub unsafe fn destroy_id(id: &Id) -> Result<()> {
-    probes::cm_close(id);
+    probes::cm_close(id.as_c());
     match ucma::destroy_id(id.fd(), id.handle()) {
         Ok(reported) => {
             id.drop_event();

@@ -18,6 +18,7 @@ mod global;
 mod handles;
 mod id;
 mod library;
+pub mod log;
 mod lookup;
 mod migrate;
 mod multicast;

@@ -6,7 +6,6 @@ use std::mem::MaybeUninit;
 use libc::sockaddr_storage;
 
 use super::reason;
-use crate::cm::Id;
 use crate::errno::Errno;
 
 /// Bytes of a device's name that are shown (IBV_SYSFS_NAME_MAX).
@@ -25,7 +24,8 @@ pub struct Place {
 }
 
 impl Place {
-    pub(crate) fn new(src: sockaddr_storage, dst: sockaddr_storage, device: &[u8], port: u8) -> Place {
+    /// Addresses, the device's name and its port.
+    pub fn new(src: sockaddr_storage, dst: sockaddr_storage, device: &[u8], port: u8) -> Place {
         let mut name = [0; NAME];
         let len = device.len().min(NAME - 1);
         name[..len].copy_from_slice(&device[..len]);
@@ -33,7 +33,7 @@ impl Place {
     }
 
     /// Nothing is known.
-    pub(crate) const NONE: Place = Place {
+    pub const NONE: Place = Place {
         // SAFETY: all zeros are a value of these addresses.
         src: unsafe { std::mem::zeroed() },
         // SAFETY: as above.
@@ -43,23 +43,10 @@ impl Place {
     };
 
     /// Fills in one side, if it is not known.
-    pub(super) fn add(&mut self, address: &sockaddr_storage, local: bool) {
+    pub fn add(&mut self, address: &sockaddr_storage, local: bool) {
         let side = if local { &mut self.src } else { &mut self.dst };
         if is_nowhere(side) {
             *side = *address;
-        }
-    }
-
-    /// Of a live id.
-    pub fn of(id: &Id) -> Place {
-        // SAFETY: the route of a live id; an open context has a device, whose name is a C string.
-        unsafe {
-            let addr = &*id.addr();
-            let device: &[u8] = match id.verbs().as_ref() {
-                Some(context) => CStr::from_ptr((*context.device).name.as_ptr()).to_bytes(),
-                None => &[],
-            };
-            Place::new(addr.src.src_storage, addr.dst.dst_storage, device, id.port_num())
         }
     }
 

@@ -5,30 +5,30 @@ use std::ffi::c_int;
 
 use probe::probe;
 
-use crate::cm::Id;
+use crate::ffi::rdma_cm_id;
 
 /// rdma_connect() begins, for programs and for rsockets.
 #[inline]
-pub fn cm_connect(id: &Id) {
-    probe!(librdmacm, cm_connect, id.as_c());
+pub fn cm_connect(id: *const rdma_cm_id) {
+    probe!(librdmacm, cm_connect, id);
 }
 
 /// rdma_accept() begins.
 #[inline]
-pub fn cm_accept(id: &Id) {
-    probe!(librdmacm, cm_accept, id.as_c());
+pub fn cm_accept(id: *const rdma_cm_id) {
+    probe!(librdmacm, cm_accept, id);
 }
 
 /// An event was taken.
 #[inline]
-pub fn cm_event(id: &Id, event: u32, status: c_int) {
-    probe!(librdmacm, cm_event, id.as_c(), event, status);
+pub fn cm_event(id: *const rdma_cm_id, event: u32, status: c_int) {
+    probe!(librdmacm, cm_event, id, event, status);
 }
 
 /// rdma_destroy_id() begins.
 #[inline]
-pub fn cm_close(id: &Id) {
-    probe!(librdmacm, cm_close, id.as_c());
+pub fn cm_close(id: *const rdma_cm_id) {
+    probe!(librdmacm, cm_close, id);
 }
 
 /// rconnect() begins.

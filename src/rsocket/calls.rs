@@ -9,9 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libc::{epoll_event, iovec, pollfd, sockaddr_storage};
 
 use super::dgram::Dgram;
+pub use super::dgram::ReceivedMessage;
 use super::epoll::Epoll;
+use super::forks;
 use super::poll;
 use super::reactor;
+use super::spare;
 use super::stream::{self, Stream, Value};
 use super::table::Table;
 use super::watch::{Lookup, Pollable};
@@ -92,6 +95,7 @@ fn stream(fd: c_int) -> Result<Arc<Stream>> {
 
 fn register(fd: c_int, object: Object) -> Result<c_int> {
     HAS_HAD_SOCKETS.store(true, Ordering::Relaxed);
+    spare::set_reclaim(give_memory_back);
     // A number that is taken was closed behind our back with close(2). What was there stays as it is: ending it would close the
     // number, which is the new object's now, and destroy what the kernel has under it.
     mem::forget(TABLE.insert(fd, try_arc(object)?)?);
@@ -99,7 +103,7 @@ fn register(fd: c_int, object: Object) -> Result<c_int> {
 }
 
 /// Where an rsocket is connected from and to, as far as that can be told at once: for messages.
-pub(crate) fn place(fd: c_int) -> Option<Place> {
+pub fn place(fd: c_int) -> Option<Place> {
     match &*TABLE.pin(fd)? {
         Object::Socket(Socket::Stream(socket)) => socket.place(),
         Object::Socket(Socket::Datagram(socket)) => socket.place(),
@@ -108,12 +112,13 @@ pub(crate) fn place(fd: c_int) -> Option<Place> {
 }
 
 /// Whether there is a datagram rsocket of that number.
-pub(crate) fn is_datagram(fd: c_int) -> bool {
+pub fn is_datagram(fd: c_int) -> bool {
     matches!(TABLE.pin(fd).as_deref(), Some(Object::Socket(Socket::Datagram(_))))
 }
 
 /// rsocket(3).
 pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int> {
+    forks::watched()?;
     let flags = kind & (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
     if !matches!(domain, libc::AF_INET | libc::AF_INET6 | AF_IB) {
         return Err(Errno::ENOTSUP);
@@ -207,17 +212,6 @@ pub(super) unsafe fn after_fork() {
     unsafe { TABLE.after_fork() };
 }
 
-/// What a receiving call tells besides the data.
-#[derive(Clone, Copy)]
-pub struct Received {
-    /// Bytes.
-    pub len: usize,
-    /// Whom a datagram came from.
-    pub from: Option<sockaddr_storage>,
-    /// For msg_flags.
-    pub flags: c_int,
-}
-
 /// Receives what is there, for the usual call on a stream; errno stays as it is. `Err` when [`receive_one`] is for it: whether
 /// nothing was there just now.
 ///
@@ -250,11 +244,11 @@ pub unsafe fn receive_one(fd: c_int, buffer: iovec, flags: c_int, looked: bool) 
 ///
 /// # Safety
 /// Buffers writable for their lengths.
-pub unsafe fn receive(fd: c_int, buffers: &[iovec], flags: c_int) -> Result<Received> {
+pub unsafe fn receive(fd: c_int, buffers: &[iovec], flags: c_int) -> Result<ReceivedMessage> {
     match TABLE.get(fd).as_deref() {
         // SAFETY: the caller's word.
         Some(Object::Socket(Socket::Stream(socket))) => unsafe {
-            Ok(Received { len: socket.receive(buffers, flags)?, from: None, flags: 0 })
+            Ok(ReceivedMessage { len: socket.receive(buffers, flags)?, from: None, flags: 0 })
         },
         // SAFETY: the caller's word.
         Some(Object::Socket(Socket::Datagram(socket))) => unsafe { socket.receive(buffers, flags) },
@@ -385,11 +379,17 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
     }
 }
 
+/// Before the destructors of libibverbs, on which this library depends.
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static ON_EXIT: extern "C" fn() = at_exit;
+
 /// The process ends: what streams have sent arrives, as far as the program has closed them or shut
 /// them down. A process that never had an rsocket touches no other page of the library.
 #[cfg(not(test))]
-#[inline]
-pub(super) fn at_exit() {
+#[unsafe(link_section = ".text.startup")]
+extern "C" fn at_exit() {
     if HAS_HAD_SOCKETS.load(Ordering::Relaxed) {
         flush_at_exit();
     }
@@ -419,7 +419,7 @@ fn farewell() {
 
 /// Has idle streams give back the memory that their buffers have grown by. Those that are busy, or
 /// locked, keep it.
-pub(super) fn give_memory_back() {
+fn give_memory_back() {
     TABLE.for_each(|_, object| {
         if let Object::Socket(Socket::Stream(stream)) = &*object {
             stream.give_memory_back();

@@ -1,14 +1,9 @@
 //! fork(): a child starts without a reactor, and may close its copies of sockets without harming the parent's.
 
-use super::{calls, reactor, spare, stream, watch};
+use super::{calls, owner, reactor, spare, stream};
 use crate::sys::atfork::watch_forks;
 
 watch_forks!(before, in_parent, in_child);
-
-/// What was made under another generation belongs to an ancestor of this process.
-pub fn generation() -> u32 {
-    watch::fork_generation()
-}
 
 extern "C" fn before() {
     reactor::before_fork();
@@ -20,7 +15,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    watch::in_child();
+    owner::in_child();
     spare::in_child();
     stream::in_child();
     // SAFETY: after `before`, in the copy of the same thread, which is the only one.

@@ -11,6 +11,7 @@ mod fake;
 mod few;
 mod flow;
 mod forks;
+mod owner;
 pub mod poll;
 mod reactor;
 pub mod select;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::forks;
+use super::owner::Owner;
 use crate::cm::GlobalLock;
 use crate::errno::{Errno, Result};
 use crate::sys::clock;
@@ -41,7 +41,7 @@ static REACTOR: GlobalLock<Option<Reactor>> = GlobalLock::new(None);
 
 struct Reactor {
     /// Of the process whose thread it is.
-    generation: u32,
+    owner: Owner,
     epoll: KernelEpoll,
     /// Reported by the epoll when the thread is to look at the timers anew.
     wake: Wake,
@@ -82,7 +82,6 @@ static LONGEST: AtomicU64 = AtomicU64::new(0);
 
 /// Looks after `fd`, which stays open until [`forget`].
 pub fn watch(fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
-    forks::watched()?;
     let mut guard = lock();
     if let Some(lost) = guard.take_if(|reactor| !reactor.is_usable()) {
         lost.abandon();
@@ -215,14 +214,7 @@ impl Reactor {
         epoll.control(libc::EPOLL_CTL_ADD, wake.fd.as_raw_fd(), wake.event())?;
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         spawn(number)?;
-        Ok(Reactor {
-            generation: forks::generation(),
-            epoll,
-            wake,
-            number,
-            watched: HashMap::new(),
-            timers: Vec::new(),
-        })
+        Ok(Reactor { owner: Owner::this_process(), epoll, wake, number, watched: HashMap::new(), timers: Vec::new() })
     }
 
     /// Has the epoll report `wake`, or not any longer.
@@ -380,7 +372,7 @@ fn lock() -> Guard<'static, Option<Reactor>> {
 }
 
 fn leave_to_parent(reactor: &mut Option<Reactor>) {
-    if let Some(left) = reactor.take_if(|reactor| reactor.generation != forks::generation()) {
+    if let Some(left) = reactor.take_if(|reactor| !reactor.owner.is_this_process()) {
         if left.wake.is_ours() {
             // The descriptors are the child's own copies. The sockets stay: their locks may be held
             // by threads that are not there, so nothing of them may be dropped.

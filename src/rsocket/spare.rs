@@ -9,9 +9,10 @@
 //!
 //! A counter, without a lock: whoever takes a share gives it back when it is dropped.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::mem;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use super::calls;
 use super::config::defaults;
 use crate::errno::{Errno, Result};
 use crate::sys::{clock, memlock};
@@ -29,6 +30,29 @@ const PAUSE: u64 = 10_000;
 /// Until when none grows, in milliseconds of the monotonic clock.
 static PAUSED: AtomicU64 = AtomicU64::new(0);
 
+/// Has idle streams give memory back: their table is above this module.
+static RECLAIM: OnceFn = OnceFn::new();
+
+/// A function that is set once, without a lock.
+struct OnceFn(AtomicPtr<()>);
+
+impl OnceFn {
+    const fn new() -> OnceFn {
+        OnceFn(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    fn get(&self) -> Option<fn()> {
+        let function = self.0.load(Ordering::Relaxed);
+        // SAFETY: not NULL, so `set_reclaim` has stored a `fn()`.
+        (!function.is_null()).then(|| unsafe { mem::transmute::<*mut (), fn()>(function) })
+    }
+}
+
+/// Sets what [`with_memory`] calls when memory is short.
+pub fn set_reclaim(reclaim: fn()) {
+    RECLAIM.0.store(reclaim as *mut (), Ordering::Relaxed);
+}
+
 /// Whether a connection has lacked memory that buffers have grown by.
 pub fn is_needed() -> bool {
     match PAUSED.load(Ordering::Relaxed) {
@@ -43,7 +67,9 @@ pub fn with_memory<T>(make: impl Fn() -> Result<T>) -> Result<T> {
     match make() {
         Err(Errno::ENOMEM) if USED.load(Ordering::Relaxed) > 0 => {
             PAUSED.store(clock::monotonic_ms() + PAUSE, Ordering::Relaxed);
-            calls::give_memory_back();
+            if let Some(reclaim) = RECLAIM.get() {
+                reclaim();
+            }
             make()
         }
         result => result,

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[cfg(all(test, loom))]
 use loom::sync::atomic::{AtomicBool, Ordering};
 
-use super::watch::{Notice, Watcher, fork_generation};
+use super::owner::Owner;
+use super::watch::{Notice, Watcher};
 use crate::errno::Result;
 use crate::sys::alloc::try_arc;
 use crate::sys::event::EventFd;
@@ -22,12 +23,12 @@ pub struct Waiter {
     event: EventFd,
     /// Whether the eventfd is raised, or about to be.
     raised: AtomicBool,
-    generation: u32,
+    owner: Owner,
 }
 
 impl Waiter {
     fn new() -> Result<Arc<Waiter>> {
-        try_arc(Waiter { event: EventFd::new()?, raised: AtomicBool::new(false), generation: fork_generation() })
+        try_arc(Waiter { event: EventFd::new()?, raised: AtomicBool::new(false), owner: Owner::this_process() })
     }
 
     /// Makes the descriptor unreadable; look at the rsockets afterwards.
@@ -67,7 +68,7 @@ impl Waiting {
     /// Takes it; the first time and after a fork() makes it.
     pub fn begin() -> Result<Waiting> {
         let spare = SPARE.try_with(Cell::take).unwrap_or(None);
-        let waiter = match spare.filter(|spare| spare.generation == fork_generation()) {
+        let waiter = match spare.filter(|spare| spare.owner.is_this_process()) {
             Some(spare) => spare,
             None => Waiter::new()?,
         };

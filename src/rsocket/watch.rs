@@ -5,7 +5,6 @@
 
 use std::ffi::{c_int, c_short};
 use std::mem;
-use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, PoisonError};
 
 #[cfg(not(all(test, loom)))]
@@ -197,19 +196,6 @@ impl Watchers {
 /// Whether both are the same object. Which virtual table a pointer carries says nothing about that.
 fn is_same(a: &Arc<dyn Watcher>, b: &Arc<dyn Watcher>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
-}
-
-static GENERATION: AtomicU32 = AtomicU32::new(0);
-
-/// Differs between a process and its children: what waits on descriptors shared with the parent must not be used for
-/// waking in the child.
-pub fn fork_generation() -> u32 {
-    GENERATION.load(Ordering::Relaxed)
-}
-
-/// To be called in the child of a fork().
-pub fn in_child() {
-    GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
 #[cfg(all(test, not(loom)))]

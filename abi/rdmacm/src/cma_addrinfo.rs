@@ -2,10 +2,11 @@
 
 use std::ffi::{c_char, c_int};
 
+use crate::report::Call;
+use crate::report::{report, report_or};
 use rdmacm_core::Errno;
 use rdmacm_core::cm::{self, GaiError, Id};
-use rdmacm_core::diag::{self, Call};
-use rdmacm_core::errno::{report, report_or};
+use rdmacm_core::diag;
 use rdmacm_core::ffi::{rdma_addrinfo, rdma_cm_id};
 
 use crate::{nn, status};

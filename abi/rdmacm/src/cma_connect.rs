@@ -2,9 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 
+use crate::report::{Call, WHOLE};
 use libc::sockaddr;
 use rdmacm_core::cm::{self, Id};
-use rdmacm_core::diag::{Call, WHOLE};
 use rdmacm_core::ffi::{rdma_cm_id, rdma_conn_param};
 
 use crate::{nn, status};

@@ -2,10 +2,10 @@
 
 use std::ffi::{c_int, c_void};
 
+use crate::report::Call;
+use crate::report::report;
 use libc::size_t;
 use rdmacm_core::cm::{self, Id};
-use rdmacm_core::diag::Call;
-use rdmacm_core::errno::report;
 use rdmacm_core::ffi::verbs::{ibv_ece, ibv_event_type_t, ibv_pd, ibv_qp_attr, ibv_qp_init_attr};
 use rdmacm_core::ffi::{
     __be16, rdma_addrinfo, rdma_cm_event_type_t, rdma_cm_id, rdma_event_channel, rdma_port_space_t,

@@ -2,9 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 
+use crate::report::Call;
 use libc::sockaddr;
 use rdmacm_core::cm::{self, Id};
-use rdmacm_core::diag::Call;
 use rdmacm_core::ffi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
 
 use crate::{nn, status};

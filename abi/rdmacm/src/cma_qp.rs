@@ -2,9 +2,9 @@
 
 use std::ffi::c_int;
 
+use crate::report::Call;
+use crate::report::report;
 use rdmacm_core::cm::{self, Id};
-use rdmacm_core::diag::Call;
-use rdmacm_core::errno::report;
 use rdmacm_core::ffi::rdma_cm_id;
 use rdmacm_core::ffi::verbs::{ibv_pd, ibv_qp_init_attr, ibv_qp_init_attr_ex};
 

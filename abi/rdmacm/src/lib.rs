@@ -19,14 +19,14 @@ mod cma_id;
 mod cma_multicast;
 mod cma_qp;
 mod cma_srq;
+mod report;
 mod rsocket;
 
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
 
-use rdmacm_core::diag::Call;
-use rdmacm_core::errno::report;
 use rdmacm_core::{Errno, Result};
+use report::{Call, report};
 
 /// A required pointer: `EINVAL` when it is NULL.
 fn nn<T>(pointer: *mut T) -> Result<NonNull<T>> {

@@ -5,9 +5,11 @@ use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::slice;
 
+use crate::report::Call;
+use crate::report::{report, report_quick};
 use libc::{epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
-use rdmacm_core::diag::{Call, probes};
-use rdmacm_core::errno::{Result, report, report_quick};
+use rdmacm_core::diag::probes;
+use rdmacm_core::errno::Result;
 use rdmacm_core::ffi::rfcntl_argument;
 use rdmacm_core::rsocket::calls;
 use rdmacm_core::sys::sockaddr::SockAddr;
@@ -214,7 +216,7 @@ unsafe fn sent_at_once(socket: c_int, iov: *const iovec, count: size_t, flags: c
 ///
 /// # Safety
 /// Buffers writable for their lengths.
-unsafe fn received(socket: c_int, buffers: &[iovec], flags: c_int) -> Result<calls::Received> {
+unsafe fn received(socket: c_int, buffers: &[iovec], flags: c_int) -> Result<calls::ReceivedMessage> {
     // SAFETY: the caller's word.
     let received = unsafe { calls::receive(socket, buffers, flags)? };
     probes::rs_recv(socket, received.len);

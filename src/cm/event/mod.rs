@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use super::completed::Completed;
 use super::id::Id;
 use super::library::library;
-use crate::diag;
+use super::log;
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event, rdma_cm_event_type, rdma_event_channel};
 use crate::sys::alloc::try_box;
@@ -66,7 +66,7 @@ pub unsafe fn get_cm_event(channel: NonNull<rdma_event_channel>, event: NonNull<
     };
     // SAFETY: events that are shown have a live id.
     if let Ok(id) = unsafe { Id::from_c(new.public.id) } {
-        diag::event(id, &new.public);
+        log::event(id, &new.public);
     }
     let shown = NonNull::from(Box::leak(new));
     // SAFETY: the caller's word; the public structure is the beginning of an Event.

@@ -28,7 +28,7 @@ use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
 use super::bits::{IN, OUT};
 use super::config::defaults;
-use super::forks;
+use super::owner::Owner;
 use super::reactor::{self, Key, Service};
 use super::watch::{Notice, Pollable, Watchers};
 use crate::errno::{Errno, Result};
@@ -40,6 +40,7 @@ use names::Options;
 use peers::Peers;
 use port::{Path, Port};
 use receive::Datagram;
+pub use receive::ReceivedMessage;
 use refusals::Refusals;
 use search::Search;
 use udp::Udp;
@@ -49,7 +50,7 @@ pub struct Dgram {
     /// The number that the program knows: the UDP socket's.
     fd: c_int,
     /// Of the process that made it.
-    generation: u32,
+    owner: Owner,
     state: Lock<State>,
     watchers: Watchers,
     edges: AtomicU64,
@@ -100,7 +101,7 @@ impl Dgram {
         let udp = Udp::new(domain, flags)?;
         let socket = try_arc(Dgram {
             fd: udp.fd(),
-            generation: forks::generation(),
+            owner: Owner::this_process(),
             state: Lock::new(State {
                 udp: Some(udp),
                 domain,
@@ -141,7 +142,7 @@ impl Dgram {
     /// The lock, for a call of the program: `EBADF` for a socket of the parent's, and for a closed
     /// one; `EAGAIN` in a signal handler over a call that holds it.
     fn enter(&self) -> Result<Guard<'_>> {
-        if self.generation != forks::generation() {
+        if !self.owner.is_this_process() {
             return Err(Errno::EBADF);
         }
         let mut state = self.state.lock_unless_mine().map_err(|_| Errno::EAGAIN)?;
@@ -193,7 +194,7 @@ impl Dgram {
 
     /// rclose(3). Calls that wait end with `EBADF`.
     pub fn close(&self) -> Result<()> {
-        if self.generation != forks::generation() {
+        if !self.owner.is_this_process() {
             self.close_copies();
             return Ok(());
         }
@@ -333,7 +334,7 @@ impl Service for Dgram {
 impl Drop for Dgram {
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        if self.generation != forks::generation() {
+        if !self.owner.is_this_process() {
             mem::forget((mem::take(&mut state.ports), mem::take(&mut state.searches), state.udp.take()));
             mem::forget(mem::replace(&mut state.peers, Peers::new(lifetime())));
             return;

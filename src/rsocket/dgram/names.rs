@@ -11,7 +11,6 @@ use crate::diag::Place;
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
 use crate::rsocket::config::{MOST_ENTRIES, defaults};
-use crate::rsocket::forks;
 use crate::rsocket::stream::{Value, number, timeout};
 use crate::rsocket::wire;
 use crate::sys::event;
@@ -66,7 +65,7 @@ impl Dgram {
     /// Addresses and device, for messages; `None` while another call works on the socket, which it may be that a signal
     /// interrupted.
     pub fn place(&self) -> Option<Place> {
-        let state = self.state.try_lock().ok().filter(|_| self.generation == forks::generation())?;
+        let state = self.state.try_lock().ok().filter(|_| self.owner.is_this_process())?;
         let name = state.udp().ok()?.local_name().ok()?;
         let local = udp::read(&name).ok()?;
         let port = match state.ports.as_slice() {

@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::udp;
+use crate::cm;
 use crate::diag::Place;
 use crate::errno::{Errno, Result};
 use crate::ffi::{ibv_sa_path_rec, rdma_port_space};
@@ -206,7 +207,7 @@ impl Port {
 
     /// The device, for messages. The addresses are those of the id, whose port is another.
     pub fn place(&self) -> Place {
-        Place::of(self.id.id())
+        cm::log::place(self.id.id())
     }
 
     /// Names the port, and its id to the reactor.

@@ -5,13 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use libc::{POLLIN, iovec};
+use libc::{POLLIN, iovec, sockaddr_storage};
 
 use super::peers::Qp;
 use super::port::{MOST, Port, Received};
 use super::{Dgram, State, udp};
 use crate::errno::{Errno, Result};
-use crate::rsocket::calls;
 use crate::rsocket::config::defaults;
 use crate::rsocket::poll::wait_one;
 use crate::rsocket::reactor::Key;
@@ -42,12 +41,23 @@ enum Place {
     Copy(Vec<u8>),
 }
 
+/// What a receiving call returns besides the data.
+#[derive(Clone, Copy)]
+pub struct ReceivedMessage {
+    /// Bytes.
+    pub len: usize,
+    /// Source of a datagram.
+    pub from: Option<sockaddr_storage>,
+    /// For msg_flags.
+    pub flags: c_int,
+}
+
 impl Dgram {
     /// rrecv(3) and its relatives.
     ///
     /// # Safety
     /// Buffers writable for their lengths.
-    pub unsafe fn receive(self: &Arc<Self>, buffers: &[iovec], flags: c_int) -> Result<calls::Received> {
+    pub unsafe fn receive(self: &Arc<Self>, buffers: &[iovec], flags: c_int) -> Result<ReceivedMessage> {
         if flags & libc::MSG_OOB != 0 {
             return Err(Errno::new(libc::EOPNOTSUPP));
         }
@@ -65,7 +75,7 @@ impl Dgram {
                 return Err(error);
             }
             if state.shut_read {
-                return Ok(calls::Received { len: 0, from: None, flags: 0 });
+                return Ok(ReceivedMessage { len: 0, from: None, flags: 0 });
             }
             if state.is_nonblocking(flags) {
                 return Err(Errno::EAGAIN);
@@ -184,7 +194,7 @@ impl State {
     ///
     /// # Safety
     /// Buffers writable for their lengths.
-    unsafe fn take(&mut self, buffers: &[iovec], flags: c_int) -> Result<Option<calls::Received>> {
+    unsafe fn take(&mut self, buffers: &[iovec], flags: c_int) -> Result<Option<ReceivedMessage>> {
         let Some(datagram) = self.queue.front() else { return Ok(None) };
         let bytes = match &datagram.place {
             Place::Slot(port, received, start) => {
@@ -202,7 +212,7 @@ impl State {
             self.drop_first();
         }
         let flags = if cut { libc::MSG_TRUNC } else { 0 };
-        Ok(Some(calls::Received { len, from: Some(from), flags }))
+        Ok(Some(ReceivedMessage { len, from: Some(from), flags }))
     }
 
     fn drop_first(&mut self) {

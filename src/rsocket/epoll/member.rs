@@ -14,7 +14,8 @@ use super::Epoll;
 use crate::errno::Result;
 use crate::rsocket::bits;
 use crate::rsocket::few::Few;
-use crate::rsocket::watch::{Notice, Pollable, Watcher, fork_generation};
+use crate::rsocket::owner::Owner;
+use crate::rsocket::watch::{Notice, Pollable, Watcher};
 use crate::sys::alloc::try_arc;
 use crate::sys::event::KernelEpoll;
 
@@ -22,7 +23,7 @@ pub struct Member {
     /// The number the program added.
     pub fd: c_int,
     serial: u32,
-    generation: u32,
+    process: Owner,
     owner: Weak<Epoll>,
     /// Whether it is in the queue; changes under the queue's lock.
     pub queued: AtomicBool,
@@ -153,7 +154,7 @@ impl Member {
         try_arc(Member {
             fd,
             serial,
-            generation: fork_generation(),
+            process: Owner::this_process(),
             owner: Arc::downgrade(owner),
             queued: AtomicBool::new(false),
             raised: AtomicBool::new(false),
@@ -290,7 +291,7 @@ impl Member {
         self.gone.store(true, Ordering::SeqCst);
         let descriptors = mem::replace(&mut state.descriptors, Few::new());
         // In the child of a fork() the epoll is still the parent's, who goes on using it.
-        if self.generation == fork_generation() {
+        if self.process.is_this_process() {
             for &(fd, _) in descriptors.as_slice() {
                 // It fails where the rsocket has closed the descriptor.
                 let _ = inner.control(EPOLL_CTL_DEL, fd, None);

@@ -33,7 +33,8 @@ use libc::{EPOLL_CTL_ADD, EPOLLIN, epoll_event};
 
 use self::member::Member;
 use self::queue::Queue;
-use super::watch::{Watcher, fork_generation};
+use super::owner::fork_generation;
+use super::watch::Watcher;
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
 use crate::sys::event::KernelEpoll;

@@ -44,7 +44,7 @@ fn the_child_of_a_fork_leaves_the_epoll_alone() {
     // SAFETY: the child closes its copies, and leaves.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        crate::rsocket::watch::in_child();
+        crate::rsocket::owner::in_child();
         fake.close();
         fixture.epoll.close();
         // SAFETY: ends the child without running the parent's exit handlers.

@@ -9,7 +9,8 @@ use super::backlog::Listening;
 use super::connect::depth;
 use super::wait::Wait;
 use super::{Guard, Notice, Phase, State, Stream};
-use crate::diag::{self, Why};
+use crate::cm;
+use crate::diag::Why;
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::{CmId, Event, Request};
 use crate::rsocket::reactor;
@@ -196,7 +197,7 @@ impl State {
     fn tell_rejected(&self, error: Errno) {
         let why = if error == Errno::EPROTO { Why::NoRsockets } else { Why::Answering };
         if let Ok(id) = self.id() {
-            diag::background(id.id(), error, why);
+            cm::log::background(id.id(), error, why);
         }
     }
 }

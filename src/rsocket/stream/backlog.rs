@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Stream;
-use crate::rsocket::forks;
+use crate::rsocket::owner::Owner;
 use crate::sys::event;
 
 /// Connections of all listeners that are not accepted.
@@ -22,7 +22,7 @@ const LEAST: usize = 4;
 
 /// A place among the connections that are not accepted; given back when it is dropped.
 pub(super) struct Place {
-    generation: u32,
+    owner: Owner,
 }
 
 impl Place {
@@ -34,7 +34,7 @@ impl Place {
         }
         // Only the reactor's thread takes places.
         UNACCEPTED.fetch_add(1, Ordering::Relaxed);
-        Some(Place { generation: forks::generation() })
+        Some(Place { owner: Owner::this_process() })
     }
 }
 
@@ -46,7 +46,7 @@ fn has_room(all: usize, own: usize, limit: usize) -> bool {
 impl Drop for Place {
     fn drop(&mut self) {
         // A child of fork() counts its own only.
-        if self.generation == forks::generation() {
+        if self.owner.is_this_process() {
             UNACCEPTED.fetch_sub(1, Ordering::Relaxed);
         }
     }

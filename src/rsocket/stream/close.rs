@@ -10,7 +10,6 @@ use super::options::Linger;
 use super::wait::Wait;
 use super::{Guard, Notice, Phase, State, Stream, channel_leader};
 use crate::errno::{Errno, Result};
-use crate::rsocket::forks;
 use crate::rsocket::reactor;
 use crate::rsocket::wire::Control;
 use crate::sys::own;
@@ -167,7 +166,7 @@ impl Stream {
 
     /// rclose(3): the caller has taken the number out of the table. Other threads' calls end with `EBADF`.
     pub fn close(&self) -> Result<()> {
-        if self.generation != forks::generation() {
+        if !self.owner.is_this_process() {
             self.close_copies();
             return Ok(());
         }
@@ -263,7 +262,7 @@ impl Stream {
     /// interrupted by the signal handler that ends the process. Without `all` only if the program
     /// has shut it down, and what it has sent would be lost with the connection.
     pub fn farewell(&self, all: bool) {
-        if self.generation != forks::generation() {
+        if !self.owner.is_this_process() {
             return;
         }
         let Ok(mut state) = self.state.try_lock() else { return };

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::wait::Wait;
 use super::{Guard, Notice, Phase, State, Stream};
-use crate::diag::{self, Why};
+use crate::cm;
+use crate::diag::Why;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type::*;
 use crate::rsocket::cm_id::{CmId, Event};
@@ -276,7 +277,7 @@ impl State {
             _ => return,
         };
         if let Ok(id) = self.id() {
-            diag::background(id.id(), error, why);
+            cm::log::background(id.id(), error, why);
         }
     }
 

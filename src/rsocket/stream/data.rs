@@ -12,7 +12,6 @@ use super::connection::{Gather, MAX_COLLECTED, parts};
 use super::wait::Wait;
 use super::{Guard, Phase, State, Stream};
 use crate::errno::{Errno, Result};
-use crate::rsocket::forks;
 
 /// What makes no difference to a call that needs not wait.
 const QUICK: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
@@ -28,7 +27,7 @@ impl Stream {
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub unsafe fn receive_at_once(&self, start: *mut u8, len: usize, flags: c_int) -> std::result::Result<usize, bool> {
-        if flags & !QUICK != 0 || start.is_null() || self.generation != forks::generation() {
+        if flags & !QUICK != 0 || start.is_null() || !self.owner.is_this_process() {
             return Err(false);
         }
         let Ok(mut state) = self.state.try_lock() else { return Err(false) };
@@ -138,7 +137,7 @@ impl Stream {
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub unsafe fn send_at_once(&self, data: NonNull<u8>, len: usize, flags: c_int) -> bool {
-        if flags & !QUICK != 0 || self.generation != forks::generation() {
+        if flags & !QUICK != 0 || !self.owner.is_this_process() {
             return false;
         }
         let Ok(mut state) = self.state.try_lock() else { return false };

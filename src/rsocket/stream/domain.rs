@@ -2,7 +2,7 @@
 //! others.
 
 use super::connection::Unconnected;
-use super::{State, Stream, forks};
+use super::{State, Stream};
 use crate::cm::Domain;
 use crate::errno::{Errno, Result};
 use crate::rsocket::spare;
@@ -12,7 +12,7 @@ impl Stream {
     /// Gives back what the send buffer has grown by, unless the stream is busy. Never waits: the
     /// caller may hold another's lock.
     pub fn give_memory_back(&self) {
-        if self.generation == forks::generation()
+        if self.owner.is_this_process()
             && let Ok(mut state) = self.state.try_lock()
             && let Some(connection) = &mut state.connection
         {

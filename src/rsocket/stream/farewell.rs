@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
+use crate::rsocket::owner::Owner;
+use crate::rsocket::reactor;
 use crate::rsocket::wire::Control;
-use crate::rsocket::{forks, reactor};
 use crate::sys::event;
 use crate::sys::futex::Changes;
 
@@ -52,7 +53,7 @@ pub(super) struct Farewell {
     parting: bool,
     /// The program has closed the stream.
     closed: bool,
-    generation: u32,
+    owner: Owner,
 }
 
 impl Farewell {
@@ -66,7 +67,7 @@ impl Farewell {
             parts,
             parting: false,
             closed: false,
-            generation: forks::generation(),
+            owner: Owner::this_process(),
         }
     }
 
@@ -91,7 +92,7 @@ impl Farewell {
 impl Drop for Farewell {
     fn drop(&mut self) {
         // A child of fork() counts its own only.
-        if self.generation == forks::generation() {
+        if self.owner.is_this_process() {
             if self.closed {
                 CLOSED.fetch_sub(1, Ordering::Relaxed);
             }
@@ -125,18 +126,6 @@ pub fn in_child() {
     UNDER_WAY.store(0, Ordering::Relaxed);
     CLOSED.store(0, Ordering::Relaxed);
     WAITED.store(false, Ordering::Relaxed);
-}
-
-/// Before the destructors of libibverbs, on which this library depends.
-#[cfg(not(test))]
-#[used]
-#[unsafe(link_section = ".fini_array")]
-static ON_EXIT: extern "C" fn() = at_exit;
-
-#[cfg(not(test))]
-#[unsafe(link_section = ".text.startup")]
-extern "C" fn at_exit() {
-    crate::rsocket::calls::at_exit();
 }
 
 impl Stream {

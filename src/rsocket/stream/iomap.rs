@@ -5,7 +5,8 @@ use std::ptr::NonNull;
 
 use super::connection::Connection;
 use super::{Phase, State, Stream};
-use crate::diag::{self, Why};
+use crate::cm;
+use crate::diag::Why;
 use crate::errno::{Errno, Result};
 use crate::rsocket::spare;
 use crate::rsocket::wire::{Mapping, Region};
@@ -111,7 +112,7 @@ impl State {
         if self.mappings.entries().any(|entry| entry == Entry::Wanted)
             && let Some(id) = &self.id
         {
-            diag::background(id.id(), Errno::ENOMEM, Why::NoEntry);
+            cm::log::background(id.id(), Errno::ENOMEM, Why::NoEntry);
         }
         Ok(true)
     }

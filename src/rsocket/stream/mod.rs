@@ -33,7 +33,7 @@ pub use options::after_calls;
 pub(super) use options::{number, timeout};
 
 use super::cm_id::CmId;
-use super::forks;
+use super::owner::Owner;
 use super::reactor::{self, Key, Service};
 use super::watch::{Notice, Watchers};
 use crate::cm::Domain;
@@ -56,7 +56,7 @@ pub struct Stream {
     fd: c_int,
     domain: c_int,
     /// Of the process that made it.
-    generation: u32,
+    owner: Owner,
     state: Lock<State>,
     /// Counts changes that threads without a completion channel to sleep in wait for.
     changed: Changes,
@@ -138,7 +138,7 @@ impl Stream {
         try_arc(Stream {
             fd: id.fd(),
             domain,
-            generation: forks::generation(),
+            owner: Owner::this_process(),
             state: Lock::new(State {
                 phase,
                 options,
@@ -180,7 +180,7 @@ impl Stream {
     /// The lock, for a call of the program: `EBADF` for a socket of the parent's, and for a closed
     /// one; `EAGAIN` in a signal handler over a call that holds it.
     fn enter(&self) -> Result<Guard<'_>> {
-        if self.generation != forks::generation() {
+        if !self.owner.is_this_process() {
             return Err(Errno::EBADF);
         }
         let state = self.state.lock_unless_mine().map_err(|_| Errno::EAGAIN)?;
@@ -342,7 +342,7 @@ impl Service for Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        if self.generation != forks::generation() {
+        if !self.owner.is_this_process() {
             // The parent's: nothing but the descriptors is ours to end, and those went with rclose().
             let mappings = ManuallyDrop::new(mem::take(&mut state.mappings));
             let _ = (ManuallyDrop::new(state.connection.take()), mappings);

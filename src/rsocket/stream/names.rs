@@ -7,10 +7,11 @@ use libc::sockaddr_storage;
 
 use super::options::{Effect, Value};
 use super::{Phase, State, Stream};
+use crate::cm;
 use crate::diag::Place;
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::CmId;
-use crate::rsocket::{forks, wire};
+use crate::rsocket::wire;
 use crate::sys::sockaddr::{self, SockAddr};
 use crate::sys::uapi::{RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS};
 
@@ -46,8 +47,8 @@ impl Stream {
     /// Both addresses and the device, for messages; `None` while another call works on the stream, which it may be that a signal
     /// interrupted.
     pub fn place(&self) -> Option<Place> {
-        let state = self.state.try_lock().ok().filter(|_| self.generation == forks::generation())?;
-        Some(Place::of(state.id.as_ref()?.id()))
+        let state = self.state.try_lock().ok().filter(|_| self.owner.is_this_process())?;
+        Some(cm::log::place(state.id.as_ref()?.id()))
     }
 
     /// The flags of rfcntl(F_GETFL).

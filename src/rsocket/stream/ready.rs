@@ -9,7 +9,6 @@ use super::channel_leader::EventSource;
 use super::{Phase, State, Stream, channel_leader};
 use crate::errno::Result;
 use crate::rsocket::bits::{IN, OUT};
-use crate::rsocket::forks;
 use crate::rsocket::watch::{Pollable, Watchers};
 use crate::sys::event::Deadline;
 
@@ -55,7 +54,7 @@ impl State {
 
 impl Pollable for Stream {
     fn ready(&self, wanted: c_short) -> c_short {
-        if self.generation != forks::generation() {
+        if !self.owner.is_this_process() {
             return POLLNVAL;
         }
         let Ok(mut state) = self.state.lock_unless_mine() else { return 0 };
@@ -68,7 +67,7 @@ impl Pollable for Stream {
     }
 
     fn holds(&self, wanted: c_short) -> bool {
-        if self.generation != forks::generation() {
+        if !self.owner.is_this_process() {
             return true;
         }
         let Ok(mut state) = self.state.lock_unless_mine() else { return false };
@@ -76,7 +75,7 @@ impl Pollable for Stream {
     }
 
     fn arm(&self, wanted: c_short) -> c_short {
-        if self.generation != forks::generation() {
+        if !self.owner.is_this_process() {
             return POLLNVAL;
         }
         let Ok(mut state) = self.state.lock_unless_mine() else { return 0 };
@@ -91,14 +90,14 @@ impl Pollable for Stream {
     }
 
     fn wait_alone(&self, wanted: c_short, deadline: Deadline) -> Option<Result<c_short>> {
-        if self.generation != forks::generation() {
+        if !self.owner.is_this_process() {
             return None;
         }
         Stream::wait_alone(self, wanted, deadline.instant())
     }
 
     fn take_event(&self) {
-        if self.generation == forks::generation()
+        if self.owner.is_this_process()
             && let Ok(mut state) = self.state.lock_unless_mine()
         {
             channel_leader::take_event(self, &mut state);

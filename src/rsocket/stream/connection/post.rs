@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use super::{IMM_LEN, sizes};
 use crate::cm::{self, Id};
-use crate::diag::{self, Why};
+use crate::diag::Why;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_id;
 use crate::rsocket::cm_id::CmId;
@@ -217,7 +217,7 @@ impl QueuePair {
     pub fn log(&self, error: Errno, why: Why) {
         // SAFETY: the id outlives the QP.
         if let Ok(id) = unsafe { Id::from_c(self.id.as_ptr()) } {
-            diag::background(id, error, why);
+            cm::log::background(id, error, why);
         }
     }
 }

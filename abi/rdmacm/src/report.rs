@@ -1,0 +1,167 @@
+//! The result of a call for its C caller: its value, `errno`, and a line in the log if it failed.
+
+use std::ffi::c_int;
+
+use libc::{sockaddr, socklen_t};
+use rdmacm_core::cm::{self, Id};
+use rdmacm_core::diag::{self, Place, Subject};
+use rdmacm_core::ffi::rdma_cm_id;
+use rdmacm_core::rsocket::{self, calls};
+use rdmacm_core::sys::cancel;
+use rdmacm_core::{Errno, Result};
+
+/// A call of the program: its name, and what it is about.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    name: &'static str,
+    about: About,
+    /// The address that it was given, with its length.
+    address: Option<(*const sockaddr, socklen_t)>,
+}
+
+/// Length of an address that is as long as its family says.
+pub const WHOLE: socklen_t = socklen_t::MAX;
+
+#[derive(Clone, Copy, Debug)]
+enum About {
+    Nothing,
+    /// Live, or NULL.
+    Id(*const rdma_cm_id),
+    /// Perhaps destroyed: only the address is used.
+    Gone(*const rdma_cm_id),
+    Socket(c_int),
+    /// As `Socket`; the address is a datagram's.
+    Sending(c_int),
+}
+
+impl Call {
+    /// About nothing that has a name yet.
+    #[inline]
+    pub const fn new(name: &'static str) -> Call {
+        Call { name, about: About::Nothing, address: None }
+    }
+
+    /// About an id: NULL, or live after the call, as the C contract requires of calls that fail.
+    #[inline]
+    pub const fn id(name: &'static str, id: *mut rdma_cm_id) -> Call {
+        Call { name, about: About::Id(id), address: None }
+    }
+
+    /// About an id that the call may have destroyed.
+    #[inline]
+    pub const fn gone(name: &'static str, id: *mut rdma_cm_id) -> Call {
+        Call { name, about: About::Gone(id), address: None }
+    }
+
+    /// About the rsocket of a descriptor, if there is one.
+    #[inline]
+    pub const fn socket(name: &'static str, fd: c_int) -> Call {
+        Call { name, about: About::Socket(fd), address: None }
+    }
+
+    /// With an address.
+    ///
+    /// # Safety
+    /// When the call fails, `len` bytes of the address are readable, unless it is NULL.
+    #[inline]
+    pub const unsafe fn with(self, address: *const sockaddr, len: socklen_t) -> Call {
+        Call { address: Some((address, len)), ..self }
+    }
+
+    /// With the destination of a datagram. That of a stream is ignored: programs pass what is not an
+    /// address.
+    ///
+    /// # Safety
+    /// As for [`Call::with`], if the rsocket is a datagram socket.
+    #[inline]
+    pub const unsafe fn to(self, address: *const sockaddr, len: socklen_t) -> Call {
+        match self.about {
+            About::Socket(fd) if !address.is_null() => {
+                Call { about: About::Sending(fd), address: Some((address, len)), ..self }
+            }
+            _ => self,
+        }
+    }
+
+    fn subject(&self) -> Subject {
+        match self.about {
+            About::Nothing => Subject::Nothing,
+            About::Id(id) | About::Gone(id) => Subject::Id(id),
+            About::Socket(fd) | About::Sending(fd) => Subject::Socket(fd),
+        }
+    }
+
+    /// Addresses and device of the id or rsocket, and the address of the call where those have none.
+    fn place(&self) -> Option<Place> {
+        let mut place = match self.about {
+            About::Nothing | About::Gone(_) => None,
+            // SAFETY: NULL or live: guaranteed by whoever made the call.
+            About::Id(id) => unsafe { Id::from_c(id.cast_mut()).ok().map(cm::log::place) },
+            About::Sending(fd) if !calls::is_datagram(fd) => return calls::place(fd),
+            About::Socket(fd) | About::Sending(fd) => calls::place(fd),
+        };
+        if let Some((address, len)) = self.address
+            // SAFETY: readable: guaranteed by whoever made the call.
+            && let Ok(address) = unsafe { rsocket::address(address, len) }
+        {
+            let place = place.get_or_insert(Place::NONE);
+            match self.about {
+                // Wherever it is connected to.
+                About::Sending(_) => place.dst = *address.storage(),
+                _ => place.add(address.storage(), matches!(self.name, "rdma_bind_addr" | "rbind")),
+            }
+        }
+        place
+    }
+}
+
+/// Runs a call for its C caller. Returns its value on success, with `errno` as it was before; otherwise
+/// `failed`, with `errno` set. `call` describes it in the log.
+pub fn report<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
+    report_or(call, || run().map_err(|error| (failed, error)))
+}
+
+/// As [`report`], for calls whose failures have values of their own.
+pub fn report_or<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
+    cancel::in_call(|| finish(call, run))
+}
+
+/// As [`report`], for a call that mostly need not wait: it runs what does within [`cancel::in_call`]
+/// itself.
+pub fn report_quick<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
+    finish(call, || run().map_err(|error| (failed, error)))
+}
+
+fn finish<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
+    let before = errno::errno();
+    let (value, errno) = match run() {
+        Ok(value) => (value, before),
+        Err((value, error)) => {
+            diag::call_failed(call.name, call.subject(), error, || call.place());
+            (value, errno::Errno(error.get()))
+        }
+    };
+    errno::set_errno(errno);
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn success_leaves_errno_alone() {
+        errno::set_errno(errno::Errno(77));
+        let value = report(Call::new("test"), -1, || {
+            errno::set_errno(errno::Errno(5));
+            Ok(3)
+        });
+        assert_eq!((value, errno::errno().0), (3, 77));
+    }
+
+    #[test]
+    fn failure_sets_errno() {
+        assert_eq!(report(Call::new("test"), -1, || Err(Errno::EBUSY)), -1);
+        assert_eq!(Errno::last(), Errno::EBUSY);
+    }
+}
