@@ -26,6 +26,9 @@ pub use crate::time::Deadline;
 /// Upper half of the data under which sides are in the program's epolls: no small number, no address.
 const MARK: u64 = 0xA5C3_52D4;
 
+/// The same of members whose handshake is under way in fork mode: what is told of them is dropped.
+pub const PARKED: u64 = 0xA5C3_52D5;
+
 /// Sides of one epoll that a wait asks. There are several only for copies of an rsocket's number, or when copies of the
 /// epoll's were made before the first rsocket; what does not fit is still there at the next wait.
 const SIDES: usize = 4;
@@ -42,7 +45,19 @@ fn mark(side: c_int) -> epoll_event {
 /// # Safety
 /// `event` is the program's: null, or good to read.
 pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    match table::get(fd) {
+    let mut entry = table::get(fd);
+    // In this order: a move that has not begun by now can't have changed the entry.
+    if fork::wait_for_move(fd) {
+        entry = table::get(fd);
+    }
+    // SAFETY: as for this function.
+    unsafe { control_as(epfd, op, fd, entry, event) }
+}
+
+/// # Safety
+/// As for [`control`].
+unsafe fn control_as(epfd: c_int, op: c_int, fd: c_int, entry: Option<Entry>, event: *mut epoll_event) -> c_int {
+    match entry {
         // SAFETY: as for this function.
         Some(entry @ Entry { kind: Kind::Pending, .. }) => unsafe { control_pending(epfd, op, fd, entry, event) },
         // SAFETY: as for this function.
@@ -67,6 +82,15 @@ unsafe fn control_pending(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event
             // SAFETY: as for this function.
             return unsafe { control(epfd, op, fd, event) };
         }
+    }
+    match table::get(fd) {
+        Some(entry) if fork::is_undecided(fd) => {
+            // SAFETY: as for this function.
+            let result = unsafe { fork::control_undecided(epfd, op, fd, entry, event) };
+            // SAFETY: as for this function.
+            return result.unwrap_or_else(|| unsafe { control(epfd, op, fd, event) });
+        }
+        _ => {}
     }
     // SAFETY: handed on as it came.
     let result = unsafe { real::epoll_ctl(epfd, op, fd, event) };
@@ -124,7 +148,12 @@ fn not_a_member(epfd: c_int, inner: c_int) -> c_int {
 /// Adds an rsocket on the program's behalf, as fork mode does with those that are in an epoll already.
 pub fn add(epfd: c_int, fd: c_int, mut event: epoll_event) -> c_int {
     // SAFETY: the event is this function's own.
-    unsafe { control(epfd, EPOLL_CTL_ADD, fd, &raw mut event) }
+    unsafe { control_as(epfd, EPOLL_CTL_ADD, fd, table::get(fd), &raw mut event) }
+}
+
+/// Waits have to look for marks from now on.
+pub fn expect_marks() {
+    USED.store(true, Ordering::SeqCst);
 }
 
 /// Gives an epoll a side. Of two threads that do it at a time one wins, and both use the winner's.
@@ -145,7 +174,7 @@ fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
 /// Puts a side into an epoll; another one's side if that was there before.
 fn enter(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
     // Whoever finds the mark must know it for one.
-    USED.store(true, Ordering::SeqCst);
+    expect_marks();
     let mut event = mark(side);
     // SAFETY: the event is ours.
     if unsafe { real::epoll_ctl(epfd, EPOLL_CTL_ADD, side, &raw mut event) } != 0 {
@@ -243,12 +272,18 @@ fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<
     let (mut kept, mut found) = (0, 0);
     for place in 0..events.len() {
         let event = events[place];
-        if event.u64 >> 32 != MARK {
-            events[kept] = event;
-            kept += 1;
-        } else if let Some(side) = sides.get_mut(found) {
-            *side = event.u64 as u32 as c_int;
-            found += 1;
+        match event.u64 >> 32 {
+            MARK => {
+                if let Some(side) = sides.get_mut(found) {
+                    *side = event.u64 as u32 as c_int;
+                    found += 1;
+                }
+            }
+            PARKED => {}
+            _ => {
+                events[kept] = event;
+                kept += 1;
+            }
         }
     }
     (kept < events.len()).then_some((kept, found))

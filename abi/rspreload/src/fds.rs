@@ -125,15 +125,17 @@ fn forget(before: Entry) {
 pub fn hold(entry: Entry) -> Option<Entry> {
     table::hold(entry.inner).then(|| match entry.kind {
         Kind::Socket => entry.with_index(table::index_of(entry.inner)),
-        Kind::Pending => Entry { flags: fork::copy_flags(entry.flags), ..entry },
+        Kind::Pending => Entry { flags: fork::copy_flags(entry.flags), inner: -1, ..entry },
         Kind::Epoll | Kind::Relayed => entry,
     })
 }
 
 /// Ends a number's reference to what was behind it, and with the last one that: 0, or -1 and `errno`.
 pub fn release(entry: Entry) -> c_int {
-    if entry.kind == Kind::Socket {
-        table::leave_index(entry.inner, entry.index());
+    match entry.kind {
+        Kind::Socket => table::leave_index(entry.inner, entry.index()),
+        Kind::Pending => fork::abandoned(entry),
+        Kind::Epoll | Kind::Relayed => {}
     }
     if !table::drop(entry.inner) {
         return 0;
@@ -162,6 +164,11 @@ fn tell_library(fd: c_int, option: c_int) {
 pub fn farewell() {
     const FAREWELL: c_int = 2;
     tell_library(-1, FAREWELL);
+}
+
+/// The lowest number for descriptors of the library's own: the program is to have those below.
+pub fn lowest_own() -> c_int {
+    limit().map_or(0, |limit| (limit / 2).min(libc::FD_SETSIZE as libc::rlim_t) as c_int)
 }
 
 /// Makes an rsocket with the sizes that the environment asks for: its number, or -1 and `errno`.

@@ -11,17 +11,21 @@
 mod active;
 mod copy;
 mod decide;
+mod matching;
 mod member;
 mod message;
 mod name;
 mod others;
+mod parked;
 mod passive;
 mod place;
 mod relay;
 pub mod remote;
 mod semaphore;
 mod share;
+mod slots;
 mod state;
+mod thread;
 
 use core::ffi::c_int;
 
@@ -31,17 +35,39 @@ use self::state::{Role, State};
 use crate::table::{self, Entry, Kind};
 use crate::{config, errno, fds, real};
 
-pub use share::{is_decided, is_end};
+pub use parked::{control as control_undecided, wait_for_move};
+pub use share::is_decided;
+pub use slots::abandoned;
 
 /// What a call is about to do with a pending socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
-    /// Send, or shut down: it must not wait for ever for a word that may not come.
+    /// Send: it must not wait for ever for a word that may not come.
     Send,
+    /// Send what there is room for (MSG_DONTWAIT).
+    SendNow,
+    /// Shut down, which is as sending.
+    Shutdown,
     /// Receive: it waits as long as receiving would.
     Receive,
     /// Receive what is there (MSG_DONTWAIT).
     ReceiveNow,
+}
+
+impl Way {
+    /// Whether the call waits if the socket is a blocking one.
+    fn waits(self) -> bool {
+        !matches!(self, Way::ReceiveNow | Way::SendNow)
+    }
+
+    fn sends(self) -> bool {
+        matches!(self, Way::Send | Way::SendNow | Way::Shutdown)
+    }
+}
+
+/// Whether `fd` is one of the library's own descriptors for fork mode.
+pub fn is_end(fd: c_int) -> bool {
+    share::is_end(fd) || slots::is_own(fd)
 }
 
 /// Whether a socket that the program makes is to be pending. kind: without flags.
@@ -111,14 +137,21 @@ pub unsafe fn settle(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>,
     errno::keeping(|| decide::settle(fd, entry, way))
 }
 
-/// A pending socket is about to be waited for. One that was accepted is decided now, as its peer may be silent until it
-/// has been; one that was connected is if the peer's word is there. `None`: it is to be polled itself, and if it is
-/// still pending, [`after_poll`] is to be asked.
+/// A pending socket is about to be waited for. The handshake of one that was accepted begins, as its
+/// peer may be silent until then; while it [goes on](is_undecided) the socket is not ready. One that
+/// was connected is decided if the peer's word is there. `None`: the TCP socket itself is to be
+/// polled, and if it is still pending, [`after_poll`] is to be asked.
 ///
 /// # Safety
 /// As for [`settle`].
 pub unsafe fn settle_for_poll(fd: c_int, entry: Entry, _events: c_short) -> Option<c_int> {
     errno::keeping(|| decide::settle(fd, entry, Way::ReceiveNow)).unwrap_or(None)
+}
+
+/// Whether `fd` is an accepted connection whose handshake is under way: the program is told nothing of
+/// what happens on the TCP connection.
+pub fn is_undecided(fd: c_int) -> bool {
+    table::get(fd).is_some_and(|entry| entry.kind == Kind::Pending && State::of(entry).has_ticket())
 }
 
 /// A pending socket that was polled is ready: true if that was for the peer's word only, and it is another socket now
@@ -149,6 +182,8 @@ pub fn joined(fd: c_int, epfd: c_int) {
     }
 }
 
+#[cfg(test)]
+mod handshake_tests;
 #[cfg(test)]
 mod relay_tests;
 #[cfg(test)]

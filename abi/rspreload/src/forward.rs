@@ -65,6 +65,12 @@ fn receive(flags: c_int) -> Way {
     if flags & MSG_DONTWAIT != 0 { Way::ReceiveNow } else { Way::Receive }
 }
 
+/// The way of a call that sends.
+#[inline(always)]
+fn transmit(flags: c_int) -> Way {
+    if flags & MSG_DONTWAIT != 0 { Way::SendNow } else { Way::Send }
+}
+
 forward! {
     bind by rbind(addr: *const sockaddr, len: socklen_t) -> c_int;
     listen by rlisten(backlog: c_int) -> c_int;
@@ -85,12 +91,12 @@ forward_data! {
 
     write by rwrite, Way::Send, (buf: *const c_void, len: size_t) -> ssize_t;
     writev by rwritev, Way::Send, (list: *const iovec, count: c_int) -> ssize_t;
-    send by rsend, Way::Send, (buf: *const c_void, len: size_t, flags: c_int) -> ssize_t;
-    sendto by rsendto, Way::Send, (
+    send by rsend, transmit(flags), (buf: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    sendto by rsendto, transmit(flags), (
         buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, addrlen: socklen_t
     ) -> ssize_t;
-    sendmsg by rsendmsg, Way::Send, (msg: *const msghdr, flags: c_int) -> ssize_t;
-    shutdown by rshutdown, Way::Send, (how: c_int) -> c_int;
+    sendmsg by rsendmsg, transmit(flags), (msg: *const msghdr, flags: c_int) -> ssize_t;
+    shutdown by rshutdown, Way::Shutdown, (how: c_int) -> c_int;
 }
 
 /// epoll_create(2).

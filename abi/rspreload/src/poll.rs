@@ -1,9 +1,9 @@
 //! poll: with an rsocket among the numbers, librdmacm's, which takes both kinds.
 
 use core::ffi::{c_int, c_short};
-use core::slice;
+use core::{mem, slice};
 
-use libc::{POLLERR, POLLHUP, POLLIN, nfds_t, pollfd};
+use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLRDHUP, nfds_t, pollfd};
 
 use crate::fork::remote;
 use crate::table::{self, Entry, Kind};
@@ -29,6 +29,9 @@ pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -
     }
 }
 
+/// What is asked of the TCP connection of an undecided socket.
+const UNDECIDED: c_short = POLLIN | POLLRDHUP;
+
 /// Whether `fd` is or may become an rsocket.
 pub fn concerns(fd: c_int) -> bool {
     table::get(fd).is_some_and(|entry| entry.kind != Kind::Epoll)
@@ -48,14 +51,19 @@ pub fn polled(fd: c_int, events: c_short) -> c_int {
     }
 }
 
-/// What librdmacm is to poll for `fd`.
-fn asked(fd: &pollfd) -> pollfd {
+/// What librdmacm is to poll for `fd`. Of one that is undecided the TCP connection, which shows when
+/// that may have changed.
+fn asked(fd: &pollfd, pieces: &mut Pieces) -> pollfd {
     let mut events = fd.events;
     if let Some(Entry { kind: Kind::Relayed, inner, .. }) = table::get(fd.fd) {
         remote::enter(inner, events);
         events = POLLIN;
     }
-    pollfd { fd: polled(fd.fd, fd.events), events, revents: 0 }
+    let number = polled(fd.fd, fd.events);
+    if number == fd.fd && fork::is_undecided(fd.fd) {
+        return pollfd { fd: if pieces.watch() { number } else { -1 }, events: UNDECIDED, revents: 0 };
+    }
+    pollfd { fd: number, events, revents: 0 }
 }
 
 /// What is told of `fd` when librdmacm tells `revents`.
@@ -64,9 +72,53 @@ fn told(fd: &pollfd, revents: c_short) -> c_short {
         Some(entry) if entry.kind == Kind::Relayed && revents != 0 => {
             remote::told(entry.inner) & (fd.events | POLLERR | POLLHUP)
         }
-        _ => revents,
+        // One that was undecided was asked for other events.
+        _ => revents & (fd.events | POLLERR | POLLHUP | POLLNVAL),
     }
 }
+
+/// How polls and selects wait for undecided sockets, which become ready by what another thread does:
+/// in short pieces, and until something happens on the TCP connections.
+pub struct Pieces {
+    /// There is an undecided one in this round.
+    needed: bool,
+    longest: c_int,
+    /// Not any more when a TCP connection was ready and its socket still undecided, as it would be
+    /// ready all the time.
+    watched: bool,
+}
+
+impl Pieces {
+    pub fn new() -> Pieces {
+        Pieces { needed: false, longest: LONGEST_PIECE, watched: true }
+    }
+
+    /// An undecided socket is waited for. Returns whether its TCP connection is to be polled.
+    pub fn watch(&mut self) -> bool {
+        self.needed = true;
+        self.watched
+    }
+
+    /// The piece of a time-out of `left` milliseconds that is waited next, and whether it is one.
+    pub fn next(&mut self, left: c_int) -> (c_int, bool) {
+        if !mem::take(&mut self.needed) {
+            return (left, false);
+        }
+        let piece = self.longest;
+        self.longest = (2 * piece).min(LONGEST_PIECE);
+        (if left < 0 { piece } else { left.min(piece) }, true)
+    }
+
+    /// The TCP connection of `fd` was ready. If it is decided by now that is no reason to wait.
+    fn woken_by(&mut self, fd: c_int) {
+        if fork::is_undecided(fd) {
+            (self.longest, self.watched) = (1, false);
+        }
+    }
+}
+
+/// In milliseconds.
+const LONGEST_PIECE: c_int = 50;
 
 /// Whether `fd` is an rsocket of another process: what is told of it comes as a message.
 pub fn relayed(fd: c_int) -> bool {
@@ -77,13 +129,15 @@ pub fn relayed(fd: c_int) -> bool {
 fn poll_both(list: &mut [pollfd], inner: &mut [pollfd], timeout: c_int) -> c_int {
     let deadline = Deadline::after(timeout);
     let mut left = timeout;
+    let mut pieces = Pieces::new();
     loop {
         for (inner, fd) in inner.iter_mut().zip(&*list) {
-            *inner = asked(fd);
+            *inner = asked(fd, &mut pieces);
         }
+        let (piece, undecided) = pieces.next(left);
         // SAFETY: a list and its length.
-        let result = unsafe { r::rpoll(inner.as_mut_ptr(), inner.len() as nfds_t, left) };
-        let again = result > 0 && changed(list, inner);
+        let result = unsafe { r::rpoll(inner.as_mut_ptr(), inner.len() as nfds_t, piece) };
+        let again = result > 0 && changed(list, inner, &mut pieces);
         let mut count = 0;
         for (fd, inner) in list.iter_mut().zip(&*inner) {
             if result >= 0 && !again {
@@ -95,22 +149,31 @@ fn poll_both(list: &mut [pollfd], inner: &mut [pollfd], timeout: c_int) -> c_int
             }
         }
         left = deadline.left();
+        let ended = result == 0 && (left == 0 || !undecided);
         // What is told of another process's rsocket may have been asked for by another thread.
-        if result <= 0 || !again && (count > 0 || left == 0) {
+        if result < 0 || ended || result > 0 && !again && (count > 0 || left == 0) {
             return if result < 0 { result } else { count };
         }
     }
 }
 
 /// Whether what was told concerns sockets in fork mode that have become something else by it.
-fn changed(list: &[pollfd], inner: &[pollfd]) -> bool {
+fn changed(list: &[pollfd], inner: &[pollfd], pieces: &mut Pieces) -> bool {
     let told = list.iter().zip(inner).filter(|(_, inner)| inner.revents != 0);
-    told.fold(false, |changed, (fd, inner)| settled(fd.fd, inner.revents) || changed)
+    told.fold(false, |changed, (fd, inner)| settled(fd.fd, inner.fd, inner.revents, pieces) || changed)
 }
 
-/// Whether `fd`, of which `revents` was told, was in fork mode and has become something else by it.
-pub fn settled(fd: c_int, revents: c_short) -> bool {
-    let pending = table::get(fd).is_some_and(|entry| entry.kind == Kind::Pending);
-    // SAFETY: numbers only.
-    pending && unsafe { fork::after_poll(fd, revents) }
+/// Whether `fd`, for which `revents` of `number` was told, was in fork mode and has become something
+/// else by it, or while it was waited for.
+pub fn settled(fd: c_int, number: c_int, revents: c_short, pieces: &mut Pieces) -> bool {
+    match table::get(fd) {
+        Some(entry) if entry.kind == Kind::Socket => number == fd,
+        Some(entry) if entry.kind == Kind::Pending && fork::is_undecided(fd) => {
+            pieces.woken_by(fd);
+            true
+        }
+        // SAFETY: numbers only.
+        Some(entry) if entry.kind == Kind::Pending => unsafe { fork::after_poll(fd, revents) },
+        _ => false,
+    }
 }

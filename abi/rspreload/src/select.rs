@@ -9,9 +9,10 @@ use core::slice;
 use libc::{EBADF, FD_SETSIZE, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, fd_set, timeval};
 
 use crate::fork::remote;
-use crate::poll::{concerns, polled, relayed, settled};
+use crate::poll::{Pieces, concerns, polled, relayed, settled};
 use crate::table::{self, Kind};
-use crate::{errno, fds, r, real, scratch};
+use crate::time::Deadline;
+use crate::{errno, fds, fork, r, real, scratch};
 
 /// A set of numbers is an array of these (`__fd_mask` of sys/select.h).
 type Word = c_ulong;
@@ -74,6 +75,7 @@ const ASKED: [c_short; 3] = [POLLIN, POLLOUT, POLLPRI];
 /// Waits for what the sets ask, again when a socket in fork mode became an rsocket by what was told of it: `timeout`
 /// is then what is left.
 fn select_both(limit: usize, sets: &mut [&mut [Word]; 3], timeout: *mut timeval) -> c_int {
+    let mut pieces = Pieces::new();
     loop {
         each_relayed(limit, sets, remote::enter);
         // Sockets in fork mode that are to become rsockets do so here: their numbers are the same in what follows.
@@ -90,7 +92,7 @@ fn select_both(limit: usize, sets: &mut [&mut [Word]; 3], timeout: *mut timeval)
         let result = scratch::with::<Word, _>(3 * words, |inner| {
             let (read, rest) = inner.split_at_mut(words);
             let (write, except) = rest.split_at_mut(words);
-            select_inner(limit, sets, count, &mut [read, write, except], timeout)
+            select_inner(limit, sets, count, &mut [read, write, except], timeout, &mut pieces)
         });
         match result {
             Ok(Some(result)) => return result,
@@ -110,23 +112,44 @@ fn select_inner(
     count: usize,
     inner: &mut [&mut [Word]; 3],
     timeout: *mut timeval,
+    pieces: &mut Pieces,
 ) -> Option<c_int> {
     for (place, set) in sets.iter().enumerate() {
-        numbers_in(set, limit).for_each(|fd| put(inner[place_of(fd, place)], number_of(fd)));
+        for fd in numbers_in(set, limit) {
+            let number = number_of(fd);
+            if fork::is_undecided(fd) {
+                if pieces.watch() {
+                    // Of its TCP connection: what the peer says, and its end.
+                    put(inner[0], fd);
+                }
+            } else if (number as usize) < count {
+                put(inner[place_of(fd, place)], number);
+            } else {
+                // Decided since the numbers were counted.
+                pieces.watch();
+            }
+        }
     }
     let [read, write, except] = inner.each_mut().map(|set| set.as_mut_ptr().cast::<fd_set>());
     // SAFETY: sets of so many bits; the time-out is the caller's.
-    let result = unsafe { r::rselect(count as c_int, read, write, except, timeout) };
+    let (result, undecided) = unsafe { select_piece(count as c_int, [read, write, except], timeout, pieces) };
     each_relayed(limit, sets, remote::leave);
     if result > 0 {
         let mut again = false;
         for ((place, set), events) in sets.iter().enumerate().zip(ASKED) {
-            let told = numbers_in(set, limit).filter(|&fd| is_told(inner, place, fd));
-            again = told.fold(again, |again, fd| settled(fd, events) || again);
+            for fd in numbers_in(set, limit) {
+                if has(inner[0], fd) || is_told(inner, place, fd) {
+                    let number = if has(inner[0], fd) { fd } else { number_of(fd) };
+                    again |= settled(fd, number, events, pieces);
+                }
+            }
         }
         if again {
             return None;
         }
+    }
+    if result == 0 && undecided {
+        return None;
     }
     if result < 0 {
         return Some(result);
@@ -137,6 +160,42 @@ fn select_inner(
         return None;
     }
     Some(sets.iter_mut().enumerate().map(|(place, set)| store(set, limit, inner, place)).sum())
+}
+
+/// rselect for a piece of the time-out, of which it leaves what is left. Returns whether it was one, and more is left,
+/// too.
+///
+/// # Safety
+/// Of sets of `count` bits, and a time-out or NULL.
+unsafe fn select_piece(
+    count: c_int,
+    [read, write, except]: [*mut fd_set; 3],
+    timeout: *mut timeval,
+    pieces: &mut Pieces,
+) -> (c_int, bool) {
+    // SAFETY: as for this function.
+    let left = unsafe { timeout.as_ref() }.map_or(-1, milliseconds);
+    let (piece, undecided) = pieces.next(left);
+    if !undecided || piece == left {
+        // SAFETY: as for this function.
+        return (unsafe { r::rselect(count, read, write, except, timeout) }, false);
+    }
+    let deadline = Deadline::after(left);
+    let mut short = timeval { tv_sec: 0, tv_usec: libc::suseconds_t::from(piece) * 1000 };
+    // SAFETY: as for this function.
+    let result = unsafe { r::rselect(count, read, write, except, &raw mut short) };
+    // SAFETY: as for this function.
+    if let Some(timeout) = unsafe { timeout.as_mut() } {
+        let left = deadline.left();
+        *timeout = timeval { tv_sec: (left / 1000).into(), tv_usec: libc::suseconds_t::from(left % 1000) * 1000 };
+    }
+    (result, true)
+}
+
+/// A time-out, rounded up; what is no time the kernel refuses.
+fn milliseconds(time: &timeval) -> c_int {
+    let rounded = time.tv_sec.saturating_mul(1000).saturating_add((time.tv_usec.saturating_add(999)) / 1000);
+    c_int::try_from(rounded).unwrap_or(c_int::MAX).max(0)
 }
 
 /// Calls `call` for each set's numbers of other processes' rsockets, with what the set asks.
@@ -182,6 +241,6 @@ fn place_of(fd: c_int, place: usize) -> usize {
 
 /// Whether the inner sets tell what the set `place` asks of `fd`.
 fn is_told(inner: &[&mut [Word]; 3], place: usize, fd: c_int) -> bool {
-    let told = has(inner[place_of(fd, place)], number_of(fd));
+    let told = has(inner[place_of(fd, place)], number_of(fd)) && !fork::is_undecided(fd);
     told && (!relayed(fd) || remote::told(number_of(fd)) & (ASKED[place] | POLLERR | POLLHUP) != 0)
 }

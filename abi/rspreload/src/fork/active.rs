@@ -26,7 +26,7 @@ enum Heard {
 
 /// Decides for a socket that was connected.
 pub fn decide(tcp: c_int, role: Role, way: Way) -> Outcome {
-    if way == Way::Send {
+    if way.sends() {
         return decide_to_send(tcp);
     }
     match listen(tcp) {
@@ -86,11 +86,15 @@ fn connect(tcp: c_int) -> Outcome {
         return Outcome::Tcp;
     }
     let inner = decide::rsocket_for((&peer.storage, peer.len), |inner| {
-        let from = name::any_port(&own);
-        // From the TCP connection's address, by which the other end knows this one from strangers.
-        // If that cannot be had, from the one that the routes prefer.
-        // SAFETY: an address of this length.
-        unsafe { r::rbind(inner, decide::address(&from.storage), from.len) };
+        // From the TCP connection's address and port, by which the other end matches the two. If that
+        // port is taken, from another one of the address, by which the other end knows this one from
+        // strangers. Otherwise from the address that the routes prefer.
+        for from in [own, name::any_port(&own)] {
+            // SAFETY: an address of this length.
+            if unsafe { r::rbind(inner, decide::address(&from.storage), from.len) } == 0 {
+                break;
+            }
+        }
         // SAFETY: an address of this length.
         unsafe { r::rconnect(inner, decide::address(&peer.storage), peer.len) == 0 }
     });

@@ -8,7 +8,7 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::share;
-use super::state::State;
+use super::state::{Role, State};
 use crate::table::{self, Entry, Kind};
 use crate::{fds, real};
 
@@ -64,7 +64,7 @@ pub fn made() {
 pub fn share(tcp: c_int, inner: c_int, mut joined: impl FnMut(c_int, State)) {
     let give = |fd: c_int, entry: Entry| {
         let state = State::of(entry);
-        if state.busy {
+        if state.busy || state.has_ticket() {
             return;
         }
         let decided = Entry::rsocket(inner, share::DECIDED);
@@ -89,6 +89,16 @@ pub fn find(tcp: c_int) -> Option<Entry> {
     found
 }
 
+/// `tcp` stays a TCP socket: so do its copies, whose handshakes would come too late.
+pub fn stay_tcp(tcp: c_int) {
+    each_copy(tcp, Kind::Pending, |fd, entry| {
+        let state = State::of(entry);
+        if state.role == Role::Passive && !state.has_ticket() {
+            table::replace(fd, Some(entry), None);
+        }
+    });
+}
+
 fn each_copy(tcp: c_int, kind: Kind, mut call: impl FnMut(c_int, Entry)) {
     if !ANY.load(Ordering::SeqCst) {
         return;
@@ -110,7 +120,7 @@ pub fn numbers() -> c_int {
 }
 
 /// What tells one socket of the kernel from all others.
-fn identity(fd: c_int) -> Option<u64> {
+pub fn identity(fd: c_int) -> Option<u64> {
     let mut cookie = 0u64;
     let mut len = size_of::<u64>() as libc::socklen_t;
     // SAFETY: a number of eight bytes, and its size.

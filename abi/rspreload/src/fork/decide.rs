@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use libc::{EAGAIN, F_DUPFD_CLOEXEC, F_GETFL, F_SETFL, O_NONBLOCK};
 
 use super::state::{Role, State};
-use super::{Way, active, copy, member, others, passive, share};
+use super::{Way, active, copy, member, others, share, slots};
 use crate::epoll::Deadline;
 use crate::table::{self, Entry, Kind};
 use crate::{errno, fds, r, real};
@@ -49,15 +49,22 @@ pub fn settle(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int>
             _ => return Ok(None),
         };
         let state = State::of(entry);
-        if state.role == Role::Fresh || state.role == Role::Late && way == Way::Send {
+        if state.role == Role::Fresh || state.role == Role::Late && way.sends() {
             return Ok(None);
+        }
+        if state.role == Role::Passive {
+            if let Some(error) = settle_accepted(fd, entry, way, decisions) {
+                return Err(error);
+            }
+            seen = table::get(fd);
+            continue;
         }
         // `seen` may be older than the number of decisions.
         if state.busy && (table::get(fd) != Some(entry) || wait(decisions)) {
             seen = table::get(fd);
             continue;
         }
-        if !state.busy && way == Way::Receive && state.role != Role::Passive {
+        if !state.busy && way == Way::Receive {
             hear(fd)?;
         }
         match begin(fd, entry, decisions, way) {
@@ -66,6 +73,35 @@ pub fn settle(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int>
             None => {}
         }
         seen = table::get(fd);
+    }
+}
+
+/// Waits for the handshake of an accepted connection. A call that can't wait fails with the result;
+/// after `None` it is to be looked at again.
+fn settle_accepted(fd: c_int, entry: Entry, way: Way, decisions: u32) -> Option<c_int> {
+    if !State::of(entry).has_ticket() {
+        slots::begin(fd, entry);
+    } else if way.waits() && is_blocking(fd) {
+        // `entry` may be older than the number of decisions.
+        if table::get(fd) == Some(entry) && !wait(decisions) {
+            slots::stay_tcp(fd, entry);
+        }
+    } else if way == Way::Shutdown {
+        // No call that may fail with EAGAIN, and who shuts down what has not been used yet gives up.
+        slots::stay_tcp(fd, entry);
+    } else {
+        return Some(EAGAIN);
+    }
+    None
+}
+
+/// Waits until `fd` has another entry, at least for a handshake's longest time.
+pub fn await_decision(fd: c_int, entry: Entry) {
+    loop {
+        let decisions = DECISIONS.load(Ordering::SeqCst);
+        if table::get(fd) != Some(entry) || !wait(decisions) {
+            return;
+        }
     }
 }
 
@@ -116,12 +152,8 @@ fn receive_timeout(fd: c_int) -> c_int {
 fn decide(fd: c_int, busy: State, way: Way) -> Result<Option<c_int>, c_int> {
     // SAFETY: takes a number.
     let tcp = unsafe { real::fcntl(fd, F_DUPFD_CLOEXEC, 0) };
-    let outcome = match busy.role {
-        _ if tcp < 0 => Outcome::Tcp,
-        Role::Passive => passive::decide(tcp),
-        role => active::decide(tcp, role, way),
-    };
-    let result = commit(fd, tcp, busy, outcome);
+    let outcome = if tcp < 0 { Outcome::Tcp } else { active::decide(tcp, busy.role, way) };
+    let result = commit(fd, tcp, busy.entry(), outcome);
     if tcp >= 0 {
         // SAFETY: this function's own copy.
         unsafe { real::close(tcp) };
@@ -129,33 +161,36 @@ fn decide(fd: c_int, busy: State, way: Way) -> Result<Option<c_int>, c_int> {
     result
 }
 
-/// Puts the outcome into the table.
-pub fn commit(fd: c_int, tcp: c_int, busy: State, outcome: Outcome) -> Result<Option<c_int>, c_int> {
-    let idle = busy.busy(false);
+/// Puts the outcome for a number into the table, if it still has `entry`.
+pub fn commit(fd: c_int, tcp: c_int, entry: Entry, outcome: Outcome) -> Result<Option<c_int>, c_int> {
+    let idle = State::of(entry).busy(false);
     let (next, result) = match outcome {
-        Outcome::Rsocket(inner) => return Ok(become_rsocket(fd, tcp, busy, inner)),
+        Outcome::Rsocket(inner) => return Ok(become_rsocket(fd, tcp, entry, inner)),
         Outcome::Tcp => match copy::find(tcp) {
             // Decided by a copy of the number meanwhile.
-            Some(rsocket) => return Ok(take(fd, busy, rsocket)),
+            Some(rsocket) => return Ok(take(fd, entry, rsocket)),
             None => (None, Ok(None)),
         },
         Outcome::Late => (Some(idle.with(Role::Late)), Ok(None)),
         Outcome::Later(error) => (Some(idle), Err(error)),
     };
     // If it is another entry by now the program has closed the number: its own call is to find that out.
-    table::replace(fd, Some(busy.entry()), next.map(State::entry));
+    let stays = table::replace(fd, Some(entry), next.map(State::entry));
+    if stays && outcome == Outcome::Tcp {
+        copy::stay_tcp(tcp);
+    }
     result
 }
 
-fn become_rsocket(fd: c_int, tcp: c_int, busy: State, inner: c_int) -> Option<c_int> {
+fn become_rsocket(fd: c_int, tcp: c_int, entry: Entry, inner: c_int) -> Option<c_int> {
     copy_options(tcp, inner);
     if table::first(inner).is_err() {
         // SAFETY: an rsocket that nobody else knows. The peer is told by its end.
         unsafe { r::rclose(inner) };
-        table::replace(fd, Some(busy.entry()), None);
+        table::replace(fd, Some(entry), None);
         return None;
     }
-    let now = take(fd, busy, Entry::rsocket(inner, share::DECIDED));
+    let now = take(fd, entry, Entry::rsocket(inner, share::DECIDED));
     if now.is_some() {
         copy::share(tcp, inner, hand_over);
         // The peer does the same; whoever has another copy of the TCP socket, a parent perhaps, sees that it is used up.
@@ -166,10 +201,10 @@ fn become_rsocket(fd: c_int, tcp: c_int, busy: State, inner: c_int) -> Option<c_
 }
 
 /// Puts an rsocket into the table, with the caller's reference; `None` if the program has closed the number.
-fn take(fd: c_int, busy: State, rsocket: Entry) -> Option<c_int> {
+fn take(fd: c_int, entry: Entry, rsocket: Entry) -> Option<c_int> {
     share::made();
-    if table::replace(fd, Some(busy.entry()), Some(rsocket)) {
-        hand_over(fd, busy);
+    if table::replace(fd, Some(entry), Some(rsocket)) {
+        hand_over(fd, State::of(entry));
         return Some(rsocket.inner);
     }
     fds::release(rsocket);
@@ -234,7 +269,7 @@ fn wait(seen: u32) -> bool {
 }
 
 /// Wakes the threads that wait for a decision.
-fn announce() {
+pub fn announce() {
     DECISIONS.fetch_add(1, Ordering::SeqCst);
     let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: only the address of the word is used.

@@ -10,6 +10,7 @@ use crate::{r, real};
 type Call = unsafe fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
 
 /// An address and its length.
+#[derive(Clone, Copy)]
 pub struct Name {
     pub storage: sockaddr_storage,
     pub len: socklen_t,
@@ -64,6 +65,24 @@ pub fn same_host(one: &Name, other: &Name) -> bool {
                 (*one.cast::<sockaddr_in6>()).sin6_addr.s6_addr == (*other.cast::<sockaddr_in6>()).sin6_addr.s6_addr
             }
             _ => false,
+        }
+    }
+}
+
+/// Whether two addresses and their ports are equal.
+pub fn same_end(one: &Name, other: &Name) -> bool {
+    same_host(one, other) && port(one) == port(other)
+}
+
+/// The port, in network byte order.
+fn port(name: &Name) -> u16 {
+    let storage = &raw const name.storage;
+    // SAFETY: the family says what it is, and the storage has room and alignment for it.
+    unsafe {
+        match c_int::from(name.storage.ss_family) {
+            AF_INET => (*storage.cast::<sockaddr_in>()).sin_port,
+            AF_INET6 => (*storage.cast::<sockaddr_in6>()).sin6_port,
+            _ => 0,
         }
     }
 }

@@ -1,144 +1,330 @@
-//! The end that accepted: it listens as an rsocket where the TCP connection came in, and says so.
+//! The end that accepted: it listens as an rsocket where the TCP connections came in, and says so.
+//!
+//! One thread of the process makes the handshakes of all accepted connections, with one listener for
+//! each local address, so a peer that keeps silent delays nobody else. The thread ends when there
+//! are none left.
 
-use core::ffi::c_int;
+mod arrivals;
+mod listeners;
 
-use libc::{EADDRINUSE, EAGAIN, EINTR, F_SETFL, O_NONBLOCK, POLLIN, POLLRDHUP, pollfd};
+use core::ffi::{c_int, c_void};
+use core::ptr;
+
+use libc::{EAGAIN, POLLIN, POLLRDHUP, pollfd};
 
 use super::active::WORD;
 use super::decide::{self, Outcome, PATIENCE};
+use super::matching::Candidate;
+use super::name::{self, Name};
 use super::semaphore::Turn;
-use super::{name, place};
+use super::slots::{self, MAX_HANDSHAKES, Slot};
 use crate::epoll::Deadline;
-use crate::{errno, r, real};
+use crate::{r, real};
 
-/// Decides for a socket that was accepted.
-pub fn decide(tcp: c_int) -> Outcome {
-    let Some(own) = name::own(tcp) else { return Outcome::Tcp };
-    if !place::is_shared(&own) {
-        return Outcome::Tcp;
-    }
-    let Some(peer) = name::peer(tcp) else { return Outcome::Tcp };
-    let end = Deadline::after(PATIENCE);
-    // What speaks first has not waited for the word: it is not in fork mode, or has given up.
-    // Processes with connections to one address take turns.
-    let Some(turn) = Turn::take_while(&end, || decide::is_silent(tcp)) else { return Outcome::Tcp };
-    let retries = Deadline::after(end.left().min(3 * TURN));
-    let listener = loop {
-        let listener = decide::rsocket_for((&own.storage, own.len), |inner| listen(inner, &own));
-        if listener.is_some() || errno::get() != EADDRINUSE || !pause_while_silent(tcp, &retries) {
-            break listener;
-        }
-    };
-    let Some(listener) = listener else { return Outcome::Tcp };
-    let accepted = if say_word(tcp) { accept(listener, tcp, &peer, turn) } else { None };
-    // SAFETY: nobody else knows it.
-    unsafe { r::rclose(listener) };
-    accepted.map_or(Outcome::Tcp, Outcome::Rsocket)
-}
+/// Local addresses that are listened at at a time.
+const MAX_LISTENERS: usize = 16;
 
-/// Another process listens at the address although it is not its turn any more ([`TURN`]): whether
-/// to try again, after a pause.
-fn pause_while_silent(tcp: c_int, end: &Deadline) -> bool {
-    let mut fds = [pollfd { fd: tcp, events: POLLIN | POLLRDHUP, revents: 0 }];
-    !decide::poll(&mut fds, &Deadline::after(PAUSE)) && end.left() > 0
-}
+/// Connections of a listener, and rsockets that are not matched yet. More than one: a stranger's
+/// must not keep the peer out.
+const BACKLOG: usize = 16;
 
-/// More than one: a stranger's half-made connection must not keep the peer out.
-const BACKLOG: c_int = 16;
+/// The same of one host, but for one.
+const MAX_RIVALS: usize = 4;
 
 /// How long a silent peer may keep other servers from their turns, in milliseconds. One that waits
 /// for the word answers at once.
 const TURN: c_int = 1_000;
 
-/// Between two attempts to listen, in milliseconds.
-const PAUSE: c_int = 50;
+/// How long a peer has to itself its host's attention, in milliseconds: no other one of the host is
+/// told meanwhile to connect.
+const ALONE: c_int = 250;
 
-fn listen(inner: c_int, own: &name::Name) -> bool {
-    let one: c_int = 1;
-    // SAFETY: an int and its size; an address and its length. Non-blocking: a connection may be gone before accept.
-    unsafe {
-        let len = size_of::<c_int>() as libc::socklen_t;
-        r::rsetsockopt(inner, libc::SOL_SOCKET, libc::SO_REUSEADDR, (&raw const one).cast(), len);
-        r::rbind(inner, decide::address(&own.storage), own.len) == 0
-            && r::rlisten(inner, BACKLOG) == 0
-            && r::rfcntl(inner, F_SETFL, O_NONBLOCK) == 0
-    }
-}
-
-fn say_word(tcp: c_int) -> bool {
-    // SAFETY: the array is this long.
-    unsafe { real::send(tcp, WORD.as_ptr().cast(), WORD.len(), libc::MSG_NOSIGNAL) == WORD.len() as isize }
-}
+/// How long the end of the TCP connection may take to show when the rsocket has come, in
+/// milliseconds, if several of the host may have ended.
+const SETTLE: c_int = 200;
 
 /// How long the rsocket may take to show when the other end has done with TCP, in milliseconds.
 const GRACE: c_int = 1_000;
 
-/// Whether an rsocket comes from the host of the TCP connection: anyone may connect while there is
-/// a listener.
-fn is_from(inner: c_int, peer: &name::Name) -> bool {
-    name::rsocket_peer(inner).is_some_and(|from| name::same_host(&from, peer))
+/// Between two attempts to listen, or to get the turn, in milliseconds.
+const PAUSE: c_int = 50;
+
+/// Slots that are kept free for new connections, by giving up silent ones.
+const SPARE: usize = MAX_HANDSHAKES / 8;
+
+/// How far a handshake has got.
+enum Stage {
+    New,
+    /// The peer was told to connect; until then it is the only one of its host.
+    Told(Deadline),
+    /// The peer has ended TCP: it has left, or has connected, and may see that before this end does.
+    Ended,
 }
 
-/// Whether the TCP connection is ended, as it is by the one that has connected an rsocket in its
-/// stead. The rsocket may be another one's of that host, whom nobody waits for any longer: data
-/// must not get to the wrong end.
-fn has_ended(tcp: c_int, end: &Deadline) -> bool {
-    decide::poll(&mut [pollfd { fd: tcp, events: POLLIN | POLLRDHUP, revents: 0 }], end)
-        && !matches!(decide::peek(tcp, &mut [0], libc::MSG_DONTWAIT), Ok(count) if count > 0)
+struct Job {
+    slot: &'static Slot,
+    own: Name,
+    peer: Name,
+    stage: Stage,
+    end: Deadline,
+    /// What has come from the peer's very port, -1 for nothing.
+    rsocket: c_int,
 }
 
-/// Waits for the other end, and gives the turn back when it takes long. One that goes on over TCP
-/// does not come. One that ends TCP has either left, or has connected: it may see that before this
-/// end does.
-fn accept(listener: c_int, tcp: c_int, peer: &name::Name, turn: Turn) -> Option<c_int> {
-    let mut fds = [
-        pollfd { fd: listener, events: POLLIN, revents: 0 },
-        pollfd { fd: tcp, events: POLLIN | POLLRDHUP, revents: 0 },
-    ];
-    let quick = decide::poll(&mut fds, &Deadline::after(TURN));
-    let _turn = quick.then_some(turn);
-    let mut end = Deadline::after(PATIENCE);
-    while decide::poll(&mut fds, &end) {
+struct Listener {
+    own: Name,
+    /// -1 before it listens.
+    inner: c_int,
+    /// Until then it is tried again: another process listens at the address although it is not its
+    /// turn any more.
+    retries: Option<Deadline>,
+}
+
+/// An rsocket that is not matched yet.
+struct Arrived {
+    inner: c_int,
+    from: Name,
+    own: Name,
+    settled: Deadline,
+}
+
+struct Handshakes {
+    jobs: [Option<Job>; MAX_HANDSHAKES],
+    listeners: [Option<Listener>; MAX_LISTENERS],
+    arrived: [Option<Arrived>; BACKLOG],
+    /// Processes with connections to one address take turns.
+    turn: Option<(Turn, Deadline)>,
+    /// When it goes on without a turn.
+    patience: Option<Deadline>,
+}
+
+/// The thread.
+pub extern "C" fn run(_: *mut c_void) -> *mut c_void {
+    let mut handshakes = Handshakes {
+        jobs: [const { None }; MAX_HANDSHAKES],
+        listeners: [const { None }; MAX_LISTENERS],
+        arrived: [const { None }; BACKLOG],
+        turn: None,
+        patience: None,
+    };
+    loop {
+        handshakes.enter_new();
+        handshakes.leave_abandoned();
+        handshakes.match_arrived();
+        handshakes.close_unused();
+        if handshakes.jobs().next().is_none() {
+            if slots::may_end() {
+                return ptr::null_mut();
+            }
+            continue;
+        }
+        handshakes.open_listeners();
+        handshakes.send_words();
+        handshakes.wait();
+        handshakes.end_overdue();
+    }
+}
+
+impl Handshakes {
+    fn jobs(&self) -> impl Iterator<Item = (usize, &Job)> {
+        self.jobs.iter().enumerate().filter_map(|(place, job)| Some((place, job.as_ref()?)))
+    }
+
+    fn enter_new(&mut self) {
+        for (place, slot) in slots::ready() {
+            let Some(job @ None) = self.jobs.get_mut(place) else { continue };
+            match (name::own(slot.tcp()), name::peer(slot.tcp())) {
+                (Some(own), Some(peer)) => {
+                    let end = Deadline::after(2 * PATIENCE);
+                    *job = Some(Job { slot, own, peer, stage: Stage::New, end, rsocket: -1 });
+                }
+                _ => {
+                    slot.finish(slot.connection(), Outcome::Tcp);
+                    slot.free();
+                }
+            }
+        }
+    }
+
+    /// Ends a handshake, and those of the copies of its number.
+    fn finish(&mut self, place: usize, outcome: Outcome) {
+        let Some(job) = self.jobs.get_mut(place).and_then(Option::take) else { return };
+        job.slot.finish(job.slot.connection(), outcome);
+        job.slot.free();
+        if outcome != Outcome::Rsocket(job.rsocket) {
+            close(job.rsocket);
+        }
+        // What a copy becomes is found out by looking for what this one has become.
+        let copy = self.jobs().find(|(_, other)| other.is_same(&job)).map(|(place, _)| place);
+        if let Some(copy) = copy {
+            self.finish(copy, Outcome::Tcp);
+        }
+    }
+
+    fn leave_abandoned(&mut self) {
+        for place in 0..MAX_HANDSHAKES {
+            let Some(gone) = self.jobs[place].take_if(|job| job.slot.entry().is_none()) else { continue };
+            gone.slot.free();
+            match self.jobs.iter_mut().flatten().find(|other| other.is_same(&gone)) {
+                // A copy of its number goes on with it.
+                Some(copy) => (copy.stage, copy.end, copy.rsocket) = (gone.stage, gone.end, gone.rsocket),
+                None => close(gone.rsocket),
+            }
+        }
+    }
+
+    fn send_words(&mut self) {
+        for place in 0..MAX_HANDSHAKES {
+            if !self.may_send_word(place) {
+                continue;
+            }
+            let Some(job) = &mut self.jobs[place] else { continue };
+            job.slot.sends_word();
+            job.stage = Stage::Told(Deadline::after(ALONE));
+            job.end = Deadline::after(PATIENCE);
+            if !send_word(job.slot.tcp()) {
+                self.finish(place, Outcome::Tcp);
+            }
+        }
+    }
+
+    /// Whether the connection is the oldest of its host that has not been told, and the host has
+    /// nothing else to answer.
+    fn may_send_word(&self, place: usize) -> bool {
+        let Some(job @ Job { stage: Stage::New, .. }) = &self.jobs[place] else { return false };
+        let mut listeners = self.listeners.iter().flatten();
+        let has_listener = listeners.any(|listener| listener.inner >= 0 && job.is_at(&listener.own));
+        let is_hosts = |arrived: &Arrived| name::same_host(&arrived.from, &job.peer) && arrived.settled.left() > 0;
+        let mut others = self.jobs().filter(|(other, _)| *other != place);
+        let is_before = |(other_place, other): (usize, &Job)| match &other.stage {
+            _ if !name::same_host(&other.peer, &job.peer) => false,
+            Stage::New => (other.end.left(), other_place) < (job.end.left(), place) && other.is_at(&job.own),
+            Stage::Told(alone) => other.rsocket < 0 && alone.left() > 0,
+            Stage::Ended => true,
+        };
+        has_listener
+            && !self.follows(place, job)
+            && !self.arrived.iter().flatten().any(is_hosts)
+            && !others.any(is_before)
+    }
+
+    /// Whether it is for another job to find out what a connection becomes: that of a copy of its
+    /// number.
+    fn follows(&self, place: usize, job: &Job) -> bool {
+        let leads = |other: &Job, other_place| !matches!(other.stage, Stage::New) || other_place < place;
+        let is_new = matches!(job.stage, Stage::New);
+        is_new
+            && self
+                .jobs()
+                .any(|(other_place, other)| other_place != place && other.is_same(job) && leads(other, other_place))
+    }
+
+    /// Waits for something to happen, and takes it.
+    fn wait(&mut self) {
+        const FIRST_JOB: usize = 1 + MAX_LISTENERS;
+        let mut fds = [pollfd { fd: -1, events: POLLIN | POLLRDHUP, revents: 0 }; FIRST_JOB + MAX_HANDSHAKES];
+        fds[0].fd = slots::wake_fd();
+        for (pollfd, listener) in fds[1..].iter_mut().zip(&self.listeners) {
+            pollfd.fd = listener.as_ref().map_or(-1, |listener| listener.inner);
+        }
+        for (place, job) in self.jobs() {
+            if !matches!(job.stage, Stage::Ended) && !self.follows(place, job) {
+                fds[FIRST_JOB + place].fd = job.slot.tcp();
+            }
+        }
+        if !decide::poll(&mut fds, &Deadline::after(self.timeout())) {
+            return;
+        }
         if fds[0].revents != 0 {
-            match take(listener, tcp, peer, &end) {
-                Taken::Peer(inner) => return Some(inner),
-                Taken::Nobody => {}
-                Taken::GiveUp => return None,
-            }
+            let mut count = 0_u64;
+            // SAFETY: room for eight bytes.
+            unsafe { real::read(fds[0].fd, (&raw mut count).cast(), size_of::<u64>()) };
         }
-        if fds[1].revents != 0 {
-            if matches!(decide::peek(tcp, &mut [0], libc::MSG_DONTWAIT), Ok(count) if count > 0) {
-                return None;
-            }
-            fds[1] = pollfd { fd: -1, events: 0, revents: 0 };
-            end = Deadline::after(GRACE);
+        for place in (0..MAX_LISTENERS).filter(|place| fds[1 + place].revents != 0) {
+            self.accept(place);
+        }
+        for place in (0..MAX_HANDSHAKES).filter(|place| fds[FIRST_JOB + place].revents != 0) {
+            self.hear(place);
         }
     }
-    None
+
+    /// How long nothing is to be done, in milliseconds.
+    fn timeout(&self) -> c_int {
+        let ends = self.jobs().map(|(_, job)| job.end.left());
+        let has_new = self.jobs().any(|(_, job)| matches!(job.stage, Stage::New));
+        let alone = self.jobs().filter_map(|(_, job)| match &job.stage {
+            Stage::Told(alone) if has_new => Some(alone.left()).filter(|&left| left > 0),
+            _ => None,
+        });
+        let settled = self.arrived.iter().flatten().map(|arrived| arrived.settled.left()).filter(|&left| left > 0);
+        let turn = self.turn.as_ref().map(|(_, end)| end.left()).filter(|&left| left > 0);
+        let is_closed = self.listeners.iter().flatten().any(|listener| listener.inner < 0);
+        let waited_for_turn = self.turn.is_none() && !self.is_listening();
+        let pause = is_closed.then_some(if waited_for_turn { 0 } else { PAUSE });
+        ends.chain(alone).chain(settled).chain(turn).chain(pause).min().unwrap_or(PAUSE)
+    }
+
+    /// Something has come on a TCP connection. One that goes on over TCP does not come as an rsocket.
+    fn hear(&mut self, place: usize) {
+        let Some(job) = &mut self.jobs[place] else { return };
+        match decide::peek(job.slot.tcp(), &mut [0], libc::MSG_DONTWAIT) {
+            Err(EAGAIN) => {}
+            Ok(count) if count > 0 => self.finish(place, Outcome::Tcp),
+            _ if job.rsocket >= 0 => {
+                let outcome = Outcome::Rsocket(job.rsocket);
+                self.finish(place, outcome);
+            }
+            _ if matches!(job.stage, Stage::New) => self.finish(place, Outcome::Tcp),
+            _ => (job.stage, job.end) = (Stage::Ended, Deadline::after(GRACE)),
+        }
+    }
+
+    /// Gives up who has not come in time, and the oldest silent ones when there are too many.
+    fn end_overdue(&mut self) {
+        for place in 0..MAX_HANDSHAKES {
+            if self.jobs[place].as_ref().is_some_and(|job| job.end.left() == 0) {
+                self.finish(place, Outcome::Tcp);
+            }
+        }
+        let is_silent = |job: &Job| matches!(&job.stage, Stage::Told(alone) if job.rsocket < 0 && alone.left() == 0);
+        while self.jobs().count() > MAX_HANDSHAKES - SPARE {
+            let oldest = self.jobs().filter(|(_, job)| is_silent(job)).min_by_key(|(_, job)| job.end.left());
+            let Some((place, _)) = oldest else { return };
+            self.finish(place, Outcome::Tcp);
+        }
+    }
 }
 
-/// What came of one connection to the listener.
-enum Taken {
-    /// The other end's rsocket.
-    Peer(c_int),
-    /// A stranger's, which was closed, or one that has gone.
-    Nobody,
-    /// The other end does not come any more.
-    GiveUp,
+impl Job {
+    /// Whether the connection came in at the address.
+    fn is_at(&self, own: &Name) -> bool {
+        name::same_end(&self.own, own)
+    }
+
+    /// Whether it is of a copy of the same socket.
+    fn is_same(&self, other: &Job) -> bool {
+        name::same_end(&self.peer, &other.peer) && self.is_at(&other.own)
+    }
+
+    /// Whether an rsocket may belong to it.
+    fn candidate(&self, arrived: &Arrived) -> Option<Candidate> {
+        let may = self.rsocket < 0 && !matches!(self.stage, Stage::New) && self.is_at(&arrived.own);
+        (may && name::same_host(&self.peer, &arrived.from)).then(|| Candidate {
+            same_port: name::same_end(&self.peer, &arrived.from),
+            ended: matches!(self.stage, Stage::Ended),
+        })
+    }
 }
 
-fn take(listener: c_int, tcp: c_int, peer: &name::Name, end: &Deadline) -> Taken {
-    // SAFETY: NULL: nobody wants to know the address here.
-    let inner = unsafe { r::raccept(listener, core::ptr::null_mut(), core::ptr::null_mut()) };
-    if inner < 0 {
-        let passing = matches!(errno::get(), EAGAIN | EINTR | libc::ECONNABORTED);
-        return if passing { Taken::Nobody } else { Taken::GiveUp };
+fn close(inner: c_int) {
+    if inner >= 0 {
+        // SAFETY: nobody else knows it.
+        unsafe { r::rclose(inner) };
     }
-    let is_from_host = is_from(inner, peer);
-    if is_from_host && has_ended(tcp, end) {
-        return Taken::Peer(inner);
-    }
-    // SAFETY: nobody else knows it.
-    unsafe { r::rclose(inner) };
-    if !is_from_host || decide::is_silent(tcp) { Taken::Nobody } else { Taken::GiveUp }
+}
+
+fn send_word(tcp: c_int) -> bool {
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: the array is this long.
+    unsafe { real::send(tcp, WORD.as_ptr().cast(), WORD.len(), flags) == WORD.len() as isize }
 }

@@ -2,13 +2,13 @@
 //! the child asks, until the child has closed its copies.
 
 use core::ffi::{c_int, c_short, c_void};
-use core::mem;
 use core::ptr;
 use core::sync::atomic::{AtomicI32, Ordering};
 
 use libc::{EINVAL, MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, iovec, pollfd};
 
 use super::message::{self, Head};
+use super::thread;
 use crate::table::{Entry, Kind};
 use crate::{errno, fds, r, real};
 
@@ -19,7 +19,8 @@ static ENDS: [AtomicI32; 256] = [const { AtomicI32::new(0) }; 256];
 pub fn serve(channel: c_int, inner: c_int) -> bool {
     let free = ENDS.iter().find(|end| end.compare_exchange(0, channel + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok());
     let Some(end) = free else { return false };
-    let started = start(channel, inner);
+    let argument = (inner as usize) << 32 | channel as usize;
+    let started = thread::start(run, argument as *mut c_void);
     if !started {
         end.store(0, Ordering::SeqCst);
     }
@@ -39,24 +40,6 @@ pub fn forget() {
             // SAFETY: the child's copy of a descriptor that only this library knows.
             unsafe { real::close(number - 1) };
         }
-    }
-}
-
-/// Starts the thread. It takes none of the program's signals.
-fn start(channel: c_int, inner: c_int) -> bool {
-    // SAFETY: sets and attributes of this stack; the argument is a number.
-    unsafe {
-        let (mut all, mut before, mut thread) = mem::zeroed();
-        let mut attributes = mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        libc::pthread_attr_init(&raw mut attributes);
-        libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
-        let argument = (inner as usize) << 32 | channel as usize;
-        let failed = libc::pthread_create(&raw mut thread, &raw const attributes, run, argument as *mut c_void);
-        libc::pthread_attr_destroy(&raw mut attributes);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
-        failed == 0
     }
 }
 

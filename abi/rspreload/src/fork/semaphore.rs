@@ -5,11 +5,10 @@
 
 use core::ffi::{CStr, c_int};
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use libc::{CLOCK_REALTIME, O_CREAT, SEM_FAILED, sem_t, timespec};
 
-use crate::epoll::Deadline;
 use crate::errno;
 
 const NAME: &CStr = c"/rsocket_fork";
@@ -17,40 +16,43 @@ const NAME: &CStr = c"/rsocket_fork";
 /// Opened once: semaphores stay valid in the children of a fork().
 static SEMAPHORE: AtomicPtr<sem_t> = AtomicPtr::new(ptr::null_mut());
 
+/// Whether this process has a turn, which it gives back when it ends.
+static HELD: AtomicBool = AtomicBool::new(false);
+
 /// A turn, until it is dropped.
 pub struct Turn {
     semaphore: *mut sem_t,
 }
 
 impl Turn {
-    /// Waits for the turn until `end`, as long as `wanted` says that it is. `None` if it is not
-    /// wanted any more.
-    pub fn take_while(end: &Deadline, wanted: impl Fn() -> bool) -> Option<Turn> {
-        Turn::of_while(open(&SEMAPHORE, NAME), end, wanted)
+    /// Waits up to `milliseconds` for the turn.
+    pub fn within(milliseconds: c_int) -> Option<Turn> {
+        Turn::of(open(&SEMAPHORE, NAME), milliseconds).map(Turn::hold)
     }
 
-    fn of_while(semaphore: *mut sem_t, end: &Deadline, wanted: impl Fn() -> bool) -> Option<Turn> {
-        while wanted() {
-            let slice = end.left().min(SLICE);
-            if semaphore.is_null() || wait(semaphore, slice) || end.left() == 0 {
-                return wanted().then_some(Turn { semaphore });
-            }
+    /// Goes on without having got the turn: whoever had it is gone, or so slow that its address is
+    /// found to be in use. Dropping the result gives the turn back on behalf of that process.
+    pub fn forced() -> Turn {
+        Turn { semaphore: open(&SEMAPHORE, NAME) }.hold()
+    }
+
+    fn hold(self) -> Turn {
+        static WATCHED: AtomicBool = AtomicBool::new(false);
+        HELD.store(true, Ordering::SeqCst);
+        if !WATCHED.swap(true, Ordering::SeqCst) {
+            // SAFETY: a function of this library, which is never unloaded. Without memory for it a
+            // turn may be lost, which others repair when their patience ends.
+            unsafe { libc::atexit(at_exit) };
         }
-        None
+        self
     }
 
-    #[cfg(test)]
-    fn of(semaphore: *mut sem_t, patience: c_int) -> Turn {
-        Turn::of_while(semaphore, &Deadline::after(patience), || true).unwrap()
+    fn of(semaphore: *mut sem_t, milliseconds: c_int) -> Option<Turn> {
+        (semaphore.is_null() || wait(semaphore, milliseconds)).then(|| Turn { semaphore })
     }
 }
 
-/// How long is waited between two looks at whether the turn is still wanted, in milliseconds.
-const SLICE: c_int = 50;
-
-/// Waits so many milliseconds; whether the semaphore was taken. If not for long: whoever had the
-/// turn is gone, or so slow that it finds the address in use. In both cases the turn is given back
-/// for it.
+/// Waits up to `milliseconds`. Returns whether the semaphore was taken.
 fn wait(semaphore: *mut sem_t, milliseconds: c_int) -> bool {
     let end = after(milliseconds);
     loop {
@@ -66,13 +68,30 @@ fn wait(semaphore: *mut sem_t, milliseconds: c_int) -> bool {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut value = 0;
-        // SAFETY: an open semaphore, which is never closed. Never more than one turn: somebody whose time ran out may
-        // have given back another's.
-        unsafe {
-            if !self.semaphore.is_null() && libc::sem_getvalue(self.semaphore, &raw mut value) == 0 && value <= 0 {
-                libc::sem_post(self.semaphore);
-            }
+        HELD.store(false, Ordering::SeqCst);
+        give_back(self.semaphore);
+    }
+}
+
+/// The process ends, and its threads with it.
+extern "C" fn at_exit() {
+    if HELD.swap(false, Ordering::SeqCst) {
+        give_back(SEMAPHORE.load(Ordering::Acquire));
+    }
+}
+
+/// In a child of fork(2): the turn is the parent's.
+pub fn forget() {
+    HELD.store(false, Ordering::SeqCst);
+}
+
+fn give_back(semaphore: *mut sem_t) {
+    let mut value = 0;
+    // SAFETY: an open semaphore, which is never closed. Never more than one turn: somebody whose time ran out may
+    // have given back another's.
+    unsafe {
+        if !semaphore.is_null() && libc::sem_getvalue(semaphore, &raw mut value) == 0 && value <= 0 {
+            libc::sem_post(semaphore);
         }
     }
 }
@@ -127,13 +146,13 @@ mod tests {
         // SAFETY: a name.
         unsafe { libc::sem_unlink(name.as_ptr()) };
         assert_eq!(open(&known, &name), semaphore);
-        let killed = Turn::of(semaphore, 1000);
+        let killed = Turn::of(semaphore, 1000).unwrap();
         assert_eq!(value(semaphore), 0);
         core::mem::forget(killed);
-        let next = Turn::of(semaphore, 1);
-        drop(next);
+        assert!(Turn::of(semaphore, 0).is_none() && Turn::of(semaphore, 1).is_none());
+        drop(Turn { semaphore });
         assert_eq!(value(semaphore), 1);
-        let (slow, impatient) = (Turn::of(semaphore, 1000), Turn::of(semaphore, 1));
+        let (slow, impatient) = (Turn::of(semaphore, 1000).unwrap(), Turn { semaphore });
         drop(impatient);
         drop(slow);
         assert_eq!(value(semaphore), 1);
@@ -144,6 +163,6 @@ mod tests {
         let known = AtomicPtr::new(ptr::null_mut());
         let semaphore = open(&known, c"/not/a/name");
         assert!(semaphore.is_null());
-        drop(Turn::of(semaphore, 1000));
+        drop(Turn::of(semaphore, 1000).unwrap());
     }
 }

@@ -7,6 +7,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
+use super::parked::Moving;
 use super::{copy, relay, remote};
 use crate::table::{self, Entry, Kind};
 use crate::{errno, fds, real};
@@ -62,6 +63,7 @@ extern "C" fn before() {
         // SAFETY: no arguments.
         unsafe { libc::sched_yield() };
     }
+    Moving::stop_for_fork();
     COUNT.store(0, Ordering::SeqCst);
     errno::keeping(|| each(add));
 }
@@ -117,6 +119,7 @@ extern "C" fn in_parent() {
             }
         }
     });
+    Moving::go_on();
     FORKING.store(false, Ordering::Release);
 }
 
@@ -132,6 +135,7 @@ extern "C" fn in_child() {
         }
         each(relayed);
     });
+    Moving::reset();
     FORKING.store(false, Ordering::Release);
 }
 

@@ -25,6 +25,8 @@ pub struct State {
     pub busy: bool,
     /// The epoll that it was put into last, plus one; 0 for none.
     epoll: u32,
+    /// Of an accepted one whose handshake is under way: its ticket ([`super::slots`]), else -1.
+    pub ticket: c_int,
 }
 
 const ROLE: u32 = 3;
@@ -35,7 +37,7 @@ const EPOLL_MAX: u32 = (1 << (24 - EPOLL_SHIFT)) - 1;
 
 impl State {
     pub fn new(role: Role) -> State {
-        State { role, busy: false, epoll: 0 }
+        State { role, busy: false, epoll: 0, ticket: -1 }
     }
 
     /// Of a pending entry.
@@ -46,12 +48,12 @@ impl State {
             2 => Role::Passive,
             _ => Role::Late,
         };
-        State { role, busy: entry.flags & BUSY != 0, epoll: entry.flags >> EPOLL_SHIFT }
+        State { role, busy: entry.flags & BUSY != 0, epoll: entry.flags >> EPOLL_SHIFT, ticket: entry.inner }
     }
 
     pub fn entry(self) -> Entry {
         let busy = if self.busy { BUSY } else { 0 };
-        Entry { kind: Kind::Pending, flags: self.role as u32 | busy | self.epoll << EPOLL_SHIFT, inner: -1 }
+        Entry { kind: Kind::Pending, flags: self.role as u32 | busy | self.epoll << EPOLL_SHIFT, inner: self.ticket }
     }
 
     pub fn with(self, role: Role) -> State {
@@ -60,6 +62,16 @@ impl State {
 
     pub fn busy(self, busy: bool) -> State {
         State { busy, ..self }
+    }
+
+    /// With its handshake under way, or not (-1).
+    pub fn with_ticket(self, ticket: c_int) -> State {
+        State { ticket, ..self }
+    }
+
+    /// Whether the handshake is under way.
+    pub fn has_ticket(self) -> bool {
+        self.ticket < -1
     }
 
     /// An epoll number that is too great is not remembered: the socket is not found in it when it becomes an rsocket.

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 
 use libc::{EAGAIN, POLLIN};
 
+use super::decide::Outcome;
 use super::*;
 
 /// A connection: the end that connected, and the accepted one. Its port is free for an "rsocket" to listen.
@@ -20,7 +21,7 @@ fn connection() -> (TcpStream, TcpStream) {
     (client, server)
 }
 
-fn decide(socket: &TcpStream, way: Way) -> Result<Option<c_int>, c_int> {
+pub fn decide(socket: &TcpStream, way: Way) -> Result<Option<c_int>, c_int> {
     let fd = socket.as_raw_fd();
     // SAFETY: an open descriptor.
     unsafe { settle(fd, table::get(fd).unwrap(), way) }
@@ -31,7 +32,7 @@ fn role(socket: &TcpStream) -> Option<Role> {
 }
 
 /// Forgets a socket, and gives the "rsocket" that it became.
-fn rsocket(socket: &TcpStream) -> TcpStream {
+pub fn rsocket(socket: &TcpStream) -> TcpStream {
     let entry = table::swap(socket.as_raw_fd(), None).unwrap();
     assert_eq!(entry.kind, Kind::Socket);
     assert!(table::drop(entry.inner));
@@ -87,11 +88,14 @@ fn connect_from(host: u8, to: SocketAddr) -> TcpStream {
 fn rsockets_of_other_hosts_are_closed() {
     let (client, server) = connection();
     let to = server.local_addr().unwrap();
+    // Threads of other tests follow the words of the host's pending connections.
+    let waiting = table::swap(client.as_raw_fd(), None);
     std::thread::scope(|scope| {
         let passive = scope.spawn(|| decide(&server, Way::Receive));
         // The word: the other end listens.
         client.peek(&mut [0; 4]).unwrap();
         let mut strangers: Vec<_> = (2..6).map(|host| connect_from(host, to)).collect();
+        table::swap(client.as_raw_fd(), waiting);
         assert!(matches!(decide(&client, Way::Receive), Ok(Some(_))));
         assert!(matches!(passive.join().unwrap(), Ok(Some(_))));
         for stranger in &mut strangers {
@@ -307,24 +311,29 @@ fn copies_become_the_same_rsocket() {
 fn what_is_closed_meanwhile_is_no_rsocket() {
     let (client, server) = connection();
     let (fd, number) = (server.as_raw_fd(), client.as_raw_fd());
-    std::thread::scope(|scope| {
-        let active = scope.spawn(|| decide(&client, Way::Receive));
-        let passive = scope.spawn(|| {
-            // As close() does, before the decision is made.
-            let entry = table::get(fd).unwrap();
-            table::swap(fd, Some(State::of(entry).busy(true).entry()));
-            let outcome = passive::decide(fd);
-            table::swap(fd, None);
-            decide::commit(fd, fd, State::new(Role::Passive).busy(true), outcome)
-        });
-        assert_eq!(passive.join().unwrap(), Ok(None));
-        assert_eq!(table::get(fd), None);
-        // The client has connected, and sees the end.
-        assert!(matches!(active.join().unwrap(), Ok(Some(_))));
-    });
-    let mut near = rsocket(&client);
-    assert_eq!(near.read(&mut [0; 8]).unwrap(), 0);
+    // Threads of other tests follow the words of the host's pending connections.
+    let waiting = table::swap(number, None);
+    assert_eq!(decide(&server, Way::ReceiveNow), Err(EAGAIN));
+    // The word: the other end listens.
+    client.peek(&mut [0; 4]).unwrap();
+    let entry = table::get(fd).unwrap();
+    // As close() does. The number is another connection's at once.
+    table::swap(fd, Some(State::new(Role::Passive).entry()));
+    fds::release(entry);
+    let slot = slots::of(entry).unwrap();
+    assert!(slot.entry() != Some(entry));
+    slot.finish((fd, entry.inner), Outcome::Tcp);
+    assert_eq!(table::get(fd), Some(State::new(Role::Passive).entry()));
+    table::swap(fd, None);
     drop(server);
+    table::swap(number, waiting);
+    // Whatever becomes of the client sees the end.
+    let _ = decide(&client, Way::Receive);
+    let mut near = match table::get(number).map(|entry| entry.kind) {
+        Some(Kind::Socket) => rsocket(&client),
+        _ => client.try_clone().unwrap(),
+    };
+    assert_eq!(near.read(&mut [0; 8]).unwrap_or(0), 0);
     // SAFETY: still this test's own.
     unsafe { libc::close(client.into_raw_fd()) };
     table::swap(number, None);
@@ -333,13 +342,14 @@ fn what_is_closed_meanwhile_is_no_rsocket() {
 #[test]
 fn states_survive_the_table() {
     for role in [Role::Fresh, Role::Active, Role::Passive, Role::Late] {
-        for busy in [false, true] {
+        for (busy, ticket) in [(false, -1), (true, -1), (false, -2), (false, -2 - (i32::MAX >> 1))] {
             for epfd in [0, 5, (1 << 21) - 2] {
-                let state = State::new(role).busy(busy).in_epoll(epfd);
+                let state = State::new(role).busy(busy).in_epoll(epfd).with_ticket(ticket);
                 let entry = state.entry();
                 assert!(entry.flags < 1 << 24);
                 assert_eq!(State::of(entry), state);
                 assert_eq!(State::of(entry).epoll(), Some(epfd));
+                assert_eq!(State::of(entry).has_ticket(), ticket != -1);
                 assert_eq!(copy_flags(entry.flags), State::new(role).entry().flags);
             }
             assert_eq!(State::new(role).in_epoll(1 << 21).epoll(), None);

@@ -1,0 +1,93 @@
+//! Listening where TCP connections came in, when it is this process's turn.
+
+use core::ffi::c_int;
+
+use libc::{EADDRINUSE, F_SETFL, O_NONBLOCK};
+
+use super::{BACKLOG, Handshakes, Listener, MAX_LISTENERS, PAUSE, Stage, TURN, close};
+use crate::epoll::Deadline;
+use crate::fork::decide::{self, Outcome, PATIENCE};
+use crate::fork::name::Name;
+use crate::fork::semaphore::Turn;
+use crate::fork::slots::MAX_HANDSHAKES;
+use crate::{errno, r};
+
+impl Handshakes {
+    /// Closes the listeners that nobody needs any more, and gives the turn back.
+    pub fn close_unused(&mut self) {
+        for listener in &mut self.listeners {
+            let jobs = || self.jobs.iter().flatten();
+            if let Some(unused) = listener.take_if(|listener| !jobs().any(|job| job.is_at(&listener.own))) {
+                close(unused.inner);
+            }
+        }
+        let wants_turn = self.listeners.iter().flatten().any(|listener| listener.inner < 0);
+        let is_used = self.listeners.iter().any(Option::is_some);
+        self.turn.take_if(|(_, end)| !is_used || !wants_turn && end.left() == 0);
+        self.patience.take_if(|_| !wants_turn);
+    }
+
+    pub fn open_listeners(&mut self) {
+        for job in self.jobs.iter().flatten().filter(|job| matches!(job.stage, Stage::New)) {
+            if !self.listeners.iter().flatten().any(|listener| job.is_at(&listener.own))
+                && let Some(room) = self.listeners.iter_mut().find(|listener| listener.is_none())
+            {
+                *room = Some(Listener { own: job.own, inner: -1, retries: None });
+            }
+        }
+        for place in 0..MAX_LISTENERS {
+            let Some(Listener { inner: -1, own, .. }) = self.listeners[place] else { continue };
+            if !self.take_turn() {
+                return;
+            }
+            let opened = decide::rsocket_for((&own.storage, own.len), |inner| listen(inner, &own));
+            let in_use = errno::get() == EADDRINUSE;
+            let Some(listener) = &mut self.listeners[place] else { continue };
+            listener.inner = opened.unwrap_or(-1);
+            let retries = listener.retries.get_or_insert_with(|| Deadline::after(3 * TURN));
+            if opened.is_none() && (!in_use || retries.left() == 0) {
+                self.give_up(&own);
+            }
+        }
+    }
+
+    /// Waits shortly for the turn. It can't wait long while there are peers that may answer.
+    fn take_turn(&mut self) -> bool {
+        if self.turn.is_some() {
+            return true;
+        }
+        let turn = Turn::within(if self.is_listening() { 0 } else { PAUSE });
+        let patience = self.patience.get_or_insert_with(|| Deadline::after(PATIENCE));
+        let turn = turn.or_else(|| (patience.left() == 0).then(Turn::forced));
+        if turn.is_some() {
+            self.patience = None;
+        }
+        self.turn = turn.map(|turn| (turn, Deadline::after(TURN)));
+        self.turn.is_some()
+    }
+
+    pub fn is_listening(&self) -> bool {
+        self.listeners.iter().flatten().any(|listener| listener.inner >= 0)
+    }
+
+    /// Nobody can listen at the address: its connections stay TCP.
+    pub fn give_up(&mut self, own: &Name) {
+        for place in 0..MAX_HANDSHAKES {
+            if self.jobs[place].as_ref().is_some_and(|job| job.is_at(own)) {
+                self.finish(place, Outcome::Tcp);
+            }
+        }
+    }
+}
+
+fn listen(inner: c_int, own: &Name) -> bool {
+    let one: c_int = 1;
+    // SAFETY: an int and its size; an address and its length. Non-blocking: a connection may be gone before accept.
+    unsafe {
+        let len = size_of::<c_int>() as libc::socklen_t;
+        r::rsetsockopt(inner, libc::SOL_SOCKET, libc::SO_REUSEADDR, (&raw const one).cast(), len);
+        r::rbind(inner, decide::address(&own.storage), own.len) == 0
+            && r::rlisten(inner, BACKLOG as c_int) == 0
+            && r::rfcntl(inner, F_SETFL, O_NONBLOCK) == 0
+    }
+}
