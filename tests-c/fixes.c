@@ -164,7 +164,7 @@ static void failed_destroy_of_sync_id(void)
 }
 
 /*
- * FIX 3: while an id leaves its own channel, nobody may find it on a descriptor that is closed already. The library's
+ * While an id leaves its own channel, nobody may find it on a descriptor that is closed already. The library's
  * close() is this one: the loader looks in the program first.
  */
 static struct rdma_cm_id *migrating;

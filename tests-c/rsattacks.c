@@ -1,7 +1,6 @@
 /*
  * Peers that break the rules of the stream protocol, connected to rsockets of ours: each costs its
- * own connection, the calls there say so, and nothing else is touched. (FIX 1, 2, 17, 20 of the
- * rsocket spec.)
+ * own connection, the calls there say so, and nothing else is touched.
  */
 #include "rspeer.h"
 

@@ -1,7 +1,6 @@
 /*
  * Connection requests and replies that no rsocket sends, and ones that never come to an end: the
  * listener goes on, a good client gets in meanwhile, and whoever connects to such a peer is told.
- * (FIX 2 and 20 of the rsocket spec.)
  */
 #include "rspeer.h"
 

@@ -1,5 +1,5 @@
 //! The client of ibacm, the InfiniBand communication manager assistant, which knows paths from its cache
-//! (ibacm(8), spec: addrinfo-acm).
+//! (ibacm(8)).
 //!
 //! [`wire`] has the messages, [`client`] the connection, [`addr`] the addresses. Without a daemon every answer is
 //! `None`, at the price of two failed system calls a second.

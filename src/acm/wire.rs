@@ -1,4 +1,4 @@
-//! The messages of ibacm (infiniband/acm.h, spec: addrinfo-acm), in the machine's byte order: a header of 16 bytes and
+//! The messages of ibacm (infiniband/acm.h), in the machine's byte order: a header of 16 bytes and
 //! up to eight endpoint records of 72 bytes. No I/O here.
 //!
 //! An answer is believed only where it can be checked: its length is that of whole records, at most eight; what is no

@@ -1,4 +1,4 @@
-//! Ids by kernel handle, for kernels that report events without the library's `uid` (spec: cm, Ids and events).
+//! Ids by kernel handle, for kernels that report events without the library's `uid`.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -17,7 +17,7 @@ use crate::sys::verbs::{
     ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type,
 };
 
-/// Bits 21 to 24 of the attribute mask: the kernel reports nonsense there for InfiniBand ports (spec: cm, QPs).
+/// Bits 21 to 24 of the attribute mask: the kernel reports nonsense there for InfiniBand ports.
 const STRAY_BITS: c_int = 0xf << 21;
 
 /// rdma_create_qp(3). The capacities that the device granted, and the CQs and SRQ used, are written back.

@@ -1,4 +1,4 @@
-//! Sockets over RDMA (spec: rsocket; rsocket(7)).
+//! Sockets over RDMA (rsocket(7), docs/protocol.md).
 
 mod bits;
 pub mod calls;

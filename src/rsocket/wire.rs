@@ -1,4 +1,4 @@
-//! What stream rsockets exchange (spec: rsocket, Stream protocol), and in [`datagram`] what datagram rsockets do. No I/O.
+//! The formats of stream rsockets, and in [`datagram`] those of datagram rsockets (docs/protocol.md). No I/O.
 //!
 //! Nothing a peer sends is believed before it went through a `parse` of this module.
 

@@ -35,7 +35,7 @@ pub struct RdmaCm {
 }
 
 impl RdmaCm {
-    /// Asks netlink, then sysfs (spec: cm, Kernel channel). `EPERM` for a command set this library does not speak.
+    /// Asks netlink, then sysfs. `EPERM` for a command set this library does not speak.
     pub fn discover() -> Result<RdmaCm> {
         let found = match netlink::char_device(NODE) {
             Ok(device) => {

@@ -81,7 +81,7 @@ def case_wrong_fields(world):
 
 
 def _forged(world, kind):
-    """FIX 2: an answer with the right handle from someone who was not asked."""
+    """An answer with the right handle from someone who was not asked."""
     s = Setup(world)
     hostile = _hostile(s)
     seq, packet, where = s.query()
@@ -152,7 +152,7 @@ def case_replayed_accept(world):
 
 
 def _flood(world, port, facts):
-    """FIX 3: requests with ever new handles from a peer that never acknowledges."""
+    """Requests with ever new handles from a peer that never acknowledges."""
     s = Setup(world)
     s.kernel.add(s.local)
     hostile = _hostile(s)
@@ -227,7 +227,7 @@ def case_netlink_noise(world):
 
 
 def case_signals_in_traffic(world):
-    """FIX 1: SIGUSR1 a hundred times while requests arrive."""
+    """SIGUSR1 a hundred times while requests arrive."""
     s = Setup(world)
     s.kernel.add(s.local)
     for n in range(100):

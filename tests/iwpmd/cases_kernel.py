@@ -225,7 +225,7 @@ def case_started_after_the_listener(world):
 
 
 def case_messages_of_other_processes(world):
-    """FIX 4: only the kernel may ask for mappings. (Sending to another process needs CAP_NET_ADMIN.)"""
+    """Only the kernel may ask for mappings. (Sending to another process needs CAP_NET_ADMIN.)"""
     daemon = start(world)
     end(rping_server(PEER, 7173, "-P"))  # the kernel has registered as a client
     forged = ("10.77.2.1", 7999)

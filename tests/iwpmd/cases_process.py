@@ -274,7 +274,7 @@ def case_unprivileged(world):
 
 
 def case_many_mappings(world):
-    """More descriptors than select() can wait for (FIX 1)."""
+    """More descriptors than select() can wait for."""
     kernel = Kernel()
     daemon = Daemon(world, world.path, kernel=kernel)
     kernel.register()

@@ -80,7 +80,7 @@ def case_query_is_repeated(world):
 
 
 def case_query_is_given_up(world):
-    """FIX 5: the kernel is told, and the mapping's reference is released."""
+    """The kernel is told, and the mapping's reference is released."""
     s = Setup(world)
     before = s.daemon.descriptors()
     seq, _, _ = s.query()
@@ -150,7 +150,7 @@ def case_query_without_mapping(world):
 
 
 def case_handles_cannot_be_guessed(world):
-    """FIX 2."""
+    """Handles of requests differ and do not follow each other."""
     s = Setup(world)
     handles = []
     for port in range(REMOTE, REMOTE + 8):

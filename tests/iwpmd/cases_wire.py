@@ -95,7 +95,7 @@ def case_reject_after_removal(world):
 
 
 def case_accept_is_repeated(world):
-    """The reference repeats it until it is acknowledged. Ours repeats it when the request is repeated (FIX 3)."""
+    """The reference repeats it until it is acknowledged. Ours repeats it when the request is repeated."""
     s = Setup(world)
     s.kernel.add(s.local)
     s.request()
@@ -134,7 +134,7 @@ def case_request_again(world):
 
 
 def case_accept_without_ack(world):
-    """How many accepts one request brings that is never acknowledged: no more than it costs (FIX 3)."""
+    """How many accepts one request brings that is never acknowledged: no more than it costs."""
     s = Setup(world)
     s.kernel.add(s.local)
     s.request()

@@ -1,4 +1,4 @@
-//! rdma_getaddrinfo(3): addresses, routes and connection data from names (spec: addrinfo-acm).
+//! rdma_getaddrinfo(3): addresses, routes and connection data from names.
 //!
 //! Names go to getaddrinfo(3) ([`dns`]), the address found to ibacm for a path ([`path`]); with RAI_SA a service is
 //! looked up at the subnet administrator instead ([`service`]). The outside comes as an [`Env`].

@@ -1,4 +1,4 @@
-//! What an event does to its id before the program sees it (spec: cm, rdma_get_cm_event by event).
+//! What an event does to its id before the program sees it (rdma_get_cm_event(3)).
 
 use std::mem::MaybeUninit;
 use std::ptr;

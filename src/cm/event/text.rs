@@ -22,7 +22,7 @@ macro_rules! names {
     };
 }
 
-// USER and INTERNAL have no name (spec: cm, rdma_event_str).
+// USER and INTERNAL have no name in the reference either.
 names! {
     RDMA_CM_EVENT_ADDR_RESOLVED RDMA_CM_EVENT_ADDR_ERROR RDMA_CM_EVENT_ROUTE_RESOLVED RDMA_CM_EVENT_ROUTE_ERROR
     RDMA_CM_EVENT_CONNECT_REQUEST RDMA_CM_EVENT_CONNECT_RESPONSE RDMA_CM_EVENT_CONNECT_ERROR

@@ -47,7 +47,7 @@ impl Stream {
         Ok(())
     }
 
-    /// raccept(3): the next connection. `EBADF` when the socket does not listen (spec: KEEP),
+    /// raccept(3): the next connection. `EBADF` when the socket does not listen, as the reference,
     /// `EINVAL` when rshutdown(3) has ended its listening.
     pub fn accept(&self) -> Result<Arc<Stream>> {
         let mut state = self.enter()?;

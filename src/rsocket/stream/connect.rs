@@ -326,7 +326,7 @@ impl State {
     }
 }
 
-/// RDMA reads that the handshake asks for: none, but iWARP peers need one to begin with (spec: rsocket, iWARP).
+/// RDMA reads that the handshake asks for: none, but iWARP peers need one to begin with.
 pub(super) fn depth(id: &CmId) -> u8 {
     u8::from(id.id().transport() == Some(IBV_TRANSPORT_IWARP))
 }

@@ -361,7 +361,7 @@ pub fn in_child() {
     farewell::in_child();
 }
 
-/// The program's address, checked against its length (FIX 4): `EINVAL` when it is shorter than its family's.
+/// The program's address, checked against its length: `EINVAL` when it is shorter than its family's.
 ///
 /// # Safety
 /// Readable for `len` bytes, unless NULL.

@@ -1,4 +1,4 @@
-//! What datagram rsockets exchange (spec: rsocket, Datagram protocol): headers in front of the payload, one over UDP
+//! The formats of datagram rsockets (docs/protocol.md): headers in front of the payload, one over UDP
 //! until the peer's QP is known, another one in UD messages.
 
 use std::fmt;
@@ -67,7 +67,7 @@ pub struct UdpHeader {
     pub op: UdpOp,
     /// The sender's QP.
     pub qpn: u32,
-    /// Address of the sender's QP (spec: "target ip"; the reference puts its own there).
+    /// Address of the sender's QP.
     pub address: IpAddr,
 }
 

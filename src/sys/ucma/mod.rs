@@ -51,7 +51,7 @@ unsafe fn send<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
     let written = unsafe { libc::write(fd, (&raw const message).cast(), length) };
     match usize::try_from(written) {
         Ok(written) if written == length => Ok(()),
-        // A short write has no errno of its own (spec: cm, Kernel channel).
+        // A short write has no errno of its own.
         Ok(_) => Err(Errno::ENODATA),
         Err(_) => Err(Errno::last()),
     }
