@@ -198,6 +198,8 @@ impl Handshakes {
         let mut others = self.jobs().filter(|(other, _)| *other != place);
         let is_before = |(other_place, other): (usize, &Job)| match &other.stage {
             _ if !name::same_host(&other.peer, &job.peer) => false,
+            // Which copy of a number goes first is for `follows` to say.
+            _ if other.is_same(job) => false,
             Stage::New => (other.end.left(), other_place) < (job.end.left(), place) && other.is_at(&job.own),
             Stage::Told(alone) => other.rsocket < 0 && alone.left() > 0,
             Stage::Ended => true,
@@ -327,4 +329,36 @@ fn send_word(tcp: c_int) -> bool {
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     // SAFETY: the array is this long.
     unsafe { real::send(tcp, WORD.as_ptr().cast(), WORD.len(), flags) == WORD.len() as isize }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    use super::super::state::{Role, State};
+    use super::*;
+
+    /// A copy may get a slot before that of a number whose handshake began earlier.
+    #[test]
+    fn one_of_two_copies_goes_first() {
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _client = TcpStream::connect(tcp.local_addr().unwrap()).unwrap();
+        let (server, _) = tcp.accept().unwrap();
+        let (own, peer) = (name::own(server.as_raw_fd()).unwrap(), name::peer(server.as_raw_fd()).unwrap());
+        let slot = slots::of(State::new(Role::Passive).with_ticket(-2).entry()).unwrap();
+        let job = |end| Some(Job { slot, own, peer, stage: Stage::New, end: Deadline::after(end), rsocket: -1 });
+        let mut handshakes = Handshakes {
+            jobs: [const { None }; MAX_HANDSHAKES],
+            listeners: [const { None }; MAX_LISTENERS],
+            arrived: [const { None }; BACKLOG],
+            turn: None,
+            patience: None,
+        };
+        handshakes.listeners[0] = Some(Listener { own, inner: server.as_raw_fd(), retries: None });
+        for ends in [[PATIENCE, 2 * PATIENCE], [2 * PATIENCE, PATIENCE]] {
+            (handshakes.jobs[0], handshakes.jobs[1]) = (job(ends[0]), job(ends[1]));
+            assert_eq!((0..2).filter(|&place| handshakes.may_send_word(place)).count(), 1, "{ends:?}");
+        }
+    }
 }
