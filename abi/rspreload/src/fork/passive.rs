@@ -100,13 +100,7 @@ struct Handshakes {
 
 /// The thread.
 pub extern "C" fn run(_: *mut c_void) -> *mut c_void {
-    let mut handshakes = Handshakes {
-        jobs: [const { None }; MAX_HANDSHAKES],
-        listeners: [const { None }; MAX_LISTENERS],
-        arrived: [const { None }; BACKLOG],
-        turn: None,
-        patience: None,
-    };
+    let mut handshakes = Handshakes::new();
     loop {
         handshakes.enter_new();
         handshakes.leave_abandoned();
@@ -126,6 +120,16 @@ pub extern "C" fn run(_: *mut c_void) -> *mut c_void {
 }
 
 impl Handshakes {
+    fn new() -> Handshakes {
+        Handshakes {
+            jobs: [const { None }; MAX_HANDSHAKES],
+            listeners: [const { None }; MAX_LISTENERS],
+            arrived: [const { None }; BACKLOG],
+            turn: None,
+            patience: None,
+        }
+    }
+
     fn jobs(&self) -> impl Iterator<Item = (usize, &Job)> {
         self.jobs.iter().enumerate().filter_map(|(place, job)| Some((place, job.as_ref()?)))
     }
@@ -348,13 +352,7 @@ mod tests {
         let (own, peer) = (name::own(server.as_raw_fd()).unwrap(), name::peer(server.as_raw_fd()).unwrap());
         let slot = slots::of(State::new(Role::Passive).with_ticket(-2).entry()).unwrap();
         let job = |end| Some(Job { slot, own, peer, stage: Stage::New, end: Deadline::after(end), rsocket: -1 });
-        let mut handshakes = Handshakes {
-            jobs: [const { None }; MAX_HANDSHAKES],
-            listeners: [const { None }; MAX_LISTENERS],
-            arrived: [const { None }; BACKLOG],
-            turn: None,
-            patience: None,
-        };
+        let mut handshakes = Handshakes::new();
         handshakes.listeners[0] = Some(Listener { own, inner: server.as_raw_fd(), retries: None });
         for ends in [[PATIENCE, 2 * PATIENCE], [2 * PATIENCE, PATIENCE]] {
             (handshakes.jobs[0], handshakes.jobs[1]) = (job(ends[0]), job(ends[1]));
