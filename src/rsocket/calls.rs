@@ -347,10 +347,10 @@ pub fn peer_name(fd: c_int) -> Result<sockaddr_storage> {
 
 /// rgetsockopt(3).
 pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
-    if level == own::LEVEL && name == own::LONGEST_TURN {
+    if level == rdmacm_private::LEVEL && name == rdmacm_private::LONGEST_TURN {
         return Ok(Value::int(reactor::longest_turn()));
     }
-    if level == own::LEVEL {
+    if level == rdmacm_private::LEVEL {
         return Ok(Value::int(own::is_own(fd).into()));
     }
     match socket_of(fd)? {
@@ -362,12 +362,12 @@ pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
 /// rsetsockopt(3).
 pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
     match (level, name) {
-        (own::LEVEL, own::FAREWELL) => {
+        (rdmacm_private::LEVEL, rdmacm_private::FAREWELL) => {
             farewell();
             return Ok(());
         }
-        (own::LEVEL, own::SIGPIPE) => return stream(fd)?.set_sigpipe(),
-        (own::LEVEL, _) => {
+        (rdmacm_private::LEVEL, rdmacm_private::SIGPIPE) => return stream(fd)?.set_sigpipe(),
+        (rdmacm_private::LEVEL, _) => {
             own::keep_apart();
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! Which descriptors are the library's own.
 //!
 //! Programs under librspreload.so do not know of these numbers, and some close every number there is. The preload library
-//! asks before it closes one that is none of its sockets (`rgetsockopt`, level [`LEVEL`]); what is marked here stays open.
+//! asks before it closes one that is none of its sockets (`rgetsockopt` of the level in `abi/private`); what is marked here stays open.
 //! And some have room only for numbers as small as they would be without us: the preload library has ours kept apart from
 //! theirs, above them (`rsetsockopt`, the same level).
 
@@ -11,20 +11,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use super::event;
-
-/// Private level of rgetsockopt(): an int, 1 if the number is marked. Of rsetsockopt():
-/// [`keep_apart`], [`FAREWELL`], [`SIGPIPE`].
-pub const LEVEL: c_int = 0x7273_6f63;
-
-/// Private option of rsetsockopt(), for a process that ends: what its streams have sent arrives, and their peers see the end.
-pub const FAREWELL: c_int = 2;
-
-/// Private option of rsetsockopt() on a stream: it raises SIGPIPE as TCP's sockets do.
-pub const SIGPIPE: c_int = 3;
-
-/// Private option of rgetsockopt(), for tests: microseconds that the reactor's longest turn took
-/// since it was last asked.
-pub const LONGEST_TURN: c_int = 4;
 
 /// The kernel's usual limit of a process (fs.nr_open); numbers beyond are not marked.
 const MOST: usize = 1 << 20;

@@ -148,22 +148,24 @@ pub fn release(entry: Entry) -> c_int {
     }
 }
 
-/// The private level of our librdmacm's options.
-const LIBRARY: c_int = 0x7273_6f63;
-
 /// An option of the library's, or of one of its sockets.
 fn tell_library(fd: c_int, option: c_int) {
     let on: c_int = 1;
     // SAFETY: a live int and its size; numbers only.
     errno::keeping(|| unsafe {
-        r::rsetsockopt(fd, LIBRARY, option, (&raw const on).cast::<c_void>(), mem::size_of::<c_int>() as socklen_t)
+        r::rsetsockopt(
+            fd,
+            rdmacm_private::LEVEL,
+            option,
+            (&raw const on).cast::<c_void>(),
+            mem::size_of::<c_int>() as socklen_t,
+        )
     });
 }
 
 /// Has the rsockets end in order that the program has not closed.
 pub fn farewell() {
-    const FAREWELL: c_int = 2;
-    tell_library(-1, FAREWELL);
+    tell_library(-1, rdmacm_private::FAREWELL);
 }
 
 /// The lowest number for descriptors of the library's own: the program is to have those below.
@@ -173,16 +175,14 @@ pub fn lowest_own() -> c_int {
 
 /// Makes an rsocket with the sizes that the environment asks for: its number, or -1 and `errno`.
 pub fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    const APART: c_int = 1;
-    const SIGPIPE: c_int = 3;
     // The program's numbers are to be those that it would have without us: some have room only for so many. What is
     // behind a placeholder is never for programs that this one executes.
-    tell_library(-1, APART);
+    tell_library(-1, rdmacm_private::KEEP_APART);
     // SAFETY: numbers only.
     let inner = unsafe { r::rsocket(domain, kind | libc::SOCK_CLOEXEC, protocol) };
     if inner >= 0 {
         // The program expects it, as of TCP's sockets. Datagram rsockets have no such thing.
-        tell_library(inner, SIGPIPE);
+        tell_library(inner, rdmacm_private::SIGPIPE);
         configure(inner);
     }
     inner
@@ -261,14 +261,15 @@ fn is_stale(fd: c_int, entry: Entry) -> bool {
 /// Only our librdmacm knows this option; another one fails, and `fd` is taken for the program's.
 #[cold]
 pub fn is_library(fd: c_int) -> bool {
-    const OWN: c_int = 0;
     if fork::is_end(fd) {
         return true;
     }
     let mut own: c_int = 0;
     let mut len = mem::size_of::<c_int>() as socklen_t;
     // SAFETY: a live int and its size.
-    let known = errno::keeping(|| unsafe { r::rgetsockopt(fd, LIBRARY, OWN, (&raw mut own).cast(), &raw mut len) });
+    let known = errno::keeping(|| unsafe {
+        r::rgetsockopt(fd, rdmacm_private::LEVEL, rdmacm_private::IS_OWN, (&raw mut own).cast(), &raw mut len)
+    });
     known == 0 && own == 1
 }
 

@@ -1,11 +1,13 @@
-//! Whose turn it is to sleep in a connection's completion channel.
+//! Which thread sleeps in a connection's completion channel.
 //!
-//! One of the threads that wait, the leader, sleeps in the channel, in the one system call that takes the event. The others
-//! sleep until they are told that something changed. Whoever comes back looks at what completed and tells the others; one of
-//! them then leads, if it still has to wait. Pollers sleep on the channel's descriptor. As long as there is a leader they leave
-//! the channel to it, and sleep until they are told, too.
+//! One of the waiting threads, the leader, sleeps in the channel, in the system call that reads the
+//! event. The others sleep until they are notified. The leader processes the completions when it comes
+//! back, and notifies the others; one of them becomes the next leader if it still has to wait. Pollers
+//! sleep on the channel's descriptor; while there is a leader they leave the channel to it and wait to
+//! be notified, too.
 //!
-//! What touches the outside is behind [`EventSource`]. The hand-over is model-checked, by the crate in `models/` (`scripts/check loom`).
+//! Everything outside of this logic is behind [`EventSource`]. The hand-over is model-checked by the
+//! crate in `models/` (`scripts/check loom`).
 
 use std::time::{Duration, Instant};
 
@@ -19,96 +21,101 @@ use crate::errno::{Errno, Result};
 use crate::sys::event;
 use crate::sys::futex::Changes;
 
-/// When a thread that sleeps in a channel gives up.
+/// When a thread stops sleeping in a channel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Until {
     pub deadline: Option<Instant>,
-    /// Every signal ends it, as with poll(2), and not only one whose handler asks for that.
+    /// Every signal ends it, as with poll(2), and not only one whose handler is without SA_RESTART.
     pub any_signal: bool,
 }
 
-/// A channel's part of the state.
+/// The part of a stream's state that belongs to its channel.
 #[derive(Debug, Default)]
 pub(super) struct Leadership {
-    /// The thread that sleeps in the channel, or is about to, or has just come back: [`EventSource::here`]; 0 without one.
+    /// The thread that sleeps in the channel, is about to, or has just come back
+    /// ([`EventSource::this_thread`]); 0 if there is none.
     leader: usize,
-    /// The event of the next message was asked for and not taken yet.
+    /// The receive CQ is armed, and its event was not read yet.
     armed: bool,
 }
 
 impl Leadership {
-    /// Whether a thread sleeps in the channel. Whoever makes a change that no completion shows has to wake it.
+    /// Returns whether a thread sleeps in the channel. A change that causes no completion has to wake it.
     pub fn has_leader(&self) -> bool {
         self.leader != 0
     }
 
-    /// Whether another thread than `thread` does.
+    /// Returns whether another thread than `thread` sleeps in it.
     pub fn has_other_leader(&self, thread: usize) -> bool {
         self.has_leader() && !self.is_leader(thread)
     }
 
-    /// Whether this very thread does: what asks is a signal handler, over the call that sleeps.
+    /// Returns whether `thread` sleeps in it: then the caller is a signal handler over that call.
     fn is_leader(&self, thread: usize) -> bool {
         self.leader == thread
     }
 }
 
-/// What has a channel to sleep in: a stream, or the model of one.
+/// A completion channel to sleep in: that of a stream, or a model of one.
 pub(super) trait EventSource {
-    /// What its lock guards.
+    /// State behind the lock.
     type State;
-    /// The channel, for whoever sleeps in it without the lock. It stays as long as there is a leader.
+    /// The channel for the thread that sleeps in it without the lock. It is live as long as there is a
+    /// leader.
     type Channel;
-    /// What is taken out of it.
+    /// An event that was read.
     type Event;
 
-    /// A number of this thread's, not 0.
+    /// A number that identifies the calling thread, not 0.
     fn this_thread() -> usize;
     /// The lock.
     fn lock(&self) -> LockGuard<'_, Self::State>;
-    /// Who wait without a channel.
+    /// Where threads wait that do not sleep in the channel.
     fn changed(&self) -> &Changes;
-    /// Tells the pollers, if there are any: the event they rely on was taken, or there is no leader any more who would take it.
+    /// Notifies the pollers, if there are any: the event that they rely on was read, or there is no
+    /// leader any more that would read it.
     fn notify_pollers(&self);
 
     /// `None` without a channel.
     fn leadership(state: &mut Self::State) -> Option<&mut Leadership>;
-    /// Whether what a thread waits for shows in the channel, if there is one.
+    /// Returns whether what a thread waits for raises an event in the channel.
     fn uses_channel(state: &Self::State) -> bool;
-    /// Handles what completed; whether anything did. In that case it has told those who wait.
+    /// Processes completions. Returns whether there were any; the waiting threads are notified then.
     fn process_completions(&self, state: &mut Self::State) -> bool;
-    /// Has the next message of the peer's raise an event. `false`: that failed, which changed the state.
+    /// Requests an event for the next message of the peer. Returns false if that failed, which has
+    /// changed the state.
     fn arm_recv_cq(&self, state: &mut Self::State) -> bool;
-    /// Has the completions raise an event that somebody needs beside that, and that none was asked for yet; whether it did, or
-    /// the state changed because it failed.
+    /// Requests an event for send completions if a waiter needs them and the CQ is not armed. Returns
+    /// whether it was armed now, or the state has changed because that failed.
     fn arm_send_cq(&self, state: &mut Self::State) -> bool;
-    /// Whether an event that [`arm_send_cq`](Self::arm_send_cq) asked for was not taken yet.
+    /// Returns whether the send CQ is armed and its event was not read yet.
     fn is_send_cq_armed(state: &Self::State) -> bool;
-    /// The channel can't be used any more; whoever waits is told.
+    /// The channel cannot be used any more. Notifies the waiting threads.
     fn channel_failed(&self, state: &mut Self::State);
-    /// The channel, in blocking mode.
+    /// Returns the channel, in blocking mode.
     fn channel(&self, state: &mut Self::State) -> Option<Self::Channel>;
-    /// Waits for an event and takes it.
+    /// Waits for an event and reads it.
     fn sleep(channel: Self::Channel, until: Until) -> Result<Self::Event>;
-    /// Runs `sleep`, and `undo` if the thread is cancelled in it.
+    /// Runs `sleep`; runs `undo` if the thread is cancelled meanwhile.
     fn with_cleanup<T>(_undo: impl FnMut(), sleep: impl FnOnce() -> T) -> T {
         sleep()
     }
-    /// Takes an event if there is one, without waiting.
+    /// Reads an event without waiting.
     fn read_event(&self, state: &mut Self::State) -> Result<Self::Event>;
-    /// Notes an event that was taken; whether it is the one that [`arm_recv_cq`](Self::arm_recv_cq) asked for.
+    /// Counts an event that was read. Returns whether it is the receive CQ's.
     fn note_event(state: &mut Self::State, event: &Self::Event) -> bool;
 }
 
 type Guard<'a, S> = LockGuard<'a, <S as EventSource>::State>;
 
-/// Whether a thread that wants to wait may do so in the channel.
+/// Returns whether a thread may wait in the channel.
 pub(super) fn may_lead<S: EventSource>(state: &mut S::State) -> bool {
     S::uses_channel(state) && S::leadership(state).is_some_and(|leadership| !leadership.has_leader())
 }
 
-/// Waits until something may have changed: `ETIMEDOUT` at the deadline, `EINTR` after a signal whose handler asks for it. The
-/// caller has looked at everything under the lock that it hands over.
+/// Waits until something may have changed. Fails with `ETIMEDOUT` at the deadline, and with `EINTR`
+/// after a signal whose handler is without SA_RESTART. The caller has checked everything under the lock
+/// that it passes.
 #[inline]
 pub(super) fn wait<'a, S: EventSource>(
     stream: &'a S,
@@ -116,7 +123,7 @@ pub(super) fn wait<'a, S: EventSource>(
     deadline: Option<Instant>,
 ) -> (Guard<'a, S>, Result<()>) {
     if !may_lead::<S>(&mut state) {
-        // The leader takes the event.
+        // The leader reads the event.
         if arm_send_cq(stream, &mut state) {
             return (state, Ok(()));
         }
@@ -132,18 +139,18 @@ pub(super) fn wait<'a, S: EventSource>(
     wait_as_leader(stream, state, Until { deadline, any_signal: false })
 }
 
-/// In a signal handler, over the call that leads: nobody takes the channel's events meanwhile, so the caller has to look every now
-/// and then.
+/// In a signal handler over the leader's own call: no thread reads the channel's events meanwhile, so the
+/// caller polls the CQs every now and then.
 #[cold]
 fn nap<S: EventSource>(stream: &S, deadline: Option<Instant>) -> (Guard<'_, S>, Result<()>) {
     const NAP: Duration = Duration::from_millis(1);
-    // Nothing is polled but the time.
+    // No descriptors: only the time-out ends it.
     let _ = event::poll(&mut [], Some(NAP));
     let over = deadline.is_some_and(|end| Instant::now() >= end);
     (stream.lock(), if over { Err(Errno::ETIMEDOUT) } else { Ok(()) })
 }
 
-/// As [`wait`], in the channel, for a thread that [`may_lead`].
+/// As [`wait`], for a thread that may wait in the channel ([`may_lead`]).
 #[inline]
 pub(super) fn wait_as_leader<'a, S: EventSource>(
     stream: &'a S,
@@ -158,7 +165,7 @@ pub(super) fn wait_as_leader<'a, S: EventSource>(
     let cancelled = || {
         let mut state = stream.lock();
         if let Some(leadership) = S::leadership(&mut state) {
-            // The thread may have taken the event and lost it: it is asked for once more.
+            // The thread may have read the event and lost it: it is requested once more.
             leadership.armed = false;
         }
         end(stream, &mut state, None);
@@ -176,8 +183,9 @@ pub(super) fn wait_as_leader<'a, S: EventSource>(
     }
 }
 
-/// For a poller of nothing else: waits in the channel until `ready` has an answer, `None` at the deadline. The outer `None` says
-/// that another thread leads. The caller has looked at everything under the lock that it hands over.
+/// For a poller of this stream alone: waits in the channel until `ready` returns an answer; the answer is
+/// `None` at the deadline. Returns `None` if another thread is the leader. The caller has checked
+/// everything under the lock that it passes.
 pub(super) fn wait_alone<'a, S: EventSource, T>(
     stream: &'a S,
     mut state: Guard<'a, S>,
@@ -187,8 +195,8 @@ pub(super) fn wait_alone<'a, S: EventSource, T>(
     let mut in_vain = false;
     loop {
         let answer = ready(&state);
-        // A peer that sends what `ready` does not ask for would end each sleep before the clock is
-        // looked at.
+        // A peer that sends what the poller does not wait for would end each sleep before the deadline
+        // is checked.
         if answer.is_some() || in_vain && deadline.is_some_and(|end| Instant::now() >= end) {
             return Some(Ok(answer));
         }
@@ -205,12 +213,14 @@ pub(super) fn wait_alone<'a, S: EventSource, T>(
     }
 }
 
-/// As far as a leader has not done so: see [`EventSource::arm_send_cq`]. Whether something came.
+/// Arms the send CQ if a waiter needs it, then processes completions once more. Returns whether
+/// something has changed.
 pub(super) fn arm_send_cq<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
     stream.arm_send_cq(state) && (stream.process_completions(state) || !S::uses_channel(state))
 }
 
-/// Has the next message raise an event, and what somebody needs beside that, and looks once more; whether something came.
+/// Arms both CQs as far as needed, then processes completions once more: what completed before raises no
+/// event. Returns whether there was something.
 #[inline]
 pub(super) fn arm<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
     let Some(leadership) = S::leadership(state) else { return false };
@@ -241,7 +251,7 @@ fn end<S: EventSource>(stream: &S, state: &mut S::State, event: Option<&S::Event
     if let Some(event) = event {
         note::<S>(state, event);
     }
-    // Those who wait to be told: one of them leads next, if this thread is done.
+    // One of the waiting threads becomes the leader if this one is done.
     if !stream.process_completions(state) {
         stream.changed().notify();
     }
@@ -257,8 +267,9 @@ fn note<S: EventSource>(state: &mut S::State, event: &S::Event) {
     }
 }
 
-/// A poller saw the channel readable: takes the event, unless a leader is there to do so and to tell the pollers. Both of them if
-/// both may be there: a descriptor that is watched for edges would not show the second one again.
+/// A poller has found the channel readable: reads the event, unless there is a leader that does so and
+/// notifies the pollers. Reads both CQs' events if both may be there: an edge-triggered watcher would not
+/// see the second one.
 pub(super) fn take_event<S: EventSource>(stream: &S, state: &mut S::State) {
     if S::leadership(state).is_none_or(|leadership| leadership.has_leader()) {
         return;
@@ -275,8 +286,9 @@ pub(super) fn take_event<S: EventSource>(stream: &S, state: &mut S::State) {
     }
 }
 
-/// Returns when nobody sleeps in the channel. The caller has woken the leader, and made sure that nobody leads after it. `Err` when
-/// it is this very thread that sleeps, and a signal handler that asks: the channel has to stay until the handler is over.
+/// Returns when no thread sleeps in the channel. The caller has woken the leader and made sure that none
+/// follows. Fails if the leader is the calling thread, in a signal handler over its own call: the channel
+/// has to stay until the handler returns.
 pub(super) fn wait_for_no_leader<'a, S: EventSource>(
     stream: &'a S,
     mut state: Guard<'a, S>,
@@ -287,7 +299,7 @@ pub(super) fn wait_for_no_leader<'a, S: EventSource>(
         }
         let count = stream.changed().count();
         drop(state);
-        // Signals don't matter here.
+        // Interrupted waits are repeated.
         let _: std::result::Result<(), Errno> = stream.changed().wait(count, None);
         state = stream.lock();
     }

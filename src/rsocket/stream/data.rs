@@ -1,4 +1,13 @@
 //! Sending and receiving.
+//!
+//! Each direction has a fast path and a slow path, so that the usual call needs no reference count, no
+//! clock and no cancellation point:
+//!
+//! - `send_at_once`, `receive_at_once`: do the whole call if that needs no waiting, no allocation and no
+//!   error; otherwise they do nothing, and the caller takes the slow path.
+//! - `receive_one`: the slow path of a call with one buffer after `receive_at_once` has found nothing; it
+//!   mostly waits.
+//! - `send`, `receive`: the slow path, complete: all flags, several buffers, waiting, errors.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -13,17 +22,17 @@ use super::wait::Wait;
 use super::{Guard, Phase, State, Stream};
 use crate::errno::{Errno, Result};
 
-/// What makes no difference to a call that needs not wait.
+/// Flags that make no difference to a call that does not wait.
 const QUICK: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-/// Calls without a meaning here.
+/// Flags that rsockets do not support.
 const UNSUPPORTED: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE;
 
 impl Stream {
-    /// What is there, for the usual call. `Err` when it has to wait, or something else is the matter: whether nothing was there
-    /// just now.
+    /// Fast path: returns buffered data. `Err(true)`: nothing was available. `Err(false)`: take the slow
+    /// path.
     ///
     /// # Safety
-    /// Writable for `len` bytes.
+    /// `start` is writable for `len` bytes, or NULL.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub unsafe fn receive_at_once(&self, start: *mut u8, len: usize, flags: c_int) -> std::result::Result<usize, bool> {
@@ -36,17 +45,16 @@ impl Stream {
             return Err(false);
         }
         let Some(connection) = state.connection.as_deref_mut() else { return Err(false) };
-        // What has arrived since counts, too, unless what is there is all that the program asks
-        // for.
+        // Data that has arrived since counts, too, unless there is enough for the whole call.
         let there = connection.available();
         if there < len as u64 && !self.process_completions(state) && there == 0 {
             return Err(true);
         }
-        // SAFETY: the caller's word.
+        // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller, and not NULL.
         unsafe { state.read_available(start, len) }.ok_or(false)
     }
 
-    /// rrecv(3) after [`receive_at_once`](Self::receive_at_once), which found nothing: waits for something, mostly.
+    /// rrecv(3) after [`receive_at_once`](Self::receive_at_once) has found nothing.
     ///
     /// # Safety
     /// Buffer writable for its length.
@@ -62,15 +70,16 @@ impl Stream {
                 Err(done) => return Ok(done),
             }
         }
-        // SAFETY: the caller's word.
+        // SAFETY: the buffer is writable: guaranteed by the caller.
         if let Some(done) = unsafe { state.read_available(buffer.iov_base.cast(), buffer.iov_len) } {
             return Ok(done);
         }
-        // SAFETY: the caller's word.
+        // SAFETY: as above.
         unsafe { self.receive_waiting(state, &[buffer], flags, wait) }
     }
 
-    /// rrecv(3) and its relatives: data into `buffers`, in order; 0 at the end of the stream.
+    /// rrecv(3) and its relatives: receives into `buffers`, in order. Returns the number of bytes, 0 at the
+    /// end of the stream.
     ///
     /// # Safety
     /// Buffers writable for their lengths.
@@ -80,7 +89,7 @@ impl Stream {
         }
         let state = self.enter()?;
         let wait = Wait::after(state.options.receive_timeout);
-        // SAFETY: the caller's word.
+        // SAFETY: the buffers are writable: guaranteed by the caller.
         unsafe { self.receive_waiting(state, buffers, flags, wait) }
     }
 
@@ -105,7 +114,7 @@ impl Stream {
             if state.available(peek, done) < (total - done) as u64 {
                 self.process_completions(&mut state);
             }
-            // SAFETY: the caller's word.
+            // SAFETY: the buffers are writable: guaranteed by the caller.
             done += unsafe { state.copy_out(buffers, done, peek) };
             if done == total || (done > 0 && !all) {
                 return Ok(done);
@@ -129,11 +138,11 @@ impl Stream {
         }
     }
 
-    /// The usual small message: sends all of `data` if nothing stands in the way, and makes no system call that could fail on the
-    /// way. Otherwise nothing is done, and [`send`](Self::send) knows what is the matter.
+    /// Fast path: sends a message that goes inline, in one piece. Returns false if it did nothing; then
+    /// [`send`](Self::send) does the call.
     ///
     /// # Safety
-    /// Readable for `len` bytes.
+    /// `data` is readable for `len` bytes.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub unsafe fn send_at_once(&self, data: NonNull<u8>, len: usize, flags: c_int) -> bool {
@@ -147,7 +156,7 @@ impl Stream {
         let Some(connection) = state.connection.as_deref_mut().filter(|connection| connection.takes_inline(len)) else {
             return false;
         };
-        // SAFETY: the caller's word; the length is small.
+        // SAFETY: readable for `len` bytes, which fits an isize as it goes inline: guaranteed by the caller.
         connection.send_inline(unsafe { slice::from_raw_parts(data.as_ptr(), len) })
     }
 
@@ -165,7 +174,7 @@ impl Stream {
         unsafe { self.send_at_once(NonNull::from(data).cast(), len, flags) }.then_some(len)
     }
 
-    /// rsend(3) and its relatives: the data of `buffers`, in order.
+    /// rsend(3) and its relatives: sends the data of `buffers`, in order. Returns the number of bytes.
     ///
     /// # Safety
     /// Buffers readable for their lengths.
@@ -189,10 +198,10 @@ impl Stream {
                 return ended(&mut state, done);
             }
             if state.connection.as_ref().is_some_and(|connection| connection.crosses_target_end(total - done)) {
-                // What follows the end of the peer's buffer goes with what is before it, if there is room for it by now.
+                // The peer may have advertised its next buffer: the message and the rest are posted together then.
                 self.process_completions(&mut state);
             }
-            // SAFETY: the caller's word.
+            // SAFETY: the buffers are readable: guaranteed by the caller.
             let (sent, lack) = unsafe { self.copy_in(&mut state, buffers, done, total - done) };
             done += sent;
             if done == total {
@@ -201,8 +210,8 @@ impl Stream {
             if let Some(error) = lack {
                 return if done > 0 { Ok(done) } else { Err(error) };
             }
-            // Also when nothing completed, but posting was refused. Only once without progress:
-            // what completes may make no room, as often as the peer likes.
+            // Once more if there was progress, and once without it: a peer can cause completions that free
+            // nothing, as many as it likes.
             looked = (sent > 0 || !looked) && self.process_completions(&mut state);
             if looked {
                 continue;
@@ -227,10 +236,11 @@ impl Stream {
         Ok(())
     }
 
-    /// riowrite(3): into what the peer mapped at `offset`; less when less is mapped.
+    /// riowrite(3): writes into the memory that the peer has mapped at `offset`. Returns the number of bytes,
+    /// fewer than wanted where less is mapped.
     ///
     /// # Safety
-    /// Readable for its length.
+    /// As riowrite(3).
     pub unsafe fn write_mapped(&self, data: &[u8], offset: u64, flags: c_int) -> Result<usize> {
         let mut state = self.enter()?;
         let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
@@ -245,7 +255,7 @@ impl Stream {
                 }
                 return ended(&mut state, done);
             }
-            // What the peer mapped last may not have been looked at.
+            // The peer's last mapping may not have been processed yet.
             self.process_completions(&mut state);
             let Some(connection) = &mut state.connection else { return Err(Errno::ENOTCONN) };
             let Some(region) = connection.mapped(offset.wrapping_add(done as u64)) else { break };
@@ -271,8 +281,8 @@ impl Stream {
         Ok(done)
     }
 
-    /// Sleeps in the middle of a transfer. A signal, a time-out, or not being allowed to, ends one that has begun with what it has
-    /// done (the inner `Err`), and one that has not with an error.
+    /// Sleeps in the middle of a transfer. A signal, a time-out, or O_NONBLOCK ends the call: with what it
+    /// has done, if that is anything (the inner `Err`), else with an error.
     #[inline]
     fn pause<'a>(
         &'a self,
@@ -297,14 +307,14 @@ impl Stream {
         }
     }
 
-    /// Who watches for edges looked before the buffer was full, and looks again only when told: from here on what has been sent tells
-    /// that there is room. Whether there is some already.
+    /// An edge-triggered watcher polled before the buffer filled up: arms send completions so that it is
+    /// woken when space appears. Returns whether there is space already.
     fn has_turned_up(&self, state: &mut State) -> bool {
         !self.watchers.is_empty() && self.arm_send_cq(state) && self.process_completions(state)
     }
 
-    /// Sends what can be sent now of the `len` bytes from `skip` on: how many bytes, and `ENOMEM`
-    /// without memory to send more from. A failure of the connection shows in the link.
+    /// Sends what can be sent now of the `len` bytes from `skip` on. Returns how many bytes, and an error
+    /// if there is no memory for the send buffer. A failure of the connection is kept in it.
     ///
     /// # Safety
     /// Buffers readable for their lengths, which are `skip` and `len` together.
@@ -333,9 +343,9 @@ impl Stream {
     }
 }
 
-/// The result of a call that can't send any more: what it has sent, or the reason. As with TCP an
-/// error is reported once; after that, after the peer's orderly end, and after the program's own
-/// SHUT_WR, it is `EPIPE`.
+/// The result of a call that cannot send any more: what it has sent, or the reason. As with TCP an error
+/// is reported once; after that, after the peer's orderly end, and after the program's own SHUT_WR, the
+/// error is `EPIPE`.
 fn ended(state: &mut State, done: usize) -> Result<usize> {
     if done > 0 {
         return Ok(done);
