@@ -363,7 +363,7 @@ pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
 pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
     match (level, name) {
         (rdmacm_private::LEVEL, rdmacm_private::FAREWELL) => {
-            farewell();
+            flush_all_on_exit();
             return Ok(());
         }
         (rdmacm_private::LEVEL, rdmacm_private::SIGPIPE) => return stream(fd)?.set_sigpipe(),
@@ -401,17 +401,17 @@ extern "C" fn at_exit() {
 fn flush_at_exit() {
     TABLE.for_each(|_, object| {
         if let Object::Socket(Socket::Stream(stream)) = &*object {
-            stream.farewell(false);
+            stream.flush_on_exit(false);
         }
     });
     stream::wait_for_all();
 }
 
 /// The process ends: streams say their last words, as sockets do that nobody has closed.
-fn farewell() {
+fn flush_all_on_exit() {
     TABLE.for_each(|_, object| {
         if let Object::Socket(Socket::Stream(stream)) = &*object {
-            stream.farewell(true);
+            stream.flush_on_exit(true);
         }
     });
     stream::wait_for_all();

@@ -118,7 +118,7 @@ impl CmId {
     pub fn start_over(&mut self, port_space: u32) -> Result<()> {
         self.destroy_qp();
         // SAFETY: the channel is live as long as `self`.
-        let new = self.insist(|| unsafe { create_on(self.channel, port_space) })?;
+        let new = self.retry_on_eacces(|| unsafe { create_on(self.channel, port_space) })?;
         // SAFETY: only `self` uses the old id, and every event that was read is acknowledged.
         if let Err(error) = unsafe { cm::destroy_id(self.id()) } {
             // SAFETY: nobody else has seen the new id; `new` is live until then.
@@ -169,7 +169,7 @@ impl CmId {
 
     /// A call that the kernel refuses (`EACCES`) where the user has changed since the channel was opened, or another thread has opened
     /// it after that: moves the id to a new one, and tries again. The caller holds the owner's lock.
-    fn insist<T>(&self, call: impl Fn() -> Result<T>) -> Result<T> {
+    fn retry_on_eacces<T>(&self, call: impl Fn() -> Result<T>) -> Result<T> {
         /// Groups, group and user may change one after the other meanwhile. Or it is an address that is not for everybody.
         const TRIES: usize = 4;
         for _ in 0..TRIES {
@@ -195,30 +195,30 @@ impl CmId {
     /// rdma_bind_addr(3).
     pub fn bind(&self, addr: &SockAddr) -> Result<()> {
         // SAFETY: a whole address.
-        self.insist(|| unsafe { cm::bind_addr(self.id(), NonNull::from(addr.storage()).cast()) })
+        self.retry_on_eacces(|| unsafe { cm::bind_addr(self.id(), NonNull::from(addr.storage()).cast()) })
     }
 
     /// rdma_listen(3).
     pub fn listen(&self, backlog: c_int) -> Result<()> {
-        self.insist(|| cm::listen(self.id(), backlog))
+        self.retry_on_eacces(|| cm::listen(self.id(), backlog))
     }
 
     /// rdma_set_option(3).
     pub fn set_option(&self, level: u32, name: u32, value: &[u8]) -> Result<()> {
         let place = value.as_ptr().cast_mut().cast();
         // SAFETY: readable for its length.
-        self.insist(|| unsafe { cm::set_option(self.id(), level as c_int, name as c_int, place, value.len()) })
+        self.retry_on_eacces(|| unsafe { cm::set_option(self.id(), level as c_int, name as c_int, place, value.len()) })
     }
 
     /// rdma_disconnect(3).
     pub fn disconnect(&self) -> Result<()> {
-        self.insist(|| cm::disconnect(self.id()))
+        self.retry_on_eacces(|| cm::disconnect(self.id()))
     }
 
     /// rdma_resolve_addr(3).
     pub fn resolve_addr(&self, to: &SockAddr, timeout_ms: c_int) -> Result<()> {
         // SAFETY: a whole address.
-        self.insist(|| unsafe {
+        self.retry_on_eacces(|| unsafe {
             cm::resolve_addr(self.id(), ptr::null(), NonNull::from(to.storage()).cast(), timeout_ms)
         })
     }
@@ -252,7 +252,7 @@ impl CmId {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
         let place = NonNull::from(&mut event);
         // SAFETY: a live channel; `event` is writable.
-        self.insist(|| unsafe { cm::get_cm_event(self.channel, place) }).inspect_err(|&error| {
+        self.retry_on_eacces(|| unsafe { cm::get_cm_event(self.channel, place) }).inspect_err(|&error| {
             if error == Errno::EAGAIN {
                 cm::forget_former(self.id());
             }
@@ -337,7 +337,7 @@ impl Drop for CmId {
         self.destroy_qp();
         // SAFETY: nobody else uses them; every event was acknowledged when it was read. The id is used no more once it is destroyed.
         unsafe {
-            let destroyed = self.insist(|| cm::destroy_id(self.id()));
+            let destroyed = self.retry_on_eacces(|| cm::destroy_id(self.id()));
             own::unmark(self.fd());
             cm::destroy_event_channel(self.channel);
             if destroyed.is_err() {

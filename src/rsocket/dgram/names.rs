@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use libc::{SO_ERROR, SO_RCVBUF, SO_RCVTIMEO, SO_SNDBUF, SO_SNDTIMEO, SOL_SOCKET, sockaddr_storage};
 
-use super::port::{MOST, Port, Sizes};
+use super::port::{MAX_MESSAGE, Port, Sizes};
 use super::{Dgram, udp};
 use crate::diag::Place;
 use crate::errno::{Errno, Result};
@@ -46,7 +46,7 @@ impl Options {
 
     /// Queues as long as wanted, as far as the buffers have room for datagrams of full length.
     pub fn sizes(&self) -> Sizes {
-        let fit = |queue: u16, buffer: u32| queue.min(u16::try_from(buffer as usize / MOST).unwrap_or(u16::MAX));
+        let fit = |queue: u16, buffer: u32| queue.min(u16::try_from(buffer as usize / MAX_MESSAGE).unwrap_or(u16::MAX));
         Sizes { send: fit(self.send_queue, self.send_buffer), receive: fit(self.receive_queue, self.receive_buffer) }
     }
 }

@@ -23,9 +23,9 @@ use crate::sys::ud::{self, AddressHandle, GRH};
 use crate::sys::verbs::{IBV_TRANSPORT_IB, ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
 /// Bytes of a datagram with its header.
-pub(super) const MOST: usize = 2048;
+pub(super) const MAX_MESSAGE: usize = 2048;
 /// Bytes from one receive slot to the next.
-const RECEIVE_SLOT: usize = (GRH + MOST).next_multiple_of(64);
+const RECEIVE_SLOT: usize = (GRH + MAX_MESSAGE).next_multiple_of(64);
 /// Fewest work requests of a queue.
 const FEWEST: u16 = 16;
 /// Completions taken at a time.
@@ -168,7 +168,7 @@ impl Port {
         let limits = id.limits().ok_or(Errno::ENODEV)?;
         let most = u16::try_from(limits.work_requests.min(limits.completions)).unwrap_or(u16::MAX).max(FEWEST);
         let (sends, receives) = (wanted.send.clamp(FEWEST, most), wanted.receive.clamp(FEWEST, most));
-        let bytes = usize::from(receives) * RECEIVE_SLOT + usize::from(sends) * MOST;
+        let bytes = usize::from(receives) * RECEIVE_SLOT + usize::from(sends) * MAX_MESSAGE;
         // SAFETY: the id keeps device and PD; all zeros are a value of the attributes.
         let (sent, received, memory, mut attr): (_, _, _, ibv_qp_init_attr) = unsafe {
             (
@@ -239,7 +239,7 @@ impl Port {
             |port| &port.received,
             |port, wc| {
                 let slot = (wc.wr_id() & !RECV_WR_ID_FLAG) as u32;
-                let len = wc.len().saturating_sub(GRH).min(MOST);
+                let len = wc.len().saturating_sub(GRH).min(MAX_MESSAGE);
                 if !received(port, Received { slot, len, qpn: wc.src_qp }) {
                     port.unwanted.push(slot);
                 }
@@ -281,14 +281,14 @@ impl Port {
 
     /// The bytes of a received datagram.
     pub fn bytes(&self, datagram: &Received) -> &[u8] {
-        debug_assert!((datagram.slot as usize) < self.receives && datagram.len <= MOST);
+        debug_assert!((datagram.slot as usize) < self.receives && datagram.len <= MAX_MESSAGE);
         // SAFETY: within the slot, which the device is done with until it is posted again.
         unsafe { std::slice::from_raw_parts(self.receive_slot(datagram.slot).byte_add(GRH).as_ptr(), datagram.len) }
     }
 
     /// Gives a receive slot back to the device.
     pub fn repost(&self, slot: u32) -> Result<()> {
-        let len = (GRH + MOST) as u32;
+        let len = (GRH + MAX_MESSAGE) as u32;
         // SAFETY: a live QP; nobody has the slot any more.
         unsafe { ud::post_recv(self.qp, slot, self.receive_slot(slot), len, self.memory.lkey()) }
     }
@@ -299,15 +299,20 @@ impl Port {
     }
 
     /// Sends what `fill` writes; it says how many bytes. `EAGAIN` when no slot is free.
-    pub fn send(&mut self, path: &Arc<Path>, qpn: u32, fill: impl FnOnce(&mut [u8; MOST]) -> usize) -> Result<()> {
+    pub fn send(
+        &mut self,
+        path: &Arc<Path>,
+        qpn: u32,
+        fill: impl FnOnce(&mut [u8; MAX_MESSAGE]) -> usize,
+    ) -> Result<()> {
         let slot = self.free.pop().ok_or(Errno::EAGAIN)?;
-        let at = self.receives * RECEIVE_SLOT + slot as usize * MOST;
+        let at = self.receives * RECEIVE_SLOT + slot as usize * MAX_MESSAGE;
         // SAFETY: behind the receive slots there is room for every send slot, and this one is nobody's.
         let (start, bytes) = unsafe {
             let start = self.memory.start().byte_add(at);
-            (start, start.cast::<[u8; MOST]>().as_mut())
+            (start, start.cast::<[u8; MAX_MESSAGE]>().as_mut())
         };
-        let len = fill(bytes).min(MOST) as u32;
+        let len = fill(bytes).min(MAX_MESSAGE) as u32;
         // SAFETY: a live QP; slot and handle stay until the completion.
         let posted = unsafe { ud::post_send(self.qp, slot.into(), start, len, self.memory.lkey(), &path.handle, qpn) };
         match posted {

@@ -8,7 +8,7 @@ use std::time::Instant;
 use libc::{POLLIN, iovec, sockaddr_storage};
 
 use super::peers::Qp;
-use super::port::{MOST, Port, Received};
+use super::port::{MAX_MESSAGE, Port, Received};
 use super::{Dgram, State, udp};
 use crate::errno::{Errno, Result};
 use crate::rsocket::config::defaults;
@@ -104,7 +104,7 @@ impl Dgram {
     pub(super) fn read_udp(self: &Arc<Self>, state: &mut State) {
         let before = state.queue.len();
         for _ in 0..BATCH {
-            let mut packet = [0; UDP_MOST + MOST];
+            let mut packet = [0; UDP_MOST + MAX_MESSAGE];
             let Ok(udp) = state.udp() else { return };
             match udp.receive(&mut packet) {
                 Ok((len, from)) => {

@@ -5,21 +5,21 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// Most addresses; beyond, the oldest is forgotten.
-const MOST: usize = 16;
+const MAX_REFUSALS: usize = 16;
 /// How long an address is left alone.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Refusals {
-    list: [Option<(IpAddr, Instant)>; MOST],
+    list: [Option<(IpAddr, Instant)>; MAX_REFUSALS],
     /// The place of the next one.
     next: usize,
 }
 
 impl Refusals {
     pub fn new() -> Refusals {
-        Refusals { list: [None; MOST], next: 0 }
+        Refusals { list: [None; MAX_REFUSALS], next: 0 }
     }
 
     /// Whether a port at `address` failed less than [`RETRY`] ago.
@@ -36,7 +36,7 @@ impl Refusals {
             None if !failed => return,
             None => {
                 let Some(place) = self.list.get_mut(self.next) else { return };
-                self.next = (self.next + 1) % MOST;
+                self.next = (self.next + 1) % MAX_REFUSALS;
                 place
             }
         };
@@ -63,8 +63,8 @@ mod tests {
     fn the_list_is_bounded() {
         let (mut refusals, now) = (Refusals::new(), Instant::now());
         let address = |last| IpAddr::from([127, 0, 0, last]);
-        (0..=MOST as u8).for_each(|last| refusals.note(address(last), true, now));
+        (0..=MAX_REFUSALS as u8).for_each(|last| refusals.note(address(last), true, now));
         assert!(!refusals.refused(&address(0), now));
-        assert!((1..=MOST as u8).all(|last| refusals.refused(&address(last), now)));
+        assert!((1..=MAX_REFUSALS as u8).all(|last| refusals.refused(&address(last), now)));
     }
 }

@@ -14,9 +14,9 @@ use crate::rsocket::reactor::{self, Key};
 use crate::sys::sockaddr::with_port;
 
 /// Most at a time; further peers stay with UDP until they are sent to again.
-const MOST: usize = 32;
+const MAX_SEARCHES: usize = 32;
 /// Milliseconds for each of the two steps.
-const PATIENCE: i32 = 2000;
+const RESOLVE_TIMEOUT_MS: i32 = 2000;
 
 /// A search under way.
 #[derive(Debug)]
@@ -42,14 +42,14 @@ impl Dgram {
     }
 
     fn start_search(self: &Arc<Self>, state: &mut State, port: Key, peer: SocketAddr, address: IpAddr) -> Result<()> {
-        if state.searches.len() >= MOST {
+        if state.searches.len() >= MAX_SEARCHES {
             return Err(Errno::EAGAIN);
         }
         state.searches.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let local = state.port(port).ok_or(Errno::ENODEV)?.local;
         let id = port::bound_id(&local)?;
         let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        id.resolve_addr(&udp::write(family, &with_port(address, peer.port(), &local)), PATIENCE)?;
+        id.resolve_addr(&udp::write(family, &with_port(address, peer.port(), &local)), RESOLVE_TIMEOUT_MS)?;
         let service: Arc<dyn reactor::Service> = Arc::clone(self) as _;
         let key = reactor::watch(id.fd(), service)?;
         state.searches.push(Search { key, id, peer, address, port });
@@ -64,7 +64,7 @@ impl Dgram {
             Err(Errno::EAGAIN | Errno::ENOMEM) => return,
             Err(error) => Err(error),
             Ok(event) if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED as u32 => {
-                match search.id.resolve_route(PATIENCE) {
+                match search.id.resolve_route(RESOLVE_TIMEOUT_MS) {
                     Ok(()) => return,
                     Err(error) => Err(error),
                 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use libc::{POLLOUT, iovec};
 
 use super::peers::Route;
-use super::port::{MOST, Path, Port};
+use super::port::{MAX_MESSAGE, Path, Port};
 use super::udp::{self, Udp};
 use super::{Dgram, State};
 use crate::errno::{Errno, Result};
@@ -26,7 +26,7 @@ impl Dgram {
         if flags & libc::MSG_OOB != 0 {
             return Err(Errno::new(libc::EOPNOTSUPP));
         }
-        let mut payload = [0; MOST];
+        let mut payload = [0; MAX_MESSAGE];
         // SAFETY: the caller's word.
         let payload = unsafe { gather(buffers, &mut payload)? };
         let (mut deadline, mut asked) = (None, false);
@@ -62,7 +62,7 @@ impl Dgram {
     }
 
     fn send_one(self: &Arc<Self>, state: &mut State, payload: &[u8], to: SocketAddr) -> Result<()> {
-        if payload.len() > MOST - if to.is_ipv4() { UD_IPV4 } else { UD_MOST } {
+        if payload.len() > MAX_MESSAGE - if to.is_ipv4() { UD_IPV4 } else { UD_MOST } {
             return Err(too_long());
         }
         let (route, wanted) = state.peers.route(to, Instant::now())?;
@@ -92,7 +92,7 @@ impl Dgram {
         let Some(port) = state.port_mut(path.port) else { return Ok(false) };
         let (header, len) = UdHeader { source: port.local }.emit();
         let whole = len + payload.len();
-        if whole > MOST.min(path.mtu) {
+        if whole > MAX_MESSAGE.min(path.mtu) {
             return Ok(false);
         }
         let sent = if port.broken {
@@ -156,7 +156,7 @@ fn too_long() -> Errno {
 ///
 /// # Safety
 /// Buffers readable for their lengths.
-unsafe fn gather<'a>(buffers: &[iovec], into: &'a mut [u8; MOST]) -> Result<&'a [u8]> {
+unsafe fn gather<'a>(buffers: &[iovec], into: &'a mut [u8; MAX_MESSAGE]) -> Result<&'a [u8]> {
     let mut len = 0_usize;
     for buffer in buffers.iter().filter(|buffer| buffer.iov_len > 0) {
         let end = len.checked_add(buffer.iov_len).ok_or_else(too_long)?;
@@ -174,12 +174,12 @@ mod tests {
 
     #[test]
     fn gathered_from_buffers() {
-        let (a, b) = (*b"abc", [7_u8; MOST - 3]);
+        let (a, b) = (*b"abc", [7_u8; MAX_MESSAGE - 3]);
         let piece = |bytes: &[u8]| iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let mut room = [0; MOST];
+        let mut room = [0; MAX_MESSAGE];
         // SAFETY: live buffers.
         let all = unsafe { gather(&[piece(&a), piece(&[]), piece(&b)], &mut room) }.unwrap();
-        assert_eq!((&all[..4], all.len()), (&b"abc\x07"[..], MOST));
+        assert_eq!((&all[..4], all.len()), (&b"abc\x07"[..], MAX_MESSAGE));
         // SAFETY: live buffers.
         assert_eq!(unsafe { gather(&[piece(&a), piece(&b), piece(&a[..1])], &mut room) }, Err(too_long()));
         let endless = iovec { iov_len: usize::MAX, ..piece(&a) };

@@ -1,4 +1,4 @@
-//! Listening and accepting: handshakes run in the background, raccept() hands over what is finished.
+//! Listening and accepting: handshakes run in the background, raccept(3) returns finished connections.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::rsocket::reactor;
 use crate::rsocket::wire::{self, ConnData};
 use crate::sys::sockaddr::AF_IB;
 
-/// The most connections that wait, as /proc/sys/net/core/somaxconn has it for sockets.
-const MOST: usize = 4096;
-/// How long a peer may take to finish the handshake. Without it the peer's own request decides,
-/// which may say minutes.
+/// Largest backlog, like /proc/sys/net/core/somaxconn for sockets.
+const MAX_BACKLOG: usize = 4096;
+/// How long a peer may take to finish the handshake. The time-out in the peer's own request may be
+/// minutes.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
 impl Stream {
     /// rlisten(3); a second call changes the backlog.
     pub fn listen(self: &Arc<Self>, backlog: c_int) -> Result<()> {
         let mut state = self.enter()?;
-        // One more than asked for, as listen(2) has it; a negative number is a large one there.
-        let backlog = usize::try_from(backlog).map_or(MOST, |backlog| (backlog + 1).min(MOST));
+        // One more than asked for, like listen(2), where a negative number counts as a large one.
+        let backlog = usize::try_from(backlog).map_or(MAX_BACKLOG, |backlog| (backlog + 1).min(MAX_BACKLOG));
         if let Phase::Failed { .. } = state.phase {
             self.start_over(&mut state)?;
         }
@@ -47,8 +47,8 @@ impl Stream {
         Ok(())
     }
 
-    /// raccept(3): the next connection. `EBADF` when the socket does not listen, as the reference,
-    /// `EINVAL` when rshutdown(3) has ended its listening.
+    /// raccept(3): returns the next connection. Fails with `EBADF` if the socket does not listen, like
+    /// the reference, and with `EINVAL` after rshutdown(3).
     pub fn accept(&self) -> Result<Arc<Stream>> {
         let mut state = self.enter()?;
         let mut wait = Wait::after(state.options.receive_timeout);
@@ -81,7 +81,7 @@ impl Stream {
     pub(super) fn request<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, event: Event) -> Guard<'a> {
         let Event { request: Some(_), .. } = event else {
             if event.kind == crate::ffi::rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL as u32 {
-                // The kernel has destroyed its id: nobody can connect any more.
+                // The kernel has destroyed its id: no peer can connect any more.
                 state.error = Some(Errno::ENETDOWN);
                 state.shut_read = true;
                 self.notify(Notice::Changed);
@@ -89,21 +89,21 @@ impl Stream {
             return state;
         };
         let Phase::Listening(listening) = &mut state.phase else { return state };
-        // Without a place for it the request is rejected when it is dropped.
+        // If the backlog has no space, dropping the request rejects it.
         let Some((place, oldest)) = listening.admit() else { return state };
         let (options, flags) = (state.options.clone(), state.flags);
-        // With the listener's lock: whoever closes it ends the channel that the request came on.
+        // Under the listener's lock: closing the listener destroys the channel that the request is on.
         let admitted = self.admit(event);
-        // Without: another connection's is taken, and devices are talked to.
+        // Drop the listener lock: the next steps take the connection's lock and may block in the driver.
         drop(state);
         if let Some(oldest) = oldest {
             oldest.close_unseen();
         }
-        let new = admitted.and_then(|(id, peer)| self.shake_back(id, &peer, options, flags));
+        let new = admitted.and_then(|(id, peer)| self.accept_request(id, &peer, options, flags));
         state = self.lock();
         match (&mut state.phase, new) {
             (Phase::Listening(listening), Ok(new)) => {
-                // The peer is told if there is no memory for it.
+                // Without memory for it the peer is rejected.
                 listening.wait_for(new, place);
             }
             (_, Ok(new)) => {
@@ -111,17 +111,17 @@ impl Stream {
                 new.close_unseen();
                 state = self.lock();
             }
-            // The peer was rejected; there is nobody else to tell.
+            // The peer was rejected; no call waits for the result.
             (_, Err(error)) => state.tell_rejected(error),
         }
         state
     }
 
-    /// Takes a connection request that speaks our protocol to a channel of its own; any other is rejected.
+    /// Moves a connection request of an rsocket to a channel of its own. Rejects any other.
     fn admit(&self, mut event: Event) -> Result<(CmId, ConnData)> {
         let skip = if self.domain == AF_IB { wire::IP_HEADER } else { 0 };
         let peer = event.data().get(skip..).ok_or(Errno::EPROTO).and_then(|data| {
-            // Another protocol, or another version of ours.
+            // Another protocol, or an unknown version.
             ConnData::parse(data).map_err(|_| Errno::EPROTO)
         })?;
         let request: Request = event.request.take().ok_or(Errno::EIO)?;
@@ -129,7 +129,7 @@ impl Stream {
     }
 
     /// Answers a connection request.
-    fn shake_back(
+    fn accept_request(
         self: &Arc<Self>,
         id: CmId,
         peer: &ConnData,
@@ -145,20 +145,20 @@ impl Stream {
         stream.channel_fd.store(unconnected.channel_fd(), Ordering::Relaxed);
         state.flags = flags;
         state.connection = Some(unconnected.connect(peer)?);
-        // Before the answer: a failure after it would end a connection that the peer is about to
-        // see established.
+        // Before the answer: a failure after it would end a connection that the peer has seen
+        // established.
         stream.watch(&mut state)?;
         let answered = state.id().and_then(|id| id.shake_hands(false, depth(id), &offer));
         if let Some(key) = state.key.filter(|_| answered.is_ok()) {
             reactor::expire(key, Some(Instant::now() + HANDSHAKE));
         }
         drop(state);
-        // The reactor holds the stream as well, until it is closed.
+        // The reactor keeps a reference to the stream until it is closed.
         answered.inspect_err(|_| stream.close_unseen())?;
         Ok(stream)
     }
 
-    /// A handshake of the background is over.
+    /// A handshake in the background has ended.
     pub(super) fn accepted<'a>(&'a self, mut state: Guard<'a>, result: Result<()>) -> Guard<'a> {
         let Phase::Accepting(listener) = &state.phase else { return state };
         let listener = listener.upgrade();
@@ -168,16 +168,16 @@ impl Stream {
         } else {
             state.phase = Phase::Failed { told: false };
         }
-        // The listener's lock comes before its connections'.
+        // Lock order: the listener's lock comes before those of its connections.
         drop(state);
         if let Some(listener) = listener {
-            listener.ripen(self, result.is_ok());
+            listener.handshake_done(self, result.is_ok());
         }
         self.lock()
     }
 
     /// Moves a connection to those that can be accepted, or drops it.
-    fn ripen(&self, connection: &Stream, good: bool) {
+    fn handshake_done(&self, connection: &Stream, good: bool) {
         let mut state = self.lock();
         let Phase::Listening(listening) = &mut state.phase else { return };
         let dropped = listening.finish(connection, good);

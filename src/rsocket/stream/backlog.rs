@@ -1,9 +1,9 @@
 //! Connections of a listener that the program has not accepted yet, and how many of them the
 //! process may have.
 //!
-//! Each takes two descriptors before the program knows of it. Those of one listener get at most
-//! half of what others have left, so that one that is flooded leaves room for the others, and all
-//! together leave half of the descriptors to the program.
+//! Each takes two descriptors before the program knows of it. One listener gets at most half of what the
+//! others have left, so that a flooded listener leaves some to the others, and all listeners together
+//! leave half of the process's descriptors to the program.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,32 +13,32 @@ use super::Stream;
 use crate::rsocket::owner::Owner;
 use crate::sys::event;
 
-/// Connections of all listeners that are not accepted.
+/// Number of connections of all listeners that are not accepted.
 static UNACCEPTED: AtomicUsize = AtomicUsize::new(0);
-/// One connection for so many descriptors that the process may have: half of them.
+/// Descriptors of the process's limit for each connection: half of them may be used.
 const SHARE: usize = 4;
-/// Fewer are never allowed.
+/// Connections that are always allowed.
 const LEAST: usize = 4;
 
-/// A place among the connections that are not accepted; given back when it is dropped.
+/// A share of the unaccepted connections; given back when dropped.
 pub(super) struct Place {
     owner: Owner,
 }
 
 impl Place {
-    /// A place for a listener that has `own` ones.
+    /// Takes a share for a listener that has `own` of them.
     fn take(own: usize) -> Option<Place> {
         let limit = (event::descriptor_limit() / SHARE).max(LEAST);
         if !has_room(UNACCEPTED.load(Ordering::Relaxed), own, limit) {
             return None;
         }
-        // Only the reactor's thread takes places.
+        // Only the reactor's thread takes shares.
         UNACCEPTED.fetch_add(1, Ordering::Relaxed);
         Some(Place { owner: Owner::this_process() })
     }
 }
 
-/// Whether a listener with `own` places may have another one where `all` of `limit` are taken.
+/// Returns whether a listener with `own` connections may have one more if `all` of `limit` are used.
 fn has_room(all: usize, own: usize, limit: usize) -> bool {
     own < limit.saturating_sub(all)
 }
@@ -60,9 +60,9 @@ pub fn in_child() {
 /// A listener's connections.
 pub(super) struct Listening {
     backlog: usize,
-    /// Still shaking hands, oldest first.
+    /// Handshakes under way, oldest first.
     pending: VecDeque<(Arc<Stream>, Place)>,
-    /// For raccept().
+    /// Finished, for raccept(3).
     ready: VecDeque<(Arc<Stream>, Place)>,
 }
 
@@ -75,18 +75,18 @@ impl Listening {
         self.backlog = backlog;
     }
 
-    /// Whether raccept() would find a connection.
+    /// Returns whether raccept(3) would return a connection.
     pub fn has_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// The next connection for raccept().
+    /// Takes the next connection for raccept(3).
     pub fn next(&mut self) -> Option<Arc<Stream>> {
         self.ready.pop_front().map(|(stream, _)| stream)
     }
 
-    /// A place for a new connection; where there is none the oldest one that still shakes hands
-    /// makes room, and is to be closed.
+    /// Takes a share for a new connection. If there is none, the oldest handshake gives way; the caller
+    /// closes it.
     pub fn admit(&mut self) -> Option<(Place, Option<Arc<Stream>>)> {
         self.pending.try_reserve(1).ok()?;
         let own = self.pending.len() + self.ready.len();
@@ -97,14 +97,14 @@ impl Listening {
         }
     }
 
-    /// A connection that shakes hands now.
+    /// Adds a connection whose handshake begins.
     pub fn wait_for(&mut self, stream: Arc<Stream>, place: Place) {
         if self.pending.try_reserve(1).is_ok() {
             self.pending.push_back((stream, place));
         }
     }
 
-    /// A connection that shook hands is ready, or failed. What is to be closed.
+    /// The handshake of a connection has ended. Returns the connection if it is to be closed.
     pub fn finish(&mut self, connection: &Stream, good: bool) -> Option<Arc<Stream>> {
         let index = self.pending.iter().position(|(pending, _)| std::ptr::eq(&raw const **pending, connection))?;
         let (stream, place) = self.pending.remove(index)?;
@@ -115,7 +115,7 @@ impl Listening {
         Some(stream)
     }
 
-    /// All of them, to be closed.
+    /// Takes all of them; the caller closes them.
     pub fn take_all(&mut self) -> impl Iterator<Item = Arc<Stream>> + use<> {
         let (pending, ready) = (std::mem::take(&mut self.pending), std::mem::take(&mut self.ready));
         pending.into_iter().chain(ready).map(|(stream, _)| stream)

@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::farewell::PARTING;
+use super::background_close::DISCONNECT_TIMEOUT;
 use super::options::Linger;
 use super::wait::Wait;
 use super::{Guard, Notice, Phase, State, Stream, channel_leader};
@@ -14,16 +14,17 @@ use crate::rsocket::reactor;
 use crate::rsocket::wire::Control;
 use crate::sys::own;
 
-/// How long the last messages may take to arrive: longer than the transport retries, for a peer that is there but takes nothing.
-const FAREWELL: Duration = Duration::from_secs(60);
+/// How long the last messages may take to arrive: longer than the transport's retries, for a peer that is alive but
+/// posts no receives.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a call that closes waits where the reactor can't do it.
-const HASTE: Duration = Duration::from_millis(100);
+/// How long a closing call waits itself if the reactor cannot.
+const SHORT_CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Who sees to it that what was sent arrives.
+/// Who waits until everything that was sent has arrived.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
-    /// The call, which waits.
+    /// The call.
     Waits,
     /// The reactor.
     Background,
@@ -32,7 +33,7 @@ enum Ending {
 }
 
 impl Stream {
-    /// rshutdown(3). Returns when the peer's adapter has all that was sent; at once for a
+    /// rshutdown(3). Returns when the peer's adapter has everything that was sent; at once for a
     /// non-blocking socket.
     pub fn shutdown(&self, how: c_int) -> Result<()> {
         let (read, write) = match how {
@@ -50,12 +51,12 @@ impl Stream {
             _ => return Err(Errno::ENOTCONN),
         }
         let how = if state.is_nonblocking() { Ending::Background } else { Ending::Waits };
-        drop(self.shut(state, read, write, Instant::now() + FAREWELL, how));
+        drop(self.shut(state, read, write, Instant::now() + CLOSE_TIMEOUT, how));
         Ok(())
     }
 
-    /// A listener that is shut down for reading listens no more, as TCP has it: whoever connects is
-    /// refused, connections that were not accepted are dropped, and the socket keeps its address.
+    /// A listener that is shut down for reading stops listening, as with TCP: new connections are
+    /// refused, those that were not accepted are dropped, and the socket keeps its address.
     fn end_listening(&self, mut state: Guard<'_>) -> Result<()> {
         let Phase::Listening(listening) = &mut state.phase else { return Ok(()) };
         let streams = listening.take_all();
@@ -69,7 +70,7 @@ impl Stream {
         result
     }
 
-    /// Whatever is shut down of a socket that connects, the attempt ends, as TCP has it: the socket
+    /// Shutting down either direction of a connecting socket ends the attempt, as with TCP. The socket
     /// keeps its address and can be connected again.
     fn stop_connecting(&self, state: &mut State) -> Result<()> {
         let result = self.start_over(state);
@@ -81,14 +82,14 @@ impl Stream {
         result
     }
 
-    /// Ends directions of a connection; waits until what was sent has arrived, at most until
-    /// `deadline`, or has the reactor see to that.
+    /// Shuts directions of a connection down. `how` says who waits until everything has arrived, at most
+    /// until `deadline`.
     fn shut<'a>(&'a self, mut state: Guard<'a>, read: bool, write: bool, deadline: Instant, how: Ending) -> Guard<'a> {
         let wrote = state.shut_write;
         state.shut_read |= read;
         state.shut_write |= write;
         let both = state.shut_write && (state.shut_read || state.ended);
-        // The peer is told of the end of our data, or of everything; it need not know that nobody reads.
+        // The peer is told that no more data follows, or that everything is over; not that the program reads no more.
         let message = match (both, write && !wrote) {
             (true, _) => Some(Control::Disconnect),
             (false, true) => Some(Control::Shutdown),
@@ -96,14 +97,14 @@ impl Stream {
         };
         let message = message.filter(|_| !state.said_all);
         state.said_all |= both;
-        // A call before this one has left the rest of its work to the reactor.
-        let earlier = state.end_farewell();
+        // An earlier call may have left its work to the reactor.
+        let earlier = state.take_background_close();
         let message = message.or_else(|| earlier.as_ref()?.message());
         if message.is_some() || earlier.is_some() {
             match how {
-                Ending::Waits => state = self.say(state, message, deadline),
-                Ending::Background => self.begin_farewell(&mut state, message, deadline, false),
-                Ending::WholeInBackground => self.begin_farewell(&mut state, message, deadline, true),
+                Ending::Waits => state = self.send_final(state, message, deadline),
+                Ending::Background => self.begin_background_close(&mut state, message, deadline, false),
+                Ending::WholeInBackground => self.begin_background_close(&mut state, message, deadline, true),
             }
         }
         if both {
@@ -115,18 +116,23 @@ impl Stream {
     }
 
     /// Sends a last message, if there is one, and waits until everything has arrived.
-    fn say<'a>(&'a self, mut state: Guard<'a>, message: Option<Control>, deadline: Instant) -> Guard<'a> {
+    fn send_final<'a>(&'a self, mut state: Guard<'a>, message: Option<Control>, deadline: Instant) -> Guard<'a> {
         if let Some(connection) = &mut state.connection {
             connection.begin_flush();
         }
-        state = self.say_and_flush(state, message, deadline);
+        state = self.send_final_and_flush(state, message, deadline);
         if let Some(connection) = &mut state.connection {
             connection.end_flush();
         }
         state
     }
 
-    fn say_and_flush<'a>(&'a self, mut state: Guard<'a>, mut message: Option<Control>, deadline: Instant) -> Guard<'a> {
+    fn send_final_and_flush<'a>(
+        &'a self,
+        mut state: Guard<'a>,
+        mut message: Option<Control>,
+        deadline: Instant,
+    ) -> Guard<'a> {
         let mut wait = Wait::until(deadline);
         loop {
             self.process_completions(&mut state);
@@ -146,15 +152,15 @@ impl Stream {
             }
             let (back, result) = self.sleep(state, &mut wait);
             state = back;
-            // Signals don't end it: there is no way to call again for the rest.
-            // Without a connection nothing arrives any more, even if the device does not say so.
+            // Signals do not end it: the program could not call again for the rest. Without a connection
+            // nothing arrives any more, even if the device reports nothing.
             if result == Err(Errno::ETIMEDOUT) || state.lost || matches!(state.phase, Phase::Closed) {
                 return state;
             }
         }
     }
 
-    /// Has a thread that sleeps in the completion channel look at what changed.
+    /// Wakes the thread that sleeps in the completion channel.
     fn wake_leader(&self, state: &mut State) {
         if let Some(connection) =
             state.connection.as_mut().filter(|connection| connection.channel.leadership.has_leader())
@@ -164,7 +170,7 @@ impl Stream {
         }
     }
 
-    /// rclose(3): the caller has taken the number out of the table. Other threads' calls end with `EBADF`.
+    /// rclose(3). The caller has removed the descriptor from the table. Calls of other threads fail with `EBADF`.
     pub fn close(&self) -> Result<()> {
         if !self.owner.is_this_process() {
             self.close_copies();
@@ -178,26 +184,26 @@ impl Stream {
             self.end(state);
             return Ok(());
         }
-        // As for TCP, SO_LINGER has the call wait whether the socket is non-blocking or not.
+        // As with TCP, SO_LINGER makes the call wait even if the socket is non-blocking.
         let (limit, waits) = match state.options.linger {
             Linger::On(seconds) => (Duration::from_secs(seconds.unsigned_abs().into()), true),
-            Linger::Default | Linger::Off(_) => (FAREWELL, !state.is_nonblocking()),
+            Linger::Default | Linger::Off(_) => (CLOSE_TIMEOUT, !state.is_nonblocking()),
         };
-        let talks = matches!(state.phase, Phase::Connected) || state.farewell.is_some();
+        let talks = matches!(state.phase, Phase::Connected) || state.closing.is_some();
         state.said_all |= !talks;
         state.phase = Phase::Closing;
         // Other threads' calls end now.
         self.wake_leader(&mut state);
         self.notify(Notice::Changed);
         if limit.is_zero() {
-            state.end_farewell();
+            state.take_background_close();
             self.end(state);
             return Ok(());
         }
         let deadline = Instant::now() + limit;
         if waits {
             state = self.shut(state, true, true, deadline, Ending::Waits);
-            state = self.part(state);
+            state = self.graceful_disconnect(state);
         } else {
             match self.close_later(state, deadline) {
                 Ok(()) => return Ok(()),
@@ -208,43 +214,42 @@ impl Stream {
         Ok(())
     }
 
-    /// Has the reactor say that everything is over, unless that was said, and then end the
-    /// connection.
+    /// Has the reactor send the disconnect message, unless it was sent, and then end the connection.
     fn end_later<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> Guard<'a> {
         let mut state = self.shut(state, true, true, deadline, Ending::WholeInBackground);
-        if state.farewell.is_none() && state.needs_graceful_end() {
-            self.begin_farewell(&mut state, None, deadline, true);
+        if state.closing.is_none() && state.needs_graceful_end() {
+            self.begin_background_close(&mut state, None, deadline, true);
         }
         state
     }
 
-    /// Has the reactor do the rest of closing. `Err` when there is nothing left to do, or no
-    /// descriptor for it.
+    /// Leaves the rest of closing to the reactor. Fails if nothing is left to do, or there is no descriptor
+    /// for it.
     fn close_later<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> std::result::Result<(), Guard<'a>> {
         let state = self.end_later(state, deadline);
-        if state.farewell.is_none() {
+        if state.closing.is_none() {
             return Err(state);
         }
         let mut state = match self.leave_number(state) {
             Ok(()) => return Ok(()),
             Err(state) => state,
         };
-        // No descriptor, or too many that do the same: what a peer takes that is there and well
-        // arrives nevertheless.
-        let message = state.end_farewell().and_then(|farewell| farewell.message());
-        Err(self.say(state, message, Instant::now() + HASTE))
+        // No descriptor, or too many streams in the background: a peer that is alive still gets
+        // everything in this time.
+        let message = state.take_background_close().and_then(|closing| closing.message());
+        Err(self.send_final(state, message, Instant::now() + SHORT_CLOSE_TIMEOUT))
     }
 
-    /// iWARP: a work request is complete when TCP has it, and TCP forgets what it has when the connection is torn down. Ends the
-    /// connection in order, and waits until the peer's adapter has done so, too.
-    fn part<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
+    /// iWARP: a completed work request only means that TCP holds the data; tearing the connection down would
+    /// discard it. Disconnects gracefully, and waits until the peer's adapter has done so, too.
+    fn graceful_disconnect<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
         if !state.needs_graceful_end() {
             return state;
         }
         if !state.id().is_ok_and(|id| id.disconnect().is_ok()) {
             return state;
         }
-        let deadline = Instant::now() + PARTING;
+        let deadline = Instant::now() + DISCONNECT_TIMEOUT;
         while !state.lost && !matches!(state.phase, Phase::Closed) {
             let count = self.changed.count();
             drop(state);
@@ -257,11 +262,11 @@ impl Stream {
         state
     }
 
-    /// For a process that ends without rclose(): has the reactor do what that would do, but the
-    /// stream stays, and is let be while somebody is busy with it: it may be the call that is
-    /// interrupted by the signal handler that ends the process. Without `all` only if the program
-    /// has shut it down, and what it has sent would be lost with the connection.
-    pub fn farewell(&self, all: bool) {
+    /// For a process that ends without rclose(3): has the reactor do what that would do; the stream stays.
+    /// Skipped while a call holds the stream, which the signal handler that ends the process may have
+    /// interrupted. Without `all` only for a stream that the program has shut down, whose data would be
+    /// lost with the connection.
+    pub fn flush_on_exit(&self, all: bool) {
         if !self.owner.is_this_process() {
             return;
         }
@@ -270,8 +275,8 @@ impl Stream {
         let lives = connected || matches!(state.phase, Phase::Disconnected);
         let meant = lives && (all || state.shut_write && state.needs_graceful_end());
         if meant && state.options.linger != Linger::On(0) {
-            state.said_all |= !connected && state.farewell.is_none();
-            drop(self.end_later(state, Instant::now() + FAREWELL));
+            state.said_all |= !connected && state.closing.is_none();
+            drop(self.end_later(state, Instant::now() + CLOSE_TIMEOUT));
         }
     }
 
@@ -288,18 +293,19 @@ impl Stream {
         if let Some(connection) =
             state.connection.as_mut().filter(|connection| connection.channel.leadership.has_leader())
         {
-            // Ends the leader's sleep. Without one the connection ends in order, which lets the last messages of iWARP arrive.
+            // Wakes the leader. Without a leader the connection is disconnected gracefully, which lets the last messages
+            // of iWARP arrive.
             connection.flush_qp();
         }
         drop(state);
-        // Without the lock: watchers look at their members when they let go of one.
+        // Without the lock: watchers check their members when they drop one.
         self.notify(Notice::Closed);
         match channel_leader::wait_for_no_leader(self, self.lock()) {
             Ok(mut state) => {
                 state.release();
                 self.channel_fd.store(-1, Ordering::Relaxed);
             }
-            // The call that sleeps is the last one to hold the stream, and ends it when it returns.
+            // The sleeping call holds the last reference to the stream, and releases it when it returns.
             Err(mut state) => state.key.take().into_iter().for_each(reactor::forget),
         }
         if let Phase::Listening(mut listening) = phase {
@@ -309,7 +315,7 @@ impl Stream {
         }
     }
 
-    /// In a child: the connection is the parent's, the descriptors are copies.
+    /// In a child of fork(): the connection is the parent's, the descriptors are copies.
     fn close_copies(&self) {
         for fd in [self.fd, self.channel_fd.swap(-1, Ordering::Relaxed)] {
             if fd >= 0 {
@@ -320,14 +326,14 @@ impl Stream {
 }
 
 impl State {
-    /// Gives everything back but the memory of the stream.
+    /// Releases everything but the memory of the stream itself.
     pub(super) fn release(&mut self) {
         if let Some(key) = self.key.take() {
             reactor::forget(key);
         }
         let has_qp = self.connection.is_some() || self.unconnected.is_some();
         if let (Some(id), true) = (&self.id, has_qp) {
-            // Tells the peer at once; it fails when there is no connection any more.
+            // Notifies the peer at once; fails without a connection.
             let _ = id.disconnect();
         }
         // The QP is destroyed before the memory that the peer may write to.

@@ -215,7 +215,7 @@ impl Stream {
     /// The connection manager has an event that can't be had, nor any after it: the channel is refused to a process that has changed
     /// its user, and it may open no other. For a connection it is the end, which is what such events say.
     #[cold]
-    pub(super) fn deafened(&self, mut state: Guard<'_>, error: Errno) {
+    pub(super) fn event_channel_lost(&self, mut state: Guard<'_>, error: Errno) {
         if let Some(key) = state.key.take() {
             // It would show for ever.
             reactor::forget(key);
@@ -242,8 +242,8 @@ impl Stream {
 
     /// Sets the time of the next keepalive, or none.
     pub(super) fn set_keep_alive(&self, state: &mut State) {
-        // The time is that of the farewell.
-        let Some(key) = state.key.filter(|_| state.farewell.is_none()) else { return };
+        // The timer is used for closing.
+        let Some(key) = state.key.filter(|_| state.closing.is_none()) else { return };
         let on = state.options.keepalive && matches!(state.phase, Phase::Connected);
         let time = Duration::from_secs(state.options.keep_idle.into());
         reactor::expire(key, on.then(|| Instant::now() + time));

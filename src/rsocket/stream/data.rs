@@ -292,7 +292,7 @@ impl Stream {
         done: usize,
     ) -> Result<std::result::Result<Guard<'a>, usize>> {
         if nonblocking {
-            if self.has_turned_up(&mut state) {
+            if self.rearm_for_watchers(&mut state) {
                 return Ok(Ok(state));
             }
             return if done > 0 { Ok(Err(done)) } else { Err(Errno::EAGAIN) };
@@ -309,7 +309,7 @@ impl Stream {
 
     /// An edge-triggered watcher polled before the buffer filled up: arms send completions so that it is
     /// woken when space appears. Returns whether there is space already.
-    fn has_turned_up(&self, state: &mut State) -> bool {
+    fn rearm_for_watchers(&self, state: &mut State) -> bool {
         !self.watchers.is_empty() && self.arm_send_cq(state) && self.process_completions(state)
     }
 

@@ -1,4 +1,4 @@
-//! Memory of the program that the peer may write to with riowrite().
+//! Memory of the program that the peer may write to with riowrite(3).
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -13,15 +13,14 @@ use crate::rsocket::wire::{Mapping, Region};
 use crate::sys::alloc::try_push;
 use crate::sys::rc::MemoryRegion;
 
-/// Credits that are left for data when entries are to be taken back: a peer that reads nothing
-/// gives no more.
+/// Credits that are kept for data when entries are taken back: a peer that does not read gives no more.
 const KEPT_CREDITS: u32 = 8;
 
-/// What riomap() registered.
+/// What riomap(3) has registered.
 #[derive(Default)]
 pub(super) struct Mappings {
     list: Vec<Mapped>,
-    /// The peer may have to be told of some of them.
+    /// Some of them may have to be advertised.
     has_news: bool,
 }
 
@@ -34,15 +33,15 @@ struct Mapped {
     entry: Entry,
 }
 
-/// A mapping's entry in the peer's table.
+/// A mapping's entry in the peer's iomap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entry {
-    /// None, for memory that the peer may not write to.
+    /// The peer may not write to the memory.
     Local,
-    /// None yet.
+    /// Not advertised yet.
     Wanted,
     Written(u16),
-    /// Still there, for memory that is not mapped any more.
+    /// Still advertised, but not mapped any more.
     Stale(u16),
 }
 
@@ -81,17 +80,18 @@ fn has_room(entries: impl Iterator<Item = Entry>, room: u16) -> bool {
 }
 
 impl State {
-    /// Whether the program has mapped memory.
+    /// Returns whether the program has mapped memory.
     pub(super) fn has_mappings(&self) -> bool {
         !self.mappings.list.is_empty()
     }
 
-    /// Whether the peer may have to be told of mappings before data goes.
+    /// Returns whether mappings may have to be advertised before data is sent.
     pub(super) fn has_mapping_news(&self) -> bool {
         self.mappings.has_news
     }
 
-    /// Tells the peer of mappings before data goes; false when that has to wait. `ENOMEM` without memory to send from.
+    /// Advertises mappings before data is sent. Returns false if that has to wait. Fails with `ENOMEM` without a send
+    /// buffer.
     pub(super) fn announce_mappings(&mut self) -> Result<bool> {
         if !self.mappings.has_news {
             return Ok(true);
@@ -102,7 +102,7 @@ impl State {
                 return Ok(false);
             }
         }
-        // Data does not wait for these, and has the last credits.
+        // Data does not wait for these, and the last credits are kept for it.
         while let Some((place, index)) = next_stale(self.mappings.entries()) {
             if connection.credits() <= KEPT_CREDITS || !self.mappings.write(place, index, connection).unwrap_or(false) {
                 return Ok(true);
@@ -119,8 +119,8 @@ impl State {
 }
 
 impl Mappings {
-    /// Writes an entry of the peer's table. False when it has to wait; a failure of the connection
-    /// shows in the link.
+    /// Writes an entry of the peer's iomap. Returns false if that has to wait. A failure of the connection
+    /// is kept in it.
     fn write(&mut self, place: usize, index: u16, connection: &mut Connection) -> Result<bool> {
         let Some(mapped) = self.list.get_mut(place) else { return Ok(true) };
         let region = match &mapped.memory {
@@ -142,10 +142,10 @@ impl Mappings {
 }
 
 impl Stream {
-    /// riomap(3): `offset` -1 stands for the address. Returns the offset.
+    /// riomap(3): an `offset` of -1 stands for the address. Returns the offset.
     ///
     /// # Safety
-    /// The memory stays mapped until riounmap() or rclose(); what the peer writes there is the program's care.
+    /// The memory stays mapped until riounmap(3) or rclose(3). The program answers for what the peer writes there.
     pub unsafe fn map(&self, start: NonNull<u8>, len: usize, prot: c_int, offset: i64) -> Result<i64> {
         let mut state = self.enter()?;
         if prot & !libc::PROT_WRITE != 0 || len == 0 || u32::try_from(len).is_err() {
@@ -159,33 +159,33 @@ impl Stream {
         }
         let address = start.as_ptr() as usize;
         let offset = if offset == -1 { address as i64 } else { offset };
-        // Before there is a device, its number is what is wrong.
+        // There is no device before the address is known.
         let domain = state.domain().map_err(|error| if error == Errno::ENODEV { Errno::EINVAL } else { error })?;
         let pd = domain.pd();
-        // SAFETY: the PD goes after the mappings (`State::release`); the caller vouches for the
-        // memory.
+        // SAFETY: the PD is dropped after the mappings (`State::release`); the memory stays mapped:
+        // guaranteed by the caller.
         let memory = spare::with_memory(|| unsafe { MemoryRegion::of(pd, start, len, remote) })?;
         let entry = if remote { Entry::Wanted } else { Entry::Local };
         let mapped = Mapped { start: address, len, offset: offset as u64, memory: Some(memory), entry };
         try_push(&mut state.mappings.list, mapped)?;
         state.mappings.has_news |= remote;
         if matches!(state.phase, Phase::Connected) {
-            // Now if there is room; otherwise before the next data.
+            // At once if there is space, else before the next data.
             self.announce(&mut state);
         }
         Ok(offset)
     }
 
-    /// Tells the peer what it can be told now.
+    /// Advertises what can be advertised now.
     fn announce(&self, state: &mut State) {
         let _ = state.announce_mappings();
         if state.connection.as_ref().is_some_and(|connection| connection.failure().is_some()) {
-            // For those who wait for the connection.
+            // Threads may wait for the connection.
             self.process_completions(state);
         }
     }
 
-    /// riounmap(3): `EINVAL` unless riomap() was called with the same memory.
+    /// riounmap(3). Fails with `EINVAL` unless riomap(3) was called with the same memory.
     pub fn unmap(&self, start: usize, len: usize) -> Result<()> {
         let mut state = self.enter()?;
         let named = |mapped: &Mapped| mapped.memory.is_some() && mapped.start == start && mapped.len == len;
@@ -194,7 +194,7 @@ impl Stream {
         let mapped = &mut state.mappings.list[place];
         match mapped.entry {
             Entry::Written(index) if connected => {
-                // The registration ends now, whatever the peer knows.
+                // The memory region is deregistered now, whatever the peer knows.
                 mapped.memory = None;
                 mapped.entry = Entry::Stale(index);
                 state.mappings.has_news = true;

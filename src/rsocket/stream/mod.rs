@@ -1,10 +1,11 @@
 //! Stream rsockets.
 //!
-//! A stream's lock guards everything behind its descriptor. It is held for the copying of data but never while waiting. One
-//! of the threads that wait for a connected stream, the leader, sleeps in its completion channel; the others wait to
-//! be told by it. Connection manager events come through the reactor.
+//! A stream's lock guards everything behind its descriptor. It is held while data is copied, never while
+//! waiting. One of the threads that wait for a connected stream, the leader, sleeps in its completion
+//! channel; the others wait to be notified by it. Connection manager events come through the reactor.
 
 mod accept;
+mod background_close;
 mod backlog;
 mod channel_leader;
 mod close;
@@ -12,7 +13,6 @@ mod connect;
 mod connection;
 mod data;
 mod domain;
-mod farewell;
 mod iomap;
 mod names;
 mod options;
@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-pub use farewell::wait_for_all;
+pub use background_close::wait_for_all;
 pub use names::name_len;
 pub use options::Value;
 #[cfg(fuzzing)]
@@ -43,81 +43,80 @@ use crate::sys::alloc::try_arc;
 use crate::sys::futex::Changes;
 use crate::sys::lock::{self, Lock};
 use crate::sys::sockaddr::{AF_IB, SockAddr};
+use background_close::BackgroundClose;
 use backlog::Listening;
 use connect::Attempt;
 use connection::{Batch, Connection, News, Unconnected};
-use farewell::Farewell;
 use iomap::Mappings;
 use options::Options;
 
 /// A stream rsocket.
 pub struct Stream {
-    /// The number that the program knows: the descriptor of the id's channel.
+    /// The program's descriptor: that of the id's event channel.
     fd: c_int,
     domain: c_int,
-    /// Of the process that made it.
+    /// The process that made it.
     owner: Owner,
     state: Lock<State>,
-    /// Counts changes that threads without a completion channel to sleep in wait for.
+    /// Counts changes, for threads that wait outside of the completion channel.
     changed: Changes,
     watchers: Watchers,
     edges: AtomicU64,
-    /// Descriptor of the completion channel, for a child to close; -1 without one.
+    /// Descriptor of the completion channel, which a child of fork() closes; -1 without one.
     channel_fd: AtomicI32,
 }
 
-/// What a stream's lock guards.
+/// State behind a stream's lock.
 struct State {
     phase: Phase,
     options: Options,
-    /// O_NONBLOCK and what else F_SETFL was given.
+    /// File status flags: O_NONBLOCK and whatever else F_SETFL was given.
     flags: c_int,
     /// For SO_ERROR and the next call.
     error: Option<Errno>,
-    /// The reactor's name for it; set while it looks after the channel.
+    /// Registration at the reactor, while it watches the event channel.
     key: Option<Key>,
     /// Before `id`: a QP is destroyed before the id that it belongs to (see `close`).
     connection: Option<Box<Connection>>,
     /// While connecting, until the peer has accepted.
     unconnected: Option<Box<Unconnected>>,
     id: Option<CmId>,
-    /// The address that the program has bound the socket to, with the port that it got.
+    /// The address that the program has bound, with the port that it got.
     bound: Option<SockAddr>,
-    /// The program shut its directions down, the peer sends no more.
+    /// The program has shut down reading or writing; the peer sends no more.
     shut_read: bool,
     shut_write: bool,
     ended: bool,
-    /// The connection manager said that the connection is over.
+    /// The connection manager has reported the end of the connection.
     lost: bool,
-    /// The peer was told, or is about to be told, that everything is over, or it has said so
-    /// itself.
+    /// A disconnect message was sent, is about to be sent, or was received.
     said_all: bool,
-    /// What the reactor still does for a call that did not wait.
-    farewell: Option<Farewell>,
+    /// Work that a call which did not wait has left to the reactor.
+    closing: Option<BackgroundClose>,
     /// Calls that failed with `EPIPE`.
     pipes: u8,
     mappings: Mappings,
-    /// What the QP and all of the stream's memory belong to: goes after them (see `close`).
+    /// Protection domain of the QP and all memory regions, dropped after them (see `close`).
     domain: Option<Domain>,
 }
 
-/// Where a stream is in its life.
+/// State of a stream's life cycle.
 enum Phase {
     Idle,
     Listening(Listening),
-    /// Connecting from here.
+    /// Connecting, as the active side.
     Connecting(Box<Attempt>),
-    /// Accepted in the background, waiting for the peer's last message.
+    /// Accepted in the background, until the peer has finished the handshake.
     Accepting(Weak<Stream>),
     Connected,
-    /// The connection is over; received data may still be there.
+    /// The connection is over; there may be unread data.
     Disconnected,
     /// Connecting failed. `told`: a call of rconnect(3) has reported it, so that the next one
     /// starts over.
     Failed {
         told: bool,
     },
-    /// Closed by the program; the connection lives until what was sent has arrived.
+    /// Closed by the program; the connection lives until everything that was sent has arrived.
     Closing,
     Closed,
 }
@@ -154,7 +153,7 @@ impl Stream {
                 ended: false,
                 lost: false,
                 said_all: false,
-                farewell: None,
+                closing: None,
                 pipes: 0,
                 mappings: Mappings::default(),
                 domain: None,
@@ -166,19 +165,19 @@ impl Stream {
         })
     }
 
-    /// The descriptor that names it.
+    /// The program's descriptor.
     pub fn fd(&self) -> c_int {
         self.fd
     }
 
-    /// The lock, for whoever knows that the socket is this process's, and that no signal handler
-    /// has interrupted its holder here.
+    /// Locks the state. The caller knows that the socket is this process's, and is no signal handler over
+    /// the lock's holder.
     fn lock(&self) -> Guard<'_> {
         self.state.lock()
     }
 
-    /// The lock, for a call of the program: `EBADF` for a socket of the parent's, and for a closed
-    /// one; `EAGAIN` in a signal handler over a call that holds it.
+    /// Locks the state for a call of the program. Fails with `EBADF` for a socket of the parent and for a
+    /// closed one, and with `EAGAIN` in a signal handler over a call that holds the lock.
     fn enter(&self) -> Result<Guard<'_>> {
         if !self.owner.is_this_process() {
             return Err(Errno::EBADF);
@@ -187,14 +186,14 @@ impl Stream {
         if state.is_closed() { Err(Errno::EBADF) } else { Ok(state) }
     }
 
-    /// Tells everybody who waits that something changed, other than what a completion channel shows.
+    /// Notifies all waiting threads of a change that raises no event in a completion channel.
     fn notify(&self, notice: Notice) {
         self.edges.fetch_add(1, Ordering::Relaxed);
         self.changed.notify();
         self.watchers.notify(notice);
     }
 
-    /// Looks at what completed, and draws the conclusions; whether anything did.
+    /// Processes completions. Returns whether there were any.
     #[inline]
     fn process_completions(&self, state: &mut State) -> bool {
         let Some(connection) = &mut state.connection else { return false };
@@ -300,22 +299,22 @@ fn port_space(domain: c_int) -> u32 {
 }
 
 /// How long the reactor leaves a lack of something alone before it looks again.
-const LACK: Duration = Duration::from_millis(1);
+const RETRY_DELAY: Duration = Duration::from_millis(1);
 /// Events of one stream that the reactor handles before it looks at others.
-const EVENTS: usize = 4;
+const EVENTS_PER_TURN: usize = 4;
 
 impl Service for Stream {
     fn service(self: Arc<Self>, key: Key) {
         let mut state = self.lock();
-        for _ in 0..EVENTS {
+        for _ in 0..EVENTS_PER_TURN {
             let Some(id) = state.id.as_ref().filter(|_| !matches!(state.phase, Phase::Closed)) else { return };
             match id.event() {
                 Ok(event) => state = self.handle(state, event),
                 Err(Errno::EAGAIN | Errno::EINTR) => return,
                 // Lack of memory or of numbers loses nothing: the event is still there, and shows
                 // again after the rest.
-                Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => return reactor::rest(key, LACK),
-                Err(error) => return self.deafened(state, error),
+                Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => return reactor::rest(key, RETRY_DELAY),
+                Err(error) => return self.event_channel_lost(state, error),
             }
             if let Phase::Listening(_) = state.phase {
                 // A request has its connection's memory made: others' events come before the next
@@ -327,8 +326,8 @@ impl Service for Stream {
 
     fn expired(self: Arc<Self>, _: Key) {
         let mut state = self.lock();
-        if state.farewell.is_some() {
-            return self.go_on(state);
+        if state.closing.is_some() {
+            return self.continue_close(state);
         }
         match state.phase {
             Phase::Connected => self.keep_alive(&mut state),
@@ -358,7 +357,7 @@ impl Drop for Stream {
 /// A child of fork() has none of the connections that its parent counts.
 pub fn in_child() {
     backlog::in_child();
-    farewell::in_child();
+    background_close::in_child();
 }
 
 /// The program's address, checked against its length: `EINVAL` when it is shorter than its family's.

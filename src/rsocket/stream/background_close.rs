@@ -1,9 +1,9 @@
-//! The end of a connection in the background: what a non-blocking socket has sent, and that it
-//! sends no more, arrives after rshutdown(3) or rclose(3) has returned.
+//! Shutting down in the background: the data of a non-blocking socket, and the message that ends it,
+//! arrive after rshutdown(3) or rclose(3) has returned.
 //!
-//! The reactor looks at each such stream every now and then until the peer's adapter has
-//! everything, the peer is known to be gone, or the time is over. Streams wait side by side: none
-//! delays another one's end. A process that ends in order waits for all of them together.
+//! The reactor checks each such stream at intervals until the peer's adapter has everything, the peer is
+//! known to be gone, or the time-out expires. Streams wait side by side: none delays another. A process
+//! that calls exit(3) waits for all of them together.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -16,56 +16,52 @@ use crate::rsocket::wire::Control;
 use crate::sys::event;
 use crate::sys::futex::Changes;
 
-/// How long closing waits at most for the end of an iWARP connection, for a peer that is not there
-/// any more.
-pub(super) const PARTING: Duration = Duration::from_secs(1);
-/// How long a process that ends waits for all streams together: the kernel would go on in the
-/// background.
+/// How long closing waits for the graceful end of an iWARP connection: the peer may be gone.
+pub(super) const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long exit(3) waits for all streams together.
 const AT_EXIT: Duration = Duration::from_secs(2);
-/// Time until the first look; each further one waits twice as long, up to the last of these.
-const FIRST_LOOK: Duration = Duration::from_millis(1);
-const LAST_LOOK: Duration = Duration::from_millis(64);
-/// A stream takes two descriptors: closed ones may hold a quarter of those that the process may
-/// have.
+/// Interval until the first check. It doubles with each check, up to the second value.
+const FIRST_CHECK: Duration = Duration::from_millis(1);
+const LAST_CHECK: Duration = Duration::from_millis(64);
+/// Streams that are closed in the background may use a quarter of the process's descriptors, two each.
 const SHARE: usize = 8;
-/// How long a closed stream may take where many others are there as well.
+/// Time-out of a closed stream while there are many of them.
 const CROWDED: Duration = Duration::from_secs(2);
 
-/// Streams whose end is under way, and those of them that the program has closed.
+/// Streams that are shut down in the background, and those of them that the program has closed.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 static CLOSED: AtomicUsize = AtomicUsize::new(0);
-/// A stream has come to its end.
+/// Counts streams that have ended.
 static ENDED: Changes = Changes::new();
-/// The process ends, and has waited.
+/// exit(3) has waited already.
 static WAITED: AtomicBool = AtomicBool::new(false);
 
-/// A stream's end in the background.
-pub(super) struct Farewell {
-    /// The last message, until it could be sent.
+/// A stream that is shut down in the background.
+pub(super) struct BackgroundClose {
+    /// The last message, until it is sent.
     message: Option<Control>,
     began: Instant,
     until: Instant,
-    /// How long to wait until the next look.
+    /// Interval until the next check.
     pause: Duration,
-    /// The connection has to be ended in order when everything has arrived, and that has been
-    /// begun.
-    parts: bool,
-    parting: bool,
+    /// The connection has to be disconnected gracefully when everything has arrived, and that has begun.
+    graceful: bool,
+    disconnecting: bool,
     /// The program has closed the stream.
     closed: bool,
     owner: Owner,
 }
 
-impl Farewell {
-    fn new(message: Option<Control>, until: Instant, parts: bool) -> Farewell {
+impl BackgroundClose {
+    fn new(message: Option<Control>, until: Instant, graceful: bool) -> BackgroundClose {
         UNDER_WAY.fetch_add(1, Ordering::Relaxed);
-        Farewell {
+        BackgroundClose {
             message,
             began: Instant::now(),
             until,
-            pause: FIRST_LOOK,
-            parts,
-            parting: false,
+            pause: FIRST_CHECK,
+            graceful,
+            disconnecting: false,
             closed: false,
             owner: Owner::this_process(),
         }
@@ -89,7 +85,7 @@ impl Farewell {
     }
 }
 
-impl Drop for Farewell {
+impl Drop for BackgroundClose {
     fn drop(&mut self) {
         // A child of fork() counts its own only.
         if self.owner.is_this_process() {
@@ -129,18 +125,24 @@ pub fn in_child() {
 }
 
 impl Stream {
-    /// Has the reactor say `message`, if there is one, and see that everything arrives. `parts`:
+    /// Has the reactor say `message`, if there is one, and see that everything arrives. `graceful`:
     /// then the connection is ended.
-    pub(super) fn begin_farewell(&self, state: &mut State, message: Option<Control>, until: Instant, parts: bool) {
-        state.farewell = Some(Farewell::new(message, until, parts));
+    pub(super) fn begin_background_close(
+        &self,
+        state: &mut State,
+        message: Option<Control>,
+        until: Instant,
+        graceful: bool,
+    ) {
+        state.closing = Some(BackgroundClose::new(message, until, graceful));
         if let Some(connection) = &mut state.connection {
             connection.begin_flush();
         }
         // Most of the time it could be sent, and often it has arrived, too.
         if state.key.is_none() || self.is_over(state) {
-            state.end_farewell();
+            state.take_background_close();
         } else {
-            state.look_later();
+            state.check_later();
         }
     }
 
@@ -151,8 +153,8 @@ impl Stream {
         if moved.is_err() {
             return Err(state);
         }
-        if let Some(farewell) = &mut state.farewell {
-            farewell.close();
+        if let Some(closing) = &mut state.closing {
+            closing.close();
         }
         drop(state);
         self.notify(Notice::Closed);
@@ -160,12 +162,12 @@ impl Stream {
     }
 
     /// The time for the next look has come.
-    pub(super) fn go_on(&self, mut state: Guard<'_>) {
+    pub(super) fn continue_close(&self, mut state: Guard<'_>) {
         if !self.is_over(&mut state) {
-            return state.look_later();
+            return state.check_later();
         }
         if !matches!(state.phase, Phase::Closing) {
-            state.end_farewell();
+            state.take_background_close();
             return self.set_keep_alive(&mut state);
         }
         if let Some(connection) =
@@ -173,33 +175,33 @@ impl Stream {
         {
             // A thread still sleeps in the channel, which has to stay until it is back.
             connection.flush_qp();
-            return state.look_later();
+            return state.check_later();
         }
         state.phase = Phase::Closed;
         state.release();
         self.channel_fd.store(-1, Ordering::Relaxed);
-        state.end_farewell();
+        state.take_background_close();
     }
 
     /// Whether everything has arrived, or nothing more will. Sends what could not be sent before.
     fn is_over(&self, state: &mut State) -> bool {
         self.process_completions(state);
-        let (Some(farewell), Some(connection)) = (&mut state.farewell, &mut state.connection) else { return true };
-        if connection.failure().is_some() || state.lost || farewell.is_late(Instant::now()) {
+        let (Some(closing), Some(connection)) = (&mut state.closing, &mut state.connection) else { return true };
+        if connection.failure().is_some() || state.lost || closing.is_late(Instant::now()) {
             return true;
         }
-        if farewell.parting {
+        if closing.disconnecting {
             return false;
         }
-        if let Some(message) = farewell.message {
+        if let Some(message) = closing.message {
             match connection.control(message) {
-                Ok(()) => farewell.message = None,
+                Ok(()) => closing.message = None,
                 Err(Errno::EAGAIN) => return false,
                 Err(_) => return true,
             }
             self.process_completions(state);
         }
-        state.has_arrived() && !state.begin_parting()
+        state.has_arrived() && !state.begin_graceful_disconnect()
     }
 }
 
@@ -209,14 +211,14 @@ impl State {
     }
 
     /// Ends an iWARP connection in order; whether there is something to wait for.
-    fn begin_parting(&mut self) -> bool {
-        let parts = self.farewell.as_ref().is_some_and(|farewell| farewell.parts) && self.needs_graceful_end();
-        let parting = parts && self.id().is_ok_and(|id| id.disconnect().is_ok());
-        if let Some(farewell) = self.farewell.as_mut().filter(|_| parting) {
-            farewell.parting = true;
-            farewell.until = Instant::now() + PARTING;
+    fn begin_graceful_disconnect(&mut self) -> bool {
+        let graceful = self.closing.as_ref().is_some_and(|closing| closing.graceful) && self.needs_graceful_end();
+        let disconnecting = graceful && self.id().is_ok_and(|id| id.disconnect().is_ok());
+        if let Some(closing) = self.closing.as_mut().filter(|_| disconnecting) {
+            closing.disconnecting = true;
+            closing.until = Instant::now() + DISCONNECT_TIMEOUT;
         }
-        parting
+        disconnecting
     }
 
     /// Whether this is a working iWARP connection, which has to be ended in order for the last
@@ -226,18 +228,18 @@ impl State {
     }
 
     /// Ends what goes on in the background, for whoever goes on with it.
-    pub(super) fn end_farewell(&mut self) -> Option<Farewell> {
-        let farewell = self.farewell.take()?;
+    pub(super) fn take_background_close(&mut self) -> Option<BackgroundClose> {
+        let closing = self.closing.take()?;
         if let Some(connection) = &mut self.connection {
             connection.end_flush();
         }
-        Some(farewell)
+        Some(closing)
     }
 
-    fn look_later(&mut self) {
-        if let (Some(farewell), Some(key)) = (&mut self.farewell, self.key) {
-            reactor::expire(key, Some(Instant::now() + farewell.pause));
-            farewell.pause = (farewell.pause * 2).min(LAST_LOOK);
+    fn check_later(&mut self) {
+        if let (Some(closing), Some(key)) = (&mut self.closing, self.key) {
+            reactor::expire(key, Some(Instant::now() + closing.pause));
+            closing.pause = (closing.pause * 2).min(LAST_CHECK);
         }
     }
 
