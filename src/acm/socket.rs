@@ -72,7 +72,7 @@ unsafe fn connect(family: c_int, addr: *const sockaddr, len: usize, deadline: De
     }
     // SAFETY: just opened, owned by no one else.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: the caller's word.
+    // SAFETY: `addr` points at `len` bytes: guaranteed by the caller.
     if unsafe { libc::connect(fd.as_raw_fd(), addr, len as socklen_t) } < 0 {
         let error = Errno::last().get();
         // Interrupted, TCP goes on connecting; a unix socket does not, and says so below.

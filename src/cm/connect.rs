@@ -31,7 +31,8 @@ const REASON_VENDOR_OPTION: u8 = 35;
 /// NULL, or parameters whose private data is readable for its length.
 pub unsafe fn connect(id: &Id, param: *const rdma_conn_param) -> Result<()> {
     probes::cm_connect(id.as_c());
-    // SAFETY: the caller's word.
+    // SAFETY: NULL, or parameters whose private data is readable for its length: guaranteed by the
+    // caller.
     let param = unsafe { param.as_ref() };
     let limits = id.state().bound.map(|bound| bound.limits);
     check_resources(id, param, limits)?;
@@ -44,7 +45,8 @@ pub unsafe fn connect(id: &Id, param: *const rdma_conn_param) -> Result<()> {
         (state.initiator_depth, state.responder_resources)
     };
     let mut kernel = rdma_ucm_conn_param { initiator_depth, responder_resources, ..Default::default() };
-    // SAFETY: the caller's word.
+    // SAFETY: NULL, or parameters whose private data is readable for its length: guaranteed by the
+    // caller.
     unsafe { params::fill(&mut kernel, id, param)? };
     let operation = id.operation();
     ucma::connect(id.fd(), id.handle(), kernel, ece::offer(id))?;
@@ -146,7 +148,7 @@ pub unsafe fn get_request(listen: &Id, id: NonNull<*mut rdma_cm_id>) -> Result<(
         return Err(error);
     }
     new.set_event(event);
-    // SAFETY: the caller's word.
+    // SAFETY: `id` is writable: guaranteed by the caller.
     unsafe { id.write(new.as_c()) };
     Ok(())
 }
@@ -154,7 +156,8 @@ pub unsafe fn get_request(listen: &Id, id: NonNull<*mut rdma_cm_id>) -> Result<(
 /// # Safety
 /// Nobody has seen the id or the event.
 unsafe fn refuse(new: &Id, event: *mut rdma_cm_event) {
-    // SAFETY: the caller's word. A failure to destroy leaves nothing to do: the id is synchronous, and freed.
+    // SAFETY: nobody has seen the id or the event: guaranteed by the caller. A failure to destroy
+    // leaves nothing to do: the id is synchronous, and freed.
     unsafe {
         if let Some(event) = NonNull::new(event) {
             let _ = ack_cm_event(event);
@@ -169,13 +172,15 @@ unsafe fn refuse(new: &Id, event: *mut rdma_cm_event) {
 /// NULL, or parameters whose private data is readable for its length.
 pub unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
     probes::cm_accept(id.as_c());
-    // SAFETY: the caller's word.
+    // SAFETY: NULL, or parameters whose private data is readable for its length: guaranteed by the
+    // caller.
     let param = unsafe { param.as_ref() };
     let limits = id.state().bound.map(|bound| bound.limits);
     check_resources(id, param, limits)?;
     let (initiator_depth, responder_resources) = agree(id, param, limits);
     let mut kernel = rdma_ucm_conn_param { initiator_depth, responder_resources, ..Default::default() };
-    // SAFETY: the caller's word.
+    // SAFETY: NULL, or parameters whose private data is readable for its length: guaranteed by the
+    // caller.
     unsafe { params::fill(&mut kernel, id, param)? };
     let datagrams = id.is_ud();
     if !datagrams {
@@ -217,7 +222,7 @@ fn agree(id: &Id, param: Option<&rdma_conn_param>, limits: Option<Limits>) -> (u
 /// # Safety
 /// Private data readable for its length.
 pub unsafe fn reject(id: &Id, private_data: *const c_void, len: u8) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: private data readable for its length: guaranteed by the caller.
     unsafe { reject_for(id, private_data, len, REASON_CONSUMER) }
 }
 
@@ -226,12 +231,12 @@ pub unsafe fn reject(id: &Id, private_data: *const c_void, len: u8) -> Result<()
 /// # Safety
 /// Private data readable for its length.
 pub unsafe fn reject_ece(id: &Id, private_data: *const c_void, len: u8) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: private data readable for its length: guaranteed by the caller.
     unsafe { reject_for(id, private_data, len, REASON_VENDOR_OPTION) }
 }
 
 unsafe fn reject_for(id: &Id, private_data: *const c_void, len: u8, reason: u8) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: private data readable for its length: guaranteed by the caller.
     let data = unsafe { params::private_data(private_data, len) };
     ucma::reject(id.fd(), id.handle(), reason, data)
 }

@@ -68,7 +68,7 @@ pub(super) fn destroy(id: &Id, which: Made) {
 /// # Safety
 /// NULL or live.
 unsafe fn destroy_pair(cq: *mut ibv_cq, channel: *mut ibv_comp_channel) {
-    // SAFETY: the caller's word.
+    // SAFETY: NULL or live: guaranteed by the caller.
     unsafe {
         let destroyed = NonNull::new(cq).map_or(Ok(()), |cq| verbs::destroy_cq(cq));
         let Some(channel) = NonNull::new(channel) else { return };

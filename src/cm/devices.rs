@@ -19,7 +19,7 @@ pub unsafe fn get_devices(num: *mut c_int) -> Result<NonNull<*mut ibv_context>> 
         Ok((count, list)) => (count, Ok(list)),
         Err(error) => (0, Err(error)),
     };
-    // SAFETY: the caller's word.
+    // SAFETY: `num` is NULL or writable: guaranteed by the caller.
     if let Some(num) = unsafe { num.as_mut() } {
         *num = count as c_int;
     }
@@ -45,7 +45,7 @@ fn to_c(contexts: &[NonNull<ibv_context>]) -> Result<(usize, NonNull<*mut ibv_co
 /// # Safety
 /// From [`get_devices`], not used afterwards.
 pub unsafe fn free_devices(list: NonNull<*mut ibv_context>) {
-    // SAFETY: the array ends with a NULL; the caller's word.
+    // SAFETY: a list of this library, which ends with a NULL: guaranteed by the caller.
     unsafe {
         let mut entry = list;
         while let Some(context) = NonNull::new(entry.read()) {

@@ -12,7 +12,7 @@ use crate::sys::verbs::{self, ibv_ece};
 /// # Safety
 /// A readable structure.
 pub unsafe fn set_local_ece(id: &Id, ece: NonNull<ibv_ece>) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: a readable structure: guaranteed by the caller.
     let ece = unsafe { ece.as_ref() };
     if !id.qp().is_null() || ece.vendor_id == 0 || ece.comp_mask != 0 {
         return Err(Errno::EINVAL);
@@ -30,7 +30,7 @@ pub unsafe fn get_remote_ece(id: &Id, ece: NonNull<ibv_ece>) -> Result<()> {
         return Err(Errno::EINVAL);
     }
     let remote = id.state().remote_ece;
-    // SAFETY: the caller's word.
+    // SAFETY: a writable structure: guaranteed by the caller.
     unsafe { ece.write(ibv_ece { vendor_id: remote.vendor_id, options: remote.attr_mod, comp_mask: 0 }) };
     Ok(())
 }
@@ -45,7 +45,7 @@ pub(super) fn offer(id: &Id) -> rdma_ucm_ece {
 /// # Safety
 /// A live QP that is not connected yet.
 pub(super) unsafe fn of_new_qp(id: &Id, qp: NonNull<verbs::ibv_qp>) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: a live QP that is not connected yet: guaranteed by the caller.
     let local = match unsafe { verbs::query_ece(qp) } {
         Ok(local) => local,
         Err(error) if error.get() == libc::EOPNOTSUPP => {
@@ -60,7 +60,7 @@ pub(super) unsafe fn of_new_qp(id: &Id, qp: NonNull<verbs::ibv_qp>) -> Result<()
     if remote.vendor_id == 0 {
         return Ok(());
     }
-    // SAFETY: the caller's word.
+    // SAFETY: a live QP that is not connected yet: guaranteed by the caller.
     unsafe { agree(id, qp, local.vendor_id, remote) }
 }
 
@@ -87,9 +87,9 @@ pub(super) fn take_reply(id: &Id, reply: rdma_ucm_ece) -> Result<()> {
 /// A live QP.
 unsafe fn agree(id: &Id, qp: NonNull<verbs::ibv_qp>, vendor_id: u32, remote: rdma_ucm_ece) -> Result<()> {
     let options = if remote.vendor_id == vendor_id { remote.attr_mod } else { 0 };
-    // SAFETY: the caller's word.
+    // SAFETY: a live QP: guaranteed by the caller.
     unsafe { verbs::set_ece(qp, ibv_ece { vendor_id, options, comp_mask: 0 })? };
-    // SAFETY: the caller's word.
+    // SAFETY: a live QP: guaranteed by the caller.
     let agreed = unsafe { verbs::query_ece(qp)? };
     id.state().local_ece = rdma_ucm_ece { vendor_id: agreed.vendor_id, attr_mod: agreed.options };
     Ok(())

@@ -29,12 +29,14 @@ pub unsafe fn create_ep(
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
 ) -> Result<()> {
-    // SAFETY: the caller's word; NULL makes the id synchronous.
+    // SAFETY: `id` writable, `res` as rdma_getaddrinfo(3) made it, `pd` and `attr` NULL or live:
+    // guaranteed by the caller; NULL makes the id synchronous.
     let (res, new) = unsafe {
         let res = res.as_ref();
         (res, id::create(ptr::null_mut(), ptr::null_mut(), res.ai_port_space as u32, res.ai_qp_type as u32)?)
     };
-    // SAFETY: the caller's word.
+    // SAFETY: `id` writable, `res` as rdma_getaddrinfo(3) made it, `pd` and `attr` NULL or live:
+    // guaranteed by the caller.
     let prepare = || unsafe {
         if res.ai_flags as u32 & RAI_PASSIVE != 0 { passive(new, res, pd, attr) } else { active(new, res, pd, attr) }
     };
@@ -42,7 +44,8 @@ pub unsafe fn create_ep(
     let prepared = cancel::with_cleanup(|| unsafe { destroy_ep(new) }, prepare);
     match prepared {
         Ok(()) => {
-            // SAFETY: the caller's word.
+            // SAFETY: `id` writable, `res` as rdma_getaddrinfo(3) made it, `pd` and `attr` NULL or
+            // live: guaranteed by the caller.
             unsafe { id.write(new.as_c()) };
             Ok(())
         }
@@ -56,7 +59,8 @@ pub unsafe fn create_ep(
 
 unsafe fn passive(id: &Id, res: &rdma_addrinfo, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> Result<()> {
     let source = NonNull::new(res.ai_src_addr).ok_or(Errno::EINVAL)?;
-    // SAFETY: the caller's word, here and below.
+    // SAFETY: addresses as long as their families say, `attr` NULL or readable, here and below:
+    // guaranteed by the caller.
     unsafe { resolve::bind_addr(id, source)? };
     if !pd.is_null() {
         id.set_pd(pd);
@@ -72,7 +76,8 @@ unsafe fn passive(id: &Id, res: &rdma_addrinfo, pd: *mut ibv_pd, attr: *mut ibv_
 
 unsafe fn active(id: &Id, res: &rdma_addrinfo, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> Result<()> {
     let destination = NonNull::new(res.ai_dst_addr).ok_or(Errno::EINVAL)?;
-    // SAFETY: the caller's word, here and below.
+    // SAFETY: addresses as long as their families say, `attr` NULL or readable, here and below:
+    // guaranteed by the caller.
     unsafe {
         resolve::resolve_addr(id, res.ai_src_addr, destination, TIMEOUT)?;
         if res.ai_route_len > 0 {
@@ -106,7 +111,7 @@ pub(super) fn equip(listen: &Id, new: &Id) -> Result<()> {
 /// # Safety
 /// Not used afterwards.
 pub unsafe fn destroy_ep(id: &Id) {
-    // SAFETY: the caller's word. There is nobody to tell of a failure.
+    // SAFETY: not used afterwards: guaranteed by the caller. There is nobody to tell of a failure.
     unsafe {
         qp::destroy_qp(id);
         srq::destroy_srq(id);

@@ -272,9 +272,9 @@ pub unsafe fn create_id(
 ) -> Result<()> {
     let datagrams = ps == rdma_port_space::RDMA_PS_UDP as u32 || ps == rdma_port_space::RDMA_PS_IPOIB as u32;
     let qp_type = if datagrams { ibv_qp_type::IBV_QPT_UD } else { ibv_qp_type::IBV_QPT_RC };
-    // SAFETY: the caller's word.
+    // SAFETY: `channel` is NULL or a live channel; `id` is writable: guaranteed by the caller.
     let new = unsafe { create(channel, context, ps, qp_type)? };
-    // SAFETY: the caller's word.
+    // SAFETY: `channel` is NULL or a live channel; `id` is writable: guaranteed by the caller.
     unsafe { id.write(new.as_c()) };
     Ok(())
 }
@@ -403,7 +403,7 @@ pub unsafe fn destroy_id(id: &Id) -> Result<()> {
 pub(super) unsafe fn discard(id: &Id) {
     // The request is answered with a reject by the kernel; a failure leaves nothing to do.
     let _ = ucma::destroy_id(id.fd(), id.handle());
-    // SAFETY: the caller's word.
+    // SAFETY: nobody else has seen the id: guaranteed by the caller.
     unsafe { free(id) };
 }
 
@@ -411,7 +411,7 @@ pub(super) unsafe fn discard(id: &Id) {
 /// From [`allocate`], and nothing refers to it any more.
 unsafe fn free(id: &Id) {
     let bound = retire(id);
-    // SAFETY: from Box::leak; the caller's word for the rest.
+    // SAFETY: from Box::leak; nothing else refers to it: guaranteed by the caller.
     drop(unsafe { Box::from_raw(ptr::from_ref(id).cast_mut()) });
     if let Some(bound) = bound {
         device::release(bound);
@@ -425,7 +425,8 @@ unsafe fn free(id: &Id) {
 /// From [`allocate`], the channel is closed, and nothing but events refers to the id any more.
 pub unsafe fn free_id(id: &Id) {
     if id.completed.is_done() {
-        // SAFETY: the caller's word, and no event does.
+        // SAFETY: from [`allocate`], the channel is closed, and nothing but events refers to the id
+        // any more: guaranteed by the caller, and no event does.
         unsafe { free(id) };
     } else if let Some(bound) = retire(id) {
         device::release(bound);

@@ -89,7 +89,8 @@ pub unsafe fn getaddrinfo(
     hints: *const rdma_addrinfo,
     res: NonNull<*mut rdma_addrinfo>,
 ) -> std::result::Result<(), GaiError> {
-    // SAFETY: the caller's word.
+    // SAFETY: `node` and `service` are C strings or NULL, `hints` is NULL or readable with what it
+    // points at, `res` writable: guaranteed by the caller.
     unsafe { addrinfo::getaddrinfo(&Machine, node, service, hints, res) }
 }
 
@@ -111,7 +112,7 @@ pub unsafe fn resolve_addrinfo(
     service: *const c_char,
     hints: *const rdma_addrinfo,
 ) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: as [`getaddrinfo`]: guaranteed by the caller.
     let (node, service, hints) = unsafe { (addrinfo::text(node), addrinfo::text(service), Hints::from_c(hints)) };
     let way = Way::choose(hints.as_ref().map_or(0, Hints::flags), node, service)?;
     begin(id, hints.as_ref())?;
@@ -188,7 +189,7 @@ pub(super) fn service_failed(id: &Id) {
 /// `res` is writable.
 pub unsafe fn query_addrinfo(id: &Id, res: NonNull<*mut rdma_addrinfo>) -> Result<()> {
     let list = id.state().search.pending.take()?;
-    // SAFETY: the caller's word.
+    // SAFETY: `res` is writable: guaranteed by the caller.
     unsafe { res.write(list.into_raw()) };
     Ok(())
 }

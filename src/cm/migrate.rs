@@ -24,7 +24,7 @@ pub unsafe fn migrate_id(id: &Id, channel: *mut rdma_event_channel) -> Result<()
     }
     let own = if channel.is_null() { Some(create_event_channel()?) } else { None };
     let target = own.map_or(channel, NonNull::as_ptr);
-    // SAFETY: live by the caller's word, or just made.
+    // SAFETY: just made, or live: guaranteed by the caller.
     let fd = unsafe { (*target).fd };
     // The id first, then the kernel, which has a thread that reads from the new channel find it there at once. The old channel
     // last: nobody may find the id on a descriptor that is closed.

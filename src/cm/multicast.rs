@@ -90,7 +90,7 @@ impl Group {
 /// # Safety
 /// An address as long as its family says.
 pub unsafe fn join_multicast(id: &Id, addr: NonNull<sockaddr>, context: *mut c_void) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: an address as long as its family says: guaranteed by the caller.
     let addr = unsafe { SockAddr::from_c(addr)? };
     join(id, addr, rdma_cm_mc_join_flags::RDMA_MC_JOIN_FLAG_FULLMEMBER as u32, context)
 }
@@ -101,7 +101,8 @@ pub unsafe fn join_multicast(id: &Id, addr: NonNull<sockaddr>, context: *mut c_v
 /// A readable structure with an address as long as its family says.
 pub unsafe fn join_multicast_ex(id: &Id, attr: NonNull<rdma_cm_join_mc_attr_ex>, context: *mut c_void) -> Result<()> {
     use rdma_cm_join_mc_attr_mask::*;
-    // SAFETY: the caller's word.
+    // SAFETY: a readable structure with an address as long as its family says: guaranteed by the
+    // caller.
     let attr = unsafe { attr.as_ref() };
     if attr.comp_mask >= RDMA_CM_JOIN_MC_ATTR_RESERVED as u32 {
         return Err(Errno::ENOTSUP);
@@ -112,7 +113,8 @@ pub unsafe fn join_multicast_ex(id: &Id, attr: NonNull<rdma_cm_join_mc_attr_ex>,
         return Err(Errno::EINVAL);
     }
     let addr = NonNull::new(attr.addr).ok_or(Errno::EINVAL)?;
-    // SAFETY: the caller's word.
+    // SAFETY: a readable structure with an address as long as its family says: guaranteed by the
+    // caller.
     let addr = unsafe { SockAddr::from_c(addr)? };
     join(id, addr, attr.join_flags, context)
 }
@@ -194,7 +196,7 @@ fn keep(id: &Id, group: Box<Group>) {
 /// # Safety
 /// An address as long as its family says.
 pub unsafe fn leave_multicast(id: &Id, addr: NonNull<sockaddr>) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: an address as long as its family says: guaranteed by the caller.
     let addr = unsafe { SockAddr::from_c(addr)? };
     let group = id.state().groups.take(|group| group.addr.bytes() == addr.bytes());
     let group = group.ok_or(Errno::EADDRNOTAVAIL)?;

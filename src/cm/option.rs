@@ -12,7 +12,7 @@ use crate::sys::{sockaddr, ucma};
 /// `value` readable for `len` bytes.
 pub unsafe fn set_option(id: &Id, level: c_int, name: c_int, value: *mut c_void, len: usize) -> Result<()> {
     let len = u32::try_from(len).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: the caller's word.
+    // SAFETY: `value` readable for `len` bytes: guaranteed by the caller.
     unsafe { ucma::set_option(id.fd(), id.handle(), level as u32, name as u32, value, len) }
 }
 

@@ -39,7 +39,7 @@ pub(super) unsafe fn fill(kernel: &mut rdma_ucm_conn_param, id: &Id, param: Opti
     let state = id.state();
     let own = state.connect_data.as_slice();
     let user = match param {
-        // SAFETY: the caller's word.
+        // SAFETY: private data readable for its length: guaranteed by the caller.
         Some(param) => unsafe { private_data(param.private_data, param.private_data_len) },
         None => &[],
     };
@@ -61,6 +61,6 @@ pub(super) unsafe fn private_data<'a>(data: *const c_void, len: u8) -> &'a [u8] 
     if data.is_null() {
         return &[];
     }
-    // SAFETY: the caller's word.
+    // SAFETY: readable for its length: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts(data.cast(), usize::from(len)) }
 }

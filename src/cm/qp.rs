@@ -25,7 +25,8 @@ const STRAY_BITS: c_int = 0xf << 21;
 /// # Safety
 /// `pd` is NULL or live, `attr` as ibv_create_qp(3) wants it, CQs and SRQ in it NULL or live.
 pub unsafe fn create_qp(id: &Id, pd: *mut ibv_pd, attr: NonNull<ibv_qp_init_attr>) -> Result<()> {
-    // SAFETY: the caller's word; all zeros are a value of the extended structure.
+    // SAFETY: `pd` is NULL or live, `attr` as ibv_create_qp(3) wants it, CQs and SRQ in it NULL or
+    // live: guaranteed by the caller; all zeros are a value of the extended structure.
     let (given, mut extended) = unsafe { (&mut *attr.as_ptr(), zeroed::<ibv_qp_init_attr_ex>()) };
     extended.qp_context = given.qp_context;
     extended.send_cq = given.send_cq;
@@ -36,7 +37,8 @@ pub unsafe fn create_qp(id: &Id, pd: *mut ibv_pd, attr: NonNull<ibv_qp_init_attr
     extended.sq_sig_all = given.sq_sig_all;
     extended.comp_mask = IBV_QP_INIT_ATTR_PD;
     extended.pd = if pd.is_null() { id.pd() } else { pd };
-    // SAFETY: the caller's word.
+    // SAFETY: `pd` is NULL or live, `attr` as ibv_create_qp(3) wants it, CQs and SRQ in it NULL or
+    // live: guaranteed by the caller.
     unsafe { create_qp_ex(id, NonNull::from(&mut extended))? };
     given.send_cq = extended.send_cq;
     given.recv_cq = extended.recv_cq;
@@ -50,7 +52,7 @@ pub unsafe fn create_qp(id: &Id, pd: *mut ibv_pd, attr: NonNull<ibv_qp_init_attr
 /// # Safety
 /// As [`create_qp`], for ibv_create_qp_ex(3).
 pub unsafe fn create_qp_ex(id: &Id, attr: NonNull<ibv_qp_init_attr_ex>) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: as [`create_qp`], for ibv_create_qp_ex(3): guaranteed by the caller.
     let attr = unsafe { &mut *attr.as_ptr() };
     if !id.qp().is_null() {
         return Err(Errno::EINVAL);
@@ -59,7 +61,7 @@ pub unsafe fn create_qp_ex(id: &Id, attr: NonNull<ibv_qp_init_attr_ex>) -> Resul
     if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() {
         attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
         attr.pd = id.pd();
-    // SAFETY: a live PD, by the caller's word.
+    // SAFETY: a live PD: guaranteed by the caller.
     } else if unsafe { (*attr.pd).context } != context.as_ptr() {
         return Err(Errno::EINVAL);
     }
@@ -101,7 +103,8 @@ unsafe fn create_with_cqs(id: &Id, context: NonNull<verbs::ibv_context>, attr: &
         (attr.send_cq, attr.recv_cq, attr.srq) = given;
         return Err(Errno::EINVAL);
     }
-    // SAFETY: the caller's word; the CQs are in place.
+    // SAFETY: as [`create_qp_ex`], with PD and XRCD in place: guaranteed by the caller; the CQs are
+    // in place.
     let created = unsafe { verbs::create_qp_ex(context, attr) }.and_then(|qp| {
         // SAFETY: the QP is new and nobody else has it.
         unsafe { start(id, qp).inspect_err(|_| verbs::destroy_qp(qp))? };
@@ -135,7 +138,7 @@ fn lacks_cq(attr: &ibv_qp_init_attr_ex) -> bool {
 /// # Safety
 /// A live QP that nobody else has.
 unsafe fn start(id: &Id, qp: NonNull<ibv_qp>) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: a live QP that nobody else has: guaranteed by the caller.
     unsafe {
         ece::of_new_qp(id, qp)?;
         if id.is_ud() { start_datagrams(id, qp) } else { start_connected(id, qp) }
@@ -144,17 +147,17 @@ unsafe fn start(id: &Id, qp: NonNull<ibv_qp>) -> Result<()> {
 
 unsafe fn start_connected(id: &Id, qp: NonNull<ibv_qp>) -> Result<()> {
     if kernel_knows_init()? {
-        // SAFETY: the caller's word.
+        // SAFETY: a live QP that nobody else has: guaranteed by the caller.
         return unsafe { to_init(id, qp) };
     }
     let (mut attr, mask) = own_attributes(id, ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS)?;
-    // SAFETY: the caller's word.
+    // SAFETY: a live QP that nobody else has: guaranteed by the caller.
     unsafe { verbs::modify_qp(qp, &mut attr, mask) }
 }
 
 unsafe fn to_init(id: &Id, qp: NonNull<ibv_qp>) -> Result<()> {
     let (mut attr, mask) = attributes(id, ibv_qp_state::IBV_QPS_INIT)?;
-    // SAFETY: the caller's word.
+    // SAFETY: a live QP that nobody else has: guaranteed by the caller.
     unsafe { verbs::modify_qp(qp, &mut attr, mask) }
 }
 
@@ -169,7 +172,7 @@ unsafe fn start_datagrams(id: &Id, qp: NonNull<ibv_qp>) -> Result<()> {
     } else {
         own_attributes(id, ibv_qp_attr_mask::IBV_QP_QKEY)?
     };
-    // SAFETY: the caller's word, here and below.
+    // SAFETY: a live QP that nobody else has, here and below: guaranteed by the caller.
     unsafe { verbs::modify_qp(qp, &mut attr, mask)? };
     let mut attr = state_only(ibv_qp_state::IBV_QPS_RTR);
     // SAFETY: as above.
@@ -269,7 +272,8 @@ fn fill_attributes(id: &Id, attr: &mut ibv_qp_attr) -> Result<c_int> {
 /// # Safety
 /// `attr` readable (its qp_state) and writable, `mask` writable.
 pub unsafe fn init_qp_attr(id: &Id, attr: NonNull<ibv_qp_attr>, mask: NonNull<c_int>) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: `attr` readable (its qp_state) and writable, `mask` writable: guaranteed by the
+    // caller.
     unsafe {
         let set = fill_attributes(id, &mut *attr.as_ptr())?;
         mask.write(set);
@@ -286,7 +290,7 @@ pub unsafe fn destroy_qp(id: &Id) {
     // The CQs of an XRC receiver belong to its SRQ.
     // SAFETY: the id's QP is live.
     let keep_cqs = unsafe { (*qp.as_ptr()).qp_type } == ibv_qp_type::IBV_QPT_XRC_RECV && !id.srq().is_null();
-    // SAFETY: the caller's word.
+    // SAFETY: the QP is the id's own and nothing else uses it: guaranteed by the caller.
     unsafe { verbs::destroy_qp(qp) };
     id.set_qp(ptr::null_mut());
     if !keep_cqs {

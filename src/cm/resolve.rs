@@ -24,7 +24,7 @@ use crate::sys::verbs::{IBV_TRANSPORT_IB, ibv_gid, path_rec_from_kernel};
 /// # Safety
 /// An address as long as its family says.
 pub unsafe fn bind_addr(id: &Id, addr: NonNull<sockaddr>) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: an address as long as its family says: guaranteed by the caller.
     let addr = unsafe { SockAddr::from_c(addr)? };
     let af_ib = library()?.af_ib()?;
     if af_ib {
@@ -46,7 +46,7 @@ pub unsafe fn bind_addr(id: &Id, addr: NonNull<sockaddr>) -> Result<()> {
 /// # Safety
 /// Addresses as long as their families say; `src` may be NULL.
 pub unsafe fn resolve_addr(id: &Id, src: *const sockaddr, dst: NonNull<sockaddr>, timeout_ms: c_int) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: addresses as long as their families say; `src` may be NULL: guaranteed by the caller.
     let (src, dst) = unsafe { (SockAddr::from_nullable(src)?, SockAddr::from_c(dst)?) };
     resolve(id, src.as_ref(), &dst, timeout_ms)
 }
@@ -228,7 +228,7 @@ fn use_device(id: &Id, guid: u64, index: u32, port_num: u8) -> Result<()> {
 /// `to` is writable.
 unsafe fn store(to: *mut sockaddr_storage, bytes: &[u8]) {
     let len = bytes.len().min(size_of::<sockaddr_storage>());
-    // SAFETY: the caller's word; any bytes are a value.
+    // SAFETY: `to` is writable: guaranteed by the caller; any bytes are a value.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast::<u8>(), len) };
 }
 

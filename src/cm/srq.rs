@@ -17,14 +17,15 @@ use crate::sys::verbs::{
 /// # Safety
 /// `pd` is NULL or live, `attr` as ibv_create_srq(3) wants it.
 pub unsafe fn create_srq(id: &Id, pd: *mut ibv_pd, attr: NonNull<ibv_srq_init_attr>) -> Result<()> {
-    // SAFETY: the caller's word; all zeros are a value of the extended structure.
+    // SAFETY: `pd` is NULL or live, `attr` as ibv_create_srq(3) wants it: guaranteed by the caller;
+    // all zeros are a value of the extended structure.
     let (given, mut extended) = unsafe { (&mut *attr.as_ptr(), zeroed::<ibv_srq_init_attr_ex>()) };
     extended.srq_context = given.srq_context;
     extended.attr = given.attr;
     extended.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
     extended.srq_type = IBV_SRQT_BASIC;
     extended.pd = pd;
-    // SAFETY: the caller's word.
+    // SAFETY: `pd` is NULL or live, `attr` as ibv_create_srq(3) wants it: guaranteed by the caller.
     unsafe { create_srq_ex(id, NonNull::from(&mut extended))? };
     given.attr = extended.attr;
     Ok(())
@@ -35,7 +36,7 @@ pub unsafe fn create_srq(id: &Id, pd: *mut ibv_pd, attr: NonNull<ibv_srq_init_at
 /// # Safety
 /// As [`create_srq`], for ibv_create_srq_ex(3).
 pub unsafe fn create_srq_ex(id: &Id, attr: NonNull<ibv_srq_init_attr_ex>) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: as [`create_srq`], for ibv_create_srq_ex(3): guaranteed by the caller.
     let attr = unsafe { &mut *attr.as_ptr() };
     // An SRQ that the id has already is the program's to destroy from now on (docs/quirks.md).
     if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 {
@@ -88,7 +89,7 @@ fn equip_xrc(id: &Id, attr: &mut ibv_srq_init_attr_ex) -> Result<Made> {
 /// The SRQ is the id's own and nothing else uses it.
 pub unsafe fn destroy_srq(id: &Id) {
     let Some(srq) = NonNull::new(id.srq()) else { return };
-    // SAFETY: the caller's word.
+    // SAFETY: the SRQ is the id's own and nothing else uses it: guaranteed by the caller.
     unsafe { verbs::destroy_srq(srq) };
     id.set_srq(ptr::null_mut());
     if id.qp().is_null() {

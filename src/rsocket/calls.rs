@@ -208,7 +208,8 @@ fn close_whole(fd: c_int) -> Result<()> {
 /// # Safety
 /// The process has no other thread.
 pub(super) unsafe fn after_fork() {
-    // SAFETY: the caller's word; fork() is not called from within the table.
+    // SAFETY: the process has no other thread: guaranteed by the caller; fork() is not called from
+    // within the table.
     unsafe { TABLE.after_fork() };
 }
 
@@ -221,7 +222,7 @@ pub(super) unsafe fn after_fork() {
 #[inline(always)]
 pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_int) -> std::result::Result<usize, bool> {
     match TABLE.pin(fd).as_deref() {
-        // SAFETY: the caller's word.
+        // SAFETY: writable for `len` bytes: guaranteed by the caller.
         Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.receive_at_once(start, len, flags) },
         _ => Err(false),
     }
@@ -233,9 +234,9 @@ pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_in
 /// Buffer writable for its length.
 pub unsafe fn receive_one(fd: c_int, buffer: iovec, flags: c_int, looked: bool) -> Result<usize> {
     match TABLE.get(fd).as_deref() {
-        // SAFETY: the caller's word.
+        // SAFETY: buffer writable for its length: guaranteed by the caller.
         Some(Object::Socket(Socket::Stream(socket))) if looked => unsafe { socket.receive_one(buffer, flags) },
-        // SAFETY: the caller's word.
+        // SAFETY: buffer writable for its length: guaranteed by the caller.
         _ => unsafe { receive(fd, &[buffer], flags).map(|received| received.len) },
     }
 }
@@ -246,11 +247,11 @@ pub unsafe fn receive_one(fd: c_int, buffer: iovec, flags: c_int, looked: bool) 
 /// Buffers writable for their lengths.
 pub unsafe fn receive(fd: c_int, buffers: &[iovec], flags: c_int) -> Result<ReceivedMessage> {
     match TABLE.get(fd).as_deref() {
-        // SAFETY: the caller's word.
+        // SAFETY: buffers writable for their lengths: guaranteed by the caller.
         Some(Object::Socket(Socket::Stream(socket))) => unsafe {
             Ok(ReceivedMessage { len: socket.receive(buffers, flags)?, from: None, flags: 0 })
         },
-        // SAFETY: the caller's word.
+        // SAFETY: buffers writable for their lengths: guaranteed by the caller.
         Some(Object::Socket(Socket::Datagram(socket))) => unsafe { socket.receive(buffers, flags) },
         Some(Object::Epoll(_)) | None => Err(Errno::EBADF),
     }
@@ -265,7 +266,7 @@ pub unsafe fn receive(fd: c_int, buffers: &[iovec], flags: c_int) -> Result<Rece
 pub unsafe fn send_at_once(fd: c_int, data: *const u8, len: usize, flags: c_int) -> bool {
     let Some(data) = NonNull::new(data.cast_mut()) else { return false };
     match TABLE.pin(fd).as_deref() {
-        // SAFETY: the caller's word.
+        // SAFETY: readable for `len` bytes: guaranteed by the caller.
         Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.send_at_once(data, len, flags) },
         _ => false,
     }
@@ -295,11 +296,11 @@ pub unsafe fn send(
     to: impl FnOnce() -> Result<Option<SockAddr>>,
 ) -> Result<usize> {
     match TABLE.get(fd).as_deref() {
-        // SAFETY: the caller's word.
+        // SAFETY: buffers readable for their lengths: guaranteed by the caller.
         Some(Object::Socket(Socket::Stream(socket))) => unsafe {
             socket.send(buffers, flags).inspect_err(|&error| broken_pipe(socket, error, flags))
         },
-        // SAFETY: the caller's word.
+        // SAFETY: buffers readable for their lengths: guaranteed by the caller.
         Some(Object::Socket(Socket::Datagram(socket))) => unsafe { socket.send(buffers, flags, to()?.as_ref()) },
         Some(Object::Epoll(_)) | None => Err(Errno::EBADF),
     }
@@ -446,7 +447,7 @@ pub fn control(fd: c_int, command: c_int, argument: usize) -> Result<c_int> {
 /// # Safety
 /// See [`Stream::map`].
 pub unsafe fn map(fd: c_int, start: NonNull<u8>, len: usize, prot: c_int, offset: i64) -> Result<i64> {
-    // SAFETY: the caller's word.
+    // SAFETY: see [`Stream::map`]: guaranteed by the caller.
     unsafe { stream(fd)?.map(start, len, prot, offset) }
 }
 
@@ -460,7 +461,7 @@ pub fn unmap(fd: c_int, start: usize, len: usize) -> Result<()> {
 /// # Safety
 /// Readable for its length.
 pub unsafe fn write_mapped(fd: c_int, data: &[u8], offset: u64, flags: c_int) -> Result<usize> {
-    // SAFETY: the caller's word.
+    // SAFETY: readable for its length: guaranteed by the caller.
     unsafe { stream(fd)?.write_mapped(data, offset, flags) }
 }
 

@@ -291,7 +291,7 @@ impl CmId {
     /// # Safety
     /// PD and CQs live for as long as the QP.
     pub unsafe fn create_qp(&self, pd: NonNull<ibv_pd>, attr: &mut ibv_qp_init_attr) -> Result<()> {
-        // SAFETY: the caller's word.
+        // SAFETY: PD and CQs live for as long as the QP: guaranteed by the caller.
         unsafe { cm::create_qp(self.id(), pd.as_ptr(), NonNull::from(attr)) }
     }
 

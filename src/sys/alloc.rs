@@ -77,22 +77,22 @@ unsafe impl GlobalAlloc for Allocator {
             PROMISED.set(None);
             return memory;
         }
-        // SAFETY: the caller's word.
+        // SAFETY: the contract of GlobalAlloc: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's word.
+        // SAFETY: the contract of GlobalAlloc: guaranteed by the caller.
         unsafe { System.dealloc(memory, layout) };
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's word.
+        // SAFETY: the contract of GlobalAlloc: guaranteed by the caller.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller's word.
+        // SAFETY: the contract of GlobalAlloc: guaranteed by the caller.
         unsafe { System.realloc(memory, layout, size) }
     }
 }

@@ -127,7 +127,7 @@ pub fn post<T>(post: usize, call: impl FnOnce() -> T) -> T {
 pub unsafe fn posted(qp: NonNull<ibv_qp>, result: c_int) -> Result<()> {
     match result {
         0 => Ok(()),
-        // SAFETY: the caller's word.
+        // SAFETY: a live QP: guaranteed by the caller.
         failed if is_refused(failed) => unsafe { ring(qp) },
         failed => Err(Errno::new(failed)),
     }
@@ -143,7 +143,7 @@ fn is_refused(result: c_int) -> bool {
 /// A live QP.
 #[cold]
 unsafe fn ring(qp: NonNull<ibv_qp>) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: a live QP: guaranteed by the caller.
     let (file, handle) = unsafe { ((*(*qp.as_ptr()).context).cmd_fd, (*qp.as_ptr()).handle) };
     let command = PostSend { response: 0, qp_handle: handle, wr_count: 0, sge_count: 0, wqe_size: WORK };
     let mut first_bad = 0_u32;

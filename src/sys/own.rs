@@ -58,7 +58,7 @@ pub fn settle(fd: RawFd) -> RawFd {
 /// # Safety
 /// `place` is good to read and write.
 pub unsafe fn settle_in(place: *mut RawFd) {
-    // SAFETY: the caller's word.
+    // SAFETY: `place` is good to read and write: guaranteed by the caller.
     unsafe { place.write(settle(place.read())) };
 }
 

@@ -63,7 +63,7 @@ impl AsRawFd for Signals {
 
 /// fork(2), of a process with one thread: true in the child.
 pub fn fork() -> Result<bool> {
-    // SAFETY: the caller's word is that there is no other thread, so that the child may do everything.
+    // SAFETY: the process has no other thread (see above), so the child may call anything.
     Ok(check(unsafe { libc::fork() })? == 0)
 }
 

@@ -54,11 +54,11 @@ impl SockAddr {
     /// # Safety
     /// `addr` points at an address as long as its family says.
     pub unsafe fn from_c(addr: NonNull<sockaddr>) -> Result<SockAddr> {
-        // SAFETY: every address starts with its family, which the caller vouches for; it may be unaligned.
+        // SAFETY: every address starts with its family, guaranteed by the caller; it may be unaligned.
         let family = unsafe { (&raw const (*addr.as_ptr()).sa_family).read_unaligned() };
         let len = len_of_family(c_int::from(family)).ok_or(Errno::EINVAL)?;
         let mut storage = zeroed();
-        // SAFETY: `len` bytes are readable by the caller's word, and sockaddr_storage is larger than any of the three.
+        // SAFETY: `len` bytes are readable: guaranteed by the caller. A sockaddr_storage is longer.
         unsafe { ptr::copy_nonoverlapping(addr.as_ptr().cast::<u8>(), (&raw mut storage).cast::<u8>(), len) };
         Ok(SockAddr { storage, len: len as u16 })
     }
@@ -69,7 +69,7 @@ impl SockAddr {
     /// As there, unless NULL.
     pub unsafe fn from_nullable(addr: *const sockaddr) -> Result<Option<SockAddr>> {
         NonNull::new(addr.cast_mut())
-            // SAFETY: the caller's word.
+            // SAFETY: as there, unless NULL: guaranteed by the caller.
             .map(|addr| unsafe { SockAddr::from_c(addr) })
             .transpose()
     }

@@ -80,7 +80,7 @@ impl Drop for DeviceList {
 /// # Safety
 /// A live device.
 pub unsafe fn guid(device: *mut ibv_device) -> u64 {
-    // SAFETY: the caller's word.
+    // SAFETY: a live device: guaranteed by the caller.
     unsafe { ibv_get_device_guid(device) }
 }
 
@@ -89,14 +89,14 @@ pub unsafe fn guid(device: *mut ibv_device) -> u64 {
 /// # Safety
 /// A live device.
 pub unsafe fn index(device: *mut ibv_device) -> Option<u32> {
-    // SAFETY: the caller's word.
+    // SAFETY: a live device: guaranteed by the caller.
     u32::try_from(unsafe { ibv_get_device_index(device) }).ok()
 }
 
 /// # Safety
 /// A live device.
 pub unsafe fn open(device: *mut ibv_device) -> Result<NonNull<ibv_context>> {
-    // SAFETY: the caller's word.
+    // SAFETY: a live device: guaranteed by the caller.
     let context = pointer(unsafe { ibv_open_device(device) })?;
     // SAFETY: live.
     unsafe {
@@ -109,14 +109,15 @@ pub unsafe fn open(device: *mut ibv_device) -> Result<NonNull<ibv_context>> {
 /// # Safety
 /// An open context.
 unsafe fn descriptors(context: NonNull<ibv_context>) -> [c_int; 2] {
-    // SAFETY: the caller's word.
+    // SAFETY: an open context: guaranteed by the caller.
     unsafe { [(*context.as_ptr()).cmd_fd, (*context.as_ptr()).async_fd] }
 }
 
 /// # Safety
 /// A context that nobody uses any more.
 pub unsafe fn close(context: NonNull<ibv_context>) {
-    // SAFETY: the caller's word. It cannot fail in a way that leaves anything to do.
+    // SAFETY: a context that nobody uses any more: guaranteed by the caller. It cannot fail in a
+    // way that leaves anything to do.
     unsafe {
         descriptors(context).into_iter().for_each(own::unmark);
         ibv_close_device(context.as_ptr())
@@ -128,7 +129,7 @@ pub unsafe fn close(context: NonNull<ibv_context>) {
 pub unsafe fn query_device(context: NonNull<ibv_context>) -> Result<ibv_device_attr> {
     // SAFETY: plain C data of which zeros are a value.
     let mut attr: ibv_device_attr = unsafe { zeroed() };
-    // SAFETY: the caller's word; `attr` is writable.
+    // SAFETY: an open context: guaranteed by the caller; `attr` is writable.
     check(unsafe { ibv_query_device(context.as_ptr(), &raw mut attr) })?;
     Ok(attr)
 }
@@ -148,7 +149,8 @@ pub unsafe fn query_port(context: NonNull<ibv_context>, port: u8) -> Result<ibv_
 pub unsafe fn query_gid(context: NonNull<ibv_context>, port: u8, index: c_int) -> Result<ibv_gid> {
     // SAFETY: plain C data of which zeros are a value.
     let mut gid: ibv_gid = unsafe { zeroed() };
-    // SAFETY: the caller's word. Unlike its relatives it returns -1 with errno set.
+    // SAFETY: an open context: guaranteed by the caller. Unlike its relatives it returns -1 with
+    // errno set.
     match unsafe { ibv_query_gid(context.as_ptr(), port, index, &raw mut gid) } {
         0 => Ok(gid),
         _ => Err(Errno::last()),
@@ -160,7 +162,7 @@ pub unsafe fn query_gid(context: NonNull<ibv_context>, port: u8, index: c_int) -
 /// # Safety
 /// An open context.
 pub unsafe fn pkey_index(context: NonNull<ibv_context>, port: u8, pkey: u16) -> Result<u16> {
-    // SAFETY: the caller's word.
+    // SAFETY: an open context: guaranteed by the caller.
     let index = unsafe { ibv_get_pkey_index(context.as_ptr(), port, pkey) };
     u16::try_from(index).map_err(|_| Errno::last())
 }
@@ -168,21 +170,22 @@ pub unsafe fn pkey_index(context: NonNull<ibv_context>, port: u8, pkey: u16) -> 
 /// # Safety
 /// An open context.
 pub unsafe fn alloc_pd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_pd>> {
-    // SAFETY: the caller's word.
+    // SAFETY: an open context: guaranteed by the caller.
     pointer(unsafe { ibv_alloc_pd(context.as_ptr()) })
 }
 
 /// # Safety
 /// A PD that nothing belongs to any more.
 pub unsafe fn dealloc_pd(pd: NonNull<ibv_pd>) {
-    // SAFETY: the caller's word. What the program left in it keeps it in the kernel until the context closes.
+    // SAFETY: a PD that nothing belongs to any more: guaranteed by the caller. What the program
+    // left in it keeps it in the kernel until the context closes.
     unsafe { ibv_dealloc_pd(pd.as_ptr()) };
 }
 
 /// # Safety
 /// An open context.
 pub unsafe fn create_comp_channel(context: NonNull<ibv_context>) -> Result<NonNull<ibv_comp_channel>> {
-    // SAFETY: the caller's word.
+    // SAFETY: an open context: guaranteed by the caller.
     let channel = pointer(unsafe { ibv_create_comp_channel(context.as_ptr()) })?;
     // SAFETY: live; libibverbs uses the number that stands there.
     unsafe { own::settle_in(&raw mut (*channel.as_ptr()).fd) };
@@ -194,10 +197,10 @@ pub unsafe fn create_comp_channel(context: NonNull<ibv_context>) -> Result<NonNu
 /// # Safety
 /// A live channel.
 pub unsafe fn destroy_comp_channel(channel: NonNull<ibv_comp_channel>) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: a live channel: guaranteed by the caller.
     let fd = unsafe { (*channel.as_ptr()).fd };
     own::unmark(fd);
-    // SAFETY: the caller's word.
+    // SAFETY: a live channel: guaranteed by the caller.
     done(unsafe { ibv_destroy_comp_channel(channel.as_ptr()) }).inspect_err(|_| own::mark(fd))
 }
 
@@ -207,7 +210,7 @@ pub unsafe fn destroy_comp_channel(channel: NonNull<ibv_comp_channel>) -> Result
 /// # Safety
 /// A live channel that nobody uses any more.
 pub unsafe fn end_comp_channel(channel: NonNull<ibv_comp_channel>) {
-    // SAFETY: the caller's word.
+    // SAFETY: a live channel that nobody uses any more: guaranteed by the caller.
     unsafe {
         let fd = (*channel.as_ptr()).fd;
         if destroy_comp_channel(channel).is_err() {
@@ -230,7 +233,8 @@ pub unsafe fn create_cq(
     vector: c_int,
 ) -> Result<NonNull<ibv_cq>> {
     let entries = c_int::try_from(entries).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: the caller's word.
+    // SAFETY: an open context, a channel of it, and one of its completion vectors: guaranteed by
+    // the caller.
     pointer(unsafe { ibv_create_cq(context.as_ptr(), entries, cq_context, channel.as_ptr(), vector) })
 }
 
@@ -239,7 +243,7 @@ pub unsafe fn create_cq(
 /// # Safety
 /// A live CQ.
 pub unsafe fn destroy_cq(cq: NonNull<ibv_cq>) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: a live CQ: guaranteed by the caller.
     done(unsafe { ibv_destroy_cq(cq.as_ptr()) })
 }
 
@@ -250,7 +254,7 @@ pub unsafe fn create_qp_ex(context: NonNull<ibv_context>, attr: &mut ibv_qp_init
         // SAFETY: struct ibv_qp_init_attr is the beginning of the extended one (infiniband/verbs.h).
         return pointer(unsafe { ibv_create_qp(attr.pd, ptr::from_mut(attr).cast()) });
     }
-    // SAFETY: the caller's word.
+    // SAFETY: attributes as ibv_create_qp_ex(3) wants them, with a PD: guaranteed by the caller.
     let create = unsafe { operation!(context, create_qp_ex) }?;
     // SAFETY: the provider's function with its own context; the two bindings describe the same structures.
     pointer(unsafe { create(context.as_ptr().cast(), ptr::from_mut(attr).cast()) }.cast())
@@ -259,14 +263,14 @@ pub unsafe fn create_qp_ex(context: NonNull<ibv_context>, attr: &mut ibv_qp_init
 /// # Safety
 /// A live QP.
 pub unsafe fn destroy_qp(qp: NonNull<ibv_qp>) {
-    // SAFETY: the caller's word.
+    // SAFETY: a live QP: guaranteed by the caller.
     unsafe { ibv_destroy_qp(qp.as_ptr()) };
 }
 
 /// # Safety
 /// A live QP.
 pub unsafe fn modify_qp(qp: NonNull<ibv_qp>, attr: &mut ibv_qp_attr, mask: c_int) -> Result<()> {
-    // SAFETY: the caller's word. ibv_modify_qp takes its mask as a C int.
+    // SAFETY: a live QP: guaranteed by the caller. ibv_modify_qp takes its mask as a C int.
     check(disabled(|| unsafe { ibv_modify_qp(qp.as_ptr(), attr, mask) }))
 }
 
@@ -282,7 +286,7 @@ pub unsafe fn create_srq_ex(
         // SAFETY: struct ibv_srq_init_attr is the beginning of the extended one (infiniband/verbs.h).
         return pointer(unsafe { ibv_create_srq(attr.pd, ptr::from_mut(attr).cast()) });
     }
-    // SAFETY: the caller's word.
+    // SAFETY: attributes as ibv_create_srq_ex(3) wants them: guaranteed by the caller.
     let create = unsafe { operation!(context, create_srq_ex) }?;
     // SAFETY: the provider's function with its own context; the two bindings describe the same structures.
     pointer(unsafe { create(context.as_ptr().cast(), ptr::from_mut(attr).cast()) }.cast())
@@ -291,7 +295,7 @@ pub unsafe fn create_srq_ex(
 /// # Safety
 /// A live SRQ.
 pub unsafe fn destroy_srq(srq: NonNull<ibv_srq>) {
-    // SAFETY: the caller's word.
+    // SAFETY: a live SRQ: guaranteed by the caller.
     unsafe { ibv_destroy_srq(srq.as_ptr()) };
 }
 
@@ -300,7 +304,7 @@ pub unsafe fn destroy_srq(srq: NonNull<ibv_srq>) {
 /// # Safety
 /// An open context.
 pub unsafe fn open_xrcd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_xrcd>> {
-    // SAFETY: the caller's word.
+    // SAFETY: an open context: guaranteed by the caller.
     let open = unsafe { operation!(context, open_xrcd) }?;
     let mut attr = ibv_xrcd_init_attr {
         comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
@@ -314,7 +318,7 @@ pub unsafe fn open_xrcd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_xrc
 /// # Safety
 /// An XRCD of `context` that nothing belongs to any more.
 pub unsafe fn close_xrcd(context: NonNull<ibv_context>, xrcd: NonNull<ibv_xrcd>) {
-    // SAFETY: the caller's word.
+    // SAFETY: an XRCD of `context` that nothing belongs to any more: guaranteed by the caller.
     if let Ok(close) = unsafe { operation!(context, close_xrcd) } {
         // SAFETY: the provider's function with its own object.
         unsafe { close(xrcd.as_ptr().cast()) };
@@ -325,7 +329,7 @@ pub unsafe fn close_xrcd(context: NonNull<ibv_context>, xrcd: NonNull<ibv_xrcd>)
 /// A live QP.
 pub unsafe fn query_ece(qp: NonNull<ibv_qp>) -> Result<ibv_ece> {
     let mut ece = ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 };
-    // SAFETY: the caller's word.
+    // SAFETY: a live QP: guaranteed by the caller.
     check(unsafe { ibv_query_ece(qp.as_ptr(), &raw mut ece) })?;
     Ok(ece)
 }
@@ -333,21 +337,21 @@ pub unsafe fn query_ece(qp: NonNull<ibv_qp>) -> Result<ibv_ece> {
 /// # Safety
 /// A live QP that is not connected yet.
 pub unsafe fn set_ece(qp: NonNull<ibv_qp>, mut ece: ibv_ece) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: a live QP that is not connected yet: guaranteed by the caller.
     check(unsafe { ibv_set_ece(qp.as_ptr(), &raw mut ece) })
 }
 
 /// # Safety
 /// A live UD QP.
 pub unsafe fn attach_mcast(qp: NonNull<ibv_qp>, gid: &ibv_gid, lid: u16) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: a live UD QP: guaranteed by the caller.
     check(unsafe { ibv_attach_mcast(qp.as_ptr(), gid, lid) })
 }
 
 /// # Safety
 /// A live UD QP.
 pub unsafe fn detach_mcast(qp: NonNull<ibv_qp>, gid: &ibv_gid, lid: u16) -> Result<()> {
-    // SAFETY: the caller's word.
+    // SAFETY: a live UD QP: guaranteed by the caller.
     check(unsafe { ibv_detach_mcast(qp.as_ptr(), gid, lid) })
 }
 
@@ -380,7 +384,7 @@ pub fn path_rec_from_kernel(kernel: &ib_user_path_rec) -> ibv_sa_path_rec {
 /// An open context.
 unsafe fn extension(context: NonNull<ibv_context>, offset: usize) -> Option<NonNull<verbs_context>> {
     const EXTENDED: usize = usize::MAX;
-    // SAFETY: the caller's word.
+    // SAFETY: an open context: guaranteed by the caller.
     if unsafe { (*context.as_ptr()).abi_compat } as usize != EXTENDED {
         return None;
     }

@@ -33,7 +33,7 @@ pub unsafe fn buffers<'a>(list: *const iovec, len: size_t) -> Result<&'a [iovec]
         return Err(Errno::EINVAL);
     }
     let list = NonNull::new(list.cast_mut()).ok_or(Errno::EFAULT)?;
-    // SAFETY: the caller's word.
+    // SAFETY: so many structures, or NULL: guaranteed by the caller.
     let list = unsafe { slice::from_raw_parts(list.as_ptr(), len) };
     if list.iter().any(|buffer| buffer.iov_base.is_null() && buffer.iov_len > 0) {
         return Err(Errno::EFAULT);
@@ -48,7 +48,7 @@ pub unsafe fn buffers<'a>(list: *const iovec, len: size_t) -> Result<&'a [iovec]
 pub unsafe fn bytes<'a>(start: *const c_void, len: usize) -> Result<&'a [u8]> {
     match (NonNull::new(start.cast_mut()), len) {
         (_, 0) => Ok(&[]),
-        // SAFETY: the caller's word.
+        // SAFETY: readable for the length: guaranteed by the caller.
         (Some(start), len) => Ok(unsafe { slice::from_raw_parts(start.as_ptr().cast(), len) }),
         (None, _) => Err(Errno::EFAULT),
     }
@@ -64,7 +64,7 @@ pub unsafe fn name_out(name: Option<&sockaddr_storage>, addr: *mut sockaddr, len
         return Ok(());
     }
     let len = NonNull::new(len).ok_or(Errno::EFAULT)?;
-    // SAFETY: the caller's word.
+    // SAFETY: NULL, or a length and as much room as it says: guaranteed by the caller.
     unsafe {
         let whole = name.map_or(0, name_len);
         if let Some(name) = name {

@@ -28,9 +28,9 @@ pub unsafe extern "C" fn rsocket(domain: c_int, r#type: c_int, protocol: c_int) 
 /// bind(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rbind(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
-    // SAFETY: the caller's word.
+    // SAFETY: the C contract (crate documentation).
     report(unsafe { Call::socket("rbind", socket).with(addr, addrlen) }, -1, || {
-        // SAFETY: the caller's word.
+        // SAFETY: the C contract (crate documentation).
         calls::bind(socket, &unsafe { core::address(addr, addrlen)? }).map(|()| 0)
     })
 }
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
 pub unsafe extern "C" fn raccept(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
     report(Call::socket("raccept", socket), -1, || {
         let (fd, name) = calls::accept(socket)?;
-        // SAFETY: the caller's word.
+        // SAFETY: the C contract (crate documentation).
         unsafe {
             name_out(Some(&name), addr, addrlen).inspect_err(|_| {
                 let _ = calls::close(fd);
@@ -61,9 +61,9 @@ pub unsafe extern "C" fn raccept(socket: c_int, addr: *mut sockaddr, addrlen: *m
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rconnect(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
     probes::rs_connect(socket);
-    // SAFETY: the caller's word.
+    // SAFETY: the C contract (crate documentation).
     report(unsafe { Call::socket("rconnect", socket).with(addr, addrlen) }, -1, || {
-        // SAFETY: the caller's word.
+        // SAFETY: the C contract (crate documentation).
         calls::connect(socket, &unsafe { core::address(addr, addrlen)? }).map(|()| 0)
     })
 }
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn rclose(socket: c_int) -> c_int {
 /// Writable for `len` bytes.
 #[inline]
 unsafe fn receive<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the caller's word.
+    // SAFETY: writable for `len` bytes: guaranteed by the caller.
     unsafe {
         match calls::receive_at_once(socket, buf.cast(), len, flags) {
             Ok(done) => {
@@ -109,7 +109,7 @@ unsafe fn receive_any<const READ: bool>(
     looked: bool,
 ) -> ssize_t {
     let call = Call::socket(if READ { "rread" } else { "rrecv" }, socket);
-    // SAFETY: the caller's word.
+    // SAFETY: as above: guaranteed by the caller.
     report(call, -1, || unsafe {
         let done = calls::receive_one(socket, buffer(buf, len)?, flags, looked)?;
         probes::rs_recv(socket, done);
@@ -120,7 +120,7 @@ unsafe fn receive_any<const READ: bool>(
 /// recv(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rrecv(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the caller's word.
+    // SAFETY: the C contract (crate documentation).
     unsafe { receive::<false>(socket, buf, len, flags) }
 }
 
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn rrecvfrom(
     addrlen: *mut socklen_t,
 ) -> ssize_t {
     report(Call::socket("rrecvfrom", socket), -1, || {
-        // SAFETY: the caller's word.
+        // SAFETY: the C contract (crate documentation).
         unsafe {
             let received = received(socket, &[buffer(buf, len)?], flags)?;
             name_out(received.from.as_ref(), src_addr, addrlen)?;
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn rrecvfrom(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     report(Call::socket("rrecvmsg", socket), -1, || {
-        // SAFETY: the caller's word.
+        // SAFETY: the C contract (crate documentation).
         unsafe {
             let msg = msg.as_mut().ok_or(Errno::EFAULT)?;
             let received = received(socket, buffers(msg.msg_iov, msg.msg_iovlen)?, flags)?;
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int)
 /// Readable for `len` bytes.
 #[inline]
 unsafe fn send<const WRITE: bool>(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the caller's word.
+    // SAFETY: readable for `len` bytes: guaranteed by the caller.
     unsafe {
         if calls::send_at_once(socket, buf.cast(), len, flags) {
             probes::rs_send(socket, len);
@@ -180,7 +180,7 @@ unsafe fn send<const WRITE: bool>(socket: c_int, buf: *const c_void, len: size_t
 #[inline(never)]
 unsafe fn send_any<const WRITE: bool>(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     let call = Call::socket(if WRITE { "rwrite" } else { "rsend" }, socket);
-    // SAFETY: the caller's word.
+    // SAFETY: as above: guaranteed by the caller.
     report(call, -1, || unsafe { sent(socket, &[buffer(buf.cast_mut(), len)?], flags, calls::no_address) })
 }
 
@@ -194,7 +194,7 @@ unsafe fn sent(
     flags: c_int,
     to: impl FnOnce() -> Result<Option<SockAddr>>,
 ) -> Result<ssize_t> {
-    // SAFETY: the caller's word.
+    // SAFETY: buffers readable for their lengths: guaranteed by the caller.
     let done = unsafe { calls::send(socket, buffers, flags, to)? };
     probes::rs_send(socket, done);
     Ok(done as ssize_t)
@@ -217,7 +217,7 @@ unsafe fn sent_at_once(socket: c_int, iov: *const iovec, count: size_t, flags: c
 /// # Safety
 /// Buffers writable for their lengths.
 unsafe fn received(socket: c_int, buffers: &[iovec], flags: c_int) -> Result<calls::ReceivedMessage> {
-    // SAFETY: the caller's word.
+    // SAFETY: buffers writable for their lengths: guaranteed by the caller.
     let received = unsafe { calls::receive(socket, buffers, flags)? };
     probes::rs_recv(socket, received.len);
     Ok(received)
@@ -226,7 +226,7 @@ unsafe fn received(socket: c_int, buffers: &[iovec], flags: c_int) -> Result<cal
 /// send(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rsend(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the caller's word.
+    // SAFETY: the C contract (crate documentation).
     unsafe { send::<false>(socket, buf, len, flags) }
 }
 
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn rsend(socket: c_int, buf: *const c_void, len: size_t, f
 /// # Safety
 /// Readable for `len` bytes, unless NULL.
 unsafe fn destination(addr: *const sockaddr, len: socklen_t) -> Result<Option<SockAddr>> {
-    // SAFETY: the caller's word.
+    // SAFETY: readable for `len` bytes, unless NULL: guaranteed by the caller.
     if addr.is_null() { Ok(None) } else { unsafe { core::address(addr, len).map(Some) } }
 }
 
@@ -249,9 +249,9 @@ pub unsafe extern "C" fn rsendto(
     dest_addr: *const sockaddr,
     addrlen: socklen_t,
 ) -> ssize_t {
-    // SAFETY: the caller's word.
+    // SAFETY: the C contract (crate documentation).
     report(unsafe { Call::socket("rsendto", socket).to(dest_addr, addrlen) }, -1, || {
-        // SAFETY: the caller's word.
+        // SAFETY: the C contract (crate documentation).
         unsafe {
             let to = || destination(dest_addr, addrlen);
             sent(socket, &[buffer(buf.cast_mut(), len)?], flags, to)
@@ -273,7 +273,7 @@ pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_in
         call = unsafe { call.to(msg.msg_name.cast::<sockaddr>(), msg.msg_namelen) };
     }
     report(call, -1, || {
-        // SAFETY: the caller's word.
+        // SAFETY: the C contract (crate documentation).
         unsafe {
             let msg = msg.as_ref().ok_or(Errno::EFAULT)?;
             let to = || destination(msg.msg_name.cast::<sockaddr>(), msg.msg_namelen);
@@ -285,14 +285,14 @@ pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_in
 /// read(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rread(socket: c_int, buf: *mut c_void, count: size_t) -> ssize_t {
-    // SAFETY: the caller's word.
+    // SAFETY: the C contract (crate documentation).
     unsafe { receive::<true>(socket, buf, count, 0) }
 }
 
 /// readv(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
-    // SAFETY: the caller's word.
+    // SAFETY: the C contract (crate documentation).
     report(Call::socket("rreadv", socket), -1, || unsafe {
         Ok(received(socket, buffers(iov, count(iovcnt)?)?, 0)?.len as ssize_t)
     })
@@ -301,7 +301,7 @@ pub unsafe extern "C" fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int)
 /// write(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rwrite(socket: c_int, buf: *const c_void, count: size_t) -> ssize_t {
-    // SAFETY: the caller's word.
+    // SAFETY: the C contract (crate documentation).
     unsafe { send::<true>(socket, buf, count, 0) }
 }
 
@@ -312,7 +312,7 @@ pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int
     if let Some(done) = unsafe { count(iovcnt).ok().and_then(|count| sent_at_once(socket, iov, count, 0)) } {
         return done;
     }
-    // SAFETY: the caller's word.
+    // SAFETY: the C contract (crate documentation).
     report(Call::socket("rwritev", socket), -1, || unsafe {
         sent(socket, buffers(iov, count(iovcnt)?)?, 0, calls::no_address)
     })
@@ -321,7 +321,7 @@ pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int
 /// poll(2) for rsockets and other descriptors together. timeout: in milliseconds, -1 without end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: the caller's word.
+    // SAFETY: the C contract (crate documentation).
     report_quick(Call::new("rpoll"), -1, || calls::poll(unsafe { list(fds, nfds)? }, timeout))
 }
 
@@ -336,12 +336,12 @@ pub unsafe extern "C" fn rselect(
 ) -> c_int {
     report(Call::new("rselect"), -1, || {
         let words = core::select::words(usize::try_from(nfds).map_err(|_| Errno::EINVAL)?);
-        // SAFETY: the caller's word: sets of at least nfds bits.
+        // SAFETY: the C contract (crate documentation): sets of at least nfds bits.
         let set = |set: *mut fd_set| unsafe {
             NonNull::new(set).map(|set| slice::from_raw_parts_mut(set.as_ptr().cast(), words))
         };
         let mut sets = core::select::Sets { read: set(readfds), write: set(writefds), except: set(exceptfds) };
-        // SAFETY: the caller's word.
+        // SAFETY: the C contract (crate documentation).
         core::select::select(calls::lookup(), nfds, &mut sets, unsafe { timeout.as_mut() })
     })
 }
@@ -349,7 +349,7 @@ pub unsafe extern "C" fn rselect(
 /// getpeername(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rgetpeername(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
-    // SAFETY: the caller's word.
+    // SAFETY: the C contract (crate documentation).
     report(Call::socket("rgetpeername", socket), -1, || unsafe {
         name_back(&calls::peer_name(socket)?, addr, addrlen).map(|()| 0)
     })
@@ -358,7 +358,7 @@ pub unsafe extern "C" fn rgetpeername(socket: c_int, addr: *mut sockaddr, addrle
 /// getsockname(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rgetsockname(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
-    // SAFETY: the caller's word.
+    // SAFETY: the C contract (crate documentation).
     report(Call::socket("rgetsockname", socket), -1, || unsafe {
         name_back(&calls::local_name(socket)?, addr, addrlen).map(|()| 0)
     })
@@ -374,7 +374,7 @@ pub unsafe extern "C" fn rsetsockopt(
     optlen: socklen_t,
 ) -> c_int {
     report(Call::socket("rsetsockopt", socket), -1, || {
-        // SAFETY: the caller's word.
+        // SAFETY: the C contract (crate documentation).
         calls::set_option(socket, level, optname, unsafe { bytes(optval, optlen as usize)? }).map(|()| 0)
     })
 }
@@ -392,7 +392,7 @@ pub unsafe extern "C" fn rgetsockopt(
         let (value, len) = NonNull::new(optval.cast::<u8>()).zip(NonNull::new(optlen)).ok_or(Errno::EFAULT)?;
         let option = calls::option(socket, level, optname)?;
         let option = option.as_bytes();
-        // SAFETY: the caller's word: no more than *optlen bytes are written.
+        // SAFETY: the C contract (crate documentation): no more than *optlen bytes are written.
         unsafe {
             let room = usize::try_from(len.read()).unwrap_or(0).min(option.len());
             ptr::copy_nonoverlapping(option.as_ptr(), value.as_ptr(), room);
@@ -425,7 +425,7 @@ pub unsafe extern "C" fn riomap(
         // None are defined.
         let _ = flags;
         let start = NonNull::new(buf.cast()).ok_or(Errno::EINVAL)?;
-        // SAFETY: the caller's word.
+        // SAFETY: the C contract (crate documentation).
         unsafe { calls::map(socket, start, len, prot, offset) }
     })
 }
@@ -447,7 +447,7 @@ pub unsafe extern "C" fn riowrite(
     offset: off_t,
     flags: c_int,
 ) -> size_t {
-    // SAFETY: the caller's word.
+    // SAFETY: the C contract (crate documentation).
     report(Call::socket("riowrite", socket), size_t::MAX, || unsafe {
         calls::write_mapped(socket, bytes(buf, count)?, offset as u64, flags)
     })
@@ -465,7 +465,7 @@ pub unsafe extern "C" fn repoll_create(flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     report(Call::socket("repoll_ctl", epfd), -1, || {
-        // SAFETY: the caller's word.
+        // SAFETY: the C contract (crate documentation).
         calls::epoll_ctl(epfd, op, fd, unsafe { event.as_ref() }.copied()).map(|()| 0)
     })
 }
@@ -476,7 +476,7 @@ pub unsafe extern "C" fn repoll_wait(epfd: c_int, events: *mut epoll_event, maxe
     report(Call::socket("repoll_wait", epfd), -1, || {
         let room = usize::try_from(maxevents).ok().filter(|&room| room > 0).ok_or(Errno::EINVAL)?;
         let events = NonNull::new(events).ok_or(Errno::EFAULT)?;
-        // SAFETY: the caller's word.
+        // SAFETY: the C contract (crate documentation).
         let events = unsafe { slice::from_raw_parts_mut(events.as_ptr().cast::<MaybeUninit<epoll_event>>(), room) };
         calls::epoll_wait(epfd, events, timeout).map(|count| count as c_int)
     })
@@ -494,7 +494,7 @@ unsafe fn list<'a>(fds: *mut pollfd, len: nfds_t) -> Result<&'a mut [pollfd]> {
         return Ok(&mut []);
     }
     let fds = NonNull::new(fds).ok_or(Errno::EFAULT)?;
-    // SAFETY: the caller's word.
+    // SAFETY: NULL with a length of 0, or `len` structures: guaranteed by the caller.
     Ok(unsafe { slice::from_raw_parts_mut(fds.as_ptr(), len as usize) })
 }
 
@@ -506,6 +506,6 @@ unsafe fn name_back(name: &libc::sockaddr_storage, addr: *mut sockaddr, len: *mu
     if addr.is_null() || len.is_null() {
         return Err(Errno::EFAULT);
     }
-    // SAFETY: the caller's word.
+    // SAFETY: as there: guaranteed by the caller.
     unsafe { name_out(Some(name), addr, len) }
 }

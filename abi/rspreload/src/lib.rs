@@ -11,7 +11,7 @@
 //! # Safety
 //!
 //! What the `SAFETY` comments call the C contract: the exported functions are called as their manual pages say. What a
-//! pointer is good for is the caller's word, handed on unchanged.
+//! pointer must point at is thereby guaranteed by the program.
 #![cfg_attr(not(test), no_std)]
 // What is exported there is for the tests only.
 #![cfg_attr(test, allow(dead_code))]

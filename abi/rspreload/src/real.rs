@@ -171,7 +171,7 @@ unsafe fn variadic(next: &Next, fd: c_int, cmd: c_int, arg: usize) -> c_int {
 /// The C contract of the call.
 #[inline(always)]
 pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> c_int {
-    // SAFETY: the caller's word.
+    // SAFETY: the C contract of the call: guaranteed by the caller.
     unsafe { variadic(&slot_fcntl, fd, cmd, arg) }
 }
 
@@ -181,6 +181,6 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> c_int {
 /// The C contract of the call.
 #[inline(always)]
 pub unsafe fn fcntl64(fd: c_int, cmd: c_int, arg: usize) -> c_int {
-    // SAFETY: the caller's word.
+    // SAFETY: the C contract of the call: guaranteed by the caller.
     unsafe { variadic(&slot_fcntl64, fd, cmd, arg) }
 }

@@ -45,14 +45,14 @@ fn send_file(out: c_int, file: c_int, offset: *mut off64_t, len: usize, real: im
 /// # Safety
 /// As sendfile's.
 unsafe fn send_to(out: c_int, file: c_int, offset: *mut off64_t, count: usize) -> ssize_t {
-    // SAFETY: the caller's word.
+    // SAFETY: as sendfile's: guaranteed by the caller.
     let start = unsafe { if offset.is_null() { libc::lseek64(file, 0, SEEK_CUR) } else { offset.read() } };
     if start < 0 {
         return if offset.is_null() && errno::get() != ESPIPE { -1 } else { errno::fail(EINVAL) };
     }
     let sent = with_buffer(|buffer| send_pieces(out, file, start, count.min(MOST), buffer));
     if sent > 0 {
-        // SAFETY: the caller's word.
+        // SAFETY: as sendfile's: guaranteed by the caller.
         unsafe {
             if offset.is_null() {
                 errno::keeping(|| libc::lseek64(file, start + sent as off64_t, SEEK_SET));

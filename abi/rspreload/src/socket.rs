@@ -95,7 +95,7 @@ unsafe fn accept_from(
     // As in the kernel the number comes first: without one no connection is taken from the queue and lost.
     let new = fds::placeholder(flags & SOCK_CLOEXEC != 0, flags & SOCK_NONBLOCK != 0)?;
     fds::sync_nonblock(fd, inner);
-    // SAFETY: the caller's word.
+    // SAFETY: as accept4's: guaranteed by the caller.
     let taken = unsafe { r::raccept(inner, addr, len) };
     if taken >= 0 {
         // An rsocket starts out with its listener's flags, a socket on Linux does not.

@@ -21,7 +21,8 @@ impl<'a> Hints<'a> {
     /// # Safety
     /// NULL, or a structure that lives for `'a`, with addresses and route readable for their lengths.
     pub unsafe fn from_c(hints: *const rdma_addrinfo) -> Option<Hints<'a>> {
-        // SAFETY: the caller's word.
+        // SAFETY: NULL, or a structure that lives for `'a`, with addresses and route readable for
+        // their lengths: guaranteed by the caller.
         unsafe { hints.as_ref() }.map(Hints)
     }
 
@@ -83,7 +84,7 @@ unsafe fn addr<'a>(addr: *const sockaddr, len: libc::socklen_t) -> Result<&'a [u
     match len as usize {
         0 => Ok(&[]),
         _ if addr.is_null() => Ok(&[]),
-        // SAFETY: the caller's word.
+        // SAFETY: NULL, or readable for `len` bytes: guaranteed by the caller.
         len @ ..=MAX_ADDR => Ok(unsafe { slice::from_raw_parts(addr.cast(), len) }),
         _ => Err(Errno::EINVAL),
     }

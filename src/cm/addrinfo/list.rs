@@ -123,7 +123,8 @@ impl Drop for List {
 /// NULL, or a list of this library that was not yet freed.
 pub unsafe fn freeaddrinfo(mut list: *mut rdma_addrinfo) {
     while let Some(info) = NonNull::new(list) {
-        // SAFETY: the caller's word; all pointers in it are from malloc() or NULL.
+        // SAFETY: NULL, or a list of this library that was not yet freed: guaranteed by the caller;
+        // all pointers in it are from malloc() or NULL.
         unsafe {
             let info = info.as_ref();
             list = info.ai_next;

@@ -90,9 +90,11 @@ pub unsafe fn getaddrinfo(
     hints: *const rdma_addrinfo,
     res: NonNull<*mut rdma_addrinfo>,
 ) -> std::result::Result<(), GaiError> {
-    // SAFETY: the caller's word.
+    // SAFETY: `node` and `service` are C strings or NULL, `hints` as [`Hints::from_c`] wants them:
+    // guaranteed by the caller.
     let list = unsafe { resolve(env, text(node), text(service), Hints::from_c(hints).as_ref())? };
-    // SAFETY: the caller's word.
+    // SAFETY: `node` and `service` are C strings or NULL, `hints` as [`Hints::from_c`] wants them:
+    // guaranteed by the caller.
     unsafe { res.write(list.into_raw()) };
     Ok(())
 }
@@ -102,7 +104,7 @@ pub unsafe fn getaddrinfo(
 /// # Safety
 /// NULL, or a C string that lives for `'a`.
 pub unsafe fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
-    // SAFETY: the caller's word.
+    // SAFETY: NULL, or a C string that lives for `'a`: guaranteed by the caller.
     NonNull::new(text.cast_mut()).map(|text| unsafe { CStr::from_ptr(text.as_ptr()) })
 }
 

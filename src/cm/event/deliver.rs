@@ -21,7 +21,8 @@ use rdma_cm_event_type::*;
 /// `raw.uid` is 0 or an address that this library gave the kernel and has not freed.
 pub(super) unsafe fn deliver(raw: &rdma_ucm_event_resp, event: &mut Event) -> Outcome {
     let kind = rdma_cm_event_type::from_number(raw.event);
-    // SAFETY: the caller's word.
+    // SAFETY: `raw.uid` is 0 or an address that this library gave the kernel and has not freed:
+    // guaranteed by the caller.
     let Some((id, group)) = (unsafe { subject(raw, kind) }) else {
         log::warning(format_args!("event {} for unknown id {} ignored", raw.event, raw.id));
         return Outcome::Skip;
@@ -60,11 +61,12 @@ unsafe fn subject<'a>(
         return handles::find(raw.id).map(|id| (unsafe { id.as_ref() }, None));
     }
     if let Some(RDMA_CM_EVENT_MULTICAST_JOIN | RDMA_CM_EVENT_MULTICAST_ERROR) = kind {
-        // SAFETY: the caller's word; for these events it is the group's address.
+        // SAFETY: as [`deliver`]: guaranteed by the caller; for these events it is the group's
+        // address.
         let group = unsafe { &*(address as *const Group) };
         return Some((group.id(), Some(group)));
     }
-    // SAFETY: the caller's word.
+    // SAFETY: as [`deliver`]: guaranteed by the caller.
     Some((unsafe { &*(address as *const Id) }, None))
 }
 

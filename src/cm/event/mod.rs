@@ -44,7 +44,7 @@ enum Outcome {
 /// A live channel; `event` is writable.
 pub unsafe fn get_cm_event(channel: NonNull<rdma_event_channel>, event: NonNull<*mut rdma_cm_event>) -> Result<()> {
     library()?;
-    // SAFETY: the caller's word.
+    // SAFETY: a live channel; `event` is writable: guaranteed by the caller.
     let fd: c_int = unsafe { (*channel.as_ptr()).fd };
     // Before the kernel is asked: a lack of memory must not lose an event.
     let mut room = Some(try_box(Event {
@@ -69,7 +69,8 @@ pub unsafe fn get_cm_event(channel: NonNull<rdma_event_channel>, event: NonNull<
         log::event(id, &new.public);
     }
     let shown = NonNull::from(Box::leak(new));
-    // SAFETY: the caller's word; the public structure is the beginning of an Event.
+    // SAFETY: a live channel; `event` is writable: guaranteed by the caller; the public structure
+    // is the beginning of an Event.
     unsafe { event.write(shown.as_ptr().cast()) };
     Ok(())
 }
@@ -79,7 +80,8 @@ pub unsafe fn get_cm_event(channel: NonNull<rdma_event_channel>, event: NonNull<
 /// # Safety
 /// From [`get_cm_event`], and not used afterwards.
 pub unsafe fn ack_cm_event(event: NonNull<rdma_cm_event>) -> Result<()> {
-    // SAFETY: the caller's word; the public structure is the beginning of an Event.
+    // SAFETY: from [`get_cm_event`], and not used afterwards: guaranteed by the caller; the public
+    // structure is the beginning of an Event.
     let event = unsafe { Box::from_raw(event.cast::<Event>().as_ptr()) };
     event.complete();
     Ok(())
@@ -106,7 +108,8 @@ impl Event {
 /// # Safety
 /// From [`get_cm_event`], not acknowledged yet.
 pub(super) unsafe fn is_about_group(event: NonNull<rdma_cm_event>, group: &Completed) -> bool {
-    // SAFETY: the caller's word; the public structure is the beginning of an Event.
+    // SAFETY: from [`get_cm_event`], not acknowledged yet: guaranteed by the caller; the public
+    // structure is the beginning of an Event.
     unsafe { (*event.cast::<Event>().as_ptr()).counts[1] == Some(NonNull::from(group)) }
 }
 
@@ -115,7 +118,8 @@ pub(super) unsafe fn is_about_group(event: NonNull<rdma_cm_event>, group: &Compl
 /// # Safety
 /// From [`get_cm_event`], not acknowledged yet.
 pub(super) unsafe fn forget_group(event: NonNull<rdma_cm_event>) {
-    // SAFETY: the caller's word; the public structure is the beginning of an Event.
+    // SAFETY: from [`get_cm_event`], not acknowledged yet: guaranteed by the caller; the public
+    // structure is the beginning of an Event.
     unsafe { (*event.cast::<Event>().as_ptr()).counts[1] = None };
 }
 

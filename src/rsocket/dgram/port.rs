@@ -94,7 +94,8 @@ impl Queue {
     /// # Safety
     /// An open context, which stays open for as long as the result lives.
     unsafe fn new(context: NonNull<ibv_context>, entries: u16) -> Result<Queue> {
-        // SAFETY: the caller's word.
+        // SAFETY: an open context, which stays open for as long as the result lives: guaranteed by
+        // the caller.
         let channel = unsafe { CompletionChannel::new(context)? };
         // Declared after the channel, and so dropped before it, should the next step fail.
         // SAFETY: as above.

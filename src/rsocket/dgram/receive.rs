@@ -67,7 +67,7 @@ impl Dgram {
             if state.queue.is_empty() {
                 self.poll(&mut state);
             }
-            // SAFETY: the caller's word.
+            // SAFETY: buffers writable for their lengths: guaranteed by the caller.
             if let Some(received) = unsafe { state.take(buffers, flags)? } {
                 return Ok(received);
             }
@@ -203,7 +203,7 @@ impl State {
             }
             Place::Copy(bytes) => bytes,
         };
-        // SAFETY: the caller's word.
+        // SAFETY: buffers writable for their lengths: guaranteed by the caller.
         let copied = unsafe { scatter(bytes, buffers) };
         let cut = copied < bytes.len();
         let len = if flags & libc::MSG_TRUNC != 0 { bytes.len() } else { copied };
@@ -279,7 +279,8 @@ unsafe fn scatter(mut bytes: &[u8], buffers: &[iovec]) -> usize {
     for buffer in buffers {
         let (now, rest) = bytes.split_at(bytes.len().min(buffer.iov_len));
         if !now.is_empty() {
-            // SAFETY: the caller's word; no more than its length.
+            // SAFETY: buffers writable for their lengths: guaranteed by the caller; no more than
+            // its length.
             unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), buffer.iov_base.cast(), now.len()) };
         }
         bytes = rest;

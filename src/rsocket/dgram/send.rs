@@ -27,7 +27,7 @@ impl Dgram {
             return Err(Errno::new(libc::EOPNOTSUPP));
         }
         let mut payload = [0; MAX_MESSAGE];
-        // SAFETY: the caller's word.
+        // SAFETY: buffers readable for their lengths: guaranteed by the caller.
         let payload = unsafe { gather(buffers, &mut payload)? };
         let (mut deadline, mut asked) = (None, false);
         loop {
@@ -161,7 +161,8 @@ unsafe fn gather<'a>(buffers: &[iovec], into: &'a mut [u8; MAX_MESSAGE]) -> Resu
     for buffer in buffers.iter().filter(|buffer| buffer.iov_len > 0) {
         let end = len.checked_add(buffer.iov_len).ok_or_else(too_long)?;
         let place = into.get_mut(len..end).ok_or_else(too_long)?;
-        // SAFETY: the caller's word; the place is as long.
+        // SAFETY: buffers readable for their lengths: guaranteed by the caller; the place is as
+        // long.
         unsafe { std::ptr::copy_nonoverlapping(buffer.iov_base.cast(), place.as_mut_ptr(), place.len()) };
         len = end;
     }

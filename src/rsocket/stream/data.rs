@@ -398,7 +398,7 @@ impl State {
         if len == 0 {
             return None;
         }
-        // SAFETY: the caller's word; possibly uninitialised.
+        // SAFETY: writable for `len` bytes: guaranteed by the caller; possibly uninitialised.
         let into = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len) };
         connection.read_piece(into).or_else(|| Some(connection.read(into)))
     }
@@ -412,7 +412,8 @@ impl State {
         let Some(connection) = &mut self.connection else { return 0 };
         let mut done = 0;
         for (start, len) in parts(buffers, skip) {
-            // SAFETY: the caller's word; possibly uninitialised.
+            // SAFETY: buffers writable for their lengths: guaranteed by the caller; possibly
+            // uninitialised.
             let rest = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len) };
             let copied = connection.peek(seen + done as u64, rest);
             done += copied;

@@ -249,7 +249,7 @@ fn again(fd: c_int, channel: c_int, flags: c_int, events: c_short) -> bool {
 /// # Safety
 /// So many pieces, or NULL.
 unsafe fn list<'a>(list: *const iovec, count: usize) -> &'a [iovec] {
-    // SAFETY: the caller's word.
+    // SAFETY: so many pieces, or NULL: guaranteed by the caller.
     if list.is_null() || count > 1024 { &[] } else { unsafe { slice::from_raw_parts(list, count) } }
 }
 
