@@ -32,7 +32,7 @@ struct peer {
 	int victim, victim_listener;
 };
 
-/* The peer's memory: SGL, iomap at 64, words of the victim at 2048, buffer at 4096. */
+/* The peer's memory: SGL, iomap at 32, words of the victim at 2048, buffer at 4096. */
 static _Alignas(4096) uint8_t peer_memory[4096 + 2 * PEER_BUFFER];
 
 static inline struct ibv_qp_init_attr peer_attr(void)

@@ -15,17 +15,18 @@ use std::time::{Duration, Instant};
 
 use crate::errno::{Errno, Result};
 
-/// Most peers that the program sends to; beyond, the one that was used longest ago is forgotten.
+/// Largest number of peers that the program sends to. Beyond it the least recently used one is forgotten.
 const MOST_USED: usize = 4096;
-/// Most peers that only sent something.
+/// Largest number of peers that have only sent something.
 const MOST_HEARD: usize = 256;
-/// After so long, one datagram goes over UDP again: its answer tells whether the QP is still the peer's.
+/// Interval after which one datagram goes over UDP again: its answer confirms the peer's QP.
 const CONFIRM: Duration = Duration::from_secs(3);
-/// Datagrams that went over UDP are not overtaken by UD ones while they are unanswered; but no longer than this.
+/// While datagrams over UDP are unanswered, further ones go over UDP, too, for at most this long: over UD they would
+/// overtake them.
 const SETTLE: Duration = Duration::from_millis(100);
-/// How long a peer to whom no path was found is left alone.
+/// Interval between two attempts to resolve a path to a peer.
 const RETRY: Duration = Duration::from_secs(5);
-/// Claims of another QP bring one question forward in this time.
+/// Claims of another QP cause at most one early confirmation in this interval.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The peers; `H` is what a found path is kept as.

@@ -25,6 +25,8 @@ pub enum Violation {
     TooMuchData,
     /// A credit limit that takes credits back, or gives more than the receive queue holds.
     BadCreditUpdate,
-    /// An advertised buffer that is invalid.
-    BadBuffer,
+    /// Immediate data that is no message.
+    BadMessage,
+    /// An index beyond the iomap.
+    BadIndex,
 }

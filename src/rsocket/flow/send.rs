@@ -228,7 +228,9 @@ impl Sender {
         Some((self.longest(wanted, inline), self.next))
     }
 
-    /// Returns how many of `wanted` bytes the first message of a transfer should carry.
+    /// Returns how many of `wanted` bytes the first message of a transfer should carry. A connection is
+    /// idle if no work request is known to be outstanding; send completions are polled only when space is
+    /// short, so one that has sent before mostly is not.
     pub fn first_message(&self, wanted: usize) -> usize {
         if self.is_idle() { wanted.min(FIRST_MESSAGE as usize) } else { wanted }
     }

@@ -88,7 +88,7 @@ impl Connection {
 
     #[inline]
     fn process_message(&mut self, imm: u32, news: &mut News) -> std::result::Result<(), Violation> {
-        match Message::parse(imm).map_err(|_| Violation::BadCreditUpdate)? {
+        match Message::parse(imm).map_err(|_| Violation::BadMessage)? {
             Message::Data(len) => {
                 self.receive.flow.data(len)?;
                 news.edge = true;
@@ -100,7 +100,7 @@ impl Connection {
             Message::Iomap(index) => {
                 self.receive.flow.message()?;
                 if index >= self.receive.iomap() {
-                    return Err(Violation::BadBuffer);
+                    return Err(Violation::BadIndex);
                 }
             }
             Message::Control(Control::Disconnect) => {
