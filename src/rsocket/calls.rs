@@ -95,7 +95,7 @@ fn stream(fd: c_int) -> Result<Arc<Stream>> {
 
 fn register(fd: c_int, object: Object) -> Result<c_int> {
     HAS_HAD_SOCKETS.store(true, Ordering::Relaxed);
-    spare::set_reclaim(give_memory_back);
+    spare::set_reclaim(&RECLAIM);
     // A number that is taken was closed behind our back with close(2). What was there stays as it is: ending it would close the
     // number, which is the new object's now, and destroy what the kernel has under it.
     mem::forget(TABLE.insert(fd, try_arc(object)?)?);
@@ -417,6 +417,9 @@ fn flush_all_on_exit() {
     });
     stream::wait_for_all();
 }
+
+/// For streams that lack memory.
+static RECLAIM: fn() = give_memory_back;
 
 /// Has idle streams give back the memory that their buffers have grown by. Those that are busy, or
 /// locked, keep it.

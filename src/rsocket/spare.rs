@@ -9,9 +9,9 @@
 //!
 //! A counter, without a lock: whoever takes a share gives it back when it is dropped.
 
-use std::mem;
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use once_cell::race::OnceRef;
 
 use super::config::defaults;
 use crate::errno::{Errno, Result};
@@ -31,26 +31,11 @@ const PAUSE: u64 = 10_000;
 static PAUSED: AtomicU64 = AtomicU64::new(0);
 
 /// Has idle streams give memory back: their table is above this module.
-static RECLAIM: OnceFn = OnceFn::new();
+static RECLAIM: OnceRef<'static, fn()> = OnceRef::new();
 
-/// A function that is set once, without a lock.
-struct OnceFn(AtomicPtr<()>);
-
-impl OnceFn {
-    const fn new() -> OnceFn {
-        OnceFn(AtomicPtr::new(ptr::null_mut()))
-    }
-
-    fn get(&self) -> Option<fn()> {
-        let function = self.0.load(Ordering::Relaxed);
-        // SAFETY: not NULL, so `set_reclaim` has stored a `fn()`.
-        (!function.is_null()).then(|| unsafe { mem::transmute::<*mut (), fn()>(function) })
-    }
-}
-
-/// Sets what [`with_memory`] calls when memory is short.
-pub fn set_reclaim(reclaim: fn()) {
-    RECLAIM.0.store(reclaim as *mut (), Ordering::Relaxed);
+/// Sets what [`with_memory`] calls when memory is short; only the first call counts.
+pub fn set_reclaim(reclaim: &'static fn()) {
+    let _ = RECLAIM.set(reclaim);
 }
 
 /// Whether a connection has lacked memory that buffers have grown by.

@@ -39,32 +39,34 @@ pub unsafe fn index(
     gid: [u8; 16],
     local: &SocketAddr,
 ) -> Result<u8> {
-    let mut found = Vec::<Entry>::new();
-    let mut kind = None;
     // Address handles have room for a byte.
-    for index in (0..=u8::MAX).take(usize::try_from(entries).unwrap_or(0)) {
-        // SAFETY: all zeros are a value of an entry.
-        let mut entry: ibv_gid_entry = unsafe { zeroed() };
-        let (number, at) = (u32::from(port), u32::from(index));
-        // SAFETY: the context is open: guaranteed by the caller. The entry is writable, of the size given.
-        let result = unsafe {
-            verbs::_ibv_query_gid_ex(context.as_ptr(), number, at, &raw mut entry, 0, size_of::<ibv_gid_entry>())
-        };
-        // Empty places fail.
-        // SAFETY: a union of numbers, all of the same 16 bytes.
-        if result != 0 || unsafe { entry.gid.raw } != gid {
-            continue;
-        }
-        let entry = Entry { index, kind: entry.gid_type, interface: entry.ndev_ifindex };
+    let indices = (0..=u8::MAX).take(usize::try_from(entries).unwrap_or(0));
+    let found = indices.filter_map(|index| {
         // SAFETY: the context is open: guaranteed by the caller.
-        let kind = *kind.get_or_insert_with(|| unsafe { kind_of(context, port) });
-        if entry.kind == kind && has(entry.interface, local) {
-            return Ok(index);
-        }
-        found.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        found.push(entry);
-    }
-    choose(&found, |interface| has(interface, local), kind.unwrap_or(IBV_GID_TYPE_ROCE_V2)).ok_or(Errno::EADDRNOTAVAIL)
+        let entry = unsafe { entry_at(context, port, index) }?;
+        // SAFETY: a union of numbers, all of the same 16 bytes.
+        let is_it = unsafe { entry.gid.raw } == gid;
+        is_it.then_some(Entry { index, kind: entry.gid_type, interface: entry.ndev_ifindex })
+    });
+    // SAFETY: as above.
+    let usual = unsafe { kind_of(context, port) };
+    choose(found, |interface| has(interface, local), usual).ok_or(Errno::EADDRNOTAVAIL)
+}
+
+/// An entry of the port's table; `None` where it is empty.
+///
+/// # Safety
+/// An open context.
+unsafe fn entry_at(context: NonNull<ibv_context>, port: u8, index: u8) -> Option<ibv_gid_entry> {
+    // SAFETY: all zeros are a value of an entry.
+    let mut entry: ibv_gid_entry = unsafe { zeroed() };
+    let (port, index) = (u32::from(port), u32::from(index));
+    // SAFETY: the context is open: guaranteed by the caller. The entry is writable, of the size
+    // given.
+    let result = unsafe {
+        verbs::_ibv_query_gid_ex(context.as_ptr(), port, index, &raw mut entry, 0, size_of::<ibv_gid_entry>())
+    };
+    (result == 0).then_some(entry)
 }
 
 /// The version that the connection manager takes on a port of a device.
@@ -77,12 +79,20 @@ unsafe fn kind_of(context: NonNull<ibv_context>, port: u8) -> u32 {
     usual_kind("/sys/kernel/config/rdma_cm", device, port)
 }
 
-/// The interface's, of the usual kind, or what comes closest.
-fn choose(entries: &[Entry], is_ours: impl Fn(u32) -> bool, usual: u32) -> Option<u8> {
-    let distance = |entry: &Entry| {
-        (!is_ours(entry.interface), entry.kind != usual, entry.kind != IBV_GID_TYPE_ROCE_V2, entry.index)
-    };
-    entries.iter().map(distance).min().map(|(.., index)| index)
+/// The index of the first entry of our interface and the usual kind, or of the one that comes
+/// closest. Entries come in the order of their indices, and those behind the first that fits are
+/// not asked for.
+fn choose(entries: impl IntoIterator<Item = Entry>, is_ours: impl Fn(u32) -> bool, usual: u32) -> Option<u8> {
+    let mut best = None;
+    for entry in entries {
+        let (foreign, unusual) = (!is_ours(entry.interface), entry.kind != usual);
+        if !foreign && !unusual {
+            return Some(entry.index);
+        }
+        let distance = (foreign, unusual, entry.kind != IBV_GID_TYPE_ROCE_V2, entry.index);
+        best = Some(best.map_or(distance, |best| distance.min(best)));
+    }
+    best.map(|(.., index)| index)
 }
 
 /// Whether the interface has the address. Those of one link tell it themselves.
@@ -155,24 +165,24 @@ mod tests {
     #[test]
     fn a_vlan_with_the_same_link_local_address() {
         let table = [entry(0, V1, 3), entry(1, V2, 3), entry(6, V1, 9), entry(7, V2, 9)];
-        assert_eq!(choose(&table, |interface| interface == 3, V2), Some(1));
-        assert_eq!(choose(&table, |interface| interface == 9, V2), Some(7));
-        assert_eq!(choose(&table, |interface| interface == 9, V1), Some(6));
+        assert_eq!(choose(table, |interface| interface == 3, V2), Some(1));
+        assert_eq!(choose(table, |interface| interface == 9, V2), Some(7));
+        assert_eq!(choose(table, |interface| interface == 9, V1), Some(6));
     }
 
     #[test]
     fn the_version_that_is_there() {
-        assert_eq!(choose(&[entry(0, V1, 3)], |_| true, V2), Some(0));
-        assert_eq!(choose(&[entry(4, V2, 3), entry(2, V2, 3)], |_| true, V1), Some(2));
-        assert_eq!(choose(&[], |_| true, V2), None);
+        assert_eq!(choose([entry(0, V1, 3)], |_| true, V2), Some(0));
+        assert_eq!(choose([entry(4, V2, 3), entry(2, V2, 3)], |_| true, V1), Some(2));
+        assert_eq!(choose([], |_| true, V2), None);
     }
 
     #[test]
     fn the_interface_counts_more_than_the_version() {
         let table = [entry(1, V2, 3), entry(255, V1, 9)];
-        assert_eq!(choose(&table, |interface| interface == 9, V2), Some(255));
+        assert_eq!(choose(table, |interface| interface == 9, V2), Some(255));
         // The kernel names no interfaces.
-        assert_eq!(choose(&[entry(0, V1, 0), entry(1, V2, 0)], |_| false, V2), Some(1));
+        assert_eq!(choose([entry(0, V1, 0), entry(1, V2, 0)], |_| false, V2), Some(1));
     }
 
     #[test]

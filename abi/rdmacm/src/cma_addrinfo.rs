@@ -2,13 +2,12 @@
 
 use std::ffi::{c_char, c_int};
 
-use crate::report::Call;
-use crate::report::{report, report_or};
 use rdmacm_core::Errno;
 use rdmacm_core::cm::{self, GaiError, Id};
 use rdmacm_core::diag;
 use rdmacm_core::ffi::{rdma_addrinfo, rdma_cm_id};
 
+use crate::report::{Call, report, report_or};
 use crate::{nn, status};
 
 /// Looks up addresses, and routes where an ibacm service knows them, for a host and a service.

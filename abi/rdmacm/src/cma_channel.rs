@@ -3,12 +3,11 @@
 use std::ffi::{c_char, c_int};
 use std::ptr::NonNull;
 
-use crate::report::Call;
-use crate::report::report;
 use rdmacm_core::cm;
 use rdmacm_core::ffi::verbs::ibv_context;
 use rdmacm_core::ffi::{rdma_cm_event, rdma_cm_event_type_t, rdma_event_channel};
 
+use crate::report::{Call, report};
 use crate::{nn, pointer, status};
 
 /// Opens an event channel: the descriptor on which the events of the ids created with it are reported.

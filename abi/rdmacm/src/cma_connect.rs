@@ -2,11 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::report::{Call, WHOLE};
 use libc::sockaddr;
 use rdmacm_core::cm::{self, Id};
 use rdmacm_core::ffi::{rdma_cm_id, rdma_conn_param};
 
+use crate::report::{Call, WHOLE};
 use crate::{nn, status};
 
 /// Binds an id to a local address, and to the device that has it unless the address is a wildcard.

@@ -2,8 +2,6 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::report::Call;
-use crate::report::report;
 use libc::size_t;
 use rdmacm_core::cm::{self, Id};
 use rdmacm_core::ffi::verbs::{ibv_ece, ibv_event_type_t, ibv_pd, ibv_qp_attr, ibv_qp_init_attr};
@@ -11,6 +9,7 @@ use rdmacm_core::ffi::{
     __be16, rdma_addrinfo, rdma_cm_event_type_t, rdma_cm_id, rdma_event_channel, rdma_port_space_t,
 };
 
+use crate::report::{Call, report};
 use crate::{nn, status};
 
 /// Creates an id, the counterpart of a socket.

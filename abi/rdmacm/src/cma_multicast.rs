@@ -2,11 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::report::Call;
 use libc::sockaddr;
 use rdmacm_core::cm::{self, Id};
 use rdmacm_core::ffi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
 
+use crate::report::Call;
 use crate::{nn, status};
 
 /// Joins a multicast group to send and receive, and attaches the id's QP, if any, to it.

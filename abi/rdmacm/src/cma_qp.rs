@@ -2,12 +2,11 @@
 
 use std::ffi::c_int;
 
-use crate::report::Call;
-use crate::report::report;
 use rdmacm_core::cm::{self, Id};
 use rdmacm_core::ffi::rdma_cm_id;
 use rdmacm_core::ffi::verbs::{ibv_pd, ibv_qp_init_attr, ibv_qp_init_attr_ex};
 
+use crate::report::{Call, report};
 use crate::{nn, status};
 
 /// Creates the QP of an id that is bound to a device, ready for posted receives; connecting and accepting move it on.

@@ -2,12 +2,11 @@
 
 use std::ffi::c_int;
 
-use crate::report::Call;
-use crate::report::report;
 use rdmacm_core::cm::{self, Id};
 use rdmacm_core::ffi::rdma_cm_id;
 use rdmacm_core::ffi::verbs::{ibv_pd, ibv_srq_init_attr, ibv_srq_init_attr_ex};
 
+use crate::report::{Call, report};
 use crate::{nn, status};
 
 /// Creates the SRQ of an id. Returns 0, or -1 and errno.

@@ -68,8 +68,8 @@ impl Call {
         Call { address: Some((address, len)), ..self }
     }
 
-    /// With the destination of a datagram. That of a stream is ignored: programs pass what is not an
-    /// address.
+    /// With the destination of a datagram. That of a stream is ignored: programs pass what is not
+    /// an address.
     ///
     /// # Safety
     /// As for [`Call::with`], if the rsocket is a datagram socket.
@@ -91,17 +91,18 @@ impl Call {
         }
     }
 
-    /// Addresses and device of the id or rsocket, and the address of the call where those have none.
+    /// Addresses and device of the id or rsocket, and the address of the call where those have
+    /// none.
     fn place(&self) -> Option<Place> {
         let mut place = match self.about {
             About::Nothing | About::Gone(_) => None,
-            // SAFETY: NULL or live: guaranteed by whoever made the call.
+            // SAFETY: NULL or live: guaranteed by the shim that made the `Call`.
             About::Id(id) => unsafe { Id::from_c(id.cast_mut()).ok().map(cm::log::place) },
             About::Sending(fd) if !calls::is_datagram(fd) => return calls::place(fd),
             About::Socket(fd) | About::Sending(fd) => calls::place(fd),
         };
         if let Some((address, len)) = self.address
-            // SAFETY: readable: guaranteed by whoever made the call.
+            // SAFETY: readable: guaranteed by the shim that made the `Call`.
             && let Ok(address) = unsafe { rsocket::address(address, len) }
         {
             let place = place.get_or_insert(Place::NONE);
@@ -115,8 +116,8 @@ impl Call {
     }
 }
 
-/// Runs a call for its C caller. Returns its value on success, with `errno` as it was before; otherwise
-/// `failed`, with `errno` set. `call` describes it in the log.
+/// Runs a call for its C caller. Returns its value on success, with `errno` as it was before;
+/// otherwise `failed`, with `errno` set. `call` describes it in the log.
 pub fn report<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     report_or(call, || run().map_err(|error| (failed, error)))
 }
@@ -126,8 +127,8 @@ pub fn report_or<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T,
     cancel::in_call(|| finish(call, run))
 }
 
-/// As [`report`], for a call that mostly need not wait: it runs what does within [`cancel::in_call`]
-/// itself.
+/// As [`report`], for a call that mostly need not wait: it runs what does within
+/// [`cancel::in_call`] itself.
 pub fn report_quick<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     finish(call, || run().map_err(|error| (failed, error)))
 }

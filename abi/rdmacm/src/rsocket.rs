@@ -5,8 +5,6 @@ use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::slice;
 
-use crate::report::Call;
-use crate::report::{report, report_quick};
 use libc::{epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
 use rdmacm_core::diag::probes;
 use rdmacm_core::errno::Result;
@@ -16,6 +14,7 @@ use rdmacm_core::sys::sockaddr::SockAddr;
 use rdmacm_core::{Errno, rsocket as core};
 
 use crate::buffers::{buffer, buffers, bytes, name_out};
+use crate::report::{Call, report, report_quick};
 
 /// Creates an rsocket: AF_INET, AF_INET6 or AF_IB; SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK and SOCK_CLOEXEC.
 ///

@@ -17,6 +17,11 @@ impl Deadline {
         Deadline { timeout, end }
     }
 
+    /// The end itself, for comparisons: no look at the clock.
+    pub fn end(&self) -> i64 {
+        self.end
+    }
+
     /// What is left of it, rounded up: a wait must not end early.
     pub fn left(&self) -> c_int {
         if self.timeout <= 0 {

@@ -1,8 +1,8 @@
 //! The end that accepted: it listens as an rsocket where the TCP connections came in, and says so.
 //!
-//! One thread of the process makes the handshakes of all accepted connections, with one listener for
-//! each local address, so a peer that keeps silent delays nobody else. The thread ends when there
-//! are none left.
+//! One thread of the process makes the handshakes of all accepted connections, with one listener
+//! for each local address, so a peer that keeps silent delays nobody else. The thread ends when
+//! there are none left.
 
 mod arrivals;
 mod listeners;
@@ -57,7 +57,8 @@ enum Stage {
     New,
     /// The peer was told to connect; until then it is the only one of its host.
     Told(Deadline),
-    /// The peer has ended TCP: it has left, or has connected, and may see that before this end does.
+    /// The peer has ended TCP: it has left, or has connected, and may see that before this end
+    /// does.
     Ended,
 }
 
@@ -204,7 +205,7 @@ impl Handshakes {
             _ if !name::same_host(&other.peer, &job.peer) => false,
             // Which copy of a number goes first is for `follows` to say.
             _ if other.is_same(job) => false,
-            Stage::New => (other.end.left(), other_place) < (job.end.left(), place) && other.is_at(&job.own),
+            Stage::New => (other.end.end(), other_place) < (job.end.end(), place) && other.is_at(&job.own),
             Stage::Told(alone) => other.rsocket < 0 && alone.left() > 0,
             Stage::Ended => true,
         };
@@ -270,7 +271,8 @@ impl Handshakes {
         ends.chain(alone).chain(settled).chain(turn).chain(pause).min().unwrap_or(PAUSE)
     }
 
-    /// Something has come on a TCP connection. One that goes on over TCP does not come as an rsocket.
+    /// Something has come on a TCP connection. One that goes on over TCP does not come as an
+    /// rsocket.
     fn hear(&mut self, place: usize) {
         let Some(job) = &mut self.jobs[place] else { return };
         match decide::peek(job.slot.tcp(), &mut [0], libc::MSG_DONTWAIT) {
@@ -294,7 +296,7 @@ impl Handshakes {
         }
         let is_silent = |job: &Job| matches!(&job.stage, Stage::Told(alone) if job.rsocket < 0 && alone.left() == 0);
         while self.jobs().count() > MAX_HANDSHAKES - SPARE {
-            let oldest = self.jobs().filter(|(_, job)| is_silent(job)).min_by_key(|(_, job)| job.end.left());
+            let oldest = self.jobs().filter(|(_, job)| is_silent(job)).min_by_key(|(_, job)| job.end.end());
             let Some((place, _)) = oldest else { return };
             self.finish(place, Outcome::Tcp);
         }

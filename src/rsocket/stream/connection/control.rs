@@ -1,4 +1,5 @@
-//! Messages without stream data: shutdown, keepalive, credit updates, and entries of the peer's iomap.
+//! Messages without stream data: shutdown, keepalive, credit updates, and entries of the peer's
+//! iomap.
 
 use std::ptr;
 
@@ -39,8 +40,8 @@ impl Connection {
             return (inline_sge(bytes), true);
         }
         let (start, lkey) = self.send.control_data.next();
-        // SAFETY: `CONTROL_DATA` bytes of our own. At most as many of these messages are outstanding as
-        // there are slots, and they complete in order, so nothing reads this slot.
+        // SAFETY: `CONTROL_DATA` bytes of our own. At most as many of these messages are
+        // outstanding as there are slots, and they complete in order, so nothing reads this slot.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), start.as_ptr(), bytes.len()) };
         ([Sge { addr: start.as_ptr() as usize as u64, len: bytes.len() as u32, lkey }, Sge::default()], false)
     }
@@ -71,7 +72,7 @@ impl Connection {
             self.receive.resize(&self.qp);
             let Some(update) = self.receive.flow.next_credit_update() else { return };
             // Credits promise receives.
-            let posted = self.receive.post_any(&self.qp);
+            let posted = self.receive.post_receives(&self.qp);
             match posted.and_then(|()| self.send_credit_update(&update)) {
                 Ok(()) => self.receive.flow.credit_update_sent(&update),
                 Err(error) => self.fail(error),

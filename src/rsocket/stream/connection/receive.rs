@@ -1,5 +1,5 @@
-//! The receive side: memory that the peer writes to, the receives that its messages take, and the data
-//! that the program has not read yet.
+//! The receive side: memory that the peer writes to, the receives that its messages take, and the
+//! data that the program has not read yet.
 
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
@@ -102,13 +102,8 @@ impl ReceiveSide {
         if self.idle.len() >= REPOST { self.post_receives(qp) } else { Ok(()) }
     }
 
-    /// Posts idle receives if there are any: credits promise receives.
-    pub fn post_any(&mut self, qp: &QueuePair) -> Result<()> {
-        if self.idle.is_empty() { Ok(()) } else { self.post_receives(qp) }
-    }
-
-    /// A receive has completed. Returns whether it was the last one posted, which a peer that keeps to
-    /// its credits never takes.
+    /// A receive has completed. Returns whether it was the last one posted, which a peer that keeps
+    /// to its credits never takes.
     pub fn used(&mut self, slot: u32) -> bool {
         // There is space: each receive is either in the list or posted.
         self.idle.push(slot);
@@ -118,7 +113,8 @@ impl ReceiveSide {
     /// The immediate data that a SEND over iWARP brought.
     pub fn imm(&self, slot: u32) -> u32 {
         let start = self.memory.start();
-        // SAFETY: by the layout the slot lies in the memory. The device wrote it before the completion.
+        // SAFETY: by the layout the slot lies in the memory. The device wrote it before the
+        // completion.
         unsafe { start.add(self.layout.imms + slot as usize * IMM_LEN).cast::<u32>().as_ptr().read_volatile() }
     }
 
@@ -129,8 +125,8 @@ impl ReceiveSide {
 
     /// Takes what the peer wrote into an entry of the target SGL, if it did.
     pub fn take_target(&self, entry: usize) -> Option<Region> {
-        // SAFETY: the SGL is at the beginning of the memory. The peer writes it by RDMA; the length,
-        // which it writes last, is read first.
+        // SAFETY: the SGL is at the beginning of the memory. The peer writes it by RDMA; the
+        // length, which it writes last, is read first.
         unsafe {
             let entry = self.memory.start().add(entry * SGL_ENTRY).cast::<[u32; SGL_ENTRY / 4]>().as_ptr();
             let length = (&raw const (*entry)[3]).read_volatile();
@@ -170,8 +166,8 @@ impl ReceiveSide {
         let mut bytes = [0; IOMAP_ENTRY];
         let start = self.layout.iomap + usize::from(index) * IOMAP_ENTRY;
         for (at, byte) in bytes.iter_mut().enumerate() {
-            // SAFETY: by the layout within the memory. The peer may write at the same time; any bytes
-            // are a mapping, of the peer's own memory.
+            // SAFETY: by the layout within the memory. The peer may write at the same time; any
+            // bytes are a mapping, of the peer's own memory.
             *byte = unsafe { self.memory.start().add(start + at).as_ptr().read_volatile() };
         }
         wire::parse_iomap(&bytes)
@@ -188,8 +184,8 @@ impl ReceiveSide {
     pub fn copy(&self, received: Received, into: &mut [MaybeUninit<u8>]) {
         let Received { ring, offset, len } = received;
         let into = &mut into[..len as usize];
-        // SAFETY: the bytes lie in a ring. The peer may not write there until it is told that they were
-        // read; if it does, it only spoils its own data. The program's buffer is other memory.
+        // SAFETY: the bytes lie in a ring. The peer may not write there until it is told that they
+        // were read; if it does, it only spoils its own data. The program's buffer is other memory.
         unsafe {
             let from: NonNull<u8> = self.rings.memory(ring).start.add(offset as usize);
             ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr().cast(), into.len());
