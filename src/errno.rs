@@ -1,7 +1,7 @@
 //! The one error type of the library: an errno value.
 //!
-//! Everything below the C entry points returns [`Result`]; the entry points turn an [`Errno`] into `-1`
-//! (or NULL) and `errno` in exactly one place, `report.rs` of `abi/rdmacm`.
+//! Everything below the C entry points returns [`Result`]; the entry points turn an [`Errno`] into
+//! `-1` (or NULL) and `errno` in exactly one place, `report.rs` of `abi/rdmacm`.
 
 use std::ffi::c_int;
 use std::fmt;

@@ -210,7 +210,8 @@ impl Id {
         Operation(self.is_sync().then_some(self))
     }
 
-    /// For synchronous ids: waits for the event, leaves it in `event` and turns its status into an errno.
+    /// For synchronous ids: waits for the event, leaves it in `event` and turns its status into an
+    /// errno.
     fn wait_for_event(&self) -> Result<()> {
         self.drop_event();
         let channel = NonNull::new(self.channel()).ok_or(Errno::EINVAL)?;
@@ -456,7 +457,8 @@ mod tests {
         assert_eq!(size_of::<rdma_cm_id>(), 416);
     }
 
-    /// What was resolved before is given back (scripts/asan would see it leak), and the program sees the last.
+    /// What was resolved before is given back (scripts/asan would see it leak), and the program
+    /// sees the last.
     #[test]
     fn a_route_is_resolved_twice() {
         let mut channel = rdma_event_channel { fd: -1 };

@@ -51,7 +51,8 @@ fn bad_event(id: &Id, event: &rdma_cm_event, rejected: bool) {
         return;
     }
     let private_data = if rejected && !id.is_ud() {
-        // SAFETY: an event of a connection has these parameters; its private data is as long as they say.
+        // SAFETY: an event of a connection has these parameters; its private data is as long as
+        // they say.
         unsafe {
             let conn = &event.param.conn;
             NonNull::new(conn.private_data.cast_mut().cast::<u8>())

@@ -1,10 +1,10 @@
 //! Diagnosis: a line for each failure where the variable RDMACM_LOG asks for it (docs/diagnosis.md), and probes for tracers.
 //!
-//! Low in the layers: callers pass plain data, and nothing of the connection manager or of rsockets is
-//! known here. Nothing runs while calls succeed, except for the one instruction of each probe. A line is
-//! made on the stack and written by direct system calls, without locks and without the heap: r* calls
-//! are made in signal handlers, after fork(), and under librspreload, which the C library's functions
-//! would call. errno is preserved.
+//! Low in the layers: callers pass plain data, and nothing of the connection manager or of rsockets
+//! is known here. Nothing runs while calls succeed, except for the one instruction of each probe. A
+//! line is made on the stack and written by direct system calls, without locks and without the
+//! heap: r* calls are made in signal handlers, after fork(), and under librspreload, which the C
+//! library's functions would call. errno is preserved.
 
 mod facts;
 mod line;

@@ -1,4 +1,5 @@
-//! The formats of stream rsockets, and in [`datagram`] those of datagram rsockets (docs/protocol.md). No I/O.
+//! The formats of stream rsockets, and in [`datagram`] those of datagram rsockets
+//! (docs/protocol.md). No I/O.
 //!
 //! Nothing a peer sends is believed before it went through a `parse` of this module.
 

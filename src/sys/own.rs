@@ -1,9 +1,10 @@
 //! Which descriptors are the library's own.
 //!
-//! Programs under librspreload.so do not know of these numbers, and some close every number there is. The preload library
-//! asks before it closes one that is none of its sockets (`rgetsockopt` of the level in `abi/private`); what is marked here stays open.
-//! And some have room only for numbers as small as they would be without us: the preload library has ours kept apart from
-//! theirs, above them (`rsetsockopt`, the same level).
+//! Programs under librspreload.so do not know of these numbers, and some close every number there
+//! is. The preload library asks before it closes one that is none of its sockets (`rgetsockopt` of
+//! the level in `abi/private`); what is marked here stays open. And some have room only for numbers
+//! as small as they would be without us: the preload library has ours kept apart from theirs, above
+//! them (`rsetsockopt`, the same level).
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;

@@ -100,8 +100,8 @@ impl Drop for CompletionChannel {
     }
 }
 
-/// Returns the next channel's completion vector. Channels use the vectors in turn, which spreads the
-/// interrupts of many connections over the CPUs; processes start at different vectors.
+/// Returns the next channel's completion vector. Channels use the vectors in turn, which spreads
+/// the interrupts of many connections over the CPUs; processes start at different vectors.
 ///
 /// # Safety
 /// An open context.
@@ -147,7 +147,8 @@ impl CompletionQueue {
         };
         let count = usize::try_from(count).map_err(|_| Errno::EIO)?;
         let filled = into.get(..count).ok_or(Errno::EIO)?;
-        // SAFETY: the provider initialised these entries; fields that a status leaves undefined are not read.
+        // SAFETY: the provider initialised these entries; fields that a status leaves undefined are
+        // not read.
         Ok(unsafe { slice::from_raw_parts(filled.as_ptr().cast(), count) })
     }
 
@@ -312,7 +313,8 @@ pub struct Sge {
     pub lkey: u32,
 }
 
-/// Posts work requests as one chain. A failure ends the connection: how many were posted is unknown.
+/// Posts work requests as one chain. A failure ends the connection: how many were posted is
+/// unknown.
 ///
 /// # Safety
 /// A live QP; memory readable, and registered unless inline.

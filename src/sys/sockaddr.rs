@@ -54,7 +54,8 @@ impl SockAddr {
     /// # Safety
     /// `addr` points at an address as long as its family says.
     pub unsafe fn from_c(addr: NonNull<sockaddr>) -> Result<SockAddr> {
-        // SAFETY: every address starts with its family, guaranteed by the caller; it may be unaligned.
+        // SAFETY: every address starts with its family, guaranteed by the caller; it may be
+        // unaligned.
         let family = unsafe { (&raw const (*addr.as_ptr()).sa_family).read_unaligned() };
         let len = len_of_family(c_int::from(family)).ok_or(Errno::EINVAL)?;
         let mut storage = zeroed();

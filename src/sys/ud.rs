@@ -44,7 +44,8 @@ impl AddressHandle {
     ) -> Result<AddressHandle> {
         // SAFETY: the context is open: guaranteed by the caller.
         let mut attr = unsafe { attributes(context, port, path, local)? };
-        // SAFETY: the PD is live: guaranteed by the caller; the attributes live until the call returns.
+        // SAFETY: the PD is live: guaranteed by the caller; the attributes live until the call
+        // returns.
         let handle = unsafe { verbs::ibv_create_ah(pd.as_ptr(), &raw mut attr) };
         NonNull::new(handle).map(AddressHandle).ok_or_else(Errno::last)
     }
@@ -65,7 +66,8 @@ unsafe fn attributes(
     path: &ibv_sa_path_rec,
     local: &SocketAddr,
 ) -> Result<ibv_ah_attr> {
-    // SAFETY: the context is open: guaranteed by the caller; all zeros are a value of the attributes.
+    // SAFETY: the context is open: guaranteed by the caller; all zeros are a value of the
+    // attributes.
     let (own, mut attr): (_, ibv_ah_attr) = unsafe { (verbs::query_port(context, port)?, zeroed()) };
     attr.port_num = port;
     attr.dlid = u16::from_be(path.dlid);
@@ -123,7 +125,8 @@ pub unsafe fn post_send(
     unsafe { doorbell::posted(qp, result) }
 }
 
-/// Posts a receive of `len` bytes at `into`. Its completion carries `slot` with [`RECV_WR_ID_FLAG`].
+/// Posts a receive of `len` bytes at `into`. Its completion carries `slot` with
+/// [`RECV_WR_ID_FLAG`].
 ///
 /// # Safety
 /// A live UD QP; the memory is registered with `lkey` and the device's to write until the completion.

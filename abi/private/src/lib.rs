@@ -1,21 +1,21 @@
-//! What librdmacm and librspreload agree on beside the public interface: options of a private level of
-//! `rgetsockopt` and `rsetsockopt`. The reference's library rejects that level, and librspreload then
-//! goes without.
+//! What librdmacm and librspreload agree on beside the public interface: options of a private level
+//! of `rgetsockopt` and `rsetsockopt`. The reference's library rejects that level, and librspreload
+//! then goes without.
 #![no_std]
 
 /// The private level.
 pub const LEVEL: i32 = 0x7273_6f63;
 
-/// `rsetsockopt`, any descriptor: the library's own descriptors get high numbers from now on, so that the
-/// program's are those that it would have without RDMA.
+/// `rsetsockopt`, any descriptor: the library's own descriptors get high numbers from now on, so
+/// that the program's are those that it would have without RDMA.
 pub const KEEP_APART: i32 = 1;
 
 /// `rgetsockopt`, any descriptor and name but [`LONGEST_TURN`]: an int, 1 if the descriptor is the
 /// library's own, which a program that closes all descriptors must not close.
 pub const IS_OWN: i32 = 0;
 
-/// `rsetsockopt`, for a process that ends: what its streams have sent arrives, and their peers see the
-/// end.
+/// `rsetsockopt`, for a process that ends: what its streams have sent arrives, and their peers see
+/// the end.
 pub const FAREWELL: i32 = 2;
 
 /// `rsetsockopt` on a stream: it raises SIGPIPE as TCP's sockets do.

@@ -26,7 +26,8 @@ pub use crate::time::Deadline;
 /// Upper half of the data under which sides are in the program's epolls: no small number, no address.
 const MARK: u64 = 0xA5C3_52D4;
 
-/// The same of members whose handshake is under way in fork mode: what is told of them is dropped.
+/// Upper half of the data of members whose handshake is under way in fork mode. Their events are
+/// dropped.
 pub const PARKED: u64 = 0xA5C3_52D5;
 
 /// Sides of one epoll that a wait asks. There are several only for copies of an rsocket's number, or when copies of the

@@ -137,10 +137,10 @@ pub unsafe fn settle(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>,
     errno::keeping(|| decide::settle(fd, entry, way))
 }
 
-/// A pending socket is about to be waited for. The handshake of one that was accepted begins, as its
-/// peer may be silent until then; while it [goes on](is_undecided) the socket is not ready. One that
-/// was connected is decided if the peer's word is there. `None`: the TCP socket itself is to be
-/// polled, and if it is still pending, [`after_poll`] is to be asked.
+/// A pending socket is about to be waited for. The handshake of one that was accepted begins, as
+/// its peer may be silent until then; while it [goes on](is_undecided) the socket is not ready. One
+/// that was connected is decided if the peer's word is there. `None`: the TCP socket itself is to
+/// be polled, and if it is still pending, [`after_poll`] is to be asked.
 ///
 /// # Safety
 /// As for [`settle`].
@@ -148,8 +148,8 @@ pub unsafe fn settle_for_poll(fd: c_int, entry: Entry, _events: c_short) -> Opti
     errno::keeping(|| decide::settle(fd, entry, Way::ReceiveNow)).unwrap_or(None)
 }
 
-/// Whether `fd` is an accepted connection whose handshake is under way: the program is told nothing of
-/// what happens on the TCP connection.
+/// Whether `fd` is an accepted connection whose handshake is under way: the program is told nothing
+/// of what happens on the TCP connection.
 pub fn is_undecided(fd: c_int) -> bool {
     table::get(fd).is_some_and(|entry| entry.kind == Kind::Pending && State::of(entry).has_ticket())
 }

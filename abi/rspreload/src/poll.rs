@@ -51,8 +51,8 @@ pub fn polled(fd: c_int, events: c_short) -> c_int {
     }
 }
 
-/// What librdmacm is to poll for `fd`. Of one that is undecided the TCP connection, which shows when
-/// that may have changed.
+/// What librdmacm is to poll for `fd`. Of one that is undecided the TCP connection, which shows
+/// when that may have changed.
 fn asked(fd: &pollfd, pieces: &mut Pieces) -> pollfd {
     let mut events = fd.events;
     if let Some(Entry { kind: Kind::Relayed, inner, .. }) = table::get(fd.fd) {
@@ -77,8 +77,8 @@ fn told(fd: &pollfd, revents: c_short) -> c_short {
     }
 }
 
-/// How polls and selects wait for undecided sockets, which become ready by what another thread does:
-/// in short pieces, and until something happens on the TCP connections.
+/// How polls and selects wait for undecided sockets, which become ready by what another thread
+/// does: in short pieces, and until something happens on the TCP connections.
 pub struct Pieces {
     /// There is an undecided one in this round.
     needed: bool,
@@ -163,8 +163,8 @@ fn changed(list: &[pollfd], inner: &[pollfd], pieces: &mut Pieces) -> bool {
     told.fold(false, |changed, (fd, inner)| settled(fd.fd, inner.fd, inner.revents, pieces) || changed)
 }
 
-/// Whether `fd`, for which `revents` of `number` was told, was in fork mode and has become something
-/// else by it, or while it was waited for.
+/// Whether `fd`, for which `revents` of `number` was told, was in fork mode and has become
+/// something else by it, or while it was waited for.
 pub fn settled(fd: c_int, number: c_int, revents: c_short, pieces: &mut Pieces) -> bool {
     match table::get(fd) {
         Some(entry) if entry.kind == Kind::Socket => number == fd,

@@ -162,8 +162,8 @@ fn select_inner(
     Some(sets.iter_mut().enumerate().map(|(place, set)| store(set, limit, inner, place)).sum())
 }
 
-/// rselect for a piece of the time-out, of which it leaves what is left. Returns whether it was one, and more is left,
-/// too.
+/// rselect for a piece of the time-out, of which it leaves what is left. Returns whether it was
+/// one, and more is left, too.
 ///
 /// # Safety
 /// Of sets of `count` bits, and a time-out or NULL.

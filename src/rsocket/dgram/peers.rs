@@ -15,14 +15,15 @@ use std::time::{Duration, Instant};
 
 use crate::errno::{Errno, Result};
 
-/// Largest number of peers that the program sends to. Beyond it the least recently used one is forgotten.
+/// Largest number of peers that the program sends to. Beyond it the least recently used one is
+/// forgotten.
 const MOST_USED: usize = 4096;
 /// Largest number of peers that have only sent something.
 const MOST_HEARD: usize = 256;
 /// Interval after which one datagram goes over UDP again: its answer confirms the peer's QP.
 const CONFIRM: Duration = Duration::from_secs(3);
-/// While datagrams over UDP are unanswered, further ones go over UDP, too, for at most this long: over UD they would
-/// overtake them.
+/// While datagrams over UDP are unanswered, further ones go over UDP, too, for at most this long:
+/// over UD they would overtake them.
 const SETTLE: Duration = Duration::from_millis(100);
 /// Interval between two attempts to resolve a path to a peer.
 const RETRY: Duration = Duration::from_secs(5);

@@ -1,8 +1,8 @@
 //! Flow control of a stream (docs/protocol.md): what may be sent where, and what the peer may send.
 //!
-//! Without I/O: the caller passes events in and carries results out. Message numbers are 16 bits wide
-//! and wrap. Everything received from the peer is validated: a peer that breaks the rules must cost only
-//! its own connection.
+//! Without I/O: the caller passes events in and carries results out. Message numbers are 16 bits
+//! wide and wrap. Everything received from the peer is validated: a peer that breaks the rules must
+//! cost only its own connection.
 
 mod pace;
 mod receive;

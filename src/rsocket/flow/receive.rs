@@ -1,11 +1,11 @@
 //! The receiving half: credits and buffers for the peer, data received, data read by the program.
 //!
-//! The receive buffer is a ring of two halves. The peer fills one half at a time, in order; a half that
-//! the program has emptied is advertised again. A busy stream gets another, larger ring (see [`Pace`]):
-//! its halves are advertised from then on, and the old ring ends with its last byte.
+//! The receive buffer is a ring of two halves. The peer fills one half at a time, in order; a half
+//! that the program has emptied is advertised again. A busy stream gets another, larger ring (see
+//! [`Pace`]): its halves are advertised from then on, and the old ring ends with its last byte.
 //!
-//! The target SGL has two entries, each in use until its half is full, so at most two halves that are
-//! not full are advertised.
+//! The target SGL has two entries, each in use until its half is full, so at most two halves that
+//! are not full are advertised.
 
 use super::Violation;
 use super::pace::{Pace, Wish};
@@ -82,7 +82,8 @@ impl Ring {
         self.taken + u64::from(self.half()) >= self.advertised
     }
 
-    /// Returns offset and length of the contiguous bytes that begin `skip` bytes after the next one.
+    /// Returns offset and length of the contiguous bytes that begin `skip` bytes after the next
+    /// one.
     fn piece(&self, skip: u64, available: u64) -> (u32, u32) {
         // At most the size of the ring is skipped.
         let size = u64::from(self.size);
@@ -120,8 +121,8 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Creates a receiver with a ring of `size` bytes. Connection data advertises the first half and
-    /// `credits` messages.
+    /// Creates a receiver with a ring of `size` bytes. Connection data advertises the first half
+    /// and `credits` messages.
     pub fn new(size: u32, credits: u16) -> Receiver {
         let mut ring = Ring::new(size);
         ring.advertised = u64::from(ring.half());
@@ -189,8 +190,8 @@ impl Receiver {
         Received { ring: 1 - self.current, offset, len }
     }
 
-    /// The program has read `len` bytes. Returns the ring that ended with them, if one did: it is no
-    /// longer used.
+    /// The program has read `len` bytes. Returns the ring that ended with them, if one did: it is
+    /// no longer used.
     #[inline]
     #[must_use]
     pub fn take(&mut self, len: u64) -> Option<usize> {
@@ -204,8 +205,8 @@ impl Receiver {
         ended
     }
 
-    /// Fast path: takes at most `len` bytes that are contiguous in the only ring. Returns `None` in all
-    /// other cases, and without data.
+    /// Fast path: takes at most `len` bytes that are contiguous in the only ring. Returns `None` in
+    /// all other cases, and without data.
     #[inline]
     pub fn take_piece(&mut self, len: usize) -> Option<Received> {
         let offset = self.ring.read_offset;
@@ -218,8 +219,8 @@ impl Receiver {
         Some(Received { ring: self.current, offset, len: len as u32 })
     }
 
-    /// Takes up to `len` bytes of a ring that is about to end, and notes in `ended` if it does. Returns
-    /// the number of bytes.
+    /// Takes up to `len` bytes of a ring that is about to end, and notes in `ended` if it does.
+    /// Returns the number of bytes.
     #[cold]
     fn take_of_old(&mut self, len: u64, ended: &mut Option<usize>) -> u64 {
         let here = self.ring.available().min(len);
@@ -244,8 +245,8 @@ impl Receiver {
         }
     }
 
-    /// Returns whether [`next_credit_update`](Self::next_credit_update) has a result: the cheap test
-    /// after every message.
+    /// Returns whether [`next_credit_update`](Self::next_credit_update) has a result: the cheap
+    /// test after every message.
     #[inline]
     pub fn wants_credit_update(&self) -> bool {
         self.has_buffer() || self.unadvertised_credits() >= self.credits / 2
@@ -267,8 +268,8 @@ impl Receiver {
         self.next.is_none() && self.ring.has_free_half()
     }
 
-    /// Has another ring of `size` bytes, at least 2, follow the present one, and returns its number.
-    /// `since`: the time, for a ring that may shrink again.
+    /// Has another ring of `size` bytes, at least 2, follow the present one, and returns its
+    /// number. `since`: the time, for a ring that may shrink again.
     pub fn follow(&mut self, size: u32, since: Option<u64>) -> usize {
         debug_assert!(self.may_follow());
         self.pace.granted(since);
@@ -281,8 +282,8 @@ impl Receiver {
         self.pace.refused();
     }
 
-    /// Returns the next credit update if it is worth a message: a half of the ring is free, or half of
-    /// the credits are used.
+    /// Returns the next credit update if it is worth a message: a half of the ring is free, or half
+    /// of the credits are used.
     pub fn next_credit_update(&self) -> Option<CreditUpdate> {
         let limit = self.messages.wrapping_add(self.credits);
         if self.has_buffer() {

@@ -1,4 +1,5 @@
-//! The sending half: credits and target buffers of the peer, our own send queue entries and buffer space.
+//! The sending half: credits and target buffers of the peer, our own send queue entries and buffer
+//! space.
 
 use std::collections::VecDeque;
 
@@ -76,8 +77,8 @@ pub struct Sender {
     /// Posted since the last signaled one.
     unsignaled_entries: u32,
     unsignaled_bytes: u32,
-    /// The most bytes of the buffer in use since it was empty, the buffer's first size, and how often
-    /// in a row that would have been enough.
+    /// The most bytes of the buffer in use since it was empty, the buffer's first size, and how
+    /// often in a row that would have been enough.
     peak: u32,
     first_size: u32,
     underused: u32,
@@ -138,8 +139,8 @@ impl Sender {
         self.sent != self.credit_limit
     }
 
-    /// Returns whether sending has to wait for send completions: there is no space for data, or for a
-    /// control message.
+    /// Returns whether sending has to wait for send completions: there is no space for data, or for
+    /// a control message.
     #[inline]
     pub fn is_short(&self) -> bool {
         self.free_controls == 0 || !self.has_space()
@@ -165,8 +166,8 @@ impl Sender {
         self.underused >= UNDERUSED_AFTER
     }
 
-    /// Sends from another buffer of `size` bytes from now on. Returns the last work request that uses
-    /// the old one.
+    /// Sends from another buffer of `size` bytes from now on. Returns the last work request that
+    /// uses the old one.
     pub fn replace_buffer(&mut self, size: u32) -> u64 {
         for outstanding in &mut self.outstanding {
             outstanding.bytes = 0;
@@ -186,8 +187,8 @@ impl Sender {
         self.free_entries >= self.limits.entries_per_message && self.free() >= LOW_WATER
     }
 
-    /// Returns the next message of at most `wanted` bytes if one can be sent. An `inline` message needs
-    /// no buffer space.
+    /// Returns the next message of at most `wanted` bytes if one can be sent. An `inline` message
+    /// needs no buffer space.
     #[inline]
     pub fn plan(&self, wanted: usize, inline: bool) -> Option<Chunk> {
         if wanted == 0 || !self.is_ready() {
@@ -197,8 +198,8 @@ impl Sender {
         Some(Chunk { len, addr: self.target.addr, rkey: self.target.rkey, offset: self.next })
     }
 
-    /// Reserves what `chunk` needs; the caller posts it. Returns the `wr_id` of its last work request,
-    /// and whether that one is signaled.
+    /// Reserves what `chunk` needs; the caller posts it. Returns the `wr_id` of its last work
+    /// request, and whether that one is signaled.
     #[inline]
     pub fn take(&mut self, chunk: &Chunk, inline: bool) -> (u64, bool) {
         self.target.addr = self.target.addr.wrapping_add(u64::from(chunk.len));
@@ -207,8 +208,8 @@ impl Sender {
         self.push(self.limits.entries_per_message, if inline { 0 } else { chunk.len })
     }
 
-    /// For a message that carries no stream data (an update of the peer's iomap) but takes a credit and
-    /// `bytes` of the send buffer: returns their offset if it can be sent.
+    /// For a message that carries no stream data (an update of the peer's iomap) but takes a credit
+    /// and `bytes` of the send buffer: returns their offset if it can be sent.
     pub fn plan_update(&self, bytes: u32) -> Option<u32> {
         (self.has_credit() && self.has_space() && bytes <= LOW_WATER).then_some(self.next)
     }
@@ -219,8 +220,8 @@ impl Sender {
         self.push(self.limits.entries_per_message, bytes)
     }
 
-    /// For an RDMA write without a message: returns how many of `wanted` bytes can be written now, and
-    /// their offset in the send buffer.
+    /// For an RDMA write without a message: returns how many of `wanted` bytes can be written now,
+    /// and their offset in the send buffer.
     pub fn plan_write(&self, wanted: usize, inline: bool) -> Option<(u32, u32)> {
         if wanted == 0 || !self.has_space() {
             return None;
@@ -228,9 +229,9 @@ impl Sender {
         Some((self.longest(wanted, inline), self.next))
     }
 
-    /// Returns how many of `wanted` bytes the first message of a transfer should carry. A connection is
-    /// idle if no work request is known to be outstanding; send completions are polled only when space is
-    /// short, so one that has sent before mostly is not.
+    /// Returns how many of `wanted` bytes the first message of a transfer should carry. A
+    /// connection is idle if no work request is known to be outstanding; send completions are
+    /// polled only when space is short, so one that has sent before mostly is not.
     pub fn first_message(&self, wanted: usize) -> usize {
         if self.is_idle() { wanted.min(FIRST_MESSAGE as usize) } else { wanted }
     }
@@ -269,7 +270,8 @@ impl Sender {
         (self.last_wr_id, signaled)
     }
 
-    /// The last work request is signaled, and its completion stands for the unsignaled ones before it.
+    /// The last work request is signaled, and its completion stands for the unsignaled ones before
+    /// it.
     fn signal(&mut self, control: bool) {
         let outstanding = Outstanding {
             wr_id: self.last_wr_id,
@@ -286,8 +288,8 @@ impl Sender {
         self.free_controls > 0
     }
 
-    /// Reserves a control message of `entries` work requests. Returns the `wr_id` of the last one, which
-    /// is signaled.
+    /// Reserves a control message of `entries` work requests. Returns the `wr_id` of the last one,
+    /// which is signaled.
     pub fn take_control(&mut self, entries: u32) -> u64 {
         self.last_wr_id += u64::from(entries);
         self.free_controls -= 1;

@@ -1,4 +1,5 @@
-//! Listening and accepting: handshakes run in the background, raccept(3) returns finished connections.
+//! Listening and accepting: handshakes run in the background, raccept(3) returns finished
+//! connections.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -47,8 +48,8 @@ impl Stream {
         Ok(())
     }
 
-    /// raccept(3): returns the next connection. Fails with `EBADF` if the socket does not listen, like
-    /// the reference, and with `EINVAL` after rshutdown(3).
+    /// raccept(3): returns the next connection. Fails with `EBADF` if the socket does not listen,
+    /// like the reference, and with `EINVAL` after rshutdown(3).
     pub fn accept(&self) -> Result<Arc<Stream>> {
         let mut state = self.enter()?;
         let mut wait = Wait::after(state.options.receive_timeout);
@@ -92,9 +93,11 @@ impl Stream {
         // If the backlog has no space, dropping the request rejects it.
         let Some((place, oldest)) = listening.admit() else { return state };
         let (options, flags) = (state.options.clone(), state.flags);
-        // Under the listener's lock: closing the listener destroys the channel that the request is on.
+        // Under the listener's lock: closing the listener destroys the channel that the request is
+        // on.
         let admitted = self.admit(event);
-        // Drop the listener lock: the next steps take the connection's lock and may block in the driver.
+        // Drop the listener lock: the next steps take the connection's lock and may block in the
+        // driver.
         drop(state);
         if let Some(oldest) = oldest {
             oldest.close_unseen();
@@ -136,8 +139,8 @@ impl Stream {
         options: super::Options,
         flags: c_int,
     ) -> Result<Arc<Stream>> {
-        // The stream has the id before it gets the connection: if anything fails they are dropped in
-        // reverse order.
+        // The stream has the id before it gets the connection: if anything fails they are dropped
+        // in reverse order.
         let stream = Stream::with(self.domain, id, options, Phase::Accepting(Arc::downgrade(self)))?;
         let mut state = stream.lock();
         let unconnected = state.make_unconnected()?;

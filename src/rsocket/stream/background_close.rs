@@ -1,9 +1,9 @@
-//! Shutting down in the background: the data of a non-blocking socket, and the message that ends it,
-//! arrive after rshutdown(3) or rclose(3) has returned.
+//! Shutting down in the background: the data of a non-blocking socket, and the message that ends
+//! it, arrive after rshutdown(3) or rclose(3) has returned.
 //!
-//! The reactor checks each such stream at intervals until the peer's adapter has everything, the peer is
-//! known to be gone, or the time-out expires. Streams wait side by side: none delays another. A process
-//! that calls exit(3) waits for all of them together.
+//! The reactor checks each such stream at intervals until the peer's adapter has everything, the
+//! peer is known to be gone, or the time-out expires. Streams wait side by side: none delays
+//! another. A process that calls exit(3) waits for all of them together.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -23,7 +23,8 @@ const AT_EXIT: Duration = Duration::from_secs(2);
 /// Interval until the first check. It doubles with each check, up to the second value.
 const FIRST_CHECK: Duration = Duration::from_millis(1);
 const LAST_CHECK: Duration = Duration::from_millis(64);
-/// Streams that are closed in the background may use a quarter of the process's descriptors, two each.
+/// Streams that are closed in the background may use a quarter of the process's descriptors, two
+/// each.
 const SHARE: usize = 8;
 /// Time-out of a closed stream while there are many of them.
 const CROWDED: Duration = Duration::from_secs(2);
@@ -44,7 +45,8 @@ pub(super) struct BackgroundClose {
     until: Instant,
     /// Interval until the next check.
     pause: Duration,
-    /// The connection has to be disconnected gracefully when everything has arrived, and that has begun.
+    /// The connection has to be disconnected gracefully when everything has arrived, and that has
+    /// begun.
     graceful: bool,
     disconnecting: bool,
     /// The program has closed the stream.

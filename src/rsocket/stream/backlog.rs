@@ -1,9 +1,9 @@
 //! Connections of a listener that the program has not accepted yet, and how many of them the
 //! process may have.
 //!
-//! Each takes two descriptors before the program knows of it. One listener gets at most half of what the
-//! others have left, so that a flooded listener leaves some to the others, and all listeners together
-//! leave half of the process's descriptors to the program.
+//! Each takes two descriptors before the program knows of it. One listener gets at most half of
+//! what the others have left, so that a flooded listener leaves some to the others, and all
+//! listeners together leave half of the process's descriptors to the program.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -38,7 +38,8 @@ impl Place {
     }
 }
 
-/// Returns whether a listener with `own` connections may have one more if `all` of `limit` are used.
+/// Returns whether a listener with `own` connections may have one more if `all` of `limit` are
+/// used.
 fn has_room(all: usize, own: usize, limit: usize) -> bool {
     own < limit.saturating_sub(all)
 }
@@ -85,8 +86,8 @@ impl Listening {
         self.ready.pop_front().map(|(stream, _)| stream)
     }
 
-    /// Takes a share for a new connection. If there is none, the oldest handshake gives way; the caller
-    /// closes it.
+    /// Takes a share for a new connection. If there is none, the oldest handshake gives way; the
+    /// caller closes it.
     pub fn admit(&mut self) -> Option<(Place, Option<Arc<Stream>>)> {
         self.pending.try_reserve(1).ok()?;
         let own = self.pending.len() + self.ready.len();

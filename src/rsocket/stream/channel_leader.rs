@@ -1,13 +1,13 @@
 //! Which thread sleeps in a connection's completion channel.
 //!
 //! One of the waiting threads, the leader, sleeps in the channel, in the system call that reads the
-//! event. The others sleep until they are notified. The leader processes the completions when it comes
-//! back, and notifies the others; one of them becomes the next leader if it still has to wait. Pollers
-//! sleep on the channel's descriptor; while there is a leader they leave the channel to it and wait to
-//! be notified, too.
+//! event. The others sleep until they are notified. The leader processes the completions when it
+//! comes back, and notifies the others; one of them becomes the next leader if it still has to
+//! wait. Pollers sleep on the channel's descriptor; while there is a leader they leave the channel
+//! to it and wait to be notified, too.
 //!
-//! Everything outside of this logic is behind [`EventSource`]. The hand-over is model-checked by the
-//! crate in `models/` (`scripts/check loom`).
+//! Everything outside of this logic is behind [`EventSource`]. The hand-over is model-checked by
+//! the crate in `models/` (`scripts/check loom`).
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,8 @@ pub(super) struct Leadership {
 }
 
 impl Leadership {
-    /// Returns whether a thread sleeps in the channel. A change that causes no completion has to wake it.
+    /// Returns whether a thread sleeps in the channel. A change that causes no completion has to
+    /// wake it.
     pub fn has_leader(&self) -> bool {
         self.leader != 0
     }
@@ -60,8 +61,8 @@ impl Leadership {
 pub(super) trait EventSource {
     /// State behind the lock.
     type State;
-    /// The channel for the thread that sleeps in it without the lock. It is live as long as there is a
-    /// leader.
+    /// The channel for the thread that sleeps in it without the lock. It is live as long as there
+    /// is a leader.
     type Channel;
     /// An event that was read.
     type Event;
@@ -80,13 +81,14 @@ pub(super) trait EventSource {
     fn leadership(state: &mut Self::State) -> Option<&mut Leadership>;
     /// Returns whether what a thread waits for raises an event in the channel.
     fn uses_channel(state: &Self::State) -> bool;
-    /// Processes completions. Returns whether there were any; the waiting threads are notified then.
+    /// Processes completions. Returns whether there were any; the waiting threads are notified
+    /// then.
     fn process_completions(&self, state: &mut Self::State) -> bool;
     /// Requests an event for the next message of the peer. Returns false if that failed, which has
     /// changed the state.
     fn arm_recv_cq(&self, state: &mut Self::State) -> bool;
-    /// Requests an event for send completions if a waiter needs them and the CQ is not armed. Returns
-    /// whether it was armed now, or the state has changed because that failed.
+    /// Requests an event for send completions if a waiter needs them and the CQ is not armed.
+    /// Returns whether it was armed now, or the state has changed because that failed.
     fn arm_send_cq(&self, state: &mut Self::State) -> bool;
     /// Returns whether the send CQ is armed and its event was not read yet.
     fn is_send_cq_armed(state: &Self::State) -> bool;
@@ -114,8 +116,8 @@ pub(super) fn may_lead<S: EventSource>(state: &mut S::State) -> bool {
 }
 
 /// Waits until something may have changed. Fails with `ETIMEDOUT` at the deadline, and with `EINTR`
-/// after a signal whose handler is without SA_RESTART. The caller has checked everything under the lock
-/// that it passes.
+/// after a signal whose handler is without SA_RESTART. The caller has checked everything under the
+/// lock that it passes.
 #[inline]
 pub(super) fn wait<'a, S: EventSource>(
     stream: &'a S,
@@ -139,8 +141,8 @@ pub(super) fn wait<'a, S: EventSource>(
     wait_as_leader(stream, state, Until { deadline, any_signal: false })
 }
 
-/// In a signal handler over the leader's own call: no thread reads the channel's events meanwhile, so the
-/// caller polls the CQs every now and then.
+/// In a signal handler over the leader's own call: no thread reads the channel's events meanwhile,
+/// so the caller polls the CQs every now and then.
 #[cold]
 fn nap<S: EventSource>(stream: &S, deadline: Option<Instant>) -> (Guard<'_, S>, Result<()>) {
     const NAP: Duration = Duration::from_millis(1);
@@ -183,9 +185,9 @@ pub(super) fn wait_as_leader<'a, S: EventSource>(
     }
 }
 
-/// For a poller of this stream alone: waits in the channel until `ready` returns an answer; the answer is
-/// `None` at the deadline. Returns `None` if another thread is the leader. The caller has checked
-/// everything under the lock that it passes.
+/// For a poller of this stream alone: waits in the channel until `ready` returns an answer; the
+/// answer is `None` at the deadline. Returns `None` if another thread is the leader. The caller has
+/// checked everything under the lock that it passes.
 pub(super) fn wait_alone<'a, S: EventSource, T>(
     stream: &'a S,
     mut state: Guard<'a, S>,
@@ -195,8 +197,8 @@ pub(super) fn wait_alone<'a, S: EventSource, T>(
     let mut in_vain = false;
     loop {
         let answer = ready(&state);
-        // A peer that sends what the poller does not wait for would end each sleep before the deadline
-        // is checked.
+        // A peer that sends what the poller does not wait for would end each sleep before the
+        // deadline is checked.
         if answer.is_some() || in_vain && deadline.is_some_and(|end| Instant::now() >= end) {
             return Some(Ok(answer));
         }
@@ -219,8 +221,8 @@ pub(super) fn arm_send_cq<S: EventSource>(stream: &S, state: &mut S::State) -> b
     stream.arm_send_cq(state) && (stream.process_completions(state) || !S::uses_channel(state))
 }
 
-/// Arms both CQs as far as needed, then processes completions once more: what completed before raises no
-/// event. Returns whether there was something.
+/// Arms both CQs as far as needed, then processes completions once more: what completed before
+/// raises no event. Returns whether there was something.
 #[inline]
 pub(super) fn arm<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
     let Some(leadership) = S::leadership(state) else { return false };
@@ -267,9 +269,9 @@ fn note<S: EventSource>(state: &mut S::State, event: &S::Event) {
     }
 }
 
-/// A poller has found the channel readable: reads the event, unless there is a leader that does so and
-/// notifies the pollers. Reads both CQs' events if both may be there: an edge-triggered watcher would not
-/// see the second one.
+/// A poller has found the channel readable: reads the event, unless there is a leader that does so
+/// and notifies the pollers. Reads both CQs' events if both may be there: an edge-triggered watcher
+/// would not see the second one.
 pub(super) fn take_event<S: EventSource>(stream: &S, state: &mut S::State) {
     if S::leadership(state).is_none_or(|leadership| leadership.has_leader()) {
         return;
@@ -286,9 +288,9 @@ pub(super) fn take_event<S: EventSource>(stream: &S, state: &mut S::State) {
     }
 }
 
-/// Returns when no thread sleeps in the channel. The caller has woken the leader and made sure that none
-/// follows. Fails if the leader is the calling thread, in a signal handler over its own call: the channel
-/// has to stay until the handler returns.
+/// Returns when no thread sleeps in the channel. The caller has woken the leader and made sure that
+/// none follows. Fails if the leader is the calling thread, in a signal handler over its own call:
+/// the channel has to stay until the handler returns.
 pub(super) fn wait_for_no_leader<'a, S: EventSource>(
     stream: &'a S,
     mut state: Guard<'a, S>,

@@ -14,8 +14,8 @@ use crate::rsocket::reactor;
 use crate::rsocket::wire::Control;
 use crate::sys::own;
 
-/// How long the last messages may take to arrive: longer than the transport's retries, for a peer that is alive but
-/// posts no receives.
+/// How long the last messages may take to arrive: longer than the transport's retries, for a peer
+/// that is alive but posts no receives.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a closing call waits itself if the reactor cannot.
@@ -70,8 +70,8 @@ impl Stream {
         result
     }
 
-    /// Shutting down either direction of a connecting socket ends the attempt, as with TCP. The socket
-    /// keeps its address and can be connected again.
+    /// Shutting down either direction of a connecting socket ends the attempt, as with TCP. The
+    /// socket keeps its address and can be connected again.
     fn stop_connecting(&self, state: &mut State) -> Result<()> {
         let result = self.start_over(state);
         state.error = Some(Errno::ECONNRESET);
@@ -82,14 +82,15 @@ impl Stream {
         result
     }
 
-    /// Shuts directions of a connection down. `how` says who waits until everything has arrived, at most
-    /// until `deadline`.
+    /// Shuts directions of a connection down. `how` says who waits until everything has arrived, at
+    /// most until `deadline`.
     fn shut<'a>(&'a self, mut state: Guard<'a>, read: bool, write: bool, deadline: Instant, how: Ending) -> Guard<'a> {
         let wrote = state.shut_write;
         state.shut_read |= read;
         state.shut_write |= write;
         let both = state.shut_write && (state.shut_read || state.ended);
-        // The peer is told that no more data follows, or that everything is over; not that the program reads no more.
+        // The peer is told that no more data follows, or that everything is over; not that the
+        // program reads no more.
         let message = match (both, write && !wrote) {
             (true, _) => Some(Control::Disconnect),
             (false, true) => Some(Control::Shutdown),
@@ -152,8 +153,8 @@ impl Stream {
             }
             let (back, result) = self.sleep(state, &mut wait);
             state = back;
-            // Signals do not end it: the program could not call again for the rest. Without a connection
-            // nothing arrives any more, even if the device reports nothing.
+            // Signals do not end it: the program could not call again for the rest. Without a
+            // connection nothing arrives any more, even if the device reports nothing.
             if result == Err(Errno::ETIMEDOUT) || state.lost || matches!(state.phase, Phase::Closed) {
                 return state;
             }
@@ -170,7 +171,8 @@ impl Stream {
         }
     }
 
-    /// rclose(3). The caller has removed the descriptor from the table. Calls of other threads fail with `EBADF`.
+    /// rclose(3). The caller has removed the descriptor from the table. Calls of other threads fail
+    /// with `EBADF`.
     pub fn close(&self) -> Result<()> {
         if !self.owner.is_this_process() {
             self.close_copies();
@@ -214,7 +216,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Has the reactor send the disconnect message, unless it was sent, and then end the connection.
+    /// Has the reactor send the disconnect message, unless it was sent, and then end the
+    /// connection.
     fn end_later<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> Guard<'a> {
         let mut state = self.shut(state, true, true, deadline, Ending::WholeInBackground);
         if state.closing.is_none() && state.needs_graceful_end() {
@@ -223,8 +226,8 @@ impl Stream {
         state
     }
 
-    /// Leaves the rest of closing to the reactor. Fails if nothing is left to do, or there is no descriptor
-    /// for it.
+    /// Leaves the rest of closing to the reactor. Fails if nothing is left to do, or there is no
+    /// descriptor for it.
     fn close_later<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> std::result::Result<(), Guard<'a>> {
         let state = self.end_later(state, deadline);
         if state.closing.is_none() {
@@ -240,8 +243,9 @@ impl Stream {
         Err(self.send_final(state, message, Instant::now() + SHORT_CLOSE_TIMEOUT))
     }
 
-    /// iWARP: a completed work request only means that TCP holds the data; tearing the connection down would
-    /// discard it. Disconnects gracefully, and waits until the peer's adapter has done so, too.
+    /// iWARP: a completed work request only means that TCP holds the data; tearing the connection
+    /// down would discard it. Disconnects gracefully, and waits until the peer's adapter has done
+    /// so, too.
     fn graceful_disconnect<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
         if !state.needs_graceful_end() {
             return state;
@@ -262,10 +266,10 @@ impl Stream {
         state
     }
 
-    /// For a process that ends without rclose(3): has the reactor do what that would do; the stream stays.
-    /// Skipped while a call holds the stream, which the signal handler that ends the process may have
-    /// interrupted. Without `all` only for a stream that the program has shut down, whose data would be
-    /// lost with the connection.
+    /// For a process that ends without rclose(3): has the reactor do what that would do; the stream
+    /// stays. Skipped while a call holds the stream, which the signal handler that ends the process
+    /// may have interrupted. Without `all` only for a stream that the program has shut down, whose
+    /// data would be lost with the connection.
     pub fn flush_on_exit(&self, all: bool) {
         if !self.owner.is_this_process() {
             return;
@@ -293,8 +297,8 @@ impl Stream {
         if let Some(connection) =
             state.connection.as_mut().filter(|connection| connection.channel.leadership.has_leader())
         {
-            // Wakes the leader. Without a leader the connection is disconnected gracefully, which lets the last messages
-            // of iWARP arrive.
+            // Wakes the leader. Without a leader the connection is disconnected gracefully, which
+            // lets the last messages of iWARP arrive.
             connection.flush_qp();
         }
         drop(state);
@@ -305,7 +309,8 @@ impl Stream {
                 state.release();
                 self.channel_fd.store(-1, Ordering::Relaxed);
             }
-            // The sleeping call holds the last reference to the stream, and releases it when it returns.
+            // The sleeping call holds the last reference to the stream, and releases it when it
+            // returns.
             Err(mut state) => state.key.take().into_iter().for_each(reactor::forget),
         }
         if let Phase::Listening(mut listening) = phase {

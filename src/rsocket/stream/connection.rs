@@ -1,14 +1,15 @@
-//! The data path of a stream: a QP with its CQs and memory, driven by the flow control state machines.
+//! The data path of a stream: a QP with its CQs and memory, driven by the flow control state
+//! machines.
 //!
-//! [`Unconnected`] is made before the handshake, because its receives have to be posted before the peer
-//! can send. The peer's connection data turns it into a [`Connection`], which has two sides: what is
-//! received completes in one CQ, what is sent in another. Send completions only free space, so that CQ
-//! is polled, or waited for, when space is short.
+//! [`Unconnected`] is made before the handshake, because its receives have to be posted before the
+//! peer can send. The peer's connection data turns it into a [`Connection`], which has two sides:
+//! what is received completes in one CQ, what is sent in another. Send completions only free space,
+//! so that CQ is polled, or waited for, when space is short.
 //!
-//! The peer writes by RDMA into three parts of the receive side's memory: the target SGL, the iomap, and
-//! the receive ring, beside which there may be a larger one ([`receive_rings`]). The first two are read
-//! by volatile copies, the third is given to the program after the completion that announced the data.
-//! The peer can write to no other memory of the process.
+//! The peer writes by RDMA into three parts of the receive side's memory: the target SGL, the
+//! iomap, and the receive ring, beside which there may be a larger one ([`receive_rings`]). The
+//! first two are read by volatile copies, the third is given to the program after the completion
+//! that announced the data. The peer can write to no other memory of the process.
 
 mod completions;
 mod control;
@@ -43,10 +44,11 @@ use sizes::Sizes;
 const SGL: usize = SGL_ENTRIES as usize;
 /// Send queue entries reserved for control messages: 4 messages, or 2 of two entries each on iWARP.
 const CONTROL_ENTRIES: u32 = 4;
-/// Receives beyond those that data has credits for: control messages need none. A peer sends at most six
-/// before it hears from us: two updates with buffers, two without, and its last messages.
+/// Receives beyond those that data has credits for: control messages need none. A peer sends at
+/// most six before it hears from us: two updates with buffers, two without, and its last messages.
 const EXTRA_RECEIVES: u32 = 16;
-/// This many used receives are posted again together; the rest is enough for control messages meanwhile.
+/// This many used receives are posted again together; the rest is enough for control messages
+/// meanwhile.
 const REPOST: usize = EXTRA_RECEIVES as usize / 2;
 /// Bytes of immediate data, which iWARP carries in a SEND behind the write.
 const IMM_LEN: usize = 4;
@@ -140,7 +142,8 @@ pub(super) struct Connection {
 }
 
 impl Unconnected {
-    /// Creates a QP with its resources for `id`, whose device is the domain's. `domain` outlives it.
+    /// Creates a QP with its resources for `id`, whose device is the domain's. `domain` outlives
+    /// it.
     pub fn new(id: &CmId, domain: &Domain, options: &Options) -> Result<Unconnected> {
         let (context, pd) = (domain.context(), domain.pd());
         let Sizes { sends, credits } = Sizes::new(options, domain.limits());
@@ -211,8 +214,8 @@ impl Unconnected {
 }
 
 impl Connection {
-    /// Returns whether the connection has to be shut down gracefully for the last messages to arrive:
-    /// a working iWARP connection.
+    /// Returns whether the connection has to be shut down gracefully for the last messages to
+    /// arrive: a working iWARP connection.
     pub fn needs_graceful_end(&self) -> bool {
         self.qp.is_iwarp() && self.failed.is_none()
     }
@@ -302,7 +305,7 @@ struct RemoteMemory {
 }
 
 impl RemoteMemory {
-    /// The bytes from `offset` on, as the peer is told of them.
+    /// Returns the bytes from `offset` on, as they are advertised to the peer.
     fn region(self, offset: u32, length: u32) -> Region {
         let addr = self.start.as_ptr() as usize as u64 + u64::from(offset);
         Region { addr, rkey: self.rkey, length }

@@ -1,7 +1,7 @@
 //! Sending and receiving.
 //!
-//! Each direction has a fast path and a slow path, so that the usual call needs no reference count, no
-//! clock and no cancellation point:
+//! Each direction has a fast path and a slow path, so that the usual call needs no reference count,
+//! no clock and no cancellation point:
 //!
 //! - `send_at_once`, `receive_at_once`: do the whole call if that needs no waiting, no allocation and no
 //!   error; otherwise they do nothing, and the caller takes the slow path.
@@ -28,8 +28,8 @@ const QUICK: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
 const UNSUPPORTED: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE;
 
 impl Stream {
-    /// Fast path: returns buffered data. `Err(true)`: nothing was available. `Err(false)`: take the slow
-    /// path.
+    /// Fast path: returns buffered data. `Err(true)`: nothing was available. `Err(false)`: take the
+    /// slow path.
     ///
     /// # Safety
     /// `start` is writable for `len` bytes, or NULL.
@@ -78,8 +78,8 @@ impl Stream {
         unsafe { self.receive_waiting(state, &[buffer], flags, wait) }
     }
 
-    /// rrecv(3) and its relatives: receives into `buffers`, in order. Returns the number of bytes, 0 at the
-    /// end of the stream.
+    /// rrecv(3) and its relatives: receives into `buffers`, in order. Returns the number of bytes,
+    /// 0 at the end of the stream.
     ///
     /// # Safety
     /// Buffers writable for their lengths.
@@ -138,8 +138,8 @@ impl Stream {
         }
     }
 
-    /// Fast path: sends a message that goes inline, in one piece. Returns false if it did nothing; then
-    /// [`send`](Self::send) does the call.
+    /// Fast path: sends a message that goes inline, in one piece. Returns false if it did nothing;
+    /// then [`send`](Self::send) does the call.
     ///
     /// # Safety
     /// `data` is readable for `len` bytes.
@@ -156,12 +156,13 @@ impl Stream {
         let Some(connection) = state.connection.as_deref_mut().filter(|connection| connection.takes_inline(len)) else {
             return false;
         };
-        // SAFETY: readable for `len` bytes, which fits an isize as it goes inline: guaranteed by the caller.
+        // SAFETY: readable for `len` bytes, which fits an isize as it goes inline: guaranteed by
+        // the caller.
         connection.send_inline(unsafe { slice::from_raw_parts(data.as_ptr(), len) })
     }
 
-    /// As [`send_at_once`](Self::send_at_once) for the bytes of several buffers, which are collected
-    /// first. Returns their number if all of them were sent.
+    /// As [`send_at_once`](Self::send_at_once) for the bytes of several buffers, which are
+    /// collected first. Returns their number if all of them were sent.
     ///
     /// # Safety
     /// Buffers readable for their lengths.
@@ -174,7 +175,8 @@ impl Stream {
         unsafe { self.send_at_once(NonNull::from(data).cast(), len, flags) }.then_some(len)
     }
 
-    /// rsend(3) and its relatives: sends the data of `buffers`, in order. Returns the number of bytes.
+    /// rsend(3) and its relatives: sends the data of `buffers`, in order. Returns the number of
+    /// bytes.
     ///
     /// # Safety
     /// Buffers readable for their lengths.
@@ -198,7 +200,8 @@ impl Stream {
                 return ended(&mut state, done);
             }
             if state.connection.as_ref().is_some_and(|connection| connection.crosses_target_end(total - done)) {
-                // The peer may have advertised its next buffer: the message and the rest are posted together then.
+                // The peer may have advertised its next buffer: the message and the rest are posted
+                // together then.
                 self.process_completions(&mut state);
             }
             // SAFETY: the buffers are readable: guaranteed by the caller.
@@ -210,8 +213,8 @@ impl Stream {
             if let Some(error) = lack {
                 return if done > 0 { Ok(done) } else { Err(error) };
             }
-            // Once more if there was progress, and once without it: a peer can cause completions that free
-            // nothing, as many as it likes.
+            // Once more if there was progress, and once without it: a peer can cause completions
+            // that free nothing, as many as it likes.
             looked = (sent > 0 || !looked) && self.process_completions(&mut state);
             if looked {
                 continue;
@@ -236,8 +239,8 @@ impl Stream {
         Ok(())
     }
 
-    /// riowrite(3): writes into the memory that the peer has mapped at `offset`. Returns the number of bytes,
-    /// fewer than wanted where less is mapped.
+    /// riowrite(3): writes into the memory that the peer has mapped at `offset`. Returns the number
+    /// of bytes, fewer than wanted where less is mapped.
     ///
     /// # Safety
     /// As riowrite(3).
@@ -281,8 +284,8 @@ impl Stream {
         Ok(done)
     }
 
-    /// Sleeps in the middle of a transfer. A signal, a time-out, or O_NONBLOCK ends the call: with what it
-    /// has done, if that is anything (the inner `Err`), else with an error.
+    /// Sleeps in the middle of a transfer. A signal, a time-out, or O_NONBLOCK ends the call: with
+    /// what it has done, if that is anything (the inner `Err`), else with an error.
     #[inline]
     fn pause<'a>(
         &'a self,
@@ -307,14 +310,14 @@ impl Stream {
         }
     }
 
-    /// An edge-triggered watcher polled before the buffer filled up: arms send completions so that it is
-    /// woken when space appears. Returns whether there is space already.
+    /// An edge-triggered watcher polled before the buffer filled up: arms send completions so that
+    /// it is woken when space appears. Returns whether there is space already.
     fn rearm_for_watchers(&self, state: &mut State) -> bool {
         !self.watchers.is_empty() && self.arm_send_cq(state) && self.process_completions(state)
     }
 
-    /// Sends what can be sent now of the `len` bytes from `skip` on. Returns how many bytes, and an error
-    /// if there is no memory for the send buffer. A failure of the connection is kept in it.
+    /// Sends what can be sent now of the `len` bytes from `skip` on. Returns how many bytes, and an
+    /// error if there is no memory for the send buffer. A failure of the connection is kept in it.
     ///
     /// # Safety
     /// Buffers readable for their lengths, which are `skip` and `len` together.
@@ -343,9 +346,9 @@ impl Stream {
     }
 }
 
-/// The result of a call that cannot send any more: what it has sent, or the reason. As with TCP an error
-/// is reported once; after that, after the peer's orderly end, and after the program's own SHUT_WR, the
-/// error is `EPIPE`.
+/// The result of a call that cannot send any more: what it has sent, or the reason. As with TCP an
+/// error is reported once; after that, after the peer's orderly end, and after the program's own
+/// SHUT_WR, the error is `EPIPE`.
 fn ended(state: &mut State, done: usize) -> Result<usize> {
     if done > 0 {
         return Ok(done);

@@ -13,7 +13,8 @@ use crate::rsocket::wire::{Mapping, Region};
 use crate::sys::alloc::try_push;
 use crate::sys::rc::MemoryRegion;
 
-/// Credits that are kept for data when entries are taken back: a peer that does not read gives no more.
+/// Credits that are kept for data when entries are taken back: a peer that does not read gives no
+/// more.
 const KEPT_CREDITS: u32 = 8;
 
 /// What riomap(3) has registered.
@@ -90,8 +91,8 @@ impl State {
         self.mappings.has_news
     }
 
-    /// Advertises mappings before data is sent. Returns false if that has to wait. Fails with `ENOMEM` without a send
-    /// buffer.
+    /// Advertises mappings before data is sent. Returns false if that has to wait. Fails with
+    /// `ENOMEM` without a send buffer.
     pub(super) fn announce_mappings(&mut self) -> Result<bool> {
         if !self.mappings.has_news {
             return Ok(true);
@@ -119,8 +120,8 @@ impl State {
 }
 
 impl Mappings {
-    /// Writes an entry of the peer's iomap. Returns false if that has to wait. A failure of the connection
-    /// is kept in it.
+    /// Writes an entry of the peer's iomap. Returns false if that has to wait. A failure of the
+    /// connection is kept in it.
     fn write(&mut self, place: usize, index: u16, connection: &mut Connection) -> Result<bool> {
         let Some(mapped) = self.list.get_mut(place) else { return Ok(true) };
         let region = match &mapped.memory {
@@ -145,7 +146,8 @@ impl Stream {
     /// riomap(3): an `offset` of -1 stands for the address. Returns the offset.
     ///
     /// # Safety
-    /// The memory stays mapped until riounmap(3) or rclose(3). The program answers for what the peer writes there.
+    /// The memory stays mapped until riounmap(3) or rclose(3). The program answers for what the
+    /// peer writes there.
     pub unsafe fn map(&self, start: NonNull<u8>, len: usize, prot: c_int, offset: i64) -> Result<i64> {
         let mut state = self.enter()?;
         if prot & !libc::PROT_WRITE != 0 || len == 0 || u32::try_from(len).is_err() {

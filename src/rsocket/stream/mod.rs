@@ -1,8 +1,9 @@
 //! Stream rsockets.
 //!
-//! A stream's lock guards everything behind its descriptor. It is held while data is copied, never while
-//! waiting. One of the threads that wait for a connected stream, the leader, sleeps in its completion
-//! channel; the others wait to be notified by it. Connection manager events come through the reactor.
+//! A stream's lock guards everything behind its descriptor. It is held while data is copied, never
+//! while waiting. One of the threads that wait for a connected stream, the leader, sleeps in its
+//! completion channel; the others wait to be notified by it. Connection manager events come through
+//! the reactor.
 
 mod accept;
 mod background_close;
@@ -170,14 +171,14 @@ impl Stream {
         self.fd
     }
 
-    /// Locks the state. The caller knows that the socket is this process's, and is no signal handler over
-    /// the lock's holder.
+    /// Locks the state. The caller knows that the socket is this process's, and is no signal
+    /// handler over the lock's holder.
     fn lock(&self) -> Guard<'_> {
         self.state.lock()
     }
 
-    /// Locks the state for a call of the program. Fails with `EBADF` for a socket of the parent and for a
-    /// closed one, and with `EAGAIN` in a signal handler over a call that holds the lock.
+    /// Locks the state for a call of the program. Fails with `EBADF` for a socket of the parent and
+    /// for a closed one, and with `EAGAIN` in a signal handler over a call that holds the lock.
     fn enter(&self) -> Result<Guard<'_>> {
         if !self.owner.is_this_process() {
             return Err(Errno::EBADF);
@@ -360,7 +361,8 @@ pub fn in_child() {
     background_close::in_child();
 }
 
-/// The program's address, checked against its length: `EINVAL` when it is shorter than its family's.
+/// The program's address, checked against its length: `EINVAL` when it is shorter than its
+/// family's.
 ///
 /// # Safety
 /// Readable for `len` bytes, unless NULL.

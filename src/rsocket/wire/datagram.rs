@@ -1,5 +1,5 @@
-//! The formats of datagram rsockets (docs/protocol.md): headers in front of the payload, one over UDP
-//! until the peer's QP is known, another one in UD messages.
+//! The formats of datagram rsockets (docs/protocol.md): headers in front of the payload, one over
+//! UDP until the peer's QP is known, another one in UD messages.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};

@@ -86,9 +86,9 @@ fn connect(tcp: c_int) -> Outcome {
         return Outcome::Tcp;
     }
     let inner = decide::rsocket_for((&peer.storage, peer.len), |inner| {
-        // From the TCP connection's address and port, by which the other end matches the two. If that
-        // port is taken, from another one of the address, by which the other end knows this one from
-        // strangers. Otherwise from the address that the routes prefer.
+        // From the TCP connection's address and port, by which the other end matches the two. If
+        // that port is taken, from another one of the address, by which the other end knows this
+        // one from strangers. Otherwise from the address that the routes prefer.
         for from in [own, name::any_port(&own)] {
             // SAFETY: an address of this length.
             if unsafe { r::rbind(inner, decide::address(&from.storage), from.len) } == 0 {

@@ -87,7 +87,8 @@ fn settle_accepted(fd: c_int, entry: Entry, way: Way, decisions: u32) -> Option<
             slots::stay_tcp(fd, entry);
         }
     } else if way == Way::Shutdown {
-        // No call that may fail with EAGAIN, and who shuts down what has not been used yet gives up.
+        // No call that may fail with EAGAIN, and who shuts down what has not been used yet gives
+        // up.
         slots::stay_tcp(fd, entry);
     } else {
         return Some(EAGAIN);

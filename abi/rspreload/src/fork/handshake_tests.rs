@@ -1,5 +1,5 @@
-//! Servers that wait for several connections at once, one of which keeps silent. The kernel's sockets have the part of
-//! rsockets, so these are matched as the reference's are: by their host.
+//! Servers that wait for several connections at once, one of which keeps silent. The kernel's
+//! sockets have the part of rsockets, so these are matched as the reference's are: by their host.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -169,7 +169,8 @@ fn epolls_do_not_wait_for_silent_peers() {
             assert_eq!(wait(&epfd, -1), Some((EPOLLIN as u32, 7)));
             assert_eq!(control(&epfd, EPOLL_CTL_DEL, honest, 0, 0), 0);
         });
-        // It has become TCP, with what the program asked for last. The number is closed, the connection not.
+        // It has become TCP, with what the program asked for last. The number is closed, the
+        // connection not.
         assert_eq!(wait(&epfd, 0), None);
         silent_peer.write_all(b"more").unwrap();
         assert_eq!(wait(&epfd, -1), Some((EPOLLIN as u32, 2)));

@@ -117,8 +117,8 @@ impl Moving {
         Moving { _signals: signals }
     }
 
-    /// For fork(2): the child finds no rsocket that it is not given. It does not wait long for who may
-    /// wait for a lock that fork(2) has taken.
+    /// For fork(2): the child finds no rsocket that it is not given. It does not wait long for who
+    /// may wait for a lock that fork(2) has taken.
     pub fn stop_for_fork() {
         let end = Deadline::after(1_000);
         while !Moving::try_begin(FORKING) && end.left() > 0 {
@@ -163,7 +163,8 @@ fn pause() {
     unsafe { libc::sched_yield() };
 }
 
-/// epoll_ctl(2) on a number whose handshake is under way, as `entry` says; `None` if that has ended.
+/// epoll_ctl(2) on a number whose handshake is under way, as `entry` says; `None` if that has
+/// ended.
 ///
 /// # Safety
 /// As [`epoll::control`].
@@ -187,7 +188,8 @@ pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *m
     let result = unsafe { real::epoll_ctl(epfd, op, fd, kernels) };
     match op {
         EPOLL_CTL_ADD | EPOLL_CTL_MOD if result == 0 => {
-            // SAFETY: not null, as the kernel has accepted it, and readable: guaranteed by the caller.
+            // SAFETY: not null, as the kernel has accepted it, and readable: guaranteed by the
+            // caller.
             member.keep(epfd, unsafe { event.read_unaligned() });
         }
         EPOLL_CTL_DEL if result == 0 && before == epfd => member.forget(),

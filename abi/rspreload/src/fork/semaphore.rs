@@ -30,8 +30,8 @@ impl Turn {
         Turn::of(open(&SEMAPHORE, NAME), milliseconds).map(Turn::hold)
     }
 
-    /// Goes on without having got the turn: whoever had it is gone, or so slow that its address is
-    /// found to be in use. Dropping the result gives the turn back on behalf of that process.
+    /// Takes the turn without waiting for its holder, which has ended or is so slow that its
+    /// address will be in use. Dropping the result gives the turn back on behalf of that process.
     pub fn forced() -> Turn {
         Turn { semaphore: open(&SEMAPHORE, NAME) }.hold()
     }
@@ -87,8 +87,8 @@ pub fn forget() {
 
 fn give_back(semaphore: *mut sem_t) {
     let mut value = 0;
-    // SAFETY: an open semaphore, which is never closed. Never more than one turn: somebody whose time ran out may
-    // have given back another's.
+    // SAFETY: an open semaphore, which is never closed. Never more than one turn: somebody whose
+    // time ran out may have given back another's.
     unsafe {
         if !semaphore.is_null() && libc::sem_getvalue(semaphore, &raw mut value) == 0 && value <= 0 {
             libc::sem_post(semaphore);

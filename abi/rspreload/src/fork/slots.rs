@@ -1,9 +1,10 @@
-//! Accepted connections whose handshake is under way: what the threads of the program share with the
-//! thread that makes the handshakes ([`super::passive`]).
+//! Accepted connections whose handshake is under way: what the threads of the program share with
+//! the thread that makes the handshakes ([`super::passive`]).
 //!
 //! Each has a slot. The `inner` of its table entry is a ticket: it names the slot, and no other
-//! connection gets it, so the entry is changed only as long as the number is still this connection's.
-//! The handshake works on a duplicate of the TCP descriptor, so the program may close its own.
+//! connection gets it, so the entry is changed only as long as the number is still this
+//! connection's. The handshake works on a duplicate of the TCP descriptor, so the program may close
+//! its own.
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
@@ -146,7 +147,8 @@ fn next_ticket(place: usize, before: c_int) -> c_int {
 
 /// Begins the handshake of an accepted connection, or decides at once that it stays TCP.
 pub fn begin(fd: c_int, entry: Entry) {
-    // A peer that speaks first has not waited for the word: it is not in fork mode, or has given up.
+    // A peer that speaks first has not waited for the word: it is not in fork mode, or has given
+    // up.
     let can = name::own(fd).is_some_and(|own| place::is_shared(&own)) && decide::is_silent(fd);
     if !can || !submit(fd, entry) {
         let _ = decide::commit(fd, fd, entry, Outcome::Tcp);
@@ -252,8 +254,8 @@ pub fn is_own(fd: c_int) -> bool {
 fn watch_forks() {
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if !WATCHED.swap(true, Ordering::SeqCst) {
-        // SAFETY: a function of this library, which is never unloaded. Without memory for it a child's
-        // connections whose handshakes were under way become TCP after a long wait.
+        // SAFETY: a function of this library, which is never unloaded. Without memory for it a
+        // child's connections whose handshakes were under way become TCP after a long wait.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     }
 }

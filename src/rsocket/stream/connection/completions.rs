@@ -23,8 +23,8 @@ impl Connection {
         }
     }
 
-    /// Processes the first `completed` completions of the batch and all that follow them, and those of
-    /// the send CQ if a waiter needs them.
+    /// Processes the first `completed` completions of the batch and all that follow them, and those
+    /// of the send CQ if a waiter needs them.
     pub fn process(&mut self, batch: &mut Batch, mut completed: usize) -> News {
         let mut news = News {
             any: completed > 0 || mem::take(&mut self.send.pending_notify),
@@ -78,8 +78,8 @@ impl Connection {
         if iwarp && wc.len() != IMM_LEN {
             return self.violated(news);
         }
-        // On iWARP a message without a receive ends the connection, and soft-iWARP completes nothing
-        // that is posted after that: this CQ would stay silent.
+        // On iWARP a message without a receive ends the connection, and soft-iWARP completes
+        // nothing that is posted after that: this CQ would stay silent.
         let was_last = self.receive.used(slot) && iwarp;
         if self.process_message(imm, news).is_err() || was_last {
             self.violated(news);
@@ -138,7 +138,8 @@ impl Connection {
 
     fn note_failure(&mut self, wc: &ibv_wc, news: &mut News) {
         if let Some((status, _)) = wc.error() {
-            // A flushed work request is the first failure only where the connection has simply ended.
+            // A flushed work request is the first failure only where the connection has simply
+            // ended.
             if status != ibv_wc_status::IBV_WC_WR_FLUSH_ERR {
                 self.log_first(errno_of(status), Why::Completion(status));
             }

@@ -6,8 +6,8 @@ use std::slice;
 
 use libc::iovec;
 
-/// Messages of several buffers up to this size, in bytes, are collected on the stack when the device
-/// takes them inline.
+/// Messages of several buffers up to this size, in bytes, are collected on the stack when the
+/// device takes them inline.
 pub const MAX_COLLECTED: usize = 256;
 
 /// Bytes that a program sends.

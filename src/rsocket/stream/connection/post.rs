@@ -1,5 +1,5 @@
-//! The QP, and what is posted to it: one work request for each message, or two on iWARP, which has no
-//! write with immediate data.
+//! The QP, and what is posted to it: one work request for each message, or two on iWARP, which has
+//! no write with immediate data.
 
 use std::mem::zeroed;
 use std::ptr::NonNull;
@@ -44,7 +44,8 @@ impl RdmaWrite {
     }
 
     /// Soft-iWARP passes the pages of an unsignaled write to TCP, and completes what follows before
-    /// they are sent: the program could change what is sent (docs/quirks.md). It copies signaled ones.
+    /// they are sent: the program could change what is sent (docs/quirks.md). It copies signaled
+    /// ones.
     fn must_be_signaled(&self) -> bool {
         self.sg_list[0].len + self.sg_list[1].len >= PAGE
     }
@@ -101,7 +102,8 @@ pub(super) struct QueuePair {
     can_inline: u32,
 }
 
-// SAFETY: an id and its QP, which any thread may use, one at a time: the stream's lock sees to that.
+// SAFETY: an id and its QP, which any thread may use, one at a time: the stream's lock sees to
+// that.
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
@@ -195,7 +197,8 @@ impl QueuePair {
     /// Posts a receive for each of `slots`.
     ///
     /// # Safety
-    /// The memory of `buffer_of` is in a region that outlives the receives, and the device's to write.
+    /// The memory of `buffer_of` is in a region that outlives the receives, and the device's to
+    /// write.
     pub unsafe fn post_recv(&self, slots: &[u32], buffer_of: impl Fn(u32) -> Option<Sge>) -> Result<()> {
         // SAFETY: the QP is live; the memory is as described: guaranteed by the caller.
         unsafe { rc::post_recv(self.qp, slots, buffer_of) }

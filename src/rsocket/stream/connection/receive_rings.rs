@@ -1,5 +1,5 @@
-//! Memory of the receive rings: a part of the receive side's memory, and a larger region for a stream that
-//! it limits.
+//! Memory of the receive rings: a part of the receive side's memory, and a larger region for a
+//! stream that it limits.
 
 use super::RemoteMemory;
 use super::post::QueuePair;
@@ -10,8 +10,9 @@ use crate::rsocket::spare::{self, Share};
 use crate::sys::clock;
 use crate::sys::rc::MemoryRegion;
 
-/// Bytes of a ring that has grown once, and twice. The second step is not always to be had ([`Share`]):
-/// sixteen streams that all have it are slower, because the rings do not fit into the caches.
+/// Bytes of a ring that has grown once, and twice. The second step is not always to be had
+/// ([`Share`]): sixteen streams that all have it are slower, because the rings do not fit into the
+/// caches.
 const STEPS: [u32; 2] = [1 << 19, 1 << 21];
 
 /// Returns the first of `steps` above `size`.

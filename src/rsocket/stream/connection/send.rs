@@ -1,4 +1,5 @@
-//! The send side: stream data into the peer's buffers, and writes into memory that the peer has mapped.
+//! The send side: stream data into the peer's buffers, and writes into memory that the peer has
+//! mapped.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -42,7 +43,8 @@ impl ControlData {
     pub fn next(&mut self) -> (NonNull<u8>, u32) {
         let slot = self.next;
         self.next = (slot + 1) % CONTROL_ENTRIES as usize;
-        // SAFETY: the slots are `CONTROL_ENTRIES` times `CONTROL_DATA` bytes, by the layout of the memory.
+        // SAFETY: the slots are `CONTROL_ENTRIES` times `CONTROL_DATA` bytes, by the layout of the
+        // memory.
         (unsafe { self.start.add(slot * CONTROL_DATA) }, self.lkey)
     }
 }
@@ -131,8 +133,8 @@ impl SendSide {
         RdmaWrite { message, sg_list, inline, addr: chunk.addr, rkey: chunk.rkey, wr_id, signaled }
     }
 
-    /// Returns how many bytes a message that begins at `done` of `len` may carry. `begun`: the program's
-    /// call has sent something before.
+    /// Returns how many bytes a message that begins at `done` of `len` may carry. `begun`: the
+    /// program's call has sent something before.
     fn limit(&self, done: usize, len: usize, begun: bool) -> usize {
         if done == 0 && !begun { self.flow.first_message(len) } else { len }
     }
@@ -164,9 +166,9 @@ impl Connection {
         self.send.flow.crosses_target_end(len)
     }
 
-    /// Sends what can be sent now of `data`, and returns how many bytes. `begun`: the program's call has
-    /// sent something before. An error that is not a failure of the connection is a lack of memory: the
-    /// send buffer is made with its first use.
+    /// Sends what can be sent now of `data`, and returns how many bytes. `begun`: the program's
+    /// call has sent something before. An error that is not a failure of the connection is a lack
+    /// of memory: the send buffer is made with its first use.
     pub fn send<S: Source>(&mut self, data: S, begun: bool) -> Result<usize> {
         let mut done = 0;
         while done < data.size() {
@@ -196,8 +198,8 @@ impl Connection {
         self.send(data, begun)
     }
 
-    /// Where the device finds the bytes of a message: in the program's memory if they go inline, else
-    /// copied into the send buffer.
+    /// Where the device finds the bytes of a message: in the program's memory if they go inline,
+    /// else copied into the send buffer.
     #[inline]
     fn sg_list<S: Source>(&mut self, part: &S, inline: bool, offset: u32) -> Result<[Sge; 2]> {
         match part.in_one_piece() {
@@ -207,8 +209,8 @@ impl Connection {
     }
 
     /// Posts a reserved message. Where it has filled the peer's buffer and the next one is there, a
-    /// second message with the beginning of `tail` is posted with it. Returns how many bytes of `tail`
-    /// were sent.
+    /// second message with the beginning of `tail` is posted with it. Returns how many bytes of
+    /// `tail` were sent.
     fn send_with_tail<S: Source>(&mut self, write: RdmaWrite, tail: S, inline: bool) -> Result<usize> {
         self.use_next_target();
         let next = match tail.size() {
@@ -234,8 +236,8 @@ impl Connection {
         self.qp.post(write).inspect_err(|&error| self.fail(error))
     }
 
-    /// Polls the send CQ if `wanted` bytes do not fit into the rest of the send buffer, and grows or
-    /// shrinks the buffer.
+    /// Polls the send CQ if `wanted` bytes do not fit into the rest of the send buffer, and grows
+    /// or shrinks the buffer.
     fn make_space(&mut self, wanted: usize) {
         if wanted > self.send.flow.free() as usize {
             if !self.send.flow.is_idle() {
@@ -249,8 +251,8 @@ impl Connection {
         }
     }
 
-    /// Writes `data` into the peer's `region`, as far as there is space to send. Returns how many bytes.
-    /// Fails as [`send`](Self::send).
+    /// Writes `data` into the peer's `region`, as far as there is space to send. Returns how many
+    /// bytes. Fails as [`send`](Self::send).
     pub fn write(&mut self, data: &[u8], region: Region, begun: bool) -> Result<usize> {
         let mut done = 0;
         let len = data.len().min(region.length as usize);

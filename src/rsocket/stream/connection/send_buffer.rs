@@ -78,8 +78,8 @@ impl SendBuffer {
         let first = bytes.size().min(size - offset);
         let (before, wrapped) = bytes.split(first);
         let (start, lkey) = (region.start(), region.lkey());
-        // SAFETY: both parts lie in the buffer, and the flow control lets no outstanding work request
-        // read there.
+        // SAFETY: both parts lie in the buffer, and the flow control lets no outstanding work
+        // request read there.
         unsafe {
             before.copy_to(start.add(offset));
             wrapped.copy_to(start);
@@ -120,8 +120,8 @@ impl SendSide {
         }
     }
 
-    /// Goes back to the first size if nothing is outstanding. The larger memory is freed first: there
-    /// may be none for both.
+    /// Goes back to the first size if nothing is outstanding. The larger memory is freed first:
+    /// there may be none for both.
     pub fn give_buffer_back(&mut self, qp: &QueuePair) {
         let buffer = &mut self.buffer;
         if self.flow.is_idle() && buffer.size > buffer.first_size && buffer.old.is_none() {

@@ -1,5 +1,5 @@
-//! Sizes of a connection's queues, and of inline data: what the program wants, within the limits of the
-//! device.
+//! Sizes of a connection's queues, and of inline data: what the program wants, within the limits of
+//! the device.
 
 use crate::cm::Limits;
 use crate::errno::Errno;

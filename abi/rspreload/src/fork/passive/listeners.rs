@@ -82,7 +82,8 @@ impl Handshakes {
 
 fn listen(inner: c_int, own: &Name) -> bool {
     let one: c_int = 1;
-    // SAFETY: an int and its size; an address and its length. Non-blocking: a connection may be gone before accept.
+    // SAFETY: an int and its size; an address and its length. Non-blocking: a connection may be
+    // gone before accept.
     unsafe {
         let len = size_of::<c_int>() as libc::socklen_t;
         r::rsetsockopt(inner, libc::SOL_SOCKET, libc::SO_REUSEADDR, (&raw const one).cast(), len);
