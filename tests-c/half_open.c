@@ -91,6 +91,47 @@ static void backlog_full_of_half_open(void)
 	EXPECT(!rclose(listener));
 }
 
+/* A backlog full of clients, of which the oldest has just finished when the next one asks: it is not half-open. */
+static void finished_one_is_kept(void)
+{
+	enum { BACKLOG = 4 };
+	union address to;
+	struct rdma_cm_id *clients[BACKLOG];
+	struct pollfd ready[2] = { { .events = POLLIN }, { .events = POLLIN } };
+	int pipes[2], ports[2], status;
+	pid_t server;
+
+	EXPECT(!pipe(pipes) && !pipe(ports));
+	server = fork();
+	EXPECT(server >= 0);
+	if (!server) {
+		int listener;
+
+		alarm(hang_seconds());
+		listener = listen_on(&to, BACKLOG - 1, 16);
+		EXPECT(write(ports[1], &to, sizeof(to)) == sizeof(to));
+		EXPECT(raccept(listener, NULL, NULL) >= 0);
+		EXPECT(write(pipes[1], "a", 1) == 1);
+		for (;;)
+			pause();
+	}
+	EXPECT(read(ports[0], &to, sizeof(to)) == sizeof(to));
+	for (int i = 0; i < BACKLOG; i++) {
+		clients[i] = ask(&to);
+		ready[0].fd = clients[i]->channel->fd;
+		/* The server's answer is there; what reads it also says that this end is ready. */
+		EXPECT(poll(ready, 1, -1) == 1);
+	}
+	EXPECT(!kill(server, SIGSTOP) && waitpid(server, &status, WUNTRACED) == server && WIFSTOPPED(status));
+	ask(&to);
+	EXPECT(quiet_event(clients[0]->channel, RDMA_CM_EVENT_ESTABLISHED));
+	EXPECT(!kill(server, SIGCONT));
+	ready[0].fd = clients[0]->channel->fd;
+	ready[1].fd = pipes[0];
+	EXPECT(poll(ready, 2, -1) == 1 && !ready[0].revents);
+	end_of(server);
+}
+
 /* The server's own deadline, though the client's request says minutes: what is not finished is given back. */
 static void half_open_ends(void)
 {
@@ -203,6 +244,7 @@ int main(int argc, char **argv)
 	/* On siw a connection is made without the client's doing. */
 	if (!on_siw()) {
 		CASE(backlog_full_of_half_open);
+		CASE(finished_one_is_kept);
 		CASE(half_open_ends);
 	}
 	CASE(unaccepted_leave_descriptors);

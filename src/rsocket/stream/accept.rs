@@ -14,7 +14,7 @@ use crate::cm;
 use crate::diag::Why;
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::{CmId, Event, Request};
-use crate::rsocket::reactor;
+use crate::rsocket::reactor::{self, Service};
 use crate::rsocket::wire::{self, ConnData};
 use crate::sys::sockaddr::AF_IB;
 
@@ -118,6 +118,26 @@ impl Stream {
             (_, Err(error)) => state.tell_rejected(error),
         }
         state
+    }
+
+    /// Before a listener reads a request: if the oldest handshake has to give way, reads its events
+    /// first. A peer that has finished its part is connected as far as it knows, and is kept.
+    pub(super) fn make_room<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
+        let mut last = None;
+        loop {
+            let Phase::Listening(listening) = &state.phase else { return state };
+            let Some(oldest) = listening.gives_way().cloned() else { return state };
+            if last.replace(Arc::as_ptr(&oldest)) == Some(Arc::as_ptr(&oldest)) {
+                return state;
+            }
+            // Lock order: not under the listener's lock.
+            drop(state);
+            let key = oldest.lock().key;
+            if let Some(key) = key {
+                oldest.service(key);
+            }
+            state = self.lock();
+        }
     }
 
     /// Moves a connection request of an rsocket to a channel of its own. Rejects any other.

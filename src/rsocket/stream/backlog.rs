@@ -28,14 +28,18 @@ pub(super) struct Place {
 impl Place {
     /// Takes a share for a listener that has `own` of them.
     fn take(own: usize) -> Option<Place> {
-        let limit = (event::descriptor_limit() / SHARE).max(LEAST);
-        if !has_room(UNACCEPTED.load(Ordering::Relaxed), own, limit) {
+        if !has_room(UNACCEPTED.load(Ordering::Relaxed), own, limit()) {
             return None;
         }
         // Only the reactor's thread takes shares.
         UNACCEPTED.fetch_add(1, Ordering::Relaxed);
         Some(Place { owner: Owner::this_process() })
     }
+}
+
+/// Returns how many unaccepted connections the process may have.
+fn limit() -> usize {
+    (event::descriptor_limit() / SHARE).max(LEAST)
 }
 
 /// Returns whether a listener with `own` connections may have one more if `all` of `limit` are
@@ -84,6 +88,14 @@ impl Listening {
     /// Takes the next connection for raccept(3).
     pub fn next(&mut self) -> Option<Arc<Stream>> {
         self.ready.pop_front().map(|(stream, _)| stream)
+    }
+
+    /// Returns the handshake that gives way to a new connection: the oldest one, if there is no
+    /// share left.
+    pub fn gives_way(&self) -> Option<&Arc<Stream>> {
+        let own = self.pending.len() + self.ready.len();
+        let is_full = own >= self.backlog || !has_room(UNACCEPTED.load(Ordering::Relaxed), own, limit());
+        self.pending.front().filter(|_| is_full).map(|(oldest, _)| oldest)
     }
 
     /// Takes a share for a new connection. If there is none, the oldest handshake gives way; the

@@ -306,7 +306,7 @@ const EVENTS_PER_TURN: usize = 4;
 
 impl Service for Stream {
     fn service(self: Arc<Self>, key: Key) {
-        let mut state = self.lock();
+        let mut state = self.make_room(self.lock());
         for _ in 0..EVENTS_PER_TURN {
             let Some(id) = state.id.as_ref().filter(|_| !matches!(state.phase, Phase::Closed)) else { return };
             match id.event() {
