@@ -12,9 +12,9 @@ use super::dgram::Dgram;
 pub use super::dgram::ReceivedMessage;
 use super::epoll::Epoll;
 use super::forks;
+use super::growth_budget;
 use super::poll;
 use super::reactor;
-use super::spare;
 use super::stream::{self, Stream, Value};
 use super::table::Table;
 use super::watch::{Lookup, Pollable};
@@ -95,7 +95,7 @@ fn stream(fd: c_int) -> Result<Arc<Stream>> {
 
 fn register(fd: c_int, object: Object) -> Result<c_int> {
     HAS_HAD_SOCKETS.store(true, Ordering::Relaxed);
-    spare::set_reclaim(&RECLAIM);
+    growth_budget::set_reclaim(&RECLAIM);
     // A number that is taken was closed behind our back with close(2). What was there stays as it is: ending it would close the
     // number, which is the new object's now, and destroy what the kernel has under it.
     mem::forget(TABLE.insert(fd, try_arc(object)?)?);

@@ -1,6 +1,6 @@
 //! fork(): a child starts without a reactor, and may close its copies of sockets without harming the parent's.
 
-use super::{calls, owner, reactor, spare, stream};
+use super::{calls, growth_budget, owner, reactor, stream};
 use crate::sys::atfork::watch_forks;
 
 watch_forks!(before, in_parent, in_child);
@@ -16,7 +16,7 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     owner::in_child();
-    spare::in_child();
+    growth_budget::in_child();
     stream::in_child();
     // SAFETY: after `before`, in the copy of the same thread, which is the only one.
     unsafe {

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::backlog::Listening;
+use super::blocking::Wait;
 use super::connect::depth;
-use super::wait::Wait;
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::cm;
 use crate::diag::Why;

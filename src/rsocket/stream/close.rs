@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::background_close::DISCONNECT_TIMEOUT;
+use super::blocking::Wait;
 use super::options::Linger;
-use super::wait::Wait;
 use super::{Guard, Notice, Phase, State, Stream, channel_leader};
 use crate::errno::{Errno, Result};
 use crate::rsocket::reactor;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::wait::Wait;
+use super::blocking::Wait;
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::cm;
 use crate::diag::Why;
@@ -150,7 +150,7 @@ impl Stream {
         let offer = unconnected.connection_data().emit();
         let mut data = [0; wire::IP_HEADER + ConnData::LEN];
         let start = if self.domain == AF_IB {
-            data[..wire::IP_HEADER].copy_from_slice(&super::names::ip_header(id)?);
+            data[..wire::IP_HEADER].copy_from_slice(&super::addr::ip_header(id)?);
             wire::IP_HEADER
         } else {
             0

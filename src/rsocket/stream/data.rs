@@ -16,9 +16,9 @@ use std::slice;
 
 use libc::iovec;
 
+use super::blocking::Wait;
 use super::channel_leader::EventSource;
 use super::connection::{Gather, MAX_COLLECTED, parts};
-use super::wait::Wait;
 use super::{Guard, Phase, State, Stream};
 use crate::errno::{Errno, Result};
 

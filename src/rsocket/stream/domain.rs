@@ -5,7 +5,7 @@ use super::connection::Unconnected;
 use super::{State, Stream};
 use crate::cm::Domain;
 use crate::errno::{Errno, Result};
-use crate::rsocket::spare;
+use crate::rsocket::growth_budget;
 use crate::sys::alloc::try_box;
 
 impl Stream {
@@ -43,6 +43,6 @@ impl State {
     pub(super) fn make_unconnected(&mut self) -> Result<Box<Unconnected>> {
         self.domain()?;
         let (id, domain) = self.id.as_ref().zip(self.domain.as_ref()).ok_or(Errno::EBADF)?;
-        try_box(spare::with_memory(|| Unconnected::new(id, domain, &self.options))?)
+        try_box(growth_budget::with_memory(|| Unconnected::new(id, domain, &self.options))?)
     }
 }

@@ -6,8 +6,10 @@
 //! the reactor.
 
 mod accept;
+mod addr;
 mod background_close;
 mod backlog;
+mod blocking;
 mod channel_leader;
 mod close;
 mod connect;
@@ -15,10 +17,9 @@ mod connection;
 mod data;
 mod domain;
 mod iomap;
-mod names;
 mod options;
-mod ready;
-mod wait;
+mod readiness;
+mod sockopt;
 
 use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};
@@ -26,8 +27,8 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+pub use addr::name_len;
 pub use background_close::wait_for_all;
-pub use names::name_len;
 pub use options::Value;
 #[cfg(fuzzing)]
 pub use options::after_calls;

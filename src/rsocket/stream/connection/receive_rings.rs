@@ -6,12 +6,12 @@ use super::post::QueuePair;
 use super::receive::ReceiveSide;
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::Wish;
-use crate::rsocket::spare::{self, Share};
+use crate::rsocket::growth_budget::{self, Reservation};
 use crate::sys::clock;
 use crate::sys::rc::MemoryRegion;
 
 /// Bytes of a ring that has grown once, and twice. The second step is not always to be had
-/// ([`Share`]): sixteen streams that all have it are slower, because the rings do not fit into the
+/// ([`Reservation`]): sixteen streams that all have it are slower, because the rings do not fit into the
 /// caches.
 const STEPS: [u32; 2] = [1 << 19, 1 << 21];
 
@@ -24,16 +24,16 @@ pub(super) fn next_step(steps: [u32; 2], size: u32) -> Option<u32> {
 #[derive(Debug)]
 pub(super) struct Grown {
     pub memory: MemoryRegion,
-    _share: Share,
+    _reservation: Reservation,
 }
 
 impl Grown {
     /// Allocates memory within the process's budget. Fails with `ENOMEM`.
     pub fn new(qp: &QueuePair, bytes: u32, remote: bool) -> Result<Grown> {
-        let share = Share::take(bytes).ok_or(Errno::ENOMEM)?;
+        let reservation = Reservation::take(bytes).ok_or(Errno::ENOMEM)?;
         // SAFETY: the PD is that of the live QP, and outlives the connection.
         let memory = unsafe { MemoryRegion::new(qp.pd()?, bytes as usize, remote)? };
-        Ok(Grown { memory, _share: share })
+        Ok(Grown { memory, _reservation: reservation })
     }
 }
 
@@ -75,7 +75,7 @@ impl ReceiveSide {
         if !self.rings.may_grow {
             return;
         }
-        if self.rings.size > self.rings.first_size && spare::is_needed() && self.flow.may_follow() {
+        if self.rings.size > self.rings.first_size && growth_budget::is_needed() && self.flow.may_follow() {
             return self.shrink();
         }
         match self.flow.wish(clock::monotonic_ms) {

@@ -5,7 +5,7 @@ use super::post::QueuePair;
 use super::receive_rings::{self, Grown};
 use super::send::SendSide;
 use crate::errno::Result;
-use crate::rsocket::spare;
+use crate::rsocket::growth_budget;
 use crate::sys::rc::{MemoryRegion, Sge};
 
 /// Bytes of a buffer that has grown once, and twice, as receive rings do.
@@ -30,7 +30,7 @@ impl Memory {
 
 /// Allocates a buffer of the first size; idle streams may have to give memory back for it.
 fn allocate(qp: &QueuePair, size: u32) -> Result<Memory> {
-    spare::with_memory(|| allocate_now(qp, size))
+    growth_budget::with_memory(|| allocate_now(qp, size))
 }
 
 fn allocate_now(qp: &QueuePair, size: u32) -> Result<Memory> {

@@ -1,4 +1,4 @@
-//! What poll(2) says of a stream.
+//! The poll(2) events of a stream.
 
 use std::ffi::{c_int, c_short};
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use crate::rsocket::watch::{Pollable, Watchers};
 use crate::sys::event::Deadline;
 
 impl State {
-    /// Every bit that holds.
+    /// Returns all events that are true now.
     fn bits(&self) -> c_short {
         let set = |bits: c_short, on: bool| if on { bits } else { 0 };
         let error = set(POLLERR, self.error.is_some());
@@ -34,7 +34,8 @@ impl State {
         }
     }
 
-    /// Whether a connection has nothing of `wanted` to tell, nor anything else: so most of them when one asks about many.
+    /// Fast path for polling many connections: returns whether none of `wanted` and no error or
+    /// hang-up is true.
     #[inline]
     fn is_quiet(&self, wanted: c_short) -> bool {
         matches!(self.phase, Phase::Connected)
@@ -82,7 +83,7 @@ impl Pollable for Stream {
         if channel_leader::may_lead::<Stream>(&mut state) {
             channel_leader::arm(self, &mut state);
         } else {
-            // A leader has armed it, but perhaps not for what only this poller needs.
+            // The leader has armed the channel, but perhaps not for send completions.
             channel_leader::arm_send_cq(self, &mut state);
             self.process_completions(&mut state);
         }
@@ -108,8 +109,8 @@ impl Pollable for Stream {
         let Ok(state) = self.enter() else { return };
         if let (Phase::Connected | Phase::Disconnected, Some(connection)) = (&state.phase, &state.connection)
             && !connection.channel.device_gone
-            // With a leader, that one takes the event and tells the watchers. They would find the channel readable over and
-            // over until it does so.
+            // A leader takes the event and notifies the watchers. Until then they would find the
+            // channel readable over and over.
             && !connection.channel.leadership.has_other_leader(Stream::this_thread())
         {
             add(connection.channel.completions.fd());

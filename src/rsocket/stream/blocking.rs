@@ -1,4 +1,5 @@
-//! Waiting, as leader in the completion channel or as one who is told.
+//! Blocking waits of a stream: as the leader of its completion channel, or until a leader wakes
+//! this thread.
 
 use std::ffi::{c_int, c_short};
 use std::mem;
@@ -12,23 +13,23 @@ use crate::sys::futex::Changes;
 use crate::sys::rc::{ChannelHandle, CqEvent};
 use crate::sys::{cancel, clock, event};
 
-/// One blocking call's waiting.
+/// The waiting of one blocking call.
 pub(super) struct Wait {
     end: End,
-    /// It has slept, or looked for a while instead.
+    /// Whether the call has slept or spun before.
     slept: bool,
 }
 
-/// When a wait is over in any case.
+/// When a wait times out.
 enum End {
     Never,
-    /// So long after it begins.
+    /// A time after the wait begins.
     After(Duration),
     At(Instant),
 }
 
 impl Wait {
-    /// For a time-out option; one that the clock cannot count to never ends.
+    /// For a time-out option. A time-out beyond the clock's range never ends.
     #[inline]
     pub fn after(timeout: Option<Duration>) -> Wait {
         Wait { end: timeout.map_or(End::Never, End::After), slept: false }
@@ -46,7 +47,7 @@ impl Wait {
         if let End::At(deadline) = self.end { Some(deadline) } else { None }
     }
 
-    /// Whether the call sleeps for the first time.
+    /// Returns whether the call waits for the first time.
     #[inline]
     fn is_first(&mut self) -> bool {
         !mem::replace(&mut self.slept, true)
@@ -58,27 +59,29 @@ fn has_passed(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-/// Looking without sleeping would keep the only CPU from whoever makes the change.
-fn looking_helps() -> bool {
+/// Returns whether spinning may help: with one CPU, it would only delay the thread or the kernel
+/// work that makes the change.
+fn spinning_helps() -> bool {
     event::cpus() > 1
 }
 
 impl Stream {
-    /// Waits until something may have changed: `ETIMEDOUT` at the deadline, `EINTR` after a signal whose handler asks for it.
+    /// Waits until the stream may have changed. Fails with `ETIMEDOUT` at the deadline, and with
+    /// `EINTR` after a signal whose handler was installed without SA_RESTART.
     #[inline]
     pub(super) fn sleep<'a>(&'a self, mut state: Guard<'a>, wait: &mut Wait) -> (Guard<'a>, Result<()>) {
         let deadline = wait.deadline();
         if wait.is_first() {
-            if looking_helps() && channel_leader::may_lead::<Stream>(&mut state) {
-                let (back, came) = self.look_for_a_while(state, deadline);
+            if spinning_helps() && channel_leader::may_lead::<Stream>(&mut state) {
+                let (back, came) = self.spin(state, deadline);
                 if came {
                     return (back, Ok(()));
                 }
                 state = back;
             }
         } else if has_passed(deadline) {
-            // The sleep before ended in vain. A peer that sends messages without data would end
-            // each of them so, before the clock is looked at.
+            // A peer that sends messages without data ends each sleep before the deadline: check the
+            // clock here, too.
             return (state, Err(Errno::ETIMEDOUT));
         }
         channel_leader::wait(self, state, deadline)
@@ -87,16 +90,17 @@ impl Stream {
     /// For a poller of nothing else: see [`channel_leader::wait_alone`].
     pub(super) fn wait_alone(&self, wanted: c_short, deadline: Option<Instant>) -> Option<Result<c_short>> {
         let mut state = self.lock();
-        if looking_helps() && channel_leader::may_lead::<Stream>(&mut state) {
-            (state, _) = self.look_for_a_while(state, deadline);
+        if spinning_helps() && channel_leader::may_lead::<Stream>(&mut state) {
+            (state, _) = self.spin(state, deadline);
         }
         let ready = |state: &State| Some(state.wanted(wanted)).filter(|&bits| bits != 0);
         Some(channel_leader::wait_alone(self, state, deadline, ready)?.map(Option::unwrap_or_default))
     }
 
-    /// Looks without sleeping, for polling_time but not beyond the deadline; whether something
-    /// came. Between two looks the lock is released: other threads send and receive meanwhile.
-    fn look_for_a_while<'a>(&'a self, mut state: Guard<'a>, deadline: Option<Instant>) -> (Guard<'a>, bool) {
+    /// Polls without sleeping for polling_time, but not beyond the deadline. Returns whether the
+    /// stream has changed. Releases the lock between two polls, so that other threads can send and
+    /// receive.
+    fn spin<'a>(&'a self, mut state: Guard<'a>, deadline: Option<Instant>) -> (Guard<'a>, bool) {
         let end = Instant::now() + Duration::from_micros(defaults().polling_time_us.into());
         let end = deadline.map_or(end, |deadline| deadline.min(end));
         let count = self.changed.count();
@@ -110,16 +114,16 @@ impl Stream {
             drop(state);
             event::spin();
             state = self.lock();
-            // Another thread took what came, or changed the state in another way.
+            // Another thread has processed completions or changed the state.
             if self.changed.count() != count {
                 return (state, true);
             }
         }
     }
 
-    /// The device is gone, and with it the QP: the kernel answers with `EIO`, before the connection manager knows. Nothing
-    /// completes any more.
-    fn cut_off(&self, state: &mut State) {
+    /// The device is gone, and with it the QP: the kernel fails with `EIO` before the connection
+    /// manager reports the removal. No work request completes any more.
+    fn note_device_gone(&self, state: &mut State) {
         let Some(connection) = state.connection.as_mut().filter(|connection| !connection.channel.device_gone) else {
             return;
         };
@@ -136,7 +140,7 @@ impl EventSource for Stream {
     type Event = CqEvent;
 
     fn this_thread() -> usize {
-        // SAFETY: never fails. The number is the address of what the C library keeps of the thread.
+        // SAFETY: never fails. The number is the address of the C library's thread descriptor.
         unsafe { libc::pthread_self() as usize }
     }
 
@@ -173,7 +177,7 @@ impl EventSource for Stream {
             .as_ref()
             .is_some_and(|connection| connection.channel.device_gone || connection.arm_recv_cq().is_err());
         if gone {
-            self.cut_off(state);
+            self.note_device_gone(state);
         }
         !gone
     }
@@ -186,7 +190,7 @@ impl EventSource for Stream {
         match connection.arm_send_cq() {
             Ok(asked) => asked,
             Err(_) => {
-                self.cut_off(state);
+                self.note_device_gone(state);
                 true
             }
         }
@@ -197,7 +201,7 @@ impl EventSource for Stream {
     }
 
     fn channel_failed(&self, state: &mut State) {
-        self.cut_off(state);
+        self.note_device_gone(state);
     }
 
     fn channel(&self, state: &mut State) -> Option<(ChannelHandle, c_int)> {
@@ -216,8 +220,8 @@ impl EventSource for Stream {
                 return Err(Errno::ETIMEDOUT);
             }
         }
-        // A read that a signal ends or does not end, as the program's handler wants it.
-        // SAFETY: whoever ends the link waits until its leader is back, so the channel is live.
+        // A blocking read: SA_RESTART of the program's handler decides whether a signal ends it.
+        // SAFETY: a connection is dropped only after its leader has returned, so the channel is live.
         cancel::sleep(|| unsafe { events.take() })
     }
 
@@ -228,7 +232,7 @@ impl EventSource for Stream {
     fn read_event(&self, state: &mut State) -> Result<CqEvent> {
         let connection = state.connection.as_mut().ok_or(Errno::ENOTCONN)?;
         if !connection.channel.nonblocking {
-            // It cannot fail for our own descriptor.
+            // Cannot fail for a descriptor of the library.
             let _ = event::set_nonblocking(connection.channel.completions.fd(), true);
             connection.channel.nonblocking = true;
         }
