@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 
 /* Private option of rgetsockopt(): microseconds of the longest turn of the library's thread since it was last asked. */
 static int longest_turn_us(void)
@@ -91,6 +92,29 @@ static void backlog_full_of_half_open(void)
 	EXPECT(!rclose(listener));
 }
 
+/* How many of the process's channels of the connection manager have an event that was not read. */
+static int unread_channels(pid_t process)
+{
+	char link[64], target[64];
+	int count = 0, pidfd = (int)syscall(SYS_pidfd_open, process, 0);
+
+	EXPECT(pidfd >= 0);
+	for (int fd = 0; fd < 64; fd++) {
+		struct pollfd entry = { .fd = (int)syscall(SYS_pidfd_getfd, pidfd, fd, 0), .events = POLLIN };
+		ssize_t len;
+
+		if (entry.fd < 0)
+			continue;
+		snprintf(link, sizeof(link), "/proc/self/fd/%d", entry.fd);
+		EXPECT((len = readlink(link, target, sizeof(target) - 1)) > 0);
+		target[len] = 0;
+		count += strstr(target, "rdma_cm") && poll(&entry, 1, 0) == 1;
+		EXPECT(!close(entry.fd));
+	}
+	EXPECT(!close(pidfd));
+	return count;
+}
+
 /* A backlog full of clients, of which the oldest has just finished when the next one asks: it is not half-open. */
 static void finished_one_is_kept(void)
 {
@@ -124,7 +148,11 @@ static void finished_one_is_kept(void)
 	}
 	EXPECT(!kill(server, SIGSTOP) && waitpid(server, &status, WUNTRACED) == server && WIFSTOPPED(status));
 	ask(&to);
+	while (unread_channels(server) < 1)
+		sched_yield();
 	EXPECT(quiet_event(clients[0]->channel, RDMA_CM_EVENT_ESTABLISHED));
+	while (unread_channels(server) < 2)
+		sched_yield();
 	EXPECT(!kill(server, SIGCONT));
 	ready[0].fd = clients[0]->channel->fd;
 	ready[1].fd = pipes[0];
