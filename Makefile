@@ -13,12 +13,15 @@ UDEVDIR ?= $(PREFIX)/lib/udev/rules.d
 DESTDIR ?=
 
 CARGO ?= cargo
+# rdma-core's build inside of the crate ibverbs-sys, of which only headers are used, does not link
+# with clang.
+RUN_CARGO := $(if $(findstring clang,$(CC)),env CC=cc )$(CARGO)
 CARGO_TARGET_DIR ?= target
 VERSION := $(shell scripts/version)
 
 RELEASE := $(CARGO_TARGET_DIR)/$(if $(CARGO_BUILD_TARGET),$(CARGO_BUILD_TARGET)/)release
 
-DIST := target/dist
+DIST ?= $(CARGO_TARGET_DIR)/dist
 LIBRARY := $(DIST)/lib/librdmacm.so.1.5.$(VERSION)
 ARCHIVE := $(RELEASE)/librdmacm.a
 PRELOAD := $(DIST)/lib/rsocket/librspreload.so
@@ -30,19 +33,21 @@ DOCTOR_BUILT := $(RELEASE)/rdmacm-doctor
 
 export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR BINDIR MANDIR UNITDIR UDEVDIR DESTDIR VERSION DIST
 
-.PHONY: all test lint check demo bench lab headers abi-check install-test install uninstall dist deb clean help FORCE
+.PHONY: all test lint check demo bench lab headers abi-check install-test install install-strip uninstall dist deb clean help preconditions FORCE
 .DELETE_ON_ERROR:
 
-all: $(LIBRARY) $(PRELOAD) $(IWPMD) $(DOCTOR) ## build everything into target/dist (the default)
+all: $(LIBRARY) $(PRELOAD) $(IWPMD) $(DOCTOR) ## build everything into $(DIST), target/dist unless given (the default)
 
 test: ## run the Rust tests that need no lab
-	$(CARGO) test --workspace --locked
+	$(RUN_CARGO) test --workspace --locked
 
-lint: ## formatting, clippy, shellcheck, layers
-	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+lint: ## formatting, clippy, shellcheck, layers, references of the documents
+	$(RUN_CARGO) fmt --all --check
+	$(RUN_CARGO) fmt --manifest-path models/Cargo.toml --check
+	$(RUN_CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	shellcheck -x -P SCRIPTDIR $$(git ls-files | xargs grep -lE '^#!.*\bbash$$')
 	scripts/layers
+	scripts/docs-check
 
 check: ## run all tests and comparisons, with the lab; a table at the end shows what ran
 	scripts/check
@@ -58,7 +63,7 @@ lab: ## build the kernel of the lab, unless the machine has it already
 	lab/kernel path
 
 headers: ## write the generated headers in include/rdma anew
-	$(CARGO) run -q -p headers -- include/rdma
+	$(RUN_CARGO) run -q -p headers -- include/rdma
 
 abi-check: all ## compare symbols, headers and layout with the reference's
 	scripts/abi-check
@@ -68,6 +73,9 @@ install-test: all ## install below a temporary folder, use it from there, uninst
 
 install: ## install what make built: DESTDIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR BINDIR MANDIR UNITDIR UDEVDIR
 	scripts/install-files install
+
+install-strip: ## the same, without symbols and debug information
+	STRIP=$${STRIP:-strip} scripts/install-files install
 
 uninstall: ## remove what make install installed, given the same variables
 	scripts/install-files uninstall
@@ -79,23 +87,26 @@ deb: ## build the source package and the Debian packages in target/package
 	scripts/deb
 
 clean: ## remove what was built
-	$(CARGO) clean
+	$(RUN_CARGO) clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
-# cargo knows whether there is something to do; make looks at the archive afterwards.
-$(ARCHIVE): FORCE
-	$(CARGO) build --release --locked -p rdmacm
+preconditions:
+	@scripts/preconditions
 
-$(PRELOAD_ARCHIVE): FORCE
-	$(CARGO) build --release --locked -p rspreload
+# cargo knows whether there is something to do; make looks at the archive afterwards.
+$(ARCHIVE): FORCE preconditions
+	$(RUN_CARGO) build --release --locked -p rdmacm
+
+$(PRELOAD_ARCHIVE): FORCE preconditions
+	$(RUN_CARGO) build --release --locked -p rspreload
 
 $(LIBRARY): $(ARCHIVE) symbols.map scripts/link-rdmacm scripts/startup.ld
 	scripts/link-rdmacm $(VERSION) $(ARCHIVE) $(DIST)/lib
 
-$(DOCTOR_BUILT): FORCE
-	$(CARGO) build --release --locked -p rdmacm-doctor
+$(DOCTOR_BUILT): FORCE preconditions
+	$(RUN_CARGO) build --release --locked -p rdmacm-doctor
 
 $(DOCTOR): $(DOCTOR_BUILT)
 	install -D -m 755 $< $@
@@ -103,8 +114,8 @@ $(DOCTOR): $(DOCTOR_BUILT)
 $(PRELOAD): $(PRELOAD_ARCHIVE) $(LIBRARY) abi/rspreload/preload.map scripts/link-rspreload
 	scripts/link-rspreload $(PRELOAD_ARCHIVE) $(DIST)/lib
 
-$(IWPMD_BUILT): FORCE
-	$(CARGO) build --release --locked -p rdmacm-core --bin iwpmd --no-default-features
+$(IWPMD_BUILT): FORCE preconditions
+	$(RUN_CARGO) build --release --locked -p iwpmd
 
 $(IWPMD): $(IWPMD_BUILT)
 	install -D -m 755 $(IWPMD_BUILT) $@

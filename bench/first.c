@@ -1,6 +1,6 @@
 /*
- * What the first calls of a process take. first start; first bind ADDRESS; first connect ADDRESS PORT;
- * first server ADDRESS PORT, which prints "ready" and takes connections until it is killed.
+ * The time of a process's first calls: first start; first bind ADDRESS; first connect ADDRESS PORT;
+ * first server ADDRESS PORT, which prints "ready" and accepts connections until it is killed.
  */
 #define _GNU_SOURCE
 #include "net.h"

@@ -1,4 +1,4 @@
-/* Many connections held at once: what they cost to make, in memory, when idle and when polled. */
+/* Many simultaneous connections: time to connect, memory, idle wake-ups, time to poll. */
 #include "hold.h"
 #include <dirent.h>
 #include <sys/resource.h>
@@ -29,7 +29,7 @@ static long locked(void)
 	return field_of("/proc/self/status", "VmLck") + field_of("/proc/self/status", "VmPin");
 }
 
-/* How often a thread of the process has gone to sleep so far. */
+/* Returns how often threads of the process have gone to sleep. */
 static long sleeps(void)
 {
 	DIR *tasks = opendir("/proc/self/task");
@@ -69,9 +69,8 @@ static double cpu_time(void)
 }
 
 /*
- * SIZE seconds of waiting for data that does not come. Going to sleep once is no wake-up, so it is
- * taken off. What has to be asked for first is asked for by a wait before: the kernel may sleep in
- * that.
+ * Waits SIZE seconds for data that does not arrive. Going to sleep once is no wake-up, so it is
+ * subtracted. A wait before the measurement arms the CQs, during which the kernel may sleep.
  */
 static void idle(const struct task *t, const int *fds)
 {
@@ -100,7 +99,7 @@ static int epoll_of(const struct task *t, const int *fds)
 	return epfd;
 }
 
-/* The reference does not close what still has members. */
+/* The reference cannot close an epoll that still has members. */
 static void epoll_close(const struct task *t, int epfd, const int *fds)
 {
 	struct epoll_event event = { 0 };
@@ -111,7 +110,7 @@ static void epoll_close(const struct task *t, int epfd, const int *fds)
 	net.close(epfd);
 }
 
-/* Calls that find one of many readable. */
+/* Calls that find one of many connections readable. */
 static void poll_one(const struct task *t, const int *fds)
 {
 	struct pollfd *polled = all(t, fds);
@@ -152,7 +151,7 @@ void hold_client(const struct task *t, const struct conn *first, const struct so
 	start = now();
 	for (i = 0; i < t->connections; i++)
 		fds[i] = net_connect(to);
-	/* The server has accepted them all. */
+	/* The server has accepted all connections. */
 	get(first, &byte, 1);
 	printf("connect-us:%u %.1f\n", t->connections, (now() - start) / t->connections);
 	printf("resident-kb:%u %.1f\n", t->connections, (double)(resident() - rss) / t->connections);
@@ -175,7 +174,7 @@ void hold_client(const struct task *t, const struct conn *first, const struct so
 	free(fds);
 }
 
-/* Answers on whichever of the connections has something; only one of them ever has. */
+/* Answers on the connection that has data; only one of them has any at a time. */
 static void echo_one(const struct task *t, const int *fds)
 {
 	int active = fds[t->connections / 2], epfd = -1;

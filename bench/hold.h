@@ -1,4 +1,4 @@
-/* Many connections held at once. */
+/* Many simultaneous connections. */
 #ifndef BENCH_HOLD_H
 #define BENCH_HOLD_H
 

@@ -1,4 +1,4 @@
-/* What all programs here need: a check that ends the program, and a clock. */
+/* Shared by all programs of this folder: a check that ends the program, and a clock. */
 #ifndef BENCH_NEED_H
 #define BENCH_NEED_H
 
@@ -17,7 +17,7 @@
 		}                                                                   \
 	} while (0)
 
-/* Microseconds on a clock that only goes forward. */
+/* Microseconds of a monotonic clock. */
 static inline double now(void)
 {
 	struct timespec t;

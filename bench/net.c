@@ -22,7 +22,7 @@ static const struct net rsockets = {
 	.recvfrom = rrecvfrom, .sendto = rsendto, .writev = rwritev, .poll = rpoll, .rdma = true,
 };
 
-/* Looks a function up; POSIX has function pointers fit into void pointers. */
+/* Looks up a function. On POSIX systems function pointers fit into void pointers. */
 static void find(const char *name, void *function)
 {
 	*(void **)function = dlsym(RTLD_DEFAULT, name);
@@ -61,7 +61,7 @@ int net_connect(const struct sockaddr_in *to)
 {
 	int fd, on = 1, tries = 0;
 
-	/* Soft-iWARP fails a connect with EINVAL now and then, whichever library asks (docs/quirks.md). */
+	/* Soft-iWARP sometimes fails a connect with EINVAL, with any library (docs/quirks.md). */
 	for (;; tries++) {
 		fd = net_stream();
 		if (!net.connect(fd, (const struct sockaddr *)to, sizeof(*to)))
@@ -88,7 +88,7 @@ struct conn net_conn(int fd, enum wait wait)
 	return c;
 }
 
-/* After EAGAIN. What is sent in epoll's runs always fits, so epoll waits for data only. */
+/* Called after EAGAIN. In runs with epoll all sent data fits, so epoll waits for data only. */
 static void await(const struct conn *c, short events)
 {
 	struct pollfd wanted = { .fd = c->fd, .events = events };
@@ -147,7 +147,7 @@ void get(const struct conn *c, void *data, size_t length)
 			continue;
 		}
 		if (!n) {
-			fprintf(stderr, "the peer is gone\n");
+			fprintf(stderr, "the peer has disconnected\n");
 			exit(1);
 		}
 		next += n;

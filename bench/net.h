@@ -1,6 +1,6 @@
 /*
- * The two kinds of sockets that rsbench measures, behind one table: rsockets and the kernel's TCP
- * and UDP. The rsockets come from whichever librdmacm.so.1 is loaded.
+ * The two kinds of sockets that rsbench measures, with a common table of functions: rsockets of the
+ * loaded librdmacm.so.1, and the kernel's TCP and UDP.
  */
 #ifndef BENCH_NET_H
 #define BENCH_NET_H
@@ -30,7 +30,7 @@ struct net {
 	ssize_t (*sendto)(int, const void *, size_t, int, const struct sockaddr *, socklen_t);
 	ssize_t (*writev)(int, const struct iovec *, int);
 	int (*poll)(struct pollfd *, nfds_t, int);
-	/* NULL where the library has none: repoll_* is younger than rpoll. */
+	/* NULL if the library lacks them: 44.0 has no repoll_*. */
 	int (*epoll_create)(int);
 	int (*epoll_ctl)(int, int, int, struct epoll_event *);
 	int (*epoll_wait)(int, struct epoll_event *, int, int);
@@ -56,7 +56,7 @@ int net_stream(void);
 struct conn net_conn(int fd, enum wait wait);
 int net_connect(const struct sockaddr_in *to);
 void put(const struct conn *c, const void *data, size_t length);
-/* The same from `count` buffers, at most 8. */
+/* Like put(), from `count` buffers, at most 8. */
 void put_pieces(const struct conn *c, const char *data, size_t length, size_t count);
 void get(const struct conn *c, void *data, size_t length);
 

@@ -1,27 +1,27 @@
 /*
- * What the device can do without rsockets: verbs on a connection of the RDMA CM.
+ * The device's speed without rsockets: verbs on a connection of the RDMA CM.
  *
- *   raw server ADDRESS PORT          prints `ready`, serves until told to quit
- *   raw client ADDRESS PORT TASK...  TASK is pingpong|write|told|quit:SIZE:COUNT[:QPS]
+ *   raw server ADDRESS PORT          prints `ready`, serves until the task quit
+ *   raw client ADDRESS PORT TASK...  TASK is pingpong|write|sends|quit:SIZE:COUNT[:QPS]
  *
  * Ends sleep on completion events, like blocking rsockets. Pingpong is half of a round trip, with
- * sends; writes keep WINDOW requests on their way on each QP, and the last one is followed by a send;
- * told does the same with sends, for which the server sleeps, as one that reads a stream does: a
- * message at a time, of one QP after the other. Prints WHAT:SIZE[:QPS] MICROSECONDS.
+ * sends; write keeps WINDOW requests outstanding on each QP, and a send follows the last one;
+ * sends does the same with sends, for each of which the server sleeps, like the reader of a stream: a
+ * message at a time, from one QP after the other. Prints WHAT:SIZE[:QPS] MICROSECONDS.
  */
 #define _GNU_SOURCE
 #include "need.h"
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
 
-enum { PINGPONG, WRITE, TOLD, QUIT, WINDOW = 4, INLINE = 64 };
-static const char *const whats[] = { "pingpong", "write", "told", "quit" };
+enum { PINGPONG, WRITE, SENDS, QUIT, WINDOW = 4, INLINE = 64 };
+static const char *const whats[] = { "pingpong", "write", "sends", "quit" };
 
 struct task {
 	uint32_t what, size, count, qps;
 };
 
-/* What each end tells in its private data. */
+/* The private data of each end. */
 struct hello {
 	struct task task;
 	uint64_t address;
@@ -33,14 +33,14 @@ struct end {
 	struct ibv_mr *mr;
 	char *buffer;
 	struct hello peer;
-	/* On their way; and how many messages came and were not waited for yet. */
+	/* Outstanding sends; received messages that receive_one() has not returned. */
 	unsigned int sending, received;
 };
 
 static void make(struct end *e, struct rdma_cm_id *id, const struct task *t, int client)
 {
-	/* Those of the server: nobody asks for more meanwhile. */
-	uint32_t i, receives = 4 + (t->what == TOLD && !client ? t->count : 0);
+	/* The server posts all receives in advance. */
+	uint32_t i, receives = 4 + (t->what == SENDS && !client ? t->count : 0);
 	struct ibv_qp_init_attr attr = {
 		.cap = { .max_send_wr = WINDOW + 4, .max_recv_wr = receives, .max_send_sge = 1,
 			 .max_recv_sge = 1, .max_inline_data = INLINE },
@@ -64,7 +64,7 @@ static struct rdma_conn_param with(struct hello *h, const struct end *e, const s
 					 .retry_count = 7, .rnr_retry_count = 7 };
 }
 
-/* Takes one completion of a queue, asleep until there is one. */
+/* Returns one completion of a CQ, sleeping until there is one. */
 static struct ibv_wc completion(struct ibv_cq *cq, struct ibv_comp_channel *channel)
 {
 	struct ibv_wc wc;
@@ -89,7 +89,7 @@ static void sent(struct end *e)
 	e->sending--;
 }
 
-/* Waits until one more may be on its way. */
+/* Waits until one more request may be outstanding. */
 static void begin_one(struct end *e)
 {
 	while (e->sending >= WINDOW)
@@ -122,7 +122,7 @@ static void write_all(struct end *ends, const struct task *t)
 
 	for (i = 0; i < t->count; i++) {
 		for (q = 0; q < t->qps; q++)
-			(t->what == TOLD ? send_one : write_one)(&ends[q], t->size);
+			(t->what == SENDS ? send_one : write_one)(&ends[q], t->size);
 	}
 }
 
@@ -153,9 +153,9 @@ static double run(struct end *ends, const struct task *t, int client)
 	} else {
 		if (client)
 			write_all(ends, t);
-		else if (t->what == TOLD)
+		else if (t->what == SENDS)
 			hear_all(ends, t);
-		/* A send arrives after the writes before it; the answer tells that it has. */
+		/* A send arrives after the writes before it; the answer confirms that. */
 		for (q = 0; client && q < t->qps; q++)
 			send_one(&ends[q], 1);
 		for (q = 0; q < t->qps; q++) {

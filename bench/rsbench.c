@@ -1,22 +1,22 @@
 /*
- * Speed of rsockets and of TCP: one program for both ends and every library, so that any two can
- * be put together.
+ * Speed of rsockets and of TCP: one program for both ends and every library, so that any two can be
+ * combined.
  *
- *   rsbench rdma|tcp server ADDRESS PORT             prints `ready`, serves until told to quit
- *   rsbench rdma|tcp client ADDRESS PORT TASK...     does one task after the other
+ *   rsbench rdma|tcp server ADDRESS PORT             prints `ready`, serves until the task quit
+ *   rsbench rdma|tcp client ADDRESS PORT TASK...     executes one task after the other
  *
- * TASK is WHAT:WAIT:SIZE:COUNT[:CONNECTIONS], WAIT one of block, poll, epoll (both ends alike):
- *   pingpong  COUNT messages forth and back; microseconds for half of a round trip
+ * TASK is WHAT:WAIT:SIZE:COUNT[:CONNECTIONS]; WAIT is block, poll or epoll (on both ends):
+ *   pingpong  COUNT messages in each direction; microseconds for half of a round trip
  *   waited    the same; the server pauses before it answers, so that the client waits each time
- *   found     the same; the client receives when it is told, beside the connection, that the answer was sent, so
+ *   found     the same; the client receives after a notice over another connection that the answer was sent, so
  *             that it never waits
- *   queued    COUNT messages to the client, which receives so many at a time, told likewise
- *   up, down  COUNT messages from (to) the client; microseconds a message
+ *   queued    COUNT messages to the client, which receives several at a time after such a notice
+ *   up, down  COUNT messages from (to) the client; microseconds per message
  *   up2, up8  as up, each message sent from so many buffers
  *   iowrite   the same into mapped memory of the server, with riowrite
  *   dgram     like pingpong, with datagrams
- *   hold      many connections at once, see hold.c
- * For each a line WHAT:WAIT:SIZE[:CONNECTIONS] FIGURE.
+ *   hold      many simultaneous connections, see hold.c
+ * Prints a line WHAT:WAIT:SIZE[:CONNECTIONS] FIGURE for each.
  */
 #include "net.h"
 #include "hold.h"
@@ -32,7 +32,7 @@ static const char *const waits[] = { "block", "poll", "epoll" };
 
 static struct sockaddr_in address;
 
-/* One of a task's connections, and what is to be done on it. */
+/* One of a task's connections, with the task. */
 struct job {
 	struct task task;
 	struct conn conn;
@@ -50,7 +50,7 @@ static char *buffer_of(const struct task *t)
 	return buffer;
 }
 
-/* How the server tells the client that it has sent something: a socket of their own. */
+/* A TCP connection over which the server notifies the client that it has sent something. */
 static int side;
 
 static void open_side(bool client)
@@ -60,7 +60,7 @@ static void open_side(bool client)
 	snprintf(name.sun_path + 1, sizeof(name.sun_path) - 1, "rsbench-%d", ntohs(address.sin_port));
 	side = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	NEED(side >= 0);
-	/* The server's first word comes after the client's first message. */
+	/* The server's first notice follows the client's first message. */
 	if (client)
 		NEED(!bind(side, (struct sockaddr *)&name, sizeof(name)));
 }
@@ -73,13 +73,13 @@ static void tell(void)
 	NEED(sendto(side, "", 1, 0, (struct sockaddr *)&name, sizeof(name)) == 1);
 }
 
-/* Long enough for the other end to be done with what it does, and to sleep if it waits. */
+/* Long enough for the other end to finish its work, and to sleep if it waits. */
 static void let_other_end_run(void)
 {
 	NEED(!nanosleep(&(struct timespec){ .tv_nsec = 3000000 }, NULL));
 }
 
-/* What was sent is there when the device has had its turn, too. */
+/* The data has arrived after the device's threads have run as well. */
 static void hear(void)
 {
 	char word;
@@ -108,7 +108,7 @@ static void pingpong(const struct job *j, uint32_t count)
 	free(buffer);
 }
 
-/* A byte goes back for each queue. */
+/* The client returns a byte for each batch. */
 static void queued(const struct job *j, uint32_t count)
 {
 	enum { QUEUE = 32 };
@@ -134,7 +134,7 @@ static void queued(const struct job *j, uint32_t count)
 	free(buffer);
 }
 
-/* One direction; the receiver's byte at the end tells that everything has arrived. */
+/* One direction; the receiver's byte at the end confirms that everything has arrived. */
 static void stream(const struct job *j, bool sender, uint32_t count)
 {
 	char *buffer = buffer_of(&j->task), last = 0;
@@ -156,7 +156,7 @@ static void stream(const struct job *j, bool sender, uint32_t count)
 	free(buffer);
 }
 
-/* The server tells where it mapped its memory; a byte after the writes tells that they are there. */
+/* The server sends the offset of its mapping; a byte after the writes confirms their arrival. */
 static void iowrite(const struct job *j, uint32_t count)
 {
 	char *buffer = buffer_of(&j->task), last = 0;
@@ -179,7 +179,7 @@ static void iowrite(const struct job *j, uint32_t count)
 	free(buffer);
 }
 
-/* Datagrams of their own socket, on the next port; one is on its way at a time. */
+/* Datagrams on a separate socket at the next port; one is outstanding at a time. */
 static void dgram_server(const struct job *j)
 {
 	int fd = net.socket(AF_INET, SOCK_DGRAM, 0);
@@ -248,7 +248,7 @@ static void some(const struct job *j, uint32_t count)
 	}
 }
 
-/* A tenth comes before the clock starts. */
+/* A tenth of the messages precedes the measurement. */
 static void *work(void *argument)
 {
 	struct job *j = argument;
@@ -261,7 +261,7 @@ static void *work(void *argument)
 	return NULL;
 }
 
-/* Does the task on all connections at once; the first one needs no thread. */
+/* Executes the task on all connections in parallel; the first one needs no thread. */
 static void work_all(struct job *jobs, uint32_t connections)
 {
 	uint32_t i;
@@ -300,7 +300,7 @@ static void close_all(struct job *jobs, uint32_t connections)
 	free(jobs);
 }
 
-/* The task comes as the first message of its first connection. */
+/* The first message of the first connection contains the task. */
 static bool serve(int listener)
 {
 	struct conn first = { .fd = net.accept(listener, NULL, NULL), .epfd = -1, .wait = BLOCK };
@@ -344,7 +344,7 @@ static uint32_t index_in(const char *const *names, uint32_t count, const char *n
 	for (i = 0; i < count; i++)
 		if (!strcmp(names[i], name))
 			return i;
-	fprintf(stderr, "rsbench: what is %s?\n", name);
+	fprintf(stderr, "rsbench: unknown word in a task: %s\n", name);
 	exit(2);
 }
 
@@ -360,7 +360,7 @@ static struct task parse(const char *text)
 	return t;
 }
 
-/* Microseconds a message over all connections together, from the first start to the last end. */
+/* Microseconds per message over all connections, from the first start to the last end. */
 static double measure(const struct task *t, int first)
 {
 	struct job *jobs = jobs_for(t, first, true, -1);

@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# Debian packages without installing them: a private apt configuration that takes the archive's
-# address and keyring from the machine's own sources, with lists and cache of its own.
+# Unpacks Debian packages without installing them: a private apt configuration with the archive's
+# address and keyring from the machine's sources, and separate lists and cache.
 # Read after lib.sh.
 # shellcheck disable=SC2034 # apt_reason is for the callers
 
 # debian_sources: prints "URI KEYRING" for each source of the machine that is a Debian archive
-# (security archives have suites of their own and are left out). KEYRING may be empty.
+# (security archives have other suites and are left out). KEYRING may be empty.
 debian_sources() {
     local etc=${LAB_APT_SOURCES:-/etc/apt} f
     for f in "$etc"/sources.list "$etc"/sources.list.d/*.list; do
@@ -61,7 +61,7 @@ debian_archive() {
 }
 
 # apt_private SUITE: prepares the configuration for SUITE and sets apt_conf to its file.
-# Status 1 with apt_reason set when this machine has no Debian archive or it cannot be read.
+# Fails with apt_reason set if this machine has no Debian archive or it cannot be read.
 apt_private() {
     local suite=$1 dir uri keyring tool status=0
     apt_reason='' apt_conf=''
@@ -115,7 +115,7 @@ write_apt_source() {
     mv -- "$1/etc/sources.list.new" "$1/etc/sources.list"
 }
 
-# The lists are fetched anew when they are older than a day, or the source changed.
+# The lists are fetched again if they are older than a day, or the source has changed.
 update_lists() {
     local stamp=$1/updated
     if [ -n "$(find "$stamp" -mmin -1440 2>/dev/null)" ] && cmp -s "$stamp" "$1/etc/sources.list"; then
@@ -129,13 +129,13 @@ update_lists() {
     cp -- "$1/etc/sources.list" "$stamp"
 }
 
-# apt_version PACKAGE: the newest version in the suite prepared last; empty when there is none.
+# apt_version PACKAGE: prints the newest version in the suite prepared last, or nothing.
 apt_version() {
     apt-cache -c "$apt_conf" show --no-all-versions "$1" 2>/dev/null | sed -n 's/^Version: //p' | head -n 1
 }
 
 # apt_unpack DIR PACKAGE...: downloads the packages and unpacks them below DIR; DIR.packages
-# lists their versions. Status 1 with apt_reason set when that fails.
+# lists their versions. Returns 1 with apt_reason set on failure.
 apt_unpack() {
     local to=$1 debs deb
     shift

@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# What the lab's scripts share: messages, exit statuses, progress, the cache.
+# Shared by the lab's scripts: messages, exit statuses, progress, the cache.
 
-# Exit statuses of the lab itself (otherwise the command's own status passes through).
+# Exit statuses of the lab itself (otherwise the status is that of the command).
 # shellcheck disable=SC2034 # used by the scripts that read this file
 {
     LAB_TIME_LIMIT_STATUS=124 # as timeout(1)
     LAB_FAILED=125            # the lab could not start, or its kernel died
-    LAB_UNAVAILABLE=77        # something optional cannot be had here: tests skip
+    LAB_UNAVAILABLE=77        # something optional is not available: tests are skipped
 }
 
 say() {
@@ -21,16 +21,16 @@ die() {
     exit "$status"
 }
 
-# The folder in which kernels and reference roots are kept, shared by all checkouts of a user.
+# Prints the folder for kernels and reference roots, shared by all checkouts of a user.
 cache_dir() {
     printf '%s\n' "${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:?HOME is not set}/.cache}/rdmacm-lab}"
 }
 
-# A short name for the contents of the given files.
+# Prints a short hash of the contents of the given files.
 hash_of() { cat -- "$@" | sha256sum | cut -c1-12; }
 
-# Progress: one line on a terminal that is written anew each time; elsewhere only the messages
-# given with progress_step make a line each.
+# Progress: on a terminal one line that is overwritten each time; otherwise one line for each message
+# of progress_step only.
 progress_start=$SECONDS
 progress_open=no
 
@@ -62,23 +62,23 @@ in_cache_lock() {
     mkdir -p -- "$(cache_dir)"
     exec 9>"$lock"
     if ! flock -n 9; then
-        say "waiting for another lab that prepares the same thing"
+        say "waiting for another lab that prepares the same files"
         flock 9
     fi
     "$@" # not in a condition: the caller's errexit must act inside
     exec 9>&-
 }
 
-# scratch_dir: a new directory in the cache for work that is renamed into place when complete.
-# Directories that a killed run left behind (older than a day) are removed.
+# scratch_dir: creates a directory in the cache for an entry that is renamed when complete. Removes
+# directories of killed runs (older than a day).
 scratch_dir() {
     mkdir -p -- "$(cache_dir)"
     find "$(cache_dir)" -maxdepth 1 -name '.work.*' -mmin +1440 -exec rm -rf {} +
     mktemp -d "$(cache_dir)/.work.XXXXXXXX"
 }
 
-# newest_in_cache NAME-PATTERN FILE: the path of FILE in the newest cache entry that has it;
-# status 1 when there is none.
+# newest_in_cache NAME-PATTERN FILE: prints the path of FILE in the newest cache entry that has it;
+# returns 1 if there is none.
 newest_in_cache() {
     local found
     found=$(find "$(cache_dir)" -mindepth 2 -maxdepth 2 -path "*/$1/$2" 2>/dev/null | sort -V | tail -n 1)

@@ -23,3 +23,10 @@ build_with_asan() {
     export CARGO_PROFILE_RELEASE_LTO=false CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=1
     export CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true
 }
+
+# build_for_guest ROOT thread|address: the library under a sanitizer, for a guest of the lab.
+build_for_guest() {
+    export RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=$1/target/sanitized-$2
+    export RUSTFLAGS="--cfg ${2}_sanitizer -Zsanitizer=$2 -Cunsafe-allow-abi-mismatch=sanitizer"
+    export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=1
+}

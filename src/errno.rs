@@ -1,7 +1,7 @@
-//! The one error type of the library: an errno value.
+//! The error type of the library: an errno value.
 //!
-//! Everything below the C entry points returns [`Result`]; the entry points turn an [`Errno`] into
-//! `-1` (or NULL) and `errno` in exactly one place, `report.rs` of `abi/rdmacm`.
+//! All fallible functions return [`Result`]. Only `report.rs` of `abi/rdmacm` converts an [`Errno`]
+//! to the return value -1 (or NULL) and `errno`, for the C entry points.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(c_int);
 
-/// What fallible functions of this library return.
+/// The result of a fallible function of this library.
 pub type Result<T> = std::result::Result<T, Errno>;
 
 macro_rules! values {
@@ -24,7 +24,7 @@ macro_rules! values {
 macro_rules! names {
     ($($name:ident)*) => {
         impl Errno {
-            /// The symbolic name, if it is a usual one.
+            /// Returns the symbolic name, if it is in the list.
             fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $(libc::$name => Some(stringify!($name)),)*
@@ -35,7 +35,7 @@ macro_rules! names {
     };
 }
 
-// Those that this library raises itself.
+// The values that this library itself returns or compares with.
 values! {
     EACCES EADDRNOTAVAIL EAFNOSUPPORT EAGAIN EALREADY EBADF EBUSY ECONNABORTED ECONNREFUSED ECONNRESET EDOM EEXIST EFAULT
     EINPROGRESS EINTR EINVAL EIO EISCONN EMFILE EMSGSIZE ENETDOWN ENFILE ENODATA ENODEV ENOENT ENOMEM ENOSYS ENOTCONN
@@ -52,17 +52,18 @@ names! {
 }
 
 impl Errno {
-    /// An errno value as a C interface returned it; zero and negative values, which no errno has, become `EIO`.
+    /// Creates an errno from a value that a C interface has returned. Zero and negative values,
+    /// which are no errno, become `EIO`.
     pub fn new(value: c_int) -> Errno {
         if value > 0 { Errno(value) } else { Errno::EIO }
     }
 
-    /// The calling thread's current `errno`: what the system call that just failed left there.
+    /// Returns the calling thread's `errno`, which the last failed system call has set.
     pub fn last() -> Errno {
         Errno::new(errno::errno().0)
     }
 
-    /// The value, greater than zero.
+    /// Returns the value, which is greater than zero.
     pub fn get(self) -> c_int {
         self.0
     }
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_is_no_errno() {
+    fn zero_and_negative_values_become_eio() {
         assert_eq!(Errno::new(0), Errno::EIO);
         assert_eq!(Errno::new(-22), Errno::EIO);
     }

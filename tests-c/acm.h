@@ -1,6 +1,6 @@
 /*
- * A small address and path service that answers as told, for the programs acm and acmbad.
- * Message layout: spec addrinfo-acm. Host byte order, as the service and its clients share a
+ * A small address and path service with configurable answers, for cm/compared/acm and cm/ours/bad_acm_service.
+ * Message layout: see src/acm. Host byte order, as the service and its clients share a
  * machine; path records inside are in network order as on the wire.
  */
 #ifndef TESTS_C_ACM_H
@@ -32,8 +32,8 @@ struct acm_message {
 	struct acm_record records[16];
 };
 
-/* Fills the answer (a copy of the request with the answer bit set) and says how many bytes of
- * it to send; less than 0: close the connection instead, 0: never answer. */
+/* Fills the answer: a copy of the request, which has no answer bit, as in what ibacm answers at
+ * once. Returns the number of bytes to send; less than 0: close the connection, 0: do not answer. */
 typedef long (*acm_answer)(const struct acm_message *request, struct acm_message *answer);
 
 struct acm_server {
@@ -44,7 +44,7 @@ struct acm_server {
 	pthread_t thread;
 };
 
-/* Listens on the socket of the service; only ever inside the lab. */
+/* Listens on the socket of the service; only inside the lab. */
 static inline void acm_require_lab(void)
 {
 	if (!getenv("LAB_OUT"))
@@ -79,7 +79,7 @@ static inline bool acm_read_all(int fd, void *data, size_t len)
 	return true;
 }
 
-/* One connection until it ends; the lines of the server are printed by itself. */
+/* Serves one connection until it ends; the server prints its own lines. */
 static inline void acm_serve(struct acm_server *server, int fd)
 {
 	struct acm_message request, answer;
@@ -96,7 +96,6 @@ static inline void acm_serve(struct acm_server *server, int fd)
 			acm_show(&request);
 		memset(&answer, 0, sizeof(answer));
 		answer.header = request.header;
-		answer.header.opcode |= 0x80;
 		server->served++;
 		len = server->answer(&request, &answer);
 		if (len < 0)

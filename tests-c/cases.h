@@ -10,7 +10,7 @@
 
 #include <sys/wait.h>
 
-/* A hanging case is ended by the alarm; no case needs a fraction of this. HANG_FACTOR: how many times slower than usual all is. */
+/* Time-out of a case; no case needs a fraction of it. HANG_FACTOR: by how much the machine is slower than usual. */
 enum { HANG_SECONDS = 40 };
 static inline unsigned int hang_seconds(void)
 {
@@ -19,9 +19,9 @@ static inline unsigned int hang_seconds(void)
 	return HANG_SECONDS * (factor ? (unsigned int)atoi(factor) : 1);
 }
 
-static const char *case_name;
+extern const char *case_name;
 
-/* In a case: says what was not as expected and ends the child. */
+/* In a case: prints what was not as expected and ends the child. */
 static inline void expect(bool good, const char *text, int error, int line)
 {
 	if (good)

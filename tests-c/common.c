@@ -8,6 +8,10 @@
 #include <poll.h>
 #include <sys/wait.h>
 
+/* The case that runs, for the programs with the frame of cases.h. */
+extern const char *case_name;
+const char *case_name;
+
 const char *device = "rxe";
 
 bool on_siw(void)
@@ -15,12 +19,17 @@ bool on_siw(void)
 	return strcmp(device, "siw") == 0;
 }
 
+bool on_ib(void)
+{
+	return strcmp(device, "ib") == 0;
+}
+
 void start(int argc, char **argv)
 {
 	if (argc > 1)
 		device = argv[1];
-	if (strcmp(device, "rxe") && strcmp(device, "siw")) {
-		fprintf(stderr, "usage: %s [rxe|siw]\n", argv[0]);
+	if (strcmp(device, "rxe") && strcmp(device, "siw") && strcmp(device, "ib")) {
+		fprintf(stderr, "usage: %s [rxe|siw|ib]\n", argv[0]);
 		exit(2);
 	}
 	setvbuf(stdout, NULL, _IOLBF, 0);
@@ -41,22 +50,29 @@ void skip_all(const char *why)
 
 /* ---- addresses ---------------------------------------------------------- */
 
-/* The lab says which addresses its devices have; defaults are the lab's own. */
-static const char *lab_value(const char *rxe_name, const char *siw_name,
-			     const char *rxe_default, const char *siw_default)
-{
-	const char *value = getenv(on_siw() ? siw_name : rxe_name);
+struct lab_addresses {
+	const char *device, *variable, *variable6;
+	const char *address, *address6; /* the lab's own, if it did not say */
+};
 
-	if (value && *value)
-		return value;
-	return on_siw() ? siw_default : rxe_default;
-}
+static const struct lab_addresses lab_addresses[] = {
+	{ "rxe", "RXE_ADDR", "RXE_ADDR6", "10.1.0.1", "fd00:1::1" },
+	{ "siw", "SIW_ADDR", "SIW_ADDR6", "10.2.0.1", "fd00:2::1" },
+	{ "ib", "IB_ADDR", "IB_ADDR6", "10.77.3.1", "fd00:77:3::1" },
+};
 
+/* The lab says which addresses its devices have. */
 const char *local_node(int family)
 {
-	if (family == AF_INET6)
-		return lab_value("RXE_ADDR6", "SIW_ADDR6", "fd00:1::1", "fd00:2::1");
-	return lab_value("RXE_ADDR", "SIW_ADDR", "10.1.0.1", "10.2.0.1");
+	const struct lab_addresses *one = lab_addresses;
+	const char *value;
+
+	while (strcmp(one->device, device))
+		one++;
+	value = getenv(family == AF_INET6 ? one->variable6 : one->variable);
+	if (value && *value)
+		return value;
+	return family == AF_INET6 ? one->address6 : one->address;
 }
 
 union address make_addr(int family, const char *text, uint16_t port)
@@ -258,7 +274,7 @@ int id_destroy(struct rdma_cm_id *id)
 
 void pair_close(struct pair *pair)
 {
-	/* A siw client waits many seconds when its request is still open. */
+	/* A siw client waits many seconds while its request is not answered. */
 	id_destroy(pair->server);
 	id_destroy(pair->client);
 	id_destroy(pair->listener);

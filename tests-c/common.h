@@ -1,7 +1,7 @@
 /*
  * Helpers of the conformance programs. What they print is compared byte for
  * byte between two libraries, so nothing here prints a pointer, a time, a
- * kernel-chosen port, a queue pair number or a descriptor number.
+ * kernel-chosen port, a QP number or a descriptor number.
  */
 #ifndef TESTS_C_COMMON_H
 #define TESTS_C_COMMON_H
@@ -22,15 +22,16 @@
 
 /* ---- program frame -------------------------------------------------- */
 
-/* Device under test: "rxe" or "siw". */
+/* Device under test: "rxe", "siw" or "ib". */
 extern const char *device;
 bool on_siw(void);
+bool on_ib(void);
 
 /* Reads the device from argv[1] (default rxe), makes stdout line buffered. */
 void start(int argc, char **argv);
-/* Last line of a complete run; a run without it was cut short. */
+/* Prints the last line of a complete run; a run without it ended early. */
 int finish(void);
-/* The whole program has nothing to show here; prints why and exits 0. */
+/* The program does not apply here: prints the reason and exits with 0. */
 void skip_all(const char *why) __attribute__((noreturn));
 
 /* ---- printing -------------------------------------------------------- */
@@ -54,7 +55,7 @@ const char *id_str(const struct rdma_cm_id *id);
 const char *qpn_str(uint32_t qpn);
 void show_id(const struct rdma_cm_id *id);
 void show_event(const char *who, const struct rdma_cm_event *event);
-/* State and limits of the id's queue pair; siw's kernel does not fill them in. */
+/* State and limits of the id's QP; siw's kernel does not fill them in. */
 void show_qp(const char *who, const struct rdma_cm_id *id);
 void show_wc(const char *who, int ret, const struct ibv_wc *wc);
 
@@ -79,7 +80,7 @@ bool obs_pointer(const char *text, const void *pointer, int error);
 /* Prints "text: yes" or "text: no". */
 bool obs_bool(const char *text, bool value);
 #define CHECK(expression) obs_bool(#expression, (expression))
-/* A preparation step: silent when it works, one line when it does not. */
+/* A preparation step: prints a line only if it fails. */
 bool setup_ok(const char *text, bool good, int error);
 #define SETUP(expression)                                                  \
 	__extension__({                                                    \
@@ -132,7 +133,7 @@ struct pair {
 
 struct ibv_qp_init_attr qp_attr(enum rdma_port_space ps);
 struct rdma_conn_param conn_param(const void *data, uint8_t len);
-/* A queue pair number that no device and no recent connection uses: the IB CM refuses
+/* A QP number that no device and no recent connection uses: the IB CM refuses
  * a number that is still in TIMEWAIT as stale. */
 uint32_t invented_qpn(void);
 /* Channels, ids, a listener on a port the kernel chose. */
@@ -145,7 +146,7 @@ bool pair_request(struct pair *pair, struct rdma_conn_param *param, bool with_qp
 bool pair_connect(struct pair *pair, enum rdma_port_space ps, int family);
 /* Disconnects if connected; drains, destroys everything that exists. */
 void pair_close(struct pair *pair);
-/* Destroys the id with its QP and forgets its name. */
+/* Destroys the id with its QP and releases its name. */
 int id_destroy(struct rdma_cm_id *id);
 
 /* ---- threads and children ------------------------------------------------ */

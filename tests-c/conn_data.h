@@ -1,4 +1,4 @@
-/* What two rsockets tell each other when they connect (protocol version 1). */
+/* The private data with which rsockets connect (protocol version 1). */
 #ifndef TESTS_C_CONN_DATA_H
 #define TESTS_C_CONN_DATA_H
 

@@ -1,6 +1,6 @@
 /*
- * LD_PRELOAD library: makes the n-th allocation that librdmacm asks for fail, and counts the
- * allocations that it holds. A program steers it through the failmalloc_* functions (found with
+ * LD_PRELOAD library: makes the n-th allocation of librdmacm fail, and counts the
+ * allocations that it holds. A program controls it through the failmalloc_* functions (found with
  * dlsym) or FAILMALLOC_AT; FAILMALLOC_ALL=1 widens it to the allocations of every library.
  */
 #define _GNU_SOURCE
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The text of librdmacm; found once, by failmalloc_arm or the first allocation after it. */
+/* The text segment of librdmacm; found once, by failmalloc_arm or the first allocation after it. */
 static uintptr_t text_start, text_end;
 static bool everywhere;
 static long fail_at, asked, failed, held;
@@ -60,7 +60,7 @@ static void note(void *pointer)
 	}
 }
 
-/* Whoever frees it: what librdmacm hands to the program, the program may free. */
+/* Memory that librdmacm hands to the program may be freed by the program. */
 static void forget(void *pointer)
 {
 	size_t slot = ((uintptr_t)pointer >> 4) % SLOTS;
@@ -89,7 +89,7 @@ static bool must_fail(void)
 
 /* ---- what programs call ------------------------------------------------------- */
 
-/* From now on the n-th allocation fails; 0: none, only counting. */
+/* Makes the n-th allocation from now on fail; 0: only counts. */
 void failmalloc_arm(long n)
 {
 	dl_iterate_phdr(find_text, NULL);
@@ -105,7 +105,7 @@ long failmalloc_disarm(void)
 	return failed;
 }
 
-/* Allocations of librdmacm that nobody freed yet. */
+/* Returns the number of librdmacm's allocations that are not freed. */
 long failmalloc_held(void)
 {
 	return held;

@@ -1,11 +1,11 @@
-/* Everything that turns a value into text that two runs agree on. */
+/* Converts values to text that is the same in each run. */
 #define _GNU_SOURCE
 #include "common.h"
 
 #include <arpa/inet.h>
 #include <stdarg.h>
 
-/* Lines of a worker thread wait here until it is joined. */
+/* Lines of a worker thread are kept here until it is joined. */
 static __thread char *kept;
 static __thread size_t kept_len;
 static __thread bool keeping;
@@ -303,7 +303,7 @@ static void show_ud(const char *who, const struct rdma_cm_event *event)
 {
 	const struct rdma_ud_param *ud = &event->param.ud;
 	const struct ibv_ah_attr *ah = &ud->ah_attr;
-	/* The context of a join travels in private_data; it is no memory to read. */
+	/* The context of a join is in private_data: a value, not the address of data. */
 	bool data = event->event != RDMA_CM_EVENT_MULTICAST_JOIN &&
 		    event->event != RDMA_CM_EVENT_MULTICAST_ERROR && ud->private_data;
 

@@ -63,7 +63,7 @@ static inline void *block(void *argument)
 	return NULL;
 }
 
-/* Starts the call and returns when its thread has slept at twenty looks in a row. */
+/* Starts the call. Returns when its thread was asleep at twenty checks in a row. */
 static inline void start_blocked(struct blocked *blocked, ssize_t (*call)(int), int fd)
 {
 	*blocked = (struct blocked){ .call = call, .fd = fd };

@@ -64,17 +64,17 @@ long elapsed_ms(const struct timespec *since);
 /* SO_ERROR as a name. */
 const char *so_error(int fd);
 
-/* Bytes that tell where in the stream of `seed` they stand. */
+/* Bytes that depend on their position in the stream of `seed`. */
 void fill(void *data, size_t len, unsigned seed, size_t offset);
 bool filled(const void *data, size_t len, unsigned seed, size_t offset);
-/* All of it, by as many calls as it takes; the count, short when a call failed or the end came. */
+/* Transfers all of it. Returns the number of bytes, less after an error or the end of the stream. */
 size_t send_all(int fd, const void *data, size_t len);
 size_t recv_all(int fd, void *data, size_t len);
 
-/* Memory of this process that devices have pinned, in kB: VmPin of /proc/self/status; -1 when it can not be read. */
+/* Memory of this process that devices have pinned, in kB: VmPin of /proc/self/status; -1 when it cannot be read. */
 long pinned_kb(void);
 
-/* Whether the thread sleeps in the kernel: state S of /proc. Look several times: it may do so for a moment only. */
+/* Whether the thread sleeps in the kernel: state S of /proc. Check several times, as it may only sleep briefly. */
 bool sleeps(pid_t tid);
 
 #endif

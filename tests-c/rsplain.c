@@ -1,6 +1,6 @@
 /*
  * The r* calls answered by the kernel's own sockets. Put in front of the library with LD_PRELOAD,
- * it shows what TCP and UDP do where a program is about behaviour that rsockets share with them.
+ * it shows the behaviour of TCP and UDP that rsockets should share.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -30,7 +30,7 @@ int rlisten(int fd, int backlog)
 	return listen(fd, backlog);
 }
 
-/* raccept hands the status flags on, accept does not. */
+/* A socket of raccept inherits the status flags, one of accept does not. */
 int raccept(int fd, struct sockaddr *addr, socklen_t *len)
 {
 	int accepted = accept(fd, addr, len);

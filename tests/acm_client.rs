@@ -1,5 +1,5 @@
-//! The ibacm client against servers that answer well and servers that don't. A wait that has no bound would show as a
-//! test that never ends.
+//! Tests of the ibacm client with correct and misbehaving servers. A wait without a timeout would show as a test that
+//! never ends.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
 
@@ -10,20 +10,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rdmacm_core::acm::addr::Addr;
-use rdmacm_core::acm::client::{Client, Places};
+use rdmacm_core::acm::client::{Client, SocketPaths};
 use rdmacm_core::acm::wire::{Answer, Query};
-use rdmacm_core::acm::{HASTE, resolve_path};
+use rdmacm_core::acm::{CACHED_ANSWER_TIMEOUT, resolve_path};
 use server::{Mode, Server};
 
 #[path = "acm_server.rs"]
 #[allow(dead_code, missing_docs, reason = "the example uses more of it")]
 mod server;
 
-/// Long enough for any machine; only the tests of silence wait so long as [`SOON`].
+/// Long enough for any machine; only the tests of timeouts wait as long as [`SOON`].
 const LONG: Duration = Duration::from_secs(600);
 const SOON: Duration = Duration::from_millis(50);
 
-/// A folder of one test, removed with it.
+/// A test's folder, which is removed with the value.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -50,21 +50,21 @@ impl Drop for Folder {
     }
 }
 
-/// Paths that live as long as the test program.
+/// Leaks a path, so that it lives as long as the test program.
 fn leak(path: &Path) -> &'static str {
     String::leak(path.to_str().unwrap().to_owned())
 }
 
-fn client(folder: &Folder, patience: Duration) -> Client<'static> {
-    client_that_looks_again_after(folder, patience, Duration::ZERO)
+fn client(folder: &Folder, timeout: Duration) -> Client<'static> {
+    client_with_retry_delay(folder, timeout, Duration::ZERO)
 }
 
-fn client_that_looks_again_after(folder: &Folder, patience: Duration, absence: Duration) -> Client<'static> {
-    let places = Places { port_file: leak(&folder.port_file()), socket: leak(&folder.socket()) };
-    Client::new(places, patience, absence)
+fn client_with_retry_delay(folder: &Folder, timeout: Duration, retry_delay: Duration) -> Client<'static> {
+    let paths = SocketPaths { port_file: leak(&folder.port_file()), socket: leak(&folder.socket()) };
+    Client::new(paths, timeout, retry_delay)
 }
 
-/// A client and a server that talk by unix socket.
+/// A server, and a client that reaches it by its unix socket.
 fn pair(mode: Mode) -> (Folder, Server, Client<'static>) {
     let folder = Folder::new();
     let server = Server::unix(&folder.socket(), mode).unwrap();
@@ -79,7 +79,7 @@ fn query() -> Query {
     Query { src: Some(HERE), dst: Some(THERE), ..Query::default() }
 }
 
-fn assert_good(answer: Option<Answer>) {
+fn assert_correct(answer: Option<Answer>) {
     let answer = answer.expect("an answer");
     assert_eq!(answer.source, Some(Addr::V4 { port: 0, ip: [10, 77, 1, 2] }));
     let path = answer.paths.first().expect("a path");
@@ -93,10 +93,10 @@ fn tids(server: &Server) -> Vec<u64> {
 }
 
 #[test]
-fn one_connection_serves_many_questions() {
+fn one_connection_serves_many_queries() {
     let (_folder, server, client) = pair(Mode::Good);
     for _ in 0..3 {
-        assert_good(client.ask(&query()));
+        assert_correct(client.ask(&query()));
     }
     assert_eq!(server.connections(), 1);
     assert_eq!(tids(&server), [1, 2, 3]);
@@ -104,21 +104,21 @@ fn one_connection_serves_many_questions() {
 }
 
 #[test]
-fn port_file_leads_to_tcp() {
+fn port_file_selects_tcp() {
     let folder = Folder::new();
     let unix = Server::unix(&folder.socket(), Mode::Good).unwrap();
     let tcp = Server::tcp(&folder.port_file(), Mode::Good).unwrap();
-    assert_good(client(&folder, LONG).ask(&query()));
+    assert_correct(client(&folder, LONG).ask(&query()));
     assert_eq!((unix.connections(), tcp.connections()), (0, 1));
 }
 
 #[test]
-fn file_without_port_leads_to_the_unix_socket() {
+fn file_without_port_selects_the_unix_socket() {
     for text in ["", "none\n", "0\n", "70000\n"] {
         let folder = Folder::new();
         fs::write(folder.port_file(), text).unwrap();
         let server = Server::unix(&folder.socket(), Mode::Good).unwrap();
-        assert_good(client(&folder, LONG).ask(&query()));
+        assert_correct(client(&folder, LONG).ask(&query()));
         assert_eq!(server.connections(), 1, "{text:?}");
     }
 }
@@ -133,18 +133,18 @@ fn without_daemon_there_is_no_answer() {
 }
 
 #[test]
-fn daemon_may_come_later() {
+fn daemon_may_start_later() {
     let folder = Folder::new();
     let client = client(&folder, LONG);
     assert!(client.ask(&query()).is_none());
     let _server = Server::unix(&folder.socket(), Mode::Good).unwrap();
-    assert_good(client.ask(&query()));
+    assert_correct(client.ask(&query()));
 }
 
 #[test]
-fn absent_daemon_is_not_looked_for_at_every_question() {
+fn absent_daemon_is_not_tried_at_every_query() {
     let folder = Folder::new();
-    let client = client_that_looks_again_after(&folder, LONG, Duration::from_secs(3600));
+    let client = client_with_retry_delay(&folder, LONG, Duration::from_secs(3600));
     assert!(client.ask(&query()).is_none());
     let _server = Server::unix(&folder.socket(), Mode::Good).unwrap();
     assert!(client.ask(&query()).is_none());
@@ -158,13 +158,14 @@ fn stale_port_is_no_answer() {
 }
 
 #[test]
-fn endless_socket_name_is_no_answer() {
-    let places = Places { port_file: "/nonexistent/port", socket: leak(Path::new(&format!("/{}", "x".repeat(200)))) };
-    assert!(Client::new(places, LONG, Duration::ZERO).ask(&query()).is_none());
+fn too_long_socket_name_is_no_answer() {
+    let paths =
+        SocketPaths { port_file: "/nonexistent/port", socket: leak(Path::new(&format!("/{}", "x".repeat(200)))) };
+    assert!(Client::new(paths, LONG, Duration::ZERO).ask(&query()).is_none());
 }
 
 #[test]
-fn nothing_to_ask_needs_no_connection() {
+fn empty_query_needs_no_connection() {
     let (_folder, server, client) = pair(Mode::Good);
     assert!(client.ask(&Query::default()).is_none());
     assert_eq!(server.connections(), 0);
@@ -181,36 +182,36 @@ fn records_in_any_order() {
 #[test]
 fn answer_may_come_in_pieces() {
     let (_folder, server, client) = pair(Mode::Trickle);
-    assert_good(client.ask(&query()));
-    assert_good(client.ask(&query()));
+    assert_correct(client.ask(&query()));
+    assert_correct(client.ask(&query()));
     assert_eq!(server.connections(), 1);
 }
 
 #[test]
-fn refusal_keeps_the_connection() {
+fn failure_status_keeps_the_connection() {
     let (_folder, server, client) = pair(Mode::NoData);
     assert!(client.ask(&query()).is_none());
     server.set_mode(Mode::Good);
-    assert_good(client.ask(&query()));
+    assert_correct(client.ask(&query()));
     assert_eq!(server.connections(), 1);
 }
 
 #[test]
-fn strange_records_are_passed_over() {
+fn unknown_records_are_ignored() {
     for mode in [Mode::Empty, Mode::GarbageRecords] {
         let (_folder, server, client) = pair(mode);
         let answer = client.ask(&query()).unwrap();
         assert!(answer.paths.is_empty() && answer.source.is_none());
         assert!(resolve_path(&client, Some(HERE), Some(THERE), LONG).is_none());
         server.set_mode(Mode::Good);
-        assert_good(client.ask(&query()));
+        assert_correct(client.ask(&query()));
         assert_eq!(server.connections(), 1, "{mode:?}");
     }
 }
 
-// The reference keeps the broken connection for good, believes these answers, and dies of SIGPIPE at the next.
+// The reference keeps using the broken connection, accepts these answers, and is killed by SIGPIPE at the next query.
 #[test]
-fn nonsense_is_no_answer_and_the_next_question_gets_a_new_connection() {
+fn invalid_answers_are_ignored_and_the_next_query_uses_a_new_connection() {
     for mode in [
         Mode::Short,
         Mode::ShortHeader,
@@ -226,26 +227,26 @@ fn nonsense_is_no_answer_and_the_next_question_gets_a_new_connection() {
         assert!(client.ask(&query()).is_none(), "{mode:?}");
         assert_eq!(server.connections(), 1, "{mode:?}");
         server.set_mode(Mode::Good);
-        assert_good(client.ask(&query()));
+        assert_correct(client.ask(&query()));
         assert_eq!(server.connections(), 2, "{mode:?}");
     }
 }
 
 #[test]
-fn nonsense_on_a_kept_connection_is_not_asked_for_twice() {
+fn query_with_an_invalid_answer_is_not_repeated() {
     let (_folder, server, client) = pair(Mode::Good);
-    assert_good(client.ask(&query()));
+    assert_correct(client.ask(&query()));
     server.set_mode(Mode::WrongTid);
     assert!(client.ask(&query()).is_none());
     assert_eq!((server.connections(), server.requests().len()), (1, 2));
 }
 
 #[test]
-fn unasked_bytes_end_a_connection() {
+fn unsolicited_bytes_end_a_connection() {
     let (_folder, server, client) = pair(Mode::Excess);
-    assert_good(client.ask(&query()));
+    assert_correct(client.ask(&query()));
     server.set_mode(Mode::Good);
-    assert_good(client.ask(&query()));
+    assert_correct(client.ask(&query()));
     assert_eq!(server.connections(), 2);
 }
 
@@ -253,34 +254,34 @@ fn unasked_bytes_end_a_connection() {
 fn daemon_that_closes_after_each_answer() {
     let (_folder, server, client) = pair(Mode::Once);
     for count in 1..=3 {
-        assert_good(client.ask(&query()));
+        assert_correct(client.ask(&query()));
         server.hang_up();
         assert_eq!(server.connections(), count);
     }
 }
 
 #[test]
-fn daemon_started_anew_is_asked_at_once() {
+fn restarted_daemon_is_queried_immediately() {
     let (folder, server, client) = pair(Mode::Good);
-    assert_good(client.ask(&query()));
+    assert_correct(client.ask(&query()));
     drop(server);
     fs::remove_file(folder.socket()).unwrap();
     assert!(client.ask(&query()).is_none());
     let _server = Server::unix(&folder.socket(), Mode::Good).unwrap();
-    assert_good(client.ask(&query()));
+    assert_correct(client.ask(&query()));
 }
 
 #[test]
-fn connection_that_dies_during_the_question_is_replaced() {
+fn connection_lost_during_a_query_is_replaced() {
     let (_folder, server, client) = pair(Mode::Good);
-    assert_good(client.ask(&query()));
+    assert_correct(client.ask(&query()));
     server.set_mode(Mode::Close);
     assert!(client.ask(&query()).is_none());
     assert_eq!((server.connections(), server.requests().len()), (2, 3));
 }
 
 #[test]
-fn silence_ends() {
+fn silent_daemon_times_out() {
     let folder = Folder::new();
     let server = Server::unix(&folder.socket(), Mode::Silent).unwrap();
     let client = client(&folder, SOON);
@@ -290,23 +291,23 @@ fn silence_ends() {
 }
 
 #[test]
-fn who_is_in_haste_waits_less() {
+fn shorter_timeout_is_used() {
     let folder = Folder::new();
     let server = Server::unix(&folder.socket(), Mode::Silent).unwrap();
     let client = client(&folder, LONG);
-    assert!(resolve_path(&client, Some(HERE), Some(THERE), HASTE).is_none());
+    assert!(resolve_path(&client, Some(HERE), Some(THERE), CACHED_ANSWER_TIMEOUT).is_none());
     assert_eq!(server.connections(), 1);
 }
 
 #[test]
-fn daemon_that_does_not_accept_is_silent_too() {
+fn daemon_that_does_not_accept_times_out() {
     let folder = Folder::new();
     let _listener = UnixListener::bind(folder.socket()).unwrap();
     assert!(client(&folder, SOON).ask(&query()).is_none());
 }
 
 #[test]
-fn many_at_once_get_their_own_answers() {
+fn concurrent_queries_get_their_own_answers() {
     let (_folder, server, client) = pair(Mode::Trickle);
     std::thread::scope(|scope| {
         for thread in 0..8u8 {
@@ -334,7 +335,7 @@ fn path_for_a_route() {
     assert!(resolve_path(&client, Some(HERE), Some(THERE), LONG).is_none());
 }
 
-/// The sockets that a program started now has.
+/// Returns the number of sockets that a newly started program inherits.
 fn inherited_sockets() -> usize {
     let listing = std::process::Command::new("ls").args(["-l", "/proc/self/fd"]).output().unwrap();
     let text = String::from_utf8(listing.stdout).unwrap();
@@ -346,15 +347,15 @@ fn inherited_sockets() -> usize {
 fn connections_are_not_inherited_by_exec() {
     let (_folder, _server, client) = pair(Mode::Good);
     let before = inherited_sockets();
-    assert_good(client.ask(&query()));
+    assert_correct(client.ask(&query()));
     assert_eq!(inherited_sockets(), before);
 }
 
-/// A process of its own after fork(2): asks without its parent's connection.
+/// A child after fork(2) does not use its parent's connection.
 #[test]
 fn child_has_its_own_connection() {
     let (_folder, server, client) = pair(Mode::Good);
-    assert_good(client.ask(&query()));
+    assert_correct(client.ask(&query()));
     // SAFETY: the child calls ask(), which takes no lock and allocates nothing, and _exit().
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -366,6 +367,6 @@ fn child_has_its_own_connection() {
     // SAFETY: room for a status.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(libc::WEXITSTATUS(status), 7);
-    assert_good(client.ask(&query()));
+    assert_correct(client.ask(&query()));
     assert_eq!(server.connections(), 2, "one of the parent, one of the child");
 }

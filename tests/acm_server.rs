@@ -1,5 +1,5 @@
-//! A small ACM server: answers as ibacm does, or misbehaves. Message formats are written down here a second time, so
-//! that they are not the client's that is under test. Used by tests/acm_client.rs and examples/acm-server.rs.
+//! A small ACM server: answers like ibacm, or misbehaves. It has its own definition of the message formats, independent
+//! of the tested client. Used by tests/acm_client.rs and examples/acm-server.rs.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -17,39 +17,39 @@ const RECORD: usize = 72;
 /// How the server answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Source address and a path between the GIDs of RoCE that go with the request's addresses.
+    /// Source address and a path between the RoCE GIDs of the request's addresses.
     Good,
-    /// A path, and no source address.
+    /// A path without a source address.
     PathOnly,
     /// Two paths with the source address between them.
     Split,
     /// Status 3: no data.
     NoData,
-    /// Success and no record.
+    /// Success without records.
     Empty,
-    /// A good answer, byte by byte.
+    /// A correct answer, byte by byte.
     Trickle,
-    /// A good answer, then the connection is closed.
+    /// A correct answer, then the connection is closed.
     Once,
     /// Half an answer, then the connection is closed.
     Short,
     /// Half a header, then the connection is closed.
     ShortHeader,
-    /// A good answer with a length that is not whole records.
+    /// A correct answer with a length that is not that of whole records.
     OddLength,
-    /// A good answer that claims 900 records.
+    /// A correct answer with the length of 900 records.
     HugeCount,
-    /// A good answer to another request.
+    /// A correct answer to another request.
     WrongTid,
-    /// A good answer of version 9.
+    /// A correct answer of version 9.
     WrongVersion,
     /// The request, sent back.
     Echo,
-    /// A good header with records that mean nothing.
+    /// A correct header with unknown records.
     GarbageRecords,
-    /// Bytes that mean nothing.
+    /// Arbitrary bytes.
     Garbage,
-    /// A good answer, and more bytes than it says.
+    /// A correct answer, followed by more bytes.
     Excess,
     /// Closes the connection without an answer.
     Close,
@@ -58,7 +58,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// All modes with the names they have on a command line.
+    /// All modes with their names on the command line.
     pub const ALL: [(&'static str, Mode); 19] = [
         ("good", Mode::Good),
         ("path-only", Mode::PathOnly),
@@ -81,13 +81,13 @@ impl Mode {
         ("silent", Mode::Silent),
     ];
 
-    /// The mode of that name.
+    /// Returns the mode with that name.
     pub fn named(name: &str) -> Option<Mode> {
         Mode::ALL.iter().find(|(known, _)| *known == name).map(|(_, mode)| *mode)
     }
 }
 
-/// What the server saw.
+/// What the server has received.
 #[derive(Default)]
 struct Seen {
     requests: Vec<Vec<u8>>,
@@ -107,7 +107,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A running server; ends when dropped.
+/// A running server, which is stopped when dropped.
 pub struct Server {
     shared: Arc<Shared>,
     wake: Box<dyn Fn() + Send>,
@@ -160,22 +160,22 @@ impl Server {
         Server { shared, wake, thread: Some(thread) }
     }
 
-    /// Answers in another way from now on.
+    /// Changes the mode of the following answers.
     pub fn set_mode(&self, mode: Mode) {
         *lock(&self.shared.mode) = mode;
     }
 
-    /// The requests so far.
+    /// Returns the requests so far.
     pub fn requests(&self) -> Vec<Vec<u8>> {
         lock(&self.shared.seen).requests.clone()
     }
 
-    /// The number of connections so far.
+    /// Returns the number of connections so far.
     pub fn connections(&self) -> usize {
         lock(&self.shared.seen).connections
     }
 
-    /// Closes all connections and waits until their threads noticed.
+    /// Closes all connections and waits until their threads have noticed.
     pub fn hang_up(&self) {
         for stream in lock(&self.shared.streams).drain(..) {
             stream.shutdown();
@@ -190,7 +190,7 @@ impl Server {
         }
     }
 
-    /// Waits until someone ends the server, which is never.
+    /// Serves forever.
     pub fn serve(mut self) {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -284,7 +284,7 @@ fn serve(shared: &Shared, stream: &mut Stream) -> io::Result<()> {
     }
 }
 
-/// What to send, and whether to close the connection then.
+/// Returns the bytes to send, and whether to close the connection afterwards.
 fn reply(mode: Mode, request: &[u8]) -> (Vec<u8>, bool) {
     let good = || answer(request, &[source(request), path(request)]);
     let half = |mut bytes: Vec<u8>, len| {
@@ -338,7 +338,7 @@ fn record(flags: u32, kind: u16, info: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The request's address with that flag (1 source, 2 destination): type and bytes.
+/// Returns type and bytes of the request's address with that flag (1 source, 2 destination).
 fn address(request: &[u8], flag: u32) -> Option<(u16, Vec<u8>)> {
     request[HEADER..].chunks_exact(RECORD).find_map(|record| {
         let flags = u32::from_ne_bytes([record[0], record[1], record[2], record[3]]);
@@ -352,7 +352,7 @@ fn address(request: &[u8], flag: u32) -> Option<(u16, Vec<u8>)> {
     })
 }
 
-/// The local address: the request's, otherwise the destination, which is right on a host talking to itself.
+/// Returns the local address: the request's source, otherwise the destination, which is right within one host.
 fn local(request: &[u8]) -> (u16, Vec<u8>) {
     address(request, 1).or_else(|| address(request, 2)).unwrap_or((2, vec![127, 0, 0, 1]))
 }
@@ -362,12 +362,12 @@ fn source(request: &[u8]) -> Vec<u8> {
     record(1, kind, &bytes)
 }
 
-/// The GID of RoCE (version 2) for an address.
+/// Returns the RoCE (version 2) GID of an address.
 fn gid((kind, bytes): (u16, Vec<u8>)) -> Vec<u8> {
     if kind == 3 { bytes } else { [&[0; 10][..], &[0xFF, 0xFF], &bytes].concat() }
 }
 
-/// A path such as the kernel takes: reversible, MTU 1024, 10 Gbit/s, P_Key 0xFFFF; flags GMP, primary, bidirectional.
+/// Returns a path that the kernel accepts: reversible, MTU 1024, 10 Gbit/s, P_Key 0xFFFF; GMP, primary, bidirectional.
 fn path(request: &[u8]) -> Vec<u8> {
     let from = gid(local(request));
     let to = gid(address(request, 2).unwrap_or_else(|| local(request)));

@@ -3,12 +3,14 @@
 use std::fs;
 use std::path::Path;
 
+use rdmacm_private::auto_config;
+
 use crate::devices::entries;
 use crate::report::Report;
 
 const RSOCKET: &str = "/etc/rdma/rsocket";
-/// The files of it (rsocket(7)).
-const NUMBERS: [&str; 11] = [
+/// The files in that directory (rsocket(7)).
+const FILES: [&str; 11] = [
     "mem_default",
     "wmem_default",
     "sqsize_default",
@@ -22,6 +24,10 @@ const NUMBERS: [&str; 11] = [
     "grow_limit",
 ];
 
+/// The files of librspreload(7): the first consists of rules, in which anything unknown is ignored.
+const PRELOAD_CONFIG: &str = "preload_config";
+const AUTO_CONFIG: &str = "auto_config";
+
 pub fn check(report: &mut Report) {
     rsocket(report);
     environment(report);
@@ -29,23 +35,25 @@ pub fn check(report: &mut Report) {
 
 fn rsocket(report: &mut Report) {
     if !Path::new(RSOCKET).is_dir() {
-        return report.ok("configuration", format!("{RSOCKET} is not there: rsockets use their built-in sizes"));
+        return report.ok("configuration", format!("{RSOCKET} does not exist: rsockets use their built-in defaults"));
     }
-    let mut good = true;
+    let mut valid = true;
     for name in entries(RSOCKET) {
         let path = format!("{RSOCKET}/{name}");
         match fs::read_to_string(&path) {
-            _ if !NUMBERS.contains(&name.as_str()) => {
-                good = false;
+            Ok(_) if name == PRELOAD_CONFIG => {}
+            Ok(text) if name == AUTO_CONFIG => valid &= automatic(report, &path, &text),
+            _ if !FILES.contains(&name.as_str()) && ![PRELOAD_CONFIG, AUTO_CONFIG].contains(&name.as_str()) => {
+                valid = false;
                 report.warning(
                     "configuration",
-                    format!("{path} means nothing to rsockets"),
+                    format!("{path} is no setting of rsockets"),
                     "see rsocket(7) for the names",
                 );
             }
             Ok(text) if text.split_whitespace().next().is_some_and(|word| word.parse::<u32>().is_ok()) => {}
             Ok(_) => {
-                good = false;
+                valid = false;
                 report.warning(
                     "configuration",
                     format!("{path} does not begin with a number: it is ignored"),
@@ -53,7 +61,7 @@ fn rsocket(report: &mut Report) {
                 );
             }
             Err(error) => {
-                good = false;
+                valid = false;
                 report.warning(
                     "configuration",
                     format!("{path} cannot be read: {error}"),
@@ -62,17 +70,31 @@ fn rsocket(report: &mut Report) {
             }
         }
     }
-    if good {
-        report.ok("configuration", format!("the files of {RSOCKET} are numbers"));
+    if valid {
+        report.ok("configuration", format!("the files of {RSOCKET} are correct"));
     }
 }
 
-/// What programs started from here have in their environment.
+/// Reports the lines of `auto_config` that have no effect. Returns whether there are none.
+fn automatic(report: &mut Report, path: &str, text: &str) -> bool {
+    let mut valid = true;
+    for (number, problem) in auto_config::Config(text.as_bytes()).problems() {
+        valid = false;
+        report.warning(
+            "configuration",
+            format!("{path}, line {number}: {problem}: it is ignored"),
+            "see librspreload(7)",
+        );
+    }
+    valid
+}
+
+/// Reports variables that affect programs started from this environment.
 fn environment(report: &mut Report) {
     for (name, meaning) in [
-        ("LD_LIBRARY_PATH", "libraries are looked for there first"),
-        ("LD_PRELOAD", "programs get this in addition"),
-        ("RDMACM_LOG", "failures are logged there"),
+        ("LD_LIBRARY_PATH", "the loader searches these directories first"),
+        ("LD_PRELOAD", "programs load this library, too"),
+        ("RDMACM_LOG", "the library logs failures"),
     ] {
         if let Some(value) = std::env::var_os(name).filter(|value| !value.is_empty()) {
             report.ok("environment", format!("{name}={}: {meaning}", value.to_string_lossy()));
@@ -84,16 +106,23 @@ fn environment(report: &mut Report) {
 mod tests {
     use super::*;
 
+    #[test]
+    fn lines_of_the_automatic_mode_are_checked() {
+        let mut report = Report::default();
+        assert!(automatic(&mut report, "auto_config", "# nothing\ntcp ssh *\n"));
+        assert!(!automatic(&mut report, "auto_config", "mode auto\nmode fast\n"));
+    }
+
     /// rsocket(7) lists the files as `.It Pa NAME`.
     #[test]
-    fn the_files_of_the_manual_page_are_known() {
+    fn files_are_those_of_the_manual_page() {
         let page = include_str!("../../man/rsocket.7");
-        for name in NUMBERS {
+        for name in FILES {
             assert!(page.contains(&format!(".It Pa {name}")), "{name} is not in rsocket(7)");
         }
         let listed = page.lines().filter_map(|line| line.strip_prefix(".It Pa "));
         for name in listed.filter(|name| name.ends_with("_default") || name.ends_with("_limit")) {
-            assert!(NUMBERS.contains(&name), "{name}");
+            assert!(FILES.contains(&name), "{name}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! RDMA devices, their ports, and the addresses that programs reach them by.
+//! RDMA devices, their ports, and the IP addresses of the ports.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -11,30 +11,30 @@ use crate::report::Report;
 /// A port of a device.
 #[derive(Debug)]
 pub struct Port {
-    /// DEVICE/PORT.
+    /// The name in the form DEVICE/PORT.
     pub name: String,
     pub device: String,
     active: bool,
     state: String,
     link: String,
     gids: usize,
-    /// That of the port itself, and those above it: VLANs, bonds, children of IPoIB.
+    /// The port's network interface, and its upper interfaces: VLANs, bonds, IPoIB children.
     interfaces: Vec<String>,
-    /// Whether one of them that has an address is up, or without addresses the first one.
+    /// An interface with an address is up, or without addresses the first interface is up.
     up: bool,
     pub addresses: Vec<IpAddr>,
 }
 
 impl Port {
-    /// Whether programs can connect by it.
+    /// Returns whether programs can connect through the port.
     fn is_usable(&self) -> bool {
         self.active && self.up && !self.addresses.is_empty()
     }
 }
 
-/// The names in a folder, in order; none where there is no such folder.
-pub fn entries(folder: &str) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(folder)
+/// Returns the names in a directory, sorted. A missing directory has none.
+pub fn entries(directory: &str) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(directory)
         .into_iter()
         .flatten()
         .flatten()
@@ -48,27 +48,27 @@ fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// All ports of all devices.
+/// Returns all ports of all devices.
 pub fn all() -> Vec<Port> {
     const CLASS: &str = "/sys/class/infiniband";
     let addresses = netdev::addresses();
     let mut found = Vec::new();
     for device in entries(CLASS) {
         for number in entries(&format!("{CLASS}/{device}/ports")) {
-            let folder = format!("{CLASS}/{device}/ports/{number}");
-            let state = read(&format!("{folder}/state")).unwrap_or_default();
-            let interfaces = interfaces(NET, &device, &number, &folder);
-            let of = |name: &String| addresses.get(name).cloned().unwrap_or_default();
+            let directory = format!("{CLASS}/{device}/ports/{number}");
+            let state = read(&format!("{directory}/state")).unwrap_or_default();
+            let interfaces = interfaces(NET, &device, &number, &directory);
+            let addresses_of = |name: &String| addresses.get(name).cloned().unwrap_or_default();
             let with_address: Vec<&String> =
-                interfaces.iter().filter(|name| !of(name).is_empty() && is_up(name)).collect();
+                interfaces.iter().filter(|name| !addresses_of(name).is_empty() && is_up(name)).collect();
             found.push(Port {
                 name: format!("{device}/{number}"),
                 active: state.ends_with("ACTIVE"),
                 state,
-                link: read(&format!("{folder}/link_layer")).unwrap_or_default(),
-                gids: gids(&folder),
+                link: read(&format!("{directory}/link_layer")).unwrap_or_default(),
+                gids: gids(&directory),
                 up: !with_address.is_empty() || interfaces.first().is_some_and(|name| is_up(name)),
-                addresses: with_address.into_iter().flat_map(of).collect(),
+                addresses: with_address.into_iter().flat_map(addresses_of).collect(),
                 interfaces,
                 device: device.clone(),
             });
@@ -79,33 +79,33 @@ pub fn all() -> Vec<Port> {
 
 const NET: &str = "/sys/class/net";
 
-/// The network interface of a port, by netlink, by its GIDs, or the one of the device's bus
-/// address; then those of its other GIDs, and all above.
-fn interfaces(net: &str, device: &str, number: &str, folder: &str) -> Vec<String> {
+/// Returns the network interfaces of a port: from netlink, from its GIDs, or else that of the
+/// device's bus address; followed by their upper interfaces.
+fn interfaces(net: &str, device: &str, number: &str, directory: &str) -> Vec<String> {
     let of_port =
         netdev::index_of(device).zip(number.parse().ok()).and_then(|(index, port)| netdev::of_port(index, port));
-    let ndevs = format!("{folder}/gid_attrs/ndevs");
+    let ndevs = format!("{directory}/gid_attrs/ndevs");
     let mut found: Vec<String> = of_port.into_iter().collect();
     let of_gids = entries(&ndevs).into_iter().filter_map(|index| read(&format!("{ndevs}/{index}")));
     found.extend(of_gids.filter(|name| !name.is_empty()));
     if found.is_empty() {
         found.extend(entries(&format!("/sys/class/infiniband/{device}/device/net")).into_iter().next());
     }
-    with_those_above(net, found)
+    with_upper_interfaces(net, found)
 }
 
-/// Adds what is made of the interfaces: VLANs, bonds, bridges (links `upper_NAME`), children of
-/// IPoIB (file `parent`).
-fn with_those_above(net: &str, below: Vec<String>) -> Vec<String> {
+/// Adds the upper interfaces: VLANs, bonds, bridges (links `upper_NAME`), and IPoIB children (file
+/// `parent`).
+fn with_upper_interfaces(net: &str, lower: Vec<String>) -> Vec<String> {
     let all = entries(net);
     let mut found: Vec<String> = Vec::new();
-    let mut next: VecDeque<String> = below.into();
+    let mut next: VecDeque<String> = lower.into();
     while let Some(name) = next.pop_front() {
         if found.contains(&name) {
             continue;
         }
-        let of_this = entries(&format!("{net}/{name}"));
-        next.extend(of_this.iter().filter_map(|entry| entry.strip_prefix("upper_")).map(str::to_owned));
+        let attributes = entries(&format!("{net}/{name}"));
+        next.extend(attributes.iter().filter_map(|entry| entry.strip_prefix("upper_")).map(str::to_owned));
         let is_child = |other: &&String| read(&format!("{net}/{other}/parent")).as_ref() == Some(&name);
         next.extend(all.iter().filter(is_child).cloned());
         found.push(name);
@@ -113,11 +113,12 @@ fn with_those_above(net: &str, below: Vec<String>) -> Vec<String> {
     found
 }
 
-fn gids(folder: &str) -> usize {
-    entries(&format!("{folder}/gids"))
+/// Returns the number of GIDs that are set.
+fn gids(directory: &str) -> usize {
+    entries(&format!("{directory}/gids"))
         .into_iter()
         .filter(|entry| {
-            read(&format!("{folder}/gids/{entry}")).is_some_and(|gid| gid.bytes().any(|byte| !b"0:".contains(&byte)))
+            read(&format!("{directory}/gids/{entry}")).is_some_and(|gid| gid.bytes().any(|byte| !b"0:".contains(&byte)))
         })
         .count()
 }
@@ -127,23 +128,23 @@ fn is_up(interface: &str) -> bool {
     flags.strip_prefix("0x").and_then(|hex| u32::from_str_radix(hex, 16).ok()).is_some_and(|flags| flags & 1 == 1)
 }
 
-/// What there is, and whether it can be used.
+/// Checks whether there are devices, and whether their ports can be used.
 pub fn check(ports: &[Port], report: &mut Report) {
     if ports.is_empty() {
         report.problem(
             "devices",
             "this machine has no RDMA device",
-            "load the adapter's driver (lspci -k shows which), or make a software device: rdma link add rxe0 type rxe netdev INTERFACE",
+            "load the adapter's driver (lspci -k shows which), or add a software device: rdma link add rxe0 type rxe netdev INTERFACE",
         );
         return;
     }
     let one_works = ports.iter().any(Port::is_usable);
     for port in ports {
         if one_works && !port.is_usable() {
-            unused(port, report);
+            report_unused(port, report);
         } else {
-            state(port, report);
-            addresses(port, report);
+            check_state(port, report);
+            check_addresses(port, report);
         }
     }
     if !Path::new("/etc/libibverbs.d").is_dir() && entries("/usr/share/libibverbs.d").is_empty() {
@@ -155,25 +156,24 @@ pub fn check(ports: &[Port], report: &mut Report) {
     }
 }
 
-/// A port that is not usable beside one that is: a second one without a cable, or one that is not
-/// meant to be used.
-fn unused(port: &Port, report: &mut Report) {
-    let why = match (port.active, port.interfaces.first()) {
+/// Reports a port that is not usable while another one is, such as a second port without a cable.
+fn report_unused(port: &Port, report: &mut Report) {
+    let reason = match (port.active, port.interfaces.first()) {
         (false, _) => format!("is not active ({})", port.state),
         (true, None) => "has no network interface".to_owned(),
         (true, Some(interface)) if !port.up => format!("its network interface {interface} is down"),
         (true, Some(interface)) => format!("its network interface {interface} has no IP address"),
     };
-    report.not_applicable("ports", format!("{} ({}): {why}; another port works", port.name, port.link));
+    report.not_applicable("ports", format!("{} ({}): {reason}; another port works", port.name, port.link));
 }
 
-fn state(port: &Port, report: &mut Report) {
+fn check_state(port: &Port, report: &mut Report) {
     if port.active {
         report.ok("ports", format!("{} ({}) is active, with {} GIDs", port.name, port.link, port.gids));
     } else {
         let advice = match port.link.as_str() {
-            "InfiniBand" => "is the cable in, and does a subnet manager run (opensm, or in the switch)?",
-            _ => "is the cable in, and the network interface up (ip link set INTERFACE up)?",
+            "InfiniBand" => "is the cable connected, and is a subnet manager running (opensm, or in the switch)?",
+            _ => "is the cable connected, and the network interface up (ip link set INTERFACE up)?",
         };
         report.problem("ports", format!("{} ({}) is not active: {}", port.name, port.link, port.state), advice);
     }
@@ -182,10 +182,9 @@ fn state(port: &Port, report: &mut Report) {
     }
 }
 
-fn addresses(port: &Port, report: &mut Report) {
+fn check_addresses(port: &Port, report: &mut Report) {
     let Some(interface) = port.interfaces.first() else {
-        let advice =
-            "for InfiniBand load ib_ipoib and set an address; programs that use IP addresses cannot reach it otherwise";
+        let advice = "for InfiniBand, load ib_ipoib and set an address; without one, programs that use IP addresses cannot connect";
         return report.warning("addresses", format!("{} has no network interface", port.name), advice);
     };
     if !port.up {
@@ -238,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_usable_is_no_problem_beside_a_port_that_works() {
+    fn an_unusable_port_is_no_problem_if_another_one_works() {
         assert_eq!(worst(&[port("mlx5_0/1")]), State::Ok);
         for other in broken() {
             assert!(worst(&[port("mlx5_0/1"), other]) <= State::Ok);
@@ -249,17 +248,17 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_above_are_found() {
+    fn upper_interfaces_are_found() {
         let net = std::env::temp_dir().join(format!("rdmacm-doctor-{}", std::process::id()));
         for path in ["eth0/upper_bond0", "eth1/upper_bond0", "bond0/upper_bond0.5", "bond0.5", "ib0", "ib0.8001", "lo"]
         {
             fs::create_dir_all(net.join(path)).unwrap();
         }
         fs::write(net.join("ib0.8001/parent"), "ib0\n").unwrap();
-        let above = |name: &str| with_those_above(net.to_str().unwrap(), vec![name.to_owned()]);
-        assert_eq!(above("eth0"), ["eth0", "bond0", "bond0.5"]);
-        assert_eq!(above("ib0"), ["ib0", "ib0.8001"]);
-        assert_eq!(above("lo"), ["lo"]);
+        let with_upper = |name: &str| with_upper_interfaces(net.to_str().unwrap(), vec![name.to_owned()]);
+        assert_eq!(with_upper("eth0"), ["eth0", "bond0", "bond0.5"]);
+        assert_eq!(with_upper("ib0"), ["ib0", "ib0.8001"]);
+        assert_eq!(with_upper("lo"), ["lo"]);
         fs::remove_dir_all(&net).unwrap();
     }
 }

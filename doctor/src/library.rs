@@ -1,4 +1,5 @@
-//! The libraries: which file the loader picks, whether it has what programs call.
+//! The libraries: which file the loader selects, and whether it has the functions that programs
+//! call.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs;
@@ -10,38 +11,40 @@ use std::ptr::NonNull;
 use crate::devices::Port;
 use crate::report::Report;
 
-/// A function of each version that programs ask for.
+/// A function of each symbol version that programs may need.
 const VERSIONS: [(&CStr, &CStr); 4] = [
     (c"rdma_create_id", c"RDMACM_1.0"),
     (c"rdma_join_multicast_ex", c"RDMACM_1.1"),
     (c"rdma_establish", c"RDMACM_1.2"),
     (c"rdma_set_local_ece", c"RDMACM_1.3"),
 ];
-/// The newest that this project's library needs of libibverbs, and its version (rdma-core 32).
-const LEAST_VERBS: (&CStr, &CStr) = (c"_ibv_query_gid_ex", c"IBVERBS_1.11");
-/// Text in this project's library and in no other.
-const OURS: &[u8] = b"RDMACM_LOG";
+/// The newest symbol of libibverbs that this project's library needs, and its version (rdma-core
+/// 32).
+const NEWEST_VERBS_SYMBOL: (&CStr, &CStr) = (c"_ibv_query_gid_ex", c"IBVERBS_1.11");
+/// Text that only this project's library contains.
+const MARKER: &[u8] = b"RDMACM_LOG";
 
 /// A library that stays loaded.
 #[derive(Clone, Copy)]
 pub struct Library(NonNull<c_void>);
 
 impl Library {
-    /// By name, as the loader looks for it, or by path; what the loader says when it can't.
+    /// Opens a library by its name, as the loader does, or by its path. Fails with the loader's
+    /// message.
     pub fn open(name: &Path) -> Result<Library, String> {
         let name = CString::new(name.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
-        // SAFETY: a C string; constructors of such libraries expect nothing else.
+        // SAFETY: `name` is a C string; the constructors of these libraries have no preconditions.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         NonNull::new(handle).map(Library).ok_or_else(|| {
-            // SAFETY: NULL, or a C string that is valid until the next call.
+            // SAFETY: dlerror(3) returns NULL or a C string, which is valid until the next call.
             let message = unsafe { libc::dlerror().as_ref().map(|first| CStr::from_ptr(first)) };
             message.map_or("unknown".to_owned(), |message| message.to_string_lossy().into_owned())
         })
     }
 
-    /// A function's address.
+    /// Returns the address of a function.
     pub fn symbol(self, name: &CStr) -> Option<NonNull<c_void>> {
-        // SAFETY: a library that is loaded, and a C string.
+        // SAFETY: the handle is that of a loaded library, and `name` is a C string.
         NonNull::new(unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) })
     }
 
@@ -49,14 +52,15 @@ impl Library {
         unsafe extern "C" {
             fn dlvsym(handle: *mut c_void, symbol: *const c_char, version: *const c_char) -> *mut c_void;
         }
-        // SAFETY: a library that is loaded, and C strings.
+        // SAFETY: the handle is that of a loaded library, and the names are C strings.
         !unsafe { dlvsym(self.0.as_ptr(), name.as_ptr(), version.as_ptr()) }.is_null()
     }
 
-    /// The file that a function of it came from.
+    /// Returns the file that defines a function of the library.
     fn file(self, function: &CStr) -> Option<PathBuf> {
         let address = self.symbol(function)?;
-        // SAFETY: all zeros are a value of it; the name in it is valid while the library is loaded.
+        // SAFETY: all zeros are a valid Dl_info; the file name is valid while the library is
+        // loaded.
         unsafe {
             let mut info: libc::Dl_info = zeroed();
             let found: c_int = libc::dladdr(address.as_ptr(), &raw mut info);
@@ -66,40 +70,39 @@ impl Library {
     }
 }
 
-/// Looks at both libraries; the file of librdmacm when it can be used.
-pub fn check(wanted: Option<&Path>, ports: &[Port], report: &mut Report) -> Option<PathBuf> {
-    verbs(ports, report);
-    let name = wanted.unwrap_or(Path::new("librdmacm.so.1"));
+/// Checks both libraries. Returns the file of librdmacm if it can be used.
+pub fn check(path: Option<&Path>, ports: &[Port], report: &mut Report) -> Option<PathBuf> {
+    check_verbs(ports, report);
+    let name = path.unwrap_or(Path::new("librdmacm.so.1"));
     let library = match Library::open(name) {
         Ok(library) => library,
         Err(message) => {
             let advice =
-                "install it (Debian: librdmacm1), or tell the loader where it is (/etc/ld.so.conf.d, ldconfig)";
+                "install it (Debian: librdmacm1), or add its directory to the loader's (/etc/ld.so.conf.d, ldconfig)";
             report.problem("library", format!("librdmacm.so.1 cannot be loaded: {message}"), advice);
             return None;
         }
     };
     let Some(file) = library.file(c"rdma_create_id") else {
-        report.problem("library", format!("{} has no rdma_create_id", name.display()), "it is no librdmacm");
+        report.problem("library", format!("{} has no rdma_create_id", name.display()), "it is not librdmacm");
         return None;
     };
-    let ours = fs::read(&file).is_ok_and(|bytes| bytes.windows(OURS.len()).any(|window| window == OURS));
-    let whose =
-        if ours { "the one that knows RDMACM_LOG" } else { "rdma-core's, or another that does not know RDMACM_LOG" };
-    let what = if wanted.is_some() { "the library is" } else { "programs load" };
-    report.ok("library", format!("{what} {}: {whose}", file.display()));
+    let has_marker = fs::read(&file).is_ok_and(|bytes| bytes.windows(MARKER.len()).any(|window| window == MARKER));
+    let origin = if has_marker { "it supports RDMACM_LOG" } else { "rdma-core's, or another without RDMACM_LOG" };
+    let what = if path.is_some() { "the library is" } else { "programs load" };
+    report.ok("library", format!("{what} {}: {origin}", file.display()));
     for (function, version) in VERSIONS {
         if !library.has_version(function, version) {
             let (function, version) = (function.to_string_lossy(), version.to_string_lossy());
             let text = format!("it lacks {function}@{version}");
-            report.warning("library", text, "newer programs will not start with it: install a newer one");
+            report.warning("library", text, "newer programs do not start with it: install a newer version");
         }
     }
     Some(file)
 }
 
-/// libibverbs, and whether it knows the devices that the kernel has.
-fn verbs(ports: &[Port], report: &mut Report) {
+/// Checks libibverbs, and whether it finds the kernel's devices.
+fn check_verbs(ports: &[Port], report: &mut Report) {
     let library = match Library::open(Path::new("libibverbs.so.1")) {
         Ok(library) => library,
         Err(message) => {
@@ -107,12 +110,12 @@ fn verbs(ports: &[Port], report: &mut Report) {
             return report.problem("library", text, "install it (Debian: libibverbs1 and ibverbs-providers)");
         }
     };
-    if !library.has_version(LEAST_VERBS.0, LEAST_VERBS.1) {
+    if !library.has_version(NEWEST_VERBS_SYMBOL.0, NEWEST_VERBS_SYMBOL.1) {
         let file = library.file(c"ibv_get_device_list").unwrap_or_default();
         let text = format!("{} is older than 1.11 (rdma-core 32), which librdmacm 1.5 needs", file.display());
-        report.problem("library", text, "install a newer one (Debian: libibverbs1)");
+        report.problem("library", text, "install a newer version (Debian: libibverbs1)");
     }
-    let names = names(library);
+    let names = device_names(library);
     for port in ports {
         if !names.contains(&port.device) {
             report.problem(
@@ -127,13 +130,15 @@ fn verbs(ports: &[Port], report: &mut Report) {
     }
 }
 
-fn names(library: Library) -> Vec<String> {
+/// Returns the names of the devices that libibverbs finds.
+fn device_names(library: Library) -> Vec<String> {
     type GetList = unsafe extern "C" fn(*mut c_int) -> *mut *mut c_void;
     type FreeList = unsafe extern "C" fn(*mut *mut c_void);
     type GetName = unsafe extern "C" fn(*mut c_void) -> *const c_char;
     let symbols = [c"ibv_get_device_list", c"ibv_free_device_list", c"ibv_get_device_name"];
     let [Some(list), Some(free), Some(name)] = symbols.map(|symbol| library.symbol(symbol)) else { return Vec::new() };
-    // SAFETY: the functions of these names, as infiniband/verbs.h declares them; a list ends in NULL.
+    // SAFETY: the functions have the types that infiniband/verbs.h declares; the list has `count`
+    // devices, and is freed after its last use.
     unsafe {
         let get_list = std::mem::transmute::<NonNull<c_void>, GetList>(list);
         let free_list = std::mem::transmute::<NonNull<c_void>, FreeList>(free);

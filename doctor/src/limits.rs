@@ -1,15 +1,16 @@
-//! Limits of the process: what it may lock of its memory, how many descriptors it may have.
+//! Limits of the process: locked memory and open descriptors.
 
 use std::fs;
 
 use crate::report::Report;
 
-/// What one connection of rsockets locks, with the usual sizes, is below this.
+/// One rsocket connection with the default sizes locks less than this.
 const ONE_CONNECTION: u64 = 1 << 20;
-/// Enough for some dozens.
-const COMFORTABLE: u64 = 64 << 20;
+/// Enough for several dozen connections.
+const MANY_CONNECTIONS: u64 = 64 << 20;
 const CAP_IPC_LOCK: u32 = 14;
 
+/// Checks the limits.
 pub fn check(report: &mut Report) {
     let kilobytes = |limit: u64| format!("{} kB", limit / 1024);
     let advice =
@@ -22,9 +23,9 @@ pub fn check(report: &mut Report) {
             format!("{} of memory may be locked (ulimit -l): too little for one connection", kilobytes(limit)),
             advice,
         ),
-        Some(limit) if limit < COMFORTABLE => report.warning(
+        Some(limit) if limit < MANY_CONNECTIONS => report.warning(
             "memlock",
-            format!("{} of memory may be locked (ulimit -l): enough for few connections only", kilobytes(limit)),
+            format!("{} of memory may be locked (ulimit -l): enough for only a few connections", kilobytes(limit)),
             advice,
         ),
         Some(limit) => report.ok("memlock", format!("{} of memory may be locked (ulimit -l)", kilobytes(limit))),
@@ -35,11 +36,11 @@ pub fn check(report: &mut Report) {
             format!("{limit} descriptors may be open (ulimit -n); an rsocket takes two"),
             "raise it with ulimit -n, or LimitNOFILE= for a service",
         ),
-        _ => report.ok("descriptors", "there may be enough of them (ulimit -n)"),
+        _ => report.ok("descriptors", "the limit is high enough (ulimit -n)"),
     }
 }
 
-/// `None` for no limit.
+/// Returns the soft limit, or `None` if there is none.
 fn soft_limit(which: libc::__rlimit_resource_t) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is writable.
@@ -47,6 +48,7 @@ fn soft_limit(which: libc::__rlimit_resource_t) -> Option<u64> {
     (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
+/// Returns whether the process has CAP_IPC_LOCK.
 fn may_lock_all() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));

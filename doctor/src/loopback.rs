@@ -1,4 +1,5 @@
-//! Connections from the machine to itself, each in a process of its own: a library that hangs or crashes is a finding.
+//! Connections from the machine to itself. Each is made in a separate process, so that a library
+//! that hangs or crashes is a finding.
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -12,12 +13,12 @@ use crate::library::Library;
 use crate::report::Report;
 use crate::{rdma, rsockets};
 
-/// For one connection, on a slow machine too.
-const LIMIT: Duration = Duration::from_secs(30);
-/// Between two looks at the process.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Time-out for one connection, also on a slow machine.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval between two checks of the process.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What is tried.
+/// The interface that makes a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Rdma,
@@ -32,15 +33,16 @@ impl Kind {
         }
     }
 
+    /// Returns the kind with this name.
     pub fn from_name(name: &str) -> Option<Kind> {
         [Kind::Rdma, Kind::Rsockets].into_iter().find(|kind| kind.name() == name)
     }
 }
 
-/// Tries each kind over each port that has an address: its first ones of IPv4 and IPv6.
+/// Tries each kind over each port that has an address, with its first IPv4 and IPv6 address.
 pub fn check(ports: &[Port], library: Option<PathBuf>, report: &mut Report) {
     let Some(library) = library else {
-        return report.not_applicable("connection", "not tried: there is no library to try it with");
+        return report.not_applicable("connection", "not tried: there is no library");
     };
     let mut tried = false;
     for port in ports {
@@ -64,11 +66,12 @@ fn attempt(kind: Kind, port: &Port, address: IpAddr, library: &Path, report: &mu
         Err(message) => report.problem(
             "connection",
             format!("{what}: {message}"),
-            "see above for what may be the reason; RDMACM_LOG=stderr rdmacm-doctor tells more with the library that knows it",
+            "the findings above may show the reason; RDMACM_LOG=stderr rdmacm-doctor reports more if the library supports it",
         ),
     }
 }
 
+/// Makes a connection in a child process. Fails with the message that the child has printed.
 fn in_process(kind: Kind, address: IpAddr, library: &Path) -> Result<(), String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut child = Command::new(program)
@@ -79,35 +82,36 @@ fn in_process(kind: Kind, address: IpAddr, library: &Path) -> Result<(), String>
         .spawn()
         .map_err(|error| error.to_string())?;
     let status = wait(&mut child)?;
-    let mut said = String::new();
-    if let Some(mut output) = child.stdout.take() {
-        // Without words the status has to do.
-        let _ = output.read_to_string(&mut said);
+    let mut output = String::new();
+    if let Some(mut stdout) = child.stdout.take() {
+        // Without output the exit status is the message.
+        let _ = stdout.read_to_string(&mut output);
     }
-    match (status.success(), said.trim()) {
+    match (status.success(), output.trim()) {
         (true, _) => Ok(()),
-        (false, "") => Err(format!("the program that tried it ended with {status}")),
-        (false, said) => Err(said.to_owned()),
+        (false, "") => Err(format!("the process that tried it ended with {status}")),
+        (false, message) => Err(message.to_owned()),
     }
 }
 
+/// Waits until the child has ended. Kills it after the time-out.
 fn wait(child: &mut Child) -> Result<ExitStatus, String> {
-    let end = Instant::now() + LIMIT;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match child.try_wait() {
             Ok(Some(status)) => return Ok(status),
-            Ok(None) if Instant::now() < end => thread::sleep(PAUSE),
+            Ok(None) if Instant::now() < deadline => thread::sleep(POLL_INTERVAL),
             Ok(None) => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(format!("it hangs: no result after {} seconds", LIMIT.as_secs()));
+                return Err(format!("it hangs: no result after {} seconds", TIMEOUT.as_secs()));
             }
             Err(error) => return Err(error.to_string()),
         }
     }
 }
 
-/// In the process of its own.
+/// Makes a connection in this process, which is the child. Prints the message of a failure.
 pub fn run(kind: Kind, address: IpAddr, library: &Path) -> ExitCode {
     let result = Library::open(library).and_then(|library| match kind {
         Kind::Rdma => rdma::connect(library, address),
@@ -122,7 +126,8 @@ pub fn run(kind: Kind, address: IpAddr, library: &Path) -> ExitCode {
     }
 }
 
-/// Functions of a library by their names: `functions!(Name { function(argument types) -> result; … })`.
+/// Defines a structure of functions that are looked up in a library by their names:
+/// `functions!(Name { function(argument types) -> result; … })`.
 macro_rules! functions {
     ($type:ident { $($name:ident($($argument:ty),*) -> $result:ty;)* }) => {
         #[derive(Clone, Copy)]
@@ -131,20 +136,20 @@ macro_rules! functions {
         }
 
         impl $type {
-            /// Those that are there; the name of one that is not.
+            /// Looks up the functions. Fails with the name of the first one that is missing.
             ///
             /// # Safety
-            /// The functions are of these types.
+            /// The library's functions have these types.
             unsafe fn load(library: $crate::library::Library) -> Result<$type, String> {
                 Ok($type {
                     $($name: {
                         let name = concat!(stringify!($name), "\0");
                         let name = std::ffi::CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default();
-                        let found = library.symbol(name).ok_or(concat!("there is no ", stringify!($name)))?;
-                        // SAFETY: the caller's word.
+                        let symbol = library.symbol(name).ok_or(concat!("there is no ", stringify!($name)))?;
+                        // SAFETY: the function has this type: guaranteed by the caller.
                         unsafe {
                             std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>,
-                                unsafe extern "C" fn($($argument),*) -> $result>(found)
+                                unsafe extern "C" fn($($argument),*) -> $result>(symbol)
                         }
                     },)*
                 })
@@ -155,12 +160,12 @@ macro_rules! functions {
 
 pub(crate) use functions;
 
-/// The result of a call that leaves errno.
+/// Returns the result of a call. Fails with a message if it is negative; `errno` is set then.
 pub fn done(name: &str, result: libc::c_int) -> Result<libc::c_int, String> {
     if result >= 0 { Ok(result) } else { Err(format!("{name} failed: {}", std::io::Error::last_os_error())) }
 }
 
-/// As [`done`], for pointers.
-pub fn made<T>(name: &str, result: *mut T) -> Result<*mut T, String> {
+/// Returns the pointer that a call has returned. Fails with a message if it is NULL.
+pub fn non_null<T>(name: &str, result: *mut T) -> Result<*mut T, String> {
     if result.is_null() { Err(format!("{name} failed: {}", std::io::Error::last_os_error())) } else { Ok(result) }
 }

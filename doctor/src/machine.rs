@@ -1,4 +1,4 @@
-//! The kernel's side: modules, and the device files that they make.
+//! The kernel's modules, and their device files.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -6,16 +6,17 @@ use std::path::Path;
 
 use crate::report::Report;
 
-/// A module, what shows that it (or its like in the kernel) is there, and what it is for.
+/// A module, the path that exists if the kernel has it (loaded or built in), and its purpose.
 const MODULES: [(&str, &str, &str); 3] = [
     ("ib_core", "/sys/class/infiniband", "RDMA devices"),
     ("ib_uverbs", "/sys/class/infiniband_verbs", "verbs for programs"),
     ("rdma_ucm", "/sys/class/misc/rdma_cm", "the connection manager for programs"),
 ];
 
+/// Checks the modules.
 pub fn modules(report: &mut Report) {
-    for (module, shows, purpose) in MODULES {
-        if Path::new(shows).exists() {
+    for (module, path, purpose) in MODULES {
+        if Path::new(path).exists() {
             report.ok("modules", format!("the kernel has {module}: {purpose}"));
         } else {
             report.problem(
@@ -27,36 +28,37 @@ pub fn modules(report: &mut Report) {
     }
 }
 
+/// Returns the advice for a module that is not loaded.
 fn how_to_load(module: &str) -> String {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let folder = format!("/lib/modules/{}", release.trim());
-    let Ok(index) = fs::read_to_string(format!("{folder}/modules.dep")) else {
-        return format!("{folder} is not there: in a container, load {module} on the host");
+    let directory = format!("/lib/modules/{}", release.trim());
+    let Ok(index) = fs::read_to_string(format!("{directory}/modules.dep")) else {
+        return format!("{directory} does not exist: in a container, load {module} on the host");
     };
     let names = [format!("/{module}.ko"), format!("/{}.ko", module.replace('_', "-"))];
     if index.lines().any(|line| names.iter().any(|name| line.split(':').next().is_some_and(|file| file.contains(name))))
     {
         format!("modprobe {module}; at every boot: echo {module} > /etc/modules-load.d/{module}.conf")
     } else {
-        format!("this kernel ({}) has no such module: install the one that comes with more drivers", release.trim())
+        format!("this kernel ({}) has no such module: install a kernel package with more drivers", release.trim())
     }
 }
 
-/// Device files: there, and good for this user.
+/// Checks that the device files exist and that this user can open them.
 pub fn nodes(report: &mut Report) {
-    let mut any = false;
+    let mut found = false;
     if Path::new("/sys/class/misc/rdma_cm").exists() {
-        any = true;
+        found = true;
         node("/dev/infiniband/rdma_cm", report);
     }
     for entry in crate::devices::entries("/sys/class/infiniband_verbs") {
         if entry.starts_with("uverbs") {
-            any = true;
+            found = true;
             node(&format!("/dev/infiniband/{entry}"), report);
         }
     }
-    if !any {
-        report.not_applicable("device-files", "there is nothing to have device files for");
+    if !found {
+        report.not_applicable("device-files", "the kernel has no uverbs device and no connection manager");
     }
 }
 
@@ -66,12 +68,12 @@ fn node(path: &str, report: &mut Report) {
         Err(error) if error.kind() == ErrorKind::NotFound => report.problem(
             "device-files",
             format!("{path} is missing"),
-            "does udev run? In a container, pass the devices on (docker: --device=/dev/infiniband)",
+            "is udev running? In a container, pass the devices to it (docker: --device=/dev/infiniband)",
         ),
         Err(error) if error.kind() == ErrorKind::PermissionDenied => report.problem(
             "device-files",
             format!("{path} may not be opened by this user"),
-            "it is usually readable and writable for everybody (0666): see the udev rules, or in a container the device cgroup",
+            "its mode is usually 0666: check the udev rules, or in a container the device cgroup",
         ),
         Err(error) => report.problem("device-files", format!("{path} cannot be opened: {error}"), "see dmesg"),
     }

@@ -1,7 +1,9 @@
-//! rdmacm-doctor(8): says what is missing for RDMA connections on this machine, and what to do about it.
+//! rdmacm-doctor(8): reports what is missing for RDMA connections on this machine, and how to fix
+//! it.
 //!
-//! Looks at what the kernel shows in /sys and /proc and at the configuration, opens the libraries as any program would, and tries
-//! connections from the machine to itself. It is linked with none of the libraries, so that it runs whatever is wrong with them.
+//! Checks /sys, /proc and the configuration, opens the libraries as any program would, and connects
+//! the machine to itself. It is linked with none of the libraries, so that it runs even if they are
+//! missing or broken.
 
 mod config;
 mod devices;
@@ -20,14 +22,14 @@ use std::process::ExitCode;
 use options::{Action, Options};
 use report::{Report, State};
 
-/// What it is to the caller that something is wrong.
+/// Exit status: there are problems.
 const PROBLEMS: u8 = 1;
-/// What it was called with makes no sense.
-const WRONG_USE: u8 = 2;
-/// With `--monitor`, as the plug-ins of Nagios and its like tell it.
+/// Exit status: the command line is invalid.
+const USAGE_ERROR: u8 = 2;
+/// Exit statuses with `--monitor`, as of Nagios plug-ins.
 const MONITOR_WARNINGS: u8 = 1;
 const MONITOR_PROBLEMS: u8 = 2;
-const MONITOR_WRONG_USE: u8 = 3;
+const MONITOR_USAGE_ERROR: u8 = 3;
 
 fn main() -> ExitCode {
     match options::parse(std::env::args_os().skip(1)) {
@@ -43,8 +45,8 @@ fn main() -> ExitCode {
         Ok(Action::Examine(options)) => examine(&options),
         Err(message) => {
             eprint!("rdmacm-doctor: {message}\n{}", options::USAGE);
-            let monitors = std::env::args_os().any(|argument| argument == "--monitor");
-            ExitCode::from(if monitors { MONITOR_WRONG_USE } else { WRONG_USE })
+            let monitor = std::env::args_os().any(|argument| argument == "--monitor");
+            ExitCode::from(if monitor { MONITOR_USAGE_ERROR } else { USAGE_ERROR })
         }
     }
 }
@@ -57,9 +59,9 @@ fn examine(options: &Options) -> ExitCode {
     machine::nodes(&mut report);
     limits::check(&mut report);
     config::check(&mut report);
-    let loaded = library::check(options.library.as_deref(), &devices, &mut report);
+    let library = library::check(options.library.as_deref(), &devices, &mut report);
     if options.connections {
-        loopback::check(&devices, loaded, &mut report);
+        loopback::check(&devices, library, &mut report);
     }
     report.print(options);
     match (report.worst(), options.monitor) {

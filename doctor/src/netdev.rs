@@ -1,4 +1,4 @@
-//! Which network interfaces belong to RDMA ports (netlink), and which addresses those have (getifaddrs(3)).
+//! The network interfaces of RDMA ports (netlink), and the addresses of interfaces (getifaddrs(3)).
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -8,24 +8,27 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 const NETLINK_RDMA: libc::c_int = 20;
-/// Client RDMA_NL_NLDEV with RDMA_NLDEV_CMD_PORT_GET, and the attributes of its answer (rdma/rdma_netlink.h).
+/// Message type: RDMA_NLDEV_CMD_PORT_GET of the client RDMA_NL_NLDEV (rdma/rdma_netlink.h).
 const PORT_GET: u16 = (5 << 10) + 5;
-/// RDMA_NLDEV_CMD_GET.
+/// Message type: RDMA_NLDEV_CMD_GET.
 const GET: u16 = (5 << 10) + 1;
+/// Attributes: RDMA_NLDEV_ATTR_*.
 const DEV_NAME: u16 = 2;
 const DEV_INDEX: u16 = 1;
 const PORT_INDEX: u16 = 3;
 const NDEV_NAME: u16 = 51;
-/// Bytes of a message's header, and of an attribute's.
+/// Bytes of a message header.
 const HEADER: usize = 16;
+/// Bytes of an attribute header.
 const ATTRIBUTE: usize = 4;
 
-/// The interface of a port of the device with this index, as the kernel says; `None` where it has none or cannot be asked.
+/// Returns the interface of a port of the device with this index. Returns `None` if the port has
+/// none or the kernel does not support the request.
 pub fn of_port(device: u32, port: u32) -> Option<String> {
-    text(&ask(PORT_GET, &[(DEV_INDEX, device), (PORT_INDEX, port)])?, NDEV_NAME)
+    text(&query(PORT_GET, &[(DEV_INDEX, device), (PORT_INDEX, port)])?, NDEV_NAME)
 }
 
-/// The kernel's index of the device with this name.
+/// Returns the kernel's index of the device with this name.
 pub fn index_of(device: &str) -> Option<u32> {
     let mut index = None;
     for_each(GET, |message| {
@@ -36,13 +39,13 @@ pub fn index_of(device: &str) -> Option<u32> {
     index
 }
 
-fn number(answer: &[u8], attribute: u16) -> Option<u32> {
-    let attributes = attributes(answer.get(HEADER..)?);
+fn number(message: &[u8], attribute: u16) -> Option<u32> {
+    let attributes = attributes(message.get(HEADER..)?);
     attributes.get(&attribute)?.first_chunk().copied().map(u32::from_ne_bytes)
 }
 
-fn text(answer: &[u8], attribute: u16) -> Option<String> {
-    let attributes = attributes(answer.get(HEADER..)?);
+fn text(message: &[u8], attribute: u16) -> Option<String> {
+    let attributes = attributes(message.get(HEADER..)?);
     CStr::from_bytes_until_nul(attributes.get(&attribute)?).ok()?.to_str().ok().map(str::to_owned)
 }
 
@@ -61,9 +64,9 @@ fn request(command: u16, flags: libc::c_int, values: &[(u16, u32)]) -> Vec<u8> {
     message
 }
 
-/// A netlink socket with a request sent.
+/// Opens a netlink socket and sends a request.
 fn send(request: &[u8]) -> Option<OwnedFd> {
-    // SAFETY: a new descriptor that nobody else owns, and a buffer as long as is said.
+    // SAFETY: the descriptor is new and has no other owner; `request` is readable for its length.
     unsafe {
         let fd = libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, NETLINK_RDMA);
         let socket = (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))?;
@@ -72,41 +75,43 @@ fn send(request: &[u8]) -> Option<OwnedFd> {
 }
 
 fn receive(socket: &OwnedFd) -> Option<Vec<u8>> {
-    let mut answer = vec![0; 32768];
-    // SAFETY: a buffer as long as is said.
-    let got = unsafe { libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) };
-    answer.truncate(usize::try_from(got).ok()?);
-    Some(answer)
+    let mut reply = vec![0; 32768];
+    // SAFETY: `reply` is writable for its length.
+    let received = unsafe { libc::recv(socket.as_raw_fd(), reply.as_mut_ptr().cast(), reply.len(), 0) };
+    reply.truncate(usize::try_from(received).ok()?);
+    Some(reply)
 }
 
-fn ask(command: u16, values: &[(u16, u32)]) -> Option<Vec<u8>> {
-    let answer = receive(&send(&request(command, 0, values))?)?;
-    // The kernel answers PORT_GET with the number of GET; errors have one of netlink's own.
-    (kind(&answer)? >> 10 == command >> 10).then_some(answer)
+/// Sends a request and returns the reply.
+fn query(command: u16, values: &[(u16, u32)]) -> Option<Vec<u8>> {
+    let reply = receive(&send(&request(command, 0, values))?)?;
+    // The kernel replies to PORT_GET with the type of GET; an error has a type of netlink itself.
+    (kind(&reply)? >> 10 == command >> 10).then_some(reply)
 }
 
+/// Returns the type of a message.
 fn kind(message: &[u8]) -> Option<u16> {
     message.get(4..6)?.first_chunk().copied().map(u16::from_ne_bytes)
 }
 
-/// Calls `call` with each message of the answer about all there is.
+/// Calls `call` with each message of the reply to a dump request.
 fn for_each(command: u16, mut call: impl FnMut(&[u8])) {
     let Some(socket) = send(&request(command, libc::NLM_F_DUMP, &[])) else { return };
-    while let Some(answer) = receive(&socket) {
-        for message in messages(&answer) {
+    while let Some(reply) = receive(&socket) {
+        for message in messages(&reply) {
             match kind(message) {
                 Some(kind) if kind >> 10 == command >> 10 => call(message),
                 // The end of the list, or an error.
                 _ => return,
             }
         }
-        if answer.is_empty() {
+        if reply.is_empty() {
             return;
         }
     }
 }
 
-/// The messages of one datagram.
+/// Returns the messages of one datagram.
 fn messages(mut bytes: &[u8]) -> Vec<&[u8]> {
     let mut found = Vec::new();
     while let Some(length) = bytes.first_chunk().map(|length| u32::from_ne_bytes(*length) as usize) {
@@ -117,6 +122,7 @@ fn messages(mut bytes: &[u8]) -> Vec<&[u8]> {
     found
 }
 
+/// Returns the attributes of a message by their type.
 fn attributes(mut bytes: &[u8]) -> BTreeMap<u16, &[u8]> {
     let mut found = BTreeMap::new();
     while let [a, b, c, d, ..] = *bytes {
@@ -128,11 +134,12 @@ fn attributes(mut bytes: &[u8]) -> BTreeMap<u16, &[u8]> {
     found
 }
 
-/// The addresses of each interface; link-local ones of IPv6, which need more than themselves to be connected to, are left out.
+/// Returns the addresses of each interface, except for link-local IPv6 addresses, which need a
+/// scope to connect to.
 pub fn addresses() -> BTreeMap<String, Vec<IpAddr>> {
     let mut found: BTreeMap<String, Vec<IpAddr>> = BTreeMap::new();
     let mut list = ptr::null_mut();
-    // SAFETY: `list` is writable; what it leads to is valid until it is freed.
+    // SAFETY: `list` is writable; its entries, names and addresses are valid until it is freed.
     unsafe {
         if libc::getifaddrs(&raw mut list) != 0 {
             return found;
@@ -140,17 +147,17 @@ pub fn addresses() -> BTreeMap<String, Vec<IpAddr>> {
         let mut next = list;
         while let Some(entry) = next.as_ref() {
             let name = CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned();
-            let place = found.entry(name).or_default();
+            let addresses = found.entry(name).or_default();
             match entry.ifa_addr.as_ref().map(|address| i32::from(address.sa_family)) {
                 Some(libc::AF_INET) => {
                     let address = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
-                    place.push(Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr)).into());
+                    addresses.push(Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr)).into());
                 }
                 Some(libc::AF_INET6) => {
                     let address = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned();
                     let address = Ipv6Addr::from(address.sin6_addr.s6_addr);
                     if !address.is_unicast_link_local() {
-                        place.push(address.into());
+                        addresses.push(address.into());
                     }
                 }
                 _ => {}
@@ -162,24 +169,25 @@ pub fn addresses() -> BTreeMap<String, Vec<IpAddr>> {
     found
 }
 
-/// A socket address with a port, and its length.
+/// Returns the socket address of an IP address and a port, and its length.
 pub fn socket_address(address: IpAddr, port: u16) -> (libc::sockaddr_storage, libc::socklen_t) {
-    // SAFETY: all zeros are a value of it; each address fits in it, and it is aligned for them.
+    // SAFETY: all zeros are a valid sockaddr_storage, which is large and aligned enough for both
+    // types.
     unsafe {
         let mut storage: libc::sockaddr_storage = zeroed();
         let len = match address {
             IpAddr::V4(ip) => {
-                let place = &mut *(&raw mut storage).cast::<libc::sockaddr_in>();
-                place.sin_family = libc::AF_INET as libc::sa_family_t;
-                place.sin_port = port.to_be();
-                place.sin_addr.s_addr = ip.to_bits().to_be();
+                let sin = &mut *(&raw mut storage).cast::<libc::sockaddr_in>();
+                sin.sin_family = libc::AF_INET as libc::sa_family_t;
+                sin.sin_port = port.to_be();
+                sin.sin_addr.s_addr = ip.to_bits().to_be();
                 size_of::<libc::sockaddr_in>()
             }
             IpAddr::V6(ip) => {
-                let place = &mut *(&raw mut storage).cast::<libc::sockaddr_in6>();
-                place.sin6_family = libc::AF_INET6 as libc::sa_family_t;
-                place.sin6_port = port.to_be();
-                place.sin6_addr.s6_addr = ip.octets();
+                let sin6 = &mut *(&raw mut storage).cast::<libc::sockaddr_in6>();
+                sin6.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                sin6.sin6_port = port.to_be();
+                sin6.sin6_addr.s6_addr = ip.octets();
                 size_of::<libc::sockaddr_in6>()
             }
         };
@@ -192,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers() {
+    fn attributes_of_a_message() {
         let mut bytes = Vec::new();
         for (attribute, value) in [(2_u16, &b"rxe0\0"[..]), (NDEV_NAME, b"v0\0"), (3, &[1, 0, 0, 0])] {
             bytes.extend(((value.len() + ATTRIBUTE) as u16).to_ne_bytes());
@@ -206,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_has_its_own_address() {
+    fn the_loopback_address_is_found() {
         assert!(addresses().values().flatten().any(IpAddr::is_loopback));
     }
 }

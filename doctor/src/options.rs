@@ -9,21 +9,21 @@ use crate::loopback::Kind;
 pub const USAGE: &str = "\
 usage: rdmacm-doctor [--json | --monitor] [--quiet] [--no-connection] [--library FILE]
   --json            print JSON
-  --monitor         print one line, and tell by the exit status: 0 well, 1 warnings, 2 problems, 3 wrong use
-  --quiet           print only what is not well
-  --no-connection   don't try connections
-  --library FILE    look at this librdmacm instead of the one that programs load
+  --monitor         print one line; exit status: 0 ok, 1 warnings, 2 problems, 3 incorrect usage
+  --quiet           print only warnings and problems
+  --no-connection   do not try connections
+  --library FILE    check this librdmacm instead of the one that programs load
   --help, --version
-Exit status: 0 no problem (perhaps warnings), 1 problems, 2 wrong use.
+Exit status: 0 no problems (perhaps warnings), 1 problems, 2 incorrect usage.
 ";
 
-/// What it is asked for.
+/// What the command line requests.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
     Help,
     Version,
     Examine(Options),
-    /// For itself: one connection, in a process that may hang or crash.
+    /// For the doctor's own use: one connection, in a process that may hang or crash.
     Try {
         kind: Kind,
         address: IpAddr,
@@ -31,7 +31,7 @@ pub enum Action {
     },
 }
 
-/// How to examine.
+/// Options of the checks and of the report.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Options {
     pub json: bool,
@@ -41,6 +41,7 @@ pub struct Options {
     pub library: Option<PathBuf>,
 }
 
+/// Parses the command line. Fails with a message.
 pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Action, String> {
     let mut options = Options { json: false, monitor: false, quiet: false, connections: true, library: None };
     let mut arguments = arguments;
@@ -55,17 +56,17 @@ pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Action, String
             Some("--library") => {
                 options.library = Some(arguments.next().ok_or("--library needs a file")?.into());
             }
-            Some("--try") => return attempt(arguments),
+            Some("--try") => return parse_try(arguments),
             _ => return Err(format!("unknown argument {}", argument.to_string_lossy())),
         }
     }
     Ok(Action::Examine(options))
 }
 
-fn attempt(mut arguments: impl Iterator<Item = OsString>) -> Result<Action, String> {
+fn parse_try(mut arguments: impl Iterator<Item = OsString>) -> Result<Action, String> {
     let mut next = || arguments.next().ok_or("--try KIND ADDRESS FILE");
-    let kind = next()?.to_str().and_then(Kind::from_name).ok_or("--try: an unknown kind")?;
-    let address = next()?.to_str().and_then(|text| text.parse().ok()).ok_or("--try: no address")?;
+    let kind = next()?.to_str().and_then(Kind::from_name).ok_or("--try: unknown kind")?;
+    let address = next()?.to_str().and_then(|text| text.parse().ok()).ok_or("--try: invalid address")?;
     Ok(Action::Try { kind, address, library: next()?.into() })
 }
 
@@ -73,18 +74,18 @@ fn attempt(mut arguments: impl Iterator<Item = OsString>) -> Result<Action, Stri
 mod tests {
     use super::*;
 
-    fn of(line: &str) -> Result<Action, String> {
+    fn parsed(line: &str) -> Result<Action, String> {
         parse(line.split_whitespace().map(OsString::from))
     }
 
     #[test]
     fn command_lines() {
-        assert_eq!(of("--help"), Ok(Action::Help));
+        assert_eq!(parsed("--help"), Ok(Action::Help));
         let library = Some(PathBuf::from("/x"));
         let all = Options { json: true, monitor: false, quiet: true, connections: false, library };
-        assert_eq!(of("--json --quiet --no-connection --library /x"), Ok(Action::Examine(all)));
-        assert!(matches!(of("--monitor"), Ok(Action::Examine(Options { monitor: true, json: false, .. }))));
-        assert!(of("--library").is_err() && of("--nonsense").is_err() && of("--try rdma here /x").is_err());
-        assert!(matches!(of("--try rsockets ::1 /x"), Ok(Action::Try { kind: Kind::Rsockets, .. })));
+        assert_eq!(parsed("--json --quiet --no-connection --library /x"), Ok(Action::Examine(all)));
+        assert!(matches!(parsed("--monitor"), Ok(Action::Examine(Options { monitor: true, json: false, .. }))));
+        assert!(parsed("--library").is_err() && parsed("--nonsense").is_err() && parsed("--try rdma here /x").is_err());
+        assert!(matches!(parsed("--try rsockets ::1 /x"), Ok(Action::Try { kind: Kind::Rsockets, .. })));
     }
 }

@@ -1,4 +1,4 @@
-//! One connection of the connection manager, one message.
+//! A connection between two ids of the connection manager, with one message.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, zeroed};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use libc::{size_t, sockaddr};
 
 use crate::library::Library;
-use crate::loopback::{done, functions, made};
+use crate::loopback::{done, functions, non_null};
 use crate::netdev::socket_address;
 
 const RDMA_PS_TCP: c_int = 0x0106;
@@ -19,9 +19,9 @@ const IBV_QPT_RC: u32 = 2;
 const IBV_WR_SEND: u32 = 2;
 const IBV_SEND_SIGNALED: u32 = 2;
 const IBV_ACCESS_LOCAL_WRITE: c_int = 1;
-/// Milliseconds for each step of resolving.
-const RESOLVE: c_int = 2000;
-const PAUSE: Duration = Duration::from_millis(1);
+/// Time-out in milliseconds for resolving the address, and for the route.
+const RESOLVE_TIMEOUT_MS: c_int = 2000;
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const MESSAGE: [u8; 16] = *b"rdmacm-doctor 2\n";
 
 functions!(Calls {
@@ -42,11 +42,11 @@ functions!(Verbs {
     ibv_reg_mr(*mut c_void, *mut c_void, size_t, c_int) -> *mut Mr;
 });
 
-/// `struct rdma_cm_id`, as far as it is used here.
+/// The beginning of `struct rdma_cm_id`, up to the last field that is used here.
 #[repr(C)]
 struct Id {
     verbs: *mut Context,
-    between: [u64; 2],
+    unused: [u64; 2],
     qp: *mut c_void,
     route: [u64; 42],
     send_cq: *mut c_void,
@@ -56,7 +56,7 @@ struct Id {
     pd: *mut c_void,
 }
 
-/// `struct ibv_context` with its operations by number (infiniband/verbs.h).
+/// The beginning of `struct ibv_context`, with its operations by index (infiniband/verbs.h).
 #[repr(C)]
 struct Context {
     device: *mut c_void,
@@ -96,11 +96,11 @@ struct Sge {
     lkey: u32,
 }
 
-/// `struct ibv_send_wr`; its beginning is that of `struct ibv_recv_wr`.
+/// `struct ibv_send_wr`. `struct ibv_recv_wr` has the same first fields.
 #[repr(C)]
-struct Work {
+struct WorkRequest {
     wr_id: u64,
-    next: *mut Work,
+    next: *mut WorkRequest,
     sg_list: *mut Sge,
     num_sge: c_int,
     opcode: u32,
@@ -118,99 +118,108 @@ struct Completion {
 
 const _: () = {
     assert!(offset_of!(Id, qp) == 24 && offset_of!(Id, send_cq) == 368 && offset_of!(Id, pd) == 400);
-    assert!(size_of::<Work>() == 128 && size_of::<Completion>() == 48 && size_of::<QpInit>() == 64);
+    assert!(size_of::<WorkRequest>() == 128 && size_of::<Completion>() == 48 && size_of::<QpInit>() == 64);
     assert!(offset_of!(Mr, lkey) == 36);
 };
 
-type Post = unsafe extern "C" fn(*mut c_void, *mut Work, *mut *mut Work) -> c_int;
+type Post = unsafe extern "C" fn(*mut c_void, *mut WorkRequest, *mut *mut WorkRequest) -> c_int;
 type Poll = unsafe extern "C" fn(*mut c_void, c_int, *mut Completion) -> c_int;
 
 /// An id with its QP and a registered buffer.
-struct End {
+struct Endpoint {
     id: *mut Id,
     buffer: Box<[u8; MESSAGE.len()]>,
     lkey: u32,
 }
 
-// SAFETY: ids are for any thread.
-unsafe impl Send for End {}
+// SAFETY: any thread may use an id and its objects.
+unsafe impl Send for Endpoint {}
 
+/// Connects to `address`, sends a message, and disconnects.
 pub fn connect(library: Library, address: IpAddr) -> Result<(), String> {
     let verbs = Library::open(Path::new("libibverbs.so.1"))?;
-    // SAFETY: the types of rdma/rdma_cma.h and infiniband/verbs.h.
+    // SAFETY: the functions have the types that rdma/rdma_cma.h and infiniband/verbs.h declare.
     let (calls, verbs) = unsafe { (Calls::load(library)?, Verbs::load(verbs)?) };
-    // SAFETY: ids that were just made, whole addresses.
+    // SAFETY: the ids were created here, and the addresses are complete.
     unsafe {
         let listener = new_id(calls)?;
         let (name, _) = socket_address(address, 0);
         done("rdma_bind_addr", (calls.rdma_bind_addr)(listener, (&raw const name).cast()))?;
         done("rdma_listen", (calls.rdma_listen)(listener, 1))?;
         let port = u16::from_be((calls.rdma_get_src_port)(listener));
-        let listener = End { id: listener, buffer: Box::new([0; MESSAGE.len()]), lkey: 0 };
+        let listener = Endpoint { id: listener, buffer: Box::new([0; MESSAGE.len()]), lkey: 0 };
         let server = thread::spawn(move || serve(calls, verbs, listener));
-        let client = ask(calls, verbs, address, port)?;
-        // Each side waits for the other's; who comes second may find that there is nothing left to end.
+        let client = send_message(calls, verbs, address, port)?;
+        // Each side waits until the other one has disconnected. The second call may fail: the
+        // connection has ended already.
         (calls.rdma_disconnect)(client.id);
         server.join().map_err(|_| "the other side crashed")?
     }
 }
 
-/// A synchronous one.
+/// Creates a synchronous id.
 ///
 /// # Safety
-/// The functions are what they are called.
+/// `calls` holds the functions of librdmacm.
 unsafe fn new_id(calls: Calls) -> Result<*mut Id, String> {
     let mut id = ptr::null_mut();
     // SAFETY: `id` is writable.
     unsafe {
-        let made = (calls.rdma_create_id)(ptr::null_mut(), &raw mut id, ptr::null_mut(), RDMA_PS_TCP);
-        done("rdma_create_id", made)?;
+        let result = (calls.rdma_create_id)(ptr::null_mut(), &raw mut id, ptr::null_mut(), RDMA_PS_TCP);
+        done("rdma_create_id", result)?;
     }
     Ok(id)
 }
 
+/// Connects to the listener and sends the message.
+///
 /// # Safety
-/// The functions are what they are called.
-unsafe fn ask(calls: Calls, verbs: Verbs, address: IpAddr, port: u16) -> Result<End, String> {
+/// `calls` and `verbs` hold the functions of librdmacm and libibverbs.
+unsafe fn send_message(calls: Calls, verbs: Verbs, address: IpAddr, port: u16) -> Result<Endpoint, String> {
     let (name, _) = socket_address(address, port);
-    // SAFETY: an id that was just made, a whole address.
+    // SAFETY: the id was created here, and the address is complete.
     unsafe {
         let id = new_id(calls)?;
-        let to = (&raw const name).cast();
-        done("rdma_resolve_addr", (calls.rdma_resolve_addr)(id, ptr::null(), to, RESOLVE))?;
-        done("rdma_resolve_route", (calls.rdma_resolve_route)(id, RESOLVE))?;
-        let mut end = prepare(calls, verbs, id)?;
+        let dst = (&raw const name).cast();
+        done("rdma_resolve_addr", (calls.rdma_resolve_addr)(id, ptr::null(), dst, RESOLVE_TIMEOUT_MS))?;
+        done("rdma_resolve_route", (calls.rdma_resolve_route)(id, RESOLVE_TIMEOUT_MS))?;
+        let mut endpoint = create_endpoint(calls, verbs, id)?;
         done("rdma_connect", (calls.rdma_connect)(id, ptr::null_mut()))?;
-        *end.buffer = MESSAGE;
-        end.post(POST_SEND, "ibv_post_send")?;
-        end.complete((*id).send_cq)?;
-        Ok(end)
+        *endpoint.buffer = MESSAGE;
+        endpoint.post(POST_SEND, "ibv_post_send")?;
+        endpoint.wait_for_completion((*id).send_cq)?;
+        Ok(endpoint)
     }
 }
 
+/// Accepts a connection and receives the message.
+///
 /// # Safety
-/// A listening id.
-unsafe fn serve(calls: Calls, verbs: Verbs, listener: End) -> Result<(), String> {
+/// `listener` has a listening id.
+unsafe fn serve(calls: Calls, verbs: Verbs, listener: Endpoint) -> Result<(), String> {
     let mut id = ptr::null_mut();
-    // SAFETY: `id` is writable, and then a connection request's.
+    // SAFETY: `id` is writable, and rdma_get_request() sets it to the id of the request.
     unsafe {
         done("rdma_get_request", (calls.rdma_get_request)(listener.id, &raw mut id))?;
-        let mut end = prepare(calls, verbs, id)?;
-        end.post(POST_RECV, "ibv_post_recv")?;
+        let mut endpoint = create_endpoint(calls, verbs, id)?;
+        endpoint.post(POST_RECV, "ibv_post_recv")?;
         done("rdma_accept", (calls.rdma_accept)(id, ptr::null_mut()))?;
-        end.complete((*id).recv_cq)?;
-        if *end.buffer != MESSAGE {
-            return Err("what arrived is not what was sent".to_owned());
+        endpoint.wait_for_completion((*id).recv_cq)?;
+        if *endpoint.buffer != MESSAGE {
+            return Err("the received data is not the data that was sent".to_owned());
         }
         (calls.rdma_disconnect)(id);
     }
     Ok(())
 }
 
+/// Creates the QP of an id, and registers a buffer.
+///
 /// # Safety
-/// An id whose device is known.
-unsafe fn prepare(calls: Calls, verbs: Verbs, id: *mut Id) -> Result<End, String> {
-    // SAFETY: all zeros are a value of it; the caller's word.
+/// `id` is live and has a device.
+unsafe fn create_endpoint(calls: Calls, verbs: Verbs, id: *mut Id) -> Result<Endpoint, String> {
+    // SAFETY: all zeros are a valid QpInit; the id is live and has a device: guaranteed by the
+    // caller.
     unsafe {
         let mut init: QpInit = zeroed();
         (init.max_send_wr, init.max_recv_wr, init.max_send_sge, init.max_recv_sge) = (2, 2, 1, 1);
@@ -218,46 +227,48 @@ unsafe fn prepare(calls: Calls, verbs: Verbs, id: *mut Id) -> Result<End, String
         done("rdma_create_qp", (calls.rdma_create_qp)(id, ptr::null_mut(), &raw mut init))?;
         let mut buffer = Box::new([0; MESSAGE.len()]);
         let start = buffer.as_mut_ptr().cast();
-        let mr = made("ibv_reg_mr", (verbs.ibv_reg_mr)((*id).pd, start, MESSAGE.len(), IBV_ACCESS_LOCAL_WRITE))?;
-        Ok(End { id, buffer, lkey: (*mr).lkey })
+        let mr = non_null("ibv_reg_mr", (verbs.ibv_reg_mr)((*id).pd, start, MESSAGE.len(), IBV_ACCESS_LOCAL_WRITE))?;
+        Ok(Endpoint { id, buffer, lkey: (*mr).lkey })
     }
 }
 
-impl End {
-    /// Posts the buffer, to be sent or filled.
+impl Endpoint {
+    /// Posts a send or receive of the buffer.
     ///
     /// # Safety
-    /// The id has a QP; the buffer lives until the work is complete.
+    /// The id has a QP; the buffer lives until the work request completes.
     unsafe fn post(&mut self, operation: usize, name: &str) -> Result<(), String> {
         let mut sge = Sge { addr: self.buffer.as_mut_ptr() as u64, length: MESSAGE.len() as u32, lkey: self.lkey };
-        // SAFETY: all zeros are a value of it; for receives only the beginning is looked at. The device's own function.
+        // SAFETY: all zeros are a valid work request, of which a receive uses only the first
+        // fields. The operation of the device has the type `Post`.
         let error = unsafe {
-            let mut work: Work = zeroed();
-            (work.sg_list, work.num_sge) = (&raw mut sge, 1);
+            let mut request: WorkRequest = zeroed();
+            (request.sg_list, request.num_sge) = (&raw mut sge, 1);
             if operation == POST_SEND {
-                (work.opcode, work.send_flags) = (IBV_WR_SEND, IBV_SEND_SIGNALED);
+                (request.opcode, request.send_flags) = (IBV_WR_SEND, IBV_SEND_SIGNALED);
             }
             let mut bad = ptr::null_mut();
-            let post = NonNull::new((*(*self.id).verbs).operations[operation]).ok_or("the device cannot post work")?;
-            std::mem::transmute::<NonNull<c_void>, Post>(post)((*self.id).qp, &raw mut work, &raw mut bad)
+            let post = NonNull::new((*(*self.id).verbs).operations[operation])
+                .ok_or("the device cannot post work requests")?;
+            std::mem::transmute::<NonNull<c_void>, Post>(post)((*self.id).qp, &raw mut request, &raw mut bad)
         };
         if error == 0 { Ok(()) } else { Err(format!("{name} failed: {}", std::io::Error::from_raw_os_error(error))) }
     }
 
-    /// Waits until the work is complete; whoever started this process does not wait for ever.
+    /// Waits until a work request completes. There is no time-out: the parent kills this process.
     ///
     /// # Safety
-    /// A CQ of the id's.
-    unsafe fn complete(&self, cq: *mut c_void) -> Result<(), String> {
-        // SAFETY: the device's own function; all zeros are a value of a completion.
+    /// `cq` is a CQ of the id.
+    unsafe fn wait_for_completion(&self, cq: *mut c_void) -> Result<(), String> {
+        // SAFETY: the operation of the device has the type `Poll`; all zeros are a valid
+        // completion.
         unsafe {
-            let poll =
-                NonNull::new((*(*self.id).verbs).operations[POLL_CQ]).ok_or("the device cannot complete work")?;
+            let poll = NonNull::new((*(*self.id).verbs).operations[POLL_CQ]).ok_or("the device cannot poll CQs")?;
             let poll = std::mem::transmute::<NonNull<c_void>, Poll>(poll);
             let mut completion: Completion = zeroed();
             loop {
                 match poll(cq, 1, &raw mut completion) {
-                    0 => thread::sleep(PAUSE),
+                    0 => thread::sleep(POLL_INTERVAL),
                     1 if completion.status == 0 => return Ok(()),
                     1 => return Err(format!("the message failed with work completion status {}", completion.status)),
                     _ => return Err("ibv_poll_cq failed".to_owned()),

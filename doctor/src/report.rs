@@ -1,10 +1,10 @@
-//! What was found, and how it is shown.
+//! The findings, and how they are printed.
 
 use serde_json::{Value, json};
 
 use crate::options::Options;
 
-/// How something is, the worst last.
+/// State of a finding, the worst last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     NotApplicable,
@@ -41,29 +41,29 @@ struct Finding {
     advice: Option<String>,
 }
 
-/// See the module.
+/// The list of findings.
 #[derive(Debug, Default)]
 pub struct Report {
     findings: Vec<Finding>,
 }
 
 impl Report {
-    /// Something is as it should be.
+    /// Adds a finding without a problem.
     pub fn ok(&mut self, check: &'static str, text: impl Into<String>) {
         self.add(check, State::Ok, text.into(), None);
     }
 
-    /// There is nothing to look at.
+    /// Adds a check that does not apply.
     pub fn not_applicable(&mut self, check: &'static str, text: impl Into<String>) {
         self.add(check, State::NotApplicable, text.into(), None);
     }
 
-    /// Something may be in the way, and what to do about it.
+    /// Adds a possible problem, with advice.
     pub fn warning(&mut self, check: &'static str, text: impl Into<String>, advice: impl Into<String>) {
         self.add(check, State::Warning, text.into(), Some(advice.into()));
     }
 
-    /// Something is in the way, and what to do about it.
+    /// Adds a problem, with advice.
     pub fn problem(&mut self, check: &'static str, text: impl Into<String>, advice: impl Into<String>) {
         self.add(check, State::Problem, text.into(), Some(advice.into()));
     }
@@ -72,34 +72,34 @@ impl Report {
         self.findings.push(Finding { check, state, text, advice });
     }
 
-    /// The worst of all.
+    /// Returns the worst state of all findings.
     pub fn worst(&self) -> State {
         self.findings.iter().map(|finding| finding.state).max().unwrap_or(State::NotApplicable)
     }
 
-    /// The worst of one check.
+    /// Returns the worst state of one check.
     #[cfg(test)]
     pub fn worst_of(&self, check: &str) -> State {
-        let of = self.findings.iter().filter(|finding| finding.check == check);
-        of.map(|finding| finding.state).max().unwrap_or(State::NotApplicable)
+        let findings = self.findings.iter().filter(|finding| finding.check == check);
+        findings.map(|finding| finding.state).max().unwrap_or(State::NotApplicable)
     }
 
     fn count(&self, state: State) -> usize {
         self.findings.iter().filter(|finding| finding.state == state).count()
     }
 
-    /// Prints it as the options say.
+    /// Prints the report in the format that the options request.
     pub fn print(&self, options: &Options) {
-        let wanted = |finding: &&Finding| !options.quiet || finding.state >= State::Warning;
+        let is_shown = |finding: &&Finding| !options.quiet || finding.state >= State::Warning;
         if options.monitor {
             println!("{}", self.line());
             return;
         }
         if options.json {
-            println!("{:#}", self.json(self.findings.iter().filter(wanted)));
+            println!("{:#}", self.json(self.findings.iter().filter(is_shown)));
             return;
         }
-        for finding in self.findings.iter().filter(wanted) {
+        for finding in self.findings.iter().filter(is_shown) {
             println!("{:<8} {:<14} {}", finding.state.label(), finding.check, finding.text);
             if let Some(advice) = &finding.advice {
                 println!("{:<8} {:<14} -> {advice}", "", "");
@@ -111,7 +111,7 @@ impl Report {
         }
     }
 
-    /// All in one line, as programs that monitor show it.
+    /// Returns the report in one line, for monitoring programs.
     fn line(&self) -> String {
         let word = match self.worst() {
             State::Problem => "CRITICAL",
@@ -123,7 +123,7 @@ impl Report {
         let [ok, warnings, problems] = [State::Ok, State::Warning, State::Problem].map(|state| self.count(state));
         let counts = format!("{ok} ok, {warnings} warnings, {problems} problems");
         let texts = if texts.is_empty() { counts } else { format!("{counts}: {}", texts.join("; ")) };
-        // What follows a bar would be taken for figures.
+        // Monitoring programs parse text after a bar as performance data.
         format!("RDMA {word} - {}", texts.replace(['|', '\n'], " "))
     }
 

@@ -1,4 +1,4 @@
-//! One connection of rsockets, one message there and back.
+//! A connection between two rsockets, with one message in each direction.
 
 use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
@@ -25,12 +25,13 @@ functions!(Calls {
 
 const MESSAGE: [u8; 16] = *b"rdmacm-doctor 1\n";
 
+/// Connects to `address`, sends a message, receives it back, and closes.
 pub fn connect(library: Library, address: IpAddr) -> Result<(), String> {
-    // SAFETY: the types of rdma/rsocket.h.
+    // SAFETY: the functions have the types that rdma/rsocket.h declares.
     let calls = unsafe { Calls::load(library)? };
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let (mut name, mut len) = socket_address(address, 0);
-    // SAFETY: addresses with their lengths; plain numbers.
+    // SAFETY: the addresses are readable and writable for the lengths that are passed.
     let (listener, client) = unsafe {
         let listener = done("rsocket", (calls.rsocket)(family, libc::SOCK_STREAM, 0))?;
         done("rbind", (calls.rbind)(listener, (&raw const name).cast(), len))?;
@@ -39,22 +40,23 @@ pub fn connect(library: Library, address: IpAddr) -> Result<(), String> {
         (listener, done("rsocket", (calls.rsocket)(family, libc::SOCK_STREAM, 0))?)
     };
     let server = thread::spawn(move || echo(calls, listener));
-    // SAFETY: as above; buffers with their lengths.
+    // SAFETY: as above; the buffers have the lengths that are passed.
     unsafe {
         done("rconnect", (calls.rconnect)(client, (&raw const name).cast(), len))?;
         whole("rsend", (calls.rsend)(client, MESSAGE.as_ptr().cast(), MESSAGE.len(), 0))?;
-        let mut back = [0_u8; MESSAGE.len()];
-        whole("rrecv", (calls.rrecv)(client, back.as_mut_ptr().cast(), back.len(), libc::MSG_WAITALL))?;
-        if back != MESSAGE {
-            return Err("what came back is not what was sent".to_owned());
+        let mut echoed = [0_u8; MESSAGE.len()];
+        whole("rrecv", (calls.rrecv)(client, echoed.as_mut_ptr().cast(), echoed.len(), libc::MSG_WAITALL))?;
+        if echoed != MESSAGE {
+            return Err("the received data is not the data that was sent".to_owned());
         }
         done("rclose", (calls.rclose)(client))?;
     }
     server.join().map_err(|_| "the other side crashed")?
 }
 
+/// Accepts a connection, and sends the message back.
 fn echo(calls: Calls, listener: c_int) -> Result<(), String> {
-    // SAFETY: buffers with their lengths; NULL for names that nobody wants.
+    // SAFETY: the buffers have the lengths that are passed; raccept(3) allows NULL addresses.
     unsafe {
         let peer = done("raccept", (calls.raccept)(listener, ptr::null_mut(), ptr::null_mut()))?;
         let mut bytes = [0_u8; MESSAGE.len()];
@@ -65,6 +67,7 @@ fn echo(calls: Calls, listener: c_int) -> Result<(), String> {
     Ok(())
 }
 
+/// Fails unless a call has transferred the whole message.
 fn whole(name: &str, result: ssize_t) -> Result<(), String> {
     match usize::try_from(result) {
         Ok(len) if len == MESSAGE.len() => Ok(()),

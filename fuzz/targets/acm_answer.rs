@@ -1,4 +1,4 @@
-//! Answers of ibacm: every message is either refused or gives path records that were in it.
+//! Answers of ibacm: every message is either rejected or returns path records that it contains.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Netlink answers that name a character device: the name never leads out of its folder.
+//! Netlink answers that name a character device: the name never refers to a file outside its folder.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

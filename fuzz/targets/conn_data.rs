@@ -1,4 +1,4 @@
-//! Private data of rsockets: what is accepted can be used without a further look, and says the same when sent again.
+//! Private data of rsockets: accepted data can be used without further checks, and round-trips.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

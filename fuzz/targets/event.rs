@@ -1,4 +1,4 @@
-//! Decoding of the kernel's event structure: no input may make it read or point outside of it.
+//! Decoding of the kernel's event structure: no input may cause accesses or pointers outside of it.
 #![no_main]
 
 use std::mem::{MaybeUninit, size_of};
@@ -11,16 +11,16 @@ fuzz_target!(|input: &[u8]| {
     let mut bytes = [0; size_of::<rdma_ucm_event_resp>()];
     let len = input.len().min(bytes.len());
     bytes[..len].copy_from_slice(&input[..len]);
-    // SAFETY: a structure of numbers, of which any bytes are a value.
+    // SAFETY: the structure consists of integers, so any bytes are a valid value.
     let raw: rdma_ucm_event_resp = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
     for datagrams in [false, true] {
         let mut room = [0; 256];
         let kind = EventKind::of(raw.event, datagrams);
         let mut param = MaybeUninit::uninit();
         decode_event(&raw, kind, &mut room, &mut param);
-        // SAFETY: all of it was written.
+        // SAFETY: decode_event() has initialised the whole value.
         let param = unsafe { param.assume_init() };
-        // SAFETY: the member that `kind` names.
+        // SAFETY: `kind` is the kind of the union's initialised member.
         let (data, len) = unsafe {
             match kind {
                 EventKind::Connected => (param.conn.private_data, param.conn.private_data_len),

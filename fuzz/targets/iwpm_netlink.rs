@@ -1,12 +1,12 @@
-//! Datagrams of the kernel, whose client has registered, through the whole port mapper: whatever they hold, it keeps as many
-//! ports as it says.
+//! Datagrams of the kernel, after its client has registered, through the whole port mapper: for any contents it keeps as
+//! many ports open as it has mappings.
 #![no_main]
 
 use std::collections::HashSet;
 
 use libfuzzer_sys::fuzz_target;
-use rdmacm_core::iwpm::engine::{Action, Engine};
-use rdmacm_core::iwpm::netlink::{Header, Incoming, LIBRARY, Said, messages};
+use iwpmd::proto::engine::{Action, Engine};
+use iwpmd::proto::netlink::{Header, Incoming, LIBRARY, KernelMessage, messages};
 
 fuzz_target!(|bytes: &[u8]| {
     let mut last = 0;
@@ -17,8 +17,8 @@ fuzz_target!(|bytes: &[u8]| {
     let (mut engine, mut open) = (Engine::new(1, Box::new(random)), HashSet::new());
     engine.start();
     let (interface, device, library) = (b"eth0".into(), b"siw0".into(), LIBRARY.into());
-    for (op, said) in [(8, Said::Hello(4)), (0, Said::Register { interface, device, library })] {
-        engine.kernel(Incoming::Said(Header { client: 2, op, seq: 1 }, said), 0);
+    for (op, message) in [(8, KernelMessage::Hello(4)), (0, KernelMessage::Register { interface, device, library })] {
+        engine.kernel(Incoming::Message(Header { client: 2, op, seq: 1 }, message), 0);
     }
     for (now, message) in (0..).step_by(700).zip(messages(bytes)) {
         engine.kernel(message, now);

@@ -1,17 +1,17 @@
-//! Messages of other hosts' port mappers: refused, or the same when sent again.
+//! Messages of other hosts' port mappers: each is rejected, or round-trips.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rdmacm_core::iwpm::wire::{Kind, LONG, Message};
+use iwpmd::proto::wire::{Kind, REQUEST_SIZE, Message};
 
 fuzz_target!(|bytes: &[u8]| {
     for v6 in [false, true] {
         if let Ok(message) = Message::parse(bytes, v6) {
             let sent = message.emit();
             assert_eq!(Message::parse(sent.as_slice(), v6), Ok(message));
-            assert_eq!(sent.as_slice().len() == LONG, message.kind == Kind::Request);
+            assert_eq!(sent.as_slice().len() == REQUEST_SIZE, message.kind == Kind::Request);
             let answer = message.answer(Kind::Reject).emit();
-            assert!(answer.as_slice().len() <= bytes.len(), "an answer larger than the question");
+            assert!(answer.as_slice().len() <= bytes.len(), "an answer larger than the request");
         }
     }
 });

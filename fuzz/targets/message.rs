@@ -1,4 +1,4 @@
-//! Messages of rsockets and the tables that peers write to: every word is refused or stays the same.
+//! Messages of rsockets and the tables that peers write to: every word is rejected or round-trips.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,10 +1,10 @@
-//! Options of rsockets, in any order: whatever a program sets, a connection can be made with them.
+//! Options of rsockets, in any order: a connection can be made with all combinations that a program can set.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use rdmacm_core::rsocket::{after_calls, config};
 
-/// Levels and names that mean something, so that not every input is an unknown option.
+/// Valid levels and names, so that not every input is an unknown option.
 const KNOWN: [(i32, i32); 20] = [
     (1, 2),
     (1, 7),

@@ -1,4 +1,4 @@
-//! Headers of datagram rsockets: none reaches beyond its packet, and what is accepted says the same when sent again.
+//! Headers of datagram rsockets: none extends beyond its packet, and accepted headers round-trip.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -28,28 +28,28 @@
 #define RDMA_UDP_QKEY 0x01234567
 
 enum {
-    /** As responder_resources: as many as possible. */
+    /** Value of responder_resources: the maximum of the device. */
     RDMA_MAX_RESP_RES = 255,
-    /** As initiator_depth: as many as possible. */
+    /** Value of initiator_depth: the maximum of the device. */
     RDMA_MAX_INIT_DEPTH = 255
 };
 
 /** The address is for binding and listening. */
 #define RAI_PASSIVE 1
 
-/** The node is an address in figures: no name look-up. */
+/** The node is a numeric address: no name lookup. */
 #define RAI_NUMERICHOST 2
 
-/** Don't look for route data. */
+/** Do not resolve the route. */
 #define RAI_NOROUTE 4
 
-/** ai_family says how to read the node. */
+/** ai_family is the address family of the node. */
 #define RAI_FAMILY 8
 
-/** Ask the subnet administrator. */
+/** Query the subnet administrator. */
 #define RAI_SA 16
 
-/** Ask the name service. */
+/** Query the name service. */
 #define RAI_DNS 32
 
 enum {
@@ -75,7 +75,7 @@ enum {
     RDMA_OPTION_IB_PATH = 1
 };
 
-/** What happened on an event channel. */
+/** Type of an event. */
 enum rdma_cm_event_type {
     /** rdma_resolve_addr() found the device and address. */
     RDMA_CM_EVENT_ADDR_RESOLVED,
@@ -85,21 +85,21 @@ enum rdma_cm_event_type {
     RDMA_CM_EVENT_ROUTE_RESOLVED,
     /** rdma_resolve_route() failed. */
     RDMA_CM_EVENT_ROUTE_ERROR,
-    /** A peer asks for a connection; `id` is new, `listen_id` is the listener. */
+    /** A peer requests a connection; `id` is new, `listen_id` is the listener. */
     RDMA_CM_EVENT_CONNECT_REQUEST,
-    /** The peer accepted and the id has no QP of its own: rdma_establish() completes the connection. */
+    /** The peer has accepted, and the id has no QP: rdma_establish() completes the connection. */
     RDMA_CM_EVENT_CONNECT_RESPONSE,
     /** Connecting or accepting failed. */
     RDMA_CM_EVENT_CONNECT_ERROR,
-    /** The peer can't be reached or does not answer. */
+    /** The peer is unreachable or does not answer. */
     RDMA_CM_EVENT_UNREACHABLE,
-    /** The peer said no. */
+    /** The peer has rejected the connection. */
     RDMA_CM_EVENT_REJECTED,
-    /** The connection stands. */
+    /** The connection is established. */
     RDMA_CM_EVENT_ESTABLISHED,
     /** The connection is closed. */
     RDMA_CM_EVENT_DISCONNECTED,
-    /** The device is about to go: destroy the id. */
+    /** The device is being removed: the program has to destroy the id. */
     RDMA_CM_EVENT_DEVICE_REMOVAL,
     /** rdma_join_multicast() succeeded. */
     RDMA_CM_EVENT_MULTICAST_JOIN,
@@ -107,15 +107,15 @@ enum rdma_cm_event_type {
     RDMA_CM_EVENT_MULTICAST_ERROR,
     /** The network device of the address changed. */
     RDMA_CM_EVENT_ADDR_CHANGE,
-    /** A QP that took part in a connection may be used again. */
+    /** The QP of a closed connection may be used again. */
     RDMA_CM_EVENT_TIMEWAIT_EXIT,
-    /** rdma_resolve_addrinfo() is done. */
+    /** rdma_resolve_addrinfo() has finished. */
     RDMA_CM_EVENT_ADDRINFO_RESOLVED,
     /** rdma_resolve_addrinfo() failed. */
     RDMA_CM_EVENT_ADDRINFO_ERROR,
     /** Written by rdma_write_cm_event(). */
     RDMA_CM_EVENT_USER,
-    /** Never shown to a program. */
+    /** Never reported to a program. */
     RDMA_CM_EVENT_INTERNAL
 };
 
@@ -133,27 +133,27 @@ enum rdma_port_space {
 
 /** Which fields of struct rdma_cm_join_mc_attr_ex are set. */
 enum rdma_cm_join_mc_attr_mask {
-    /** addr */
+    /** `addr` is set. */
     RDMA_CM_JOIN_MC_ATTR_ADDRESS = (1 << 0),
-    /** join_flags */
+    /** `join_flags` is set. */
     RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS = (1 << 1),
-    /** The first bit that means nothing. */
+    /** The first undefined bit. */
     RDMA_CM_JOIN_MC_ATTR_RESERVED = (1 << 2)
 };
 
-/** How to join a multicast group. */
+/** Type of membership in a multicast group. */
 enum rdma_cm_mc_join_flags {
-    /** Send and receive. */
+    /** The member sends and receives. */
     RDMA_MC_JOIN_FLAG_FULLMEMBER,
-    /** Only send. */
+    /** The member only sends. */
     RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER,
-    /** The first value that means nothing. */
+    /** The first undefined value. */
     RDMA_MC_JOIN_FLAG_RESERVED
 };
 
-/** Where events are reported. */
+/** A channel that reports events. */
 struct rdma_event_channel {
-    /** Readable (poll(2)) when an event waits. */
+    /** File descriptor, which is readable when an event is pending. */
     int fd;
 };
 
@@ -167,7 +167,7 @@ struct rdma_ib_addr {
     __be16 pkey;
 };
 
-/** Both ends' addresses. */
+/** Addresses of both ends. */
 struct rdma_addr {
     /** The local end. */
     __extension__ union {
@@ -202,7 +202,7 @@ struct rdma_addr {
 struct rdma_route {
     /** Addresses. */
     struct rdma_addr addr;
-    /** Path records, NULL when there are none. */
+    /** Path records, or NULL if there are none. */
     struct ibv_sa_path_rec *path_rec;
     /** Number of path records. */
     int num_paths;
@@ -214,9 +214,9 @@ struct rdma_cm_id {
     struct ibv_context *verbs;
     /** The event channel. */
     struct rdma_event_channel *channel;
-    /** The program's own. */
+    /** Context of the program. */
     void *context;
-    /** The QP, if created by rdma_create_qp(). */
+    /** The QP, if rdma_create_qp() has created one. */
     struct ibv_qp *qp;
     /** Addresses and paths. */
     struct rdma_route route;
@@ -228,13 +228,13 @@ struct rdma_cm_id {
     struct rdma_cm_event *event;
     /** Completion channel of send_cq. */
     struct ibv_comp_channel *send_cq_channel;
-    /** Send CQ, if created by rdma_create_qp(). */
+    /** Send CQ, if rdma_create_qp() has created one. */
     struct ibv_cq *send_cq;
     /** Completion channel of recv_cq. */
     struct ibv_comp_channel *recv_cq_channel;
-    /** Receive CQ, if created by rdma_create_qp(). */
+    /** Receive CQ, if rdma_create_qp() has created one. */
     struct ibv_cq *recv_cq;
-    /** SRQ, if created by rdma_create_srq(). */
+    /** SRQ, if rdma_create_srq() has created one. */
     struct ibv_srq *srq;
     /** Protection domain. */
     struct ibv_pd *pd;
@@ -256,11 +256,11 @@ struct rdma_conn_param {
     uint8_t flow_control;
     /** Retransmissions after an error, 0 to 7. */
     uint8_t retry_count;
-    /** Retransmissions when the peer had posted no receive, 0 to 7; 7 is without end. */
+    /** Retransmissions if the peer has posted no receive, 0 to 7; 7 means no limit. */
     uint8_t rnr_retry_count;
-    /** Ignored when the id has a QP: the QP uses an SRQ. */
+    /** Whether the QP uses an SRQ; ignored if the id has a QP. */
     uint8_t srq;
-    /** Ignored when the id has a QP: the number of the QP, 24 bits. */
+    /** Number of the QP, 24 bits; ignored if the id has a QP. */
     uint32_t qp_num;
 };
 
@@ -270,7 +270,7 @@ struct rdma_ud_param {
     const void *private_data;
     /** Length of private_data in bytes. */
     uint8_t private_data_len;
-    /** For ibv_create_ah(): how to reach the peer. */
+    /** Address handle attributes of the peer, for ibv_create_ah(). */
     struct ibv_ah_attr ah_attr;
     /** The peer's QP number. */
     uint32_t qp_num;
@@ -280,26 +280,26 @@ struct rdma_ud_param {
 
 /** An event; rdma_ack_cm_event() frees it. */
 struct rdma_cm_event {
-    /** The id it is about. */
+    /** The id of the event. */
     struct rdma_cm_id *id;
     /** Connection requests: the listening id; otherwise NULL. */
     struct rdma_cm_id *listen_id;
-    /** What happened. */
+    /** Type of the event. */
     enum rdma_cm_event_type event;
-    /** 0, a negative errno, or a positive reason of the transport. */
+    /** 0, a negative errno, or a positive reject reason of the transport. */
     int status;
-    /** Parameters that came with it. */
+    /** Parameters of the event. */
     union {
         /** Connected ids. */
         struct rdma_conn_param conn;
         /** Datagram ids and multicast events. */
         struct rdma_ud_param ud;
-        /** RDMA_CM_EVENT_USER: the word given to rdma_write_cm_event(). */
+        /** RDMA_CM_EVENT_USER: the argument of rdma_write_cm_event(). */
         uint64_t arg;
     } param;
 };
 
-/** An address with what belongs to it, as found by rdma_getaddrinfo(). */
+/** A result of rdma_getaddrinfo(). */
 struct rdma_addrinfo {
     /** RAI_* flags. */
     int ai_flags;
@@ -327,17 +327,17 @@ struct rdma_addrinfo {
     void *ai_route;
     /** Length of ai_connect in bytes. */
     size_t ai_connect_len;
-    /** Data to put in front of the private data when connecting. */
+    /** Data that precedes the private data when connecting. */
     void *ai_connect;
-    /** The next one, or NULL. */
+    /** The next result, or NULL. */
     struct rdma_addrinfo *ai_next;
 };
 
 /** Arguments of rdma_join_multicast_ex(). */
 struct rdma_cm_join_mc_attr_ex {
-    /** RDMA_CM_JOIN_MC_ATTR_* of the fields that are set. */
+    /** Mask of RDMA_CM_JOIN_MC_ATTR_* for the fields that are set. */
     uint32_t comp_mask;
-    /** RDMA_MC_JOIN_FLAG_* */
+    /** A value of RDMA_MC_JOIN_FLAG_*. */
     uint32_t join_flags;
     /** Group address. */
     struct sockaddr *addr;
@@ -348,79 +348,82 @@ extern "C" {
 #endif
 
 /**
- * Opens an event channel: the descriptor on which the events of the ids created with it are reported.
+ * Creates an event channel, which reports the events of the ids created with it.
  *
- * Returns NULL and errno on failure: ENODEV without RDMA devices, EPERM when the kernel's interface version is not one
- * that the library knows.
+ * Returns NULL and errno on failure: ENODEV without RDMA devices, EPERM if the library does not
+ * support the kernel's interface version.
  */
 struct rdma_event_channel *rdma_create_event_channel(void);
 
 /**
- * Closes an event channel. All its ids must be destroyed or migrated, and all its events acknowledged, before.
- * NULL is ignored.
+ * Destroys an event channel. Its ids must have been destroyed or migrated, and its events
+ * acknowledged. NULL is ignored.
  */
 void rdma_destroy_event_channel(struct rdma_event_channel *channel);
 
 /**
- * Takes the next event from a channel, waiting for one unless the channel's descriptor is O_NONBLOCK (EAGAIN).
+ * Returns the next event of a channel. Waits for one, or fails with EAGAIN if the channel's
+ * descriptor is O_NONBLOCK.
  *
- * Every event must be given back with rdma_ack_cm_event(). Returns 0, or -1 and errno.
+ * Every event must be acknowledged with rdma_ack_cm_event(). Returns 0, or -1 and errno.
  */
 int rdma_get_cm_event(struct rdma_event_channel *channel, struct rdma_cm_event **event);
 
 /**
- * Gives an event back and frees it, with the private data that it carries.
+ * Acknowledges and frees an event with its private data.
  *
- * rdma_destroy_id(), rdma_leave_multicast() and rdma_migrate_id() wait until the events of the id are acknowledged.
- * Returns 0, or -1 and errno.
+ * rdma_destroy_id(), rdma_leave_multicast() and rdma_migrate_id() wait until the events of the id
+ * are acknowledged. Returns 0, or -1 and errno.
  */
 int rdma_ack_cm_event(struct rdma_cm_event *event);
 
-/** The name of an event, such as "RDMA_CM_EVENT_ESTABLISHED"; "UNKNOWN EVENT" for values without one. */
+/** Returns the name of an event, such as "RDMA_CM_EVENT_ESTABLISHED", or "UNKNOWN EVENT". */
 const char *rdma_event_str(enum rdma_cm_event_type event);
 
 /**
- * Lists the RDMA devices, opened, with a NULL behind the last.
+ * Opens the RDMA devices. Returns a NULL-terminated array of their contexts.
  *
- * The devices stay open until the list is given to rdma_free_devices(). num_devices, unless NULL, receives their
- * number. Returns NULL and errno on failure.
+ * The devices stay open until rdma_free_devices() is called. num_devices, unless NULL, receives
+ * their number. Returns NULL and errno on failure.
  */
 struct ibv_context **rdma_get_devices(int *num_devices);
 
-/** Frees a list that rdma_get_devices() returned. NULL is ignored. */
+/** Frees an array that rdma_get_devices() returned. NULL is ignored. */
 void rdma_free_devices(struct ibv_context **list);
 
 /**
  * Creates an id, the counterpart of a socket.
  *
- * channel: where its events are reported; NULL makes the id synchronous: each call waits until its operation is done.
- * context: left in id->context for the program. ps: RDMA_PS_*. Returns 0, or -1 and errno.
+ * channel: where its events are reported; NULL makes the id synchronous: each call waits until its
+ * operation is done. context: stored in id->context. ps: RDMA_PS_*. Returns 0, or -1
+ * and errno.
  */
 int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context, enum rdma_port_space ps);
 
 /**
- * Creates a synchronous id from what rdma_getaddrinfo() found, bound (RAI_PASSIVE) or with address and route resolved.
+ * Creates a synchronous id from a result of rdma_getaddrinfo(): bound (RAI_PASSIVE), or with
+ * address and route resolved.
  *
- * pd, qp_init_attr: NULL, or for the QP: an active id gets its QP at once, a passive one keeps them for the ids that
- * rdma_get_request() returns. Returns 0, or -1 and errno.
+ * pd, qp_init_attr: NULL, or PD and attributes of the QP. The QP of an active id is created by
+ * this call, those of a passive id by rdma_get_request(). Returns 0, or -1 and errno.
  */
 int rdma_create_ep(struct rdma_cm_id **id,
                    struct rdma_addrinfo *res,
                    struct ibv_pd *pd,
                    struct ibv_qp_init_attr *qp_init_attr);
 
-/** Destroys an id with the QP and SRQ that belong to it. */
+/** Destroys an id with its QP and SRQ. */
 void rdma_destroy_ep(struct rdma_cm_id *id);
 
 /**
- * Destroys an id. Its QP must be destroyed before; the call waits until all its events are acknowledged.
+ * Destroys an id. Its QP must have been destroyed. Waits until all its events are acknowledged.
  *
  * Returns 0, or -1 and errno.
  */
 int rdma_destroy_id(struct rdma_cm_id *id);
 
 /**
- * Moves an id, with the events that wait for it, to another channel; NULL makes it synchronous.
+ * Moves an id with its unread events to another channel; NULL makes it synchronous.
  *
  * Waits until all events of the id are acknowledged. Returns 0, or -1 and errno.
  */
@@ -429,70 +432,75 @@ int rdma_migrate_id(struct rdma_cm_id *id, struct rdma_event_channel *channel);
 /**
  * Sets an option of an id.
  *
- * level: RDMA_OPTION_ID or RDMA_OPTION_IB; optname: one of that level; optval: the value, of optlen bytes.
- * Returns 0, or -1 and errno.
+ * level: RDMA_OPTION_ID or RDMA_OPTION_IB; optname: one of that level; optval: the value, of
+ * optlen bytes. Returns 0, or -1 and errno.
  */
 int rdma_set_option(struct rdma_cm_id *id, int level, int optname, void *optval, size_t optlen);
 
-/** The local port number of an id, in network byte order; 0 when it has none. */
+/** Returns the local port number of an id in network byte order; 0 if it has none. */
 __be16 rdma_get_src_port(struct rdma_cm_id *id);
 
-/** The remote port number of an id, in network byte order; 0 when it has none. */
+/** Returns the remote port number of an id in network byte order; 0 if it has none. */
 __be16 rdma_get_dst_port(struct rdma_cm_id *id);
 
 /**
- * For programs that create QPs themselves: the attributes to move the QP of an id into the state qp_attr->qp_state.
+ * Returns the attributes for the transition of the QP of an id to the state qp_attr->qp_state, for
+ * programs that create QPs themselves.
  *
- * qp_attr and qp_attr_mask are what ibv_modify_qp() takes. Returns 0, or -1 and errno.
+ * qp_attr and qp_attr_mask: arguments for ibv_modify_qp(). Returns 0, or -1 and errno.
  */
 int rdma_init_qp_attr(struct rdma_cm_id *id, struct ibv_qp_attr *qp_attr, int *qp_attr_mask);
 
 /**
- * Tells the connection manager of an asynchronous event of the id's QP, above all IBV_EVENT_COMM_EST.
+ * Reports an asynchronous event of the id's QP, usually IBV_EVENT_COMM_EST, to the connection
+ * manager.
  *
  * Returns 0, or -1 and errno.
  */
 int rdma_notify(struct rdma_cm_id *id, enum ibv_event_type event);
 
 /**
- * For programs that create QPs themselves: the enhanced connection establishment options to send to the peer.
+ * Sets the enhanced connection establishment options to send to the peer, for programs that create
+ * QPs themselves.
  *
- * Returns 0, or -1 and errno: EINVAL when the id has a QP, the vendor id is 0 or comp_mask is not.
+ * Returns 0, or -1 and errno: EINVAL if the id has a QP, the vendor id is 0, or comp_mask is not
+ * 0.
  */
 int rdma_set_local_ece(struct rdma_cm_id *id, struct ibv_ece *ece);
 
 /**
- * For programs that create QPs themselves: the enhanced connection establishment options that the peer sent.
+ * Returns the enhanced connection establishment options that the peer has sent, for programs that
+ * create QPs themselves.
  *
- * Returns 0, or -1 and errno: EINVAL when the id has a QP.
+ * Returns 0, or -1 and errno: EINVAL if the id has a QP.
  */
 int rdma_get_remote_ece(struct rdma_cm_id *id, struct ibv_ece *ece);
 
 /**
- * Puts an event of the program's own on the id's channel.
+ * Queues an event of the program on the id's channel.
  *
- * event: RDMA_CM_EVENT_USER; status and arg come back in its status and param.arg. Returns 0, or -1 and errno; EINVAL
- * for other events and on kernels without user events.
+ * event: RDMA_CM_EVENT_USER; status and arg are its status and param.arg. Returns 0, or
+ * -1 and errno; EINVAL for other events and on kernels without user events.
  */
 int rdma_write_cm_event(struct rdma_cm_id *id, enum rdma_cm_event_type event, int status, uint64_t arg);
 
 /**
- * Binds an id to a local address, and to the device that has it unless the address is a wildcard.
+ * Binds an id to a local address, and to its device unless the address is a wildcard.
  *
  * Port 0 stands for any free port. Returns 0, or -1 and errno.
  */
 int rdma_bind_addr(struct rdma_cm_id *id, struct sockaddr *addr);
 
 /**
- * Finds the device and the transport's addresses for the way to a remote address.
+ * Resolves a remote address: finds the device, and the transport's addresses of both ends.
  *
- * src_addr: local address to use, or NULL. timeout_ms: in milliseconds. Ends in RDMA_CM_EVENT_ADDR_RESOLVED or
- * RDMA_CM_EVENT_ADDR_ERROR. Returns 0, or -1 and errno.
+ * src_addr: local address to use, or NULL. timeout_ms: in milliseconds. Ends in
+ * RDMA_CM_EVENT_ADDR_RESOLVED or RDMA_CM_EVENT_ADDR_ERROR. Returns 0, or -1 and errno.
  */
 int rdma_resolve_addr(struct rdma_cm_id *id, struct sockaddr *src_addr, struct sockaddr *dst_addr, int timeout_ms);
 
 /**
- * Finds the route to the address that rdma_resolve_addr() resolved.
+ * Resolves the route to the address that rdma_resolve_addr() has resolved.
  *
  * timeout_ms: in milliseconds. Ends in RDMA_CM_EVENT_ROUTE_RESOLVED or RDMA_CM_EVENT_ROUTE_ERROR.
  * Returns 0, or -1 and errno.
@@ -500,74 +508,85 @@ int rdma_resolve_addr(struct rdma_cm_id *id, struct sockaddr *src_addr, struct s
 int rdma_resolve_route(struct rdma_cm_id *id, int timeout_ms);
 
 /**
- * Asks the peer for a connection, or (datagrams) for its QP's number and Q_Key. The route must be resolved.
+ * Requests a connection, or for datagrams the number and Q_Key of the peer's QP. The route must be
+ * resolved.
  *
- * conn_param: may be NULL for RDMA_PS_TCP ids with a QP: as many RDMA reads as the device can, 7 retries. Ends in
- * RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE or RDMA_CM_EVENT_CONNECT_ERROR; without
- * a QP on the id, RDMA_CM_EVENT_CONNECT_RESPONSE comes first. Returns 0, or -1 and errno.
+ * conn_param: may be NULL for RDMA_PS_TCP ids with a QP: the device's maximum of RDMA reads, 7
+ * retries. Ends in RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE or
+ * RDMA_CM_EVENT_CONNECT_ERROR; without a QP on the id, RDMA_CM_EVENT_CONNECT_RESPONSE comes first.
+ * Returns 0, or -1 and errno.
  */
 int rdma_connect(struct rdma_cm_id *id, struct rdma_conn_param *conn_param);
 
 /**
- * Completes a connection after RDMA_CM_EVENT_CONNECT_RESPONSE, for programs that create QPs themselves: the QP must be
- * able to send. Returns 0, or -1 and errno: EINVAL when the id has a QP.
+ * Completes a connection after RDMA_CM_EVENT_CONNECT_RESPONSE, for programs that create QPs
+ * themselves. The QP must be in the state RTS. Returns 0, or -1 and errno: EINVAL when the id has
+ * a QP.
  */
 int rdma_establish(struct rdma_cm_id *id);
 
 /**
  * Listens for connection requests on the address to which the id is bound.
  *
- * backlog: how many requests may wait. Returns 0, or -1 and errno.
+ * backlog: maximum number of pending requests. Returns 0, or -1 and errno.
  */
 int rdma_listen(struct rdma_cm_id *id, int backlog);
 
 /**
  * Waits for the next connection request on a synchronous listening id.
  *
- * id: receives a new synchronous id, to be accepted or rejected, with a QP when the listener came from
- * rdma_create_ep() with QP attributes. Returns 0, or -1 and errno.
+ * id: receives a new synchronous id, to be accepted or rejected. It has a QP if the listener was
+ * created by rdma_create_ep() with QP attributes. Returns 0, or -1 and errno.
  */
 int rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **id);
 
 /**
  * Accepts a connection request.
  *
- * id: that of the request, not the listener. conn_param: NULL for what both sides can do. Ends in
- * RDMA_CM_EVENT_ESTABLISHED or an error event, except for datagrams. Returns 0, or -1 and errno.
+ * id: the id of the request, not the listener. conn_param: NULL for the values that both sides
+ * support. Ends in RDMA_CM_EVENT_ESTABLISHED or an error event, except for datagrams. Returns 0,
+ * or -1 and errno.
  */
 int rdma_accept(struct rdma_cm_id *id, struct rdma_conn_param *conn_param);
 
 /**
- * Refuses a connection request; the peer gets RDMA_CM_EVENT_REJECTED with private_data_len bytes of private_data.
+ * Rejects a connection request. The peer gets RDMA_CM_EVENT_REJECTED with private_data_len bytes
+ * of private_data.
  *
  * Returns 0, or -1 and errno.
  */
 int rdma_reject(struct rdma_cm_id *id, const void *private_data, uint8_t private_data_len);
 
 /**
- * Like rdma_reject(), with the reason that the enhanced connection establishment options don't fit.
+ * Like rdma_reject(), with the reason that the enhanced connection establishment options are not
+ * acceptable.
  *
  * Returns 0, or -1 and errno.
  */
 int rdma_reject_ece(struct rdma_cm_id *id, const void *private_data, uint8_t private_data_len);
 
 /**
- * Closes a connection: the QP stops, posted work requests are flushed, both sides get RDMA_CM_EVENT_DISCONNECTED.
+ * Ends a connection: the QP moves to the error state, posted work requests are flushed, and both
+ * sides get RDMA_CM_EVENT_DISCONNECTED.
  *
  * Returns 0, or -1 and errno.
  */
 int rdma_disconnect(struct rdma_cm_id *id);
 
 /**
- * Creates the QP of an id that is bound to a device, ready for posted receives; connecting and accepting move it on.
+ * Creates the QP of an id that is bound to a device, in the state INIT: receives can be posted.
+ * Connecting and accepting change its state.
  *
- * pd: NULL for the library's own, shared by the ids of the device. CQs missing in qp_init_attr are created and left,
- * with their completion channels, in the id. qp_init_attr->cap receives what the QP really can.
- * Returns 0, or -1 and errno.
+ * pd: NULL for the library's PD, which the ids of the device share. CQs that qp_init_attr lacks
+ * are created with completion channels, and stored in the id. qp_init_attr->cap receives the
+ * actual capabilities. Returns 0, or -1 and errno.
  */
 int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_attr *qp_init_attr);
 
-/** Like rdma_create_qp(), with the extended attributes of ibv_create_qp_ex(). Returns 0, or -1 and errno. */
+/**
+ * Like rdma_create_qp(), with the extended attributes of ibv_create_qp_ex(). Returns 0, or -1 and
+ * errno.
+ */
 int rdma_create_qp_ex(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *qp_init_attr);
 
 /** Destroys the QP of an id, and the CQs and completion channels that the library created for it. */
@@ -576,8 +595,8 @@ void rdma_destroy_qp(struct rdma_cm_id *id);
 /**
  * Joins a multicast group to send and receive, and attaches the id's QP, if any, to it.
  *
- * context: comes back in param.ud.private_data of the group's events. Ends in RDMA_CM_EVENT_MULTICAST_JOIN or
- * RDMA_CM_EVENT_MULTICAST_ERROR. Returns 0, or -1 and errno.
+ * context: param.ud.private_data of the group's events. Ends in
+ * RDMA_CM_EVENT_MULTICAST_JOIN or RDMA_CM_EVENT_MULTICAST_ERROR. Returns 0, or -1 and errno.
  */
 int rdma_join_multicast(struct rdma_cm_id *id, struct sockaddr *addr, void *context);
 
@@ -589,18 +608,19 @@ int rdma_join_multicast(struct rdma_cm_id *id, struct sockaddr *addr, void *cont
 int rdma_leave_multicast(struct rdma_cm_id *id, struct sockaddr *addr);
 
 /**
- * Like rdma_join_multicast(), with a choice of membership: mc_join_attr->join_flags, RDMA_MC_JOIN_FLAG_*.
+ * Like rdma_join_multicast(), with a choice of membership: mc_join_attr->join_flags,
+ * RDMA_MC_JOIN_FLAG_*.
  *
- * Returns 0, or -1 and errno: ENOTSUP for bits of comp_mask without a meaning.
+ * Returns 0, or -1 and errno: ENOTSUP for unknown bits of comp_mask.
  */
 int rdma_join_multicast_ex(struct rdma_cm_id *id, struct rdma_cm_join_mc_attr_ex *mc_join_attr, void *context);
 
 /**
  * Looks up addresses, and routes where an ibacm service knows them, for a host and a service.
  *
- * node: host name or address; service: service name or port number; hints: as for getaddrinfo(3). One of the three
- * must not be NULL. res: receives a list for rdma_freeaddrinfo(). Returns 0; -1 and errno; or an EAI_* code of
- * getaddrinfo(3).
+ * node: host name or address; service: service name or port number; hints: as for getaddrinfo(3).
+ * At least one of them is not NULL. res: receives a list for rdma_freeaddrinfo(). Returns 0; -1
+ * and errno; or an EAI_* code of getaddrinfo(3).
  */
 int rdma_getaddrinfo(const char *node,
                      const char *service,
@@ -611,10 +631,12 @@ int rdma_getaddrinfo(const char *node,
 void rdma_freeaddrinfo(struct rdma_addrinfo *res);
 
 /**
- * Like rdma_getaddrinfo() in the background: ends in RDMA_CM_EVENT_ADDRINFO_RESOLVED or RDMA_CM_EVENT_ADDRINFO_ERROR.
+ * Like rdma_getaddrinfo() in the background: ends in RDMA_CM_EVENT_ADDRINFO_RESOLVED or
+ * RDMA_CM_EVENT_ADDRINFO_ERROR.
  *
- * hints->ai_flags: RAI_SA asks the subnet administrator for a service, without node; RAI_DNS or neither the name
- * service. Returns 0, or -1 and errno: EBUSY while a result waits for rdma_query_addrinfo().
+ * hints->ai_flags: RAI_SA asks the subnet administrator for a service, without a node; RAI_DNS, or
+ * neither, asks the name service. Returns 0, or -1 and errno: EBUSY until rdma_query_addrinfo()
+ * has returned the last result.
  */
 int rdma_resolve_addrinfo(struct rdma_cm_id *id,
                           const char *node,
@@ -622,9 +644,10 @@ int rdma_resolve_addrinfo(struct rdma_cm_id *id,
                           const struct rdma_addrinfo *hints);
 
 /**
- * Hands over, once, what rdma_resolve_addrinfo() found.
+ * Returns the result of rdma_resolve_addrinfo(), once.
  *
- * info: receives a list for rdma_freeaddrinfo(). Returns 0, or -1 and errno: ENOENT when there is none.
+ * info: receives a list for rdma_freeaddrinfo(). Returns 0, or -1 and errno: ENOENT when there is
+ * none.
  */
 int rdma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info);
 

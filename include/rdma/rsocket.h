@@ -13,17 +13,17 @@
 #include <sys/select.h>
 #include <sys/mman.h>
 
-/** Option level of the options that only rsockets have. */
+/** Level of the options that are specific to rsockets. */
 #define SOL_RDMA 0x00010000
 
 enum {
-    /** Entries of the send queue, int. */
+    /** Number of send queue entries, int. */
     RDMA_SQSIZE = 0,
-    /** Entries of the receive queue, int. */
+    /** Number of receive queue entries, int. */
     RDMA_RQSIZE = 1,
-    /** Bytes that are sent inline, int. */
+    /** Number of bytes that are sent inline, int. */
     RDMA_INLINE = 2,
-    /** Regions that the peer may map with riomap(), int. */
+    /** Number of regions that the peer may map with riomap(), int. */
     RDMA_IOMAPSIZE = 3,
     /** Path records, an array of struct ibv_path_data. */
     RDMA_ROUTE = 4
@@ -34,7 +34,8 @@ extern "C" {
 #endif
 
 /**
- * Creates an rsocket: AF_INET, AF_INET6 or AF_IB; SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK and SOCK_CLOEXEC.
+ * Creates an rsocket: AF_INET, AF_INET6 or AF_IB; SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK
+ * and SOCK_CLOEXEC.
  *
  * Returns a descriptor for the calls below, or -1 and errno.
  */
@@ -93,7 +94,7 @@ ssize_t rwrite(int socket, const void *buf, size_t count);
 /** writev(2) for rsockets. */
 ssize_t rwritev(int socket, const struct iovec *iov, int iovcnt);
 
-/** poll(2) for rsockets and other descriptors together. timeout: in milliseconds, -1 without end. */
+/** poll(2) for rsockets and other descriptors together. timeout: in milliseconds; -1 for none. */
 int rpoll(struct pollfd *fds, nfds_t nfds, int timeout);
 
 /** select(2) for rsockets and other descriptors together. */
@@ -105,7 +106,10 @@ int rgetpeername(int socket, struct sockaddr *addr, socklen_t *addrlen);
 /** getsockname(2) for rsockets. */
 int rgetsockname(int socket, struct sockaddr *addr, socklen_t *addrlen);
 
-/** setsockopt(2) for rsockets; level SOL_RDMA has the options RDMA_*, to be set before connecting or listening. */
+/**
+ * setsockopt(2) for rsockets. Level SOL_RDMA has the options RDMA_*, to be set before connecting
+ * or listening.
+ */
 int rsetsockopt(int socket, int level, int optname, const void *optval, socklen_t optlen);
 
 /** getsockopt(2) for rsockets. */
@@ -115,20 +119,21 @@ int rgetsockopt(int socket, int level, int optname, void *optval, socklen_t *opt
 int rfcntl(int socket, int cmd, ...);
 
 /**
- * Lets the peer write to len bytes at buf with riowrite(), or (prot PROT_NONE) only registers them for local use.
+ * Lets the peer write to len bytes at buf with riowrite(); with prot PROT_NONE only registers them
+ * for local use.
  *
- * prot: PROT_WRITE or PROT_NONE; flags: 0; offset: where the peer finds them, -1 for the address of buf.
- * Returns the offset, or -1 and errno.
+ * prot: PROT_WRITE or PROT_NONE; flags: 0; offset: the peer's offset for them; -1 for the address
+ * of buf. Returns the offset, or -1 and errno.
  */
 off_t riomap(int socket, void *buf, size_t len, int prot, int flags, off_t offset);
 
-/** Ends what riomap() began. Returns 0, or -1 and errno. */
+/** Removes a mapping of riomap(). Returns 0, or -1 and errno. */
 int riounmap(int socket, void *buf, size_t len);
 
 /**
- * Writes count bytes into what the peer mapped at offset with riomap().
+ * Writes count bytes to the memory that the peer has mapped at offset with riomap().
  *
- * Returns how many bytes were written, or (size_t) -1 and errno.
+ * Returns the number of bytes written, or (size_t) -1 and errno.
  */
 size_t riowrite(int socket, const void *buf, size_t count, off_t offset, int flags);
 
@@ -142,7 +147,10 @@ int repoll_create(int flags);
 /** epoll_ctl(2) for descriptors that repoll_create() returned. */
 int repoll_ctl(int epfd, int op, int fd, struct epoll_event *event);
 
-/** epoll_wait(2) for descriptors that repoll_create() returned. timeout: in milliseconds, -1 without end. */
+/**
+ * epoll_wait(2) for descriptors that repoll_create() returned. timeout: in milliseconds; -1 for
+ * none.
+ */
 int repoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout);
 
 #ifdef __cplusplus

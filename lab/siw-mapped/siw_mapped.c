@@ -5,10 +5,10 @@
  *
  *	insmod siw_mapped.ko links=w0,w1
  *
- * From then on listening and connecting ask the port mapper daemon for mapped ports, as they do on
- * adapters that share the host's addresses. Those adapters have TCP ports of their own; siw has the
- * host's, where the daemon holds the mapped ports. So siw goes on using the unmapped ports, and the
- * connection manager is told what it would hear from an adapter. The module cannot be removed.
+ * From then on listening and connecting request mapped ports from the port mapper daemon, as on
+ * adapters that share the host's addresses. Those adapters have separate TCP ports; siw uses the
+ * host's, where the daemon has bound the mapped ports. So siw continues to use the unmapped ports, and
+ * the connection manager gets the events that an adapter would send. The module cannot be removed.
  */
 #include <linux/module.h>
 #include <linux/netdevice.h>

@@ -1,6 +1,8 @@
-//! The three kinds of address that a route starts from, read from and written as C `sockaddr` bytes.
+//! The three kinds of address that a route starts from, read from and written as C `sockaddr`
+//! bytes.
 //!
-//! Layouts: `struct sockaddr_in`, `struct sockaddr_in6` (ip(7), ipv6(7)) and `struct sockaddr_ib` (infiniband/ib.h).
+//! Layouts: `struct sockaddr_in`, `struct sockaddr_in6` (ip(7), ipv6(7)) and `struct sockaddr_ib`
+//! (infiniband/ib.h).
 
 use libc::{AF_INET, AF_INET6, sockaddr_storage};
 
@@ -67,7 +69,8 @@ pub struct Ib {
 }
 
 impl Ib {
-    /// Service id and mask that a port of a port space stands for (IBTA annex A11): a part that is 0 matches anything.
+    /// Service id and mask that a port of a port space stands for (IBTA annex A11): a part that is
+    /// 0 matches anything.
     pub fn with_port(self, port_space: u16, port: u16) -> Ib {
         let space_mask = if port_space == 0 { 0 } else { RDMA_IB_IP_PS_MASK };
         let port_mask = if port == 0 { 0 } else { RDMA_IB_IP_PORT_MASK };
@@ -89,7 +92,8 @@ impl Ib {
 }
 
 impl Addr {
-    /// Reads a `sockaddr` of `bytes.len()` bytes; `None` for other families and for addresses cut short.
+    /// Reads a `sockaddr` of `bytes.len()` bytes; `None` for other families and for addresses cut
+    /// short.
     pub fn from_bytes(bytes: &[u8]) -> Option<Addr> {
         match i32::from(u16::from_ne_bytes(array(bytes, 0)?)) {
             AF_INET if bytes.len() >= SOCKADDR_IN_LEN => {
@@ -115,7 +119,8 @@ impl Addr {
 
     /// Reads an address of an id's route; `None` when it is not set.
     pub fn from_storage(storage: &sockaddr_storage) -> Option<Addr> {
-        // SAFETY: a reference to sockaddr_storage, which has no padding: family, bytes, and an aligned integer at the end.
+        // SAFETY: a reference to sockaddr_storage, which has no padding: family, bytes, and an
+        // aligned integer at the end.
         let bytes: &[u8; size_of::<sockaddr_storage>()] = unsafe { &*std::ptr::from_ref(storage).cast() };
         Addr::from_bytes(bytes)
     }

@@ -1,15 +1,17 @@
-//! Asking ibacm: where it listens, the connection that is kept, and what happens when it misbehaves.
+//! Queries to ibacm: where it listens, the connection that is kept, and what happens when it
+//! misbehaves.
 //!
-//! No daemon, a dead one, one that answers nonsense or not in time: the caller goes on without ibacm, as if it had no
-//! answer. Only the wait is bounded ([`PATIENCE`] for connecting, sending and receiving together).
+//! If there is no daemon, or it closes the connection, sends an invalid answer or none in time, the
+//! caller continues as if ibacm knew no answer. Connecting, sending and receiving together take
+//! [`ANSWER_TIMEOUT`] at most.
 //!
-//! One connection is kept between calls. A caller takes it out of its [`Slot`] for the time of its
-//! request and puts it back after a proper answer; while it is out, other callers make one of their
-//! own, and the one put back second is closed. So no lock is held while waiting, requests never
-//! share a stream, and a thread in fork() never leaves a lock behind. A connection is kept together
-//! with the process that made it and with the kernel's name for the socket (SO_COOKIE). A child
-//! does not use its parent's connection, nor close it, and the process itself does neither once the
-//! program has closed the descriptor: the number may belong to another file by then.
+//! One connection is kept between calls. A caller takes it out of its [`Slot`] for a request and
+//! puts it back after a valid answer. Meanwhile other callers open connections of their own, and
+//! the one that is put back second is closed. So no lock is held while waiting, requests never
+//! share a connection, and fork() finds no lock held. A connection is kept together with the
+//! process that made it and with the kernel's name for the socket (SO_COOKIE). A child does not use
+//! its parent's connection, nor close it, and the process itself does neither once the program has
+//! closed the descriptor: the number may belong to another file by then.
 
 use std::ffi::c_int;
 use std::fs::OpenOptions;
@@ -21,29 +23,31 @@ use std::time::Duration;
 
 use crate::errno::{Errno, Result};
 use crate::sys::clock::monotonic_ms;
-use crate::sys::own;
+use crate::sys::event::Deadline;
+use crate::sys::library_fds;
 
-use super::socket::{Deadline, connect_loopback, connect_unix, has_input, receive_exact, send_all};
+use super::socket::{connect_loopback, connect_unix, has_input, receive_exact, send_all};
 use super::wire::{Answer, HEADER_LEN, Header, MAX_RECORDS, Query, RECORD_LEN, Request, parse_records};
 
-/// How long a caller waits for ibacm, everything together. By default ibacm itself gives up on a peer or the subnet
-/// administrator after 2 s and two repetitions, so that an answer worth having comes earlier.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a caller waits for ibacm in all. By default ibacm gives up on a peer or the subnet
+/// administrator after 2 s and two retries, so a useful answer comes earlier.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a thread waits that others wait for: enough for an answer that ibacm has in its cache.
-pub const HASTE: Duration = Duration::from_millis(50);
+/// How long a thread waits that holds up others: long enough for an answer from ibacm's cache.
+pub const CACHED_ANSWER_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// How long a caller goes on without looking for ibacm after none was there, so that on machines without it (most)
-/// a connection costs no look at the files. A daemon that is started meanwhile is found this much later; one that was there before
-/// is being started anew, and looked for every time.
-pub const ABSENCE: Duration = Duration::from_secs(1);
+/// How long no caller looks for ibacm after it was not found, so that on the many machines without
+/// it a connection makes no system calls for it. A daemon that is started meanwhile is found with
+/// this delay. A daemon that was found before is taken to be restarting, and every call looks for
+/// it.
+pub const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Not a time.
+/// Value of `missed` once a daemon was found.
 const SEEN: u64 = u64::MAX;
 
 /// Where ibacm may listen.
 #[derive(Clone, Copy, Debug)]
-pub struct Places<'a> {
+pub struct SocketPaths<'a> {
     /// File with the number of a TCP port on 127.0.0.1.
     pub port_file: &'a str,
     /// Unix stream socket, used when there is no such number.
@@ -52,37 +56,39 @@ pub struct Places<'a> {
 
 /// A client of ibacm.
 pub struct Client<'a> {
-    places: Places<'a>,
-    patience: Duration,
-    absence: Duration,
-    /// When there was no daemon, in milliseconds of the monotonic clock; 0 at first, [`SEEN`] once there was one.
+    paths: SocketPaths<'a>,
+    timeout: Duration,
+    retry_delay: Duration,
+    /// When no daemon was found, in milliseconds of the monotonic clock; 0 at first, [`SEEN`] once
+    /// one was found.
     missed: AtomicU64,
     slot: Slot,
     last_tid: AtomicU64,
 }
 
 impl<'a> Client<'a> {
-    /// A client that connects at its first question ([`PATIENCE`], [`ABSENCE`]).
-    pub const fn new(places: Places<'a>, patience: Duration, absence: Duration) -> Client<'a> {
+    /// A client that connects with its first query ([`ANSWER_TIMEOUT`], [`RETRY_DELAY`]).
+    pub const fn new(paths: SocketPaths<'a>, timeout: Duration, retry_delay: Duration) -> Client<'a> {
         let (missed, last_tid) = (AtomicU64::new(0), AtomicU64::new(0));
-        Client { places, patience, absence, missed, slot: Slot::new(), last_tid }
+        Client { paths, timeout, retry_delay, missed, slot: Slot::new(), last_tid }
     }
 
-    /// What ibacm says to `query`; `None` when there is nothing to ask, no daemon, no proper answer in time, or the
-    /// daemon found nothing.
+    /// Asks ibacm. Returns `None` if `query` is empty, there is no daemon, no valid answer comes in
+    /// time, or the daemon found nothing.
     pub fn ask(&self, query: &Query) -> Option<Answer> {
-        self.ask_within(query, self.patience)
+        self.ask_within(query, self.timeout)
     }
 
-    /// As [`ask`](Self::ask), for a caller with another patience.
-    pub fn ask_within(&self, query: &Query, patience: Duration) -> Option<Answer> {
+    /// As [`ask`](Self::ask), with a shorter timeout.
+    pub fn ask_within(&self, query: &Query, timeout: Duration) -> Option<Answer> {
         if self.was_absent_just_now() {
             return None;
         }
         let tid = self.last_tid.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let request = Request::new(tid, query)?;
-        let deadline = Deadline::after(patience.min(self.patience));
-        // A connection whose daemon ended, or that has unasked-for bytes in it, is dropped for a new one.
+        let deadline = Deadline::after(Some(timeout.min(self.timeout)));
+        // A connection that the daemon closed, or on which it sent unexpected bytes, is replaced by
+        // a new one.
         if let Some(fd) = self.slot.take().filter(|fd| !has_input(fd)) {
             match self.exchange(fd, &request, tid, deadline) {
                 Err(error) if hung_up(error) => {}
@@ -101,10 +107,12 @@ impl<'a> Client<'a> {
 
     fn was_absent_just_now(&self) -> bool {
         let missed = self.missed.load(Ordering::Relaxed);
-        missed != 0 && missed != SEEN && u128::from(monotonic_ms().saturating_sub(missed)) < self.absence.as_millis()
+        missed != 0
+            && missed != SEEN
+            && u128::from(monotonic_ms().saturating_sub(missed)) < self.retry_delay.as_millis()
     }
 
-    /// Sends the request and reads the answer; keeps the connection if that was proper.
+    /// Sends the request and reads the answer. Keeps the connection if the answer is valid.
     fn exchange(&self, fd: OwnedFd, request: &Request, tid: u64, deadline: Deadline) -> Result<Option<Answer>> {
         send_all(&fd, request.as_bytes(), deadline)?;
         let mut head = [0; HEADER_LEN];
@@ -121,19 +129,19 @@ impl<'a> Client<'a> {
     }
 
     fn connect(&self, deadline: Deadline) -> Result<OwnedFd> {
-        match port_in(self.places.port_file) {
+        match port_in(self.paths.port_file) {
             Some(port) => connect_loopback(port, deadline),
-            None => connect_unix(self.places.socket, deadline),
+            None => connect_unix(self.paths.socket, deadline),
         }
     }
 }
 
-/// Whether the daemon closed the connection: it may have been started anew since the last request.
+/// Returns whether the daemon closed the connection: it may have restarted since the last request.
 fn hung_up(error: Errno) -> bool {
     matches!(error.get(), libc::EPIPE | libc::ECONNRESET)
 }
 
-/// The port number that a file begins with.
+/// Reads the port number at the beginning of a file.
 fn port_in(file: &str) -> Option<u16> {
     let mut text = [0; 32];
     let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(file).ok()?;
@@ -141,14 +149,15 @@ fn port_in(file: &str) -> Option<u16> {
     parse_port(text.get(..len)?)
 }
 
-/// A decimal number from 1 to 65535, blanks before it and anything but a digit after it.
+/// Parses a decimal number from 1 to 65535, which may follow white space and precede anything but a
+/// digit.
 fn parse_port(text: &[u8]) -> Option<u16> {
     let text = text.trim_ascii_start();
     let end = text.iter().position(|c| !c.is_ascii_digit()).unwrap_or(text.len());
     std::str::from_utf8(text.get(..end)?).ok()?.parse().ok().filter(|port| *port != 0)
 }
 
-/// A place for one connection.
+/// Keeps one connection.
 struct Slot {
     /// Process id in the upper half, descriptor or [`BUSY`] in the lower; 0 when empty.
     kept: AtomicU64,
@@ -156,7 +165,7 @@ struct Slot {
     cookie: AtomicU64,
 }
 
-/// In place of a descriptor: a thread takes the connection out or puts one in.
+/// In place of a descriptor while a thread takes the connection out or puts one in.
 const BUSY: u32 = u32::MAX;
 
 impl Slot {
@@ -164,7 +173,7 @@ impl Slot {
         Slot { kept: AtomicU64::new(0), cookie: AtomicU64::new(0) }
     }
 
-    /// The connection kept, if this process made it and the descriptor still refers to it.
+    /// Takes the connection out, if this process opened it and the descriptor still refers to it.
     fn take(&self) -> Option<OwnedFd> {
         let kept = self.kept.load(Ordering::Relaxed);
         let number = kept as u32;
@@ -174,8 +183,8 @@ impl Slot {
         let cookie = self.cookie.load(Ordering::Relaxed);
         self.kept.store(0, Ordering::Release);
         let number = c_int::try_from(number).ok()?;
-        own::unmark(number);
-        if own::cookie(number) != Some(cookie) {
+        library_fds::unmark(number);
+        if library_fds::cookie(number) != Some(cookie) {
             return None;
         }
         // SAFETY: put() gave up ownership of the descriptor, which is still open for the same
@@ -183,22 +192,23 @@ impl Slot {
         Some(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
-    /// Keeps the connection, or closes it if another one is kept already or the kernel has no
+    /// Keeps the connection. Closes it if another one is kept already or the kernel has no socket
     /// cookies.
     fn put(&self, fd: OwnedFd) {
         let before = self.kept.load(Ordering::Relaxed);
-        // What a parent left is replaced; its descriptor is not this process's to close.
+        // A connection of the parent is replaced. Its descriptor is not closed: it is not this
+        // process's.
         let is_free = before == 0 || process(before) != std::process::id();
-        let Some(cookie) = own::cookie(fd.as_raw_fd()).filter(|_| is_free) else { return };
+        let Some(cookie) = library_fds::cookie(fd.as_raw_fd()).filter(|_| is_free) else { return };
         if self.reserve(before) {
             let fd = fd.into_raw_fd();
-            own::mark(fd);
+            library_fds::mark(fd);
             self.cookie.store(cookie, Ordering::Relaxed);
             self.kept.store(in_this_process(fd as u32), Ordering::Release);
         }
     }
 
-    /// Marks the slot as busy; false if it is not as it was `seen`.
+    /// Marks the slot as busy. Returns false if it has changed since it was `seen`.
     fn reserve(&self, seen: u64) -> bool {
         self.kept.compare_exchange(seen, in_this_process(BUSY), Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
@@ -266,6 +276,7 @@ mod tests {
         // SAFETY: asks only whether the descriptor is open.
         assert!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) } >= 0, "closed the number of another process");
     }
+
     #[test]
     fn connection_of_another_process_is_replaced() {
         let slot = Slot::new();

@@ -1,14 +1,14 @@
-//! The client of ibacm, the InfiniBand communication manager assistant, which knows paths from its cache
-//! (ibacm(8)).
+//! The client of ibacm, the InfiniBand communication manager assistant, which knows paths from its
+//! cache (ibacm(8)).
 //!
-//! [`wire`] has the messages, [`client`] the connection, [`addr`] the addresses. Without a daemon every answer is
-//! `None`, at the price of two failed system calls a second.
+//! [`wire`] has the messages, [`client`] the connection, [`addr`] the addresses. Without a daemon
+//! every query returns `None`, which costs two failed system calls per second at most.
 
 use std::time::Duration;
 
 use addr::Addr;
-use client::{ABSENCE, Client, Places};
-pub use client::{HASTE, PATIENCE};
+pub use client::{ANSWER_TIMEOUT, CACHED_ANSWER_TIMEOUT};
+use client::{Client, RETRY_DELAY, SocketPaths};
 use wire::{Paths, Query};
 
 pub mod addr;
@@ -16,19 +16,19 @@ pub mod client;
 mod socket;
 pub mod wire;
 
-/// The files of the reference's daemon.
-const PLACES: Places<'static> = Places { port_file: "/run/ibacm.port", socket: "/run/ibacm.sock" };
+/// The paths that rdma-core's ibacm uses.
+const SOCKET_PATHS: SocketPaths<'static> = SocketPaths { port_file: "/run/ibacm.port", socket: "/run/ibacm.sock" };
 
-static CLIENT: Client<'static> = Client::new(PLACES, PATIENCE, ABSENCE);
+static CLIENT: Client<'static> = Client::new(SOCKET_PATHS, ANSWER_TIMEOUT, RETRY_DELAY);
 
-/// The process's client.
+/// Returns the client of this process.
 pub fn client() -> &'static Client<'static> {
     &CLIENT
 }
 
-/// The paths from `src` to `dst` for rdma_resolve_route(): [`Paths::as_bytes`] is the value of RDMA_OPTION_IB_PATH.
-/// `None` when the kernel has to be asked.
-pub fn resolve_path(client: &Client<'_>, src: Option<Addr>, dst: Option<Addr>, patience: Duration) -> Option<Paths> {
-    let answer = client.ask_within(&Query { src, dst, ..Query::default() }, patience)?;
+/// Asks for the paths from `src` to `dst` for rdma_resolve_route(). [`Paths::as_bytes`] is the
+/// value of RDMA_OPTION_IB_PATH. Returns `None` if the kernel has to resolve the route.
+pub fn resolve_path(client: &Client<'_>, src: Option<Addr>, dst: Option<Addr>, timeout: Duration) -> Option<Paths> {
+    let answer = client.ask_within(&Query { src, dst, ..Query::default() }, timeout)?;
     (!answer.paths.is_empty()).then_some(answer.paths)
 }

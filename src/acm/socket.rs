@@ -1,32 +1,21 @@
-//! Stream sockets with a deadline: no call here blocks past it, none raises SIGPIPE, none is inherited by exec.
+//! Stream sockets with a deadline: no call blocks past it or raises SIGPIPE, and exec closes them.
 
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libc::{c_int, pollfd, sockaddr, sockaddr_in, sockaddr_un, socklen_t};
 
 use crate::errno::{Errno, Result};
-use crate::sys::own;
+use crate::sys::event::Deadline;
+use crate::sys::{clock, library_fds};
 
-/// The moment until which something may take.
-#[derive(Clone, Copy)]
-pub struct Deadline(Option<Instant>);
-
-impl Deadline {
-    /// `patience` from now; without end if the clock cannot count so far.
-    pub fn after(patience: Duration) -> Deadline {
-        Deadline(Instant::now().checked_add(patience))
-    }
-
-    /// What poll(2) may wait, in milliseconds, rounded up so that it does not end too early; `ETIMEDOUT` afterwards.
-    fn poll_timeout(self) -> Result<c_int> {
-        let Some(end) = self.0 else { return Ok(-1) };
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(Errno::ETIMEDOUT);
-        }
-        Ok(c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX))
+/// Returns the timeout for poll(2) in milliseconds, rounded up so that it does not end too early;
+/// fails with ETIMEDOUT after the deadline.
+fn poll_timeout(deadline: Deadline) -> Result<c_int> {
+    match deadline.left() {
+        Some(Duration::ZERO) => Err(Errno::ETIMEDOUT),
+        left => Ok(clock::millis(left)),
     }
 }
 
@@ -42,8 +31,8 @@ pub fn connect_unix(path: &str, deadline: Deadline) -> Result<OwnedFd> {
     for (to, from) in addr.sun_path.iter_mut().zip(name) {
         *to = *from as libc::c_char;
     }
-    // Mostly there is no daemon: one call that says so instead of three.
-    // SAFETY: the path ends in a NUL, for it is shorter than its room.
+    // Most machines have no daemon: this finds out with one system call instead of three.
+    // SAFETY: the path ends in a NUL, because it is shorter than the array.
     if unsafe { libc::access(addr.sun_path.as_ptr(), libc::F_OK) } < 0 {
         return Err(Errno::last());
     }
@@ -66,7 +55,7 @@ pub fn connect_loopback(port: u16, deadline: Deadline) -> Result<OwnedFd> {
 /// `addr` points at `len` bytes.
 unsafe fn connect(family: c_int, addr: *const sockaddr, len: usize, deadline: Deadline) -> Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    let fd = own::socket(family, kind, 0);
+    let fd = library_fds::socket(family, kind, 0);
     if fd < 0 {
         return Err(Errno::last());
     }
@@ -75,7 +64,7 @@ unsafe fn connect(family: c_int, addr: *const sockaddr, len: usize, deadline: De
     // SAFETY: `addr` points at `len` bytes: guaranteed by the caller.
     if unsafe { libc::connect(fd.as_raw_fd(), addr, len as socklen_t) } < 0 {
         let error = Errno::last().get();
-        // Interrupted, TCP goes on connecting; a unix socket does not, and says so below.
+        // After EINTR TCP continues to connect. A unix socket does not, which `connected` reports.
         if error != libc::EINPROGRESS && error != libc::EINTR {
             return Err(Errno::new(error));
         }
@@ -85,7 +74,7 @@ unsafe fn connect(family: c_int, addr: *const sockaddr, len: usize, deadline: De
     Ok(fd)
 }
 
-/// The result of a connect() that went on by itself.
+/// Returns the result of a connect() that continued in the background.
 fn connected(fd: &OwnedFd) -> Result<()> {
     let mut error: c_int = 0;
     let mut len = size_of::<c_int>() as socklen_t;
@@ -105,9 +94,9 @@ fn wait(fd: &OwnedFd, events: i16, deadline: Deadline) -> Result<()> {
     loop {
         let mut poll = pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
         // SAFETY: one pollfd.
-        match unsafe { libc::poll(&raw mut poll, 1, deadline.poll_timeout()?) } {
+        match unsafe { libc::poll(&raw mut poll, 1, poll_timeout(deadline)?) } {
             1.. => return Ok(()),
-            0 => {} // poll_timeout() has the last word
+            0 => {} // poll_timeout() decides
             _ if Errno::last().get() == libc::EINTR => {}
             _ => return Err(Errno::last()),
         }
@@ -177,11 +166,11 @@ mod tests {
     fn end_of_the_stream() {
         let (fd, peer) = pair();
         assert!(!has_input(&fd));
-        send_all(&peer, &[1, 2], Deadline::after(LONG)).unwrap();
+        send_all(&peer, &[1, 2], Deadline::after(Some(LONG))).unwrap();
         assert!(has_input(&fd));
         drop(peer);
         let mut buffer = [0; 3];
-        let error = receive_exact(&fd, &mut buffer, Deadline::after(LONG)).unwrap_err();
+        let error = receive_exact(&fd, &mut buffer, Deadline::after(Some(LONG))).unwrap_err();
         assert_eq!((error.get(), buffer), (libc::EPIPE, [1, 2, 0]));
         assert!(has_input(&fd));
     }
@@ -189,16 +178,16 @@ mod tests {
     #[test]
     fn waiting_ends() {
         let (fd, _peer) = pair();
-        let error = receive_exact(&fd, &mut [0; 1], Deadline::after(Duration::from_millis(20))).unwrap_err();
+        let error = receive_exact(&fd, &mut [0; 1], Deadline::after(Some(Duration::from_millis(20)))).unwrap_err();
         assert_eq!(error, Errno::ETIMEDOUT);
-        let full = send_all(&fd, &vec![0; 1 << 24], Deadline::after(Duration::from_millis(20)));
+        let full = send_all(&fd, &vec![0; 1 << 24], Deadline::after(Some(Duration::from_millis(20))));
         assert_eq!(full, Err(Errno::ETIMEDOUT));
     }
 
     #[test]
     fn no_time_at_all() {
         let (fd, peer) = pair();
-        let over = Deadline::after(Duration::ZERO);
+        let over = Deadline::after(Some(Duration::ZERO));
         assert_eq!(receive_exact(&fd, &mut [0; 1], over), Err(Errno::ETIMEDOUT));
         send_all(&peer, &[9], over).unwrap(); // what needs no waiting is done
         receive_exact(&fd, &mut [0; 1], over).unwrap();
@@ -206,8 +195,8 @@ mod tests {
 
     #[test]
     fn deadline_beyond_the_clock_is_none() {
-        assert_eq!(Deadline::after(Duration::MAX).poll_timeout(), Ok(-1));
-        assert!(Deadline::after(Duration::from_nanos(1)).poll_timeout().unwrap_or(0) <= 1);
+        assert_eq!(poll_timeout(Deadline::after(Some(Duration::MAX))), Ok(-1));
+        assert!(poll_timeout(Deadline::after(Some(Duration::from_nanos(1)))).unwrap_or(0) <= 1);
     }
 
     // A C program does not ignore SIGPIPE as this test's does; the reference killed it.
@@ -220,7 +209,7 @@ mod tests {
         if child == 0 {
             // SAFETY: as above.
             unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
-            let result = send_all(&fd, &[1], Deadline::after(LONG));
+            let result = send_all(&fd, &[1], Deadline::after(Some(LONG)));
             // SAFETY: ends the child without the test program's destructors.
             unsafe { libc::_exit(result.err().map_or(0, Errno::get)) };
         }

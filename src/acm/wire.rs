@@ -1,8 +1,8 @@
-//! The messages of ibacm (infiniband/acm.h), in the machine's byte order: a header of 16 bytes and
-//! up to eight endpoint records of 72 bytes. No I/O here.
+//! The messages of ibacm (infiniband/acm.h), in host byte order: a header of 16 bytes and up to
+//! eight endpoint records of 72 bytes. No I/O.
 //!
-//! An answer is believed only where it can be checked: its length is that of whole records, at most eight; what is no
-//! address or path is passed over; path records are collected wherever they stand.
+//! Every answer is validated: its length must be that of whole records, eight at most. Records that
+//! are neither an address nor a path are ignored. Path records are collected from any position.
 
 use std::fmt;
 
@@ -26,7 +26,8 @@ pub const MAX_MESSAGE: usize = HEADER_LEN + MAX_RECORDS * RECORD_LEN;
 
 /// Bytes of a `struct ibv_path_record`.
 pub const PATH_RECORD_LEN: usize = 64;
-/// Bytes of a `struct ibv_path_data`: flags, a reserved word and the record. Also those of an endpoint record.
+/// Bytes of a `struct ibv_path_data`: flags, a reserved word and the record. An endpoint record has
+/// the same size.
 pub const PATH_DATA_LEN: usize = RECORD_LEN;
 
 const TYPE_IPV4: u16 = 2;
@@ -35,10 +36,10 @@ const TYPE_PATH: u16 = 0x10;
 
 const FLAG_SOURCE: u32 = 1 << 0;
 const FLAG_DEST: u32 = 1 << 1;
-/// Answer from what is cached, ask no one.
+/// Answer from the cache only.
 const FLAG_NODELAY: u32 = 1 << 30;
 
-/// Where the info of a record begins: after flags (32 bits), type and a reserved word (16 bits each).
+/// Offset of the info in a record: after flags (32 bits), type and a reserved word (16 bits each).
 const INFO: usize = 8;
 
 /// Offsets in a path record (infiniband/sa.h, `struct ibv_path_record`).
@@ -47,7 +48,7 @@ const PATH_SGID: usize = 24;
 const PATH_FLOW_HOP: usize = 44;
 const PATH_PKEY: usize = 50;
 
-/// What ibacm is asked for.
+/// A query.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Query {
     /// Local address.
@@ -56,13 +57,13 @@ pub struct Query {
     pub dst: Option<Addr>,
     /// Fields that the path must have, as a `struct ibv_path_record`.
     pub path: Option<[u8; PATH_RECORD_LEN]>,
-    /// Whether only an answer that needs no waiting is wanted.
+    /// Whether ibacm may answer from its cache only.
     pub no_delay: bool,
 }
 
 impl Query {
-    /// The record in a route given as hint: a `struct ibv_path_record` or a `struct ibv_path_data`, told apart by
-    /// length.
+    /// Returns the record of a route that was given as hint: a `struct ibv_path_record` or a
+    /// `struct ibv_path_data`, which differ in length.
     pub fn path_hint(route: &[u8]) -> Option<[u8; PATH_RECORD_LEN]> {
         match route.len() {
             PATH_RECORD_LEN => array(route, 0),
@@ -71,7 +72,8 @@ impl Query {
         }
     }
 
-    /// The path record to send: the hint, with the GIDs of AF_IB addresses in place of its own.
+    /// Returns the path record to send: the hint, with its GIDs replaced by those of AF_IB
+    /// addresses.
     fn path_record(&self) -> Option<[u8; PATH_RECORD_LEN]> {
         let (sgid, dgid) = (ib_gid(self.src), ib_gid(self.dst));
         if self.path.is_none() && sgid.is_none() && dgid.is_none() {
@@ -95,14 +97,15 @@ fn ib_gid(addr: Option<Addr>) -> Option<Gid> {
     }
 }
 
-/// A resolve request as it is sent.
+/// A resolve request.
 pub struct Request {
     bytes: [u8; HEADER_LEN + 3 * RECORD_LEN],
     len: usize,
 }
 
 impl Request {
-    /// The request for `query`; `None` if that holds nothing ibacm could start from. `tid` comes back in the answer.
+    /// Builds the request for `query`; `None` if it has neither address nor path. The answer
+    /// carries `tid`.
     pub fn new(tid: u64, query: &Query) -> Option<Request> {
         let mut request = Request { bytes: [0; HEADER_LEN + 3 * RECORD_LEN], len: HEADER_LEN };
         let delay = if query.no_delay { FLAG_NODELAY } else { 0 };
@@ -143,7 +146,7 @@ impl Request {
     }
 }
 
-/// What makes a message no answer: the connection it came on is of no more use.
+/// Why a message is not a valid answer. The connection that it came on must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
     /// Fewer bytes than a header.
@@ -167,25 +170,26 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// The checked header of an answer.
+/// The validated header of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The number the request carried.
+    /// The `tid` of the request.
     pub tid: u64,
-    /// Whether ibacm could answer.
+    /// Whether ibacm found an answer.
     pub success: bool,
     /// Bytes of records that follow, a multiple of [`RECORD_LEN`] up to [`MAX_RECORDS`] times that.
     pub body_len: usize,
 }
 
 impl Header {
-    /// Reads and checks the first bytes of an answer.
+    /// Parses and validates the first bytes of an answer.
     pub fn parse(bytes: &[u8; HEADER_LEN]) -> Result<Header, Malformed> {
         let [version, opcode, status, _, _, _, len0, len1, tid @ ..] = *bytes;
         if version != VERSION {
             return Err(Malformed::Version(version));
         }
-        if opcode != OP_RESOLVE | OP_ACK {
+        // ibacm sets the bit in some answers only: not in those that it gives at once.
+        if opcode & !OP_ACK != OP_RESOLVE {
             return Err(Malformed::Opcode(opcode));
         }
         let length = u16::from_ne_bytes([len0, len1]);
@@ -198,7 +202,7 @@ impl Header {
     }
 }
 
-/// What an answer says.
+/// The content of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The paths, in the order of the answer.
@@ -227,17 +231,18 @@ impl Paths {
         &self.bytes[..self.count * PATH_DATA_LEN]
     }
 
-    /// The same as an array of the C structure.
+    /// Returns them as an array of the C structure.
     pub fn records(&self) -> &[ibv_path_data] {
         const {
             assert!(size_of::<ibv_path_data>() == PATH_DATA_LEN);
             assert!(align_of::<ibv_path_data>() <= align_of::<Paths>());
         }
-        // SAFETY: `count` records stand at the start of the structure, aligned; any bytes are numbers.
+        // SAFETY: the structure begins with `count` aligned records, of which any bytes are a valid
+        // value.
         unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().cast(), self.count) }
     }
 
-    /// Whether there is no path.
+    /// Returns whether there is no path.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -247,7 +252,8 @@ impl Paths {
         array(self.as_bytes(), PATH_DATA_LEN - PATH_RECORD_LEN).map(|record| Path { record })
     }
 
-    /// Takes over an endpoint record: its type, which stands in the reserved word of `struct ibv_path_data`, goes.
+    /// Appends an endpoint record, without its type, which is in the reserved word of `struct
+    /// ibv_path_data`.
     fn push(&mut self, record: &[u8]) {
         let at = self.count * PATH_DATA_LEN;
         if let Some(slot) = self.bytes.get_mut(at..at + PATH_DATA_LEN) {
@@ -290,7 +296,7 @@ impl Path {
     }
 }
 
-/// Collects what the records of an answer say. An unknown record is passed over, a last one cut short too.
+/// Collects the records of an answer. Unknown records and an incomplete last record are ignored.
 pub fn parse_records(body: &[u8]) -> Answer {
     let mut answer = Answer { paths: Paths::default(), source: None };
     for record in body.chunks_exact(RECORD_LEN) {
@@ -305,7 +311,7 @@ pub fn parse_records(body: &[u8]) -> Answer {
     answer
 }
 
-/// The address in a record, if it is one.
+/// Returns the address in a record, if it has one.
 fn inet(kind: u16, record: &[u8]) -> Option<Addr> {
     match kind {
         TYPE_IPV4 => Some(Addr::V4 { port: 0, ip: array(record, INFO)? }),
@@ -314,7 +320,7 @@ fn inet(kind: u16, record: &[u8]) -> Option<Addr> {
     }
 }
 
-/// Reads a whole message: header and what the records say.
+/// Parses a whole message: header and records.
 pub fn parse_answer(message: &[u8]) -> Result<(Header, Answer), Malformed> {
     let (head, body) = message.split_first_chunk::<HEADER_LEN>().ok_or(Malformed::Short)?;
     let header = Header::parse(head)?;

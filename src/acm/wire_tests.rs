@@ -1,4 +1,5 @@
-//! Tests of the message formats. The bytes of requests and answers are those the reference exchanged with a server.
+//! Tests of the message formats. The bytes of requests and answers are those the reference
+//! exchanged with a server.
 
 use proptest::prelude::*;
 
@@ -141,13 +142,23 @@ fn path_fields() {
     assert_eq!((path.dgid()[0], path.sgid()[0], path.pkey(), path.flow_label()), (1, 2, 0x8001, 0x12345));
 }
 
+/// ibacm sets the bit in what it answers later, and in some of its refusals.
+#[test]
+fn answer_bit_is_optional() {
+    for opcode in [0x01, 0x81] {
+        let found = parse_answer(&header(1, opcode, 0, 16, 7)).unwrap().0;
+        assert_eq!(found, Header { tid: 7, success: true, body_len: 0 });
+    }
+    assert!(!parse_answer(&header(1, 0x01, 6, 16, 7)).unwrap().0.success);
+}
+
 #[test]
 fn malformed_headers_are_told_apart() {
     let error = |bytes: &[u8]| parse_answer(bytes).unwrap_err();
     assert_eq!(error(&[]), Malformed::Short);
     assert_eq!(error(&[1; 15]), Malformed::Short);
     assert_eq!(error(&header(2, 0x81, 0, 16, 0)), Malformed::Version(2));
-    assert_eq!(error(&header(1, 0x01, 0, 16, 0)), Malformed::Opcode(1));
+    assert_eq!(error(&header(1, 0x02, 0, 16, 0)), Malformed::Opcode(2));
     assert_eq!(error(&header(1, 0x83, 0, 16, 0)), Malformed::Opcode(0x83));
     for length in [0, 15, 17, 87, 89, 592 + 72, u16::MAX] {
         assert_eq!(error(&header(1, 0x81, 0, length, 0)), Malformed::Length(length));

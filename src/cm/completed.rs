@@ -1,10 +1,12 @@
-//! Counting acknowledged events: an id may go when the program has acknowledged as many as the kernel reported.
+//! Counts acknowledged events: an id can be freed once the program has acknowledged all events that
+//! the kernel reported.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use crate::sys::sync::{Condvar, Mutex};
 
-/// The number of events that the program (or the library, for those it never shows) is done with.
+/// The number of completed events: those that the program has acknowledged, and those that the
+/// library has consumed.
 ///
-/// A lock of the standard library: it waits on a futex and never allocates.
+/// The lock is one of the standard library, which waits on a futex and never allocates.
 #[derive(Default)]
 pub struct Completed {
     counts: Mutex<Counts>,
@@ -13,29 +15,31 @@ pub struct Completed {
 
 #[derive(Clone, Copy, Default)]
 struct Counts {
-    given: u32,
-    done: u32,
-    /// Threads in `wait_for`: the usual event is acknowledged without a system call.
+    /// Events that were read from the kernel.
+    read: u32,
+    completed: u32,
+    /// Threads in `wait_for`. Without one, completing an event needs no system call.
     waiting: u32,
 }
 
 impl Completed {
-    /// An event was read from the kernel; it now refers to `self`.
+    /// Counts an event that was read from the kernel. It refers to `self` until it is completed.
     pub fn give(&self) {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.given = counts.given.wrapping_add(1);
+        let mut counts = self.counts.lock();
+        counts.read = counts.read.wrapping_add(1);
     }
 
     /// Whether no event refers to `self`.
     pub fn is_done(&self) -> bool {
-        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.given == counts.done
+        let counts = self.counts.lock();
+        counts.read == counts.completed
     }
 
-    /// One more. The notification happens under the lock, so that a waiter that then frees `self` comes after it.
+    /// Counts a completed event. Notifies under the lock: a waiter may free `self` once it has the
+    /// lock.
     pub fn complete(&self) {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.done = counts.done.wrapping_add(1);
+        let mut counts = self.counts.lock();
+        counts.completed = counts.completed.wrapping_add(1);
         if counts.waiting > 0 {
             self.more.notify_all();
         }
@@ -43,10 +47,10 @@ impl Completed {
 
     /// Waits until `reported` events are complete.
     pub fn wait_for(&self, reported: u32) {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.counts.lock();
         counts.waiting += 1;
-        let behind = |counts: &mut Counts| (reported.wrapping_sub(counts.done) as i32) > 0;
-        let mut counts = self.more.wait_while(counts, behind).unwrap_or_else(PoisonError::into_inner);
+        let behind = |counts: &mut Counts| (reported.wrapping_sub(counts.completed) as i32) > 0;
+        let mut counts = self.more.wait_while(counts, behind);
         counts.waiting -= 1;
     }
 }
@@ -57,7 +61,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn waits_for_the_last_one() {
+    fn waits_until_all_reported_events_are_completed() {
         let completed = Arc::new(Completed::default());
         completed.wait_for(0);
         completed.give();
@@ -67,7 +71,7 @@ mod tests {
         let other = completed.clone();
         let waiter = std::thread::spawn(move || {
             other.wait_for(3);
-            other.counts.lock().unwrap_or_else(PoisonError::into_inner).done
+            other.counts.lock().completed
         });
         completed.complete();
         completed.complete();

@@ -1,47 +1,47 @@
-//! Protection domains (PDs) of connections that must not reach into each other.
+//! Protection domains (PDs) that isolate connections from each other.
 //!
-//! A key names memory to every QP of its PD: peers of connections that share one could write into
-//! each other's memory.
+//! A memory key is valid for every QP of its PD: if connections shared a PD, the peer of one could
+//! access the memory of the others.
 
 use std::ptr::NonNull;
 
-use super::device::{self, Bound, Limits};
+use super::device_registry::{self, Bound, Limits};
 use super::id::Id;
 use super::log;
-use crate::diag::Why;
+use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::sys::verbs::{self, ibv_context, ibv_pd};
 
-/// The PD of one connection, on the device of its id. The device stays open as long as it lives.
+/// The PD of a connection on the device of its id. Keeps the device open.
 #[derive(Debug)]
 pub struct Domain {
     bound: Bound,
-    /// Its own; without one it is the PD that the ids on the device share.
+    /// The connection's own PD. Without one, it uses the PD that the ids on the device share.
     own: Option<NonNull<ibv_pd>>,
 }
 
-// SAFETY: libibverbs objects, which any thread may use.
+// SAFETY: any thread may use the libibverbs objects that it points at.
 unsafe impl Send for Domain {}
 
 impl Domain {
-    /// A PD for a connection of `id`; `ENODEV` before the id has a device. Where the device has no
-    /// more of them, the connection shares that of the ids: the peers of such connections are
-    /// trusted as all were before.
+    /// Allocates a PD for a connection of `id`. If the device has no more PDs, the connection uses
+    /// the PD of the ids, without isolation from others that do. Fails with `ENODEV` before the id
+    /// has a device.
     pub fn new(id: &Id) -> Result<Domain> {
         let bound = id.state().bound.ok_or(Errno::ENODEV)?;
-        // The device is not closed from here on.
-        let bound = device::share(&bound)?;
+        // Keeps the device open.
+        let bound = device_registry::share(&bound)?;
         let mut domain = Domain { bound, own: None };
-        // SAFETY: the context is open.
+        // SAFETY: `share` keeps the context open.
         match unsafe { verbs::alloc_pd(domain.bound.context) } {
             Ok(pd) => domain.own = Some(pd),
-            Err(error) if is_exhaustion(error) => log::background(id, error, Why::SharedDomain),
+            Err(error) if is_exhaustion(error) => log::background(id, error, Cause::SharedDomain),
             Err(error) => return Err(error),
         }
         Ok(domain)
     }
 
-    /// The PD, live as long as `self`.
+    /// The PD, valid as long as `self`.
     pub fn pd(&self) -> NonNull<ibv_pd> {
         self.own.unwrap_or(self.bound.pd)
     }
@@ -51,12 +51,12 @@ impl Domain {
         self.bound.context
     }
 
-    /// What the device can do at most.
+    /// The limits of the device.
     pub fn limits(&self) -> &Limits {
         &self.bound.limits
     }
 
-    /// Whether its device is the id's.
+    /// Whether it is on the device of `id`.
     pub fn is_of(&self, id: &Id) -> bool {
         id.verbs() == self.bound.context.as_ptr()
     }
@@ -65,15 +65,16 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         if let Some(pd) = self.own {
-            // SAFETY: its owner drops QPs and registrations before; the device is open still.
+            // SAFETY: the owner has destroyed the QPs and memory regions in the PD, and the device
+            // is open until `release`.
             unsafe { verbs::dealloc_pd(pd) };
         }
-        device::release(self.bound);
+        device_registry::release(self.bound);
     }
 }
 
-/// Whether an error of ibv_alloc_pd(3) says that there are no more PDs, or no more objects for this
-/// control group. Drivers don't agree on one: rxe and cxgb4 have `EINVAL`.
+/// Whether an error of ibv_alloc_pd(3) means that the device has no more PDs, or that the control
+/// group has reached its limit. Drivers return different errors: rxe and cxgb4 fail with `EINVAL`.
 fn is_exhaustion(error: Errno) -> bool {
     matches!(
         error.get(),

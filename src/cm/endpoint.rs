@@ -1,120 +1,142 @@
-//! Endpoints: synchronous ids made from an address in one call.
+//! Endpoints: synchronous ids that are created from an address in one call.
 
 use std::ffi::c_int;
+use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
-use super::id::{self, Id};
-use super::resolve;
-use super::{option, qp, srq};
+use super::id::Id;
+use super::objects::{InitAttr, Pd};
+use super::option::OptionValue;
+use super::owned_id::{self, OwnedId};
+use super::{qp, resolve, route, srq};
 use crate::errno::{Errno, Result};
-use crate::ffi::{RAI_PASSIVE, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, rdma_addrinfo, rdma_cm_id};
+use crate::ffi::RAI_PASSIVE;
 use crate::sys::alloc::try_copy;
 use crate::sys::cancel;
+use crate::sys::sockaddr::AddrRef;
 use crate::sys::verbs::{ibv_pd, ibv_qp_init_attr};
 
-/// How long an active endpoint waits for address and route, in milliseconds.
-const TIMEOUT: c_int = 2000;
+/// Time-out for resolving the address, and for resolving the route, of an active endpoint, in
+/// milliseconds.
+const TIMEOUT_MS: c_int = 2000;
 
-/// How a passive endpoint makes the QPs of its connections.
+/// The QP attributes of the connections of a passive endpoint.
 #[derive(Clone, Copy)]
 pub(super) struct Template(ibv_qp_init_attr);
 
-/// rdma_create_ep(3): listening (RAI_PASSIVE) or with address, route and QP ready to connect.
-///
-/// # Safety
-/// `id` writable, `res` as rdma_getaddrinfo(3) made it, `pd` and `attr` NULL or live.
-pub unsafe fn create_ep(
-    id: NonNull<*mut rdma_cm_id>,
-    res: NonNull<rdma_addrinfo>,
+/// What rdma_create_ep(3) uses of a `struct rdma_addrinfo`.
+#[derive(Clone, Copy)]
+pub struct EndpointInfo<'a> {
+    /// RAI_* flags.
+    pub flags: u32,
+    /// Port space.
+    pub port_space: u32,
+    /// QP type.
+    pub qp_type: u32,
+    /// Local address; `None` for NULL.
+    pub src: Option<AddrRef<'a>>,
+    /// Remote address; `None` for NULL.
+    pub dst: Option<AddrRef<'a>>,
+    /// An array of `struct ibv_path_data`.
+    pub route: OptionValue<'a>,
+    /// Precedes the private data of the connection.
+    pub connect_data: &'a [u8],
+}
+
+/// PD and attributes for the QP of an endpoint, or of the connections to it.
+#[derive(Clone, Copy)]
+pub struct EndpointQp<'a> {
     pd: *mut ibv_pd,
-    attr: *mut ibv_qp_init_attr,
-) -> Result<()> {
-    // SAFETY: `id` writable, `res` as rdma_getaddrinfo(3) made it, `pd` and `attr` NULL or live:
-    // guaranteed by the caller; NULL makes the id synchronous.
-    let (res, new) = unsafe {
-        let res = res.as_ref();
-        (res, id::create(ptr::null_mut(), ptr::null_mut(), res.ai_port_space as u32, res.ai_qp_type as u32)?)
-    };
-    // SAFETY: `id` writable, `res` as rdma_getaddrinfo(3) made it, `pd` and `attr` NULL or live:
-    // guaranteed by the caller.
-    let prepare = || unsafe {
-        if res.ai_flags as u32 & RAI_PASSIVE != 0 { passive(new, res, pd, attr) } else { active(new, res, pd, attr) }
-    };
-    // SAFETY: nobody has seen it.
-    let prepared = cancel::with_cleanup(|| unsafe { destroy_ep(new) }, prepare);
-    match prepared {
-        Ok(()) => {
-            // SAFETY: `id` writable, `res` as rdma_getaddrinfo(3) made it, `pd` and `attr` NULL or
-            // live: guaranteed by the caller.
-            unsafe { id.write(new.as_c()) };
-            Ok(())
-        }
-        Err(error) => {
-            // SAFETY: nobody has seen it.
-            unsafe { destroy_ep(new) };
-            Err(error)
-        }
+    attr: Option<NonNull<ibv_qp_init_attr>>,
+    objects: PhantomData<&'a mut ibv_qp_init_attr>,
+}
+
+impl EndpointQp<'_> {
+    /// PD and attributes behind pointers; NULL for the library's PD, and for no QP.
+    ///
+    /// # Safety
+    /// The attributes are as ibv_create_qp(3) requires them, and nothing else uses them as long as
+    /// the value. PD, CQs and SRQ are NULL or outlive the endpoint and the QPs of its connections.
+    pub unsafe fn from_c(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> Self {
+        EndpointQp { pd, attr: NonNull::new(attr), objects: PhantomData }
+    }
+
+    /// A copy of the attributes, with another QP type. The program's structure, which may be
+    /// constant, is not changed.
+    fn template(&self, qp_type: u32) -> Option<Template> {
+        // SAFETY: `from_c` requires valid attributes.
+        self.attr.map(|attr| Template(ibv_qp_init_attr { qp_type, ..unsafe { attr.read() } }))
+    }
+
+    /// Creates the QP of an id, if there are attributes for it, and updates them.
+    fn create(&self, id: &Id, qp_type: u32) -> Result<()> {
+        let Some(attr) = self.attr else { return Ok(()) };
+        // SAFETY: `from_c` requires valid attributes with live objects, which nothing else uses.
+        let (pd, mut attr) = unsafe {
+            (*attr.as_ptr()).qp_type = qp_type;
+            (Pd::from_c(self.pd), InitAttr::from_c(attr.as_ptr())?)
+        };
+        qp::create_qp(id, pd, &mut attr)
     }
 }
 
-unsafe fn passive(id: &Id, res: &rdma_addrinfo, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> Result<()> {
-    let source = NonNull::new(res.ai_src_addr).ok_or(Errno::EINVAL)?;
-    // SAFETY: addresses as long as their families say, `attr` NULL or readable, here and below:
-    // guaranteed by the caller.
-    unsafe { resolve::bind_addr(id, source)? };
-    if !pd.is_null() {
-        id.set_pd(pd);
+/// rdma_create_ep(3): an id that is bound (RAI_PASSIVE), or has an address, a route and a QP.
+pub fn create_ep(info: &EndpointInfo<'_>, qp: EndpointQp<'_>) -> Result<OwnedId> {
+    let new = owned_id::create(None, ptr::null_mut(), info.port_space, info.qp_type)?;
+    let prepare = || {
+        if info.flags & RAI_PASSIVE != 0 { bind_passive(&new, info, qp) } else { resolve_active(&new, info, qp) }
+    };
+    // SAFETY: the id is new, and not used after a cancellation.
+    let prepared = cancel::with_cleanup(|| destroy_ep(unsafe { OwnedId::from_ref(&new) }), prepare);
+    if let Err(error) = prepared {
+        destroy_ep(new);
+        return Err(error);
     }
-    // SAFETY: as above.
-    if let Some(attr) = unsafe { attr.as_ref() } {
-        // The program's own stay as they are: nothing is created from them here, and they may be
-        // constant.
-        id.state().template = Some(Template(ibv_qp_init_attr { qp_type: res.ai_qp_type as u32, ..*attr }));
+    Ok(new)
+}
+
+fn bind_passive(id: &Id, info: &EndpointInfo<'_>, qp: EndpointQp<'_>) -> Result<()> {
+    let source = info.src.ok_or(Errno::EINVAL)?.read()?;
+    resolve::bind_addr(id, &source)?;
+    if !qp.pd.is_null() {
+        id.set_pd(qp.pd);
+    }
+    if let Some(template) = qp.template(info.qp_type) {
+        id.state().template = Some(template);
     }
     Ok(())
 }
 
-unsafe fn active(id: &Id, res: &rdma_addrinfo, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> Result<()> {
-    let destination = NonNull::new(res.ai_dst_addr).ok_or(Errno::EINVAL)?;
-    // SAFETY: addresses as long as their families say, `attr` NULL or readable, here and below:
-    // guaranteed by the caller.
-    unsafe {
-        resolve::resolve_addr(id, res.ai_src_addr, destination, TIMEOUT)?;
-        if res.ai_route_len > 0 {
-            let operation = id.operation();
-            option::set_option(id, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, res.ai_route, res.ai_route_len)?;
-            operation.complete()?;
-        } else {
-            resolve::resolve_route(id, TIMEOUT)?;
-        }
-        if res.ai_connect_len > 0 && !res.ai_connect.is_null() {
-            let data = std::slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len);
-            id.state().connect_data = try_copy(data)?;
-        }
-        if let Some(attr) = NonNull::new(attr) {
-            (*attr.as_ptr()).qp_type = res.ai_qp_type as u32;
-            qp::create_qp(id, pd, attr)?;
-        }
+fn resolve_active(id: &Id, info: &EndpointInfo<'_>, qp: EndpointQp<'_>) -> Result<()> {
+    let destination = info.dst.ok_or(Errno::EINVAL)?;
+    let source = info.src.map(AddrRef::read).transpose()?;
+    resolve::resolve_addr(id, source.as_ref(), &destination.read()?, TIMEOUT_MS)?;
+    if info.route.is_empty() {
+        resolve::resolve_route(id, TIMEOUT_MS)?;
+    } else {
+        let operation = id.operation();
+        route::set_paths(id, info.route)?;
+        operation.complete()?;
     }
-    Ok(())
+    if !info.connect_data.is_empty() {
+        id.state().connect_data = try_copy(info.connect_data)?;
+    }
+    qp.create(id, info.qp_type)
 }
 
-/// For the id of a connection request: the QP that its endpoint's attributes describe, on the listener's PD.
-pub(super) fn equip(listen: &Id, new: &Id) -> Result<()> {
+/// Creates the QP for the id of a connection request from the attributes of the listening endpoint,
+/// on the listener's PD.
+pub(super) fn attach_qp(listen: &Id, new: &Id) -> Result<()> {
     let Some(Template(mut attr)) = listen.state().template else { return Ok(()) };
-    // SAFETY: the attributes were valid when the endpoint was made, and what they name must outlive it.
-    unsafe { qp::create_qp(new, listen.pd(), NonNull::from(&mut attr)) }
+    // SAFETY: PD, CQs and SRQ outlive the endpoint, as `EndpointQp::from_c` requires.
+    let (pd, mut attr) = unsafe { (Pd::from_c(listen.pd()), InitAttr::new(&mut attr)) };
+    qp::create_qp(new, pd, &mut attr)
 }
 
-/// rdma_destroy_ep(3): the id with its QP and SRQ.
-///
-/// # Safety
-/// Not used afterwards.
-pub unsafe fn destroy_ep(id: &Id) {
-    // SAFETY: not used afterwards: guaranteed by the caller. There is nobody to tell of a failure.
-    unsafe {
-        qp::destroy_qp(id);
-        srq::destroy_srq(id);
-        let _ = id::destroy_id(id);
-    }
+/// rdma_destroy_ep(3): destroys the id with its QP and SRQ.
+pub fn destroy_ep(id: OwnedId) {
+    qp::destroy_qp(&id);
+    srq::destroy_srq(&id);
+    // A failure cannot be reported.
+    let _ = owned_id::destroy_id(id);
 }

@@ -1,44 +1,36 @@
-//! fork(): the child gets every lock of the process free, and starts with devices of its own.
+//! fork(): in the child every lock of the process is free, and devices are opened anew.
 //!
-//! The kernel refuses the parent's channels to the child (it checks who opened them), so nothing of what is open can
-//! be shared; ids made after the fork work in both. This is the written list of the library's global locks, in the
-//! order in which they are taken here (docs/locking.md).
+//! The kernel refuses the parent's channels to the child (it checks who opened them), so no open
+//! object can be shared; ids created after the fork work in both processes. This file lists the
+//! global locks of the connection manager in the order in which they are taken (docs/locking.md).
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use super::{device_registry, handles};
+use crate::errno::Result;
+use crate::sys::atfork::{self, Handlers, Layer};
 
-use super::{device, handles};
-use crate::sys::atfork::watch_forks;
+static HANDLERS: Handlers = Handlers { before, in_parent, in_child };
 
-watch_forks!(before, in_parent, in_child);
+/// Registers the handlers unless they were registered when the library was loaded. Fails with
+/// ENOMEM if the C library has no memory for them.
+pub fn register() -> Result<()> {
+    atfork::register(Layer::Cm, &HANDLERS)
+}
 
-extern "C" fn before() {
-    device::before_fork();
+fn before() {
+    device_registry::before_fork();
     handles::before_fork();
 }
 
-extern "C" fn in_parent() {
-    // SAFETY: after `before`, in the same thread.
-    unsafe {
-        handles::after_fork(false);
-        device::after_fork(false);
-    }
+fn in_parent() {
+    handles::after_fork_in_parent();
+    device_registry::after_fork_in_parent();
 }
 
-/// Counts the fork()s between the program's first process and this one: what was opened before
-/// belongs to an ancestor.
-static GENERATION: AtomicU32 = AtomicU32::new(0);
-
-/// See [`GENERATION`].
-pub fn generation() -> u32 {
-    GENERATION.load(Ordering::Relaxed)
-}
-
-extern "C" fn in_child() {
-    GENERATION.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: after `before`, in the copy of the same thread.
+fn in_child() {
+    // SAFETY: the child of a fork() has one thread until its handlers have run.
     unsafe {
-        handles::after_fork(true);
-        device::after_fork(true);
+        handles::after_fork_in_child();
+        device_registry::after_fork_in_child();
     }
 }
 
@@ -48,20 +40,20 @@ mod tests {
 
     #[test]
     fn registered_on_load() {
-        assert_eq!(watched(), Ok(()));
+        assert_eq!(register(), Ok(()));
     }
 
     #[test]
     fn locks_are_free_in_the_child() {
         let _busy = std::thread::spawn(|| {
             for _ in 0..1000 {
-                drop(device::lock());
+                drop(device_registry::lock());
             }
         });
         // SAFETY: the child only takes a lock and leaves.
         match unsafe { libc::fork() } {
             0 => {
-                drop(device::lock());
+                drop(device_registry::lock());
                 // SAFETY: ends the child without running the parent's exit handlers.
                 unsafe { libc::_exit(7) }
             }

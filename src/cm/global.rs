@@ -1,22 +1,22 @@
-//! A lock of the whole process that survives fork().
+//! A process-wide lock that survives fork().
 //!
-//! fork() takes it, so that the child finds what it guards whole. It does not wait for its own
-//! thread, nor for ever for another one.
+//! fork() takes it, so that its data is consistent in the child. fork() does not wait for its own
+//! thread, and for another thread only for a limited time.
 
 use std::cell::UnsafeCell;
 use std::time::Duration;
 
 use crate::sys::lock::{Guard, Lock, Unavailable};
 
-/// How long fork() waits for a thread that holds the lock. What is done under it takes no such
-/// time, unless a device or its driver does not answer.
-const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(5) };
+/// How long fork() waits for another thread that holds the lock: five seconds. The work done under
+/// the lock is shorter, unless a device or its driver does not answer.
+const FORK_LOCK_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(5) };
 
-/// See the module.
+/// A process-wide lock around a `T` (see the module).
 pub struct GlobalLock<T: 'static> {
     lock: Lock<T>,
-    /// Taken by fork(): the guard, and how many of its handlers have run before, less those after.
-    /// They may be registered more than once.
+    /// Held by fork(): the guard, and the number of handlers that ran before the fork less those
+    /// that ran after it. Handlers may be registered more than once.
     held: UnsafeCell<Option<(Guard<'static, T>, u32)>>,
 }
 
@@ -34,16 +34,16 @@ impl<T> GlobalLock<T> {
         self.lock.lock()
     }
 
-    /// The lock, unless a thread has it.
+    /// Takes the lock unless a thread holds it.
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         self.lock.try_lock().ok()
     }
 
-    /// Before fork(): takes the lock and keeps it until [`after_fork`](Self::after_fork). Not if
-    /// this thread holds it (fork() was called by a signal handler over one of our calls), and not
-    /// if another one keeps it too long.
+    /// Before fork(): takes the lock and keeps it until the handlers after fork(), unless this
+    /// thread holds it (a signal handler that interrupted one of our calls forks), or another
+    /// thread does not release it in time.
     pub fn before_fork(&'static self) {
-        match self.lock.lock_within(PATIENCE) {
+        match self.lock.lock_within(FORK_LOCK_TIMEOUT) {
             // SAFETY: this thread holds the lock.
             Ok(guard) => unsafe { *self.held.get() = Some((guard, 1)) },
             Err(Unavailable::Mine) => {
@@ -56,31 +56,44 @@ impl<T> GlobalLock<T> {
         }
     }
 
-    /// After fork(): releases what [`before_fork`](Self::before_fork) took. Nothing is allocated.
+    /// After fork(), in the parent: releases what [`before_fork`](Self::before_fork) took.
+    /// Allocates nothing.
+    pub fn after_fork_in_parent(&'static self) {
+        if self.lock.is_mine() {
+            self.release();
+        }
+    }
+
+    /// As [`after_fork_in_parent`](Self::after_fork_in_parent), in the child.
     ///
-    /// In the child, what another thread was changing at the moment of fork() is left where it is,
-    /// and `fresh` takes its place. What this thread was changing is not touched: the call that the
-    /// signal handler interrupted goes on with it.
+    /// A value that another thread was changing during fork() is leaked and replaced by `fresh`. A
+    /// value that this thread was changing stays: the call that the signal handler interrupted
+    /// continues to change it.
     ///
     /// # Safety
-    /// In the thread that called [`before_fork`](Self::before_fork), or its copy in the child.
-    pub unsafe fn after_fork(&'static self, in_child: bool, fresh: impl FnOnce() -> T) {
+    /// The process has no other thread.
+    pub unsafe fn after_fork_in_child(&'static self, fresh: impl FnOnce() -> T) {
         if self.lock.is_mine() {
-            // SAFETY: this thread holds the lock.
-            let held = unsafe { &mut *self.held.get() };
-            if let Some((_, times)) = held {
-                *times -= 1;
-                if *times == 0 {
-                    drop(held.take());
-                }
-            }
-        } else if in_child && self.try_lock().is_none() {
-            // SAFETY: the holder is not in this process, nor is anybody else. The old value may be
-            // half changed: it is neither used nor dropped. Nor is a guard of another thread that
-            // was forking, too.
+            self.release();
+        } else if self.try_lock().is_none() {
+            // SAFETY: the holder is no thread of this process, whose only thread is this one. The
+            // old value may be inconsistent: it is neither used nor dropped, nor is a guard of
+            // another thread that was forking, too.
             unsafe {
                 self.held.get().write(None);
                 self.lock.abandon().get().write(fresh());
+            }
+        }
+    }
+
+    /// Releases the lock with the last of the handlers. This thread holds it.
+    fn release(&self) {
+        // SAFETY: only the thread that holds the lock touches `held`.
+        let held = unsafe { &mut *self.held.get() };
+        if let Some((_, times)) = held {
+            *times -= 1;
+            if *times == 0 {
+                drop(held.take());
             }
         }
     }
@@ -90,20 +103,28 @@ impl<T> GlobalLock<T> {
 mod tests {
     use super::*;
 
-    /// A thread that waits for the lock when another one forks is not there in the child: nobody
-    /// may be waited for.
+    fn after_fork(lock: &'static GlobalLock<u32>, in_child: bool, fresh: u32) {
+        if in_child {
+            // SAFETY: the child of a fork() has one thread.
+            unsafe { lock.after_fork_in_child(|| fresh) };
+        } else {
+            lock.after_fork_in_parent();
+        }
+    }
+
+    /// A thread that waits for the lock while another one forks does not exist in the child, which
+    /// must not wait for it.
     #[test]
     fn free_in_the_child_of_a_fork() {
         static LOCK: GlobalLock<u32> = GlobalLock::new(0);
         for _ in 0..50 {
             LOCK.before_fork();
             let waiter = std::thread::spawn(|| *LOCK.lock() += 1);
-            // Whether it waits already is left to chance; over the rounds it does both.
+            // The thread may wait already or not: over the rounds both happen.
             std::thread::yield_now();
             // SAFETY: the child takes a lock and leaves.
             let child = unsafe { libc::fork() };
-            // SAFETY: this thread called `before_fork`.
-            unsafe { LOCK.after_fork(child == 0, || 0) };
+            after_fork(&LOCK, child == 0, 0);
             if child == 0 {
                 let free = LOCK.try_lock().is_some();
                 // SAFETY: ends the child without running the parent's exit handlers.
@@ -118,16 +139,15 @@ mod tests {
         assert_eq!(*LOCK.lock(), 50);
     }
 
-    /// Forks with the lock's handlers around it, registered twice; whether `in_child` is true
-    /// there.
+    /// Forks with the lock's handlers around it, registered twice. Returns whether `in_child` is
+    /// true in the child.
     fn fork(lock: &'static GlobalLock<u32>, in_child: impl FnOnce() -> bool) -> bool {
         lock.before_fork();
         lock.before_fork();
         // SAFETY: the child looks at a lock and leaves.
         let child = unsafe { libc::fork() };
         for _ in 0..2 {
-            // SAFETY: this thread called `before_fork`.
-            unsafe { lock.after_fork(child == 0, || 1000) };
+            after_fork(lock, child == 0, 1000);
         }
         if child == 0 {
             // SAFETY: ends the child without running the parent's exit handlers.
@@ -146,7 +166,7 @@ mod tests {
         assert_eq!(LOCK.try_lock().map(|value| *value), Some(1));
     }
 
-    /// A signal handler over a call that holds the lock.
+    /// A signal handler interrupts a call that holds the lock.
     #[test]
     fn fork_does_not_wait_for_its_own_thread() {
         static LOCK: GlobalLock<u32> = GlobalLock::new(1);

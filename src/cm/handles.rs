@@ -8,13 +8,13 @@ use super::global::GlobalLock;
 use super::id::Id;
 use crate::errno::{Errno, Result};
 
-/// The kernel counts the ids of all processes together: the numbers of one that has few ids may be
-/// high.
+/// A hash table, because the kernel numbers the ids of all processes together: a process with few
+/// ids may have high numbers.
 static HANDLES: GlobalLock<Table> = GlobalLock::new(Table::new());
 
-struct Table(HashMap<u32, NonNull<Id>, BuildHasherDefault<Spread>>);
+struct Table(HashMap<u32, NonNull<Id>, BuildHasherDefault<HandleHasher>>);
 
-// SAFETY: ids are shared between threads by design; the table only keeps where they are.
+// SAFETY: `Id` is `Sync`, and the table only stores addresses.
 unsafe impl Send for Table {}
 
 impl Table {
@@ -23,18 +23,18 @@ impl Table {
     }
 }
 
-/// Hashes handles, which the kernel chooses: they need no more than to be spread over all the bits
-/// that a table may look at.
+/// Hashes handles. The kernel chooses them, so the hash need not withstand chosen numbers; it
+/// spreads them over all bits.
 #[derive(Default)]
-struct Spread(u64);
+struct HandleHasher(u64);
 
-impl Hasher for Spread {
+impl Hasher for HandleHasher {
     fn write(&mut self, bytes: &[u8]) {
         bytes.iter().for_each(|&byte| self.write_u32(byte.into()));
     }
 
     fn write_u32(&mut self, number: u32) {
-        // 2 to the 64th divided by the golden ratio: neighbours end up far from each other.
+        // 2^64 divided by the golden ratio: neighbouring numbers get distant hashes.
         self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     }
 
@@ -43,7 +43,7 @@ impl Hasher for Spread {
     }
 }
 
-/// Remembers `id` under its handle.
+/// Adds `id` under its handle.
 pub fn insert(handle: u32, id: NonNull<Id>) -> Result<()> {
     let mut table = HANDLES.lock();
     table.0.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
@@ -51,7 +51,8 @@ pub fn insert(handle: u32, id: NonNull<Id>) -> Result<()> {
     Ok(())
 }
 
-/// Forgets the id of `handle` if it is `id`: after a fork the number may name another one.
+/// Removes `id`. Another id of the same handle stays: after a fork both processes may use the
+/// number.
 pub fn remove(handle: u32, id: NonNull<Id>) {
     let mut table = HANDLES.lock();
     if table.0.get(&handle) == Some(&id) {
@@ -70,12 +71,17 @@ pub(super) fn before_fork() {
 }
 
 /// Releases what [`before_fork`] took.
+pub(super) fn after_fork_in_parent() {
+    HANDLES.after_fork_in_parent();
+}
+
+/// Frees the lock in the child.
 ///
 /// # Safety
-/// In the thread that called [`before_fork`], or its copy in the child.
-pub(super) unsafe fn after_fork(in_child: bool) {
-    // SAFETY: as the caller promises.
-    unsafe { HANDLES.after_fork(in_child, Table::new) };
+/// The process has no other thread.
+pub(super) unsafe fn after_fork_in_child() {
+    // SAFETY: the process has no other thread: guaranteed by the caller.
+    unsafe { HANDLES.after_fork_in_child(Table::new) };
 }
 
 #[cfg(test)]

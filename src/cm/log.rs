@@ -1,4 +1,4 @@
-//! Log lines about ids: collects what [`diag`] needs to know of them.
+//! Log lines about ids: collects the properties that [`diag`] reports.
 
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -6,33 +6,31 @@ use std::slice;
 
 use super::event::event_str;
 use super::id::Id;
-use crate::diag::{self, BadEvent, Place, Why, probes};
+use crate::diag::{self, BadEvent, Cause, Endpoints, probes};
 use crate::errno::Errno;
 use crate::ffi::{rdma_cm_event, rdma_cm_event_type};
 use crate::sys::verbs::IBV_TRANSPORT_IWARP;
 
 /// Addresses and device of an id.
-pub fn place(id: &Id) -> Place {
-    // SAFETY: the route of a live id; an open context has a device, whose name is a C string.
-    unsafe {
-        let addr = &*id.addr();
-        let device: &[u8] = match id.verbs().as_ref() {
-            Some(context) => CStr::from_ptr((*context.device).name.as_ptr()).to_bytes(),
-            None => &[],
-        };
-        Place::new(addr.src.src_storage, addr.dst.dst_storage, device, id.port_num())
-    }
+pub fn endpoints(id: &Id) -> Endpoints {
+    // SAFETY: the context of an id is open: it has a device, whose name is a C string.
+    let device: &[u8] = match unsafe { id.verbs().as_ref() } {
+        // SAFETY: as above.
+        Some(context) => unsafe { CStr::from_ptr((*context.device).name.as_ptr()) }.to_bytes(),
+        None => &[],
+    };
+    Endpoints::new(id.source(), id.destination(), device, id.port_num())
 }
 
-/// Logs a failure of an rsocket's id for which no call was under way.
+/// Logs a failure of an rsocket's id outside of a call of the program.
 #[cold]
-pub fn background(id: &Id, error: Errno, why: Why) {
-    // SAFETY: an id's channel outlives it.
+pub fn background(id: &Id, error: Errno, cause: Cause) {
+    // SAFETY: NULL, or a channel that outlives the id.
     let fd = unsafe { id.channel().as_ref() }.map(|channel| channel.fd);
-    diag::background(fd, &place(id), error, why);
+    diag::background(fd, &endpoints(id), error, cause);
 }
 
-/// Logs an event that was read, if it reports a failure or a removal.
+/// Logs an event if it reports a failure or the removal of a device.
 #[inline]
 pub(super) fn event(id: &Id, event: &rdma_cm_event) {
     const REMOVAL: u32 = rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL as u32;
@@ -46,13 +44,13 @@ pub(super) fn event(id: &Id, event: &rdma_cm_event) {
 #[cold]
 #[inline(never)]
 fn bad_event(id: &Id, event: &rdma_cm_event, rejected: bool) {
-    // The program's own events may have any status.
+    // The events of rdma_write_cm_event(3) may have any status.
     if !diag::is_on() || event.event == rdma_cm_event_type::RDMA_CM_EVENT_USER as u32 {
         return;
     }
     let private_data = if rejected && !id.is_ud() {
-        // SAFETY: an event of a connection has these parameters; its private data is as long as
-        // they say.
+        // SAFETY: an event of a connected id has `conn` parameters, and private data of the length
+        // in them.
         unsafe {
             let conn = &event.param.conn;
             NonNull::new(conn.private_data.cast_mut().cast::<u8>())
@@ -69,5 +67,5 @@ fn bad_event(id: &Id, event: &rdma_cm_event, rejected: bool) {
         iwarp: id.transport() == Some(IBV_TRANSPORT_IWARP),
         private_data: private_data.unwrap_or_default(),
     };
-    diag::bad_event(&bad, &place(id));
+    diag::bad_event(&bad, &endpoints(id));
 }

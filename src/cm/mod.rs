@@ -1,14 +1,17 @@
-//! The calls of the connection manager: one function for each `rdma_*` function of C, without the prefix.
+//! The calls of the connection manager: one function for each `rdma_*` function of C, without the
+//! prefix.
 //!
-//! They take what the C entry points have checked: ids by reference, pointers that may not be NULL as `NonNull`.
+//! They take values that the C entry points have checked: references, and handles such as
+//! [`OwnedId`], [`EventChannel`] and [`Pd`] with the contract of the pointer in their `from_c`.
 
+mod addresses;
 mod addrinfo;
 mod channel;
 mod completed;
 mod connect;
 mod cq;
-mod device;
-mod devices;
+mod device_list;
+mod device_registry;
 mod domain;
 mod ece;
 mod endpoint;
@@ -22,28 +25,36 @@ pub mod log;
 mod lookup;
 mod migrate;
 mod multicast;
+mod objects;
 mod option;
+mod owned_id;
 mod params;
 mod qp;
 mod resolve;
 mod route;
 mod srq;
 
-pub use addrinfo::{GaiError, freeaddrinfo};
-pub use channel::{create_another_channel, create_event_channel, destroy_event_channel};
+pub use addrinfo::{GaiError, hints::Hints, list::List as AddrInfoList};
+pub use channel::{EventChannel, OwnedChannel, create_another_channel, create_event_channel, destroy_event_channel};
 pub use connect::{accept, connect, disconnect, establish, get_request, listen, notify, reject, reject_ece};
-pub use device::Limits;
-pub use devices::{free_devices, get_devices};
+pub use device_list::{DeviceContexts, free_devices, get_devices};
+pub use device_registry::Limits;
 pub use domain::Domain;
 pub use ece::{get_remote_ece, set_local_ece};
-pub use endpoint::{create_ep, destroy_ep};
-pub use event::{Kind as EventKind, ack_cm_event, decode as decode_event, event_str, get_cm_event, write_cm_event};
+pub use endpoint::{EndpointInfo, EndpointQp, create_ep, destroy_ep};
+pub use event::{
+    Kind as EventKind, OwnedEvent, ack_cm_event, decode as decode_event, event_str, get_cm_event, write_cm_event,
+};
+pub use forks::register as register_fork_handlers;
 pub use global::GlobalLock;
-pub use id::{Id, create_id, destroy_id, free_id};
+pub use id::Id;
 pub use lookup::{getaddrinfo, query_addrinfo, resolve_addrinfo};
 pub use migrate::{forget_former, migrate_id, move_to_new_file};
-pub use multicast::{join_multicast, join_multicast_ex, leave_multicast};
-pub use option::{get_dst_port, get_src_port, set_option};
+pub use multicast::{JoinAttr, join_multicast, join_multicast_ex, leave_multicast};
+pub use objects::{InitAttr, Pd};
+pub use option::{OptionValue, get_dst_port, get_src_port, set_option};
+pub use owned_id::{OwnedId, create_id, destroy_id, free_id};
+pub use params::ConnParam;
 pub use qp::{create_qp, create_qp_ex, destroy_qp, init_qp_attr};
 pub use resolve::{bind_addr, resolve_addr, resolve_route, resolve_route_soon};
 pub use srq::{create_srq, create_srq_ex, destroy_srq};

@@ -1,29 +1,52 @@
 //! Options and ports of ids.
 
 use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
 
 use super::id::Id;
 use crate::errno::{Errno, Result};
 use crate::sys::{sockaddr, ucma};
 
-/// rdma_set_option(3): the kernel knows levels, names and lengths.
-///
-/// # Safety
-/// `value` readable for `len` bytes.
-pub unsafe fn set_option(id: &Id, level: c_int, name: c_int, value: *mut c_void, len: usize) -> Result<()> {
-    let len = u32::try_from(len).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: `value` readable for `len` bytes: guaranteed by the caller.
-    unsafe { ucma::set_option(id.fd(), id.handle(), level as u32, name as u32, value, len) }
+/// The value of an option. Only the kernel reads it, and fails with `EFAULT` if the memory is not
+/// readable.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionValue<'a> {
+    start: *const c_void,
+    len: usize,
+    bytes: PhantomData<&'a [u8]>,
+}
+
+impl OptionValue<'_> {
+    /// The `len` bytes at `start`, which need not be readable.
+    pub fn at(start: *const c_void, len: usize) -> Self {
+        OptionValue { start, len, bytes: PhantomData }
+    }
+
+    /// Whether there are no bytes.
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl<'a> From<&'a [u8]> for OptionValue<'a> {
+    fn from(bytes: &'a [u8]) -> OptionValue<'a> {
+        OptionValue::at(bytes.as_ptr().cast(), bytes.len())
+    }
+}
+
+/// rdma_set_option(3): the kernel checks levels, names and lengths.
+pub fn set_option(id: &Id, level: c_int, name: c_int, value: OptionValue<'_>) -> Result<()> {
+    let len = u32::try_from(value.len).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: the value is readable, or the kernel rejects its address.
+    unsafe { ucma::set_option(id.fd(), id.handle(), level as u32, name as u32, value.start, len) }
 }
 
 /// rdma_get_src_port(3): in network byte order, 0 before the id is bound.
 pub fn get_src_port(id: &Id) -> u16 {
-    // SAFETY: the route of a live id.
-    sockaddr::port(unsafe { &(*id.addr()).src.src_storage })
+    sockaddr::port(&id.source())
 }
 
 /// rdma_get_dst_port(3): in network byte order, 0 before the id has a destination.
 pub fn get_dst_port(id: &Id) -> u16 {
-    // SAFETY: the route of a live id.
-    sockaddr::port(unsafe { &(*id.addr()).dst.dst_storage })
+    sockaddr::port(&id.destination())
 }

@@ -1,33 +1,33 @@
-//! QPs of ids: creation with everything that is missing, and their way through the states.
+//! QPs of ids: creation, with CQs where the program has none, and state changes.
 
 use std::ffi::c_int;
 use std::mem::zeroed;
-use std::ptr::{self, NonNull};
+use std::ptr;
 
 use super::cq;
-use super::device;
+use super::device_registry;
 use super::ece;
 use super::id::Id;
 use super::library::library;
+use super::objects::{Context, InitAttr, Pd, Qp};
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_MAX_RESP_RES, RDMA_UDP_QKEY};
 use crate::sys::ucma;
 use crate::sys::verbs::{
-    self, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
+    self, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
     ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type,
 };
 
-/// Bits 21 to 24 of the attribute mask: the kernel reports nonsense there for InfiniBand ports.
+/// Bits 21 to 24 of the attribute mask, which have no meaning in the kernel's answer for InfiniBand
+/// ports.
 const STRAY_BITS: c_int = 0xf << 21;
 
-/// rdma_create_qp(3). The capacities that the device granted, and the CQs and SRQ used, are written back.
-///
-/// # Safety
-/// `pd` is NULL or live, `attr` as ibv_create_qp(3) wants it, CQs and SRQ in it NULL or live.
-pub unsafe fn create_qp(id: &Id, pd: *mut ibv_pd, attr: NonNull<ibv_qp_init_attr>) -> Result<()> {
-    // SAFETY: `pd` is NULL or live, `attr` as ibv_create_qp(3) wants it, CQs and SRQ in it NULL or
-    // live: guaranteed by the caller; all zeros are a value of the extended structure.
-    let (given, mut extended) = unsafe { (&mut *attr.as_ptr(), zeroed::<ibv_qp_init_attr_ex>()) };
+/// rdma_create_qp(3). The capacities that the device granted, and the CQs and SRQ used, are written
+/// back.
+pub fn create_qp(id: &Id, pd: Option<Pd>, attr: &mut InitAttr<'_, ibv_qp_init_attr>) -> Result<()> {
+    let given = attr.get();
+    // SAFETY: all zeros are a value of this structure.
+    let mut extended: ibv_qp_init_attr_ex = unsafe { zeroed() };
     extended.qp_context = given.qp_context;
     extended.send_cq = given.send_cq;
     extended.recv_cq = given.recv_cq;
@@ -36,10 +36,9 @@ pub unsafe fn create_qp(id: &Id, pd: *mut ibv_pd, attr: NonNull<ibv_qp_init_attr
     extended.qp_type = given.qp_type;
     extended.sq_sig_all = given.sq_sig_all;
     extended.comp_mask = IBV_QP_INIT_ATTR_PD;
-    extended.pd = if pd.is_null() { id.pd() } else { pd };
-    // SAFETY: `pd` is NULL or live, `attr` as ibv_create_qp(3) wants it, CQs and SRQ in it NULL or
-    // live: guaranteed by the caller.
-    unsafe { create_qp_ex(id, NonNull::from(&mut extended))? };
+    extended.pd = pd.map_or(id.pd(), Pd::as_c);
+    // SAFETY: the PD is live, and the CQs and the SRQ are those of an `InitAttr`.
+    create_qp_ex(id, &mut unsafe { InitAttr::new(&mut extended) })?;
     given.send_cq = extended.send_cq;
     given.recv_cq = extended.recv_cq;
     given.srq = extended.srq;
@@ -48,22 +47,22 @@ pub unsafe fn create_qp(id: &Id, pd: *mut ibv_pd, attr: NonNull<ibv_qp_init_attr
 }
 
 /// rdma_create_qp_ex(3).
-///
-/// # Safety
-/// As [`create_qp`], for ibv_create_qp_ex(3).
-pub unsafe fn create_qp_ex(id: &Id, attr: NonNull<ibv_qp_init_attr_ex>) -> Result<()> {
-    // SAFETY: as [`create_qp`], for ibv_create_qp_ex(3): guaranteed by the caller.
-    let attr = unsafe { &mut *attr.as_ptr() };
+pub fn create_qp_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
+    let attr = attributes.get();
     if !id.qp().is_null() {
         return Err(Errno::EINVAL);
     }
-    let context = NonNull::new(id.verbs()).ok_or(Errno::EINVAL)?;
-    if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() {
-        attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
-        attr.pd = id.pd();
-    // SAFETY: a live PD: guaranteed by the caller.
-    } else if unsafe { (*attr.pd).context } != context.as_ptr() {
-        return Err(Errno::EINVAL);
+    let context = id.device_context()?;
+    // SAFETY: the PD in an `InitAttr` is live.
+    let given =
+        unsafe { Pd::from_c(if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 { ptr::null_mut() } else { attr.pd }) };
+    match given {
+        Some(pd) if pd.context() != context.as_ptr().as_ptr() => return Err(Errno::EINVAL),
+        Some(_) => {}
+        None => {
+            attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
+            attr.pd = id.pd();
+        }
     }
     let differs =
         |own: *mut verbs::ibv_cq, given: *mut verbs::ibv_cq| !own.is_null() && !given.is_null() && own != given;
@@ -74,20 +73,19 @@ pub unsafe fn create_qp_ex(id: &Id, attr: NonNull<ibv_qp_init_attr_ex>) -> Resul
         && (attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null())
     {
         let bound = id.state().bound.ok_or(Errno::EINVAL)?;
-        attr.xrcd = device::xrcd(&bound).map_err(|_| Errno::EINVAL)?.as_ptr();
+        attr.xrcd = device_registry::xrcd(&bound).map_err(|_| Errno::EINVAL)?.as_ptr();
         attr.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
     }
-    // SAFETY: the context is open and the attributes are complete but for the CQs.
-    unsafe { create_with_cqs(id, context, attr) }
+    create_with_cqs(id, context, attributes)
 }
 
-/// # Safety
-/// As [`create_qp_ex`], with PD and XRCD in place.
-unsafe fn create_with_cqs(id: &Id, context: NonNull<verbs::ibv_context>, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
+/// As [`create_qp_ex`], with PD and XRC domain in place: adds the CQs and the SRQ.
+fn create_with_cqs(id: &Id, context: Context, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
+    let attr = attributes.get();
     let given = (attr.send_cq, attr.recv_cq, attr.srq);
     let send = if attr.send_cq.is_null() { attr.cap.max_send_wr } else { 0 };
     let recv = if attr.recv_cq.is_null() { attr.cap.max_recv_wr } else { 0 };
-    let made = cq::create_missing(id, send, recv)?;
+    let created = cq::create_missing(id, send, recv)?;
     if attr.send_cq.is_null() {
         attr.send_cq = id.send_cq();
     }
@@ -97,68 +95,61 @@ unsafe fn create_with_cqs(id: &Id, context: NonNull<verbs::ibv_context>, attr: &
     if attr.srq.is_null() {
         attr.srq = id.srq();
     }
-    if lacks_cq(attr) {
-        // libibverbs would follow the NULL.
-        cq::destroy(id, made);
-        (attr.send_cq, attr.recv_cq, attr.srq) = given;
-        return Err(Errno::EINVAL);
-    }
-    // SAFETY: as [`create_qp_ex`], with PD and XRCD in place: guaranteed by the caller; the CQs are
-    // in place.
-    let created = unsafe { verbs::create_qp_ex(context, attr) }.and_then(|qp| {
-        // SAFETY: the QP is new and nobody else has it.
-        unsafe { start(id, qp).inspect_err(|_| verbs::destroy_qp(qp))? };
-        Ok(qp)
-    });
-    match created {
+    // libibverbs would follow the NULL of a missing CQ.
+    let qp = if lacks_cq(attr) { Err(Errno::EINVAL) } else { create_started(id, context, attributes) };
+    match qp {
         Ok(qp) => {
-            // SAFETY: a live QP.
-            id.set_pd(unsafe { (*qp.as_ptr()).pd });
-            id.set_qp(qp.as_ptr());
+            id.set_pd(qp.pd());
+            id.set_qp(qp.as_c());
             Ok(())
         }
         Err(error) => {
-            // The program's structure must not name what is gone.
-            cq::destroy(id, made);
+            cq::destroy(id, created);
+            // The program's structure must not name what is destroyed.
+            let attr = attributes.get();
             (attr.send_cq, attr.recv_cq, attr.srq) = given;
             Err(error)
         }
     }
 }
 
-/// Whether a CQ is missing that a QP of this type needs: XRC senders receive nothing, XRC receivers complete elsewhere.
+/// Creates a QP and moves it to the state in which its type starts.
+fn create_started(id: &Id, context: Context, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<Qp> {
+    let qp = Qp::create(context, attributes)?;
+    match start(id, &qp) {
+        Ok(()) => Ok(qp),
+        Err(error) => {
+            qp.destroy();
+            Err(error)
+        }
+    }
+}
+
+/// Whether a CQ is missing that a QP of this type needs: XRC senders do not receive, and the
+/// completions of XRC receivers go to the CQs of SRQs.
 fn lacks_cq(attr: &ibv_qp_init_attr_ex) -> bool {
     let receives = attr.qp_type != ibv_qp_type::IBV_QPT_XRC_SEND && attr.qp_type != ibv_qp_type::IBV_QPT_XRC_RECV;
     let sends = attr.qp_type != ibv_qp_type::IBV_QPT_XRC_RECV;
     (sends && attr.send_cq.is_null()) || (receives && attr.recv_cq.is_null())
 }
 
-/// Brings a new QP to where its kind starts: INIT, or RTS for datagrams.
-///
-/// # Safety
-/// A live QP that nobody else has.
-unsafe fn start(id: &Id, qp: NonNull<ibv_qp>) -> Result<()> {
-    // SAFETY: a live QP that nobody else has: guaranteed by the caller.
-    unsafe {
-        ece::of_new_qp(id, qp)?;
-        if id.is_ud() { start_datagrams(id, qp) } else { start_connected(id, qp) }
-    }
+/// Moves a new QP to the state in which its type starts: INIT, or RTS for datagrams.
+fn start(id: &Id, qp: &Qp) -> Result<()> {
+    ece::of_new_qp(id, qp)?;
+    if id.is_ud() { start_datagrams(id, qp) } else { start_connected(id, qp) }
 }
 
-unsafe fn start_connected(id: &Id, qp: NonNull<ibv_qp>) -> Result<()> {
+fn start_connected(id: &Id, qp: &Qp) -> Result<()> {
     if kernel_knows_init()? {
-        // SAFETY: a live QP that nobody else has: guaranteed by the caller.
-        return unsafe { to_init(id, qp) };
+        return to_init(id, qp);
     }
     let (mut attr, mask) = own_attributes(id, ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS)?;
-    // SAFETY: a live QP that nobody else has: guaranteed by the caller.
-    unsafe { verbs::modify_qp(qp, &mut attr, mask) }
+    qp.modify(&mut attr, mask)
 }
 
-unsafe fn to_init(id: &Id, qp: NonNull<ibv_qp>) -> Result<()> {
+fn to_init(id: &Id, qp: &Qp) -> Result<()> {
     let (mut attr, mask) = attributes(id, ibv_qp_state::IBV_QPS_INIT)?;
-    // SAFETY: a live QP that nobody else has: guaranteed by the caller.
-    unsafe { verbs::modify_qp(qp, &mut attr, mask) }
+    qp.modify(&mut attr, mask)
 }
 
 /// Kernels of ABI 3 have no attributes for INIT until a connection is under way.
@@ -166,134 +157,110 @@ fn kernel_knows_init() -> Result<bool> {
     Ok(library()?.node.abi != 3)
 }
 
-unsafe fn start_datagrams(id: &Id, qp: NonNull<ibv_qp>) -> Result<()> {
+fn start_datagrams(id: &Id, qp: &Qp) -> Result<()> {
     let (mut attr, mask) = if kernel_knows_init()? {
         attributes(id, ibv_qp_state::IBV_QPS_INIT)?
     } else {
         own_attributes(id, ibv_qp_attr_mask::IBV_QP_QKEY)?
     };
-    // SAFETY: a live QP that nobody else has, here and below: guaranteed by the caller.
-    unsafe { verbs::modify_qp(qp, &mut attr, mask)? };
+    qp.modify(&mut attr, mask)?;
     let mut attr = state_only(ibv_qp_state::IBV_QPS_RTR);
-    // SAFETY: as above.
-    unsafe { verbs::modify_qp(qp, &mut attr, ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int)? };
+    qp.modify(&mut attr, ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int)?;
     let mut attr = state_only(ibv_qp_state::IBV_QPS_RTS);
     let mask = ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_SQ_PSN;
-    // SAFETY: as above.
-    unsafe { verbs::modify_qp(qp, &mut attr, mask.0 as c_int) }
+    qp.modify(&mut attr, mask.0 as c_int)
 }
 
-/// The attributes for INIT where the kernel does not tell; `kind` is the one that the QP's kind has beside the rest.
-fn own_attributes(id: &Id, kind: ibv_qp_attr_mask) -> Result<(ibv_qp_attr, c_int)> {
-    let context = NonNull::new(id.verbs()).ok_or(Errno::EINVAL)?;
-    // SAFETY: the route of a live id.
-    let pkey = unsafe { (*id.addr()).addr.ibaddr.pkey };
+/// The attributes for INIT where the kernel does not provide them; `extra` is the attribute that
+/// only QPs of this type have.
+fn own_attributes(id: &Id, extra: ibv_qp_attr_mask) -> Result<(ibv_qp_attr, c_int)> {
+    let context = id.device_context()?;
     let mut attr = state_only(ibv_qp_state::IBV_QPS_INIT);
-    // SAFETY: the context is open.
-    attr.pkey_index = unsafe { verbs::pkey_index(context, id.port_num(), pkey) }.map_err(|_| Errno::EINVAL)?;
+    attr.pkey_index = context.pkey_index(id.port_num(), id.pkey()).map_err(|_| Errno::EINVAL)?;
     attr.port_num = id.port_num();
     attr.qkey = RDMA_UDP_QKEY;
     let mask =
-        ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_PKEY_INDEX | ibv_qp_attr_mask::IBV_QP_PORT | kind;
+        ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_PKEY_INDEX | ibv_qp_attr_mask::IBV_QP_PORT | extra;
     Ok((attr, mask.0 as c_int))
 }
 
-/// Ready to receive; `responder_resources` replaces what the kernel negotiated unless `None` or "as many as possible".
+/// Ready to receive. `responder_resources` replaces the number that the kernel negotiated unless it
+/// is `None` or [`RDMA_MAX_RESP_RES`].
 pub(super) fn to_rtr(id: &Id, responder_resources: Option<u8>) -> Result<()> {
-    let Some(qp) = NonNull::new(id.qp()) else { return Ok(()) };
-    // The attributes of INIT may have changed since the QP was created: the device is certain only now.
-    // SAFETY: the id's QP is live.
-    unsafe { to_init(id, qp)? };
+    let Some(qp) = id.own_qp() else { return Ok(()) };
+    // The attributes of INIT may have changed since the QP was created: the device is certain only
+    // now.
+    to_init(id, &qp)?;
     let (mut attr, mut mask) = attributes(id, ibv_qp_state::IBV_QPS_RTR)?;
     let bound = id.state().bound.ok_or(Errno::EINVAL)?;
-    if device::is_infiniband(&bound, id.port_num())? {
+    if device_registry::is_infiniband(&bound, id.port_num())? {
         mask &= !STRAY_BITS;
     }
     if let Some(number) = definite(responder_resources) {
         attr.max_dest_rd_atomic = number;
     }
-    // SAFETY: the id's QP is live.
-    unsafe { verbs::modify_qp(qp, &mut attr, mask) }
+    qp.modify(&mut attr, mask)
 }
 
 /// Ready to send; `initiator_depth` as in [`to_rtr`].
 pub(super) fn to_rts(id: &Id, initiator_depth: Option<u8>) -> Result<()> {
-    let Some(qp) = NonNull::new(id.qp()) else { return Ok(()) };
+    let Some(qp) = id.own_qp() else { return Ok(()) };
     let (mut attr, mask) = attributes(id, ibv_qp_state::IBV_QPS_RTS)?;
     if let Some(number) = definite(initiator_depth) {
         attr.max_rd_atomic = number;
     }
-    // SAFETY: the id's QP is live.
-    unsafe { verbs::modify_qp(qp, &mut attr, mask) }
+    qp.modify(&mut attr, mask)
 }
 
 fn definite(number: Option<u8>) -> Option<u8> {
     number.filter(|&number| u32::from(number) != RDMA_MAX_RESP_RES)
 }
 
-/// Stops it: everything queued completes with an error.
+/// Stops the QP: everything queued completes with an error.
 pub(super) fn to_error(id: &Id) -> Result<()> {
     to_bare_state(id, ibv_qp_state::IBV_QPS_ERR)
 }
 
-/// Send queue drained: what iWARP does before it closes.
+/// Drains the send queue, as iWARP does before it closes.
 pub(super) fn to_sqd(id: &Id) -> Result<()> {
     to_bare_state(id, ibv_qp_state::IBV_QPS_SQD)
 }
 
 fn to_bare_state(id: &Id, state: u32) -> Result<()> {
-    let Some(qp) = NonNull::new(id.qp()) else { return Ok(()) };
+    let Some(qp) = id.own_qp() else { return Ok(()) };
     let mut attr = state_only(state);
-    // SAFETY: the id's QP is live.
-    unsafe { verbs::modify_qp(qp, &mut attr, ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int) }
+    qp.modify(&mut attr, ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int)
 }
 
 fn state_only(state: u32) -> ibv_qp_attr {
-    // SAFETY: all zeros are a value of this structure of numbers.
+    // SAFETY: all zeros are a value of this structure.
     let mut attr: ibv_qp_attr = unsafe { zeroed() };
     attr.qp_state = state;
     attr
 }
 
-/// INIT_QP_ATTR: what the kernel wants a QP to have in `state`.
+/// INIT_QP_ATTR: the attributes that the kernel requires of a QP in `state`.
 fn attributes(id: &Id, state: u32) -> Result<(ibv_qp_attr, c_int)> {
     let mut attr = state_only(state);
-    let mask = fill_attributes(id, &mut attr)?;
+    let mask = init_qp_attr(id, &mut attr)?;
     Ok((attr, mask))
 }
 
-fn fill_attributes(id: &Id, attr: &mut ibv_qp_attr) -> Result<c_int> {
+/// rdma_init_qp_attr(3): for programs that move their QP themselves. Returns the attribute mask for
+/// `attr.qp_state`.
+pub fn init_qp_attr(id: &Id, attr: &mut ibv_qp_attr) -> Result<c_int> {
     let kernel = ucma::init_qp_attr(id.fd(), id.handle(), attr.qp_state)?;
     Ok(verbs::qp_attr_from_kernel(&kernel, attr))
 }
 
-/// rdma_init_qp_attr(3): for programs that move their QP themselves.
-///
-/// # Safety
-/// `attr` readable (its qp_state) and writable, `mask` writable.
-pub unsafe fn init_qp_attr(id: &Id, attr: NonNull<ibv_qp_attr>, mask: NonNull<c_int>) -> Result<()> {
-    // SAFETY: `attr` readable (its qp_state) and writable, `mask` writable: guaranteed by the
-    // caller.
-    unsafe {
-        let set = fill_attributes(id, &mut *attr.as_ptr())?;
-        mask.write(set);
-    }
-    Ok(())
-}
-
 /// rdma_destroy_qp(3), with the CQs that came with it.
-///
-/// # Safety
-/// The QP is the id's own and nothing else uses it.
-pub unsafe fn destroy_qp(id: &Id) {
-    let Some(qp) = NonNull::new(id.qp()) else { return };
+pub fn destroy_qp(id: &Id) {
+    let Some(qp) = id.own_qp() else { return };
     // The CQs of an XRC receiver belong to its SRQ.
-    // SAFETY: the id's QP is live.
-    let keep_cqs = unsafe { (*qp.as_ptr()).qp_type } == ibv_qp_type::IBV_QPT_XRC_RECV && !id.srq().is_null();
-    // SAFETY: the QP is the id's own and nothing else uses it: guaranteed by the caller.
-    unsafe { verbs::destroy_qp(qp) };
+    let keep_cqs = qp.qp_type() == ibv_qp_type::IBV_QPT_XRC_RECV && !id.srq().is_null();
+    qp.destroy();
     id.set_qp(ptr::null_mut());
     if !keep_cqs {
-        cq::destroy(id, cq::Made::ALL);
+        cq::destroy(id, cq::Created::ALL);
     }
 }

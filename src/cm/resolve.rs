@@ -1,38 +1,33 @@
-//! Binding and resolving: which device, which addresses, which path.
+//! Binding and resolving: finds the device, the addresses and the path.
 
 use std::ffi::c_int;
-use std::mem::size_of;
-use std::ptr::{self, NonNull};
+use std::mem::{offset_of, size_of};
+use std::ptr;
 use std::time::Duration;
 
-use libc::{sockaddr, sockaddr_storage};
+use libc::sockaddr_storage;
 
-use super::device;
+use super::device_registry;
 use super::id::Id;
 use super::library::library;
 use super::route;
 use crate::acm;
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_push;
-use crate::sys::sockaddr::{AF_IB, SockAddr, SockaddrIb};
-use crate::sys::uapi::{__kernel_sockaddr_storage, rdma_ucm_query_route_resp};
+use crate::sys::sockaddr::{self, AF_IB, SockAddr, SockaddrIb};
+use crate::sys::uapi::{__kernel_sockaddr_storage, rdma_ucm_query_route_resp, sockaddr_in6};
 use crate::sys::ucma;
-use crate::sys::verbs::{IBV_TRANSPORT_IB, ibv_gid, path_rec_from_kernel};
+use crate::sys::verbs::{IBV_TRANSPORT_IB, path_rec_from_kernel};
 
 /// rdma_bind_addr(3).
-///
-/// # Safety
-/// An address as long as its family says.
-pub unsafe fn bind_addr(id: &Id, addr: NonNull<sockaddr>) -> Result<()> {
-    // SAFETY: an address as long as its family says: guaranteed by the caller.
-    let addr = unsafe { SockAddr::from_c(addr)? };
+pub fn bind_addr(id: &Id, addr: &SockAddr) -> Result<()> {
     let af_ib = library()?.af_ib()?;
     if af_ib {
-        ucma::bind(id.fd(), id.handle(), &addr)?;
+        ucma::bind(id.fd(), id.handle(), addr)?;
     } else if addr.family() == AF_IB {
         return Err(Errno::EINVAL);
     } else {
-        ucma::bind_ip(id.fd(), id.handle(), &addr)?;
+        ucma::bind_ip(id.fd(), id.handle(), addr)?;
     }
     if !af_ib {
         return query_route(id);
@@ -41,31 +36,15 @@ pub unsafe fn bind_addr(id: &Id, addr: NonNull<sockaddr>) -> Result<()> {
     query_gid(id)
 }
 
-/// rdma_resolve_addr(3); the time-out in milliseconds.
-///
-/// # Safety
-/// Addresses as long as their families say; `src` may be NULL.
-pub unsafe fn resolve_addr(id: &Id, src: *const sockaddr, dst: NonNull<sockaddr>, timeout_ms: c_int) -> Result<()> {
-    // SAFETY: addresses as long as their families say; `src` may be NULL: guaranteed by the caller.
-    let (src, dst) = unsafe { (SockAddr::from_nullable(src)?, SockAddr::from_c(dst)?) };
-    resolve(id, src.as_ref(), &dst, timeout_ms)
-}
-
-/// See [`resolve_addr`].
-pub(super) fn resolve(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: c_int) -> Result<()> {
+/// rdma_resolve_addr(3). The time-out is in milliseconds.
+pub fn resolve_addr(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: c_int) -> Result<()> {
     let operation = id.operation();
-    // SAFETY: the destination of a live id's route. It is written first, for once the kernel has started the id is in the
-    // hands of whoever reads its events.
-    let before = unsafe {
-        let destination = &raw mut (*id.addr()).dst.dst_storage;
-        let before = *destination;
-        store(destination, dst.bytes());
-        before
-    };
-    start_resolving(id, src, dst, timeout_ms as u32).inspect_err(|_| {
-        // SAFETY: as above; nothing was started.
-        unsafe { (*id.addr()).dst.dst_storage = before };
-    })?;
+    // The destination is written first: once the kernel has started, the thread that reads the
+    // id's events owns the id.
+    let before = id.destination();
+    id.set_destination(sockaddr::overwrite(before, dst.bytes()));
+    // Nothing was started by a call that failed: the id is still the caller's.
+    start_resolving(id, src, dst, timeout_ms as u32).inspect_err(|_| id.set_destination(before))?;
     operation.complete()
 }
 
@@ -79,36 +58,38 @@ fn start_resolving(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: 
     }
 }
 
-/// rdma_resolve_route(3); the time-out in milliseconds.
+/// rdma_resolve_route(3). The time-out is in milliseconds.
 pub fn resolve_route(id: &Id, timeout_ms: c_int) -> Result<()> {
-    resolve_route_within(id, timeout_ms, acm::PATIENCE)
+    resolve_route_within(id, timeout_ms, acm::ANSWER_TIMEOUT)
 }
 
-/// As [`resolve_route`], for threads that have other things to do than wait for an ibacm that has to find out first.
+/// As [`resolve_route`], for threads that must not wait long: ibacm answers from its cache or not
+/// at all.
 pub fn resolve_route_soon(id: &Id, timeout_ms: c_int) -> Result<()> {
-    resolve_route_within(id, timeout_ms, acm::HASTE)
+    resolve_route_within(id, timeout_ms, acm::CACHED_ANSWER_TIMEOUT)
 }
 
-fn resolve_route_within(id: &Id, timeout_ms: c_int, patience: Duration) -> Result<()> {
+fn resolve_route_within(id: &Id, timeout_ms: c_int, acm_timeout: Duration) -> Result<()> {
     let operation = id.operation();
-    // For InfiniBand and RoCE a running ibacm may know the path already; the kernel then reports it as resolved.
-    let known = id.transport() == Some(IBV_TRANSPORT_IB) && route::from_acm(id, patience).is_ok();
+    // On InfiniBand and RoCE, ibacm may know the path. The kernel then reports the route as
+    // resolved.
+    let known = id.transport() == Some(IBV_TRANSPORT_IB) && route::from_acm(id, acm_timeout).is_ok();
     if !known {
         ucma::resolve_route(id.fd(), id.handle(), timeout_ms as u32)?;
     }
     operation.complete()
 }
 
-/// After listening: what the kernel knows of the addresses now.
+/// After listening: updates the addresses from the kernel.
 pub(super) fn after_listen(id: &Id) -> Result<()> {
     if library()?.af_ib()? { query_addr(id) } else { query_route(id) }
 }
 
-/// After ADDR_RESOLVED. `ENODEV` when the address led to no device, `EPERM` when the device cannot
-/// be opened (docs/quirks.md).
+/// After ADDR_RESOLVED. Fails with `ENODEV` if the address has no device, and with `EPERM` if the
+/// device cannot be opened (docs/quirks.md).
 pub(super) fn after_addr(id: &Id) -> Result<()> {
-    let closed = |error| if error == Errno::ENODEV { Errno::EPERM } else { error };
-    query_resolved(id).map_err(closed)?;
+    let not_opened = |error| if error == Errno::ENODEV { Errno::EPERM } else { error };
+    query_resolved(id).map_err(not_opened)?;
     if id.verbs().is_null() { Err(Errno::ENODEV) } else { Ok(()) }
 }
 
@@ -133,7 +114,7 @@ pub(super) fn after_route(id: &Id) -> Result<()> {
     }
 }
 
-/// For the id of a connection request: GIDs and paths as far as the transport has them.
+/// For the id of a connection request: queries addresses, GIDs and paths.
 pub(super) fn after_request(id: &Id) -> Result<()> {
     if !library()?.af_ib()? {
         return query_route(id);
@@ -149,27 +130,21 @@ fn has_gids(id: &Id) -> bool {
 
 fn query_addr(id: &Id) -> Result<()> {
     let answer = ucma::query_addr(id.fd(), id.handle())?;
-    // SAFETY: the addresses of a live id's route.
-    unsafe {
-        let route = id.addr();
-        (*route).addr.ibaddr.pkey = answer.pkey;
-        store(&raw mut (*route).src.src_storage, part(&answer.src_addr, answer.src_size));
-        store(&raw mut (*route).dst.dst_storage, part(&answer.dst_addr, answer.dst_size));
-    }
+    id.set_pkey(answer.pkey);
+    id.set_source(sockaddr::overwrite(id.source(), prefix(&answer.src_addr, answer.src_size)));
+    id.set_destination(sockaddr::overwrite(id.destination(), prefix(&answer.dst_addr, answer.dst_size)));
     use_device(id, answer.node_guid, answer.ibdev_index, answer.port_num)
 }
 
 fn query_gid(id: &Id) -> Result<()> {
     let answer = ucma::query_gid(id.fd(), id.handle())?;
-    // SAFETY: the answer's addresses are sockaddr_ib within 128 bytes; the route is a live id's.
-    unsafe {
-        let source = &*(&raw const answer.src_addr).cast::<SockaddrIb>();
-        let destination = &*(&raw const answer.dst_addr).cast::<SockaddrIb>();
-        let transport = &raw mut (*id.addr()).addr.ibaddr;
-        (*transport).sgid = ibv_gid { raw: source.addr };
-        (*transport).dgid = ibv_gid { raw: destination.addr };
-    }
+    id.set_gids(gid_of(&answer.src_addr), gid_of(&answer.dst_addr));
     Ok(())
+}
+
+/// The GID of an AF_IB address.
+fn gid_of(address: &__kernel_sockaddr_storage) -> [u8; 16] {
+    bytes_of(address)[offset_of!(SockaddrIb, addr)..].first_chunk().copied().unwrap_or_default()
 }
 
 fn query_path(id: &Id) -> Result<()> {
@@ -182,7 +157,7 @@ fn query_path(id: &Id) -> Result<()> {
     Ok(())
 }
 
-/// One answer with everything, from kernels without AF_IB.
+/// Queries addresses, device and paths in one command, on kernels without AF_IB.
 fn query_route(id: &Id) -> Result<()> {
     let answer = ucma::query_route(id.fd(), id.handle())?;
     let count = usize::try_from(answer.num_paths).unwrap_or(0).min(answer.ib_route.len());
@@ -198,25 +173,20 @@ fn query_route(id: &Id) -> Result<()> {
 }
 
 fn copy_route(id: &Id, answer: &rdma_ucm_query_route_resp) {
-    // The kernel puts GIDs and P_Key into the first record even while there is no path.
+    // The first record has the GIDs and the P_Key even without a path.
     let first = &answer.ib_route[0];
-    // SAFETY: the addresses of a live id's route; the answer's are 28 bytes for either family.
-    unsafe {
-        let route = id.addr();
-        (*route).addr.ibaddr.sgid = ibv_gid { raw: first.sgid };
-        (*route).addr.ibaddr.dgid = ibv_gid { raw: first.dgid };
-        (*route).addr.ibaddr.pkey = first.pkey;
-        store(&raw mut (*route).src.src_storage, bytes_of(&answer.src_addr));
-        store(&raw mut (*route).dst.dst_storage, bytes_of(&answer.dst_addr));
-    }
+    id.set_gids(first.sgid, first.dgid);
+    id.set_pkey(first.pkey);
+    id.set_source(sockaddr::overwrite(id.source(), bytes_of(&answer.src_addr)));
+    id.set_destination(sockaddr::overwrite(id.destination(), bytes_of(&answer.dst_addr)));
 }
 
-/// Binds the id to the device that the kernel named, if it did and the id has none.
+/// Binds the id to the device that the kernel named, unless it named none or the id has one.
 fn use_device(id: &Id, guid: u64, index: u32, port_num: u8) -> Result<()> {
     if guid == 0 || id.state().bound.is_some() {
         return Ok(());
     }
-    let bound = device::acquire(guid, (index != u32::MAX).then_some(index))?;
+    let bound = device_registry::acquire(guid, (index != u32::MAX).then_some(index))?;
     id.state().bound = Some(bound);
     id.set_verbs(bound.context.as_ptr());
     id.set_pd(bound.pd.as_ptr());
@@ -224,19 +194,17 @@ fn use_device(id: &Id, guid: u64, index: u32, port_num: u8) -> Result<()> {
     Ok(())
 }
 
-/// # Safety
-/// `to` is writable.
-unsafe fn store(to: *mut sockaddr_storage, bytes: &[u8]) {
-    let len = bytes.len().min(size_of::<sockaddr_storage>());
-    // SAFETY: `to` is writable: guaranteed by the caller; any bytes are a value.
-    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast::<u8>(), len) };
-}
-
-fn part(storage: &__kernel_sockaddr_storage, size: u16) -> &[u8] {
+/// The first `size` bytes of an address.
+fn prefix(storage: &__kernel_sockaddr_storage, size: u16) -> &[u8] {
     &bytes_of(storage)[..usize::from(size).min(size_of::<sockaddr_storage>())]
 }
 
-fn bytes_of<T>(address: &T) -> &[u8] {
+/// The address structures of the kernel's answers.
+trait KernelAddress {}
+impl KernelAddress for __kernel_sockaddr_storage {}
+impl KernelAddress for sockaddr_in6 {}
+
+fn bytes_of<T: KernelAddress>(address: &T) -> &[u8] {
     // SAFETY: the kernel's address structures are plain bytes without padding.
     unsafe { std::slice::from_raw_parts(ptr::from_ref(address).cast(), size_of::<T>()) }
 }

@@ -1,19 +1,20 @@
-//! Path records: from the wire form of the subnet administrator to libibverbs' structure, and out of ibacm.
+//! Path records: from the subnet administrator's wire format to libibverbs' structure, and from
+//! ibacm.
 
 use std::time::Duration;
 
 use crate::errno::Result;
-use crate::ffi::ibv_sa_path_rec;
-use crate::sys::uapi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, ibv_path_data};
-use crate::sys::ucma;
+use crate::ffi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, ibv_sa_path_rec};
+use crate::sys::uapi::ibv_path_data;
 
 use super::id::Id;
 use super::lookup::acm_paths;
+use super::option::{OptionValue, set_option};
 
-/// Selector of the SA for "exactly" (IBTA 15.2.5.16): what a path record that was found says of
-/// MTU, rate and packet life time.
+/// The SA's selector for "exactly" (IBTA 15.2.5.16), which applies to MTU, rate and packet life
+/// time of a path record in an answer.
 const EXACTLY: u8 = 2;
-/// Bits of an MTU, a rate and a packet life time that programs are shown (docs/quirks.md).
+/// Bits of an MTU, a rate and a packet life time that programs see (docs/quirks.md).
 const VALUE: u8 = 0x1f;
 
 /// Unpacks a record (IBTA 15.2.5.16, PathRecord) of the kernel's answer.
@@ -30,7 +31,7 @@ pub(super) fn unpack(data: &ibv_path_data) -> ibv_sa_path_rec {
         hop_limit: flow_and_hops as u8,
         traffic_class: packed.tclass,
         reversible: i32::from(packed.reversible_numpath >> 7),
-        // A record is one path, whatever the number asked for that shares its byte (docs/quirks.md).
+        // A record is one path. The number in the same byte is the one asked for (docs/quirks.md).
         numb_path: 1,
         pkey: packed.pkey,
         sl: (u16::from_be(packed.qosclass_sl) & 0xf) as u8,
@@ -40,18 +41,20 @@ pub(super) fn unpack(data: &ibv_path_data) -> ibv_sa_path_rec {
         rate: packed.rate & VALUE,
         packet_life_time_selector: EXACTLY,
         packet_life_time: packed.packetlifetime & VALUE,
-        // Not the record's, but what the path is used for (docs/quirks.md).
+        // Not a field of the record: the use of the path (docs/quirks.md).
         preference: data.flags as u8,
     }
 }
 
 /// Asks ibacm for the path and gives it to the kernel, which then reports ROUTE_RESOLVED.
-pub(super) fn from_acm(id: &Id, patience: Duration) -> Result<()> {
-    let paths = acm_paths(id, patience)?;
-    let records = paths.as_bytes();
-    let (level, name) = (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH);
-    // SAFETY: the records are readable for their size.
-    unsafe { ucma::set_option(id.fd(), id.handle(), level, name, records.as_ptr().cast(), records.len() as u32) }
+pub(super) fn from_acm(id: &Id, timeout: Duration) -> Result<()> {
+    let paths = acm_paths(id, timeout)?;
+    set_paths(id, paths.as_bytes().into())
+}
+
+/// Gives the kernel an array of `struct ibv_path_data`.
+pub(super) fn set_paths(id: &Id, paths: OptionValue<'_>) -> Result<()> {
+    set_option(id, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, paths)
 }
 
 #[cfg(test)]

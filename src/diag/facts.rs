@@ -1,4 +1,4 @@
-//! What is looked up when something has failed: where it happened, and what the machine is like.
+//! Facts that are collected when a call has failed: the endpoints, and the state of the machine.
 
 use std::ffi::{CStr, c_int, c_long};
 use std::mem::MaybeUninit;
@@ -8,82 +8,83 @@ use libc::sockaddr_storage;
 use super::reason;
 use crate::errno::Errno;
 
-/// Bytes of a device's name that are shown (IBV_SYSFS_NAME_MAX).
-const NAME: usize = 64;
+/// Maximum length of a device name, with its NUL (IBV_SYSFS_NAME_MAX).
+const MAX_NAME: usize = 64;
 
-/// Addresses and device of an id, or of an rsocket's.
+/// Addresses and device of an id, or of an rsocket's id.
 #[derive(Clone, Copy)]
-pub struct Place {
-    /// Local address; family 0 where there is none.
+pub struct Endpoints {
+    /// The local address; the family is 0 if it is unknown.
     pub src: sockaddr_storage,
-    /// The peer's.
+    /// The peer's address; the family is 0 if it is unknown.
     pub dst: sockaddr_storage,
-    device: [u8; NAME],
+    device: [u8; MAX_NAME],
     /// Port of the device.
     pub port: u8,
 }
 
-impl Place {
-    /// Addresses, the device's name and its port.
-    pub fn new(src: sockaddr_storage, dst: sockaddr_storage, device: &[u8], port: u8) -> Place {
-        let mut name = [0; NAME];
-        let len = device.len().min(NAME - 1);
+impl Endpoints {
+    /// Creates endpoints from both addresses, the device's name, and its port.
+    pub fn new(src: sockaddr_storage, dst: sockaddr_storage, device: &[u8], port: u8) -> Endpoints {
+        let mut name = [0; MAX_NAME];
+        let len = device.len().min(MAX_NAME - 1);
         name[..len].copy_from_slice(&device[..len]);
-        Place { src, dst, device: name, port }
+        Endpoints { src, dst, device: name, port }
     }
 
-    /// Nothing is known.
-    pub const NONE: Place = Place {
-        // SAFETY: all zeros are a value of these addresses.
+    /// Unknown addresses and device.
+    pub const NONE: Endpoints = Endpoints {
+        // SAFETY: all zeros are a valid value of these addresses.
         src: unsafe { std::mem::zeroed() },
         // SAFETY: as above.
         dst: unsafe { std::mem::zeroed() },
-        device: [0; NAME],
+        device: [0; MAX_NAME],
         port: 0,
     };
 
-    /// Fills in one side, if it is not known.
+    /// Sets the local or the peer's address, unless it is known.
     pub fn add(&mut self, address: &sockaddr_storage, local: bool) {
         let side = if local { &mut self.src } else { &mut self.dst };
-        if is_nowhere(side) {
+        if is_unspecified(side) {
             *side = *address;
         }
     }
 
-    /// The device's name, once it is known.
+    /// Returns the device's name, if it is known.
     pub fn device(&self) -> Option<&str> {
         let name = CStr::from_bytes_until_nul(&self.device).ok()?.to_str().ok()?;
         (!name.is_empty()).then_some(name)
     }
 }
 
-/// No address, or that of a listener's peer: all zeros.
-pub(super) fn is_nowhere(address: &sockaddr_storage) -> bool {
+/// Returns whether there is no address, or only zeros, as for a listener's peer.
+pub(super) fn is_unspecified(address: &sockaddr_storage) -> bool {
     let bytes = std::ptr::from_ref(address).cast::<[u8; size_of::<sockaddr_storage>()]>();
     let family = size_of::<libc::sa_family_t>();
-    // SAFETY: as long as the structure, all of whose bytes are initialised: it was made of zeros.
+    // SAFETY: the array has the length of the structure. Each of these structures was zeroed before
+    // it was written, so all bytes are initialised.
     address.ss_family == 0 || unsafe { (&*bytes)[family..].iter().all(|&byte| byte == 0) }
 }
 
-/// What stands in the way of a channel, if anything does.
+/// Whether the process can open an event channel, and why not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// Not looked at, or nothing does.
+    /// It can, or this was not checked.
     #[default]
     Fine,
     /// The kernel has no RDMA device.
     NoDevices,
-    /// There is no /dev/infiniband/rdma_cm.
+    /// /dev/infiniband/rdma_cm does not exist.
     NoNode,
-    /// It may not be opened.
+    /// The process has no permission to open /dev/infiniband/rdma_cm.
     Forbidden,
 }
 
-/// What [`reason`] chooses the words by, beside call and errno.
+/// What [`reason`] derives the likely reason from, in addition to call and errno.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     pub access: Access,
-    /// The limit of locked memory in bytes, where there is one.
+    /// The limit of locked memory in bytes, if any.
     pub memlock: Option<u64>,
     /// The device is known.
     pub device: bool,
@@ -92,26 +93,27 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// What matters for a failed call.
-    pub fn gather(name: &str, error: Errno, place: Option<&Place>) -> Facts {
-        let mut facts = Facts::of_place(place);
-        if reason::asks_for_access(name, error) {
+    /// Collects the facts that matter for a failed call.
+    pub fn gather(name: &str, error: Errno, endpoints: Option<&Endpoints>) -> Facts {
+        let mut facts = Facts::of_endpoints(endpoints);
+        if reason::depends_on_access(name, error) {
             facts.access = access();
         }
         facts
     }
 
-    /// What a place tells, and the limit of locked memory.
-    pub fn of_place(place: Option<&Place>) -> Facts {
+    /// Collects the facts that need no check of the event channel.
+    pub fn of_endpoints(endpoints: Option<&Endpoints>) -> Facts {
         Facts {
             access: Access::Fine,
             memlock: memlock(),
-            device: place.is_some_and(|place| place.device().is_some()),
+            device: endpoints.is_some_and(|endpoints| endpoints.device().is_some()),
             null: false,
         }
     }
 }
 
+/// Returns the soft limit of locked memory in bytes, if any.
 fn memlock() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is writable.
@@ -130,23 +132,25 @@ fn access() -> Access {
     }
 }
 
-/// The errno of what the process, with the rights that it has now, may not do; 0 when it may read and write.
+/// Returns 0 if the process may read and write the file with its effective credentials, otherwise
+/// the errno.
 fn faccess(path: &CStr) -> c_int {
     let (at, mode, flags) = (libc::AT_FDCWD, libc::R_OK | libc::W_OK, libc::AT_EACCESS);
-    // SAFETY: a C string. faccessat2(2): the older call knows the real user only.
+    // SAFETY: `path` is a C string. faccessat2(2), because faccessat(2) checks the real user only.
     match unsafe { libc::syscall(libc::SYS_faccessat2, at, path.as_ptr(), mode, flags) } {
         0 => 0,
         _ => Errno::last().get(),
     }
 }
 
-/// Whether a folder is missing, or has no entries beside `.` and `..`.
-fn is_empty(folder: &CStr) -> bool {
+/// Returns whether a directory is missing, or has no entries except `.` and `..`.
+fn is_empty(directory: &CStr) -> bool {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let mut entries = MaybeUninit::<[u64; 128]>::uninit();
-    // SAFETY: a C string, a fresh descriptor, and writable memory of the length that is said.
+    // SAFETY: `directory` is a C string, `entries` is writable for its size, and the descriptor was
+    // opened here.
     unsafe {
-        let fd = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, folder.as_ptr(), flags);
+        let fd = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, directory.as_ptr(), flags);
         if fd < 0 {
             return true;
         }
@@ -162,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_and_files() {
+    fn directories_and_files() {
         assert!(is_empty(c"/nowhere"));
         assert!(!is_empty(c"/proc"));
         assert_eq!(faccess(c"/dev/null"), 0);

@@ -1,59 +1,60 @@
-//! A line, made on the stack.
+//! A log line, built on the stack.
 
 use std::fmt::{self, Write};
 use std::net::Ipv6Addr;
 
 use libc::{c_int, sockaddr_storage};
 
-use super::facts::{Place, is_nowhere};
+use super::facts::{Endpoints, is_unspecified};
+use crate::sys::fixed_string::FixedString;
 use crate::sys::sockaddr::{AF_IB, SockaddrIb, inet, port};
-use crate::sys::text::Text;
 
-/// Longer ones are cut.
-const MOST: usize = 600;
+/// Maximum length of a line in bytes; a longer line is truncated.
+const MAX_LINE: usize = 600;
 
-/// See the module.
-pub struct Line(Text<MOST>);
+/// A log line.
+pub struct Line(FixedString<MAX_LINE>);
 
 impl Line {
-    /// `librdmacm[PID]: NAME`
+    /// Creates a line that begins with `librdmacm[PID]: NAME`.
     pub fn begin(name: &str) -> Line {
-        let mut line = Line(Text::empty());
-        // SAFETY: no arguments. The system call: what the C library remembers may be the parent's.
+        let mut line = Line(FixedString::empty());
+        // SAFETY: the call has no arguments. A direct system call, because a C library may have
+        // cached the parent's process id.
         let pid = unsafe { libc::syscall(libc::SYS_getpid) };
         line.push(format_args!("librdmacm[{pid}]: {name}"));
         line
     }
 
-    /// Appends; what does not fit is left out.
+    /// Appends text; the part that does not fit is dropped.
     pub fn push(&mut self, text: fmt::Arguments<'_>) {
         let _ = self.0.write_fmt(text);
     }
 
     /// Appends addresses and device, as far as they are known.
-    pub fn place(&mut self, place: Option<&Place>) {
-        let Some(place) = place else { return };
-        match (!is_nowhere(&place.src), !is_nowhere(&place.dst)) {
-            (true, true) => self.push(format_args!(" {} -> {}", Address(&place.src), Address(&place.dst))),
-            (true, false) => self.push(format_args!(" {}", Address(&place.src))),
-            (false, true) => self.push(format_args!(" -> {}", Address(&place.dst))),
+    pub fn push_endpoints(&mut self, endpoints: Option<&Endpoints>) {
+        let Some(endpoints) = endpoints else { return };
+        match (!is_unspecified(&endpoints.src), !is_unspecified(&endpoints.dst)) {
+            (true, true) => self.push(format_args!(" {} -> {}", Address(&endpoints.src), Address(&endpoints.dst))),
+            (true, false) => self.push(format_args!(" {}", Address(&endpoints.src))),
+            (false, true) => self.push(format_args!(" -> {}", Address(&endpoints.dst))),
             (false, false) => {}
         }
-        if let Some(device) = place.device() {
-            self.push(format_args!(" {device}/{}", place.port));
+        if let Some(device) = endpoints.device() {
+            self.push(format_args!(" {device}/{}", endpoints.port));
         }
     }
 
-    /// Appends what a peer said, if that is text; at most 64 characters.
-    pub fn quote(&mut self, before: &str, said: &[u8]) {
-        let end = said.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
-        let text = &said[..end.min(64)];
+    /// Appends `prefix` and at most 64 characters of the peer's private data, if it is text.
+    pub fn push_quoted(&mut self, prefix: &str, private_data: &[u8]) {
+        let end = private_data.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+        let text = &private_data[..end.min(64)];
         if !text.is_empty() && text.iter().all(|&byte| byte == b' ' || byte.is_ascii_graphic()) {
-            self.push(format_args!("{before} \"{}\"", str::from_utf8(text).unwrap_or_default()));
+            self.push(format_args!("{prefix} \"{}\"", str::from_utf8(text).unwrap_or_default()));
         }
     }
 
-    /// The bytes, with a newline at the end and none before.
+    /// Returns the bytes of the line. Its only newline is at the end.
     pub fn finish(&mut self) -> &[u8] {
         let bytes = self.0.bytes_with_nul_mut();
         if let Some((newline, text)) = bytes.split_last_mut() {
@@ -66,7 +67,7 @@ impl Line {
     }
 }
 
-/// An address as people write it: with its port, IPv6 in brackets.
+/// Displays an address with its port, IPv6 addresses in brackets.
 pub struct Address<'a>(pub &'a sockaddr_storage);
 
 impl fmt::Display for Address<'_> {
@@ -77,7 +78,8 @@ impl fmt::Display for Address<'_> {
         match c_int::from(self.0.ss_family) {
             AF_IB => {
                 let address: *const sockaddr_storage = self.0;
-                // SAFETY: the storage is as large, and aligned; any bytes are a value of its fields.
+                // SAFETY: a sockaddr_storage is at least as large and as aligned as a SockaddrIb,
+                // and any bytes are a valid value of its fields.
                 let gid = unsafe { (*address.cast::<SockaddrIb>()).addr };
                 write!(f, "[{}]:{}", Ipv6Addr::from(gid), u16::from_be(port(self.0)))
             }
@@ -108,35 +110,35 @@ mod tests {
     }
 
     #[test]
-    fn places() {
+    fn endpoints() {
         let mut line = Line::begin("rbind");
         let start = line.0.bytes_with_nul_mut().len() - 1;
-        line.place(Some(&Place::new(v4([1, 2, 3, 4], 5), v4([6, 7, 8, 9], 10), b"rxe0", 1)));
+        line.push_endpoints(Some(&Endpoints::new(v4([1, 2, 3, 4], 5), v4([6, 7, 8, 9], 10), b"rxe0", 1)));
         assert_eq!(&line.finish()[start..], b" 1.2.3.4:5 -> 6.7.8.9:10 rxe0/1\n");
     }
 
     #[test]
-    fn one_line_whatever_is_in_it() {
+    fn control_characters_and_long_text_stay_in_one_line() {
         let mut line = Line::begin("x");
         let long = "a\nb\x1b".repeat(400);
         line.push(format_args!("{long}"));
         let bytes = line.finish();
-        assert_eq!((bytes.len(), bytes.last()), (MOST, Some(&b'\n')));
-        assert!(!bytes[..MOST - 1].iter().any(u8::is_ascii_control));
+        assert_eq!((bytes.len(), bytes.last()), (MAX_LINE, Some(&b'\n')));
+        assert!(!bytes[..MAX_LINE - 1].iter().any(u8::is_ascii_control));
     }
 
     #[test]
-    fn what_peers_say() {
-        let say = |said: &[u8]| {
+    fn quoted_private_data() {
+        let quoted = |private_data: &[u8]| {
             let mut line = Line::begin("x");
             let start = line.0.bytes_with_nul_mut().len() - 1;
-            line.quote(" says", said);
+            line.push_quoted(" says", private_data);
             let bytes = line.0.bytes_with_nul_mut();
             String::from_utf8_lossy(&bytes[start..bytes.len() - 1]).into_owned()
         };
-        assert_eq!(say(b"go away\0\0"), " says \"go away\"");
-        assert_eq!(say(b"\0\x01\x02"), "");
-        assert_eq!(say(b""), "");
-        assert_eq!(say(&[b'x'; 100]).len(), " says \"\"".len() + 64);
+        assert_eq!(quoted(b"go away\0\0"), " says \"go away\"");
+        assert_eq!(quoted(b"\0\x01\x02"), "");
+        assert_eq!(quoted(b""), "");
+        assert_eq!(quoted(&[b'x'; 100]).len(), " says \"\"".len() + 64);
     }
 }

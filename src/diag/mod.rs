@@ -1,10 +1,11 @@
-//! Diagnosis: a line for each failure where the variable RDMACM_LOG asks for it (docs/diagnosis.md), and probes for tracers.
+//! Diagnosis: a log line for each failure if the variable RDMACM_LOG is set (docs/diagnosis.md),
+//! and probes for tracers.
 //!
-//! Low in the layers: callers pass plain data, and nothing of the connection manager or of rsockets
-//! is known here. Nothing runs while calls succeed, except for the one instruction of each probe. A
-//! line is made on the stack and written by direct system calls, without locks and without the
-//! heap: r* calls are made in signal handlers, after fork(), and under librspreload, which the C
-//! library's functions would call. errno is preserved.
+//! This is a low layer: callers pass plain data, and the modules know neither the connection
+//! manager nor rsockets. Calls that succeed run only the one instruction of each probe. A line is
+//! built on the stack and written by direct system calls, without locks and without the heap:
+//! programs make r* calls in signal handlers, after fork(), and under librspreload, which
+//! intercepts the C library's functions. errno is preserved.
 
 mod facts;
 mod line;
@@ -19,35 +20,36 @@ use std::fmt;
 use crate::errno::Errno;
 use crate::ffi::rdma_cm_id;
 
+pub use facts::Endpoints;
 use facts::Facts;
-pub use facts::Place;
 use line::Line;
+pub use switch::read_settings;
 
-/// What a failed call was about.
+/// The object of a failed call.
 #[derive(Clone, Copy, Debug)]
 pub enum Subject {
-    /// Nothing that has a name yet.
+    /// No id or rsocket.
     Nothing,
-    /// An id, of which only the address is used; NULL if the program passed that.
+    /// An id, of which only the address is used. It is NULL if the program passed NULL.
     Id(*const rdma_cm_id),
     /// The rsocket of a descriptor.
     Socket(c_int),
 }
 
-/// Logs a failed call. `place` is asked for only if a line is written.
+/// Logs a failed call. `endpoints` is called only if a line is written.
 #[inline]
-pub fn call_failed(name: &'static str, subject: Subject, error: Errno, place: impl FnOnce() -> Option<Place>) {
-    if switch::is_on() && (!is_usual(error) || switch::wants_all()) {
-        keep_errno(|| write_call_failed(name, subject, error, place().as_ref()));
+pub fn call_failed(name: &'static str, subject: Subject, error: Errno, endpoints: impl FnOnce() -> Option<Endpoints>) {
+    if switch::is_on() && (!is_expected(error) || switch::is_verbose()) {
+        keep_errno(|| write_call_failed(name, subject, error, endpoints().as_ref()));
     }
 }
 
 #[cold]
 #[inline(never)]
-fn write_call_failed(name: &'static str, subject: Subject, error: Errno, place: Option<&Place>) {
+fn write_call_failed(name: &'static str, subject: Subject, error: Errno, endpoints: Option<&Endpoints>) {
     let null = matches!(subject, Subject::Id(id) if id.is_null());
-    let facts = Facts { null, ..Facts::gather(name, error, place) };
-    let words = reason::of_call(name, error, &facts);
+    let facts = Facts { null, ..Facts::gather(name, error, endpoints) };
+    let reason = reason::of_call(name, error, &facts);
     let mut line = Line::begin(name);
     match subject {
         Subject::Nothing => {}
@@ -55,8 +57,8 @@ fn write_call_failed(name: &'static str, subject: Subject, error: Errno, place: 
         Subject::Id(id) => line.push(format_args!(": id {id:p}")),
         Subject::Socket(fd) => line.push(format_args!(": socket {fd}")),
     }
-    line.place(place);
-    line.push(format_args!(": {error:?}: {words}"));
+    line.push_endpoints(endpoints);
+    line.push(format_args!(": {error:?}: {reason}"));
     sink::write(line.finish());
 }
 
@@ -67,7 +69,20 @@ fn keep_errno(log: impl FnOnce()) {
     errno::set_errno(before);
 }
 
-/// Logs that a name was not found: `EAI_*` of getaddrinfo(3).
+/// Logs text of librspreload, as far as it is UTF-8.
+#[cold]
+#[inline(never)]
+pub fn note(name: &'static str, text: &[u8]) {
+    if switch::is_on() {
+        keep_errno(|| {
+            let mut line = Line::begin(name);
+            line.push(format_args!(": {}", str::from_utf8(text).unwrap_or_default()));
+            sink::write(line.finish());
+        });
+    }
+}
+
+/// Logs that name resolution failed with an `EAI_*` code of getaddrinfo(3).
 #[cold]
 #[inline(never)]
 pub fn not_found(name: &'static str, code: c_int) {
@@ -76,14 +91,14 @@ pub fn not_found(name: &'static str, code: c_int) {
     }
     keep_errno(|| {
         let mut line = Line::begin(name);
-        let (code, words) = reason::of_name(code);
-        line.push(format_args!(": {code}: {words}"));
+        let (code, meaning) = reason::of_eai(code);
+        line.push(format_args!(": {code}: {meaning}"));
         sink::write(line.finish());
     });
 }
 
-/// Whether calls that do not wait fail with this error in normal operation.
-fn is_usual(error: Errno) -> bool {
+/// Returns whether non-blocking calls fail with this error in normal operation.
+fn is_expected(error: Errno) -> bool {
     matches!(error, Errno::EAGAIN | Errno::EINPROGRESS | Errno::EALREADY | Errno::EINTR)
 }
 
@@ -92,19 +107,19 @@ fn is_usual(error: Errno) -> bool {
 pub struct BadEvent<'a> {
     /// Address of the id.
     pub id: *const rdma_cm_id,
-    /// `enum rdma_cm_event_type`, and its name.
+    /// A value of `enum rdma_cm_event_type`.
     pub kind: u32,
-    /// See `kind`.
+    /// Name of that value.
     pub name: &'a str,
-    /// 0, -errno, or the transport's reason.
+    /// 0, -errno, or the transport's reject reason.
     pub status: c_int,
-    /// Whether the id's device is an iWARP adapter.
+    /// The id's device is an iWARP adapter.
     pub iwarp: bool,
     /// Private data of a rejection.
     pub private_data: &'a [u8],
 }
 
-/// Whether failures are logged.
+/// Returns whether failures are logged.
 #[inline]
 pub fn is_on() -> bool {
     switch::is_on()
@@ -113,12 +128,12 @@ pub fn is_on() -> bool {
 /// Logs an event that a program, or an rsocket, has read.
 #[cold]
 #[inline(never)]
-pub fn bad_event(event: &BadEvent<'_>, place: &Place) {
+pub fn bad_event(event: &BadEvent<'_>, endpoints: &Endpoints) {
     keep_errno(|| {
-        let facts = Facts::of_place(Some(place));
+        let facts = Facts::of_endpoints(Some(endpoints));
         let mut line = Line::begin("event");
         line.push(format_args!(": id {:p}", event.id));
-        line.place(Some(place));
+        line.push_endpoints(Some(endpoints));
         line.push(format_args!(": {}", event.name));
         match event.status {
             0 => {}
@@ -126,75 +141,75 @@ pub fn bad_event(event: &BadEvent<'_>, place: &Place) {
             status => line.push(format_args!(" status {status}")),
         }
         line.push(format_args!(": {}", reason::of_event(event.kind, event.status, event.iwarp, &facts)));
-        line.quote("; the peer says", event.private_data);
+        line.push_quoted("; the peer says", event.private_data);
         sink::write(line.finish());
     });
 }
 
-/// Logs a failure of an rsocket for which no call was under way, or only one that reports it later.
-/// `fd`: the rsocket's descriptor, if it is known.
+/// Logs a failure of an rsocket that no call reports at once. `fd` is the rsocket's descriptor, if
+/// it is known.
 #[cold]
 #[inline(never)]
-pub fn background(fd: Option<c_int>, place: &Place, error: Errno, why: Why) {
+pub fn background(fd: Option<c_int>, endpoints: &Endpoints, error: Errno, cause: Cause) {
     if !switch::is_on() {
         return;
     }
     keep_errno(|| {
-        let facts = Facts::of_place(Some(place));
+        let facts = Facts::of_endpoints(Some(endpoints));
         let mut line = Line::begin("rsocket");
         if let Some(fd) = fd {
             line.push(format_args!(": socket {fd}"));
         }
-        line.place(Some(place));
-        line.push(format_args!(": {error:?}: {why}"));
-        if let Why::Connecting | Why::Answering = why {
+        line.push_endpoints(Some(endpoints));
+        line.push(format_args!(": {error:?}: {cause}"));
+        if let Cause::Connecting | Cause::Accepting = cause {
             line.push(format_args!("{}", reason::of_call("rconnect", error, &facts)));
         }
         sink::write(line.finish());
     });
 }
 
-/// What an rsocket failed of in the background.
+/// The cause of a failure of an rsocket in the background.
 #[derive(Clone, Copy, Debug)]
-pub enum Why {
-    /// What it accepted with, or asked with, is not the protocol's.
-    NoRsockets,
-    /// A message that the protocol does not have, or that exceeds what was granted.
+pub enum Cause {
+    /// The private data of the peer's request or reply is not that of the rsocket protocol.
+    BadConnData,
+    /// The peer sent a message that is invalid, or exceeds its credits.
     BadMessage,
-    /// A work request failed: `enum ibv_wc_status`.
+    /// A work request failed with this `enum ibv_wc_status`.
     Completion(u32),
-    /// Connecting needed what could not be had here.
+    /// Creating a connection failed on this side.
     Connecting,
-    /// Answering a connection request did.
-    Answering,
-    /// The peer's table has no entry for memory that was mapped before connecting.
+    /// Accepting a connection request failed on this side.
+    Accepting,
+    /// The peer's iomap has no entry for memory that was mapped before connecting.
     NoEntry,
     /// The device has no PD left for the connection alone.
     SharedDomain,
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Why::NoRsockets => {
-                f.write_str("the peer speaks no rsockets, or another version: its private data is not theirs")
+            Cause::BadConnData => {
+                f.write_str("the peer does not use the rsocket protocol, or uses another version of it")
             }
-            Why::BadMessage => {
-                f.write_str("the peer broke the rules of rsockets: a message that is none, or more than it was granted")
+            Cause::BadMessage => {
+                f.write_str("the peer violated the rsocket protocol: an invalid message, or more than it had credits for")
             }
-            Why::Completion(status) => {
-                let (name, words) = reason::of_completion(status);
-                write!(f, "work completed with {name} ({status}): {words}")
+            Cause::Completion(status) => {
+                let (name, meaning) = reason::of_completion(status);
+                write!(f, "a work request completed with {name} ({status}): {meaning}")
             }
-            Why::NoEntry => f.write_str(
-                "the peer's table (RDMA_IOMAPSIZE) has no room for all memory that riomap mapped before connecting",
+            Cause::NoEntry => f.write_str(
+                "the peer's iomap (RDMA_IOMAPSIZE) has too few entries for the memory that riomap mapped before connecting",
             ),
-            Why::SharedDomain => f.write_str(
-                "the device has no more protection domains: the connection shares one, in which peers of other connections \
-                 that share it can write into its memory",
+            Cause::SharedDomain => f.write_str(
+                "the device has no more protection domains: the connection shares one, and peers of other connections \
+                 that share it can write to its memory",
             ),
-            Why::Connecting => f.write_str("connecting failed: "),
-            Why::Answering => f.write_str("a connection request was rejected: "),
+            Cause::Connecting => f.write_str("connecting failed: "),
+            Cause::Accepting => f.write_str("a connection request was rejected: "),
         }
     }
 }

@@ -1,5 +1,6 @@
-//! Probes for tracers (bpftrace, SystemTap, perf, gdb): an instruction that does nothing each, and a note in the library's file
-//! that tells where it is and where its arguments are (docs/diagnosis.md).
+//! Probes for tracers (bpftrace, SystemTap, perf, gdb). Each is a nop instruction, and a note in
+//! the library's file with the locations of the instruction and of its arguments
+//! (docs/diagnosis.md).
 
 use std::ffi::c_int;
 
@@ -19,7 +20,7 @@ pub fn cm_accept(id: *const rdma_cm_id) {
     probe!(librdmacm, cm_accept, id);
 }
 
-/// An event was taken.
+/// An event was read.
 #[inline]
 pub fn cm_event(id: *const rdma_cm_id, event: u32, status: c_int) {
     probe!(librdmacm, cm_event, id, event, status);
@@ -37,7 +38,7 @@ pub fn rs_connect(fd: c_int) {
     probe!(librdmacm, rs_connect, fd);
 }
 
-/// raccept() has made `fd`.
+/// raccept() returns `fd`.
 #[inline]
 pub fn rs_accept(listener: c_int, fd: c_int) {
     probe!(librdmacm, rs_accept, listener, fd);
@@ -49,7 +50,7 @@ pub fn rs_send(fd: c_int, length: usize) {
     probe!(librdmacm, rs_send, fd, length);
 }
 
-/// Bytes were received; 0 at the end.
+/// Bytes were received; 0 at the end of the stream.
 #[inline]
 pub fn rs_recv(fd: c_int, length: usize) {
     probe!(librdmacm, rs_recv, fd, length);

@@ -7,7 +7,7 @@ use libc::{size_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, sockle
 
 pub use crate::sys::uapi::ibv_sa_path_rec;
 
-/// What happened on an event channel.
+/// Type of an event.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum rdma_cm_event_type {
@@ -19,21 +19,21 @@ pub enum rdma_cm_event_type {
     RDMA_CM_EVENT_ROUTE_RESOLVED,
     /// rdma_resolve_route() failed.
     RDMA_CM_EVENT_ROUTE_ERROR,
-    /// A peer asks for a connection; `id` is new, `listen_id` is the listener.
+    /// A peer requests a connection; `id` is new, `listen_id` is the listener.
     RDMA_CM_EVENT_CONNECT_REQUEST,
-    /// The peer accepted and the id has no QP of its own: rdma_establish() completes the connection.
+    /// The peer has accepted, and the id has no QP: rdma_establish() completes the connection.
     RDMA_CM_EVENT_CONNECT_RESPONSE,
     /// Connecting or accepting failed.
     RDMA_CM_EVENT_CONNECT_ERROR,
-    /// The peer can't be reached or does not answer.
+    /// The peer is unreachable or does not answer.
     RDMA_CM_EVENT_UNREACHABLE,
-    /// The peer said no.
+    /// The peer has rejected the connection.
     RDMA_CM_EVENT_REJECTED,
-    /// The connection stands.
+    /// The connection is established.
     RDMA_CM_EVENT_ESTABLISHED,
     /// The connection is closed.
     RDMA_CM_EVENT_DISCONNECTED,
-    /// The device is about to go: destroy the id.
+    /// The device is being removed: the program has to destroy the id.
     RDMA_CM_EVENT_DEVICE_REMOVAL,
     /// rdma_join_multicast() succeeded.
     RDMA_CM_EVENT_MULTICAST_JOIN,
@@ -41,20 +41,20 @@ pub enum rdma_cm_event_type {
     RDMA_CM_EVENT_MULTICAST_ERROR,
     /// The network device of the address changed.
     RDMA_CM_EVENT_ADDR_CHANGE,
-    /// A QP that took part in a connection may be used again.
+    /// The QP of a closed connection may be used again.
     RDMA_CM_EVENT_TIMEWAIT_EXIT,
-    /// rdma_resolve_addrinfo() is done.
+    /// rdma_resolve_addrinfo() has finished.
     RDMA_CM_EVENT_ADDRINFO_RESOLVED,
     /// rdma_resolve_addrinfo() failed.
     RDMA_CM_EVENT_ADDRINFO_ERROR,
     /// Written by rdma_write_cm_event().
     RDMA_CM_EVENT_USER,
-    /// Never shown to a program.
+    /// Never reported to a program.
     RDMA_CM_EVENT_INTERNAL,
 }
 
 impl rdma_cm_event_type {
-    /// The enumerator of a number, as the kernel sends it.
+    /// Returns the enumerator of a number that the kernel has sent.
     pub(crate) fn from_number(number: u32) -> Option<rdma_cm_event_type> {
         const ALL: [rdma_cm_event_type; 20] = [
             rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED,
@@ -170,7 +170,7 @@ pub union rdma_addr_transport {
     pub ibaddr: rdma_ib_addr,
 }
 
-/// Both ends' addresses.
+/// Addresses of both ends.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rdma_addr {
@@ -188,16 +188,16 @@ pub struct rdma_addr {
 pub struct rdma_route {
     /// Addresses.
     pub addr: rdma_addr,
-    /// Path records, NULL when there are none.
+    /// Path records, or NULL if there are none.
     pub path_rec: *mut ibv_sa_path_rec,
     /// Number of path records.
     pub num_paths: c_int,
 }
 
-/// Where events are reported.
+/// A channel that reports events.
 #[repr(C)]
 pub struct rdma_event_channel {
-    /// Readable (poll(2)) when an event waits.
+    /// File descriptor, which is readable when an event is pending.
     pub fd: c_int,
 }
 
@@ -208,9 +208,9 @@ pub struct rdma_cm_id {
     pub verbs: *mut ibv_context,
     /// The event channel.
     pub channel: *mut rdma_event_channel,
-    /// The program's own.
+    /// Context of the program.
     pub context: *mut c_void,
-    /// The QP, if created by rdma_create_qp().
+    /// The QP, if rdma_create_qp() has created one.
     pub qp: *mut ibv_qp,
     /// Addresses and paths.
     pub route: rdma_route,
@@ -222,13 +222,13 @@ pub struct rdma_cm_id {
     pub event: *mut rdma_cm_event,
     /// Completion channel of send_cq.
     pub send_cq_channel: *mut ibv_comp_channel,
-    /// Send CQ, if created by rdma_create_qp().
+    /// Send CQ, if rdma_create_qp() has created one.
     pub send_cq: *mut ibv_cq,
     /// Completion channel of recv_cq.
     pub recv_cq_channel: *mut ibv_comp_channel,
-    /// Receive CQ, if created by rdma_create_qp().
+    /// Receive CQ, if rdma_create_qp() has created one.
     pub recv_cq: *mut ibv_cq,
-    /// SRQ, if created by rdma_create_srq().
+    /// SRQ, if rdma_create_srq() has created one.
     pub srq: *mut ibv_srq,
     /// Protection domain.
     pub pd: *mut ibv_pd,
@@ -236,9 +236,9 @@ pub struct rdma_cm_id {
     pub qp_type: ibv_qp_type_t,
 }
 
-/// As responder_resources: as many as possible.
+/// Value of responder_resources: the maximum of the device.
 pub const RDMA_MAX_RESP_RES: u32 = 0xFF;
-/// As initiator_depth: as many as possible.
+/// Value of initiator_depth: the maximum of the device.
 pub const RDMA_MAX_INIT_DEPTH: u32 = 0xFF;
 
 /// Parameters of a connection.
@@ -257,11 +257,11 @@ pub struct rdma_conn_param {
     pub flow_control: u8,
     /// Retransmissions after an error, 0 to 7.
     pub retry_count: u8,
-    /// Retransmissions when the peer had posted no receive, 0 to 7; 7 is without end.
+    /// Retransmissions if the peer has posted no receive, 0 to 7; 7 means no limit.
     pub rnr_retry_count: u8,
-    /// Ignored when the id has a QP: the QP uses an SRQ.
+    /// Whether the QP uses an SRQ; ignored if the id has a QP.
     pub srq: u8,
-    /// Ignored when the id has a QP: the number of the QP, 24 bits.
+    /// Number of the QP, 24 bits; ignored if the id has a QP.
     pub qp_num: u32,
 }
 
@@ -273,7 +273,7 @@ pub struct rdma_ud_param {
     pub private_data: *const c_void,
     /// Length of private_data in bytes.
     pub private_data_len: u8,
-    /// For ibv_create_ah(): how to reach the peer.
+    /// Address handle attributes of the peer, for ibv_create_ah().
     pub ah_attr: ibv_ah_attr,
     /// The peer's QP number.
     pub qp_num: u32,
@@ -281,7 +281,7 @@ pub struct rdma_ud_param {
     pub qkey: u32,
 }
 
-/// Parameters of an event, by the kind of id or event.
+/// Parameters of an event, depending on the type of the id or event.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union rdma_cm_event_param {
@@ -289,39 +289,39 @@ pub union rdma_cm_event_param {
     pub conn: rdma_conn_param,
     /// Datagram ids and multicast events.
     pub ud: rdma_ud_param,
-    /// RDMA_CM_EVENT_USER: the word given to rdma_write_cm_event().
+    /// RDMA_CM_EVENT_USER: the argument of rdma_write_cm_event().
     pub arg: u64,
 }
 
 /// An event; rdma_ack_cm_event() frees it.
 #[repr(C)]
 pub struct rdma_cm_event {
-    /// The id it is about.
+    /// The id of the event.
     pub id: *mut rdma_cm_id,
     /// Connection requests: the listening id; otherwise NULL.
     pub listen_id: *mut rdma_cm_id,
-    /// What happened.
+    /// Type of the event.
     pub event: rdma_cm_event_type_t,
-    /// 0, a negative errno, or a positive reason of the transport.
+    /// 0, a negative errno, or a positive reject reason of the transport.
     pub status: c_int,
-    /// Parameters that came with it.
+    /// Parameters of the event.
     pub param: rdma_cm_event_param,
 }
 
 /// The address is for binding and listening.
 pub const RAI_PASSIVE: u32 = 0x0000_0001;
-/// The node is an address in figures: no name look-up.
+/// The node is a numeric address: no name lookup.
 pub const RAI_NUMERICHOST: u32 = 0x0000_0002;
-/// Don't look for route data.
+/// Do not resolve the route.
 pub const RAI_NOROUTE: u32 = 0x0000_0004;
-/// ai_family says how to read the node.
+/// ai_family is the address family of the node.
 pub const RAI_FAMILY: u32 = 0x0000_0008;
-/// Ask the subnet administrator.
+/// Query the subnet administrator.
 pub const RAI_SA: u32 = 0x0000_0010;
-/// Ask the name service.
+/// Query the name service.
 pub const RAI_DNS: u32 = 0x0000_0020;
 
-/// An address with what belongs to it, as found by rdma_getaddrinfo().
+/// A result of rdma_getaddrinfo().
 #[repr(C)]
 pub struct rdma_addrinfo {
     /// RAI_* flags.
@@ -350,9 +350,9 @@ pub struct rdma_addrinfo {
     pub ai_route: *mut c_void,
     /// Length of ai_connect in bytes.
     pub ai_connect_len: size_t,
-    /// Data to put in front of the private data when connecting.
+    /// Data that precedes the private data when connecting.
     pub ai_connect: *mut c_void,
-    /// The next one, or NULL.
+    /// The next result, or NULL.
     pub ai_next: *mut rdma_addrinfo,
 }
 
@@ -360,32 +360,32 @@ pub struct rdma_addrinfo {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum rdma_cm_join_mc_attr_mask {
-    /// addr
+    /// `addr` is set.
     RDMA_CM_JOIN_MC_ATTR_ADDRESS = 1 << 0,
-    /// join_flags
+    /// `join_flags` is set.
     RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS = 1 << 1,
-    /// The first bit that means nothing.
+    /// The first undefined bit.
     RDMA_CM_JOIN_MC_ATTR_RESERVED = 1 << 2,
 }
 
-/// How to join a multicast group.
+/// Type of membership in a multicast group.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum rdma_cm_mc_join_flags {
-    /// Send and receive.
+    /// The member sends and receives.
     RDMA_MC_JOIN_FLAG_FULLMEMBER,
-    /// Only send.
+    /// The member only sends.
     RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER,
-    /// The first value that means nothing.
+    /// The first undefined value.
     RDMA_MC_JOIN_FLAG_RESERVED,
 }
 
 /// Arguments of rdma_join_multicast_ex().
 #[repr(C)]
 pub struct rdma_cm_join_mc_attr_ex {
-    /// RDMA_CM_JOIN_MC_ATTR_* of the fields that are set.
+    /// Mask of RDMA_CM_JOIN_MC_ATTR_* for the fields that are set.
     pub comp_mask: u32,
-    /// RDMA_MC_JOIN_FLAG_*
+    /// A value of RDMA_MC_JOIN_FLAG_*.
     pub join_flags: u32,
     /// Group address.
     pub addr: *mut sockaddr,

@@ -1,11 +1,11 @@
 //! The structures and constants of the public C headers, in the C spelling.
 //!
-//! `include/rdma/rdma_cma.h` and `include/rdma/rsocket.h` are generated from these definitions by cbindgen, so the
-//! comments here are what C programmers read. Layout and values are those of `abi/reference/`, compared by
-//! `make abi-check`.
+//! cbindgen generates `include/rdma/rdma_cma.h` and `include/rdma/rsocket.h` from these
+//! definitions: C programmers read the comments there. `make abi-check` compares layout and values
+//! with `abi/reference/`.
 //!
-//! Enumerations are plain integers wherever a program hands them in: a C program may pass any value, a Rust `enum`
-//! may hold none but its own.
+//! An enumeration is a plain integer wherever a program passes it: a C program may pass any value,
+//! but a Rust `enum` may hold only its own values.
 
 #![allow(non_camel_case_types)] // the names are those of the C headers
 

@@ -2,20 +2,20 @@
 
 use std::ffi::c_int;
 
-/// Option level of the options that only rsockets have.
+/// Level of the options that are specific to rsockets.
 pub const SOL_RDMA: u32 = 0x10000;
 
-/// Entries of the send queue, int.
+/// Number of send queue entries, int.
 pub const RDMA_SQSIZE: c_int = 0;
-/// Entries of the receive queue, int.
+/// Number of receive queue entries, int.
 pub const RDMA_RQSIZE: c_int = 1;
-/// Bytes that are sent inline, int.
+/// Number of bytes that are sent inline, int.
 pub const RDMA_INLINE: c_int = 2;
-/// Regions that the peer may map with riomap(), int.
+/// Number of regions that the peer may map with riomap(), int.
 pub const RDMA_IOMAPSIZE: c_int = 3;
 /// Path records, an array of struct ibv_path_data.
 pub const RDMA_ROUTE: c_int = 4;
 
-/// The variable argument of rfcntl(): an int or nothing, read by the commands that have one. On the machines of Linux a
-/// variable argument of a call with three arguments travels where a third named one would.
+/// The variable argument of rfcntl(): an int or none, depending on the command. The Linux ABIs that
+/// are supported pass it as they pass a third named argument.
 pub type rfcntl_argument = usize;

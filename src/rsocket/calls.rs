@@ -1,4 +1,4 @@
-//! The r* calls, by descriptor.
+//! The r* calls by descriptor number.
 
 use std::ffi::{c_int, c_short};
 use std::mem::{self, MaybeUninit};
@@ -14,25 +14,25 @@ use super::epoll::Epoll;
 use super::forks;
 use super::growth_budget;
 use super::poll;
+use super::pollable::{Lookup, Pollable};
 use super::reactor;
 use super::stream::{self, Stream, Value};
 use super::table::Table;
-use super::watch::{Lookup, Pollable};
-use crate::diag::Place;
+use crate::diag::{self, Endpoints};
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
 use crate::sys::cancel;
 use crate::sys::event;
-use crate::sys::own;
+use crate::sys::library_fds;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
 
-/// What is behind a number.
+/// The object behind a descriptor number.
 enum Object {
     Socket(Socket),
     Epoll(Arc<Epoll>),
 }
 
-/// What the calls for sockets work on.
+/// The object behind a socket's number.
 #[derive(Clone)]
 enum Socket {
     Stream(Arc<Stream>),
@@ -40,22 +40,23 @@ enum Socket {
 }
 
 impl Socket {
-    /// See [`Pollable::is_held_here`].
-    fn is_held_here(&self) -> bool {
+    /// See [`Pollable::is_locked_by_this_thread`].
+    fn is_locked_by_this_thread(&self) -> bool {
         match self {
-            Socket::Stream(socket) => socket.is_held_here(),
-            Socket::Datagram(socket) => socket.is_held_here(),
+            Socket::Stream(socket) => socket.is_locked_by_this_thread(),
+            Socket::Datagram(socket) => socket.is_locked_by_this_thread(),
         }
     }
 }
 
 static TABLE: Table<Object> = Table::new();
 
-/// Whether there was ever something in the table. In `.data`, which the loader has written to.
+/// Whether the table has ever had an object. In `.data`, because the loader has already written to
+/// this page.
 #[unsafe(link_section = ".data")]
 static HAS_HAD_SOCKETS: AtomicBool = AtomicBool::new(false);
 
-/// The table, for those who wait for several descriptors.
+/// Looks up rsockets in the table for calls that wait for several descriptors.
 struct Sockets;
 
 impl Lookup for Sockets {
@@ -63,15 +64,15 @@ impl Lookup for Sockets {
         match &*TABLE.get(fd)? {
             Object::Socket(Socket::Stream(socket)) => Some(Arc::clone(socket) as Arc<dyn Pollable>),
             Object::Socket(Socket::Datagram(socket)) => Some(Arc::clone(socket) as Arc<dyn Pollable>),
-            // A descriptor of the kernel's like others.
+            // A descriptor of the kernel like any other.
             Object::Epoll(_) => None,
         }
     }
 
-    /// For the look that most calls of rpoll end with.
+    /// Runs for most calls of rpoll.
     fn ready(&self, fd: c_int, wanted: c_short) -> Option<c_short> {
         match &*TABLE.pin(fd)? {
-            // Closed ones say so.
+            // A closed rsocket returns POLLNVAL.
             Object::Socket(Socket::Stream(socket)) => Some(socket.ready(wanted)),
             Object::Socket(Socket::Datagram(socket)) => Some(socket.ready(wanted)),
             Object::Epoll(_) => None,
@@ -96,29 +97,29 @@ fn stream(fd: c_int) -> Result<Arc<Stream>> {
 fn register(fd: c_int, object: Object) -> Result<c_int> {
     HAS_HAD_SOCKETS.store(true, Ordering::Relaxed);
     growth_budget::set_reclaim(&RECLAIM);
-    // A number that is taken was closed behind our back with close(2). What was there stays as it is: ending it would close the
-    // number, which is the new object's now, and destroy what the kernel has under it.
+    // A previous object under this number was closed with close(2) only. It is leaked: dropping it
+    // would close the number, which belongs to the new object now, and destroy its kernel object.
     mem::forget(TABLE.insert(fd, try_arc(object)?)?);
     Ok(fd)
 }
 
-/// Where an rsocket is connected from and to, as far as that can be told at once: for messages.
-pub fn place(fd: c_int) -> Option<Place> {
+/// Returns the addresses of an rsocket for log messages, as far as they are known.
+pub fn endpoints(fd: c_int) -> Option<Endpoints> {
     match &*TABLE.pin(fd)? {
-        Object::Socket(Socket::Stream(socket)) => socket.place(),
-        Object::Socket(Socket::Datagram(socket)) => socket.place(),
+        Object::Socket(Socket::Stream(socket)) => socket.endpoints(),
+        Object::Socket(Socket::Datagram(socket)) => socket.endpoints(),
         Object::Epoll(_) => None,
     }
 }
 
-/// Whether there is a datagram rsocket of that number.
+/// Returns whether the descriptor is a datagram rsocket.
 pub fn is_datagram(fd: c_int) -> bool {
     matches!(TABLE.pin(fd).as_deref(), Some(Object::Socket(Socket::Datagram(_))))
 }
 
 /// rsocket(3).
 pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int> {
-    forks::watched()?;
+    forks::register()?;
     let flags = kind & (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
     if !matches!(domain, libc::AF_INET | libc::AF_INET6 | AF_IB) {
         return Err(Errno::ENOTSUP);
@@ -153,7 +154,7 @@ pub fn listen(fd: c_int, backlog: c_int) -> Result<()> {
     stream(fd)?.listen(backlog)
 }
 
-/// raccept(3): the connection's descriptor and its peer's name.
+/// raccept(3). Returns the connection's descriptor and its peer's address.
 pub fn accept(fd: c_int) -> Result<(c_int, sockaddr_storage)> {
     let new = stream(fd)?.accept()?;
     let name = new.peer_name().unwrap_or(crate::sys::sockaddr::zeroed());
@@ -182,17 +183,17 @@ pub fn shutdown(fd: c_int, how: c_int) -> Result<()> {
 
 /// rclose(3).
 pub fn close(fd: c_int) -> Result<()> {
-    cancel::never(|| close_whole(fd))
+    cancel::never(|| close_object(fd))
 }
 
-fn close_whole(fd: c_int) -> Result<()> {
+fn close_object(fd: c_int) -> Result<()> {
     if let Some(Object::Socket(socket)) = TABLE.pin(fd).as_deref()
-        && socket.is_held_here()
+        && socket.is_locked_by_this_thread()
     {
-        // In a signal handler over another call for it, which has to go on first.
+        // A signal handler interrupted another call for this rsocket, which has to finish first.
         return Err(Errno::EAGAIN);
     }
-    // Out of the table first: nobody finds it on a number that may be another's the next moment.
+    // Removed from the table first: the number may be reused as soon as it is closed.
     match &*TABLE.remove(fd, None).ok_or(Errno::EBADF)? {
         Object::Socket(Socket::Stream(socket)) => socket.close(),
         Object::Socket(Socket::Datagram(socket)) => socket.close(),
@@ -203,92 +204,96 @@ fn close_whole(fd: c_int) -> Result<()> {
     }
 }
 
-/// In the child of a fork(): forgets the threads that were about to find something.
+/// Clears the pins of the parent's threads in the child of a fork().
 ///
 /// # Safety
 /// The process has no other thread.
 pub(super) unsafe fn after_fork() {
-    // SAFETY: the process has no other thread: guaranteed by the caller; fork() is not called from
-    // within the table.
+    // SAFETY: the process has no other thread: guaranteed by the caller; the table does not call
+    // fork().
     unsafe { TABLE.after_fork() };
 }
 
-/// Receives what is there, for the usual call on a stream; errno stays as it is. `Err` when [`receive_one`] is for it: whether
-/// nothing was there just now.
+/// Fast path of a stream: returns buffered data without setting errno. `Err(true)`: nothing was
+/// available. `Err(false)`: this call needs the slow path. The caller calls [`receive_one`] in both
+/// cases.
 ///
 /// # Safety
-/// Writable for `len` bytes.
+/// `len` bytes at `start` are writable.
 #[expect(clippy::inline_always, reason = "a third of the work would be registers saved and restored")]
 #[inline(always)]
 pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_int) -> std::result::Result<usize, bool> {
     match TABLE.pin(fd).as_deref() {
-        // SAFETY: writable for `len` bytes: guaranteed by the caller.
+        // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller.
         Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.receive_at_once(start, len, flags) },
         _ => Err(false),
     }
 }
 
-/// rrecv(3) and rread(3), after [`receive_at_once`]; `looked` is what that said.
+/// rrecv(3) and rread(3) after [`receive_at_once`], whose error is `nothing_available`.
 ///
 /// # Safety
-/// Buffer writable for its length.
-pub unsafe fn receive_one(fd: c_int, buffer: iovec, flags: c_int, looked: bool) -> Result<usize> {
+/// The buffer is writable.
+pub unsafe fn receive_one(fd: c_int, buffer: iovec, flags: c_int, nothing_available: bool) -> Result<usize> {
     match TABLE.get(fd).as_deref() {
-        // SAFETY: buffer writable for its length: guaranteed by the caller.
-        Some(Object::Socket(Socket::Stream(socket))) if looked => unsafe { socket.receive_one(buffer, flags) },
-        // SAFETY: buffer writable for its length: guaranteed by the caller.
+        // SAFETY: the buffer is writable: guaranteed by the caller.
+        Some(Object::Socket(Socket::Stream(socket))) if nothing_available => unsafe {
+            socket.receive_one(buffer, flags)
+        },
+        // SAFETY: the buffer is writable: guaranteed by the caller.
         _ => unsafe { receive(fd, &[buffer], flags).map(|received| received.len) },
     }
 }
 
-/// rrecvmsg(3) and its relatives.
+/// rrecvmsg(3) and related calls.
 ///
 /// # Safety
-/// Buffers writable for their lengths.
+/// The buffers are writable.
 pub unsafe fn receive(fd: c_int, buffers: &[iovec], flags: c_int) -> Result<ReceivedMessage> {
     match TABLE.get(fd).as_deref() {
-        // SAFETY: buffers writable for their lengths: guaranteed by the caller.
+        // SAFETY: the buffers are writable: guaranteed by the caller.
         Some(Object::Socket(Socket::Stream(socket))) => unsafe {
             Ok(ReceivedMessage { len: socket.receive(buffers, flags)?, from: None, flags: 0 })
         },
-        // SAFETY: buffers writable for their lengths: guaranteed by the caller.
+        // SAFETY: the buffers are writable: guaranteed by the caller.
         Some(Object::Socket(Socket::Datagram(socket))) => unsafe { socket.receive(buffers, flags) },
         Some(Object::Epoll(_)) | None => Err(Errno::EBADF),
     }
 }
 
-/// Sends a small message if that needs no waiting, allocating or explaining; errno stays as it is. Otherwise [`send`] is for it.
+/// Fast path: sends a small message if this needs no waiting, no allocation and no log line,
+/// without setting errno. Returns false if [`send`] has to be called.
 ///
 /// # Safety
-/// Readable for `len` bytes.
+/// `len` bytes at `data` are readable.
 #[expect(clippy::inline_always, reason = "a third of the work would be registers saved and restored")]
 #[inline(always)]
 pub unsafe fn send_at_once(fd: c_int, data: *const u8, len: usize, flags: c_int) -> bool {
     let Some(data) = NonNull::new(data.cast_mut()) else { return false };
     match TABLE.pin(fd).as_deref() {
-        // SAFETY: readable for `len` bytes: guaranteed by the caller.
+        // SAFETY: `len` bytes at `data` are readable: guaranteed by the caller.
         Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.send_at_once(data, len, flags) },
         _ => false,
     }
 }
 
-/// As [`send_at_once`] for several buffers: the number of bytes if all were sent.
+/// Like [`send_at_once`] for several buffers. Returns the number of bytes if all were sent.
 ///
 /// # Safety
-/// Buffers readable for their lengths.
+/// The buffers are readable.
 pub unsafe fn send_gathered_at_once(fd: c_int, buffers: &[iovec], flags: c_int) -> Option<usize> {
     match TABLE.pin(fd).as_deref() {
-        // SAFETY: readable: guaranteed by the caller.
+        // SAFETY: the buffers are readable: guaranteed by the caller.
         Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.send_gathered_at_once(buffers, flags) },
         _ => None,
     }
 }
 
-/// rsend(3) and its relatives. A stream has no use for an address, and does not look at it: programs give what is no
-/// address (sockperf what recvfrom() left as it was), as TCP lets them.
+/// rsend(3) and related calls. Streams ignore the address without validating it, like TCP: some
+/// programs pass invalid ones (sockperf passes what recvfrom() left unchanged).
 ///
 /// # Safety
-/// Buffers readable for their lengths.
+/// The buffers are readable.
 pub unsafe fn send(
     fd: c_int,
     buffers: &[iovec],
@@ -296,26 +301,26 @@ pub unsafe fn send(
     to: impl FnOnce() -> Result<Option<SockAddr>>,
 ) -> Result<usize> {
     match TABLE.get(fd).as_deref() {
-        // SAFETY: buffers readable for their lengths: guaranteed by the caller.
+        // SAFETY: the buffers are readable: guaranteed by the caller.
         Some(Object::Socket(Socket::Stream(socket))) => unsafe {
             socket.send(buffers, flags).inspect_err(|&error| broken_pipe(socket, error, flags))
         },
-        // SAFETY: buffers readable for their lengths: guaranteed by the caller.
+        // SAFETY: the buffers are readable: guaranteed by the caller.
         Some(Object::Socket(Socket::Datagram(socket))) => unsafe { socket.send(buffers, flags, to()?.as_ref()) },
         Some(Object::Epoll(_)) | None => Err(Errno::EBADF),
     }
 }
 
-/// Raises SIGPIPE where the program expects it.
+/// Raises SIGPIPE if the program expects it.
 #[cold]
 fn broken_pipe(socket: &Stream, error: Errno, flags: c_int) {
     if error == Errno::EPIPE && flags & libc::MSG_NOSIGNAL == 0 && socket.raises_sigpipe() {
-        // SAFETY: a signal to this thread, which holds no lock.
+        // SAFETY: raises a signal for this thread, which holds no lock.
         unsafe { libc::raise(libc::SIGPIPE) };
     }
 }
 
-/// For [`send`]: without an address.
+/// The argument of [`send`] for calls without an address.
 pub fn no_address() -> Result<Option<SockAddr>> {
     Ok(None)
 }
@@ -325,7 +330,7 @@ pub fn poll(fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
     poll::poll(&Sockets, fds, timeout)
 }
 
-/// What rselect() looks at.
+/// Returns the lookup for rselect().
 pub fn lookup() -> &'static dyn Lookup {
     &Sockets
 }
@@ -349,10 +354,10 @@ pub fn peer_name(fd: c_int) -> Result<sockaddr_storage> {
 /// rgetsockopt(3).
 pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
     if level == rdmacm_private::LEVEL && name == rdmacm_private::LONGEST_TURN {
-        return Ok(Value::int(reactor::longest_turn()));
+        return Ok(Value::int(reactor::longest_iteration()));
     }
     if level == rdmacm_private::LEVEL {
-        return Ok(Value::int(own::is_own(fd).into()));
+        return Ok(Value::int(library_fds::is_own(fd).into()));
     }
     match socket_of(fd)? {
         Socket::Stream(socket) => socket.option(level, name),
@@ -363,13 +368,18 @@ pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
 /// rsetsockopt(3).
 pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
     match (level, name) {
-        (rdmacm_private::LEVEL, rdmacm_private::FAREWELL) => {
+        (rdmacm_private::LEVEL, rdmacm_private::FLUSH_ON_EXIT) => {
             flush_all_on_exit();
             return Ok(());
         }
         (rdmacm_private::LEVEL, rdmacm_private::SIGPIPE) => return stream(fd)?.set_sigpipe(),
+        (rdmacm_private::LEVEL, rdmacm_private::CANCEL) => return stream(fd)?.cancel_attempt(),
+        (rdmacm_private::LEVEL, rdmacm_private::LOG) => {
+            diag::note("librspreload", value);
+            return Ok(());
+        }
         (rdmacm_private::LEVEL, _) => {
-            own::keep_apart();
+            library_fds::reserve_low_fds();
             return Ok(());
         }
         _ => {}
@@ -380,23 +390,15 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
     }
 }
 
-/// Before the destructors of libibverbs, on which this library depends.
-#[cfg(not(test))]
-#[used]
-#[unsafe(link_section = ".fini_array")]
-static ON_EXIT: extern "C" fn() = at_exit;
-
-/// The process ends: what streams have sent arrives, as far as the program has closed them or shut
-/// them down. A process that never had an rsocket touches no other page of the library.
-#[cfg(not(test))]
+/// Runs when the process ends: waits until the data of streams that the program has closed or shut
+/// down has arrived. Touches no other page of the library if the process never had an rsocket.
 #[unsafe(link_section = ".text.startup")]
-extern "C" fn at_exit() {
+pub fn at_exit() {
     if HAS_HAD_SOCKETS.load(Ordering::Relaxed) {
         flush_at_exit();
     }
 }
 
-#[cfg(not(test))]
 #[cold]
 #[inline(never)]
 fn flush_at_exit() {
@@ -408,7 +410,8 @@ fn flush_at_exit() {
     stream::wait_for_all();
 }
 
-/// The process ends: streams say their last words, as sockets do that nobody has closed.
+/// Runs when the process ends: disconnects all streams, like sockets that the program has not
+/// closed.
 fn flush_all_on_exit() {
     TABLE.for_each(|_, object| {
         if let Object::Socket(Socket::Stream(stream)) = &*object {
@@ -418,12 +421,11 @@ fn flush_all_on_exit() {
     stream::wait_for_all();
 }
 
-/// For streams that lack memory.
-static RECLAIM: fn() = give_memory_back;
+/// Called when a new connection lacks memory.
+static RECLAIM: fn() = return_memory;
 
-/// Has idle streams give back the memory that their buffers have grown by. Those that are busy, or
-/// locked, keep it.
-fn give_memory_back() {
+/// Makes idle streams return the growth of their buffers. Streams that are busy or locked keep it.
+fn return_memory() {
     TABLE.for_each(|_, object| {
         if let Object::Socket(Socket::Stream(stream)) = &*object {
             stream.give_memory_back();
@@ -431,7 +433,7 @@ fn give_memory_back() {
     });
 }
 
-/// rfcntl(3); `argument` is read by the commands that have one.
+/// rfcntl(3). `argument` is used by commands that have an argument.
 pub fn control(fd: c_int, command: c_int, argument: usize) -> Result<c_int> {
     let stream = match socket_of(fd)? {
         Socket::Stream(stream) => stream,
@@ -448,9 +450,9 @@ pub fn control(fd: c_int, command: c_int, argument: usize) -> Result<c_int> {
 /// riomap(3).
 ///
 /// # Safety
-/// See [`Stream::map`].
+/// As for [`Stream::map`].
 pub unsafe fn map(fd: c_int, start: NonNull<u8>, len: usize, prot: c_int, offset: i64) -> Result<i64> {
-    // SAFETY: see [`Stream::map`]: guaranteed by the caller.
+    // SAFETY: the conditions of [`Stream::map`] are guaranteed by the caller.
     unsafe { stream(fd)?.map(start, len, prot, offset) }
 }
 
@@ -462,9 +464,9 @@ pub fn unmap(fd: c_int, start: usize, len: usize) -> Result<()> {
 /// riowrite(3).
 ///
 /// # Safety
-/// Readable for its length.
+/// `data` is readable memory of the program.
 pub unsafe fn write_mapped(fd: c_int, data: &[u8], offset: u64, flags: c_int) -> Result<usize> {
-    // SAFETY: readable for its length: guaranteed by the caller.
+    // SAFETY: `data` is readable: guaranteed by the caller.
     unsafe { stream(fd)?.write_mapped(data, offset, flags) }
 }
 
@@ -475,7 +477,8 @@ pub fn epoll_create(flags: c_int) -> Result<c_int> {
     register(fd, Object::Epoll(Arc::clone(&epoll))).inspect_err(|_| epoll.close())
 }
 
-/// What repoll_create() made under a number: `EINVAL` for another descriptor, as of the kernel's.
+/// Returns the object that repoll_create() made. Fails with `EINVAL` for other descriptors, like
+/// the kernel's epoll.
 fn epoll(fd: c_int) -> Result<Arc<Epoll>> {
     match TABLE.get(fd).as_deref() {
         Some(Object::Epoll(epoll)) => Ok(Arc::clone(epoll)),
@@ -489,7 +492,7 @@ pub fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: Option<epoll_e
     epoll(epfd)?.control(&Sockets, operation, fd, event)
 }
 
-/// repoll_wait(3): how many of `events` are set.
+/// repoll_wait(3). Returns the number of events written to `events`.
 pub fn epoll_wait(epfd: c_int, events: &mut [MaybeUninit<epoll_event>], timeout: c_int) -> Result<usize> {
     epoll(epfd)?.wait(events, timeout)
 }

@@ -1,53 +1,55 @@
-//! An id of the connection manager with a channel of its own, whose events are fetched without waiting.
+//! A connection manager id with its own channel, whose events are read without blocking.
 
-use std::ffi::{c_int, c_void};
-use std::mem::{ManuallyDrop, zeroed};
+use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
-use crate::cm::{self, Id, Limits};
+use crate::cm::{self, ConnParam, EventChannel, Id, InitAttr, Limits, OwnedChannel, OwnedId, Pd};
 use crate::errno::{Errno, Result};
-use crate::ffi::{rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel};
+use crate::ffi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
 use crate::rsocket::reactor;
 use crate::sys::event;
-use crate::sys::own;
+use crate::sys::library_fds;
 use crate::sys::sockaddr::SockAddr;
 use crate::sys::verbs::{ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr};
 
-/// Private data as long as any transport carries it, bytes.
+/// Maximum length of private data on any transport, in bytes.
 const PRIVATE_DATA: usize = 256;
 
-/// See the module.
+/// An id and its channel.
 #[derive(Debug)]
 pub struct CmId {
     id: NonNull<rdma_cm_id>,
     channel: NonNull<rdma_event_channel>,
 }
 
-// SAFETY: ids and channels may be used from any thread, one at a time: a CmId is used through `&mut` or under its owner's lock.
+// SAFETY: ids and channels may be used by one thread at a time. A CmId is used through `&mut` or
+// under its owner's lock.
 unsafe impl Send for CmId {}
 
-/// An event, with what it carried.
+/// A copy of an event.
 #[derive(Debug)]
 pub struct Event {
     /// `enum rdma_cm_event_type`.
     pub kind: u32,
-    /// 0, -errno, or a reason of the transport's.
+    /// 0, -errno, or a reason of the transport.
     pub status: c_int,
-    /// For connection requests: the new id.
+    /// The new id of a connection request.
     pub request: Option<Request>,
     data: [u8; PRIVATE_DATA],
     len: usize,
 }
 
 impl Event {
-    /// Private data.
+    /// Returns the private data.
     pub fn data(&self) -> &[u8] {
         &self.data[..self.len]
     }
 }
 
-/// An id that came with a connection request, still on its listener's channel: accepted or dropped before that listener's
-/// [`CmId`] is, for which the listener's lock is kept. Dropped, it rejects.
+/// The id of a connection request, which is still on the listener's channel. Accepted or dropped
+/// before the listener's [`CmId`] is dropped, with the listener's lock held. Dropping it rejects
+/// the connection.
 #[derive(Debug)]
 pub struct Request(NonNull<rdma_cm_id>);
 
@@ -56,11 +58,12 @@ unsafe impl Send for Request {}
 
 impl Drop for Request {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the id; the event that brought it is acknowledged, and the listener is alive.
+        // SAFETY: `self` is the only user of the id, its event is acknowledged, and the listener is
+        // alive.
         unsafe {
-            if let Ok(id) = Id::from_c(self.0.as_ptr()) {
-                // The peer learns it at once, instead of by a time-out; a failure leaves nothing to do.
-                let _ = cm::reject(id, ptr::null(), 0);
+            if let Ok(id) = OwnedId::from_c(self.0.as_ptr()) {
+                // Rejecting informs the peer without a time-out. A failure can be ignored.
+                let _ = cm::reject(&id, &[]);
                 let _ = cm::destroy_id(id);
             }
         }
@@ -68,23 +71,23 @@ impl Drop for Request {
 }
 
 impl Request {
-    /// Takes the id to a channel of its own.
+    /// Moves the id to a channel of its own.
     pub fn accept(self) -> Result<CmId> {
-        // Without waiting: the listener's lock is held.
-        let channel = cm::create_another_channel()?;
-        // SAFETY: a live id, on the channel of a listener that is alive, and a new channel.
-        let moved = unsafe { Id::from_c(self.0.as_ptr()).and_then(|id| cm::migrate_id(id, channel.as_ptr())) };
-        if let Err(error) = moved {
-            // SAFETY: nothing is on it.
-            unsafe { cm::destroy_event_channel(channel) };
+        // Does not block: the listener's lock is held.
+        let channel = cm::create_another_channel()?.into_c();
+        // SAFETY: the id, its listener and the new channel are live.
+        let (id, target) = unsafe { (Id::from_c(self.0.as_ptr()), EventChannel::from_c(channel.as_ptr())) };
+        if let Err(error) = id.and_then(|id| cm::migrate_id(id, target)) {
+            // SAFETY: the channel has no ids.
+            drop(unsafe { OwnedChannel::from_c(channel.as_ptr()) });
             return Err(error);
         }
         Ok(CmId::with(ManuallyDrop::new(self).0, channel))
     }
 }
 
-/// Programs know a process that may not use the connection manager as `ENOMEM` (docs/quirks.md).
-fn unreachable_node(error: Errno) -> Errno {
+/// A process without access to the connection manager gets `ENOMEM` (docs/quirks.md).
+fn to_enomem(error: Errno) -> Errno {
     match error.get() {
         libc::ENOENT | libc::EACCES => Errno::ENOMEM,
         _ => error,
@@ -92,39 +95,39 @@ fn unreachable_node(error: Errno) -> Errno {
 }
 
 impl CmId {
-    /// A new id of a port space.
+    /// Creates an id in a port space.
     pub fn new(port_space: u32) -> Result<CmId> {
-        let channel = cm::create_event_channel().map_err(unreachable_node)?;
-        // SAFETY: a live channel.
+        let channel = cm::create_event_channel().map_err(to_enomem)?.into_c();
+        // SAFETY: the channel is live.
         match unsafe { create_on(channel, port_space) } {
             Ok(id) => Ok(CmId::with(id, channel)),
             Err(error) => {
-                // SAFETY: nothing is on it.
-                unsafe { cm::destroy_event_channel(channel) };
+                // SAFETY: the channel has no ids.
+                drop(unsafe { OwnedChannel::from_c(channel.as_ptr()) });
                 Err(error)
             }
         }
     }
 
     fn with(id: NonNull<rdma_cm_id>, channel: NonNull<rdma_event_channel>) -> CmId {
-        // SAFETY: a live channel, of which nobody else knows.
-        unsafe { own::settle_in(&raw mut (*channel.as_ptr()).fd) };
+        // SAFETY: the channel is live and has no other users.
+        unsafe { library_fds::relocate_fd_in(&raw mut (*channel.as_ptr()).fd) };
         CmId { id, channel }
     }
 
-    /// Replaces the id by a new one of `port_space` on the same channel. The old id's events that
-    /// were not read yet are discarded with it. On failure the old id stays. The caller has dropped
-    /// everything that was made on the old id's device.
-    pub fn start_over(&mut self, port_space: u32) -> Result<()> {
+    /// Replaces the id by a new one in `port_space` on the same channel. Unread events of the old
+    /// id are discarded. A failure leaves the old id in place. The caller has dropped all objects
+    /// on the old id's device.
+    pub fn replace_id(&mut self, port_space: u32) -> Result<()> {
         self.destroy_qp();
         // SAFETY: the channel is live as long as `self`.
         let new = self.retry_on_eacces(|| unsafe { create_on(self.channel, port_space) })?;
         // SAFETY: only `self` uses the old id, and every event that was read is acknowledged.
-        if let Err(error) = unsafe { cm::destroy_id(self.id()) } {
-            // SAFETY: nobody else has seen the new id; `new` is live until then.
+        if let Err(error) = unsafe { OwnedId::from_c(self.id.as_ptr()) }.and_then(cm::destroy_id) {
+            // SAFETY: the new id is live and has no other users. It has no events.
             unsafe {
-                if let Ok(id) = Id::from_c(new.as_ptr())
-                    && cm::destroy_id(id).is_err()
+                if OwnedId::from_c(new.as_ptr()).and_then(cm::destroy_id).is_err()
+                    && let Ok(id) = OwnedId::from_c(new.as_ptr())
                 {
                     cm::free_id(id);
                 }
@@ -135,42 +138,44 @@ impl CmId {
         Ok(())
     }
 
-    /// Moves the channel, which the reactor looks after as `key`, to another descriptor, and closes
-    /// its present one.
+    /// Moves the channel, which the reactor has registered as `key`, to another descriptor, and
+    /// closes the old one.
     pub fn relocate(&mut self, key: reactor::Key) -> Result<()> {
         let old = self.fd();
-        let new = own::settle(event::fcntl(old, libc::F_DUPFD_CLOEXEC, 0)?);
-        if let Err(error) = reactor::moved(key, new) {
-            own::close(new);
+        let new = library_fds::relocate_fd(event::fcntl(old, libc::F_DUPFD_CLOEXEC, 0)?);
+        if let Err(error) = reactor::set_fd(key, new) {
+            library_fds::close(new);
             return Err(error);
         }
-        // SAFETY: a live channel, which is used under the lock of this id's owner.
+        // SAFETY: the channel is live and used under the lock of this id's owner.
         unsafe { (*self.channel.as_ptr()).fd = new };
-        own::close(old);
+        library_fds::close(old);
         Ok(())
     }
 
-    /// Descriptor of the channel.
+    /// Returns the descriptor of the channel.
     pub fn fd(&self) -> c_int {
-        // SAFETY: a live channel.
+        // SAFETY: the channel is live.
         unsafe { (*self.channel.as_ptr()).fd }
     }
 
-    /// Has [`event`](Self::event) not wait.
+    /// Makes [`event`](Self::event) non-blocking.
     pub fn set_nonblocking(&self) -> Result<()> {
         event::set_nonblocking(self.fd(), true)
     }
 
-    /// The id for calls of the connection manager.
+    /// Returns the id for calls of the connection manager.
     pub fn id(&self) -> &Id {
-        // SAFETY: live until `self` is dropped; never NULL.
+        // SAFETY: the id is live until `self` is dropped, and never NULL.
         unsafe { &*self.id.as_ptr().cast::<Id>() }
     }
 
-    /// A call that the kernel refuses (`EACCES`) where the user has changed since the channel was opened, or another thread has opened
-    /// it after that: moves the id to a new one, and tries again. The caller holds the owner's lock.
+    /// Makes a call. The kernel rejects it with `EACCES` if the process has changed its user since
+    /// the channel was opened, or if another thread opened the channel after the change: then the
+    /// id is moved to a new file, and the call is repeated. The caller holds the owner's lock.
     fn retry_on_eacces<T>(&self, call: impl Fn() -> Result<T>) -> Result<T> {
-        /// Groups, group and user may change one after the other meanwhile. Or it is an address that is not for everybody.
+        /// Groups, group and user may change one after the other in the meantime. The address may
+        /// also be restricted to privileged users, which no retry changes.
         const TRIES: usize = 4;
         for _ in 0..TRIES {
             match call() {
@@ -186,16 +191,15 @@ impl CmId {
         call()
     }
 
-    /// Another file under the channel's number, in which the id and its events are.
+    /// Opens a new file under the channel's descriptor and moves the id and its events to it.
     fn renew(&self) -> Result<()> {
         let new = cm::move_to_new_file(self.id())?;
-        reactor::replaced(self.fd(), || own::replace(self.fd(), new))
+        reactor::replace_file(self.fd(), || library_fds::replace(self.fd(), new))
     }
 
     /// rdma_bind_addr(3).
     pub fn bind(&self, addr: &SockAddr) -> Result<()> {
-        // SAFETY: a whole address.
-        self.retry_on_eacces(|| unsafe { cm::bind_addr(self.id(), NonNull::from(addr.storage()).cast()) })
+        self.retry_on_eacces(|| cm::bind_addr(self.id(), addr))
     }
 
     /// rdma_listen(3).
@@ -205,9 +209,7 @@ impl CmId {
 
     /// rdma_set_option(3).
     pub fn set_option(&self, level: u32, name: u32, value: &[u8]) -> Result<()> {
-        let place = value.as_ptr().cast_mut().cast();
-        // SAFETY: readable for its length.
-        self.retry_on_eacces(|| unsafe { cm::set_option(self.id(), level as c_int, name as c_int, place, value.len()) })
+        self.retry_on_eacces(|| cm::set_option(self.id(), level as c_int, name as c_int, value.into()))
     }
 
     /// rdma_disconnect(3).
@@ -217,71 +219,65 @@ impl CmId {
 
     /// rdma_resolve_addr(3).
     pub fn resolve_addr(&self, to: &SockAddr, timeout_ms: c_int) -> Result<()> {
-        // SAFETY: a whole address.
-        self.retry_on_eacces(|| unsafe {
-            cm::resolve_addr(self.id(), ptr::null(), NonNull::from(to.storage()).cast(), timeout_ms)
-        })
+        self.retry_on_eacces(|| cm::resolve_addr(self.id(), None, to, timeout_ms))
     }
 
-    /// rdma_resolve_route(3), in a thread that may not wait.
+    /// rdma_resolve_route(3) without blocking.
     pub fn resolve_route(&self, timeout_ms: c_int) -> Result<()> {
         cm::resolve_route_soon(self.id(), timeout_ms)
     }
 
-    /// rdma_connect(3) or, for a request, rdma_accept(3), with `data` of at most 255 bytes as private data.
-    pub fn shake_hands(&self, active: bool, initiator_depth: u8, data: &[u8]) -> Result<()> {
-        /// Seven would be without end on soft-RoCE: a peer that is gone has to show.
+    /// rdma_connect(3), or rdma_accept(3) for a request. `data` is the private data of at most 255
+    /// bytes.
+    pub fn connect_or_accept(&self, active: bool, initiator_depth: u8, data: &[u8]) -> Result<()> {
+        /// Seven means infinitely on soft-RoCE, but a peer that has gone must be noticed.
         const RETRIES: u8 = 6;
-        /// Without end: control messages need no credit, and a receive may not be posted yet.
+        /// Infinitely: control messages need no credit, so a receive may not be posted yet.
         const RECEIVER_NOT_READY: u8 = 7;
-        // SAFETY: all zeros are a value of this structure.
-        let mut param: rdma_conn_param = unsafe { zeroed() };
-        param.private_data = data.as_ptr().cast();
-        param.private_data_len = u8::try_from(data.len()).map_err(|_| Errno::EINVAL)?;
-        param.initiator_depth = initiator_depth;
-        param.responder_resources = initiator_depth;
-        param.flow_control = 1;
-        param.retry_count = RETRIES;
-        param.rnr_retry_count = RECEIVER_NOT_READY;
-        // SAFETY: the private data is readable for its length.
-        unsafe { if active { cm::connect(self.id(), &raw const param) } else { cm::accept(self.id(), &raw mut param) } }
+        let param = Some(ConnParam {
+            private_data: data,
+            initiator_depth,
+            responder_resources: initiator_depth,
+            flow_control: 1,
+            retry_count: RETRIES,
+            rnr_retry_count: RECEIVER_NOT_READY,
+            ..ConnParam::default()
+        });
+        if active { cm::connect(self.id(), param) } else { cm::accept(self.id(), param) }
     }
 
-    /// The next event; `EAGAIN` when none waits, after [`set_nonblocking`](Self::set_nonblocking).
+    /// Returns the next event. Fails with `EAGAIN` if there is none, after
+    /// [`set_nonblocking`](Self::set_nonblocking).
     pub fn event(&self) -> Result<Event> {
-        let mut event: *mut rdma_cm_event = ptr::null_mut();
-        let place = NonNull::from(&mut event);
-        // SAFETY: a live channel; `event` is writable.
-        self.retry_on_eacces(|| unsafe { cm::get_cm_event(self.channel, place) }).inspect_err(|&error| {
+        // SAFETY: the channel is live as long as `self`.
+        let channel = unsafe { EventChannel::from_c(self.channel.as_ptr()) }.ok_or(Errno::EINVAL)?;
+        let event = self.retry_on_eacces(|| cm::get_cm_event(channel)).inspect_err(|&error| {
             if error == Errno::EAGAIN {
                 cm::forget_former(self.id());
             }
         })?;
-        let event = NonNull::new(event).ok_or(Errno::EIO)?;
-        // SAFETY: just received; it is acknowledged once, after its last use.
-        unsafe {
-            let received = read(&*event.as_ptr());
-            let _ = cm::ack_cm_event(event);
-            Ok(received)
-        }
+        // SAFETY: the event is not acknowledged yet.
+        let received = unsafe { read(event.public()) };
+        cm::ack_cm_event(event);
+        Ok(received)
     }
 
-    /// The QP, or NULL.
+    /// Returns the QP, or NULL.
     pub fn qp(&self) -> *mut ibv_qp {
         self.id().qp()
     }
 
-    /// The device, once known.
+    /// Returns the device, once it is known.
     pub fn context(&self) -> Option<NonNull<ibv_context>> {
         NonNull::new(self.id().verbs())
     }
 
-    /// The PD that all ids on the device share, once known.
+    /// Returns the PD that all ids on the device share, once the device is known.
     pub fn pd(&self) -> Option<NonNull<ibv_pd>> {
         NonNull::new(self.id().pd())
     }
 
-    /// What the device can do at most, once it is known.
+    /// Returns the limits of the device, once it is known.
     pub fn limits(&self) -> Option<Limits> {
         self.id().limits()
     }
@@ -289,17 +285,17 @@ impl CmId {
     /// rdma_create_qp(3).
     ///
     /// # Safety
-    /// PD and CQs live for as long as the QP.
+    /// The PD and the CQs outlive the QP.
     pub unsafe fn create_qp(&self, pd: NonNull<ibv_pd>, attr: &mut ibv_qp_init_attr) -> Result<()> {
-        // SAFETY: PD and CQs live for as long as the QP: guaranteed by the caller.
-        unsafe { cm::create_qp(self.id(), pd.as_ptr(), NonNull::from(attr)) }
+        // SAFETY: the PD and the CQs outlive the QP: guaranteed by the caller.
+        let (pd, mut attr) = unsafe { (Pd::from_c(pd.as_ptr()), InitAttr::new(attr)) };
+        cm::create_qp(self.id(), pd, &mut attr)
     }
 
     /// Destroys the QP, if there is one.
     pub fn destroy_qp(&self) {
         if !self.qp().is_null() {
-            // SAFETY: only this id's owner uses it.
-            unsafe { cm::destroy_qp(self.id()) };
+            cm::destroy_qp(self.id());
         }
     }
 }
@@ -309,24 +305,27 @@ impl CmId {
 /// # Safety
 /// `channel` is live.
 unsafe fn create_on(channel: NonNull<rdma_event_channel>, port_space: u32) -> Result<NonNull<rdma_cm_id>> {
-    let mut id = ptr::null_mut();
-    // SAFETY: the channel is live, by this function's contract, and `id` is writable.
-    unsafe { cm::create_id(channel.as_ptr(), NonNull::from(&mut id), ptr::null_mut::<c_void>(), port_space)? };
-    NonNull::new(id).ok_or(Errno::ENOMEM)
+    // SAFETY: the channel is live: guaranteed by the caller.
+    let channel = unsafe { EventChannel::from_c(channel.as_ptr()) };
+    let id = cm::create_id(channel, ptr::null_mut(), port_space)?;
+    NonNull::new(id.into_c()).ok_or(Errno::ENOMEM)
 }
 
+/// Copies an event.
+///
 /// # Safety
-/// An event that is not acknowledged yet.
+/// The event is not acknowledged yet.
 unsafe fn read(event: &rdma_cm_event) -> Event {
     let mut copy = Event { kind: event.event, status: event.status, request: None, data: [0; PRIVATE_DATA], len: 0 };
     if event.event == crate::ffi::rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST as u32 {
         copy.request = NonNull::new(event.id).map(Request);
     }
-    // SAFETY: ids of RDMA_PS_TCP: the event's parameters are those of connections.
+    // SAFETY: the event belongs to an id of RDMA_PS_TCP, so its parameters are those of
+    // connections.
     let (data, len) = unsafe { (event.param.conn.private_data, usize::from(event.param.conn.private_data_len)) };
     if !data.is_null() {
         copy.len = len.min(PRIVATE_DATA);
-        // SAFETY: the event's private data has so many bytes.
+        // SAFETY: the event's private data has `len` bytes.
         unsafe { ptr::copy_nonoverlapping(data.cast::<u8>(), copy.data.as_mut_ptr(), copy.len) };
     }
     copy
@@ -335,14 +334,17 @@ unsafe fn read(event: &rdma_cm_event) -> Event {
 impl Drop for CmId {
     fn drop(&mut self) {
         self.destroy_qp();
-        // SAFETY: nobody else uses them; every event was acknowledged when it was read. The id is used no more once it is destroyed.
+        // SAFETY: `self` is the only user of the id and the channel. Every event was acknowledged
+        // when it was read, and the id is not used after it is destroyed.
         unsafe {
-            let destroyed = self.retry_on_eacces(|| cm::destroy_id(self.id()));
-            own::unmark(self.fd());
-            cm::destroy_event_channel(self.channel);
-            if destroyed.is_err() {
-                // The kernel's went with its channel.
-                cm::free_id(self.id());
+            let destroyed = self.retry_on_eacces(|| cm::destroy_id(OwnedId::from_c(self.id.as_ptr())?));
+            library_fds::unmark(self.fd());
+            drop(OwnedChannel::from_c(self.channel.as_ptr()));
+            if destroyed.is_err()
+                && let Ok(id) = OwnedId::from_c(self.id.as_ptr())
+            {
+                // Closing the channel has destroyed the kernel's id.
+                cm::free_id(id);
             }
         }
     }

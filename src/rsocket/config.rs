@@ -1,7 +1,9 @@
-//! Defaults of new rsockets: one number per file in `/etc/rdma/rsocket` (rsocket(7)), read once a process.
+//! Defaults of new rsockets: one number per file in `/etc/rdma/rsocket` (rsocket(7)), read once per
+//! process.
 //!
-//! As the reference, the number is what the file begins with, behind white space; what follows it is passed over. Where
-//! the reference lets a number wrap around, it counts here as the nearest one possible, and one below zero as none.
+//! As in the reference, the number is at the beginning of the file, after white space, and the rest
+//! of the file is ignored. Where the reference lets a number wrap around, the nearest possible
+//! number is used. A negative number is ignored.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,62 +16,62 @@ use once_cell::race::OnceBox;
 use super::wire;
 use crate::sys::alloc::try_box;
 
-/// What a new socket starts with.
+/// The initial options of a new socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Defaults {
-    /// Microseconds that a blocking call looks for completions before it sleeps.
+    /// Time that a blocking call polls for completions before it sleeps, in microseconds.
     pub polling_time_us: u32,
-    /// Bytes that are sent inline.
+    /// Maximum number of bytes that are sent inline.
     pub inline: u16,
-    /// Entries of the send queue.
+    /// Number of send queue entries.
     pub sq: u16,
-    /// Entries of the receive queue.
+    /// Number of receive queue entries.
     pub rq: u16,
-    /// Bytes of the receive buffer.
+    /// Size of the receive buffer in bytes.
     pub receive_buffer: u32,
-    /// Bytes of the send buffer.
+    /// Size of the send buffer in bytes.
     pub send_buffer: u32,
-    /// Entries of the iomap.
+    /// Number of iomap entries.
     pub iomap: u16,
-    /// Bytes that buffers of a process's streams may grow by in all.
+    /// Budget for growing stream buffers of the process, in bytes.
     pub grow_limit: u32,
-    /// Whether the QP of a datagram's sender may be at another address than the packet came from.
+    /// Whether the QP of a datagram's sender may have another address than the packet.
     pub dgram_any_address: bool,
-    /// Seconds after which a path of datagrams in use is resolved again.
+    /// Time in seconds after which a used path for datagrams is resolved again.
     pub dgram_path_lifetime: u32,
 }
 
-/// Most entries of a queue, and bytes of inline data.
-pub const MOST_ENTRIES: u16 = 0xFFFE;
-/// A send buffer has at least room for the largest datagram; a smaller one becomes [`SMALL_SEND_BUFFER`].
-pub const LEAST_SEND_BUFFER: u32 = 2048;
-/// See [`LEAST_SEND_BUFFER`].
+/// Maximum number of queue entries, and of bytes sent inline.
+pub const MAX_ENTRIES: u16 = 0xFFFE;
+/// Minimum size of a send buffer: it has room for the largest datagram. A smaller one becomes
+/// [`SMALL_SEND_BUFFER`].
+pub const MIN_SEND_BUFFER: u32 = 2048;
+/// See [`MIN_SEND_BUFFER`].
 pub const SMALL_SEND_BUFFER: u32 = 4096;
 
 /// Numbers are C ints.
-const MOST: u32 = i32::MAX as u32;
+const MAX_NUMBER: u32 = i32::MAX as u32;
 
-const FOLDER: &str = "/etc/rdma/rsocket";
+const DIRECTORY: &str = "/etc/rdma/rsocket";
 
-/// The defaults of this machine; those without files while there is no memory to keep others.
+/// Returns the defaults of this machine. Without memory to store them, the files are ignored.
 #[inline]
 pub fn defaults() -> &'static Defaults {
-    // Threads that come at the same time read the same; nobody waits for another one, which a child
-    // of fork() may not have.
+    // Concurrent threads read the same files. No thread waits for another one, which may not exist
+    // in the child of a fork().
     static DEFAULTS: OnceBox<Defaults> = OnceBox::new();
     DEFAULTS.get().unwrap_or_else(|| read_files(&DEFAULTS))
 }
 
 #[cold]
-fn read_files(kept: &'static OnceBox<Defaults>) -> &'static Defaults {
-    static WITHOUT_FILES: Defaults = Defaults::usual();
-    kept.get_or_try_init(|| try_box(Defaults::from_files(|name| read(Path::new(FOLDER), name))))
-        .unwrap_or(&WITHOUT_FILES)
+fn read_files(cell: &'static OnceBox<Defaults>) -> &'static Defaults {
+    static BUILT_IN: Defaults = Defaults::built_in();
+    cell.get_or_try_init(|| try_box(Defaults::from_files(|name| read(Path::new(DIRECTORY), name)))).unwrap_or(&BUILT_IN)
 }
 
 impl Defaults {
-    /// Those of a machine without files.
-    const fn usual() -> Defaults {
+    /// Returns the defaults of a machine without files.
+    const fn built_in() -> Defaults {
         Defaults {
             polling_time_us: 10,
             inline: 64,
@@ -84,39 +86,39 @@ impl Defaults {
         }
     }
 
-    /// `number` gives the number in the file of that name. (A file `wake_up_interval` is of no use here: sleeping calls
-    /// are woken by what they wait for.)
+    /// `number` returns the number in the file of a name. The file `wake_up_interval` is not
+    /// supported, because waiting calls are woken by events.
     fn from_files(number: impl Fn(&str) -> Option<u32>) -> Defaults {
-        let usual = Defaults::usual();
-        let entries = |name, usual| number(name).map_or(usual, |n| n.min(MOST_ENTRIES.into()) as u16);
+        let built_in = Defaults::built_in();
+        let entries = |name, built_in| number(name).map_or(built_in, |n| n.min(MAX_ENTRIES.into()) as u16);
         Defaults {
-            polling_time_us: number("polling_time").unwrap_or(usual.polling_time_us),
-            inline: entries("inline_default", usual.inline),
-            sq: entries("sqsize_default", usual.sq),
-            rq: entries("rqsize_default", usual.rq),
-            receive_buffer: number("mem_default").map_or(usual.receive_buffer, |bytes| bytes.max(1)),
-            send_buffer: number("wmem_default").map_or(usual.send_buffer, at_least_a_datagram),
-            iomap: number("iomap_size").map_or(usual.iomap, wire::iomap_round),
-            grow_limit: number("grow_limit").unwrap_or(usual.grow_limit),
-            dgram_any_address: number("dgram_any_address").map_or(usual.dgram_any_address, |number| number != 0),
-            dgram_path_lifetime: number("dgram_path_lifetime").map_or(usual.dgram_path_lifetime, |time| time.max(1)),
+            polling_time_us: number("polling_time").unwrap_or(built_in.polling_time_us),
+            inline: entries("inline_default", built_in.inline),
+            sq: entries("sqsize_default", built_in.sq),
+            rq: entries("rqsize_default", built_in.rq),
+            receive_buffer: number("mem_default").map_or(built_in.receive_buffer, |bytes| bytes.max(1)),
+            send_buffer: number("wmem_default").map_or(built_in.send_buffer, at_least_one_datagram),
+            iomap: number("iomap_size").map_or(built_in.iomap, wire::round_iomap_size),
+            grow_limit: number("grow_limit").unwrap_or(built_in.grow_limit),
+            dgram_any_address: number("dgram_any_address").map_or(built_in.dgram_any_address, |number| number != 0),
+            dgram_path_lifetime: number("dgram_path_lifetime").map_or(built_in.dgram_path_lifetime, |time| time.max(1)),
         }
     }
 }
 
-fn at_least_a_datagram(bytes: u32) -> u32 {
-    if bytes < LEAST_SEND_BUFFER { SMALL_SEND_BUFFER } else { bytes }
+fn at_least_one_datagram(bytes: u32) -> u32 {
+    if bytes < MIN_SEND_BUFFER { SMALL_SEND_BUFFER } else { bytes }
 }
 
-/// The number in a file, as far as it stands in the first bytes.
-fn read(folder: &Path, name: &str) -> Option<u32> {
-    const ROOM: usize = 64;
+/// Returns the number in a file, if it is in the first bytes.
+fn read(directory: &Path, name: &str) -> Option<u32> {
+    const MAX_LEN: usize = 64;
     let mut path = [0; 128];
-    let mut text = [0; ROOM];
+    let mut text = [0; MAX_LEN];
     let mut len = 0;
-    let path = join(&mut path, folder.as_os_str().as_bytes(), name.as_bytes())?;
+    let path = join(&mut path, directory.as_os_str().as_bytes(), name.as_bytes())?;
     let mut file = File::open(Path::new(OsStr::from_bytes(path))).ok()?;
-    while len < ROOM {
+    while len < MAX_LEN {
         match file.read(text.get_mut(len..)?) {
             Ok(0) => break,
             Ok(count) => len += count,
@@ -127,17 +129,17 @@ fn read(folder: &Path, name: &str) -> Option<u32> {
     parse(text.get(..len)?)
 }
 
-/// `folder/name`, without allocation.
-fn join<'a>(room: &'a mut [u8], folder: &[u8], name: &[u8]) -> Option<&'a [u8]> {
-    let len = folder.len() + 1 + name.len();
-    let path = room.get_mut(..len)?;
-    path.get_mut(..folder.len())?.copy_from_slice(folder);
-    *path.get_mut(folder.len())? = b'/';
-    path.get_mut(folder.len() + 1..)?.copy_from_slice(name);
+/// Returns `directory/name` without allocation.
+fn join<'a>(buffer: &'a mut [u8], directory: &[u8], name: &[u8]) -> Option<&'a [u8]> {
+    let len = directory.len() + 1 + name.len();
+    let path = buffer.get_mut(..len)?;
+    path.get_mut(..directory.len())?.copy_from_slice(directory);
+    *path.get_mut(directory.len())? = b'/';
+    path.get_mut(directory.len() + 1..)?.copy_from_slice(name);
     Some(path)
 }
 
-/// The number at the beginning of `text`; `None` if there is none, or one below zero.
+/// Returns the number at the beginning of `text`. `None` if there is none or if it is negative.
 pub fn parse(text: &[u8]) -> Option<u32> {
     let text = text.trim_ascii_start();
     let (negative, digits) = match text.split_first() {
@@ -152,7 +154,7 @@ pub fn parse(text: &[u8]) -> Option<u32> {
     let number = digits
         .iter()
         .take(count)
-        .fold(0_u32, |number, byte| number.saturating_mul(10).saturating_add(u32::from(byte - b'0')).min(MOST));
+        .fold(0_u32, |number, byte| number.saturating_mul(10).saturating_add(u32::from(byte - b'0')).min(MAX_NUMBER));
     if negative && number > 0 { None } else { Some(number) }
 }
 
@@ -166,9 +168,9 @@ mod tests {
         Defaults::from_files(|name| if name == file { parse(text) } else { None })
     }
 
-    /// Each text and what the reference's rgetsockopt(RDMA_SQSIZE) said of it.
+    /// The file's content, and the result of the reference's rgetsockopt(RDMA_SQSIZE).
     #[test]
-    fn numbers_as_the_reference_reads_them() {
+    fn numbers_are_parsed_like_the_reference() {
         for (text, sq) in [
             (&b""[..], 384),
             (b"0", 0),
@@ -189,52 +191,52 @@ mod tests {
     }
 
     #[test]
-    fn nothing_wraps_around() {
+    fn numbers_do_not_wrap_around() {
         let huge = b"99999999999999999999";
-        assert_eq!(with("sqsize_default", huge).sq, MOST_ENTRIES);
-        assert_eq!(with("rqsize_default", b"65536").rq, MOST_ENTRIES);
-        assert_eq!(with("inline_default", b"70000").inline, MOST_ENTRIES);
-        assert_eq!(with("mem_default", b"3000000000").receive_buffer, MOST);
-        assert_eq!(with("iomap_size", huge).iomap, wire::IOMAP_MOST);
-        assert_eq!(with("polling_time", b"-1"), Defaults::usual());
-        assert_eq!(with("mem_default", b"-5"), Defaults::usual());
+        assert_eq!(with("sqsize_default", huge).sq, MAX_ENTRIES);
+        assert_eq!(with("rqsize_default", b"65536").rq, MAX_ENTRIES);
+        assert_eq!(with("inline_default", b"70000").inline, MAX_ENTRIES);
+        assert_eq!(with("mem_default", b"3000000000").receive_buffer, MAX_NUMBER);
+        assert_eq!(with("iomap_size", huge).iomap, wire::MAX_IOMAP_ENTRIES);
+        assert_eq!(with("polling_time", b"-1"), Defaults::built_in());
+        assert_eq!(with("mem_default", b"-5"), Defaults::built_in());
         assert_eq!(parse(b"-0"), Some(0));
         assert_eq!((parse(b"-"), parse(b"+"), parse(b"- 1"), parse(b"\xFF")), (None, None, None, None));
     }
 
     #[test]
-    fn limits_of_each() {
+    fn numbers_are_limited() {
         assert_eq!(with("mem_default", b"0").receive_buffer, 1);
         assert_eq!(with("wmem_default", b"2047").send_buffer, 4096);
         assert_eq!(with("wmem_default", b"2048").send_buffer, 2048);
         assert_eq!(with("iomap_size", b"1000").iomap, 768);
         assert_eq!(with("polling_time", b"0").polling_time_us, 0);
-        assert_eq!(with("wake_up_interval", b"7"), Defaults::usual());
+        assert_eq!(with("wake_up_interval", b"7"), Defaults::built_in());
         assert!(with("dgram_any_address", b"1").dgram_any_address);
         assert!(!with("dgram_any_address", b"0").dgram_any_address);
         assert_eq!(with("dgram_path_lifetime", b"0").dgram_path_lifetime, 1);
     }
 
     #[test]
-    fn files_are_read_from_a_folder() {
-        let folder = std::env::temp_dir().join(format!("rsocket-config-{}", std::process::id()));
-        std::fs::create_dir_all(folder.join("iomap_size")).unwrap();
-        std::fs::write(folder.join("sqsize_default"), "77\n").unwrap();
-        std::fs::write(folder.join("rqsize_default"), [b'9'; 1 << 16]).unwrap();
-        let defaults = Defaults::from_files(|name| read(&folder, name));
-        std::fs::remove_dir_all(&folder).unwrap();
-        let expected = Defaults { sq: 77, rq: MOST_ENTRIES, ..Defaults::usual() };
-        assert_eq!(defaults, expected, "a folder in place of a file, and no file, count as none");
+    fn files_are_read_from_a_directory() {
+        let directory = std::env::temp_dir().join(format!("rsocket-config-{}", std::process::id()));
+        std::fs::create_dir_all(directory.join("iomap_size")).unwrap();
+        std::fs::write(directory.join("sqsize_default"), "77\n").unwrap();
+        std::fs::write(directory.join("rqsize_default"), [b'9'; 1 << 16]).unwrap();
+        let defaults = Defaults::from_files(|name| read(&directory, name));
+        std::fs::remove_dir_all(&directory).unwrap();
+        let expected = Defaults { sq: 77, rq: MAX_ENTRIES, ..Defaults::built_in() };
+        assert_eq!(defaults, expected, "a directory and a missing file are ignored");
     }
 
     proptest! {
         #[test]
-        fn any_text(text: Vec<u8>) {
+        fn arbitrary_text_is_parsed(text: Vec<u8>) {
             let _ = parse(&text);
         }
 
         #[test]
-        fn any_number(number in 0..=MOST) {
+        fn numbers_round_trip(number in 0..=MAX_NUMBER) {
             prop_assert_eq!(parse(number.to_string().as_bytes()), Some(number));
         }
     }

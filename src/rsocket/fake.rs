@@ -1,5 +1,5 @@
-//! An rsocket for tests: a completion queue in memory, and an eventfd as its completion channel. It does no more than
-//! it must: it is armed only by an arm() that returns 0.
+//! A fake rsocket for tests: a completion queue in memory with an eventfd as its completion
+//! channel. It is armed only by an arm() that returns 0.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_short};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, pollfd};
 
-use super::watch::{Lookup, Notice, Pollable, Watchers};
+use super::pollable::{Lookup, Notice, Pollable, Watchers};
 use crate::sys::event::{EventFd, poll};
 
 #[derive(Clone, Copy)]
@@ -26,9 +26,9 @@ struct State {
     unhandled: Vec<Change>,
     armed: bool,
     connected: bool,
-    /// A blocking call sleeps in the channel.
-    led: bool,
-    holds: c_short,
+    /// A blocking call sleeps in the completion channel.
+    has_leader: bool,
+    ready: c_short,
 }
 
 pub struct Fake {
@@ -36,8 +36,8 @@ pub struct Fake {
     channel: EventFd,
     edges: AtomicU64,
     watchers: Watchers,
-    /// Calls of ready() and arm().
-    pub looks: AtomicUsize,
+    /// Number of ready() and arm() calls.
+    pub polls: AtomicUsize,
 }
 
 impl Fake {
@@ -47,7 +47,7 @@ impl Fake {
             channel: EventFd::new().unwrap(),
             edges: AtomicU64::new(0),
             watchers: Watchers::new(),
-            looks: AtomicUsize::new(0),
+            polls: AtomicUsize::new(0),
         })
     }
 
@@ -57,7 +57,7 @@ impl Fake {
         fake
     }
 
-    /// A completion: raises the channel if the queue is armed.
+    /// Adds a completion, and makes the channel readable if the queue is armed.
     pub fn complete(&self, change: Change) {
         let mut state = self.state();
         state.unhandled.push(change);
@@ -66,7 +66,7 @@ impl Fake {
         }
     }
 
-    /// A change that no completion shows.
+    /// Makes a change without a completion.
     pub fn change(&self, change: Change) {
         let mut state = self.state();
         self.apply(&mut state, change);
@@ -79,41 +79,41 @@ impl Fake {
         self.change(Change::Space);
     }
 
-    /// The program reads all; true if there was something.
+    /// The program reads all data. Returns whether there was any.
     pub fn read(&self) -> bool {
         let mut state = self.state();
         self.handle(&mut state);
-        let some = state.holds & POLLIN != 0;
-        state.holds &= !POLLIN;
+        let some = state.ready & POLLIN != 0;
+        state.ready &= !POLLIN;
         some
     }
 
-    /// The program writes until nothing more goes.
+    /// The program writes until the send buffer is full.
     pub fn fill(&self) {
         let mut state = self.state();
         self.handle(&mut state);
-        state.holds &= !POLLOUT;
+        state.ready &= !POLLOUT;
     }
 
-    /// As one of the program's blocking calls in another thread does.
+    /// A blocking call in another thread reads the event.
     pub fn steal_event(&self) {
         self.take_event();
         self.watchers.notify(Notice::Changed);
     }
 
-    /// A blocking call begins to sleep in the channel.
-    pub fn lead(&self) {
+    /// A blocking call begins to sleep in the completion channel.
+    pub fn start_leading(&self) {
         let mut state = self.state();
-        state.led = true;
+        state.has_leader = true;
         state.armed = true;
     }
 
-    /// It is over, with or without the event.
-    pub fn end_lead(&self, took: bool) {
+    /// The blocking call returns, after reading the event if `took` is set.
+    pub fn stop_leading(&self, took: bool) {
         if took {
             self.channel.clear();
         }
-        self.state().led = false;
+        self.state().has_leader = false;
         self.watchers.notify(Notice::Changed);
     }
 
@@ -129,14 +129,14 @@ impl Fake {
         self.state().armed
     }
 
-    /// Waits until somebody watches.
+    /// Waits until there is a watcher.
     pub fn await_watchers(&self) {
         while self.watchers.is_empty() {
             std::thread::yield_now();
         }
     }
 
-    /// Waits until somebody sleeps who armed the queue.
+    /// Waits until a sleeping thread has armed the queue.
     pub fn await_armed(&self) {
         while !self.is_armed() {
             std::thread::yield_now();
@@ -157,13 +157,13 @@ impl Fake {
         }
     }
 
-    /// What holds of `wanted`.
+    /// Returns the current bits of those in `wanted`.
     fn bits(&self, state: &State, wanted: c_short) -> c_short {
-        if self.watchers.is_closed() { POLLNVAL } else { state.holds & (wanted | POLLERR | POLLHUP) }
+        if self.watchers.is_closed() { POLLNVAL } else { state.ready & (wanted | POLLERR | POLLHUP) }
     }
 
     fn apply(&self, state: &mut State, change: Change) {
-        state.holds |= match change {
+        state.ready |= match change {
             Change::Data => POLLIN,
             Change::Space => POLLOUT,
             Change::Eof => POLLIN | POLLRDHUP,
@@ -175,7 +175,7 @@ impl Fake {
 
 impl Pollable for Fake {
     fn ready(&self, wanted: c_short) -> c_short {
-        self.looks.fetch_add(1, Ordering::Relaxed);
+        self.polls.fetch_add(1, Ordering::Relaxed);
         assert_eq!(wanted & !(POLLIN | POLLOUT | POLLRDHUP), 0);
         let mut state = self.state();
         self.handle(&mut state);
@@ -184,22 +184,22 @@ impl Pollable for Fake {
 
     fn arm(&self, wanted: c_short) -> c_short {
         let mut state = self.state();
-        self.looks.fetch_add(1, Ordering::Relaxed);
+        self.polls.fetch_add(1, Ordering::Relaxed);
         self.handle(&mut state);
         let ready = self.bits(&state, wanted);
-        state.armed |= ready == 0 && !state.led;
+        state.armed |= ready == 0 && !state.has_leader;
         ready
     }
 
     fn take_event(&self) {
-        if !self.state().led {
+        if !self.state().has_leader {
             self.channel.clear();
         }
     }
 
     fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
         let state = self.state();
-        if state.connected && !state.led {
+        if state.connected && !state.has_leader {
             add(self.channel());
         }
     }
@@ -213,7 +213,7 @@ impl Pollable for Fake {
     }
 }
 
-/// The rsockets of a process. Their numbers are of descriptors that cannot be.
+/// The rsockets of a process. Their numbers exceed those of all descriptors.
 #[derive(Default)]
 pub struct Table(Mutex<HashMap<c_int, Arc<Fake>>>);
 

@@ -1,26 +1,34 @@
-//! fork(): a child starts without a reactor, and may close its copies of sockets without harming the parent's.
+//! fork(): a child starts without a reactor, and may close its copies of sockets without affecting
+//! the parent's.
 
-use super::{calls, growth_budget, owner, reactor, stream};
-use crate::sys::atfork::watch_forks;
+use super::{calls, growth_budget, reactor, stream};
+use crate::cm;
+use crate::errno::Result;
+use crate::sys::atfork::{self, Handlers, Layer};
 
-watch_forks!(before, in_parent, in_child);
+static HANDLERS: Handlers = Handlers { before, in_parent, in_child };
 
-extern "C" fn before() {
+/// Registers the handlers of rsockets and of the connection manager unless they were registered
+/// when the library was loaded. Fails with ENOMEM if the C library has no memory for them.
+pub fn register() -> Result<()> {
+    cm::register_fork_handlers()?;
+    atfork::register(Layer::Rsocket, &HANDLERS)
+}
+
+fn before() {
     reactor::before_fork();
 }
 
-extern "C" fn in_parent() {
-    // SAFETY: after `before`, in the same thread.
-    unsafe { reactor::after_fork(false) };
+fn in_parent() {
+    reactor::after_fork_in_parent();
 }
 
-extern "C" fn in_child() {
-    owner::in_child();
+fn in_child() {
     growth_budget::in_child();
     stream::in_child();
-    // SAFETY: after `before`, in the copy of the same thread, which is the only one.
+    // SAFETY: the child of a fork() has one thread until its handlers have run.
     unsafe {
         calls::after_fork();
-        reactor::after_fork(true);
+        reactor::after_fork_in_child();
     }
 }

@@ -21,10 +21,10 @@ use crate::sys::{clock, memlock};
 
 static USED: AtomicU32 = AtomicU32::new(0);
 
-/// Buffers larger than [`LARGE`] bytes may use one part in so many of the budget.
+/// Buffers larger than [`LARGE`] bytes may use this fraction of the budget: one sixteenth.
 const LARGE_PART: u32 = 16;
 const LARGE: u32 = 1 << 19;
-/// The budget is at most one part in so many of the lockable memory.
+/// The budget is at most this fraction of the lockable memory: one quarter.
 const LOCKED_PART: u64 = 4;
 /// How long no buffer grows after a connection lacked memory, in milliseconds.
 const PAUSE: u64 = 10_000;

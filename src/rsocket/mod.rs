@@ -1,6 +1,5 @@
 //! Sockets over RDMA (rsocket(7), docs/protocol.md).
 
-mod bits;
 pub mod calls;
 mod cm_id;
 pub mod config;
@@ -8,18 +7,18 @@ mod dgram;
 pub mod epoll;
 #[cfg(test)]
 mod fake;
-mod few;
 mod flow;
-mod forks;
+pub mod forks;
 mod growth_budget;
-mod owner;
 pub mod poll;
+mod poll_events;
+mod poll_waiter;
+pub mod pollable;
 mod reactor;
 pub mod select;
+mod small_list;
 mod stream;
 pub mod table;
-mod waiter;
-pub mod watch;
 pub mod wire;
 
 #[cfg(fuzzing)]

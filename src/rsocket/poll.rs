@@ -1,7 +1,8 @@
-//! rpoll: poll(2) over rsockets and other descriptors together.
+//! rpoll: poll(2) for rsockets and other descriptors.
 //!
-//! A call looks at the rsockets first. Only if it has to sleep it becomes a watcher of each, arms them, and sleeps in
-//! the kernel's poll on their descriptors, the program's other ones, and the thread's waiter.
+//! A call polls the rsockets first. Only if it has to sleep, it becomes a watcher of each rsocket,
+//! arms the rsockets, and sleeps in the kernel's poll on their descriptors, the program's other
+//! descriptors and the thread's waiter.
 
 use std::ffi::{c_int, c_short};
 use std::ptr;
@@ -10,30 +11,31 @@ use std::time::{Duration, Instant};
 
 use libc::{POLLIN, pollfd};
 
-use super::bits::{told, wanted};
 use super::config::defaults;
-use super::few::Few;
-use super::waiter::Waiting;
-use super::watch::{Lookup, Pollable, Watcher};
+use super::poll_events::{reported, wanted};
+use super::poll_waiter::Waiting;
+use super::pollable::{Lookup, Pollable, Watcher};
+use super::small_list::SmallList;
 use crate::errno::{Errno, Result};
 use crate::sys::cancel::{in_call, with_cleanup};
 use crate::sys::event::{self, Deadline};
 
-/// So many descriptors are handled without allocation.
-const FEW: usize = 32;
+/// Number of descriptors that are handled without allocation.
+const INLINE_FDS: usize = 32;
 
-/// poll(2) refuses more descriptors than the process may have: asking how many that is costs a system call, which is left out
-/// for fewer than the usual limit.
-const UNCHECKED: usize = 1024;
+/// poll(2) rejects more descriptors than RLIMIT_NOFILE. Reading the limit costs a system call,
+/// which is omitted for fewer descriptors than the default limit.
+const USUAL_LIMIT: usize = 1024;
 
-/// poll(2). timeout: in milliseconds, without end when negative. An rsocket that is closed meanwhile has POLLNVAL.
+/// Like poll(2). `timeout` is in milliseconds; a negative one never ends. An rsocket that is closed
+/// during the call has POLLNVAL.
 pub fn poll(lookup: &dyn Lookup, fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
     poll_until(lookup, fds, Deadline::after_ms(timeout))
 }
 
-/// As [`poll`], with the time-out as a deadline.
+/// Like [`poll`], with a deadline.
 pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
-    if fds.len() > UNCHECKED && fds.len() > event::descriptor_limit() {
+    if fds.len() > USUAL_LIMIT && fds.len() > event::descriptor_limit() {
         return Err(Errno::EINVAL);
     }
     if let Some(ready) = ready_now(lookup, fds) {
@@ -42,31 +44,32 @@ pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -
     in_call(|| wait(lookup, fds, deadline))
 }
 
-/// The rest of a call that found no rsocket ready, or has others to ask about.
+/// Slow path: no rsocket was ready, or there are other descriptors.
 fn wait(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
     if let [fd] = fds
         && let Some(ready) = wait_alone(lookup, fd, deadline)
     {
         return ready.map(count);
     }
-    let mut rsockets = Few::<Option<Arc<dyn Pollable>>, FEW>::new();
-    let (mut any, mut others, mut held) = (false, false, false);
+    let mut rsockets = SmallList::<Option<Arc<dyn Pollable>>, INLINE_FDS>::new();
+    let (mut any, mut others, mut interrupted) = (false, false, false);
     for fd in fds.iter() {
         let rsocket = if fd.fd < 0 { None } else { lookup.find(fd.fd) };
         any |= rsocket.is_some();
-        held |= rsocket.as_ref().is_some_and(|rsocket| rsocket.is_held_here());
+        interrupted |= rsocket.as_ref().is_some_and(|rsocket| rsocket.is_locked_by_this_thread());
         others |= fd.fd >= 0 && rsocket.is_none();
         rsockets.push(rsocket)?;
     }
     if !any {
         return event::poll(fds, deadline.left()).map(count);
     }
-    // That was the first look, if all of them are rsockets.
+    // If all descriptors are rsockets, ready_now() has just polled them.
     let call = Call::new(fds, rsockets.as_slice(), others, !others)?;
-    if held { call.run_in_handler(deadline) } else { call.run(deadline) }.map(count)
+    if interrupted { call.run_in_handler(deadline) } else { call.run(deadline) }.map(count)
 }
 
-/// The first look of a call: how many are ready, if some are and all of `fds` are rsockets.
+/// Fast path: polls the rsockets once. Returns the number of ready ones, if there are any and all
+/// of `fds` are rsockets.
 fn ready_now(lookup: &dyn Lookup, fds: &mut [pollfd]) -> Option<usize> {
     let mut ready = 0;
     for fd in fds {
@@ -74,7 +77,7 @@ fn ready_now(lookup: &dyn Lookup, fds: &mut [pollfd]) -> Option<usize> {
         if fd.fd >= 0 {
             let bits = lookup.ready(fd.fd, wanted(fd.events))?;
             if bits != 0 {
-                fd.revents = told(bits, fd.events);
+                fd.revents = reported(bits, fd.events);
                 ready += usize::from(fd.revents != 0);
             }
         }
@@ -82,19 +85,21 @@ fn ready_now(lookup: &dyn Lookup, fds: &mut [pollfd]) -> Option<usize> {
     (ready > 0).then_some(ready)
 }
 
-/// The usual case: one rsocket, which was not ready just now, and which can do its own waiting.
+/// The common case: waits for a single rsocket that was not ready just now, if it supports
+/// wait_alone().
 fn wait_alone(lookup: &dyn Lookup, fd: &mut pollfd, deadline: Deadline) -> Option<Result<usize>> {
     let rsocket = if fd.fd < 0 || deadline.passed() { None } else { lookup.find(fd.fd) }?;
-    if rsocket.is_held_here() {
+    if rsocket.is_locked_by_this_thread() {
         return None;
     }
     Some(rsocket.wait_alone(wanted(fd.events), deadline)?.map(|bits| {
-        fd.revents = told(bits, fd.events);
+        fd.revents = reported(bits, fd.events);
         usize::from(fd.revents != 0)
     }))
 }
 
-/// Waits for one rsocket as rpoll does: for calls that block. 0 at the deadline, POLLNVAL if it was closed.
+/// Waits for one rsocket, for calls that block. Returns the ready bits, 0 at the deadline, POLLNVAL
+/// if the rsocket was closed.
 pub fn wait_one(rsocket: &Arc<dyn Pollable>, events: c_short, deadline: Deadline) -> Result<c_short> {
     let mut fds = [pollfd { fd: 0, events, revents: 0 }];
     let rsockets = [Some(Arc::clone(rsocket))];
@@ -102,22 +107,22 @@ pub fn wait_one(rsocket: &Arc<dyn Pollable>, events: c_short, deadline: Deadline
     Ok(fds[0].revents)
 }
 
-/// poll(2) returns an int, and no process has more descriptors than fit.
+/// poll(2) returns an int, which has room for the number of descriptors of any process.
 fn count(ready: usize) -> c_int {
     c_int::try_from(ready).unwrap_or(c_int::MAX)
 }
 
 struct Call<'a> {
     fds: &'a mut [pollfd],
-    /// For each of `fds`.
+    /// One for each of `fds`.
     rsockets: &'a [Option<Arc<dyn Pollable>>],
-    /// For each of `fds`: whether it is to be looked at. Those that are armed, and were neither raised nor noticed
-    /// since, have not changed.
-    stale: Few<bool, FEW>,
-    /// Whether there are descriptors that are no rsockets.
+    /// One for each of `fds`: whether to poll the rsocket. Rsockets that are armed and have been
+    /// neither readable nor notified since then have not changed.
+    stale: SmallList<bool, INLINE_FDS>,
+    /// Whether there are descriptors that are not rsockets.
     others: bool,
-    /// Whether somebody has looked at the rsockets just now, and none was ready.
-    looked: bool,
+    /// Whether the caller has just polled the rsockets and none was ready.
+    just_polled: bool,
 }
 
 impl<'a> Call<'a> {
@@ -125,64 +130,66 @@ impl<'a> Call<'a> {
         fds: &'a mut [pollfd],
         rsockets: &'a [Option<Arc<dyn Pollable>>],
         others: bool,
-        looked: bool,
+        just_polled: bool,
     ) -> Result<Call<'a>> {
-        let mut stale = Few::new();
+        let mut stale = SmallList::new();
         for fd in fds.iter_mut() {
             fd.revents = 0;
             stale.push(true)?;
         }
-        Ok(Call { fds, rsockets, stale, others, looked })
+        Ok(Call { fds, rsockets, stale, others, just_polled })
     }
 
     fn run(mut self, deadline: Deadline) -> Result<usize> {
-        let ready = self.look_for_a_while(deadline);
+        let ready = self.spin(deadline);
         if ready > 0 || deadline.passed() {
             return self.finish(ready);
         }
         self.sleep(deadline)
     }
 
-    /// In a signal handler over a call of one of the rsockets: what is ready now. To wait for that
-    /// rsocket would be for ever: `EAGAIN`.
+    /// Polls once, in a signal handler that interrupted a call for one of the rsockets. Waiting for
+    /// this rsocket would never end, so the call fails with `EAGAIN` instead.
     fn run_in_handler(mut self, deadline: Deadline) -> Result<usize> {
-        let ready = self.look(false);
+        let ready = self.poll_rsockets(false);
         match self.finish(ready) {
             Ok(0) if !deadline.passed() => Err(Errno::EAGAIN),
             result => result,
         }
     }
 
-    /// Looks at the rsockets for polling_time, or until one is ready; returns how many are.
-    fn look_for_a_while(&mut self, deadline: Deadline) -> usize {
-        let mut ready = if self.looked { 0 } else { self.look(false) };
+    /// Polls the rsockets until one is ready, for polling_time at most. Returns the number of ready
+    /// rsockets.
+    fn spin(&mut self, deadline: Deadline) -> usize {
+        let mut ready = if self.just_polled { 0 } else { self.poll_rsockets(false) };
         let time = Duration::from_micros(defaults().polling_time_us.into());
-        // On a single CPU it would only keep away whoever is to make one ready.
+        // On a single CPU, spinning would only delay the thread that makes an rsocket ready.
         if ready > 0 || time.is_zero() || event::cpus() == 1 {
             return ready;
         }
         let end = Instant::now() + deadline.left().map_or(time, |left| left.min(time));
         while ready == 0 && Instant::now() < end {
             event::spin();
-            ready = self.look(false);
+            ready = self.poll_rsockets(false);
         }
         ready
     }
 
-    /// Looks at the stale rsockets, and arms them if asked to; returns how many are ready.
-    fn look(&mut self, arm: bool) -> usize {
+    /// Polls the stale rsockets, and arms them if `arm` is set. Returns the number of ready
+    /// rsockets.
+    fn poll_rsockets(&mut self, arm: bool) -> usize {
         let mut ready = 0;
         for ((fd, rsocket), stale) in self.fds.iter_mut().zip(self.rsockets).zip(self.stale.as_mut_slice()) {
             let Some(rsocket) = rsocket.as_ref().filter(|_| *stale) else { continue };
             let wanted = wanted(fd.events);
-            fd.revents = told(if arm { rsocket.arm(wanted) } else { rsocket.ready(wanted) }, fd.events);
+            fd.revents = reported(if arm { rsocket.arm(wanted) } else { rsocket.ready(wanted) }, fd.events);
             *stale = !arm || fd.revents != 0;
             ready += usize::from(fd.revents != 0);
         }
         ready
     }
 
-    /// `ready` rsockets, and those others that are ready now.
+    /// Adds the other descriptors that are ready now to the `ready` rsockets.
     fn finish(&mut self, ready: usize) -> Result<usize> {
         if !self.others {
             return Ok(ready);
@@ -190,7 +197,7 @@ impl<'a> Call<'a> {
         let mut set = Set::new();
         set.add_others(self)?;
         match set.poll(self, Some(Duration::ZERO)) {
-            // A pending signal is no reason to keep back what is ready.
+            // A pending signal does not discard the rsockets that are ready.
             Err(_) if ready > 0 => Ok(ready),
             result => result.map(|others| ready + others),
         }
@@ -198,35 +205,36 @@ impl<'a> Call<'a> {
 
     fn sleep(&mut self, deadline: Deadline) -> Result<usize> {
         let waiting = Waiting::begin()?;
-        let watched = Watched::begin(self.rsockets, waiting.watcher())?;
-        // SAFETY: in a thread that is cancelled nobody comes back to them, nor drops them.
+        let guard = WatcherGuard::begin(self.rsockets, waiting.watcher())?;
+        // SAFETY: called only when the thread is cancelled, which unwinds without dropping either
+        // variable and never returns to this frame.
         let cancelled = || unsafe {
-            ptr::drop_in_place((&raw const watched).cast_mut());
+            ptr::drop_in_place((&raw const guard).cast_mut());
             ptr::drop_in_place((&raw const waiting).cast_mut());
         };
-        let ready = self.look(true);
+        let ready = self.poll_rsockets(true);
         if ready > 0 {
             return self.finish(ready);
         }
         let mut set = Set::new();
         loop {
-            // Anew each time: a notice may be about a descriptor that was not there before.
+            // Rebuilt each time: the notice may be about a descriptor that was not in the set.
             set.clear();
             set.add(waiting.descriptor(), POLLIN, Owner::Waiter)?;
             set.add_rsockets(self)?;
             set.add_others(self)?;
             let others = with_cleanup(cancelled, || set.poll(self, deadline.left()))?;
-            if set.is_quiet() {
+            if set.timed_out() {
                 return Ok(0);
             }
             set.take_events(self, &waiting);
-            // Mostly there is something now: then nothing needs to be armed.
-            let mut ready = self.look(false);
+            // Usually something is ready now, and nothing needs to be armed.
+            let mut ready = self.poll_rsockets(false);
             if ready + others == 0 {
-                ready = self.look(true);
+                ready = self.poll_rsockets(true);
             }
-            // What came was no reason to return. Descriptors that are readable again by now would
-            // hide that the time ran out.
+            // None of the events was requested. Descriptors that have become readable again would
+            // hide that the deadline has passed.
             if ready + others > 0 || deadline.passed() {
                 return Ok(ready + others);
             }
@@ -234,30 +242,30 @@ impl<'a> Call<'a> {
     }
 }
 
-/// A watcher of rsockets, until dropped.
-struct Watched<'a> {
+/// Registers a watcher with rsockets until it is dropped.
+struct WatcherGuard<'a> {
     rsockets: &'a [Option<Arc<dyn Pollable>>],
     watcher: &'a Arc<dyn Watcher>,
 }
 
-impl<'a> Watched<'a> {
-    fn begin(rsockets: &'a [Option<Arc<dyn Pollable>>], watcher: &'a Arc<dyn Watcher>) -> Result<Watched<'a>> {
-        let mut watched = Watched { rsockets: &[], watcher };
-        for (place, rsocket) in rsockets.iter().enumerate() {
+impl<'a> WatcherGuard<'a> {
+    fn begin(rsockets: &'a [Option<Arc<dyn Pollable>>], watcher: &'a Arc<dyn Watcher>) -> Result<WatcherGuard<'a>> {
+        let mut guard = WatcherGuard { rsockets: &[], watcher };
+        for (index, rsocket) in rsockets.iter().enumerate() {
             if let Some(rsocket) = rsocket {
                 match rsocket.watchers().add(Arc::clone(watcher)) {
-                    // One that is closed is seen so by the next look.
+                    // The next poll reports a closed rsocket.
                     Ok(()) | Err(Errno::EBADF) => {}
                     Err(error) => return Err(error),
                 }
             }
-            watched.rsockets = &rsockets[..=place];
+            guard.rsockets = &rsockets[..=index];
         }
-        Ok(watched)
+        Ok(guard)
     }
 }
 
-impl Drop for Watched<'_> {
+impl Drop for WatcherGuard<'_> {
     fn drop(&mut self) {
         for rsocket in self.rsockets.iter().flatten() {
             rsocket.watchers().remove(self.watcher);
@@ -268,21 +276,21 @@ impl Drop for Watched<'_> {
 #[derive(Clone, Copy)]
 enum Owner {
     Waiter,
-    /// A descriptor of the rsocket in this place of the program's list.
+    /// A descriptor of the rsocket at this index of the program's list.
     Rsocket(usize),
-    /// The program's descriptor in this place.
+    /// The program's own descriptor at this index.
     Other(usize),
 }
 
-/// What the kernel's poll gets, and whose descriptors these are.
+/// The descriptors for the kernel's poll and their owners.
 struct Set {
-    fds: Few<pollfd, { FEW + 1 }>,
-    owners: Few<Owner, { FEW + 1 }>,
+    fds: SmallList<pollfd, { INLINE_FDS + 1 }>,
+    owners: SmallList<Owner, { INLINE_FDS + 1 }>,
 }
 
 impl Set {
     fn new() -> Set {
-        Set { fds: Few::new(), owners: Few::new() }
+        Set { fds: SmallList::new(), owners: SmallList::new() }
     }
 
     fn clear(&mut self) {
@@ -297,11 +305,11 @@ impl Set {
 
     fn add_rsockets(&mut self, call: &Call<'_>) -> Result<()> {
         let mut result = Ok(());
-        for (place, rsocket) in call.rsockets.iter().enumerate() {
+        for (index, rsocket) in call.rsockets.iter().enumerate() {
             if let Some(rsocket) = rsocket {
                 rsocket.descriptors(&mut |fd| {
                     if result.is_ok() {
-                        result = self.add(fd, POLLIN, Owner::Rsocket(place));
+                        result = self.add(fd, POLLIN, Owner::Rsocket(index));
                     }
                 });
             }
@@ -313,33 +321,34 @@ impl Set {
         if !call.others {
             return Ok(());
         }
-        for (place, (fd, rsocket)) in call.fds.iter().zip(call.rsockets).enumerate() {
+        for (index, (fd, rsocket)) in call.fds.iter().zip(call.rsockets).enumerate() {
             if fd.fd >= 0 && rsocket.is_none() {
-                self.add(fd.fd, fd.events, Owner::Other(place))?;
+                self.add(fd.fd, fd.events, Owner::Other(index))?;
             }
         }
         Ok(())
     }
 
-    /// Polls, and tells the program of the descriptors that are no rsockets: how many of them are ready.
+    /// Polls, and fills in the revents of descriptors that are not rsockets. Returns how many of
+    /// them are ready.
     fn poll(&mut self, call: &mut Call<'_>, timeout: Option<Duration>) -> Result<usize> {
         event::poll(self.fds.as_mut_slice(), timeout)?;
         let mut ready = 0;
         for (fd, owner) in self.fds.as_slice().iter().zip(self.owners.as_slice()) {
-            if let Owner::Other(place) = owner {
-                call.fds[*place].revents = fd.revents;
+            if let Owner::Other(index) = owner {
+                call.fds[*index].revents = fd.revents;
                 ready += usize::from(fd.revents != 0);
             }
         }
         Ok(ready)
     }
 
-    /// Whether the time ran out.
-    fn is_quiet(&self) -> bool {
+    /// Returns whether the kernel's poll timed out.
+    fn timed_out(&self) -> bool {
         self.fds.as_slice().iter().all(|fd| fd.revents == 0)
     }
 
-    /// Takes the events of those that were raised, and says which rsockets to look at again.
+    /// Reads the events of readable descriptors and marks their rsockets as stale.
     fn take_events(&self, call: &mut Call<'_>, waiting: &Waiting) {
         let stale = call.stale.as_mut_slice();
         for (fd, owner) in self.fds.as_slice().iter().zip(self.owners.as_slice()) {
@@ -349,11 +358,11 @@ impl Set {
                     waiting.clear();
                     stale.fill(true);
                 }
-                Owner::Rsocket(place) => {
-                    if let Some(rsocket) = &call.rsockets[*place] {
+                Owner::Rsocket(index) => {
+                    if let Some(rsocket) = &call.rsockets[*index] {
                         rsocket.take_event();
                         rsocket.watchers().notify_except(waiting.watcher());
-                        stale[*place] = true;
+                        stale[*index] = true;
                     }
                 }
                 Owner::Other(_) => {}

@@ -1,4 +1,4 @@
-//! Tests of rpoll, with fake rsockets, eventfds and pipes.
+//! Tests of rpoll with fake rsockets, eventfds and pipes.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ fn revents(fds: &[pollfd]) -> Vec<c_short> {
     fds.iter().map(|fd| fd.revents).collect()
 }
 
-/// Runs `change` when a thread sleeps in rpoll on `fds` without end; returns what it got.
+/// Calls `change` while a thread sleeps in rpoll on `fds` without time-out. Returns its revents.
 fn woken(table: &Table, mut fds: Vec<pollfd>, sleeping: &Fake, change: impl FnOnce()) -> Result<Vec<c_short>> {
     thread::scope(|scope| {
         let sleeper = scope.spawn(move || poll(table, &mut fds, -1).map(|_| revents(&fds)));
@@ -30,7 +30,7 @@ fn woken(table: &Table, mut fds: Vec<pollfd>, sleeping: &Fake, change: impl FnOn
 }
 
 #[test]
-fn what_is_ready_at_once() {
+fn rsockets_ready_on_entry_are_reported_without_arming() {
     let (a, b) = (Fake::new(), Fake::new());
     let table = Table::of(&[&a, &b]);
     a.complete(Change::Data);
@@ -38,7 +38,7 @@ fn what_is_ready_at_once() {
     let mut fds = [fd(FIRST, POLLIN), fd(FIRST + 1, POLLIN | POLLOUT), fd(FIRST, POLLRDNORM | POLLWRNORM | POLLPRI)];
     assert_eq!(poll(&table, &mut fds, -1), Ok(2));
     assert_eq!(revents(&fds), [POLLIN, 0, POLLRDNORM | POLLWRNORM]);
-    assert!(!a.is_armed(), "looking is enough");
+    assert!(!a.is_armed(), "polling is enough");
     b.complete(Change::Error);
     fds[1].events = 0;
     assert_eq!(poll(&table, &mut fds[1..2], -1), Ok(1));
@@ -46,7 +46,7 @@ fn what_is_ready_at_once() {
 }
 
 #[test]
-fn other_descriptors_beside() {
+fn rsockets_and_other_descriptors_are_reported_together() {
     let fake = Fake::new();
     let table = Table::of(&[&fake]);
     let event = EventFd::new().unwrap();
@@ -64,12 +64,12 @@ fn other_descriptors_beside() {
     fake.read();
     assert_eq!(poll(&table, &mut fds, -1), Ok(2));
     assert_eq!(revents(&fds), [POLLIN | POLLOUT, 0, 0, POLLNVAL, 0]);
-    assert_eq!(poll(&table, &mut fds[..2], 0), Ok(1), "none of them an rsocket");
+    assert_eq!(poll(&table, &mut fds[..2], 0), Ok(1), "none of them is an rsocket");
     assert_eq!(poll(&table, &mut [], 0), Ok(0));
 }
 
 #[test]
-fn time_runs_out() {
+fn times_out() {
     let fake = Fake::new();
     let table = Table::of(&[&fake]);
     let event = EventFd::new().unwrap();
@@ -84,7 +84,7 @@ fn time_runs_out() {
 }
 
 #[test]
-fn woken_by_a_completion() {
+fn wakes_for_a_completion() {
     let fake = Fake::new();
     let table = Table::of(&[&fake]);
     let got = woken(&table, vec![fd(FIRST, POLLIN), fd(FIRST, POLLOUT)], &fake, || fake.complete(Change::Data));
@@ -93,7 +93,7 @@ fn woken_by_a_completion() {
 }
 
 #[test]
-fn a_completion_that_is_not_waited_for() {
+fn sleeps_on_after_an_unwanted_completion() {
     let fake = Fake::new();
     let table = Table::of(&[&fake]);
     let got = woken(&table, vec![fd(FIRST, POLLIN | POLLRDHUP)], &fake, || {
@@ -105,7 +105,7 @@ fn a_completion_that_is_not_waited_for() {
 }
 
 #[test]
-fn woken_by_a_notice() {
+fn wakes_for_a_notice() {
     let fake = Fake::new();
     let table = Table::of(&[&fake]);
     let got = woken(&table, vec![fd(FIRST, POLLIN)], &fake, || fake.change(Change::Data));
@@ -113,7 +113,7 @@ fn woken_by_a_notice() {
 }
 
 #[test]
-fn woken_by_another_descriptor() {
+fn wakes_for_another_descriptor() {
     let fake = Fake::new();
     let table = Table::of(&[&fake]);
     let event = EventFd::new().unwrap();
@@ -122,7 +122,7 @@ fn woken_by_another_descriptor() {
 }
 
 #[test]
-fn descriptors_that_come_while_waiting() {
+fn polls_descriptors_that_appear_during_the_wait() {
     let fake = Fake::unconnected();
     let table = Table::of(&[&fake]);
     let got = woken(&table, vec![fd(FIRST, POLLIN)], &fake, || {
@@ -134,7 +134,7 @@ fn descriptors_that_come_while_waiting() {
 }
 
 #[test]
-fn an_event_that_another_thread_took() {
+fn wakes_for_an_event_that_another_thread_read() {
     let fake = Fake::new();
     let table = Table::of(&[&fake]);
     let got = woken(&table, vec![fd(FIRST, POLLIN)], &fake, || {
@@ -145,7 +145,7 @@ fn an_event_that_another_thread_took() {
 }
 
 #[test]
-fn closed_while_waiting() {
+fn reports_an_rsocket_closed_during_the_wait() {
     let (fake, other) = (Fake::new(), Fake::new());
     let table = Table::of(&[&fake, &other]);
     let got = woken(&table, vec![fd(FIRST, POLLIN), fd(FIRST + 1, POLLIN)], &other, || fake.close());
@@ -155,7 +155,7 @@ fn closed_while_waiting() {
 }
 
 #[test]
-fn many_threads_on_one_rsocket() {
+fn wakes_all_threads_that_wait_for_an_rsocket() {
     const THREADS: usize = 8;
     let fake = Fake::new();
     let table = Table::of(&[&fake]);
@@ -168,12 +168,13 @@ fn many_threads_on_one_rsocket() {
         fake.await_watchers();
         fake.complete(Change::Data);
         for one in all {
-            assert_eq!(one.join().unwrap(), Ok(POLLIN), "every one of them is told");
+            assert_eq!(one.join().unwrap(), Ok(POLLIN), "every thread wakes up");
         }
     });
 }
 
-/// Two threads hand a token to and fro over two rsockets; both also wait for the other one's rsocket, to steal events.
+/// Two threads pass a token to and fro over two rsockets. Both also wait for the other thread's
+/// rsocket, so that they read its events.
 #[test]
 fn no_wake_up_is_lost() {
     const ROUNDS: usize = 2000;
@@ -208,29 +209,29 @@ fn no_wake_up_is_lost() {
 extern "C" fn nothing(_: c_int) {}
 
 #[test]
-fn a_signal_ends_it() {
+fn a_signal_interrupts_the_wait() {
     let action = libc::sigaction {
         sa_sigaction: nothing as *const () as usize,
         sa_flags: libc::SA_RESTART,
-        // SAFETY: plain C data of which zeros are a value.
+        // SAFETY: plain C data for which zeros are valid.
         ..unsafe { std::mem::zeroed() }
     };
-    // SAFETY: a handler that does nothing.
+    // SAFETY: the handler does nothing.
     unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) };
     let fake = Fake::new();
     let table = &Table::of(&[&fake]);
     thread::scope(|scope| {
         let (send, id) = std::sync::mpsc::channel();
         let sleeper = scope.spawn(move || {
-            // SAFETY: the calling thread's id.
+            // SAFETY: returns the calling thread's id.
             send.send(unsafe { libc::pthread_self() }).unwrap();
             poll(table, &mut [fd(FIRST, POLLIN)], -1)
         });
         let id = id.recv().unwrap();
-        // A signal that comes before the thread sleeps is missed, as with poll(2).
+        // A signal that arrives before the thread sleeps is missed, as with poll(2).
         while !sleeper.is_finished() {
             thread::yield_now();
-            // SAFETY: the scope has not joined the thread yet.
+            // SAFETY: the thread has not been joined yet, so its id is valid.
             unsafe { libc::pthread_kill(id, libc::SIGUSR1) };
         }
         assert_eq!(sleeper.join().unwrap(), Err(Errno::new(libc::EINTR)));
@@ -239,7 +240,7 @@ fn a_signal_ends_it() {
 }
 
 #[test]
-fn more_than_few() {
+fn more_descriptors_than_fit_inline() {
     const MANY: usize = 300;
     let fakes: Vec<_> = (0..MANY).map(|_| Fake::new()).collect();
     let table = Table::of(&fakes.iter().collect::<Vec<_>>());
@@ -250,7 +251,7 @@ fn more_than_few() {
 }
 
 #[test]
-fn more_than_the_process_may_have() {
+fn more_descriptors_than_the_limit_are_rejected() {
     let fake = Fake::new();
     let table = Table::of(&[&fake]);
     let mut fds = vec![fd(FIRST, POLLIN); event::descriptor_limit().min(1 << 22) + 1];
@@ -258,7 +259,7 @@ fn more_than_the_process_may_have() {
 }
 
 #[test]
-fn one_alone() {
+fn waits_for_a_single_rsocket() {
     let fake = Fake::new();
     let rsocket: Arc<dyn Pollable> = fake.clone();
     assert_eq!(wait_one(&rsocket, POLLIN, Deadline::after_ms(1)), Ok(0));

@@ -1,4 +1,4 @@
-//! rselect: select(2) over rsockets and other descriptors together, by rpoll.
+//! rselect: select(2) for rsockets and other descriptors, built on rpoll.
 
 use std::ffi::{c_int, c_short, c_ulong};
 use std::time::Duration;
@@ -8,43 +8,43 @@ use libc::{
     timeval,
 };
 
-use super::few::Few;
 use super::poll::poll_until;
-use super::watch::Lookup;
+use super::pollable::Lookup;
+use super::small_list::SmallList;
 use crate::errno::{Errno, Result};
 use crate::sys::event::Deadline;
 
-/// A set of descriptors is an array of these (`__fd_mask` of sys/select.h).
+/// A set of descriptors is an array of these words (`__fd_mask` in sys/select.h).
 pub type Word = c_ulong;
 
 const BITS: usize = Word::BITS as usize;
-const FEW: usize = 32;
+const INLINE_FDS: usize = 32;
 
-// What the kernel counts as what (fs/select.c), and asks for.
+// What the kernel requests for each set, and which results it counts (fs/select.c).
 const READ: c_short = POLLIN | POLLRDNORM | POLLRDBAND;
 const WRITE: c_short = POLLOUT | POLLWRNORM | POLLWRBAND;
 const EXCEPT: c_short = POLLPRI;
 const READABLE: c_short = READ | POLLHUP | POLLERR;
 const WRITABLE: c_short = WRITE | POLLERR;
 
-/// How many words a set for `nfds` descriptors has.
+/// Returns the number of words in a set for `nfds` descriptors.
 pub fn words(nfds: usize) -> usize {
     nfds.div_ceil(BITS)
 }
 
-/// The sets of a call, each of [`words`] words where there is one. They may be larger than FD_SETSIZE.
+/// The sets of a call, each of [`words`] words if present. They may be larger than FD_SETSIZE.
 #[derive(Default)]
 pub struct Sets<'a> {
-    /// To be tested for reading.
+    /// Tested for reading.
     pub read: Option<&'a mut [Word]>,
-    /// To be tested for writing.
+    /// Tested for writing.
     pub write: Option<&'a mut [Word]>,
-    /// To be tested for urgent data, which rsockets never have.
+    /// Tested for urgent data, which rsockets never have.
     pub except: Option<&'a mut [Word]>,
 }
 
-/// select(2). The time-out, if there is one, becomes the time left. On failure the sets stay as they are; `EBADF` also
-/// when an rsocket in them is closed meanwhile.
+/// Like select(2). Updates the time-out, if there is one, to the time left. A failure leaves the
+/// sets unchanged. Fails with `EBADF` also if an rsocket in the sets is closed during the call.
 pub fn select(lookup: &dyn Lookup, nfds: c_int, sets: &mut Sets<'_>, timeout: Option<&mut timeval>) -> Result<c_int> {
     let nfds = usize::try_from(nfds).map_err(|_| Errno::EINVAL)?;
     let deadline = Deadline::after(timeout.as_deref().map(duration).transpose()?);
@@ -63,61 +63,63 @@ fn duration(time: &timeval) -> Result<Duration> {
 }
 
 fn select_until(lookup: &dyn Lookup, nfds: usize, sets: &mut Sets<'_>, deadline: Deadline) -> Result<c_int> {
-    let mut fds = Few::<pollfd, FEW>::new();
+    let mut fds = SmallList::<pollfd, INLINE_FDS>::new();
     sets.list(nfds, |fd, events| fds.push(pollfd { fd, events, revents: 0 }))?;
     loop {
         let ready = match poll_until(lookup, fds.as_mut_slice(), deadline) {
-            // Too many to be open all.
+            // More descriptors than the process can have open.
             Err(Errno::EINVAL) => Err(Errno::EBADF),
             result => result,
         }?;
-        let mut told = 0;
+        let mut reported = 0;
         for fd in fds.as_mut_slice().iter_mut().filter(|fd| fd.revents != 0) {
             if fd.revents & POLLNVAL != 0 {
                 return Err(Errno::EBADF);
             }
-            fd.revents = seen(lookup, fd);
-            told += fd.revents.count_ones();
-            // Told of POLLHUP or POLLERR though nothing was asked that they count as: poll would tell so again at once.
+            fd.revents = bits_by_set(lookup, fd);
+            reported += fd.revents.count_ones();
+            // POLLHUP or POLLERR that counts for none of the requested sets: poll would report it
+            // again at once, so the descriptor is disabled.
             if fd.revents == 0 {
                 fd.fd = !fd.fd;
             }
         }
-        if told > 0 || ready == 0 || deadline.passed() {
+        if reported > 0 || ready == 0 || deadline.passed() {
             sets.store(fds.as_slice());
-            return Ok(c_int::try_from(told).unwrap_or(c_int::MAX));
+            return Ok(c_int::try_from(reported).unwrap_or(c_int::MAX));
         }
     }
 }
 
-/// What poll told of `fd`, as one bit for each set it is in: POLLIN, POLLOUT, POLLPRI.
-fn seen(lookup: &dyn Lookup, fd: &pollfd) -> c_short {
-    let mut seen = fd.revents & EXCEPT & fd.events;
+/// Converts the result of poll for `fd` to one bit for each set: POLLIN, POLLOUT, POLLPRI.
+fn bits_by_set(lookup: &dyn Lookup, fd: &pollfd) -> c_short {
+    let mut bits = fd.revents & EXCEPT & fd.events;
     if fd.events & READ != 0 && fd.revents & READABLE != 0 {
-        seen |= POLLIN;
+        bits |= POLLIN;
     }
-    // Writing to an rsocket without a peer fails at once.
+    // Writing to an rsocket without a peer fails immediately.
     let hung_up = || fd.revents & POLLHUP != 0 && lookup.find(fd.fd).is_some();
     if fd.events & WRITE != 0 && (fd.revents & WRITABLE != 0 || hung_up()) {
-        seen |= POLLOUT;
+        bits |= POLLOUT;
     }
-    seen
+    bits
 }
 
 impl Sets<'_> {
-    /// The descriptors below `nfds` that are in one of the sets, and what to poll them for.
+    /// Calls `add` for each descriptor below `nfds` in one of the sets, with the events to poll
+    /// for.
     fn list(&self, nfds: usize, mut add: impl FnMut(c_int, c_short) -> Result<()>) -> Result<()> {
-        let word = |set: &Option<&mut [Word]>, place| set.as_ref().and_then(|set| set.get(place).copied()).unwrap_or(0);
-        for place in 0..words(nfds) {
-            let (read, write, except) = (word(&self.read, place), word(&self.write, place), word(&self.except, place));
+        let word = |set: &Option<&mut [Word]>, index| set.as_ref().and_then(|set| set.get(index).copied()).unwrap_or(0);
+        for index in 0..words(nfds) {
+            let (read, write, except) = (word(&self.read, index), word(&self.write, index), word(&self.except, index));
             let mut any = read | write | except;
             while any != 0 {
                 let bit = any.trailing_zeros() as usize;
                 any &= any - 1;
-                let fd = place * BITS + bit;
+                let fd = index * BITS + bit;
                 if fd < nfds {
                     let asked = |set: Word, events| if set >> bit & 1 != 0 { events } else { 0 };
-                    // `nfds` was an int.
+                    // `nfds` was converted from an int, so `fd` fits in one.
                     add(fd as c_int, asked(read, READ) | asked(write, WRITE) | asked(except, EXCEPT))?;
                 }
             }
@@ -125,7 +127,7 @@ impl Sets<'_> {
         Ok(())
     }
 
-    /// Leaves in the sets those of which [`seen`] says so.
+    /// Writes the results of [`bits_by_set`] to the sets.
     fn store(&mut self, fds: &[pollfd]) {
         for (set, bit) in [(&mut self.read, POLLIN), (&mut self.write, POLLOUT), (&mut self.except, POLLPRI)] {
             let Some(set) = set else { continue };

@@ -1,4 +1,4 @@
-//! Tests of rselect: against the kernel's select for ordinary descriptors, with fake rsockets for the others.
+//! Tests of rselect: with the kernel's select for ordinary descriptors, and fake rsockets.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use super::*;
 use crate::rsocket::fake::{Change, Fake, Table};
 use crate::sys::event::EventFd;
 
-/// Larger than FD_SETSIZE: other tests have many descriptors.
+/// Exceeds FD_SETSIZE, because other tests have many descriptors open.
 const NFDS: usize = 8192;
 
 fn set(fds: &[RawFd]) -> [Word; NFDS / BITS] {
@@ -43,12 +43,12 @@ fn ours(table: &Table, fds: [&[RawFd]; 3], timeout: Option<timeval>) -> Got {
 fn kernel(fds: [&[RawFd]; 3], mut timeout: timeval) -> Got {
     let mut sets = fds.map(set);
     let [read, write, except] = sets.each_mut().map(|set| set.as_mut_ptr().cast());
-    // SAFETY: sets of that many descriptors.
+    // SAFETY: each set has room for NFDS descriptors.
     let count = unsafe { libc::select(NFDS as c_int, read, write, except, &raw mut timeout) };
     if count < 0 { Err(Errno::last()) } else { Ok((count, sets.map(|set| members(&set)))) }
 }
 
-/// An rsocket under the number of a descriptor that is really open.
+/// Returns an rsocket whose number is that of an open descriptor.
 fn rsocket() -> (Table, Arc<Fake>, EventFd, RawFd) {
     let (table, fake, number) = (Table::default(), Fake::new(), EventFd::new().unwrap());
     let fd = number.as_raw_fd();
@@ -57,7 +57,7 @@ fn rsocket() -> (Table, Arc<Fake>, EventFd, RawFd) {
 }
 
 #[test]
-fn rsockets_in_each_set() {
+fn rsockets_are_reported_in_each_set() {
     let (table, fake, _number, fd) = rsocket();
     assert_eq!(ours(&table, [&[fd], &[fd], &[fd]], Some(time(0, 0))), Ok((0, [vec![], vec![], vec![]])));
     fake.complete(Change::Data);
@@ -70,7 +70,7 @@ fn rsockets_in_each_set() {
 }
 
 #[test]
-fn a_lost_peer_is_no_exception() {
+fn a_lost_peer_is_not_an_exceptional_condition() {
     let (table, fake, _number, fd) = rsocket();
     fake.complete(Change::Error);
     let start = Instant::now();
@@ -79,7 +79,7 @@ fn a_lost_peer_is_no_exception() {
 }
 
 #[test]
-fn woken_by_an_rsocket() {
+fn wakes_for_an_rsocket() {
     let (table, fake, _number, fd) = rsocket();
     std::thread::scope(|scope| {
         let sleeper = scope.spawn(|| ours(&table, [&[fd], &[], &[]], None));
@@ -95,7 +95,7 @@ fn woken_by_an_rsocket() {
 }
 
 #[test]
-fn what_is_wrong_changes_nothing() {
+fn errors_leave_the_sets_unchanged() {
     let (table, fake, _number, fd) = rsocket();
     fake.complete(Change::Data);
     let mut read = set(&[fd, 8000]);
@@ -110,7 +110,7 @@ fn what_is_wrong_changes_nothing() {
 }
 
 #[test]
-fn only_those_below_nfds() {
+fn descriptors_from_nfds_on_are_ignored() {
     let (table, fake, _number, fd) = rsocket();
     fake.complete(Change::Data);
     let mut read = set(&[fd]);
@@ -135,7 +135,7 @@ fn sets_may_be_larger_than_fd_setsize() {
 }
 
 #[test]
-fn the_time_left_is_told() {
+fn the_timeout_is_updated_to_the_time_left() {
     let (table, fake, _number, fd) = rsocket();
     fake.complete(Change::Data);
     let mut left = time(100, 0);
@@ -149,7 +149,7 @@ fn the_time_left_is_told() {
     assert_eq!(duration(&time(1, 2_500_000)), Ok(Duration::from_millis(3500)));
 }
 
-/// Descriptors of many kinds, in the states that select(2) tells apart.
+/// Descriptors of many kinds, in the states that select(2) distinguishes.
 struct Zoo {
     fds: Vec<RawFd>,
     _keep: Vec<Box<dyn std::any::Any>>,
@@ -166,7 +166,7 @@ impl Zoo {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let urgent = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let peer = listener.accept().unwrap().0;
-        // SAFETY: one byte.
+        // SAFETY: the buffer has one byte.
         assert_eq!(unsafe { libc::send(peer.as_raw_fd(), b"!".as_ptr().cast(), 1, libc::MSG_OOB) }, 1);
         let (pipe_read, pipe_write) = std::io::pipe().unwrap();
         drop(pipe_read);
@@ -189,7 +189,7 @@ impl Zoo {
 }
 
 #[test]
-fn as_the_kernel_does_it() {
+fn matches_the_kernels_select() {
     let zoo = Zoo::new();
     let fds = zoo.fds.clone();
     let subset = move || prop::sample::subsequence(fds.clone(), 0..=fds.len());

@@ -1,69 +1,60 @@
-//! Which object a descriptor number stands for: a table without locks and without a limit but that of the numbers.
+//! The objects of the library by descriptor number: a lock-free table for all possible numbers.
 //!
-//! [`Table::get`] runs at the start of most calls, also within signal handlers: it neither waits nor allocates. It pins
-//! the slot while it takes its share of the object; who takes an object out of a slot waits until nobody has it pinned,
-//! and then knows that every reader has either got a share or seen the slot empty. [`Table::pin`] is for calls that are over
-//! so soon that the pin may last as long as they do: it saves counting the share.
+//! [`Table::get`] runs at the start of most calls, also in signal handlers: it neither waits nor
+//! allocates. It pins the slot while it takes a reference to the object. A thread that takes an
+//! object out of a slot waits until the slot is not pinned; afterwards every reader has either
+//! taken a reference or found the slot empty. [`Table::pin`] is for short calls: the pin lasts as
+//! long as the call, which saves counting the reference.
 //!
-//! The hand-over is model-checked, by the crate in `models/` (`scripts/check loom`).
-//! Unsafe code: pointers between `Arc::into_raw` and `from_raw`, and slots in chunks that are never freed.
+//! The crate in `models/` (`scripts/check loom`) checks this protocol. Unsafe code: pointers
+//! between `Arc::into_raw` and `from_raw`, and slots in chunks that are never freed.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
 
 use crate::errno::{Errno, Result};
-
-#[cfg(not(all(test, loom)))]
-use std::sync::{
+use crate::sys::sync::{
     Arc,
     atomic::{AtomicPtr, AtomicUsize, Ordering},
+    yield_now,
 };
 
-#[cfg(all(test, loom))]
-use loom::sync::{
-    Arc,
-    atomic::{AtomicPtr, AtomicUsize, Ordering},
-};
-
-#[cfg(not(all(test, loom)))]
-use std::thread::yield_now;
-
-#[cfg(all(test, loom))]
-use loom::thread::yield_now;
-
-/// Slots of the first chunk; every further one has twice as many as the one before. Few where each one is modelled.
+/// Number of slots in the first chunk. Each further chunk has twice as many as the one before. The
+/// model has few, because each slot is modelled.
 const FIRST: usize = if cfg!(all(test, loom)) { 2 } else { 64 };
-/// Enough for every number that is a descriptor's.
+/// Sufficient for all descriptor numbers.
 const CHUNKS: usize = 26;
 
-/// One number's place.
+/// The slot of a descriptor number.
 struct Slot<T> {
-    /// Readers that may have seen `object` and have no share of it yet.
+    /// Number of readers that may have loaded `object` without having taken a reference yet.
     pins: AtomicUsize,
-    /// From `Arc::into_raw`, or null. The slot owns one share.
+    /// From `Arc::into_raw`, or null. The slot owns one reference.
     object: AtomicPtr<T>,
 }
 
 impl<T> Slot<T> {
     fn get(&self) -> Option<Arc<T>> {
-        // Ordered before the load by AcqRel: either `wait` sees this pin, or the load sees what came before `wait`.
+        // AcqRel orders this before the load: either `wait_for_pins` sees this pin, or the load
+        // sees the change made before `wait_for_pins`.
         self.pins.fetch_add(1, Ordering::AcqRel);
         let object = self.object.load(Ordering::Acquire);
-        let share = NonNull::new(object).map(|object| {
-            // SAFETY: the slot's share was there after the pin was set, and is not given up while it is.
+        let reference = NonNull::new(object).map(|object| {
+            // SAFETY: the slot owned its reference after the pin was set, and keeps it while
+            // pinned.
             unsafe {
                 Arc::increment_strong_count(object.as_ptr());
                 Arc::from_raw(object.as_ptr())
             }
         });
         self.pins.fetch_sub(1, Ordering::Release);
-        share
+        reference
     }
 
     #[inline]
     fn pin(&self) -> Option<Pinned<'_, T>> {
-        // As in `get`.
+        // Ordered as in `get`.
         self.pins.fetch_add(1, Ordering::AcqRel);
         match NonNull::new(self.object.load(Ordering::Acquire)) {
             Some(object) => Some(Pinned { slot: self, object }),
@@ -74,55 +65,55 @@ impl<T> Slot<T> {
         }
     }
 
-    /// Puts `new` (from `Arc::into_raw`, or null) in, and gives what was there.
+    /// Stores `new` (from `Arc::into_raw`, or null). Returns the previous object.
     fn swap(&self, new: *mut T) -> Option<Arc<T>> {
         let old = self.object.swap(new, Ordering::AcqRel);
-        // SAFETY: just taken out of the slot.
+        // SAFETY: `old` was just taken out of the slot.
         unsafe { self.taken(old) }
     }
 
-    /// Empties the slot if `expected` is in it.
+    /// Empties the slot if it contains `expected`.
     fn take(&self, expected: *const T) -> Option<Arc<T>> {
         let old =
             self.object.compare_exchange(expected.cast_mut(), ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed);
-        // SAFETY: just taken out of the slot.
+        // SAFETY: `old` was just taken out of the slot.
         old.ok().and_then(|old| unsafe { self.taken(old) })
     }
 
-    /// The slot's former share.
+    /// Returns the reference that the slot owned.
     ///
     /// # Safety
-    /// `old` is what was taken out of this slot, once.
+    /// `old` was taken out of this slot, once.
     unsafe fn taken(&self, old: *mut T) -> Option<Arc<T>> {
         let old = NonNull::new(old)?;
-        self.wait();
-        // SAFETY: the slot's share, which nobody else takes.
+        self.wait_for_pins();
+        // SAFETY: this is the slot's reference, which no other thread takes.
         Some(unsafe { Arc::from_raw(old.as_ptr()) })
     }
 
-    /// Returns when no reader can come to see any more what was taken out.
-    fn wait(&self) {
-        // A read-modify-write sees the latest value, where a load might see an older one.
-        let mut turns = 0;
+    /// Waits until no reader can still take a reference to the object that was removed.
+    fn wait_for_pins(&self) {
+        // A read-modify-write operation sees the latest value, whereas a load may see an older one.
+        let mut rounds = 0;
         while self.pins.fetch_add(0, Ordering::AcqRel) != 0 {
-            turns += 1;
-            give_way(turns);
+            rounds += 1;
+            yield_to_reader(rounds);
         }
     }
 }
 
-/// Lets a thread with a pin run, also one that has the only processor to itself but for this one, of a higher priority.
-fn give_way(turns: usize) {
+/// Lets a thread that holds a pin run, even if it has a lower priority and only this processor.
+fn yield_to_reader(rounds: usize) {
     #[cfg(not(all(test, loom)))]
-    if turns > 64 {
+    if rounds > 64 {
         std::thread::sleep(std::time::Duration::from_micros(50));
         return;
     }
-    let _ = turns;
+    let _ = rounds;
     yield_now();
 }
 
-/// An object that stays in its slot for so long, whatever happens to the number.
+/// An object that stays in its slot until this is dropped.
 pub struct Pinned<'a, T> {
     slot: &'a Slot<T>,
     object: NonNull<T>,
@@ -133,7 +124,7 @@ impl<T> std::ops::Deref for Pinned<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the slot's share was there after the pin was set, and is not given up while it is.
+        // SAFETY: the slot owned its reference after the pin was set, and keeps it while pinned.
         unsafe { self.object.as_ref() }
     }
 }
@@ -145,21 +136,22 @@ impl<T> Drop for Pinned<'_, T> {
     }
 }
 
-/// Objects by descriptor number. Made for statics: chunks stay until the process ends.
+/// Objects by descriptor number. Intended for statics: chunks are never freed.
 pub struct Table<T> {
     chunks: [AtomicPtr<Slot<T>>; CHUNKS],
 }
 
 impl<T: Send + Sync> Table<T> {
-    /// An empty table.
+    /// Returns an empty table.
     #[cfg(not(all(test, loom)))]
     pub const fn new() -> Table<T> {
         Table { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS] }
     }
 
-    /// Makes `object` the one of `fd`, and gives the one that was it before: its descriptor was closed behind our back.
+    /// Makes `object` the object of `fd`. Returns the previous one, whose descriptor the program
+    /// closed without the library.
     pub fn insert(&self, fd: c_int, object: Arc<T>) -> Result<Option<Arc<T>>> {
-        let (chunk, index) = place(fd).ok_or(Errno::EBADF)?;
+        let (chunk, index) = locate(fd).ok_or(Errno::EBADF)?;
         let slots = match self.chunk(chunk) {
             Some(slots) => slots,
             None => self.grow(chunk)?,
@@ -168,18 +160,18 @@ impl<T: Send + Sync> Table<T> {
         Ok(slot.swap(Arc::into_raw(object).cast_mut()))
     }
 
-    /// The object of `fd`.
+    /// Returns the object of `fd`.
     pub fn get(&self, fd: c_int) -> Option<Arc<T>> {
         self.slot(fd)?.get()
     }
 
-    /// The object of `fd`, for a moment: whoever takes it out waits meanwhile.
+    /// Pins the object of `fd`. A thread that removes the object waits until it is unpinned.
     #[inline]
     pub fn pin(&self, fd: c_int) -> Option<Pinned<'_, T>> {
         self.slot(fd)?.pin()
     }
 
-    /// Takes the object of `fd` out, if there is one; if `expected` is given, only that one.
+    /// Removes and returns the object of `fd`. If `expected` is given, only this object is removed.
     pub fn remove(&self, fd: c_int, expected: Option<&Arc<T>>) -> Option<Arc<T>> {
         let slot = self.slot(fd)?;
         match expected {
@@ -188,7 +180,7 @@ impl<T: Send + Sync> Table<T> {
         }
     }
 
-    /// Calls `each` with every object, in the order of the numbers.
+    /// Calls `each` with every object, in ascending order of the numbers.
     pub fn for_each(&self, mut each: impl FnMut(c_int, Arc<T>)) {
         for chunk in 0..CHUNKS {
             for (index, slot) in self.chunk(chunk).unwrap_or_default().iter().enumerate() {
@@ -199,15 +191,15 @@ impl<T: Send + Sync> Table<T> {
         }
     }
 
-    /// In the child of a fork(): forgets the pins of threads that are not there, for whom [`remove`](Self::remove) would
-    /// wait without end.
+    /// Clears the pins of threads that do not exist in the child of a fork().
+    /// [`remove`](Self::remove) would wait for them forever.
     ///
     /// # Safety
-    /// The process has no other thread, and this one is not within a call of this table.
+    /// The process has no other thread, and this one is not in a call of this table.
     pub unsafe fn after_fork(&self) {
         for chunk in 0..CHUNKS {
             for slot in self.chunk(chunk).unwrap_or_default() {
-                // Only what is wrong is written: the pages are shared with the parent.
+                // Write only where necessary: the pages are shared with the parent.
                 if slot.pins.load(Ordering::Relaxed) != 0 {
                     slot.pins.store(0, Ordering::Relaxed);
                 }
@@ -216,25 +208,25 @@ impl<T: Send + Sync> Table<T> {
     }
 
     fn slot(&self, fd: c_int) -> Option<&Slot<T>> {
-        let (chunk, index) = place(fd)?;
+        let (chunk, index) = locate(fd)?;
         self.chunk(chunk)?.get(index)
     }
 
     fn chunk(&self, chunk: usize) -> Option<&[Slot<T>]> {
         let slots = NonNull::new(self.chunks.get(chunk)?.load(Ordering::Acquire))?;
-        // SAFETY: published by `grow` with so many slots, never freed.
+        // SAFETY: `grow` has published `FIRST << chunk` slots, which are never freed.
         Some(unsafe { std::slice::from_raw_parts(slots.as_ptr(), FIRST << chunk) })
     }
 
-    /// Allocates a chunk, unless another thread does so first.
+    /// Allocates a chunk, unless another thread is faster.
     fn grow(&self, chunk: usize) -> Result<&[Slot<T>]> {
         let layout = Layout::array::<Slot<T>>(FIRST << chunk).map_err(|_| Errno::ENOMEM)?;
-        let place = self.chunks.get(chunk).ok_or(Errno::EBADF)?;
+        let published = self.chunks.get(chunk).ok_or(Errno::EBADF)?;
         let fresh = allocate(layout, FIRST << chunk)?;
-        let published =
-            place.compare_exchange(ptr::null_mut(), fresh.as_ptr(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        if !published {
-            // SAFETY: allocated above with this layout, and nobody else has seen it.
+        let won =
+            published.compare_exchange(ptr::null_mut(), fresh.as_ptr(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if !won {
+            // SAFETY: allocated above with this layout, and not visible to other threads.
             unsafe { dealloc(fresh.as_ptr().cast(), layout) };
         }
         self.chunk(chunk).ok_or(Errno::ENOMEM)
@@ -248,21 +240,22 @@ impl<T: Send + Sync> Default for Table<T> {
     }
 }
 
-/// Empty slots.
+/// Allocates empty slots.
 #[cfg(not(all(test, loom)))]
 fn allocate<T>(layout: Layout, _count: usize) -> Result<NonNull<Slot<T>>> {
-    // SAFETY: slots have a size, and all zeros are an empty one: an integer and a pointer, in their own representation.
+    // SAFETY: the layout's size is not 0, and all zeros are an empty slot: an integer and a null
+    // pointer.
     NonNull::new(unsafe { alloc_zeroed(layout) }.cast()).ok_or(Errno::ENOMEM)
 }
 
-/// The chunk of a number and its index there.
-fn place(fd: c_int) -> Option<(usize, usize)> {
+/// Returns the chunk of a number and the index in it.
+fn locate(fd: c_int) -> Option<(usize, usize)> {
     let fd = usize::try_from(fd).ok()?;
     let chunk = (fd / FIRST + 1).ilog2() as usize;
     Some((chunk, fd - start(chunk)))
 }
 
-/// The number of a chunk's first slot.
+/// Returns the number of the first slot of a chunk.
 fn start(chunk: usize) -> usize {
     FIRST * ((1 << chunk) - 1)
 }
@@ -275,21 +268,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_has_a_place() {
+    fn every_number_has_a_slot() {
         for (fd, chunk, index) in [(0, 0, 0), (63, 0, 63), (64, 1, 0), (191, 1, 127), (192, 2, 0)] {
-            assert_eq!(place(fd), Some((chunk, index)));
+            assert_eq!(locate(fd), Some((chunk, index)));
         }
-        assert_eq!(place(c_int::MAX).map(|(chunk, _)| chunk), Some(CHUNKS - 1));
-        assert_eq!(place(-1), None);
+        assert_eq!(locate(c_int::MAX).map(|(chunk, _)| chunk), Some(CHUNKS - 1));
+        assert_eq!(locate(-1), None);
         for fd in 0..100_000 {
-            let (chunk, index) = place(fd).unwrap();
+            let (chunk, index) = locate(fd).unwrap();
             assert!(index < FIRST << chunk);
             assert_eq!(start(chunk) + index, fd as usize);
         }
     }
 
     #[test]
-    fn in_and_out() {
+    fn insert_get_and_remove() {
         let table = Table::new();
         assert!(table.get(3).is_none() && table.get(-1).is_none() && table.get(c_int::MAX).is_none());
         assert!(table.insert(3, Arc::new(30)).unwrap().is_none());
@@ -304,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn removes_only_what_is_expected() {
+    fn removes_only_the_expected_object() {
         let table = Table::new();
         let (old, new) = (Arc::new(1), Arc::new(2));
         table.insert(5, Arc::clone(&old)).unwrap();
@@ -321,14 +314,14 @@ mod tests {
         let table = Table::new();
         table.insert(9, Arc::new(1)).unwrap();
         table.slot(9).unwrap().pins.store(2, Ordering::Relaxed);
-        // SAFETY: no other thread knows this table.
+        // SAFETY: the table is local to this thread.
         unsafe { table.after_fork() };
         assert_eq!(table.remove(9, None).as_deref(), Some(&1));
     }
 
-    /// Readers find either the object of a number or nothing, while others come and go there.
+    /// Readers find either the object of a number or nothing while other threads insert and remove.
     #[test]
-    fn readers_and_writers() {
+    fn concurrent_readers_and_writers() {
         const ROUNDS: usize = 20_000;
         let (table, start) = (Table::<c_int>::new(), Barrier::new(4));
         thread::scope(|scope| {
@@ -361,7 +354,7 @@ mod tests {
 
 #[cfg(all(test, loom))]
 fn allocate<T>(layout: Layout, count: usize) -> Result<NonNull<Slot<T>>> {
-    // SAFETY: slots have a size; there is room for `count` of them.
+    // SAFETY: the layout's size is not 0, and it has room for `count` slots.
     unsafe {
         let slots = NonNull::new(alloc_zeroed(layout).cast::<Slot<T>>()).ok_or(Errno::ENOMEM)?;
         for index in 0..count {
@@ -374,7 +367,8 @@ fn allocate<T>(layout: Layout, count: usize) -> Result<NonNull<Slot<T>>> {
     }
 }
 
-/// loom counts the shares of each object: one that is used after its last share went, or is never freed, fails.
+/// loom counts the references to each object: using it after the last one was dropped is an error,
+/// and so is a leak.
 #[cfg(all(test, loom))]
 mod models {
     use loom::thread;
@@ -386,8 +380,9 @@ mod models {
         Arc::new(Table { chunks })
     }
 
-    /// Runs `first` and `second` beside each other on a table that holds 1 as number 0, and empties it.
-    fn beside(first: fn(&Table<u32>), second: fn(&Table<u32>)) {
+    /// Runs `first` and `second` concurrently on a table with 1 as object of number 0, then empties
+    /// it.
+    fn run_concurrently(first: fn(&Table<u32>), second: fn(&Table<u32>)) {
         loom::model(move || {
             let table = table();
             assert!(table.insert(0, Arc::new(1)).is_ok_and(|before| before.is_none()));
@@ -403,7 +398,7 @@ mod models {
 
     #[test]
     fn get_and_remove() {
-        beside(
+        run_concurrently(
             |table| assert!(table.get(0).is_none_or(|object| *object == 1)),
             |table| assert!(table.remove(0, None).is_some_and(|object| *object == 1)),
         );
@@ -411,7 +406,7 @@ mod models {
 
     #[test]
     fn pin_and_remove() {
-        beside(
+        run_concurrently(
             |table| assert!(table.pin(0).is_none_or(|object| *object == 1)),
             |table| assert!(table.remove(0, None).is_some_and(|object| *object == 1)),
         );
@@ -419,7 +414,7 @@ mod models {
 
     #[test]
     fn get_and_replace() {
-        beside(
+        run_concurrently(
             |table| assert!(table.get(0).is_some_and(|object| *object == 1 || *object == 2)),
             |table| assert!(table.insert(0, Arc::new(2)).is_ok_and(|old| old.is_some_and(|old| *old == 1))),
         );
@@ -427,11 +422,11 @@ mod models {
 
     #[test]
     fn two_gets_and_remove() {
-        beside(
+        run_concurrently(
             |table| {
                 let first = table.get(0);
                 let second = table.get(0);
-                assert!(first.is_some() || second.is_none(), "what was gone came back");
+                assert!(first.is_some() || second.is_none(), "a removed object came back");
             },
             |table| drop(table.remove(0, None)),
         );

@@ -1,7 +1,7 @@
-//! The formats of stream rsockets, and in [`datagram`] those of datagram rsockets
+//! The wire formats of stream rsockets, and in [`datagram`] of datagram rsockets
 //! (docs/protocol.md). No I/O.
 //!
-//! Nothing a peer sends is believed before it went through a `parse` of this module.
+//! Everything received from a peer is validated by a `parse` function of this module.
 
 use std::fmt;
 
@@ -13,19 +13,19 @@ mod tests;
 
 pub use ip_header::{IP_HEADER, ip_header, skip_ip_header};
 
-/// Memory that the other side may write to.
+/// Memory that the peer may write to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region {
-    /// Where it begins.
+    /// Start address.
     pub addr: u64,
     /// Remote key of the memory region.
     pub rkey: u32,
-    /// Bytes; of a target SGL, entries.
+    /// Length in bytes. For a target SGL, the number of entries.
     pub length: u32,
 }
 
 impl Region {
-    /// As private data carries it: all in network byte order.
+    /// Returns the format in private data: all fields in network byte order.
     fn to_be(self) -> [u8; SGL_ENTRY] {
         let mut bytes = [0; SGL_ENTRY];
         bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
@@ -46,20 +46,21 @@ impl Region {
 
 /// The private data of a connection request and of its reply.
 ///
-/// As the reference fills it: `target_sgl.length` is 2, the number of entries; `data_buf` is the first half of the
-/// receive buffer and its length that half's; the number of remote iomap entries is always given, also when it is 0;
-/// reserved bytes are 0.
+/// Filled in as by the reference: `target_sgl.length` is 2, the number of entries. `data_buf` is
+/// the first half of the receive buffer. The number of iomap entries is always given, even if it is
+/// 0. Reserved bytes are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnData {
-    /// Whether the sender's native byte order, that of its target SGL and iomap, is big-endian.
+    /// Whether the sender's target SGL and iomap are in big-endian byte order.
     pub big_endian: bool,
-    /// Messages that may be sent before the first credit update.
+    /// Number of messages that may be sent before the first credit update.
     pub credits: u16,
-    /// Entries of the sender's iomap, behind the two of its target SGL; `None` from one that doesn't say.
+    /// Number of entries in the sender's iomap, which follows the target SGL. `None` if the sender
+    /// does not state it.
     pub iomap_size: Option<u16>,
     /// The sender's target SGL.
     pub target_sgl: Region,
-    /// What entry 0 of the target SGL holds.
+    /// The content of entry 0 of the target SGL.
     pub data_buf: Region,
 }
 
@@ -67,23 +68,23 @@ const VERSION: u8 = 1;
 const FLAG_BIG_ENDIAN: u8 = 1;
 const FLAG_IOMAP_SIZE: u8 = 2;
 
-/// Entries of a target SGL.
+/// Number of entries in a target SGL.
 pub const SGL_ENTRIES: u32 = 2;
 
-/// What makes private data no rsocket's.
+/// Why private data is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadConnData {
-    /// Too few bytes.
+    /// It is too short.
     Short,
-    /// Another version of the protocol.
+    /// The protocol version is unknown.
     Version(u8),
-    /// Nothing could ever be sent.
+    /// Without credits, nothing can ever be sent.
     NoCredits,
-    /// Not the two entries that the protocol has.
+    /// The number of target SGL entries is not 2.
     SglLength(u32),
-    /// A receive buffer of no bytes.
+    /// The receive buffer is empty.
     NoBuffer,
-    /// A region that reaches beyond the end of memory.
+    /// A region extends beyond the end of the address space.
     Wraps,
 }
 
@@ -101,10 +102,10 @@ impl fmt::Display for BadConnData {
 }
 
 impl ConnData {
-    /// Bytes of it.
+    /// Length in bytes.
     pub const LEN: usize = 40;
 
-    /// The bytes to send.
+    /// Returns the private data to send.
     pub fn emit(&self) -> [u8; ConnData::LEN] {
         let mut bytes = [0; ConnData::LEN];
         bytes[0] = VERSION;
@@ -113,7 +114,7 @@ impl ConnData {
         }
         if let Some(entries) = self.iomap_size {
             bytes[1] |= FLAG_IOMAP_SIZE;
-            bytes[7] = iomap_scaled(entries);
+            bytes[7] = encode_iomap_size(entries);
         }
         bytes[2..4].copy_from_slice(&self.credits.to_be_bytes());
         bytes[8..24].copy_from_slice(&self.target_sgl.to_be());
@@ -121,7 +122,7 @@ impl ConnData {
         bytes
     }
 
-    /// Reads and checks what a peer sent; the kernel pads it to what the transport carries.
+    /// Parses and validates a peer's private data, which the kernel pads to the transport's length.
     pub fn parse(bytes: &[u8]) -> Result<ConnData, BadConnData> {
         let Some(([version, flags, c0, c1, _, _, _, scaled], rest)) = bytes.split_first_chunk() else {
             return Err(BadConnData::Short);
@@ -134,7 +135,7 @@ impl ConnData {
         let data = ConnData {
             big_endian: flags & FLAG_BIG_ENDIAN != 0,
             credits: u16::from_be_bytes([*c0, *c1]),
-            iomap_size: (flags & FLAG_IOMAP_SIZE != 0).then(|| iomap_entries(*scaled)),
+            iomap_size: (flags & FLAG_IOMAP_SIZE != 0).then(|| decode_iomap_size(*scaled)),
             target_sgl: Region::from_be(*sgl),
             data_buf: Region::from_be(*buffer),
         };
@@ -160,43 +161,44 @@ impl ConnData {
     }
 }
 
-/// Largest number of entries that eight bits can say.
-pub const IOMAP_MOST: u16 = 0x7F << 8;
+/// Maximum number of iomap entries that eight bits can represent.
+pub const MAX_IOMAP_ENTRIES: u16 = 0x7F << 8;
 
-/// The eight bits that say `entries`, rounded down: up to 128 as they are, then in units of 256.
-pub fn iomap_scaled(entries: u16) -> u8 {
-    let entries = entries.min(IOMAP_MOST);
+/// Encodes `entries` in eight bits, rounded down: exactly up to 128, in units of 256 above.
+pub fn encode_iomap_size(entries: u16) -> u8 {
+    let entries = entries.min(MAX_IOMAP_ENTRIES);
     if entries <= 0x80 { entries as u8 } else { 0x80 | (entries >> 8) as u8 }
 }
 
-/// How many entries the eight bits say.
-pub fn iomap_entries(scaled: u8) -> u16 {
+/// Decodes a number of iomap entries.
+pub fn decode_iomap_size(scaled: u8) -> u16 {
     if scaled <= 0x80 { u16::from(scaled) } else { u16::from(scaled & 0x7F) << 8 }
 }
 
-/// The number of entries a socket has when a program wants `wanted`: the next lower one that the private data can say,
-/// and never more than [`IOMAP_MOST`], where the reference wraps around.
-pub fn iomap_round(wanted: u32) -> u16 {
-    iomap_entries(iomap_scaled(u16::try_from(wanted).unwrap_or(u16::MAX)))
+/// Returns the number of iomap entries for a socket that requests `wanted`: the next lower number
+/// that private data can represent, at most [`MAX_IOMAP_ENTRIES`], where the reference wraps
+/// around.
+pub fn round_iomap_size(wanted: u32) -> u16 {
+    decode_iomap_size(encode_iomap_size(u16::try_from(wanted).unwrap_or(u16::MAX)))
 }
 
 /// A control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// Both directions end.
+    /// Ends both directions.
     Disconnect,
-    /// Shows that the sender is there.
+    /// Shows that the sender is alive.
     Keepalive,
-    /// The sender sends no more.
+    /// The sender will send no more data.
     Shutdown,
 }
 
-/// What a completion's immediate data says (for iWARP, the four bytes of a SEND).
+/// The meaning of a completion's immediate data (for iWARP, of the four bytes of a SEND).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// This many bytes of the stream were written behind the previous ones.
+    /// This number of stream bytes was written after the previous ones.
     Data(u32),
-    /// Credit update: messages may be sent up to this number, exclusive.
+    /// Credit update: messages up to this number (exclusive) may be sent.
     CreditUpdate(u16),
     /// This entry of the iomap was written.
     Iomap(u16),
@@ -204,14 +206,14 @@ pub enum Message {
     Control(Control),
 }
 
-/// Why a word is not a valid message.
+/// Why immediate data is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadMessage {
-    /// An operation without meaning.
+    /// The operation is undefined.
     Reserved(u8),
-    /// An unknown control message.
+    /// The control message is unknown.
     Control(u32),
-    /// An index beyond every iomap.
+    /// The index exceeds all iomaps.
     Iomap(u32),
 }
 
@@ -231,11 +233,11 @@ const OP_CREDIT_UPDATE: u32 = 4;
 const OP_IOMAP: u32 = 6;
 const OP_CONTROL: u32 = 7;
 
-/// Most bytes that one DATA message can announce.
-pub const MOST_DATA: u32 = (1 << OP_SHIFT) - 1;
+/// Maximum number of bytes of one DATA message.
+pub const MAX_DATA: u32 = (1 << OP_SHIFT) - 1;
 
 impl Message {
-    /// The immediate data, in host byte order.
+    /// Returns the immediate data in host byte order.
     pub fn word(self) -> u32 {
         let (op, data) = match self {
             Message::Data(length) => (OP_DATA, length),
@@ -245,24 +247,24 @@ impl Message {
             Message::Control(Control::Keepalive) => (OP_CONTROL, 1),
             Message::Control(Control::Shutdown) => (OP_CONTROL, 2),
         };
-        debug_assert!(data <= MOST_DATA);
-        op << OP_SHIFT | data & MOST_DATA
+        debug_assert!(data <= MAX_DATA);
+        op << OP_SHIFT | data & MAX_DATA
     }
 
     /// Parses immediate data in host byte order. The caller validates the numbers against the
     /// connection.
     #[inline]
     pub fn parse(word: u32) -> Result<Message, BadMessage> {
-        if word <= MOST_DATA {
+        if word <= MAX_DATA {
             return Ok(Message::Data(word));
         }
         Message::parse_other(word)
     }
 
     fn parse_other(word: u32) -> Result<Message, BadMessage> {
-        let data = word & MOST_DATA;
+        let data = word & MAX_DATA;
         match word >> OP_SHIFT {
-            // Sequence numbers have 16 bits; a carry may stand above.
+            // Sequence numbers have 16 bits. A carry above them is ignored.
             OP_CREDIT_UPDATE => Ok(Message::CreditUpdate(data as u16)),
             OP_IOMAP => u16::try_from(data).map(Message::Iomap).map_err(|_| BadMessage::Iomap(data)),
             OP_CONTROL => match data {
@@ -276,10 +278,11 @@ impl Message {
     }
 }
 
-/// Bytes of a target SGL entry.
+/// Length of a target SGL entry in bytes.
 pub const SGL_ENTRY: usize = 16;
 
-/// A target SGL entry as its owner reads it: in the owner's byte order, which is the other one when `swap`.
+/// Returns a target SGL entry in its owner's byte order, which differs from the host's if `swap` is
+/// set.
 pub fn emit_sgl(region: Region, swap: bool) -> [u8; SGL_ENTRY] {
     let region = if swap { region.swapped() } else { region };
     let mut bytes = [0; SGL_ENTRY];
@@ -289,31 +292,31 @@ pub fn emit_sgl(region: Region, swap: bool) -> [u8; SGL_ENTRY] {
     bytes
 }
 
-/// An entry of our own target SGL.
+/// Parses an entry of the local target SGL.
 pub fn parse_sgl(bytes: &[u8; SGL_ENTRY]) -> Region {
     let (addr, key, length) = fields(*bytes);
     Region { addr: u64::from_ne_bytes(addr), rkey: u32::from_ne_bytes(key), length: u32::from_ne_bytes(length) }
 }
 
-/// The bytes of a region's three members.
+/// Splits a region into the bytes of its three fields.
 fn fields(bytes: [u8; SGL_ENTRY]) -> ([u8; 8], [u8; 4], [u8; 4]) {
     let [a0, a1, a2, a3, a4, a5, a6, a7, k0, k1, k2, k3, l0, l1, l2, l3] = bytes;
     ([a0, a1, a2, a3, a4, a5, a6, a7], [k0, k1, k2, k3], [l0, l1, l2, l3])
 }
 
-/// An entry of the iomap: what a riowrite() to an offset goes to.
+/// An entry of the iomap: the region that a riowrite() to an offset writes to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mapping {
-    /// Offset that the region's first byte has.
+    /// Offset of the region's first byte.
     pub offset: u64,
-    /// The region.
+    /// The mapped region.
     pub region: Region,
 }
 
-/// Bytes of an iomap entry.
+/// Length of an iomap entry in bytes.
 pub const IOMAP_ENTRY: usize = 24;
 
-/// An iomap entry as its owner reads it, as [`emit_sgl`].
+/// Returns an iomap entry in its owner's byte order, like [`emit_sgl`].
 pub fn emit_iomap(mapping: Mapping, swap: bool) -> [u8; IOMAP_ENTRY] {
     let mut bytes = [0; IOMAP_ENTRY];
     let offset = if swap { mapping.offset.swap_bytes() } else { mapping.offset };
@@ -322,7 +325,7 @@ pub fn emit_iomap(mapping: Mapping, swap: bool) -> [u8; IOMAP_ENTRY] {
     bytes
 }
 
-/// An entry of our own iomap.
+/// Parses an entry of the local iomap.
 pub fn parse_iomap(bytes: &[u8; IOMAP_ENTRY]) -> Mapping {
     let [o0, o1, o2, o3, o4, o5, o6, o7, region @ ..] = *bytes;
     Mapping { offset: u64::from_ne_bytes([o0, o1, o2, o3, o4, o5, o6, o7]), region: parse_sgl(&region) }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use crate::errno::{Errno, Result};
 
-/// `Box::new` that can fail.
+/// Fallible `Box::new`.
 pub fn try_box<T>(value: T) -> Result<Box<T>> {
     let layout = Layout::new::<T>();
     if layout.size() == 0 {
         return Ok(Box::new(value));
     }
-    // SAFETY: the layout has a size.
+    // SAFETY: the size of the layout is not 0.
     let memory = unsafe { alloc(layout) }.cast::<T>();
     if memory.is_null() {
         return Err(Errno::ENOMEM);
@@ -24,7 +24,7 @@ pub fn try_box<T>(value: T) -> Result<Box<T>> {
     }
 }
 
-/// A copy of `data` on the heap.
+/// Returns a copy of `data` on the heap.
 pub fn try_copy<T: Copy>(data: &[T]) -> Result<Vec<T>> {
     let mut copy = Vec::new();
     copy.try_reserve_exact(data.len()).map_err(|_| Errno::ENOMEM)?;
@@ -32,7 +32,7 @@ pub fn try_copy<T: Copy>(data: &[T]) -> Result<Vec<T>> {
     Ok(copy)
 }
 
-/// `Vec::push` that can fail.
+/// Fallible `Vec::push`.
 pub fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<()> {
     list.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
     list.push(value);
@@ -40,17 +40,18 @@ pub fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<()> {
 }
 
 thread_local! {
-    /// Memory that [`try_arc`] got for the allocation that follows.
+    /// Memory that [`try_arc`] has allocated for the next allocation of this thread.
     static PROMISED: Cell<Option<(*mut u8, Layout)>> = const { Cell::new(None) };
 }
 
-/// `Arc::new` that can fail. The standard library has no such call; with [`Allocator`] as the global allocator this gets the
-/// memory beforehand and has the allocator hand it out.
+/// Fallible `Arc::new`. The standard library has no stable function for it: this allocates the
+/// memory beforehand, and [`Allocator`], the global allocator, returns it to `Arc::new`.
 pub fn try_arc<T>(value: T) -> Result<Arc<T>> {
-    // What Arc allocates: two counts and the value. Were it something else, the promise would not be used, and taken back.
+    // Arc allocates two counters and the value. If the standard library changes this, the
+    // layouts differ, and the memory is freed below.
     let counts = Layout::new::<[usize; 2]>();
     let layout = counts.extend(Layout::new::<T>()).map_err(|_| Errno::ENOMEM)?.0.pad_to_align();
-    // SAFETY: the layout has a size.
+    // SAFETY: the size of the layout is not 0.
     let memory = unsafe { alloc(layout) };
     if memory.is_null() {
         return Err(Errno::ENOMEM);
@@ -64,11 +65,12 @@ pub fn try_arc<T>(value: T) -> Result<Arc<T>> {
     Ok(arc)
 }
 
-/// The system's allocator, which keeps the promises of [`try_arc`].
+/// The system's allocator, which first returns the memory that [`try_arc`] has allocated.
 #[derive(Clone, Copy, Debug)]
 pub struct Allocator;
 
-// SAFETY: all memory is the system allocator's; promised memory is handed out once, for the layout it was allocated with.
+// SAFETY: all memory is from the system's allocator. Memory from `try_arc` is returned once, for
+// the layout it was allocated with.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if let Some((memory, promised)) = PROMISED.get()

@@ -1,47 +1,145 @@
-//! Handlers of fork(), registered when the library is loaded: later, a fork() in another thread
-//! could come first.
+//! Handlers of fork(): one registration with the C library, in which each layer has its slot.
+//!
+//! Order, whoever registers first: before the fork from the upper layer to the lower one, as the
+//! layers' locks nest; afterwards from the lower layer to the upper one. In the child the
+//! [`owner`] mark changes before any handler runs.
+//!
+//! The registration is made when the library is loaded (`rsocket/forks.rs`): later, a fork() in
+//! another thread could come first. In a program that is linked with the static library,
+//! constructors of the program may run before the library's: calls that they make register the
+//! handlers of their layer themselves. Threads that do so at the same time register them more than
+//! once, and a fork() in another thread may see them registered only after it began. The handlers
+//! allow for both: none of them waits for another thread, which the child of a fork() may not have.
 
-/// Defines `watched()`, and registers three `extern "C" fn()`: before a fork(), and after it in the
-/// parent and in the child.
-///
-/// In a program that is linked with the static library, constructors of the program's may run
-/// before ours: calls that they make register the handlers themselves. Threads that do so at the
-/// same time register them more than once, which the handlers allow for: none of them waits for
-/// another one, whom the child of a fork() may not have.
-macro_rules! watch_forks {
-    ($before:ident, $in_parent:ident, $in_child:ident) => {
-        /// Errno of the registration, 0 when fork() is watched.
-        static REGISTERED: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(NOT_YET);
+use std::ptr;
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
-        /// No registration was tried.
-        const NOT_YET: i32 = -1;
+use super::owner;
+use crate::errno::{Errno, Result};
 
-        #[used]
-        #[unsafe(link_section = ".init_array")]
-        static ON_LOAD: extern "C" fn() = watch;
-
-        #[unsafe(link_section = ".text.startup")]
-        extern "C" fn watch() {
-            let _ = watched();
-        }
-
-        fn register() -> i32 {
-            // SAFETY: functions that live as long as the library, which is never unloaded (-z
-            // nodelete).
-            let result = unsafe { libc::pthread_atfork(Some($before), Some($in_parent), Some($in_child)) };
-            REGISTERED.store(result, std::sync::atomic::Ordering::Relaxed);
-            result
-        }
-
-        /// `ENOMEM` when the C library had no room for our handlers.
-        pub fn watched() -> crate::errno::Result<()> {
-            let result = match REGISTERED.load(std::sync::atomic::Ordering::Relaxed) {
-                NOT_YET => register(),
-                known => known,
-            };
-            if result == 0 { Ok(()) } else { Err(crate::errno::Errno::new(result)) }
-        }
-    };
+/// The handlers of a layer.
+pub struct Handlers {
+    /// Called by the thread that forks, before the fork.
+    pub before: fn(),
+    /// Called by the same thread after the fork.
+    pub in_parent: fn(),
+    /// Called by the only thread of the child.
+    pub in_child: fn(),
 }
 
-pub(crate) use watch_forks;
+/// The layers that have handlers, the lowest first.
+#[derive(Clone, Copy)]
+pub enum Layer {
+    /// The connection manager.
+    Cm,
+    /// Rsockets, which are built on it.
+    Rsocket,
+}
+
+const LAYERS: usize = 2;
+
+/// The handlers of each [`Layer`], NULL until it registers.
+struct Slots([AtomicPtr<Handlers>; LAYERS]);
+
+static HANDLERS: Slots = Slots::new();
+
+impl Slots {
+    const fn new() -> Slots {
+        Slots([const { AtomicPtr::new(ptr::null_mut()) }; LAYERS])
+    }
+
+    fn fill(&self, layer: Layer, handlers: &'static Handlers) {
+        let slot = &self.0[layer as usize];
+        if slot.load(Ordering::Relaxed).is_null() {
+            slot.store(ptr::from_ref(handlers).cast_mut(), Ordering::Release);
+        }
+    }
+
+    fn registered(&self) -> impl DoubleEndedIterator<Item = &'static Handlers> {
+        // SAFETY: NULL, or handlers with a static lifetime.
+        self.0.iter().filter_map(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() })
+    }
+
+    fn before(&self) {
+        self.registered().rev().for_each(|handlers| (handlers.before)());
+    }
+
+    fn in_parent(&self) {
+        self.registered().for_each(|handlers| (handlers.in_parent)());
+    }
+
+    fn in_child(&self) {
+        owner::in_child();
+        self.registered().for_each(|handlers| (handlers.in_child)());
+    }
+}
+
+/// Errno of the registration with the C library, 0 after success.
+static REGISTERED: AtomicI32 = AtomicI32::new(NOT_YET);
+
+/// Value of [`RESULT`] before the first registration.
+const NOT_YET: i32 = -1;
+
+/// Has `handlers` called around every fork() from now on; has no effect when repeated. Fails with
+/// ENOMEM if the C library has no memory for handlers.
+pub fn register(layer: Layer, handlers: &'static Handlers) -> Result<()> {
+    HANDLERS.fill(layer, handlers);
+    let result = match REGISTERED.load(Ordering::Relaxed) {
+        NOT_YET => register_with_libc(),
+        known => known,
+    };
+    if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
+}
+
+fn register_with_libc() -> i32 {
+    // SAFETY: functions that live as long as the library, which is never unloaded (-z nodelete).
+    let result = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+    REGISTERED.store(result, Ordering::Relaxed);
+    result
+}
+
+extern "C" fn before() {
+    HANDLERS.before();
+}
+
+extern "C" fn in_parent() {
+    HANDLERS.in_parent();
+}
+
+extern "C" fn in_child() {
+    HANDLERS.in_child();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn every_layer_is_registered_on_load() {
+        assert_eq!(REGISTERED.load(Ordering::Relaxed), 0);
+        assert_eq!(HANDLERS.registered().count(), LAYERS);
+    }
+
+    /// The upper layer registers first, as a program that starts with rsockets has it.
+    #[test]
+    fn order_is_that_of_the_layers() {
+        static CALLED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+        fn call(name: &'static str) {
+            CALLED.lock().unwrap().push(name);
+        }
+        static CM: Handlers =
+            Handlers { before: || call("cm, before"), in_parent: || call("cm, parent"), in_child: || () };
+        static RSOCKET: Handlers =
+            Handlers { before: || call("rsocket, before"), in_parent: || call("rsocket, parent"), in_child: || () };
+        let slots = Slots::new();
+        slots.fill(Layer::Rsocket, &RSOCKET);
+        slots.fill(Layer::Cm, &CM);
+        slots.fill(Layer::Rsocket, &RSOCKET);
+        slots.before();
+        slots.in_parent();
+        let called = std::mem::take(&mut *CALLED.lock().unwrap());
+        assert_eq!(called, ["rsocket, before", "cm, before", "cm, parent", "rsocket, parent"]);
+    }
+}

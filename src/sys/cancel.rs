@@ -1,17 +1,17 @@
-//! Threads that are ended in the middle of a call, by pthread_cancel(3).
+//! Cancellation: pthread_cancel(3) may end a thread in the middle of a call.
 //!
 //! The C library unwinds the thread's stack from the system call in which it sleeps, without
-//! running destructors: what has to be undone is registered before, with [`with_cleanup`]. Memory
-//! that the call had allocated may be leaked.
+//! running destructors: what has to be undone must be registered first, with [`with_cleanup`].
+//! Memory that the call has allocated may leak.
 //!
 //! Each call of the program runs with cancellation disabled ([`in_call`]), so that a thread never
-//! ends while it holds a lock or is in the middle of a change. Cancellation is as the program has
-//! set it in [`sleep`] only: around the system calls that wait, which are made without a lock.
-//! rclose(3) and rshutdown(3) disable it there, too ([`never`]): nobody could call them again.
+//! ends while it holds a lock or is in the middle of a change. The program's setting is in force in
+//! [`sleep`] only: around system calls that wait, which are made without a lock. rclose(3) and
+//! rshutdown(3) disable it even there ([`never`]), because they could not be repeated.
 //!
 //! The usual rsend, rrecv and rpoll, which find what they need, do not pass through [`in_call`].
-//! They make no system call but libibverbs' own, and those are made with cancellation disabled
-//! ([`disabled`]): write(2), by which software devices are told of work, is a cancellation point.
+//! They make only the system calls of libibverbs, with cancellation disabled ([`disabled`]):
+//! write(2), which notifies software devices of work, is a cancellation point.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -42,12 +42,11 @@ const DISABLE: c_int = 1;
 const ASYNCHRONOUS: c_int = 1;
 
 thread_local! {
-    /// Within a call: what cancellation is set to while it sleeps. A signal handler's calls put
-    /// back what they found.
+    /// Within a call: the cancellation state while it sleeps. Calls of a signal handler restore it.
     static ASLEEP: Cell<c_int> = const { Cell::new(ENABLE) };
 }
 
-/// Runs a call of the program's: a thread is not cancelled in it but where it sleeps.
+/// Runs a call of the program, in which the thread can be cancelled only while it sleeps.
 pub fn in_call<T>(call: impl FnOnce() -> T) -> T {
     let before = set_state(DISABLE);
     let result = asleep(before, call);
@@ -55,7 +54,7 @@ pub fn in_call<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// As [`in_call`], for calls that are not to be cut short where they sleep, either.
+/// As [`in_call`], for calls that must not be cancelled while they sleep, either.
 pub fn never<T>(call: impl FnOnce() -> T) -> T {
     disabled(|| asleep(DISABLE, call))
 }
@@ -74,7 +73,7 @@ pub fn sleep<T>(call: impl FnOnce() -> T) -> T {
     meanwhile(pthread_setcancelstate, ASLEEP.get(), call)
 }
 
-/// Runs what does not sleep and has a cancellation point in it.
+/// Runs code that does not sleep but contains a cancellation point.
 #[inline]
 pub fn disabled<T>(call: impl FnOnce() -> T) -> T {
     meanwhile(pthread_setcancelstate, DISABLE, call)
@@ -84,7 +83,7 @@ pub fn disabled<T>(call: impl FnOnce() -> T) -> T {
 #[inline]
 pub fn with_cleanup<T>(mut undo: impl FnMut(), call: impl FnOnce() -> T) -> T {
     unsafe extern "C" fn run<F: FnMut()>(undo: *mut c_void) {
-        // SAFETY: the closure of this function's caller, whose frame is not gone yet.
+        // SAFETY: the closure of this function's caller, whose frame still exists.
         unsafe { (*undo.cast::<F>())() }
     }
     fn routine<F: FnMut()>(_: &F) -> Routine {
@@ -92,21 +91,20 @@ pub fn with_cleanup<T>(mut undo: impl FnMut(), call: impl FnOnce() -> T) -> T {
     }
     let routine = routine(&undo);
     let mut buffer = MaybeUninit::<Buffer>::uninit();
-    // SAFETY: buffer and closure stay where they are until they are taken off again, in this
-    // function.
+    // SAFETY: buffer and closure are not moved before the handler is removed, in this function.
     unsafe { _pthread_cleanup_push(buffer.as_mut_ptr(), routine, (&raw mut undo).cast()) };
     let result = call();
-    // SAFETY: the last one that was put there.
+    // SAFETY: the handler that was pushed last.
     unsafe { _pthread_cleanup_pop(buffer.as_mut_ptr(), 0) };
     result
 }
 
-/// As [`sleep`], for a system call that is no cancellation point: the thread may end at any
+/// As [`sleep`], for a system call that is not a cancellation point: the thread may end at any
 /// instruction of `call`.
 #[inline]
 pub fn sleep_anywhere<T>(call: impl FnOnce() -> T) -> T {
-    // In this order: of a thread that was cancelled before, pthread_setcancelstate(3) of some C
-    // libraries forgets to say so to pthread_join(3).
+    // In this order: with a cancellation pending, pthread_setcancelstate(3) of some C libraries
+    // makes pthread_join(3) miss that the thread was cancelled.
     sleep(|| meanwhile(pthread_setcanceltype, ASYNCHRONOUS, call))
 }
 
@@ -117,7 +115,7 @@ fn set_state(state: c_int) -> c_int {
     before
 }
 
-/// Runs `call` with another value of a setting of the thread's.
+/// Runs `call` with another value of a setting of the thread.
 #[inline]
 fn meanwhile<T>(set: unsafe extern "C" fn(c_int, *mut c_int) -> c_int, value: c_int, call: impl FnOnce() -> T) -> T {
     let mut before = 0;

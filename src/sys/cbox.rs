@@ -1,4 +1,4 @@
-//! Memory that C frees: copies made with malloc(3), owned until they are handed over. Running out is `ENOMEM`.
+//! Memory from malloc(3) that the program frees with free(3). Allocation fails with `ENOMEM`.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::NonNull;
@@ -6,7 +6,7 @@ use std::slice;
 
 use crate::errno::{Errno, Result};
 
-/// Some bytes from malloc(3), at least one.
+/// At least one byte from malloc(3).
 #[derive(Debug)]
 pub struct CBytes {
     ptr: NonNull<u8>,
@@ -14,7 +14,7 @@ pub struct CBytes {
 }
 
 impl CBytes {
-    /// A copy of `bytes`; `None` of nothing.
+    /// Copies `bytes`. Returns `None` if `bytes` is empty.
     pub fn copy(bytes: &[u8]) -> Result<Option<CBytes>> {
         if bytes.is_empty() {
             return Ok(None);
@@ -26,13 +26,14 @@ impl CBytes {
         Ok(Some(CBytes { ptr, len: bytes.len() }))
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: allocated and filled by copy().
         unsafe { slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 
-    /// Hands the memory over, to be freed with free(3); NULL and 0 for none.
+    /// Returns the address and length of memory that the caller frees with free(3); NULL and 0 for
+    /// `None`.
     pub fn into_raw(this: Option<CBytes>) -> (*mut c_void, usize) {
         match this {
             None => (std::ptr::null_mut(), 0),
@@ -43,7 +44,7 @@ impl CBytes {
         }
     }
 
-    /// Hands a C string over, to be freed with free(3); NULL for none.
+    /// Returns a C string that the caller frees with free(3); NULL for `None`.
     pub fn name_into_raw(this: Option<CName>) -> *mut c_char {
         CBytes::into_raw(this.map(|name| name.0)).0.cast()
     }
@@ -51,7 +52,7 @@ impl CBytes {
 
 impl Drop for CBytes {
     fn drop(&mut self) {
-        // SAFETY: from malloc(), freed once: into_raw() does not come here.
+        // SAFETY: from malloc(), and freed once: into_raw() prevents the drop.
         unsafe { libc::free(self.ptr.as_ptr().cast()) }
     }
 }
@@ -64,22 +65,22 @@ unsafe impl Send for CBytes {}
 pub struct CName(CBytes);
 
 impl CName {
-    /// A copy of `name`.
+    /// Returns a copy of `name`.
     pub fn copy(name: &CStr) -> Result<CName> {
         // A C string has its terminator at least.
         CBytes::copy(name.to_bytes_with_nul())?.map(CName).ok_or(Errno::EINVAL)
     }
 
-    /// The string.
+    /// Returns the string.
     pub fn as_c_str(&self) -> &CStr {
         CStr::from_bytes_with_nul(self.0.as_slice()).unwrap_or_default()
     }
 }
 
-/// A C structure from calloc(3), to be freed with free(3).
+/// Allocates a C structure with calloc(3); the caller frees it with free(3).
 ///
 /// # Safety
-/// All bits zero are a valid `T`.
+/// All zero bits are a valid `T`.
 pub unsafe fn zeroed<T>() -> Result<NonNull<T>> {
     // SAFETY: calloc() takes any size.
     NonNull::new(unsafe { libc::calloc(1, size_of::<T>()) }.cast()).ok_or(Errno::ENOMEM)
@@ -95,7 +96,7 @@ mod tests {
         assert_eq!(bytes.as_slice(), [1, 2, 3]);
         let (ptr, len) = CBytes::into_raw(Some(bytes));
         assert_eq!(len, 3);
-        // SAFETY: handed over just now.
+        // SAFETY: `into_raw` has returned it.
         unsafe {
             assert_eq!(*ptr.cast::<[u8; 3]>(), [1, 2, 3]);
             libc::free(ptr);
@@ -116,8 +117,8 @@ mod tests {
 
     #[test]
     fn out_of_memory_is_an_error() {
-        // Seen by the optimizer, an allocation that nobody uses would be taken as done.
-        // SAFETY: no such memory is given.
+        // Otherwise the optimizer may assume that an unused allocation succeeds.
+        // SAFETY: the allocation fails, so there is no memory to free.
         let result = std::hint::black_box(unsafe { zeroed::<[u8; 1 << 60]>() });
         assert_eq!(result.err(), Some(Errno::ENOMEM));
     }

@@ -1,5 +1,4 @@
-//! Finding and opening the `rdma_cm` character device. Nothing here allocates in a way that could end the program: it is
-//! on the way of every first call.
+//! Finds and opens the `rdma_cm` character device. All allocations are fallible.
 
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
@@ -8,36 +7,41 @@ use std::str;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::fixed_string::FixedString;
 use super::netlink;
-use super::text::Text;
 use crate::errno::{Errno, Result};
 
+/// The client of the kernel's RDMA core, and its node if the kernel does not report one.
+const CLIENT: &CStr = c"rdma_cm";
 const NODE: &str = "rdma_cm";
 const SYSFS: [&str; 2] = ["/sys/class/misc/rdma_cm", "/sys/class/infiniband_ucma"];
-/// Command set versions this library speaks (`rdma_user_cm.h`), and the one to assume when the kernel does not tell.
+/// Supported versions of the command set (`rdma_user_cm.h`), and the version to assume if the
+/// kernel does not report one.
 const ABI: std::ops::RangeInclusive<u64> = 3..=4;
 const ABI_UNTOLD: u64 = 4;
-/// After the kernel has loaded the module for our question, udev may need a moment to make the node.
+/// The kernel may load the module because of the query; udev then needs a moment to create the
+/// node.
 const NODE_WAIT: Duration = Duration::from_secs(2);
-/// It did not in that time: nobody waits again.
+/// Set when udev has not created the node in time: later calls do not wait.
 static WAITED: AtomicBool = AtomicBool::new(false);
 
-type Path = Text<128>;
+type Path = FixedString<128>;
 
 /// The device to open for an event channel.
 #[derive(Debug)]
 pub struct RdmaCm {
     /// Version of the kernel's command set, 3 or 4.
     pub abi: u64,
-    /// What the kernel said; `None` when it did not.
+    /// The device number if the kernel reported it.
     rdev: Option<libc::dev_t>,
     path: Path,
 }
 
 impl RdmaCm {
-    /// Asks netlink, then sysfs. `EPERM` for a command set this library does not speak.
+    /// Asks netlink, then sysfs. Fails with EPERM if the version of the command set is not
+    /// supported.
     pub fn discover() -> Result<RdmaCm> {
-        let found = match netlink::char_device(NODE) {
+        let found = match netlink::char_device(CLIENT) {
             Ok(device) => {
                 let name = CStr::from_bytes_until_nul(&device.name).map_err(|_| Errno::EPROTO)?;
                 let name = name.to_str().map_err(|_| Errno::EPROTO)?;
@@ -48,8 +52,8 @@ impl RdmaCm {
         if ABI.contains(&found.abi) { Ok(found) } else { Err(Errno::EPERM) }
     }
 
-    /// Opens the device: a new, empty event channel. Waits for udev to make the node, unless that
-    /// was in vain before.
+    /// Opens the device, which creates an event channel. Waits for udev to create the node, unless
+    /// an earlier call has timed out.
     pub fn open(&self) -> Result<OwnedFd> {
         match self.try_open() {
             Err(Errno::ENOENT) if self.may_appear() => self.open_when_made(),
@@ -57,8 +61,8 @@ impl RdmaCm {
         }
     }
 
-    /// Whether udev may be about to make the node: only udev makes /dev/char, which containers
-    /// lack. Without netlink nobody knows that a node is to come.
+    /// Returns whether udev may be about to create the node. Only udev creates /dev/char, which
+    /// containers lack. Without netlink there is no sign that a node will be created.
     fn may_appear(&self) -> bool {
         self.rdev.is_some()
             && !WAITED.load(Ordering::Relaxed)
@@ -74,12 +78,13 @@ impl RdmaCm {
                 Err(Errno::ENOENT) => {}
                 result => return result,
             }
-            // Watch first, then look once more: a node made in between is not missed.
+            // Watch first, then check again, so that a node that is created in between is not
+            // missed.
             match &watch {
                 None => watch = Some(Watch::new()?),
                 Some(watch) => {
                     let changed = watch.changed_before(deadline)?;
-                    // The folder itself may exist only now.
+                    // The folder itself may have been created only now.
                     watch.add_folders()?;
                     if !changed {
                         WAITED.store(true, Ordering::Relaxed);
@@ -90,10 +95,11 @@ impl RdmaCm {
         }
     }
 
-    /// As [`open`](Self::open), without waiting for the node: for a device that has been open before.
+    /// As [`open`](Self::open), without waiting for the node: for a device that has been open
+    /// before.
     ///
-    /// udev's link has the last word: a node that may not be opened fails with `EACCES` where it
-    /// exists, with `ENOENT` elsewhere (docs/quirks.md).
+    /// udev's link decides the error: if the node may not be opened, EACCES where the link exists,
+    /// ENOENT elsewhere (docs/quirks.md).
     pub fn try_open(&self) -> Result<OwnedFd> {
         match (open_node(self.path.as_c_str(), self.rdev), self.rdev) {
             (Err(Errno::ENOENT), Some(rdev)) => open_by_number(rdev),
@@ -117,7 +123,7 @@ fn from_sysfs() -> Result<RdmaCm> {
     })
 }
 
-/// A file of the device in sysfs, without the newline.
+/// Reads a file of the device in sysfs, without the newline.
 fn read_sysfs<'a>(file: &str, buffer: &'a mut [u8]) -> Option<&'a str> {
     let fd = SYSFS.iter().find_map(|class| {
         let path = Path::new(format_args!("{class}/{file}")).ok()?;
@@ -164,7 +170,7 @@ fn open_by_link(rdev: libc::dev_t) -> Result<OwnedFd> {
     open_node(link.as_c_str(), Some(rdev))
 }
 
-/// Opens the node of device `rdev`, whatever it is called.
+/// Opens the node of device `rdev` by its device number.
 fn open_by_number(rdev: libc::dev_t) -> Result<OwnedFd> {
     match open_by_link(rdev) {
         Err(Errno::ENOENT) => {}
@@ -180,7 +186,7 @@ fn open_by_number(rdev: libc::dev_t) -> Result<OwnedFd> {
     while let Some(entry) = unsafe { libc::readdir(folder).as_ref() } {
         // SAFETY: the name of an entry is a C string.
         let name = unsafe { CStr::from_ptr(entry.d_name.as_ptr()) };
-        // Opening a device has effects: only the right one is.
+        // Opening a device has side effects, so only the right one is opened.
         if let Some(path) = name.to_str().ok().and_then(|name| in_folder(name).ok())
             && has_number(path.as_c_str(), rdev)
         {
@@ -199,11 +205,11 @@ fn has_number(path: &CStr, rdev: libc::dev_t) -> bool {
 
 fn status(path: &CStr) -> Option<libc::stat> {
     let mut status = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: a C string, and a writable stat of which zeros are a value.
+    // SAFETY: a C string; `status` is writable, and all zeros are a valid stat.
     unsafe { (libc::stat(path.as_ptr(), status.as_mut_ptr()) == 0).then(|| status.assume_init()) }
 }
 
-/// Tells when something appears in /dev/infiniband, or the folder itself.
+/// Reports new files in /dev/infiniband, and the creation of the folder.
 struct Watch(OwnedFd);
 
 impl Watch {
@@ -219,13 +225,13 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches the folders that exist; a second time does no harm.
+    /// Watches the folders that exist. May be repeated.
     fn add_folders(&self) -> Result<()> {
         let watching = [c"/dev/infiniband", c"/dev"].map(|folder| watch_folder(self.0.as_raw_fd(), folder));
         if watching.contains(&true) { Ok(()) } else { Err(Errno::ENOENT) }
     }
 
-    /// Waits for a change until `deadline`; false when there was none.
+    /// Waits for a change until `deadline`. Returns false if there was none.
     fn changed_before(&self, deadline: Instant) -> Result<bool> {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -235,9 +241,9 @@ impl Watch {
             return Err(Errno::last());
         }
         let mut events = [0u8; 4096];
-        // SAFETY: `events` is writable; what it says does not matter, only that it is gone from the queue.
+        // SAFETY: `events` is writable. The events are discarded.
         unsafe { libc::read(self.0.as_raw_fd(), events.as_mut_ptr().cast(), events.len()) };
-        // After a signal: look again, and wait for what is left.
+        // After a signal check again, and wait for the rest of the time.
         Ok(ready != 0)
     }
 }

@@ -1,10 +1,11 @@
-//! The doorbell of software devices: write(2), which is a cancellation point, and is refused to a
-//! process that has changed its user.
+//! The doorbell of software devices: write(2), which is a cancellation point and fails in a process
+//! that has changed its credentials.
 //!
-//! rxe and siw are told of new work by write(2) to the device's file. The kernel refuses that (`EACCES`) to a process with
-//! other credentials than it had when it opened the file, and they are others after any setuid(2), setgid(2) or
-//! setgroups(2): daemons call those once they know their client (rsync). The work is in the queue by then; the same
-//! command by ioctl(2), where there is no such rule, has the device look at it.
+//! rxe and siw are notified of new work requests by write(2) to the device's file. It fails with
+//! EACCES if the credentials of the process have changed since it opened the file, that is, after
+//! setuid(2), setgid(2) or setgroups(2), which daemons such as rsync call when they know their
+//! client. The work requests are already in the queue, so the same command is issued by ioctl(2),
+//! which does not check credentials.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -15,7 +16,7 @@ use super::cancel;
 use super::verbs::{ibv_context, ibv_qp};
 use crate::errno::{Errno, Result};
 
-/// `struct ib_uverbs_post_send` without work requests: those are in the queue.
+/// `struct ib_uverbs_post_send` without work requests, which are in the queue.
 #[repr(C)]
 struct PostSend {
     response: u64,
@@ -59,10 +60,11 @@ const MANDATORY: u16 = 1;
 const POST_SEND: u64 = 28;
 /// At least the size of `struct ib_uverbs_send_wr`, which the kernel checks.
 const WORK: u32 = 128;
-/// `RDMA_DRIVER_RXE`, `RDMA_DRIVER_SIW`: those that have such a doorbell. The kernel wants to know for which a call is meant.
+/// `RDMA_DRIVER_RXE`, `RDMA_DRIVER_SIW`: the drivers with such a doorbell. The kernel requires the
+/// driver's number in the call.
 const DRIVERS: [u32; 2] = [14, 18];
 
-/// Providers that tell their devices of work by memory, without a system call.
+/// Providers that notify their devices through memory, without a system call.
 const SILENT: [&str; 13] = [
     "mlx5",
     "mlx4",
@@ -79,11 +81,11 @@ const SILENT: [&str; 13] = [
     "vmw_pvrdma",
 ];
 
-/// The function of such a provider: the last one of a device that was opened. A process mostly has
-/// but one.
+/// The post function of such a provider: that of the device that was opened last. Most processes
+/// use one provider.
 static SILENT_POST: AtomicUsize = AtomicUsize::new(0);
 
-/// Looks at whose the function is that posts to the queues of a device.
+/// Determines which provider the post function of a device belongs to.
 ///
 /// # Safety
 /// An open context.
@@ -91,7 +93,7 @@ pub unsafe fn opened(context: NonNull<ibv_context>) {
     // SAFETY: an open context: guaranteed by the caller.
     let Some(post) = (unsafe { (*context.as_ptr()).ops.post_send }) else { return };
     let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: room for the answer, of which all zeros are a value; a name that is there is a C
+    // SAFETY: `info` is writable, and all zeros are a valid value; a name that is not NULL is a C
     // string.
     let file = unsafe {
         libc::dladdr(post as *const c_void, found.as_mut_ptr());
@@ -103,7 +105,7 @@ pub unsafe fn opened(context: NonNull<ibv_context>) {
     }
 }
 
-/// By the file of a provider: libmlx5.so.1, libsiw-rdmav34.so.
+/// Identifies a provider by its file: libmlx5.so.1, libsiw-rdmav34.so.
 fn is_silent(path: &[u8]) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     let name = name.strip_prefix(b"lib").unwrap_or(name);
@@ -113,13 +115,13 @@ fn is_silent(path: &[u8]) -> bool {
     })
 }
 
-/// Runs `call`, which posts by the function at `post`: the thread is not cancelled in it.
+/// Runs `call`, which posts through the function at `post`, without being cancelled.
 #[inline]
 pub fn post<T>(post: usize, call: impl FnOnce() -> T) -> T {
     if post == SILENT_POST.load(Ordering::Relaxed) { call() } else { cancel::disabled(call) }
 }
 
-/// What posting to `qp` returned: a failure of the doorbell alone is mended.
+/// Converts the result of posting to `qp`. If only the doorbell failed, rings it by ioctl(2).
 ///
 /// # Safety
 /// A live QP.
@@ -133,7 +135,7 @@ pub unsafe fn posted(qp: NonNull<ibv_qp>, result: c_int) -> Result<()> {
     }
 }
 
-/// rxe's provider hands on what write(2) said; siw's returns -1, and leaves it in errno.
+/// rxe's provider returns the error of write(2); siw's returns -1 and leaves the error in errno.
 #[cold]
 fn is_refused(result: c_int) -> bool {
     result == libc::EACCES || (result == -1 && Errno::last() == Errno::EACCES)
@@ -150,7 +152,7 @@ unsafe fn ring(qp: NonNull<ibv_qp>) -> Result<()> {
     let list = [
         (UVERBS_ATTR_CORE_IN, size_of::<PostSend>(), (&raw const command) as u64),
         (UVERBS_ATTR_CORE_OUT, size_of::<u32>(), (&raw mut first_bad) as u64),
-        // A number, within the attribute itself.
+        // The value is stored in the attribute itself.
         (UVERBS_ATTR_WRITE_CMD, size_of::<u64>(), POST_SEND),
     ];
     let list = list.map(|(id, len, data)| Attribute { id, len: len as u16, flags: MANDATORY, reserved: 0, data });
@@ -166,7 +168,8 @@ unsafe fn ring(qp: NonNull<ibv_qp>) -> Result<()> {
     };
     for driver in DRIVERS {
         call.driver = driver;
-        // SAFETY: the file is open as long as its context; the structures are as long as they say.
+        // SAFETY: the file is open as long as its context; the structures have the lengths that
+        // they state.
         if unsafe { libc::ioctl(file, RDMA_VERBS_IOCTL, &raw mut call) } == 0 {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! Waiting: poll, epoll and eventfd of the kernel, and the time left.
+//! Waiting: deadlines, and the kernel's poll, epoll and eventfd.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -11,54 +11,56 @@ use libc::{epoll_event, pollfd};
 
 use super::{cancel, clock};
 use crate::errno::{Errno, Result};
-use crate::sys::own::OwnFd;
+use crate::sys::library_fds::OwnFd;
 
-/// When a call gives up waiting.
+/// The time at which a call stops waiting.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// In milliseconds, as poll(2) counts them: never when negative.
+    /// Returns the deadline `timeout` milliseconds from now, as for poll(2): never if negative.
     pub fn after_ms(timeout: c_int) -> Deadline {
         Deadline::after(u64::try_from(timeout).ok().map(Duration::from_millis))
     }
 
-    /// After `time`; never for `None`, and for what the clock cannot count.
+    /// Returns the deadline `time` from now; never for `None` and for times beyond the clock's
+    /// range.
     pub fn after(time: Option<Duration>) -> Deadline {
         Deadline(time.and_then(|time| Instant::now().checked_add(time)))
     }
 
-    /// What is left; `None` for a deadline that never comes.
+    /// Returns the time left; `None` for a deadline that never comes.
     pub fn left(&self) -> Option<Duration> {
         self.0.map(|end| end.saturating_duration_since(Instant::now()))
     }
 
-    /// As a time of the clock; `None` for one that never comes.
+    /// Returns the point in time; `None` for a deadline that never comes.
     pub fn instant(&self) -> Option<Instant> {
         self.0
     }
 
-    /// Whether it has come.
+    /// Returns whether the deadline has passed.
     pub fn passed(&self) -> bool {
         self.left() == Some(Duration::ZERO)
     }
 }
 
-/// An eventfd that never blocks: readable between raise() and clear().
+/// A non-blocking eventfd, readable between raise() and clear().
 #[derive(Debug)]
 pub struct EventFd(OwnFd);
 
 impl EventFd {
-    /// A new one, not raised.
+    /// Creates one that is not readable.
     pub fn new() -> Result<EventFd> {
         // SAFETY: plain system call.
         OwnFd::new(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }).map(EventFd)
     }
 
-    /// Makes it readable. It cannot fail in a way that matters: a full counter is readable too.
+    /// Makes it readable. A failure does not matter: an eventfd whose counter is full is readable,
+    /// too.
     pub fn raise(&self) {
         let one = 1u64;
-        // By the system call, at which no thread is cancelled: locks may be held.
+        // A direct system call, which is not a cancellation point: locks may be held.
         // SAFETY: reads 8 bytes.
         unsafe { libc::syscall(libc::SYS_write, self.0.as_raw_fd(), &raw const one, size_of::<u64>()) };
     }
@@ -77,34 +79,36 @@ impl AsRawFd for EventFd {
     }
 }
 
-/// poll(2), to the nanosecond. A thread may be cancelled in it if it may wait.
+/// poll(2) with a resolution of nanoseconds. A cancellation point unless the timeout is zero.
 pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
     let waits = timeout != Some(Duration::ZERO);
     let timeout = timeout.map(clock::timespec);
     let time = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: the slice is readable and writable, the time-out readable or NULL; the signal mask stays.
+    // SAFETY: the slice is readable and writable, the time-out readable or NULL; the signal mask is
+    // not changed.
     let mut poll = || unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, ptr::null()) };
     let ready = if waits { cancel::sleep(poll) } else { poll() };
     usize::try_from(ready).map_err(|_| Errno::last())
 }
 
-/// A kernel epoll.
+/// An epoll of the kernel.
 #[derive(Debug)]
 pub struct KernelEpoll(OwnFd);
 
 impl KernelEpoll {
-    /// A new one. flags: as for epoll_create1(2).
+    /// Calls epoll_create1(2).
     pub fn new(flags: c_int) -> Result<KernelEpoll> {
-        // SAFETY: plain system call. Not the C library's function, which librspreload.so interposes.
+        // SAFETY: no pointers. A direct system call: librspreload.so interposes the C library's
+        // function.
         OwnFd::new(unsafe { libc::syscall(libc::SYS_epoll_create1, flags) } as c_int).map(KernelEpoll)
     }
 
-    /// Gives up a descriptor that the program has closed.
+    /// Forgets a descriptor that the program has closed.
     pub fn forget(self) {
         self.0.forget();
     }
 
-    /// The same epoll by another descriptor.
+    /// Duplicates the descriptor.
     pub fn duplicate(&self) -> Result<KernelEpoll> {
         OwnFd::duplicate(self.0.as_raw_fd()).map(KernelEpoll)
     }
@@ -118,8 +122,8 @@ impl KernelEpoll {
         if done == 0 { Ok(()) } else { Err(Errno::last()) }
     }
 
-    /// epoll_wait(2). As many as it says are written at the front of `events`. A thread may be
-    /// cancelled in it if it may wait.
+    /// epoll_wait(2). Returns how many events were written to the front of `events`. A cancellation
+    /// point unless the timeout is zero.
     pub fn wait(&self, events: &mut [MaybeUninit<epoll_event>], timeout: Option<Duration>) -> Result<usize> {
         let room = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
         let time = clock::millis(timeout);
@@ -151,7 +155,7 @@ pub fn set_nonblocking(fd: RawFd, on: bool) -> Result<()> {
     fcntl(fd, libc::F_SETFL, if on { libc::O_NONBLOCK } else { 0 }).map(drop)
 }
 
-/// The number of CPUs this process may run on, as it was at the first call.
+/// Returns the number of CPUs that the process may run on; determined at the first call.
 pub fn cpus() -> c_int {
     static COUNT: AtomicI32 = AtomicI32::new(0);
     let known = COUNT.load(Ordering::Relaxed);
@@ -159,7 +163,7 @@ pub fn cpus() -> c_int {
         return known;
     }
     let mut set = MaybeUninit::<libc::cpu_set_t>::zeroed();
-    // SAFETY: `set` is writable, and zeros are a value of it.
+    // SAFETY: `set` is writable, and all zeros are a valid value.
     let count = unsafe {
         let failed = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), set.as_mut_ptr()) != 0;
         if failed { 1 } else { libc::CPU_COUNT(set.assume_init_ref()).max(1) }
@@ -168,8 +172,8 @@ pub fn cpus() -> c_int {
     count
 }
 
-/// Between two looks of a thread that does not sleep: as long as a look takes, so that those who
-/// wait for a lock that it takes for each look get it.
+/// Pauses a polling thread for about the duration of a poll, so that other threads get the lock
+/// that polling takes.
 pub fn spin() {
     const ROUNDS: u32 = 8;
     for _ in 0..ROUNDS {
@@ -177,7 +181,7 @@ pub fn spin() {
     }
 }
 
-/// How many descriptors this process may have (RLIMIT_NOFILE).
+/// Returns the number of descriptors that the process may have (RLIMIT_NOFILE).
 pub fn descriptor_limit() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is writable.

@@ -1,17 +1,12 @@
-//! Waiting for a change, as sockets wait: a signal handler that asks for it (SA_RESTART) does not end the wait, another
-//! one does.
+//! Waits for a change as socket calls do: a signal handler with SA_RESTART does not end the wait,
+//! any other does.
 //!
-//! That no wake-up is lost is model-checked, by the crate in `models/` (`scripts/check loom`).
+//! The crate in `models/` model-checks that no wake-up is lost (`scripts/check loom`).
 
 use std::time::Instant;
 
-#[cfg(not(all(test, loom)))]
-use std::sync::atomic::{AtomicU32, Ordering, fence};
-
-#[cfg(all(test, loom))]
-use loom::sync::atomic::{AtomicU32, Ordering, fence};
-
 use self::kernel::Futex;
+use super::sync::atomic::{AtomicU32, Ordering, fence};
 use crate::errno::Result;
 
 /// A counter of changes that threads can wait on.
@@ -22,28 +17,29 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// A counter in a static.
+    /// Returns a counter at 0, for a static.
     #[cfg(not(all(test, loom)))]
     pub const fn new() -> Changes {
         Changes { count: Futex::new(), sleepers: AtomicU32::new(0) }
     }
 
-    /// Where the counter is. Taken before looking at what may change.
+    /// Returns the counter's value. Take it before checking what may change.
     pub fn count(&self) -> u32 {
         self.count.value().load(Ordering::Acquire)
     }
 
-    /// Something changed: wakes everybody.
+    /// Counts a change and wakes all waiters.
     pub fn notify(&self) {
         self.count.value().fetch_add(1, Ordering::Release);
-        // Either the sleeper counted itself before this, or it will find the new count.
+        // A thread either has registered as a sleeper before this, or sees the new count.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) != 0 {
             self.count.wake_all();
         }
     }
 
-    /// Waits until the counter is no longer at `count`; `ETIMEDOUT` at the deadline, `EINTR` after a signal.
+    /// Waits until the counter is no longer at `count`; `ETIMEDOUT` at the deadline, `EINTR` after
+    /// a signal.
     pub fn wait(&self, count: u32, deadline: Option<Instant>) -> Result<()> {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -65,7 +61,7 @@ mod kernel {
     use crate::errno::{Errno, Result};
     use crate::sys::{cancel, clock};
 
-    /// A number that futex(2) knows.
+    /// The word of a futex(2).
     #[derive(Debug, Default)]
     pub struct Futex(AtomicU32);
 
@@ -84,7 +80,7 @@ mod kernel {
             unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, i32::MAX) };
         }
 
-        /// Compares and sleeps, in one step. A thread that is cancelled then runs `undo`.
+        /// Compares and sleeps atomically. A thread that is cancelled meanwhile runs `undo`.
         pub fn wait(&self, value: u32, deadline: Option<Instant>, undo: impl FnMut()) -> Result<()> {
             let limit = match deadline.map(clock::left) {
                 Some(None) => return Err(Errno::ETIMEDOUT),
@@ -107,7 +103,8 @@ mod kernel {
     }
 }
 
-/// What futex(2) does, for models: the lock is that of the kernel's queue. Every deadline comes at once.
+/// futex(2) for models: the lock stands for the lock of the kernel's queue. Every deadline expires
+/// immediately.
 #[cfg(all(test, loom))]
 mod kernel {
     use std::time::Instant;

@@ -1,9 +1,9 @@
-//! Which entry of a port's GID table datagrams leave by: that of the connection manager, which does
-//! not tell its index.
+//! Finds the GID table entry that datagrams are sent with: the one that the connection manager
+//! uses, whose index it does not report.
 //!
 //! With RoCE an address is in the table once for each version and, where a VLAN has the
-//! link-local address of the interface below it, once for each interface. The CM takes the one of
-//! the interface that the address was resolved on, of the version that the administrator has set
+//! link-local address of the interface below it, once for each interface. The CM uses the entry
+//! of the interface that the address was resolved on, of the version that the administrator has set
 //! (default_roce_mode in configfs), which is v2 unless the device has none.
 
 use std::ffi::{CStr, OsStr};
@@ -14,8 +14,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::ptr::{self, NonNull};
 
+use super::fixed_string::FixedString;
 use super::sockaddr::inet;
-use super::text::Text;
 use super::verbs::{self, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ibv_context, ibv_gid_entry};
 use crate::errno::{Errno, Result};
 
@@ -24,11 +24,11 @@ use crate::errno::{Errno, Result};
 struct Entry {
     index: u8,
     kind: u32,
-    /// 0 if it is of none, or the kernel does not tell.
+    /// 0 if it has none, or if the kernel does not report it.
     interface: u32,
 }
 
-/// The index of `gid` in the port's table of so many entries, for what leaves from `local`.
+/// Returns the index of `gid` in the port's table of `entries` entries, for datagrams from `local`.
 ///
 /// # Safety
 /// An open context.
@@ -39,7 +39,7 @@ pub unsafe fn index(
     gid: [u8; 16],
     local: &SocketAddr,
 ) -> Result<u8> {
-    // Address handles have room for a byte.
+    // The index has 8 bits in an address handle.
     let indices = (0..=u8::MAX).take(usize::try_from(entries).unwrap_or(0));
     let found = indices.filter_map(|index| {
         // SAFETY: the context is open: guaranteed by the caller.
@@ -53,12 +53,12 @@ pub unsafe fn index(
     choose(found, |interface| has(interface, local), usual).ok_or(Errno::EADDRNOTAVAIL)
 }
 
-/// An entry of the port's table; `None` where it is empty.
+/// Returns an entry of the port's table; `None` if it is empty.
 ///
 /// # Safety
 /// An open context.
 unsafe fn entry_at(context: NonNull<ibv_context>, port: u8, index: u8) -> Option<ibv_gid_entry> {
-    // SAFETY: all zeros are a value of an entry.
+    // SAFETY: all zeros are a valid entry.
     let mut entry: ibv_gid_entry = unsafe { zeroed() };
     let (port, index) = (u32::from(port), u32::from(index));
     // SAFETY: the context is open: guaranteed by the caller. The entry is writable, of the size
@@ -69,7 +69,7 @@ unsafe fn entry_at(context: NonNull<ibv_context>, port: u8, index: u8) -> Option
     (result == 0).then_some(entry)
 }
 
-/// The version that the connection manager takes on a port of a device.
+/// Returns the RoCE version that the connection manager uses on a port of a device.
 ///
 /// # Safety
 /// An open context.
@@ -79,9 +79,8 @@ unsafe fn kind_of(context: NonNull<ibv_context>, port: u8) -> u32 {
     usual_kind("/sys/kernel/config/rdma_cm", device, port)
 }
 
-/// The index of the first entry of our interface and the usual kind, or of the one that comes
-/// closest. Entries come in the order of their indices, and those behind the first that fits are
-/// not asked for.
+/// Returns the index of the first entry with our interface and the preferred type, or of the best
+/// match. `entries` is in the order of the indices, and is read up to the first entry that matches.
 fn choose(entries: impl IntoIterator<Item = Entry>, is_ours: impl Fn(u32) -> bool, usual: u32) -> Option<u8> {
     let mut best = None;
     for entry in entries {
@@ -95,7 +94,8 @@ fn choose(entries: impl IntoIterator<Item = Entry>, is_ours: impl Fn(u32) -> boo
     best.map(|(.., index)| index)
 }
 
-/// Whether the interface has the address. Those of one link tell it themselves.
+/// Returns whether the interface has the address. A link-local address has the interface as its
+/// scope.
 fn has(interface: u32, address: &SocketAddr) -> bool {
     match address {
         SocketAddr::V6(v6) if v6.scope_id() != 0 => interface == v6.scope_id(),
@@ -105,8 +105,8 @@ fn has(interface: u32, address: &SocketAddr) -> bool {
 
 fn has_ip(interface: u32, ip: IpAddr) -> bool {
     let mut list = ptr::null_mut();
-    // SAFETY: `list` is writable; what it leads to is valid until it is freed. An address is as
-    // long as its family has it, and those of IP fit in a storage.
+    // SAFETY: `list` is writable, and its entries are valid until it is freed. An address has the
+    // length of its family's structure, and IP addresses fit in a sockaddr_storage.
     unsafe {
         if libc::getifaddrs(&raw mut list) != 0 {
             return false;
@@ -138,11 +138,11 @@ unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
     inet(&storage).map(|full| full.ip())
 }
 
-/// The version that the connection manager takes on a port.
+/// Returns the RoCE version that the connection manager uses on a port.
 fn usual_kind(folder: &str, device: &CStr, port: u8) -> u32 {
     let read = || {
         let device = device.to_str().ok()?;
-        let path = Text::<256>::new(format_args!("{folder}/{device}/ports/{port}/default_roce_mode")).ok()?;
+        let path = FixedString::<256>::new(format_args!("{folder}/{device}/ports/{port}/default_roce_mode")).ok()?;
         let mut text = [0; 32];
         let mut file = File::open(OsStr::from_bytes(path.as_c_str().to_bytes())).ok()?;
         let len = file.read(&mut text).ok()?;
@@ -181,7 +181,7 @@ mod tests {
     fn the_interface_counts_more_than_the_version() {
         let table = [entry(1, V2, 3), entry(255, V1, 9)];
         assert_eq!(choose(table, |interface| interface == 9, V2), Some(255));
-        // The kernel names no interfaces.
+        // The kernel does not report interfaces.
         assert_eq!(choose([entry(0, V1, 0), entry(1, V2, 0)], |_| false, V2), Some(1));
     }
 

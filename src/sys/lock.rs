@@ -1,30 +1,26 @@
 //! A lock that knows which thread holds it.
 //!
 //! A signal handler may make a call on the very rsocket whose call it interrupted, or fork in the
-//! middle of one of the library's changes. With another lock it would wait for its own thread,
-//! which is for ever; this one says so ([`Unavailable::Mine`]).
+//! middle of one of the library's changes. An ordinary lock would deadlock;
+//! this one reports it ([`Unavailable::Mine`]).
 //!
-//! The word holds the thread's number from the moment on at which it is locked, and until it is
-//! unlocked: there is no instant at which a handler could not tell. It waits on a futex, so the
-//! child of a fork() has no trace of threads that were waiting, and it never allocates. It costs
-//! what the standard library's lock costs, and pthread_self(3).
+//! The word holds the thread's number from locking to unlocking, so a handler can tell at any
+//! instant. Threads wait on a futex, so the child of a fork() has no trace of the parent's waiting
+//! threads, and nothing is allocated. It costs as much as the standard library's lock and
+//! pthread_self(3).
 //!
-//! That it excludes and that no wake-up is lost is model-checked, by the crate in `models/`
-//! (`scripts/check loom`).
+//! Mutual exclusion and wake-ups are model-checked by the crate in `models/` (`scripts/check
+//! loom`).
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-#[cfg(not(all(test, loom)))]
-use std::sync::atomic::{AtomicU64, Ordering};
+use self::outside::{LOOKS, here, pause, wait, wake_one};
+use super::event::Deadline;
+use super::sync::atomic::{AtomicU64, Ordering};
 
-#[cfg(all(test, loom))]
-use loom::sync::atomic::{AtomicU64, Ordering};
-
-use self::outside::{LOOKS, Patience, here, pause, wait, wake_one};
-
-/// Nobody holds it.
+/// The word of a free lock.
 const FREE: u64 = 0;
 /// Set beside the holder's number when threads may be waiting. Numbers are even.
 const AWAITED: u64 = 1;
@@ -35,34 +31,33 @@ pub struct Lock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached by one thread at a time, which takes it over with the word's
-// orderings.
+// SAFETY: one thread at a time accesses the value, ordered by the word's acquire and release.
 unsafe impl<T: Send> Sync for Lock<T> {}
 // SAFETY: nothing but the value is bound to a thread.
 unsafe impl<T: Send> Send for Lock<T> {}
 
-/// Why there is no guard.
+/// Reasons why the lock was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unavailable {
-    /// This thread holds it: what asks is a signal handler over the call that does.
+    /// This thread holds the lock: the caller is a signal handler that interrupted it.
     Mine,
-    /// Another thread holds it.
+    /// Another thread holds the lock.
     Taken,
 }
 
-/// The value, until dropped.
+/// Access to the value; dropping it unlocks.
 pub struct Guard<'a, T> {
     lock: &'a Lock<T>,
 }
 
 impl<T> Lock<T> {
-    /// An open lock around `value`.
+    /// Returns a free lock around `value`.
     #[cfg(not(all(test, loom)))]
     pub const fn new(value: T) -> Lock<T> {
         Lock { word: AtomicU64::new(FREE), value: UnsafeCell::new(value) }
     }
 
-    /// An open lock around `value`.
+    /// Returns a free lock around `value`.
     #[cfg(all(test, loom))]
     pub fn new(value: T) -> Lock<T> {
         Lock { word: AtomicU64::new(FREE), value: UnsafeCell::new(value) }
@@ -70,8 +65,8 @@ impl<T> Lock<T> {
 }
 
 impl<T> Lock<T> {
-    /// Waits for the lock. For callers that no signal handler can be: a thread that holds it waits
-    /// for ever.
+    /// Waits for the lock. Must not be called in a signal handler: a thread that holds the lock
+    /// would wait forever.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         loop {
@@ -94,27 +89,26 @@ impl<T> Lock<T> {
         self.take(FREE, here()).or_else(|_| self.lock_slowly(Some(time)))
     }
 
-    /// The lock if it is free.
+    /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Result<Guard<'_, T>, Unavailable> {
         self.take(FREE, here())
     }
 
-    /// Whether this thread holds it.
+    /// Returns whether this thread holds it.
     pub fn is_mine(&self) -> bool {
         self.word.load(Ordering::Relaxed) & !AWAITED == here()
     }
 
-    /// The value, of a lock that nobody else knows.
+    /// Returns the value; `&mut self` shows that no other thread has access.
     pub fn get_mut(&mut self) -> &mut T {
         self.value.get_mut()
     }
 
-    /// Opens the lock whoever holds it.
+    /// Releases the lock of another thread.
     ///
     /// # Safety
-    /// The holder is a thread that does not exist any more, and the value may be used as it left
-    /// it, or is replaced.
+    /// The holder no longer exists, and the value is valid as the holder left it, or is replaced.
     pub unsafe fn abandon(&self) -> &UnsafeCell<T> {
         self.word.store(FREE, Ordering::Relaxed);
         &self.value
@@ -146,11 +140,11 @@ impl<T> Lock<T> {
             }
             pause();
         }
-        let patience = Patience::new(time);
+        let deadline = Deadline::after(time);
         loop {
             let word = self.word.load(Ordering::Relaxed);
             if word == FREE {
-                // Others may be waiting: the next one to unlock has to wake them.
+                // More threads may be waiting: the next unlock must wake them.
                 match self.take(FREE, me | AWAITED) {
                     Ok(guard) => return Ok(guard),
                     Err(_) => continue,
@@ -160,8 +154,10 @@ impl<T> Lock<T> {
             if word == awaited
                 || self.word.compare_exchange(word, awaited, Ordering::Relaxed, Ordering::Relaxed).is_ok()
             {
-                let left = patience.left().ok_or(Unavailable::Taken)?;
-                wait(&self.word, awaited, left);
+                match deadline.left() {
+                    Some(Duration::ZERO) => return Err(Unavailable::Taken),
+                    left => wait(&self.word, awaited, left),
+                }
             }
         }
     }
@@ -185,7 +181,7 @@ impl<T> Deref for Guard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: whoever has the guard has the lock.
+        // SAFETY: the guard's thread holds the lock.
         unsafe { &*self.lock.value.get() }
     }
 }
@@ -193,7 +189,7 @@ impl<T> Deref for Guard<'_, T> {
 impl<T> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: whoever has the guard has the lock, and this is the only guard.
+        // SAFETY: the guard's thread holds the lock, and this is the only guard.
         unsafe { &mut *self.lock.value.get() }
     }
 }
@@ -205,52 +201,39 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-/// The thread's number, and futex(2).
+/// Thread numbers, and futex(2).
 #[cfg(not(all(test, loom)))]
 mod outside {
     use std::ptr;
     use std::sync::atomic::AtomicU64;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use crate::sys::clock;
 
-    /// How often to look before sleeping: mostly the holder is about to leave.
+    /// Number of polls before sleeping: the holder usually unlocks soon.
     pub const LOOKS: u32 = 100;
 
     pub fn pause() {
         std::hint::spin_loop();
     }
 
-    /// An even number of this thread's, which its copy in a child of fork() has, too.
+    /// Returns this thread's number, which is even. The thread's copy in a child of fork() has the
+    /// same number.
     #[inline]
     pub fn here() -> u64 {
-        // SAFETY: never fails. The number is the address of what the C library keeps of the thread,
-        // and aligned.
+        // SAFETY: never fails. The number is the address of the C library's thread descriptor,
+        // which is aligned.
         unsafe { libc::pthread_self() as u64 }
     }
 
-    /// When to give up.
-    pub struct Patience(Option<Instant>);
-
-    impl Patience {
-        pub fn new(time: Option<Duration>) -> Patience {
-            Patience(time.and_then(|time| Instant::now().checked_add(time)))
-        }
-
-        /// `None` when it is over; the inner `None` when it never is.
-        pub fn left(&self) -> Option<Option<Duration>> {
-            self.0.map_or(Some(None), |end| clock::left(end).map(Some))
-        }
-    }
-
-    /// The half of the word that has [`AWAITED`](super::AWAITED) in it.
+    /// Returns the half of the word that contains [`AWAITED`](super::AWAITED).
     fn half(word: &AtomicU64) -> *const u32 {
         let halves = word.as_ptr().cast_const().cast::<u32>();
         if cfg!(target_endian = "big") { halves.wrapping_add(1) } else { halves }
     }
 
-    /// Sleeps if the word is at `value`. Its other half is not compared: a holder whose number
-    /// differs in that half only wakes who sleeps all the same, for the bit is set.
+    /// Sleeps if the word has this value. The other half is not compared: a holder whose number
+    /// differs only there still wakes the sleeper, because the bit is set.
     pub fn wait(word: &AtomicU64, value: u64, time: Option<Duration>) {
         let time = time.map(clock::timespec);
         let limit = time.as_ref().map_or(ptr::null(), ptr::from_ref);
@@ -261,13 +244,13 @@ mod outside {
 
     pub fn wake_one(word: &AtomicU64) {
         let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-        // SAFETY: the address of half a word. Its memory may be gone by now: then nobody waits
-        // there, or is woken once too often.
+        // SAFETY: the address of half a word. If the memory has been freed meanwhile, there is
+        // no waiter, or a spurious wake-up.
         unsafe { libc::syscall(libc::SYS_futex, half(word), operation, 1) };
     }
 }
 
-/// What these do, for models: the lock is that of the kernel's queue. Nobody loses patience.
+/// The same for models: the lock stands for the lock of the kernel's queue.
 #[cfg(all(test, loom))]
 mod outside {
     use std::hash::{DefaultHasher, Hash, Hasher};
@@ -296,18 +279,6 @@ mod outside {
         let mut hasher = DefaultHasher::new();
         loom::thread::current().id().hash(&mut hasher);
         (hasher.finish() & !1).max(2)
-    }
-
-    pub struct Patience;
-
-    impl Patience {
-        pub fn new(_: Option<Duration>) -> Patience {
-            Patience
-        }
-
-        pub fn left(&self) -> Option<Option<Duration>> {
-            Some(None)
-        }
     }
 
     pub fn wait(word: &AtomicU64, value: u64, _: Option<Duration>) {
@@ -365,7 +336,7 @@ mod tests {
                 assert_eq!(lock.lock_within(Duration::from_millis(1)).err(), Some(Unavailable::Taken));
             });
         });
-        // The bit of the thread that waited does not hide who holds it.
+        // The bit that the waiting thread set does not hide the holder.
         assert!(lock.is_mine());
         drop(guard);
         assert!(!lock.is_mine() && lock.try_lock().is_ok());

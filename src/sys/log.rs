@@ -1,12 +1,12 @@
-//! Warnings to syslog: for what no program asked about and nobody else would ever learn.
+//! Warnings to syslog, for problems that no return value reports.
 
 use std::fmt;
 
-use super::text::Text;
+use super::fixed_string::FixedString;
 
-/// One line, cut at 200 bytes.
+/// Logs one line, truncated to 200 bytes.
 pub fn warning(text: fmt::Arguments<'_>) {
-    let line = Text::<200>::cut(format_args!("librdmacm: {text}"));
+    let line = FixedString::<200>::cut(format_args!("librdmacm: {text}"));
     // SAFETY: two C strings, the first a format with one %s.
     unsafe { libc::syslog(libc::LOG_USER | libc::LOG_WARNING, c"%s".as_ptr(), line.as_c_str().as_ptr()) };
 }

@@ -1,4 +1,4 @@
-//! How much memory the process may lock: what devices use is counted against it.
+//! The limit of locked memory, which includes the memory that is registered with devices.
 
 use std::mem::zeroed;
 
@@ -21,14 +21,14 @@ struct Capabilities {
 
 const VERSION_3: u32 = 0x2008_0522;
 const CAP_IPC_LOCK: u32 = 14;
-/// Inode of /proc/self/ns/user in the first user namespace (`PROC_USER_INIT_INO`): capabilities of
-/// others don't count here.
+/// Inode of /proc/self/ns/user in the first user namespace (`PROC_USER_INIT_INO`): capabilities in
+/// other user namespaces do not lift the limit.
 const FIRST_NAMESPACE: libc::ino_t = 0xEFFF_FFFD;
 
-/// RLIMIT_MEMLOCK, bytes; `None` when there is no limit, or none for this thread, which has
+/// Returns RLIMIT_MEMLOCK in bytes; `None` if there is no limit, or if this thread has
 /// CAP_IPC_LOCK.
 pub fn limit() -> Option<u64> {
-    // SAFETY: zeros are a value of it, and it is writable.
+    // SAFETY: writable, and all zeros are a valid value.
     let limit = unsafe {
         let mut limit: rlimit = zeroed();
         if libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) != 0 {
@@ -45,14 +45,14 @@ pub fn limit() -> Option<u64> {
 fn is_exempt() -> bool {
     let mut header = Header { version: VERSION_3, pid: 0 };
     let mut sets = [Capabilities { effective: 0, permitted: 0, inheritable: 0 }; 2];
-    // SAFETY: both are what version 3 of the call reads and writes.
+    // SAFETY: both have the layout of version 3 of the call.
     let result: c_long = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()) };
     result == 0 && sets[0].effective & (1 << CAP_IPC_LOCK) != 0 && is_first_namespace()
 }
 
 /// Kernels without user namespaces have no such file.
 fn is_first_namespace() -> bool {
-    // SAFETY: zeros are a value of it, and it is writable; a C string.
+    // SAFETY: a C string; the status is writable, and all zeros are a valid value.
     unsafe {
         let mut about: stat = zeroed();
         libc::stat(c"/proc/self/ns/user".as_ptr(), &raw mut about) != 0 || about.st_ino == FIRST_NAMESPACE

@@ -1,7 +1,7 @@
-//! All contact with the outside: the kernel's RDMA CM device, libibverbs, netlink, fallible allocation.
+//! All contact with the outside: the kernel's RDMA CM device, libibverbs, netlink, fallible
+//! allocation.
 
 pub mod alloc;
-#[cfg(feature = "library")]
 pub mod atfork;
 pub mod cancel;
 pub mod cbox;
@@ -9,25 +9,24 @@ pub mod chardev;
 pub mod clock;
 pub mod doorbell;
 pub mod event;
+pub mod fixed_string;
 pub mod futex;
-#[cfg(feature = "library")]
 pub mod gid;
+pub mod library_fds;
 pub mod lock;
 pub mod log;
 pub mod memlock;
 pub mod netlink;
-pub mod own;
+pub mod nlmsg;
+pub mod owner;
 pub mod pages;
-pub mod process;
+mod race_detector;
 pub mod rc;
 pub mod resolver;
 pub mod signals;
 pub mod sockaddr;
-pub mod sockets;
-pub mod text;
-pub mod timer;
+pub mod sync;
 pub mod uapi;
 pub mod ucma;
-#[cfg(feature = "library")]
 pub mod ud;
 pub mod verbs;

@@ -1,9 +1,12 @@
-//! RDMA netlink (`rdma/rdma_netlink.h`): which character device serves a client of the kernel's RDMA core.
+//! RDMA netlink (`rdma/rdma_netlink.h`): queries the character device of a client of the kernel's
+//! RDMA core.
 
+use std::ffi::CStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, NetlinkBuffer, NlaBuffer, NlasIterator};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, NetlinkBuffer, NlasIterator};
 
+use super::nlmsg::{self, MESSAGE_HEADER};
 use super::uapi::{
     RDMA_NL_NLDEV, RDMA_NLDEV_ATTR_CHARDEV, RDMA_NLDEV_ATTR_CHARDEV_ABI, RDMA_NLDEV_ATTR_CHARDEV_NAME,
     RDMA_NLDEV_ATTR_CHARDEV_TYPE, RDMA_NLDEV_CMD_GET_CHARDEV,
@@ -12,13 +15,10 @@ use crate::errno::{Errno, Result};
 
 /// `RDMA_NL_GET_TYPE`: client in bits 10 and up, operation below.
 const GET_CHARDEV: u16 = ((RDMA_NL_NLDEV << 10) + RDMA_NLDEV_CMD_GET_CHARDEV) as u16;
-/// nlmsghdr and nlattr of `linux/netlink.h`.
-const MESSAGE_HEADER: usize = 16;
-const ATTRIBUTE_HEADER: usize = 4;
 /// The kernel answers within one message of its default size.
 const ANSWER: usize = 4096;
 
-/// A character device as the kernel describes it.
+/// A character device, as the kernel reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CharDev {
     /// Device number.
@@ -29,12 +29,13 @@ pub struct CharDev {
     pub name: [u8; 64],
 }
 
-/// Asks the kernel for the device of `client` ("rdma_cm"). Kernels before 5.1 don't know the question.
-pub fn char_device(client: &str) -> Result<CharDev> {
+/// Queries the device of `client` ("rdma_cm"). Kernels before 5.1 do not support the query.
+pub fn char_device(client: &CStr) -> Result<CharDev> {
     let socket = open()?;
     let mut request = [0; 64];
     let length = emit_request(&mut request, client)?;
-    // SAFETY: `length` bytes of `request` are initialised; an unconnected netlink socket sends to the kernel.
+    // SAFETY: `length` bytes of `request` are initialised; an unconnected netlink socket sends to
+    // the kernel.
     let sent = unsafe { libc::send(socket.as_raw_fd(), request.as_ptr().cast(), length, libc::MSG_NOSIGNAL) };
     if sent < 0 {
         return Err(Errno::last());
@@ -61,24 +62,17 @@ fn open() -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn emit_request(buffer: &mut [u8], client: &str) -> Result<usize> {
-    let value = client.len() + 1;
-    let length = MESSAGE_HEADER + ATTRIBUTE_HEADER + value.next_multiple_of(4);
+fn emit_request(buffer: &mut [u8], client: &CStr) -> Result<usize> {
+    let name = client.to_bytes_with_nul();
+    let length = MESSAGE_HEADER + nlmsg::attribute_size(name.len());
     let request = buffer.get_mut(..length).ok_or(Errno::EINVAL)?;
-    let mut message = NetlinkBuffer::new(&mut *request);
-    message.set_length(length as u32);
-    message.set_message_type(GET_CHARDEV);
-    message.set_flags(NLM_F_REQUEST | NLM_F_ACK);
-    message.set_sequence_number(1);
-    message.set_port_number(0);
-    let mut attribute = NlaBuffer::new(&mut request[MESSAGE_HEADER..]);
-    attribute.set_kind(RDMA_NLDEV_ATTR_CHARDEV_TYPE as u16);
-    attribute.set_length((ATTRIBUTE_HEADER + value) as u16);
-    attribute.value_mut()[..client.len()].copy_from_slice(client.as_bytes());
+    let (_, attribute) = request.split_at_mut(MESSAGE_HEADER);
+    nlmsg::write_attribute(attribute, RDMA_NLDEV_ATTR_CHARDEV_TYPE as u16, name);
+    nlmsg::write_header(request, GET_CHARDEV, NLM_F_REQUEST | NLM_F_ACK, 1, 0);
     Ok(length)
 }
 
-/// What the answer says; an error message of the kernel becomes its errno.
+/// Parses the answer. Fails with the errno of an error message of the kernel.
 pub fn parse_answer(answer: &[u8]) -> Result<CharDev> {
     let message = NetlinkBuffer::new_checked(answer).map_err(|_| Errno::EPROTO)?;
     if message.message_type() == NLMSG_ERROR {
@@ -108,7 +102,7 @@ fn number(value: &[u8]) -> Result<u64> {
     value.try_into().map(u64::from_ne_bytes).map_err(|_| Errno::EPROTO)
 }
 
-/// A name that cannot lead out of /dev/infiniband.
+/// Returns whether a name stays within /dev/infiniband.
 fn string(value: &[u8]) -> Result<[u8; 64]> {
     let text = value.strip_suffix(b"\0").unwrap_or(value);
     let mut name = [0; 64];
@@ -130,7 +124,7 @@ fn decode_dev(code: u64) -> libc::dev_t {
 mod tests {
     use super::*;
 
-    /// As a 6.1 kernel answered in the lab.
+    /// The answer of a 6.1 kernel in the lab.
     const ANSWERED: [u8; 60] = [
         60, 0, 0, 0, 0x0f, 0x14, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0x0c, 0, 0x48, 0, 0x7f, 0x0a, 0, 0, 0, 0, 0,
         0, 4, 0, 0, 0, 0x0c, 0, 0x47, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0x0c, 0, 0x46, 0, b'r', b'd', b'm', b'a', b'_', b'c',
@@ -171,7 +165,7 @@ mod tests {
     #[test]
     fn request_as_the_kernel_reads_it() {
         let mut buffer = [0; 64];
-        assert_eq!(emit_request(&mut buffer, "rdma_cm"), Ok(28));
+        assert_eq!(emit_request(&mut buffer, c"rdma_cm"), Ok(28));
         assert_eq!(buffer[..8], [28, 0, 0, 0, 0x0f, 0x14, 5, 0]);
         assert_eq!(buffer[16..28], *b"\x0c\0\x45\0rdma_cm\0");
     }

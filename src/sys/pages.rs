@@ -1,4 +1,5 @@
-//! Memory in whole pages, for devices to read and write: zeroed, and not copied to children of fork(), which see zeros there.
+//! Zeroed memory in whole pages, for devices to read and write. The child of a fork() sees zeros
+//! instead of a copy.
 
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
@@ -12,14 +13,14 @@ pub struct Pages {
     len: usize,
 }
 
-// SAFETY: plain memory; who touches which part of it is its owner's care.
+// SAFETY: plain memory; the owner synchronizes accesses.
 unsafe impl Send for Pages {}
 
 impl Pages {
-    /// At least `len` bytes, all zero.
+    /// Allocates at least `len` bytes of zeros.
     pub fn new(len: usize) -> Result<Pages> {
-        // Every page now, and all in one go. Pinning does so too, but may leave this process's own mapping for the first access
-        // to complete, which would be in the middle of a transfer.
+        // MAP_POPULATE maps all pages in one step. Pinning maps them, too, but may leave a page
+        // fault to the first access of this process, during a transfer.
         let (access, flags): (c_int, c_int) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE);
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -27,25 +28,27 @@ impl Pages {
         if start == libc::MAP_FAILED {
             return Err(Errno::last());
         }
-        // SAFETY: our own mapping. A child must neither see it nor make the kernel copy the pages that a device writes; where
-        // that can't be had, kernels from 5.12 on leave pinned pages to the parent. Not MADV_DONTFORK: the gap that it leaves in the
-        // child is not empty on User Mode Linux, and what is mapped there later shows the parent's bytes.
+        // A child must neither see the pages nor make the kernel copy pages that a device writes.
+        // If the advice fails, kernels from 5.12 on leave pinned pages to the parent. MADV_DONTFORK
+        // leaves a gap in the child, which on User Mode Linux is not empty: a later mapping there
+        // shows the parent's bytes.
+        // SAFETY: the mapping was just created.
         unsafe { libc::madvise(start, len.max(1), libc::MADV_WIPEONFORK) };
         let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::ENOMEM)?;
         Ok(Pages { start, len: len.max(1) })
     }
 
-    /// Where it begins.
+    /// Returns the address of the first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never.
+    /// Always false: the length is at least one page.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -53,7 +56,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, used by nobody any more.
+        // SAFETY: the mapping is not used any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

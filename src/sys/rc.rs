@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::cancel::disabled;
 use super::doorbell;
 use super::event::EventFd;
-use super::own::{self, OwnFd};
+use super::library_fds::{self, OwnFd};
 use super::pages::Pages;
 pub use super::verbs::ibv_wc;
 use super::verbs::{
@@ -36,7 +36,7 @@ unsafe impl Send for CompletionChannel {}
 #[derive(Debug)]
 pub struct CompletionQueue {
     cq: NonNull<ibv_cq>,
-    /// ChannelHandle taken that libibverbs has not been told of yet: it takes a lock for that.
+    /// Events that were read and are not acknowledged yet: libibverbs takes a lock for that.
     unacknowledged: u32,
 }
 
@@ -44,7 +44,7 @@ pub struct CompletionQueue {
 unsafe impl Send for CompletionQueue {}
 
 /// A completion channel in which a thread waits while others use the [`CompletionChannel`]. The
-/// owner destroys the channel only after that thread is back.
+/// owner destroys the channel only after that thread has returned.
 #[derive(Clone, Copy, Debug)]
 pub struct ChannelHandle(NonNull<ibv_comp_channel>);
 
@@ -55,20 +55,20 @@ unsafe impl Send for ChannelHandle {}
 #[derive(Debug)]
 pub struct CqEvent(*mut ibv_cq);
 
-// SAFETY: no more than a name.
+// SAFETY: only compared, never dereferenced.
 unsafe impl Send for CqEvent {}
 
 impl CompletionChannel {
-    /// A channel without CQs.
+    /// Creates a channel without CQs.
     ///
     /// # Safety
-    /// An open context, which stays open for as long as the result lives.
+    /// The context stays open for as long as the result lives.
     pub unsafe fn new(context: NonNull<ibv_context>) -> Result<CompletionChannel> {
         // SAFETY: the context is open: guaranteed by the caller.
         unsafe { Ok(CompletionChannel { channel: verbs::create_comp_channel(context)?, vector: next_vector(context) }) }
     }
 
-    /// Descriptor, readable when there is an event.
+    /// Returns the descriptor, which is readable when there is an event.
     pub fn fd(&self) -> c_int {
         // SAFETY: a live channel.
         unsafe { (*self.channel.as_ptr()).fd }
@@ -79,11 +79,11 @@ impl CompletionChannel {
     pub fn move_to_new_number(&mut self) -> Result<OwnFd> {
         let number = self.fd();
         let moved = OwnFd::duplicate(number)?;
-        own::replace(number, EventFd::new()?)?;
-        // SAFETY: a live channel, in the hands of `&mut self`; its file has the new number too,
-        // which it closes at its end.
+        library_fds::replace(number, EventFd::new()?)?;
+        // SAFETY: a live channel that no other thread uses (`&mut self`). It closes the new
+        // descriptor when it is destroyed.
         unsafe { (*self.channel.as_ptr()).fd = moved.into_number() };
-        // SAFETY: the channel closes another one from now on.
+        // SAFETY: the channel no longer closes the old descriptor.
         Ok(unsafe { OwnFd::adopt(number) })
     }
 
@@ -95,7 +95,7 @@ impl CompletionChannel {
 
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
-        // SAFETY: its CQs are gone, and nobody waits on it: the owner sees to that.
+        // SAFETY: the owner has dropped its CQs, and no thread waits on it.
         unsafe { verbs::end_comp_channel(self.channel) };
     }
 }
@@ -121,7 +121,7 @@ impl CompletionQueue {
     /// Creates a CQ of `entries` completions.
     ///
     /// # Safety
-    /// An open context, which stays open for as long as the result lives, and so does the channel.
+    /// Context and channel live for as long as the result.
     pub unsafe fn new(
         context: NonNull<ibv_context>,
         entries: u32,
@@ -132,7 +132,7 @@ impl CompletionQueue {
         Ok(CompletionQueue { cq, unacknowledged: 0 })
     }
 
-    /// The CQ.
+    /// Returns the CQ.
     pub fn cq(&self) -> *mut ibv_cq {
         self.cq.as_ptr()
     }
@@ -140,7 +140,7 @@ impl CompletionQueue {
     /// Polls completions into `into`, and returns them.
     #[inline]
     pub fn poll<'a>(&self, into: &'a mut [MaybeUninit<ibv_wc>]) -> Result<&'a [ibv_wc]> {
-        // SAFETY: a live CQ of an open context; there is room for as many as are asked for.
+        // SAFETY: a live CQ of an open context; `into` has space for the number of entries passed.
         let count = unsafe {
             let poll = (*(*self.cq.as_ptr()).context).ops.poll_cq.ok_or(Errno::ENOSYS)?;
             poll(self.cq.as_ptr(), into.len() as c_int, into.as_mut_ptr().cast())
@@ -162,13 +162,13 @@ impl CompletionQueue {
         if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
     }
 
-    /// Counts an event if it is this CQ's, and returns whether it is.
+    /// Counts an event if it belongs to this CQ. Returns whether it does.
     pub fn note_event(&mut self, event: &CqEvent) -> bool {
         if event.0 != self.cq.as_ptr() {
             return false;
         }
         self.unacknowledged += 1;
-        // Acknowledged long before the 32-bit counters of libibverbs could wrap.
+        // Acknowledged before the 32-bit counters of libibverbs can wrap.
         if self.unacknowledged == 1 << 16 {
             self.acknowledge();
         }
@@ -176,7 +176,7 @@ impl CompletionQueue {
     }
 
     fn acknowledge(&mut self) {
-        // SAFETY: a live CQ, of which this many events were read.
+        // SAFETY: a live CQ; this number of events was read.
         unsafe { verbs::ibv_ack_cq_events(self.cq.as_ptr(), self.unacknowledged) };
         self.unacknowledged = 0;
     }
@@ -187,13 +187,13 @@ impl Drop for CompletionQueue {
         if self.unacknowledged > 0 {
             self.acknowledge();
         }
-        // SAFETY: the QP is gone, and nobody waits for its events.
+        // SAFETY: the QP was destroyed, and no thread waits for its events.
         let _ = unsafe { verbs::destroy_cq(self.cq) };
     }
 }
 
 impl ChannelHandle {
-    /// Reads an event: waits for one, or fails with `EAGAIN` if the descriptor is O_NONBLOCK.
+    /// Reads an event. Waits for one, or fails with `EAGAIN` if the descriptor is O_NONBLOCK.
     ///
     /// # Safety
     /// The channel is live until this returns.
@@ -207,7 +207,7 @@ impl ChannelHandle {
     }
 }
 
-/// A memory region (MR): memory that a device may use.
+/// A memory region (MR): memory that a device may access.
 #[derive(Debug)]
 pub struct MemoryRegion {
     mr: NonNull<ibv_mr>,
@@ -233,8 +233,8 @@ impl MemoryRegion {
     /// Registers memory of the program.
     ///
     /// # Safety
-    /// A live PD that outlives the result. The caller answers for the memory: the device's accesses
-    /// do not follow Rust's rules.
+    /// A live PD that outlives the result. The device may access the memory at any time; no Rust
+    /// reference to it exists meanwhile.
     pub unsafe fn of(pd: NonNull<ibv_pd>, start: NonNull<u8>, len: usize, remote: bool) -> Result<MemoryRegion> {
         let mut access = verbs::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
         if remote {
@@ -246,19 +246,19 @@ impl MemoryRegion {
         Ok(MemoryRegion { mr, pages: None })
     }
 
-    /// Address of its first byte.
+    /// Returns the address of the first byte.
     pub fn start(&self) -> NonNull<u8> {
-        // SAFETY: a live registration; a NULL address was never one.
+        // SAFETY: a live registration; NULL cannot be registered.
         unsafe { NonNull::new_unchecked((*self.mr.as_ptr()).addr.cast()) }
     }
 
-    /// Key for our own work requests.
+    /// Returns the lkey, for our own work requests.
     pub fn lkey(&self) -> u32 {
         // SAFETY: a live registration.
         unsafe { (*self.mr.as_ptr()).lkey }
     }
 
-    /// Key for the peer.
+    /// Returns the rkey, for the peer.
     pub fn rkey(&self) -> u32 {
         // SAFETY: a live registration.
         unsafe { (*self.mr.as_ptr()).rkey }
@@ -267,25 +267,25 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: the QP that used it is gone, or nothing outstanding refers to it.
+        // SAFETY: the QP that used it was destroyed, or no outstanding work request refers to it.
         disabled(|| unsafe { verbs::ibv_dereg_mr(self.mr.as_ptr()) });
     }
 }
 
-/// A work request of a send queue.
+/// A send work request.
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr {
-    /// Comes back in its completion.
+    /// Identifies the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub opcode: Opcode,
-    /// The peer's address; 0 for a SEND and without bytes.
+    /// The remote address; 0 for a SEND and without data.
     pub addr: u64,
-    /// The peer's key; 0 as above.
+    /// The rkey; 0 as above.
     pub rkey: u32,
     /// Local memory; the second entry may be empty.
     pub sg_list: [Sge; 2],
-    /// The bytes are copied before the call returns, and need no memory region.
+    /// The data is copied before the call returns, and needs no memory region.
     pub inline: bool,
     /// Whether success generates a completion.
     pub signaled: bool,
@@ -325,7 +325,7 @@ pub unsafe fn post_send<const N: usize>(qp: NonNull<ibv_qp>, work: &[SendWr; N])
     let mut next = ptr::null_mut();
     for ((item, request), list) in work.iter().zip(&mut requests).zip(&mut lists).rev() {
         let list = list.write(item.sg_list.map(|sge| ibv_sge { addr: sge.addr, length: sge.len, lkey: sge.lkey }));
-        // SAFETY: all zeros are a value of this structure.
+        // SAFETY: all zeros are a valid value of this structure.
         let request = request.write(unsafe { zeroed() });
         request.wr_id = item.wr_id;
         request.next = next;
@@ -360,13 +360,13 @@ pub unsafe fn post_send<const N: usize>(qp: NonNull<ibv_qp>, work: &[SendWr; N])
     unsafe { doorbell::posted(qp, result) }
 }
 
-/// Receives posted as one chain at most.
+/// Maximum number of receives posted as one chain.
 const BATCH: usize = 64;
 
 /// Posts a receive for each of `slots`: into the memory of `buffer_of(slot)`, or without memory.
 ///
 /// # Safety
-/// A live QP; the memory is registered with `lkey` and the device's to write.
+/// A live QP; the memory is registered with `lkey`, and nothing else uses it until the completion.
 pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slots: &[u32], buffer_of: impl Fn(u32) -> Option<Sge>) -> Result<()> {
     let mut requests = [const { MaybeUninit::<ibv_recv_wr>::uninit() }; BATCH];
     let mut lists = [const { MaybeUninit::<ibv_sge>::uninit() }; BATCH];

@@ -1,4 +1,4 @@
-//! getaddrinfo(3): the first answer to a question.
+//! getaddrinfo(3), of which the first result is used.
 
 use std::ffi::{CStr, c_int};
 use std::ptr::{self, NonNull};
@@ -8,7 +8,7 @@ use libc::addrinfo;
 
 use super::cancel;
 
-/// What to look up. Numbers are those of getaddrinfo(3)'s hints; 0 leaves a field open.
+/// The hints of getaddrinfo(3); 0 stands for any value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Question {
     /// AI_* flags.
@@ -21,10 +21,10 @@ pub struct Question {
     pub protocol: c_int,
 }
 
-/// The answers of getaddrinfo(3), freed when dropped; at least one.
+/// The results of getaddrinfo(3), at least one; freed when dropped.
 pub struct Found(NonNull<addrinfo>);
 
-/// The first answer.
+/// The first result.
 #[derive(Clone, Copy, Debug)]
 pub struct First<'a> {
     /// SOCK_* type.
@@ -33,14 +33,14 @@ pub struct First<'a> {
     pub protocol: c_int,
     /// The address, a `sockaddr`.
     pub addr: &'a [u8],
-    /// Canonical name, when asked for.
+    /// Canonical name, if requested.
     pub canonname: Option<&'a CStr>,
 }
 
-/// Asks; the error is getaddrinfo(3)'s EAI_* code, with `errno` as it left it.
+/// Calls getaddrinfo(3). The error is its EAI_* code; `errno` is what it set.
 ///
-/// Without a question getaddrinfo(3) has hints of its own: AI_V4MAPPED and AI_ADDRCONFIG, so that a
-/// host without IPv6 addresses finds none.
+/// Without hints getaddrinfo(3) uses AI_V4MAPPED and AI_ADDRCONFIG, so that a host without IPv6
+/// addresses gets none.
 pub fn resolve(node: Option<&CStr>, service: Option<&CStr>, question: Option<Question>) -> Result<Found, c_int> {
     let hints = question.map(|question| {
         // SAFETY: all zeros are a valid addrinfo.
@@ -54,10 +54,10 @@ pub fn resolve(node: Option<&CStr>, service: Option<&CStr>, question: Option<Que
     let hints = hints.as_ref().map_or(ptr::null(), ptr::from_ref);
     let mut list = ptr::null_mut();
     let name = |text: Option<&CStr>| text.map_or(ptr::null(), CStr::as_ptr);
-    // SAFETY: C strings or NULL; NULL, or hints with the fields set that getaddrinfo() reads; room
-    // for a pointer.
+    // SAFETY: C strings or NULL; hints with the fields set that getaddrinfo() reads, or NULL;
+    // `list` is writable.
     let ask = || unsafe { libc::getaddrinfo(name(node), name(service), hints, &raw mut list) };
-    // It may wait for servers, and no lock is held.
+    // May wait for servers; no lock is held.
     match cancel::sleep(ask) {
         0 => NonNull::new(list).map(Found).ok_or(libc::EAI_NONAME),
         code => Err(code),
@@ -65,9 +65,10 @@ pub fn resolve(node: Option<&CStr>, service: Option<&CStr>, question: Option<Que
 }
 
 impl Found {
-    /// The first answer.
+    /// Returns the first result.
     pub fn first(&self) -> First<'_> {
-        // SAFETY: getaddrinfo()'s list lives until drop, its addresses are `ai_addrlen` bytes, its names C strings.
+        // SAFETY: getaddrinfo()'s list lives until drop, its addresses are `ai_addrlen` bytes, its
+        // names C strings.
         unsafe {
             let info = self.0.as_ref();
             let addr = match NonNull::new(info.ai_addr) {

@@ -1,5 +1,6 @@
-//! Socket addresses as C programs hand them in: length by family, checked once, here.
+//! Socket addresses of C programs: the length follows from the family and is validated once, here.
 
+use std::marker::PhantomData;
 use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr::{self, NonNull};
@@ -8,8 +9,8 @@ use libc::{AF_INET, AF_INET6, c_int, sockaddr, sockaddr_in, sockaddr_in6, sockad
 
 use crate::errno::{Errno, Result};
 
-/// Address family of native InfiniBand addresses (`infiniband/ib.h`).
-pub const AF_IB: c_int = 27;
+/// Address family of native InfiniBand addresses.
+pub use libc::AF_IB;
 
 /// `struct sockaddr_ib` of `infiniband/ib.h`: a GID with a service id.
 #[repr(C)]
@@ -25,13 +26,14 @@ pub struct SockaddrIb {
     pub addr: [u8; 16],
     /// Service id, network byte order: port space in bits 16 and up, port below.
     pub sid: u64,
-    /// Which bits of `sid` count, network byte order.
+    /// Mask of the significant bits of `sid`, network byte order.
     pub sid_mask: u64,
     /// Scope of a link-local GID.
     pub scope_id: u64,
 }
 
-/// Bytes of an address of `family` (a `sa_family`); `None` for families the connection manager has no use for.
+/// Returns the length in bytes of an address of `family`; `None` for families that the connection
+/// manager does not support.
 pub fn len_of_family(family: c_int) -> Option<usize> {
     match family {
         AF_INET => Some(size_of::<sockaddr_in>()),
@@ -41,18 +43,41 @@ pub fn len_of_family(family: c_int) -> Option<usize> {
     }
 }
 
-/// A checked address: AF_INET, AF_INET6 or AF_IB.
+/// A validated address: AF_INET, AF_INET6 or AF_IB.
 #[derive(Clone, Copy)]
 pub struct SockAddr {
     storage: sockaddr_storage,
     len: u16,
 }
 
-impl SockAddr {
-    /// Copies the program's address; `EINVAL` for another family than AF_INET, AF_INET6 and AF_IB.
+/// An address of a program that is read only where it is needed.
+#[derive(Clone, Copy)]
+pub struct AddrRef<'a> {
+    start: NonNull<sockaddr>,
+    object: PhantomData<&'a sockaddr>,
+}
+
+impl AddrRef<'_> {
+    /// The address behind a pointer; `None` for NULL.
     ///
     /// # Safety
-    /// `addr` points at an address as long as its family says.
+    /// NULL, or an address as long as its family says that is valid as long as the value.
+    pub unsafe fn from_c(addr: *const sockaddr) -> Option<Self> {
+        NonNull::new(addr.cast_mut()).map(|start| AddrRef { start, object: PhantomData })
+    }
+
+    /// Copies the address. Fails with `EINVAL` if its family is not AF_INET, AF_INET6 or AF_IB.
+    pub fn read(self) -> Result<SockAddr> {
+        // SAFETY: as long as its family says, which `from_c` requires.
+        unsafe { SockAddr::from_c(self.start) }
+    }
+}
+
+impl SockAddr {
+    /// Copies the program's address. Fails with `EINVAL` for other families.
+    ///
+    /// # Safety
+    /// `addr` points to an address that has the length of its family.
     pub unsafe fn from_c(addr: NonNull<sockaddr>) -> Result<SockAddr> {
         // SAFETY: every address starts with its family, guaranteed by the caller; it may be
         // unaligned.
@@ -64,18 +89,32 @@ impl SockAddr {
         Ok(SockAddr { storage, len: len as u16 })
     }
 
+    /// Copies an address without its padding. Fails with `EINVAL` as [`from_c`](Self::from_c).
+    pub fn from_storage(storage: &sockaddr_storage) -> Result<SockAddr> {
+        // SAFETY: a sockaddr_storage is longer than the address of any family.
+        unsafe { SockAddr::from_c(NonNull::from(storage).cast()) }
+    }
+
+    /// Copies the address at the beginning of `bytes`. Fails with `EINVAL` as
+    /// [`from_c`](Self::from_c), and if the address is cut short.
+    pub fn from_bytes(bytes: &[u8]) -> Result<SockAddr> {
+        let family = bytes.first_chunk().map_or(0, |family| c_int::from(u16::from_ne_bytes(*family)));
+        let address = len_of_family(family).and_then(|len| bytes.get(..len)).ok_or(Errno::EINVAL)?;
+        Ok(SockAddr { storage: overwrite(zeroed(), address), len: address.len() as u16 })
+    }
+
     /// As [`from_c`](Self::from_c), with `None` for NULL.
     ///
     /// # Safety
-    /// As there, unless NULL.
+    /// As [`from_c`](Self::from_c), or NULL.
     pub unsafe fn from_nullable(addr: *const sockaddr) -> Result<Option<SockAddr>> {
         NonNull::new(addr.cast_mut())
-            // SAFETY: as there, unless NULL: guaranteed by the caller.
+            // SAFETY: not NULL; otherwise as for `from_c`: guaranteed by the caller.
             .map(|addr| unsafe { SockAddr::from_c(addr) })
             .transpose()
     }
 
-    /// An AF_IB address.
+    /// Returns an AF_IB address.
     pub fn from_ib(ib: &SockaddrIb) -> SockAddr {
         let mut storage = zeroed();
         // SAFETY: sockaddr_ib is smaller than sockaddr_storage, which is aligned for any address.
@@ -83,7 +122,7 @@ impl SockAddr {
         SockAddr { storage, len: size_of::<SockaddrIb>() as u16 }
     }
 
-    /// An AF_INET or AF_INET6 address.
+    /// Returns an AF_INET or AF_INET6 address.
     pub fn from_inet(address: &SocketAddr) -> SockAddr {
         let mut storage = zeroed();
         let place = &raw mut storage;
@@ -111,33 +150,33 @@ impl SockAddr {
         SockAddr { storage, len: len as u16 }
     }
 
-    /// The address family.
+    /// Returns the address family.
     pub fn family(&self) -> c_int {
         c_int::from(self.storage.ss_family)
     }
 
-    /// Length in bytes: that of the family's structure.
+    /// Returns the length in bytes, which is that of the family's structure.
     pub fn len(&self) -> u16 {
         self.len
     }
 
-    /// Never: an address without a family is none.
+    /// Always false: every address has a family.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// The whole space, zero behind the address.
+    /// Returns the whole storage; the bytes after the address are 0.
     pub fn storage(&self) -> &sockaddr_storage {
         &self.storage
     }
 
-    /// The address in bytes.
+    /// Returns the bytes of the address.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: `len` ≤ size of the storage, all of it initialised.
         unsafe { std::slice::from_raw_parts((&raw const self.storage).cast(), usize::from(self.len)) }
     }
 
-    /// Whether it is the family's wildcard address.
+    /// Returns whether this is the wildcard address of the family.
     pub fn is_any(&self) -> bool {
         let address = match self.family() {
             AF_INET => 4..8,
@@ -148,10 +187,12 @@ impl SockAddr {
     }
 }
 
-/// The port of an address in network byte order: the low 16 bits of the service id for AF_IB, 0 for other families.
+/// Returns the port of an address in network byte order: the low 16 bits of the service id for
+/// AF_IB, 0 for other families.
 pub fn port(storage: &sockaddr_storage) -> u16 {
     let address: *const sockaddr_storage = storage;
-    // SAFETY: the storage is large enough and aligned for each of the three, and any bytes are a value of their fields.
+    // SAFETY: the storage is large enough and aligned for each of the three, and any bytes are
+    // valid values of their fields.
     unsafe {
         match c_int::from(storage.ss_family) {
             AF_INET => (*address.cast::<sockaddr_in>()).sin_port,
@@ -162,7 +203,7 @@ pub fn port(storage: &sockaddr_storage) -> u16 {
     }
 }
 
-/// An AF_INET or AF_INET6 address, without its flow label; `None` for other families.
+/// Returns an AF_INET or AF_INET6 address without its flow label; `None` for other families.
 pub fn inet(storage: &sockaddr_storage) -> Option<SocketAddr> {
     let port = u16::from_be(port(storage));
     let address: *const sockaddr_storage = storage;
@@ -183,7 +224,7 @@ pub fn inet(storage: &sockaddr_storage) -> Option<SocketAddr> {
     }
 }
 
-/// `ip` on the link of `like`: a link-local address says nothing without its scope.
+/// Returns `ip` with the scope of `like`, which a link-local address needs.
 pub fn with_port(ip: IpAddr, port: u16, like: &SocketAddr) -> SocketAddr {
     match (ip, like) {
         (IpAddr::V6(ip), SocketAddr::V6(like)) if ip.is_unicast_link_local() => {
@@ -193,7 +234,15 @@ pub fn with_port(ip: IpAddr, port: u16, like: &SocketAddr) -> SocketAddr {
     }
 }
 
-/// An address of all zeros.
+/// Returns `storage` with `bytes` at its beginning.
+pub fn overwrite(mut storage: sockaddr_storage, bytes: &[u8]) -> sockaddr_storage {
+    let len = bytes.len().min(size_of::<sockaddr_storage>());
+    // SAFETY: `len` bytes of both are in bounds, and any bytes are a valid sockaddr_storage.
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), (&raw mut storage).cast::<u8>(), len) };
+    storage
+}
+
+/// Returns a storage of zeros.
 pub fn zeroed() -> sockaddr_storage {
     // SAFETY: all zeros are a valid sockaddr_storage.
     unsafe { MaybeUninit::zeroed().assume_init() }
@@ -226,11 +275,30 @@ mod tests {
     fn unknown_family_is_refused() {
         let mut storage = zeroed();
         storage.ss_family = libc::AF_UNIX as u16;
-        // SAFETY: a whole sockaddr_storage.
-        let parsed = unsafe { SockAddr::from_c(NonNull::from(&storage).cast()) };
-        assert_eq!(parsed.err(), Some(Errno::EINVAL));
+        assert_eq!(SockAddr::from_storage(&storage).err(), Some(Errno::EINVAL));
         // SAFETY: NULL is allowed.
         assert!(unsafe { SockAddr::from_nullable(ptr::null()) }.is_ok_and(|none| none.is_none()));
+    }
+
+    #[test]
+    fn addresses_in_bytes() {
+        let address = SockAddr::from_ib(&SockaddrIb { addr: [1; 16], ..ib(7) });
+        let bytes = [address.bytes(), &[9]].concat();
+        assert_eq!(SockAddr::from_bytes(&bytes).map(|copy| copy.bytes().to_vec()), Ok(address.bytes().to_vec()));
+        for len in [0, 1, 2, 47] {
+            assert_eq!(SockAddr::from_bytes(&bytes[..len]).err(), Some(Errno::EINVAL), "{len}");
+        }
+        assert_eq!(SockAddr::from_bytes(&[0xff; 128]).err(), Some(Errno::EINVAL));
+    }
+
+    #[test]
+    fn bytes_replace_the_beginning_only() {
+        let old = SockAddr::from_ib(&SockaddrIb { addr: [1; 16], ..ib(7) });
+        let new = overwrite(*old.storage(), &[2; 10]);
+        let new = SockAddr { storage: new, len: 48 };
+        assert_eq!((&new.bytes()[..10], &new.bytes()[10..]), (&[2; 10][..], &old.bytes()[10..]));
+        let whole = SockAddr { storage: overwrite(zeroed(), &[3; 200]), len: 128 };
+        assert_eq!(whole.bytes(), [3; 128]);
     }
 
     #[test]

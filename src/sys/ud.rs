@@ -14,24 +14,23 @@ use super::verbs::{
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_UDP_QKEY, ibv_sa_path_rec};
 
-/// Bytes in front of every received datagram: a global route header, or space for one.
+/// Number of bytes before every received datagram: a global route header (GRH), or space for one.
 pub const GRH: usize = 40;
 
 /// Hop limit of a path that has none.
 const HOPS: u8 = 64;
 
-/// An address handle (AH): a port of the fabric that datagrams go to.
+/// An address handle (AH): the destination of datagrams.
 #[derive(Debug)]
 pub struct AddressHandle(NonNull<ibv_ah>);
 
 // SAFETY: a libibverbs object, which any thread may use.
 unsafe impl Send for AddressHandle {}
-// SAFETY: as above; it never changes.
+// SAFETY: as above; it is immutable.
 unsafe impl Sync for AddressHandle {}
 
 impl AddressHandle {
-    /// Creates an AH for the far end of `path`, which starts at a device's port with the address
-    /// `local`.
+    /// Creates an AH for the destination of `path`. `local` is the address of the local port.
     ///
     /// # Safety
     /// An open context and a PD of it, which outlives the result.
@@ -66,7 +65,7 @@ unsafe fn attributes(
     path: &ibv_sa_path_rec,
     local: &SocketAddr,
 ) -> Result<ibv_ah_attr> {
-    // SAFETY: the context is open: guaranteed by the caller; all zeros are a value of the
+    // SAFETY: the context is open: guaranteed by the caller; all zeros are valid
     // attributes.
     let (own, mut attr): (_, ibv_ah_attr) = unsafe { (verbs::query_port(context, port)?, zeroed()) };
     attr.port_num = port;
@@ -75,7 +74,7 @@ unsafe fn attributes(
     attr.src_path_bits = (u16::from_be(path.slid) & ((1 << u16::from(own.lmc)) - 1)) as u8;
     attr.static_rate = path.rate;
     let ethernet = own.link_layer == IBV_LINK_LAYER_ETHERNET as u8;
-    // Ethernet knows nothing but GIDs; InfiniBand needs them beyond the subnet.
+    // RoCE always needs a GRH, InfiniBand outside the subnet.
     if ethernet || path.hop_limit > 1 {
         attr.is_global = 1;
         // SAFETY: unions of numbers, all of the same 16 bytes.
@@ -93,7 +92,7 @@ unsafe fn attributes(
 /// Posts a datagram of `len` bytes of a memory region, whose completion carries `wr_id`.
 ///
 /// # Safety
-/// A live UD QP; the memory and `to` stay as they are until the completion.
+/// A live UD QP; the memory is not changed, and `to` lives, until the completion.
 pub unsafe fn post_send(
     qp: NonNull<ibv_qp>,
     wr_id: u64,
@@ -104,7 +103,7 @@ pub unsafe fn post_send(
     qpn: u32,
 ) -> Result<()> {
     let mut sge = ibv_sge { addr: from.as_ptr() as u64, length: len, lkey };
-    // SAFETY: all zeros are a value of a work request.
+    // SAFETY: all zeros are a valid work request.
     let mut request: ibv_send_wr = unsafe { zeroed() };
     request.wr_id = wr_id;
     request.sg_list = &raw mut sge;
@@ -129,10 +128,10 @@ pub unsafe fn post_send(
 /// [`RECV_WR_ID_FLAG`].
 ///
 /// # Safety
-/// A live UD QP; the memory is registered with `lkey` and the device's to write until the completion.
+/// A live UD QP; the memory is registered with `lkey`, and not used otherwise until the completion.
 pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slot: u32, into: NonNull<u8>, len: u32, lkey: u32) -> Result<()> {
     let mut sge = ibv_sge { addr: into.as_ptr() as u64, length: len, lkey };
-    // SAFETY: all zeros are a value of a work request.
+    // SAFETY: all zeros are a valid work request.
     let mut request: ibv_recv_wr = unsafe { zeroed() };
     request.wr_id = RECV_WR_ID_FLAG | u64::from(slot);
     request.sg_list = &raw mut sge;

@@ -1,6 +1,7 @@
-//! libibverbs: the calls the connection manager makes, with errno-valued results.
+//! The functions of libibverbs that the connection manager calls, with errno values as errors.
 //!
-//! Most come from `ibverbs-sys`; what libibverbs inlines in its header or exports without declaring it is here.
+//! Most bindings are those of `ibverbs-sys`. This module has the functions that libibverbs defines
+//! inline in its header, or exports without declaring them.
 
 use std::ffi::c_int;
 use std::mem::{offset_of, size_of, zeroed};
@@ -11,7 +12,7 @@ pub use ibverbs_sys::*;
 use super::uapi::{ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_sa_path_rec, verbs_context};
 use crate::errno::{Errno, Result};
 use crate::sys::cancel::disabled;
-use crate::sys::{doorbell, own};
+use crate::sys::{doorbell, library_fds};
 
 unsafe extern "C" {
     // Exported for librdmacm since IBVERBS_1.0 and 1.1, declared in no installed header.
@@ -20,7 +21,8 @@ unsafe extern "C" {
     fn ibv_copy_path_rec_from_kern(dst: *mut ibv_sa_path_rec, src: *const ib_user_path_rec);
 }
 
-/// An operation of the extended context; `EOPNOTSUPP` where the library that made it, or the device, has none.
+/// An operation of the extended context; `EOPNOTSUPP` if the library that created the context, or
+/// the device, does not have it.
 ///
 /// Safety: an open context.
 macro_rules! operation {
@@ -32,17 +34,17 @@ macro_rules! operation {
     };
 }
 
-/// Turns libibverbs' "0 or an errno value" into a result.
+/// Converts a return value that is 0 or an errno value.
 fn check(result: c_int) -> Result<()> {
     if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
 }
 
-/// Turns libibverbs' "pointer, or NULL and errno" into a result.
+/// Converts a return value that is a pointer, or NULL with errno set.
 fn pointer<T>(result: *mut T) -> Result<NonNull<T>> {
     NonNull::new(result).ok_or_else(Errno::last)
 }
 
-/// The devices of this machine at one moment.
+/// A list of the machine's devices.
 pub struct DeviceList {
     list: NonNull<*mut ibv_device>,
     len: usize,
@@ -53,8 +55,9 @@ pub struct DeviceList {
 unsafe impl Send for DeviceList {}
 
 impl DeviceList {
-    /// Asks libibverbs. `ENODEV` unless memory is what it lacked: without RDMA support in the kernel its own errno is
-    /// `ENOSYS`, which programs don't expect here.
+    /// Calls ibv_get_device_list(3). Fails with `ENOMEM`, or with `ENODEV` for every other error:
+    /// without RDMA support in the kernel libibverbs fails with `ENOSYS`, which programs do not
+    /// expect here.
     pub fn new() -> Result<DeviceList> {
         let mut len = 0;
         // SAFETY: `len` is writable.
@@ -63,7 +66,7 @@ impl DeviceList {
         Ok(DeviceList { list, len: usize::try_from(len).unwrap_or(0) })
     }
 
-    /// The devices; valid while the list lives or a context of theirs is open.
+    /// Returns the devices. Each is valid while the list lives or a context of it is open.
     pub fn devices(&self) -> &[*mut ibv_device] {
         // SAFETY: libibverbs returned `len` pointers.
         unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.len) }
@@ -84,7 +87,7 @@ pub unsafe fn guid(device: *mut ibv_device) -> u64 {
     unsafe { ibv_get_device_guid(device) }
 }
 
-/// The kernel's index of the device, `None` where libibverbs cannot tell.
+/// Returns the kernel's index of the device; `None` if libibverbs does not know it.
 ///
 /// # Safety
 /// A live device.
@@ -100,7 +103,7 @@ pub unsafe fn open(device: *mut ibv_device) -> Result<NonNull<ibv_context>> {
     let context = pointer(unsafe { ibv_open_device(device) })?;
     // SAFETY: live.
     unsafe {
-        descriptors(context).into_iter().for_each(own::mark);
+        descriptors(context).into_iter().for_each(library_fds::mark);
         doorbell::opened(context);
     }
     Ok(context)
@@ -114,12 +117,12 @@ unsafe fn descriptors(context: NonNull<ibv_context>) -> [c_int; 2] {
 }
 
 /// # Safety
-/// A context that nobody uses any more.
+/// A context that is not used any more.
 pub unsafe fn close(context: NonNull<ibv_context>) {
-    // SAFETY: a context that nobody uses any more: guaranteed by the caller. It cannot fail in a
-    // way that leaves anything to do.
+    // SAFETY: a context that is not used any more: guaranteed by the caller. An error cannot be
+    // handled.
     unsafe {
-        descriptors(context).into_iter().for_each(own::unmark);
+        descriptors(context).into_iter().for_each(library_fds::unmark);
         ibv_close_device(context.as_ptr())
     };
 }
@@ -127,7 +130,7 @@ pub unsafe fn close(context: NonNull<ibv_context>) {
 /// # Safety
 /// An open context.
 pub unsafe fn query_device(context: NonNull<ibv_context>) -> Result<ibv_device_attr> {
-    // SAFETY: plain C data of which zeros are a value.
+    // SAFETY: plain C data; all zeros are a valid value.
     let mut attr: ibv_device_attr = unsafe { zeroed() };
     // SAFETY: an open context: guaranteed by the caller; `attr` is writable.
     check(unsafe { ibv_query_device(context.as_ptr(), &raw mut attr) })?;
@@ -137,9 +140,9 @@ pub unsafe fn query_device(context: NonNull<ibv_context>) -> Result<ibv_device_a
 /// # Safety
 /// An open context.
 pub unsafe fn query_port(context: NonNull<ibv_context>, port: u8) -> Result<ibv_port_attr> {
-    // SAFETY: plain C data of which zeros are a value.
+    // SAFETY: plain C data; all zeros are a valid value.
     let mut attr: ibv_port_attr = unsafe { zeroed() };
-    // SAFETY: the exported function fills the part of the structure that was there in its first version.
+    // SAFETY: the exported function fills the part of the structure that its first version had.
     check(unsafe { ibv_query_port(context.as_ptr(), port, (&raw mut attr).cast()) })?;
     Ok(attr)
 }
@@ -147,17 +150,17 @@ pub unsafe fn query_port(context: NonNull<ibv_context>, port: u8) -> Result<ibv_
 /// # Safety
 /// An open context.
 pub unsafe fn query_gid(context: NonNull<ibv_context>, port: u8, index: c_int) -> Result<ibv_gid> {
-    // SAFETY: plain C data of which zeros are a value.
+    // SAFETY: plain C data; all zeros are a valid value.
     let mut gid: ibv_gid = unsafe { zeroed() };
-    // SAFETY: an open context: guaranteed by the caller. Unlike its relatives it returns -1 with
-    // errno set.
+    // SAFETY: an open context: guaranteed by the caller. Unlike similar functions it returns -1
+    // with errno set.
     match unsafe { ibv_query_gid(context.as_ptr(), port, index, &raw mut gid) } {
         0 => Ok(gid),
         _ => Err(Errno::last()),
     }
 }
 
-/// The index of a partition key (network byte order) in the port's table.
+/// Returns the index of a P_Key (network byte order) in the port's table.
 ///
 /// # Safety
 /// An open context.
@@ -175,10 +178,10 @@ pub unsafe fn alloc_pd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_pd>>
 }
 
 /// # Safety
-/// A PD that nothing belongs to any more.
+/// A PD without objects.
 pub unsafe fn dealloc_pd(pd: NonNull<ibv_pd>) {
-    // SAFETY: a PD that nothing belongs to any more: guaranteed by the caller. What the program
-    // left in it keeps it in the kernel until the context closes.
+    // SAFETY: a PD without objects of ours: guaranteed by the caller. Objects of the program keep
+    // it in the kernel until the context is closed.
     unsafe { ibv_dealloc_pd(pd.as_ptr()) };
 }
 
@@ -187,34 +190,34 @@ pub unsafe fn dealloc_pd(pd: NonNull<ibv_pd>) {
 pub unsafe fn create_comp_channel(context: NonNull<ibv_context>) -> Result<NonNull<ibv_comp_channel>> {
     // SAFETY: an open context: guaranteed by the caller.
     let channel = pointer(unsafe { ibv_create_comp_channel(context.as_ptr()) })?;
-    // SAFETY: live; libibverbs uses the number that stands there.
-    unsafe { own::settle_in(&raw mut (*channel.as_ptr()).fd) };
+    // SAFETY: a live channel; libibverbs uses the descriptor in this field.
+    unsafe { library_fds::relocate_fd_in(&raw mut (*channel.as_ptr()).fd) };
     Ok(channel)
 }
 
-/// `EBUSY` while it has CQs.
+/// Destroys a completion channel. Fails with `EBUSY` while it has CQs.
 ///
 /// # Safety
 /// A live channel.
 pub unsafe fn destroy_comp_channel(channel: NonNull<ibv_comp_channel>) -> Result<()> {
     // SAFETY: a live channel: guaranteed by the caller.
     let fd = unsafe { (*channel.as_ptr()).fd };
-    own::unmark(fd);
+    library_fds::unmark(fd);
     // SAFETY: a live channel: guaranteed by the caller.
-    done(unsafe { ibv_destroy_comp_channel(channel.as_ptr()) }).inspect_err(|_| own::mark(fd))
+    done(unsafe { ibv_destroy_comp_channel(channel.as_ptr()) }).inspect_err(|_| library_fds::mark(fd))
 }
 
-/// Destroys a channel as far as it can be: a CQ whose device is gone counts as its user for ever, and the kernel keeps the device
-/// for the descriptor's sake.
+/// Destroys a channel, or at least closes its descriptor: a CQ whose device was removed keeps the
+/// channel in use forever, and an open descriptor keeps the device in the kernel.
 ///
 /// # Safety
-/// A live channel that nobody uses any more.
+/// A live channel that is not used any more.
 pub unsafe fn end_comp_channel(channel: NonNull<ibv_comp_channel>) {
-    // SAFETY: a live channel that nobody uses any more: guaranteed by the caller.
+    // SAFETY: a live channel that is not used any more: guaranteed by the caller.
     unsafe {
         let fd = (*channel.as_ptr()).fd;
         if destroy_comp_channel(channel).is_err() {
-            own::close(fd);
+            library_fds::close(fd);
         }
     }
 }
@@ -238,7 +241,7 @@ pub unsafe fn create_cq(
     pointer(unsafe { ibv_create_cq(context.as_ptr(), entries, cq_context, channel.as_ptr(), vector) })
 }
 
-/// `EBUSY` while a QP uses it.
+/// Destroys a CQ. Fails with `EBUSY` while a QP uses it.
 ///
 /// # Safety
 /// A live CQ.
@@ -248,15 +251,17 @@ pub unsafe fn destroy_cq(cq: NonNull<ibv_cq>) -> Result<()> {
 }
 
 /// # Safety
-/// Attributes as ibv_create_qp_ex(3) wants them, with a PD.
+/// Valid attributes for ibv_create_qp_ex(3), with a PD.
 pub unsafe fn create_qp_ex(context: NonNull<ibv_context>, attr: &mut ibv_qp_init_attr_ex) -> Result<NonNull<ibv_qp>> {
     if attr.comp_mask == IBV_QP_INIT_ATTR_PD {
-        // SAFETY: struct ibv_qp_init_attr is the beginning of the extended one (infiniband/verbs.h).
+        // SAFETY: struct ibv_qp_init_attr is the beginning of the extended one
+        // (infiniband/verbs.h).
         return pointer(unsafe { ibv_create_qp(attr.pd, ptr::from_mut(attr).cast()) });
     }
-    // SAFETY: attributes as ibv_create_qp_ex(3) wants them, with a PD: guaranteed by the caller.
+    // SAFETY: valid attributes with a PD: guaranteed by the caller.
     let create = unsafe { operation!(context, create_qp_ex) }?;
-    // SAFETY: the provider's function with its own context; the two bindings describe the same structures.
+    // SAFETY: the provider's function with its own context; the two bindings describe the same
+    // structures.
     pointer(unsafe { create(context.as_ptr().cast(), ptr::from_mut(attr).cast()) }.cast())
 }
 
@@ -275,7 +280,7 @@ pub unsafe fn modify_qp(qp: NonNull<ibv_qp>, attr: &mut ibv_qp_attr, mask: c_int
 }
 
 /// # Safety
-/// Attributes as ibv_create_srq_ex(3) wants them.
+/// Valid attributes for ibv_create_srq_ex(3).
 pub unsafe fn create_srq_ex(
     context: NonNull<ibv_context>,
     attr: &mut ibv_srq_init_attr_ex,
@@ -283,12 +288,14 @@ pub unsafe fn create_srq_ex(
     let basic = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || attr.srq_type == IBV_SRQT_BASIC;
     let beyond = attr.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD);
     if basic && beyond == 0 && attr.comp_mask & IBV_SRQ_INIT_ATTR_PD != 0 {
-        // SAFETY: struct ibv_srq_init_attr is the beginning of the extended one (infiniband/verbs.h).
+        // SAFETY: struct ibv_srq_init_attr is the beginning of the extended one
+        // (infiniband/verbs.h).
         return pointer(unsafe { ibv_create_srq(attr.pd, ptr::from_mut(attr).cast()) });
     }
-    // SAFETY: attributes as ibv_create_srq_ex(3) wants them: guaranteed by the caller.
+    // SAFETY: valid attributes: guaranteed by the caller.
     let create = unsafe { operation!(context, create_srq_ex) }?;
-    // SAFETY: the provider's function with its own context; the two bindings describe the same structures.
+    // SAFETY: the provider's function with its own context; the two bindings describe the same
+    // structures.
     pointer(unsafe { create(context.as_ptr().cast(), ptr::from_mut(attr).cast()) }.cast())
 }
 
@@ -299,7 +306,7 @@ pub unsafe fn destroy_srq(srq: NonNull<ibv_srq>) {
     unsafe { ibv_destroy_srq(srq.as_ptr()) };
 }
 
-/// An XRC domain of its own, shared with no file.
+/// Opens a new XRC domain that is not shared through a file.
 ///
 /// # Safety
 /// An open context.
@@ -311,14 +318,15 @@ pub unsafe fn open_xrcd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_xrc
         fd: -1,
         oflags: libc::O_CREAT,
     };
-    // SAFETY: the provider's function with its own context; the two bindings describe the same structures.
+    // SAFETY: the provider's function with its own context; the two bindings describe the same
+    // structures.
     pointer(unsafe { open(context.as_ptr().cast(), (&raw mut attr).cast()) }.cast())
 }
 
 /// # Safety
-/// An XRCD of `context` that nothing belongs to any more.
+/// An XRCD of `context` without objects.
 pub unsafe fn close_xrcd(context: NonNull<ibv_context>, xrcd: NonNull<ibv_xrcd>) {
-    // SAFETY: an XRCD of `context` that nothing belongs to any more: guaranteed by the caller.
+    // SAFETY: an XRCD of `context` without objects: guaranteed by the caller.
     if let Ok(close) = unsafe { operation!(context, close_xrcd) } {
         // SAFETY: the provider's function with its own object.
         unsafe { close(xrcd.as_ptr().cast()) };
@@ -355,21 +363,22 @@ pub unsafe fn detach_mcast(qp: NonNull<ibv_qp>, gid: &ibv_gid, lid: u16) -> Resu
     check(unsafe { ibv_detach_mcast(qp.as_ptr(), gid, lid) })
 }
 
-/// Takes over QP attributes that the kernel wrote; says which of them are set (`enum ibv_qp_attr_mask`). What the kernel
-/// leaves to the caller, `qp_state` above all, stays as it is.
+/// Copies QP attributes that the kernel has written. Returns the mask of the attributes that are
+/// set (`enum ibv_qp_attr_mask`). Attributes that the kernel leaves to the caller, such as
+/// `qp_state`, are not changed.
 pub fn qp_attr_from_kernel(kernel: &ib_uverbs_qp_attr, attr: &mut ibv_qp_attr) -> c_int {
     // SAFETY: libibverbs reads the one and writes fields of the other.
     unsafe { ibv_copy_qp_attr_from_kern(attr, kernel) };
     kernel.qp_attr_mask as c_int
 }
 
-/// Fills address handle attributes from the kernel's; bytes between the fields stay as they are.
+/// Copies address handle attributes from the kernel's structure; padding is not changed.
 pub fn fill_ah_attr(attr: &mut ibv_ah_attr, kernel: &ib_uverbs_ah_attr) {
     // SAFETY: libibverbs reads the one and writes fields of the other.
     unsafe { ibv_copy_ah_attr_from_kern(attr, kernel) };
 }
 
-/// A path record as QUERY_ROUTE writes it.
+/// Converts a path record of QUERY_ROUTE.
 pub fn path_rec_from_kernel(kernel: &ib_user_path_rec) -> ibv_sa_path_rec {
     let mut record = ibv_sa_path_rec::default();
     // SAFETY: libibverbs fills the structure.
@@ -377,8 +386,9 @@ pub fn path_rec_from_kernel(kernel: &ib_user_path_rec) -> ibv_sa_path_rec {
     record
 }
 
-/// The extended context around `context`, if the library that made it is new enough to have the member at `offset`
-/// (`verbs_get_ctx_op` of infiniband/verbs.h: members are added at the front, and `sz` tells how many there are).
+/// Returns the extended context that contains `context`, if the library that created it is new
+/// enough to have the member at `offset` (`verbs_get_ctx_op` of infiniband/verbs.h: members are
+/// added at the front, and `sz` is the size of the structure).
 ///
 /// # Safety
 /// An open context.
@@ -388,7 +398,7 @@ unsafe fn extension(context: NonNull<ibv_context>, offset: usize) -> Option<NonN
     if unsafe { (*context.as_ptr()).abi_compat } as usize != EXTENDED {
         return None;
     }
-    // SAFETY: `abi_compat` says that the context is the last member of a verbs_context.
+    // SAFETY: `abi_compat` shows that the context is the last member of a verbs_context.
     let extended = unsafe { context.byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>() };
     // SAFETY: as above; `sz` is next to the context in every version.
     let size = unsafe { (*extended.as_ptr()).sz };

@@ -30,7 +30,7 @@ static void show(const char *what, long result)
 static struct rdma_event_channel *channel;
 static struct rdma_cm_id *id;
 
-/* Takes an event, prints it, and returns its number; the id of a connection request stays in `id`. */
+/* Reads an event, prints it, and returns its type. The id of a connection request is stored in `id`. */
 static int event(void)
 {
 	struct rdma_cm_event *event;
@@ -83,7 +83,7 @@ static void resolve(void)
 		exit(0);
 }
 
-/* Connects with private data: of no protocol. */
+/* Connects with private data that is not an rsocket's. */
 static void connect_with(const char *data)
 {
 	struct rdma_conn_param param = { .private_data = data, .private_data_len = strlen(data) + 1,
@@ -147,7 +147,7 @@ static void send_rsocket(void)
 	rclose(fd);
 }
 
-/* Calls on no rsocket, and one that would have to wait. */
+/* Calls on descriptors that are no rsockets, and one that would have to wait. */
 static void plain(void)
 {
 	char byte;
@@ -163,7 +163,7 @@ static void plain(void)
 	rclose(fd);
 }
 
-/* Datagrams that don't go, one of them along another way than the others; and one that nobody takes. */
+/* Datagrams that cannot be sent, for different reasons, and one to an unused port. */
 static void datagrams(void)
 {
 	struct sockaddr_in other = address, away = { .sin_family = AF_INET, .sin_port = htons(7106) };
@@ -176,7 +176,7 @@ static void datagrams(void)
 	other.sin_port = htons(ntohs(address.sin_port) + 1);
 	CALL(rsend(fd, "x", 1, 0));
 	CALL(rsendmsg(fd, &message, 0));
-	/* It has got a port by that. */
+	/* That has bound it to a port. */
 	rclose(fd);
 	fd = CALL(rsocket(AF_INET, SOCK_DGRAM, 0));
 	CALL(rbind(fd, to(), sizeof(address)));
@@ -187,13 +187,13 @@ static void datagrams(void)
 	if (CALL(rsend(fd, "x", 1, 0)) == 1)
 		CALL(rrecv(fd, much, sizeof(much), 0));
 	rclose(fd);
-	/* What no address is: TCP does not look there. */
+	/* An invalid address, which TCP ignores. */
 	stream = CALL(rsocket(AF_INET, SOCK_STREAM, 0));
 	CALL(rsendto(stream, "x", 1, 0, (void *)16, sizeof(away)));
 	rclose(stream);
 }
 
-/* An ordinary user's limit. */
+/* The limit of an ordinary user. */
 static void limit_memory(void)
 {
 	struct rlimit limit = { 65536, 65536 };

@@ -1,9 +1,9 @@
 /*
- * What tests/diag/bpftrace has the scripts of examples/bpftrace measure: traced ADDRESS PORT CONNECTIONS
+ * The program that the scripts of examples/bpftrace trace in tests/diag/bpftrace: traced ADDRESS PORT CONNECTIONS
  *
- * Connects to itself over rsockets, sends a different number of bytes over each connection, and tells what the scripts
- * must find: "connect MICROSECONDS" (as the program sees it), "sent SOCKET BYTES", "received SOCKET BYTES", and after these
- * "refused", a connection to a port where nobody listens. Sockets stay open to the end, for their numbers to be different.
+ * Connects to itself over rsockets, sends a different number of bytes over each connection, and prints what the scripts
+ * must find: "connect MICROSECONDS" (as measured by the program), "sent SOCKET BYTES", "received SOCKET BYTES", and
+ * last "refused", a connection to an unused port. The sockets stay open to the end, so that their numbers differ.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -52,7 +52,7 @@ static long microseconds(void)
 	return now.tv_sec * 1000000 + now.tv_nsec / 1000;
 }
 
-/* One connection: i + 1 whole pieces, and some bytes; then the end. */
+/* One connection: i + 1 complete pieces, some bytes, and the end of the stream. */
 static void transfer(int i)
 {
 	size_t left = (i + 1) * PIECE + i, total = left;
@@ -74,7 +74,7 @@ static void refused(void)
 
 	nobody.sin_port = htons(ntohs(address.sin_port) + 1);
 	if (rconnect(fd, (struct sockaddr *)&nobody, sizeof(nobody)) == 0 || errno != ECONNREFUSED) {
-		fputs("it was not refused\n", stderr);
+		fputs("the connection was not refused\n", stderr);
 		exit(1);
 	}
 	puts("refused");

@@ -1,4 +1,4 @@
-/* Steps that take something away from the process: its devices, descriptors, memory. */
+/* Steps that remove resources of the process: its devices, descriptors, memory. */
 #include <fcntl.h>
 #include <grp.h>
 #include <stdio.h>
@@ -9,9 +9,9 @@
 #include "steps.h"
 
 /*
- * The kernel lets the software devices go only when the last process has closed them and what it
- * mapped, and the library under test keeps them open. Drivers of real devices cut the processes off;
- * this does the same. Descriptors' numbers and addresses stay taken.
+ * The kernel removes a software device only when all processes have closed and unmapped it, and the
+ * library under test keeps it open. Drivers of real devices disconnect the processes from the device;
+ * this step does the same. The descriptor numbers and addresses stay in use.
  */
 void step_cut(void)
 {
@@ -38,8 +38,8 @@ void step_cut(void)
 	close(nothing);
 }
 
-/* Descriptors are given out from the lowest free number: with the table full up to the highest one
- * open, N more can be had. */
+/* The lowest free descriptor number is used first: if all numbers up to the highest open one are in
+ * use, exactly N more descriptors are available. */
 void step_files(int n)
 {
 	int lowest = dup(0);

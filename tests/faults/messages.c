@@ -1,9 +1,9 @@
-/* Steps that move messages, whose contents the receiver checks. */
+/* Steps that send and receive messages; the receiver checks the contents. */
 #include <errno.h>
 #include <stdint.h>
 #include "steps.h"
 
-/* What byte i of the n-th message is. */
+/* Byte i of the n-th message. */
 static unsigned char pattern(unsigned n, unsigned i)
 {
 	return (unsigned char)(n * 31 + i);
@@ -30,7 +30,7 @@ void step_recv(struct slot *s, unsigned n)
 		print("recv", "posted");
 }
 
-/* The next completion; false when none comes. */
+/* Waits for the next completion. Returns false on a timeout. */
 static bool completion(struct ibv_cq *cq, struct ibv_comp_channel *comp, struct ibv_wc *wc)
 {
 	struct ibv_cq *which;
@@ -79,7 +79,7 @@ void step_reap(struct slot *s)
 		print("reap", wc.status ? "completion with an error" : "done");
 }
 
-/* How a completion failed depends on which packet was the last to arrive: only that it did is shown. */
+/* The status of a failed completion depends on which packet arrived last, so it is not printed. */
 void step_send(struct slot *s, unsigned n)
 {
 	struct ibv_wc wc;
@@ -118,7 +118,7 @@ void step_got(struct slot *s, unsigned n)
 	print("got", "right data");
 }
 
-/* The next completion of a send; false when an event of the connection manager comes first. */
+/* Waits for the next completion of a send. Returns false if an event of the connection manager comes first. */
 static bool completion_before_event(struct slot *s, struct ibv_wc *wc)
 {
 	struct ibv_cq *which;
@@ -135,8 +135,8 @@ static bool completion_before_event(struct slot *s, struct ibv_wc *wc)
 	return true;
 }
 
-/* What is first differs from device to device and from run to run: soft-RoCE may repeat a message to
- * a QP that is gone until the QP is told to stop. */
+/* The first one differs between devices and runs: soft-RoCE may repeat a message to a destroyed QP until
+ * the sending QP is moved to the error state. */
 void step_flood(struct slot *s)
 {
 	struct ibv_wc wc;

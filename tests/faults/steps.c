@@ -1,33 +1,33 @@
 /*
- * Carries out the steps named by its arguments on RDMA CM ids, one after the other, and prints
- * what every call and event gave in a form that does not change from run to run:
+ * Executes the steps given as arguments on RDMA CM ids, one after the other, and prints the results
+ * of calls and the events in a form that does not differ between runs:
  *
  *     steps NAME STEP...
  *
- * Output lines begin with NAME. A failed call is printed and the next step follows. Nothing waits
- * longer than $STEPS_LIMIT seconds. FIFO steps let a script order two processes by events.
+ * Output lines begin with NAME. After a failed call the next step follows. No step waits longer than
+ * $STEPS_LIMIT seconds. FIFO steps allow a script to order the steps of two processes.
  *
  *   id            new id on the channel (made with the first id); it becomes the current one
- *   sync          new id with a channel of its own: its calls wait for their events
- *   use:N         the N-th id (from 0, accepted ones counted too) becomes the current one
+ *   sync          new synchronous id: its calls wait for their events
+ *   use:N         the N-th id (from 0, including accepted ones) becomes the current one
  *   bind:A:P, listen:N, addr:A:P, route, connect, accept, reject, disconnect, destroy
  *                 the call of that name on the current id
  *   ack-timeout:N the option of that name
- *   qp            a QP with CQs made by the library, a registered buffer
+ *   qp            creates a QP with the library's CQs, and registers a buffer
  *   destroy-qp
- *   cut           closes all verbs devices behind the libraries' back
+ *   cut           closes all verbs devices without the libraries' knowledge
  *   event         one event, printed and acked; a connection request's id becomes the current one
- *   answer        the event that the call before it asked for; none comes when the call failed
- *   arrived       waits until an event is there, and leaves it
- *   pending       whether an event is there now
+ *   answer        the event that results from the previous call, unless that failed
+ *   arrived       waits for an event, and leaves it unread
+ *   pending       whether there is an unread event
  *   recv:N        posts N receives
- *   got:N         waits for N received messages and checks what they hold
+ *   got:N         waits for N received messages and checks their contents
  *   send:N        sends N messages one by one and waits for each
  *   flood         sends until a completion fails or an event comes
- *   drain         waits for the completion of what a flood left under way
+ *   drain         waits for the completions of a flood's outstanding messages
  *   post, reap    posts one message; waits for the completion of one
  *   tell:F hear:F writes to, reads from a FIFO (waits for the other end)
- *   files:N       RLIMIT_NOFILE: N descriptors more than are open now
+ *   files:N       RLIMIT_NOFILE: allows N more descriptors
  *   memlock:N     RLIMIT_MEMLOCK in bytes, as user nobody
  *   strict        from here on the first failure ends the process, with status 1
  *   stop          waits to be killed
@@ -222,7 +222,7 @@ static void step_connect(struct slot *s, bool accept)
 {
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1,
 					 .retry_count = 7, .rnr_retry_count = 7 };
-	if (!s->id->qp) { /* without a QP of ours an invented number does */
+	if (!s->id->qp) { /* without a QP any number will do */
 		param.qp_num = 0x5000u + (unsigned)(getpid() * 64 + current) % 0x100000u;
 	}
 	if (accept)
@@ -261,7 +261,7 @@ static void step_ack_timeout(struct slot *s, int n)
 	result("set_option", rdma_set_option(s->id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &value, 1));
 }
 
-/* Steps that need no id; false when the step is another one. */
+/* Steps that need no id. Returns false for other steps. */
 static bool plain_step(const char *step, char *value)
 {
 	if (!strcmp(step, "id"))

@@ -1,17 +1,17 @@
-"""What all of the tests use: how long to wait, what a case found wrong."""
+"""Shared by all tests: timeouts, failures, waiting for conditions."""
 
 import time
 
-# Seconds until something that must happen counts as missing. Only a hang reaches it.
-PATIENCE = 60
+# Timeout in seconds for events that must happen; only a hang reaches it.
+TIMEOUT = 60
 
 
 class Failure(Exception):
-    """What a case found wrong."""
+    """A case has failed; the text is the reason."""
 
 
 class Skip(Exception):
-    """Why a case makes no sense here."""
+    """A case cannot run here; the text is the reason."""
 
 
 def expect(what, got, wanted):
@@ -20,12 +20,12 @@ def expect(what, got, wanted):
 
 
 def until(condition, what):
-    """Waits for something that has no event of its own."""
-    end = time.monotonic() + PATIENCE
+    """Polls until the condition is true: it has no event to wait for."""
+    end = time.monotonic() + TIMEOUT
     while True:
         got = condition()
         if got:
             return got
         if time.monotonic() > end:
-            raise Failure(f"{what}: was not reached")
+            raise Failure(f"{what}: timed out")
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Peers that lie: one daemon in namespace a, asked by c; the hostile socket is in b."""
+"""Hostile peers: one daemon in namespace a, queried by c; the hostile socket is in b."""
 
 import os
 import random
@@ -18,28 +18,28 @@ def _hostile(s, port=0):
 
 
 def _traffic(packets, address):
-    """Bytes of the messages to and from the daemon."""
+    """Returns the bytes of the messages to and from the daemon."""
     seen = packets.messages()
     return (sum(len(data) for _, to, data in seen if to[0] == address),
             sum(len(data) for where, _, data in seen if where[0] == address))
 
 
 def _still_works(s, handle=0x99):
-    """A request is accepted; as other daemons do, it is sent again when the socket's buffer had no room."""
+    """A request is accepted. Like other daemons, repeats it if the socket's buffer was full."""
     for _ in range(20):
         s.request(handle=handle)
-        while got := s.peer.receive(patience=1):
+        while got := s.peer.receive(timeout=1):
             if got[0].handle == handle:
                 expect("the answer's kind", got[0].kind, wire.ACCEPT)
                 s.reply(wire.ACK, got[0])
                 return True
     if s.world.kind == "ours":
-        raise Failure("a request is not answered any more")
+        raise Failure("requests are no longer answered")
     return False
 
 
 def case_wrong_sizes(world):
-    """All that is not 48 or 64 bytes is dropped without an answer."""
+    """Messages of other sizes than 48 and 64 bytes are dropped without an answer."""
     s = Setup(world)
     s.kernel.add(s.local)
     hostile = _hostile(s)
@@ -47,7 +47,7 @@ def case_wrong_sizes(world):
     for size in [*range(0, 48), *range(49, 64), 65, 128, 1400, 9000]:
         hostile.send((good * 200)[:size], s.host)
     hostile.send(wire.build(wire.REQUEST, (s.host, 1), s.remote, 6, s.mapped_cp), s.host)
-    first, _ = hostile.receive("the reject of the only message in order", 5) or (None, None)
+    first, _ = hostile.receive("the reject of the only valid message", 5) or (None, None)
     if first is None:  # see Setup.receive
         hostile.send(wire.build(wire.REQUEST, (s.host, 1), s.remote, 6, s.mapped_cp), s.host)
         first, _ = hostile.receive()
@@ -55,7 +55,7 @@ def case_wrong_sizes(world):
     expect("handle of the first answer", first.handle, world.by_kind(6, first.handle))
     s.daemon.alive()
     s.close()
-    return "the reference takes what is longer than 64 bytes as 64 bytes" if longer else None
+    return "the reference accepts longer messages as 64 bytes" if longer else None
 
 
 def case_wrong_fields(world):
@@ -81,7 +81,7 @@ def case_wrong_fields(world):
 
 
 def _forged(world, kind):
-    """An answer with the right handle from someone who was not asked."""
+    """An answer with the right handle from a host that was not queried."""
     s = Setup(world)
     hostile = _hostile(s)
     seq, packet, where = s.query()
@@ -90,7 +90,7 @@ def _forged(world, kind):
     if world.kind == "reference":
         _, remote, error = answer(s.kernel, seq, s.local, s.remote)
         s.close()
-        return f"the reference believes it: {remote}, error {error}"
+        return f"the reference accepts it: {remote}, error {error}"
     s.reply(wire.ACCEPT, packet, (s.far, 45000), where=where)
     _, remote, error = answer(s.kernel, seq, s.local, s.remote)
     s.close()
@@ -106,7 +106,7 @@ def case_forged_reject(world):
 
 
 def case_guessed_handles(world):
-    """Accepts and rejects with other handles change nothing and are not answered."""
+    """Accepts and rejects with other handles have no effect and are not answered."""
     s = Setup(world)
     seq, packet, where = s.query()
     packets = Wire(world.net("a"))
@@ -116,10 +116,10 @@ def case_guessed_handles(world):
 
     def sent():
         return {wire.NAMES[wire.parse(data).kind] for origin, _, data in packets.messages() if origin[0] == s.host}
-    # The daemon's socket may have had no room behind all that: the accept is sent again, as for repeated requests.
+    # The daemon's socket buffer may have been full: send the accept again, as for repeated requests.
     for _ in range(8):
         s.reply(wire.ACCEPT, packet, (s.far, 45000), where=where)
-        s.peer.receive(patience=1)
+        s.peer.receive(timeout=1)
         if "ack" in sent():
             break
     _, remote, error = answer(s.kernel, seq, s.local, s.remote)
@@ -130,14 +130,14 @@ def case_guessed_handles(world):
 
 
 def case_replayed_accept(world):
-    """An accept that was acknowledged long ago: an ack for each at most, nothing for the kernel."""
+    """An accept that was acknowledged before: at most one ack for each, and no message to the kernel."""
     s = Setup(world)
     seq, packet, where = s.query()
     packets = Wire(world.net("a"))
     for _ in range(200):
         s.reply(wire.ACCEPT, packet, (s.far, 45000), where=where)
     answer(s.kernel, seq, s.local, s.remote)
-    expect("the kernel hears", s.kernel.acknowledged(0), 0)
+    expect("messages to the kernel", s.kernel.acknowledged(0), 0)
     s.kernel.remove(s.local)
     s.kernel.acknowledged(0)
     for _ in range(200):
@@ -152,7 +152,7 @@ def case_replayed_accept(world):
 
 
 def _flood(world, port, facts):
-    """Requests with ever new handles from a peer that never acknowledges."""
+    """Requests with new handles from a peer that never acknowledges."""
     s = Setup(world)
     s.kernel.add(s.local)
     hostile = _hostile(s)
@@ -164,10 +164,10 @@ def _flood(world, port, facts):
                                 made.getrandbits(64), (world.net("b").v4, 7)), s.host)
         if n % 50 == 0:
             packets.messages()
-            while s.kernel.receive(patience=0):
+            while s.kernel.receive(timeout=0):
                 pass
     if not _still_works(s):
-        facts += "the reference answers nobody for twenty seconds: "
+        facts += "the reference answers no requests for twenty seconds: "
     incoming, outgoing = _traffic(packets, s.host)
     after = s.daemon.rss()
     packets.close()
@@ -205,7 +205,7 @@ def case_flood_of_noise(world):
 
 
 def case_netlink_noise(world):
-    """Messages that the kernel would never send: the daemon lives and serves the next."""
+    """Messages that the kernel never sends: the daemon survives and processes the next message."""
     s = Setup(world)
     whole = nl.u32(1, 1) + nl.attribute(2, nl.sockaddr(s.local)) + nl.u32(3, 0)
     for op in range(12):
@@ -219,7 +219,7 @@ def case_netlink_noise(world):
     for _ in range(300):
         s.kernel.send_raw(made.randbytes(made.randrange(1, 400)))
     s.kernel.send_raw(struct.pack("=IHHII", 0xFFFFFFFF, nl.IWCM << 10, 1, 1, 0))
-    while s.kernel.receive(patience=1):
+    while s.kernel.receive(timeout=1):
         pass
     s.daemon.alive()
     s.kernel.add((s.host, 5999))
@@ -235,8 +235,8 @@ def case_signals_in_traffic(world):
         os.kill(s.daemon.pid, signal.SIGUSR1)
     if world.kind == "reference":
         s.kernel.send(nl.MAPINFO_NUM, nl.u32(1, 1) + nl.u32(2, 0))
-        alive = s.kernel.receive(patience=5)
+        alive = s.kernel.receive(timeout=5)
         s.close()
-        return f"the reference {'lives' if alive else 'hangs'}"
+        return f"the reference {'survives' if alive else 'hangs'}"
     s.kernel.acknowledged(0)
     s.close()

@@ -1,4 +1,4 @@
-"""The kernel itself as the daemon's client: soft-iWARP with port mapping, by the module siw_mapped."""
+"""The real kernel as the daemon's client: soft-iWARP with port mapping, with the module siw_mapped."""
 
 import contextlib
 import json
@@ -10,20 +10,20 @@ import subprocess
 
 import netlink as nl
 import wire
-from basics import PATIENCE, Failure, Skip, expect, until
+from basics import TIMEOUT, Failure, Skip, expect, until
 from net import Wire
 from world import Daemon
 
 SIW, PEER = os.environ.get("SIW_ADDR"), os.environ.get("SIW_PEER_ADDR")
 SIW6, PEER6 = os.environ.get("SIW_ADDR6"), os.environ.get("SIW_PEER_ADDR6")
-LIST_BEGINS = r"print_iwpm_mapped_ports:|(\d+) mappings, \d+ questions"  # not what the start says of descriptors
+LIST_BEGINS = r"print_iwpm_mapped_ports:|(\d+) mappings, \d+ questions"  # not the line on descriptors at the start
 LIST_ENTRY = re.compile(r"([LlMm])(?:ocal|apped) address (?:IPV[46] )?([^\s,(]+)")
 
 
 def start(world):
-    """A daemon on the kernel's netlink, with siw0 and siw1 asking it for ports."""
+    """Starts a daemon on the kernel's netlink; siw0 and siw1 request ports from it."""
     if world.module == "none":
-        raise Skip("the kernel's module siw_mapped cannot be had here")
+        raise Skip("the kernel module siw_mapped is not available here")
     if not os.path.exists("/sys/module/siw_mapped"):
         subprocess.run(["insmod", world.module, "links=w0,w1"], check=True)
     daemon = Daemon(world, world.path)
@@ -32,12 +32,12 @@ def start(world):
 
 
 def mappings(world, daemon):
-    """What SIGUSR1 lists: {local: mapped}."""
+    """Returns the list that SIGUSR1 prints: {local: mapped}."""
     began = len(world.syslog.lines)
     daemon.process.send_signal(signal.SIGUSR1)
     head = re.search(LIST_BEGINS, world.syslog.wait(daemon.pid, LIST_BEGINS, began))
     if head.group(1):
-        world.syslog.await_line(lambda: len(_listed(world, daemon, began)) >= int(head.group(1)), PATIENCE)
+        world.syslog.await_line(lambda: len(_listed(world, daemon, began)) >= int(head.group(1)), TIMEOUT)
     else:
         world.reference_pause()
     return _listed(world, daemon, began)
@@ -63,7 +63,7 @@ def mappings_become(world, daemon, wanted):
 
 
 def gone(world, daemon):
-    """All mappings end."""
+    """Waits until there are no mappings."""
     try:
         until(lambda: mappings(world, daemon) == {}, "the end of all mappings")
     except Failure as why:
@@ -77,14 +77,14 @@ def _ids():
 def rping_server(address, port, *options):
     server = subprocess.Popen(["rping", "-s", "-a", address, "-p", str(port), *options], stdin=subprocess.DEVNULL,
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    subprocess.run(["lab-await-listener", str(port), str(server.pid)], check=True, timeout=PATIENCE)
+    subprocess.run(["lab-await-listener", str(port), str(server.pid)], check=True, timeout=TIMEOUT)
     return server
 
 
 def rping_client(address, port, count=5):
     return subprocess.run(["rping", "-c", "-a", address, "-p", str(port), "-C", str(count), "-V"], check=False,
                           stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                          timeout=PATIENCE).returncode
+                          timeout=TIMEOUT).returncode
 
 
 def end(*processes):
@@ -126,7 +126,7 @@ def case_listen_ipv6(world):
 
 
 def case_listen_wildcard_ipv4(world):
-    """The kernel makes a listener for each siw device with the wildcard address: references of one mapping."""
+    """The kernel creates a listener for each siw device with the wildcard address: references to one mapping."""
     return _listen(world, "0.0.0.0")
 
 
@@ -135,7 +135,7 @@ def case_listen_wildcard_ipv6(world):
 
 
 def _connect(world, listen, address):
-    """The client's kernel asks for the server's port. Both are served by the same daemon, over the link."""
+    """The client's kernel queries the server's port. One daemon serves both, over the link."""
     daemon = start(world)
     server = rping_server(listen, 7174, "-P")
     expect("status of the first client", rping_client(address, 7174), 0)
@@ -163,25 +163,25 @@ def case_connect_own_address(world):
 
 
 def _ucmatose(world, daemon):
-    """Twenty connections at once: the two statuses, None for what does not end."""
+    """Makes twenty connections at once. Returns the two statuses; None for a process that hangs."""
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     server = subprocess.Popen(["ucmatose", "-c", "20", "-b", PEER, "-C", "3"], **quiet)
-    subprocess.run(["lab-await-listener", "7471", str(server.pid)], check=True, timeout=PATIENCE)
+    subprocess.run(["lab-await-listener", "7471", str(server.pid)], check=True, timeout=TIMEOUT)
     client = subprocess.Popen(["ucmatose", "-c", "20", "-s", PEER, "-C", "3"], **quiet)
     for process in client, server:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(20)
     statuses = client.poll(), server.poll()
     if statuses != (0, 0):
-        mappings(world, daemon)  # and what it has done
+        mappings(world, daemon)  # and its counters
         end(client, server)
     gone(world, daemon)
     return statuses
 
 
 def case_connect_many(world):
-    """ucmatose with 20 connections: as many mappings, all gone afterwards. Of some hundred connections one fails
-    over siw, with either daemon (docs/iwpmd.md): then all are tried again, if the daemon has answered everything."""
+    """ucmatose with 20 connections: as many mappings, all removed afterwards. One connection in some hundred fails
+    over siw, with either daemon (docs/iwpmd.md): all are repeated then, if the daemon has answered all requests."""
     daemon, failed = start(world), []
     while (statuses := _ucmatose(world, daemon)) != (0, 0):
         failed.append(statuses)
@@ -192,7 +192,7 @@ def case_connect_many(world):
 
 
 def case_restart(world):
-    """A new daemon gets the mappings from the kernel, with the same ports; a killed one is no different."""
+    """A new daemon gets the mappings from the kernel, with the same ports, also if the old one was killed."""
     for sig in signal.SIGTERM, signal.SIGKILL:
         daemon = start(world)
         servers = [rping_server(address, port, "-P") for address, port in ((PEER, 7174), (PEER6, 7175), ("0.0.0.0", 7176))]
@@ -212,7 +212,7 @@ def case_restart(world):
 
 
 def case_started_after_the_listener(world):
-    """A listener of before the daemon has no mapping; its clients are rejected by the daemon and use the port itself."""
+    """A listener from before the daemon has no mapping; requests are rejected, and clients use the port itself."""
     daemon = start(world)
     daemon.end()
     server = rping_server(PEER, 7174, "-P")
@@ -226,7 +226,7 @@ def case_started_after_the_listener(world):
 
 
 def case_messages_of_other_processes(world):
-    """Only the kernel may ask for mappings. (Sending to another process needs CAP_NET_ADMIN.)"""
+    """Only the kernel may request mappings. (Sending to another process needs CAP_NET_ADMIN.)"""
     daemon = start(world)
     end(rping_server(PEER, 7173, "-P"))  # the kernel has registered as a client
     forged = ("10.77.2.1", 7999)
@@ -234,17 +234,17 @@ def case_messages_of_other_processes(world):
         sock.bind((0, 0))
         payload = nl.u32(1, 1) + nl.attribute(2, nl.sockaddr(forged)) + nl.u32(3, 0)
         sock.sendto(nl.message(nl.ADD, 77, payload), (daemon.pid, 0))
-    # What the kernel asks for next is done later.
+    # The kernel's next request is processed after the forged one.
     servers = rping_server(PEER, 7174, "-P"), rping_server(PEER, 7175, "-P")
     found = until(lambda: [m for m in [mappings(world, daemon)] if (PEER, 7175) in m], "the kernel's mapping")[0]
     end(*servers)
     expect("a mapping was made", forged in found, world.by_kind(False, True))
     if world.kind == "reference":
-        return "the reference obeys any process"
+        return "the reference accepts requests from any process"
 
 
 def case_queries_cross_the_link(world):
-    """What is on the wire when a client connects: request, accept, ack."""
+    """The messages on the wire when a client connects: request, accept, ack."""
     daemon = start(world)
     server = rping_server(PEER, 7174, "-P")
     packets = LinkWire()
@@ -258,7 +258,7 @@ def case_queries_cross_the_link(world):
 
 
 class LinkWire(Wire):
-    """The messages that the guest's own links carry; each is seen when sent and when received."""
+    """The messages on the guest's own links; each is captured when sent and when received."""
 
     def __init__(self):  # not in a namespace
         self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
@@ -266,7 +266,7 @@ class LinkWire(Wire):
 
 
 def _lose_messages(link, loss):
-    """Loses UDP packets of the port mapper's port (3935). ARP, TCP and MPA give up of their own, with any daemon."""
+    """Drops UDP packets of the port mapper's port (3935). Losses of ARP, TCP and MPA fail with any daemon."""
     for command in (f"qdisc add dev {link} root handle 1: prio bands 4",
                     f"qdisc add dev {link} parent 1:4 netem loss {loss}",
                     *(f"filter add dev {link} parent 1: protocol ip u32 match ip protocol 17 0xff"
@@ -275,7 +275,7 @@ def _lose_messages(link, loss):
 
 
 def case_loss(world):
-    """Every fifth message of the daemons is lost, until three were. (A question is given up after 10 s.)"""
+    """Every fifth message of the daemons is lost, until three were lost. (A query fails after 10 s.)"""
     daemon, statuses = start(world), []
     server = rping_server(PEER, 7174, "-P")
     for link in "w0", "w1":

@@ -1,4 +1,4 @@
-"""What the daemon answers to the kernel, which kernel_side.py plays."""
+"""The daemon's answers to the kernel, which kernel_side.py simulates."""
 
 import errno
 import socket
@@ -20,7 +20,7 @@ def start(world, version=4, register=True):
 
 
 def held(world, where, net="a"):
-    """Does someone hold this TCP port, so that a server could not have it?"""
+    """Returns whether this TCP port is in use, so that a server cannot bind it."""
     family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
     with world.net(net), socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
@@ -44,7 +44,7 @@ def case_hello_4(world):
     expect("MAPINFO's name", mapinfo.attrs[1], nl.ULIB)
     expect("MAPINFO's client", mapinfo.client, nl.IWCM)
     expect("the header's process", {hello.pid, mapinfo.pid}, {daemon.pid})
-    return f"library version {nl.number(mapinfo.attrs[2])}, told {daemon.told!r}"
+    return f"library version {nl.number(mapinfo.attrs[2])}, notified {daemon.notified!r}"
 
 
 def _version_3(world, version):
@@ -88,15 +88,15 @@ def case_register(world):
 def case_unregistered(world):
     kernel, _ = start(world, register=False)
     for ask in (lambda: kernel.ask_add((V4, 5000)), lambda: kernel.ask_query((V4, 5000), ("10.88.0.3", 6000))):
-        seq, told = ask(), "nothing"
+        seq, answer = ask(), "nothing"
         kernel.send(nl.MAPINFO_NUM, nl.u32(1, 1) + nl.u32(2, 0))
         got = kernel.receive()
         if got.op == nl.HANDLE_ERR:
-            told = nl.number(got.attrs[2])
+            answer = nl.number(got.attrs[2])
             expect("the error's sequence", nl.number(got.attrs[1]), seq)
             got = kernel.receive()
         expect("the next answer", nl.NAMES[got.op], "MAPINFO_NUM")
-    return f"refused, the kernel is told: {told}"
+    return f"rejected, answer to the kernel: {answer}"
 
 
 def _add(world, address):
@@ -132,7 +132,7 @@ def case_add_wildcard_ipv6(world):
 
 
 def case_mapped_ports_are_for_one_family_only(world):
-    """A TCP server of the other family may have the port."""
+    """A TCP server of the other family may use the port."""
     kernel, _ = start(world)
     port4, port6 = kernel.add((V4, 5000))[1], kernel.add((V6, 5001))[1]
     expect("held by the IPv4 mapping: IPv4, IPv6", (held(world, (V4, port4)), held(world, (V6, port4))), (True, False))
@@ -210,7 +210,7 @@ def case_mapinfo(world):
 
 
 def case_mapinfo_many(world):
-    """Twelve to a datagram, as the kernel sends them."""
+    """Twelve in each datagram, as the kernel sends them."""
     kernel, _ = start(world, register=False)
     every = [((V4, port), (V4, 40000 + port), 0) for port in range(1, 121)]
     for first in range(0, 120, 12):
@@ -222,7 +222,7 @@ def case_mapinfo_many(world):
 
 
 def case_mapinfo_again(world):
-    """The same mappings once more change nothing; others for the same address are a conflict."""
+    """The same mappings have no effect when repeated; different ones for the same address are a conflict."""
     kernel, _ = start(world)
     kernel.mapinfo(((V4, 5000), (V4, 42001), 0))
     kernel.acknowledged(1)
@@ -235,7 +235,7 @@ def case_mapinfo_again(world):
 
 
 def case_mapinfo_port_taken(world):
-    """Someone else took the port while no daemon ran."""
+    """Another process has bound the port while no daemon ran."""
     kernel, _ = start(world)
     with world.net("a"):
         other = socket.create_server((V4, 42005))
@@ -247,13 +247,13 @@ def case_mapinfo_port_taken(world):
 
 
 def case_overrun(world):
-    """The socket's buffer overflowed: messages are lost, and the daemon asks for the mappings anew."""
+    """The socket's buffer overflowed: messages are lost, and the daemon requests the mappings again."""
     kernel, daemon = start(world)
     kernel.add((V4, 5000))
     kernel.lose_messages()
     if world.kind == "reference":
         kernel.add((V4, 5001))
-        return "the reference goes on as if nothing were lost"
+        return "the reference continues without requesting the mappings"
     asked = kernel.answer(nl.MAPINFO)
     expect("client", asked.client, nl.IWCM)
     kernel.add((V4, 5001))

@@ -1,4 +1,4 @@
-"""Two daemons: the tested one in namespace a, the other in b, each with a kernel of its own."""
+"""Two daemons: the tested one in namespace a, the other in b, each with its own simulated kernel."""
 
 import os
 
@@ -13,7 +13,7 @@ LOCAL, REMOTE = 5000, 6000
 
 
 class Pair:
-    """`ask` is the daemon whose kernel connects, `tell` the one whose kernel listens."""
+    """`ask` is the kernel that connects, `tell` the one that listens; each has a daemon."""
 
     def __init__(self, world, swapped):
         if not os.access(world.other_path, os.X_OK):
@@ -42,7 +42,7 @@ class Pair:
         return [wire.NAMES[wire.parse(data).kind] for _, _, data in self.packets.messages()]
 
     def seen(self, least, last="request"):
-        """The kinds of messages on the link, when there are at least so many, and one of the kind `last`."""
+        """Waits for at least so many messages on the link and one of the kind `last`. Returns all kinds."""
         until(lambda: len(self._kinds()) >= least and last in self._kinds(), f"{least} messages with a {last}")
         return self._kinds()
 
@@ -66,8 +66,8 @@ def _connects(pair, version, listen=None):
     mapped_local, mapped_remote, error = pair.query(local, remote)
     expect("mapped port and error", (mapped_remote[1], error), (mapped[1], 0))
     info = pair.tell.answer(nl.REMOTE_INFO)
-    told = [nl.endpoint(info.attrs[kind]) for kind in (3, 5)]
-    expect("REMOTE_INFO's remote addresses", told, [local, mapped_local])
+    addresses = [nl.endpoint(info.attrs[kind]) for kind in (3, 5)]
+    expect("REMOTE_INFO's remote addresses", addresses, [local, mapped_local])
     seen = pair.seen(3, "ack")
     expect("messages", list(dict.fromkeys(seen)), ["request", "accept", "ack"])
     if "reference" not in (pair.world.kind, pair.world.other_kind):  # which may be asked twice, see Setup.receive
@@ -122,8 +122,8 @@ def case_many_connections(pair):
 
 
 def _lossy(pair, loss):
-    """Repetition makes up for what is lost. A question of which everything is lost for ten seconds is asked again, as
-    the program does that connects: one in four hundred of them, or with half of all messages lost one in twenty."""
+    """Messages are repeated until they arrive. A query whose messages are all lost for ten seconds fails, and is
+    repeated, as by a program that connects again: one query in four hundred, one in twenty with a loss of a half."""
     remote, given_up = (pair.tell_net.v4, REMOTE), 0
     mapped = pair.tell.add(remote)
     for net in pair.ask_net, pair.tell_net:
@@ -135,23 +135,23 @@ def _lossy(pair, loss):
     for port in range(LOCAL, LOCAL + 10):
         ask(port)
     while asked:
-        # The reference says nothing when it gives up. Ours says only the number of the question.
+        # The reference sends nothing when a query fails. Ours sends only the sequence number.
         got = pair.ask.receive("an answer", *([15] if pair.asker == "reference" else []))
         if got is None or got.op == nl.HANDLE_ERR:
             for seq in list(asked) if got is None else [nl.number(got.attrs[1])]:
                 ask(asked.pop(seq))
                 given_up += 1
             if given_up > 20:
-                raise Failure("nothing arrives any more")
+                raise Failure("no more messages arrive")
             continue
         expect("answer", nl.NAMES[got.op], "QUERY")
         port = asked.pop(nl.number(got.attrs[1]))
-        told = nl.endpoint(got.attrs[2])[1], nl.endpoint(got.attrs[5]), nl.number(got.attrs[6])
-        expect("local port, mapped, error", told, (port, mapped, 0))
-    told = set()
-    while len(told) < 10:
-        told.add(nl.endpoint(pair.tell.answer(nl.REMOTE_INFO).attrs[3])[1])
-    return f"{len(pair.seen(1))} messages for 10 connections, {given_up} given up and asked again"
+        values = nl.endpoint(got.attrs[2])[1], nl.endpoint(got.attrs[5]), nl.number(got.attrs[6])
+        expect("local port, mapped, error", values, (port, mapped, 0))
+    ports = set()
+    while len(ports) < 10:
+        ports.add(nl.endpoint(pair.tell.answer(nl.REMOTE_INFO).attrs[3])[1])
+    return f"{len(pair.seen(1))} messages for 10 connections, {given_up} queries failed and were repeated"
 
 
 @both_ways
@@ -168,7 +168,7 @@ def case_heavy_loss(pair):
 
 @both_ways
 def case_peer_restarts(pair):
-    """The listener's daemon comes later than the question."""
+    """The listener's daemon starts after the query."""
     local, remote = (pair.ask_net.v4, LOCAL), (pair.tell_net.v4, REMOTE)
     other = next(d for d in pair.world.daemons if d.kernel is pair.tell)
     path = pair.world.path if other is pair.world.daemons[0] else pair.world.other_path

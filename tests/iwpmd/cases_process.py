@@ -8,7 +8,7 @@ import socket
 import subprocess
 
 import netlink as nl
-from basics import PATIENCE, Failure, expect, until
+from basics import TIMEOUT, Failure, expect, until
 from kernel_side import Kernel
 from net import SO_RCVBUFFORCE
 from world import Daemon
@@ -17,16 +17,16 @@ NETLINK_RDMA = "20"
 
 
 def _run(world, *arguments, wrap=(), env=None):
-    """Runs the daemon until it ends: (status, what it printed)."""
+    """Runs the daemon until it exits. Returns (status, output)."""
     env = {**os.environ, **(env or {})}
     env.pop("LD_LIBRARY_PATH", None)
     done = subprocess.run([*wrap, world.path, *arguments], env=env, stdin=subprocess.DEVNULL, cwd="/",
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE, check=False)
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT, check=False)
     return done.returncode, done.stdout.decode(errors="replace").strip()
 
 
 def _udp_ports(pid):
-    """(file, port) of the process's UDP sockets."""
+    """Returns (file, port) of the process's UDP sockets."""
     inodes = set()
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -51,14 +51,14 @@ def _netlink_groups(pid):
 
 
 def case_starts(world):
-    """-s: stays in the foreground and tells when it is ready."""
+    """-s: stays in the foreground and notifies systemd when it is ready."""
     daemon = Daemon(world, world.path)
     ports = _udp_ports(daemon.pid)
     expect("sockets at port 3935", sorted(p for p in ports if p[1] == 3935), [("udp", 3935), ("udp6", 3935)])
     expect("client sockets", sorted(p[0] for p in ports if p[1] != 3935), ["udp", "udp6"])
     expect("netlink groups", _netlink_groups(daemon.pid), 3)
     expect("printed", daemon.printed(), "")
-    return f"told {daemon.told!r}"
+    return f"notified {daemon.notified!r}"
 
 
 def case_long_option(world):
@@ -69,7 +69,7 @@ def case_long_option(world):
 
 
 def case_daemonises(world):
-    """Without -s: the caller gets status 0, the daemon goes on by itself."""
+    """Without -s: the caller exits with status 0, and the daemon continues in the background."""
     began = len(world.syslog.lines)
     expect("status", _run(world), (0, ""))
     pid = until(_daemons, "the daemon")[0]
@@ -91,19 +91,19 @@ def case_without_notify_socket(world):
     daemon = subprocess.Popen([world.path, "-s"], stdin=subprocess.DEVNULL)
     until(lambda: _netlink_groups(daemon.pid), "the netlink socket")
     daemon.send_signal(signal.SIGTERM)
-    expect("status", daemon.wait(PATIENCE), 0)
+    expect("status", daemon.wait(TIMEOUT), 0)
 
 
 def case_abstract_notify_socket(world):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
         notify.bind("\0iwpmd-ready")
-        notify.settimeout(PATIENCE)
+        notify.settimeout(TIMEOUT)
         daemon = subprocess.Popen([world.path, "-s"], stdin=subprocess.DEVNULL,
                                   env={**os.environ, "NOTIFY_SOCKET": "@iwpmd-ready"})
-        told = notify.recv(4096)
+        message = notify.recv(4096)
         daemon.kill()
         daemon.wait()
-    expect("told", b"READY=1" in told, True)
+    expect("notified", b"READY=1" in message, True)
 
 
 def case_sigterm(world):
@@ -133,7 +133,7 @@ def case_ports_are_free_after_the_end(world):
 
 
 def case_sigusr1(world):
-    """The mappings are listed in the log, and the daemon goes on."""
+    """The mappings are listed in the log, and the daemon continues."""
     kernel = Kernel()
     daemon = Daemon(world, world.path, kernel=kernel)
     kernel.register()
@@ -147,18 +147,35 @@ def case_sigusr1(world):
     return " / ".join(line.partition("]: ")[2] for line in world.syslog.of(daemon.pid, began))
 
 
+def case_slow_log(world):
+    """The daemon answers the kernel while the log is not read, and no line is lost."""
+    if world.kind == "reference":
+        return "not tried: it waits for the log"
+    kernel = Kernel()
+    daemon = Daemon(world, world.path, kernel=kernel)
+    kernel.register()
+    mapped = [kernel.add(("10.77.2.1", port)) for port in range(5000, 5100)]
+    began = len(world.syslog.lines)
+    with world.syslog.paused():
+        daemon.process.send_signal(signal.SIGUSR1)
+        until(world.syslog.is_full, "a log without space")
+        kernel.add(("10.77.2.1", 6000))
+    for _, port in mapped:
+        world.syslog.wait(daemon.pid, rf"\b{port}\b", began)
+
+
 def _daemons():
     return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _netlink_groups(int(pid))]
 
 
 def _tried(arguments):
-    """(status or None when it runs, what it printed, whether a daemon runs then)."""
+    """Returns (status, or None while it runs; output; whether a daemon runs then)."""
     process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                cwd="/")
     if "-s" in arguments:  # stays in the foreground, if it runs
         until(lambda: process.poll() is not None or _daemons(), f"{arguments}: start or end")
     else:
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT)
     status = process.poll()
     text = "" if status is None else process.stdout.read().decode().strip().replace("\n", " / ")
     if status == 0 and "option" in text:  # not help or a version
@@ -173,7 +190,7 @@ def _tried(arguments):
 
 
 def case_options(world):
-    """Wrong options are told, and the daemon runs as without them: as the reference does."""
+    """Unknown options are reported and ignored, as by the reference."""
     facts = []
     for arguments in (["-x"], ["--no-such"], ["-h"], ["--help"], ["-v"], ["--version"], ["-s", "extra"]):
         status, text, runs = _tried([world.path, *arguments])
@@ -184,7 +201,7 @@ def case_options(world):
 
 
 def _buffer_asked_for(world, config):
-    """What the daemon asks of the kernel as the netlink socket's buffer, and its log."""
+    """Returns the buffer sizes that the daemon requests for the netlink socket, and its log."""
     kernel, options = Kernel(), f"/run/options.{len(world.syslog.lines)}"
     daemon = Daemon(world, world.path, kernel=kernel, config=config, env={"IWPMD_OPTIONS": options})
     numbers = []
@@ -202,13 +219,13 @@ def case_config(world):
 
 
 def case_config_default(world):
-    """400 MB, as iwpmd.conf(5) says; the reference keeps the system's size, unless its configuration says 400 MB."""
+    """The default is 400 MB, as in iwpmd.conf(5); the reference keeps the system's size without a configuration."""
     sizes, _ = _buffer_asked_for(world, "# nothing\n")
     expect("size", sizes, world.by_kind([419430400], []))
 
 
 def case_config_bad_lines(world):
-    """Bad lines are told and skipped, what is good among them counts."""
+    """Invalid lines are reported and skipped; valid ones have an effect."""
     config = ("no equals sign\nnl_sock_rbuf_size\nunknown_name=5\n=7\nnl_sock_rbuf_size=\nnl_sock_rbuf_size=many\n"
               f"{'x' * 5000}=1\nnl_sock_rbuf_size=-5\n\0\xff=1\nnl_sock_rbuf_size = 2000000\nnl_sock_rbuf_size=1000000\n")
     sizes, log = _buffer_asked_for(world, config)
@@ -228,7 +245,7 @@ def case_config_missing(world):
 
 
 def case_second_daemon(world):
-    """Port 3935 is taken."""
+    """Port 3935 is in use."""
     Daemon(world, world.path)
     began = len(world.syslog.lines)
     status, text = _run(world, "-s")
@@ -268,13 +285,13 @@ def case_unprivileged(world):
         status, text = _run(world, "-s", wrap=["timeout", "10", "setpriv", "--reuid=65534", "--regid=65534",
                                                "--clear-groups", "--bounding-set=-all"])
     except subprocess.TimeoutExpired:
-        raise Failure("neither works nor ends") from None
+        raise Failure("neither works nor exits") from None
     log = [line.partition("]: ")[2] for line in world.syslog.lines[began:]]
     return f"status {status}, printed {text!r}, log {log}"
 
 
 def case_many_mappings(world):
-    """More descriptors than select() can wait for."""
+    """More descriptors than select() supports."""
     kernel = Kernel()
     daemon = Daemon(world, world.path, kernel=kernel)
     kernel.register()

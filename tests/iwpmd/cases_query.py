@@ -1,4 +1,4 @@
-"""What the daemon asks a peer for its kernel: one daemon in namespace a, both are scripted."""
+"""Queries that the daemon sends to a peer for its kernel: one daemon in namespace a; kernel and peer are scripted."""
 
 import time
 
@@ -36,12 +36,12 @@ def case_query_ipv6(world):
 
 
 def case_query_answered_to_port_3935(world):
-    """An accept to the daemon's port instead of the socket that asked: the reference takes it."""
+    """An accept that is sent to the daemon's port instead of the querying socket: the reference accepts it."""
     s = Setup(world)
     seq, packet, where = s.query()
     s.reply(wire.ACCEPT, packet, (s.far, 45001 if world.kind == "ours" else 45000))
     if world.kind == "ours":
-        expect("what is told to the kernel", s.kernel.acknowledged(0), 0)
+        expect("messages to the kernel", s.kernel.acknowledged(0), 0)
         s.reply(wire.ACCEPT, packet, (s.far, 45000), where=where)
     _, remote, error = answer(s.kernel, seq, s.local, s.remote)
     expect("mapped", (remote, error), ((s.far, 45000), 0))
@@ -50,14 +50,14 @@ def case_query_answered_to_port_3935(world):
 
 
 def case_query_accepted_with_wildcard(world):
-    """The kernel itself puts the remote address in."""
+    """The kernel replaces the wildcard by the remote address."""
     s = Setup(world)
     seq, packet, where = s.query()
     s.reply(wire.ACCEPT, packet, ("0.0.0.0", 45000), where=where)
     _, remote, error = answer(s.kernel, seq, s.local, s.remote)
     expect("the mapped port", (remote[1], error), (45000, 0))
     s.close()
-    return f"told to the kernel: {remote}"
+    return f"sent to the kernel: {remote}"
 
 
 def case_query_rejected(world):
@@ -80,31 +80,31 @@ def case_query_is_repeated(world):
 
 
 def case_query_is_given_up(world):
-    """The kernel is told, and the mapping's reference is released."""
+    """The kernel gets an error, and the mapping's reference is released."""
     s = Setup(world)
     before = s.daemon.descriptors()
     seq, _, _ = s.query()
     sent = 1
-    while s.peer.receive(patience=4):
+    while s.peer.receive(timeout=4):
         sent += 1
     if not 9 <= sent <= MOST_SENDINGS:
         raise Failure(f"{sent} requests for one query")
-    told = s.kernel.receive(patience=0)
+    answer = s.kernel.receive(timeout=0)
     s.close()
     if world.kind == "reference":
-        expect("the reference tells the kernel, descriptors", (told, s.daemon.descriptors()), (None, before + 1))
-        return f"{sent} requests; the kernel is not told, the port stays held"
-    if not told or told.op not in (nl.QUERY, nl.HANDLE_ERR):
-        raise Failure("the kernel is not told")
-    expect("SEQ", nl.number(told.attrs[1]), seq)
-    error = nl.number(told.attrs[6 if told.op == nl.QUERY else 2])
+        expect("the reference's answer, descriptors", (answer, s.daemon.descriptors()), (None, before + 1))
+        return f"{sent} requests; no answer to the kernel, and the port stays in use"
+    if not answer or answer.op not in (nl.QUERY, nl.HANDLE_ERR):
+        raise Failure("no answer to the kernel")
+    expect("SEQ", nl.number(answer.attrs[1]), seq)
+    error = nl.number(answer.attrs[6 if answer.op == nl.QUERY else 2])
     if error == 0:
         raise Failure("an answer without an error")
     expect("descriptors", s.daemon.descriptors(), before)
     slept = s.daemon.wakeups()
     time.sleep(0.5)
     expect("wake-ups with nothing to do", s.daemon.wakeups() - slept, 0)
-    return f"{sent} requests; error {error} in {nl.NAMES[told.op]}"
+    return f"{sent} requests; error {error} in {nl.NAMES[answer.op]}"
 
 
 def case_query_twice_from_one_address(world):
@@ -137,7 +137,7 @@ def case_query_of_a_wildcard(world):
 
 
 def case_query_without_mapping(world):
-    """NO_PORT_MAP: the peer is asked all the same, with the local address as the mapped one."""
+    """NO_PORT_MAP: the peer is queried nevertheless, with the local address as the mapped one."""
     s = Setup(world)
     before = s.daemon.descriptors()
     seq = s.kernel.ask_query(s.local, s.remote, nl.NO_PORT_MAP)
@@ -150,7 +150,7 @@ def case_query_without_mapping(world):
 
 
 def case_handles_cannot_be_guessed(world):
-    """Handles of requests differ and do not follow each other."""
+    """Handles of requests differ and are not sequential."""
     s = Setup(world)
     handles = []
     for port in range(REMOTE, REMOTE + 8):

@@ -1,4 +1,4 @@
-"""Very many mappings, for as long as it takes."""
+"""Very many mappings, without a time limit."""
 
 import os
 import random
@@ -11,9 +11,9 @@ from world import Daemon
 COUNT = 50000
 # The reference looks things up in lists, and leaves the search for a free port to the kernel.
 REFERENCE_COUNT = 20000
-# Questions that the scripted kernel asks before it reads the answers.
+# Requests that the scripted kernel sends before it reads the answers.
 AT_ONCE = 50
-# Addresses beyond it are as good as any: the daemon holds ports at all addresses.
+# Addresses need not be local: the daemon binds ports on the wildcard address.
 ADDRESSES = [f"10.88.1.{n}" for n in range(1, 6)]
 
 
@@ -50,7 +50,7 @@ def _seconds(daemon):
 
 
 class Soak:
-    """A daemon, and what its figures were at the start."""
+    """A daemon, and its figures at the start."""
 
     def __init__(self, world):
         self.count = world.by_kind(COUNT, REFERENCE_COUNT)
@@ -64,13 +64,13 @@ class Soak:
         self.descriptors, self.kilobytes = self.daemon.descriptors(), self.daemon.rss()
 
     def timed(self, what, function, *arguments):
-        """(what it returns, words about the time that took, the daemon's part in brackets)"""
+        """Returns (the function's result, a text with the time, and the daemon's share in brackets)."""
         begin, busy = time.monotonic(), _seconds(self.daemon)
         result = function(self.kernel, *arguments)
         return result, f"{what} {time.monotonic() - begin:.1f} s ({_seconds(self.daemon) - busy:.1f} s)"
 
     def turn(self):
-        """(memory with all mappings, words)"""
+        """Returns (memory with all mappings, a text)."""
         self.made.shuffle(self.order)
         mapped, most = self.timed(f"{self.count - 1000} made in", _add, self.order[:-1000])
         more, last = self.timed("1000 more in", _add, self.order[-1000:])
@@ -78,7 +78,7 @@ class Soak:
         expect("descriptors", self.daemon.descriptors(), self.descriptors + self.count)
         full = self.daemon.rss()
         self.made.shuffle(self.order)
-        for index in self.order[:1000]:  # in place of each that goes another comes
+        for index in self.order[:1000]:  # each removed mapping is replaced by another one
             _remove(self.kernel, [index])
             mapped.update(_add(self.kernel, [index]))
         expect("different ports", len(set(mapped.values())), self.count)
@@ -89,8 +89,8 @@ class Soak:
 
 
 def case_mappings(world):
-    """50,000 mappings made and removed in random order, and exchanged while there are as many: memory and
-    descriptors come back to what they were, and each address has a port of its own."""
+    """Adds and removes 50,000 mappings in random order, and replaces some while all exist: memory and descriptors
+    return to their initial values, and each address has its own port."""
     soak = Soak(world)
     turns = [soak.turn() for _ in range(2)]
     facts = f"{soak.kilobytes} kB before; " + "; again: ".join(words for _, words in turns)

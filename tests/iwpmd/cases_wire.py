@@ -1,10 +1,10 @@
-"""What a peer asks: one daemon in namespace a, its kernel and its peer are scripted."""
+"""Requests of a peer: one daemon in namespace a; its kernel and its peer are scripted."""
 
 import subprocess
 
 import netlink as nl
 import wire
-from basics import PATIENCE, Failure, expect
+from basics import TIMEOUT, Failure, expect
 from setup import LOCAL, MOST_SENDINGS, Setup
 
 
@@ -17,13 +17,13 @@ def _accepts(world, version, old=False):
            (mapped, s.remote, s.handle, 48, 0))
     expect("from", where, (s.host, wire.PORT))
     info = s.kernel.answer(nl.REMOTE_INFO)
-    told = [nl.endpoint(info.attrs[kind]) for kind in (2, 3, 4, 5)]
+    addresses = [nl.endpoint(info.attrs[kind]) for kind in (2, 3, 4, 5)]
     s.reply(wire.ACK, packet)
     s.close()
     if not old:
-        expect("REMOTE_INFO", told, [s.local, s.remote, mapped, s.mapped_cp])
+        expect("REMOTE_INFO", addresses, [s.local, s.remote, mapped, s.mapped_cp])
         expect("REMOTE_INFO's error", nl.number(info.attrs.get(6, b"\0\0")), 0)
-    return f"told to the kernel: mapped remote {told[3]}, attributes {sorted(info.attrs)}"
+    return f"sent to the kernel: mapped remote {addresses[3]}, attributes {sorted(info.attrs)}"
 
 
 def case_accept_ipv4(world):
@@ -35,7 +35,7 @@ def case_accept_ipv6(world):
 
 
 def case_accept_request_of_48_bytes(world):
-    """Peers of before the mapped address was added."""
+    """Requests of old peers, without the mapped address."""
     return _accepts(world, 4, old=True)
 
 
@@ -72,12 +72,12 @@ def case_reject(world):
 
 
 def case_reject_again(world):
-    """A request that is sent again, for the reject was lost."""
+    """A request that is repeated because the reject was lost."""
     s = Setup(world)
     s.request()
     first, _ = s.receive(wire.REJECT)
     s.request()
-    again = s.peer.receive(patience=3 if world.kind == "reference" else PATIENCE)
+    again = s.peer.receive(timeout=3 if world.kind == "reference" else TIMEOUT)
     s.close()
     if again is None:
         return "the reference is silent: only the first request with a handle is answered"
@@ -108,14 +108,14 @@ def case_accept_is_repeated(world):
     s.kernel.answer(nl.REMOTE_INFO)
     s.request(handle=7)
     while (packet := s.receive(wire.ACCEPT)[0]).handle != 7:
-        pass  # one may have been under way
+        pass  # one may have been in transit
     s.reply(wire.ACK, packet)
     s.kernel.answer(nl.REMOTE_INFO)
     s.close()
 
 
 def case_request_again(world):
-    """A request that is sent again, for the accept was lost, makes one connection only."""
+    """A request that is repeated because the accept was lost creates only one connection."""
     s = Setup(world)
     s.kernel.add(s.local)
     s.request()
@@ -134,12 +134,12 @@ def case_request_again(world):
 
 
 def case_accept_without_ack(world):
-    """How many accepts one request brings that is never acknowledged: no more than it costs."""
+    """The number of accepts for one request that is never acknowledged: no amplification."""
     s = Setup(world)
     s.kernel.add(s.local)
     s.request()
     sent = 0
-    while s.peer.receive(patience=4):
+    while s.peer.receive(timeout=4):
         sent += 1
     s.close()
     if world.kind == "ours" and sent != 1 or sent > MOST_SENDINGS:
@@ -148,7 +148,7 @@ def case_accept_without_ack(world):
 
 
 def _asked_at_second_address(world, version, second, length):
-    """A host with two addresses: its peer knows the one that it asked, and ours takes answers from there only."""
+    """A host with two addresses: answers come from the address that was queried, the only one that ours accepts."""
     s = Setup(world, version)
     address = f"{second}/{length}"
     subprocess.run(["ip", "-n", "a", "addr", "replace", address, "dev", "eth", *(["nodad"] if version == 6 else [])], check=True)

@@ -22,7 +22,7 @@ MODULES = cases_process, cases_kernel, cases_netlink, cases_wire, cases_query, c
 
 
 def cases():
-    """Name to function, in the order of the files."""
+    """Returns {name: function} in the order of the files."""
     found = {}
     for module in MODULES:
         group = module.__name__.removeprefix("cases_")
@@ -43,7 +43,7 @@ def run(world, name, function):
         result, facts = "skip", str(why)
     except Failure as why:
         result, facts = "FAIL", str(why)
-    except Exception:  # a mistake of the case itself, or something no case expects
+    except Exception:  # a mistake in the case, or an unexpected failure
         result, facts = "FAIL", traceback.format_exc().replace("\n", " | ")
     world.tidy()
     print(f"{result:4} {name}: {facts or 'as specified'}, {time.monotonic() - begin:.1f} s", flush=True)

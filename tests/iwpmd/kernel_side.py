@@ -1,4 +1,4 @@
-"""Plays the kernel's port-map client to a daemon that runs with netlink_shim.c."""
+"""Simulates the kernel's port-map client for a daemon that runs with netlink_shim.c."""
 
 import os
 import select
@@ -6,13 +6,13 @@ import socket
 import struct
 
 import netlink as nl
-from basics import PATIENCE, Failure, expect
+from basics import TIMEOUT, Failure, expect
 
 NO_BUFFERS = 0xFFFFFFFF
 
 
 class Kernel:
-    """One kernel for one daemon. version: what it answers to HELLO; "old": it knows no HELLO."""
+    """A kernel for one daemon. version: its answer to HELLO; "old": it does not know HELLO."""
 
     count = 0
 
@@ -25,10 +25,10 @@ class Kernel:
         self.socket, self.seq, self.sent_first, self.mapinfo_at_start = None, 100, [], []
 
     def accept(self, daemon):
-        """The daemon's start, until it has asked for the mappings (or was told that it is too old)."""
-        ready, _, _ = select.select([self.listener], [], [], PATIENCE)
+        """Handles the daemon's start, until it has requested the mappings (or was rejected as too old)."""
+        ready, _, _ = select.select([self.listener], [], [], TIMEOUT)
         if not ready:
-            raise Failure(f"no netlink socket was made: {daemon.printed()!r} {daemon.log()}")
+            raise Failure(f"no netlink socket was created: {daemon.printed()!r} {daemon.log()}")
         self.socket, _ = self.listener.accept()
         hello = self.receive("HELLO")
         expect("the first message", (nl.NAMES[hello.op], hello.client), ("HELLO", nl.IWCM))
@@ -45,7 +45,7 @@ class Kernel:
             self.mapinfo(*self.mapinfo_at_start)
 
     def send(self, op, payload, seq=None, client=nl.IWCM, sender=0):
-        """Returns the message's sequence number."""
+        """Sends a message. Returns its sequence number."""
         if seq is None:
             self.seq += 1
             seq = self.seq
@@ -56,14 +56,14 @@ class Kernel:
         self.socket.send(struct.pack("=I", sender) + data)
 
     def lose_messages(self):
-        """The daemon's next receive fails: the kernel had no room for a message."""
+        """The daemon's next receive fails with ENOBUFS: the kernel has dropped a message."""
         self.socket.send(struct.pack("=I", NO_BUFFERS))
 
-    def receive(self, what="a message", patience=PATIENCE):
-        ready, _, _ = select.select([self.socket], [], [], patience)
+    def receive(self, what="a message", timeout=TIMEOUT):
+        ready, _, _ = select.select([self.socket], [], [], timeout)
         if not ready:
-            if patience == PATIENCE:
-                raise Failure(f"{what}: did not come over netlink")
+            if timeout == TIMEOUT:
+                raise Failure(f"{what}: did not arrive over netlink")
             return None
         data = self.socket.recv(65536)
         if not data:
@@ -73,14 +73,14 @@ class Kernel:
         return messages[0]
 
     def answer(self, op):
-        """The next message, which must be of this kind."""
+        """Returns the next message, which must be of this kind."""
         got = self.receive(nl.NAMES[op])
         if got.op != op or got.client == 0:
             raise Failure(f"{nl.describe(got)} instead of {nl.NAMES[op]}")
         return got
 
     def error(self):
-        """The code of the next message, which must be HANDLE_ERR: (sequence, code)."""
+        """Returns (sequence, code) of the next message, which must be HANDLE_ERR."""
         got = self.answer(nl.HANDLE_ERR)
         return nl.number(got.attrs[1]), nl.number(got.attrs[2])
 
@@ -90,7 +90,7 @@ class Kernel:
         return self.send(nl.REG_PID, payload, client=client)
 
     def register(self):
-        """The message's sequence number and the answer."""
+        """Registers. Returns the message's sequence number and the answer."""
         return self.ask_register(), self.answer(nl.REG_PID)
 
     def _flags(self, kind, flags):
@@ -101,7 +101,7 @@ class Kernel:
         return self.send(nl.ADD, payload, client=client)
 
     def add(self, where, flags=0):
-        """The mapped address; the answer must be in order."""
+        """Adds a mapping. Returns the mapped address of the answer, which is checked."""
         seq = self.ask_add(where, flags)
         got = self.answer(nl.ADD)
         expect("the answer's sequence", nl.number(got.attrs[1]), seq)
@@ -110,7 +110,7 @@ class Kernel:
         return nl.endpoint(got.attrs[3])
 
     def added(self):
-        """Of the next answer, to any question: (sequence, address, mapped port)."""
+        """Returns (sequence, address, mapped port) of the next answer, to any request."""
         got = self.answer(nl.ADD)
         expect("the answer's error", nl.number(got.attrs[4]), 0)
         return nl.number(got.attrs[1]), nl.endpoint(got.attrs[2]), nl.endpoint(got.attrs[3])[1]
@@ -124,7 +124,7 @@ class Kernel:
         return self.send(nl.QUERY, payload, client=client)
 
     def mapinfo(self, *mappings):
-        """The kernel's mappings, (local, mapped, flags) each, in one datagram as it sends them."""
+        """Sends the kernel's mappings, (local, mapped, flags) each, in one datagram, like the kernel."""
         data = b""
         for local, mapped, flags in mappings:
             payload = nl.attribute(1, nl.sockaddr(local)) + nl.attribute(2, nl.sockaddr(mapped)) + self._flags(3, flags)
@@ -132,7 +132,7 @@ class Kernel:
         self.send_raw(data + nl.raw(nl.DONE, 0, bytes(4), flags=nl.MULTI))
 
     def acknowledged(self, sent):
-        """Ends a list of mappings: how many the daemon has taken. Also shows that it has done all before."""
+        """Ends a list of mappings. Returns how many the daemon has accepted, after it has processed all messages."""
         self.send(nl.MAPINFO_NUM, nl.u32(1, 1) + nl.u32(2, sent))
         got = self.answer(nl.MAPINFO_NUM)
         expect("SEND_NUM", nl.number(got.attrs[2]), sent)

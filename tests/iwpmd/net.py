@@ -8,7 +8,7 @@ import struct
 import subprocess
 
 import wire
-from basics import PATIENCE, Failure
+from basics import TIMEOUT, Failure
 
 CLONE_NEWNET = 0x40000000
 SO_RCVBUFFORCE = 33
@@ -16,7 +16,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Net:
-    """A network namespace on the bridge of all of them. Number 0 is the guest's own."""
+    """A network namespace on the common bridge. Number 0 is the guest's own."""
 
     def __init__(self, name, number):
         self.name, self.v4, self.v6 = name, f"10.88.0.{number}", f"fd00:88::{number:x}"
@@ -55,13 +55,13 @@ link set eth up"""
             return Udp(version, port, address or self.address(version))
 
     def quality(self, *netem):
-        """What the link does to packets sent by this namespace."""
+        """Sets how the link treats packets from this namespace (netem)."""
         subprocess.run(["tc", "-n", self.name, "qdisc", "del", "dev", "eth", "root"], stderr=subprocess.DEVNULL)
         if netem:
             subprocess.run(["tc", "-n", self.name, "qdisc", "add", "dev", "eth", "root", "netem", *netem], check=True)
 
     def neighbours(self, *others):
-        """Fixed neighbours: a lost question for one is no part of a case."""
+        """Sets permanent neighbours, so that lost ARP packets do not affect the cases."""
         for other in others:
             link = subprocess.run(["ip", "-n", other.name, "-br", "link", "show", "eth"], capture_output=True, check=True)
             mac = link.stdout.split()[2].decode()
@@ -84,11 +84,11 @@ class Udp:
     def send(self, data, address, port=wire.PORT):
         self.socket.sendto(data, (address, port))
 
-    def receive(self, what="an answer", patience=PATIENCE):
-        """(packet, (address, port)); None when nothing came, with a patience of one's own."""
-        ready, _, _ = select.select([self.socket], [], [], patience)
+    def receive(self, what="an answer", timeout=TIMEOUT):
+        """Returns (packet, (address, port)), or None on a timeout given by the caller."""
+        ready, _, _ = select.select([self.socket], [], [], timeout)
         if not ready:
-            if patience == PATIENCE:
+            if timeout == TIMEOUT:
                 raise Failure(f"{what}: did not arrive")
             return None
         data, where = self.socket.recvfrom(4096)
@@ -99,18 +99,18 @@ class Udp:
 
 
 class Wire:
-    """All messages of port mappers that pass a namespace's link, from AF_PACKET: (from, to, data)."""
+    """Captures all messages of port mappers on a namespace's link with AF_PACKET: (from, to, data)."""
 
     def __init__(self, net):
         with net:
             self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
-            # More than net.core.rmem_max allows: what the capture loses would not be counted.
+            # Larger than net.core.rmem_max allows: the capture must not lose packets.
             self.socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 23)
             self.socket.bind(("eth", 3))
         self.seen = []
 
     def messages(self):
-        """What has passed until now."""
+        """Returns the messages until now."""
         while select.select([self.socket], [], [], 0)[0]:
             found = self._udp(*self.socket.recvfrom(65536))
             if found:

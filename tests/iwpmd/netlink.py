@@ -31,7 +31,7 @@ def u16(kind, value):
 
 
 def message(op, seq, payload, client=IWCM, pid=0):
-    """A message as the kernel sends it; `payload` is its attributes."""
+    """Returns a message in the kernel's format; `payload` has its attributes."""
     return raw(client << 10 | op, seq, payload, pid)
 
 
@@ -40,14 +40,14 @@ def raw(kind, seq, payload, pid=0, flags=REQUEST):
 
 
 def parse(data):
-    """The messages of a datagram."""
+    """Returns the messages of a datagram."""
     found = []
     while len(data) >= 16:
         length, kind, _flags, seq, pid = struct.unpack_from("=IHHII", data)
         assert 16 <= length <= len(data), f"netlink length {length} of {len(data)}"
         found.append(Message(kind & 1023, kind >> 10, seq, pid, attributes(data[16:length])))
         data = data[length + -length % 4:]
-    assert not data, f"{len(data)} bytes behind the last netlink message"
+    assert not data, f"{len(data)} bytes after the last netlink message"
     return found
 
 
@@ -62,12 +62,12 @@ def attributes(data):
 
 
 def number(data):
-    """A number of two or four bytes."""
+    """Returns a number of two or four bytes."""
     return int.from_bytes(data, "little")
 
 
 def sockaddr(where):
-    """struct sockaddr_storage of ("address", port)."""
+    """Returns the struct sockaddr_storage of ("address", port)."""
     address, port = where
     ip = ipaddress.ip_address(address)
     if ip.version == 4:
@@ -78,7 +78,7 @@ def sockaddr(where):
 
 
 def endpoint(data):
-    """("address", port) of a struct sockaddr_storage."""
+    """Returns ("address", port) of a struct sockaddr_storage."""
     assert len(data) == 128, f"an address of {len(data)} bytes"
     family = struct.unpack_from("=H", data)[0]
     port = struct.unpack_from(">H", data, 2)[0]

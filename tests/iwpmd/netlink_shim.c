@@ -1,10 +1,10 @@
 // Preloaded into a port mapper daemon: its RDMA netlink socket becomes a connection to a script that
-// plays the kernel (kernel_side.py). So the daemon can be given every message there is, and there can be
-// several daemons on one machine, each with a kernel of its own.
+// simulates the kernel (kernel_side.py). So the daemon can be sent any message, and several daemons can
+// run on one machine, each with its own simulated kernel.
 //
 // IWPMD_KERNEL: the script's listening socket (AF_UNIX, SOCK_SEQPACKET). From the script, four bytes come
 // before a message: the sender's port number, 0 for the kernel; NO_BUFFERS makes the call fail with ENOBUFS.
-// IWPMD_NO_FAMILY: an address family that this machine does not have.
+// IWPMD_NO_FAMILY: an address family that socket() does not support.
 // IWPMD_OPTIONS: a file that gets a line "option value" for each numeric option of the netlink socket.
 #include <dlfcn.h>
 #include <errno.h>

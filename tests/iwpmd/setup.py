@@ -7,7 +7,7 @@ from kernel_side import Kernel
 from world import Daemon
 
 LOCAL, REMOTE = 5000, 6000
-# A request or accept is sent at once and then every second for ten seconds.
+# A request or accept is sent immediately and then every second for ten seconds.
 MOST_SENDINGS = 11
 
 
@@ -25,7 +25,7 @@ class Setup:
         self.handle, self.asked = 0x1122334455667788, None
 
     def request(self, port=LOCAL, handle=None, old=False, sender=None):
-        """Asks the daemon for a local port, as a connecting peer at port 6000 mapped to 44000 does."""
+        """Sends the request of a connecting peer for a local port; the peer's port 6000 is mapped to 44000."""
         data = wire.build(wire.REQUEST, (self.host, port), self.remote, handle or self.handle,
                           None if old else self.mapped_cp)
         (sender or self.peer).send(data, self.host)
@@ -37,9 +37,9 @@ class Setup:
         (sender or self.peer).send(data, *(where or (self.host, wire.PORT)))
 
     def receive(self, kind, what=None, after=None):
-        """The next message to the peer. The reference's sending thread now and then misses that there is
-        something to send, until there is more: it is asked again, as other daemons do. And it may have sent
-        the message before this one, `after`, once more."""
+        """Returns the next message to the peer. The reference's sending thread sometimes misses a message until
+        there is another one, so the request is repeated, as other daemons do. It may also repeat the previous
+        message, `after`."""
         while True:
             packet, where = self._asked_again() or self.peer.receive(what or "an answer" if kind is None else wire.NAMES[kind])
             if self.world.kind != "reference" or packet != after:
@@ -50,7 +50,7 @@ class Setup:
 
     def _asked_again(self):
         for _ in range(9 if self.world.kind == "reference" and self.asked else 0):
-            got = self.peer.receive(patience=2)
+            got = self.peer.receive(timeout=2)
             if got:
                 return got
             self.world.slow += 1
@@ -58,7 +58,7 @@ class Setup:
         return None
 
     def query(self):
-        """The kernel asks for the peer's port: the message's sequence number and the request of the daemon."""
+        """The kernel queries the peer's port. Returns the message's sequence number and the daemon's request."""
         seq = self.kernel.ask_query(self.local, self.remote)
         return seq, *self.receive(wire.REQUEST)
 
@@ -67,7 +67,7 @@ class Setup:
 
 
 def answer(kernel, seq, local, remote):
-    """(mapped local, mapped remote, error) of the answer to QUERY_MAPPING."""
+    """Returns (mapped local, mapped remote, error) of the answer to QUERY_MAPPING."""
     got = kernel.answer(nl.QUERY)
     expect("SEQ", nl.number(got.attrs[1]), seq)
     expect("addresses", (nl.endpoint(got.attrs[2]), nl.endpoint(got.attrs[3])), (local, remote))

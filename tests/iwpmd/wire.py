@@ -8,8 +8,8 @@ PORT = 3935
 REQUEST, ACCEPT, ACK, REJECT = range(4)
 NAMES = "request accept ack reject".split()
 
-# ap: the accepting peer, cp: the connecting peer, each ("address", port). mapped_cp is None where a
-# message has no such field: in all but requests of 64 bytes.
+# ap: the accepting peer, cp: the connecting peer, each ("address", port). mapped_cp is None in messages
+# without that field: in all but requests of 64 bytes.
 Packet = collections.namedtuple("Packet", "kind ap cp handle mapped_cp magic reserved size")
 
 

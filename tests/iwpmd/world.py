@@ -1,5 +1,6 @@
 """The guest's side of the tests: syslog and daemons. See README.md."""
 
+import contextlib
 import os
 import re
 import select
@@ -9,7 +10,7 @@ import subprocess
 import threading
 import time
 
-from basics import PATIENCE, Failure
+from basics import TIMEOUT, Failure
 from net import Net
 
 
@@ -22,21 +23,38 @@ class Syslog(threading.Thread):
         self.socket.bind("/dev/log")
         os.chmod("/dev/log", 0o666)
         self.lines, self.news = [], threading.Condition()
+        self.reading = threading.Event()
+        self.reading.set()
         self.start()
 
     def run(self):
-        while True:
+        while self.reading.wait():
             line = self.socket.recv(65536).decode(errors="replace").rstrip("\0\n")
             with self.news:
                 self.lines.append(line)
                 self.news.notify_all()
+
+    @contextlib.contextmanager
+    def paused(self):
+        """Reads no lines, except one for which a read is in progress."""
+        self.reading.clear()
+        try:
+            yield
+        finally:
+            self.reading.set()
+
+    def is_full(self):
+        """Returns whether a writer would block."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as writer:
+            writer.connect("/dev/log")
+            return not select.select([], [writer], [], 0)[1]
 
     def of(self, pid, begin=0):
         with self.news:
             return [line for line in self.lines[begin:] if f"[{pid}]" in line]
 
     def wait(self, pid, pattern, begin=0):
-        """The first line of a process, from line number `begin`, that matches."""
+        """Waits for the first line of a process, from line number `begin`, that matches."""
         found = []
 
         def matches():
@@ -44,14 +62,14 @@ class Syslog(threading.Thread):
             return found
 
         with self.news:
-            if not self.news.wait_for(matches, PATIENCE):
+            if not self.news.wait_for(matches, TIMEOUT):
                 raise Failure(f"no line in the log matches {pattern!r}")
         return found[0]
 
-    def await_line(self, condition, patience):
-        """Waits until new lines make the condition true, or for so many seconds."""
+    def await_line(self, condition, timeout):
+        """Waits until new lines make the condition true, or until the timeout in seconds."""
         with self.news:
-            return self.news.wait_for(condition, patience)
+            return self.news.wait_for(condition, timeout)
 
 
 class Daemon:
@@ -78,11 +96,11 @@ class Daemon:
         world.daemons.append(self)
         if kernel:
             kernel.accept(self)
-        ready, _, _ = select.select([notify], [], [], PATIENCE)
-        self.told = notify.recv(4096).decode() if ready else ""
+        ready, _, _ = select.select([notify], [], [], TIMEOUT)
+        self.notified = notify.recv(4096).decode() if ready else ""
         notify.close()
         os.unlink(env["NOTIFY_SOCKET"])
-        if "READY=1" not in self.told:
+        if "READY=1" not in self.notified:
             raise Failure(f"the daemon did not become ready: {self.printed()!r}, {self.log()}")
 
     @property
@@ -108,24 +126,24 @@ class Daemon:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def wakeups(self):
-        """How often it has slept."""
+        """Returns how often the daemon has slept."""
         with open(f"/proc/{self.pid}/status") as file:
             return int(re.search(r"\nvoluntary_ctxt_switches:\s+(\d+)", file.read()).group(1))
 
     def end(self, sig=signal.SIGTERM):
-        """The exit status, as subprocess has it."""
+        """Ends the daemon. Returns the exit status of subprocess."""
         self.stays = False
         if self.process.poll() is None:
             self.process.send_signal(sig)
         try:
-            return self.process.wait(PATIENCE)
+            return self.process.wait(TIMEOUT)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise Failure(f"{signal.Signals(sig).name} did not end the daemon") from None
 
 
 class World:
-    """What all cases share."""
+    """State that all cases share."""
 
     def __init__(self, tested, other, shim, module):
         self.kind, self.path = tested
@@ -134,12 +152,12 @@ class World:
         self.syslog = Syslog()
 
     def by_kind(self, ours, reference):
-        """What is expected where the reference is known to do something else than the specification."""
+        """Returns the expected value, for results in which the reference is known to deviate from the specification."""
         return reference if self.kind == "reference" else ours
 
     def reference_pause(self):
-        """The reference writes to the log in its signal handler, and hangs for ever if the signal comes while it
-        writes to the log anyway. It has no sign that it is quiet."""
+        """The reference writes to the log in its signal handler, and hangs if the signal arrives while it already
+        writes to the log. Nothing shows when it is idle."""
         if self.kind == "reference":
             time.sleep(1)
 
@@ -150,7 +168,7 @@ class World:
         return sock
 
     def net(self, name):
-        """Namespaces a, b, c, made at first use."""
+        """Returns namespace a, b or c, which is created when it is first used."""
         if not self.nets:
             subprocess.run(["ip", "-batch", "-"], input=b"link add hub type bridge\nlink set hub up", check=True)
             for number, one in enumerate("abc", 1):
@@ -160,7 +178,7 @@ class World:
         return self.nets[name]
 
     def tidy(self):
-        """After a case."""
+        """Cleans up after a case."""
         for daemon in self.daemons:
             if daemon.process.poll() is None:
                 daemon.process.kill()

@@ -1,6 +1,6 @@
 /*
- * What scripts/install-test and debian/tests/link build in each way that programs are built. It calls into the library where
- * that needs no device, and includes every header.
+ * The program that scripts/install-test and debian/tests/link build in every way in which programs are built. It
+ * includes every header, and makes calls that need no device.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include <rdma/rdma_verbs.h>
 #include <rdma/rsocket.h>
 
-/* Linked statically, this comes before what the library does when it is loaded. Without a device the call fails, but not for that. */
+/* With a static library this may run before the library's initialisation. The call fails for lack of a device only. */
 static int early;
 
 __attribute__((constructor)) static void call_early(void)

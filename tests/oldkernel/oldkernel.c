@@ -1,11 +1,11 @@
 /*
- * LD_PRELOAD library that makes the running kernel look like an older one to whatever speaks to the rdma_cm device.
+ * LD_PRELOAD library that makes the running kernel look like an older one to users of the rdma_cm device.
  *
  * OLDKERNEL is a comma-separated list:
- *   noafib  commands that came with AF_IB (Linux 3.12) fail with EINVAL
+ *   noafib  commands that were added with AF_IB (Linux 3.12) fail with EINVAL
  *   nonl    RDMA netlink cannot be opened (before Linux 5.1 it could not name character devices)
- *   abi3    sysfs says that the command set is version 3 (Linux 2.6.1x); takes nonl along
- *   abi9    sysfs says version 9, which nobody knows
+ *   abi3    sysfs has version 3 of the command set (Linux 2.6.1x); implies nonl
+ *   abi9    sysfs has version 9, which does not exist
  *   nouid   events carry no uid: ESTABLISHED must still be delivered (some distributions' kernels)
  */
 #define _GNU_SOURCE
@@ -41,7 +41,7 @@ static int mode(const char *name)
 	return 0;
 }
 
-/* The file's own device: a name that ends in rdma_cm, as /proc tells it. */
+/* Returns whether the file is the device: its name in /proc ends in rdma_cm. */
 static int is_rdma_cm(int fd)
 {
 	char link[32], path[256];
@@ -61,7 +61,7 @@ static int newer(uint32_t cmd)
 	       cmd == RDMA_USER_CM_CMD_RESOLVE_ADDR || cmd == RDMA_USER_CM_CMD_JOIN_MCAST;
 }
 
-/* Only ESTABLISHED loses its uid, and only the listener's side sees it then: as the old kernels had it. */
+/* Clears the uid of ESTABLISHED events only, on the listener's side, as in old kernels. */
 static void forget_uid(const void *message)
 {
 	struct rdma_ucm_event_resp *event;

@@ -1,12 +1,13 @@
 /*
- * What programs do to descriptors, done to rsockets behind librspreload: abuse rxe|siw, with the library preloaded.
- * With an argument "descriptors N" it is the program that the exec cases start: prints whether N is open, and how many are.
+ * Unusual operations on descriptors, with rsockets of librspreload: abuse rxe|siw, with the library preloaded.
+ * "abuse descriptors N" is the program that the exec cases start: prints whether N is open, and the number of open
+ * ones.
  */
 #include "abuse.h"
 
 enum { ROUNDS = 20, COPIES = 10, THREADS = 8 };
 
-/* Daemons close every number they do not know; what comes after must work, from the library's side too. */
+/* Daemons close all descriptors that they do not know; later calls must work, including the library's. */
 static void close_everything(void)
 {
 	int fd[2], limit;
@@ -22,7 +23,7 @@ static void close_everything(void)
 	}
 }
 
-/* The same, but for one connection, which goes on. */
+/* The same, except for one connection, which must still work. */
 static void close_all_others(void)
 {
 	int fd[2], more[2];
@@ -38,7 +39,7 @@ static void close_all_others(void)
 	}
 }
 
-/* A socket has as many numbers as wanted; its end comes with the last of them. */
+/* A socket may have any number of descriptors; it is closed with the last one. */
 static void copies(void)
 {
 	int fd[2], copy[COPIES];
@@ -69,7 +70,7 @@ static void copies(void)
 	EXPECT(read(fd[1], &byte, 1) == 0);
 }
 
-/* dup2 onto numbers that are in use: of sockets, copies, files. */
+/* dup2() to numbers that are in use: of sockets, copies, files. */
 static void dup2_onto(void)
 {
 	int a[2], b[2], pipes[2], copy;
@@ -78,20 +79,20 @@ static void dup2_onto(void)
 	connected_pair(a);
 	connected_pair(b);
 	EXPECT(pipe(pipes) == 0);
-	/* A socket onto a copy of another: that one has one number less. */
+	/* A socket to a copy of another: the other one loses a number. */
 	EXPECT((copy = dup(b[0])) >= 0);
 	EXPECT(dup2(a[0], copy) == copy);
 	EXPECT(talk(copy, a[1]));
 	EXPECT(talk(b[0], b[1]));
-	/* A socket onto another's last number: that one ends. */
+	/* A socket to another's last number: the other one is closed. */
 	EXPECT(dup2(a[0], b[0]) == b[0]);
 	EXPECT(read(b[1], &byte, 1) == 0);
 	EXPECT(talk(b[0], a[1]));
-	/* A socket onto a pipe's end. */
+	/* A socket to the end of a pipe. */
 	EXPECT(dup2(a[0], pipes[1]) == pipes[1]);
 	EXPECT(read(pipes[0], &byte, 1) == 0);
 	EXPECT(talk(pipes[1], a[1]));
-	/* A file onto all of the socket's numbers: it ends, they are files. */
+	/* A file to all of the socket's numbers: the socket is closed. */
 	EXPECT(close(copy) == 0 && close(b[0]) == 0 && close(pipes[1]) == 0);
 	EXPECT(dup2(pipes[0], a[0]) == a[0]);
 	EXPECT(read(a[1], &byte, 1) == 0);
@@ -115,11 +116,11 @@ static void close_one(int signal)
 	errno = saved;
 }
 
-/* A handler closes other sockets while the program is within calls on its own. */
+/* A signal handler closes other sockets than those that the interrupted calls use. */
 static void close_in_handler(void)
 {
 	struct sigaction action = { .sa_handler = close_one, .sa_flags = SA_RESTART };
-	/* Of the time that this process runs: ITIMER_REAL is the case's alarm. */
+	/* A timer of the process's CPU time: ITIMER_REAL is the case's alarm. */
 	struct itimerval timer = { .it_interval.tv_usec = 3000, .it_value.tv_usec = 3000 };
 	int fd[2];
 
@@ -150,7 +151,7 @@ static void *reader(void *argument)
 	return (void *)(intptr_t)(n < 0 ? errno : 0);
 }
 
-/* One thread receives, another closes the number: an end or EBADF, and nobody else's connection suffers. */
+/* One thread receives, another closes the number: the result is 0 or EBADF, and no other connection is affected. */
 static void close_in_thread(void)
 {
 	int fd[2], other[2];
@@ -193,7 +194,7 @@ static void *open_and_close(void *argument)
 	return NULL;
 }
 
-/* Numbers are used again by other threads the moment they are free: nobody may get hold of somebody else's. */
+/* Other threads reuse free numbers immediately: no thread may use another thread's socket. */
 static void many_threads(void)
 {
 	pthread_t threads[THREADS];
@@ -210,13 +211,13 @@ static void many_threads(void)
 
 /* ---- limits ------------------------------------------------------------------ */
 
-/* The errors of a call that found no number, memory or peer. */
+/* Returns whether the error means a lack of descriptors or memory, or a lost peer. */
 static bool fits(int error)
 {
 	return error == EMFILE || error == ENOMEM || error == ECONNREFUSED || error == EADDRNOTAVAIL;
 }
 
-/* Makes a connection with `few` numbers, as far as it gets. */
+/* Tries to make a connection with a limit of `few` descriptors. */
 static void try_with(const struct rlimit *few, const union address *at)
 {
 	struct rlimit old;
@@ -235,7 +236,7 @@ static void try_with(const struct rlimit *few, const union address *at)
 	EXPECT(setrlimit(RLIMIT_NOFILE, &old) == 0);
 }
 
-/* Takes what is left of connections from the listener, until there are `before` descriptors again. */
+/* Accepts remaining connections until there are `before` descriptors again. */
 static bool settles(int listener, int before)
 {
 	int made;
@@ -245,13 +246,13 @@ static bool settles(int listener, int before)
 			EXPECT(close(made) == 0);
 		if (open_descriptors() == before)
 			return true;
-		/* A connection whose other end has left may be known to the library only. */
+		/* A connection whose other end is closed may still be pending in the library. */
 		poll(NULL, 0, 1);
 	}
 	return false;
 }
 
-/* With few numbers left, calls fail as they should and leave nothing behind. */
+/* With few descriptors left, calls fail with the right errors and leak nothing. */
 static void exhaustion(void)
 {
 	union address at;

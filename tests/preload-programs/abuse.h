@@ -1,6 +1,6 @@
 /*
- * What the cases of abuse share: connections between two sockets of this process, made by the ordinary calls, which the
- * preloaded library turns into rsockets.
+ * Shared by the cases of abuse: connections between two sockets of this process. The preloaded library turns the
+ * sockets into rsockets.
  */
 #ifndef TESTS_PRELOAD_ABUSE_H
 #define TESTS_PRELOAD_ABUSE_H
@@ -21,11 +21,23 @@
 
 extern char **environ;
 
-/* An rsocket's number shows a placeholder, an ordinary socket's "socket:[…]". */
+static inline bool is_automatic(void)
+{
+	const char *mode = getenv("RS_MODE");
+
+	return mode && strcmp(mode, "auto") == 0;
+}
+
+/*
+ * An rsocket's number refers to a placeholder, an ordinary socket's to "socket:[…]". In automatic mode a new socket is
+ * both.
+ */
 static inline bool is_rsocket(int fd)
 {
 	char path[40], target[64] = "";
 
+	if (is_automatic())
+		return true;
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
 	return readlink(path, target, sizeof(target) - 1) > 0 && strncmp(target, "socket:", 7) != 0;
 }
@@ -59,7 +71,7 @@ static inline bool is_open(int fd)
 	return access(path, F_OK) == 0 || errno != ENOENT;
 }
 
-/* A listening socket; `at` becomes its address. */
+/* Returns a listening socket, and stores its address in `at`. */
 static inline int listening(int flags, union address *at)
 {
 	int fd = stream_socket(flags);
@@ -117,7 +129,7 @@ static inline void connected_pair(int fd[2])
 	EXPECT(close(listener) == 0);
 }
 
-/* Some bytes one way and back, compared. */
+/* Sends some bytes in both directions, and compares them. */
 static inline bool talk(int a, int b)
 {
 	static unsigned char seed;

@@ -1,4 +1,4 @@
-/* A plug-in that uses sockets, for the cases of abuse_load.c: it has a socket as long as it is loaded. */
+/* A plug-in that uses sockets, for the cases of abuse_load.c: it has an open socket while it is loaded. */
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>

@@ -6,14 +6,14 @@ void abuse_processes(const char *self);
 
 static const char *program;
 
-/* What a started program finds: "N open, M all" of the numbers above standard error, the folder's own not counted. */
+/* In the started program: prints "N open, M all" for the numbers above standard error, except /proc/self/fd's. */
 int abuse_exec_main(int number)
 {
 	printf("%d open, %d all\n", is_open(number), open_descriptors());
 	return 0;
 }
 
-/* The answer of a program that was started by fork or vfork, and exec, with its output to a pipe. */
+/* Stores the output of a program that is started by fork or vfork, and exec, with a pipe as standard output. */
 static void answer_of(pid_t (*start_child)(void), int number, char *answer, size_t size)
 {
 	char text[16];
@@ -37,7 +37,7 @@ static void answer_of(pid_t (*start_child)(void), int number, char *answer, size
 	EXPECT(waitpid(child, &status, 0) == child && status == 0);
 }
 
-/* Whether the exec'ed program sees the numbers it should, and none of the library's. */
+/* The executed program sees the right descriptors, and none of the library's. */
 static void exec_case(pid_t (*start_child)(void))
 {
 	char without[64], with[64], wanted[64];
@@ -50,7 +50,7 @@ static void exec_case(pid_t (*start_child)(void))
 	answer_of(start_child, kept, without, sizeof(without));
 	EXPECT(sscanf(without, "0 open, %d all", &all) == 1);
 	EXPECT(talk(fd[0], fd[1]));
-	/* The number itself stays open over exec, as an ordinary socket's would, but nothing else. */
+	/* The number itself stays open across exec, as an ordinary socket's does, but no other one. */
 	EXPECT(fcntl(kept, F_SETFD, 0) == 0);
 	answer_of(start_child, kept, with, sizeof(with));
 	snprintf(wanted, sizeof(wanted), "1 open, %d all\n", all + 1);
@@ -68,7 +68,7 @@ static void fork_exec(void)
 	exec_case(by_fork);
 }
 
-/* vfork cannot hide in a function: its frame would be gone when the parent returns to it. */
+/* vfork() must not be called in a function that returns before exec: its frame would be gone for the parent. */
 static void vfork_exec(void)
 {
 	int fd[2], status;
@@ -86,7 +86,7 @@ static void vfork_exec(void)
 	}
 }
 
-/* posix_spawn with file actions: a pipe onto the child's output, a socket's number closed there only. */
+/* posix_spawn() with file actions: a pipe as the child's output, a socket's number closed in the child only. */
 static void spawn(void)
 {
 	posix_spawn_file_actions_t actions;
@@ -107,7 +107,7 @@ static void spawn(void)
 	EXPECT(talk(fd[0], fd[1]));
 }
 
-/* A child that ends, by exit or by a signal, takes nothing of its parent's connection with it. */
+/* A child that ends, by exit or by a signal, does not affect its parent's connection. */
 static void fork_child_ends(void)
 {
 	int fd[2], status;
@@ -128,7 +128,7 @@ static void fork_child_ends(void)
 	}
 }
 
-/* Nor does one that closes its copies of the numbers first, as children do before they go on with something else. */
+/* Nor does a child that closes its copies of the descriptors first. */
 static void fork_child_closes(void)
 {
 	int fd[2], status;
@@ -147,7 +147,7 @@ static void fork_child_closes(void)
 	EXPECT(talk(fd[0], fd[1]));
 }
 
-/* A child makes connections of its own while the parent's go on. */
+/* A child makes its own connections while the parent's are in use. */
 static void fork_child_connects(void)
 {
 	int fd[2], own[2], status;

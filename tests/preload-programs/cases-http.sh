@@ -33,7 +33,7 @@ CONF
     serve server 8080 nginx -p "$PWD" -e "$PWD/error.log" -c "$PWD/nginx.conf"
 }
 
-# curl with one connection for several files, parts of one, and several connections at once.
+# curl with one connection for several files, parts of a file, and several parallel connections.
 case_nginx_curl() {
     local url=http://$ADDR:8080
     command -v curl >/dev/null || cannot "curl is not installed"
@@ -76,7 +76,7 @@ case_nginx_wrk() {
     fact "$count requests, 4 connections"
 }
 
-# The usual way: a master that listens, and forks workers that accept.
+# The usual setup: a master that listens, and forks workers that accept.
 case_nginx_workers() {
     extra_env=(RDMAV_FORK_SAFE=1)
     command -v curl >/dev/null || cannot "curl is not installed"

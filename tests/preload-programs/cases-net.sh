@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # shared with lib.sh and guest
-# Programs that move data for its own sake. See lib.sh for what the functions of a case are.
+# Programs that measure or copy data streams. See lib.sh for the functions of a case.
 
-# The receiver stops counting when the sender has sent what it should: some of that is on its way then, over TCP too.
+# The receiver stops counting when the sender has finished: some data is still in transit then, over TCP as well.
 iperf3_direction() {
     local sent received
     serve server 5201 iperf3 -s -B "$ADDR" -p 5201 -1
@@ -34,7 +34,7 @@ case_iperf() {
     fact "$((sent / 1048576)) MB"
 }
 
-# qperf's server serves each client in a process of its own.
+# qperf's server serves each client in a separate process.
 qperf_test() {
     extra_env=(RDMAV_FORK_SAFE=1)
     serve server 19765 qperf -lp 19765
@@ -45,7 +45,7 @@ qperf_test() {
 }
 case_qperf_bw() {
     qperf_test tcp_bw bw
-    # Two seconds at that rate; half of it must have gone over the device, at least.
+    # Two seconds at that rate; at least half of the data must have been transferred by the device.
     payload "$(awk '/bw +=/ { f["KB/sec"] = 1e3; f["MB/sec"] = 1e6; f["GB/sec"] = 1e9; printf "%d", $3 * f[$4] }' client.out)"
 }
 case_qperf_lat() {
@@ -53,7 +53,7 @@ case_qperf_lat() {
     payload 100
 }
 
-# With --data-integrity the client compares each answer with what it asked.
+# With --data-integrity the client compares each answer with its request.
 case_sockperf() {
     local count
     serve server 11111 sockperf server --tcp -i "$ADDR" -p 11111
@@ -68,8 +68,9 @@ case_sockperf() {
     fact "$count messages of 1000 bytes and back"
 }
 
-# nc_case BYTES-OF-SERVER BYTES-OF-CLIENT: both send at once; the server half-closes while the client still may send. The
-# client's end of input comes only when it has everything: a listening nc quits when its peer half-closes, over TCP too.
+# nc_case BYTES-OF-SERVER BYTES-OF-CLIENT: both send simultaneously; the server half-closes while the client may still
+# send. The client's input ends only after it has received everything: a listening nc exits when its peer half-closes,
+# over TCP too.
 nc_case() {
     random server.in "$1"
     random client.data "$2"
@@ -87,7 +88,7 @@ nc_case() {
     fact "$1 bytes and $2 back"
 }
 case_nc() { nc_case 5000000 3000000; }
-# The server has nothing to send: its half is closed before the first byte comes.
+# The server sends nothing: it half-closes before the first byte arrives.
 case_nc_half_close() { nc_case 0 2000000; }
 
 # socat_case BYTES-OF-SERVER BYTES-OF-CLIENT
@@ -103,5 +104,5 @@ socat_case() {
     fact "$1 bytes and $2 back"
 }
 case_socat() { socat_case 3000000 1000000; }
-# The client has nothing to send: its half-close is there before the first byte.
+# The client sends nothing: its half-close arrives before the first byte.
 case_socat_half_close() { socat_case 2000000 0; }

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # shared with lib.sh and guest
-# Python's asyncio, selectors and socketserver. See lib.sh for what the functions of a case are.
+# Python's asyncio, selectors and socketserver. See lib.sh for the functions of a case.
 
 case_asyncio() {
     serve server 9000 python3 -u "$here/apps/asyncio_peer.py" server "$ADDR" 9000
@@ -63,7 +63,7 @@ case_rsync_pull() {
     rsync_daemon
     client client rsync -r "rsync://$ADDR:8730/data/" download/
     stop_server
-    must "what was fetched differs" diff -r data download
+    must "the fetched files differ" diff -r data download
     payload 3000000
     fact "3 MB in 6 files, fork support on"
 }
@@ -72,7 +72,7 @@ case_rsync_push() {
     rsync_daemon
     client client rsync -r data/ "rsync://$ADDR:8730/upload/"
     stop_server
-    must "what was sent differs" diff -r data upload
+    must "the sent files differ" diff -r data upload
     payload 3000000
     fact "3 MB in 6 files, fork support on"
 }

@@ -27,7 +27,7 @@ expect_answer() {
     [ "$answer" = "$wanted" ] || fail "redis-cli $*: ${answer:0:80} instead of ${wanted:0:80}"
 }
 
-# Keys of each kind and $1 values of $2 bytes, written by one client that sends them all before it reads.
+# Writes keys of each kind and $1 values of $2 bytes, with one client that sends everything before it reads.
 fill() {
     local i text
     text=$(head -c $(($2 * 3 / 4)) /dev/urandom | base64 -w 0)
@@ -79,7 +79,7 @@ digest() {
 
 snapshot_done() { plain redis-check-rdb server.dir/dump.rdb; }
 
-# A snapshot by a forked child, then the append-only file, rewritten by another child; a new server reads it again.
+# A snapshot by a forked child, then the append-only file, rewritten by another child; a new server reads them.
 case_redis_persistence() {
     local before
     redis server 6379
@@ -106,7 +106,7 @@ case_redis_persistence() {
     fact "1 MB through a snapshot and an append-only file"
 }
 
-# The replica, on the client's library, fetches everything over its own connection, then follows.
+# The replica, with the client's library, synchronises over its own connection, and then receives updates.
 case_redis_replication() {
     local primary before
     redis server 6379 --repl-diskless-sync-delay 0
@@ -118,7 +118,7 @@ case_redis_replication() {
     start_client replica redis-server --bind "$ADDR" --port 6380 --protected-mode no --daemonize no \
         --enable-debug-command yes --dir "$PWD/replica.dir" --save '' --replicaof "$ADDR" 6379
     server=$started
-    await_listener 6380 "$server" || fail "the replica does not listen: $(last_words replica)"
+    SERVER_LIB=$CLIENT_LIB await_listener 6380 "$server" || fail "the replica does not listen: $(last_words replica)"
     until_true "no full synchronisation: $(last_words replica)" grep -q 'MASTER <-> REPLICA sync: Finished with success' replica.out
     digest 6380
     [ "$answer" = "$before" ] || fail "the replica's data differs"
@@ -134,7 +134,7 @@ case_redis_replication() {
     fact "1 MB to a replica, which then follows"
 }
 
-# Its own tools, and a client that writes and reads values of up to 900 KB.
+# memcached's tools, and a client that writes and reads values of up to 900 KB.
 case_memcached() {
     random value 600000
     serve server 11211 memcached -l "$ADDR" -p 11211 -U 0 -u root -t 2

@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # shared with guest and the cases
-# What the cases of tests/preload-programs use in the lab. A case is a function that runs in a subshell, in a folder of its own.
-# ADDR, DEVICE, SERVER_LIB and CLIENT_LIB (ours|reference) and TOOLS, the folder of the programs, are set by `guest`.
+# Functions for the cases of tests/preload-programs in the lab. A case is a function that runs in a subshell, in its own
+# folder. ADDR, DEVICE, SERVER_LIB and CLIENT_LIB (ours|reference|plain), TOOLS, the folder of the programs, and mode
+# (rdma|auto) are set by `guest`.
 
 tools_bin=$TOOLS/usr/bin:$TOOLS/bin:$TOOLS/usr/sbin
 tools_lib=$TOOLS/usr/lib/x86_64-linux-gnu:$TOOLS/lib/x86_64-linux-gnu
@@ -9,7 +10,7 @@ declare -A library=([ours]=$LAB_OURS [reference]=$LAB_REFERENCE)
 # Environment of both ends that a case adds (RDMAV_FORK_SAFE=1).
 extra_env=()
 
-# The case is over. Exit statuses: 0 works, 1 does not, 77 cannot be tried here.
+# End the case. Exit statuses: 0 passed, 1 failed, 77 skipped.
 fail() { echo "$*" >reason && exit 1; }
 cannot() { echo "$*" >reason && exit 77; }
 
@@ -20,22 +21,32 @@ must() {
     "$@" >>must.log 2>&1 || fail "$text"
 }
 
-# Adds to what is known to have been sent between the processes, in bytes.
+# Adds to the number of bytes that the processes have exchanged.
 payload() { echo "$1" >>payload; }
 fact() { echo "$*" >>facts; }
 
 # under LIB COMMAND...: becomes the command, with that library loaded before all others.
 under() {
-    local dir=${library[$1]}
+    local dir=${library[$1]:-}
+    if [ "$1" = plain ]; then
+        shift
+        exec env "PATH=$tools_bin:$PATH" "LD_LIBRARY_PATH=$tools_lib" "$@"
+    fi
     shift
-    exec env "PATH=$tools_bin:$PATH" "LD_LIBRARY_PATH=$dir:$tools_lib" "LD_PRELOAD=$dir/rsocket/librspreload.so" \
-        "${extra_env[@]}" "$@"
+    # Automatic mode needs no variables for processes that fork. The lab's hosts take their time to answer.
+    if [ "$mode" = auto ]; then
+        extra_env=(-u RDMAV_FORK_SAFE RS_MODE=auto RS_TIMEOUT=10000)
+    else
+        extra_env+=(RS_MODE=rdma)
+    fi
+    exec env "${extra_env[@]}" "PATH=$tools_bin:$PATH" "LD_LIBRARY_PATH=$dir:$tools_lib" \
+        "LD_PRELOAD=$dir/rsocket/librspreload.so" "$@"
 }
 
 # plain COMMAND...: one of the programs without the preload.
 plain() { env "PATH=$tools_bin:$PATH" "LD_LIBRARY_PATH=$tools_lib" "$@"; }
 
-# The CM ids that listen, and the TCP sockets that do.
+# Return whether a CM id, or a TCP socket, listens on the port.
 rdma_listens() {
     local line
     while read -r line; do
@@ -58,7 +69,9 @@ await_listener() {
     local port=$1 pid=$2 limit=$((SECONDS + hang_limit)) tcp
     while :; do
         if tcp_listens "$port"; then tcp=yes; else tcp=no; fi
-        if rdma_listens "$port"; then
+        if [ "$mode$DEVICE$SERVER_LIB" = autorxeours ] && ! rdma_listens "$port"; then
+            :
+        elif rdma_listens "$port"; then
             if [ "$tcp" = yes ] || [ "$DEVICE" = rxe ]; then echo "rdma $port" >>listeners && return; fi
         elif [ "$tcp" = yes ]; then
             echo "tcp $port" >>listeners && return
@@ -69,11 +82,11 @@ await_listener() {
     done
 }
 
-# A server of the case before may take its time to die, and to let go of the port.
+# The server of the previous case may exit, and release the port, with a delay.
 await_free() {
     local port=$1 limit=$((SECONDS + hang_limit))
     while tcp_listens "$port" || rdma_listens "$port"; do
-        [ "$SECONDS" -lt "$limit" ] || fail "port $port is still taken"
+        [ "$SECONDS" -lt "$limit" ] || fail "port $port is still in use"
         read -rt 0.05 -u "$silence"
     done
 }
@@ -107,14 +120,14 @@ start_client() {
     started=$!
 }
 
-# On soft-iWARP with fork support only a QP tells that RDMA is used.
+# On soft-iWARP with fork support only a QP shows that RDMA is used.
 watch_qps() {
     if [ "$DEVICE" = siw ] && [ ${#extra_env[@]} -gt 0 ] && [ ! -e qp-seen ]; then
         [[ $(rdma res show qp 2>/dev/null) != *siw0* ]] || : >qp-seen
     fi
 }
 
-# finish PID: its status; 124 when it made no end of itself.
+# finish PID: returns its status; 124 if it did not exit by itself.
 finish() {
     local pid=$1 limit=$((SECONDS + hang_limit)) status=0
     while kill -0 "$pid" 2>/dev/null; do
@@ -131,19 +144,19 @@ finish() {
     return "$status"
 }
 
-# finish_server NAME: the server ends by itself, and well.
+# finish_server NAME: the server must exit by itself with status 0.
 finish_server() {
     local status=0
     finish "$server" || status=$?
     [ "$status" = 0 ] || fail "$1: $(ended "$status"): $(last_words "$1")"
 }
 
-# A server that serves for ever is told to end, and must.
+# Sends SIGTERM to a persistent server, which must exit.
 stop_server() {
     local status=0
     kill -TERM "$server" 2>/dev/null || fail "the server ended early: $(last_words server)"
     finish "$server" || status=$?
-    [ "$status" != 124 ] || fail "the server does not end when it is told to"
+    [ "$status" != 124 ] || fail "the server does not exit after SIGTERM"
 }
 
 ended() {
@@ -160,7 +173,7 @@ last_words() {
     echo "${line:-no message}"
 }
 
-# Where a hanging process and its server were, for whoever looks at the results.
+# Writes the stacks of a hanging process and its server to the results.
 stacks() {
     local pid
     if [ "$want_stacks" != yes ] || ! command -v gdb >/dev/null; then return 0; fi
@@ -169,7 +182,7 @@ stacks() {
     done
 }
 
-# until_true TEXT COMMAND...: waits for a state that comes by itself.
+# until_true TEXT COMMAND...: waits until the command succeeds.
 until_true() {
     local text=$1 limit=$((SECONDS + hang_limit))
     shift

@@ -1,9 +1,9 @@
 /*
- * overhead OPERATION PAIRS [rsocket]: what a read, write or close of a pipe or file costs by the name that programs call,
- * which a preloaded library answers, and by the C library's own definition. Both are called in turns by one process, in
- * short blocks, so that what else the machine does meets both alike; printed are the medians in nanoseconds and the median
- * of the ratios of neighbours. With `rsocket` the process has one of these open, so that the preloaded library has to look
- * up every number.
+ * overhead OPERATION PAIRS [rsocket]: the time of a read, write or close of a pipe or file, both by name, which a
+ * preloaded library intercepts, and with the C library's own definition. One process calls them alternately in short
+ * blocks, so that other load on the machine affects both equally. Prints the medians in nanoseconds, and the median of
+ * the ratios of adjacent blocks. With `rsocket` the process has an open rsocket, so that the preloaded library has to
+ * look up every number.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -52,7 +52,7 @@ static void file_writes(const struct calls *c)
 			die("/dev/null");
 }
 
-/* dup is the cheapest way to a number that can be closed; its cost is in both. */
+/* dup() is the cheapest way to get a descriptor to close; both times include it. */
 static void closes(const struct calls *c)
 {
 	for (int i = 0; i < BLOCK; i++)
@@ -83,7 +83,7 @@ static double median(double *values, int count)
 	return values[count / 2];
 }
 
-/* Whether the number is a placeholder rather than a socket of the kernel. */
+/* Returns whether the number is a placeholder instead of a kernel socket. */
 static int is_rsocket(int fd)
 {
 	char path[40], target[64] = "";
@@ -115,7 +115,7 @@ static void measure(void (*run)(const struct calls *), int pairs)
 	*(void **)&of_libc.write = definition(libc, "write");
 	*(void **)&of_libc.close = definition(libc, "close");
 	for (int i = -2; i < pairs; i++) {
-		/* Now one first, now the other. */
+		/* The order alternates. */
 		double a = i % 2 ? once(run, &of_libc) : 0, b = once(run, &by_name);
 
 		if (i % 2 == 0)

@@ -1,6 +1,6 @@
-"""Echo servers and clients of Python's library, each way that it waits: echo.py MODE ADDRESS
+"""Echo servers and clients with Python's standard library and each of its ways to wait: echo.py MODE ADDRESS
 
-What was sent must come back. An ordinary program, which knows nothing of rsockets.
+The data must come back unchanged. An ordinary program, which knows nothing of rsockets.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ def listener(address):
 
 
 def client(name, got):
-    """Sends and receives at once, or both ends would wait for room."""
+    """Sends and receives at the same time; otherwise both ends would wait for buffer space."""
     with socket.create_connection(name, timeout=60) as peer:
-        peer.settimeout(None)  # as many clients do: a limit for connecting only
+        peer.settimeout(None)  # as in many clients: a timeout for connecting only
         sender = threading.Thread(target=lambda: (peer.sendall(DATA), peer.shutdown(socket.SHUT_WR)))
         sender.start()
         part = peer.recv(65536)
@@ -127,7 +127,7 @@ def by_asyncio(server, count):
                 writer.write(part)
                 await writer.drain()
             writer.close()
-            await writer.wait_closed()  # what is still to be written, too
+            await writer.wait_closed()  # includes buffered data
             left.release()
 
         async with await asyncio.start_server(serve, sock=server):

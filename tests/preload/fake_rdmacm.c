@@ -1,10 +1,10 @@
 /*
- * A librdmacm.so.1 whose rsockets are the kernel's sockets: librspreload is tested with it on machines without RDMA.
+ * A librdmacm.so.1 whose rsockets are kernel sockets, to test librspreload on machines without RDMA.
  *
- * Its numbers are high, so that nothing works by taking them for the program's, nor in sets of FD_SETSIZE. Only system
- * calls are used: a call of the C library by name would come back here by way of librspreload.
+ * Its descriptor numbers are high, so that code that confuses them with the program's, or uses them in an fd_set,
+ * fails. It makes system calls only: the C library's functions would be intercepted by librspreload.
  *
- * RS_FAKE_LOG: a file to which a line is written for each rsocket and epoll instance that is made or closed.
+ * RS_FAKE_LOG: a file to which a line is written for each rsocket and epoll instance that is created or closed.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -27,7 +27,7 @@
 
 static _Atomic unsigned char own[MOST];
 
-/* high: moves a new descriptor up, and takes it for ours. */
+/* Moves a new descriptor to a high number. */
 static int high(int fd)
 {
 	int to, error;
@@ -73,7 +73,7 @@ int rsocket(int domain, int type, int protocol)
 
 int raccept(int fd, struct sockaddr *addr, socklen_t *len)
 {
-	/* The listener's flags are inherited, as librdmacm does it. */
+	/* The listener's flags are inherited, as in librdmacm. */
 	int flags = syscall(SYS_fcntl, fd, F_GETFL, 0) & O_NONBLOCK ? SOCK_NONBLOCK : 0;
 	int new = high(syscall(SYS_accept4, fd, addr, len, flags));
 

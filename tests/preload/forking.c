@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // A forking echo server and its clients, for fork mode (RDMAV_FORK_SAFE): each connection is accepted by one process
-// and served by a child. Ordinary socket calls only; the library to be tested is preloaded.
+// and served by a child. Only ordinary socket calls are used; the tested library is preloaded.
 //
-//	forking server ADDRESS PORT CLIENTS WAIT   serves so many clients
+//	forking server ADDRESS PORT CLIENTS WAIT   serves CLIENTS clients
 //	forking client ADDRESS PORT COUNT WAIT     one client, which sends and checks COUNT messages
 //
-// WAIT, how either end waits before it receives: block, poll, select, epoll (the last three non-blocking).
+// WAIT: how both ends wait before they receive: block, poll, select, epoll (the last three are non-blocking).
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -68,7 +68,7 @@ static void prepare(int fd)
 		fail("fcntl");
 }
 
-// All of it, or false at the end of the stream.
+// Receives all bytes. Returns false at the end of the stream.
 static bool receive(int fd, char *to, size_t len)
 {
 	for (ssize_t count; len > 0; to += count, len -= (size_t)count) {

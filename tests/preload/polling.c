@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// An echo server that serves all its connections in one process, none of which may delay another, for fork mode
-// (RDMAV_FORK_SAFE). Ordinary socket calls only; the library to be tested is preloaded. Its clients are forking.c's.
+// An echo server for fork mode (RDMAV_FORK_SAFE) that serves all connections in one process; none may delay another.
+// Only ordinary socket calls are used; the tested library is preloaded. The clients are those of forking.c.
 //
 //	polling ADDRESS PORT CLIENTS WAIT EXPECTED
 //
-// Before the CLIENTS clients comes one that keeps silent. When they have been served it is looked whether that one is
-// undecided still, as it must be if EXPECTED is RDMA: so nobody has waited for it. Then it speaks, over TCP.
+// The first client sends nothing until CLIENTS others have been served. If EXPECTED is RDMA, its connection must still
+// be undecided then, so no call has waited for it. Then it sends data, over TCP.
 //
-// It prints how many of the clients had the same port as an rsocket as over TCP: the project's have, and are known by it.
+// Prints how many clients had the same port as an rsocket and over TCP: the project's clients do, and are identified by
+// it.
 //
-// WAIT, how the server waits: poll, select, epoll, edge (EPOLLET), try (it does not, but asks all sockets in turn).
+// WAIT: how the server waits: poll, select, epoll, edge (EPOLLET), or try (it does not wait, but tries all sockets in
+// turn).
 #include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
@@ -58,7 +60,7 @@ static void control(int op, int fd, uint32_t events, uint32_t place)
 		fail("epoll_ctl");
 }
 
-// In all the ways there are to be in an epoll at last.
+// Adds the connection to the epoll by various sequences of operations.
 static void enter(int fd, uint32_t place)
 {
 	control(EPOLL_CTL_ADD, fd, EPOLLOUT, CONNECTIONS + 1);
@@ -85,7 +87,7 @@ static void accept_all(void)
 	}
 }
 
-// Whether the peer has the port that it had when it was accepted.
+// Returns whether the peer still has the port that accept() returned.
 static bool has_same_port(const struct connection *one)
 {
 	struct sockaddr_in peer = { .sin_port = 0 };
@@ -94,7 +96,7 @@ static bool has_same_port(const struct connection *one)
 	return getpeername(one->fd, (struct sockaddr *)&peer, &len) == 0 && peer.sin_port == one->port;
 }
 
-// Reads and writes until one of them can't be done.
+// Reads and writes until one of them would block.
 static void drive(uint32_t place)
 {
 	struct connection *one = &connections[place];
@@ -175,7 +177,7 @@ static void by_epoll(void)
 		uint32_t place = (uint32_t)events[i].data.u64;
 
 		if (events[i].data.u64 >> 32 != 0x12345678 || place > CONNECTIONS)
-			fail("an event of another");
+			fail("an event of another connection");
 		if (place == CONNECTIONS)
 			accept_all();
 		else
@@ -192,11 +194,11 @@ static void by_trying(void)
 	nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
 }
 
-// A call on an undecided connection would have to wait: nobody has waited for it so far.
+// A call on an undecided connection would block, so no call has waited for it so far.
 static void check_silent(const char *expected)
 {
 	if (connections[0].total != 0)
-		fail("the first one spoke");
+		fail("the silent client has sent data");
 	if (strcmp(expected, "RDMA") == 0 && (send(connections[0].fd, "", 1, MSG_DONTWAIT) != -1 || errno != EAGAIN))
 		fail("the others waited for the silent one");
 }

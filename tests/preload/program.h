@@ -1,4 +1,4 @@
-/* What the cases of program share: connections between two sockets of this process. */
+/* Shared by the cases of program: connections between two sockets of this process. */
 #ifndef TESTS_PRELOAD_PROGRAM_H
 #define TESTS_PRELOAD_PROGRAM_H
 
@@ -16,7 +16,7 @@
 		}                                                                                                      \
 	} while (0)
 
-/* Where the last listener is. */
+/* The address of the last listener. */
 extern struct sockaddr_in address;
 
 int open_numbers(void);
@@ -26,7 +26,7 @@ void *connects(void *fd);
 int pair(int fds[2]);
 int works(int from, int to);
 
-/* The cases: 1 when something was wrong, of which they have told. */
+/* The cases. They return 1 after a failure, which they have printed. */
 int lowest_number(void);
 int flags(void);
 int copies(void);

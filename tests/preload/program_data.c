@@ -1,4 +1,4 @@
-/* The cases of program about data: files that are sent, lists of pieces, messages, options. */
+/* The cases of program about data: sendfile, vectors, messages, options. */
 #include "program.h"
 
 #include <fcntl.h>
@@ -21,13 +21,13 @@ int sends_files(void)
 	for (i = 0; i < SIZE; i++)
 		data[i] = i % 251;
 	CHECK(!pair(fds) && !pipe(tube) && file >= 0 && !unlink(name) && write(file, data, SIZE) == SIZE);
-	/* With an offset the position stays. */
+	/* With an offset the file position does not change. */
 	CHECK(lseek(file, 5, SEEK_SET) == 5 && sendfile(fds[0], file, &offset, 3) == 3 && offset == 4100);
 	CHECK(lseek(file, 0, SEEK_CUR) == 5 && recv(fds[1], got, 3, MSG_WAITALL) == 3 && !memcmp(got, data + 4097, 3));
-	/* Without it moves. */
+	/* Without an offset it does. */
 	CHECK(sendfile(fds[0], file, NULL, 7) == 7 && lseek(file, 0, SEEK_CUR) == 12);
 	CHECK(recv(fds[1], got, 7, MSG_WAITALL) == 7 && !memcmp(got, data + 5, 7));
-	/* As far as the file goes, in pieces; more than fits into the buffers, so it ends early. */
+	/* The whole file in several calls, with a count beyond its end; it is larger than the buffers. */
 	offset = 1;
 	CHECK(fcntl(fds[0], F_SETFL, O_NONBLOCK) == 0);
 	for (i = 1; i < SIZE;) {
@@ -55,7 +55,7 @@ static void count_pipe(int number)
 	pipes += number == SIGPIPE;
 }
 
-/* SIGPIPE as of TCP's sockets, with which the first send after the peer's close succeeds. */
+/* SIGPIPE as with TCP, where the first send after the peer's close succeeds. */
 int broken_pipe(void)
 {
 	int fds[2];

@@ -1,4 +1,4 @@
-/* The cases of program about numbers: what they are, their flags, copies of them, and their end. */
+/* The cases of program about descriptor numbers: values, flags, copies, closing. */
 #include "program.h"
 
 #include <fcntl.h>
@@ -62,9 +62,9 @@ int copies(void)
 	CHECK(fcntl(copy, F_DUPFD_CLOEXEC, 200) == 201 && fcntl(201, F_GETFD) == FD_CLOEXEC && works(201, fds[1]));
 	CHECK(dup2(200, 200) == 200 && works(fds[1], 200));
 	CHECK(close(copy) == 0 && close(200) == 0 && close(201) == 0 && works(100, fds[1]));
-	/* The last number for it goes: the other end reads that. */
+	/* The last number of the socket is closed: the other end reads the end of the stream. */
 	CHECK(dup2(others[0], 100) == 100 && read(fds[1], &byte, 1) == 0 && works(100, others[1]));
-	/* A file takes a socket's number, a socket a file's. */
+	/* A file gets a socket's number, and a socket a file's. */
 	CHECK(dup2(file, 100) == 100 && read(100, &byte, 1) == 1 && works(others[0], others[1]));
 	CHECK(dup2(others[0], file) == file && works(file, others[1]) && works(others[1], file));
 	CHECK(dup2(-1, file) == -1 && errno == EBADF && dup2(file, -1) == -1 && errno == EBADF);
@@ -73,7 +73,7 @@ int copies(void)
 	return 0;
 }
 
-/* What a child of vfork() closes and duplicates is its own affair. */
+/* Closing and duplicating in a child of vfork() does not affect the parent. */
 int guests(void)
 {
 	int fds[2], status;
@@ -84,7 +84,7 @@ int guests(void)
 	if (child == 0) {
 		if (dup2(fds[0], 300) != 300 || dup2(1, fds[1]) != fds[1] || close(fds[0]) || close(fds[1]) || close(300))
 			_exit(1);
-		/* New numbers that were the parent's sockets'. */
+		/* New descriptors get numbers of the parent's sockets. */
 		if (dup(1) < 0 || socket(AF_UNIX, SOCK_DGRAM, 0) < 0 || epoll_create1(0) < 0)
 			_exit(2);
 		_exit(0);
@@ -95,7 +95,7 @@ int guests(void)
 	return 0;
 }
 
-/* As daemons do. */
+/* Closes all descriptors, like a daemon. */
 int blind_close(void)
 {
 	int fds[2], fd;
@@ -124,7 +124,7 @@ int limits(void)
 	CHECK(socket(AF_INET, SOCK_STREAM, 0) == -1 && errno == EMFILE);
 	few.rlim_cur = fd + 1;
 	CHECK(!setrlimit(RLIMIT_NOFILE, &few));
-	/* The number there is. What else is needed there isn't: then it is an ordinary socket. */
+	/* One number is free, but an rsocket needs more: the result is an ordinary socket. */
 	CHECK(socket(AF_INET, SOCK_STREAM, 0) == fd && close(fd) == 0);
 	CHECK(!setrlimit(RLIMIT_NOFILE, &before) && open_numbers() == count);
 	return 0;
@@ -162,7 +162,7 @@ static void *answers(void *fd)
 	return (void *)(long)write(*(int *)fd, "x", 1);
 }
 
-/* As Python's settimeout does. */
+/* Like Python's settimeout(). */
 int nonblocking_by_ioctl(void)
 {
 	int fds[2], on = 1, off = 0;
@@ -178,7 +178,7 @@ int nonblocking_by_ioctl(void)
 	return 0;
 }
 
-/* A number that goes by a call of the C library's own is what is made there next. */
+/* A number that the C library closes internally belongs to the next file opened with it. */
 int closed_unseen(void)
 {
 	int fds[2], number = socket(AF_INET, SOCK_STREAM, 0);
@@ -196,7 +196,7 @@ int closed_unseen(void)
 	return 0;
 }
 
-/* A child closes everything at once, which nobody tells the library. */
+/* A child closes all descriptors with system calls, which the library does not see. */
 static int cleans_up(void)
 {
 	int one, other, type, ends[64], i;

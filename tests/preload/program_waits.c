@@ -48,7 +48,7 @@ int selects(void)
 	CHECK(select(FD_SETSIZE, &in, NULL, &none, &time) == 0 && time.tv_sec == 0 && time.tv_usec == 0);
 	CHECK(!FD_ISSET(fds[0], &in) && !FD_ISSET(tube[0], &in) && !FD_ISSET(fds[0], &none));
 	CHECK(write(fds[1], "x", 1) == 1 && write(tube[1], "x", 1) == 1);
-	/* Not beyond the count; both numbers of a socket; reading and writing. */
+	/* Entries beyond the count are ignored; both numbers of a socket; reading and writing. */
 	FD_SET(fds[0], &in);
 	FD_SET(copy, &in);
 	FD_SET(fds[1], &in);
@@ -62,7 +62,7 @@ int selects(void)
 	time = (struct timeval){ 100, 0 };
 	CHECK(select(copy + 1, &in, NULL, NULL, &time) == 1 && FD_ISSET(tube[0], &in));
 	CHECK(!FD_ISSET(fds[1], &in) && time.tv_sec >= 10);
-	/* A number that was closed. The kernel ignores much higher ones. */
+	/* A closed number. The kernel ignores much higher ones. */
 	CHECK((gone = dup(fds[0])) > 0 && close(gone) == 0);
 	FD_SET(fds[1], &in);
 	FD_SET(gone, &in);
@@ -72,7 +72,7 @@ int selects(void)
 	return 0;
 }
 
-/* Rsockets and others in one instance; edges, one shots, changes, removals. */
+/* Rsockets and other descriptors in one instance; edge-triggered, one-shot, changes, removals. */
 int epolls(void)
 {
 	int fds[2], tube[2], epoll = epoll_create1(EPOLL_CLOEXEC);
@@ -98,14 +98,14 @@ int epolls(void)
 	CHECK(got[0].events == (EPOLLIN | EPOLLOUT) && epoll_wait(epoll, got, 4, 0) == 0);
 	CHECK(!epoll_ctl(epoll, EPOLL_CTL_DEL, fds[0], NULL));
 	CHECK(epoll_ctl(epoll, EPOLL_CTL_DEL, fds[0], NULL) == -1 && errno == ENOENT);
-	/* One that is closed leaves by itself. */
+	/* A closed member is removed automatically. */
 	ask.events = EPOLLIN | EPOLLOUT;
 	CHECK(!epoll_ctl(epoll, EPOLL_CTL_ADD, fds[0], &ask) && close(fds[0]) == 0 && epoll_wait(epoll, got, 4, 0) == 0);
 	CHECK(close(fds[1]) == 0 && close(tube[0]) == 0 && close(tube[1]) == 0 && close(epoll) == 0);
 	return 0;
 }
 
-/* Each number of a socket is a member of its own, with its own events and data. */
+/* Each number of a socket is a separate member, with its own events and data. */
 int epoll_copies(void)
 {
 	int fds[2], copy, epoll = epoll_create1(EPOLL_CLOEXEC);
@@ -129,7 +129,7 @@ int epoll_copies(void)
 	return 0;
 }
 
-/* By old custom: the kernel looks no further than the process has numbers, nor may anybody else. */
+/* The kernel reads the sets only up to the size of the descriptor table, and so must the library. */
 int selects_by_table_size(void)
 {
 	enum { MANY = 1 << 16 };
@@ -156,7 +156,7 @@ int selects_by_table_size(void)
 	return 0;
 }
 
-/* A child may not learn of its parent's rsockets, but its waits end. */
+/* A child's epoll_wait() may not report its parent's rsockets, but it must return. */
 int epoll_of_the_parent(void)
 {
 	int fds[2], epoll = epoll_create1(0), status;

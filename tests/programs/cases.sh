@@ -7,12 +7,12 @@ case_names=() case_groups=() case_ready=() case_clients=() case_server=() case_c
 case_groups_all=(rping ucmatose datagram endpoint cmtime)
 
 # add NAME READY CLIENTS SERVER-COMMAND CLIENT-COMMAND
-# READY tells how the guest knows that clients can start:
+# READY is the condition for clients to start:
 #   listen     the server's id is listening
-#   persistent the same, and the server serves until it is told to end
+#   persistent the same, and the server serves until it is terminated
 #   mcast:MAC  the link receives the multicast address (the receiver has attached its QP)
-#   tcp:PORT   a TCP socket listens (cmtime of 65.0 meets there)
-# The commands' words are separated by blanks and hold none.
+#   tcp:PORT   a TCP socket listens (where the ends of cmtime 65.0 synchronise)
+# The commands' words are separated by blanks and contain none.
 add() {
     case_groups+=("$group")
     case_names+=("$1")
@@ -63,8 +63,8 @@ cases_ucmatose() {
     add ucmatose-ack-timeout listen 1 "ucmatose -a 14" "ucmatose -s $ADDR -a 14"
 }
 
-# udaddy's messages carry no check; a message that does not arrive makes it wait for ever.
-# mckey's -M wants a mapped address, which 6.1's RoCE refuses; the refusal is compared.
+# udaddy's messages have no checksum; udaddy hangs if a message does not arrive.
+# mckey's -M needs a mapped address, which RoCE of Linux 6.1 rejects; the error is compared.
 cases_datagram() {
     local group4=239.1.2.3 mac=3333ef010203
     add udaddy listen 1 "udaddy" "udaddy -s $ADDR"
@@ -82,7 +82,7 @@ cases_datagram() {
         "mckey -M ff0e::ffff:ef01:203 -b $ADDR -s"
 }
 
-# Synchronous ids made by rdma_create_ep from rdma_getaddrinfo's answer.
+# Synchronous ids created by rdma_create_ep with rdma_getaddrinfo's result.
 cases_endpoint() {
     add rdma_client listen 1 "rdma_server" "rdma_client -s $ADDR"
     add rdma_client-bound listen 1 "rdma_server -s $ADDR -p 7555" "rdma_client -s $ADDR -p 7555"
@@ -91,8 +91,8 @@ cases_endpoint() {
     add rdma_xclient-xrc listen 1 "rdma_xserver -c x" "rdma_xclient -c x -s $ADDR"
 }
 
-# cmtime of 44.0 has a server that serves one client, 65.0 meets over TCP and then makes as many connections
-# again with invented QP numbers: the two ends must not invent the same ones on one host.
+# cmtime's server of 44.0 serves one client. The ends of 65.0 synchronise over TCP, and make as many connections
+# again with arbitrary QP numbers, which must differ between the two ends on one host.
 cases_cmtime() {
     local n
     for n in 10 1000; do

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# What scripts in the lab share (tests/programs, tests/faults): processes with a time limit, and
-# waiting for events. Programs start slowly in the lab, so this uses what bash has built in.
+# Shared by scripts in the lab (tests/programs, tests/faults): processes with a time limit, and waiting
+# for events. Programs start slowly in the lab, so bash builtins are preferred.
 
-# Names of the processes by pid; NAME.out and NAME.status in the working folder are theirs.
+# Names of the processes by pid; their files are NAME.out and NAME.status in the working folder.
 names=()
 # A pipe that nobody writes: reading it with a limit is bash's own sleep.
 mkfifo "/run/silence.$$"
@@ -27,9 +27,9 @@ listening() {
     return 1
 }
 
-# wait_for LIMIT WORD PID...: waits for the processes and notes their statuses; after LIMIT seconds
-# those that still run are killed and WORD is noted for them. (Not wait -n: it forgets processes
-# that ended while it waited for others.)
+# wait_for LIMIT WORD PID...: waits for the processes and writes their statuses. After LIMIT seconds
+# remaining processes are killed, and WORD is written for them. (Not wait -n: it forgets processes that
+# exit while it waits for others.)
 wait_for() {
     local limit=$1 word=$2 guard p status
     shift 2
@@ -41,7 +41,7 @@ wait_for() {
         [ ! -e "killed-$p" ] || status=$word
         echo "$status" >"${names[p]}.status"
     done
-    # SIGTERM can be lost in bash when it comes just before the read.
+    # bash can lose a SIGTERM that arrives just before the read.
     kill -9 "$guard" 2>/dev/null
     wait "$guard" 2>/dev/null
 }
@@ -58,9 +58,9 @@ guard() {
     done
 }
 
-# hit_by_siw OUTPUT...: soft-iWARP refused a connection for one of its two faults, which say nothing
-# about the libraries (docs/quirks.md): the port that the kernel drew is that of an older connection, or
-# the server's first bytes arrived with the answer (EINVAL; CONNECT_ERROR -22 as an event).
+# hit_by_siw OUTPUT...: soft-iWARP has rejected a connection because of one of its two faults, which are
+# independent of the libraries (docs/quirks.md): the ephemeral port is that of an older connection, or the
+# server's first bytes arrived with the answer (EINVAL; CONNECT_ERROR -22 as an event).
 hit_by_siw() {
     [ "$device" = siw ] &&
         grep -qsE 'Cannot assign requested address|Address already in use|connect.*Invalid argument|CONNECT_ERROR.*-22' "$@"

@@ -1,4 +1,4 @@
-/* A child that is the other end of a connection. */
+/* A child process at the other end of a connection. */
 #ifndef TESTS_RSFAULTS_CHILD_H
 #define TESTS_RSFAULTS_CHILD_H
 
@@ -11,7 +11,7 @@ static pid_t child;
 static inline void say_to(int fd, const void *bytes, size_t len) { EXPECT(write(fd, bytes, len) == (ssize_t)len); }
 static inline void hear_from(int fd, void *bytes, size_t len) { EXPECT(read(fd, bytes, len) == (ssize_t)len); }
 
-/* A child that lives until it is killed, and does `body` first. */
+/* Starts a child that executes `body` and exists until it is killed. */
 static inline void begin_child(void (*body)(int from, int to), int *from, int *to)
 {
 	int up[2], down[2];
@@ -37,7 +37,7 @@ static inline void kill_child(void)
 	EXPECT(waitpid(child, NULL, 0) == child);
 }
 
-/* A child that greets whoever uses connect_to_child(). */
+/* The child's server for connect_to_child(): sends a greeting to each client. */
 static inline void serve(int from, int to)
 {
 	union address address;
@@ -57,14 +57,14 @@ static inline int connect_to_child(int from, int to)
 
 	hear_from(from, &address, sizeof(address));
 	fd = connect_to(&address);
-	/* Not before: soft-iWARP may fail the connect of one that data reach with the answer (docs/quirks.md). */
+	/* Not earlier: soft-iWARP may fail a connect if data arrives with the answer (docs/quirks.md). */
 	say_to(to, "", 1);
 	return fd;
 }
 
 /* ---- calls that wait --------------------------------------------------------------------------- */
 
-/* The socket they wait for: this end, which stays when the other one goes. */
+/* The socket that the calls wait for: this end of the connection. */
 static int survivor;
 
 static inline ssize_t receives(void) { return rrecv(survivor, (char[8]){ 0 }, 8, 0); }

@@ -1,4 +1,4 @@
-/* What the cases of rsockets under faults share. */
+/* Shared by the cases of rsockets under faults. */
 #ifndef TESTS_RSFAULTS_FAULTS_H
 #define TESTS_RSFAULTS_FAULTS_H
 
@@ -11,7 +11,7 @@
 #include <sched.h>
 #include <signal.h>
 
-/* Whether this case is to run. */
+/* Returns whether this case was selected. */
 bool chosen(const char *name);
 #define FAULT(function)                                                    \
 	do {                                                               \
@@ -46,14 +46,14 @@ static inline int connect_to(const union address *address)
 	return fd;
 }
 
-/* The library's own thread may be giving something back still; the alarm ends waiting for ever. */
-static inline void fds_come_back(int before)
+/* The library's thread may close descriptors with a delay; the alarm ends a wait that never ends. */
+static inline void await_fds(int before)
 {
 	while (open_fds() != before)
 		sched_yield();
 }
 
-/* ---- a call in a thread of its own ------------------------------------------------------------- */
+/* ---- a call in a thread ------------------------------------------------------------------------ */
 
 struct call {
 	ssize_t (*body)(void);
@@ -88,7 +88,7 @@ static inline bool asleep(pid_t tid)
 	return state && state[2] == 'S';
 }
 
-/* Begins the call, and returns when its thread sleeps (in it, as a rule; the results are the same if not). */
+/* Starts the call, and returns when its thread sleeps (usually in the call; the results are the same if not). */
 static inline void call_begin(struct call *call, ssize_t (*body)(void))
 {
 	call->tid = 0;

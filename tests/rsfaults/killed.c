@@ -1,4 +1,4 @@
-/* One side is killed while the other waits for it: the call returns and says what happened. */
+/* One side is killed while the other waits for it: the call fails with the right error. */
 #include "child.h"
 
 #include <sys/epoll.h>
@@ -14,7 +14,7 @@ static void connect_there(int from, int to)
 	EXPECT(rsend(connect_to(&address), "hello", 5, 0) == 5);
 }
 
-/* A connection with a child, whose greeting is there. */
+/* A connection with a child, whose greeting has arrived. */
 static void connected(bool child_connects)
 {
 	union address address;
@@ -42,7 +42,7 @@ static void closed(void)
 		EXPECT(!rclose(listener));
 }
 
-/* As server and as client, three times each: after the first, no descriptor is added. */
+/* As server and as client, three times each: after the first time, no descriptor is leaked. */
 static void in_both_roles(ssize_t (*body)(void), ssize_t result, int error)
 {
 	struct call call;
@@ -58,7 +58,7 @@ static void in_both_roles(ssize_t (*body)(void), ssize_t result, int error)
 		if (turn < 2)
 			before = open_fds();
 		else
-			fds_come_back(before);
+			await_fds(before);
 	}
 }
 
@@ -81,7 +81,7 @@ static ssize_t waits_in_set(void)
 static void killed_in_rrecv(void) { in_both_roles(receives, -1, ECONNRESET); }
 static void killed_in_rsend(void) { in_both_roles(sends, -1, ECONNRESET); }
 
-/* The error is still to be had from a socket that was only polled. */
+/* A socket that was only polled still has the error. */
 static void polled(ssize_t (*body)(void))
 {
 	struct call call;
@@ -99,7 +99,7 @@ static void polled(ssize_t (*body)(void))
 static void killed_in_rpoll(void) { polled(polls); }
 static void killed_in_repoll_wait(void) { polled(waits_in_set); }
 
-/* What had arrived before is read first. */
+/* Data that has arrived before is read first. */
 static void killed_behind_data(void)
 {
 	char bytes[8];
@@ -111,7 +111,7 @@ static void killed_behind_data(void)
 			EXPECT(!rclose(listener));
 		kill_child();
 	}
-	/* The greeting is read after the death. */
+	/* The greeting is read after the peer was killed. */
 	struct pollfd entry = { .events = POLLIN };
 	int from, to;
 
@@ -126,7 +126,7 @@ static void killed_behind_data(void)
 	EXPECT(!rclose(survivor));
 }
 
-/* ---- before there is a connection --------------------------------------------------------------- */
+/* ---- before the connection is established -------------------------------------------------------- */
 
 static void listen_only(int from, int to)
 {
@@ -135,7 +135,7 @@ static void listen_only(int from, int to)
 	(void)from;
 	listen_far(&address);
 	say_to(to, &address, sizeof(address));
-	/* Nobody answers requests from now on. */
+	/* Requests are not answered from now on. */
 	raise(SIGSTOP);
 }
 
@@ -161,7 +161,7 @@ static void killed_in_rconnect(void)
 	EXPECT(!rclose(survivor));
 }
 
-/* Begins to connect, and dies at once. */
+/* Starts to connect, and is killed immediately. */
 static void connect_and_die(int from, int to)
 {
 	union address address;
@@ -171,13 +171,13 @@ static void connect_and_die(int from, int to)
 	hear_from(from, &address, sizeof(address));
 	EXPECT((fd = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0)) >= 0);
 	EXPECT_ERROR(rconnect(fd, &address.sa, sizeof(address.in)), EINPROGRESS);
-	/* Its own thread goes on: it dies somewhere on the way. */
+	/* The library's thread continues, so the child is killed at some step of the handshake. */
 	for (int i = 0; i < (getpid() % 8) * 8; i++)
 		sched_yield();
 	raise(SIGKILL);
 }
 
-/* The first connection with data; those that are dead say so. */
+/* Returns the first connection with data; dead connections report an error. */
 static ssize_t accepts(void)
 {
 	char bytes[5];

@@ -1,4 +1,4 @@
-/* No descriptors and no locked memory: the calls say so, and go on when there are some again. */
+/* No descriptors and no locked memory: the calls fail, and succeed when there are some again. */
 #include "faults.h"
 
 #include <linux/capability.h>
@@ -17,7 +17,7 @@ static void limit(int resource, rlim_t value)
 	EXPECT(!setrlimit(resource, &now));
 }
 
-/* A whole connection: what the first use keeps open is open afterwards. */
+/* A complete connection: afterwards, the descriptors that the library keeps are open. */
 static void whole_connection(void)
 {
 	char bytes[5];
@@ -29,7 +29,7 @@ static void whole_connection(void)
 	EXPECT(!rclose(client) && !rclose(server));
 }
 
-/* From none to enough descriptors: each number of them gives a whole connection or an error. */
+/* From none to enough descriptors: with each number the connection is complete, or a call fails. */
 static void descriptors(void)
 {
 	bool whole = false;
@@ -41,7 +41,7 @@ static void descriptors(void)
 	for (int more = 0; !whole; more++) {
 		int fd, error = 0;
 
-		/* The descriptors are numbered without gaps. */
+		/* The descriptor numbers have no gaps. */
 		limit(RLIMIT_NOFILE, (rlim_t)(before + more));
 		fd = rsocket(AF_INET, SOCK_STREAM, 0);
 		if (fd < 0) {
@@ -63,20 +63,20 @@ static void descriptors(void)
 		}
 		if (fd >= 0)
 			EXPECT(!rclose(fd));
-		fds_come_back(before);
+		await_fds(before);
 		whole_connection();
 	}
 	EXPECT(refused > 1 && !rclose(listener));
 }
 
-/* Root may lock what it likes: without that privilege the limit counts. */
+/* Root may lock any amount: the limit applies without that privilege. */
 static void locked_memory(void)
 {
 	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
 	struct __user_cap_data_struct data[2];
 	int fd, before;
 
-	/* Each thread has its own: before the library has one. */
+	/* Capabilities belong to threads, so drop them before the library starts one. */
 	EXPECT(!syscall(SYS_capget, &header, data));
 	data[CAP_TO_INDEX(CAP_IPC_LOCK)].effective &= ~CAP_TO_MASK(CAP_IPC_LOCK);
 	EXPECT(!syscall(SYS_capset, &header, data));
@@ -86,17 +86,17 @@ static void locked_memory(void)
 	for (rlim_t pages = 0; pages < 8; pages++) {
 		limit(RLIMIT_MEMLOCK, pages * 4096);
 		EXPECT((fd = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
-		/* As setrlimit(2) has it: no permission for any, or too many. siw counts for itself. */
+		/* The errors of setrlimit(2) for a limit of 0 and for an exceeded limit. siw has its own accounting. */
 		if (pages == 0 && !on_siw())
 			EXPECT_ERROR(rconnect(fd, &target.sa, sizeof(target.in)), EPERM);
 		else
 			EXPECT_ERROR(rconnect(fd, &target.sa, sizeof(target.in)), ENOMEM);
 		EXPECT(!rclose(fd));
-		fds_come_back(before);
+		await_fds(before);
 	}
 	limit(RLIMIT_MEMLOCK, RLIM_INFINITY);
 	whole_connection();
-	fds_come_back(before);
+	await_fds(before);
 	EXPECT(!rclose(listener));
 }
 

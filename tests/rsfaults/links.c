@@ -1,8 +1,8 @@
-/* Links that lose packets, or go for a while or for ever: data arrives whole, or the calls say that it doesn't. */
+/* Links that lose packets, or go down for a while or permanently: data arrives complete, or the calls fail. */
 #include "faults.h"
 
 /* The transport gives up after eight tries of some seconds each. */
-enum { PATIENCE = 60 };
+enum { ALARM_SECONDS = 60 };
 
 static int client, server, listener;
 static size_t amount;
@@ -19,7 +19,7 @@ static void link_is(const char *state)
 static void connected(void)
 {
 	union address address;
-	/* Closing the server must not wait for a client that is gone without a farewell. */
+	/* Closing the server must not wait for a client that was killed without disconnecting. */
 	struct linger linger = { .l_onoff = 1, .l_linger = 1 };
 
 	link_is("good");
@@ -46,7 +46,7 @@ static ssize_t sends_all(void)
 	return rshutdown(client, SHUT_WR);
 }
 
-/* Reads on to `until`, or to the end. */
+/* Reads up to offset `until`, or to the end. */
 static size_t receive_to(size_t got, size_t until)
 {
 	static uint8_t bytes[7777];
@@ -105,7 +105,7 @@ static void link_that_comes_back(void)
 
 static ssize_t receives(void) { return rrecv(client, (char[1]){ 0 }, 1, 0); }
 
-/* TCP, below siw, tries for a quarter of an hour unless told to give up after so many tries. */
+/* TCP, below siw, retries for a quarter of an hour; this sets the number of retries. */
 static void tcp_tries(const char *times)
 {
 	FILE *file = fopen("/proc/sys/net/ipv4/tcp_retries2", "we");
@@ -113,17 +113,17 @@ static void tcp_tries(const char *times)
 	EXPECT(file && fputs(times, file) >= 0 && !fclose(file));
 }
 
-/* Nothing is acknowledged any more: who waits is told, after the retries of the transport. */
+/* Nothing is acknowledged any more: waiting calls fail after the retries of the transport. */
 static void stays_away(const char *link, int error)
 {
 	struct call call;
 	ssize_t sent;
 
 	connected();
-	alarm(PATIENCE);
+	alarm(ALARM_SECONDS);
 	call_begin(&call, receives);
 	link_is(link);
-	/* It fails where the connection has ended already. */
+	/* The send fails if the connection has already ended. */
 	sent = rsend(client, "x", 1, 0);
 	expect(sent == 1 || errno == ECONNRESET || errno == EPIPE, "sent, or too late", errno, __LINE__);
 	call_end(&call, -1, error);
@@ -135,19 +135,19 @@ static void stays_away(const char *link, int error)
 static void link_that_loses_everything(void)
 {
 	tcp_tries("3");
-	/* siw says that the connection is gone, not why. */
+	/* siw reports that the connection was lost, not why. */
 	stays_away("loss 100", on_siw() ? ECONNRESET : ETIMEDOUT);
 	tcp_tries("15");
 }
 static void link_that_stays_down(void) { stays_away("down", ECONNRESET); }
 
-/* Closing waits for what was sent as long as SO_LINGER says. */
+/* Closing waits for the acknowledgement of sent data for at most the time of SO_LINGER. */
 static void close_without_link(void)
 {
 	struct linger linger = { .l_onoff = 1, .l_linger = 1 };
 
 	connected();
-	alarm(PATIENCE);
+	alarm(ALARM_SECONDS);
 	EXPECT(!rsetsockopt(client, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)));
 	link_is("loss 100");
 	EXPECT(rsend(client, "x", 1, 0) == 1);
@@ -164,8 +164,8 @@ void link_cases(void)
 	FAULT(link_that_comes_back);
 	FAULT(link_that_loses_everything);
 	FAULT(link_that_stays_down);
-	/* The farewell that rxe could not send has left its QP 1 in the error state, from which the kernel's MAD layer brings
-	 * back the sending half only: the device hears of no connection any more. */
+	/* A disconnect message that rxe could not send has left its QP 1 in the error state, from which the kernel's MAD layer
+	 * recovers the send queue only: the device receives no CM messages any more. */
 	if (!on_siw() && chosen("link_that_stays_down"))
 		link_is("anew");
 	FAULT(close_without_link);

@@ -1,6 +1,6 @@
 /*
- * The device goes while a call waits for it: the call returns, says that the network is down, and closing gives everything
- * back, so that the removal ends. The same process goes on with a new device.
+ * The device is removed while a call waits: the call fails with ENETDOWN, and closing frees all resources, so that the
+ * removal completes. The same process can use a new device.
  */
 #include "child.h"
 
@@ -8,10 +8,10 @@
 #include <sys/mman.h>
 
 static pid_t removal;
-/* Of the device; those of completion channels look the same. */
+/* The file of an event channel; those of completion channels look the same. */
 static int async_fd;
 
-/* The script beside this file, in a process of its own. */
+/* Starts the script in this folder as a child process. */
 static pid_t link_begins(const char *what)
 {
 	pid_t pid = fork();
@@ -31,7 +31,7 @@ static void link_ends(pid_t pid)
 	EXPECT(waitpid(pid, &status, 0) == pid && status == 0);
 }
 
-/* Where a descriptor leads. */
+/* Returns the file that a descriptor refers to. */
 static const char *target_of(int fd)
 {
 	static char link[256];
@@ -47,7 +47,7 @@ static const char *target_of(int fd)
 #define CHANNEL "[infinibandevent]"
 static bool is_channel(int fd) { return strstr(target_of(fd), CHANNEL); }
 
-/* The first use of the device's address opens it, and it stays open. */
+/* The first use of the device's address opens the device, which stays open. */
 static void open_device(void)
 {
 	union address address = local_addr(AF_INET, 0);
@@ -65,7 +65,7 @@ static void open_device(void)
 
 static bool is_verbs(const char *path) { return strstr(path, "/dev/infiniband/uverbs"); }
 
-/* The kernel begins a removal by taking the device's file away. */
+/* The kernel begins a removal by removing the device's file. */
 static void await_beginning(void)
 {
 	for (int fd = 3; fd < 64; fd++)
@@ -74,10 +74,10 @@ static void await_beginning(void)
 }
 
 /*
- * Drivers of real devices then cut the processes off, and each command fails with EIO. Those of the software devices wait
- * until the last process has closed the device; closing it here, behind the library's back, does the same: what was made on
- * the device goes, and who waits for completions gets EIO. So does, from now on, whoever writes a command to what is in its
- * place: this process's memory, at address 0.
+ * Drivers of real devices then disconnect the processes, and each command fails with EIO. Those of the software devices
+ * wait until all processes have closed the device. Closing its descriptors without the library's knowledge has the same
+ * effect: objects on the device are destroyed, and waits for completions fail with EIO. So does writing a command to
+ * the file that replaces the device: this process's memory, at address 0.
  */
 static void cut_off(void)
 {
@@ -105,7 +105,7 @@ static void device_goes(void)
 	cut_off();
 }
 
-/* After everything was closed. */
+/* All descriptors of the device are closed. */
 static void device_comes_back(void)
 {
 	link_ends(removal);
@@ -147,7 +147,7 @@ static void make_set(void)
 	EXPECT((set = make(0)) >= 0 && !change(set, EPOLL_CTL_ADD, survivor, &event));
 }
 
-/* siw ends the connection with the QP, and tells of that at the same time: what comes first is not sure. */
+/* siw disconnects when the QP is destroyed, and reports that at the same time: the order of the events varies. */
 static void expect_down(ssize_t result, int error)
 {
 	EXPECT(result == -1);
@@ -182,11 +182,11 @@ static void lost_in(ssize_t (*body)(void), bool polled)
 		EXPECT(!rclose(survivor));
 		kill_child();
 		device_comes_back();
-		/* The first turn leaves what the library keeps. */
+		/* The first round opens the descriptors that the library keeps. */
 		if (turn < 1)
 			before = open_fds();
 		else
-			fds_come_back(before);
+			await_fds(before);
 	}
 }
 
@@ -207,7 +207,7 @@ static void listen_here(void)
 	EXPECT(!rbind(survivor, &address.sa, sizeof(address.in)) && !rlisten(survivor, 4));
 }
 
-/* A listener belongs to the device of its address, and goes with it. */
+/* A listener belongs to the device of its address, and fails when that is removed. */
 static void removal_in_raccept(void)
 {
 	struct pollfd entry = { .events = POLLIN };
@@ -239,7 +239,7 @@ static int datagram_socket(union address *name)
 	return fd;
 }
 
-/* Back and forth, until both know the way past UDP. */
+/* Exchanges datagrams until both ends use UD instead of UDP. */
 static void talk(const int fd[2], const union address name[2])
 {
 	for (int i = 0; i < 8; i++) {
@@ -260,7 +260,7 @@ static int open_files(const char *name)
 static int completion_channels(void) { return open_files(CHANNEL); }
 static int ids(void) { return open_files("/dev/infiniband/rdma_cm"); }
 
-/* What a datagram socket has of the device goes while a call waits for datagrams, which the device's return ends. */
+/* The device of a datagram socket is removed while a call waits; the call returns when the device is back and data arrives. */
 static void datagrams_lost_in(ssize_t (*body)(void))
 {
 	union address name[2];
@@ -277,7 +277,7 @@ static void datagrams_lost_in(ssize_t (*body)(void))
 	EXPECT(rpoll(&(struct pollfd){ .fd = fd[1], .events = POLLIN }, 1, -1) == 1);
 	call_begin(&call, body);
 	device_goes();
-	/* The other socket hears of it from the connection manager, if at all after the device is free: a call looks. */
+	/* The other socket may get the connection manager's event only after the device is free: a call checks for it. */
 	while (completion_channels() > 0)
 		EXPECT(rpoll(&(struct pollfd){ .fd = fd[1] }, 1, 10) == 0);
 	EXPECT(rrecv(fd[1], (char[8]){ 0 }, 8, 0) == 4);
@@ -292,7 +292,7 @@ static void datagrams_lost_in(ssize_t (*body)(void))
 	EXPECT(!rclose(fd[0]) && !rclose(fd[1]));
 }
 
-/* No call looks: the connection manager tells. Its event comes once nothing of the process's holds the device. */
+/* Without calls the connection manager's event reports the removal, when no other object of the process uses the device. */
 static void removal_of_idle_datagrams(void)
 {
 	union address name[2];

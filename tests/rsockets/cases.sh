@@ -7,8 +7,8 @@ case_names=() case_groups=() case_ready=() case_expect=() case_server=() case_cl
 case_groups_all=(rstream riostream rcopy peer)
 
 # add NAME READY EXPECT SERVER-COMMAND CLIENT-COMMAND
-# READY tells how the server ends: `listen` by itself, `persistent` when it is told to.
-# EXPECT is the client's exit status. The commands' words are separated by blanks and hold none.
+# READY: `listen` if the server exits by itself, `persistent` if it is terminated.
+# EXPECT: the client's exit status. The commands' words are separated by blanks and contain none.
 add() {
     case_groups+=("$group")
     case_names+=("$1")
@@ -25,7 +25,7 @@ both() {
     add "$program-$name" listen "$expect" "$program -b $ADDR $*" "$program -s $ADDR $*"
 }
 
-# The asynchronous mode's client ends with the length of its last message, 16.
+# In the asynchronous mode the client's exit status is the length of its last message, 16.
 # -T f is left out: with it rstream uses the kernel's sockets.
 cases_rstream() {
     local size few="-I 5 -C 4"
@@ -62,15 +62,15 @@ cases_riostream() {
     done
 }
 
-# The guest makes `original`; the copy is compared with it.
+# The guest creates `original`; the copy is compared with it.
 cases_rcopy() {
     add rcopy persistent 0 "rcopy" "rcopy original $ADDR:/tmp/copy"
 }
 
-# Different sizes on the two ends; the smallest are those that any device has.
+# Different sizes on the two ends; the smallest are supported by all devices.
 cases_peer() {
     local test smallest="PEER_SQ=16 PEER_RQ=16 PEER_INLINE=0 PEER_RCVBUF=1024 PEER_SNDBUF=1024"
-    # siw can not have more than 80 bytes inline.
+    # siw supports at most 80 bytes inline.
     local inline=200
     [ "${device:-}" != siw ] || inline=80
     local large="PEER_SQ=1000 PEER_RQ=1000 PEER_INLINE=$inline PEER_RCVBUF=1000000 PEER_SNDBUF=1000000"

@@ -1,8 +1,8 @@
 /*
  * One end of a connection, for two ends on different libraries: peer server|client ADDRESS TEST.
- * Both ends know the test; each verifies what it receives and ends with 0 only when all was right.
+ * Both ends run the same test. Each verifies the received data, and exits with 0 only if all of it is correct.
  * Sizes of this end come from the environment: PEER_SQ, PEER_RQ, PEER_INLINE, PEER_RCVBUF,
- * PEER_SNDBUF; PEER_TOTAL (the same on both ends) is how much is sent each way.
+ * PEER_SNDBUF; PEER_TOTAL (the same on both ends) is the number of bytes in each direction.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -90,7 +90,7 @@ static int listening(void)
 	return fd;
 }
 
-/* The client speaks first: soft-iWARP may fail the connect of one that a server's data reach with the answer (docs/quirks.md). */
+/* The client sends first: soft-iWARP may fail a connect if the server's data arrives with the answer (docs/quirks.md). */
 static int connected(int listener)
 {
 	struct sockaddr_storage to;
@@ -173,7 +173,7 @@ static void *send_all(void *argument)
 	return NULL;
 }
 
-/* Both directions at once. */
+/* Both directions simultaneously. */
 static void exchange(int fd)
 {
 	pthread_t thread;
@@ -192,7 +192,7 @@ static void test_stream(int fd)
 	expect_end(fd);
 }
 
-/* One end ends its half first; the other goes on sending. */
+/* One end shuts down its half first; the other continues to send. */
 static void half_close(int fd, bool first)
 {
 	if (first) {
@@ -218,7 +218,7 @@ static void test_server_first(int fd)
 	half_close(fd, serving);
 }
 
-/* What the writer leaves in a region: its halves in reverse order, a byte at the end. */
+/* Writes the two halves of a region in reverse order, and a byte at the end. */
 static void write_region(int fd, off_t offset, unsigned seed)
 {
 	static unsigned char data[REGION];
@@ -236,7 +236,7 @@ static void check_region(const unsigned char *region, unsigned seed)
 		NEED(region[i] == pattern(seed, i));
 }
 
-/* Each end maps three regions and writes the other's; a message tells that all is written. */
+/* Each end maps three regions and writes to the peer's; a message follows the writes. */
 static void test_iomap(int fd)
 {
 	static unsigned char regions[3][REGION];
@@ -257,7 +257,7 @@ static void test_iomap(int fd)
 	test_stream(fd);
 }
 
-/* Idle for several of the keepalive's periods, then data. */
+/* Idle for several keepalive periods, then data. */
 static void test_keepalive(int fd)
 {
 	struct pollfd entry = { .fd = fd, .events = POLLIN };
@@ -279,7 +279,7 @@ static void *one_of_many(void *argument)
 	int fd = (int)(intptr_t)argument;
 	unsigned own = serving ? 5 : 6, other = serving ? 6 : 5;
 
-	/* In turns, 10 KB each, so that no thread of a connection needs a second one. */
+	/* Alternates directions after 10 KB, so that one thread per connection is enough. */
 	for (unsigned round = 0; round < 10; round++) {
 		if (!serving)
 			send_pattern(fd, own + round, 10000);

@@ -1,4 +1,4 @@
-/* The ways to misbehave. An attack goes on until it is killed; what it loses by it is its own. */
+/* The attacks. An attack continues until it is killed; failures of its own connections do not matter. */
 #include "strangers.h"
 
 #include <arpa/inet.h>
@@ -16,7 +16,7 @@ static union address far_addr(void)
 
 /* ---- handshakes ---------------------------------------------------------------------------------- */
 
-/* Requests whose answers nobody reads, so that the last message of the handshake is never sent; the oldest are taken back. */
+/* Requests whose answers are never read, so that the last message of the handshake is not sent; the oldest are destroyed. */
 static void half_open(void)
 {
 	struct rdma_event_channel *channel = rdma_create_event_channel();
@@ -33,7 +33,7 @@ static void half_open(void)
 	}
 }
 
-/* Rsockets that connect and then only sit there: at the listener that nobody accepts from. */
+/* Rsockets that connect and then stay idle, to the listener from which the server does not accept. */
 static void never_accepted(void)
 {
 	for (unsigned i = 0; i < TAKEN_BY_NOBODY; i++) {
@@ -49,7 +49,7 @@ static void never_accepted(void)
 	pause();
 }
 
-/* Rsockets that connect and go at once. */
+/* Rsockets that connect and disconnect immediately. */
 static void come_and_go(void)
 {
 	for (;;) {
@@ -65,7 +65,7 @@ static void come_and_go(void)
 
 /* ---- floods of messages -------------------------------------------------------------------------- */
 
-/* Messages of one kind as fast as they are taken, over a few connections; a connection that is ended is made again. */
+/* Messages of one kind as fast as possible, over a few connections; a lost connection is replaced. */
 static void flood(uint32_t op, uint32_t value, uint32_t len, bool word)
 {
 	struct raw raws[FLOODS] = { { .id = NULL } };
@@ -94,9 +94,9 @@ static void empty_messages(void) { flood(RAW_DATA, 0, 0, true); }
 static void table_updates(void) { flood(RAW_IOMAP, 0, 0, true); }
 static void single_bytes(void) { flood(RAW_DATA, 1, 1, true); }
 
-/* ---- peers that take nothing ---------------------------------------------------------------------- */
+/* ---- peers without receives ----------------------------------------------------------------------- */
 
-/* Each sends a byte and has no receive for the echo, or for the end that the server says. */
+/* Each peer sends a byte, and has no receive for the echo or for the server's disconnect message. */
 static void no_receives(void)
 {
 	struct raw raws[SILENT] = { { .id = NULL } };
@@ -125,7 +125,7 @@ static void link_comes_back(int number)
 	_exit(0);
 }
 
-/* Connections from the other end of a link that then takes nothing across any more. */
+/* Connections over a link that then goes down. */
 static void dead_hosts(void)
 {
 	signal(SIGTERM, link_comes_back);
@@ -143,15 +143,15 @@ static void dead_hosts(void)
 		pause();
 }
 
-/* ---- memory of others ------------------------------------------------------------------------------- */
+/* ---- other connections' memory ----------------------------------------------------------------------- */
 
-/* Writes into the memory of another connection, of which it knows place and key: each attempt costs a connection. */
+/* Writes to the memory of another connection with its address and rkey: each attempt ends the attacker's connection. */
 static void known_keys(void)
 {
 	struct raw other = { .id = NULL }, raw;
 
 	for (;;) {
-		/* Says something now and then, so that the server does not take it for idle. */
+		/* Sends data from time to time, so that the server does not close the connection as idle. */
 		if (!other.id || !raw_message(&other, RAW_DATA, 1, 1) || !raw_reap(&other, 0)) {
 			raw_close(&other);
 			raw_connect(&other, figures->port, true);
@@ -165,7 +165,7 @@ static void known_keys(void)
 
 /* ---- limits --------------------------------------------------------------------------------------- */
 
-/* Streams that are busy enough for the server to give them larger buffers. */
+/* Streams that are busy enough for their buffers to grow. */
 static void busy_streams(void)
 {
 	static uint8_t bytes[1 << 18];
@@ -191,14 +191,14 @@ static void busy_streams(void)
 
 /* ---- datagrams ------------------------------------------------------------------------------------- */
 
-/* As in the protocol, in network order. */
+/* The protocol's header, in network byte order. */
 struct datagram_header {
 	uint32_t tag;
 	uint8_t version, op, length, reserved;
 	uint32_t qpn, addr;
 } __attribute__((packed));
 
-/* Datagrams of UDP that name other queue pairs, and other hosts, than their sender's. */
+/* UDP datagrams with queue pairs and addresses of other hosts than the sender. */
 static void forged_datagrams(void)
 {
 	int fd = socket(AF_INET, SOCK_DGRAM, 0);
@@ -207,7 +207,7 @@ static void forged_datagrams(void)
 
 	bind(fd, &own.sa, sizeof(own.in));
 	for (uint32_t i = 1;; i++) {
-		/* QP numbers of this device, those of any, then addresses that no device has. */
+		/* QP numbers of this device, arbitrary ones, then unused addresses. */
 		header.op = i % 2 ? 7 : 0;
 		header.qpn = htonl((i % 3 ? 17 + i % 64 : i * 2654435761u >> 8) << 8);
 		header.addr = i % 5 ? own.in.sin_addr.s_addr : htonl(0x0a000000 | (i & 0xffffff));
@@ -239,7 +239,7 @@ const struct attack attacks[] = {
 	{ .name = "no_receives", .run = no_receives, .processes = 1, .clients = 100 },
 	{ .name = "dead_hosts", .run = dead_hosts, .processes = 1, .clients = 100, .far = true },
 	{ .name = "known_keys", .run = known_keys, .processes = 2, .clients = 100 },
-	/* A stream locks 260 KB: these clients, one that comes back, and the busy ones need three quarters of the limit. */
+	/* A stream locks 260 KB: these clients, a reconnecting one, and the busy ones need three quarters of the limit. */
 	{ .name = "little_locked_memory", .run = busy_streams, .processes = 1, .clients = 10,
 	  .limits = { 0, LITTLE_LOCKED } },
 	{ .name = "forged_datagrams", .run = forged_datagrams, .processes = 2, .clients = 100, .datagrams = true,

@@ -74,11 +74,11 @@ static bool talks(const struct attack *attack)
 static void show(const struct attack *attack, unsigned fds, long pinned)
 {
 	printf("FIGURES %s: longest wait %ld ms, connect %ld ms, turn %ld ms, oversleep %ld ms; %lu messages, %lu reconnects; "
-	       "descriptors %u -> %u -> %u; pinned %ld -> %ld -> %ld KB; accepted %u, closed %u; attempts %lu, hits %lu",
+	       "descriptors %u -> %u -> %u; pinned %ld -> %ld -> %ld KB; accepted %u, closed %u; attempts %lu, hits %lu; expired %u",
 	       attack->name, figures->longest_wait_us / 1000, figures->longest_connect_us / 1000,
 	       figures->longest_turn_us / 1000, figures->longest_oversleep_us / 1000, figures->messages,
 	       figures->reconnects, fds, figures->fds_most, figures->fds_now, pinned, figures->most_pinned_kb,
-	       figures->pinned_kb, figures->accepted, figures->closed, figures->attempts, figures->hits);
+	       figures->pinned_kb, figures->accepted, figures->closed, figures->attempts, figures->hits, figures->expired);
 	if (talks(attack))
 		printf("; %lu datagrams, %u sent again, longest %ld ms", figures->datagrams, figures->datagrams_lost,
 		       figures->longest_datagram_us / 1000);

@@ -1,4 +1,4 @@
-/* See strangers.h. Everything may fail: the server is free to refuse a stranger. */
+/* See strangers.h. Every call may fail, because the server may reject an attacker. */
 #include "strangers.h"
 #include "conn_data.h"
 
@@ -77,7 +77,7 @@ void raw_close(struct raw *raw)
 {
 	if (!raw->id)
 		return;
-	/* Without rdma_disconnect(), which waits for an event. */
+	/* No rdma_disconnect(): it waits for an event. */
 	if (raw->id->qp)
 		rdma_destroy_qp(raw->id);
 	if (raw->mr)
@@ -92,7 +92,7 @@ bool raw_request(struct raw *raw, struct rdma_event_channel *channel, uint16_t p
 	struct conn_data mine;
 	struct rdma_conn_param param;
 
-	/* Resolved as a synchronous id; then it goes to the channel, of which nobody reads. */
+	/* Resolved as a synchronous id, and then moved to the channel, whose events are never read. */
 	if (!resolve(raw, port) || !prepare(raw, true, &mine) || rdma_migrate_id(raw->id, channel))
 		return false;
 	param = parameters(&mine);
@@ -108,7 +108,7 @@ bool raw_reap(struct raw *raw, unsigned left)
 			return false;
 		raw->completed++;
 	}
-	/* What the server sent is taken too, and room made for more. */
+	/* The server's messages are received as well, and their receives posted again. */
 	while (ibv_poll_cq(raw->id->recv_cq, 1, &wc) == 1) {
 		if (wc.status)
 			return false;

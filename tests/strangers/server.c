@@ -5,7 +5,7 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
-enum { EVENTS = 64, ACCEPTS = 16, SWEEP_MS = 100, IDLE_US = 1000000, BACKLOG = 256, MAX_FDS = 65536 };
+enum { EVENTS = 64, ACCEPTS = 16, SWEEP_MS = 100, BACKLOG = 256, MAX_FDS = 65536 };
 
 struct connection {
 	bool open, writing;

@@ -11,6 +11,8 @@
 #include <sys/types.h>
 
 enum { MAX_CLIENTS = 100, MESSAGE = 2048, DATAGRAM = 512, DATAGRAM_CLIENTS = 4 };
+/* The server closes a connection from which it has received nothing for this long. */
+enum { IDLE_US = 1000000 };
 
 /* Written by one process each, read by the one that judges. */
 struct figures {
@@ -24,7 +26,7 @@ struct figures {
 	/* Honest clients. */
 	volatile unsigned long messages, datagrams, reconnects;
 	volatile long longest_wait_us, longest_connect_us, longest_datagram_us;
-	volatile unsigned connected, broken, corrupted, refused, datagrams_lost;
+	volatile unsigned connected, expired, broken, corrupted, refused, datagrams_lost;
 	volatile char why[96];
 	/* Strangers: attempts made, and those that the attack calls a success. */
 	volatile unsigned long attempts, hits;

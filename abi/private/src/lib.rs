@@ -3,12 +3,14 @@
 //! then goes without.
 #![no_std]
 
+pub mod auto_config;
+
 /// The private level.
 pub const LEVEL: i32 = 0x7273_6f63;
 
 /// `rsetsockopt`, any descriptor: the library's own descriptors get high numbers from now on, so
 /// that the program's are those that it would have without RDMA.
-pub const KEEP_APART: i32 = 1;
+pub const RESERVE_LOW_FDS: i32 = 1;
 
 /// `rgetsockopt`, any descriptor and name but [`LONGEST_TURN`]: an int, 1 if the descriptor is the
 /// library's own, which a program that closes all descriptors must not close.
@@ -16,10 +18,17 @@ pub const IS_OWN: i32 = 0;
 
 /// `rsetsockopt`, for a process that ends: what its streams have sent arrives, and their peers see
 /// the end.
-pub const FAREWELL: i32 = 2;
+pub const FLUSH_ON_EXIT: i32 = 2;
 
 /// `rsetsockopt` on a stream: it raises SIGPIPE as TCP's sockets do.
 pub const SIGPIPE: i32 = 3;
 
 /// `rgetsockopt`, for tests: microseconds of the reactor's longest turn since this was last asked.
 pub const LONGEST_TURN: i32 = 4;
+
+/// `rsetsockopt` on a stream: cancels its attempt to connect. Fails with `EISCONN` if it has
+/// succeeded: either the peer never reports the connection, or it is there.
+pub const CANCEL: i32 = 6;
+
+/// `rsetsockopt`, any descriptor: a line for the log of `RDMACM_LOG`, as text.
+pub const LOG: i32 = 5;

@@ -3,18 +3,19 @@
 use std::ffi::{c_char, c_int};
 
 use rdmacm_core::Errno;
-use rdmacm_core::cm::{self, GaiError, Id};
+use rdmacm_core::cm::{self, AddrInfoList, GaiError, Id};
 use rdmacm_core::diag;
 use rdmacm_core::ffi::{rdma_addrinfo, rdma_cm_id};
 
+use crate::out::out;
 use crate::report::{Call, report, report_or};
-use crate::{nn, status};
+use crate::{args, status};
 
 /// Looks up addresses, and routes where an ibacm service knows them, for a host and a service.
 ///
-/// node: host name or address; service: service name or port number; hints: as for getaddrinfo(3). One of the three
-/// must not be NULL. res: receives a list for rdma_freeaddrinfo(). Returns 0; -1 and errno; or an EAI_* code of
-/// getaddrinfo(3).
+/// node: host name or address; service: service name or port number; hints: as for getaddrinfo(3).
+/// At least one of them is not NULL. res: receives a list for rdma_freeaddrinfo(). Returns 0; -1
+/// and errno; or an EAI_* code of getaddrinfo(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
@@ -23,10 +24,15 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     res: *mut *mut rdma_addrinfo,
 ) -> c_int {
     report_or(Call::new("rdma_getaddrinfo"), || {
-        let res = nn(res).map_err(|error| (-1, error))?;
         // SAFETY: the C contract (crate documentation).
-        match unsafe { cm::getaddrinfo(node, service, hints, res) } {
-            Ok(()) => Ok(0),
+        let res = unsafe { out(res) }.map_err(|error| (-1, error))?;
+        // SAFETY: the C contract (crate documentation).
+        let (node, service, hints) = unsafe { (args::string(node), args::string(service), args::hints(hints)) };
+        match cm::getaddrinfo(node, service, hints.as_ref()) {
+            Ok(list) => {
+                res.write(list.into_c());
+                Ok(0)
+            }
             Err(GaiError::Gai(libc::EAI_SYSTEM)) => Err((libc::EAI_SYSTEM, Errno::last())),
             Err(GaiError::Gai(code)) => {
                 diag::not_found("rdma_getaddrinfo", code);
@@ -40,17 +46,19 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
 /// Frees a list that rdma_getaddrinfo() or rdma_query_addrinfo() returned. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
-    // SAFETY: the C contract (crate documentation).
-    report(Call::new("rdma_freeaddrinfo"), (), || unsafe {
-        cm::freeaddrinfo(res);
+    report(Call::new("rdma_freeaddrinfo"), (), || {
+        // SAFETY: the C contract (crate documentation).
+        drop(unsafe { AddrInfoList::from_c(res) });
         Ok(())
     });
 }
 
-/// Like rdma_getaddrinfo() in the background: ends in RDMA_CM_EVENT_ADDRINFO_RESOLVED or RDMA_CM_EVENT_ADDRINFO_ERROR.
+/// Like rdma_getaddrinfo() in the background: ends in RDMA_CM_EVENT_ADDRINFO_RESOLVED or
+/// RDMA_CM_EVENT_ADDRINFO_ERROR.
 ///
-/// hints->ai_flags: RAI_SA asks the subnet administrator for a service, without node; RAI_DNS or neither the name
-/// service. Returns 0, or -1 and errno: EBUSY while a result waits for rdma_query_addrinfo().
+/// hints->ai_flags: RAI_SA asks the subnet administrator for a service, without a node; RAI_DNS, or
+/// neither, asks the name service. Returns 0, or -1 and errno: EBUSY until rdma_query_addrinfo()
+/// has returned the last result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_resolve_addrinfo(
     id: *mut rdma_cm_id,
@@ -58,17 +66,25 @@ pub unsafe extern "C" fn rdma_resolve_addrinfo(
     service: *const c_char,
     hints: *const rdma_addrinfo,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_resolve_addrinfo", id), || unsafe {
-        cm::resolve_addrinfo(Id::from_c(id)?, node, service, hints)
+    status(Call::id("rdma_resolve_addrinfo", id), || {
+        // SAFETY: the C contract (crate documentation).
+        let id = unsafe { Id::from_c(id)? };
+        // SAFETY: the C contract (crate documentation).
+        let (node, service, hints) = unsafe { (args::string(node), args::string(service), args::hints(hints)) };
+        cm::resolve_addrinfo(id, node, service, hints.as_ref())
     })
 }
 
-/// Hands over, once, what rdma_resolve_addrinfo() found.
+/// Returns the result of rdma_resolve_addrinfo(), once.
 ///
-/// info: receives a list for rdma_freeaddrinfo(). Returns 0, or -1 and errno: ENOENT when there is none.
+/// info: receives a list for rdma_freeaddrinfo(). Returns 0, or -1 and errno: ENOENT when there is
+/// none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_query_addrinfo", id), || unsafe { cm::query_addrinfo(Id::from_c(id)?, nn(info)?) })
+    status(Call::id("rdma_query_addrinfo", id), || {
+        // SAFETY: the C contract (crate documentation).
+        let (id, info) = unsafe { (Id::from_c(id)?, out(info)?) };
+        info.write(cm::query_addrinfo(id)?.into_c());
+        Ok(())
+    })
 }

@@ -5,25 +5,29 @@ use std::ffi::{c_int, c_void};
 use libc::sockaddr;
 use rdmacm_core::cm::{self, Id};
 use rdmacm_core::ffi::{rdma_cm_id, rdma_conn_param};
+use rdmacm_core::sys::sockaddr::SockAddr;
 
+use crate::out::out;
 use crate::report::{Call, WHOLE};
-use crate::{nn, status};
+use crate::{args, status};
 
-/// Binds an id to a local address, and to the device that has it unless the address is a wildcard.
+/// Binds an id to a local address, and to its device unless the address is a wildcard.
 ///
 /// Port 0 stands for any free port. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(unsafe { Call::id("rdma_bind_addr", id).with(addr, WHOLE) }, || unsafe {
-        cm::bind_addr(Id::from_c(id)?, nn(addr)?)
+    status(unsafe { Call::id("rdma_bind_addr", id).with(addr, WHOLE) }, || {
+        // SAFETY: the C contract (crate documentation).
+        let (id, addr) = unsafe { (Id::from_c(id)?, args::address(addr)?) };
+        cm::bind_addr(id, &addr)
     })
 }
 
-/// Finds the device and the transport's addresses for the way to a remote address.
+/// Resolves a remote address: finds the device, and the transport's addresses of both ends.
 ///
-/// src_addr: local address to use, or NULL. timeout_ms: in milliseconds. Ends in RDMA_CM_EVENT_ADDR_RESOLVED or
-/// RDMA_CM_EVENT_ADDR_ERROR. Returns 0, or -1 and errno.
+/// src_addr: local address to use, or NULL. timeout_ms: in milliseconds. Ends in
+/// RDMA_CM_EVENT_ADDR_RESOLVED or RDMA_CM_EVENT_ADDR_ERROR. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_resolve_addr(
     id: *mut rdma_cm_id,
@@ -32,79 +36,100 @@ pub unsafe extern "C" fn rdma_resolve_addr(
     timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(unsafe { Call::id("rdma_resolve_addr", id).with(dst_addr, WHOLE) }, || unsafe {
-        cm::resolve_addr(Id::from_c(id)?, src_addr, nn(dst_addr)?, timeout_ms)
+    status(unsafe { Call::id("rdma_resolve_addr", id).with(dst_addr, WHOLE) }, || {
+        // SAFETY: the C contract (crate documentation).
+        let (id, src, dst) = unsafe { (Id::from_c(id)?, SockAddr::from_nullable(src_addr)?, args::address(dst_addr)?) };
+        cm::resolve_addr(id, src.as_ref(), &dst, timeout_ms)
     })
 }
 
-/// Finds the route to the address that rdma_resolve_addr() resolved.
+/// Resolves the route to the address that rdma_resolve_addr() has resolved.
 ///
 /// timeout_ms: in milliseconds. Ends in RDMA_CM_EVENT_ROUTE_RESOLVED or RDMA_CM_EVENT_ROUTE_ERROR.
 /// Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_resolve_route", id), || unsafe { cm::resolve_route(Id::from_c(id)?, timeout_ms) })
+    status(Call::id("rdma_resolve_route", id), || cm::resolve_route(unsafe { Id::from_c(id) }?, timeout_ms))
 }
 
-/// Asks the peer for a connection, or (datagrams) for its QP's number and Q_Key. The route must be resolved.
+/// Requests a connection, or for datagrams the number and Q_Key of the peer's QP. The route must be
+/// resolved.
 ///
-/// conn_param: may be NULL for RDMA_PS_TCP ids with a QP: as many RDMA reads as the device can, 7 retries. Ends in
-/// RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE or RDMA_CM_EVENT_CONNECT_ERROR; without
-/// a QP on the id, RDMA_CM_EVENT_CONNECT_RESPONSE comes first. Returns 0, or -1 and errno.
+/// conn_param: may be NULL for RDMA_PS_TCP ids with a QP: the device's maximum of RDMA reads, 7
+/// retries. Ends in RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE or
+/// RDMA_CM_EVENT_CONNECT_ERROR; without a QP on the id, RDMA_CM_EVENT_CONNECT_RESPONSE comes first.
+/// Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_connect", id), || unsafe { cm::connect(Id::from_c(id)?, conn_param) })
+    status(Call::id("rdma_connect", id), || {
+        // SAFETY: the C contract (crate documentation).
+        let (id, param) = unsafe { (Id::from_c(id)?, args::conn_param(conn_param)) };
+        cm::connect(id, param)
+    })
 }
 
-/// Completes a connection after RDMA_CM_EVENT_CONNECT_RESPONSE, for programs that create QPs themselves: the QP must be
-/// able to send. Returns 0, or -1 and errno: EINVAL when the id has a QP.
+/// Completes a connection after RDMA_CM_EVENT_CONNECT_RESPONSE, for programs that create QPs
+/// themselves. The QP must be in the state RTS. Returns 0, or -1 and errno: EINVAL when the id has
+/// a QP.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_establish", id), || unsafe { cm::establish(Id::from_c(id)?) })
+    status(Call::id("rdma_establish", id), || cm::establish(unsafe { Id::from_c(id) }?))
 }
 
 /// Listens for connection requests on the address to which the id is bound.
 ///
-/// backlog: how many requests may wait. Returns 0, or -1 and errno.
+/// backlog: maximum number of pending requests. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_listen", id), || unsafe { cm::listen(Id::from_c(id)?, backlog) })
+    status(Call::id("rdma_listen", id), || cm::listen(unsafe { Id::from_c(id) }?, backlog))
 }
 
 /// Waits for the next connection request on a synchronous listening id.
 ///
-/// id: receives a new synchronous id, to be accepted or rejected, with a QP when the listener came from
-/// rdma_create_ep() with QP attributes. Returns 0, or -1 and errno.
+/// id: receives a new synchronous id, to be accepted or rejected. It has a QP if the listener was
+/// created by rdma_create_ep() with QP attributes. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_get_request", listen), || unsafe { cm::get_request(Id::from_c(listen)?, nn(id)?) })
+    status(Call::id("rdma_get_request", listen), || {
+        // SAFETY: the C contract (crate documentation).
+        let (listen, id) = unsafe { (Id::from_c(listen)?, out(id)?) };
+        id.write(cm::get_request(listen)?.into_c());
+        Ok(())
+    })
 }
 
 /// Accepts a connection request.
 ///
-/// id: that of the request, not the listener. conn_param: NULL for what both sides can do. Ends in
-/// RDMA_CM_EVENT_ESTABLISHED or an error event, except for datagrams. Returns 0, or -1 and errno.
+/// id: the id of the request, not the listener. conn_param: NULL for the values that both sides
+/// support. Ends in RDMA_CM_EVENT_ESTABLISHED or an error event, except for datagrams. Returns 0,
+/// or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_accept", id), || unsafe { cm::accept(Id::from_c(id)?, conn_param) })
+    status(Call::id("rdma_accept", id), || {
+        // SAFETY: the C contract (crate documentation).
+        let (id, param) = unsafe { (Id::from_c(id)?, args::conn_param(conn_param)) };
+        cm::accept(id, param)
+    })
 }
 
-/// Refuses a connection request; the peer gets RDMA_CM_EVENT_REJECTED with private_data_len bytes of private_data.
+/// Rejects a connection request. The peer gets RDMA_CM_EVENT_REJECTED with private_data_len bytes
+/// of private_data.
 ///
 /// Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, private_data_len: u8) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_reject", id), || unsafe { cm::reject(Id::from_c(id)?, private_data, private_data_len) })
+    status(Call::id("rdma_reject", id), || {
+        // SAFETY: the C contract (crate documentation).
+        let (id, data) = unsafe { (Id::from_c(id)?, args::bytes(private_data, private_data_len.into())) };
+        cm::reject(id, data)
+    })
 }
 
-/// Like rdma_reject(), with the reason that the enhanced connection establishment options don't fit.
+/// Like rdma_reject(), with the reason that the enhanced connection establishment options are not
+/// acceptable.
 ///
 /// Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
@@ -113,17 +138,19 @@ pub unsafe extern "C" fn rdma_reject_ece(
     private_data: *const c_void,
     private_data_len: u8,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_reject_ece", id), || unsafe {
-        cm::reject_ece(Id::from_c(id)?, private_data, private_data_len)
+    status(Call::id("rdma_reject_ece", id), || {
+        // SAFETY: the C contract (crate documentation).
+        let (id, data) = unsafe { (Id::from_c(id)?, args::bytes(private_data, private_data_len.into())) };
+        cm::reject_ece(id, data)
     })
 }
 
-/// Closes a connection: the QP stops, posted work requests are flushed, both sides get RDMA_CM_EVENT_DISCONNECTED.
+/// Ends a connection: the QP moves to the error state, posted work requests are flushed, and both
+/// sides get RDMA_CM_EVENT_DISCONNECTED.
 ///
 /// Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_disconnect", id), || unsafe { cm::disconnect(Id::from_c(id)?) })
+    status(Call::id("rdma_disconnect", id), || cm::disconnect(unsafe { Id::from_c(id) }?))
 }

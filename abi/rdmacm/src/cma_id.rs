@@ -3,19 +3,21 @@
 use std::ffi::{c_int, c_void};
 
 use libc::size_t;
-use rdmacm_core::cm::{self, Id};
+use rdmacm_core::cm::{self, EndpointQp, EventChannel, Id, OptionValue, OwnedId};
 use rdmacm_core::ffi::verbs::{ibv_ece, ibv_event_type_t, ibv_pd, ibv_qp_attr, ibv_qp_init_attr};
 use rdmacm_core::ffi::{
     __be16, rdma_addrinfo, rdma_cm_event_type_t, rdma_cm_id, rdma_event_channel, rdma_port_space_t,
 };
 
+use crate::out::{inout, out};
 use crate::report::{Call, report};
-use crate::{nn, status};
+use crate::{args, status};
 
 /// Creates an id, the counterpart of a socket.
 ///
-/// channel: where its events are reported; NULL makes the id synchronous: each call waits until its operation is done.
-/// context: left in id->context for the program. ps: RDMA_PS_*. Returns 0, or -1 and errno.
+/// channel: where its events are reported; NULL makes the id synchronous: each call waits until its
+/// operation is done. context: stored in id->context. ps: RDMA_PS_*. Returns 0, or -1
+/// and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_id(
     channel: *mut rdma_event_channel,
@@ -23,14 +25,19 @@ pub unsafe extern "C" fn rdma_create_id(
     context: *mut c_void,
     ps: rdma_port_space_t,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::new("rdma_create_id"), || unsafe { cm::create_id(channel, nn(id)?, context, ps) })
+    status(Call::new("rdma_create_id"), || {
+        // SAFETY: the C contract (crate documentation).
+        let (channel, id) = unsafe { (EventChannel::from_c(channel), out(id)?) };
+        id.write(cm::create_id(channel, context, ps)?.into_c());
+        Ok(())
+    })
 }
 
-/// Creates a synchronous id from what rdma_getaddrinfo() found, bound (RAI_PASSIVE) or with address and route resolved.
+/// Creates a synchronous id from a result of rdma_getaddrinfo(): bound (RAI_PASSIVE), or with
+/// address and route resolved.
 ///
-/// pd, qp_init_attr: NULL, or for the QP: an active id gets its QP at once, a passive one keeps them for the ids that
-/// rdma_get_request() returns. Returns 0, or -1 and errno.
+/// pd, qp_init_attr: NULL, or PD and attributes of the QP. The QP of an active id is created by
+/// this call, those of a passive id by rdma_get_request(). Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_ep(
     id: *mut *mut rdma_cm_id,
@@ -38,42 +45,49 @@ pub unsafe extern "C" fn rdma_create_ep(
     pd: *mut ibv_pd,
     qp_init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::new("rdma_create_ep"), || unsafe { cm::create_ep(nn(id)?, nn(res)?, pd, qp_init_attr) })
+    status(Call::new("rdma_create_ep"), || {
+        // SAFETY: the C contract (crate documentation).
+        let (id, info, qp) = unsafe { (out(id)?, args::endpoint_info(res)?, EndpointQp::from_c(pd, qp_init_attr)) };
+        id.write(cm::create_ep(&info, qp)?.into_c());
+        Ok(())
+    })
 }
 
-/// Destroys an id with the QP and SRQ that belong to it.
+/// Destroys an id with its QP and SRQ.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     // SAFETY: the C contract (crate documentation).
     report(Call::gone("rdma_destroy_ep", id), (), || unsafe {
-        cm::destroy_ep(Id::from_c(id)?);
+        cm::destroy_ep(OwnedId::from_c(id)?);
         Ok(())
     });
 }
 
-/// Destroys an id. Its QP must be destroyed before; the call waits until all its events are acknowledged.
+/// Destroys an id. Its QP must have been destroyed. Waits until all its events are acknowledged.
 ///
 /// Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(Call::gone("rdma_destroy_id", id), || unsafe { cm::destroy_id(Id::from_c(id)?) })
+    status(Call::gone("rdma_destroy_id", id), || cm::destroy_id(unsafe { OwnedId::from_c(id) }?))
 }
 
-/// Moves an id, with the events that wait for it, to another channel; NULL makes it synchronous.
+/// Moves an id with its unread events to another channel; NULL makes it synchronous.
 ///
 /// Waits until all events of the id are acknowledged. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_migrate_id", id), || unsafe { cm::migrate_id(Id::from_c(id)?, channel) })
+    status(Call::id("rdma_migrate_id", id), || {
+        // SAFETY: the C contract (crate documentation).
+        let (id, channel) = unsafe { (Id::from_c(id)?, EventChannel::from_c(channel)) };
+        cm::migrate_id(id, channel)
+    })
 }
 
 /// Sets an option of an id.
 ///
-/// level: RDMA_OPTION_ID or RDMA_OPTION_IB; optname: one of that level; optval: the value, of optlen bytes.
-/// Returns 0, or -1 and errno.
+/// level: RDMA_OPTION_ID or RDMA_OPTION_IB; optname: one of that level; optval: the value, of
+/// optlen bytes. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_set_option(
     id: *mut rdma_cm_id,
@@ -82,72 +96,86 @@ pub unsafe extern "C" fn rdma_set_option(
     optval: *mut c_void,
     optlen: size_t,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_set_option", id), || unsafe {
-        cm::set_option(Id::from_c(id)?, level, optname, optval, optlen)
+    status(Call::id("rdma_set_option", id), || {
+        // SAFETY: the C contract (crate documentation).
+        cm::set_option(unsafe { Id::from_c(id) }?, level, optname, OptionValue::at(optval, optlen))
     })
 }
 
-/// The local port number of an id, in network byte order; 0 when it has none.
+/// Returns the local port number of an id in network byte order; 0 if it has none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> __be16 {
     // SAFETY: the C contract (crate documentation).
-    report(Call::id("rdma_get_src_port", id), 0, || unsafe { Ok(cm::get_src_port(Id::from_c(id)?)) })
+    report(Call::id("rdma_get_src_port", id), 0, || Ok(cm::get_src_port(unsafe { Id::from_c(id) }?)))
 }
 
-/// The remote port number of an id, in network byte order; 0 when it has none.
+/// Returns the remote port number of an id in network byte order; 0 if it has none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> __be16 {
     // SAFETY: the C contract (crate documentation).
-    report(Call::id("rdma_get_dst_port", id), 0, || unsafe { Ok(cm::get_dst_port(Id::from_c(id)?)) })
+    report(Call::id("rdma_get_dst_port", id), 0, || Ok(cm::get_dst_port(unsafe { Id::from_c(id) }?)))
 }
 
-/// For programs that create QPs themselves: the attributes to move the QP of an id into the state qp_attr->qp_state.
+/// Returns the attributes for the transition of the QP of an id to the state qp_attr->qp_state, for
+/// programs that create QPs themselves.
 ///
-/// qp_attr and qp_attr_mask are what ibv_modify_qp() takes. Returns 0, or -1 and errno.
+/// qp_attr and qp_attr_mask: arguments for ibv_modify_qp(). Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_init_qp_attr(
     id: *mut rdma_cm_id,
     qp_attr: *mut ibv_qp_attr,
     qp_attr_mask: *mut c_int,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_init_qp_attr", id), || unsafe {
-        cm::init_qp_attr(Id::from_c(id)?, nn(qp_attr)?, nn(qp_attr_mask)?)
+    status(Call::id("rdma_init_qp_attr", id), || {
+        // SAFETY: the C contract (crate documentation).
+        let (id, attr, mask) = unsafe { (Id::from_c(id)?, inout(qp_attr)?, out(qp_attr_mask)?) };
+        mask.write(cm::init_qp_attr(id, attr)?);
+        Ok(())
     })
 }
 
-/// Tells the connection manager of an asynchronous event of the id's QP, above all IBV_EVENT_COMM_EST.
+/// Reports an asynchronous event of the id's QP, usually IBV_EVENT_COMM_EST, to the connection
+/// manager.
 ///
 /// Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type_t) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_notify", id), || unsafe { cm::notify(Id::from_c(id)?, event) })
+    status(Call::id("rdma_notify", id), || cm::notify(unsafe { Id::from_c(id) }?, event))
 }
 
-/// For programs that create QPs themselves: the enhanced connection establishment options to send to the peer.
+/// Sets the enhanced connection establishment options to send to the peer, for programs that create
+/// QPs themselves.
 ///
-/// Returns 0, or -1 and errno: EINVAL when the id has a QP, the vendor id is 0 or comp_mask is not.
+/// Returns 0, or -1 and errno: EINVAL if the id has a QP, the vendor id is 0, or comp_mask is not
+/// 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_set_local_ece", id), || unsafe { cm::set_local_ece(Id::from_c(id)?, nn(ece)?) })
+    status(Call::id("rdma_set_local_ece", id), || {
+        // SAFETY: the C contract (crate documentation).
+        let (id, ece) = unsafe { (Id::from_c(id)?, inout(ece)?) };
+        cm::set_local_ece(id, ece)
+    })
 }
 
-/// For programs that create QPs themselves: the enhanced connection establishment options that the peer sent.
+/// Returns the enhanced connection establishment options that the peer has sent, for programs that
+/// create QPs themselves.
 ///
-/// Returns 0, or -1 and errno: EINVAL when the id has a QP.
+/// Returns 0, or -1 and errno: EINVAL if the id has a QP.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_get_remote_ece", id), || unsafe { cm::get_remote_ece(Id::from_c(id)?, nn(ece)?) })
+    status(Call::id("rdma_get_remote_ece", id), || {
+        // SAFETY: the C contract (crate documentation).
+        let (id, ece) = unsafe { (Id::from_c(id)?, out(ece)?) };
+        ece.write(cm::get_remote_ece(id)?);
+        Ok(())
+    })
 }
 
-/// Puts an event of the program's own on the id's channel.
+/// Queues an event of the program on the id's channel.
 ///
-/// event: RDMA_CM_EVENT_USER; status and arg come back in its status and param.arg. Returns 0, or -1 and errno; EINVAL
-/// for other events and on kernels without user events.
+/// event: RDMA_CM_EVENT_USER; status and arg are its status and param.arg. Returns 0, or
+/// -1 and errno; EINVAL for other events and on kernels without user events.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_write_cm_event(
     id: *mut rdma_cm_id,
@@ -155,8 +183,8 @@ pub unsafe extern "C" fn rdma_write_cm_event(
     status: c_int,
     arg: u64,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    crate::status(Call::id("rdma_write_cm_event", id), || unsafe {
-        cm::write_cm_event(Id::from_c(id)?, event, status, arg)
+    crate::status(Call::id("rdma_write_cm_event", id), || {
+        // SAFETY: the C contract (crate documentation).
+        cm::write_cm_event(unsafe { Id::from_c(id) }?, event, status, arg)
     })
 }

@@ -7,16 +7,19 @@ use rdmacm_core::cm::{self, Id};
 use rdmacm_core::ffi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
 
 use crate::report::Call;
-use crate::{nn, status};
+use crate::{args, status};
 
 /// Joins a multicast group to send and receive, and attaches the id's QP, if any, to it.
 ///
-/// context: comes back in param.ud.private_data of the group's events. Ends in RDMA_CM_EVENT_MULTICAST_JOIN or
-/// RDMA_CM_EVENT_MULTICAST_ERROR. Returns 0, or -1 and errno.
+/// context: param.ud.private_data of the group's events. Ends in
+/// RDMA_CM_EVENT_MULTICAST_JOIN or RDMA_CM_EVENT_MULTICAST_ERROR. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_join_multicast", id), || unsafe { cm::join_multicast(Id::from_c(id)?, nn(addr)?, context) })
+    status(Call::id("rdma_join_multicast", id), || {
+        // SAFETY: the C contract (crate documentation).
+        let (id, addr) = unsafe { (Id::from_c(id)?, args::address(addr)?) };
+        cm::join_multicast(id, &addr, context)
+    })
 }
 
 /// Leaves a multicast group; waits until the events of the membership are acknowledged.
@@ -24,21 +27,26 @@ pub unsafe extern "C" fn rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut soc
 /// Returns 0, or -1 and errno: EADDRNOTAVAIL when the id is not a member.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_leave_multicast", id), || unsafe { cm::leave_multicast(Id::from_c(id)?, nn(addr)?) })
+    status(Call::id("rdma_leave_multicast", id), || {
+        // SAFETY: the C contract (crate documentation).
+        let (id, addr) = unsafe { (Id::from_c(id)?, args::address(addr)?) };
+        cm::leave_multicast(id, &addr)
+    })
 }
 
-/// Like rdma_join_multicast(), with a choice of membership: mc_join_attr->join_flags, RDMA_MC_JOIN_FLAG_*.
+/// Like rdma_join_multicast(), with a choice of membership: mc_join_attr->join_flags,
+/// RDMA_MC_JOIN_FLAG_*.
 ///
-/// Returns 0, or -1 and errno: ENOTSUP for bits of comp_mask without a meaning.
+/// Returns 0, or -1 and errno: ENOTSUP for unknown bits of comp_mask.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_join_multicast_ex(
     id: *mut rdma_cm_id,
     mc_join_attr: *mut rdma_cm_join_mc_attr_ex,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_join_multicast_ex", id), || unsafe {
-        cm::join_multicast_ex(Id::from_c(id)?, nn(mc_join_attr)?, context)
+    status(Call::id("rdma_join_multicast_ex", id), || {
+        // SAFETY: the C contract (crate documentation).
+        let (id, attr) = unsafe { (Id::from_c(id)?, args::join_attr(mc_join_attr)?) };
+        cm::join_multicast_ex(id, attr, context)
     })
 }

@@ -1,16 +1,19 @@
 //! The C entry points of librdmacm.so.1.
 //!
-//! Each exported function is a shim: it checks the pointers that may not be NULL, calls the core, and reports the
-//! outcome the C way (-1 or NULL, and `errno`). The comments of the functions are the comments of `include/rdma/*.h`,
-//! which cbindgen generates from these files, so they speak to C programmers. The exports are listed in `symbols.map`.
+//! Each exported function is a shim: it checks the pointers that may not be NULL, calls the core,
+//! and reports the outcome the C way (-1 or NULL, and `errno`). The comments of the functions are
+//! the comments of `include/rdma/*.h`, which cbindgen generates from these files, so they speak to
+//! C programmers. The exports are listed in `symbols.map`.
 //!
 //! # Safety
 //!
-//! What holds for every function here, and what the `SAFETY` comments call the C contract: a pointer is NULL or points
-//! to a live object of its type; an id, channel, event or list came from this library and was not given back yet; a
-//! string ends in a NUL; a buffer is as long as the length that goes with it. NULL where a pointer is required is an
-//! error (`EINVAL`), not undefined behaviour.
+//! What holds for every function here, and what the `SAFETY` comments call the C contract: a
+//! pointer is NULL or points to a live object of its type; an id, channel, event or list came from
+//! this library and was not given back yet; a string ends in a NUL; a buffer is as long as the
+//! length that goes with it. NULL where a pointer is required is an error (`EINVAL`), not undefined
+//! behaviour.
 
+mod args;
 mod buffers;
 mod cma_addrinfo;
 mod cma_channel;
@@ -19,19 +22,15 @@ mod cma_id;
 mod cma_multicast;
 mod cma_qp;
 mod cma_srq;
+mod out;
 mod report;
 mod rsocket;
 
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
 
-use rdmacm_core::{Errno, Result};
+use rdmacm_core::{Result, startup};
 use report::{Call, report};
-
-/// A required pointer: `EINVAL` when it is NULL.
-fn nn<T>(pointer: *mut T) -> Result<NonNull<T>> {
-    NonNull::new(pointer).ok_or(Errno::EINVAL)
-}
 
 /// Reports a call as an int: 0, or -1 and `errno`.
 fn status(call: Call, run: impl FnOnce() -> Result<()>) -> c_int {
@@ -43,6 +42,14 @@ fn pointer<T>(call: Call, run: impl FnOnce() -> Result<NonNull<T>>) -> *mut T {
     report(call, null_mut(), || run().map(NonNull::as_ptr))
 }
 
-/// Keeps the promises of `sys::alloc::try_arc`.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ON_LOAD: extern "C" fn() = startup::on_load;
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static ON_EXIT: extern "C" fn() = startup::on_exit;
+
+/// Lets `sys::alloc::try_arc` allocate.
 #[global_allocator]
 static ALLOCATOR: rdmacm_core::sys::alloc::Allocator = rdmacm_core::sys::alloc::Allocator;

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use libc::{sockaddr, socklen_t};
 use rdmacm_core::cm::{self, Id};
-use rdmacm_core::diag::{self, Place, Subject};
+use rdmacm_core::diag::{self, Endpoints, Subject};
 use rdmacm_core::ffi::rdma_cm_id;
 use rdmacm_core::rsocket::{self, calls};
 use rdmacm_core::sys::cancel;
@@ -93,26 +93,26 @@ impl Call {
 
     /// Addresses and device of the id or rsocket, and the address of the call where those have
     /// none.
-    fn place(&self) -> Option<Place> {
-        let mut place = match self.about {
+    fn endpoints(&self) -> Option<Endpoints> {
+        let mut endpoints = match self.about {
             About::Nothing | About::Gone(_) => None,
             // SAFETY: NULL or live: guaranteed by the shim that made the `Call`.
-            About::Id(id) => unsafe { Id::from_c(id.cast_mut()).ok().map(cm::log::place) },
-            About::Sending(fd) if !calls::is_datagram(fd) => return calls::place(fd),
-            About::Socket(fd) | About::Sending(fd) => calls::place(fd),
+            About::Id(id) => unsafe { Id::from_c(id.cast_mut()).ok().map(cm::log::endpoints) },
+            About::Sending(fd) if !calls::is_datagram(fd) => return calls::endpoints(fd),
+            About::Socket(fd) | About::Sending(fd) => calls::endpoints(fd),
         };
         if let Some((address, len)) = self.address
             // SAFETY: readable: guaranteed by the shim that made the `Call`.
             && let Ok(address) = unsafe { rsocket::address(address, len) }
         {
-            let place = place.get_or_insert(Place::NONE);
+            let endpoints = endpoints.get_or_insert(Endpoints::NONE);
             match self.about {
                 // Wherever it is connected to.
-                About::Sending(_) => place.dst = *address.storage(),
-                _ => place.add(address.storage(), matches!(self.name, "rdma_bind_addr" | "rbind")),
+                About::Sending(_) => endpoints.dst = *address.storage(),
+                _ => endpoints.add(address.storage(), matches!(self.name, "rdma_bind_addr" | "rbind")),
             }
         }
-        place
+        endpoints
     }
 }
 
@@ -138,7 +138,7 @@ fn finish<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)
     let (value, errno) = match run() {
         Ok(value) => (value, before),
         Err((value, error)) => {
-            diag::call_failed(call.name, call.subject(), error, || call.place());
+            diag::call_failed(call.name, call.subject(), error, || call.endpoints());
             (value, errno::Errno(error.get()))
         }
     };

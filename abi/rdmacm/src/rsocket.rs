@@ -16,7 +16,8 @@ use rdmacm_core::{Errno, rsocket as core};
 use crate::buffers::{buffer, buffers, bytes, name_out};
 use crate::report::{Call, report, report_quick};
 
-/// Creates an rsocket: AF_INET, AF_INET6 or AF_IB; SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK and SOCK_CLOEXEC.
+/// Creates an rsocket: AF_INET, AF_INET6 or AF_IB; SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK
+/// and SOCK_CLOEXEC.
 ///
 /// Returns a descriptor for the calls below, or -1 and errno.
 #[unsafe(no_mangle)]
@@ -91,7 +92,7 @@ unsafe fn receive<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t
                 probes::rs_recv(socket, done);
                 done as ssize_t
             }
-            Err(looked) => receive_any::<READ>(socket, buf, len, flags, looked),
+            Err(nothing_available) => receive_any::<READ>(socket, buf, len, flags, nothing_available),
         }
     }
 }
@@ -105,12 +106,12 @@ unsafe fn receive_any<const READ: bool>(
     buf: *mut c_void,
     len: size_t,
     flags: c_int,
-    looked: bool,
+    nothing_available: bool,
 ) -> ssize_t {
     let call = Call::socket(if READ { "rread" } else { "rrecv" }, socket);
     // SAFETY: as above: guaranteed by the caller.
     report(call, -1, || unsafe {
-        let done = calls::receive_one(socket, buffer(buf, len)?, flags, looked)?;
+        let done = calls::receive_one(socket, buffer(buf, len)?, flags, nothing_available)?;
         probes::rs_recv(socket, done);
         Ok(done as ssize_t)
     })
@@ -183,7 +184,7 @@ unsafe fn send_any<const WRITE: bool>(socket: c_int, buf: *const c_void, len: si
     report(call, -1, || unsafe { sent(socket, &[buffer(buf.cast_mut(), len)?], flags, calls::no_address) })
 }
 
-/// Sends, and says so to tracers.
+/// Sends, with a probe for tracers.
 ///
 /// # Safety
 /// Buffers readable for their lengths.
@@ -199,8 +200,8 @@ unsafe fn sent(
     Ok(done as ssize_t)
 }
 
-/// Sends a small message of several buffers, and says so to tracers, where [`calls::send_at_once`]
-/// would do for one buffer.
+/// Sends a small message of several buffers, with a probe for tracers: as [`calls::send_at_once`]
+/// for one buffer.
 ///
 /// # Safety
 /// Buffers readable for their lengths.
@@ -211,7 +212,7 @@ unsafe fn sent_at_once(socket: c_int, iov: *const iovec, count: size_t, flags: c
     Some(done as ssize_t)
 }
 
-/// Receives, and says so to tracers.
+/// Receives, with a probe for tracers.
 ///
 /// # Safety
 /// Buffers writable for their lengths.
@@ -229,7 +230,7 @@ pub unsafe extern "C" fn rsend(socket: c_int, buf: *const c_void, len: size_t, f
     unsafe { send::<false>(socket, buf, len, flags) }
 }
 
-/// Where a datagram is to go, if it has an address of its own.
+/// Returns the destination of a datagram, if one is given.
 ///
 /// # Safety
 /// Readable for `len` bytes, unless NULL.
@@ -317,7 +318,7 @@ pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int
     })
 }
 
-/// poll(2) for rsockets and other descriptors together. timeout: in milliseconds, -1 without end.
+/// poll(2) for rsockets and other descriptors together. timeout: in milliseconds; -1 for none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: the C contract (crate documentation).
@@ -363,7 +364,8 @@ pub unsafe extern "C" fn rgetsockname(socket: c_int, addr: *mut sockaddr, addrle
     })
 }
 
-/// setsockopt(2) for rsockets; level SOL_RDMA has the options RDMA_*, to be set before connecting or listening.
+/// setsockopt(2) for rsockets. Level SOL_RDMA has the options RDMA_*, to be set before connecting
+/// or listening.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rsetsockopt(
     socket: c_int,
@@ -407,10 +409,11 @@ pub unsafe extern "C" fn rfcntl(socket: c_int, cmd: c_int, arg: rfcntl_argument)
     report(Call::socket("rfcntl", socket), -1, || calls::control(socket, cmd, arg))
 }
 
-/// Lets the peer write to len bytes at buf with riowrite(), or (prot PROT_NONE) only registers them for local use.
+/// Lets the peer write to len bytes at buf with riowrite(); with prot PROT_NONE only registers them
+/// for local use.
 ///
-/// prot: PROT_WRITE or PROT_NONE; flags: 0; offset: where the peer finds them, -1 for the address of buf.
-/// Returns the offset, or -1 and errno.
+/// prot: PROT_WRITE or PROT_NONE; flags: 0; offset: the peer's offset for them; -1 for the address
+/// of buf. Returns the offset, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn riomap(
     socket: c_int,
@@ -429,15 +432,15 @@ pub unsafe extern "C" fn riomap(
     })
 }
 
-/// Ends what riomap() began. Returns 0, or -1 and errno.
+/// Removes a mapping of riomap(). Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn riounmap(socket: c_int, buf: *mut c_void, len: size_t) -> c_int {
     report(Call::socket("riounmap", socket), -1, || calls::unmap(socket, buf as usize, len).map(|()| 0))
 }
 
-/// Writes count bytes into what the peer mapped at offset with riomap().
+/// Writes count bytes to the memory that the peer has mapped at offset with riomap().
 ///
-/// Returns how many bytes were written, or (size_t) -1 and errno.
+/// Returns the number of bytes written, or (size_t) -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn riowrite(
     socket: c_int,
@@ -469,7 +472,8 @@ pub unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *m
     })
 }
 
-/// epoll_wait(2) for descriptors that repoll_create() returned. timeout: in milliseconds, -1 without end.
+/// epoll_wait(2) for descriptors that repoll_create() returned. timeout: in milliseconds; -1 for
+/// none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn repoll_wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, timeout: c_int) -> c_int {
     report(Call::socket("repoll_wait", epfd), -1, || {
@@ -497,10 +501,10 @@ unsafe fn list<'a>(fds: *mut pollfd, len: nfds_t) -> Result<&'a mut [pollfd]> {
     Ok(unsafe { slice::from_raw_parts_mut(fds.as_ptr(), len as usize) })
 }
 
-/// As [`name_out`], where the program must take the name.
+/// As [`name_out`], for calls that require a buffer.
 ///
 /// # Safety
-/// As there.
+/// As for [`name_out`].
 unsafe fn name_back(name: &libc::sockaddr_storage, addr: *mut sockaddr, len: *mut socklen_t) -> Result<()> {
     if addr.is_null() || len.is_null() {
         return Err(Errno::EFAULT);

@@ -1,30 +1,46 @@
-//! Which sockets are served by rsockets, and how large those are: `preload_config` and the environment, read once.
+//! Which sockets are served by rsockets, and how large those are: `preload_config` and the
+//! environment, read once.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem;
+use core::net::IpAddr;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use libc::{EINTR, O_CLOEXEC, O_RDONLY};
+use libc::{EINTR, O_CLOEXEC, O_RDONLY, SOCK_DGRAM};
+use rdmacm_private::auto_config::{self, Config, Mode};
 
 use crate::rules;
-use crate::{errno, real};
+use crate::{errno, next_symbol};
 
 const FILE: &CStr = c"/etc/rdma/rsocket/preload_config";
-/// More than anybody writes; what is beyond is not read.
-const MOST: usize = 1 << 20;
+/// The most that is read of the file.
+const MAX_FILE: usize = 1 << 20;
 
 unsafe extern "C" {
-    /// The last part of argv[0], by the C library.
+    /// The last part of argv[0], from the C library.
     static program_invocation_short_name: *const c_char;
 }
 
-/// What was read. Mapped, never freed: a signal handler may be looking at it.
+/// How long a host may take to answer by RDMA in automatic mode, in milliseconds.
+const DEFAULT_TIMEOUT: c_int = 250;
+/// How long an outcome is remembered in automatic mode, in seconds.
+const DEFAULT_REMEMBER: c_int = 60;
+
+/// The settings. Mapped and never freed: a signal handler may be reading them.
 struct Settings {
     fork_safe: bool,
     sizes: [Option<c_int>; 3],
+    mode: Option<Mode>,
+    timeout: Option<c_int>,
+    remember: Option<c_int>,
+    logs: bool,
+    /// preload_config.
     len: usize,
-    text: [u8; MOST],
+    text: [u8; MAX_FILE],
+    /// auto_config.
+    auto_len: usize,
+    auto_text: [u8; MAX_FILE],
 }
 
 static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(ptr::null_mut());
@@ -32,16 +48,17 @@ static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(ptr::null_mut());
 fn settings() -> Option<&'static Settings> {
     let known = SETTINGS.load(Ordering::Acquire);
     let known = if known.is_null() { read_settings() } else { known };
-    // SAFETY: complete before it was stored, and there for good.
+    // SAFETY: written completely before it was stored, and never freed.
     unsafe { known.as_ref() }
 }
 
-/// Of several threads that come here at once, all read, and what one of them has read holds.
+/// If several threads come here at once, all read, and the first result is kept.
 #[cold]
 fn read_settings() -> *mut Settings {
     let size = mem::size_of::<Settings>();
     let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: new memory, of zeros, which Settings may be; pages that the file doesn't reach cost nothing.
+    // SAFETY: a new mapping of zeros, which are a value of Settings. Pages beyond the files' texts
+    // take no memory.
     unsafe {
         let new = libc::mmap(ptr::null_mut(), size, access, kind | libc::MAP_NORESERVE, -1, 0);
         if new == libc::MAP_FAILED {
@@ -52,6 +69,9 @@ fn read_settings() -> *mut Settings {
         settings.sizes = [c"RS_SQ_SIZE", c"RS_RQ_SIZE", c"RS_INLINE"].map(variable);
         settings.fork_safe = variable(c"RDMAV_FORK_SAFE").is_some();
         settings.len = read_file(FILE, &mut settings.text);
+        settings.auto_len = read_file(auto_config::FILE, &mut settings.auto_text);
+        settings.logs = string(c"RDMACM_LOG").is_some_and(|value| !value.is_empty() && value != b"0");
+        settings.read_automatic();
         match SETTINGS.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => new,
             Err(other) => {
@@ -62,43 +82,111 @@ fn read_settings() -> *mut Settings {
     }
 }
 
-/// An environment variable as a number, by the rules of atoi(3). 0, which any other text is, is as good as none.
+/// An environment variable as a number, by the rules of atoi(3). 0, which includes any other text,
+/// counts as unset.
 fn variable(name: &CStr) -> Option<c_int> {
-    // SAFETY: a string; the value is one, too, as long as the program leaves its environment alone.
+    // SAFETY: a string. The value is one as long as the program leaves its environment alone.
     unsafe {
         let value = libc::getenv(name.as_ptr());
         (!value.is_null()).then(|| libc::atoi(value)).filter(|&value| value != 0)
     }
 }
 
-/// The length of what was read: 0 if there is no such file.
+/// An environment variable.
+fn string(name: &CStr) -> Option<&'static [u8]> {
+    // SAFETY: a string. The value is one as long as the program leaves its environment alone.
+    unsafe {
+        let value = libc::getenv(name.as_ptr());
+        (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
+    }
+}
+
+/// An environment variable that is a number and nothing else.
+fn unsigned(name: &CStr) -> Option<u32> {
+    core::str::from_utf8(string(name)?).ok()?.parse().ok()
+}
+
+impl Settings {
+    fn auto_config(&self) -> Config<'_> {
+        Config(self.auto_text.get(..self.auto_len).unwrap_or_default())
+    }
+
+    /// The mode and its numbers: the environment comes before the file.
+    fn read_automatic(&mut self) {
+        let number = |number: u32| c_int::try_from(number).ok();
+        self.mode = string(c"RS_MODE").and_then(Mode::named).or_else(|| self.auto_config().mode(program()));
+        self.timeout = unsigned(c"RS_TIMEOUT").or_else(|| self.auto_config().timeout()).and_then(number);
+        self.remember = unsigned(c"RS_REMEMBER").or_else(|| self.auto_config().remember()).and_then(number);
+    }
+}
+
+/// The name of the program.
+fn program() -> &'static [u8] {
+    // SAFETY: a string that the C library keeps.
+    unsafe { CStr::from_ptr(program_invocation_short_name) }.to_bytes()
+}
+
+/// Returns the number of bytes read, 0 if there is no such file.
 fn read_file(name: &CStr, text: &mut [u8]) -> usize {
     let mut len = 0;
-    // SAFETY: a string, and a buffer with its size.
+    // SAFETY: a string; `rest.len()` bytes at `rest` are writable.
     unsafe {
         let fd = libc::open(name.as_ptr(), O_RDONLY | O_CLOEXEC);
         if fd < 0 {
             return 0;
         }
         while let Some(rest) = text.get_mut(len..).filter(|rest| !rest.is_empty()) {
-            match usize::try_from(real::read(fd, rest.as_mut_ptr().cast::<c_void>(), rest.len())) {
+            match usize::try_from(next_symbol::read(fd, rest.as_mut_ptr().cast::<c_void>(), rest.len())) {
                 Ok(0) => break,
                 Ok(more) => len += more,
                 Err(_) if errno::get() == EINTR => {}
                 Err(_) => break,
             }
         }
-        real::close(fd);
+        next_symbol::close(fd);
     }
     len
 }
 
-/// Whether such a socket of this program is to be an rsocket. `kind` is without flags.
+/// Whether this program's sockets of this kind are to be rsockets. `kind` is without flags.
 pub fn intercepts(domain: c_int, kind: c_int, protocol: c_int) -> bool {
     let text = settings().and_then(|settings| settings.text.get(..settings.len)).unwrap_or_default();
-    // SAFETY: a string that the C library keeps.
-    let program = unsafe { CStr::from_ptr(program_invocation_short_name) };
-    rules::allow(text, program.to_bytes(), &rules::Socket { domain, kind, protocol })
+    let socket = rules::Socket { domain, kind, protocol };
+    if kind == SOCK_DGRAM && mode() == Mode::Auto {
+        return rules::ask_for(text, program(), &socket);
+    }
+    rules::allow(text, program(), &socket)
+}
+
+/// The mode of this process. Who asks for fork mode without naming a mode has a peer in fork mode.
+pub fn mode() -> Mode {
+    let built_in = if fork_safe() { Mode::Rdma } else { Mode::Auto };
+    settings().and_then(|settings| settings.mode).unwrap_or(built_in)
+}
+
+/// Whether `auto_config` leaves the choice between RDMA and TCP for an address and a port.
+pub fn is_automatic(address: IpAddr, port: u16) -> bool {
+    settings().is_none_or(|settings| settings.auto_config().is_automatic(program(), address, port))
+}
+
+/// How long a host may take to answer by RDMA, in milliseconds.
+pub fn timeout() -> c_int {
+    settings().and_then(|settings| settings.timeout).unwrap_or(DEFAULT_TIMEOUT).max(0)
+}
+
+/// How long an outcome is remembered, in seconds.
+pub fn remember() -> c_int {
+    settings().and_then(|settings| settings.remember).unwrap_or(DEFAULT_REMEMBER).max(0)
+}
+
+/// Whether librdmacm writes log lines.
+pub fn logs() -> bool {
+    settings().is_some_and(|settings| settings.logs)
+}
+
+/// The lines of `auto_config` that have no effect.
+pub fn problems() -> impl Iterator<Item = (usize, auto_config::Problem)> {
+    settings().map(|settings| settings.auto_config().problems()).into_iter().flatten()
 }
 
 /// The options at level SOL_RDMA for new rsockets, with their values.

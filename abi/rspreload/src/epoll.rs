@@ -1,37 +1,41 @@
-//! epoll over both kinds of descriptors, with the program's epolls left to the kernel.
+//! epoll over rsockets and descriptors of the kernel's.
 //!
-//! An epoll of the program is the kernel's, and stays it for every descriptor that is no rsocket. With the first
-//! rsocket comes a side: an epoll of librdmacm that holds the rsockets, itself a member of the program's epoll under a
-//! mark as its data. A wait that meets the mark takes it out and asks the side what it has.
+//! An epoll instance of the program stays the kernel's for every descriptor that is no rsocket. The
+//! first rsocket brings a side: an epoll instance of librdmacm that holds the rsockets, itself a
+//! member of the program's instance, with a mark as its data. A wait that finds the mark removes it
+//! and waits on the side.
 //!
-//! The mark names the side. So a wait needs no look-up, and finds its rsockets through every copy of the number.
+//! The mark contains the side's number, so a wait needs no look-up, and finds its rsockets through
+//! every copy of the program's number.
 //!
-//! A side has an rsocket only once, where the kernel's epolls have a socket once by each number it has. So further
-//! numbers of one rsocket (dup) go into further sides: those that have the same [index](table::index_of) into the same.
+//! A side can have an rsocket once, where the kernel has a socket once for each of its numbers. So
+//! further numbers of one rsocket (dup) go into further sides: numbers with the same
+//! [index](table::index_of) into the same side.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use libc::{EBADF, EFAULT, EINVAL, ENOENT, EPERM, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN};
-use libc::{c_short, epoll_event};
+use libc::{
+    EBADF, EFAULT, EINVAL, ENOENT, EPERM, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN,
+    epoll_event,
+};
 
 use crate::table::{self, Entry, Kind};
-use crate::{errno, fds, fork, r, real};
+use crate::time::Deadline;
+use crate::{errno, next_symbol, rsocket, rsocket_abi};
 
 mod sides;
 
-// For fork mode, too.
-pub use crate::time::Deadline;
-
-/// Upper half of the data under which sides are in the program's epolls: no small number, no address.
+/// Upper half of the data of sides in the program's instances: neither a small number nor an
+/// address.
 const MARK: u64 = 0xA5C3_52D4;
 
 /// Upper half of the data of members whose handshake is under way in fork mode. Their events are
 /// dropped.
 pub const PARKED: u64 = 0xA5C3_52D5;
 
-/// Sides of one epoll that a wait asks. There are several only for copies of an rsocket's number, or when copies of the
-/// epoll's were made before the first rsocket; what does not fit is still there at the next wait.
+/// Sides that one wait asks. More than one exist only for copies of an rsocket's number, or if the
+/// instance was copied before its first rsocket. The next wait finds what does not fit.
 const SIDES: usize = 4;
 
 /// Whether there has ever been a side.
@@ -41,69 +45,11 @@ fn mark(side: c_int) -> epoll_event {
     epoll_event { events: EPOLLIN as u32, u64: MARK << 32 | u64::from(side as u32) }
 }
 
-/// epoll_ctl(2), once there is anything in the table.
+/// epoll_ctl(2) on a number of an rsocket.
 ///
 /// # Safety
-/// `event` is the program's: null, or good to read.
-pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    let mut entry = table::get(fd);
-    // In this order: a move that has not begun by now can't have changed the entry.
-    if fork::wait_for_move(fd) {
-        entry = table::get(fd);
-    }
-    // SAFETY: as for this function.
-    unsafe { control_as(epfd, op, fd, entry, event) }
-}
-
-/// # Safety
-/// As for [`control`].
-unsafe fn control_as(epfd: c_int, op: c_int, fd: c_int, entry: Option<Entry>, event: *mut epoll_event) -> c_int {
-    match entry {
-        // SAFETY: as for this function.
-        Some(entry @ Entry { kind: Kind::Pending, .. }) => unsafe { control_pending(epfd, op, fd, entry, event) },
-        // SAFETY: as for this function.
-        Some(entry @ Entry { kind: Kind::Socket, .. }) => unsafe { control_rsocket(epfd, op, fd, entry, event) },
-        // Its placeholder is a TCP socket that has ended, and would always be ready.
-        Some(Entry { kind: Kind::Relayed, .. }) => errno::fail(EPERM),
-        // SAFETY: handed on as it came.
-        _ => unsafe { real::epoll_ctl(epfd, op, fd, event) },
-    }
-}
-
-/// One that may become an rsocket. While it is none, it is the kernel's member, and fork mode knows of it.
-///
-/// # Safety
-/// As for [`control`].
-unsafe fn control_pending(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *mut epoll_event) -> c_int {
-    if op != EPOLL_CTL_DEL && !event.is_null() {
-        // SAFETY: not null, and the program's word that it can be read.
-        let events = unsafe { event.read_unaligned() }.events as c_short;
-        // SAFETY: a descriptor of the program and its entry.
-        if unsafe { fork::settle_for_poll(fd, entry, events) }.is_some() {
-            // SAFETY: as for this function.
-            return unsafe { control(epfd, op, fd, event) };
-        }
-    }
-    match table::get(fd) {
-        Some(entry) if fork::is_undecided(fd) => {
-            // SAFETY: as for this function.
-            let result = unsafe { fork::control_undecided(epfd, op, fd, entry, event) };
-            // SAFETY: as for this function.
-            return result.unwrap_or_else(|| unsafe { control(epfd, op, fd, event) });
-        }
-        _ => {}
-    }
-    // SAFETY: handed on as it came.
-    let result = unsafe { real::epoll_ctl(epfd, op, fd, event) };
-    if result == 0 && op == EPOLL_CTL_ADD {
-        fork::joined(fd, epfd);
-    }
-    result
-}
-
-/// # Safety
-/// As for [`control`].
-unsafe fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *mut epoll_event) -> c_int {
+/// `event` is null or readable.
+pub unsafe fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *mut epoll_event) -> c_int {
     if op != EPOLL_CTL_DEL && event.is_null() {
         return errno::fail(EFAULT);
     }
@@ -112,13 +58,13 @@ unsafe fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event
         Err(why) => return errno::fail(why),
     };
     if op == EPOLL_CTL_ADD || op == EPOLL_CTL_MOD {
-        fds::sync_nonblock(fd, entry.inner);
+        rsocket::sync_nonblock(fd, entry.inner);
     }
     // SAFETY: as for this function.
-    unsafe { r::repoll_ctl(side, op, entry.inner, event) }
+    unsafe { rsocket_abi::repoll_ctl(side, op, entry.inner, event) }
 }
 
-/// The side that has rsockets under the number's index: only what adds makes one.
+/// The side for rsockets with the number's index. EPOLL_CTL_ADD makes it if there is none.
 fn side_of(epfd: c_int, op: c_int, entry: Entry) -> Result<c_int, c_int> {
     let first = match table::get(epfd) {
         Some(Entry { kind: Kind::Epoll, inner, .. }) => Some(inner),
@@ -135,10 +81,10 @@ fn side_of(epfd: c_int, op: c_int, entry: Entry) -> Result<c_int, c_int> {
     }
 }
 
-/// What the kernel says of a descriptor that is not in the epoll, if it is one.
+/// The kernel's error for a descriptor that is no member of `epfd`, or for `epfd` itself.
 fn not_a_member(epfd: c_int, inner: c_int) -> c_int {
-    // SAFETY: needs no event. The library puts its own descriptors into no epoll of the program's.
-    let result = unsafe { real::epoll_ctl(epfd, EPOLL_CTL_DEL, inner, core::ptr::null_mut()) };
+    // SAFETY: needs no event. The descriptor is in no instance of the program's.
+    let result = unsafe { next_symbol::epoll_ctl(epfd, EPOLL_CTL_DEL, inner, core::ptr::null_mut()) };
     match errno::get() {
         EPERM => ENOENT,
         _ if result == 0 => ENOENT,
@@ -146,22 +92,29 @@ fn not_a_member(epfd: c_int, inner: c_int) -> c_int {
     }
 }
 
-/// Adds an rsocket on the program's behalf, as fork mode does with those that are in an epoll already.
+/// Adds a number on the program's behalf, after fork mode has removed it as a TCP socket.
 pub fn add(epfd: c_int, fd: c_int, mut event: epoll_event) -> c_int {
     // SAFETY: the event is this function's own.
-    unsafe { control_as(epfd, EPOLL_CTL_ADD, fd, table::get(fd), &raw mut event) }
+    unsafe {
+        match table::get(fd) {
+            Some(entry) if entry.kind == Kind::Socket => {
+                control_rsocket(epfd, EPOLL_CTL_ADD, fd, entry, &raw mut event)
+            }
+            _ => next_symbol::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &raw mut event),
+        }
+    }
 }
 
-/// Waits have to look for marks from now on.
+/// From now on waits look for marks.
 pub fn expect_marks() {
     USED.store(true, Ordering::SeqCst);
 }
 
-/// Gives an epoll a side. Of two threads that do it at a time one wins, and both use the winner's.
+/// Gives an instance a side. If two threads do so at once, both use the side of the faster one.
 fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     table::prepare(epfd)?;
     // SAFETY: no pointers.
-    let side = unsafe { r::repoll_create(EPOLL_CLOEXEC) };
+    let side = unsafe { rsocket_abi::repoll_create(EPOLL_CLOEXEC) };
     if side < 0 {
         return Err(errno::get());
     }
@@ -172,36 +125,36 @@ fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     result
 }
 
-/// Puts a side into an epoll; another one's side if that was there before.
+/// Adds a side to an instance. Returns another thread's side if that was there first.
 fn enter(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
-    // Whoever finds the mark must know it for one.
+    // Before the mark can be found.
     expect_marks();
     let mut event = mark(side);
     // SAFETY: the event is ours.
-    if unsafe { real::epoll_ctl(epfd, EPOLL_CTL_ADD, side, &raw mut event) } != 0 {
+    if unsafe { next_symbol::epoll_ctl(epfd, EPOLL_CTL_ADD, side, &raw mut event) } != 0 {
         return Err(errno::get());
     }
     let result = record(epfd, side);
     if result != Ok(side) {
         // SAFETY: needs no event.
-        unsafe { real::epoll_ctl(epfd, EPOLL_CTL_DEL, side, core::ptr::null_mut()) };
+        unsafe { next_symbol::epoll_ctl(epfd, EPOLL_CTL_DEL, side, core::ptr::null_mut()) };
     }
     result
 }
 
-/// Puts a side into the epoll's table entry, or into the list that begins there.
+/// Records a side in the instance's table entry, or in the list that begins there.
 fn record(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
     if table::replace(epfd, None, Some(Entry { kind: Kind::Epoll, flags: 0, inner: side })) {
         return Ok(side);
     }
     match table::get(epfd) {
         Some(Entry { kind: Kind::Epoll, inner, .. }) => sides::append(inner, side),
-        // Closed meanwhile, and perhaps another descriptor by now.
+        // The number was closed meanwhile, and may be another descriptor by now.
         _ => Err(EBADF),
     }
 }
 
-/// Ends an epoll's sides: its last reference is gone. They leave the program's epoll by themselves.
+/// Closes the sides of an instance whose last reference is gone, which removes them from it.
 pub fn close_sides(first: c_int) -> c_int {
     errno::keeping(|| {
         sides::take(first, |side| {
@@ -213,10 +166,11 @@ pub fn close_sides(first: c_int) -> c_int {
 
 fn close_side(side: c_int) -> c_int {
     // SAFETY: no pointers.
-    errno::keeping(|| unsafe { r::rclose(side) })
+    errno::keeping(|| unsafe { rsocket_abi::rclose(side) })
 }
 
-/// epoll_wait(2). For every wait: a thread may be in it when another adds the epoll's first rsocket.
+/// epoll_wait(2). All waits come here, because a thread may be waiting when another adds the first
+/// rsocket.
 ///
 /// # Safety
 /// `events` has room for `maxevents`.
@@ -225,19 +179,19 @@ pub unsafe fn wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, time
     let mut left = timeout;
     loop {
         // SAFETY: as for this function.
-        let count = unsafe { real::epoll_wait(epfd, events, maxevents, left) };
+        let count = unsafe { next_symbol::epoll_wait(epfd, events, maxevents, left) };
         if count <= 0 || !USED.load(Ordering::Relaxed) {
             return count;
         }
-        // SAFETY: the kernel has written so many, and there is room for maxevents.
+        // SAFETY: the kernel has written `count` events, and there is room for `maxevents`.
         let Some(told) = (unsafe { ask_sides(events, count as usize, maxevents as usize) }) else { return count };
         match told {
             Ok(0) if left != 0 => {}
-            // The parent's side, which nothing here makes quiet: not without a pause.
+            // The side is the parent's and stays ready: pause instead of spinning.
             Err(()) if left != 0 => nap(),
             told => return told.unwrap_or(0) as c_int,
         }
-        // What the side had was taken by another thread, or was no event after all.
+        // Another thread has taken the side's events, or they were spurious.
         left = deadline.as_ref().map_or(timeout, Deadline::left);
     }
 }
@@ -247,8 +201,8 @@ fn nap() {
     errno::keeping(|| unsafe { libc::usleep(1000) });
 }
 
-/// Puts what the sides have in the place of their marks, and says how many events there are then, or that there are none and a
-/// side fails; `None` without marks.
+/// Replaces marks by the events of their sides. Returns the number of events, or `Err` if there is
+/// none and a side fails, or `None` if there was no mark.
 ///
 /// # Safety
 /// `events` has `count` events and room for `max`.
@@ -258,9 +212,10 @@ unsafe fn ask_sides(events: *mut epoll_event, count: usize, max: usize) -> Optio
     let (mut total, found) = take_marks(unsafe { core::slice::from_raw_parts_mut(events, count) }, &mut sides)?;
     for &side in &sides[..found] {
         if total < max {
-            // SAFETY: so much room is left.
-            let more = unsafe { r::repoll_wait(side, events.add(total), (max - total) as c_int, 0) };
-            // An error is the side's, which is the parent's or being closed: the program's epoll has none.
+            // SAFETY: there is room for `max - total` more events.
+            let more = unsafe { rsocket_abi::repoll_wait(side, events.add(total), (max - total) as c_int, 0) };
+            // The side fails if it is the parent's or is being closed. The program's instance does
+            // not.
             failed |= more < 0;
             total += usize::try_from(more).unwrap_or(0);
         }
@@ -268,7 +223,8 @@ unsafe fn ask_sides(events: *mut epoll_event, count: usize, max: usize) -> Optio
     Some(if failed && total == 0 { Err(()) } else { Ok(total) })
 }
 
-/// Takes the marks out and moves the program's events together: how many those are, and how many sides there are.
+/// Removes the marks and closes the gaps. Returns the number of events left and the number of
+/// sides, or `None` if there was no mark.
 fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<(usize, usize)> {
     let (mut kept, mut found) = (0, 0);
     for place in 0..events.len() {

@@ -2,25 +2,31 @@
 
 use core::ffi::c_int;
 
-/// The value of this thread.
+/// The address of this thread's value. No two threads of a process share one.
+pub fn location() -> *mut c_int {
+    // SAFETY: no arguments.
+    unsafe { libc::__errno_location() }
+}
+
+/// This thread's value.
 pub fn get() -> c_int {
-    // SAFETY: a valid pointer for as long as the thread lives.
-    unsafe { libc::__errno_location().read() }
+    // SAFETY: valid as long as the thread lives.
+    unsafe { location().read() }
 }
 
-/// Changes it.
+/// Sets this thread's value.
 pub fn set(errno: c_int) {
-    // SAFETY: as above.
-    unsafe { libc::__errno_location().write(errno) }
+    // SAFETY: valid as long as the thread lives.
+    unsafe { location().write(errno) }
 }
 
-/// Sets it, and gives the -1 to return.
+/// Sets `errno` and returns -1.
 pub fn fail<T: From<i8>>(errno: c_int) -> T {
     set(errno);
     T::from(-1)
 }
 
-/// The result of `call`, and the `errno` from before it: for what goes on behind the program's back.
+/// Runs `call` and restores `errno`: for calls that the program did not make.
 pub fn keeping<T>(call: impl FnOnce() -> T) -> T {
     let before = get();
     let result = call();

@@ -1,15 +1,16 @@
-//! Placeholders, and the references of the program's numbers to what is behind them.
+//! The program's numbers: what opening, copying and closing one does to the table and to the
+//! references that it counts.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::mem;
 
-use libc::{EBADF, F_GETFL, F_SETFL, O_CLOEXEC, O_NONBLOCK, O_RDWR, socklen_t};
+use libc::{O_CLOEXEC, O_NONBLOCK, O_RDWR};
 
 use crate::table::{self, Entry, Kind};
-use crate::{config, epoll, errno, fork, process, r, real};
+use crate::{auto, epoll, errno, fork, open_fds, process, rsocket};
 
-/// Opens the number that the program is to see, the lowest that is free, as socket(2) does.
-pub fn placeholder(cloexec: bool, nonblock: bool) -> Result<c_int, c_int> {
+/// Opens a placeholder at the lowest free number, which is the one that socket(2) would return.
+pub fn open_placeholder(cloexec: bool, nonblock: bool) -> Result<c_int, c_int> {
     let mut flags = O_RDWR;
     if cloexec {
         flags |= O_CLOEXEC;
@@ -17,62 +18,12 @@ pub fn placeholder(cloexec: bool, nonblock: bool) -> Result<c_int, c_int> {
     if nonblock {
         flags |= O_NONBLOCK;
     }
-    // SAFETY: a string, and no mode where nothing is created.
+    // SAFETY: a string; no mode is needed where nothing is created.
     let fd = unsafe { libc::open(c"/dev/null".as_ptr(), flags) };
-    if fd < 0 { Err(errno::get()) } else { Ok(born(fd)) }
+    if fd < 0 { Err(errno::get()) } else { Ok(on_new_fd(fd)) }
 }
 
-/// RLIMIT_NOFILE: one more than the highest number that the process may have now; none if the kernel does not tell.
-pub fn limit() -> Option<libc::rlim_t> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a structure of ours.
-    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
-    known.then_some(limit.rlim_cur)
-}
-
-/// One more than the highest number that the program has, but at least FD_SETSIZE.
-///
-/// The kernel looks at select(2)'s sets up to the end of the process's table of descriptors, whatever larger count it is told
-/// (getdtablesize(3), by old custom), and librdmacm's numbers make the table larger than the program's sets may be.
-#[cold]
-pub fn programs_count() -> c_int {
-    let highest = errno::keeping(|| open_numbers(|fd| table::get(fd).is_some() || !is_library(fd)));
-    highest.max(libc::FD_SETSIZE as c_int - 1) + 1
-}
-
-/// The highest open number that `counts`, -1 for none. Without memory: select(2) may be called by signal handlers.
-fn open_numbers(counts: impl Fn(c_int) -> bool) -> c_int {
-    const NAME: usize = mem::offset_of!(libc::dirent64, d_name);
-    const LENGTH: usize = mem::offset_of!(libc::dirent64, d_reclen);
-    let mut highest = -1;
-    // SAFETY: a string, and no mode where nothing is created.
-    let folder = unsafe { libc::open(c"/proc/self/fd".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | O_CLOEXEC) };
-    if folder < 0 {
-        return highest;
-    }
-    let mut buffer = [0_u8; 4096];
-    loop {
-        // SAFETY: room for so many bytes.
-        let count = unsafe { libc::syscall(libc::SYS_getdents64, folder, buffer.as_mut_ptr(), buffer.len()) };
-        let Some(mut rest) = usize::try_from(count).ok().and_then(|count| buffer.get(..count)) else { break };
-        if rest.is_empty() {
-            break;
-        }
-        while let Some(&[low, high]) = rest.get(LENGTH..LENGTH + 2) {
-            let (entry, following) =
-                rest.split_at(usize::from(u16::from_ne_bytes([low, high])).clamp(NAME, rest.len()));
-            let name = entry[NAME..].split(|&byte| byte == 0).next().unwrap_or(&[]);
-            let number = core::str::from_utf8(name).ok().and_then(|name| name.parse().ok());
-            highest = number.filter(|&fd| fd > highest && fd != folder && counts(fd)).unwrap_or(highest);
-            rest = following;
-        }
-    }
-    // SAFETY: this function's own.
-    unsafe { real::close(folder) };
-    highest
-}
-
-/// Lets `fd` stand for the rsocket `inner`. On failure neither is closed.
+/// Makes `fd` stand for the rsocket `inner`. On failure neither is closed.
 pub fn adopt(fd: c_int, inner: c_int) -> Result<(), c_int> {
     table::prepare(fd)?;
     table::first(inner)?;
@@ -80,38 +31,40 @@ pub fn adopt(fd: c_int, inner: c_int) -> Result<(), c_int> {
     Ok(())
 }
 
-/// Gives the new number `fd` its entry.
+/// Gives the new number `fd` its entry. The table has room for it ([`table::prepare`]).
 pub fn put(fd: c_int, entry: Entry) {
     if let Some(before) = table::swap(fd, Some(entry))
         && before.inner != entry.inner
     {
-        forget(before);
+        drop_stale(before);
     }
 }
 
-/// `fd` is the kernel's alone, and new: returns it.
+/// The kernel has just returned `fd` for a descriptor of its own (or -1): the table must not have
+/// an entry for it. Returns `fd`.
 #[inline(always)]
-pub fn born(fd: c_int) -> c_int {
+pub fn on_new_fd(fd: c_int) -> c_int {
     if table::get(fd).is_some() {
-        at_birth(fd);
+        clear_entry(fd);
     }
     fd
 }
 
 #[cold]
-fn at_birth(fd: c_int) {
-    // A guest's numbers are others than those in the table.
+fn clear_entry(fd: c_int) {
+    // The table is the parent's in a child of vfork(2), whose numbers are its own.
     if !process::is_guest()
         && let Some(before) = table::swap(fd, None)
     {
-        forget(before);
+        drop_stale(before);
     }
 }
 
-/// What a number stood for that was closed behind our back, by fclose(3) or close_range(2). The descriptors of a parent's
-/// rsocket may have gone in the same way, and their numbers be others' by now.
+/// Drops the entry of a number that was closed without an intercepted call (fclose(3),
+/// close_range(2)). The descriptors of an rsocket of the parent may have been closed in the same
+/// way, and their numbers may be other files by now: such an rsocket is not closed.
 #[cold]
-fn forget(before: Entry) {
+fn drop_stale(before: Entry) {
     if before.kind == Kind::Socket && before.is_inherited() {
         table::leave_index(before.inner, before.index());
         table::drop(before.inner);
@@ -120,202 +73,106 @@ fn forget(before: Entry) {
     }
 }
 
-/// One more reference to what is behind a number, for a number that is to stand for the same; none when it is being
-/// closed.
+/// Adds a reference to what is behind a number. Returns the entry for the number that is to hold
+/// it, or `None` if it is being closed.
 pub fn hold(entry: Entry) -> Option<Entry> {
-    table::hold(entry.inner).then(|| match entry.kind {
-        Kind::Socket => entry.with_index(table::index_of(entry.inner)),
-        Kind::Pending => Entry { flags: fork::copy_flags(entry.flags), inner: -1, ..entry },
-        Kind::Epoll | Kind::Relayed => entry,
-    })
+    match entry.kind {
+        Kind::Socket => rsocket::hold(entry),
+        Kind::Pending => Some(fork::copied(entry)),
+        Kind::Epoll | Kind::Relayed => table::hold(entry.inner).then_some(entry),
+        Kind::Listener => {
+            auto::hold(entry);
+            Some(entry)
+        }
+        // The copy is what the socket becomes: TCP.
+        Kind::Connecting => {
+            auto::slots::stay_tcp(entry);
+            None
+        }
+        Kind::Forwarded => Some(entry),
+    }
 }
 
-/// Ends a number's reference to what was behind it, and with the last one that: 0, or -1 and `errno`.
+/// Drops a number's reference to what was behind it, and closes that with the last one. Returns 0,
+/// or -1 with `errno`.
 pub fn release(entry: Entry) -> c_int {
     match entry.kind {
-        Kind::Socket => table::leave_index(entry.inner, entry.index()),
-        Kind::Pending => fork::abandoned(entry),
-        Kind::Epoll | Kind::Relayed => {}
-    }
-    if !table::drop(entry.inner) {
-        return 0;
-    }
-    match entry.kind {
-        // SAFETY: a number only.
-        Kind::Socket | Kind::Pending => unsafe { r::rclose(entry.inner) },
-        Kind::Epoll => epoll::close_sides(entry.inner),
-        Kind::Relayed => fork::remote::release(entry),
-    }
-}
-
-/// An option of the library's, or of one of its sockets.
-fn tell_library(fd: c_int, option: c_int) {
-    let on: c_int = 1;
-    // SAFETY: a live int and its size; numbers only.
-    errno::keeping(|| unsafe {
-        r::rsetsockopt(
-            fd,
-            rdmacm_private::LEVEL,
-            option,
-            (&raw const on).cast::<c_void>(),
-            mem::size_of::<c_int>() as socklen_t,
-        )
-    });
-}
-
-/// Has the rsockets end in order that the program has not closed.
-pub fn farewell() {
-    tell_library(-1, rdmacm_private::FAREWELL);
-}
-
-/// The lowest number for descriptors of the library's own: the program is to have those below.
-pub fn lowest_own() -> c_int {
-    limit().map_or(0, |limit| (limit / 2).min(libc::FD_SETSIZE as libc::rlim_t) as c_int)
-}
-
-/// Makes an rsocket with the sizes that the environment asks for: its number, or -1 and `errno`.
-pub fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // The program's numbers are to be those that it would have without us: some have room only for so many. What is
-    // behind a placeholder is never for programs that this one executes.
-    tell_library(-1, rdmacm_private::KEEP_APART);
-    // SAFETY: numbers only.
-    let inner = unsafe { r::rsocket(domain, kind | libc::SOCK_CLOEXEC, protocol) };
-    if inner >= 0 {
-        // The program expects it, as of TCP's sockets. Datagram rsockets have no such thing.
-        tell_library(inner, rdmacm_private::SIGPIPE);
-        configure(inner);
-    }
-    inner
-}
-
-/// Gives a new rsocket the sizes that the environment asks for. One it doesn't take is left as librdmacm has it.
-fn configure(inner: c_int) {
-    const SOL_RDMA: c_int = 0x10000;
-    for (name, value) in config::sizes() {
-        let len = mem::size_of::<c_int>() as socklen_t;
-        let value = (&raw const value).cast::<c_void>();
-        // SAFETY: a live int and its size.
-        errno::keeping(|| unsafe { r::rsetsockopt(inner, SOL_RDMA, name, value, len) });
-    }
-}
-
-/// Makes the rsocket blocking or non-blocking as its placeholder is.
-///
-/// Programs that use `ioctl(FIONBIO)` (Python is one) change the placeholder only, since ioctl is no name of this
-/// library. So this is called where it matters and a system call costs little: before accepting, connecting, when
-/// it is added to an epoll instance, and by the [first calls](look) that move data. What F_SETFL changes is changed at both ends.
-pub fn sync_nonblock(fd: c_int, inner: c_int) {
-    errno::keeping(|| {
-        // SAFETY: numbers only.
-        unsafe {
-            let flags = real::fcntl(fd, F_GETFL, 0);
-            if flags >= 0 {
-                r::rfcntl(inner, F_SETFL, flags & O_NONBLOCK);
-            }
+        Kind::Socket if auto::is_auto(entry) => auto::release_rsocket(entry),
+        Kind::Socket => rsocket::release(entry),
+        Kind::Pending => {
+            fork::abandoned(entry);
+            0
         }
-    });
+        Kind::Epoll if table::drop(entry.inner) => epoll::close_sides(entry.inner),
+        Kind::Relayed if table::drop(entry.inner) => fork::remote::release(entry),
+        Kind::Epoll | Kind::Relayed | Kind::Forwarded => 0,
+        Kind::Listener => {
+            auto::release(entry);
+            0
+        }
+        Kind::Connecting => {
+            auto::slots::abandon(entry);
+            0
+        }
+    }
 }
 
-/// For one of the first calls that move data, and every one on a parent's rsocket: whether the number still stands for it.
-pub fn look(fd: c_int, entry: Entry) -> bool {
+/// Whether the number still stands for the rsocket `entry`. For the first calls that move data, and
+/// for every call on an rsocket of the parent; copies O_NONBLOCK of the placeholder.
+pub fn check_rsocket(fd: c_int, entry: Entry) -> bool {
     if entry.inner == table::CLOSING {
         return true;
     }
     if entry.is_inherited() {
-        return self::entry(fd).is_some();
+        return current_entry(fd).is_some();
     }
-    // Another thread may have looked meanwhile.
+    // Fails if another thread has counted the same call meanwhile, which does no harm.
     table::replace(fd, Some(entry), Some(entry.looked()));
-    sync_nonblock(fd, entry.inner);
+    rsocket::sync_nonblock(fd, entry.inner);
     true
 }
 
-/// What `fd` stands for still.
-pub fn entry(fd: c_int) -> Option<Entry> {
+/// The table's entry for `fd`, after dropping one that is stale.
+pub fn current_entry(fd: c_int) -> Option<Entry> {
     loop {
         let entry = table::get(fd)?;
         if !is_stale(fd, entry) {
             return Some(entry);
         }
         if table::replace(fd, Some(entry), None) {
-            forget(entry);
+            drop_stale(entry);
         }
     }
 }
 
-/// Whether an rsocket's number is another file's, having been closed behind our back. In fork mode it is not known.
+/// Whether the number of an rsocket is another file now, the placeholder having been closed without
+/// an intercepted call. In fork mode, where the placeholder is a TCP socket, this can't be told.
 fn is_stale(fd: c_int, entry: Entry) -> bool {
     let mut status = mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: room for what the kernel writes.
+    // SAFETY: `status` has room for the structure that the kernel writes.
     if entry.kind != Kind::Socket || fork::is_decided(entry) || unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
         return false;
     }
-    // SAFETY: written, for it succeeded.
+    // SAFETY: fstat succeeded and has written it.
     let status = unsafe { status.assume_init() };
     let is_placeholder = status.st_mode & libc::S_IFMT == libc::S_IFCHR && status.st_rdev == libc::makedev(1, 3);
     !is_placeholder && !process::is_guest()
 }
 
-/// Whether librdmacm has `fd` for its own purposes: it must survive programs that close all numbers there are.
-///
-/// Only our librdmacm knows this option; another one fails, and `fd` is taken for the program's.
+/// Whether `fd` is a descriptor of librdmacm's or of this library's own, which must survive
+/// programs that close every number there is.
 #[cold]
 pub fn is_library(fd: c_int) -> bool {
-    if fork::is_end(fd) {
-        return true;
-    }
-    let mut own: c_int = 0;
-    let mut len = mem::size_of::<c_int>() as socklen_t;
-    // SAFETY: a live int and its size.
-    let known = errno::keeping(|| unsafe {
-        r::rgetsockopt(fd, rdmacm_private::LEVEL, rdmacm_private::IS_OWN, (&raw mut own).cast(), &raw mut len)
-    });
-    known == 0 && own == 1
+    fork::is_library_fd(fd) || auto::is_library_fd(fd) || rsocket::is_library_fd(fd)
 }
 
-/// close(2). The rsocket goes while the number is still taken, lest another thread gets it and loses its entry.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if table::any() {
-        return close_known(fd);
-    }
-    // SAFETY: the C contract.
-    unsafe { real::close(fd) }
-}
-
-#[inline(never)]
-fn close_known(fd: c_int) -> c_int {
-    loop {
-        let Some(entry) = entry(fd) else {
-            if is_library(fd) {
-                return errno::fail(EBADF);
-            }
-            // SAFETY: the C contract.
-            return unsafe { real::close(fd) };
-        };
-        if process::is_guest() {
-            // SAFETY: the C contract.
-            return unsafe { real::close(fd) };
-        }
-        if entry.inner == table::CLOSING {
-            return errno::fail(EBADF);
-        }
-        // Closing an rsocket takes its time, in which calls on the number must not meet the placeholder.
-        let meanwhile = (entry.kind == Kind::Socket).then_some(Entry { inner: table::CLOSING, ..entry });
-        if table::replace(fd, Some(entry), meanwhile) {
-            let released = release(entry);
-            let why = errno::get();
-            let closed = close_placeholder(fd, meanwhile);
-            return if released < 0 { errno::fail(why) } else { closed };
-        }
-    }
-}
-
-/// Closes a placeholder whose entry is `meanwhile`, unless dup2(2) has put something else there.
-fn close_placeholder(fd: c_int, meanwhile: Option<Entry>) -> c_int {
-    if meanwhile.is_some() && !table::replace(fd, meanwhile, None) {
-        return 0;
-    }
-    // SAFETY: this thread took the entry, so the placeholder is its to close.
-    unsafe { real::close(fd) }
+/// One more than the highest number that the program has, but at least FD_SETSIZE.
+///
+/// The kernel reads the sets of select(2) up to the end of the process's descriptor table, however
+/// large the given count is (getdtablesize(3), by old custom), and librdmacm's own descriptors may
+/// make that table larger than the program's sets are.
+#[cold]
+pub fn programs_count() -> c_int {
+    let highest = errno::keeping(|| open_fds::highest(|fd| table::get(fd).is_some() || !is_library(fd)));
+    highest.max(libc::FD_SETSIZE as c_int - 1) + 1
 }

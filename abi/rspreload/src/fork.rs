@@ -1,31 +1,42 @@
-//! Fork mode (RDMAV_FORK_SAFE at both ends): connections that are made over TCP and become rsockets when first used.
+//! Fork mode (RDMAV_FORK_SAFE at both ends): connections are made over TCP and become rsockets when
+//! they are first used.
 //!
-//! An rsocket belongs to the process that made it. A server that accepts in one process and serves in another can use
-//! RDMA all the same, if the connection is made anew by the process that uses it. So a stream socket starts out as a
-//! TCP socket, "pending". Its first use decides what it is from then on. The end that accepted listens as an rsocket
-//! at the same address, says so by a word of four zero bytes over TCP, and accepts ([`passive`]); the end that
-//! connected finds the word and connects an rsocket ([`active`]). Whatever goes wrong, it stays a TCP socket.
+//! An rsocket belongs to the process that made it. A server that accepts in one process and serves
+//! in another can use RDMA all the same if the process that uses the connection makes it anew. So a
+//! stream socket starts out as a TCP socket, "pending", and its first use decides what it is from
+//! then on. The accepting end listens as an rsocket at the same address, says so with a word of
+//! four zero bytes over TCP, and accepts ([`passive`]); the connecting end finds the word and
+//! connects an rsocket ([`active`]). If any of that fails the connection stays a TCP socket.
 //!
-//! A socket that has become an rsocket keeps its number, and the TCP socket, shut down, keeps the place.
+//! A socket that has become an rsocket keeps its number. The TCP socket, shut down, is its
+//! placeholder.
 
+mod accepted;
 mod active;
+pub mod can_listen;
+mod commit;
 mod copy;
 mod decide;
+pub mod decisions;
+pub mod epoll_handover;
+mod epoll_undecided;
+pub mod make_rsocket;
 mod matching;
-mod member;
 mod message;
-mod name;
-mod others;
+pub mod moving;
+pub mod name;
 mod parked;
 mod passive;
-mod place;
 mod relay;
 pub mod remote;
 mod semaphore;
 mod share;
+mod sibling_handshakes;
 mod slots;
-mod state;
-mod thread;
+pub mod state;
+pub mod tcp;
+pub mod thread;
+mod way;
 
 use core::ffi::c_int;
 
@@ -33,82 +44,32 @@ use libc::{EINPROGRESS, EINTR, c_short, sockaddr, socklen_t};
 
 use self::state::{Role, State};
 use crate::table::{self, Entry, Kind};
-use crate::{config, errno, fds, real};
+use crate::{config, errno, next_symbol};
 
-pub use parked::{control as control_undecided, wait_for_move};
-pub use share::is_decided;
+pub use epoll_undecided::control as control_undecided;
+pub use moving::wait_for_move;
 pub use slots::abandoned;
-
-/// What a call is about to do with a pending socket.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
-    /// Send: it must not wait for ever for a word that may not come.
-    Send,
-    /// Send what there is room for (MSG_DONTWAIT).
-    SendNow,
-    /// Shut down, which is as sending.
-    Shutdown,
-    /// Receive: it waits as long as receiving would.
-    Receive,
-    /// Receive what is there (MSG_DONTWAIT).
-    ReceiveNow,
-}
-
-impl Way {
-    /// Whether the call waits if the socket is a blocking one.
-    fn waits(self) -> bool {
-        !matches!(self, Way::ReceiveNow | Way::SendNow)
-    }
-
-    fn sends(self) -> bool {
-        matches!(self, Way::Send | Way::SendNow | Way::Shutdown)
-    }
-}
+pub use state::is_decided;
+pub use way::Way;
 
 /// Whether `fd` is one of the library's own descriptors for fork mode.
-pub fn is_end(fd: c_int) -> bool {
+pub fn is_library_fd(fd: c_int) -> bool {
     share::is_end(fd) || slots::is_own(fd)
 }
 
-/// Whether a socket that the program makes is to be pending. kind: without flags.
+/// Whether a new socket is to be pending. `kind` is without flags.
 pub fn wanted(domain: c_int, kind: c_int) -> bool {
     (domain == libc::AF_INET || domain == libc::AF_INET6) && kind == libc::SOCK_STREAM && config::fork_safe()
 }
 
-/// socket(2) for a pending one.
-///
-/// # Safety
-/// As socket(2): it has no pointers.
-pub unsafe fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // SAFETY: as for this function.
-    enter(unsafe { real::socket(domain, kind, protocol) }, Role::Fresh)
+/// The entry of a new socket.
+pub fn new_entry() -> Entry {
+    State::new(Role::Fresh).entry()
 }
 
-/// accept4(2) on a pending listener.
-///
-/// # Safety
-/// As accept4(2).
-pub unsafe fn accept(fd: c_int, _entry: Entry, addr: *mut sockaddr, addrlen: *mut socklen_t, flags: c_int) -> c_int {
-    // SAFETY: as for this function.
-    enter(unsafe { real::accept4(fd, addr, addrlen, flags) }, Role::Passive)
-}
-
-/// Puts a new socket into the table.
-fn enter(fd: c_int, role: Role) -> c_int {
-    if fd < 0 {
-        return fd;
-    }
-    if let Err(error) = table::prepare(fd) {
-        // SAFETY: a descriptor that nobody has seen.
-        unsafe { real::close(fd) };
-        return errno::fail(error);
-    }
-    let stale = table::swap(fd, Some(State::new(role).entry()));
-    if let Some(stale) = stale {
-        // Closed by a way that is not intercepted.
-        errno::keeping(|| fds::release(stale));
-    }
-    fd
+/// The entry of a connection that a pending listener has accepted.
+pub fn accepted_entry() -> Entry {
+    State::new(Role::Passive).entry()
 }
 
 /// connect(2) of a pending socket.
@@ -117,7 +78,7 @@ fn enter(fd: c_int, role: Role) -> c_int {
 /// As connect(2).
 pub unsafe fn connect(fd: c_int, entry: Entry, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
     // SAFETY: as for this function.
-    let result = unsafe { real::connect(fd, addr, addrlen) };
+    let result = unsafe { next_symbol::connect(fd, addr, addrlen) };
     // Interrupted, it goes on by itself.
     if result == 0 || matches!(errno::get(), EINPROGRESS | EINTR) {
         let state = State::of(entry);
@@ -128,8 +89,8 @@ pub unsafe fn connect(fd: c_int, entry: Entry, addr: *const sockaddr, addrlen: s
     result
 }
 
-/// A call is about to use a pending socket: what it is. `Ok(Some)`: an rsocket from now on. `Ok(None)`: the call is the
-/// kernel's. `Err`: the call fails so.
+/// A call is about to use a pending socket: decides what it is. Returns the rsocket that it is from
+/// now on, or `None` if the call is the kernel's, or the errno with which the call fails.
 ///
 /// # Safety
 /// `fd` is a descriptor of the program and `entry` is what the table had for it.
@@ -137,10 +98,12 @@ pub unsafe fn settle(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>,
     errno::keeping(|| decide::settle(fd, entry, way))
 }
 
-/// A pending socket is about to be waited for. The handshake of one that was accepted begins, as
-/// its peer may be silent until then; while it [goes on](is_undecided) the socket is not ready. One
-/// that was connected is decided if the peer's word is there. `None`: the TCP socket itself is to
-/// be polled, and if it is still pending, [`after_poll`] is to be asked.
+/// A pending socket is about to be waited for. If it was accepted its handshake begins, because the
+/// peer may be silent until then; until the handshake [has ended](is_undecided) the socket is not
+/// ready. If it was connected, it is decided provided that the peer's word has come.
+///
+/// Returns the rsocket, or `None` if the TCP socket itself is to be polled; [`after_poll`] is then
+/// to be called if the socket is still pending.
 ///
 /// # Safety
 /// As for [`settle`].
@@ -148,14 +111,14 @@ pub unsafe fn settle_for_poll(fd: c_int, entry: Entry, _events: c_short) -> Opti
     errno::keeping(|| decide::settle(fd, entry, Way::ReceiveNow)).unwrap_or(None)
 }
 
-/// Whether `fd` is an accepted connection whose handshake is under way: the program is told nothing
-/// of what happens on the TCP connection.
+/// Whether `fd` is an accepted connection whose handshake is under way. The program must not see
+/// what happens on its TCP connection.
 pub fn is_undecided(fd: c_int) -> bool {
     table::get(fd).is_some_and(|entry| entry.kind == Kind::Pending && State::of(entry).has_ticket())
 }
 
-/// A pending socket that was polled is ready: true if that was for the peer's word only, and it is another socket now
-/// that has to be polled anew.
+/// A pending socket that was polled is ready. Returns true if that was for the peer's word only: it
+/// is another socket now, which has to be polled anew.
 ///
 /// # Safety
 /// As for [`settle`].
@@ -168,18 +131,36 @@ pub unsafe fn after_poll(fd: c_int, revents: c_short) -> bool {
     table::get(fd) != Some(entry)
 }
 
-/// A pending socket's number is copied: the flags of the copy.
-pub fn copy_flags(flags: u32) -> u32 {
+/// A pending socket's number is being copied. Returns the entry of the copy.
+pub fn copied(entry: Entry) -> Entry {
     copy::made();
-    state::copied(flags)
+    state::copied(entry)
 }
 
-/// A pending socket is in an epoll now.
+/// A pending socket was added to an epoll instance.
 pub fn joined(fd: c_int, epfd: c_int) {
     if let Some(entry @ Entry { kind: Kind::Pending, .. }) = table::get(fd) {
-        // If it has changed meanwhile it is no longer pending: too late to be told of epolls.
+        // Fails if the socket has been decided meanwhile, too late to note an epoll instance.
         table::replace(fd, Some(entry), Some(State::of(entry).in_epoll(epfd).entry()));
     }
+}
+
+/// Before fork(2).
+pub fn before_fork() {
+    share::before_fork();
+}
+
+/// After fork(2), in the parent.
+pub fn in_parent() {
+    share::in_parent();
+}
+
+/// After fork(2), in the child: the handshakes are the parent's, and so are the rsockets, which the
+/// child uses by way of the parent.
+pub fn in_child() {
+    slots::in_child();
+    share::in_child();
+    moving::Moving::reset();
 }
 
 #[cfg(test)]

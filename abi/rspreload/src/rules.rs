@@ -2,11 +2,9 @@
 
 use core::ffi::c_int;
 
-use libc::{AF_INET, AF_INET6, IPPROTO_TCP, IPPROTO_UDP, SOCK_DGRAM, SOCK_STREAM};
+use libc::{AF_IB, AF_INET, AF_INET6, IPPROTO_TCP, IPPROTO_UDP, SOCK_DGRAM, SOCK_STREAM};
 
-use crate::socket::AF_IB;
-
-/// What the program asks for, the type without flags.
+/// The arguments of socket(2).
 pub struct Socket {
     /// Address family.
     pub domain: c_int,
@@ -32,13 +30,21 @@ const KINDS: &[(&str, c_int)] =
 const PROTOCOLS: &[(&str, c_int)] =
     &[("TCP", IPPROTO_TCP), ("IPPROTO_TCP", IPPROTO_TCP), ("UDP", IPPROTO_UDP), ("IPPROTO_UDP", IPPROTO_UDP)];
 
-/// Whether the rules in `text` let `program` have an rsocket for `socket`. Without a rule everybody has all.
+/// Whether the rules in `text` allow `program` an rsocket for `socket`. Without any rule every
+/// program may have all.
 pub fn allow(text: &[u8], program: &[u8], socket: &Socket) -> bool {
     let mut rules = text.split(|&byte| byte == b'\n').filter_map(Rule::parse).peekable();
     rules.peek().is_none() || rules.any(|rule| rule.matches(program, socket))
 }
 
-/// A line; the numbers are none where anything goes.
+/// Whether a rule in `text` names the type of `socket` for `program`, instead of allowing all
+/// types.
+pub fn ask_for(text: &[u8], program: &[u8], socket: &Socket) -> bool {
+    let mut rules = text.split(|&byte| byte == b'\n').filter_map(Rule::parse);
+    rules.any(|rule| rule.kind.is_some() && rule.matches(program, socket))
+}
+
+/// A line. `None` stands for `*`.
 struct Rule<'a> {
     program: &'a [u8],
     domain: Option<c_int>,
@@ -47,7 +53,7 @@ struct Rule<'a> {
 }
 
 impl<'a> Rule<'a> {
-    /// Comments and what can't be understood are no rules.
+    /// Returns `None` for comments and lines that can't be parsed.
     fn parse(line: &'a [u8]) -> Option<Self> {
         let line = line.split(|&byte| byte == b'#').next()?;
         let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
@@ -74,7 +80,7 @@ impl<'a> Rule<'a> {
     }
 }
 
-/// The value of a word in one of the lists above: none in it for `*`.
+/// The value of a word in one of the lists above, `Some(None)` for `*`.
 fn value(word: &[u8], names: &[(&str, c_int)]) -> Option<Option<c_int>> {
     if word == b"*" {
         return Some(None);
@@ -130,6 +136,13 @@ mod tests {
     fn a_program_is_a_prefix_in_any_case() {
         assert_eq!(allowed("NC INET STREAM *", "nc.openbsd"), [true, false, false]);
         assert_eq!(allowed("nc.openbsd INET STREAM *", "nc"), [false; 3]);
+    }
+
+    #[test]
+    fn a_type_must_be_named_to_be_asked_for() {
+        let asked = |text: &str| ask_for(text.as_bytes(), b"nc", &DGRAM);
+        assert!(!asked("") && !asked("* * * *") && !asked("* * * UDP") && !asked("* * STREAM *"));
+        assert!(asked("* * * *\n* INET DGRAM *") && !asked("* INET6 DGRAM *") && !asked("sh * DGRAM *"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Room for a call's own copy of a list: on the stack for short ones, mapped for longer ones. Not from malloc(3),
-//! which is nothing for signal handlers, in which poll(2) may be called.
+//! Memory for a call's own copy of a list: on the stack for short lists, mapped for longer ones.
+//! Not from malloc(3), which is not async-signal-safe: poll(2) may be called by signal handlers.
 
 use core::mem;
 use core::ptr;
@@ -7,10 +7,10 @@ use core::slice;
 
 use libc::{ENOMEM, c_int, c_ulong, pollfd};
 
-/// Types for which zeros are a value.
+/// Types for which all zeros are a value.
 ///
 /// # Safety
-/// They are.
+/// All zeros must be a value of the type.
 pub unsafe trait Plain: Copy {
     /// That value.
     const ZERO: Self;
@@ -26,17 +26,18 @@ unsafe impl Plain for pollfd {
     const ZERO: Self = pollfd { fd: 0, events: 0, revents: 0 };
 }
 
-const FEW: usize = 48;
+const ON_STACK: usize = 48;
 
-/// Calls `call` with `len` zeros: `ENOMEM`.
+/// Calls `call` with a slice of `len` zeros: `ENOMEM`.
 pub fn with<T: Plain, R>(len: usize, call: impl FnOnce(&mut [T]) -> R) -> Result<R, c_int> {
-    let mut few = [T::ZERO; FEW];
-    if let Some(few) = few.get_mut(..len) {
-        return Ok(call(few));
+    let mut stack = [T::ZERO; ON_STACK];
+    if let Some(stack) = stack.get_mut(..len) {
+        return Ok(call(stack));
     }
     let size = len.checked_mul(mem::size_of::<T>()).ok_or(ENOMEM)?;
     let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: new memory, aligned to pages, so large, of zeros, which a T may be; gone when nobody has it any more.
+    // SAFETY: a new mapping of `size` bytes, aligned to pages, whose zeros are values of T.
+    // Unmapped after `call`, which can't keep the slice.
     unsafe {
         let start = libc::mmap(ptr::null_mut(), size, access, kind, -1, 0);
         if start == libc::MAP_FAILED {
@@ -54,7 +55,7 @@ mod tests {
 
     #[test]
     fn short_and_long_lists_are_zeros() {
-        for len in [0, 1, FEW, FEW + 1, 100_000] {
+        for len in [0, 1, ON_STACK, ON_STACK + 1, 100_000] {
             let zeros = with::<c_ulong, _>(len, |list| {
                 let zeros = list.iter().filter(|&&word| word == 0).count();
                 list.fill(1);

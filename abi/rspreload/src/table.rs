@@ -1,9 +1,11 @@
 //! What the program's numbers stand for.
 //!
-//! Two tables of atomic words: one has for each number of the program the [`Entry`], the other for each inner number
-//! how many numbers of the program stand for it (dup), and which [indices](index_of) those have. Words, not pointers: nothing is freed that a reader could still
-//! look at, so a look-up is an atomic load, fit for signal handlers and for threads that race with a close. A call that
-//! loses such a race meets an inner number that is closed, and fails with `EBADF` there.
+//! Two tables of atomic words: one has the [`Entry`] of each number of the program; the other
+//! counts, for each inner number, the program's numbers that stand for it (dup), and has their
+//! [indices](index_of). Words, not pointers: nothing is freed that a reader could still use, so a
+//! look-up is an atomic load, safe in signal handlers and in threads that race with a close. A call
+//! that loses such a race finds an inner number that is closed, and fails with `EBADF` in
+//! librdmacm.
 
 use core::ffi::c_int;
 use core::mem;
@@ -15,25 +17,35 @@ use libc::{EBADF, ENOMEM};
 /// What is behind a number of the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// An rsocket; `inner` is its number for librdmacm, the program's number a placeholder.
+    /// An rsocket. `inner` is its number in librdmacm; the program's number is a placeholder.
     Socket,
-    /// A socket of the kernel that may become an rsocket yet (fork mode).
+    /// A socket of the kernel's that may still become an rsocket (fork mode).
     Pending,
-    /// An epoll instance of the kernel with rsockets beside it, in the instance `inner` of librdmacm.
+    /// An epoll instance of the kernel's, with its rsockets in the instance `inner` of librdmacm.
     Epoll,
-    /// An rsocket of the process that this one comes from (fork mode); `inner` is the channel to that process.
+    /// An rsocket of the parent (fork mode). `inner` is the channel to the parent.
     Relayed,
+    /// A socket of the kernel's for which an rsocket connects (automatic mode). `inner` is a ticket
+    /// of `auto::slots`.
+    Connecting,
+    /// A listener of the kernel's at whose port rsockets listen (automatic mode). `inner` is its
+    /// place in `auto::listeners`.
+    Listener,
+    /// A socket of the kernel's whose data another process forwards (automatic mode). `inner` is
+    /// its place in `auto::shared`.
+    Forwarded,
 }
 
-/// What the table has for a number.
+/// The table's entry for a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
     /// What is behind it.
     pub kind: Kind,
-    /// 24 bits for the module that serves the kind. Of a socket the upper 8 are its [index](Entry::index), below them the
-    /// [process](Entry::is_inherited), its [looks](Entry::looked) and a bit for fork mode.
+    /// 24 bits for the module that serves the kind. For a socket: the upper 8 are its
+    /// [index](Entry::index), below them are the [process](Entry::is_inherited), the [first
+    /// calls](Entry::looked) that are left, and bits for fork mode and automatic mode.
     pub flags: u32,
-    /// The number for librdmacm, -1 for none.
+    /// The number in librdmacm, -1 for none.
     pub inner: c_int,
 }
 
@@ -46,11 +58,11 @@ const LOOKS: u32 = 0xf * LOOK;
 /// Forks between the process that loaded the library and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// In the child of fork(2): its parent's rsockets are of no use to it but in fork mode, and it may well close them all at once in a
-/// way that nobody sees. So every call looks whether they are there.
-pub extern "C" fn forked() {
+/// In the child of fork(2): it can use its parent's rsockets in fork mode only, and may close them
+/// all at once without an intercepted call. So every call checks whether they are still there.
+pub fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    for slot in ENTRIES.all() {
+    for (_, slot) in ENTRIES.all() {
         if let Some(entry @ Entry { kind: Kind::Socket, .. }) = Entry::unpack(slot.load(Ordering::Relaxed)) {
             slot.store(Entry::pack(Some(Entry { flags: entry.flags | LOOKS, ..entry })), Ordering::Relaxed);
         }
@@ -62,30 +74,31 @@ fn process() -> u32 {
 }
 
 impl Entry {
-    /// Of a new rsocket of this process; `flags`: fork mode's bit.
+    /// A new rsocket of this process. `flags` is the bit for fork mode.
     pub fn rsocket(inner: c_int, flags: u32) -> Entry {
         /// Enough for programs that set O_NONBLOCK after a handshake.
         const FIRST_CALLS: u32 = 8;
         Entry { kind: Kind::Socket, flags: flags | (FIRST_CALLS * LOOK) | process(), inner }
     }
 
-    /// Whether a call needs nothing but the inner number: it is an rsocket, and none of its first calls.
+    /// Whether a call needs only the inner number: the entry is an rsocket, and its first calls are
+    /// over.
     #[inline(always)]
     pub fn is_settled(self) -> bool {
         self.kind == Kind::Socket && self.flags & LOOKS == 0
     }
 
-    /// One of a socket's first calls has looked at the placeholder.
+    /// One of a socket's first calls has read the flags of the placeholder.
     pub fn looked(self) -> Entry {
         Entry { flags: self.flags - LOOK, ..self }
     }
 
-    /// Whether an rsocket is the parent's.
+    /// Whether an rsocket is one of the parent's.
     pub fn is_inherited(self) -> bool {
         self.flags & PROCESS != process()
     }
 
-    /// Which of the numbers of its rsocket the number is.
+    /// The index of the number among the numbers of its rsocket.
     pub fn index(self) -> u32 {
         self.flags >> INDEX_SHIFT
     }
@@ -95,7 +108,7 @@ impl Entry {
         Entry { flags: self.flags & ((1 << INDEX_SHIFT) - 1) | index << INDEX_SHIFT, ..self }
     }
 
-    /// As a word: kind, flags, inner from the top; 0 is no entry.
+    /// As a word: kind, flags and inner from the top. 0 is no entry.
     fn pack(entry: Option<Entry>) -> u64 {
         let Some(entry) = entry else { return 0 };
         let kind: u64 = match entry.kind {
@@ -103,6 +116,9 @@ impl Entry {
             Kind::Pending => 2,
             Kind::Epoll => 3,
             Kind::Relayed => 4,
+            Kind::Connecting => 5,
+            Kind::Listener => 6,
+            Kind::Forwarded => 7,
         };
         kind << 56 | u64::from(entry.flags & 0xff_ffff) << 32 | u64::from(entry.inner as u32)
     }
@@ -114,31 +130,36 @@ impl Entry {
             1 => Kind::Socket,
             2 => Kind::Pending,
             3 => Kind::Epoll,
-            _ => Kind::Relayed,
+            4 => Kind::Relayed,
+            5 => Kind::Connecting,
+            6 => Kind::Listener,
+            _ => Kind::Forwarded,
         };
         Some(Entry { kind, flags: (word >> 32) as u32 & 0xff_ffff, inner: word as u32 as c_int })
     }
 }
 
-/// The `inner` of a socket that is being closed: no open number, so that calls on it fail as on one that is closed.
+/// The `inner` of a socket that is being closed: never an open number, so calls on it fail as on a
+/// closed one.
 pub const CLOSING: c_int = c_int::MAX;
 
 /// Numbers below this are in the first chunk; each further chunk has as many as all before it.
 const FIRST: usize = 1024;
 const CHUNKS: usize = 32 - FIRST.trailing_zeros() as usize;
 
-/// An array of atomic integers that grows on demand, in chunks that stay where they are, and starts out as zeros.
+/// An array of atomic integers that starts out as zeros. It grows on demand, in chunks that never
+/// move.
 pub struct Growing<T> {
     chunks: [AtomicPtr<T>; CHUNKS],
 }
 
 impl<T> Growing<T> {
-    /// Without memory yet. `T` is an atomic integer.
+    /// Allocates nothing. `T` must be an atomic integer.
     pub const fn new() -> Self {
         Growing { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS] }
     }
 
-    /// Chunk, place in it, length of it.
+    /// Returns the chunk, the index in the chunk, and the chunk's length.
     #[inline(always)]
     fn place(fd: c_int) -> Option<(usize, usize, usize)> {
         let number = usize::try_from(fd).ok()?;
@@ -149,43 +170,47 @@ impl<T> Growing<T> {
         Some((top + 1 - FIRST.trailing_zeros() as usize, number - (1 << top), 1 << top))
     }
 
-    /// Of a number that [`Growing::get_or_grow`] has met, or one near it.
+    /// The word of a number, or `None` if [`Growing::get_or_grow`] was never called for one in its
+    /// chunk.
     #[inline(always)]
     pub fn get(&self, fd: c_int) -> Option<&T> {
         let (chunk, place, _) = Self::place(fd)?;
-        // Acquire: the zeros in there come with it.
+        // Acquire: pairs with the store of the chunk, whose zeros become visible.
         let start = self.chunks.get(chunk)?.load(Ordering::Acquire);
-        // SAFETY: a chunk once stored is as long as `place` reckons, and stays for good. `T` is an atomic integer
-        // (see `new`'s users), for which zeros are a value.
+        // SAFETY: a stored chunk is as long as `place` says and is never freed. `T` is an atomic
+        // integer (see `new`), for which zeros are a value.
         (!start.is_null()).then(|| unsafe { &*start.add(place) })
     }
 
-    /// All that there is memory for.
-    fn all(&self) -> impl Iterator<Item = &T> {
+    /// All words that have memory, with their numbers.
+    fn all(&self) -> impl Iterator<Item = (c_int, &T)> {
         let chunks = self.chunks.iter().enumerate();
         chunks.flat_map(|(chunk, start)| {
             let len = FIRST << chunk.saturating_sub(1);
+            let first = if chunk == 0 { 0 } else { len };
             let start = start.load(Ordering::Acquire);
             // SAFETY: as for [`Growing::get`].
-            (0..if start.is_null() { 0 } else { len }).map(move |place| unsafe { &*start.add(place) })
+            let word = move |place| ((first + place) as c_int, unsafe { &*start.add(place) });
+            (0..if start.is_null() { 0 } else { len }).map(word)
         })
     }
 
-    /// The same, with memory made for it: `ENOMEM`.
+    /// The word of a number, after allocating its chunk if need be: `ENOMEM`.
     pub fn get_or_grow(&self, fd: c_int) -> Result<&T, c_int> {
         let (chunk, _, len) = Self::place(fd).ok_or(EBADF)?;
         let chunk = self.chunks.get(chunk).ok_or(EBADF)?;
         if chunk.load(Ordering::Acquire).is_null() {
             let size = len * mem::size_of::<T>();
             let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-            // SAFETY: new memory, which nobody else knows. The pages that are never touched cost nothing.
+            // SAFETY: a new mapping. Pages that are never touched take no memory.
             let new = unsafe { libc::mmap(ptr::null_mut(), size, access, kind | libc::MAP_NORESERVE, -1, 0) };
             if new == libc::MAP_FAILED {
                 return Err(ENOMEM);
             }
             let stored = chunk.compare_exchange(ptr::null_mut(), new.cast(), Ordering::AcqRel, Ordering::Acquire);
             if stored.is_err() {
-                // SAFETY: another thread was quicker, so this was never shown to anybody.
+                // SAFETY: another thread has stored a chunk first, so no thread has seen this
+                // mapping.
                 unsafe { libc::munmap(new, size) };
             }
         }
@@ -197,15 +222,21 @@ static ANY: AtomicBool = AtomicBool::new(false);
 static ENTRIES: Growing<AtomicU64> = Growing::new();
 static REFERENCES: Growing<AtomicU64> = Growing::new();
 
-/// Whether there was ever anything in the table: until then a program pays for this load only.
+/// Whether there was ever an entry. Until then a call costs this load only.
 ///
-/// Relaxed is enough: who got a number from another thread got it after that thread had put it in here.
+/// Relaxed is enough: a thread gets a number from another thread after that thread has put the
+/// entry in.
 #[inline(always)]
 pub fn any() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
-/// What `fd` stands for; none for what is the kernel's alone.
+/// The process has descriptors of librdmacm's, which calls on other numbers must not touch.
+pub fn expect_library_fds() {
+    ANY.store(true, Ordering::Relaxed);
+}
+
+/// The entry of `fd`, or `None` for a descriptor of the kernel's.
 #[inline(always)]
 pub fn get(fd: c_int) -> Option<Entry> {
     if !any() {
@@ -214,12 +245,21 @@ pub fn get(fd: c_int) -> Option<Entry> {
     Entry::unpack(ENTRIES.get(fd)?.load(Ordering::Acquire))
 }
 
-/// Makes room for `fd`, after which [`swap`] and [`replace`] find it: `ENOMEM`.
+/// Calls `call` with each number that has an entry.
+pub fn each(mut call: impl FnMut(c_int, Entry)) {
+    for (fd, slot) in ENTRIES.all() {
+        if let Some(entry) = Entry::unpack(slot.load(Ordering::Acquire)) {
+            call(fd, entry);
+        }
+    }
+}
+
+/// Makes room for `fd`, which [`swap`] and [`replace`] need: `ENOMEM`.
 pub fn prepare(fd: c_int) -> Result<(), c_int> {
     ENTRIES.get_or_grow(fd).map(|_| ())
 }
 
-/// Gives `fd` another entry, and returns the one before.
+/// Gives `fd` another entry and returns the previous one.
 pub fn swap(fd: c_int, new: Option<Entry>) -> Option<Entry> {
     if new.is_some() {
         ANY.store(true, Ordering::Relaxed);
@@ -229,7 +269,7 @@ pub fn swap(fd: c_int, new: Option<Entry>) -> Option<Entry> {
     Entry::unpack(slot?.swap(Entry::pack(new), Ordering::AcqRel))
 }
 
-/// Gives `fd` the entry `new` if it has `old`: of several threads that want to, one does.
+/// Gives `fd` the entry `new` if it has `old`. Of several threads that try, one succeeds.
 pub fn replace(fd: c_int, old: Option<Entry>, new: Option<Entry>) -> bool {
     if new.is_some() {
         ANY.store(true, Ordering::Relaxed);
@@ -238,20 +278,22 @@ pub fn replace(fd: c_int, old: Option<Entry>, new: Option<Entry>) -> bool {
     slot.compare_exchange(Entry::pack(old), Entry::pack(new), Ordering::AcqRel, Ordering::Acquire).is_ok()
 }
 
-/// The count of references to an inner number is the lower half of its word, the indices in use are bits of the upper
-/// half.
+/// The lower half of a word is the count of references to the inner number, the upper half a bit
+/// for each index in use.
 const INDICES: u32 = 32;
 
-/// Numbers beyond so many for one rsocket have this index in common.
+/// The index of all further numbers of an rsocket that has this many.
 const LAST_INDEX: u32 = 63 - INDICES;
 
-/// Counts the first reference to `inner`, which librdmacm gave out just now; its number has the index 0: `ENOMEM`.
+/// Sets the count of references of an inner number that librdmacm has just returned to one. The
+/// number that refers to it has the index 0. Fails with `ENOMEM`.
 pub fn first(inner: c_int) -> Result<(), c_int> {
     REFERENCES.get_or_grow(inner)?.store(1 | 1 << INDICES, Ordering::Release);
     Ok(())
 }
 
-/// Counts one more reference to `inner`; false when the last one is gone. Entries without inner number need none.
+/// Adds a reference to `inner`. Returns false if the last one is gone. Entries without an inner
+/// number need none.
 pub fn hold(inner: c_int) -> bool {
     let Some(count) = REFERENCES.get(inner) else { return inner < 0 };
     let more = |now: u64| match now as u32 {
@@ -261,15 +303,15 @@ pub fn hold(inner: c_int) -> bool {
     count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
 }
 
-/// Counts one reference less; true when it was the last one, and `inner` is the caller's to close.
+/// Drops a reference. Returns true if it was the last one: the caller closes `inner`.
 pub fn drop(inner: c_int) -> bool {
     let Some(count) = REFERENCES.get(inner) else { return false };
     let less = |now: u64| if now as u32 == 0 { None } else { Some(now - 1) };
     count.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok_and(|before| before as u32 == 1)
 }
 
-/// An index for one more number of the rsocket `inner`: the lowest that none of the others has. By it numbers of one
-/// rsocket are told apart where the kernel tells them apart, in epoll instances.
+/// Takes the lowest free index for another number of the rsocket `inner`. Epoll instances tell
+/// numbers of one rsocket apart by it, as the kernel's do.
 pub fn index_of(inner: c_int) -> u32 {
     let Some(word) = REFERENCES.get(inner) else { return 0 };
     let lowest = |now: u64| (now >> INDICES).trailing_ones().min(LAST_INDEX);
@@ -277,7 +319,7 @@ pub fn index_of(inner: c_int) -> u32 {
     word.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).map_or(0, lowest)
 }
 
-/// The number that had `index` stands for `inner` no longer.
+/// Frees the index of a number that no longer stands for `inner`.
 pub fn leave_index(inner: c_int, index: u32) {
     if let (Some(word), 0..LAST_INDEX) = (REFERENCES.get(inner), index) {
         word.fetch_and(!(1 << (INDICES + index)), Ordering::AcqRel);
@@ -297,7 +339,9 @@ mod tests {
 
     #[test]
     fn words_keep_what_entries_say() {
-        for kind in [Kind::Socket, Kind::Pending, Kind::Epoll, Kind::Relayed] {
+        for kind in
+            [Kind::Socket, Kind::Pending, Kind::Epoll, Kind::Relayed, Kind::Connecting, Kind::Listener, Kind::Forwarded]
+        {
             for flags in [0, 1, 0xff_ffff] {
                 for inner in [-1, 0, 5, c_int::MAX] {
                     let entry = Some(Entry { kind, flags, inner });

@@ -1,38 +1,39 @@
-//! Time that is left of a wait. librdmacm's code has the same on std's clock, which is not to be had here.
+//! The time left of a wait. librdmacm has the same on std's clock, which this crate can't use.
 
 use core::ffi::c_int;
 
 use libc::timespec;
 
-/// The end of a time-out in milliseconds, by the clock in nanoseconds.
+/// The end of a time-out, in nanoseconds of the monotonic clock.
 pub struct Deadline {
     timeout: c_int,
     end: i64,
 }
 
 impl Deadline {
-    /// Of a time-out that begins now.
+    /// The end of a time-out of milliseconds that begins now.
     pub fn after(timeout: c_int) -> Self {
         let end = if timeout > 0 { now() + i64::from(timeout) * 1_000_000 } else { 0 };
         Deadline { timeout, end }
     }
 
-    /// The end itself, for comparisons: no look at the clock.
+    /// The end itself, for comparisons. Does not read the clock.
     pub fn end(&self) -> i64 {
         self.end
     }
 
-    /// What is left of it, rounded up: a wait must not end early.
+    /// The milliseconds left, rounded up: a wait must not end early.
     pub fn left(&self) -> c_int {
         if self.timeout <= 0 {
             return self.timeout;
         }
-        // No more than there was at first, which is an int.
+        // At most the original time-out, which is an int.
         ((self.end - now()).max(0) as u64).div_ceil(1_000_000) as c_int
     }
 }
 
-fn now() -> i64 {
+/// Nanoseconds of the monotonic clock.
+pub fn now() -> i64 {
     let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a live structure.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };

@@ -1,4 +1,4 @@
-//! From names and hints to an entry, by way of getaddrinfo(3).
+//! Makes an entry of names and hints with getaddrinfo(3).
 
 use std::ffi::{CStr, c_int};
 
@@ -27,7 +27,7 @@ const UDP: c_int = rdma_port_space::RDMA_PS_UDP as c_int;
 const IPOIB: c_int = rdma_port_space::RDMA_PS_IPOIB as c_int;
 const IB: c_int = rdma_port_space::RDMA_PS_IB as c_int;
 
-/// Looks node and service up: an entry with the first address found.
+/// Looks up node and service. Returns an entry with the first address.
 pub fn entry(
     node: Option<&CStr>,
     service: Option<&CStr>,
@@ -37,26 +37,26 @@ pub fn entry(
     Ok(from_found(&found.first(), hints)?)
 }
 
-/// Whether the node is a GID in figures.
+/// Whether the node is a numeric GID.
 fn is_gid(hints: &Hints) -> bool {
-    hints.has(RAI_FAMILY | RAI_NUMERICHOST) && hints.family() == AF_IB
+    hints.has(RAI_FAMILY | RAI_NUMERICHOST) && hints.family == AF_IB
 }
 
-/// getaddrinfo(3)'s hints. A GID is written as an IPv6 address, and must be one: of what else getaddrinfo() finds the
-/// reference makes a GID of bytes that are none.
+/// The hints for getaddrinfo(3). A GID is written as an IPv6 address, so only those are asked for:
+/// the reference reads any other address as a GID, beyond its end.
 fn question(hints: &Hints) -> Question {
     let flag = |rai, ai| if hints.has(rai) { ai } else { 0 };
-    let family = match hints.family() {
+    let family = match hints.family {
         AF_IB if is_gid(hints) => AF_INET6,
         AF_IB => 0,
         family => family,
     };
-    let socktype = match hints.qp_type() {
+    let socktype = match hints.qp_type {
         RC | UC | XRC_SEND | XRC_RECV => SOCK_STREAM,
         UD => SOCK_DGRAM,
         _ => 0,
     };
-    let protocol = match hints.port_space() {
+    let protocol = match hints.port_space {
         TCP => IPPROTO_TCP,
         UDP | IPOIB => IPPROTO_UDP,
         IB if socktype == SOCK_STREAM => IPPROTO_TCP,
@@ -67,7 +67,7 @@ fn question(hints: &Hints) -> Question {
     Question { flags, family, socktype, protocol }
 }
 
-/// The entry for what was found. Of the flags it keeps RAI_PASSIVE only.
+/// The entry for an address that was found. Its only possible flag is RAI_PASSIVE.
 fn from_found(first: &First<'_>, hints: Option<&Hints>) -> Result<Entry> {
     let (qp_type, port_space) = types(first, hints);
     let mut entry = Entry { family: family_of(first.addr), qp_type, port_space, ..Entry::default() };
@@ -88,9 +88,9 @@ fn from_found(first: &First<'_>, hints: Option<&Hints>) -> Result<Entry> {
     Ok(entry)
 }
 
-/// QP type and port space: what the hints say, else what fits the socket found.
+/// QP type and port space: those of the hints, or those that match the socket type and protocol.
 fn types(first: &First<'_>, hints: Option<&Hints>) -> (c_int, c_int) {
-    let (qp_type, port_space) = hints.map_or((0, 0), |hints| (hints.qp_type(), hints.port_space()));
+    let (qp_type, port_space) = hints.map_or((0, 0), |hints| (hints.qp_type, hints.port_space));
     let qp_type = match (qp_type, first.socktype) {
         (0, SOCK_STREAM) => RC,
         (0, SOCK_DGRAM) => UD,
@@ -108,7 +108,7 @@ fn family_of(addr: &[u8]) -> c_int {
     addr.first_chunk().map_or(0, |family| c_int::from(u16::from_ne_bytes(*family)))
 }
 
-/// The AF_IB address that an IPv6 one stands for.
+/// Converts an IPv6 address to an AF_IB address.
 fn gid_address(addr: &[u8], port_space: c_int) -> Option<[u8; SOCKADDR_IB_LEN]> {
     let Addr::V6(v6) = Addr::from_bytes(addr)? else { return None };
     let ib = Ib { pkey: DEFAULT_PKEY, flow: v6.flow, gid: v6.ip, scope: u64::from(v6.scope), ..Ib::default() };

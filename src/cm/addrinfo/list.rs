@@ -1,4 +1,4 @@
-//! The list that rdma_getaddrinfo() gives: entries with C allocations in them, and what frees it.
+//! The result of rdma_getaddrinfo(): a list of entries that are allocated with malloc(3).
 
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
@@ -7,7 +7,7 @@ use crate::errno::Result;
 use crate::ffi::rdma_addrinfo;
 use crate::sys::cbox::{CBytes, CName, zeroed};
 
-/// An entry in the making.
+/// An entry that is not in a list yet.
 #[derive(Debug, Default)]
 pub struct Entry {
     /// RAI_* flags.
@@ -28,14 +28,14 @@ pub struct Entry {
     pub dst_name: Option<CName>,
     /// An array of `struct ibv_path_data`.
     pub route: Option<CBytes>,
-    /// What goes in front of the private data.
+    /// Precedes the private data of the connection.
     pub connect: Option<CBytes>,
 }
 
 impl Entry {
     /// The entry as a C structure, with `ai_next` NULL.
     fn into_c(self) -> Result<NonNull<rdma_addrinfo>> {
-        // SAFETY: a structure of numbers and pointers.
+        // SAFETY: all zeros are a value of this structure of numbers and pointers.
         let info = unsafe { zeroed::<rdma_addrinfo>()? };
         let (src, src_len) = CBytes::into_raw(self.src);
         let (dst, dst_len) = CBytes::into_raw(self.dst);
@@ -58,20 +58,20 @@ impl Entry {
             ai_connect: connect,
             ai_next: ptr::null_mut(),
         };
-        // SAFETY: allocated just now.
+        // SAFETY: allocated above.
         unsafe { info.write(entry) };
         Ok(info)
     }
 }
 
-/// A list under construction, freed when dropped.
+/// A list, freed when dropped.
 #[derive(Debug)]
 pub struct List {
     first: *mut rdma_addrinfo,
     last: *mut rdma_addrinfo,
 }
 
-// SAFETY: owns what it points at.
+// SAFETY: the list is the only owner of its entries.
 unsafe impl Send for List {}
 
 impl List {
@@ -80,13 +80,13 @@ impl List {
         List { first: ptr::null_mut(), last: ptr::null_mut() }
     }
 
-    /// Puts an entry at the end.
+    /// Appends an entry.
     pub fn push(&mut self, entry: Entry) -> Result<()> {
         let info = entry.into_c()?.as_ptr();
         if self.last.is_null() {
             self.first = info;
         } else {
-            // SAFETY: the last entry belongs to the list.
+            // SAFETY: the list owns its last entry.
             unsafe { (*self.last).ai_next = info };
         }
         self.last = info;
@@ -98,9 +98,23 @@ impl List {
         self.first.is_null()
     }
 
-    /// Hands the list over, to be freed with [`freeaddrinfo`]; NULL when empty.
-    pub fn into_raw(self) -> *mut rdma_addrinfo {
+    /// Hands the list over to the program; NULL if it is empty.
+    pub fn into_c(self) -> *mut rdma_addrinfo {
         std::mem::ManuallyDrop::new(self).first
+    }
+
+    /// Takes a list back from the program; NULL for an empty list. Dropping it is
+    /// rdma_freeaddrinfo(3).
+    ///
+    /// # Safety
+    /// NULL, or from [`into_c`](Self::into_c), and not used afterwards.
+    pub unsafe fn from_c(first: *mut rdma_addrinfo) -> List {
+        let mut last = first;
+        // SAFETY: the program may cut and relink a list, but its entries are from `into_c`.
+        while let Some(next) = unsafe { last.as_ref() }.and_then(|info| NonNull::new(info.ai_next)) {
+            last = next.as_ptr();
+        }
+        List { first, last }
     }
 }
 
@@ -112,29 +126,21 @@ impl Default for List {
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: made by into_c(), linked by push(), freed once.
-        unsafe { freeaddrinfo(self.first) }
-    }
-}
-
-/// rdma_freeaddrinfo(3): frees a list with everything in it; NULL is fine.
-///
-/// # Safety
-/// NULL, or a list of this library that was not yet freed.
-pub unsafe fn freeaddrinfo(mut list: *mut rdma_addrinfo) {
-    while let Some(info) = NonNull::new(list) {
-        // SAFETY: NULL, or a list of this library that was not yet freed: guaranteed by the caller;
-        // all pointers in it are from malloc() or NULL.
-        unsafe {
-            let info = info.as_ref();
-            list = info.ai_next;
-            libc::free(info.ai_src_addr.cast());
-            libc::free(info.ai_dst_addr.cast());
-            libc::free(info.ai_src_canonname.cast());
-            libc::free(info.ai_dst_canonname.cast());
-            libc::free(info.ai_route);
-            libc::free(info.ai_connect);
-            libc::free(ptr::from_ref(info).cast_mut().cast());
+        let mut next = self.first;
+        while let Some(info) = NonNull::new(next) {
+            // SAFETY: the list owns its entries, and the pointers in them are from malloc(3) or
+            // NULL.
+            unsafe {
+                let info = info.as_ref();
+                next = info.ai_next;
+                libc::free(info.ai_src_addr.cast());
+                libc::free(info.ai_dst_addr.cast());
+                libc::free(info.ai_src_canonname.cast());
+                libc::free(info.ai_dst_canonname.cast());
+                libc::free(info.ai_route);
+                libc::free(info.ai_connect);
+                libc::free(ptr::from_ref(info).cast_mut().cast());
+            }
         }
     }
 }
@@ -163,9 +169,9 @@ mod tests {
         for family in 1..=3 {
             list.push(entry(family)).unwrap();
         }
-        let raw = list.into_raw();
-        let (mut next, mut families) = (raw, Vec::new());
-        // SAFETY: the list just made.
+        let first = list.into_c();
+        let (mut next, mut families) = (first, Vec::new());
+        // SAFETY: the entries of the list.
         while let Some(info) = unsafe { next.as_ref() } {
             families.push(info.ai_family);
             assert_eq!((info.ai_src_len, info.ai_dst_len, info.ai_route_len, info.ai_connect_len), (16, 28, 72, 36));
@@ -174,22 +180,22 @@ mod tests {
             next = info.ai_next;
         }
         assert_eq!(families, [1, 2, 3]);
-        // SAFETY: as above; nothing uses it any more.
-        unsafe { freeaddrinfo(raw) };
+        // SAFETY: from `into_c`; nothing uses it any more.
+        drop(unsafe { List::from_c(first) });
     }
 
     #[test]
     fn empty_parts_are_null() {
         let mut list = List::new();
         list.push(Entry::default()).unwrap();
-        // SAFETY: just made.
+        // SAFETY: the list has one entry.
         let info = unsafe { &*list.first };
         assert!(info.ai_src_addr.is_null() && info.ai_route.is_null() && info.ai_src_canonname.is_null());
     }
 
     #[test]
-    fn null_is_freed() {
-        // SAFETY: allowed.
-        unsafe { freeaddrinfo(List::new().into_raw()) };
+    fn null_is_an_empty_list() {
+        // SAFETY: NULL is allowed.
+        assert!(unsafe { List::from_c(List::new().into_c()) }.is_empty());
     }
 }

@@ -1,4 +1,5 @@
-//! What ibacm adds to an entry: the route, the local address, and a second entry of family AF_IB in front of it.
+//! What ibacm adds to an entry: the route, the local address, and a second entry of family AF_IB,
+//! which precedes it.
 
 use crate::acm::addr::{Addr, Gid, Ib};
 use crate::acm::wire::{Answer, PATH_RECORD_LEN, Path, Query};
@@ -9,19 +10,20 @@ use crate::sys::sockaddr::AF_IB;
 
 use super::list::Entry;
 
-/// A flag between parts of the reference: no AF_IB entry is wanted.
+/// An internal flag of the reference: no AF_IB entry is added.
 const ROUTE_ONLY: u32 = 0x0100_0000;
 
-/// Bytes of the header that the IP addressing annex of the IBTA (A11) puts in front of the private data.
+/// Bytes of the header before the private data that the IBTA's IP addressing annex (A11) defines.
 const IP_HEADER_LEN: usize = 36;
 
-/// What to ask ibacm for `entry`.
+/// The query to ibacm for `entry`.
 pub fn query(entry: &Entry, flags: u32, path: Option<[u8; PATH_RECORD_LEN]>) -> Query {
     let no_delay = flags & (RAI_NUMERICHOST | RAI_NOROUTE) != 0;
     Query { src: addr(&entry.src), dst: addr(&entry.dst), path, no_delay }
 }
 
-/// Takes over what ibacm said. The entry to put in front, if there is a path and the kernel knows AF_IB.
+/// Adds ibacm's answer to the entry. Returns the AF_IB entry that precedes it, if there is a path
+/// and the kernel supports AF_IB.
 pub fn apply(entry: &mut Entry, answer: &Answer, flags: u32, af_ib: bool) -> Result<Option<Entry>> {
     if let Some(source) = answer.source.filter(|_| entry.src.is_none()) {
         let (bytes, len) = source.to_bytes();
@@ -32,21 +34,22 @@ pub fn apply(entry: &mut Entry, answer: &Answer, flags: u32, af_ib: bool) -> Res
     if !af_ib || flags & ROUTE_ONLY != 0 {
         return Ok(None);
     }
-    in_front(entry, &path, answer.paths.as_bytes())
+    ib_entry(entry, &path, answer.paths.as_bytes())
 }
 
-/// The AF_IB entry. None if the peer could not be told both IP addresses, as it expects of one reached by IP address.
-fn in_front(entry: &Entry, path: &Path, route: &[u8]) -> Result<Option<Entry>> {
+/// The AF_IB entry. `None` if only one end has an IP address: a peer that is addressed by IP
+/// address expects both in the header.
+fn ib_entry(entry: &Entry, path: &Path, route: &[u8]) -> Result<Option<Entry>> {
     let (src, dst) = (addr(&entry.src), addr(&entry.dst));
     let header = match (src, dst) {
         (Some(Addr::V4 { ip: src, .. }), Some(Addr::V4 { ip: dst, .. })) => {
-            Some(ip_header(4, mapped(src), mapped(dst)))
+            Some(ip_header(4, padded(src), padded(dst)))
         }
         (Some(Addr::V6(src)), Some(Addr::V6(dst))) => Some(ip_header(6, src.ip, dst.ip)),
         (_, Some(Addr::Ib(_))) | (Some(Addr::Ib(_)), None) => None,
         _ => return Ok(None),
     };
-    let end = |gid: Gid, port_of: Option<Addr>| {
+    let address = |gid: Gid, port_of: Option<Addr>| {
         let ib = Ib { pkey: path.pkey(), flow: path.flow_label(), gid, ..Ib::default() };
         let port = port_of.map_or(0, |addr| addr.port());
         CBytes::copy(&ib.with_port(entry.port_space as u16, port).to_bytes())
@@ -56,8 +59,8 @@ fn in_front(entry: &Entry, path: &Path, route: &[u8]) -> Result<Option<Entry>> {
         family: AF_IB,
         qp_type: entry.qp_type,
         port_space: entry.port_space,
-        src: end(path.sgid(), src)?,
-        dst: end(path.dgid(), dst)?,
+        src: address(path.sgid(), src)?,
+        dst: address(path.dgid(), dst)?,
         route: CBytes::copy(route)?,
         connect: match header {
             Some(header) => CBytes::copy(&header)?,
@@ -67,8 +70,8 @@ fn in_front(entry: &Entry, path: &Path, route: &[u8]) -> Result<Option<Entry>> {
     }))
 }
 
-/// An IPv4 address at the end of 16 bytes.
-fn mapped(ip: [u8; 4]) -> Gid {
+/// An IPv4 address in the last four of 16 bytes.
+fn padded(ip: [u8; 4]) -> Gid {
     let mut bytes = [0; 16];
     bytes[12..].copy_from_slice(&ip);
     bytes

@@ -1,4 +1,4 @@
-//! The search of an id that rdma_resolve_addrinfo() started: one at a time, its result handed over once.
+//! The look-up of an id by rdma_resolve_addrinfo(): one at a time, whose result is returned once.
 
 use std::ffi::CStr;
 
@@ -7,21 +7,21 @@ use crate::ffi::{RAI_DNS, RAI_SA};
 
 use super::list::List;
 
-/// Who is asked.
+/// Where a look-up gets its results from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// The name service: done within the call.
-    Dns,
-    /// The subnet administrator: done when the kernel says so.
-    Sa,
+pub enum Source {
+    /// getaddrinfo(3): completes within the call.
+    NameService,
+    /// The subnet administrator: completes with an event of the kernel.
+    SubnetAdministrator,
 }
 
-impl Way {
-    /// Whom the flags choose. `ENOTSUP` for both at once and for a node with RAI_SA, `EINVAL` for RAI_SA without
-    /// service.
-    pub fn choose(flags: u32, node: Option<&CStr>, service: Option<&CStr>) -> Result<Way> {
+impl Source {
+    /// The source that the flags select. Fails with `ENOTSUP` for RAI_SA with RAI_DNS or with a
+    /// node, and with `EINVAL` for RAI_SA without a service.
+    pub fn choose(flags: u32, node: Option<&CStr>, service: Option<&CStr>) -> Result<Source> {
         if flags & RAI_SA == 0 {
-            return Ok(Way::Dns);
+            return Ok(Source::NameService);
         }
         if flags & RAI_DNS != 0 || node.is_some() {
             return Err(Errno::ENOTSUP);
@@ -29,52 +29,52 @@ impl Way {
         if service.is_none() {
             return Err(Errno::EINVAL);
         }
-        Ok(Way::Sa)
+        Ok(Source::SubnetAdministrator)
     }
 }
 
-/// Where an id's search stands.
+/// The state of an id's look-up.
 #[derive(Debug, Default)]
 pub enum Pending {
-    /// There is none.
+    /// No look-up was started.
     #[default]
     Idle,
-    /// The answer is waited for.
-    Asked,
-    /// The program has not fetched the result.
+    /// The look-up is in progress.
+    Started,
+    /// The program has not taken the result.
     Ready(List),
 }
 
 impl Pending {
-    /// A search begins; `EBUSY` while another is under way or its result not fetched.
+    /// Starts a look-up. Fails with `EBUSY` if one is in progress, or its result was not taken.
     pub fn begin(&mut self) -> Result<()> {
         match self {
             Pending::Idle => {
-                *self = Pending::Asked;
+                *self = Pending::Started;
                 Ok(())
             }
-            Pending::Asked | Pending::Ready(_) => Err(Errno::EBUSY),
+            Pending::Started | Pending::Ready(_) => Err(Errno::EBUSY),
         }
     }
 
-    /// The search found something. Without a search the result is nobody's and is freed.
+    /// Stores the result of the look-up, or frees it if none is in progress.
     pub fn finish(&mut self, list: List) {
-        if matches!(self, Pending::Asked) {
+        if matches!(self, Pending::Started) {
             *self = Pending::Ready(list);
         }
     }
 
-    /// The search failed; another may begin.
+    /// The look-up failed. Another one may start.
     pub fn fail(&mut self) {
         *self = Pending::Idle;
     }
 
-    /// Whether an answer is waited for.
-    pub fn is_asked(&self) -> bool {
-        matches!(self, Pending::Asked)
+    /// Whether a look-up is in progress.
+    pub fn is_started(&self) -> bool {
+        matches!(self, Pending::Started)
     }
 
-    /// Hands the result over; `ENOENT` when there is none.
+    /// Takes the result. Fails with `ENOENT` if there is none.
     pub fn take(&mut self) -> Result<List> {
         match std::mem::take(self) {
             Pending::Ready(list) => Ok(list),
@@ -98,11 +98,11 @@ mod tests {
     }
 
     #[test]
-    fn result_is_handed_over_once() {
+    fn result_is_taken_once() {
         let mut pending = Pending::default();
         pending.begin().unwrap();
         assert_eq!(pending.take().err(), Some(Errno::ENOENT));
-        assert!(matches!(pending, Pending::Asked));
+        assert!(matches!(pending, Pending::Started));
         pending.finish(list());
         assert!(!pending.take().unwrap().is_empty());
         assert_eq!(pending.take().err(), Some(Errno::ENOENT));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_makes_room() {
+    fn another_look_up_may_follow_a_failure() {
         let mut pending = Pending::default();
         pending.begin().unwrap();
         pending.fail();
@@ -128,19 +128,19 @@ mod tests {
     }
 
     #[test]
-    fn late_result_is_nobodys() {
+    fn late_result_is_freed() {
         let mut pending = Pending::default();
         pending.finish(list());
         assert_eq!(pending.take().err(), Some(Errno::ENOENT));
     }
 
     #[test]
-    fn ways() {
-        let choose = Way::choose;
+    fn sources() {
+        let choose = Source::choose;
         let (node, service) = (Some(c"node"), Some(c"1"));
-        assert_eq!(choose(0, node, service), Ok(Way::Dns));
-        assert_eq!(choose(RAI_DNS, None, None), Ok(Way::Dns));
-        assert_eq!(choose(RAI_SA, None, service), Ok(Way::Sa));
+        assert_eq!(choose(0, node, service), Ok(Source::NameService));
+        assert_eq!(choose(RAI_DNS, None, None), Ok(Source::NameService));
+        assert_eq!(choose(RAI_SA, None, service), Ok(Source::SubnetAdministrator));
         assert_eq!(choose(RAI_SA, None, None), Err(Errno::EINVAL));
         assert_eq!(choose(RAI_SA, node, None), Err(Errno::ENOTSUP));
         assert_eq!(choose(RAI_SA | RAI_DNS, None, None), Err(Errno::ENOTSUP));

@@ -1,45 +1,24 @@
-//! Services known to the subnet administrator: how a program names one, and the entries made of its records.
+//! Services that the subnet administrator knows: parses their names, and makes entries of service
+//! records.
 //!
-//! The search itself is the kernel's (RESOLVE_IB_SERVICE on a bound id, then QUERY). rdma_getaddrinfo() with RAI_SA has
-//! no id of the program: it takes a new one of RDMA_PS_IB for each port of each device with InfiniBand link layer and
-//! state ACTIVE, bound to [`port_address`] of the port's first GID, until all were asked. Ports that fail are passed over.
+//! The kernel does the look-up (RESOLVE_IB_SERVICE on a bound id, then QUERY). rdma_getaddrinfo()
+//! with RAI_SA has no id. It creates one in RDMA_PS_IB for each active InfiniBand port of each
+//! device, and binds it to [`port_address`] of the port's first GID. Ports that fail are skipped.
 
 use std::ffi::{CStr, c_int};
 
 use crate::acm::addr::{DEFAULT_PKEY, Gid, Ib};
 use crate::errno::{Errno, Result};
-use crate::ffi::rdma_port_space;
+use crate::ffi::{RAI_SA, rdma_port_space};
 use crate::sys::cbox::CBytes;
 use crate::sys::sockaddr::AF_IB;
 use crate::sys::ucma::{SERVICE_NAME, Service, ServiceRecord};
 
-use super::hints::Hints;
 use super::list::{Entry, List};
 
-/// What the entries of a search have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Common {
-    /// RAI_* flags.
-    pub flags: c_int,
-    /// QP type, 0 when left open.
-    pub qp_type: c_int,
-    /// Port space.
-    pub port_space: c_int,
-}
-
-impl Common {
-    /// From a program's hints; port space RDMA_PS_IB if that is left open.
-    pub fn from_hints(hints: &Hints<'_>) -> Common {
-        let port_space = match hints.port_space() {
-            0 => rdma_port_space::RDMA_PS_IB as c_int,
-            given => given,
-        };
-        Common { flags: hints.flags() as c_int, qp_type: hints.qp_type(), port_space }
-    }
-}
-
-/// Reads a service as programs write it: a number (decimal, 0x… or 0…) is its id, anything else its name of up to 63
-/// bytes. `EINVAL` for an empty name and for a longer one, which the reference cuts short.
+/// Parses a service: a number (decimal, 0x… or 0…) is a service id, anything else a name of up to
+/// 63 bytes. Fails with `EINVAL` for an empty name, and for a longer one, which the reference
+/// truncates.
 pub fn parse(service: &CStr) -> Result<Service> {
     let bytes = service.to_bytes();
     if let Some(id) = number(bytes) {
@@ -53,7 +32,7 @@ pub fn parse(service: &CStr) -> Result<Service> {
     Ok(Service::Name(name))
 }
 
-/// A whole number as strtoull(3) with base 0 reads it: after blanks and a sign, base 10, 16 or 8 by its beginning.
+/// Parses a number as strtoull(3) with base 0 does, without trailing characters.
 fn number(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?.trim_start_matches([' ', '\t', '\n', '\x0B', '\x0C', '\r']);
     let (text, negative) = match text.strip_prefix('-') {
@@ -65,33 +44,41 @@ fn number(text: &[u8]) -> Option<u64> {
         None if text.len() > 1 && text.starts_with('0') => (text, 8),
         None => (text, 10),
     };
-    // from_str_radix() would take another sign.
+    // from_str_radix() would accept another sign.
     let number =
         digits.bytes().all(|c| c.is_ascii_alphanumeric()).then(|| u64::from_str_radix(digits, base).ok())??;
     Some(if negative { number.wrapping_neg() } else { number })
 }
 
-/// The address to bind an id to that is to search through the port with this GID.
+/// The address to which an id is bound in order to ask through the port with this GID.
 pub fn port_address(gid: Gid) -> Ib {
     Ib { pkey: DEFAULT_PKEY, gid, ..Ib::default() }
 }
 
-/// Appends an entry for each record; `source` is the GID of the port that was asked, if the program does not know it.
-pub fn append(list: &mut List, records: &[ServiceRecord], source: Option<Gid>, common: Common) -> Result<()> {
+/// Returns the source of a connection to a service: the port with this GID, and any service id of
+/// RDMA_PS_IB.
+fn source_address(gid: Gid, pkey: u16) -> Ib {
+    let sid = (rdma_port_space::RDMA_PS_IB as u64) << 16;
+    Ib { pkey, gid, sid, sid_mask: !0xFFFF, ..Ib::default() }
+}
+
+/// Appends an entry for each record. `source` is the GID of the port that was asked through; `None`
+/// if the program has bound the id itself. The port space is RDMA_PS_IB and the QP type 0, whatever
+/// the hints contain.
+pub fn append(list: &mut List, records: &[ServiceRecord], source: Option<Gid>) -> Result<()> {
     for record in records {
         let pkey = u16::from_be(record.pkey);
-        let end = |ib: Ib| CBytes::copy(&ib.to_bytes());
+        let address = |ib: Ib| CBytes::copy(&ib.to_bytes());
         let dst = Ib { pkey, gid: record.gid, sid: u64::from_be(record.id), sid_mask: u64::MAX, ..Ib::default() };
         list.push(Entry {
-            flags: common.flags,
+            flags: RAI_SA as c_int,
             family: AF_IB,
-            qp_type: common.qp_type,
-            port_space: common.port_space,
+            port_space: rdma_port_space::RDMA_PS_IB as c_int,
             src: match source {
-                Some(gid) => end(Ib { pkey, ..port_address(gid) })?,
+                Some(gid) => address(source_address(gid, pkey))?,
                 None => None,
             },
-            dst: end(dst)?,
+            dst: address(dst)?,
             ..Entry::default()
         })?;
     }
@@ -121,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_are_names() {
+    fn everything_else_is_a_name() {
         for text in ["storage", "12 34", "09", "0x", "18446744073709551616", "0x-1", "+-1", "7 ", "-", " "] {
             let service = std::ffi::CString::new(text).unwrap();
             assert_eq!(parse(&service), Ok(name(text)), "{text}");
@@ -129,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn names_have_room_for_their_end() {
+    fn names_have_at_most_63_bytes() {
         let text = |len| std::ffi::CString::new("n".repeat(len)).unwrap();
         assert_eq!(parse(&text(63)), Ok(name(&"n".repeat(63))));
         assert_eq!(parse(&text(64)), Err(Errno::EINVAL));
@@ -138,7 +125,7 @@ mod tests {
     }
 
     fn record(id: u64, gid: u8) -> ServiceRecord {
-        // SAFETY: a structure of numbers.
+        // SAFETY: all zeros are a value of this structure of numbers.
         let zero: ServiceRecord = unsafe { std::mem::zeroed() };
         ServiceRecord { id: id.to_be(), gid: [gid; 16], pkey: 0x8001_u16.to_be(), ..zero }
     }
@@ -147,16 +134,15 @@ mod tests {
     fn records_become_entries_in_order() {
         use crate::acm::addr::Addr;
         let mut list = List::new();
-        let common = Common { flags: 0x10, qp_type: 2, port_space: 0x13F };
-        append(&mut list, &[record(5, 1), record(6, 2)], Some([9; 16]), common).unwrap();
-        append(&mut list, &[record(7, 3)], None, common).unwrap();
-        let raw = list.into_raw();
-        let (mut next, mut seen) = (raw, Vec::new());
-        // SAFETY: the list just made, whose addresses are as long as it says.
+        append(&mut list, &[record(5, 1), record(6, 2)], Some([9; 16])).unwrap();
+        append(&mut list, &[record(7, 3)], None).unwrap();
+        let first = list.into_c();
+        let (mut next, mut seen) = (first, Vec::new());
+        // SAFETY: the entries of the list.
         while let Some(info) = unsafe { next.as_ref() } {
-            assert_eq!((info.ai_family, info.ai_flags, info.ai_qp_type, info.ai_port_space), (27, 0x10, 2, 0x13F));
+            assert_eq!((info.ai_family, info.ai_flags, info.ai_qp_type, info.ai_port_space), (27, 0x10, 0, 0x13F));
             let ib = |addr: *mut libc::sockaddr, len: u32| {
-                // SAFETY: as above.
+                // SAFETY: the addresses of an entry are as long as it says.
                 let bytes =
                     (!addr.is_null()).then(|| unsafe { std::slice::from_raw_parts(addr.cast(), len as usize) })?;
                 let Addr::Ib(ib) = Addr::from_bytes(bytes)? else { return None };
@@ -165,9 +151,9 @@ mod tests {
             seen.push((ib(info.ai_src_addr, info.ai_src_len), ib(info.ai_dst_addr, info.ai_dst_len)));
             next = info.ai_next;
         }
-        // SAFETY: nothing uses it any more.
-        unsafe { crate::cm::addrinfo::freeaddrinfo(raw) };
-        let src = Some((9, 0x8001, 0, 0));
+        // SAFETY: from `into_c`; nothing uses it any more.
+        drop(unsafe { List::from_c(first) });
+        let src = Some((9, 0x8001, 0x13F_0000, !0xFFFF));
         let dst = |id, gid| Some((gid, 0x8001, id, u64::MAX));
         assert_eq!(seen, [(src, dst(5, 1)), (src, dst(6, 2)), (None, dst(7, 3))]);
     }

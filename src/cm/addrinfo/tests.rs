@@ -1,16 +1,15 @@
-//! rdma_getaddrinfo() with a made-up outside. Expected bytes are those that the reference gave in the lab.
+//! rdma_getaddrinfo() with a simulated environment. The expected bytes are those of the reference
+//! in the lab.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
-use std::ptr;
 
 use super::*;
 use crate::acm::wire::parse_answer;
 use crate::ffi::{RAI_DNS, RAI_FAMILY, RAI_NOROUTE, RAI_NUMERICHOST, RAI_SA};
+use crate::sys::sockaddr::AF_IB;
 
-const AF_IB: c_int = 27;
-
-/// An outside that answers as told and remembers the questions.
+/// An environment with given answers, which records the queries.
 #[derive(Default)]
 struct World {
     no_devices: bool,
@@ -41,7 +40,7 @@ impl Env for World {
     }
 }
 
-/// An owned result, as a C program sees it.
+/// An entry of a result, as a C program sees it.
 #[derive(Debug)]
 struct Shown {
     flags: c_int,
@@ -55,14 +54,14 @@ struct Shown {
 }
 
 fn show(list: List) -> Vec<Shown> {
-    let raw = list.into_raw();
-    let (mut next, mut shown) = (raw, Vec::new());
+    let first = list.into_c();
+    let (mut next, mut shown) = (first, Vec::new());
     // SAFETY: `ptr` is readable for `len` bytes or NULL.
     let bytes = |ptr: *const c_void, len: usize| unsafe {
         assert_eq!(ptr.is_null(), len == 0);
         if len == 0 { Vec::new() } else { std::slice::from_raw_parts(ptr.cast::<u8>(), len).to_vec() }
     };
-    // SAFETY: a list of this module.
+    // SAFETY: the entries of the list.
     while let Some(info) = unsafe { next.as_ref() } {
         assert!(info.ai_src_canonname.is_null() && info.ai_dst_canonname.is_null());
         shown.push(Shown {
@@ -77,48 +76,35 @@ fn show(list: List) -> Vec<Shown> {
         });
         next = info.ai_next;
     }
-    // SAFETY: nothing uses it any more.
-    unsafe { freeaddrinfo(raw) };
+    // SAFETY: from `into_c`; nothing uses it any more.
+    drop(unsafe { List::from_c(first) });
     shown
 }
 
-fn no_hints() -> rdma_addrinfo {
-    // SAFETY: a structure of numbers and pointers.
-    unsafe { std::mem::zeroed() }
-}
-
 /// Hints with RAI_* flags, family, QP type and port space.
-fn given(flags: u32, family: c_int, qp_type: c_int, port_space: c_int) -> rdma_addrinfo {
-    rdma_addrinfo {
-        ai_flags: flags as c_int,
-        ai_family: family,
-        ai_qp_type: qp_type,
-        ai_port_space: port_space,
-        ..no_hints()
-    }
+fn given(flags: u32, family: c_int, qp_type: c_int, port_space: c_int) -> Hints<'static> {
+    Hints { flags, family, qp_type, port_space, ..Hints::default() }
 }
 
-fn with_src(hints: rdma_addrinfo, src: &[u8]) -> rdma_addrinfo {
-    rdma_addrinfo { ai_src_addr: src.as_ptr().cast_mut().cast(), ai_src_len: src.len() as u32, ..hints }
+fn with_src<'a>(hints: Hints<'a>, src: &'a [u8]) -> Hints<'a> {
+    Hints { src: Ok(src), ..hints }
 }
 
-fn with_dst(hints: rdma_addrinfo, dst: &[u8]) -> rdma_addrinfo {
-    rdma_addrinfo { ai_dst_addr: dst.as_ptr().cast_mut().cast(), ai_dst_len: dst.len() as u32, ..hints }
+fn with_dst<'a>(hints: Hints<'a>, dst: &'a [u8]) -> Hints<'a> {
+    Hints { dst: Ok(dst), ..hints }
 }
 
 fn run(
     world: &World,
     node: Option<&CStr>,
     service: Option<&CStr>,
-    hints: Option<&rdma_addrinfo>,
+    hints: Option<&Hints<'_>>,
 ) -> std::result::Result<Vec<Shown>, GaiError> {
-    // SAFETY: hints of this module, whose addresses live until the end of the test.
-    let hints = unsafe { Hints::from_c(hints.map_or(ptr::null(), ptr::from_ref)) };
-    resolve(world, node, service, hints.as_ref()).map(show)
+    getaddrinfo(world, node, service, hints).map(show)
 }
 
 /// The only entry for node 10.77.1.1, service 7174 with these hints.
-fn one(hints: &rdma_addrinfo) -> Shown {
+fn one(hints: &Hints<'_>) -> Shown {
     let mut list = run(&World::default(), Some(c"10.77.1.1"), Some(c"7174"), Some(hints)).unwrap();
     assert_eq!(list.len(), 1);
     list.remove(0)
@@ -177,14 +163,14 @@ fn answer(records: &[Vec<u8>]) -> World {
 }
 
 #[test]
-fn nothing_at_all_is_refused_before_devices_are_looked_for() {
+fn empty_query_is_rejected_before_devices_are_searched() {
     let world = World { no_devices: true, ..World::default() };
     assert_eq!(run(&world, None, None, None).unwrap_err(), GaiError::Errno(Errno::EINVAL));
-    assert_eq!(run(&world, None, None, Some(&no_hints())).unwrap_err(), GaiError::Errno(Errno::ENODEV));
+    assert_eq!(run(&world, None, None, Some(&Hints::default())).unwrap_err(), GaiError::Errno(Errno::ENODEV));
 }
 
 #[test]
-fn codes_of_the_resolver_come_through() {
+fn codes_of_the_resolver_are_returned() {
     let world = World::default();
     let code = |node, service, hints: &_| match run(&world, node, service, Some(hints)) {
         Err(GaiError::Gai(code)) => code,
@@ -228,7 +214,7 @@ fn without_hints_the_node_is_the_destination() {
 }
 
 #[test]
-fn passive_is_the_source_and_asks_no_one() {
+fn passive_is_the_source_and_queries_nobody() {
     let world = answer(&[path([1; 16], [2; 16])]);
     let hints = given(RAI_PASSIVE, 0, 0, 0x106);
     let list = run(&world, Some(c"10.77.1.1"), Some(c"7174"), Some(&hints)).unwrap();
@@ -264,20 +250,21 @@ fn hints_alone_are_copied() {
 }
 
 #[test]
-fn wild_lengths_are_refused() {
-    let mut hints = no_hints();
-    hints.ai_src_addr = ptr::dangling_mut();
-    hints.ai_src_len = 129;
-    assert_eq!(run(&World::default(), None, None, Some(&hints)).unwrap_err(), GaiError::Errno(Errno::EINVAL));
-    hints.ai_src_len = u32::MAX;
-    let error = run(&World::default(), Some(c"10.77.1.1"), None, Some(&hints)).unwrap_err();
-    assert_eq!(error, GaiError::Errno(Errno::EINVAL));
-    hints.ai_src_len = 0;
-    assert!(run(&World::default(), None, None, Some(&hints)).is_ok());
+fn invalid_address_is_an_error_where_it_is_used() {
+    let error = |node, hints: Hints<'_>| run(&World::default(), node, None, Some(&hints)).unwrap_err();
+    let invalid = GaiError::Errno(Errno::EINVAL);
+    let src = Hints { src: Err(Errno::EINVAL), ..Hints::default() };
+    assert_eq!(error(None, src), invalid);
+    assert_eq!(error(Some(c"10.77.1.1"), src), invalid);
+    let passive = Hints { flags: RAI_PASSIVE, ..src };
+    assert!(run(&World::default(), Some(c"10.77.1.1"), None, Some(&passive)).is_ok());
+    let dst = Hints { dst: Err(Errno::EINVAL), ..Hints::default() };
+    assert_eq!(error(None, dst), invalid);
+    assert!(run(&World::default(), Some(c"10.77.1.1"), None, Some(&dst)).is_ok());
 }
 
 #[test]
-fn gids_in_figures() {
+fn numeric_gids() {
     let gid = |node, service, port_space, flags| {
         let hints = given(RAI_FAMILY | RAI_NUMERICHOST | flags, AF_IB, 0, port_space);
         let mut list = run(&World::default(), Some(node), service, Some(&hints)).unwrap();
@@ -304,7 +291,7 @@ fn gids_need_all_three_hints() {
 
 // The reference reads an IPv4 address as a GID, beyond its end.
 #[test]
-fn ipv4_is_no_gid() {
+fn ipv4_address_is_not_a_gid() {
     let hints = given(RAI_FAMILY | RAI_NUMERICHOST, AF_IB, 0, 0x106);
     let error = run(&World::default(), Some(c"10.77.1.1"), Some(c"1"), Some(&hints)).unwrap_err();
     assert_eq!(error, GaiError::Gai(-9)); // EAI_ADDRFAMILY
@@ -314,14 +301,13 @@ fn ipv4_is_no_gid() {
 }
 
 #[test]
-fn what_ibacm_is_asked() {
+fn queries_to_ibacm() {
     let world = World::default();
     let src = v4(5, HERE);
     let mut hints = with_src(given(RAI_NOROUTE, 0, 0, 0x106), &src);
     let data: Vec<u8> = (1..=144).collect();
-    hints.ai_route = data.as_ptr().cast_mut().cast();
     for len in [0, 64, 72, 144] {
-        hints.ai_route_len = len;
+        hints.route = &data[..len];
         run(&world, Some(c"10.77.1.1"), Some(c"7174"), Some(&hints)).unwrap();
     }
     let asked = world.asked.borrow();
@@ -331,7 +317,7 @@ fn what_ibacm_is_asked() {
 }
 
 #[test]
-fn path_comes_in_front() {
+fn ib_entry_with_the_path_comes_first() {
     let (sgid, dgid) = (roce(HERE), roce(THERE));
     let world = answer(&[path(sgid, dgid), record(1, 2, &HERE), path(sgid, dgid)]);
     let list = run(&world, Some(c"10.77.1.1"), Some(c"7174"), Some(&given(0, 0, 0, 0x106))).unwrap();
@@ -370,7 +356,7 @@ fn native_addresses_need_no_header() {
 
 // The reference crashes on the first two and makes an address of stray bytes in the third.
 #[test]
-fn no_front_entry_without_both_ip_addresses() {
+fn no_ib_entry_without_both_ip_addresses() {
     let both = |list: &[Shown]| (list.len(), list[0].route.len());
     let world = answer(&[path([1; 16], [2; 16])]);
     let hints = given(0, 0, 0, 0x106);
@@ -382,7 +368,7 @@ fn no_front_entry_without_both_ip_addresses() {
 }
 
 #[test]
-fn no_front_entry_without_af_ib_or_when_only_the_route_is_wanted() {
+fn no_ib_entry_without_af_ib_or_when_only_the_route_is_wanted() {
     let records = [record(1, 2, &HERE), path([1; 16], [2; 16])];
     let old = World { no_af_ib: true, ..answer(&records) };
     let list = run(&old, Some(c"10.77.1.1"), None, Some(&given(0, 0, 0, 0x106))).unwrap();
@@ -399,7 +385,7 @@ fn source_without_path() {
 }
 
 fn at(id: u64) -> ServiceRecord {
-    // SAFETY: a structure of numbers.
+    // SAFETY: all zeros are a value of this structure of numbers.
     let mut record: ServiceRecord = unsafe { std::mem::zeroed() };
     record.id = id.to_be();
     record
@@ -412,40 +398,16 @@ fn subnet_administrator_is_asked_for_services() {
     assert_eq!(*world.searched.borrow(), [Service::Id(16)]);
     let ends: Vec<_> = list.iter().map(|shown| (shown.src[8], shown.dst[31])).collect();
     assert_eq!(ends, [(1, 5), (1, 6), (3, 7)]);
-    assert!(list.iter().all(|shown| (shown.family, shown.port_space, shown.qp_type) == (AF_IB, 0x13F, 2)));
+    assert!(list.iter().all(|shown| (shown.family, shown.port_space, shown.qp_type) == (AF_IB, 0x13F, 0)));
     assert!(world.asked.borrow().is_empty());
 }
 
 #[test]
-fn refusals_of_the_subnet_administrator() {
+fn rejected_service_look_ups() {
     let error = |node, service, flags| run(&World::default(), node, service, Some(&given(flags, 0, 0, 0))).unwrap_err();
     let errno = |errno| GaiError::Errno(errno);
     assert_eq!(error(Some(c"10.77.1.1"), Some(c"1"), RAI_SA), errno(Errno::ENOTSUP));
     assert_eq!(error(None, None, RAI_SA | RAI_DNS), errno(Errno::ENOTSUP));
     assert_eq!(error(None, None, RAI_SA), errno(Errno::EINVAL));
     assert_eq!(error(None, Some(c"1"), RAI_SA), errno(Errno::ENOENT));
-}
-
-#[test]
-fn result_is_written_on_success_only() {
-    let mut result = ptr::dangling_mut::<rdma_addrinfo>();
-    let world = World::default();
-    // SAFETY: C strings, room for a pointer.
-    let failed = unsafe {
-        getaddrinfo(
-            &world,
-            c"localhost".as_ptr(),
-            ptr::null(),
-            &given(RAI_NUMERICHOST, 0, 0, 0),
-            NonNull::from(&mut result),
-        )
-    };
-    assert_eq!(failed, Err(GaiError::Gai(libc::EAI_NONAME)));
-    assert_eq!(result, ptr::dangling_mut());
-    // SAFETY: as above; the list is freed once.
-    unsafe {
-        getaddrinfo(&world, c"10.77.1.1".as_ptr(), ptr::null(), ptr::null(), NonNull::from(&mut result)).unwrap();
-        assert_eq!((*result).ai_family, libc::AF_INET);
-        freeaddrinfo(result);
-    }
 }

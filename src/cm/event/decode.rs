@@ -1,4 +1,4 @@
-//! From the kernel's event structure to `struct rdma_cm_event`; no I/O, no pointers followed.
+//! Converts the kernel's event structure to `struct rdma_cm_event`, without I/O.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -8,22 +8,22 @@ use crate::ffi::{rdma_cm_event_param, rdma_cm_event_type, rdma_conn_param, rdma_
 use crate::sys::uapi::{RDMA_MAX_PRIVATE_DATA, rdma_ucm_conn_param, rdma_ucm_event_resp, rdma_ucm_ud_param};
 use crate::sys::verbs::fill_ah_attr;
 
-/// Room for private data in the kernel's structures, in bytes; its length has eight bits.
+/// Size of the private data in the kernel's structures, in bytes; its length has eight bits.
 pub const PRIVATE_DATA: usize = RDMA_MAX_PRIVATE_DATA as usize;
 
-/// What the parameters of an event are.
+/// The type of an event's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Of a connected id.
+    /// Of a connection.
     Connected,
     /// Of a datagram id, or about a multicast group.
     Datagram,
-    /// A word: user and internal events.
+    /// A number: user and internal events.
     Word,
 }
 
 impl Kind {
-    /// By the event's number and its id's kind.
+    /// By the event's number, and whether its id is for datagrams.
     pub fn of(event: u32, datagrams: bool) -> Kind {
         const USER: u32 = rdma_cm_event_type::RDMA_CM_EVENT_USER as u32;
         const INTERNAL: u32 = rdma_cm_event_type::RDMA_CM_EVENT_INTERNAL as u32;
@@ -35,19 +35,18 @@ impl Kind {
     }
 }
 
-/// Writes the parameters of `raw` to `param`, every byte of it; private data is copied to `room`,
-/// at which they then point.
+/// Writes the parameters of `raw` to every byte of `param`. Private data is copied to `room`, to
+/// which they then point.
 pub fn decode(
     raw: &rdma_ucm_event_resp,
     kind: Kind,
     room: &mut [u8; PRIVATE_DATA],
     param: &mut MaybeUninit<rdma_cm_event_param>,
 ) {
-    // Before the fields, which leave bytes between them: the program never reads what was in our
-    // memory before.
+    // There is padding between the fields: the program must not see what was in our memory before.
     *param = MaybeUninit::zeroed();
-    // SAFETY: zeros are a value of the union, whose members are numbers and pointers of which the
-    // kernel filled one.
+    // SAFETY: zeros are a value of `param`, whose members are numbers and pointers, and any bytes
+    // are one of `raw.param`, whose members are numbers.
     unsafe {
         let param = param.assume_init_mut();
         match kind {
@@ -58,7 +57,7 @@ pub fn decode(
     }
 }
 
-/// The event's status: the kernel's word is signed.
+/// The event's status: the kernel's number is signed.
 pub fn status(raw: &rdma_ucm_event_resp) -> c_int {
     raw.status as c_int
 }
@@ -83,7 +82,7 @@ fn datagram(kernel: &rdma_ucm_ud_param, room: &mut [u8; PRIVATE_DATA], param: &m
     param.qkey = kernel.qkey;
 }
 
-/// NULL where there is none.
+/// Copies private data to `room`; NULL if there is none.
 fn private_data(data: &[u8; PRIVATE_DATA], len: u8, room: &mut [u8; PRIVATE_DATA]) -> *const std::ffi::c_void {
     let len = usize::from(len);
     if len == 0 {

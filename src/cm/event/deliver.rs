@@ -1,13 +1,13 @@
-//! What an event does to its id before the program sees it (rdma_get_cm_event(3)).
+//! What an event changes in its id before the program sees it (rdma_get_cm_event(3)).
 
 use std::mem::MaybeUninit;
 use std::ptr;
 
 use super::decode::{Kind, decode, status};
 use super::{Event, Outcome};
-use crate::cm::id::{self, Id};
+use crate::cm::id::Id;
 use crate::cm::multicast::Group;
-use crate::cm::{connect, ece, handles, lookup, migrate, qp, resolve};
+use crate::cm::{connect, ece, handles, lookup, migrate, owned_id, qp, resolve};
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event_param, rdma_cm_event_type};
 use crate::sys::log;
@@ -18,11 +18,10 @@ use rdma_cm_event_type::*;
 /// Fills `event` from `raw` and brings the id up to date.
 ///
 /// # Safety
-/// `raw.uid` is 0 or an address that this library gave the kernel and has not freed.
+/// `raw.uid` is 0 or the address of a live group, for events of multicast groups, or of a live id.
 pub(super) unsafe fn deliver(raw: &rdma_ucm_event_resp, event: &mut Event) -> Outcome {
     let kind = rdma_cm_event_type::from_number(raw.event);
-    // SAFETY: `raw.uid` is 0 or an address that this library gave the kernel and has not freed:
-    // guaranteed by the caller.
+    // SAFETY: `subject` has the same contract.
     let Some((id, group)) = (unsafe { subject(raw, kind) }) else {
         log::warning(format_args!("event {} for unknown id {} ignored", raw.event, raw.id));
         return Outcome::Skip;
@@ -36,7 +35,7 @@ pub(super) unsafe fn deliver(raw: &rdma_ucm_event_resp, event: &mut Event) -> Ou
     decode(raw, Kind::of(raw.event, id.is_ud()), &mut event.private_data, param);
     event.count_for(&id.completed, group.map(|group| &group.completed));
     let outcome = match kind {
-        // An event of a connection whose id the program has not accepted yet, from kernels that report those.
+        // Some kernels report events of a connection that the program has not accepted yet.
         Some(kind) if raw.uid == 0 && kind != RDMA_CM_EVENT_ESTABLISHED => Outcome::Skip,
         Some(kind) => act(kind, id, group, raw, event),
         None => Outcome::Show,
@@ -47,7 +46,7 @@ pub(super) unsafe fn deliver(raw: &rdma_ucm_event_resp, event: &mut Event) -> Ou
     outcome
 }
 
-/// The id an event is about, and the multicast group.
+/// The id that an event is about, and the multicast group.
 ///
 /// # Safety
 /// As [`deliver`].
@@ -61,12 +60,11 @@ unsafe fn subject<'a>(
         return handles::find(raw.id).map(|id| (unsafe { id.as_ref() }, None));
     }
     if let Some(RDMA_CM_EVENT_MULTICAST_JOIN | RDMA_CM_EVENT_MULTICAST_ERROR) = kind {
-        // SAFETY: as [`deliver`]: guaranteed by the caller; for these events it is the group's
-        // address.
+        // SAFETY: these events have the address of a group (`multicast::join`).
         let group = unsafe { &*(address as *const Group) };
         return Some((group.id(), Some(group)));
     }
-    // SAFETY: as [`deliver`]: guaranteed by the caller.
+    // SAFETY: all others have the address of an id (`Id::uid`).
     Some((unsafe { &*(address as *const Id) }, None))
 }
 
@@ -78,16 +76,16 @@ fn act(
     event: &mut Event,
 ) -> Outcome {
     match kind {
-        RDMA_CM_EVENT_ADDR_RESOLVED => event.demote(resolve::after_addr(id), RDMA_CM_EVENT_ADDR_ERROR),
-        RDMA_CM_EVENT_ROUTE_RESOLVED => event.demote(resolve::after_route(id), RDMA_CM_EVENT_ROUTE_ERROR),
+        RDMA_CM_EVENT_ADDR_RESOLVED => event.fail_on_err(resolve::after_addr(id), RDMA_CM_EVENT_ADDR_ERROR),
+        RDMA_CM_EVENT_ROUTE_RESOLVED => event.fail_on_err(resolve::after_route(id), RDMA_CM_EVENT_ROUTE_ERROR),
         RDMA_CM_EVENT_CONNECT_REQUEST => return request(id, raw, event),
         RDMA_CM_EVENT_CONNECT_RESPONSE => response(id, raw, event),
         RDMA_CM_EVENT_REJECTED | RDMA_CM_EVENT_DISCONNECTED if id.state().connect_failed => return Outcome::Skip,
-        // The QP may be gone or broken; the program learns what matters from the event.
+        // The QP may be gone or broken; the event tells the program all that matters.
         RDMA_CM_EVENT_REJECTED => drop(qp::to_error(id)),
-        RDMA_CM_EVENT_MULTICAST_JOIN | RDMA_CM_EVENT_MULTICAST_ERROR => member(kind, group, event),
+        RDMA_CM_EVENT_MULTICAST_JOIN | RDMA_CM_EVENT_MULTICAST_ERROR => membership(kind, group, event),
         RDMA_CM_EVENT_ADDRINFO_RESOLVED => {
-            event.demote(lookup::service_resolved(id), RDMA_CM_EVENT_ADDRINFO_ERROR);
+            event.fail_on_err(lookup::service_resolved(id), RDMA_CM_EVENT_ADDRINFO_ERROR);
         }
         RDMA_CM_EVENT_ADDRINFO_ERROR => lookup::service_failed(id),
         RDMA_CM_EVENT_INTERNAL => return internal(event),
@@ -96,21 +94,20 @@ fn act(
     Outcome::Show
 }
 
-/// A connection request: makes the id of the connection.
+/// A connection request: creates the id of the connection.
 fn request(listener: &Id, raw: &rdma_ucm_event_resp, event: &mut Event) -> Outcome {
     event.public.listen_id = listener.as_c();
     event.public.id = ptr::null_mut();
     migrate::fetch_from_former(listener, raw.id);
-    // What can't be shown is refused; the peer gets a reject when its id goes.
-    let Ok(new) = id::create_for_request(listener, raw.id) else { return Outcome::Skip };
-    match prepare_request(listener, new, raw, event) {
+    // A request that cannot be shown is refused: the kernel rejects it when its id is destroyed.
+    let Ok(new) = owned_id::create_for_request(listener, raw.id) else { return Outcome::Skip };
+    match prepare_request(listener, &new, raw, event) {
         Ok(()) => {
-            event.public.id = new.as_c();
+            event.public.id = new.into_c();
             Outcome::Show
         }
         Err(_) => {
-            // SAFETY: nobody has seen it.
-            unsafe { id::discard(new) };
+            owned_id::discard(new);
             Outcome::Skip
         }
     }
@@ -119,7 +116,7 @@ fn request(listener: &Id, raw: &rdma_ucm_event_resp, event: &mut Event) -> Outco
 fn prepare_request(listener: &Id, new: &Id, raw: &rdma_ucm_event_resp, event: &Event) -> Result<()> {
     let mut state = new.state();
     if !listener.is_ud() {
-        // SAFETY: a connected id's parameters.
+        // SAFETY: `decode` wrote this member for a connected id.
         let conn = unsafe { event.public.param.conn };
         state.initiator_depth = conn.initiator_depth;
         state.responder_resources = conn.responder_resources;
@@ -127,13 +124,12 @@ fn prepare_request(listener: &Id, new: &Id, raw: &rdma_ucm_event_resp, event: &E
     state.remote_ece = raw.ece;
     drop(state);
     if listener.is_sync() {
-        // SAFETY: NULL asks for a channel of its own.
-        unsafe { migrate::migrate_id(new, ptr::null_mut())? };
+        migrate::migrate_id(new, None)?;
     }
     resolve::after_request(new)
 }
 
-/// The peer accepted: with a QP of ours, the connection is completed here.
+/// The peer accepted: if the id has a QP, the connection is completed here.
 fn response(id: &Id, raw: &rdma_ucm_event_resp, event: &mut Event) {
     if id.qp().is_null() {
         ece::keep_reply(id, raw.ece);
@@ -149,20 +145,21 @@ fn response(id: &Id, raw: &rdma_ucm_event_resp, event: &mut Event) {
 }
 
 /// A group was joined or lost: programs find the context of their join in the private data.
-fn member(kind: rdma_cm_event_type, group: Option<&Group>, event: &mut Event) {
+fn membership(kind: rdma_cm_event_type, group: Option<&Group>, event: &mut Event) {
     let Some(group) = group else { return };
-    // SAFETY: groups exist on datagram ids only; the kernel refuses others.
+    // SAFETY: `decode` wrote this member: groups exist on datagram ids only, the kernel refuses
+    // others.
     let ud = unsafe { &mut event.public.param.ud };
     ud.private_data = group.context();
     if kind == RDMA_CM_EVENT_MULTICAST_JOIN {
         let joined = group.joined(&ud.ah_attr);
-        event.demote(joined, RDMA_CM_EVENT_MULTICAST_ERROR);
+        event.fail_on_err(joined, RDMA_CM_EVENT_MULTICAST_ERROR);
     }
 }
 
-/// The library's own messages to itself. One that it does not know is dropped.
+/// A message of the library to itself. An unknown one is dropped.
 fn internal(event: &mut Event) -> Outcome {
-    // SAFETY: the parameters of an internal event.
+    // SAFETY: `decode` wrote this member for an internal event.
     let word = unsafe { event.public.param.arg };
     if word != RDMA_CM_EVENT_ADDRINFO_RESOLVED as u64 {
         return Outcome::Skip;
@@ -173,8 +170,8 @@ fn internal(event: &mut Event) -> Outcome {
 }
 
 impl Event {
-    /// Turns the event into `failure` if what it needed to be true failed.
-    fn demote(&mut self, result: Result<()>, failure: rdma_cm_event_type) {
+    /// Turns the event into `failure` if the step that it stands for failed here.
+    fn fail_on_err(&mut self, result: Result<()>, failure: rdma_cm_event_type) {
         if let Err(error) = result {
             self.fail(error, failure);
         }

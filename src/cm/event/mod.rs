@@ -1,4 +1,4 @@
-//! Events: reading them from a channel, what each does to its id, acknowledging them.
+//! Events: reading them from a channel, updating their ids, acknowledging them.
 
 mod decode;
 mod deliver;
@@ -11,23 +11,59 @@ use std::ffi::c_int;
 use std::mem::zeroed;
 use std::ptr::NonNull;
 
+use super::channel::EventChannel;
 use super::completed::Completed;
 use super::id::Id;
 use super::library::library;
 use super::log;
 use crate::errno::{Errno, Result};
-use crate::ffi::{rdma_cm_event, rdma_cm_event_type, rdma_event_channel};
+use crate::ffi::{rdma_cm_event, rdma_cm_event_type};
 use crate::sys::alloc::try_box;
 use crate::sys::{cancel, ucma};
 use decode::PRIVATE_DATA;
 
-/// An event: `struct rdma_cm_event`, with what acknowledging it needs and the private data it points at.
+/// An event: `struct rdma_cm_event`, with what acknowledging it needs and the private data to which
+/// it points.
 #[repr(C)]
-pub(super) struct Event {
+struct Event {
     public: rdma_cm_event,
-    /// Where it counts: the id (the listener, for a connection request), and the multicast group if it is about one.
+    /// Where it counts: the id (the listener, for a connection request), and the multicast group if
+    /// it is about one.
     counts: [Option<NonNull<Completed>>; 2],
     private_data: [u8; PRIVATE_DATA],
+}
+
+/// An event that is not acknowledged yet. It stays so if the value is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct OwnedEvent(NonNull<Event>);
+
+impl OwnedEvent {
+    /// Takes an event back from [`into_c`](Self::into_c); `EINVAL` for NULL.
+    ///
+    /// # Safety
+    /// NULL, or an event that is not acknowledged yet, and that nothing uses from now on.
+    pub unsafe fn from_c(event: *mut rdma_cm_event) -> Result<OwnedEvent> {
+        // The public structure is the beginning of an `Event`.
+        NonNull::new(event.cast::<Event>()).map(OwnedEvent).ok_or(Errno::EINVAL)
+    }
+
+    /// Hands the event over to the program, or to the id that keeps it.
+    pub fn into_c(self) -> *mut rdma_cm_event {
+        self.0.as_ptr().cast()
+    }
+
+    /// What the program sees.
+    pub fn public(&self) -> &rdma_cm_event {
+        // SAFETY: only acknowledging it, which takes `self`, frees an event.
+        unsafe { &(*self.0.as_ptr()).public }
+    }
+
+    /// The id of the event: of the connection, for a connection request.
+    pub(super) fn id(&self) -> Option<&Id> {
+        // SAFETY: an id is not destroyed before its events are acknowledged.
+        unsafe { Id::from_c(self.public().id).ok() }
+    }
 }
 
 /// What [`deliver`](deliver::deliver) made of an event.
@@ -38,15 +74,12 @@ enum Outcome {
     Skip,
 }
 
-/// rdma_get_cm_event(3). `EAGAIN` when nothing waits on a channel whose descriptor is `O_NONBLOCK`.
-///
-/// # Safety
-/// A live channel; `event` is writable.
-pub unsafe fn get_cm_event(channel: NonNull<rdma_event_channel>, event: NonNull<*mut rdma_cm_event>) -> Result<()> {
+/// rdma_get_cm_event(3). Fails with `EAGAIN` if no event waits on a channel whose descriptor is
+/// `O_NONBLOCK`.
+pub fn get_cm_event(channel: EventChannel) -> Result<OwnedEvent> {
     library()?;
-    // SAFETY: a live channel; `event` is writable: guaranteed by the caller.
-    let fd: c_int = unsafe { (*channel.as_ptr()).fd };
-    // Before the kernel is asked: a lack of memory must not lose an event.
+    let fd = channel.fd();
+    // Allocated before the kernel is asked, so that a lack of memory loses no event.
     let mut room = Some(try_box(Event {
         // SAFETY: all zeros are a value of this structure of numbers and pointers.
         public: unsafe { zeroed() },
@@ -57,44 +90,37 @@ pub unsafe fn get_cm_event(channel: NonNull<rdma_event_channel>, event: NonNull<
         let raw = cancel::with_cleanup(|| drop(room.take()), || ucma::get_event(fd))?;
         // It was there before the wait, and only a thread that is cancelled takes it.
         let new = room.as_mut().ok_or(Errno::ENOMEM)?;
-        // SAFETY: the kernel sends back the addresses this library gave it.
+        // SAFETY: the kernel returns the `uid` of ids and groups, which are its owner's until the
+        // kernel has ended them.
         if let Outcome::Show = unsafe { deliver::deliver(&raw, new) }
             && let Some(new) = room.take()
         {
             break new;
         }
     };
-    // SAFETY: events that are shown have a live id.
-    if let Ok(id) = unsafe { Id::from_c(new.public.id) } {
-        log::event(id, &new.public);
+    let shown = OwnedEvent(NonNull::from(Box::leak(new)));
+    if let Some(id) = shown.id() {
+        log::event(id, shown.public());
     }
-    let shown = NonNull::from(Box::leak(new));
-    // SAFETY: a live channel; `event` is writable: guaranteed by the caller; the public structure
-    // is the beginning of an Event.
-    unsafe { event.write(shown.as_ptr().cast()) };
-    Ok(())
+    Ok(shown)
 }
 
 /// rdma_ack_cm_event(3): frees the event and lets its id be destroyed.
-///
-/// # Safety
-/// From [`get_cm_event`], and not used afterwards.
-pub unsafe fn ack_cm_event(event: NonNull<rdma_cm_event>) -> Result<()> {
-    // SAFETY: from [`get_cm_event`], and not used afterwards: guaranteed by the caller; the public
-    // structure is the beginning of an Event.
-    let event = unsafe { Box::from_raw(event.cast::<Event>().as_ptr()) };
+pub fn ack_cm_event(event: OwnedEvent) {
+    // SAFETY: from Box::leak in `get_cm_event`, and nothing else uses the event (`from_c`).
+    let event = unsafe { Box::from_raw(event.0.as_ptr()) };
     event.complete();
-    Ok(())
 }
 
 impl Event {
-    /// Says where it counts.
+    /// Sets where it counts.
     fn count_for(&mut self, id: &Completed, group: Option<&Completed>) {
         self.counts = [Some(NonNull::from(id)), group.map(NonNull::from)];
         id.give();
     }
 
-    /// Counts it as done. The group comes first: its id may go as soon as the id's count is complete.
+    /// Counts it as done. The group comes first: its id may go as soon as the id's count is
+    /// complete.
     fn complete(&self) {
         for count in self.counts.iter().rev().flatten() {
             // SAFETY: ids and groups wait for their counts before they go.
@@ -103,27 +129,27 @@ impl Event {
     }
 }
 
-/// Whether the event is about the multicast group that counts with `group`.
-///
-/// # Safety
-/// From [`get_cm_event`], not acknowledged yet.
-pub(super) unsafe fn is_about_group(event: NonNull<rdma_cm_event>, group: &Completed) -> bool {
-    // SAFETY: from [`get_cm_event`], not acknowledged yet: guaranteed by the caller; the public
-    // structure is the beginning of an Event.
-    unsafe { (*event.cast::<Event>().as_ptr()).counts[1] == Some(NonNull::from(group)) }
+/// Whether the event that a synchronous id keeps is the failure of the join that counts with
+/// `group`. It may be about another group, which was lost in the meantime.
+pub(super) fn keeps_failed_join(id: &Id, group: &Completed) -> bool {
+    let Some(event) = NonNull::new(id.event().cast::<Event>()) else { return false };
+    // SAFETY: the library keeps events of its own in ids, and they are live as long as they are
+    // there.
+    let event = unsafe { event.as_ref() };
+    event.public.event == rdma_cm_event_type::RDMA_CM_EVENT_MULTICAST_ERROR as u32
+        && event.counts[1] == Some(NonNull::from(group))
 }
 
-/// The event of a failed join no longer counts for its multicast group, which is about to go.
-///
-/// # Safety
-/// From [`get_cm_event`], not acknowledged yet.
-pub(super) unsafe fn forget_group(event: NonNull<rdma_cm_event>) {
-    // SAFETY: from [`get_cm_event`], not acknowledged yet: guaranteed by the caller; the public
-    // structure is the beginning of an Event.
-    unsafe { (*event.cast::<Event>().as_ptr()).counts[1] = None };
+/// The event that a synchronous id keeps no longer counts for its multicast group, which is about
+/// to be freed.
+pub(super) fn forget_group(id: &Id) {
+    let Some(event) = NonNull::new(id.event().cast::<Event>()) else { return };
+    // SAFETY: as in `keeps_failed_join`; the field is the library's alone.
+    unsafe { (*event.as_ptr()).counts[1] = None };
 }
 
-/// rdma_write_cm_event(3): queues RDMA_CM_EVENT_USER with a word of the program's own; `EINVAL` for other events.
+/// rdma_write_cm_event(3): queues RDMA_CM_EVENT_USER with a word of the program; `EINVAL` for other
+/// events.
 pub fn write_cm_event(id: &Id, event: u32, status: c_int, arg: u64) -> Result<()> {
     if event != rdma_cm_event_type::RDMA_CM_EVENT_USER as u32 {
         return Err(Errno::EINVAL);

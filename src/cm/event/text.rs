@@ -6,7 +6,8 @@ use crate::ffi::rdma_cm_event_type::*;
 
 macro_rules! names {
     ($($event:ident)*) => {
-        /// rdma_event_str(3): the enumerator's name; "UNKNOWN EVENT" for numbers that no program sees.
+        /// rdma_event_str(3): the enumerator's name; "UNKNOWN EVENT" for numbers that no program
+        /// sees.
         pub fn event_str(event: u32) -> &'static CStr {
             $(
                 if event == $event as u32 {

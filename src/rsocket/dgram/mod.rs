@@ -1,12 +1,13 @@
 //! Datagram rsockets.
 //!
-//! Behind each is a UDP socket, whose number the program knows, and a UD QP for each local address that it uses. Datagrams go
-//! over UDP, with a header that tells the sender's QP, until the peer's QP and a path to it are known; then over UD.
+//! Each has a UDP socket, whose descriptor is the program's, and a UD QP for each local address
+//! that it uses. Datagrams are sent over UDP, with a header that contains the sender's QP number,
+//! until the peer's QP and a path to it are known, and over UD afterwards.
 //!
-//! The reactor reads the UDP socket and follows the searches for paths, so that peers are answered while no call is under
-//! way. Completions are looked at by the program's own calls. The socket's lock is held for neither kind of waiting.
+//! The reactor reads the UDP socket and drives the path searches, so that peers are answered while
+//! the program makes no call. The program's calls poll the CQs. The socket's lock is released
+//! during both kinds of waiting.
 
-mod names;
 mod peers;
 mod port;
 mod ports;
@@ -14,6 +15,7 @@ mod receive;
 mod refusals;
 mod search;
 mod send;
+mod sockopt;
 mod udp;
 
 use std::collections::VecDeque;
@@ -26,69 +28,72 @@ use std::time::Duration;
 
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
-use super::bits::{IN, OUT};
 use super::config::defaults;
-use super::owner::Owner;
+use super::poll_events::{IN, OUT};
+use super::pollable::{Notice, Pollable, Watchers};
 use super::reactor::{self, Key, Service};
-use super::watch::{Notice, Pollable, Watchers};
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
+use crate::sys::library_fds::{self, OwnFd};
 use crate::sys::lock::{self, Lock};
-use crate::sys::own::{self, OwnFd};
+use crate::sys::owner::Owner;
 use crate::sys::sockaddr::SockAddr;
-use names::Options;
 use peers::Peers;
 use port::{Path, Port};
 use receive::Datagram;
 pub use receive::ReceivedMessage;
 use refusals::Refusals;
 use search::Search;
+use sockopt::Options;
 use udp::Udp;
 
 /// A datagram rsocket.
 pub struct Dgram {
-    /// The number that the program knows: the UDP socket's.
+    /// The program's descriptor, which is the UDP socket's.
     fd: c_int,
-    /// Of the process that made it.
+    /// The process that created the socket.
     owner: Owner,
     state: Lock<State>,
     watchers: Watchers,
     edges: AtomicU64,
 }
 
-/// What the lock guards.
+/// The data protected by the lock.
 struct State {
-    /// None once closed.
+    /// `None` after the close.
     udp: Option<Udp>,
     domain: c_int,
-    /// O_NONBLOCK, as the program has set it by rsocket() or rfcntl().
+    /// O_NONBLOCK, as set with rsocket() or rfcntl().
     nonblocking: bool,
-    /// The reactor's name for the UDP socket.
+    /// The UDP socket's registration in the reactor.
     key: Option<Key>,
-    /// The UDP socket had no room for a packet; the reactor looks out for it.
+    /// Whether the UDP socket's send buffer is full, so that the reactor waits for it to become
+    /// writable.
     udp_full: bool,
     options: Options,
-    /// Before the ports, as the searches: what is in it belongs to their devices.
+    /// Dropped before the ports, like the searches: the address handles belong to the ports'
+    /// devices.
     peers: Peers<Arc<Path>>,
     searches: Vec<Search>,
-    /// Local addresses that no port could be made for.
+    /// Local addresses for which no port could be created.
     refusals: Refusals,
     ports: Vec<Port>,
-    /// Of ports that are gone: others may still wait for these descriptors, as which nothing is
-    /// ever told.
-    numbers: Vec<OwnFd>,
-    /// Received and not yet read, and how much memory beyond the ports' it takes.
+    /// Descriptors that replace those of removed ports, because other threads may still wait for
+    /// their numbers. They are never readable.
+    replaced_fds: Vec<OwnFd>,
+    /// Received datagrams that were not read yet, and the memory that their copies use.
     queue: VecDeque<Datagram>,
-    queued: usize,
-    /// rconnect(): where datagrams without an address go, and the only ones who are heard.
+    copied_bytes: usize,
+    /// The peer set with rconnect(): datagrams without an address go to it, and only its datagrams
+    /// are received.
     connected: Option<SocketAddr>,
-    /// For SO_ERROR and the next call.
+    /// Error for SO_ERROR and the next call.
     error: Option<Errno>,
     shut_read: bool,
     shut_write: bool,
 }
 
-/// After which a path in use is resolved again.
+/// Returns the time after which a used path is resolved again.
 fn lifetime() -> Duration {
     Duration::from_secs(defaults().dgram_path_lifetime.into())
 }
@@ -96,7 +101,7 @@ fn lifetime() -> Duration {
 type Guard<'a> = lock::Guard<'a, State>;
 
 impl Dgram {
-    /// rsocket(3) for SOCK_DGRAM; `flags`: SOCK_NONBLOCK, SOCK_CLOEXEC.
+    /// rsocket(3) for SOCK_DGRAM. `flags`: SOCK_NONBLOCK, SOCK_CLOEXEC.
     pub fn new(domain: c_int, flags: c_int) -> Result<Arc<Dgram>> {
         let udp = Udp::new(domain, flags)?;
         let socket = try_arc(Dgram {
@@ -113,9 +118,9 @@ impl Dgram {
                 refusals: Refusals::new(),
                 searches: Vec::new(),
                 ports: Vec::new(),
-                numbers: Vec::new(),
+                replaced_fds: Vec::new(),
                 queue: VecDeque::new(),
-                queued: 0,
+                copied_bytes: 0,
                 connected: None,
                 error: None,
                 shut_read: false,
@@ -125,12 +130,12 @@ impl Dgram {
             edges: AtomicU64::new(0),
         })?;
         let service: Arc<dyn Service> = Arc::clone(&socket) as _;
-        let key = reactor::watch(socket.fd, service)?;
+        let key = reactor::register(socket.fd, service)?;
         socket.lock().key = Some(key);
         Ok(socket)
     }
 
-    /// The descriptor that names it.
+    /// Returns the program's descriptor.
     pub fn fd(&self) -> c_int {
         self.fd
     }
@@ -139,8 +144,9 @@ impl Dgram {
         self.state.lock()
     }
 
-    /// The lock, for a call of the program: `EBADF` for a socket of the parent's, and for a closed
-    /// one; `EAGAIN` in a signal handler over a call that holds it.
+    /// Takes the lock for a call of the program. Fails with `EBADF` for a closed socket and in a
+    /// child of the owner, and with `EAGAIN` in a signal handler that interrupted a call holding
+    /// the lock.
     fn enter(&self) -> Result<Guard<'_>> {
         if !self.owner.is_this_process() {
             return Err(Errno::EBADF);
@@ -149,11 +155,12 @@ impl Dgram {
         if state.udp.is_none() {
             return Err(Errno::EBADF);
         }
-        self.let_go(&mut state);
+        self.remove_broken_ports(&mut state);
         Ok(state)
     }
 
-    /// Something changed that no completion channel shows.
+    /// Counts an edge and notifies the watchers of a change that makes no completion channel
+    /// readable.
     fn changed(&self) {
         self.edges.fetch_add(1, Ordering::Relaxed);
         self.watchers.notify(Notice::Changed);
@@ -164,19 +171,20 @@ impl Dgram {
         self.enter()?.udp()?.bind(addr)
     }
 
-    /// rconnect(3): sets where datagrams without an address go, and whom to hear.
+    /// rconnect(3): sets the destination of datagrams without an address, and the only accepted
+    /// sender.
     pub fn connect(self: &Arc<Self>, addr: &SockAddr) -> Result<()> {
         let mut state = self.enter()?;
-        let to = udp::read(addr.storage())?;
-        // What cannot work is told now. The peer's QP is asked for by the first datagram.
+        let to = udp::from_storage(addr.storage())?;
+        // Report unreachable peers now. The first datagram requests the peer's QP number.
         self.port_for(&mut state, &to)?;
         state.udp()?.connect(addr)?;
         state.connected = Some(to);
         Ok(())
     }
 
-    /// rshutdown(3). As with UDP, for connected sockets. The UDP socket itself goes on: peers are answered, and their
-    /// answers read.
+    /// rshutdown(3). Only connected sockets can be shut down, as with UDP. The UDP socket stays
+    /// open: peers are answered, and their answers are read.
     pub fn shutdown(&self, how: c_int) -> Result<()> {
         let mut state = self.enter()?;
         if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
@@ -192,7 +200,7 @@ impl Dgram {
         Ok(())
     }
 
-    /// rclose(3). Calls that wait end with `EBADF`.
+    /// rclose(3). Waiting calls fail with `EBADF`.
     pub fn close(&self) -> Result<()> {
         if !self.owner.is_this_process() {
             self.close_copies();
@@ -201,29 +209,30 @@ impl Dgram {
         let mut state = self.lock();
         let udp = state.udp.take().ok_or(Errno::EBADF)?;
         for key in state.searches.iter().map(|search| search.key).chain(state.key) {
-            reactor::forget(key);
+            reactor::unregister(key);
         }
         drop(state);
         self.watchers.notify(Notice::Closed);
-        // Nobody looks at these any more: every call sees that the socket is closed.
+        // No call uses these any more, because every call finds the socket closed.
         self.lock().release();
         drop(udp);
         Ok(())
     }
 
-    /// In a child: everything is the parent's but the copies of the descriptors.
+    /// Closes the copies of the descriptors in a child. Everything else belongs to the parent.
     fn close_copies(&self) {
-        own::close(self.fd);
-        // A lock that a thread of the parent held is held for ever; the other copies then stay open.
+        library_fds::close(self.fd);
+        // If a thread of the parent held the lock, it is held forever here, and the other copies
+        // stay open.
         if let Ok(mut state) = self.state.try_lock() {
             for port in mem::take(&mut state.ports) {
-                port.abandon();
+                port.close_copies();
             }
             for search in mem::take(&mut state.searches) {
-                own::close(search.id.fd());
+                library_fds::close(search.id.fd());
                 mem::forget(search);
             }
-            state.numbers = Vec::new();
+            state.replaced_fds = Vec::new();
             mem::forget(state.udp.take());
         }
     }
@@ -238,15 +247,15 @@ impl State {
         flags & libc::MSG_DONTWAIT != 0 || self.nonblocking
     }
 
-    /// Every bit that holds.
+    /// Returns all current poll bits.
     fn bits(&self) -> c_short {
         if self.udp.is_none() {
             return POLLNVAL;
         }
         let set = |bits: c_short, on: bool| if on { bits } else { 0 };
-        let room = !self.udp_full && self.ports.iter().all(|port| port.broken || port.can_send());
+        let writable = !self.udp_full && self.ports.iter().all(|port| port.broken || port.can_send());
         set(IN, !self.queue.is_empty() || self.shut_read || self.error.is_some())
-            | set(OUT, room || self.shut_write)
+            | set(OUT, writable || self.shut_write)
             | set(POLLRDHUP, self.shut_read)
             | set(POLLHUP, self.shut_read && self.shut_write)
             | set(POLLERR, self.error.is_some())
@@ -256,19 +265,20 @@ impl State {
         self.bits() & (wanted | POLLERR | POLLHUP | POLLNVAL)
     }
 
-    /// Gives everything back but the memory of the socket. What belongs to a port's device goes before it.
+    /// Frees everything but the socket's own memory. Objects on a port's device are dropped before
+    /// the port.
     fn release(&mut self) {
         self.queue = VecDeque::new();
         self.peers.clear();
         self.searches = Vec::new();
         self.ports = Vec::new();
-        self.numbers = Vec::new();
+        self.replaced_fds = Vec::new();
     }
 }
 
 impl Pollable for Dgram {
     fn ready(&self, wanted: c_short) -> c_short {
-        if self.is_held_here() {
+        if self.is_locked_by_this_thread() {
             return 0;
         }
         let Ok(mut state) = self.enter() else { return POLLNVAL };
@@ -276,12 +286,12 @@ impl Pollable for Dgram {
         state.wanted(wanted)
     }
 
-    fn is_held_here(&self) -> bool {
+    fn is_locked_by_this_thread(&self) -> bool {
         self.state.is_mine()
     }
 
     fn arm(&self, wanted: c_short) -> c_short {
-        if self.is_held_here() {
+        if self.is_locked_by_this_thread() {
             return 0;
         }
         let Ok(mut state) = self.enter() else { return POLLNVAL };
@@ -319,13 +329,13 @@ impl Service for Dgram {
         }
         if state.key.is_none_or(|own| own == key) {
             self.read_udp(&mut state);
-            if state.udp_has_room_again() {
+            if state.udp_is_writable_again() {
                 self.changed();
             }
         } else if !state.port_event(key) {
-            self.search_on(&mut state, key);
+            self.continue_search(&mut state, key);
         }
-        self.let_go(&mut state);
+        self.remove_broken_ports(&mut state);
     }
 
     fn expired(self: Arc<Self>, _: Key) {}

@@ -1,13 +1,14 @@
-//! How to reach the peers of a datagram socket: over UDP until their QP and a path to it are known, then over UD. No I/O.
+//! How to reach the peers of a datagram socket: over UDP until the peer's QP and a path to it are
+//! known, then over UD. No I/O.
 //!
-//! A peer's QP is known from the header of what it sends over UDP. Anybody can send such headers,
-//! so they make nothing grow without bound, and take no place from peers that the program sends to;
-//! a path is only looked for on the way to those. The QP in a header of a peer's own accord is a
-//! claim: datagrams go to it after the peer has named it in the answer to a datagram. A claim that
-//! differs from the QP in use only brings the next question forward.
+//! The header of a peer's UDP packet contains its QP number. Anyone can send such headers, so they
+//! use bounded memory and never displace peers that the program sends to; only paths to the latter
+//! are searched. The QP in an unsolicited header is a claim: datagrams are sent to it after the
+//! peer has confirmed it in the answer to a datagram. A claim that differs from the QP in use only
+//! causes an early confirmation.
 //!
-//! Paths age: LIDs, service levels and MAC addresses change. A path in use is resolved again once
-//! it is as old as its lifetime, and serves meanwhile.
+//! Paths age: LIDs, service levels and MAC addresses change. A path in use is resolved again at the
+//! end of its lifetime, and is used in the meantime.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -15,63 +16,63 @@ use std::time::{Duration, Instant};
 
 use crate::errno::{Errno, Result};
 
-/// Largest number of peers that the program sends to. Beyond it the least recently used one is
-/// forgotten.
-const MOST_USED: usize = 4096;
-/// Largest number of peers that have only sent something.
-const MOST_HEARD: usize = 256;
-/// Interval after which one datagram goes over UDP again: its answer confirms the peer's QP.
-const CONFIRM: Duration = Duration::from_secs(3);
-/// While datagrams over UDP are unanswered, further ones go over UDP, too, for at most this long:
-/// over UD they would overtake them.
-const SETTLE: Duration = Duration::from_millis(100);
-/// Interval between two attempts to resolve a path to a peer.
-const RETRY: Duration = Duration::from_secs(5);
-/// Claims of another QP cause at most one early confirmation in this interval.
+/// Maximum number of peers that the program sends to. The least recently used one is evicted.
+const MAX_USED: usize = 4096;
+/// Maximum number of peers that have only sent something.
+const MAX_HEARD: usize = 256;
+/// Interval after which one datagram is sent over UDP again, so that its answer confirms the peer's
+/// QP.
+const CONFIRM_INTERVAL: Duration = Duration::from_secs(3);
+/// While datagrams over UDP are unanswered, further ones are sent over UDP, too, for this time at
+/// most: over UD they could overtake them.
+const REORDER_DELAY: Duration = Duration::from_millis(100);
+/// Delay between two attempts to resolve a path to a peer.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
+/// Interval in which claims of another QP cause one early confirmation at most.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The peers; `H` is what a found path is kept as.
+/// The peers. `H` is the type of a resolved path.
 #[derive(Debug)]
 pub(super) struct Peers<H> {
     map: HashMap<SocketAddr, Peer<H>>,
     used: usize,
-    /// Counts uses, for their order.
+    /// Use counter for the order of eviction.
     clock: u64,
-    /// A path in use is resolved again after this time.
+    /// Time after which a path in use is resolved again.
     lifetime: Duration,
 }
 
 #[derive(Debug)]
 struct Peer<H> {
-    /// The QP and its IP address, as the peer last answered.
+    /// The QP in the peer's last answer.
     qp: Option<Qp>,
-    /// The QP that the peer last named of its own accord: a path to it is looked for while none has
-    /// answered.
+    /// The QP in the peer's last unsolicited header. Until there is an answer, a path to it is
+    /// searched.
     claimed: Option<Qp>,
-    /// A claim differs from `qp`: the next datagram asks.
+    /// Whether a claim differs from `qp`: the next datagram requests a confirmation.
     doubted: bool,
-    /// When a doubt last brought a question forward.
+    /// Time of the last early confirmation.
     doubt_asked: Option<Instant>,
     path: Path<H>,
-    /// The program sends to it.
+    /// Whether the program sends to the peer.
     used: bool,
-    last: u64,
-    /// Datagrams sent over UDP since then, or since a path is known, less the answers to them.
+    last_used: u64,
+    /// Number of datagrams sent over UDP since `since` without an answer.
     unanswered: u32,
     since: Option<Instant>,
 }
 
-/// What a header says of its sender.
+/// The QP in a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Qp {
     pub number: u32,
     pub address: IpAddr,
-    /// When it said so.
+    /// When the header was received.
     pub confirmed: Instant,
 }
 
 impl Qp {
-    fn is(&self, number: u32, address: IpAddr) -> bool {
+    fn matches(&self, number: u32, address: IpAddr) -> bool {
         (self.number, self.address) == (number, address)
     }
 }
@@ -81,33 +82,33 @@ enum Path<H> {
     Unknown,
     Wanted,
     Known(Known<H>),
-    /// Not before then.
+    /// No search before this time.
     Failed(Instant),
 }
 
 #[derive(Debug)]
 struct Known<H> {
     handle: H,
-    /// The address that it leads to.
+    /// IP address of the QP at its end.
     address: IpAddr,
     found: Instant,
     renewal: Renewal,
 }
 
-/// Resolving a path again.
+/// When to resolve a path again.
 #[derive(Debug)]
 enum Renewal {
-    /// Due from then on.
+    /// Due at this time.
     Due(Instant),
     UnderWay,
 }
 
-/// How to send.
+/// How to send a datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route<H> {
-    /// With the header that asks for an answer.
+    /// With a header that requests an answer.
     Udp,
-    /// To this QP.
+    /// To this QP number.
     Ud(H, u32),
 }
 
@@ -116,33 +117,34 @@ impl<H: Clone> Peers<H> {
         Peers { map: HashMap::new(), used: 0, clock: 0, lifetime }
     }
 
-    /// The way to a peer that the program sends to; and whether a path to this address should be looked for.
+    /// Returns the route to a peer that the program sends to, and the address to search a path for,
+    /// if any.
     pub fn route(&mut self, to: SocketAddr, now: Instant) -> Result<(Route<H>, Option<IpAddr>)> {
-        let last = self.tick();
+        let last_used = self.tick();
         if self.map.get(&to).is_none_or(|peer| !peer.used) {
-            self.make_room(true, MOST_USED)?;
+            self.reserve(true, MAX_USED)?;
             self.used += 1;
         }
         let peer = self.map.entry(to).or_insert_with(Peer::new);
-        (peer.used, peer.last) = (true, last);
+        (peer.used, peer.last_used) = (true, last_used);
         let wanted = peer.wants_path(now);
         Ok((peer.route(now), wanted))
     }
 
-    /// A header came from `from`. `asked`: it wants an answer, and its QP is a claim. The others
-    /// are answers; they count from peers that the program sends to only. Returns the address to
-    /// which a path should be looked for now.
-    pub fn heard(&mut self, from: SocketAddr, qp: Qp, asked: bool) -> Result<Option<IpAddr>> {
+    /// A header from `from` was received. `wants_answer`: it requests an answer, and its QP is a
+    /// claim. Otherwise it is an answer, which is accepted only from peers that the program sends
+    /// to. Returns the address to search a path for, if any.
+    pub fn header_received(&mut self, from: SocketAddr, qp: Qp, wants_answer: bool) -> Result<Option<IpAddr>> {
         if !self.map.contains_key(&from) {
-            if !asked {
+            if !wants_answer {
                 return Ok(None);
             }
-            self.make_room(false, MOST_HEARD)?;
-            let last = self.tick();
-            self.map.insert(from, Peer { last, ..Peer::new() });
+            self.reserve(false, MAX_HEARD)?;
+            let last_used = self.tick();
+            self.map.insert(from, Peer { last_used, ..Peer::new() });
         }
         let Some(peer) = self.map.get_mut(&from) else { return Ok(None) };
-        if asked {
+        if wants_answer {
             peer.claim(qp);
         } else {
             peer.answer(qp);
@@ -150,8 +152,8 @@ impl<H: Clone> Peers<H> {
         Ok(if peer.used { peer.wants_path(qp.confirmed) } else { None })
     }
 
-    /// The search for a path to `address` for `to` ended.
-    pub fn found(&mut self, to: &SocketAddr, address: IpAddr, path: Result<H>, now: Instant) {
+    /// The search for a path to `address` for the peer `to` has ended.
+    pub fn search_finished(&mut self, to: &SocketAddr, address: IpAddr, path: Result<H>, now: Instant) {
         let due = now + self.lifetime;
         let Some(peer) = self.map.get_mut(to) else { return };
         let current = peer.address() == Some(address);
@@ -160,23 +162,25 @@ impl<H: Clone> Peers<H> {
                 peer.since = Some(now);
                 peer.path = match path {
                     Ok(handle) => Path::Known(Known { handle, address, found: now, renewal: Renewal::Due(due) }),
-                    Err(_) => Path::Failed(now + RETRY),
+                    Err(_) => Path::Failed(now + RETRY_DELAY),
                 };
             }
             Path::Known(known) if matches!(known.renewal, Renewal::UnderWay) && known.address == address => {
                 match path {
                     Ok(handle) => *known = Known { handle, address, found: now, renewal: Renewal::Due(due) },
-                    // The fabric may be busy: the old path serves for another lifetime at most.
-                    Err(_) if now < known.found + 2 * self.lifetime => known.renewal = Renewal::Due(now + RETRY),
-                    Err(_) => peer.path = Path::Failed(now + RETRY),
+                    // The fabric may be busy: the old path stays in use for another lifetime at
+                    // most.
+                    Err(_) if now < known.found + 2 * self.lifetime => known.renewal = Renewal::Due(now + RETRY_DELAY),
+                    Err(_) => peer.path = Path::Failed(now + RETRY_DELAY),
                 }
             }
             _ => {}
         }
     }
 
-    /// Nobody looks for the path to `to`, for lack of something; it may be asked for again.
-    pub fn not_now(&mut self, to: &SocketAddr) {
+    /// The search for a path to `to` was not started for lack of resources. It may be requested
+    /// again.
+    pub fn search_not_started(&mut self, to: &SocketAddr) {
         let Some(peer) = self.map.get_mut(to) else { return };
         match &mut peer.path {
             Path::Wanted => peer.path = Path::Unknown,
@@ -187,22 +191,23 @@ impl<H: Clone> Peers<H> {
         }
     }
 
-    /// The peer behind a QP of an IP address: some senders don't say their port.
-    pub fn behind(&self, address: IpAddr, number: u32) -> Option<SocketAddr> {
-        let is = |peer: &Peer<H>| peer.qp.iter().chain(&peer.claimed).any(|qp| qp.is(number, address));
-        self.map.iter().find(|(_, peer)| is(peer)).map(|(&addr, _)| addr)
+    /// Returns the peer with this QP and IP address, for senders that do not state their port
+    /// number.
+    pub fn find_by_qp(&self, address: IpAddr, number: u32) -> Option<SocketAddr> {
+        let matches = |peer: &Peer<H>| peer.qp.iter().chain(&peer.claimed).any(|qp| qp.matches(number, address));
+        self.map.iter().find(|(_, peer)| matches(peer)).map(|(&addr, _)| addr)
     }
 
-    /// Forgets all paths that `gone` is true for.
-    pub fn forget(&mut self, gone: impl Fn(&H) -> bool) {
+    /// Removes all paths for which `removed` returns true.
+    pub fn forget(&mut self, removed: impl Fn(&H) -> bool) {
         for peer in self.map.values_mut() {
-            if matches!(&peer.path, Path::Known(known) if gone(&known.handle)) {
+            if matches!(&peer.path, Path::Known(known) if removed(&known.handle)) {
                 peer.path = Path::Unknown;
             }
         }
     }
 
-    /// Forgets everything.
+    /// Removes all peers.
     pub fn clear(&mut self) {
         self.map.clear();
         self.used = 0;
@@ -213,12 +218,12 @@ impl<H: Clone> Peers<H> {
         self.clock
     }
 
-    /// Sees to it that one more of a kind fits.
-    fn make_room(&mut self, used: bool, most: usize) -> Result<()> {
+    /// Evicts a peer if there are `max` of its kind, and reserves memory for another one.
+    fn reserve(&mut self, used: bool, max: usize) -> Result<()> {
         let count = if used { self.used } else { self.map.len() - self.used };
-        if count >= most {
-            let of_kind = self.map.iter().filter(|(_, peer)| peer.used == used);
-            if let Some(oldest) = of_kind.min_by_key(|(_, peer)| peer.last).map(|(&addr, _)| addr) {
+        if count >= max {
+            let candidates = self.map.iter().filter(|(_, peer)| peer.used == used);
+            if let Some(oldest) = candidates.min_by_key(|(_, peer)| peer.last_used).map(|(&addr, _)| addr) {
                 self.map.remove(&oldest);
                 self.used -= usize::from(used);
             }
@@ -236,32 +241,33 @@ impl<H> Peer<H> {
             doubt_asked: None,
             path: Path::Unknown,
             used: false,
-            last: 0,
+            last_used: 0,
             unanswered: 0,
             since: None,
         }
     }
 
-    /// The address of the QP.
+    /// Returns the IP address of the QP.
     fn address(&self) -> Option<IpAddr> {
         self.qp.or(self.claimed).map(|qp| qp.address)
     }
 
-    /// The peer named a QP of its own accord.
+    /// Handles a QP number in an unsolicited header.
     fn claim(&mut self, claim: Qp) {
         match self.qp {
             None => self.set_address(claim.address, |peer| peer.claimed = Some(claim)),
             Some(qp) => {
                 self.claimed = Some(claim);
-                let recent = |asked| claim.confirmed.saturating_duration_since(asked) < CLAIM_INTERVAL;
-                self.doubted |= !qp.is(claim.number, claim.address) && !self.doubt_asked.is_some_and(recent);
+                let recent = |asked: Instant| claim.confirmed.saturating_duration_since(asked) < CLAIM_INTERVAL;
+                self.doubted |= !qp.matches(claim.number, claim.address) && !self.doubt_asked.is_some_and(recent);
             }
         }
     }
 
-    /// The peer named its QP in an answer. A changed one counts while a datagram is unanswered.
+    /// Handles a QP number in an answer. A different number is accepted only while a datagram is
+    /// unanswered.
     fn answer(&mut self, answer: Qp) {
-        let changed = self.qp.is_none_or(|qp| !qp.is(answer.number, answer.address));
+        let changed = self.qp.is_none_or(|qp| !qp.matches(answer.number, answer.address));
         if changed && self.unanswered == 0 {
             return;
         }
@@ -269,8 +275,8 @@ impl<H> Peer<H> {
         self.set_address(answer.address, |peer| peer.qp = Some(answer));
     }
 
-    /// Runs `set`, which may change the address. A path to another address is of no use; after a
-    /// failed search the next one waits all the same.
+    /// Calls `set`, which may change the address. A path to another address is dropped. After a
+    /// failed search, the delay before the next one remains.
     fn set_address(&mut self, address: IpAddr, set: impl FnOnce(&mut Self)) {
         if self.address() != Some(address) && !matches!(self.path, Path::Failed(_)) {
             self.path = Path::Unknown;
@@ -283,11 +289,11 @@ impl<H> Peer<H> {
         H: Clone,
     {
         let passed = |since: Instant, time| now.saturating_duration_since(since) >= time;
-        let settled = self.unanswered == 0 || self.since.is_some_and(|since| passed(since, SETTLE));
+        let in_order = self.unanswered == 0 || self.since.is_some_and(|since| passed(since, REORDER_DELAY));
         if let (Path::Known(path), Some(qp)) = (&self.path, self.qp)
-            && settled
+            && in_order
             && !self.doubted
-            && !passed(qp.confirmed, CONFIRM)
+            && !passed(qp.confirmed, CONFIRM_INTERVAL)
         {
             self.unanswered = 0;
             return Route::Ud(path.handle.clone(), qp.number);

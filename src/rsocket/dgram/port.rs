@@ -1,7 +1,7 @@
-//! A local address's way into the fabric: its UD QP with memory and completions.
+//! A port: the UD QP for a local address, with its memory and CQs.
 //!
-//! Unsafe code: the memory that the device reads and writes. A receive slot is the device's from posting to completion, a
-//! send slot likewise; in between they belong to whoever has the [`Port`].
+//! Unsafe code: the memory that the device accesses. The device owns receive slots and send slots
+//! from posting to completion. Otherwise the owner of the [`Port`] may access them.
 
 use std::ffi::c_int;
 use std::mem::{MaybeUninit, zeroed};
@@ -11,27 +11,27 @@ use std::sync::Arc;
 
 use super::udp;
 use crate::cm;
-use crate::diag::Place;
+use crate::diag::Endpoints;
 use crate::errno::{Errno, Result};
 use crate::ffi::{ibv_sa_path_rec, rdma_port_space};
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::reactor::{self, Key};
 use crate::sys::event;
-use crate::sys::own::{self, OwnFd};
+use crate::sys::library_fds::{self, OwnFd};
 use crate::sys::rc::{CompletionChannel, CompletionQueue, MemoryRegion, RECV_WR_ID_FLAG, ibv_wc};
 use crate::sys::ud::{self, AddressHandle, GRH};
 use crate::sys::verbs::{IBV_TRANSPORT_IB, ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
-/// Bytes of a datagram with its header.
+/// Maximum length of a datagram with its header, in bytes.
 pub(super) const MAX_MESSAGE: usize = 2048;
-/// Bytes from one receive slot to the next.
-const RECEIVE_SLOT: usize = (GRH + MAX_MESSAGE).next_multiple_of(64);
-/// Fewest work requests of a queue.
-const FEWEST: u16 = 16;
-/// Completions taken at a time.
-const BATCH: usize = 16;
+/// Distance of two receive slots in bytes.
+const RECEIVE_SLOT_LEN: usize = (GRH + MAX_MESSAGE).next_multiple_of(64);
+/// Minimum number of queue entries.
+const MIN_ENTRIES: u16 = 16;
+/// Number of completions polled at a time.
+const POLL_BATCH: usize = 16;
 
-/// A found path: where datagrams go, from which of the socket's ports, and how long they may be with their header.
+/// A resolved path: the peer's address handle, the port that uses it, and its MTU.
 #[derive(Debug)]
 pub(super) struct Path {
     handle: AddressHandle,
@@ -39,69 +39,71 @@ pub(super) struct Path {
     pub mtu: usize,
 }
 
-/// Sizes of the queues.
+/// Numbers of queue entries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     pub send: u16,
     pub receive: u16,
 }
 
-/// See the module. The fields are in the order in which they go, after the QP.
+/// The fields are declared in the order of their destruction, which follows the destruction of the
+/// QP.
 #[derive(Debug)]
 pub(super) struct Port {
-    /// By send slot: keeps the address handle until the datagram has left.
-    sending: Vec<Option<Arc<Path>>>,
-    /// Send slots that are not in use.
-    free: Vec<u32>,
-    /// Receive slots to go back to the device; room for all.
-    unwanted: Vec<u32>,
-    /// Raises an event only for who waits for a free slot: a sent datagram wakes nobody who wants to receive.
-    sent: Queue,
-    received: Queue,
+    /// By send slot: the address handle in use until the send completes.
+    in_flight: Vec<Option<Arc<Path>>>,
+    /// Unused send slots.
+    free_slots: Vec<u32>,
+    /// Receive slots to post again. Has capacity for all slots.
+    to_repost: Vec<u32>,
+    /// Armed only if a caller waits for a free send slot, so that completed sends wake no receiver.
+    send_cq: Cq,
+    recv_cq: Cq,
     memory: MemoryRegion,
-    receives: usize,
-    /// A completion failed, or the device is to go: it is of no more use.
+    receive_slots: usize,
+    /// Whether the port is unusable, after a failed completion or because the device is being
+    /// removed.
     pub broken: bool,
     qp: NonNull<ibv_qp>,
     qpn: u32,
-    /// With the port that the program's socket has.
+    /// The local address, with the port number of the program's socket.
     pub local: SocketAddr,
-    /// Before the id, whose descriptor it is about.
-    watched: Watched,
+    /// Dropped before the id, whose descriptor is registered.
+    registration: Registration,
     id: CmId,
 }
 
-/// The reactor looks after an id under this key, until it is dropped.
+/// The id's registration in the reactor, which ends with this object.
 #[derive(Debug)]
-struct Watched(Key);
+struct Registration(Key);
 
-impl Drop for Watched {
+impl Drop for Registration {
     fn drop(&mut self) {
-        reactor::forget(self.0);
+        reactor::unregister(self.0);
     }
 }
 
-/// Completions of one kind.
+/// A CQ with its channel.
 #[derive(Debug)]
-struct Queue {
-    /// Before the channel, which it needs.
+struct Cq {
+    /// Dropped before the channel, which it uses.
     completions: CompletionQueue,
     channel: CompletionChannel,
     armed: bool,
 }
 
-impl Queue {
+impl Cq {
     /// # Safety
-    /// An open context, which stays open for as long as the result lives.
-    unsafe fn new(context: NonNull<ibv_context>, entries: u16) -> Result<Queue> {
-        // SAFETY: an open context, which stays open for as long as the result lives: guaranteed by
+    /// The context is open, and stays open as long as the result exists.
+    unsafe fn new(context: NonNull<ibv_context>, entries: u16) -> Result<Cq> {
+        // SAFETY: the context is open, and stays open as long as the result exists: guaranteed by
         // the caller.
         let channel = unsafe { CompletionChannel::new(context)? };
-        // Declared after the channel, and so dropped before it, should the next step fail.
-        // SAFETY: as above.
+        // Dropped before the channel if the next step fails, because it is declared afterwards.
+        // SAFETY: as above, and the channel outlives the CQ.
         let completions = unsafe { CompletionQueue::new(context, entries.into(), &channel)? };
         event::set_nonblocking(channel.fd(), true)?;
-        Ok(Queue { completions, channel, armed: false })
+        Ok(Cq { completions, channel, armed: false })
     }
 
     fn arm(&mut self) -> Result<()> {
@@ -112,12 +114,13 @@ impl Queue {
         Ok(())
     }
 
-    /// Fails when there will be no more events, which the channel is readable for, too.
+    /// Reads an event of the channel. Fails if the channel can deliver no more events, although it
+    /// is readable.
     fn take_event(&mut self) -> Result<()> {
         if !self.armed {
             return Ok(());
         }
-        // SAFETY: the channel is live; it never blocks.
+        // SAFETY: the channel is live. It is non-blocking.
         match unsafe { self.channel.handle().take() } {
             Ok(event) => {
                 self.completions.note_event(&event);
@@ -130,131 +133,141 @@ impl Queue {
     }
 }
 
-// SAFETY: libibverbs objects and memory, used under the socket's lock.
+// SAFETY: all objects of libibverbs and the memory are used under the socket's lock.
 unsafe impl Send for Port {}
 
-/// A received datagram, still in its slot.
+/// A received datagram in its slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Received {
     pub slot: u32,
-    /// Bytes behind the GRH.
+    /// Length without the GRH, in bytes.
     pub len: usize,
-    /// The sender's QP.
+    /// The sender's QP number.
     pub qpn: u32,
 }
 
-/// A new id for datagrams of the local address `ip`.
+/// Creates an id for datagrams and binds it to the address of `local`.
 pub(super) fn bound_id(local: &SocketAddr) -> Result<CmId> {
     let id = CmId::new(rdma_port_space::RDMA_PS_UDP as u32)?;
     let mut address = *local;
-    // The port spaces of the kernel's IP stack and of RDMA differ; which port it is does not matter here.
+    // RDMA port spaces differ from those of the IP stack. Any port number will do.
     address.set_port(0);
     let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    id.bind(&udp::write(family, &address))?;
+    id.bind(&udp::to_sockaddr(family, &address))?;
     Ok(id)
 }
 
 impl Port {
-    /// Of a local address. `ENODEV` when it is no device's, `EPROTONOSUPPORT` for devices without datagrams (iWARP).
-    /// `watch` has the reactor look after the id's descriptor.
-    pub fn new(local: SocketAddr, wanted: Sizes, watch: impl FnOnce(c_int) -> Result<Key>) -> Result<Port> {
+    /// Creates the port of a local address. Fails with `ENODEV` if no device has the address, and
+    /// with `EPROTONOSUPPORT` for devices without datagrams (iWARP). `register` registers the id's
+    /// descriptor in the reactor.
+    pub fn new(local: SocketAddr, wanted: Sizes, register: impl FnOnce(c_int) -> Result<Key>) -> Result<Port> {
         let id = bound_id(&local)?;
         id.set_nonblocking()?;
-        let watched = Watched(watch(id.fd())?);
+        let registration = Registration(register(id.fd())?);
         let context = id.context().ok_or(Errno::ENODEV)?;
         let pd = id.pd().ok_or(Errno::ENODEV)?;
         if id.id().transport() != Some(IBV_TRANSPORT_IB) {
             return Err(Errno::new(libc::EPROTONOSUPPORT));
         }
         let limits = id.limits().ok_or(Errno::ENODEV)?;
-        let most = u16::try_from(limits.work_requests.min(limits.completions)).unwrap_or(u16::MAX).max(FEWEST);
-        let (sends, receives) = (wanted.send.clamp(FEWEST, most), wanted.receive.clamp(FEWEST, most));
-        let bytes = usize::from(receives) * RECEIVE_SLOT + usize::from(sends) * MAX_MESSAGE;
-        // SAFETY: the id keeps device and PD; all zeros are a value of the attributes.
-        let (sent, received, memory, mut attr): (_, _, _, ibv_qp_init_attr) = unsafe {
-            (
-                Queue::new(context, sends)?,
-                Queue::new(context, receives)?,
-                MemoryRegion::new(pd, bytes, false)?,
-                zeroed(),
-            )
+        let max = u16::try_from(limits.work_requests.min(limits.completions)).unwrap_or(u16::MAX).max(MIN_ENTRIES);
+        let (sends, receive_slots) = (wanted.send.clamp(MIN_ENTRIES, max), wanted.receive.clamp(MIN_ENTRIES, max));
+        let bytes = usize::from(receive_slots) * RECEIVE_SLOT_LEN + usize::from(sends) * MAX_MESSAGE;
+        // SAFETY: the id keeps the device and the PD open; all zeros are valid attributes.
+        let (send_cq, recv_cq, memory, mut attr): (_, _, _, ibv_qp_init_attr) = unsafe {
+            (Cq::new(context, sends)?, Cq::new(context, receive_slots)?, MemoryRegion::new(pd, bytes, false)?, zeroed())
         };
-        attr.send_cq = sent.completions.cq();
-        attr.recv_cq = received.completions.cq();
+        attr.send_cq = send_cq.completions.cq();
+        attr.recv_cq = recv_cq.completions.cq();
         attr.cap.max_send_wr = sends.into();
-        attr.cap.max_recv_wr = receives.into();
+        attr.cap.max_recv_wr = receive_slots.into();
         (attr.cap.max_send_sge, attr.cap.max_recv_sge) = (1, 1);
         attr.qp_type = ibv_qp_type::IBV_QPT_UD;
-        let (mut sending, mut free, mut unwanted) = (Vec::new(), Vec::new(), Vec::new());
-        sending.try_reserve_exact(sends.into()).map_err(|_| Errno::ENOMEM)?;
-        free.try_reserve_exact(sends.into()).map_err(|_| Errno::ENOMEM)?;
-        unwanted.try_reserve_exact(receives.into()).map_err(|_| Errno::ENOMEM)?;
-        sending.resize_with(sends.into(), || None);
-        free.extend((0..u32::from(sends)).rev());
-        // SAFETY: the CQs live as long as the QP (see `Drop`), the PD as long as the id.
+        let (mut in_flight, mut free_slots, mut to_repost) = (Vec::new(), Vec::new(), Vec::new());
+        in_flight.try_reserve_exact(sends.into()).map_err(|_| Errno::ENOMEM)?;
+        free_slots.try_reserve_exact(sends.into()).map_err(|_| Errno::ENOMEM)?;
+        to_repost.try_reserve_exact(receive_slots.into()).map_err(|_| Errno::ENOMEM)?;
+        in_flight.resize_with(sends.into(), || None);
+        free_slots.extend((0..u32::from(sends)).rev());
+        // SAFETY: the CQs outlive the QP (see `Drop`), and the PD outlives it with the id.
         unsafe { id.create_qp(pd, &mut attr)? };
         let Some(qp) = NonNull::new(id.qp()) else { return Err(Errno::EIO) };
-        // SAFETY: a live QP.
+        // SAFETY: the QP is live.
         let qpn = unsafe { (*qp.as_ptr()).qp_num };
-        let receives = usize::from(receives);
+        let receive_slots = usize::from(receive_slots);
         let broken = false;
-        let port =
-            Port { sending, free, unwanted, sent, received, memory, receives, broken, qp, qpn, local, watched, id };
-        for slot in 0..port.receives as u32 {
+        let port = Port {
+            in_flight,
+            free_slots,
+            to_repost,
+            send_cq,
+            recv_cq,
+            memory,
+            receive_slots,
+            broken,
+            qp,
+            qpn,
+            local,
+            registration,
+            id,
+        };
+        for slot in 0..port.receive_slots as u32 {
             port.repost(slot)?;
         }
         Ok(port)
     }
 
-    /// The device, for messages. The addresses are those of the id, whose port is another.
-    pub fn place(&self) -> Place {
-        cm::log::place(self.id.id())
+    /// Returns the device for log messages. The port number of the id's addresses is not the
+    /// socket's.
+    pub fn endpoints(&self) -> Endpoints {
+        cm::log::endpoints(self.id.id())
     }
 
-    /// Names the port, and its id to the reactor.
+    /// Returns the id's registration, which identifies the port.
     pub fn key(&self) -> Key {
-        self.watched.0
+        self.registration.0
     }
 
     pub fn qpn(&self) -> u32 {
         self.qpn
     }
 
-    /// Descriptors of the completion channels.
+    /// Returns the descriptors of the completion channels.
     pub fn fds(&self) -> [c_int; 2] {
-        [self.received.channel.fd(), self.sent.channel.fd()]
+        [self.recv_cq.channel.fd(), self.send_cq.channel.fd()]
     }
 
     pub fn can_send(&self) -> bool {
-        !self.free.is_empty()
+        !self.free_slots.is_empty()
     }
 
-    /// Takes what completed: `received` is called for every datagram.
-    /// Those that it does not want go back to the device afterwards: whoever sends nothing else must not keep us here.
+    /// Polls the CQs and calls `received` for each datagram. Slots of rejected datagrams are posted
+    /// again after polling, so that a sender of such datagrams cannot keep this loop running.
     pub fn poll(&mut self, mut received: impl FnMut(&Port, Received) -> bool) {
-        // Slots are looked for when they get scarce.
-        if self.free.len() <= self.sending.len() / 2 {
-            self.poll_queue(|port| &port.sent, |port, wc| port.sent(wc));
+        // The send CQ is polled when few slots are free.
+        if self.free_slots.len() <= self.in_flight.len() / 2 {
+            self.poll_queue(|port| &port.send_cq, |port, wc| port.send_completed(wc));
         }
         self.poll_queue(
-            |port| &port.received,
+            |port| &port.recv_cq,
             |port, wc| {
                 let slot = (wc.wr_id() & !RECV_WR_ID_FLAG) as u32;
                 let len = wc.len().saturating_sub(GRH).min(MAX_MESSAGE);
                 if !received(port, Received { slot, len, qpn: wc.src_qp }) {
-                    port.unwanted.push(slot);
+                    port.to_repost.push(slot);
                 }
             },
         );
-        while let Some(slot) = self.unwanted.pop() {
-            // It can only fail when the QP did, which its completions tell.
+        while let Some(slot) = self.to_repost.pop() {
+            // Fails only if the QP has failed, which its completions report.
             let _ = self.repost(slot);
         }
     }
 
-    fn poll_queue(&mut self, queue: impl Fn(&Port) -> &Queue, mut complete: impl FnMut(&mut Port, &ibv_wc)) {
+    fn poll_queue(&mut self, queue: impl Fn(&Port) -> &Cq, mut complete: impl FnMut(&mut Port, &ibv_wc)) {
         loop {
-            let mut batch = [const { MaybeUninit::uninit() }; BATCH];
+            let mut batch = [const { MaybeUninit::uninit() }; POLL_BATCH];
             let Ok(completed) = queue(self).completions.poll(&mut batch) else {
                 self.broken = true;
                 return;
@@ -266,127 +279,130 @@ impl Port {
                     complete(self, wc);
                 }
             }
-            if completed.len() < BATCH {
+            if completed.len() < POLL_BATCH {
                 return;
             }
         }
     }
 
-    /// A datagram has left: its slot is free, and its address handle may go.
-    fn sent(&mut self, wc: &ibv_wc) {
-        if let Some(place) = self.sending.get_mut(wc.wr_id() as usize) {
-            *place = None;
-            self.free.push(wc.wr_id() as u32);
+    /// Frees the slot and the address handle of a completed send.
+    fn send_completed(&mut self, wc: &ibv_wc) {
+        if let Some(entry) = self.in_flight.get_mut(wc.wr_id() as usize) {
+            *entry = None;
+            self.free_slots.push(wc.wr_id() as u32);
         }
     }
 
-    /// The bytes of a received datagram.
+    /// Returns the bytes of a received datagram.
     pub fn bytes(&self, datagram: &Received) -> &[u8] {
-        debug_assert!((datagram.slot as usize) < self.receives && datagram.len <= MAX_MESSAGE);
-        // SAFETY: within the slot, which the device is done with until it is posted again.
+        debug_assert!((datagram.slot as usize) < self.receive_slots && datagram.len <= MAX_MESSAGE);
+        // SAFETY: the bytes are in the slot, which the device does not access until it is posted
+        // again.
         unsafe { std::slice::from_raw_parts(self.receive_slot(datagram.slot).byte_add(GRH).as_ptr(), datagram.len) }
     }
 
-    /// Gives a receive slot back to the device.
+    /// Posts a receive slot.
     pub fn repost(&self, slot: u32) -> Result<()> {
         let len = (GRH + MAX_MESSAGE) as u32;
-        // SAFETY: a live QP; nobody has the slot any more.
+        // SAFETY: the QP is live, and the slot has no other users.
         unsafe { ud::post_recv(self.qp, slot, self.receive_slot(slot), len, self.memory.lkey()) }
     }
 
     fn receive_slot(&self, slot: u32) -> NonNull<u8> {
-        // SAFETY: slots are below `receives`, which the memory has room for.
-        unsafe { self.memory.start().byte_add(slot as usize * RECEIVE_SLOT) }
+        // SAFETY: slot numbers are less than `receive_slots`, for which the memory has room.
+        unsafe { self.memory.start().byte_add(slot as usize * RECEIVE_SLOT_LEN) }
     }
 
-    /// Sends what `fill` writes; it says how many bytes. `EAGAIN` when no slot is free.
+    /// Sends the bytes that `fill` writes and counts. Fails with `EAGAIN` if no slot is free.
     pub fn send(
         &mut self,
         path: &Arc<Path>,
         qpn: u32,
         fill: impl FnOnce(&mut [u8; MAX_MESSAGE]) -> usize,
     ) -> Result<()> {
-        let slot = self.free.pop().ok_or(Errno::EAGAIN)?;
-        let at = self.receives * RECEIVE_SLOT + slot as usize * MAX_MESSAGE;
-        // SAFETY: behind the receive slots there is room for every send slot, and this one is nobody's.
+        let slot = self.free_slots.pop().ok_or(Errno::EAGAIN)?;
+        let offset = self.receive_slots * RECEIVE_SLOT_LEN + slot as usize * MAX_MESSAGE;
+        // SAFETY: the memory has room for all send slots after the receive slots, and this slot has
+        // no other users.
         let (start, bytes) = unsafe {
-            let start = self.memory.start().byte_add(at);
+            let start = self.memory.start().byte_add(offset);
             (start, start.cast::<[u8; MAX_MESSAGE]>().as_mut())
         };
         let len = fill(bytes).min(MAX_MESSAGE) as u32;
-        // SAFETY: a live QP; slot and handle stay until the completion.
+        // SAFETY: the QP is live; the slot and the handle are kept until the completion.
         let posted = unsafe { ud::post_send(self.qp, slot.into(), start, len, self.memory.lkey(), &path.handle, qpn) };
         match posted {
             Ok(()) => {
-                if let Some(place) = self.sending.get_mut(slot as usize) {
-                    *place = Some(Arc::clone(path));
+                if let Some(entry) = self.in_flight.get_mut(slot as usize) {
+                    *entry = Some(Arc::clone(path));
                 }
                 Ok(())
             }
             Err(error) => {
-                self.free.push(slot);
+                self.free_slots.push(slot);
                 Err(error)
             }
         }
     }
 
-    /// Has the next datagram raise an event and, when there is none, the next free slot.
+    /// Arms the CQs: for the next datagram and, if no send slot is free, for the next free one.
     pub fn arm(&mut self) {
         if self.broken {
             return;
         }
-        let slots = if self.free.is_empty() { self.sent.arm() } else { Ok(()) };
-        if self.received.arm().and(slots).is_err() {
+        let slots = if self.free_slots.is_empty() { self.send_cq.arm() } else { Ok(()) };
+        if self.recv_cq.arm().and(slots).is_err() {
             self.broken = true;
         }
     }
 
-    /// Takes completion events, if there are any.
+    /// Reads the pending completion events.
     pub fn take_event(&mut self) {
-        let sent = self.sent.take_event();
-        if self.received.take_event().and(sent).is_err() {
+        let sent = self.send_cq.take_event();
+        if self.recv_cq.take_event().and(sent).is_err() {
             self.broken = true;
         }
     }
 
-    /// The kind of the id's next event; `EAGAIN` when there is none.
+    /// Returns the type of the id's next event. Fails with `EAGAIN` if there is none.
     pub fn event(&self) -> Result<u32> {
         self.id.event().map(|event| event.kind)
     }
 
-    /// Waits for no more completions: in place of the channels' descriptors there are others, which
-    /// go to `keep`.
-    pub fn leave_numbers(&mut self, mut keep: impl FnMut(OwnFd)) -> Result<()> {
-        for queue in [&mut self.received, &mut self.sent] {
+    /// Replaces the descriptors of the channels, which are used no more, by others that go to
+    /// `keep`.
+    pub fn replace_fds(&mut self, mut keep: impl FnMut(OwnFd)) -> Result<()> {
+        for queue in [&mut self.recv_cq, &mut self.send_cq] {
             keep(queue.channel.move_to_new_number()?);
         }
         Ok(())
     }
 
-    /// A path that an id resolved, which was bound to the same address.
+    /// Returns the path resolved by an id that is bound to the same address.
     pub fn path(&self, id: &CmId) -> Result<Path> {
         let found: ibv_sa_path_rec = id.id().first_path().ok_or(Errno::new(libc::EHOSTUNREACH))?;
         let (context, pd) = (self.id.context().ok_or(Errno::ENODEV)?, self.id.pd().ok_or(Errno::ENODEV)?);
         if id.context() != Some(context) {
             return Err(Errno::ENODEV);
         }
-        // SAFETY: the port's id keeps both; the socket drops its paths before its ports.
+        // SAFETY: the port's id keeps the context and the PD open, and the socket drops its paths
+        // before its ports.
         let handle = unsafe { AddressHandle::new(context, pd, id.id().port_num(), &found, &self.local)? };
         Ok(Path { handle, port: self.key(), mtu: 128 << u32::from(found.mtu.clamp(1, 5)) })
     }
 
-    /// In a child: closes the copies of the descriptors, and leaves the rest to the parent.
-    pub fn abandon(self) {
+    /// Closes the copies of the descriptors in a child. Everything else belongs to the parent.
+    pub fn close_copies(self) {
         let port = std::mem::ManuallyDrop::new(self);
         for fd in port.fds().into_iter().chain([port.id.fd()]) {
-            own::close(fd);
+            library_fds::close(fd);
         }
     }
 }
 
 impl Drop for Port {
     fn drop(&mut self) {
-        // First: completions, memory and address handles are in its use.
+        // Destroyed first, because it uses the CQs, the memory and the address handles.
         self.id.destroy_qp();
     }
 }

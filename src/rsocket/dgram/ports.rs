@@ -1,5 +1,5 @@
-//! The ports of a socket: they are made for the first datagram from an address, and go when their
-//! QP or their device does.
+//! The ports of a socket. A port is created for the first datagram from its address, and removed
+//! when its QP fails or its device is removed.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use super::port::Port;
 use super::{Dgram, State};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type::{RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_DEVICE_REMOVAL};
+use crate::rsocket::pollable::Notice;
 use crate::rsocket::reactor::{self, Key};
-use crate::rsocket::watch::Notice;
 
 impl Dgram {
-    /// Looks at what completed.
+    /// Polls the CQs.
     pub(super) fn poll(&self, state: &mut State) {
-        if state.udp_has_room_again() {
+        if state.udp_is_writable_again() {
             self.changed();
         }
         let mut edges = 0;
@@ -28,54 +28,54 @@ impl Dgram {
         }
     }
 
-    /// The port for datagrams to a peer; made when it is the first one from its address.
+    /// Returns the port for datagrams to a peer, and creates it for the first one.
     pub(super) fn port_for(self: &Arc<Self>, state: &mut State, peer: &SocketAddr) -> Result<Key> {
-        let local = state.udp()?.source(peer)?;
+        let local = state.udp()?.source_addr(peer)?;
         self.port_at(state, local)
     }
 
-    /// As [`port_for`](Self::port_for), to answer a packet that anybody may have sent: where no
-    /// port could be made, none is tried again for a while.
+    /// Like [`port_for`](Self::port_for), for the answer to a packet that anyone may have sent:
+    /// after a failure, the port is not created again for a while.
     pub(super) fn port_to_answer(self: &Arc<Self>, state: &mut State, peer: &SocketAddr) -> Result<Key> {
-        let local = state.udp()?.source(peer)?;
-        if state.refusals.refused(&local.ip(), Instant::now()) {
+        let local = state.udp()?.source_addr(peer)?;
+        if state.refusals.is_refused(&local.ip(), Instant::now()) {
             return Err(Errno::ENODEV);
         }
         self.port_at(state, local)
     }
 
     fn port_at(self: &Arc<Self>, state: &mut State, local: SocketAddr) -> Result<Key> {
-        let known = state.ports.iter().find(|port| !port.broken && port.local.ip() == local.ip());
-        if let Some(port) = known {
+        let existing = state.ports.iter().find(|port| !port.broken && port.local.ip() == local.ip());
+        if let Some(port) = existing {
             return Ok(port.key());
         }
         state.ports.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let service: Arc<dyn reactor::Service> = Arc::clone(self) as _;
-        let port = Port::new(local, state.options.sizes(), |fd| reactor::watch(fd, service));
+        let port = Port::new(local, state.options.sizes(), |fd| reactor::register(fd, service));
         state.refusals.note(local.ip(), port.is_err(), Instant::now());
         let port = port?;
         let key = port.key();
         state.ports.push(port);
-        // There is one more descriptor to wait for.
+        // Waiting threads have to wait for the port's descriptors, too.
         self.watchers.notify(Notice::Changed);
         Ok(key)
     }
 
-    /// Lets the broken ports go, with all that refers to them: a device that is to be removed waits
-    /// for its users. Nobody may have a path in hand.
-    pub(super) fn let_go(&self, state: &mut State) {
+    /// Removes the broken ports with all objects that use them, because the removal of a device
+    /// waits for its users. The caller uses no path.
+    pub(super) fn remove_broken_ports(&self, state: &mut State) {
         if self.watchers.is_empty() {
-            state.numbers.clear();
+            state.replaced_fds.clear();
         }
         while let Some(index) = state.ports.iter().position(|port| port.broken) {
-            // What waits for the descriptors may use their numbers until it is told.
-            if !self.watchers.is_empty() && state.leave_numbers(index).is_err() {
+            // Threads that wait for the descriptors may use their numbers until they are notified.
+            if !self.watchers.is_empty() && state.replace_fds(index).is_err() {
                 return;
             }
             let port = state.ports.swap_remove(index);
             state.peers.forget(|path| path.port == port.key());
             state.end_searches(port.key());
-            state.keep_received(&port);
+            state.copy_received(&port);
             drop(port);
             self.changed();
         }
@@ -91,12 +91,12 @@ impl State {
         self.ports.iter_mut().find(|port| port.key() == key)
     }
 
-    /// Whether `key` is a port's: its id has an event.
+    /// Handles an event of a port's id. Returns false if `key` is not a port's.
     pub(super) fn port_event(&mut self, key: Key) -> bool {
         let Some(port) = self.port_mut(key) else { return false };
         match port.event() {
             Err(Errno::EAGAIN | Errno::ENOMEM) => {}
-            // The paths begin at another interface's address.
+            // The paths start at another interface's address.
             Ok(kind) if kind == RDMA_CM_EVENT_ADDR_CHANGE as u32 => self.peers.forget(|path| path.port == key),
             Ok(kind) if kind != RDMA_CM_EVENT_DEVICE_REMOVAL as u32 => {}
             Ok(_) | Err(_) => port.broken = true,
@@ -104,9 +104,9 @@ impl State {
         true
     }
 
-    fn leave_numbers(&mut self, index: usize) -> Result<()> {
+    fn replace_fds(&mut self, index: usize) -> Result<()> {
         let Some(port) = self.ports.get_mut(index) else { return Ok(()) };
-        self.numbers.try_reserve(2).map_err(|_| Errno::ENOMEM)?;
-        port.leave_numbers(|number| self.numbers.push(number))
+        self.replaced_fds.try_reserve(2).map_err(|_| Errno::ENOMEM)?;
+        port.replace_fds(|number| self.replaced_fds.push(number))
     }
 }

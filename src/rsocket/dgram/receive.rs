@@ -1,4 +1,4 @@
-//! Receiving: what completed and what came over UDP, in one queue.
+//! Receiving: datagrams from UD and UDP in one queue.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -13,50 +13,50 @@ use super::{Dgram, State, udp};
 use crate::errno::{Errno, Result};
 use crate::rsocket::config::defaults;
 use crate::rsocket::poll::wait_one;
+use crate::rsocket::pollable::Pollable;
 use crate::rsocket::reactor::Key;
-use crate::rsocket::watch::Pollable;
-use crate::rsocket::wire::datagram::{UDP_MOST, UdHeader, UdpHeader, UdpOp};
+use crate::rsocket::wire::datagram::{MAX_UDP_HEADER, UdHeader, UdpHeader, UdpOp};
 use crate::sys::alloc::try_copy;
 use crate::sys::event::Deadline;
 use crate::sys::signals;
 use crate::sys::sockaddr::with_port;
 
-/// UDP packets read at a time: the reactor serves other sockets too.
-const BATCH: usize = 64;
-/// What a datagram in memory of its own costs beside its bytes.
+/// Maximum number of UDP packets read at a time, so that the reactor serves other sockets, too.
+const MAX_PACKETS: usize = 64;
+/// Accounted size of a copied datagram in addition to its payload.
 const OVERHEAD: usize = 128;
 
 /// A received datagram.
 #[derive(Debug)]
 pub(super) struct Datagram {
     from: SocketAddr,
-    place: Place,
+    payload: Payload,
 }
 
 #[derive(Debug)]
-enum Place {
-    /// In a slot of this port, behind so many bytes of header.
+enum Payload {
+    /// In a slot of this port, after a header of this length.
     Slot(Key, Received, usize),
-    /// What came over UDP.
+    /// A copy, for datagrams received over UDP.
     Copy(Vec<u8>),
 }
 
-/// What a receiving call returns besides the data.
+/// The result of a receiving call.
 #[derive(Clone, Copy)]
 pub struct ReceivedMessage {
-    /// Bytes.
+    /// Number of received bytes.
     pub len: usize,
-    /// Source of a datagram.
+    /// Sender of a datagram.
     pub from: Option<sockaddr_storage>,
-    /// For msg_flags.
+    /// Bits for msg_flags.
     pub flags: c_int,
 }
 
 impl Dgram {
-    /// rrecv(3) and its relatives.
+    /// rrecv(3) and related calls.
     ///
     /// # Safety
-    /// Buffers writable for their lengths.
+    /// The buffers are writable.
     pub unsafe fn receive(self: &Arc<Self>, buffers: &[iovec], flags: c_int) -> Result<ReceivedMessage> {
         if flags & libc::MSG_OOB != 0 {
             return Err(Errno::new(libc::EOPNOTSUPP));
@@ -67,7 +67,7 @@ impl Dgram {
             if state.queue.is_empty() {
                 self.poll(&mut state);
             }
-            // SAFETY: buffers writable for their lengths: guaranteed by the caller.
+            // SAFETY: the buffers are writable: guaranteed by the caller.
             if let Some(received) = unsafe { state.take(buffers, flags)? } {
                 return Ok(received);
             }
@@ -86,8 +86,9 @@ impl Dgram {
         }
     }
 
-    /// Waits until one of `events` holds; `EAGAIN` at the deadline, as socket(7) has it for SO_RCVTIMEO. After a signal it goes
-    /// on or fails with `EINTR`, as signal(7) says: a wait with a deadline never goes on.
+    /// Waits for one of `events`. Fails with `EAGAIN` at the deadline, as socket(7) specifies for
+    /// SO_RCVTIMEO. After a signal, the wait continues or fails with `EINTR` as specified in
+    /// signal(7): with a deadline it always fails.
     pub(super) fn wait(self: &Arc<Self>, events: i16, deadline: Deadline) -> Result<()> {
         let pollable: Arc<dyn Pollable> = Arc::clone(self) as _;
         loop {
@@ -100,22 +101,22 @@ impl Dgram {
         }
     }
 
-    /// For the reactor: the UDP socket is readable.
+    /// Reads the UDP socket. Called by the reactor when the socket is readable.
     pub(super) fn read_udp(self: &Arc<Self>, state: &mut State) {
         let before = state.queue.len();
-        for _ in 0..BATCH {
-            let mut packet = [0; UDP_MOST + MAX_MESSAGE];
+        for _ in 0..MAX_PACKETS {
+            let mut packet = [0; MAX_UDP_HEADER + MAX_MESSAGE];
             let Ok(udp) = state.udp() else { return };
             match udp.receive(&mut packet) {
                 Ok((len, from)) => {
-                    // One that was cut off is none of ours.
+                    // A truncated packet is not from an rsocket.
                     if let Some(packet) = packet.get(..len) {
                         self.handle(state, from, packet);
                     }
                 }
                 Err(Errno::EAGAIN) => break,
                 Err(Errno::EINTR | Errno::ENOMEM) => {}
-                // What a datagram sent before led to: nobody listens there.
+                // The error of an earlier datagram, such as a closed port.
                 Err(error) => {
                     state.error = Some(error);
                     self.changed();
@@ -128,39 +129,41 @@ impl Dgram {
         }
     }
 
-    /// A UDP packet: delivers its payload, learns the sender's QP, and answers.
+    /// Handles a UDP packet: delivers the payload, learns the sender's QP, and answers.
     fn handle(self: &Arc<Self>, state: &mut State, from: SocketAddr, packet: &[u8]) {
         let Ok((header, start)) = UdpHeader::parse(packet) else { return };
         if header.address.is_ipv4() != from.is_ipv4() {
             return;
         }
-        let asked = header.op == UdpOp::Data;
-        if asked {
+        let wants_answer = header.op == UdpOp::Data;
+        if wants_answer {
             state.push_copy(from, packet.get(start..).unwrap_or_default());
         }
         let qp = Qp { number: header.qpn, address: header.address, confirmed: Instant::now() };
-        // Who names a QP at somebody else's address may not send datagrams there: it stays with
-        // UDP.
+        // A sender that states a QP at another address could direct datagrams there, so it is
+        // reached over UDP only.
         let credible = header.address == from.ip() || defaults().dgram_any_address;
-        let wanted = if credible { state.peers.heard(from, qp, asked).unwrap_or(None) } else { None };
-        if wanted.is_none() && !asked {
+        let wanted = if credible { state.peers.header_received(from, qp, wants_answer).unwrap_or(None) } else { None };
+        if wanted.is_none() && !wants_answer {
             return;
         }
-        // Without a port (the device is gone, or there never was one) the peer stays with UDP.
+        // Without a port (the device is removed, or has never existed), the peer is reached over
+        // UDP.
         let port = self.port_to_answer(state, &from);
         match (wanted, &port) {
             (Some(address), Ok(port)) => self.search(state, *port, from, address),
-            (Some(_), Err(_)) => state.peers.not_now(&from),
+            (Some(_), Err(_)) => state.peers.search_not_started(&from),
             (None, _) => {}
         }
-        if asked && let Ok(port) = port {
+        if wants_answer && let Ok(port) = port {
             state.answer(port, &from);
         }
     }
 }
 
 impl State {
-    /// Takes what completed at a port; how many datagrams became readable, or slots writable after none was.
+    /// Polls a port. Returns the number of edges: received datagrams, and a free send slot after
+    /// there was none.
     pub(super) fn poll_port(&mut self, index: usize) -> u64 {
         let State { ports, queue, peers, connected, shut_read, domain, .. } = self;
         let Some(port) = ports.get_mut(index).filter(|port| !port.broken) else { return 0 };
@@ -169,12 +172,13 @@ impl State {
             let datagram = (!*shut_read).then(|| read_header(port, &received, *domain)).flatten();
             let datagram = datagram.map(|(mut from, start)| {
                 if from.port() == 0 {
-                    // What the reference sends before its UDP socket has a port.
-                    from = peers.behind(from.ip(), received.qpn).unwrap_or(from);
+                    // The reference sends datagrams without port number before its UDP socket is
+                    // bound.
+                    from = peers.find_by_qp(from.ip(), received.qpn).unwrap_or(from);
                 }
-                Datagram { from, place: Place::Slot(port.key(), received, start) }
+                Datagram { from, payload: Payload::Slot(port.key(), received, start) }
             });
-            match datagram.filter(|datagram| connected.is_none_or(|peer| same(&peer, &datagram.from))) {
+            match datagram.filter(|datagram| connected.is_none_or(|peer| is_same_endpoint(&peer, &datagram.from))) {
                 Some(datagram) if queue.try_reserve(1).is_ok() => {
                     queue.push_back(datagram);
                     true
@@ -190,97 +194,97 @@ impl State {
         (queue.len() - before) as u64 + u64::from(writable)
     }
 
-    /// Hands out the first datagram, if there is one.
+    /// Takes the first datagram, if there is one.
     ///
     /// # Safety
-    /// Buffers writable for their lengths.
+    /// The buffers are writable.
     unsafe fn take(&mut self, buffers: &[iovec], flags: c_int) -> Result<Option<ReceivedMessage>> {
         let Some(datagram) = self.queue.front() else { return Ok(None) };
-        let bytes = match &datagram.place {
-            Place::Slot(port, received, start) => {
+        let bytes = match &datagram.payload {
+            Payload::Slot(port, received, start) => {
                 let port = self.port(*port).ok_or(Errno::EIO)?;
                 port.bytes(received).get(*start..).unwrap_or_default()
             }
-            Place::Copy(bytes) => bytes,
+            Payload::Copy(bytes) => bytes,
         };
-        // SAFETY: buffers writable for their lengths: guaranteed by the caller.
+        // SAFETY: the buffers are writable: guaranteed by the caller.
         let copied = unsafe { scatter(bytes, buffers) };
-        let cut = copied < bytes.len();
+        let truncated = copied < bytes.len();
         let len = if flags & libc::MSG_TRUNC != 0 { bytes.len() } else { copied };
-        let from = *udp::write(self.domain, &datagram.from).storage();
+        let from = *udp::to_sockaddr(self.domain, &datagram.from).storage();
         if flags & libc::MSG_PEEK == 0 {
             self.drop_first();
         }
-        let flags = if cut { libc::MSG_TRUNC } else { 0 };
+        let flags = if truncated { libc::MSG_TRUNC } else { 0 };
         Ok(Some(ReceivedMessage { len, from: Some(from), flags }))
     }
 
     fn drop_first(&mut self) {
-        match self.queue.pop_front().map(|datagram| datagram.place) {
-            Some(Place::Slot(port, received, _)) => {
+        match self.queue.pop_front().map(|datagram| datagram.payload) {
+            Some(Payload::Slot(port, received, _)) => {
                 if let Some(port) = self.port(port).filter(|port| !port.broken) {
-                    // As above.
+                    // Fails only if the QP has failed, which its completions report.
                     let _ = port.repost(received.slot);
                 }
             }
-            Some(Place::Copy(bytes)) => self.queued = self.queued.saturating_sub(bytes.len() + OVERHEAD),
+            Some(Payload::Copy(bytes)) => self.copied_bytes = self.copied_bytes.saturating_sub(bytes.len() + OVERHEAD),
             None => {}
         }
     }
 
-    /// Copies what was received at a port that goes and not yet read; drops what there is no memory
-    /// for.
-    pub(super) fn keep_received(&mut self, port: &Port) {
-        let State { queue, queued, .. } = self;
+    /// Copies the unread datagrams of a port that is about to be removed. Drops a datagram if there
+    /// is no memory for it.
+    pub(super) fn copy_received(&mut self, port: &Port) {
+        let State { queue, copied_bytes, .. } = self;
         queue.retain_mut(|datagram| {
-            let Place::Slot(key, received, start) = &datagram.place else { return true };
+            let Payload::Slot(key, received, start) = &datagram.payload else { return true };
             if *key != port.key() {
                 return true;
             }
             let Ok(bytes) = try_copy(port.bytes(received).get(*start..).unwrap_or_default()) else { return false };
-            *queued += bytes.len() + OVERHEAD;
-            datagram.place = Place::Copy(bytes);
+            *copied_bytes += bytes.len() + OVERHEAD;
+            datagram.payload = Payload::Copy(bytes);
             true
         });
     }
 
-    /// Queues what came over UDP; drops it, as UDP does, when that takes too much memory.
+    /// Queues a datagram received over UDP. Drops it, as UDP does, if the receive buffer is full.
     fn push_copy(&mut self, from: SocketAddr, payload: &[u8]) {
         let cost = payload.len() + OVERHEAD;
-        if self.shut_read || self.queued + cost > self.options.receive_buffer as usize {
+        if self.shut_read || self.copied_bytes + cost > self.options.receive_buffer as usize {
             return;
         }
         if let Ok(bytes) = try_copy(payload)
             && self.queue.try_reserve(1).is_ok()
         {
-            self.queue.push_back(Datagram { from, place: Place::Copy(bytes) });
-            self.queued += cost;
+            self.queue.push_back(Datagram { from, payload: Payload::Copy(bytes) });
+            self.copied_bytes += cost;
         }
     }
 }
 
-/// The sender by its header, and where the payload begins; `None` for what is none of ours.
+/// Returns the sender in the header and the offset of the payload. `None` if the header is invalid.
 fn read_header(port: &Port, received: &Received, domain: c_int) -> Option<(SocketAddr, usize)> {
     let (header, start) = UdHeader::parse(port.bytes(received)).ok()?;
     let source = with_port(header.source.ip(), header.source.port(), &port.local);
     (source.is_ipv4() || domain == libc::AF_INET6).then_some((source, start))
 }
 
-fn same(peer: &SocketAddr, from: &SocketAddr) -> bool {
+fn is_same_endpoint(peer: &SocketAddr, from: &SocketAddr) -> bool {
     (peer.ip(), peer.port()) == (from.ip(), from.port())
 }
 
-/// Copies as much as there is room for; how much.
+/// Copies `bytes` to the buffers. Returns the number of bytes that fit.
 ///
 /// # Safety
-/// Buffers writable for their lengths.
+/// The buffers are writable.
 unsafe fn scatter(mut bytes: &[u8], buffers: &[iovec]) -> usize {
     let whole = bytes.len();
     for buffer in buffers {
         let (now, rest) = bytes.split_at(bytes.len().min(buffer.iov_len));
         if !now.is_empty() {
-            // SAFETY: buffers writable for their lengths: guaranteed by the caller; no more than
-            // its length.
+            // SAFETY: the buffers are writable: guaranteed by the caller; `now` is at most as long
+            // as this buffer.
             unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), buffer.iov_base.cast(), now.len()) };
         }
         bytes = rest;
@@ -293,13 +297,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scattered_over_buffers() {
+    fn datagrams_are_scattered_over_buffers() {
         let (mut a, mut b) = ([0_u8; 3], [0_u8; 4]);
-        let piece = |bytes: &mut [u8]| iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        let buffers = [piece(&mut a), iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }, piece(&mut b)];
-        // SAFETY: live buffers.
+        let iovec_of = |bytes: &mut [u8]| iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let buffers = [iovec_of(&mut a), iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }, iovec_of(&mut b)];
+        // SAFETY: the buffers are live.
         assert_eq!(unsafe { scatter(b"abcde", &buffers) }, 5);
-        // SAFETY: live buffers.
+        // SAFETY: the buffers are live.
         assert_eq!(unsafe { scatter(b"0123456789", &buffers[..1]) }, 3);
         assert_eq!((&a, &b), (b"012", b"de\0\0"));
     }

@@ -1,19 +1,19 @@
-//! Local addresses at which no port could be made, for who need not know the reason anew with each
-//! packet. No I/O.
+//! Local addresses for which no port could be created recently, so that packets do not cause
+//! further attempts. No I/O.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Most addresses; beyond, the oldest is forgotten.
+/// Maximum number of addresses. The oldest one is replaced.
 const MAX_REFUSALS: usize = 16;
-/// How long an address is left alone.
-const RETRY: Duration = Duration::from_secs(5);
+/// Time without further attempts.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
 
-/// See the module.
+/// A list of addresses with the times of the failures.
 #[derive(Debug)]
 pub(super) struct Refusals {
     list: [Option<(IpAddr, Instant)>; MAX_REFUSALS],
-    /// The place of the next one.
+    /// Index of the next entry.
     next: usize,
 }
 
@@ -22,25 +22,25 @@ impl Refusals {
         Refusals { list: [None; MAX_REFUSALS], next: 0 }
     }
 
-    /// Whether a port at `address` failed less than [`RETRY`] ago.
-    pub fn refused(&self, address: &IpAddr, now: Instant) -> bool {
-        let recent = |since: Instant| now.saturating_duration_since(since) < RETRY;
+    /// Returns whether creating a port for `address` failed less than [`RETRY_DELAY`] ago.
+    pub fn is_refused(&self, address: &IpAddr, now: Instant) -> bool {
+        let recent = |since: Instant| now.saturating_duration_since(since) < RETRY_DELAY;
         self.list.iter().flatten().any(|(other, since)| other == address && recent(*since))
     }
 
-    /// A port at `address` was tried.
+    /// A port for `address` was created, or could not be created if `failed` is set.
     pub fn note(&mut self, address: IpAddr, failed: bool, now: Instant) {
-        let known = self.list.iter_mut().find(|place| place.is_some_and(|(other, _)| other == address));
-        let place = match known {
-            Some(place) => place,
+        let known = self.list.iter_mut().find(|entry| entry.is_some_and(|(other, _)| other == address));
+        let entry = match known {
+            Some(entry) => entry,
             None if !failed => return,
             None => {
-                let Some(place) = self.list.get_mut(self.next) else { return };
+                let Some(entry) = self.list.get_mut(self.next) else { return };
                 self.next = (self.next + 1) % MAX_REFUSALS;
-                place
+                entry
             }
         };
-        *place = failed.then_some((address, now));
+        *entry = failed.then_some((address, now));
     }
 }
 
@@ -49,14 +49,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn left_alone_for_a_while() {
+    fn addresses_are_refused_for_a_while() {
         let (mut refusals, now, address) = (Refusals::new(), Instant::now(), IpAddr::from([127, 0, 0, 1]));
-        assert!(!refusals.refused(&address, now));
+        assert!(!refusals.is_refused(&address, now));
         refusals.note(address, true, now);
-        assert!(refusals.refused(&address, now) && !refusals.refused(&IpAddr::from([127, 0, 0, 2]), now));
-        assert!(!refusals.refused(&address, now + RETRY));
+        assert!(refusals.is_refused(&address, now) && !refusals.is_refused(&IpAddr::from([127, 0, 0, 2]), now));
+        assert!(!refusals.is_refused(&address, now + RETRY_DELAY));
         refusals.note(address, false, now);
-        assert!(!refusals.refused(&address, now), "a port could be made");
+        assert!(!refusals.is_refused(&address, now), "a port was created");
     }
 
     #[test]
@@ -64,7 +64,7 @@ mod tests {
         let (mut refusals, now) = (Refusals::new(), Instant::now());
         let address = |last| IpAddr::from([127, 0, 0, last]);
         (0..=MAX_REFUSALS as u8).for_each(|last| refusals.note(address(last), true, now));
-        assert!(!refusals.refused(&address(0), now));
-        assert!((1..=MAX_REFUSALS as u8).all(|last| refusals.refused(&address(last), now)));
+        assert!(!refusals.is_refused(&address(0), now));
+        assert!((1..=MAX_REFUSALS as u8).all(|last| refusals.is_refused(&address(last), now)));
     }
 }

@@ -1,5 +1,5 @@
-//! Looking for paths to peers, in the background: an id of the connection manager for each, whose events come through the
-//! reactor.
+//! Path searches in the background: each has a connection manager id, whose events the reactor
+//! reports.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -13,12 +13,13 @@ use crate::rsocket::cm_id::CmId;
 use crate::rsocket::reactor::{self, Key};
 use crate::sys::sockaddr::with_port;
 
-/// Most at a time; further peers stay with UDP until they are sent to again.
+/// Maximum number of concurrent searches. Further peers are reached over UDP until the next
+/// datagram.
 const MAX_SEARCHES: usize = 32;
-/// Milliseconds for each of the two steps.
+/// Time-out of each of the two steps, in milliseconds.
 const RESOLVE_TIMEOUT_MS: i32 = 2000;
 
-/// A search under way.
+/// A search in progress.
 #[derive(Debug)]
 pub(super) struct Search {
     pub key: Key,
@@ -31,12 +32,12 @@ pub(super) struct Search {
 }
 
 impl Dgram {
-    /// Starts looking for the path from a port to `address`, where the QP of `peer` is.
+    /// Starts a search for the path from a port to `address`, the address of the QP of `peer`.
     pub(super) fn search(self: &Arc<Self>, state: &mut State, port: Key, peer: SocketAddr, address: IpAddr) {
         if let Err(error) = self.start_search(state, port, peer, address) {
             match error {
-                Errno::EAGAIN => state.peers.not_now(&peer),
-                error => state.peers.found(&peer, address, Err(error), Instant::now()),
+                Errno::EAGAIN => state.peers.search_not_started(&peer),
+                error => state.peers.search_finished(&peer, address, Err(error), Instant::now()),
             }
         }
     }
@@ -49,15 +50,15 @@ impl Dgram {
         let local = state.port(port).ok_or(Errno::ENODEV)?.local;
         let id = port::bound_id(&local)?;
         let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        id.resolve_addr(&udp::write(family, &with_port(address, peer.port(), &local)), RESOLVE_TIMEOUT_MS)?;
+        id.resolve_addr(&udp::to_sockaddr(family, &with_port(address, peer.port(), &local)), RESOLVE_TIMEOUT_MS)?;
         let service: Arc<dyn reactor::Service> = Arc::clone(self) as _;
-        let key = reactor::watch(id.fd(), service)?;
+        let key = reactor::register(id.fd(), service)?;
         state.searches.push(Search { key, id, peer, address, port });
         Ok(())
     }
 
-    /// An event of a search's id is there.
-    pub(super) fn search_on(&self, state: &mut State, key: Key) {
+    /// Handles an event of a search's id.
+    pub(super) fn continue_search(&self, state: &mut State, key: Key) {
         let Some(index) = state.searches.iter().position(|search| search.key == key) else { return };
         let Some(search) = state.searches.get(index) else { return };
         let end = match search.id.event() {
@@ -77,20 +78,21 @@ impl Dgram {
             crate::sys::alloc::try_arc(port.path(&search.id)?)
         });
         let search = state.searches.swap_remove(index);
-        reactor::forget(search.key);
-        state.peers.found(&search.peer, search.address, path, Instant::now());
+        reactor::unregister(search.key);
+        state.peers.search_finished(&search.peer, search.address, path, Instant::now());
     }
 }
 
 impl State {
-    /// Ends the searches from a port: a later datagram begins them anew, from another one.
+    /// Ends the searches that start at a port. A later datagram starts them again from another
+    /// port.
     pub(super) fn end_searches(&mut self, port: Key) {
         let State { searches, peers, .. } = self;
         searches.retain(|search| {
             let stays = search.port != port;
             if !stays {
-                reactor::forget(search.key);
-                peers.not_now(&search.peer);
+                reactor::unregister(search.key);
+                peers.search_not_started(&search.peer);
             }
             stays
         });

@@ -1,4 +1,4 @@
-//! Sending: over UD where the way is known, otherwise over UDP.
+//! Sending: over UD if the route is known, otherwise over UDP.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -13,23 +13,23 @@ use super::udp::{self, Udp};
 use super::{Dgram, State};
 use crate::errno::{Errno, Result};
 use crate::rsocket::reactor::{self, Key};
-use crate::rsocket::wire::datagram::{UD_IPV4, UD_MOST, UdHeader, UdpHeader, UdpOp};
+use crate::rsocket::wire::datagram::{MAX_UD_HEADER, UD_IPV4_HEADER, UdHeader, UdpHeader, UdpOp};
 use crate::sys::event::Deadline;
 use crate::sys::sockaddr::SockAddr;
 
 impl Dgram {
-    /// rsend(3) and its relatives.
+    /// rsend(3) and related calls.
     ///
     /// # Safety
-    /// Buffers readable for their lengths.
+    /// The buffers are readable.
     pub unsafe fn send(self: &Arc<Self>, buffers: &[iovec], flags: c_int, to: Option<&SockAddr>) -> Result<usize> {
         if flags & libc::MSG_OOB != 0 {
             return Err(Errno::new(libc::EOPNOTSUPP));
         }
         let mut payload = [0; MAX_MESSAGE];
-        // SAFETY: buffers readable for their lengths: guaranteed by the caller.
+        // SAFETY: the buffers are readable: guaranteed by the caller.
         let payload = unsafe { gather(buffers, &mut payload)? };
-        let (mut deadline, mut asked) = (None, false);
+        let (mut deadline, mut armed) = (None, false);
         loop {
             let mut state = self.enter()?;
             if state.shut_write {
@@ -39,7 +39,7 @@ impl Dgram {
                 return Err(error);
             }
             let to = match to {
-                Some(to) => udp::read(to.storage())?,
+                Some(to) => udp::from_storage(to.storage())?,
                 None => state.connected.ok_or(Errno::new(libc::EDESTADDRREQ))?,
             };
             if to.is_ipv6() && state.domain == libc::AF_INET {
@@ -51,9 +51,10 @@ impl Dgram {
                     drop(state);
                     self.wait(POLLOUT, until)?;
                 }
-                // Who watches for edges looked before the queue was full: from here on a free slot tells.
-                Err(Errno::EAGAIN) if !asked && !self.watchers.is_empty() => {
-                    asked = true;
+                // An edge-triggered watcher polled before the queue filled up; arm the CQs so that
+                // it is notified of a free slot.
+                Err(Errno::EAGAIN) if !armed && !self.watchers.is_empty() => {
+                    armed = true;
                     state.ports.iter_mut().for_each(Port::arm);
                 }
                 result => return result.map(|()| payload.len()),
@@ -62,7 +63,7 @@ impl Dgram {
     }
 
     fn send_one(self: &Arc<Self>, state: &mut State, payload: &[u8], to: SocketAddr) -> Result<()> {
-        if payload.len() > MAX_MESSAGE - if to.is_ipv4() { UD_IPV4 } else { UD_MOST } {
+        if payload.len() > MAX_MESSAGE - if to.is_ipv4() { UD_IPV4_HEADER } else { MAX_UD_HEADER } {
             return Err(too_long());
         }
         let (route, wanted) = state.peers.route(to, Instant::now())?;
@@ -71,7 +72,7 @@ impl Dgram {
         {
             return Ok(());
         }
-        let port = self.port_for(state, &to).inspect_err(|_| state.peers.not_now(&to))?;
+        let port = self.port_for(state, &to).inspect_err(|_| state.peers.search_not_started(&to))?;
         if let Some(address) = wanted {
             self.search(state, port, to, address);
         }
@@ -79,20 +80,21 @@ impl Dgram {
         let (bytes, len) = header.emit();
         let sent = state.udp()?.send(bytes.get(..len).unwrap_or_default(), payload, &to);
         if sent == Err(Errno::EAGAIN) {
-            state.udp_is_full();
+            state.set_udp_full();
         }
         sent
     }
 
-    /// Whether it went: not over a path for shorter packets, nor from a QP that failed. `EAGAIN` when the queue is full.
+    /// Sends over UD. Returns false if the path's MTU is too small or the QP has failed. Fails with
+    /// `EAGAIN` if the send queue is full.
     fn send_over_ud(&self, state: &mut State, payload: &[u8], path: &Arc<Path>, qpn: u32) -> Result<bool> {
         if state.port(path.port).is_some_and(|port| !port.broken && !port.can_send()) {
             self.poll(state);
         }
         let Some(port) = state.port_mut(path.port) else { return Ok(false) };
         let (header, len) = UdHeader { source: port.local }.emit();
-        let whole = len + payload.len();
-        if whole > MAX_MESSAGE.min(path.mtu) {
+        let total = len + payload.len();
+        if total > MAX_MESSAGE.min(path.mtu) {
             return Ok(false);
         }
         let sent = if port.broken {
@@ -100,8 +102,8 @@ impl Dgram {
         } else {
             port.send(path, qpn, |slot| {
                 slot[..len].copy_from_slice(&header[..len]);
-                slot[len..whole].copy_from_slice(payload);
-                whole
+                slot[len..total].copy_from_slice(payload);
+                total
             })
         };
         match sent {
@@ -117,30 +119,31 @@ impl Dgram {
 }
 
 impl State {
-    /// The header of UDP packets from a port.
+    /// Returns the header for UDP packets from a port.
     fn header(&self, port: Key, op: UdpOp) -> Option<UdpHeader> {
         self.port(port).map(|port| UdpHeader { op, qpn: port.qpn(), address: port.local.ip() })
     }
 
-    /// There is no room for more UDP packets: the reactor looks out for it.
-    fn udp_is_full(&mut self) {
+    /// The UDP socket's send buffer is full: makes the reactor wait for it to become writable.
+    fn set_udp_full(&mut self) {
         if let Some(key) = self.key.filter(|_| !self.udp_full) {
             self.udp_full = true;
-            reactor::watch_room(key, true);
+            reactor::set_writable_wanted(key, true);
         }
     }
 
-    /// Whether there is room for UDP packets again, after there was none.
-    pub(super) fn udp_has_room_again(&mut self) -> bool {
-        let again = self.udp_full && self.udp().is_ok_and(Udp::has_room);
-        if let Some(key) = self.key.filter(|_| again) {
+    /// Returns whether the UDP socket has become writable again.
+    pub(super) fn udp_is_writable_again(&mut self) -> bool {
+        let writable = self.udp_full && self.udp().is_ok_and(Udp::is_writable);
+        if let Some(key) = self.key.filter(|_| writable) {
             self.udp_full = false;
-            reactor::watch_room(key, false);
+            reactor::set_writable_wanted(key, false);
         }
-        again
+        writable
     }
 
-    /// Tells a peer our QP. If it gets lost, the peer asks again with its next datagram.
+    /// Sends the local QP number to a peer. If the packet is lost, the peer's next datagram
+    /// requests it again.
     pub(super) fn answer(&self, port: Key, to: &SocketAddr) {
         let (Some(header), Ok(udp)) = (self.header(port, UdpOp::Control), self.udp()) else { return };
         let (bytes, len) = header.emit();
@@ -152,18 +155,18 @@ fn too_long() -> Errno {
     Errno::new(libc::EMSGSIZE)
 }
 
-/// The buffers' bytes in one piece; `EMSGSIZE` when they are more than any datagram has.
+/// Copies the buffers into one. Fails with `EMSGSIZE` if they exceed the maximum length of a
+/// datagram.
 ///
 /// # Safety
-/// Buffers readable for their lengths.
+/// The buffers are readable.
 unsafe fn gather<'a>(buffers: &[iovec], into: &'a mut [u8; MAX_MESSAGE]) -> Result<&'a [u8]> {
     let mut len = 0_usize;
     for buffer in buffers.iter().filter(|buffer| buffer.iov_len > 0) {
         let end = len.checked_add(buffer.iov_len).ok_or_else(too_long)?;
-        let place = into.get_mut(len..end).ok_or_else(too_long)?;
-        // SAFETY: buffers readable for their lengths: guaranteed by the caller; the place is as
-        // long.
-        unsafe { std::ptr::copy_nonoverlapping(buffer.iov_base.cast(), place.as_mut_ptr(), place.len()) };
+        let free = into.get_mut(len..end).ok_or_else(too_long)?;
+        // SAFETY: the buffers are readable: guaranteed by the caller; `free` has the same length.
+        unsafe { std::ptr::copy_nonoverlapping(buffer.iov_base.cast(), free.as_mut_ptr(), free.len()) };
         len = end;
     }
     Ok(&into[..len])
@@ -174,17 +177,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gathered_from_buffers() {
+    fn datagrams_are_gathered_from_buffers() {
         let (a, b) = (*b"abc", [7_u8; MAX_MESSAGE - 3]);
-        let piece = |bytes: &[u8]| iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let mut room = [0; MAX_MESSAGE];
-        // SAFETY: live buffers.
-        let all = unsafe { gather(&[piece(&a), piece(&[]), piece(&b)], &mut room) }.unwrap();
+        let iovec_of = |bytes: &[u8]| iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let mut buffer = [0; MAX_MESSAGE];
+        // SAFETY: the buffers are live.
+        let all = unsafe { gather(&[iovec_of(&a), iovec_of(&[]), iovec_of(&b)], &mut buffer) }.unwrap();
         assert_eq!((&all[..4], all.len()), (&b"abc\x07"[..], MAX_MESSAGE));
-        // SAFETY: live buffers.
-        assert_eq!(unsafe { gather(&[piece(&a), piece(&b), piece(&a[..1])], &mut room) }, Err(too_long()));
-        let endless = iovec { iov_len: usize::MAX, ..piece(&a) };
-        // SAFETY: refused before it is read.
-        assert_eq!(unsafe { gather(&[piece(&a), endless], &mut room) }, Err(too_long()));
+        // SAFETY: the buffers are live.
+        assert_eq!(unsafe { gather(&[iovec_of(&a), iovec_of(&b), iovec_of(&a[..1])], &mut buffer) }, Err(too_long()));
+        let endless = iovec { iov_len: usize::MAX, ..iovec_of(&a) };
+        // SAFETY: the length is rejected before the buffer is read.
+        assert_eq!(unsafe { gather(&[iovec_of(&a), endless], &mut buffer) }, Err(too_long()));
     }
 }

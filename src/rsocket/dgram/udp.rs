@@ -1,19 +1,20 @@
-//! The UDP socket behind a datagram rsocket, and its addresses.
+//! The UDP socket of a datagram rsocket, and socket addresses.
 //!
-//! Within the library an IPv4 address mapped into IPv6 is an IPv4 one, as which devices know it.
+//! The library represents an IPv4-mapped IPv6 address as an IPv4 address, because devices do so,
+//! too.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::time::Duration;
 
 use libc::{AF_INET, AF_INET6, POLLOUT, iovec, pollfd, sockaddr_storage, socklen_t};
 
 use crate::errno::{Errno, Result};
 use crate::sys::event;
-use crate::sys::own::{self, OwnFd};
+use crate::sys::library_fds::{self, OwnFd};
 use crate::sys::sockaddr::{SockAddr, inet, zeroed as no_address};
 
 /// A UDP socket.
@@ -28,9 +29,9 @@ fn check(result: c_int) -> Result<()> {
 }
 
 impl Udp {
-    /// socket(2), with SOCK_NONBLOCK and SOCK_CLOEXEC as `flags` say.
+    /// socket(2) with the SOCK_NONBLOCK and SOCK_CLOEXEC bits of `flags`.
     pub fn new(domain: c_int, flags: c_int) -> Result<Udp> {
-        let fd = own::socket(domain, libc::SOCK_DGRAM | flags, libc::IPPROTO_UDP);
+        let fd = library_fds::socket(domain, libc::SOCK_DGRAM | flags, libc::IPPROTO_UDP);
         Ok(Udp { socket: OwnFd::new(fd)?, domain })
     }
 
@@ -40,13 +41,13 @@ impl Udp {
 
     /// bind(2).
     pub fn bind(&self, addr: &SockAddr) -> Result<()> {
-        // SAFETY: readable for its length.
+        // SAFETY: the address is readable for its length.
         check(unsafe { libc::bind(self.fd(), ptr::from_ref(addr.storage()).cast(), addr.len().into()) })
     }
 
     /// connect(2).
     pub fn connect(&self, addr: &SockAddr) -> Result<()> {
-        // SAFETY: readable for its length.
+        // SAFETY: the address is readable for its length.
         check(unsafe { libc::connect(self.fd(), ptr::from_ref(addr.storage()).cast(), addr.len().into()) })
     }
 
@@ -65,91 +66,93 @@ impl Udp {
         call: unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut socklen_t) -> c_int,
     ) -> Result<sockaddr_storage> {
         let (mut name, mut len) = (no_address(), size_of::<sockaddr_storage>() as socklen_t);
-        // SAFETY: writable for `len` bytes.
+        // SAFETY: `name` is writable for `len` bytes.
         check(unsafe { call(self.fd(), (&raw mut name).cast(), &raw mut len) })?;
         Ok(name)
     }
 
-    /// The local address; with a port from now on.
-    pub fn bound(&self) -> Result<SocketAddr> {
-        let name = read(&self.local_name()?)?;
+    /// Returns the local address. Binds the socket to a port first if it has none.
+    pub fn bound_addr(&self) -> Result<SocketAddr> {
+        let name = from_storage(&self.local_name()?)?;
         if name.port() != 0 {
             return Ok(name);
         }
         let mut any = no_address();
         any.ss_family = self.domain as libc::sa_family_t;
-        // SAFETY: zeros are an address of either family.
-        self.bind(&unsafe { SockAddr::from_c(NonNull::from(&any).cast())? })?;
-        read(&self.local_name()?)
+        self.bind(&SockAddr::from_storage(&any)?)?;
+        from_storage(&self.local_name()?)
     }
 
-    /// The local address that datagrams to `to` come from.
-    pub fn source(&self, to: &SocketAddr) -> Result<SocketAddr> {
-        let bound = self.bound()?;
-        if !bound.ip().is_unspecified() {
-            return Ok(bound);
+    /// Returns the local address for datagrams to `to`.
+    pub fn source_addr(&self, to: &SocketAddr) -> Result<SocketAddr> {
+        let bound_addr = self.bound_addr()?;
+        if !bound_addr.ip().is_unspecified() {
+            return Ok(bound_addr);
         }
         let domain = if to.is_ipv4() { AF_INET } else { AF_INET6 };
         let probe = Udp::new(domain, libc::SOCK_CLOEXEC)?;
-        probe.connect(&write(domain, to))?;
-        let mut source = read(&probe.local_name()?)?;
-        source.set_port(bound.port());
-        Ok(source)
+        probe.connect(&to_sockaddr(domain, to))?;
+        let mut source_addr = from_storage(&probe.local_name()?)?;
+        source_addr.set_port(bound_addr.port());
+        Ok(source_addr)
     }
 
-    /// Sends header and payload, without waiting: `EAGAIN` when the kernel's buffer is full.
+    /// Sends a header and a payload without blocking. Fails with `EAGAIN` if the send buffer is
+    /// full.
     pub fn send(&self, header: &[u8], payload: &[u8], to: &SocketAddr) -> Result<()> {
-        let name = write(self.domain, to);
-        let piece = |bytes: &[u8]| iovec { iov_base: bytes.as_ptr().cast_mut().cast::<c_void>(), iov_len: bytes.len() };
-        let mut pieces = [piece(header), piece(payload)];
-        // SAFETY: all zeros are a value of it.
+        let name = to_sockaddr(self.domain, to);
+        let iovec_of =
+            |bytes: &[u8]| iovec { iov_base: bytes.as_ptr().cast_mut().cast::<c_void>(), iov_len: bytes.len() };
+        let mut iovecs = [iovec_of(header), iovec_of(payload)];
+        // SAFETY: all zeros are a valid value of this structure.
         let mut message: libc::msghdr = unsafe { zeroed() };
         message.msg_name = ptr::from_ref(name.storage()).cast_mut().cast();
         message.msg_namelen = name.len().into();
-        message.msg_iov = pieces.as_mut_ptr();
-        message.msg_iovlen = pieces.len();
-        // SAFETY: name and pieces are readable for their lengths.
+        message.msg_iov = iovecs.as_mut_ptr();
+        message.msg_iovlen = iovecs.len();
+        // SAFETY: the name and the iovecs are readable for their lengths.
         match unsafe { libc::sendmsg(self.fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) } {
             -1 => Err(Errno::last()),
             _ => Ok(()),
         }
     }
 
-    /// Whether there is room for what is sent, as poll(2) sees it.
-    pub fn has_room(&self) -> bool {
+    /// Returns whether poll(2) reports the socket as writable.
+    pub fn is_writable(&self) -> bool {
         let mut fds = [pollfd { fd: self.fd(), events: POLLOUT, revents: 0 }];
         event::poll(&mut fds, Some(Duration::ZERO)) != Ok(0)
     }
 
-    /// The next packet and its sender, without waiting. Its length may be more than there was room for.
+    /// Receives a packet without blocking. Returns its length, which may exceed the buffer's, and
+    /// its sender.
     pub fn receive(&self, into: &mut [u8]) -> Result<(usize, SocketAddr)> {
         let (mut name, mut len) = (no_address(), size_of::<sockaddr_storage>() as socklen_t);
         let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-        // SAFETY: buffer and name are writable for their lengths.
+        // SAFETY: the buffer and the name are writable for their lengths.
         let result = unsafe {
             libc::recvfrom(self.fd(), into.as_mut_ptr().cast(), into.len(), flags, (&raw mut name).cast(), &raw mut len)
         };
         let count = usize::try_from(result).map_err(|_| Errno::last())?;
-        Ok((count, read(&name)?))
+        Ok((count, from_storage(&name)?))
     }
 
     /// setsockopt(2).
     pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
-        // SAFETY: readable for its length.
+        // SAFETY: the value is readable for its length.
         check(unsafe { libc::setsockopt(self.fd(), level, name, value.as_ptr().cast(), value.len() as socklen_t) })
     }
 
-    /// getsockopt(2); how many bytes the value has.
+    /// getsockopt(2). Returns the length of the value.
     pub fn option(&self, level: c_int, name: c_int, into: &mut [u8]) -> Result<usize> {
         let mut len = into.len() as socklen_t;
-        // SAFETY: writable for its length.
+        // SAFETY: the buffer is writable for its length.
         check(unsafe { libc::getsockopt(self.fd(), level, name, into.as_mut_ptr().cast(), &raw mut len) })?;
         Ok(into.len().min(len as usize))
     }
 }
 
-/// The address in a C structure.
-pub(super) fn read(name: &sockaddr_storage) -> Result<SocketAddr> {
+/// Converts a C structure to an address.
+pub(super) fn from_storage(name: &sockaddr_storage) -> Result<SocketAddr> {
     let full = inet(name).ok_or(Errno::EAFNOSUPPORT)?;
     Ok(match full.ip().to_canonical() {
         ip @ IpAddr::V4(_) => SocketAddr::new(ip, full.port()),
@@ -157,8 +160,8 @@ pub(super) fn read(name: &sockaddr_storage) -> Result<SocketAddr> {
     })
 }
 
-/// The C structure of an address, for a socket of `domain`.
-pub(super) fn write(domain: c_int, addr: &SocketAddr) -> SockAddr {
+/// Converts an address to the C structure for a socket of `domain`.
+pub(super) fn to_sockaddr(domain: c_int, addr: &SocketAddr) -> SockAddr {
     match (addr, domain) {
         (SocketAddr::V4(v4), AF_INET6) => SockAddr::from_inet(&(v4.ip().to_ipv6_mapped(), v4.port()).into()),
         _ => SockAddr::from_inet(addr),
@@ -171,45 +174,45 @@ mod tests {
     use crate::sys::sockaddr::with_port;
 
     #[test]
-    fn mapped_addresses_are_ipv4_inside() {
+    fn mapped_addresses_are_converted_to_ipv4() {
         let v4 = SocketAddr::from(([10, 77, 1, 1], 7471));
-        let mapped = write(AF_INET6, &v4);
+        let mapped = to_sockaddr(AF_INET6, &v4);
         assert_eq!(mapped.family(), AF_INET6);
-        assert_eq!(read(mapped.storage()), Ok(v4));
-        assert_eq!(write(AF_INET, &v4).family(), AF_INET);
+        assert_eq!(from_storage(mapped.storage()), Ok(v4));
+        assert_eq!(to_sockaddr(AF_INET, &v4).family(), AF_INET);
     }
 
     #[test]
-    fn a_link_local_address_keeps_its_scope() {
+    fn link_local_addresses_keep_their_scope() {
         let here: SocketAddr = "[fe80::1%3]:5".parse().unwrap();
         let there = with_port("fe80::2".parse().unwrap(), 7, &here);
         assert_eq!(there, "[fe80::2%3]:7".parse().unwrap());
-        assert_eq!(read(write(AF_INET6, &there).storage()), Ok(there));
+        assert_eq!(from_storage(to_sockaddr(AF_INET6, &there).storage()), Ok(there));
         assert_eq!(with_port("fd00::2".parse().unwrap(), 7, &here), "[fd00::2]:7".parse().unwrap());
     }
 
     #[test]
-    fn a_socket_that_is_used_has_a_port() {
+    fn bound_addr_binds_the_socket_once() {
         let udp = Udp::new(AF_INET, libc::SOCK_CLOEXEC).unwrap();
-        let bound = udp.bound().unwrap();
-        assert!(bound.port() != 0 && bound.ip().is_unspecified());
-        assert_eq!(udp.bound(), Ok(bound));
-        let source = udp.source(&SocketAddr::from(([127, 0, 0, 1], 9))).unwrap();
-        assert_eq!(source, SocketAddr::from(([127, 0, 0, 1], bound.port())));
+        let bound_addr = udp.bound_addr().unwrap();
+        assert!(bound_addr.port() != 0 && bound_addr.ip().is_unspecified());
+        assert_eq!(udp.bound_addr(), Ok(bound_addr));
+        let source_addr = udp.source_addr(&SocketAddr::from(([127, 0, 0, 1], 9))).unwrap();
+        assert_eq!(source_addr, SocketAddr::from(([127, 0, 0, 1], bound_addr.port())));
     }
 
     #[test]
-    fn packets_and_their_true_length() {
+    fn truncated_packets_have_their_full_length() {
         let (a, b) = (Udp::new(AF_INET, 0).unwrap(), Udp::new(AF_INET6, 0).unwrap());
         let loopback = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        a.bind(&write(AF_INET, &loopback(0))).unwrap();
-        b.bound().unwrap();
-        let to = read(&a.local_name().unwrap()).unwrap();
+        a.bind(&to_sockaddr(AF_INET, &loopback(0))).unwrap();
+        b.bound_addr().unwrap();
+        let to = from_storage(&a.local_name().unwrap()).unwrap();
         b.send(b"head", b"payload", &to).unwrap();
-        let mut room = [0; 6];
-        let (len, from) = a.receive(&mut room).unwrap();
-        assert_eq!((len, &room), (11, b"headpa"));
-        assert_eq!(from, loopback(b.bound().unwrap().port()));
-        assert_eq!(a.receive(&mut room), Err(Errno::EAGAIN));
+        let mut buffer = [0; 6];
+        let (len, from) = a.receive(&mut buffer).unwrap();
+        assert_eq!((len, &buffer), (11, b"headpa"));
+        assert_eq!(from, loopback(b.bound_addr().unwrap().port()));
+        assert_eq!(a.receive(&mut buffer), Err(Errno::EAGAIN));
     }
 }

@@ -1,4 +1,4 @@
-//! repoll_ctl: epoll_ctl(2), with its errors.
+//! repoll_ctl: epoll_ctl(2) with the same errors.
 
 use std::collections::hash_map::Entry;
 use std::ffi::c_int;
@@ -13,10 +13,10 @@ use libc::{
 use super::Epoll;
 use super::member::{ALWAYS, Interest, Member};
 use crate::errno::{Errno, Result};
-use crate::rsocket::watch::{Lookup, Pollable, Watcher};
+use crate::rsocket::pollable::{Lookup, Pollable, Watcher};
 
 impl Epoll {
-    /// epoll_ctl(2). Only EPOLL_CTL_DEL does without an event; the others fail with `EFAULT`.
+    /// Like epoll_ctl(2). Operations other than EPOLL_CTL_DEL fail with `EFAULT` without an event.
     pub fn control(
         self: &Arc<Epoll>,
         lookup: &dyn Lookup,
@@ -24,8 +24,8 @@ impl Epoll {
         fd: c_int,
         event: Option<epoll_event>,
     ) -> Result<()> {
-        self.check_open()?;
-        self.check_ours()?;
+        self.check_not_closed()?;
+        self.check_process()?;
         if op != EPOLL_CTL_DEL && event.is_none() {
             return Err(Errno::new(libc::EFAULT));
         }
@@ -44,10 +44,10 @@ impl Epoll {
     fn control_ordinary(&self, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<()> {
         let first = !self.ordinary.swap(true, Ordering::SeqCst);
         let result = self.outer.control(op, fd, event);
-        if first && self.direct.load(Ordering::SeqCst) > 0 {
-            // They sleep where this member does not show.
+        if first && self.inner_waiters.load(Ordering::SeqCst) > 0 {
+            // These threads sleep in the inner epoll, where the new member is not visible.
             self.queue.evict();
-            if self.direct.load(Ordering::SeqCst) == 0 {
+            if self.inner_waiters.load(Ordering::SeqCst) == 0 {
                 self.queue.end_eviction();
             }
         }
@@ -60,7 +60,8 @@ impl Epoll {
 
     fn add(self: &Arc<Epoll>, fd: c_int, rsocket: Arc<dyn Pollable>, event: epoll_event) -> Result<()> {
         check_exclusive(event.events)?;
-        // Closed meanwhile, or the parent's, whose locks may be held by threads that are not there.
+        // The rsocket was closed in the meantime, or is the parent's and may be locked by threads
+        // that do not exist here.
         if rsocket.ready(0) & POLLNVAL != 0 {
             return Err(Errno::EBADF);
         }
@@ -69,12 +70,12 @@ impl Epoll {
         let member = Member::new(self, fd, serial, rsocket, interest(event))?;
         self.insert(&member)?;
         let watcher: Arc<dyn Watcher> = member.clone();
-        let result = watcher_list.watchers().add(Arc::clone(&watcher)).and_then(|()| self.settle(&member));
+        let result = watcher_list.watchers().add(Arc::clone(&watcher)).and_then(|()| self.arm_or_queue(&member));
         if result.is_err() {
             self.forget(&member);
         }
-        if member.is_gone() || self.check_open().is_err() {
-            // Removed by another thread, perhaps before it became a watcher.
+        if member.is_removed() || self.check_not_closed().is_err() {
+            // Another thread has removed the member, perhaps before it became a watcher.
             self.forget(&member);
             watcher_list.watchers().remove(&watcher);
         }
@@ -86,7 +87,7 @@ impl Epoll {
         members.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         self.queue.reserve(members.len() + 1)?;
         match members.entry(member.fd) {
-            Entry::Vacant(place) => place.insert(Arc::clone(member)),
+            Entry::Vacant(entry) => entry.insert(Arc::clone(member)),
             Entry::Occupied(_) => return Err(Errno::new(libc::EEXIST)),
         };
         Ok(())
@@ -97,10 +98,10 @@ impl Epoll {
             return Err(Errno::EINVAL);
         }
         member.modify(interest(event));
-        self.settle(member)
+        self.arm_or_queue(member)
     }
 
-    /// Any number but 0, which is not the eventfd's key then.
+    /// Returns a number other than 0, so that no member has the eventfd's data.
     fn next_serial(&self) -> u32 {
         loop {
             let serial = self.serial.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
@@ -115,7 +116,7 @@ fn interest(event: epoll_event) -> Interest {
     Interest { events: event.events, data: event.u64 }
 }
 
-/// What may stand beside EPOLLEXCLUSIVE (epoll_ctl(2)).
+/// Rejects flags that epoll_ctl(2) does not allow together with EPOLLEXCLUSIVE.
 fn check_exclusive(events: u32) -> Result<()> {
     let allowed = (EPOLLIN | EPOLLOUT | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE) as u32 | ALWAYS;
     if events & EPOLLEXCLUSIVE as u32 != 0 && events & !allowed != 0 {

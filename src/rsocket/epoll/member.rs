@@ -1,9 +1,9 @@
-//! An rsocket that is a member of an epoll.
+//! A member of an epoll that is an rsocket.
 
 use std::ffi::{c_int, c_short};
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use libc::{
     EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, POLLNVAL,
@@ -12,31 +12,33 @@ use libc::{
 
 use super::Epoll;
 use crate::errno::Result;
-use crate::rsocket::bits;
-use crate::rsocket::few::Few;
-use crate::rsocket::owner::Owner;
-use crate::rsocket::watch::{Notice, Pollable, Watcher};
+use crate::rsocket::poll_events;
+use crate::rsocket::pollable::{Notice, Pollable, Watcher};
+use crate::rsocket::small_list::SmallList;
 use crate::sys::alloc::try_arc;
 use crate::sys::event::KernelEpoll;
+use crate::sys::owner::Owner;
+use crate::sys::sync::{Mutex, MutexGuard};
 
 pub struct Member {
-    /// The number the program added.
+    /// The descriptor that the program added.
     pub fd: c_int,
     serial: u32,
     process: Owner,
     owner: Weak<Epoll>,
-    /// Whether it is in the queue; changes under the queue's lock.
+    /// Whether the member is in the queue. Changes only with the queue locked.
     pub queued: AtomicBool,
-    /// Whether one of its descriptors was seen raised, for the next look.
-    pub raised: AtomicBool,
-    gone: AtomicBool,
+    /// Whether a descriptor was readable, for the next poll of the member.
+    pub readable: AtomicBool,
+    removed: AtomicBool,
     state: Mutex<State>,
 }
 
-/// How a descriptor is in the inner epoll that is not to be waited for: an error shows at most once.
-const SILENT: u32 = EPOLLET as u32;
+/// Events in the inner epoll of a descriptor that is not waited for: an error is reported once at
+/// most.
+const MUTED: u32 = EPOLLET as u32;
 
-/// What the program asked for, by the last ADD or MOD.
+/// What the program requested with the last ADD or MOD.
 #[derive(Clone, Copy)]
 pub struct Interest {
     pub events: u32,
@@ -44,46 +46,46 @@ pub struct Interest {
 }
 
 struct State {
-    /// `None` once it is removed.
+    /// `None` after the removal.
     rsocket: Option<Arc<dyn Pollable>>,
     interest: Interest,
     /// False after a report with EPOLLONESHOT.
     enabled: bool,
-    /// Counts the MODs.
+    /// Number of MODs.
     version: u32,
-    /// [`Pollable::edges`] at the last report; `None` if any edge is new.
+    /// [`Pollable::edges`] at the last report. `None`: the next edge is new in any case.
     reported: Option<u64>,
-    /// The descriptors in the inner epoll, and how they are in it.
-    descriptors: Few<(c_int, u32), 2>,
+    /// The descriptors in the inner epoll, each with its events there.
+    descriptors: SmallList<(c_int, u32), 2>,
 }
 
-/// A member as it was when a look at it began.
-pub struct View {
+/// The state of a member when polling it began.
+pub struct Snapshot {
     pub rsocket: Arc<dyn Pollable>,
     pub interest: Interest,
     pub enabled: bool,
     version: u32,
 }
 
-/// Whether the inner epoll shows when a descriptor is raised.
+/// Whether the descriptors of a member are registered in the inner epoll.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Shows {
-    Yes,
-    /// It did not before: one may be raised already.
-    Anew,
-    /// There is none to wait for now.
-    No,
+pub enum Registered {
+    Already,
+    /// A descriptor was registered just now, and may have been readable before.
+    Newly,
+    /// There is currently no descriptor to wait for.
+    None,
 }
 
-/// Whether what was seen may be reported.
+/// Whether to report a member that was polled.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// It is, by the caller.
+pub enum Decision {
+    /// Report it.
     Report,
     /// There is nothing to report.
     Nothing,
-    /// The program has changed its mind: look again.
-    Again,
+    /// The program has modified the member: poll it again.
+    Retry,
 }
 
 impl Interest {
@@ -95,45 +97,47 @@ impl Interest {
         self.events & EPOLLONESHOT as u32 != 0
     }
 
-    /// The program's bits as poll(2) has them.
-    fn asked(self) -> c_short {
+    /// Returns the requested events as poll(2) bits.
+    fn requested(self) -> c_short {
         (self.events & 0x7FFF) as c_short
     }
 
     pub fn wanted(self) -> c_short {
-        bits::wanted(self.asked())
+        poll_events::wanted(self.requested())
     }
 
     pub fn report(self, ready: c_short) -> epoll_event {
-        epoll_event { events: bits::told(ready, self.asked()) as u32, u64: self.data }
+        epoll_event { events: poll_events::reported(ready, self.requested()) as u32, u64: self.data }
     }
 
-    /// How the descriptors are watched: where an event may stay untaken after a look, it must show again.
-    fn how(self) -> u32 {
+    /// Returns the events for the member's descriptors. They are level-triggered where an event may
+    /// be left unread.
+    fn events(self) -> u32 {
         let edge = if self.is_edge() || self.is_oneshot() { EPOLLET } else { 0 };
         (EPOLLIN | edge) as u32
     }
 }
 
-impl View {
-    /// What holds of what the program asked for. A closed rsocket has nothing to tell: it is about to leave.
+impl Snapshot {
+    /// Returns the ready bits of those requested. A closed rsocket reports nothing, because it is
+    /// about to be removed.
     pub fn ready(&self) -> c_short {
         self.rsocket.ready(self.interest.wanted()) & !POLLNVAL
     }
 
-    /// Whether some of it holds.
-    pub fn holds(&self) -> bool {
-        self.rsocket.holds(self.interest.wanted())
+    /// Returns whether ready() would return a bit.
+    pub fn is_ready(&self) -> bool {
+        self.rsocket.is_ready(self.interest.wanted())
     }
 
-    /// [`Pollable::arm`], likewise.
+    /// Calls [`Pollable::arm`]. Returns the same bits as ready().
     pub fn arm(&self) -> c_short {
         self.rsocket.arm(self.interest.wanted()) & !POLLNVAL
     }
 
-    /// What to wait for now.
-    fn descriptors(&self) -> Result<Few<c_int, 2>> {
-        let (mut now, mut result) = (Few::new(), Ok(()));
+    /// Returns the descriptors to wait for.
+    fn descriptors(&self) -> Result<SmallList<c_int, 2>> {
+        let (mut now, mut result) = (SmallList::new(), Ok(()));
         self.rsocket.descriptors(&mut |fd| {
             if result.is_ok() {
                 result = now.push(fd);
@@ -157,41 +161,41 @@ impl Member {
             process: Owner::this_process(),
             owner: Arc::downgrade(owner),
             queued: AtomicBool::new(false),
-            raised: AtomicBool::new(false),
-            gone: AtomicBool::new(false),
+            readable: AtomicBool::new(false),
+            removed: AtomicBool::new(false),
             state: Mutex::new(State {
                 rsocket: Some(rsocket),
                 interest,
                 enabled: true,
                 version: 0,
                 reported: None,
-                descriptors: Few::new(),
+                descriptors: SmallList::new(),
             }),
         })
     }
 
-    /// The member's data in the inner epoll.
+    /// Returns the member's data in the inner epoll.
     pub fn key(&self) -> u64 {
         u64::from(self.serial) << 32 | u64::from(self.fd as u32)
     }
 
-    /// The number that a key was made of.
-    pub fn fd_of(key: u64) -> c_int {
+    /// Returns the descriptor number in a key.
+    pub fn fd_from_key(key: u64) -> c_int {
         key as u32 as c_int
     }
 
-    pub fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::SeqCst)
+    pub fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::SeqCst)
     }
 
-    /// `None` once it is removed.
-    pub fn view(&self) -> Option<View> {
+    /// Returns `None` after the removal.
+    pub fn snapshot(&self) -> Option<Snapshot> {
         let state = self.lock();
         let State { interest, enabled, version, .. } = *state;
-        state.rsocket.clone().map(|rsocket| View { rsocket, interest, enabled, version })
+        state.rsocket.clone().map(|rsocket| Snapshot { rsocket, interest, enabled, version })
     }
 
-    /// EPOLL_CTL_MOD: every edge is new again.
+    /// EPOLL_CTL_MOD. Resets the edges, so that the current state is reported again.
     pub fn modify(&self, interest: Interest) {
         let mut state = self.lock();
         state.interest = interest;
@@ -204,96 +208,98 @@ impl Member {
         self.lock().interest
     }
 
-    /// Sees to it that the rsocket's descriptors are in the inner epoll, in the right way.
-    pub fn refresh(&self, inner: &KernelEpoll, view: &View) -> Result<Shows> {
-        let mut anew = false;
+    /// Registers the rsocket's current descriptors in the inner epoll.
+    pub fn refresh(&self, inner: &KernelEpoll, snapshot: &Snapshot) -> Result<Registered> {
+        let mut newly = false;
         loop {
-            let now = view.descriptors()?;
-            let (silenced, shown) = self.register(inner, now.as_slice())?;
-            anew |= shown;
-            // Once more after one was silenced: the notice that it is to be waited for again may have come before that.
-            if !silenced {
-                let shows = if anew { Shows::Anew } else { Shows::Yes };
-                return Ok(if now.as_slice().is_empty() { Shows::No } else { shows });
+            let now = snapshot.descriptors()?;
+            let (muted, unmuted) = self.register(inner, now.as_slice())?;
+            newly |= unmuted;
+            // Repeat after muting a descriptor: the notice that it is to be waited for again may
+            // have come before.
+            if !muted {
+                let registered = if newly { Registered::Newly } else { Registered::Already };
+                return Ok(if now.as_slice().is_empty() { Registered::None } else { registered });
             }
         }
     }
 
-    /// Whether one was silenced, for it is not among `now`, and whether one shows that did not before.
+    /// Registers `now`. Returns whether a descriptor was muted because it is not in `now`, and
+    /// whether a descriptor was added or unmuted.
     fn register(&self, inner: &KernelEpoll, now: &[c_int]) -> Result<(bool, bool)> {
         let mut state = self.lock();
         if state.rsocket.is_none() {
             return Ok((false, false));
         }
-        let loud = state.interest.how();
-        // Mostly nothing has changed.
-        if state.descriptors.as_slice().iter().copied().eq(now.iter().map(|&fd| (fd, loud))) {
+        let active = state.interest.events();
+        // Usually nothing has changed.
+        if state.descriptors.as_slice().iter().copied().eq(now.iter().map(|&fd| (fd, active))) {
             return Ok((false, false));
         }
-        let event = |how| Some(epoll_event { events: how, u64: self.key() });
-        let (mut silenced, mut shown) = (false, false);
-        for (fd, how) in state.descriptors.as_mut_slice() {
-            let right = if now.contains(fd) { loud } else { SILENT };
-            if *how != right {
-                let changed = inner.control(EPOLL_CTL_MOD, *fd, event(right));
-                // It fails for one that a removed device has left behind: nobody needs to hear of that.
-                if right != SILENT {
+        let event = |events| Some(epoll_event { events, u64: self.key() });
+        let (mut muted, mut unmuted) = (false, false);
+        for (fd, events) in state.descriptors.as_mut_slice() {
+            let desired = if now.contains(fd) { active } else { MUTED };
+            if *events != desired {
+                let changed = inner.control(EPOLL_CTL_MOD, *fd, event(desired));
+                // Muting fails for the descriptor of a removed device. This is harmless.
+                if desired != MUTED {
                     changed?;
                 }
-                silenced |= right == SILENT;
-                shown |= *how == SILENT;
-                *how = right;
+                muted |= desired == MUTED;
+                unmuted |= *events == MUTED;
+                *events = desired;
             }
         }
         for &fd in now {
             if !state.descriptors.as_slice().iter().any(|(there, _)| *there == fd) {
-                // First the list: what is in the epoll must not be forgotten.
-                state.descriptors.push((fd, loud))?;
-                inner.control(EPOLL_CTL_ADD, fd, event(loud)).inspect_err(|_| state.descriptors.pop())?;
-                shown = true;
+                // Add to the list first: a descriptor in the epoll must be in the list.
+                state.descriptors.push((fd, active))?;
+                inner.control(EPOLL_CTL_ADD, fd, event(active)).inspect_err(|_| state.descriptors.pop())?;
+                unmuted = true;
             }
         }
-        Ok((silenced, shown))
+        Ok((muted, unmuted))
     }
 
-    /// Decides about a report of `ready`; `edges` for one by edges.
-    pub fn decide(&self, view: &View, ready: bool, edges: Option<u64>) -> Verdict {
+    /// Decides whether to report the member. `edges` is set for an edge-triggered member.
+    pub fn decide(&self, snapshot: &Snapshot, ready: bool, edges: Option<u64>) -> Decision {
         let mut state = self.lock();
         if state.rsocket.is_none() {
-            return Verdict::Nothing;
+            return Decision::Nothing;
         }
-        if state.version != view.version {
-            return Verdict::Again;
+        if state.version != snapshot.version {
+            return Decision::Retry;
         }
-        // Another thread may have reported meanwhile.
+        // Another thread may have reported it in the meantime.
         if !state.enabled || edges.is_some() && edges <= state.reported {
-            return Verdict::Nothing;
+            return Decision::Nothing;
         }
         if edges.is_some() {
             state.reported = edges;
         }
         if !ready {
-            return Verdict::Nothing;
+            return Decision::Nothing;
         }
         state.enabled = !state.interest.is_oneshot();
-        Verdict::Report
+        Decision::Report
     }
 
-    /// Whether the program has changed its mind since the look began.
-    pub fn is_changed(&self, view: &View) -> bool {
-        self.lock().version != view.version
+    /// Returns whether the program has modified the member since the snapshot was taken.
+    pub fn was_modified(&self, snapshot: &Snapshot) -> bool {
+        self.lock().version != snapshot.version
     }
 
-    /// Ends the membership, the first time: out of the inner epoll, and the rsocket let go.
+    /// Removes the member from the inner epoll. Returns the rsocket, the first time.
     pub fn detach(&self, inner: &KernelEpoll) -> Option<Arc<dyn Pollable>> {
         let mut state = self.lock();
         let rsocket = state.rsocket.take();
-        self.gone.store(true, Ordering::SeqCst);
-        let descriptors = mem::replace(&mut state.descriptors, Few::new());
-        // In the child of a fork() the epoll is still the parent's, who goes on using it.
+        self.removed.store(true, Ordering::SeqCst);
+        let descriptors = mem::replace(&mut state.descriptors, SmallList::new());
+        // In the child of a fork(), the parent still uses the epoll.
         if self.process.is_this_process() {
             for &(fd, _) in descriptors.as_slice() {
-                // It fails where the rsocket has closed the descriptor.
+                // Fails if the rsocket has closed the descriptor.
                 let _ = inner.control(EPOLL_CTL_DEL, fd, None);
             }
         }
@@ -301,7 +307,7 @@ impl Member {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -315,5 +321,5 @@ impl Watcher for Member {
     }
 }
 
-/// Conditions that are reported even if not asked for, as for epoll_ctl(2).
+/// Events that are reported without being requested, see epoll_ctl(2).
 pub const ALWAYS: u32 = (EPOLLERR | EPOLLHUP) as u32;

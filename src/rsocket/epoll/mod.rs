@@ -1,20 +1,22 @@
-//! repoll: epoll(7) over rsockets and other descriptors together.
+//! repoll: epoll(7) for rsockets and other descriptors.
 //!
-//! The program's number is that of a kernel epoll, the outer one, so it can be polled and put into other epolls. The
-//! program's ordinary descriptors are in it with the program's own data: there, everything is the kernel's. With them
-//! is the inner epoll, under data that no program has. It holds the descriptors of the rsockets, and an eventfd that
-//! is raised while the queue of rsockets to be looked at is not empty.
+//! The program's descriptor is that of a kernel epoll, the outer one, so it can be polled and added
+//! to other epolls. The outer epoll contains the program's ordinary descriptors with the program's
+//! own data: the kernel handles them alone. It also contains the inner epoll, under data that no
+//! program uses. The inner epoll contains the completion channels of the rsockets, and an eventfd
+//! that is readable while the queue of members to poll is not empty.
 //!
-//! Each enabled rsocket is, at any time outside a look at it, one of: armed; raised, by an event that nobody has
-//! taken; in the queue; in the hands of a blocking call of its own, which sleeps in its channel and queues it when that is
-//! over. So the outer epoll is readable whenever there may be something to report, and a wait costs as much as there is to
-//! report, however many rsockets are members. docs/locking.md has the locks.
+//! Unless a thread is polling it, each enabled rsocket is in one of four states: armed; readable,
+//! because of an event that no thread has read; in the queue; or in use by a blocking call for the
+//! rsocket, which sleeps in its channel and queues the member when it returns. So the outer epoll
+//! is readable whenever there may be something to report, and the cost of a wait depends on the
+//! number of events, not of members. docs/locking.md describes the locks.
 
 mod control;
-mod look;
 mod member;
 #[cfg(test)]
 mod model_tests;
+mod poll_member;
 mod queue;
 #[cfg(test)]
 mod tests;
@@ -26,30 +28,31 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libc::{EPOLL_CTL_ADD, EPOLLIN, epoll_event};
 
 use self::member::Member;
 use self::queue::Queue;
-use super::owner::fork_generation;
-use super::watch::Watcher;
+use super::pollable::Watcher;
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
 use crate::sys::event::KernelEpoll;
+use crate::sys::owner::AtomicOwner;
+use crate::sys::sync::{Mutex, MutexGuard};
 
-/// Data of the queue's eventfd in the inner epoll; the members' are greater ([`Member::key`]).
-const QUEUE: u64 = 0;
+/// Data of the queue's eventfd in the inner epoll. The members' data is larger ([`Member::key`]).
+const QUEUE_KEY: u64 = 0;
 
-type Members = HashMap<c_int, Arc<Member>, BuildHasherDefault<Spread>>;
+type Members = HashMap<c_int, Arc<Member>, BuildHasherDefault<FdHasher>>;
 
-/// Hashes descriptor numbers. The kernel gives them, the lowest ones that are free: they need no more than to be spread over all
-/// the bits that a table may look at.
+/// Hashes descriptor numbers. The kernel assigns the lowest free number, so it is sufficient to
+/// spread the numbers over all bits that a hash table may use.
 #[derive(Default)]
-struct Spread(u64);
+struct FdHasher(u64);
 
-impl Hasher for Spread {
+impl Hasher for FdHasher {
     fn write(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             self.write_u64(u64::from(byte));
@@ -61,7 +64,7 @@ impl Hasher for Spread {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // 2 to the 64th divided by the golden ratio: neighbours end up far from each other.
+        // 2 to the 64th power divided by the golden ratio: adjacent numbers get distant hashes.
         self.0 = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     }
 
@@ -70,38 +73,39 @@ impl Hasher for Spread {
     }
 }
 
-/// What repoll_create() makes.
+/// The object behind repoll_create().
 pub struct Epoll {
-    /// The program's number, until close.
+    /// The program's descriptor of the outer epoll, until it is closed.
     number: Mutex<Option<KernelEpoll>>,
     fd: RawFd,
-    /// The outer epoll by a descriptor of our own: the program's may be closed, and its number used again, while
-    /// threads are on their way into the kernel.
+    /// The library's own descriptor of the outer epoll: the program's descriptor may be closed, and
+    /// its number reused, while threads are about to enter the kernel.
     outer: KernelEpoll,
     inner: KernelEpoll,
     queue: Queue,
     members: Mutex<Members>,
-    /// The last member's number.
+    /// Serial number of the last member.
     serial: AtomicU32,
     closed: AtomicBool,
-    /// Whether there have ever been members that are no rsockets.
+    /// Whether there have ever been members that are not rsockets.
     ordinary: AtomicBool,
-    /// Threads that wait in the inner epoll: as long as there have been none.
-    direct: AtomicUsize,
-    left: Mutex<Left>,
-    generation: AtomicU32,
+    /// Number of threads that wait in the inner epoll. Used until the first ordinary member is
+    /// added.
+    inner_waiters: AtomicUsize,
+    last_reported: Mutex<LastReported>,
+    owner: AtomicOwner,
 }
 
-/// Level-triggered rsockets that the last wait reported, which the next one will find in the inner epoll again.
+/// Level-triggered rsockets that the last wait reported, which the next wait polls first.
 #[derive(Default)]
-struct Left {
+struct LastReported {
     count: usize,
-    /// If it was one, whose event nobody has taken.
+    /// The only one, if its event was left unread.
     only: Option<Arc<Member>>,
 }
 
 impl Epoll {
-    /// repoll_create(). flags: EPOLL_CLOEXEC; O_NONBLOCK has no meaning.
+    /// repoll_create(). `flags` may be EPOLL_CLOEXEC; O_NONBLOCK is ignored.
     pub fn create(flags: c_int) -> Result<Arc<Epoll>> {
         let number = KernelEpoll::new(flags & !libc::O_NONBLOCK)?;
         let epoll = try_arc(Epoll {
@@ -114,96 +118,97 @@ impl Epoll {
             serial: AtomicU32::new(0),
             closed: AtomicBool::new(false),
             ordinary: AtomicBool::new(false),
-            direct: AtomicUsize::new(0),
-            left: Mutex::default(),
-            generation: AtomicU32::new(fork_generation()),
+            inner_waiters: AtomicUsize::new(0),
+            last_reported: Mutex::default(),
+            owner: AtomicOwner::this_process(),
         })?;
         let event = |data| Some(epoll_event { events: EPOLLIN as u32, u64: data });
-        epoll.inner.control(EPOLL_CTL_ADD, epoll.queue.descriptor(), event(QUEUE))?;
-        epoll.outer.control(EPOLL_CTL_ADD, epoll.inner.as_raw_fd(), event(epoll.mark()))?;
+        epoll.inner.control(EPOLL_CTL_ADD, epoll.queue.descriptor(), event(QUEUE_KEY))?;
+        epoll.outer.control(EPOLL_CTL_ADD, epoll.inner.as_raw_fd(), event(epoll.inner_key()))?;
         Ok(epoll)
     }
 
-    /// The program's number for it.
+    /// Returns the program's descriptor.
     pub fn fd(&self) -> c_int {
         self.fd
     }
 
-    /// Ends it: the members are free, waiting threads return with `EBADF`, the number is closed. Take it from the table
-    /// first, but do not just drop it: members and rsockets refer to each other.
+    /// Closes the program's descriptor and removes all members. Waiting threads fail with `EBADF`.
+    /// Removed from the table before. Dropping it is not sufficient, because members and rsockets
+    /// refer to each other.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        if self.generation.load(Ordering::Relaxed) != fork_generation() {
-            // The parent's: threads that are not there may hold the locks for ever, and its members and sleepers are to stay.
-            if let Ok(mut number) = self.number.try_lock() {
+        if !self.owner.is_this_process() {
+            // The parent's epoll: threads that do not exist here may have locked it, and its
+            // members and waiters must stay.
+            if let Some(mut number) = self.number.try_lock() {
                 drop(number.take());
             }
             return;
         }
         let members = std::mem::take(&mut *self.members());
         for member in members.into_values() {
-            self.let_go(&member);
+            self.detach(&member);
         }
-        self.queue.raise_for_ever();
-        drop(self.number.lock().unwrap_or_else(PoisonError::into_inner).take());
+        self.queue.raise_permanently();
+        drop(self.number.lock().take());
     }
 
-    /// Data of the inner epoll in the outer one. A program's data is a small number or an address; this is neither, and
-    /// differs from one run to the next.
-    fn mark(&self) -> u64 {
+    /// Returns the data of the inner epoll in the outer one. Programs use small numbers or
+    /// addresses as data. This number is neither, and differs from run to run.
+    fn inner_key(&self) -> u64 {
         const NO_ADDRESS: u64 = 0xA5C3_0000_0000_0000;
         std::ptr::from_ref(self).addr() as u64 ^ NO_ADDRESS
     }
 
     fn members(&self) -> MutexGuard<'_, Members> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+        self.members.lock()
     }
 
-    /// The member behind data in the inner epoll, if it is still there.
+    /// Returns the member with this data in the inner epoll, if it still exists.
     fn member(&self, key: u64) -> Option<Arc<Member>> {
         let members = self.members();
-        members.get(&Member::fd_of(key)).filter(|member| member.key() == key).cloned()
+        members.get(&Member::fd_from_key(key)).filter(|member| member.key() == key).cloned()
     }
 
-    /// Removes a member, unless another one has taken its place; true if it was there.
+    /// Removes a member, unless another one has replaced it. Returns whether it was in the table.
     fn forget(&self, member: &Arc<Member>) -> bool {
         let mut members = self.members();
         let there = members.get(&member.fd).is_some_and(|there| Arc::ptr_eq(there, member));
         let removed = if there { members.remove(&member.fd) } else { None };
         drop(members);
-        self.let_go(member);
+        self.detach(member);
         removed.is_some()
     }
 
-    /// What has to be undone for a member that is no longer in the table.
-    fn let_go(&self, member: &Arc<Member>) {
+    /// Detaches a member that is no longer in the table from its rsocket and the inner epoll.
+    fn detach(&self, member: &Arc<Member>) {
         if let Some(rsocket) = member.detach(&self.inner) {
             let watcher: Arc<dyn Watcher> = member.clone();
             rsocket.watchers().remove(&watcher);
         }
     }
 
-    fn left(&self) -> MutexGuard<'_, Left> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    fn last_reported(&self) -> MutexGuard<'_, LastReported> {
+        self.last_reported.lock()
     }
 
-    /// In a child: `EBADF` for an epoll of the parent's that has had rsockets, for they are the parent's, and so is what tells of them.
-    /// One without is the child's from now on, as after daemon(3).
-    fn check_ours(&self) -> Result<()> {
-        let now = fork_generation();
-        if self.generation.load(Ordering::Relaxed) == now {
+    /// Fails with `EBADF` in a child, if the epoll belongs to the parent and has had rsockets,
+    /// which are the parent's. An epoll without rsockets becomes the child's, as after daemon(3).
+    fn check_process(&self) -> Result<()> {
+        if self.owner.is_this_process() {
             return Ok(());
         }
         if self.serial.load(Ordering::Relaxed) != 0 {
             return Err(Errno::EBADF);
         }
-        // The parent's threads that wait are not here.
-        self.direct.store(0, Ordering::SeqCst);
-        self.generation.store(now, Ordering::Relaxed);
+        // The parent's waiting threads do not exist here.
+        self.inner_waiters.store(0, Ordering::SeqCst);
+        self.owner.take_over();
         Ok(())
     }
 
-    fn check_open(&self) -> Result<()> {
+    fn check_not_closed(&self) -> Result<()> {
         if self.closed.load(Ordering::SeqCst) { Err(Errno::EBADF) } else { Ok(()) }
     }
 }

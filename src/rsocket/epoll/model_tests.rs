@@ -1,4 +1,4 @@
-//! repoll against the kernel's epoll: the same requests and changes, at random, for rsockets and for eventfds.
+//! Compares repoll with the kernel's epoll: random requests and changes for rsockets and eventfds.
 
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLIN, EPOLLONESHOT, epoll_event};
 use proptest::prelude::*;
@@ -19,15 +19,16 @@ enum Step {
     Add(usize, c_int),
     Modify(usize, c_int),
     Delete(usize),
-    /// Data comes; as a completion, or as a change without one.
+    /// Data arrives, with a completion if the second field is set.
     Data(usize, bool),
     Read(usize),
-    /// Another thread takes the event.
+    /// Another thread reads the event.
     Steal(usize),
-    /// A blocking call begins, which takes the event when data comes, or does not; one that has begun ends.
+    /// A blocking call begins, or ends if one has begun. It reads the next event if the second
+    /// field is set.
     Lead(usize, bool),
     Wait,
-    /// An ordinary descriptor is raised, or read.
+    /// An ordinary descriptor becomes readable, or is read.
     Ordinary(bool),
 }
 
@@ -37,19 +38,19 @@ fn step() -> impl Strategy<Value = Step> {
     let bits = prop::sample::select(vec![0, EPOLLIN, EPOLLIN, EPOLLIN]);
     let events = (mode, bits).prop_map(|(mode, bits)| mode | bits);
     prop_oneof![
-        2 => (member(), events.clone()).prop_map(|(place, events)| Step::Add(place, events)),
-        2 => (member(), events).prop_map(|(place, events)| Step::Modify(place, events)),
+        2 => (member(), events.clone()).prop_map(|(index, events)| Step::Add(index, events)),
+        2 => (member(), events).prop_map(|(index, events)| Step::Modify(index, events)),
         1 => member().prop_map(Step::Delete),
-        4 => (member(), any::<bool>()).prop_map(|(place, completion)| Step::Data(place, completion)),
+        4 => (member(), any::<bool>()).prop_map(|(index, completion)| Step::Data(index, completion)),
         3 => member().prop_map(Step::Read),
         1 => member().prop_map(Step::Steal),
-        2 => (member(), any::<bool>()).prop_map(|(place, takes)| Step::Lead(place, takes)),
+        2 => (member(), any::<bool>()).prop_map(|(index, takes)| Step::Lead(index, takes)),
         6 => Just(Step::Wait),
         1 => any::<bool>().prop_map(Step::Ordinary),
     ]
 }
 
-/// The kernel's side.
+/// The kernel's epoll with eventfds.
 struct Kernel {
     epoll: KernelEpoll,
     events: Vec<EventFd>,
@@ -61,15 +62,15 @@ impl Kernel {
         Kernel { epoll: KernelEpoll::new(0).unwrap(), events }
     }
 
-    fn control(&self, op: c_int, place: usize, events: c_int) -> Result<()> {
-        let event = epoll_event { events: events as u32, u64: place as u64 };
-        self.epoll.control(op, self.events[place].as_raw_fd(), Some(event))
+    fn control(&self, op: c_int, index: usize, events: c_int) -> Result<()> {
+        let event = epoll_event { events: events as u32, u64: index as u64 };
+        self.epoll.control(op, self.events[index].as_raw_fd(), Some(event))
     }
 
     fn now(&self) -> Vec<(u64, c_int)> {
         let mut events = [MaybeUninit::uninit(); 64];
         let count = self.epoll.wait(&mut events, Some(Duration::ZERO)).unwrap();
-        // SAFETY: written by the kernel.
+        // SAFETY: the kernel has written this event.
         let event = |event: &MaybeUninit<epoll_event>| unsafe { event.assume_init() };
         let mut now: Vec<_> = events[..count].iter().map(event).map(|e| (e.u64, e.events as c_int)).collect();
         now.sort_unstable();
@@ -88,39 +89,39 @@ fn run(steps: Vec<Step>) -> std::result::Result<(), TestCaseError> {
         .control(EPOLL_CTL_ADD, ordinary.as_raw_fd(), Some(epoll_event { events: EPOLLIN as u32, u64: all }))
         .unwrap();
     for step in steps {
-        let both = |op, place, events| (ours.control(op, place, events), kernel.control(op, place, events));
+        let both = |op, index, events| (ours.control(op, index, events), kernel.control(op, index, events));
         let (got, expected) = match step {
-            Step::Add(place, events) => both(EPOLL_CTL_ADD, place, events),
-            Step::Modify(place, events) => both(EPOLL_CTL_MOD, place, events),
-            Step::Delete(place) => both(EPOLL_CTL_DEL, place, 0),
-            Step::Data(place, completion) => {
-                kernel.events[place].raise();
-                let fake = &ours.fakes[place];
+            Step::Add(index, events) => both(EPOLL_CTL_ADD, index, events),
+            Step::Modify(index, events) => both(EPOLL_CTL_MOD, index, events),
+            Step::Delete(index) => both(EPOLL_CTL_DEL, index, 0),
+            Step::Data(index, completion) => {
+                kernel.events[index].raise();
+                let fake = &ours.fakes[index];
                 if completion {
                     fake.complete(Change::Data)
                 } else {
                     fake.change(Change::Data)
                 }
-                if let Some(takes) = leaders[place].take() {
-                    fake.end_lead(takes);
+                if let Some(takes) = leaders[index].take() {
+                    fake.stop_leading(takes);
                 }
                 (Ok(()), Ok(()))
             }
-            Step::Read(place) => {
-                kernel.events[place].clear();
-                ours.fakes[place].read();
+            Step::Read(index) => {
+                kernel.events[index].clear();
+                ours.fakes[index].read();
                 (Ok(()), Ok(()))
             }
-            Step::Steal(place) => {
-                ours.fakes[place].steal_event();
+            Step::Steal(index) => {
+                ours.fakes[index].steal_event();
                 (Ok(()), Ok(()))
             }
-            Step::Lead(place, takes) => {
-                match leaders[place].take() {
-                    Some(_) => ours.fakes[place].end_lead(false),
+            Step::Lead(index, takes) => {
+                match leaders[index].take() {
+                    Some(_) => ours.fakes[index].stop_leading(false),
                     None => {
-                        ours.fakes[place].lead();
-                        leaders[place] = Some(takes);
+                        ours.fakes[index].start_leading();
+                        leaders[index] = Some(takes);
                     }
                 }
                 (Ok(()), Ok(()))
@@ -152,7 +153,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
-    fn as_the_kernel_does_it(steps in prop::collection::vec(step(), 1..60)) {
+    fn matches_the_kernels_epoll(steps in prop::collection::vec(step(), 1..60)) {
         run(steps)?;
     }
 }

@@ -1,18 +1,19 @@
-//! The members that are to be looked at though no descriptor of theirs is raised.
+//! The queue of members to poll although none of their descriptors is readable.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::member::Member;
 use crate::errno::{Errno, Result};
 use crate::sys::event::EventFd;
+use crate::sys::sync::{Mutex, MutexGuard};
 
-/// First in, first out; each member once. The eventfd is raised while there are any.
+/// A FIFO that contains each member once. The eventfd is readable while the queue is not empty.
 ///
-/// The lock is taken in notices, that is, while an rsocket's list of watchers is locked; nothing is called under it but
-/// the eventfd's read and write.
+/// The lock is taken by notices, with an rsocket's list of watchers locked. Only the eventfd is
+/// read and written with the lock held.
 pub struct Queue {
     state: Mutex<State>,
     event: EventFd,
@@ -20,13 +21,13 @@ pub struct Queue {
 
 #[derive(Default)]
 struct State {
-    /// With the times of their coming.
+    /// Members with their sequence numbers.
     members: VecDeque<(u64, Arc<Member>)>,
-    /// Counts all that ever came.
-    time: u64,
+    /// Sequence number of the next member.
+    sequence: u64,
     raised: bool,
-    for_ever: bool,
-    /// Raised until those who sleep on it have gone elsewhere.
+    permanent: bool,
+    /// Whether the eventfd stays readable until all threads that sleep on it have left.
     evicting: bool,
 }
 
@@ -35,41 +36,43 @@ impl Queue {
         Ok(Queue { state: Mutex::default(), event: EventFd::new()? })
     }
 
-    /// Readable while there are members.
+    /// Returns the eventfd, which is readable while there are members.
     pub fn descriptor(&self) -> RawFd {
         self.event.as_raw_fd()
     }
 
-    /// A time later than that of every member in the queue.
-    pub fn now(&self) -> u64 {
-        self.lock().time
+    /// Returns a number greater than the sequence number of every member in the queue.
+    pub fn next_sequence(&self) -> u64 {
+        self.lock().sequence
     }
 
-    /// Makes room, so that push() need not allocate, for `members`, each of them once.
+    /// Reserves memory for `members` members, so that push() does not allocate.
     pub fn reserve(&self, members: usize) -> Result<()> {
         let mut state = self.lock();
-        // Those that have gone leave when they are looked at; if nobody looks, they must not become ever more.
+        // Removed members leave the queue when they are polled. Without waits they must not
+        // accumulate.
         if state.members.len() > 2 * members + 16 {
-            state.members.retain(|(_, member)| !member.is_gone());
+            state.members.retain(|(_, member)| !member.is_removed());
         }
         state.members.try_reserve(members).map_err(|_| Errno::ENOMEM)
     }
 
-    /// Appends a member, unless it is there.
+    /// Appends a member, unless it is in the queue.
     pub fn push(&self, member: &Arc<Member>) {
         let mut state = self.lock();
         if !member.queued.swap(true, Ordering::SeqCst) {
-            let time = state.time;
-            state.time += 1;
-            state.members.push_back((time, Arc::clone(member)));
+            let sequence = state.sequence;
+            state.sequence += 1;
+            state.members.push_back((sequence, Arc::clone(member)));
             self.raise(&mut state);
         }
     }
 
-    /// Takes the first one, if it came before `time`; [`settle`](Self::settle) afterwards.
-    pub fn pop(&self, time: u64) -> Option<Arc<Member>> {
+    /// Takes the first member, if its sequence number is less than `sequence`. The caller calls
+    /// [`lower_if_empty`](Self::lower_if_empty) afterwards.
+    pub fn pop(&self, sequence: u64) -> Option<Arc<Member>> {
         let mut state = self.lock();
-        let first = state.members.front().is_some_and(|(came, _)| *came < time);
+        let first = state.members.front().is_some_and(|(number, _)| *number < sequence);
         let member = if first { state.members.pop_front().map(|(_, member)| member) } else { None };
         if let Some(member) = &member {
             member.queued.store(false, Ordering::SeqCst);
@@ -77,32 +80,34 @@ impl Queue {
         member
     }
 
-    /// Lowers the eventfd if no member is left. Not as soon as the last one is taken: a member that is reported mostly comes back.
-    pub fn settle(&self) {
+    /// Makes the eventfd unreadable if the queue is empty. This is not done by pop(), because a
+    /// reported member usually returns to the queue.
+    pub fn lower_if_empty(&self) {
         let mut state = self.lock();
-        if state.members.is_empty() && state.raised && !state.for_ever && !state.evicting {
+        if state.members.is_empty() && state.raised && !state.permanent && !state.evicting {
             state.raised = false;
             self.event.clear();
         }
     }
 
-    /// The eventfd stays raised until [`end_eviction`](Self::end_eviction), so that all who sleep on it wake up.
+    /// Keeps the eventfd readable until [`end_eviction`](Self::end_eviction), so that all threads
+    /// that sleep on it wake up.
     pub fn evict(&self) {
         let mut state = self.lock();
         state.evicting = true;
         self.raise(&mut state);
     }
 
-    /// Nobody is left whom [`evict`](Self::evict) was for.
+    /// All threads have left that [`evict`](Self::evict) was called for.
     pub fn end_eviction(&self) {
         self.lock().evicting = false;
-        self.settle();
+        self.lower_if_empty();
     }
 
-    /// The eventfd stays raised from now on, so that all who sleep on it wake up.
-    pub fn raise_for_ever(&self) {
+    /// Keeps the eventfd readable for good, so that all threads that sleep on it wake up.
+    pub fn raise_permanently(&self) {
         let mut state = self.lock();
-        state.for_ever = true;
+        state.permanent = true;
         self.raise(&mut state);
     }
 
@@ -114,6 +119,6 @@ impl Queue {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

@@ -13,7 +13,8 @@ use super::*;
 use crate::rsocket::fake::{Change, FIRST, Fake, Table, readable};
 use crate::sys::event::EventFd;
 
-/// An epoll, its rsockets numbered from FIRST on, and what is added of them under their place as data.
+/// An epoll and its rsockets, which are numbered from FIRST on. Their index is the data of their
+/// events.
 pub struct Fixture {
     pub epoll: Arc<Epoll>,
     pub table: Table,
@@ -27,7 +28,7 @@ impl Fixture {
         Fixture { epoll: Epoll::create(libc::EPOLL_CLOEXEC).unwrap(), table, fakes }
     }
 
-    /// A single rsocket, added.
+    /// Returns a fixture with one rsocket, which is a member.
     pub fn with(events: c_int) -> (Fixture, Arc<Fake>) {
         let fixture = Fixture::new(1);
         fixture.control(EPOLL_CTL_ADD, 0, events).unwrap();
@@ -35,8 +36,8 @@ impl Fixture {
         (fixture, fake)
     }
 
-    pub fn control(&self, op: c_int, place: usize, events: c_int) -> Result<()> {
-        self.control_fd(op, FIRST + place as c_int, events, place as u64)
+    pub fn control(&self, op: c_int, index: usize, events: c_int) -> Result<()> {
+        self.control_fd(op, FIRST + index as c_int, events, index as u64)
     }
 
     pub fn control_fd(&self, op: c_int, fd: c_int, events: c_int, data: u64) -> Result<()> {
@@ -46,7 +47,7 @@ impl Fixture {
     pub fn wait_for(&self, max: usize, timeout: c_int) -> Result<Vec<(u64, c_int)>> {
         let mut events = vec![std::mem::MaybeUninit::uninit(); max];
         let count = self.epoll.wait(&mut events, timeout)?;
-        // SAFETY: written by wait().
+        // SAFETY: wait() has written this event.
         Ok(events[..count]
             .iter()
             .map(|event| unsafe { event.assume_init() })
@@ -54,7 +55,7 @@ impl Fixture {
             .collect())
     }
 
-    /// What there is now, sorted.
+    /// Returns the current events, sorted.
     pub fn now(&self) -> Vec<(u64, c_int)> {
         let mut events = self.wait_for(64, 0).unwrap();
         events.sort_unstable();
@@ -73,7 +74,7 @@ impl Drop for Fixture {
 }
 
 #[test]
-fn level() {
+fn level_triggered() {
     let (fixture, fake) = Fixture::with(EPOLLIN);
     assert!(!fixture.is_readable() && fixture.now().is_empty());
     for round in 0..3 {
@@ -95,7 +96,7 @@ fn level() {
 }
 
 #[test]
-fn edges() {
+fn edge_triggered() {
     let (fixture, fake) = Fixture::with(EPOLLIN | EPOLLOUT | EPOLLET);
     assert!(fixture.now().is_empty());
     fake.complete(Change::Space);
@@ -111,13 +112,13 @@ fn edges() {
     fake.fill();
     fake.complete(Change::Data);
     fake.read();
-    assert!(fixture.now().is_empty(), "gone before anybody looked");
+    assert!(fixture.now().is_empty(), "read before the member was polled");
     fake.change(Change::Space);
     assert_eq!(fixture.now(), [(0, EPOLLOUT)]);
 }
 
 #[test]
-fn once() {
+fn one_shot() {
     for edge in [0, EPOLLET] {
         let (fixture, fake) = Fixture::with(EPOLLIN | EPOLLONESHOT | edge);
         fake.complete(Change::Data);
@@ -134,18 +135,18 @@ fn once() {
 }
 
 #[test]
-fn what_holds_when_added_or_modified() {
+fn reports_the_current_state_after_add_and_modify() {
     let fixture = Fixture::new(1);
     fixture.fakes[0].complete(Change::Eof);
     for events in [EPOLLIN, EPOLLIN | EPOLLET, EPOLLRDNORM | EPOLLONESHOT, EPOLLRDHUP | EPOLLPRI] {
         fixture.control(EPOLL_CTL_ADD, 0, events).unwrap();
         assert!(fixture.is_readable());
-        let told = events & (EPOLLIN | EPOLLRDNORM | EPOLLRDHUP);
-        assert_eq!(fixture.now(), [(0, told)]);
+        let reported = events & (EPOLLIN | EPOLLRDNORM | EPOLLRDHUP);
+        assert_eq!(fixture.now(), [(0, reported)]);
         fixture.control(EPOLL_CTL_MOD, 0, EPOLLOUT).unwrap();
         assert!(fixture.now().is_empty() && !fixture.is_readable());
         fixture.control(EPOLL_CTL_MOD, 0, events).unwrap();
-        assert_eq!(fixture.now(), [(0, told)]);
+        assert_eq!(fixture.now(), [(0, reported)]);
         fixture.control(EPOLL_CTL_DEL, 0, 0).unwrap();
         assert!(fixture.now().is_empty() && !fixture.is_readable());
         assert!(fixture.fakes[0].watchers_are_gone());
@@ -153,7 +154,7 @@ fn what_holds_when_added_or_modified() {
 }
 
 #[test]
-fn wrong_requests() {
+fn invalid_requests_are_rejected() {
     let (fixture, _fake) = Fixture::with(EPOLLIN | EPOLLEXCLUSIVE);
     let error = |op, fd, events| fixture.control_fd(op, fd, events, 0).unwrap_err().get();
     assert_eq!(error(EPOLL_CTL_ADD, FIRST, EPOLLIN), libc::EEXIST);
@@ -177,7 +178,7 @@ fn wrong_requests() {
 }
 
 #[test]
-fn ordinary_members_beside() {
+fn reports_ordinary_members_and_rsockets() {
     let (fixture, fake) = Fixture::with(EPOLLIN);
     let event = EventFd::new().unwrap();
     fixture.control_fd(EPOLL_CTL_ADD, event.as_raw_fd(), EPOLLIN, u64::MAX).unwrap();
@@ -193,17 +194,17 @@ fn ordinary_members_beside() {
 }
 
 #[test]
-fn small_arrays_get_round() {
+fn small_arrays_report_all_members_in_turn() {
     let fixture = Fixture::new(4);
     let event = EventFd::new().unwrap();
     event.raise();
     fixture.control_fd(EPOLL_CTL_ADD, event.as_raw_fd(), EPOLLIN, 4).unwrap();
-    for place in 0..4 {
-        fixture.control(EPOLL_CTL_ADD, place, EPOLLIN).unwrap();
+    for index in 0..4 {
+        fixture.control(EPOLL_CTL_ADD, index, EPOLLIN).unwrap();
     }
-    // Two that stay in the queue, two that are raised.
-    (0..2).for_each(|place| fixture.fakes[place].change(Change::Data));
-    (2..4).for_each(|place| fixture.fakes[place].complete(Change::Data));
+    // Two that stay in the queue, two with readable channels.
+    (0..2).for_each(|index| fixture.fakes[index].change(Change::Data));
+    (2..4).for_each(|index| fixture.fakes[index].complete(Change::Data));
     let mut seen = [0; 5];
     for _ in 0..40 {
         let events = fixture.wait_for(1, -1).unwrap();
@@ -213,15 +214,15 @@ fn small_arrays_get_round() {
 }
 
 #[test]
-fn one_event_for_each_member() {
+fn each_member_is_reported_once_per_wait() {
     let fixture = Fixture::new(2);
     let events = [EventFd::new().unwrap(), EventFd::new().unwrap()];
-    for (place, mode) in [EPOLLIN, EPOLLIN | EPOLLET].into_iter().enumerate() {
-        fixture.control(EPOLL_CTL_ADD, place, mode).unwrap();
-        fixture.fakes[place].complete(Change::Data);
-        fixture.fakes[place].change(Change::Data);
+    for (index, mode) in [EPOLLIN, EPOLLIN | EPOLLET].into_iter().enumerate() {
+        fixture.control(EPOLL_CTL_ADD, index, mode).unwrap();
+        fixture.fakes[index].complete(Change::Data);
+        fixture.fakes[index].change(Change::Data);
     }
-    assert_eq!(fixture.now(), [(0, EPOLLIN), (1, EPOLLIN)], "raised and queued");
+    assert_eq!(fixture.now(), [(0, EPOLLIN), (1, EPOLLIN)], "readable and queued");
     assert_eq!(fixture.now(), [(0, EPOLLIN)]);
     for (data, event) in (2..).zip(&events) {
         event.raise();
@@ -236,7 +237,7 @@ fn one_event_for_each_member() {
 }
 
 #[test]
-fn connected_later() {
+fn rsockets_that_connect_later_are_reported() {
     for mode in [0, EPOLLET, EPOLLONESHOT] {
         let fixture = Fixture::new(0);
         let fake = Fake::unconnected();
@@ -253,7 +254,7 @@ fn connected_later() {
 }
 
 #[test]
-fn an_event_that_another_thread_took() {
+fn data_is_reported_although_another_thread_read_the_event() {
     for mode in [0, EPOLLET, EPOLLONESHOT] {
         let (fixture, fake) = Fixture::with(EPOLLIN | mode);
         fake.complete(Change::Data);
@@ -263,22 +264,23 @@ fn an_event_that_another_thread_took() {
     }
 }
 
-/// Who sleeps in the channel takes the event, whenever it comes to that: until then nothing shows that is nothing.
+/// A blocking call that sleeps in the channel reads the event at any time. Until it returns, the
+/// epoll is not readable without reason.
 #[test]
-fn beside_a_blocking_call() {
+fn a_blocking_call_uses_the_channel() {
     for mode in [0, EPOLLET, EPOLLONESHOT] {
         for took in [true, false] {
             let (fixture, fake) = Fixture::with(EPOLLIN | mode);
-            fake.lead();
+            fake.start_leading();
             fake.complete(Change::Space);
             assert!(readable(fake.channel()));
-            assert!(fixture.now().is_empty() && !fixture.is_readable(), "nobody is to run until the call has ended");
-            fake.end_lead(took);
+            assert!(fixture.now().is_empty() && !fixture.is_readable(), "not readable before the call has ended");
+            fake.stop_leading(took);
             assert!(fixture.now().is_empty() && !fixture.is_readable() && !readable(fake.channel()));
             fake.complete(Change::Data);
             assert_eq!(fixture.now(), [(0, EPOLLIN)]);
             if mode == 0 {
-                fake.lead();
+                fake.start_leading();
                 assert_eq!((fixture.now(), fixture.now()), (vec![(0, EPOLLIN)], vec![(0, EPOLLIN)]));
             }
         }
@@ -297,7 +299,7 @@ fn two_epolls_share_an_rsocket() {
 }
 
 #[test]
-fn in_other_epolls() {
+fn epolls_can_be_nested() {
     let (inner, fake) = Fixture::with(EPOLLIN);
     let outer = Fixture::new(0);
     outer.control_fd(EPOLL_CTL_ADD, inner.epoll.fd(), EPOLLIN, 9).unwrap();
@@ -317,13 +319,13 @@ fn in_other_epolls() {
 }
 
 #[test]
-fn a_closed_rsocket_leaves() {
+fn a_closed_rsocket_is_removed() {
     let (mut fixture, fake) = Fixture::with(EPOLLIN);
     fake.change(Change::Data);
     assert_eq!(fixture.now(), [(0, EPOLLIN)]);
     fake.close();
     assert!(fixture.now().is_empty() && !fixture.is_readable());
-    assert_eq!(fixture.control(EPOLL_CTL_ADD, 0, EPOLLIN), Err(Errno::EBADF), "found before it was closed");
+    assert_eq!(fixture.control(EPOLL_CTL_ADD, 0, EPOLLIN), Err(Errno::EBADF), "closed after the lookup");
     let next = Fake::new();
     fixture.table.insert(FIRST, &next);
     fixture.control(EPOLL_CTL_ADD, 0, EPOLLIN).unwrap();
@@ -332,11 +334,11 @@ fn a_closed_rsocket_leaves() {
     let kept = Arc::downgrade(&fake);
     fixture.fakes.clear();
     drop(fake);
-    assert!(kept.upgrade().is_none(), "nothing keeps it");
+    assert!(kept.upgrade().is_none(), "no reference is left");
 }
 
 #[test]
-fn waits_as_long_as_asked() {
+fn waits_until_the_timeout() {
     let (fixture, fake) = Fixture::with(EPOLLIN);
     let start = Instant::now();
     assert_eq!(fixture.wait_for(1, 20), Ok(vec![]));
@@ -351,18 +353,18 @@ fn waits_as_long_as_asked() {
 }
 
 #[test]
-fn a_wait_looks_only_at_what_changed() {
+fn a_wait_polls_only_what_changed() {
     let fixture = Fixture::new(200);
-    (0..200).for_each(|place| fixture.control(EPOLL_CTL_ADD, place, EPOLLIN).unwrap());
-    fixture.fakes.iter().for_each(|fake| fake.looks.store(0, Ordering::Relaxed));
+    (0..200).for_each(|index| fixture.control(EPOLL_CTL_ADD, index, EPOLLIN).unwrap());
+    fixture.fakes.iter().for_each(|fake| fake.polls.store(0, Ordering::Relaxed));
     fixture.fakes[77].complete(Change::Data);
     assert_eq!(fixture.now(), [(77, EPOLLIN)]);
-    let looked: Vec<_> = (0..200).filter(|&place| fixture.fakes[place].looks.load(Ordering::Relaxed) > 0).collect();
-    assert_eq!(looked, [77]);
+    let polled: Vec<_> = (0..200).filter(|&index| fixture.fakes[index].polls.load(Ordering::Relaxed) > 0).collect();
+    assert_eq!(polled, [77]);
 }
 
 #[test]
-fn poll_bits_fit_the_data() {
+fn poll_bits_and_keys_are_consistent() {
     assert_eq!(c_short::try_from(EPOLLRDHUP), Ok(libc::POLLRDHUP));
     let key = Member::new(
         &Epoll::create(0).unwrap(),
@@ -372,5 +374,5 @@ fn poll_bits_fit_the_data() {
         member::Interest { events: 0, data: 0 },
     )
     .unwrap();
-    assert_eq!(Member::fd_of(key.key()), c_int::MAX);
+    assert_eq!(Member::fd_from_key(key.key()), c_int::MAX);
 }

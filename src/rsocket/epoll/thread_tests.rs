@@ -1,4 +1,4 @@
-//! Tests of repoll with several threads, and with fork().
+//! Tests of repoll with several threads and with fork().
 
 use std::thread;
 
@@ -10,7 +10,7 @@ use crate::rsocket::fake::{Change, Fake};
 use crate::sys::event::EventFd;
 
 #[test]
-fn closed_while_threads_wait() {
+fn close_wakes_waiting_threads() {
     const THREADS: usize = 4;
     let (fixture, fake) = Fixture::with(EPOLLIN);
     let fd = fixture.epoll.fd();
@@ -34,24 +34,24 @@ fn closed_while_threads_wait() {
     });
     assert_eq!(fixture.control(EPOLL_CTL_ADD, 0, EPOLLIN), Err(Errno::EBADF));
     assert!(fake.watchers_are_gone());
-    // SAFETY: asks about a number.
+    // SAFETY: fcntl() only reads the flags of a descriptor.
     assert!(fd >= 0 && unsafe { libc::fcntl(fixture.epoll.outer.as_raw_fd(), libc::F_GETFD) } >= 0);
 }
 
 #[test]
 fn the_child_of_a_fork_leaves_the_epoll_alone() {
     let (fixture, fake) = Fixture::with(EPOLLIN);
-    // SAFETY: the child closes its copies, and leaves.
+    // SAFETY: the child closes its copies and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        crate::rsocket::owner::in_child();
+        crate::sys::owner::in_child();
         fake.close();
         fixture.epoll.close();
         // SAFETY: ends the child without running the parent's exit handlers.
         unsafe { libc::_exit(7) }
     }
     let mut status = 0;
-    // SAFETY: our child.
+    // SAFETY: waits for the child of this test.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(libc::WEXITSTATUS(status), 7);
     assert!(!fixture.is_readable());
@@ -65,29 +65,29 @@ fn no_wake_up_is_lost() {
     const ROUNDS: usize = 3000;
     for mode in [0, EPOLLET, EPOLLONESHOT, EPOLLET | EPOLLONESHOT] {
         let fixture = Fixture::new(READERS);
-        (0..READERS).for_each(|place| fixture.control(EPOLL_CTL_ADD, place, EPOLLIN | mode).unwrap());
+        (0..READERS).for_each(|index| fixture.control(EPOLL_CTL_ADD, index, EPOLLIN | mode).unwrap());
         let taken: Vec<_> = (0..READERS).map(|_| AtomicUsize::new(0)).collect();
         let read = || {
             while let Ok(events) = fixture.wait_for(2, -1) {
-                for (place, _) in events {
-                    let place = place as usize;
-                    if fixture.fakes[place].read() {
-                        taken[place].fetch_add(1, Ordering::SeqCst);
+                for (index, _) in events {
+                    let index = index as usize;
+                    if fixture.fakes[index].read() {
+                        taken[index].fetch_add(1, Ordering::SeqCst);
                     }
                     if mode & EPOLLONESHOT != 0 {
-                        fixture.control(EPOLL_CTL_MOD, place, EPOLLIN | mode).unwrap();
+                        fixture.control(EPOLL_CTL_MOD, index, EPOLLIN | mode).unwrap();
                     }
                 }
             }
         };
-        let write = |place: usize| {
+        let write = |index: usize| {
             for round in 1..=ROUNDS {
                 let change = if round % 3 == 0 { Fake::change } else { Fake::complete };
-                change(&fixture.fakes[place], Change::Data);
+                change(&fixture.fakes[index], Change::Data);
                 if round % 5 == 0 {
-                    fixture.fakes[place].steal_event();
+                    fixture.fakes[index].steal_event();
                 }
-                while taken[place].load(Ordering::SeqCst) < round {
+                while taken[index].load(Ordering::SeqCst) < round {
                     thread::yield_now();
                 }
             }
@@ -95,14 +95,14 @@ fn no_wake_up_is_lost() {
         thread::scope(|scope| {
             (0..READERS).for_each(|_| drop(scope.spawn(read)));
             let write = &write;
-            let writers: Vec<_> = (0..READERS).map(|place| scope.spawn(move || write(place))).collect();
+            let writers: Vec<_> = (0..READERS).map(|index| scope.spawn(move || write(index))).collect();
             writers.into_iter().for_each(|writer| writer.join().unwrap());
             fixture.epoll.close();
         });
     }
 }
 
-/// Those who wait while all members are rsockets sleep where an ordinary one does not show.
+/// Threads that wait while all members are rsockets sleep where an ordinary member is not visible.
 #[test]
 fn the_first_ordinary_member_wakes_all_who_wait() {
     const THREADS: usize = 3;
@@ -111,7 +111,7 @@ fn the_first_ordinary_member_wakes_all_who_wait() {
         let event = EventFd::new().unwrap();
         thread::scope(|scope| {
             let all: Vec<_> = (0..THREADS).map(|_| scope.spawn(|| fixture.wait_for(2, -1))).collect();
-            while fixture.epoll.direct.load(Ordering::SeqCst) < THREADS {
+            while fixture.epoll.inner_waiters.load(Ordering::SeqCst) < THREADS {
                 thread::yield_now();
             }
             fixture.control_fd(EPOLL_CTL_ADD, event.as_raw_fd(), EPOLLIN, 7).unwrap();
@@ -123,15 +123,16 @@ fn the_first_ordinary_member_wakes_all_who_wait() {
     }
 }
 
-/// One thread saw the descriptor raised and left the member to the queue, then another one took the event.
+/// One thread found the descriptor readable and left the member to the queue, then another thread
+/// read the event.
 #[test]
-fn raised_no_longer_when_its_turn_comes() {
+fn the_event_is_read_before_the_queued_member_is_polled() {
     let fixture = Fixture::new(1);
     let fake = &fixture.fakes[0];
     fixture.control(EPOLL_CTL_ADD, 0, EPOLLIN).unwrap();
     fake.complete(Change::Data);
     fake.steal_event();
-    fixture.epoll.members().values().for_each(|member| member.raised.store(true, Ordering::SeqCst));
+    fixture.epoll.members().values().for_each(|member| member.readable.store(true, Ordering::SeqCst));
     assert_eq!(fixture.now(), [(0, EPOLLIN)]);
     fake.read();
     fake.complete(Change::Data);

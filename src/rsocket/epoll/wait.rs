@@ -9,56 +9,57 @@ use std::time::Duration;
 use libc::epoll_event;
 
 use super::member::Member;
-use super::{Epoll, QUEUE};
+use super::{Epoll, QUEUE_KEY};
 use crate::errno::{Errno, Result};
 use crate::sys::cancel::with_cleanup;
 use crate::sys::event::Deadline;
 
-/// The program's array, and how much of it is filled.
-struct Report<'a> {
+/// The program's array of events, and the number of events in it.
+struct EventBuffer<'a> {
     events: &'a mut [MaybeUninit<epoll_event>],
     len: usize,
 }
 
-impl Report<'_> {
+impl EventBuffer<'_> {
     fn push(&mut self, event: epoll_event) {
-        if let Some(place) = self.events.get_mut(self.len) {
-            place.write(event);
+        if let Some(slot) = self.events.get_mut(self.len) {
+            slot.write(event);
             self.len += 1;
         }
     }
 }
 
 impl Epoll {
-    /// epoll_wait(2): writes events to the front of the array and says how many. timeout: in milliseconds, without end
-    /// when negative. `EBADF` when the epoll is closed meanwhile.
+    /// Like epoll_wait(2). Returns the number of events written to the array. `timeout` is in
+    /// milliseconds; a negative one never ends. Fails with `EBADF` if the epoll is closed during
+    /// the wait.
     pub fn wait(&self, events: &mut [MaybeUninit<epoll_event>], timeout: c_int) -> Result<usize> {
         if events.is_empty() {
             return Err(Errno::EINVAL);
         }
-        self.check_ours()?;
+        self.check_process()?;
         let deadline = Deadline::after_ms(timeout);
-        let mut report = Report { events, len: 0 };
-        let left = mem::take(&mut *self.left());
-        if left.count > 0 && !left.only.is_some_and(|member| self.settle_left(&member)) {
-            self.collect_again(&mut report)?;
+        let mut buffer = EventBuffer { events, len: 0 };
+        let last_reported = mem::take(&mut *self.last_reported());
+        if last_reported.count > 0 && !last_reported.only.is_some_and(|member| self.rearm_last_reported(&member)) {
+            self.collect_again(&mut buffer)?;
         }
-        self.collect_until(&mut report, deadline)?;
-        Ok(report.len)
+        self.collect_until(&mut buffer, deadline)?;
+        Ok(buffer.len)
     }
 
-    /// Waits until there is something to report, at most until the deadline.
-    fn collect_until(&self, report: &mut Report<'_>, deadline: Deadline) -> Result<()> {
+    /// Waits until there is something to report, or until the deadline.
+    fn collect_until(&self, buffer: &mut EventBuffer<'_>, deadline: Deadline) -> Result<()> {
         let mut late = 0;
-        while report.len == 0 {
-            self.check_open()?;
+        while buffer.len == 0 {
+            self.check_not_closed()?;
             let left = deadline.left();
-            if !self.collect(report, left)? {
+            if !self.collect(buffer, left)? {
                 break;
             }
-            // Each round after the deadline looks at one member at least, the next one of those
-            // that are raised: as many rounds as there are members find every one that has
-            // something to report, and a member that is raised again each time has no more of them.
+            // Each round after the deadline polls at least one readable member, in turn. A round
+            // for each member finds every one that has something to report, even if a member
+            // becomes readable again in each round.
             late += usize::from(left == Some(Duration::ZERO));
             if late > 0 && late > self.members().len() {
                 break;
@@ -67,115 +68,124 @@ impl Epoll {
         Ok(())
     }
 
-    /// What is likely to be still there, in half of the array: the rsockets together have one turn in the outer epoll.
-    fn collect_again(&self, report: &mut Report<'_>) -> Result<()> {
+    /// Collects rsockets that are probably still ready into half of the array, because all rsockets
+    /// together have one turn in the outer epoll.
+    fn collect_again(&self, buffer: &mut EventBuffer<'_>) -> Result<()> {
         if !self.ordinary.load(Ordering::SeqCst) {
             return Ok(());
         }
-        self.check_open()?;
-        let room = report.events.len() / 2;
-        if room == 0 {
+        self.check_not_closed()?;
+        let max_len = buffer.events.len() / 2;
+        if max_len == 0 {
             return Ok(());
         }
-        self.collect_rsockets(report, room, Some(Duration::ZERO))?;
-        if report.len > 0 {
-            // No rsockets this time: none is reported twice in one array.
-            self.collect_outer(report, Some(Duration::ZERO))?;
+        self.collect_rsockets(buffer, max_len, Some(Duration::ZERO))?;
+        if buffer.len > 0 {
+            // The rsockets are skipped this time, so that the array contains none of them twice.
+            self.collect_outer(buffer, Some(Duration::ZERO))?;
         }
         Ok(())
     }
 
-    /// Fills the report, waiting if there is nothing; false when the time ran out.
-    fn collect(&self, report: &mut Report<'_>, timeout: Option<Duration>) -> Result<bool> {
-        if self.begin_direct() {
-            let room = report.events.len();
-            let result = with_cleanup(|| self.end_direct(), || self.collect_rsockets(report, room, timeout));
-            self.end_direct();
+    /// Fills the buffer, and waits if nothing is ready. Returns false after a time-out.
+    fn collect(&self, buffer: &mut EventBuffer<'_>, timeout: Option<Duration>) -> Result<bool> {
+        if self.begin_inner_wait() {
+            let max_len = buffer.events.len();
+            let result = with_cleanup(|| self.end_inner_wait(), || self.collect_rsockets(buffer, max_len, timeout));
+            self.end_inner_wait();
             return result;
         }
-        let marked = self.collect_outer(report, timeout)?;
-        if marked {
-            match self.collect_rsockets(report, report.events.len(), Some(Duration::ZERO)) {
-                // What is there comes first.
-                Err(_) if report.len > 0 => {}
+        let rsockets_ready = self.collect_outer(buffer, timeout)?;
+        if rsockets_ready {
+            match self.collect_rsockets(buffer, buffer.events.len(), Some(Duration::ZERO)) {
+                // An error does not discard events that are ready.
+                Err(_) if buffer.len > 0 => {}
                 result => drop(result?),
             }
         }
-        Ok(marked || report.len > 0)
+        Ok(rsockets_ready || buffer.len > 0)
     }
 
-    /// Adds the ordinary members that are ready; true if there may be rsockets.
-    fn collect_outer(&self, report: &mut Report<'_>, timeout: Option<Duration>) -> Result<bool> {
-        let free = &mut report.events[report.len..];
+    /// Adds the ready ordinary members. Returns whether there may be ready rsockets.
+    fn collect_outer(&self, buffer: &mut EventBuffer<'_>, timeout: Option<Duration>) -> Result<bool> {
+        let free = &mut buffer.events[buffer.len..];
         let count = self.outer.wait(free, timeout)?;
-        let is_mark = |event: &MaybeUninit<epoll_event>| {
-            // SAFETY: only of those that the kernel has written.
-            unsafe { event.assume_init() }.u64 == self.mark()
+        let is_inner = |event: &MaybeUninit<epoll_event>| {
+            // SAFETY: called only for events that the kernel has written.
+            unsafe { event.assume_init() }.u64 == self.inner_key()
         };
-        let mark = free[..count].iter().position(is_mark);
-        if let Some(place) = mark {
-            free[place..count].rotate_left(1);
+        let inner_position = free[..count].iter().position(is_inner);
+        if let Some(index) = inner_position {
+            free[index..count].rotate_left(1);
         }
-        report.len += count - usize::from(mark.is_some());
-        Ok(mark.is_some())
+        buffer.len += count - usize::from(inner_position.is_some());
+        Ok(inner_position.is_some())
     }
 
-    /// Adds to the report, up to `room`, the rsockets that are raised or queued; false when the time ran out.
-    fn collect_rsockets(&self, report: &mut Report<'_>, room: usize, timeout: Option<Duration>) -> Result<bool> {
-        let start = report.len;
-        let count = self.inner.wait(&mut report.events[start..room], timeout)?;
-        // SAFETY: the kernel has written it; what is reported goes to places before it, or to its own.
-        let key = |report: &Report<'_>, place: usize| unsafe { report.events[place].assume_init() }.u64;
-        // A member that is both is looked at in the queue, and one that comes to the queue from now on next time:
-        // none is reported twice in one array.
-        let queued = (start..start + count).any(|place| key(report, place) == QUEUE);
-        let time = if queued { self.queue.now() } else { 0 };
+    /// Adds rsockets that are readable or queued, until the buffer has `max_len` events. Returns
+    /// false after a time-out.
+    fn collect_rsockets(
+        &self,
+        buffer: &mut EventBuffer<'_>,
+        max_len: usize,
+        timeout: Option<Duration>,
+    ) -> Result<bool> {
+        let start = buffer.len;
+        let count = self.inner.wait(&mut buffer.events[start..max_len], timeout)?;
+        // SAFETY: the kernel has written this event. Reported events overwrite only this one and
+        // earlier ones.
+        let key = |buffer: &EventBuffer<'_>, index: usize| unsafe { buffer.events[index].assume_init() }.u64;
+        // A readable member that is also queued is polled from the queue, and a member that is
+        // queued from now on is polled next time, so that the array contains none of them twice.
+        let queued = (start..start + count).any(|index| key(buffer, index) == QUEUE_KEY);
+        let sequence = if queued { self.queue.next_sequence() } else { 0 };
         let mut result = Ok(());
-        for place in start..start + count {
-            let key = key(report, place);
-            if key == QUEUE {
+        for index in start..start + count {
+            let key = key(buffer, index);
+            if key == QUEUE_KEY {
                 continue;
             }
             let Some(member) = self.member(key) else { continue };
-            member.raised.store(true, Ordering::SeqCst);
+            member.readable.store(true, Ordering::SeqCst);
             if !member.queued.load(Ordering::SeqCst) {
-                result = result.and(self.report(&member, false, report));
+                result = result.and(self.poll_into(&member, false, buffer));
             }
         }
-        while queued && report.len < room && result.is_ok() {
-            let Some(member) = self.queue.pop(time) else { break };
-            result = self.report(&member, true, report);
+        while queued && buffer.len < max_len && result.is_ok() {
+            let Some(member) = self.queue.pop(sequence) else { break };
+            result = self.poll_into(&member, true, buffer);
         }
         if queued {
-            self.queue.settle();
+            self.queue.lower_if_empty();
         }
-        if report.len > start { Ok(true) } else { result.map(|()| count > 0) }
+        if buffer.len > start { Ok(true) } else { result.map(|()| count > 0) }
     }
 
-    /// While all members are rsockets, a wait spares the outer epoll; whether this one may. [`end_direct`](Self::end_direct)
-    /// afterwards.
-    fn begin_direct(&self) -> bool {
+    /// While all members are rsockets, waits need the inner epoll only. Returns whether this wait
+    /// may use it directly. The caller calls [`end_inner_wait`](Self::end_inner_wait) afterwards.
+    fn begin_inner_wait(&self) -> bool {
         if self.ordinary.load(Ordering::SeqCst) {
             return false;
         }
-        self.direct.fetch_add(1, Ordering::SeqCst);
-        // In this order: whoever adds the first ordinary member sees this thread, or this thread sees the member.
+        self.inner_waiters.fetch_add(1, Ordering::SeqCst);
+        // The order matters: either the thread that adds the first ordinary member sees this one,
+        // or this thread sees the member.
         if self.ordinary.load(Ordering::SeqCst) {
-            self.end_direct();
+            self.end_inner_wait();
             return false;
         }
         true
     }
 
-    fn end_direct(&self) {
-        if self.direct.fetch_sub(1, Ordering::SeqCst) == 1 && self.ordinary.load(Ordering::SeqCst) {
+    fn end_inner_wait(&self) {
+        if self.inner_waiters.fetch_sub(1, Ordering::SeqCst) == 1 && self.ordinary.load(Ordering::SeqCst) {
             self.queue.end_eviction();
         }
     }
 
-    fn report(&self, member: &Arc<Member>, queued: bool, report: &mut Report<'_>) -> Result<()> {
-        if let Some(event) = self.look(member, queued)? {
-            report.push(event);
+    fn poll_into(&self, member: &Arc<Member>, queued: bool, buffer: &mut EventBuffer<'_>) -> Result<()> {
+        if let Some(event) = self.poll_member(member, queued)? {
+            buffer.push(event);
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! Flow control of a stream (docs/protocol.md): what may be sent where, and what the peer may send.
 //!
-//! Without I/O: the caller passes events in and carries results out. Message numbers are 16 bits
-//! wide and wrap. Everything received from the peer is validated: a peer that breaks the rules must
-//! cost only its own connection.
+//! No I/O: the caller passes events in and acts on the results. Message numbers are 16 bits
+//! wide and wrap. Everything received from the peer is validated: a peer that violates the protocol
+//! affects only its own connection.
 
 mod pace;
 mod receive;
@@ -10,13 +10,13 @@ mod send;
 #[cfg(test)]
 mod simulation;
 
-pub use pace::Wish;
+pub use pace::Resize;
 #[cfg(test)]
 pub use receive::Advertisement;
 pub use receive::{CreditUpdate, Received, Receiver};
 pub use send::{Chunk, SendLimits, Sender};
 
-/// How the peer broke the protocol.
+/// A protocol violation by the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Violation {
     /// A message without credit.
@@ -25,7 +25,7 @@ pub enum Violation {
     TooMuchData,
     /// A credit limit that takes credits back, or gives more than the receive queue holds.
     BadCreditUpdate,
-    /// Immediate data that is no message.
+    /// Invalid immediate data.
     BadMessage,
     /// An index beyond the iomap.
     BadIndex,

@@ -1,71 +1,71 @@
-//! How large a stream's receive buffer should be.
+//! The size of a stream's receive buffer.
 //!
-//! Each half of it that is announced costs both ends a message, and each end often waits for the other's. A stream that goes
-//! through its buffer many times a second does better with a larger one. One that has grown should shrink when its
-//! halves took long to fill.
+//! Advertising a half costs both ends a message, and each end often waits for the other's. A stream
+//! that fills its buffer many times a second is faster with a larger one. A grown buffer shrinks
+//! when its halves take long to fill.
 
-/// Milliseconds for so many halves of a buffer that has grown: it is too large for a stream that needs longer. Looking at the
-/// clock for each of them would cost a system call where the kernel shows it by nothing else.
-const LONG: u64 = 1000;
-const LOOKS: u32 = 4;
-/// Halves within so many milliseconds make a busy stream.
-const MANY: u32 = 16;
-const SHORT: u64 = 250;
+/// A grown buffer shrinks if [`CHECK_INTERVAL`] halves take longer than this, in milliseconds.
+/// Reading the clock for every half could cost a system call each time.
+const SLOW_TIME: u64 = 1000;
+const CHECK_INTERVAL: u32 = 4;
+/// A stream is busy if it fills this number of halves within [`BUSY_TIME`] milliseconds.
+const BUSY_HALVES: u32 = 16;
+const BUSY_TIME: u64 = 250;
 
-/// What should become of a buffer.
+/// A request to resize the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
-    /// As it is.
-    Stay,
-    /// It should grow.
+pub enum Resize {
+    /// Keep the size.
+    Keep,
+    /// Use a larger buffer.
     Grow,
-    /// It should be what it was at first.
+    /// Use a buffer of the first size.
     Shrink,
 }
 
-/// When halves were announced.
+/// Times at which halves were advertised.
 #[derive(Debug, Default)]
 pub struct Pace {
-    /// Halves since then.
+    /// Number of halves since `start`.
     halves: u32,
     start: u64,
-    /// How often growing was in vain.
-    refused: u32,
-    /// When the clock was last looked at, for a buffer that has grown.
-    last: Option<u64>,
+    /// Number of failed requests to grow.
+    failed: u32,
+    /// Time of the last check of a grown buffer.
+    last_check: Option<u64>,
 }
 
 impl Pace {
-    /// Asked before each half is announced.
-    pub fn wish(&mut self, now: impl Fn() -> u64) -> Wish {
-        if let Some(last) = self.last
-            && (self.halves + 1).is_multiple_of(LOOKS)
+    /// Returns the request before another half is advertised.
+    pub fn resize_request(&mut self, now: impl Fn() -> u64) -> Resize {
+        if let Some(last_check) = self.last_check
+            && (self.halves + 1).is_multiple_of(CHECK_INTERVAL)
         {
             let now = now();
-            self.last = Some(now);
-            if now.saturating_sub(last) > LONG {
-                return Wish::Shrink;
+            self.last_check = Some(now);
+            if now.saturating_sub(last_check) > SLOW_TIME {
+                return Resize::Shrink;
             }
         }
         if self.halves == 0 {
             self.start = now();
         }
         self.halves += 1;
-        if self.halves < MANY << self.refused {
-            return Wish::Stay;
+        if self.halves < BUSY_HALVES << self.failed {
+            return Resize::Keep;
         }
         self.halves = 0;
-        if now().saturating_sub(self.start) <= SHORT << self.refused { Wish::Grow } else { Wish::Stay }
+        if now().saturating_sub(self.start) <= BUSY_TIME << self.failed { Resize::Grow } else { Resize::Keep }
     }
 
-    /// The wish is granted: the buffer has grown, at that time, or has its first size again.
-    pub fn granted(&mut self, since: Option<u64>) {
-        *self = Pace { last: since, ..Pace::default() };
+    /// The buffer has grown, at time `since`, or has its first size again.
+    pub fn resized(&mut self, since: Option<u64>) {
+        *self = Pace { last_check: since, ..Pace::default() };
     }
 
-    /// There was no memory for it, or it is as large as it may be: asked less often from now on.
-    pub fn refused(&mut self) {
-        self.refused = (self.refused + 1).min(12);
+    /// The buffer could not grow: requests are less frequent from now on.
+    pub fn resize_failed(&mut self) {
+        self.failed = (self.failed + 1).min(12);
     }
 }
 
@@ -73,46 +73,46 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// What it wishes for after so many halves, one each `step` milliseconds.
-    fn after(pace: &mut Pace, halves: u32, now: &mut u64, step: u64) -> Wish {
-        (0..halves).fold(Wish::Stay, |wish, _| {
-            assert_eq!(wish, Wish::Stay);
+    /// Returns the request after `halves` halves at intervals of `step` milliseconds.
+    fn requests_after(pace: &mut Pace, halves: u32, now: &mut u64, step: u64) -> Resize {
+        (0..halves).fold(Resize::Keep, |resize_request, _| {
+            assert_eq!(resize_request, Resize::Keep);
             *now += step;
-            pace.wish(|| *now)
+            pace.resize_request(|| *now)
         })
     }
 
     #[test]
-    fn grows_when_busy() {
+    fn busy_streams_grow() {
         let (mut pace, mut now) = (Pace::default(), 1);
-        assert_eq!(after(&mut pace, 15, &mut now, 1), Wish::Stay);
-        assert_eq!(after(&mut pace, 1, &mut now, 1), Wish::Grow);
-        pace.granted(Some(now));
-        assert_eq!(after(&mut pace, 16, &mut now, 10), Wish::Grow);
+        assert_eq!(requests_after(&mut pace, 15, &mut now, 1), Resize::Keep);
+        assert_eq!(requests_after(&mut pace, 1, &mut now, 1), Resize::Grow);
+        pace.resized(Some(now));
+        assert_eq!(requests_after(&mut pace, 16, &mut now, 10), Resize::Grow);
     }
 
     #[test]
-    fn stays_when_slow() {
+    fn slow_streams_do_not_grow() {
         let (mut pace, mut now) = (Pace::default(), 1);
-        assert_eq!(after(&mut pace, 160, &mut now, 20), Wish::Stay);
+        assert_eq!(requests_after(&mut pace, 160, &mut now, 20), Resize::Keep);
     }
 
     #[test]
-    fn shrinks_when_slow() {
+    fn slow_streams_shrink() {
         let (mut pace, mut now) = (Pace::default(), 1);
-        pace.granted(Some(now));
-        assert_eq!(after(&mut pace, 11, &mut now, 250), Wish::Stay);
-        assert_eq!(after(&mut pace, 1, &mut now, 251), Wish::Shrink);
-        pace.granted(None);
-        assert_eq!(after(&mut pace, 1, &mut now, 100_000), Wish::Stay);
+        pace.resized(Some(now));
+        assert_eq!(requests_after(&mut pace, 11, &mut now, 250), Resize::Keep);
+        assert_eq!(requests_after(&mut pace, 1, &mut now, 251), Resize::Shrink);
+        pace.resized(None);
+        assert_eq!(requests_after(&mut pace, 1, &mut now, 100_000), Resize::Keep);
     }
 
     #[test]
-    fn asks_less_often_after_a_refusal() {
+    fn refusals_make_requests_less_frequent() {
         let (mut pace, mut now) = (Pace::default(), 1);
-        assert_eq!(after(&mut pace, 16, &mut now, 1), Wish::Grow);
-        pace.refused();
-        assert_eq!(after(&mut pace, 31, &mut now, 1), Wish::Stay);
-        assert_eq!(after(&mut pace, 1, &mut now, 1), Wish::Grow);
+        assert_eq!(requests_after(&mut pace, 16, &mut now, 1), Resize::Grow);
+        pace.resize_failed();
+        assert_eq!(requests_after(&mut pace, 31, &mut now, 1), Resize::Keep);
+        assert_eq!(requests_after(&mut pace, 1, &mut now, 1), Resize::Grow);
     }
 }

@@ -8,7 +8,7 @@
 //! are not full are advertised.
 
 use super::Violation;
-use super::pace::{Pace, Wish};
+use super::pace::{Pace, Resize};
 
 /// A receive buffer for the peer: what is written into its target SGL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl Ring {
     }
 }
 
-/// See the module.
+/// Credits, receive buffer and SGL entries for the peer.
 #[derive(Debug)]
 pub struct Receiver {
     /// The ring that the program reads.
@@ -143,7 +143,7 @@ impl Receiver {
         self.credits
     }
 
-    /// A data message of `len` bytes arrived.
+    /// Handles a data message of `len` bytes.
     #[inline]
     pub fn data(&mut self, len: u32) -> Result<(), Violation> {
         let ring = match &mut self.next {
@@ -163,7 +163,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// A message without data arrived that takes a credit.
+    /// Handles a message without data that takes a credit.
     pub fn message(&mut self) -> Result<(), Violation> {
         count(&mut self.messages, self.limit)
     }
@@ -199,7 +199,7 @@ impl Receiver {
         let mut ended = None;
         let mut rest = len;
         if self.next.is_some() {
-            rest -= self.take_of_old(len, &mut ended);
+            rest -= self.take_from_old_ring(len, &mut ended);
         }
         self.ring.take(rest);
         ended
@@ -222,7 +222,7 @@ impl Receiver {
     /// Takes up to `len` bytes of a ring that is about to end, and notes in `ended` if it does.
     /// Returns the number of bytes.
     #[cold]
-    fn take_of_old(&mut self, len: u64, ended: &mut Option<usize>) -> u64 {
+    fn take_from_old_ring(&mut self, len: u64, ended: &mut Option<usize>) -> u64 {
         let here = self.ring.available().min(len);
         self.ring.take(here);
         if self.ring.taken == self.ring.advertised
@@ -252,34 +252,34 @@ impl Receiver {
         self.has_buffer() || self.unadvertised_credits() >= self.credits / 2
     }
 
-    /// Returns the number of credits that the peer does not know of.
+    /// Returns the number of credits that were not advertised to the peer.
     fn unadvertised_credits(&self) -> u16 {
         self.messages.wrapping_add(self.credits).wrapping_sub(self.limit)
     }
 
     /// Returns whether the ring should have another size. Called before
-    /// [`next_credit_update`](Self::next_credit_update); `now` in milliseconds.
-    pub fn wish(&mut self, now: impl Fn() -> u64) -> Wish {
-        if self.may_follow() { self.pace.wish(now) } else { Wish::Stay }
+    /// [`next_credit_update`](Self::next_credit_update). `now` returns the time in milliseconds.
+    pub fn resize_request(&mut self, now: impl Fn() -> u64) -> Resize {
+        if self.can_add_ring() { self.pace.resize_request(now) } else { Resize::Keep }
     }
 
-    /// Returns whether another ring may follow now.
-    pub fn may_follow(&self) -> bool {
+    /// Returns whether another ring can be added now.
+    pub fn can_add_ring(&self) -> bool {
         self.next.is_none() && self.ring.has_free_half()
     }
 
-    /// Has another ring of `size` bytes, at least 2, follow the present one, and returns its
-    /// number. `since`: the time, for a ring that may shrink again.
-    pub fn follow(&mut self, size: u32, since: Option<u64>) -> usize {
-        debug_assert!(self.may_follow());
-        self.pace.granted(since);
+    /// Adds another ring of `size` bytes, at least 2, which follows the present one. Returns its
+    /// number. `since` is the current time for a ring that may shrink again.
+    pub fn add_ring(&mut self, size: u32, since: Option<u64>) -> usize {
+        debug_assert!(self.can_add_ring());
+        self.pace.resized(since);
         self.next = Some(Ring::new(size));
         1 - self.current
     }
 
-    /// There is no memory for a ring of the wanted size.
-    pub fn refused(&mut self) {
-        self.pace.refused();
+    /// There was no memory for a ring of the requested size.
+    pub fn resize_failed(&mut self) {
+        self.pace.resize_failed();
     }
 
     /// Returns the next credit update if it is worth a message: a half of the ring is free, or half
@@ -295,7 +295,7 @@ impl Receiver {
         (self.unadvertised_credits() >= self.credits / 2).then_some(CreditUpdate { limit, buffer: None })
     }
 
-    /// `update` was sent.
+    /// Records that `update` was sent.
     pub fn credit_update_sent(&mut self, update: &CreditUpdate) {
         self.limit = update.limit;
         if let Some(buffer) = update.buffer {

@@ -1,4 +1,4 @@
-//! The sending half: credits and target buffers of the peer, our own send queue entries and buffer
+//! The sending half: credits and target buffers of the peer, local send queue entries and buffer
 //! space.
 
 use std::collections::VecDeque;
@@ -9,15 +9,23 @@ use crate::rsocket::wire::Region;
 
 /// A stream is writable while at least this much of its send buffer is free, in bytes.
 const LOW_WATER: u32 = 2048;
-/// The longest message, in bytes; the largest send buffer holds two of them. The first message of a
-/// transfer on an idle connection is shorter: the device sends it while the next one is copied.
+/// The longest message, in bytes. The largest send buffer has room for two of them. The first
+/// message of a transfer on an idle connection is shorter: the device sends it while the next one
+/// is copied.
 const MAX_MESSAGE: u32 = 1 << 19;
 const FIRST_MESSAGE: u32 = 1 << 16;
 /// A grown send buffer is underused when its first size would have been enough this many times in a
 /// row.
 const UNDERUSED_AFTER: u32 = 64;
 
-/// Sizes that were fixed when the connection was made.
+/// Credits that are not used on iWARP, or fewer if the peer has a small receive queue. Messages
+/// without credit use up receives, too, and the reference posts receives for its credits only. At
+/// most six such messages arrive before the peer processes one: two SGL entries, two credit
+/// updates, SHUTDOWN and DISCONNECT. InfiniBand and RoCE retry until there is a receive, iWARP ends
+/// the connection.
+const RESERVED_CREDITS: u16 = 8;
+
+/// Sizes that are fixed when the connection is created.
 #[derive(Clone, Copy, Debug)]
 pub struct SendLimits {
     /// Send queue entries for data.
@@ -37,11 +45,11 @@ pub struct SendLimits {
 pub struct Chunk {
     /// Bytes.
     pub len: u32,
-    /// Address at the peer.
+    /// Remote address.
     pub addr: u64,
-    /// The peer's key.
+    /// Remote key.
     pub rkey: u32,
-    /// Offset in the send buffer, unless it goes inline. The buffer wraps.
+    /// Offset in the send buffer, unless the message is sent inline. The buffer wraps.
     pub offset: u32,
 }
 
@@ -55,30 +63,32 @@ struct Outstanding {
     control: bool,
 }
 
-/// See the module.
+/// Credits, target buffer, send queue entries and send buffer space.
 #[derive(Debug)]
 pub struct Sender {
     limits: SendLimits,
     /// Free send queue entries for data, and control messages that can be posted.
     free_entries: u32,
     free_controls: u32,
-    /// Bytes of the send buffer in use, and where the next ones go.
+    /// Bytes of the send buffer in use, and the offset of the next ones.
     used: u32,
     next: u32,
-    /// The rest of the peer's buffer that is being filled.
+    /// The unused part of the peer's current buffer.
     target: Region,
     /// Number of messages sent, and the number that the credits end at.
     sent: u16,
     credit_limit: u16,
+    /// The most credits that may stay unused.
+    spare_credits: u16,
     outstanding: VecDeque<Outstanding>,
     /// The last work request posted, and the last one known to be complete.
     last_wr_id: u64,
     completed_wr_id: u64,
-    /// Posted since the last signaled one.
+    /// Entries and bytes of the unsignaled requests after the last signaled one.
     unsignaled_entries: u32,
     unsignaled_bytes: u32,
-    /// The most bytes of the buffer in use since it was empty, the buffer's first size, and how
-    /// often in a row that would have been enough.
+    /// Maximum number of used bytes since the buffer was empty, the buffer's first size, and how
+    /// often in a row the first size would have been sufficient.
     peak: u32,
     first_size: u32,
     underused: u32,
@@ -88,8 +98,11 @@ impl Sender {
     /// Creates the sender for a peer that advertised `target`. Fails with `ENOMEM`.
     pub fn new(limits: SendLimits, target: Region) -> Result<Sender> {
         let mut outstanding = VecDeque::new();
-        let most = limits.sq_entries as usize + limits.controls as usize;
-        outstanding.try_reserve_exact(most).map_err(|_| Errno::ENOMEM)?;
+        let max_outstanding = limits.sq_entries as usize + limits.controls as usize;
+        outstanding.try_reserve_exact(max_outstanding).map_err(|_| Errno::ENOMEM)?;
+        let is_iwarp = limits.entries_per_message > 1;
+        // The peer gives credits back when half of them are used.
+        let spare = (limits.window / 2).saturating_sub(1);
         Ok(Sender {
             limits,
             free_entries: limits.sq_entries,
@@ -99,6 +112,7 @@ impl Sender {
             target,
             sent: 0,
             credit_limit: limits.window,
+            spare_credits: if is_iwarp { spare } else { 0 },
             outstanding,
             last_wr_id: 0,
             completed_wr_id: 0,
@@ -130,13 +144,13 @@ impl Sender {
         !self.needs_target() && (self.target.length as usize) < wanted
     }
 
-    /// Returns the number of messages that may still be sent.
+    /// Returns the number of messages for which the peer still has receives.
     pub fn credits(&self) -> u16 {
         self.credit_limit.wrapping_sub(self.sent)
     }
 
     fn has_credit(&self) -> bool {
-        self.sent != self.credit_limit
+        self.credits() > self.spare_credits.min(RESERVED_CREDITS)
     }
 
     /// Returns whether sending has to wait for send completions: there is no space for data, or for
@@ -146,7 +160,7 @@ impl Sender {
         self.free_controls == 0 || !self.has_space()
     }
 
-    /// Returns the free bytes of the send buffer, as far as known from completions.
+    /// Returns the number of free bytes in the send buffer, according to the completions so far.
     pub fn free(&self) -> u32 {
         self.limits.buffer - self.used
     }
@@ -161,13 +175,13 @@ impl Sender {
         self.longest(wanted, false) < self.longest(wanted, true).min(window)
     }
 
-    /// Returns whether a smaller send buffer has been enough for long.
+    /// Returns whether a smaller send buffer has been sufficient for long.
     pub fn is_underused(&self) -> bool {
         self.underused >= UNDERUSED_AFTER
     }
 
-    /// Sends from another buffer of `size` bytes from now on. Returns the last work request that
-    /// uses the old one.
+    /// Replaces the send buffer by one of `size` bytes. Returns the last work request that uses the
+    /// old one.
     pub fn replace_buffer(&mut self, size: u32) -> u64 {
         for outstanding in &mut self.outstanding {
             outstanding.bytes = 0;
@@ -198,8 +212,8 @@ impl Sender {
         Some(Chunk { len, addr: self.target.addr, rkey: self.target.rkey, offset: self.next })
     }
 
-    /// Reserves what `chunk` needs; the caller posts it. Returns the `wr_id` of its last work
-    /// request, and whether that one is signaled.
+    /// Reserves the resources for `chunk`, which the caller posts. Returns the `wr_id` of its last
+    /// work request, and whether this request is signaled.
     #[inline]
     pub fn take(&mut self, chunk: &Chunk, inline: bool) -> (u64, bool) {
         self.target.addr = self.target.addr.wrapping_add(u64::from(chunk.len));
@@ -208,15 +222,17 @@ impl Sender {
         self.push(self.limits.entries_per_message, if inline { 0 } else { chunk.len })
     }
 
-    /// For a message that carries no stream data (an update of the peer's iomap) but takes a credit
-    /// and `bytes` of the send buffer: returns their offset if it can be sent.
+    /// Returns the offset in the send buffer for a message without stream data (an update of the
+    /// peer's iomap), which takes a credit and `bytes` of the buffer, if it can be sent.
     pub fn plan_update(&self, bytes: u32) -> Option<u32> {
         (self.has_credit() && self.has_space() && bytes <= LOW_WATER).then_some(self.next)
     }
 
-    /// As [`take`](Self::take), for [`plan_update`](Self::plan_update).
+    /// Like [`take`](Self::take), for [`plan_update`](Self::plan_update).
     pub fn take_update(&mut self, bytes: u32) -> (u64, bool) {
         self.sent = self.sent.wrapping_add(1);
+        // The reference does not count these messages, so their credits do not come back.
+        self.spare_credits = self.spare_credits.saturating_sub(1);
         self.push(self.limits.entries_per_message, bytes)
     }
 
@@ -230,8 +246,8 @@ impl Sender {
     }
 
     /// Returns how many of `wanted` bytes the first message of a transfer should carry. A
-    /// connection is idle if no work request is known to be outstanding; send completions are
-    /// polled only when space is short, so one that has sent before mostly is not.
+    /// connection is idle if no work request is known to be outstanding. Send completions are
+    /// polled only when space is short, so a connection that has sent before usually is not idle.
     pub fn first_message(&self, wanted: usize) -> usize {
         if self.is_idle() { wanted.min(FIRST_MESSAGE as usize) } else { wanted }
     }
@@ -239,11 +255,11 @@ impl Sender {
     /// Returns how many of `wanted` bytes one write can carry.
     #[inline]
     fn longest(&self, wanted: usize, inline: bool) -> u32 {
-        let room = if inline { MAX_MESSAGE } else { MAX_MESSAGE.min(self.free()) };
-        u32::try_from(wanted).unwrap_or(u32::MAX).min(room)
+        let max = if inline { MAX_MESSAGE } else { MAX_MESSAGE.min(self.free()) };
+        u32::try_from(wanted).unwrap_or(u32::MAX).min(max)
     }
 
-    /// As [`take`](Self::take), for [`plan_write`](Self::plan_write).
+    /// Like [`take`](Self::take), for [`plan_write`](Self::plan_write).
     pub fn take_write(&mut self, len: u32, inline: bool) -> (u64, bool) {
         self.push(1, if inline { 0 } else { len })
     }
@@ -260,7 +276,7 @@ impl Sender {
         self.unsignaled_entries += entries;
         self.unsignaled_bytes += bytes;
         self.peak = self.peak.max(self.used);
-        // Often enough that space is freed before it runs out, and always when there is none.
+        // Often enough that space is freed before it is used up, and always when it is used up.
         let signaled = self.unsignaled_entries >= self.limits.sq_entries / 4
             || self.unsignaled_bytes >= self.limits.buffer / 4
             || !self.has_space();
@@ -270,8 +286,8 @@ impl Sender {
         (self.last_wr_id, signaled)
     }
 
-    /// The last work request is signaled, and its completion stands for the unsignaled ones before
-    /// it.
+    /// Makes the last work request signaled. Its completion also completes the unsignaled ones
+    /// before it.
     fn signal(&mut self, control: bool) {
         let outstanding = Outstanding {
             wr_id: self.last_wr_id,
@@ -297,7 +313,7 @@ impl Sender {
         self.last_wr_id
     }
 
-    /// Work requests up to `wr_id` have completed.
+    /// Handles the completion of the work requests up to `wr_id`.
     pub fn completed(&mut self, wr_id: u64) {
         while let Some(first) = self.outstanding.front().copied() {
             if first.wr_id > wr_id {
@@ -315,11 +331,11 @@ impl Sender {
         }
     }
 
-    /// The peer allows messages up to number `limit`.
+    /// Handles a credit update: the peer allows messages up to number `limit`.
     pub fn credit_update_received(&mut self, limit: u16) -> std::result::Result<(), Violation> {
         let more = limit.wrapping_sub(self.credit_limit);
         let outstanding = limit.wrapping_sub(self.sent);
-        // A limit below the present one wraps to a huge step.
+        // A limit below the present one wraps to a large increment.
         if more > self.limits.window || outstanding > self.limits.window {
             return Err(Violation::BadCreditUpdate);
         }
@@ -327,7 +343,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Fills the peer's next buffer from now on: the present one is full.
+    /// Uses the peer's next buffer, because the present one is full.
     pub fn use_next_target(&mut self, target: Region) {
         debug_assert!(self.needs_target());
         self.target = target;

@@ -1,7 +1,8 @@
-//! Two ends of a connection, a network between them, and programs on both sides, all of it driven by random numbers: every
-//! byte arrives once and in order, nothing is overrun, nobody waits for ever, and everything that was posted completes.
+//! Simulates both ends of a connection, the network, and the programs, driven by random numbers.
+//! Checks that every byte arrives once and in order, no queue overflows, there is no deadlock, and
+//! all work requests complete.
 //!
-//! `cargo test` runs some of the schedules; `FLOW_SCHEDULES=N` asks for N of them, as scripts/check does.
+//! `cargo test` runs some schedules. `FLOW_SCHEDULES=N` runs N of them, as in scripts/check.
 
 mod end;
 mod hostile;
@@ -10,22 +11,22 @@ mod random;
 use end::{End, Setup, deliver};
 use random::Random;
 
-/// Schedules of a plain run: what takes a moment with and without optimisation.
+/// Number of schedules by default. They take a moment with and without optimisation.
 const SCHEDULES: u64 = if cfg!(debug_assertions) { 20_000 } else { 200_000 };
 
-/// How many schedules to run.
+/// Returns the number of schedules to run.
 fn schedules() -> u64 {
-    std::env::var("FLOW_SCHEDULES").ok().and_then(|number| number.parse().ok()).unwrap_or(SCHEDULES)
+    std::env::var("FLOW_SCHEDULES").ok().and_then(|count| count.parse().ok()).unwrap_or(SCHEDULES)
 }
 
-/// A connection, and how often each thing happens to it.
+/// A connection, and the probability of each action.
 struct Simulation {
     random: Random,
     ends: [End; 2],
     weights: [[u32; ACTIONS]; 2],
 }
 
-/// Per end: see [`Simulation::act`].
+/// Number of actions of one end, see [`Simulation::act`].
 const ACTIONS: usize = 9;
 
 impl Simulation {
@@ -38,8 +39,9 @@ impl Simulation {
         Simulation { random, ends, weights: [[1; ACTIONS]; 2] }
     }
 
-    /// Slow networks, slow readers, programs that seldom look: each while has its own kind of bad luck.
-    fn change_luck(&mut self) {
+    /// Changes the probabilities: simulates slow networks, slow readers and programs that rarely
+    /// poll.
+    fn change_weights(&mut self) {
         let weights = std::array::from_fn(|_| self.random.below(8) as u32);
         self.weights = [weights; 2];
         if self.random.chance(2) {
@@ -47,10 +49,10 @@ impl Simulation {
         }
     }
 
-    /// Does one thing to one end.
+    /// Performs an action for one end.
     fn act(&mut self, end: usize, action: usize) {
-        let most = 1 << self.random.below(14);
-        let len = self.random.below(most) + 1;
+        let max = 1 << self.random.below(14);
+        let len = self.random.below(max) + 1;
         let (from, to) = self.pair(end);
         match action {
             0 => from.write(len),
@@ -59,13 +61,13 @@ impl Simulation {
             3 => from.poll(),
             4 | 5 => deliver(from, to),
             6 => from.complete(),
-            7 => from.shut(),
-            _ => self.extra(end, len),
+            7 => from.shutdown(),
+            _ => self.act_outside_stream(end, len),
         }
     }
 
-    /// What is not part of the stream but shares its send queue.
-    fn extra(&mut self, end: usize, len: u64) {
+    /// Performs an action that uses the send queue without being a part of the stream.
+    fn act_outside_stream(&mut self, end: usize, len: u64) {
         match self.random.below(3) {
             0 => self.ends[end].update(),
             1 => self.ends[end].write_mapped(len),
@@ -78,37 +80,38 @@ impl Simulation {
         if end == 0 { (first, second) } else { (second, first) }
     }
 
-    /// A while of random things.
-    fn wander(&mut self, steps: u64) {
+    /// Performs random actions.
+    fn act_randomly(&mut self, steps: u64) {
         let sums = self.weights.map(|weights| weights.iter().sum::<u32>());
         for _ in 0..steps {
             let end = self.random.below(2) as usize;
-            let mut place = self.random.below(u64::from(sums[end].max(1))) as u32;
+            let mut position = self.random.below(u64::from(sums[end].max(1))) as u32;
             let action = self.weights[end].iter().position(|&weight| {
-                let here = place < weight;
-                place = place.wrapping_sub(weight);
-                here
+                let found = position < weight;
+                position = position.wrapping_sub(weight);
+                found
             });
             self.act(end, action.unwrap_or(4));
         }
     }
 
-    /// Everybody does what can be done, until all is done: a round that changes nothing is a deadlock.
+    /// Performs all possible actions until everything has arrived. A round without a change is a
+    /// deadlock.
     fn finish(&mut self) {
         while !self.ends.iter().all(End::is_finished) {
-            let before = self.changes();
+            let previous = self.changes();
             for end in 0..2 {
                 let (from, to) = self.pair(end);
                 from.write(u64::MAX);
                 from.read(u64::MAX, false);
-                from.shut();
+                from.shutdown();
                 deliver(from, to);
                 from.complete();
                 to.poll();
             }
-            assert_ne!(before, self.changes(), "deadlock");
+            assert_ne!(previous, self.changes(), "deadlock");
         }
-        // The last messages are under way still.
+        // The last messages are still in transit.
         while self.ends.iter().any(End::is_busy) {
             for end in 0..2 {
                 let (from, to) = self.pair(end);
@@ -127,7 +130,8 @@ impl Simulation {
     }
 }
 
-/// How much a program sends: something near the points where a half, a buffer or a queue is used up.
+/// Returns the number of bytes that a program sends, close to the capacity of a half, a buffer or a
+/// queue.
 fn total(random: &mut Random, peer: &Setup, rare: bool) -> u64 {
     let half = u64::from(peer.ring / 2);
     if peer.ring > 8192 && !rare {
@@ -141,10 +145,10 @@ fn total(random: &mut Random, peer: &Setup, rare: bool) -> u64 {
     }
 }
 
-/// Says which schedule it is that fails.
-struct Named(u64);
+/// Prints the number of a schedule that fails.
+struct SeedOnPanic(u64);
 
-impl Drop for Named {
+impl Drop for SeedOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("schedule {}", self.0);
@@ -153,25 +157,26 @@ impl Drop for Named {
 }
 
 #[test]
-fn every_schedule_ends_with_all_data_in_order() {
+fn all_data_arrives_in_order() {
     for seed in 0..schedules() {
-        let named = Named(seed);
-        // Large buffers take time to fill: not every schedule does.
+        let seed_on_panic = SeedOnPanic(seed);
+        // Large buffers take time to fill, so only some schedules fill them.
         let mut simulation = Simulation::new(seed, seed % 256 == 0);
         for _ in 0..simulation.random.below(5) {
-            simulation.change_luck();
+            simulation.change_weights();
             let steps = simulation.random.below(60);
-            simulation.wander(steps);
+            simulation.act_randomly(steps);
         }
         simulation.finish();
-        drop(named);
+        drop(seed_on_panic);
     }
 }
 
 #[test]
-fn numbers_of_messages_wrap() {
+fn message_numbers_wrap_around() {
     for iwarp in [false, true] {
-        let setup = Setup { ring: 2, queue: 16, sends: 16, buffer: 2048, inline: 0, iwarp, whims: 0 };
+        let setup =
+            Setup { ring: 2, queue: 16, sends: 16, buffer: 2048, inline: 0, iwarp, extra_receives: !iwarp, resizes: 0 };
         let total = 150_000;
         let ends = [End::new(setup, &setup, total), End::new(setup, &setup, total)];
         Simulation { random: Random::new(1), ends, weights: [[1; ACTIONS]; 2] }.finish();
@@ -179,10 +184,20 @@ fn numbers_of_messages_wrap() {
 }
 
 #[test]
-fn a_receiver_that_only_looks_is_not_overrun() {
-    // The peer's grants use receives of ours while it sends no data; then it sends as much as it may.
+fn a_slow_receiver_is_not_overrun() {
+    // The peer's credit updates use receives while it sends no data. Then it sends as much as
+    // possible.
     for iwarp in [false, true] {
-        let setup = Setup { ring: 4096, queue: 384, sends: 384, buffer: 131_072, inline: 64, iwarp, whims: 0 };
+        let setup = Setup {
+            ring: 4096,
+            queue: 384,
+            sends: 384,
+            buffer: 131_072,
+            inline: 64,
+            iwarp,
+            extra_receives: !iwarp,
+            resizes: 0,
+        };
         let mut ends = [End::new(setup, &setup, 200_000), End::new(setup, &setup, 1000)];
         let [first, second] = &mut ends;
         for _ in 0..60 {
@@ -201,6 +216,33 @@ fn a_receiver_that_only_looks_is_not_overrun() {
             deliver(second, first);
             second.complete();
         }
+        Simulation { random: Random::new(1), ends, weights: [[1; ACTIONS]; 2] }.finish();
+    }
+}
+
+#[test]
+fn a_peer_with_receives_for_its_credits_only_is_not_overrun() {
+    // It processes nothing while as many messages as possible are sent to it.
+    for queue in [16, 17, 64, 384] {
+        let (ring, buffer) = (4096, 131_072);
+        let setup =
+            Setup { ring, queue, sends: 384, buffer, inline: 64, iwarp: true, extra_receives: false, resizes: 0 };
+        let mut ends = [End::new(setup, &setup, 200_000), End::new(setup, &setup, 2000)];
+        let [first, second] = &mut ends;
+        for _ in 0..3 {
+            first.write(2048);
+            deliver(first, second);
+            first.complete();
+            second.read(u64::MAX, false);
+        }
+        for _ in 0..2 * queue {
+            second.write(1);
+            deliver(second, first);
+            second.complete();
+            second.poll();
+        }
+        second.shutdown();
+        deliver(second, first);
         Simulation { random: Random::new(1), ends, weights: [[1; ACTIONS]; 2] }.finish();
     }
 }

@@ -1,4 +1,4 @@
-//! Listening and accepting: handshakes run in the background, raccept(3) returns finished
+//! Listening and accepting: handshakes run in the background, and raccept(3) returns established
 //! connections.
 
 use std::ffi::c_int;
@@ -8,30 +8,30 @@ use std::time::{Duration, Instant};
 
 use super::backlog::Listening;
 use super::blocking::Wait;
-use super::connect::depth;
+use super::connect::initiator_depth;
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::cm;
-use crate::diag::Why;
+use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::{CmId, Event, Request};
 use crate::rsocket::reactor::{self, Service};
 use crate::rsocket::wire::{self, ConnData};
 use crate::sys::sockaddr::AF_IB;
 
-/// Largest backlog, like /proc/sys/net/core/somaxconn for sockets.
+/// Largest backlog, as /proc/sys/net/core/somaxconn is for sockets.
 const MAX_BACKLOG: usize = 4096;
-/// How long a peer may take to finish the handshake. The time-out in the peer's own request may be
+/// Time-out for the peer's part of the handshake. The time-out in the peer's request may be
 /// minutes.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Stream {
     /// rlisten(3); a second call changes the backlog.
     pub fn listen(self: &Arc<Self>, backlog: c_int) -> Result<()> {
         let mut state = self.enter()?;
-        // One more than asked for, like listen(2), where a negative number counts as a large one.
+        // As with listen(2): one more than requested, and a negative number is the largest backlog.
         let backlog = usize::try_from(backlog).map_or(MAX_BACKLOG, |backlog| (backlog + 1).min(MAX_BACKLOG));
         if let Phase::Failed { .. } = state.phase {
-            self.start_over(&mut state)?;
+            self.reset(&mut state)?;
         }
         match &mut state.phase {
             Phase::Idle => {}
@@ -48,8 +48,8 @@ impl Stream {
         Ok(())
     }
 
-    /// raccept(3): returns the next connection. Fails with `EBADF` if the socket does not listen,
-    /// like the reference, and with `EINVAL` after rshutdown(3).
+    /// raccept(3): returns the next connection. Fails with `EBADF` if the socket is not listening,
+    /// as with the reference, and with `EINVAL` after rshutdown(3).
     pub fn accept(&self) -> Result<Arc<Stream>> {
         let mut state = self.enter()?;
         let mut wait = Wait::after(state.options.receive_timeout);
@@ -78,11 +78,11 @@ impl Stream {
         }
     }
 
-    /// An event of a listener: a connection request.
-    pub(super) fn request<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, event: Event) -> Guard<'a> {
+    /// Handles an event of a listener: a connection request, or the removal of its device.
+    pub(super) fn handle_request<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, event: Event) -> Guard<'a> {
         let Event { request: Some(_), .. } = event else {
             if event.kind == crate::ffi::rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL as u32 {
-                // The kernel has destroyed its id: no peer can connect any more.
+                // The kernel has destroyed the listening id: no peer can connect any more.
                 state.error = Some(Errno::ENETDOWN);
                 state.shut_read = true;
                 self.notify(Notice::Changed);
@@ -91,46 +91,46 @@ impl Stream {
         };
         let Phase::Listening(listening) = &mut state.phase else { return state };
         // If the backlog has no space, dropping the request rejects it.
-        let Some((place, oldest)) = listening.admit() else { return state };
+        let Some((slot, oldest)) = listening.admit() else { return state };
         let (options, flags) = (state.options.clone(), state.flags);
-        // Under the listener's lock: closing the listener destroys the channel that the request is
-        // on.
+        // Still under the listener's lock: closing the listener destroys the request's channel.
         let admitted = self.admit(event);
         // Drop the listener lock: the next steps take the connection's lock and may block in the
         // driver.
         drop(state);
         if let Some(oldest) = oldest {
-            oldest.close_unseen();
+            oldest.close_unaccepted();
         }
         let new = admitted.and_then(|(id, peer)| self.accept_request(id, &peer, options, flags));
         state = self.lock();
         match (&mut state.phase, new) {
             (Phase::Listening(listening), Ok(new)) => {
-                // Without memory for it the peer is rejected.
-                listening.wait_for(new, place);
+                // Without memory for the entry, dropping the connection rejects the peer.
+                listening.add_pending(new, slot);
             }
             (_, Ok(new)) => {
                 drop(state);
-                new.close_unseen();
+                new.close_unaccepted();
                 state = self.lock();
             }
-            // The peer was rejected; no call waits for the result.
-            (_, Err(error)) => state.tell_rejected(error),
+            // The peer was rejected: no call reports it.
+            (_, Err(error)) => state.log_rejected(error),
         }
         state
     }
 
-    /// Before a listener reads a request: if the oldest handshake has to give way, reads its events
-    /// first. A peer that has finished its part is connected as far as it knows, and is kept.
-    pub(super) fn make_room<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
+    /// Handles the events of the oldest handshake if the next connection request would evict it. A
+    /// peer that has finished its part of the handshake is connected from its point of view, and is
+    /// kept. Called before a listener reads a request.
+    pub(super) fn service_oldest_handshake<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
         let mut last = None;
         loop {
             let Phase::Listening(listening) = &state.phase else { return state };
-            let Some(oldest) = listening.gives_way().cloned() else { return state };
+            let Some(oldest) = listening.next_to_evict().cloned() else { return state };
             if last.replace(Arc::as_ptr(&oldest)) == Some(Arc::as_ptr(&oldest)) {
                 return state;
             }
-            // Lock order: not under the listener's lock.
+            // Lock order: `service` may take the listener's lock.
             drop(state);
             let key = oldest.lock().key;
             if let Some(key) = key {
@@ -140,18 +140,18 @@ impl Stream {
         }
     }
 
-    /// Moves a connection request of an rsocket to a channel of its own. Rejects any other.
+    /// Moves a connection request of an rsocket to its own channel. Rejects all other requests.
     fn admit(&self, mut event: Event) -> Result<(CmId, ConnData)> {
         let skip = if self.domain == AF_IB { wire::IP_HEADER } else { 0 };
         let peer = event.data().get(skip..).ok_or(Errno::EPROTO).and_then(|data| {
-            // Another protocol, or an unknown version.
+            // The peer uses another protocol, or an unknown version.
             ConnData::parse(data).map_err(|_| Errno::EPROTO)
         })?;
         let request: Request = event.request.take().ok_or(Errno::EIO)?;
         Ok((request.accept()?, peer))
     }
 
-    /// Answers a connection request.
+    /// Accepts a connection request.
     fn accept_request(
         self: &Arc<Self>,
         id: CmId,
@@ -159,8 +159,7 @@ impl Stream {
         options: super::Options,
         flags: c_int,
     ) -> Result<Arc<Stream>> {
-        // The stream has the id before it gets the connection: if anything fails they are dropped
-        // in reverse order.
+        // The stream owns the id and the connection: on failure it destroys the QP before the id.
         let stream = Stream::with(self.domain, id, options, Phase::Accepting(Arc::downgrade(self)))?;
         let mut state = stream.lock();
         let unconnected = state.make_unconnected()?;
@@ -168,30 +167,30 @@ impl Stream {
         stream.channel_fd.store(unconnected.channel_fd(), Ordering::Relaxed);
         state.flags = flags;
         state.connection = Some(unconnected.connect(peer)?);
-        // Before the answer: a failure after it would end a connection that the peer has seen
+        // Before accepting: a later failure would end a connection that the peer has seen
         // established.
         stream.watch(&mut state)?;
-        let answered = state.id().and_then(|id| id.shake_hands(false, depth(id), &offer));
-        if let Some(key) = state.key.filter(|_| answered.is_ok()) {
-            reactor::expire(key, Some(Instant::now() + HANDSHAKE));
+        let accepted = state.id().and_then(|id| id.connect_or_accept(false, initiator_depth(id), &offer));
+        if let Some(key) = state.key.filter(|_| accepted.is_ok()) {
+            reactor::set_timer(key, Some(Instant::now() + HANDSHAKE_TIMEOUT));
         }
         drop(state);
-        // The reactor keeps a reference to the stream until it is closed.
-        answered.inspect_err(|_| stream.close_unseen())?;
+        // The reactor holds a reference to the stream until it is closed.
+        accepted.inspect_err(|_| stream.close_unaccepted())?;
         Ok(stream)
     }
 
-    /// A handshake in the background has ended.
-    pub(super) fn accepted<'a>(&'a self, mut state: Guard<'a>, result: Result<()>) -> Guard<'a> {
+    /// The handshake of an accepted connection has succeeded or failed.
+    pub(super) fn finish_handshake<'a>(&'a self, mut state: Guard<'a>, result: Result<()>) -> Guard<'a> {
         let Phase::Accepting(listener) = &state.phase else { return state };
         let listener = listener.upgrade();
         if result.is_ok() {
             state.phase = Phase::Connected;
-            self.opened(&mut state);
+            self.on_connected(&mut state);
         } else {
-            state.phase = Phase::Failed { told: false };
+            state.phase = Phase::Failed { reported: false };
         }
-        // Lock order: the listener's lock comes before those of its connections.
+        // Lock order: the listener's lock comes before the locks of its connections.
         drop(state);
         if let Some(listener) = listener {
             listener.handshake_done(self, result.is_ok());
@@ -199,17 +198,17 @@ impl Stream {
         self.lock()
     }
 
-    /// Moves a connection to those that can be accepted, or drops it.
-    fn handshake_done(&self, connection: &Stream, good: bool) {
+    /// Makes a connection available to raccept(3), or drops it if its handshake has failed.
+    fn handshake_done(&self, connection: &Stream, succeeded: bool) {
         let mut state = self.lock();
         let Phase::Listening(listening) = &mut state.phase else { return };
-        let dropped = listening.finish(connection, good);
-        if good && dropped.is_none() {
+        let dropped = listening.finish(connection, succeeded);
+        if succeeded && dropped.is_none() {
             self.notify(Notice::Changed);
         }
         drop(state);
         if let Some(stream) = dropped {
-            stream.close_unseen();
+            stream.close_unaccepted();
         }
     }
 }
@@ -217,10 +216,10 @@ impl Stream {
 impl State {
     /// Logs that a peer was rejected.
     #[cold]
-    fn tell_rejected(&self, error: Errno) {
-        let why = if error == Errno::EPROTO { Why::NoRsockets } else { Why::Answering };
+    fn log_rejected(&self, error: Errno) {
+        let cause = if error == Errno::EPROTO { Cause::BadConnData } else { Cause::Accepting };
         if let Ok(id) = self.id() {
-            cm::log::background(id.id(), error, why);
+            cm::log::background(id.id(), error, cause);
         }
     }
 }

@@ -6,7 +6,7 @@ use libc::sockaddr_storage;
 
 use super::{Phase, Stream};
 use crate::cm;
-use crate::diag::Place;
+use crate::diag::Endpoints;
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::wire;
@@ -17,42 +17,34 @@ impl Stream {
     pub fn local_name(&self) -> Result<sockaddr_storage> {
         let state = self.enter()?;
         let id = state.id()?.id();
-        // SAFETY: the route of a live id.
-        let mut name = unsafe { (*id.addr()).src.src_storage };
+        let mut name = id.source();
         if name.ss_family == 0 {
             name.ss_family = self.domain as libc::sa_family_t;
         }
         Ok(name)
     }
 
-    /// rgetpeername(3). Fails with `ENOTCONN` without a peer.
+    /// rgetpeername(3). Fails with `ENOTCONN` on a socket without a peer.
     pub fn peer_name(&self) -> Result<sockaddr_storage> {
         let state = self.enter()?;
         if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
             return Err(Errno::ENOTCONN);
         }
-        // SAFETY: the route of a live id.
-        Ok(unsafe { (*state.id()?.id().addr()).dst.dst_storage })
+        Ok(state.id()?.id().destination())
     }
 
-    /// Returns both addresses and the device, for log lines. `None` if another call holds the lock:
-    /// it may be the call that this thread's signal handler interrupted.
-    pub fn place(&self) -> Option<Place> {
+    /// Returns both addresses and the device, for log lines. Returns `None` if the lock is held:
+    /// the calling thread may be in a signal handler that has interrupted the holder.
+    pub fn endpoints(&self) -> Option<Endpoints> {
         let state = self.state.try_lock().ok().filter(|_| self.owner.is_this_process())?;
-        Some(cm::log::place(state.id.as_ref()?.id()))
+        Some(cm::log::endpoints(state.id.as_ref()?.id()))
     }
 }
 
 /// Returns the IP header that precedes the private data of AF_IB connections.
 pub(super) fn ip_header(id: &CmId) -> Result<[u8; wire::IP_HEADER]> {
-    // SAFETY: the route of a live id; each address is as long as its family says.
-    let (from, to) = unsafe {
-        let addr = id.id().addr();
-        (
-            SockAddr::from_c(std::ptr::NonNull::from(&(*addr).src.src_storage).cast())?,
-            SockAddr::from_c(std::ptr::NonNull::from(&(*addr).dst.dst_storage).cast())?,
-        )
-    };
+    let id = id.id();
+    let (from, to) = (SockAddr::from_storage(&id.source())?, SockAddr::from_storage(&id.destination())?);
     Ok(wire::ip_header(&from, &to))
 }
 

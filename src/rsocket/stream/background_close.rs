@@ -1,53 +1,54 @@
-//! Shutting down in the background: the data of a non-blocking socket, and the message that ends
-//! it, arrive after rshutdown(3) or rclose(3) has returned.
+//! Shutting down in the background: the data of a non-blocking socket, and its final message,
+//! arrive after rshutdown(3) or rclose(3) has returned.
 //!
-//! The reactor checks each such stream at intervals until the peer's adapter has everything, the
-//! peer is known to be gone, or the time-out expires. Streams wait side by side: none delays
-//! another. A process that calls exit(3) waits for all of them together.
+//! The reactor checks each of these streams at intervals until the peer's adapter has all data, the
+//! peer is known to be gone, or the time-out expires. No stream delays another. A process that
+//! calls exit(3) waits for all of them together.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
-use crate::rsocket::owner::Owner;
 use crate::rsocket::reactor;
 use crate::rsocket::wire::Control;
 use crate::sys::event;
 use crate::sys::futex::Changes;
+use crate::sys::owner::Owner;
 
-/// How long closing waits for the graceful end of an iWARP connection: the peer may be gone.
+/// Time-out of the graceful disconnect of an iWARP connection: the peer may be gone.
 pub(super) const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long exit(3) waits for all streams together.
-const AT_EXIT: Duration = Duration::from_secs(2);
-/// Interval until the first check. It doubles with each check, up to the second value.
-const FIRST_CHECK: Duration = Duration::from_millis(1);
-const LAST_CHECK: Duration = Duration::from_millis(64);
-/// Streams that are closed in the background may use a quarter of the process's descriptors, two
-/// each.
-const SHARE: usize = 8;
-/// Time-out of a closed stream while there are many of them.
-const CROWDED: Duration = Duration::from_secs(2);
+/// Time-out of exit(3) for all streams together.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval until the first check. It doubles with each check, up to the maximum.
+const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(1);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(64);
+/// The descriptor limit is divided by this: a stream that is closed in the background uses two
+/// descriptors, and all of them may use a quarter of the limit.
+const DESCRIPTORS_PER_STREAM: usize = 8;
+/// Time-out of a closed stream while many streams are closed in the background.
+const CROWDED_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Streams that are shut down in the background, and those of them that the program has closed.
-static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+/// Number of streams that are shut down in the background.
+static ACTIVE: AtomicUsize = AtomicUsize::new(0);
+/// Number of these streams that the program has closed.
 static CLOSED: AtomicUsize = AtomicUsize::new(0);
-/// Counts streams that have ended.
-static ENDED: Changes = Changes::new();
+/// Counts streams whose background shutdown has finished.
+static FINISHED: Changes = Changes::new();
 /// exit(3) has waited already.
-static WAITED: AtomicBool = AtomicBool::new(false);
+static WAITED_AT_EXIT: AtomicBool = AtomicBool::new(false);
 
-/// A stream that is shut down in the background.
+/// State of a shutdown or close in the background.
 pub(super) struct BackgroundClose {
-    /// The last message, until it is sent.
+    /// The final message, until it is sent.
     message: Option<Control>,
-    began: Instant,
-    until: Instant,
+    started: Instant,
+    deadline: Instant,
     /// Interval until the next check.
-    pause: Duration,
-    /// The connection has to be disconnected gracefully when everything has arrived, and that has
-    /// begun.
+    interval: Duration,
+    /// The connection has to be disconnected gracefully when all data has arrived.
     graceful: bool,
+    /// The graceful disconnect is in progress.
     disconnecting: bool,
     /// The program has closed the stream.
     closed: bool,
@@ -55,13 +56,13 @@ pub(super) struct BackgroundClose {
 }
 
 impl BackgroundClose {
-    fn new(message: Option<Control>, until: Instant, graceful: bool) -> BackgroundClose {
-        UNDER_WAY.fetch_add(1, Ordering::Relaxed);
+    fn new(message: Option<Control>, deadline: Instant, graceful: bool) -> BackgroundClose {
+        ACTIVE.fetch_add(1, Ordering::Relaxed);
         BackgroundClose {
             message,
-            began: Instant::now(),
-            until,
-            pause: FIRST_CHECK,
+            started: Instant::now(),
+            deadline,
+            interval: MIN_CHECK_INTERVAL,
             graceful,
             disconnecting: false,
             closed: false,
@@ -69,7 +70,7 @@ impl BackgroundClose {
         }
     }
 
-    /// What was not said yet.
+    /// Returns the final message if it was not sent yet.
     pub fn message(&self) -> Option<Control> {
         self.message
     }
@@ -81,76 +82,78 @@ impl BackgroundClose {
         }
     }
 
-    /// Whether it has taken as long as it may.
-    fn is_late(&self, now: Instant) -> bool {
-        now >= self.until || (self.closed && now >= self.began + CROWDED && has_many_closed(2))
+    /// Returns whether the time-out has expired.
+    fn has_timed_out(&self, now: Instant) -> bool {
+        now >= self.deadline || (self.closed && now >= self.started + CROWDED_TIMEOUT && has_many_closed(2))
     }
 }
 
 impl Drop for BackgroundClose {
     fn drop(&mut self) {
-        // A child of fork() counts its own only.
+        // A child of fork() counts only its own streams.
         if self.owner.is_this_process() {
             if self.closed {
                 CLOSED.fetch_sub(1, Ordering::Relaxed);
             }
-            UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
-            ENDED.notify();
+            ACTIVE.fetch_sub(1, Ordering::Relaxed);
+            FINISHED.notify();
         }
     }
 }
 
-/// Whether closed streams hold this part of what they may hold.
-fn has_many_closed(part: usize) -> bool {
-    CLOSED.load(Ordering::Relaxed) >= event::descriptor_limit() / SHARE / part
+/// Returns whether closed streams use at least one `divisor`th of the descriptors that they may
+/// use.
+fn has_many_closed(divisor: usize) -> bool {
+    CLOSED.load(Ordering::Relaxed) >= event::descriptor_limit() / DESCRIPTORS_PER_STREAM / divisor
 }
 
-/// For a process that ends: waits until all streams have come to their end, once and not for long.
+/// Waits at exit(3) until all background shutdowns have finished, once and for a limited time.
 pub fn wait_for_all() {
-    if UNDER_WAY.load(Ordering::Relaxed) == 0 || WAITED.swap(true, Ordering::Relaxed) {
+    if ACTIVE.load(Ordering::Relaxed) == 0 || WAITED_AT_EXIT.swap(true, Ordering::Relaxed) {
         return;
     }
-    let deadline = Instant::now() + AT_EXIT;
+    let deadline = Instant::now() + EXIT_TIMEOUT;
     loop {
-        let count = ENDED.count();
-        if UNDER_WAY.load(Ordering::Relaxed) == 0 || ENDED.wait(count, Some(deadline)) == Err(Errno::ETIMEDOUT) {
+        let count = FINISHED.count();
+        if ACTIVE.load(Ordering::Relaxed) == 0 || FINISHED.wait(count, Some(deadline)) == Err(Errno::ETIMEDOUT) {
             return;
         }
     }
 }
 
-/// A child has no reactor yet, and nothing of its parent's to wait for.
+/// Resets the counters in a child of fork(), which has no reactor yet and none of its parent's
+/// streams to wait for.
 pub fn in_child() {
-    UNDER_WAY.store(0, Ordering::Relaxed);
+    ACTIVE.store(0, Ordering::Relaxed);
     CLOSED.store(0, Ordering::Relaxed);
-    WAITED.store(false, Ordering::Relaxed);
+    WAITED_AT_EXIT.store(false, Ordering::Relaxed);
 }
 
 impl Stream {
-    /// Has the reactor say `message`, if there is one, and see that everything arrives. `graceful`:
-    /// then the connection is ended.
+    /// Has the reactor send `message`, if any, and wait until all sent data has arrived.
+    /// `graceful`: the connection is disconnected after that.
     pub(super) fn begin_background_close(
         &self,
         state: &mut State,
         message: Option<Control>,
-        until: Instant,
+        deadline: Instant,
         graceful: bool,
     ) {
-        state.closing = Some(BackgroundClose::new(message, until, graceful));
+        state.closing = Some(BackgroundClose::new(message, deadline, graceful));
         if let Some(connection) = &mut state.connection {
             connection.begin_flush();
         }
-        // Most of the time it could be sent, and often it has arrived, too.
-        if state.key.is_none() || self.is_over(state) {
+        // Usually the message can be sent at once, and often it has arrived already.
+        if state.key.is_none() || self.is_finished(state) {
             state.take_background_close();
         } else {
-            state.check_later();
+            state.schedule_check();
         }
     }
 
-    /// rclose(3) of a stream whose end is under way: it goes on without its number. On failure
-    /// there is no number for it.
-    pub(super) fn leave_number<'a>(&'a self, mut state: Guard<'a>) -> std::result::Result<(), Guard<'a>> {
+    /// rclose(3) of a stream that is shut down in the background: the stream continues on another
+    /// descriptor. Fails if none is available.
+    pub(super) fn detach_fd<'a>(&'a self, mut state: Guard<'a>) -> std::result::Result<(), Guard<'a>> {
         let moved = if has_many_closed(1) { Err(Errno::EMFILE) } else { state.relocate() };
         if moved.is_err() {
             return Err(state);
@@ -163,10 +166,10 @@ impl Stream {
         Ok(())
     }
 
-    /// The time for the next look has come.
+    /// The timer of the next check has expired.
     pub(super) fn continue_close(&self, mut state: Guard<'_>) {
-        if !self.is_over(&mut state) {
-            return state.check_later();
+        if !self.is_finished(&mut state) {
+            return state.schedule_check();
         }
         if !matches!(state.phase, Phase::Closing) {
             state.take_background_close();
@@ -175,9 +178,9 @@ impl Stream {
         if let Some(connection) =
             state.connection.as_mut().filter(|connection| connection.channel.leadership.has_leader())
         {
-            // A thread still sleeps in the channel, which has to stay until it is back.
+            // A thread still sleeps in the channel: keep the channel until it returns.
             connection.flush_qp();
-            return state.check_later();
+            return state.schedule_check();
         }
         state.phase = Phase::Closed;
         state.release();
@@ -185,11 +188,12 @@ impl Stream {
         state.take_background_close();
     }
 
-    /// Whether everything has arrived, or nothing more will. Sends what could not be sent before.
-    fn is_over(&self, state: &mut State) -> bool {
+    /// Returns whether all data has arrived, or no more will arrive. Sends the final message if it
+    /// was not sent yet.
+    fn is_finished(&self, state: &mut State) -> bool {
         self.process_completions(state);
         let (Some(closing), Some(connection)) = (&mut state.closing, &mut state.connection) else { return true };
-        if connection.failure().is_some() || state.lost || closing.is_late(Instant::now()) {
+        if connection.failure().is_some() || state.cm_disconnected || closing.has_timed_out(Instant::now()) {
             return true;
         }
         if closing.disconnecting {
@@ -203,33 +207,34 @@ impl Stream {
             }
             self.process_completions(state);
         }
-        state.has_arrived() && !state.begin_graceful_disconnect()
+        state.is_flushed() && !state.begin_graceful_disconnect()
     }
 }
 
 impl State {
-    fn has_arrived(&self) -> bool {
+    /// Returns whether all sent data has arrived.
+    fn is_flushed(&self) -> bool {
         self.connection.as_ref().is_none_or(|connection| connection.is_flushed())
     }
 
-    /// Ends an iWARP connection in order; whether there is something to wait for.
+    /// Begins the graceful disconnect of an iWARP connection. Returns false if none is needed.
     fn begin_graceful_disconnect(&mut self) -> bool {
         let graceful = self.closing.as_ref().is_some_and(|closing| closing.graceful) && self.needs_graceful_end();
         let disconnecting = graceful && self.id().is_ok_and(|id| id.disconnect().is_ok());
         if let Some(closing) = self.closing.as_mut().filter(|_| disconnecting) {
             closing.disconnecting = true;
-            closing.until = Instant::now() + DISCONNECT_TIMEOUT;
+            closing.deadline = Instant::now() + DISCONNECT_TIMEOUT;
         }
         disconnecting
     }
 
-    /// Whether this is a working iWARP connection, which has to be ended in order for the last
-    /// messages to arrive.
+    /// Returns whether this is a working iWARP connection: its last messages arrive only if it is
+    /// disconnected gracefully.
     pub(super) fn needs_graceful_end(&self) -> bool {
-        !self.lost && self.connection.as_ref().is_some_and(|connection| connection.needs_graceful_end())
+        !self.cm_disconnected && self.connection.as_ref().is_some_and(|connection| connection.needs_graceful_end())
     }
 
-    /// Ends what goes on in the background, for whoever goes on with it.
+    /// Takes over a shutdown in the background: the reactor does not continue it.
     pub(super) fn take_background_close(&mut self) -> Option<BackgroundClose> {
         let closing = self.closing.take()?;
         if let Some(connection) = &mut self.connection {
@@ -238,14 +243,14 @@ impl State {
         Some(closing)
     }
 
-    fn check_later(&mut self) {
+    fn schedule_check(&mut self) {
         if let (Some(closing), Some(key)) = (&mut self.closing, self.key) {
-            reactor::expire(key, Some(Instant::now() + closing.pause));
-            closing.pause = (closing.pause * 2).min(LAST_CHECK);
+            reactor::set_timer(key, Some(Instant::now() + closing.interval));
+            closing.interval = (closing.interval * 2).min(MAX_CHECK_INTERVAL);
         }
     }
 
-    /// Moves the channel to another number: the one that the program knows is free then.
+    /// Moves the event channel to another descriptor, so that the program's number is free.
     fn relocate(&mut self) -> Result<()> {
         let key = self.key.ok_or(Errno::EBADF)?;
         self.id.as_mut().ok_or(Errno::EBADF)?.relocate(key)

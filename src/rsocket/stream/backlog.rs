@@ -1,74 +1,73 @@
-//! Connections of a listener that the program has not accepted yet, and how many of them the
-//! process may have.
+//! Connections of a listener that the program has not accepted yet, and the limit on their number.
 //!
-//! Each takes two descriptors before the program knows of it. One listener gets at most half of
-//! what the others have left, so that a flooded listener leaves some to the others, and all
-//! listeners together leave half of the process's descriptors to the program.
+//! Each of them takes two descriptors before the program knows of it. One listener gets at most
+//! half of the slots that the other listeners have left, so that a flooded listener leaves slots to
+//! the others. All listeners together leave half of the process's descriptors to the program.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Stream;
-use crate::rsocket::owner::Owner;
 use crate::sys::event;
+use crate::sys::owner::Owner;
 
-/// Number of connections of all listeners that are not accepted.
+/// Number of unaccepted connections of all listeners.
 static UNACCEPTED: AtomicUsize = AtomicUsize::new(0);
-/// Descriptors of the process's limit for each connection: half of them may be used.
-const SHARE: usize = 4;
-/// Connections that are always allowed.
-const LEAST: usize = 4;
+/// The descriptor limit is divided by this: a connection uses two descriptors, and connections may
+/// use half of the limit.
+const DESCRIPTORS_PER_CONNECTION: usize = 4;
+/// Number of unaccepted connections that are always allowed.
+const MIN_LIMIT: usize = 4;
 
-/// A share of the unaccepted connections; given back when dropped.
-pub(super) struct Place {
+/// A slot for one unaccepted connection; released when dropped.
+pub(super) struct Slot {
     owner: Owner,
 }
 
-impl Place {
-    /// Takes a share for a listener that has `own` of them.
-    fn take(own: usize) -> Option<Place> {
-        if !has_room(UNACCEPTED.load(Ordering::Relaxed), own, limit()) {
+impl Slot {
+    /// Takes a slot for a listener that uses `own` slots.
+    fn take(own: usize) -> Option<Slot> {
+        if !has_slot(UNACCEPTED.load(Ordering::Relaxed), own, limit()) {
             return None;
         }
-        // Only the reactor's thread takes shares.
+        // Only the reactor's thread takes slots.
         UNACCEPTED.fetch_add(1, Ordering::Relaxed);
-        Some(Place { owner: Owner::this_process() })
+        Some(Slot { owner: Owner::this_process() })
     }
 }
 
-/// Returns how many unaccepted connections the process may have.
+/// Returns the number of unaccepted connections that the process may have.
 fn limit() -> usize {
-    (event::descriptor_limit() / SHARE).max(LEAST)
+    (event::descriptor_limit() / DESCRIPTORS_PER_CONNECTION).max(MIN_LIMIT)
 }
 
-/// Returns whether a listener with `own` connections may have one more if `all` of `limit` are
-/// used.
-fn has_room(all: usize, own: usize, limit: usize) -> bool {
+/// Returns whether a listener that uses `own` slots may take one more if `all` of `limit` are used.
+fn has_slot(all: usize, own: usize, limit: usize) -> bool {
     own < limit.saturating_sub(all)
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
-        // A child of fork() counts its own only.
+        // A child of fork() counts only its own connections.
         if self.owner.is_this_process() {
             UNACCEPTED.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
-/// A child has none of its parent's connections.
+/// Resets the counter in a child of fork(), which has none of its parent's connections.
 pub fn in_child() {
     UNACCEPTED.store(0, Ordering::Relaxed);
 }
 
-/// A listener's connections.
+/// A listener's unaccepted connections.
 pub(super) struct Listening {
     backlog: usize,
-    /// Handshakes under way, oldest first.
-    pending: VecDeque<(Arc<Stream>, Place)>,
-    /// Finished, for raccept(3).
-    ready: VecDeque<(Arc<Stream>, Place)>,
+    /// Connections in the handshake, oldest first.
+    pending: VecDeque<(Arc<Stream>, Slot)>,
+    /// Established connections, for raccept(3).
+    ready: VecDeque<(Arc<Stream>, Slot)>,
 }
 
 impl Listening {
@@ -90,45 +89,45 @@ impl Listening {
         self.ready.pop_front().map(|(stream, _)| stream)
     }
 
-    /// Returns the handshake that gives way to a new connection: the oldest one, if there is no
-    /// share left.
-    pub fn gives_way(&self) -> Option<&Arc<Stream>> {
+    /// Returns the oldest pending connection if there is no slot for a new one.
+    pub fn next_to_evict(&self) -> Option<&Arc<Stream>> {
         let own = self.pending.len() + self.ready.len();
-        let is_full = own >= self.backlog || !has_room(UNACCEPTED.load(Ordering::Relaxed), own, limit());
+        let is_full = own >= self.backlog || !has_slot(UNACCEPTED.load(Ordering::Relaxed), own, limit());
         self.pending.front().filter(|_| is_full).map(|(oldest, _)| oldest)
     }
 
-    /// Takes a share for a new connection. If there is none, the oldest handshake gives way; the
-    /// caller closes it.
-    pub fn admit(&mut self) -> Option<(Place, Option<Arc<Stream>>)> {
+    /// Takes a slot for a new connection. If there is none, evicts the oldest pending connection
+    /// and returns it with its slot; the caller closes it.
+    pub fn admit(&mut self) -> Option<(Slot, Option<Arc<Stream>>)> {
         self.pending.try_reserve(1).ok()?;
         let own = self.pending.len() + self.ready.len();
-        let free = if own < self.backlog { Place::take(own) } else { None };
+        let free = if own < self.backlog { Slot::take(own) } else { None };
         match free {
-            Some(place) => Some((place, None)),
-            None => self.pending.pop_front().map(|(oldest, place)| (place, Some(oldest))),
+            Some(slot) => Some((slot, None)),
+            None => self.pending.pop_front().map(|(oldest, slot)| (slot, Some(oldest))),
         }
     }
 
     /// Adds a connection whose handshake begins.
-    pub fn wait_for(&mut self, stream: Arc<Stream>, place: Place) {
+    pub fn add_pending(&mut self, stream: Arc<Stream>, slot: Slot) {
         if self.pending.try_reserve(1).is_ok() {
-            self.pending.push_back((stream, place));
+            self.pending.push_back((stream, slot));
         }
     }
 
-    /// The handshake of a connection has ended. Returns the connection if it is to be closed.
-    pub fn finish(&mut self, connection: &Stream, good: bool) -> Option<Arc<Stream>> {
+    /// The handshake of a connection has succeeded or failed. Returns the connection if the caller
+    /// has to close it.
+    pub fn finish(&mut self, connection: &Stream, succeeded: bool) -> Option<Arc<Stream>> {
         let index = self.pending.iter().position(|(pending, _)| std::ptr::eq(&raw const **pending, connection))?;
-        let (stream, place) = self.pending.remove(index)?;
-        if good && self.ready.try_reserve(1).is_ok() {
-            self.ready.push_back((stream, place));
+        let (stream, slot) = self.pending.remove(index)?;
+        if succeeded && self.ready.try_reserve(1).is_ok() {
+            self.ready.push_back((stream, slot));
             return None;
         }
         Some(stream)
     }
 
-    /// Takes all of them; the caller closes them.
+    /// Takes all connections; the caller closes them.
     pub fn take_all(&mut self) -> impl Iterator<Item = Arc<Stream>> + use<> {
         let (pending, ready) = (std::mem::take(&mut self.pending), std::mem::take(&mut self.ready));
         pending.into_iter().chain(ready).map(|(stream, _)| stream)
@@ -139,17 +138,17 @@ impl Listening {
 mod tests {
     use super::*;
 
-    /// How many places one listener gets where others have `others`.
-    fn most(others: usize, limit: usize) -> usize {
-        (0..).find(|&own| !has_room(others + own, own, limit)).unwrap()
+    /// Returns the number of slots that one listener gets while other listeners use `others`.
+    fn max_slots(others: usize, limit: usize) -> usize {
+        (0..).find(|&own| !has_slot(others + own, own, limit)).unwrap()
     }
 
     #[test]
-    fn a_flooded_listener_leaves_room_for_others() {
-        assert_eq!(most(0, 256), 128);
-        assert_eq!(most(128, 256), 64);
-        assert_eq!(most(256, 256), 0);
-        assert_eq!(most(0, LEAST), 2);
-        assert!(most(300, 256) == 0);
+    fn a_flooded_listener_leaves_slots_to_others() {
+        assert_eq!(max_slots(0, 256), 128);
+        assert_eq!(max_slots(128, 256), 64);
+        assert_eq!(max_slots(256, 256), 0);
+        assert_eq!(max_slots(0, MIN_LIMIT), 2);
+        assert!(max_slots(300, 256) == 0);
     }
 }

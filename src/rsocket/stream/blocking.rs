@@ -13,30 +13,31 @@ use crate::sys::futex::Changes;
 use crate::sys::rc::{ChannelHandle, CqEvent};
 use crate::sys::{cancel, clock, event};
 
-/// The waiting of one blocking call.
+/// The state of one blocking call.
 pub(super) struct Wait {
     end: End,
-    /// Whether the call has slept or spun before.
-    slept: bool,
+    /// Whether the call has waited before.
+    waited: bool,
 }
 
 /// When a wait times out.
 enum End {
     Never,
-    /// A time after the wait begins.
+    /// This time after the wait begins.
     After(Duration),
     At(Instant),
 }
 
 impl Wait {
-    /// For a time-out option. A time-out beyond the clock's range never ends.
+    /// Creates a wait with the time-out of an option. A time-out beyond the clock's range never
+    /// expires.
     #[inline]
     pub fn after(timeout: Option<Duration>) -> Wait {
-        Wait { end: timeout.map_or(End::Never, End::After), slept: false }
+        Wait { end: timeout.map_or(End::Never, End::After), waited: false }
     }
 
     pub fn until(deadline: Instant) -> Wait {
-        Wait { end: End::At(deadline), slept: false }
+        Wait { end: End::At(deadline), waited: false }
     }
 
     #[inline]
@@ -50,7 +51,7 @@ impl Wait {
     /// Returns whether the call waits for the first time.
     #[inline]
     fn is_first(&mut self) -> bool {
-        !mem::replace(&mut self.slept, true)
+        !mem::replace(&mut self.waited, true)
     }
 }
 
@@ -73,21 +74,21 @@ impl Stream {
         let deadline = wait.deadline();
         if wait.is_first() {
             if spinning_helps() && channel_leader::may_lead::<Stream>(&mut state) {
-                let (back, came) = self.spin(state, deadline);
-                if came {
+                let (back, changed) = self.spin(state, deadline);
+                if changed {
                     return (back, Ok(()));
                 }
                 state = back;
             }
         } else if has_passed(deadline) {
-            // A peer that sends messages without data ends each sleep before the deadline: check the
-            // clock here, too.
+            // Messages without data end the sleep before the deadline, each time: check the clock
+            // here, too.
             return (state, Err(Errno::ETIMEDOUT));
         }
         channel_leader::wait(self, state, deadline)
     }
 
-    /// For a poller of nothing else: see [`channel_leader::wait_alone`].
+    /// Waits for a poller of this stream alone: see [`channel_leader::wait_alone`].
     pub(super) fn wait_alone(&self, wanted: c_short, deadline: Option<Instant>) -> Option<Result<c_short>> {
         let mut state = self.lock();
         if spinning_helps() && channel_leader::may_lead::<Stream>(&mut state) {
@@ -97,9 +98,9 @@ impl Stream {
         Some(channel_leader::wait_alone(self, state, deadline, ready)?.map(Option::unwrap_or_default))
     }
 
-    /// Polls without sleeping for polling_time, but not beyond the deadline. Returns whether the
-    /// stream has changed. Releases the lock between two polls, so that other threads can send and
-    /// receive.
+    /// Polls the CQs without sleeping for polling_time, but not beyond the deadline. Returns
+    /// whether the stream has changed. Releases the lock between two polls, so that other threads
+    /// can send and receive.
     fn spin<'a>(&'a self, mut state: Guard<'a>, deadline: Option<Instant>) -> (Guard<'a>, bool) {
         let end = Instant::now() + Duration::from_micros(defaults().polling_time_us.into());
         let end = deadline.map_or(end, |deadline| deadline.min(end));
@@ -121,8 +122,8 @@ impl Stream {
         }
     }
 
-    /// The device is gone, and with it the QP: the kernel fails with `EIO` before the connection
-    /// manager reports the removal. No work request completes any more.
+    /// The device and the QP are gone: system calls fail with `EIO` before the connection manager
+    /// reports the removal. No work request completes any more.
     fn note_device_gone(&self, state: &mut State) {
         let Some(connection) = state.connection.as_mut().filter(|connection| !connection.channel.device_gone) else {
             return;
@@ -140,7 +141,8 @@ impl EventSource for Stream {
     type Event = CqEvent;
 
     fn this_thread() -> usize {
-        // SAFETY: never fails. The number is the address of the C library's thread descriptor.
+        // SAFETY: pthread_self(3) has no preconditions. The number is the address of the C
+        // library's thread descriptor.
         unsafe { libc::pthread_self() as usize }
     }
 
@@ -188,7 +190,7 @@ impl EventSource for Stream {
             return false;
         };
         match connection.arm_send_cq() {
-            Ok(asked) => asked,
+            Ok(armed) => armed,
             Err(_) => {
                 self.note_device_gone(state);
                 true
@@ -221,7 +223,8 @@ impl EventSource for Stream {
             }
         }
         // A blocking read: SA_RESTART of the program's handler decides whether a signal ends it.
-        // SAFETY: a connection is dropped only after its leader has returned, so the channel is live.
+        // SAFETY: a connection is dropped only after its leader has returned, so the channel is
+        // live.
         cancel::sleep(|| unsafe { events.take() })
     }
 

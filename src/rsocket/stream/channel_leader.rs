@@ -25,72 +25,73 @@ use crate::sys::futex::Changes;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Until {
     pub deadline: Option<Instant>,
-    /// Every signal ends it, as with poll(2), and not only one whose handler is without SA_RESTART.
+    /// Any signal ends the wait, as with poll(2), and not only a signal whose handler was installed
+    /// without SA_RESTART.
     pub any_signal: bool,
 }
 
-/// The part of a stream's state that belongs to its channel.
+/// The state of a stream's completion channel.
 #[derive(Debug, Default)]
 pub(super) struct Leadership {
     /// The thread that sleeps in the channel, is about to, or has just come back
     /// ([`EventSource::this_thread`]); 0 if there is none.
     leader: usize,
-    /// The receive CQ is armed, and its event was not read yet.
+    /// The receive CQ is armed, and its event has not been read.
     armed: bool,
 }
 
 impl Leadership {
-    /// Returns whether a thread sleeps in the channel. A change that causes no completion has to
-    /// wake it.
+    /// Returns whether a thread sleeps in the channel. It must be woken after a change that causes
+    /// no completion.
     pub fn has_leader(&self) -> bool {
         self.leader != 0
     }
 
-    /// Returns whether another thread than `thread` sleeps in it.
+    /// Returns whether a thread other than `thread` sleeps in the channel.
     pub fn has_other_leader(&self, thread: usize) -> bool {
         self.has_leader() && !self.is_leader(thread)
     }
 
-    /// Returns whether `thread` sleeps in it: then the caller is a signal handler over that call.
+    /// Returns whether `thread` sleeps in the channel. If it is the calling thread, the caller is a
+    /// signal handler that has interrupted the sleeping call.
     fn is_leader(&self, thread: usize) -> bool {
         self.leader == thread
     }
 }
 
-/// A completion channel to sleep in: that of a stream, or a model of one.
+/// A completion channel to sleep in: a stream's, or a model's.
 pub(super) trait EventSource {
     /// State behind the lock.
     type State;
-    /// The channel for the thread that sleeps in it without the lock. It is live as long as there
-    /// is a leader.
+    /// The channel as the leader uses it without the lock. It stays live while there is a leader.
     type Channel;
     /// An event that was read.
     type Event;
 
-    /// A number that identifies the calling thread, not 0.
+    /// Returns a number that identifies the calling thread, not 0.
     fn this_thread() -> usize;
-    /// The lock.
+    /// Locks the state.
     fn lock(&self) -> LockGuard<'_, Self::State>;
-    /// Where threads wait that do not sleep in the channel.
+    /// Returns the counter that threads outside of the channel wait on.
     fn changed(&self) -> &Changes;
-    /// Notifies the pollers, if there are any: the event that they rely on was read, or there is no
-    /// leader any more that would read it.
+    /// Notifies the pollers, if any: the event that they rely on was read, or the leader that would
+    /// read it has returned.
     fn notify_pollers(&self);
 
-    /// `None` without a channel.
+    /// Returns the state of the channel. Returns `None` without a channel.
     fn leadership(state: &mut Self::State) -> Option<&mut Leadership>;
-    /// Returns whether what a thread waits for raises an event in the channel.
+    /// Returns whether the changes that threads wait for raise events in the channel.
     fn uses_channel(state: &Self::State) -> bool;
-    /// Processes completions. Returns whether there were any; the waiting threads are notified
-    /// then.
+    /// Processes completions, and notifies the waiting threads if there were any. Returns whether
+    /// there were any.
     fn process_completions(&self, state: &mut Self::State) -> bool;
-    /// Requests an event for the next message of the peer. Returns false if that failed, which has
-    /// changed the state.
+    /// Requests an event for the next message of the peer. Returns false if the request failed; the
+    /// state has changed then.
     fn arm_recv_cq(&self, state: &mut Self::State) -> bool;
     /// Requests an event for send completions if a waiter needs them and the CQ is not armed.
-    /// Returns whether it was armed now, or the state has changed because that failed.
+    /// Returns whether the CQ was armed now, or arming it failed and changed the state.
     fn arm_send_cq(&self, state: &mut Self::State) -> bool;
-    /// Returns whether the send CQ is armed and its event was not read yet.
+    /// Returns whether the send CQ is armed and its event has not been read.
     fn is_send_cq_armed(state: &Self::State) -> bool;
     /// The channel cannot be used any more. Notifies the waiting threads.
     fn channel_failed(&self, state: &mut Self::State);
@@ -116,8 +117,8 @@ pub(super) fn may_lead<S: EventSource>(state: &mut S::State) -> bool {
 }
 
 /// Waits until something may have changed. Fails with `ETIMEDOUT` at the deadline, and with `EINTR`
-/// after a signal whose handler is without SA_RESTART. The caller has checked everything under the
-/// lock that it passes.
+/// after a signal whose handler was installed without SA_RESTART. The caller has checked its
+/// condition under the lock that it passes.
 #[inline]
 pub(super) fn wait<'a, S: EventSource>(
     stream: &'a S,
@@ -131,7 +132,7 @@ pub(super) fn wait<'a, S: EventSource>(
         }
         if S::leadership(&mut state).is_some_and(|leadership| leadership.is_leader(S::this_thread())) {
             drop(state);
-            return nap(stream, deadline);
+            return sleep_briefly(stream, deadline);
         }
         let count = stream.changed().count();
         drop(state);
@@ -141,15 +142,15 @@ pub(super) fn wait<'a, S: EventSource>(
     wait_as_leader(stream, state, Until { deadline, any_signal: false })
 }
 
-/// In a signal handler over the leader's own call: no thread reads the channel's events meanwhile,
-/// so the caller polls the CQs every now and then.
+/// Sleeps for a short time in a signal handler that has interrupted the leader: no thread reads the
+/// channel's events meanwhile, so the caller polls the CQs at intervals.
 #[cold]
-fn nap<S: EventSource>(stream: &S, deadline: Option<Instant>) -> (Guard<'_, S>, Result<()>) {
-    const NAP: Duration = Duration::from_millis(1);
-    // No descriptors: only the time-out ends it.
-    let _ = event::poll(&mut [], Some(NAP));
-    let over = deadline.is_some_and(|end| Instant::now() >= end);
-    (stream.lock(), if over { Err(Errno::ETIMEDOUT) } else { Ok(()) })
+fn sleep_briefly<S: EventSource>(stream: &S, deadline: Option<Instant>) -> (Guard<'_, S>, Result<()>) {
+    const POLL_INTERVAL: Duration = Duration::from_millis(1);
+    // Without descriptors only the time-out ends the call.
+    let _ = event::poll(&mut [], Some(POLL_INTERVAL));
+    let expired = deadline.is_some_and(|end| Instant::now() >= end);
+    (stream.lock(), if expired { Err(Errno::ETIMEDOUT) } else { Ok(()) })
 }
 
 /// As [`wait`], for a thread that may wait in the channel ([`may_lead`]).
@@ -162,19 +163,19 @@ pub(super) fn wait_as_leader<'a, S: EventSource>(
     if arm(stream, &mut state) {
         return (state, Ok(()));
     }
-    let Some(channel) = begin(stream, &mut state) else { return (state, Ok(())) };
+    let Some(channel) = become_leader(stream, &mut state) else { return (state, Ok(())) };
     drop(state);
     let cancelled = || {
         let mut state = stream.lock();
         if let Some(leadership) = S::leadership(&mut state) {
-            // The thread may have read the event and lost it: it is requested once more.
+            // The thread may have read the event and lost it: request another one.
             leadership.armed = false;
         }
-        end(stream, &mut state, None);
+        resign(stream, &mut state, None);
     };
     let result = S::with_cleanup(cancelled, || S::sleep(channel, until));
     let mut state = stream.lock();
-    end(stream, &mut state, result.as_ref().ok());
+    resign(stream, &mut state, result.as_ref().ok());
     match result {
         Ok(_) => (state, Ok(())),
         Err(error @ (Errno::EINTR | Errno::ETIMEDOUT | Errno::EAGAIN)) => (state, Err(error)),
@@ -185,9 +186,9 @@ pub(super) fn wait_as_leader<'a, S: EventSource>(
     }
 }
 
-/// For a poller of this stream alone: waits in the channel until `ready` returns an answer; the
+/// Waits in the channel, for a poller of this stream alone, until `ready` returns an answer; the
 /// answer is `None` at the deadline. Returns `None` if another thread is the leader. The caller has
-/// checked everything under the lock that it passes.
+/// checked its condition under the lock that it passes.
 pub(super) fn wait_alone<'a, S: EventSource, T>(
     stream: &'a S,
     mut state: Guard<'a, S>,
@@ -197,8 +198,8 @@ pub(super) fn wait_alone<'a, S: EventSource, T>(
     let mut in_vain = false;
     loop {
         let answer = ready(&state);
-        // A peer that sends what the poller does not wait for would end each sleep before the
-        // deadline is checked.
+        // Check the deadline after each sleep: messages that the poller does not wait for end the
+        // sleep early, each time.
         if answer.is_some() || in_vain && deadline.is_some_and(|end| Instant::now() >= end) {
             return Some(Ok(answer));
         }
@@ -221,8 +222,8 @@ pub(super) fn arm_send_cq<S: EventSource>(stream: &S, state: &mut S::State) -> b
     stream.arm_send_cq(state) && (stream.process_completions(state) || !S::uses_channel(state))
 }
 
-/// Arms both CQs as far as needed, then processes completions once more: what completed before
-/// raises no event. Returns whether there was something.
+/// Arms both CQs as far as needed, then processes completions once more: those from before raise no
+/// event. Returns whether there were any.
 #[inline]
 pub(super) fn arm<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
     let Some(leadership) = S::leadership(state) else { return false };
@@ -238,30 +239,33 @@ pub(super) fn arm<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
     stream.process_completions(state)
 }
 
+/// Makes the calling thread the leader. Returns the channel to sleep in.
 #[inline]
-fn begin<S: EventSource>(stream: &S, state: &mut S::State) -> Option<S::Channel> {
+fn become_leader<S: EventSource>(stream: &S, state: &mut S::State) -> Option<S::Channel> {
     let channel = stream.channel(state)?;
     S::leadership(state)?.leader = S::this_thread();
     Some(channel)
 }
 
+/// The leader has returned from its sleep, with an event if it has read one.
 #[inline]
-fn end<S: EventSource>(stream: &S, state: &mut S::State, event: Option<&S::Event>) {
+fn resign<S: EventSource>(stream: &S, state: &mut S::State, event: Option<&S::Event>) {
     if let Some(leadership) = S::leadership(state) {
         leadership.leader = 0;
     }
     if let Some(event) = event {
-        note::<S>(state, event);
+        count_event::<S>(state, event);
     }
-    // One of the waiting threads becomes the leader if this one is done.
+    // One of the waiting threads becomes the leader if this thread does not wait any more.
     if !stream.process_completions(state) {
         stream.changed().notify();
     }
     stream.notify_pollers();
 }
 
+/// Counts an event that was read, after which the CQ is not armed any more.
 #[inline]
-fn note<S: EventSource>(state: &mut S::State, event: &S::Event) {
+fn count_event<S: EventSource>(state: &mut S::State, event: &S::Event) {
     if S::note_event(state, event)
         && let Some(leadership) = S::leadership(state)
     {
@@ -269,16 +273,16 @@ fn note<S: EventSource>(state: &mut S::State, event: &S::Event) {
     }
 }
 
-/// A poller has found the channel readable: reads the event, unless there is a leader that does so
-/// and notifies the pollers. Reads both CQs' events if both may be there: an edge-triggered watcher
-/// would not see the second one.
+/// Reads the event after a poller has found the channel readable, unless there is a leader, which
+/// reads it and notifies the pollers. Reads the events of both CQs if both may be pending: an
+/// edge-triggered watcher would not notice the second one.
 pub(super) fn take_event<S: EventSource>(stream: &S, state: &mut S::State) {
     if S::leadership(state).is_none_or(|leadership| leadership.has_leader()) {
         return;
     }
     loop {
         match stream.read_event(state) {
-            Ok(event) => note::<S>(state, &event),
+            Ok(event) => count_event::<S>(state, &event),
             Err(Errno::EAGAIN | Errno::EINTR) => return,
             Err(_) => return stream.channel_failed(state),
         }
@@ -288,9 +292,10 @@ pub(super) fn take_event<S: EventSource>(stream: &S, state: &mut S::State) {
     }
 }
 
-/// Returns when no thread sleeps in the channel. The caller has woken the leader and made sure that
-/// none follows. Fails if the leader is the calling thread, in a signal handler over its own call:
-/// the channel has to stay until the handler returns.
+/// Waits until no thread sleeps in the channel. The caller has woken the leader and made sure that
+/// no other thread becomes the leader. Fails if the calling thread itself is the leader, in a
+/// signal handler that has interrupted its sleep: the channel must be kept until the handler
+/// returns.
 pub(super) fn wait_for_no_leader<'a, S: EventSource>(
     stream: &'a S,
     mut state: Guard<'a, S>,
@@ -301,7 +306,7 @@ pub(super) fn wait_for_no_leader<'a, S: EventSource>(
         }
         let count = stream.changed().count();
         drop(state);
-        // Interrupted waits are repeated.
+        // The loop repeats an interrupted wait.
         let _: std::result::Result<(), Errno> = stream.changed().wait(count, None);
         state = stream.lock();
     }

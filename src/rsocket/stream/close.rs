@@ -12,29 +12,29 @@ use super::{Guard, Notice, Phase, State, Stream, channel_leader};
 use crate::errno::{Errno, Result};
 use crate::rsocket::reactor;
 use crate::rsocket::wire::Control;
-use crate::sys::own;
+use crate::sys::library_fds;
 
-/// How long the last messages may take to arrive: longer than the transport's retries, for a peer
-/// that is alive but posts no receives.
+/// Time-out for the last messages to arrive: longer than the transport's retries, for a peer that
+/// is alive but posts no receives.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a closing call waits itself if the reactor cannot.
+/// Time-out of rclose(3) itself if it cannot leave the rest to the reactor.
 const SHORT_CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Who waits until everything that was sent has arrived.
+/// How a shutdown waits until all sent data has arrived.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ending {
-    /// The call.
-    Waits,
-    /// The reactor.
+enum FlushMode {
+    /// The call waits.
+    Wait,
+    /// The reactor waits.
     Background,
-    /// The reactor, which then ends the connection.
-    WholeInBackground,
+    /// The reactor waits, and then disconnects.
+    BackgroundThenDisconnect,
 }
 
 impl Stream {
-    /// rshutdown(3). Returns when the peer's adapter has everything that was sent; at once for a
-    /// non-blocking socket.
+    /// rshutdown(3). Returns when the peer's adapter has all sent data; at once on a non-blocking
+    /// socket.
     pub fn shutdown(&self, how: c_int) -> Result<()> {
         let (read, write) = match how {
             libc::SHUT_RD => (true, false),
@@ -46,66 +46,82 @@ impl Stream {
         match state.phase {
             Phase::Connected => {}
             Phase::Disconnected => return Ok(()),
-            Phase::Connecting(_) => return self.stop_connecting(&mut state),
-            Phase::Listening(_) => return if read { self.end_listening(state) } else { Ok(()) },
+            Phase::Connecting(_) => return self.cancel_connect(&mut state),
+            Phase::Listening(_) => return if read { self.stop_listening(state) } else { Ok(()) },
             _ => return Err(Errno::ENOTCONN),
         }
-        let how = if state.is_nonblocking() { Ending::Background } else { Ending::Waits };
-        drop(self.shut(state, read, write, Instant::now() + CLOSE_TIMEOUT, how));
+        let mode = if state.is_nonblocking() { FlushMode::Background } else { FlushMode::Wait };
+        drop(self.shut_down(state, [read, write], Instant::now() + CLOSE_TIMEOUT, mode));
         Ok(())
     }
 
-    /// A listener that is shut down for reading stops listening, as with TCP: new connections are
-    /// refused, those that were not accepted are dropped, and the socket keeps its address.
-    fn end_listening(&self, mut state: Guard<'_>) -> Result<()> {
+    /// Shutting down a listener for reading stops it, as with TCP: new connections are refused,
+    /// unaccepted connections are dropped, and the socket keeps its address.
+    fn stop_listening(&self, mut state: Guard<'_>) -> Result<()> {
         let Phase::Listening(listening) = &mut state.phase else { return Ok(()) };
         let streams = listening.take_all();
-        let result = self.start_over(&mut state);
+        let result = self.reset(&mut state);
         state.shut_read = true;
         drop(state);
         self.notify(Notice::Changed);
         for stream in streams {
-            stream.close_unseen();
+            stream.close_unaccepted();
         }
         result
     }
 
-    /// Shutting down either direction of a connecting socket ends the attempt, as with TCP. The
-    /// socket keeps its address and can be connected again.
-    fn stop_connecting(&self, state: &mut State) -> Result<()> {
-        let result = self.start_over(state);
+    /// Shutting down either direction of a connecting socket cancels the attempt, as with TCP. The
+    /// socket keeps its address and can connect again.
+    fn cancel_connect(&self, state: &mut State) -> Result<()> {
+        let result = self.reset(state);
         state.error = Some(Errno::ECONNRESET);
         if result.is_err() {
-            state.phase = Phase::Failed { told: true };
+            state.phase = Phase::Failed { reported: true };
         }
         self.notify(Notice::Changed);
         result
     }
 
-    /// Shuts directions of a connection down. `how` says who waits until everything has arrived, at
-    /// most until `deadline`.
-    fn shut<'a>(&'a self, mut state: Guard<'a>, read: bool, write: bool, deadline: Instant, how: Ending) -> Guard<'a> {
-        let wrote = state.shut_write;
+    /// Cancels an attempt to connect. Fails with `EISCONN` if it has succeeded.
+    pub fn cancel_attempt(&self) -> Result<()> {
+        // Under the lock under which the last message of the handshake is sent.
+        let mut state = self.enter()?;
+        match state.phase {
+            Phase::Connecting(_) => self.cancel_connect(&mut state),
+            Phase::Connected | Phase::Disconnected => Err(Errno::EISCONN),
+            _ => Ok(()),
+        }
+    }
+
+    /// Shuts down a connection for reading, writing, or both. `mode` says how the call waits until
+    /// all sent data has arrived, at most until `deadline`.
+    fn shut_down<'a>(
+        &'a self,
+        mut state: Guard<'a>,
+        [read, write]: [bool; 2],
+        deadline: Instant,
+        mode: FlushMode,
+    ) -> Guard<'a> {
+        let had_shut_write = state.shut_write;
         state.shut_read |= read;
         state.shut_write |= write;
-        let both = state.shut_write && (state.shut_read || state.ended);
-        // The peer is told that no more data follows, or that everything is over; not that the
-        // program reads no more.
-        let message = match (both, write && !wrote) {
+        let both = state.shut_write && (state.shut_read || state.eof);
+        // The peer is notified of the end of data or of the connection, but not of SHUT_RD.
+        let message = match (both, write && !had_shut_write) {
             (true, _) => Some(Control::Disconnect),
             (false, true) => Some(Control::Shutdown),
             (false, false) => None,
         };
-        let message = message.filter(|_| !state.said_all);
-        state.said_all |= both;
-        // An earlier call may have left its work to the reactor.
+        let message = message.filter(|_| !state.disconnect_sent);
+        state.disconnect_sent |= both;
+        // An earlier shutdown may still be in progress in the background.
         let earlier = state.take_background_close();
         let message = message.or_else(|| earlier.as_ref()?.message());
         if message.is_some() || earlier.is_some() {
-            match how {
-                Ending::Waits => state = self.send_final(state, message, deadline),
-                Ending::Background => self.begin_background_close(&mut state, message, deadline, false),
-                Ending::WholeInBackground => self.begin_background_close(&mut state, message, deadline, true),
+            match mode {
+                FlushMode::Wait => state = self.send_final(state, message, deadline),
+                FlushMode::Background => self.begin_background_close(&mut state, message, deadline, false),
+                FlushMode::BackgroundThenDisconnect => self.begin_background_close(&mut state, message, deadline, true),
             }
         }
         if both {
@@ -116,7 +132,7 @@ impl Stream {
         state
     }
 
-    /// Sends a last message, if there is one, and waits until everything has arrived.
+    /// Sends the final `message`, if any, and waits until all sent data has arrived.
     fn send_final<'a>(&'a self, mut state: Guard<'a>, message: Option<Control>, deadline: Instant) -> Guard<'a> {
         if let Some(connection) = &mut state.connection {
             connection.begin_flush();
@@ -128,6 +144,7 @@ impl Stream {
         state
     }
 
+    /// See [`send_final`](Self::send_final), which keeps the send CQ polled meanwhile.
     fn send_final_and_flush<'a>(
         &'a self,
         mut state: Guard<'a>,
@@ -140,28 +157,28 @@ impl Stream {
             let Some(connection) = state.connection.as_mut().filter(|connection| connection.failure().is_none()) else {
                 return state;
             };
-            if let Some(last) = message {
-                match connection.control(last) {
+            if let Some(control) = message {
+                match connection.control(control) {
                     Ok(()) => message = None,
                     Err(Errno::EAGAIN) => {}
                     Err(_) => return state,
                 }
             }
-            let arrived = message.is_none() && connection.is_flushed();
-            if arrived || state.lost {
+            let is_flushed = message.is_none() && connection.is_flushed();
+            if is_flushed || state.cm_disconnected {
                 return state;
             }
             let (back, result) = self.sleep(state, &mut wait);
             state = back;
-            // Signals do not end it: the program could not call again for the rest. Without a
-            // connection nothing arrives any more, even if the device reports nothing.
-            if result == Err(Errno::ETIMEDOUT) || state.lost || matches!(state.phase, Phase::Closed) {
+            // A signal does not end the wait: the program could not call again for the rest. After
+            // a disconnect nothing arrives any more, even if the device reports no completions.
+            if result == Err(Errno::ETIMEDOUT) || state.cm_disconnected || matches!(state.phase, Phase::Closed) {
                 return state;
             }
         }
     }
 
-    /// Wakes the thread that sleeps in the completion channel.
+    /// Wakes the leader, which sleeps in the completion channel.
     fn wake_leader(&self, state: &mut State) {
         if let Some(connection) =
             state.connection.as_mut().filter(|connection| connection.channel.leadership.has_leader())
@@ -171,11 +188,11 @@ impl Stream {
         }
     }
 
-    /// rclose(3). The caller has removed the descriptor from the table. Calls of other threads fail
-    /// with `EBADF`.
+    /// rclose(3). The caller has removed the descriptor from the table. Calls of other threads then
+    /// fail with `EBADF`.
     pub fn close(&self) -> Result<()> {
         if !self.owner.is_this_process() {
-            self.close_copies();
+            self.close_inherited_fds();
             return Ok(());
         }
         let mut state = self.lock();
@@ -183,7 +200,7 @@ impl Stream {
             return Err(Errno::EBADF);
         }
         if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
-            self.end(state);
+            self.finish_close(state);
             return Ok(());
         }
         // As with TCP, SO_LINGER makes the call wait even if the socket is non-blocking.
@@ -191,61 +208,60 @@ impl Stream {
             Linger::On(seconds) => (Duration::from_secs(seconds.unsigned_abs().into()), true),
             Linger::Default | Linger::Off(_) => (CLOSE_TIMEOUT, !state.is_nonblocking()),
         };
-        let talks = matches!(state.phase, Phase::Connected) || state.closing.is_some();
-        state.said_all |= !talks;
+        let is_active = matches!(state.phase, Phase::Connected) || state.closing.is_some();
+        state.disconnect_sent |= !is_active;
         state.phase = Phase::Closing;
-        // Other threads' calls end now.
+        // Wake the calls of other threads: they fail now.
         self.wake_leader(&mut state);
         self.notify(Notice::Changed);
         if limit.is_zero() {
             state.take_background_close();
-            self.end(state);
+            self.finish_close(state);
             return Ok(());
         }
         let deadline = Instant::now() + limit;
         if waits {
-            state = self.shut(state, true, true, deadline, Ending::Waits);
+            state = self.shut_down(state, [true, true], deadline, FlushMode::Wait);
             state = self.graceful_disconnect(state);
         } else {
-            match self.close_later(state, deadline) {
+            match self.close_in_background(state, deadline) {
                 Ok(()) => return Ok(()),
                 Err(back) => state = back,
             }
         }
-        self.end(state);
+        self.finish_close(state);
         Ok(())
     }
 
-    /// Has the reactor send the disconnect message, unless it was sent, and then end the
-    /// connection.
-    fn end_later<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> Guard<'a> {
-        let mut state = self.shut(state, true, true, deadline, Ending::WholeInBackground);
+    /// Has the reactor send the disconnect message, unless it was sent, and then disconnect.
+    fn disconnect_in_background<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> Guard<'a> {
+        let mut state = self.shut_down(state, [true, true], deadline, FlushMode::BackgroundThenDisconnect);
         if state.closing.is_none() && state.needs_graceful_end() {
             self.begin_background_close(&mut state, None, deadline, true);
         }
         state
     }
 
-    /// Leaves the rest of closing to the reactor. Fails if nothing is left to do, or there is no
-    /// descriptor for it.
-    fn close_later<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> std::result::Result<(), Guard<'a>> {
-        let state = self.end_later(state, deadline);
+    /// Leaves the rest of rclose(3) to the reactor. Fails if nothing is left to do, or if no
+    /// descriptor is available.
+    fn close_in_background<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> std::result::Result<(), Guard<'a>> {
+        let state = self.disconnect_in_background(state, deadline);
         if state.closing.is_none() {
             return Err(state);
         }
-        let mut state = match self.leave_number(state) {
+        let mut state = match self.detach_fd(state) {
             Ok(()) => return Ok(()),
             Err(state) => state,
         };
-        // No descriptor, or too many streams in the background: a peer that is alive still gets
-        // everything in this time.
+        // No descriptor, or too many streams are closed in the background: a peer that is alive
+        // gets all data within this time.
         let message = state.take_background_close().and_then(|closing| closing.message());
         Err(self.send_final(state, message, Instant::now() + SHORT_CLOSE_TIMEOUT))
     }
 
-    /// iWARP: a completed work request only means that TCP holds the data; tearing the connection
-    /// down would discard it. Disconnects gracefully, and waits until the peer's adapter has done
-    /// so, too.
+    /// On iWARP a completed work request only means that TCP holds the data; tearing the connection
+    /// down would discard it. Disconnects gracefully, and waits until the peer's adapter has
+    /// disconnected, too.
     fn graceful_disconnect<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
         if !state.needs_graceful_end() {
             return state;
@@ -254,7 +270,7 @@ impl Stream {
             return state;
         }
         let deadline = Instant::now() + DISCONNECT_TIMEOUT;
-        while !state.lost && !matches!(state.phase, Phase::Closed) {
+        while !state.cm_disconnected && !matches!(state.phase, Phase::Closed) {
             let count = self.changed.count();
             drop(state);
             let result = self.changed.wait(count, Some(deadline));
@@ -266,79 +282,81 @@ impl Stream {
         state
     }
 
-    /// For a process that ends without rclose(3): has the reactor do what that would do; the stream
-    /// stays. Skipped while a call holds the stream, which the signal handler that ends the process
-    /// may have interrupted. Without `all` only for a stream that the program has shut down, whose
-    /// data would be lost with the connection.
+    /// Flushes a stream in the background when the process exits without rclose(3); the stream
+    /// itself stays. Does nothing while a call holds the lock: a signal handler that exits may have
+    /// interrupted that call. Unless `all` is set, flushes only iWARP streams that the program has
+    /// shut down, whose data would otherwise be lost with the connection.
     pub fn flush_on_exit(&self, all: bool) {
         if !self.owner.is_this_process() {
             return;
         }
         let Ok(mut state) = self.state.try_lock() else { return };
         let connected = matches!(state.phase, Phase::Connected);
-        let lives = connected || matches!(state.phase, Phase::Disconnected);
-        let meant = lives && (all || state.shut_write && state.needs_graceful_end());
-        if meant && state.options.linger != Linger::On(0) {
-            state.said_all |= !connected && state.closing.is_none();
-            drop(self.end_later(state, Instant::now() + CLOSE_TIMEOUT));
+        let is_open = connected || matches!(state.phase, Phase::Disconnected);
+        let needs_flush = is_open && (all || state.shut_write && state.needs_graceful_end());
+        if needs_flush && state.options.linger != Linger::On(0) {
+            state.disconnect_sent |= !connected && state.closing.is_none();
+            drop(self.disconnect_in_background(state, Instant::now() + CLOSE_TIMEOUT));
         }
     }
 
-    /// As [`close`](Self::close), for a connection that the program never saw.
-    pub(super) fn close_unseen(&self) {
+    /// Closes a connection that the program has not accepted.
+    pub(super) fn close_unaccepted(&self) {
         let state = self.lock();
         if !state.is_closed() {
-            self.end(state);
+            self.finish_close(state);
         }
     }
 
-    fn end<'a>(&'a self, mut state: Guard<'a>) {
+    /// Releases the stream's resources once no thread sleeps in the completion channel.
+    fn finish_close<'a>(&'a self, mut state: Guard<'a>) {
         let phase = mem::replace(&mut state.phase, Phase::Closed);
         if let Some(connection) =
             state.connection.as_mut().filter(|connection| connection.channel.leadership.has_leader())
         {
-            // Wakes the leader. Without a leader the connection is disconnected gracefully, which
-            // lets the last messages of iWARP arrive.
+            // Wakes the leader. Without a leader the QP is not flushed: iWARP's last messages
+            // arrive only if the connection is disconnected gracefully.
             connection.flush_qp();
         }
         drop(state);
-        // Without the lock: watchers check their members when they drop one.
+        // Without the lock: a watcher polls its members when it drops one.
         self.notify(Notice::Closed);
         match channel_leader::wait_for_no_leader(self, self.lock()) {
             Ok(mut state) => {
                 state.release();
                 self.channel_fd.store(-1, Ordering::Relaxed);
             }
-            // The sleeping call holds the last reference to the stream, and releases it when it
-            // returns.
-            Err(mut state) => state.key.take().into_iter().for_each(reactor::forget),
+            // The interrupted call of this thread holds the last reference to the stream, and
+            // releases it when it returns.
+            Err(mut state) => state.key.take().into_iter().for_each(reactor::unregister),
         }
         if let Phase::Listening(mut listening) = phase {
             for stream in listening.take_all() {
-                stream.close_unseen();
+                stream.close_unaccepted();
             }
         }
     }
 
-    /// In a child of fork(): the connection is the parent's, the descriptors are copies.
-    fn close_copies(&self) {
+    /// Closes the descriptors in a child of fork(): they are copies, and the connection belongs to
+    /// the parent.
+    fn close_inherited_fds(&self) {
         for fd in [self.fd, self.channel_fd.swap(-1, Ordering::Relaxed)] {
             if fd >= 0 {
-                own::close(fd);
+                library_fds::close(fd);
             }
         }
     }
 }
 
 impl State {
-    /// Releases everything but the memory of the stream itself.
+    /// Releases the stream's resources, except for the memory of the stream itself.
     pub(super) fn release(&mut self) {
         if let Some(key) = self.key.take() {
-            reactor::forget(key);
+            reactor::unregister(key);
         }
         let has_qp = self.connection.is_some() || self.unconnected.is_some();
         if let (Some(id), true) = (&self.id, has_qp) {
-            // Notifies the peer at once; fails without a connection.
+            // Notifies the peer at once. Fails without a connection.
             let _ = id.disconnect();
         }
         // The QP is destroyed before the memory that the peer may write to.

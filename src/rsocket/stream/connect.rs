@@ -1,7 +1,6 @@
-//! Connecting: address, route, handshake, driven by the reactor.
+//! Connecting: the reactor resolves address and route, and performs the handshake.
 
 use std::ffi::c_int;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::blocking::Wait;
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::cm;
-use crate::diag::Why;
+use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type::*;
 use crate::rsocket::cm_id::{CmId, Event};
@@ -20,15 +19,16 @@ use crate::sys::sockaddr::{AF_IB, SockAddr};
 use crate::sys::uapi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH};
 use crate::sys::verbs::IBV_TRANSPORT_IWARP;
 
-/// Time for the first try to resolve; it doubles with each further one.
-const FIRST_TRY_MS: u32 = 1000;
-/// Tries to resolve.
-const TRIES: u32 = 6;
+/// Time-out of the first attempt to resolve; it doubles with each further attempt.
+const FIRST_TIMEOUT_MS: u32 = 1000;
+/// Number of attempts to resolve the address, and then the route.
+const MAX_TRIES: u32 = 6;
 
-/// A connection that is being made.
+/// An attempt to connect.
 pub(super) struct Attempt {
-    to: SockAddr,
-    /// Tries of the present step.
+    /// Address of the peer.
+    dst: SockAddr,
+    /// Number of tries of the current step.
     tries: u32,
 }
 
@@ -37,38 +37,36 @@ impl Stream {
     pub fn bind(&self, addr: &SockAddr) -> Result<()> {
         let mut state = self.enter()?;
         if let Phase::Failed { .. } = state.phase {
-            self.start_over(&mut state)?;
+            self.reset(&mut state)?;
         }
         if !matches!(state.phase, Phase::Idle) || state.bound.is_some() {
             return Err(Errno::EINVAL);
         }
         let id = state.id()?;
         id.bind(addr)?;
-        // SAFETY: the source address of a live id, which is as long as its family says.
-        let name = unsafe { SockAddr::from_c(NonNull::from(&(*id.id().addr()).src.src_storage).cast()) };
-        state.bound = Some(name.unwrap_or(*addr));
+        state.bound = Some(SockAddr::from_storage(&id.id().source()).unwrap_or(*addr));
         Ok(())
     }
 
-    /// Makes a socket whose attempt to connect has failed, or that is not to listen any more, an
-    /// unconnected one with a new id on the same channel. It stays bound to its address.
-    pub(super) fn start_over(&self, state: &mut State) -> Result<()> {
+    /// Resets a socket that has failed to connect, or that stops listening: it becomes unconnected,
+    /// with a new id on the same channel. It stays bound to its address.
+    pub(super) fn reset(&self, state: &mut State) -> Result<()> {
         self.channel_fd.store(-1, Ordering::Relaxed);
         (state.connection, state.unconnected) = (None, None);
         state.mappings.clear();
-        state.id.as_mut().ok_or(Errno::EBADF)?.start_over(super::port_space(self.domain))?;
+        state.id.as_mut().ok_or(Errno::EBADF)?.replace_id(super::port_space(self.domain))?;
         state.apply_options()?;
         if let Some(addr) = &state.bound {
             state.id()?.bind(addr)?;
         }
         state.phase = Phase::Idle;
         state.error = None;
-        (state.shut_read, state.ended, state.lost) = (false, false, false);
+        (state.shut_read, state.eof, state.cm_disconnected) = (false, false, false);
         Ok(())
     }
 
-    /// rconnect(3): waits for the end unless the socket is O_NONBLOCK, which gets `EINPROGRESS`.
-    pub fn connect(self: &Arc<Self>, to: &SockAddr) -> Result<()> {
+    /// rconnect(3): waits for the connection; fails with `EINPROGRESS` on a non-blocking socket.
+    pub fn connect(self: &Arc<Self>, dst: &SockAddr) -> Result<()> {
         let mut state = self.enter()?;
         match state.phase {
             Phase::Idle => {}
@@ -76,15 +74,17 @@ impl Stream {
             Phase::Connected | Phase::Disconnected | Phase::Accepting(_) | Phase::Listening(_) => {
                 return Err(Errno::EISCONN);
             }
-            Phase::Failed { told: true } => self.start_over(&mut state)?,
-            // As TCP: the failure of an attempt in the background is the result of the next call,
-            // even if SO_ERROR was read.
-            Phase::Failed { told: false } => return Err(state.tell_attempt().unwrap_or(Errno::ECONNABORTED)),
+            Phase::Failed { reported: true } => self.reset(&mut state)?,
+            // As with TCP, the next call returns the error of an attempt in the background, even if
+            // SO_ERROR was read.
+            Phase::Failed { reported: false } => {
+                return Err(state.report_failed_attempt().unwrap_or(Errno::ECONNABORTED));
+            }
             Phase::Closing | Phase::Closed => return Err(Errno::EBADF),
         }
         self.watch(&mut state)?;
-        let attempt = try_box(Attempt { to: *to, tries: 1 })?;
-        state.id()?.resolve_addr(to, FIRST_TRY_MS as c_int)?;
+        let attempt = try_box(Attempt { dst: *dst, tries: 1 })?;
+        state.id()?.resolve_addr(dst, FIRST_TIMEOUT_MS as c_int)?;
         state.phase = Phase::Connecting(attempt);
         state.shut_read = false;
         if state.is_nonblocking() {
@@ -96,55 +96,55 @@ impl Stream {
             state = back;
             match result {
                 Ok(()) => {}
-                // It goes on in the background, as TCP's does.
+                // As with TCP, the attempt continues in the background.
                 Err(Errno::ETIMEDOUT) => return Err(Errno::EINPROGRESS),
                 Err(error) => return Err(error),
             }
         }
         match state.phase {
             Phase::Closing | Phase::Closed => Err(Errno::EBADF),
-            // Another thread has shut it down.
+            // Another thread has shut the socket down.
             Phase::Idle => Err(state.take_error().unwrap_or(Errno::ECONNABORTED)),
-            Phase::Failed { .. } => Err(state.tell_attempt().unwrap_or(Errno::ECONNREFUSED)),
-            // Connected, even if the peer has left already.
+            Phase::Failed { .. } => Err(state.report_failed_attempt().unwrap_or(Errno::ECONNREFUSED)),
+            // Connected, even if the peer has closed the connection already.
             _ => Ok(()),
         }
     }
 
-    /// An event of the connection manager.
-    pub(super) fn handle<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, event: Event) -> Guard<'a> {
+    /// Handles an event of the connection manager.
+    pub(super) fn handle_event<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, event: Event) -> Guard<'a> {
         if let Phase::Listening(_) = state.phase {
-            return self.request(state, event);
+            return self.handle_request(state, event);
         }
         let kind = crate::ffi::rdma_cm_event_type::from_number(event.kind);
         let step = match (&state.phase, kind) {
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ADDR_RESOLVED)) => state.resolve_route(),
-            (Phase::Connecting(_), Some(RDMA_CM_EVENT_ROUTE_RESOLVED)) => self.shake_hands(&mut state),
+            (Phase::Connecting(_), Some(RDMA_CM_EVENT_ROUTE_RESOLVED)) => self.send_request(&mut state),
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ESTABLISHED)) => self.established(&mut state, event.data()),
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ADDR_ERROR | RDMA_CM_EVENT_ROUTE_ERROR)) => {
-                state.try_again(&event)
+                state.retry_resolve(&event)
             }
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_REJECTED)) => Err(Errno::ECONNREFUSED),
             (Phase::Connecting(_), Some(_)) => Err(errno_of(&event)),
             (Phase::Accepting(_), Some(RDMA_CM_EVENT_ESTABLISHED)) => {
-                return self.accepted(state, Ok(()));
+                return self.finish_handshake(state, Ok(()));
             }
-            (Phase::Accepting(_), Some(_)) => return self.accepted(state, Err(errno_of(&event))),
+            (Phase::Accepting(_), Some(_)) => return self.finish_handshake(state, Err(errno_of(&event))),
             (Phase::Connected | Phase::Disconnected | Phase::Closing, Some(kind)) => {
-                self.lost(&mut state, kind);
+                self.handle_disconnect_event(&mut state, kind);
                 return state;
             }
             _ => return state,
         };
         if let Err(error) = step {
-            state.tell_failure(kind, error);
+            state.log_failure(kind, error);
             self.fail(&mut state, error);
         }
         state
     }
 
-    /// The route is there: makes the QP and sends the request.
-    fn shake_hands(&self, state: &mut State) -> Result<()> {
+    /// The route is resolved: creates the QP and sends the connection request.
+    fn send_request(&self, state: &mut State) -> Result<()> {
         let unconnected = state.make_unconnected()?;
         let id = state.id()?;
         let offer = unconnected.connection_data().emit();
@@ -156,36 +156,36 @@ impl Stream {
             0
         };
         data[start..start + ConnData::LEN].copy_from_slice(&offer);
-        id.shake_hands(true, depth(id), &data[..start + ConnData::LEN])?;
+        id.connect_or_accept(true, initiator_depth(id), &data[..start + ConnData::LEN])?;
         self.channel_fd.store(unconnected.channel_fd(), Ordering::Relaxed);
         state.unconnected = Some(unconnected);
         Ok(())
     }
 
-    /// The peer has accepted.
+    /// The peer has accepted the connection request.
     fn established(&self, state: &mut State, data: &[u8]) -> Result<()> {
-        // A peer that accepts without our protocol is not one of ours.
+        // A peer that accepts with other private data does not use the rsocket protocol.
         let peer = ConnData::parse(data).map_err(|_| Errno::ECONNREFUSED)?;
         let unconnected = state.unconnected.take().ok_or(Errno::EIO)?;
         let connection = unconnected.connect(&peer).inspect_err(|_| {
-            // The peer believes that there is a connection.
+            // For the peer the connection is established.
             let _ = state.id().and_then(CmId::disconnect);
         })?;
         state.connection = Some(connection);
         state.phase = Phase::Connected;
-        self.opened(state);
+        self.on_connected(state);
         Ok(())
     }
 
-    /// A connection came into being, on either side.
-    pub(super) fn opened(&self, state: &mut State) {
+    /// The connection is established, on either side.
+    pub(super) fn on_connected(&self, state: &mut State) {
         self.process_completions(state);
         self.set_keep_alive(state);
         self.notify(Notice::Changed);
     }
 
-    /// The connection manager says that the connection is over, or its device gone.
-    fn lost(&self, state: &mut State, kind: crate::ffi::rdma_cm_event_type) {
+    /// The connection manager has reported the end of the connection, or the removal of the device.
+    fn handle_disconnect_event(&self, state: &mut State, kind: crate::ffi::rdma_cm_event_type) {
         if !matches!(
             kind,
             RDMA_CM_EVENT_DISCONNECTED
@@ -197,32 +197,35 @@ impl Stream {
             return;
         }
         let error = if let RDMA_CM_EVENT_DEVICE_REMOVAL = kind { Errno::ENETDOWN } else { Errno::ECONNRESET };
-        self.lose(state, error);
+        self.connection_lost(state, error);
     }
 
-    fn lose(&self, state: &mut State, error: Errno) {
-        // What had come before stays readable, the peer's last message included.
+    fn connection_lost(&self, state: &mut State, error: Errno) {
+        // Data that arrived before stays readable; the peer's last message counts, too.
         self.process_completions(state);
-        // A peer that has sent its last message leaves in order: reading ends as it does with TCP,
-        // with 0.
-        let orderly = state.ended && error == Errno::ECONNRESET;
+        // A peer that has sent its last message disconnects in order: as with TCP, reading then
+        // returns 0.
+        let orderly = state.eof && error == Errno::ECONNRESET;
         state.disconnect((!orderly).then_some(error));
-        state.lost = true;
-        state.hang_up();
+        state.cm_disconnected = true;
+        state.flush_and_disconnect();
         self.notify(Notice::Changed);
     }
 
-    /// The connection manager has an event that can't be had, nor any after it: the channel is refused to a process that has changed
-    /// its user, and it may open no other. For a connection it is the end, which is what such events say.
+    /// No event can be read from the channel any more: the process has changed its credentials, and
+    /// may not open another channel. A connection counts as ended, because that is what its next
+    /// event would report.
     #[cold]
     pub(super) fn event_channel_lost(&self, mut state: Guard<'_>, error: Errno) {
         if let Some(key) = state.key.take() {
-            // It would show for ever.
-            reactor::forget(key);
+            // The channel stays readable.
+            reactor::unregister(key);
         }
         match &state.phase {
-            Phase::Accepting(_) => drop(self.accepted(state, Err(error))),
-            Phase::Connected | Phase::Disconnected | Phase::Closing => self.lose(&mut state, Errno::ECONNRESET),
+            Phase::Accepting(_) => drop(self.finish_handshake(state, Err(error))),
+            Phase::Connected | Phase::Disconnected | Phase::Closing => {
+                self.connection_lost(&mut state, Errno::ECONNRESET)
+            }
             Phase::Listening(_) => {
                 state.error = Some(error);
                 state.shut_read = true;
@@ -232,24 +235,24 @@ impl Stream {
         }
     }
 
-    /// A connection that was not made.
+    /// The attempt to connect has failed.
     fn fail(&self, state: &mut State, error: Errno) {
-        state.phase = Phase::Failed { told: false };
+        state.phase = Phase::Failed { reported: false };
         state.error = Some(error);
-        state.hang_up();
+        state.flush_and_disconnect();
         self.notify(Notice::Changed);
     }
 
-    /// Sets the time of the next keepalive, or none.
+    /// Sets the timer for the next keepalive, or clears it.
     pub(super) fn set_keep_alive(&self, state: &mut State) {
-        // The timer is used for closing.
+        // A background close uses the timer.
         let Some(key) = state.key.filter(|_| state.closing.is_none()) else { return };
         let on = state.options.keepalive && matches!(state.phase, Phase::Connected);
         let time = Duration::from_secs(state.options.keep_idle.into());
-        reactor::expire(key, on.then(|| Instant::now() + time));
+        reactor::set_timer(key, on.then(|| Instant::now() + time));
     }
 
-    /// The time for a keepalive has come. What became of the last one shows, too.
+    /// The keepalive timer has expired. A failure of the last keepalive has completed by now.
     pub(super) fn keep_alive(&self, state: &mut State) {
         self.process_completions(state);
         if let (Phase::Connected, Some(connection)) = (&state.phase, &mut state.connection)
@@ -266,36 +269,36 @@ impl Stream {
 }
 
 impl State {
-    /// Logs a failure that no event tells of.
+    /// Logs a failure that no event reports.
     #[cold]
-    fn tell_failure(&self, kind: Option<crate::ffi::rdma_cm_event_type>, error: Errno) {
-        let why = match kind {
-            Some(RDMA_CM_EVENT_ESTABLISHED) if error == Errno::ECONNREFUSED => Why::NoRsockets,
+    fn log_failure(&self, kind: Option<crate::ffi::rdma_cm_event_type>, error: Errno) {
+        let cause = match kind {
+            Some(RDMA_CM_EVENT_ESTABLISHED) if error == Errno::ECONNREFUSED => Cause::BadConnData,
             Some(RDMA_CM_EVENT_ADDR_RESOLVED | RDMA_CM_EVENT_ROUTE_RESOLVED | RDMA_CM_EVENT_ESTABLISHED) => {
-                Why::Connecting
+                Cause::Connecting
             }
             _ => return,
         };
         if let Ok(id) = self.id() {
-            cm::log::background(id.id(), error, why);
+            cm::log::background(id.id(), error, cause);
         }
     }
 
-    /// Takes the error of a failed attempt to connect for the call of rconnect(3) that reports it.
-    fn tell_attempt(&mut self) -> Option<Errno> {
-        self.phase = Phase::Failed { told: true };
+    /// Takes the error of a failed attempt to connect, for the call of rconnect(3) that returns it.
+    fn report_failed_attempt(&mut self) -> Option<Errno> {
+        self.phase = Phase::Failed { reported: true };
         self.take_error()
     }
 
-    /// Ends what there is of a connection, or answers a peer that did.
-    fn hang_up(&mut self) {
+    /// Flushes the QP and disconnects, or answers the peer's disconnect request.
+    fn flush_and_disconnect(&mut self) {
         match (&self.connection, &self.unconnected) {
             (Some(connection), _) => connection.flush_qp(),
             (None, Some(unconnected)) => unconnected.flush_qp(),
             (None, None) => return,
         }
         if let Ok(id) = self.id() {
-            // It fails when there is nothing to end.
+            // Fails without a connection.
             let _ = id.disconnect();
         }
     }
@@ -308,30 +311,31 @@ impl State {
         if !self.options.route.is_empty() {
             return id.set_option(RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, &self.options.route);
         }
-        id.resolve_route(FIRST_TRY_MS as c_int)
+        id.resolve_route(FIRST_TIMEOUT_MS as c_int)
     }
 
-    /// Address or route could not be resolved: again with more time, if that was what it lacked.
-    fn try_again(&mut self, event: &Event) -> Result<()> {
+    /// The address or route was not resolved: tries again with more time after a time-out.
+    fn retry_resolve(&mut self, event: &Event) -> Result<()> {
         let error = errno_of(event);
         let Phase::Connecting(attempt) = &mut self.phase else { return Err(error) };
-        if error != Errno::ETIMEDOUT || attempt.tries == TRIES {
+        if error != Errno::ETIMEDOUT || attempt.tries == MAX_TRIES {
             return Err(error);
         }
-        let time = (FIRST_TRY_MS << attempt.tries) as c_int;
+        let time = (FIRST_TIMEOUT_MS << attempt.tries) as c_int;
         attempt.tries += 1;
-        let to = attempt.to;
+        let dst = attempt.dst;
         let id = self.id()?;
-        if event.kind == RDMA_CM_EVENT_ADDR_ERROR as u32 { id.resolve_addr(&to, time) } else { id.resolve_route(time) }
+        if event.kind == RDMA_CM_EVENT_ADDR_ERROR as u32 { id.resolve_addr(&dst, time) } else { id.resolve_route(time) }
     }
 }
 
-/// RDMA reads that the handshake asks for: none, but iWARP peers need one to begin with.
-pub(super) fn depth(id: &CmId) -> u8 {
+/// Returns the number of outstanding RDMA reads to request: none, except on iWARP, where one is
+/// needed to start the connection.
+pub(super) fn initiator_depth(id: &CmId) -> u8 {
     u8::from(id.id().transport() == Some(IBV_TRANSPORT_IWARP))
 }
 
-/// What an event's status says; a reason of the transport's says that nobody was there to answer.
+/// Returns the errno of an event's status; a positive status is the transport's reject reason.
 fn errno_of(event: &Event) -> Errno {
     match event.status {
         status if status < 0 => Errno::new(-status),

@@ -1,15 +1,15 @@
 //! The data path of a stream: a QP with its CQs and memory, driven by the flow control state
 //! machines.
 //!
-//! [`Unconnected`] is made before the handshake, because its receives have to be posted before the
-//! peer can send. The peer's connection data turns it into a [`Connection`], which has two sides:
-//! what is received completes in one CQ, what is sent in another. Send completions only free space,
-//! so that CQ is polled, or waited for, when space is short.
+//! [`Unconnected`] is created before the handshake, because its receives have to be posted before
+//! the peer can send. The peer's connection data turns it into a [`Connection`], which has two
+//! sides, each with its own CQ: receives complete in one CQ, sends in the other. Send completions
+//! only free space, so that CQ is polled, or waited for, when space is short.
 //!
 //! The peer writes by RDMA into three parts of the receive side's memory: the target SGL, the
-//! iomap, and the receive ring, beside which there may be a larger one ([`receive_rings`]). The
-//! first two are read by volatile copies, the third is given to the program after the completion
-//! that announced the data. The peer can write to no other memory of the process.
+//! iomap, and the receive ring, next to which there may be a larger one ([`receive_rings`]). The
+//! first two are read by volatile copies; data in the ring is copied to the program after the
+//! completion that announced it. The peer can write to no other memory of the process.
 
 mod completions;
 mod control;
@@ -44,17 +44,17 @@ use sizes::Sizes;
 const SGL: usize = SGL_ENTRIES as usize;
 /// Send queue entries reserved for control messages: 4 messages, or 2 of two entries each on iWARP.
 const CONTROL_ENTRIES: u32 = 4;
-/// Receives beyond those that data has credits for: control messages need none. A peer sends at
-/// most six before it hears from us: two updates with buffers, two without, and its last messages.
+/// Receives for control messages, which take no credits. A peer sends at most six of them before it
+/// has to wait for this side: two updates with buffers, two without, and its final messages.
 const EXTRA_RECEIVES: u32 = 16;
-/// This many used receives are posted again together; the rest is enough for control messages
-/// meanwhile.
+/// Number of completed receives that are posted again together; the remaining extra receives are
+/// enough for control messages meanwhile.
 const REPOST: usize = EXTRA_RECEIVES as usize / 2;
-/// Bytes of immediate data, which iWARP carries in a SEND behind the write.
+/// Bytes of immediate data, which iWARP carries in a SEND after the write.
 const IMM_LEN: usize = 4;
 /// Space for the bytes of a control message that do not go inline.
 const CONTROL_DATA: usize = 32;
-/// Completions polled at a time.
+/// Number of completions polled at a time.
 const BATCH: usize = 16;
 
 /// Space for completions.
@@ -67,18 +67,18 @@ impl Batch {
     }
 }
 
-/// What completions brought.
+/// The combined effect of the processed completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct News {
+pub(super) struct Outcome {
     /// Something completed.
     pub any: bool,
-    /// There is data, the end of it, or more space to send.
+    /// New data, the end of data, or new space to send: wakes edge-triggered watchers.
     pub edge: bool,
-    /// The peer sends no more.
-    pub end: bool,
+    /// The peer sends no more data.
+    pub eof: bool,
     /// The peer neither sends nor receives any more.
     pub disconnect: bool,
-    /// Whether data could be sent before, once something arrived that may change it.
+    /// Whether data could be sent before the first completion that may have changed this.
     could_send: Option<bool>,
 }
 
@@ -103,14 +103,14 @@ impl Layout {
     }
 }
 
-/// The completion channel of both CQs, and who waits in it.
+/// The completion channel of both CQs, and the thread that waits in it.
 #[derive(Debug)]
 pub(super) struct Channel {
     pub completions: CompletionChannel,
     pub leadership: Leadership,
-    /// Its descriptor is O_NONBLOCK.
+    /// The channel's descriptor is O_NONBLOCK.
     pub nonblocking: bool,
-    /// The kernel has taken the device away: the channel reports nothing else any more.
+    /// The device was removed: the channel reports no more events.
     pub device_gone: bool,
 }
 
@@ -137,18 +137,18 @@ pub(super) struct Connection {
     send: SendSide,
     receive: ReceiveSide,
     pub channel: Channel,
-    /// First failure of a work request, or how the peer broke the protocol.
+    /// The first failure of a work request, or the peer's protocol violation.
     failed: Option<Errno>,
 }
 
 impl Unconnected {
-    /// Creates a QP with its resources for `id`, whose device is the domain's. `domain` outlives
-    /// it.
+    /// Creates a QP with its resources for `id`, on the device of `domain`, which outlives the
+    /// result.
     pub fn new(id: &CmId, domain: &Domain, options: &Options) -> Result<Unconnected> {
         let (context, pd) = (domain.context(), domain.pd());
         let Sizes { sends, credits } = Sizes::new(options, domain.limits());
         let receives = credits + EXTRA_RECEIVES;
-        // What is declared first is dropped last if anything fails: the CQs need the channel.
+        // On failure the variables are dropped in reverse order: the CQs before the channel.
         // SAFETY: the device is open as long as the domain lives, which outlives the connection.
         let completions = unsafe { CompletionChannel::new(context)? };
         // SAFETY: as above.
@@ -176,7 +176,7 @@ impl Unconnected {
         Ok(unconnected)
     }
 
-    /// Descriptor of the completion channel.
+    /// Returns the descriptor of the completion channel.
     pub fn channel_fd(&self) -> i32 {
         self.channel.completions.fd()
     }
@@ -191,7 +191,7 @@ impl Unconnected {
         self.qp.move_to_error();
     }
 
-    /// Makes the connection to the peer that sent `peer`.
+    /// Creates the connection to the peer with the connection data `peer`.
     pub fn connect(self, peer: &ConnData) -> Result<Box<Connection>> {
         let entries_per_message = if self.qp.is_iwarp() { 2 } else { 1 };
         let limits = SendLimits {
@@ -214,18 +214,19 @@ impl Unconnected {
 }
 
 impl Connection {
-    /// Returns whether the connection has to be shut down gracefully for the last messages to
-    /// arrive: a working iWARP connection.
+    /// Returns whether this is a working iWARP connection: its last messages arrive only if it is
+    /// disconnected gracefully.
     pub fn needs_graceful_end(&self) -> bool {
         self.qp.is_iwarp() && self.failed.is_none()
     }
 
-    /// First failure of a work request, or how the peer broke the protocol.
+    /// Returns the first failure of a work request, or the peer's protocol violation.
     pub fn failure(&self) -> Option<Errno> {
         self.failed
     }
 
-    /// Nothing is sent or received any more. The kernel reports a device that is gone as `EIO`.
+    /// Records a failure: nothing is sent or received any more. System calls fail with `EIO` after
+    /// the removal of the device.
     pub fn fail(&mut self, error: Errno) {
         self.failed.get_or_insert(if error == Errno::EIO { Errno::ENETDOWN } else { error });
     }
@@ -240,12 +241,12 @@ impl Connection {
         self.failed.is_some() || self.send.flow.is_idle()
     }
 
-    /// One more call waits until everything that was sent has arrived.
+    /// One more call waits until all sent data has arrived.
     pub fn begin_flush(&mut self) {
         self.send.flushing += 1;
     }
 
-    /// See [`begin_flush`](Self::begin_flush).
+    /// A call that has called [`begin_flush`](Self::begin_flush) does not wait any more.
     pub fn end_flush(&mut self) {
         self.send.flushing = self.send.flushing.saturating_sub(1);
     }
@@ -255,7 +256,7 @@ impl Connection {
         self.receive.cq().arm()
     }
 
-    /// Arms the send CQ if a waiter needs it. Returns whether it does so now.
+    /// Arms the send CQ if a waiter needs it. Returns whether the CQ was armed now.
     pub fn arm_send_cq(&mut self) -> Result<bool> {
         if self.send.cq_armed || !self.needs_send_completions() {
             return Ok(false);
@@ -264,12 +265,12 @@ impl Connection {
         Ok(true)
     }
 
-    /// Returns whether the send CQ is armed and its event was not read yet.
+    /// Returns whether the send CQ is armed and its event has not been read.
     pub fn is_send_cq_armed(&self) -> bool {
         self.send.cq_armed
     }
 
-    /// Makes something complete that raises an event, for a thread that sleeps in the channel.
+    /// Causes a completion that raises an event, to wake the thread that sleeps in the channel.
     pub fn force_completion(&mut self) -> Result<()> {
         if !self.send.cq_armed {
             self.send.arm_cq()?;
@@ -277,7 +278,7 @@ impl Connection {
         self.keep_alive()
     }
 
-    /// Counts an event that was read. Returns whether it is the receive CQ's.
+    /// Counts an event that was read. Returns whether it belongs to the receive CQ.
     pub fn note_event(&mut self, event: &CqEvent) -> bool {
         if self.send.cq.note_event(event) {
             self.send.cq_armed = false;
@@ -305,7 +306,7 @@ struct RemoteMemory {
 }
 
 impl RemoteMemory {
-    /// Returns the bytes from `offset` on, as they are advertised to the peer.
+    /// Returns `length` bytes from `offset` on, as they are advertised to the peer.
     fn region(self, offset: u32, length: u32) -> Region {
         let addr = self.start.as_ptr() as usize as u64 + u64::from(offset);
         Region { addr, rkey: self.rkey, length }

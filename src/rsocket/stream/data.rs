@@ -3,11 +3,12 @@
 //! Each direction has a fast path and a slow path, so that the usual call needs no reference count,
 //! no clock and no cancellation point:
 //!
-//! - `send_at_once`, `receive_at_once`: do the whole call if that needs no waiting, no allocation and no
-//!   error; otherwise they do nothing, and the caller takes the slow path.
-//! - `receive_one`: the slow path of a call with one buffer after `receive_at_once` has found nothing; it
-//!   mostly waits.
-//! - `send`, `receive`: the slow path, complete: all flags, several buffers, waiting, errors.
+//! - `send_at_once`, `receive_at_once`: complete the call if it needs neither waiting nor
+//!   allocation, and does not fail. Otherwise they do nothing, and the caller takes the slow path.
+//! - `receive_one`: the slow path of a call with one buffer after `receive_at_once` has found no
+//!   data. It usually waits.
+//! - `send`, `receive`: the complete slow path with all flags, several buffers, waiting, and
+//!   errors.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -22,8 +23,8 @@ use super::connection::{Gather, MAX_COLLECTED, parts};
 use super::{Guard, Phase, State, Stream};
 use crate::errno::{Errno, Result};
 
-/// Flags that make no difference to a call that does not wait.
-const QUICK: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+/// Flags that the fast path accepts: they make no difference to a call that does not wait.
+const FAST_PATH_FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
 /// Flags that rsockets do not support.
 const UNSUPPORTED: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE;
 
@@ -36,7 +37,7 @@ impl Stream {
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub unsafe fn receive_at_once(&self, start: *mut u8, len: usize, flags: c_int) -> std::result::Result<usize, bool> {
-        if flags & !QUICK != 0 || start.is_null() || !self.owner.is_this_process() {
+        if flags & !FAST_PATH_FLAGS != 0 || start.is_null() || !self.owner.is_this_process() {
             return Err(false);
         }
         let Ok(mut state) = self.state.try_lock() else { return Err(false) };
@@ -45,19 +46,19 @@ impl Stream {
             return Err(false);
         }
         let Some(connection) = state.connection.as_deref_mut() else { return Err(false) };
-        // Data that has arrived since counts, too, unless there is enough for the whole call.
-        let there = connection.available();
-        if there < len as u64 && !self.process_completions(state) && there == 0 {
+        // Poll for new data, unless the buffered data is enough for the whole call.
+        let available = connection.available();
+        if available < len as u64 && !self.process_completions(state) && available == 0 {
             return Err(true);
         }
         // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller, and not NULL.
         unsafe { state.read_available(start, len) }.ok_or(false)
     }
 
-    /// rrecv(3) after [`receive_at_once`](Self::receive_at_once) has found nothing.
+    /// rrecv(3) after [`receive_at_once`](Self::receive_at_once) has found no data.
     ///
     /// # Safety
-    /// Buffer writable for its length.
+    /// The buffer is writable for its length.
     pub unsafe fn receive_one(&self, buffer: iovec, flags: c_int) -> Result<usize> {
         let mut state = self.enter()?;
         let mut wait = Wait::after(state.options.receive_timeout);
@@ -78,11 +79,11 @@ impl Stream {
         unsafe { self.receive_waiting(state, &[buffer], flags, wait) }
     }
 
-    /// rrecv(3) and its relatives: receives into `buffers`, in order. Returns the number of bytes,
-    /// 0 at the end of the stream.
+    /// rrecv(3) and related calls: receives into `buffers`, in order. Returns the number of bytes,
+    /// or 0 at the end of the stream.
     ///
     /// # Safety
-    /// Buffers writable for their lengths.
+    /// The buffers are writable for their lengths.
     pub unsafe fn receive(&self, buffers: &[iovec], flags: c_int) -> Result<usize> {
         if flags & UNSUPPORTED != 0 {
             return Err(Errno::EOPNOTSUPP);
@@ -93,8 +94,10 @@ impl Stream {
         unsafe { self.receive_waiting(state, buffers, flags, wait) }
     }
 
+    /// Receives into `buffers`, waiting for data as the flags and `wait` say.
+    ///
     /// # Safety
-    /// Buffers writable for their lengths.
+    /// The buffers are writable for their lengths.
     unsafe fn receive_waiting<'a>(
         &'a self,
         mut state: Guard<'a>,
@@ -102,7 +105,7 @@ impl Stream {
         flags: c_int,
         mut wait: Wait,
     ) -> Result<usize> {
-        let total = total(buffers)?;
+        let total = total_len(buffers)?;
         let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
         let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
         let mut done = 0;
@@ -122,7 +125,7 @@ impl Stream {
             if state.available(peek, done) > 0 {
                 continue;
             }
-            if state.ended || state.shut_read || state.error.is_some() {
+            if state.eof || state.shut_read || state.error.is_some() {
                 return match state.error {
                     Some(error) if done == 0 => {
                         state.error = None;
@@ -138,85 +141,85 @@ impl Stream {
         }
     }
 
-    /// Fast path: sends a message that goes inline, in one piece. Returns false if it did nothing;
-    /// then [`send`](Self::send) does the call.
+    /// Fast path: sends the data inline, in one message. Returns false if it did nothing; the
+    /// caller then calls [`send`](Self::send).
     ///
     /// # Safety
     /// `data` is readable for `len` bytes.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub unsafe fn send_at_once(&self, data: NonNull<u8>, len: usize, flags: c_int) -> bool {
-        if flags & !QUICK != 0 || !self.owner.is_this_process() {
+        if flags & !FAST_PATH_FLAGS != 0 || !self.owner.is_this_process() {
             return false;
         }
         let Ok(mut state) = self.state.try_lock() else { return false };
-        if !state.can_write() || state.has_mapping_news() {
+        if !state.can_write() || state.has_pending_mappings() {
             return false;
         }
         let Some(connection) = state.connection.as_deref_mut().filter(|connection| connection.takes_inline(len)) else {
             return false;
         };
-        // SAFETY: readable for `len` bytes, which fits an isize as it goes inline: guaranteed by
-        // the caller.
+        // SAFETY: `data` is readable for `len` bytes: guaranteed by the caller; an inline length
+        // fits an isize.
         connection.send_inline(unsafe { slice::from_raw_parts(data.as_ptr(), len) })
     }
 
-    /// As [`send_at_once`](Self::send_at_once) for the bytes of several buffers, which are
-    /// collected first. Returns their number if all of them were sent.
+    /// As [`send_at_once`](Self::send_at_once), for several buffers: their bytes are collected
+    /// first. Returns the number of bytes if all of them were sent.
     ///
     /// # Safety
-    /// Buffers readable for their lengths.
+    /// The buffers are readable for their lengths.
     pub unsafe fn send_gathered_at_once(&self, buffers: &[iovec], flags: c_int) -> Option<usize> {
-        let len = total(buffers).ok().filter(|&len| len > 0)?;
-        let mut room = [const { MaybeUninit::uninit() }; MAX_COLLECTED];
+        let len = total_len(buffers).ok().filter(|&len| len > 0)?;
+        let mut space = [const { MaybeUninit::uninit() }; MAX_COLLECTED];
         // SAFETY: the buffers are readable and `len` bytes long.
-        let data = unsafe { Gather::new(buffers, 0, len) }.collect(&mut room)?;
-        // SAFETY: the collected bytes.
+        let data = unsafe { Gather::new(buffers, 0, len) }.collect(&mut space)?;
+        // SAFETY: `data` holds the `len` collected bytes.
         unsafe { self.send_at_once(NonNull::from(data).cast(), len, flags) }.then_some(len)
     }
 
-    /// rsend(3) and its relatives: sends the data of `buffers`, in order. Returns the number of
+    /// rsend(3) and related calls: sends the data of `buffers`, in order. Returns the number of
     /// bytes.
     ///
     /// # Safety
-    /// Buffers readable for their lengths.
+    /// The buffers are readable for their lengths.
     pub unsafe fn send(&self, buffers: &[iovec], flags: c_int) -> Result<usize> {
         if flags & UNSUPPORTED != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
         let mut state = self.enter()?;
-        let total = total(buffers)?;
+        let total = total_len(buffers)?;
         let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
         let mut wait = Wait::after(state.options.send_timeout);
         let mut done = 0;
-        let mut looked = false;
+        let mut polled = false;
         loop {
             state.check_connected(nonblocking)?;
             if !state.can_write() {
-                if state.is_being_made() {
+                if state.is_connecting() {
                     state = self.pause(state, nonblocking, &mut wait, done)?.map_err(|_| Errno::EAGAIN)?;
                     continue;
                 }
-                return ended(&mut state, done);
+                return cannot_send(&mut state, done);
             }
             if state.connection.as_ref().is_some_and(|connection| connection.crosses_target_end(total - done)) {
-                // The peer may have advertised its next buffer: the message and the rest are posted
-                // together then.
+                // If the peer has advertised its next buffer, the message and the rest of the data
+                // are posted together.
                 self.process_completions(&mut state);
             }
             // SAFETY: the buffers are readable: guaranteed by the caller.
-            let (sent, lack) = unsafe { self.copy_in(&mut state, buffers, done, total - done) };
+            let (sent, error) = unsafe { self.copy_in(&mut state, buffers, done, total - done) };
             done += sent;
             if done == total {
                 return Ok(done);
             }
-            if let Some(error) = lack {
+            if let Some(error) = error {
                 return if done > 0 { Ok(done) } else { Err(error) };
             }
-            // Once more if there was progress, and once without it: a peer can cause completions
-            // that free nothing, as many as it likes.
-            looked = (sent > 0 || !looked) && self.process_completions(&mut state);
-            if looked {
+            // Retry after completions, but only once without progress: a peer can cause any number
+            // of completions that free no space.
+            polled = (sent > 0 || !polled) && self.process_completions(&mut state);
+            if polled {
                 continue;
             }
             match self.pause(state, nonblocking, &mut wait, done)? {
@@ -226,24 +229,25 @@ impl Stream {
         }
     }
 
-    /// Whether a send that has failed with `EPIPE` is to raise SIGPIPE. Where it was the peer that
-    /// ended the connection, the first one does not: with TCP it would have succeeded.
+    /// Returns whether a send that has failed with `EPIPE` raises SIGPIPE. If the peer has ended
+    /// the connection, the first such send does not: with TCP it would have succeeded.
     pub fn raises_sigpipe(&self) -> bool {
         let state = self.lock();
-        state.options.sigpipe && (state.shut_write || state.pipes > 1)
+        state.options.sigpipe && (state.shut_write || state.epipe_count > 1)
     }
 
-    /// From now on failing sends raise SIGPIPE, on this socket and on those that it accepts.
+    /// Makes sends that fail with `EPIPE` raise SIGPIPE, on this socket and on the sockets that it
+    /// accepts.
     pub fn set_sigpipe(&self) -> Result<()> {
         self.enter()?.options.sigpipe = true;
         Ok(())
     }
 
     /// riowrite(3): writes into the memory that the peer has mapped at `offset`. Returns the number
-    /// of bytes, fewer than wanted where less is mapped.
+    /// of bytes, which is less than the length of `data` if less is mapped.
     ///
     /// # Safety
-    /// As riowrite(3).
+    /// See riowrite(3).
     pub unsafe fn write_mapped(&self, data: &[u8], offset: u64, flags: c_int) -> Result<usize> {
         let mut state = self.enter()?;
         let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
@@ -252,13 +256,13 @@ impl Stream {
         while done < data.len() {
             state.check_connected(nonblocking)?;
             if !state.can_write() {
-                if state.is_being_made() {
+                if state.is_connecting() {
                     state = self.pause(state, nonblocking, &mut wait, done)?.map_err(|_| Errno::EAGAIN)?;
                     continue;
                 }
-                return ended(&mut state, done);
+                return cannot_send(&mut state, done);
             }
-            // The peer's last mapping may not have been processed yet.
+            // The completion of the peer's latest mapping may not have been processed.
             self.process_completions(&mut state);
             let Some(connection) = &mut state.connection else { return Err(Errno::ENOTCONN) };
             let Some(region) = connection.mapped(offset.wrapping_add(done as u64)) else { break };
@@ -285,7 +289,8 @@ impl Stream {
     }
 
     /// Sleeps in the middle of a transfer. A signal, a time-out, or O_NONBLOCK ends the call: with
-    /// what it has done, if that is anything (the inner `Err`), else with an error.
+    /// the number of bytes transferred so far (the inner `Err`), or with an error if there are
+    /// none.
     #[inline]
     fn pause<'a>(
         &'a self,
@@ -316,13 +321,14 @@ impl Stream {
         !self.watchers.is_empty() && self.arm_send_cq(state) && self.process_completions(state)
     }
 
-    /// Sends what can be sent now of the `len` bytes from `skip` on. Returns how many bytes, and an
-    /// error if there is no memory for the send buffer. A failure of the connection is kept in it.
+    /// Sends as much as possible without waiting of the `len` bytes after the first `skip` ones.
+    /// Returns the number of bytes, and an error if there is no memory for the send buffer. The
+    /// connection itself records its failure.
     ///
     /// # Safety
-    /// Buffers readable for their lengths, which are `skip` and `len` together.
+    /// The buffers are readable for their lengths, which are `skip` plus `len` in total.
     unsafe fn copy_in(&self, state: &mut State, buffers: &[iovec], skip: usize, len: usize) -> (usize, Option<Errno>) {
-        match state.announce_mappings() {
+        match state.advertise_mappings() {
             Ok(true) => {}
             Ok(false) => return (0, None),
             Err(error) => return (0, Some(error)),
@@ -332,10 +338,12 @@ impl Stream {
         };
         let sent = match parts(buffers, skip).next() {
             Some((start, first)) if first == len => {
-                // SAFETY: readable as long as this call lasts: guaranteed by the caller.
+                // SAFETY: `first` bytes at `start` are readable during this call: guaranteed by the
+                // caller.
                 connection.send(unsafe { slice::from_raw_parts(start, first) }, skip > 0)
             }
-            // SAFETY: as above, and `len` bytes follow `skip`.
+            // SAFETY: the buffers are readable, and hold `len` bytes after the first `skip` ones:
+            // guaranteed by the caller.
             _ => connection.send_gathered(unsafe { Gather::new(buffers, skip, len) }, skip > 0),
         };
         match (sent, connection.failure()) {
@@ -346,22 +354,23 @@ impl Stream {
     }
 }
 
-/// The result of a call that cannot send any more: what it has sent, or the reason. As with TCP an
-/// error is reported once; after that, after the peer's orderly end, and after the program's own
-/// SHUT_WR, the error is `EPIPE`.
-fn ended(state: &mut State, done: usize) -> Result<usize> {
+/// Returns the result of a call that cannot send any more: the number of bytes sent, or an error.
+/// As with TCP a failure is reported once; afterwards, and after the peer's disconnect or the
+/// program's SHUT_WR, the error is `EPIPE`.
+fn cannot_send(state: &mut State, done: usize) -> Result<usize> {
     if done > 0 {
         return Ok(done);
     }
     let error = state.take_error();
     if error.is_none() {
-        state.pipes = state.pipes.saturating_add(1);
+        state.epipe_count = state.epipe_count.saturating_add(1);
     }
     Err(error.unwrap_or(Errno::EPIPE))
 }
 
 impl State {
-    /// Whether there is or was a connection: `ENOTCONN` otherwise. While it is being made, a call waits, or gets `EAGAIN`.
+    /// Fails with `ENOTCONN` if there is no connection and never was. While the socket is
+    /// connecting, fails with `EAGAIN` if `nonblocking`; otherwise the caller waits.
     fn check_connected(&mut self, nonblocking: bool) -> Result<()> {
         match self.phase {
             Phase::Connected | Phase::Disconnected => Ok(()),
@@ -373,27 +382,28 @@ impl State {
         }
     }
 
-    /// Whether the connection is being made: a call that sends waits for it.
-    fn is_being_made(&self) -> bool {
+    /// Returns whether the socket is connecting: a call that sends waits for the connection.
+    fn is_connecting(&self) -> bool {
         matches!(self.phase, Phase::Connecting(_) | Phase::Accepting(_))
     }
 
-    /// Whether there is nothing to read, and neither an end nor an error to tell of.
+    /// Returns whether there is no data to read, no end of the stream, and no error to report.
     fn lacks_data(&self) -> bool {
-        let open = matches!(self.phase, Phase::Connected) && !self.ended && !self.shut_read && self.error.is_none();
+        let open = matches!(self.phase, Phase::Connected) && !self.eof && !self.shut_read && self.error.is_none();
         open && self.available(false, 0) == 0
     }
 
-    /// Bytes to read, behind the `done` ones that a peeking call has seen.
+    /// Returns the number of bytes to read, without the `done` bytes that a peeking call has
+    /// copied.
     fn available(&self, peek: bool, done: usize) -> u64 {
         let available = self.connection.as_ref().map_or(0, |connection| connection.available());
         if peek { available.saturating_sub(done as u64) } else { available }
     }
 
-    /// Takes what is there, at most `len` bytes; `None` when that is nothing.
+    /// Reads buffered data, at most `len` bytes. Returns `None` if there is none.
     ///
     /// # Safety
-    /// Writable for `len` bytes.
+    /// `start` is writable for `len` bytes.
     #[inline]
     unsafe fn read_available(&mut self, start: *mut u8, len: usize) -> Option<usize> {
         let connection = self.connection.as_deref_mut()?;
@@ -401,24 +411,26 @@ impl State {
         if len == 0 {
             return None;
         }
-        // SAFETY: writable for `len` bytes: guaranteed by the caller; possibly uninitialised.
+        // SAFETY: `start` is writable for `len` bytes, which may be uninitialised: guaranteed by
+        // the caller.
         let into = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len) };
         connection.read_piece(into).or_else(|| Some(connection.read(into)))
     }
 
-    /// Copies what is there into the buffers, from `skip` bytes on; how many bytes.
+    /// Copies buffered data into the buffers, after their first `skip` bytes. Returns the number of
+    /// bytes.
     ///
     /// # Safety
-    /// Buffers writable for their lengths.
+    /// The buffers are writable for their lengths.
     unsafe fn copy_out(&mut self, buffers: &[iovec], skip: usize, peek: bool) -> usize {
-        let seen = if peek { skip as u64 } else { 0 };
+        let peeked = if peek { skip as u64 } else { 0 };
         let Some(connection) = &mut self.connection else { return 0 };
         let mut done = 0;
         for (start, len) in parts(buffers, skip) {
-            // SAFETY: buffers writable for their lengths: guaranteed by the caller; possibly
-            // uninitialised.
+            // SAFETY: `len` bytes at `start` are writable, and may be uninitialised: guaranteed by
+            // the caller.
             let rest = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len) };
-            let copied = connection.peek(seen + done as u64, rest);
+            let copied = connection.peek(peeked + done as u64, rest);
             done += copied;
             if copied < rest.len() {
                 break;
@@ -431,8 +443,8 @@ impl State {
     }
 }
 
-/// The sum of the lengths; `EINVAL` for more than an ssize_t can tell.
-fn total(buffers: &[iovec]) -> Result<usize> {
+/// Returns the sum of the lengths. Fails with `EINVAL` if it exceeds an ssize_t.
+fn total_len(buffers: &[iovec]) -> Result<usize> {
     buffers
         .iter()
         .try_fold(0_usize, |sum, buffer| sum.checked_add(buffer.iov_len))

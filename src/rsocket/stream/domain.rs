@@ -1,5 +1,4 @@
-//! The protection domain of a stream: its connection's memory is out of reach for the peers of all
-//! others.
+//! The protection domain of a stream: peers of other streams cannot access the connection's memory.
 
 use super::connection::Unconnected;
 use super::{State, Stream};
@@ -9,8 +8,8 @@ use crate::rsocket::growth_budget;
 use crate::sys::alloc::try_box;
 
 impl Stream {
-    /// Gives back what the send buffer has grown by, unless the stream is busy. Never waits: the
-    /// caller may hold another's lock.
+    /// Frees the memory that the send buffer has grown by, unless the stream is busy. Never waits:
+    /// the caller may hold the lock of another stream.
     pub fn give_memory_back(&self) {
         if self.owner.is_this_process()
             && let Ok(mut state) = self.state.try_lock()
@@ -22,12 +21,12 @@ impl Stream {
 }
 
 impl State {
-    /// The stream's PD, made with its first use; `ENODEV` before its id has a device.
+    /// Returns the stream's PD, which is allocated on first use. Fails with `ENODEV` before the id
+    /// has a device.
     pub(super) fn domain(&mut self) -> Result<&Domain> {
         let id = self.id.as_ref().ok_or(Errno::EBADF)?.id();
         if self.domain.as_ref().is_some_and(|domain| !domain.is_of(id)) {
-            // Another id took the place of the one before. What was registered is of no use on its
-            // device.
+            // The id was replaced: memory regions of the previous id's device cannot be used.
             if self.has_mappings() || self.connection.is_some() || self.unconnected.is_some() {
                 return Err(Errno::ENODEV);
             }
@@ -39,7 +38,7 @@ impl State {
         }
     }
 
-    /// Creates a QP with its resources for the stream's id, whose device is known.
+    /// Creates a QP with its resources for the stream's id, which has a device.
     pub(super) fn make_unconnected(&mut self) -> Result<Box<Unconnected>> {
         self.domain()?;
         let (id, domain) = self.id.as_ref().zip(self.domain.as_ref()).ok_or(Errno::EBADF)?;

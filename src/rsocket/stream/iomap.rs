@@ -6,30 +6,30 @@ use std::ptr::NonNull;
 use super::connection::Connection;
 use super::{Phase, State, Stream};
 use crate::cm;
-use crate::diag::Why;
+use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::rsocket::growth_budget;
 use crate::rsocket::wire::{Mapping, Region};
 use crate::sys::alloc::try_push;
 use crate::sys::rc::MemoryRegion;
 
-/// Credits that are kept for data when entries are taken back: a peer that does not read gives no
-/// more.
-const KEPT_CREDITS: u32 = 8;
+/// Credits that are reserved for data when entries are withdrawn: a peer that does not read grants
+/// no more credits.
+const RESERVED_CREDITS: u32 = 8;
 
-/// What riomap(3) has registered.
+/// Memory that riomap(3) has registered.
 #[derive(Default)]
 pub(super) struct Mappings {
     list: Vec<Mapped>,
-    /// Some of them may have to be advertised.
-    has_news: bool,
+    /// Some mappings may have to be advertised or withdrawn.
+    pending: bool,
 }
 
 struct Mapped {
     start: usize,
     len: usize,
     offset: u64,
-    /// `None` once it is unmapped.
+    /// `None` after riounmap(3).
     memory: Option<MemoryRegion>,
     entry: Entry,
 }
@@ -37,12 +37,13 @@ struct Mapped {
 /// A mapping's entry in the peer's iomap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entry {
-    /// The peer may not write to the memory.
+    /// None: the peer may not write to the memory.
     Local,
     /// Not advertised yet.
     Wanted,
+    /// Advertised in the entry with this index.
     Written(u16),
-    /// Still advertised, but not mapped any more.
+    /// Not mapped any more, but still advertised in this entry.
     Stale(u16),
 }
 
@@ -56,28 +57,29 @@ impl Mappings {
     }
 }
 
-/// Where the next mapping that wants an entry goes in a table of `room` entries: its place and its
-/// index, which may be a stale one's. What the program mapped before it was connected may be more
-/// than there is room for.
-fn next_wanted(entries: impl Iterator<Item = Entry> + Clone, room: u16) -> Option<(usize, u16)> {
-    let place = entries.clone().position(|entry| entry == Entry::Wanted)?;
+/// Returns the position of the next mapping that wants an entry, and the index of a free or stale
+/// entry in an iomap of `capacity` entries. There may be none: the program may have mapped more
+/// memory before it was connected than the peer's iomap has entries for.
+fn next_wanted(entries: impl Iterator<Item = Entry> + Clone, capacity: u16) -> Option<(usize, u16)> {
+    let position = entries.clone().position(|entry| entry == Entry::Wanted)?;
     let is_free = |index| entries.clone().all(|entry| entry != Entry::Written(index) && entry != Entry::Stale(index));
     let index =
-        (0..room).find(|&index| is_free(index)).or_else(|| next_stale(entries.clone()).map(|(_, index)| index))?;
-    Some((place, index))
+        (0..capacity).find(|&index| is_free(index)).or_else(|| next_stale(entries.clone()).map(|(_, index)| index))?;
+    Some((position, index))
 }
 
-/// The first stale entry: its place and its index.
+/// Returns the position of the first mapping with a stale entry, and the entry's index.
 fn next_stale(entries: impl Iterator<Item = Entry>) -> Option<(usize, u16)> {
-    entries.enumerate().find_map(|(place, entry)| match entry {
-        Entry::Stale(index) => Some((place, index)),
+    entries.enumerate().find_map(|(position, entry)| match entry {
+        Entry::Stale(index) => Some((position, index)),
         _ => None,
     })
 }
 
-/// Whether a table of `room` entries has one for another mapping. Stale ones can be had.
-fn has_room(entries: impl Iterator<Item = Entry>, room: u16) -> bool {
-    entries.filter(|entry| matches!(entry, Entry::Wanted | Entry::Written(_))).count() < usize::from(room)
+/// Returns whether an iomap of `capacity` entries has one for another mapping. Stale entries count
+/// as free.
+fn has_free_entry(entries: impl Iterator<Item = Entry>, capacity: u16) -> bool {
+    entries.filter(|entry| matches!(entry, Entry::Wanted | Entry::Written(_))).count() < usize::from(capacity)
 }
 
 impl State {
@@ -86,44 +88,46 @@ impl State {
         !self.mappings.list.is_empty()
     }
 
-    /// Returns whether mappings may have to be advertised before data is sent.
-    pub(super) fn has_mapping_news(&self) -> bool {
-        self.mappings.has_news
+    /// Returns whether mappings may have to be advertised or withdrawn before data is sent.
+    pub(super) fn has_pending_mappings(&self) -> bool {
+        self.mappings.pending
     }
 
-    /// Advertises mappings before data is sent. Returns false if that has to wait. Fails with
-    /// `ENOMEM` without a send buffer.
-    pub(super) fn announce_mappings(&mut self) -> Result<bool> {
-        if !self.mappings.has_news {
+    /// Advertises mappings before data is sent. Returns false if the caller has to wait for credits
+    /// or space. Fails with `ENOMEM` without a send buffer.
+    pub(super) fn advertise_mappings(&mut self) -> Result<bool> {
+        if !self.mappings.pending {
             return Ok(true);
         }
         let Some(connection) = &mut self.connection else { return Ok(true) };
-        while let Some((place, index)) = next_wanted(self.mappings.entries(), connection.peer_iomap()) {
-            if !self.mappings.write(place, index, connection)? {
+        while let Some((position, index)) = next_wanted(self.mappings.entries(), connection.peer_iomap()) {
+            if !self.mappings.write(position, index, connection)? {
                 return Ok(false);
             }
         }
-        // Data does not wait for these, and the last credits are kept for it.
-        while let Some((place, index)) = next_stale(self.mappings.entries()) {
-            if connection.credits() <= KEPT_CREDITS || !self.mappings.write(place, index, connection).unwrap_or(false) {
+        // Data does not wait for withdrawn entries, and the last credits are reserved for data.
+        while let Some((position, index)) = next_stale(self.mappings.entries()) {
+            if connection.credits() <= RESERVED_CREDITS
+                || !self.mappings.write(position, index, connection).unwrap_or(false)
+            {
                 return Ok(true);
             }
         }
-        self.mappings.has_news = false;
+        self.mappings.pending = false;
         if self.mappings.entries().any(|entry| entry == Entry::Wanted)
             && let Some(id) = &self.id
         {
-            cm::log::background(id.id(), Errno::ENOMEM, Why::NoEntry);
+            cm::log::background(id.id(), Errno::ENOMEM, Cause::NoEntry);
         }
         Ok(true)
     }
 }
 
 impl Mappings {
-    /// Writes an entry of the peer's iomap. Returns false if that has to wait. A failure of the
-    /// connection is kept in it.
-    fn write(&mut self, place: usize, index: u16, connection: &mut Connection) -> Result<bool> {
-        let Some(mapped) = self.list.get_mut(place) else { return Ok(true) };
+    /// Writes the mapping at `position` into entry `index` of the peer's iomap. Returns false if
+    /// the caller has to wait for credits or space. The connection itself records its failure.
+    fn write(&mut self, position: usize, index: u16, connection: &mut Connection) -> Result<bool> {
+        let Some(mapped) = self.list.get_mut(position) else { return Ok(true) };
         let region = match &mapped.memory {
             Some(memory) => Region { addr: mapped.start as u64, rkey: memory.rkey(), length: mapped.len as u32 },
             None => Region::default(),
@@ -136,17 +140,17 @@ impl Mappings {
         if mapped.memory.is_some() {
             mapped.entry = Entry::Written(index);
         }
-        // What was stale there is gone.
+        // The entry is not stale any more.
         self.list.retain(|mapped| mapped.entry != Entry::Stale(index));
         Ok(true)
     }
 }
 
 impl Stream {
-    /// riomap(3): an `offset` of -1 stands for the address. Returns the offset.
+    /// riomap(3): with an `offset` of -1 the address is the offset. Returns the offset.
     ///
     /// # Safety
-    /// The memory stays mapped until riounmap(3) or rclose(3). The program answers for what the
+    /// The memory stays mapped until riounmap(3) or rclose(3), and the program expects that the
     /// peer writes there.
     pub unsafe fn map(&self, start: NonNull<u8>, len: usize, prot: c_int, offset: i64) -> Result<i64> {
         let mut state = self.enter()?;
@@ -155,13 +159,13 @@ impl Stream {
         }
         let remote = prot & libc::PROT_WRITE != 0;
         if let (true, Phase::Connected, Some(connection)) = (remote, &state.phase, &state.connection)
-            && !has_room(state.mappings.entries(), connection.peer_iomap())
+            && !has_free_entry(state.mappings.entries(), connection.peer_iomap())
         {
             return Err(Errno::ENOMEM);
         }
         let address = start.as_ptr() as usize;
         let offset = if offset == -1 { address as i64 } else { offset };
-        // There is no device before the address is known.
+        // Without an address the id has no device.
         let domain = state.domain().map_err(|error| if error == Errno::ENODEV { Errno::EINVAL } else { error })?;
         let pd = domain.pd();
         // SAFETY: the PD is dropped after the mappings (`State::release`); the memory stays mapped:
@@ -170,39 +174,39 @@ impl Stream {
         let entry = if remote { Entry::Wanted } else { Entry::Local };
         let mapped = Mapped { start: address, len, offset: offset as u64, memory: Some(memory), entry };
         try_push(&mut state.mappings.list, mapped)?;
-        state.mappings.has_news |= remote;
+        state.mappings.pending |= remote;
         if matches!(state.phase, Phase::Connected) {
-            // At once if there is space, else before the next data.
-            self.announce(&mut state);
+            // At once if there is space, otherwise before the next data.
+            self.advertise_now(&mut state);
         }
         Ok(offset)
     }
 
-    /// Advertises what can be advertised now.
-    fn announce(&self, state: &mut State) {
-        let _ = state.announce_mappings();
+    /// Advertises as many mappings as possible without waiting.
+    fn advertise_now(&self, state: &mut State) {
+        let _ = state.advertise_mappings();
         if state.connection.as_ref().is_some_and(|connection| connection.failure().is_some()) {
-            // Threads may wait for the connection.
+            // Notify the threads that wait for the connection.
             self.process_completions(state);
         }
     }
 
-    /// riounmap(3). Fails with `EINVAL` unless riomap(3) was called with the same memory.
+    /// riounmap(3). Fails with `EINVAL` unless riomap(3) has mapped the same memory.
     pub fn unmap(&self, start: usize, len: usize) -> Result<()> {
         let mut state = self.enter()?;
-        let named = |mapped: &Mapped| mapped.memory.is_some() && mapped.start == start && mapped.len == len;
-        let place = state.mappings.list.iter().position(named).ok_or(Errno::EINVAL)?;
+        let is_same = |mapped: &Mapped| mapped.memory.is_some() && mapped.start == start && mapped.len == len;
+        let position = state.mappings.list.iter().position(is_same).ok_or(Errno::EINVAL)?;
         let connected = matches!(state.phase, Phase::Connected);
-        let mapped = &mut state.mappings.list[place];
+        let mapped = &mut state.mappings.list[position];
         match mapped.entry {
             Entry::Written(index) if connected => {
-                // The memory region is deregistered now, whatever the peer knows.
+                // Deregisters the memory region now, before the peer is notified.
                 mapped.memory = None;
                 mapped.entry = Entry::Stale(index);
-                state.mappings.has_news = true;
-                self.announce(&mut state);
+                state.mappings.pending = true;
+                self.advertise_now(&mut state);
             }
-            _ => drop(state.mappings.list.remove(place)),
+            _ => drop(state.mappings.list.remove(position)),
         }
         Ok(())
     }
@@ -213,8 +217,8 @@ mod tests {
     use super::Entry::{Local, Stale, Wanted, Written};
     use super::*;
 
-    fn next(entries: &[Entry], room: u16) -> Option<(usize, u16)> {
-        next_wanted(entries.iter().copied(), room)
+    fn next(entries: &[Entry], capacity: u16) -> Option<(usize, u16)> {
+        next_wanted(entries.iter().copied(), capacity)
     }
 
     #[test]
@@ -226,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn never_behind_the_table() {
+    fn no_entry_beyond_the_iomap() {
         assert_eq!(next(&[Wanted], 0), None);
         assert_eq!(next(&[Written(0), Written(1), Wanted], 2), None);
         assert_eq!(next(&[Wanted, Written(0), Written(1)], 3), Some((0, 2)));
@@ -242,9 +246,9 @@ mod tests {
     }
 
     #[test]
-    fn room_for_one_more() {
-        let room = |entries: &[Entry], room| has_room(entries.iter().copied(), room);
-        assert!(room(&[], 1) && room(&[Local, Local], 1) && room(&[Written(0), Stale(1)], 3));
-        assert!(!room(&[], 0) && room(&[Stale(0)], 1) && !room(&[Wanted], 1) && !room(&[Written(0)], 1));
+    fn only_wanted_and_written_entries_are_in_use() {
+        let free = |entries: &[Entry], capacity| has_free_entry(entries.iter().copied(), capacity);
+        assert!(free(&[], 1) && free(&[Local, Local], 1) && free(&[Written(0), Stale(1)], 3));
+        assert!(!free(&[], 0) && free(&[Stale(0)], 1) && !free(&[Wanted], 1) && !free(&[Written(0)], 1));
     }
 }

@@ -2,8 +2,7 @@
 //!
 //! A stream's lock guards everything behind its descriptor. It is held while data is copied, never
 //! while waiting. One of the threads that wait for a connected stream, the leader, sleeps in its
-//! completion channel; the others wait to be notified by it. Connection manager events come through
-//! the reactor.
+//! completion channel and notifies the others. The reactor delivers connection manager events.
 
 mod accept;
 mod addr;
@@ -35,36 +34,38 @@ pub use options::after_calls;
 pub(super) use options::{number, timeout};
 
 use super::cm_id::CmId;
-use super::owner::Owner;
+use super::pollable::{Notice, Watchers};
 use super::reactor::{self, Key, Service};
-use super::watch::{Notice, Watchers};
 use crate::cm::Domain;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_port_space;
 use crate::sys::alloc::try_arc;
 use crate::sys::futex::Changes;
 use crate::sys::lock::{self, Lock};
+use crate::sys::owner::Owner;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
 use background_close::BackgroundClose;
 use backlog::Listening;
 use connect::Attempt;
-use connection::{Batch, Connection, News, Unconnected};
+use connection::{Batch, Connection, Outcome, Unconnected};
 use iomap::Mappings;
 use options::Options;
 
 /// A stream rsocket.
 pub struct Stream {
-    /// The program's descriptor: that of the id's event channel.
+    /// The program's descriptor, which is that of the id's event channel.
     fd: c_int,
+    /// Address family.
     domain: c_int,
-    /// The process that made it.
+    /// The process that created the stream.
     owner: Owner,
     state: Lock<State>,
-    /// Counts changes, for threads that wait outside of the completion channel.
+    /// Counts changes, for threads that do not wait in the completion channel.
     changed: Changes,
     watchers: Watchers,
+    /// Counts events for edge-triggered watchers.
     edges: AtomicU64,
-    /// Descriptor of the completion channel, which a child of fork() closes; -1 without one.
+    /// Descriptor of the completion channel, or -1. A child of fork() closes it in rclose(3).
     channel_fd: AtomicI32,
 }
 
@@ -72,53 +73,56 @@ pub struct Stream {
 struct State {
     phase: Phase,
     options: Options,
-    /// File status flags: O_NONBLOCK and whatever else F_SETFL was given.
+    /// File status flags: O_NONBLOCK and any other flags that F_SETFL has set.
     flags: c_int,
-    /// For SO_ERROR and the next call.
+    /// Pending error, reported by SO_ERROR or the next call.
     error: Option<Errno>,
-    /// Registration at the reactor, while it watches the event channel.
+    /// The stream's registration with the reactor, while the reactor watches the event channel.
     key: Option<Key>,
-    /// Before `id`: a QP is destroyed before the id that it belongs to (see `close`).
+    /// Declared before `id`: the QP is destroyed before the id that it belongs to (see `close`).
     connection: Option<Box<Connection>>,
-    /// While connecting, until the peer has accepted.
+    /// QP and memory while connecting, until the peer has accepted.
     unconnected: Option<Box<Unconnected>>,
     id: Option<CmId>,
-    /// The address that the program has bound, with the port that it got.
+    /// The address that the program has bound, with the port that was assigned.
     bound: Option<SockAddr>,
-    /// The program has shut down reading or writing; the peer sends no more.
+    /// The program has shut down reading.
     shut_read: bool,
+    /// The program has shut down writing.
     shut_write: bool,
-    ended: bool,
+    /// The peer sends no more data.
+    eof: bool,
     /// The connection manager has reported the end of the connection.
-    lost: bool,
-    /// A disconnect message was sent, is about to be sent, or was received.
-    said_all: bool,
-    /// Work that a call which did not wait has left to the reactor.
+    cm_disconnected: bool,
+    /// The disconnect message was sent or queued, or is not needed any more.
+    disconnect_sent: bool,
+    /// A shutdown or close that the reactor completes in the background.
     closing: Option<BackgroundClose>,
-    /// Calls that failed with `EPIPE`.
-    pipes: u8,
+    /// Number of calls that failed with `EPIPE`.
+    epipe_count: u8,
     mappings: Mappings,
     /// Protection domain of the QP and all memory regions, dropped after them (see `close`).
     domain: Option<Domain>,
 }
 
-/// State of a stream's life cycle.
+/// Phase of a stream's life cycle.
 enum Phase {
     Idle,
     Listening(Listening),
     /// Connecting, as the active side.
     Connecting(Box<Attempt>),
-    /// Accepted in the background, until the peer has finished the handshake.
+    /// A connection of this listener that is accepted in the background, until the peer has
+    /// finished the handshake.
     Accepting(Weak<Stream>),
     Connected,
-    /// The connection is over; there may be unread data.
+    /// The connection has ended; there may be unread data.
     Disconnected,
-    /// Connecting failed. `told`: a call of rconnect(3) has reported it, so that the next one
-    /// starts over.
+    /// Connecting failed. `reported`: rconnect(3) has returned the error, so the next call starts
+    /// over.
     Failed {
-        told: bool,
+        reported: bool,
     },
-    /// Closed by the program; the connection lives until everything that was sent has arrived.
+    /// Closed by the program; the connection is kept until all sent data has arrived.
     Closing,
     Closed,
 }
@@ -126,12 +130,12 @@ enum Phase {
 type Guard<'a> = lock::Guard<'a, State>;
 
 impl Stream {
-    /// rsocket(3) for SOCK_STREAM; `flags`: SOCK_NONBLOCK, SOCK_CLOEXEC.
+    /// rsocket(3) for SOCK_STREAM; `flags` may hold SOCK_NONBLOCK and SOCK_CLOEXEC.
     pub fn new(domain: c_int, flags: c_int) -> Result<Arc<Stream>> {
         let id = CmId::new(port_space(domain))?;
         let stream = Stream::with(domain, id, Options::new(), Phase::Idle)?;
         stream.lock().flags = if flags & libc::SOCK_NONBLOCK != 0 { libc::O_NONBLOCK } else { 0 };
-        // Channels are close-on-exec whether SOCK_CLOEXEC asks for it or not (docs/quirks.md).
+        // Channels are close-on-exec with and without SOCK_CLOEXEC (docs/quirks.md).
         Ok(stream)
     }
 
@@ -152,11 +156,11 @@ impl Stream {
                 bound: None,
                 shut_read: false,
                 shut_write: false,
-                ended: false,
-                lost: false,
-                said_all: false,
+                eof: false,
+                cm_disconnected: false,
+                disconnect_sent: false,
                 closing: None,
-                pipes: 0,
+                epipe_count: 0,
                 mappings: Mappings::default(),
                 domain: None,
             }),
@@ -167,19 +171,20 @@ impl Stream {
         })
     }
 
-    /// The program's descriptor.
+    /// Returns the program's descriptor.
     pub fn fd(&self) -> c_int {
         self.fd
     }
 
-    /// Locks the state. The caller knows that the socket is this process's, and is no signal
-    /// handler over the lock's holder.
+    /// Locks the state. The caller has checked that the socket belongs to this process, and is not
+    /// a signal handler that has interrupted the holder of the lock.
     fn lock(&self) -> Guard<'_> {
         self.state.lock()
     }
 
-    /// Locks the state for a call of the program. Fails with `EBADF` for a socket of the parent and
-    /// for a closed one, and with `EAGAIN` in a signal handler over a call that holds the lock.
+    /// Locks the state for a call of the program. Fails with `EBADF` for a socket of the parent
+    /// process or a closed socket, and with `EAGAIN` in a signal handler that has interrupted the
+    /// holder of the lock.
     fn enter(&self) -> Result<Guard<'_>> {
         if !self.owner.is_this_process() {
             return Err(Errno::EBADF);
@@ -201,43 +206,47 @@ impl Stream {
         let Some(connection) = &mut state.connection else { return false };
         let mut batch = Batch::new();
         let completed = connection.poll_recv_cq(&mut batch);
-        let over = connection.failure().is_some() && matches!(state.phase, Phase::Connected);
-        if completed == 0 && !over && !connection.needs_send_completions() {
+        let has_failed = connection.failure().is_some() && matches!(state.phase, Phase::Connected);
+        if completed == 0 && !has_failed && !connection.needs_send_completions() {
             return false;
         }
-        self.handle_completed(state, &mut batch, completed)
+        self.process_batch(state, &mut batch, completed)
     }
 
+    /// Processes the first `completed` completions of the batch and all further ones. Returns
+    /// whether there were any, or the connection has failed.
     #[inline(never)]
-    fn handle_completed(&self, state: &mut State, batch: &mut Batch, completed: usize) -> bool {
+    fn process_batch(&self, state: &mut State, batch: &mut Batch, completed: usize) -> bool {
         let Some(connection) = &mut state.connection else { return false };
         if let Phase::Closed = state.phase {
             return false;
         }
-        let news = connection.process(batch, completed);
+        let outcome = connection.process(batch, completed);
         let failure = connection.failure();
-        let over = failure.is_some() && matches!(state.phase, Phase::Connected);
-        if news.end || news.disconnect || failure.is_some() {
-            self.conclude(state, news, failure);
+        let has_failed = failure.is_some() && matches!(state.phase, Phase::Connected);
+        if outcome.eof || outcome.disconnect || failure.is_some() {
+            self.handle_end(state, outcome, failure);
         }
-        if news.edge {
+        if outcome.edge {
             self.edges.fetch_add(1, Ordering::Relaxed);
         }
-        if news.any || failure.is_some() {
+        if outcome.any || failure.is_some() {
             self.changed.notify();
         }
-        news.any || over
+        outcome.any || has_failed
     }
 
+    /// Handles the end of the peer's data, its disconnect, or a failure of the connection.
     #[cold]
     #[inline(never)]
-    fn conclude(&self, state: &mut State, news: News, failure: Option<Errno>) {
-        state.ended |= news.end;
-        if news.disconnect || (news.end && state.shut_write) {
+    fn handle_end(&self, state: &mut State, outcome: Outcome, failure: Option<Errno>) {
+        state.eof |= outcome.eof;
+        if outcome.disconnect || (outcome.eof && state.shut_write) {
             state.disconnect(None);
         }
         if failure.is_some() {
-            // A post that was refused shows in no completion: everything else of the QP is to end as well, which wakes who sleeps.
+            // A rejected post causes no completion: flush all work requests of the QP, which wakes
+            // the leader.
             if let (Phase::Connected, Some(connection)) = (&state.phase, &mut state.connection) {
                 connection.flush_qp();
                 self.watchers.notify(Notice::Changed);
@@ -246,31 +255,32 @@ impl Stream {
         }
     }
 
-    /// Has the reactor look after the channel.
+    /// Registers the event channel with the reactor.
     fn watch(self: &Arc<Self>, state: &mut State) -> Result<()> {
         if state.key.is_none() {
             state.id()?.set_nonblocking()?;
             let service: Arc<dyn Service> = self.clone();
-            state.key = Some(reactor::watch(self.fd, service)?);
+            state.key = Some(reactor::register(self.fd, service)?);
         }
         Ok(())
     }
 }
 
 impl State {
-    /// The connection is over, with an error or by agreement.
+    /// Ends the connection, with an error or in order.
     fn disconnect(&mut self, error: Option<Errno>) {
         if let Phase::Connected = self.phase {
             self.phase = Phase::Disconnected;
-            // When both sides have said their last word, the one who hears the other's first may leave at once.
-            if !(self.ended && self.shut_write) {
+            // When both sides have shut down writing, the side that hears of it first may close at
+            // once: that is no error.
+            if !(self.eof && self.shut_write) {
                 self.error = self.error.or(error);
             }
         }
-        self.ended = true;
+        self.eof = true;
     }
 
-    /// Whether the program has closed it.
+    /// Returns whether the program has closed the stream.
     fn is_closed(&self) -> bool {
         matches!(self.phase, Phase::Closing | Phase::Closed)
     }
@@ -283,44 +293,43 @@ impl State {
         self.flags & libc::O_NONBLOCK != 0
     }
 
-    /// Whether the program may still read and write.
+    /// Returns whether the program may still write.
     fn can_write(&self) -> bool {
         matches!(self.phase, Phase::Connected) && !self.shut_write
     }
 
-    /// Takes the error for a call that reports it.
+    /// Takes the pending error, for a call that reports it.
     fn take_error(&mut self) -> Option<Errno> {
         self.error.take()
     }
 }
 
-/// The port space of the ids of a domain's streams.
+/// Returns the port space for ids of streams in `domain`.
 fn port_space(domain: c_int) -> u32 {
     let port_space = if domain == AF_IB { rdma_port_space::RDMA_PS_IB } else { rdma_port_space::RDMA_PS_TCP };
     port_space as u32
 }
 
-/// How long the reactor leaves a lack of something alone before it looks again.
+/// Delay after which the reactor retries after a lack of memory or descriptors.
 const RETRY_DELAY: Duration = Duration::from_millis(1);
-/// Events of one stream that the reactor handles before it looks at others.
+/// Number of events of one stream that the reactor handles before it serves others.
 const EVENTS_PER_TURN: usize = 4;
 
 impl Service for Stream {
     fn service(self: Arc<Self>, key: Key) {
-        let mut state = self.make_room(self.lock());
+        let mut state = self.service_oldest_handshake(self.lock());
         for _ in 0..EVENTS_PER_TURN {
             let Some(id) = state.id.as_ref().filter(|_| !matches!(state.phase, Phase::Closed)) else { return };
             match id.event() {
-                Ok(event) => state = self.handle(state, event),
+                Ok(event) => state = self.handle_event(state, event),
                 Err(Errno::EAGAIN | Errno::EINTR) => return,
-                // Lack of memory or of numbers loses nothing: the event is still there, and shows
-                // again after the rest.
-                Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => return reactor::rest(key, RETRY_DELAY),
+                // A lack of memory or descriptors loses nothing: the event stays in the channel.
+                Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => return reactor::pause(key, RETRY_DELAY),
                 Err(error) => return self.event_channel_lost(state, error),
             }
             if let Phase::Listening(_) = state.phase {
-                // A request has its connection's memory made: others' events come before the next
-                // one.
+                // A request allocates a connection's memory: serve other streams before the next
+                // request.
                 return;
             }
         }
@@ -333,8 +342,8 @@ impl Service for Stream {
         }
         match state.phase {
             Phase::Connected => self.keep_alive(&mut state),
-            // The peer does not answer: the deadline of this end, whatever the peer has asked for.
-            Phase::Accepting(_) => drop(self.accepted(state, Err(Errno::ETIMEDOUT))),
+            // The peer has not finished the handshake within this side's time-out.
+            Phase::Accepting(_) => drop(self.finish_handshake(state, Err(Errno::ETIMEDOUT))),
             _ => {}
         }
     }
@@ -344,40 +353,41 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         if !self.owner.is_this_process() {
-            // The parent's: nothing but the descriptors is ours to end, and those went with rclose().
+            // The stream belongs to the parent process: this process owns only copies of the
+            // descriptors, which rclose(3) has closed.
             let mappings = ManuallyDrop::new(mem::take(&mut state.mappings));
             let _ = (ManuallyDrop::new(state.connection.take()), mappings);
             let _ = ManuallyDrop::new(state.unconnected.take());
             let _ = (ManuallyDrop::new(state.domain.take()), ManuallyDrop::new(state.id.take()));
             return;
         }
-        // Streams that never reached the program: a listener's that is gone, or one whose making failed.
+        // The program never got this stream: its listener is gone, or creating it failed.
         state.release();
     }
 }
 
-/// A child of fork() has none of the connections that its parent counts.
+/// Resets the counters in a child of fork(), which has none of its parent's connections.
 pub fn in_child() {
     backlog::in_child();
     background_close::in_child();
 }
 
-/// The program's address, checked against its length: `EINVAL` when it is shorter than its
-/// family's.
+/// Copies the program's address. Fails with `EINVAL` if `len` is less than the length of its
+/// family.
 ///
 /// # Safety
-/// Readable for `len` bytes, unless NULL.
+/// `addr` is NULL or readable for `len` bytes.
 pub unsafe fn address(addr: *const libc::sockaddr, len: libc::socklen_t) -> Result<SockAddr> {
     let addr = std::ptr::NonNull::new(addr.cast_mut()).ok_or(Errno::EFAULT)?;
     if (len as usize) < size_of::<libc::sa_family_t>() {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: the family is within the length.
+    // SAFETY: `len` bytes are readable: guaranteed by the caller; the family lies within them.
     let family = unsafe { (&raw const (*addr.as_ptr()).sa_family).read_unaligned() };
     let needed = crate::sys::sockaddr::len_of_family(c_int::from(family)).ok_or(Errno::EAFNOSUPPORT)?;
     if (len as usize) < needed {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: as long as its family says.
+    // SAFETY: `len` bytes are readable, which is at least the length of the family.
     unsafe { SockAddr::from_c(addr) }
 }

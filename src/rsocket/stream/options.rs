@@ -1,20 +1,20 @@
-//! Options of a stream: what they are, and how getsockopt(2) and setsockopt(2) show them.
+//! Socket options of a stream, and their values for getsockopt(2) and setsockopt(2).
 
 use std::ffi::c_int;
 use std::time::Duration;
 
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
-use crate::rsocket::config::{LEAST_SEND_BUFFER, SMALL_SEND_BUFFER, defaults};
+use crate::rsocket::config::{MIN_SEND_BUFFER, SMALL_SEND_BUFFER, defaults};
 use crate::rsocket::wire;
 use crate::sys::alloc::try_copy;
 
-/// The largest buffer, bytes: half of it has to fit an SGL entry.
-const LARGEST: u32 = 1 << 30;
-/// Seconds without traffic after which keepalive starts, as in tcp(7).
+/// Largest buffer in bytes: half of it has to fit an SGL entry.
+const MAX_BUFFER: u32 = 1 << 30;
+/// Default of TCP_KEEPIDLE in seconds, as in tcp(7).
 const KEEP_IDLE: u32 = 7200;
 
-/// Options of a stream; a listener's go to its connections.
+/// Options of a stream. Connections inherit those of their listener.
 #[derive(Clone, Debug)]
 pub(super) struct Options {
     pub sq: u16,
@@ -23,8 +23,9 @@ pub(super) struct Options {
     pub iomap: u16,
     pub send_buffer: u32,
     pub receive_buffer: u32,
-    /// Whether a busy stream's buffers may grow: those whose size the program did not choose.
+    /// Whether the send buffer of a busy stream may grow: unless the program has set its size.
     pub send_grows: bool,
+    /// The same for the receive buffer.
     pub receive_grows: bool,
     pub reuse: bool,
     pub linger: Linger,
@@ -36,35 +37,36 @@ pub(super) struct Options {
     pub nodelay: bool,
     pub tos: u8,
     pub v6only: bool,
-    /// A call that fails with `EPIPE` raises SIGPIPE: for the programs of librspreload.so, which
-    /// expect it of their sockets.
+    /// A call that fails with `EPIPE` raises SIGPIPE, as programs under librspreload.so expect from
+    /// a socket.
     pub sigpipe: bool,
     pub receive_timeout: Option<Duration>,
     pub send_timeout: Option<Duration>,
-    /// `struct ibv_path_data`, as the program gave them.
+    /// The program's path records: an array of `struct ibv_path_data`.
     pub route: Vec<u8>,
 }
 
-/// SO_LINGER. Without it, and without being asked for it, closing waits for what was sent, too: nothing of it would arrive
-/// otherwise.
+/// SO_LINGER. rclose(3) waits for sent data even without it: the data would be lost otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Linger {
-    /// Nobody said anything: reads as on, as with the reference.
+    /// Not set by the program: getsockopt(2) reports it as on, as with the reference.
     Default,
     Off(c_int),
-    /// At most so many seconds; 0, as for TCP, ends the connection at once.
+    /// Wait at most this number of seconds; as with TCP, 0 ends the connection at once.
     On(c_int),
 }
 
-/// What has to happen besides.
+/// What the caller of [`Options::set`] has to do after an option was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     None,
-    /// Tell the id: SO_REUSEADDR, IP_TOS, IPV6_V6ONLY.
+    /// Set the id's option: SO_REUSEADDR.
     Reuse,
+    /// Set the id's option: IP_TOS.
     Tos,
+    /// Set the id's option: IPV6_V6ONLY.
     V6Only,
-    /// Keepalive began, ended, or has another time.
+    /// Restart or stop the keepalive timer.
     Keepalive,
 }
 
@@ -76,8 +78,8 @@ impl Options {
             rq: defaults.rq,
             inline: defaults.inline,
             iomap: defaults.iomap,
-            send_buffer: defaults.send_buffer.min(LARGEST),
-            receive_buffer: defaults.receive_buffer.clamp(2, LARGEST),
+            send_buffer: defaults.send_buffer.min(MAX_BUFFER),
+            receive_buffer: defaults.receive_buffer.clamp(2, MAX_BUFFER),
             send_grows: true,
             receive_grows: true,
             reuse: false,
@@ -97,7 +99,8 @@ impl Options {
         }
     }
 
-    /// setsockopt(2). `fixed`: the connection or listener is made, and what it was made with can't change any more.
+    /// setsockopt(2). `fixed`: the connection exists, and its buffer and queue sizes cannot change
+    /// any more.
     pub fn set(&mut self, level: c_int, name: c_int, value: &[u8], fixed: bool) -> Result<Effect> {
         match level {
             libc::SOL_SOCKET => self.set_socket(name, value, fixed),
@@ -122,13 +125,13 @@ impl Options {
                 return Ok(Effect::Reuse);
             }
             libc::SO_SNDBUF | libc::SO_RCVBUF => {
-                let wanted = number(value)?;
-                // Doubled as in socket(7).
-                let doubled = u32::try_from(wanted).unwrap_or(0).saturating_mul(2).min(LARGEST);
+                let size = number(value)?;
+                // Doubled, as in socket(7).
+                let doubled = u32::try_from(size).unwrap_or(0).saturating_mul(2).min(MAX_BUFFER);
                 match name {
                     _ if fixed => {}
                     libc::SO_SNDBUF => {
-                        self.send_buffer = if doubled < LEAST_SEND_BUFFER { SMALL_SEND_BUFFER } else { doubled };
+                        self.send_buffer = if doubled < MIN_SEND_BUFFER { SMALL_SEND_BUFFER } else { doubled };
                         self.send_grows = false;
                     }
                     _ => (self.receive_buffer, self.receive_grows) = (doubled.max(2), false),
@@ -181,7 +184,7 @@ impl Options {
             RDMA_SQSIZE => self.sq = queue(number(value)?),
             RDMA_RQSIZE => self.rq = queue(number(value)?),
             RDMA_INLINE => self.inline = queue(number(value)?),
-            RDMA_IOMAPSIZE => self.iomap = wire::iomap_round(number(value)?.max(0) as u32),
+            RDMA_IOMAPSIZE => self.iomap = wire::round_iomap_size(number(value)?.max(0) as u32),
             RDMA_ROUTE => {
                 const PATH: usize = size_of::<crate::sys::uapi::ibv_path_data>();
                 if value.is_empty() || !value.len().is_multiple_of(PATH) {
@@ -194,7 +197,7 @@ impl Options {
         Ok(())
     }
 
-    /// getsockopt(2) of what is kept here: the bytes of the value.
+    /// getsockopt(2) for the options in this structure. Returns the bytes of the value.
     pub fn get(&self, level: c_int, name: c_int) -> Result<Value> {
         let value = match (level, name) {
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => self.reuse.into(),
@@ -231,8 +234,9 @@ impl Options {
     }
 }
 
-/// For fuzz targets: a socket's options after a program's calls, each of them a level, a name, a value and whether the socket is
-/// connected. They are never such that a connection could not be made with them.
+/// For fuzz targets: applies a program's calls, each of which is a level, a name, a value, and
+/// whether the socket is connected. Checks after each call that a connection can be made with the
+/// options.
 #[cfg(fuzzing)]
 pub fn after_calls<'a>(calls: impl Iterator<Item = (c_int, c_int, &'a [u8], bool)>) {
     let mut options = Options::new();
@@ -240,9 +244,9 @@ pub fn after_calls<'a>(calls: impl Iterator<Item = (c_int, c_int, &'a [u8], bool
         let before = (options.sq, options.rq, options.receive_buffer);
         let changed = options.set(level, name, value, fixed).is_ok();
         assert!(changed && !fixed || before == (options.sq, options.rq, options.receive_buffer));
-        assert!(options.sq < u16::MAX && options.rq < u16::MAX && options.iomap <= wire::iomap_round(u32::MAX));
-        assert!((2..=LARGEST).contains(&options.receive_buffer));
-        assert!((LEAST_SEND_BUFFER.min(SMALL_SEND_BUFFER)..=LARGEST).contains(&options.send_buffer));
+        assert!(options.sq < u16::MAX && options.rq < u16::MAX && options.iomap <= wire::round_iomap_size(u32::MAX));
+        assert!((2..=MAX_BUFFER).contains(&options.receive_buffer));
+        assert!((MIN_SEND_BUFFER.min(SMALL_SEND_BUFFER)..=MAX_BUFFER).contains(&options.send_buffer));
         if let Ok(shown) = options.get(level, name) {
             assert!(!shown.as_bytes().is_empty());
         }
@@ -252,22 +256,22 @@ pub fn after_calls<'a>(calls: impl Iterator<Item = (c_int, c_int, &'a [u8], bool
 /// The bytes of an option's value.
 #[derive(Clone, Copy, Debug)]
 pub struct Value {
-    bytes: [u8; Value::MOST],
+    bytes: [u8; Value::MAX_LEN],
     len: usize,
 }
 
 impl Value {
-    /// As long as a struct tcp_info, the longest one.
-    const MOST: usize = 256;
+    /// Length of the longest value: a struct tcp_info fits.
+    const MAX_LEN: usize = 256;
 
-    /// The value of an int option.
+    /// Creates the value of an int option.
     pub fn int(number: c_int) -> Value {
         Value::of(&[number])
     }
 
-    /// A value of ints.
+    /// Creates a value of several ints.
     pub fn of(numbers: &[c_int]) -> Value {
-        let mut value = Value { bytes: [0; Value::MOST], len: 0 };
+        let mut value = Value { bytes: [0; Value::MAX_LEN], len: 0 };
         for number in numbers {
             value.bytes[value.len..value.len + 4].copy_from_slice(&number.to_ne_bytes());
             value.len += 4;
@@ -275,33 +279,33 @@ impl Value {
         value
     }
 
-    /// A value of bytes.
+    /// Creates a value of bytes.
     pub fn bytes(bytes: &[u8]) -> Value {
-        let mut value = Value { bytes: [0; Value::MOST], len: bytes.len().min(Value::MOST) };
+        let mut value = Value { bytes: [0; Value::MAX_LEN], len: bytes.len().min(Value::MAX_LEN) };
         value.bytes[..value.len].copy_from_slice(&bytes[..value.len]);
         value
     }
 
     fn time(time: Option<Duration>) -> Value {
         let time = time.unwrap_or(Duration::ZERO);
-        let mut value = Value { bytes: [0; Value::MOST], len: 16 };
+        let mut value = Value { bytes: [0; Value::MAX_LEN], len: 16 };
         value.bytes[..8].copy_from_slice(&time.as_secs().to_ne_bytes());
         value.bytes[8..16].copy_from_slice(&u64::from(time.subsec_micros()).to_ne_bytes());
         value
     }
 
-    /// What to give the program.
+    /// Returns the bytes for the program.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 }
 
-/// An int; `EINVAL` for fewer bytes.
+/// Parses an int. Fails with `EINVAL` for fewer bytes.
 pub(in crate::rsocket) fn number(value: &[u8]) -> Result<c_int> {
     value.first_chunk().map(|bytes| c_int::from_ne_bytes(*bytes)).ok_or(Errno::EINVAL)
 }
 
-/// An int or, as ip(7) takes it too, a byte.
+/// Parses an int or, as ip(7) also allows, a byte.
 fn number_or_byte(value: &[u8]) -> Result<c_int> {
     match value {
         [byte] | [byte, _] | [byte, _, _] => Ok((*byte).into()),
@@ -309,15 +313,15 @@ fn number_or_byte(value: &[u8]) -> Result<c_int> {
     }
 }
 
-/// A struct timeval; zero is no time-out.
+/// Parses a struct timeval; zero means no time-out.
 pub(in crate::rsocket) fn timeout(value: &[u8]) -> Result<Option<Duration>> {
-    let part =
+    let field =
         |at: usize| value.get(at..at + 8).and_then(|bytes| bytes.first_chunk()).map(|bytes| i64::from_ne_bytes(*bytes));
-    let (seconds, micros) = part(0).zip(part(8)).ok_or(Errno::EINVAL)?;
+    let (seconds, micros) = field(0).zip(field(8)).ok_or(Errno::EINVAL)?;
     if !(0..1_000_000).contains(&micros) {
         return Err(Errno::EDOM);
     }
-    // As socket(7): a negative time is no wait at all.
+    // As in socket(7), a negative number of seconds counts as 0.
     let seconds = u64::try_from(seconds).unwrap_or(0);
     let time = Duration::from_secs(seconds) + Duration::from_micros(micros.unsigned_abs());
     Ok((!time.is_zero()).then_some(time))

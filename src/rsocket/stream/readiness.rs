@@ -8,48 +8,49 @@ use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 use super::channel_leader::EventSource;
 use super::{Phase, State, Stream, channel_leader};
 use crate::errno::Result;
-use crate::rsocket::bits::{IN, OUT};
-use crate::rsocket::watch::{Pollable, Watchers};
+use crate::rsocket::poll_events::{IN, OUT};
+use crate::rsocket::pollable::{Pollable, Watchers};
 use crate::sys::event::Deadline;
 
 impl State {
-    /// Returns all events that are true now.
-    fn bits(&self) -> c_short {
+    /// Returns all events that are pending.
+    fn pending_events(&self) -> c_short {
         let set = |bits: c_short, on: bool| if on { bits } else { 0 };
         let error = set(POLLERR, self.error.is_some());
         match &self.phase {
-            Phase::Idle | Phase::Failed { told: true } => OUT | POLLHUP | error,
+            Phase::Idle | Phase::Failed { reported: true } => OUT | POLLHUP | error,
             Phase::Listening(listening) => set(IN, listening.has_ready() || self.shut_read) | error,
             Phase::Connecting(_) | Phase::Accepting(_) => 0,
-            Phase::Failed { told: false } => IN | OUT | POLLRDHUP | POLLHUP | error,
+            Phase::Failed { reported: false } => IN | OUT | POLLRDHUP | POLLHUP | error,
             Phase::Connected => {
                 let connection = self.connection.as_ref();
                 let readable =
-                    self.ended || self.shut_read || connection.is_some_and(|connection| connection.available() > 0);
+                    self.eof || self.shut_read || connection.is_some_and(|connection| connection.available() > 0);
                 let writable = self.shut_write || connection.is_some_and(|connection| connection.can_send());
-                set(IN, readable) | set(OUT, writable) | set(POLLRDHUP, self.ended || self.shut_read) | error
+                set(IN, readable) | set(OUT, writable) | set(POLLRDHUP, self.eof || self.shut_read) | error
             }
             Phase::Disconnected => IN | OUT | POLLRDHUP | POLLHUP | error,
             Phase::Closing | Phase::Closed => POLLNVAL,
         }
     }
 
-    /// Fast path for polling many connections: returns whether none of `wanted` and no error or
-    /// hang-up is true.
+    /// Fast path for polling many connections: returns whether none of the `wanted` events, no
+    /// error and no hang-up is pending.
     #[inline]
     fn is_quiet(&self, wanted: c_short) -> bool {
         matches!(self.phase, Phase::Connected)
             && self.error.is_none()
-            && !(self.ended || self.shut_read || self.shut_write)
+            && !(self.eof || self.shut_read || self.shut_write)
             && self
                 .connection
                 .as_ref()
                 .is_some_and(|connection| connection.available() == 0 && (wanted & OUT == 0 || !connection.can_send()))
     }
 
+    /// Returns the pending events that are `wanted`, and those that poll(2) always reports.
     #[inline]
     pub(super) fn wanted(&self, wanted: c_short) -> c_short {
-        if self.is_quiet(wanted) { 0 } else { self.bits() & (wanted | POLLERR | POLLHUP | POLLNVAL) }
+        if self.is_quiet(wanted) { 0 } else { self.pending_events() & (wanted | POLLERR | POLLHUP | POLLNVAL) }
     }
 }
 
@@ -63,11 +64,11 @@ impl Pollable for Stream {
         state.wanted(wanted)
     }
 
-    fn is_held_here(&self) -> bool {
+    fn is_locked_by_this_thread(&self) -> bool {
         self.state.is_mine()
     }
 
-    fn holds(&self, wanted: c_short) -> bool {
+    fn is_ready(&self, wanted: c_short) -> bool {
         if !self.owner.is_this_process() {
             return true;
         }
@@ -109,8 +110,8 @@ impl Pollable for Stream {
         let Ok(state) = self.enter() else { return };
         if let (Phase::Connected | Phase::Disconnected, Some(connection)) = (&state.phase, &state.connection)
             && !connection.channel.device_gone
-            // A leader takes the event and notifies the watchers. Until then they would find the
-            // channel readable over and over.
+            // The leader reads the event and notifies the watchers. Until it does, they would find
+            // the channel readable again and again.
             && !connection.channel.leadership.has_other_leader(Stream::this_thread())
         {
             add(connection.channel.completions.fd());

@@ -1,5 +1,5 @@
-//! The formats of datagram rsockets (docs/protocol.md): headers in front of the payload, one over
-//! UDP until the peer's QP is known, another one in UD messages.
+//! The wire formats of datagram rsockets (docs/protocol.md): the headers before the payload, one
+//! for UDP packets until the peer's QP is known, and one for UD messages.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -10,31 +10,31 @@ const OP_CONTROL: u8 = 7;
 const IPV4: u8 = 4;
 const IPV6: u8 = 6;
 
-/// Numbers of QPs have 24 bits.
+/// QP numbers have 24 bits.
 pub const QPN_MASK: u32 = 0x00FF_FFFF;
 
-/// Bytes of the longest UDP header.
-pub const UDP_MOST: usize = 28;
-const UDP_IPV4: usize = 16;
-/// Bytes of the longest UD header.
-pub const UD_MOST: usize = 24;
-/// Bytes of a UD header with an IPv4 address.
-pub const UD_IPV4: usize = 8;
+/// Length of the longest UDP header in bytes.
+pub const MAX_UDP_HEADER: usize = 28;
+const UDP_IPV4_HEADER: usize = 16;
+/// Length of the longest UD header in bytes.
+pub const MAX_UD_HEADER: usize = 24;
+/// Length of a UD header with an IPv4 address in bytes.
+pub const UD_IPV4_HEADER: usize = 8;
 
-/// What makes a packet none of ours.
+/// Why a header is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadHeader {
-    /// The packet ends before its header does.
+    /// The packet ends before its header.
     Short,
-    /// It starts with something else.
+    /// It starts with another tag.
     Tag(u32),
-    /// Neither IPv4 nor IPv6.
+    /// The IP version is neither 4 nor 6.
     Version(u8),
-    /// An unknown operation.
+    /// The operation is unknown.
     Op(u8),
-    /// Not the length that a header of its version has.
+    /// The length does not match the IP version.
     Length(u8),
-    /// Number of a QP that no sender has: 0 and 1 are the port's own, and 24 bits is all there is.
+    /// No sender has this QP number: QPs 0 and 1 belong to the port, and numbers have 24 bits.
     Qpn(u32),
 }
 
@@ -51,30 +51,30 @@ impl fmt::Display for BadHeader {
     }
 }
 
-/// What a UDP packet between rsockets is for.
+/// The purpose of a UDP packet between rsockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UdpOp {
-    /// Payload follows; the sender wants to know our QP.
+    /// The payload follows. The sender requests the receiver's QP number.
     Data,
-    /// Nothing follows: it answers a [`Data`](UdpOp::Data) packet.
+    /// No payload. Answers a [`Data`](UdpOp::Data) packet.
     Control,
 }
 
 /// The header of a UDP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpHeader {
-    /// What it is for.
+    /// The purpose of the packet.
     pub op: UdpOp,
-    /// The sender's QP.
+    /// The sender's QP number.
     pub qpn: u32,
-    /// Address of the sender's QP.
+    /// The IP address of the sender's QP.
     pub address: IpAddr,
 }
 
 impl UdpHeader {
-    /// The header's bytes, and how many of them count.
-    pub fn emit(&self) -> ([u8; UDP_MOST], usize) {
-        let mut bytes = [0; UDP_MOST];
+    /// Returns the header and its length.
+    pub fn emit(&self) -> ([u8; MAX_UDP_HEADER], usize) {
+        let mut bytes = [0; MAX_UDP_HEADER];
         bytes[..4].copy_from_slice(&TAG.to_be_bytes());
         bytes[5] = match self.op {
             UdpOp::Data => OP_DATA,
@@ -84,20 +84,20 @@ impl UdpHeader {
         let len = match self.address {
             IpAddr::V4(ip) => {
                 bytes[4] = IPV4;
-                bytes[12..UDP_IPV4].copy_from_slice(&ip.octets());
-                UDP_IPV4
+                bytes[12..UDP_IPV4_HEADER].copy_from_slice(&ip.octets());
+                UDP_IPV4_HEADER
             }
             IpAddr::V6(ip) => {
                 bytes[4] = IPV6;
                 bytes[12..].copy_from_slice(&ip.octets());
-                UDP_MOST
+                MAX_UDP_HEADER
             }
         };
         bytes[6] = len as u8;
         (bytes, len)
     }
 
-    /// Reads and checks the header of a packet; the payload begins at the second value.
+    /// Parses and validates the header of a packet. Also returns the offset of the payload.
     pub fn parse(packet: &[u8]) -> Result<(UdpHeader, usize), BadHeader> {
         let Some(([t0, t1, t2, t3, version, op, length, _, q0, q1, q2, q3], rest)) = packet.split_first_chunk() else {
             return Err(BadHeader::Short);
@@ -111,7 +111,7 @@ impl UdpHeader {
             OP_CONTROL => UdpOp::Control,
             op => return Err(BadHeader::Op(op)),
         };
-        let len = length_of(*version, *length, UDP_IPV4, UDP_MOST)?;
+        let len = length_of(*version, *length, UDP_IPV4_HEADER, MAX_UDP_HEADER)?;
         let address = ip(*version, rest).ok_or(BadHeader::Short)?;
         let qpn = u32::from_be_bytes([*q0, *q1, *q2, *q3]);
         if !(2..=QPN_MASK).contains(&qpn) {
@@ -121,39 +121,39 @@ impl UdpHeader {
     }
 }
 
-/// The header of a UD message: the address that the sender is known by.
+/// The header of a UD message, which contains the sender's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdHeader {
-    /// The sender's address. Its scope is the receiver's business.
+    /// The sender's address, without a scope.
     pub source: SocketAddr,
 }
 
 impl UdHeader {
-    /// The header's bytes, and how many of them count.
-    pub fn emit(&self) -> ([u8; UD_MOST], usize) {
-        let mut bytes = [0; UD_MOST];
+    /// Returns the header and its length.
+    pub fn emit(&self) -> ([u8; MAX_UD_HEADER], usize) {
+        let mut bytes = [0; MAX_UD_HEADER];
         bytes[2..4].copy_from_slice(&self.source.port().to_be_bytes());
         let len = match self.source {
             SocketAddr::V4(v4) => {
                 bytes[0] = IPV4;
-                bytes[4..UD_IPV4].copy_from_slice(&v4.ip().octets());
-                UD_IPV4
+                bytes[4..UD_IPV4_HEADER].copy_from_slice(&v4.ip().octets());
+                UD_IPV4_HEADER
             }
             SocketAddr::V6(v6) => {
                 bytes[0] = IPV6;
                 bytes[4..8].copy_from_slice(&v6.flowinfo().to_be_bytes());
                 bytes[8..].copy_from_slice(&v6.ip().octets());
-                UD_MOST
+                MAX_UD_HEADER
             }
         };
         bytes[1] = len as u8;
         (bytes, len)
     }
 
-    /// Reads and checks the header of a message; the payload begins at the second value.
+    /// Parses and validates the header of a message. Also returns the offset of the payload.
     pub fn parse(message: &[u8]) -> Result<(UdHeader, usize), BadHeader> {
         let Some(([version, length, p0, p1], rest)) = message.split_first_chunk() else { return Err(BadHeader::Short) };
-        let len = length_of(*version, *length, UD_IPV4, UD_MOST)?;
+        let len = length_of(*version, *length, UD_IPV4_HEADER, MAX_UD_HEADER)?;
         let port = u16::from_be_bytes([*p0, *p1]);
         let source = if *version == IPV4 {
             SocketAddr::new(ip(IPV4, rest).ok_or(BadHeader::Short)?, port)
@@ -166,7 +166,7 @@ impl UdHeader {
     }
 }
 
-/// The length of a header of `version`, if it says that length.
+/// Returns the length of a header of `version` if `length` is the same.
 fn length_of(version: u8, length: u8, ipv4: usize, ipv6: usize) -> Result<usize, BadHeader> {
     let expected = match version {
         IPV4 => ipv4,
@@ -176,7 +176,7 @@ fn length_of(version: u8, length: u8, ipv4: usize, ipv6: usize) -> Result<usize,
     if usize::from(length) == expected { Ok(expected) } else { Err(BadHeader::Length(length)) }
 }
 
-/// The IP address at the front of `bytes`.
+/// Returns the IP address at the beginning of `bytes`.
 fn ip(version: u8, bytes: &[u8]) -> Option<IpAddr> {
     match version {
         IPV4 => bytes.first_chunk::<4>().map(|ip| IpAddr::V4(Ipv4Addr::from(*ip))),

@@ -1,16 +1,17 @@
-//! The header that a connection request of AF_IB addresses carries in front of its private data: what the IP addressing
-//! annex of the InfiniBand specification (A11) has there, and the kernel fills in for IP addresses.
+//! The header before the private data of a connection request with AF_IB addresses, as defined in
+//! the IP addressing annex of the InfiniBand specification (A11). The kernel adds it itself for IP
+//! addresses.
 //!
-//! {version and reserved bits u8 = 0, IP version in the upper half of a u8, source port be16, source and destination
-//! address of 16 bytes each, an IPv4 address in the last four}.
+//! {version and reserved bits u8 = 0, IP version in the upper half of a u8, source port be16,
+//! source and destination address of 16 bytes each, an IPv4 address in the last four}.
 
 use crate::acm::addr::Addr;
 use crate::sys::sockaddr::SockAddr;
 
-/// Bytes of it.
+/// Length of the header in bytes.
 pub const IP_HEADER: usize = 36;
 
-/// The header for a connection between these addresses. A GID counts as an IPv6 address, which it is in form.
+/// Returns the header for a connection between two addresses. A GID is used as an IPv6 address.
 pub fn ip_header(source: &SockAddr, destination: &SockAddr) -> [u8; IP_HEADER] {
     let (source, destination) = (Addr::from_bytes(source.bytes()), Addr::from_bytes(destination.bytes()));
     let v4 = matches!(source, Some(Addr::V4 { .. })) && matches!(destination, Some(Addr::V4 { .. }));
@@ -22,8 +23,8 @@ pub fn ip_header(source: &SockAddr, destination: &SockAddr) -> [u8; IP_HEADER] {
     header
 }
 
-/// What follows the header; `None` if there is no whole one. Nothing in it is looked at: the reference sends whatever its
-/// memory holds, and addresses are the sender's claim.
+/// Returns the bytes after the header, `None` if it is incomplete. Its content is ignored: the
+/// reference sends uninitialized memory, and the addresses are not authenticated.
 pub fn skip_ip_header(data: &[u8]) -> Option<&[u8]> {
     data.get(IP_HEADER..)
 }

@@ -1,7 +1,6 @@
-//! Tests of the formats. Literal bytes are those that the reference sent on a little-endian machine.
+//! Tests of the wire formats. Literal bytes were sent by the reference on a little-endian machine.
 
 use std::net::{IpAddr, SocketAddr};
-use std::ptr::NonNull;
 
 use proptest::prelude::*;
 
@@ -10,7 +9,8 @@ use super::*;
 use crate::acm::addr::{Addr, Ib, V6};
 use crate::sys::sockaddr::SockAddr;
 
-/// Of a socket with RDMA_IOMAPSIZE 1000, SO_RCVBUF 2048 and a receive queue of 16.
+/// Private data of a socket with RDMA_IOMAPSIZE 1000, SO_RCVBUF 2048 and a receive queue of 16
+/// entries.
 const REFERENCE: [u8; 40] = [
     0x01, 0x02, 0x00, 0x10, 0, 0, 0, 0x83, //
     0x00, 0x00, 0x55, 0x2a, 0xac, 0x10, 0x00, 0x00, 0x00, 0x00, 0x0f, 0x29, 0x00, 0x00, 0x00, 0x02, //
@@ -28,7 +28,7 @@ fn reference() -> ConnData {
 }
 
 #[test]
-fn conn_data_is_the_references() {
+fn conn_data_matches_the_reference() {
     assert_eq!(ConnData::parse(&REFERENCE), Ok(reference()));
     assert_eq!(reference().emit(), REFERENCE);
 }
@@ -43,7 +43,7 @@ fn conn_data_may_be_padded() {
 }
 
 #[test]
-fn conn_data_is_refused() {
+fn invalid_conn_data_is_rejected() {
     let with = |change: fn(&mut ConnData)| {
         let mut data = reference();
         change(&mut data);
@@ -61,16 +61,16 @@ fn conn_data_is_refused() {
 }
 
 #[test]
-fn iomap_size_without_its_flag_does_not_count() {
+fn iomap_size_is_ignored_without_its_flag() {
     let mut bytes = REFERENCE;
     bytes[1] = 1;
     let parsed = ConnData::parse(&bytes).unwrap();
     assert_eq!((parsed.big_endian, parsed.iomap_size), (true, None));
 }
 
-/// What rgetsockopt gave back after these were set.
+/// The values that rgetsockopt returned after rsetsockopt.
 #[test]
-fn iomap_sizes_round_as_the_reference() {
+fn iomap_sizes_round_like_the_reference() {
     for (wanted, got) in [
         (0, 0),
         (1, 1),
@@ -89,16 +89,16 @@ fn iomap_sizes_round_as_the_reference() {
         (32513, 32512),
         (32767, 32512),
     ] {
-        assert_eq!(iomap_round(wanted), got, "{wanted}");
+        assert_eq!(round_iomap_size(wanted), got, "{wanted}");
     }
-    assert_eq!([40_000, 65_535, 65_536, u32::MAX].map(iomap_round), [IOMAP_MOST; 4]);
+    assert_eq!([40_000, 65_535, 65_536, u32::MAX].map(round_iomap_size), [MAX_IOMAP_ENTRIES; 4]);
 }
 
 #[test]
-fn words() {
+fn immediate_data_is_encoded_and_decoded() {
     for (message, word) in [
         (Message::Data(8), 8),
-        (Message::Data(MOST_DATA), 0x1FFF_FFFF),
+        (Message::Data(MAX_DATA), 0x1FFF_FFFF),
         (Message::CreditUpdate(0xFFFF), 0x8000_FFFF),
         (Message::Iomap(3), 0xC000_0003),
         (Message::Control(Control::Disconnect), 0xE000_0000),
@@ -113,11 +113,11 @@ fn words() {
     }
     assert_eq!(Message::parse(0xE000_0003), Err(BadMessage::Control(3)));
     assert_eq!(Message::parse(0xC001_0000), Err(BadMessage::Iomap(0x1_0000)));
-    assert_eq!(Message::parse(0x8001_0005), Ok(Message::CreditUpdate(5)), "a carry above the 16 bits");
+    assert_eq!(Message::parse(0x8001_0005), Ok(Message::CreditUpdate(5)), "a carry above the 16 bits is ignored");
 }
 
 #[test]
-fn udp_header_of_ipv4() {
+fn ipv4_udp_header() {
     let header = UdpHeader { op: UdpOp::Control, qpn: 0x00AB_CDEF, address: IpAddr::from([10, 77, 1, 2]) };
     let bytes = [0x55, 0x55, 0x55, 0x55, 4, 7, 16, 0, 0, 0xAB, 0xCD, 0xEF, 10, 77, 1, 2];
     let (emitted, len) = header.emit();
@@ -138,7 +138,7 @@ fn udp_header_of_ipv4() {
 }
 
 #[test]
-fn ud_header_of_ipv6() {
+fn ipv6_ud_header() {
     let source: SocketAddr = "[fd77::1]:7471".parse().unwrap();
     let (bytes, len) = UdHeader { source }.emit();
     assert_eq!(bytes[..8], [6, 24, 0x1D, 0x2F, 0, 0, 0, 0]);
@@ -148,13 +148,8 @@ fn ud_header_of_ipv6() {
 }
 
 fn sock_addr(addr: Addr) -> SockAddr {
-    let mut storage = crate::sys::sockaddr::zeroed();
     let (bytes, len) = addr.to_bytes();
-    // SAFETY: every address fits, and all its bytes are there.
-    unsafe {
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), (&raw mut storage).cast(), len);
-        SockAddr::from_c(NonNull::from(&storage).cast()).unwrap()
-    }
+    SockAddr::from_bytes(&bytes[..len]).unwrap()
 }
 
 #[test]
@@ -179,13 +174,13 @@ fn any_region() -> impl Strategy<Value = Region> {
 }
 
 fn any_conn_data() -> impl Strategy<Value = ConnData> {
-    // No region reaches beyond the end of memory.
+    // No region extends beyond the end of the address space.
     let addr = 0..u64::MAX >> 1;
     (any::<bool>(), 1_u16.., any::<Option<u8>>(), addr.clone(), any::<u32>(), addr, any::<u32>(), 1_u32..).prop_map(
         |(big_endian, credits, iomap, sgl, sgl_key, buffer, key, length)| ConnData {
             big_endian,
             credits,
-            iomap_size: iomap.map(iomap_entries),
+            iomap_size: iomap.map(decode_iomap_size),
             target_sgl: Region { addr: sgl, rkey: sgl_key, length: SGL_ENTRIES },
             data_buf: Region { addr: buffer, rkey: key, length },
         },
@@ -194,35 +189,35 @@ fn any_conn_data() -> impl Strategy<Value = ConnData> {
 
 proptest! {
     #[test]
-    fn conn_data_and_back(data in any_conn_data()) {
+    fn conn_data_round_trips(data in any_conn_data()) {
         prop_assert_eq!(ConnData::parse(&data.emit()), Ok(data));
     }
 
     #[test]
-    fn conn_data_of_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+    fn arbitrary_bytes_parse_as_valid_conn_data_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
         if let Ok(data) = ConnData::parse(&bytes) {
             prop_assert_eq!(ConnData::parse(&data.emit()), Ok(data));
         }
     }
 
     #[test]
-    fn words_and_back(word: u32) {
+    fn immediate_data_round_trips(word: u32) {
         if let Ok(message) = Message::parse(word) {
-            // Nothing but the carry of a grant is lost.
+            // Only the carry of a credit update is lost.
             let kept = if word >> 29 == 4 { word & 0xE000_FFFF } else { word };
             prop_assert_eq!(message.word(), kept);
         }
     }
 
     #[test]
-    fn scaled_sizes_and_back(scaled: u8, entries: u16) {
-        prop_assert_eq!(iomap_scaled(iomap_entries(scaled)), scaled);
-        let rounded = iomap_entries(iomap_scaled(entries));
+    fn iomap_sizes_round_trip(scaled: u8, entries: u16) {
+        prop_assert_eq!(encode_iomap_size(decode_iomap_size(scaled)), scaled);
+        let rounded = decode_iomap_size(encode_iomap_size(entries));
         prop_assert!(rounded <= entries);
     }
 
     #[test]
-    fn sgl_and_iomap_and_back(offset: u64, region in any_region()) {
+    fn sgl_and_iomap_entries_round_trip(offset: u64, region in any_region()) {
         prop_assert_eq!(parse_sgl(&emit_sgl(region, false)), region);
         prop_assert_eq!(parse_sgl(&emit_sgl(region, true)), region.swapped());
         let mapping = Mapping { offset, region };
@@ -232,7 +227,7 @@ proptest! {
     }
 
     #[test]
-    fn udp_header_and_back(control: bool, qpn in 2_u32..0x100_0000, address: IpAddr, payload in 0_usize..9) {
+    fn udp_headers_round_trip(control: bool, qpn in 2_u32..0x100_0000, address: IpAddr, payload in 0_usize..9) {
         let op = if control { UdpOp::Control } else { UdpOp::Data };
         let header = UdpHeader { op, qpn, address };
         let (bytes, len) = header.emit();
@@ -242,7 +237,7 @@ proptest! {
     }
 
     #[test]
-    fn ud_header_and_back(ip: IpAddr, port: u16) {
+    fn ud_headers_round_trip(ip: IpAddr, port: u16) {
         let header = UdHeader { source: SocketAddr::new(ip, port) };
         let (bytes, len) = header.emit();
         prop_assert_eq!(UdHeader::parse(&bytes[..len]), Ok((header, len)));
@@ -250,7 +245,7 @@ proptest! {
     }
 
     #[test]
-    fn headers_of_any_bytes(packet in proptest::collection::vec(any::<u8>(), 0..40)) {
+    fn arbitrary_bytes_parse_as_valid_headers_or_fail(packet in proptest::collection::vec(any::<u8>(), 0..40)) {
         if let Ok((header, len)) = UdpHeader::parse(&packet) {
             prop_assert!(len <= packet.len());
             prop_assert_eq!(UdpHeader::parse(&header.emit().0).map(|(again, _)| again), Ok(header));

@@ -1,4 +1,4 @@
-//! The commands that every kernel of ABI 3 or 4 knows, and AF_IB's.
+//! The commands of ABI 3 and 4, including those for AF_IB.
 
 use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
@@ -8,13 +8,14 @@ use super::super::sockaddr::SockAddr;
 use super::super::uapi::*;
 use super::{issue, issue_and_wait, response};
 use crate::errno::Result;
+use crate::sys::race_detector;
 
-/// "Not supported": what `ibdev_index` reads as on kernels that don't fill it.
+/// Value of `ibdev_index` on kernels that do not support it.
 const NO_INDEX: u32 = u32::MAX;
-/// Path records that one query can return.
+/// Maximum number of path records in an answer.
 pub const MAX_PATHS: usize = 6;
 
-/// A kernel id: CREATE_ID. `uid` comes back in its events.
+/// CREATE_ID. Returns the kernel's id; `uid` identifies it in events.
 pub fn create_id(fd: RawFd, uid: u64, ps: u16, qp_type: u8) -> Result<u32> {
     let mut answer = rdma_ucm_create_id_resp::default();
     let body = rdma_ucm_create_id { uid, response: response(&raw mut answer), ps, qp_type, ..Default::default() };
@@ -23,7 +24,7 @@ pub fn create_id(fd: RawFd, uid: u64, ps: u16, qp_type: u8) -> Result<u32> {
     Ok(answer.id)
 }
 
-/// DESTROY_ID: the number of events the kernel reported for it.
+/// DESTROY_ID. Returns the number of events that the kernel has reported for the id.
 pub fn destroy_id(fd: RawFd, id: u32) -> Result<u32> {
     let mut answer = rdma_ucm_destroy_id_resp::default();
     let body = rdma_ucm_destroy_id { response: response(&raw mut answer), id, ..Default::default() };
@@ -32,7 +33,7 @@ pub fn destroy_id(fd: RawFd, id: u32) -> Result<u32> {
     Ok(answer.events_reported)
 }
 
-/// BIND, for any family. Kernels before 3.12 know [`bind_ip`] only.
+/// BIND, for any family. Kernels before 3.12 only support [`bind_ip`].
 pub fn bind(fd: RawFd, id: u32, addr: &SockAddr) -> Result<()> {
     let body = rdma_ucm_bind { id, addr_size: addr.len(), addr: storage(Some(addr)), ..Default::default() };
     // SAFETY: no addresses in it.
@@ -74,7 +75,8 @@ pub fn resolve_route(fd: RawFd, id: u32, timeout_ms: u32) -> Result<()> {
     unsafe { issue(fd, RDMA_USER_CM_CMD_RESOLVE_ROUTE, rdma_ucm_resolve_route { id, timeout_ms }, 0) }
 }
 
-/// QUERY_ROUTE: addresses and at most two path records in one answer, for kernels without [`query_addr`].
+/// QUERY_ROUTE: queries the addresses and at most two path records, on kernels without
+/// [`query_addr`].
 pub fn query_route(fd: RawFd, id: u32) -> Result<rdma_ucm_query_route_resp> {
     let mut answer = rdma_ucm_query_route_resp { ibdev_index: NO_INDEX, ..Default::default() };
     let body = rdma_ucm_query { response: response(&raw mut answer), id, ..Default::default() };
@@ -83,7 +85,7 @@ pub fn query_route(fd: RawFd, id: u32) -> Result<rdma_ucm_query_route_resp> {
     Ok(answer)
 }
 
-/// QUERY of the IP (or AF_IB) addresses, the device and its port.
+/// QUERY of the IP or AF_IB addresses, the device and its port.
 pub fn query_addr(fd: RawFd, id: u32) -> Result<rdma_ucm_query_addr_resp> {
     query_addr_like(fd, id, RDMA_USER_CM_QUERY_ADDR)
 }
@@ -110,7 +112,7 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// The records; never more than were asked for, whatever the kernel's count.
+    /// Returns the records, at most the number that was requested.
     pub fn records(&self) -> &[ibv_path_data] {
         &self.records[..MAX_PATHS.min(self.count as usize)]
     }
@@ -140,7 +142,8 @@ pub fn listen(fd: RawFd, id: u32, backlog: u32) -> Result<()> {
     unsafe { issue(fd, RDMA_USER_CM_CMD_LISTEN, rdma_ucm_listen { id, backlog }, 0) }
 }
 
-/// ACCEPT: of a request (`conn_param` valid, `uid` for the events to come), or of the peer's reply (all zero).
+/// ACCEPT: accepts a request (`conn_param` is valid, `uid` identifies the id in events) or the
+/// peer's reply (all zeros).
 pub fn accept(fd: RawFd, id: u32, uid: u64, conn_param: rdma_ucm_conn_param, ece: rdma_ucm_ece) -> Result<()> {
     let body = rdma_ucm_accept { uid, conn_param, id, ece, ..Default::default() };
     // SAFETY: no addresses in it.
@@ -161,7 +164,7 @@ pub fn disconnect(fd: RawFd, id: u32) -> Result<()> {
     unsafe { issue(fd, RDMA_USER_CM_CMD_DISCONNECT, rdma_ucm_disconnect { id }, 0) }
 }
 
-/// INIT_QP_ATTR: the attributes to move a QP to `qp_state` with.
+/// INIT_QP_ATTR. Returns the attributes for the transition of a QP to `qp_state`.
 pub fn init_qp_attr(fd: RawFd, id: u32, qp_state: u32) -> Result<ib_uverbs_qp_attr> {
     let mut answer = ib_uverbs_qp_attr::default();
     let body = rdma_ucm_init_qp_attr { response: response(&raw mut answer), id, qp_state };
@@ -170,13 +173,13 @@ pub fn init_qp_attr(fd: RawFd, id: u32, qp_state: u32) -> Result<ib_uverbs_qp_at
     Ok(answer)
 }
 
-/// NOTIFY of an asynchronous event of the QP.
+/// NOTIFY: reports an asynchronous event of the QP.
 pub fn notify(fd: RawFd, id: u32, event: u32) -> Result<()> {
     // SAFETY: no addresses in it.
     unsafe { issue(fd, RDMA_USER_CM_CMD_NOTIFY, rdma_ucm_notify { id, event }, 0) }
 }
 
-/// JOIN_MCAST: the kernel's handle of the membership.
+/// JOIN_MCAST. Returns the kernel's handle of the membership.
 pub fn join_mcast(fd: RawFd, id: u32, uid: u64, addr: &SockAddr, join_flags: u16) -> Result<u32> {
     let mut answer = rdma_ucm_create_id_resp::default();
     let body = rdma_ucm_join_mcast {
@@ -192,7 +195,7 @@ pub fn join_mcast(fd: RawFd, id: u32, uid: u64, addr: &SockAddr, join_flags: u16
     Ok(answer.id)
 }
 
-/// JOIN_IP_MCAST: as [`join_mcast`], for kernels without it; full membership only.
+/// JOIN_IP_MCAST: as [`join_mcast`], for kernels without that command; full membership only.
 pub fn join_ip_mcast(fd: RawFd, id: u32, uid: u64, addr: &SockAddr) -> Result<u32> {
     let mut answer = rdma_ucm_create_id_resp::default();
     let body = rdma_ucm_join_ip_mcast { response: response(&raw mut answer), uid, addr: inet(Some(addr)), id };
@@ -201,7 +204,7 @@ pub fn join_ip_mcast(fd: RawFd, id: u32, uid: u64, addr: &SockAddr) -> Result<u3
     Ok(answer.id)
 }
 
-/// LEAVE_MCAST of a membership: the number of events the kernel reported for it.
+/// LEAVE_MCAST. Returns the number of events that the kernel has reported for the membership.
 pub fn leave_mcast(fd: RawFd, handle: u32) -> Result<u32> {
     let mut answer = rdma_ucm_destroy_id_resp::default();
     let body = rdma_ucm_destroy_id { response: response(&raw mut answer), id: handle, ..Default::default() };
@@ -210,26 +213,28 @@ pub fn leave_mcast(fd: RawFd, handle: u32) -> Result<u32> {
     Ok(answer.events_reported)
 }
 
-/// GET_EVENT: waits for the next event, unless the channel is `O_NONBLOCK` (`EAGAIN`).
+/// GET_EVENT. Waits for the next event; fails with `EAGAIN` if the channel is `O_NONBLOCK`.
 pub fn get_event(fd: RawFd) -> Result<rdma_ucm_event_resp> {
     let mut answer = rdma_ucm_event_resp::default();
     let body = rdma_ucm_get_event { response: response(&raw mut answer) };
     // SAFETY: the answer outlives the call.
     unsafe { issue_and_wait(fd, RDMA_USER_CM_CMD_GET_EVENT, body, size_of_val(&answer))? };
+    race_detector::after_event();
     Ok(answer)
 }
 
 /// SET_OPTION.
 ///
 /// # Safety
-/// `value` is readable for `len` bytes, or an address that the kernel is to refuse.
+/// `value` is readable for `len` bytes, or an address that the kernel rejects.
 pub unsafe fn set_option(fd: RawFd, id: u32, level: u32, name: u32, value: *const c_void, len: u32) -> Result<()> {
     let body = rdma_ucm_set_option { optval: response(value.cast_mut()), id, level, optname: name, optlen: len };
-    // SAFETY: the kernel checks the address itself.
+    // SAFETY: the kernel checks the address.
     unsafe { issue(fd, RDMA_USER_CM_CMD_SET_OPTION, body, 0) }
 }
 
-/// MIGRATE_ID from channel `from` to channel `fd`: the number of events reported on the old one.
+/// MIGRATE_ID from channel `from` to channel `fd`. Returns the number of events that were reported
+/// on the old channel.
 pub fn migrate_id(fd: RawFd, id: u32, from: RawFd) -> Result<u32> {
     let mut answer = rdma_ucm_migrate_resp::default();
     let body = rdma_ucm_migrate_id { response: response(&raw mut answer), id, fd: from as u32 };
@@ -238,7 +243,7 @@ pub fn migrate_id(fd: RawFd, id: u32, from: RawFd) -> Result<u32> {
     Ok(answer.events_reported)
 }
 
-/// The address in the kernel's 128 bytes; zero for `None`.
+/// Returns the address in the kernel's 128 bytes; zeros for `None`.
 fn storage(addr: Option<&SockAddr>) -> __kernel_sockaddr_storage {
     const _: () = assert!(size_of::<__kernel_sockaddr_storage>() == size_of::<libc::sockaddr_storage>());
     let mut out = __kernel_sockaddr_storage::default();
@@ -246,7 +251,7 @@ fn storage(addr: Option<&SockAddr>) -> __kernel_sockaddr_storage {
     out
 }
 
-/// The address in the 28 bytes that the IP commands have for either family.
+/// Returns the address in the 28 bytes that the IP commands have for both families.
 fn inet(addr: Option<&SockAddr>) -> sockaddr_in6 {
     let mut out = sockaddr_in6::default();
     copy(addr, (&raw mut out).cast(), size_of_val(&out));
@@ -255,7 +260,8 @@ fn inet(addr: Option<&SockAddr>) -> sockaddr_in6 {
 
 fn copy(addr: Option<&SockAddr>, out: *mut u8, space: usize) {
     if let Some(bytes) = addr.map(SockAddr::bytes) {
-        // SAFETY: `out` is writable for `space` bytes; the callers' structures, of which any bytes are a value.
+        // SAFETY: `out` is writable for `space` bytes, and any bytes are valid in the callers'
+        // structures.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), out, bytes.len().min(space)) };
     }
 }

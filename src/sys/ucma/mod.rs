@@ -1,6 +1,8 @@
-//! Commands of the `rdma_cm` device (`rdma/rdma_user_cm.h`): one function a command, typed arguments and answers.
+//! Commands of the `rdma_cm` device (`rdma/rdma_user_cm.h`): one function for each
+//! command, with typed arguments and answers.
 //!
-//! A command is one write(2) of `{cmd, in, out}` and its structure; the answer comes through the address in `response`.
+//! A command is one write(2) of `{cmd, in, out}` and its structure. The kernel writes the answer to
+//! the address in `response`.
 
 mod commands;
 mod recent;
@@ -13,7 +15,7 @@ use std::os::fd::RawFd;
 
 use super::uapi::rdma_ucm_cmd_hdr;
 use crate::errno::{Errno, Result};
-use crate::sys::cancel;
+use crate::sys::{cancel, race_detector};
 
 #[repr(C)]
 struct Message<T> {
@@ -21,22 +23,23 @@ struct Message<T> {
     body: T,
 }
 
-/// Writes one command; `out` is the size of the memory that `body.response` points at, 0 without one.
+/// Writes one command. `out` is the size of the memory at `body.response`; 0 if there is no answer.
 ///
 /// # Safety
-/// `body` is the kernel's structure for `cmd`, and the addresses in it are valid for the sizes that it and `out` tell.
+/// `body` is the kernel's structure for `cmd`. The memory at the addresses in it is valid for the
+/// sizes in it, and for `out` bytes at `response`.
 unsafe fn issue<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
-    // Not a place to be cancelled at: locks may be held, and the answer is wanted.
-    // SAFETY: `body` and the sizes fit the command, as this function's contract has it.
+    // Locks may be held, and the answer must not be lost: no cancellation.
+    // SAFETY: `body` and the sizes belong to the command: guaranteed by the caller.
     cancel::disabled(|| unsafe { send(fd, cmd, body, out) })
 }
 
-/// As [`issue`], of a command that waits: the thread may be cancelled in it.
+/// As [`issue`], for a command that waits: the thread may be cancelled while it does.
 ///
 /// # Safety
-/// As there.
+/// As for [`issue`].
 unsafe fn issue_and_wait<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
-    // SAFETY: `body` and the sizes fit the command, as this function's contract has it.
+    // SAFETY: `body` and the sizes belong to the command: guaranteed by the caller.
     cancel::sleep(|| unsafe { send(fd, cmd, body, out) })
 }
 
@@ -46,18 +49,19 @@ unsafe fn send<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
     let header = rdma_ucm_cmd_hdr { cmd, in_: size_of::<T>() as u16, out: out as u16 };
     let message = Message { header, body };
     let length = size_of::<Message<T>>();
-    // SAFETY: the message is readable for its length; what the kernel makes of it is the caller's
-    // word.
+    race_detector::before_command();
+    // SAFETY: the message is readable for its length; the addresses in it are valid: guaranteed by
+    // the caller.
     let written = unsafe { libc::write(fd, (&raw const message).cast(), length) };
     match usize::try_from(written) {
         Ok(written) if written == length => Ok(()),
-        // A short write has no errno of its own.
+        // A short write sets no errno.
         Ok(_) => Err(Errno::ENODATA),
         Err(_) => Err(Errno::last()),
     }
 }
 
-/// The address of `answer` as the kernel takes it.
+/// Returns the address of `answer` in the kernel's format.
 fn response<T: ?Sized>(answer: *mut T) -> u64 {
     answer.cast::<u8>() as usize as u64
 }

@@ -1,6 +1,7 @@
-//! Commands of kernels newer than the headers this library must build with: `rdma_user_cm.h` of Linux 7.x.
+//! Commands of kernels newer than the headers this library must build with: `rdma_user_cm.h` of
+//! Linux 7.x.
 //!
-//! Older kernels answer `EINVAL`.
+//! They fail with `EINVAL` on older kernels.
 
 use std::mem::size_of;
 use std::os::fd::RawFd;
@@ -12,10 +13,10 @@ use crate::errno::{Errno, Result};
 const RESOLVE_IB_SERVICE: u32 = 23;
 const WRITE_CM_EVENT: u32 = 24;
 const QUERY_IB_SERVICE: u32 = 3;
-/// Room for a service name with its NUL.
+/// Size of a service name with its NUL.
 pub const SERVICE_NAME: usize = 64;
 
-/// What to look for in the service records of the subnet administrator.
+/// Which service records of the subnet administrator to look for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
     /// Service id, host byte order.
@@ -51,28 +52,34 @@ pub fn resolve_ib_service(fd: RawFd, id: u32, service: &Service) -> Result<()> {
 pub struct ServiceRecord {
     /// Service id.
     pub id: u64,
-    /// Where the service is.
+    /// GID of the service.
     pub gid: [u8; 16],
     /// Partition key.
     pub pkey: u16,
     /// Padding.
     pub reserved: [u8; 2],
-    /// Seconds the record lives.
+    /// Lifetime of the record in seconds.
     pub lease: u32,
-    /// Key of the record.
+    /// Service key.
     pub key: [u8; 16],
     /// Service name.
     pub name: [u8; SERVICE_NAME],
-    /// The service's own data.
+    /// Service data.
     pub data: [u8; 64],
 }
 
 const RECORDS_HEADER: usize = 8;
+/// Records that the first question has room for. Without room for any, the kernel reports success
+/// but writes nothing, not even the count.
+const FIRST_ROOM: usize = 4;
+/// Records that fit into the largest answer: its length has 16 bits.
+const LARGEST_ROOM: usize = (u16::MAX as usize - RECORDS_HEADER) / size_of::<ServiceRecord>();
 const _: () = assert!(size_of::<ServiceRecord>() == 176);
 
-/// QUERY of the service records found: asks again with more room while the kernel has more.
+/// QUERY of the service records that were found. Repeated with more space while the kernel has more
+/// records.
 pub fn query_ib_service(fd: RawFd, id: u32) -> Result<Vec<ServiceRecord>> {
-    let mut room = 0;
+    let mut room = FIRST_ROOM;
     loop {
         // Words of 64 bits: the header and the records have no other alignment.
         let words = (RECORDS_HEADER + room * size_of::<ServiceRecord>()) / size_of::<u64>();
@@ -80,7 +87,7 @@ pub fn query_ib_service(fd: RawFd, id: u32) -> Result<Vec<ServiceRecord>> {
         buffer.try_reserve_exact(words).map_err(|_| Errno::ENOMEM)?;
         buffer.resize(words, 0);
         let body = rdma_ucm_query { response: response(buffer.as_mut_ptr()), id, option: QUERY_IB_SERVICE };
-        // SAFETY: the buffer is writable for the size told and outlives the call.
+        // SAFETY: the buffer is writable for this size and outlives the call.
         unsafe { issue(fd, RDMA_USER_CM_CMD_QUERY, body, words * size_of::<u64>())? };
         // SAFETY: the first word holds the count, a u32.
         let count = unsafe { buffer.as_ptr().cast::<u32>().read() } as usize;
@@ -89,11 +96,10 @@ pub fn query_ib_service(fd: RawFd, id: u32) -> Result<Vec<ServiceRecord>> {
             let records = unsafe { std::slice::from_raw_parts(buffer.as_ptr().add(1).cast(), count) };
             return crate::sys::alloc::try_copy(records);
         }
-        // `out` is 16 bits wide: no more fit in one answer.
-        room = count.min((usize::from(u16::MAX) - RECORDS_HEADER) / size_of::<ServiceRecord>());
-        if room < count && words > RECORDS_HEADER / size_of::<u64>() {
+        if room == LARGEST_ROOM {
             return Err(Errno::new(libc::EOVERFLOW));
         }
+        room = count.min(LARGEST_ROOM);
     }
 }
 
@@ -113,7 +119,7 @@ struct WriteCmEvent {
     param: EventParam,
 }
 
-/// WRITE_CM_EVENT: queues an event with a word of the program's own on the id's channel.
+/// WRITE_CM_EVENT: queues an event with a number of the program on the id's channel.
 pub fn write_cm_event(fd: RawFd, id: u32, event: u32, status: u32, arg: u64) -> Result<()> {
     let mut param = EventParam { ud: rdma_ucm_ud_param::default() };
     param.arg = arg;

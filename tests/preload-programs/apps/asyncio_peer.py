@@ -1,5 +1,5 @@
-"""Streams of asyncio: the server answers each block with its SHA-256 and the block reversed; it sees the half-close and
-answers it with the digest of everything. The client has ten connections at once and prints the bytes moved."""
+"""Streams of asyncio: the server answers each block with its SHA-256 and the reversed block, and the half-close with
+the digest of all blocks. The client uses ten connections concurrently, and prints the number of bytes transferred."""
 import asyncio
 import hashlib
 import sys
@@ -31,9 +31,9 @@ async def connection(seed):
         writer.write(size.to_bytes(4, "big") + block)
         await writer.drain()
         if await reader.readexactly(32) != hashlib.sha256(block).digest():
-            sys.exit(f"connection {seed}: the server got something else of {size} bytes")
+            sys.exit(f"connection {seed}: the server received other data ({size} bytes)")
         if await reader.readexactly(size) != block[::-1]:
-            sys.exit(f"connection {seed}: {size} bytes came back different")
+            sys.exit(f"connection {seed}: the {size} returned bytes differ")
         moved += 2 * size
     writer.write_eof()
     if await reader.read() != total.digest():

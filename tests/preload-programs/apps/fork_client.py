@@ -1,4 +1,4 @@
-"""Client of fork_server.py and forkserver.c: five connections in turns, blocks of many sizes; prints the bytes moved.
+"""Client of fork_server.py and forkserver.c: five alternating connections, blocks of many sizes; prints the byte count.
 The answer is the block's SHA-256 (or 32 zero bytes) and the block."""
 import hashlib
 import socket
@@ -19,7 +19,7 @@ def main():
             stream.flush()
             digest, back = stream.read(32), stream.read(size)
             if digest not in (hashlib.sha256(block).digest(), bytes(32)) or back != block:
-                sys.exit(f"connection {seed}: {size} bytes came back different ({len(back)})")
+                sys.exit(f"connection {seed}: the {size} returned bytes differ ({len(back)})")
             moved += 2 * size
     for stream, connection in zip(streams, connections):
         stream.close()

@@ -1,4 +1,4 @@
-/* forkserver ADDRESS PORT: a process for each connection, as inetd's builtin services did it: answers each block (4 bytes
+/* forkserver ADDRESS PORT: a process for each connection, like inetd's builtin services: answers each block (4 bytes
  * of length, big endian, then the block) with 32 zero bytes and the block. */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -15,7 +15,7 @@ static void die(const char *text)
 	exit(1);
 }
 
-/* Whether all of it came; the end before the first byte is no error. */
+/* Returns false at the end of the stream, which is an error only within a block. */
 static int read_all(int fd, char *to, size_t size)
 {
 	size_t done = 0;

@@ -1,4 +1,4 @@
-"""Fetches every file of a folder from a server, one after the other and four at once, compares; prints the bytes."""
+"""Fetches every file of a folder from a server, sequentially and four at a time, and compares; prints the bytes."""
 import concurrent.futures
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""Writes values of many sizes to memcached from several connections, reads them back, compares; prints the bytes moved."""
+"""Writes values of many sizes to memcached over several connections, reads and compares them; prints the byte count."""
 import hashlib
 import socket
 import sys

@@ -1,5 +1,5 @@
-"""An echo server and its client, both with one thread and the selector that is named: non-blocking sockets, partial writes,
-half-close. The client has six connections at once, compares, and prints the bytes moved."""
+"""An echo server and its client, each with one thread and the named selector: non-blocking sockets, partial writes,
+half-close. The client uses six connections concurrently, compares, and prints the number of bytes transferred."""
 import hashlib
 import selectors
 import socket
@@ -10,7 +10,7 @@ CONNECTIONS, SIZE, LIMIT = 6, 150_000, 65536
 
 
 class Connection:
-    """What is to be sent on a socket, and what came."""
+    """A socket with the data to send and the received data."""
 
     def __init__(self, sock, data=b"", ended=False):
         sock.setblocking(False)

@@ -1,5 +1,5 @@
 """Runs tests of Python's own suite (names of modules or tests) and prints a line for each: ok|fail|error|skip NAME. With
-RSOCKET=1 the process has an rsocket of its own open meanwhile (an AF_IB socket), so that none of the others is the first."""
+RSOCKET=1 the process keeps an open rsocket (an AF_IB socket) during the tests, so that the library is in use."""
 import os
 import socket
 import sys
@@ -32,7 +32,7 @@ class Lines(unittest.TestResult):
 
 def main():
     if os.environ.get("RSOCKET"):
-        # Not an object of Python's, which would ask it for its address.
+        # Not a socket object of Python, which would query its address.
         import ctypes
 
         number = ctypes.CDLL(None, use_errno=True).socket(AF_IB, socket.SOCK_STREAM, 0)

@@ -1,7 +1,8 @@
-//! The sides of an epoll, one for each index that rsockets' numbers in it have: nearly always one, for the index 0.
+//! The sides of an epoll instance: one for each index of its rsockets' numbers, so nearly always
+//! one, for the index 0.
 //!
-//! They are a list, whose first is in the epoll's table entry. Like the table this is words by number, never freed: a
-//! look-up takes no lock.
+//! They form a list that begins in the instance's table entry. Like the table it consists of words
+//! by number, which are never freed: a look-up takes no lock.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -10,10 +11,10 @@ use libc::EBADF;
 
 use crate::table::Growing;
 
-/// By number of a side: its index in the upper half of the word, in the lower half the next side.
+/// By number of a side: its index in the upper half, the next side in the lower half.
 static LIST: Growing<AtomicU64> = Growing::new();
 
-/// In place of the next side: there is none, and there will be none, the epoll is being closed.
+/// Instead of a next side: the last one; or the instance is being closed, and none can follow.
 const LAST: u32 = u32::MAX;
 const CLOSED: u32 = u32::MAX - 1;
 /// The word of a side that is being closed: it has no index.
@@ -48,7 +49,7 @@ pub fn find(first: c_int, wanted: u32) -> Option<c_int> {
     }
 }
 
-/// Puts a prepared side at the list's end; the one that has its index if there is one.
+/// Appends a prepared side. Returns the side with the same index instead if there is one.
 pub fn append(first: c_int, new: c_int) -> Result<c_int, c_int> {
     let wanted = index(LIST.get(new).ok_or(EBADF)?.load(Ordering::Acquire));
     let mut side = first;
@@ -71,7 +72,7 @@ pub fn append(first: c_int, new: c_int) -> Result<c_int, c_int> {
     }
 }
 
-/// Takes the list apart: nothing can be appended any more.
+/// Takes the list apart. Nothing can be appended any more.
 pub fn take(first: c_int, mut each: impl FnMut(c_int)) {
     let mut side = Some(first);
     while let Some(now) = side {

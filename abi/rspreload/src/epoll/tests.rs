@@ -6,6 +6,8 @@ use std::os::unix::net::UnixDatagram;
 use libc::{EBADF, EEXIST, EPOLLET, EPOLLONESHOT, EPOLLOUT};
 
 use super::*;
+use crate::calls::epoll::control;
+use crate::fds;
 
 /// A socket of the program: a placeholder, and the "rsocket" behind it.
 struct Rsocket {

@@ -1,60 +1,60 @@
-//! The end that connected: it finds the other end's word and connects an rsocket.
+//! The connecting end: it finds the other end's word and connects an rsocket.
 
 use core::ffi::c_int;
 
 use libc::{EAGAIN, POLLIN, POLLRDHUP, pollfd};
 
-use super::Way;
-use super::decide::{self, Outcome, PATIENCE};
+use super::commit::Outcome;
+use super::decisions::HANDSHAKE_TIMEOUT;
+use super::sibling_handshakes::{self, Settle};
 use super::state::Role;
-use super::{name, others, place};
-use crate::epoll::Deadline;
-use crate::{r, real};
+use super::tcp::{self, WORD};
+use super::way::Way;
+use super::{can_listen, make_rsocket, name};
+use crate::time::Deadline;
+use crate::{next_symbol, rsocket_abi};
 
-/// "I listen": it is all zeros.
-pub const WORD: [u8; 4] = [0; 4];
-
-/// What has come over TCP.
+/// What has arrived over TCP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Heard {
     Word,
     /// Data, or the end.
     Other,
-    /// Nothing, and recv(2) would say this.
+    /// Nothing. recv(2) would fail with this errno.
     Nothing(c_int),
 }
 
 /// Decides for a socket that was connected.
-pub fn decide(tcp: c_int, role: Role, way: Way) -> Outcome {
+pub fn decide(tcp: c_int, role: Role, way: Way, settle: Settle) -> Outcome {
     if way.sends() {
-        return decide_to_send(tcp);
+        return decide_to_send(tcp, settle);
     }
     match listen(tcp) {
         Heard::Nothing(error) => Outcome::Later(error),
         Heard::Other => Outcome::Tcp,
-        // The other end waits no longer: it has seen what was sent over TCP.
+        // The other end has seen data over TCP and waits no longer.
         Heard::Word if role == Role::Late => drop_word(tcp),
         Heard::Word => connect(tcp),
     }
 }
 
-fn decide_to_send(tcp: c_int) -> Outcome {
+fn decide_to_send(tcp: c_int, settle: Settle) -> Outcome {
     if !is_connected(tcp) {
         return Outcome::Later(EAGAIN);
     }
-    // The other end may be told by what we send only: if it is no server of fork mode it says nothing.
+    // A peer that is no server in fork mode may wait for data and send nothing.
     let mut fds = [pollfd { fd: tcp, events: POLLIN | POLLRDHUP, revents: 0 }];
-    if !decide::poll(&mut fds, &Deadline::after(0)) {
-        let can_come = name::own(tcp).is_some_and(|own| place::is_shared(&own));
-        if can_come && !others::wait(tcp, &Deadline::after(PATIENCE)) {
+    if !tcp::poll(&mut fds, &Deadline::after(0)) {
+        let can_come = name::own(tcp).is_some_and(|own| can_listen::shares_port(&own));
+        if can_come && !sibling_handshakes::wait(tcp, &Deadline::after(HANDSHAKE_TIMEOUT), settle) {
             return Outcome::Late;
         }
-        if !decide::poll(&mut fds, &Deadline::after(0)) {
+        if !tcp::poll(&mut fds, &Deadline::after(0)) {
             return Outcome::Tcp;
         }
     }
     if fds[0].revents & (libc::POLLERR | libc::POLLNVAL) != 0 {
-        // The program's call is to be told, and recv() would take the error.
+        // Left for the program's call: recv(2) would consume the error.
         return Outcome::Tcp;
     }
     match listen(tcp) {
@@ -63,16 +63,16 @@ fn decide_to_send(tcp: c_int) -> Outcome {
     }
 }
 
-/// Not while a connect() in the background goes on.
+/// False while a non-blocking connect(2) is in progress.
 fn is_connected(tcp: c_int) -> bool {
     let mut fds = [pollfd { fd: tcp, events: libc::POLLOUT, revents: 0 }];
-    decide::poll(&mut fds, &Deadline::after(0))
+    tcp::poll(&mut fds, &Deadline::after(0))
 }
 
-/// The word comes whole: it is sent in one piece, before anything else.
+/// The word arrives in one piece: it is sent whole, before anything else.
 fn listen(tcp: c_int) -> Heard {
     let mut bytes = [1; WORD.len()];
-    match decide::peek(tcp, &mut bytes, libc::MSG_DONTWAIT) {
+    match tcp::peek(tcp, &mut bytes, libc::MSG_DONTWAIT) {
         Ok(_) if bytes == WORD => Heard::Word,
         Ok(_) => Heard::Other,
         Err(error) => Heard::Nothing(error),
@@ -81,22 +81,22 @@ fn listen(tcp: c_int) -> Heard {
 
 fn connect(tcp: c_int) -> Outcome {
     let (Some(peer), Some(own)) = (name::peer(tcp), name::own(tcp)) else { return Outcome::Tcp };
-    if !place::is_shared(&own) {
-        // Data that looks like it.
+    if !can_listen::shares_port(&own) {
+        // Data that looks like the word.
         return Outcome::Tcp;
     }
-    let inner = decide::rsocket_for((&peer.storage, peer.len), |inner| {
-        // From the TCP connection's address and port, by which the other end matches the two. If
-        // that port is taken, from another one of the address, by which the other end knows this
-        // one from strangers. Otherwise from the address that the routes prefer.
+    let inner = make_rsocket::for_address(&peer, |inner| {
+        // Binds to the TCP connection's address and port, by which the other end matches the two.
+        // If that port is taken: to another port of the address, which tells this end from
+        // strangers. Otherwise the routes choose the address.
         for from in [own, name::any_port(&own)] {
             // SAFETY: an address of this length.
-            if unsafe { r::rbind(inner, decide::address(&from.storage), from.len) } == 0 {
+            if unsafe { rsocket_abi::rbind(inner, from.as_ptr(), from.len) } == 0 {
                 break;
             }
         }
         // SAFETY: an address of this length.
-        unsafe { r::rconnect(inner, decide::address(&peer.storage), peer.len) == 0 }
+        unsafe { rsocket_abi::rconnect(inner, peer.as_ptr(), peer.len) == 0 }
     });
     match inner {
         Some(inner) => Outcome::Rsocket(inner),
@@ -104,10 +104,10 @@ fn connect(tcp: c_int) -> Outcome {
     }
 }
 
-/// It stays TCP, and the word is nothing that the program should read.
+/// The connection stays TCP. Consumes the word, which the program must not read.
 fn drop_word(tcp: c_int) -> Outcome {
     let mut bytes = WORD;
     // SAFETY: the array is this long.
-    unsafe { real::recv(tcp, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
+    unsafe { next_symbol::recv(tcp, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
     Outcome::Tcp
 }

@@ -1,47 +1,49 @@
-//! Copies of a pending socket's number (dup): what one of them becomes, all become.
+//! Copies of a pending socket's number (dup): all become what one of them becomes.
 //!
-//! They are found by what the kernel says is the same socket. That is a walk over all numbers, made only by processes
-//! that have copied pending sockets. Copies that a program makes for one that it executes (inetd) are none of its own
-//! uses, and stay what they are.
+//! The kernel tells which numbers are the same socket (SO_COOKIE). Finding them takes a walk over
+//! all numbers, which only processes make that have copied pending sockets. Copies made for a
+//! program that is executed (inetd) are not used by this process, and stay what they are.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use super::share;
-use super::state::{Role, State};
+use super::state::{self, Role, State};
+use super::tcp::identity;
 use crate::table::{self, Entry, Kind};
-use crate::{fds, real};
+use crate::{open_fds, rsocket};
 
 /// Whether there has ever been a copy.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Numbers that are walked over: those that programs have.
-const MOST: u64 = 1 << 20;
+/// The most numbers that a walk covers: more than programs have.
+const MAX_NUMBERS: u64 = 1 << 20;
 
-/// Whether a thread decides, by socket: copies of one must not be decided at a time. Two sockets that share a place, by
-/// bad luck, take turns as well.
+/// Whether a thread is deciding, by socket: copies of one socket must not be decided at the same
+/// time. Two sockets that happen to share an index take turns as well.
 static TURNS: [AtomicBool; 1 << PLACES] = [const { AtomicBool::new(false) }; 1 << PLACES];
 const PLACES: u32 = 12;
 
-/// A decision is on; it may be in a process without copies, which needs no turns.
+/// A decision under way. In a process without copies it needs no index.
 pub struct Turn {
     place: Option<&'static AtomicBool>,
 }
 
-/// Begins a decision; `None` if another one is on that it might disturb.
+/// Begins a decision. Returns `None` if another one is under way that it might disturb.
 pub fn take_turn(fd: c_int) -> Option<Turn> {
     let place = if ANY.load(Ordering::SeqCst) { turns(fd) } else { None };
     let free = place.is_none_or(|place| !place.swap(true, Ordering::SeqCst));
     free.then(|| Turn { place })
 }
 
-/// Ends a decision that has lasted too long to be one: its thread was one of the parent's, from before a fork().
+/// Ends a decision that has lasted too long: its thread was one of the parent's, from before
+/// fork(2).
 pub fn end_turn(fd: c_int) {
     drop(Turn { place: turns(fd) });
 }
 
 fn turns(fd: c_int) -> Option<&'static AtomicBool> {
-    // The kernel counts sockets per processor: multiplied by the golden ratio, near numbers and far ones are spread.
+    // The kernel counts cookies per processor. Multiplying by the golden ratio spreads near numbers
+    // and distant ones.
     let spread = identity(fd)?.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     TURNS.get((spread >> (u64::BITS - PLACES)) as usize)
 }
@@ -59,20 +61,20 @@ pub fn made() {
     ANY.store(true, Ordering::SeqCst);
 }
 
-/// Gives the copies of `tcp` the rsocket that one of them has become. A copy that is made meanwhile finds it itself
-/// ([`find`]).
+/// Gives the copies of `tcp` the rsocket that one of them has become. A copy that is made meanwhile
+/// finds the rsocket itself ([`find`]).
 pub fn share(tcp: c_int, inner: c_int, mut joined: impl FnMut(c_int, State)) {
     let give = |fd: c_int, entry: Entry| {
         let state = State::of(entry);
         if state.busy || state.has_ticket() {
             return;
         }
-        let decided = Entry::rsocket(inner, share::DECIDED);
-        let Some(rsocket) = fds::hold(decided) else { return };
+        let decided = Entry::rsocket(inner, state::DECIDED);
+        let Some(rsocket) = rsocket::hold(decided) else { return };
         if table::replace(fd, Some(entry), Some(rsocket)) {
             joined(fd, state);
         } else {
-            fds::release(rsocket);
+            rsocket::release(rsocket);
         }
     };
     each_copy(tcp, Kind::Pending, give);
@@ -83,13 +85,20 @@ pub fn find(tcp: c_int) -> Option<Entry> {
     let mut found = None;
     each_copy(tcp, Kind::Socket, |_, entry| {
         if found.is_none() {
-            found = fds::hold(entry);
+            found = rsocket::hold(entry);
         }
     });
     found
 }
 
-/// `tcp` stays a TCP socket: so do its copies, whose handshakes would come too late.
+/// Whether the handshake of a copy of `tcp` is under way.
+pub fn has_ticket(tcp: c_int) -> bool {
+    let mut any = false;
+    each_copy(tcp, Kind::Pending, |_, entry| any |= State::of(entry).has_ticket());
+    any
+}
+
+/// `tcp` stays a TCP socket, and so do its copies, whose handshakes would come too late.
 pub fn stay_tcp(tcp: c_int) {
     each_copy(tcp, Kind::Pending, |fd, entry| {
         let state = State::of(entry);
@@ -114,17 +123,7 @@ fn each_copy(tcp: c_int, kind: Kind, mut call: impl FnMut(c_int, Entry)) {
     }
 }
 
-/// One more than the highest number that there may be.
+/// One more than the highest number that the process may have.
 pub fn numbers() -> c_int {
-    fds::limit().unwrap_or(0).min(MOST) as c_int
-}
-
-/// What tells one socket of the kernel from all others.
-pub fn identity(fd: c_int) -> Option<u64> {
-    let mut cookie = 0u64;
-    let mut len = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: a number of eight bytes, and its size.
-    let result =
-        unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, (&raw mut cookie).cast(), &raw mut len) };
-    (result == 0).then_some(cookie)
+    open_fds::limit().unwrap_or(0).min(MAX_NUMBERS) as c_int
 }

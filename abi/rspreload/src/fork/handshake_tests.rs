@@ -70,7 +70,7 @@ impl Server {
         self.silent_peer.write_all(b"late").unwrap();
         let mut fds = [libc::pollfd { fd: self.silent.as_raw_fd(), events: POLLIN, revents: 0 }];
         // SAFETY: an array of one.
-        assert_eq!(unsafe { crate::poll::poll(fds.as_mut_ptr(), 1, -1) }, 1);
+        assert_eq!(unsafe { crate::calls::poll::poll(fds.as_mut_ptr(), 1, -1) }, 1);
         assert_eq!((fds[0].revents, table::get(self.silent.as_raw_fd())), (POLLIN, None));
         let mut bytes = [0; 4];
         self.silent.read_exact(&mut bytes).unwrap();
@@ -84,13 +84,13 @@ fn polls_do_not_wait_for_silent_peers() {
         let mut fds =
             [silent, honest].map(|socket| libc::pollfd { fd: socket.as_raw_fd(), events: POLLIN, revents: 0 });
         // SAFETY: an array of two.
-        assert_eq!(unsafe { crate::poll::poll(fds.as_mut_ptr(), 2, -1) }, 1);
+        assert_eq!(unsafe { crate::calls::poll::poll(fds.as_mut_ptr(), 2, -1) }, 1);
         assert_eq!((fds[0].revents, fds[1].revents), (0, POLLIN));
         fds[0].events = POLLIN | POLLOUT;
         // SAFETY: an array of one and of two.
         unsafe {
-            assert_eq!(crate::poll::poll(fds.as_mut_ptr(), 1, 1), 0);
-            assert_eq!(crate::poll::poll(fds.as_mut_ptr(), 2, -1), 1);
+            assert_eq!(crate::calls::poll::poll(fds.as_mut_ptr(), 1, 1), 0);
+            assert_eq!(crate::calls::poll::poll(fds.as_mut_ptr(), 2, -1), 1);
         }
     });
 }
@@ -107,11 +107,14 @@ fn selects_do_not_wait_for_silent_peers() {
             libc::FD_SET(honest, &raw mut read);
             libc::FD_SET(silent, &raw mut write);
             let none = core::ptr::null_mut();
-            assert_eq!(crate::select::select(count, &raw mut read, &raw mut write, none, core::ptr::null_mut()), 1);
+            assert_eq!(
+                crate::calls::select::select(count, &raw mut read, &raw mut write, none, core::ptr::null_mut()),
+                1
+            );
             assert!(libc::FD_ISSET(honest, &raw const read) && !libc::FD_ISSET(silent, &raw const read));
             libc::FD_SET(silent, &raw mut write);
             let mut timeout = libc::timeval { tv_sec: 0, tv_usec: 120_000 };
-            assert_eq!(crate::select::select(count, none, &raw mut write, none, &raw mut timeout), 0);
+            assert_eq!(crate::calls::select::select(count, none, &raw mut write, none, &raw mut timeout), 0);
             assert_eq!((timeout.tv_sec, timeout.tv_usec), (0, 0));
         }
     });
@@ -132,7 +135,7 @@ fn receiving_without_waiting_does_not_wait_for_silent_peers() {
 fn control(epfd: &OwnedFd, op: c_int, socket: &TcpStream, events: c_int, data: u64) -> c_int {
     let mut event = libc::epoll_event { events: events as u32, u64: data };
     // SAFETY: an event of this function.
-    unsafe { epoll::control(epfd.as_raw_fd(), op, socket.as_raw_fd(), &raw mut event) }
+    unsafe { crate::calls::epoll::control(epfd.as_raw_fd(), op, socket.as_raw_fd(), &raw mut event) }
 }
 
 /// The only event; none within the time.
@@ -205,7 +208,7 @@ fn shutting_down_does_not_wait() {
     silent.shutdown(std::net::Shutdown::Write).unwrap();
     let mut said = Vec::new();
     silent_peer.read_to_end(&mut said).unwrap();
-    assert!(said.is_empty() || said == active::WORD, "{said:?}");
+    assert!(said.is_empty() || said == tcp::WORD, "{said:?}");
 }
 
 #[test]
@@ -221,6 +224,7 @@ fn what_the_parent_has_begun_is_tcp_in_the_child() {
 #[test]
 #[ignore = "run by what_the_parent_has_begun_is_tcp_in_the_child"]
 fn a_child_of_fork() {
+    crate::fork_handlers::register();
     let (silent_peer, silent) = Server::new().without_client();
     assert_eq!(decide(&silent, Way::ReceiveNow), Err(EAGAIN));
     // The word: the parent has told its peer to connect.

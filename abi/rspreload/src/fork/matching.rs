@@ -8,7 +8,7 @@
 /// A connection of the rsocket's host whose peer was told to connect, and has no rsocket yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Candidate {
-    /// The rsocket comes from its very port.
+    /// The rsocket comes from the port of the TCP connection.
     pub same_port: bool,
     /// The TCP connection has been ended by the peer.
     pub ended: bool,
@@ -19,14 +19,15 @@ pub struct Candidate {
 pub enum Verdict {
     /// It belongs to this candidate.
     Belongs(usize),
-    /// It may become clear.
+    /// Not known yet.
     Wait,
-    /// It is a stranger's, or it can't be told whose it is: data must not get to the wrong end.
+    /// A stranger's, or ambiguous: data must not reach the wrong end.
     Refuse,
 }
 
-/// rivals: other rsockets of the host that are not matched. settled: it has waited long enough for
-/// the end of its TCP connection to be seen.
+/// Chooses among the connections of the rsocket's host. `rivals`: the host has other unmatched
+/// rsockets. `settled`: the rsocket has waited long enough for the end of its TCP connection to
+/// show.
 pub fn choose(candidates: impl Iterator<Item = (usize, Candidate)>, rivals: bool, settled: bool) -> Verdict {
     let (mut count, mut ended, mut last_ended) = (0, 0, 0);
     for (place, candidate) in candidates {

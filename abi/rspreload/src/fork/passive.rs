@@ -1,8 +1,9 @@
-//! The end that accepted: it listens as an rsocket where the TCP connections came in, and says so.
+//! The accepting end: it listens as an rsocket where the TCP connections came in, and sends the
+//! word.
 //!
 //! One thread of the process makes the handshakes of all accepted connections, with one listener
-//! for each local address, so a peer that keeps silent delays nobody else. The thread ends when
-//! there are none left.
+//! for each local address, so a silent peer delays no other one. The thread ends when no handshake
+//! is left.
 
 mod arrivals;
 mod listeners;
@@ -12,53 +13,52 @@ use core::ptr;
 
 use libc::{EAGAIN, POLLIN, POLLRDHUP, pollfd};
 
-use super::active::WORD;
-use super::decide::{self, Outcome, PATIENCE};
+use super::commit::Outcome;
+use super::decisions::HANDSHAKE_TIMEOUT;
 use super::matching::Candidate;
 use super::name::{self, Name};
 use super::semaphore::Turn;
 use super::slots::{self, MAX_HANDSHAKES, Slot};
-use crate::epoll::Deadline;
-use crate::{r, real};
+use super::tcp::{self, WORD};
+use crate::time::Deadline;
+use crate::{eventfd, next_symbol, rsocket_abi};
 
-/// Local addresses that are listened at at a time.
+/// The most local addresses to listen at.
 const MAX_LISTENERS: usize = 16;
 
-/// Connections of a listener, and rsockets that are not matched yet. More than one: a stranger's
-/// must not keep the peer out.
+/// The backlog of a listener, and the most rsockets that are not matched yet. More than one: a
+/// stranger's must not keep the peer out.
 const BACKLOG: usize = 16;
 
-/// The same of one host, but for one.
+/// The most unmatched rsockets of one host beside a further one.
 const MAX_RIVALS: usize = 4;
 
-/// How long a silent peer may keep other servers from their turns, in milliseconds. One that waits
-/// for the word answers at once.
-const TURN: c_int = 1_000;
+/// How long a silent peer may keep other servers from their turns, in milliseconds. A peer that
+/// waits for the word answers at once.
+const TURN_TIMEOUT: c_int = 1_000;
 
-/// How long a peer has to itself its host's attention, in milliseconds: no other one of the host is
-/// told meanwhile to connect.
-const ALONE: c_int = 250;
+/// How long a peer is the only one of its host that has been told to connect, in milliseconds.
+const EXCLUSIVE_TIME: c_int = 250;
 
-/// How long the end of the TCP connection may take to show when the rsocket has come, in
-/// milliseconds, if several of the host may have ended.
-const SETTLE: c_int = 200;
+/// How long the end of the TCP connection may take to show after the rsocket has come, in
+/// milliseconds, if several peers of the host may have ended theirs.
+const SETTLE_TIME: c_int = 200;
 
-/// How long the rsocket may take to show when the other end has done with TCP, in milliseconds.
-const GRACE: c_int = 1_000;
+/// How long the rsocket may take to come after the peer has ended TCP, in milliseconds.
+const END_TIMEOUT: c_int = 1_000;
 
-/// Between two attempts to listen, or to get the turn, in milliseconds.
-const PAUSE: c_int = 50;
+/// Between two attempts to listen or to get the turn, in milliseconds.
+const RETRY_DELAY: c_int = 50;
 
-/// Slots that are kept free for new connections, by giving up silent ones.
-const SPARE: usize = MAX_HANDSHAKES / 8;
+/// Slots kept free for new connections, by giving up silent ones.
+const SPARE_SLOTS: usize = MAX_HANDSHAKES / 8;
 
 /// How far a handshake has got.
 enum Stage {
     New,
     /// The peer was told to connect; until then it is the only one of its host.
     Told(Deadline),
-    /// The peer has ended TCP: it has left, or has connected, and may see that before this end
-    /// does.
+    /// The peer has ended TCP. It has left, or it has connected, which this end may see later.
     Ended,
 }
 
@@ -68,7 +68,7 @@ struct Job {
     peer: Name,
     stage: Stage,
     end: Deadline,
-    /// What has come from the peer's very port, -1 for nothing.
+    /// The rsocket that has come from the peer's port, -1 for none.
     rsocket: c_int,
 }
 
@@ -76,8 +76,8 @@ struct Listener {
     own: Name,
     /// -1 before it listens.
     inner: c_int,
-    /// Until then it is tried again: another process listens at the address although it is not its
-    /// turn any more.
+    /// Until then listening is retried: another process listens at the address although its turn is
+    /// over.
     retries: Option<Deadline>,
 }
 
@@ -140,7 +140,7 @@ impl Handshakes {
             let Some(job @ None) = self.jobs.get_mut(place) else { continue };
             match (name::own(slot.tcp()), name::peer(slot.tcp())) {
                 (Some(own), Some(peer)) => {
-                    let end = Deadline::after(2 * PATIENCE);
+                    let end = Deadline::after(2 * HANDSHAKE_TIMEOUT);
                     *job = Some(Job { slot, own, peer, stage: Stage::New, end, rsocket: -1 });
                 }
                 _ => {
@@ -185,8 +185,8 @@ impl Handshakes {
             }
             let Some(job) = &mut self.jobs[place] else { continue };
             job.slot.sends_word();
-            job.stage = Stage::Told(Deadline::after(ALONE));
-            job.end = Deadline::after(PATIENCE);
+            job.stage = Stage::Told(Deadline::after(EXCLUSIVE_TIME));
+            job.end = Deadline::after(HANDSHAKE_TIMEOUT);
             if !send_word(job.slot.tcp()) {
                 self.finish(place, Outcome::Tcp);
             }
@@ -239,13 +239,11 @@ impl Handshakes {
                 fds[FIRST_JOB + place].fd = job.slot.tcp();
             }
         }
-        if !decide::poll(&mut fds, &Deadline::after(self.timeout())) {
+        if !tcp::poll(&mut fds, &Deadline::after(self.timeout())) {
             return;
         }
         if fds[0].revents != 0 {
-            let mut count = 0_u64;
-            // SAFETY: room for eight bytes.
-            unsafe { real::read(fds[0].fd, (&raw mut count).cast(), size_of::<u64>()) };
+            eventfd::clear(fds[0].fd);
         }
         for place in (0..MAX_LISTENERS).filter(|place| fds[1 + place].revents != 0) {
             self.accept(place);
@@ -255,7 +253,7 @@ impl Handshakes {
         }
     }
 
-    /// How long nothing is to be done, in milliseconds.
+    /// How long there is nothing to do, in milliseconds.
     fn timeout(&self) -> c_int {
         let ends = self.jobs().map(|(_, job)| job.end.left());
         let has_new = self.jobs().any(|(_, job)| matches!(job.stage, Stage::New));
@@ -267,15 +265,15 @@ impl Handshakes {
         let turn = self.turn.as_ref().map(|(_, end)| end.left()).filter(|&left| left > 0);
         let is_closed = self.listeners.iter().flatten().any(|listener| listener.inner < 0);
         let waited_for_turn = self.turn.is_none() && !self.is_listening();
-        let pause = is_closed.then_some(if waited_for_turn { 0 } else { PAUSE });
-        ends.chain(alone).chain(settled).chain(turn).chain(pause).min().unwrap_or(PAUSE)
+        let pause = is_closed.then_some(if waited_for_turn { 0 } else { RETRY_DELAY });
+        ends.chain(alone).chain(settled).chain(turn).chain(pause).min().unwrap_or(RETRY_DELAY)
     }
 
     /// Something has come on a TCP connection. One that goes on over TCP does not come as an
     /// rsocket.
     fn hear(&mut self, place: usize) {
         let Some(job) = &mut self.jobs[place] else { return };
-        match decide::peek(job.slot.tcp(), &mut [0], libc::MSG_DONTWAIT) {
+        match tcp::peek(job.slot.tcp(), &mut [0], libc::MSG_DONTWAIT) {
             Err(EAGAIN) => {}
             Ok(count) if count > 0 => self.finish(place, Outcome::Tcp),
             _ if job.rsocket >= 0 => {
@@ -283,11 +281,11 @@ impl Handshakes {
                 self.finish(place, outcome);
             }
             _ if matches!(job.stage, Stage::New) => self.finish(place, Outcome::Tcp),
-            _ => (job.stage, job.end) = (Stage::Ended, Deadline::after(GRACE)),
+            _ => (job.stage, job.end) = (Stage::Ended, Deadline::after(END_TIMEOUT)),
         }
     }
 
-    /// Gives up who has not come in time, and the oldest silent ones when there are too many.
+    /// Gives up peers that have not come in time, and the oldest silent ones if there are too many.
     fn end_overdue(&mut self) {
         for place in 0..MAX_HANDSHAKES {
             if self.jobs[place].as_ref().is_some_and(|job| job.end.left() == 0) {
@@ -295,7 +293,7 @@ impl Handshakes {
             }
         }
         let is_silent = |job: &Job| matches!(&job.stage, Stage::Told(alone) if job.rsocket < 0 && alone.left() == 0);
-        while self.jobs().count() > MAX_HANDSHAKES - SPARE {
+        while self.jobs().count() > MAX_HANDSHAKES - SPARE_SLOTS {
             let oldest = self.jobs().filter(|(_, job)| is_silent(job)).min_by_key(|(_, job)| job.end.end());
             let Some((place, _)) = oldest else { return };
             self.finish(place, Outcome::Tcp);
@@ -309,7 +307,7 @@ impl Job {
         name::same_end(&self.own, own)
     }
 
-    /// Whether it is of a copy of the same socket.
+    /// Whether it is for a copy of the same socket.
     fn is_same(&self, other: &Job) -> bool {
         name::same_end(&self.peer, &other.peer) && self.is_at(&other.own)
     }
@@ -326,15 +324,15 @@ impl Job {
 
 fn close(inner: c_int) {
     if inner >= 0 {
-        // SAFETY: nobody else knows it.
-        unsafe { r::rclose(inner) };
+        // SAFETY: no other thread knows the number.
+        unsafe { rsocket_abi::rclose(inner) };
     }
 }
 
 fn send_word(tcp: c_int) -> bool {
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     // SAFETY: the array is this long.
-    unsafe { real::send(tcp, WORD.as_ptr().cast(), WORD.len(), flags) == WORD.len() as isize }
+    unsafe { next_symbol::send(tcp, WORD.as_ptr().cast(), WORD.len(), flags) == WORD.len() as isize }
 }
 
 #[cfg(test)]
@@ -356,7 +354,7 @@ mod tests {
         let job = |end| Some(Job { slot, own, peer, stage: Stage::New, end: Deadline::after(end), rsocket: -1 });
         let mut handshakes = Handshakes::new();
         handshakes.listeners[0] = Some(Listener { own, inner: server.as_raw_fd(), retries: None });
-        for ends in [[PATIENCE, 2 * PATIENCE], [2 * PATIENCE, PATIENCE]] {
+        for ends in [[HANDSHAKE_TIMEOUT, 2 * HANDSHAKE_TIMEOUT], [2 * HANDSHAKE_TIMEOUT, HANDSHAKE_TIMEOUT]] {
             (handshakes.jobs[0], handshakes.jobs[1]) = (job(ends[0]), job(ends[1]));
             assert_eq!((0..2).filter(|&place| handshakes.may_send_word(place)).count(), 1, "{ends:?}");
         }

@@ -1,5 +1,5 @@
-//! The process that has an rsocket serves it to a child of fork(2): a thread for each rsocket and child, which does what
-//! the child asks, until the child has closed its copies.
+//! Serves an rsocket of this process to a child of fork(2). A thread for each rsocket and child
+//! makes the calls that the child asks for, until the child has closed its copies.
 
 use core::ffi::{c_int, c_short, c_void};
 use core::ptr;
@@ -10,12 +10,14 @@ use libc::{EINVAL, MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, iovec, pollfd};
 use super::message::{self, Head};
 use super::thread;
 use crate::table::{Entry, Kind};
-use crate::{errno, fds, r, real};
+use crate::{errno, next_symbol, rsocket, rsocket_abi};
 
-/// This process's ends of all pairs, plus one: children close their copies. As many as there are can be served.
+/// This process's ends of all pairs, plus one; children close their copies. Their number limits
+/// what can be served.
 static ENDS: [AtomicI32; 256] = [const { AtomicI32::new(0) }; 256];
 
-/// Serves `inner` by `channel`, in a thread that takes both, and a reference to the rsocket; false if that is impossible.
+/// Serves `inner` by `channel` in a new thread, which takes over both and a reference to the
+/// rsocket. Returns false on failure.
 pub fn serve(channel: c_int, inner: c_int) -> bool {
     let free = ENDS.iter().find(|end| end.compare_exchange(0, channel + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok());
     let Some(end) = free else { return false };
@@ -27,18 +29,18 @@ pub fn serve(channel: c_int, inner: c_int) -> bool {
     started
 }
 
-/// Whether `fd` is such an end.
+/// Whether `fd` is an end of a pair.
 pub fn is_end(fd: c_int) -> bool {
     ENDS.iter().any(|end| end.load(Ordering::SeqCst) == fd + 1)
 }
 
-/// In a child: what its parent serves to others is not this process's.
+/// In a child: closes the ends by which its parent serves other children.
 pub fn forget() {
     for end in &ENDS {
         let number = end.swap(0, Ordering::SeqCst);
         if number != 0 {
             // SAFETY: the child's copy of a descriptor that only this library knows.
-            unsafe { real::close(number - 1) };
+            unsafe { next_symbol::close(number - 1) };
         }
     }
 }
@@ -49,22 +51,22 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     for end in &ENDS {
         let _ = end.compare_exchange(channel + 1, 0, Ordering::SeqCst, Ordering::SeqCst);
     }
-    // SAFETY: this thread's own. The child sees the end, if it is there.
-    unsafe { real::close(channel) };
-    fds::release(Entry { kind: Kind::Socket, flags: 0, inner });
+    // SAFETY: this thread's own descriptor. The child reads the end of the channel.
+    unsafe { next_symbol::close(channel) };
+    rsocket::release(Entry { kind: Kind::Socket, flags: 0, inner });
     ptr::null_mut()
 }
 
-/// Until the child has gone.
+/// Serves until the child has closed the channel.
 fn work(channel: c_int, inner: c_int) {
-    let mut buffer = [0u8; message::MOST];
+    let mut buffer = [0u8; message::MAX_DATA];
     let mut wanted: c_short = 0;
     loop {
         let mut fds =
             [pollfd { fd: channel, events: POLLIN, revents: 0 }, pollfd { fd: inner, events: wanted, revents: 0 }];
         let count = if wanted != 0 { 2 } else { 1 };
-        // SAFETY: an array of at least so many.
-        if unsafe { r::rpoll(fds.as_mut_ptr(), count, -1) } < 0 {
+        // SAFETY: `count` structures at `fds` are writable.
+        if unsafe { rsocket_abi::rpoll(fds.as_mut_ptr(), count, -1) } < 0 {
             if errno::get() == libc::EINTR {
                 continue;
             }
@@ -83,24 +85,24 @@ fn work(channel: c_int, inner: c_int) {
     }
 }
 
-/// Does what is asked.
+/// Handles one request.
 fn answer(channel: c_int, inner: c_int, buffer: &mut [u8], wanted: &mut c_short) -> Result<(), c_int> {
     let mut data = iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let (head, len) = message::take(channel, &[data], 0)?;
     let flags = head.flags | MSG_DONTWAIT | MSG_NOSIGNAL;
-    // SAFETY: the buffer, no more of it than it has.
+    // SAFETY: lengths are at most the buffer's.
     let result = unsafe {
         match head.what {
             message::RECEIVE => {
                 let len = usize::try_from(head.value).unwrap_or(0).min(buffer.len());
-                r::rrecv(inner, buffer.as_mut_ptr().cast(), len, flags)
+                rsocket_abi::rrecv(inner, buffer.as_mut_ptr().cast(), len, flags)
             }
-            message::SEND => r::rsend(inner, buffer.as_ptr().cast(), len, flags),
-            message::SHUTDOWN => r::rshutdown(inner, head.value) as isize,
+            message::SEND => rsocket_abi::rsend(inner, buffer.as_ptr().cast(), len, flags),
+            message::SHUTDOWN => rsocket_abi::rshutdown(inner, head.value) as isize,
             message::ASK => {
                 *wanted |= head.value as c_short;
                 let mut fds = [pollfd { fd: inner, events: *wanted, revents: 0 }];
-                r::rpoll(fds.as_mut_ptr(), 1, 0) as isize
+                rsocket_abi::rpoll(fds.as_mut_ptr(), 1, 0) as isize
             }
             _ => return Err(EINVAL),
         }

@@ -1,4 +1,5 @@
-//! A child's calls by its parent, both in one process, with one of the kernel's sockets as the rsocket.
+//! A child's calls by its parent, both in one process, with one of the kernel's sockets as the
+//! rsocket.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -71,8 +72,8 @@ fn data_goes_both_ways() {
     close(peer, fd);
 }
 
-/// One thread receives, by blocking and by polling, while another sends more than there is room for: neither misses what the
-/// other took from the channel.
+/// One thread receives, by blocking and by polling, while another sends more than there is room
+/// for: neither misses what the other took from the channel.
 #[test]
 fn threads_wait_for_both_directions_at_once() {
     const LEN: usize = 2_000_000;
@@ -110,7 +111,7 @@ fn threads_wait_for_both_directions_at_once() {
         while received < LEN {
             let mut fds = [pollfd { fd: fd.as_raw_fd(), events: POLLIN, revents: 0 }];
             // SAFETY: an array of one.
-            assert_eq!(unsafe { crate::poll::poll(fds.as_mut_ptr(), 1, -1) }, 1);
+            assert_eq!(unsafe { crate::calls::poll::poll(fds.as_mut_ptr(), 1, -1) }, 1);
             received += receive(MSG_DONTWAIT);
         }
     });
@@ -144,7 +145,7 @@ fn poll_and_select_are_told() {
     let poll = |events, timeout| {
         let mut fds = [pollfd { fd: fd.as_raw_fd(), events, revents: 0 }];
         // SAFETY: an array of one.
-        unsafe { crate::poll::poll(fds.as_mut_ptr(), 1, timeout) };
+        unsafe { crate::calls::poll::poll(fds.as_mut_ptr(), 1, timeout) };
         fds[0].revents
     };
     assert_eq!(poll(POLLIN, 0), 0);
@@ -160,14 +161,23 @@ fn poll_and_select_are_told() {
         libc::FD_SET(fd.as_raw_fd(), &raw mut write);
         let null = core::ptr::null_mut();
         assert_eq!(
-            crate::select::select(fd.as_raw_fd() + 1, &raw mut read, &raw mut write, null, core::ptr::null_mut()),
+            crate::calls::select::select(
+                fd.as_raw_fd() + 1,
+                &raw mut read,
+                &raw mut write,
+                null,
+                core::ptr::null_mut()
+            ),
             2
         );
         let mut byte = 0_u8;
         assert_eq!(remote::rread(fd.as_raw_fd(), channel, (&raw mut byte).cast(), 1), 1);
         let (mut none, mut now) = (libc::timeval { tv_sec: 0, tv_usec: 0 }, write);
         libc::FD_SET(fd.as_raw_fd(), &raw mut read);
-        assert_eq!(crate::select::select(fd.as_raw_fd() + 1, &raw mut read, &raw mut now, null, &raw mut none), 1);
+        assert_eq!(
+            crate::calls::select::select(fd.as_raw_fd() + 1, &raw mut read, &raw mut now, null, &raw mut none),
+            1
+        );
         assert!(!libc::FD_ISSET(fd.as_raw_fd(), &raw const read));
         assert!(libc::FD_ISSET(fd.as_raw_fd(), &raw const now));
     }

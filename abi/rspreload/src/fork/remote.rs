@@ -1,7 +1,7 @@
-//! A child's calls on an rsocket of the process that it comes from: that process does them ([`super::relay`]).
+//! A child's calls on an rsocket of its parent, which makes them ([`super::relay`]).
 //!
-//! No request waits there. A call that has to wait asks to be told when it may go on, and waits here, where the program's
-//! signals find it.
+//! Requests do not block in the parent. A call that has to wait asks for a message when it may go
+//! on, and waits here, where the program's signals reach it.
 
 use core::ffi::{c_int, c_short};
 use core::mem;
@@ -15,24 +15,26 @@ use libc::{
 };
 
 use super::message::{self, Head};
-use super::share;
 use crate::table::Entry;
-use crate::{errno, r, real};
+use crate::{errno, next_symbol, rsocket_abi};
 
-/// Held for a request and its answer. A futex: 1 while it is held.
+/// Rsockets that one fork(2) shares at most. Each takes a thread of the parent.
+pub const MAX_CHANNELS: usize = 64;
+
+/// The lock for a request and its answer. A futex: 1 while it is held.
 static LOCK: AtomicU32 = AtomicU32::new(0);
 
-/// In a child of fork(2): whoever held it is not here.
+/// In a child of fork(2), which does not have the thread that may hold the lock.
 pub fn forget() {
     LOCK.store(0, Ordering::SeqCst);
     CHANNELS.iter().for_each(|known| known.store(0, Ordering::SeqCst));
     WAITERS.iter().for_each(|count| count.store(0, Ordering::SeqCst));
 }
 
-/// The channels, plus one. The places are the pairs' of the fork().
-static CHANNELS: [AtomicI32; share::MOST] = [const { AtomicI32::new(0) }; share::MOST];
+/// The channels, plus one, in the order of the pairs of the fork(2).
+static CHANNELS: [AtomicI32; MAX_CHANNELS] = [const { AtomicI32::new(0) }; MAX_CHANNELS];
 
-/// A new channel.
+/// Adds a channel.
 pub fn add(place: usize, channel: c_int) {
     if let Some(known) = CHANNELS.get(place) {
         known.store(channel + 1, Ordering::SeqCst);
@@ -44,23 +46,25 @@ pub fn is_channel(fd: c_int) -> bool {
     CHANNELS.iter().any(|known| known.load(Ordering::SeqCst) == fd + 1)
 }
 
-/// The last of the child's numbers for the rsocket is closed.
+/// Closes the child's part: its last number for the rsocket is closed.
 pub fn release(entry: Entry) -> c_int {
     for known in &CHANNELS {
         let _ = known.compare_exchange(entry.inner + 1, 0, Ordering::SeqCst, Ordering::SeqCst);
     }
     errno::keeping(|| {
-        // The copies that fork() made of the rsocket's descriptors. SAFETY: numbers that only this library knows.
+        // The copies that fork(2) made of the rsocket's descriptors. SAFETY: numbers that only this
+        // library knows.
         unsafe {
-            r::rclose(entry.flags as c_int);
-            real::close(entry.inner)
+            rsocket_abi::rclose(entry.flags as c_int);
+            next_symbol::close(entry.inner)
         }
     })
 }
 
-/// Makes a request: the result, or -1 and `errno`. Signals wait: a handler may use the same rsocket.
+/// Makes a request. Returns its result, or -1 with `errno`. Blocks signals, because a handler may
+/// use the same rsocket.
 fn request(channel: c_int, head: Head, out: &[iovec], into: &[iovec]) -> ssize_t {
-    // SAFETY: sets of this stack.
+    // SAFETY: the sets live on this stack.
     let before = unsafe {
         let (mut all, mut before) = mem::zeroed();
         libc::sigfillset(&raw mut all);
@@ -75,13 +79,13 @@ fn request(channel: c_int, head: Head, out: &[iovec], into: &[iovec]) -> ssize_t
     match result {
         Ok(value) if value >= 0 => value as ssize_t,
         Ok(value) => errno::fail(-value),
-        // The process that has the rsocket is gone, and the connection with it.
+        // The parent is gone, and the connection with it.
         Err(_) => errno::fail(ECONNRESET),
     }
 }
 
-/// Takes what was told before the answer, with which all that was asked for has ended. What this thread and others wait
-/// for is asked for once more, then.
+/// Makes a request, and reads what was reported before its answer. A report ends all that was asked
+/// for, so what this thread and others still wait for is asked for again.
 fn exchange(channel: c_int, head: Head, out: &[iovec], into: &[iovec]) -> Result<c_int, c_int> {
     let own = if head.what == message::ASK { head.value as c_short } else { 0 };
     let (result, taken) = answer(channel, head, out, into)?;
@@ -92,7 +96,7 @@ fn exchange(channel: c_int, head: Head, out: &[iovec], into: &[iovec]) -> Result
     Ok(result)
 }
 
-/// The answer, and whether something was told before it.
+/// Returns the answer, and whether a report came before it.
 fn answer(channel: c_int, head: Head, out: &[iovec], into: &[iovec]) -> Result<(c_int, bool), c_int> {
     let mut taken = false;
     message::put(channel, head, out)?;
@@ -106,15 +110,16 @@ fn answer(channel: c_int, head: Head, out: &[iovec], into: &[iovec]) -> Result<(
     }
 }
 
-/// By poll(2): a message wakes all who poll, but only one of those who receive, and that may be one who looks only.
+/// Uses poll(2), because a message wakes all threads that poll but only one that receives, which
+/// may be one that only peeks.
 fn until_something_comes(channel: c_int) {
     let mut fds = [pollfd { fd: channel, events: POLLIN, revents: 0 }];
     // SAFETY: an array of one.
-    unsafe { real::poll(fds.as_mut_ptr(), 1, -1) };
+    unsafe { next_symbol::poll(fds.as_mut_ptr(), 1, -1) };
 }
 
-/// How many threads wait for a channel, by its number: to send in the upper half, for anything else in the lower one.
-/// Channels that share a place cost a needless look.
+/// The number of threads that wait for a channel, by its number: to send in the upper half, for
+/// anything else in the lower half. Channels that share an index cost a needless check.
 static WAITERS: [AtomicU32; 1024] = [const { AtomicU32::new(0) }; 1024];
 const ONE_TO_SEND: u32 = 1 << 16;
 
@@ -132,12 +137,12 @@ pub fn enter(channel: c_int, events: c_short) {
     waiters(channel).fetch_add(weight(events), Ordering::SeqCst);
 }
 
-/// It does not wait any longer.
+/// The calling thread waits no longer.
 pub fn leave(channel: c_int, events: c_short) {
     waiters(channel).fetch_sub(weight(events), Ordering::SeqCst);
 }
 
-/// The poll bits that somebody waits for but the caller, who waits for `own` or for nothing.
+/// The events that other threads wait for. The caller waits for `own`, or for nothing.
 fn wanted_by_others(channel: c_int, own: c_short) -> c_short {
     let others = waiters(channel).load(Ordering::SeqCst).saturating_sub(weight(own));
     let send = if others >= ONE_TO_SEND { POLLOUT } else { 0 };
@@ -157,23 +162,23 @@ fn unlock() {
 
 fn futex(operation: c_int) {
     let operation = operation | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: a static word; waits for a change from 1, or wakes one.
+    // SAFETY: a static word. Waits for a change from 1, or wakes one thread.
     unsafe { libc::syscall(libc::SYS_futex, LOCK.as_ptr(), operation, 1, ptr::null::<libc::timespec>()) };
 }
 
-/// Asks to be told of `events`, for which this thread waits already ([`enter`]). What there is to be told is seen as
-/// [`POLLIN`] of the channel, and by [`told`].
+/// Asks for a report of `events`, for which this thread waits already ([`enter`]). The report makes
+/// the channel readable ([`POLLIN`]); [`told`] reads it.
 pub fn ask(channel: c_int, events: c_short) {
     errno::keeping(|| {
         let now = request(channel, Head { what: message::ASK, value: events.into(), flags: 0 }, &[], &[]) > 0;
         if now {
-            // It comes at once: who polls without waiting must not miss it.
+            // The report comes at once: a poll with a time-out of 0 must not miss it.
             until_something_comes(channel);
         }
     });
 }
 
-/// The poll bits that were told, none if nothing was.
+/// The reported events, none if there is no report.
 pub fn told(channel: c_int) -> c_short {
     match errno::keeping(|| message::take(channel, &[], MSG_PEEK | MSG_DONTWAIT)) {
         Ok((head, _)) if head.what == message::READY => head.value as c_short,
@@ -182,11 +187,11 @@ pub fn told(channel: c_int) -> c_short {
     }
 }
 
-/// Waits as a call that blocks does; false to fail with `errno`.
+/// Waits as a blocking call. Returns false if the call fails, with `errno` set.
 fn wait(channel: c_int, events: c_short) -> bool {
     enter(channel, events);
     ask(channel, events);
-    // Not by poll(2), so that a handler may have it go on (SA_RESTART). At the end of the channel the next request tells.
+    // Not by poll(2), so that SA_RESTART applies. At the end of the channel the next request fails.
     let interrupted = message::take(channel, &[], MSG_PEEK) == Err(EINTR);
     leave(channel, events);
     if interrupted {
@@ -197,11 +202,11 @@ fn wait(channel: c_int, events: c_short) -> bool {
 
 fn blocks(fd: c_int, flags: c_int) -> bool {
     // SAFETY: a command without an argument.
-    flags & MSG_DONTWAIT == 0 && unsafe { real::fcntl(fd, F_GETFL, 0) } & O_NONBLOCK == 0
+    flags & MSG_DONTWAIT == 0 && unsafe { next_symbol::fcntl(fd, F_GETFL, 0) } & O_NONBLOCK == 0
 }
 
 /// # Safety
-/// The pieces are the caller's to write.
+/// The pieces are writable.
 unsafe fn receive(fd: c_int, channel: c_int, data: &[iovec], flags: c_int) -> ssize_t {
     let all = flags & MSG_WAITALL != 0 && flags & MSG_PEEK == 0;
     let mut done = 0;
@@ -218,7 +223,7 @@ unsafe fn receive(fd: c_int, channel: c_int, data: &[iovec], flags: c_int) -> ss
 }
 
 /// # Safety
-/// The pieces are the caller's to read.
+/// The pieces are readable.
 unsafe fn transmit(fd: c_int, channel: c_int, data: &[iovec], flags: c_int) -> ssize_t {
     let mut done = 0;
     loop {
@@ -239,17 +244,17 @@ unsafe fn transmit(fd: c_int, channel: c_int, data: &[iovec], flags: c_int) -> s
     }
 }
 
-/// Whether a call that failed is to be tried again, after waiting.
+/// Whether to try a failed call again, after waiting.
 fn again(fd: c_int, channel: c_int, flags: c_int, events: c_short) -> bool {
     errno::get() == EAGAIN && blocks(fd, flags) && wait(channel, events)
 }
 
-/// The call's list; none for what the kernel refuses.
+/// The list of pieces, empty if the kernel would reject it.
 ///
 /// # Safety
-/// So many pieces, or NULL.
+/// There are `count` pieces, or `list` is null.
 unsafe fn list<'a>(list: *const iovec, count: usize) -> &'a [iovec] {
-    // SAFETY: so many pieces, or NULL: guaranteed by the caller.
+    // SAFETY: `count` pieces: guaranteed by the caller.
     if list.is_null() || count > 1024 { &[] } else { unsafe { slice::from_raw_parts(list, count) } }
 }
 
@@ -257,7 +262,7 @@ fn piece(buf: *const c_void, len: usize) -> [iovec; 1] {
     [iovec { iov_base: buf.cast_mut(), iov_len: len }]
 }
 
-// The calls by their names; they get the number that the program gave before the channel.
+// The calls, by the names of rsocket_abi. They take the program's number before the channel.
 
 pub unsafe fn rread(fd: c_int, channel: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
     // SAFETY: the C contract.

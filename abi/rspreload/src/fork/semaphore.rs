@@ -1,7 +1,9 @@
-//! The named semaphore by which processes take turns with listening: `/rsocket_fork`, as the reference has it.
+//! The named semaphore `/rsocket_fork`, by which processes take turns to listen, also with the
+//! reference's.
 //!
-//! It may be impossible to have (another user's, no /dev/shm), and a process that is killed in its turn leaves it
-//! taken for good. Neither must stop anybody: then it goes without a turn, and at worst the address is in use.
+//! It may be unavailable (another user's, no /dev/shm), and a process that is killed during its
+//! turn never releases it. Neither stops a handshake: it proceeds without a turn, and at worst the
+//! address is in use.
 
 use core::ffi::{CStr, c_int};
 use core::ptr;
@@ -13,10 +15,10 @@ use crate::errno;
 
 const NAME: &CStr = c"/rsocket_fork";
 
-/// Opened once: semaphores stay valid in the children of a fork().
+/// Opened once: semaphores stay valid in the children of fork(2).
 static SEMAPHORE: AtomicPtr<sem_t> = AtomicPtr::new(ptr::null_mut());
 
-/// Whether this process has a turn, which it gives back when it ends.
+/// Whether this process has a turn, which it returns when it ends.
 static HELD: AtomicBool = AtomicBool::new(false);
 
 /// A turn, until it is dropped.
@@ -41,7 +43,7 @@ impl Turn {
         HELD.store(true, Ordering::SeqCst);
         if !WATCHED.swap(true, Ordering::SeqCst) {
             // SAFETY: a function of this library, which is never unloaded. Without memory for it a
-            // turn may be lost, which others repair when their patience ends.
+            // turn may be lost, which others repair when their time-outs end.
             unsafe { libc::atexit(at_exit) };
         }
         self
@@ -102,8 +104,8 @@ fn open(known: &AtomicPtr<sem_t>, name: &CStr) -> *mut sem_t {
         return semaphore;
     }
     let (mode, free): (libc::c_uint, libc::c_uint) = (0o666, 1);
-    // SAFETY: a name, and the arguments that go with O_CREAT. Opened twice, it is the same semaphore at the same
-    // address.
+    // SAFETY: a name, and the arguments that go with O_CREAT. Opened twice, it is the same
+    // semaphore at the same address.
     let semaphore = unsafe { libc::sem_open(name.as_ptr(), O_CREAT, mode, free) };
     if semaphore == SEM_FAILED {
         return ptr::null_mut();

@@ -1,54 +1,45 @@
 //! fork(2) with rsockets: the child may use those of its parent, as it may use the kernel's.
 //!
-//! An rsocket lives in the memory of one process and in its queues. So in fork mode the process that has it does what
-//! the child wants done ([`super::relay`]): a pair of sockets for each rsocket, made when the process forks, carries the
-//! child's calls there ([`super::remote`]). The child of a child has no rsockets.
+//! An rsocket lives in the memory and in the queues of one process. So in fork mode that process
+//! makes the child's calls ([`super::relay`]): a pair of sockets for each rsocket, made when the
+//! process forks, carries them there ([`super::remote`]). The child of a child has no rsockets.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
-use super::parked::Moving;
-use super::{copy, relay, remote};
+use super::moving::Moving;
+use super::remote::MAX_CHANNELS;
+use super::state::{DECIDED, is_decided};
+use super::{copy, relay, remote, thread};
 use crate::table::{self, Entry, Kind};
-use crate::{errno, fds, real};
-
-/// In the flags of an rsocket's entry: it came out of a pending socket.
-pub const DECIDED: u32 = 1;
-
-/// Whether a socket's number is one that was pending, a TCP socket's.
-pub fn is_decided(entry: Entry) -> bool {
-    entry.flags & DECIDED != 0
-}
-
-/// Rsockets that one fork() shares at most: each is a thread of the parent.
-pub const MOST: usize = 64;
+use crate::{errno, next_symbol, rsocket};
 
 /// Whether there has ever been an rsocket to share.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Held from before a fork() until after it, for what follows.
-static FORKING: AtomicBool = AtomicBool::new(false);
+/// The lock of what follows, held from before fork(2) until after it: the errno location of the
+/// thread that forks, null when no thread does. A fork(2) that began before there was anything to
+/// share does not hold it.
+static FORKING: AtomicPtr<c_int> = AtomicPtr::new(ptr::null_mut());
 
-/// What is shared.
+/// An rsocket, and the pair of sockets that carries a child's calls on it.
 struct Pair {
     inner: AtomicI32,
     parent: AtomicI32,
     child: AtomicI32,
 }
 
-static PAIRS: [Pair; MOST] =
-    [const { Pair { inner: AtomicI32::new(-1), parent: AtomicI32::new(-1), child: AtomicI32::new(-1) } }; MOST];
+static PAIRS: [Pair; MAX_CHANNELS] =
+    [const { Pair { inner: AtomicI32::new(-1), parent: AtomicI32::new(-1), child: AtomicI32::new(-1) } }; MAX_CHANNELS];
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// A pending socket has become an rsocket.
+/// A pending socket has become an rsocket: from now on fork(2) shares rsockets.
 pub fn made() {
-    if !ANY.swap(true, Ordering::SeqCst) {
-        // SAFETY: functions of this library, which is never unloaded. Without memory for it children have no rsockets.
-        unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
-    }
+    ANY.store(true, Ordering::SeqCst);
 }
 
-/// Whether `fd` is an end of a pair: programs that close all numbers there are must not close it.
+/// Whether `fd` is an end of a pair, which must survive programs that close every number there is.
 pub fn is_end(fd: c_int) -> bool {
     ANY.load(Ordering::SeqCst) && (relay::is_end(fd) || remote::is_channel(fd))
 }
@@ -57,15 +48,24 @@ fn pairs() -> &'static [Pair] {
     &PAIRS[..COUNT.load(Ordering::SeqCst) as usize]
 }
 
-extern "C" fn before() {
-    while FORKING.swap(true, Ordering::Acquire) {
-        // Another thread forks: that is soon over.
-        // SAFETY: no arguments.
-        unsafe { libc::sched_yield() };
+/// Makes a pair for each rsocket of fork mode.
+pub fn before_fork() {
+    if !ANY.load(Ordering::SeqCst) {
+        return;
+    }
+    let this = errno::location();
+    while FORKING.compare_exchange(ptr::null_mut(), this, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        // Another thread forks, which is over soon.
+        thread::yield_now();
     }
     Moving::stop_for_fork();
     COUNT.store(0, Ordering::SeqCst);
     errno::keeping(|| each(add));
+}
+
+/// Whether [`before_fork`] has run in this thread.
+fn is_prepared() -> bool {
+    FORKING.load(Ordering::Relaxed) == errno::location()
 }
 
 /// Calls `call` with each number of the program for an rsocket of fork mode.
@@ -80,7 +80,7 @@ fn each(mut call: impl FnMut(c_int, Entry)) {
     }
 }
 
-/// The pair of an rsocket, and a reference for the thread that is to serve it.
+/// Makes the pair of an rsocket, and takes a reference for the thread that is to serve it.
 fn add(_fd: c_int, entry: Entry) {
     let count = COUNT.load(Ordering::SeqCst);
     let Some(pair) = PAIRS.get(count as usize) else { return };
@@ -104,43 +104,53 @@ fn find(inner: c_int) -> Option<&'static Pair> {
     pairs().iter().find(|pair| pair.inner.load(Ordering::SeqCst) == inner)
 }
 
-extern "C" fn in_parent() {
+/// Serves the child's calls.
+pub fn in_parent() {
+    if !is_prepared() {
+        return;
+    }
     errno::keeping(|| {
         for pair in pairs() {
             let (inner, end) = (pair.inner.load(Ordering::SeqCst), pair.parent.load(Ordering::SeqCst));
             // SAFETY: descriptors that only this library knows.
             unsafe {
-                real::close(pair.child.load(Ordering::SeqCst));
+                next_symbol::close(pair.child.load(Ordering::SeqCst));
                 if !relay::serve(end, inner) {
-                    real::close(end);
+                    next_symbol::close(end);
                     // Not the last one, unless another thread closes it just now.
-                    fds::release(Entry { kind: Kind::Socket, flags: DECIDED, inner });
+                    rsocket::release(Entry { kind: Kind::Socket, flags: DECIDED, inner });
                 }
             }
         }
     });
     Moving::go_on();
-    FORKING.store(false, Ordering::Release);
+    FORKING.store(ptr::null_mut(), Ordering::Release);
 }
 
-extern "C" fn in_child() {
-    errno::keeping(|| {
-        relay::forget();
-        remote::forget();
-        drop_relayed();
-        for (place, pair) in pairs().iter().enumerate() {
-            remote::add(place, pair.child.load(Ordering::SeqCst));
-            // SAFETY: a descriptor that only this library knows.
-            unsafe { real::close(pair.parent.load(Ordering::SeqCst)) };
-        }
-        each(relayed);
-    });
-    Moving::reset();
-    FORKING.store(false, Ordering::Release);
+/// Takes the child's ends of the pairs.
+pub fn in_child() {
+    if is_prepared() {
+        errno::keeping(take_channels);
+    }
+    // Also after a fork(2) that did not hold it: a thread that forked at the same time, and is not
+    // in this process, may have.
+    FORKING.store(ptr::null_mut(), Ordering::Release);
 }
 
-/// In the child: from now on by way of the parent.
-fn relayed(fd: c_int, entry: Entry) {
+fn take_channels() {
+    relay::forget();
+    remote::forget();
+    drop_relayed();
+    for (number, pair) in pairs().iter().enumerate() {
+        remote::add(number, pair.child.load(Ordering::SeqCst));
+        // SAFETY: a descriptor that only this library knows.
+        unsafe { next_symbol::close(pair.parent.load(Ordering::SeqCst)) };
+    }
+    each(relay_by_parent);
+}
+
+/// Sends the child's calls on a number to the parent from now on.
+fn relay_by_parent(fd: c_int, entry: Entry) {
     let Some(pair) = find(entry.inner) else { return };
     let channel = pair.child.load(Ordering::SeqCst);
     // The second and later numbers add to the first one's reference.
@@ -149,15 +159,15 @@ fn relayed(fd: c_int, entry: Entry) {
     }
 }
 
-/// What was the parent's by way of its own parent is nothing here: two processes can not share a channel. The numbers
-/// keep the TCP sockets, which are at their end.
+/// Drops what the parent used by way of its own parent: two processes can't share a channel. The
+/// numbers keep their TCP sockets, on which reading finds the end.
 fn drop_relayed() {
     for fd in 0..copy::numbers() {
         if let Some(entry @ Entry { kind: Kind::Relayed, .. }) = table::get(fd) {
             table::swap(fd, None);
             if table::drop(entry.inner) {
                 // SAFETY: the child's copy of a descriptor that only this library knows.
-                unsafe { real::close(entry.inner) };
+                unsafe { next_symbol::close(entry.inner) };
             }
         }
     }

@@ -6,23 +6,24 @@
 //! connection's. The handshake works on a duplicate of the TCP descriptor, so the program may close
 //! its own.
 
-use core::ffi::{c_int, c_void};
-use core::ptr;
+use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
-use libc::F_DUPFD_CLOEXEC;
-
-use super::decide::{self, Outcome};
-use super::parked::{Member, Moving};
+use super::commit::{self, Outcome};
+use super::moving::Moving;
+use super::parked::Member;
 use super::state::State;
-use super::{copy, name, passive, place, semaphore, thread};
+use super::{decisions, semaphore, tcp};
 use crate::table::{self, Entry, Kind};
-use crate::{errno, fds, r, real};
+use crate::{errno, eventfd, next_symbol, open_fds, rsocket_abi};
 
-/// Handshakes of a process at a time.
+/// The most handshakes of a process at a time.
 pub const MAX_HANDSHAKES: usize = 256;
 
 static SLOTS: [Slot; MAX_HANDSHAKES] = [const { Slot::new() }; MAX_HANDSHAKES];
+
+/// Whether any connection ever had a slot.
+static USED: AtomicBool = AtomicBool::new(false);
 
 /// Whether the thread runs, or is about to.
 static RUNNING: AtomicBool = AtomicBool::new(false);
@@ -87,11 +88,11 @@ impl Slot {
         let moving = Moving::begin(fd);
         let mut member = self.member.lock();
         let entry = self.entry().filter(|entry| entry.inner == ticket);
-        // Closed in a way that is not intercepted: the number is another file's.
-        let is_ours = entry.is_some() && copy::identity(fd) == copy::identity(self.tcp());
+        // False if the number was closed without an intercepted call and is another file now.
+        let is_ours = entry.is_some() && tcp::identity(fd) == tcp::identity(self.tcp());
         match entry {
             Some(entry) if is_ours => {
-                let _ = decide::commit(fd, self.tcp(), entry, outcome);
+                let _ = commit::commit(fd, self.tcp(), entry, outcome);
                 member.restore(fd);
                 member.forget();
             }
@@ -103,21 +104,21 @@ impl Slot {
         drop(member);
         drop(moving);
         if let (Outcome::Rsocket(inner), false) = (outcome, is_ours) {
-            // SAFETY: nobody else knows it.
-            unsafe { r::rclose(inner) };
+            // SAFETY: no other thread knows the number.
+            unsafe { rsocket_abi::rclose(inner) };
         }
-        decide::announce();
+        decisions::announce();
     }
 
-    /// Gives the slot back, which nobody's entry names any more.
+    /// Frees the slot. No entry of the table names it any more.
     pub fn free(&self) {
         let mut member = self.member.lock();
         self.state.store(CLAIMED, Ordering::SeqCst);
         member.forget();
         let tcp = self.tcp.swap(0, Ordering::SeqCst);
         if tcp > 0 {
-            // SAFETY: the handshake's own duplicate, which nobody uses any more.
-            unsafe { real::close(tcp - 1) };
+            // SAFETY: the handshake's own duplicate, which is used no more.
+            unsafe { next_symbol::close(tcp - 1) };
         }
         drop(member);
         self.state.store(FREE, Ordering::SeqCst);
@@ -128,7 +129,7 @@ impl Slot {
     }
 }
 
-/// The slots of handshakes that are to be made, by their places.
+/// The slots of handshakes to be made, with their indices.
 pub fn ready() -> impl Iterator<Item = (usize, &'static Slot)> {
     SLOTS.iter().enumerate().filter(|(_, slot)| slot.is_ready())
 }
@@ -145,28 +146,27 @@ fn next_ticket(place: usize, before: c_int) -> c_int {
     -2 - ((turns * MAX_HANDSHAKES + place) & (i32::MAX as usize >> 1)) as c_int
 }
 
-/// Begins the handshake of an accepted connection, or decides at once that it stays TCP.
-pub fn begin(fd: c_int, entry: Entry) {
-    // A peer that speaks first has not waited for the word: it is not in fork mode, or has given
-    // up.
-    let can = name::own(fd).is_some_and(|own| place::is_shared(&own)) && decide::is_silent(fd);
-    if !can || !submit(fd, entry) {
-        let _ = decide::commit(fd, fd, entry, Outcome::Tcp);
-        decide::announce();
-    }
+/// What became of a connection for which a slot was wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Submitted {
+    /// There is no slot or descriptor left.
+    NoRoom,
+    /// The number has another entry meanwhile.
+    Changed,
+    /// The connection has a slot.
+    Ready,
 }
 
-/// Returns false if there is no slot or descriptor. The entry is looked at again after true.
-fn submit(fd: c_int, entry: Entry) -> bool {
-    watch_forks();
+/// Gives an accepted connection a slot, and its entry the ticket.
+pub fn submit(fd: c_int, entry: Entry) -> Submitted {
+    USED.store(true, Ordering::SeqCst);
     let mut places = SLOTS.iter().enumerate();
     let claimed = |slot: &Slot| slot.state.compare_exchange(FREE, CLAIMED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-    let Some((place, slot)) = places.find(|(_, slot)| claimed(slot)) else { return false };
-    // SAFETY: takes a number.
-    let tcp = unsafe { real::fcntl(fd, F_DUPFD_CLOEXEC, fds::lowest_own() as usize) };
+    let Some((place, slot)) = places.find(|(_, slot)| claimed(slot)) else { return Submitted::NoRoom };
+    let tcp = open_fds::duplicate(fd);
     if tcp < 0 {
         slot.free();
-        return false;
+        return Submitted::NoRoom;
     }
     let ticket = next_ticket(place, slot.ticket.load(Ordering::SeqCst));
     slot.ticket.store(ticket, Ordering::SeqCst);
@@ -176,47 +176,37 @@ fn submit(fd: c_int, entry: Entry) -> bool {
     let under_way = State::of(entry).with_ticket(ticket).entry();
     if !table::replace(fd, Some(entry), Some(under_way)) {
         slot.free();
-        return true;
+        return Submitted::Changed;
     }
     slot.state.store(READY, Ordering::SeqCst);
-    run();
+    Submitted::Ready
+}
+
+/// Returns whether the thread is to be started. A thread that runs is woken.
+pub fn may_start() -> bool {
+    if RUNNING.swap(true, Ordering::SeqCst) {
+        wake();
+        return false;
+    }
+    if WAKE.load(Ordering::SeqCst) < 0 {
+        WAKE.store(eventfd::create(), Ordering::SeqCst);
+    }
     true
 }
 
-/// Has the thread look at the slots. Without a thread everything stays TCP.
-fn run() {
-    if RUNNING.swap(true, Ordering::SeqCst) {
-        return wake();
-    }
-    if WAKE.load(Ordering::SeqCst) < 0 {
-        WAKE.store(new_eventfd(), Ordering::SeqCst);
-    }
-    if !thread::start(passive::run, ptr::null_mut()) {
-        RUNNING.store(false, Ordering::SeqCst);
-        ready().for_each(|(_, slot)| {
-            slot.finish(slot.connection(), Outcome::Tcp);
-            slot.free();
-        });
-    }
+/// The thread could not be started: the connections that wait for it stay TCP.
+pub fn thread_failed() {
+    RUNNING.store(false, Ordering::SeqCst);
+    ready().for_each(|(_, slot)| {
+        slot.finish(slot.connection(), Outcome::Tcp);
+        slot.free();
+    });
 }
 
-/// The thread has nothing to do: whether it may end.
+/// The thread has nothing to do. Returns whether it may end.
 pub fn may_end() -> bool {
     RUNNING.store(false, Ordering::SeqCst);
     ready().next().is_none() || RUNNING.swap(true, Ordering::SeqCst)
-}
-
-fn new_eventfd() -> c_int {
-    // SAFETY: numbers only; a descriptor that nobody else knows.
-    unsafe {
-        let low = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
-        let high = real::fcntl(low, F_DUPFD_CLOEXEC, fds::lowest_own() as usize);
-        if high < 0 {
-            return low;
-        }
-        real::close(low);
-        high
-    }
 }
 
 /// The eventfd, for the thread.
@@ -225,9 +215,7 @@ pub fn wake_fd() -> c_int {
 }
 
 fn wake() {
-    let one = 1_u64;
-    // SAFETY: eight bytes.
-    unsafe { real::write(wake_fd(), (&raw const one).cast::<c_void>(), size_of::<u64>()) };
+    eventfd::signal(wake_fd());
 }
 
 /// A pending number has got another entry: its handshake ends.
@@ -237,7 +225,7 @@ pub fn abandoned(entry: Entry) {
     }
 }
 
-/// Ends a handshake by the program's wish: the connection stays TCP.
+/// Ends a handshake by the program's choice: the connection stays TCP.
 pub fn stay_tcp(fd: c_int, entry: Entry) {
     if let Some(slot) = of(entry) {
         slot.finish((fd, entry.inner), Outcome::Tcp);
@@ -245,24 +233,19 @@ pub fn stay_tcp(fd: c_int, entry: Entry) {
     }
 }
 
-/// Whether the handshakes have `fd`: programs that close all numbers there are must not close it.
+/// Whether `fd` is a descriptor of the handshakes, which must survive programs that close every
+/// number there is.
 pub fn is_own(fd: c_int) -> bool {
     let is_tcp = |slot: &Slot| slot.tcp.load(Ordering::SeqCst) == fd + 1;
     fd >= 0 && (fd == wake_fd() || SLOTS.iter().any(is_tcp))
 }
 
-fn watch_forks() {
-    static WATCHED: AtomicBool = AtomicBool::new(false);
-    if !WATCHED.swap(true, Ordering::SeqCst) {
-        // SAFETY: a function of this library, which is never unloaded. Without memory for it a
-        // child's connections whose handshakes were under way become TCP after a long wait.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+/// In a child of fork(2), which does not have the thread. A connection whose peer was told to
+/// connect to the parent is TCP here; the others may begin handshakes of their own.
+pub fn in_child() {
+    if !USED.load(Ordering::SeqCst) {
+        return;
     }
-}
-
-/// The thread is the parent's. A connection whose peer has been told to come to the parent is TCP
-/// here; the others may begin handshakes of their own.
-extern "C" fn in_child() {
     errno::keeping(|| {
         for slot in &SLOTS {
             slot.member.reset();
@@ -275,19 +258,20 @@ extern "C" fn in_child() {
             }
             slot.free();
         }
-        Moving::reset();
         semaphore::forget();
         RUNNING.store(false, Ordering::SeqCst);
-        let eventfd = WAKE.swap(-1, Ordering::SeqCst);
-        if eventfd >= 0 {
+        let wake = WAKE.swap(-1, Ordering::SeqCst);
+        if wake >= 0 {
             // SAFETY: the child's copy of a descriptor that only this library knows.
-            unsafe { real::close(eventfd) };
+            unsafe { next_symbol::close(wake) };
         }
     });
 }
 
 #[cfg(test)]
 mod tests {
+    use core::ptr;
+
     use super::*;
 
     #[test]

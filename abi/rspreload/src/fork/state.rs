@@ -1,32 +1,40 @@
-//! What the table's flags say of a pending socket.
+//! The state of a pending socket, in the flags of its table entry.
 
 use core::ffi::c_int;
 
 use crate::table::{Entry, Kind};
 
-/// What has happened to it.
+/// What the program has done with the socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
-    /// Nothing, or it listens.
+    /// Nothing yet, or listen(2).
     Fresh,
     /// It was connected.
     Active,
     /// It was accepted.
     Passive,
-    /// It was connected and used as TCP before the peer's word came. The word may still come.
+    /// It was connected, and used as TCP before the peer's word came, which may still come.
     Late,
 }
 
-/// All of it.
+/// The state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct State {
     pub role: Role,
-    /// A thread is deciding what it becomes.
+    /// A thread is deciding what the socket becomes.
     pub busy: bool,
-    /// The epoll that it was put into last, plus one; 0 for none.
+    /// The epoll instance that it was added to last, plus one; 0 for none.
     epoll: u32,
-    /// Of an accepted one whose handshake is under way: its ticket ([`super::slots`]), else -1.
+    /// The ticket of an accepted socket whose handshake is under way ([`super::slots`]), else -1.
     pub ticket: c_int,
+}
+
+/// In the flags of an rsocket's entry: it was a pending socket.
+pub const DECIDED: u32 = 1;
+
+/// Whether the placeholder of an rsocket is the TCP socket that it was.
+pub fn is_decided(entry: Entry) -> bool {
+    entry.flags & DECIDED != 0
 }
 
 const ROLE: u32 = 3;
@@ -64,7 +72,7 @@ impl State {
         State { busy, ..self }
     }
 
-    /// With its handshake under way, or not (-1).
+    /// With a handshake under way, or without one (-1).
     pub fn with_ticket(self, ticket: c_int) -> State {
         State { ticket, ..self }
     }
@@ -74,7 +82,8 @@ impl State {
         self.ticket < -1
     }
 
-    /// An epoll number that is too great is not remembered: the socket is not found in it when it becomes an rsocket.
+    /// A number that is too large is not kept: the socket is then not handed over when it becomes
+    /// an rsocket.
     pub fn in_epoll(self, epfd: c_int) -> State {
         let epoll = u32::try_from(epfd).map_or(0, |number| number.saturating_add(1));
         State { epoll: if epoll > EPOLL_MAX { 0 } else { epoll }, ..self }
@@ -85,7 +94,8 @@ impl State {
     }
 }
 
-/// The flags of a copy of the number: nobody is deciding about it, and it is in no epoll.
-pub fn copied(flags: u32) -> u32 {
-    flags & ROLE
+/// The entry for a copy of a pending socket's number: no thread is deciding about it, and it is in
+/// no epoll instance.
+pub fn copied(entry: Entry) -> Entry {
+    Entry { flags: entry.flags & ROLE, inner: -1, ..entry }
 }

@@ -6,10 +6,11 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 
 use libc::{EAGAIN, POLLIN};
 
-use super::decide::Outcome;
+use super::commit::Outcome;
 use super::*;
 
-/// A connection: the end that connected, and the accepted one. Its port is free for an "rsocket" to listen.
+/// A connection: the end that connected, and the accepted one. Its port is free for an "rsocket" to
+/// listen.
 fn connection() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -120,7 +121,7 @@ fn a_silent_peer_does_not_keep_others_from_their_turn() {
         assert!(matches!(decide(&server, Way::Receive), Ok(Some(_))));
         assert!(matches!(active.join().unwrap(), Ok(Some(_))));
         // Before the silent one is given up: what took its turn must not be what made it end.
-        assert!(!passive.is_finished() && start.elapsed().as_millis() < decide::PATIENCE as u128);
+        assert!(!passive.is_finished() && start.elapsed().as_millis() < decisions::HANDSHAKE_TIMEOUT as u128);
         drop(silent);
         assert_eq!(passive.join().unwrap(), Ok(None));
     });
@@ -173,7 +174,7 @@ fn a_peer_that_leaves_stays_tcp() {
         let mut word = [1; 4];
         table::swap(client.as_raw_fd(), None);
         (&client).read_exact(&mut word).unwrap();
-        assert_eq!(word, active::WORD);
+        assert_eq!(word, tcp::WORD);
         drop(client);
         assert_eq!(passive.join().unwrap(), Ok(None));
     });
@@ -206,7 +207,7 @@ fn the_word_without_a_listener_is_dropped() {
     for role in [Role::Active, Role::Late] {
         let (mut client, mut server) = connection();
         table::swap(client.as_raw_fd(), Some(State::new(role).entry()));
-        server.write_all(&active::WORD).unwrap();
+        server.write_all(&tcp::WORD).unwrap();
         assert_eq!(decide(&client, Way::Receive), Ok(None));
         assert_eq!(table::get(client.as_raw_fd()), None);
         server.write_all(b"data").unwrap();
@@ -255,7 +256,7 @@ fn a_member_of_an_epoll_is_handed_over() {
         let epfd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
         table::swap(epfd, None);
         let mut event = libc::epoll_event { events: POLLIN as u32, u64: 77 };
-        assert_eq!(crate::epoll::control(epfd, libc::EPOLL_CTL_ADD, client.as_raw_fd(), &raw mut event), 0);
+        assert_eq!(crate::calls::epoll::control(epfd, libc::EPOLL_CTL_ADD, client.as_raw_fd(), &raw mut event), 0);
         assert_eq!(role(&client), Some(Role::Active));
         std::thread::scope(|scope| {
             let passive = scope.spawn(|| decide(&server, Way::Receive));
@@ -269,7 +270,7 @@ fn a_member_of_an_epoll_is_handed_over() {
         assert_eq!(crate::epoll::wait(epfd, &raw mut event, 1, -1), 1);
         let data = event.u64;
         assert_eq!(data, 77);
-        fds::release(table::swap(epfd, None).unwrap());
+        crate::fds::release(table::swap(epfd, None).unwrap());
         libc::close(epfd);
     }
     drop(rsocket(&client));
@@ -283,7 +284,7 @@ fn copies_become_the_same_rsocket() {
         let fd = copy.as_raw_fd();
         let entry = table::get(server.as_raw_fd()).unwrap();
         table::prepare(fd).unwrap();
-        table::swap(fd, Some(Entry { flags: copy_flags(entry.flags), ..entry }));
+        table::swap(fd, Some(copied(entry)));
     }
     let inner = std::thread::scope(|scope| {
         scope.spawn(|| decide(&client, Way::Receive));
@@ -296,15 +297,40 @@ fn copies_become_the_same_rsocket() {
     let mut indices = Vec::new();
     for socket in copies.iter().chain([&server]) {
         let entry = table::swap(socket.as_raw_fd(), None).unwrap();
-        assert_eq!((entry.kind, entry.inner, entry.flags & share::DECIDED), (Kind::Socket, inner, share::DECIDED));
+        assert_eq!((entry.kind, entry.inner, entry.flags & state::DECIDED), (Kind::Socket, inner, state::DECIDED));
         indices.push(entry.index());
-        fds::release(entry);
+        crate::fds::release(entry);
     }
     indices.sort_unstable();
     assert_eq!(indices, [0, 1, 2, 3]);
     assert!(!table::hold(inner));
     let mut near = rsocket(&client);
     assert_eq!(near.read(&mut [0; 8]).unwrap(), 0);
+}
+
+/// The peer ends TCP when its rsocket is connected, which this end may see before the rsocket.
+#[test]
+fn a_copy_joins_a_handshake_that_is_nearly_over() {
+    let (client, server) = connection();
+    let to = server.local_addr().unwrap();
+    // Threads of other tests follow the words of the host's pending connections.
+    table::swap(client.as_raw_fd(), None);
+    let second = server.try_clone().unwrap();
+    table::prepare(second.as_raw_fd()).unwrap();
+    table::swap(second.as_raw_fd(), Some(copied(table::get(server.as_raw_fd()).unwrap())));
+    assert_eq!(decide(&server, Way::ReceiveNow), Err(EAGAIN));
+    // The word: the other end listens.
+    client.peek(&mut [0; 4]).unwrap();
+    client.shutdown(std::net::Shutdown::Both).unwrap();
+    assert_eq!(decide(&second, Way::ReceiveNow), Err(EAGAIN));
+    let near = TcpStream::connect(to).unwrap();
+    let inner = decide(&server, Way::Receive).unwrap();
+    assert!(inner.is_some());
+    assert_eq!(decide_if_there(&second, Way::Receive), Ok(inner));
+    for socket in [&server, &second] {
+        crate::fds::release(table::swap(socket.as_raw_fd(), None).unwrap());
+    }
+    drop(near);
 }
 
 #[test]
@@ -319,7 +345,7 @@ fn what_is_closed_meanwhile_is_no_rsocket() {
     let entry = table::get(fd).unwrap();
     // As close() does. The number is another connection's at once.
     table::swap(fd, Some(State::new(Role::Passive).entry()));
-    fds::release(entry);
+    crate::fds::release(entry);
     let slot = slots::of(entry).unwrap();
     assert!(slot.entry() != Some(entry));
     slot.finish((fd, entry.inner), Outcome::Tcp);
@@ -350,7 +376,7 @@ fn states_survive_the_table() {
                 assert_eq!(State::of(entry), state);
                 assert_eq!(State::of(entry).epoll(), Some(epfd));
                 assert_eq!(State::of(entry).has_ticket(), ticket != -1);
-                assert_eq!(copy_flags(entry.flags), State::new(role).entry().flags);
+                assert_eq!(copied(entry), State::new(role).entry());
             }
             assert_eq!(State::new(role).in_epoll(1 << 21).epoll(), None);
         }

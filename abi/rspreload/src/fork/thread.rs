@@ -4,7 +4,8 @@ use core::ffi::c_void;
 use core::mem;
 use core::ptr;
 
-/// The time in which the thread takes no signals: their handlers might need what it has locked.
+/// Blocks all signals of the thread until it is dropped: a handler might need what the thread has
+/// locked.
 pub struct SignalsBlocked {
     before: libc::sigset_t,
 }
@@ -26,6 +27,12 @@ impl Drop for SignalsBlocked {
         // SAFETY: a set that pthread_sigmask has filled in.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut()) };
     }
+}
+
+/// Lets other threads run, for waits that are over soon.
+pub fn yield_now() {
+    // SAFETY: no arguments.
+    unsafe { libc::sched_yield() };
 }
 
 /// Starts a detached thread with all signals blocked: the program's handlers run in its own threads

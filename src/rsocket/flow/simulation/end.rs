@@ -1,4 +1,5 @@
-//! One end: the state machines with what the link adds to them, but memory and devices are vectors and queues.
+//! One end of the connection: the state machines with simplified connection code, whose memory and
+//! devices are vectors and queues.
 
 mod network;
 mod peer;
@@ -8,21 +9,20 @@ use std::collections::VecDeque;
 
 pub use network::deliver;
 
-use super::super::{Advertisement, Receiver, SendLimits, Sender, Violation, Wish};
+use super::super::{Advertisement, Receiver, Resize, SendLimits, Sender, Violation};
 use super::random::Random;
 use crate::rsocket::wire::{Control, Message, Region};
 
-/// As the link has them: entries for control messages, receives for the peer's and when they are posted again, bytes of a
-/// mapping.
+/// Constants of the connection code: send queue entries for control messages, receives for the
+/// peer's control messages, length of an iomap entry.
 const CONTROL: u32 = 4;
 const EXTRA_RECEIVES: u32 = 16;
-const REPOST: u32 = EXTRA_RECEIVES / 2;
 const MAPPING: u32 = 24;
-/// Where the rings are, for the peer, and the key of the first one.
+/// Addresses of the rings, and the key of the first one.
 const RINGS: [u64; 2] = [0x10_0000, 0x1000_0000];
 const KEY: u32 = 77;
 
-/// What a program chose.
+/// Options of a program.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub ring: u32,
@@ -31,12 +31,14 @@ pub struct Setup {
     pub buffer: u32,
     pub inline: u32,
     pub iwarp: bool,
-    /// Seed of its whims: buffers of other sizes. 0 for none.
-    pub whims: u64,
+    /// Whether there are receives for the peer's control messages. The reference has none.
+    pub extra_receives: bool,
+    /// Seed for random buffer replacements. 0: none.
+    pub resizes: u64,
 }
 
 impl Setup {
-    /// Mostly small, where things run out at once.
+    /// Usually small sizes, which are used up quickly.
     pub fn random(random: &mut Random, iwarp: bool) -> Setup {
         Setup {
             ring: random.pick(&[2, 2, 3, 4, 6, 16, 17, 64, 100, 256, 1000, 2048, 4096, 8192, 131_072]),
@@ -45,7 +47,8 @@ impl Setup {
             buffer: random.pick(&[2048, 2048, 2049, 4096, 5000, 131_072]),
             inline: random.pick(&[0, 0, 1, 16, 24, 64, 256]),
             iwarp,
-            whims: random.next() & random.pick(&[0, u64::MAX]),
+            extra_receives: !iwarp || random.chance(2),
+            resizes: random.next() & random.pick(&[0, u64::MAX]),
         }
     }
 
@@ -54,16 +57,21 @@ impl Setup {
     }
 
     fn receives(&self) -> u32 {
-        u32::from(self.queue) + EXTRA_RECEIVES
+        u32::from(self.queue) + if self.extra_receives { EXTRA_RECEIVES } else { 0 }
+    }
+
+    /// Number of used receives that are posted together.
+    fn repost(&self) -> u32 {
+        if self.extra_receives { EXTRA_RECEIVES / 2 } else { 1 }
     }
 }
 
-/// Bytes that are read when the write is carried out: the device does that after the call.
+/// The bytes of a write. The device reads them after the call.
 #[derive(Clone, Copy, Debug)]
 enum Source {
-    /// Taken along at once.
+    /// Copied by the call.
     Inline { position: u64 },
-    /// In the send buffer; `position` is what should be there.
+    /// In the send buffer. `position` is the expected stream position.
     Buffer { which: usize, offset: u32, position: u64 },
 }
 
@@ -81,7 +89,7 @@ impl Part {
     }
 }
 
-/// What a work request does at the peer.
+/// The effect of a work request on the peer.
 #[derive(Clone, Copy, Debug)]
 enum Effect {
     Nothing,
@@ -91,73 +99,75 @@ enum Effect {
         len: u32,
         source: Source,
     },
-    /// A write that is no part of the stream.
+    /// A write outside of the stream.
     Other {
         len: u32,
         source: Source,
     },
-    Announce {
-        slot: usize,
+    Advertise {
+        sgl_entry: usize,
         region: Region,
     },
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Work {
-    number: u64,
-    report: bool,
+struct WorkRequest {
+    wr_id: u64,
+    signaled: bool,
     message: Option<Message>,
     effect: Effect,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Completion {
-    Own(u64),
+    Send(u64),
     Received(Message),
 }
 
-/// See the module.
+/// One end of the connection.
 pub struct End {
     setup: Setup,
     receiver: Receiver,
     sender: Sender,
-    /// What the device sees.
+    /// Memory that the device accesses.
     rings: [Vec<u8>; 2],
     sgl: [Region; 2],
     buffers: Vec<Vec<u8>>,
-    /// Work request after which the buffer before the last is not needed.
-    before: Option<u64>,
-    whims: Option<Random>,
-    posted: VecDeque<Work>,
-    carried: VecDeque<Work>,
+    /// The work request after which the previous send buffer is unused.
+    old_buffer_end: Option<u64>,
+    resizes: Option<Random>,
+    posted: VecDeque<WorkRequest>,
+    executed: VecDeque<WorkRequest>,
     completions: VecDeque<Completion>,
     free_sends: u32,
-    /// Numbers of the last request, and of the last one whose entry is free again.
-    last: u64,
-    freed: u64,
+    /// The last work request, and the last one whose entry is free again.
+    last_wr_id: u64,
+    freed_wr_id: u64,
     receives: u32,
-    idle: u32,
-    /// As the link: which entry is filled next, and whether the peer wrote.
-    slot: usize,
-    news: bool,
-    /// The program's side.
+    used_receives: u32,
+    /// As in the connection code: the next SGL entry to use, and whether the peer may have written
+    /// to the SGL.
+    sgl_entry: usize,
+    sgl_changed: bool,
+    /// State of the program.
     total: u64,
     sent: u64,
     taken: u64,
-    shut: bool,
+    shutdown: bool,
     ended: bool,
-    /// For the checks: what the peer may write, may say it wrote, and what the program has not read; the last grant and the
-    /// messages that used credits.
-    open: VecDeque<Part>,
-    unheard: VecDeque<Part>,
+    /// State for checks: the ring parts that the peer may write to, those that it may announce as
+    /// written, and those that the program has not read; the last advertised limit, and the number
+    /// of messages that used credits.
+    writable: VecDeque<Part>,
+    unannounced: VecDeque<Part>,
     unread: VecDeque<Part>,
-    told: u16,
+    advertised_limit: u16,
     messages: u16,
-    /// Position of bytes that are no part of the stream.
-    other: u64,
-    /// Whether the peer keeps to the rules.
+    /// Stream position of bytes outside of the stream.
+    outside: u64,
+    /// The peer's first protocol violation.
     pub violation: Option<Violation>,
-    /// How often something happened.
+    /// Number of state changes.
     pub changes: u64,
 }
 
@@ -181,74 +191,74 @@ impl End {
             rings: [vec![0; setup.ring as usize], Vec::new()],
             sgl: [Region::default(); 2],
             buffers: vec![vec![0; setup.buffer as usize]],
-            before: None,
-            whims: (setup.whims != 0).then(|| Random::new(setup.whims)),
+            old_buffer_end: None,
+            resizes: (setup.resizes != 0).then(|| Random::new(setup.resizes)),
             posted: VecDeque::new(),
-            carried: VecDeque::new(),
+            executed: VecDeque::new(),
             completions: VecDeque::new(),
             free_sends: setup.sends,
-            last: 0,
-            freed: 0,
+            last_wr_id: 0,
+            freed_wr_id: 0,
             receives: setup.receives(),
-            idle: 0,
-            slot: 1,
-            news: false,
+            used_receives: 0,
+            sgl_entry: 1,
+            sgl_changed: false,
             total,
             sent: 0,
             taken: 0,
-            shut: false,
+            shutdown: false,
             ended: false,
-            open: VecDeque::from([first]),
-            unheard: VecDeque::from([first]),
+            writable: VecDeque::from([first]),
+            unannounced: VecDeque::from([first]),
             unread: VecDeque::from([first]),
-            told: setup.queue,
+            advertised_limit: setup.queue,
             messages: 0,
-            other: 0,
+            outside: 0,
             violation: None,
             changes: 0,
         }
     }
 
-    fn post(&mut self, number: u64, report: bool, message: Option<Message>, effect: Effect) {
-        let requests = (number - self.last) as u32;
-        self.last = number;
+    fn post(&mut self, wr_id: u64, signaled: bool, message: Option<Message>, effect: Effect) {
+        let requests = (wr_id - self.last_wr_id) as u32;
+        self.last_wr_id = wr_id;
         assert!(requests <= self.free_sends, "the send queue is overrun");
         self.free_sends -= requests;
-        self.posted.push_back(Work { number, report, message, effect });
+        self.posted.push_back(WorkRequest { wr_id, signaled, message, effect });
         self.changes += 1;
     }
 
-    /// Another send buffer. The one before is spoiled as soon as it may be.
+    /// Sometimes replaces the send buffer. Overwrites the previous one as soon as it is unused.
     fn replace_buffer(&mut self) {
-        if let Some(number) = self.before
-            && self.sender.is_complete(number)
+        if let Some(wr_id) = self.old_buffer_end
+            && self.sender.is_complete(wr_id)
         {
-            let before = self.buffers.len() - 2;
-            self.buffers[before].fill(0xee);
-            self.before = None;
+            let previous = self.buffers.len() - 2;
+            self.buffers[previous].fill(0xee);
+            self.old_buffer_end = None;
         }
-        let Some(whims) = self.whims.as_mut().filter(|_| self.before.is_none()) else { return };
-        if !whims.chance(20) {
+        let Some(resizes) = self.resizes.as_mut().filter(|_| self.old_buffer_end.is_none()) else { return };
+        if !resizes.chance(20) {
             return;
         }
-        let size = whims.pick(&[2048, 2049, 4096, 5000, 16_384]);
-        self.before = Some(self.sender.replace_buffer(size));
+        let size = resizes.pick(&[2048, 2049, 4096, 5000, 16_384]);
+        self.old_buffer_end = Some(self.sender.replace_buffer(size));
         self.buffers.push(vec![0; size as usize]);
     }
 
-    /// Another receive buffer follows.
-    fn follow(&mut self) {
-        let wish = self.receiver.wish(|| 0);
-        let Some(whims) = self.whims.as_mut().filter(|_| self.receiver.may_follow()) else { return };
-        if whims.chance(10) || wish == Wish::Grow {
-            let size = whims.pick(&[2, 3, 4, 16, 17, 64, 1000, 4096, 8192]);
-            let ring = self.receiver.follow(size, None);
+    /// Sometimes adds another receive ring.
+    fn add_ring(&mut self) {
+        let resize_request = self.receiver.resize_request(|| 0);
+        let Some(resizes) = self.resizes.as_mut().filter(|_| self.receiver.can_add_ring()) else { return };
+        if resizes.chance(10) || resize_request == Resize::Grow {
+            let size = resizes.pick(&[2, 3, 4, 16, 17, 64, 1000, 4096, 8192]);
+            let ring = self.receiver.add_ring(size, None);
             assert!(self.unread.iter().all(|part| part.ring != ring), "a ring that is in use still");
             self.rings[ring] = vec![0; size as usize];
         }
     }
 
-    fn forget(&mut self, len: u64) {
+    fn remove_unread(&mut self, len: u64) {
         let mut left = len;
         while left > 0 {
             left -= u64::from(shorten(&mut self.unread, left));
@@ -256,32 +266,32 @@ impl End {
     }
 
     fn take(&mut self, len: u64) {
-        self.forget(len);
+        self.remove_unread(len);
         if let Some(ended) = self.receiver.take(len) {
             assert!(self.unread.iter().all(|part| part.ring != ended), "a ring that is in use still");
             self.rings[ended].clear();
         }
-        self.grant();
+        self.send_credit_updates();
     }
 
     fn control(&mut self, message: Option<Message>, effect: Effect, requests: u32) {
-        let number = self.sender.take_control(requests);
-        self.post(number, true, message, effect);
+        let wr_id = self.sender.take_control(requests);
+        self.post(wr_id, true, message, effect);
     }
 
-    /// Looks at what completed.
+    /// Processes completions.
     pub fn poll(&mut self) {
         let any = !self.completions.is_empty();
         while let Some(completion) = self.completions.pop_front() {
             self.changes += 1;
             match completion {
-                Completion::Own(number) => {
-                    self.free_sends += (number - self.freed) as u32;
-                    self.freed = number;
-                    self.sender.completed(number);
+                Completion::Send(wr_id) => {
+                    self.free_sends += (wr_id - self.freed_wr_id) as u32;
+                    self.freed_wr_id = wr_id;
+                    self.sender.completed(wr_id);
                 }
                 Completion::Received(message) => {
-                    self.idle += 1;
+                    self.used_receives += 1;
                     if let Err(violation) = self.receive(message) {
                         self.violation.get_or_insert(violation);
                     }
@@ -289,25 +299,25 @@ impl End {
             }
         }
         if any {
-            if self.idle >= REPOST {
+            if self.used_receives >= self.setup.repost() {
                 self.post_receives();
             }
-            self.retarget();
-            self.grant();
+            self.use_next_target();
+            self.send_credit_updates();
         }
     }
 
-    /// A message of the peer's.
+    /// Handles a message of the peer.
     pub fn receive(&mut self, message: Message) -> Result<(), Violation> {
         match message {
             Message::Data(len) => {
                 self.receiver.data(len)?;
-                assert_eq!(shorten(&mut self.unheard, len.into()), len, "more than a half, or than was announced");
+                assert_eq!(shorten(&mut self.unannounced, len.into()), len, "more than a half or than advertised");
                 self.count();
             }
-            Message::CreditUpdate(number) => {
-                self.sender.credit_update_received(number)?;
-                self.news = true;
+            Message::CreditUpdate(limit) => {
+                self.sender.credit_update_received(limit)?;
+                self.sgl_changed = true;
             }
             Message::Iomap(_) => {
                 self.receiver.message()?;
@@ -319,78 +329,84 @@ impl End {
         Ok(())
     }
 
-    /// A message that used a credit.
+    /// Counts a message that used a credit.
     fn count(&mut self) {
         self.messages = self.messages.wrapping_add(1);
-        assert!(self.told.wrapping_sub(self.messages) < self.setup.queue, "a message without credit");
+        assert!(self.advertised_limit.wrapping_sub(self.messages) < self.setup.queue, "a message without credit");
     }
 
     fn post_receives(&mut self) {
-        self.receives += std::mem::take(&mut self.idle);
+        self.receives += std::mem::take(&mut self.used_receives);
     }
 
-    fn retarget(&mut self) {
-        if !self.news || !self.sender.needs_target() {
+    fn use_next_target(&mut self) {
+        if !self.sgl_changed || !self.sender.needs_target() {
             return;
         }
-        self.news = false;
-        let entry = std::mem::take(&mut self.sgl[self.slot]);
+        self.sgl_changed = false;
+        let entry = std::mem::take(&mut self.sgl[self.sgl_entry]);
         if entry.length == 0 {
             return;
         }
         self.sender.use_next_target(entry);
-        self.slot = 1 - self.slot;
-        self.news = true;
+        self.sgl_entry = 1 - self.sgl_entry;
+        self.sgl_changed = true;
     }
 
-    fn grant(&mut self) {
+    fn send_credit_updates(&mut self) {
         while self.violation.is_none() && self.receiver.wants_credit_update() && self.sender.has_control() {
-            self.follow();
+            self.add_ring();
             let update = self.receiver.next_credit_update().expect("is due");
             self.post_receives();
             let message = Some(Message::CreditUpdate(update.limit));
             match update.buffer {
-                Some(Advertisement { sgl_entry: slot, ring, offset, len }) => {
+                Some(Advertisement { sgl_entry, ring, offset, len }) => {
                     let region = Region { addr: RINGS[ring] + u64::from(offset), rkey: KEY + ring as u32, length: len };
-                    self.control(message, Effect::Announce { slot, region }, if self.setup.iwarp { 2 } else { 1 });
+                    self.control(
+                        message,
+                        Effect::Advertise { sgl_entry, region },
+                        if self.setup.iwarp { 2 } else { 1 },
+                    );
                     let part = Part { ring, offset, len };
                     assert!(!self.unread.iter().any(|unread| unread.overlaps(&part)), "over bytes that were not read");
-                    self.open.push_back(part);
-                    self.unheard.push_back(part);
+                    self.writable.push_back(part);
+                    self.unannounced.push_back(part);
                     self.unread.push_back(part);
-                    assert!(self.unheard.len() <= 2, "more halves than the SGL has entries");
+                    assert!(self.unannounced.len() <= 2, "more halves than the SGL has entries");
                 }
                 None => self.control(message, Effect::Nothing, 1),
             }
-            self.told = update.limit;
+            self.advertised_limit = update.limit;
             self.receiver.credit_update_sent(&update);
         }
     }
 
-    /// The program has sent and received everything, and heard of the end.
+    /// Returns whether the program has sent and received everything, including the shutdown
+    /// message.
     pub fn is_finished(&self) -> bool {
-        let done = self.sent == self.total && self.shut && self.ended && self.receiver.available() == 0;
+        let done = self.sent == self.total && self.shutdown && self.ended && self.receiver.available() == 0;
         done && self.sender.is_idle()
     }
 
-    /// Something is under way.
+    /// Returns whether there are work requests or completions in progress.
     pub fn is_busy(&self) -> bool {
-        !(self.posted.is_empty() && self.carried.is_empty() && self.completions.is_empty())
+        !(self.posted.is_empty() && self.executed.is_empty() && self.completions.is_empty())
     }
 
-    /// What holds when everything is over.
+    /// Checks the final state.
     pub fn check_end(&self, peer: &End) {
         assert_eq!(self.violation, None);
         assert_eq!(self.taken, peer.total, "bytes are missing");
         assert!(self.sender.is_idle(), "something never completes");
         assert_eq!(self.free_sends, self.setup.sends, "send queue entries are lost");
-        assert_eq!(self.receives + self.idle, self.setup.receives(), "receives are lost");
-        assert_eq!(self.sender.credits(), peer.told.wrapping_sub(peer.messages), "credits are lost");
+        assert_eq!(self.receives + self.used_receives, self.setup.receives(), "receives are lost");
+        assert_eq!(self.sender.credits(), peer.advertised_limit.wrapping_sub(peer.messages), "credits are lost");
         assert!(self.sender.credits() > peer.setup.queue / 2, "credits are kept back");
     }
 }
 
-/// Takes `len` bytes off the first part, or as many as it has: how many. The peer's claims may be wrong.
+/// Removes up to `len` bytes from the first part. Returns the number of bytes, which is smaller
+/// than `len` if the peer's message is wrong.
 fn shorten(parts: &mut VecDeque<Part>, len: u64) -> u32 {
     let Some(first) = parts.front_mut() else { return 0 };
     let taken = u64::from(first.len).min(len) as u32;

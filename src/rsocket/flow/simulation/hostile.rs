@@ -1,25 +1,25 @@
-//! A peer that sends anything: each message is refused or harmless.
+//! A peer that sends arbitrary messages: each one is rejected or harmless.
 
 use super::end::{End, Setup};
 use super::random::Random;
 use super::schedules;
-use crate::rsocket::wire::{MOST_DATA, Message};
+use crate::rsocket::wire::{MAX_DATA, Message};
 
-/// A word near the points where a check is.
+/// Returns immediate data close to the limits that are checked.
 fn word(random: &mut Random, setup: &Setup) -> u32 {
     let half = setup.ring / 2;
-    let numbers = [0, 1, half - 1, half, half + 1, setup.ring, u32::from(setup.queue), 0xffff, 0x1_0000, MOST_DATA];
+    let numbers = [0, 1, half - 1, half, half + 1, setup.ring, u32::from(setup.queue), 0xffff, 0x1_0000, MAX_DATA];
     let data = match random.below(3) {
         0 => random.pick(&numbers),
         1 => random.below(64) as u32,
         _ => random.next() as u32,
     };
-    (random.next() as u32 & 7) << 29 | data & MOST_DATA
+    (random.next() as u32 & 7) << 29 | data & MAX_DATA
 }
 
 #[test]
-fn any_words_are_refused_or_harmless() {
-    let (mut refused, mut accepted) = (0_u64, 0_u64);
+fn arbitrary_messages_are_rejected_or_harmless() {
+    let (mut rejected, mut accepted) = (0_u64, 0_u64);
     for seed in 0..schedules() {
         let mut random = Random::new(seed);
         let iwarp = random.chance(2);
@@ -29,19 +29,19 @@ fn any_words_are_refused_or_harmless() {
         for _ in 0..random.below(60) {
             match random.below(6) {
                 0 => end.write(random.next() >> 50),
-                1 => end.look(random.next() >> 58),
-                2 => end.forge(&mut random),
-                3 => end.carry(),
+                1 => end.read_without_checks(random.next() >> 58),
+                2 => end.write_sgl(&mut random),
+                3 => end.execute(),
                 4 => end.poll(),
-                // A word that is none fails the connection before it comes here.
-                _ => match Message::parse(word(&mut random, &setup)).map(|message| end.hear(message)) {
+                // Invalid immediate data fails the connection before it gets here.
+                _ => match Message::parse(word(&mut random, &setup)).map(|message| end.receive_now(message)) {
                     Ok(()) => accepted += 1,
-                    Err(_) => refused += 1,
+                    Err(_) => rejected += 1,
                 },
             }
             end.check();
         }
-        refused += u64::from(end.violation.is_some());
+        rejected += u64::from(end.violation.is_some());
     }
-    assert!(refused > 0 && accepted > 0, "{refused} refused, {accepted} accepted");
+    assert!(rejected > 0 && accepted > 0, "{rejected} rejected, {accepted} accepted");
 }

@@ -1,9 +1,9 @@
-//! Completions of both CQs: the peer's messages, and the ends of our own work requests.
+//! Completions of both CQs: the peer's messages, and this side's sends.
 
 use std::mem;
 
-use super::{BATCH, Batch, Connection, IMM_LEN, News};
-use crate::diag::Why;
+use super::{BATCH, Batch, Connection, IMM_LEN, Outcome};
+use crate::diag::Cause;
 use crate::errno::Errno;
 use crate::rsocket::flow::Violation;
 use crate::rsocket::wire::{Control, Message};
@@ -11,7 +11,8 @@ use crate::sys::rc::{RECV_WR_ID_FLAG, ibv_wc};
 use crate::sys::verbs::ibv_wc_status;
 
 impl Connection {
-    /// Polls the receive CQ, for [`process`](Self::process). Returns the number of completions.
+    /// Polls the receive CQ into `batch`, for [`process`](Self::process). Returns the number of
+    /// completions.
     #[inline]
     pub fn poll_recv_cq(&mut self, batch: &mut Batch) -> usize {
         match self.receive.poll_cq(batch) {
@@ -23,28 +24,28 @@ impl Connection {
         }
     }
 
-    /// Processes the first `completed` completions of the batch and all that follow them, and those
-    /// of the send CQ if a waiter needs them.
-    pub fn process(&mut self, batch: &mut Batch, mut completed: usize) -> News {
-        let mut news = News {
+    /// Processes the first `completed` completions of the batch, then all further ones of the
+    /// receive CQ, and those of the send CQ if a waiter needs them.
+    pub fn process(&mut self, batch: &mut Batch, mut completed: usize) -> Outcome {
+        let mut outcome = Outcome {
             any: completed > 0 || mem::take(&mut self.send.pending_notify),
             edge: mem::take(&mut self.send.pending_edge),
-            ..News::default()
+            ..Outcome::default()
         };
         loop {
             for wc in &batch.0[..completed] {
                 // SAFETY: the provider has initialised the first `completed` entries
                 // (`CompletionQueue::poll`).
-                self.process_receive(unsafe { wc.assume_init_ref() }, &mut news);
+                self.process_receive(unsafe { wc.assume_init_ref() }, &mut outcome);
             }
-            // After a failure the remaining completions are flushes and are left where they are.
+            // After a failure the remaining completions are flushes and stay in the CQ.
             if completed < BATCH || self.failed.is_some() {
                 break;
             }
             completed = self.poll_recv_cq(batch);
         }
         if self.needs_send_completions() {
-            self.process_send_cq(&mut news);
+            self.process_send_cq(&mut outcome);
         }
         if self.failed.is_none()
             && let Err(error) = self.receive.repost(&self.qp)
@@ -53,18 +54,18 @@ impl Connection {
         }
         self.use_next_target();
         self.send_credit_updates();
-        news.edge |= news.could_send == Some(false) && self.can_send();
-        news
+        outcome.edge |= outcome.could_send == Some(false) && self.can_send();
+        outcome
     }
 
     #[inline]
-    fn process_receive(&mut self, wc: &ibv_wc, news: &mut News) {
+    fn process_receive(&mut self, wc: &ibv_wc, outcome: &mut Outcome) {
         if !wc.is_valid() {
-            self.receive_failed(wc, news);
+            self.receive_failed(wc, outcome);
             return;
         }
         if self.failed.is_some() {
-            // A peer that broke the protocol is not trusted any more.
+            // Messages after a protocol violation are ignored.
             return;
         }
         let iwarp = self.qp.is_iwarp();
@@ -73,28 +74,28 @@ impl Connection {
             Some(imm) => u32::from_be(imm),
             None if iwarp => self.receive.imm(slot),
             // A SEND, which is not part of the protocol.
-            None => return self.violated(news),
+            None => return self.violated(outcome),
         };
         if iwarp && wc.len() != IMM_LEN {
-            return self.violated(news);
+            return self.violated(outcome);
         }
-        // On iWARP a message without a receive ends the connection, and soft-iWARP completes
-        // nothing that is posted after that: this CQ would stay silent.
+        // On iWARP a message without a receive ends the connection, and soft-iWARP does not
+        // complete receives that are posted after that: this CQ would raise no event.
         let was_last = self.receive.used(slot) && iwarp;
-        if self.process_message(imm, news).is_err() || was_last {
-            self.violated(news);
+        if self.process_message(imm, outcome).is_err() || was_last {
+            self.violated(outcome);
         }
     }
 
     #[inline]
-    fn process_message(&mut self, imm: u32, news: &mut News) -> std::result::Result<(), Violation> {
+    fn process_message(&mut self, imm: u32, outcome: &mut Outcome) -> std::result::Result<(), Violation> {
         match Message::parse(imm).map_err(|_| Violation::BadMessage)? {
             Message::Data(len) => {
                 self.receive.flow.data(len)?;
-                news.edge = true;
+                outcome.edge = true;
             }
             Message::CreditUpdate(limit) => {
-                news.could_send.get_or_insert(self.can_send());
+                outcome.could_send.get_or_insert(self.can_send());
                 self.send.credit_update_received(limit)?;
             }
             Message::Iomap(index) => {
@@ -104,47 +105,47 @@ impl Connection {
                 }
             }
             Message::Control(Control::Disconnect) => {
-                (news.disconnect, news.edge) = (true, true);
+                (outcome.disconnect, outcome.edge) = (true, true);
             }
             Message::Control(Control::Shutdown) => {
-                (news.end, news.edge) = (true, true);
+                (outcome.eof, outcome.edge) = (true, true);
             }
             Message::Control(Control::Keepalive) => {}
         }
         Ok(())
     }
 
-    /// The peer broke the protocol.
+    /// The peer has violated the protocol: the connection fails.
     #[cold]
-    fn violated(&mut self, news: &mut News) {
-        self.log_first(Errno::ECONNABORTED, Why::BadMessage);
+    fn violated(&mut self, outcome: &mut Outcome) {
+        self.log_first(Errno::ECONNABORTED, Cause::BadMessage);
         self.fail(Errno::ECONNABORTED);
-        news.edge = true;
+        outcome.edge = true;
     }
 
+    /// Logs the first failure of the connection.
     #[cold]
-    fn log_first(&self, error: Errno, why: Why) {
+    fn log_first(&self, error: Errno, cause: Cause) {
         if self.failed.is_none() {
-            self.qp.log(error, why);
+            self.qp.log(error, cause);
         }
     }
 
     #[cold]
-    fn receive_failed(&mut self, wc: &ibv_wc, news: &mut News) {
-        // The send CQ may hold the reason.
-        self.process_send_cq(news);
-        self.note_failure(wc, news);
+    fn receive_failed(&mut self, wc: &ibv_wc, outcome: &mut Outcome) {
+        // A completion of the send CQ may have the cause.
+        self.process_send_cq(outcome);
+        self.note_failure(wc, outcome);
     }
 
-    fn note_failure(&mut self, wc: &ibv_wc, news: &mut News) {
+    fn note_failure(&mut self, wc: &ibv_wc, outcome: &mut Outcome) {
         if let Some((status, _)) = wc.error() {
-            // A flushed work request is the first failure only where the connection has simply
-            // ended.
+            // If the first failure is a flushed work request, the connection was disconnected.
             if status != ibv_wc_status::IBV_WC_WR_FLUSH_ERR {
-                self.log_first(errno_of(status), Why::Completion(status));
+                self.log_first(errno_of(status), Cause::Completion(status));
             }
             self.fail(errno_of(status));
-            news.edge = true;
+            outcome.edge = true;
         }
     }
 
@@ -155,7 +156,7 @@ impl Connection {
     }
 
     /// Polls the send CQ.
-    fn process_send_cq(&mut self, news: &mut News) {
+    fn process_send_cq(&mut self, outcome: &mut Outcome) {
         let mut batch = Batch::new();
         loop {
             let completed = match self.send.cq.poll(&mut batch.0) {
@@ -163,13 +164,13 @@ impl Connection {
                 Ok(completed) => completed,
                 Err(error) => return self.fail(error),
             };
-            news.any = true;
-            news.could_send.get_or_insert(self.can_send());
+            outcome.any = true;
+            outcome.could_send.get_or_insert(self.can_send());
             for wc in completed {
                 if wc.is_valid() {
                     self.send.flow.completed(wc.wr_id());
                 } else {
-                    self.note_failure(wc, news);
+                    self.note_failure(wc, outcome);
                 }
             }
             if completed.len() < BATCH {
@@ -182,13 +183,13 @@ impl Connection {
     /// Polls the send CQ in the middle of a call; the next [`process`](Self::process) notifies the
     /// waiters.
     pub(super) fn reap_send_cq(&mut self) {
-        let mut news = News::default();
-        self.process_send_cq(&mut news);
-        self.send.pending_notify |= news.any;
-        self.send.pending_edge |= news.edge || (news.could_send == Some(false) && self.can_send());
+        let mut outcome = Outcome::default();
+        self.process_send_cq(&mut outcome);
+        self.send.pending_notify |= outcome.any;
+        self.send.pending_edge |= outcome.edge || (outcome.could_send == Some(false) && self.can_send());
     }
 
-    /// Fills the peer's next buffer when the present one is full.
+    /// Switches to the peer's next buffer when the current one is full.
     #[inline]
     pub(super) fn use_next_target(&mut self) {
         if self.send.target_pending {
@@ -205,17 +206,17 @@ impl Connection {
         if let Some(target) = self.receive.take_target(self.send.target_entry) {
             self.send.flow.use_next_target(target);
             self.send.target_entry = 1 - self.send.target_entry;
-            // The same batch may have filled the other entry.
+            // The peer may have written the other entry, too.
             self.send.target_pending = true;
         }
     }
 }
 
-/// The errno that a failed work request means to a program.
+/// Returns the errno that a program gets for a failed work request.
 fn errno_of(status: ibv_wc_status::Type) -> Errno {
     match status {
         ibv_wc_status::IBV_WC_RETRY_EXC_ERR | ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR => Errno::ETIMEDOUT,
-        // The connection ended, by either side.
+        // Either side has ended the connection.
         _ => Errno::ECONNRESET,
     }
 }

@@ -11,7 +11,7 @@ use crate::rsocket::wire::{self, Control, IOMAP_ENTRY, Mapping, Message, SGL_ENT
 use crate::sys::rc::Sge;
 
 impl Connection {
-    /// Sends a control message. Fails with `EAGAIN` while all that are reserved are outstanding.
+    /// Sends a control message. Fails with `EAGAIN` while all reserved ones are outstanding.
     pub fn control(&mut self, control: Control) -> Result<()> {
         if self.has_control() { self.send_control(Message::Control(control), &[], 0) } else { Err(Errno::EAGAIN) }
     }
@@ -34,22 +34,23 @@ impl Connection {
         self.qp.post(RdmaWrite { message: Some(message), sg_list, inline, addr, rkey, wr_id, signaled: true })
     }
 
-    /// Puts bytes where the device finds them: on the caller's stack when they go inline.
+    /// Returns the scatter/gather list of `bytes` and whether they go inline; otherwise copies them
+    /// into registered memory.
     fn stage(&mut self, bytes: &[u8]) -> ([Sge; 2], bool) {
         if bytes.len() as u32 <= self.qp.can_inline() {
             return (inline_sge(bytes), true);
         }
         let (start, lkey) = self.send.control_data.next();
-        // SAFETY: `CONTROL_DATA` bytes of our own. At most as many of these messages are
-        // outstanding as there are slots, and they complete in order, so nothing reads this slot.
+        // SAFETY: the slot has `CONTROL_DATA` bytes. No outstanding message uses it: there are at
+        // most as many outstanding messages as slots, and they complete in order.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), start.as_ptr(), bytes.len()) };
         ([Sge { addr: start.as_ptr() as usize as u64, len: bytes.len() as u32, lkey }, Sge::default()], false)
     }
 
-    /// Posts a write without bytes. It completes in any case, and shows whether the peer is there.
+    /// Posts a write without bytes. Its completion shows whether the peer still answers.
     pub fn keep_alive(&mut self) -> Result<()> {
         if !self.has_control() {
-            // Outstanding messages show the same.
+            // The completions of the outstanding messages show that, too.
             return Ok(());
         }
         let wr_id = self.send.flow.take_control(1);
@@ -71,7 +72,7 @@ impl Connection {
         while self.failed.is_none() && self.receive.flow.wants_credit_update() && self.has_control() {
             self.receive.resize(&self.qp);
             let Some(update) = self.receive.flow.next_credit_update() else { return };
-            // Credits promise receives.
+            // Post the receives before granting credits for them.
             let posted = self.receive.post_receives(&self.qp);
             match posted.and_then(|()| self.send_credit_update(&update)) {
                 Ok(()) => self.receive.flow.credit_update_sent(&update),
@@ -88,13 +89,13 @@ impl Connection {
         self.send_control(message, &bytes, self.send.peer.sgl + (buffer.sgl_entry * SGL_ENTRY) as u64)
     }
 
-    /// Returns how many regions the peer's iomap has entries for.
+    /// Returns the number of entries of the peer's iomap.
     pub fn peer_iomap(&self) -> u16 {
         self.send.peer.iomap
     }
 
-    /// Writes `mapping` into entry `index` of the peer's iomap. Returns false if it has to wait for
-    /// credits or space.
+    /// Writes `mapping` into entry `index` of the peer's iomap. Returns false if the caller has to
+    /// wait for credits or space.
     pub fn advertise_mapping(&mut self, index: u16, mapping: Mapping) -> Result<bool> {
         if index >= self.send.peer.iomap {
             // Other memory of the peer follows its iomap.

@@ -1,4 +1,4 @@
-//! The bytes of a message: in one buffer of the program, or in several.
+//! The bytes of a message, in one or several buffers of the program.
 
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
@@ -10,15 +10,15 @@ use libc::iovec;
 /// device takes them inline.
 pub const MAX_COLLECTED: usize = 256;
 
-/// Bytes that a program sends.
+/// The bytes that a program sends.
 pub trait Source: Copy {
     /// Returns the number of bytes.
     fn size(self) -> usize;
-    /// Returns the first `at` bytes, of at least as many, and the rest.
+    /// Returns the first `at` bytes and the rest. There are at least `at` bytes.
     fn split(self, at: usize) -> (Self, Self);
-    /// Returns the bytes, unless they lie in several buffers.
+    /// Returns the bytes if they lie in one buffer.
     fn in_one_piece(&self) -> Option<&[u8]>;
-    /// Copies all of them.
+    /// Copies all bytes to `into`.
     ///
     /// # Safety
     /// `into` is writable for [`size`](Self::size) bytes, and not memory of the program.
@@ -43,7 +43,8 @@ impl Source for &[u8] {
 
     #[inline]
     unsafe fn copy_to(self, into: NonNull<u8>) {
-        // SAFETY: `into` is writable for the length, and another memory: guaranteed by the caller.
+        // SAFETY: `into` is writable for the length and does not overlap `self`: guaranteed by the
+        // caller.
         unsafe { ptr::copy_nonoverlapping(self.as_ptr(), into.as_ptr(), self.len()) };
     }
 }
@@ -52,17 +53,17 @@ impl Source for &[u8] {
 #[derive(Clone, Copy)]
 pub struct Gather<'a> {
     buffers: &'a [iovec],
-    /// Bytes at the beginning that are skipped.
+    /// Number of bytes to skip at the beginning.
     skip: usize,
-    /// Number of bytes after those.
+    /// Number of bytes after the skipped ones.
     len: usize,
 }
 
 impl<'a> Gather<'a> {
-    /// `len` bytes of `buffers`, after the first `skip` ones.
+    /// Creates a source of `len` bytes of `buffers`, after the first `skip` ones.
     ///
     /// # Safety
-    /// The buffers hold that many bytes and are readable as long as the result lives.
+    /// The buffers hold `skip` plus `len` bytes, and are readable as long as the result lives.
     pub unsafe fn new(buffers: &'a [iovec], skip: usize, len: usize) -> Gather<'a> {
         Gather { buffers, skip, len }
     }
@@ -73,18 +74,19 @@ impl<'a> Gather<'a> {
         parts(self.buffers, self.skip).map_while(move |(start, len)| {
             let len = len.min(left);
             left -= len;
-            // SAFETY: readable as long as the buffers are: guaranteed by the caller of `new`.
+            // SAFETY: the buffers are readable as long as `self` lives: guaranteed by the caller of
+            // `new`.
             (len > 0).then(|| unsafe { slice::from_raw_parts(start, len) })
         })
     }
 
-    /// Copies the bytes to the beginning of `room`, if they fit.
-    pub fn collect<const ROOM: usize>(self, room: &mut [MaybeUninit<u8>; ROOM]) -> Option<&[u8]> {
-        if self.len > ROOM {
+    /// Copies the bytes to the beginning of `space` and returns them, if they fit.
+    pub fn collect<const LEN: usize>(self, space: &mut [MaybeUninit<u8>; LEN]) -> Option<&[u8]> {
+        if self.len > LEN {
             return None;
         }
-        let start = NonNull::from(room).cast();
-        // SAFETY: the bytes fit into `room`, and all of them are written.
+        let start = NonNull::from(space).cast();
+        // SAFETY: the bytes fit into `space`, and `copy_to` initialises all of them.
         unsafe {
             self.copy_to(start);
             Some(slice::from_raw_parts(start.as_ptr(), self.len))
@@ -108,7 +110,7 @@ impl Source for Gather<'_> {
     unsafe fn copy_to(self, into: NonNull<u8>) {
         let mut done = 0;
         for piece in self.pieces() {
-            // SAFETY: the pieces are `size` bytes together, and `into` is writable for them:
+            // SAFETY: the pieces have `size` bytes in total, and `into` is writable for them:
             // guaranteed by the caller.
             unsafe { piece.copy_to(into.add(done)) };
             done += piece.len();
@@ -116,7 +118,8 @@ impl Source for Gather<'_> {
     }
 }
 
-/// Returns address and length of each nonempty part of the buffers after their first `skip` bytes.
+/// Returns the address and length of each non-empty part of the buffers after the first `skip`
+/// bytes.
 pub fn parts(buffers: &[iovec], mut skip: usize) -> impl Iterator<Item = (*mut u8, usize)> {
     buffers.iter().filter_map(move |buffer| {
         let skipped = skip.min(buffer.iov_len);
@@ -139,8 +142,8 @@ mod tests {
     }
 
     fn text(source: Gather<'_>) -> Vec<u8> {
-        let mut room = [const { MaybeUninit::uninit() }; 16];
-        source.collect(&mut room).unwrap().to_vec()
+        let mut space = [const { MaybeUninit::uninit() }; 16];
+        source.collect(&mut space).unwrap().to_vec()
     }
 
     #[test]
@@ -148,7 +151,7 @@ mod tests {
         let buffers = buffers(&[b"ab", b"", b"cde", b"f"]);
         for skip in 0..=6 {
             for len in 0..=6 - skip {
-                // SAFETY: six bytes, which live to the end.
+                // SAFETY: the buffers hold six static bytes.
                 let all = unsafe { Gather::new(&buffers, skip, len) };
                 assert_eq!(text(all), &b"abcdef"[skip..skip + len]);
                 for at in 0..=len {
@@ -163,7 +166,7 @@ mod tests {
     #[test]
     fn one_piece_or_several() {
         let buffers = buffers(&[b"ab", b"", b"cde"]);
-        // SAFETY: five bytes, which live to the end.
+        // SAFETY: the buffers hold five static bytes.
         let of = |skip, len| unsafe { Gather::new(&buffers, skip, len) };
         assert_eq!(of(0, 2).in_one_piece(), Some(&b"ab"[..]));
         assert_eq!(of(2, 3).in_one_piece(), Some(&b"cde"[..]));

@@ -1,12 +1,12 @@
-//! The QP, and what is posted to it: one work request for each message, or two on iWARP, which has
-//! no write with immediate data.
+//! The QP and its work requests: one for each message, or two on iWARP, which has no RDMA write
+//! with immediate data.
 
 use std::mem::zeroed;
 use std::ptr::NonNull;
 
 use super::{IMM_LEN, sizes};
 use crate::cm::{self, Id};
-use crate::diag::Why;
+use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_id;
 use crate::rsocket::cm_id::CmId;
@@ -14,19 +14,20 @@ use crate::rsocket::wire::Message;
 use crate::sys::rc::{self, CompletionQueue, Opcode, SendWr, Sge};
 use crate::sys::verbs::{self, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
-/// Soft-iWARP copies the data of smaller writes.
+/// Soft-iWARP copies the data of unsignaled writes that are smaller than this.
 const PAGE: u32 = 4096;
 
 /// An RDMA write into the peer's memory, with or without a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RdmaWrite {
     pub message: Option<Message>,
-    /// In memory regions, unless inline; both empty for a message without bytes.
+    /// The bytes, in memory regions unless they go inline; both entries are empty for a message
+    /// without bytes.
     pub sg_list: [Sge; 2],
     pub inline: bool,
     pub addr: u64,
     pub rkey: u32,
-    /// Of the last work request.
+    /// The wr_id of the last work request.
     pub wr_id: u64,
     pub signaled: bool,
 }
@@ -43,14 +44,14 @@ impl RdmaWrite {
         SendWr { wr_id, opcode, addr, rkey, sg_list: self.sg_list, inline: self.inline, signaled }
     }
 
-    /// Soft-iWARP passes the pages of an unsignaled write to TCP, and completes what follows before
-    /// they are sent: the program could change what is sent (docs/quirks.md). It copies signaled
-    /// ones.
+    /// Returns whether soft-iWARP needs the write to be signaled: it passes the pages of an
+    /// unsignaled write to TCP, and completes the requests that follow before TCP has sent the
+    /// pages, so the program could overwrite them (docs/quirks.md). It copies signaled writes.
     fn must_be_signaled(&self) -> bool {
         self.sg_list[0].len + self.sg_list[1].len >= PAGE
     }
 
-    /// One work request: with the message as immediate data, or without one.
+    /// Returns the write as one work request, with the message, if any, as immediate data.
     #[inline]
     fn as_one(&self, iwarp: bool) -> SendWr {
         match self.message {
@@ -59,12 +60,12 @@ impl RdmaWrite {
         }
     }
 
-    /// The message as iWARP sends it.
+    /// Returns the message as iWARP sends it, in a SEND.
     fn imm(&self) -> [u8; IMM_LEN] {
         self.message.map_or([0; IMM_LEN], |message| message.word().to_ne_bytes())
     }
 
-    /// For iWARP: the write, and a SEND of `imm`.
+    /// Returns the work requests for iWARP: the write, and a SEND of `imm`.
     fn as_two(&self, imm: &[u8; IMM_LEN]) -> [SendWr; 2] {
         let write = self.request(Opcode::Write, self.wr_id - 1, self.must_be_signaled());
         let send = SendWr {
@@ -80,13 +81,13 @@ impl RdmaWrite {
     }
 }
 
-/// The scatter/gather list of bytes that go inline from where they are.
+/// Returns the scatter/gather list of bytes that go inline.
 #[inline]
 pub(super) fn inline_sge(bytes: &[u8]) -> [Sge; 2] {
     [Sge { addr: bytes.as_ptr() as usize as u64, len: bytes.len() as u32, lkey: 0 }, Sge::default()]
 }
 
-/// Whether an id's device is an iWARP adapter.
+/// Returns whether the id's device is an iWARP adapter.
 pub(super) fn is_iwarp(id: &CmId) -> bool {
     id.id().transport() == Some(verbs::IBV_TRANSPORT_IWARP)
 }
@@ -94,21 +95,21 @@ pub(super) fn is_iwarp(id: &CmId) -> bool {
 /// The QP of an id.
 #[derive(Debug)]
 pub(super) struct QueuePair {
-    /// Outlives the QP.
+    /// The id outlives the QP.
     id: NonNull<rdma_cm_id>,
     qp: NonNull<ibv_qp>,
     iwarp: bool,
-    /// Bytes that the device takes inline.
+    /// Number of bytes that the QP takes inline.
     can_inline: u32,
 }
 
-// SAFETY: an id and its QP, which any thread may use, one at a time: the stream's lock sees to
-// that.
+// SAFETY: any thread may use an id and its QP, and the stream's lock lets one thread do so at a
+// time.
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    /// Creates the QP of `id` with its send and receive CQ and the sizes of both queues. It takes
-    /// `inline` bytes inline or, where the device rejects that, fewer.
+    /// Creates the QP of `id` with a send and a receive CQ, and with the sizes of both queues. The
+    /// QP takes `inline` bytes inline, or fewer if the device rejects that number.
     pub fn new(
         id: &CmId,
         pd: NonNull<ibv_pd>,
@@ -117,24 +118,24 @@ impl QueuePair {
         inline: u16,
     ) -> Result<QueuePair> {
         let iwarp = is_iwarp(id);
-        let least = if iwarp { IMM_LEN as u32 } else { 0 };
-        let mut inline = u32::from(inline).max(least);
+        let min_inline = if iwarp { IMM_LEN as u32 } else { 0 };
+        let mut inline = u32::from(inline).max(min_inline);
         loop {
-            // SAFETY: all zeros are a value of this structure.
+            // SAFETY: all zeros are a valid value of this structure.
             let mut attr: ibv_qp_init_attr = unsafe { zeroed() };
             [attr.send_cq, attr.recv_cq] = cqs.map(CompletionQueue::cq);
             attr.qp_type = ibv_qp_type::IBV_QPT_RC;
             (attr.cap.max_send_wr, attr.cap.max_recv_wr) = (sends, receives);
             (attr.cap.max_send_sge, attr.cap.max_recv_sge) = (2, 1);
             attr.cap.max_inline_data = inline;
-            // SAFETY: the owner drops the result before the CQs and the PD.
+            // SAFETY: the owner of the result drops it before the CQs and the PD.
             match unsafe { id.create_qp(pd, &mut attr) } {
                 Ok(()) => {
                     let qp = NonNull::new(id.qp()).ok_or(Errno::EIO)?;
                     let id = NonNull::new(id.id().as_c()).ok_or(Errno::EIO)?;
                     return Ok(QueuePair { id, qp, iwarp, can_inline: attr.cap.max_inline_data });
                 }
-                Err(error) => inline = sizes::less_inline(error, inline, least).ok_or(error)?,
+                Err(error) => inline = sizes::less_inline(error, inline, min_inline).ok_or(error)?,
             }
         }
     }
@@ -144,12 +145,12 @@ impl QueuePair {
         self.iwarp
     }
 
-    /// Bytes that the device takes inline.
+    /// Returns the number of bytes that the QP takes inline.
     pub fn can_inline(&self) -> u32 {
         self.can_inline
     }
 
-    /// The PD of the QP.
+    /// Returns the PD of the QP.
     pub fn pd(&self) -> Result<NonNull<ibv_pd>> {
         // SAFETY: the QP is live until `self` is dropped.
         NonNull::new(unsafe { (*self.qp.as_ptr()).pd }).ok_or(Errno::EIO)
@@ -161,7 +162,8 @@ impl QueuePair {
         if self.iwarp && write.message.is_some() {
             return self.post_as_two(write);
         }
-        // SAFETY: the QP is live; the memory is in a region that outlives the request, or inline.
+        // SAFETY: the QP is live; the bytes lie in a memory region that outlives the request, or go
+        // inline.
         unsafe { rc::post_send(self.qp, &[write.as_one(self.iwarp)]) }
     }
 
@@ -189,7 +191,7 @@ impl QueuePair {
         unsafe { rc::post_send(self.qp, &[data, send, next_data, next_send]) }
     }
 
-    /// On iWARP immediate data goes inline.
+    /// Fails with `ENOTSUP` if the QP does not take immediate data inline, as iWARP needs.
     fn check_inline_imm(&self) -> Result<()> {
         if self.can_inline >= IMM_LEN as u32 { Ok(()) } else { Err(Errno::ENOTSUP) }
     }
@@ -197,41 +199,40 @@ impl QueuePair {
     /// Posts a receive for each of `slots`.
     ///
     /// # Safety
-    /// The memory of `buffer_of` is in a region that outlives the receives, and the device's to
-    /// write.
+    /// The buffers that `buffer_of` returns lie in a memory region that outlives the receives, and
+    /// only the device writes there.
     pub unsafe fn post_recv(&self, slots: &[u32], buffer_of: impl Fn(u32) -> Option<Sge>) -> Result<()> {
-        // SAFETY: the QP is live; the memory is as described: guaranteed by the caller.
+        // SAFETY: the QP is live; the caller guarantees the lifetime of the buffers.
         unsafe { rc::post_recv(self.qp, slots, buffer_of) }
     }
 
-    /// Has every work request complete, with an error.
+    /// Moves the QP to the error state: every work request completes with an error.
     pub fn move_to_error(&self) {
-        // SAFETY: a live QP; all zeros are a value of the attributes.
+        // SAFETY: the QP is live; all zeros are a valid value of the attributes.
         unsafe {
             let mut attr: verbs::ibv_qp_attr = zeroed();
             attr.qp_state = verbs::ibv_qp_state::IBV_QPS_ERR;
-            // It fails for a QP that is in this state already, or gone with its device: no harm.
+            // Fails for a QP that is in this state already, and after the removal of the device: no
+            // work request is outstanding then.
             let _ = verbs::modify_qp(self.qp, &mut attr, verbs::ibv_qp_attr_mask::IBV_QP_STATE.0 as i32);
         }
     }
 
     /// Logs a failure that no call reports at once.
     #[cold]
-    pub fn log(&self, error: Errno, why: Why) {
+    pub fn log(&self, error: Errno, cause: Cause) {
         // SAFETY: the id outlives the QP.
         if let Ok(id) = unsafe { Id::from_c(self.id.as_ptr()) } {
-            cm::log::background(id, error, why);
+            cm::log::background(id, error, cause);
         }
     }
 }
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: the id outlives the QP; the CQs and the memory are dropped later.
-        unsafe {
-            if let Ok(id) = Id::from_c(self.id.as_ptr()) {
-                cm::destroy_qp(id);
-            }
+        // SAFETY: the id outlives the QP, and the owner drops the CQs and the memory later.
+        if let Ok(id) = unsafe { Id::from_c(self.id.as_ptr()) } {
+            cm::destroy_qp(id);
         }
     }
 }

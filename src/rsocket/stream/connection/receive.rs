@@ -1,5 +1,5 @@
-//! The receive side: memory that the peer writes to, the receives that its messages take, and the
-//! data that the program has not read yet.
+//! The receive side: the memory that the peer writes to, the receives for its messages, and the
+//! data that the program has not read.
 
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
@@ -21,22 +21,22 @@ pub(super) struct ReceiveSide {
     cq: CompletionQueue,
     memory: MemoryRegion,
     layout: Layout,
-    /// Receives, posted or idle.
+    /// Number of receives, posted or idle.
     receives: u32,
-    /// Receives to post again.
+    /// Slots of the receives to post again.
     idle: Vec<u32>,
-    /// Entries of the iomap.
+    /// Number of entries of the iomap.
     iomap: u16,
     pub flow: Receiver,
     pub rings: Rings,
 }
 
-// SAFETY: libibverbs objects and memory, which any thread may use, one at a time: the stream's lock
-// sees to that.
+// SAFETY: any thread may use libibverbs objects and the memory, and the stream's lock lets one
+// thread do so at a time.
 unsafe impl Send for ReceiveSide {}
 
 impl ReceiveSide {
-    /// `memory` is as long as `layout` says.
+    /// `memory` has the length of `layout`.
     pub fn new(
         cq: CompletionQueue,
         memory: MemoryRegion,
@@ -48,7 +48,7 @@ impl ReceiveSide {
         let mut idle = Vec::new();
         idle.try_reserve_exact(receives as usize).map_err(|_| Errno::ENOMEM)?;
         idle.extend(0..receives);
-        // SAFETY: within the memory, by its layout.
+        // SAFETY: by the layout the ring lies in the memory.
         let ring = RemoteMemory { start: unsafe { memory.start().add(layout.ring) }, rkey: memory.rkey() };
         let rings = Rings::new(ring, options.receive_buffer, options.receive_grows);
         Ok(ReceiveSide { cq, memory, layout, receives, idle, iomap: options.iomap, flow, rings })
@@ -58,7 +58,7 @@ impl ReceiveSide {
         &self.cq
     }
 
-    /// Counts an event of the channel if it is this CQ's, and returns whether it is.
+    /// Counts an event of the channel if it belongs to this CQ. Returns whether it does.
     pub fn note_event(&mut self, event: &CqEvent) -> bool {
         self.cq.note_event(event)
     }
@@ -77,9 +77,9 @@ impl ReceiveSide {
         }
     }
 
-    /// Space for the bytes of control messages that do not go inline.
+    /// Returns the space for the bytes of control messages that do not go inline.
     pub fn control_data(&self) -> ControlData {
-        // SAFETY: within the memory, by its layout.
+        // SAFETY: by the layout the space lies in the memory.
         let start = unsafe { self.memory.start().add(self.layout.control_data) };
         ControlData::new(start, self.memory.lkey())
     }
@@ -91,26 +91,26 @@ impl ReceiveSide {
         let buffer_of = |slot: u32| {
             iwarp.then(|| Sge { addr: (start + slot as usize * IMM_LEN) as u64, len: IMM_LEN as u32, lkey })
         };
-        // SAFETY: by the layout the slots lie in the memory, where nothing else is.
+        // SAFETY: by the layout the slots lie in the memory and overlap no other part of it.
         unsafe { qp.post_recv(&self.idle, buffer_of)? };
         self.idle.clear();
         Ok(())
     }
 
-    /// As [`post_receives`](Self::post_receives), once there are enough of them.
+    /// Posts the idle receives if there are at least [`REPOST`] of them.
     pub fn repost(&mut self, qp: &QueuePair) -> Result<()> {
         if self.idle.len() >= REPOST { self.post_receives(qp) } else { Ok(()) }
     }
 
-    /// A receive has completed. Returns whether it was the last one posted, which a peer that keeps
-    /// to its credits never takes.
+    /// A receive has completed. Returns whether it was the last one posted, which a peer that
+    /// respects its credits never uses.
     pub fn used(&mut self, slot: u32) -> bool {
-        // There is space: each receive is either in the list or posted.
+        // The list has capacity for all receives.
         self.idle.push(slot);
         self.idle.len() == self.receives as usize
     }
 
-    /// The immediate data that a SEND over iWARP brought.
+    /// Returns the immediate data of a SEND over iWARP.
     pub fn imm(&self, slot: u32) -> u32 {
         let start = self.memory.start();
         // SAFETY: by the layout the slot lies in the memory. The device wrote it before the
@@ -118,15 +118,15 @@ impl ReceiveSide {
         unsafe { start.add(self.layout.imms + slot as usize * IMM_LEN).cast::<u32>().as_ptr().read_volatile() }
     }
 
-    /// Entries of the iomap that the peer may write.
+    /// Returns the number of entries of the iomap, which the peer writes.
     pub fn iomap(&self) -> u16 {
         self.iomap
     }
 
-    /// Takes what the peer wrote into an entry of the target SGL, if it did.
+    /// Takes the region in an entry of the target SGL, if the peer has written the entry.
     pub fn take_target(&self, entry: usize) -> Option<Region> {
-        // SAFETY: the SGL is at the beginning of the memory. The peer writes it by RDMA; the
-        // length, which it writes last, is read first.
+        // SAFETY: the SGL is at the beginning of the memory, and is accessed by volatile copies
+        // because the peer writes it by RDMA. The length is read first: it is written last.
         unsafe {
             let entry = self.memory.start().add(entry * SGL_ENTRY).cast::<[u32; SGL_ENTRY / 4]>().as_ptr();
             let length = (&raw const (*entry)[3]).read_volatile();
@@ -139,7 +139,7 @@ impl ReceiveSide {
                 (&raw const (*entry)[1]).read_volatile(),
                 (&raw const (*entry)[2]).read_volatile(),
             ];
-            // So that the next one in this entry shows.
+            // A length of 0 marks the entry as empty until the peer writes it again.
             (&raw mut (*entry)[3]).write_volatile(0);
             let mut bytes = [0; SGL_ENTRY];
             for (bytes, word) in bytes.chunks_exact_mut(4).zip([words[0], words[1], words[2], length]) {
@@ -150,7 +150,7 @@ impl ReceiveSide {
         }
     }
 
-    /// Returns the region that the peer mapped at `offset`, from there on.
+    /// Returns the rest of the region that the peer has mapped at `offset`.
     pub fn mapped(&self, offset: u64) -> Option<Region> {
         (0..self.iomap).map(|index| self.mapping(index)).find_map(|mapping| {
             let skip = offset.checked_sub(mapping.offset).filter(|&skip| skip < u64::from(mapping.region.length))?;
@@ -162,12 +162,13 @@ impl ReceiveSide {
         })
     }
 
+    /// Returns an entry of the iomap.
     fn mapping(&self, index: u16) -> Mapping {
         let mut bytes = [0; IOMAP_ENTRY];
         let start = self.layout.iomap + usize::from(index) * IOMAP_ENTRY;
         for (at, byte) in bytes.iter_mut().enumerate() {
-            // SAFETY: by the layout within the memory. The peer may write at the same time; any
-            // bytes are a mapping, of the peer's own memory.
+            // SAFETY: by the layout the iomap lies in the memory. The peer may write at the same
+            // time; any bytes are a valid mapping, which refers to the peer's own memory.
             *byte = unsafe { self.memory.start().add(start + at).as_ptr().read_volatile() };
         }
         wire::parse_iomap(&bytes)
@@ -179,20 +180,21 @@ impl ReceiveSide {
         self.cq.poll(&mut batch.0).map(<[_]>::len)
     }
 
-    /// Copies received bytes to the beginning of `into`, which is large enough.
+    /// Copies received bytes to the beginning of `into`, which has space for them.
     #[inline]
     pub fn copy(&self, received: Received, into: &mut [MaybeUninit<u8>]) {
         let Received { ring, offset, len } = received;
         let into = &mut into[..len as usize];
-        // SAFETY: the bytes lie in a ring. The peer may not write there until it is told that they
-        // were read; if it does, it only spoils its own data. The program's buffer is other memory.
+        // SAFETY: the bytes lie in a ring, and do not overlap the program's buffer. A peer that
+        // violates the protocol and writes there before it has credit only corrupts its own data.
         unsafe {
             let from: NonNull<u8> = self.rings.memory(ring).start.add(offset as usize);
             ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr().cast(), into.len());
         }
     }
 
-    /// Copies received bytes, from `skip` bytes after the next one on. Returns how many.
+    /// Copies unread data after its first `skip` bytes, and leaves it unread. Returns the number of
+    /// bytes.
     pub fn peek(&self, skip: u64, into: &mut [MaybeUninit<u8>]) -> usize {
         let mut done = 0;
         while done < into.len() {
@@ -223,12 +225,13 @@ impl Connection {
         Some(received.len as usize)
     }
 
-    /// Copies received bytes, from `skip` bytes after the next one on. Returns how many.
+    /// Copies unread data after its first `skip` bytes, and leaves it unread. Returns the number of
+    /// bytes.
     pub fn peek(&self, skip: u64, into: &mut [MaybeUninit<u8>]) -> usize {
         self.receive.peek(skip, into)
     }
 
-    /// Copies received bytes and takes them. Returns how many.
+    /// Reads data. Returns the number of bytes.
     #[inline(never)]
     pub fn read(&mut self, into: &mut [MaybeUninit<u8>]) -> usize {
         let done = self.peek(0, into);
@@ -236,16 +239,16 @@ impl Connection {
         done
     }
 
-    /// The program has read `len` bytes: the peer gets their space back.
+    /// The program has read `len` bytes: returns their space to the peer.
     #[inline]
     pub fn take(&mut self, len: u64) {
-        if let Some(ended) = self.receive.flow.take(len) {
-            self.receive.rings.ended(ended);
+        if let Some(ring) = self.receive.flow.take(len) {
+            self.receive.rings.release(ring);
         }
         self.send_credit_updates();
     }
 
-    /// Returns the region that the peer mapped at `offset`, from there on.
+    /// Returns the rest of the region that the peer has mapped at `offset`.
     pub fn mapped(&self, offset: u64) -> Option<Region> {
         self.receive.mapped(offset)
     }

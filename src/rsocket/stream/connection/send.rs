@@ -1,5 +1,5 @@
-//! The send side: stream data into the peer's buffers, and writes into memory that the peer has
-//! mapped.
+//! The send side: writes stream data into the peer's buffers, and riowrite(3) data into memory that
+//! the peer has mapped.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -16,16 +16,16 @@ use crate::sys::rc::{CompletionQueue, Sge};
 /// Memory of the peer, from its connection data.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PeerMemory {
-    /// Whether its byte order is the other one.
+    /// Whether the peer has the other byte order.
     pub swap: bool,
-    /// Address of its target SGL; the iomap follows.
+    /// Address of the peer's target SGL; the iomap follows.
     pub sgl: u64,
     pub rkey: u32,
-    /// Entries of its iomap.
+    /// Number of entries of the peer's iomap.
     pub iomap: u16,
 }
 
-/// Space for the bytes of control messages that do not go inline: a slot for each.
+/// Space for the bytes of control messages that do not go inline: a slot for each message.
 #[derive(Debug)]
 pub(super) struct ControlData {
     start: NonNull<u8>,
@@ -34,17 +34,16 @@ pub(super) struct ControlData {
 }
 
 impl ControlData {
-    /// Slots at `start`, in a region of the receive side's memory.
+    /// The slots begin at `start`, in the receive side's memory region.
     pub fn new(start: NonNull<u8>, lkey: u32) -> ControlData {
         ControlData { start, lkey, next: 0 }
     }
 
-    /// The next slot.
+    /// Returns the next slot and its lkey.
     pub fn next(&mut self) -> (NonNull<u8>, u32) {
         let slot = self.next;
         self.next = (slot + 1) % CONTROL_ENTRIES as usize;
-        // SAFETY: the slots are `CONTROL_ENTRIES` times `CONTROL_DATA` bytes, by the layout of the
-        // memory.
+        // SAFETY: by the layout there are `CONTROL_ENTRIES` slots of `CONTROL_DATA` bytes.
         (unsafe { self.start.add(slot * CONTROL_DATA) }, self.lkey)
     }
 }
@@ -53,12 +52,13 @@ impl ControlData {
 #[derive(Debug)]
 pub(super) struct SendSide {
     pub cq: CompletionQueue,
-    /// An event of the CQ was requested and not read yet.
+    /// The CQ is armed, and its event has not been read.
     pub cq_armed: bool,
-    /// Completions were processed whose effect the waiters were not notified of.
+    /// Completions were processed without notifying the waiters.
     pub pending_notify: bool,
+    /// These completions also count for edge-triggered watchers.
     pub pending_edge: bool,
-    /// Calls that wait until everything that was sent has arrived.
+    /// Number of calls that wait until all sent data has arrived.
     pub flushing: u32,
     pub flow: Sender,
     pub buffer: SendBuffer,
@@ -66,13 +66,14 @@ pub(super) struct SendSide {
     inline_limit: u32,
     pub control_data: ControlData,
     pub peer: PeerMemory,
-    /// The entry of our target SGL that the peer fills next, and whether it may have done so.
+    /// The entry of the target SGL that the peer writes next.
     pub target_entry: usize,
+    /// The peer may have written the entry.
     pub target_pending: bool,
 }
 
-// SAFETY: libibverbs objects and memory, which any thread may use, one at a time: the stream's lock
-// sees to that.
+// SAFETY: any thread may use libibverbs objects and the memory, and the stream's lock lets one
+// thread do so at a time.
 unsafe impl Send for SendSide {}
 
 impl SendSide {
@@ -117,7 +118,7 @@ impl SendSide {
         self.flushing > 0 || self.pending_notify || self.flow.is_short()
     }
 
-    /// The peer allows messages up to number `limit`, and may have advertised a buffer.
+    /// The peer grants credits up to message number `limit`, and may have advertised a buffer.
     #[inline]
     pub fn credit_update_received(&mut self, limit: u16) -> std::result::Result<(), Violation> {
         self.flow.credit_update_received(limit)?;
@@ -125,7 +126,7 @@ impl SendSide {
         Ok(())
     }
 
-    /// Reserves a planned message, to be posted.
+    /// Reserves a planned message. Returns the write to post.
     #[inline]
     fn claim(&mut self, chunk: &Chunk, sg_list: [Sge; 2], inline: bool) -> RdmaWrite {
         let (wr_id, signaled) = self.flow.take(chunk, inline);
@@ -133,8 +134,8 @@ impl SendSide {
         RdmaWrite { message, sg_list, inline, addr: chunk.addr, rkey: chunk.rkey, wr_id, signaled }
     }
 
-    /// Returns how many bytes a message that begins at `done` of `len` may carry. `begun`: the
-    /// program's call has sent something before.
+    /// Returns the offset where a message that begins at `done` must end, at most `len`. `begun`:
+    /// the program's call has sent data before.
     fn limit(&self, done: usize, len: usize, begun: bool) -> usize {
         if done == 0 && !begun { self.flow.first_message(len) } else { len }
     }
@@ -146,8 +147,8 @@ impl Connection {
         len <= self.send.inline_limit as usize && self.failed.is_none()
     }
 
-    /// Sends `data`, which goes inline, in one message. Returns whether it did; a failure of the
-    /// connection is kept in it.
+    /// Sends `data`, which goes inline, in one message. Returns whether it was sent; the connection
+    /// records a failure.
     #[inline]
     pub fn send_inline(&mut self, data: &[u8]) -> bool {
         match self.send.flow.plan(data.len(), true).filter(|chunk| chunk.len as usize == data.len()) {
@@ -161,14 +162,14 @@ impl Connection {
         }
     }
 
-    /// Returns whether `len` bytes do not fit into the rest of the peer's buffer.
+    /// Returns whether `len` bytes exceed the rest of the peer's buffer.
     pub fn crosses_target_end(&self, len: usize) -> bool {
         self.send.flow.crosses_target_end(len)
     }
 
-    /// Sends what can be sent now of `data`, and returns how many bytes. `begun`: the program's
-    /// call has sent something before. An error that is not a failure of the connection is a lack
-    /// of memory: the send buffer is made with its first use.
+    /// Sends as much of `data` as possible without waiting. Returns the number of bytes. `begun`:
+    /// the program's call has sent data before. An error that is not a failure of the connection is
+    /// a lack of memory: the send buffer is allocated on first use.
     pub fn send<S: Source>(&mut self, data: S, begun: bool) -> Result<usize> {
         let mut done = 0;
         while done < data.size() {
@@ -187,7 +188,7 @@ impl Connection {
         Ok(done)
     }
 
-    /// As [`send`](Self::send), in as few messages as if the bytes lay in one buffer.
+    /// As [`send`](Self::send), for several buffers. Sends as few messages as for one buffer.
     pub fn send_gathered(&mut self, data: Gather<'_>, begun: bool) -> Result<usize> {
         let mut collected = [const { MaybeUninit::uninit() }; MAX_COLLECTED];
         if data.size() <= self.send.inline_limit as usize
@@ -198,8 +199,8 @@ impl Connection {
         self.send(data, begun)
     }
 
-    /// Where the device finds the bytes of a message: in the program's memory if they go inline,
-    /// else copied into the send buffer.
+    /// Returns the scatter/gather list of a message's bytes: in the program's memory if they go
+    /// inline, otherwise in the send buffer, where they are copied to.
     #[inline]
     fn sg_list<S: Source>(&mut self, part: &S, inline: bool, offset: u32) -> Result<[Sge; 2]> {
         match part.in_one_piece() {
@@ -208,21 +209,21 @@ impl Connection {
         }
     }
 
-    /// Posts a reserved message. Where it has filled the peer's buffer and the next one is there, a
-    /// second message with the beginning of `tail` is posted with it. Returns how many bytes of
-    /// `tail` were sent.
+    /// Posts a reserved message. If it fills the peer's buffer and the next buffer is advertised, a
+    /// second message with the beginning of `tail` is posted together with it. Returns the number
+    /// of bytes of `tail` that were sent.
     fn send_with_tail<S: Source>(&mut self, write: RdmaWrite, tail: S, inline: bool) -> Result<usize> {
         self.use_next_target();
         let next = match tail.size() {
             0 => None,
-            wanted => self.send.flow.plan(wanted, inline),
+            len => self.send.flow.plan(len, inline),
         };
         let Some(next) = next else {
             self.post(write)?;
             return Ok(0);
         };
         let (part, _) = tail.split(next.len as usize);
-        // The buffer exists: the message before has used it.
+        // The previous message has allocated the send buffer.
         let sg_list = self.sg_list(&part, inline, next.offset)?;
         let last = self.send.claim(&next, sg_list, inline);
         self.qp.post_both([write, last]).inspect_err(|&error| self.fail(error))?;
@@ -236,14 +237,14 @@ impl Connection {
         self.qp.post(write).inspect_err(|&error| self.fail(error))
     }
 
-    /// Polls the send CQ if `wanted` bytes do not fit into the rest of the send buffer, and grows
-    /// or shrinks the buffer.
-    fn make_space(&mut self, wanted: usize) {
-        if wanted > self.send.flow.free() as usize {
+    /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer. Grows or
+    /// shrinks the buffer.
+    fn make_space(&mut self, len: usize) {
+        if len > self.send.flow.free() as usize {
             if !self.send.flow.is_idle() {
                 self.reap_send_cq();
             }
-            if self.send.flow.is_buffer_limited(wanted) {
+            if self.send.flow.is_buffer_limited(len) {
                 self.send.grow_buffer(&self.qp);
             }
         } else if self.send.flow.is_underused() {
@@ -251,8 +252,8 @@ impl Connection {
         }
     }
 
-    /// Writes `data` into the peer's `region`, as far as there is space to send. Returns how many
-    /// bytes. Fails as [`send`](Self::send).
+    /// Writes as much of `data` as possible without waiting into the peer's `region`. Returns the
+    /// number of bytes. Fails as [`send`](Self::send).
     pub fn write(&mut self, data: &[u8], region: Region, begun: bool) -> Result<usize> {
         let mut done = 0;
         let len = data.len().min(region.length as usize);
@@ -273,7 +274,7 @@ impl Connection {
         Ok(done)
     }
 
-    /// Goes back to a send buffer of the first size if nothing is outstanding.
+    /// Returns to a send buffer of the first size if no data is outstanding.
     pub fn give_memory_back(&mut self) {
         self.reap_send_cq();
         self.send.give_buffer_back(&self.qp);

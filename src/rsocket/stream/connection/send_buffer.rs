@@ -1,4 +1,4 @@
-//! The send buffer: allocated when a message first needs it, larger for a stream that it limits.
+//! The send buffer: allocated on first use, and grown for a stream that it limits.
 
 use super::gather::Source;
 use super::post::QueuePair;
@@ -8,9 +8,9 @@ use crate::errno::Result;
 use crate::rsocket::growth_budget;
 use crate::sys::rc::{MemoryRegion, Sge};
 
-/// Bytes of a buffer that has grown once, and twice, as receive rings do.
+/// Bytes of a buffer that has grown once, and twice.
 const STEPS: [u32; 2] = [1 << 18, 1 << 20];
-/// How many times it must have limited the stream before it grows.
+/// Number of times that the buffer must have limited the stream before it grows.
 const GROW_AFTER: u32 = 2;
 
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Memory {
     }
 }
 
-/// Allocates a buffer of the first size; idle streams may have to give memory back for it.
+/// Allocates a buffer of the first size; idle streams may have to free memory for it.
 fn allocate(qp: &QueuePair, size: u32) -> Result<Memory> {
     growth_budget::with_memory(|| allocate_now(qp, size))
 }
@@ -45,10 +45,11 @@ pub(super) struct SendBuffer {
     size: u32,
     first_size: u32,
     may_grow: bool,
-    /// How many times it has limited the stream, and how many times there was no larger one.
+    /// Number of times that the buffer has limited the stream.
     limited: u32,
+    /// Number of times that the buffer could not grow.
     refused: u32,
-    /// The buffer before, until this work request completes.
+    /// The previous buffer, until this work request completes.
     old: Option<(Memory, u64)>,
 }
 
@@ -57,7 +58,7 @@ impl SendBuffer {
         SendBuffer { memory: None, size, first_size: size, may_grow, limited: 0, refused: 0, old: None }
     }
 
-    /// Its size at first, in bytes.
+    /// Returns the first size, in bytes.
     pub fn first_size(&self) -> u32 {
         self.first_size
     }
@@ -70,18 +71,18 @@ impl SendBuffer {
         Ok(memory.region())
     }
 
-    /// Copies `bytes` into the buffer, from `offset` on.
+    /// Copies `bytes` into the buffer, from `offset` on. Returns their scatter/gather list.
     #[inline]
     pub fn fill(&mut self, qp: &QueuePair, bytes: impl Source, offset: u32) -> Result<[Sge; 2]> {
         let (size, offset) = (self.size as usize, offset as usize);
         let region = self.region(qp)?;
         let first = bytes.size().min(size - offset);
-        let (before, wrapped) = bytes.split(first);
+        let (contiguous, wrapped) = bytes.split(first);
         let (start, lkey) = (region.start(), region.lkey());
-        // SAFETY: both parts lie in the buffer, and the flow control lets no outstanding work
-        // request read there.
+        // SAFETY: both parts lie in the buffer, in space that the flow control has found free: no
+        // outstanding work request reads it.
         unsafe {
-            before.copy_to(start.add(offset));
+            contiguous.copy_to(start.add(offset));
             wrapped.copy_to(start);
         }
         let at = |offset: usize| start.as_ptr() as usize as u64 + offset as u64;
@@ -90,7 +91,7 @@ impl SendBuffer {
 }
 
 impl SendSide {
-    /// Takes note that the buffer limits the stream, and grows it when that was often enough.
+    /// Counts that the buffer has limited the stream, and grows the buffer if it did so repeatedly.
     pub fn grow_buffer(&mut self, qp: &QueuePair) {
         let buffer = &mut self.buffer;
         let Some(size) = receive_rings::next_step(STEPS, buffer.size).filter(|_| buffer.may_grow) else { return };
@@ -108,7 +109,7 @@ impl SendSide {
         }
     }
 
-    /// Goes back to the first size from a larger one that was not needed for long.
+    /// Returns to the first size from a larger one that was not needed for a while.
     pub fn shrink_buffer(&mut self, qp: &QueuePair) {
         let buffer = &mut self.buffer;
         let size = buffer.first_size;
@@ -120,15 +121,15 @@ impl SendSide {
         }
     }
 
-    /// Goes back to the first size if nothing is outstanding. The larger memory is freed first:
-    /// there may be none for both.
+    /// Returns to the first size if no data is outstanding. The larger buffer is freed first: there
+    /// may not be enough memory for both.
     pub fn give_buffer_back(&mut self, qp: &QueuePair) {
         let buffer = &mut self.buffer;
         if self.flow.is_idle() && buffer.size > buffer.first_size && buffer.old.is_none() {
             self.flow.replace_buffer(buffer.first_size);
             buffer.size = buffer.first_size;
             buffer.memory = None;
-            // If this fails the next send tries again, and reports it.
+            // If this fails, the next send tries again and reports the error.
             buffer.memory = allocate_now(qp, buffer.first_size).ok();
         }
     }
@@ -141,7 +142,7 @@ impl SendSide {
         self.drop_old_buffer();
     }
 
-    /// Frees the buffer before when no outstanding work request uses it.
+    /// Frees the previous buffer if no outstanding work request uses it.
     pub fn drop_old_buffer(&mut self) {
         if let Some((_, wr_id)) = self.buffer.old
             && self.flow.is_complete(wr_id)

@@ -1,24 +1,24 @@
-//! Rsockets that have come: each goes to the connection that it belongs to ([`matching`]).
+//! Rsockets that have come. Each goes to the connection that it belongs to ([`matching`]).
 
 use core::ffi::c_int;
 use core::ptr;
 
 use libc::{EAGAIN, EINTR};
 
-use super::{Arrived, BACKLOG, Handshakes, Listener, MAX_RIVALS, SETTLE, Stage, close};
-use crate::epoll::Deadline;
-use crate::fork::decide::Outcome;
+use super::{Arrived, BACKLOG, Handshakes, Listener, MAX_RIVALS, SETTLE_TIME, Stage, close};
+use crate::fork::commit::Outcome;
 use crate::fork::matching::{self, Verdict};
 use crate::fork::name;
-use crate::{errno, r};
+use crate::time::Deadline;
+use crate::{errno, rsocket_abi};
 
 impl Handshakes {
     /// Takes the rsockets that have come to a listener.
     pub fn accept(&mut self, place: usize) {
         let Some(Listener { own, inner: listener, .. }) = self.listeners[place] else { return };
         for _ in 0..BACKLOG {
-            // SAFETY: NULL: nobody wants to know the address here.
-            let inner = unsafe { r::raccept(listener, ptr::null_mut(), ptr::null_mut()) };
+            // SAFETY: null for an address that is not wanted.
+            let inner = unsafe { rsocket_abi::raccept(listener, ptr::null_mut(), ptr::null_mut()) };
             if inner < 0 {
                 if !matches!(errno::get(), EAGAIN | EINTR | libc::ECONNABORTED) {
                     self.give_up(&own);
@@ -26,7 +26,7 @@ impl Handshakes {
                 return;
             }
             match name::rsocket_peer(inner) {
-                Some(from) => self.enter(Arrived { inner, from, own, settled: Deadline::after(SETTLE) }),
+                Some(from) => self.enter(Arrived { inner, from, own, settled: Deadline::after(SETTLE_TIME) }),
                 None => close(inner),
             }
         }
@@ -46,7 +46,7 @@ impl Handshakes {
         }
     }
 
-    /// The other rsockets of its host that are not matched.
+    /// The other unmatched rsockets of its host.
     fn rivals(&self, arrived: &Arrived) -> impl Iterator<Item = &Arrived> {
         let others = self.arrived.iter().flatten().filter(|other| other.inner != arrived.inner);
         others.filter(|other| name::same_host(&other.from, &arrived.from))
@@ -71,7 +71,7 @@ impl Handshakes {
         }
     }
 
-    /// The connection has its rsocket. It is its own when the other end has done with TCP.
+    /// The connection has its rsocket, and becomes it once the other end has ended TCP.
     fn assign(&mut self, place: usize, inner: c_int) {
         let Some(job) = &mut self.jobs[place] else { return close(inner) };
         job.rsocket = inner;

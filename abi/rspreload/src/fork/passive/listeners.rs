@@ -4,16 +4,18 @@ use core::ffi::c_int;
 
 use libc::{EADDRINUSE, F_SETFL, O_NONBLOCK};
 
-use super::{BACKLOG, Handshakes, Listener, MAX_LISTENERS, PAUSE, Stage, TURN, close};
-use crate::epoll::Deadline;
-use crate::fork::decide::{self, Outcome, PATIENCE};
+use super::{BACKLOG, Handshakes, Listener, MAX_LISTENERS, RETRY_DELAY, Stage, TURN_TIMEOUT, close};
+use crate::fork::commit::Outcome;
+use crate::fork::decisions::HANDSHAKE_TIMEOUT;
+use crate::fork::make_rsocket;
 use crate::fork::name::Name;
 use crate::fork::semaphore::Turn;
 use crate::fork::slots::MAX_HANDSHAKES;
-use crate::{errno, r};
+use crate::time::Deadline;
+use crate::{errno, rsocket_abi};
 
 impl Handshakes {
-    /// Closes the listeners that nobody needs any more, and gives the turn back.
+    /// Closes the listeners that no connection needs any more, and returns the turn.
     pub fn close_unused(&mut self) {
         for listener in &mut self.listeners {
             let jobs = || self.jobs.iter().flatten();
@@ -40,29 +42,29 @@ impl Handshakes {
             if !self.take_turn() {
                 return;
             }
-            let opened = decide::rsocket_for((&own.storage, own.len), |inner| listen(inner, &own));
+            let opened = make_rsocket::for_address(&own, |inner| listen(inner, &own));
             let in_use = errno::get() == EADDRINUSE;
             let Some(listener) = &mut self.listeners[place] else { continue };
             listener.inner = opened.unwrap_or(-1);
-            let retries = listener.retries.get_or_insert_with(|| Deadline::after(3 * TURN));
+            let retries = listener.retries.get_or_insert_with(|| Deadline::after(3 * TURN_TIMEOUT));
             if opened.is_none() && (!in_use || retries.left() == 0) {
                 self.give_up(&own);
             }
         }
     }
 
-    /// Waits shortly for the turn. It can't wait long while there are peers that may answer.
+    /// Waits for the turn, only shortly because peers may answer meanwhile.
     fn take_turn(&mut self) -> bool {
         if self.turn.is_some() {
             return true;
         }
-        let turn = Turn::within(if self.is_listening() { 0 } else { PAUSE });
-        let patience = self.patience.get_or_insert_with(|| Deadline::after(PATIENCE));
+        let turn = Turn::within(if self.is_listening() { 0 } else { RETRY_DELAY });
+        let patience = self.patience.get_or_insert_with(|| Deadline::after(HANDSHAKE_TIMEOUT));
         let turn = turn.or_else(|| (patience.left() == 0).then(Turn::forced));
         if turn.is_some() {
             self.patience = None;
         }
-        self.turn = turn.map(|turn| (turn, Deadline::after(TURN)));
+        self.turn = turn.map(|turn| (turn, Deadline::after(TURN_TIMEOUT)));
         self.turn.is_some()
     }
 
@@ -70,7 +72,7 @@ impl Handshakes {
         self.listeners.iter().flatten().any(|listener| listener.inner >= 0)
     }
 
-    /// Nobody can listen at the address: its connections stay TCP.
+    /// Listening at the address is impossible: its connections stay TCP.
     pub fn give_up(&mut self, own: &Name) {
         for place in 0..MAX_HANDSHAKES {
             if self.jobs[place].as_ref().is_some_and(|job| job.is_at(own)) {
@@ -86,9 +88,9 @@ fn listen(inner: c_int, own: &Name) -> bool {
     // gone before accept.
     unsafe {
         let len = size_of::<c_int>() as libc::socklen_t;
-        r::rsetsockopt(inner, libc::SOL_SOCKET, libc::SO_REUSEADDR, (&raw const one).cast(), len);
-        r::rbind(inner, decide::address(&own.storage), own.len) == 0
-            && r::rlisten(inner, BACKLOG as c_int) == 0
-            && r::rfcntl(inner, F_SETFL, O_NONBLOCK) == 0
+        rsocket_abi::rsetsockopt(inner, libc::SOL_SOCKET, libc::SO_REUSEADDR, (&raw const one).cast(), len);
+        rsocket_abi::rbind(inner, own.as_ptr(), own.len) == 0
+            && rsocket_abi::rlisten(inner, BACKLOG as c_int) == 0
+            && rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK) == 0
     }
 }

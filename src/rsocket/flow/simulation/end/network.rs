@@ -5,27 +5,27 @@ use std::sync::OnceLock;
 use super::{Completion, Effect, End, KEY, Part, RINGS, Source, shorten};
 
 impl End {
-    /// The next work request that was carried out completes.
+    /// Completes the next work request that was executed.
     pub fn complete(&mut self) {
-        if let Some(work) = self.carried.pop_front() {
+        if let Some(work) = self.executed.pop_front() {
             self.changes += 1;
-            if work.report {
-                self.completions.push_back(Completion::Own(work.number));
+            if work.signaled {
+                self.completions.push_back(Completion::Send(work.wr_id));
             }
         }
     }
 
-    /// A write into the ring, as the device carries it out.
+    /// Returns the memory for a write to the ring.
     fn fill(&mut self, addr: u64, key: u32, len: u32) -> &mut [u8] {
-        let Part { ring, offset, .. } = *self.open.front().expect("more than was granted");
+        let Part { ring, offset, .. } = *self.writable.front().expect("more than was advertised");
         assert_eq!(key, KEY + ring as u32);
-        assert_eq!(addr, RINGS[ring] + u64::from(offset), "not behind the bytes before");
-        assert_eq!(shorten(&mut self.open, len.into()), len, "behind the end of a half");
+        assert_eq!(addr, RINGS[ring] + u64::from(offset), "not after the previous bytes");
+        assert_eq!(shorten(&mut self.writable, len.into()), len, "beyond the end of a half");
         &mut self.rings[ring][offset as usize..][..len as usize]
     }
 }
 
-/// The network carries out the next work request of `from`.
+/// Executes the next work request of `from`.
 pub fn deliver(from: &mut End, to: &mut End) {
     let Some(work) = from.posted.pop_front() else { return };
     from.changes += 1;
@@ -36,9 +36,9 @@ pub fn deliver(from: &mut End, to: &mut End) {
             let mut bytes = vec![0; len as usize];
             copy(from, source, &mut bytes);
         }
-        Effect::Announce { slot, region } => {
-            assert_eq!(to.sgl[slot].length, 0, "over an entry that was not used");
-            to.sgl[slot] = region;
+        Effect::Advertise { sgl_entry, region } => {
+            assert_eq!(to.sgl[sgl_entry].length, 0, "an unused entry is overwritten");
+            to.sgl[sgl_entry] = region;
         }
     }
     if let Some(message) = work.message {
@@ -46,10 +46,10 @@ pub fn deliver(from: &mut End, to: &mut End) {
         to.receives -= 1;
         to.completions.push_back(Completion::Received(message));
     }
-    from.carried.push_back(work);
+    from.executed.push_back(work);
 }
 
-/// What the device reads, which has to be there still.
+/// Copies the bytes that the device reads, which must not have been overwritten.
 fn copy(from: &End, source: Source, into: &mut [u8]) {
     let position = match source {
         Source::Inline { position } => {
@@ -65,14 +65,14 @@ fn copy(from: &End, source: Source, into: &mut [u8]) {
             position
         }
     };
-    assert!(into == pattern(position, into.len()), "the send buffer was used again too early");
+    assert!(into == pattern(position, into.len()), "the send buffer was reused too early");
 }
 
-/// The bytes of every stream, from `position` on.
+/// Returns the bytes of every stream from `position` on.
 pub(super) fn pattern(position: u64, len: usize) -> &'static [u8] {
     const PERIOD: usize = 251;
-    const MOST: usize = 1 << 18;
+    const MAX_LEN: usize = 1 << 18;
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
-    let bytes = BYTES.get_or_init(|| (0..MOST + PERIOD).map(|at| (at % PERIOD) as u8).collect());
+    let bytes = BYTES.get_or_init(|| (0..MAX_LEN + PERIOD).map(|at| (at % PERIOD) as u8).collect());
     &bytes[(position % PERIOD as u64) as usize..][..len]
 }

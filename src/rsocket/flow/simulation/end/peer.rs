@@ -1,4 +1,4 @@
-//! With a peer that breaks the rules.
+//! A peer that violates the protocol.
 
 use super::super::random::Random;
 use super::{Completion, End};
@@ -6,39 +6,40 @@ use crate::rsocket::flow::Received;
 use crate::rsocket::wire::{Message, Region};
 
 impl End {
-    /// As [`read`](Self::read), of a peer that writes what it likes.
-    pub fn look(&mut self, most: u64) {
-        let most = most.min(self.receiver.available());
+    /// Like [`read`](Self::read), for a peer that writes arbitrary data.
+    pub fn read_without_checks(&mut self, max: u64) {
+        let max = max.min(self.receiver.available());
         let Received { ring, offset, len } = self.receiver.piece(0);
         assert!(offset as usize + len as usize <= self.rings[ring].len(), "outside the ring");
-        self.take(most.min(u64::from(len)));
+        self.take(max.min(u64::from(len)));
     }
 
-    /// A message of a peer that breaks the rules: the link takes what is in the same batch, too.
-    pub fn hear(&mut self, message: Message) {
+    /// Receives a message of a peer that violates the protocol. Further messages of the same batch
+    /// are processed, too.
+    pub fn receive_now(&mut self, message: Message) {
         if self.receives > 0 {
             self.receives -= 1;
             self.completions.push_back(Completion::Received(message));
         }
     }
 
-    /// The peer writes into our SGL.
-    pub fn forge(&mut self, random: &mut Random) {
+    /// The peer writes to the SGL.
+    pub fn write_sgl(&mut self, random: &mut Random) {
         let length = random.pick(&[0, 1, 2, 100, 1 << 16, u32::MAX]);
         self.sgl[random.below(2) as usize] = Region { addr: random.next(), rkey: random.next() as u32, length };
     }
 
-    /// A work request that nobody looks at is carried out.
-    pub fn carry(&mut self) {
-        self.carried.extend(self.posted.pop_front());
+    /// Executes a work request without effect on the peer.
+    pub fn execute(&mut self) {
+        self.executed.extend(self.posted.pop_front());
         self.complete();
     }
 
-    /// What holds whatever the peer does.
+    /// Checks the conditions that hold for any peer.
     pub fn check(&self) {
         let room: usize = self.rings.iter().map(Vec::len).sum();
         assert!(self.receiver.available() <= room as u64);
-        assert!(self.receives + self.idle <= self.setup.receives());
+        assert!(self.receives + self.used_receives <= self.setup.receives());
         assert!(self.free_sends <= self.setup.sends);
     }
 }

@@ -1,4 +1,4 @@
-//! What the program does with its end.
+//! The calls of the program.
 
 use super::network::pattern;
 use super::{Effect, End, MAPPING, Source};
@@ -6,37 +6,37 @@ use crate::rsocket::flow::{Chunk, Received};
 use crate::rsocket::wire::{Control, Message};
 
 impl End {
-    /// rsend() of at most `most` bytes, on a socket that does not block.
-    pub fn write(&mut self, most: u64) {
+    /// rsend() of at most `max` bytes on a non-blocking socket.
+    pub fn write(&mut self, max: u64) {
         self.replace_buffer();
-        let end = self.sent + most.min(self.total - self.sent);
+        let end = self.sent + max.min(self.total - self.sent);
         while self.sent < end {
             let rest = (end - self.sent) as usize;
             let inline = rest <= self.setup.inline as usize;
             let Some(chunk) = self.sender.plan(rest, inline) else { return self.poll() };
             let Chunk { len, addr, rkey: key, offset } = chunk;
             let source = self.source(inline, offset, self.sent, len);
-            let (number, report) = self.sender.take(&chunk, inline);
-            self.post(number, report, Some(Message::Data(len)), Effect::Data { addr, key, len, source });
+            let (wr_id, signaled) = self.sender.take(&chunk, inline);
+            self.post(wr_id, signaled, Some(Message::Data(len)), Effect::Data { addr, key, len, source });
             self.sent += u64::from(len);
-            self.retarget();
+            self.use_next_target();
         }
     }
 
-    /// rrecv() of at most `most` bytes, or a peek at them.
-    pub fn read(&mut self, most: u64, peek: bool) {
+    /// rrecv() of at most `max` bytes, with or without MSG_PEEK.
+    pub fn read(&mut self, max: u64, peek: bool) {
         if self.receiver.available() == 0 {
             self.poll();
         }
-        let most = most.min(self.receiver.available());
-        if !peek && self.read_piece(most) {
+        let max = max.min(self.receiver.available());
+        if !peek && self.read_piece(max) {
             return;
         }
         let mut done = 0;
-        while done < most {
+        while done < max {
             let Received { ring, offset, len } = self.receiver.piece(done);
-            let len = u64::from(len).min(most - done) as usize;
-            assert!(len > 0, "no piece of what is there");
+            let len = u64::from(len).min(max - done) as usize;
+            assert!(len > 0, "no bytes although some are available");
             self.check_bytes(ring, offset, len, done);
             done += len as u64;
         }
@@ -47,69 +47,69 @@ impl End {
         }
     }
 
-    /// The short way; whether it was one.
-    fn read_piece(&mut self, most: u64) -> bool {
-        let before = self.receiver.available();
-        let Some(Received { ring, offset, len }) = self.receiver.take_piece(most as usize) else { return false };
-        assert!(
-            u64::from(len) == most && self.receiver.available() == before - most,
-            "more or less than was asked for"
-        );
+    /// Tries the fast path. Returns whether it was possible.
+    fn read_piece(&mut self, max: u64) -> bool {
+        let previous = self.receiver.available();
+        let Some(Received { ring, offset, len }) = self.receiver.take_piece(max as usize) else { return false };
+        assert!(u64::from(len) == max && self.receiver.available() == previous - max, "more or less than requested");
         self.check_bytes(ring, offset, len as usize, 0);
-        self.taken += most;
+        self.taken += max;
         self.changes += 1;
-        self.forget(most);
-        self.grant();
+        self.remove_unread(max);
+        self.send_credit_updates();
         true
     }
 
-    /// `len` bytes of a ring are the stream's, from `skip` bytes behind what was taken on.
+    /// Checks that `len` bytes of a ring are those of the stream, `skip` bytes after the last one
+    /// taken.
     fn check_bytes(&self, ring: usize, offset: u32, len: usize, skip: u64) {
         let bytes = &self.rings[ring][offset as usize..][..len];
-        assert!(bytes == pattern(self.taken + skip, len), "other bytes than were sent");
+        assert!(bytes == pattern(self.taken + skip, len), "the bytes differ from those sent");
     }
 
-    /// rshutdown(SHUT_WR), when everything is sent.
-    pub fn shut(&mut self) {
-        if self.shut || self.sent < self.total {
+    /// rshutdown(SHUT_WR) after everything was sent.
+    pub fn shutdown(&mut self) {
+        if self.shutdown || self.sent < self.total {
             return;
         }
         self.poll();
         if self.sender.has_control() {
             self.control(Some(Message::Control(Control::Shutdown)), Effect::Nothing, 1);
-            self.shut = true;
+            self.shutdown = true;
         }
     }
 
-    /// riomap(): an entry of the peer's table.
+    /// riomap(): updates an entry of the peer's table.
     pub fn update(&mut self) {
         let inline = MAPPING <= self.setup.inline;
         let space = if inline { 0 } else { MAPPING };
-        let Some(offset) = self.sender.plan_update(space).filter(|_| !self.shut) else { return };
-        let source = self.source(inline, offset, self.other, MAPPING);
-        let (number, report) = self.sender.take_update(space);
-        self.post(number, report, Some(Message::Iomap(0)), Effect::Other { len: MAPPING, source });
-        self.other += u64::from(MAPPING);
+        let Some(offset) = self.sender.plan_update(space).filter(|_| !self.shutdown) else { return };
+        let source = self.source(inline, offset, self.outside, MAPPING);
+        let (wr_id, signaled) = self.sender.take_update(space);
+        self.post(wr_id, signaled, Some(Message::Iomap(0)), Effect::Other { len: MAPPING, source });
+        self.outside += u64::from(MAPPING);
     }
 
     /// riowrite().
-    pub fn write_mapped(&mut self, most: u64) {
-        let inline = most <= u64::from(self.setup.inline);
-        let Some((len, offset)) = self.sender.plan_write(most as usize, inline).filter(|_| !self.shut) else { return };
-        let source = self.source(inline, offset, self.other, len);
-        let (number, report) = self.sender.take_write(len, inline);
-        self.post(number, report, None, Effect::Other { len, source });
-        self.other += u64::from(len);
+    pub fn write_mapped(&mut self, max: u64) {
+        let inline = max <= u64::from(self.setup.inline);
+        let Some((len, offset)) = self.sender.plan_write(max as usize, inline).filter(|_| !self.shutdown) else {
+            return;
+        };
+        let source = self.source(inline, offset, self.outside, len);
+        let (wr_id, signaled) = self.sender.take_write(len, inline);
+        self.post(wr_id, signaled, None, Effect::Other { len, source });
+        self.outside += u64::from(len);
     }
 
-    /// A write without effect.
+    /// Sends a write without effect.
     pub fn keep_alive(&mut self) {
-        if self.sender.has_control() && !self.shut {
+        if self.sender.has_control() && !self.shutdown {
             self.control(None, Effect::Nothing, 1);
         }
     }
 
-    /// Bytes of the program go inline or through the buffer.
+    /// Returns the source of bytes that are sent inline or through the buffer.
     fn source(&mut self, inline: bool, offset: u32, position: u64, len: u32) -> Source {
         if inline {
             return Source::Inline { position };

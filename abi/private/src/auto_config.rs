@@ -1,0 +1,283 @@
+//! `/etc/rdma/rsocket/auto_config`: which sockets of which programs use RDMA or TCP. Read by
+//! librspreload, and checked by rdmacm-doctor.
+
+use core::fmt;
+use core::net::IpAddr;
+
+/// The file.
+pub const FILE: &core::ffi::CStr = c"/etc/rdma/rsocket/auto_config";
+
+/// What decides between RDMA and TCP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// Nothing: sockets are rsockets, as with the reference.
+    Rdma,
+    /// Each connection by itself.
+    Auto,
+    /// Nothing: sockets are the kernel's.
+    Tcp,
+}
+
+impl Mode {
+    /// The mode of that name.
+    pub fn named(name: &[u8]) -> Option<Mode> {
+        [(&b"rdma"[..], Mode::Rdma), (b"auto", Mode::Auto), (b"tcp", Mode::Tcp)]
+            .into_iter()
+            .find_map(|(known, mode)| (known == name).then_some(mode))
+    }
+}
+
+/// Why a line has no effect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Problem {
+    /// The first word is unknown.
+    Keyword,
+    /// A word is missing.
+    Missing,
+    /// There are more words than the line takes.
+    Extra,
+    /// Not a number, or too large a one.
+    Number,
+    /// Neither rdma, auto nor tcp.
+    Mode,
+    /// Neither an address, a network nor `*`.
+    Network,
+    /// `rdma` applies to whole programs: its network is `*`, without a port.
+    Program,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Problem::Keyword => "the first word must be mode, timeout, remember, auto, rdma or tcp",
+            Problem::Missing => "a word is missing",
+            Problem::Extra => "there are too many words",
+            Problem::Number => "this is not a number, or it is too large",
+            Problem::Mode => "the mode must be rdma, auto or tcp",
+            Problem::Network => "the network must be an address, an address with a prefix length, or *",
+            Problem::Program => "rdma applies to whole programs: the network must be * without a port",
+        })
+    }
+}
+
+/// A network: addresses that have the first `bits` bits in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Network {
+    address: IpAddr,
+    bits: u32,
+}
+
+impl Network {
+    fn parse(word: &[u8]) -> Option<Network> {
+        let word = core::str::from_utf8(word).ok()?;
+        let (address, bits) = word.split_once('/').map_or((word, None), |(address, bits)| (address, Some(bits)));
+        let address: IpAddr = address.parse().ok()?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let bits = bits.map_or(Some(most), |bits| bits.parse().ok())?;
+        (bits <= most).then_some(Network { address, bits })
+    }
+
+    fn has(&self, address: IpAddr) -> bool {
+        match (self.address, address.to_canonical()) {
+            (IpAddr::V4(one), IpAddr::V4(other)) => equal(one.to_bits().into(), other.to_bits().into(), 32, self.bits),
+            (IpAddr::V6(one), IpAddr::V6(other)) => equal(one.to_bits(), other.to_bits(), 128, self.bits),
+            _ => false,
+        }
+    }
+}
+
+/// Whether the first `bits` of `width` bits are equal.
+fn equal(one: u128, other: u128, width: u32, bits: u32) -> bool {
+    bits == 0 || (one ^ other) >> (width - bits) == 0
+}
+
+/// A rule. `None` stands for `*`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Rule<'a> {
+    mode: Mode,
+    program: &'a [u8],
+    network: Option<Network>,
+    port: Option<u16>,
+}
+
+impl Rule<'_> {
+    /// A program is named by the beginning of its name, as in `preload_config`.
+    fn is_for(&self, program: &[u8]) -> bool {
+        self.program == b"*"
+            || program.get(..self.program.len()).is_some_and(|start| start.eq_ignore_ascii_case(self.program))
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Line<'a> {
+    Mode(Mode),
+    Timeout(u32),
+    Remember(u32),
+    Rule(Rule<'a>),
+}
+
+impl<'a> Line<'a> {
+    /// Parses a line. Returns `Ok(None)` for a line without words.
+    fn parse(line: &'a [u8]) -> Result<Option<Line<'a>>, Problem> {
+        let line = line.split(|&byte| byte == b'#').next().unwrap_or_default();
+        let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+        let Some(keyword) = words.next() else { return Ok(None) };
+        let mut next = || words.next().ok_or(Problem::Missing);
+        let line = match keyword {
+            b"mode" => Line::Mode(Mode::named(next()?).ok_or(Problem::Mode)?),
+            b"timeout" => Line::Timeout(number(next()?)?),
+            b"remember" => Line::Remember(number(next()?)?),
+            _ => {
+                let mode = Mode::named(keyword).ok_or(Problem::Keyword)?;
+                let (program, network) = (next()?, next()?);
+                let network =
+                    if network == b"*" { None } else { Some(Network::parse(network).ok_or(Problem::Network)?) };
+                let port = words.next().filter(|&word| word != b"*").map(number).transpose()?;
+                let port = port.map(u16::try_from).transpose().map_err(|_| Problem::Number)?;
+                if mode == Mode::Rdma && (network.is_some() || port.is_some()) {
+                    return Err(Problem::Program);
+                }
+                Line::Rule(Rule { mode, program, network, port })
+            }
+        };
+        if words.next().is_some() { Err(Problem::Extra) } else { Ok(Some(line)) }
+    }
+}
+
+fn number(word: &[u8]) -> Result<u32, Problem> {
+    let number = core::str::from_utf8(word).ok().and_then(|word| word.parse().ok());
+    number.filter(|&number| number <= i32::MAX as u32).ok_or(Problem::Number)
+}
+
+/// The text of the file.
+#[derive(Clone, Copy)]
+pub struct Config<'a>(pub &'a [u8]);
+
+impl<'a> Config<'a> {
+    fn lines(self) -> impl Iterator<Item = Line<'a>> {
+        self.0.split(|&byte| byte == b'\n').filter_map(|line| Line::parse(line).ok().flatten())
+    }
+
+    /// The lines that have no effect, by number from 1.
+    pub fn problems(self) -> impl Iterator<Item = (usize, Problem)> {
+        let lines = self.0.split(|&byte| byte == b'\n').zip(1..);
+        lines.filter_map(|(line, number)| Line::parse(line).err().map(|problem| (number, problem)))
+    }
+
+    /// The mode of a program: the first rule for it that names neither a network nor a port,
+    /// otherwise the line `mode`.
+    pub fn mode(self, program: &[u8]) -> Option<Mode> {
+        let of_program = self.lines().find_map(|line| match line {
+            Line::Rule(rule @ Rule { network: None, port: None, .. }) if rule.is_for(program) => Some(rule.mode),
+            _ => None,
+        });
+        of_program.or_else(|| self.last(|line| if let Line::Mode(mode) = line { Some(mode) } else { None }))
+    }
+
+    /// Whether the first rule for an address and a port leaves the choice between RDMA and TCP.
+    /// Without a rule it does.
+    pub fn is_automatic(self, program: &[u8], address: IpAddr, port: u16) -> bool {
+        let rule = self.lines().find_map(|line| match line {
+            Line::Rule(rule) if rule.is_for(program) => {
+                let fits = rule.network.is_none_or(|network| network.has(address))
+                    && rule.port.is_none_or(|number| number == port);
+                fits.then_some(rule.mode)
+            }
+            _ => None,
+        });
+        rule != Some(Mode::Tcp)
+    }
+
+    /// How long a host may take to answer by RDMA, in milliseconds.
+    pub fn timeout(self) -> Option<u32> {
+        self.last(|line| if let Line::Timeout(time) = line { Some(time) } else { None })
+    }
+
+    /// How long an outcome is remembered, in seconds.
+    pub fn remember(self) -> Option<u32> {
+        self.last(|line| if let Line::Remember(time) = line { Some(time) } else { None })
+    }
+
+    fn last<T>(self, is_it: impl Fn(Line<'a>) -> Option<T>) -> Option<T> {
+        self.lines().filter_map(is_it).last()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::vec::Vec;
+
+    use super::*;
+
+    const EXAMPLE: &[u8] = include_bytes!("../../../docs/examples/auto_config");
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn the_example_is_correct() {
+        assert_eq!(Config(EXAMPLE).problems().count(), 0);
+    }
+
+    #[test]
+    fn lines_without_effect_have_numbers() {
+        let text =
+            b"mode auto\nmod rdma\n\n# comment\nmode\ntimeout x\ntcp * 10.0.0.0/33\ntcp * * * *\nrdma * 10.0.0.1\n\
+            mode slow\ntcp nc\nremember 99999999999\ntcp * * 65536\n";
+        let problems: Vec<_> = Config(text).problems().collect();
+        use Problem::*;
+        let expected = [
+            (2, Keyword),
+            (5, Missing),
+            (6, Number),
+            (7, Network),
+            (8, Extra),
+            (9, Program),
+            (10, Mode),
+            (11, Missing),
+            (12, Number),
+            (13, Number),
+        ];
+        assert_eq!(problems, expected);
+    }
+
+    #[test]
+    fn a_programs_rule_comes_before_the_line_mode() {
+        let config = Config(b"mode auto\ntcp nc 10.0.0.0/8\nrdma nc *\ntcp * *");
+        assert_eq!(config.mode(b"nc.openbsd"), Some(Mode::Rdma));
+        assert_eq!(config.mode(b"sh"), Some(Mode::Tcp));
+        assert_eq!(Config(b"mode auto\nmode tcp").mode(b"sh"), Some(Mode::Tcp));
+        assert_eq!(Config(b"").mode(b"sh"), None);
+    }
+
+    #[test]
+    fn the_first_rule_for_an_address_counts() {
+        let config = Config(b"auto nc 10.1.2.3\ntcp nc 10.1.0.0/16 80\ntcp * fd00::/8\ntcp * 0.0.0.0/0 22");
+        let is = |program: &str, to: &str, port| config.is_automatic(program.as_bytes(), address(to), port);
+        assert!(is("nc", "10.1.2.3", 80));
+        assert!(!is("nc", "10.1.2.4", 80));
+        assert!(!is("nc", "::ffff:10.1.2.4", 80));
+        assert!(is("nc", "10.1.2.4", 81));
+        assert!(is("nc", "10.2.2.4", 80));
+        assert!(is("sh", "10.1.2.4", 80));
+        assert!(!is("sh", "fd00::1", 80));
+        assert!(is("sh", "fe80::1", 22));
+        assert!(!is("sh", "192.0.2.1", 22));
+    }
+
+    #[test]
+    fn the_last_number_counts() {
+        let config = Config(b"timeout 10\ntimeout 20 # more\nremember 0");
+        assert_eq!((config.timeout(), config.remember()), (Some(20), Some(0)));
+        assert_eq!((Config(b"").timeout(), Config(b"").remember()), (None, None));
+    }
+
+    #[test]
+    fn no_text_does_harm() {
+        for text in [&b"\xff\x00 \x80 * *\n"[..], b"tcp \xff \xff", b"/", b"tcp * /", b"tcp * 1/"] {
+            assert_eq!(Config(text).problems().count(), 1, "{text:?}");
+        }
+    }
+}

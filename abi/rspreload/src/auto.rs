@@ -1,0 +1,321 @@
+//! Automatic mode: a TCP socket of the kernel becomes an rsocket where both ends of a connection
+//! can, and stays TCP otherwise (docs/preload-internals.md).
+//!
+//! [`client`] connects, by [`attempt`] and, for non-blocking sockets, [`slots`]; [`route`] and
+//! [`remembered`] say where RDMA is not tried. [`listeners`] listen by both; what arrives by RDMA
+//! reaches accept(2) by a token ([`connections`]). [`shared`] is known to all processes of a
+//! family, and [`forward`] carries data for those that do not have the rsocket. One [`thread`]
+//! serves all of these.
+
+mod attempt;
+mod client;
+mod connections;
+mod entry;
+mod forward;
+pub mod instances;
+mod listeners;
+mod lock;
+mod log;
+mod outcome;
+mod remembered;
+mod reuse;
+mod route;
+mod shared;
+pub mod slots;
+mod thread;
+
+use core::ffi::c_int;
+
+use libc::{AF_INET, AF_INET6, EALREADY, SOCK_STREAM, sockaddr, sockaddr_storage, socklen_t};
+use rdmacm_private::auto_config::Mode;
+
+use self::entry::MAPPED;
+use crate::fork::name::{self, Name};
+use crate::fork::{Way, decisions};
+use crate::table::{self, Entry, Kind};
+use crate::{config, errno, next_symbol, rsocket, rsocket_abi};
+
+pub use client::connect;
+pub use entry::{is_auto, is_on};
+pub use listeners::{hold, release, take_over};
+
+/// A call is about to use a number whose attempt is under way. Returns the errno with which a call
+/// fails that does not wait.
+pub fn settle(fd: c_int, entry: Entry, way: Way) -> Result<(), c_int> {
+    if way == Way::Shutdown {
+        slots::stay_tcp(entry);
+    } else if way.waits() && crate::fork::tcp::is_blocking(fd) {
+        errno::keeping(|| decisions::wait_for_change(fd, entry));
+    } else {
+        return Err(libc::EAGAIN);
+    }
+    Ok(())
+}
+
+/// Whether a new socket is the kernel's, in automatic mode or because nothing else is wanted.
+/// `kind` is without flags.
+pub fn leaves_to_kernel(domain: c_int, kind: c_int) -> bool {
+    match config::mode() {
+        Mode::Rdma => false,
+        Mode::Tcp => true,
+        Mode::Auto => matches!(domain, AF_INET | AF_INET6) && kind == SOCK_STREAM,
+    }
+}
+
+/// connect(2) of a number whose attempt is under way.
+pub fn connect_again() -> c_int {
+    errno::fail(EALREADY)
+}
+
+/// listen(2) of a socket of the kernel's.
+///
+/// # Safety
+/// As listen(2).
+pub unsafe fn listen(fd: c_int, backlog: c_int, entry: Option<Entry>) -> c_int {
+    // SAFETY: as for this function.
+    let result = unsafe { next_symbol::listen(fd, backlog) };
+    if result == 0 {
+        match entry {
+            Some(entry) => listeners::set_backlog(entry, backlog),
+            None => errno::keeping(|| listeners::add(fd, backlog)),
+        }
+    }
+    result
+}
+
+/// bind(2) of a socket of the kernel's.
+///
+/// # Safety
+/// As bind(2).
+pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: as for this function.
+    let name = unsafe { Name::read(addr, len) }.filter(|name| name.number() == 0);
+    let free =
+        name.filter(|name| route::is_candidate(fd, name.family())).and_then(|name| listeners::free_port(fd, &name));
+    if let Some(free) = free {
+        // SAFETY: an address and its length.
+        if unsafe { next_symbol::bind(fd, free.as_ptr(), free.len) } == 0 {
+            return 0;
+        }
+    }
+    // SAFETY: as for this function.
+    unsafe { next_symbol::bind(fd, addr, len) }
+}
+
+/// Whether accept(2) must look for tokens.
+#[inline(always)]
+pub fn has_tokens() -> bool {
+    shared::is_used()
+}
+
+/// accept(2) of a socket of the kernel's, by `next`, after which the table has no entry for the new
+/// number.
+///
+/// # Safety
+/// As for accept(2).
+pub unsafe fn accept(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    next: impl Fn(*mut sockaddr, *mut socklen_t) -> c_int,
+) -> c_int {
+    if !addr.is_null() && len.is_null() {
+        return next(addr, len);
+    }
+    if let Some(entry) = table::get(fd) {
+        before_wait(entry);
+    }
+    loop {
+        // SAFETY: all zeros are an address, of no family.
+        let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
+        let mut room = size_of::<sockaddr_storage>() as socklen_t;
+        let new = next((&raw mut storage).cast(), &raw mut room);
+        if new < 0 {
+            return new;
+        }
+        // SAFETY: the storage is as long as it says.
+        let from = unsafe { Name::read((&raw const storage).cast(), room) };
+        let mut told = Name { storage, len: room };
+        let is_listener = table::get(fd).is_some_and(|entry| entry.kind == Kind::Listener);
+        if let Some(from) = from
+            && let Some(place) = errno::keeping(|| shared::accepted(&from, || name::own(fd).map(|own| own.number())))
+        {
+            let peer = shared::slot(place).and_then(|slot| slot.peer());
+            if !errno::keeping(|| connections::adopt(new, place, listeners::speaks(fd))) {
+                // SAFETY: the program does not know the number yet.
+                unsafe { next_symbol::close(new) };
+                continue;
+            }
+            if let Some(peer) = peer {
+                told = peer.in_family(from.family());
+            }
+        } else if let (Some(from), true) = (from, is_listener) {
+            log::accepted(new, &from, "TCP", log::Reason::CameByTcp);
+        }
+        if !addr.is_null() {
+            // SAFETY: as for this function; `len` is not null.
+            unsafe { told.write(addr, len) };
+        }
+        return new;
+    }
+}
+
+/// getpeername(2) or getsockname(2) of an rsocket of automatic mode, or of a number that is
+/// forwarded. `None` if the call is to be made as for others.
+///
+/// # Safety
+/// As for getpeername(2).
+pub unsafe fn name_of(entry: Entry, is_peer: bool, addr: *mut sockaddr, len: *mut socklen_t) -> Option<c_int> {
+    let name = match entry.kind {
+        Kind::Socket if entry.flags & MAPPED != 0 && is_auto(entry) => {
+            let name = if is_peer { name::rsocket_peer(entry.inner) } else { name::rsocket_own(entry.inner) };
+            name?.in_family(AF_INET6)
+        }
+        Kind::Forwarded => {
+            let slot = connections::slot_of(entry)?;
+            let name = if is_peer { slot.peer()? } else { slot.own()? };
+            if entry.flags & connections::FORWARDED_V6 != 0 { name.in_family(AF_INET6) } else { name }
+        }
+        _ => return None,
+    };
+    if addr.is_null() || len.is_null() {
+        return Some(errno::fail(libc::EFAULT));
+    }
+    // SAFETY: as for this function.
+    unsafe { name.write(addr, len) };
+    Some(0)
+}
+
+/// A call is about to use a number that is forwarded.
+#[cold]
+pub fn use_forwarded(entry: Entry) {
+    if let Some(slot) = connections::slot_of(entry).filter(|slot| !slot.is_wanted()) {
+        slot.want();
+    }
+}
+
+/// A call is about to wait for a number of the kernel's that automatic mode knows.
+#[inline(always)]
+pub fn before_wait(entry: Entry) {
+    match entry.kind {
+        Kind::Forwarded => use_forwarded(entry),
+        Kind::Listener if listeners::is_inherited(entry) => take_over(entry),
+        _ => {}
+    }
+}
+
+/// A call is about to move data over such a number, or to shut it down.
+pub fn before_use(entry: Entry, way: Way) {
+    if entry.kind == Kind::Listener && way == Way::Shutdown {
+        listeners::stop(entry);
+    } else {
+        before_wait(entry);
+    }
+}
+
+/// getsockopt(2) of an rsocket of automatic mode: what rsockets do not have, the kernel answers.
+///
+/// # Safety
+/// As for getsockopt(2).
+pub unsafe fn getsockopt(
+    fd: c_int,
+    entry: Entry,
+    (level, name): (c_int, c_int),
+    value: *mut core::ffi::c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    let is_kernels = level == libc::SOL_SOCKET && name == libc::SO_DOMAIN;
+    // SAFETY: as for this function.
+    unsafe {
+        if !is_kernels {
+            let before = errno::get();
+            let result = rsocket_abi::rgetsockopt(entry.inner, level, name, value, len);
+            if result == 0 || !is_unknown(errno::get()) {
+                return result;
+            }
+            errno::set(before);
+        }
+        next_symbol::getsockopt(fd, level, name, value, len)
+    }
+}
+
+/// setsockopt(2) of an rsocket of automatic mode. The kernel's socket gets the option as well.
+///
+/// # Safety
+/// As for setsockopt(2).
+pub unsafe fn setsockopt(
+    fd: c_int,
+    entry: Entry,
+    (level, name): (c_int, c_int),
+    value: *const core::ffi::c_void,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: as for this function.
+    unsafe {
+        let before = errno::get();
+        let kernels = next_symbol::setsockopt(fd, level, name, value, len);
+        let why = errno::get();
+        errno::set(before);
+        let result = rsocket_abi::rsetsockopt(entry.inner, level, name, value, len);
+        if result == 0 || !is_unknown(errno::get()) {
+            return result;
+        }
+        errno::set(if kernels == 0 { before } else { why });
+        kernels
+    }
+}
+
+/// The errors for an option that rsockets do not have.
+fn is_unknown(error: c_int) -> bool {
+    matches!(error, libc::ENOPROTOOPT | libc::ENOTSUP | libc::EINVAL)
+}
+
+/// Whether `fd` is one of the library's own descriptors for automatic mode.
+pub fn is_library_fd(fd: c_int) -> bool {
+    is_on() && (thread::is_own(fd) || slots::is_own(fd) || connections::is_own(fd))
+}
+
+/// Drops a number's reference to an rsocket of automatic mode. Returns 0, or -1 with `errno`.
+pub fn release_rsocket(entry: Entry) -> c_int {
+    if rsocket::drop_reference(entry) { connections::close(entry.inner) } else { 0 }
+}
+
+/// A child of vfork(2) copies a number, for the program that it executes.
+pub fn guest_copies(entry: Entry) {
+    if entry.kind == Kind::Socket && is_auto(entry) {
+        connections::lend(entry.inner);
+    }
+}
+
+/// The process ends: what its children have sent by it arrives, within two seconds.
+pub fn flush_on_exit() {
+    if is_on() && shared::is_used() {
+        connections::drain();
+    }
+}
+
+/// Before fork(2).
+pub fn before_fork() {
+    if table::any() && is_on() {
+        errno::keeping(|| connections::before_fork(thread::wake_pipe));
+    }
+}
+
+/// After fork(2), in the parent.
+pub fn in_parent() {
+    if table::any() && is_on() {
+        errno::keeping(connections::in_parent);
+    }
+}
+
+/// After fork(2), in the child.
+pub fn in_child() {
+    if table::any() && is_on() {
+        errno::keeping(|| {
+            slots::in_child();
+            connections::in_child();
+            listeners::in_child();
+            thread::in_child();
+        });
+    }
+}

@@ -1,0 +1,110 @@
+//! An attempt to connect by RDMA, and what follows from its end.
+
+use core::ffi::c_int;
+
+use libc::{EADDRINUSE, ECONNREFUSED, EINPROGRESS, ETIMEDOUT, F_SETFL, O_NONBLOCK, POLLOUT, SOL_SOCKET, pollfd};
+
+use super::log::Reason;
+use super::remembered::{self, Outcome, Subject};
+use super::route;
+use crate::fork::name::{self, Name};
+use crate::fork::{make_rsocket, tcp};
+use crate::time::Deadline;
+use crate::{config, errno, rsocket, rsocket_abi};
+
+/// Begins to connect an rsocket in place of the TCP socket `fd`. Returns its number; it is a
+/// non-blocking one.
+pub fn begin(fd: c_int, to: &Name) -> Result<c_int, Reason> {
+    let mut error = 0;
+    let inner = make_rsocket::for_address(to, |inner| {
+        let begun = connect(fd, inner, to);
+        error = errno::get();
+        begun
+    });
+    inner.ok_or_else(|| if error == 0 { Reason::Busy } else { ended(to, error) })
+}
+
+fn connect(fd: c_int, inner: c_int, to: &Name) -> bool {
+    route::copy_early_options(fd, inner);
+    make_rsocket::copy_reuse(fd, inner);
+    // SAFETY: addresses and their lengths.
+    unsafe {
+        rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK);
+        // The program's own choice, port included.
+        if let Some(own) = route::bound(fd)
+            && rsocket_abi::rbind(inner, own.as_ptr(), own.len) != 0
+        {
+            return false;
+        }
+        rsocket_abi::rconnect(inner, to.as_ptr(), to.len) == 0 || errno::get() == EINPROGRESS
+    }
+}
+
+/// Waits for the end of an attempt. A signal does not end it.
+pub fn wait(inner: c_int, to: &Name, end: &Deadline) -> Result<(), Reason> {
+    let mut fds = [pollfd { fd: inner, events: POLLOUT, revents: 0 }];
+    if tcp::poll(&mut fds, end) { result(inner, to) } else { expire(inner, to) }
+}
+
+/// The time of an attempt is over.
+pub fn expire(inner: c_int, to: &Name) -> Result<(), Reason> {
+    if cancel(inner) { Err(ended(to, ETIMEDOUT)) } else { Ok(()) }
+}
+
+/// Cancels an attempt. Returns false if it has succeeded meanwhile: the peer has the connection.
+pub fn cancel(inner: c_int) -> bool {
+    rsocket::set_library_option(inner, rdmacm_private::CANCEL) != Err(libc::EISCONN)
+}
+
+/// The result of an attempt that has ended.
+pub fn result(inner: c_int, to: &Name) -> Result<(), Reason> {
+    match error_of(inner) {
+        0 if name::rsocket_peer(inner).is_some() => Ok(()),
+        0 => Err(ended(to, ECONNREFUSED)),
+        error => Err(ended(to, error)),
+    }
+}
+
+fn error_of(inner: c_int) -> c_int {
+    let (mut error, mut len) = (0, size_of::<c_int>() as libc::socklen_t);
+    // SAFETY: `error` is a live int of the given size.
+    let result =
+        unsafe { rsocket_abi::rgetsockopt(inner, SOL_SOCKET, libc::SO_ERROR, (&raw mut error).cast(), &raw mut len) };
+    if result == 0 { error } else { errno::get() }
+}
+
+/// An attempt has failed: why, and what is remembered. That nobody listens is remembered when TCP
+/// has been accepted there ([`accepted_by_tcp`]).
+pub fn ended(to: &Name, error: c_int) -> Reason {
+    match error {
+        ECONNREFUSED => Reason::Rejected,
+        // The port of this end.
+        EADDRINUSE => Reason::Failed(error),
+        ETIMEDOUT => {
+            remembered::remember(Subject::Host(to.address()), Outcome::Silent);
+            Reason::Silent
+        }
+        error => {
+            remembered::remember(Subject::Host(to.address()), Outcome::Silent);
+            Reason::Failed(error)
+        }
+    }
+}
+
+/// TCP is connected where RDMA was not.
+pub fn accepted_by_tcp(to: &Name, reason: Reason) {
+    if reason == Reason::Rejected {
+        remembered::remember(Subject::Port(to.address(), to.number()), Outcome::Rejected);
+    }
+}
+
+/// The end of an attempt that begins now.
+pub fn deadline() -> Deadline {
+    Deadline::after(config::timeout())
+}
+
+/// Ends an attempt: the peer's connection manager is told.
+pub fn give_up(inner: c_int) {
+    // SAFETY: no other thread uses the number.
+    errno::keeping(|| unsafe { rsocket_abi::rclose(inner) });
+}

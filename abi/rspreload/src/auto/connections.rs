@@ -1,0 +1,397 @@
+//! The rsockets of this process that have a token: a slot in the memory that the family shares
+//! ([`super::shared`]), and here what only this process can use.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
+
+use libc::{F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET};
+
+use super::entry::is_auto;
+use super::log::{self, Reason};
+use super::shared::{self, MAX_SLOTS, Slot};
+use super::{outcome, thread};
+use crate::fork::name::{self, Name};
+use crate::fork::tcp;
+use crate::table::{self, Entry, Growing, Kind};
+use crate::time::Deadline;
+use crate::{errno, next_symbol, open_fds, rsocket_abi};
+
+/// What only this process can use. Numbers are stored plus one; 0 for none.
+struct Private {
+    inner: AtomicI32,
+    token: AtomicI32,
+    /// A child of this process may use the connection.
+    forked: AtomicBool,
+}
+
+static PRIVATE: [Private; MAX_SLOTS] =
+    [const { Private { inner: AtomicI32::new(0), token: AtomicI32::new(0), forked: AtomicBool::new(false) } };
+        MAX_SLOTS];
+
+/// A bit for each place in use.
+static USED: [AtomicU64; MAX_SLOTS / 64] = [const { AtomicU64::new(0) }; MAX_SLOTS / 64];
+
+/// By number of an rsocket: its place plus one.
+static PLACE_OF: Growing<AtomicU32> = Growing::new();
+
+/// The places in use.
+pub fn places() -> impl Iterator<Item = usize> {
+    USED.iter().enumerate().flat_map(|(word, bits)| {
+        let mut left = bits.load(SeqCst);
+        core::iter::from_fn(move || {
+            let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+            left &= left - 1;
+            Some(word * 64 + bit)
+        })
+    })
+}
+
+/// The place of an rsocket.
+fn place_of(inner: c_int) -> Option<usize> {
+    (PLACE_OF.get(inner)?.load(SeqCst) as usize).checked_sub(1)
+}
+
+/// The rsocket of a place.
+pub fn inner(place: usize) -> c_int {
+    PRIVATE.get(place).map_or(-1, |private| private.inner.load(SeqCst) - 1)
+}
+
+/// This process's end of the token.
+pub fn token(place: usize) -> c_int {
+    PRIVATE.get(place).map_or(-1, |private| private.token.load(SeqCst) - 1)
+}
+
+/// Whether a child may use the connection.
+pub fn is_forked(place: usize) -> bool {
+    PRIVATE.get(place).is_some_and(|private| private.forked.load(SeqCst))
+}
+
+/// Enters an rsocket and its token, for which a slot was claimed.
+pub fn enter(place: usize, inner: c_int, token: c_int) -> bool {
+    let (Some(private), Ok(word)) = (PRIVATE.get(place), PLACE_OF.get_or_grow(inner)) else { return false };
+    private.inner.store(inner + 1, SeqCst);
+    private.token.store(token + 1, SeqCst);
+    private.forked.store(false, SeqCst);
+    word.store(place as u32 + 1, SeqCst);
+    USED[place / 64].fetch_or(1 << (place % 64), SeqCst);
+    true
+}
+
+/// Ends what the place was used for, but for the rsocket itself.
+pub fn leave(place: usize) {
+    let Some(private) = PRIVATE.get(place) else { return };
+    if let Some(word) = PLACE_OF.get(private.inner.swap(0, SeqCst) - 1) {
+        let _ = word.compare_exchange(place as u32 + 1, 0, SeqCst, SeqCst);
+    }
+    USED[place / 64].fetch_and(!(1 << (place % 64)), SeqCst);
+    close_token(private.token.swap(0, SeqCst) - 1);
+    if let Some(slot) = shared::slot(place) {
+        slot.free();
+    }
+}
+
+/// Closes this end of a token. By a reset: no connection is left waiting, which would keep the
+/// port.
+fn close_token(token: c_int) {
+    if token >= 0 {
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        let len = size_of::<libc::linger>() as libc::socklen_t;
+        // SAFETY: a live structure of that length; a descriptor that only this library knows.
+        errno::keeping(|| unsafe {
+            next_symbol::setsockopt(token, SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len);
+            next_symbol::close(token);
+        });
+    }
+}
+
+/// Ends the token of a place in order, after the data.
+pub fn leave_in_order(place: usize) {
+    if let Some(private) = PRIVATE.get(place) {
+        let token = private.token.swap(0, SeqCst) - 1;
+        // SAFETY: a descriptor that only this library knows.
+        errno::keeping(|| unsafe { next_symbol::close(token) });
+    }
+    leave(place);
+}
+
+/// Sends a token to a listener of this process: connects to `to`, its address. Returns false if
+/// that fails.
+pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64), speaks: bool) -> bool {
+    let (Some(peer), Some(own)) = (name::rsocket_peer(inner), name::rsocket_own(inner)) else { return false };
+    // SAFETY: no pointers.
+    let token =
+        open_fds::relocate(unsafe { next_symbol::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0) });
+    if token < 0 {
+        return false;
+    }
+    let place = bind_token(token, to, (&peer, &own), wake);
+    let Some((place, slot)) = place.and_then(|place| Some((place, shared::slot(place)?))) else {
+        close_token(token);
+        return false;
+    };
+    if !enter(place, inner, token) {
+        slot.free();
+        close_token(token);
+        return false;
+    }
+    slot.send();
+    // SAFETY: an address and its length.
+    let sent = unsafe { next_symbol::connect(token, to.as_ptr(), to.len) == 0 || errno::get() == libc::EINPROGRESS };
+    if !sent && slot.withdraw() {
+        leave(place);
+        return false;
+    }
+    if speaks {
+        speak(token);
+    }
+    true
+}
+
+/// Finds a port for the token whose slot is free.
+fn bind_token(token: c_int, to: &Name, names: (&Name, &Name), wake: (c_int, u64)) -> Option<usize> {
+    let from = name::any_port(to);
+    // SAFETY: an address and its length.
+    if unsafe { next_symbol::bind(token, from.as_ptr(), from.len) } != 0 {
+        return None;
+    }
+    shared::claim(&name::own(token)?, to.number(), names, wake)
+}
+
+/// For a listener that waits for data before it reports a connection (TCP_DEFER_ACCEPT). Sent as
+/// soon as the token is connected, which is at once on this machine.
+fn speak(token: c_int) {
+    let mut fds = [libc::pollfd { fd: token, events: libc::POLLOUT, revents: 0 }];
+    tcp::poll(&mut fds, &Deadline::after(100));
+    // SAFETY: one byte is readable.
+    unsafe { next_symbol::send(token, (&raw const SPOKEN).cast::<c_void>(), 1, libc::MSG_NOSIGNAL) };
+}
+
+static SPOKEN: u8 = 0;
+
+/// Makes the number `fd`, which accept(2) has got, stand for the connection of a token. Returns
+/// false if the connection has ended.
+pub fn adopt(fd: c_int, place: usize, speaks: bool) -> bool {
+    let Some(slot) = shared::slot(place) else { return false };
+    let Some(peer) = slot.peer() else { return false };
+    if speaks {
+        let mut byte = 0_u8;
+        // SAFETY: one byte is writable.
+        unsafe { next_symbol::recv(fd, (&raw mut byte).cast::<c_void>(), 1, libc::MSG_DONTWAIT) };
+    }
+    thread::token_accepted();
+    if slot.is_own() {
+        let adopted = inner(place) >= 0 && outcome::become_rsocket(fd, fd, None, inner(place));
+        if adopted {
+            log::accepted(fd, &peer, "RDMA", Reason::Connected);
+        }
+        return adopted;
+    }
+    if table::prepare(fd).is_err() {
+        return false;
+    }
+    table::swap(fd, Some(forwarded(fd, place, slot)));
+    slot.want();
+    log::accepted(fd, &peer, "RDMA, forwarded", Reason::Forwarded);
+    true
+}
+
+/// The bit of the entry of a forwarded number whose socket is of IPv6; below it is the generation.
+pub const FORWARDED_V6: u32 = 1 << 16;
+
+fn forwarded(fd: c_int, place: usize, slot: &Slot) -> Entry {
+    let is_v6 = tcp::family(fd) == Some(libc::AF_INET6);
+    let family = if is_v6 { FORWARDED_V6 } else { 0 };
+    Entry { kind: Kind::Forwarded, flags: slot.generation() | family, inner: place as c_int }
+}
+
+/// The slot of a number that is forwarded, as long as its connection is.
+pub fn slot_of(entry: Entry) -> Option<&'static Slot> {
+    shared::slot(usize::try_from(entry.inner).ok()?).filter(|slot| slot.generation() == entry.flags & !FORWARDED_V6)
+}
+
+/// Closes an rsocket of which the program has closed the last number. If a child may use it, its
+/// data is forwarded until the child closes it.
+pub fn close(inner: c_int) -> c_int {
+    if let Some(place) = place_of(inner) {
+        if is_forked(place)
+            && let Some(slot) = shared::slot(place)
+        {
+            slot.want();
+            return 0;
+        }
+        leave(place);
+    }
+    // SAFETY: no number stands for the rsocket any more.
+    unsafe { rsocket_abi::rclose(inner) }
+}
+
+/// Sends the program's numbers of an rsocket to the kernel from now on: its data is forwarded.
+pub fn demote(place: usize) {
+    let (inner, Some(slot)) = (inner(place), shared::slot(place)) else { return };
+    table::each(|fd, entry| {
+        if entry.kind == Kind::Socket
+            && entry.inner == inner
+            && is_auto(entry)
+            && table::replace(fd, Some(entry), Some(forwarded(fd, place, slot)))
+        {
+            table::drop(inner);
+        }
+    });
+}
+
+/// Before fork(2): the child may use each connection by its token.
+pub fn before_fork(wake: impl Fn() -> Option<(c_int, u64)>) {
+    table::each(|fd, entry| {
+        if entry.kind == Kind::Socket && is_auto(entry) && !entry.is_inherited() {
+            let place = place_of(entry.inner).or_else(|| make_pair(fd, entry.inner, wake()?));
+            if let Some(private) = place.and_then(|place| PRIVATE.get(place)) {
+                private.forked.store(true, SeqCst);
+            }
+        }
+    });
+    // Tokens that wait for accept(2), too.
+    for private in places().filter_map(|place| PRIVATE.get(place)) {
+        private.forked.store(true, SeqCst);
+    }
+}
+
+/// A child of vfork(2), which has this process's memory, hands the connection to a program. Only
+/// connections that have a token can be used there.
+pub fn lend(inner: c_int) {
+    if let Some(private) = place_of(inner).and_then(|place| PRIVATE.get(place)) {
+        private.forked.store(true, SeqCst);
+    }
+}
+
+/// Closes this process's numbers of connections that are forwarded, and waits until what was sent
+/// over them has been forwarded. The data of a child that goes on is lost after that.
+pub fn drain() {
+    const TIME: c_int = 2_000;
+    let is_forwarded = || places().filter_map(shared::slot).any(Slot::is_wanted);
+    if !is_forwarded() {
+        return;
+    }
+    table::each(|fd, entry| {
+        let is_own = entry.kind == Kind::Forwarded && slot_of(entry).is_some_and(Slot::is_own);
+        if is_own && table::replace(fd, Some(entry), None) {
+            // SAFETY: the program has ended, so nobody uses the number any more.
+            unsafe { next_symbol::close(fd) };
+        }
+    });
+    let end = Deadline::after(TIME);
+    while is_forwarded() && end.left() > 0 {
+        // SAFETY: a number only.
+        unsafe { libc::usleep(1_000) };
+    }
+}
+
+/// Connects the TCP socket of a number that was connected by RDMA to this process itself.
+fn make_pair(fd: c_int, inner: c_int, wake: (c_int, u64)) -> Option<usize> {
+    if !shared::prepare() {
+        return None;
+    }
+    let family = tcp::family(fd)?;
+    let bound = name::own(fd).filter(|own| !own.address().is_unspecified());
+    let at = bound.map_or_else(|| loopback(family), |own| name::any_port(&own).in_family(family));
+    let (peer, own) = (name::rsocket_peer(inner)?, name::rsocket_own(inner)?);
+    // SAFETY: addresses and their lengths; descriptors that no other thread knows.
+    unsafe {
+        let listener = next_symbol::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if listener < 0 {
+            return None;
+        }
+        let mut token = -1;
+        if next_symbol::bind(listener, at.as_ptr(), at.len) == 0 && next_symbol::listen(listener, 1) == 0 {
+            token = connect_pair(fd, listener);
+        }
+        next_symbol::close(listener);
+        if token < 0 {
+            return None;
+        }
+        next_symbol::fcntl(token, F_SETFL, O_NONBLOCK as usize);
+        let place = name::own(token).and_then(|end| shared::claim(&end, 0, (&peer, &own), wake));
+        let entered = place.filter(|&place| enter(place, inner, token));
+        match entered.and_then(shared::slot) {
+            Some(slot) => slot.take(),
+            None => close_token(token),
+        }
+        entered
+    }
+}
+
+/// Returns the other end of the connection that `fd` makes to the listener, or -1.
+///
+/// # Safety
+/// Both are sockets.
+unsafe fn connect_pair(fd: c_int, listener: c_int) -> c_int {
+    let Some(to) = name::own(listener) else { return -1 };
+    let family = tcp::family(fd).unwrap_or(libc::AF_INET);
+    let to = to.in_family(family);
+    let mut fds = [libc::pollfd { fd: listener, events: libc::POLLIN, revents: 0 }];
+    // SAFETY: an address and its length; no addresses are asked for.
+    unsafe {
+        if next_symbol::connect(fd, to.as_ptr(), to.len) != 0 && errno::get() != libc::EINPROGRESS {
+            return -1;
+        }
+        if !tcp::poll(&mut fds, &Deadline::after(1_000)) {
+            return -1;
+        }
+        let token = next_symbol::accept4(listener, core::ptr::null_mut(), core::ptr::null_mut(), SOCK_CLOEXEC);
+        let is_ours = match (name::peer(token), name::own(fd)) {
+            (Some(peer), Some(own)) => name::same_end(&peer, &own),
+            _ => false,
+        };
+        if is_ours {
+            return open_fds::relocate(token);
+        }
+        close_token(token);
+    }
+    -1
+}
+
+fn loopback(family: c_int) -> Name {
+    let address: core::net::IpAddr = if family == libc::AF_INET6 {
+        core::net::Ipv6Addr::LOCALHOST.into()
+    } else {
+        core::net::Ipv4Addr::LOCALHOST.into()
+    };
+    Name::new(address, 0)
+}
+
+/// In a child of fork(2): the connections are the parent's, and the numbers TCP sockets of the
+/// kernel.
+pub fn in_child() {
+    table::each(|fd, entry| {
+        if entry.kind == Kind::Socket && is_auto(entry) {
+            let place = place_of(entry.inner);
+            let slot = place.and_then(|place| Some((place, shared::slot(place)?)));
+            table::swap(fd, slot.map(|(place, slot)| forwarded(fd, place, slot)));
+        }
+    });
+    for place in places() {
+        let Some(private) = PRIVATE.get(place) else { continue };
+        if let Some(word) = PLACE_OF.get(private.inner.swap(0, SeqCst) - 1) {
+            word.store(0, SeqCst);
+        }
+        let token = private.token.swap(0, SeqCst) - 1;
+        if token >= 0 {
+            // SAFETY: the child's copy of a descriptor that only this library knows.
+            unsafe { next_symbol::close(token) };
+        }
+    }
+    for word in USED.iter().filter(|word| word.load(SeqCst) != 0) {
+        word.store(0, SeqCst);
+    }
+}
+
+/// Whether `fd` is this process's end of a token.
+pub fn is_own(fd: c_int) -> bool {
+    fd >= 0 && places().any(|place| token(place) == fd)
+}
+
+/// Starts the thread, or wakes it, after fork(2) in the parent.
+pub fn in_parent() {
+    if places().next().is_some() {
+        thread::wake();
+    }
+}

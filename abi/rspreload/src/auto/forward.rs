@@ -1,0 +1,179 @@
+//! Forwards data between an rsocket and the token of its connection, for the process that uses the
+//! token's other end.
+
+use core::ffi::{c_int, c_void};
+use core::ptr::NonNull;
+
+use libc::{EAGAIN, EINTR, F_SETFL, O_NONBLOCK, POLLERR, POLLHUP, POLLIN, POLLOUT, SHUT_WR, c_short};
+
+use super::connections;
+use crate::{errno, next_symbol, rsocket_abi};
+
+/// The most connections that are forwarded at a time.
+pub const MAX_FORWARDS: usize = 1024;
+
+const BUFFER: usize = 64 << 10;
+
+/// One direction.
+struct Pipe {
+    from: c_int,
+    to: c_int,
+    start: usize,
+    end: usize,
+    /// The end was received.
+    ended: bool,
+    /// The end was sent.
+    shut: bool,
+}
+
+/// A connection.
+pub struct Forward {
+    pub place: usize,
+    inner: c_int,
+    token: c_int,
+    buffers: NonNull<[u8; 2 * BUFFER]>,
+    /// From the rsocket, and from the token.
+    pipes: [Pipe; 2],
+}
+
+/// What a read or a write came to.
+enum Moved {
+    Bytes(usize),
+    Nothing,
+    Failed,
+}
+
+impl Moved {
+    fn from(result: isize) -> Moved {
+        match usize::try_from(result) {
+            Ok(count) => Moved::Bytes(count),
+            Err(_) if matches!(errno::get(), EAGAIN | EINTR) => Moved::Nothing,
+            Err(_) => Moved::Failed,
+        }
+    }
+}
+
+impl Forward {
+    /// Begins to forward the connection of a place. `None` without memory.
+    pub fn begin(place: usize) -> Option<Forward> {
+        let (inner, token) = (connections::inner(place), connections::token(place));
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping; a number and a flag.
+        let buffers = unsafe {
+            let new = libc::mmap(core::ptr::null_mut(), 2 * BUFFER, access, kind, -1, 0);
+            if new == libc::MAP_FAILED {
+                return None;
+            }
+            rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK);
+            NonNull::new(new.cast::<[u8; 2 * BUFFER]>())?
+        };
+        let pipe = |from, to| Pipe { from, to, start: 0, end: 0, ended: false, shut: false };
+        Some(Forward { place, inner, token, buffers, pipes: [pipe(inner, token), pipe(token, inner)] })
+    }
+
+    /// The events to wait for: of the rsocket, and of the token. A number of -1 needs no wait.
+    pub fn events(&self) -> [(c_int, c_short); 2] {
+        [self.inner, self.token].map(|fd| {
+            let mut events = 0;
+            for pipe in &self.pipes {
+                if pipe.from == fd && !pipe.ended && pipe.start == pipe.end {
+                    events |= POLLIN;
+                }
+                if pipe.to == fd && pipe.start < pipe.end {
+                    events |= POLLOUT;
+                }
+            }
+            // Without events, errors would be reported again and again.
+            (if events == 0 { -1 } else { fd }, events)
+        })
+    }
+
+    /// Moves what can be moved. Returns false when the connection has ended.
+    pub fn step(&mut self, revents: [c_short; 2]) -> bool {
+        if revents.iter().all(|&events| events == 0) {
+            return true;
+        }
+        for which in 0..2 {
+            if !self.step_pipe(which) {
+                self.finish(true);
+                return false;
+            }
+        }
+        let failed = revents.iter().any(|&events| events & POLLERR != 0 && events & (POLLIN | POLLHUP) == 0);
+        if failed || self.pipes.iter().all(|pipe| pipe.shut) {
+            self.finish(failed);
+            return false;
+        }
+        true
+    }
+
+    /// Returns false after a failure.
+    fn step_pipe(&mut self, which: usize) -> bool {
+        // SAFETY: the mapping belongs to this value, which is borrowed mutably.
+        let buffers = unsafe { self.buffers.as_mut() };
+        let (first, second) = buffers.split_at_mut(BUFFER);
+        let buffer = if which == 0 { first } else { second };
+        let (inner, pipe) = (self.inner, &mut self.pipes[which]);
+        if pipe.start == pipe.end && !pipe.ended {
+            match receive(pipe.from, pipe.from == inner, buffer) {
+                Moved::Bytes(0) => pipe.ended = true,
+                Moved::Bytes(count) => (pipe.start, pipe.end) = (0, count),
+                Moved::Nothing => {}
+                Moved::Failed => return false,
+            }
+        }
+        if let Some(data) = buffer.get(pipe.start..pipe.end).filter(|data| !data.is_empty()) {
+            match send(pipe.to, pipe.to == inner, data) {
+                Moved::Bytes(count) => pipe.start += count,
+                Moved::Nothing => {}
+                Moved::Failed => return false,
+            }
+        }
+        if pipe.ended && !pipe.shut && pipe.start == pipe.end {
+            pipe.shut = true;
+            // SAFETY: no pointers.
+            unsafe {
+                if pipe.to == inner {
+                    rsocket_abi::rshutdown(pipe.to, SHUT_WR);
+                } else {
+                    next_symbol::shutdown(pipe.to, SHUT_WR);
+                }
+            }
+        }
+        true
+    }
+
+    /// Ends the connection.
+    fn finish(&mut self, by_reset: bool) {
+        if by_reset {
+            connections::leave(self.place);
+        } else {
+            connections::leave_in_order(self.place);
+        }
+        // SAFETY: no number stands for the rsocket any more, and the mapping is used no more.
+        unsafe {
+            rsocket_abi::rclose(self.inner);
+            libc::munmap(self.buffers.as_ptr().cast::<c_void>(), 2 * BUFFER);
+        }
+    }
+}
+
+fn receive(fd: c_int, is_rsocket: bool, buffer: &mut [u8]) -> Moved {
+    let (start, len) = (buffer.as_mut_ptr().cast::<c_void>(), buffer.len());
+    // SAFETY: `len` bytes at `start` are writable.
+    Moved::from(unsafe {
+        if is_rsocket { rsocket_abi::rrecv(fd, start, len, 0) } else { next_symbol::recv(fd, start, len, 0) }
+    })
+}
+
+fn send(fd: c_int, is_rsocket: bool, data: &[u8]) -> Moved {
+    let (start, len, flags) = (data.as_ptr().cast::<c_void>(), data.len(), libc::MSG_NOSIGNAL);
+    // SAFETY: `len` bytes at `start` are readable.
+    Moved::from(unsafe {
+        if is_rsocket { rsocket_abi::rsend(fd, start, len, flags) } else { next_symbol::send(fd, start, len, flags) }
+    })
+}
+
+#[cfg(test)]
+#[path = "forward_tests.rs"]
+mod tests;

@@ -1,0 +1,95 @@
+//! Forwarding between two pairs of the kernel's sockets, which stand for the rsocket and the token.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::IntoRawFd;
+
+use super::*;
+
+/// A connection: the end that a forward has, and the other one.
+fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (listener.accept().unwrap().0, far)
+}
+
+/// A forward, and the far ends of its rsocket and of its token.
+fn forward(place: usize) -> (Forward, TcpStream, TcpStream) {
+    let ((inner, peer), (token, program)) = (pair(), pair());
+    token.set_nonblocking(true).unwrap();
+    connections::enter(place, inner.into_raw_fd(), token.into_raw_fd());
+    (Forward::begin(place).unwrap(), peer, program)
+}
+
+/// Lets the forward do its work until `done`. Returns whether the connection goes on.
+fn run(forward: &mut Forward, done: impl Fn() -> bool) -> bool {
+    while !done() {
+        let mut fds = forward.events().map(|(fd, events)| libc::pollfd { fd, events, revents: 0 });
+        // SAFETY: two structures.
+        unsafe { libc::poll(fds.as_mut_ptr(), 2, 10) };
+        if !forward.step(fds.map(|fd| fd.revents)) {
+            return false;
+        }
+    }
+    true
+}
+
+#[test]
+fn data_and_ends_pass_in_both_directions() {
+    let (mut forward, mut peer, mut program) = forward(100);
+    let sent: Vec<u8> = (0..3_000_000_u32).map(|number| (number * 7) as u8).collect();
+    let (out, back) = (sent.clone(), sent.clone());
+    let one = std::thread::spawn(move || {
+        let mut writer = peer.try_clone().unwrap();
+        let sends = std::thread::spawn(move || {
+            writer.write_all(&out).unwrap();
+            writer.shutdown(Shutdown::Write).unwrap();
+        });
+        let mut got = Vec::new();
+        peer.read_to_end(&mut got).unwrap();
+        sends.join().unwrap();
+        got
+    });
+    let other = std::thread::spawn(move || {
+        let mut got = Vec::new();
+        program.read_to_end(&mut got).unwrap();
+        // After the other direction has ended.
+        program.write_all(&back).unwrap();
+        got
+    });
+    assert!(!run(&mut forward, || false), "it ends when both directions have ended");
+    assert!(one.join().unwrap() == sent && other.join().unwrap() == sent);
+}
+
+#[test]
+fn a_reset_passes() {
+    let (mut forward, peer, mut program) = forward(101);
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let fd = peer.into_raw_fd();
+    // SAFETY: a live structure of that length, and a descriptor of this test.
+    unsafe {
+        let len = size_of::<libc::linger>() as libc::socklen_t;
+        libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len);
+        libc::close(fd);
+    }
+    assert!(!run(&mut forward, || false));
+    assert_eq!(program.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_slow_reader_is_waited_for() {
+    let (mut forward, mut peer, mut program) = forward(102);
+    let writer = std::thread::spawn(move || {
+        peer.write_all(&vec![1; 20_000_000]).unwrap();
+    });
+    let start = std::time::Instant::now();
+    assert!(run(&mut forward, || start.elapsed().as_millis() > 200), "nobody reads");
+    let reader = std::thread::spawn(move || {
+        let mut got = Vec::new();
+        program.read_to_end(&mut got).unwrap();
+        got.len()
+    });
+    assert!(!run(&mut forward, || false));
+    writer.join().unwrap();
+    assert_eq!(reader.join().unwrap(), 20_000_000);
+}

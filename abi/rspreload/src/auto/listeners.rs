@@ -1,0 +1,430 @@
+//! Listeners: a TCP socket of the program, and rsockets at the same port.
+
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
+
+use libc::{AF_INET6, F_SETFL, IPPROTO_IPV6, IPPROTO_TCP, IPV6_V6ONLY, O_NONBLOCK, SO_REUSEPORT, SOL_SOCKET};
+
+use super::lock::Lock;
+use super::log::{self, Reason};
+use super::shared::{self, AtomicName};
+use super::{connections, reuse, route, thread};
+use crate::fork::name::{self, Name};
+use crate::fork::{make_rsocket, tcp};
+use crate::table::{self, Entry, Kind};
+use crate::{config, errno, next_symbol, rsocket, rsocket_abi};
+
+/// The most listeners of a process, and the most addresses of one.
+pub const MAX_LISTENERS: usize = 64;
+pub const MAX_ADDRESSES: usize = 16;
+
+const FREE: u32 = 0;
+const CLAIMED: u32 = 1;
+const OPEN: u32 = 2;
+/// It is the parent's.
+const INHERITED: u32 = 3;
+
+/// Held while connections are accepted, and while a listener is closed.
+static ACCEPTING: Lock = Lock::new();
+
+/// A listener.
+pub struct Listener {
+    state: AtomicU32,
+    /// The program's numbers.
+    numbers: AtomicU32,
+    /// Its local address, as the program has bound it.
+    own: AtomicName,
+    backlog: AtomicI32,
+    v6only: AtomicBool,
+    /// Other sockets may listen at its port (SO_REUSEPORT).
+    reuses: AtomicBool,
+    /// It reports a connection when data has arrived (TCP_DEFER_ACCEPT).
+    speaks: AtomicBool,
+    /// The process whose rsockets listen.
+    owner: AtomicI32,
+    /// Numbers plus one; 0 for none.
+    rsockets: [AtomicI32; MAX_ADDRESSES],
+}
+
+static LISTENERS: [Listener; MAX_LISTENERS] = [const {
+    Listener {
+        state: AtomicU32::new(FREE),
+        numbers: AtomicU32::new(0),
+        own: AtomicName::new(),
+        backlog: AtomicI32::new(0),
+        v6only: AtomicBool::new(false),
+        reuses: AtomicBool::new(false),
+        speaks: AtomicBool::new(false),
+        owner: AtomicI32::new(0),
+        rsockets: [const { AtomicI32::new(0) }; MAX_ADDRESSES],
+    }
+}; MAX_LISTENERS];
+
+fn option(fd: c_int, level: c_int, name: c_int) -> c_int {
+    tcp::int(fd, level, name).unwrap_or(0)
+}
+
+fn of(entry: Entry) -> Option<&'static Listener> {
+    LISTENERS.get(usize::try_from(entry.inner).ok()?)
+}
+
+/// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well.
+pub fn add(fd: c_int, backlog: c_int) {
+    let Some(own) = name::own(fd) else { return };
+    if !route::is_candidate(fd, own.family()) {
+        return;
+    }
+    log::problems();
+    match try_add(fd, &own, backlog) {
+        Ok(()) => log::listener(fd, &own, "RDMA and TCP", Reason::Connected),
+        Err(reason) => log::listener(fd, &own, "TCP", reason),
+    }
+}
+
+fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
+    if own.address().is_loopback() {
+        return Err(Reason::Loopback);
+    }
+    if !config::is_automatic(own.address(), own.number()) {
+        return Err(Reason::Rule);
+    }
+    let reuses = option(fd, SOL_SOCKET, SO_REUSEPORT) != 0;
+    if reuses && reuse::listeners_at(own.number()) > 1 {
+        return Err(Reason::Reuse);
+    }
+    if route::has_kernel_option(fd) {
+        return Err(Reason::Option);
+    }
+    let claimed = |listener: &Listener| listener.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
+    let place = LISTENERS.iter().position(claimed).ok_or(Reason::Busy)?;
+    let listener = &LISTENERS[place];
+    listener.own.store(own);
+    listener.backlog.store(backlog, SeqCst);
+    listener.v6only.store(own.family() == AF_INET6 && option(fd, IPPROTO_IPV6, IPV6_V6ONLY) != 0, SeqCst);
+    listener.reuses.store(reuses, SeqCst);
+    listener.speaks.store(option(fd, IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) != 0, SeqCst);
+    let prepared = shared::prepare() && table::prepare(fd).is_ok();
+    let opened = if prepared { listener.open(Some(fd)) } else { Err(Reason::Busy) };
+    if let Err(reason) = opened {
+        listener.close();
+        listener.state.store(FREE, SeqCst);
+        return Err(reason);
+    }
+    listener.numbers.store(1, SeqCst);
+    listener.owner.store(shared::this_process(), SeqCst);
+    let entry = Entry { kind: Kind::Listener, flags: 0, inner: place as c_int };
+    if !table::replace(fd, None, Some(entry)) {
+        listener.close();
+        listener.state.store(FREE, SeqCst);
+        return Err(Reason::Busy);
+    }
+    listener.state.store(OPEN, SeqCst);
+    if !thread::wake() {
+        listener.close();
+    }
+    Ok(())
+}
+
+impl Listener {
+    /// Makes the rsockets.
+    fn open(&self, fd: Option<c_int>) -> Result<(), Reason> {
+        let own = self.own.load().ok_or(Reason::Busy)?;
+        if !own.address().is_unspecified() {
+            if !route::is_rdma(&own) {
+                return Err(Reason::NoDevice);
+            }
+            return self.open_at(fd, &own);
+        }
+        // At all addresses at once, unless a device can't share its ports with TCP.
+        if self.open_at(fd, &own).is_ok() {
+            return Ok(());
+        }
+        let mut result = Err(Reason::NoDevice);
+        each_address(|address| {
+            let fits = if address.family() == AF_INET6 { own.family() == AF_INET6 } else { !self.v6only.load(SeqCst) };
+            if fits && !address.address().is_loopback() && route::is_rdma(&address) {
+                let opened = self.open_at(fd, &address.with_number(own.number()));
+                if result.is_err() {
+                    result = opened;
+                }
+            }
+        });
+        result
+    }
+
+    fn open_at(&self, fd: Option<c_int>, at: &Name) -> Result<(), Reason> {
+        let place = self.rsockets.iter().find(|place| place.load(SeqCst) == 0).ok_or(Reason::Busy)?;
+        let mut error = 0;
+        let inner = make_rsocket::for_address(at, |inner| {
+            if self.v6only.load(SeqCst) {
+                let _ = rsocket::set_option(inner, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+            }
+            if let Some(fd) = fd {
+                route::copy_early_options(fd, inner);
+            }
+            // SAFETY: an address and its length; numbers.
+            unsafe {
+                rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK);
+                let listens = rsocket_abi::rbind(inner, at.as_ptr(), at.len) == 0
+                    && rsocket_abi::rlisten(inner, self.backlog.load(SeqCst)) == 0;
+                error = errno::get();
+                listens
+            }
+        });
+        let inner = inner.ok_or(if error == libc::EADDRINUSE { Reason::PortTaken } else { Reason::Failed(error) })?;
+        place.store(inner + 1, SeqCst);
+        Ok(())
+    }
+
+    /// Closes the rsockets.
+    fn close(&self) {
+        for place in &self.rsockets {
+            let inner = place.swap(0, SeqCst) - 1;
+            if inner >= 0 {
+                // SAFETY: no other thread uses the number.
+                errno::keeping(|| unsafe { rsocket_abi::rclose(inner) });
+            }
+        }
+    }
+
+    /// The rsockets that listen.
+    pub fn rsockets(&self) -> impl Iterator<Item = c_int> {
+        self.rsockets.iter().map(|place| place.load(SeqCst) - 1).filter(|&inner| inner >= 0)
+    }
+
+    /// The address to which tokens are connected.
+    fn token_address(&self) -> Option<Name> {
+        let own = self.own.load()?;
+        if !own.address().is_unspecified() {
+            return Some(own);
+        }
+        let address: core::net::IpAddr = if self.v6only.load(SeqCst) {
+            core::net::Ipv6Addr::LOCALHOST.into()
+        } else {
+            core::net::Ipv4Addr::LOCALHOST.into()
+        };
+        Some(Name::new(address, own.number()))
+    }
+
+    /// Whether another token may be sent: no more wait than the program allows connections to wait.
+    pub fn has_room(&self, waiting: impl Iterator<Item = u16>) -> bool {
+        const MOST: c_int = 4096;
+        let port = self.own.load().map_or(0, |own| own.number());
+        let most = self.backlog.load(SeqCst);
+        let most = if (0..MOST).contains(&most) { most + 1 } else { MOST };
+        waiting.filter(|&waits| waits == port).count() < most as usize
+    }
+
+    /// Accepts the connections that have arrived at an rsocket, and sends their tokens.
+    pub fn accept(&self, inner: c_int, wake: (c_int, u64)) {
+        let _held = ACCEPTING.hold();
+        while self.rsockets().any(|own| own == inner) && self.has_room(thread::waiting_tokens()) {
+            // SAFETY: no addresses are asked for.
+            let new = unsafe { rsocket_abi::raccept(inner, core::ptr::null_mut(), core::ptr::null_mut()) };
+            if new < 0 {
+                return;
+            }
+            if self.reuses.load(SeqCst)
+                && let Some(own) = self.own.load()
+                && reuse::listeners_at(own.number()) > 1
+            {
+                // From now on the listener is TCP's only.
+                log::listener(-1, &own, "TCP", Reason::Reuse);
+                // SAFETY: no number stands for the rsocket.
+                unsafe { rsocket_abi::rclose(new) };
+                self.close();
+                return;
+            }
+            let to = self.token_address();
+            let sent = to.is_some_and(|to| connections::send_token(new, &to, wake, self.speaks.load(SeqCst)));
+            if !sent {
+                // SAFETY: no number stands for the rsocket.
+                unsafe { rsocket_abi::rclose(new) };
+            }
+        }
+    }
+}
+
+/// Calls `call` with each address of an interface that is up.
+fn each_address(mut call: impl FnMut(Name)) {
+    let mut list: *mut libc::ifaddrs = core::ptr::null_mut();
+    // SAFETY: the list is valid until it is freed; its addresses have the length of their family.
+    unsafe {
+        if libc::getifaddrs(&raw mut list) != 0 {
+            return;
+        }
+        let mut next = list;
+        while let Some(interface) = next.as_ref() {
+            next = interface.ifa_next;
+            if interface.ifa_flags & libc::IFF_UP as u32 != 0 && !interface.ifa_addr.is_null() {
+                let len = match c_int::from((*interface.ifa_addr).sa_family) {
+                    libc::AF_INET => size_of::<libc::sockaddr_in>(),
+                    AF_INET6 => size_of::<libc::sockaddr_in6>(),
+                    _ => continue,
+                };
+                if let Some(name) = Name::read(interface.ifa_addr, len as libc::socklen_t) {
+                    call(name);
+                }
+            }
+        }
+        libc::freeifaddrs(list);
+    }
+}
+
+/// The listeners of this process.
+pub fn open() -> impl Iterator<Item = &'static Listener> {
+    LISTENERS.iter().filter(|listener| listener.state.load(SeqCst) == OPEN)
+}
+
+/// Another number of a listener.
+pub fn hold(entry: Entry) {
+    if let Some(listener) = of(entry) {
+        listener.numbers.fetch_add(1, SeqCst);
+    }
+}
+
+/// A number of a listener was closed.
+pub fn release(entry: Entry) {
+    let Some(listener) = of(entry) else { return };
+    if listener.numbers.fetch_sub(1, SeqCst) == 1 {
+        let inherited = listener.state.compare_exchange(INHERITED, FREE, SeqCst, SeqCst).is_ok();
+        if !inherited && listener.state.compare_exchange(OPEN, CLAIMED, SeqCst, SeqCst).is_ok() {
+            // At once: the program may listen at the port again.
+            let held = ACCEPTING.hold();
+            listener.close();
+            drop(held);
+            listener.state.store(FREE, SeqCst);
+            thread::wake();
+        }
+    }
+}
+
+/// shutdown(2) of a listener: it listens no more, until listen(2) is called again.
+pub fn stop(entry: Entry) {
+    let Some(listener) = of(entry) else { return };
+    let held = ACCEPTING.hold();
+    listener.close();
+    drop(held);
+    thread::wake();
+}
+
+/// listen(2) again: another backlog.
+pub fn set_backlog(entry: Entry, backlog: c_int) {
+    let Some(listener) = of(entry) else { return };
+    listener.backlog.store(backlog, SeqCst);
+    for inner in listener.rsockets() {
+        // SAFETY: no pointers.
+        errno::keeping(|| unsafe { rsocket_abi::rlisten(inner, backlog) });
+    }
+}
+
+/// Whether accept(2) on a number gets a byte of the library's before the program's data.
+pub fn speaks(fd: c_int) -> bool {
+    option(fd, IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) != 0
+}
+
+/// In a child of fork(2): the listeners are the parent's.
+pub fn in_child() {
+    ACCEPTING.reset();
+    for listener in &LISTENERS {
+        // The child's copies, which would keep the ports when the parent has ended.
+        listener.close();
+        match listener.state.load(SeqCst) {
+            OPEN | INHERITED => listener.state.store(INHERITED, SeqCst),
+            FREE => {}
+            _ => listener.state.store(FREE, SeqCst),
+        }
+    }
+}
+
+/// The program of a child is about to wait for connections of a listener that it has inherited. If
+/// the process whose rsockets listened has ended, those of this process listen instead.
+#[cold]
+pub fn take_over(entry: Entry) {
+    let Some(listener) = of(entry) else { return };
+    if listener.state.load(SeqCst) != INHERITED {
+        return;
+    }
+    let owner = listener.owner.load(SeqCst);
+    if !shared::has_ended(owner) {
+        thread::watch_process(owner);
+        return;
+    }
+    take(listener);
+}
+
+fn take(listener: &Listener) {
+    if listener.state.compare_exchange(INHERITED, CLAIMED, SeqCst, SeqCst).is_err() {
+        return;
+    }
+    match errno::keeping(|| listener.open(None)) {
+        Ok(()) => {
+            listener.owner.store(shared::this_process(), SeqCst);
+            listener.state.store(OPEN, SeqCst);
+            thread::wake();
+            if let Some(own) = listener.own.load() {
+                log::listener(-1, &own, "RDMA and TCP", Reason::Connected);
+            }
+        }
+        Err(_) => {
+            // Another process was faster, perhaps. It is watched from the next call on.
+            listener.close();
+            listener.state.store(INHERITED, SeqCst);
+        }
+    }
+}
+
+/// A process has ended whose listeners this one has inherited.
+pub fn take_all_of(owner: c_int) {
+    for listener in LISTENERS.iter().filter(|listener| listener.owner.load(SeqCst) == owner) {
+        take(listener);
+    }
+}
+
+/// Whether an entry is of a listener that another process's rsockets serve.
+#[inline(always)]
+pub fn is_inherited(entry: Entry) -> bool {
+    of(entry).is_some_and(|listener| listener.state.load(SeqCst) == INHERITED)
+}
+
+/// A number with port 0 is about to be bound: finds a port that is free for TCP and for RDMA.
+/// Returns the address with the port, or `None` if any port will do.
+pub fn free_port(fd: c_int, at: &Name) -> Option<Name> {
+    const TRIES: usize = 8;
+    let device = at.of_device();
+    if device.address().is_loopback() || !device.address().is_unspecified() && !route::is_rdma(&device) {
+        return None;
+    }
+    for _ in 0..TRIES {
+        let own = errno::keeping(|| probe_port(fd, at))?;
+        let mut free = false;
+        let inner = make_rsocket::for_address(&device, |inner| {
+            let own = device.with_number(own);
+            // SAFETY: an address and its length.
+            free = unsafe { rsocket_abi::rbind(inner, own.as_ptr(), own.len) == 0 };
+            true
+        })?;
+        // SAFETY: no other thread knows the number.
+        errno::keeping(|| unsafe { rsocket_abi::rclose(inner) });
+        if free {
+            return Some(at.with_number(own));
+        }
+    }
+    None
+}
+
+/// A port that is free for TCP.
+fn probe_port(fd: c_int, at: &Name) -> Option<u16> {
+    let family = tcp::family(fd)?;
+    // SAFETY: an address and its length; a descriptor that no other thread knows.
+    unsafe {
+        let probe = next_symbol::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        if probe < 0 {
+            return None;
+        }
+        let bound = next_symbol::bind(probe, at.as_ptr(), at.len) == 0;
+        let port = if bound { name::own(probe).map(|own| own.number()) } else { None };
+        next_symbol::close(probe);
+        port
+    }
+}

@@ -1,0 +1,121 @@
+//! The log line of each connection: which way it goes, and why.
+
+use core::fmt::{self, Write};
+use core::mem;
+
+use libc::socklen_t;
+
+use crate::fork::name::Name;
+use crate::{config, errno, rsocket_abi};
+
+/// Why a connection, or a listener, is what it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reason {
+    Rule,
+    Loopback,
+    Option,
+    NoRoute,
+    NoDevice,
+    WasSilent,
+    WasRejected,
+    Silent,
+    Rejected,
+    Failed(i32),
+    Busy,
+    Given,
+    Connected,
+    Reuse,
+    PortTaken,
+    Forwarded,
+    CameByTcp,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Reason::Rule => "a rule of the configuration",
+            Reason::Loopback => "a loopback address",
+            Reason::Option => "the socket has an option that rsockets do not have",
+            Reason::NoRoute => "there is no route",
+            Reason::NoDevice => "no RDMA device that can share ports with TCP has the local address",
+            Reason::WasSilent => "the host did not answer by RDMA a short time ago",
+            Reason::WasRejected => "nobody listened there by RDMA a short time ago",
+            Reason::Silent => "no answer by RDMA in time",
+            Reason::Rejected => "rejected: nobody listens there by RDMA",
+            Reason::Failed(error) => return write!(f, "the attempt by RDMA failed with errno {error}"),
+            Reason::Busy => "too many attempts at a time, or no memory",
+            Reason::Given => "the program has copied or shut down the socket",
+            Reason::Connected => "connected",
+            Reason::Reuse => "SO_REUSEPORT, and another socket listens at the port",
+            Reason::PortTaken => "another rsocket has the port",
+            Reason::CameByTcp => "the peer has connected by TCP",
+            Reason::Forwarded => "used by another process than the one that accepted it",
+        })
+    }
+}
+
+/// Text of a limited length.
+struct Text {
+    bytes: [u8; 300],
+    len: usize,
+}
+
+impl Write for Text {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = self.bytes.get_mut(self.len..self.len + text.len()).ok_or(fmt::Error)?;
+        room.copy_from_slice(text.as_bytes());
+        self.len += text.len();
+        Ok(())
+    }
+}
+
+/// Writes a line, if there is a log.
+pub fn line(text: fmt::Arguments<'_>) {
+    if !config::logs() {
+        return;
+    }
+    let mut line = Text { bytes: [0; 300], len: 0 };
+    let _ = line.write_fmt(text);
+    // SAFETY: `len` bytes of the text are readable.
+    errno::keeping(|| unsafe {
+        let (bytes, len) = (line.bytes.as_ptr().cast(), line.len as socklen_t);
+        rsocket_abi::rsetsockopt(-1, rdmacm_private::LEVEL, rdmacm_private::LOG, bytes, len)
+    });
+}
+
+/// `ADDRESS PORT`, for a log line.
+struct Shown<'a>(&'a Name);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} port {}", self.0.address(), self.0.number())
+    }
+}
+
+/// A connection of connect(2).
+pub fn connection(fd: i32, to: &Name, way: &str, reason: Reason) {
+    line(format_args!("connect: socket {fd} -> {}: {way}: {reason}", Shown(to)));
+}
+
+/// A connection of accept(2).
+pub fn accepted(fd: i32, from: &Name, way: &str, reason: Reason) {
+    line(format_args!("accept: socket {fd} <- {}: {way}: {reason}", Shown(from)));
+}
+
+/// A listener.
+pub fn listener(fd: i32, own: &Name, way: &str, reason: Reason) {
+    line(format_args!("listen: socket {fd} at {}: {way}: {reason}", Shown(own)));
+}
+
+/// The lines of `auto_config` that have no effect, once.
+pub fn problems() {
+    use core::sync::atomic::{AtomicBool, Ordering};
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if config::logs() && !TOLD.swap(true, Ordering::Relaxed) {
+        for (number, problem) in config::problems() {
+            line(format_args!("/etc/rdma/rsocket/auto_config: line {number} is ignored: {problem}"));
+        }
+    }
+}
+
+const _: () = assert!(mem::size_of::<Reason>() <= 8);

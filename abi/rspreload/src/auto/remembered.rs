@@ -1,0 +1,148 @@
+//! What automatic mode remembers of destinations and of local addresses.
+//!
+//! A hash table of words, each with an outcome, the second in which it expires, and a hash of the
+//! address. It is read and written without a lock. If two addresses have the same hash, which is
+//! improbable, a connection uses TCP where it could use RDMA.
+
+use core::net::IpAddr;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{config, time};
+
+/// What is remembered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// A host did not answer by RDMA.
+    Silent,
+    /// A host rejected RDMA at a port where it accepted TCP.
+    Rejected,
+    /// Rsockets cannot listen at a local address, beside TCP.
+    Without,
+    /// Rsockets can.
+    With,
+}
+
+impl Outcome {
+    const ALL: [Outcome; 4] = [Outcome::Silent, Outcome::Rejected, Outcome::Without, Outcome::With];
+}
+
+/// What an outcome is remembered of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Subject {
+    Host(IpAddr),
+    Port(IpAddr, u16),
+    Local(IpAddr),
+}
+
+/// Entries, and how many of them one hash may use.
+const ENTRIES: usize = 1024;
+const WAYS: usize = 4;
+/// A word: the hash's upper bits, two bits for the outcome, and the second.
+const TIME_BITS: u32 = 24;
+const HASH_SHIFT: u32 = TIME_BITS + 2;
+const TIME: u64 = (1 << TIME_BITS) - 1;
+
+static WORDS: [AtomicU64; ENTRIES] = [const { AtomicU64::new(0) }; ENTRIES];
+
+fn hash(subject: Subject) -> u64 {
+    let (kind, address, port) = match subject {
+        Subject::Host(address) => (1, address, 0),
+        Subject::Port(address, port) => (2, address, port),
+        Subject::Local(address) => (3, address, 0),
+    };
+    let address = match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(address) => address.to_bits(),
+    };
+    // The steps of FNV-1a, with larger pieces; the last one spreads what the addresses' last bits
+    // have changed.
+    let mut hash = 0xCBF2_9CE4_8422_2325_u64;
+    for piece in [kind, u64::from(port), (address >> 64) as u64, address as u64] {
+        hash = (hash ^ piece).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        hash ^= hash >> 29;
+    }
+    hash
+}
+
+fn places(hash: u64) -> impl Iterator<Item = &'static AtomicU64> {
+    let first = hash as usize % (ENTRIES / WAYS) * WAYS;
+    WORDS[first..first + WAYS].iter()
+}
+
+fn second() -> u64 {
+    // The clock starts at 0. A word of 0 is an empty one.
+    (time::now() / 1_000_000_000) as u64 + 1
+}
+
+/// Whether the second of a word is after `now`, in a clock that wraps around.
+fn is_current(word: u64, now: u64) -> bool {
+    let left = (word & TIME).wrapping_sub(now) & TIME;
+    word != 0 && left > 0 && left < TIME / 2
+}
+
+/// Returns what is remembered.
+pub fn find(subject: Subject) -> Option<Outcome> {
+    let (hash, now) = (hash(subject), second());
+    let mut words = places(hash).map(|place| place.load(Ordering::Relaxed));
+    let word = words.find(|&word| word >> HASH_SHIFT == hash >> HASH_SHIFT && is_current(word, now))?;
+    Some(Outcome::ALL[(word >> TIME_BITS) as usize % Outcome::ALL.len()])
+}
+
+/// Remembers an outcome for as long as the configuration says.
+pub fn remember(subject: Subject, outcome: Outcome) {
+    let seconds = config::remember() as u64;
+    if seconds > 0 {
+        store(subject, outcome, seconds.min(TIME / 2 - 1));
+    }
+}
+
+fn store(subject: Subject, outcome: Outcome, seconds: u64) {
+    let (hash, now) = (hash(subject), second());
+    let word = hash >> HASH_SHIFT << HASH_SHIFT | (outcome as u64) << TIME_BITS | (now + seconds) & TIME;
+    let is_its = |place: &&AtomicU64| place.load(Ordering::Relaxed) >> HASH_SHIFT == hash >> HASH_SHIFT;
+    let is_free = |place: &&AtomicU64| !is_current(place.load(Ordering::Relaxed), now);
+    let soonest = |place: &&AtomicU64| (place.load(Ordering::Relaxed) & TIME).wrapping_sub(now) & TIME;
+    let place =
+        places(hash).find(is_its).or_else(|| places(hash).find(is_free)).or_else(|| places(hash).min_by_key(soonest));
+    if let Some(place) = place {
+        place.store(word, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(number: u32) -> Subject {
+        Subject::Host(IpAddr::from(number.to_be_bytes()))
+    }
+
+    #[test]
+    fn outcomes_are_found_until_they_expire() {
+        let (port, other) =
+            (Subject::Port(IpAddr::from([10, 0, 0, 1]), 80), Subject::Port(IpAddr::from([10, 0, 0, 1]), 81));
+        for outcome in Outcome::ALL {
+            store(port, outcome, 60);
+            assert_eq!((find(port), find(other)), (Some(outcome), None));
+        }
+        assert_eq!(find(Subject::Host(IpAddr::from([10, 0, 0, 1]))), None);
+        store(port, Outcome::Silent, 0);
+        assert_eq!(find(port), None);
+    }
+
+    #[test]
+    fn the_clock_may_wrap_around() {
+        assert!(is_current(1 << HASH_SHIFT | 5, TIME));
+        assert!(!is_current(1 << HASH_SHIFT | 5, 5));
+        assert!(!is_current(1 << HASH_SHIFT | 5, 6));
+        assert!(!is_current(0, TIME));
+    }
+
+    #[test]
+    fn the_newest_of_many_are_kept() {
+        for number in 0..100_000 {
+            store(host(number), Outcome::Silent, 60);
+            assert_eq!(find(host(number)), Some(Outcome::Silent));
+        }
+    }
+}

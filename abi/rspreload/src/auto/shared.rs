@@ -1,0 +1,297 @@
+//! What the processes of a family know of its connections: memory that children of fork(2) share.
+//!
+//! A slot belongs to the process that has the rsocket, and describes the token of the connection: a
+//! TCP connection of the machine with itself, whose one end is the program's number and whose other
+//! end is the owner's.
+
+use core::ffi::{c_int, c_void};
+use core::ptr;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::SeqCst};
+
+use libc::sockaddr_storage;
+
+use crate::fork::name::Name;
+use crate::next_symbol;
+
+/// The most connections of a family of processes that have tokens.
+pub const MAX_SLOTS: usize = 1 << 14;
+/// How far from its first place a slot may be.
+const PROBES: usize = 16;
+
+const FREE: u32 = 0;
+const CLAIMED: u32 = 1;
+/// The token is on its way to accept(2).
+const SENT: u32 = 2;
+/// The token has been accepted, or belongs to a socket that was connected.
+const TAKEN: u32 = 3;
+
+/// Words for an address of IPv4 or IPv6: `struct sockaddr_in6` has 28 bytes.
+const NAME_WORDS: usize = 4;
+
+/// A connection.
+pub struct Slot {
+    state: AtomicU32,
+    /// The process that has the rsocket.
+    owner: AtomicI32,
+    /// Changes when the slot gets another connection.
+    generation: AtomicU32,
+    /// Another process than the owner uses the connection: the owner is to forward its data.
+    wanted: AtomicU32,
+    /// The writing end of the owner's pipe, which its children have as well, and the pipe's inode.
+    wake: AtomicI32,
+    wake_inode: AtomicU64,
+    token: AtomicName,
+    listener_port: AtomicU32,
+    peer: AtomicName,
+    own: AtomicName,
+}
+
+static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
+
+/// A [`Name`] of IPv4 or IPv6 in words.
+pub struct AtomicName([AtomicU64; NAME_WORDS]);
+
+impl AtomicName {
+    pub const fn new() -> AtomicName {
+        AtomicName([const { AtomicU64::new(0) }; NAME_WORDS])
+    }
+
+    pub fn store(&self, name: &Name) {
+        let bytes = (&raw const name.storage).cast::<u64>();
+        for (place, word) in self.0.iter().enumerate() {
+            // SAFETY: the storage is aligned to 8 and longer than the words.
+            word.store(unsafe { bytes.add(place).read() }, SeqCst);
+        }
+    }
+
+    pub fn load(&self) -> Option<Name> {
+        // SAFETY: all zeros are an address, of no family.
+        let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
+        let bytes = (&raw mut storage).cast::<u64>();
+        for (place, word) in self.0.iter().enumerate() {
+            // SAFETY: the storage is aligned to 8 and longer than the words.
+            unsafe { bytes.add(place).write(word.load(SeqCst)) };
+        }
+        // SAFETY: the storage has the length of every kind of address.
+        unsafe { Name::read((&raw const storage).cast(), size_of::<sockaddr_storage>() as libc::socklen_t) }
+    }
+}
+
+/// The memory, if a process of the family has made it.
+fn slots() -> Option<&'static [Slot]> {
+    let start = SLOTS.load(SeqCst);
+    // SAFETY: a mapping of this length, of zeros at first, which are a value of atomic integers;
+    // never unmapped.
+    (!start.is_null()).then(|| unsafe { core::slice::from_raw_parts(start, MAX_SLOTS) })
+}
+
+/// Makes the memory, before the first connection. Returns false without memory.
+pub fn prepare() -> bool {
+    if slots().is_some() {
+        return true;
+    }
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    let size = MAX_SLOTS * size_of::<Slot>();
+    // SAFETY: a new mapping. Pages that are never touched take no memory.
+    unsafe {
+        let new = libc::mmap(ptr::null_mut(), size, access, kind | libc::MAP_NORESERVE, -1, 0);
+        if new == libc::MAP_FAILED {
+            return false;
+        }
+        if SLOTS.compare_exchange(ptr::null_mut(), new.cast(), SeqCst, SeqCst).is_err() {
+            libc::munmap(new, size);
+        }
+    }
+    true
+}
+
+/// Whether tokens may arrive.
+#[inline(always)]
+pub fn is_used() -> bool {
+    !SLOTS.load(core::sync::atomic::Ordering::Relaxed).is_null()
+}
+
+/// This process. The C library's getpid makes a system call.
+pub fn this_process() -> c_int {
+    // SAFETY: always succeeds.
+    unsafe { libc::getpid() }
+}
+
+/// Whether a process has ended.
+pub fn has_ended(process: c_int) -> bool {
+    // SAFETY: no signal is sent.
+    unsafe { libc::kill(process, 0) != 0 && crate::errno::get() == libc::ESRCH }
+}
+
+fn places(port: u16) -> impl Iterator<Item = usize> {
+    (0..PROBES).map(move |probe| (usize::from(port) * PROBES + probe) % MAX_SLOTS)
+}
+
+/// The slot of that number.
+pub fn slot(place: usize) -> Option<&'static Slot> {
+    slots()?.get(place)
+}
+
+/// Takes a slot for a connection whose token has the local address `token`, at the owner's end.
+pub fn claim(token: &Name, listener_port: u16, names: (&Name, &Name), wake: (c_int, u64)) -> Option<usize> {
+    let all = slots()?;
+    let free = |slot: &Slot| slot.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
+    let left = |slot: &Slot| {
+        let state = slot.state.load(SeqCst);
+        has_ended(slot.owner.load(SeqCst)) && slot.state.compare_exchange(state, CLAIMED, SeqCst, SeqCst).is_ok()
+    };
+    let find = |take: &dyn Fn(&Slot) -> bool| places(token.number()).find(|&place| all.get(place).is_some_and(take));
+    let place = find(&free).or_else(|| find(&left))?;
+    let slot = all.get(place)?;
+    slot.owner.store(this_process(), SeqCst);
+    slot.generation.fetch_add(1, SeqCst);
+    slot.wanted.store(0, SeqCst);
+    slot.wake.store(wake.0, SeqCst);
+    slot.wake_inode.store(wake.1, SeqCst);
+    slot.token.store(token);
+    slot.listener_port.store(listener_port.into(), SeqCst);
+    slot.peer.store(names.0);
+    slot.own.store(names.1);
+    Some(place)
+}
+
+/// Looks a connection up that accept(2) has got from `from`. Returns the number of its slot if it is
+/// a token.
+pub fn accepted(from: &Name, listener_port: impl FnOnce() -> Option<u16>) -> Option<usize> {
+    let all = slots()?;
+    let is_it =
+        |slot: &Slot| slot.state.load(SeqCst) == SENT && slot.token.load().is_some_and(|token| same(&token, from));
+    let place = places(from.number()).find(|&place| all.get(place).is_some_and(is_it))?;
+    let slot = all.get(place)?;
+    let is_listeners = listener_port().is_none_or(|port| port == slot.listener_port());
+    let taken = is_listeners && slot.state.compare_exchange(SENT, TAKEN, SeqCst, SeqCst).is_ok();
+    taken.then_some(place)
+}
+
+fn same(one: &Name, other: &Name) -> bool {
+    one.number() == other.number() && one.address() == other.address()
+}
+
+impl Slot {
+    /// The token is about to be connected.
+    pub fn send(&self) {
+        self.state.store(SENT, SeqCst);
+    }
+
+    /// The token needs no accept(2).
+    pub fn take(&self) {
+        self.state.store(TAKEN, SeqCst);
+    }
+
+    /// Whether the token waits for accept(2).
+    pub fn is_sent(&self) -> bool {
+        self.state.load(SeqCst) == SENT
+    }
+
+    /// The port of the listener to which the token was sent.
+    pub fn listener_port(&self) -> u16 {
+        self.listener_port.load(SeqCst) as u16
+    }
+
+    /// Gives up a token that waits for accept(2), unless it is being accepted now.
+    pub fn withdraw(&self) -> bool {
+        self.state.compare_exchange(SENT, CLAIMED, SeqCst, SeqCst).is_ok()
+    }
+
+    /// The connection has ended.
+    pub fn free(&self) {
+        self.generation.fetch_add(1, SeqCst);
+        self.state.store(FREE, SeqCst);
+    }
+
+    /// Whether this process has the rsocket.
+    pub fn is_own(&self) -> bool {
+        self.owner.load(SeqCst) == this_process()
+    }
+
+    /// The peer of the connection.
+    pub fn peer(&self) -> Option<Name> {
+        self.peer.load()
+    }
+
+    /// The local address of the connection.
+    pub fn own(&self) -> Option<Name> {
+        self.own.load()
+    }
+
+    /// Identifies the connection among those that have had the slot, in 16 bits.
+    pub fn generation(&self) -> u32 {
+        self.generation.load(SeqCst) & 0xffff
+    }
+
+    /// Whether the owner is to forward data.
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.load(SeqCst) != 0
+    }
+
+    /// Tells the owner to forward data from now on.
+    pub fn want(&self) {
+        if self.wanted.swap(1, SeqCst) == 0 {
+            wake(self.wake.load(SeqCst), self.wake_inode.load(SeqCst));
+        }
+    }
+}
+
+/// The inode of a pipe, or `None` if `fd` is something else.
+pub fn pipe_inode(fd: c_int) -> Option<u64> {
+    let mut status = core::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `status` has room for the structure that the kernel writes.
+    if unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: fstat succeeded and has written it.
+    let status = unsafe { status.assume_init() };
+    (status.st_mode & libc::S_IFMT == libc::S_IFIFO).then_some(status.st_ino)
+}
+
+/// Writes to a pipe, if the number is still that pipe: the program may have closed all numbers by a
+/// call that is not intercepted.
+pub fn wake(fd: c_int, inode: u64) {
+    let byte = 0_u8;
+    crate::errno::keeping(|| {
+        if pipe_inode(fd) == Some(inode) {
+            // SAFETY: one byte is readable.
+            unsafe { next_symbol::write(fd, (&raw const byte).cast::<c_void>(), 1) };
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_found_by_their_address_once() {
+        assert!(prepare());
+        let (token, other) = (Name::new([127, 0, 0, 1].into(), 40_000), Name::new([127, 0, 0, 1].into(), 40_001));
+        let (peer, own) = (Name::new([10, 0, 0, 1].into(), 7), Name::new([10, 0, 0, 2].into(), 8));
+        let place = claim(&token, 80, (&peer, &own), (-1, 0)).unwrap();
+        let is_plain = |name: &Name, port| accepted(name, || Some(port)).is_none();
+        assert!(is_plain(&token, 80), "not sent yet");
+        slot(place).unwrap().send();
+        assert!(is_plain(&other, 80) && is_plain(&token, 81));
+        assert_eq!(accepted(&token, || Some(80)), Some(place));
+        assert!(is_plain(&token, 80), "already accepted");
+        assert_eq!(slot(place).unwrap().peer().unwrap().address(), peer.address());
+        assert_eq!(slot(place).unwrap().own().unwrap().number(), 8);
+        let generation = slot(place).unwrap().generation();
+        slot(place).unwrap().free();
+        assert_ne!(slot(place).unwrap().generation(), generation);
+    }
+
+    #[test]
+    fn a_place_has_many_slots() {
+        assert!(prepare());
+        let token = |last| Name::new([127, 0, 1, last].into(), 50_000);
+        let name = token(1);
+        let places: Vec<_> = (0..PROBES as u8).map(|last| claim(&token(last), 80, (&name, &name), (-1, 0))).collect();
+        assert!(places.iter().all(Option::is_some));
+        assert!(claim(&token(200), 80, (&name, &name), (-1, 0)).is_none());
+        places.into_iter().flatten().for_each(|place| slot(place).unwrap().free());
+    }
+}

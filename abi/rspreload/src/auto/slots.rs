@@ -1,0 +1,295 @@
+//! Non-blocking sockets whose attempt to connect by RDMA is under way. The thread of
+//! [`super::thread`] makes the attempts.
+//!
+//! Each has a slot. The `inner` of its table entry is a ticket, which names the slot and is given
+//! to no other socket, so a result reaches the number only as long as it is this socket's. The slot
+//! has a duplicate of the TCP descriptor, so the program may close its own.
+
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
+
+use libc::epoll_event;
+
+use super::lock::Lock;
+use super::log::Reason;
+use super::shared::AtomicName;
+use super::{attempt, instances, log, outcome, thread};
+use crate::fork::name::Name;
+use crate::fork::{decisions, moving::Moving, tcp};
+use crate::table::{self, Entry, Kind};
+use crate::time::Deadline;
+use crate::{epoll, errno, eventfd, next_symbol, open_fds};
+
+/// The most attempts of a process at a time.
+pub const MAX_ATTEMPTS: usize = 256;
+
+static SLOTS: [Slot; MAX_ATTEMPTS] = [const { Slot::new() }; MAX_ATTEMPTS];
+
+/// Guards the slots' contents and the membership in an epoll instance.
+static LOCK: Lock = Lock::new();
+
+const FREE: u32 = 0;
+const CLAIMED: u32 = 1;
+const READY: u32 = 2;
+
+/// An attempt.
+pub struct Slot {
+    state: AtomicU32,
+    ticket: AtomicI32,
+    /// The program's number.
+    fd: AtomicI32,
+    /// The duplicate, plus one; 0 for none.
+    tcp: AtomicI32,
+    inner: AtomicI32,
+    /// The end of the attempt, on the monotonic clock.
+    end: AtomicU64,
+    to: AtomicName,
+    /// An eventfd that is readable once the attempt has ended, plus one; made once.
+    done: AtomicI32,
+    /// The epoll instance of which the program wants the socket to be a member, plus one.
+    epoll: AtomicI32,
+    events: AtomicU32,
+    data: AtomicU64,
+}
+
+impl Slot {
+    const fn new() -> Slot {
+        Slot {
+            state: AtomicU32::new(FREE),
+            ticket: AtomicI32::new(-1),
+            fd: AtomicI32::new(-1),
+            tcp: AtomicI32::new(0),
+            inner: AtomicI32::new(-1),
+            end: AtomicU64::new(0),
+            to: AtomicName::new(),
+            done: AtomicI32::new(0),
+            epoll: AtomicI32::new(0),
+            events: AtomicU32::new(0),
+            data: AtomicU64::new(0),
+        }
+    }
+
+    /// The rsocket of the attempt.
+    pub fn inner(&self) -> c_int {
+        self.inner.load(SeqCst)
+    }
+
+    /// The milliseconds until the attempt is given up.
+    pub fn left(&self) -> c_int {
+        let left = (self.end.load(SeqCst) as i64 - crate::time::now()).max(0) as u64;
+        left.div_ceil(1_000_000) as c_int
+    }
+
+    /// The destination.
+    pub fn to(&self) -> Option<Name> {
+        self.to.load()
+    }
+
+    fn entry(&self) -> Option<Entry> {
+        let ticket = self.ticket.load(SeqCst);
+        table::get(self.fd.load(SeqCst)).filter(|entry| entry.kind == Kind::Connecting && entry.inner == ticket)
+    }
+
+    /// Whether the program has closed the number.
+    pub fn is_abandoned(&self) -> bool {
+        self.entry().is_none()
+    }
+
+    /// Ends the attempt, if nobody else does: by the rsocket, or by TCP for a reason.
+    pub fn finish(&self, result: Result<(), Reason>) {
+        if self.state.compare_exchange(READY, CLAIMED, SeqCst, SeqCst).is_err() {
+            return;
+        }
+        let (fd, copy, inner) = (self.fd.load(SeqCst), self.tcp.load(SeqCst) - 1, self.inner());
+        let to = self.to();
+        // False if the number was closed without an intercepted call and is another file now.
+        // Until the number is a member of its epoll instance again.
+        let moving = Moving::begin(fd);
+        let is_same = || tcp::identity(fd) == tcp::identity(copy);
+        let entry = self.entry().filter(|_| is_same());
+        // An attempt that is given up may have succeeded just now.
+        let result = if result == Err(Reason::Given) && !attempt::cancel(inner) { Ok(()) } else { result };
+        let connected = match (entry, result) {
+            (Some(entry), Ok(())) => outcome::become_rsocket(fd, copy, Some(entry), inner),
+            _ => false,
+        };
+        if !connected {
+            attempt::give_up(inner);
+        }
+        if let (Some(entry), Some(to), false) = (entry, to, connected) {
+            outcome::connect_tcp(copy, &to);
+            table::replace(fd, Some(entry), None);
+        }
+        let held = LOCK.hold();
+        let epfd = self.epoll.swap(0, SeqCst) - 1;
+        let event = epoll_event { events: self.events.load(SeqCst), u64: self.data.load(SeqCst) };
+        drop(held);
+        if epfd >= 0 && entry.is_some() {
+            epoll::add(epfd, fd, event);
+        }
+        drop(moving);
+        self.wake();
+        decisions::announce();
+        if let (Some(to), Some(_)) = (to, entry) {
+            match result {
+                Ok(()) if connected => log::connection(fd, &to, "RDMA", Reason::Connected),
+                Ok(()) => log::connection(fd, &to, "TCP", Reason::Busy),
+                Err(reason) => log::connection(fd, &to, "TCP", reason),
+            }
+            if let Err(reason) = result {
+                outcome::watch_tcp(copy, &to, reason);
+            }
+        }
+        self.free();
+    }
+
+    fn free(&self) {
+        let tcp = self.tcp.swap(0, SeqCst);
+        if tcp > 0 {
+            // SAFETY: the slot's own duplicate, which is used no more.
+            errno::keeping(|| unsafe { next_symbol::close(tcp - 1) });
+        }
+        self.epoll.store(0, SeqCst);
+        self.state.store(FREE, SeqCst);
+    }
+
+    /// Wakes those who poll the socket.
+    fn wake(&self) {
+        errno::keeping(|| eventfd::signal(self.done.load(SeqCst) - 1));
+    }
+
+    /// Makes the eventfd, or takes back what the last attempt has left in it.
+    fn reset_done(&self) -> bool {
+        if self.done.load(SeqCst) == 0 {
+            let new = eventfd::create();
+            self.done.store(new + 1, SeqCst);
+            return new >= 0;
+        }
+        eventfd::clear(self.done.load(SeqCst) - 1);
+        true
+    }
+}
+
+/// The attempts under way.
+pub fn ready() -> impl Iterator<Item = &'static Slot> {
+    SLOTS.iter().filter(|slot| slot.state.load(SeqCst) == READY)
+}
+
+/// The slot that an entry's ticket names.
+fn of(entry: Entry) -> Option<&'static Slot> {
+    let slot = SLOTS.get(usize::try_from(entry.inner).ok()? % MAX_ATTEMPTS)?;
+    (slot.ticket.load(SeqCst) == entry.inner).then_some(slot)
+}
+
+/// Gives the socket `fd`, for which `inner` connects, a slot and an entry. Returns false if there
+/// is no slot.
+pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline) -> bool {
+    let claimed = |slot: &&Slot| slot.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
+    let Some((place, slot)) = SLOTS.iter().enumerate().find(|(_, slot)| claimed(slot)) else { return false };
+    let copy = open_fds::duplicate(fd);
+    if copy < 0 || !slot.reset_done() || table::prepare(fd).is_err() {
+        slot.tcp.store(copy + 1, SeqCst);
+        slot.free();
+        return false;
+    }
+    let turns = usize::try_from(slot.ticket.load(SeqCst)).map_or(0, |ticket| ticket / MAX_ATTEMPTS + 1);
+    let ticket = ((turns * MAX_ATTEMPTS + place) & (i32::MAX as usize >> 1)) as c_int;
+    slot.ticket.store(ticket, SeqCst);
+    slot.fd.store(fd, SeqCst);
+    slot.tcp.store(copy + 1, SeqCst);
+    slot.inner.store(inner, SeqCst);
+    slot.end.store(end.end() as u64, SeqCst);
+    slot.to.store(to);
+    let entry = Entry { kind: Kind::Connecting, flags: 0, inner: ticket };
+    table::swap(fd, Some(entry));
+    if let Some((epfd, event)) = instances::leave(fd) {
+        keep(slot, epfd, event);
+    }
+    slot.state.store(READY, SeqCst);
+    if !thread::wake() {
+        slot.finish(Err(Reason::Busy));
+    }
+    true
+}
+
+fn keep(slot: &Slot, epfd: c_int, event: epoll_event) {
+    slot.events.store(event.events, SeqCst);
+    slot.data.store(event.u64, SeqCst);
+    slot.epoll.store(epfd + 1, SeqCst);
+}
+
+/// The eventfd that stands for the socket in poll(2).
+pub fn done(entry: Entry) -> c_int {
+    of(entry).map_or(-1, |slot| slot.done.load(SeqCst) - 1)
+}
+
+/// epoll_ctl(2) on a number whose attempt is under way. Returns `None` if it has ended.
+///
+/// # Safety
+/// `event` is null or readable.
+pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *mut epoll_event) -> Option<c_int> {
+    let slot = of(entry)?;
+    let held = LOCK.hold();
+    if slot.entry() != Some(entry) || slot.state.load(SeqCst) != READY {
+        drop(held);
+        decisions::wait_for_change(fd, entry);
+        return None;
+    }
+    let is_member = slot.epoll.load(SeqCst) == epfd + 1;
+    let result = match op {
+        libc::EPOLL_CTL_ADD if is_member => Err(libc::EEXIST),
+        libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL if !is_member => Err(libc::ENOENT),
+        libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD if event.is_null() => Err(libc::EFAULT),
+        libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => {
+            // SAFETY: not null, so readable: guaranteed by the caller.
+            keep(slot, epfd, unsafe { event.read_unaligned() });
+            Ok(0)
+        }
+        libc::EPOLL_CTL_DEL => {
+            slot.epoll.store(0, SeqCst);
+            Ok(0)
+        }
+        _ => Err(libc::EINVAL),
+    };
+    drop(held);
+    Some(result.unwrap_or_else(errno::fail))
+}
+
+/// The program has closed a number whose attempt was under way.
+pub fn abandon(entry: Entry) {
+    stay_tcp(entry);
+    thread::wake();
+}
+
+/// The program gives the attempt up: the socket becomes TCP at once.
+pub fn stay_tcp(entry: Entry) {
+    if let Some(slot) = of(entry) {
+        slot.finish(Err(Reason::Given));
+    }
+}
+
+/// Whether `fd` is a descriptor of the attempts.
+pub fn is_own(fd: c_int) -> bool {
+    let is_its = |slot: &Slot| slot.done.load(SeqCst) == fd + 1 || slot.tcp.load(SeqCst) == fd + 1;
+    fd >= 0 && SLOTS.iter().any(is_its)
+}
+
+/// In a child of fork(2): the attempts are the parent's.
+pub fn in_child() {
+    LOCK.reset();
+    for slot in &SLOTS {
+        if slot.state.load(SeqCst) != FREE {
+            if let Some(entry) = slot.entry() {
+                table::replace(slot.fd.load(SeqCst), Some(entry), None);
+            }
+            // The child's copy.
+            attempt::give_up(slot.inner());
+            slot.free();
+        }
+        let done = slot.done.swap(0, SeqCst);
+        if done > 0 {
+            // SAFETY: the child's copy of a descriptor that only this library knows.
+            unsafe { next_symbol::close(done - 1) };
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! The thread of automatic mode: it makes the attempts of non-blocking sockets, accepts rsockets,
+//! and forwards data. It begins with the first of these and runs until the process ends.
+
+use core::ffi::{c_int, c_short, c_void};
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::SeqCst};
+
+use libc::{O_CLOEXEC, O_NONBLOCK, POLLERR, POLLHUP, POLLIN, POLLOUT, nfds_t, pollfd};
+
+use super::forward::{Forward, MAX_FORWARDS};
+use super::listeners::{self, MAX_ADDRESSES, MAX_LISTENERS};
+use super::shared::{self, MAX_SLOTS};
+use super::slots::{self, MAX_ATTEMPTS};
+use super::{attempt, connections};
+use crate::fork::thread as threads;
+use crate::{errno, next_symbol, open_fds, rsocket_abi};
+
+static RUNNING: AtomicBool = AtomicBool::new(false);
+
+/// The pipe that wakes the thread; numbers plus one.
+static PIPE: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
+static PIPE_INODE: AtomicU64 = AtomicU64::new(0);
+
+/// A process on whose end the thread waits, and its descriptor plus one.
+static WATCHED: AtomicI32 = AtomicI32::new(0);
+static WATCHED_FD: AtomicI32 = AtomicI32::new(0);
+
+/// Between two looks at the connections that children may use, in milliseconds: a child that has
+/// closed all descriptors can't wake the thread.
+const LOOK_AT_CHILDREN: c_int = 1_000;
+
+/// Starts the thread, or wakes it. Returns false if there can be none.
+pub fn wake() -> bool {
+    if RUNNING.swap(true, SeqCst) {
+        shared::wake(PIPE[1].load(SeqCst) - 1, PIPE_INODE.load(SeqCst));
+        return true;
+    }
+    let started = errno::keeping(|| make_pipe() && threads::start(run, ptr::null_mut()));
+    if !started {
+        RUNNING.store(false, SeqCst);
+    }
+    started
+}
+
+fn make_pipe() -> bool {
+    if PIPE[1].load(SeqCst) > 0 {
+        return true;
+    }
+    let mut ends = [-1; 2];
+    // SAFETY: room for two numbers.
+    if unsafe { libc::pipe2(ends.as_mut_ptr(), O_CLOEXEC | O_NONBLOCK) } != 0 {
+        return false;
+    }
+    let ends = ends.map(open_fds::relocate);
+    PIPE_INODE.store(shared::pipe_inode(ends[1]).unwrap_or(0), SeqCst);
+    PIPE[0].store(ends[0] + 1, SeqCst);
+    PIPE[1].store(ends[1] + 1, SeqCst);
+    true
+}
+
+/// The writing end of the pipe and its inode, for other processes.
+pub fn wake_pipe() -> Option<(c_int, u64)> {
+    make_pipe().then(|| (PIPE[1].load(SeqCst) - 1, PIPE_INODE.load(SeqCst)))
+}
+
+/// A listener has as many tokens as it may have.
+static FULL: AtomicBool = AtomicBool::new(false);
+
+/// The ports of the listeners to which this process's waiting tokens were sent.
+pub fn waiting_tokens() -> impl Iterator<Item = u16> {
+    let sent = connections::places().filter_map(shared::slot).filter(|slot| slot.is_sent());
+    sent.map(|slot| slot.listener_port())
+}
+
+/// A token was accepted.
+pub fn token_accepted() {
+    if FULL.swap(false, SeqCst) {
+        wake();
+    }
+}
+
+/// Whether `fd` is a descriptor of the thread.
+pub fn is_own(fd: c_int) -> bool {
+    fd >= 0 && (PIPE.iter().any(|end| end.load(SeqCst) == fd + 1) || WATCHED_FD.load(SeqCst) == fd + 1)
+}
+
+/// Waits for the end of a process, whose listeners this one takes over then.
+pub fn watch_process(process: c_int) {
+    if WATCHED.swap(process, SeqCst) == process {
+        return;
+    }
+    // SAFETY: numbers only.
+    let fd = errno::keeping(|| unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) }) as c_int;
+    let before = WATCHED_FD.swap(open_fds::relocate(fd) + 1, SeqCst) - 1;
+    if before >= 0 {
+        // SAFETY: a descriptor that only this library knows.
+        unsafe { next_symbol::close(before) };
+    }
+    wake();
+}
+
+/// In a child of fork(2): the thread is the parent's. The writing end of its pipe stays open: the
+/// child wakes the parent by it.
+pub fn in_child() {
+    RUNNING.store(false, SeqCst);
+    PIPE[1].store(0, SeqCst);
+    for number in [&PIPE[0], &WATCHED_FD] {
+        let fd = number.swap(0, SeqCst) - 1;
+        if fd >= 0 {
+            // SAFETY: the child's copy of a descriptor that only this library knows.
+            unsafe { next_symbol::close(fd) };
+        }
+    }
+    WATCHED.store(0, SeqCst);
+}
+
+/// What a descriptor is polled for.
+#[derive(Clone, Copy)]
+enum Purpose {
+    Wake,
+    Process,
+    Attempt,
+    Listener,
+    /// A token that waits for accept(2), or whose connection a child may use.
+    Token(u16),
+    /// The two descriptors of a forward.
+    Forward(u16),
+}
+
+/// The descriptors of a round.
+const MAX_FDS: usize = 2 + MAX_ATTEMPTS + MAX_LISTENERS * MAX_ADDRESSES + MAX_SLOTS + 2 * MAX_FORWARDS;
+
+struct Thread {
+    fds: &'static mut [pollfd],
+    purposes: &'static mut [Purpose],
+    count: usize,
+    forwards: &'static mut [Option<Forward>],
+}
+
+/// Memory for `count` values, or `None`. Never freed.
+fn allocate<T>(count: usize, value: impl Fn() -> T) -> Option<&'static mut [T]> {
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping of that size, aligned to pages; each value is written before the slice
+    // is made.
+    unsafe {
+        let new = libc::mmap(ptr::null_mut(), count * size_of::<T>(), access, kind, -1, 0);
+        if new == libc::MAP_FAILED {
+            return None;
+        }
+        let start = new.cast::<T>();
+        (0..count).for_each(|place| start.add(place).write(value()));
+        Some(core::slice::from_raw_parts_mut(start, count))
+    }
+}
+
+extern "C" fn run(_: *mut c_void) -> *mut c_void {
+    let memory = (
+        allocate(MAX_FDS, || pollfd { fd: -1, events: 0, revents: 0 }),
+        allocate(MAX_FDS, || Purpose::Wake),
+        allocate(MAX_FORWARDS, || None),
+    );
+    let (Some(fds), Some(purposes), Some(forwards)) = memory else {
+        RUNNING.store(false, SeqCst);
+        return ptr::null_mut();
+    };
+    let mut thread = Thread { fds, purposes, count: 0, forwards };
+    loop {
+        thread.begin_forwards();
+        let timeout = thread.collect();
+        // SAFETY: `count` structures are writable.
+        let ready = unsafe { rsocket_abi::rpoll(thread.fds.as_mut_ptr(), thread.count as nfds_t, timeout) };
+        if ready > 0 {
+            thread.handle();
+        }
+        end_attempts();
+    }
+}
+
+/// Ends attempts whose time is over, and those of closed numbers.
+fn end_attempts() {
+    for slot in slots::ready() {
+        if slot.is_abandoned() {
+            slot.finish(Err(super::log::Reason::Given));
+        } else if slot.left() == 0
+            && let Some(to) = slot.to()
+        {
+            slot.finish(attempt::expire(slot.inner(), &to));
+        }
+    }
+}
+
+impl Thread {
+    /// Begins to forward the connections that other processes use.
+    fn begin_forwards(&mut self) {
+        for place in connections::places() {
+            let wanted = shared::slot(place).is_some_and(|slot| slot.is_wanted());
+            if wanted && !self.forwards.iter().flatten().any(|forward| forward.place == place) {
+                self.begin_forward(place);
+            }
+        }
+    }
+
+    fn begin_forward(&mut self, place: usize) {
+        connections::demote(place);
+        let inner = connections::inner(place);
+        let free = self.forwards.iter_mut().find(|forward| forward.is_none());
+        match (free, Forward::begin(place)) {
+            (Some(free), Some(forward)) => *free = Some(forward),
+            _ => {
+                connections::leave(place);
+                attempt::give_up(inner);
+            }
+        }
+    }
+
+    fn push(&mut self, fd: c_int, events: c_short, purpose: Purpose) {
+        if let (Some(entry), Some(place)) = (self.fds.get_mut(self.count), self.purposes.get_mut(self.count)) {
+            *entry = pollfd { fd, events, revents: 0 };
+            *place = purpose;
+            self.count += 1;
+        }
+    }
+
+    /// Collects what is to be polled. Returns the time-out.
+    fn collect(&mut self) -> c_int {
+        let mut timeout = -1;
+        self.count = 0;
+        self.push(PIPE[0].load(SeqCst) - 1, POLLIN, Purpose::Wake);
+        self.push(WATCHED_FD.load(SeqCst) - 1, POLLIN, Purpose::Process);
+        for slot in slots::ready() {
+            let left = slot.left();
+            timeout = if timeout < 0 { left } else { left.min(timeout) };
+            self.push(slot.inner(), POLLOUT, Purpose::Attempt);
+        }
+        for listener in listeners::open() {
+            if !listener.has_room(waiting_tokens()) {
+                FULL.store(true, SeqCst);
+                // A token that was accepted before this was set has not woken the thread.
+                if !listener.has_room(waiting_tokens()) {
+                    continue;
+                }
+            }
+            for inner in listener.rsockets() {
+                self.push(inner, POLLIN, Purpose::Listener);
+            }
+        }
+        for place in connections::places() {
+            let is_sent = shared::slot(place).is_some_and(|slot| slot.is_sent());
+            let is_forwarded = self.forwards.iter().flatten().any(|forward| forward.place == place);
+            if !is_forwarded && (is_sent || connections::is_forked(place)) {
+                self.push(connections::token(place), POLLIN, Purpose::Token(place as u16));
+                if !is_sent {
+                    timeout = if timeout < 0 { LOOK_AT_CHILDREN } else { LOOK_AT_CHILDREN.min(timeout) };
+                }
+            }
+        }
+        for number in 0..self.forwards.len() {
+            let Some(events) = self.forwards[number].as_ref().map(Forward::events) else { continue };
+            for (fd, events) in events {
+                self.push(fd, events, Purpose::Forward(number as u16));
+            }
+        }
+        timeout
+    }
+
+    fn handle(&mut self) {
+        let mut place = 0;
+        while place < self.count {
+            let (fd, revents, purpose) = (self.fds[place].fd, self.fds[place].revents, self.purposes[place]);
+            place += 1;
+            if let Purpose::Forward(number) = purpose {
+                let second = self.fds[place].revents;
+                place += 1;
+                let forward = &mut self.forwards[usize::from(number)];
+                if forward.as_mut().is_some_and(|forward| !forward.step([revents, second])) {
+                    *forward = None;
+                }
+            } else if revents != 0 {
+                handle_one(fd, revents, purpose);
+            }
+        }
+    }
+}
+
+fn handle_one(fd: c_int, revents: c_short, purpose: Purpose) {
+    match purpose {
+        Purpose::Wake => {
+            let mut bytes = [0_u8; 64];
+            // SAFETY: the array is this long.
+            unsafe { next_symbol::read(fd, bytes.as_mut_ptr().cast::<c_void>(), bytes.len()) };
+        }
+        Purpose::Process => {
+            let (process, watched) = (WATCHED.swap(0, SeqCst), WATCHED_FD.swap(0, SeqCst) - 1);
+            if watched >= 0 {
+                // SAFETY: a descriptor that only this library knows.
+                unsafe { next_symbol::close(watched) };
+            }
+            listeners::take_all_of(process);
+        }
+        Purpose::Attempt => {
+            if let Some(slot) = slots::ready().find(|slot| slot.inner() == fd)
+                && let Some(to) = slot.to()
+            {
+                slot.finish(attempt::result(fd, &to));
+            }
+        }
+        Purpose::Listener => {
+            let mut all = listeners::open();
+            if let (Some(listener), Some(wake)) =
+                (all.find(|listener| listener.rsockets().any(|own| own == fd)), wake_pipe())
+            {
+                listener.accept(fd, wake);
+            }
+        }
+        Purpose::Token(place) => handle_token(usize::from(place), revents),
+        Purpose::Forward(_) => {}
+    }
+}
+
+/// Something has happened at a token that nobody of this process expects.
+fn handle_token(place: usize, revents: c_short) {
+    let Some(slot) = shared::slot(place) else { return };
+    if slot.is_sent() {
+        // Refused, or accepted by a program without this library, which must not take the peer for
+        // a client of this machine.
+        if slot.withdraw() {
+            let inner = connections::inner(place);
+            connections::leave(place);
+            attempt::give_up(inner);
+        }
+    } else if revents & (POLLIN | POLLHUP | POLLERR) != 0 && connections::is_forked(place) {
+        // A child has sent data, or the last process has closed the socket.
+        slot.want();
+    }
+}

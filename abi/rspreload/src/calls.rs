@@ -1,0 +1,12 @@
+//! The functions that the library exports, by their manual pages' names. Each asks
+//! [`crate::dispatch`] where it goes.
+
+mod close;
+mod dup;
+pub mod epoll;
+mod forward;
+pub mod poll;
+pub mod select;
+mod sendfile;
+mod socket;
+mod waiting;

@@ -1,0 +1,57 @@
+//! close.
+
+use core::ffi::c_int;
+
+use libc::EBADF;
+
+use crate::table::{self, Entry, Kind};
+use crate::{errno, fds, next_symbol, process};
+
+/// close(2). The rsocket is closed while its number is still taken: otherwise another thread could
+/// get the number, and lose its entry.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if table::any() {
+        return close_known(fd);
+    }
+    // SAFETY: the C contract.
+    unsafe { next_symbol::close(fd) }
+}
+
+#[inline(never)]
+fn close_known(fd: c_int) -> c_int {
+    loop {
+        let Some(entry) = fds::current_entry(fd) else {
+            if fds::is_library(fd) {
+                return errno::fail(EBADF);
+            }
+            // SAFETY: the C contract.
+            return unsafe { next_symbol::close(fd) };
+        };
+        if process::is_guest() {
+            // SAFETY: the C contract.
+            return unsafe { next_symbol::close(fd) };
+        }
+        if entry.inner == table::CLOSING {
+            return errno::fail(EBADF);
+        }
+        // Closing an rsocket takes time, in which calls on the number must not meet the
+        // placeholder.
+        let meanwhile = (entry.kind == Kind::Socket).then_some(Entry { inner: table::CLOSING, ..entry });
+        if table::replace(fd, Some(entry), meanwhile) {
+            let released = fds::release(entry);
+            let why = errno::get();
+            let closed = close_placeholder(fd, meanwhile);
+            return if released < 0 { errno::fail(why) } else { closed };
+        }
+    }
+}
+
+/// Closes a placeholder whose entry is `meanwhile`, unless dup2(2) has put another file there.
+fn close_placeholder(fd: c_int, meanwhile: Option<Entry>) -> c_int {
+    if meanwhile.is_some() && !table::replace(fd, meanwhile, None) {
+        return 0;
+    }
+    // SAFETY: this thread took the entry, so it closes the placeholder.
+    unsafe { next_symbol::close(fd) }
+}

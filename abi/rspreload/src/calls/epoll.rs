@@ -1,0 +1,100 @@
+//! epoll_create, epoll_create1, epoll_ctl, epoll_wait.
+
+use core::ffi::{c_int, c_short};
+
+use libc::{EPERM, EPOLL_CTL_ADD, EPOLL_CTL_DEL, epoll_event};
+
+use crate::dispatch::Fd;
+use crate::table::{self, Entry};
+use crate::{auto, epoll, errno, fds, fork, next_symbol};
+
+/// epoll_create(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
+    // SAFETY: the C contract.
+    auto::instances::created(fds::on_new_fd(unsafe { next_symbol::epoll_create(size) }))
+}
+
+/// epoll_create1(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
+    // SAFETY: the C contract.
+    auto::instances::created(fds::on_new_fd(unsafe { next_symbol::epoll_create1(flags) }))
+}
+
+/// epoll_ctl(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    // SAFETY: the C contract.
+    unsafe { if table::any() { control(epfd, op, fd, event) } else { next_symbol::epoll_ctl(epfd, op, fd, event) } }
+}
+
+/// epoll_ctl(2), once there is anything in the table.
+///
+/// # Safety
+/// `event` is null or readable.
+pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    let mut kind = Fd::of(fd);
+    // In this order: a move that has not begun by now can't have changed the entry.
+    if fork::wait_for_move(fd) {
+        kind = Fd::of(fd);
+    }
+    // SAFETY: as for this function.
+    unsafe {
+        match kind {
+            Fd::Connecting(entry) => {
+                let result = auto::slots::control(epfd, op, fd, entry, event);
+                result.unwrap_or_else(|| control(epfd, op, fd, event))
+            }
+            Fd::Known(entry) => {
+                auto::before_wait(entry);
+                next_symbol::epoll_ctl(epfd, op, fd, event)
+            }
+            Fd::Pending(entry) => control_pending(epfd, op, fd, entry, event),
+            Fd::Rsocket(entry) => epoll::control_rsocket(epfd, op, fd, entry, event),
+            // Its placeholder is a TCP socket that has ended, and would always be ready.
+            Fd::Relayed(_) => errno::fail(EPERM),
+            Fd::Kernel | Fd::Epoll(_) => next_symbol::epoll_ctl(epfd, op, fd, event),
+        }
+    }
+}
+
+/// epoll_ctl(2) on a socket that may become an rsocket. As long as it is none, it is a member of
+/// the kernel's instance, and fork mode notes which instance that is.
+///
+/// # Safety
+/// As for [`control`].
+unsafe fn control_pending(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *mut epoll_event) -> c_int {
+    if op != EPOLL_CTL_DEL && !event.is_null() {
+        // SAFETY: not null, so readable: guaranteed by the caller.
+        let events = unsafe { event.read_unaligned() }.events as c_short;
+        // SAFETY: a descriptor of the program and its entry.
+        if unsafe { fork::settle_for_poll(fd, entry, events) }.is_some() {
+            // SAFETY: as for this function.
+            return unsafe { control(epfd, op, fd, event) };
+        }
+    }
+    match table::get(fd) {
+        Some(entry) if fork::is_undecided(fd) => {
+            // SAFETY: as for this function.
+            let result = unsafe { fork::control_undecided(epfd, op, fd, entry, event) };
+            // SAFETY: as for this function.
+            return result.unwrap_or_else(|| unsafe { control(epfd, op, fd, event) });
+        }
+        _ => {}
+    }
+    // SAFETY: the program's arguments, unchanged.
+    let result = unsafe { next_symbol::epoll_ctl(epfd, op, fd, event) };
+    if result == 0 && op == EPOLL_CTL_ADD {
+        fork::joined(fd, epfd);
+    }
+    result
+}
+
+/// epoll_wait(2). The same before there are rsockets: the first may be added while this thread
+/// waits.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
+    // SAFETY: the C contract.
+    unsafe { epoll::wait(epfd, events, max, timeout) }
+}

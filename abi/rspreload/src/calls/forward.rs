@@ -1,0 +1,167 @@
+//! Calls that take the same arguments for an rsocket as for a socket of the kernel's.
+
+use core::ffi::{c_int, c_void};
+
+use libc::{MSG_DONTWAIT, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+
+use crate::dispatch::{self, Fd, Target};
+use crate::fork::{Way, remote};
+use crate::{auto, errno, next_symbol, rsocket_abi};
+
+/// `name by rname(arguments after the number)`: calls that decide what a socket of fork mode is.
+macro_rules! forward_data {
+    ($($name:ident by $to:ident, $way:expr, ($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        #[doc = concat!(stringify!($name), "(2).")]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub unsafe extern "C" fn $name(fd: c_int, $($arg: $type),*) -> $result {
+            // Out of line: otherwise the usual path would have to save its arguments.
+            #[cold]
+            #[inline(never)]
+            unsafe fn decided(fd: c_int, $($arg: $type),*) -> $result {
+                // SAFETY: the C contract.
+                unsafe {
+                    match dispatch::data(fd, $way) {
+                        Target::Kernel => next_symbol::$name(fd, $($arg),*),
+                        Target::Rsocket(inner) => rsocket_abi::$to(inner, $($arg),*),
+                        Target::Relayed(channel) => remote::$to(fd, channel, $($arg),*),
+                        Target::Fails(why) => errno::fail(why),
+                    }
+                }
+            }
+
+            // SAFETY: the C contract.
+            unsafe {
+                match dispatch::data_at_once(fd) {
+                    Some(Target::Kernel) => next_symbol::$name(fd, $($arg),*),
+                    Some(Target::Rsocket(inner)) => rsocket_abi::$to(inner, $($arg),*),
+                    _ => decided(fd, $($arg),*),
+                }
+            }
+        }
+    )*};
+}
+
+/// The way of a call that receives.
+#[inline(always)]
+fn receive(flags: c_int) -> Way {
+    if flags & MSG_DONTWAIT != 0 { Way::ReceiveNow } else { Way::Receive }
+}
+
+/// The way of a call that sends.
+#[inline(always)]
+fn transmit(flags: c_int) -> Way {
+    if flags & MSG_DONTWAIT != 0 { Way::SendNow } else { Way::Send }
+}
+
+/// bind(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the C contract.
+    unsafe {
+        match Fd::of(fd) {
+            Fd::Rsocket(entry) => rsocket_abi::rbind(entry.inner, addr, len),
+            Fd::Kernel if auto::is_on() => auto::bind(fd, addr, len),
+            _ => next_symbol::bind(fd, addr, len),
+        }
+    }
+}
+
+/// listen(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    // SAFETY: the C contract.
+    unsafe {
+        match Fd::of(fd) {
+            Fd::Rsocket(entry) => rsocket_abi::rlisten(entry.inner, backlog),
+            Fd::Kernel if auto::is_on() => auto::listen(fd, backlog, None),
+            Fd::Known(entry) => auto::listen(fd, backlog, Some(entry)),
+            _ => next_symbol::listen(fd, backlog),
+        }
+    }
+}
+
+/// `name by rname, whether it is the peer's`: calls that return an address.
+macro_rules! forward_name {
+    ($($name:ident by $to:ident, $is_peer:expr;)*) => {$(
+        #[doc = concat!(stringify!($name), "(2).")]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub unsafe extern "C" fn $name(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+            // SAFETY: the C contract.
+            unsafe {
+                match Fd::of(fd) {
+                    Fd::Rsocket(entry) => match auto::name_of(entry, $is_peer, addr, len) {
+                        None => rsocket_abi::$to(entry.inner, addr, len),
+                        Some(result) => result,
+                    },
+                    Fd::Known(entry) => match auto::name_of(entry, $is_peer, addr, len) {
+                        None => next_symbol::$name(fd, addr, len),
+                        Some(result) => result,
+                    },
+                    _ => next_symbol::$name(fd, addr, len),
+                }
+            }
+        }
+    )*};
+}
+
+forward_name! {
+    getpeername by rgetpeername, true;
+    getsockname by rgetsockname, false;
+}
+
+/// getsockopt(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the C contract.
+    unsafe {
+        match Fd::of(fd) {
+            Fd::Rsocket(entry) if auto::is_auto(entry) => auto::getsockopt(fd, entry, (level, name), value, len),
+            Fd::Rsocket(entry) => rsocket_abi::rgetsockopt(entry.inner, level, name, value, len),
+            _ => next_symbol::getsockopt(fd, level, name, value, len),
+        }
+    }
+}
+
+/// setsockopt(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: the C contract.
+    unsafe {
+        match Fd::of(fd) {
+            Fd::Rsocket(entry) if auto::is_auto(entry) => auto::setsockopt(fd, entry, (level, name), value, len),
+            Fd::Rsocket(entry) => rsocket_abi::rsetsockopt(entry.inner, level, name, value, len),
+            _ => next_symbol::setsockopt(fd, level, name, value, len),
+        }
+    }
+}
+
+forward_data! {
+    read by rread, Way::Receive, (buf: *mut c_void, len: size_t) -> ssize_t;
+    readv by rreadv, Way::Receive, (list: *const iovec, count: c_int) -> ssize_t;
+    recv by rrecv, receive(flags), (buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
+    recvfrom by rrecvfrom, receive(flags), (
+        buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t
+    ) -> ssize_t;
+    recvmsg by rrecvmsg, receive(flags), (msg: *mut msghdr, flags: c_int) -> ssize_t;
+
+    write by rwrite, Way::Send, (buf: *const c_void, len: size_t) -> ssize_t;
+    writev by rwritev, Way::Send, (list: *const iovec, count: c_int) -> ssize_t;
+    send by rsend, transmit(flags), (buf: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    sendto by rsendto, transmit(flags), (
+        buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, addrlen: socklen_t
+    ) -> ssize_t;
+    sendmsg by rsendmsg, transmit(flags), (msg: *const msghdr, flags: c_int) -> ssize_t;
+    shutdown by rshutdown, Way::Shutdown, (how: c_int) -> c_int;
+}

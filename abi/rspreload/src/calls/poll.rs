@@ -1,0 +1,101 @@
+//! poll: librdmacm's if there is an rsocket among the numbers. It takes both kinds.
+
+use core::ffi::{c_int, c_short};
+use core::slice;
+
+use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLRDHUP, nfds_t, pollfd};
+
+use super::waiting::{Pieces, begin_wait, concerns, relayed, settled};
+use crate::dispatch::Fd;
+use crate::fork::remote;
+use crate::table;
+use crate::time::Deadline;
+use crate::{auto, errno, fork, next_symbol, rsocket_abi, scratch};
+
+/// poll(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // The kernel rejects what is no list.
+    if !table::any() || fds.is_null() || count > c_int::MAX as nfds_t {
+        // SAFETY: the C contract.
+        return unsafe { next_symbol::poll(fds, count, timeout) };
+    }
+    // SAFETY: the C contract: `count` structures, which no other thread changes meanwhile.
+    unsafe {
+        let list = slice::from_raw_parts_mut(fds, count as usize);
+        if list.iter().any(|fd| concerns(fd.fd)) {
+            let result = scratch::with::<pollfd, _>(list.len(), |inner| poll_both(list, inner, timeout));
+            return result.unwrap_or_else(errno::fail);
+        }
+        next_symbol::poll(fds, count, timeout)
+    }
+}
+
+/// The events that are polled of the TCP connection of an undecided socket.
+const UNDECIDED: c_short = POLLIN | POLLRDHUP;
+
+/// What librdmacm polls for `fd`. For an undecided socket that is the TCP connection, on which
+/// something happens when the socket may be decided.
+fn asked(fd: &pollfd, pieces: &mut Pieces) -> pollfd {
+    let mut events = fd.events;
+    if let Fd::Relayed(entry) = Fd::of(fd.fd) {
+        remote::enter(entry.inner, events);
+        events = POLLIN;
+    }
+    if let Fd::Connecting(entry) = Fd::of(fd.fd) {
+        return pollfd { fd: auto::slots::done(entry), events: POLLIN, revents: 0 };
+    }
+    let number = begin_wait(fd.fd, fd.events);
+    if number == fd.fd && fork::is_undecided(fd.fd) {
+        return pollfd { fd: if pieces.watch() { number } else { -1 }, events: UNDECIDED, revents: 0 };
+    }
+    pollfd { fd: number, events, revents: 0 }
+}
+
+/// The events to report for `fd` when librdmacm reports `revents`.
+fn told(fd: &pollfd, revents: c_short) -> c_short {
+    match Fd::of(fd.fd) {
+        Fd::Connecting(_) => 0,
+        Fd::Relayed(entry) if revents != 0 => remote::told(entry.inner) & (fd.events | POLLERR | POLLHUP),
+        // An undecided socket was polled for other events.
+        _ => revents & (fd.events | POLLERR | POLLHUP | POLLNVAL),
+    }
+}
+
+/// Polls by librdmacm. `inner` has the length of `list`.
+fn poll_both(list: &mut [pollfd], inner: &mut [pollfd], timeout: c_int) -> c_int {
+    let deadline = Deadline::after(timeout);
+    let mut left = timeout;
+    let mut pieces = Pieces::new();
+    loop {
+        for (inner, fd) in inner.iter_mut().zip(&*list) {
+            *inner = asked(fd, &mut pieces);
+        }
+        let (piece, undecided) = pieces.next(left);
+        // SAFETY: `inner.len()` structures at `inner` are writable.
+        let result = unsafe { rsocket_abi::rpoll(inner.as_mut_ptr(), inner.len() as nfds_t, piece) };
+        let again = result > 0 && changed(list, inner, &mut pieces);
+        let mut count = 0;
+        for (fd, inner) in list.iter_mut().zip(&*inner) {
+            if result >= 0 && !again {
+                fd.revents = told(fd, inner.revents);
+                count += c_int::from(fd.revents != 0);
+            }
+            if relayed(fd.fd) {
+                remote::leave(inner.fd, fd.events);
+            }
+        }
+        left = deadline.left();
+        let ended = result == 0 && (left == 0 || !undecided);
+        // A message on another process's rsocket may be the answer to another thread.
+        if result < 0 || ended || result > 0 && !again && (count > 0 || left == 0) {
+            return if result < 0 { result } else { count };
+        }
+    }
+}
+
+/// Whether reported events concern sockets in fork mode that have become another kind by them.
+fn changed(list: &[pollfd], inner: &[pollfd], pieces: &mut Pieces) -> bool {
+    let told = list.iter().zip(inner).filter(|(_, inner)| inner.revents != 0);
+    told.fold(false, |changed, (fd, inner)| settled(fd.fd, inner.fd, inner.revents, pieces) || changed)
+}

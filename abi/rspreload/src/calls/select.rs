@@ -1,0 +1,245 @@
+//! select: librdmacm's, with sets of inner numbers, if there is an rsocket in the program's sets.
+//!
+//! Inner numbers may be larger than FD_SETSIZE where the program's are not. librdmacm's rselect
+//! takes sets of any size, as the kernel does.
+
+use core::ffi::{c_int, c_short, c_ulong};
+use core::slice;
+
+use libc::{EBADF, FD_SETSIZE, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, fd_set, timeval};
+
+use super::waiting::{Pieces, begin_wait, concerns, inner_number, is_notice, relayed, settled};
+use crate::dispatch::Fd;
+use crate::fork::remote;
+use crate::table;
+use crate::time::Deadline;
+use crate::{errno, fds, fork, next_symbol, rsocket_abi, scratch};
+
+/// A set of numbers is an array of these (`__fd_mask` of sys/select.h).
+type Word = c_ulong;
+const BITS: usize = Word::BITS as usize;
+
+/// select(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    let count = if count > FD_SETSIZE as c_int && table::any() { count.min(fds::programs_count()) } else { count };
+    // The kernel rejects a negative count: no set is read here.
+    let limit = if table::any() { usize::try_from(count).unwrap_or(0) } else { 0 };
+    // SAFETY: the C contract: a set has as many bits as there are numbers, or is NULL.
+    let set = |set: *mut fd_set| unsafe {
+        if set.is_null() { &mut [][..] } else { slice::from_raw_parts_mut(set.cast::<Word>(), limit.div_ceil(BITS)) }
+    };
+    let mut sets = [set(read), set(write), set(except)];
+    if sets.iter().any(|set| numbers_in(set, limit).any(concerns)) {
+        return select_both(limit, &mut sets, timeout);
+    }
+    // SAFETY: the C contract.
+    unsafe { next_symbol::select(count, read, write, except, timeout) }
+}
+
+/// The numbers below `limit` in a set.
+fn numbers_in(set: &[Word], limit: usize) -> impl Iterator<Item = c_int> {
+    let places = set.iter().enumerate();
+    let numbers = places.flat_map(|(place, &word)| {
+        let mut left = word;
+        core::iter::from_fn(move || {
+            let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+            left &= left - 1;
+            Some(place * BITS + bit)
+        })
+    });
+    // The limit was an int.
+    numbers.take_while(move |&number| number < limit).map(|number| number as c_int)
+}
+
+fn has(set: &[Word], number: c_int) -> bool {
+    let number = number as usize;
+    set.get(number / BITS).is_some_and(|word| word >> (number % BITS) & 1 != 0)
+}
+
+fn put(set: &mut [Word], number: c_int) {
+    let number = number as usize;
+    if let Some(word) = set.get_mut(number / BITS) {
+        *word |= 1 << (number % BITS);
+    }
+}
+
+/// The events of poll(2) for the three sets.
+const ASKED: [c_short; 3] = [POLLIN, POLLOUT, POLLPRI];
+
+/// Waits by librdmacm. When a reported socket has become an rsocket by the event, it waits again,
+/// for what is left in `timeout`.
+fn select_both(limit: usize, sets: &mut [&mut [Word]; 3], timeout: *mut timeval) -> c_int {
+    let mut pieces = Pieces::new();
+    loop {
+        each_relayed(limit, sets, remote::enter);
+        // Pending sockets that are to become rsockets do so here, so that their numbers stay the
+        // same below.
+        let numbers =
+            sets.iter().filter_map(|set| numbers_in(set, limit).map(|fd| begin_wait(fd, asked_of(sets, fd))).max());
+        let count = match numbers.max() {
+            Some(table::CLOSING) => {
+                each_relayed(limit, sets, remote::leave);
+                return errno::fail(EBADF);
+            }
+            highest => highest.map_or(0, |highest| highest as usize + 1),
+        };
+        let words = count.div_ceil(BITS);
+        let result = scratch::with::<Word, _>(3 * words, |inner| {
+            let (read, rest) = inner.split_at_mut(words);
+            let (write, except) = rest.split_at_mut(words);
+            select_inner(limit, sets, count, &mut [read, write, except], timeout, &mut pieces)
+        });
+        match result {
+            Ok(Some(result)) => return result,
+            Ok(None) => {}
+            Err(why) => {
+                each_relayed(limit, sets, remote::leave);
+                return errno::fail(why);
+            }
+        }
+    }
+}
+
+/// Waits once, with the sets of inner numbers, which are empty at first. Returns `None` if the wait
+/// is to be repeated.
+fn select_inner(
+    limit: usize,
+    sets: &mut [&mut [Word]; 3],
+    count: usize,
+    inner: &mut [&mut [Word]; 3],
+    timeout: *mut timeval,
+    pieces: &mut Pieces,
+) -> Option<c_int> {
+    for (place, set) in sets.iter().enumerate() {
+        for fd in numbers_in(set, limit) {
+            let number = inner_number(fd);
+            if fork::is_undecided(fd) {
+                if pieces.watch() {
+                    // Its TCP connection: data or the end.
+                    put(inner[0], fd);
+                }
+            } else if (number as usize) < count {
+                put(inner[place_of(fd, place)], number);
+            } else {
+                // Decided after the numbers were counted.
+                pieces.watch();
+            }
+        }
+    }
+    let [read, write, except] = inner.each_mut().map(|set| set.as_mut_ptr().cast::<fd_set>());
+    // SAFETY: the sets have at least `count` bits, and `timeout` is the caller's.
+    let (result, undecided) = unsafe { select_piece(count as c_int, [read, write, except], timeout, pieces) };
+    each_relayed(limit, sets, remote::leave);
+    if result > 0 {
+        let mut again = false;
+        for ((place, set), events) in sets.iter().enumerate().zip(ASKED) {
+            for fd in numbers_in(set, limit) {
+                let has_ended = matches!(Fd::of(fd), Fd::Connecting(_)) && has(inner[0], inner_number(fd));
+                if has_ended || has(inner[0], fd) || is_told(inner, place, fd) {
+                    let number = if has(inner[0], fd) { fd } else { inner_number(fd) };
+                    again |= settled(fd, number, events, pieces);
+                }
+            }
+        }
+        if again {
+            return None;
+        }
+    }
+    if result == 0 && undecided {
+        return None;
+    }
+    if result < 0 {
+        return Some(result);
+    }
+    // A message on another process's rsocket may be the answer to another thread.
+    let something = |place: usize, set: &[Word]| numbers_in(set, limit).any(|fd| is_told(inner, place, fd));
+    if result > 0 && !sets.iter().enumerate().any(|(place, set)| something(place, set)) {
+        return None;
+    }
+    Some(sets.iter_mut().enumerate().map(|(place, set)| store(set, limit, inner, place)).sum())
+}
+
+/// rselect for a piece of the time-out, which is reduced to what is left. Returns the result, and
+/// whether it was only a piece.
+///
+/// # Safety
+/// The sets have `count` bits each; `timeout` is null or writable.
+unsafe fn select_piece(
+    count: c_int,
+    [read, write, except]: [*mut fd_set; 3],
+    timeout: *mut timeval,
+    pieces: &mut Pieces,
+) -> (c_int, bool) {
+    // SAFETY: as for this function.
+    let left = unsafe { timeout.as_ref() }.map_or(-1, milliseconds);
+    let (piece, undecided) = pieces.next(left);
+    if !undecided || piece == left {
+        // SAFETY: as for this function.
+        return (unsafe { rsocket_abi::rselect(count, read, write, except, timeout) }, false);
+    }
+    let deadline = Deadline::after(left);
+    let mut short = timeval { tv_sec: 0, tv_usec: libc::suseconds_t::from(piece) * 1000 };
+    // SAFETY: as for this function.
+    let result = unsafe { rsocket_abi::rselect(count, read, write, except, &raw mut short) };
+    // SAFETY: as for this function.
+    if let Some(timeout) = unsafe { timeout.as_mut() } {
+        let left = deadline.left();
+        *timeout = timeval { tv_sec: (left / 1000).into(), tv_usec: libc::suseconds_t::from(left % 1000) * 1000 };
+    }
+    (result, true)
+}
+
+/// A time-out, rounded up. The kernel rejects invalid ones.
+fn milliseconds(time: &timeval) -> c_int {
+    let rounded = time.tv_sec.saturating_mul(1000).saturating_add((time.tv_usec.saturating_add(999)) / 1000);
+    c_int::try_from(rounded).unwrap_or(c_int::MAX).max(0)
+}
+
+/// Calls `call` for the channel of each other process's rsocket in each set, with the set's events.
+fn each_relayed(limit: usize, sets: &[&mut [Word]; 3], call: fn(c_int, c_short)) {
+    for (set, events) in sets.iter().zip(ASKED) {
+        numbers_in(set, limit).filter(|&fd| relayed(fd)).for_each(|fd| call(inner_number(fd), events));
+    }
+}
+
+/// Leaves the ready numbers in `set`, and returns their count. Two numbers of one rsocket both
+/// count.
+fn store(set: &mut [Word], limit: usize, inner: &[&mut [Word]; 3], which: usize) -> c_int {
+    let mut told = 0;
+    for (place, word) in set.iter_mut().enumerate() {
+        let asked = [*word];
+        *word = 0;
+        for bit in numbers_in(&asked, limit - place * BITS) {
+            if is_told(inner, which, (place * BITS) as c_int + bit) {
+                *word |= 1 << bit;
+                told += 1;
+            }
+        }
+    }
+    told
+}
+
+/// The events of all sets that `fd` is in.
+fn asked_of(sets: &[&mut [Word]; 3], fd: c_int) -> c_short {
+    sets.iter().zip(ASKED).filter(|(set, _)| has(set, fd)).fold(0, |all, (_, events)| all | events)
+}
+
+/// The inner set for a number of the set `place`. Any event of another process's rsocket is a
+/// message to read.
+fn place_of(fd: c_int, place: usize) -> usize {
+    if is_notice(fd) { 0 } else { place }
+}
+
+/// Whether `fd` is ready for the set `place`, by the inner sets.
+fn is_told(inner: &[&mut [Word]; 3], place: usize, fd: c_int) -> bool {
+    let is_undecided = fork::is_undecided(fd) || matches!(Fd::of(fd), Fd::Connecting(_));
+    let told = has(inner[place_of(fd, place)], inner_number(fd)) && !is_undecided;
+    told && (!relayed(fd) || remote::told(inner_number(fd)) & (ASKED[place] | POLLERR | POLLHUP) != 0)
+}

@@ -1,0 +1,91 @@
+//! Descriptors of the process: how many it may have, and which are open.
+
+use core::ffi::c_int;
+use core::mem;
+
+use libc::O_CLOEXEC;
+
+use crate::next_symbol;
+
+/// RLIMIT_NOFILE: one more than the highest number that the process may have now. Returns `None` if
+/// the kernel does not tell.
+pub fn limit() -> Option<libc::rlim_t> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a live structure.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    known.then_some(limit.rlim_cur)
+}
+
+/// The lowest number for the library's own descriptors: lower ones are left to the program.
+pub fn lowest_library_fd() -> c_int {
+    limit().map_or(0, |limit| (limit / 2).min(libc::FD_SETSIZE as libc::rlim_t) as c_int)
+}
+
+/// Duplicates a descriptor for the library, out of the program's way. Returns the number, or -1.
+pub fn duplicate(fd: c_int) -> c_int {
+    // SAFETY: no pointers.
+    unsafe { next_symbol::fcntl(fd, libc::F_DUPFD_CLOEXEC, lowest_library_fd() as usize) }
+}
+
+/// Moves a descriptor of the library's own out of the program's way. Returns its number, which is
+/// the old one if there is no higher one, or -1.
+pub fn relocate(low: c_int) -> c_int {
+    if low < 0 {
+        return low;
+    }
+    let high = duplicate(low);
+    if high < 0 {
+        return low;
+    }
+    // SAFETY: a descriptor that no other thread knows.
+    unsafe { next_symbol::close(low) };
+    high
+}
+
+/// Whether the process may have the number `fd`.
+pub fn is_possible(fd: c_int) -> bool {
+    libc::rlim_t::try_from(fd).is_ok_and(|fd| limit().is_none_or(|limit| fd < limit))
+}
+
+/// Returns the highest open number that `counts` accepts, or -1. Allocates nothing: select(2) may
+/// be called by signal handlers.
+pub fn highest(counts: impl Fn(c_int) -> bool) -> c_int {
+    let mut highest = -1;
+    // SAFETY: a string; no mode is needed where nothing is created.
+    let folder = unsafe { libc::open(c"/proc/self/fd".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | O_CLOEXEC) };
+    if folder < 0 {
+        return highest;
+    }
+    let mut buffer = [0_u8; 4096];
+    loop {
+        // SAFETY: `buffer.len()` bytes at `buffer` are writable.
+        let count = unsafe { libc::syscall(libc::SYS_getdents64, folder, buffer.as_mut_ptr(), buffer.len()) };
+        let Some(entries) = usize::try_from(count).ok().and_then(|count| buffer.get(..count)) else { break };
+        if entries.is_empty() {
+            break;
+        }
+        each_number(entries, |fd| {
+            if fd > highest && fd != folder && counts(fd) {
+                highest = fd;
+            }
+        });
+    }
+    // SAFETY: opened above.
+    unsafe { next_symbol::close(folder) };
+    highest
+}
+
+/// Calls `call` with each name in a buffer of `struct linux_dirent64` that is a number.
+fn each_number(mut entries: &[u8], mut call: impl FnMut(c_int)) {
+    const NAME: usize = mem::offset_of!(libc::dirent64, d_name);
+    const LENGTH: usize = mem::offset_of!(libc::dirent64, d_reclen);
+    while let Some(&[low, high]) = entries.get(LENGTH..LENGTH + 2) {
+        let length = usize::from(u16::from_ne_bytes([low, high])).clamp(NAME, entries.len());
+        let (entry, following) = entries.split_at(length);
+        let name = entry[NAME..].split(|&byte| byte == 0).next().unwrap_or(&[]);
+        if let Some(number) = core::str::from_utf8(name).ok().and_then(|name| name.parse().ok()) {
+            call(number);
+        }
+        entries = following;
+    }
+}

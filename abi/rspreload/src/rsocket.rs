@@ -1,0 +1,111 @@
+//! Rsockets as this library makes them, and the references of the program's numbers to them.
+
+use core::ffi::{c_int, c_void};
+use core::mem;
+
+use libc::{F_GETFL, F_SETFL, O_NONBLOCK, socklen_t};
+
+use crate::table::{self, Entry};
+use crate::{config, errno, next_symbol, rsocket_abi};
+
+/// Makes an rsocket with the sizes that the environment asks for. Returns its number, or -1 with
+/// `errno`.
+pub fn create(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // Keeps low numbers free: some programs have arrays for the numbers that they would get without
+    // this library. Close-on-exec: a program that this one executes has no use for the descriptors
+    // behind a placeholder.
+    let _ = set_library_option(-1, rdmacm_private::RESERVE_LOW_FDS);
+    // SAFETY: no pointers.
+    let inner = unsafe { rsocket_abi::rsocket(domain, kind | libc::SOCK_CLOEXEC, protocol) };
+    if inner >= 0 {
+        // Also for an rsocket that gets no number, such as a probe of automatic mode.
+        table::expect_library_fds();
+        // Programs expect SIGPIPE, as from TCP. Fails for datagram rsockets, which have none.
+        let _ = set_library_option(inner, rdmacm_private::SIGPIPE);
+        configure(inner);
+    }
+    inner
+}
+
+/// Gives a new rsocket the sizes that the environment asks for. A size that librdmacm rejects
+/// leaves its default.
+fn configure(inner: c_int) {
+    const SOL_RDMA: c_int = 0x10000;
+    for (name, value) in config::sizes() {
+        let _ = set_option(inner, SOL_RDMA, name, value);
+    }
+}
+
+/// Sets a private option of librdmacm (`inner` is -1), or of one of its rsockets. Returns the errno
+/// of a failure.
+pub fn set_library_option(inner: c_int, option: c_int) -> Result<(), c_int> {
+    set_option(inner, rdmacm_private::LEVEL, option, 1)
+}
+
+/// Sets an option that is an int. Returns the errno of a failure.
+pub fn set_option(inner: c_int, level: c_int, name: c_int, value: c_int) -> Result<(), c_int> {
+    let value = (&raw const value).cast::<c_void>();
+    // SAFETY: `value` is a live int of the given size.
+    errno::keeping(|| unsafe {
+        let result = rsocket_abi::rsetsockopt(inner, level, name, value, mem::size_of::<c_int>() as socklen_t);
+        if result == 0 { Ok(()) } else { Err(errno::get()) }
+    })
+}
+
+/// Whether `fd` is a descriptor of librdmacm's own.
+///
+/// Only our librdmacm knows the option. With another one the call fails, and every descriptor
+/// counts as the program's.
+#[cold]
+pub fn is_library_fd(fd: c_int) -> bool {
+    let mut own: c_int = 0;
+    let mut len = mem::size_of::<c_int>() as socklen_t;
+    // SAFETY: `own` is a live int of the given size.
+    let known = errno::keeping(|| unsafe {
+        let own = (&raw mut own).cast();
+        rsocket_abi::rgetsockopt(fd, rdmacm_private::LEVEL, rdmacm_private::IS_OWN, own, &raw mut len)
+    });
+    known == 0 && own == 1
+}
+
+/// Disconnects the rsockets that the program has not closed, after what they still have to send.
+pub fn flush_on_exit() {
+    let _ = set_library_option(-1, rdmacm_private::FLUSH_ON_EXIT);
+}
+
+/// Makes the rsocket blocking or non-blocking as its placeholder is.
+///
+/// Programs that use `ioctl(FIONBIO)` (Python does) change the placeholder only, since ioctl is not
+/// intercepted. So this is called where it matters and a system call costs little: before accept
+/// and connect, when the rsocket is added to an epoll instance, and by the first calls that move
+/// data. F_SETFL changes both.
+pub fn sync_nonblock(fd: c_int, inner: c_int) {
+    errno::keeping(|| {
+        // SAFETY: no pointers.
+        unsafe {
+            let flags = next_symbol::fcntl(fd, F_GETFL, 0);
+            if flags >= 0 {
+                rsocket_abi::rfcntl(inner, F_SETFL, flags & O_NONBLOCK);
+            }
+        }
+    });
+}
+
+/// Adds a reference to an rsocket. Returns the entry for the number that is to hold it, or `None`
+/// if the rsocket is being closed.
+pub fn hold(entry: Entry) -> Option<Entry> {
+    table::hold(entry.inner).then(|| entry.with_index(table::index_of(entry.inner)))
+}
+
+/// Drops a number's reference to an rsocket, and closes the rsocket with the last one. Returns 0,
+/// or -1 with `errno`.
+pub fn release(entry: Entry) -> c_int {
+    // SAFETY: no pointers.
+    if drop_reference(entry) { unsafe { rsocket_abi::rclose(entry.inner) } } else { 0 }
+}
+
+/// Drops a number's reference to an rsocket. Returns whether it was the last one.
+pub fn drop_reference(entry: Entry) -> bool {
+    table::leave_index(entry.inner, entry.index());
+    table::drop(entry.inner)
+}

@@ -1,0 +1,311 @@
+//! The daemon around [`crate::proto`]: sockets, signals, log. One thread, which sleeps in epoll_wait(2), and
+//! one that writes the log.
+
+pub mod choice;
+pub mod config;
+pub mod link;
+mod log_queue;
+pub mod notify;
+pub mod options;
+pub mod ports;
+pub mod start;
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+use std::vec;
+
+use libc::epoll_event;
+
+use self::link::{Input, Link};
+use self::ports::Ports;
+use crate::proto::engine::{Action, Engine, Level, Socket};
+use crate::proto::netlink::messages;
+use crate::proto::wire;
+use crate::sys::process::{Signals, random};
+use crate::sys::sockets::{KernelSocket, Udp};
+use crate::sys::timer::Timer;
+use rdmacm_core::sys::event::KernelEpoll;
+use rdmacm_core::{Errno, Result};
+
+/// Receives the lines of the log, with their levels.
+pub type Log = Box<dyn FnMut(Level, &str)>;
+
+/// Messages received from one descriptor before the others have their turn.
+const MAX_MESSAGES_PER_TURN: usize = 64;
+/// Lines of a dump written to the log before the descriptors have their turn: the log's reader may
+/// be slow.
+const MAX_LINES_PER_TURN: usize = 64;
+
+const KERNEL: u64 = 0;
+const SIGNALS: u64 = 1;
+const TIMER: u64 = 2;
+const UDP: u64 = 3;
+
+/// The addresses of the UDP sockets.
+#[derive(Clone, Copy, Debug)]
+pub struct Addresses {
+    /// The IPv4 address.
+    pub v4: Ipv4Addr,
+    /// The IPv6 address; `None` for IPv4 only.
+    pub v6: Option<Ipv6Addr>,
+}
+
+impl Addresses {
+    /// All addresses of the host.
+    pub const ALL: Addresses = Addresses { v4: Ipv4Addr::UNSPECIFIED, v6: Some(Ipv6Addr::UNSPECIFIED) };
+}
+
+/// The daemon.
+pub struct Daemon {
+    engine: Engine,
+    kernel: Link,
+    /// The kernel's descriptor is watched for space to send instead of for messages.
+    full: bool,
+    udp: Vec<(Socket, bool, Udp)>,
+    ports: Ports,
+    signals: Option<Signals>,
+    timer: Timer,
+    /// The deadline of the engine for which the timer is armed.
+    armed_for: Option<u64>,
+    epoll: KernelEpoll,
+    started: Instant,
+    log: Log,
+    /// Lines of the requested dump that are not in the log yet.
+    lines: vec::IntoIter<String>,
+}
+
+impl Daemon {
+    /// A daemon that talks to the kernel, or to a test that plays the kernel, over `kernel`.
+    pub fn new(kernel: KernelSocket, udp: Vec<(Socket, Udp)>, log: Log) -> Result<Daemon> {
+        let (epoll, timer) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, Timer::new()?);
+        watch(&epoll, libc::EPOLL_CTL_ADD, timer.as_raw_fd(), TIMER, libc::EPOLLIN)?;
+        watch(&epoll, libc::EPOLL_CTL_ADD, kernel.as_raw_fd(), KERNEL, libc::EPOLLIN)?;
+        let of_family = |(socket, udp): (Socket, Udp)| (socket, udp.is_ipv6(), udp);
+        let udp: Vec<_> = udp.into_iter().map(of_family).collect();
+        for (token, (.., udp)) in (UDP..).zip(&udp) {
+            watch(&epoll, libc::EPOLL_CTL_ADD, udp.as_raw_fd(), token, libc::EPOLLIN)?;
+        }
+        let mut engine = Engine::new(kernel.pid(), Box::new(random));
+        engine.start();
+        let mut daemon = Daemon {
+            engine,
+            kernel: Link::new(kernel),
+            full: false,
+            udp,
+            ports: Ports::default(),
+            signals: None,
+            timer,
+            armed_for: None,
+            epoll,
+            started: Instant::now(),
+            log,
+            lines: Vec::new().into_iter(),
+        };
+        daemon.perform_actions();
+        Ok(daemon)
+    }
+
+    /// A daemon for tests: `kernel` is one end of a pair of sockets instead of netlink.
+    pub fn with_socket(kernel: OwnedFd, addresses: Addresses, log: Log) -> Result<Daemon> {
+        Daemon::new(KernelSocket::from_fd(kernel)?, udp_sockets(addresses)?, log)
+    }
+
+    /// Handles `signals` from now on.
+    pub fn take_signals(&mut self, signals: Signals) -> Result<()> {
+        watch(&self.epoll, libc::EPOLL_CTL_ADD, signals.as_raw_fd(), SIGNALS, libc::EPOLLIN)?;
+        self.signals = Some(signals);
+        Ok(())
+    }
+
+    /// Runs until a signal ends the daemon. Returns the signal.
+    pub fn run(&mut self) -> Result<c_int> {
+        loop {
+            if let Some(signal) = self.turn(None)? {
+                return Ok(signal);
+            }
+        }
+    }
+
+    /// Waits for events, at most for `max_wait`, and handles them. Returns the signal that ends the
+    /// daemon, if one arrived.
+    pub fn turn(&mut self, max_wait: Option<Duration>) -> Result<Option<c_int>> {
+        self.set_timer()?;
+        let wait = if self.lines.len() > 0 { Some(Duration::ZERO) } else { max_wait };
+        let mut events = [MaybeUninit::uninit(); 8];
+        let count = match self.epoll.wait(&mut events, wait) {
+            Err(Errno::EINTR) => 0,
+            result => result?,
+        };
+        for event in &events[..count] {
+            // SAFETY: the kernel has written the first `count` events.
+            let token = unsafe { event.assume_init_ref() }.u64;
+            match token {
+                KERNEL => self.kernel_ready()?,
+                // The engine is told the time below.
+                TIMER => {
+                    self.timer.set(None)?;
+                    self.armed_for = None;
+                }
+                SIGNALS => {
+                    if let Some(signal) = self.signal() {
+                        return Ok(Some(signal));
+                    }
+                }
+                _ => self.udp_ready((token - UDP) as usize),
+            }
+        }
+        self.write_lines();
+        let now = self.now();
+        self.engine.timer(now);
+        self.perform_actions();
+        Ok(None)
+    }
+
+    /// The protocol's state, for tests and dumps.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    fn set_timer(&mut self) -> Result<()> {
+        let deadline = self.engine.deadline();
+        if deadline != self.armed_for {
+            let left = |time| Duration::from_millis(time).saturating_sub(self.started.elapsed());
+            self.timer.set(deadline.map(left))?;
+            self.armed_for = deadline;
+        }
+        Ok(())
+    }
+
+    fn write_lines(&mut self) {
+        for line in self.lines.by_ref().take(MAX_LINES_PER_TURN) {
+            (self.log)(Level::Info, &line);
+        }
+    }
+
+    fn kernel_ready(&mut self) -> Result<()> {
+        self.flush();
+        for _ in 0..MAX_MESSAGES_PER_TURN {
+            // While the kernel takes no answers, its further requests are left in the socket.
+            if self.full {
+                return Ok(());
+            }
+            let (input, now) = (self.kernel.receive()?, self.now());
+            match input {
+                Input::Messages(bytes) => {
+                    for message in messages(&bytes) {
+                        self.engine.kernel(message, now);
+                        self.perform_actions();
+                    }
+                    self.kernel.return_buffer(bytes);
+                }
+                Input::Overrun => {
+                    self.engine.overrun(now);
+                    self.perform_actions();
+                }
+                Input::Ignored => {}
+                Input::Drained => {
+                    self.kernel.drained();
+                    self.flush();
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn udp_ready(&mut self, index: usize) {
+        // One byte more than the largest message, so that larger ones are detected.
+        let mut buffer = [0; wire::REQUEST_SIZE + 1];
+        for _ in 0..MAX_MESSAGES_PER_TURN {
+            let Some((socket, _, udp)) = self.udp.get(index) else { return };
+            let datagram = match udp.receive(&mut buffer) {
+                Ok(datagram) => datagram,
+                Err(Errno::EAGAIN) => return,
+                // An ICMP error of an earlier datagram, which the kernel reports once.
+                Err(_) => continue,
+            };
+            let (socket, now) = (*socket, self.now());
+            let bytes = &buffer[..datagram.size.min(buffer.len())];
+            self.engine.udp(socket, datagram.from, datagram.to, bytes, now);
+            self.perform_actions();
+        }
+    }
+
+    fn signal(&mut self) -> Option<c_int> {
+        while let Some(signal) = self.signals.as_ref()?.next() {
+            if signal != libc::SIGUSR1 {
+                return Some(signal);
+            }
+            // A dump in progress starts again.
+            self.lines = self.engine.dump().into_iter();
+        }
+        None
+    }
+
+    /// Performs the actions of the engine.
+    fn perform_actions(&mut self) {
+        while let Some(action) = self.engine.action() {
+            match action {
+                Action::Kernel(bytes) => {
+                    self.kernel.send(bytes);
+                    self.flush();
+                }
+                Action::KernelRetry(bytes) => self.kernel.send_when_drained(bytes),
+                Action::Send { socket, from, to, message } => self.send(socket, from, to, message.as_slice()),
+                Action::Open { id, local, port } => {
+                    let (opened, now) = (self.ports.open(id, local, port), self.now());
+                    self.engine.opened(id, opened, now);
+                }
+                Action::Close(id) => self.ports.close(id),
+                Action::Log(level, text) => (self.log)(level, &text),
+            }
+        }
+    }
+
+    fn send(&mut self, socket: Socket, from: Option<IpAddr>, to: SocketAddr, bytes: &[u8]) {
+        let wanted = (socket, to.is_ipv6());
+        let Some((.., udp)) = self.udp.iter().find(|(socket, v6, _)| (*socket, *v6) == wanted) else { return };
+        // The engine resends lost requests and reports a timeout.
+        let _ = udp.send(bytes, to, from);
+    }
+
+    /// Sends what the kernel takes. The rest is sent when there is space again.
+    fn flush(&mut self) {
+        if let Err(error) = self.kernel.flush() {
+            (self.log)(Level::Warning, &format!("a message cannot be sent to the kernel: {error}"));
+        }
+        let full = self.kernel.has_unsent();
+        if full != self.full {
+            self.full = full;
+            let wanted = if full { libc::EPOLLOUT } else { libc::EPOLLIN };
+            // Cannot fail: the descriptor is in the epoll already.
+            let _ = watch(&self.epoll, libc::EPOLL_CTL_MOD, self.kernel.as_raw_fd(), KERNEL, wanted);
+        }
+    }
+}
+
+fn watch(epoll: &KernelEpoll, op: c_int, fd: c_int, token: u64, what: c_int) -> Result<()> {
+    epoll.control(op, fd, Some(epoll_event { events: what as u32, u64: token }))
+}
+
+/// The sockets of both families, or of the only one that the host has.
+pub fn udp_sockets(addresses: Addresses) -> Result<Vec<(Socket, Udp)>> {
+    let mut sockets = Vec::new();
+    for ip in [Some(IpAddr::from(addresses.v4)), addresses.v6.map(IpAddr::from)].into_iter().flatten() {
+        for (socket, port) in [(Socket::Service, wire::PORT), (Socket::Client, 0)] {
+            match Udp::new(SocketAddr::new(ip, port)) {
+                Ok(udp) => sockets.push((socket, udp)),
+                Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) if ip.is_unspecified() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    if sockets.is_empty() { Err(Errno::EAFNOSUPPORT) } else { Ok(sockets) }
+}

@@ -1,0 +1,149 @@
+//! Starts the daemon: command line, configuration, privileges.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::process::ExitCode;
+
+use super::config::{self, Config};
+use super::log_queue::{self, LogQueue};
+use super::options;
+use super::{Addresses, Daemon, notify, udp_sockets};
+use crate::proto::engine::Level;
+use crate::sys::process::{self, CAP_NET_ADMIN, CAP_NET_BIND_SERVICE, Signals};
+use crate::sys::sockets::KernelSocket;
+
+/// Why the daemon does not start: a message for the log and standard error.
+type Failure = String;
+
+/// Runs the program.
+pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
+    let options = options::parse(arguments);
+    for unknown in &options.unknown {
+        print_error(unknown);
+    }
+    if options.help {
+        return print(options::HELP);
+    }
+    if options.version {
+        return print(concat!("iwpmd ", env!("CARGO_PKG_VERSION"), "\n"));
+    }
+    process::return_freed_memory();
+    process::open_log(c"iwpmd");
+    match if options.systemd { run_in_foreground() } else { behind() } {
+        Ok(code) => code,
+        Err(failure) => {
+            print_error(&failure);
+            write_log(Level::Error, &failure);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Unlike print!, does not panic if standard output is closed.
+fn print(text: &str) -> ExitCode {
+    let printed = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
+    if printed.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn print_error(text: &str) {
+    let _ = writeln!(io::stderr(), "iwpmd: {text}");
+}
+
+fn run_in_foreground() -> Result<ExitCode, Failure> {
+    let daemon = set_up()?;
+    if let Err(error) = notify::notify("READY=1") {
+        write_log(Level::Warning, &format!("systemd cannot be told: {error}"));
+    }
+    run(daemon)
+}
+
+/// Forks. The parent exits once the daemon runs or has failed to start, with a status that tells
+/// which.
+fn behind() -> Result<ExitCode, Failure> {
+    let (mut outcome, mut tell) = io::pipe().map_err(|error| format!("pipe: {error}"))?;
+    if !process::fork().map_err(|error| format!("fork: {error}"))? {
+        drop(tell);
+        let works = outcome.read_exact(&mut [0]).is_ok();
+        return Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    drop(outcome);
+    process::detach().map_err(|error| format!("setsid: {error}"))?;
+    let daemon = set_up()?;
+    process::redirect_stdio().map_err(|error| format!("/dev/null: {error}"))?;
+    // Fails if the parent is gone.
+    let _ = tell.write_all(&[0]);
+    drop(tell);
+    run(daemon)
+}
+
+fn run(mut daemon: Daemon) -> Result<ExitCode, Failure> {
+    let signal = daemon.run().map_err(|error| format!("the kernel cannot be heard any more: {error}"))?;
+    drop(daemon);
+    let _ = notify::notify("STOPPING=1");
+    write_log(Level::Info, if signal == libc::SIGTERM { "ends: SIGTERM" } else { "ends: SIGHUP" });
+    // The exit statuses of the reference: 0 after SIGTERM, the number of SIGHUP after SIGHUP.
+    Ok(if signal == libc::SIGTERM { ExitCode::SUCCESS } else { ExitCode::from(libc::SIGHUP as u8) })
+}
+
+fn set_up() -> Result<Daemon, Failure> {
+    let config = configuration();
+    let signals =
+        Signals::block(&[libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1]).map_err(|e| format!("signalfd: {e}"))?;
+    let udp = udp_sockets(Addresses::ALL).map_err(|error| match error.get() {
+        libc::EADDRINUSE => "UDP port 3935 is in use: there is a port mapper already".into(),
+        _ => format!("UDP port 3935: {error}"),
+    })?;
+    let kernel = KernelSocket::netlink().map_err(|error| match error.get() {
+        libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT => "the kernel has no RDMA netlink: is ib_core loaded?".into(),
+        libc::EPERM | libc::EACCES => "RDMA netlink needs CAP_NET_ADMIN: run iwpmd as root, or by its unit".into(),
+        _ => format!("RDMA netlink: {error}"),
+    })?;
+    set_receive_buffer(&kernel, config);
+    let limit = process::raise_descriptor_limit();
+    // Future kernels may require CAP_NET_ADMIN for each message; CAP_NET_BIND_SERVICE restores
+    // mappings to ports below 1024.
+    process::keep_capabilities(&[CAP_NET_ADMIN, CAP_NET_BIND_SERVICE]).map_err(|e| format!("capabilities: {e}"))?;
+    // From here on there is a second thread: after the fork, with the signals blocked and the capabilities given up.
+    let mut log =
+        LogQueue::start(log_queue::CAPACITY, write_log).map_err(|error| format!("a thread for the log: {error}"))?;
+    let log = Box::new(move |level, line: &str| log.push(level, line));
+    let mut daemon = Daemon::new(kernel, udp, log).map_err(|error| format!("epoll: {error}"))?;
+    daemon.take_signals(signals).map_err(|error| format!("epoll: {error}"))?;
+    let version = env!("CARGO_PKG_VERSION");
+    write_log(Level::Info, &format!("version {version} starts; descriptors for up to {limit} mappings"));
+    Ok(daemon)
+}
+
+fn configuration() -> Config {
+    let text = match fs::read(config::PATH) {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        Err(error) => {
+            write_log(Level::Warning, &format!("{}: {error}", config::PATH));
+            String::new()
+        }
+    };
+    let (config, complaints) = config::parse(&text);
+    for complaint in complaints {
+        write_log(Level::Warning, &complaint);
+    }
+    config
+}
+
+fn set_receive_buffer(kernel: &KernelSocket, config: Config) {
+    let wanted = config.nl_sock_rbuf_size;
+    match kernel.set_receive_buffer(wanted) {
+        Ok(room) if room >= wanted => {}
+        Ok(room) => write_log(Level::Warning, &format!("room for {room} bytes of messages only, not {wanted}")),
+        Err(error) => write_log(Level::Warning, &format!("no more room for messages: {error}")),
+    }
+}
+
+fn write_log(level: Level, line: &str) {
+    let priority = match level {
+        Level::Error => libc::LOG_ERR,
+        Level::Warning => libc::LOG_WARNING,
+        Level::Info => libc::LOG_INFO,
+    };
+    process::log(priority, line);
+}

@@ -1,0 +1,217 @@
+//! The state machine of the port mapper: messages and the time go in, [`Action`]s come out. The
+//! caller performs all actions before it passes in the next message, and answers each
+//! [`Action::Open`] by [`Engine::opened`].
+
+mod kernel;
+mod listing;
+mod peers;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+
+use self::kernel::Opening;
+use self::listing::Listing;
+use super::clients::Clients;
+use super::mappings::{Mappings, PortId};
+use super::netlink::{self, Header, Value};
+use super::requests::{PeerRequests, Queries};
+use super::wire;
+use rdmacm_core::Errno;
+use rdmacm_core::sys::uapi::RDMA_NL_IWCM;
+
+/// The level of a line of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// An operation failed.
+    Error,
+    /// An operation may have failed.
+    Warning,
+    /// For information.
+    Info,
+}
+
+/// The two UDP sockets of each address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Socket {
+    /// Bound to the port of port mappers: receives requests of peers.
+    Service,
+    /// Bound to any port: sends queries and receives their answers.
+    Client,
+}
+
+/// An action for the caller to perform.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Send a message to the kernel.
+    Kernel(Vec<u8>),
+    /// Resend a message to the kernel once everything that the kernel has sent was received.
+    KernelRetry(Vec<u8>),
+    /// Send a message to another host.
+    Send {
+        /// The socket to send from.
+        socket: Socket,
+        /// The source address; `None` for any.
+        from: Option<IpAddr>,
+        /// The destination.
+        to: SocketAddr,
+        /// The message.
+        message: wire::Bytes,
+    },
+    /// Bind a port.
+    Open {
+        /// Number of its mapping.
+        id: PortId,
+        /// The address to be mapped.
+        local: SocketAddr,
+        /// The port to bind; 0 for any.
+        port: u16,
+    },
+    /// Release a port.
+    Close(PortId),
+    /// Write a line to the log.
+    Log(Level, String),
+}
+
+/// Statistics since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Requests of peers that were accepted.
+    pub accepted: u64,
+    /// Accepted requests that were not reported to the kernel because of the limits.
+    pub not_reported: u64,
+    /// Requests of peers that were rejected.
+    pub rejected: u64,
+    /// Queries that were answered.
+    pub answered: u64,
+    /// Queries that timed out.
+    pub unanswered: u64,
+    /// UDP datagrams that were invalid or unexpected.
+    pub dropped: u64,
+    /// Overruns of the netlink socket.
+    pub overruns: u64,
+}
+
+/// The port mapper.
+pub struct Engine {
+    actions: VecDeque<Action>,
+    clients: Clients,
+    mappings: Mappings,
+    opening: HashMap<PortId, Opening>,
+    queries: Queries,
+    peer_requests: PeerRequests,
+    listing: Listing,
+    counts: Counts,
+    random: Box<dyn FnMut() -> u64>,
+    pid: u32,
+    version: u16,
+    sequence: u32,
+    last_port: u64,
+}
+
+/// Step between the sequence numbers of messages to the kernel. The kernel continues its own
+/// numbers from the last one that it receives, and matches answers by them. Each message is this
+/// far ahead of all numbers seen, more than the kernel can have used meanwhile, so that the kernel
+/// never uses a number twice.
+const SEQUENCE_STEP: u32 = 256;
+
+impl Engine {
+    /// A port mapper whose netlink port is `pid`. `random` returns unpredictable numbers.
+    pub fn new(pid: u32, mut random: Box<dyn FnMut() -> u64>) -> Engine {
+        let sequence = random() as u32;
+        Engine {
+            actions: VecDeque::new(),
+            clients: Clients::default(),
+            mappings: Mappings::default(),
+            opening: HashMap::new(),
+            queries: Queries::default(),
+            peer_requests: PeerRequests::default(),
+            listing: Listing::default(),
+            counts: Counts::default(),
+            random,
+            pid,
+            version: netlink::VERSION,
+            sequence,
+            last_port: 0,
+        }
+    }
+
+    /// Returns the next action.
+    pub fn action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// Returns when to call [`Engine::timer`], in milliseconds of the clock whose time is passed to
+    /// all calls.
+    pub fn deadline(&self) -> Option<u64> {
+        [self.queries.deadline(), self.peer_requests.deadline(), self.listing.deadline()].into_iter().flatten().min()
+    }
+
+    /// Handles what is due at `now`.
+    pub fn timer(&mut self, now: u64) {
+        self.peer_requests.forget(now);
+        self.repeat_queries(now);
+        self.list_if_due(now);
+    }
+
+    /// The result of [`Action::Open`]: the port that was bound.
+    pub fn opened(&mut self, id: PortId, port: Result<u16, Errno>, now: u64) {
+        if let Some(opening) = self.opening.remove(&id) {
+            self.finish(id, opening, port, now);
+        }
+    }
+
+    /// Returns the number of mappings.
+    pub fn mappings(&self) -> usize {
+        self.mappings.len()
+    }
+
+    /// Returns the statistics.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Returns the lines of a dump of the state.
+    pub fn dump(&self) -> Vec<String> {
+        let mut lines = vec![format!(
+            "{} mappings, {} questions under way, {} of others remembered; protocol {}",
+            self.mappings.len(),
+            self.queries.len(),
+            self.peer_requests.len(),
+            self.version
+        )];
+        lines.push(format!("since the start: {:?}", self.counts));
+        lines.extend(self.clients.dump());
+        let mut mappings: Vec<_> = self.mappings.iter().collect();
+        mappings.sort_unstable_by_key(|mapping| mapping.id);
+        let line = |(number, mapping): (usize, &super::mappings::Mapping)| {
+            let bound = if mapping.bound { "" } else { ", not mapped" };
+            let (local, mapped, references) = (mapping.local, mapping.mapped, mapping.references);
+            format!("Mapping #{number}: local address {local}, mapped address {mapped}, references {references}{bound}")
+        };
+        lines.extend((1..).zip(mappings).map(line));
+        lines
+    }
+
+    fn log(&mut self, level: Level, text: String) {
+        self.actions.push_back(Action::Log(level, text));
+    }
+
+    fn send_to_kernel(&mut self, client: u8, op: u32, values: &[Value<'_>]) {
+        self.sequence = self.sequence.wrapping_add(SEQUENCE_STEP);
+        let header = Header { client, op: op as u16, seq: self.sequence };
+        self.actions.push_back(Action::Kernel(netlink::emit(header, self.pid, values)));
+    }
+
+    fn next_port(&mut self) -> PortId {
+        self.last_port += 1;
+        PortId(self.last_port)
+    }
+}
+
+/// The client that all drivers share. Before version 4 of the protocol the next number was that of
+/// a driver.
+const IWCM: u8 = RDMA_NL_IWCM as u8;
+
+#[cfg(test)]
+#[path = "engine_tests.rs"]
+mod tests;

@@ -1,0 +1,294 @@
+//! Requests of the kernel.
+
+use std::net::SocketAddr;
+
+use super::{Action, Engine, IWCM, Level};
+use crate::proto::mappings::{Mapping, PortId, key};
+use crate::proto::netlink::{
+    ErrorCode, Header, Incoming, KernelMessage, LIBRARY, VERSION, VERSION_MIN, Value, is_hello,
+};
+use crate::proto::requests::Query;
+use rdmacm_core::sys::uapi::*;
+use rdmacm_core::{Errno, Result};
+
+const NO_PORT_MAP: u32 = IWPM_FLAGS_NO_PORT_MAP;
+
+/// A port that is about to be bound, and the request that needs it.
+pub(super) struct Opening {
+    header: Header,
+    local: SocketAddr,
+    flags: u32,
+    purpose: Purpose,
+}
+
+#[derive(Clone, Copy)]
+enum Purpose {
+    Add,
+    Query(SocketAddr),
+    Restore,
+}
+
+impl Engine {
+    /// Greets the kernel, which answers with its protocol version.
+    pub fn start(&mut self) {
+        // The first message has sequence number 0.
+        let header = Header { client: IWCM, op: RDMA_NL_IWPM_HELLO as u16, seq: 0 };
+        let hello = crate::proto::netlink::emit(header, self.pid, &[Value::U16(VERSION)]);
+        self.actions.push_back(Action::Kernel(hello));
+    }
+
+    /// Handles a message of the kernel.
+    pub fn kernel(&mut self, incoming: Incoming<'_>, now: u64) {
+        match incoming {
+            Incoming::Message(header, message) => {
+                self.note_sequence(header.seq);
+                self.handle(header, message, now);
+            }
+            Incoming::Malformed(header) => {
+                self.note_sequence(header.seq);
+                self.log(Level::Warning, format!("a message of the kernel cannot be read: operation {}", header.op));
+                // The kernel waits for answers to these only.
+                let answered = [RDMA_NL_IWPM_REG_PID, RDMA_NL_IWPM_ADD_MAPPING, RDMA_NL_IWPM_QUERY_MAPPING];
+                if answered.contains(&u32::from(header.op)) {
+                    self.error(header, ErrorCode::InvalidMessage);
+                }
+            }
+            Incoming::Failed { errno, message } => self.failed(errno, message, now),
+        }
+    }
+
+    fn note_sequence(&mut self, seen: u32) {
+        if (seen.wrapping_sub(self.sequence) as i32) > 0 {
+            self.sequence = seen;
+        }
+    }
+
+    fn handle(&mut self, header: Header, message: KernelMessage, now: u64) {
+        match message {
+            KernelMessage::Hello(version) => self.hello(header, version, now),
+            KernelMessage::Register { interface, device, library } => {
+                self.register(header, &interface, &device, &library)
+            }
+            KernelMessage::Add { local, flags } => self.add(header, local, flags, now),
+            KernelMessage::Query { local, remote, flags } => self.query(header, local, remote, flags, now),
+            KernelMessage::Remove(local) => self.remove(header, local),
+            KernelMessage::MapInfo { local, mapped, flags } => self.restore(header, local, mapped, flags, now),
+            KernelMessage::MapInfoNumber(sent) => self.listed(header, sent),
+            KernelMessage::Error(code) => self.log(Level::Warning, format!("the kernel reports error {code}")),
+        }
+    }
+
+    fn hello(&mut self, header: Header, version: u16, now: u64) {
+        if !(VERSION_MIN..=VERSION).contains(&version) {
+            self.log(Level::Error, format!("the kernel speaks version {version} of the protocol, this is {VERSION}"));
+            return self.error(header, ErrorCode::Version);
+        }
+        self.version = version;
+        self.list(now);
+    }
+
+    fn failed(&mut self, errno: i32, message: &[u8], now: u64) {
+        if errno == libc::EBUSY {
+            // The kernel handles one request of a socket at a time, and had not finished the
+            // previous one.
+            self.actions.push_back(Action::KernelRetry(message.to_vec()));
+        } else if is_hello(message) {
+            self.log(Level::Info, format!("the kernel does not know greetings: version {VERSION_MIN} of the protocol"));
+            self.version = VERSION_MIN;
+            self.list(now);
+        } else {
+            self.log(Level::Info, format!("the kernel refuses a message: {}", Errno::new(errno)));
+        }
+    }
+
+    fn register(&mut self, header: Header, interface: &[u8], device: &[u8], library: &[u8]) {
+        match self.clients.register(header.client, library, device, interface) {
+            Ok(()) => {
+                let values = [
+                    Value::U32(header.seq),
+                    Value::Text(device),
+                    Value::Text(LIBRARY),
+                    Value::U16(self.version),
+                    Value::U16(0),
+                ];
+                self.send_to_kernel(header.client, RDMA_NL_IWPM_REG_PID, &values);
+            }
+            Err(code) => self.error(header, code),
+        }
+    }
+
+    fn add(&mut self, header: Header, local: SocketAddr, flags: u32, now: u64) {
+        if !self.clients.knows(header.client) {
+            return self.refuse(header, local, ErrorCode::ClientDevice);
+        }
+        if self.mappings.overlapping(key(&local)).is_none() {
+            return self.open(Opening { header, local, flags, purpose: Purpose::Add }, 0, now);
+        }
+        // A wildcard listener requests a mapping for each device.
+        let shared = self.mappings.get_mut(key(&local)).filter(|mapping| mapping.is_wildcard());
+        match shared.filter(|mapping| fits(mapping, header, flags)) {
+            Some(mapping) => {
+                mapping.references += 1;
+                mapping.last_used = now;
+                let mapped = mapping.mapped;
+                self.added(header, local, mapped);
+            }
+            None => self.refuse(header, local, ErrorCode::DuplicateMapping),
+        }
+    }
+
+    fn added(&mut self, header: Header, local: SocketAddr, mapped: SocketAddr) {
+        let values = [Value::U32(header.seq), Value::Address(local), Value::Address(mapped), Value::U16(0)];
+        self.send_to_kernel(header.client, RDMA_NL_IWPM_ADD_MAPPING, &values);
+    }
+
+    fn query(&mut self, header: Header, local: SocketAddr, remote: SocketAddr, flags: u32, now: u64) {
+        if !self.clients.knows(header.client) {
+            return self.refuse(header, local, ErrorCode::ClientDevice);
+        }
+        if local.is_ipv4() != remote.is_ipv4() {
+            return self.refuse(header, local, ErrorCode::InvalidMessage);
+        }
+        let overlapping = self.mappings.overlapping(key(&local));
+        if local.ip().is_unspecified() || overlapping.is_some_and(Mapping::is_wildcard) {
+            return self.refuse(header, local, ErrorCode::CreateMapping);
+        }
+        match self.mappings.get_mut(key(&local)) {
+            Some(mapping) if fits(mapping, header, flags) => {
+                mapping.references += 1;
+                mapping.last_used = now;
+                let query = Query::new(header, mapping, remote, now);
+                self.ask(query);
+            }
+            Some(_) => self.refuse(header, local, ErrorCode::DuplicateMapping),
+            None => self.open(Opening { header, local, flags, purpose: Purpose::Query(remote) }, 0, now),
+        }
+    }
+
+    fn remove(&mut self, header: Header, local: SocketAddr) {
+        let mapping = self.mappings.get_mut(key(&local)).filter(|mapping| mapping.owner == header.client);
+        let Some(mapping) = mapping else { return };
+        mapping.removals = mapping.removals.wrapping_add(1);
+        if mapping.surplus_removals > 0 {
+            mapping.surplus_removals -= 1;
+            return;
+        }
+        mapping.references -= 1;
+        if mapping.references == 0 {
+            self.drop_mapping(local);
+        }
+    }
+
+    /// Drops the reference that a query which timed out has to its mapping. A kernel of version 4
+    /// eventually removes the mapping itself, so only the last reference is dropped then, and none
+    /// if the kernel has removed one since the query started.
+    pub(super) fn release(&mut self, query: &Query) {
+        let mapping = self.mappings.get_mut(key(&query.local));
+        let Some(mapping) = mapping.filter(|mapping| query.mapping == (mapping.id, mapping.removals)) else { return };
+        if mapping.references == 1 {
+            self.drop_mapping(query.local);
+        } else if self.version == VERSION_MIN {
+            mapping.references -= 1;
+        }
+    }
+
+    /// Removes a mapping and closes its port.
+    pub(super) fn drop_mapping(&mut self, local: SocketAddr) {
+        if let Some(mapping) = self.mappings.remove(key(&local))
+            && mapping.bound
+        {
+            self.actions.push_back(Action::Close(mapping.id));
+        }
+    }
+
+    fn restore(&mut self, header: Header, local: SocketAddr, mapped: SocketAddr, flags: u32, now: u64) {
+        self.listing.received(header.client);
+        let known = self.mappings.get_mut(key(&local)).filter(|mapping| mapping.mapped == mapped);
+        if let Some(mapping) = known.filter(|mapping| fits(mapping, header, flags)) {
+            self.listing.matched(mapping);
+            return self.listing.processed(header.client);
+        }
+        if self.mappings.overlapping(key(&local)).is_some() || local.ip() != mapped.ip() {
+            self.log(
+                Level::Warning,
+                format!("{local} cannot be mapped to {mapped} again: it overlaps another mapping"),
+            );
+            return self.error(header, ErrorCode::DuplicateMapping);
+        }
+        self.open(Opening { header, local, flags, purpose: Purpose::Restore }, mapped.port(), now);
+    }
+
+    /// Binds a port, unless the device uses the address unmapped.
+    fn open(&mut self, opening: Opening, port: u16, now: u64) {
+        let id = self.next_port();
+        if opening.flags & NO_PORT_MAP != 0 {
+            let port = opening.local.port();
+            return self.finish(id, opening, Ok(port), now);
+        }
+        self.actions.push_back(Action::Open { id, local: opening.local, port });
+        self.opening.insert(id, opening);
+    }
+
+    pub(super) fn finish(&mut self, id: PortId, opening: Opening, port: Result<u16>, now: u64) {
+        let Opening { header, local, flags, purpose } = opening;
+        let bound = flags & NO_PORT_MAP == 0;
+        let port = match port {
+            Ok(port) => port,
+            Err(error) => {
+                self.log(Level::Error, format!("no port can be had for {local}: {error}"));
+                return self.refuse(header, local, ErrorCode::CreateMapping);
+            }
+        };
+        let mut mapped = local;
+        mapped.set_port(port);
+        let (owner, last_used, listed) =
+            (header.client, now, self.listing.initial(matches!(purpose, Purpose::Restore)));
+        let mapping = Mapping {
+            local,
+            mapped,
+            owner,
+            flags,
+            id,
+            bound,
+            references: 1,
+            surplus_removals: 0,
+            removals: 0,
+            last_used,
+            listed,
+        };
+        if self.mappings.overlapping(key(&local)).is_some() || !self.mappings.insert(mapping.clone()) {
+            if bound {
+                self.actions.push_back(Action::Close(id));
+            }
+            return self.refuse(header, local, ErrorCode::DuplicateMapping);
+        }
+        match purpose {
+            Purpose::Add => self.added(header, local, mapped),
+            Purpose::Query(remote) => self.ask(Query::new(header, &mapping, remote, now)),
+            Purpose::Restore => self.listing.processed(header.client),
+        }
+    }
+
+    /// Rejects a request. A kernel of version 4 will still remove the mapping that it did not get.
+    pub(super) fn refuse(&mut self, header: Header, local: SocketAddr, code: ErrorCode) {
+        let waits_for_answer = u32::from(header.op) != RDMA_NL_IWPM_MAPINFO;
+        if let Some(mapping) = self.mappings.get_mut(key(&local))
+            && mapping.owner == header.client
+            && self.version > VERSION_MIN
+            && waits_for_answer
+        {
+            mapping.surplus_removals += 1;
+        }
+        self.error(header, code);
+    }
+
+    pub(super) fn error(&mut self, header: Header, code: ErrorCode) {
+        let values = [Value::U32(header.seq), Value::U16(code as u16)];
+        self.send_to_kernel(header.client, RDMA_NL_IWPM_HANDLE_ERR, &values);
+    }
+}
+
+/// Returns whether a request can share this mapping.
+fn fits(mapping: &Mapping, header: Header, flags: u32) -> bool {
+    mapping.owner == header.client && (mapping.flags ^ flags) & NO_PORT_MAP == 0
+}

@@ -1,0 +1,262 @@
+//! The mappings of local addresses to ports. A lookup takes constant time, because a host can have
+//! tens of thousands of connections, each with a mapping.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use super::wire::Peer;
+
+/// Identifies a mapping and the port bound for it. Never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PortId(pub u64);
+
+/// A local address and the address it is mapped to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// The address that programs use.
+    pub local: SocketAddr,
+    /// The address that the device uses.
+    pub mapped: SocketAddr,
+    /// The client that requested it.
+    pub owner: u8,
+    /// `IWPM_FLAGS_*` of the request.
+    pub flags: u32,
+    /// Its number.
+    pub id: PortId,
+    /// Whether a socket is bound to the port.
+    pub bound: bool,
+    /// Number of connections and listeners that use it.
+    pub references: u32,
+    /// Number of removals to ignore: the kernel also removes what was refused.
+    pub surplus_removals: u32,
+    /// Number of removals received.
+    pub removals: u32,
+    /// When it was created or last requested again.
+    pub last_used: u64,
+    /// The last list of the kernel that contained it, and how many times.
+    pub listed: (u32, u32),
+}
+
+impl Mapping {
+    /// Returns whether it is for the wildcard address.
+    pub fn is_wildcard(&self) -> bool {
+        self.local.ip().is_unspecified()
+    }
+
+    /// Returns the address for a peer that asked for `asked`: for a wildcard, `asked` with the
+    /// mapped port.
+    pub fn answer(&self, asked: Peer) -> Peer {
+        let ip = if self.is_wildcard() { asked.ip } else { self.mapped.ip() };
+        Peer { ip, port: self.mapped.port() }
+    }
+}
+
+/// Returns an address without its scope, which peers cannot know.
+pub fn key(address: &SocketAddr) -> Peer {
+    Peer { ip: address.ip(), port: address.port() }
+}
+
+fn wildcard(v6: bool, port: u16) -> Peer {
+    let ip = if v6 { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
+    Peer { ip, port }
+}
+
+struct Entry {
+    mapping: Mapping,
+    /// Its index in `by_port`.
+    index: usize,
+}
+
+/// All mappings, at most one for each address.
+#[derive(Default)]
+pub struct Mappings {
+    by_address: HashMap<Peer, Entry>,
+    /// Addresses by family (true for IPv6) and port.
+    by_port: HashMap<(bool, u16), Vec<Peer>>,
+}
+
+impl Mappings {
+    /// Returns the number of mappings.
+    pub fn len(&self) -> usize {
+        self.by_address.len()
+    }
+
+    /// Returns whether there are no mappings.
+    pub fn is_empty(&self) -> bool {
+        self.by_address.is_empty()
+    }
+
+    /// Returns the mapping of this very address.
+    pub fn get(&self, address: Peer) -> Option<&Mapping> {
+        self.by_address.get(&address).map(|entry| &entry.mapping)
+    }
+
+    /// As [`get`](Self::get).
+    pub fn get_mut(&mut self, address: Peer) -> Option<&mut Mapping> {
+        self.by_address.get_mut(&address).map(|entry| &mut entry.mapping)
+    }
+
+    /// Returns a mapping that conflicts with a new one: one of the same address, or of the same
+    /// family and port if either address is the wildcard.
+    pub fn overlapping(&self, address: Peer) -> Option<&Mapping> {
+        self.get(address).or_else(|| self.overlapping_wildcard(address))
+    }
+
+    /// Returns the mapping of an address that a peer asks for. IPv4 connections also reach
+    /// listeners at the wildcard address of IPv6.
+    pub fn for_peer(&self, asked: Peer) -> Option<&Mapping> {
+        let other_family = || if asked.ip.is_ipv4() { self.get(wildcard(true, asked.port)) } else { None };
+        self.overlapping(asked).or_else(other_family)
+    }
+
+    fn overlapping_wildcard(&self, address: Peer) -> Option<&Mapping> {
+        let v6 = address.ip.is_ipv6();
+        if address.ip.is_unspecified() {
+            return self.get(*self.by_port.get(&(v6, address.port))?.last()?);
+        }
+        self.get(wildcard(v6, address.port))
+    }
+
+    /// Adds a mapping. Returns false, without an effect, if its address is mapped already.
+    pub fn insert(&mut self, mapping: Mapping) -> bool {
+        let address = key(&mapping.local);
+        if self.by_address.contains_key(&address) {
+            return false;
+        }
+        let same_port = self.by_port.entry((address.ip.is_ipv6(), address.port)).or_default();
+        self.by_address.insert(address, Entry { mapping, index: same_port.len() });
+        same_port.push(address);
+        true
+    }
+
+    /// Removes a mapping.
+    pub fn remove(&mut self, address: Peer) -> Option<Mapping> {
+        let Entry { mapping, index } = self.by_address.remove(&address)?;
+        let port = (address.ip.is_ipv6(), address.port);
+        if let Some(same_port) = self.by_port.get_mut(&port) {
+            same_port.swap_remove(index);
+            if let Some(moved) = same_port.get(index)
+                && let Some(entry) = self.by_address.get_mut(moved)
+            {
+                entry.index = index;
+            }
+            if same_port.is_empty() {
+                self.by_port.remove(&port);
+            }
+        }
+        self.shrink();
+        Some(mapping)
+    }
+
+    /// Gives memory back after most have gone.
+    fn shrink(&mut self) {
+        if self.by_address.len() < self.by_address.capacity() / 8 && self.by_address.capacity() > 1024 {
+            self.by_address.shrink_to(self.by_address.len() * 2);
+            self.by_port.shrink_to(self.by_port.len() * 2);
+        }
+    }
+
+    /// Returns all mappings, in no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = &Mapping> {
+        self.by_address.values().map(|entry| &entry.mapping)
+    }
+
+    /// Returns all mappings, in no particular order.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Mapping> {
+        self.by_address.values_mut().map(|entry| &mut entry.mapping)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn mapping(local: &str) -> Mapping {
+        let local: SocketAddr = local.parse().unwrap();
+        let mapped = SocketAddr::new(local.ip(), 40_000);
+        Mapping {
+            local,
+            mapped,
+            owner: 2,
+            flags: 0,
+            id: PortId(1),
+            bound: false,
+            references: 1,
+            surplus_removals: 0,
+            removals: 0,
+            last_used: 0,
+            listed: (0, 0),
+        }
+    }
+
+    fn peer(text: &str) -> Peer {
+        key(&text.parse().unwrap())
+    }
+
+    fn with(locals: &[&str]) -> Mappings {
+        let mut all = Mappings::default();
+        for local in locals {
+            assert!(all.insert(mapping(local)));
+        }
+        all
+    }
+
+    #[test]
+    fn wildcards_overlap_their_family() {
+        let all = with(&["10.0.0.1:1", "0.0.0.0:2", "[::]:3", "[fe80::1%3]:4"]);
+        let found = |text| all.overlapping(peer(text)).map(|mapping| mapping.local.to_string());
+        assert_eq!(found("10.0.0.1:1").as_deref(), Some("10.0.0.1:1"));
+        assert_eq!(found("0.0.0.0:1").as_deref(), Some("10.0.0.1:1"));
+        assert_eq!(found("10.9.9.9:2").as_deref(), Some("0.0.0.0:2"));
+        assert_eq!(found("[fe80::1]:4").as_deref(), Some("[fe80::1%3]:4"));
+        for none in ["10.0.0.2:1", "[::]:1", "[::1]:2", "10.0.0.1:3", "0.0.0.0:9"] {
+            assert_eq!(found(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn peers_reach_wildcards_of_both_families() {
+        let all = with(&["0.0.0.0:2", "[::]:3"]);
+        let answer = |text| all.for_peer(peer(text)).map(|mapping| mapping.answer(peer(text)));
+        assert_eq!(answer("10.0.0.1:2"), Some(peer("10.0.0.1:40000")));
+        assert_eq!(answer("10.0.0.1:3"), Some(peer("10.0.0.1:40000")));
+        assert_eq!(answer("[fd00::1]:3"), Some(peer("[fd00::1]:40000")));
+        assert_eq!(answer("[fd00::1]:2"), None);
+    }
+
+    proptest! {
+        /// Behaves like a list that is searched linearly.
+        #[test]
+        fn as_a_plain_list(steps in proptest::collection::vec((0u8..4, 0u8..4, 0u16..3), 1..200)) {
+            let (mut all, mut list) = (Mappings::default(), Vec::<Peer>::new());
+            for (kind, host, port) in steps {
+                let ip = Ipv4Addr::new(if host == 0 { 0 } else { 10 }, 0, 0, host);
+                let local = Peer { ip: ip.into(), port };
+                let known = list.iter().position(|&other| other == local);
+                if kind > 0 {
+                    prop_assert_eq!(all.insert(mapping(&format!("{ip}:{port}"))), known.is_none());
+                    if known.is_none() {
+                        list.push(local);
+                    }
+                } else {
+                    prop_assert_eq!(all.remove(local).is_some(), known.is_some());
+                    known.map(|at| list.remove(at));
+                }
+                let overlap = |a: &Peer, b: &Peer| a.port == b.port
+                    && (a.ip == b.ip || a.ip.is_unspecified() || b.ip.is_unspecified());
+                prop_assert_eq!(all.len(), list.len());
+                for asked in list.iter().chain([&local]) {
+                    let found = all.overlapping(*asked).map(|mapping| key(&mapping.local));
+                    prop_assert_eq!(found.is_some(), list.iter().any(|other| overlap(other, asked)));
+                    prop_assert!(found.is_none_or(|found| overlap(&found, asked)));
+                }
+            }
+            for local in list {
+                all.remove(local);
+            }
+            prop_assert!(all.is_empty() && all.by_port.is_empty());
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! The port mapper protocol without I/O: messages and the time go in, actions come out.
+//!
+//! iWARP devices share the TCP ports of the host with its sockets. For each local address that a
+//! device uses, the kernel asks the port mapper to bind a socket to a free port (a *mapping*).
+//! Before it connects, the kernel has the port mapper query the peer's port mapper for the port to
+//! which the remote address is mapped.
+
+pub mod clients;
+pub mod engine;
+pub mod mappings;
+pub mod netlink;
+pub mod requests;
+pub mod wire;

@@ -1,9 +1,0 @@
-//! Defaults of rsockets: whoever waits sleeps at once.
-
-pub struct Defaults {
-    pub polling_time_us: u32,
-}
-
-pub fn defaults() -> &'static Defaults {
-    &Defaults { polling_time_us: 0 }
-}

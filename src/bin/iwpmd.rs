@@ -1,8 +1,0 @@
-//! The port mapper of iWARP devices. See iwpmd(8).
-
-use std::env;
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    rdmacm_core::iwpmd::start::main(env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()))
-}

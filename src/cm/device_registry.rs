@@ -1,0 +1,388 @@
+//! The RDMA devices that the process has open, with the PD and XRC domain that the ids on a device
+//! share.
+//!
+//! A device is opened when the first id is bound to it and stays open until the process ends:
+//! programs use `id->verbs`, and objects created on it, beyond the life of the id, and their
+//! threads may run to the end. Only a device that has been removed from the machine is closed, with
+//! its last user.
+
+use super::global::GlobalLock;
+use crate::errno::{Errno, Result};
+use crate::sys::alloc::try_push;
+use crate::sys::lock::Guard;
+use crate::sys::owner::Owner;
+use crate::sys::verbs::{self, DeviceList, ibv_context, ibv_device, ibv_pd, ibv_xrcd};
+use std::ffi::c_int;
+use std::ptr::NonNull;
+
+/// Taken while no other lock of the library is held; fork() takes it first (docs/locking.md).
+static REGISTRY: GlobalLock<Registry> = GlobalLock::new(Registry::new());
+
+/// The open devices.
+pub struct Registry {
+    slots: Vec<Option<Open>>,
+    /// The devices as they were listed last for [`cache_list`] or [`acquire`].
+    listed: Option<DeviceList>,
+    /// The process that took the lock last: devices that were opened before a fork() belong to the
+    /// parent, and the kernel refuses them to the child.
+    process: Owner,
+}
+
+struct Open {
+    guid: u64,
+    index: Option<u32>,
+    context: NonNull<ibv_context>,
+    limits: Limits,
+    /// Whether the link layer of a port is InfiniBand, by port number; `None` until it is queried.
+    infiniband: Vec<Option<bool>>,
+    pd: Option<NonNull<ibv_pd>>,
+    xrcd: Option<NonNull<ibv_xrcd>>,
+    /// Ids bound to it, and PDs of connections.
+    ids: usize,
+    /// rdma_get_devices(3) lists that contain it. Ids and lists keep the PD and the XRC domain.
+    lists: usize,
+    /// Removed from the machine.
+    gone: bool,
+    owner: Owner,
+}
+
+// SAFETY: the pointers are libibverbs objects, which any thread may use.
+unsafe impl Send for Open {}
+
+impl Open {
+    /// Whether neither ids nor lists of this process use it. A parent's device is the parent's to
+    /// close.
+    fn is_unused(&self, process: Owner) -> bool {
+        self.ids == 0 && self.lists == 0 && self.owner == process
+    }
+}
+
+/// The limits of a device for a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// RDMA reads and atomics outstanding to the peer.
+    pub initiator_depth: u8,
+    /// RDMA reads and atomics outstanding from the peer.
+    pub responder_resources: u8,
+    /// Work requests of a queue of a QP.
+    pub work_requests: u32,
+    /// Entries of a CQ.
+    pub completions: u32,
+}
+
+/// An id's use of a device, ended by [`release`].
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    slot: usize,
+    /// The open device.
+    pub context: NonNull<ibv_context>,
+    /// The PD of all ids on it.
+    pub pd: NonNull<ibv_pd>,
+    /// Its limits.
+    pub limits: Limits,
+}
+
+// SAFETY: the pointers are libibverbs objects, which any thread may use.
+unsafe impl Send for Bound {}
+
+/// Locks the registry. fork() waits for the lock.
+pub fn lock() -> Guard<'static, Registry> {
+    let mut registry = REGISTRY.lock();
+    registry.process = Owner::this_process();
+    registry
+}
+
+/// Keeps a list for the first device that is opened. Drops it if a thread holds the lock, because
+/// the caller must not wait (library.rs).
+pub fn cache_list(list: DeviceList) {
+    if let Some(mut registry) = REGISTRY.try_lock() {
+        registry.listed = Some(list);
+    }
+}
+
+/// Binds an id to the device that the kernel named by node GUID (network byte order) and index.
+/// Opens the device if necessary.
+pub fn acquire(guid: u64, index: Option<u32>) -> Result<Bound> {
+    let mut registry = lock();
+    let slot = match registry.find(guid, index) {
+        Some(slot) => slot,
+        None => registry.open_named(guid, index).map_err(unavailable)?,
+    };
+    let device = registry.slots[slot].as_mut().ok_or(Errno::ENODEV)?;
+    let pd = match device.pd {
+        Some(pd) => pd,
+        // SAFETY: the context of a registered device is open.
+        None => *device.pd.insert(unsafe { verbs::alloc_pd(device.context)? }),
+    };
+    device.ids += 1;
+    Ok(Bound { slot, context: device.context, pd, limits: device.limits })
+}
+
+/// Another use of a device that an id is bound to, ended by [`release`], too.
+pub fn share(bound: &Bound) -> Result<Bound> {
+    let mut registry = lock();
+    registry.slots[bound.slot].as_mut().ok_or(Errno::ENODEV)?.ids += 1;
+    Ok(*bound)
+}
+
+/// Ends a use of the device. The last one, of ids and lists, frees the PD and the XRC domain.
+pub fn release(bound: Bound) {
+    let mut registry = lock();
+    let Some(device) = registry.slots[bound.slot].as_mut() else { return };
+    device.ids -= 1;
+    registry.free_unused(bound.slot);
+}
+
+/// The XRC domain of all ids on the device.
+pub fn xrcd(bound: &Bound) -> Result<NonNull<ibv_xrcd>> {
+    let mut registry = lock();
+    let device = registry.slots[bound.slot].as_mut().ok_or(Errno::ENODEV)?;
+    match device.xrcd {
+        Some(xrcd) => Ok(xrcd),
+        // SAFETY: the context of a registered device is open.
+        None => Ok(*device.xrcd.insert(unsafe { verbs::open_xrcd(device.context)? })),
+    }
+}
+
+/// Whether the link layer of a port is InfiniBand. The kernel is asked once.
+pub fn is_infiniband(bound: &Bound, port: u8) -> Result<bool> {
+    let mut registry = lock();
+    let device = registry.slots[bound.slot].as_mut().ok_or(Errno::ENODEV)?;
+    let index = usize::from(port);
+    if let Some(Some(known)) = device.infiniband.get(index) {
+        return Ok(*known);
+    }
+    // SAFETY: the context of a registered device is open.
+    let attr = unsafe { verbs::query_port(device.context, port)? };
+    let infiniband = u32::from(attr.link_layer) == verbs::IBV_LINK_LAYER_INFINIBAND;
+    if index >= device.infiniband.len() {
+        let more = index + 1 - device.infiniband.len();
+        device.infiniband.try_reserve(more).map_err(|_| Errno::ENOMEM)?;
+        device.infiniband.resize(index + 1, None);
+    }
+    device.infiniband[index] = Some(infiniband);
+    Ok(infiniband)
+}
+
+/// Opens all devices of the machine and keeps them until [`release_held`]; a device that cannot be
+/// opened is left out. Fails with `ENODEV` if there are no devices.
+pub fn hold_all() -> Result<Vec<NonNull<ibv_context>>> {
+    let mut registry = lock();
+    let list = DeviceList::new()?;
+    if list.devices().is_empty() {
+        return Err(Errno::ENODEV);
+    }
+    registry.forget_missing(list.devices());
+    let mut contexts = Vec::new();
+    contexts.try_reserve_exact(list.devices().len()).map_err(|_| Errno::ENOMEM)?;
+    for &device in list.devices() {
+        // SAFETY: `list` exists.
+        let (guid, index) = unsafe { (verbs::guid(device), verbs::index(device)) };
+        let slot = match registry.find(guid, index) {
+            Some(slot) => Ok(slot),
+            // SAFETY: `list` exists.
+            None => unsafe { registry.open(device) },
+        };
+        // A device that cannot be opened is left out this time.
+        let Ok(slot) = slot else { continue };
+        if let Some(open) = registry.slots[slot].as_mut() {
+            contexts.push(open.context);
+            open.lists += 1;
+        }
+    }
+    Ok(contexts)
+}
+
+/// Releases one context of [`hold_all`].
+pub fn release_held(context: NonNull<ibv_context>) {
+    let mut registry = lock();
+    let held = |slot: &Option<Open>| slot.as_ref().is_some_and(|open| open.context == context && open.lists > 0);
+    let Some(slot) = registry.slots.iter().position(held) else { return };
+    if let Some(open) = registry.slots[slot].as_mut() {
+        open.lists -= 1;
+    }
+    registry.free_unused(slot);
+}
+
+impl Registry {
+    const fn new() -> Registry {
+        Registry { slots: Vec::new(), listed: None, process: Owner::FIRST_PROCESS }
+    }
+
+    /// The slot of an open device of this process.
+    fn find(&self, guid: u64, index: Option<u32>) -> Option<usize> {
+        self.slots.iter().position(|slot| {
+            slot.as_ref().is_some_and(|open| {
+                !open.gone && open.owner == self.process && same(open.guid, open.index, guid, index)
+            })
+        })
+    }
+
+    /// Opens a device of the cached list, or of a new list if the cached one lacks it or it does
+    /// not open.
+    fn open_named(&mut self, guid: u64, index: Option<u32>) -> Result<usize> {
+        let listed = self.listed.as_ref().and_then(|list| named(list, guid, index));
+        // SAFETY: `list` exists.
+        let tried = listed.map(|device| unsafe { self.open(device) });
+        if let Some(Ok(slot)) = tried {
+            return Ok(slot);
+        }
+        let list = DeviceList::new()?;
+        self.forget_missing(list.devices());
+        let device = named(&list, guid, index).ok_or(Errno::ENODEV);
+        let opened = match (device?, tried) {
+            // The same device as before: libibverbs has one structure for a device as long as a
+            // list holds it.
+            (device, Some(failed)) if Some(device) == listed => failed,
+            // SAFETY: `list` exists.
+            (device, _) => unsafe { self.open(device) },
+        };
+        self.listed = Some(list);
+        opened
+    }
+
+    /// Opens a device and returns its slot.
+    ///
+    /// # Safety
+    /// The device is in a list that is not freed yet.
+    unsafe fn open(&mut self, device: *mut ibv_device) -> Result<usize> {
+        let slot = match self.slots.iter().position(Option::is_none) {
+            Some(slot) => slot,
+            None => {
+                try_push(&mut self.slots, None)?;
+                self.slots.len() - 1
+            }
+        };
+        // SAFETY: libibverbs frees no device of a list that exists.
+        let (guid, index, context) = unsafe { (verbs::guid(device), verbs::index(device), verbs::open(device)?) };
+        // SAFETY: the context was opened above.
+        let limits = unsafe { verbs::query_device(context) }.map(|attr| Limits {
+            initiator_depth: clamp(attr.max_qp_init_rd_atom),
+            responder_resources: clamp(attr.max_qp_rd_atom),
+            work_requests: u32::try_from(attr.max_qp_wr).unwrap_or(0),
+            completions: u32::try_from(attr.max_cqe).unwrap_or(0),
+        });
+        let limits = match limits {
+            Ok(limits) => limits,
+            Err(error) => {
+                // SAFETY: opened above, and used by nothing yet.
+                unsafe { verbs::close(context) };
+                return Err(error);
+            }
+        };
+        let process = self.process;
+        self.slots[slot] = Some(Open {
+            guid,
+            index,
+            context,
+            limits,
+            infiniband: Vec::new(),
+            owner: process,
+            pd: None,
+            xrcd: None,
+            ids: 0,
+            lists: 0,
+            gone: false,
+        });
+        Ok(slot)
+    }
+
+    /// Marks the devices that `present` lacks as gone, and closes those of them that are not in
+    /// use.
+    fn forget_missing(&mut self, present: &[*mut ibv_device]) {
+        for slot in 0..self.slots.len() {
+            let Some(open) = self.slots[slot].as_mut() else { continue };
+            // SAFETY: the list that `present` borrows from exists.
+            let listed = |&&device: &&*mut ibv_device| unsafe {
+                same(verbs::guid(device), verbs::index(device), open.guid, open.index)
+            };
+            open.gone = !present.iter().any(|device| listed(&device));
+            self.free_unused(slot);
+        }
+    }
+
+    /// Frees the PD and the XRC domain of a device that neither ids nor lists use, and closes it if
+    /// it was removed from the machine.
+    fn free_unused(&mut self, slot: usize) {
+        let process = self.process;
+        let Some(open) = self.slots[slot].as_mut().filter(|open| open.is_unused(process)) else { return };
+        // SAFETY: nothing in the library uses them any more, and a program destroys its objects on
+        // them before its last id and its last list.
+        unsafe {
+            if let Some(xrcd) = open.xrcd.take() {
+                verbs::close_xrcd(open.context, xrcd);
+            }
+            if let Some(pd) = open.pd.take() {
+                verbs::dealloc_pd(pd);
+            }
+            if open.gone {
+                verbs::close(open.context);
+                self.slots[slot] = None;
+            }
+        }
+    }
+}
+
+/// The error of a device that does not open: `ENODEV`, unless memory or descriptors ran out or a
+/// signal came.
+fn unavailable(error: Errno) -> Errno {
+    match error.get() {
+        libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::EINTR => error,
+        _ => Errno::ENODEV,
+    }
+}
+
+fn named(list: &DeviceList, guid: u64, index: Option<u32>) -> Option<*mut ibv_device> {
+    list.devices().iter().copied().find(|&device| {
+        // SAFETY: `list` exists.
+        unsafe { same(verbs::guid(device), verbs::index(device), guid, index) }
+    })
+}
+
+/// Whether two devices are the same: by GUID and index, by GUID alone if either index is unknown.
+fn same(guid: u64, index: Option<u32>, other_guid: u64, other_index: Option<u32>) -> bool {
+    guid == other_guid && (index.is_none() || other_index.is_none() || index == other_index)
+}
+
+/// A maximum of libibverbs in the eight bits of connection parameters.
+fn clamp(maximum: c_int) -> u8 {
+    maximum.clamp(0, c_int::from(u8::MAX)) as u8
+}
+
+/// For forks.rs: takes the lock and keeps it.
+pub(super) fn before_fork() {
+    REGISTRY.before_fork();
+}
+
+/// Releases what [`before_fork`] took.
+pub(super) fn after_fork_in_parent() {
+    REGISTRY.after_fork_in_parent();
+}
+
+/// Frees the lock in the child.
+///
+/// # Safety
+/// The process has no other thread.
+pub(super) unsafe fn after_fork_in_child() {
+    // SAFETY: the process has no other thread: guaranteed by the caller.
+    unsafe { REGISTRY.after_fork_in_child(Registry::new) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_index_matches_any() {
+        assert!(same(1, Some(0), 1, Some(0)));
+        assert!(!same(1, Some(0), 1, Some(1)));
+        assert!(same(1, None, 1, Some(1)));
+        assert!(same(1, Some(3), 1, None));
+        assert!(!same(1, None, 2, None));
+    }
+
+    #[test]
+    fn device_maxima_fit_eight_bits() {
+        assert_eq!((clamp(-1), clamp(128), clamp(1000)), (0, 128, 255));
+    }
+}

@@ -1,0 +1,32 @@
+//! Root of the crate of models, which `models/Cargo.toml` builds with loom: `scripts/check loom`.
+//!
+//! It consists of the library's modules that synchronise threads, under their paths in the library,
+//! of stand-ins for the modules that these depend on (the kernel's descriptors, cancellation, the
+//! defaults of rsockets), and of the models, in which loom tries every interleaving.
+#![cfg(all(test, loom))]
+
+mod errno;
+mod models;
+
+mod sys {
+    pub mod alloc;
+    pub use crate::models::{cancel, event};
+    pub mod futex;
+    pub mod lock;
+    pub mod owner;
+    pub mod sync;
+}
+
+mod rsocket {
+    use crate::models::config;
+    pub mod poll;
+    mod poll_events;
+    mod small_list;
+    pub mod stream {
+        mod channel_leader;
+        pub mod model;
+    }
+    mod poll_waiter;
+    pub mod pollable;
+    mod table;
+}

@@ -1,0 +1,194 @@
+//! Addresses, flags and options of a datagram rsocket. Options other than level SOL_RDMA are those
+//! of the UDP socket.
+
+use std::ffi::c_int;
+use std::time::Duration;
+
+use libc::{SO_ERROR, SO_RCVBUF, SO_RCVTIMEO, SO_SNDBUF, SO_SNDTIMEO, SOL_SOCKET, sockaddr_storage};
+
+use super::port::{MAX_MESSAGE, Port, Sizes};
+use super::{Dgram, udp};
+use crate::diag::Endpoints;
+use crate::errno::{Errno, Result};
+use crate::ffi::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
+use crate::rsocket::config::{MAX_ENTRIES, defaults};
+use crate::rsocket::stream::{Value, number, timeout};
+use crate::rsocket::wire;
+use crate::sys::event;
+use crate::sys::sockaddr::SockAddr;
+
+/// Sizes of new ports, and time-outs of calls.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Options {
+    send_queue: u16,
+    receive_queue: u16,
+    inline: u16,
+    iomap: u16,
+    send_buffer: u32,
+    pub receive_buffer: u32,
+    pub receive_timeout: Option<Duration>,
+    pub send_timeout: Option<Duration>,
+}
+
+impl Options {
+    pub fn new() -> Options {
+        let defaults = defaults();
+        Options {
+            send_queue: defaults.sq,
+            receive_queue: defaults.rq,
+            inline: defaults.inline,
+            iomap: defaults.iomap,
+            send_buffer: defaults.send_buffer,
+            receive_buffer: defaults.receive_buffer,
+            receive_timeout: None,
+            send_timeout: None,
+        }
+    }
+
+    /// Returns the requested queue sizes, limited to the number of full datagrams in the buffers.
+    pub fn sizes(&self) -> Sizes {
+        let fit = |queue: u16, buffer: u32| queue.min(u16::try_from(buffer as usize / MAX_MESSAGE).unwrap_or(u16::MAX));
+        Sizes { send: fit(self.send_queue, self.send_buffer), receive: fit(self.receive_queue, self.receive_buffer) }
+    }
+}
+
+impl Dgram {
+    /// rgetsockname(3).
+    pub fn local_name(&self) -> Result<sockaddr_storage> {
+        self.enter()?.udp()?.local_name()
+    }
+
+    /// rgetpeername(3).
+    pub fn peer_name(&self) -> Result<sockaddr_storage> {
+        self.enter()?.udp()?.peer_name()
+    }
+
+    /// Returns the addresses and the device for log messages. `None` if another call has locked the
+    /// socket, possibly one that a signal handler interrupted.
+    pub fn endpoints(&self) -> Option<Endpoints> {
+        let state = self.state.try_lock().ok().filter(|_| self.owner.is_this_process())?;
+        let name = state.udp().ok()?.local_name().ok()?;
+        let local = udp::from_storage(&name).ok()?;
+        let port = match state.ports.as_slice() {
+            [port] => Some(port),
+            ports => ports.iter().find(|port| port.local.ip() == local.ip()),
+        };
+        let mut endpoints = port.map_or(Endpoints::NONE, Port::endpoints);
+        endpoints.src = port.map_or(name, |port| *SockAddr::from_inet(&port.local).storage());
+        endpoints.dst = state.connected.map_or(Endpoints::NONE.dst, |to| *SockAddr::from_inet(&to).storage());
+        Some(endpoints)
+    }
+
+    /// rgetsockopt(3).
+    pub fn option(&self, level: c_int, name: c_int) -> Result<Value> {
+        let mut state = self.enter()?;
+        let options = &state.options;
+        match (level as u32, name) {
+            (SOL_RDMA, RDMA_SQSIZE) => return Ok(Value::int(options.send_queue.into())),
+            (SOL_RDMA, RDMA_RQSIZE) => return Ok(Value::int(options.receive_queue.into())),
+            (SOL_RDMA, RDMA_INLINE) => return Ok(Value::int(options.inline.into())),
+            (SOL_RDMA, RDMA_IOMAPSIZE) => return Ok(Value::int(options.iomap.into())),
+            (SOL_RDMA, _) => return Err(Errno::ENOTSUP),
+            _ => {}
+        }
+        if (level, name) == (SOL_SOCKET, SO_ERROR)
+            && let Some(error) = state.error.take()
+        {
+            return Ok(Value::int(error.get()));
+        }
+        let mut bytes = [0; 256];
+        let len = state.udp()?.option(level, name, &mut bytes)?;
+        Ok(Value::bytes(bytes.get(..len).unwrap_or_default()))
+    }
+
+    /// rsetsockopt(3). Sizes apply to ports that are created later.
+    pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
+        let mut state = self.enter()?;
+        if level as u32 != SOL_RDMA {
+            if fills_error_queue(level, name) {
+                return Err(Errno::ENOTSUP);
+            }
+            state.udp()?.set_option(level, name, value)?;
+            let options = &mut state.options;
+            // The UDP socket has validated the value.
+            match (level, name) {
+                (SOL_SOCKET, SO_SNDBUF) => options.send_buffer = doubled(value)?,
+                (SOL_SOCKET, SO_RCVBUF) => options.receive_buffer = doubled(value)?,
+                (SOL_SOCKET, SO_RCVTIMEO) => options.receive_timeout = timeout(value)?,
+                (SOL_SOCKET, SO_SNDTIMEO) => options.send_timeout = timeout(value)?,
+                _ => {}
+            }
+            return Ok(());
+        }
+        if !state.ports.is_empty() {
+            return Err(Errno::EINVAL);
+        }
+        let wanted = number(value)?;
+        let entries = wanted.clamp(0, MAX_ENTRIES.into()) as u16;
+        let options = &mut state.options;
+        match name {
+            RDMA_SQSIZE => options.send_queue = entries,
+            RDMA_RQSIZE => options.receive_queue = entries,
+            RDMA_INLINE => options.inline = entries,
+            RDMA_IOMAPSIZE => options.iomap = wire::round_iomap_size(wanted.max(0) as u32),
+            _ => return Err(Errno::ENOTSUP),
+        }
+        Ok(())
+    }
+
+    /// rfcntl(3) for flags.
+    pub fn control(&self, command: c_int, argument: c_int) -> Result<c_int> {
+        let mut state = self.enter()?;
+        if !matches!(command, libc::F_GETFL | libc::F_SETFL | libc::F_GETFD | libc::F_SETFD) {
+            return Err(Errno::ENOTSUP);
+        }
+        let result = event::fcntl(self.fd(), command, argument)?;
+        // O_NONBLOCK as set here is used, as for streams: reading the UDP socket's flag would cost
+        // a system call for each wait.
+        match command {
+            libc::F_SETFL => state.nonblocking = argument & libc::O_NONBLOCK != 0,
+            libc::F_GETFL => {
+                return Ok(result & !libc::O_NONBLOCK | if state.nonblocking { libc::O_NONBLOCK } else { 0 });
+            }
+            _ => {}
+        }
+        Ok(result)
+    }
+}
+
+/// Returns whether an option adds messages to the socket's error queue, which the program cannot
+/// read.
+fn fills_error_queue(level: c_int, name: c_int) -> bool {
+    matches!(
+        (level, name),
+        (libc::IPPROTO_IP, libc::IP_RECVERR)
+            | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
+            | (SOL_SOCKET, libc::SO_TIMESTAMPING)
+    )
+}
+
+/// Returns a buffer size, doubled as in socket(7).
+fn doubled(value: &[u8]) -> Result<u32> {
+    Ok(number(value)?.max(0).saturating_mul(2) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_converted() {
+        let bytes = |s: i64, us: i64| [s.to_ne_bytes(), us.to_ne_bytes()].concat();
+        assert_eq!(timeout(&bytes(1, 500_000)), Ok(Some(Duration::from_millis(1500))));
+        assert_eq!(timeout(&bytes(0, 0)), Ok(None));
+        assert_eq!(timeout(&bytes(-1, 5)[..15]), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn queues_are_limited_by_the_buffers() {
+        let mut options = Options { send_queue: 384, receive_queue: 10, ..Options::new() };
+        (options.send_buffer, options.receive_buffer) = (1 << 17, 1 << 17);
+        let sizes = options.sizes();
+        assert_eq!((sizes.send, sizes.receive), (64, 10));
+    }
+}

@@ -1,0 +1,134 @@
+//! The object that a thread sleeps on while it waits for rsockets.
+//!
+//! The crate in `models/` (`scripts/check loom`) checks that no notice is lost.
+
+use std::cell::Cell;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use super::pollable::{Notice, Watcher};
+use crate::errno::Result;
+use crate::sys::alloc::try_arc;
+use crate::sys::event::EventFd;
+use crate::sys::owner::Owner;
+use crate::sys::sync::atomic::{AtomicBool, Ordering};
+
+/// An eventfd that becomes readable with a notice. A notice is only a hint: it may be left over
+/// from an earlier wait.
+pub struct Waiter {
+    event: EventFd,
+    /// Whether the eventfd is readable or about to become readable.
+    raised: AtomicBool,
+    owner: Owner,
+}
+
+impl Waiter {
+    fn new() -> Result<Arc<Waiter>> {
+        try_arc(Waiter { event: EventFd::new()?, raised: AtomicBool::new(false), owner: Owner::this_process() })
+    }
+
+    /// Makes the descriptor unreadable. The caller polls the rsockets afterwards.
+    fn clear(&self) {
+        // The order matters: a notice between the two steps does not raise the eventfd again, but
+        // the caller polls the rsockets afterwards and sees its change.
+        self.event.clear();
+        self.raised.swap(false, Ordering::SeqCst);
+    }
+}
+
+impl Watcher for Waiter {
+    fn notice(self: Arc<Self>, _: Notice) {
+        if !self.raised.swap(true, Ordering::SeqCst) {
+            self.event.raise();
+        }
+    }
+}
+
+#[cfg(not(all(test, loom)))]
+thread_local! {
+    /// The thread's waiter while no wait uses it.
+    static SPARE: Cell<Option<Arc<Waiter>>> = const { Cell::new(None) };
+}
+
+#[cfg(all(test, loom))]
+loom::thread_local! {
+    static SPARE: Cell<Option<Arc<Waiter>>> = Cell::new(None);
+}
+
+/// The thread's waiter, in use until it is dropped. A signal handler that waits while the thread
+/// waits uses another one.
+pub struct Waiting {
+    waiter: Arc<Waiter>,
+    watcher: Arc<dyn Watcher>,
+}
+
+impl Waiting {
+    /// Takes the thread's waiter. Creates one for the first wait and after a fork().
+    pub fn begin() -> Result<Waiting> {
+        let spare = SPARE.try_with(Cell::take).unwrap_or(None);
+        let waiter = match spare.filter(|spare| spare.owner.is_this_process()) {
+            Some(spare) => spare,
+            None => Waiter::new()?,
+        };
+        // If a notice is still raising the eventfd, the rsockets are polled once more than
+        // necessary.
+        if waiter.raised.load(Ordering::SeqCst) {
+            waiter.clear();
+        }
+        Ok(Waiting { watcher: waiter.clone(), waiter })
+    }
+
+    /// Returns the watcher to add to the rsockets.
+    pub fn watcher(&self) -> &Arc<dyn Watcher> {
+        &self.watcher
+    }
+
+    /// Returns the descriptor that is readable after a notice.
+    pub fn descriptor(&self) -> RawFd {
+        self.waiter.event.as_raw_fd()
+    }
+
+    /// Makes the descriptor unreadable after it was found readable. The caller polls the rsockets
+    /// afterwards.
+    pub fn clear(&self) {
+        self.waiter.clear();
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        // The thread-local variable may be destroyed already, in a thread that is ending.
+        drop(SPARE.try_with(|spare| spare.replace(Some(self.waiter.clone()))));
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::rsocket::fake::readable;
+
+    #[test]
+    fn each_thread_and_each_nested_wait_has_its_own_waiter() {
+        let outer = Waiting::begin().unwrap();
+        let number = outer.descriptor();
+        let nested = Waiting::begin().unwrap();
+        assert_ne!(nested.descriptor(), number);
+        drop(nested);
+        drop(outer);
+        assert_eq!(Waiting::begin().unwrap().descriptor(), number);
+        std::thread::spawn(move || assert_ne!(Waiting::begin().unwrap().descriptor(), number)).join().unwrap();
+    }
+
+    #[test]
+    fn a_new_wait_starts_without_old_notices() {
+        let waiting = Waiting::begin().unwrap();
+        waiting.watcher().clone().notice(Notice::Changed);
+        waiting.watcher().clone().notice(Notice::Changed);
+        assert!(readable(waiting.descriptor()));
+        drop(waiting);
+        let waiting = Waiting::begin().unwrap();
+        assert!(!readable(waiting.descriptor()));
+        waiting.watcher().clone().notice(Notice::Closed);
+        assert!(readable(waiting.descriptor()));
+    }
+}

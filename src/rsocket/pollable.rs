@@ -1,0 +1,280 @@
+//! The interface between an rsocket and rpoll, rselect and repoll, and the notification of its
+//! watchers.
+//!
+//! Most changes arrive as completions, which make a completion channel readable. All other changes
+//! (CM events, the end of a connect, a local shutdown, a close, an event that another thread read
+//! from the channel) are reported through [`Watchers`].
+
+use std::ffi::{c_int, c_short};
+use std::mem;
+use std::sync::Arc;
+
+use crate::errno::{Errno, Result};
+use crate::sys::event::Deadline;
+use crate::sys::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+/// An rsocket that can be polled.
+///
+/// Implementations and callers rely on these rules:
+/// - A caller of take_event() notifies the other watchers afterwards ([`Watchers::notify_except`]),
+///   because they may sleep on the descriptor that is no longer readable. This also applies to the
+///   rsocket's own blocking calls.
+/// - A change that is not a completion is made under the lock that ready() takes, and then
+///   notified.
+/// - A descriptor belongs to one rsocket only, and stays open until `notify(Notice::Closed)` has
+///   returned.
+pub trait Pollable: Send + Sync {
+    /// Processes the available completions. Returns the current poll bits: those in `wanted` (of
+    /// POLLIN, POLLOUT, POLLRDHUP), POLLERR and POLLHUP; POLLNVAL after a close.
+    fn ready(&self, wanted: c_short) -> c_short;
+
+    /// Returns whether ready() would return a bit. May leave completions unprocessed.
+    fn is_ready(&self, wanted: c_short) -> bool {
+        self.ready(wanted) != 0
+    }
+
+    /// Like ready(), and arms the rsocket. If the result is 0, no descriptor is readable after
+    /// take_event() has read the pending events, and every later change makes a descriptor readable
+    /// or notifies the watchers.
+    fn arm(&self, wanted: c_short) -> c_short;
+
+    /// Waits without descriptors and watchers, for a call that waits for this rsocket alone and has
+    /// just called ready(). Returns the bits of ready(), 0 at the deadline; `None` if the rsocket
+    /// does not support this.
+    fn wait_alone(&self, wanted: c_short, deadline: Deadline) -> Option<Result<c_short>> {
+        let _ = (wanted, deadline);
+        None
+    }
+
+    /// Returns whether the caller is a signal handler that interrupted a call for this rsocket in
+    /// the same thread. In this case ready() and arm() return 0, and nothing changes before the
+    /// handler returns.
+    fn is_locked_by_this_thread(&self) -> bool {
+        false
+    }
+
+    /// Reads an event from the completion channel after a descriptor became readable. Never blocks.
+    /// Later changes make a descriptor readable only after the next arm().
+    fn take_event(&self);
+
+    /// Adds the descriptors to wait for. There are none before the connection exists, and none
+    /// while a blocking call of the rsocket reads their events. The watchers are notified before
+    /// the set of descriptors changes.
+    fn descriptors(&self, add: &mut dyn FnMut(c_int));
+
+    /// Returns the number of edges in the sense of EPOLLET: data arrived, space became available
+    /// after there was none, EOF, error, connected, a connection is waiting. An edge is counted at
+    /// the latest when ready() or arm() processes its completion.
+    fn edges(&self) -> u64;
+
+    /// Returns the watchers of the rsocket.
+    fn watchers(&self) -> &Watchers;
+}
+
+/// Finds the rsocket of a descriptor.
+pub trait Lookup {
+    /// Returns `None` if the descriptor is not an rsocket.
+    fn find(&self, fd: c_int) -> Option<Arc<dyn Pollable>>;
+
+    /// Calls [`Pollable::ready`] of the rsocket of a descriptor.
+    fn ready(&self, fd: c_int, wanted: c_short) -> Option<c_short> {
+        self.find(fd).map(|rsocket| rsocket.ready(wanted))
+    }
+}
+
+/// The reason why watchers are notified.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Notice {
+    /// Something may have changed without making a descriptor readable.
+    Changed,
+    /// The rsocket was closed. No other notice follows.
+    Closed,
+}
+
+/// A waiting thread or a repoll that is notified of changes.
+pub trait Watcher: Send + Sync {
+    /// Called in the thread that changed the rsocket. [`Notice::Changed`] is sent with a lock held:
+    /// the implementation may wake a thread and nothing else.
+    fn notice(self: Arc<Self>, notice: Notice);
+}
+
+/// The watchers of one rsocket.
+#[derive(Default)]
+pub struct Watchers {
+    list: Mutex<Vec<Arc<dyn Watcher>>>,
+    /// Length of the list. Changes only with the list locked.
+    count: AtomicUsize,
+    /// Set once, with the list locked.
+    closed: AtomicBool,
+}
+
+impl Watchers {
+    /// Creates an empty list.
+    #[cfg(not(all(test, loom)))]
+    pub const fn new() -> Watchers {
+        Watchers { list: Mutex::new(Vec::new()), count: AtomicUsize::new(0), closed: AtomicBool::new(false) }
+    }
+
+    /// Adds a watcher, which may be added several times. It is notified of changes from now on, so
+    /// the caller polls the rsocket afterwards. Fails with `EBADF` after a close.
+    pub fn add(&self, watcher: Arc<dyn Watcher>) -> Result<()> {
+        let mut list = self.lock();
+        if self.is_closed() {
+            return Err(Errno::EBADF);
+        }
+        list.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        list.push(watcher);
+        self.count.store(list.len(), Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Removes a watcher once, if it is in the list. Afterwards it gets no [`Notice::Changed`],
+    /// unless it was added several times.
+    pub fn remove(&self, watcher: &Arc<dyn Watcher>) {
+        let mut list = self.lock();
+        // The watcher that was added last is often the first to be removed.
+        let removed = list.iter().rposition(|there| is_same(there, watcher)).map(|index| list.swap_remove(index));
+        self.count.store(list.len(), Ordering::SeqCst);
+        drop(list);
+        drop(removed);
+    }
+
+    /// Returns whether there are no watchers: one load, for the data path. The caller has made the
+    /// change under a lock that ready() also takes, so a watcher that is missed here sees the
+    /// change.
+    pub fn is_empty(&self) -> bool {
+        self.count.load(Ordering::SeqCst) == 0
+    }
+
+    /// Returns whether [`Notice::Closed`] was sent.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Notifies all watchers.
+    #[inline]
+    pub fn notify(&self, notice: Notice) {
+        match notice {
+            Notice::Changed if self.is_empty() => {}
+            Notice::Changed => self.changed(None),
+            Notice::Closed => self.close(),
+        }
+    }
+
+    /// Sends [`Notice::Changed`] to all watchers but `own`, which has read an event that the others
+    /// may wait for, too.
+    pub fn notify_except(&self, own: &Arc<dyn Watcher>) {
+        self.changed(Some(own));
+    }
+
+    fn changed(&self, own: Option<&Arc<dyn Watcher>>) {
+        if self.is_empty() {
+            return;
+        }
+        for watcher in self.lock().iter() {
+            if own.is_none_or(|own| !is_same(own, watcher)) {
+                Arc::clone(watcher).notice(Notice::Changed);
+            }
+        }
+    }
+
+    fn close(&self) {
+        let mut list = self.lock();
+        self.closed.store(true, Ordering::SeqCst);
+        let all = mem::take(&mut *list);
+        self.count.store(0, Ordering::SeqCst);
+        drop(list);
+        for watcher in all {
+            watcher.notice(Notice::Closed);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<dyn Watcher>>> {
+        self.list.lock()
+    }
+}
+
+/// Returns whether both are the same object. Their virtual tables may differ.
+fn is_same(a: &Arc<dyn Watcher>, b: &Arc<dyn Watcher>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Counter {
+        changed: AtomicUsize,
+        closed: AtomicUsize,
+    }
+
+    impl Watcher for Counter {
+        fn notice(self: Arc<Self>, notice: Notice) {
+            let count = if notice == Notice::Closed { &self.closed } else { &self.changed };
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    impl Counter {
+        fn seen(&self) -> (usize, usize) {
+            (self.changed.load(Ordering::Relaxed), self.closed.load(Ordering::Relaxed))
+        }
+    }
+
+    fn watcher() -> (Arc<Counter>, Arc<dyn Watcher>) {
+        let counter = Arc::new(Counter::default());
+        (counter.clone(), counter)
+    }
+
+    #[test]
+    fn notify_except_skips_one_watcher() {
+        let watchers = Watchers::new();
+        assert!(watchers.is_empty());
+        let ((a, watch_a), (b, watch_b)) = (watcher(), watcher());
+        watchers.add(watch_a.clone()).unwrap();
+        watchers.add(watch_b.clone()).unwrap();
+        watchers.notify(Notice::Changed);
+        watchers.notify_except(&watch_a);
+        assert_eq!((a.seen(), b.seen()), ((1, 0), (2, 0)));
+        watchers.remove(&watch_b);
+        assert!(!watchers.is_empty());
+        watchers.notify(Notice::Changed);
+        watchers.remove(&watch_a);
+        assert!(watchers.is_empty());
+        watchers.notify(Notice::Changed);
+        assert_eq!((a.seen(), b.seen()), ((2, 0), (2, 0)));
+    }
+
+    #[test]
+    fn a_watcher_added_twice_is_removed_twice() {
+        let watchers = Watchers::new();
+        let (counter, watch) = watcher();
+        watchers.add(watch.clone()).unwrap();
+        watchers.add(watch.clone()).unwrap();
+        watchers.remove(&watch);
+        watchers.notify(Notice::Changed);
+        assert_eq!(counter.seen(), (1, 0));
+        watchers.remove(&watch);
+        watchers.remove(&watch);
+        assert!(watchers.is_empty());
+    }
+
+    #[test]
+    fn close_is_notified_once_and_is_final() {
+        let watchers = Watchers::new();
+        let (counter, watch) = watcher();
+        watchers.add(watch.clone()).unwrap();
+        watchers.notify(Notice::Closed);
+        watchers.notify(Notice::Closed);
+        watchers.notify(Notice::Changed);
+        assert_eq!(counter.seen(), (0, 1));
+        assert!(watchers.is_closed() && watchers.is_empty());
+        assert_eq!(watchers.add(watch.clone()), Err(Errno::EBADF));
+        watchers.remove(&watch);
+        assert_eq!(Arc::strong_count(&counter), 2);
+    }
+}

@@ -1,0 +1,380 @@
+//! A model of a stream, for loom: CQs with a completion channel, units of data and of send space,
+//! and the calls that wait for them.
+
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_short};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::mem;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use libc::{POLLIN, POLLNVAL};
+use loom::sync::{Mutex, MutexGuard};
+
+use super::channel_leader::{self, EventSource, Leadership, Until};
+use crate::errno::{Errno, Result};
+use crate::rsocket::pollable::{Notice, Pollable, Watchers};
+use crate::sys::event::{Deadline, EventFd};
+use crate::sys::futex::Changes;
+
+/// A deadline. Its value does not matter: every timeout expires at once.
+pub fn soon() -> Option<Instant> {
+    Some(Instant::now() + Duration::from_secs(1))
+}
+
+/// The CQs: receive completions and send completions.
+#[derive(Default)]
+struct Queue {
+    /// Receive completions, and the units of data in them.
+    completions: u32,
+    data: u32,
+    armed: bool,
+    /// Send completions, each of which frees a unit of space.
+    sent: u32,
+    sent_armed: bool,
+}
+
+/// The completion channel, with the CQ of each event.
+pub struct Channel {
+    events: EventFd,
+    kinds: Mutex<VecDeque<Kind>>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Kind {
+    Received,
+    Sent,
+}
+
+impl Channel {
+    fn new() -> Channel {
+        Channel { events: EventFd::new().unwrap(), kinds: Mutex::default() }
+    }
+
+    fn raise(&self, kind: Kind) {
+        self.kinds.lock().unwrap().push_back(kind);
+        self.events.raise();
+    }
+
+    fn take(&self, wait: bool) -> Result<Kind> {
+        self.events.take(wait)?;
+        Ok(self.kinds.lock().unwrap().pop_front().unwrap())
+    }
+}
+
+pub struct State {
+    leadership: Leadership,
+    pub available: u32,
+    /// Units of send space, and the number of those who wait for it.
+    space: u32,
+    waiting_for_space: u32,
+    sent_armed: bool,
+    shut: bool,
+    closed: bool,
+    /// The channel was destroyed.
+    released: bool,
+}
+
+pub struct Stream {
+    queue: Mutex<Queue>,
+    channel: std::sync::Arc<Channel>,
+    pub state: Mutex<State>,
+    changed: Changes,
+    watchers: Watchers,
+}
+
+impl Stream {
+    pub fn new() -> Stream {
+        Stream {
+            queue: Mutex::default(),
+            channel: std::sync::Arc::new(Channel::new()),
+            state: Mutex::new(State {
+                leadership: Leadership::default(),
+                available: 0,
+                space: 0,
+                waiting_for_space: 0,
+                sent_armed: false,
+                shut: false,
+                closed: false,
+                released: false,
+            }),
+            changed: Changes::default(),
+            watchers: Watchers::default(),
+        }
+    }
+
+    /// The device completes a receive with `data` units.
+    fn complete(&self, data: u32) {
+        let mut queue = self.queue.lock().unwrap();
+        queue.completions += 1;
+        queue.data += data;
+        if queue.armed {
+            queue.armed = false;
+            self.channel.raise(Kind::Received);
+        }
+    }
+
+    /// The device completes a send.
+    pub fn complete_send(&self) {
+        let mut queue = self.queue.lock().unwrap();
+        queue.sent += 1;
+        if queue.sent_armed {
+            queue.sent_armed = false;
+            self.channel.raise(Kind::Sent);
+        }
+    }
+
+    /// Waits for a unit of space and takes it.
+    pub fn send(&self) {
+        let mut state = self.lock();
+        state.waiting_for_space += 1;
+        loop {
+            self.process_completions(&mut state);
+            if state.space > 0 {
+                state.space -= 1;
+                state.waiting_for_space -= 1;
+                return;
+            }
+            state = channel_leader::wait(self, state, None).0;
+        }
+    }
+
+    /// The peer sent a unit of data.
+    pub fn arrive(&self) {
+        self.arrive_many(1);
+    }
+
+    /// The peer sent `data` units in one message.
+    pub fn arrive_many(&self, data: u32) {
+        self.complete(data);
+    }
+
+    /// Notifies all threads without a change.
+    pub fn wake(&self) {
+        self.notify(Notice::Changed);
+    }
+
+    /// Receives a unit of data. Returns `false` after shutdown, EBADF after close.
+    pub fn receive(&self, deadline: Option<Instant>) -> Result<bool> {
+        let mut state = self.lock();
+        loop {
+            if state.closed {
+                return Err(Errno::EBADF);
+            }
+            if state.available == 0 {
+                self.process_completions(&mut state);
+            }
+            if state.available > 0 {
+                state.available -= 1;
+                return Ok(true);
+            }
+            if state.shut {
+                return Ok(false);
+            }
+            let (back, result) = channel_leader::wait(self, state, deadline);
+            state = back;
+            if !state.closed {
+                result?;
+            }
+        }
+    }
+
+    /// Receives without waiting. Returns whether there was a unit of data.
+    pub fn receive_now(&self) -> bool {
+        let mut state = self.lock();
+        self.process_completions(&mut state);
+        let some = state.available > 0;
+        state.available -= u32::from(some);
+        some
+    }
+
+    /// Registers a watcher of send space that does not wait in a call.
+    pub fn want_space(&self) {
+        self.lock().waiting_for_space += 1;
+    }
+
+    /// Receives and sends without waiting until both would block. Returns the units of data and
+    /// space.
+    pub fn take_all(&self) -> (u32, u32) {
+        let mut state = self.lock();
+        self.process_completions(&mut state);
+        (mem::take(&mut state.available), mem::take(&mut state.space))
+    }
+
+    fn notify(&self, notice: Notice) {
+        self.changed.notify();
+        self.watchers.notify(notice);
+    }
+
+    pub fn shut_down(&self) {
+        let mut state = self.lock();
+        state.shut = true;
+        if state.leadership.has_leader() {
+            self.complete(0);
+        }
+        self.notify(Notice::Changed);
+    }
+
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        if state.leadership.has_leader() {
+            self.complete(0);
+        }
+        drop(state);
+        self.notify(Notice::Closed);
+        let Ok(mut state) = channel_leader::wait_for_no_leader(self, self.lock()) else {
+            unreachable!("no signal handlers here")
+        };
+        assert!(!state.leadership.has_leader());
+        state.released = true;
+    }
+}
+
+impl EventSource for Stream {
+    type State = State;
+    type Channel = std::sync::Arc<Channel>;
+    type Event = Kind;
+
+    fn this_thread() -> usize {
+        let mut hasher = DefaultHasher::new();
+        loom::thread::current().id().hash(&mut hasher);
+        hasher.finish() as usize | 1
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn changed(&self) -> &Changes {
+        &self.changed
+    }
+
+    fn notify_pollers(&self) {
+        self.watchers.notify(Notice::Changed);
+    }
+
+    fn leadership(state: &mut State) -> Option<&mut Leadership> {
+        (!state.released).then_some(&mut state.leadership)
+    }
+
+    fn uses_channel(state: &State) -> bool {
+        !state.closed
+    }
+
+    fn process_completions(&self, state: &mut State) -> bool {
+        if state.closed {
+            return false;
+        }
+        let mut queue = self.queue.lock().unwrap();
+        let mut any = queue.completions > 0;
+        state.available += queue.data;
+        (queue.completions, queue.data) = (0, 0);
+        if state.waiting_for_space > 0 {
+            any |= queue.sent > 0;
+            state.space += mem::take(&mut queue.sent);
+        }
+        drop(queue);
+        if any {
+            self.changed.notify();
+        }
+        any
+    }
+
+    fn arm_recv_cq(&self, _: &mut State) -> bool {
+        self.queue.lock().unwrap().armed = true;
+        true
+    }
+
+    fn arm_send_cq(&self, state: &mut State) -> bool {
+        let arms = state.waiting_for_space > 0 && !state.sent_armed;
+        if arms {
+            self.queue.lock().unwrap().sent_armed = true;
+            state.sent_armed = true;
+        }
+        arms
+    }
+
+    fn is_send_cq_armed(state: &State) -> bool {
+        state.sent_armed
+    }
+
+    fn channel_failed(&self, _: &mut State) {
+        unreachable!("the model's channel never fails");
+    }
+
+    fn read_event(&self, state: &mut State) -> Result<Kind> {
+        assert!(!state.released);
+        self.channel.take(false)
+    }
+
+    fn channel(&self, state: &mut State) -> Option<Self::Channel> {
+        (!state.released).then(|| self.channel.clone())
+    }
+
+    fn sleep(channel: Self::Channel, until: Until) -> Result<Kind> {
+        match channel.take(until.deadline.is_none()) {
+            Err(Errno::EAGAIN) => Err(Errno::ETIMEDOUT),
+            result => result,
+        }
+    }
+
+    fn note_event(state: &mut State, event: &Kind) -> bool {
+        if *event == Kind::Sent {
+            state.sent_armed = false;
+        }
+        *event == Kind::Received
+    }
+}
+
+impl Pollable for Stream {
+    fn ready(&self, wanted: c_short) -> c_short {
+        let mut state = self.lock();
+        self.process_completions(&mut state);
+        bits(&state, wanted)
+    }
+
+    fn arm(&self, wanted: c_short) -> c_short {
+        let mut state = self.lock();
+        if channel_leader::may_lead::<Stream>(&mut state) {
+            channel_leader::arm(self, &mut state);
+        } else {
+            channel_leader::arm_send_cq(self, &mut state);
+            self.process_completions(&mut state);
+        }
+        bits(&state, wanted)
+    }
+
+    fn wait_alone(&self, wanted: c_short, deadline: Deadline) -> Option<Result<c_short>> {
+        let ready = |state: &State| Some(bits(state, wanted)).filter(|&bits| bits != 0);
+        Some(channel_leader::wait_alone(self, self.lock(), deadline.instant(), ready)?.map(Option::unwrap_or_default))
+    }
+
+    fn take_event(&self) {
+        let mut state = self.lock();
+        channel_leader::take_event(self, &mut state);
+    }
+
+    fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
+        let state = self.lock();
+        if !state.released && !state.leadership.has_leader() {
+            add(self.channel.events.as_raw_fd());
+        }
+    }
+
+    fn edges(&self) -> u64 {
+        0
+    }
+
+    fn watchers(&self) -> &Watchers {
+        &self.watchers
+    }
+}
+
+fn bits(state: &State, wanted: c_short) -> c_short {
+    match (state.closed, state.available > 0 || state.shut) {
+        (true, _) => POLLNVAL,
+        (false, true) => wanted & POLLIN,
+        (false, false) => 0,
+    }
+}

@@ -1,0 +1,269 @@
+//! The descriptors that the library has opened for itself.
+//!
+//! A program under librspreload.so does not know of them, and may close every number there is. The
+//! preload library asks whether a descriptor is the library's before it closes one that is not one
+//! of its sockets (`rgetsockopt` with the level in `abi/private`); descriptors marked here stay
+//! open. Other programs can only use small numbers, as for select(2): on the preload library's
+//! request (`rsetsockopt`, the same level) the library moves its descriptors above a limit.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+use super::event;
+
+/// The kernel's usual limit for a process (fs.nr_open). Greater numbers are not marked.
+const MAX_FDS: usize = 1 << 20;
+
+/// One bit for each descriptor, changed by the thread that opens or closes it: the kernel orders
+/// these, so no lock is needed.
+static MARKS: [AtomicU64; MAX_FDS / 64] = [const { AtomicU64::new(0) }; MAX_FDS / 64];
+
+/// Returns the word and the bit of a descriptor.
+fn mark_of(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
+    let fd = usize::try_from(fd).ok()?;
+    Some((MARKS.get(fd / 64)?, 1 << (fd % 64)))
+}
+
+/// Lowest number of the library's descriptors, as long as numbers above it are free. 0: any number.
+static FLOOR: AtomicI32 = AtomicI32::new(0);
+
+/// The first number that select(2) cannot use.
+const ABOVE_SELECT: usize = libc::FD_SETSIZE;
+
+/// Reserves the small numbers for the program from now on.
+pub fn reserve_low_fds() {
+    if FLOOR.load(Ordering::Relaxed) == 0 {
+        // The program gets at least half of the numbers that the process may use.
+        let floor = (event::descriptor_limit() / 2).min(ABOVE_SELECT);
+        FLOOR.store(c_int::try_from(floor).unwrap_or(0), Ordering::Relaxed);
+    }
+}
+
+/// Marks a new descriptor of the library, and moves it above the numbers that are reserved for the
+/// program. Returns its number.
+pub fn relocate_fd(fd: RawFd) -> RawFd {
+    let floor = FLOOR.load(Ordering::Relaxed);
+    // SAFETY: no pointers. It fails if no number is free above the limit.
+    let moved = if fd < floor { unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) } } else { -1 };
+    if moved < 0 {
+        mark(fd);
+        return fd;
+    }
+    mark(moved);
+    // SAFETY: a descriptor of the library that nobody else knows yet.
+    unsafe { libc::close(fd) };
+    moved
+}
+
+/// As [`relocate_fd`], for a descriptor in a structure.
+///
+/// # Safety
+/// `fd` is valid for reads and writes.
+pub unsafe fn relocate_fd_in(fd: *mut RawFd) {
+    // SAFETY: `fd` is valid for reads and writes: guaranteed by the caller.
+    unsafe { fd.write(relocate_fd(fd.read())) };
+}
+
+/// Marks a descriptor that the library has opened.
+pub fn mark(fd: RawFd) {
+    if let Some((word, bit)) = mark_of(fd) {
+        word.fetch_or(bit, Ordering::Relaxed);
+    }
+}
+
+/// Removes the mark of a descriptor that is about to be closed.
+pub fn unmark(fd: RawFd) {
+    if let Some((word, bit)) = mark_of(fd) {
+        word.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
+/// Returns whether the library has opened the descriptor and not closed it.
+pub fn is_own(fd: RawFd) -> bool {
+    if mark_of(fd).is_none_or(|(word, bit)| word.load(Ordering::Relaxed) & bit == 0) {
+        return false;
+    }
+    let reused = is_file_or_pipe(fd);
+    if reused {
+        unmark(fd);
+    }
+    !reused
+}
+
+/// Returns whether it is of a kind that the library never opens for long. The library's descriptor
+/// was then closed by a call that is not intercepted, such as close_range(2) in a child, and the
+/// number was reused.
+fn is_file_or_pipe(fd: RawFd) -> bool {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `status` is writable.
+    if unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
+        return false;
+    }
+    // SAFETY: fstat(2) succeeded, so it has written the structure.
+    let mode = unsafe { status.assume_init() }.st_mode;
+    matches!(mode & libc::S_IFMT, libc::S_IFIFO | libc::S_IFREG | libc::S_IFDIR | libc::S_IFBLK)
+}
+
+/// Closes a descriptor that is kept as a number.
+pub fn close(fd: RawFd) {
+    unmark(fd);
+    // SAFETY: the descriptor is the caller's.
+    unsafe { libc::close(fd) };
+}
+
+/// Replaces the file behind `fd`, which keeps its flags and mark. Makes the system call itself:
+/// librspreload.so interposes the C library's function.
+pub fn replace(fd: RawFd, new: impl AsRawFd) -> crate::errno::Result<()> {
+    let flags = event::fcntl(fd, libc::F_GETFL, 0)?;
+    event::fcntl(new.as_raw_fd(), libc::F_SETFL, flags)?;
+    let close_on_exec = if event::fcntl(fd, libc::F_GETFD, 0)? & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
+    loop {
+        // SAFETY: no pointers.
+        if unsafe { libc::syscall(libc::SYS_dup3, new.as_raw_fd(), fd, close_on_exec) } >= 0 {
+            return Ok(());
+        }
+        match crate::errno::Errno::last() {
+            crate::errno::Errno::EINTR => {}
+            error => return Err(error),
+        }
+    }
+}
+
+/// Calls socket(2) directly: librspreload.so interposes the C library's function. Returns the new
+/// descriptor, or -1.
+pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> RawFd {
+    // SAFETY: no pointers.
+    unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) as RawFd }
+}
+
+/// Returns the kernel's unique number for the socket behind `fd` (SO_COOKIE); `None` if it is not a
+/// socket or the kernel is older than 4.12. A program that closes all descriptors (closefrom(3))
+/// closes the library's as well, and may reuse their numbers: compare the cookie before using or
+/// closing a socket that the library keeps longer than the program's objects.
+pub fn cookie(fd: RawFd) -> Option<u64> {
+    let mut cookie = 0u64;
+    let mut len = size_of::<u64>() as libc::socklen_t;
+    // A direct system call: librspreload.so interposes the C library's function.
+    // SAFETY: `len` bytes at the cookie's address are writable.
+    let got = unsafe {
+        libc::syscall(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_COOKIE, &raw mut cookie, &raw mut len)
+    };
+    (got == 0).then_some(cookie)
+}
+
+/// A descriptor of the library, marked while it is open.
+#[derive(Debug)]
+pub struct OwnFd(OwnedFd);
+
+impl OwnFd {
+    /// Takes the result of a system call that opens a descriptor.
+    pub fn new(result: RawFd) -> crate::errno::Result<OwnFd> {
+        if result < 0 {
+            return Err(crate::errno::Errno::last());
+        }
+        // SAFETY: a system call has just opened it, and nobody else owns it.
+        Ok(OwnFd(unsafe { OwnedFd::from_raw_fd(relocate_fd(result)) }))
+    }
+
+    /// Releases a descriptor that the program has closed, without closing it: the number may belong
+    /// to a file of the program.
+    pub fn forget(self) {
+        unmark(self.0.as_raw_fd());
+        std::mem::forget(self);
+    }
+
+    /// Takes over a descriptor without changing its number.
+    ///
+    /// # Safety
+    /// An open descriptor that nobody else closes.
+    pub unsafe fn adopt(fd: RawFd) -> OwnFd {
+        mark(fd);
+        // SAFETY: open and owned by nobody else, by this function's contract.
+        OwnFd(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// Returns the number of the descriptor, which stays open and marked.
+    pub fn into_number(self) -> RawFd {
+        std::mem::ManuallyDrop::new(self).as_raw_fd()
+    }
+
+    /// Duplicates an open descriptor.
+    pub fn duplicate(fd: RawFd) -> crate::errno::Result<OwnFd> {
+        // SAFETY: plain system call.
+        OwnFd::new(unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) })
+    }
+}
+
+impl AsRawFd for OwnFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl Drop for OwnFd {
+    fn drop(&mut self) {
+        // Dropping the field closes it.
+        unmark(self.0.as_raw_fd());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In a child: the setting cannot be undone.
+    #[test]
+    fn low_numbers_are_left_to_the_program() {
+        // SAFETY: the child makes system calls only, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            reserve_low_fds();
+            let floor = FLOOR.load(Ordering::Relaxed);
+            // SAFETY: plain system calls.
+            let fd = relocate_fd(unsafe { libc::eventfd(0, 0) });
+            let apart = floor > 100 && fd >= floor && is_own(fd) && relocate_fd(fd) == fd;
+            // SAFETY: plain system calls.
+            let apart = apart && unsafe { libc::fcntl(fd, libc::F_GETFD) } == libc::FD_CLOEXEC;
+            // SAFETY: no destructors are wanted.
+            unsafe { libc::_exit(i32::from(!apart)) };
+        }
+        let mut status = -1;
+        // SAFETY: `status` is writable.
+        assert_eq!((unsafe { libc::waitpid(child, &raw mut status, 0) }, status), (child, 0));
+    }
+
+    #[test]
+    fn cookies_differ() {
+        let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (number, copy) = (one.as_raw_fd(), one.try_clone().unwrap());
+        assert!(cookie(number).is_some());
+        assert_eq!(cookie(number), cookie(copy.as_raw_fd()));
+        assert_ne!(cookie(number), cookie(other.as_raw_fd()));
+        assert_eq!(cookie(-1), None);
+        assert_eq!(cookie(std::fs::File::open("/proc/self/stat").unwrap().as_raw_fd()), None);
+    }
+
+    #[test]
+    fn marked_while_open() {
+        // SAFETY: plain system call.
+        let fd = OwnFd::new(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }).unwrap();
+        let number = fd.as_raw_fd();
+        assert!(is_own(number) && !is_own(-1) && !is_own(RawFd::MAX));
+        drop(fd);
+        assert!(!is_own(number));
+        assert!(OwnFd::new(-1).is_err());
+    }
+
+    #[test]
+    fn another_file_under_a_marked_number() {
+        let file = std::fs::File::open("/proc/self/stat").unwrap();
+        let number = file.as_raw_fd();
+        mark(number);
+        assert!(!is_own(number));
+        // The mark was removed.
+        drop(file);
+        assert!(!is_own(number));
+    }
+}

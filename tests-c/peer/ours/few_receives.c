@@ -1,0 +1,68 @@
+/*
+ * A peer that has receives for the credits that it gave and no more, as the reference does: messages
+ * without credit must find one, too. iWARP ends a connection whose message finds no receive. Run on
+ * ours only, because the reference has no credits left for them.
+ */
+#include "raw_peer.h"
+#include "rscommon.h"
+
+static struct peer peer;
+
+static void post_receives(unsigned count)
+{
+	static unsigned next;
+
+	while (count--)
+		EXPECT(!rdma_post_recv(peer.id, NULL, peer_memory + 2048 + 8 * (next++ % PEER_RECEIVES), 8, peer.mr));
+}
+
+static unsigned send_without_waiting(void)
+{
+	unsigned sent = 0;
+
+	while (rsend(peer.victim, "d", 1, MSG_DONTWAIT) == 1)
+		sent++;
+	EXPECT_ERROR(rsend(peer.victim, "d", 1, MSG_DONTWAIT), EAGAIN);
+	return sent;
+}
+
+/* Waits for this many messages. RoCE's message without a receive is sent again later. */
+static void receive(unsigned count)
+{
+	struct ibv_wc wc;
+
+	while (count--) {
+		EXPECT(rdma_get_recv_comp(peer.id, &wc) == 1 && !wc.status);
+		if (!on_siw())
+			post_receives(1);
+	}
+}
+
+static void every_message_finds_a_receive(void)
+{
+	char byte;
+	unsigned sent;
+
+	peer_connects(&peer, false);
+	post_receives(PEER_CREDITS);
+	/* The victim announces the other half of its buffer: a message without credit. */
+	EXPECT(peer_data(&peer, 0, "x") && rrecv(peer.victim, &byte, 1, 0) == 1);
+	sent = send_without_waiting();
+	EXPECT(sent >= PEER_CREDITS / 2);
+	receive(sent + 1);
+	if (on_siw())
+		post_receives(sent + 1);
+	/* As many credits as receives. */
+	EXPECT(peer_word(&peer, WORD(GRANT, PEER_CREDITS + sent)));
+	EXPECT(rsend(peer.victim, "d", 1, 0) == 1);
+	receive(1);
+	EXPECT(peer_data(&peer, 1, "y") && rrecv(peer.victim, &byte, 1, 0) == 1 && byte == 'y');
+	peer_close(&peer);
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	CASE(every_message_finds_a_receive);
+	return finish();
+}

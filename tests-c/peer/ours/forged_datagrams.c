@@ -1,0 +1,159 @@
+/*
+ * Forged UDP packets at datagram sockets; run on ours only, for the reference's do not work over RoCE.
+ * A plain UDP socket plays the peer, and claims QPs that are other rsockets'.
+ */
+#include "cases.h"
+#include "rscommon.h"
+
+#include <arpa/inet.h>
+
+enum { DATA = 0, ANSWER = 7, HEADER = 16 };
+
+static int bound(union address *name)
+{
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0);
+	socklen_t len = sizeof(*name);
+
+	EXPECT(fd >= 0);
+	*name = local_addr(AF_INET, 0);
+	EXPECT(!rbind(fd, &name->sa, addr_len(name)));
+	EXPECT(!rgetsockname(fd, &name->sa, &len));
+	return fd;
+}
+
+static int plain(union address *name)
+{
+	int fd = socket(AF_INET, SOCK_DGRAM, 0);
+	socklen_t len = sizeof(*name);
+
+	EXPECT(fd >= 0);
+	*name = local_addr(AF_INET, 0);
+	EXPECT(!bind(fd, &name->sa, addr_len(name)));
+	EXPECT(!getsockname(fd, &name->sa, &len));
+	return fd;
+}
+
+/* Says by UDP that the sender's QP is number `qpn` at `address`. */
+static void claim(int fd, int op, uint32_t qpn, struct in_addr address, const union address *to)
+{
+	uint8_t packet[HEADER] = { 0x55, 0x55, 0x55, 0x55, 4, (uint8_t)op, HEADER };
+
+	qpn = htonl(qpn);
+	memcpy(packet + 8, &qpn, 4);
+	memcpy(packet + 12, &address, 4);
+	EXPECT(sendto(fd, packet, HEADER, 0, &to->sa, addr_len(to)) == HEADER);
+}
+
+/* The QP that the next UDP packet names. */
+static uint32_t named(int fd)
+{
+	uint8_t packet[64];
+	uint32_t qpn;
+
+	EXPECT(recv(fd, packet, sizeof(packet), 0) >= HEADER);
+	memcpy(&qpn, packet + 8, 4);
+	return ntohl(qpn);
+}
+
+/* The rsocket's QP: it answers a packet that asks. */
+static uint32_t ask(int fd, const union address *own, const union address *rsocket)
+{
+	claim(fd, DATA, 2, own->in.sin_addr, rsocket);
+	return named(fd);
+}
+
+/* Sends until a datagram goes to the QP of `other` or to the plain socket; answers those that ask with `qpn`. */
+static bool reaches(int from, int peer, const union address *peer_name, int other, uint32_t qpn,
+		    const union address *from_name)
+{
+	struct pollfd at_peer = { .fd = peer, .events = POLLIN }, at_other = { .fd = other, .events = POLLIN };
+	char byte;
+
+	for (int i = 0; i < 300; i++) {
+		EXPECT(rsendto(from, "x", 1, 0, &peer_name->sa, addr_len(peer_name)) == 1);
+		for (int j = 0; j < 100; j++) {
+			if (rpoll(&at_other, 1, 0) > 0) {
+				EXPECT(rrecv(other, &byte, 1, 0) == 1);
+				return true;
+			}
+			if (poll(&at_peer, 1, 1) > 0) {
+				named(peer);
+				if (qpn)
+					claim(peer, ANSWER, qpn, peer_name->in.sin_addr, from_name);
+				break;
+			}
+		}
+	}
+	return false;
+}
+
+static int readable(int fd)
+{
+	struct pollfd entry = { .fd = fd, .events = POLLIN };
+
+	return rpoll(&entry, 1, 0);
+}
+
+/* Claims alone never redirect datagrams; an answer does. */
+static void a_claim_redirects_nothing(void)
+{
+	union address victim_name, name[2], peer_name;
+	int victim = bound(&victim_name), honest = bound(&name[0]), thief = bound(&name[1]);
+	int peer = plain(&peer_name);
+	uint32_t honest_qp = ask(peer, &peer_name, &name[0]), thief_qp = ask(peer, &peer_name, &name[1]);
+	char drain[16];
+
+	EXPECT(honest_qp != thief_qp);
+	while (readable(honest))
+		rrecv(honest, drain, sizeof(drain), 0);
+	while (readable(thief))
+		rrecv(thief, drain, sizeof(drain), 0);
+	EXPECT(reaches(victim, peer, &peer_name, honest, honest_qp, &victim_name));
+	for (int i = 0; i < 20; i++) {
+		claim(peer, DATA, thief_qp, peer_name.in.sin_addr, &victim_name);
+		/* The victim's answer: it has taken note. */
+		named(peer);
+		EXPECT(reaches(victim, peer, &peer_name, honest, honest_qp, &victim_name));
+		EXPECT(!readable(thief));
+	}
+	/* Now the peer has moved: it says so itself. */
+	claim(peer, DATA, thief_qp, peer_name.in.sin_addr, &victim_name);
+	EXPECT(reaches(victim, peer, &peer_name, thief, thief_qp, &victim_name));
+	EXPECT(!rclose(victim) && !rclose(honest) && !rclose(thief) && !close(peer));
+}
+
+/* A header that names somebody else's address: its payload arrives, but its QP is not used. */
+static void another_address_is_not_believed(void)
+{
+	union address victim_name, other_name, own = { 0 };
+	int victim = bound(&victim_name), other = bound(&other_name);
+	int peer = socket(AF_INET, SOCK_DGRAM, 0);
+	socklen_t len = sizeof(own);
+	struct in_addr there = other_name.in.sin_addr;
+	uint32_t qpn;
+	char byte;
+
+	own.in.sin_family = AF_INET;
+	own.in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	EXPECT(!bind(peer, &own.sa, sizeof(own.in)) && !getsockname(peer, &own.sa, &len));
+	claim(peer, DATA, 2, there, &other_name);
+	qpn = named(peer);
+	EXPECT(rrecv(other, &byte, 1, 0) == 0);
+	for (int i = 0; i < 100; i++) {
+		EXPECT(rsendto(victim, "x", 1, 0, &own.sa, sizeof(own.in)) == 1);
+		named(peer);
+		claim(peer, ANSWER, qpn, there, &victim_name);
+		claim(peer, DATA, qpn, there, &victim_name);
+		named(peer);
+		EXPECT(!readable(other));
+	}
+	EXPECT(!rclose(victim) && !rclose(other) && !close(peer));
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	CASE(a_claim_redirects_nothing);
+	CASE(another_address_is_not_believed);
+	return finish();
+}

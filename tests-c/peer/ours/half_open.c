@@ -1,0 +1,281 @@
+/*
+ * Clients that request connections and never finish the handshake: what they cost a server and its other clients.
+ */
+#include "raw_peer.h"
+#include "rscommon.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+
+/* Private option of rgetsockopt(): microseconds of the longest turn of the library's thread since it was last asked. */
+static int longest_turn_us(void)
+{
+	int time = -1;
+	socklen_t len = sizeof(time);
+
+	EXPECT(!rgetsockopt(-1, 0x72736f63, 4, &time, &len));
+	return time;
+}
+
+/* A client with a QP that asks and never looks at the answer. Its channel stays, so the kernel goes on waiting. */
+static struct rdma_cm_id *ask(union address *to)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct peer peer = { 0 };
+	struct rdma_conn_param param;
+
+	EXPECT(channel);
+	peer.id = peer_resolved(to, channel);
+	peer_prepare(&peer, false);
+	param = peer_param(&peer.mine, sizeof(peer.mine));
+	EXPECT(!rdma_connect(peer.id, &param));
+	return peer.id;
+}
+
+static void expect_good(union address *to, int listener)
+{
+	char byte = 0;
+	int client = rsocket(AF_INET, SOCK_STREAM, 0), server;
+
+	EXPECT(client >= 0 && !rconnect(client, &to->sa, sizeof(to->in)));
+	EXPECT((server = raccept(listener, NULL, NULL)) >= 0);
+	EXPECT(rsend(client, "g", 1, 0) == 1 && rrecv(server, &byte, 1, 0) == 1);
+	EXPECT(!rclose(client) && !rclose(server));
+}
+
+/* In a process of its own: `count` clients that never finish, or without end, until it is killed. */
+static pid_t strangers(union address *to, int count, int *ready)
+{
+	pid_t child = fork();
+
+	EXPECT(child >= 0);
+	if (child)
+		return child;
+	alarm(hang_seconds());
+	for (int i = 0; i < count; i++) {
+		ask(to);
+		*ready = i + 1;
+	}
+	for (;;)
+		pause();
+}
+
+static int *shared_number(void)
+{
+	int *number = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	EXPECT(number != MAP_FAILED);
+	return number;
+}
+
+static void end_of(pid_t child)
+{
+	EXPECT(!kill(child, SIGKILL) && waitpid(child, NULL, 0) == child);
+}
+
+/* A backlog full of clients that never finish: the next one gets in, at the cost of the oldest of them. */
+static void backlog_full_of_half_open(void)
+{
+	enum { BACKLOG = 4 };
+	union address to;
+	int listener, *asked = shared_number();
+	pid_t child;
+
+	listener = listen_on(&to, BACKLOG, 0);
+	child = strangers(&to, 3 * BACKLOG, asked);
+	while (*(volatile int *)asked < 3 * BACKLOG)
+		sched_yield();
+	expect_good(&to, listener);
+	end_of(child);
+	EXPECT(!rclose(listener));
+}
+
+/* How many of the process's channels of the connection manager have an event that was not read. */
+static int unread_channels(pid_t process)
+{
+	char link[64], target[64];
+	int count = 0, pidfd = (int)syscall(SYS_pidfd_open, process, 0);
+
+	EXPECT(pidfd >= 0);
+	for (int fd = 0; fd < 64; fd++) {
+		struct pollfd entry = { .fd = (int)syscall(SYS_pidfd_getfd, pidfd, fd, 0), .events = POLLIN };
+		ssize_t len;
+
+		if (entry.fd < 0)
+			continue;
+		snprintf(link, sizeof(link), "/proc/self/fd/%d", entry.fd);
+		EXPECT((len = readlink(link, target, sizeof(target) - 1)) > 0);
+		target[len] = 0;
+		count += strstr(target, "rdma_cm") && poll(&entry, 1, 0) == 1;
+		EXPECT(!close(entry.fd));
+	}
+	EXPECT(!close(pidfd));
+	return count;
+}
+
+/* A backlog full of clients, of which the oldest has just finished when the next one asks: it is not half-open. */
+static void finished_one_is_kept(void)
+{
+	enum { BACKLOG = 4 };
+	union address to;
+	struct rdma_cm_id *clients[BACKLOG];
+	struct pollfd ready[2] = { { .events = POLLIN }, { .events = POLLIN } };
+	int pipes[2], ports[2], status;
+	pid_t server;
+
+	EXPECT(!pipe(pipes) && !pipe(ports));
+	server = fork();
+	EXPECT(server >= 0);
+	if (!server) {
+		int listener;
+
+		alarm(hang_seconds());
+		listener = listen_on(&to, BACKLOG - 1, 16);
+		EXPECT(write(ports[1], &to, sizeof(to)) == sizeof(to));
+		EXPECT(raccept(listener, NULL, NULL) >= 0);
+		EXPECT(write(pipes[1], "a", 1) == 1);
+		for (;;)
+			pause();
+	}
+	EXPECT(read(ports[0], &to, sizeof(to)) == sizeof(to));
+	for (int i = 0; i < BACKLOG; i++) {
+		clients[i] = ask(&to);
+		ready[0].fd = clients[i]->channel->fd;
+		/* The server's answer is there; what reads it also says that this end is ready. */
+		EXPECT(poll(ready, 1, -1) == 1);
+	}
+	EXPECT(!kill(server, SIGSTOP) && waitpid(server, &status, WUNTRACED) == server && WIFSTOPPED(status));
+	ask(&to);
+	while (unread_channels(server) < 1)
+		sched_yield();
+	EXPECT(quiet_event(clients[0]->channel, RDMA_CM_EVENT_ESTABLISHED));
+	while (unread_channels(server) < 2)
+		sched_yield();
+	EXPECT(!kill(server, SIGCONT));
+	ready[0].fd = clients[0]->channel->fd;
+	ready[1].fd = pipes[0];
+	EXPECT(poll(ready, 2, -1) == 1 && !ready[0].revents);
+	end_of(server);
+}
+
+/* The server's own deadline, though the client's request says minutes: what is not finished is given back. */
+static void half_open_ends(void)
+{
+	enum { COUNT = 3 };
+	union address to;
+	int before = fds_before(), listener, *asked = shared_number();
+	pid_t child;
+
+	listener = listen_on(&to, 8, 0);
+	child = strangers(&to, COUNT, asked);
+	while (*(volatile int *)asked < COUNT || open_fds() < before + 1 + 2 * COUNT)
+		sched_yield();
+	/* Ten seconds; a case may last forty. */
+	while (open_fds() > before + 1)
+		usleep(10000);
+	end_of(child);
+	EXPECT(!rclose(listener));
+}
+
+/* Connections that the program does not accept leave it most of its descriptors. */
+static void unaccepted_leave_descriptors(void)
+{
+	enum { LIMIT = 256, COUNT = 140 };
+	struct rlimit limit;
+	union address to;
+	int listener, others[LIMIT / 2], *asked = shared_number();
+	pid_t child;
+
+	EXPECT(!getrlimit(RLIMIT_NOFILE, &limit));
+	listener = listen_on(&to, 1000, 16);
+	child = fork();
+	EXPECT(child >= 0);
+	if (!child) {
+		alarm(hang_seconds());
+		for (int i = 0; i < COUNT; i++) {
+			int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+			int mem = 8192;
+
+			EXPECT(fd >= 0);
+			EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVBUF, &mem, sizeof(mem)));
+			set_sizes(fd, 16, 0);
+			/* What is too much is refused. */
+			if (rconnect(fd, &to.sa, sizeof(to.in)))
+				rclose(fd);
+			*asked = i + 1;
+		}
+		for (;;)
+			pause();
+	}
+	limit.rlim_cur = LIMIT;
+	EXPECT(!setrlimit(RLIMIT_NOFILE, &limit));
+	while (*(volatile int *)asked < COUNT)
+		usleep(1000);
+	for (int i = 0; i < LIMIT / 2; i++)
+		EXPECT((others[i] = open("/dev/null", O_RDONLY)) >= 0);
+	for (int i = 0; i < LIMIT / 2; i++)
+		EXPECT(!close(others[i]));
+	EXPECT(!rclose(raccept(listener, NULL, NULL)));
+	end_of(child);
+	EXPECT(!rclose(listener));
+}
+
+/* A listener that is flooded with requests delays those of another one by little. */
+static void flooded_listener(void)
+{
+	enum { FLOODERS = 3, ROUNDS = 15, LONGEST_MS = 20000 };
+	union address flooded, good;
+	int listener = listen_on(&flooded, 16, 16), other = listen_on(&good, 16, 16), *asked = shared_number();
+	pid_t children[FLOODERS];
+	long longest = 0;
+
+	for (int i = 0; i < FLOODERS; i++) {
+		children[i] = fork();
+		EXPECT(children[i] >= 0);
+		if (children[i])
+			continue;
+		alarm(2 * hang_seconds());
+		for (;;) {
+			struct rdma_cm_id *id = ask(&flooded);
+			struct rdma_event_channel *channel = id->channel;
+
+			__atomic_add_fetch(asked, 1, __ATOMIC_RELAXED);
+			rdma_destroy_qp(id);
+			rdma_destroy_id(id);
+			rdma_destroy_event_channel(channel);
+		}
+	}
+	while (__atomic_load_n(asked, __ATOMIC_RELAXED) < 2 * FLOODERS)
+		sched_yield();
+	longest_turn_us();
+	for (int i = 0; i < ROUNDS; i++) {
+		struct timespec since;
+
+		clock_gettime(CLOCK_MONOTONIC, &since);
+		expect_good(&good, other);
+		if (elapsed_ms(&since) > longest)
+			longest = elapsed_ms(&since);
+	}
+	fprintf(stderr, "# %d requests of the flood; the longest connection took %ld ms, the longest turn %d us\n",
+		__atomic_load_n(asked, __ATOMIC_RELAXED), longest, longest_turn_us());
+	EXPECT(longest < LONGEST_MS);
+	for (int i = 0; i < FLOODERS; i++)
+		end_of(children[i]);
+	EXPECT(!rclose(listener) && !rclose(other));
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	/* On siw a connection is made without the client's doing. */
+	if (!on_siw()) {
+		CASE(backlog_full_of_half_open);
+		CASE(finished_one_is_kept);
+		CASE(half_open_ends);
+	}
+	CASE(unaccepted_leave_descriptors);
+	CASE(flooded_listener);
+	return finish();
+}

@@ -1,0 +1,179 @@
+/*
+ * A program that closes all descriptors, the library's own included, as daemons do when they start:
+ * the library neither uses nor closes the files that get these numbers, and keeps working.
+ */
+#include "cases.h"
+#include "rscommon.h"
+#include "acm.h"
+
+#include <sys/prctl.h>
+
+enum { FIRST = 3, FILES = 64 };
+
+static struct rspair pair;
+
+/* ---- files of the program ----------------------------------------------------------- */
+
+/* What other numbers than FIRST and those after it refer to stays. */
+static void take_numbers(int (*make)(int number))
+{
+	closefrom(FIRST);
+	for (int fd = FIRST; fd < FIRST + FILES; fd++)
+		EXPECT(make(fd) == fd);
+}
+
+static int socket_at(int number)
+{
+	int fds[2];
+
+	/* The other end, which shows a write, has a large number. */
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds) || fds[0] != number)
+		return -1;
+	return dup2(fds[1], number + 2 * FILES) < 0 || close(fds[1]) ? -1 : fds[0];
+}
+
+static int epoll_at(int number)
+{
+	(void)number;
+	return epoll_create1(0);
+}
+
+/* Returns whether it was neither written to nor read nor closed. */
+static void sockets_are_untouched(void)
+{
+	char byte;
+
+	for (int fd = FIRST; fd < FIRST + FILES; fd++) {
+		EXPECT_ERROR((int)recv(fd + 2 * FILES, &byte, 1, 0), EAGAIN);
+		EXPECT(send(fd + 2 * FILES, "x", 1, 0) == 1);
+		EXPECT(recv(fd, &byte, 1, 0) == 1 && byte == 'x');
+	}
+}
+
+/* Nothing was put into them. */
+static void epolls_are_untouched(void)
+{
+	for (int fd = FIRST; fd < FIRST + FILES; fd++) {
+		char name[64], line[256];
+		FILE *file;
+
+		snprintf(name, sizeof(name), "/proc/self/fdinfo/%d", fd);
+		EXPECT((file = fopen(name, "r")) != NULL);
+		while (fgets(line, sizeof(line), file))
+			EXPECT(strncmp(line, "tfd:", 4));
+		fclose(file);
+		EXPECT(!close(fd));
+	}
+}
+
+/* ---- the connection to the address and path service ----------------------------------- */
+
+/* One path, and where it starts. */
+static long answer(const struct acm_message *request, struct acm_message *answer)
+{
+	union address source = local_addr(AF_INET, 0);
+
+	(void)request;
+	acm_paths(answer, 1);
+	answer->records[1].type = ACM_TYPE_IP4;
+	answer->records[1].flags = ACM_FLAG_SOURCE;
+	memcpy(answer->records[1].info, &source.in.sin_addr, 4);
+	answer->header.length = (uint16_t)(answer->header.length + sizeof(answer->records[1]));
+	return answer->header.length;
+}
+
+/* In its own process, which keeps its descriptors. */
+static void start_service(void)
+{
+	struct acm_server server;
+	int pipes[2];
+	char byte;
+
+	EXPECT(!pipe(pipes));
+	if (fork() == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (!acm_start(&server, answer, false) || write(pipes[1], "x", 1) != 1)
+			_exit(1);
+		for (;;)
+			pause();
+	}
+	EXPECT(read(pipes[0], &byte, 1) == 1);
+	close(pipes[0]);
+	close(pipes[1]);
+}
+
+static void ask_service(void)
+{
+	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP }, *res = NULL;
+
+	EXPECT(!rdma_getaddrinfo(local_node(AF_INET), "7471", &hints, &res));
+	EXPECT(res && res->ai_route_len);
+	rdma_freeaddrinfo(res);
+}
+
+static void connection_to_service(void)
+{
+	start_service();
+	ask_service();
+	take_numbers(socket_at);
+	ask_service();
+	sockets_are_untouched();
+	ask_service();
+}
+
+/* ---- the thread of rsockets ------------------------------------------------------------- */
+
+/* A listener at all addresses: it needs the thread, and no device, whose descriptors would be lost. */
+static void use_thread(void)
+{
+	struct sockaddr_in any = { .sin_family = AF_INET };
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+
+	EXPECT(fd >= 0);
+	EXPECT(!rbind(fd, (void *)&any, sizeof(any)));
+	EXPECT(!rlisten(fd, 1));
+	EXPECT(!rclose(fd));
+}
+
+static void connect_once(void)
+{
+	EXPECT(rs_pair(&pair, AF_INET));
+	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
+}
+
+static void thread_with_sockets_in_its_place(void)
+{
+	use_thread();
+	take_numbers(socket_at);
+	connect_once();
+	sockets_are_untouched();
+}
+
+static void thread_with_epolls_in_its_place(void)
+{
+	use_thread();
+	take_numbers(epoll_at);
+	connect_once();
+	epolls_are_untouched();
+}
+
+static void thread_with_nothing_in_its_place(void)
+{
+	use_thread();
+	closefrom(FIRST);
+	connect_once();
+	rs_pair_close(&pair);
+	closefrom(FIRST);
+	use_thread();
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	acm_require_lab();
+	CASE(connection_to_service);
+	CASE(thread_with_sockets_in_its_place);
+	CASE(thread_with_epolls_in_its_place);
+	CASE(thread_with_nothing_in_its_place);
+	return finish();
+}

@@ -1,0 +1,147 @@
+/*
+ * A thread that waits for several rsockets sleeps until an event concerns it, also while another thread
+ * is blocked in a call on one of them and reads the events of both. Run on ours only: it
+ * counts the library's own calls of ppoll and epoll_wait, which this program answers.
+ */
+#include "cases.h"
+#include "rscommon.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+
+enum { MESSAGES = 20 };
+
+static struct rspair pair;
+static _Thread_local long turns;
+static long turns_of_waiter;
+static volatile pid_t waiter_id, other_id;
+
+/* Replaces the C library's function. */
+int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask)
+{
+	struct timespec left;
+
+	turns++;
+	/* The kernel writes what is left of the time. */
+	if (timeout)
+		left = *timeout;
+	return syscall(SYS_ppoll, fds, count, timeout ? &left : NULL, mask, _NSIG / 8);
+}
+
+int epoll_wait(int fd, struct epoll_event *events, int room, int timeout)
+{
+	turns++;
+	return syscall(SYS_epoll_pwait, fd, events, room, timeout, NULL, _NSIG / 8);
+}
+
+/* ---- waits for the end of the stream, which needs no request ---------------------------------------- */
+
+/* rpoll gets two entries here and below: a call for a single rsocket waits as that one's blocking calls do. */
+
+/* A thread of high priority that polls in a loop would prevent the others from running. */
+static void come_first(void)
+{
+	EXPECT(!sched_setscheduler(0, SCHED_FIFO, &(struct sched_param){ .sched_priority = 1 }));
+	waiter_id = gettid();
+}
+
+static void *poll_to_the_end(void *unused)
+{
+	struct pollfd entries[2] = { { .fd = pair.server }, { .fd = -1 } };
+
+	come_first();
+	EXPECT(rpoll(entries, 2, -1) == 1 && entries[0].revents & POLLHUP);
+	turns_of_waiter = turns;
+	return unused;
+}
+
+static void *epoll_to_the_end(void *unused)
+{
+	struct repoll repoll;
+	struct epoll_event event = { .events = 0 };
+	int set;
+
+	EXPECT(find_repoll(&repoll) && (set = repoll.create(0)) >= 0 && !repoll.control(set, EPOLL_CTL_ADD, pair.server, &event));
+	come_first();
+	EXPECT(repoll.wait(set, &event, 1, -1) == 1 && event.events & EPOLLHUP);
+	turns_of_waiter = turns;
+	EXPECT(!rclose(set));
+	return unused;
+}
+
+/* ---- answers each byte ---------------------------------------------------------------------------- */
+
+static void *answer_blocking(void *unused)
+{
+	char byte;
+
+	other_id = gettid();
+	while (rrecv(pair.server, &byte, 1, 0) == 1)
+		EXPECT(rsend(pair.server, &byte, 1, 0) == 1);
+	return unused;
+}
+
+static void *answer_polling(void *unused)
+{
+	struct pollfd entries[2] = { { .fd = pair.server, .events = POLLIN }, { .fd = -1 } };
+	ssize_t count;
+	char byte;
+
+	other_id = gettid();
+	do {
+		EXPECT(rpoll(entries, 2, -1) == 1);
+		count = rrecv(pair.server, &byte, 1, MSG_DONTWAIT);
+		EXPECT(count != 1 || rsend(pair.server, &byte, 1, MSG_DONTWAIT) == 1);
+	} while (count == 1 || (count == -1 && errno == EAGAIN));
+	return unused;
+}
+
+static void await_sleep(volatile pid_t *tid)
+{
+	for (int asleep = 0; asleep < 20; sched_yield())
+		asleep = *tid && sleeps(*tid) ? asleep + 1 : 0;
+}
+
+/* Returns the number of wake-ups of the waiter while the other thread answered. */
+static long turns_beside(void *(*wait)(void *), void *(*answer)(void *))
+{
+	pthread_t waiter, other;
+	char byte = 'x';
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	waiter_id = other_id = 0;
+	EXPECT(!pthread_create(&waiter, NULL, wait, NULL));
+	await_sleep(&waiter_id);
+	EXPECT(!pthread_create(&other, NULL, answer, NULL));
+	for (int i = 0; i < MESSAGES; i++) {
+		await_sleep(&other_id);
+		EXPECT(rsend(pair.client, &byte, 1, 0) == 1);
+		EXPECT(rrecv(pair.client, &byte, 1, 0) == 1);
+	}
+	EXPECT(!rclose(pair.client));
+	EXPECT(!pthread_join(waiter, NULL) && !pthread_join(other, NULL));
+	EXPECT(!rclose(pair.server) && !rclose(pair.listener));
+	return turns_of_waiter;
+}
+
+/* A blocked call that wakes the waiter causes few more wake-ups than another waiter does. */
+static void is_told(void *(*wait)(void *))
+{
+	long alone = turns_beside(wait, answer_polling);
+	long beside = turns_beside(wait, answer_blocking);
+
+	printf("     %d messages: %ld turns beside a poller, %ld beside a blocked call\n", MESSAGES, alone, beside);
+	EXPECT(alone > 0 && beside > 0 && beside <= 4 * alone);
+}
+
+static void rpoll_beside_a_blocked_call(void) { is_told(poll_to_the_end); }
+static void repoll_wait_beside_a_blocked_call(void) { is_told(epoll_to_the_end); }
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	CASE(rpoll_beside_a_blocked_call);
+	CASE(repoll_wait_beside_a_blocked_call);
+	return finish();
+}

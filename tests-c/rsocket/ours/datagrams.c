@@ -1,0 +1,305 @@
+/*
+ * Datagram sockets; run on ours only, for the reference's do not work over RoCE. iWARP has no
+ * datagrams: there the first use fails.
+ */
+#include "cases.h"
+#include "rscommon.h"
+
+#include <sys/uio.h>
+
+static int bound(int family, union address *name)
+{
+	int fd = rsocket(family, SOCK_DGRAM, 0);
+	socklen_t len = sizeof(*name);
+
+	EXPECT(fd >= 0);
+	*name = local_addr(family, 0);
+	EXPECT(!rbind(fd, &name->sa, addr_len(name)));
+	EXPECT(!rgetsockname(fd, &name->sa, &len) && len == addr_len(name));
+	return fd;
+}
+
+static bool same(const union address *a, const union address *b)
+{
+	if (a->sa.sa_family != b->sa.sa_family)
+		return false;
+	if (a->sa.sa_family == AF_INET)
+		return a->in.sin_port == b->in.sin_port && a->in.sin_addr.s_addr == b->in.sin_addr.s_addr;
+	return a->in6.sin6_port == b->in6.sin6_port &&
+	       !memcmp(&a->in6.sin6_addr, &b->in6.sin6_addr, 16);
+}
+
+static void send_to(int fd, const void *data, size_t len, const union address *to)
+{
+	EXPECT(rsendto(fd, data, len, 0, &to->sa, addr_len(to)) == (ssize_t)len);
+}
+
+/* One datagram: its length, content and sender. */
+static void expect_from(int fd, const void *data, size_t len, const union address *from)
+{
+	static char buf[4096];
+	union address sender;
+	socklen_t sender_len = sizeof(sender);
+
+	EXPECT(rrecvfrom(fd, buf, sizeof(buf), 0, &sender.sa, &sender_len) == (ssize_t)len);
+	EXPECT(!memcmp(buf, data, len));
+	EXPECT(sender_len == addr_len(from) && same(&sender, from));
+}
+
+/* ---- without a device -------------------------------------------------------------------- */
+
+static void unused(void)
+{
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0), fd6 = rsocket(AF_INET6, SOCK_DGRAM, IPPROTO_UDP);
+	int value = 0;
+	socklen_t len = sizeof(value);
+
+	EXPECT(fd >= 0 && fd6 >= 0);
+	EXPECT(!rgetsockopt(fd, SOL_SOCKET, SO_TYPE, &value, &len) && value == SOCK_DGRAM);
+	EXPECT(!rgetsockopt(fd6, SOL_SOCKET, SO_DOMAIN, &value, &len) && value == AF_INET6);
+	EXPECT(!rgetsockopt(fd6, SOL_SOCKET, SO_PROTOCOL, &value, &len) && value == IPPROTO_UDP);
+	EXPECT_ERROR(rlisten(fd, 1), EOPNOTSUPP);
+	EXPECT_ERROR(raccept(fd, NULL, NULL), EOPNOTSUPP);
+	EXPECT_ERROR(rsend(fd, "x", 1, 0), EDESTADDRREQ);
+	EXPECT(!rclose(fd) && !rclose(fd6));
+	EXPECT_ERROR(rsocket(AF_INET, SOCK_DGRAM, IPPROTO_TCP), ENOTSUP);
+	EXPECT_ERROR(rsocket(AF_INET6, SOCK_STREAM, IPPROTO_UDP), ENOTSUP);
+	fd = rsocket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	EXPECT(rfcntl(fd, F_GETFL) & O_NONBLOCK && rfcntl(fd, F_GETFD) == FD_CLOEXEC);
+	EXPECT(!rclose(fd));
+}
+
+/* The first call that needs the device fails. */
+static void no_datagrams_on_iwarp(void)
+{
+	union address name = local_addr(AF_INET, 0), to = local_addr(AF_INET, 7995);
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0);
+	int ret = rbind(fd, &name.sa, sizeof(name.in)), error;
+
+	if (ret == 0)
+		ret = (int)rsendto(fd, "x", 1, 0, &to.sa, sizeof(to.in));
+	error = errno;
+	EXPECT(ret == -1 && (error == ENOTSUP || error == EPROTONOSUPPORT));
+	EXPECT(!rclose(fd));
+}
+
+/* ---- two and more sockets ------------------------------------------------------------------ */
+
+static void there_and_back(int family)
+{
+	union address a_name, b_name;
+	int a = bound(family, &a_name), b = bound(family, &b_name);
+
+	for (int i = 0; i < 20; i++) {
+		send_to(a, "there", 5, &b_name);
+		expect_from(b, "there", 5, &a_name);
+		send_to(b, "and back", 8, &a_name);
+		expect_from(a, "and back", 8, &b_name);
+	}
+	EXPECT(!rclose(a) && !rclose(b));
+}
+
+static void ipv4(void)
+{
+	there_and_back(AF_INET);
+}
+
+static void ipv6(void)
+{
+	there_and_back(AF_INET6);
+}
+
+static void connected(int family)
+{
+	union address name, own, peer;
+	int server = bound(family, &name), client = rsocket(family, SOCK_DGRAM, 0);
+	socklen_t len = sizeof(peer);
+	char buf[16] = "";
+
+	EXPECT_ERROR(rgetpeername(client, &peer.sa, &len), ENOTCONN);
+	EXPECT(!rconnect(client, &name.sa, addr_len(&name)));
+	EXPECT(!rgetpeername(client, &peer.sa, &len) && same(&peer, &name));
+	len = sizeof(own);
+	EXPECT(!rgetsockname(client, &own.sa, &len));
+	EXPECT(rsend(client, "hello", 5, 0) == 5);
+	expect_from(server, "hello", 5, &own);
+	EXPECT(rwrite(client, "again", 5) == 5);
+	expect_from(server, "again", 5, &own);
+	send_to(server, "answer", 6, &own);
+	EXPECT(rrecv(client, buf, 16, 0) == 6 && !memcmp(buf, "answer", 6));
+	send_to(server, "two", 3, &own);
+	EXPECT(rread(client, buf, 16) == 3 && !memcmp(buf, "two", 3));
+	EXPECT(!rclose(server) && !rclose(client));
+}
+
+static void connected_ipv4(void)
+{
+	connected(AF_INET);
+}
+
+static void connected_ipv6(void)
+{
+	connected(AF_INET6);
+}
+
+static void several_peers(void)
+{
+	enum { PEERS = 5 };
+	union address name, names[PEERS];
+	int server = bound(AF_INET, &name), peers[PEERS];
+	char text[16];
+
+	for (int i = 0; i < PEERS; i++)
+		peers[i] = bound(AF_INET, &names[i]);
+	for (int round = 0; round < 3; round++)
+		for (int i = 0; i < PEERS; i++) {
+			snprintf(text, sizeof(text), "%d %d", round, i);
+			send_to(peers[i], text, strlen(text), &name);
+			expect_from(server, text, strlen(text), &names[i]);
+			send_to(server, text, strlen(text), &names[i]);
+			expect_from(peers[i], text, strlen(text), &name);
+		}
+	for (int i = 0; i < PEERS; i++)
+		EXPECT(!rclose(peers[i]));
+	EXPECT(!rclose(server));
+}
+
+/* A socket bound to no address serves whichever it is reached at. */
+static void any_address(void)
+{
+	union address any = any_addr(AF_INET, 0), name, own;
+	int server = rsocket(AF_INET, SOCK_DGRAM, 0), client = bound(AF_INET, &own);
+	socklen_t len = sizeof(any);
+
+	EXPECT(!rbind(server, &any.sa, sizeof(any.in)));
+	EXPECT(!rgetsockname(server, &any.sa, &len));
+	name = local_addr(AF_INET, ntohs(any.in.sin_port));
+	for (int i = 0; i < 3; i++) {
+		send_to(client, "x", 1, &name);
+		expect_from(server, "x", 1, &own);
+		send_to(server, "y", 1, &own);
+		expect_from(client, "y", 1, &name);
+	}
+	EXPECT(!rclose(server) && !rclose(client));
+}
+
+/* ---- sizes ----------------------------------------------------------------------------------- */
+
+/* 2048 bytes with the header, before and after the peers know each other's QP. */
+static void sizes_of(int family, size_t largest)
+{
+	static char data[5000];
+	union address a_name, b_name;
+	int a = bound(family, &a_name), b = bound(family, &b_name);
+	const size_t sizes[] = { largest, 1, 0, 100, largest - 1, largest };
+
+	fill(data, sizeof(data), 1, 0);
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		EXPECT_ERROR((int)rsendto(a, data, largest + 1, 0, &b_name.sa, addr_len(&b_name)), EMSGSIZE);
+		EXPECT_ERROR((int)rsendto(a, data, 5000, 0, &b_name.sa, addr_len(&b_name)), EMSGSIZE);
+		send_to(a, data, sizes[i], &b_name);
+		expect_from(b, data, sizes[i], &a_name);
+		send_to(b, data, sizes[i], &a_name);
+		expect_from(a, data, sizes[i], &b_name);
+	}
+	EXPECT(!rclose(a) && !rclose(b));
+}
+
+static void sizes(void)
+{
+	sizes_of(AF_INET, 2040);
+	sizes_of(AF_INET6, 2024);
+}
+
+static void cut_and_peeked(void)
+{
+	union address a_name, b_name;
+	int a = bound(AF_INET, &a_name), b = bound(AF_INET, &b_name);
+	char first[4] = "", second[4] = "", buf[16];
+	struct iovec in[2] = { { first, 3 }, { second, 3 } };
+	struct iovec out[2] = { { "0123", 4 }, { "4567", 4 } };
+	union address sender;
+	struct msghdr msg = { .msg_name = &b_name, .msg_namelen = sizeof(b_name.in), .msg_iov = out, .msg_iovlen = 2 };
+
+	for (int i = 0; i < 3; i++) {
+		EXPECT(rsendmsg(a, &msg, 0) == 8);
+		EXPECT(rrecv(b, buf, 3, MSG_PEEK) == 3);
+		EXPECT(rrecv(b, buf, 3, MSG_PEEK | MSG_TRUNC) == 8);
+		expect_from(b, "01234567", 8, &a_name);
+		send_to(a, "01234567", 8, &b_name);
+		send_to(a, "next", 4, &b_name);
+		EXPECT(rrecv(b, buf, 3, 0) == 3 && !memcmp(buf, "012", 3));
+		EXPECT(rrecv(b, buf, 16, 0) == 4 && !memcmp(buf, "next", 4));
+		send_to(a, "01234567", 8, &b_name);
+		struct msghdr got = { .msg_name = &sender, .msg_namelen = sizeof(sender), .msg_iov = in, .msg_iovlen = 2 };
+		EXPECT(rrecvmsg(b, &got, 0) == 6 && got.msg_flags == MSG_TRUNC);
+		EXPECT(same(&sender, &a_name) && got.msg_namelen == sizeof(sender.in));
+		EXPECT(!strcmp(first, "012") && !strcmp(second, "345"));
+	}
+	EXPECT(!rclose(a) && !rclose(b));
+}
+
+/* ---- waiting, errors, strangers ------------------------------------------------------------------ */
+
+static void polling(void)
+{
+	union address a_name, b_name;
+	int a = bound(AF_INET, &a_name), b = bound(AF_INET, &b_name);
+	struct pollfd entry = { .fd = b, .events = POLLIN | POLLOUT };
+	char byte;
+
+	for (int i = 0; i < 5; i++) {
+		EXPECT(rpoll(&entry, 1, 0) == 1 && entry.revents == POLLOUT);
+		EXPECT(rrecv(b, &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+		send_to(a, "x", 1, &b_name);
+		EXPECT(poll_wait(b, POLLIN) == POLLIN);
+		EXPECT(rpoll(&entry, 1, -1) == 1 && entry.revents == (POLLIN | POLLOUT));
+		EXPECT(rrecv(b, &byte, 1, MSG_DONTWAIT) == 1);
+	}
+	EXPECT(!rclose(a) && !rclose(b));
+}
+
+/* What is no datagram of ours reaches nobody and does no harm. */
+static void strangers(void)
+{
+	static const unsigned char forged[][40] = {
+		{ 0 }, { 0x55, 0x55, 0x55, 0x55 }, { 0x55, 0x55, 0x55, 0x55, 4, 0, 16 },
+		{ 0x55, 0x55, 0x55, 0x55, 6, 0, 28 }, { 0x55, 0x55, 0x55, 0x55, 4, 9, 16 },
+		{ 0x55, 0x55, 0x55, 0x55, 4, 7, 255 },
+	};
+	static const size_t lengths[] = { 0, 1, 4, 7, 8, 15, 16, 28, 40 };
+	union address a_name, b_name;
+	int a = bound(AF_INET, &a_name), b = bound(AF_INET, &b_name);
+	int stranger = socket(AF_INET, SOCK_DGRAM, 0);
+
+	for (size_t i = 0; i < 6; i++)
+		for (size_t l = 0; l < 9; l++)
+			if (i != 2 || lengths[l] < 16)
+				sendto(stranger, forged[i], lengths[l], 0, &b_name.sa, sizeof(b_name.in));
+	send_to(a, "real", 4, &b_name);
+	expect_from(b, "real", 4, &a_name);
+	send_to(a, "real", 4, &b_name);
+	expect_from(b, "real", 4, &a_name);
+	EXPECT(!rclose(a) && !rclose(b));
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	CASE(unused);
+	if (on_siw()) {
+		CASE(no_datagrams_on_iwarp);
+		return finish();
+	}
+	CASE(ipv4);
+	CASE(ipv6);
+	CASE(connected_ipv4);
+	CASE(connected_ipv6);
+	CASE(several_peers);
+	CASE(any_address);
+	CASE(sizes);
+	CASE(cut_and_peeked);
+	CASE(polling);
+	CASE(strangers);
+	return finish();
+}

@@ -1,0 +1,512 @@
+/*
+ * Calls that are interrupted while they are busy, not asleep: by pthread_cancel(3), and by signal handlers that call the
+ * library on the objects of the interrupted call, fork or jump out. Locks are free afterwards: other calls and fork() work.
+ * Run on ours only; the reference hangs in most of these. chaos.c does the same at random, in all calls.
+ */
+#include "rsblocked.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <time.h>
+
+static unsigned int seed = 1;
+
+/* Calls other than the interrupted one, which together take every lock of the process. */
+static void all_is_well(void)
+{
+	struct rdma_event_channel *channel;
+	struct rdma_cm_id *id;
+	struct rspair other;
+	int status = -1, count = 0;
+	struct ibv_context **list;
+	pid_t child = fork();
+
+	if (child == 0)
+		_exit(0);
+	EXPECT(waitpid(child, &status, 0) == child && status == 0);
+	list = rdma_get_devices(&count);
+	EXPECT(list && count > 0);
+	rdma_free_devices(list);
+	channel = rdma_create_event_channel();
+	EXPECT(channel && !rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) && !rdma_destroy_id(id));
+	rdma_destroy_event_channel(channel);
+	EXPECT(rs_pair(&other, AF_INET));
+	rs_pair_close(&other);
+}
+
+/* ---- cancellation ---------------------------------------------------------------------------------- */
+
+/* Calls `step` until it is cancelled, which it may be outside of the library, too. */
+static void *(*step)(void *);
+static volatile bool running;
+
+static void *repeat(void *argument)
+{
+	for (;;) {
+		step(argument);
+		running = true;
+		pthread_testcancel();
+	}
+	return NULL;
+}
+
+static void cancelled_often(void *(*call)(void *), void *argument, int rounds)
+{
+	step = call;
+	for (int round = 0; round < rounds; round++) {
+		pthread_t thread;
+		void *result;
+
+		running = false;
+		EXPECT(!pthread_create(&thread, NULL, repeat, argument));
+		while (!running)
+			sched_yield();
+		usleep((useconds_t)rand_r(&seed) % 2000);
+		EXPECT(!pthread_cancel(thread) && !pthread_join(thread, &result) && result == PTHREAD_CANCELED);
+	}
+}
+
+static union address own_name;
+
+static int datagram_socket(void)
+{
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0);
+	socklen_t len = sizeof(own_name);
+
+	own_name = local_addr(AF_INET, 0);
+	EXPECT(fd >= 0 && !rbind(fd, &own_name.sa, addr_len(&own_name)) && !rgetsockname(fd, &own_name.sa, &len));
+	return fd;
+}
+
+static void *send_datagram(void *fd)
+{
+	char byte;
+
+	rsendto(*(int *)fd, "x", 1, MSG_DONTWAIT, &own_name.sa, addr_len(&own_name));
+	rrecv(*(int *)fd, &byte, 1, MSG_DONTWAIT);
+	return NULL;
+}
+
+static void cancel_in_datagrams(void)
+{
+	int fd = datagram_socket();
+	char byte;
+
+	cancelled_often(send_datagram, &fd, 100);
+	EXPECT(rsendto(fd, "y", 1, 0, &own_name.sa, addr_len(&own_name)) == 1 && rrecv(fd, &byte, 1, 0) == 1);
+	EXPECT(!rclose(fd));
+	all_is_well();
+}
+
+static void *exchange(void *argument)
+{
+	char byte;
+
+	(void)argument;
+	rsend(pair.client, "x", 1, MSG_DONTWAIT);
+	rrecv(pair.server, &byte, 1, MSG_DONTWAIT);
+	return NULL;
+}
+
+/* Whatever the cancelled thread left on its way is read first. */
+static bool pair_works(void)
+{
+	struct pollfd entry = { .fd = pair.server, .events = POLLIN };
+	char byte = 0;
+
+	while (rpoll(&entry, 1, 0) == 1)
+		rrecv(pair.server, data, sizeof(data), MSG_DONTWAIT);
+	if (rsend(pair.client, "z", 1, 0) != 1)
+		return false;
+	while (byte != 'z')
+		if (rrecv(pair.server, &byte, 1, 0) != 1)
+			return false;
+	return true;
+}
+
+static void cancel_in_streams(void)
+{
+	EXPECT(rs_pair(&pair, AF_INET));
+	cancelled_often(exchange, NULL, 100);
+	EXPECT(pair_works());
+	rs_pair_close(&pair);
+	all_is_well();
+}
+
+static struct repoll repoll;
+
+static void *exchange_by_repoll(void *ep)
+{
+	struct epoll_event event;
+
+	exchange(NULL);
+	repoll.wait(*(int *)ep, &event, 1, 0);
+	return NULL;
+}
+
+static void cancel_in_repoll(void)
+{
+	struct epoll_event event = { .events = EPOLLIN, .data.u32 = 7 };
+	int ep;
+
+	EXPECT(find_repoll(&repoll) && rs_pair(&pair, AF_INET) && (ep = repoll.create(0)) >= 0);
+	EXPECT(!repoll.control(ep, EPOLL_CTL_ADD, pair.server, &event));
+	cancelled_often(exchange_by_repoll, &ep, 100);
+	EXPECT(pair_works() && rsend(pair.client, "x", 1, 0) == 1);
+	EXPECT(repoll.wait(ep, &event, 1, -1) == 1 && event.data.u32 == 7);
+	EXPECT(!rclose(ep));
+	rs_pair_close(&pair);
+	all_is_well();
+}
+
+static void *list_devices(void *argument)
+{
+	struct ibv_context **list = rdma_get_devices(NULL);
+
+	(void)argument;
+	if (list)
+		rdma_free_devices(list);
+	return NULL;
+}
+
+static void cancel_in_devices(void)
+{
+	cancelled_often(list_devices, NULL, 30);
+	all_is_well();
+}
+
+static void *make_rsocket(void *argument)
+{
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+	union address address = local_addr(AF_INET, 0);
+
+	(void)argument;
+	if (fd >= 0) {
+		rbind(fd, &address.sa, addr_len(&address));
+		rlisten(fd, 1);
+		rclose(fd);
+	}
+	return NULL;
+}
+
+/* Each leaks at most the rsocket that it was creating. */
+static void cancel_in_set_up(void)
+{
+	cancelled_often(make_rsocket, NULL, 50);
+	all_is_well();
+}
+
+/* ---- waits of rdma_* ------------------------------------------------------------------------------------ */
+
+static struct rdma_event_channel *channel;
+static struct rdma_cm_id *id;
+
+static ssize_t call_get_event(int fd)
+{
+	struct rdma_cm_event *event;
+
+	(void)fd;
+	return rdma_get_cm_event(channel, &event);
+}
+
+static ssize_t call_get_request(int fd)
+{
+	struct rdma_cm_id *new;
+
+	(void)fd;
+	return rdma_get_request(id, &new);
+}
+
+static ssize_t call_resolve(int fd)
+{
+	union address to = silent_addr(7995);
+
+	(void)fd;
+	return rdma_resolve_addr(id, NULL, &to.sa, 30000);
+}
+
+static ssize_t call_create_ep(int fd)
+{
+	union address to = silent_addr(7996);
+	struct rdma_addrinfo info = { .ai_port_space = RDMA_PS_TCP, .ai_qp_type = IBV_QPT_RC,
+				      .ai_dst_addr = &to.sa, .ai_dst_len = addr_len(&to) };
+	struct rdma_cm_id *new;
+
+	(void)fd;
+	return rdma_create_ep(&new, &info, NULL, NULL);
+}
+
+static void cancelled_asleep(ssize_t (*call)(int), int rounds)
+{
+	struct blocked blocked;
+	void *result;
+	int before = 0;
+
+	for (int round = 0; round < rounds; round++) {
+		if (round == 1)
+			before = open_fds();
+		start_blocked(&blocked, call, -1);
+		EXPECT(!pthread_cancel(blocked.thread) && !pthread_join(blocked.thread, &result));
+		EXPECT(result == PTHREAD_CANCELED);
+	}
+	EXPECT(rounds == 1 || open_fds() == before);
+}
+
+static void cancel_in_get_cm_event(void)
+{
+	union address address = local_addr(AF_INET, 0);
+
+	channel = rdma_create_event_channel();
+	EXPECT(channel && !rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	cancelled_asleep(call_get_event, 3);
+	/* The channel still works. */
+	EXPECT(!rdma_resolve_addr(id, NULL, &address.sa, 2000));
+	EXPECT(quiet_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
+	EXPECT(!rdma_destroy_id(id));
+	rdma_destroy_event_channel(channel);
+}
+
+static void cancel_in_synchronous_calls(void)
+{
+	union address address = local_addr(AF_INET, 0);
+
+	EXPECT(!rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
+	EXPECT(!rdma_bind_addr(id, &address.sa) && !rdma_listen(id, 1));
+	cancelled_asleep(call_get_request, 3);
+	EXPECT(!rdma_destroy_id(id));
+	EXPECT(!rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
+	cancelled_asleep(call_resolve, 1);
+	EXPECT(!rdma_destroy_id(id));
+	cancelled_asleep(call_create_ep, 3);
+	all_is_well();
+}
+
+static sigjmp_buf back;
+static pthread_t jumper;
+static pid_t jumper_tid;
+
+static void *wake_jumper(void *argument)
+{
+	for (int asleep = 0; asleep < 20; sched_yield())
+		asleep = sleeps(jumper_tid) ? asleep + 1 : 0;
+	pthread_kill(jumper, SIGUSR1);
+	return argument;
+}
+
+static void jump(int signal)
+{
+	(void)signal;
+	siglongjmp(back, 1);
+}
+
+/* As the program had set it, in either case. */
+static void jump_out_of_get_cm_event(void)
+{
+	struct sigaction action = { .sa_handler = jump };
+	pthread_t waker;
+	int state = -1;
+
+	jumper = pthread_self();
+	jumper_tid = gettid();
+	channel = rdma_create_event_channel();
+	EXPECT(channel && !sigaction(SIGUSR1, &action, NULL));
+	for (int round = 0; round < 2; round++) {
+		EXPECT(!pthread_setcancelstate(round ? PTHREAD_CANCEL_DISABLE : PTHREAD_CANCEL_ENABLE, NULL));
+		if (!sigsetjmp(back, 1)) {
+			EXPECT(!pthread_create(&waker, NULL, wake_jumper, NULL));
+			call_get_event(-1);
+			EXPECT(!"it returned");
+		}
+		EXPECT(!pthread_join(waker, NULL));
+		EXPECT(!pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state));
+		EXPECT(state == (round ? PTHREAD_CANCEL_DISABLE : PTHREAD_CANCEL_ENABLE));
+	}
+	rdma_destroy_event_channel(channel);
+}
+
+/* ---- signal handlers ------------------------------------------------------------------------------------ */
+
+static volatile sig_atomic_t handled, refused, unexpected;
+
+/* Signals at short and irregular intervals, until `calls` of the handler, with or without SA_RESTART. */
+static void with_signals(void (*handler)(int), int flags, int calls, void (*work)(void))
+{
+	struct sigaction action = { .sa_handler = handler, .sa_flags = flags };
+	struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR2 };
+	timer_t timer;
+
+	EXPECT(!sigaction(SIGUSR2, &action, NULL) && !timer_create(CLOCK_MONOTONIC, &event, &timer));
+	handled = refused = unexpected = 0;
+	while (handled < calls) {
+		struct itimerspec once = { .it_value.tv_nsec = 50000 + rand_r(&seed) % 500000 };
+		int before = handled;
+
+		EXPECT(!timer_settime(timer, 0, &once, NULL));
+		while (handled == before)
+			work();
+	}
+	EXPECT(!timer_delete(timer));
+}
+
+/* Not the errno of a non-blocking call. */
+static void judge(ssize_t result)
+{
+	if (result >= 0)
+		return;
+	if (errno == EAGAIN)
+		refused++;
+	else
+		unexpected++;
+}
+
+static void talk(int signal)
+{
+	int error = errno;
+	struct pollfd entry = { .fd = pair.client, .events = POLLIN | POLLOUT };
+	char byte;
+
+	(void)signal;
+	judge(rsend(pair.client, "h", 1, MSG_DONTWAIT));
+	judge(rrecv(pair.client, &byte, 1, MSG_DONTWAIT));
+	judge(rsend(pair.client, data, 3000, MSG_DONTWAIT));
+	judge(rpoll(&entry, 1, 0));
+	judge(rpoll(&entry, 1, 20));
+	errno = error;
+	handled++;
+}
+
+static void converse(void)
+{
+	rsend(pair.client, "x", 1, MSG_DONTWAIT);
+	rsend(pair.client, data, 3000, MSG_DONTWAIT);
+	rrecv(pair.server, data, sizeof(data), MSG_DONTWAIT);
+	rsend(pair.server, "y", 1, MSG_DONTWAIT);
+	rrecv(pair.client, data, sizeof(data), MSG_DONTWAIT);
+}
+
+static void handlers_use_the_same_stream(void)
+{
+	EXPECT(rs_pair(&pair, AF_INET));
+	with_signals(talk, SA_RESTART, 300, converse);
+	EXPECT(refused > 0 && unexpected == 0);
+	with_signals(talk, 0, 300, converse);
+	EXPECT(refused > 0 && unexpected == 0);
+	EXPECT(pair_works());
+	rs_pair_close(&pair);
+	all_is_well();
+}
+
+static int datagrams;
+
+static void talk_by_datagrams(int signal)
+{
+	int error = errno;
+	struct pollfd entry = { .fd = datagrams, .events = POLLIN | POLLOUT };
+	char byte;
+
+	(void)signal;
+	judge(rsendto(datagrams, "h", 1, MSG_DONTWAIT, &own_name.sa, addr_len(&own_name)));
+	judge(rrecv(datagrams, &byte, 1, MSG_DONTWAIT));
+	judge(rpoll(&entry, 1, 20));
+	errno = error;
+	handled++;
+}
+
+static void converse_by_datagrams(void)
+{
+	send_datagram(&datagrams);
+}
+
+static void handlers_use_the_same_datagram_socket(void)
+{
+	datagrams = datagram_socket();
+	with_signals(talk_by_datagrams, SA_RESTART, 200, converse_by_datagrams);
+	EXPECT(unexpected == 0 && !rclose(datagrams));
+	all_is_well();
+}
+
+static void fork_here(int signal)
+{
+	int error = errno;
+	pid_t child = fork();
+
+	(void)signal;
+	if (child == 0)
+		_exit(0);
+	if (child < 0 || waitpid(child, NULL, 0) != child)
+		unexpected++;
+	errno = error;
+	handled++;
+}
+
+static void devices(void)
+{
+	list_devices(NULL);
+}
+
+/* In a process with one thread: elsewhere the C library's fork(2) is not async-signal-safe. */
+static void handlers_fork(void)
+{
+	with_signals(fork_here, SA_RESTART, 100, devices);
+	EXPECT(unexpected == 0);
+	all_is_well();
+}
+
+/* ---- fork() while another thread makes the process's first rsocket ----------------------------------------- */
+
+static const char setting[] = "/etc/rdma/rsocket/polling_time";
+
+static void *first_rsocket(void *argument)
+{
+	*(pid_t *)argument = gettid();
+	rsocket(AF_INET, SOCK_STREAM, 0);
+	return argument;
+}
+
+/* It reads its settings from files, one of which keeps it waiting: a pipe that nobody writes to. The child's own reading ends. */
+static void fork_while_settings_are_read(void)
+{
+	static char numbers[4096];
+	volatile pid_t reader = 0;
+	pthread_t thread;
+	int status = -1;
+	pid_t child;
+
+	mkdir("/etc/rdma", 0755);
+	mkdir("/etc/rdma/rsocket", 0755);
+	EXPECT(!mkfifo(setting, 0600));
+	EXPECT(!pthread_create(&thread, NULL, first_rsocket, (void *)&reader));
+	for (int asleep = 0; asleep < 20; sched_yield())
+		asleep = reader && sleeps(reader) ? asleep + 1 : 0;
+	child = fork();
+	if (child == 0) {
+		int pipe = open(setting, O_RDWR);
+
+		alarm(hang_seconds() / 2);
+		memset(numbers, '1', sizeof(numbers));
+		_exit(write(pipe, numbers, sizeof(numbers)) < 0 || rsocket(AF_INET, SOCK_STREAM, 0) < 0);
+	}
+	EXPECT(waitpid(child, &status, 0) == child && !unlink(setting) && status == 0);
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	/* Soft-iWARP has no datagrams. */
+	if (!on_siw())
+		CASE(cancel_in_datagrams);
+	CASE(cancel_in_streams);
+	CASE(cancel_in_repoll);
+	CASE(cancel_in_devices);
+	CASE(cancel_in_set_up);
+	CASE(cancel_in_get_cm_event);
+	CASE(cancel_in_synchronous_calls);
+	CASE(jump_out_of_get_cm_event);
+	CASE(handlers_use_the_same_stream);
+	if (!on_siw())
+		CASE(handlers_use_the_same_datagram_socket);
+	CASE(handlers_fork);
+	CASE(fork_while_settings_are_read);
+	return finish();
+}

@@ -1,0 +1,221 @@
+/* What the reference's rsockets get wrong about options and ours do not: a case each. */
+#include "cases.h"
+#include "rscommon.h"
+
+#include <limits.h>
+
+static struct rspair pair;
+
+/* A buffer of one byte: at most one byte is written. */
+static void short_options(void)
+{
+	static const int options[][2] = {
+		{ SOL_SOCKET, SO_RCVBUF }, { SOL_SOCKET, SO_KEEPALIVE }, { SOL_SOCKET, SO_ERROR },
+		{ SOL_SOCKET, SO_LINGER }, { IPPROTO_TCP, TCP_NODELAY }, { IPPROTO_TCP, TCP_MAXSEG },
+		{ SOL_RDMA, RDMA_SQSIZE }, { SOL_RDMA, RDMA_INLINE }, { SOL_RDMA, RDMA_IOMAPSIZE },
+	};
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+
+	for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+		unsigned char room[16];
+		socklen_t len = 1;
+		int ret, error;
+
+		memset(room, 0xee, sizeof(room));
+		ret = rgetsockopt(fd, options[i][0], options[i][1], room, &len);
+		error = errno;
+		EXPECT(ret == 0 || error == EINVAL);
+		for (size_t b = 1; b < sizeof(room); b++)
+			EXPECT(room[b] == 0xee);
+		if (options[i][1] != SO_ERROR)
+			for (socklen_t set = 0; set < 4; set++)
+				EXPECT_ERROR(rsetsockopt(fd, options[i][0], options[i][1], room, set), EINVAL);
+	}
+	EXPECT(!rclose(fd));
+}
+
+static int get_int(int fd, int level, int name)
+{
+	int value = -77;
+	socklen_t len = sizeof(value);
+
+	EXPECT(!rgetsockopt(fd, level, name, &value, &len));
+	EXPECT(len == sizeof(value));
+	return value;
+}
+
+static void kinds(void)
+{
+	int fd = rsocket(AF_INET6, SOCK_STREAM, 0);
+
+	EXPECT(get_int(fd, SOL_SOCKET, SO_TYPE) == SOCK_STREAM);
+	EXPECT(get_int(fd, SOL_SOCKET, SO_DOMAIN) == AF_INET6);
+	EXPECT(get_int(fd, SOL_SOCKET, SO_PROTOCOL) == IPPROTO_TCP);
+	EXPECT(get_int(fd, SOL_SOCKET, SO_ACCEPTCONN) == 0);
+	EXPECT(get_int(fd, SOL_SOCKET, SO_BROADCAST) == 0);
+	EXPECT(!rclose(fd));
+	fd = rs_listener(AF_INET, &pair.to, NULL);
+	EXPECT(get_int(fd, SOL_SOCKET, SO_ACCEPTCONN) == 1);
+	EXPECT(get_int(fd, SOL_SOCKET, SO_DOMAIN) == AF_INET);
+	EXPECT(!rclose(fd));
+}
+
+/* As TCP's: the values of keeping alive are kept, and a listener's options are its connections'. */
+static void keepalive_options(void)
+{
+	static const int options[][3] = {
+		{ IPPROTO_TCP, TCP_KEEPIDLE, 7200 }, { IPPROTO_TCP, TCP_KEEPINTVL, 75 },
+		{ IPPROTO_TCP, TCP_KEEPCNT, 9 }, { SOL_SOCKET, SO_KEEPALIVE, 0 },
+		{ IPPROTO_TCP, TCP_NODELAY, 0 },
+	};
+	int value = 1;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	for (size_t i = 0; i < 5; i++) {
+		EXPECT(get_int(pair.server, options[i][0], options[i][1]) == options[i][2]);
+		EXPECT(!rsetsockopt(pair.client, options[i][0], options[i][1], &value, sizeof(value)));
+		EXPECT(get_int(pair.client, options[i][0], options[i][1]) == 1);
+		EXPECT(!rsetsockopt(pair.listener, options[i][0], options[i][1], &value, sizeof(value)));
+	}
+	EXPECT(!rclose(pair.client) && !rclose(pair.server));
+	pair.client = rsocket(AF_INET, SOCK_STREAM, 0);
+	EXPECT(!rconnect(pair.client, &pair.to.sa, addr_len(&pair.to)));
+	EXPECT((pair.server = raccept(pair.listener, NULL, NULL)) >= 0);
+	for (size_t i = 0; i < 5; i++)
+		EXPECT(get_int(pair.server, options[i][0], options[i][1]) == 1);
+	rs_pair_close(&pair);
+}
+
+static int tcp_state(int fd)
+{
+	struct tcp_info info = { .tcpi_state = 99 };
+	socklen_t len = sizeof(info);
+
+	EXPECT(!rgetsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len));
+	EXPECT(len <= sizeof(info));
+	return info.tcpi_state;
+}
+
+static void tcp_states(void)
+{
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+
+	EXPECT(tcp_state(fd) == TCP_CLOSE);
+	EXPECT(!rclose(fd));
+	EXPECT(rs_pair(&pair, AF_INET));
+	EXPECT(tcp_state(pair.listener) == TCP_LISTEN);
+	EXPECT(tcp_state(pair.client) == TCP_ESTABLISHED);
+	EXPECT(tcp_state(pair.server) == TCP_ESTABLISHED);
+	rs_pair_close(&pair);
+}
+
+/* The linger time is kept. */
+static void linger_value(void)
+{
+	struct linger value = { 1, 7 }, back = { 0, 0 };
+	socklen_t len = sizeof(back);
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_LINGER, &value, sizeof(value)));
+	EXPECT(!rgetsockopt(fd, SOL_SOCKET, SO_LINGER, &back, &len));
+	EXPECT(back.l_onoff == 1 && back.l_linger == 7);
+	EXPECT(!rclose(fd));
+}
+
+static void type_of_service(void)
+{
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0), value = 8;
+
+	EXPECT(!rsetsockopt(fd, IPPROTO_IP, IP_TOS, &value, sizeof(value)));
+	EXPECT(get_int(fd, IPPROTO_IP, IP_TOS) == 8);
+	EXPECT(!rclose(fd));
+}
+
+static void descriptor_flags(void)
+{
+	int fd = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+	EXPECT(rfcntl(fd, F_GETFL) & O_NONBLOCK);
+	EXPECT(rfcntl(fd, F_GETFD) == FD_CLOEXEC);
+	EXPECT(!rfcntl(fd, F_SETFD, 0));
+	EXPECT(rfcntl(fd, F_GETFD) == 0 && fcntl(fd, F_GETFD) == 0);
+	EXPECT(!rfcntl(fd, F_SETFD, FD_CLOEXEC));
+	EXPECT(fcntl(fd, F_GETFD) == FD_CLOEXEC);
+	EXPECT(rfcntl(fd, F_DUPFD, 100) == -1 && (errno == EINVAL || errno == ENOTSUP));
+	EXPECT(rfcntl(fd, F_DUPFD_CLOEXEC, 100) == -1 && (errno == EINVAL || errno == ENOTSUP));
+	EXPECT(!rclose(fd));
+}
+
+static void transfer_timeouts(void)
+{
+	static char data[100000];
+	struct timeval limit = { 0, 60000 }, back = { 9, 9 };
+	socklen_t len = sizeof(back);
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	EXPECT(!rsetsockopt(pair.server, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)));
+	EXPECT(!rsetsockopt(pair.client, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)));
+	EXPECT(!rgetsockopt(pair.server, SOL_SOCKET, SO_RCVTIMEO, &back, &len));
+	EXPECT(back.tv_sec == 0 && back.tv_usec >= 60000 && len == sizeof(back));
+	EXPECT_LASTS(60, rrecv(pair.server, data, 1, 0) == -1 && errno == EAGAIN);
+	EXPECT_LASTS(60, rrecv(pair.server, data, 1, MSG_WAITALL) == -1 && errno == EAGAIN);
+	while (rsend(pair.client, data, sizeof(data), MSG_DONTWAIT) > 0)
+		;
+	EXPECT_LASTS(60, rsend(pair.client, data, sizeof(data), 0) == -1 && errno == EAGAIN);
+	rs_pair_close(&pair);
+}
+
+/* Longer than the clock's range: no time-out. */
+static void endless_timeouts(void)
+{
+	struct timeval time = { .tv_sec = LONG_MAX, .tv_usec = 999999 }, read;
+	socklen_t len = sizeof(read);
+	char byte = 0;
+	int fd, status;
+	pid_t child;
+
+	EXPECT((pair.listener = rs_listener(AF_INET, &pair.to, NULL)) >= 0);
+	EXPECT(!rsetsockopt(pair.listener, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
+	EXPECT(!rsetsockopt(pair.listener, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time)));
+	child = fork();
+	if (child == 0) {
+		fd = rsocket(AF_INET, SOCK_STREAM, 0);
+		EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time)));
+		EXPECT(!rconnect(fd, &pair.to.sa, addr_len(&pair.to)));
+		EXPECT(rsend(fd, "x", 1, 0) == 1 && rrecv(fd, &byte, 1, 0) == 1 && byte == 'x');
+		EXPECT(!rclose(fd));
+		_exit(0);
+	}
+	EXPECT((fd = raccept(pair.listener, NULL, NULL)) >= 0);
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
+	EXPECT(!rgetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &read, &len));
+	EXPECT(rrecv(fd, &byte, 1, 0) == 1 && rsend(fd, &byte, 1, 0) == 1);
+	EXPECT(waitpid(child, &status, 0) == child && status == 0);
+	EXPECT(!rclose(fd) && !rclose(pair.listener));
+}
+
+static void accept_timeout(void)
+{
+	struct timeval limit = { 0, 60000 };
+	int fd = rs_listener(AF_INET, &pair.to, NULL);
+
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)));
+	EXPECT_LASTS(60, raccept(fd, NULL, NULL) == -1 && errno == EAGAIN);
+	EXPECT(!rclose(fd));
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	CASE(short_options);
+	CASE(kinds);
+	CASE(keepalive_options);
+	CASE(tcp_states);
+	CASE(linger_value);
+	CASE(type_of_service);
+	CASE(descriptor_flags);
+	CASE(transfer_timeouts);
+	CASE(accept_timeout);
+	CASE(endless_timeouts);
+	return finish();
+}

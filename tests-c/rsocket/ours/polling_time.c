@@ -1,0 +1,151 @@
+/*
+ * Calls that look for polling_time before they sleep, which they do where there is more than one
+ * CPU: other threads use the rsocket meanwhile, and a time limit ends it. The lab has one CPU; the
+ * library is told of two. Run on ours only; the reference has no SO_RCVTIMEO, and crashes when the
+ * rsocket is closed meanwhile.
+ */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <string.h>
+
+/* Replaces the C library's function, also for the library. */
+int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
+{
+	(void)pid;
+	memset(set, 0, size);
+	CPU_SET(0, set);
+	CPU_SET(1, set);
+	return 0;
+}
+
+#include "rsblocked.h"
+
+#include <sys/stat.h>
+
+/* Longer than any case may take: a call that waits for its end hangs. */
+static const char polling_time[] = "600000000\n";
+static const char *const file = "/etc/rdma/rsocket/polling_time";
+
+/* Starts the call and returns when it has been looking for a while: a call that sleeps would need no CPU time. */
+static void start_looking(struct blocked *blocked, ssize_t (*call)(int), int fd)
+{
+	struct timespec used = { 0 };
+	clockid_t clock;
+
+	*blocked = (struct blocked){ .call = call, .fd = fd };
+	EXPECT(!pthread_create(&blocked->thread, NULL, block, blocked));
+	EXPECT(!pthread_getcpuclockid(blocked->thread, &clock));
+	while (!used.tv_sec && used.tv_nsec < 50 * 1000 * 1000) {
+		sched_yield();
+		EXPECT(!clock_gettime(clock, &used));
+	}
+}
+
+static ssize_t call_poll_two(int fd)
+{
+	struct pollfd entries[] = { { .fd = fd, .events = POLLIN }, { .fd = pair.listener, .events = POLLIN } };
+
+	return rpoll(entries, 2, -1);
+}
+
+/* ---- other threads meanwhile ------------------------------------------------------------------ */
+
+/* A thread polls for data while another one sends, and both finish. */
+static void sends_beside(ssize_t (*call)(int))
+{
+	struct blocked blocked;
+	char byte;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	start_looking(&blocked, call, pair.server);
+	for (int i = 0; i < 20; i++)
+		EXPECT(rsend(pair.server, "x", 1, 0) == 1);
+	EXPECT(rsend(pair.server, data, 2000, 0) == 2000);
+	EXPECT(recv_all(pair.client, data, 2020) == 2020);
+	EXPECT(rsend(pair.client, "y", 1, 0) == 1);
+	join(&blocked);
+	EXPECT(blocked.ret == 1);
+	EXPECT(call == call_recv || rrecv(pair.server, &byte, 1, 0) == 1);
+	rs_pair_close(&pair);
+}
+
+static void send_beside_receive(void) { sends_beside(call_recv); }
+static void send_beside_poll(void) { sends_beside(call_poll); }
+static void send_beside_poll_of_two(void) { sends_beside(call_poll_two); }
+
+static void close_beside_receive(void)
+{
+	struct blocked blocked;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	start_looking(&blocked, call_recv, pair.server);
+	EXPECT(!rclose(pair.server));
+	pair.server = -1;
+	join(&blocked);
+	EXPECT(blocked.ret == 0 || failed_with(&blocked, EBADF, ECONNRESET));
+	rs_pair_close(&pair);
+}
+
+static void shutdown_beside_receive(void)
+{
+	struct blocked blocked;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	start_looking(&blocked, call_recv, pair.server);
+	EXPECT(!rshutdown(pair.server, SHUT_RD));
+	join(&blocked);
+	EXPECT(blocked.ret == 0);
+	rs_pair_close(&pair);
+}
+
+/* ---- time limits ------------------------------------------------------------------------------- */
+
+static void limits(void)
+{
+	struct timeval time = { .tv_usec = 200000 };
+	char byte;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	EXPECT(!rsetsockopt(pair.server, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
+	EXPECT(!rsetsockopt(pair.server, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time)));
+	EXPECT_LASTS(200, rrecv(pair.server, &byte, 1, 0) == -1 && errno == EAGAIN);
+	fill_up(pair.server);
+	EXPECT_LASTS(200, rsend(pair.server, data, sizeof(data), 0) == -1 && errno == EAGAIN);
+	rs_pair_close(&pair);
+}
+
+static void limits_of_poll(void)
+{
+	struct pollfd entries[2];
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	for (int i = 0; i < 2; i++)
+		entries[i] = (struct pollfd){ .fd = i ? pair.client : pair.server, .events = POLLIN };
+	EXPECT_LASTS(200, rpoll(entries, 1, 200) == 0);
+	EXPECT_LASTS(200, rpoll(entries, 2, 200) == 0);
+	rs_pair_close(&pair);
+}
+
+int main(int argc, char **argv)
+{
+	FILE *out;
+
+	start(argc, argv);
+	mkdir("/etc/rdma", 0755);
+	mkdir("/etc/rdma/rsocket", 0755);
+	out = fopen(file, "w");
+	if (!out || fputs(polling_time, out) < 0 || fclose(out)) {
+		printf("FAIL polling_time cannot be set\n");
+		return 1;
+	}
+	CASE(send_beside_receive);
+	CASE(send_beside_poll);
+	CASE(send_beside_poll_of_two);
+	CASE(close_beside_receive);
+	CASE(shutdown_beside_receive);
+	CASE(limits);
+	CASE(limits_of_poll);
+	/* What follows in this lab has the usual time. */
+	unlink(file);
+	return finish();
+}

@@ -1,0 +1,13 @@
+"""Shared code of the programs that run tests: reports, the lab, choosing cases, comparing, progress.
+
+Uses the standard library only. Programs on the host use this package; programs in the lab are bash scripts.
+"""
+
+from .cases import bash_cases, choose, matches
+from .comparison import difference, hunks
+from .lab import DEVICES, TOP, UNAVAILABLE, compile_c, ours_dir, run_lab, start_lab
+from .options import parser
+from .report import Report, counts
+
+__all__ = ["DEVICES", "TOP", "UNAVAILABLE", "Report", "bash_cases", "choose", "compile_c", "counts", "difference",
+           "hunks", "matches", "ours_dir", "parser", "run_lab", "start_lab"]

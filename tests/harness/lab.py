@@ -1,0 +1,54 @@
+"""Starts the lab, and builds programs for it."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+DEVICES = ["rxe", "siw"]
+# Exit status of lab/run if a kernel or a version of the reference is not available on this machine.
+UNAVAILABLE = 77
+STRICT = ["-Wall", "-Wextra", "-Werror"]
+
+
+def lab_command(command, **options):
+    """Returns the command line that runs `command` in the lab. Options are those of lab/run, with `_`
+    for `-`: True sets a flag; None and False omit the option; a list repeats it."""
+    words = [TOP / "lab" / "run"]
+    for name, value in options.items():
+        for one in value if isinstance(value, list) else [value]:
+            if one not in (None, False):
+                words += ["--" + name.replace("_", "-")] + ([] if one is True else [str(one)])
+    return list(map(str, [*words, "--", *command]))
+
+
+def run_lab(command, log=None, **options):
+    """Runs `command` in the lab and returns its exit status. `log`: a file for the output."""
+    if log is None:
+        return subprocess.run(lab_command(command, **options), check=False).returncode
+    with open(log, "w", encoding="utf-8") as output:
+        return subprocess.run(lab_command(command, **options), check=False,
+                              stdout=output, stderr=subprocess.STDOUT).returncode
+
+
+def start_lab(command, merge_stderr=True, **options):
+    """Starts `command` in the lab. Returns the Popen; its stdout is line buffered."""
+    return subprocess.Popen(lab_command(command, **options), stdout=subprocess.PIPE, text=True, errors="replace",
+                            stderr=subprocess.STDOUT if merge_stderr else None)
+
+
+def ours_dir():
+    """Returns the folder of the project's library."""
+    return pathlib.Path(os.environ.get("LAB_OURS_DIR") or TOP / "target" / "dist" / "lib").resolve()
+
+
+def compile_c(output, sources, *flags, std="gnu17", libraries=()):
+    """Compiles a C program or shared object and returns its absolute path. Exits if that fails."""
+    output = pathlib.Path(output).resolve()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    compiler = os.environ.get("CC") or "cc"
+    command = [compiler, f"-std={std}", "-O1", "-g", *STRICT, *flags, "-o", output, *sources, *libraries]
+    if subprocess.run(list(map(str, command)), check=False).returncode:
+        sys.exit(f"{output.name} does not compile")
+    return output

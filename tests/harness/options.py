@@ -1,0 +1,29 @@
+"""Command line options shared by several runners."""
+
+import argparse
+import pathlib
+
+from .lab import DEVICES
+
+KNOWN = {
+    "device": {"choices": DEVICES, "help": "only on this device (default: both)"},
+    "any_device": {"flag": "--device", "choices": [*DEVICES, "ib"], "help": "only on this device"},
+    "only": {"metavar": "CASE", "default": "", "help": "only this case (a pattern such as 'name*' is possible)"},
+    "reference": {"choices": ["44.0", "65.0"], "help": "version of the reference"},
+    "kernel": {"default": "6.1", "help": "kernel of the lab: 6.1, 7.2, debian or debian-6.12 (6.1)"},
+    "cpus": {"type": int, "metavar": "N", "help": "processors of the lab, with kernel debian (2) or 7.2 (1)"},
+    "results": {"metavar": "DIR", "type": lambda path: pathlib.Path(path).resolve(),
+                "help": "keep the results in DIR"},
+    "list": {"action": "store_true", "help": "print the cases"},
+}
+
+
+def parser(description, *names, **defaults):
+    """Returns a parser with the named options; `defaults` override their defaults."""
+    made = argparse.ArgumentParser(description=description, allow_abbrev=False,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in names:
+        settings = dict(KNOWN[name])
+        made.add_argument(settings.pop("flag", "--" + name), **settings)
+    made.set_defaults(**defaults)
+    return made

@@ -1,0 +1,103 @@
+"""Result lines and the closing line.
+
+Each case has one line, `ok|FAIL|skip NAME: facts`; details follow, indented. The last line of a run
+is `N passed, N failed, N skipped`. scripts/check reads both.
+"""
+
+import re
+import subprocess
+import sys
+
+RESULT = re.compile(r"(ok|FAIL|skip)\s+(.*)")
+# Programs that run in the lab report each case with one of these words.
+WORDS = {"PASS": "ok", "FAIL": "FAIL", "SKIP": "skip"}
+CLOSING = re.compile(r"(?:^|[^0-9])(\d+) passed[;,] (\d+) failed[;,] (\d+) (?:skipped|ignored)")
+INDENT = "     "
+
+
+def counts(text):
+    """Returns the sums (passed, failed, skipped) of all closing lines in `text`, or None if there
+    is none. `cargo test` prints one for each crate, in its own format."""
+    found = [tuple(map(int, match.groups())) for match in map(CLOSING.search, text.splitlines()) if match]
+    return tuple(map(sum, zip(*found))) if found else None
+
+
+class Report:
+    """Prints and counts results."""
+
+    def __init__(self, title=""):
+        self.title = title
+        self.number = {"ok": 0, "FAIL": 0, "skip": 0}
+
+    def note(self, state, name, facts="", detail=()):
+        self.number[state] += 1
+        print(f"{state:4} {name}" + (f": {facts}" if facts else ""), flush=True)
+        self.detail(detail)
+
+    def ok(self, name, facts=""):
+        self.note("ok", name, facts)
+
+    def fail(self, name, facts="", detail=()):
+        self.note("FAIL", name, facts, detail)
+
+    def skip(self, name, why):
+        self.note("skip", name, why)
+
+    @staticmethod
+    def detail(lines):
+        for line in lines:
+            print(INDENT + line.rstrip("\n"), flush=True)
+
+    def check(self, name, test, *arguments):
+        """Calls `test`. The case fails if it returns false or raises an AssertionError."""
+        try:
+            good, detail = test(*arguments) is not False, []
+        except AssertionError as error:
+            good, detail = False, str(error).splitlines()
+        self.note("ok" if good else "FAIL", name, "", detail[:30])
+        return good
+
+    def check_command(self, name, command, **options):
+        """Runs `command`. If its exit status is not 0, the case fails with its output."""
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, errors="replace", **options)
+        good = done.returncode == 0
+        self.note("ok" if good else "FAIL", name, "", [] if good else done.stdout.splitlines()[:30])
+        return good
+
+    def relay(self, lines):
+        """Prints the lines of a process that reports cases itself, and counts the results. Returns their
+        number."""
+        results = 0
+        for line in lines:
+            print(line.rstrip("\n"), flush=True)
+            match = RESULT.match(line)
+            if match:
+                self.number[match[1]] += 1
+                results += 1
+        return results
+
+    def relay_program(self, lines, device):
+        """Translates the PASS, FAIL and SKIP lines of a C program to result lines. Returns whether
+        the program ran to its end."""
+        complete = False
+        for line in lines:
+            word, _, rest = line.rstrip("\n").partition(" ")
+            if word in WORDS:
+                self.number[WORDS[word]] += 1
+                print(f"{WORDS[word]:4} {device}-{rest}", flush=True)
+            elif word == "[end]":
+                complete = True
+            else:
+                self.detail([line])
+        return complete
+
+    def finish(self, empty_is_wrong=True):
+        """Prints the closing line. Returns the exit status: 1 after a failure, 2 if no case ran."""
+        passed, failed, skipped = self.number.values()
+        empty = empty_is_wrong and not passed + failed + skipped
+        if empty:
+            print("no case ran: no such case, or not on this device", file=sys.stderr)
+        closing = f"{passed} passed, {failed} failed, {skipped} skipped"
+        print(f"{self.title}: {closing}" if self.title else closing, flush=True)
+        return 1 if failed else 2 if empty else 0

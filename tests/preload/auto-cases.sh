@@ -1,0 +1,223 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154,SC2034 # shared with auto-guest
+# Cases of automatic mode, for auto-guest: hosts that do not answer, ports, rules, processes, hostile clients. A case is a
+# function; it returns a status, and `facts`.
+
+# start KIND COMMAND...: a server of another program, on $port; waits until it listens. Its input is the pipe `orders`.
+start() {
+    local kind=$1
+    shift
+    rm -f "$work"/server* "$work"/client* "$work/orders"
+    mkfifo "$work/orders"
+    exec {orders}<>"$work/orders"
+    with "$kind" "$work/server.log" timeout 120 "$@" <"$work/orders" >"$work/server.out" 2>"$work/server.err" &
+    server=$!
+    # A daemon's first process has ended by then.
+    for ((left = 1000; left > 0; left--)); do
+        ! grep -q listening "$work/server.out" || return 0
+        nap 0.05
+    done
+    return 1
+}
+
+# processes WAY CONNECTIONS: a server of auto_processes.py.
+processes() {
+    port=$((port + 1))
+    start auto "$python" "$here/auto_processes.py" "$1" "$RXE_ADDR" "$port" "$2"
+}
+
+# several COUNT KIND ADDRESS: clients one after another.
+several() {
+    local i
+    for ((i = 0; i < $1; i++)); do
+        run_client "$2" "$3" block
+        [ "$status" = 0 ] || return 1
+    done
+}
+
+# Waits until the server's output has so many lines that match.
+until_lines() {
+    local left
+    for ((left = 600; left > 0; left--)); do
+        [ "$(grep -c "$2" "$work/server.out")" -lt "$1" ] || return 0
+        nap 0.05
+    done
+    return 1
+}
+
+moved() { echo $(($(packets) - before)); }
+
+# A host without an RDMA device, at another end of a link: the time is spent once, then it is remembered.
+case_silent_host() {
+    local first rest
+    rdma link delete "$RXE_PEER_DEV"
+    start_server plain "$RXE_PEER_ADDR" 3 block || return 1
+    status=0
+    timeout=250 with auto "$work/client.log" timeout 60 "$programs/auto" client "$RXE_PEER_ADDR" "$port" block 3 \
+        >"$work/client.out" 2>"$work/client.err" || return 1
+    facts=$(sed -n 's/^connected //p' "$work/client.out" | paste -sd' ')
+    read -r first rest <<<"$facts"
+    facts="connected after $facts ms"
+    [ "$first" -ge 240 ] && [ "$(grep -c 'TCP: no answer by RDMA in time' "$work/client.log")" = 1 ] &&
+        [ "$(grep -c 'did not answer by RDMA a short time ago' "$work/client.log")" = 2 ]
+}
+
+# Attempts that end in the middle: no server sees both.
+case_no_connection_twice() {
+    local count=20
+    start_server auto "$RXE_ADDR" "$count" poll || return 1
+    lab-ours env RS_MODE=auto RS_TIMEOUT=2 RS_REMEMBER=0 RDMACM_LOG="$work/client.log" LD_PRELOAD="$ours" timeout 100 \
+        "$programs/auto" client "$RXE_ADDR" "$port" block "$count" >"$work/client.out" 2>"$work/client.err" || return 1
+    wait "$server" || return 1
+    facts="$(grep -c ': RDMA: connected' "$work/client.log") by RDMA, $(grep -c ': TCP: ' "$work/client.log") by TCP"
+    [ "$(grep -c '^echoed 100000' "$work/server.out")" = "$count" ] && ! grep -qv '^echoed 100000\|^listening' "$work/server.out"
+}
+
+case_any_port() {
+    rm -f "$work"/server* "$work"/client*
+    with auto "$work/server.log" timeout 60 "$programs/auto" server "$RXE_ADDR" 0 1 block >"$work/server.out" 2>"$work/server.err" &
+    server=$!
+    until_lines 1 listening || return 1
+    port=$(sed -n 's/listening //p' "$work/server.out")
+    run_client auto "$RXE_ADDR" block
+    port=8000 facts=$(happened)
+    wait "$server" && [ "$facts" = RDMA ]
+}
+
+# An rsocket has the port: TCP serves.
+case_port_taken() {
+    local other
+    start_server rdma "$RXE_ADDR" 1 block || return 1
+    other=$server
+    port=$((port - 1))
+    start_server auto "$RXE_ADDR" 1 block || return 1
+    run_client plain "$RXE_ADDR" block
+    kill "$other"
+    facts=$(grep -o 'TCP: .*' "$work/server.log")
+    [ "$status" = 0 ] && grep -q 'listen: .* TCP: another rsocket has the port' "$work/server.log"
+}
+
+case_rules() {
+    mkdir -p /etc/rdma/rsocket
+    printf 'timeout 9000\nmod auto\n\ntcp auto 10.77.1.0/24 # the lab\nrdma auto 10.0.0.0/8\n' >/etc/rdma/rsocket/auto_config
+    start_server auto "$RXE_ADDR" 1 block && run_client auto "$RXE_ADDR" block
+    stop_server
+    rm -f /etc/rdma/rsocket/auto_config
+    facts=$(grep -o 'line [0-9]* is ignored' "$work/client.log" | paste -sd,)
+    [ "$facts" = "line 2 is ignored,line 5 is ignored" ] && [ "$status" = 0 ] &&
+        grep -q 'listen: .* TCP: a rule of the configuration' "$work/server.log" &&
+        grep -q 'connect: .* TCP: a rule of the configuration' "$work/client.log"
+}
+
+# Which way a mode of the whole program goes.
+case_mode_by_rule() {
+    mkdir -p /etc/rdma/rsocket
+    start_server plain "$RXE_ADDR" 1 block || return 1
+    echo 'tcp auto *' >/etc/rdma/rsocket/auto_config
+    status=0
+    lab-ours env LD_PRELOAD="$ours" timeout 60 "$programs/auto" client "$RXE_ADDR" "$port" block >"$work/client.out" 2>&1 || status=$?
+    rm -f /etc/rdma/rsocket/auto_config
+    facts="client's status $status"
+    [ "$status" = 0 ]
+}
+
+# Without any variable the mode is automatic, but for RDMAV_FORK_SAFE.
+case_default_mode() {
+    local plain forking
+    plain=$(lab-ours env "RDMACM_LOG=$work/client.log" "LD_PRELOAD=$ours" "$programs/auto" client 127.0.0.1 1 block 2>&1)
+    forking=$(lab-ours env RDMAV_FORK_SAFE=1 "RDMACM_LOG=$work/client.fork" "LD_PRELOAD=$ours" "$programs/auto" client 127.0.0.1 1 block 2>&1)
+    facts="$plain; with RDMAV_FORK_SAFE $forking"
+    grep -q 'TCP: a loopback address' "$work/client.log" && ! grep -qs 'TCP: a loopback address' "$work/client.fork"
+}
+
+by_processes() {
+    local count=$2
+    processes "$1" "$count" || return 1
+    several "$((count - 1))" auto "$RXE_ADDR" || return 1
+    facts="$(moved) packets for $((count - 1)) connections by RDMA"
+    [ "$(moved)" -ge $((40 * (count - 1))) ] || return 1
+    several 1 plain "$RXE_ADDR" && until_lines "$count" '^echoed 100000$' || return 1
+    echo >&"$orders"
+    wait "$server"
+}
+case_fork_after_accept() { by_processes fork 5; }
+case_executed_programs() { by_processes inetd 4; }
+case_prefork() { by_processes prefork 7; }
+
+# The process that listens ends; its child goes on, by RDMA again.
+case_daemon() {
+    local by=0
+    processes daemon 40 || return 1
+    while [ "$by" -lt 2 ]; do
+        before=$(packets)
+        several 1 auto "$RXE_ADDR" || return 1
+        [ "$(moved)" -lt 40 ] || by=$((by + 1))
+        grep -c '^echoed 100000$' "$work/server.out" >"$work/client.count"
+        [ "$(<"$work/client.count")" -lt 30 ] || return 1
+    done
+    facts="by RDMA after $(<"$work/client.count") connections"
+}
+
+case_child_of_a_client() {
+    start_server auto "$RXE_ADDR" 1 block || return 1
+    with auto "$work/client.log" timeout 60 "$python" "$here/auto_processes.py" child-reads "$RXE_ADDR" "$port" \
+        >"$work/client.out" 2>"$work/client.err" || return 1
+    wait "$server" || return 1
+    facts="$(moved) packets, $(said "$work/client.log")"
+    [ "$(moved)" -ge 80 ] && grep -q '^echoed 200000$' "$work/server.out"
+}
+
+# What a child has sent arrives although the parent, by which it goes, ends at once.
+case_parent_of_a_writer_ends() {
+    local i
+    processes sink 5 || return 1
+    for ((i = 0; i < 5; i++)); do
+        with auto "$work/client.log" timeout 60 "$python" "$here/auto_processes.py" child-writes "$RXE_ADDR" "$port" \
+            >"$work/client.out" 2>"$work/client.err" || return 1
+    done
+    wait "$server" || return 1
+    facts="$(grep -c '^received 8000000$' "$work/server.out") of 5 received all"
+    [ "$(grep -c '^received 8000000$' "$work/server.out")" = 5 ] && [ "$(moved)" -ge 9000 ]
+}
+
+# Clients that go at once, of both kinds, before anybody accepts; then one that stays.
+case_clients_that_go() {
+    local count=20 pids=() kind
+    processes nobody $((2 * count + 1)) || return 1
+    for kind in auto plain; do
+        with "$kind" "$work/client.$kind" timeout 100 "$python" "$here/auto_processes.py" go "$RXE_ADDR" "$port" "$count" \
+            >"$work/client.$kind.out" 2>&1 &
+        pids+=($!)
+    done
+    wait "${pids[0]}" && wait "${pids[1]}" || return 1
+    echo >&"$orders"
+    run_client auto "$RXE_ADDR" block
+    wait "$server" || return 1
+    facts="$(grep -c ': RDMA: connected' "$work/client.auto") by RDMA that go"
+    [ "$status" = 0 ] && [ "$(grep -c '^echoed 0$' "$work/server.out")" = $((2 * count)) ] && grep -q '^echoed 100000$' "$work/server.out"
+}
+
+# More clients at once than the listener's queue takes.
+case_small_backlog() {
+    local i pids=()
+    start_server auto "$RXE_ADDR" 30 poll || return 1
+    for ((i = 0; i < 30; i++)); do
+        with auto "$work/client.$i" timeout 100 "$programs/auto" client "$RXE_ADDR" "$port" block >"$work/client.$i.out" 2>&1 &
+        pids+=($!)
+    done
+    for i in "${pids[@]}"; do wait "$i" || return 1; done
+    wait "$server" || return 1
+    facts="$(cat "$work"/client.*[0-9] | grep -c ': RDMA: connected') by RDMA"
+    [ "$(grep -c '^echoed 100000' "$work/server.out")" = 30 ]
+}
+
+run_cases() {
+    local name facts before status good
+    for name in $(compgen -A function case_); do
+        wanted "${name#case_}" || continue
+        before=$(packets) facts='' good=yes
+        "$name" || good=no
+        report "${name#case_}" "$good" "$facts"
+        stop_server
+    done
+}
