@@ -42,6 +42,8 @@ struct acm_server {
 	bool show;
 	int served, connections;
 	pthread_t thread;
+	pthread_mutex_t lock;
+	int connection; /* the one that is served, -1 if none; under `lock` */
 };
 
 /* Listens on the socket of the service; only inside the lab. */
@@ -103,7 +105,15 @@ static inline void acm_serve(struct acm_server *server, int fd)
 		if (len > 0 && send(fd, &answer, (size_t)len, MSG_NOSIGNAL) != len)
 			break;
 	}
-	close(fd);
+}
+
+static inline void acm_set_connection(struct acm_server *server, int fd)
+{
+	pthread_mutex_lock(&server->lock);
+	if (server->connection >= 0)
+		close(server->connection);
+	server->connection = fd;
+	pthread_mutex_unlock(&server->lock);
 }
 
 static inline void *acm_body(void *argument)
@@ -114,7 +124,9 @@ static inline void *acm_body(void *argument)
 	topic("service");
 	while ((fd = accept(server->fd, NULL, NULL)) >= 0) {
 		server->connections++;
+		acm_set_connection(server, fd);
 		acm_serve(server, fd);
+		acm_set_connection(server, -1);
 	}
 	return NULL;
 }
@@ -126,6 +138,8 @@ static inline bool acm_start(struct acm_server *server, acm_answer answer, bool 
 	memset(server, 0, sizeof(*server));
 	server->answer = answer;
 	server->show = show;
+	server->connection = -1;
+	pthread_mutex_init(&server->lock, NULL);
 	unlink(ACM_SOCKET);
 	unlink(ACM_PORT_FILE);
 	server->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -134,9 +148,16 @@ static inline bool acm_start(struct acm_server *server, acm_answer answer, bool 
 	       !pthread_create(&server->thread, NULL, acm_body, server);
 }
 
+/* Ends the service with its connections, as an exit would. The descriptors' numbers may be used
+ * again only after the thread has ended. */
 static inline void acm_stop(struct acm_server *server)
 {
 	shutdown(server->fd, SHUT_RDWR);
+	pthread_mutex_lock(&server->lock);
+	if (server->connection >= 0)
+		shutdown(server->connection, SHUT_RDWR);
+	pthread_mutex_unlock(&server->lock);
+	pthread_join(server->thread, NULL);
 	close(server->fd);
 	unlink(ACM_SOCKET);
 }

@@ -7,7 +7,8 @@ from .lab import DEVICES
 
 KNOWN = {
     "device": {"choices": DEVICES, "help": "only on this device (default: both)"},
-    "any_device": {"flag": "--device", "choices": [*DEVICES, "ib"], "help": "only on this device"},
+    "any_device": {"flag": "--device", "choices": [*DEVICES, "ib"],
+                   "help": "only on this device (default: rxe and siw)"},
     "only": {"metavar": "CASE", "default": "", "help": "only this case (a pattern such as 'name*' is possible)"},
     "reference": {"choices": ["44.0", "65.0"], "help": "version of the reference"},
     "kernel": {"default": "6.1", "help": "kernel of the lab: 6.1, 7.2, debian or debian-6.12 (6.1)"},
