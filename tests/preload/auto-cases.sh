@@ -20,10 +20,16 @@ start() {
     return 1
 }
 
-# processes WAY CONNECTIONS: a server of auto_processes.py.
+# processes WAY CONNECTIONS [ADDRESS]: a server of auto_processes.py.
 processes() {
     port=$((port + 1))
-    start auto "$python" "$here/auto_processes.py" "$1" "$RXE_ADDR" "$port" "$2"
+    start auto "$python" "$here/auto_processes.py" "$1" "${3:-$RXE_ADDR}" "$port" "$2"
+}
+
+# client WAY: a client of auto_processes.py.
+client() {
+    with auto "$work/client.log" timeout 60 "$python" "$here/auto_processes.py" "$1" "$RXE_ADDR" "$port" \
+        >"$work/client.out" 2>"$work/client.err"
 }
 
 # several COUNT KIND ADDRESS: clients one after another.
@@ -160,8 +166,7 @@ case_daemon() {
 
 case_child_of_a_client() {
     start_server auto "$RXE_ADDR" 1 block || return 1
-    with auto "$work/client.log" timeout 60 "$python" "$here/auto_processes.py" child-reads "$RXE_ADDR" "$port" \
-        >"$work/client.out" 2>"$work/client.err" || return 1
+    client child-reads || return 1
     wait "$server" || return 1
     facts="$(moved) packets, $(said "$work/client.log")"
     [ "$(moved)" -ge 80 ] && grep -q '^echoed 200000$' "$work/server.out"
@@ -172,12 +177,61 @@ case_parent_of_a_writer_ends() {
     local i
     processes sink 5 || return 1
     for ((i = 0; i < 5; i++)); do
-        with auto "$work/client.log" timeout 60 "$python" "$here/auto_processes.py" child-writes "$RXE_ADDR" "$port" \
-            >"$work/client.out" 2>"$work/client.err" || return 1
+        client child-writes || return 1
     done
     wait "$server" || return 1
     facts="$(grep -c '^received 8000000$' "$work/server.out") of 5 received all"
     [ "$(grep -c '^received 8000000$' "$work/server.out")" = 5 ] && [ "$(moved)" -ge 9000 ]
+}
+
+# A program that trusts clients of its own host must not trust those that come by RDMA.
+case_executed_program_sees_no_loopback_peer() {
+    local address
+    for address in 0.0.0.0 ::; do
+        # Nothing of soft-iWARP's, which wildcard listeners would have to leave out.
+        rdma link delete "$SIW_DEV" 2>/dev/null
+        processes asks 1 "$address" || return 1
+        client says || return 1
+        wait "$server" || return 1
+        facts="$facts$(sed -n 's/^peer //p' "$work/server.out"), $(said "$work/client.log"); "
+        grep -q '^peer' "$work/server.out" && ! grep -q '^peer .*127[.]\|^peer ::1' "$work/server.out" &&
+            [ "$(said "$work/client.log")" = RDMA ] || return 1
+    done
+}
+
+# Another process accepts, without the library: the first client by RDMA is reset, the next ones are served by TCP.
+case_listener_of_another_program() {
+    processes hands-on 3 || return 1
+    client says || return 1
+    facts="first $(<"$work/client.out")"
+    client says || return 1
+    facts="$facts, then $(<"$work/client.out") by $(said "$work/client.log")"
+    [ "$facts" = "first got 0, then got 1 by RDMA+TCP" ] || [ "$facts" = "first got reset, then got 1 by RDMA+TCP" ] &&
+        grep -q 'listen: .* TCP: another process accepts its connections' "$work/server.log"
+}
+
+# Datagrams are the kernel's, at both ends: programs find their DNS servers.
+case_datagrams() {
+    processes datagrams 1 || return 1
+    client datagram || return 1
+    port=$((port + 1))
+    start plain "$python" "$here/auto_processes.py" datagrams "$RXE_ADDR" "$port" 1 || return 1
+    client datagram || return 1
+    facts=$(<"$work/client.out")
+    [ "$facts" = "got question" ]
+}
+
+# A child is not killed because the parent, by which its connection goes, has ended.
+case_orphan() {
+    local left
+    start_server auto "$RXE_ADDR" 1 block || return 1
+    client orphan || return 1
+    for ((left = 600; left > 0; left--)); do
+        ! grep -q ended "$work/client.out" || break
+        nap 0.05
+    done
+    facts=$(<"$work/client.out")
+    grep -q 'the connection ended' "$work/client.out"
 }
 
 # Clients that go at once, of both kinds, before anybody accepts; then one that stays.

@@ -22,6 +22,7 @@ mod reuse;
 mod route;
 mod shared;
 pub mod slots;
+mod socket_owner;
 mod thread;
 
 use core::ffi::c_int;
@@ -72,12 +73,13 @@ pub fn connect_again() -> c_int {
 /// # Safety
 /// As listen(2).
 pub unsafe fn listen(fd: c_int, backlog: c_int, entry: Option<Entry>) -> c_int {
+    let listened = entry.is_none() && errno::keeping(|| listeners::is_listening(fd));
     // SAFETY: as for this function.
     let result = unsafe { next_symbol::listen(fd, backlog) };
     if result == 0 {
         match entry {
             Some(entry) => listeners::set_backlog(entry, backlog),
-            None => errno::keeping(|| listeners::add(fd, backlog)),
+            None => errno::keeping(|| listeners::add(fd, backlog, listened)),
         }
     }
     result
@@ -297,7 +299,7 @@ pub fn flush_on_exit() {
 /// Before fork(2).
 pub fn before_fork() {
     if table::any() && is_on() {
-        errno::keeping(|| connections::before_fork(thread::wake_pipe));
+        errno::keeping(|| connections::before_fork(thread::wake_socket));
     }
 }
 

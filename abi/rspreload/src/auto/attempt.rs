@@ -2,7 +2,10 @@
 
 use core::ffi::c_int;
 
-use libc::{EADDRINUSE, ECONNREFUSED, EINPROGRESS, ETIMEDOUT, F_SETFL, O_NONBLOCK, POLLOUT, SOL_SOCKET, pollfd};
+use libc::{
+    EACCES, EADDRINUSE, EAGAIN, ECONNREFUSED, EINPROGRESS, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, ETIMEDOUT, F_SETFL,
+    O_NONBLOCK, POLLOUT, SOL_SOCKET, pollfd,
+};
 
 use super::log::Reason;
 use super::remembered::{self, Outcome, Subject};
@@ -78,8 +81,8 @@ fn error_of(inner: c_int) -> c_int {
 pub fn ended(to: &Name, error: c_int) -> Reason {
     match error {
         ECONNREFUSED => Reason::Rejected,
-        // The port of this end.
-        EADDRINUSE => Reason::Failed(error),
+        // This end has no port, descriptor, memory or permission. Of the host that says nothing.
+        EADDRINUSE | EMFILE | ENFILE | ENOMEM | ENOBUFS | EAGAIN | EPERM | EACCES => Reason::Failed(error),
         ETIMEDOUT => {
             remembered::remember(Subject::Host(to.address()), Outcome::Silent);
             Reason::Silent

@@ -9,7 +9,7 @@ use libc::{F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SO
 use super::entry::is_auto;
 use super::log::{self, Reason};
 use super::shared::{self, MAX_SLOTS, Slot};
-use super::{outcome, thread};
+use super::{outcome, socket_owner, thread};
 use crate::fork::name::{self, Name};
 use crate::fork::tcp;
 use crate::table::{self, Entry, Growing, Kind};
@@ -22,11 +22,18 @@ struct Private {
     token: AtomicI32,
     /// A child of this process may use the connection.
     forked: AtomicBool,
+    /// The token had been accepted when it was last looked at ([`is_lost`]).
+    accepted: AtomicBool,
 }
 
-static PRIVATE: [Private; MAX_SLOTS] =
-    [const { Private { inner: AtomicI32::new(0), token: AtomicI32::new(0), forked: AtomicBool::new(false) } };
-        MAX_SLOTS];
+static PRIVATE: [Private; MAX_SLOTS] = [const {
+    Private {
+        inner: AtomicI32::new(0),
+        token: AtomicI32::new(0),
+        forked: AtomicBool::new(false),
+        accepted: AtomicBool::new(false),
+    }
+}; MAX_SLOTS];
 
 /// A bit for each place in use.
 static USED: [AtomicU64; MAX_SLOTS / 64] = [const { AtomicU64::new(0) }; MAX_SLOTS / 64];
@@ -72,6 +79,7 @@ pub fn enter(place: usize, inner: c_int, token: c_int) -> bool {
     private.inner.store(inner + 1, SeqCst);
     private.token.store(token + 1, SeqCst);
     private.forked.store(false, SeqCst);
+    private.accepted.store(false, SeqCst);
     word.store(place as u32 + 1, SeqCst);
     USED[place / 64].fetch_or(1 << (place % 64), SeqCst);
     true
@@ -112,6 +120,17 @@ pub fn leave_in_order(place: usize) {
         errno::keeping(|| unsafe { next_symbol::close(token) });
     }
     leave(place);
+}
+
+/// Whether a process has accepted the token of a place that does not know what it is: it was
+/// accepted at this look and at the last one.
+pub fn is_lost(place: usize) -> bool {
+    let (Some(slot), Some(private)) = (shared::slot(place).filter(|slot| slot.is_sent()), PRIVATE.get(place)) else {
+        return false;
+    };
+    let ends = |token| Some((name::peer(token)?, name::own(token)?));
+    let accepted = ends(token(place)).is_some_and(|(to, from)| socket_owner::has_accepted(&to, &from));
+    private.accepted.swap(accepted, SeqCst) && accepted && slot.is_sent()
 }
 
 /// Sends a token to a listener of this process: connects to `to`, its address. Returns false if
@@ -291,9 +310,10 @@ fn make_pair(fd: c_int, inner: c_int, wake: (c_int, u64)) -> Option<usize> {
         return None;
     }
     let family = tcp::family(fd)?;
-    let bound = name::own(fd).filter(|own| !own.address().is_unspecified());
-    let at = bound.map_or_else(|| loopback(family), |own| name::any_port(&own).in_family(family));
     let (peer, own) = (name::rsocket_peer(inner)?, name::rsocket_own(inner)?);
+    // Not a loopback address: a program that is executed may take it for the peer's.
+    let bound = name::own(fd).filter(|own| !own.address().is_unspecified());
+    let at = name::any_port(&bound.unwrap_or(own)).in_family(family);
     // SAFETY: addresses and their lengths; descriptors that no other thread knows.
     unsafe {
         let listener = next_symbol::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -347,15 +367,6 @@ unsafe fn connect_pair(fd: c_int, listener: c_int) -> c_int {
         close_token(token);
     }
     -1
-}
-
-fn loopback(family: c_int) -> Name {
-    let address: core::net::IpAddr = if family == libc::AF_INET6 {
-        core::net::Ipv6Addr::LOCALHOST.into()
-    } else {
-        core::net::Ipv4Addr::LOCALHOST.into()
-    };
-    Name::new(address, 0)
 }
 
 /// In a child of fork(2): the connections are the parent's, and the numbers TCP sockets of the

@@ -68,14 +68,22 @@ fn of(entry: Entry) -> Option<&'static Listener> {
     LISTENERS.get(usize::try_from(entry.inner).ok()?)
 }
 
-/// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well.
-pub fn add(fd: c_int, backlog: c_int) {
+/// Whether a socket listens.
+pub fn is_listening(fd: c_int) -> bool {
+    const LISTEN: u8 = 10;
+    tcp::state(fd) == Some(LISTEN)
+}
+
+/// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well, unless it
+/// `listened` before. That is one of another process's, which would accept our tokens.
+pub fn add(fd: c_int, backlog: c_int, listened: bool) {
     let Some(own) = name::own(fd) else { return };
     if !route::is_candidate(fd, own.family()) {
         return;
     }
     log::problems();
-    match try_add(fd, &own, backlog) {
+    let added = if listened { Err(Reason::Inherited) } else { try_add(fd, &own, backlog) };
+    match added {
         Ok(()) => log::listener(fd, &own, "RDMA and TCP", Reason::Connected),
         Err(reason) => log::listener(fd, &own, "TCP", reason),
     }
@@ -192,24 +200,33 @@ impl Listener {
         self.rsockets.iter().map(|place| place.load(SeqCst) - 1).filter(|&inner| inner >= 0)
     }
 
-    /// The address to which tokens are connected.
-    fn token_address(&self) -> Option<Name> {
+    /// The address to which the token of a connection is sent: its local address. Never a loopback
+    /// address, which a program without this library would trust if it got the token.
+    fn token_address(&self, inner: c_int) -> Option<Name> {
         let own = self.own.load()?;
-        if !own.address().is_unspecified() {
-            return Some(own);
-        }
-        let address: core::net::IpAddr = if self.v6only.load(SeqCst) {
-            core::net::Ipv6Addr::LOCALHOST.into()
+        if own.address().is_unspecified() {
+            Some(name::rsocket_own(inner)?.of_device().with_number(own.number()))
         } else {
-            core::net::Ipv4Addr::LOCALHOST.into()
-        };
-        Some(Name::new(address, own.number()))
+            Some(own)
+        }
+    }
+
+    /// Closes the rsockets while the program's socket goes on listening.
+    fn listen_by_tcp_only(&self, reason: Reason) {
+        self.close();
+        if let Some(own) = self.own.load() {
+            log::listener(-1, &own, "TCP", reason);
+        }
+    }
+
+    fn port(&self) -> u16 {
+        self.own.load().map_or(0, |own| own.number())
     }
 
     /// Whether another token may be sent: no more wait than the program allows connections to wait.
     pub fn has_room(&self, waiting: impl Iterator<Item = u16>) -> bool {
         const MOST: c_int = 4096;
-        let port = self.own.load().map_or(0, |own| own.number());
+        let port = self.port();
         let most = self.backlog.load(SeqCst);
         let most = if (0..MOST).contains(&most) { most + 1 } else { MOST };
         waiting.filter(|&waits| waits == port).count() < most as usize
@@ -224,19 +241,15 @@ impl Listener {
             if new < 0 {
                 return;
             }
-            if self.reuses.load(SeqCst)
-                && let Some(own) = self.own.load()
-                && reuse::listeners_at(own.number()) > 1
-            {
-                // From now on the listener is TCP's only.
-                log::listener(-1, &own, "TCP", Reason::Reuse);
+            if self.reuses.load(SeqCst) && reuse::listeners_at(self.port()) > 1 {
                 // SAFETY: no number stands for the rsocket.
                 unsafe { rsocket_abi::rclose(new) };
-                self.close();
+                self.listen_by_tcp_only(Reason::Reuse);
                 return;
             }
-            let to = self.token_address();
-            let sent = to.is_some_and(|to| connections::send_token(new, &to, wake, self.speaks.load(SeqCst)));
+            let sent = self
+                .token_address(new)
+                .is_some_and(|to| connections::send_token(new, &to, wake, self.speaks.load(SeqCst)));
             if !sent {
                 // SAFETY: no number stands for the rsocket.
                 unsafe { rsocket_abi::rclose(new) };
@@ -280,6 +293,15 @@ pub fn open() -> impl Iterator<Item = &'static Listener> {
 pub fn hold(entry: Entry) {
     if let Some(listener) = of(entry) {
         listener.numbers.fetch_add(1, SeqCst);
+    }
+}
+
+/// A process without this library has accepted a token that was sent to a port: another one will be
+/// accepted by it too, so the listeners there are TCP's only from now on.
+pub fn token_lost(port: u16) {
+    let _held = ACCEPTING.hold();
+    for listener in open().filter(|listener| listener.port() == port && listener.rsockets().next().is_some()) {
+        listener.listen_by_tcp_only(Reason::Stranger);
     }
 }
 

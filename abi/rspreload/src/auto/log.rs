@@ -26,6 +26,8 @@ pub enum Reason {
     Connected,
     Reuse,
     PortTaken,
+    Inherited,
+    Stranger,
     Forwarded,
     CameByTcp,
 }
@@ -48,6 +50,8 @@ impl fmt::Display for Reason {
             Reason::Connected => "connected",
             Reason::Reuse => "SO_REUSEPORT, and another socket listens at the port",
             Reason::PortTaken => "another rsocket has the port",
+            Reason::Inherited => "it listened already, perhaps for another process",
+            Reason::Stranger => "another process accepts its connections",
             Reason::CameByTcp => "the peer has connected by TCP",
             Reason::Forwarded => "used by another process than the one that accepted it",
         })

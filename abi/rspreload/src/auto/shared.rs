@@ -37,7 +37,7 @@ pub struct Slot {
     generation: AtomicU32,
     /// Another process than the owner uses the connection: the owner is to forward its data.
     wanted: AtomicU32,
-    /// The writing end of the owner's pipe, which its children have as well, and the pipe's inode.
+    /// The socket that wakes the owner's thread, which its children have as well, and its inode.
     wake: AtomicI32,
     wake_inode: AtomicU64,
     token: AtomicName,
@@ -237,8 +237,8 @@ impl Slot {
     }
 }
 
-/// The inode of a pipe, or `None` if `fd` is something else.
-pub fn pipe_inode(fd: c_int) -> Option<u64> {
+/// The inode of a socket, or `None` if `fd` is something else.
+pub fn socket_inode(fd: c_int) -> Option<u64> {
     let mut status = core::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `status` has room for the structure that the kernel writes.
     if unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
@@ -246,17 +246,17 @@ pub fn pipe_inode(fd: c_int) -> Option<u64> {
     }
     // SAFETY: fstat succeeded and has written it.
     let status = unsafe { status.assume_init() };
-    (status.st_mode & libc::S_IFMT == libc::S_IFIFO).then_some(status.st_ino)
+    (status.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(status.st_ino)
 }
 
-/// Writes to a pipe, if the number is still that pipe: the program may have closed all numbers by a
-/// call that is not intercepted.
+/// Sends a byte by a socket, if the number is still that socket: the program may have closed all
+/// numbers by a call that is not intercepted.
 pub fn wake(fd: c_int, inode: u64) {
     let byte = 0_u8;
     crate::errno::keeping(|| {
-        if pipe_inode(fd) == Some(inode) {
+        if socket_inode(fd) == Some(inode) {
             // SAFETY: one byte is readable.
-            unsafe { next_symbol::write(fd, (&raw const byte).cast::<c_void>(), 1) };
+            unsafe { next_symbol::send(fd, (&raw const byte).cast::<c_void>(), 1, libc::MSG_NOSIGNAL) };
         }
     });
 }

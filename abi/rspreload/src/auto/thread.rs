@@ -5,21 +5,24 @@ use core::ffi::{c_int, c_short, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::SeqCst};
 
-use libc::{O_CLOEXEC, O_NONBLOCK, POLLERR, POLLHUP, POLLIN, POLLOUT, nfds_t, pollfd};
+use libc::{
+    AF_UNIX, EINTR, POLLERR, POLLHUP, POLLIN, POLLOUT, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, nfds_t, pollfd,
+};
 
 use super::forward::{Forward, MAX_FORWARDS};
 use super::listeners::{self, MAX_ADDRESSES, MAX_LISTENERS};
-use super::shared::{self, MAX_SLOTS};
+use super::shared::{self, MAX_SLOTS, Slot};
 use super::slots::{self, MAX_ATTEMPTS};
 use super::{attempt, connections};
 use crate::fork::thread as threads;
+use crate::time::Deadline;
 use crate::{errno, next_symbol, open_fds, rsocket_abi};
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
-/// The pipe that wakes the thread; numbers plus one.
-static PIPE: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
-static PIPE_INODE: AtomicU64 = AtomicU64::new(0);
+/// The sockets by which the thread is woken: it reads from the first one; numbers plus one.
+static WAKE: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
+static WAKE_INODE: AtomicU64 = AtomicU64::new(0);
 
 /// A process on whose end the thread waits, and its descriptor plus one.
 static WATCHED: AtomicI32 = AtomicI32::new(0);
@@ -29,38 +32,45 @@ static WATCHED_FD: AtomicI32 = AtomicI32::new(0);
 /// closed all descriptors can't wake the thread.
 const LOOK_AT_CHILDREN: c_int = 1_000;
 
+/// Between two looks at tokens that wait for accept(2), in milliseconds.
+const LOOK_AT_TOKENS: c_int = 1_000;
+
+/// The pause after a failure of poll(2), in milliseconds.
+const AFTER_A_FAILURE: c_int = 100;
+
 /// Starts the thread, or wakes it. Returns false if there can be none.
 pub fn wake() -> bool {
     if RUNNING.swap(true, SeqCst) {
-        shared::wake(PIPE[1].load(SeqCst) - 1, PIPE_INODE.load(SeqCst));
+        shared::wake(WAKE[1].load(SeqCst) - 1, WAKE_INODE.load(SeqCst));
         return true;
     }
-    let started = errno::keeping(|| make_pipe() && threads::start(run, ptr::null_mut()));
+    let started = errno::keeping(|| make_wake() && threads::start(run, ptr::null_mut()));
     if !started {
         RUNNING.store(false, SeqCst);
     }
     started
 }
 
-fn make_pipe() -> bool {
-    if PIPE[1].load(SeqCst) > 0 {
+fn make_wake() -> bool {
+    if WAKE[1].load(SeqCst) > 0 {
         return true;
     }
     let mut ends = [-1; 2];
+    // Not a pipe: a child that writes after this process has ended would get SIGPIPE.
     // SAFETY: room for two numbers.
-    if unsafe { libc::pipe2(ends.as_mut_ptr(), O_CLOEXEC | O_NONBLOCK) } != 0 {
+    if unsafe { libc::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.as_mut_ptr()) } != 0 {
         return false;
     }
     let ends = ends.map(open_fds::relocate);
-    PIPE_INODE.store(shared::pipe_inode(ends[1]).unwrap_or(0), SeqCst);
-    PIPE[0].store(ends[0] + 1, SeqCst);
-    PIPE[1].store(ends[1] + 1, SeqCst);
+    WAKE_INODE.store(shared::socket_inode(ends[1]).unwrap_or(0), SeqCst);
+    WAKE[0].store(ends[0] + 1, SeqCst);
+    WAKE[1].store(ends[1] + 1, SeqCst);
     true
 }
 
-/// The writing end of the pipe and its inode, for other processes.
-pub fn wake_pipe() -> Option<(c_int, u64)> {
-    make_pipe().then(|| (PIPE[1].load(SeqCst) - 1, PIPE_INODE.load(SeqCst)))
+/// The socket that wakes the thread and its inode, for other processes.
+pub fn wake_socket() -> Option<(c_int, u64)> {
+    make_wake().then(|| (WAKE[1].load(SeqCst) - 1, WAKE_INODE.load(SeqCst)))
 }
 
 /// A listener has as many tokens as it may have.
@@ -81,7 +91,7 @@ pub fn token_accepted() {
 
 /// Whether `fd` is a descriptor of the thread.
 pub fn is_own(fd: c_int) -> bool {
-    fd >= 0 && (PIPE.iter().any(|end| end.load(SeqCst) == fd + 1) || WATCHED_FD.load(SeqCst) == fd + 1)
+    fd >= 0 && (WAKE.iter().any(|end| end.load(SeqCst) == fd + 1) || WATCHED_FD.load(SeqCst) == fd + 1)
 }
 
 /// Waits for the end of a process, whose listeners this one takes over then.
@@ -99,12 +109,12 @@ pub fn watch_process(process: c_int) {
     wake();
 }
 
-/// In a child of fork(2): the thread is the parent's. The writing end of its pipe stays open: the
-/// child wakes the parent by it.
+/// In a child of fork(2): the thread is the parent's. The socket that wakes it stays open: the child
+/// wakes the parent by it.
 pub fn in_child() {
     RUNNING.store(false, SeqCst);
-    PIPE[1].store(0, SeqCst);
-    for number in [&PIPE[0], &WATCHED_FD] {
+    WAKE[1].store(0, SeqCst);
+    for number in [&WAKE[0], &WATCHED_FD] {
         let fd = number.swap(0, SeqCst) - 1;
         if fd >= 0 {
             // SAFETY: the child's copy of a descriptor that only this library knows.
@@ -135,6 +145,8 @@ struct Thread {
     purposes: &'static mut [Purpose],
     count: usize,
     forwards: &'static mut [Option<Forward>],
+    /// When tokens were last looked at.
+    looked: Deadline,
 }
 
 /// Memory for `count` values, or `None`. Never freed.
@@ -163,7 +175,8 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
         RUNNING.store(false, SeqCst);
         return ptr::null_mut();
     };
-    let mut thread = Thread { fds, purposes, count: 0, forwards };
+    let looked = Deadline::after(LOOK_AT_TOKENS);
+    let mut thread = Thread { fds, purposes, count: 0, forwards, looked };
     loop {
         thread.begin_forwards();
         let timeout = thread.collect();
@@ -171,7 +184,12 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
         let ready = unsafe { rsocket_abi::rpoll(thread.fds.as_mut_ptr(), thread.count as nfds_t, timeout) };
         if ready > 0 {
             thread.handle();
+        } else if ready < 0 && errno::get() != EINTR {
+            // No memory, or too many descriptors for the limit: later there may be enough.
+            // SAFETY: no descriptors.
+            unsafe { libc::poll(ptr::null_mut(), 0, AFTER_A_FAILURE) };
         }
+        thread.look_at_tokens();
         end_attempts();
     }
 }
@@ -204,12 +222,13 @@ impl Thread {
         connections::demote(place);
         let inner = connections::inner(place);
         let free = self.forwards.iter_mut().find(|forward| forward.is_none());
-        match (free, Forward::begin(place)) {
-            (Some(free), Some(forward)) => *free = Some(forward),
-            _ => {
-                connections::leave(place);
-                attempt::give_up(inner);
-            }
+        if let Some(free) = free
+            && let Some(forward) = Forward::begin(place)
+        {
+            *free = Some(forward);
+        } else {
+            connections::leave(place);
+            attempt::give_up(inner);
         }
     }
 
@@ -225,7 +244,7 @@ impl Thread {
     fn collect(&mut self) -> c_int {
         let mut timeout = -1;
         self.count = 0;
-        self.push(PIPE[0].load(SeqCst) - 1, POLLIN, Purpose::Wake);
+        self.push(WAKE[0].load(SeqCst) - 1, POLLIN, Purpose::Wake);
         self.push(WATCHED_FD.load(SeqCst) - 1, POLLIN, Purpose::Process);
         for slot in slots::ready() {
             let left = slot.left();
@@ -249,9 +268,8 @@ impl Thread {
             let is_forwarded = self.forwards.iter().flatten().any(|forward| forward.place == place);
             if !is_forwarded && (is_sent || connections::is_forked(place)) {
                 self.push(connections::token(place), POLLIN, Purpose::Token(place as u16));
-                if !is_sent {
-                    timeout = if timeout < 0 { LOOK_AT_CHILDREN } else { LOOK_AT_CHILDREN.min(timeout) };
-                }
+                let look = if is_sent { LOOK_AT_TOKENS } else { LOOK_AT_CHILDREN };
+                timeout = if timeout < 0 { look } else { look.min(timeout) };
             }
         }
         for number in 0..self.forwards.len() {
@@ -261,6 +279,16 @@ impl Thread {
             }
         }
         timeout
+    }
+
+    /// Looks now and then whether processes without this library have accepted tokens.
+    fn look_at_tokens(&mut self) {
+        if self.looked.left() == 0 {
+            self.looked = Deadline::after(LOOK_AT_TOKENS);
+            for place in connections::places().filter(|&place| connections::is_lost(place)) {
+                lose_token(place);
+            }
+        }
     }
 
     fn handle(&mut self) {
@@ -307,7 +335,7 @@ fn handle_one(fd: c_int, revents: c_short, purpose: Purpose) {
         Purpose::Listener => {
             let mut all = listeners::open();
             if let (Some(listener), Some(wake)) =
-                (all.find(|listener| listener.rsockets().any(|own| own == fd)), wake_pipe())
+                (all.find(|listener| listener.rsockets().any(|own| own == fd)), wake_socket())
             {
                 listener.accept(fd, wake);
             }
@@ -321,15 +349,35 @@ fn handle_one(fd: c_int, revents: c_short, purpose: Purpose) {
 fn handle_token(place: usize, revents: c_short) {
     let Some(slot) = shared::slot(place) else { return };
     if slot.is_sent() {
-        // Refused, or accepted by a program without this library, which must not take the peer for
-        // a client of this machine.
-        if slot.withdraw() {
-            let inner = connections::inner(place);
-            connections::leave(place);
-            attempt::give_up(inner);
+        // Refused, or accepted by a process without this library, which has sent data.
+        if revents & (POLLHUP | POLLERR) == 0 {
+            lose_token(place);
+        } else {
+            withdraw(place, slot);
         }
     } else if revents & (POLLIN | POLLHUP | POLLERR) != 0 && connections::is_forked(place) {
         // A child has sent data, or the last process has closed the socket.
         slot.want();
+    }
+}
+
+/// Ends the connection of a token that waits for accept(2). Returns false if it does not any more.
+fn withdraw(place: usize, slot: &Slot) -> bool {
+    let withdrawn = slot.withdraw();
+    if withdrawn {
+        let inner = connections::inner(place);
+        connections::leave(place);
+        attempt::give_up(inner);
+    }
+    withdrawn
+}
+
+/// A process without this library has accepted a token. It must not take the peer for a client of
+/// this machine.
+fn lose_token(place: usize) {
+    let Some(slot) = shared::slot(place) else { return };
+    let port = slot.listener_port();
+    if withdraw(place, slot) {
+        listeners::token_lost(port);
     }
 }

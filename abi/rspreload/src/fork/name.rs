@@ -89,6 +89,11 @@ impl Name {
         u16::from_be(port(self))
     }
 
+    /// The interface of a link-local address, otherwise 0.
+    pub fn scope(&self) -> u32 {
+        self.v6().map_or(0, |name| name.sin6_scope_id)
+    }
+
     /// The address with another port.
     pub fn with_number(&self, number: u16) -> Name {
         let mut name = *self;

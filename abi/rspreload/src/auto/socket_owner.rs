@@ -1,0 +1,154 @@
+//! Whether a process has accepted a connection of this machine with itself (sock_diag(7)).
+//!
+//! A connection that waits for accept(2) belongs to no file: its inode is 0.
+
+use core::ffi::{c_int, c_void};
+use core::net::IpAddr;
+
+use libc::{AF_INET, AF_INET6, AF_NETLINK, NETLINK_SOCK_DIAG, NLM_F_REQUEST, SOCK_CLOEXEC, SOCK_RAW, nlmsghdr};
+
+use crate::fork::name::Name;
+use crate::{errno, next_symbol};
+
+/// linux/sock_diag.h.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+/// linux/inet_diag.h, INET_DIAG_NOCOOKIE: the socket may be any with these addresses.
+const NO_COOKIE: [u32; 2] = [!0; 2];
+
+/// linux/inet_diag.h, `struct inet_diag_sockid`. Ports and addresses in network byte order.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SocketId {
+    source_port: [u8; 2],
+    destination_port: [u8; 2],
+    source: [u8; 16],
+    destination: [u8; 16],
+    interface: u32,
+    cookie: [u32; 2],
+}
+
+/// A netlink message with a `struct inet_diag_req_v2`.
+#[repr(C)]
+struct Request {
+    header: nlmsghdr,
+    family: u8,
+    protocol: u8,
+    extensions: u8,
+    pad: u8,
+    states: u32,
+    id: SocketId,
+}
+
+/// A netlink message with a `struct inet_diag_msg`.
+#[repr(C)]
+struct Answer {
+    header: nlmsghdr,
+    family: u8,
+    state: u8,
+    timer: u8,
+    retransmits: u8,
+    id: SocketId,
+    expires: u32,
+    receive_queue: u32,
+    send_queue: u32,
+    uid: u32,
+    inode: u32,
+}
+
+const _: () = assert!(size_of::<SocketId>() == 48 && size_of::<Request>() == 16 + 56 && size_of::<Answer>() == 16 + 72);
+
+fn address(name: &Name) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    match name.address() {
+        IpAddr::V4(address) => bytes[..4].copy_from_slice(&address.octets()),
+        IpAddr::V6(address) => bytes = address.octets(),
+    }
+    bytes
+}
+
+impl Request {
+    fn new(local: &Name, remote: &Name) -> Request {
+        let header = nlmsghdr {
+            nlmsg_len: size_of::<Request>() as u32,
+            nlmsg_type: SOCK_DIAG_BY_FAMILY,
+            nlmsg_flags: NLM_F_REQUEST as u16,
+            nlmsg_seq: 0,
+            nlmsg_pid: 0,
+        };
+        let id = SocketId {
+            source_port: local.number().to_be_bytes(),
+            destination_port: remote.number().to_be_bytes(),
+            source: address(local),
+            destination: address(remote),
+            interface: local.scope(),
+            cookie: NO_COOKIE,
+        };
+        let family = if local.address().is_ipv4() { AF_INET } else { AF_INET6 };
+        let protocol = libc::IPPROTO_TCP as u8;
+        Request { header, family: family as u8, protocol, extensions: 0, pad: 0, states: !0, id }
+    }
+}
+
+/// Whether a process has the connection from `remote` to `local`, both of this machine. False if
+/// the kernel does not tell.
+pub fn has_accepted(local: &Name, remote: &Name) -> bool {
+    // SAFETY: no pointers.
+    let fd = errno::keeping(|| unsafe { next_symbol::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG) });
+    if fd < 0 {
+        return false;
+    }
+    let inode = errno::keeping(|| ask(fd, &Request::new(local, remote)));
+    // SAFETY: opened above.
+    errno::keeping(|| unsafe { next_symbol::close(fd) });
+    inode.is_some_and(|inode| inode != 0)
+}
+
+/// The kernel answers in the call that sends the request.
+fn ask(fd: c_int, request: &Request) -> Option<u32> {
+    // SAFETY: all zeros are a value of the structure.
+    let mut answer: Answer = unsafe { core::mem::zeroed() };
+    let (flags, len) = (libc::MSG_DONTWAIT, size_of::<Answer>());
+    // SAFETY: both structures are as long as said.
+    let received = unsafe {
+        let sent = next_symbol::send(fd, (&raw const *request).cast::<c_void>(), size_of::<Request>(), flags);
+        if sent < 0 { sent } else { next_symbol::recv(fd, (&raw mut answer).cast::<c_void>(), len, flags) }
+    };
+    let is_whole = usize::try_from(received).is_ok_and(|received| received == len);
+    (is_whole && answer.header.nlmsg_type == SOCK_DIAG_BY_FAMILY).then_some(answer.inode)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+
+    use super::*;
+
+    fn name(address: SocketAddr) -> Name {
+        Name::new(address.ip(), address.port())
+    }
+
+    #[test]
+    fn connections_are_seen_to_be_accepted() {
+        for at in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(at).unwrap();
+            let to = listener.local_addr().unwrap();
+            let client = TcpStream::connect(to).unwrap();
+            let from = client.local_addr().unwrap();
+            assert!(!has_accepted(&name(to), &name(from)), "{at}: waits");
+            let _server = listener.accept().unwrap();
+            assert!(has_accepted(&name(to), &name(from)), "{at}: accepted");
+            assert!(!has_accepted(&name(from), &name(from)), "{at}: no such connection");
+        }
+    }
+
+    #[test]
+    fn a_dual_stack_listener_accepts_ipv4() {
+        let listener = TcpListener::bind("[::]:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let (to, from) = (client.peer_addr().unwrap(), client.local_addr().unwrap());
+        assert!(!has_accepted(&name(to), &name(from)));
+        let _server = listener.accept().unwrap();
+        assert!(has_accepted(&name(to), &name(from)));
+    }
+}
