@@ -224,6 +224,11 @@ static void acknowledge(struct rvt_qp *qp, u32 psn, bool itself)
 	qp->s_rnr_retry = qp->s_rnr_retry_cnt;
 }
 
+/* The shortest pause that the requester makes, 1.28 ms: the receiver's is a minimum, and after those
+ * of microseconds a machine with one CPU would do nothing but ask again.
+ */
+#define SHORTEST_RNR_TIMER 14
+
 static bool receiver_not_ready(struct rvt_qp *qp, u32 psn, u8 timer)
 {
 	struct rvt_swqe *wqe = rvt_get_swqe_ptr(qp, qp->s_last);
@@ -236,6 +241,8 @@ static bool receiver_not_ready(struct rvt_qp *qp, u32 psn, u8 timer)
 		qp->s_rnr_retry--;
 	rewind(qp);
 	rvt_stop_rc_timers(qp);
+	if (timer) /* 0 is the longest pause */
+		timer = max_t(u8, timer, SHORTEST_RNR_TIMER);
 	rvt_add_rnr_timer(qp, (u32)timer << IB_AETH_CREDIT_SHIFT);
 	return false;
 }
