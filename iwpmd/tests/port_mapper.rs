@@ -122,18 +122,21 @@ fn ports_are_restored_in_a_new_daemon() {
     assert_eq!(host.daemon.engine().mappings(), 1);
 }
 
+/// The kernel of `active` asks for the port of a listener of `passive`, which answers.
+fn query(active: &mut Host, passive: &mut Host, caller: SocketAddr, listener: SocketAddr) {
+    let values = [Value::U32(0), Value::Address(caller), Value::Address(listener), Value::U32(0)];
+    active.send(RDMA_NL_IWPM_QUERY_MAPPING, &values);
+    active.daemon.turn(None).unwrap();
+    passive.daemon.turn(None).unwrap();
+    active.daemon.turn(None).unwrap();
+}
+
 #[test]
 fn two_hosts_tell_each_other_their_ports() {
     let (mut passive, mut active) = (Host::new(1, 3), Host::new(2, 3));
     let (listener, caller) = (at(ip(1, 3), 7174), at(ip(2, 3), 5000));
     let mapped = passive.add(listener).unwrap();
-    active.send(
-        RDMA_NL_IWPM_QUERY_MAPPING,
-        &[Value::U32(0), Value::Address(caller), Value::Address(listener), Value::U32(0)],
-    );
-    active.daemon.turn(None).unwrap();
-    passive.daemon.turn(None).unwrap();
-    active.daemon.turn(None).unwrap();
+    query(&mut active, &mut passive, caller, listener);
     let answers = active.answers();
     assert_eq!(answers[0].0, RDMA_NL_IWPM_QUERY_MAPPING);
     assert_eq!((port(&answers[0].1, 0), port(&answers[0].1, 3)), (5000, mapped));
@@ -150,13 +153,7 @@ fn two_hosts_tell_each_other_their_ports() {
 fn an_unmapped_port_is_rejected() {
     let (mut passive, mut active) = (Host::new(1, 4), Host::new(2, 4));
     let (listener, caller) = (at(ip(1, 4), 7174), at(ip(2, 4), 5000));
-    active.send(
-        RDMA_NL_IWPM_QUERY_MAPPING,
-        &[Value::U32(0), Value::Address(caller), Value::Address(listener), Value::U32(0)],
-    );
-    active.daemon.turn(None).unwrap();
-    passive.daemon.turn(None).unwrap();
-    active.daemon.turn(None).unwrap();
+    query(&mut active, &mut passive, caller, listener);
     let (op, values) = active.answers().remove(0);
     assert_eq!((op, port(&values, 3)), (RDMA_NL_IWPM_QUERY_MAPPING, 7174));
     assert_eq!(values[values.len() - 4..][..2], 16u16.to_ne_bytes());

@@ -4,33 +4,11 @@
  * calls fail with ENOMEM (or an event has that status), nothing leaks.
  * Run with LD_PRELOAD=failmalloc.so; executes itself with it if it is not loaded.
  */
-#include "cases.h"
+#include "oom.h"
 
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-
-static void (*arm)(long);
-static long (*disarm)(void), (*held)(void);
-
-/* The first failure of the current run, and its errno. */
-static const char *failed_call;
-static int failed_errno;
-
-static bool step(bool good, const char *text, int error)
-{
-	if (!good && !failed_call) {
-		failed_call = text;
-		failed_errno = error;
-	}
-	return good;
-}
-#define STEP(expression)                                                   \
-	__extension__({                                                    \
-		errno = 0;                                                 \
-		bool step_good_ = (expression);                            \
-		step(step_good_, #expression, errno);                      \
-	})
 
 /* Waits for an event of the type. A failure of the other side also ends the wait. */
 static struct rdma_cm_id *event_of(struct rdma_event_channel *channel,
@@ -277,22 +255,7 @@ int main(int argc, char **argv)
 	};
 
 	start(argc, argv);
-	arm = (void (*)(long))optional_symbol("failmalloc_arm");
-	disarm = (long (*)(void))optional_symbol("failmalloc_disarm");
-	held = (long (*)(void))optional_symbol("failmalloc_held");
-	if (!arm) {
-		char self[512], preload[600];
-		ssize_t len = readlink("/proc/self/exe", self, sizeof(self) - 1);
-
-		self[len > 0 ? len : 0] = 0;
-		snprintf(preload, sizeof(preload), "%.*s/../../failmalloc.so",
-			 (int)(strrchr(self, '/') - self), self);
-		if (getenv("LD_PRELOAD"))
-			skip_all("failmalloc.so could not be loaded");
-		setenv("LD_PRELOAD", preload, 1);
-		execv(self, argv);
-		skip_all("could not start anew");
-	}
+	load_failmalloc(argv);
 	for (int i = 0; i < 4; i++) {
 		until_none_fails(scenarios[i].name, scenarios[i].run);
 		leaks(scenarios[i].name, scenarios[i].run);

@@ -4,7 +4,7 @@
  * ENOMEM (with ECONNREFUSED or ECONNRESET for a client whose server had no memory), and nothing leaks.
  * Executes itself with LD_PRELOAD=failmalloc.so, as cm/ours/oom.c does.
  */
-#include "cases.h"
+#include "oom.h"
 #include "rscommon.h"
 
 #include <arpa/inet.h>
@@ -17,28 +17,6 @@
 
 /* Not in the header and library of older references. */
 static struct repoll repoll;
-
-static void (*arm)(long);
-static long (*disarm)(void), (*held)(void);
-
-/* The first call that failed, and its errno. */
-static const char *failed_call;
-static int failed_errno;
-
-static bool step(bool good, const char *text, int error)
-{
-	if (!good && !failed_call) {
-		failed_call = text;
-		failed_errno = error;
-	}
-	return good;
-}
-#define STEP(expression)                                                   \
-	__extension__({                                                    \
-		errno = 0;                                                 \
-		bool step_good_ = (expression);                            \
-		step(step_good_, #expression, errno);                      \
-	})
 
 static int listener, client, server, set;
 
@@ -230,22 +208,7 @@ static void nothing_stays(void)
 int main(int argc, char **argv)
 {
 	start(argc, argv);
-	arm = (void (*)(long))optional_symbol("failmalloc_arm");
-	disarm = (long (*)(void))optional_symbol("failmalloc_disarm");
-	held = (long (*)(void))optional_symbol("failmalloc_held");
-	if (!arm) {
-		char self[512], preload[600];
-		ssize_t len = readlink("/proc/self/exe", self, sizeof(self) - 1);
-
-		self[len > 0 ? len : 0] = 0;
-		snprintf(preload, sizeof(preload), "%.*s/../../failmalloc.so",
-			 (int)(strrchr(self, '/') - self), self);
-		if (getenv("LD_PRELOAD"))
-			skip_all("failmalloc.so could not be loaded");
-		setenv("LD_PRELOAD", preload, 1);
-		execv(self, argv);
-		skip_all("could not start anew");
-	}
+	load_failmalloc(argv);
 	if (!find_repoll(&repoll))
 		skip_all("a library without repoll_*");
 	CASE(nothing_stays);
