@@ -46,7 +46,7 @@ fn rsocket(report: &mut Report) {
             _ if !FILES.contains(&name.as_str()) && ![PRELOAD_CONFIG, AUTO_CONFIG].contains(&name.as_str()) => {
                 valid = false;
                 report.warning(
-                    "configuration",
+                    "configuration.unknown-setting",
                     format!("{path} is no setting of rsockets"),
                     "see rsocket(7) for the names",
                 );
@@ -55,7 +55,7 @@ fn rsocket(report: &mut Report) {
             Ok(_) => {
                 valid = false;
                 report.warning(
-                    "configuration",
+                    "configuration.not-a-number",
                     format!("{path} does not begin with a number: it is ignored"),
                     "see rsocket(7)",
                 );
@@ -63,7 +63,7 @@ fn rsocket(report: &mut Report) {
             Err(error) => {
                 valid = false;
                 report.warning(
-                    "configuration",
+                    "configuration.unreadable",
                     format!("{path} cannot be read: {error}"),
                     "make it readable for everybody",
                 );
@@ -81,7 +81,7 @@ fn automatic(report: &mut Report, path: &str, text: &str) -> bool {
     for (number, problem) in auto_config::Config(text.as_bytes()).problems() {
         valid = false;
         report.warning(
-            "configuration",
+            "configuration.ignored-line",
             format!("{path}, line {number}: {problem}: it is ignored"),
             "see librspreload(7)",
         );

@@ -20,6 +20,8 @@ pub struct Port {
     gids: usize,
     /// The port's network interface, and its upper interfaces: VLANs, bonds, IPoIB children.
     interfaces: Vec<String>,
+    /// The port's network interface, if it is in another network namespace.
+    elsewhere: Option<String>,
     /// An interface with an address is up, or without addresses the first interface is up.
     up: bool,
     pub addresses: Vec<IpAddr>,
@@ -57,7 +59,12 @@ pub fn all() -> Vec<Port> {
         for number in entries(&format!("{CLASS}/{device}/ports")) {
             let directory = format!("{CLASS}/{device}/ports/{number}");
             let state = read(&format!("{directory}/state")).unwrap_or_default();
-            let interfaces = interfaces(NET, &device, &number, &directory);
+            let of_port = netdev::index_of(&device)
+                .zip(number.parse().ok())
+                .and_then(|(index, port)| netdev::of_port(index, port));
+            let elsewhere = elsewhere(&directory, of_port.as_deref());
+            let interfaces =
+                if elsewhere.is_some() { Vec::new() } else { interfaces(NET, &device, &directory, of_port) };
             let addresses_of = |name: &String| addresses.get(name).cloned().unwrap_or_default();
             let with_address: Vec<&String> =
                 interfaces.iter().filter(|name| !addresses_of(name).is_empty() && is_up(name)).collect();
@@ -70,6 +77,7 @@ pub fn all() -> Vec<Port> {
                 up: !with_address.is_empty() || interfaces.first().is_some_and(|name| is_up(name)),
                 addresses: with_address.into_iter().flat_map(addresses_of).collect(),
                 interfaces,
+                elsewhere,
                 device: device.clone(),
             });
         }
@@ -79,15 +87,28 @@ pub fn all() -> Vec<Port> {
 
 const NET: &str = "/sys/class/net";
 
-/// Returns the network interfaces of a port: from netlink, from its GIDs, or else that of the
-/// device's bus address; followed by their upper interfaces.
-fn interfaces(net: &str, device: &str, number: &str, directory: &str) -> Vec<String> {
-    let of_port =
-        netdev::index_of(device).zip(number.parse().ok()).and_then(|(index, port)| netdev::of_port(index, port));
+/// Returns the interface of a port without one in this network namespace, if its GIDs name one. That
+/// may be the name of another interface here: netlink tells the port's interface only if it is here.
+fn elsewhere(directory: &str, of_port: Option<&str>) -> Option<String> {
+    if of_port.is_some() {
+        return None;
+    }
+    let may_be_here = |name: &String| !netdev::tells_interfaces() && Path::new(NET).join(name).exists();
+    of_gids(directory).into_iter().find(|name| !may_be_here(name))
+}
+
+/// Returns the interfaces that a port's GIDs name.
+fn of_gids(directory: &str) -> Vec<String> {
     let ndevs = format!("{directory}/gid_attrs/ndevs");
+    let names = entries(&ndevs).into_iter().filter_map(|index| read(&format!("{ndevs}/{index}")));
+    names.filter(|name| !name.is_empty()).collect()
+}
+
+/// Returns the network interfaces of a port: `of_port` from netlink, those of its GIDs, or else that
+/// of the device's bus address; followed by their upper interfaces.
+fn interfaces(net: &str, device: &str, directory: &str, of_port: Option<String>) -> Vec<String> {
     let mut found: Vec<String> = of_port.into_iter().collect();
-    let of_gids = entries(&ndevs).into_iter().filter_map(|index| read(&format!("{ndevs}/{index}")));
-    found.extend(of_gids.filter(|name| !name.is_empty()));
+    found.extend(of_gids(directory));
     if found.is_empty() {
         found.extend(entries(&format!("/sys/class/infiniband/{device}/device/net")).into_iter().next());
     }
@@ -132,7 +153,7 @@ fn is_up(interface: &str) -> bool {
 pub fn check(ports: &[Port], report: &mut Report) {
     if ports.is_empty() {
         report.problem(
-            "devices",
+            "devices.none",
             "this machine has no RDMA device",
             "load the adapter's driver (lspci -k shows which), or add a software device: rdma link add rxe0 type rxe netdev INTERFACE",
         );
@@ -140,6 +161,7 @@ pub fn check(ports: &[Port], report: &mut Report) {
     }
     let one_works = ports.iter().any(Port::is_usable);
     for port in ports {
+        report.about(Some(&port.name));
         if one_works && !port.is_usable() {
             report_unused(port, report);
         } else {
@@ -147,9 +169,10 @@ pub fn check(ports: &[Port], report: &mut Report) {
             check_addresses(port, report);
         }
     }
+    report.about(None);
     if !Path::new("/etc/libibverbs.d").is_dir() && entries("/usr/share/libibverbs.d").is_empty() {
         report.warning(
-            "devices",
+            "devices.no-drivers",
             "there are no /etc/libibverbs.d/*.driver files: libibverbs may find no driver for the devices",
             "install the package with libibverbs' drivers (Debian: ibverbs-providers)",
         );
@@ -159,6 +182,7 @@ pub fn check(ports: &[Port], report: &mut Report) {
 /// Reports a port that is not usable while another one is, such as a second port without a cable.
 fn report_unused(port: &Port, report: &mut Report) {
     let reason = match (port.active, port.interfaces.first()) {
+        (_, None) if port.elsewhere.is_some() => "its network interface is in another network namespace".to_owned(),
         (false, _) => format!("is not active ({})", port.state),
         (true, None) => "has no network interface".to_owned(),
         (true, Some(interface)) if !port.up => format!("its network interface {interface} is down"),
@@ -175,24 +199,43 @@ fn check_state(port: &Port, report: &mut Report) {
             "InfiniBand" => "is the cable connected, and is a subnet manager running (opensm, or in the switch)?",
             _ => "is the cable connected, and the network interface up (ip link set INTERFACE up)?",
         };
-        report.problem("ports", format!("{} ({}) is not active: {}", port.name, port.link, port.state), advice);
+        report.problem(
+            "ports.inactive",
+            format!("{} ({}) is not active: {}", port.name, port.link, port.state),
+            advice,
+        );
     }
     if port.active && port.gids == 0 {
-        report.problem("ports", format!("{} has no GID", port.name), "set an IP address on its network interface");
+        report.problem(
+            "ports.no-gid",
+            format!("{} has no GID", port.name),
+            "set an IP address on its network interface",
+        );
     }
 }
 
 fn check_addresses(port: &Port, report: &mut Report) {
+    if let Some(interface) = &port.elsewhere {
+        return report.problem(
+            "addresses.other-namespace",
+            format!("{}: its network interface {interface} is in another network namespace", port.name),
+            "connections fail with ADDR_ERROR, ENODEV: run the program where the interface is, or move it here (ip link set INTERFACE netns PID); in Kubernetes, give the pod the interface by a CNI plug-in (SR-IOV, macvlan, host-device) or hostNetwork",
+        );
+    }
     let Some(interface) = port.interfaces.first() else {
         let advice = "for InfiniBand, load ib_ipoib and set an address; without one, programs that use IP addresses cannot connect";
-        return report.warning("addresses", format!("{} has no network interface", port.name), advice);
+        return report.warning("addresses.no-interface", format!("{} has no network interface", port.name), advice);
     };
     if !port.up {
         let advice = format!("ip link set {interface} up");
-        report.problem("addresses", format!("{}: its network interface {interface} is down", port.name), advice);
+        report.problem(
+            "addresses.interface-down",
+            format!("{}: its network interface {interface} is down", port.name),
+            advice,
+        );
     } else if port.addresses.is_empty() {
         report.problem(
-            "addresses",
+            "addresses.none",
             format!("{}: its network interface {interface} has no IP address", port.name),
             format!("ip addr add ADDRESS/LENGTH dev {interface}"),
         );
@@ -216,6 +259,7 @@ mod tests {
             link: "Ethernet".to_owned(),
             gids: 2,
             interfaces: vec!["eth0".to_owned()],
+            elsewhere: None,
             up: true,
             addresses: vec!["192.0.2.1".parse().unwrap()],
         }
@@ -245,6 +289,18 @@ mod tests {
         for [one, two] in broken().into_iter().zip(broken()).map(|(one, two)| [one, two]) {
             assert!(worst(&[one, two]) >= State::Warning);
         }
+    }
+
+    #[test]
+    fn an_interface_in_another_namespace_is_a_problem() {
+        let elsewhere = Port {
+            interfaces: Vec::new(),
+            addresses: Vec::new(),
+            up: false,
+            elsewhere: Some("eth0".to_owned()),
+            ..port("mlx5_0/1")
+        };
+        assert_eq!(worst(&[elsewhere]), State::Problem);
     }
 
     #[test]

@@ -79,12 +79,16 @@ pub fn check(path: Option<&Path>, ports: &[Port], report: &mut Report) -> Option
         Err(message) => {
             let advice =
                 "install it (Debian: librdmacm1), or add its directory to the loader's (/etc/ld.so.conf.d, ldconfig)";
-            report.problem("library", format!("librdmacm.so.1 cannot be loaded: {message}"), advice);
+            report.problem("library.not-loaded", format!("librdmacm.so.1 cannot be loaded: {message}"), advice);
             return None;
         }
     };
     let Some(file) = library.file(c"rdma_create_id") else {
-        report.problem("library", format!("{} has no rdma_create_id", name.display()), "it is not librdmacm");
+        report.problem(
+            "library.not-librdmacm",
+            format!("{} has no rdma_create_id", name.display()),
+            "it is not librdmacm",
+        );
         return None;
     };
     let has_marker = fs::read(&file).is_ok_and(|bytes| bytes.windows(MARKER.len()).any(|window| window == MARKER));
@@ -95,7 +99,7 @@ pub fn check(path: Option<&Path>, ports: &[Port], report: &mut Report) -> Option
         if !library.has_version(function, version) {
             let (function, version) = (function.to_string_lossy(), version.to_string_lossy());
             let text = format!("it lacks {function}@{version}");
-            report.warning("library", text, "newer programs do not start with it: install a newer version");
+            report.warning("library.old", text, "newer programs do not start with it: install a newer version");
         }
     }
     Some(file)
@@ -107,19 +111,23 @@ fn check_verbs(ports: &[Port], report: &mut Report) {
         Ok(library) => library,
         Err(message) => {
             let text = format!("libibverbs.so.1 cannot be loaded: {message}");
-            return report.problem("library", text, "install it (Debian: libibverbs1 and ibverbs-providers)");
+            return report.problem(
+                "library.no-libibverbs",
+                text,
+                "install it (Debian: libibverbs1 and ibverbs-providers)",
+            );
         }
     };
     if !library.has_version(NEWEST_VERBS_SYMBOL.0, NEWEST_VERBS_SYMBOL.1) {
         let file = library.file(c"ibv_get_device_list").unwrap_or_default();
         let text = format!("{} is older than 1.11 (rdma-core 32), which librdmacm 1.5 needs", file.display());
-        report.problem("library", text, "install a newer version (Debian: libibverbs1)");
+        report.problem("library.old-libibverbs", text, "install a newer version (Debian: libibverbs1)");
     }
     let names = device_names(library);
     for port in ports {
         if !names.contains(&port.device) {
             report.problem(
-                "library",
+                "library.device-not-found",
                 format!("libibverbs does not find the device {}", port.device),
                 "is its driver installed (Debian: ibverbs-providers), and may /dev/infiniband/uverbs* be opened?",
             );

@@ -13,18 +13,21 @@ const CAP_IPC_LOCK: u32 = 14;
 /// Checks the limits.
 pub fn check(report: &mut Report) {
     let kilobytes = |limit: u64| format!("{} kB", limit / 1024);
-    let advice =
-        "raise it: `* - memlock unlimited` in /etc/security/limits.d/rdma.conf, or LimitMEMLOCK=infinity for a service";
+    let advice = if has_lock_capability() && !may_lock_all() {
+        "CAP_IPC_LOCK does not count in a user namespace: raise the limit where the container is started (docker: --ulimit memlock=-1)"
+    } else {
+        "raise it: `* - memlock unlimited` in /etc/security/limits.d/rdma.conf, or LimitMEMLOCK=infinity for a service"
+    };
     match soft_limit(libc::RLIMIT_MEMLOCK) {
         None => report.ok("memlock", "memory may be locked without limit (ulimit -l)"),
         Some(_) if may_lock_all() => report.ok("memlock", "memory may be locked without limit (CAP_IPC_LOCK)"),
         Some(limit) if limit < ONE_CONNECTION => report.problem(
-            "memlock",
+            "memlock.too-little",
             format!("{} of memory may be locked (ulimit -l): too little for one connection", kilobytes(limit)),
             advice,
         ),
         Some(limit) if limit < MANY_CONNECTIONS => report.warning(
-            "memlock",
+            "memlock.little",
             format!("{} of memory may be locked (ulimit -l): enough for only a few connections", kilobytes(limit)),
             advice,
         ),
@@ -32,7 +35,7 @@ pub fn check(report: &mut Report) {
     }
     match soft_limit(libc::RLIMIT_NOFILE) {
         Some(limit) if limit < 256 => report.warning(
-            "descriptors",
+            "descriptors.few",
             format!("{limit} descriptors may be open (ulimit -n); an rsocket takes two"),
             "raise it with ulimit -n, or LimitNOFILE= for a service",
         ),
@@ -48,8 +51,14 @@ fn soft_limit(which: libc::__rlimit_resource_t) -> Option<u64> {
     (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Returns whether the process has CAP_IPC_LOCK.
+/// Returns whether the process has CAP_IPC_LOCK where it counts: in the first user namespace, whose
+/// map of user ids is complete.
 fn may_lock_all() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    has_lock_capability() && (map.is_empty() || map.split_whitespace().eq(["0", "0", "4294967295"]))
+}
+
+fn has_lock_capability() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set >> CAP_IPC_LOCK & 1 == 1)

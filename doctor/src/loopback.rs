@@ -14,7 +14,7 @@ use crate::report::Report;
 use crate::{rdma, rsockets};
 
 /// Time-out for one connection, also on a slow machine.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval between two checks of the process.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -47,6 +47,7 @@ pub fn check(ports: &[Port], library: Option<PathBuf>, report: &mut Report) {
     let mut tried = false;
     for port in ports {
         let first = |v4: bool| port.addresses.iter().find(|address| address.is_ipv4() == v4);
+        report.about(Some(&port.name));
         for address in [first(true), first(false)].into_iter().flatten() {
             for kind in [Kind::Rdma, Kind::Rsockets] {
                 tried = true;
@@ -54,6 +55,7 @@ pub fn check(ports: &[Port], library: Option<PathBuf>, report: &mut Report) {
             }
         }
     }
+    report.about(None);
     if !tried {
         report.not_applicable("connection", "not tried: no RDMA device has an IP address");
     }
@@ -64,7 +66,7 @@ fn attempt(kind: Kind, port: &Port, address: IpAddr, library: &Path, report: &mu
     match in_process(kind, address, library) {
         Ok(()) => report.ok("connection", format!("{what}: connected, sent a message, closed")),
         Err(message) => report.problem(
-            "connection",
+            "connection.failed",
             format!("{what}: {message}"),
             "the findings above may show the reason; RDMACM_LOG=stderr rdmacm-doctor reports more if the library supports it",
         ),

@@ -20,7 +20,7 @@ pub fn modules(report: &mut Report) {
             report.ok("modules", format!("the kernel has {module}: {purpose}"));
         } else {
             report.problem(
-                "modules",
+                "modules.missing",
                 format!("the kernel's module {module} is not loaded: {purpose}"),
                 how_to_load(module),
             );
@@ -66,15 +66,15 @@ fn node(path: &str, report: &mut Report) {
     match File::options().read(true).write(true).open(path) {
         Ok(_) => report.ok("device-files", format!("{path} can be opened")),
         Err(error) if error.kind() == ErrorKind::NotFound => report.problem(
-            "device-files",
+            "device-files.missing",
             format!("{path} is missing"),
             "is udev running? In a container, pass the devices to it (docker: --device=/dev/infiniband)",
         ),
         Err(error) if error.kind() == ErrorKind::PermissionDenied => report.problem(
-            "device-files",
+            "device-files.permission",
             format!("{path} may not be opened by this user"),
             "its mode is usually 0666: check the udev rules, or in a container the device cgroup",
         ),
-        Err(error) => report.problem("device-files", format!("{path} cannot be opened: {error}"), "see dmesg"),
+        Err(error) => report.problem("device-files.error", format!("{path} cannot be opened: {error}"), "see dmesg"),
     }
 }

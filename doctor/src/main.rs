@@ -52,7 +52,10 @@ fn main() -> ExitCode {
 }
 
 fn examine(options: &Options) -> ExitCode {
-    let mut report = Report::default();
+    // A closed pipe ends the program, as it ends others; Rust's println would panic.
+    // SAFETY: no handler.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    let mut report = Report::new(options);
     machine::modules(&mut report);
     let devices = devices::all();
     devices::check(&devices, &mut report);
@@ -63,7 +66,7 @@ fn examine(options: &Options) -> ExitCode {
     if options.connections {
         loopback::check(&devices, library, &mut report);
     }
-    report.print(options);
+    report.finish(options);
     match (report.worst(), options.monitor) {
         (State::Problem, true) => ExitCode::from(MONITOR_PROBLEMS),
         (State::Problem, false) => ExitCode::from(PROBLEMS),

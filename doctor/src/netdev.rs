@@ -28,6 +28,13 @@ pub fn of_port(device: u32, port: u32) -> Option<String> {
     text(&query(PORT_GET, &[(DEV_INDEX, device), (PORT_INDEX, port)])?, NDEV_NAME)
 }
 
+/// Returns whether the kernel, of 4.20 or later, tells the interface of a port.
+pub fn tells_interfaces() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (4, 20)
+}
+
 /// Returns the kernel's index of the device with this name.
 pub fn index_of(device: &str) -> Option<u32> {
     let mut index = None;

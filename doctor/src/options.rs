@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use crate::loopback::Kind;
 
 pub const USAGE: &str = "\
-usage: rdmacm-doctor [--json | --monitor] [--quiet] [--no-connection] [--library FILE]
+usage: rdmacm-doctor [--json | --monitor] [-q] [--no-connection] [--library FILE]
   --json            print JSON
   --monitor         print one line; exit status: 0 ok, 1 warnings, 2 problems, 3 incorrect usage
-  --quiet           print only warnings and problems
+  -q, --quiet       print only warnings and problems
   --no-connection   do not try connections
   --library FILE    check this librdmacm instead of the one that programs load
-  --help, --version
+  -h, --help; --version
 Exit status: 0 no problems (perhaps warnings), 1 problems, 2 incorrect usage.
 ";
 
@@ -47,11 +47,11 @@ pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Action, String
     let mut arguments = arguments;
     while let Some(argument) = arguments.next() {
         match argument.to_str() {
-            Some("--help") => return Ok(Action::Help),
+            Some("-h" | "--help") => return Ok(Action::Help),
             Some("--version") => return Ok(Action::Version),
             Some("--json") => options.json = true,
             Some("--monitor") => options.monitor = true,
-            Some("--quiet") => options.quiet = true,
+            Some("-q" | "--quiet") => options.quiet = true,
             Some("--no-connection") => options.connections = false,
             Some("--library") => {
                 options.library = Some(arguments.next().ok_or("--library needs a file")?.into());
@@ -80,10 +80,10 @@ mod tests {
 
     #[test]
     fn command_lines() {
-        assert_eq!(parsed("--help"), Ok(Action::Help));
+        assert_eq!((parsed("--help"), parsed("-h")), (Ok(Action::Help), Ok(Action::Help)));
         let library = Some(PathBuf::from("/x"));
         let all = Options { json: true, monitor: false, quiet: true, connections: false, library };
-        assert_eq!(parsed("--json --quiet --no-connection --library /x"), Ok(Action::Examine(all)));
+        assert_eq!(parsed("--json -q --no-connection --library /x"), Ok(Action::Examine(all)));
         assert!(matches!(parsed("--monitor"), Ok(Action::Examine(Options { monitor: true, json: false, .. }))));
         assert!(parsed("--library").is_err() && parsed("--nonsense").is_err() && parsed("--try rdma here /x").is_err());
         assert!(matches!(parsed("--try rsockets ::1 /x"), Ok(Action::Try { kind: Kind::Rsockets, .. })));

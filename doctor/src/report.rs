@@ -1,8 +1,15 @@
 //! The findings, and how they are printed.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 
 use crate::options::Options;
+
+/// Version of the JSON format: it changes when something is renamed or removed.
+const SCHEMA: u32 = 1;
+/// How long a check takes at least for its time to be printed.
+const SLOW: Duration = Duration::from_millis(100);
 
 /// State of a finding, the worst last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,19 +42,64 @@ impl State {
 
 #[derive(Debug)]
 struct Finding {
-    check: &'static str,
+    /// The check, and after a dot what was found; only warnings and problems have that.
+    code: &'static str,
     state: State,
     text: String,
     advice: Option<String>,
+    /// The port that it is about, in the form DEVICE/PORT.
+    port: Option<String>,
+    /// The time since the finding before.
+    took: Duration,
+}
+
+impl Finding {
+    fn check(&self) -> &'static str {
+        self.code.split('.').next().unwrap_or_default()
+    }
+
+    fn is_shown(&self, quiet: bool) -> bool {
+        !quiet || self.state >= State::Warning
+    }
+
+    fn print(&self) {
+        let seconds = if self.took < SLOW { String::new() } else { format!(" ({:.1} s)", self.took.as_secs_f32()) };
+        println!("{:<8} {:<14} {}{seconds}", self.state.label(), self.check(), self.text);
+        if let Some(advice) = &self.advice {
+            println!("{:<8} {:<14} -> {advice}", "", "");
+        }
+    }
 }
 
 /// The list of findings.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Report {
     findings: Vec<Finding>,
+    /// If findings are printed as they come: whether only warnings and problems are.
+    quiet: Option<bool>,
+    /// When the last finding was added.
+    last: Instant,
+    port: Option<String>,
+}
+
+impl Default for Report {
+    fn default() -> Report {
+        Report { findings: Vec::new(), quiet: None, last: Instant::now(), port: None }
+    }
 }
 
 impl Report {
+    /// A report in the format that the options request. Text is printed as the findings come.
+    pub fn new(options: &Options) -> Report {
+        let is_text = !options.json && !options.monitor;
+        Report { quiet: is_text.then_some(options.quiet), ..Report::default() }
+    }
+
+    /// The following findings are about a port, until the next call.
+    pub fn about(&mut self, port: Option<&str>) {
+        self.port = port.map(str::to_owned);
+    }
+
     /// Adds a finding without a problem.
     pub fn ok(&mut self, check: &'static str, text: impl Into<String>) {
         self.add(check, State::Ok, text.into(), None);
@@ -58,18 +110,24 @@ impl Report {
         self.add(check, State::NotApplicable, text.into(), None);
     }
 
-    /// Adds a possible problem, with advice.
-    pub fn warning(&mut self, check: &'static str, text: impl Into<String>, advice: impl Into<String>) {
-        self.add(check, State::Warning, text.into(), Some(advice.into()));
+    /// Adds a possible problem, with advice. `code` stays the same in later versions.
+    pub fn warning(&mut self, code: &'static str, text: impl Into<String>, advice: impl Into<String>) {
+        self.add(code, State::Warning, text.into(), Some(advice.into()));
     }
 
-    /// Adds a problem, with advice.
-    pub fn problem(&mut self, check: &'static str, text: impl Into<String>, advice: impl Into<String>) {
-        self.add(check, State::Problem, text.into(), Some(advice.into()));
+    /// Adds a problem, with advice. `code` stays the same in later versions.
+    pub fn problem(&mut self, code: &'static str, text: impl Into<String>, advice: impl Into<String>) {
+        self.add(code, State::Problem, text.into(), Some(advice.into()));
     }
 
-    fn add(&mut self, check: &'static str, state: State, text: String, advice: Option<String>) {
-        self.findings.push(Finding { check, state, text, advice });
+    fn add(&mut self, code: &'static str, state: State, text: String, advice: Option<String>) {
+        let took = self.last.elapsed();
+        self.last += took;
+        let finding = Finding { code, state, text, advice, port: self.port.clone(), took };
+        if self.quiet.is_some_and(|quiet| finding.is_shown(quiet)) {
+            finding.print();
+        }
+        self.findings.push(finding);
     }
 
     /// Returns the worst state of all findings.
@@ -80,7 +138,7 @@ impl Report {
     /// Returns the worst state of one check.
     #[cfg(test)]
     pub fn worst_of(&self, check: &str) -> State {
-        let findings = self.findings.iter().filter(|finding| finding.check == check);
+        let findings = self.findings.iter().filter(|finding| finding.check() == check);
         findings.map(|finding| finding.state).max().unwrap_or(State::NotApplicable)
     }
 
@@ -88,24 +146,14 @@ impl Report {
         self.findings.iter().filter(|finding| finding.state == state).count()
     }
 
-    /// Prints the report in the format that the options request.
-    pub fn print(&self, options: &Options) {
-        let is_shown = |finding: &&Finding| !options.quiet || finding.state >= State::Warning;
+    /// Prints what is left of the report: all of it in other formats than text.
+    pub fn finish(&self, options: &Options) {
         if options.monitor {
             println!("{}", self.line());
-            return;
-        }
-        if options.json {
-            println!("{:#}", self.json(self.findings.iter().filter(is_shown)));
-            return;
-        }
-        for finding in self.findings.iter().filter(is_shown) {
-            println!("{:<8} {:<14} {}", finding.state.label(), finding.check, finding.text);
-            if let Some(advice) = &finding.advice {
-                println!("{:<8} {:<14} -> {advice}", "", "");
-            }
-        }
-        if !options.quiet {
+        } else if options.json {
+            let shown = self.findings.iter().filter(|finding| finding.is_shown(options.quiet));
+            println!("{:#}", self.json(shown));
+        } else if !options.quiet {
             let [ok, warnings, problems] = [State::Ok, State::Warning, State::Problem].map(|state| self.count(state));
             println!("{ok} ok, {warnings} warnings, {problems} problems");
         }
@@ -130,8 +178,13 @@ impl Report {
     fn json<'a>(&self, findings: impl Iterator<Item = &'a Finding>) -> Value {
         let list: Vec<Value> = findings
             .map(|finding| {
+                let port = finding.port.as_ref().and_then(|name| name.split_once('/'));
                 json!({
-                    "check": finding.check,
+                    "check": finding.check(),
+                    "code": finding.code,
+                    "device": port.map(|(device, _)| device),
+                    "port": port.and_then(|(_, number)| number.parse::<u32>().ok()),
+                    "milliseconds": finding.took.as_millis() as u64,
                     "state": finding.state.name(),
                     "text": finding.text,
                     "advice": finding.advice,
@@ -139,6 +192,7 @@ impl Report {
             })
             .collect();
         json!({
+            "schema": SCHEMA,
             "state": self.worst().name(),
             "ok": self.count(State::Ok),
             "warnings": self.count(State::Warning),
@@ -168,5 +222,12 @@ mod tests {
         let json = report.json(report.findings.iter());
         assert_eq!((&json["state"], &json["ok"], &json["problems"]), (&json!("problem"), &json!(2), &json!(1)));
         assert_eq!(json["checks"][2]["text"], json!("bad \"x\""));
+        assert_eq!(json["checks"][2]["device"], Value::Null);
+        report.about(Some("mlx5_0/2"));
+        report.problem("ports.inactive", "no cable", "do");
+        let json = report.json(report.findings.iter().skip(4));
+        let found = &json["checks"][0];
+        assert_eq!((&found["check"], &found["code"]), (&json!("ports"), &json!("ports.inactive")));
+        assert_eq!((&found["device"], &found["port"]), (&json!("mlx5_0"), &json!(2)));
     }
 }
