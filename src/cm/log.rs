@@ -6,9 +6,9 @@ use std::slice;
 
 use super::event::event_str;
 use super::id::Id;
-use crate::diag::{self, BadEvent, Cause, Endpoints, probes};
+use crate::diag::{self, BadEvent, Cause, Endpoints, GoodEvent, Path, probes};
 use crate::errno::Errno;
-use crate::ffi::{rdma_cm_event, rdma_cm_event_type};
+use crate::ffi::{ibv_sa_path_rec, rdma_cm_event, rdma_cm_event_type};
 use crate::sys::verbs::IBV_TRANSPORT_IWARP;
 
 /// Addresses and device of an id.
@@ -38,7 +38,36 @@ pub(super) fn event(id: &Id, event: &rdma_cm_event) {
     probes::cm_event(id.as_c(), event.event, event.status);
     if event.status != 0 || matches!(event.event, REMOVAL | REJECTED) {
         bad_event(id, event, event.event == REJECTED);
+    } else if diag::shows_connections() {
+        good_event(id, event);
     }
+}
+
+#[cold]
+#[inline(never)]
+fn good_event(id: &Id, event: &rdma_cm_event) {
+    const ROUTE_RESOLVED: u32 = rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_RESOLVED as u32;
+    const CONNECT_REQUEST: u32 = rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST as u32;
+    if event.event == rdma_cm_event_type::RDMA_CM_EVENT_USER as u32 {
+        return;
+    }
+    // The first event that has the path: at the connecting end, and at the other one.
+    let path = matches!(event.event, ROUTE_RESOLVED | CONNECT_REQUEST).then(|| path(id));
+    let name = event_str(event.event).to_str().unwrap_or_default();
+    diag::good_event(&GoodEvent { id: id.as_c(), name, path }, &endpoints(id));
+}
+
+fn path(id: &Id) -> Path {
+    // SAFETY: the addresses are plain fields of a live structure. The transport's have no invalid
+    // values.
+    let ib = unsafe { (*id.addr()).addr.ibaddr };
+    // An enum ibv_mtu: 1 is 256 bytes.
+    let mtu = |path: ibv_sa_path_rec| 128_u32 << path.mtu.min(5);
+    // SAFETY: any bytes are a value of the GIDs.
+    let gids = unsafe { [ib.sgid.raw, ib.dgid.raw] };
+    let record = id.first_path();
+    let pkey = record.map_or(ib.pkey, |path| path.pkey);
+    Path { gids, pkey: u16::from_be(pkey), mtu_and_sl: record.map(|path| (mtu(path), path.sl)) }
 }
 
 #[cold]

@@ -7,6 +7,8 @@ use libc::sockaddr_storage;
 
 use super::reason;
 use crate::errno::Errno;
+use crate::sys::fixed_string::FixedString;
+use crate::sys::sockaddr::inet;
 
 /// Maximum length of a device name, with its NUL (IBV_SYSFS_NAME_MAX).
 const MAX_NAME: usize = 64;
@@ -66,7 +68,11 @@ pub(super) fn is_unspecified(address: &sockaddr_storage) -> bool {
     address.ss_family == 0 || unsafe { (&*bytes)[family..].iter().all(|&byte| byte == 0) }
 }
 
-/// Whether the process can open an event channel, and why not.
+fn is_loopback(address: &sockaddr_storage) -> bool {
+    inet(address).is_some_and(|address| address.ip().to_canonical().is_loopback())
+}
+
+/// Whether the process can use RDMA devices, and why not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
     /// It can, or this was not checked.
@@ -78,6 +84,10 @@ pub enum Access {
     NoNode,
     /// The process has no permission to open /dev/infiniband/rdma_cm.
     Forbidden,
+    /// No device has its /dev/infiniband/uverbs* here.
+    NoVerbsNode,
+    /// The process has no permission to open any /dev/infiniband/uverbs*.
+    VerbsForbidden,
 }
 
 /// What [`reason`] derives the likely reason from, in addition to call and errno.
@@ -90,6 +100,8 @@ pub struct Facts {
     pub device: bool,
     /// The id is NULL.
     pub null: bool,
+    /// One of the addresses is a loopback address.
+    pub loopback: bool,
 }
 
 impl Facts {
@@ -109,6 +121,7 @@ impl Facts {
             memlock: memlock(),
             device: endpoints.is_some_and(|endpoints| endpoints.device().is_some()),
             null: false,
+            loopback: endpoints.is_some_and(|endpoints| [endpoints.src, endpoints.dst].iter().any(is_loopback)),
         }
     }
 }
@@ -126,16 +139,39 @@ fn access() -> Access {
         return Access::NoDevices;
     }
     match faccess(c"/dev/infiniband/rdma_cm") {
-        0 => Access::Fine,
+        0 => verbs_access(),
         libc::EACCES | libc::EPERM => Access::Forbidden,
         _ => Access::NoNode,
     }
 }
 
+fn verbs_access() -> Access {
+    /// More devices are not looked at.
+    const DEVICES: u32 = 32;
+    let mut result = Access::Fine;
+    for number in 0..DEVICES {
+        let path = |folder: &str| FixedString::<64>::cut(format_args!("{folder}/uverbs{number}"));
+        if faccessat(path("/sys/class/infiniband_verbs").as_c_str(), libc::F_OK) != 0 {
+            continue;
+        }
+        match faccess(path("/dev/infiniband").as_c_str()) {
+            0 => return Access::Fine,
+            libc::EACCES | libc::EPERM => result = Access::VerbsForbidden,
+            _ if result == Access::Fine => result = Access::NoVerbsNode,
+            _ => {}
+        }
+    }
+    result
+}
+
 /// Returns 0 if the process may read and write the file with its effective credentials, otherwise
 /// the errno.
 fn faccess(path: &CStr) -> c_int {
-    let (at, mode, flags) = (libc::AT_FDCWD, libc::R_OK | libc::W_OK, libc::AT_EACCESS);
+    faccessat(path, libc::R_OK | libc::W_OK)
+}
+
+fn faccessat(path: &CStr, mode: c_int) -> c_int {
+    let (at, flags) = (libc::AT_FDCWD, libc::AT_EACCESS);
     // SAFETY: `path` is a C string. faccessat2(2), because faccessat(2) checks the real user only.
     match unsafe { libc::syscall(libc::SYS_faccessat2, at, path.as_ptr(), mode, flags) } {
         0 => 0,

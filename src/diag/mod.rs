@@ -102,6 +102,68 @@ fn is_expected(error: Errno) -> bool {
     matches!(error, Errno::EAGAIN | Errno::EINPROGRESS | Errno::EALREADY | Errno::EINTR)
 }
 
+/// RDMACM_LOG has a word that is none: one line on standard error, when the library is loaded.
+#[cold]
+#[inline(never)]
+fn unknown_value(word: &[u8]) {
+    keep_errno(|| {
+        let mut line = Line::begin("RDMACM_LOG");
+        line.push(format_args!(
+            ": \"{}\" is none of 0, 1, stderr, 2, all, connections, syslog and an absolute path: nothing is logged",
+            str::from_utf8(word).unwrap_or_default()
+        ));
+        sink::write(line.finish());
+    });
+}
+
+/// An event of a connection that is made or ends.
+#[derive(Clone, Copy)]
+pub struct GoodEvent<'a> {
+    /// Address of the id.
+    pub id: *const rdma_cm_id,
+    /// Name of the event.
+    pub name: &'a str,
+    /// The path, if the event is the first one that has it.
+    pub path: Option<Path>,
+}
+
+/// The path of a connection.
+#[derive(Clone, Copy)]
+pub struct Path {
+    /// GIDs of this end and of the peer.
+    pub gids: [[u8; 16]; 2],
+    /// Partition key.
+    pub pkey: u16,
+    /// The path's MTU in bytes and its service level, if there is a path record.
+    pub mtu_and_sl: Option<(u32, u8)>,
+}
+
+/// Returns whether connections that are made are logged, too.
+#[inline]
+pub fn shows_connections() -> bool {
+    switch::shows_connections()
+}
+
+/// Logs an event that reports no failure.
+#[cold]
+#[inline(never)]
+pub fn good_event(event: &GoodEvent<'_>, endpoints: &Endpoints) {
+    keep_errno(|| {
+        let mut line = Line::begin("event");
+        line.push(format_args!(": id {:p}", event.id));
+        line.push_endpoints(Some(endpoints));
+        line.push(format_args!(": {}", event.name));
+        if let Some(path) = event.path {
+            let [own, peer] = path.gids.map(std::net::Ipv6Addr::from);
+            line.push(format_args!(": GID {own} -> {peer}, P_Key {:#06x}", path.pkey));
+            if let Some((mtu, sl)) = path.mtu_and_sl {
+                line.push(format_args!(", MTU {mtu}, SL {sl}"));
+            }
+        }
+        sink::write(line.finish());
+    });
+}
+
 /// An event that reports a failure, or the removal of the device.
 #[derive(Clone, Copy)]
 pub struct BadEvent<'a> {

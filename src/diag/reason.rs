@@ -31,8 +31,9 @@ impl From<&'static str> for Reason {
     }
 }
 
-/// Returns whether a call opens an event channel, which may be the reason for its failure.
-fn opens_channel(name: &str) -> bool {
+/// Returns whether a call opens an event channel or a device, which may be the reason for its
+/// failure.
+fn opens_device(name: &str) -> bool {
     matches!(
         name,
         "rdma_create_event_channel"
@@ -40,15 +41,26 @@ fn opens_channel(name: &str) -> bool {
             | "rdma_create_ep"
             | "rdma_migrate_id"
             | "rdma_get_devices"
+            | "rdma_getaddrinfo"
+            | "rdma_bind_addr"
+            | "rdma_resolve_addr"
             | "rsocket"
+            | "rbind"
+            | "rconnect"
     )
 }
 
 /// Returns whether the reason depends on [`Facts::access`].
 pub fn depends_on_access(name: &str, error: Errno) -> bool {
-    opens_channel(name)
-        && matches!(error.get(), libc::ENODEV | libc::ENOENT | libc::EACCES | libc::EPERM | libc::ENOMEM | libc::ENXIO)
+    opens_device(name)
+        && matches!(
+            error.get(),
+            libc::ENODEV | libc::ENOENT | libc::EACCES | libc::EPERM | libc::ENOMEM | libc::ENXIO | libc::EADDRNOTAVAIL
+        )
 }
+
+const LOOPBACK: &str =
+    "loopback has no RDMA: use the address of an RDMA interface, for connections of the machine with itself too";
 
 /// Returns the reason for the failure of a call.
 pub fn of_call(name: &str, error: Errno, facts: &Facts) -> Reason {
@@ -56,6 +68,9 @@ pub fn of_call(name: &str, error: Errno, facts: &Facts) -> Reason {
         && let Some(text) = of_access(facts.access)
     {
         return text.into();
+    }
+    if facts.loopback && matches!(error.get(), libc::ENODEV | libc::EADDRNOTAVAIL) {
+        return LOOPBACK.into();
     }
     if facts.null && error == Errno::EINVAL {
         return "the id is NULL".into();
@@ -94,6 +109,12 @@ fn of_access(access: Access) -> Option<&'static str> {
         Access::Forbidden => {
             Some("no permission for /dev/infiniband/rdma_cm: it must be readable and writable for this user")
         }
+        Access::NoVerbsNode => Some(
+            "there is no /dev/infiniband/uverbs*: the kernel's module ib_uverbs is not loaded (modprobe ib_uverbs), or a container did not get the device files",
+        ),
+        Access::VerbsForbidden => Some(
+            "no permission for /dev/infiniband/uverbs*: the device's file must be readable and writable for this user",
+        ),
     }
 }
 
@@ -235,6 +256,9 @@ pub fn of_eai(code: c_int) -> (&'static str, &'static str) {
 /// Returns the reason for an event that reports a failure or the removal of the device.
 pub fn of_event(event: u32, status: c_int, iwarp: bool, facts: &Facts) -> Reason {
     let error = Errno::new(status.saturating_abs());
+    if facts.loopback && error == Errno::ENODEV {
+        return LOOPBACK.into();
+    }
     let text = match rdma_cm_event_type::from_number(event) {
         Some(RDMA_CM_EVENT_ADDR_ERROR) => of_address(error),
         Some(RDMA_CM_EVENT_ROUTE_ERROR) => of_route(error),
@@ -301,7 +325,7 @@ pub fn of_completion(status: u32) -> (&'static str, &'static str) {
 mod tests {
     use super::*;
 
-    const NO_FACTS: Facts = Facts { access: Access::Fine, memlock: None, device: false, null: false };
+    const NO_FACTS: Facts = Facts { access: Access::Fine, memlock: None, device: false, null: false, loopback: false };
 
     fn call(name: &str, errno: c_int, facts: Facts) -> String {
         of_call(name, Errno::new(errno), &facts).to_string()
@@ -320,12 +344,17 @@ mod tests {
         // For a synchronous id the errno is always ENOMEM.
         assert!(call("rdma_create_id", libc::ENOMEM, with(Access::Forbidden)).contains("no permission"));
         assert!(call("rdma_create_id", libc::ENOMEM, NO_FACTS).contains("memory"));
-        assert!(!depends_on_access("rdma_bind_addr", Errno::ENODEV));
+        assert!(!depends_on_access("rdma_listen", Errno::ENODEV));
+        let forbidden = with(Access::VerbsForbidden);
+        assert!(call("rdma_bind_addr", libc::ENODEV, forbidden).contains("no permission for /dev/infiniband/uverbs"));
+        assert!(call("rdma_getaddrinfo", libc::ENODEV, with(Access::NoDevices)).contains("no RDMA device"));
     }
 
     #[test]
     fn addresses() {
         assert!(call("rbind", libc::EADDRNOTAVAIL, NO_FACTS).starts_with("no RDMA interface"));
+        let loopback = Facts { loopback: true, ..NO_FACTS };
+        assert!(call("rdma_resolve_addr", libc::ENODEV, loopback).starts_with("loopback has no RDMA"));
         assert!(call("rdma_resolve_addr", libc::ETIMEDOUT, NO_FACTS).starts_with("the neighbour is unresolved"));
         assert!(call("rconnect", libc::ETIMEDOUT, NO_FACTS).starts_with("the neighbour is unresolved"));
         let device = Facts { device: true, ..NO_FACTS };

@@ -4,7 +4,8 @@ use std::ffi::{CStr, c_int, c_long};
 use std::mem::zeroed;
 use std::ptr;
 
-use super::switch::{Target, target};
+use super::switch::{Target, shows_connections, target};
+use crate::sys::fixed_string::FixedString;
 use crate::sys::library_fds;
 
 /// Priority of a line for the system's log: facility user, severity warning (syslog(3)).
@@ -16,18 +17,49 @@ pub fn write(line: &[u8]) {
         // If the program has closed its standard error, one of the library's channels may have the
         // number.
         Target::Stderr if !library_fds::is_own(libc::STDERR_FILENO) => {
-            without_sigpipe(|| writev(libc::STDERR_FILENO, &[line]))
+            let stamp = shows_connections().then(stamp);
+            let stamp = stamp.as_ref().map_or(&[][..], |stamp| stamp.as_c_str().to_bytes());
+            without_sigpipe(|| writev(libc::STDERR_FILENO, &[stamp, line]))
         }
         Target::Stderr => {}
         Target::File(path) => {
             let fd = open(path);
             if fd >= 0 {
-                without_sigpipe(|| writev(fd, &[line]));
+                without_sigpipe(|| writev(fd, &[stamp().as_c_str().to_bytes(), line]));
                 close(fd);
             }
         }
         Target::Syslog => to_syslog(line),
     }
+}
+
+/// The time, as RFC 3339 has it, and a space. UTC: the local time needs files, locks and memory.
+fn stamp() -> FixedString<32> {
+    // SAFETY: all zeros are a time.
+    let mut now: libc::timespec = unsafe { zeroed() };
+    // SAFETY: `now` is writable.
+    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
+    let (days, second) = (now.tv_sec.div_euclid(86_400), now.tv_sec.rem_euclid(86_400));
+    let (year, month, day) = date(days);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let milliseconds = now.tv_nsec / 1_000_000;
+    FixedString::cut(format_args!(
+        "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milliseconds:03}Z "
+    ))
+}
+
+/// Returns the date of a day since 1970-01-01, in years that begin in March and so end with the
+/// leap day.
+fn date(days: i64) -> (i64, i64, i64) {
+    const DAYS_OF_400_YEARS: i64 = 146_097;
+    // Since 0000-03-01.
+    let days = days + 719_468;
+    let (era, day) = (days.div_euclid(DAYS_OF_400_YEARS), days.rem_euclid(DAYS_OF_400_YEARS));
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (first, month) = ((153 * month + 2) / 5, if month < 10 { month + 3 } else { month - 9 });
+    (era * 400 + year + i64::from(month <= 2), month, day - first + 1)
 }
 
 /// Writes the parts, at most two, in one system call, so that other writers do not split the line.
@@ -94,4 +126,27 @@ fn to_syslog(line: &[u8]) {
         writev(fd, &[PRIORITY, line]);
     }
     close(fd);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates() {
+        for (days, expected) in [
+            (0, (1970, 1, 1)),
+            (58, (1970, 2, 28)),
+            (59, (1970, 3, 1)),
+            (11_016, (2000, 2, 29)),
+            (19_782, (2024, 2, 29)),
+            (20_781, (2026, 11, 24)),
+            (-1, (1969, 12, 31)),
+        ] {
+            assert_eq!(date(days), expected);
+        }
+        let stamp = stamp();
+        let text = stamp.as_c_str().to_str().unwrap();
+        assert!(text.len() == 25 && text.ends_with("Z ") && text.starts_with("20"), "{text}");
+    }
 }

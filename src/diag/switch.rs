@@ -10,8 +10,10 @@ unsafe extern "C" {
 }
 
 const OFF: u8 = 0;
+/// Bits of the level.
 const FAILURES: u8 = 1;
 const ALL: u8 = 2;
+const CONNECTIONS: u8 = 4;
 
 static LEVEL: AtomicU8 = AtomicU8::new(OFF);
 
@@ -59,7 +61,11 @@ pub fn read_settings() {
         return;
     }
     // SAFETY: the value is a C string in the environment.
-    let Some((level, target)) = parse(unsafe { CStr::from_ptr(value) }.to_bytes()) else { return };
+    let (level, target) = match parse(unsafe { CStr::from_ptr(value) }.to_bytes()) {
+        Ok(Some(parsed)) => parsed,
+        Ok(None) => return,
+        Err(word) => return super::unknown_value(word),
+    };
     // SAFETY: no thread reads the settings while the level is 0.
     let settings = unsafe { &mut *SETTINGS.0.get() };
     settings.0 = match target {
@@ -81,20 +87,25 @@ enum ParsedTarget<'a> {
 }
 
 /// Parses words that are separated by commas: `1` or `stderr`, `syslog`, or a path; `2` or `all`
-/// for all errors. Returns `None` for `0` and for an invalid value.
-fn parse(value: &[u8]) -> Option<(u8, ParsedTarget<'_>)> {
+/// for all errors; `connections` for what connections are made. Returns `None` if nothing is to be
+/// logged, and fails with the first word that is invalid.
+fn parse(value: &[u8]) -> Result<Option<(u8, ParsedTarget<'_>)>, &[u8]> {
     let (mut level, mut target) = (FAILURES, ParsedTarget::Stderr);
+    if matches!(value, b"" | b"0") {
+        return Ok(None);
+    }
     for word in value.split(|&byte| byte == b',') {
         match word {
             b"1" => {}
-            b"2" | b"all" => level = ALL,
+            b"2" | b"all" => level |= ALL,
+            b"connections" => level |= CONNECTIONS,
             b"stderr" => target = ParsedTarget::Stderr,
             b"syslog" => target = ParsedTarget::Syslog,
             [b'/', ..] if word.len() < MAX_PATH => target = ParsedTarget::File(word),
-            _ => return None,
+            _ => return Err(word),
         }
     }
-    Some((level, target))
+    Ok(Some((level, target)))
 }
 
 /// Returns whether logging is on.
@@ -105,7 +116,13 @@ pub fn is_on() -> bool {
 
 /// Returns whether errors that are expected in normal operation are logged, too.
 pub fn is_verbose() -> bool {
-    LEVEL.load(Ordering::Relaxed) == ALL
+    LEVEL.load(Ordering::Relaxed) & ALL != 0
+}
+
+/// Returns whether connections that are made are logged, too.
+#[inline]
+pub fn shows_connections() -> bool {
+    LEVEL.load(Ordering::Relaxed) & CONNECTIONS != 0
 }
 
 /// Returns the destination of log lines. The caller has checked that logging is on.
@@ -126,14 +143,19 @@ mod tests {
 
     #[test]
     fn values_of_the_variable() {
-        for off in ["", "0", "yes", "file", "1,maybe", "relative/path"] {
-            assert_eq!(parse(off.as_bytes()), None, "{off}");
+        for off in ["", "0"] {
+            assert_eq!(parse(off.as_bytes()), Ok(None), "{off}");
         }
-        assert_eq!(parse(b"1"), Some((FAILURES, ParsedTarget::Stderr)));
-        assert_eq!(parse(b"stderr"), Some((FAILURES, ParsedTarget::Stderr)));
-        assert_eq!(parse(b"2"), Some((ALL, ParsedTarget::Stderr)));
-        assert_eq!(parse(b"all,syslog"), Some((ALL, ParsedTarget::Syslog)));
-        assert_eq!(parse(b"/tmp/x"), Some((FAILURES, ParsedTarget::File(b"/tmp/x"))));
-        assert_eq!(parse(&[b'/'; MAX_PATH]), None);
+        for (value, word) in [("yes", "yes"), ("1,maybe", "maybe"), ("relative/path", "relative/path"), ("1,", "")] {
+            assert_eq!(parse(value.as_bytes()), Err(word.as_bytes()));
+        }
+        let parsed = |value: &'static str| parse(value.as_bytes()).unwrap().unwrap();
+        assert_eq!(parsed("1"), (FAILURES, ParsedTarget::Stderr));
+        assert_eq!(parsed("stderr"), (FAILURES, ParsedTarget::Stderr));
+        assert_eq!(parsed("2"), (FAILURES | ALL, ParsedTarget::Stderr));
+        assert_eq!(parsed("all,syslog"), (FAILURES | ALL, ParsedTarget::Syslog));
+        assert_eq!(parsed("/tmp/x"), (FAILURES, ParsedTarget::File(b"/tmp/x")));
+        assert_eq!(parsed("connections,/tmp/x"), (FAILURES | CONNECTIONS, ParsedTarget::File(b"/tmp/x")));
+        assert!(parse(&[b'/'; MAX_PATH]).is_err());
     }
 }
