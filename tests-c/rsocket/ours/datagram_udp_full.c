@@ -81,12 +81,16 @@ static void *wait_by_edge(void *argument)
 	struct waiting *waiting = argument;
 	struct epoll_event event = { .events = EPOLLOUT | EPOLLET };
 	struct repoll repoll;
-	int set;
+	int set, result;
 
 	if (find_repoll(&repoll)) {
 		EXPECT((set = repoll.create(0)) >= 0);
 		EXPECT(!repoll.control(set, EPOLL_CTL_ADD, waiting->fd, &event));
-		waiting->result = repoll.wait(set, &event, 1, -1) == 1 && event.events == EPOLLOUT;
+		/* As epoll_wait(2) it is interrupted by the SIGCHLD of system(3), which no handler catches. */
+		do
+			result = repoll.wait(set, &event, 1, -1);
+		while (result == -1 && errno == EINTR);
+		waiting->result = result == 1 && event.events == EPOLLOUT;
 		EXPECT(!rclose(set));
 	} else {
 		waiting->result = poll_wait(waiting->fd, POLLOUT) == POLLOUT;
