@@ -3,7 +3,9 @@
 //! addresses.
 //!
 //! {version and reserved bits u8 = 0, IP version in the upper half of a u8, source port be16,
-//! source and destination address of 16 bytes each, an IPv4 address in the last four}.
+//! source and destination address of 16 bytes each, an IPv4 address in the last four}. Between GIDs
+//! the IP version is 0: with another one the peer's kernel looks for an IPoIB interface that has the
+//! addresses, and rejects the request if there is none.
 
 use crate::acm::addr::Addr;
 use crate::sys::sockaddr::SockAddr;
@@ -11,12 +13,16 @@ use crate::sys::sockaddr::SockAddr;
 /// Length of the header in bytes.
 pub const IP_HEADER: usize = 36;
 
-/// Returns the header for a connection between two addresses. A GID is used as an IPv6 address.
+/// Returns the header for a connection between two addresses.
 pub fn ip_header(source: &SockAddr, destination: &SockAddr) -> [u8; IP_HEADER] {
     let (source, destination) = (Addr::from_bytes(source.bytes()), Addr::from_bytes(destination.bytes()));
-    let v4 = matches!(source, Some(Addr::V4 { .. })) && matches!(destination, Some(Addr::V4 { .. }));
+    let version = match (source, destination) {
+        (Some(Addr::V4 { .. }), Some(Addr::V4 { .. })) => 4,
+        (Some(Addr::V6(_)), Some(Addr::V6(_))) => 6,
+        _ => 0,
+    };
     let mut header = [0; IP_HEADER];
-    header[1] = if v4 { 4 << 4 } else { 6 << 4 };
+    header[1] = version << 4;
     header[2..4].copy_from_slice(&source.map_or(0, |addr| addr.port()).to_be_bytes());
     header[4..20].copy_from_slice(&address(source));
     header[20..].copy_from_slice(&address(destination));
