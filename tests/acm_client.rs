@@ -1,5 +1,5 @@
-//! Tests of the ibacm client with correct and misbehaving servers. A wait without a timeout would show as a test that
-//! never ends.
+//! Tests of the ibacm client with correct and misbehaving servers. A wait without a timeout would
+//! show as a test that never ends.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
 
@@ -209,7 +209,8 @@ fn unknown_records_are_ignored() {
     }
 }
 
-// The reference keeps using the broken connection, accepts these answers, and is killed by SIGPIPE at the next query.
+// The reference keeps using the broken connection, accepts these answers, and is killed by SIGPIPE
+// at the next query.
 #[test]
 fn invalid_answers_are_ignored_and_the_next_query_uses_a_new_connection() {
     for mode in [

@@ -1,5 +1,5 @@
-//! Datagrams of the kernel, after its client has registered, through the whole port mapper: for any contents it keeps as
-//! many ports open as it has mappings.
+//! Datagrams of the kernel, after its client has registered, through the whole port mapper: for any
+//! contents it keeps as many ports open as it has mappings.
 #![no_main]
 
 use std::collections::HashSet;

@@ -1,4 +1,5 @@
-//! Options of rsockets, in any order: a connection can be made with all combinations that a program can set.
+//! Options of rsockets, in any order: a connection can be made with all combinations that a program
+//! can set.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

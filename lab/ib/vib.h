@@ -139,7 +139,7 @@ struct vib_packet {
 };
 
 struct vib_fabric {
-	struct mutex run; /* held by whoever moves packets */
+	struct mutex run; /* held while packets are moved */
 	spinlock_t lock;  /* protects the two lists */
 	struct list_head ready;
 	struct list_head flying; /* packets by time of delivery */

@@ -1,7 +1,7 @@
 //! Handlers of fork(): one registration with the C library, in which each layer has its slot.
 //!
-//! Order, whoever registers first: before the fork from the upper layer to the lower one, as the
-//! layers' locks nest; afterwards from the lower layer to the upper one. In the child the
+//! The order does not depend on which layer registers first: before the fork from the upper layer
+//! to the lower one, as the layers' locks nest; afterwards from the lower layer to the upper one. In the child the
 //! [`owner`] mark changes before any handler runs.
 //!
 //! The registration is made when the library is loaded (`rsocket/forks.rs`): later, a fork() in

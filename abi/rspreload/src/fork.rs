@@ -155,8 +155,8 @@ pub fn in_parent() {
     share::in_parent();
 }
 
-/// After fork(2), in the child: the handshakes are the parent's, and so are the rsockets, which the
-/// child uses by way of the parent.
+/// After fork(2), in the child: handshakes and rsockets stay with the parent, which executes the
+/// child's calls on rsockets.
 pub fn in_child() {
     slots::in_child();
     share::in_child();

@@ -9,7 +9,8 @@
 //!
 //! The layers, from the top: [`calls`] (the exported functions), [`dispatch`] (what a number is and
 //! where a call goes) with [`fds`] (what opening, copying and closing do), [`auto`] (automatic
-//! mode), [`fork`] (fork mode), [`epoll`] and [`rsocket`], [`table`], and at the bottom [`next_symbol`] and [`rsocket_abi`].
+//! mode), [`fork`] (fork mode), [`epoll`] and [`rsocket`], [`table`], and at the bottom
+//! [`next_symbol`] and [`rsocket_abi`].
 //!
 //! No std: it is bound to the names below and would call our `close` for its own files. For the
 //! same reason nothing in this crate calls one of these names through `libc`, only through

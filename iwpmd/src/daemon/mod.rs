@@ -1,5 +1,5 @@
-//! The daemon around [`crate::proto`]: sockets, signals, log. One thread, which sleeps in epoll_wait(2), and
-//! one that writes the log.
+//! The daemon around [`crate::proto`]: sockets, signals, log. One thread, which sleeps in
+//! epoll_wait(2), and one that writes the log.
 
 pub mod choice;
 pub mod config;

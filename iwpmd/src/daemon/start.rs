@@ -103,7 +103,8 @@ fn set_up() -> Result<Daemon, Failure> {
     // Future kernels may require CAP_NET_ADMIN for each message; CAP_NET_BIND_SERVICE restores
     // mappings to ports below 1024.
     process::keep_capabilities(&[CAP_NET_ADMIN, CAP_NET_BIND_SERVICE]).map_err(|e| format!("capabilities: {e}"))?;
-    // From here on there is a second thread: after the fork, with the signals blocked and the capabilities given up.
+    // From here on there is a second thread: after the fork, with the signals blocked and the
+    // capabilities given up.
     let mut log =
         LogQueue::start(log_queue::CAPACITY, write_log).map_err(|error| format!("a thread for the log: {error}"))?;
     let log = Box::new(move |level, line: &str| log.push(level, line));

@@ -2,6 +2,7 @@
 //! which precedes it.
 
 use crate::acm::addr::{Addr, Gid, Ib};
+use crate::acm::ip_header;
 use crate::acm::wire::{Answer, PATH_RECORD_LEN, Path, Query};
 use crate::errno::Result;
 use crate::ffi::{RAI_NOROUTE, RAI_NUMERICHOST};
@@ -12,9 +13,6 @@ use super::list::Entry;
 
 /// An internal flag of the reference: no AF_IB entry is added.
 const ROUTE_ONLY: u32 = 0x0100_0000;
-
-/// Bytes of the header before the private data that the IBTA's IP addressing annex (A11) defines.
-const IP_HEADER_LEN: usize = 36;
 
 /// The query to ibacm for `entry`.
 pub fn query(entry: &Entry, flags: u32, path: Option<[u8; PATH_RECORD_LEN]>) -> Query {
@@ -42,10 +40,9 @@ pub fn apply(entry: &mut Entry, answer: &Answer, flags: u32, af_ib: bool) -> Res
 fn ib_entry(entry: &Entry, path: &Path, route: &[u8]) -> Result<Option<Entry>> {
     let (src, dst) = (addr(&entry.src), addr(&entry.dst));
     let header = match (src, dst) {
-        (Some(Addr::V4 { ip: src, .. }), Some(Addr::V4 { ip: dst, .. })) => {
-            Some(ip_header(4, padded(src), padded(dst)))
+        (Some(Addr::V4 { .. }), Some(Addr::V4 { .. })) | (Some(Addr::V6(_)), Some(Addr::V6(_))) => {
+            Some(ip_header::emit(src, dst, 0))
         }
-        (Some(Addr::V6(src)), Some(Addr::V6(dst))) => Some(ip_header(6, src.ip, dst.ip)),
         (_, Some(Addr::Ib(_))) | (Some(Addr::Ib(_)), None) => None,
         _ => return Ok(None),
     };
@@ -68,22 +65,6 @@ fn ib_entry(entry: &Entry, path: &Path, route: &[u8]) -> Result<Option<Entry>> {
         },
         ..Entry::default()
     }))
-}
-
-/// An IPv4 address in the last four of 16 bytes.
-fn padded(ip: [u8; 4]) -> Gid {
-    let mut bytes = [0; 16];
-    bytes[12..].copy_from_slice(&ip);
-    bytes
-}
-
-/// Version 0 of the header, IP version, port 0, both addresses.
-fn ip_header(version: u8, src: Gid, dst: Gid) -> [u8; IP_HEADER_LEN] {
-    let mut header = [0; IP_HEADER_LEN];
-    header[1] = version << 4;
-    header[4..20].copy_from_slice(&src);
-    header[20..].copy_from_slice(&dst);
-    header
 }
 
 fn addr(bytes: &Option<CBytes>) -> Option<Addr> {

@@ -77,6 +77,5 @@ fn by_rdma(fd: c_int, to: &Name) -> Result<Option<c_int>, Option<Reason>> {
 
 /// Whether the socket has been connected, connects, or listens: connect(2) is the kernel's then.
 fn is_connected(fd: c_int) -> bool {
-    const CLOSED: u8 = 7;
-    tcp::state(fd).is_some_and(|state| state != CLOSED)
+    tcp::state(fd).is_some_and(|state| state != tcp::CLOSED)
 }

@@ -70,8 +70,7 @@ fn of(entry: Entry) -> Option<&'static Listener> {
 
 /// Whether a socket listens.
 pub fn is_listening(fd: c_int) -> bool {
-    const LISTEN: u8 = 10;
-    tcp::state(fd) == Some(LISTEN)
+    tcp::state(fd) == Some(tcp::LISTEN)
 }
 
 /// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well, unless it

@@ -49,14 +49,13 @@ pub fn connect_tcp(copy: c_int, to: &Name) {
 /// Looks for a short time whether TCP is connected where nobody listened by RDMA, to remember it.
 pub fn watch_tcp(copy: c_int, to: &Name, reason: Reason) {
     const TIME: c_int = 20;
-    const ESTABLISHED: u8 = 1;
     if reason != Reason::Rejected {
         return;
     }
     let mut fds = [pollfd { fd: copy, events: POLLOUT, revents: 0 }];
     tcp::poll(&mut fds, &Deadline::after(TIME));
     // Not SO_ERROR, which is the program's to read.
-    if tcp::state(copy) == Some(ESTABLISHED) {
+    if tcp::state(copy) == Some(tcp::ESTABLISHED) {
         attempt::accepted_by_tcp(to, reason);
     }
 }

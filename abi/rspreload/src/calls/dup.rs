@@ -156,7 +156,7 @@ fn control(fd: c_int, entry: Entry, cmd: c_int, arg: usize) -> c_int {
         }
         // The argument is an int: the upper half of the register is undefined.
         (F_SETFL, Fd::Rsocket(_)) => set_flags(fd, entry.inner, arg as c_int),
-        // The flags of the number are the placeholder's; so are locks, harmlessly.
+        // Flags of the number, and locks, are those of the placeholder. Sockets have no use for locks.
         (F_GETFD | F_SETFD | F_GETLK | F_SETLK | F_SETLKW | F_OFD_GETLK | F_OFD_SETLK | F_OFD_SETLKW, _) => next(),
         // The number is a socket of the kernel, which takes what sockets take.
         (_, Fd::Rsocket(entry)) if auto::is_auto(entry) => next(),

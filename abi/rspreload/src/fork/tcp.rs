@@ -74,6 +74,11 @@ pub fn family(fd: c_int) -> Option<c_int> {
     int(fd, libc::SOL_SOCKET, libc::SO_DOMAIN)
 }
 
+/// States of `<net/tcp_states.h>`.
+pub const ESTABLISHED: u8 = 1;
+pub const CLOSED: u8 = 7;
+pub const LISTEN: u8 = 10;
+
 /// The state of the connection, as in /proc/net/tcp: the first byte of `struct tcp_info`.
 pub fn state(tcp: c_int) -> Option<u8> {
     int(tcp, libc::IPPROTO_TCP, libc::TCP_INFO).map(|info| info.to_ne_bytes()[0])
