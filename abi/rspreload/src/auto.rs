@@ -42,7 +42,7 @@ pub use listeners::{hold, release, take_over};
 
 /// A call is about to use a number whose attempt is under way. Returns the errno with which a call
 /// fails that does not wait.
-pub fn settle(fd: c_int, entry: Entry, way: Way) -> Result<(), c_int> {
+pub fn resolve_attempt(fd: c_int, entry: Entry, way: Way) -> Result<(), c_int> {
     if way == Way::Shutdown {
         slots::stay_tcp(entry);
     } else if way.waits() && crate::fork::tcp::is_blocking(fd) {
@@ -137,26 +137,26 @@ pub unsafe fn accept(
         }
         // SAFETY: the storage is as long as it says.
         let from = unsafe { Name::read((&raw const storage).cast(), room) };
-        let mut told = Name { storage, len: room };
+        let mut reported = Name { storage, len: room };
         let is_listener = table::get(fd).is_some_and(|entry| entry.kind == Kind::Listener);
         if let Some(from) = from
-            && let Some(place) = errno::keeping(|| shared::accepted(&from, || name::own(fd).map(|own| own.number())))
+            && let Some(index) = errno::keeping(|| shared::accepted(&from, || name::own(fd).map(|own| own.number())))
         {
-            let peer = shared::slot(place).and_then(|slot| slot.peer());
-            if !errno::keeping(|| connections::adopt(new, place, listeners::speaks(fd))) {
+            let peer = shared::slot(index).and_then(|slot| slot.peer());
+            if !errno::keeping(|| connections::adopt(new, index, listeners::defers_accept(fd))) {
                 // SAFETY: the program does not know the number yet.
                 unsafe { next_symbol::close(new) };
                 continue;
             }
             if let Some(peer) = peer {
-                told = peer.in_family(from.family());
+                reported = peer.in_family(from.family());
             }
         } else if let (Some(from), true) = (from, is_listener) {
             log::accepted(new, &from, "TCP", log::Reason::CameByTcp);
         }
         if !addr.is_null() {
             // SAFETY: as for this function; `len` is not null.
-            unsafe { told.write(addr, len) };
+            unsafe { reported.write(addr, len) };
         }
         return new;
     }

@@ -106,7 +106,7 @@ fn decide(fd: c_int, entry: Entry, way: Way) -> Target {
             Target::Kernel
         }
         Fd::Connecting(entry) => {
-            let settled = auto::settle(fd, entry, way);
+            let settled = auto::resolve_attempt(fd, entry, way);
             settled.map_or_else(Target::Fails, |()| data(fd, way))
         }
         Fd::Rsocket(entry) => {
@@ -117,7 +117,7 @@ fn decide(fd: c_int, entry: Entry, way: Way) -> Target {
             }
         }
         // SAFETY: `entry` is what the table has for the program's number.
-        Fd::Pending(entry) => match unsafe { fork::settle(fd, entry, way) } {
+        Fd::Pending(entry) => match unsafe { fork::resolve_pending(fd, entry, way) } {
             Ok(Some(inner)) => Target::Rsocket(inner),
             Ok(None) => Target::Kernel,
             Err(why) => Target::Fails(why),

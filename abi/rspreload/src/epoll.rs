@@ -184,12 +184,12 @@ pub unsafe fn wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, time
             return count;
         }
         // SAFETY: the kernel has written `count` events, and there is room for `maxevents`.
-        let Some(told) = (unsafe { ask_sides(events, count as usize, maxevents as usize) }) else { return count };
-        match told {
+        let Some(result) = (unsafe { ask_sides(events, count as usize, maxevents as usize) }) else { return count };
+        match result {
             Ok(0) if left != 0 => {}
             // The side is the parent's and stays ready: pause instead of spinning.
             Err(()) if left != 0 => nap(),
-            told => return told.unwrap_or(0) as c_int,
+            result => return result.unwrap_or(0) as c_int,
         }
         // Another thread has taken the side's events, or they were spurious.
         left = deadline.as_ref().map_or(timeout, Deadline::left);
@@ -227,8 +227,8 @@ unsafe fn ask_sides(events: *mut epoll_event, count: usize, max: usize) -> Optio
 /// sides, or `None` if there was no mark.
 fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<(usize, usize)> {
     let (mut kept, mut found) = (0, 0);
-    for place in 0..events.len() {
-        let event = events[place];
+    for index in 0..events.len() {
+        let event = events[index];
         match event.u64 >> 32 {
             MARK => {
                 if let Some(side) = sides.get_mut(found) {

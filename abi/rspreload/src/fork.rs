@@ -94,8 +94,8 @@ pub unsafe fn connect(fd: c_int, entry: Entry, addr: *const sockaddr, addrlen: s
 ///
 /// # Safety
 /// `fd` is a descriptor of the program and `entry` is what the table had for it.
-pub unsafe fn settle(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int> {
-    errno::keeping(|| decide::settle(fd, entry, way))
+pub unsafe fn resolve_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int> {
+    errno::keeping(|| decide::resolve_pending(fd, entry, way))
 }
 
 /// A pending socket is about to be waited for. If it was accepted its handshake begins, because the
@@ -106,9 +106,9 @@ pub unsafe fn settle(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>,
 /// to be called if the socket is still pending.
 ///
 /// # Safety
-/// As for [`settle`].
-pub unsafe fn settle_for_poll(fd: c_int, entry: Entry, _events: c_short) -> Option<c_int> {
-    errno::keeping(|| decide::settle(fd, entry, Way::ReceiveNow)).unwrap_or(None)
+/// As for [`resolve_pending`].
+pub unsafe fn resolve_for_poll(fd: c_int, entry: Entry, _events: c_short) -> Option<c_int> {
+    errno::keeping(|| decide::resolve_pending(fd, entry, Way::ReceiveNow)).unwrap_or(None)
 }
 
 /// Whether `fd` is an accepted connection whose handshake is under way. The program must not see
@@ -121,13 +121,13 @@ pub fn is_undecided(fd: c_int) -> bool {
 /// is another socket now, which has to be polled anew.
 ///
 /// # Safety
-/// As for [`settle`].
+/// As for [`resolve_pending`].
 pub unsafe fn after_poll(fd: c_int, revents: c_short) -> bool {
     let Some(entry @ Entry { kind: Kind::Pending, .. }) = table::get(fd) else { return false };
     if revents & libc::POLLIN == 0 || State::of(entry).role == Role::Fresh {
         return false;
     }
-    let _ = errno::keeping(|| decide::settle(fd, entry, Way::ReceiveNow));
+    let _ = errno::keeping(|| decide::resolve_pending(fd, entry, Way::ReceiveNow));
     table::get(fd) != Some(entry)
 }
 

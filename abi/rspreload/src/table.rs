@@ -29,10 +29,10 @@ pub enum Kind {
     /// of `auto::slots`.
     Connecting,
     /// A listener of the kernel's at whose port rsockets listen (automatic mode). `inner` is its
-    /// place in `auto::listeners`.
+    /// index in `auto::listeners`.
     Listener,
     /// A socket of the kernel's whose data another process forwards (automatic mode). `inner` is
-    /// its place in `auto::shared`.
+    /// its index in `auto::shared`.
     Forwarded,
 }
 
@@ -161,7 +161,7 @@ impl<T> Growing<T> {
 
     /// Returns the chunk, the index in the chunk, and the chunk's length.
     #[inline(always)]
-    fn place(fd: c_int) -> Option<(usize, usize, usize)> {
+    fn index(fd: c_int) -> Option<(usize, usize, usize)> {
         let number = usize::try_from(fd).ok()?;
         if number < FIRST {
             return Some((0, number, FIRST));
@@ -174,12 +174,12 @@ impl<T> Growing<T> {
     /// chunk.
     #[inline(always)]
     pub fn get(&self, fd: c_int) -> Option<&T> {
-        let (chunk, place, _) = Self::place(fd)?;
+        let (chunk, index, _) = Self::index(fd)?;
         // Acquire: pairs with the store of the chunk, whose zeros become visible.
         let start = self.chunks.get(chunk)?.load(Ordering::Acquire);
-        // SAFETY: a stored chunk is as long as `place` says and is never freed. `T` is an atomic
+        // SAFETY: a stored chunk is as long as its position says and is never freed. `T` is an atomic
         // integer (see `new`), for which zeros are a value.
-        (!start.is_null()).then(|| unsafe { &*start.add(place) })
+        (!start.is_null()).then(|| unsafe { &*start.add(index) })
     }
 
     /// All words that have memory, with their numbers.
@@ -190,14 +190,14 @@ impl<T> Growing<T> {
             let first = if chunk == 0 { 0 } else { len };
             let start = start.load(Ordering::Acquire);
             // SAFETY: as for [`Growing::get`].
-            let word = move |place| ((first + place) as c_int, unsafe { &*start.add(place) });
+            let word = move |index| ((first + index) as c_int, unsafe { &*start.add(index) });
             (0..if start.is_null() { 0 } else { len }).map(word)
         })
     }
 
     /// The word of a number, after allocating its chunk if need be: `ENOMEM`.
     pub fn get_or_grow(&self, fd: c_int) -> Result<&T, c_int> {
-        let (chunk, _, len) = Self::place(fd).ok_or(EBADF)?;
+        let (chunk, _, len) = Self::index(fd).ok_or(EBADF)?;
         let chunk = self.chunks.get(chunk).ok_or(EBADF)?;
         if chunk.load(Ordering::Acquire).is_null() {
             let size = len * mem::size_of::<T>();
@@ -354,14 +354,14 @@ mod tests {
 
     #[test]
     fn every_number_has_a_place_of_its_own() {
-        let place = Growing::<AtomicU64>::place;
-        assert_eq!(place(-1), None);
-        assert_eq!(place(0), Some((0, 0, FIRST)));
-        assert_eq!(place(1023), Some((0, 1023, FIRST)));
-        assert_eq!(place(1024), Some((1, 0, 1024)));
-        assert_eq!(place(2047), Some((1, 1023, 1024)));
-        assert_eq!(place(2048), Some((2, 0, 2048)));
-        let (chunk, at, len) = place(c_int::MAX).unwrap();
+        let index = Growing::<AtomicU64>::index;
+        assert_eq!(index(-1), None);
+        assert_eq!(index(0), Some((0, 0, FIRST)));
+        assert_eq!(index(1023), Some((0, 1023, FIRST)));
+        assert_eq!(index(1024), Some((1, 0, 1024)));
+        assert_eq!(index(2047), Some((1, 1023, 1024)));
+        assert_eq!(index(2048), Some((2, 0, 2048)));
+        let (chunk, at, len) = index(c_int::MAX).unwrap();
         assert_eq!((chunk, at), (CHUNKS - 1, len - 1));
     }
 

@@ -35,14 +35,14 @@ static PRIVATE: [Private; MAX_SLOTS] = [const {
     }
 }; MAX_SLOTS];
 
-/// A bit for each place in use.
+/// A bit for each index in use.
 static USED: [AtomicU64; MAX_SLOTS / 64] = [const { AtomicU64::new(0) }; MAX_SLOTS / 64];
 
-/// By number of an rsocket: its place plus one.
-static PLACE_OF: Growing<AtomicU32> = Growing::new();
+/// By number of an rsocket: its index plus one.
+static INDEX_OF: Growing<AtomicU32> = Growing::new();
 
-/// The places in use.
-pub fn places() -> impl Iterator<Item = usize> {
+/// The indexes in use.
+pub fn indexes() -> impl Iterator<Item = usize> {
     USED.iter().enumerate().flat_map(|(word, bits)| {
         let mut left = bits.load(SeqCst);
         core::iter::from_fn(move || {
@@ -53,47 +53,47 @@ pub fn places() -> impl Iterator<Item = usize> {
     })
 }
 
-/// The place of an rsocket.
-fn place_of(inner: c_int) -> Option<usize> {
-    (PLACE_OF.get(inner)?.load(SeqCst) as usize).checked_sub(1)
+/// The index of an rsocket.
+fn index_of(inner: c_int) -> Option<usize> {
+    (INDEX_OF.get(inner)?.load(SeqCst) as usize).checked_sub(1)
 }
 
-/// The rsocket of a place.
-pub fn inner(place: usize) -> c_int {
-    PRIVATE.get(place).map_or(-1, |private| private.inner.load(SeqCst) - 1)
+/// The rsocket of an index.
+pub fn inner(index: usize) -> c_int {
+    PRIVATE.get(index).map_or(-1, |private| private.inner.load(SeqCst) - 1)
 }
 
 /// This process's end of the token.
-pub fn token(place: usize) -> c_int {
-    PRIVATE.get(place).map_or(-1, |private| private.token.load(SeqCst) - 1)
+pub fn token(index: usize) -> c_int {
+    PRIVATE.get(index).map_or(-1, |private| private.token.load(SeqCst) - 1)
 }
 
 /// Whether a child may use the connection.
-pub fn is_forked(place: usize) -> bool {
-    PRIVATE.get(place).is_some_and(|private| private.forked.load(SeqCst))
+pub fn is_forked(index: usize) -> bool {
+    PRIVATE.get(index).is_some_and(|private| private.forked.load(SeqCst))
 }
 
 /// Enters an rsocket and its token, for which a slot was claimed.
-pub fn enter(place: usize, inner: c_int, token: c_int) -> bool {
-    let (Some(private), Ok(word)) = (PRIVATE.get(place), PLACE_OF.get_or_grow(inner)) else { return false };
+pub fn enter(index: usize, inner: c_int, token: c_int) -> bool {
+    let (Some(private), Ok(word)) = (PRIVATE.get(index), INDEX_OF.get_or_grow(inner)) else { return false };
     private.inner.store(inner + 1, SeqCst);
     private.token.store(token + 1, SeqCst);
     private.forked.store(false, SeqCst);
     private.accepted.store(false, SeqCst);
-    word.store(place as u32 + 1, SeqCst);
-    USED[place / 64].fetch_or(1 << (place % 64), SeqCst);
+    word.store(index as u32 + 1, SeqCst);
+    USED[index / 64].fetch_or(1 << (index % 64), SeqCst);
     true
 }
 
-/// Ends what the place was used for, but for the rsocket itself.
-pub fn leave(place: usize) {
-    let Some(private) = PRIVATE.get(place) else { return };
-    if let Some(word) = PLACE_OF.get(private.inner.swap(0, SeqCst) - 1) {
-        let _ = word.compare_exchange(place as u32 + 1, 0, SeqCst, SeqCst);
+/// Ends what the index was used for, but for the rsocket itself.
+pub fn leave(index: usize) {
+    let Some(private) = PRIVATE.get(index) else { return };
+    if let Some(word) = INDEX_OF.get(private.inner.swap(0, SeqCst) - 1) {
+        let _ = word.compare_exchange(index as u32 + 1, 0, SeqCst, SeqCst);
     }
-    USED[place / 64].fetch_and(!(1 << (place % 64)), SeqCst);
+    USED[index / 64].fetch_and(!(1 << (index % 64)), SeqCst);
     close_token(private.token.swap(0, SeqCst) - 1);
-    if let Some(slot) = shared::slot(place) {
+    if let Some(slot) = shared::slot(index) {
         slot.free();
     }
 }
@@ -112,30 +112,30 @@ fn close_token(token: c_int) {
     }
 }
 
-/// Ends the token of a place in order, after the data.
-pub fn leave_in_order(place: usize) {
-    if let Some(private) = PRIVATE.get(place) {
+/// Ends the token of an index in order, after the data.
+pub fn leave_in_order(index: usize) {
+    if let Some(private) = PRIVATE.get(index) {
         let token = private.token.swap(0, SeqCst) - 1;
         // SAFETY: a descriptor that only this library knows.
         errno::keeping(|| unsafe { next_symbol::close(token) });
     }
-    leave(place);
+    leave(index);
 }
 
-/// Whether a process has accepted the token of a place that does not know what it is: it was
+/// Whether a process has accepted the token of an index that does not know what it is: it was
 /// accepted at this look and at the last one.
-pub fn is_lost(place: usize) -> bool {
-    let (Some(slot), Some(private)) = (shared::slot(place).filter(|slot| slot.is_sent()), PRIVATE.get(place)) else {
+pub fn is_lost(index: usize) -> bool {
+    let (Some(slot), Some(private)) = (shared::slot(index).filter(|slot| slot.is_sent()), PRIVATE.get(index)) else {
         return false;
     };
     let ends = |token| Some((name::peer(token)?, name::own(token)?));
-    let accepted = ends(token(place)).is_some_and(|(to, from)| socket_owner::has_accepted(&to, &from));
+    let accepted = ends(token(index)).is_some_and(|(to, from)| socket_owner::has_accepted(&to, &from));
     private.accepted.swap(accepted, SeqCst) && accepted && slot.is_sent()
 }
 
 /// Sends a token to a listener of this process: connects to `to`, its address. Returns false if
 /// that fails.
-pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64), speaks: bool) -> bool {
+pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64), defers_accept: bool) -> bool {
     let (Some(peer), Some(own)) = (name::rsocket_peer(inner), name::rsocket_own(inner)) else { return false };
     // SAFETY: no pointers.
     let token =
@@ -143,12 +143,12 @@ pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64), speaks: bool) -> 
     if token < 0 {
         return false;
     }
-    let place = bind_token(token, to, (&peer, &own), wake);
-    let Some((place, slot)) = place.and_then(|place| Some((place, shared::slot(place)?))) else {
+    let index = bind_token(token, to, (&peer, &own), wake);
+    let Some((index, slot)) = index.and_then(|index| Some((index, shared::slot(index)?))) else {
         close_token(token);
         return false;
     };
-    if !enter(place, inner, token) {
+    if !enter(index, inner, token) {
         slot.free();
         close_token(token);
         return false;
@@ -157,10 +157,10 @@ pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64), speaks: bool) -> 
     // SAFETY: an address and its length.
     let sent = unsafe { next_symbol::connect(token, to.as_ptr(), to.len) == 0 || errno::get() == libc::EINPROGRESS };
     if !sent && slot.withdraw() {
-        leave(place);
+        leave(index);
         return false;
     }
-    if speaks {
+    if defers_accept {
         speak(token);
     }
     true
@@ -189,17 +189,17 @@ static SPOKEN: u8 = 0;
 
 /// Makes the number `fd`, which accept(2) has got, stand for the connection of a token. Returns
 /// false if the connection has ended.
-pub fn adopt(fd: c_int, place: usize, speaks: bool) -> bool {
-    let Some(slot) = shared::slot(place) else { return false };
+pub fn adopt(fd: c_int, index: usize, defers_accept: bool) -> bool {
+    let Some(slot) = shared::slot(index) else { return false };
     let Some(peer) = slot.peer() else { return false };
-    if speaks {
+    if defers_accept {
         let mut byte = 0_u8;
         // SAFETY: one byte is writable.
         unsafe { next_symbol::recv(fd, (&raw mut byte).cast::<c_void>(), 1, libc::MSG_DONTWAIT) };
     }
     thread::token_accepted();
     if slot.is_own() {
-        let adopted = inner(place) >= 0 && outcome::become_rsocket(fd, fd, None, inner(place));
+        let adopted = inner(index) >= 0 && outcome::become_rsocket(fd, fd, None, inner(index));
         if adopted {
             log::accepted(fd, &peer, "RDMA", Reason::Connected);
         }
@@ -208,7 +208,7 @@ pub fn adopt(fd: c_int, place: usize, speaks: bool) -> bool {
     if table::prepare(fd).is_err() {
         return false;
     }
-    table::swap(fd, Some(forwarded(fd, place, slot)));
+    table::swap(fd, Some(forwarded(fd, index, slot)));
     slot.want();
     log::accepted(fd, &peer, "RDMA, forwarded", Reason::Forwarded);
     true
@@ -217,10 +217,10 @@ pub fn adopt(fd: c_int, place: usize, speaks: bool) -> bool {
 /// The bit of the entry of a forwarded number whose socket is of IPv6; below it is the generation.
 pub const FORWARDED_V6: u32 = 1 << 16;
 
-fn forwarded(fd: c_int, place: usize, slot: &Slot) -> Entry {
+fn forwarded(fd: c_int, index: usize, slot: &Slot) -> Entry {
     let is_v6 = tcp::family(fd) == Some(libc::AF_INET6);
     let family = if is_v6 { FORWARDED_V6 } else { 0 };
-    Entry { kind: Kind::Forwarded, flags: slot.generation() | family, inner: place as c_int }
+    Entry { kind: Kind::Forwarded, flags: slot.generation() | family, inner: index as c_int }
 }
 
 /// The slot of a number that is forwarded, as long as its connection is.
@@ -231,27 +231,27 @@ pub fn slot_of(entry: Entry) -> Option<&'static Slot> {
 /// Closes an rsocket of which the program has closed the last number. If a child may use it, its
 /// data is forwarded until the child closes it.
 pub fn close(inner: c_int) -> c_int {
-    if let Some(place) = place_of(inner) {
-        if is_forked(place)
-            && let Some(slot) = shared::slot(place)
+    if let Some(index) = index_of(inner) {
+        if is_forked(index)
+            && let Some(slot) = shared::slot(index)
         {
             slot.want();
             return 0;
         }
-        leave(place);
+        leave(index);
     }
     // SAFETY: no number stands for the rsocket any more.
     unsafe { rsocket_abi::rclose(inner) }
 }
 
 /// Sends the program's numbers of an rsocket to the kernel from now on: its data is forwarded.
-pub fn demote(place: usize) {
-    let (inner, Some(slot)) = (inner(place), shared::slot(place)) else { return };
+pub fn demote(index: usize) {
+    let (inner, Some(slot)) = (inner(index), shared::slot(index)) else { return };
     table::each(|fd, entry| {
         if entry.kind == Kind::Socket
             && entry.inner == inner
             && is_auto(entry)
-            && table::replace(fd, Some(entry), Some(forwarded(fd, place, slot)))
+            && table::replace(fd, Some(entry), Some(forwarded(fd, index, slot)))
         {
             table::drop(inner);
         }
@@ -262,14 +262,14 @@ pub fn demote(place: usize) {
 pub fn before_fork(wake: impl Fn() -> Option<(c_int, u64)>) {
     table::each(|fd, entry| {
         if entry.kind == Kind::Socket && is_auto(entry) && !entry.is_inherited() {
-            let place = place_of(entry.inner).or_else(|| make_pair(fd, entry.inner, wake()?));
-            if let Some(private) = place.and_then(|place| PRIVATE.get(place)) {
+            let index = index_of(entry.inner).or_else(|| make_pair(fd, entry.inner, wake()?));
+            if let Some(private) = index.and_then(|index| PRIVATE.get(index)) {
                 private.forked.store(true, SeqCst);
             }
         }
     });
     // Tokens that wait for accept(2), too.
-    for private in places().filter_map(|place| PRIVATE.get(place)) {
+    for private in indexes().filter_map(|index| PRIVATE.get(index)) {
         private.forked.store(true, SeqCst);
     }
 }
@@ -277,7 +277,7 @@ pub fn before_fork(wake: impl Fn() -> Option<(c_int, u64)>) {
 /// A child of vfork(2), which has this process's memory, hands the connection to a program. Only
 /// connections that have a token can be used there.
 pub fn lend(inner: c_int) {
-    if let Some(private) = place_of(inner).and_then(|place| PRIVATE.get(place)) {
+    if let Some(private) = index_of(inner).and_then(|index| PRIVATE.get(index)) {
         private.forked.store(true, SeqCst);
     }
 }
@@ -286,7 +286,7 @@ pub fn lend(inner: c_int) {
 /// over them has been forwarded. The data of a child that goes on is lost after that.
 pub fn drain() {
     const TIME: c_int = 2_000;
-    let is_forwarded = || places().filter_map(shared::slot).any(Slot::is_wanted);
+    let is_forwarded = || indexes().filter_map(shared::slot).any(Slot::is_wanted);
     if !is_forwarded() {
         return;
     }
@@ -329,8 +329,8 @@ fn make_pair(fd: c_int, inner: c_int, wake: (c_int, u64)) -> Option<usize> {
             return None;
         }
         next_symbol::fcntl(token, F_SETFL, O_NONBLOCK as usize);
-        let place = name::own(token).and_then(|end| shared::claim(&end, 0, (&peer, &own), wake));
-        let entered = place.filter(|&place| enter(place, inner, token));
+        let index = name::own(token).and_then(|end| shared::claim(&end, 0, (&peer, &own), wake));
+        let entered = index.filter(|&index| enter(index, inner, token));
         match entered.and_then(shared::slot) {
             Some(slot) => slot.take(),
             None => close_token(token),
@@ -374,14 +374,14 @@ unsafe fn connect_pair(fd: c_int, listener: c_int) -> c_int {
 pub fn in_child() {
     table::each(|fd, entry| {
         if entry.kind == Kind::Socket && is_auto(entry) {
-            let place = place_of(entry.inner);
-            let slot = place.and_then(|place| Some((place, shared::slot(place)?)));
-            table::swap(fd, slot.map(|(place, slot)| forwarded(fd, place, slot)));
+            let index = index_of(entry.inner);
+            let slot = index.and_then(|index| Some((index, shared::slot(index)?)));
+            table::swap(fd, slot.map(|(index, slot)| forwarded(fd, index, slot)));
         }
     });
-    for place in places() {
-        let Some(private) = PRIVATE.get(place) else { continue };
-        if let Some(word) = PLACE_OF.get(private.inner.swap(0, SeqCst) - 1) {
+    for index in indexes() {
+        let Some(private) = PRIVATE.get(index) else { continue };
+        if let Some(word) = INDEX_OF.get(private.inner.swap(0, SeqCst) - 1) {
             word.store(0, SeqCst);
         }
         let token = private.token.swap(0, SeqCst) - 1;
@@ -397,12 +397,12 @@ pub fn in_child() {
 
 /// Whether `fd` is this process's end of a token.
 pub fn is_own(fd: c_int) -> bool {
-    fd >= 0 && places().any(|place| token(place) == fd)
+    fd >= 0 && indexes().any(|index| token(index) == fd)
 }
 
 /// Starts the thread, or wakes it, after fork(2) in the parent.
 pub fn in_parent() {
-    if places().next().is_some() {
+    if indexes().next().is_some() {
         thread::wake();
     }
 }

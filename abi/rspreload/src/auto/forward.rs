@@ -28,7 +28,7 @@ struct Pipe {
 
 /// A connection.
 pub struct Forward {
-    pub place: usize,
+    pub index: usize,
     inner: c_int,
     token: c_int,
     buffers: NonNull<[u8; 2 * BUFFER]>,
@@ -54,9 +54,9 @@ impl Moved {
 }
 
 impl Forward {
-    /// Begins to forward the connection of a place. `None` without memory.
-    pub fn begin(place: usize) -> Option<Forward> {
-        let (inner, token) = (connections::inner(place), connections::token(place));
+    /// Begins to forward the connection of an index. `None` without memory.
+    pub fn begin(index: usize) -> Option<Forward> {
+        let (inner, token) = (connections::inner(index), connections::token(index));
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping; a number and a flag.
         let buffers = unsafe {
@@ -68,7 +68,7 @@ impl Forward {
             NonNull::new(new.cast::<[u8; 2 * BUFFER]>())?
         };
         let pipe = |from, to| Pipe { from, to, start: 0, end: 0, ended: false, shut: false };
-        Some(Forward { place, inner, token, buffers, pipes: [pipe(inner, token), pipe(token, inner)] })
+        Some(Forward { index, inner, token, buffers, pipes: [pipe(inner, token), pipe(token, inner)] })
     }
 
     /// The events to wait for: of the rsocket, and of the token. A number of -1 needs no wait.
@@ -146,9 +146,9 @@ impl Forward {
     /// Ends the connection.
     fn finish(&mut self, by_reset: bool) {
         if by_reset {
-            connections::leave(self.place);
+            connections::leave(self.index);
         } else {
-            connections::leave_in_order(self.place);
+            connections::leave_in_order(self.index);
         }
         // SAFETY: no number stands for the rsocket any more, and the mapping is used no more.
         unsafe {

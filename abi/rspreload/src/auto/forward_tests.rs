@@ -14,11 +14,11 @@ fn pair() -> (TcpStream, TcpStream) {
 }
 
 /// A forward, and the far ends of its rsocket and of its token.
-fn forward(place: usize) -> (Forward, TcpStream, TcpStream) {
+fn forward(index: usize) -> (Forward, TcpStream, TcpStream) {
     let ((inner, peer), (token, program)) = (pair(), pair());
     token.set_nonblocking(true).unwrap();
-    connections::enter(place, inner.into_raw_fd(), token.into_raw_fd());
-    (Forward::begin(place).unwrap(), peer, program)
+    connections::enter(index, inner.into_raw_fd(), token.into_raw_fd());
+    (Forward::begin(index).unwrap(), peer, program)
 }
 
 /// Lets the forward do its work until `done`. Returns whether the connection goes on.

@@ -39,7 +39,7 @@ pub struct Listener {
     /// Other sockets may listen at its port (SO_REUSEPORT).
     reuses: AtomicBool,
     /// It reports a connection when data has arrived (TCP_DEFER_ACCEPT).
-    speaks: AtomicBool,
+    defers_accept: AtomicBool,
     /// The process whose rsockets listen.
     owner: AtomicI32,
     /// Numbers plus one; 0 for none.
@@ -54,7 +54,7 @@ static LISTENERS: [Listener; MAX_LISTENERS] = [const {
         backlog: AtomicI32::new(0),
         v6only: AtomicBool::new(false),
         reuses: AtomicBool::new(false),
-        speaks: AtomicBool::new(false),
+        defers_accept: AtomicBool::new(false),
         owner: AtomicI32::new(0),
         rsockets: [const { AtomicI32::new(0) }; MAX_ADDRESSES],
     }
@@ -103,13 +103,13 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
         return Err(Reason::Option);
     }
     let claimed = |listener: &Listener| listener.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
-    let place = LISTENERS.iter().position(claimed).ok_or(Reason::Busy)?;
-    let listener = &LISTENERS[place];
+    let index = LISTENERS.iter().position(claimed).ok_or(Reason::Busy)?;
+    let listener = &LISTENERS[index];
     listener.own.store(own);
     listener.backlog.store(backlog, SeqCst);
     listener.v6only.store(own.family() == AF_INET6 && option(fd, IPPROTO_IPV6, IPV6_V6ONLY) != 0, SeqCst);
     listener.reuses.store(reuses, SeqCst);
-    listener.speaks.store(option(fd, IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) != 0, SeqCst);
+    listener.defers_accept.store(option(fd, IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) != 0, SeqCst);
     let prepared = shared::prepare() && table::prepare(fd).is_ok();
     let opened = if prepared { listener.open(Some(fd)) } else { Err(Reason::Busy) };
     if let Err(reason) = opened {
@@ -119,7 +119,7 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     }
     listener.numbers.store(1, SeqCst);
     listener.owner.store(shared::this_process(), SeqCst);
-    let entry = Entry { kind: Kind::Listener, flags: 0, inner: place as c_int };
+    let entry = Entry { kind: Kind::Listener, flags: 0, inner: index as c_int };
     if !table::replace(fd, None, Some(entry)) {
         listener.close();
         listener.state.store(FREE, SeqCst);
@@ -160,7 +160,7 @@ impl Listener {
     }
 
     fn open_at(&self, fd: Option<c_int>, at: &Name) -> Result<(), Reason> {
-        let place = self.rsockets.iter().find(|place| place.load(SeqCst) == 0).ok_or(Reason::Busy)?;
+        let free = self.rsockets.iter().find(|number| number.load(SeqCst) == 0).ok_or(Reason::Busy)?;
         let mut error = 0;
         let inner = make_rsocket::for_address(at, |inner| {
             if self.v6only.load(SeqCst) {
@@ -179,14 +179,14 @@ impl Listener {
             }
         });
         let inner = inner.ok_or(if error == libc::EADDRINUSE { Reason::PortTaken } else { Reason::Failed(error) })?;
-        place.store(inner + 1, SeqCst);
+        free.store(inner + 1, SeqCst);
         Ok(())
     }
 
     /// Closes the rsockets.
     fn close(&self) {
-        for place in &self.rsockets {
-            let inner = place.swap(0, SeqCst) - 1;
+        for number in &self.rsockets {
+            let inner = number.swap(0, SeqCst) - 1;
             if inner >= 0 {
                 // SAFETY: no other thread uses the number.
                 errno::keeping(|| unsafe { rsocket_abi::rclose(inner) });
@@ -196,7 +196,7 @@ impl Listener {
 
     /// The rsockets that listen.
     pub fn rsockets(&self) -> impl Iterator<Item = c_int> {
-        self.rsockets.iter().map(|place| place.load(SeqCst) - 1).filter(|&inner| inner >= 0)
+        self.rsockets.iter().map(|number| number.load(SeqCst) - 1).filter(|&inner| inner >= 0)
     }
 
     /// The address to which the token of a connection is sent: its local address. Never a loopback
@@ -248,7 +248,7 @@ impl Listener {
             }
             let sent = self
                 .token_address(new)
-                .is_some_and(|to| connections::send_token(new, &to, wake, self.speaks.load(SeqCst)));
+                .is_some_and(|to| connections::send_token(new, &to, wake, self.defers_accept.load(SeqCst)));
             if !sent {
                 // SAFETY: no number stands for the rsocket.
                 unsafe { rsocket_abi::rclose(new) };
@@ -340,7 +340,7 @@ pub fn set_backlog(entry: Entry, backlog: c_int) {
 }
 
 /// Whether accept(2) on a number gets a byte of the library's before the program's data.
-pub fn speaks(fd: c_int) -> bool {
+pub fn defers_accept(fd: c_int) -> bool {
     option(fd, IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) != 0
 }
 

@@ -64,7 +64,7 @@ fn hash(subject: Subject) -> u64 {
     hash
 }
 
-fn places(hash: u64) -> impl Iterator<Item = &'static AtomicU64> {
+fn words_for(hash: u64) -> impl Iterator<Item = &'static AtomicU64> {
     let first = hash as usize % (ENTRIES / WAYS) * WAYS;
     WORDS[first..first + WAYS].iter()
 }
@@ -83,7 +83,7 @@ fn is_current(word: u64, now: u64) -> bool {
 /// Returns what is remembered.
 pub fn find(subject: Subject) -> Option<Outcome> {
     let (hash, now) = (hash(subject), second());
-    let mut words = places(hash).map(|place| place.load(Ordering::Relaxed));
+    let mut words = words_for(hash).map(|word| word.load(Ordering::Relaxed));
     let word = words.find(|&word| word >> HASH_SHIFT == hash >> HASH_SHIFT && is_current(word, now))?;
     Some(Outcome::ALL[(word >> TIME_BITS) as usize % Outcome::ALL.len()])
 }
@@ -99,13 +99,15 @@ pub fn remember(subject: Subject, outcome: Outcome) {
 fn store(subject: Subject, outcome: Outcome, seconds: u64) {
     let (hash, now) = (hash(subject), second());
     let word = hash >> HASH_SHIFT << HASH_SHIFT | (outcome as u64) << TIME_BITS | (now + seconds) & TIME;
-    let is_its = |place: &&AtomicU64| place.load(Ordering::Relaxed) >> HASH_SHIFT == hash >> HASH_SHIFT;
-    let is_free = |place: &&AtomicU64| !is_current(place.load(Ordering::Relaxed), now);
-    let soonest = |place: &&AtomicU64| (place.load(Ordering::Relaxed) & TIME).wrapping_sub(now) & TIME;
-    let place =
-        places(hash).find(is_its).or_else(|| places(hash).find(is_free)).or_else(|| places(hash).min_by_key(soonest));
-    if let Some(place) = place {
-        place.store(word, Ordering::Relaxed);
+    let is_its = |word: &&AtomicU64| word.load(Ordering::Relaxed) >> HASH_SHIFT == hash >> HASH_SHIFT;
+    let is_free = |word: &&AtomicU64| !is_current(word.load(Ordering::Relaxed), now);
+    let soonest = |word: &&AtomicU64| (word.load(Ordering::Relaxed) & TIME).wrapping_sub(now) & TIME;
+    let entry = words_for(hash)
+        .find(is_its)
+        .or_else(|| words_for(hash).find(is_free))
+        .or_else(|| words_for(hash).min_by_key(soonest));
+    if let Some(entry) = entry {
+        entry.store(word, Ordering::Relaxed);
     }
 }
 

@@ -15,7 +15,7 @@ use crate::next_symbol;
 
 /// The most connections of a family of processes that have tokens.
 pub const MAX_SLOTS: usize = 1 << 14;
-/// How far from its first place a slot may be.
+/// How far from its first index a slot may be.
 const PROBES: usize = 16;
 
 const FREE: u32 = 0;
@@ -58,9 +58,9 @@ impl AtomicName {
 
     pub fn store(&self, name: &Name) {
         let bytes = (&raw const name.storage).cast::<u64>();
-        for (place, word) in self.0.iter().enumerate() {
+        for (index, word) in self.0.iter().enumerate() {
             // SAFETY: the storage is aligned to 8 and longer than the words.
-            word.store(unsafe { bytes.add(place).read() }, SeqCst);
+            word.store(unsafe { bytes.add(index).read() }, SeqCst);
         }
     }
 
@@ -68,9 +68,9 @@ impl AtomicName {
         // SAFETY: all zeros are an address, of no family.
         let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
         let bytes = (&raw mut storage).cast::<u64>();
-        for (place, word) in self.0.iter().enumerate() {
+        for (index, word) in self.0.iter().enumerate() {
             // SAFETY: the storage is aligned to 8 and longer than the words.
-            unsafe { bytes.add(place).write(word.load(SeqCst)) };
+            unsafe { bytes.add(index).write(word.load(SeqCst)) };
         }
         // SAFETY: the storage has the length of every kind of address.
         unsafe { Name::read((&raw const storage).cast(), size_of::<sockaddr_storage>() as libc::socklen_t) }
@@ -123,13 +123,13 @@ pub fn has_ended(process: c_int) -> bool {
     unsafe { libc::kill(process, 0) != 0 && crate::errno::get() == libc::ESRCH }
 }
 
-fn places(port: u16) -> impl Iterator<Item = usize> {
+fn indexes(port: u16) -> impl Iterator<Item = usize> {
     (0..PROBES).map(move |probe| (usize::from(port) * PROBES + probe) % MAX_SLOTS)
 }
 
 /// The slot of that number.
-pub fn slot(place: usize) -> Option<&'static Slot> {
-    slots()?.get(place)
+pub fn slot(index: usize) -> Option<&'static Slot> {
+    slots()?.get(index)
 }
 
 /// Takes a slot for a connection whose token has the local address `token`, at the owner's end.
@@ -140,9 +140,9 @@ pub fn claim(token: &Name, listener_port: u16, names: (&Name, &Name), wake: (c_i
         let state = slot.state.load(SeqCst);
         has_ended(slot.owner.load(SeqCst)) && slot.state.compare_exchange(state, CLAIMED, SeqCst, SeqCst).is_ok()
     };
-    let find = |take: &dyn Fn(&Slot) -> bool| places(token.number()).find(|&place| all.get(place).is_some_and(take));
-    let place = find(&free).or_else(|| find(&left))?;
-    let slot = all.get(place)?;
+    let find = |take: &dyn Fn(&Slot) -> bool| indexes(token.number()).find(|&index| all.get(index).is_some_and(take));
+    let index = find(&free).or_else(|| find(&left))?;
+    let slot = all.get(index)?;
     slot.owner.store(this_process(), SeqCst);
     slot.generation.fetch_add(1, SeqCst);
     slot.wanted.store(0, SeqCst);
@@ -152,7 +152,7 @@ pub fn claim(token: &Name, listener_port: u16, names: (&Name, &Name), wake: (c_i
     slot.listener_port.store(listener_port.into(), SeqCst);
     slot.peer.store(names.0);
     slot.own.store(names.1);
-    Some(place)
+    Some(index)
 }
 
 /// Looks a connection up that accept(2) has got from `from`. Returns the number of its slot if it is
@@ -161,11 +161,11 @@ pub fn accepted(from: &Name, listener_port: impl FnOnce() -> Option<u16>) -> Opt
     let all = slots()?;
     let is_it =
         |slot: &Slot| slot.state.load(SeqCst) == SENT && slot.token.load().is_some_and(|token| same(&token, from));
-    let place = places(from.number()).find(|&place| all.get(place).is_some_and(is_it))?;
-    let slot = all.get(place)?;
+    let index = indexes(from.number()).find(|&index| all.get(index).is_some_and(is_it))?;
+    let slot = all.get(index)?;
     let is_listeners = listener_port().is_none_or(|port| port == slot.listener_port());
     let taken = is_listeners && slot.state.compare_exchange(SENT, TAKEN, SeqCst, SeqCst).is_ok();
-    taken.then_some(place)
+    taken.then_some(index)
 }
 
 fn same(one: &Name, other: &Name) -> bool {
@@ -270,18 +270,18 @@ mod tests {
         assert!(prepare());
         let (token, other) = (Name::new([127, 0, 0, 1].into(), 40_000), Name::new([127, 0, 0, 1].into(), 40_001));
         let (peer, own) = (Name::new([10, 0, 0, 1].into(), 7), Name::new([10, 0, 0, 2].into(), 8));
-        let place = claim(&token, 80, (&peer, &own), (-1, 0)).unwrap();
+        let index = claim(&token, 80, (&peer, &own), (-1, 0)).unwrap();
         let is_plain = |name: &Name, port| accepted(name, || Some(port)).is_none();
         assert!(is_plain(&token, 80), "not sent yet");
-        slot(place).unwrap().send();
+        slot(index).unwrap().send();
         assert!(is_plain(&other, 80) && is_plain(&token, 81));
-        assert_eq!(accepted(&token, || Some(80)), Some(place));
+        assert_eq!(accepted(&token, || Some(80)), Some(index));
         assert!(is_plain(&token, 80), "already accepted");
-        assert_eq!(slot(place).unwrap().peer().unwrap().address(), peer.address());
-        assert_eq!(slot(place).unwrap().own().unwrap().number(), 8);
-        let generation = slot(place).unwrap().generation();
-        slot(place).unwrap().free();
-        assert_ne!(slot(place).unwrap().generation(), generation);
+        assert_eq!(slot(index).unwrap().peer().unwrap().address(), peer.address());
+        assert_eq!(slot(index).unwrap().own().unwrap().number(), 8);
+        let generation = slot(index).unwrap().generation();
+        slot(index).unwrap().free();
+        assert_ne!(slot(index).unwrap().generation(), generation);
     }
 
     #[test]
@@ -289,9 +289,9 @@ mod tests {
         assert!(prepare());
         let token = |last| Name::new([127, 0, 1, last].into(), 50_000);
         let name = token(1);
-        let places: Vec<_> = (0..PROBES as u8).map(|last| claim(&token(last), 80, (&name, &name), (-1, 0))).collect();
-        assert!(places.iter().all(Option::is_some));
+        let indexes: Vec<_> = (0..PROBES as u8).map(|last| claim(&token(last), 80, (&name, &name), (-1, 0))).collect();
+        assert!(indexes.iter().all(Option::is_some));
         assert!(claim(&token(200), 80, (&name, &name), (-1, 0)).is_none());
-        places.into_iter().flatten().for_each(|place| slot(place).unwrap().free());
+        indexes.into_iter().flatten().for_each(|index| slot(index).unwrap().free());
     }
 }

@@ -108,7 +108,7 @@ impl Slot {
         let is_same = || tcp::identity(fd) == tcp::identity(copy);
         let entry = self.entry().filter(|_| is_same());
         // An attempt that is given up may have succeeded just now.
-        let result = if result == Err(Reason::Given) && !attempt::cancel(inner) { Ok(()) } else { result };
+        let result = if result == Err(Reason::SocketShared) && !attempt::cancel(inner) { Ok(()) } else { result };
         let connected = match (entry, result) {
             (Some(entry), Ok(())) => outcome::become_rsocket(fd, copy, Some(entry), inner),
             _ => false,
@@ -185,7 +185,7 @@ fn of(entry: Entry) -> Option<&'static Slot> {
 /// is no slot.
 pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline) -> bool {
     let claimed = |slot: &&Slot| slot.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
-    let Some((place, slot)) = SLOTS.iter().enumerate().find(|(_, slot)| claimed(slot)) else { return false };
+    let Some((index, slot)) = SLOTS.iter().enumerate().find(|(_, slot)| claimed(slot)) else { return false };
     let copy = open_fds::duplicate(fd);
     if copy < 0 || !slot.reset_done() || table::prepare(fd).is_err() {
         slot.tcp.store(copy + 1, SeqCst);
@@ -193,7 +193,7 @@ pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline) -> bool {
         return false;
     }
     let turns = usize::try_from(slot.ticket.load(SeqCst)).map_or(0, |ticket| ticket / MAX_ATTEMPTS + 1);
-    let ticket = ((turns * MAX_ATTEMPTS + place) & (i32::MAX as usize >> 1)) as c_int;
+    let ticket = ((turns * MAX_ATTEMPTS + index) & (i32::MAX as usize >> 1)) as c_int;
     slot.ticket.store(ticket, SeqCst);
     slot.fd.store(fd, SeqCst);
     slot.tcp.store(copy + 1, SeqCst);
@@ -264,7 +264,7 @@ pub fn abandon(entry: Entry) {
 /// The program gives the attempt up: the socket becomes TCP at once.
 pub fn stay_tcp(entry: Entry) {
     if let Some(slot) = of(entry) {
-        slot.finish(Err(Reason::Given));
+        slot.finish(Err(Reason::SocketShared));
     }
 }
 

@@ -78,7 +78,7 @@ static FULL: AtomicBool = AtomicBool::new(false);
 
 /// The ports of the listeners to which this process's waiting tokens were sent.
 pub fn waiting_tokens() -> impl Iterator<Item = u16> {
-    let sent = connections::places().filter_map(shared::slot).filter(|slot| slot.is_sent());
+    let sent = connections::indexes().filter_map(shared::slot).filter(|slot| slot.is_sent());
     sent.map(|slot| slot.listener_port())
 }
 
@@ -160,7 +160,7 @@ fn allocate<T>(count: usize, value: impl Fn() -> T) -> Option<&'static mut [T]> 
             return None;
         }
         let start = new.cast::<T>();
-        (0..count).for_each(|place| start.add(place).write(value()));
+        (0..count).for_each(|index| start.add(index).write(value()));
         Some(core::slice::from_raw_parts_mut(start, count))
     }
 }
@@ -198,7 +198,7 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
 fn end_attempts() {
     for slot in slots::ready() {
         if slot.is_abandoned() {
-            slot.finish(Err(super::log::Reason::Given));
+            slot.finish(Err(super::log::Reason::SocketShared));
         } else if slot.left() == 0
             && let Some(to) = slot.to()
         {
@@ -210,32 +210,32 @@ fn end_attempts() {
 impl Thread {
     /// Begins to forward the connections that other processes use.
     fn begin_forwards(&mut self) {
-        for place in connections::places() {
-            let wanted = shared::slot(place).is_some_and(|slot| slot.is_wanted());
-            if wanted && !self.forwards.iter().flatten().any(|forward| forward.place == place) {
-                self.begin_forward(place);
+        for index in connections::indexes() {
+            let wanted = shared::slot(index).is_some_and(|slot| slot.is_wanted());
+            if wanted && !self.forwards.iter().flatten().any(|forward| forward.index == index) {
+                self.begin_forward(index);
             }
         }
     }
 
-    fn begin_forward(&mut self, place: usize) {
-        connections::demote(place);
-        let inner = connections::inner(place);
+    fn begin_forward(&mut self, index: usize) {
+        connections::demote(index);
+        let inner = connections::inner(index);
         let free = self.forwards.iter_mut().find(|forward| forward.is_none());
         if let Some(free) = free
-            && let Some(forward) = Forward::begin(place)
+            && let Some(forward) = Forward::begin(index)
         {
             *free = Some(forward);
         } else {
-            connections::leave(place);
+            connections::leave(index);
             attempt::give_up(inner);
         }
     }
 
     fn push(&mut self, fd: c_int, events: c_short, purpose: Purpose) {
-        if let (Some(entry), Some(place)) = (self.fds.get_mut(self.count), self.purposes.get_mut(self.count)) {
+        if let (Some(entry), Some(last)) = (self.fds.get_mut(self.count), self.purposes.get_mut(self.count)) {
             *entry = pollfd { fd, events, revents: 0 };
-            *place = purpose;
+            *last = purpose;
             self.count += 1;
         }
     }
@@ -263,11 +263,11 @@ impl Thread {
                 self.push(inner, POLLIN, Purpose::Listener);
             }
         }
-        for place in connections::places() {
-            let is_sent = shared::slot(place).is_some_and(|slot| slot.is_sent());
-            let is_forwarded = self.forwards.iter().flatten().any(|forward| forward.place == place);
-            if !is_forwarded && (is_sent || connections::is_forked(place)) {
-                self.push(connections::token(place), POLLIN, Purpose::Token(place as u16));
+        for index in connections::indexes() {
+            let is_sent = shared::slot(index).is_some_and(|slot| slot.is_sent());
+            let is_forwarded = self.forwards.iter().flatten().any(|forward| forward.index == index);
+            if !is_forwarded && (is_sent || connections::is_forked(index)) {
+                self.push(connections::token(index), POLLIN, Purpose::Token(index as u16));
                 let look = if is_sent { LOOK_AT_TOKENS } else { LOOK_AT_CHILDREN };
                 timeout = if timeout < 0 { look } else { look.min(timeout) };
             }
@@ -285,20 +285,20 @@ impl Thread {
     fn look_at_tokens(&mut self) {
         if self.looked.left() == 0 {
             self.looked = Deadline::after(LOOK_AT_TOKENS);
-            for place in connections::places().filter(|&place| connections::is_lost(place)) {
-                lose_token(place);
+            for index in connections::indexes().filter(|&index| connections::is_lost(index)) {
+                lose_token(index);
             }
         }
     }
 
     fn handle(&mut self) {
-        let mut place = 0;
-        while place < self.count {
-            let (fd, revents, purpose) = (self.fds[place].fd, self.fds[place].revents, self.purposes[place]);
-            place += 1;
+        let mut index = 0;
+        while index < self.count {
+            let (fd, revents, purpose) = (self.fds[index].fd, self.fds[index].revents, self.purposes[index]);
+            index += 1;
             if let Purpose::Forward(number) = purpose {
-                let second = self.fds[place].revents;
-                place += 1;
+                let second = self.fds[index].revents;
+                index += 1;
                 let forward = &mut self.forwards[usize::from(number)];
                 if forward.as_mut().is_some_and(|forward| !forward.step([revents, second])) {
                     *forward = None;
@@ -340,33 +340,33 @@ fn handle_one(fd: c_int, revents: c_short, purpose: Purpose) {
                 listener.accept(fd, wake);
             }
         }
-        Purpose::Token(place) => handle_token(usize::from(place), revents),
+        Purpose::Token(index) => handle_token(usize::from(index), revents),
         Purpose::Forward(_) => {}
     }
 }
 
 /// Something has happened at a token that nobody of this process expects.
-fn handle_token(place: usize, revents: c_short) {
-    let Some(slot) = shared::slot(place) else { return };
+fn handle_token(index: usize, revents: c_short) {
+    let Some(slot) = shared::slot(index) else { return };
     if slot.is_sent() {
         // Refused, or accepted by a process without this library, which has sent data.
         if revents & (POLLHUP | POLLERR) == 0 {
-            lose_token(place);
+            lose_token(index);
         } else {
-            withdraw(place, slot);
+            withdraw(index, slot);
         }
-    } else if revents & (POLLIN | POLLHUP | POLLERR) != 0 && connections::is_forked(place) {
+    } else if revents & (POLLIN | POLLHUP | POLLERR) != 0 && connections::is_forked(index) {
         // A child has sent data, or the last process has closed the socket.
         slot.want();
     }
 }
 
 /// Ends the connection of a token that waits for accept(2). Returns false if it does not any more.
-fn withdraw(place: usize, slot: &Slot) -> bool {
+fn withdraw(index: usize, slot: &Slot) -> bool {
     let withdrawn = slot.withdraw();
     if withdrawn {
-        let inner = connections::inner(place);
-        connections::leave(place);
+        let inner = connections::inner(index);
+        connections::leave(index);
         attempt::give_up(inner);
     }
     withdrawn
@@ -374,10 +374,10 @@ fn withdraw(place: usize, slot: &Slot) -> bool {
 
 /// A process without this library has accepted a token. It must not take the peer for a client of
 /// this machine.
-fn lose_token(place: usize) {
-    let Some(slot) = shared::slot(place) else { return };
+fn lose_token(index: usize) {
+    let Some(slot) = shared::slot(index) else { return };
     let port = slot.listener_port();
-    if withdraw(place, slot) {
+    if withdraw(index, slot) {
         listeners::token_lost(port);
     }
 }

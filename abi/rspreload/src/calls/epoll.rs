@@ -69,7 +69,7 @@ unsafe fn control_pending(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event
         // SAFETY: not null, so readable: guaranteed by the caller.
         let events = unsafe { event.read_unaligned() }.events as c_short;
         // SAFETY: a descriptor of the program and its entry.
-        if unsafe { fork::settle_for_poll(fd, entry, events) }.is_some() {
+        if unsafe { fork::resolve_for_poll(fd, entry, events) }.is_some() {
             // SAFETY: as for this function.
             return unsafe { control(epfd, op, fd, event) };
         }

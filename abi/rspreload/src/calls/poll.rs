@@ -53,10 +53,10 @@ fn asked(fd: &pollfd, pieces: &mut Pieces) -> pollfd {
 }
 
 /// The events to report for `fd` when librdmacm reports `revents`.
-fn told(fd: &pollfd, revents: c_short) -> c_short {
+fn program_events(fd: &pollfd, revents: c_short) -> c_short {
     match Fd::of(fd.fd) {
         Fd::Connecting(_) => 0,
-        Fd::Relayed(entry) if revents != 0 => remote::told(entry.inner) & (fd.events | POLLERR | POLLHUP),
+        Fd::Relayed(entry) if revents != 0 => remote::reported_events(entry.inner) & (fd.events | POLLERR | POLLHUP),
         // An undecided socket was polled for other events.
         _ => revents & (fd.events | POLLERR | POLLHUP | POLLNVAL),
     }
@@ -78,7 +78,7 @@ fn poll_both(list: &mut [pollfd], inner: &mut [pollfd], timeout: c_int) -> c_int
         let mut count = 0;
         for (fd, inner) in list.iter_mut().zip(&*inner) {
             if result >= 0 && !again {
-                fd.revents = told(fd, inner.revents);
+                fd.revents = program_events(fd, inner.revents);
                 count += c_int::from(fd.revents != 0);
             }
             if relayed(fd.fd) {
@@ -96,6 +96,6 @@ fn poll_both(list: &mut [pollfd], inner: &mut [pollfd], timeout: c_int) -> c_int
 
 /// Whether reported events concern sockets in fork mode that have become another kind by them.
 fn changed(list: &[pollfd], inner: &[pollfd], pieces: &mut Pieces) -> bool {
-    let told = list.iter().zip(inner).filter(|(_, inner)| inner.revents != 0);
-    told.fold(false, |changed, (fd, inner)| settled(fd.fd, inner.fd, inner.revents, pieces) || changed)
+    let ready = list.iter().zip(inner).filter(|(_, inner)| inner.revents != 0);
+    ready.fold(false, |changed, (fd, inner)| settled(fd.fd, inner.fd, inner.revents, pieces) || changed)
 }

@@ -45,13 +45,13 @@ pub unsafe extern "C" fn select(
 
 /// The numbers below `limit` in a set.
 fn numbers_in(set: &[Word], limit: usize) -> impl Iterator<Item = c_int> {
-    let places = set.iter().enumerate();
-    let numbers = places.flat_map(|(place, &word)| {
+    let words = set.iter().enumerate();
+    let numbers = words.flat_map(|(index, &word)| {
         let mut left = word;
         core::iter::from_fn(move || {
             let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
             left &= left - 1;
-            Some(place * BITS + bit)
+            Some(index * BITS + bit)
         })
     });
     // The limit was an int.
@@ -117,7 +117,7 @@ fn select_inner(
     timeout: *mut timeval,
     pieces: &mut Pieces,
 ) -> Option<c_int> {
-    for (place, set) in sets.iter().enumerate() {
+    for (index, set) in sets.iter().enumerate() {
         for fd in numbers_in(set, limit) {
             let number = inner_number(fd);
             if fork::is_undecided(fd) {
@@ -126,7 +126,7 @@ fn select_inner(
                     put(inner[0], fd);
                 }
             } else if (number as usize) < count {
-                put(inner[place_of(fd, place)], number);
+                put(inner[inner_set_of(fd, index)], number);
             } else {
                 // Decided after the numbers were counted.
                 pieces.watch();
@@ -139,10 +139,10 @@ fn select_inner(
     each_relayed(limit, sets, remote::leave);
     if result > 0 {
         let mut again = false;
-        for ((place, set), events) in sets.iter().enumerate().zip(ASKED) {
+        for ((index, set), events) in sets.iter().enumerate().zip(ASKED) {
             for fd in numbers_in(set, limit) {
                 let has_ended = matches!(Fd::of(fd), Fd::Connecting(_)) && has(inner[0], inner_number(fd));
-                if has_ended || has(inner[0], fd) || is_told(inner, place, fd) {
+                if has_ended || has(inner[0], fd) || is_ready(inner, index, fd) {
                     let number = if has(inner[0], fd) { fd } else { inner_number(fd) };
                     again |= settled(fd, number, events, pieces);
                 }
@@ -159,11 +159,11 @@ fn select_inner(
         return Some(result);
     }
     // A message on another process's rsocket may be the answer to another thread.
-    let something = |place: usize, set: &[Word]| numbers_in(set, limit).any(|fd| is_told(inner, place, fd));
-    if result > 0 && !sets.iter().enumerate().any(|(place, set)| something(place, set)) {
+    let something = |index: usize, set: &[Word]| numbers_in(set, limit).any(|fd| is_ready(inner, index, fd));
+    if result > 0 && !sets.iter().enumerate().any(|(index, set)| something(index, set)) {
         return None;
     }
-    Some(sets.iter_mut().enumerate().map(|(place, set)| store(set, limit, inner, place)).sum())
+    Some(sets.iter_mut().enumerate().map(|(index, set)| store(set, limit, inner, index)).sum())
 }
 
 /// rselect for a piece of the time-out, which is reduced to what is left. Returns the result, and
@@ -212,18 +212,18 @@ fn each_relayed(limit: usize, sets: &[&mut [Word]; 3], call: fn(c_int, c_short))
 /// Leaves the ready numbers in `set`, and returns their count. Two numbers of one rsocket both
 /// count.
 fn store(set: &mut [Word], limit: usize, inner: &[&mut [Word]; 3], which: usize) -> c_int {
-    let mut told = 0;
-    for (place, word) in set.iter_mut().enumerate() {
+    let mut ready = 0;
+    for (index, word) in set.iter_mut().enumerate() {
         let asked = [*word];
         *word = 0;
-        for bit in numbers_in(&asked, limit - place * BITS) {
-            if is_told(inner, which, (place * BITS) as c_int + bit) {
+        for bit in numbers_in(&asked, limit - index * BITS) {
+            if is_ready(inner, which, (index * BITS) as c_int + bit) {
                 *word |= 1 << bit;
-                told += 1;
+                ready += 1;
             }
         }
     }
-    told
+    ready
 }
 
 /// The events of all sets that `fd` is in.
@@ -231,15 +231,15 @@ fn asked_of(sets: &[&mut [Word]; 3], fd: c_int) -> c_short {
     sets.iter().zip(ASKED).filter(|(set, _)| has(set, fd)).fold(0, |all, (_, events)| all | events)
 }
 
-/// The inner set for a number of the set `place`. Any event of another process's rsocket is a
+/// The inner set for a number of set number `index`. Any event of another process's rsocket is a
 /// message to read.
-fn place_of(fd: c_int, place: usize) -> usize {
-    if is_notice(fd) { 0 } else { place }
+fn inner_set_of(fd: c_int, index: usize) -> usize {
+    if is_notice(fd) { 0 } else { index }
 }
 
-/// Whether `fd` is ready for the set `place`, by the inner sets.
-fn is_told(inner: &[&mut [Word]; 3], place: usize, fd: c_int) -> bool {
+/// Whether `fd` is ready for set number `index`, by the inner sets.
+fn is_ready(inner: &[&mut [Word]; 3], index: usize, fd: c_int) -> bool {
     let is_undecided = fork::is_undecided(fd) || matches!(Fd::of(fd), Fd::Connecting(_));
-    let told = has(inner[place_of(fd, place)], inner_number(fd)) && !is_undecided;
-    told && (!relayed(fd) || remote::told(inner_number(fd)) & (ASKED[place] | POLLERR | POLLHUP) != 0)
+    let ready = has(inner[inner_set_of(fd, index)], inner_number(fd)) && !is_undecided;
+    ready && (!relayed(fd) || remote::reported_events(inner_number(fd)) & (ASKED[index] | POLLERR | POLLHUP) != 0)
 }

@@ -47,7 +47,7 @@ pub fn begin_wait(fd: c_int, events: c_short) -> c_int {
     match Fd::of(fd) {
         Fd::Rsocket(entry) => entry.inner,
         // SAFETY: `entry` is what the table has for the program's number.
-        Fd::Pending(entry) => unsafe { fork::settle_for_poll(fd, entry, events).unwrap_or(fd) },
+        Fd::Pending(entry) => unsafe { fork::resolve_for_poll(fd, entry, events).unwrap_or(fd) },
         Fd::Relayed(entry) => {
             remote::ask(entry.inner, events);
             entry.inner

@@ -54,8 +54,8 @@ pub fn append(first: c_int, new: c_int) -> Result<c_int, c_int> {
     let wanted = index(LIST.get(new).ok_or(EBADF)?.load(Ordering::Acquire));
     let mut side = first;
     loop {
-        let place = LIST.get(side).ok_or(EBADF)?;
-        let word = place.load(Ordering::Acquire);
+        let link = LIST.get(side).ok_or(EBADF)?;
+        let word = link.load(Ordering::Acquire);
         if index(word) == wanted {
             return Ok(side);
         }
@@ -63,7 +63,7 @@ pub fn append(first: c_int, new: c_int) -> Result<c_int, c_int> {
             CLOSED => return Err(EBADF),
             LAST => {
                 let longer = u64::from(index(word)) << 32 | u64::from(new as u32);
-                if place.compare_exchange(word, longer, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                if link.compare_exchange(word, longer, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                     return Ok(new);
                 }
             }
@@ -76,7 +76,7 @@ pub fn append(first: c_int, new: c_int) -> Result<c_int, c_int> {
 pub fn take(first: c_int, mut each: impl FnMut(c_int)) {
     let mut side = Some(first);
     while let Some(now) = side {
-        side = LIST.get(now).and_then(|place| next(place.swap(NO_SIDE, Ordering::AcqRel)));
+        side = LIST.get(now).and_then(|link| next(link.swap(NO_SIDE, Ordering::AcqRel)));
         each(now);
     }
 }
@@ -108,9 +108,9 @@ mod tests {
     fn of_threads_that_append_the_same_index_one_wins() {
         for round in 0..100 {
             let first = FAR + 100 + 10 * round;
-            (0..5).for_each(|place| prepare(first + place, u32::from(place > 0)).unwrap());
+            (0..5).for_each(|index| prepare(first + index, u32::from(index > 0)).unwrap());
             let results: Vec<_> = std::thread::scope(|scope| {
-                let threads: Vec<_> = (1..5).map(|place| scope.spawn(move || append(first, first + place))).collect();
+                let threads: Vec<_> = (1..5).map(|index| scope.spawn(move || append(first, first + index))).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             assert!(results.iter().all(|result| *result == Ok(find(first, 1).unwrap())), "{results:?}");

@@ -159,9 +159,9 @@ fn threads_that_add_the_first_rsocket_share_one_side() {
         let epoll = Epoll::new();
         let rsockets: Vec<_> = (0..4).map(|_| Rsocket::new()).collect();
         std::thread::scope(|scope| {
-            for (place, rsocket) in rsockets.iter().enumerate() {
+            for (index, rsocket) in rsockets.iter().enumerate() {
                 let epoll = &epoll;
-                scope.spawn(move || epoll.control(EPOLL_CTL_ADD, rsocket.fd(), EPOLLIN | EPOLLONESHOT, place as u64));
+                scope.spawn(move || epoll.control(EPOLL_CTL_ADD, rsocket.fd(), EPOLLIN | EPOLLONESHOT, index as u64));
             }
         });
         for rsocket in &rsockets {

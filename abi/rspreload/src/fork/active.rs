@@ -6,7 +6,7 @@ use libc::{EAGAIN, POLLIN, POLLRDHUP, pollfd};
 
 use super::commit::Outcome;
 use super::decisions::HANDSHAKE_TIMEOUT;
-use super::sibling_handshakes::{self, Settle};
+use super::sibling_handshakes::{self, ResolveSibling};
 use super::state::Role;
 use super::tcp::{self, WORD};
 use super::way::Way;
@@ -25,9 +25,9 @@ enum Heard {
 }
 
 /// Decides for a socket that was connected.
-pub fn decide(tcp: c_int, role: Role, way: Way, settle: Settle) -> Outcome {
+pub fn decide(tcp: c_int, role: Role, way: Way, resolve_sibling: ResolveSibling) -> Outcome {
     if way.sends() {
-        return decide_to_send(tcp, settle);
+        return decide_to_send(tcp, resolve_sibling);
     }
     match listen(tcp) {
         Heard::Nothing(error) => Outcome::Later(error),
@@ -38,7 +38,7 @@ pub fn decide(tcp: c_int, role: Role, way: Way, settle: Settle) -> Outcome {
     }
 }
 
-fn decide_to_send(tcp: c_int, settle: Settle) -> Outcome {
+fn decide_to_send(tcp: c_int, resolve_sibling: ResolveSibling) -> Outcome {
     if !is_connected(tcp) {
         return Outcome::Later(EAGAIN);
     }
@@ -46,7 +46,7 @@ fn decide_to_send(tcp: c_int, settle: Settle) -> Outcome {
     let mut fds = [pollfd { fd: tcp, events: POLLIN | POLLRDHUP, revents: 0 }];
     if !tcp::poll(&mut fds, &Deadline::after(0)) {
         let can_come = name::own(tcp).is_some_and(|own| can_listen::shares_port(&own));
-        if can_come && !sibling_handshakes::wait(tcp, &Deadline::after(HANDSHAKE_TIMEOUT), settle) {
+        if can_come && !sibling_handshakes::wait(tcp, &Deadline::after(HANDSHAKE_TIMEOUT), resolve_sibling) {
             return Outcome::Late;
         }
         if !tcp::poll(&mut fds, &Deadline::after(0)) {

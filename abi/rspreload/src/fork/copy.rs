@@ -20,38 +20,38 @@ const MAX_NUMBERS: u64 = 1 << 20;
 
 /// Whether a thread is deciding, by socket: copies of one socket must not be decided at the same
 /// time. Two sockets that happen to share an index take turns as well.
-static TURNS: [AtomicBool; 1 << PLACES] = [const { AtomicBool::new(false) }; 1 << PLACES];
-const PLACES: u32 = 12;
+static TURNS: [AtomicBool; 1 << TURNS_BITS] = [const { AtomicBool::new(false) }; 1 << TURNS_BITS];
+const TURNS_BITS: u32 = 12;
 
 /// A decision under way. In a process without copies it needs no index.
 pub struct Turn {
-    place: Option<&'static AtomicBool>,
+    turn: Option<&'static AtomicBool>,
 }
 
 /// Begins a decision. Returns `None` if another one is under way that it might disturb.
 pub fn take_turn(fd: c_int) -> Option<Turn> {
-    let place = if ANY.load(Ordering::SeqCst) { turns(fd) } else { None };
-    let free = place.is_none_or(|place| !place.swap(true, Ordering::SeqCst));
-    free.then(|| Turn { place })
+    let turn = if ANY.load(Ordering::SeqCst) { turns(fd) } else { None };
+    let free = turn.is_none_or(|turn| !turn.swap(true, Ordering::SeqCst));
+    free.then(|| Turn { turn })
 }
 
 /// Ends a decision that has lasted too long: its thread was one of the parent's, from before
 /// fork(2).
 pub fn end_turn(fd: c_int) {
-    drop(Turn { place: turns(fd) });
+    drop(Turn { turn: turns(fd) });
 }
 
 fn turns(fd: c_int) -> Option<&'static AtomicBool> {
     // The kernel counts cookies per processor. Multiplying by the golden ratio spreads near numbers
     // and distant ones.
     let spread = identity(fd)?.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    TURNS.get((spread >> (u64::BITS - PLACES)) as usize)
+    TURNS.get((spread >> (u64::BITS - TURNS_BITS)) as usize)
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if let Some(place) = self.place {
-            place.store(false, Ordering::SeqCst);
+        if let Some(turn) = self.turn {
+            turn.store(false, Ordering::SeqCst);
         }
     }
 }

@@ -17,8 +17,8 @@ use crate::next_symbol;
 use crate::table::{self, Entry, Kind};
 use crate::time::Deadline;
 
-/// [`super::settle`].
-pub fn settle(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int> {
+/// [`super::resolve_pending`].
+pub fn resolve_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int> {
     let mut seen = Some(entry);
     loop {
         let decisions = decisions::count();
@@ -32,7 +32,7 @@ pub fn settle(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int>
             return Ok(None);
         }
         if state.role == Role::Passive {
-            if let Some(error) = settle_accepted(fd, entry, way, decisions) {
+            if let Some(error) = resolve_accepted(fd, entry, way, decisions) {
                 return Err(error);
             }
             seen = table::get(fd);
@@ -57,7 +57,7 @@ pub fn settle(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int>
 
 /// Waits for the handshake of an accepted connection. Returns the errno of a call that can't wait,
 /// or `None` when the table's entry is to be read again.
-fn settle_accepted(fd: c_int, entry: Entry, way: Way, decisions: u32) -> Option<c_int> {
+fn resolve_accepted(fd: c_int, entry: Entry, way: Way, decisions: u32) -> Option<c_int> {
     if !State::of(entry).has_ticket() {
         accepted::begin(fd, entry);
     } else if way.waits() && tcp::is_blocking(fd) {
@@ -94,22 +94,22 @@ fn begin(fd: c_int, entry: Entry, decisions: u32, way: Way) -> Option<Result<Opt
 /// and its signals. Not as the deciding thread, because another thread may want to send meanwhile.
 fn wait_for_peer(fd: c_int) -> Result<(), c_int> {
     if tcp::is_silent(fd) && tcp::is_blocking(fd) && sibling_handshakes::exist(fd) {
-        sibling_handshakes::wait(fd, &Deadline::after(tcp::receive_timeout(fd)), settle_sibling);
+        sibling_handshakes::wait(fd, &Deadline::after(tcp::receive_timeout(fd)), resolve_sibling);
     }
     tcp::peek(fd, &mut [0], 0).map(|_| ())
 }
 
 /// Settles another connection of the same peer, on which something has arrived. What the outcome
 /// means for the program its next call on that connection finds out.
-fn settle_sibling(fd: c_int, entry: Entry) {
-    let _ = settle(fd, entry, Way::ReceiveNow);
+fn resolve_sibling(fd: c_int, entry: Entry) {
+    let _ = resolve_pending(fd, entry, Way::ReceiveNow);
 }
 
 /// Decides, as the only thread that does, and leaves the final entry in the table.
 fn decide(fd: c_int, busy: State, way: Way) -> Result<Option<c_int>, c_int> {
     // SAFETY: no pointers.
     let tcp = unsafe { next_symbol::fcntl(fd, F_DUPFD_CLOEXEC, 0) };
-    let outcome = if tcp < 0 { Outcome::Tcp } else { active::decide(tcp, busy.role, way, settle_sibling) };
+    let outcome = if tcp < 0 { Outcome::Tcp } else { active::decide(tcp, busy.role, way, resolve_sibling) };
     let result = commit::commit(fd, tcp, busy.entry(), outcome);
     if tcp >= 0 {
         // SAFETY: this function's own copy.

@@ -106,16 +106,16 @@ mod tests {
         let (epfd, sockets) = unsafe {
             let epfd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
             let sockets: Vec<_> = (0..40).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-            for (place, socket) in sockets.iter().enumerate() {
-                let mut event = epoll_event { events: 1 | 1 << 31, u64: u64::MAX - place as u64 };
+            for (index, socket) in sockets.iter().enumerate() {
+                let mut event = epoll_event { events: 1 | 1 << 31, u64: u64::MAX - index as u64 };
                 assert_eq!(libc::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, socket.as_raw_fd(), &raw mut event), 0);
             }
             (epfd, sockets)
         };
-        for (place, socket) in sockets.iter().enumerate() {
+        for (index, socket) in sockets.iter().enumerate() {
             let event = find(epfd, socket.as_raw_fd()).unwrap();
             let (events, data) = (event.events, event.u64);
-            assert_eq!(data, u64::MAX - place as u64);
+            assert_eq!(data, u64::MAX - index as u64);
             assert_eq!(events & (1 | 1 << 31), 1 | 1 << 31);
         }
         assert!(find(epfd, epfd).is_none());

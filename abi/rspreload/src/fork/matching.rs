@@ -30,14 +30,14 @@ pub enum Verdict {
 /// show.
 pub fn choose(candidates: impl Iterator<Item = (usize, Candidate)>, rivals: bool, settled: bool) -> Verdict {
     let (mut count, mut ended, mut last_ended) = (0, 0, 0);
-    for (place, candidate) in candidates {
+    for (index, candidate) in candidates {
         if candidate.same_port {
-            return Verdict::Belongs(place);
+            return Verdict::Belongs(index);
         }
         count += 1;
         if candidate.ended {
             ended += 1;
-            last_ended = place;
+            last_ended = index;
         }
     }
     match (count, ended) {

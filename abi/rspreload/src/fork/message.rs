@@ -91,10 +91,10 @@ pub fn limited(data: &[iovec], mut skip: usize) -> ([iovec; MAX_PIECES], usize, 
     for piece in data {
         let skipped = skip.min(piece.iov_len);
         skip -= skipped;
-        let Some(place) = list.get_mut(count) else { break };
+        let Some(target) = list.get_mut(count) else { break };
         let len = (piece.iov_len - skipped).min(MAX_DATA - total);
         if len > 0 {
-            *place = iovec { iov_base: piece.iov_base.cast::<u8>().wrapping_add(skipped).cast(), iov_len: len };
+            *target = iovec { iov_base: piece.iov_base.cast::<u8>().wrapping_add(skipped).cast(), iov_len: len };
             total += len;
             count += 1;
         }

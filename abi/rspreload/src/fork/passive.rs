@@ -132,12 +132,12 @@ impl Handshakes {
     }
 
     fn jobs(&self) -> impl Iterator<Item = (usize, &Job)> {
-        self.jobs.iter().enumerate().filter_map(|(place, job)| Some((place, job.as_ref()?)))
+        self.jobs.iter().enumerate().filter_map(|(index, job)| Some((index, job.as_ref()?)))
     }
 
     fn enter_new(&mut self) {
-        for (place, slot) in slots::ready() {
-            let Some(job @ None) = self.jobs.get_mut(place) else { continue };
+        for (index, slot) in slots::ready() {
+            let Some(job @ None) = self.jobs.get_mut(index) else { continue };
             match (name::own(slot.tcp()), name::peer(slot.tcp())) {
                 (Some(own), Some(peer)) => {
                     let end = Deadline::after(2 * HANDSHAKE_TIMEOUT);
@@ -152,23 +152,23 @@ impl Handshakes {
     }
 
     /// Ends a handshake, and those of the copies of its number.
-    fn finish(&mut self, place: usize, outcome: Outcome) {
-        let Some(job) = self.jobs.get_mut(place).and_then(Option::take) else { return };
+    fn finish(&mut self, index: usize, outcome: Outcome) {
+        let Some(job) = self.jobs.get_mut(index).and_then(Option::take) else { return };
         job.slot.finish(job.slot.connection(), outcome);
         job.slot.free();
         if outcome != Outcome::Rsocket(job.rsocket) {
             close(job.rsocket);
         }
         // What a copy becomes is found out by looking for what this one has become.
-        let copy = self.jobs().find(|(_, other)| other.is_same(&job)).map(|(place, _)| place);
+        let copy = self.jobs().find(|(_, other)| other.is_same(&job)).map(|(index, _)| index);
         if let Some(copy) = copy {
             self.finish(copy, Outcome::Tcp);
         }
     }
 
     fn leave_abandoned(&mut self) {
-        for place in 0..MAX_HANDSHAKES {
-            let Some(gone) = self.jobs[place].take_if(|job| job.slot.entry().is_none()) else { continue };
+        for index in 0..MAX_HANDSHAKES {
+            let Some(gone) = self.jobs[index].take_if(|job| job.slot.entry().is_none()) else { continue };
             gone.slot.free();
             match self.jobs.iter_mut().flatten().find(|other| other.is_same(&gone)) {
                 // A copy of its number goes on with it.
@@ -179,51 +179,51 @@ impl Handshakes {
     }
 
     fn send_words(&mut self) {
-        for place in 0..MAX_HANDSHAKES {
-            if !self.may_send_word(place) {
+        for index in 0..MAX_HANDSHAKES {
+            if !self.may_send_word(index) {
                 continue;
             }
-            let Some(job) = &mut self.jobs[place] else { continue };
+            let Some(job) = &mut self.jobs[index] else { continue };
             job.slot.sends_word();
             job.stage = Stage::Told(Deadline::after(EXCLUSIVE_TIME));
             job.end = Deadline::after(HANDSHAKE_TIMEOUT);
             if !send_word(job.slot.tcp()) {
-                self.finish(place, Outcome::Tcp);
+                self.finish(index, Outcome::Tcp);
             }
         }
     }
 
     /// Whether the connection is the oldest of its host that has not been told, and the host has
     /// nothing else to answer.
-    fn may_send_word(&self, place: usize) -> bool {
-        let Some(job @ Job { stage: Stage::New, .. }) = &self.jobs[place] else { return false };
+    fn may_send_word(&self, index: usize) -> bool {
+        let Some(job @ Job { stage: Stage::New, .. }) = &self.jobs[index] else { return false };
         let mut listeners = self.listeners.iter().flatten();
         let has_listener = listeners.any(|listener| listener.inner >= 0 && job.is_at(&listener.own));
         let is_hosts = |arrived: &Arrived| name::same_host(&arrived.from, &job.peer) && arrived.settled.left() > 0;
-        let mut others = self.jobs().filter(|(other, _)| *other != place);
-        let is_before = |(other_place, other): (usize, &Job)| match &other.stage {
+        let mut others = self.jobs().filter(|(other, _)| *other != index);
+        let is_before = |(other_index, other): (usize, &Job)| match &other.stage {
             _ if !name::same_host(&other.peer, &job.peer) => false,
             // Which copy of a number goes first is for `follows` to say.
             _ if other.is_same(job) => false,
-            Stage::New => (other.end.end(), other_place) < (job.end.end(), place) && other.is_at(&job.own),
+            Stage::New => (other.end.end(), other_index) < (job.end.end(), index) && other.is_at(&job.own),
             Stage::Told(alone) => other.rsocket < 0 && alone.left() > 0,
             Stage::Ended => true,
         };
         has_listener
-            && !self.follows(place, job)
+            && !self.follows(index, job)
             && !self.arrived.iter().flatten().any(is_hosts)
             && !others.any(is_before)
     }
 
     /// Whether it is for another job to find out what a connection becomes: that of a copy of its
     /// number.
-    fn follows(&self, place: usize, job: &Job) -> bool {
-        let leads = |other: &Job, other_place| !matches!(other.stage, Stage::New) || other_place < place;
+    fn follows(&self, index: usize, job: &Job) -> bool {
+        let leads = |other: &Job, other_index| !matches!(other.stage, Stage::New) || other_index < index;
         let is_new = matches!(job.stage, Stage::New);
         is_new
             && self
                 .jobs()
-                .any(|(other_place, other)| other_place != place && other.is_same(job) && leads(other, other_place))
+                .any(|(other_index, other)| other_index != index && other.is_same(job) && leads(other, other_index))
     }
 
     /// Waits for something to happen, and takes it.
@@ -234,9 +234,9 @@ impl Handshakes {
         for (pollfd, listener) in fds[1..].iter_mut().zip(&self.listeners) {
             pollfd.fd = listener.as_ref().map_or(-1, |listener| listener.inner);
         }
-        for (place, job) in self.jobs() {
-            if !matches!(job.stage, Stage::Ended) && !self.follows(place, job) {
-                fds[FIRST_JOB + place].fd = job.slot.tcp();
+        for (index, job) in self.jobs() {
+            if !matches!(job.stage, Stage::Ended) && !self.follows(index, job) {
+                fds[FIRST_JOB + index].fd = job.slot.tcp();
             }
         }
         if !tcp::poll(&mut fds, &Deadline::after(self.timeout())) {
@@ -245,11 +245,11 @@ impl Handshakes {
         if fds[0].revents != 0 {
             eventfd::clear(fds[0].fd);
         }
-        for place in (0..MAX_LISTENERS).filter(|place| fds[1 + place].revents != 0) {
-            self.accept(place);
+        for index in (0..MAX_LISTENERS).filter(|index| fds[1 + index].revents != 0) {
+            self.accept(index);
         }
-        for place in (0..MAX_HANDSHAKES).filter(|place| fds[FIRST_JOB + place].revents != 0) {
-            self.hear(place);
+        for index in (0..MAX_HANDSHAKES).filter(|index| fds[FIRST_JOB + index].revents != 0) {
+            self.hear(index);
         }
     }
 
@@ -271,32 +271,32 @@ impl Handshakes {
 
     /// Something has come on a TCP connection. One that goes on over TCP does not come as an
     /// rsocket.
-    fn hear(&mut self, place: usize) {
-        let Some(job) = &mut self.jobs[place] else { return };
+    fn hear(&mut self, index: usize) {
+        let Some(job) = &mut self.jobs[index] else { return };
         match tcp::peek(job.slot.tcp(), &mut [0], libc::MSG_DONTWAIT) {
             Err(EAGAIN) => {}
-            Ok(count) if count > 0 => self.finish(place, Outcome::Tcp),
+            Ok(count) if count > 0 => self.finish(index, Outcome::Tcp),
             _ if job.rsocket >= 0 => {
                 let outcome = Outcome::Rsocket(job.rsocket);
-                self.finish(place, outcome);
+                self.finish(index, outcome);
             }
-            _ if matches!(job.stage, Stage::New) => self.finish(place, Outcome::Tcp),
+            _ if matches!(job.stage, Stage::New) => self.finish(index, Outcome::Tcp),
             _ => (job.stage, job.end) = (Stage::Ended, Deadline::after(END_TIMEOUT)),
         }
     }
 
     /// Gives up peers that have not come in time, and the oldest silent ones if there are too many.
     fn end_overdue(&mut self) {
-        for place in 0..MAX_HANDSHAKES {
-            if self.jobs[place].as_ref().is_some_and(|job| job.end.left() == 0) {
-                self.finish(place, Outcome::Tcp);
+        for index in 0..MAX_HANDSHAKES {
+            if self.jobs[index].as_ref().is_some_and(|job| job.end.left() == 0) {
+                self.finish(index, Outcome::Tcp);
             }
         }
         let is_silent = |job: &Job| matches!(&job.stage, Stage::Told(alone) if job.rsocket < 0 && alone.left() == 0);
         while self.jobs().count() > MAX_HANDSHAKES - SPARE_SLOTS {
             let oldest = self.jobs().filter(|(_, job)| is_silent(job)).min_by_key(|(_, job)| job.end.end());
-            let Some((place, _)) = oldest else { return };
-            self.finish(place, Outcome::Tcp);
+            let Some((index, _)) = oldest else { return };
+            self.finish(index, Outcome::Tcp);
         }
     }
 }
@@ -356,7 +356,7 @@ mod tests {
         handshakes.listeners[0] = Some(Listener { own, inner: server.as_raw_fd(), retries: None });
         for ends in [[HANDSHAKE_TIMEOUT, 2 * HANDSHAKE_TIMEOUT], [2 * HANDSHAKE_TIMEOUT, HANDSHAKE_TIMEOUT]] {
             (handshakes.jobs[0], handshakes.jobs[1]) = (job(ends[0]), job(ends[1]));
-            assert_eq!((0..2).filter(|&place| handshakes.may_send_word(place)).count(), 1, "{ends:?}");
+            assert_eq!((0..2).filter(|&index| handshakes.may_send_word(index)).count(), 1, "{ends:?}");
         }
     }
 }

@@ -35,8 +35,8 @@ pub fn forget() {
 static CHANNELS: [AtomicI32; MAX_CHANNELS] = [const { AtomicI32::new(0) }; MAX_CHANNELS];
 
 /// Adds a channel.
-pub fn add(place: usize, channel: c_int) {
-    if let Some(known) = CHANNELS.get(place) {
+pub fn add(index: usize, channel: c_int) {
+    if let Some(known) = CHANNELS.get(index) {
         known.store(channel + 1, Ordering::SeqCst);
     }
 }
@@ -167,7 +167,7 @@ fn futex(operation: c_int) {
 }
 
 /// Asks for a report of `events`, for which this thread waits already ([`enter`]). The report makes
-/// the channel readable ([`POLLIN`]); [`told`] reads it.
+/// the channel readable ([`POLLIN`]); [`reported_events`] reads it.
 pub fn ask(channel: c_int, events: c_short) {
     errno::keeping(|| {
         let now = request(channel, Head { what: message::ASK, value: events.into(), flags: 0 }, &[], &[]) > 0;
@@ -179,7 +179,7 @@ pub fn ask(channel: c_int, events: c_short) {
 }
 
 /// The reported events, none if there is no report.
-pub fn told(channel: c_int) -> c_short {
+pub fn reported_events(channel: c_int) -> c_short {
     match errno::keeping(|| message::take(channel, &[], MSG_PEEK | MSG_DONTWAIT)) {
         Ok((head, _)) if head.what == message::READY => head.value as c_short,
         Ok(_) | Err(EAGAIN | EINTR) => 0,

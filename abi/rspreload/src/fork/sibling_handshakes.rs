@@ -17,15 +17,15 @@ use crate::table::{self, Entry, Kind};
 use crate::time::Deadline;
 
 /// Settles another connection, on which something has arrived.
-pub type Settle = fn(c_int, Entry);
+pub type ResolveSibling = fn(c_int, Entry);
 
 /// Waits until something has arrived on `tcp`, settling other connections meanwhile. Returns false
 /// if nothing has arrived by `end`.
-pub fn wait(tcp: c_int, end: &Deadline, settle: Settle) -> bool {
+pub fn wait(tcp: c_int, end: &Deadline, resolve_sibling: ResolveSibling) -> bool {
     loop {
         let mut more = 0;
         each(tcp, |_, _| more += 1);
-        let waited = scratch::with::<pollfd, _>(1 + more, |fds| wait_for_all(tcp, fds, end, settle));
+        let waited = scratch::with::<pollfd, _>(1 + more, |fds| wait_for_all(tcp, fds, end, resolve_sibling));
         match waited {
             Ok(Some(arrived)) => return arrived,
             Ok(None) => {}
@@ -43,7 +43,7 @@ pub fn exist(tcp: c_int) -> bool {
 }
 
 /// Returns `None` after settling others: some of them may be left.
-fn wait_for_all(tcp: c_int, fds: &mut [pollfd], end: &Deadline, settle: Settle) -> Option<bool> {
+fn wait_for_all(tcp: c_int, fds: &mut [pollfd], end: &Deadline, resolve_sibling: ResolveSibling) -> Option<bool> {
     fds.fill(pollfd { fd: -1, events: 0, revents: 0 });
     let mut room = fds.iter_mut();
     *room.next()? = asked(tcp);
@@ -60,7 +60,7 @@ fn wait_for_all(tcp: c_int, fds: &mut [pollfd], end: &Deadline, settle: Settle) 
     }
     for fd in fds.iter().filter(|fd| fd.revents != 0) {
         if let Some(entry) = table::get(fd.fd).filter(is_waiting) {
-            settle(fd.fd, entry);
+            resolve_sibling(fd.fd, entry);
         }
     }
     None

@@ -141,9 +141,9 @@ pub fn of(entry: Entry) -> Option<&'static Slot> {
 }
 
 /// The ticket for a slot after the one before: a negative number other than -1.
-fn next_ticket(place: usize, before: c_int) -> c_int {
+fn next_ticket(index: usize, before: c_int) -> c_int {
     let turns = usize::try_from(-2 - i64::from(before)).map_or(0, |number| number / MAX_HANDSHAKES + 1);
-    -2 - ((turns * MAX_HANDSHAKES + place) & (i32::MAX as usize >> 1)) as c_int
+    -2 - ((turns * MAX_HANDSHAKES + index) & (i32::MAX as usize >> 1)) as c_int
 }
 
 /// What became of a connection for which a slot was wanted.
@@ -160,15 +160,15 @@ pub enum Submitted {
 /// Gives an accepted connection a slot, and its entry the ticket.
 pub fn submit(fd: c_int, entry: Entry) -> Submitted {
     USED.store(true, Ordering::SeqCst);
-    let mut places = SLOTS.iter().enumerate();
+    let mut slots_by_index = SLOTS.iter().enumerate();
     let claimed = |slot: &Slot| slot.state.compare_exchange(FREE, CLAIMED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-    let Some((place, slot)) = places.find(|(_, slot)| claimed(slot)) else { return Submitted::NoRoom };
+    let Some((index, slot)) = slots_by_index.find(|(_, slot)| claimed(slot)) else { return Submitted::NoRoom };
     let tcp = open_fds::duplicate(fd);
     if tcp < 0 {
         slot.free();
         return Submitted::NoRoom;
     }
-    let ticket = next_ticket(place, slot.ticket.load(Ordering::SeqCst));
+    let ticket = next_ticket(index, slot.ticket.load(Ordering::SeqCst));
     slot.ticket.store(ticket, Ordering::SeqCst);
     slot.fd.store(fd, Ordering::SeqCst);
     slot.tcp.store(tcp + 1, Ordering::SeqCst);
@@ -276,16 +276,16 @@ mod tests {
 
     #[test]
     fn tickets_name_their_slots() {
-        for place in [0, 1, MAX_HANDSHAKES - 1] {
+        for index in [0, 1, MAX_HANDSHAKES - 1] {
             let mut ticket = -1;
             for _ in 0..3 {
                 let before = ticket;
-                ticket = next_ticket(place, before);
+                ticket = next_ticket(index, before);
                 assert!(ticket < -1 && ticket != before);
                 let entry = State::new(super::super::state::Role::Passive).with_ticket(ticket).entry();
-                assert!(ptr::eq(of(entry).unwrap(), &SLOTS[place]));
+                assert!(ptr::eq(of(entry).unwrap(), &SLOTS[index]));
             }
-            let last = next_ticket(place, -2 - (i32::MAX >> 1));
+            let last = next_ticket(index, -2 - (i32::MAX >> 1));
             assert!(last < -1, "{last}");
         }
     }

@@ -25,7 +25,7 @@ fn connection() -> (TcpStream, TcpStream) {
 pub fn decide(socket: &TcpStream, way: Way) -> Result<Option<c_int>, c_int> {
     let fd = socket.as_raw_fd();
     // SAFETY: an open descriptor.
-    unsafe { settle(fd, table::get(fd).unwrap(), way) }
+    unsafe { resolve_pending(fd, table::get(fd).unwrap(), way) }
 }
 
 fn role(socket: &TcpStream) -> Option<Role> {
@@ -191,7 +191,7 @@ fn receiving_now_decides_nothing_without_the_word() {
     let fd = client.as_raw_fd();
     // SAFETY: an open descriptor.
     unsafe {
-        assert_eq!(settle_for_poll(fd, table::get(fd).unwrap(), POLLIN), None);
+        assert_eq!(resolve_for_poll(fd, table::get(fd).unwrap(), POLLIN), None);
         assert!(!after_poll(fd, POLLIN));
         server.write_all(b"data").unwrap();
         let mut fds = [libc::pollfd { fd, events: POLLIN, revents: 0 }];

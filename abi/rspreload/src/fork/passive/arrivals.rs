@@ -14,8 +14,8 @@ use crate::{errno, rsocket_abi};
 
 impl Handshakes {
     /// Takes the rsockets that have come to a listener.
-    pub fn accept(&mut self, place: usize) {
-        let Some(Listener { own, inner: listener, .. }) = self.listeners[place] else { return };
+    pub fn accept(&mut self, index: usize) {
+        let Some(Listener { own, inner: listener, .. }) = self.listeners[index] else { return };
         for _ in 0..BACKLOG {
             // SAFETY: null for an address that is not wanted.
             let inner = unsafe { rsocket_abi::raccept(listener, ptr::null_mut(), ptr::null_mut()) };
@@ -53,30 +53,30 @@ impl Handshakes {
     }
 
     fn judge(&self, arrived: &Arrived) -> Verdict {
-        let candidates = self.jobs().filter_map(|(place, job)| Some((place, job.candidate(arrived)?)));
+        let candidates = self.jobs().filter_map(|(index, job)| Some((index, job.candidate(arrived)?)));
         let has_rivals = self.rivals(arrived).next().is_some();
         matching::choose(candidates, has_rivals, arrived.settled.left() == 0)
     }
 
     pub fn match_arrived(&mut self) {
-        for place in 0..BACKLOG {
-            let Some(arrived) = &self.arrived[place] else { continue };
+        for index in 0..BACKLOG {
+            let Some(arrived) = &self.arrived[index] else { continue };
             let inner = arrived.inner;
             match self.judge(arrived) {
                 Verdict::Wait => continue,
                 Verdict::Refuse => close(inner),
                 Verdict::Belongs(job) => self.assign(job, inner),
             }
-            self.arrived[place] = None;
+            self.arrived[index] = None;
         }
     }
 
     /// The connection has its rsocket, and becomes it once the other end has ended TCP.
-    fn assign(&mut self, place: usize, inner: c_int) {
-        let Some(job) = &mut self.jobs[place] else { return close(inner) };
+    fn assign(&mut self, index: usize, inner: c_int) {
+        let Some(job) = &mut self.jobs[index] else { return close(inner) };
         job.rsocket = inner;
         if matches!(job.stage, Stage::Ended) {
-            self.finish(place, Outcome::Rsocket(inner));
+            self.finish(index, Outcome::Rsocket(inner));
         }
     }
 }

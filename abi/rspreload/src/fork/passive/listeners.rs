@@ -37,14 +37,14 @@ impl Handshakes {
                 *room = Some(Listener { own: job.own, inner: -1, retries: None });
             }
         }
-        for place in 0..MAX_LISTENERS {
-            let Some(Listener { inner: -1, own, .. }) = self.listeners[place] else { continue };
+        for index in 0..MAX_LISTENERS {
+            let Some(Listener { inner: -1, own, .. }) = self.listeners[index] else { continue };
             if !self.take_turn() {
                 return;
             }
             let opened = make_rsocket::for_address(&own, |inner| listen(inner, &own));
             let in_use = errno::get() == EADDRINUSE;
-            let Some(listener) = &mut self.listeners[place] else { continue };
+            let Some(listener) = &mut self.listeners[index] else { continue };
             listener.inner = opened.unwrap_or(-1);
             let retries = listener.retries.get_or_insert_with(|| Deadline::after(3 * TURN_TIMEOUT));
             if opened.is_none() && (!in_use || retries.left() == 0) {
@@ -74,9 +74,9 @@ impl Handshakes {
 
     /// Listening at the address is impossible: its connections stay TCP.
     pub fn give_up(&mut self, own: &Name) {
-        for place in 0..MAX_HANDSHAKES {
-            if self.jobs[place].as_ref().is_some_and(|job| job.is_at(own)) {
-                self.finish(place, Outcome::Tcp);
+        for index in 0..MAX_HANDSHAKES {
+            if self.jobs[index].as_ref().is_some_and(|job| job.is_at(own)) {
+                self.finish(index, Outcome::Tcp);
             }
         }
     }
