@@ -17,9 +17,9 @@ static int by_address(const void *a, const void *b)
 	return strcmp(a, b);
 }
 
-/* The subnet administrator has no order of records; and where several ports were asked, as ours does, each found the
- * same ones. */
-static void show_sorted(struct rdma_addrinfo *list)
+/* The subnet administrator has no order of records. Ours asks all ports where the reference asks one: each finds the
+ * same records, and they differ in the source address, which is left out without with_source. */
+static void show_sorted(struct rdma_addrinfo *list, bool with_source)
 {
 	char lines[32][200];
 	int count = 0;
@@ -27,7 +27,8 @@ static void show_sorted(struct rdma_addrinfo *list)
 	for (struct rdma_addrinfo *info = list; info && count < 32; info = info->ai_next)
 		snprintf(lines[count++], sizeof(lines[0]), "flags %x family %d type %s ps %04x src %u %s dst %u %s",
 			 info->ai_flags, info->ai_family, qp_type_str(info->ai_qp_type), info->ai_port_space,
-			 info->ai_src_len, addr_str(info->ai_src_addr), info->ai_dst_len, addr_str(info->ai_dst_addr));
+			 info->ai_src_len, with_source ? addr_str(info->ai_src_addr) : "-", info->ai_dst_len,
+			 addr_str(info->ai_dst_addr));
 	qsort(lines, count, sizeof(lines[0]), by_address);
 	for (int i = 0; i < count; i++)
 		if (!i || strcmp(lines[i], lines[i - 1]))
@@ -57,7 +58,7 @@ static void show_result(struct rdma_cm_id *id)
 
 	if (CALL(query(id, &list)))
 		return;
-	show_sorted(list);
+	show_sorted(list, true);
 	rdma_freeaddrinfo(list);
 }
 
@@ -102,7 +103,7 @@ static void all_ports(const char *service)
 
 	if (CALL(rdma_getaddrinfo(NULL, service, &hints, &list)))
 		return;
-	show_sorted(list);
+	show_sorted(list, false);
 	rdma_freeaddrinfo(list);
 }
 
