@@ -265,6 +265,31 @@ case_small_backlog() {
     [ "$(grep -c '^echoed 100000' "$work/server.out")" = 30 ]
 }
 
+# rsrun finds the library, passes input, arguments and status on, and lists the ways of the connections.
+case_rsrun() {
+    local rsrun=$here/../../tools/rsrun
+    start_server auto 0.0.0.0 2 block || return 1
+    for to in "$RXE_ADDR" 127.0.0.1; do
+        lab-ours env RSRUN_LIBRARY="$ours" "$rsrun" --mode auto -t 15000 -v -- sh -c 'read -r word; "$@" && exit "$word"' sh \
+            timeout 100 "$programs/auto" client "$to" "$port" block <<<7 >"$work/client.out" 2>"$work/client.$to"
+        [ $? = 7 ] || return 1
+    done
+    wait "$server" || return 1
+    facts="$(cat "$work"/client.*.1 | grep -c '^rsrun: 1 connection: ') reports"
+    grep -q '1 by RDMA, 0 by TCP' "$work/client.$RXE_ADDR" && grep -q "1  connect  $RXE_ADDR $port .* RDMA  connected" "$work/client.$RXE_ADDR" &&
+        grep -q '0 by RDMA, 1 by TCP' "$work/client.127.0.0.1" && grep -q 'TCP   a loopback address' "$work/client.127.0.0.1" || return 1
+    # A program that the library cannot change, one that it can, and wrong options.
+    facts+=', checks' RSRUN_LIBRARY=$ours
+    export RSRUN_LIBRARY
+    ! "$rsrun" --check /sbin/ldconfig >"$work/client.check" && grep -q 'linked statically' "$work/client.check" &&
+        lab-ours "$rsrun" --check "$python" && ! "$rsrun" --check /nowhere/program >/dev/null || return 1
+    "$rsrun" --mode x true 2>/dev/null
+    [ $? = 125 ] || return 1
+    "$rsrun" /nowhere/program 2>/dev/null
+    [ $? = 127 ] || return 1
+    [ "$("$rsrun" sh -c 'echo "$LD_PRELOAD"')" = "$ours" ] && [ "$(LD_PRELOAD=a.so "$rsrun" sh -c 'echo "$LD_PRELOAD"' 2>/dev/null)" = "$ours:a.so" ]
+}
+
 run_cases() {
     local name facts before status good
     for name in $(compgen -A function case_); do

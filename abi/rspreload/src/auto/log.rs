@@ -108,7 +108,10 @@ pub fn accepted(fd: i32, from: &Name, way: &str, reason: Reason) {
 
 /// A listener.
 pub fn listener(fd: i32, own: &Name, way: &str, reason: Reason) {
-    line(format_args!("listen: socket {fd} at {}: {way}: {reason}", Shown(own)));
+    match reason {
+        Reason::Connected => line(format_args!("listen: socket {fd} at {}: {way}", Shown(own))),
+        reason => line(format_args!("listen: socket {fd} at {}: {way}: {reason}", Shown(own))),
+    }
 }
 
 /// The lines of `auto_config` that have no effect, once.
