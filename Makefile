@@ -30,13 +30,15 @@ IWPMD := $(DIST)/sbin/iwpmd
 IWPMD_BUILT := $(RELEASE)/iwpmd
 DOCTOR := $(DIST)/bin/rdmacm-doctor
 DOCTOR_BUILT := $(RELEASE)/rdmacm-doctor
+RSSTAT := $(DIST)/bin/rsstat
+RSSTAT_BUILT := $(RELEASE)/rsstat
 
 export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR BINDIR MANDIR UNITDIR UDEVDIR DESTDIR VERSION DIST
 
 .PHONY: all test lint check demo bench lab headers abi-check install-test install install-strip uninstall dist deb clean help preconditions FORCE
 .DELETE_ON_ERROR:
 
-all: $(LIBRARY) $(PRELOAD) $(IWPMD) $(DOCTOR) ## build everything into $(DIST), target/dist unless given (the default)
+all: $(LIBRARY) $(PRELOAD) $(IWPMD) $(DOCTOR) $(RSSTAT) ## build everything into $(DIST), target/dist unless given (the default)
 
 test: ## run the Rust tests that need no lab
 	$(RUN_CARGO) test --workspace --locked
@@ -109,6 +111,12 @@ $(DOCTOR_BUILT): FORCE preconditions
 	$(RUN_CARGO) build --release --locked -p rdmacm-doctor
 
 $(DOCTOR): $(DOCTOR_BUILT)
+	install -D -m 755 $< $@
+
+$(RSSTAT_BUILT): FORCE preconditions
+	$(RUN_CARGO) build --release --locked -p rsstat
+
+$(RSSTAT): $(RSSTAT_BUILT)
 	install -D -m 755 $< $@
 
 $(PRELOAD): $(PRELOAD_ARCHIVE) $(LIBRARY) abi/rspreload/preload.map scripts/link-rspreload

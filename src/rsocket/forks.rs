@@ -1,7 +1,7 @@
 //! fork(): a child starts without a reactor, and may close its copies of sockets without affecting
 //! the parent's.
 
-use super::{calls, growth_budget, reactor, stream};
+use super::{calls, growth_budget, reactor, socket_table, stream};
 use crate::cm;
 use crate::errno::Result;
 use crate::sys::atfork::{self, Handlers, Layer};
@@ -25,6 +25,7 @@ fn in_parent() {
 
 fn in_child() {
     growth_budget::in_child();
+    socket_table::in_child();
     stream::in_child();
     // SAFETY: the child of a fork() has one thread until its handlers have run.
     unsafe {

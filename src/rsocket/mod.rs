@@ -17,6 +17,7 @@ pub mod pollable;
 mod reactor;
 pub mod select;
 mod small_list;
+mod socket_table;
 mod stream;
 pub mod table;
 pub mod wire;

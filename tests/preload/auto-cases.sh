@@ -290,6 +290,43 @@ case_rsrun() {
     [ "$("$rsrun" sh -c 'echo "$LD_PRELOAD"')" = "$ours" ] && [ "$(LD_PRELOAD=a.so "$rsrun" sh -c 'echo "$LD_PRELOAD"' 2>/dev/null)" = "$ours:a.so" ]
 }
 
+# rsstat lists the connections of preloaded programs while they exist, by RDMA and by TCP, and nothing of ended ones.
+case_rsstat() {
+    local rsstat=$LAB_OURS/../bin/rsstat to held
+    start_server auto 0.0.0.0 2 block || return 1
+    mkfifo "$work/connected" "$work/held"
+    for to in "$RXE_ADDR" 127.0.0.1; do
+        with auto "$work/client.log" "$python" -c '
+import socket, sys
+s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+s.sendall(b"x")
+open(sys.argv[3], "w").write("connected\n")
+sys.stdin.read()' "$to" "$port" "$work/connected" <"$work/held" 2>"$work/client.err" &
+        exec {held}>"$work/held"
+        read -r _ <"$work/connected" || return 1
+        "$rsstat" --json >"$work/client.json" && "$rsstat" -c -e >"$work/client.text" || return 1
+        exec {held}>&-
+        wait "$!" && "$rsstat" --json >"$work/client.ended" || return 1
+        "$python" - "$to:$port" "$work"/client.{json,text,ended} <<'P' || return 1
+import json, sys
+peer, listed, text, ended = sys.argv[1], *map(open, sys.argv[2:])
+listed, ended = json.load(listed), json.load(ended)
+def connections(listed):
+    return [one for one in listed["sockets"] if (one["peer"], one["state"]) == (peer, "ESTAB")]
+assert listed["schema"] == 1, listed
+[one] = connections(listed)
+assert one["way"] == ("TCP" if peer.startswith("127.") else "RDMA"), one
+if one["way"] == "RDMA":
+    assert (one["sent_bytes"], one["sent_messages"], one["device"]) == (1, 1, "rxe0"), one
+assert peer in text.read()
+states = {(one["way"], one["state"]) for one in listed["sockets"]}
+assert {("RDMA", "LISTEN"), ("TCP", "LISTEN")} <= states, states
+assert not connections(ended), ended
+P
+    done
+    facts='by RDMA and by TCP'
+}
+
 run_cases() {
     local name facts before status good
     for name in $(compgen -A function case_); do

@@ -4,6 +4,7 @@
 #![no_std]
 
 pub mod auto_config;
+pub mod socket_table;
 
 /// The private level.
 pub const LEVEL: i32 = 0x7273_6f63;

@@ -16,6 +16,7 @@ use crate::errno::{Errno, Result};
 use crate::ffi::{ibv_sa_path_rec, rdma_port_space};
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::reactor::{self, Key};
+use crate::rsocket::socket_table;
 use crate::sys::event;
 use crate::sys::library_fds::{self, OwnFd};
 use crate::sys::rc::{CompletionChannel, CompletionQueue, MemoryRegion, RECV_WR_ID_FLAG, ibv_wc};
@@ -68,6 +69,8 @@ pub(super) struct Port {
     qpn: u32,
     /// The local address, with the port number of the program's socket.
     pub local: SocketAddr,
+    /// The socket with this address in the table for rsstat(8).
+    entry: Option<socket_table::Entry>,
     /// Dropped before the id, whose descriptor is registered.
     registration: Registration,
     id: CmId,
@@ -209,6 +212,7 @@ impl Port {
             qp,
             qpn,
             local,
+            entry: None,
             registration,
             id,
         };
@@ -227,6 +231,11 @@ impl Port {
     /// Returns the id's registration, which identifies the port.
     pub fn key(&self) -> Key {
         self.registration.0
+    }
+
+    /// Lists the port of the socket with the descriptor `fd` for rsstat(8).
+    pub fn list(&mut self, fd: c_int) {
+        self.entry = socket_table::Entry::new(socket_table::DATAGRAM, fd, self.id.id(), self.qpn, 0);
     }
 
     pub fn qpn(&self) -> u32 {
@@ -254,6 +263,10 @@ impl Port {
             |port, wc| {
                 let slot = (wc.wr_id() & !RECV_WR_ID_FLAG) as u32;
                 let len = wc.len().saturating_sub(GRH).min(MAX_MESSAGE);
+                if let Some(entry) = &port.entry {
+                    socket_table::add(&entry.counters().received_bytes, len as u64);
+                    socket_table::add(&entry.counters().received_messages, 1);
+                }
                 if !received(port, Received { slot, len, qpn: wc.src_qp }) {
                     port.to_repost.push(slot);
                 }
@@ -333,6 +346,10 @@ impl Port {
         let posted = unsafe { ud::post_send(self.qp, slot.into(), start, len, self.memory.lkey(), &path.handle, qpn) };
         match posted {
             Ok(()) => {
+                if let Some(entry) = &self.entry {
+                    socket_table::add(&entry.counters().sent_bytes, len.into());
+                    socket_table::add(&entry.counters().sent_messages, 1);
+                }
                 if let Some(entry) = self.in_flight.get_mut(slot as usize) {
                     *entry = Some(Arc::clone(path));
                 }

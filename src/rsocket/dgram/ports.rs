@@ -53,7 +53,8 @@ impl Dgram {
         let service: Arc<dyn reactor::Service> = Arc::clone(self) as _;
         let port = Port::new(local, state.options.sizes(), |fd| reactor::register(fd, service));
         state.refusals.note(local.ip(), port.is_err(), Instant::now());
-        let port = port?;
+        let mut port = port?;
+        port.list(self.fd);
         let key = port.key();
         state.ports.push(port);
         // Waiting threads have to wait for the port's descriptors, too.

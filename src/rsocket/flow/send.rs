@@ -165,6 +165,16 @@ impl Sender {
         self.limits.buffer - self.used
     }
 
+    /// Returns the number of bytes of the send buffer in use, according to the completions so far.
+    pub fn used(&self) -> u32 {
+        self.used
+    }
+
+    /// Returns the size of the send buffer in bytes.
+    pub fn buffer(&self) -> u32 {
+        self.limits.buffer
+    }
+
     /// Returns whether a larger send buffer would let more of `wanted` bytes be sent now.
     pub fn is_buffer_limited(&self, wanted: usize) -> bool {
         let window = if self.has_credit() && self.free_entries >= self.limits.entries_per_message {

@@ -15,6 +15,7 @@ use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::{CmId, Event, Request};
 use crate::rsocket::reactor::{self, Service};
+use crate::rsocket::socket_table;
 use crate::rsocket::wire::{self, ConnData};
 use crate::sys::sockaddr::AF_IB;
 
@@ -43,7 +44,8 @@ impl Stream {
         }
         self.watch(&mut state)?;
         state.id()?.listen(backlog as c_int)?;
-        state.phase = Phase::Listening(Listening::new(backlog));
+        let entry = socket_table::Entry::new(socket_table::LISTENING, self.fd, state.id()?.id(), 0, backlog as u32);
+        state.phase = Phase::Listening(Listening::new(backlog, entry));
         state.shut_read = false;
         Ok(())
     }

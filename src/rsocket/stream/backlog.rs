@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Stream;
+use crate::rsocket::socket_table;
 use crate::sys::event;
 use crate::sys::owner::Owner;
 
@@ -68,11 +69,13 @@ pub(super) struct Listening {
     pending: VecDeque<(Arc<Stream>, Slot)>,
     /// Established connections, for raccept(3).
     ready: VecDeque<(Arc<Stream>, Slot)>,
+    /// The listener in the table for rsstat(8).
+    _entry: Option<socket_table::Entry>,
 }
 
 impl Listening {
-    pub fn new(backlog: usize) -> Listening {
-        Listening { backlog, pending: VecDeque::new(), ready: VecDeque::new() }
+    pub fn new(backlog: usize, entry: Option<socket_table::Entry>) -> Listening {
+        Listening { backlog, pending: VecDeque::new(), ready: VecDeque::new(), _entry: entry }
     }
 
     pub fn set_backlog(&mut self, backlog: usize) {

@@ -211,6 +211,9 @@ impl Stream {
         let is_active = matches!(state.phase, Phase::Connected) || state.closing.is_some();
         state.disconnect_sent |= !is_active;
         state.phase = Phase::Closing;
+        if let Some(connection) = &state.connection {
+            connection.list_as_closing();
+        }
         // Wake the calls of other threads: they fail now.
         self.wake_leader(&mut state);
         self.notify(Notice::Changed);

@@ -179,6 +179,9 @@ impl Stream {
 
     /// The connection is established, on either side.
     pub(super) fn on_connected(&self, state: &mut State) {
+        if let (Some(connection), Some(id)) = (&mut state.connection, &state.id) {
+            connection.list(self.fd, id.id());
+        }
         self.process_completions(state);
         self.set_keep_alive(state);
         self.notify(Notice::Changed);

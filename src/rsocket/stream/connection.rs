@@ -23,13 +23,15 @@ mod sizes;
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 
 use super::channel_leader::Leadership;
 use super::options::Options;
-use crate::cm::Domain;
+use crate::cm::{Domain, Id};
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::flow::{Receiver, SendLimits, Sender};
+use crate::rsocket::socket_table::{self, Counters};
 use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRIES, SGL_ENTRY};
 use crate::sys::alloc::try_box;
 use crate::sys::rc::{CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, ibv_wc};
@@ -139,6 +141,8 @@ pub(super) struct Connection {
     pub channel: Channel,
     /// The first failure of a work request, or the peer's protocol violation.
     failed: Option<Errno>,
+    /// The connection in the table for rsstat(8).
+    entry: Option<socket_table::Entry>,
 }
 
 impl Unconnected {
@@ -209,11 +213,49 @@ impl Unconnected {
             receive: self.receive,
             channel: self.channel,
             failed: None,
+            entry: None,
         })
     }
 }
 
 impl Connection {
+    /// Lists the connection, whose descriptor is `fd`, for rsstat(8).
+    pub fn list(&mut self, fd: i32, id: &Id) {
+        self.entry = socket_table::Entry::new(socket_table::CONNECTED, fd, id, self.qp.number(), 0);
+        self.publish();
+    }
+
+    /// Marks the connection as ended, for rsstat(8).
+    pub fn list_as_closing(&self) {
+        if let Some(entry) = &self.entry {
+            entry.set_state(socket_table::CLOSING);
+        }
+    }
+
+    /// Returns the counters for rsstat(8).
+    #[inline]
+    fn counters(&self) -> Option<&'static Counters> {
+        self.entry.as_ref().map(socket_table::Entry::counters)
+    }
+
+    /// Counts a call that has to wait before it can send.
+    pub fn count_send_wait(&self) {
+        if let Some(counters) = self.counters() {
+            socket_table::add(&counters.send_waits, 1);
+        }
+    }
+
+    /// Publishes credits and buffers for rsstat(8).
+    #[inline]
+    fn publish(&self) {
+        if let Some(counters) = self.counters() {
+            counters.credits.store(self.credits(), Ordering::Relaxed);
+            counters.send_queued.store(self.send.flow.used(), Ordering::Relaxed);
+            counters.send_buffer.store(self.send.flow.buffer(), Ordering::Relaxed);
+            counters.receive_buffer.store(self.receive.rings.size(), Ordering::Relaxed);
+        }
+    }
+
     /// Returns whether this is a working iWARP connection: its last messages arrive only if it is
     /// disconnected gracefully.
     pub fn needs_graceful_end(&self) -> bool {

@@ -222,6 +222,9 @@ impl Stream {
             if polled {
                 continue;
             }
+            if let Some(connection) = state.connection.as_ref().filter(|_| !nonblocking) {
+                connection.count_send_wait();
+            }
             match self.pause(state, nonblocking, &mut wait, done)? {
                 Ok(back) => state = back,
                 Err(done) => return Ok(done),

@@ -278,6 +278,9 @@ impl State {
             }
         }
         self.eof = true;
+        if let Some(connection) = &self.connection {
+            connection.list_as_closing();
+        }
     }
 
     /// Returns whether the program has closed the stream.

@@ -6,6 +6,7 @@ use super::{BATCH, Batch, Connection, IMM_LEN, Outcome};
 use crate::diag::Cause;
 use crate::errno::Errno;
 use crate::rsocket::flow::Violation;
+use crate::rsocket::socket_table;
 use crate::rsocket::wire::{Control, Message};
 use crate::sys::rc::{RECV_WR_ID_FLAG, ibv_wc};
 use crate::sys::verbs::ibv_wc_status;
@@ -54,6 +55,7 @@ impl Connection {
         }
         self.use_next_target();
         self.send_credit_updates();
+        self.publish();
         outcome.edge |= outcome.could_send == Some(false) && self.can_send();
         outcome
     }
@@ -92,6 +94,10 @@ impl Connection {
         match Message::parse(imm).map_err(|_| Violation::BadMessage)? {
             Message::Data(len) => {
                 self.receive.flow.data(len)?;
+                if let Some(counters) = self.counters() {
+                    socket_table::add(&counters.received_bytes, len.into());
+                    socket_table::add(&counters.received_messages, 1);
+                }
                 outcome.edge = true;
             }
             Message::CreditUpdate(limit) => {

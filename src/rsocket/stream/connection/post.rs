@@ -145,6 +145,12 @@ impl QueuePair {
         self.iwarp
     }
 
+    /// Returns the QP's number.
+    pub fn number(&self) -> u32 {
+        // SAFETY: the QP is live until `self` is dropped.
+        unsafe { (*self.qp.as_ptr()).qp_num }
+    }
+
     /// Returns the number of bytes that the QP takes inline.
     pub fn can_inline(&self) -> u32 {
         self.can_inline

@@ -11,6 +11,7 @@ use super::send::ControlData;
 use super::{Batch, Connection, IMM_LEN, Layout, REPOST, RemoteMemory, SGL};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::{Received, Receiver};
+use crate::rsocket::socket_table;
 use crate::rsocket::stream::options::Options;
 use crate::rsocket::wire::{self, ConnData, IOMAP_ENTRY, Mapping, Region, SGL_ENTRY};
 use crate::sys::rc::{CompletionQueue, CqEvent, MemoryRegion, Sge};
@@ -221,6 +222,7 @@ impl Connection {
     pub fn read_piece(&mut self, into: &mut [MaybeUninit<u8>]) -> Option<usize> {
         let received = self.receive.flow.take_piece(into.len())?;
         self.receive.copy(received, into);
+        self.count_read(received.len.into());
         self.send_credit_updates();
         Some(received.len as usize)
     }
@@ -245,7 +247,15 @@ impl Connection {
         if let Some(ring) = self.receive.flow.take(len) {
             self.receive.rings.release(ring);
         }
+        self.count_read(len);
         self.send_credit_updates();
+    }
+
+    #[inline]
+    fn count_read(&self, len: u64) {
+        if let Some(counters) = self.counters() {
+            socket_table::add(&counters.read_bytes, len);
+        }
     }
 
     /// Returns the rest of the region that the peer has mapped at `offset`.

@@ -56,6 +56,11 @@ impl Rings {
         Rings { rings: [first; 2], grown: [None, None], first, first_size: size, size, may_grow }
     }
 
+    /// Returns the size of the ring that is being advertised, in bytes.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
     /// Returns the memory of ring 0 or 1.
     #[inline]
     pub fn memory(&self, ring: usize) -> RemoteMemory {

@@ -10,6 +10,7 @@ use super::send_buffer::SendBuffer;
 use super::{CONTROL_DATA, CONTROL_ENTRIES, Connection};
 use crate::errno::Result;
 use crate::rsocket::flow::{Chunk, Sender, Violation};
+use crate::rsocket::socket_table;
 use crate::rsocket::wire::{ConnData, Message, Region};
 use crate::sys::rc::{CompletionQueue, Sge};
 
@@ -126,14 +127,6 @@ impl SendSide {
         Ok(())
     }
 
-    /// Reserves a planned message. Returns the write to post.
-    #[inline]
-    fn claim(&mut self, chunk: &Chunk, sg_list: [Sge; 2], inline: bool) -> RdmaWrite {
-        let (wr_id, signaled) = self.flow.take(chunk, inline);
-        let message = Some(Message::Data(chunk.len));
-        RdmaWrite { message, sg_list, inline, addr: chunk.addr, rkey: chunk.rkey, wr_id, signaled }
-    }
-
     /// Returns the offset where a message that begins at `done` must end, at most `len`. `begun`:
     /// the program's call has sent data before.
     fn limit(&self, done: usize, len: usize, begun: bool) -> usize {
@@ -142,6 +135,18 @@ impl SendSide {
 }
 
 impl Connection {
+    /// Reserves a planned message. Returns the write to post.
+    #[inline]
+    fn claim(&mut self, chunk: &Chunk, sg_list: [Sge; 2], inline: bool) -> RdmaWrite {
+        let (wr_id, signaled) = self.send.flow.take(chunk, inline);
+        if let Some(counters) = self.counters() {
+            socket_table::add(&counters.sent_bytes, chunk.len.into());
+            socket_table::add(&counters.sent_messages, 1);
+        }
+        let message = Some(Message::Data(chunk.len));
+        RdmaWrite { message, sg_list, inline, addr: chunk.addr, rkey: chunk.rkey, wr_id, signaled }
+    }
+
     /// Returns whether `len` bytes go inline.
     pub fn takes_inline(&self, len: usize) -> bool {
         len <= self.send.inline_limit as usize && self.failed.is_none()
@@ -153,7 +158,7 @@ impl Connection {
     pub fn send_inline(&mut self, data: &[u8]) -> bool {
         match self.send.flow.plan(data.len(), true).filter(|chunk| chunk.len as usize == data.len()) {
             Some(chunk) => {
-                let write = self.send.claim(&chunk, inline_sge(data), true);
+                let write = self.claim(&chunk, inline_sge(data), true);
                 let sent = self.post(write);
                 self.use_next_target();
                 sent.is_ok()
@@ -182,7 +187,7 @@ impl Connection {
             let Some(chunk) = self.send.flow.plan(rest.size(), inline) else { break };
             let (part, tail) = rest.split(chunk.len as usize);
             let sg_list = self.sg_list(&part, inline, chunk.offset)?;
-            let write = self.send.claim(&chunk, sg_list, inline);
+            let write = self.claim(&chunk, sg_list, inline);
             done += part.size() + self.send_with_tail(write, tail, inline)?;
         }
         Ok(done)
@@ -225,7 +230,7 @@ impl Connection {
         let (part, _) = tail.split(next.len as usize);
         // The previous message has allocated the send buffer.
         let sg_list = self.sg_list(&part, inline, next.offset)?;
-        let last = self.send.claim(&next, sg_list, inline);
+        let last = self.claim(&next, sg_list, inline);
         self.qp.post_both([write, last]).inspect_err(|&error| self.fail(error))?;
         self.use_next_target();
         Ok(part.size())

@@ -1,0 +1,65 @@
+//! rsstat: lists the rsockets of the machine's processes, see rsstat(8).
+//!
+//! It reads the tables that librdmacm keeps in shared memory (`rdmacm_private::socket_table`), and
+//! for programs under librspreload the kernel's list of TCP connections. The processes do nothing
+//! for it.
+
+mod address;
+mod options;
+mod output;
+mod process;
+mod socket;
+mod tcp;
+
+use std::io::{self, ErrorKind, Write};
+use std::process::ExitCode;
+use std::thread;
+
+use options::Options;
+use socket::Socket;
+
+fn main() -> ExitCode {
+    let options = match Options::parse(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(end) => return end.report(),
+    };
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader has seen enough.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("rsstat: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    loop {
+        let sockets = list(options)?;
+        if options.json {
+            output::json(&mut out, &sockets)?;
+        } else {
+            if options.watch.is_some() {
+                output::clear(&mut out)?;
+            }
+            output::text(&mut out, &sockets, options.extended)?;
+        }
+        out.flush()?;
+        let Some(interval) = options.watch else { return Ok(()) };
+        thread::sleep(interval);
+    }
+}
+
+/// Returns the sockets of all processes that this user may look at, or of those with the numbers
+/// in the options.
+fn list(options: &Options) -> io::Result<Vec<Socket>> {
+    let mut sockets = Vec::new();
+    for process in process::all(&options.processes)? {
+        process.add_rsockets(&mut sockets);
+        tcp::add_sockets(&process, &mut sockets);
+    }
+    sockets.retain(|socket| options.shows(socket));
+    Ok(sockets)
+}

@@ -1,0 +1,89 @@
+//! The processes of the machine, as far as this user may look at them.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rdmacm_private::socket_table::{Entry, Header, NAME};
+
+use crate::socket::{Socket, Table};
+
+/// A process.
+#[derive(Debug)]
+pub struct Process {
+    pub pid: u32,
+    pub command: String,
+    /// Its folder in /proc.
+    pub folder: PathBuf,
+}
+
+/// Returns the processes with these numbers, or all of them, in order.
+pub fn all(wanted: &[u32]) -> io::Result<Vec<Process>> {
+    let mut numbers: Vec<u32> = fs::read_dir("/proc")?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|pid| wanted.is_empty() || wanted.contains(pid))
+        .collect();
+    numbers.sort_unstable();
+    Ok(numbers.into_iter().map(Process::new).collect())
+}
+
+impl Process {
+    fn new(pid: u32) -> Process {
+        let folder = PathBuf::from(format!("/proc/{pid}"));
+        let command = fs::read_to_string(folder.join("comm")).unwrap_or_default();
+        // A process chooses its name.
+        let command = command.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        Process { pid, command, folder }
+    }
+
+    /// Returns the descriptors with the files that they refer to. None if the process has ended, or
+    /// is another user's.
+    pub fn descriptors(&self) -> Vec<(i32, PathBuf)> {
+        let Ok(entries) = fs::read_dir(self.folder.join("fd")) else { return Vec::new() };
+        entries
+            .filter_map(|entry| {
+                let entry = entry.ok()?;
+                Some((entry.file_name().to_str()?.parse().ok()?, fs::read_link(entry.path()).ok()?))
+            })
+            .collect()
+    }
+
+    /// Adds the process's rsockets.
+    pub fn add_rsockets(&self, sockets: &mut Vec<Socket>) {
+        let name = format!("/memfd:{} (deleted)", NAME.to_string_lossy());
+        for (fd, file) in self.descriptors() {
+            if file == Path::new(&name) {
+                // A process that has ended meanwhile has no rsockets.
+                let _ = self.add_table(fd, sockets);
+            }
+        }
+    }
+
+    fn add_table(&self, fd: i32, sockets: &mut Vec<Socket>) -> io::Result<()> {
+        let file = File::open(self.folder.join(format!("fd/{fd}")))?;
+        let mut header = [0; size_of::<Header>()];
+        file.read_exact_at(&mut header, 0)?;
+        let Some(table) = Table::parse(&header) else { return Ok(()) };
+        // A child of fork(2) that has not executed another program has its parent's table.
+        if self.own_pid() != Some(table.pid) {
+            return Ok(());
+        }
+        let mut bytes = vec![0; table.entries * size_of::<Entry>()];
+        file.read_exact_at(&mut bytes, size_of::<Header>() as u64)?;
+        let entries = bytes.chunks_exact(size_of::<Entry>());
+        sockets.extend(entries.filter_map(|entry| Socket::parse(entry, self.pid, &self.command)));
+        Ok(())
+    }
+
+    /// Returns the number that the process has in its own PID namespace.
+    fn own_pid(&self) -> Option<u32> {
+        let status = fs::read_to_string(self.folder.join("status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+        match line {
+            Some(numbers) => numbers.split_whitespace().next_back()?.parse().ok(),
+            // A kernel without PID namespaces.
+            None => Some(self.pid),
+        }
+    }
+}

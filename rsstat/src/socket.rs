@@ -1,0 +1,192 @@
+//! A listed socket, and the entry of a table that it comes from.
+
+use std::mem::offset_of;
+
+use rdmacm_private::socket_table::{self as layout, Counters, Entry, Header};
+
+use crate::address::Address;
+
+/// The state of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Listening,
+    Connected,
+    Closing,
+    Datagram,
+}
+
+impl State {
+    /// Returns the name in the output.
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Listening => "LISTEN",
+            State::Connected => "ESTAB",
+            State::Closing => "CLOSING",
+            State::Datagram => "UNCONN",
+        }
+    }
+}
+
+/// The way of the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Rdma,
+    Tcp,
+}
+
+impl Way {
+    /// Returns the name in the output.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Rdma => "RDMA",
+            Way::Tcp => "TCP",
+        }
+    }
+}
+
+/// A socket of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Socket {
+    pub pid: u32,
+    pub command: String,
+    pub fd: i32,
+    pub state: State,
+    pub way: Way,
+    pub local: Address,
+    pub peer: Address,
+    /// Bytes that have arrived and that the program has not read.
+    pub receive_queue: u64,
+    /// Bytes that were sent and not acknowledged, as far as they are known.
+    pub send_queue: u64,
+    /// What only rsockets have.
+    pub details: Option<Details>,
+}
+
+/// Numbers of an rsocket.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Details {
+    pub device: String,
+    pub port: u32,
+    pub qp_number: u32,
+    pub backlog: u32,
+    pub sent_bytes: u64,
+    pub sent_messages: u64,
+    pub received_bytes: u64,
+    pub received_messages: u64,
+    pub send_waits: u64,
+    pub credits: u32,
+    pub send_buffer: u32,
+    pub receive_buffer: u32,
+}
+
+/// What the header of a table says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// The process, in its own PID namespace.
+    pub pid: u32,
+    /// Number of entries to read.
+    pub entries: usize,
+}
+
+fn word(bytes: &[u8], offset: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(offset..offset + 4)?.try_into().ok()?))
+}
+
+fn double(bytes: &[u8], offset: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(offset..offset + 8)?.try_into().ok()?))
+}
+
+impl Table {
+    /// Reads the header. Returns `None` for another file, or a layout that this program does not
+    /// know.
+    pub fn parse(bytes: &[u8]) -> Option<Table> {
+        let known = double(bytes, offset_of!(Header, magic))? == layout::MAGIC
+            && word(bytes, offset_of!(Header, version))? == layout::VERSION;
+        let entries = (word(bytes, offset_of!(Header, end))? as usize).min(layout::ENTRIES);
+        known.then_some(Table { pid: word(bytes, offset_of!(Header, pid))?, entries })
+    }
+}
+
+impl Socket {
+    /// Reads an entry of the process `pid`. Returns `None` for an unused one.
+    pub fn parse(bytes: &[u8], pid: u32, command: &str) -> Option<Socket> {
+        let state = match word(bytes, offset_of!(Entry, state))? {
+            layout::LISTENING => State::Listening,
+            layout::CONNECTED => State::Connected,
+            layout::CLOSING => State::Closing,
+            layout::DATAGRAM => State::Datagram,
+            _ => return None,
+        };
+        let address = |offset: usize| bytes.get(offset..offset + layout::ADDRESS).map(Address::parse);
+        let counters = offset_of!(Entry, counters);
+        let number = |offset: usize| double(bytes, counters + offset);
+        let received_bytes = number(offset_of!(Counters, received_bytes))?;
+        let read_bytes = number(offset_of!(Counters, read_bytes))?;
+        // Datagrams are counted when they arrive only.
+        let queued = if state == State::Datagram { 0 } else { received_bytes.saturating_sub(read_bytes) };
+        Some(Socket {
+            pid,
+            command: command.to_owned(),
+            fd: word(bytes, offset_of!(Entry, fd))?.cast_signed(),
+            state,
+            way: Way::Rdma,
+            local: address(offset_of!(Entry, local))?,
+            peer: address(offset_of!(Entry, peer))?,
+            receive_queue: queued,
+            send_queue: word(bytes, counters + offset_of!(Counters, send_queued))?.into(),
+            details: Some(Details {
+                device: device_name(bytes.get(offset_of!(Entry, device)..)?.get(..layout::DEVICE)?),
+                port: word(bytes, offset_of!(Entry, port))?,
+                qp_number: word(bytes, offset_of!(Entry, qp_number))?,
+                backlog: word(bytes, offset_of!(Entry, backlog))?,
+                sent_bytes: number(offset_of!(Counters, sent_bytes))?,
+                sent_messages: number(offset_of!(Counters, sent_messages))?,
+                received_bytes,
+                received_messages: number(offset_of!(Counters, received_messages))?,
+                send_waits: number(offset_of!(Counters, send_waits))?,
+                credits: word(bytes, counters + offset_of!(Counters, credits))?,
+                send_buffer: word(bytes, counters + offset_of!(Counters, send_buffer))?,
+                receive_buffer: word(bytes, counters + offset_of!(Counters, receive_buffer))?,
+            }),
+        })
+    }
+}
+
+/// The name is another process's: only printable characters are taken over.
+fn device_name(bytes: &[u8]) -> String {
+    let name = bytes.iter().take_while(|&&byte| byte != 0);
+    name.map(|&byte| if byte.is_ascii_graphic() { byte.into() } else { '?' }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_read() {
+        let mut bytes = [0; size_of::<Entry>()];
+        assert_eq!(Socket::parse(&bytes, 1, "x"), None, "unused");
+        let mut set = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
+        set(offset_of!(Entry, state), &layout::CONNECTED.to_ne_bytes());
+        set(offset_of!(Entry, fd), &7_i32.to_ne_bytes());
+        set(offset_of!(Entry, device), b"rxe\x1b0");
+        let counters = offset_of!(Entry, counters);
+        set(counters + offset_of!(Counters, received_bytes), &100_u64.to_ne_bytes());
+        set(counters + offset_of!(Counters, read_bytes), &60_u64.to_ne_bytes());
+        let socket = Socket::parse(&bytes, 1, "x").unwrap();
+        assert_eq!((socket.fd, socket.state, socket.receive_queue), (7, State::Connected, 40));
+        assert_eq!(socket.details.unwrap().device, "rxe?0", "nothing for the terminal");
+        assert_eq!(Socket::parse(&bytes[..100], 1, "x"), None, "too short");
+    }
+
+    #[test]
+    fn only_tables_of_this_layout_are_read() {
+        let mut bytes = [0xff; size_of::<Header>()];
+        assert_eq!(Table::parse(&bytes), None);
+        bytes[..8].copy_from_slice(&layout::MAGIC.to_ne_bytes());
+        assert_eq!(Table::parse(&bytes), None);
+        bytes[8..12].copy_from_slice(&layout::VERSION.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&5_u32.to_ne_bytes());
+        assert_eq!(Table::parse(&bytes), Some(Table { pid: 5, entries: layout::ENTRIES }), "no more than there are");
+    }
+}

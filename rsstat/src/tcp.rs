@@ -1,0 +1,141 @@
+//! TCP sockets of programs under librspreload: connections that did not use RDMA.
+
+use std::collections::HashMap;
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+
+use crate::address::Address;
+use crate::process::Process;
+use crate::socket::{Socket, State, Way};
+
+/// Numbers of the library's own descriptors begin here, or at half of the limit if that is lower.
+const LIBRARY_FDS: i32 = 1024;
+
+/// A line of /proc/net/tcp.
+#[derive(Debug, PartialEq, Eq)]
+struct Line {
+    local: SocketAddr,
+    peer: SocketAddr,
+    state: State,
+    send_queue: u64,
+    receive_queue: u64,
+    inode: u64,
+}
+
+/// Adds the TCP sockets of a process that has loaded librspreload.
+pub fn add_sockets(process: &Process, sockets: &mut Vec<Socket>) {
+    let maps = fs::read_to_string(process.folder.join("maps")).unwrap_or_default();
+    if !maps.contains("/librspreload") {
+        return;
+    }
+    let mut lines = HashMap::new();
+    for file in ["net/tcp", "net/tcp6"] {
+        let text = fs::read_to_string(process.folder.join(file)).unwrap_or_default();
+        lines.extend(text.lines().filter_map(parse).map(|line| (line.inode, line)));
+    }
+    let end = first_library_fd(&fs::read_to_string(process.folder.join("limits")).unwrap_or_default());
+    let found: Vec<(i32, &Line)> = process
+        .descriptors()
+        .iter()
+        .filter_map(|(fd, file)| Some((*fd, inode(file).and_then(|inode| lines.get(&inode))?)))
+        .collect();
+    // A connection of the library to the program's own listener stands for an accepted rsocket,
+    // which is listed itself.
+    let is_internal = |line: &Line| {
+        let is_other_end = |other: &Line| (other.local, other.peer) == (line.peer, line.local);
+        found.iter().any(|(fd, other)| *fd >= end && is_other_end(other))
+    };
+    for (fd, line) in found.iter().filter(|(fd, line)| *fd < end && !is_internal(line)) {
+        sockets.push(Socket {
+            pid: process.pid,
+            command: process.command.clone(),
+            fd: *fd,
+            state: line.state,
+            way: Way::Tcp,
+            local: Address::Ip(line.local),
+            peer: Address::Ip(line.peer),
+            // For a listener these are numbers of connections.
+            receive_queue: if line.state == State::Listening { 0 } else { line.receive_queue },
+            send_queue: line.send_queue,
+            details: None,
+        });
+    }
+}
+
+/// Returns the first number that the library uses for itself, from the text of /proc/PID/limits.
+fn first_library_fd(limits: &str) -> i32 {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    let soft = line.and_then(|line| line.split_whitespace().next()?.parse::<i32>().ok());
+    soft.map_or(LIBRARY_FDS, |soft| (soft / 2).min(LIBRARY_FDS))
+}
+
+fn inode(file: &Path) -> Option<u64> {
+    file.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// Parses a line of /proc/net/tcp or tcp6. Returns `None` for the headline.
+fn parse(line: &str) -> Option<Line> {
+    let mut words = line.split_whitespace().skip(1);
+    let (local, peer) = (address(words.next()?)?, address(words.next()?)?);
+    let state = match words.next()? {
+        "01" => State::Connected,
+        "0A" => State::Listening,
+        // Not connected yet, or waiting for late packets.
+        "02" | "03" | "06" | "07" => return None,
+        _ => State::Closing,
+    };
+    let (send, receive) = words.next()?.split_once(':')?;
+    let (send_queue, receive_queue) = (u64::from_str_radix(send, 16).ok()?, u64::from_str_radix(receive, 16).ok()?);
+    let inode = words.nth(4)?.parse().ok()?;
+    Some(Line { local, peer, state, send_queue, receive_queue, inode })
+}
+
+/// Parses an address: words in this machine's byte order, in hexadecimal, and the port.
+fn address(text: &str) -> Option<SocketAddr> {
+    let (ip, port) = text.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let words: Option<Vec<u8>> = (0..ip.len())
+        .step_by(8)
+        .map(|start| u32::from_str_radix(ip.get(start..start + 8)?, 16).ok())
+        .try_fold(Vec::new(), |mut bytes, word| {
+            bytes.extend(word?.to_ne_bytes());
+            Some(bytes)
+        });
+    let bytes = words?;
+    if let Ok(bytes) = <[u8; 4]>::try_from(bytes.as_slice()) {
+        return Some(SocketAddr::new(Ipv4Addr::from(bytes).into(), port));
+    }
+    let bytes = <[u8; 16]>::try_from(bytes.as_slice()).ok()?;
+    Some(SocketAddr::new(Ipv6Addr::from(bytes).to_canonical(), port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_endian = "little")]
+    #[test]
+    fn lines_of_the_kernel() {
+        let line =
+            "   1: 0100007F:1B58 0200000A:0050 01 00000010:00000020 00:00000000 00000000  1000  0 12345 1 0 100 0";
+        let parsed = parse(line).unwrap();
+        assert_eq!(
+            (parsed.local.to_string(), parsed.peer.to_string()),
+            ("127.0.0.1:7000".into(), "10.0.0.2:80".into())
+        );
+        let Line { state, send_queue, receive_queue, inode, .. } = parsed;
+        assert_eq!((state, send_queue, receive_queue, inode), (State::Connected, 16, 32, 12345));
+        assert_eq!(parse("  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid"), None);
+        assert_eq!(address("0000000000000000FFFF00000100007F:0050").unwrap().to_string(), "127.0.0.1:80");
+        assert_eq!(address("00000000000000000000000001000000:0050").unwrap().to_string(), "[::1]:80");
+        assert_eq!((address("0000:1"), address("x")), (None, None));
+    }
+
+    #[test]
+    fn the_librarys_own_descriptors() {
+        let limits = "Limit                     Soft Limit           Hard Limit\nMax open files            512                  4096   files\n";
+        assert_eq!((first_library_fd(limits), first_library_fd("")), (256, 1024));
+        assert_eq!((inode(Path::new("socket:[17]")), inode(Path::new("/dev/null"))), (Some(17), None));
+    }
+}
