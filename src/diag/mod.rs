@@ -164,6 +164,19 @@ pub fn good_event(event: &GoodEvent<'_>, endpoints: &Endpoints) {
     });
 }
 
+/// Logs that the program closes a connected stream, with the bytes that were sent and received.
+#[cold]
+#[inline(never)]
+pub fn closed(fd: c_int, endpoints: &Endpoints, sent: u64, received: u64) {
+    keep_errno(|| {
+        let mut line = Line::begin("rclose");
+        line.push(format_args!(": socket {fd}"));
+        line.push_endpoints(Some(endpoints));
+        line.push(format_args!(": sent {sent} bytes, received {received}"));
+        sink::write(line.finish());
+    });
+}
+
 /// An event that reports a failure, or the removal of the device.
 #[derive(Clone, Copy)]
 pub struct BadEvent<'a> {

@@ -9,6 +9,8 @@ use super::background_close::DISCONNECT_TIMEOUT;
 use super::blocking::Wait;
 use super::options::Linger;
 use super::{Guard, Notice, Phase, State, Stream, channel_leader};
+use crate::cm;
+use crate::diag;
 use crate::errno::{Errno, Result};
 use crate::rsocket::reactor;
 use crate::rsocket::wire::Control;
@@ -213,6 +215,10 @@ impl Stream {
         state.phase = Phase::Closing;
         if let Some(connection) = &state.connection {
             connection.list_as_closing();
+            if diag::shows_connections() {
+                let (sent, received) = connection.bytes();
+                diag::closed(self.fd, &cm::log::endpoints(state.id()?.id()), sent, received);
+            }
         }
         // Wake the calls of other threads: they fail now.
         self.wake_leader(&mut state);

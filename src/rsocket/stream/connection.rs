@@ -23,7 +23,7 @@ mod sizes;
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::channel_leader::Leadership;
 use super::options::Options;
@@ -236,6 +236,12 @@ impl Connection {
     #[inline]
     fn counters(&self) -> Option<&'static Counters> {
         self.entry.as_ref().map(socket_table::Entry::counters)
+    }
+
+    /// Returns the numbers of bytes that were sent, and received and read.
+    pub fn bytes(&self) -> (u64, u64) {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        self.counters().map_or((0, 0), |counters| (read(&counters.sent_bytes), read(&counters.read_bytes)))
     }
 
     /// Counts a call that has to wait before it can send.
