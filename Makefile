@@ -119,7 +119,7 @@ $(RSSTAT_BUILT): FORCE preconditions
 $(RSSTAT): $(RSSTAT_BUILT)
 	install -D -m 755 $< $@
 
-$(PRELOAD): $(PRELOAD_ARCHIVE) $(LIBRARY) abi/rspreload/preload.map scripts/link-rspreload
+$(PRELOAD): $(PRELOAD_ARCHIVE) $(LIBRARY) abi/rspreload/preload.map abi/rspreload/preload-full.map scripts/link-rspreload
 	scripts/link-rspreload $(PRELOAD_ARCHIVE) $(DIST)/lib
 
 $(IWPMD_BUILT): FORCE preconditions

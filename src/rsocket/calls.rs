@@ -356,7 +356,7 @@ pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
     if level == rdmacm_private::LEVEL && name == rdmacm_private::LONGEST_TURN {
         return Ok(Value::int(reactor::longest_iteration()));
     }
-    if level == rdmacm_private::LEVEL {
+    if level == rdmacm_private::LEVEL && name == rdmacm_private::IS_OWN {
         return Ok(Value::int(library_fds::is_own(fd).into()));
     }
     match socket_of(fd)? {

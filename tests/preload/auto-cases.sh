@@ -327,6 +327,21 @@ P
     facts='by RDMA and by TCP'
 }
 
+# librspreload-full.so: the calls of full.c, which pass with TCP sockets, too.
+case_full() {
+    local mode full=${ours%.so}-full.so
+    port=$((port + 1))
+    "$programs/full" "$RXE_ADDR" "$port" >"$work/client.tcp" || return 1
+    for mode in rdma auto; do
+        port=$((port + 1))
+        lab-ours env RS_MODE=$mode RS_TIMEOUT=15000 RDMACM_LOG="connections,$work/client.log" "LD_PRELOAD=$full" \
+            timeout 100 "$programs/full" "$RXE_ADDR" "$port" >"$work/client.$mode" || return 1
+    done
+    # Each case of both modes by a connection of its own, which has two ends.
+    facts="$(cat "$work"/client.{tcp,rdma,auto} | grep -c '^ok') calls"
+    [ "$(grep -c ESTABLISHED "$work/client.log")" = $((4 * $(grep -c . "$work/client.tcp"))) ]
+}
+
 run_cases() {
     local name facts before status good
     for name in $(compgen -A function case_); do

@@ -31,5 +31,11 @@ pub const LONGEST_TURN: i32 = 4;
 /// succeeded: either the peer never reports the connection, or it is there.
 pub const CANCEL: i32 = 6;
 
+/// `rgetsockopt` on an rsocket: an int, the bytes that a call can receive now.
+pub const READABLE_BYTES: i32 = 7;
+
+/// `rgetsockopt` on a stream: an int, the bytes that are sent and not acknowledged.
+pub const UNSENT_BYTES: i32 = 8;
+
 /// `rsetsockopt`, any descriptor: a line for the log of `RDMACM_LOG`, as text.
 pub const LOG: i32 = 5;

@@ -10,3 +10,7 @@ pub mod select;
 mod sendfile;
 mod socket;
 mod waiting;
+
+pub use close::close;
+pub use dup::{dup2, fcntl};
+pub use forward::{read, recv, recvfrom, recvmsg, send, sendmsg};

@@ -2,7 +2,6 @@
 //! references that it counts.
 
 use core::ffi::c_int;
-use core::mem;
 
 use libc::{O_CLOEXEC, O_NONBLOCK, O_RDWR};
 
@@ -148,13 +147,10 @@ pub fn current_entry(fd: c_int) -> Option<Entry> {
 /// Whether the number of an rsocket is another file now, the placeholder having been closed without
 /// an intercepted call. In fork mode, where the placeholder is a TCP socket, this can't be told.
 fn is_stale(fd: c_int, entry: Entry) -> bool {
-    let mut status = mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: `status` has room for the structure that the kernel writes.
-    if entry.kind != Kind::Socket || fork::is_decided(entry) || unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
+    if entry.kind != Kind::Socket || fork::is_decided(entry) {
         return false;
     }
-    // SAFETY: fstat succeeded and has written it.
-    let status = unsafe { status.assume_init() };
+    let Some(status) = open_fds::status(fd) else { return false };
     let is_placeholder = status.st_mode & libc::S_IFMT == libc::S_IFCHR && status.st_rdev == libc::makedev(1, 3);
     !is_placeholder && !process::is_guest()
 }

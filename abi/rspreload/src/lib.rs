@@ -7,7 +7,8 @@
 //! to the next definition of its name ([`next_symbol`]), nearly always the C library's, after one
 //! look at the table.
 //!
-//! The layers, from the top: [`calls`] (the exported functions), [`dispatch`] (what a number is and
+//! The layers, from the top: [`full`] (the functions that only librspreload-full.so exports),
+//! [`calls`] (the exported functions), [`dispatch`] (what a number is and
 //! where a call goes) with [`fds`] (what opening, copying and closing do), [`auto`] (automatic
 //! mode), [`fork`] (fork mode), [`epoll`] and [`rsocket`], [`table`], and at the bottom
 //! [`next_symbol`] and [`rsocket_abi`].
@@ -36,6 +37,7 @@ mod eventfd;
 mod fds;
 mod fork;
 mod fork_handlers;
+mod full;
 mod next_symbol;
 mod open_fds;
 mod process;

@@ -18,27 +18,27 @@ use crate::errno;
 
 /// A name and its next definition. Relaxed is enough: the loader has finished with the code before
 /// it returns the address.
-struct Next {
+pub struct Next {
     name: &'static CStr,
     /// The name in a C library before glibc 2.28, if it differs.
     or: Option<&'static CStr>,
-    found: AtomicPtr<c_void>,
+    pub found: AtomicPtr<c_void>,
 }
 
 impl Next {
-    const fn new(name: &'static CStr, or: Option<&'static CStr>) -> Self {
+    pub const fn new(name: &'static CStr, or: Option<&'static CStr>) -> Self {
         Next { name, or, found: AtomicPtr::new(ptr::null_mut()) }
     }
 
     #[inline(always)]
-    fn get(&self) -> *mut c_void {
+    pub fn get(&self) -> *mut c_void {
         let found = self.found.load(Relaxed);
         if found.is_null() { self.look_up() } else { found }
     }
 
     #[cold]
     #[inline(never)]
-    fn look_up(&self) -> *mut c_void {
+    pub fn look_up(&self) -> *mut c_void {
         // SAFETY: a handle that the loader defines, and a string.
         let find = |name: &CStr| unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
         errno::keeping(|| {
@@ -52,7 +52,7 @@ impl Next {
     }
 }
 
-macro_rules! name {
+macro_rules! name_of {
     ($name:ident) => {
         match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
             Ok(name) => name,
@@ -61,12 +61,14 @@ macro_rules! name {
     };
 }
 
+pub(crate) use name_of;
+
 macro_rules! next {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
         #[allow(non_upper_case_globals)]
         mod slot {
             use super::{CStr, Next};
-            $(pub static $name: Next = Next::new(name!($name), None);)*
+            $(pub static $name: Next = Next::new(crate::next_symbol::name_of!($name), None);)*
         }
 
         $(
@@ -100,13 +102,19 @@ macro_rules! next {
             }
         )*
 
-        /// Resolves all names.
-        pub fn resolve() {
+        /// Resolves the names.
+        fn resolve_names() {
             $(slot::$name.get();)*
-            slot_fcntl.get();
-            slot_fcntl64.get();
         }
     };
+}
+pub(crate) use next;
+
+/// Resolves all names.
+pub fn resolve() {
+    resolve_names();
+    slot_fcntl.get();
+    slot_fcntl64.get();
 }
 
 next! {

@@ -42,6 +42,15 @@ pub fn relocate(low: c_int) -> c_int {
     high
 }
 
+/// The status of an open descriptor. Not by fstat(2), which librspreload-full.so changes.
+pub fn status(fd: c_int) -> Option<libc::stat> {
+    let mut status = mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a string; `status` has room for the structure that the kernel writes.
+    let result = unsafe { libc::fstatat(fd, c"".as_ptr(), status.as_mut_ptr(), libc::AT_EMPTY_PATH) };
+    // SAFETY: the call has succeeded and has written it.
+    (result == 0).then(|| unsafe { status.assume_init() })
+}
+
 /// Whether the process may have the number `fd`.
 pub fn is_possible(fd: c_int) -> bool {
     libc::rlim_t::try_from(fd).is_ok_and(|fd| limit().is_none_or(|limit| fd < limit))
@@ -51,10 +60,21 @@ pub fn is_possible(fd: c_int) -> bool {
 /// be called by signal handlers.
 pub fn highest(counts: impl Fn(c_int) -> bool) -> c_int {
     let mut highest = -1;
+    each(|fd| {
+        if fd > highest && counts(fd) {
+            highest = fd;
+        }
+    });
+    highest
+}
+
+/// Calls `call` with each open number. Numbers that are closed meanwhile are not missed; those that
+/// are opened may be. Allocates nothing.
+pub fn each(mut call: impl FnMut(c_int)) {
     // SAFETY: a string; no mode is needed where nothing is created.
     let folder = unsafe { libc::open(c"/proc/self/fd".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | O_CLOEXEC) };
     if folder < 0 {
-        return highest;
+        return;
     }
     let mut buffer = [0_u8; 4096];
     loop {
@@ -65,14 +85,13 @@ pub fn highest(counts: impl Fn(c_int) -> bool) -> c_int {
             break;
         }
         each_number(entries, |fd| {
-            if fd > highest && fd != folder && counts(fd) {
-                highest = fd;
+            if fd != folder {
+                call(fd);
             }
         });
     }
     // SAFETY: opened above.
     unsafe { next_symbol::close(folder) };
-    highest
 }
 
 /// Calls `call` with each name in a buffer of `struct linux_dirent64` that is a number.

@@ -244,6 +244,12 @@ impl Connection {
         self.counters().map_or((0, 0), |counters| (read(&counters.sent_bytes), read(&counters.read_bytes)))
     }
 
+    /// Returns the number of bytes that are sent and not acknowledged.
+    pub fn unsent(&mut self) -> u32 {
+        self.reap_send_cq();
+        self.send.flow.used()
+    }
+
     /// Counts a call that has to wait before it can send.
     pub fn count_send_wait(&self) {
         if let Some(counters) = self.counters() {

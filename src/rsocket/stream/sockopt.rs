@@ -34,6 +34,15 @@ impl Stream {
                 self.process_completions(&mut state);
                 Ok(Value::int(state.take_error().map_or(0, Errno::get)))
             }
+            (rdmacm_private::LEVEL, rdmacm_private::READABLE_BYTES) => {
+                self.process_completions(&mut state);
+                let available = state.connection.as_ref().map_or(0, |connection| connection.available());
+                Ok(Value::int(c_int::try_from(available).unwrap_or(c_int::MAX)))
+            }
+            (rdmacm_private::LEVEL, rdmacm_private::UNSENT_BYTES) => {
+                let unsent = state.connection.as_mut().map_or(0, |connection| connection.unsent());
+                Ok(Value::int(c_int::try_from(unsent).unwrap_or(c_int::MAX)))
+            }
             (libc::SOL_SOCKET, libc::SO_TYPE) => Ok(Value::int(libc::SOCK_STREAM)),
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => Ok(Value::int(self.domain)),
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Ok(Value::int(libc::IPPROTO_TCP)),

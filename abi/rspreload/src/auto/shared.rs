@@ -239,13 +239,7 @@ impl Slot {
 
 /// The inode of a socket, or `None` if `fd` is something else.
 pub fn socket_inode(fd: c_int) -> Option<u64> {
-    let mut status = core::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: `status` has room for the structure that the kernel writes.
-    if unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
-        return None;
-    }
-    // SAFETY: fstat succeeded and has written it.
-    let status = unsafe { status.assume_init() };
+    let status = crate::open_fds::status(fd)?;
     (status.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(status.st_ino)
 }
 

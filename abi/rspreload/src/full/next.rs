@@ -1,0 +1,87 @@
+//! The next definitions of the names that only librspreload-full.so defines.
+
+use core::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use core::mem;
+use core::sync::atomic::Ordering::Relaxed;
+
+use libc::{
+    ENOSYS, FILE, epoll_event, fd_set, loff_t, mmsghdr, nfds_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t,
+    stat, stat64, statx as Statx, timespec,
+};
+
+use crate::errno;
+use crate::next_symbol::{Next, next};
+
+next! {
+    __fxstat(version: c_int, fd: c_int, status: *mut stat) -> c_int;
+    __fxstat64(version: c_int, fd: c_int, status: *mut stat64) -> c_int;
+    __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int;
+    __ppoll_chk(
+        fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t
+    ) -> c_int;
+    __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t;
+    __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t;
+    __recvfrom_chk(
+        fd: c_int, buf: *mut c_void, len: size_t, room: size_t, flags: c_int, addr: *mut sockaddr,
+        addrlen: *mut socklen_t
+    ) -> ssize_t;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
+    epoll_pwait2(
+        epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t
+    ) -> c_int;
+    fclose(file: *mut FILE) -> c_int;
+    fstat(fd: c_int, status: *mut stat) -> c_int;
+    fstat64(fd: c_int, status: *mut stat64) -> c_int;
+    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    pselect(
+        count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
+        mask: *const sigset_t
+    ) -> c_int;
+    recvmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
+    sendmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    splice(
+        from: c_int, from_offset: *mut loff_t, to: c_int, to_offset: *mut loff_t, len: size_t, flags: c_uint
+    ) -> ssize_t;
+    sockatmark(fd: c_int) -> c_int;
+    statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, status: *mut Statx) -> c_int;
+}
+
+#[allow(non_upper_case_globals)]
+static slot_ioctl: Next = Next::new(c"ioctl", None);
+#[allow(non_upper_case_globals)]
+static slot_closefrom: Next = Next::new(c"closefrom", None);
+
+/// Resolves all names.
+#[cfg_attr(test, allow(dead_code, reason = "unit tests are no library that is loaded"))]
+pub fn resolve() {
+    resolve_names();
+    slot_ioctl.get();
+    slot_closefrom.get();
+}
+
+/// The program's own ioctl, which is variadic.
+///
+/// # Safety
+/// The C contract of the call.
+pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
+    let found = slot_ioctl.get();
+    if found.is_null() {
+        return errno::fail(ENOSYS);
+    }
+    // SAFETY: a function of this name has this type; the arguments are the caller's.
+    unsafe {
+        let call: unsafe extern "C" fn(c_int, c_ulong, ...) -> c_int = mem::transmute(found);
+        call(fd, request, arg)
+    }
+}
+
+/// The program's own closefrom. Returns false if it has none.
+pub fn closefrom(low: c_int) -> bool {
+    let found = slot_closefrom.get();
+    if !found.is_null() {
+        // SAFETY: a function of this name has this type.
+        unsafe { mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int)>(found)(low) };
+    }
+    !found.is_null()
+}

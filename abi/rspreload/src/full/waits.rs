@@ -1,0 +1,334 @@
+//! Waiting with another signal mask: ppoll, pselect, epoll_pwait, epoll_pwait2.
+//!
+//! The kernel changes the mask and waits in one step. Here the signals that the wait lets through
+//! stay blocked, and a signalfd(2) among the descriptors reports that one of them is pending: then
+//! the mask is changed for a moment, in which the handlers run, and the call fails with EINTR. No
+//! signal is lost between changing the mask and waiting.
+
+use core::ffi::c_int;
+use core::mem;
+use core::ptr;
+use core::slice;
+
+use libc::{
+    EINTR, EINVAL, POLLIN, SFD_CLOEXEC, SFD_NONBLOCK, SIG_BLOCK, SIG_SETMASK, epoll_event, fd_set, nfds_t, pollfd,
+    sigset_t, timespec, timeval,
+};
+
+use super::next;
+use crate::calls;
+use crate::time::Deadline;
+use crate::{epoll, errno, fds, next_symbol, scratch, table};
+
+/// The highest signal is 64.
+const SIGNALS: core::ops::RangeInclusive<c_int> = 1..=64;
+
+/// A time-out, rounded up.
+pub fn milliseconds(time: &timespec) -> c_int {
+    let rounded = time.tv_sec.saturating_mul(1000).saturating_add(time.tv_nsec.saturating_add(999_999) / 1_000_000);
+    c_int::try_from(rounded).unwrap_or(c_int::MAX).max(0)
+}
+
+/// Reads a time-out: -1 for none. Fails with `EINVAL` as the kernel does.
+///
+/// # Safety
+/// `timeout` is null or readable.
+unsafe fn checked_milliseconds(timeout: *const timespec) -> Result<c_int, c_int> {
+    // SAFETY: null or readable: guaranteed by the caller.
+    match unsafe { timeout.as_ref() } {
+        None => Ok(-1),
+        Some(time) if time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec) => Err(EINVAL),
+        Some(time) => Ok(milliseconds(time)),
+    }
+}
+
+/// The result of a wait, and whether the signalfd was ready.
+struct Waited {
+    result: c_int,
+    signalled: bool,
+}
+
+/// Whether a signal without an effect ends a wait.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ignored {
+    /// poll and select go on.
+    Continue,
+    /// epoll returns.
+    Interrupt,
+}
+
+/// Calls `wait` with a signalfd, or -1 if no signal has to be let through, as long as it returns
+/// because of a signal that does not end it.
+///
+/// # Safety
+/// `mask` is null or readable.
+unsafe fn with_mask(mask: *const sigset_t, ignored: Ignored, mut wait: impl FnMut(c_int) -> Waited) -> c_int {
+    if mask.is_null() {
+        return wait(-1).result;
+    }
+    // SAFETY: `mask` is readable: guaranteed by the caller; the others are live variables.
+    unsafe {
+        let mut old = mem::zeroed::<sigset_t>();
+        libc::pthread_sigmask(SIG_BLOCK, mask, &raw mut old);
+        let let_through = difference(&old, &*mask);
+        let result = match let_through {
+            None => wait(-1).result,
+            Some(set) => wait_for_signals(&set, mask, ignored, &mut wait),
+        };
+        errno::keeping(|| libc::pthread_sigmask(SIG_SETMASK, &raw const old, ptr::null_mut()));
+        result
+    }
+}
+
+/// Returns the signals of `blocked` that are not in `mask`, if there are any.
+fn difference(blocked: &sigset_t, mask: &sigset_t) -> Option<sigset_t> {
+    // SAFETY: live sets, and numbers of signals; those that the C library keeps for itself are in
+    // neither set.
+    unsafe {
+        let mut set = mem::zeroed::<sigset_t>();
+        libc::sigemptyset(&raw mut set);
+        let mut any = false;
+        for signal in SIGNALS {
+            if libc::sigismember(blocked, signal) == 1 && libc::sigismember(mask, signal) == 0 {
+                any |= libc::sigaddset(&raw mut set, signal) == 0;
+            }
+        }
+        any.then_some(set)
+    }
+}
+
+/// # Safety
+/// `mask` is readable.
+unsafe fn wait_for_signals(
+    set: &sigset_t,
+    mask: *const sigset_t,
+    ignored: Ignored,
+    wait: &mut impl FnMut(c_int) -> Waited,
+) -> c_int {
+    // SAFETY: a live set.
+    let fd = fds::on_new_fd(unsafe { libc::signalfd(-1, set, SFD_CLOEXEC | SFD_NONBLOCK) });
+    if fd < 0 {
+        return -1;
+    }
+    let result = loop {
+        let Waited { result, signalled } = wait(fd);
+        if result != 0 || !signalled {
+            break result;
+        }
+        // SAFETY: `mask` is readable: guaranteed by the caller; the set is live.
+        if unsafe { deliver(set, mask) } || ignored == Ignored::Interrupt {
+            break errno::fail(EINTR);
+        }
+    };
+    // SAFETY: opened above.
+    errno::keeping(|| unsafe { next_symbol::close(fd) });
+    result
+}
+
+/// Lets the pending signals of the set through. Returns whether one of them has a handler (or ends
+/// the process).
+///
+/// # Safety
+/// `mask` is readable.
+unsafe fn deliver(set: &sigset_t, mask: *const sigset_t) -> bool {
+    // SAFETY: live sets; `mask` is readable: guaranteed by the caller.
+    unsafe {
+        let (mut pending, mut waiting) = (mem::zeroed::<sigset_t>(), mem::zeroed::<sigset_t>());
+        libc::sigpending(&raw mut pending);
+        let interrupts = SIGNALS.into_iter().any(|signal| {
+            libc::sigismember(&raw const pending, signal) == 1
+                && libc::sigismember(set, signal) == 1
+                && has_effect(signal)
+        });
+        libc::pthread_sigmask(SIG_SETMASK, mask, &raw mut waiting);
+        libc::pthread_sigmask(SIG_SETMASK, &raw const waiting, ptr::null_mut());
+        interrupts
+    }
+}
+
+/// Whether the signal is not ignored, by request or by default.
+fn has_effect(signal: c_int) -> bool {
+    // SAFETY: a live structure.
+    unsafe {
+        let mut action = mem::zeroed::<libc::sigaction>();
+        if libc::sigaction(signal, ptr::null(), &raw mut action) != 0 {
+            return true;
+        }
+        match action.sa_sigaction {
+            libc::SIG_IGN => false,
+            libc::SIG_DFL => !matches!(signal, libc::SIGCHLD | libc::SIGCONT | libc::SIGURG | libc::SIGWINCH),
+            _ => true,
+        }
+    }
+}
+
+/// ppoll(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn ppoll(
+    list: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    if !table::any() || list.is_null() || count >= c_int::MAX as nfds_t {
+        // SAFETY: the C contract.
+        return unsafe { next::ppoll(list, count, timeout, mask) };
+    }
+    // SAFETY: the C contract: `count` structures, which no other thread changes meanwhile.
+    unsafe {
+        let list = slice::from_raw_parts_mut(list, count as usize);
+        if list.iter().all(|fd| table::get(fd.fd).is_none()) {
+            return next::ppoll(list.as_mut_ptr(), count, timeout, mask);
+        }
+        let end = match checked_milliseconds(timeout) {
+            Ok(timeout) => Deadline::after(timeout),
+            Err(why) => return errno::fail(why),
+        };
+        with_mask(mask, Ignored::Continue, |signals| {
+            let waited =
+                scratch::with::<pollfd, _>(list.len() + 1, |inner| poll_with(list, inner, signals, end.left()));
+            waited.unwrap_or_else(|why| Waited { result: errno::fail(why), signalled: false })
+        })
+    }
+}
+
+/// Polls the list and the signalfd. `inner` has room for both.
+fn poll_with(list: &mut [pollfd], inner: &mut [pollfd], signals: c_int, timeout: c_int) -> Waited {
+    let Some((last, copies)) = inner.split_last_mut() else { return Waited { result: 0, signalled: false } };
+    copies.copy_from_slice(list);
+    *last = pollfd { fd: signals, events: POLLIN, revents: 0 };
+    // SAFETY: `inner.len()` structures are writable.
+    let result = unsafe { calls::poll::poll(inner.as_mut_ptr(), inner.len() as nfds_t, timeout) };
+    let signalled = inner.last().is_some_and(|last| last.revents != 0);
+    if result >= 0 {
+        for (fd, copy) in list.iter_mut().zip(&*inner) {
+            fd.revents = copy.revents;
+        }
+    }
+    Waited { result: if signalled && result > 0 { result - 1 } else { result }, signalled }
+}
+
+/// pselect(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    if !table::any() || count < 0 {
+        // SAFETY: the C contract.
+        return unsafe { next::pselect(count, read, write, except, timeout, mask) };
+    }
+    // SAFETY: the C contract.
+    unsafe {
+        let end = match checked_milliseconds(timeout) {
+            Ok(timeout) => Deadline::after(timeout),
+            Err(why) => return errno::fail(why),
+        };
+        with_mask(mask, Ignored::Continue, |signals| select_with(count, [read, write, except], signals, &end))
+    }
+}
+
+/// Selects by the sets and the signalfd. The sets of the program may be longer or shorter than an
+/// fd_set; those that are longer, and a signalfd beyond an fd_set, go without the signalfd.
+///
+/// # Safety
+/// The sets are null or have `count` bits.
+unsafe fn select_with(count: c_int, sets: [*mut fd_set; 3], signals: c_int, end: &Deadline) -> Waited {
+    let left = end.left();
+    let mut timeout = timeval { tv_sec: (left / 1000).into(), tv_usec: libc::suseconds_t::from(left % 1000) * 1000 };
+    let timeout = if left < 0 { ptr::null_mut() } else { &raw mut timeout };
+    if signals < 0 || signals.max(count) >= libc::FD_SETSIZE as c_int {
+        // SAFETY: as for this function.
+        let result = unsafe { calls::select::select(count, sets[0], sets[1], sets[2], timeout) };
+        return Waited { result, signalled: false };
+    }
+    let bytes = (count as usize).div_ceil(8);
+    // SAFETY: all zeros are a set; `bytes` bytes of the program's sets are readable and writable,
+    // and an fd_set is at least as long.
+    unsafe {
+        let mut copies = [mem::zeroed::<fd_set>(); 3];
+        for (copy, set) in copies.iter_mut().zip(sets).filter(|(_, set)| !set.is_null()) {
+            ptr::copy_nonoverlapping(set.cast::<u8>(), ptr::from_mut(copy).cast(), bytes);
+        }
+        libc::FD_SET(signals, &raw mut copies[0]);
+        let [read, write, except] = copies.each_mut().map(ptr::from_mut);
+        let result = calls::select::select(count.max(signals + 1), read, write, except, timeout);
+        let signalled = result > 0 && libc::FD_ISSET(signals, &raw const copies[0]);
+        if signalled {
+            libc::FD_CLR(signals, &raw mut copies[0]);
+        }
+        let result = if signalled { result - 1 } else { result };
+        if result > 0 || (result == 0 && !signalled) {
+            for (copy, set) in copies.iter().zip(sets).filter(|(_, set)| !set.is_null()) {
+                ptr::copy_nonoverlapping(ptr::from_ref(copy).cast::<u8>(), set.cast(), bytes);
+            }
+        }
+        Waited { result, signalled }
+    }
+}
+
+/// epoll_pwait(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn epoll_pwait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    let end = Deadline::after(timeout);
+    // SAFETY: the C contract.
+    unsafe {
+        with_mask(mask, Ignored::Interrupt, |signals| {
+            if signals < 0 {
+                return Waited { result: epoll::wait(epfd, events, max, end.left()), signalled: false };
+            }
+            wait_with(epfd, events, max, signals, &end)
+        })
+    }
+}
+
+/// epoll_pwait2(2), with milliseconds.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn epoll_pwait2(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the C contract.
+    unsafe {
+        if !table::any() {
+            return next::epoll_pwait2(epfd, events, max, timeout, mask);
+        }
+        match checked_milliseconds(timeout) {
+            Ok(timeout) => epoll_pwait(epfd, events, max, timeout, mask),
+            Err(why) => errno::fail(why),
+        }
+    }
+}
+
+/// Waits for events and for the signalfd: the instance itself becomes readable with the events.
+///
+/// # Safety
+/// As for [`epoll::wait`].
+unsafe fn wait_with(epfd: c_int, events: *mut epoll_event, max: c_int, signals: c_int, end: &Deadline) -> Waited {
+    loop {
+        // SAFETY: as for this function.
+        let result = unsafe { epoll::wait(epfd, events, max, 0) };
+        if result != 0 {
+            return Waited { result, signalled: false };
+        }
+        let mut ready = [epfd, signals].map(|fd| pollfd { fd, events: POLLIN, revents: 0 });
+        // SAFETY: two live structures.
+        let result = unsafe { next_symbol::poll(ready.as_mut_ptr(), 2, end.left()) };
+        if result <= 0 || ready[1].revents != 0 {
+            return Waited { result: result.min(0), signalled: ready[1].revents != 0 };
+        }
+    }
+}

@@ -1,0 +1,312 @@
+/*
+ * The calls that librspreload-full.so intercepts beside those of librspreload.so: full ADDRESS PORT.
+ * Both ends are in this process. The results are those of TCP sockets: it passes without the library, too.
+ * One line for each case, "ok NAME" or "FAIL NAME: what"; status 1 when one failed.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <linux/sockios.h>
+#include <net/if.h>
+
+#define CHECK(what) do { if (!(what)) return #what; } while (0)
+
+static int client, server, listener, instance;
+static struct sockaddr_in address;
+static volatile sig_atomic_t caught;
+
+static void on_signal(int signal)
+{
+	caught = signal;
+}
+
+static const char *connect_both(void)
+{
+	client = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(client >= 0 && !connect(client, (struct sockaddr *)&address, sizeof(address)));
+	server = accept(listener, NULL, NULL);
+	CHECK(server >= 0);
+	return NULL;
+}
+
+static void close_both(void)
+{
+	close(client);
+	close(server);
+}
+
+static bool readable(int fd)
+{
+	struct pollfd ready = { .fd = fd, .events = POLLIN };
+
+	return poll(&ready, 1, -1) == 1 && ready.revents & POLLIN;
+}
+
+static const char *status(void)
+{
+	struct stat status;
+	struct statx more;
+
+	CHECK(!fstat(client, &status) && S_ISSOCK(status.st_mode));
+	CHECK(!statx(client, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &more) && S_ISSOCK(more.stx_mode));
+	return NULL;
+}
+
+static const char *requests(void)
+{
+	struct ifreq interfaces[16];
+	struct ifconf list = { .ifc_len = sizeof(interfaces), .ifc_req = interfaces };
+	int number = -1, on = 1, off = 0;
+	char buffer[16];
+
+	CHECK(!ioctl(server, FIONREAD, &number) && number == 0);
+	CHECK(send(client, "0123456789", 10, 0) == 10 && readable(server));
+	CHECK(!ioctl(server, FIONREAD, &number) && number == 10);
+	CHECK(recv(server, buffer, 4, 0) == 4 && !ioctl(server, FIONREAD, &number) && number == 6);
+	CHECK(recv(server, buffer, sizeof(buffer), 0) == 6);
+	do
+		CHECK(!ioctl(client, TIOCOUTQ, &number) && number >= 0);
+	while (number);
+	CHECK(!ioctl(server, FIONBIO, &on) && fcntl(server, F_GETFL) & O_NONBLOCK);
+	CHECK(recv(server, buffer, 1, 0) == -1 && errno == EAGAIN);
+	CHECK(!ioctl(server, FIONBIO, &off) && !(fcntl(server, F_GETFL) & O_NONBLOCK));
+	CHECK(!ioctl(server, SIOCATMARK, &number) && !number && !sockatmark(server));
+	CHECK(!ioctl(server, SIOCGIFCONF, &list) && list.ifc_len > 0);
+	return NULL;
+}
+
+/* A call that waits with an empty mask: for nothing, for a signal with a handler, past an ignored one, for data. */
+static const char *waits(int (*wait)(int fd, const struct timespec *timeout, const sigset_t *mask))
+{
+	const struct timespec now = { 0, 0 }, soon = { 0, 20000000 };
+	struct sigaction action = { .sa_handler = on_signal };
+	sigset_t blocked, none;
+	char byte;
+
+	sigemptyset(&none);
+	sigemptyset(&blocked);
+	sigaddset(&blocked, SIGUSR1);
+	sigaddset(&blocked, SIGURG);
+	CHECK(!sigaction(SIGUSR1, &action, NULL) && !sigprocmask(SIG_BLOCK, &blocked, NULL));
+	CHECK(!wait(server, &now, NULL) && !wait(server, &now, &none) && !wait(server, &soon, &none));
+	caught = 0;
+	raise(SIGUSR1);
+	CHECK(!wait(server, &now, NULL) && !caught);
+	CHECK(wait(server, NULL, &none) == -1 && errno == EINTR && caught == SIGUSR1);
+	raise(SIGURG);
+	/* epoll(7) does not go on after an ignored signal. */
+	CHECK(!wait(server, &soon, &none) || (instance && errno == EINTR));
+	CHECK(send(client, "x", 1, 0) == 1);
+	CHECK(wait(server, NULL, &none) == 1 && wait(server, NULL, NULL) == 1);
+	CHECK(recv(server, &byte, 1, 0) == 1 && byte == 'x');
+	CHECK(!sigprocmask(SIG_BLOCK, NULL, &none) && sigismember(&none, SIGUSR1));
+	CHECK(!sigprocmask(SIG_UNBLOCK, &blocked, NULL));
+	return NULL;
+}
+
+static int by_ppoll(int fd, const struct timespec *timeout, const sigset_t *mask)
+{
+	struct pollfd list[2] = { { .fd = fd, .events = POLLIN }, { .fd = -1 } };
+	int result = ppoll(list, 2, timeout, mask);
+
+	return result > 0 && !(list[0].revents & POLLIN) ? -2 : result;
+}
+
+static int by_pselect(int fd, const struct timespec *timeout, const sigset_t *mask)
+{
+	fd_set set;
+	int result;
+
+	FD_ZERO(&set);
+	FD_SET(fd, &set);
+	result = pselect(fd + 1, &set, NULL, NULL, timeout, mask);
+	return (result > 0) != FD_ISSET(fd, &set) && result >= 0 ? -2 : result;
+}
+
+static int by_epoll_pwait(int fd, const struct timespec *timeout, const sigset_t *mask)
+{
+	struct epoll_event events[4];
+	int result = epoll_pwait(instance, events, 4, timeout ? (int)(timeout->tv_nsec / 1000000) : -1, mask);
+
+	return result > 0 && events[0].data.fd != fd ? -2 : result;
+}
+
+static int by_epoll_pwait2(int fd, const struct timespec *timeout, const sigset_t *mask)
+{
+	struct epoll_event events[4];
+	int result = epoll_pwait2(instance, events, 4, timeout, mask);
+
+	return result > 0 && events[0].data.fd != fd ? -2 : result;
+}
+
+static const char *polls(void)
+{
+	return waits(by_ppoll);
+}
+
+static const char *selects(void)
+{
+	return waits(by_pselect);
+}
+
+static const char *epolls(void)
+{
+	struct epoll_event event = { .events = EPOLLIN, .data.fd = server };
+	const char *failed;
+
+	instance = epoll_create1(0);
+	CHECK(instance >= 0 && !epoll_ctl(instance, EPOLL_CTL_ADD, server, &event));
+	failed = waits(by_epoll_pwait);
+	if (!failed)
+		failed = waits(by_epoll_pwait2);
+	close(instance);
+	instance = 0;
+	return failed;
+}
+
+static const char *messages(void)
+{
+	char parts[3][8] = { "one", "two", "three" }, buffers[4][4];
+	struct iovec out[3], in[4];
+	struct mmsghdr sent[3] = { 0 }, received[4] = { 0 };
+	size_t total = 0;
+	int count;
+
+	for (int i = 0; i < 3; i++) {
+		out[i] = (struct iovec){ parts[i], strlen(parts[i]) };
+		sent[i].msg_hdr = (struct msghdr){ .msg_iov = &out[i], .msg_iovlen = 1 };
+	}
+	for (int i = 0; i < 4; i++) {
+		in[i] = (struct iovec){ buffers[i], 4 };
+		received[i].msg_hdr = (struct msghdr){ .msg_iov = &in[i], .msg_iovlen = 1 };
+	}
+	CHECK(sendmmsg(client, sent, 3, 0) == 3 && sent[2].msg_len == 5);
+	while (total < 11) {
+		count = recvmmsg(server, received, 4, MSG_WAITFORONE, NULL);
+		CHECK(count > 0);
+		for (int i = 0; i < count; i++)
+			total += received[i].msg_len;
+	}
+	CHECK(total == 11 && recvmmsg(server, received, 4, MSG_DONTWAIT, NULL) == -1 && errno == EAGAIN);
+	return NULL;
+}
+
+static const char *copies(void)
+{
+	int copy = 700;
+	char byte;
+
+	CHECK(dup3(client, copy, O_CLOEXEC) == copy && fcntl(copy, F_GETFD) & FD_CLOEXEC);
+	CHECK(dup3(client, client, 0) == -1 && errno == EINVAL);
+	close(client);
+	CHECK(send(copy, "x", 1, 0) == 1 && recv(server, &byte, 1, 0) == 1);
+	CHECK(!close_range(copy, copy, 0) && recv(server, &byte, 1, 0) == 0);
+	CHECK(fcntl(copy, F_GETFD) == -1 && errno == EBADF);
+	return NULL;
+}
+
+static const char *closes_from(void)
+{
+	char byte;
+
+	CHECK(dup2(client, 800) == 800 && dup2(client, 801) == 801);
+	close(client);
+	closefrom(800);
+	CHECK(recv(server, &byte, 1, 0) == 0 && fcntl(801, F_GETFD) == -1);
+	CHECK(send(server, "x", 1, MSG_NOSIGNAL) == 1 || errno == EPIPE || errno == ECONNRESET);
+	return NULL;
+}
+
+static const char *closes_file(void)
+{
+	FILE *file = fdopen(client, "r");
+	char byte;
+
+	CHECK(file && !fclose(file));
+	CHECK(recv(server, &byte, 1, 0) == 0 && fcntl(client, F_GETFD) == -1);
+	return NULL;
+}
+
+static const char *splices(void)
+{
+	char buffer[16] = "";
+	int ends[2];
+
+	CHECK(!pipe(ends) && write(ends[1], "spliced", 7) == 7);
+	CHECK(splice(ends[0], NULL, client, NULL, 100, 0) == 7 && readable(server));
+	CHECK(splice(server, NULL, ends[1], NULL, 100, 0) == 7);
+	CHECK(read(ends[0], buffer, sizeof(buffer)) == 7 && !memcmp(buffer, "spliced", 7));
+	CHECK(!fcntl(server, F_SETFL, O_NONBLOCK) && splice(server, NULL, ends[1], NULL, 100, 0) == -1 && errno == EAGAIN);
+	CHECK(splice(ends[0], NULL, client, NULL, 100, SPLICE_F_NONBLOCK) == -1 && errno == EAGAIN);
+	close(ends[0]);
+	close(ends[1]);
+	return NULL;
+}
+
+/* With _FORTIFY_SOURCE the compiler calls other names where it does not know the length. */
+static const char *checked(void)
+{
+	struct pollfd list[2] = { { .fd = server, .events = POLLIN }, { .fd = -1 } };
+	const struct timespec now = { 0, 0 };
+	volatile size_t len = 4;
+	char buffer[8];
+
+	CHECK(send(client, "abcdefghijkl", 12, 0) == 12 && readable(server));
+	CHECK(poll(list, len / 2, -1) == 1 && ppoll(list, len / 2, &now, NULL) == 1);
+	CHECK(read(server, buffer, len) == 4 && !memcmp(buffer, "abcd", 4));
+	CHECK(recv(server, buffer, len, 0) == 4 && !memcmp(buffer, "efgh", 4));
+	CHECK(recvfrom(server, buffer, len, 0, NULL, NULL) == 4 && !memcmp(buffer, "ijkl", 4));
+	return NULL;
+}
+
+static const struct {
+	const char *name;
+	const char *(*run)(void);
+} cases[] = {
+	{ "status", status }, { "requests", requests }, { "ppoll", polls }, { "pselect", selects },
+	{ "epoll_pwait", epolls }, { "messages", messages }, { "splice", splices }, { "checked", checked },
+	{ "dup3_close_range", copies }, { "closefrom", closes_from }, { "fclose", closes_file },
+};
+
+int main(int argc, char **argv)
+{
+	int failed = 0, on = 1;
+
+	if (argc != 3)
+		return 2;
+	address = (struct sockaddr_in){ .sin_family = AF_INET, .sin_port = htons((in_port_t)atoi(argv[2])) };
+	inet_pton(AF_INET, argv[1], &address.sin_addr);
+	listener = socket(AF_INET, SOCK_STREAM, 0);
+	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) || listen(listener, 8)) {
+		perror("listen");
+		return 2;
+	}
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		const char *what = connect_both();
+
+		if (!what)
+			what = cases[i].run();
+		if (what)
+			printf("FAIL %s: %s (%s)\n", cases[i].name, what, strerror(errno));
+		else
+			printf("ok %s\n", cases[i].name);
+		failed |= what != NULL;
+		fflush(stdout);
+		close_both();
+	}
+	return failed;
+}
