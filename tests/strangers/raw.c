@@ -3,6 +3,7 @@
 #include "conn_data.h"
 
 #include <endian.h>
+#include <poll.h>
 
 enum { MEMORY = 16384, WORDS = 2048, BUFFER = 4096, STAGE = 12288 };
 
@@ -115,6 +116,25 @@ bool raw_reap(struct raw *raw, unsigned left)
 		rdma_post_recv(raw->id, NULL, raw->memory + WORDS, 8, raw->mr);
 	}
 	return true;
+}
+
+bool raw_ends(struct raw *raw, int timeout_ms)
+{
+	struct pollfd ready = { .fd = raw->id->recv_cq_channel->fd, .events = POLLIN };
+	struct ibv_cq *cq;
+	struct ibv_wc wc;
+	void *context;
+
+	for (;;) {
+		if (ibv_req_notify_cq(raw->id->recv_cq, 0))
+			return true;
+		while (ibv_poll_cq(raw->id->recv_cq, 1, &wc) == 1)
+			if (wc.status)
+				return true;
+		if (poll(&ready, 1, timeout_ms) != 1 || ibv_get_cq_event(raw->id->recv_cq_channel, &cq, &context))
+			return false;
+		ibv_ack_cq_events(cq, 1);
+	}
 }
 
 static bool post(struct raw *raw, struct ibv_send_wr *wr)

@@ -80,6 +80,8 @@ bool raw_message(struct raw *raw, uint32_t op, uint32_t value, uint32_t len);
 bool raw_write(struct raw *raw, uint64_t addr, uint32_t key, uint32_t len);
 /* Takes the completions there are; false when one failed. */
 bool raw_reap(struct raw *raw, unsigned left);
+/* Whether the connection ends before nothing was heard of it for this time: its receives are flushed. */
+bool raw_ends(struct raw *raw, int timeout_ms);
 /* Sends a request of which the answer goes to the channel; whether it could. */
 bool raw_request(struct raw *raw, struct rdma_event_channel *channel, uint16_t port);
 
