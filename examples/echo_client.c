@@ -1,0 +1,51 @@
+/*
+ * A client for echo_server.c: echo_client ADDRESS PORT sends its input and prints what comes back.
+ * The calls are those of sockets with an r before their names.
+ */
+#include <rdma/rsocket.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int connect_to(const char *address, const char *port)
+{
+	struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *found;
+	int fd, error = getaddrinfo(address, port, &hints, &found);
+
+	if (error) {
+		fprintf(stderr, "%s: %s\n", address, gai_strerror(error));
+		exit(1);
+	}
+	fd = rsocket(found->ai_family, SOCK_STREAM, 0);
+	if (fd < 0 || rconnect(fd, found->ai_addr, found->ai_addrlen)) {
+		perror("rconnect");
+		exit(1);
+	}
+	freeaddrinfo(found);
+	return fd;
+}
+
+int main(int argc, char **argv)
+{
+	char line[4096];
+	int fd;
+
+	if (argc != 3) {
+		fprintf(stderr, "usage: %s ADDRESS PORT\n", argv[0]);
+		return 2;
+	}
+	fd = connect_to(argv[1], argv[2]);
+	while (fgets(line, sizeof(line), stdin)) {
+		size_t length = strlen(line);
+
+		if (rsend(fd, line, length, 0) != (ssize_t)length ||
+		    rrecv(fd, line, length, MSG_WAITALL) != (ssize_t)length) {
+			perror("echo");
+			return 1;
+		}
+		fwrite(line, 1, length, stdout);
+	}
+	/* Waits until all data has arrived, as for a TCP socket with SO_LINGER. */
+	return rclose(fd) != 0;
+}

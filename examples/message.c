@@ -1,0 +1,136 @@
+/*
+ * One message to a server and its answer, with the synchronous calls of rdma_cma.h.
+ *
+ * message ADDRESS PORT TEXT sends TEXT; message -l PORT answers one client after another.
+ * The client sends first: on iWARP the side that connects has to.
+ */
+#include <rdma/rdma_cma.h>
+#include <rdma/rdma_verbs.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { LENGTH = 256 };
+
+static char received[LENGTH], sent[LENGTH];
+
+static bool failed(const char *what)
+{
+	fprintf(stderr, "%s: %s\n", what, strerror(errno));
+	return false;
+}
+
+/* Creates an id with its QP, for a peer or for requests. */
+static struct rdma_cm_id *create_ep(const char *address, const char *port, bool passive)
+{
+	struct rdma_addrinfo hints = { .ai_flags = passive ? RAI_PASSIVE : 0, .ai_port_space = RDMA_PS_TCP }, *found;
+	struct ibv_qp_init_attr attr = {
+		.cap = { .max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1 },
+		.sq_sig_all = 1,
+	};
+	struct rdma_cm_id *id = NULL;
+
+	if (rdma_getaddrinfo(address, port, &hints, &found)) {
+		failed("rdma_getaddrinfo");
+		return NULL;
+	}
+	if (rdma_create_ep(&id, found, NULL, &attr)) {
+		failed("rdma_create_ep");
+		id = NULL;
+	}
+	rdma_freeaddrinfo(found);
+	return id;
+}
+
+/* Waits for the message whose receive is posted. Returns its length, or -1. */
+static int wait_for_message(struct rdma_cm_id *id)
+{
+	struct ibv_wc completion;
+
+	if (rdma_get_recv_comp(id, &completion) < 1 || completion.status != IBV_WC_SUCCESS)
+		return failed("rdma_get_recv_comp") - 1;
+	return (int)completion.byte_len;
+}
+
+static bool send_message(struct rdma_cm_id *id, int length, struct ibv_mr *memory)
+{
+	struct ibv_wc completion;
+
+	if (rdma_post_send(id, NULL, sent, (size_t)length, memory, 0))
+		return failed("rdma_post_send");
+	if (rdma_get_send_comp(id, &completion) < 1 || completion.status != IBV_WC_SUCCESS)
+		return failed("rdma_get_send_comp");
+	return true;
+}
+
+/* One message in each direction: the client's first. */
+static bool exchange(struct rdma_cm_id *id, const char *text)
+{
+	struct ibv_mr *from = rdma_reg_msgs(id, sent, LENGTH), *to = rdma_reg_msgs(id, received, LENGTH);
+	bool active = text != NULL, done = false;
+	int length = active ? snprintf(sent, LENGTH, "%s", text) : 0;
+
+	if (!from || !to) {
+		failed("rdma_reg_msgs");
+	} else if (rdma_post_recv(id, NULL, received, LENGTH, to)) {
+		/* Before the connection is made: a message without a receive would be lost. */
+		failed("rdma_post_recv");
+	} else if (active ? rdma_connect(id, NULL) : rdma_accept(id, NULL)) {
+		failed(active ? "rdma_connect" : "rdma_accept");
+	} else {
+		if (active) {
+			done = send_message(id, length, from) && (length = wait_for_message(id)) >= 0;
+			if (done)
+				printf("answer: %.*s\n", length, received);
+		} else if ((length = wait_for_message(id)) >= 0) {
+			printf("received: %.*s\n", length, received);
+			memcpy(sent, received, (size_t)length);
+			done = send_message(id, length, from);
+		}
+		rdma_disconnect(id);
+	}
+	if (from)
+		rdma_dereg_mr(from);
+	if (to)
+		rdma_dereg_mr(to);
+	return done;
+}
+
+static int serve(const char *port)
+{
+	struct rdma_cm_id *listener = create_ep(NULL, port, true), *client;
+
+	if (!listener || rdma_listen(listener, 8)) {
+		failed("rdma_listen");
+		return 1;
+	}
+	printf("listening\n");
+	fflush(stdout);
+	while (!rdma_get_request(listener, &client)) {
+		exchange(client, NULL);
+		fflush(stdout);
+		rdma_destroy_ep(client);
+	}
+	failed("rdma_get_request");
+	rdma_destroy_ep(listener);
+	return 1;
+}
+
+int main(int argc, char **argv)
+{
+	struct rdma_cm_id *id;
+	bool done;
+
+	if (argc == 3 && !strcmp(argv[1], "-l"))
+		return serve(argv[2]);
+	if (argc != 4) {
+		fprintf(stderr, "usage: %s ADDRESS PORT TEXT | -l PORT\n", argv[0]);
+		return 2;
+	}
+	id = create_ep(argv[1], argv[2], false);
+	done = id && exchange(id, argv[3]);
+	if (id)
+		rdma_destroy_ep(id);
+	return !done;
+}
