@@ -17,9 +17,11 @@ pub struct Port {
     active: bool,
     state: String,
     link: String,
+    /// The device is an iWARP adapter.
+    iwarp: bool,
     gids: usize,
     /// The port's network interface, and its upper interfaces: VLANs, bonds, IPoIB children.
-    interfaces: Vec<String>,
+    pub interfaces: Vec<String>,
     /// The port's network interface, if it is in another network namespace.
     elsewhere: Option<String>,
     /// An interface with an address is up, or without addresses the first interface is up.
@@ -28,6 +30,16 @@ pub struct Port {
 }
 
 impl Port {
+    /// Returns whether the port uses RoCE.
+    pub fn is_roce(&self) -> bool {
+        self.active && self.link == "Ethernet" && !self.iwarp
+    }
+
+    /// Returns the port's number.
+    pub fn number(&self) -> &str {
+        self.name.rsplit('/').next().unwrap_or_default()
+    }
+
     /// Returns whether programs can connect through the port.
     fn is_usable(&self) -> bool {
         self.active && self.up && !self.addresses.is_empty()
@@ -46,7 +58,8 @@ pub fn entries(directory: &str) -> Vec<String> {
     names
 }
 
-fn read(path: &str) -> Option<String> {
+/// Returns a file's text without white space around it.
+pub fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
@@ -73,6 +86,7 @@ pub fn all() -> Vec<Port> {
                 active: state.ends_with("ACTIVE"),
                 state,
                 link: read(&format!("{directory}/link_layer")).unwrap_or_default(),
+                iwarp: read(&format!("{CLASS}/{device}/node_type")).is_some_and(|kind| kind.contains("RNIC")),
                 gids: gids(&directory),
                 up: !with_address.is_empty() || interfaces.first().is_some_and(|name| is_up(name)),
                 addresses: with_address.into_iter().flat_map(addresses_of).collect(),
@@ -257,6 +271,7 @@ mod tests {
             active: true,
             state: "4: ACTIVE".to_owned(),
             link: "Ethernet".to_owned(),
+            iwarp: false,
             gids: 2,
             interfaces: vec!["eth0".to_owned()],
             elsewhere: None,

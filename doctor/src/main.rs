@@ -15,7 +15,9 @@ mod netdev;
 mod options;
 mod rdma;
 mod report;
+mod roce;
 mod rsockets;
+mod subnets;
 
 use std::process::ExitCode;
 
@@ -59,6 +61,9 @@ fn examine(options: &Options) -> ExitCode {
     machine::modules(&mut report);
     let devices = devices::all();
     devices::check(&devices, &mut report);
+    roce::check(&devices, &mut report);
+    roce::check_guids(&devices, &mut report);
+    subnets::check(&devices, &mut report);
     machine::nodes(&mut report);
     limits::check(&mut report);
     config::check(&mut report);

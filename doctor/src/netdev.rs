@@ -145,22 +145,13 @@ fn attributes(mut bytes: &[u8]) -> BTreeMap<u16, &[u8]> {
 /// scope to connect to.
 pub fn addresses() -> BTreeMap<String, Vec<IpAddr>> {
     let mut found: BTreeMap<String, Vec<IpAddr>> = BTreeMap::new();
-    let mut list = ptr::null_mut();
-    // SAFETY: `list` is writable; its entries, names and addresses are valid until it is freed.
-    unsafe {
-        if libc::getifaddrs(&raw mut list) != 0 {
-            return found;
-        }
-        let mut next = list;
-        while let Some(entry) = next.as_ref() {
-            let name = CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned();
-            let addresses = found.entry(name).or_default();
-            match entry.ifa_addr.as_ref().map(|address| i32::from(address.sa_family)) {
-                Some(libc::AF_INET) => {
-                    let address = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
-                    addresses.push(Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr)).into());
-                }
-                Some(libc::AF_INET6) => {
+    each_address(|entry, name| {
+        let addresses = found.entry(name).or_default();
+        // SAFETY: the address of a live entry is NULL or of its family.
+        unsafe {
+            match family(entry.ifa_addr) {
+                libc::AF_INET => addresses.push(ipv4(entry.ifa_addr).into()),
+                libc::AF_INET6 => {
                     let address = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned();
                     let address = Ipv6Addr::from(address.sin6_addr.s6_addr);
                     if !address.is_unicast_link_local() {
@@ -169,11 +160,70 @@ pub fn addresses() -> BTreeMap<String, Vec<IpAddr>> {
                 }
                 _ => {}
             }
+        }
+    });
+    found
+}
+
+/// An IPv4 address of an interface, with its subnet.
+#[derive(Debug)]
+pub struct Network {
+    pub interface: String,
+    pub address: Ipv4Addr,
+    pub mask: u32,
+}
+
+/// Returns the IPv4 addresses of the interfaces that are up, except for loopback.
+pub fn networks() -> Vec<Network> {
+    let mut found = Vec::new();
+    each_address(|entry, interface| {
+        let flags = entry.ifa_flags as libc::c_int;
+        // SAFETY: the addresses of a live entry are NULL or of its family.
+        unsafe {
+            if family(entry.ifa_addr) == libc::AF_INET
+                && !entry.ifa_netmask.is_null()
+                && flags & (libc::IFF_UP | libc::IFF_LOOPBACK) == libc::IFF_UP
+            {
+                let mask = ipv4(entry.ifa_netmask).to_bits();
+                found.push(Network { interface, address: ipv4(entry.ifa_addr), mask });
+            }
+        }
+    });
+    found
+}
+
+/// Calls `call` with each address of each interface, and the interface's name.
+fn each_address(mut call: impl FnMut(&libc::ifaddrs, String)) {
+    let mut list = ptr::null_mut();
+    // SAFETY: `list` is writable; its entries, names and addresses are valid until it is freed.
+    unsafe {
+        if libc::getifaddrs(&raw mut list) != 0 {
+            return;
+        }
+        let mut next = list;
+        while let Some(entry) = next.as_ref() {
+            call(entry, CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned());
             next = entry.ifa_next;
         }
         libc::freeifaddrs(list);
     }
-    found
+}
+
+/// Returns the address family, or 0 without an address.
+///
+/// # Safety
+/// The address is NULL or readable.
+unsafe fn family(address: *const libc::sockaddr) -> libc::c_int {
+    // SAFETY: NULL or readable: guaranteed by the caller.
+    unsafe { address.as_ref() }.map_or(0, |address| address.sa_family.into())
+}
+
+/// # Safety
+/// The address is a `sockaddr_in`.
+unsafe fn ipv4(address: *const libc::sockaddr) -> Ipv4Addr {
+    // SAFETY: a `sockaddr_in`: guaranteed by the caller.
+    let address = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+    Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr))
 }
 
 /// Returns the socket address of an IP address and a port, and its length.
