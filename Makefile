@@ -35,7 +35,7 @@ RSSTAT_BUILT := $(RELEASE)/rsstat
 
 export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR BINDIR MANDIR UNITDIR UDEVDIR DESTDIR VERSION DIST
 
-.PHONY: all test lint check demo bench lab headers abi-check install-test install install-strip uninstall dist deb clean help preconditions FORCE
+.PHONY: all test lint check demo bench lab headers abi-check install-test install install-strip uninstall dist release deb clean help preconditions FORCE
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY) $(PRELOAD) $(IWPMD) $(DOCTOR) $(RSSTAT) ## build everything into $(DIST), target/dist unless given (the default)
@@ -84,6 +84,9 @@ uninstall: ## remove what make install installed, given the same variables
 
 dist: ## write the source tarball with the crates in it, into target/package
 	scripts/dist
+
+release: ## make the tarball, checksums and notes of the tagged version; KEY=gpg-key signs them
+	scripts/release $(KEY)
 
 deb: ## build the source package and the Debian packages in target/package
 	scripts/deb
