@@ -86,10 +86,7 @@ fn memory_file() -> Option<c_int> {
         (fd >= 0).then_some(fd)
     };
     let fd = create(libc::MFD_CLOEXEC | NOEXEC_SEAL).or_else(|| create(libc::MFD_CLOEXEC))?;
-    // The program may close it, which only hides the process from rsstat: no mark.
-    let fd = library_fds::relocate_fd(fd);
-    library_fds::unmark(fd);
-    Some(fd)
+    Some(library_fds::relocate_table(fd))
 }
 
 /// Returns the entry with an index below [`ENTRIES`].

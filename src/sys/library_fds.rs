@@ -92,18 +92,35 @@ pub fn is_own(fd: RawFd) -> bool {
     !reused
 }
 
+/// Inode of the only regular file that the library keeps open: the memory file of the table of
+/// rsockets. 0: there is none.
+static TABLE_INODE: AtomicU64 = AtomicU64::new(0);
+
+/// Marks the descriptor of the memory file of the table of rsockets, and moves it above the numbers
+/// that are reserved for the program. Returns its number.
+pub fn relocate_table(fd: RawFd) -> RawFd {
+    TABLE_INODE.store(status(fd).map_or(0, |status| status.st_ino), Ordering::Relaxed);
+    relocate_fd(fd)
+}
+
+fn status(fd: RawFd) -> Option<libc::stat> {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `status` is writable.
+    let result = unsafe { libc::fstat(fd, status.as_mut_ptr()) };
+    // SAFETY: fstat(2) succeeded, so it has written the structure.
+    (result == 0).then(|| unsafe { status.assume_init() })
+}
+
 /// Returns whether it is of a kind that the library never opens for long. The library's descriptor
 /// was then closed by a call that is not intercepted, such as close_range(2) in a child, and the
 /// number was reused.
 fn is_file_or_pipe(fd: RawFd) -> bool {
-    let mut status = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: `status` is writable.
-    if unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
-        return false;
+    let Some(status) = status(fd) else { return false };
+    match status.st_mode & libc::S_IFMT {
+        // No inode has the number 0.
+        libc::S_IFREG => status.st_ino != TABLE_INODE.load(Ordering::Relaxed),
+        kind => matches!(kind, libc::S_IFIFO | libc::S_IFDIR | libc::S_IFBLK),
     }
-    // SAFETY: fstat(2) succeeded, so it has written the structure.
-    let mode = unsafe { status.assume_init() }.st_mode;
-    matches!(mode & libc::S_IFMT, libc::S_IFIFO | libc::S_IFREG | libc::S_IFDIR | libc::S_IFBLK)
 }
 
 /// Closes a descriptor that is kept as a number.
