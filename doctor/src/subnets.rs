@@ -64,7 +64,11 @@ mod tests {
     use super::*;
 
     fn network(interface: &str, address: &str, prefix: u32) -> Network {
-        Network { interface: interface.to_owned(), address: address.parse().unwrap(), mask: !u32::MAX.checked_shr(prefix).unwrap_or(0) }
+        Network {
+            interface: interface.to_owned(),
+            address: address.parse().unwrap(),
+            mask: !u32::MAX.checked_shr(prefix).unwrap_or(0),
+        }
     }
 
     #[test]
