@@ -49,6 +49,7 @@ lint: ## formatting, clippy, shellcheck, layers, references of the documents
 	$(RUN_CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	shellcheck -x -P SCRIPTDIR $$(git ls-files | xargs grep -lE '^#!.*\b(bash|sh)$$') tools/rsrun.bash-completion
 	scripts/layers
+	bench/charts --check
 	scripts/docs-check
 
 check: ## run all tests and comparisons, with the lab; a table at the end shows what ran
