@@ -6,6 +6,8 @@
 //! without. A child of fork() begins with a table of its own.
 
 use std::ffi::{c_int, c_uint};
+use std::mem;
+use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
@@ -16,7 +18,7 @@ use rdmacm_private::socket_table::{self as layout, ENTRIES, Header};
 pub use layout::{CLOSING, CONNECTED, Counters, DATAGRAM, LISTENING};
 
 use crate::cm::{self, Id};
-use crate::sys::library_fds;
+use crate::sys::library_fds::{self, OwnFd};
 use crate::sys::owner::Owner;
 
 /// MFD_NOEXEC_SEAL, which kernels before 6.3 reject.
@@ -41,10 +43,14 @@ pub fn in_child() {
 fn table() -> Option<&'static Header> {
     let mut table = TABLE.load(Acquire);
     if table.is_null() {
-        let new = create().unwrap_or(NONE);
-        // Of two threads, the second one leaves its table unused.
-        table = match TABLE.compare_exchange(ptr::null_mut(), new, Release, Acquire) {
-            Ok(_) => new,
+        let new = Mapped::new();
+        let start = new.as_ref().map_or(NONE, |new| new.start);
+        // Of two threads, the second one drops its table.
+        table = match TABLE.compare_exchange(ptr::null_mut(), start, Release, Acquire) {
+            Ok(_) => {
+                new.into_iter().for_each(Mapped::keep);
+                start
+            }
             Err(first) => first,
         };
     }
@@ -52,41 +58,55 @@ fn table() -> Option<&'static Header> {
     (table != NONE).then(|| unsafe { &*table })
 }
 
-/// Creates the memory file and maps it.
-fn create() -> Option<*mut Header> {
-    let fd = memory_file()?;
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping at an address of the kernel's choice, which the sparse file backs.
-    let start = unsafe {
-        if libc::ftruncate(fd, layout::SIZE as libc::off_t) == 0 {
-            libc::mmap(ptr::null_mut(), layout::SIZE, protection, libc::MAP_SHARED | libc::MAP_NORESERVE, fd, 0)
-        } else {
-            libc::MAP_FAILED
-        }
-    };
-    if start == libc::MAP_FAILED {
-        // SAFETY: the descriptor was just created, and nobody else knows it.
-        unsafe { libc::close(fd) };
-        return None;
-    }
-    let table = start.cast::<Header>();
-    // SAFETY: the new mapping has space for the header and is page-aligned.
-    let header = unsafe { &*table };
-    header.version.store(layout::VERSION, Relaxed);
-    header.pid.store(std::process::id(), Relaxed);
-    header.magic.store(layout::MAGIC, Release);
-    Some(table)
+/// A memory file and its mapping, which are dropped together unless they are kept for ever.
+struct Mapped {
+    start: *mut Header,
+    fd: OwnFd,
 }
 
-/// Returns the descriptor of a new memory file. It stays open, so that rsstat finds the file.
-fn memory_file() -> Option<c_int> {
-    let create = |flags| {
-        // SAFETY: the name is a C string.
-        let fd = unsafe { libc::memfd_create(layout::NAME.as_ptr(), flags) };
-        (fd >= 0).then_some(fd)
-    };
-    let fd = create(libc::MFD_CLOEXEC | NOEXEC_SEAL).or_else(|| create(libc::MFD_CLOEXEC))?;
-    Some(library_fds::relocate_table(fd))
+impl Mapped {
+    fn new() -> Option<Mapped> {
+        let fd = memory_file()?;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice, which the sparse file backs.
+        let start = unsafe {
+            if libc::ftruncate(fd.as_raw_fd(), layout::SIZE as libc::off_t) != 0 {
+                return None;
+            }
+            libc::mmap(ptr::null_mut(), layout::SIZE, protection, flags, fd.as_raw_fd(), 0)
+        };
+        if start == libc::MAP_FAILED {
+            return None;
+        }
+        let start = start.cast::<Header>();
+        // SAFETY: the new mapping has space for the header and is page-aligned.
+        let header = unsafe { &*start };
+        header.version.store(layout::VERSION, Relaxed);
+        header.pid.store(std::process::id(), Relaxed);
+        header.magic.store(layout::MAGIC, Release);
+        Some(Mapped { start, fd })
+    }
+
+    /// Keeps both. The descriptor stays open, so that rsstat finds the file.
+    fn keep(self) {
+        library_fds::set_table(self.fd.as_raw_fd());
+        mem::forget(self);
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: nobody else knows the mapping.
+        unsafe { libc::munmap(self.start.cast(), layout::SIZE) };
+    }
+}
+
+/// Creates a memory file.
+fn memory_file() -> Option<OwnFd> {
+    // SAFETY: the name is a C string.
+    let create = |flags| OwnFd::new(unsafe { libc::memfd_create(layout::NAME.as_ptr(), flags) });
+    create(libc::MFD_CLOEXEC | NOEXEC_SEAL).or_else(|_| create(libc::MFD_CLOEXEC)).ok()
 }
 
 /// Returns the entry with an index below [`ENTRIES`].

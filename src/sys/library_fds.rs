@@ -96,11 +96,9 @@ pub fn is_own(fd: RawFd) -> bool {
 /// rsockets. 0: there is none.
 static TABLE_INODE: AtomicU64 = AtomicU64::new(0);
 
-/// Marks the descriptor of the memory file of the table of rsockets, and moves it above the numbers
-/// that are reserved for the program. Returns its number.
-pub fn relocate_table(fd: RawFd) -> RawFd {
+/// Sets the descriptor of the memory file of the table of rsockets.
+pub fn set_table(fd: RawFd) {
     TABLE_INODE.store(status(fd).map_or(0, |status| status.st_ino), Ordering::Relaxed);
-    relocate_fd(fd)
 }
 
 fn status(fd: RawFd) -> Option<libc::stat> {

@@ -24,6 +24,9 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) ->
     // SAFETY: the C contract.
     unsafe {
         match Fd::of(fd) {
+            Fd::Rsocket(_) if arg.is_null() && matches!(request, FIONBIO | FIONREAD | TIOCOUTQ | SIOCATMARK) => {
+                errno::fail(libc::EFAULT)
+            }
             Fd::Rsocket(entry) => match request {
                 FIONBIO => set_nonblocking(fd, arg.cast::<c_int>().read_unaligned() != 0),
                 FIONREAD if is_stream(entry.inner) => {
@@ -41,7 +44,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) ->
                 _ if INTERFACE_REQUESTS.contains(&request) && !auto::is_auto(entry) => by_any_socket(request, arg),
                 _ => next::ioctl(fd, request, arg),
             },
-            Fd::Connecting(_) | Fd::Pending(_) if request == FIONBIO => {
+            Fd::Connecting(_) | Fd::Pending(_) if request == FIONBIO && !arg.is_null() => {
                 set_nonblocking(fd, arg.cast::<c_int>().read_unaligned() != 0)
             }
             _ => next::ioctl(fd, request, arg),

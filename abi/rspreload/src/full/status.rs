@@ -55,8 +55,9 @@ pub unsafe extern "C" fn statx(
     // SAFETY: the C contract.
     unsafe {
         let result = next::statx(dir, path, flags, mask, status);
-        let is_descriptor = flags & AT_EMPTY_PATH != 0 && (path.is_null() || CStr::from_ptr(path).is_empty());
-        if result == 0 && is_descriptor && has_placeholder(dir) {
+        // The kernel has read the path if it succeeded.
+        let is_descriptor = || flags & AT_EMPTY_PATH != 0 && (path.is_null() || CStr::from_ptr(path).is_empty());
+        if result == 0 && is_descriptor() && has_placeholder(dir) {
             (*status).stx_mode = MODE as u16;
             ((*status).stx_rdev_major, (*status).stx_rdev_minor) = (0, 0);
         }
