@@ -8,6 +8,8 @@ use std::path::Path;
 use crate::netdev;
 use crate::report::Report;
 
+pub const CLASS: &str = "/sys/class/infiniband";
+
 /// A port of a device.
 #[derive(Debug)]
 pub struct Port {
@@ -35,9 +37,9 @@ impl Port {
         self.active && self.link == "Ethernet" && !self.iwarp
     }
 
-    /// Returns the port's number.
-    pub fn number(&self) -> &str {
-        self.name.rsplit('/').next().unwrap_or_default()
+    /// Returns the path below [`CLASS`], and below the directory of rdma_cm's configuration.
+    pub fn path(&self) -> String {
+        self.name.replace('/', "/ports/")
     }
 
     /// Returns whether programs can connect through the port.
@@ -65,7 +67,6 @@ pub fn read(path: &str) -> Option<String> {
 
 /// Returns all ports of all devices.
 pub fn all() -> Vec<Port> {
-    const CLASS: &str = "/sys/class/infiniband";
     let addresses = netdev::addresses();
     let mut found = Vec::new();
     for device in entries(CLASS) {
@@ -124,7 +125,7 @@ fn interfaces(net: &str, device: &str, directory: &str, of_port: Option<String>)
     let mut found: Vec<String> = of_port.into_iter().collect();
     found.extend(of_gids(directory));
     if found.is_empty() {
-        found.extend(entries(&format!("/sys/class/infiniband/{device}/device/net")).into_iter().next());
+        found.extend(entries(&format!("{CLASS}/{device}/device/net")).into_iter().next());
     }
     with_upper_interfaces(net, found)
 }
@@ -152,10 +153,13 @@ fn with_upper_interfaces(net: &str, lower: Vec<String>) -> Vec<String> {
 fn gids(directory: &str) -> usize {
     entries(&format!("{directory}/gids"))
         .into_iter()
-        .filter(|entry| {
-            read(&format!("{directory}/gids/{entry}")).is_some_and(|gid| gid.bytes().any(|byte| !b"0:".contains(&byte)))
-        })
+        .filter(|entry| read(&format!("{directory}/gids/{entry}")).is_some_and(|gid| !is_zero(&gid)))
         .count()
+}
+
+/// Returns whether a GID or GUID is not set.
+pub fn is_zero(identifier: &str) -> bool {
+    identifier.bytes().all(|byte| b"0:".contains(&byte))
 }
 
 fn is_up(interface: &str) -> bool {
@@ -316,6 +320,11 @@ mod tests {
             ..port("mlx5_0/1")
         };
         assert_eq!(worst(&[elsewhere]), State::Problem);
+    }
+
+    #[test]
+    fn guids_of_zeros() {
+        assert!(is_zero("0000:0000:0000:0000") && !is_zero("0000:0000:0000:0001"));
     }
 
     #[test]

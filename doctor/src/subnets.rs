@@ -39,13 +39,17 @@ fn in_flux<'a>(
     let mut found: Vec<(&Network, &Network)> = Vec::new();
     for (index, one) in networks.iter().enumerate() {
         for other in &networks[index + 1..] {
-            let same_subnet = one.mask == other.mask
+            let names = [&one.interface, &other.interface];
+            let share_subnet = one.mask == other.mask
                 && (one.address.to_bits() ^ other.address.to_bits()) & one.mask == 0
-                && one.mask != u32::MAX;
-            let is_ports = [one, other].iter().any(|network| of_ports.contains(&network.interface.as_str()));
-            let answers = [one, other].iter().any(|network| arp_ignore(&network.interface) == 0);
-            let is_new = !found.iter().any(|(a, b)| (&a.interface, &b.interface) == (&one.interface, &other.interface));
-            if same_subnet && one.interface != other.interface && is_ports && answers && is_new {
+                && one.mask != u32::MAX
+                && names[0] != names[1];
+            let is_known = found.iter().any(|(one, other)| [&one.interface, &other.interface] == names);
+            if share_subnet
+                && !is_known
+                && names.iter().any(|name| of_ports.contains(&name.as_str()))
+                && names.iter().any(|name| arp_ignore(name) == 0)
+            {
                 found.push((one, other));
             }
         }

@@ -57,8 +57,9 @@ fn run(options: &Options) -> io::Result<()> {
 fn list(options: &Options) -> io::Result<Vec<Socket>> {
     let mut sockets = Vec::new();
     for process in process::all(&options.processes)? {
-        process.add_rsockets(&mut sockets);
-        tcp::add_sockets(&process, &mut sockets);
+        let descriptors = process.descriptors();
+        process.add_rsockets(&descriptors, &mut sockets);
+        tcp::add_sockets(&process, &descriptors, &mut sockets);
     }
     sockets.retain(|socket| options.shows(socket));
     Ok(sockets)

@@ -50,12 +50,12 @@ impl Process {
     }
 
     /// Adds the process's rsockets.
-    pub fn add_rsockets(&self, sockets: &mut Vec<Socket>) {
+    pub fn add_rsockets(&self, descriptors: &[(i32, PathBuf)], sockets: &mut Vec<Socket>) {
         let name = format!("/memfd:{} (deleted)", NAME.to_string_lossy());
-        for (fd, file) in self.descriptors() {
+        for (fd, file) in descriptors {
             if file == Path::new(&name) {
                 // A process that has ended meanwhile has no rsockets.
-                let _ = self.add_table(fd, sockets);
+                let _ = self.add_table(*fd, sockets);
             }
         }
     }

@@ -3,14 +3,11 @@
 use std::collections::HashMap;
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::address::Address;
 use crate::process::Process;
 use crate::socket::{Socket, State, Way};
-
-/// Numbers of the library's own descriptors begin here, or at half of the limit if that is lower.
-const LIBRARY_FDS: i32 = 1024;
 
 /// A line of /proc/net/tcp.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,7 +21,7 @@ struct Line {
 }
 
 /// Adds the TCP sockets of a process that has loaded librspreload.
-pub fn add_sockets(process: &Process, sockets: &mut Vec<Socket>) {
+pub fn add_sockets(process: &Process, descriptors: &[(i32, PathBuf)], sockets: &mut Vec<Socket>) {
     let maps = fs::read_to_string(process.folder.join("maps")).unwrap_or_default();
     if !maps.contains("/librspreload") {
         return;
@@ -34,9 +31,8 @@ pub fn add_sockets(process: &Process, sockets: &mut Vec<Socket>) {
         let text = fs::read_to_string(process.folder.join(file)).unwrap_or_default();
         lines.extend(text.lines().filter_map(parse).map(|line| (line.inode, line)));
     }
-    let end = first_library_fd(&fs::read_to_string(process.folder.join("limits")).unwrap_or_default());
-    let found: Vec<(i32, &Line)> = process
-        .descriptors()
+    let end = lowest_library_fd(&fs::read_to_string(process.folder.join("limits")).unwrap_or_default());
+    let found: Vec<(i32, &Line)> = descriptors
         .iter()
         .filter_map(|(fd, file)| Some((*fd, inode(file).and_then(|inode| lines.get(&inode))?)))
         .collect();
@@ -63,11 +59,12 @@ pub fn add_sockets(process: &Process, sockets: &mut Vec<Socket>) {
     }
 }
 
-/// Returns the first number that the library uses for itself, from the text of /proc/PID/limits.
-fn first_library_fd(limits: &str) -> i32 {
+/// Returns the lowest number that the library uses for itself, from the text of /proc/PID/limits.
+fn lowest_library_fd(limits: &str) -> i32 {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
-    let soft = line.and_then(|line| line.split_whitespace().next()?.parse::<i32>().ok());
-    soft.map_or(LIBRARY_FDS, |soft| (soft / 2).min(LIBRARY_FDS))
+    let soft = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    // "unlimited" is no number.
+    rdmacm_private::lowest_library_fd(soft.unwrap_or(u64::MAX))
 }
 
 fn inode(file: &Path) -> Option<u64> {
@@ -135,7 +132,7 @@ mod tests {
     #[test]
     fn the_librarys_own_descriptors() {
         let limits = "Limit                     Soft Limit           Hard Limit\nMax open files            512                  4096   files\n";
-        assert_eq!((first_library_fd(limits), first_library_fd("")), (256, 1024));
+        assert_eq!((lowest_library_fd(limits), lowest_library_fd("")), (256, 1024));
         assert_eq!((inode(Path::new("socket:[17]")), inode(Path::new("/dev/null"))), (Some(17), None));
     }
 }

@@ -353,11 +353,10 @@ pub fn peer_name(fd: c_int) -> Result<sockaddr_storage> {
 
 /// rgetsockopt(3).
 pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
-    if level == rdmacm_private::LEVEL && name == rdmacm_private::LONGEST_TURN {
-        return Ok(Value::int(reactor::longest_iteration()));
-    }
-    if level == rdmacm_private::LEVEL && name == rdmacm_private::IS_OWN {
-        return Ok(Value::int(library_fds::is_own(fd).into()));
+    match (level, name) {
+        (rdmacm_private::LEVEL, rdmacm_private::LONGEST_TURN) => return Ok(Value::int(reactor::longest_iteration())),
+        (rdmacm_private::LEVEL, rdmacm_private::IS_OWN) => return Ok(Value::int(library_fds::is_own(fd).into())),
+        _ => {}
     }
     match socket_of(fd)? {
         Socket::Stream(socket) => socket.option(level, name),

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
 use libc::sockaddr_storage;
-use rdmacm_private::socket_table::{self as layout, ENTRIES, Header};
+use rdmacm_private::socket_table::{self as layout, ENTRIES, Table};
 
 pub use layout::{CLOSING, CONNECTED, Counters, DATAGRAM, LISTENING};
 
@@ -27,11 +27,13 @@ const NOEXEC_SEAL: c_uint = 8;
 const RESERVED: u32 = u32::MAX;
 
 /// The table; NULL until it is needed.
-static TABLE: AtomicPtr<Header> = AtomicPtr::new(ptr::null_mut());
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
 /// Where the search for a free entry begins.
 static NEXT: AtomicU32 = AtomicU32::new(0);
+/// Bytes of the table.
+const SIZE: usize = size_of::<Table>();
 /// In place of the table of a process that could not have one.
-const NONE: *mut Header = ptr::dangling_mut();
+const NONE: *mut Table = ptr::dangling_mut();
 
 /// A child of fork() has none of its parent's rsockets.
 pub fn in_child() {
@@ -40,7 +42,7 @@ pub fn in_child() {
 }
 
 /// Returns the table, which the first call creates.
-fn table() -> Option<&'static Header> {
+fn table() -> Option<&'static Table> {
     let mut table = TABLE.load(Acquire);
     if table.is_null() {
         let new = Mapped::new();
@@ -60,7 +62,7 @@ fn table() -> Option<&'static Header> {
 
 /// A memory file and its mapping, which are dropped together unless they are kept for ever.
 struct Mapped {
-    start: *mut Header,
+    start: *mut Table,
     fd: OwnFd,
 }
 
@@ -71,17 +73,17 @@ impl Mapped {
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice, which the sparse file backs.
         let start = unsafe {
-            if libc::ftruncate(fd.as_raw_fd(), layout::SIZE as libc::off_t) != 0 {
+            if libc::ftruncate(fd.as_raw_fd(), SIZE as libc::off_t) != 0 {
                 return None;
             }
-            libc::mmap(ptr::null_mut(), layout::SIZE, protection, flags, fd.as_raw_fd(), 0)
+            libc::mmap(ptr::null_mut(), SIZE, protection, flags, fd.as_raw_fd(), 0)
         };
         if start == libc::MAP_FAILED {
             return None;
         }
-        let start = start.cast::<Header>();
-        // SAFETY: the new mapping has space for the header and is page-aligned.
-        let header = unsafe { &*start };
+        let start = start.cast::<Table>();
+        // SAFETY: the new mapping is a table of zeros, and page-aligned.
+        let header = unsafe { &(*start).header };
         header.version.store(layout::VERSION, Relaxed);
         header.pid.store(std::process::id(), Relaxed);
         header.magic.store(layout::MAGIC, Release);
@@ -98,7 +100,7 @@ impl Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: nobody else knows the mapping.
-        unsafe { libc::munmap(self.start.cast(), layout::SIZE) };
+        unsafe { libc::munmap(self.start.cast(), SIZE) };
     }
 }
 
@@ -107,12 +109,6 @@ fn memory_file() -> Option<OwnFd> {
     // SAFETY: the name is a C string.
     let create = |flags| OwnFd::new(unsafe { libc::memfd_create(layout::NAME.as_ptr(), flags) });
     create(libc::MFD_CLOEXEC | NOEXEC_SEAL).or_else(|_| create(libc::MFD_CLOEXEC)).ok()
-}
-
-/// Returns the entry with an index below [`ENTRIES`].
-fn entry(header: &'static Header, index: u32) -> &'static layout::Entry {
-    // SAFETY: the table has `ENTRIES` entries after its header; all fields are atomic.
-    unsafe { &*ptr::from_ref(header).add(1).cast::<layout::Entry>().add(index as usize) }
 }
 
 /// The entry of an rsocket, free again when this is dropped.
@@ -127,12 +123,7 @@ impl Entry {
     /// Lists an rsocket with the descriptor `fd` and the addresses and device of `id`. Returns
     /// `None` without a table or a free entry.
     pub fn new(state: u32, fd: c_int, id: &Id, qp_number: u32, backlog: u32) -> Option<Entry> {
-        let header = table()?;
-        let Some(index) = reserve(header) else {
-            header.unlisted.fetch_add(1, Relaxed);
-            return None;
-        };
-        let entry = entry(header, index);
+        let (index, entry) = reserve(table()?)?;
         let endpoints = cm::log::endpoints(id);
         let mut device = [0; layout::DEVICE];
         let name = endpoints.device().unwrap_or_default().as_bytes();
@@ -145,7 +136,6 @@ impl Entry {
         entry.qp_number.store(qp_number, Relaxed);
         entry.port.store(endpoints.port.into(), Relaxed);
         entry.backlog.store(backlog, Relaxed);
-        entry.generation.fetch_add(1, Relaxed);
         entry.state.store(state, Release);
         Some(Entry { entry, index, owner: Owner::this_process() })
     }
@@ -172,33 +162,22 @@ impl Drop for Entry {
     }
 }
 
-/// Takes a free entry and clears its counters. Returns its index.
-fn reserve(header: &'static Header) -> Option<u32> {
+/// Takes a free entry and clears its counters.
+fn reserve(table: &'static Table) -> Option<(u32, &'static layout::Entry)> {
     let start = NEXT.load(Relaxed);
     let indexes = (0..ENTRIES as u32).map(|step| (start + step) % ENTRIES as u32);
     for index in indexes {
-        let entry = entry(header, index);
+        let entry = table.entries.get(index as usize)?;
         if entry.state.load(Relaxed) == layout::FREE
             && entry.state.compare_exchange(layout::FREE, RESERVED, Acquire, Relaxed).is_ok()
         {
             NEXT.store((index + 1) % ENTRIES as u32, Relaxed);
-            header.end.fetch_max(index + 1, Relaxed);
-            clear(&entry.counters);
-            return Some(index);
+            table.header.end.fetch_max(index + 1, Relaxed);
+            entry.counters.clear();
+            return Some((index, entry));
         }
     }
     None
-}
-
-fn clear(counters: &Counters) {
-    let Counters { sent_bytes, sent_messages, received_bytes, received_messages, read_bytes, send_waits, .. } =
-        counters;
-    for counter in [sent_bytes, sent_messages, received_bytes, received_messages, read_bytes, send_waits] {
-        counter.store(0, Relaxed);
-    }
-    for counter in [&counters.credits, &counters.send_queued, &counters.send_buffer, &counters.receive_buffer] {
-        counter.store(0, Relaxed);
-    }
 }
 
 /// Returns the first bytes of an address, which hold all of it.
@@ -213,10 +192,4 @@ fn store(words: &[AtomicU64], bytes: &[u8]) {
         value.copy_from_slice(chunk);
         word.store(u64::from_ne_bytes(value), Relaxed);
     }
-}
-
-/// Adds to a counter that one thread at a time changes: cheaper than an atomic addition.
-#[inline]
-pub fn add(counter: &AtomicU64, number: u64) {
-    counter.store(counter.load(Relaxed).wrapping_add(number), Relaxed);
 }

@@ -29,15 +29,10 @@ fn mark_of(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
 /// Lowest number of the library's descriptors, as long as numbers above it are free. 0: any number.
 static FLOOR: AtomicI32 = AtomicI32::new(0);
 
-/// The first number that select(2) cannot use.
-const ABOVE_SELECT: usize = libc::FD_SETSIZE;
-
 /// Reserves the small numbers for the program from now on.
 pub fn reserve_low_fds() {
     if FLOOR.load(Ordering::Relaxed) == 0 {
-        // The program gets at least half of the numbers that the process may use.
-        let floor = (event::descriptor_limit() / 2).min(ABOVE_SELECT);
-        FLOOR.store(c_int::try_from(floor).unwrap_or(0), Ordering::Relaxed);
+        FLOOR.store(rdmacm_private::lowest_library_fd(event::descriptor_limit() as u64), Ordering::Relaxed);
     }
 }
 

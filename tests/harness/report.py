@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 
+from .lab import UNAVAILABLE
+
 RESULT = re.compile(r"(ok|FAIL|skip)\s+(.*)")
 # Programs that run in the lab report each case with one of these words.
 WORDS = {"PASS": "ok", "FAIL": "FAIL", "SKIP": "skip"}
@@ -76,6 +78,16 @@ class Report:
                 self.number[match[1]] += 1
                 results += 1
         return results
+
+    def relay_lab(self, name, lab):
+        """Prints and counts the cases of a lab (from `start_lab`) whose program ends with the line `all ran`."""
+        with lab:
+            lines = lab.stdout.read().splitlines()
+        self.relay(line for line in lines if line[:5] in ("ok   ", "FAIL ", "skip ", INDENT))
+        if lab.returncode == UNAVAILABLE:
+            self.skip(name, "the lab cannot run here: " + "".join(lines[-1:]))
+        elif lab.returncode or "all ran" not in lines:
+            self.fail(name, f"the lab ended with status {lab.returncode}", detail=lines[-10:])
 
     def relay_program(self, lines, device):
         """Translates the PASS, FAIL and SKIP lines of a C program to result lines. Returns whether

@@ -6,6 +6,13 @@
 pub mod auto_config;
 pub mod socket_table;
 
+/// Lowest number of the library's descriptors in a process that may have `limit` of them
+/// (RLIMIT_NOFILE): the program gets at least half, and needs no more low ones than select(2) uses.
+pub const fn lowest_library_fd(limit: u64) -> i32 {
+    const SELECT: u64 = 1024;
+    if limit / 2 < SELECT { (limit / 2) as i32 } else { SELECT as i32 }
+}
+
 /// The private level.
 pub const LEVEL: i32 = 0x7273_6f63;
 
@@ -13,8 +20,8 @@ pub const LEVEL: i32 = 0x7273_6f63;
 /// that the program's are those that it would have without RDMA.
 pub const RESERVE_LOW_FDS: i32 = 1;
 
-/// `rgetsockopt`, any descriptor and name but [`LONGEST_TURN`]: an int, 1 if the descriptor is the
-/// library's own, which a program that closes all descriptors must not close.
+/// `rgetsockopt`, any descriptor: an int, 1 if it is the library's own, which a program that closes
+/// all descriptors must not close.
 pub const IS_OWN: i32 = 0;
 
 /// `rsetsockopt`, for a process that ends: what its streams have sent arrives, and their peers see
@@ -31,7 +38,8 @@ pub const LONGEST_TURN: i32 = 4;
 /// succeeded: either the peer never reports the connection, or it is there.
 pub const CANCEL: i32 = 6;
 
-/// `rgetsockopt` on an rsocket: an int, the bytes that a call can receive now.
+/// `rgetsockopt` on an rsocket: an int, the bytes that are there to receive. On a datagram socket,
+/// those of the first datagram.
 pub const READABLE_BYTES: i32 = 7;
 
 /// `rgetsockopt` on a stream: an int, the bytes that are sent and not acknowledged.

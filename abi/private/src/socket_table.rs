@@ -1,12 +1,12 @@
 //! The table of a process's rsockets, which rsstat(8) reads.
 //!
 //! It is shared memory without a name in the file system: rsstat opens `/proc/PID/fd/N`, which the
-//! kernel permits to the same user. A process whose table is read does nothing for that. The first
-//! slot is the [`Header`], the others are [`Entry`]s. Each number is written by one thread at a
-//! time and read by another process at any time: numbers of one entry may be of different
-//! instants.
+//! kernel permits to the same user. A process whose table is read does nothing for that. Each number
+//! is written by one thread at a time and read by another process at any time: numbers of one entry
+//! may be of different instants.
 
 use core::ffi::CStr;
+use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 /// The name of the memory file, as it appears in `/proc/PID/fd`.
@@ -33,6 +33,16 @@ pub const CLOSING: u32 = 3;
 /// A datagram socket.
 pub const DATAGRAM: u32 = 4;
 
+/// The table.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Table {
+    /// What the file is.
+    pub header: Header,
+    /// The rsockets.
+    pub entries: [Entry; ENTRIES],
+}
+
 /// The beginning of the table.
 #[repr(C, align(256))]
 #[derive(Debug)]
@@ -44,8 +54,6 @@ pub struct Header {
     /// The process, by its number in its own PID namespace: a child of fork(2) has its parent's
     /// table as well.
     pub pid: AtomicU32,
-    /// Number of rsockets that found no free entry.
-    pub unlisted: AtomicU32,
     /// The end of the entries that were ever used.
     pub end: AtomicU32,
 }
@@ -56,22 +64,20 @@ pub struct Header {
 pub struct Entry {
     /// One of the states.
     pub state: AtomicU32,
-    /// Changes each time the entry is used for another rsocket.
-    pub generation: AtomicU32,
     /// The program's descriptor.
     pub fd: AtomicI32,
     /// Number of the QP.
     pub qp_number: AtomicU32,
-    /// Name of the device.
-    pub device: [AtomicU64; DEVICE / 8],
     /// Port of the device.
     pub port: AtomicU32,
-    /// The listen backlog.
-    pub backlog: AtomicU32,
+    /// Name of the device.
+    pub device: [AtomicU64; DEVICE / 8],
     /// The local address.
     pub local: [AtomicU64; ADDRESS / 8],
     /// The peer's address.
     pub peer: [AtomicU64; ADDRESS / 8],
+    /// The listen backlog.
+    pub backlog: AtomicU32,
     /// What has happened so far.
     pub counters: Counters,
 }
@@ -103,5 +109,49 @@ pub struct Counters {
 }
 
 const _: () = assert!(size_of::<Header>() == 256 && size_of::<Entry>() == 256);
-/// Bytes of the table.
-pub const SIZE: usize = size_of::<Header>() + ENTRIES * size_of::<Entry>();
+
+impl Counters {
+    /// Counts a message given to the device.
+    #[inline]
+    pub fn count_sent(&self, bytes: u32) {
+        add(&self.sent_bytes, bytes.into());
+        add(&self.sent_messages, 1);
+    }
+
+    /// Counts a message that has arrived.
+    #[inline]
+    pub fn count_received(&self, bytes: u32) {
+        add(&self.received_bytes, bytes.into());
+        add(&self.received_messages, 1);
+    }
+
+    /// Counts bytes that the program has read.
+    #[inline]
+    pub fn count_read(&self, bytes: u64) {
+        add(&self.read_bytes, bytes);
+    }
+
+    /// Counts a call that has to wait before it can send.
+    #[inline]
+    pub fn count_send_wait(&self) {
+        add(&self.send_waits, 1);
+    }
+
+    /// Sets all numbers to 0.
+    pub fn clear(&self) {
+        let Counters { sent_bytes, sent_messages, received_bytes, received_messages, read_bytes, send_waits, .. } =
+            self;
+        for counter in [sent_bytes, sent_messages, received_bytes, received_messages, read_bytes, send_waits] {
+            counter.store(0, Relaxed);
+        }
+        for counter in [&self.credits, &self.send_queued, &self.send_buffer, &self.receive_buffer] {
+            counter.store(0, Relaxed);
+        }
+    }
+}
+
+/// Adds to a counter that one thread at a time changes: cheaper than an atomic addition.
+#[inline]
+fn add(counter: &AtomicU64, number: u64) {
+    counter.store(counter.load(Relaxed).wrapping_add(number), Relaxed);
+}

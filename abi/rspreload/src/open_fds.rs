@@ -18,7 +18,7 @@ pub fn limit() -> Option<libc::rlim_t> {
 
 /// The lowest number for the library's own descriptors: lower ones are left to the program.
 pub fn lowest_library_fd() -> c_int {
-    limit().map_or(0, |limit| (limit / 2).min(libc::FD_SETSIZE as libc::rlim_t) as c_int)
+    limit().map_or(0, rdmacm_private::lowest_library_fd)
 }
 
 /// Duplicates a descriptor for the library, out of the program's way. Returns the number, or -1.

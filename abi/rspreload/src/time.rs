@@ -32,6 +32,12 @@ impl Deadline {
     }
 }
 
+/// A time-out in milliseconds, rounded up.
+pub fn milliseconds(seconds: i64, nanoseconds: i64) -> c_int {
+    let rounded = seconds.saturating_mul(1000).saturating_add(nanoseconds.saturating_add(999_999) / 1_000_000);
+    c_int::try_from(rounded).unwrap_or(c_int::MAX).max(0)
+}
+
 /// Nanoseconds of the monotonic clock.
 pub fn now() -> i64 {
     let mut now = timespec { tv_sec: 0, tv_nsec: 0 };

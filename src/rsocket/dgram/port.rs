@@ -264,8 +264,7 @@ impl Port {
                 let slot = (wc.wr_id() & !RECV_WR_ID_FLAG) as u32;
                 let len = wc.len().saturating_sub(GRH).min(MAX_MESSAGE);
                 if let Some(entry) = &port.entry {
-                    socket_table::add(&entry.counters().received_bytes, len as u64);
-                    socket_table::add(&entry.counters().received_messages, 1);
+                    entry.counters().count_received(len as u32);
                 }
                 if !received(port, Received { slot, len, qpn: wc.src_qp }) {
                     port.to_repost.push(slot);
@@ -347,8 +346,7 @@ impl Port {
         match posted {
             Ok(()) => {
                 if let Some(entry) = &self.entry {
-                    socket_table::add(&entry.counters().sent_bytes, len.into());
-                    socket_table::add(&entry.counters().sent_messages, 1);
+                    entry.counters().count_sent(len);
                 }
                 if let Some(entry) = self.in_flight.get_mut(slot as usize) {
                     *entry = Some(Arc::clone(path));

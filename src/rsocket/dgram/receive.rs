@@ -194,19 +194,29 @@ impl State {
         (queue.len() - before) as u64 + u64::from(writable)
     }
 
+    /// Returns the length of the first datagram, 0 if there is none.
+    pub(super) fn first_len(&self) -> usize {
+        let bytes = |datagram| self.payload(datagram).map_or(0, <[u8]>::len);
+        self.queue.front().map_or(0, bytes)
+    }
+
+    fn payload<'a>(&'a self, datagram: &'a Datagram) -> Result<&'a [u8]> {
+        match &datagram.payload {
+            Payload::Slot(port, received, start) => {
+                let port = self.port(*port).ok_or(Errno::EIO)?;
+                Ok(port.bytes(received).get(*start..).unwrap_or_default())
+            }
+            Payload::Copy(bytes) => Ok(bytes),
+        }
+    }
+
     /// Takes the first datagram, if there is one.
     ///
     /// # Safety
     /// The buffers are writable.
     unsafe fn take(&mut self, buffers: &[iovec], flags: c_int) -> Result<Option<ReceivedMessage>> {
         let Some(datagram) = self.queue.front() else { return Ok(None) };
-        let bytes = match &datagram.payload {
-            Payload::Slot(port, received, start) => {
-                let port = self.port(*port).ok_or(Errno::EIO)?;
-                port.bytes(received).get(*start..).unwrap_or_default()
-            }
-            Payload::Copy(bytes) => bytes,
-        };
+        let bytes = self.payload(datagram)?;
         // SAFETY: the buffers are writable: guaranteed by the caller.
         let copied = unsafe { scatter(bytes, buffers) };
         let truncated = copied < bytes.len();

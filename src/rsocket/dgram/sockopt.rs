@@ -2,6 +2,7 @@
 //! of the UDP socket.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::time::Duration;
 
 use libc::{SO_ERROR, SO_RCVBUF, SO_RCVTIMEO, SO_SNDBUF, SO_SNDTIMEO, SOL_SOCKET, sockaddr_storage};
@@ -80,8 +81,14 @@ impl Dgram {
     }
 
     /// rgetsockopt(3).
-    pub fn option(&self, level: c_int, name: c_int) -> Result<Value> {
+    pub fn option(self: &Arc<Self>, level: c_int, name: c_int) -> Result<Value> {
         let mut state = self.enter()?;
+        if (level, name) == (rdmacm_private::LEVEL, rdmacm_private::READABLE_BYTES) {
+            if state.queue.is_empty() {
+                self.poll(&mut state);
+            }
+            return Ok(Value::int(state.first_len() as c_int));
+        }
         let options = &state.options;
         match (level as u32, name) {
             (SOL_RDMA, RDMA_SQSIZE) => return Ok(Value::int(options.send_queue.into())),

@@ -253,7 +253,7 @@ impl Connection {
     /// Counts a call that has to wait before it can send.
     pub fn count_send_wait(&self) {
         if let Some(counters) = self.counters() {
-            socket_table::add(&counters.send_waits, 1);
+            counters.count_send_wait();
         }
     }
 

@@ -83,8 +83,8 @@ pub fn add(fd: c_int, backlog: c_int, listened: bool) {
     log::problems();
     let added = if listened { Err(Reason::Inherited) } else { try_add(fd, &own, backlog) };
     match added {
-        Ok(()) => log::listener(fd, &own, "RDMA and TCP", Reason::Connected),
-        Err(reason) => log::listener(fd, &own, "TCP", reason),
+        Ok(()) => log::listener(fd, &own, "RDMA and TCP", None),
+        Err(reason) => log::listener(fd, &own, "TCP", Some(reason)),
     }
 }
 
@@ -214,7 +214,7 @@ impl Listener {
     fn listen_by_tcp_only(&self, reason: Reason) {
         self.close();
         if let Some(own) = self.own.load() {
-            log::listener(-1, &own, "TCP", reason);
+            log::listener(-1, &own, "TCP", Some(reason));
         }
     }
 
@@ -384,7 +384,7 @@ fn take(listener: &Listener) {
             listener.state.store(OPEN, SeqCst);
             thread::wake();
             if let Some(own) = listener.own.load() {
-                log::listener(-1, &own, "RDMA and TCP", Reason::Connected);
+                log::listener(-1, &own, "RDMA and TCP", None);
             }
         }
         Err(_) => {

@@ -106,11 +106,11 @@ pub fn accepted(fd: i32, from: &Name, way: &str, reason: Reason) {
     line(format_args!("accept: socket {fd} <- {}: {way}: {reason}", Shown(from)));
 }
 
-/// A listener.
-pub fn listener(fd: i32, own: &Name, way: &str, reason: Reason) {
+/// A listener. `reason`: why not both ways.
+pub fn listener(fd: i32, own: &Name, way: &str, reason: Option<Reason>) {
     match reason {
-        Reason::Connected => line(format_args!("listen: socket {fd} at {}: {way}", Shown(own))),
-        reason => line(format_args!("listen: socket {fd} at {}: {way}: {reason}", Shown(own))),
+        None => line(format_args!("listen: socket {fd} at {}: {way}", Shown(own))),
+        Some(reason) => line(format_args!("listen: socket {fd} at {}: {way}: {reason}", Shown(own))),
     }
 }
 

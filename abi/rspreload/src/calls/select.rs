@@ -12,7 +12,7 @@ use super::waiting::{Pieces, begin_wait, concerns, inner_number, is_notice, rela
 use crate::dispatch::Fd;
 use crate::fork::remote;
 use crate::table;
-use crate::time::Deadline;
+use crate::time::{Deadline, milliseconds};
 use crate::{errno, fds, fork, next_symbol, rsocket_abi, scratch};
 
 /// A set of numbers is an array of these (`__fd_mask` of sys/select.h).
@@ -178,7 +178,9 @@ unsafe fn select_piece(
     pieces: &mut Pieces,
 ) -> (c_int, bool) {
     // SAFETY: as for this function.
-    let left = unsafe { timeout.as_ref() }.map_or(-1, milliseconds);
+    let time = unsafe { timeout.as_ref() };
+    // The kernel rejects invalid ones.
+    let left = time.map_or(-1, |time| milliseconds(time.tv_sec, time.tv_usec.saturating_mul(1000)));
     let (piece, undecided) = pieces.next(left);
     if !undecided || piece == left {
         // SAFETY: as for this function.
@@ -194,12 +196,6 @@ unsafe fn select_piece(
         *timeout = timeval { tv_sec: (left / 1000).into(), tv_usec: libc::suseconds_t::from(left % 1000) * 1000 };
     }
     (result, true)
-}
-
-/// A time-out, rounded up. The kernel rejects invalid ones.
-fn milliseconds(time: &timeval) -> c_int {
-    let rounded = time.tv_sec.saturating_mul(1000).saturating_add((time.tv_usec.saturating_add(999)) / 1000);
-    c_int::try_from(rounded).unwrap_or(c_int::MAX).max(0)
 }
 
 /// Calls `call` for the channel of each other process's rsocket in each set, with the set's events.

@@ -5,10 +5,10 @@ use core::slice;
 
 use libc::{MSG_DONTWAIT, MSG_WAITFORONE, mmsghdr, ssize_t, timespec};
 
-use super::{next, waits};
+use super::next;
 use crate::calls;
 use crate::dispatch::Fd;
-use crate::time::Deadline;
+use crate::time::{Deadline, milliseconds};
 
 /// The kernel's limit for one call.
 const MAX_MESSAGES: c_uint = 1024;
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn recvmmsg(
         if matches!(Fd::of(fd), Fd::Kernel) {
             return next::recvmmsg(fd, list, count, flags, timeout);
         }
-        let end = timeout.as_ref().map(|timeout| Deadline::after(waits::milliseconds(timeout)));
+        let end = timeout.as_ref().map(|timeout| Deadline::after(milliseconds(timeout.tv_sec, timeout.tv_nsec)));
         let mut flags = flags;
         each(list, count, |message| {
             let result = calls::recvmsg(fd, &raw mut message.msg_hdr, flags & !MSG_WAITFORONE);

@@ -3,10 +3,7 @@
 use core::ffi::{c_int, c_ulong, c_void};
 use core::mem;
 
-use libc::{
-    AF_INET, F_GETFL, F_SETFL, FIONBIO, FIONREAD, MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, O_NONBLOCK, SO_TYPE, SOCK_CLOEXEC,
-    SOCK_DGRAM, SOCK_STREAM, SOL_SOCKET, TIOCOUTQ, socklen_t,
-};
+use libc::{AF_INET, F_GETFL, F_SETFL, FIONBIO, FIONREAD, O_NONBLOCK, SOCK_CLOEXEC, SOCK_DGRAM, TIOCOUTQ, socklen_t};
 
 use super::next;
 use crate::dispatch::Fd;
@@ -29,13 +26,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) ->
             }
             Fd::Rsocket(entry) => match request {
                 FIONBIO => set_nonblocking(fd, arg.cast::<c_int>().read_unaligned() != 0),
-                FIONREAD if is_stream(entry.inner) => {
-                    write_number(entry.inner, rdmacm_private::READABLE_BYTES, arg.cast())
-                }
-                FIONREAD => {
-                    arg.cast::<c_int>().write_unaligned(next_datagram(fd));
-                    0
-                }
+                FIONREAD => write_number(entry.inner, rdmacm_private::READABLE_BYTES, arg.cast()),
                 TIOCOUTQ => write_number(entry.inner, rdmacm_private::UNSENT_BYTES, arg.cast()),
                 SIOCATMARK => {
                     arg.cast::<c_int>().write_unaligned(0);
@@ -61,22 +52,6 @@ fn set_nonblocking(fd: c_int, on: bool) -> c_int {
         }
         calls::fcntl(fd, F_SETFL, (if on { flags | O_NONBLOCK } else { flags & !O_NONBLOCK }) as usize)
     }
-}
-
-fn is_stream(inner: c_int) -> bool {
-    let (mut kind, mut len) = (0_i32, mem::size_of::<c_int>() as socklen_t);
-    // SAFETY: live variables of these lengths.
-    unsafe { rsocket_abi::rgetsockopt(inner, SOL_SOCKET, SO_TYPE, (&raw mut kind).cast(), &raw mut len) };
-    kind == SOCK_STREAM
-}
-
-/// The length of the next datagram, 0 if there is none.
-fn next_datagram(fd: c_int) -> c_int {
-    let mut byte = 0_u8;
-    // SAFETY: one byte is writable.
-    let len =
-        errno::keeping(|| unsafe { calls::recv(fd, (&raw mut byte).cast(), 1, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT) });
-    c_int::try_from(len).unwrap_or(0).max(0)
 }
 
 /// Writes an option of the private level, an int, to `arg`.

@@ -17,17 +17,11 @@ use libc::{
 
 use super::next;
 use crate::calls;
-use crate::time::Deadline;
+use crate::time::{Deadline, milliseconds};
 use crate::{epoll, errno, fds, next_symbol, scratch, table};
 
 /// The highest signal is 64.
 const SIGNALS: core::ops::RangeInclusive<c_int> = 1..=64;
-
-/// A time-out, rounded up.
-pub fn milliseconds(time: &timespec) -> c_int {
-    let rounded = time.tv_sec.saturating_mul(1000).saturating_add(time.tv_nsec.saturating_add(999_999) / 1_000_000);
-    c_int::try_from(rounded).unwrap_or(c_int::MAX).max(0)
-}
 
 /// Reads a time-out: -1 for none. Fails with `EINVAL` as the kernel does.
 ///
@@ -38,7 +32,7 @@ unsafe fn checked_milliseconds(timeout: *const timespec) -> Result<c_int, c_int>
     match unsafe { timeout.as_ref() } {
         None => Ok(-1),
         Some(time) if time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec) => Err(EINVAL),
-        Some(time) => Ok(milliseconds(time)),
+        Some(time) => Ok(milliseconds(time.tv_sec, time.tv_nsec)),
     }
 }
 

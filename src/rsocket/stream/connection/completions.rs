@@ -6,7 +6,6 @@ use super::{BATCH, Batch, Connection, IMM_LEN, Outcome};
 use crate::diag::Cause;
 use crate::errno::Errno;
 use crate::rsocket::flow::Violation;
-use crate::rsocket::socket_table;
 use crate::rsocket::wire::{Control, Message};
 use crate::sys::rc::{RECV_WR_ID_FLAG, ibv_wc};
 use crate::sys::verbs::ibv_wc_status;
@@ -95,8 +94,7 @@ impl Connection {
             Message::Data(len) => {
                 self.receive.flow.data(len)?;
                 if let Some(counters) = self.counters() {
-                    socket_table::add(&counters.received_bytes, len.into());
-                    socket_table::add(&counters.received_messages, 1);
+                    counters.count_received(len);
                 }
                 outcome.edge = true;
             }

@@ -11,7 +11,6 @@ use super::send::ControlData;
 use super::{Batch, Connection, IMM_LEN, Layout, REPOST, RemoteMemory, SGL};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::{Received, Receiver};
-use crate::rsocket::socket_table;
 use crate::rsocket::stream::options::Options;
 use crate::rsocket::wire::{self, ConnData, IOMAP_ENTRY, Mapping, Region, SGL_ENTRY};
 use crate::sys::rc::{CompletionQueue, CqEvent, MemoryRegion, Sge};
@@ -254,7 +253,7 @@ impl Connection {
     #[inline]
     fn count_read(&self, len: u64) {
         if let Some(counters) = self.counters() {
-            socket_table::add(&counters.read_bytes, len);
+            counters.count_read(len);
         }
     }
 

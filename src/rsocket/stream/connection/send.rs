@@ -10,7 +10,6 @@ use super::send_buffer::SendBuffer;
 use super::{CONTROL_DATA, CONTROL_ENTRIES, Connection};
 use crate::errno::Result;
 use crate::rsocket::flow::{Chunk, Sender, Violation};
-use crate::rsocket::socket_table;
 use crate::rsocket::wire::{ConnData, Message, Region};
 use crate::sys::rc::{CompletionQueue, Sge};
 
@@ -140,8 +139,7 @@ impl Connection {
     fn claim(&mut self, chunk: &Chunk, sg_list: [Sge; 2], inline: bool) -> RdmaWrite {
         let (wr_id, signaled) = self.send.flow.take(chunk, inline);
         if let Some(counters) = self.counters() {
-            socket_table::add(&counters.sent_bytes, chunk.len.into());
-            socket_table::add(&counters.sent_messages, 1);
+            counters.count_sent(chunk.len);
         }
         let message = Some(Message::Data(chunk.len));
         RdmaWrite { message, sg_list, inline, addr: chunk.addr, rkey: chunk.rkey, wr_id, signaled }
