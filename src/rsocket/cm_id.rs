@@ -1,7 +1,7 @@
 //! A connection manager id with its own channel, whose events are read without blocking.
 
 use std::ffi::c_int;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::ptr::{self, NonNull};
 
 use crate::cm::{self, ConnParam, EventChannel, Id, InitAttr, Limits, OwnedChannel, OwnedId, Pd};
@@ -11,7 +11,7 @@ use crate::rsocket::reactor;
 use crate::sys::event;
 use crate::sys::library_fds;
 use crate::sys::sockaddr::SockAddr;
-use crate::sys::verbs::{ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr};
+use crate::sys::verbs::{self, ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr};
 
 /// Maximum length of private data on any transport, in bytes.
 const PRIVATE_DATA: usize = 256;
@@ -71,6 +71,17 @@ impl Drop for Request {
 }
 
 impl Request {
+    /// Returns whether the peer still waits for an answer. The kernel does not report the end of a
+    /// request that was not accepted, but fails to prepare its QP.
+    pub fn is_pending(&self) -> bool {
+        // SAFETY: the id is live.
+        let id = unsafe { Id::from_c(self.0.as_ptr()) };
+        // SAFETY: all zeros are a value of the structure.
+        let mut attr: verbs::ibv_qp_attr = unsafe { mem::zeroed() };
+        attr.qp_state = verbs::ibv_qp_state::IBV_QPS_INIT;
+        id.and_then(|id| cm::init_qp_attr(id, &mut attr)) != Err(Errno::EINVAL)
+    }
+
     /// Moves the id to a channel of its own.
     pub fn accept(self) -> Result<CmId> {
         // Does not block: the listener's lock is held.

@@ -325,7 +325,9 @@ fn run(number: usize) {
                 service.service(key);
             }
         }
-        while let Some((key, service)) = next_expired() {
+        // A service may set its timer again: that one is for the next turn, after other events.
+        let due = Instant::now();
+        while let Some((key, service)) = next_expired(due) {
             service.expired(key);
         }
         let iteration = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -347,12 +349,13 @@ fn find(key: Key) -> Option<Arc<dyn Service>> {
     lock().as_ref()?.registrations.get(&key).map(|registration| Arc::clone(&registration.service))
 }
 
-fn next_expired() -> Option<(Key, Arc<dyn Service>)> {
+/// Takes a timer that had expired at `due`.
+fn next_expired(due: Instant) -> Option<(Key, Arc<dyn Service>)> {
     let mut guard = lock();
     let reactor = guard.as_mut()?;
     loop {
         let &(time, key, kind) = reactor.timers.last()?;
-        if clock::left(time).is_some() {
+        if time > due {
             return None;
         }
         reactor.timers.pop();

@@ -14,7 +14,7 @@ use crate::cm;
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::{CmId, Event, Request};
-use crate::rsocket::reactor::{self, Service};
+use crate::rsocket::reactor::{self, Key, Service};
 use crate::rsocket::socket_table;
 use crate::rsocket::wire::{self, ConnData};
 use crate::sys::sockaddr::AF_IB;
@@ -24,6 +24,8 @@ const MAX_BACKLOG: usize = 4096;
 /// Time-out for the peer's part of the handshake. The time-out in the peer's request may be
 /// minutes.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Number of requests that the reactor reads before it serves other streams.
+pub(super) const REQUESTS_PER_TURN: usize = 32;
 
 impl Stream {
     /// rlisten(3); a second call changes the backlog.
@@ -43,7 +45,8 @@ impl Stream {
             _ => return Err(Errno::EINVAL),
         }
         self.watch(&mut state)?;
-        state.id()?.listen(backlog as c_int)?;
+        // The kernel drops requests beyond its own limit without an answer: it gets the largest.
+        state.id()?.listen(MAX_BACKLOG as c_int)?;
         let entry = socket_table::Entry::new(socket_table::LISTENING, self.fd, state.id()?.id(), 0, backlog as u32);
         state.phase = Phase::Listening(Listening::new(backlog, entry));
         state.shut_read = false;
@@ -91,19 +94,54 @@ impl Stream {
             }
             return state;
         };
+        match self.parse_request(event) {
+            Ok((request, peer)) => {
+                if let Phase::Listening(listening) = &mut state.phase {
+                    listening.add_waiting(request, peer);
+                }
+            }
+            // The peer was rejected: no call reports it.
+            Err(error) => state.log_rejected(error),
+        }
+        state
+    }
+
+    /// Answers the oldest request that its peer still waits for. The requests are read before, so
+    /// that the kernel's queue has space: the kernel drops what does not fit, and the peer repeats
+    /// its request only after seconds. `is_drained`: all requests were read.
+    pub(super) fn answer_next<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, key: Key, is_drained: bool) {
+        let Phase::Listening(listening) = &mut state.phase else { return };
+        if !listening.may_answer(is_drained) {
+            return;
+        }
+        let is_pending = |(request, _): &(Request, ConnData)| request.is_pending();
+        // Those whose peers have given up cost no connection.
+        let next = (0..REQUESTS_PER_TURN).map_while(|_| listening.next_waiting()).find(is_pending);
+        if let Some((request, peer)) = next {
+            state = self.answer(state, request, &peer);
+        }
+        if let Phase::Listening(listening) = &state.phase
+            && listening.has_waiting()
+        {
+            reactor::set_timer(key, Some(Instant::now()));
+        }
+    }
+
+    /// Accepts or rejects a request.
+    fn answer<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, request: Request, peer: &ConnData) -> Guard<'a> {
         let Phase::Listening(listening) = &mut state.phase else { return state };
         // If the backlog has no space, dropping the request rejects it.
         let Some((slot, oldest)) = listening.admit() else { return state };
         let (options, flags) = (state.options.clone(), state.flags);
         // Still under the listener's lock: closing the listener destroys the request's channel.
-        let admitted = self.admit(event);
+        let admitted = request.accept();
         // Drop the listener lock: the next steps take the connection's lock and may block in the
         // driver.
         drop(state);
         if let Some(oldest) = oldest {
             oldest.close_unaccepted();
         }
-        let new = admitted.and_then(|(id, peer)| self.accept_request(id, &peer, options, flags));
+        let new = admitted.and_then(|id| self.accept_request(id, peer, options, flags));
         state = self.lock();
         match (&mut state.phase, new) {
             (Phase::Listening(listening), Ok(new)) => {
@@ -115,7 +153,7 @@ impl Stream {
                 new.close_unaccepted();
                 state = self.lock();
             }
-            // The peer was rejected: no call reports it.
+            // As above.
             (_, Err(error)) => state.log_rejected(error),
         }
         state
@@ -123,7 +161,7 @@ impl Stream {
 
     /// Handles the events of the oldest handshake if the next connection request would evict it. A
     /// peer that has finished its part of the handshake is connected from its point of view, and is
-    /// kept. Called before a listener reads a request.
+    /// kept. Called before a listener answers a request.
     pub(super) fn service_oldest_handshake<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
         let mut last = None;
         loop {
@@ -142,15 +180,14 @@ impl Stream {
         }
     }
 
-    /// Moves a connection request of an rsocket to its own channel. Rejects all other requests.
-    fn admit(&self, mut event: Event) -> Result<(CmId, ConnData)> {
+    /// Returns the connection request of an rsocket. Rejects all other requests.
+    fn parse_request(&self, mut event: Event) -> Result<(Request, ConnData)> {
         let skip = if self.domain == AF_IB { wire::IP_HEADER } else { 0 };
         let peer = event.data().get(skip..).ok_or(Errno::EPROTO).and_then(|data| {
             // The peer uses another protocol, or an unknown version.
             ConnData::parse(data).map_err(|_| Errno::EPROTO)
         })?;
-        let request: Request = event.request.take().ok_or(Errno::EIO)?;
-        Ok((request.accept()?, peer))
+        Ok((event.request.take().ok_or(Errno::EIO)?, peer))
     }
 
     /// Accepts a connection request.

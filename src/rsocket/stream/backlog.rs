@@ -5,11 +5,14 @@
 //! the others. All listeners together leave half of the process's descriptors to the program.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Stream;
+use crate::rsocket::cm_id::Request;
 use crate::rsocket::socket_table;
+use crate::rsocket::wire::ConnData;
 use crate::sys::event;
 use crate::sys::owner::Owner;
 
@@ -20,6 +23,11 @@ static UNACCEPTED: AtomicUsize = AtomicUsize::new(0);
 const DESCRIPTORS_PER_CONNECTION: usize = 4;
 /// Number of unaccepted connections that are always allowed.
 const MIN_LIMIT: usize = 4;
+/// Number of requests of one listener that may wait for an answer. Each is an id of the kernel,
+/// without a descriptor.
+const MAX_WAITING: usize = 1024;
+/// Number of turns in which requests are read without answering one.
+const MAX_READING_TURNS: u32 = 8;
 
 /// A slot for one unaccepted connection; released when dropped.
 pub(super) struct Slot {
@@ -65,6 +73,10 @@ pub fn in_child() {
 /// A listener's unaccepted connections.
 pub(super) struct Listening {
     backlog: usize,
+    /// Requests that were not answered yet, oldest first.
+    waiting: VecDeque<(Request, ConnData)>,
+    /// Number of turns since the last answer.
+    reading_turns: u32,
     /// Connections in the handshake, oldest first.
     pending: VecDeque<(Arc<Stream>, Slot)>,
     /// Established connections, for raccept(3).
@@ -75,11 +87,61 @@ pub(super) struct Listening {
 
 impl Listening {
     pub fn new(backlog: usize, entry: Option<socket_table::Entry>) -> Listening {
-        Listening { backlog, pending: VecDeque::new(), ready: VecDeque::new(), _entry: entry }
+        Listening {
+            backlog,
+            waiting: VecDeque::new(),
+            reading_turns: 0,
+            pending: VecDeque::new(),
+            ready: VecDeque::new(),
+            _entry: entry,
+        }
     }
 
     pub fn set_backlog(&mut self, backlog: usize) {
         self.backlog = backlog;
+    }
+
+    /// Adds a request to those that wait for an answer. The oldest one is rejected if there are too
+    /// many, the new one without memory.
+    pub fn add_waiting(&mut self, request: Request, peer: ConnData) {
+        if self.waiting.len() >= MAX_WAITING {
+            self.waiting.pop_front();
+        }
+        if self.waiting.try_reserve(1).is_ok() {
+            self.waiting.push_back((request, peer));
+        }
+    }
+
+    /// Returns whether to answer a request now. As long as there are more requests to read they are
+    /// read first, which takes less time than an answer, but not for ever.
+    pub fn may_answer(&mut self, is_drained: bool) -> bool {
+        self.reading_turns += 1;
+        let may_answer = is_drained || self.reading_turns >= MAX_READING_TURNS;
+        if may_answer {
+            self.reading_turns = 0;
+        }
+        may_answer
+    }
+
+    /// Returns the oldest request, if there is one.
+    pub fn next_waiting(&mut self) -> Option<(Request, ConnData)> {
+        self.waiting.pop_front()
+    }
+
+    /// Returns whether requests wait for an answer.
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Rejects the waiting requests. Called before the listener's id is destroyed, with its lock
+    /// held.
+    pub fn reject_waiting(&mut self) {
+        self.waiting.clear();
+    }
+
+    /// In a child of fork(): the requests are the parent's.
+    pub fn forget_waiting(&mut self) {
+        mem::forget(mem::take(&mut self.waiting));
     }
 
     /// Returns whether raccept(3) would return a connection.
@@ -132,7 +194,8 @@ impl Listening {
 
     /// Takes all connections; the caller closes them.
     pub fn take_all(&mut self) -> impl Iterator<Item = Arc<Stream>> + use<> {
-        let (pending, ready) = (std::mem::take(&mut self.pending), std::mem::take(&mut self.ready));
+        self.reject_waiting();
+        let (pending, ready) = (mem::take(&mut self.pending), mem::take(&mut self.ready));
         pending.into_iter().chain(ready).map(|(stream, _)| stream)
     }
 }

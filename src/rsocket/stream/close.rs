@@ -319,7 +319,10 @@ impl Stream {
 
     /// Releases the stream's resources once no thread sleeps in the completion channel.
     fn finish_close<'a>(&'a self, mut state: Guard<'a>) {
-        let phase = mem::replace(&mut state.phase, Phase::Closed);
+        let mut phase = mem::replace(&mut state.phase, Phase::Closed);
+        if let Phase::Listening(listening) = &mut phase {
+            listening.reject_waiting();
+        }
         if let Some(connection) =
             state.connection.as_mut().filter(|connection| connection.channel.leadership.has_leader())
         {

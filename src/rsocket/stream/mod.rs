@@ -18,13 +18,13 @@ mod domain;
 mod iomap;
 mod options;
 mod readiness;
+mod service;
 mod sockopt;
 
 use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 pub use addr::name_len;
 pub use background_close::wait_for_all;
@@ -313,51 +313,15 @@ fn port_space(domain: c_int) -> u32 {
     port_space as u32
 }
 
-/// Delay after which the reactor retries after a lack of memory or descriptors.
-const RETRY_DELAY: Duration = Duration::from_millis(1);
-/// Number of events of one stream that the reactor handles before it serves others.
-const EVENTS_PER_TURN: usize = 4;
-
-impl Service for Stream {
-    fn service(self: Arc<Self>, key: Key) {
-        let mut state = self.service_oldest_handshake(self.lock());
-        for _ in 0..EVENTS_PER_TURN {
-            let Some(id) = state.id.as_ref().filter(|_| !matches!(state.phase, Phase::Closed)) else { return };
-            match id.event() {
-                Ok(event) => state = self.handle_event(state, event),
-                Err(Errno::EAGAIN | Errno::EINTR) => return,
-                // A lack of memory or descriptors loses nothing: the event stays in the channel.
-                Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => return reactor::pause(key, RETRY_DELAY),
-                Err(error) => return self.event_channel_lost(state, error),
-            }
-            if let Phase::Listening(_) = state.phase {
-                // A request allocates a connection's memory: serve other streams before the next
-                // request.
-                return;
-            }
-        }
-    }
-
-    fn expired(self: Arc<Self>, _: Key) {
-        let mut state = self.lock();
-        if state.closing.is_some() {
-            return self.continue_close(state);
-        }
-        match state.phase {
-            Phase::Connected => self.keep_alive(&mut state),
-            // The peer has not finished the handshake within this side's time-out.
-            Phase::Accepting(_) => drop(self.finish_handshake(state, Err(Errno::ETIMEDOUT))),
-            _ => {}
-        }
-    }
-}
-
 impl Drop for Stream {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         if !self.owner.is_this_process() {
             // The stream belongs to the parent process: this process owns only copies of the
             // descriptors, which rclose(3) has closed.
+            if let Phase::Listening(listening) = &mut state.phase {
+                listening.forget_waiting();
+            }
             let mappings = ManuallyDrop::new(mem::take(&mut state.mappings));
             let _ = (ManuallyDrop::new(state.connection.take()), mappings);
             let _ = ManuallyDrop::new(state.unconnected.take());

@@ -4,6 +4,7 @@
 #include "raw_peer.h"
 #include "rscommon.h"
 
+#include <glob.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -160,6 +161,70 @@ static void finished_one_is_kept(void)
 	end_of(server);
 }
 
+/* The sum of a counter of the connection manager for all devices. */
+static unsigned long counter(const char *name)
+{
+	char pattern[128];
+	unsigned long sum = 0;
+	glob_t files;
+
+	snprintf(pattern, sizeof(pattern), "/sys/class/infiniband/*/ports/1/%s", name);
+	EXPECT(!glob(pattern, 0, NULL, &files) && files.gl_pathc > 0);
+	for (size_t i = 0; i < files.gl_pathc; i++) {
+		FILE *file = fopen(files.gl_pathv[i], "r");
+		unsigned long number;
+
+		EXPECT(file && fscanf(file, "%lu", &number) == 1 && !fclose(file));
+		sum += number;
+	}
+	globfree(&files);
+	return sum;
+}
+
+/* Requests that were received, without repetitions of one that was not dropped. */
+static unsigned long requests_received(void)
+{
+	return counter("cm_rx_msgs/req") - counter("cm_rx_duplicates/req");
+}
+
+/* More requests than the backlog while the server does not run: the kernel drops none of them, for a peer asks again only
+ * after seconds. */
+static void no_request_is_dropped(void)
+{
+	enum { BACKLOG = 4, BURST = 64 };
+	union address to;
+	struct pollfd client = { .events = POLLOUT };
+	unsigned long before = requests_received();
+	int ports[2], status, error = -1;
+	socklen_t len = sizeof(error);
+	pid_t server;
+
+	EXPECT(!pipe(ports));
+	server = fork();
+	EXPECT(server >= 0);
+	if (!server) {
+		alarm(hang_seconds());
+		listen_on(&to, BACKLOG, 16);
+		EXPECT(write(ports[1], &to, sizeof(to)) == sizeof(to));
+		for (;;)
+			pause();
+	}
+	EXPECT(read(ports[0], &to, sizeof(to)) == sizeof(to));
+	EXPECT(!kill(server, SIGSTOP) && waitpid(server, &status, WUNTRACED) == server && WIFSTOPPED(status));
+	for (int i = 0; i < BURST; i++)
+		ask(&to);
+	EXPECT((client.fd = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0)) >= 0);
+	EXPECT(rconnect(client.fd, &to.sa, sizeof(to.in)) && errno == EINPROGRESS);
+	while (requests_received() < before + BURST + 1)
+		sched_yield();
+	EXPECT(!kill(server, SIGCONT));
+	EXPECT(rpoll(&client, 1, -1) == 1 && client.revents == POLLOUT);
+	EXPECT(!rgetsockopt(client.fd, SOL_SOCKET, SO_ERROR, &error, &len) && !error);
+	EXPECT(requests_received() == before + BURST + 1);
+	EXPECT(!rclose(client.fd));
+	end_of(server);
+}
+
 /* The server's own deadline, though the client's request says minutes: what is not finished is given back. */
 static void half_open_ends(void)
 {
@@ -273,6 +338,7 @@ int main(int argc, char **argv)
 	if (!on_siw()) {
 		CASE(backlog_full_of_half_open);
 		CASE(finished_one_is_kept);
+		CASE(no_request_is_dropped);
 		CASE(half_open_ends);
 	}
 	CASE(unaccepted_leave_descriptors);

@@ -1,0 +1,74 @@
+//! What the reactor's thread does for a stream: its connection manager events and its timer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::accept::REQUESTS_PER_TURN;
+use super::{Guard, Phase, Stream};
+use crate::errno::Errno;
+use crate::rsocket::reactor::{self, Key, Service};
+
+/// Delay after which the reactor retries after a lack of memory or descriptors.
+const RETRY_DELAY: Duration = Duration::from_millis(1);
+/// Number of events of one stream that the reactor handles before it serves others.
+const EVENTS_PER_TURN: usize = 4;
+
+impl Service for Stream {
+    fn service(self: Arc<Self>, key: Key) {
+        let state = self.service_oldest_handshake(self.lock());
+        if let Phase::Listening(_) = state.phase {
+            if let Some((state, is_drained)) = self.handle_events(state, key, REQUESTS_PER_TURN) {
+                self.answer_next(state, key, is_drained);
+            }
+        } else {
+            self.handle_events(state, key, EVENTS_PER_TURN);
+        }
+    }
+
+    fn expired(self: Arc<Self>, key: Key) {
+        let mut state = self.lock();
+        if state.closing.is_some() {
+            return self.continue_close(state);
+        }
+        match state.phase {
+            Phase::Connected => self.keep_alive(&mut state),
+            // The peer has not finished the handshake within this side's time-out.
+            Phase::Accepting(_) => drop(self.finish_handshake(state, Err(Errno::ETIMEDOUT))),
+            // Requests wait for an answer.
+            Phase::Listening(_) => {
+                drop(state);
+                self.service(key);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Stream {
+    /// Handles at most `limit` events. Returns whether these were all, or `None` if there is nothing
+    /// more to do in this turn.
+    fn handle_events<'a>(
+        self: &'a Arc<Self>,
+        mut state: Guard<'a>,
+        key: Key,
+        limit: usize,
+    ) -> Option<(Guard<'a>, bool)> {
+        for _ in 0..limit {
+            let id = state.id.as_ref().filter(|_| !matches!(state.phase, Phase::Closed))?;
+            match id.event() {
+                Ok(event) => state = self.handle_event(state, event),
+                Err(Errno::EAGAIN | Errno::EINTR) => return Some((state, true)),
+                // A lack of memory or descriptors loses nothing: the event stays in the channel.
+                Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => {
+                    reactor::pause(key, RETRY_DELAY);
+                    return None;
+                }
+                Err(error) => {
+                    self.event_channel_lost(state, error);
+                    return None;
+                }
+            }
+        }
+        Some((state, false))
+    }
+}
