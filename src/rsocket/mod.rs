@@ -4,6 +4,7 @@ pub mod calls;
 mod cm_id;
 pub mod config;
 mod dgram;
+mod enter;
 pub mod epoll;
 #[cfg(test)]
 mod fake;

@@ -46,6 +46,7 @@ mod rsocket_abi;
 mod rules;
 mod scratch;
 mod table;
+mod ticket;
 mod time;
 
 #[cfg(not(test))]

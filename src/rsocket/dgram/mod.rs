@@ -29,6 +29,7 @@ use std::time::Duration;
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
 use super::config::defaults;
+use super::enter::enter;
 use super::poll_events::{IN, OUT};
 use super::pollable::{Notice, Pollable, Watchers};
 use super::reactor::{self, Key, Service};
@@ -148,10 +149,7 @@ impl Dgram {
     /// child of the owner, and with `EAGAIN` in a signal handler that interrupted a call holding
     /// the lock.
     fn enter(&self) -> Result<Guard<'_>> {
-        if !self.owner.is_this_process() {
-            return Err(Errno::EBADF);
-        }
-        let mut state = self.state.lock_unless_mine().map_err(|_| Errno::EAGAIN)?;
+        let mut state = enter(self.owner, &self.state)?;
         if state.udp.is_none() {
             return Err(Errno::EBADF);
         }

@@ -194,13 +194,9 @@ impl Stream {
         let mut done = 0;
         let mut polled = false;
         loop {
-            state.check_connected(nonblocking)?;
-            if !state.can_write() {
-                if state.is_connecting() {
-                    state = self.pause(state, nonblocking, &mut wait, done)?.map_err(|_| Errno::EAGAIN)?;
-                    continue;
-                }
-                return cannot_send(&mut state, done);
+            match self.until_writable(state, nonblocking, &mut wait, done)? {
+                Ok(back) => state = back,
+                Err(done) => return Ok(done),
             }
             if state.connection.as_ref().is_some_and(|connection| connection.crosses_target_end(total - done)) {
                 // If the peer has advertised its next buffer, the message and the rest of the data
@@ -257,13 +253,9 @@ impl Stream {
         let mut wait = Wait::after(state.options.send_timeout);
         let mut done = 0;
         while done < data.len() {
-            state.check_connected(nonblocking)?;
-            if !state.can_write() {
-                if state.is_connecting() {
-                    state = self.pause(state, nonblocking, &mut wait, done)?.map_err(|_| Errno::EAGAIN)?;
-                    continue;
-                }
-                return cannot_send(&mut state, done);
+            match self.until_writable(state, nonblocking, &mut wait, done)? {
+                Ok(back) => state = back,
+                Err(done) => return Ok(done),
             }
             // The completion of the peer's latest mapping may not have been processed.
             self.process_completions(&mut state);
@@ -289,6 +281,28 @@ impl Stream {
             }
         }
         Ok(done)
+    }
+
+    /// Waits until the connection is made. If nothing can be sent, the call ends as [`cannot_send`]
+    /// tells.
+    #[inline]
+    fn until_writable<'a>(
+        &'a self,
+        mut state: Guard<'a>,
+        nonblocking: bool,
+        wait: &mut Wait,
+        done: usize,
+    ) -> Result<std::result::Result<Guard<'a>, usize>> {
+        loop {
+            state.check_connected(nonblocking)?;
+            if state.can_write() {
+                return Ok(Ok(state));
+            }
+            if !state.is_connecting() {
+                return cannot_send(&mut state, done).map(Err);
+            }
+            state = self.pause(state, nonblocking, wait, done)?.map_err(|_| Errno::EAGAIN)?;
+        }
     }
 
     /// Sleeps in the middle of a transfer. A signal, a time-out, or O_NONBLOCK ends the call: with

@@ -34,6 +34,7 @@ pub use options::after_calls;
 pub(super) use options::{number, timeout};
 
 use super::cm_id::CmId;
+use super::enter::enter;
 use super::pollable::{Notice, Watchers};
 use super::reactor::{self, Key, Service};
 use crate::cm::Domain;
@@ -186,10 +187,7 @@ impl Stream {
     /// process or a closed socket, and with `EAGAIN` in a signal handler that has interrupted the
     /// holder of the lock.
     fn enter(&self) -> Result<Guard<'_>> {
-        if !self.owner.is_this_process() {
-            return Err(Errno::EBADF);
-        }
-        let state = self.state.lock_unless_mine().map_err(|_| Errno::EAGAIN)?;
+        let state = enter(self.owner, &self.state)?;
         if state.is_closed() { Err(Errno::EBADF) } else { Ok(state) }
     }
 

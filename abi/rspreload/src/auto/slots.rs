@@ -1,9 +1,7 @@
 //! Non-blocking sockets whose attempt to connect by RDMA is under way. The thread of
 //! [`super::thread`] makes the attempts.
 //!
-//! Each has a slot. The `inner` of its table entry is a ticket, which names the slot and is given
-//! to no other socket, so a result reaches the number only as long as it is this socket's. The slot
-//! has a duplicate of the TCP descriptor, so the program may close its own.
+//! Each has a slot, which its ticket names ([`Ticket`]).
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -17,6 +15,7 @@ use super::{attempt, instances, log, outcome, thread};
 use crate::fork::name::Name;
 use crate::fork::{decisions, moving::Moving, tcp};
 use crate::table::{self, Entry, Kind};
+use crate::ticket::Ticket;
 use crate::time::Deadline;
 use crate::{epoll, errno, eventfd, next_symbol, open_fds};
 
@@ -28,18 +27,9 @@ static SLOTS: [Slot; MAX_ATTEMPTS] = [const { Slot::new() }; MAX_ATTEMPTS];
 /// Guards the slots' contents and the membership in an epoll instance.
 static LOCK: Lock = Lock::new();
 
-const FREE: u32 = 0;
-const CLAIMED: u32 = 1;
-const READY: u32 = 2;
-
 /// An attempt.
 pub struct Slot {
-    state: AtomicU32,
-    ticket: AtomicI32,
-    /// The program's number.
-    fd: AtomicI32,
-    /// The duplicate, plus one; 0 for none.
-    tcp: AtomicI32,
+    ticket: Ticket,
     inner: AtomicI32,
     /// The end of the attempt, on the monotonic clock.
     end: AtomicU64,
@@ -55,10 +45,7 @@ pub struct Slot {
 impl Slot {
     const fn new() -> Slot {
         Slot {
-            state: AtomicU32::new(FREE),
-            ticket: AtomicI32::new(-1),
-            fd: AtomicI32::new(-1),
-            tcp: AtomicI32::new(0),
+            ticket: Ticket::new(),
             inner: AtomicI32::new(-1),
             end: AtomicU64::new(0),
             to: AtomicName::new(),
@@ -86,8 +73,7 @@ impl Slot {
     }
 
     fn entry(&self) -> Option<Entry> {
-        let ticket = self.ticket.load(SeqCst);
-        table::get(self.fd.load(SeqCst)).filter(|entry| entry.kind == Kind::Connecting && entry.inner == ticket)
+        self.ticket.entry(Kind::Connecting)
     }
 
     /// Whether the program has closed the number.
@@ -97,10 +83,10 @@ impl Slot {
 
     /// Ends the attempt, if nobody else does: by the rsocket, or by TCP for a reason.
     pub fn finish(&self, result: Result<(), Reason>) {
-        if self.state.compare_exchange(READY, CLAIMED, SeqCst, SeqCst).is_err() {
+        if !self.ticket.claim_ready() {
             return;
         }
-        let (fd, copy, inner) = (self.fd.load(SeqCst), self.tcp.load(SeqCst) - 1, self.inner());
+        let (fd, copy, inner) = (self.ticket.fd(), self.ticket.tcp(), self.inner());
         let to = self.to();
         // False if the number was closed without an intercepted call and is another file now.
         // Until the number is a member of its epoll instance again.
@@ -144,13 +130,9 @@ impl Slot {
     }
 
     fn free(&self) {
-        let tcp = self.tcp.swap(0, SeqCst);
-        if tcp > 0 {
-            // SAFETY: the slot's own duplicate, which is used no more.
-            errno::keeping(|| unsafe { next_symbol::close(tcp - 1) });
-        }
+        self.ticket.close_tcp();
         self.epoll.store(0, SeqCst);
-        self.state.store(FREE, SeqCst);
+        self.ticket.free();
     }
 
     /// Wakes those who poll the socket.
@@ -172,31 +154,27 @@ impl Slot {
 
 /// The attempts under way.
 pub fn ready() -> impl Iterator<Item = &'static Slot> {
-    SLOTS.iter().filter(|slot| slot.state.load(SeqCst) == READY)
+    SLOTS.iter().filter(|slot| slot.ticket.is_ready())
 }
 
 /// The slot that an entry's ticket names.
 fn of(entry: Entry) -> Option<&'static Slot> {
     let slot = SLOTS.get(usize::try_from(entry.inner).ok()? % MAX_ATTEMPTS)?;
-    (slot.ticket.load(SeqCst) == entry.inner).then_some(slot)
+    (slot.ticket.number() == entry.inner).then_some(slot)
 }
 
 /// Gives the socket `fd`, for which `inner` connects, a slot and an entry. Returns false if there
 /// is no slot.
 pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline) -> bool {
-    let claimed = |slot: &&Slot| slot.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
-    let Some((index, slot)) = SLOTS.iter().enumerate().find(|(_, slot)| claimed(slot)) else { return false };
-    let copy = open_fds::duplicate(fd);
-    if copy < 0 || !slot.reset_done() || table::prepare(fd).is_err() {
-        slot.tcp.store(copy + 1, SeqCst);
+    let claimed = SLOTS.iter().enumerate().find(|(_, slot)| slot.ticket.claim());
+    let Some((index, slot)) = claimed else { return false };
+    let turns = usize::try_from(slot.ticket.number()).map_or(0, |ticket| ticket / MAX_ATTEMPTS + 1);
+    let ticket = ((turns * MAX_ATTEMPTS + index) & (i32::MAX as usize >> 1)) as c_int;
+    slot.ticket.fill(ticket, fd, open_fds::duplicate(fd));
+    if slot.ticket.tcp() < 0 || !slot.reset_done() || table::prepare(fd).is_err() {
         slot.free();
         return false;
     }
-    let turns = usize::try_from(slot.ticket.load(SeqCst)).map_or(0, |ticket| ticket / MAX_ATTEMPTS + 1);
-    let ticket = ((turns * MAX_ATTEMPTS + index) & (i32::MAX as usize >> 1)) as c_int;
-    slot.ticket.store(ticket, SeqCst);
-    slot.fd.store(fd, SeqCst);
-    slot.tcp.store(copy + 1, SeqCst);
     slot.inner.store(inner, SeqCst);
     slot.end.store(end.end() as u64, SeqCst);
     slot.to.store(to);
@@ -205,7 +183,7 @@ pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline) -> bool {
     if let Some((epfd, event)) = instances::leave(fd) {
         keep(slot, epfd, event);
     }
-    slot.state.store(READY, SeqCst);
+    slot.ticket.set_ready();
     if !thread::wake() {
         slot.finish(Err(Reason::Busy));
     }
@@ -230,7 +208,7 @@ pub fn done(entry: Entry) -> c_int {
 pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *mut epoll_event) -> Option<c_int> {
     let slot = of(entry)?;
     let held = LOCK.hold();
-    if slot.entry() != Some(entry) || slot.state.load(SeqCst) != READY {
+    if slot.entry() != Some(entry) || !slot.ticket.is_ready() {
         drop(held);
         decisions::wait_for_change(fd, entry);
         return None;
@@ -270,7 +248,7 @@ pub fn stay_tcp(entry: Entry) {
 
 /// Whether `fd` is a descriptor of the attempts.
 pub fn is_own(fd: c_int) -> bool {
-    let is_its = |slot: &Slot| slot.done.load(SeqCst) == fd + 1 || slot.tcp.load(SeqCst) == fd + 1;
+    let is_its = |slot: &Slot| slot.done.load(SeqCst) == fd + 1 || slot.ticket.tcp() == fd;
     fd >= 0 && SLOTS.iter().any(is_its)
 }
 
@@ -278,9 +256,9 @@ pub fn is_own(fd: c_int) -> bool {
 pub fn in_child() {
     LOCK.reset();
     for slot in &SLOTS {
-        if slot.state.load(SeqCst) != FREE {
+        if !slot.ticket.is_free() {
             if let Some(entry) = slot.entry() {
-                table::replace(slot.fd.load(SeqCst), Some(entry), None);
+                table::replace(slot.ticket.fd(), Some(entry), None);
             }
             // The child's copy.
             attempt::give_up(slot.inner());

@@ -1,13 +1,10 @@
 //! Accepted connections whose handshake is under way: what the threads of the program share with
 //! the thread that makes the handshakes ([`super::passive`]).
 //!
-//! Each has a slot. The `inner` of its table entry is a ticket: it names the slot, and no other
-//! connection gets it, so the entry is changed only as long as the number is still this
-//! connection's. The handshake works on a duplicate of the TCP descriptor, so the program may close
-//! its own.
+//! Each has a slot, which its ticket names ([`Ticket`]).
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use super::commit::{self, Outcome};
 use super::moving::Moving;
@@ -15,6 +12,7 @@ use super::parked::Member;
 use super::state::State;
 use super::{decisions, semaphore, tcp};
 use crate::table::{self, Entry, Kind};
+use crate::ticket::Ticket;
 use crate::{errno, eventfd, next_symbol, open_fds, rsocket_abi};
 
 /// The most handshakes of a process at a time.
@@ -33,37 +31,20 @@ static WAKE: AtomicI32 = AtomicI32::new(-1);
 
 /// One connection.
 pub struct Slot {
-    state: AtomicU32,
-    ticket: AtomicI32,
-    /// The program's number.
-    fd: AtomicI32,
-    /// The duplicate, plus one; 0 for none.
-    tcp: AtomicI32,
+    ticket: Ticket,
     word_sent: AtomicBool,
     /// Its membership in an epoll of the program.
     pub member: Member,
 }
 
-/// The states of a slot. A claimed one is being filled or emptied.
-const FREE: u32 = 0;
-const CLAIMED: u32 = 1;
-const READY: u32 = 2;
-
 impl Slot {
     const fn new() -> Slot {
-        Slot {
-            state: AtomicU32::new(FREE),
-            ticket: AtomicI32::new(-1),
-            fd: AtomicI32::new(-1),
-            tcp: AtomicI32::new(0),
-            word_sent: AtomicBool::new(false),
-            member: Member::new(),
-        }
+        Slot { ticket: Ticket::new(), word_sent: AtomicBool::new(false), member: Member::new() }
     }
 
     /// The duplicate of the TCP descriptor.
     pub fn tcp(&self) -> c_int {
-        self.tcp.load(Ordering::SeqCst) - 1
+        self.ticket.tcp()
     }
 
     /// The peer is about to be told that this end listens.
@@ -73,13 +54,12 @@ impl Slot {
 
     /// The table's entry of the connection; `None` if it is decided, or the program has closed it.
     pub fn entry(&self) -> Option<Entry> {
-        let ticket = self.ticket.load(Ordering::SeqCst);
-        table::get(self.fd.load(Ordering::SeqCst)).filter(|entry| entry.kind == Kind::Pending && entry.inner == ticket)
+        self.ticket.entry(Kind::Pending)
     }
 
     /// The connection that the slot has: the program's number and the ticket.
     pub fn connection(&self) -> (c_int, c_int) {
-        (self.fd.load(Ordering::SeqCst), self.ticket.load(Ordering::SeqCst))
+        (self.ticket.fd(), self.ticket.number())
     }
 
     /// Ends the handshake of a connection by `outcome`, unless it has ended or the program has
@@ -113,25 +93,17 @@ impl Slot {
     /// Frees the slot. No entry of the table names it any more.
     pub fn free(&self) {
         let mut member = self.member.lock();
-        self.state.store(CLAIMED, Ordering::SeqCst);
+        self.ticket.claim_always();
         member.forget();
-        let tcp = self.tcp.swap(0, Ordering::SeqCst);
-        if tcp > 0 {
-            // SAFETY: the handshake's own duplicate, which is used no more.
-            unsafe { next_symbol::close(tcp - 1) };
-        }
+        self.ticket.close_tcp();
         drop(member);
-        self.state.store(FREE, Ordering::SeqCst);
-    }
-
-    fn is_ready(&self) -> bool {
-        self.state.load(Ordering::SeqCst) == READY
+        self.ticket.free();
     }
 }
 
 /// The slots of handshakes to be made, with their indices.
 pub fn ready() -> impl Iterator<Item = (usize, &'static Slot)> {
-    SLOTS.iter().enumerate().filter(|(_, slot)| slot.is_ready())
+    SLOTS.iter().enumerate().filter(|(_, slot)| slot.ticket.is_ready())
 }
 
 /// The slot that an entry's ticket names.
@@ -160,25 +132,21 @@ pub enum Submitted {
 /// Gives an accepted connection a slot, and its entry the ticket.
 pub fn submit(fd: c_int, entry: Entry) -> Submitted {
     USED.store(true, Ordering::SeqCst);
-    let mut slots_by_index = SLOTS.iter().enumerate();
-    let claimed = |slot: &Slot| slot.state.compare_exchange(FREE, CLAIMED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-    let Some((index, slot)) = slots_by_index.find(|(_, slot)| claimed(slot)) else { return Submitted::NoRoom };
-    let tcp = open_fds::duplicate(fd);
-    if tcp < 0 {
+    let claimed = SLOTS.iter().enumerate().find(|(_, slot)| slot.ticket.claim());
+    let Some((index, slot)) = claimed else { return Submitted::NoRoom };
+    let ticket = next_ticket(index, slot.ticket.number());
+    slot.ticket.fill(ticket, fd, open_fds::duplicate(fd));
+    if slot.tcp() < 0 {
         slot.free();
         return Submitted::NoRoom;
     }
-    let ticket = next_ticket(index, slot.ticket.load(Ordering::SeqCst));
-    slot.ticket.store(ticket, Ordering::SeqCst);
-    slot.fd.store(fd, Ordering::SeqCst);
-    slot.tcp.store(tcp + 1, Ordering::SeqCst);
     slot.word_sent.store(false, Ordering::SeqCst);
     let under_way = State::of(entry).with_ticket(ticket).entry();
     if !table::replace(fd, Some(entry), Some(under_way)) {
         slot.free();
         return Submitted::Changed;
     }
-    slot.state.store(READY, Ordering::SeqCst);
+    slot.ticket.set_ready();
     Submitted::Ready
 }
 
@@ -236,8 +204,7 @@ pub fn stay_tcp(fd: c_int, entry: Entry) {
 /// Whether `fd` is a descriptor of the handshakes, which must survive programs that close every
 /// number there is.
 pub fn is_own(fd: c_int) -> bool {
-    let is_tcp = |slot: &Slot| slot.tcp.load(Ordering::SeqCst) == fd + 1;
-    fd >= 0 && (fd == wake_fd() || SLOTS.iter().any(is_tcp))
+    fd >= 0 && (fd == wake_fd() || SLOTS.iter().any(|slot| slot.tcp() == fd))
 }
 
 /// In a child of fork(2), which does not have the thread. A connection whose peer was told to
@@ -249,12 +216,12 @@ pub fn in_child() {
     errno::keeping(|| {
         for slot in &SLOTS {
             slot.member.reset();
-            if slot.state.load(Ordering::SeqCst) != FREE
+            if !slot.ticket.is_free()
                 && let Some(entry) = slot.entry()
             {
                 let again = State::of(entry).with_ticket(-1).entry();
                 let next = (!slot.word_sent.load(Ordering::SeqCst)).then_some(again);
-                table::replace(slot.fd.load(Ordering::SeqCst), Some(entry), next);
+                table::replace(slot.ticket.fd(), Some(entry), next);
             }
             slot.free();
         }
