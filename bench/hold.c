@@ -1,4 +1,4 @@
-/* Many simultaneous connections: time to connect, memory, idle wake-ups, time to poll. */
+/* Many simultaneous connections: time to connect and to close, memory, idle wake-ups, time to poll. */
 #include "hold.h"
 #include <dirent.h>
 #include <sys/resource.h>
@@ -141,19 +141,23 @@ void hold_client(const struct task *t, const struct conn *first, const struct so
 {
 	int *fds = calloc(t->connections, sizeof(*fds));
 	char byte = 0;
-	double start;
+	double start, last = 0;
 	long rss, pinned;
-	uint32_t i;
+	uint32_t i, tenth = t->connections / 10;
 
 	NEED(fds);
 	rss = resident();
 	pinned = locked();
 	start = now();
-	for (i = 0; i < t->connections; i++)
+	for (i = 0; i < t->connections; i++) {
+		if (i == t->connections - tenth)
+			last = now();
 		fds[i] = net_connect(to);
+	}
 	/* The server has accepted all connections. */
 	get(first, &byte, 1);
 	printf("connect-us:%u %.1f\n", t->connections, (now() - start) / t->connections);
+	printf("connect-last-us:%u %.1f\n", t->connections, tenth ? (now() - last) / tenth : 0);
 	printf("resident-kb:%u %.1f\n", t->connections, (double)(resident() - rss) / t->connections);
 	printf("locked-kb:%u %.1f\n", t->connections, (double)(locked() - pinned) / t->connections);
 	idle(t, fds);
@@ -169,8 +173,11 @@ void hold_client(const struct task *t, const struct conn *first, const struct so
 	printf("echo-one:%u %.3f\n", t->connections, (now() - start) / t->count);
 	fflush(stdout);
 	get(first, &byte, 1);
+	start = now();
 	for (i = 0; i < t->connections; i++)
 		net.close(fds[i]);
+	printf("close-us:%u %.1f\n", t->connections, (now() - start) / t->connections);
+	fflush(stdout);
 	free(fds);
 }
 

@@ -12,6 +12,8 @@
  *             that it never waits
  *   queued    COUNT messages to the client, which receives several at a time after such a notice
  *   up, down  COUNT messages from (to) the client; microseconds per message
+ *   duplex    COUNT messages in each direction at the same time, each end with a thread for each direction; microseconds
+ *             for one message in each direction
  *   up2, up8  as up, each message sent from so many buffers
  *   iowrite   the same into mapped memory of the server, with riowrite
  *   dgram     like pingpong, with datagrams
@@ -26,8 +28,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-static const char *const whats[] = { "pingpong", "waited", "found", "queued", "up", "down", "up2", "up8", "iowrite", "dgram", "hold", "quit" };
-enum what { PINGPONG, WAITED, FOUND, QUEUED, UP, DOWN, UP2, UP8, IOWRITE, DGRAM, HOLD, QUIT };
+static const char *const whats[] = { "pingpong", "waited", "found", "queued", "up", "down", "up2", "up8", "duplex", "iowrite", "dgram", "hold", "quit" };
+enum what { PINGPONG, WAITED, FOUND, QUEUED, UP, DOWN, UP2, UP8, DUPLEX, IOWRITE, DGRAM, HOLD, QUIT };
 static const char *const waits[] = { "block", "poll", "epoll" };
 
 static struct sockaddr_in address;
@@ -156,6 +158,38 @@ static void stream(const struct job *j, bool sender, uint32_t count)
 	free(buffer);
 }
 
+/* What the second thread of an end does in duplex(). */
+struct sender {
+	const struct job *job;
+	uint32_t count;
+};
+
+static void *send_all(void *argument)
+{
+	const struct sender *s = argument;
+	char *buffer = buffer_of(&s->job->task);
+	uint32_t i;
+
+	for (i = 0; i < s->count; i++)
+		put(&s->job->conn, buffer, s->job->task.size);
+	free(buffer);
+	return NULL;
+}
+
+/* Both directions at the same time. */
+static void duplex(const struct job *j, uint32_t count)
+{
+	struct sender sender = { .job = j, .count = count };
+	char *buffer = buffer_of(&j->task);
+	pthread_t thread;
+
+	NEED(!pthread_create(&thread, NULL, send_all, &sender));
+	while (count--)
+		get(&j->conn, buffer, j->task.size);
+	NEED(!pthread_join(thread, NULL));
+	free(buffer);
+}
+
 /* The server sends the offset of its mapping; a byte after the writes confirms their arrival. */
 static void iowrite(const struct job *j, uint32_t count)
 {
@@ -241,6 +275,9 @@ static void some(const struct job *j, uint32_t count)
 	case UP2:
 	case UP8:
 		stream(j, (j->task.what != DOWN) == j->client, count);
+		break;
+	case DUPLEX:
+		duplex(j, count);
 		break;
 	case IOWRITE:
 		iowrite(j, count);

@@ -108,7 +108,7 @@ pub fn acquire(guid: u64, index: Option<u32>) -> Result<Bound> {
         Some(slot) => slot,
         None => registry.open_named(guid, index).map_err(unavailable)?,
     };
-    let device = registry.slots[slot].as_mut().ok_or(Errno::ENODEV)?;
+    let device = registry.device(slot)?;
     let pd = match device.pd {
         Some(pd) => pd,
         // SAFETY: the context of a registered device is open.
@@ -121,14 +121,14 @@ pub fn acquire(guid: u64, index: Option<u32>) -> Result<Bound> {
 /// Another use of a device that an id is bound to, ended by [`release`], too.
 pub fn share(bound: &Bound) -> Result<Bound> {
     let mut registry = lock();
-    registry.slots[bound.slot].as_mut().ok_or(Errno::ENODEV)?.ids += 1;
+    registry.device(bound.slot)?.ids += 1;
     Ok(*bound)
 }
 
 /// Ends a use of the device. The last one, of ids and lists, frees the PD and the XRC domain.
 pub fn release(bound: Bound) {
     let mut registry = lock();
-    let Some(device) = registry.slots[bound.slot].as_mut() else { return };
+    let Ok(device) = registry.device(bound.slot) else { return };
     device.ids -= 1;
     registry.free_unused(bound.slot);
 }
@@ -136,7 +136,7 @@ pub fn release(bound: Bound) {
 /// The XRC domain of all ids on the device.
 pub fn xrcd(bound: &Bound) -> Result<NonNull<ibv_xrcd>> {
     let mut registry = lock();
-    let device = registry.slots[bound.slot].as_mut().ok_or(Errno::ENODEV)?;
+    let device = registry.device(bound.slot)?;
     match device.xrcd {
         Some(xrcd) => Ok(xrcd),
         // SAFETY: the context of a registered device is open.
@@ -147,7 +147,7 @@ pub fn xrcd(bound: &Bound) -> Result<NonNull<ibv_xrcd>> {
 /// Whether the link layer of a port is InfiniBand. The kernel is asked once.
 pub fn is_infiniband(bound: &Bound, port: u8) -> Result<bool> {
     let mut registry = lock();
-    let device = registry.slots[bound.slot].as_mut().ok_or(Errno::ENODEV)?;
+    let device = registry.device(bound.slot)?;
     let index = usize::from(port);
     if let Some(Some(known)) = device.infiniband.get(index) {
         return Ok(*known);
@@ -185,7 +185,7 @@ pub fn hold_all() -> Result<Vec<NonNull<ibv_context>>> {
         };
         // A device that cannot be opened is left out this time.
         let Ok(slot) = slot else { continue };
-        if let Some(open) = registry.slots[slot].as_mut() {
+        if let Ok(open) = registry.device(slot) {
             contexts.push(open.context);
             open.lists += 1;
         }
@@ -198,7 +198,7 @@ pub fn release_held(context: NonNull<ibv_context>) {
     let mut registry = lock();
     let held = |slot: &Option<Open>| slot.as_ref().is_some_and(|open| open.context == context && open.lists > 0);
     let Some(slot) = registry.slots.iter().position(held) else { return };
-    if let Some(open) = registry.slots[slot].as_mut() {
+    if let Ok(open) = registry.device(slot) {
         open.lists -= 1;
     }
     registry.free_unused(slot);
@@ -207,6 +207,11 @@ pub fn release_held(context: NonNull<ibv_context>) {
 impl Registry {
     const fn new() -> Registry {
         Registry { slots: Vec::new(), listed: None, process: Owner::FIRST_PROCESS }
+    }
+
+    /// The open device in a slot; `ENODEV` if the slot is empty.
+    fn device(&mut self, slot: usize) -> Result<&mut Open> {
+        self.slots.get_mut(slot).and_then(Option::as_mut).ok_or(Errno::ENODEV)
     }
 
     /// The slot of an open device of this process.
@@ -291,7 +296,7 @@ impl Registry {
     /// use.
     fn forget_missing(&mut self, present: &[*mut ibv_device]) {
         for slot in 0..self.slots.len() {
-            let Some(open) = self.slots[slot].as_mut() else { continue };
+            let Ok(open) = self.device(slot) else { continue };
             // SAFETY: the list that `present` borrows from exists.
             let listed = |&&device: &&*mut ibv_device| unsafe {
                 same(verbs::guid(device), verbs::index(device), open.guid, open.index)
@@ -305,7 +310,7 @@ impl Registry {
     /// it was removed from the machine.
     fn free_unused(&mut self, slot: usize) {
         let process = self.process;
-        let Some(open) = self.slots[slot].as_mut().filter(|open| open.is_unused(process)) else { return };
+        let Some(open) = self.device(slot).ok().filter(|open| open.is_unused(process)) else { return };
         // SAFETY: nothing in the library uses them any more, and a program destroys its objects on
         // them before its last id and its last list.
         unsafe {
