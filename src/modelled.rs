@@ -22,6 +22,7 @@ mod rsocket {
     pub mod poll;
     mod poll_events;
     mod small_list;
+    mod spinning;
     pub mod stream {
         mod channel_leader;
         pub mod model;

@@ -19,6 +19,7 @@ mod reactor;
 pub mod select;
 mod small_list;
 mod socket_table;
+mod spinning;
 mod stream;
 pub mod table;
 pub mod wire;

@@ -16,6 +16,7 @@ use super::poll_events::{reported, wanted};
 use super::poll_waiter::Waiting;
 use super::pollable::{Lookup, Pollable, Watcher};
 use super::small_list::SmallList;
+use super::spinning::Spinning;
 use crate::errno::{Errno, Result};
 use crate::sys::cancel::{in_call, with_cleanup};
 use crate::sys::event::{self, Deadline};
@@ -26,6 +27,9 @@ const INLINE_FDS: usize = 32;
 /// poll(2) rejects more descriptors than RLIMIT_NOFILE. Reading the limit costs a system call,
 /// which is omitted for fewer descriptors than the default limit.
 const USUAL_LIMIT: usize = 1024;
+
+/// Calls with several descriptors; those with one use the rsocket's own.
+static SPINNING: Spinning = Spinning::new();
 
 /// Like poll(2). `timeout` is in milliseconds; a negative one never ends. An rsocket that is closed
 /// during the call has POLLNVAL.
@@ -164,13 +168,16 @@ impl<'a> Call<'a> {
         let mut ready = if self.just_polled { 0 } else { self.poll_rsockets(false) };
         let time = Duration::from_micros(defaults().polling_time_us.into());
         // On a single CPU, spinning would only delay the thread that makes an rsocket ready.
-        if ready > 0 || time.is_zero() || event::cpus() == 1 {
+        if ready > 0 || time.is_zero() || event::cpus() == 1 || !SPINNING.begin() {
             return ready;
         }
         let end = Instant::now() + deadline.left().map_or(time, |left| left.min(time));
         while ready == 0 && Instant::now() < end {
             event::spin();
             ready = self.poll_rsockets(false);
+        }
+        if ready > 0 {
+            SPINNING.succeeded();
         }
         ready
     }

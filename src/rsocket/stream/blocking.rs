@@ -60,10 +60,10 @@ fn has_passed(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-/// Returns whether spinning may help: with one CPU, it would only delay the thread or the kernel
-/// work that makes the change.
-fn spinning_helps() -> bool {
-    event::cpus() > 1
+/// Returns whether to poll before sleeping. With one CPU, that would only delay the thread or the
+/// kernel work that makes the change.
+fn should_spin(state: &mut State) -> bool {
+    event::cpus() > 1 && channel_leader::may_lead::<Stream>(state) && state.spinning.begin()
 }
 
 impl Stream {
@@ -73,7 +73,7 @@ impl Stream {
     pub(super) fn sleep<'a>(&'a self, mut state: Guard<'a>, wait: &mut Wait) -> (Guard<'a>, Result<()>) {
         let deadline = wait.deadline();
         if wait.is_first() {
-            if spinning_helps() && channel_leader::may_lead::<Stream>(&mut state) {
+            if should_spin(&mut state) {
                 let (back, changed) = self.spin(state, deadline);
                 if changed {
                     return (back, Ok(()));
@@ -91,7 +91,7 @@ impl Stream {
     /// Waits for a poller of this stream alone: see [`channel_leader::wait_alone`].
     pub(super) fn wait_alone(&self, wanted: c_short, deadline: Option<Instant>) -> Option<Result<c_short>> {
         let mut state = self.lock();
-        if spinning_helps() && channel_leader::may_lead::<Stream>(&mut state) {
+        if should_spin(&mut state) {
             (state, _) = self.spin(state, deadline);
         }
         let ready = |state: &State| Some(state.wanted(wanted)).filter(|&bits| bits != 0);
@@ -107,6 +107,7 @@ impl Stream {
         let count = self.changed.count();
         loop {
             if self.process_completions(&mut state) {
+                state.spinning.succeeded();
                 return (state, true);
             }
             if Instant::now() >= end {
@@ -117,6 +118,7 @@ impl Stream {
             state = self.lock();
             // Another thread has processed completions or changed the state.
             if self.changed.count() != count {
+                state.spinning.succeeded();
                 return (state, true);
             }
         }

@@ -37,6 +37,7 @@ use super::cm_id::CmId;
 use super::enter::enter;
 use super::pollable::{Notice, Watchers};
 use super::reactor::{self, Key, Service};
+use super::spinning::Spinning;
 use crate::cm::Domain;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_port_space;
@@ -101,6 +102,7 @@ struct State {
     closing: Option<BackgroundClose>,
     /// Number of calls that failed with `EPIPE`.
     epipe_count: u8,
+    spinning: Spinning,
     mappings: Mappings,
     /// Protection domain of the QP and all memory regions, dropped after them (see `close`).
     domain: Option<Domain>,
@@ -162,6 +164,7 @@ impl Stream {
                 disconnect_sent: false,
                 closing: None,
                 epipe_count: 0,
+                spinning: Spinning::new(),
                 mappings: Mappings::default(),
                 domain: None,
             }),

@@ -126,6 +126,28 @@ static void limits_of_poll(void)
 	rs_pair_close(&pair);
 }
 
+/* Calls that polled in vain several times sleep instead, until polling pays again. */
+static void ends_when_in_vain(void)
+{
+	struct timeval brief = { .tv_usec = 1000 }, longer = { .tv_usec = 500000 };
+	struct timespec before, after;
+	char byte;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	EXPECT(!rsetsockopt(pair.server, SOL_SOCKET, SO_RCVTIMEO, &brief, sizeof(brief)));
+	for (int i = 0; i < 8; i++)
+		EXPECT(rrecv(pair.server, &byte, 1, 0) == -1 && errno == EAGAIN);
+	EXPECT(!rsetsockopt(pair.server, SOL_SOCKET, SO_RCVTIMEO, &longer, sizeof(longer)));
+	/* One of sixteen calls still polls: of two in a row at least one sleeps all the time. */
+	for (int i = 0; i < 2; i++) {
+		EXPECT(!clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before));
+		EXPECT(rrecv(pair.server, &byte, 1, 0) == -1 && errno == EAGAIN);
+		EXPECT(!clock_gettime(CLOCK_THREAD_CPUTIME_ID, &after));
+	}
+	EXPECT(after.tv_sec - before.tv_sec + (after.tv_nsec - before.tv_nsec) / 1e9 < 0.25);
+	rs_pair_close(&pair);
+}
+
 int main(int argc, char **argv)
 {
 	FILE *out;
@@ -145,6 +167,7 @@ int main(int argc, char **argv)
 	CASE(shutdown_beside_receive);
 	CASE(limits);
 	CASE(limits_of_poll);
+	CASE(ends_when_in_vain);
 	/* What follows in this lab has the usual time. */
 	unlink(file);
 	return finish();
