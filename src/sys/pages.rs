@@ -3,6 +3,7 @@
 
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{Ordering, fence};
 
 use crate::errno::{Errno, Result};
 
@@ -59,4 +60,17 @@ impl Drop for Pages {
         // SAFETY: the mapping is not used any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
+}
+
+/// Orders earlier reads of memory that a device writes before later ones.
+#[inline]
+pub fn device_read_barrier() {
+    // arm64's acquire fence orders reads as other processors see them. Devices are in the outer
+    // shareable domain.
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a barrier changes neither memory nor registers.
+    unsafe {
+        std::arch::asm!("dmb oshld", options(nostack, preserves_flags));
+    }
+    fence(Ordering::Acquire);
 }

@@ -3,8 +3,6 @@
 
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{Ordering, fence};
-
 use super::post::QueuePair;
 use super::receive_rings::Rings;
 use super::send::ControlData;
@@ -13,6 +11,7 @@ use crate::errno::{Errno, Result};
 use crate::rsocket::flow::{Received, Receiver};
 use crate::rsocket::stream::options::Options;
 use crate::rsocket::wire::{self, ConnData, IOMAP_ENTRY, Mapping, Region, SGL_ENTRY};
+use crate::sys::pages;
 use crate::sys::rc::{CompletionQueue, CqEvent, MemoryRegion, Sge};
 
 /// See the module.
@@ -133,7 +132,7 @@ impl ReceiveSide {
             if length == 0 {
                 return None;
             }
-            fence(Ordering::Acquire);
+            pages::device_read_barrier();
             let words = [
                 (&raw const (*entry)[0]).read_volatile(),
                 (&raw const (*entry)[1]).read_volatile(),
