@@ -1,9 +1,10 @@
 //! Configuration files.
 
+use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 
-use rdmacm_private::auto_config;
+use rdmacm_private::{auto_config, preload_rules};
 
 use crate::devices::entries;
 use crate::report::Report;
@@ -24,7 +25,7 @@ const FILES: [&str; 11] = [
     "grow_limit",
 ];
 
-/// The files of librspreload(7): the first consists of rules, in which anything unknown is ignored.
+/// The files of librspreload(7).
 const PRELOAD_CONFIG: &str = "preload_config";
 const AUTO_CONFIG: &str = "auto_config";
 
@@ -41,8 +42,12 @@ fn rsocket(report: &mut Report) {
     for name in entries(RSOCKET) {
         let path = format!("{RSOCKET}/{name}");
         match fs::read_to_string(&path) {
-            Ok(_) if name == PRELOAD_CONFIG => {}
-            Ok(text) if name == AUTO_CONFIG => valid &= automatic(report, &path, &text),
+            Ok(text) if name == PRELOAD_CONFIG => {
+                valid &= ignored(report, &path, preload_rules::problems(text.as_bytes()));
+            }
+            Ok(text) if name == AUTO_CONFIG => {
+                valid &= ignored(report, &path, auto_config::Config(text.as_bytes()).problems());
+            }
             _ if !FILES.contains(&name.as_str()) && ![PRELOAD_CONFIG, AUTO_CONFIG].contains(&name.as_str()) => {
                 valid = false;
                 report.warning(
@@ -75,10 +80,10 @@ fn rsocket(report: &mut Report) {
     }
 }
 
-/// Reports the lines of `auto_config` that have no effect. Returns whether there are none.
-fn automatic(report: &mut Report, path: &str, text: &str) -> bool {
+/// Reports the lines of a file that have no effect. Returns whether there are none.
+fn ignored<P: Display>(report: &mut Report, path: &str, problems: impl Iterator<Item = (usize, P)>) -> bool {
     let mut valid = true;
-    for (number, problem) in auto_config::Config(text.as_bytes()).problems() {
+    for (number, problem) in problems {
         valid = false;
         report.warning(
             "configuration.ignored-line",
@@ -107,10 +112,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_automatic_mode_are_checked() {
+    fn lines_of_librspreload_are_checked() {
         let mut report = Report::default();
-        assert!(automatic(&mut report, "auto_config", "# nothing\ntcp ssh *\n"));
-        assert!(!automatic(&mut report, "auto_config", "mode auto\nmode fast\n"));
+        let mut automatic =
+            |text: &str| ignored(&mut report, "auto_config", auto_config::Config(text.as_bytes()).problems());
+        assert!(automatic("# nothing\ntcp ssh *\n"));
+        assert!(!automatic("mode auto\nmode fast\n"));
+        let mut rules = |text: &str| ignored(&mut report, "preload_config", preload_rules::problems(text.as_bytes()));
+        assert!(rules("nc INET STREAM *\n"));
+        assert!(!rules("nc INET STREM *\n"));
     }
 
     /// rsocket(7) lists the files as `.It Pa NAME`.

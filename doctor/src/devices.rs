@@ -37,6 +37,11 @@ impl Port {
         self.active && self.link == "Ethernet" && !self.iwarp
     }
 
+    /// Returns whether the port is connected to an InfiniBand fabric.
+    pub fn is_infiniband(&self) -> bool {
+        self.link == "InfiniBand" && !self.iwarp
+    }
+
     /// Returns the path below [`CLASS`], and below the directory of rdma_cm's configuration.
     pub fn path(&self) -> String {
         self.name.replace('/', "/ports/")

@@ -7,6 +7,7 @@
 
 mod config;
 mod devices;
+mod ibacm;
 mod library;
 mod limits;
 mod loopback;
@@ -67,6 +68,7 @@ fn examine(options: &Options) -> ExitCode {
     machine::nodes(&mut report);
     limits::check(&mut report);
     config::check(&mut report);
+    ibacm::check(&devices, &mut report);
     let library = library::check(options.library.as_deref(), &devices, &mut report);
     if options.connections {
         loopback::check(&devices, library, &mut report);

@@ -4,6 +4,7 @@
 #![no_std]
 
 pub mod auto_config;
+pub mod preload_rules;
 pub mod socket_table;
 
 /// Lowest number of the library's descriptors in a process that may have `limit` of them

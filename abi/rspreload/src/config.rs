@@ -9,8 +9,8 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{EINTR, O_CLOEXEC, O_RDONLY, SOCK_DGRAM};
 use rdmacm_private::auto_config::{self, Config, Mode};
+use rdmacm_private::preload_rules as rules;
 
-use crate::rules;
 use crate::{errno, next_symbol};
 
 const FILE: &CStr = c"/etc/rdma/rsocket/preload_config";

@@ -43,7 +43,6 @@ mod open_fds;
 mod process;
 mod rsocket;
 mod rsocket_abi;
-mod rules;
 mod scratch;
 mod table;
 mod ticket;

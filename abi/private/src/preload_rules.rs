@@ -1,6 +1,8 @@
-//! The rules of `preload_config`: `program domain type protocol`, one a line.
+//! The rules of `/etc/rdma/rsocket/preload_config`: `program domain type protocol`, one a line. Read by
+//! librspreload, and checked by rdmacm-doctor.
 
 use core::ffi::c_int;
+use core::fmt;
 
 use libc::{AF_IB, AF_INET, AF_INET6, IPPROTO_TCP, IPPROTO_UDP, SOCK_DGRAM, SOCK_STREAM};
 
@@ -44,6 +46,39 @@ pub fn ask_for(text: &[u8], program: &[u8], socket: &Socket) -> bool {
     rules.any(|rule| rule.kind.is_some() && rule.matches(program, socket))
 }
 
+/// Why a line has no effect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Problem {
+    /// There are fewer than four words.
+    Missing,
+    /// The second word.
+    Domain,
+    /// The third word.
+    Type,
+    /// The fourth word.
+    Protocol,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Problem::Missing => "a rule has four words: program, domain, type, protocol",
+            Problem::Domain => "the domain must be INET, INET6, IB or *",
+            Problem::Type => "the type must be STREAM, DGRAM or *",
+            Problem::Protocol => "the protocol must be TCP, UDP or *",
+        })
+    }
+}
+
+/// Returns the lines of `text` that are ignored without being empty or comments, with their numbers.
+pub fn problems(text: &[u8]) -> impl Iterator<Item = (usize, Problem)> {
+    let lines = text.split(|&byte| byte == b'\n').zip(1..);
+    lines.filter_map(|(line, number)| match Rule::read(line) {
+        Some(Err(problem)) => Some((number, problem)),
+        _ => None,
+    })
+}
+
 /// A line. `None` stands for `*`.
 struct Rule<'a> {
     program: &'a [u8],
@@ -55,13 +90,23 @@ struct Rule<'a> {
 impl<'a> Rule<'a> {
     /// Returns `None` for comments and lines that can't be parsed.
     fn parse(line: &'a [u8]) -> Option<Self> {
+        Self::read(line)?.ok()
+    }
+
+    /// Returns `None` for comments and empty lines.
+    fn read(line: &'a [u8]) -> Option<Result<Self, Problem>> {
         let line = line.split(|&byte| byte == b'#').next()?;
         let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
         let program = words.next()?;
-        let domain = value(words.next()?, DOMAINS)?;
-        let kind = value(words.next()?, KINDS)?;
-        let protocol = value(words.next()?, PROTOCOLS)?;
-        Some(Rule { program, domain, kind, protocol })
+        Some(Self::of(program, words))
+    }
+
+    fn of(program: &'a [u8], mut words: impl Iterator<Item = &'a [u8]>) -> Result<Self, Problem> {
+        let mut next = |names, problem| value(words.next().ok_or(Problem::Missing)?, names).ok_or(problem);
+        let domain = next(DOMAINS, Problem::Domain)?;
+        let kind = next(KINDS, Problem::Type)?;
+        let protocol = next(PROTOCOLS, Problem::Protocol)?;
+        Ok(Rule { program, domain, kind, protocol })
     }
 
     fn matches(&self, program: &[u8], socket: &Socket) -> bool {
@@ -143,6 +188,19 @@ mod tests {
         let asked = |text: &str| ask_for(text.as_bytes(), b"nc", &DGRAM);
         assert!(!asked("") && !asked("* * * *") && !asked("* * * UDP") && !asked("* * STREAM *"));
         assert!(asked("* * * *\n* INET DGRAM *") && !asked("* INET6 DGRAM *") && !asked("sh * DGRAM *"));
+    }
+
+    #[test]
+    fn ignored_lines_are_reported() {
+        let text = b"# all\n\nnc * * *\nnc INET\nnc INTE STREAM *\nnc * STREM *\nnc * * SCTP # no\nnc\n";
+        let expected = [
+            (4, Problem::Missing),
+            (5, Problem::Domain),
+            (6, Problem::Type),
+            (7, Problem::Protocol),
+            (8, Problem::Missing),
+        ];
+        assert!(problems(text).eq(expected));
     }
 
     #[test]

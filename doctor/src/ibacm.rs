@@ -1,0 +1,255 @@
+//! ibacm(7): whether the library reaches it, and its configuration. It is optional: without it the
+//! paths of InfiniBand come from the subnet administrator.
+
+use std::io::{Error, ErrorKind};
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use crate::devices::{CLASS, Port, read};
+use crate::report::Report;
+
+/// The number of a TCP port; without it the library uses [`SOCKET`].
+const PORT_FILE: &str = "/run/ibacm.port";
+const SOCKET: &str = "/run/ibacm.sock";
+const OPTIONS: &str = "/etc/rdma/ibacm_opts.cfg";
+const ADDRESSES: &str = "/etc/rdma/ibacm_addr.cfg";
+
+/// How long a daemon may take to accept a connection.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The options that `ib_acme -O` writes, and their values; none: anything.
+const KNOWN: [(&str, &[&str]); 27] = [
+    ("log_file", &[]),
+    ("log_level", &["0", "1", "2"]),
+    ("umad_debug_level", &["0", "1", "2"]),
+    ("lock_file", &[]),
+    ("addr_prot", &["acm"]),
+    ("addr_timeout", NUMBER),
+    ("route_prot", &["sa", "acm"]),
+    ("route_timeout", NUMBER),
+    ("loopback_prot", &["none", "local"]),
+    ("server_port", NUMBER),
+    ("server_mode", &["unix", "loop", "open"]),
+    ("acme_plus_kernel_only", &[]),
+    ("timeout", NUMBER),
+    ("retries", NUMBER),
+    ("resolve_depth", NUMBER),
+    ("sa_depth", NUMBER),
+    ("send_depth", NUMBER),
+    ("recv_depth", NUMBER),
+    ("min_mtu", NUMBER),
+    ("min_rate", NUMBER),
+    ("route_preload", &["none", "opensm_full_v1"]),
+    ("route_data_file", &[]),
+    ("addr_preload", &["none", "acm_hosts"]),
+    ("addr_data_file", &[]),
+    ("support_ips_in_addr_cfg", NUMBER),
+    ("provider_lib_path", &[]),
+    ("provider", &[]),
+];
+/// Stands for a whole number.
+const NUMBER: &[&str] = &["a whole number"];
+
+/// Checks ibacm where it was set up.
+pub fn check(ports: &[Port], report: &mut Report) {
+    let listens = [PORT_FILE, SOCKET].iter().any(|path| Path::new(path).exists());
+    if listens {
+        reach(report);
+    } else if ports.iter().any(Port::is_infiniband) {
+        report.not_applicable("ibacm", "ibacm does not run: the subnet administrator is asked for paths");
+    }
+    if let Some(text) = read(OPTIONS) {
+        options(&text, report);
+    }
+    if let Some(text) = read(ADDRESSES) {
+        addresses(&text, |device, port| Path::new(&format!("{CLASS}/{device}/ports/{port}")).exists(), report);
+    }
+}
+
+/// Connects as the library does: the port file takes precedence.
+fn reach(report: &mut Report) {
+    let port = read(PORT_FILE).map(|text| text.parse::<u16>());
+    if let Some(Err(_)) = port {
+        report.warning(
+            "ibacm.port-file",
+            format!("{PORT_FILE} has no port number"),
+            "ibacm writes it: restart ibacm, or remove the file",
+        );
+    }
+    let (place, answer) = match port {
+        Some(Ok(number)) => (format!("port {number} of {PORT_FILE}"), within(move || connect_port(number))),
+        _ => (SOCKET.to_owned(), within(|| UnixStream::connect(SOCKET).map(drop))),
+    };
+    let Err(error) = answer else {
+        return report.ok("ibacm", format!("ibacm listens at {place}"));
+    };
+    match error.kind() {
+        ErrorKind::PermissionDenied => report.warning(
+            "ibacm.forbidden",
+            format!("{place} may not be opened by this user"),
+            "rdma_getaddrinfo does without ibacm: make the socket writable for everybody",
+        ),
+        ErrorKind::TimedOut => report.warning(
+            "ibacm.hangs",
+            format!("ibacm does not accept connections at {place}"),
+            "each rdma_getaddrinfo waits up to 10 seconds: restart ibacm, see /var/log/ibacm.log",
+        ),
+        _ => report.warning(
+            "ibacm.not-running",
+            format!("nothing listens at {place} ({error}): ibacm has ended"),
+            format!("start ibacm, or remove {PORT_FILE} and {SOCKET}: the first one hides the second"),
+        ),
+    }
+}
+
+fn connect_port(number: u16) -> Result<(), Error> {
+    TcpStream::connect((Ipv4Addr::LOCALHOST, number)).map(drop)
+}
+
+/// Runs `connect` in a thread that is left behind after [`PATIENCE`].
+fn within(connect: impl FnOnce() -> Result<(), Error> + Send + 'static) -> Result<(), Error> {
+    let (sender, receiver) = mpsc::channel();
+    // Nobody waits for the result any more if sending fails.
+    thread::spawn(move || sender.send(connect()));
+    receiver.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
+}
+
+/// Returns the numbered lines of a configuration file as words, without comments.
+fn lines(text: &str) -> impl Iterator<Item = (usize, Vec<&str>)> {
+    let words = |line| str::split_whitespace(line).collect::<Vec<_>>();
+    let numbered = text.lines().enumerate().map(move |(index, line)| (index + 1, words(line)));
+    numbered.filter(|(_, words)| words.first().is_some_and(|word| !word.starts_with('#')))
+}
+
+fn options(text: &str, report: &mut Report) {
+    for (number, words) in lines(text) {
+        let place = format!("{OPTIONS}, line {number}");
+        let (name, value) = (words[0], words.get(1).copied().unwrap_or_default());
+        let Some((_, values)) = KNOWN.iter().find(|(known, _)| *known == name) else {
+            report.warning(
+                "ibacm.unknown-option",
+                format!("{place}: ibacm has no option {name}"),
+                "`ib_acme -O` writes a file with all options",
+            );
+            continue;
+        };
+        let valid = match *values {
+            [] => !value.is_empty(),
+            NUMBER => value.parse::<i64>().is_ok(),
+            words => words.contains(&value),
+        };
+        if !valid {
+            let wanted = if values.is_empty() { "a value".to_owned() } else { values.join(", ") };
+            report.warning(
+                "ibacm.invalid-value",
+                format!("{place}: {name} cannot be \"{value}\""),
+                format!("possible: {wanted}"),
+            );
+        } else if name == "acme_plus_kernel_only" && ["true", "yes", "1"].contains(&value) {
+            report.warning(
+                "ibacm.kernel-only",
+                format!("{place}: ibacm answers the kernel and ib_acme only"),
+                "rdma_getaddrinfo does without it: remove the line, or set \"no\"",
+            );
+        } else if name == "server_mode" && value == "open" {
+            report.warning(
+                "ibacm.open",
+                format!("{place}: ibacm accepts requests of other hosts"),
+                "local programs need \"unix\" or \"loop\" only",
+            );
+        }
+    }
+}
+
+/// Checks lines of the form ADDRESS DEVICE PORT PKEY.
+fn addresses(text: &str, exists: impl Fn(&str, u32) -> bool, report: &mut Report) {
+    for (number, words) in lines(text) {
+        let place = format!("{ADDRESSES}, line {number}");
+        let port = words.get(2).and_then(|port| port.parse::<u32>().ok());
+        let key = words.get(3).copied().unwrap_or_default();
+        let number_of = |key: &str| u16::from_str_radix(key.trim_start_matches("0x"), 16).is_ok();
+        match port {
+            Some(port) if key == "default" || number_of(key) => {
+                let device = words[1];
+                if !exists(device, port) {
+                    report.warning(
+                        "ibacm.no-device",
+                        format!("{place}: there is no port {port} of a device {device}"),
+                        "ibacm ignores the line; `ib_acme -A` writes a file for this machine",
+                    );
+                }
+            }
+            _ => report.warning(
+                "ibacm.bad-line",
+                format!("{place} is not ADDRESS DEVICE PORT PKEY"),
+                "`ib_acme -A` writes a file for this machine",
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::State;
+
+    fn options_state(text: &str) -> State {
+        let mut report = Report::default();
+        options(text, &mut report);
+        report.worst_of("ibacm")
+    }
+
+    fn addresses_state(text: &str) -> State {
+        let mut report = Report::default();
+        addresses(text, |device, port| device == "mlx5_0" && port == 1, &mut report);
+        report.worst_of("ibacm")
+    }
+
+    #[test]
+    fn options_are_checked() {
+        let fine = "# server_mode shut\n\nserver_mode unix\nroute_timeout -1\nacme_plus_kernel_only no\nprovider ibacmp default\n";
+        assert_eq!(options_state(fine), State::NotApplicable);
+        for wrong in [
+            "server_mod unix",
+            "server_mode shut",
+            "timeout soon",
+            "timeout",
+            "log_file",
+            "acme_plus_kernel_only yes",
+            "server_mode open",
+        ] {
+            assert_eq!(options_state(wrong), State::Warning, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_checked() {
+        assert_eq!(
+            addresses_state("# node0 mlx4_0 1 default\nnode1 mlx5_0 1 default\nnode1 mlx5_0 1 0x8001\n"),
+            State::NotApplicable
+        );
+        for wrong in [
+            "node1 mlx5_0 2 default",
+            "node1 mlx4_0 1 default",
+            "node1 mlx5_0",
+            "node1 mlx5_0 one default",
+            "node1 mlx5_0 1 some",
+        ] {
+            assert_eq!(addresses_state(wrong), State::Warning, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_daemon_that_hangs_is_not_awaited() {
+        let slow = within(|| {
+            loop {
+                thread::park();
+            }
+        });
+        assert_eq!(slow.map_err(|error| error.kind()), Err(ErrorKind::TimedOut));
+    }
+}
