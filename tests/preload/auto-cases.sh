@@ -26,9 +26,9 @@ processes() {
     start auto "$python" "$here/auto_processes.py" "$1" "${3:-$RXE_ADDR}" "$port" "$2"
 }
 
-# client WAY: a client of auto_processes.py.
+# client WAY [COUNT]: a client of auto_processes.py.
 client() {
-    with auto "$work/client.log" timeout 60 "$python" "$here/auto_processes.py" "$1" "$RXE_ADDR" "$port" \
+    with auto "$work/client.log" timeout 60 "$python" "$here/auto_processes.py" "$1" "$RXE_ADDR" "$port" "${@:2}" \
         >"$work/client.out" 2>"$work/client.err"
 }
 
@@ -199,6 +199,39 @@ case_executed_program_sees_no_loopback_peer() {
     done
 }
 
+# A socket that connects is a member of several epoll instances: it becomes an rsocket in all, or stays TCP.
+case_several_epoll_instances() {
+    local count
+    processes fork 2 || return 1
+    for count in 5 20; do
+        client instances "$count" || return 1
+        facts="$facts$(<"$work/client.out"), $(said "$work/client.log"); "
+    done
+    [ "$facts" = "got 1 by 4 instances, RDMA; got 1 by 19 instances, RDMA+TCP; " ] &&
+        grep -q 'TCP: the socket is a member of too many epoll instances' "$work/client.log"
+}
+
+# Numbers that are passed to a program without the library, by SCM_RIGHTS: connections go on, listeners are TCP's.
+case_passed_to_another_program() {
+    processes passes 3 || return 1
+    client passes || return 1
+    facts="server and client: $(said "$work/client.log"), $(moved) packets"
+    [ "$(moved)" -ge 200 ] || return 1
+    client passes && client passes && wait "$server" || return 1
+    processes passes-listener 2 || return 1
+    several 2 auto "$RXE_ADDR" || return 1
+    facts="$facts; listener: $(said "$work/client.log")"
+    grep -q 'listen: .* TCP: the program has passed it to another process' "$work/server.log"
+}
+
+# stdio on 0, 1 and 2.
+case_standard_streams() {
+    processes stdio 1 || return 1
+    client says || return 1
+    facts="$(<"$work/client.out"), $(said "$work/client.log")"
+    [ "$facts" = "got 1, RDMA" ]
+}
+
 # Another process accepts, without the library: the first client by RDMA is reset, the next ones are served by TCP.
 case_listener_of_another_program() {
     processes hands-on 3 || return 1
@@ -277,7 +310,7 @@ case_rsrun() {
     wait "$server" || return 1
     facts="$(cat "$work"/client.*.1 | grep -c '^rsrun: 1 connection: ') reports"
     grep -q '1 by RDMA, 0 by TCP' "$work/client.$RXE_ADDR" && grep -q "1  connect  $RXE_ADDR $port .* RDMA  connected" "$work/client.$RXE_ADDR" &&
-        grep -q '0 by RDMA, 1 by TCP' "$work/client.127.0.0.1" && grep -q 'TCP   a loopback address' "$work/client.127.0.0.1" || return 1
+        grep -q '0 by RDMA, 1 by TCP' "$work/client.127.0.0.1" && grep -q 'TCP   a loopback address, 100000 bytes sent, 100000 received$' "$work/client.127.0.0.1" || return 1
     # A program that the library cannot change, one that it can, and wrong options.
     facts+=', checks' RSRUN_LIBRARY=$ours
     export RSRUN_LIBRARY

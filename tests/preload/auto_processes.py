@@ -14,9 +14,16 @@ auto_processes.py hands-on ADDRESS PORT CONNECTIONS: a server whose listener is 
     library.
 auto_processes.py orphan ADDRESS PORT: a client that ends while its child has the connection, which the child uses then.
 auto_processes.py datagrams ADDRESS PORT CONNECTIONS: answers a datagram each; datagram ADDRESS PORT: sends one.
+auto_processes.py instances ADDRESS PORT COUNT: a client that is a member of so many epoll instances while it connects.
+auto_processes.py passes ADDRESS PORT CONNECTIONS: a server that passes each connection to a program that has not the
+    library, and echoes; without CONNECTIONS the client of it. passes-listener: the same with the listener.
+auto_processes.py stdio ADDRESS PORT CONNECTIONS: a server that answers by the C library's stdio.
 auto_processes.py says ADDRESS PORT: a client that sends a byte and prints how the connection ends."""
 
+import ctypes
+import errno
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -106,6 +113,9 @@ def server(way, address, port, connections):
     listener = listen(address, port)
     if way == "daemon" and os.fork():
         os._exit(0)
+    if way == "passes-listener":
+        assert pass_on(listener, ECHO, str(connections)).wait() == 0
+        return
     if way == "nobody":
         sys.stdin.readline()
     if way == "prefork":
@@ -135,6 +145,10 @@ def server(way, address, port, connections):
             program = "import socket; print('peer', socket.socket(fileno=0).getpeername()[0])"
             subprocess.run([sys.executable, "-c", program], stdin=connection, env=without_library(), check=True)
             connection.close()
+        elif way == "passes":
+            assert pass_on(connection, ECHO, "1").wait() == 0
+        elif way == "stdio":
+            answer_by_stdio(connection)
         elif way == "inetd":
             with subprocess.Popen(["cat"], stdin=connection, stdout=connection):
                 connection.close()
@@ -187,6 +201,88 @@ def orphan(address, port):
         print("the connection ended", error)
 
 
+def instances(address, port, count):
+    """Each instance must report the connection, and then the data, with the events asked for. Half of them have the
+    socket before connect(2), the others while it connects; one gives it up."""
+    connection = socket.socket()
+    connection.setblocking(False)
+    members = [select.epoll() for _ in range(count)]
+    for member in members[::2]:
+        member.register(connection, select.EPOLLOUT | select.EPOLLONESHOT)
+    assert connection.connect_ex((address, port)) == errno.EINPROGRESS
+    for member in members[1::2]:
+        member.register(connection, select.EPOLLOUT | select.EPOLLONESHOT)
+    members.pop().unregister(connection)
+    for member in members:
+        assert member.poll(30) == [(connection.fileno(), select.EPOLLOUT)], "not connected"
+        assert not member.poll(0), "reported twice"
+    connection.sendall(b"x")
+    for member in members:
+        member.modify(connection, select.EPOLLIN)
+        assert member.poll(30) == [(connection.fileno(), select.EPOLLIN)], "no data"
+    print("got", len(connection.recv(100)), "by", len(members), "instances")
+
+
+ECHO = """
+import socket, sys
+ours = socket.socket(fileno=0)
+_, [number], _, _ = socket.recv_fds(ours, 1, 1)
+given = socket.socket(fileno=number)
+for _ in range(int(sys.argv[1])):
+    connection = given.accept()[0] if sys.argv[1] != "1" else given
+    total = 0
+    while data := connection.recv(65536):
+        connection.sendall(data)
+        total += len(data)
+    connection.close()
+    print("echoed", total, flush=True)
+"""
+SEND = """
+import socket, sys
+ours = socket.socket(fileno=0)
+_, [number], _, _ = socket.recv_fds(ours, 1, 1)
+connection = socket.socket(fileno=number)
+connection.sendall(b"x" * 500_000)
+connection.shutdown(socket.SHUT_WR)
+total = 0
+while data := connection.recv(65536):
+    total += len(data)
+assert total == 700_000, total
+"""
+
+
+def pass_on(given, program, *arguments):
+    """Executes a program without the library, which gets the socket by SCM_RIGHTS. Returns the process."""
+    ours, its = socket.socketpair()
+    process = subprocess.Popen([sys.executable, "-c", program, *arguments], stdin=its, env=without_library())
+    socket.send_fds(ours, [b"x"], [given.fileno()])
+    given.close()
+    return process
+
+
+def passes(address, port):
+    """The first bytes are sent by this process, and must be the first ones there."""
+    connection = socket.create_connection((address, port))
+    connection.sendall(b"y" * 200_000)
+    assert pass_on(connection, SEND).wait() == 0
+
+
+def answer_by_stdio(connection):
+    """Numbers 0 and 1 are the socket, as in the child of a server of the old kind."""
+    libc = ctypes.CDLL(None)
+    kept = os.dup(1)
+    os.dup2(connection.fileno(), 0)
+    os.dup2(connection.fileno(), 1)
+    connection.close()
+    got = libc.getchar()
+    libc.putchar(got)
+    libc.fflush(None)
+    os.dup2(kept, 1)
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    print("answered", got, flush=True)
+
+
 def says(address, port):
     connection = socket.create_connection((address, port))
     try:
@@ -206,6 +302,10 @@ def main():
         orphan(address, int(port))
     elif way == "says":
         says(address, int(port))
+    elif way == "passes" and not count:
+        passes(address, int(port))
+    elif way == "instances":
+        instances(address, int(port), int(count[0]))
     elif way == "datagrams":
         datagrams(address, int(port), int(count[0]))
     elif way == "datagram":

@@ -240,6 +240,17 @@ static const char *closes_file(void)
 	return NULL;
 }
 
+static const char *streams(void)
+{
+	FILE *from = fdopen(server, "r"), *to = fdopen(client, "w");
+	char line[32] = "";
+
+	CHECK(from && to && fprintf(to, "by %s\n", "stdio") == 9 && !fflush(to));
+	CHECK(fgets(line, sizeof(line), from) && !strcmp(line, "by stdio\n"));
+	CHECK(!fclose(to) && fgetc(from) == EOF && feof(from) && !ferror(from) && !fclose(from));
+	return NULL;
+}
+
 static const char *splices(void)
 {
 	char buffer[16] = "";
@@ -279,6 +290,7 @@ static const struct {
 	{ "status", status }, { "requests", requests }, { "ppoll", polls }, { "pselect", selects },
 	{ "epoll_pwait", epolls }, { "messages", messages }, { "splice", splices }, { "checked", checked },
 	{ "dup3_close_range", copies }, { "closefrom", closes_from }, { "fclose", closes_file },
+	{ "fdopen", streams },
 };
 
 int main(int argc, char **argv)

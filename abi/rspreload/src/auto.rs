@@ -17,12 +17,14 @@ mod listeners;
 mod lock;
 mod log;
 mod outcome;
+pub mod outside;
 mod remembered;
 mod reuse;
 mod route;
 mod shared;
 pub mod slots;
 mod socket_owner;
+pub mod tcp_bytes;
 mod thread;
 
 use core::ffi::c_int;

@@ -50,6 +50,8 @@ next! {
 #[allow(non_upper_case_globals)]
 static slot_ioctl: Next = Next::new(c"ioctl", None);
 #[allow(non_upper_case_globals)]
+static slot_fdopen: Next = Next::new(c"fdopen", None);
+#[allow(non_upper_case_globals)]
 static slot_closefrom: Next = Next::new(c"closefrom", None);
 
 /// Resolves all names.
@@ -57,6 +59,7 @@ static slot_closefrom: Next = Next::new(c"closefrom", None);
 pub fn resolve() {
     resolve_names();
     slot_ioctl.get();
+    slot_fdopen.get();
     slot_closefrom.get();
 }
 
@@ -74,6 +77,20 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
         let call: unsafe extern "C" fn(c_int, c_ulong, ...) -> c_int = mem::transmute(found);
         call(fd, request, arg)
     }
+}
+
+/// The program's own fdopen.
+///
+/// # Safety
+/// The C contract of the call.
+pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+    let found = slot_fdopen.get();
+    if found.is_null() {
+        errno::set(ENOSYS);
+        return core::ptr::null_mut();
+    }
+    // SAFETY: a function of this name has this type; the arguments are the caller's.
+    unsafe { mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int, *const c_char) -> *mut FILE>(found)(fd, mode) }
 }
 
 /// The program's own closefrom. Returns false if it has none.
