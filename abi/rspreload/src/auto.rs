@@ -55,6 +55,13 @@ pub fn resolve_attempt(fd: c_int, entry: Entry, way: Way) -> Result<(), c_int> {
     Ok(())
 }
 
+/// The program asks for the local address while an attempt is under way: only its end decides the
+/// port.
+#[cold]
+pub fn wait_for_name(fd: c_int, entry: Entry) {
+    errno::keeping(|| decisions::wait_for_change(fd, entry));
+}
+
 /// Whether a new socket is the kernel's, in automatic mode or because nothing else is wanted.
 /// `kind` is without flags.
 pub fn leaves_to_kernel(domain: c_int, kind: c_int) -> bool {

@@ -3,6 +3,7 @@
 //! everything else.
 
 mod checked;
+mod direct;
 mod messages;
 mod next;
 mod numbers;

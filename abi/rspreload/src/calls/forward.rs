@@ -90,6 +90,9 @@ macro_rules! forward_name {
         #[doc = concat!(stringify!($name), "(2).")]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+            if let (false, Fd::Connecting(entry)) = ($is_peer, Fd::of(fd)) {
+                auto::wait_for_name(fd, entry);
+            }
             // SAFETY: the C contract.
             unsafe {
                 match Fd::of(fd) {

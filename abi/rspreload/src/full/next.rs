@@ -1,6 +1,6 @@
 //! The next definitions of the names that only librspreload-full.so defines.
 
-use core::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -44,6 +44,9 @@ next! {
         from: c_int, from_offset: *mut loff_t, to: c_int, to_offset: *mut loff_t, len: size_t, flags: c_uint
     ) -> ssize_t;
     sockatmark(fd: c_int) -> c_int;
+    syscall(
+        number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long
+    ) -> c_long;
     statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, status: *mut Statx) -> c_int;
 }
 
