@@ -284,6 +284,81 @@ case_clients_that_go() {
     [ "$status" = 0 ] && [ "$(grep -c '^echoed 0$' "$work/server.out")" = $((2 * count)) ] && grep -q '^echoed 100000$' "$work/server.out"
 }
 
+# stranger NAME KIND WAY: clients of auto_processes.py in the background, as many as `strangers` says.
+stranger() {
+    with "$2" "$work/client.$1" timeout 900 "$python" "$here/auto_processes.py" "$3" "$RXE_ADDR" "$port" "$strangers" \
+        >"$work/client.$1.out" 2>&1 &
+    pids+=($!)
+}
+
+# The server's descriptors; they are counted again until there are as few as before.
+descriptors() {
+    local left wanted=${1:-} counted=$(grep -c ^descriptors "$work/server.out") number
+    for ((left = 300; left > 0; left--)); do
+        echo count >&"$orders"
+        counted=$((counted + 1))
+        until_lines "$counted" ^descriptors || return 1
+        number=$(sed -n 's/^descriptors \([0-9]*\) .*/\1/p' "$work/server.out" | tail -n 1)
+        if [ -z "$wanted" ] || [ "$number" -le "$wanted" ]; then break; fi
+        nap 0.1
+    done
+    echo "$number"
+    [ "$left" -gt 0 ]
+}
+
+# Port scanners, clients of both kinds that go at once or stay silent, all at the same time: honest clients are served,
+# and the server has as many descriptors afterwards as before.
+case_strangers() {
+    local before_them after pids=() pid kind
+    processes strangers 0 || return 1
+    several 1 auto "$RXE_ADDR" && several 1 plain "$RXE_ADDR" && before_them=$(descriptors) || return 1
+    stranger go-rdma auto go
+    stranger go-tcp plain go
+    stranger scan plain scan
+    stranger hold-tcp plain hold
+    stranger hold-rdma auto hold
+    for kind in auto plain auto plain; do several 1 "$kind" "$RXE_ADDR" || return 1; done
+    for pid in "${pids[@]}"; do wait "$pid" || return 1; done
+    several 1 auto "$RXE_ADDR" && several 1 plain "$RXE_ADDR" && after=$(descriptors "$before_them") || return 1
+    facts="$strangers of each, $(cat "$work"/client.{go,hold}-rdma | grep -c ': RDMA: connected') by RDMA; $after descriptors"
+    echo >&"$orders"
+    wait "$server" && [ "$(grep -c ': RDMA: connected' "$work/client.hold-rdma")" -gt 0 ]
+}
+
+# More silent connections than the server may have descriptors; it serves again when they are gone.
+case_descriptor_limit() {
+    local kind pids
+    processes strangers 64 || return 1
+    for kind in plain auto; do
+        pids=()
+        strangers=100 stranger "hold-$kind" "$kind" hold
+        wait "${pids[0]}" || return 1
+        several 1 "$kind" "$RXE_ADDR" || return 1
+    done
+    descriptors >/dev/null && facts=$(grep ^descriptors "$work/server.out" | tail -n 1) || return 1
+    echo >&"$orders"
+    wait "$server" && [ "$(sed -n 's/.* refused //p' <<<"$facts")" -gt 0 ]
+}
+
+# forked SERVER CLIENT: what a client and a server of auto.c came to, each auto, plain or fork, the reference's fork mode.
+forked() {
+    local outcome=0
+    start_server "$1" "$RXE_ADDR" 1 block || return 1
+    with "$2" "$work/client.log" timeout 10 "$programs/auto" client "$RXE_ADDR" "$port" block >"$work/client.out" 2>&1 || outcome=$?
+    echo "$outcome $(grep -c '^echoed 100000$' "$work/server.out")"
+    stop_server
+}
+
+# The reference's fork mode knows only itself: with it, automatic mode is what a program without the library is.
+case_fork_mode_of_the_reference() {
+    local automatic plain
+    automatic="$(forked auto fork); $(forked fork auto)" || return 1
+    plain="$(forked plain fork); $(forked fork plain)" || return 1
+    facts="client's status and connections served: $automatic"
+    [ "$automatic" = "$plain" ] || facts="$facts, but plain $plain"
+    [ "$automatic" = "$plain" ]
+}
+
 # More clients at once than the listener's queue takes.
 case_small_backlog() {
     local i pids=()

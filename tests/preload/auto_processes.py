@@ -7,7 +7,6 @@ auto_processes.py child-reads ADDRESS PORT: a client whose child receives what i
 auto_processes.py sink ADDRESS PORT CONNECTIONS: a server that only receives.
 auto_processes.py child-writes ADDRESS PORT: a client whose child sends; its parent ends right after the child.
 auto_processes.py inetd ADDRESS PORT CONNECTIONS: a server that executes cat(1) for each connection, by vfork(2).
-auto_processes.py go ADDRESS PORT COUNT: a client that connects and goes at once.
 auto_processes.py asks ADDRESS PORT CONNECTIONS: a server that executes a program for each connection that has not the
     library, and prints the peer that this sees.
 auto_processes.py hands-on ADDRESS PORT CONNECTIONS: a server whose listener is served by a program that has not the
@@ -18,14 +17,20 @@ auto_processes.py instances ADDRESS PORT COUNT: a client that is a member of so 
 auto_processes.py passes ADDRESS PORT CONNECTIONS: a server that passes each connection to a program that has not the
     library, and echoes; without CONNECTIONS the client of it. passes-listener: the same with the listener.
 auto_processes.py stdio ADDRESS PORT CONNECTIONS: a server that answers by the C library's stdio.
+auto_processes.py strangers ADDRESS PORT LIMIT: an echo server on epoll, with LIMIT descriptors (0: as many as there may
+    be). It prints how many it has for each line on its standard input.
+auto_processes.py go|scan|hold ADDRESS PORT COUNT: clients that connect and go; half of a handshake by TCP, COUNT times;
+    connections that stay silent, and are reset when COUNT have been made.
 auto_processes.py says ADDRESS PORT: a client that sends a byte and prints how the connection ends."""
 
 import ctypes
 import errno
 import os
+import resource
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 
@@ -186,6 +191,88 @@ def go(address, port, count):
     print("ok")
 
 
+def checksum(data):
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    total = (total >> 16) + (total & 0xffff)
+    return ~(total + (total >> 16)) & 0xffff
+
+
+def scan(address, port, count):
+    """SYN packets from many ports. The kernel, which knows nothing of them, resets what is answered."""
+    raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
+    ends = socket.inet_aton(address) * 2
+    for number in range(count):
+        header = struct.pack("!HHIIBBH", 20_000 + number, port, number, 0, 5 << 4, 2, 1000)
+        pseudo = ends + struct.pack("!BBH", 0, socket.IPPROTO_TCP, 20)
+        sum_of = checksum(pseudo + header + b"\0\0\0\0")
+        raw.sendto(header + struct.pack("!HH", sum_of, 0), (address, 0))
+    print("ok")
+
+
+def hold(address, port, count):
+    """At most 200 at a time, which is what a program may have without further ado."""
+    for first in range(0, count, 200):
+        held = [socket.create_connection((address, port)) for _ in range(min(200, count - first))]
+        for connection in held:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+    print("ok")
+
+
+class Strangers:
+    """The epoll server. Its connections are non-blocking."""
+
+    def __init__(self, address, port, limit):
+        if limit:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        self.listener, self.epoll, self.connections = listen(address, port), select.epoll(), {}
+        self.listener.setblocking(False)
+        self.epoll.register(self.listener, select.EPOLLIN)
+        self.epoll.register(0, select.EPOLLIN)
+        self.refused = 0
+
+    def run(self):
+        while True:
+            for number, _ in self.epoll.poll():
+                if number == 0:
+                    if not sys.stdin.readline().strip():
+                        return
+                    print("descriptors", len(os.listdir("/proc/self/fd")), "refused", self.refused, flush=True)
+                elif number == self.listener.fileno():
+                    self.accept()
+                else:
+                    self.serve(number)
+
+    def accept(self):
+        try:
+            connection, _ = self.listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            assert error.errno == errno.EMFILE, error
+            self.refused += 1
+            return
+        connection.setblocking(False)
+        self.connections[connection.fileno()] = connection
+        self.epoll.register(connection, select.EPOLLIN)
+
+    def serve(self, number):
+        connection = self.connections[number]
+        try:
+            data = connection.recv(65536)
+            if data:
+                connection.setblocking(True)
+                connection.sendall(data)
+                connection.setblocking(False)
+                return
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            pass
+        self.epoll.unregister(number)
+        self.connections.pop(number).close()
+
+
 def orphan(address, port):
     connection = socket.create_connection((address, port))
     reading, writing = os.pipe()
@@ -312,8 +399,10 @@ def main():
         datagram(address, int(port))
     elif way == "hands-on":
         hands_on(address, int(port), int(count[0]))
-    elif way == "go":
-        go(address, int(port), int(count[0]))
+    elif way in ("go", "scan", "hold"):
+        {"go": go, "scan": scan, "hold": hold}[way](address, int(port), int(count[0]))
+    elif way == "strangers":
+        Strangers(address, int(port), int(count[0])).run()
     else:
         server(way, address, int(port), int(count[0]))
 
