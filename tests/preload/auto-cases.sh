@@ -331,7 +331,7 @@ case_descriptor_limit() {
     processes strangers 64 || return 1
     for kind in plain auto; do
         pids=()
-        strangers=80 stranger "hold-$kind" "$kind" hold
+        strangers=50 stranger "hold-$kind" "$kind" hold
         wait "${pids[0]}" || return 1
         several 1 "$kind" "$RXE_ADDR" || return 1
     done
