@@ -9,30 +9,31 @@ use core::ffi::c_int;
 use libc::{EOPNOTSUPP, SCM_RIGHTS, SOL_SOCKET, cmsghdr, msghdr};
 
 use super::{connections, entry, listeners, slots, use_forwarded};
-use crate::dispatch::Fd;
-use crate::{errno, table};
+use crate::errno;
+use crate::table::{self, Kind};
 
 /// Leaves a number to the kernel. Fails for rsockets that are not of automatic mode, whose numbers
 /// are no sockets of the kernel.
 pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
-    match Fd::of(fd) {
-        Fd::Rsocket(entry) if entry::is_auto(entry) => {
-            errno::keeping(|| if connections::forward_from_now(fd, entry.inner) { Ok(()) } else { Err(libc::ENOBUFS) })
-        }
-        Fd::Rsocket(_) | Fd::Relayed(_) => Err(EOPNOTSUPP),
-        Fd::Connecting(entry) => {
+    let Some(entry) = table::get(fd) else { return Ok(()) };
+    errno::keeping(|| match entry.kind {
+        Kind::Socket if entry::is_auto(entry) && connections::forward_from_now(fd, entry.inner) => Ok(()),
+        Kind::Socket if entry::is_auto(entry) => Err(libc::ENOBUFS),
+        Kind::Socket | Kind::Relayed => Err(EOPNOTSUPP),
+        Kind::Connecting => {
             slots::stay_tcp(entry);
             Ok(())
         }
-        Fd::Known(entry) => {
-            match entry.kind {
-                table::Kind::Listener => errno::keeping(|| listeners::pass_on(entry)),
-                _ => use_forwarded(entry),
-            }
+        Kind::Listener => {
+            listeners::pass_on(entry);
             Ok(())
         }
-        Fd::Kernel | Fd::Pending(_) | Fd::Epoll(_) => Ok(()),
-    }
+        Kind::Forwarded => {
+            use_forwarded(entry);
+            Ok(())
+        }
+        Kind::Pending | Kind::Epoll => Ok(()),
+    })
 }
 
 /// sendmsg(2) is about to pass numbers to another process.
