@@ -60,10 +60,11 @@ debian_archive() {
     debian_sources | awk '$1 ~ /(^|\/)debian(\/[0-9TZ]+)?\/?$/ || $1 ~ /^mirror/ { print; exit }'
 }
 
-# apt_private SUITE: prepares the configuration for SUITE and sets apt_conf to its file.
+# apt_private SUITE [deb-src]: prepares the configuration for SUITE and sets apt_conf to its file; with
+# deb-src for its source packages.
 # Fails with apt_reason set if this machine has no Debian archive or it cannot be read.
 apt_private() {
-    local suite=$1 dir uri keyring tool status=0
+    local suite=$1 type=${2:-deb} dir uri keyring tool status=0
     apt_reason='' apt_conf=''
     for tool in apt-get apt-cache dpkg-deb; do
         if ! command -v "$tool" >/dev/null; then
@@ -76,13 +77,13 @@ apt_private() {
         apt_reason="no Debian archive among this machine's apt sources"
         return 1
     fi
-    dir=$(cache_dir)/apt/$suite
+    dir=$(cache_dir)/apt/$suite${2:+-$2}
     mkdir -p -- "$dir"/etc "$dir"/state/lists/partial "$dir"/cache/archives/partial
     exec 8>"$dir/lock"
     flock 8
     : >>"$dir/state/status"
     write_apt_conf "$dir"
-    write_apt_source "$dir" "$suite" "$uri" "${keyring:-/usr/share/keyrings/debian-archive-keyring.gpg}"
+    write_apt_source "$dir" "$suite" "$uri" "${keyring:-/usr/share/keyrings/debian-archive-keyring.gpg}" "$type"
     update_lists "$dir" "$suite" || status=$?
     exec 8>&-
     apt_conf=$dir/apt.conf
@@ -111,7 +112,7 @@ CONF
 }
 
 write_apt_source() {
-    printf 'deb [signed-by=%s] %s %s main\n' "$4" "$3" "$2" >"$1/etc/sources.list.new"
+    printf '%s [signed-by=%s] %s %s main\n' "$5" "$4" "$3" "$2" >"$1/etc/sources.list.new"
     mv -- "$1/etc/sources.list.new" "$1/etc/sources.list"
 }
 
@@ -154,4 +155,23 @@ apt_unpack() {
         fi
     done
     rm -rf -- "$debs"
+}
+
+# apt_source DIR PACKAGE: downloads a source package and unpacks it, with Debian's patches, to
+# DIR/PACKAGE. Needs apt_private SUITE deb-src. Returns 1 with apt_reason set on failure.
+apt_source() {
+    local to=$1 package=$2 from
+    from=$(scratch_dir)
+    if ! (cd -- "$from" && apt-get -c "$apt_conf" -qq --download-only source "$package" >log 2>&1); then
+        apt_reason="download failed: $(grep -m 1 '^[EW]:' "$from/log" || tail -n 1 "$from/log")"
+    # apt has verified the signatures.
+    elif ! dpkg-source --no-check -x "$from"/*.dsc "$to/$package" >"$from/log" 2>&1; then
+        apt_reason="$package cannot be unpacked: $(tail -n 1 "$from/log")"
+    else
+        # Copies of the archives.
+        rm -rf -- "$from" "$to/$package"_*.orig*
+        return
+    fi
+    rm -rf -- "$from"
+    return 1
 }

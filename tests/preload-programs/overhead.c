@@ -1,12 +1,14 @@
 /*
- * overhead OPERATION PAIRS [rsocket]: the time of a read, write or close of a pipe or file, both by name, which a
- * preloaded library intercepts, and with the C library's own definition. One process calls them alternately in short
+ * overhead OPERATION PAIRS [rsocket]: the time of a read, write or close of a pipe or file, of a small message over TCP
+ * and its answer (echo), or of a TCP connection's set-up and end (connect), both by name, which a preloaded library
+ * intercepts, and with the C library's own definitions. One process calls them alternately in short
  * blocks, so that other load on the machine affects both equally. Prints the medians in nanoseconds, and the median of
  * the ratios of adjacent blocks. With `rsocket` the process has an open rsocket, so that the preloaded library has to
  * look up every number.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,15 +16,22 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BLOCK = 1000 };
+/* Calls in a block; a connection is many. */
+enum { BLOCK = 1000, CONNECTIONS = 20, MESSAGE = 64 };
 
 struct calls {
 	ssize_t (*read)(int, void *, size_t);
 	ssize_t (*write)(int, const void *, size_t);
 	int (*close)(int);
+	ssize_t (*send)(int, const void *, size_t, int);
+	ssize_t (*recv)(int, void *, size_t, int);
+	int (*socket)(int, int, int);
+	int (*connect)(int, const struct sockaddr *, socklen_t);
+	int (*accept)(int, struct sockaddr *, socklen_t *);
 };
 
-static int pipes[2], zero, null;
+static int pipes[2], zero, null, listener, ends[2];
+static struct sockaddr_in address;
 static char byte;
 
 static void die(const char *text)
@@ -60,6 +69,51 @@ static void closes(const struct calls *c)
 			die("/dev/null");
 }
 
+static void one_way(const struct calls *c, int from, int to)
+{
+	char message[MESSAGE] = "";
+
+	if (c->send(from, message, sizeof(message), 0) != MESSAGE ||
+	    c->recv(to, message, sizeof(message), MSG_WAITALL) != MESSAGE)
+		die("message");
+}
+
+static void echoes(const struct calls *c)
+{
+	for (int i = 0; i < BLOCK; i++) {
+		one_way(c, ends[0], ends[1]);
+		one_way(c, ends[1], ends[0]);
+	}
+}
+
+static void connect_ends(const struct calls *c)
+{
+	ends[0] = c->socket(AF_INET, SOCK_STREAM, 0);
+	if (ends[0] < 0 || c->connect(ends[0], (struct sockaddr *)&address, sizeof(address)) != 0 ||
+	    (ends[1] = c->accept(listener, NULL, NULL)) < 0)
+		die("connection");
+}
+
+static void connections(const struct calls *c)
+{
+	for (int i = 0; i < CONNECTIONS; i++) {
+		connect_ends(c);
+		c->close(ends[1]);
+		c->close(ends[0]);
+	}
+}
+
+static void listen_here(void)
+{
+	socklen_t len = sizeof(address);
+
+	address = (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	listener = socket(AF_INET, SOCK_STREAM, 0);
+	if (listener < 0 || bind(listener, (struct sockaddr *)&address, sizeof(address)) != 0 ||
+	    listen(listener, 16) != 0 || getsockname(listener, (struct sockaddr *)&address, &len) != 0)
+		die("listener");
+}
+
 static double once(void (*run)(const struct calls *), const struct calls *c)
 {
 	struct timespec from, to;
@@ -67,7 +121,8 @@ static double once(void (*run)(const struct calls *), const struct calls *c)
 	clock_gettime(CLOCK_MONOTONIC, &from);
 	run(c);
 	clock_gettime(CLOCK_MONOTONIC, &to);
-	return ((double)(to.tv_sec - from.tv_sec) * 1e9 + (double)(to.tv_nsec - from.tv_nsec)) / BLOCK;
+	return ((double)(to.tv_sec - from.tv_sec) * 1e9 + (double)(to.tv_nsec - from.tv_nsec)) /
+	       (run == connections ? CONNECTIONS : BLOCK);
 }
 
 static int compare(const void *a, const void *b)
@@ -104,7 +159,7 @@ static void *definition(void *libc, const char *name)
 static void measure(void (*run)(const struct calls *), int pairs)
 {
 	void *libc = dlopen("libc.so.6", RTLD_NOW);
-	const struct calls by_name = { read, write, close };
+	const struct calls by_name = { read, write, close, send, recv, socket, connect, accept };
 	double *own = calloc((size_t)pairs, sizeof(*own)), *named = calloc((size_t)pairs, sizeof(*named)),
 	       *ratio = calloc((size_t)pairs, sizeof(*ratio));
 	struct calls of_libc;
@@ -114,6 +169,14 @@ static void measure(void (*run)(const struct calls *), int pairs)
 	*(void **)&of_libc.read = definition(libc, "read");
 	*(void **)&of_libc.write = definition(libc, "write");
 	*(void **)&of_libc.close = definition(libc, "close");
+	*(void **)&of_libc.send = definition(libc, "send");
+	*(void **)&of_libc.recv = definition(libc, "recv");
+	*(void **)&of_libc.socket = definition(libc, "socket");
+	*(void **)&of_libc.connect = definition(libc, "connect");
+	*(void **)&of_libc.accept = definition(libc, "accept");
+	listen_here();
+	if (run == echoes)
+		connect_ends(&by_name);
 	for (int i = -2; i < pairs; i++) {
 		/* The order alternates. */
 		double a = i % 2 ? once(run, &of_libc) : 0, b = once(run, &by_name);
@@ -134,7 +197,8 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		void (*run)(const struct calls *);
-	} operations[] = { { "pipe", pipe_turns }, { "read", file_reads }, { "write", file_writes }, { "close", closes } };
+	} operations[] = { { "pipe", pipe_turns }, { "read", file_reads }, { "write", file_writes }, { "close", closes },
+			 { "echo", echoes }, { "connect", connections } };
 	int count = argc >= 3 ? atoi(argv[2]) : 0;
 
 	if (pipe(pipes) != 0 || (zero = open("/dev/zero", O_RDONLY)) < 0 || (null = open("/dev/null", O_WRONLY)) < 0)
@@ -149,6 +213,6 @@ int main(int argc, char **argv)
 		measure(operations[i].run, count);
 		return 0;
 	}
-	fputs("usage: overhead pipe|read|write|close PAIRS [rsocket]\n", stderr);
+	fputs("usage: overhead pipe|read|write|close|echo|connect PAIRS [rsocket]\n", stderr);
 	return 2;
 }

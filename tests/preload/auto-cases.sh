@@ -26,9 +26,9 @@ processes() {
     start auto "$python" "$here/auto_processes.py" "$1" "${3:-$RXE_ADDR}" "$port" "$2"
 }
 
-# client WAY: a client of auto_processes.py.
+# client WAY [COUNT]: a client of auto_processes.py.
 client() {
-    with auto "$work/client.log" timeout 60 "$python" "$here/auto_processes.py" "$1" "$RXE_ADDR" "$port" \
+    with auto "$work/client.log" timeout 60 "$python" "$here/auto_processes.py" "$1" "$RXE_ADDR" "$port" "${@:2}" \
         >"$work/client.out" 2>"$work/client.err"
 }
 
@@ -199,6 +199,39 @@ case_executed_program_sees_no_loopback_peer() {
     done
 }
 
+# A socket that connects is a member of several epoll instances: it becomes an rsocket in all, or stays TCP.
+case_several_epoll_instances() {
+    local count
+    processes fork 2 || return 1
+    for count in 5 20; do
+        client instances "$count" || return 1
+        facts="$facts$(<"$work/client.out"), $(said "$work/client.log"); "
+    done
+    [ "$facts" = "got 1 by 4 instances, RDMA; got 1 by 19 instances, RDMA+TCP; " ] &&
+        grep -q 'TCP: the socket is a member of too many epoll instances' "$work/client.log"
+}
+
+# Numbers that are passed to a program without the library, by SCM_RIGHTS: connections go on, listeners are TCP's.
+case_passed_to_another_program() {
+    processes passes 3 || return 1
+    client passes || return 1
+    facts="server and client: $(said "$work/client.log"), $(moved) packets"
+    [ "$(moved)" -ge 200 ] || return 1
+    client passes && client passes && wait "$server" || return 1
+    processes passes-listener 2 || return 1
+    several 2 auto "$RXE_ADDR" || return 1
+    facts="$facts; listener: $(said "$work/client.log")"
+    grep -q 'listen: .* TCP: the program has passed it to another process' "$work/server.log"
+}
+
+# stdio on 0, 1 and 2.
+case_standard_streams() {
+    processes stdio 1 || return 1
+    client says || return 1
+    facts="$(<"$work/client.out"), $(said "$work/client.log")"
+    [ "$facts" = "got 1, RDMA" ]
+}
+
 # Another process accepts, without the library: the first client by RDMA is reset, the next ones are served by TCP.
 case_listener_of_another_program() {
     processes hands-on 3 || return 1
@@ -251,6 +284,81 @@ case_clients_that_go() {
     [ "$status" = 0 ] && [ "$(grep -c '^echoed 0$' "$work/server.out")" = $((2 * count)) ] && grep -q '^echoed 100000$' "$work/server.out"
 }
 
+# stranger NAME KIND WAY: clients of auto_processes.py in the background, as many as `strangers` says.
+stranger() {
+    with "$2" "$work/client.$1" timeout 900 "$python" "$here/auto_processes.py" "$3" "$RXE_ADDR" "$port" "$strangers" \
+        >"$work/client.$1.out" 2>&1 &
+    pids+=($!)
+}
+
+# The server's descriptors; they are counted again until there are as few as before.
+descriptors() {
+    local left wanted=${1:-} counted=$(grep -c ^descriptors "$work/server.out") number
+    for ((left = 300; left > 0; left--)); do
+        echo count >&"$orders"
+        counted=$((counted + 1))
+        until_lines "$counted" ^descriptors || return 1
+        number=$(sed -n 's/^descriptors \([0-9]*\) .*/\1/p' "$work/server.out" | tail -n 1)
+        if [ -z "$wanted" ] || [ "$number" -le "$wanted" ]; then break; fi
+        nap 0.1
+    done
+    echo "$number"
+    [ "$left" -gt 0 ]
+}
+
+# Port scanners, clients of both kinds that go at once or stay silent, all at the same time: honest clients are served,
+# and the server has as many descriptors afterwards as before.
+case_strangers() {
+    local before_them after pids=() pid kind
+    processes strangers 0 || return 1
+    several 1 auto "$RXE_ADDR" && several 1 plain "$RXE_ADDR" && before_them=$(descriptors) || return 1
+    stranger go-rdma auto go
+    stranger go-tcp plain go
+    stranger scan plain scan
+    stranger hold-tcp plain hold
+    stranger hold-rdma auto hold
+    for kind in auto plain auto plain; do several 1 "$kind" "$RXE_ADDR" || return 1; done
+    for pid in "${pids[@]}"; do wait "$pid" || return 1; done
+    several 1 auto "$RXE_ADDR" && several 1 plain "$RXE_ADDR" && after=$(descriptors "$before_them") || return 1
+    facts="$strangers of each, $(cat "$work"/client.{go,hold}-rdma | grep -c ': RDMA: connected') by RDMA; $after descriptors"
+    echo >&"$orders"
+    wait "$server" && [ "$(grep -c ': RDMA: connected' "$work/client.hold-rdma")" -gt 0 ]
+}
+
+# More silent connections than the server may have descriptors; it serves again when they are gone.
+case_descriptor_limit() {
+    local kind pids
+    processes strangers 64 || return 1
+    for kind in plain auto; do
+        pids=()
+        strangers=50 stranger "hold-$kind" "$kind" hold
+        wait "${pids[0]}" || return 1
+        several 1 "$kind" "$RXE_ADDR" || return 1
+    done
+    descriptors >/dev/null && facts=$(grep ^descriptors "$work/server.out" | tail -n 1) || return 1
+    echo >&"$orders"
+    wait "$server" && [ "$(sed -n 's/.* refused //p' <<<"$facts")" -gt 0 ]
+}
+
+# forked SERVER CLIENT: what a client and a server of auto.c came to, each auto, plain or fork, the reference's fork mode.
+forked() {
+    local outcome=0
+    start_server "$1" "$RXE_ADDR" 1 block || return 1
+    with "$2" "$work/client.log" timeout 10 "$programs/auto" client "$RXE_ADDR" "$port" block >"$work/client.out" 2>&1 || outcome=$?
+    echo "$outcome $(grep -c '^echoed 100000$' "$work/server.out")"
+    stop_server
+}
+
+# The reference's fork mode knows only itself: with it, automatic mode is what a program without the library is.
+case_fork_mode_of_the_reference() {
+    local automatic plain
+    automatic="$(forked auto fork); $(forked fork auto)" || return 1
+    plain="$(forked plain fork); $(forked fork plain)" || return 1
+    facts="client's status and connections served: $automatic"
+    [ "$automatic" = "$plain" ] || facts="$facts, but plain $plain"
+    [ "$automatic" = "$plain" ]
+}
+
 # More clients at once than the listener's queue takes.
 case_small_backlog() {
     local i pids=()
@@ -277,7 +385,7 @@ case_rsrun() {
     wait "$server" || return 1
     facts="$(cat "$work"/client.*.1 | grep -c '^rsrun: 1 connection: ') reports"
     grep -q '1 by RDMA, 0 by TCP' "$work/client.$RXE_ADDR" && grep -q "1  connect  $RXE_ADDR $port .* RDMA  connected" "$work/client.$RXE_ADDR" &&
-        grep -q '0 by RDMA, 1 by TCP' "$work/client.127.0.0.1" && grep -q 'TCP   a loopback address' "$work/client.127.0.0.1" || return 1
+        grep -q '0 by RDMA, 1 by TCP' "$work/client.127.0.0.1" && grep -q 'TCP   a loopback address, 100000 bytes sent, 100000 received$' "$work/client.127.0.0.1" || return 1
     # A program that the library cannot change, one that it can, and wrong options.
     facts+=', checks' RSRUN_LIBRARY=$ours
     export RSRUN_LIBRARY

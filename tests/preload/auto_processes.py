@@ -7,18 +7,30 @@ auto_processes.py child-reads ADDRESS PORT: a client whose child receives what i
 auto_processes.py sink ADDRESS PORT CONNECTIONS: a server that only receives.
 auto_processes.py child-writes ADDRESS PORT: a client whose child sends; its parent ends right after the child.
 auto_processes.py inetd ADDRESS PORT CONNECTIONS: a server that executes cat(1) for each connection, by vfork(2).
-auto_processes.py go ADDRESS PORT COUNT: a client that connects and goes at once.
 auto_processes.py asks ADDRESS PORT CONNECTIONS: a server that executes a program for each connection that has not the
     library, and prints the peer that this sees.
 auto_processes.py hands-on ADDRESS PORT CONNECTIONS: a server whose listener is served by a program that has not the
     library.
 auto_processes.py orphan ADDRESS PORT: a client that ends while its child has the connection, which the child uses then.
 auto_processes.py datagrams ADDRESS PORT CONNECTIONS: answers a datagram each; datagram ADDRESS PORT: sends one.
+auto_processes.py instances ADDRESS PORT COUNT: a client that is a member of so many epoll instances while it connects.
+auto_processes.py passes ADDRESS PORT CONNECTIONS: a server that passes each connection to a program that has not the
+    library, and echoes; without CONNECTIONS the client of it. passes-listener: the same with the listener.
+auto_processes.py stdio ADDRESS PORT CONNECTIONS: a server that answers by the C library's stdio.
+auto_processes.py strangers ADDRESS PORT LIMIT: an echo server on epoll, with LIMIT descriptors (0: as many as there may
+    be). It prints how many it has for each line on its standard input.
+auto_processes.py go|scan|hold ADDRESS PORT COUNT: clients that connect and go; half of a handshake by TCP, COUNT times;
+    connections that stay silent, and are reset when COUNT have been made.
 auto_processes.py says ADDRESS PORT: a client that sends a byte and prints how the connection ends."""
 
+import ctypes
+import errno
 import os
+import resource
+import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 
@@ -106,6 +118,9 @@ def server(way, address, port, connections):
     listener = listen(address, port)
     if way == "daemon" and os.fork():
         os._exit(0)
+    if way == "passes-listener":
+        assert pass_on(listener, ECHO, str(connections)).wait() == 0
+        return
     if way == "nobody":
         sys.stdin.readline()
     if way == "prefork":
@@ -135,6 +150,10 @@ def server(way, address, port, connections):
             program = "import socket; print('peer', socket.socket(fileno=0).getpeername()[0])"
             subprocess.run([sys.executable, "-c", program], stdin=connection, env=without_library(), check=True)
             connection.close()
+        elif way == "passes":
+            assert pass_on(connection, ECHO, "1").wait() == 0
+        elif way == "stdio":
+            answer_by_stdio(connection)
         elif way == "inetd":
             with subprocess.Popen(["cat"], stdin=connection, stdout=connection):
                 connection.close()
@@ -172,6 +191,88 @@ def go(address, port, count):
     print("ok")
 
 
+def checksum(data):
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    total = (total >> 16) + (total & 0xffff)
+    return ~(total + (total >> 16)) & 0xffff
+
+
+def scan(address, port, count):
+    """SYN packets from many ports. The kernel, which knows nothing of them, resets what is answered."""
+    raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
+    ends = socket.inet_aton(address) * 2
+    for number in range(count):
+        header = struct.pack("!HHIIBBH", 20_000 + number, port, number, 0, 5 << 4, 2, 1000)
+        pseudo = ends + struct.pack("!BBH", 0, socket.IPPROTO_TCP, 20)
+        sum_of = checksum(pseudo + header + b"\0\0\0\0")
+        raw.sendto(header + struct.pack("!HH", sum_of, 0), (address, 0))
+    print("ok")
+
+
+def hold(address, port, count):
+    """At most 200 at a time, which is what a program may have without further ado."""
+    for first in range(0, count, 200):
+        held = [socket.create_connection((address, port)) for _ in range(min(200, count - first))]
+        for connection in held:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+    print("ok")
+
+
+class Strangers:
+    """The epoll server. Its connections are non-blocking."""
+
+    def __init__(self, address, port, limit):
+        if limit:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        self.listener, self.epoll, self.connections = listen(address, port), select.epoll(), {}
+        self.listener.setblocking(False)
+        self.epoll.register(self.listener, select.EPOLLIN)
+        self.epoll.register(0, select.EPOLLIN)
+        self.refused = 0
+
+    def run(self):
+        while True:
+            for number, _ in self.epoll.poll():
+                if number == 0:
+                    if not sys.stdin.readline().strip():
+                        return
+                    print("descriptors", len(os.listdir("/proc/self/fd")), "refused", self.refused, flush=True)
+                elif number == self.listener.fileno():
+                    self.accept()
+                else:
+                    self.serve(number)
+
+    def accept(self):
+        try:
+            connection, _ = self.listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            assert error.errno == errno.EMFILE, error
+            self.refused += 1
+            return
+        connection.setblocking(False)
+        self.connections[connection.fileno()] = connection
+        self.epoll.register(connection, select.EPOLLIN)
+
+    def serve(self, number):
+        connection = self.connections[number]
+        try:
+            data = connection.recv(65536)
+            if data:
+                connection.setblocking(True)
+                connection.sendall(data)
+                connection.setblocking(False)
+                return
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            pass
+        self.epoll.unregister(number)
+        self.connections.pop(number).close()
+
+
 def orphan(address, port):
     connection = socket.create_connection((address, port))
     reading, writing = os.pipe()
@@ -185,6 +286,88 @@ def orphan(address, port):
         print("the connection ended", connection.recv(1))
     except ConnectionError as error:
         print("the connection ended", error)
+
+
+def instances(address, port, count):
+    """Each instance must report the connection, and then the data, with the events asked for. Half of them have the
+    socket before connect(2), the others while it connects; one gives it up."""
+    connection = socket.socket()
+    connection.setblocking(False)
+    members = [select.epoll() for _ in range(count)]
+    for member in members[::2]:
+        member.register(connection, select.EPOLLOUT | select.EPOLLONESHOT)
+    assert connection.connect_ex((address, port)) == errno.EINPROGRESS
+    for member in members[1::2]:
+        member.register(connection, select.EPOLLOUT | select.EPOLLONESHOT)
+    members.pop().unregister(connection)
+    for member in members:
+        assert member.poll(30) == [(connection.fileno(), select.EPOLLOUT)], "not connected"
+        assert not member.poll(0), "reported twice"
+    connection.sendall(b"x")
+    for member in members:
+        member.modify(connection, select.EPOLLIN)
+        assert member.poll(30) == [(connection.fileno(), select.EPOLLIN)], "no data"
+    print("got", len(connection.recv(100)), "by", len(members), "instances")
+
+
+ECHO = """
+import socket, sys
+ours = socket.socket(fileno=0)
+_, [number], _, _ = socket.recv_fds(ours, 1, 1)
+given = socket.socket(fileno=number)
+for _ in range(int(sys.argv[1])):
+    connection = given.accept()[0] if sys.argv[1] != "1" else given
+    total = 0
+    while data := connection.recv(65536):
+        connection.sendall(data)
+        total += len(data)
+    connection.close()
+    print("echoed", total, flush=True)
+"""
+SEND = """
+import socket, sys
+ours = socket.socket(fileno=0)
+_, [number], _, _ = socket.recv_fds(ours, 1, 1)
+connection = socket.socket(fileno=number)
+connection.sendall(b"x" * 500_000)
+connection.shutdown(socket.SHUT_WR)
+total = 0
+while data := connection.recv(65536):
+    total += len(data)
+assert total == 700_000, total
+"""
+
+
+def pass_on(given, program, *arguments):
+    """Executes a program without the library, which gets the socket by SCM_RIGHTS. Returns the process."""
+    ours, its = socket.socketpair()
+    process = subprocess.Popen([sys.executable, "-c", program, *arguments], stdin=its, env=without_library())
+    socket.send_fds(ours, [b"x"], [given.fileno()])
+    given.close()
+    return process
+
+
+def passes(address, port):
+    """The first bytes are sent by this process, and must be the first ones there."""
+    connection = socket.create_connection((address, port))
+    connection.sendall(b"y" * 200_000)
+    assert pass_on(connection, SEND).wait() == 0
+
+
+def answer_by_stdio(connection):
+    """Numbers 0 and 1 are the socket, as in the child of a server of the old kind."""
+    libc = ctypes.CDLL(None)
+    kept = os.dup(1)
+    os.dup2(connection.fileno(), 0)
+    os.dup2(connection.fileno(), 1)
+    connection.close()
+    got = libc.getchar()
+    libc.putchar(got)
+    libc.fflush(None)
+    os.dup2(kept, 1)
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    print("answered", got, flush=True)
 
 
 def says(address, port):
@@ -206,14 +389,20 @@ def main():
         orphan(address, int(port))
     elif way == "says":
         says(address, int(port))
+    elif way == "passes" and not count:
+        passes(address, int(port))
+    elif way == "instances":
+        instances(address, int(port), int(count[0]))
     elif way == "datagrams":
         datagrams(address, int(port), int(count[0]))
     elif way == "datagram":
         datagram(address, int(port))
     elif way == "hands-on":
         hands_on(address, int(port), int(count[0]))
-    elif way == "go":
-        go(address, int(port), int(count[0]))
+    elif way in ("go", "scan", "hold"):
+        {"go": go, "scan": scan, "hold": hold}[way](address, int(port), int(count[0]))
+    elif way == "strangers":
+        Strangers(address, int(port), int(count[0])).run()
     else:
         server(way, address, int(port), int(count[0]))
 

@@ -17,6 +17,7 @@
 #include <sys/ioctl.h>
 #include <sys/select.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <linux/sockios.h>
@@ -240,6 +241,28 @@ static const char *closes_file(void)
 	return NULL;
 }
 
+/* As libuv closes descriptors. */
+static const char *closes_directly(void)
+{
+	char byte;
+
+	CHECK(syscall(SYS_write, client, "x", 1) == 1 && syscall(SYS_read, server, &byte, 1) == 1);
+	CHECK(!syscall(SYS_close, client) && fcntl(client, F_GETFD) == -1);
+	CHECK(recv(server, &byte, 1, 0) == 0);
+	return NULL;
+}
+
+static const char *streams(void)
+{
+	FILE *from = fdopen(server, "r"), *to = fdopen(client, "w");
+	char line[32] = "";
+
+	CHECK(from && to && fprintf(to, "by %s\n", "stdio") == 9 && !fflush(to));
+	CHECK(fgets(line, sizeof(line), from) && !strcmp(line, "by stdio\n"));
+	CHECK(!fclose(to) && fgetc(from) == EOF && feof(from) && !ferror(from) && !fclose(from));
+	return NULL;
+}
+
 static const char *splices(void)
 {
 	char buffer[16] = "";
@@ -279,6 +302,8 @@ static const struct {
 	{ "status", status }, { "requests", requests }, { "ppoll", polls }, { "pselect", selects },
 	{ "epoll_pwait", epolls }, { "messages", messages }, { "splice", splices }, { "checked", checked },
 	{ "dup3_close_range", copies }, { "closefrom", closes_from }, { "fclose", closes_file },
+	{ "fdopen", streams },
+	{ "syscall", closes_directly },
 };
 
 int main(int argc, char **argv)

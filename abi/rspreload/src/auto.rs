@@ -17,12 +17,14 @@ mod listeners;
 mod lock;
 mod log;
 mod outcome;
+pub mod outside;
 mod remembered;
 mod reuse;
 mod route;
 mod shared;
 pub mod slots;
 mod socket_owner;
+pub mod tcp_bytes;
 mod thread;
 
 use core::ffi::c_int;
@@ -51,6 +53,13 @@ pub fn resolve_attempt(fd: c_int, entry: Entry, way: Way) -> Result<(), c_int> {
         return Err(libc::EAGAIN);
     }
     Ok(())
+}
+
+/// The program asks for the local address while an attempt is under way: only its end decides the
+/// port.
+#[cold]
+pub fn wait_for_name(fd: c_int, entry: Entry) {
+    errno::keeping(|| decisions::wait_for_change(fd, entry));
 }
 
 /// Whether a new socket is the kernel's, in automatic mode or because nothing else is wanted.

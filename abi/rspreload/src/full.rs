@@ -3,12 +3,14 @@
 //! everything else.
 
 mod checked;
+mod direct;
 mod messages;
 mod next;
 mod numbers;
 mod requests;
 mod splice;
 mod status;
+mod streams;
 mod waits;
 
 /// The library's DT_INIT: resolves the names before the program runs, because dlsym(3) is not

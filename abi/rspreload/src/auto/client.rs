@@ -8,7 +8,7 @@ use super::log::Reason;
 use super::{attempt, instances, log, outcome, route, slots};
 use crate::fork::name::Name;
 use crate::fork::tcp;
-use crate::{epoll, errno, next_symbol};
+use crate::{errno, next_symbol};
 
 /// connect(2).
 ///
@@ -52,11 +52,13 @@ fn by_rdma(fd: c_int, to: &Name) -> Result<Option<c_int>, Option<Reason>> {
     let inner = attempt::begin(fd, to)?;
     let end = attempt::deadline();
     if !tcp::is_blocking(fd) {
-        if slots::submit(fd, inner, to, &end) {
-            return Ok(Some(EINPROGRESS));
-        }
-        attempt::give_up(inner);
-        return Err(Some(Reason::Busy));
+        return match slots::submit(fd, inner, to, &end) {
+            Ok(()) => Ok(Some(EINPROGRESS)),
+            Err(reason) => {
+                attempt::give_up(inner);
+                Err(Some(reason))
+            }
+        };
     }
     if let Err(reason) = attempt::wait(inner, to, &end) {
         attempt::give_up(inner);
@@ -64,9 +66,7 @@ fn by_rdma(fd: c_int, to: &Name) -> Result<Option<c_int>, Option<Reason>> {
     }
     let left = instances::leave(fd);
     let connected = outcome::become_rsocket(fd, fd, None, inner);
-    if let Some((epfd, event)) = left {
-        epoll::add(epfd, fd, event);
-    }
+    left.join_again(fd);
     if !connected {
         attempt::give_up(inner);
         return Err(Some(Reason::Busy));

@@ -258,6 +258,19 @@ pub fn demote(index: usize) {
     });
 }
 
+/// Forwards the data of a connection from now on: its numbers become TCP sockets of the kernel.
+/// Returns false if that is not possible.
+pub fn forward_from_now(fd: c_int, inner: c_int) -> bool {
+    let index = index_of(inner).or_else(|| make_pair(fd, inner, thread::wake_socket()?));
+    let Some((index, slot)) = index.and_then(|index| Some((index, shared::slot(index)?))) else { return false };
+    if !thread::wake() {
+        return false;
+    }
+    demote(index);
+    slot.want();
+    true
+}
+
 /// Before fork(2): the child may use each connection by its token.
 pub fn before_fork(wake: impl Fn() -> Option<(c_int, u64)>) {
     table::each(|fd, entry| {

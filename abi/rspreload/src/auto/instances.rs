@@ -5,8 +5,8 @@ use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use libc::{EPOLL_CTL_DEL, epoll_event};
 
-use crate::next_symbol;
 use crate::table::Growing;
+use crate::{epoll, next_symbol};
 
 /// By number: whether it is or was an instance. In automatic mode only.
 static INSTANCES: Growing<AtomicU64> = Growing::new();
@@ -25,14 +25,49 @@ pub fn created(epfd: c_int) -> c_int {
     epfd
 }
 
-/// Removes a socket of the kernel's that becomes an rsocket from the instance of which it is a
-/// member. Returns that, and the program's event.
-pub fn leave(fd: c_int) -> Option<(c_int, epoll_event)> {
+/// The most instances of which a socket can be a member while it becomes an rsocket.
+pub const MAX_INSTANCES: usize = 8;
+
+/// The instances that a socket has left, and the program's events.
+pub struct Left {
+    members: [(c_int, epoll_event); MAX_INSTANCES],
+    count: usize,
+    /// It is still a member of others.
+    pub is_incomplete: bool,
+}
+
+impl Left {
+    pub fn iter(&self) -> impl Iterator<Item = &(c_int, epoll_event)> {
+        self.members.iter().take(self.count)
+    }
+
+    /// Makes the number a member again, as what it is now.
+    pub fn join_again(&self, fd: c_int) {
+        for &(epfd, event) in self.iter() {
+            epoll::add(epfd, fd, event);
+        }
+    }
+}
+
+/// Removes a socket of the kernel's that becomes an rsocket from the instances of which it is a
+/// member.
+pub fn leave(fd: c_int) -> Left {
+    let none = (-1, epoll_event { events: 0, u64: 0 });
+    let mut left = Left { members: [none; MAX_INSTANCES], count: 0, is_incomplete: false };
     let instances = (0..INSTANCES_END.load(Ordering::Relaxed))
         .filter(|&epfd| INSTANCES.get(epfd).is_some_and(|word| word.load(Ordering::Relaxed) != 0));
-    let mut members = instances.filter_map(|epfd| Some((epfd, crate::fork::epoll_handover::find(epfd, fd)?)));
-    let (epfd, event) = members.next()?;
-    // SAFETY: needs no event.
-    let left = unsafe { next_symbol::epoll_ctl(epfd, EPOLL_CTL_DEL, fd, core::ptr::null_mut()) } == 0;
-    left.then_some((epfd, event))
+    // One after another: an instance may have several numbers.
+    for epfd in instances {
+        let Some(event) = crate::fork::epoll_handover::find(epfd, fd) else { continue };
+        let Some(member) = left.members.get_mut(left.count) else {
+            left.is_incomplete = true;
+            return left;
+        };
+        // SAFETY: needs no event.
+        if unsafe { next_symbol::epoll_ctl(epfd, EPOLL_CTL_DEL, fd, core::ptr::null_mut()) } == 0 {
+            *member = (epfd, event);
+            left.count += 1;
+        }
+    }
+    left
 }

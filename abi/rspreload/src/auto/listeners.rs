@@ -339,6 +339,15 @@ pub fn set_backlog(entry: Entry, backlog: c_int) {
     }
 }
 
+/// The program passes a listener to another process, which may not have this library.
+pub fn pass_on(entry: Entry) {
+    let Some(listener) = of(entry).filter(|listener| listener.rsockets().next().is_some()) else { return };
+    let held = ACCEPTING.hold();
+    listener.listen_by_tcp_only(Reason::Passed);
+    drop(held);
+    thread::wake();
+}
+
 /// Whether accept(2) on a number gets a byte of the library's before the program's data.
 pub fn defers_accept(fd: c_int) -> bool {
     option(fd, IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) != 0

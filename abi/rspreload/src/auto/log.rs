@@ -5,6 +5,7 @@ use core::mem;
 
 use libc::socklen_t;
 
+use super::tcp_bytes;
 use crate::fork::name::Name;
 use crate::{config, errno, rsocket_abi};
 
@@ -23,11 +24,13 @@ pub enum Reason {
     Failed(i32),
     Busy,
     SocketShared,
+    Instances,
     Connected,
     Reuse,
     PortTaken,
     Inherited,
     Stranger,
+    Passed,
     Forwarded,
     CameByTcp,
 }
@@ -47,11 +50,13 @@ impl fmt::Display for Reason {
             Reason::Failed(error) => return write!(f, "the attempt by RDMA failed with errno {error}"),
             Reason::Busy => "too many attempts at a time, or no memory",
             Reason::SocketShared => "the program has copied or shut down the socket",
+            Reason::Instances => "the socket is a member of too many epoll instances",
             Reason::Connected => "connected",
             Reason::Reuse => "SO_REUSEPORT, and another socket listens at the port",
             Reason::PortTaken => "another rsocket has the port",
             Reason::Inherited => "it listened already, perhaps for another process",
             Reason::Stranger => "another process accepts its connections",
+            Reason::Passed => "the program has passed it to another process",
             Reason::CameByTcp => "the peer has connected by TCP",
             Reason::Forwarded => "used by another process than the one that accepted it",
         })
@@ -99,11 +104,19 @@ impl fmt::Display for Shown<'_> {
 /// A connection of connect(2).
 pub fn connection(fd: i32, to: &Name, way: &str, reason: Reason) {
     line(format_args!("connect: socket {fd} -> {}: {way}: {reason}", Shown(to)));
+    by_tcp(fd, to, way);
 }
 
 /// A connection of accept(2).
 pub fn accepted(fd: i32, from: &Name, way: &str, reason: Reason) {
     line(format_args!("accept: socket {fd} <- {}: {way}: {reason}", Shown(from)));
+    by_tcp(fd, from, way);
+}
+
+fn by_tcp(fd: i32, peer: &Name, way: &str) {
+    if config::logs() && way == "TCP" {
+        tcp_bytes::logged(fd, peer);
+    }
 }
 
 /// A listener. `reason`: why not both ways.

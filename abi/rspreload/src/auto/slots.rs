@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use libc::epoll_event;
 
+use super::instances::MAX_INSTANCES;
 use super::lock::Lock;
 use super::log::Reason;
 use super::shared::AtomicName;
@@ -36,10 +37,33 @@ pub struct Slot {
     to: AtomicName,
     /// An eventfd that is readable once the attempt has ended, plus one; made once.
     done: AtomicI32,
-    /// The epoll instance of which the program wants the socket to be a member, plus one.
+    members: [Member; MAX_INSTANCES],
+}
+
+/// An epoll instance of which the program wants the socket to be a member.
+struct Member {
+    /// Plus one; 0 for none.
     epoll: AtomicI32,
     events: AtomicU32,
     data: AtomicU64,
+}
+
+impl Member {
+    const fn new() -> Member {
+        Member { epoll: AtomicI32::new(0), events: AtomicU32::new(0), data: AtomicU64::new(0) }
+    }
+
+    fn keep(&self, epfd: c_int, event: epoll_event) {
+        self.events.store(event.events, SeqCst);
+        self.data.store(event.u64, SeqCst);
+        self.epoll.store(epfd + 1, SeqCst);
+    }
+
+    /// Returns the instance and the event, and forgets them.
+    fn take(&self) -> Option<(c_int, epoll_event)> {
+        let epfd = self.epoll.swap(0, SeqCst) - 1;
+        (epfd >= 0).then(|| (epfd, epoll_event { events: self.events.load(SeqCst), u64: self.data.load(SeqCst) }))
+    }
 }
 
 impl Slot {
@@ -50,9 +74,7 @@ impl Slot {
             end: AtomicU64::new(0),
             to: AtomicName::new(),
             done: AtomicI32::new(0),
-            epoll: AtomicI32::new(0),
-            events: AtomicU32::new(0),
-            data: AtomicU64::new(0),
+            members: [const { Member::new() }; MAX_INSTANCES],
         }
     }
 
@@ -94,7 +116,8 @@ impl Slot {
         let is_same = || tcp::identity(fd) == tcp::identity(copy);
         let entry = self.entry().filter(|_| is_same());
         // An attempt that is given up may have succeeded just now.
-        let result = if result == Err(Reason::SocketShared) && !attempt::cancel(inner) { Ok(()) } else { result };
+        let is_given_up = matches!(result, Err(Reason::SocketShared | Reason::Instances));
+        let result = if is_given_up && !attempt::cancel(inner) { Ok(()) } else { result };
         let connected = match (entry, result) {
             (Some(entry), Ok(())) => outcome::become_rsocket(fd, copy, Some(entry), inner),
             _ => false,
@@ -106,12 +129,13 @@ impl Slot {
             outcome::connect_tcp(copy, &to);
             table::replace(fd, Some(entry), None);
         }
-        let held = LOCK.hold();
-        let epfd = self.epoll.swap(0, SeqCst) - 1;
-        let event = epoll_event { events: self.events.load(SeqCst), u64: self.data.load(SeqCst) };
-        drop(held);
-        if epfd >= 0 && entry.is_some() {
-            epoll::add(epfd, fd, event);
+        for member in &self.members {
+            let held = LOCK.hold();
+            let taken = member.take();
+            drop(held);
+            if let (Some((epfd, event)), Some(_)) = (taken, entry) {
+                epoll::add(epfd, fd, event);
+            }
         }
         drop(moving);
         self.wake();
@@ -131,7 +155,9 @@ impl Slot {
 
     fn free(&self) {
         self.ticket.close_tcp();
-        self.epoll.store(0, SeqCst);
+        for member in &self.members {
+            member.epoll.store(0, SeqCst);
+        }
         self.ticket.free();
     }
 
@@ -163,37 +189,38 @@ fn of(entry: Entry) -> Option<&'static Slot> {
     (slot.ticket.number() == entry.inner).then_some(slot)
 }
 
-/// Gives the socket `fd`, for which `inner` connects, a slot and an entry. Returns false if there
-/// is no slot.
-pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline) -> bool {
+/// Gives the socket `fd`, for which `inner` connects, a slot and an entry. Returns the reason for
+/// TCP if that is not possible.
+pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline) -> Result<(), Reason> {
     let claimed = SLOTS.iter().enumerate().find(|(_, slot)| slot.ticket.claim());
-    let Some((index, slot)) = claimed else { return false };
+    let Some((index, slot)) = claimed else { return Err(Reason::Busy) };
     let turns = usize::try_from(slot.ticket.number()).map_or(0, |ticket| ticket / MAX_ATTEMPTS + 1);
     let ticket = ((turns * MAX_ATTEMPTS + index) & (i32::MAX as usize >> 1)) as c_int;
     slot.ticket.fill(ticket, fd, open_fds::duplicate(fd));
     if slot.ticket.tcp() < 0 || !slot.reset_done() || table::prepare(fd).is_err() {
         slot.free();
-        return false;
+        return Err(Reason::Busy);
     }
     slot.inner.store(inner, SeqCst);
     slot.end.store(end.end() as u64, SeqCst);
     slot.to.store(to);
     let entry = Entry { kind: Kind::Connecting, flags: 0, inner: ticket };
     table::swap(fd, Some(entry));
-    if let Some((epfd, event)) = instances::leave(fd) {
-        keep(slot, epfd, event);
+    let left = instances::leave(fd);
+    if left.is_incomplete {
+        table::replace(fd, Some(entry), None);
+        left.join_again(fd);
+        slot.free();
+        return Err(Reason::Instances);
+    }
+    for (member, &(epfd, event)) in slot.members.iter().zip(left.iter()) {
+        member.keep(epfd, event);
     }
     slot.ticket.set_ready();
     if !thread::wake() {
         slot.finish(Err(Reason::Busy));
     }
-    true
-}
-
-fn keep(slot: &Slot, epfd: c_int, event: epoll_event) {
-    slot.events.store(event.events, SeqCst);
-    slot.data.store(event.u64, SeqCst);
-    slot.epoll.store(epfd + 1, SeqCst);
+    Ok(())
 }
 
 /// The eventfd that stands for the socket in poll(2).
@@ -213,20 +240,28 @@ pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *m
         decisions::wait_for_change(fd, entry);
         return None;
     }
-    let is_member = slot.epoll.load(SeqCst) == epfd + 1;
-    let result = match op {
-        libc::EPOLL_CTL_ADD if is_member => Err(libc::EEXIST),
-        libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL if !is_member => Err(libc::ENOENT),
-        libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD if event.is_null() => Err(libc::EFAULT),
-        libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => {
-            // SAFETY: not null, so readable: guaranteed by the caller.
-            keep(slot, epfd, unsafe { event.read_unaligned() });
+    let member_of = |number| slot.members.iter().find(|member| member.epoll.load(SeqCst) == number);
+    let (own, free) = (member_of(epfd + 1), member_of(0));
+    let result = match (op, own) {
+        (libc::EPOLL_CTL_ADD, Some(_)) => Err(libc::EEXIST),
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None) => Err(libc::ENOENT),
+        (libc::EPOLL_CTL_DEL, Some(member)) => {
+            member.epoll.store(0, SeqCst);
             Ok(0)
         }
-        libc::EPOLL_CTL_DEL => {
-            slot.epoll.store(0, SeqCst);
-            Ok(0)
-        }
+        (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, _) if event.is_null() => Err(libc::EFAULT),
+        (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, _) => match own.or(free) {
+            Some(member) => {
+                // SAFETY: not null, so readable: guaranteed by the caller.
+                member.keep(epfd, unsafe { event.read_unaligned() });
+                Ok(0)
+            }
+            None => {
+                drop(held);
+                slot.finish(Err(Reason::Instances));
+                return None;
+            }
+        },
         _ => Err(libc::EINVAL),
     };
     drop(held);

@@ -5,7 +5,7 @@ use core::ffi::c_int;
 use libc::EBADF;
 
 use crate::table::{self, Entry, Kind};
-use crate::{errno, fds, next_symbol, process};
+use crate::{auto, errno, fds, next_symbol, process};
 
 /// close(2). The rsocket is closed while its number is still taken: otherwise another thread could
 /// get the number, and lose its entry.
@@ -14,6 +14,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     if table::any() {
         return close_known(fd);
     }
+    auto::tcp_bytes::before_close(fd);
     // SAFETY: the C contract.
     unsafe { next_symbol::close(fd) }
 }
@@ -25,6 +26,7 @@ fn close_known(fd: c_int) -> c_int {
             if fds::is_library(fd) {
                 return errno::fail(EBADF);
             }
+            auto::tcp_bytes::before_close(fd);
             // SAFETY: the C contract.
             return unsafe { next_symbol::close(fd) };
         };

@@ -70,6 +70,10 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
     if let Some(entry @ Entry { kind: Kind::Connecting, .. }) = table::get(old) {
         auto::slots::stay_tcp(entry);
     }
+    if new <= libc::STDERR_FILENO && is_auto_rsocket(old) {
+        // For stdio. Without memory it meets a socket that is not connected.
+        let _ = auto::outside::leave_to_kernel(old);
+    }
     let source = fds::current_entry(old);
     if fds::current_entry(new).is_none() && fds::is_library(new) {
         // The kernel's error for a number that is being opened.
@@ -102,6 +106,10 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
         errno::keeping(|| fds::release(before));
     }
     result
+}
+
+fn is_auto_rsocket(fd: c_int) -> bool {
+    table::get(fd).is_some_and(|entry| entry.kind == Kind::Socket && auto::is_auto(entry))
 }
 
 /// Returns the entry that `new` is to have.

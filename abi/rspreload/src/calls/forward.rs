@@ -9,8 +9,9 @@ use crate::fork::{Way, remote};
 use crate::{auto, errno, next_symbol, rsocket_abi};
 
 /// `name by rname(arguments after the number)`: calls that decide what a socket of fork mode is.
+/// `before` may fail with an errno.
 macro_rules! forward_data {
-    ($($name:ident by $to:ident, $way:expr, ($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
+    ($($name:ident by $to:ident, $way:expr, ($($arg:ident: $type:ty),*) -> $result:ty $(, before $before:expr)?;)*) => {$(
         #[doc = concat!(stringify!($name), "(2).")]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(fd: c_int, $($arg: $type),*) -> $result {
@@ -31,6 +32,9 @@ macro_rules! forward_data {
 
             // SAFETY: the C contract.
             unsafe {
+                $(if let Err(why) = $before {
+                    return errno::fail(why);
+                })?
                 match dispatch::data_at_once(fd) {
                     Some(Target::Kernel) => next_symbol::$name(fd, $($arg),*),
                     Some(Target::Rsocket(inner)) => rsocket_abi::$to(inner, $($arg),*),
@@ -86,6 +90,9 @@ macro_rules! forward_name {
         #[doc = concat!(stringify!($name), "(2).")]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+            if let (false, Fd::Connecting(entry)) = ($is_peer, Fd::of(fd)) {
+                auto::wait_for_name(fd, entry);
+            }
             // SAFETY: the C contract.
             unsafe {
                 match Fd::of(fd) {
@@ -162,6 +169,7 @@ forward_data! {
     sendto by rsendto, transmit(flags), (
         buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, addrlen: socklen_t
     ) -> ssize_t;
-    sendmsg by rsendmsg, transmit(flags), (msg: *const msghdr, flags: c_int) -> ssize_t;
+    sendmsg by rsendmsg, transmit(flags), (msg: *const msghdr, flags: c_int) -> ssize_t,
+        before auto::outside::before_sendmsg(msg);
     shutdown by rshutdown, Way::Shutdown, (how: c_int) -> c_int;
 }

@@ -77,7 +77,10 @@ pub fn family(fd: c_int) -> Option<c_int> {
 /// States of `<net/tcp_states.h>`.
 pub const ESTABLISHED: u8 = 1;
 pub const CLOSED: u8 = 7;
+pub const CLOSE_WAIT: u8 = 8;
+pub const LAST_ACK: u8 = 9;
 pub const LISTEN: u8 = 10;
+pub const CLOSING: u8 = 11;
 
 /// The state of the connection, as in /proc/net/tcp: the first byte of `struct tcp_info`.
 pub fn state(tcp: c_int) -> Option<u8> {

@@ -6,9 +6,9 @@ use core::slice;
 use libc::{MSG_DONTWAIT, MSG_WAITFORONE, mmsghdr, ssize_t, timespec};
 
 use super::next;
-use crate::calls;
 use crate::dispatch::Fd;
 use crate::time::{Deadline, milliseconds};
+use crate::{auto, calls, errno};
 
 /// The kernel's limit for one call.
 const MAX_MESSAGES: c_uint = 1024;
@@ -45,6 +45,11 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, 
     // SAFETY: the C contract.
     unsafe {
         if matches!(Fd::of(fd), Fd::Kernel) {
+            for message in 0..if list.is_null() { 0 } else { count.min(MAX_MESSAGES) } {
+                if let Err(why) = auto::outside::before_sendmsg(&raw const (*list.add(message as usize)).msg_hdr) {
+                    return errno::fail(why);
+                }
+            }
             return next::sendmmsg(fd, list, count, flags);
         }
         each(list, count, |message| (calls::sendmsg(fd, &raw const message.msg_hdr, flags), true))

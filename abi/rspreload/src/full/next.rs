@@ -1,6 +1,6 @@
 //! The next definitions of the names that only librspreload-full.so defines.
 
-use core::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -44,11 +44,16 @@ next! {
         from: c_int, from_offset: *mut loff_t, to: c_int, to_offset: *mut loff_t, len: size_t, flags: c_uint
     ) -> ssize_t;
     sockatmark(fd: c_int) -> c_int;
+    syscall(
+        number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long
+    ) -> c_long;
     statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, status: *mut Statx) -> c_int;
 }
 
 #[allow(non_upper_case_globals)]
 static slot_ioctl: Next = Next::new(c"ioctl", None);
+#[allow(non_upper_case_globals)]
+static slot_fdopen: Next = Next::new(c"fdopen", None);
 #[allow(non_upper_case_globals)]
 static slot_closefrom: Next = Next::new(c"closefrom", None);
 
@@ -57,6 +62,7 @@ static slot_closefrom: Next = Next::new(c"closefrom", None);
 pub fn resolve() {
     resolve_names();
     slot_ioctl.get();
+    slot_fdopen.get();
     slot_closefrom.get();
 }
 
@@ -74,6 +80,20 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
         let call: unsafe extern "C" fn(c_int, c_ulong, ...) -> c_int = mem::transmute(found);
         call(fd, request, arg)
     }
+}
+
+/// The program's own fdopen.
+///
+/// # Safety
+/// The C contract of the call.
+pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+    let found = slot_fdopen.get();
+    if found.is_null() {
+        errno::set(ENOSYS);
+        return core::ptr::null_mut();
+    }
+    // SAFETY: a function of this name has this type; the arguments are the caller's.
+    unsafe { mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int, *const c_char) -> *mut FILE>(found)(fd, mode) }
 }
 
 /// The program's own closefrom. Returns false if it has none.

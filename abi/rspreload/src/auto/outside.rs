@@ -1,0 +1,78 @@
+//! Numbers that will be used by calls that do not come here: those of another process to which they
+//! are passed (SCM_RIGHTS), and the C library's own (stdio).
+//!
+//! The data of a connection by RDMA is forwarded from then on ([`super::forward`]), so that its
+//! number is a TCP socket of the kernel for every use.
+
+use core::ffi::c_int;
+
+use libc::{EOPNOTSUPP, SCM_RIGHTS, SOL_SOCKET, cmsghdr, msghdr};
+
+use super::{connections, entry, listeners, slots, use_forwarded};
+use crate::errno;
+use crate::table::{self, Kind};
+
+/// Leaves a number to the kernel. Fails for rsockets that are not of automatic mode, whose numbers
+/// are no sockets of the kernel.
+pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
+    let Some(entry) = table::get(fd) else { return Ok(()) };
+    errno::keeping(|| match entry.kind {
+        Kind::Socket if entry::is_auto(entry) && connections::forward_from_now(fd, entry.inner) => Ok(()),
+        Kind::Socket if entry::is_auto(entry) => Err(libc::ENOBUFS),
+        Kind::Socket | Kind::Relayed => Err(EOPNOTSUPP),
+        Kind::Connecting => {
+            slots::stay_tcp(entry);
+            Ok(())
+        }
+        Kind::Listener => {
+            listeners::pass_on(entry);
+            Ok(())
+        }
+        Kind::Forwarded => {
+            use_forwarded(entry);
+            Ok(())
+        }
+        Kind::Pending | Kind::Epoll => Ok(()),
+    })
+}
+
+/// sendmsg(2) is about to pass numbers to another process.
+///
+/// # Safety
+/// As for sendmsg(2).
+#[inline(always)]
+pub unsafe fn before_sendmsg(message: *const msghdr) -> Result<(), c_int> {
+    // SAFETY: as for this function.
+    unsafe {
+        match message.as_ref() {
+            Some(message) if !message.msg_control.is_null() && table::any() => pass(message),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// # Safety
+/// The control messages of `message` are readable.
+#[cold]
+unsafe fn pass(message: &msghdr) -> Result<(), c_int> {
+    const HEADER: usize = size_of::<cmsghdr>();
+    let (start, end) = (message.msg_control.cast::<u8>(), message.msg_controllen);
+    let mut offset = 0;
+    while offset + HEADER <= end {
+        // SAFETY: within the control messages.
+        let header = unsafe { start.add(offset).cast::<cmsghdr>().read_unaligned() };
+        if header.cmsg_len < HEADER || header.cmsg_len > end - offset {
+            // The kernel's error to report.
+            return Ok(());
+        }
+        if (header.cmsg_level, header.cmsg_type) == (SOL_SOCKET, SCM_RIGHTS) {
+            for number in 0..(header.cmsg_len - HEADER) / size_of::<c_int>() {
+                // SAFETY: within this control message.
+                let fd = unsafe { start.add(offset + HEADER).cast::<c_int>().add(number).read_unaligned() };
+                leave_to_kernel(fd)?;
+            }
+        }
+        offset += header.cmsg_len.next_multiple_of(align_of::<cmsghdr>());
+    }
+    Ok(())
+}
