@@ -70,9 +70,12 @@ cases_rcopy() {
 # Different sizes on the two ends; the smallest are supported by all devices.
 cases_peer() {
     local test smallest="PEER_SQ=16 PEER_RQ=16 PEER_INLINE=0 PEER_RCVBUF=1024 PEER_SNDBUF=1024"
-    # siw supports at most 80 bytes inline.
+    # siw supports at most 80 bytes inline, the virtual adapters 64.
     local inline=200
-    [ "${device:-}" != siw ] || inline=80
+    case ${device:-} in
+    siw) inline=80 ;;
+    ib) inline=64 ;;
+    esac
     local large="PEER_SQ=1000 PEER_RQ=1000 PEER_INLINE=$inline PEER_RCVBUF=1000000 PEER_SNDBUF=1000000"
     local less="PEER_TOTAL=200000"
     for test in stream client-first server-first iomap keepalive parallel; do
