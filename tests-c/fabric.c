@@ -167,10 +167,15 @@ static bool far_answers(void)
 	return false;
 }
 
+bool forget_neighbours(void)
+{
+	return command("ip neigh flush dev ib0; ip -n far neigh flush dev ib1");
+}
+
 bool fabric_works(void)
 {
 	return await_port(NEAR, "ACTIVE") && await_port(FAR, "ACTIVE") && link_runs(NEAR, "ib0") &&
-	       link_runs(FAR, "ib1") && command("ip neigh flush dev ib0; ip -n far neigh flush dev ib1") &&
+	       link_runs(FAR, "ib1") && forget_neighbours() &&
 	       far_answers();
 }
 
@@ -220,6 +225,42 @@ bool sm_stop(void)
 bool sm_start(const char *options)
 {
 	return command("%s %s", sm_command, options);
+}
+
+bool sm_renumber(bool other)
+{
+	static const char dir[] = "/var/cache/opensm", conf[] = "/run/opensm-lids.conf";
+
+	return sm_stop() && command("[ -e /run/guid2lid ] || cp %s/guid2lid /run/guid2lid", dir) &&
+	       command("cp /run/guid2lid %s/guid2lid", dir) &&
+	       (!other || command("printf '%%s\n\n' '0x02ab770000000101 0x0040 0x0041' '0x02ab770000000201 0x0050 0x0051'"
+				  " >/run/lids && cp /run/lids %s/guid2lid", dir)) &&
+	       command("{ cat /run/lab/guest/opensm.conf && echo honor_guid2lid_file TRUE; } | tee %s", conf) &&
+	       sm_start("-F /run/opensm-lids.conf -r");
+}
+
+static bool await_master(enum host host)
+{
+	char path[128], text[64];
+
+	snprintf(path, sizeof(path), "/sys/class/infiniband/%s/ports/1/sm_lid", host_device(NEAR));
+	for (int i = 0; i < PATIENCE; i++) {
+		if (read_text(path, text, sizeof(text)) && strtoul(text, NULL, 0) == host_lid(host))
+			return true;
+		pause_a_little();
+	}
+	return false;
+}
+
+bool second_sm_start(void)
+{
+	return sm_process() && sm_start("-g 0x02ab770000000201 -p 5 -f /run/opensm2.log --pidfile /run/opensm2.pid") &&
+	       await_master(FAR);
+}
+
+bool second_sm_stop(void)
+{
+	return command("kill $(cat /run/opensm2.pid)") && await_master(NEAR);
 }
 
 /* ---- partitions ----------------------------------------------------------------------------------- */

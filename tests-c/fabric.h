@@ -30,12 +30,20 @@ bool enter_host(enum host host);
 bool cable(enum host host, bool plugged);
 /* Waits until the port is in a state, such as "ACTIVE". */
 bool await_port(enum host host, const char *state);
+/* The hosts ask for each other's hardware addresses again. */
+bool forget_neighbours(void);
 /* Both ports are active, and IPoIB works again. */
 bool fabric_works(void);
 
 /* Stops the subnet manager; starts one with these further options ("" for the lab's own). */
 bool sm_stop(void);
 bool sm_start(const char *options);
+/* Restarts it so that it gives the ports other LIDs, or the first ones again. */
+bool sm_renumber(bool other);
+/* Starts a second one, with a higher priority, on the far host, and waits until it is the master; stops it, and waits until
+ * the first one is the master again. */
+bool second_sm_start(void);
+bool second_sm_stop(void);
 
 /* IPoIB interfaces of a partition, one on each host. */
 bool partition_link(enum host host, uint16_t pkey);
