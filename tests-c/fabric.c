@@ -229,14 +229,12 @@ bool sm_start(const char *options)
 
 bool sm_renumber(bool other)
 {
-	static const char dir[] = "/var/cache/opensm", conf[] = "/run/opensm-lids.conf";
-
-	return sm_stop() && command("[ -e /run/guid2lid ] || cp %s/guid2lid /run/guid2lid", dir) &&
-	       command("cp /run/guid2lid %s/guid2lid", dir) &&
-	       (!other || command("printf '%%s\n\n' '0x02ab770000000101 0x0040 0x0041' '0x02ab770000000201 0x0050 0x0051'"
-				  " >/run/lids && cp /run/lids %s/guid2lid", dir)) &&
-	       command("{ cat /run/lab/guest/opensm.conf && echo honor_guid2lid_file TRUE; } | tee %s", conf) &&
-	       sm_start("-F /run/opensm-lids.conf -r");
+	return sm_stop() && command("[ -e /run/guid2lid ] || cp /var/cache/opensm/guid2lid /run/guid2lid") &&
+	       command("printf '%%s\\n\\n' '0x02ab770000000101 0x0040 0x0041' '0x02ab770000000201 0x0050 0x0051'"
+		       " '0x02ab77000000ff00 0x0004 0x0004' >/run/lids; [ -s /run/lids ]") &&
+	       command("cp %s /var/cache/opensm/guid2lid", other ? "/run/lids" : "/run/guid2lid") &&
+	       command("{ cat /run/lab/guest/opensm.conf && echo honor_guid2lid_file TRUE; } | tee /run/opensm-lids.conf") &&
+	       sm_start("-F /run/opensm-lids.conf");
 }
 
 static bool await_master(enum host host)

@@ -43,6 +43,19 @@ static long own_path(const struct acm_message *request, struct acm_message *answ
 	return answer_path(answer, near_lid, near_lid, false);
 }
 
+/* rdma_getaddrinfo asks without a source, and wants to be told one. */
+static long far_path_and_source(const struct acm_message *request, struct acm_message *answer)
+{
+	union address source = host_addr(NEAR, AF_INET, 0, 0);
+
+	far_path(request, answer);
+	answer->records[1].type = ACM_TYPE_IP4;
+	answer->records[1].flags = ACM_FLAG_SOURCE;
+	memcpy(answer->records[1].info, &source.in.sin_addr, 4);
+	answer->header.length = (uint16_t)(answer->header.length + sizeof(answer->records[1]));
+	return answer->header.length;
+}
+
 /* The second LIDs, so that it is seen whose path is used. */
 static long other_path(const struct acm_message *request, struct acm_message *answer)
 {
@@ -157,7 +170,7 @@ static void endpoint(void *argument)
 	struct rdma_cm_id *id;
 	const char *name = argument;
 
-	if (!begin(&server, name, far_path))
+	if (!begin(&server, name, far_path_and_source))
 		return;
 	if (!CALL(rdma_getaddrinfo(getenv("IB_PEER_ADDR"), "7490", &hints, &info))) {
 		obs("family %d route %zu", info->ai_family, info->ai_route_len);
