@@ -7,6 +7,7 @@
 
 mod config;
 mod devices;
+mod infiniband;
 mod library;
 mod limits;
 mod loopback;
@@ -61,6 +62,7 @@ fn examine(options: &Options) -> ExitCode {
     machine::modules(&mut report);
     let devices = devices::all();
     devices::check(&devices, &mut report);
+    infiniband::check(&devices, &mut report);
     roce::check(&devices, &mut report);
     roce::check_guids(&devices, &mut report);
     subnets::check(&devices, &mut report);
