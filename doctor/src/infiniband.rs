@@ -56,11 +56,18 @@ fn number(path: &str) -> Option<u16> {
     u16::from_str_radix(read(path)?.strip_prefix("0x")?, 16).ok()
 }
 
+/// Returns the P_Key of an IPoIB interface, which is a part of the group that it broadcasts to
+/// (RFC 4391). (Interfaces made by netlink have no file `pkey`.)
+fn partition_of(broadcast: &str) -> Option<u16> {
+    let mut bytes = broadcast.split(':').skip(8);
+    u16::from_str_radix(&format!("{}{}", bytes.next()?, bytes.next()?), 16).ok()
+}
+
 fn check_partitions(port: &Port, report: &mut Report) {
     let directory = format!("{CLASS}/{}/pkeys", port.path());
     let table: Vec<u16> =
         entries(&directory).iter().filter_map(|index| number(&format!("{directory}/{index}"))).collect();
-    let key_of = |name: &String| Some((name.clone(), number(&format!("{NET}/{name}/pkey"))?));
+    let key_of = |name: &String| Some((name.clone(), partition_of(&read(&format!("{NET}/{name}/broadcast"))?)?));
     let interfaces: Vec<(String, u16)> = port.interfaces.iter().filter_map(key_of).collect();
     for (name, key) in without_partition(&interfaces, &table) {
         report.problem(
@@ -144,6 +151,13 @@ mod tests {
         let interfaces = [("ib0".to_owned(), 0xffff), ("ib0.8001".to_owned(), 0x8001), ("ib0.8002".to_owned(), 0x8002)];
         assert_eq!(without_partition(&interfaces, &[0xffff, 0x0001]), [("ib0.8002".to_owned(), 0x8002)]);
         assert!(without_partition(&interfaces, &[0x7fff, 0x8001, 0x8002]).is_empty());
+    }
+
+    #[test]
+    fn partition_in_the_broadcast_address() {
+        let address = "00:ff:ff:ff:ff:12:40:1b:80:55:00:00:00:00:00:00:ff:ff:ff:ff";
+        assert_eq!(partition_of(address), Some(0x8055));
+        assert_eq!(partition_of("ff:ff:ff:ff:ff:ff"), None);
     }
 
     #[test]
