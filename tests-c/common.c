@@ -27,9 +27,9 @@ bool on_ib(void)
 void start(int argc, char **argv)
 {
 	if (argc > 1)
-		device = argv[1];
+		device = strcmp(argv[1], "fabric") ? argv[1] : "ib";
 	if (strcmp(device, "rxe") && strcmp(device, "siw") && strcmp(device, "ib")) {
-		fprintf(stderr, "usage: %s [rxe|siw|ib]\n", argv[0]);
+		fprintf(stderr, "usage: %s [rxe|siw|ib|fabric]\n", argv[0]);
 		exit(2);
 	}
 	setvbuf(stdout, NULL, _IOLBF, 0);

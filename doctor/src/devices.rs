@@ -16,8 +16,9 @@ pub struct Port {
     /// The name in the form DEVICE/PORT.
     pub name: String,
     pub device: String,
-    active: bool,
-    state: String,
+    pub active: bool,
+    /// As in sysfs, such as "2: INIT".
+    pub state: String,
     link: String,
     /// The device is an iWARP adapter.
     iwarp: bool,
@@ -124,11 +125,29 @@ fn of_gids(directory: &str) -> Vec<String> {
     names.filter(|name| !name.is_empty()).collect()
 }
 
-/// Returns the network interfaces of a port: `of_port` from netlink, those of its GIDs, or else that
-/// of the device's bus address; followed by their upper interfaces.
+/// Returns the IPoIB interfaces of a port that are no child interfaces of others: their hardware
+/// address ends with the port's GUID, as does its first GID.
+fn of_guid(net: &str, directory: &str) -> Vec<String> {
+    const ARPHRD_INFINIBAND: &str = "32";
+    let gid = read(&format!("{directory}/gids/0")).unwrap_or_default().replace(':', "");
+    let Some(guid) = gid.get(16..).filter(|guid| !guid.is_empty()) else { return Vec::new() };
+    let is_of_port = |name: &String| {
+        let attribute = |of: &str| read(&format!("{net}/{name}/{of}")).unwrap_or_default();
+        attribute("type") == ARPHRD_INFINIBAND
+            && attribute("parent").is_empty()
+            && attribute("address").replace(':', "").ends_with(guid)
+    };
+    entries(net).into_iter().filter(is_of_port).collect()
+}
+
+/// Returns the network interfaces of a port: `of_port` from netlink, those of its GIDs, its IPoIB
+/// interfaces, or else that of the device's bus address; followed by their upper interfaces.
 fn interfaces(net: &str, device: &str, directory: &str, of_port: Option<String>) -> Vec<String> {
     let mut found: Vec<String> = of_port.into_iter().collect();
     found.extend(of_gids(directory));
+    if found.is_empty() {
+        found.extend(of_guid(net, directory));
+    }
     if found.is_empty() {
         found.extend(entries(&format!("{CLASS}/{device}/device/net")).into_iter().next());
     }
@@ -219,6 +238,7 @@ fn check_state(port: &Port, report: &mut Report) {
         report.ok("ports", format!("{} ({}) is active, with {} GIDs", port.name, port.link, port.gids));
     } else {
         let advice = match port.link.as_str() {
+            "InfiniBand" if !port.state.ends_with("DOWN") => "is a subnet manager running (opensm, or in the switch)?",
             "InfiniBand" => "is the cable connected, and is a subnet manager running (opensm, or in the switch)?",
             _ => "is the cable connected, and the network interface up (ip link set INTERFACE up)?",
         };

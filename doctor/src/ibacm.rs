@@ -9,6 +9,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use crate::acm_question;
 use crate::devices::{CLASS, Port, read};
 use crate::report::Report;
 
@@ -58,7 +59,7 @@ const NUMBER: &[&str] = &["a whole number"];
 pub fn check(ports: &[Port], report: &mut Report) {
     let listens = [PORT_FILE, SOCKET].iter().any(|path| Path::new(path).exists());
     if listens {
-        reach(report);
+        reach(ports, report);
     } else if ports.iter().any(Port::is_infiniband) {
         report.not_applicable("ibacm", "ibacm does not run: the subnet administrator is asked for paths");
     }
@@ -71,7 +72,7 @@ pub fn check(ports: &[Port], report: &mut Report) {
 }
 
 /// Connects as the library does: the port file takes precedence.
-fn reach(report: &mut Report) {
+fn reach(ports: &[Port], report: &mut Report) {
     let port = read(PORT_FILE).map(|text| text.parse::<u16>());
     if let Some(Err(_)) = port {
         report.warning(
@@ -80,12 +81,14 @@ fn reach(report: &mut Report) {
             "ibacm writes it: restart ibacm, or remove the file",
         );
     }
-    let (place, answer) = match port {
-        Some(Ok(number)) => (format!("port {number} of {PORT_FILE}"), within(move || connect_port(number))),
-        _ => (SOCKET.to_owned(), within(|| UnixStream::connect(SOCKET).map(drop))),
+    let number = port.and_then(Result::ok);
+    let (place, answer) = match number {
+        Some(number) => (format!("port {number} of {PORT_FILE}"), within(move || connect_port(number))),
+        None => (SOCKET.to_owned(), within(|| UnixStream::connect(SOCKET).map(drop))),
     };
     let Err(error) = answer else {
-        return report.ok("ibacm", format!("ibacm listens at {place}"));
+        report.ok("ibacm", format!("ibacm listens at {place}"));
+        return paths(ports, number, report);
     };
     match error.kind() {
         ErrorKind::PermissionDenied => report.warning(
@@ -103,6 +106,25 @@ fn reach(report: &mut Report) {
             format!("nothing listens at {place} ({error}): ibacm has ended"),
             format!("start ibacm, or remove {PORT_FILE} and {SOCKET}: the first one hides the second"),
         ),
+    }
+}
+
+/// Asks for the path of each InfiniBand port to itself.
+fn paths(ports: &[Port], number: Option<u16>, report: &mut Report) {
+    for port in ports.iter().filter(|port| port.active && port.is_infiniband()) {
+        match acm_question::path_status(port, number, SOCKET) {
+            Some(0) => report.ok("ibacm", format!("ibacm knows paths of {}", port.name)),
+            Some(status) => report.warning(
+                "ibacm.no-path",
+                format!("ibacm has no path of {} to itself (status {status})", port.name),
+                format!("compare {ADDRESSES} with the addresses (`ib_acme -A` makes a new one), and restart ibacm; until then each connection asks it in vain"),
+            ),
+            None => report.warning(
+                "ibacm.silent",
+                "ibacm does not answer",
+                "restart it (systemctl restart ibacm): each connection waits for its answer",
+            ),
+        }
     }
 }
 

@@ -5,9 +5,11 @@
 //! the machine to itself. It is linked with none of the libraries, so that it runs even if they are
 //! missing or broken.
 
+mod acm_question;
 mod config;
 mod devices;
 mod ibacm;
+mod infiniband;
 mod library;
 mod limits;
 mod loopback;
@@ -62,6 +64,7 @@ fn examine(options: &Options) -> ExitCode {
     machine::modules(&mut report);
     let devices = devices::all();
     devices::check(&devices, &mut report);
+    infiniband::check(&devices, &mut report);
     roce::check(&devices, &mut report);
     roce::check_guids(&devices, &mut report);
     subnets::check(&devices, &mut report);

@@ -147,6 +147,9 @@ fn of_address(error: Errno) -> Option<&'static str> {
 fn of_route(error: Errno) -> Option<&'static str> {
     Some(match error.get() {
         libc::ETIMEDOUT => "no path was resolved in time: on InfiniBand, is the subnet manager running?",
+        libc::EINVAL => {
+            "no path to that address: on InfiniBand, is the peer's port active and in the same partition, one of both as a full member, and is the subnet manager running? Or the id's address is not resolved"
+        }
         libc::ENODEV | libc::EADDRNOTAVAIL => {
             "the port has no GID for the local address yet, or the device is gone (rdma link show)"
         }

@@ -1,8 +1,6 @@
 //! The receive side: the memory that the peer writes to, the receives for its messages, and the
 //! data that the program has not read.
 
-use std::mem::MaybeUninit;
-use std::ptr::{self, NonNull};
 use super::post::QueuePair;
 use super::receive_rings::Rings;
 use super::send::ControlData;
@@ -13,6 +11,8 @@ use crate::rsocket::stream::options::Options;
 use crate::rsocket::wire::{self, ConnData, IOMAP_ENTRY, Mapping, Region, SGL_ENTRY};
 use crate::sys::pages;
 use crate::sys::rc::{CompletionQueue, CqEvent, MemoryRegion, Sge};
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
 
 /// See the module.
 #[derive(Debug)]
