@@ -35,7 +35,7 @@ RSSTAT_BUILT := $(RELEASE)/rsstat
 
 export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR BINDIR MANDIR UNITDIR UDEVDIR DESTDIR VERSION DIST
 
-.PHONY: all test lint check demo bench lab headers abi-check install-test install install-strip uninstall dist release deb clean help preconditions FORCE
+.PHONY: all test lint check demo bench lab headers abi-check install-test install install-strip uninstall dist release deb kit clean help preconditions FORCE
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY) $(PRELOAD) $(IWPMD) $(DOCTOR) $(RSSTAT) ## build everything into $(DIST), target/dist unless given (the default)
@@ -91,6 +91,9 @@ release: ## make the tarball, checksums and notes of the tagged version; KEY=gpg
 
 deb: ## build the source package and the Debian packages in target/package
 	scripts/deb
+
+kit: all ## build rdmacm-verify, which tests on machines with RDMA adapters (kit/README.md), in target/package
+	kit/build
 
 clean: ## remove what was built
 	$(RUN_CARGO) clean
