@@ -35,7 +35,7 @@ RSSTAT_BUILT := $(RELEASE)/rsstat
 
 export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR BINDIR MANDIR UNITDIR UDEVDIR DESTDIR VERSION DIST
 
-.PHONY: all test lint check demo bench lab headers abi-check install-test install install-strip uninstall dist release deb opt clean help preconditions FORCE
+.PHONY: all test lint check demo bench lab headers abi-check install-test install install-strip uninstall dist release deb opt kit clean help preconditions FORCE
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY) $(PRELOAD) $(IWPMD) $(DOCTOR) $(RSSTAT) ## build everything into $(DIST), target/dist unless given (the default)
@@ -94,6 +94,9 @@ deb: ## build the source package and the Debian packages in target/package
 
 opt: all ## write the tarball for /opt of any distribution, into target/package
 	packaging/opt/build
+
+kit: all ## build rdmacm-verify, which tests on machines with RDMA adapters (kit/README.md), in target/package
+	kit/build
 
 clean: ## remove what was built
 	$(RUN_CARGO) clean

@@ -5,8 +5,8 @@
 # Names of the processes by pid; their files are NAME.out and NAME.status in the working folder.
 names=()
 # A pipe that nobody writes: reading it with a limit is bash's own sleep.
-mkfifo "/run/silence.$$"
-exec {silence}<>"/run/silence.$$"
+mkfifo "${FAULTS_FOLDER:-/run}/silence.$$"
+exec {silence}<>"${FAULTS_FOLDER:-/run}/silence.$$"
 
 # start NAME COMMAND...: in the background, its output in NAME.out, its pid in `pid`.
 start() {

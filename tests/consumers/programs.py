@@ -1,0 +1,33 @@
+"""Packaged programs that rdmacm-verify does not run, because few machines have them: a server and a client for each."""
+
+from verify.pairs import pair
+from verify.programs import ROCE_IB, fio, libfabric, perftest, rdmacm_utils
+
+
+def table(build):
+    """build: the folder of programs compiled for this (ucp_client_server, an example of UCX)."""
+    return qperf() + dapl() + ucx(build) + libfabric() + fio() + perftest(1) + rdmacm_utils()
+
+
+def qperf():
+    return [pair(f"qperf-{test}", "qperf --listen_port @P", f"qperf --listen_port @P @A --use_cm 1 --time 1 {test}", ready="tcp:@P",
+                 persistent=True, check=r"(latency|bw) +=", needs=["qperf"]) for test in ("rc_lat", "rc_bw", "rc_rdma_write_bw")]
+
+
+def ucx(build):
+    """ucp_client_server connects by rdmacm; ucx_perftest exchanges addresses over TCP, and only loads it."""
+    env = {"UCX_NET_DEVICES": "@D:1", "UCX_TLS": "rc_verbs,ud_verbs,self", "UCX_SOCKADDR_TLS_PRIORITY": "rdmacm"}
+    example = f"{build}/ucp_client_server -p @P -i 20"
+    return [
+        pair("ucp_client_server-tag", f"{example} -c tag", f"{example} -c tag -a @A", devices=ROCE_IB, env=env, persistent=True,
+             check="FINISH|successfully|message"),
+        pair("ucp_client_server-stream", f"{example} -c stream", f"{example} -c stream -a @A", devices=ROCE_IB, env=env,
+             persistent=True, check="FINISH|successfully|message"),
+        pair("ucx_perftest-tag_lat", "ucx_perftest -p @P", "ucx_perftest -p @P @A -t tag_lat -n 50 -w 5", devices=ROCE_IB, env=env,
+             ready="tcp:@P", evidence=False),
+    ]
+
+
+def dapl():
+    """The provider's name is in the dat.conf that the guest writes."""
+    return [pair("dtest", "dtest -P ofa-v2-lab", "dtest -P ofa-v2-lab -h @A", ready="cm", check="PASS|Done|done")]

@@ -1,0 +1,25 @@
+"""What the processes of a fault case (tests/faults) printed, and how they ended, in a form that can be compared."""
+
+import re
+
+# rping's event thread ends the process when something failed, before or after the other thread
+# has reported what it was waiting for; it reports a disconnection unless the other thread is faster.
+LEFT_OUT = re.compile("(client|server) DISCONNECT EVENT|wait for [A-Z_]+ state|connect error -1")
+
+
+def lines(path):
+    return path.read_text(errors="replace").splitlines() if path.exists() else []
+
+
+def observe(folder):
+    """Returns the output and exit status of each process of a case. ucmatose and rping buffer some of
+    their lines, so these are sorted."""
+    seen = ["lab: " + line for line in lines(folder / "troubles")]
+    for path in sorted(folder.glob("*.status")):
+        name, output = path.stem, lines(path.with_suffix(".out"))
+        seen.append(f"{name}: status {' '.join(lines(path))}")
+        if output and output[0].startswith(f"{name}: "):
+            seen += output
+        else:
+            seen += sorted(f"{name}: {line}" for line in output if not LEFT_OUT.match(line))
+    return seen
