@@ -186,4 +186,20 @@ static inline long acm_paths(struct acm_message *answer, int count)
 	return answer->header.length;
 }
 
+/* Answers without a path. */
+static inline long acm_knows_no_path(const struct acm_message *request, struct acm_message *answer)
+{
+	(void)request;
+	return acm_paths(answer, 0);
+}
+
+/* Answers that are a failure. */
+static inline long acm_refuses(const struct acm_message *request, struct acm_message *answer)
+{
+	(void)request;
+	answer->header.status = 5;
+	answer->header.length = sizeof(answer->header);
+	return sizeof(answer->header);
+}
+
 #endif

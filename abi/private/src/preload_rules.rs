@@ -1,5 +1,5 @@
-//! The rules of `/etc/rdma/rsocket/preload_config`: `program domain type protocol`, one a line. Read by
-//! librspreload, and checked by rdmacm-doctor.
+//! The rules of `/etc/rdma/rsocket/preload_config`: `program domain type protocol`, one a line. Read
+//! by librspreload, and checked by rdmacm-doctor.
 
 use core::ffi::c_int;
 use core::fmt;

@@ -49,20 +49,6 @@ static long source_only(const struct acm_message *request, struct acm_message *a
 	return with_source(request, answer, 0);
 }
 
-static long refused(const struct acm_message *request, struct acm_message *answer)
-{
-	(void)request;
-	answer->header.status = 5;
-	answer->header.length = sizeof(answer->header);
-	return sizeof(answer->header);
-}
-
-static long no_records(const struct acm_message *request, struct acm_message *answer)
-{
-	(void)request;
-	return acm_paths(answer, 0);
-}
-
 struct question {
 	const char *name;
 	acm_answer answer;
@@ -127,9 +113,9 @@ static const struct question questions[] = {
 	{ "source in hints", one_path, 0, 0, RDMA_PS_TCP, 0, AF_INET, true, false },
 	{ "route in hints", one_path, 0, 0, RDMA_PS_TCP, 0, AF_INET, false, true },
 	{ "two paths", two_paths, 0, 0, RDMA_PS_TCP, 0, AF_INET, false, false },
-	{ "refused", refused, 0, 0, RDMA_PS_TCP, 0, AF_INET, false, false },
+	{ "refused", acm_refuses, 0, 0, RDMA_PS_TCP, 0, AF_INET, false, false },
 	{ "source only", source_only, 0, 0, RDMA_PS_TCP, 0, AF_INET, false, false },
-	{ "no records", no_records, 0, 0, RDMA_PS_TCP, 0, AF_INET, false, false },
+	{ "no records", acm_knows_no_path, 0, 0, RDMA_PS_TCP, 0, AF_INET, false, false },
 };
 
 int main(int argc, char **argv)

@@ -70,20 +70,6 @@ static long stale_path(const struct acm_message *request, struct acm_message *an
 	return answer_path(answer, near_lid, 0x300, true);
 }
 
-static long refused(const struct acm_message *request, struct acm_message *answer)
-{
-	(void)request;
-	answer->header.status = 5;
-	answer->header.length = sizeof(answer->header);
-	return sizeof(answer->header);
-}
-
-static long no_path(const struct acm_message *request, struct acm_message *answer)
-{
-	(void)request;
-	return acm_paths(answer, 0);
-}
-
 static long slow_path(const struct acm_message *request, struct acm_message *answer)
 {
 	usleep(300000);
@@ -155,9 +141,9 @@ static const struct question questions[] = {
 	{ "route to a GID, datagrams", far_path, GID_UDP, 1 },
 	{ "other path", other_path, GID, 1 },
 	{ "stale path", stale_path, GID, 1 },
-	{ "refused", refused, GID, 2 },
-	{ "refused for an IP address", refused, IP, 2 },
-	{ "no path", no_path, GID, 1 },
+	{ "refused", acm_refuses, GID, 2 },
+	{ "refused for an IP address", acm_refuses, IP, 2 },
+	{ "no path", acm_knows_no_path, GID, 1 },
 	{ "slow", slow_path, GID, 1 },
 };
 
