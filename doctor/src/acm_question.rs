@@ -1,7 +1,7 @@
 //! A question to ibacm: the path of a port to itself.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{Read, Result, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -11,34 +11,36 @@ use crate::devices::{CLASS, Port};
 /// Answers come from a cache or after a query on the fabric, which ibacm gives up after six seconds.
 const ANSWER_TIME: Duration = Duration::from_secs(8);
 
-/// Asks ibacm at its TCP port, or at its socket. Returns the status of the answer, `None` if none
-/// comes.
-pub fn path_status(port: &Port, number: Option<u16>, socket: &str) -> Option<u8> {
-    let gid = gid(port);
-    match number {
-        Some(number) => {
-            let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, number)).ok()?;
-            stream.set_read_timeout(Some(ANSWER_TIME)).ok()?;
-            ask(stream, &gid)
-        }
-        None => {
-            let stream = UnixStream::connect(socket).ok()?;
-            stream.set_read_timeout(Some(ANSWER_TIME)).ok()?;
-            ask(stream, &gid)
-        }
+/// A connection to ibacm.
+pub trait Stream: Read + Write + Send {}
+
+impl<T: Read + Write + Send> Stream for T {}
+
+/// Connects to ibacm's TCP port, or to its socket.
+pub fn connect(number: Option<u16>, socket: &str) -> Result<Box<dyn Stream>> {
+    if let Some(number) = number {
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, number))?;
+        stream.set_read_timeout(Some(ANSWER_TIME))?;
+        return Ok(Box::new(stream));
     }
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(ANSWER_TIME))?;
+    Ok(Box::new(stream))
+}
+
+/// Asks for the path of a port to itself. Returns the status of the answer, `None` if none comes.
+pub fn path_status(stream: &mut dyn Stream, port: &Port) -> Option<u8> {
+    let mut answer = [0; 16];
+    stream.write_all(&request(&gid(port))).ok()?;
+    stream.read_exact(&mut answer).ok()?;
+    let rest = usize::from(u16::from_ne_bytes([answer[6], answer[7]])).saturating_sub(answer.len());
+    stream.read_exact(&mut vec![0; rest]).ok()?;
+    Some(answer[2])
 }
 
 fn gid(port: &Port) -> [u8; 16] {
     let text = fs::read_to_string(format!("{CLASS}/{}/gids/0", port.path())).unwrap_or_default();
     text.trim().parse::<Ipv6Addr>().unwrap_or(Ipv6Addr::UNSPECIFIED).octets()
-}
-
-fn ask(mut stream: impl Read + Write, gid: &[u8; 16]) -> Option<u8> {
-    let mut answer = [0; 16];
-    stream.write_all(&request(gid)).ok()?;
-    stream.read_exact(&mut answer).ok()?;
-    Some(answer[2])
 }
 
 /// The request: a header (version 1, opcode 1: resolve, length 88) and a record of type 16, a path

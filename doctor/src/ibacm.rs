@@ -2,14 +2,12 @@
 //! paths of InfiniBand come from the subnet administrator.
 
 use std::io::{Error, ErrorKind};
-use std::net::{Ipv4Addr, TcpStream};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use crate::acm_question;
+use crate::acm_question::{self, Stream};
 use crate::devices::{CLASS, Port, read};
 use crate::report::Report;
 
@@ -83,12 +81,15 @@ fn reach(ports: &[Port], report: &mut Report) {
     }
     let number = port.and_then(Result::ok);
     let (place, answer) = match number {
-        Some(number) => (format!("port {number} of {PORT_FILE}"), within(move || connect_port(number))),
-        None => (SOCKET.to_owned(), within(|| UnixStream::connect(SOCKET).map(drop))),
+        Some(number) => (format!("port {number} of {PORT_FILE}"), connect(Some(number))),
+        None => (SOCKET.to_owned(), connect(None)),
     };
-    let Err(error) = answer else {
-        report.ok("ibacm", format!("ibacm listens at {place}"));
-        return paths(ports, number, report);
+    let error = match answer {
+        Ok(stream) => {
+            report.ok("ibacm", format!("ibacm listens at {place}"));
+            return paths(ports, stream, report);
+        }
+        Err(error) => error,
     };
     match error.kind() {
         ErrorKind::PermissionDenied => report.warning(
@@ -110,30 +111,33 @@ fn reach(ports: &[Port], report: &mut Report) {
 }
 
 /// Asks for the path of each InfiniBand port to itself.
-fn paths(ports: &[Port], number: Option<u16>, report: &mut Report) {
+fn paths(ports: &[Port], mut stream: Box<dyn Stream>, report: &mut Report) {
     for port in ports.iter().filter(|port| port.active && port.is_infiniband()) {
-        match acm_question::path_status(port, number, SOCKET) {
+        match acm_question::path_status(&mut *stream, port) {
             Some(0) => report.ok("ibacm", format!("ibacm knows paths of {}", port.name)),
             Some(status) => report.warning(
                 "ibacm.no-path",
                 format!("ibacm has no path of {} to itself (status {status})", port.name),
                 format!("compare {ADDRESSES} with the addresses (`ib_acme -A` makes a new one), and restart ibacm; until then each connection asks it in vain"),
             ),
-            None => report.warning(
-                "ibacm.silent",
-                "ibacm does not answer",
-                "restart it (systemctl restart ibacm): each connection waits for its answer",
-            ),
+            None => {
+                return report.warning(
+                    "ibacm.silent",
+                    "ibacm does not answer",
+                    "restart it (systemctl restart ibacm): each connection waits for its answer",
+                );
+            }
         }
     }
 }
 
-fn connect_port(number: u16) -> Result<(), Error> {
-    TcpStream::connect((Ipv4Addr::LOCALHOST, number)).map(drop)
+fn connect(number: Option<u16>) -> Result<Box<dyn Stream>, Error> {
+    within(move || acm_question::connect(number, SOCKET))
 }
 
-/// Runs `connect` in a thread that is left behind after [`PATIENCE`].
-fn within(connect: impl FnOnce() -> Result<(), Error> + Send + 'static) -> Result<(), Error> {
+/// Runs `connect` in a thread that is left behind after [`PATIENCE`]: the queue of a daemon that
+/// does not accept may be full.
+fn within<T: Send + 'static>(connect: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
     let (sender, receiver) = mpsc::channel();
     // Nobody waits for the result any more if sending fails.
     thread::spawn(move || sender.send(connect()));
@@ -267,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_daemon_that_hangs_is_not_awaited() {
-        let slow = within(|| {
+        let slow: Result<(), _> = within(|| {
             loop {
                 thread::park();
             }
