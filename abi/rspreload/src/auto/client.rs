@@ -49,6 +49,10 @@ fn by_rdma(fd: c_int, to: &Name) -> Result<Option<c_int>, Option<Reason>> {
     log::problems();
     ruled_out?;
     route::allows_rdma(fd, to)?;
+    // Before the attempt: it may have succeeded by the time that it is given up.
+    if instances::are_too_many(fd) {
+        return Err(Some(Reason::Instances));
+    }
     let inner = attempt::begin(fd, to)?;
     let end = attempt::deadline();
     if !tcp::is_blocking(fd) {

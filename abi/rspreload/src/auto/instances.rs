@@ -49,15 +49,25 @@ impl Left {
     }
 }
 
+fn instances() -> impl Iterator<Item = c_int> {
+    (0..INSTANCES_END.load(Ordering::Relaxed))
+        .filter(|&epfd| INSTANCES.get(epfd).is_some_and(|word| word.load(Ordering::Relaxed) != 0))
+}
+
+/// Returns whether a socket is a member of more instances than it can be while it becomes an
+/// rsocket. The kernel is not asked as long as the process has not as many.
+pub fn are_too_many(fd: c_int) -> bool {
+    let is_member = |&epfd: &c_int| crate::fork::epoll_handover::find(epfd, fd).is_some();
+    instances().nth(MAX_INSTANCES).is_some() && instances().filter(is_member).nth(MAX_INSTANCES).is_some()
+}
+
 /// Removes a socket of the kernel's that becomes an rsocket from the instances of which it is a
 /// member.
 pub fn leave(fd: c_int) -> Left {
     let none = (-1, epoll_event { events: 0, u64: 0 });
     let mut left = Left { members: [none; MAX_INSTANCES], count: 0, is_incomplete: false };
-    let instances = (0..INSTANCES_END.load(Ordering::Relaxed))
-        .filter(|&epfd| INSTANCES.get(epfd).is_some_and(|word| word.load(Ordering::Relaxed) != 0));
     // One after another: an instance may have several numbers.
-    for epfd in instances {
+    for epfd in instances() {
         let Some(event) = crate::fork::epoll_handover::find(epfd, fd) else { continue };
         let Some(member) = left.members.get_mut(left.count) else {
             left.is_incomplete = true;
