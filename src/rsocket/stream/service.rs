@@ -45,8 +45,8 @@ impl Service for Stream {
 }
 
 impl Stream {
-    /// Handles at most `limit` events. Returns whether these were all, or `None` if there is nothing
-    /// more to do in this turn.
+    /// Handles at most `limit` events. Returns whether these were all that can be read now, or
+    /// `None` if there is nothing more to do.
     fn handle_events<'a>(
         self: &'a Arc<Self>,
         mut state: Guard<'a>,
@@ -58,10 +58,11 @@ impl Stream {
             match id.event() {
                 Ok(event) => state = self.handle_event(state, event),
                 Err(Errno::EAGAIN | Errno::EINTR) => return Some((state, true)),
-                // A lack of memory or descriptors loses nothing: the event stays in the channel.
+                // A lack of memory or descriptors loses nothing: the event, if there is one, stays in
+                // the channel. Requests that were read before must not wait for another one.
                 Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => {
                     reactor::pause(key, RETRY_DELAY);
-                    return None;
+                    return Some((state, true));
                 }
                 Err(error) => {
                     self.event_channel_lost(state, error);
