@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/sysmacros.h>
 #include <sys/stat.h>
 
 #define FOLDER "/dev/infiniband"
@@ -106,10 +107,13 @@ static void not_waited_for(void)
 /* A node exists that cannot be opened: the library does not wait for another. */
 static void closed(void)
 {
+	char link[64];
+
 	enter();
 	make_node();
 	EXPECT(chmod(FOLDER "/rdma_cm", 0600) == 0);
-	EXPECT(symlink(FOLDER "/rdma_cm", "/dev/char/10:127") == 0);
+	snprintf(link, sizeof(link), "/dev/char/%u:%u", major(node), minor(node));
+	EXPECT(symlink(FOLDER "/rdma_cm", link) == 0);
 	EXPECT(setresuid(65534, 65534, 65534) == 0);
 	EXPECT(!rdma_create_event_channel() && errno == EACCES);
 	EXPECT(waits == 0);

@@ -1,7 +1,7 @@
 /*
  * A peer that floods an rsocket with messages that are no data: calls with a time limit end in time.
  * The flood is as fast as can be: whenever the library finds that nothing has arrived, one more
- * message is sent, and waited for. Run on ours only; the reference has no limits, or does not return.
+ * message is sent, and waited for; for data the peer must have credit. Run on ours only; the reference has no limits, or does not return.
  */
 #include "raw_peer.h"
 #include "rscommon.h"
@@ -16,15 +16,35 @@ static struct ibv_cq *received;
 static uint32_t word;
 static bool flooding;
 static unsigned long sent;
+/* Number of the last message of data that the victim allows, and of the last one sent. */
+static uint16_t credit_limit, data_sent;
 
-/* The victim grants credits for messages without data: those messages need receives. */
+/* The victim grants credits for messages of data: its updates need receives, which complete in order. */
 static void repost(void)
 {
 	static unsigned next;
 	struct ibv_wc wc;
 
-	while (poll_device(peer.id->recv_cq, 1, &wc) == 1 && !wc.status)
-		EXPECT(!rdma_post_recv(peer.id, NULL, peer_memory + 2048 + 8 * (next++ % PEER_RECEIVES), 8, peer.mr));
+	while (poll_device(peer.id->recv_cq, 1, &wc) == 1 && !wc.status) {
+		uint8_t *slot = peer_memory + 2048 + 8 * (next++ % PEER_RECEIVES);
+		uint32_t message = on_siw() ? *(volatile uint32_t *)slot : ntohl(wc.imm_data);
+
+		if (message >> 29 == GRANT)
+			credit_limit = (uint16_t)message;
+		EXPECT(!rdma_post_recv(peer.id, NULL, slot, 8, peer.mr));
+	}
+}
+
+/* Without credit the flood pauses: more would end the connection. */
+static bool may_send(void)
+{
+	repost();
+	if (word != WORD(DATA, 0))
+		return true;
+	if (data_sent == credit_limit)
+		return false;
+	data_sent++;
+	return true;
 }
 
 static int poll_flooded(struct ibv_cq *cq, int count, struct ibv_wc *wc)
@@ -33,9 +53,8 @@ static int poll_flooded(struct ibv_cq *cq, int count, struct ibv_wc *wc)
 
 	if (found > 0 && cq != peer.id->recv_cq && !wc->status && wc->opcode & IBV_WC_RECV)
 		received = cq;
-	if (found || !flooding || cq != received)
+	if (found || !flooding || cq != received || !may_send())
 		return found;
-	repost();
 	EXPECT(peer_word(&peer, word));
 	sent++;
 	while (!(found = poll_device(cq, count, wc)))
@@ -50,6 +69,8 @@ static void begin(bool receives)
 	peer_connects(&peer, receives);
 	poll_device = peer.id->verbs->ops.poll_cq;
 	peer.id->verbs->ops.poll_cq = poll_flooded;
+	credit_limit = ntohs(peer.theirs.credits);
+	data_sent = 1;
 	EXPECT(peer_data(&peer, 0, "x") && rrecv(peer.victim, &byte, 1, 0) == 1 && received);
 }
 
