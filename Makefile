@@ -33,6 +33,11 @@ DOCTOR_BUILT := $(RELEASE)/rdmacm-doctor
 RSSTAT := $(DIST)/bin/rsstat
 RSSTAT_BUILT := $(RELEASE)/rsstat
 
+# Neither make nor the build of rdma-core's headers can quote them: one sentence instead of one for each target.
+one_word = $(if $(filter-out 0 1,$(words $($1))),$(error $1 has a space, which the build cannot handle: '$($1)'. Use another folder))
+$(call one_word,CARGO_TARGET_DIR)
+$(call one_word,DIST)
+
 export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR BINDIR MANDIR UNITDIR UDEVDIR DESTDIR VERSION DIST
 
 .PHONY: all test lint check demo bench lab headers abi-check install-test install install-strip uninstall dist release deb opt kit clean help preconditions FORCE

@@ -6,6 +6,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use ibacm_messages::{HEADER_LEN, Header, PATH_DGID, PATH_RECORD_LEN, PATH_SGID, Request, TYPE_PATH};
+
 use crate::devices::{CLASS, Port};
 
 /// Answers come from a cache or after a query on the fabric, which ibacm gives up after six seconds.
@@ -28,14 +30,15 @@ pub fn connect(number: Option<u16>, socket: &str) -> Result<Box<dyn Stream>> {
     Ok(Box::new(stream))
 }
 
-/// Asks for the path of a port to itself. Returns the status of the answer, `None` if none comes.
+/// Asks for the path of a port to itself. Returns the status of the answer, `None` if none comes or
+/// the library would reject it.
 pub fn path_status(stream: &mut dyn Stream, port: &Port) -> Option<u8> {
-    let mut answer = [0; 16];
-    stream.write_all(&request(&gid(port))).ok()?;
-    stream.read_exact(&mut answer).ok()?;
-    let rest = usize::from(u16::from_ne_bytes([answer[6], answer[7]])).saturating_sub(answer.len());
-    stream.read_exact(&mut vec![0; rest]).ok()?;
-    Some(answer[2])
+    let mut head = [0; HEADER_LEN];
+    stream.write_all(request(&gid(port)).as_bytes()).ok()?;
+    stream.read_exact(&mut head).ok()?;
+    let header = Header::parse(&head).ok()?;
+    stream.read_exact(&mut vec![0; header.body_len]).ok()?;
+    Some(header.status)
 }
 
 fn gid(port: &Port) -> [u8; 16] {
@@ -43,18 +46,14 @@ fn gid(port: &Port) -> [u8; 16] {
     text.trim().parse::<Ipv6Addr>().unwrap_or(Ipv6Addr::UNSPECIFIED).octets()
 }
 
-/// The request: a header (version 1, opcode 1: resolve, length 88) and a record of type 16, a path
-/// record with both GIDs.
-fn request(gid: &[u8; 16]) -> [u8; 88] {
-    const TYPE_PATH: u16 = 16;
-    let mut bytes = [0; 88];
-    (bytes[0], bytes[1]) = (1, 1);
-    bytes[6..8].copy_from_slice(&88u16.to_ne_bytes());
-    bytes[20..22].copy_from_slice(&TYPE_PATH.to_ne_bytes());
-    // A path record begins with eight reserved bytes, the destination's and the source's GID.
-    bytes[32..48].copy_from_slice(gid);
-    bytes[48..64].copy_from_slice(gid);
-    bytes
+/// A request with a path record that has the GID at both ends.
+fn request(gid: &[u8; 16]) -> Request {
+    let mut path = [0; PATH_RECORD_LEN];
+    path[PATH_DGID..PATH_DGID + 16].copy_from_slice(gid);
+    path[PATH_SGID..PATH_SGID + 16].copy_from_slice(gid);
+    let mut request = Request::new(0);
+    request.push(0, TYPE_PATH, &path);
+    request
 }
 
 #[cfg(test)]
@@ -63,7 +62,9 @@ mod tests {
 
     #[test]
     fn request_has_both_gids() {
-        let bytes = request(&[7; 16]);
+        let request = request(&[7; 16]);
+        let bytes = request.as_bytes();
+        assert_eq!((bytes.len(), bytes[0], bytes[1]), (88, 1, 1));
         assert_eq!((bytes[31], bytes[32], bytes[63], bytes[64]), (0, 7, 7, 0));
     }
 }

@@ -85,7 +85,7 @@ impl<'a> Client<'a> {
             return None;
         }
         let tid = self.last_tid.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        let request = Request::new(tid, query)?;
+        let request = query.request(tid)?;
         let deadline = Deadline::after(Some(timeout.min(self.timeout)));
         // A connection that the daemon closed, or on which it sent unexpected bytes, is replaced by
         // a new one.
@@ -129,7 +129,7 @@ impl<'a> Client<'a> {
             return Err(Errno::EPROTO);
         }
         self.slot.put(fd);
-        Ok(header.success.then(|| parse_records(body)))
+        Ok(header.success().then(|| parse_records(body)))
     }
 
     fn connect(&self, deadline: Deadline) -> Result<OwnedFd> {

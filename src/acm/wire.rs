@@ -1,50 +1,25 @@
-//! The messages of ibacm (infiniband/acm.h), in host byte order: a header of 16 bytes and up to
-//! eight endpoint records of 72 bytes. No I/O.
+//! What librdmacm asks ibacm, and what it takes from the answers; [`ibacm_messages`] has the format of
+//! both. No I/O.
 //!
 //! Every answer is validated: its length must be that of whole records, eight at most. Records that
 //! are neither an address nor a path are ignored. Path records are collected from any position.
 
-use std::fmt;
+use ibacm_messages::{
+    FLAG_DEST, FLAG_NODELAY, FLAG_SOURCE, INFO, PATH_DGID, PATH_SGID, TYPE_IPV4, TYPE_IPV6, TYPE_PATH,
+};
+pub use ibacm_messages::{
+    HEADER_LEN, Header, MAX_MESSAGE, MAX_RECORDS, Malformed, PATH_RECORD_LEN, RECORD_LEN, Request,
+};
 
 use crate::sys::uapi::ibv_path_data;
 
 use super::addr::{Addr, Gid, V6, array};
 
-const VERSION: u8 = 1;
-const OP_RESOLVE: u8 = 0x01;
-const OP_ACK: u8 = 0x80;
-const STATUS_SUCCESS: u8 = 0;
-
-/// Bytes of a header.
-pub const HEADER_LEN: usize = 16;
-/// Bytes of an endpoint record.
-pub const RECORD_LEN: usize = 72;
-/// Records of the largest message.
-pub const MAX_RECORDS: usize = 8;
-/// Bytes of the largest message.
-pub const MAX_MESSAGE: usize = HEADER_LEN + MAX_RECORDS * RECORD_LEN;
-
-/// Bytes of a `struct ibv_path_record`.
-pub const PATH_RECORD_LEN: usize = 64;
 /// Bytes of a `struct ibv_path_data`: flags, a reserved word and the record. An endpoint record has
 /// the same size.
 pub const PATH_DATA_LEN: usize = RECORD_LEN;
 
-const TYPE_IPV4: u16 = 2;
-const TYPE_IPV6: u16 = 3;
-const TYPE_PATH: u16 = 0x10;
-
-const FLAG_SOURCE: u32 = 1 << 0;
-const FLAG_DEST: u32 = 1 << 1;
-/// Answer from the cache only.
-const FLAG_NODELAY: u32 = 1 << 30;
-
-/// Offset of the info in a record: after flags (32 bits), type and a reserved word (16 bits each).
-const INFO: usize = 8;
-
 /// Offsets in a path record (infiniband/sa.h, `struct ibv_path_record`).
-const PATH_DGID: usize = 8;
-const PATH_SGID: usize = 24;
 const PATH_FLOW_HOP: usize = 44;
 const PATH_PKEY: usize = 50;
 
@@ -72,6 +47,18 @@ impl Query {
         }
     }
 
+    /// Builds the request; `None` if there is neither address nor path. The answer carries `tid`.
+    pub fn request(&self, tid: u64) -> Option<Request> {
+        let mut request = Request::new(tid);
+        let delay = if self.no_delay { FLAG_NODELAY } else { 0 };
+        push_addr(&mut request, FLAG_SOURCE, self.src);
+        push_addr(&mut request, FLAG_DEST | delay, self.dst);
+        if let Some(path) = self.path_record() {
+            request.push(0, TYPE_PATH, &path);
+        }
+        (!request.is_empty()).then_some(request)
+    }
+
     /// Returns the path record to send: the hint, with its GIDs replaced by those of AF_IB
     /// addresses.
     fn path_record(&self) -> Option<[u8; PATH_RECORD_LEN]> {
@@ -90,115 +77,18 @@ impl Query {
     }
 }
 
+fn push_addr(request: &mut Request, flags: u32, addr: Option<Addr>) {
+    match addr {
+        Some(Addr::V4 { ip, .. }) => request.push(flags, TYPE_IPV4, &ip),
+        Some(Addr::V6(a)) => request.push(flags, TYPE_IPV6, &a.ip),
+        Some(Addr::Ib(_)) | None => {}
+    }
+}
+
 fn ib_gid(addr: Option<Addr>) -> Option<Gid> {
     match addr {
         Some(Addr::Ib(ib)) => Some(ib.gid),
         _ => None,
-    }
-}
-
-/// A resolve request.
-pub struct Request {
-    bytes: [u8; HEADER_LEN + 3 * RECORD_LEN],
-    len: usize,
-}
-
-impl Request {
-    /// Builds the request for `query`; `None` if it has neither address nor path. The answer
-    /// carries `tid`.
-    pub fn new(tid: u64, query: &Query) -> Option<Request> {
-        let mut request = Request { bytes: [0; HEADER_LEN + 3 * RECORD_LEN], len: HEADER_LEN };
-        let delay = if query.no_delay { FLAG_NODELAY } else { 0 };
-        request.push_addr(FLAG_SOURCE, query.src);
-        request.push_addr(FLAG_DEST | delay, query.dst);
-        if let Some(path) = query.path_record() {
-            request.push(0, TYPE_PATH, &path);
-        }
-        if request.len == HEADER_LEN {
-            return None;
-        }
-        request.bytes[0] = VERSION;
-        request.bytes[1] = OP_RESOLVE;
-        request.bytes[6..8].copy_from_slice(&(request.len as u16).to_ne_bytes());
-        request.bytes[8..HEADER_LEN].copy_from_slice(&tid.to_ne_bytes());
-        Some(request)
-    }
-
-    /// The message.
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
-    }
-
-    fn push_addr(&mut self, flags: u32, addr: Option<Addr>) {
-        match addr {
-            Some(Addr::V4 { ip, .. }) => self.push(flags, TYPE_IPV4, &ip),
-            Some(Addr::V6(a)) => self.push(flags, TYPE_IPV6, &a.ip),
-            Some(Addr::Ib(_)) | None => {}
-        }
-    }
-
-    fn push(&mut self, flags: u32, kind: u16, info: &[u8]) {
-        let record = &mut self.bytes[self.len..self.len + RECORD_LEN];
-        record[..4].copy_from_slice(&flags.to_ne_bytes());
-        record[4..6].copy_from_slice(&kind.to_ne_bytes());
-        record[INFO..INFO + info.len()].copy_from_slice(info);
-        self.len += RECORD_LEN;
-    }
-}
-
-/// Why a message is not a valid answer. The connection that it came on must be closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Malformed {
-    /// Fewer bytes than a header.
-    Short,
-    /// Another version of the protocol.
-    Version(u8),
-    /// Not the answer to a resolve request.
-    Opcode(u8),
-    /// A length that is not that of a header and up to eight records, or not that of the message.
-    Length(u16),
-}
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Malformed::Short => f.write_str("message shorter than its header"),
-            Malformed::Version(version) => write!(f, "version {version}"),
-            Malformed::Opcode(opcode) => write!(f, "opcode {opcode:#x}"),
-            Malformed::Length(length) => write!(f, "length {length}"),
-        }
-    }
-}
-
-/// The validated header of an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
-    /// The `tid` of the request.
-    pub tid: u64,
-    /// Whether ibacm found an answer.
-    pub success: bool,
-    /// Bytes of records that follow, a multiple of [`RECORD_LEN`] up to [`MAX_RECORDS`] times that.
-    pub body_len: usize,
-}
-
-impl Header {
-    /// Parses and validates the first bytes of an answer.
-    pub fn parse(bytes: &[u8; HEADER_LEN]) -> Result<Header, Malformed> {
-        let [version, opcode, status, _, _, _, len0, len1, tid @ ..] = *bytes;
-        if version != VERSION {
-            return Err(Malformed::Version(version));
-        }
-        // ibacm sets the bit in some answers only: not in those that it gives at once.
-        if opcode & !OP_ACK != OP_RESOLVE {
-            return Err(Malformed::Opcode(opcode));
-        }
-        let length = u16::from_ne_bytes([len0, len1]);
-        match usize::from(length).checked_sub(HEADER_LEN) {
-            Some(body_len) if body_len % RECORD_LEN == 0 && body_len <= MAX_RECORDS * RECORD_LEN => {
-                Ok(Header { tid: u64::from_ne_bytes(tid), success: status == STATUS_SUCCESS, body_len })
-            }
-            _ => Err(Malformed::Length(length)),
-        }
     }
 }
 

@@ -52,7 +52,7 @@ fn path(number: u8) -> Vec<u8> {
 
 #[test]
 fn request_names_source_then_destination() {
-    let request = Request::new(0x0102, &Query { src: Some(v6(9)), dst: Some(V4), ..Query::default() }).unwrap();
+    let request = Query { src: Some(v6(9)), dst: Some(V4), ..Query::default() }.request(0x0102).unwrap();
     assert_eq!(request.as_bytes()[..HEADER_LEN], header(1, 1, 0, 160, 0x0102));
     let [src, dst] = records(&request)[..] else { panic!("two records") };
     assert_eq!(src[..INFO + 16], [&[1, 0, 0, 0, 3, 0, 0, 0, 0xFD], &[0; 14][..], &[9]].concat());
@@ -62,14 +62,14 @@ fn request_names_source_then_destination() {
 #[test]
 fn no_delay_marks_the_destination_only() {
     let query = Query { src: Some(V4), dst: Some(V4), no_delay: true, ..Query::default() };
-    let request = Request::new(0, &query).unwrap();
+    let request = query.request(0).unwrap();
     let flags: Vec<_> = records(&request).iter().map(|r| u32::from_ne_bytes(r[..4].try_into().unwrap())).collect();
     assert_eq!(flags, [1, 0x4000_0002]);
 }
 
 #[test]
 fn ib_addresses_go_into_the_path() {
-    let request = Request::new(0, &Query { src: Some(ib(1)), dst: Some(ib(2)), ..Query::default() }).unwrap();
+    let request = Query { src: Some(ib(1)), dst: Some(ib(2)), ..Query::default() }.request(0).unwrap();
     let [path] = records(&request)[..] else { panic!("one record") };
     assert_eq!(path[..INFO], [0, 0, 0, 0, 0x10, 0, 0, 0]);
     assert_eq!((path[INFO + PATH_DGID], path[INFO + PATH_DGID + 15]), (0xFE, 2));
@@ -79,7 +79,7 @@ fn ib_addresses_go_into_the_path() {
 #[test]
 fn ib_address_replaces_only_its_own_gid_of_the_hint() {
     let hint = std::array::from_fn(|i| i as u8 + 1);
-    let request = Request::new(0, &Query { dst: Some(ib(2)), path: Some(hint), ..Query::default() }).unwrap();
+    let request = Query { dst: Some(ib(2)), path: Some(hint), ..Query::default() }.request(0).unwrap();
     let [path] = records(&request)[..] else { panic!("one record") };
     assert_eq!(path[INFO..INFO + PATH_DGID], hint[..PATH_DGID]);
     assert_eq!(path[INFO + PATH_DGID], 0xFE);
@@ -97,14 +97,14 @@ fn route_hints_by_length() {
 
 #[test]
 fn nothing_to_ask_is_no_request() {
-    assert!(Request::new(0, &Query { no_delay: true, ..Query::default() }).is_none());
+    assert!(Query { no_delay: true, ..Query::default() }.request(0).is_none());
 }
 
 #[test]
 fn paths_need_not_stand_together() {
     let bytes = answer(&[path(1), record(1, 2, &[10, 0, 0, 1]), path(2), record(2, 3, &[7; 16])]);
     let (header, answer) = parse_answer(&bytes).unwrap();
-    assert_eq!(header, Header { tid: 7, success: true, body_len: 4 * RECORD_LEN });
+    assert_eq!(header, Header { tid: 7, status: 0, body_len: 4 * RECORD_LEN });
     let expected =
         [[&[0x2B, 0, 0, 0, 0, 0, 0, 0][..], &[1; 64]].concat(), [&[0x2B, 0, 0, 0, 0, 0, 0, 0][..], &[2; 64]].concat()];
     assert_eq!(answer.paths.as_bytes(), expected.concat());
@@ -147,9 +147,9 @@ fn path_fields() {
 fn answer_bit_is_optional() {
     for opcode in [0x01, 0x81] {
         let found = parse_answer(&header(1, opcode, 0, 16, 7)).unwrap().0;
-        assert_eq!(found, Header { tid: 7, success: true, body_len: 0 });
+        assert_eq!(found, Header { tid: 7, status: 0, body_len: 0 });
     }
-    assert!(!parse_answer(&header(1, 0x01, 6, 16, 7)).unwrap().0.success);
+    assert!(!parse_answer(&header(1, 0x01, 6, 16, 7)).unwrap().0.success());
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn malformed_headers_are_told_apart() {
 #[test]
 fn failure_is_no_error_of_the_format() {
     let (header, answer) = parse_answer(&header(1, 0x81, 3, 16, 5)).unwrap();
-    assert!(!header.success);
+    assert!(!header.success());
     assert!(answer.paths.is_empty() && answer.source.is_none());
 }
 
@@ -214,7 +214,7 @@ proptest! {
         let query = Query { src: pick(src), dst: pick(dst), path: hint.then_some([1; 64]), no_delay: false };
         let inet = [src, dst].iter().filter(|n| matches!(n, 1 | 2)).count();
         let count = inet + usize::from(hint || src == 3 || dst == 3);
-        match Request::new(tid, &query) {
+        match query.request(tid) {
             None => prop_assert_eq!(count, 0),
             Some(request) => {
                 prop_assert_eq!(request.as_bytes().len(), HEADER_LEN + count * RECORD_LEN);
