@@ -55,16 +55,22 @@ fn by_rdma(fd: c_int, to: &Name) -> Result<Option<c_int>, Option<Reason>> {
     }
     let inner = attempt::begin(fd, to)?;
     let end = attempt::deadline();
-    if !tcp::is_blocking(fd) {
-        return match slots::submit(fd, inner, to, &end) {
-            Ok(()) => Ok(Some(EINPROGRESS)),
+    let ended = if tcp::is_blocking(fd) {
+        attempt::wait(inner, to, &end)
+    } else {
+        match slots::submit(fd, inner, to, &end) {
+            Ok(()) => return Ok(Some(EINPROGRESS)),
+            // Unless it has succeeded meanwhile: the peer has the connection.
             Err(reason) => {
-                attempt::give_up(inner);
-                Err(Some(reason))
+                if attempt::cancel(inner) {
+                    Err(reason)
+                } else {
+                    Ok(())
+                }
             }
-        };
-    }
-    if let Err(reason) = attempt::wait(inner, to, &end) {
+        }
+    };
+    if let Err(reason) = ended {
         attempt::give_up(inner);
         return Err(Some(reason));
     }
