@@ -55,8 +55,13 @@ pub fn expire(inner: c_int, to: &Name) -> Result<(), Reason> {
 }
 
 /// Cancels an attempt. Returns false if it has succeeded meanwhile: the peer has the connection.
-pub fn cancel(inner: c_int) -> bool {
+fn cancel(inner: c_int) -> bool {
     rsocket::set_library_option(inner, rdmacm_private::CANCEL) != Err(libc::EISCONN)
+}
+
+/// Cancels an attempt for a reason, unless it has succeeded meanwhile.
+pub fn abandon(inner: c_int, reason: Reason) -> Result<(), Reason> {
+    if cancel(inner) { Err(reason) } else { Ok(()) }
 }
 
 /// The result of an attempt that has ended.

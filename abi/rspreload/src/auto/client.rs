@@ -60,14 +60,7 @@ fn by_rdma(fd: c_int, to: &Name) -> Result<Option<c_int>, Option<Reason>> {
     } else {
         match slots::submit(fd, inner, to, &end) {
             Ok(()) => return Ok(Some(EINPROGRESS)),
-            // Unless it has succeeded meanwhile: the peer has the connection.
-            Err(reason) => {
-                if attempt::cancel(inner) {
-                    Err(reason)
-                } else {
-                    Ok(())
-                }
-            }
+            Err(reason) => attempt::abandon(inner, reason),
         }
     };
     if let Err(reason) = ended {

@@ -116,8 +116,10 @@ impl Slot {
         let is_same = || tcp::identity(fd) == tcp::identity(copy);
         let entry = self.entry().filter(|_| is_same());
         // An attempt that is given up may have succeeded just now.
-        let is_given_up = matches!(result, Err(Reason::SocketShared | Reason::Instances));
-        let result = if is_given_up && !attempt::cancel(inner) { Ok(()) } else { result };
+        let result = match result {
+            Err(reason @ (Reason::SocketShared | Reason::Instances)) => attempt::abandon(inner, reason),
+            result => result,
+        };
         let connected = match (entry, result) {
             (Some(entry), Ok(())) => outcome::become_rsocket(fd, copy, Some(entry), inner),
             _ => false,
