@@ -66,7 +66,6 @@ demo: ## install what is missing, build, run rping and ucmatose in the lab
 bench: all ## compare the speed of rsockets with the reference's, TCP's and raw verbs'
 	bench/run
 	bench/emulated || [ $$? = 77 ]
-	bench/emulated --only vectored || [ $$? = 77 ]
 	bench/emulated --device siw --only vectored || [ $$? = 77 ]
 
 lab: ## build the kernel of the lab, unless the machine has it already
