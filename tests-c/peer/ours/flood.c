@@ -1,7 +1,8 @@
 /*
  * A peer that floods an rsocket with messages that are no data: calls with a time limit end in time.
  * The flood is as fast as can be: whenever the library finds that nothing has arrived, one more
- * message is sent, and waited for; for data the peer must have credit. Run on ours only; the reference has no limits, or does not return.
+ * message is sent, and waited for; for data the peer must have credit. Run on ours only; the
+ * reference has no limits, or does not return.
  */
 #include "raw_peer.h"
 #include "rscommon.h"

@@ -232,8 +232,7 @@ static void full(void)
 		if (rpoll(&entry, 1, 200) != 1)
 			break;
 	}
-	errno = error;
-	obs("stopped by %s", errno_name(errno));
+	obs("stopped by %s", errno_name(error));
 	CHECK(sent > 0);
 	poll_now("client", pair.client, POLLOUT);
 	while (received < sent) {
