@@ -25,6 +25,7 @@ mod rsocket {
     mod spinning;
     pub mod stream {
         mod channel_leader;
+        mod held;
         pub mod model;
     }
     mod poll_waiter;

@@ -131,3 +131,42 @@ fn two_senders() {
     }
     explore(2, Stream::new, [Stream::send, Stream::send, complete_twice], left_over(0));
 }
+
+fn nothing_held(stream: &Stream) {
+    assert!(!stream.has_held());
+}
+
+#[test]
+fn held_data_is_sent() {
+    explore(3, Stream::new, [Stream::hold, Stream::react, Stream::complete_send], nothing_held);
+}
+
+/// Whoever reads the event: the reader as the leader, or the reactor. The reader goes on waiting
+/// for its data, or not.
+#[test]
+fn held_data_is_sent_beside_a_reader() {
+    fn peer(stream: &Stream) {
+        stream.complete_send();
+        stream.arrive();
+    }
+    fn answer_first(stream: &Stream) {
+        stream.arrive();
+        stream.complete_send();
+    }
+    for peer in [peer, answer_first] {
+        explore(2, Stream::new, [receive, Stream::hold, Stream::react, peer], nothing_held);
+    }
+}
+
+#[test]
+fn held_data_is_sent_beside_a_reader_that_gives_up() {
+    explore(
+        2,
+        Stream::new,
+        [receive_for_a_while, Stream::hold, Stream::react, |stream| {
+            stream.complete_send();
+            stream.arrive();
+        }],
+        nothing_held,
+    );
+}

@@ -233,3 +233,14 @@ fn one_alone_beside_a_leader() {
     }
     explore(2, new, [poll_alone, receive, |stream| stream.arrive_many(2)], |_| {});
 }
+
+/// The reactor reads events of the channel that the poller sleeps on.
+#[test]
+fn beside_held_data() {
+    fn peer(stream: &Shared) {
+        stream.complete_send();
+        stream.arrive();
+    }
+    let reactor = |stream: &Shared| stream.react();
+    explore(2, new, [poll_readable, |stream| stream.hold(), reactor, peer], |stream| assert!(!stream.has_held()));
+}

@@ -2,7 +2,7 @@
 //! no call.
 //!
 //! It waits for connection manager events, packets on UDP sockets, and timers. It starts with the
-//! first socket that needs it. The data path does not use it.
+//! first socket that needs it. On the data path, only small messages that are held may need it.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -26,6 +26,8 @@ pub trait Service: Send + Sync {
     fn service(self: Arc<Self>, key: Key);
     /// The timer of `key` has expired.
     fn expired(self: Arc<Self>, key: Key);
+    /// The descriptor that [`watch_once`] was called for is readable. Never blocks.
+    fn second_is_readable(self: Arc<Self>) {}
 }
 
 /// Identifies a registration. Never used twice.
@@ -34,6 +36,8 @@ pub struct Key(u64);
 
 /// Identifies the reactor's own wake-up socket.
 const WAKE: Key = Key(0);
+/// Set in the epoll's data for the second descriptor of a registration.
+const SECOND: u64 = 1 << 63;
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
@@ -66,6 +70,8 @@ struct Wake {
 
 struct Registration {
     fd: c_int,
+    /// The descriptor of [`watch_once`].
+    second: Option<c_int>,
     service: Arc<dyn Service>,
     expires: Option<Instant>,
     /// Whether the descriptor is disabled for a while.
@@ -98,7 +104,7 @@ pub fn register(fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
     let missing = (2 * (reactor.registrations.len() + 1)).saturating_sub(reactor.timers.len());
     reactor.timers.try_reserve(missing).map_err(|_| Errno::ENOMEM)?;
     reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, readable(key))?;
-    reactor.registrations.insert(key, Registration { fd, service, expires: None, paused: false });
+    reactor.registrations.insert(key, Registration { fd, second: None, service, expires: None, paused: false });
     Ok(key)
 }
 
@@ -111,8 +117,10 @@ pub fn unregister(key: Key) {
         reactor.timers.retain(|&(_, timer, _)| timer != key);
     }
     if reactor.is_usable() {
-        // Cannot fail for a registered descriptor.
-        let _ = reactor.epoll.control(libc::EPOLL_CTL_DEL, registration.fd, None);
+        for fd in registration.second.into_iter().chain([registration.fd]) {
+            // Cannot fail for a registered descriptor.
+            let _ = reactor.epoll.control(libc::EPOLL_CTL_DEL, fd, None);
+        }
     }
     drop(guard);
     // Dropped without the lock: this may be the last reference to the service.
@@ -151,6 +159,19 @@ pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
     // Cannot fail for a registered descriptor.
     let _ = reactor.epoll.control(libc::EPOLL_CTL_DEL, registration.fd, None);
     registration.fd = fd;
+    Ok(())
+}
+
+/// Also watches `fd`, which stays open until [`unregister`], until it is readable the next time. A
+/// registration has one such descriptor.
+pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
+    let mut guard = lock();
+    let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
+    let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
+    let command = if registration.second.is_some() { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
+    let events = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
+    reactor.epoll.control(command, fd, Some(libc::epoll_event { events, u64: key.0 | SECOND }))?;
+    registration.second = Some(fd);
     Ok(())
 }
 
@@ -320,9 +341,11 @@ fn run(number: usize) {
         }
         let start = Instant::now();
         for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
-            let key = Key(event.u64);
-            if let Some(service) = find(key) {
-                service.service(key);
+            let key = Key(event.u64 & !SECOND);
+            match find(key) {
+                Some(service) if event.u64 & SECOND != 0 => service.second_is_readable(),
+                Some(service) => service.service(key),
+                None => {}
             }
         }
         // A service may set its timer again: that one is for the next turn, after other events.

@@ -176,6 +176,14 @@ impl<T: Default> Default for Lock<T> {
     }
 }
 
+impl<T> Guard<'_, T> {
+    /// Returns a number of the thread that holds the lock, which is the calling one.
+    #[inline]
+    pub fn holder(&self) -> u64 {
+        self.lock.word.load(Ordering::Relaxed) & !AWAITED
+    }
+}
+
 impl<T> Deref for Guard<'_, T> {
     type Target = T;
 

@@ -22,6 +22,7 @@ bool chosen(const char *name);
 void killed_cases(void);
 void link_cases(void);
 void limit_cases(void);
+void held_cases(void);
 void removal_cases(void);
 
 /* The far end of the lab's network. */

@@ -1,35 +1,10 @@
 /* Links that lose packets, or go down for a while or permanently: data arrives complete, or the calls fail. */
-#include "faults.h"
+#include "ends.h"
 
 /* The transport gives up after eight tries of some seconds each. */
 enum { ALARM_SECONDS = 60 };
 
-static int client, server, listener;
 static size_t amount;
-
-/* The script beside this file: "down", "good", "loss 5". */
-static void link_is(const char *state)
-{
-	char command[512];
-
-	snprintf(command, sizeof(command), "%s %s %s", getenv("RSFAULTS_LINK"), device, state);
-	EXPECT(system(command) == 0);
-}
-
-static void connected(void)
-{
-	union address address;
-	/* Closing the server must not wait for a client that was killed without disconnecting. */
-	struct linger linger = { .l_onoff = 1, .l_linger = 1 };
-
-	link_is("good");
-	listener = listen_far(&address);
-	client = connect_to(&address);
-	EXPECT((server = raccept(listener, NULL, NULL)) >= 0);
-	EXPECT(!rsetsockopt(server, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)));
-}
-
-static uint8_t byte_at(size_t place) { return (uint8_t)(place * 13 + place / 251); }
 
 static ssize_t sends_all(void)
 {
@@ -44,29 +19,6 @@ static ssize_t sends_all(void)
 		sent += len;
 	}
 	return rshutdown(client, SHUT_WR);
-}
-
-/* Reads up to offset `until`, or to the end. */
-static size_t receive_to(size_t got, size_t until)
-{
-	static uint8_t bytes[7777];
-
-	while (got < until) {
-		ssize_t count = rrecv(server, bytes, sizeof(bytes), 0);
-
-		EXPECT(count >= 0);
-		if (count == 0)
-			break;
-		for (ssize_t i = 0; i < count; i++)
-			EXPECT(bytes[i] == byte_at(got + (size_t)i));
-		got += (size_t)count;
-	}
-	return got;
-}
-
-static void all_closed(void)
-{
-	EXPECT(!rclose(client) && !rclose(server) && !rclose(listener));
 }
 
 static void transfer(const char *link, size_t bytes)

@@ -1,4 +1,4 @@
-/* rsockets under faults: killed peers, bad links, limits, removed devices. main DEVICE [CASE]; see run. */
+/* rsockets under faults: killed peers, bad links, limits, slow links, removed devices. main DEVICE [CASE]; see run. */
 #include "faults.h"
 
 static const char *only;
@@ -22,6 +22,7 @@ int main(int argc, char **argv)
 	killed_cases();
 	limit_cases();
 	link_cases();
+	held_cases();
 	removal_cases();
 	return finish();
 }

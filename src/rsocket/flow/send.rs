@@ -1,11 +1,14 @@
 //! The sending half: credits and target buffers of the peer, local send queue entries and buffer
 //! space.
 
+mod hold;
+
 use std::collections::VecDeque;
 
 use super::Violation;
 use crate::errno::{Errno, Result};
 use crate::rsocket::wire::Region;
+use hold::Row;
 
 /// A stream is writable while at least this much of its send buffer is free, in bytes.
 const LOW_WATER: u32 = 2048;
@@ -92,6 +95,7 @@ pub struct Sender {
     peak: u32,
     first_size: u32,
     underused: u32,
+    row: Row,
 }
 
 impl Sender {
@@ -121,6 +125,7 @@ impl Sender {
             peak: 0,
             first_size: limits.buffer,
             underused: 0,
+            row: Row::new(),
         })
     }
 
@@ -129,9 +134,9 @@ impl Sender {
         self.has_credit() && self.target.length != 0 && self.has_space()
     }
 
-    /// Returns whether every work request has completed.
+    /// Returns whether every work request has completed, and nothing is held.
     pub fn is_idle(&self) -> bool {
-        self.outstanding.is_empty() && self.unsignaled_entries == 0
+        self.outstanding.is_empty() && self.unsignaled_entries == 0 && self.row.held() == 0
     }
 
     /// Returns whether the peer's buffer is full, so that the next one may be used.
@@ -162,12 +167,12 @@ impl Sender {
 
     /// Returns the number of free bytes in the send buffer, according to the completions so far.
     pub fn free(&self) -> u32 {
-        self.limits.buffer - self.used
+        self.limits.buffer - self.used - self.row.held()
     }
 
     /// Returns the number of bytes of the send buffer in use, according to the completions so far.
     pub fn used(&self) -> u32 {
-        self.used
+        self.used + self.row.held()
     }
 
     /// Returns the size of the send buffer in bytes.
@@ -193,6 +198,7 @@ impl Sender {
     /// Replaces the send buffer by one of `size` bytes. Returns the last work request that uses the
     /// old one.
     pub fn replace_buffer(&mut self, size: u32) -> u64 {
+        debug_assert!(self.row.held() == 0);
         for outstanding in &mut self.outstanding {
             outstanding.bytes = 0;
         }
@@ -226,6 +232,8 @@ impl Sender {
     /// work request, and whether this request is signaled.
     #[inline]
     pub fn take(&mut self, chunk: &Chunk, inline: bool) -> (u64, bool) {
+        debug_assert!(self.row.held() == 0);
+        self.row.count();
         self.target.addr = self.target.addr.wrapping_add(u64::from(chunk.len));
         self.target.length -= chunk.len;
         self.sent = self.sent.wrapping_add(1);
@@ -289,6 +297,7 @@ impl Sender {
         // Often enough that space is freed before it is used up, and always when it is used up.
         let signaled = self.unsignaled_entries >= self.limits.sq_entries / 4
             || self.unsignaled_bytes >= self.limits.buffer / 4
+            || self.row.is_long()
             || !self.has_space();
         if signaled {
             self.signal(false);

@@ -300,6 +300,7 @@ impl Stream {
             return;
         }
         let Ok(mut state) = self.state.try_lock() else { return };
+        self.send_held(&mut state);
         let connected = matches!(state.phase, Phase::Connected);
         let is_open = connected || matches!(state.phase, Phase::Disconnected);
         let needs_flush = is_open && (all || state.shut_write && state.needs_graceful_end());

@@ -181,6 +181,7 @@ impl Stream {
     pub(super) fn on_connected(&self, state: &mut State) {
         if let (Some(connection), Some(id)) = (&mut state.connection, &state.id) {
             connection.list(self.fd, id.id());
+            connection.set_nodelay(state.options.nodelay);
         }
         self.process_completions(state);
         self.set_keep_alive(state);

@@ -14,6 +14,7 @@
 mod completions;
 mod control;
 mod gather;
+mod hold;
 mod post;
 mod receive;
 mod receive_rings;
@@ -114,6 +115,8 @@ pub(super) struct Channel {
     pub nonblocking: bool,
     /// The device was removed: the channel reports no more events.
     pub device_gone: bool,
+    /// The reactor watches the channel until its next event.
+    pub watched: bool,
 }
 
 /// Resources of a connection whose peer is not known yet. The receives are posted.
@@ -172,7 +175,13 @@ impl Unconnected {
             qp,
             send_cq,
             receive,
-            channel: Channel { completions, leadership: Leadership::default(), nonblocking: false, device_gone: false },
+            channel: Channel {
+                completions,
+                leadership: Leadership::default(),
+                nonblocking: false,
+                device_gone: false,
+                watched: false,
+            },
             buffer: SendBuffer::new(options.send_buffer, options.send_grows),
             sq_entries: sends - CONTROL_ENTRIES,
         };
@@ -297,6 +306,7 @@ impl Connection {
 
     /// One more call waits until all sent data has arrived.
     pub fn begin_flush(&mut self) {
+        self.send_held();
         self.send.flushing += 1;
     }
 

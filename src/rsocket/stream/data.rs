@@ -41,11 +41,15 @@ impl Stream {
             return Err(false);
         }
         let Ok(mut state) = self.state.try_lock() else { return Err(false) };
+        let thread = state.holder();
         let state = &mut *state;
         if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
             return Err(false);
         }
         let Some(connection) = state.connection.as_deref_mut() else { return Err(false) };
+        if connection.turn_to_receive(thread) {
+            return Err(false);
+        }
         // Poll for new data, unless the buffered data is enough for the whole call.
         let available = connection.available();
         if available < len as u64 && !self.process_completions(state) && available == 0 {
@@ -109,6 +113,7 @@ impl Stream {
         let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
         let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
         let mut done = 0;
+        self.turn_to_receive(&mut state);
         loop {
             state.check_connected(nonblocking)?;
             if total == 0 {
@@ -156,12 +161,27 @@ impl Stream {
         if !state.can_write() || state.has_pending_mappings() {
             return false;
         }
+        let thread = state.holder();
         let Some(connection) = state.connection.as_deref_mut().filter(|connection| connection.takes_inline(len)) else {
             return false;
         };
+        connection.sends_from(thread);
         // SAFETY: `data` is readable for `len` bytes: guaranteed by the caller; an inline length
         // fits an isize.
-        connection.send_inline(unsafe { slice::from_raw_parts(data.as_ptr(), len) })
+        let data = unsafe { slice::from_raw_parts(data.as_ptr(), len) };
+        if connection.is_in_row() { self.send_in_row(&mut state, data) } else { connection.send_inline(data) }
+    }
+
+    /// [`send_at_once`](Self::send_at_once) for data that may have to be held.
+    #[inline(never)]
+    fn send_in_row(&self, state: &mut State, data: &[u8]) -> bool {
+        let Some(connection) = &mut state.connection else { return false };
+        if connection.hold(data) {
+            self.attend(state);
+            return true;
+        }
+        connection.send_held();
+        connection.failure().is_none() && connection.send_inline(data)
     }
 
     /// As [`send_at_once`](Self::send_at_once), for several buffers: their bytes are collected
@@ -193,6 +213,8 @@ impl Stream {
         let mut wait = Wait::after(state.options.send_timeout);
         let mut done = 0;
         let mut polled = false;
+        let thread = state.holder();
+        state.connection.iter_mut().for_each(|connection| connection.sends_from(thread));
         loop {
             match self.until_writable(state, nonblocking, &mut wait, done)? {
                 Ok(back) => state = back,
@@ -363,7 +385,9 @@ impl Stream {
             // guaranteed by the caller.
             _ => connection.send_gathered(unsafe { Gather::new(buffers, skip, len) }, skip > 0),
         };
-        match (sent, connection.failure()) {
+        let failure = connection.failure();
+        self.attend(state);
+        match (sent, failure) {
             (Ok(sent), _) => (sent, None),
             (Err(_), Some(_)) => (0, None),
             (Err(error), None) => (0, Some(error)),

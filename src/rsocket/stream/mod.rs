@@ -15,6 +15,8 @@ mod connect;
 mod connection;
 mod data;
 mod domain;
+mod held;
+mod hold;
 mod iomap;
 mod options;
 mod readiness;
@@ -234,6 +236,7 @@ impl Stream {
         if outcome.any || failure.is_some() {
             self.changed.notify();
         }
+        held::attend(self, state);
         outcome.any || has_failed
     }
 

@@ -8,13 +8,14 @@ use std::mem;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use libc::{POLLIN, POLLNVAL};
+use libc::{POLLIN, POLLNVAL, pollfd};
 use loom::sync::{Mutex, MutexGuard};
 
 use super::channel_leader::{self, EventSource, Leadership, Until};
+use super::held::{self, HoldsData};
 use crate::errno::{Errno, Result};
 use crate::rsocket::pollable::{Notice, Pollable, Watchers};
-use crate::sys::event::{Deadline, EventFd};
+use crate::sys::event::{Deadline, EventFd, poll};
 use crate::sys::futex::Changes;
 
 /// A deadline. Its value does not matter: every timeout expires at once.
@@ -69,6 +70,9 @@ pub struct State {
     space: u32,
     waiting_for_space: u32,
     sent_armed: bool,
+    /// Data is held, and the reactor watches the channel.
+    held: bool,
+    watched: bool,
     shut: bool,
     closed: bool,
     /// The channel was destroyed.
@@ -81,6 +85,9 @@ pub struct Stream {
     pub state: Mutex<State>,
     changed: Changes,
     watchers: Watchers,
+    /// The reactor was asked to watch the channel; nothing is held any more.
+    asked: EventFd,
+    all_sent: EventFd,
 }
 
 impl Stream {
@@ -94,12 +101,16 @@ impl Stream {
                 space: 0,
                 waiting_for_space: 0,
                 sent_armed: false,
+                held: false,
+                watched: false,
                 shut: false,
                 closed: false,
                 released: false,
             }),
             changed: Changes::default(),
             watchers: Watchers::default(),
+            asked: EventFd::new().unwrap(),
+            all_sent: EventFd::new().unwrap(),
         }
     }
 
@@ -137,6 +148,38 @@ impl Stream {
             }
             state = channel_leader::wait(self, state, None).0;
         }
+    }
+
+    /// Sends a small message after another one, whose completion may not have been seen, and makes
+    /// no further call.
+    pub fn hold(&self) {
+        let mut state = self.lock();
+        state.held = self.must_hold(&mut state);
+        if state.held {
+            held::attend(self, &mut state);
+        } else {
+            self.all_sent.raise();
+        }
+    }
+
+    /// The reactor, until everything is sent.
+    pub fn react(&self) {
+        let event = |fd: &EventFd| pollfd { fd: fd.as_raw_fd(), events: POLLIN, revents: 0 };
+        loop {
+            for event_of in [&self.asked, &self.channel.events] {
+                let mut fds = [event(event_of), event(&self.all_sent)];
+                poll(&mut fds, None).unwrap();
+                if fds[1].revents != 0 {
+                    return;
+                }
+            }
+            self.asked.clear();
+            held::channel_is_readable(self);
+        }
+    }
+
+    pub fn has_held(&self) -> bool {
+        self.lock().held
     }
 
     /// The peer sent a unit of data.
@@ -270,14 +313,18 @@ impl EventSource for Stream {
         let mut any = queue.completions > 0;
         state.available += queue.data;
         (queue.completions, queue.data) = (0, 0);
-        if state.waiting_for_space > 0 {
+        if state.waiting_for_space > 0 || state.held {
             any |= queue.sent > 0;
             state.space += mem::take(&mut queue.sent);
         }
         drop(queue);
+        if state.held && state.space > 0 {
+            self.send_held(state);
+        }
         if any {
             self.changed.notify();
         }
+        held::attend(self, state);
         any
     }
 
@@ -287,7 +334,7 @@ impl EventSource for Stream {
     }
 
     fn arm_send_cq(&self, state: &mut State) -> bool {
-        let arms = state.waiting_for_space > 0 && !state.sent_armed;
+        let arms = (state.waiting_for_space > 0 || state.held) && !state.sent_armed;
         if arms {
             self.queue.lock().unwrap().sent_armed = true;
             state.sent_armed = true;
@@ -324,6 +371,33 @@ impl EventSource for Stream {
             state.sent_armed = false;
         }
         *event == Kind::Received
+    }
+}
+
+impl HoldsData for Stream {
+    fn has_held(state: &State) -> bool {
+        state.held
+    }
+
+    fn send_held(&self, state: &mut State) {
+        state.held = false;
+        self.all_sent.raise();
+    }
+
+    fn must_hold(&self, state: &mut State) -> bool {
+        state.space += mem::take(&mut self.queue.lock().unwrap().sent);
+        state.space == 0
+    }
+
+    fn watch(&self, state: &mut State) -> bool {
+        if !mem::replace(&mut state.watched, true) {
+            self.asked.raise();
+        }
+        true
+    }
+
+    fn watched(state: &mut State) {
+        state.watched = false;
     }
 }
 

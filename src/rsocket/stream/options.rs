@@ -68,6 +68,8 @@ pub(super) enum Effect {
     V6Only,
     /// Restart or stop the keepalive timer.
     Keepalive,
+    /// Send what is held, and hold less.
+    Nodelay,
 }
 
 impl Options {
@@ -161,7 +163,10 @@ impl Options {
             })
         };
         match name {
-            libc::TCP_NODELAY => self.nodelay = number(value)? != 0,
+            libc::TCP_NODELAY => {
+                self.nodelay = number(value)? != 0;
+                return Ok(Effect::Nodelay);
+            }
             libc::TCP_MAXSEG => drop(number(value)?),
             libc::TCP_KEEPIDLE => {
                 self.keep_idle = positive(i32::MAX)?;

@@ -60,6 +60,9 @@ impl Pollable for Stream {
             return POLLNVAL;
         }
         let Ok(mut state) = self.state.lock_unless_mine() else { return 0 };
+        if wanted & IN != 0 {
+            self.turn_to_receive(&mut state);
+        }
         self.process_completions(&mut state);
         state.wanted(wanted)
     }
@@ -73,6 +76,9 @@ impl Pollable for Stream {
             return true;
         }
         let Ok(mut state) = self.state.lock_unless_mine() else { return false };
+        if wanted & IN != 0 {
+            self.turn_to_receive(&mut state);
+        }
         state.wanted(wanted) != 0 || self.process_completions(&mut state) && state.wanted(wanted) != 0
     }
 
@@ -81,6 +87,9 @@ impl Pollable for Stream {
             return POLLNVAL;
         }
         let Ok(mut state) = self.state.lock_unless_mine() else { return 0 };
+        if wanted & IN != 0 {
+            self.turn_to_receive(&mut state);
+        }
         if channel_leader::may_lead::<Stream>(&mut state) {
             channel_leader::arm(self, &mut state);
         } else {

@@ -1,10 +1,11 @@
-//! What the reactor's thread does for a stream: its connection manager events and its timer.
+//! What the reactor's thread does for a stream: its connection manager events, its timer, and
+//! held data.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::accept::REQUESTS_PER_TURN;
-use super::{Guard, Phase, Stream};
+use super::{Guard, Phase, Stream, held};
 use crate::errno::Errno;
 use crate::rsocket::reactor::{self, Key, Service};
 
@@ -41,6 +42,10 @@ impl Service for Stream {
             }
             _ => {}
         }
+    }
+
+    fn second_is_readable(self: Arc<Self>) {
+        held::channel_is_readable(&*self);
     }
 }
 

@@ -84,6 +84,12 @@ impl Stream {
                 self.set_keep_alive(&mut state);
                 Ok(())
             }
+            Effect::Nodelay => {
+                self.send_held(&mut state);
+                let nodelay = state.options.nodelay;
+                state.connection.iter_mut().for_each(|connection| connection.set_nodelay(nodelay));
+                Ok(())
+            }
             Effect::Reuse => {
                 let on = c_int::from(state.options.reuse);
                 state.id()?.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on.to_ne_bytes())

@@ -16,12 +16,16 @@ static void post_receives(unsigned count)
 		EXPECT(!rdma_post_recv(peer.id, NULL, peer_memory + 2048 + 8 * (next++ % PEER_RECEIVES), 8, peer.mr));
 }
 
+/* Between two messages it looks for data, so each is sent at once. */
 static unsigned send_without_waiting(void)
 {
 	unsigned sent = 0;
+	char byte;
 
-	while (rsend(peer.victim, "d", 1, MSG_DONTWAIT) == 1)
+	while (rsend(peer.victim, "d", 1, MSG_DONTWAIT) == 1) {
+		EXPECT_ERROR(rrecv(peer.victim, &byte, 1, MSG_DONTWAIT), EAGAIN);
 		sent++;
+	}
 	EXPECT_ERROR(rsend(peer.victim, "d", 1, MSG_DONTWAIT), EAGAIN);
 	return sent;
 }

@@ -299,6 +299,9 @@ impl End {
             }
         }
         if any {
+            if !self.sender.is_busy() {
+                self.send_held();
+            }
             if self.used_receives >= self.setup.repost() {
                 self.post_receives();
             }

@@ -46,6 +46,7 @@ impl Connection {
         }
         if self.needs_send_completions() {
             self.process_send_cq(&mut outcome);
+            self.send_held_after_others();
         }
         if self.failed.is_none()
             && let Err(error) = self.receive.repost(&self.qp)

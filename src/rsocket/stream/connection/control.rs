@@ -13,6 +13,7 @@ use crate::sys::rc::Sge;
 impl Connection {
     /// Sends a control message. Fails with `EAGAIN` while all reserved ones are outstanding.
     pub fn control(&mut self, control: Control) -> Result<()> {
+        self.send_held();
         if self.has_control() { self.send_control(Message::Control(control), &[], 0) } else { Err(Errno::EAGAIN) }
     }
 
@@ -101,6 +102,7 @@ impl Connection {
             // Other memory of the peer follows its iomap.
             return Err(Errno::ENOMEM);
         }
+        self.send_held();
         let inline = IOMAP_ENTRY as u32 <= self.qp.can_inline();
         let space = if inline { 0 } else { IOMAP_ENTRY as u32 };
         let Some(offset) = self.send.flow.plan_update(space) else { return Ok(false) };

@@ -66,6 +66,8 @@ pub(super) struct SendSide {
     inline_limit: u32,
     pub control_data: ControlData,
     pub peer: PeerMemory,
+    /// Number of the thread that sent last.
+    pub thread: u64,
     /// The entry of the target SGL that the peer writes next.
     pub target_entry: usize,
     /// The peer may have written the entry.
@@ -101,6 +103,7 @@ impl SendSide {
                 rkey: peer.target_sgl.rkey,
                 iomap: peer.iomap_size.unwrap_or(0),
             },
+            thread: 0,
             target_entry: 1,
             target_pending: false,
         }
@@ -115,7 +118,7 @@ impl SendSide {
     /// See [`Connection::needs_send_completions`].
     #[inline]
     pub fn needs_completions(&self) -> bool {
-        self.flushing > 0 || self.pending_notify || self.flow.is_short()
+        self.flushing > 0 || self.pending_notify || self.flow.is_short() || self.flow.held() > 0
     }
 
     /// The peer grants credits up to message number `limit`, and may have advertised a buffer.
@@ -137,7 +140,19 @@ impl Connection {
     /// Reserves a planned message. Returns the write to post.
     #[inline]
     fn claim(&mut self, chunk: &Chunk, sg_list: [Sge; 2], inline: bool) -> RdmaWrite {
-        let (wr_id, signaled) = self.send.flow.take(chunk, inline);
+        let request = self.send.flow.take(chunk, inline);
+        self.write_of(chunk, sg_list, inline, request)
+    }
+
+    /// Returns the write of a message that was taken as the work request `(wr_id, signaled)`.
+    #[inline]
+    pub(super) fn write_of(
+        &mut self,
+        chunk: &Chunk,
+        sg_list: [Sge; 2],
+        inline: bool,
+        (wr_id, signaled): (u64, bool),
+    ) -> RdmaWrite {
         if let Some(counters) = self.counters() {
             counters.count_sent(chunk.len);
         }
@@ -172,8 +187,13 @@ impl Connection {
 
     /// Sends as much of `data` as possible without waiting. Returns the number of bytes. `begun`:
     /// the program's call has sent data before. An error that is not a failure of the connection is
-    /// a lack of memory: the send buffer is allocated on first use.
+    /// a lack of memory: the send buffer is allocated on first use. Data may be held instead; the
+    /// caller then calls `Stream::attend`.
     pub fn send<S: Source>(&mut self, data: S, begun: bool) -> Result<usize> {
+        if !begun && self.hold(data) {
+            return Ok(data.size());
+        }
+        self.send_held();
         let mut done = 0;
         while done < data.size() {
             let (_, rest) = data.split(done);
@@ -258,6 +278,7 @@ impl Connection {
     /// Writes as much of `data` as possible without waiting into the peer's `region`. Returns the
     /// number of bytes. Fails as [`send`](Self::send).
     pub fn write(&mut self, data: &[u8], region: Region, begun: bool) -> Result<usize> {
+        self.send_held();
         let mut done = 0;
         let len = data.len().min(region.length as usize);
         while done < len {

@@ -78,16 +78,29 @@ impl SendBuffer {
         let region = self.region(qp)?;
         let first = bytes.size().min(size - offset);
         let (contiguous, wrapped) = bytes.split(first);
-        let (start, lkey) = (region.start(), region.lkey());
+        let start = region.start();
         // SAFETY: both parts lie in the buffer, in space that the flow control has found free: no
         // outstanding work request reads it.
         unsafe {
             contiguous.copy_to(start.add(offset));
             wrapped.copy_to(start);
         }
-        let at = |offset: usize| start.as_ptr() as usize as u64 + offset as u64;
-        Ok([Sge { addr: at(offset), len: first as u32, lkey }, Sge { addr: at(0), len: wrapped.size() as u32, lkey }])
+        Ok(sg_list(region, offset, [first, wrapped.size()]))
     }
+
+    /// Returns the scatter/gather list of `len` bytes that were copied from `offset` on.
+    pub fn filled(&mut self, qp: &QueuePair, offset: u32, len: u32) -> Result<[Sge; 2]> {
+        let first = len.min(self.size - offset);
+        Ok(sg_list(self.region(qp)?, offset as usize, [first as usize, (len - first) as usize]))
+    }
+}
+
+/// Returns the scatter/gather list of bytes at `offset`, and of those that follow at the beginning
+/// of the buffer.
+#[inline]
+fn sg_list(region: &MemoryRegion, offset: usize, [first, wrapped]: [usize; 2]) -> [Sge; 2] {
+    let (start, lkey) = (region.start().as_ptr() as usize as u64, region.lkey());
+    [Sge { addr: start + offset as u64, len: first as u32, lkey }, Sge { addr: start, len: wrapped as u32, lkey }]
 }
 
 impl SendSide {

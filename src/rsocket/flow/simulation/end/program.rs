@@ -8,8 +8,12 @@ use crate::rsocket::wire::{Control, Message};
 impl End {
     /// rsend() of at most `max` bytes on a non-blocking socket.
     pub fn write(&mut self, max: u64) {
-        self.replace_buffer();
         let end = self.sent + max.min(self.total - self.sent);
+        if self.hold((end - self.sent) as usize) {
+            return;
+        }
+        self.send_held();
+        self.replace_buffer();
         while self.sent < end {
             let rest = (end - self.sent) as usize;
             let inline = rest <= self.setup.inline as usize;
@@ -23,8 +27,38 @@ impl End {
         }
     }
 
+    /// Holds the next `len` bytes, if messages are on their way.
+    fn hold(&mut self, len: usize) -> bool {
+        if !self.sender.may_hold(len) || !self.sender.is_busy() {
+            return false;
+        }
+        self.poll();
+        if !self.sender.is_busy() {
+            self.sender.looked_in_vain();
+            return false;
+        }
+        let Some(offset) = self.sender.plan_hold(len) else { return false };
+        self.source(false, offset, self.sent, len as u32);
+        self.sender.hold(len as u32);
+        self.sent += len as u64;
+        self.changes += 1;
+        true
+    }
+
+    /// Sends what is held, as one message.
+    pub fn send_held(&mut self) {
+        let Some(chunk) = self.sender.plan_held() else { return };
+        let Chunk { len, addr, rkey: key, offset } = chunk;
+        let position = self.sent - u64::from(len);
+        let source = Source::Buffer { which: self.buffers.len() - 1, offset, position };
+        let (wr_id, signaled) = self.sender.take_held(&chunk);
+        self.post(wr_id, signaled, Some(Message::Data(len)), Effect::Data { addr, key, len, source });
+        self.use_next_target();
+    }
+
     /// rrecv() of at most `max` bytes, with or without MSG_PEEK.
     pub fn read(&mut self, max: u64, peek: bool) {
+        self.send_held();
         if self.receiver.available() == 0 {
             self.poll();
         }
@@ -43,6 +77,7 @@ impl End {
         if !peek && done > 0 {
             self.taken += done;
             self.changes += 1;
+            self.sender.end_row();
             self.take(done);
         }
     }
@@ -55,6 +90,7 @@ impl End {
         self.check_bytes(ring, offset, len as usize, 0);
         self.taken += max;
         self.changes += 1;
+        self.sender.end_row();
         self.remove_unread(max);
         self.send_credit_updates();
         true
@@ -73,6 +109,7 @@ impl End {
             return;
         }
         self.poll();
+        self.send_held();
         if self.sender.has_control() {
             self.control(Some(Message::Control(Control::Shutdown)), Effect::Nothing, 1);
             self.shutdown = true;
@@ -81,6 +118,7 @@ impl End {
 
     /// riomap(): updates an entry of the peer's table.
     pub fn update(&mut self) {
+        self.send_held();
         let inline = MAPPING <= self.setup.inline;
         let space = if inline { 0 } else { MAPPING };
         let Some(offset) = self.sender.plan_update(space).filter(|_| !self.shutdown) else { return };
@@ -92,6 +130,7 @@ impl End {
 
     /// riowrite().
     pub fn write_mapped(&mut self, max: u64) {
+        self.send_held();
         let inline = max <= u64::from(self.setup.inline);
         let Some((len, offset)) = self.sender.plan_write(max as usize, inline).filter(|_| !self.shutdown) else {
             return;

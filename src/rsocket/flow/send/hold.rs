@@ -1,0 +1,233 @@
+//! Small messages that are held while earlier ones are on their way, to be sent as one.
+//!
+//! A message is on its way until its work request has completed. The first messages of a row are
+//! sent at once, so a program that sends a request and waits for the answer never comes here. From
+//! then on each message is signaled, and one that finds others on their way is copied to the send
+//! buffer only. On a device that completes messages before the next one is sent, looking for
+//! completions is in vain, and is done less and less often.
+
+use super::{Chunk, Sender};
+
+/// Number of messages in a row that are sent at once.
+const AT_ONCE: u32 = 3;
+/// Maximum length of a message that is held, and of all that are held together, in bytes.
+const SHORT: usize = 1 << 12;
+const MAX_HELD: u32 = 1 << 14;
+/// A message is held while this many are on their way; with TCP_NODELAY, which asks for as little
+/// delay as possible, while the device certainly has enough to do.
+const WINDOW: usize = 1;
+const NODELAY_WINDOW: usize = 4;
+/// Number of times that the sender looks in vain before it pauses, and binary logarithm of the
+/// longest pause, in messages.
+const TRIES: u32 = 4;
+const LONGEST_PAUSE: u32 = 12;
+
+/// Messages in a row, and those of them that are held.
+#[derive(Debug)]
+pub(super) struct Row {
+    /// Number of messages that are sent at once, before others may be held: the first of the row,
+    /// or a pause.
+    at_once: u32,
+    /// Bytes held, which follow those in use in the send buffer. Only if `at_once` is 0.
+    held: u32,
+    /// Number of times in a row that no messages were on their way.
+    in_vain: u32,
+    window: usize,
+}
+
+impl Row {
+    pub fn new() -> Row {
+        Row { at_once: AT_ONCE, held: 0, in_vain: 0, window: WINDOW }
+    }
+
+    /// One more message is sent.
+    #[inline]
+    pub fn count(&mut self) {
+        self.at_once = self.at_once.saturating_sub(1);
+    }
+
+    /// Returns whether messages may be held.
+    #[inline]
+    pub fn is_long(&self) -> bool {
+        self.at_once == 0
+    }
+
+    #[inline]
+    pub fn held(&self) -> u32 {
+        self.held
+    }
+}
+
+impl Sender {
+    /// Sets TCP_NODELAY.
+    pub fn set_nodelay(&mut self, nodelay: bool) {
+        self.row.window = if nodelay { NODELAY_WINDOW } else { WINDOW };
+    }
+
+    /// The thread that sends has received: what it sends next is an answer, or a new request.
+    #[inline]
+    pub fn end_row(&mut self) {
+        self.row.at_once = self.row.at_once.max(AT_ONCE);
+    }
+
+    /// Returns the number of bytes held.
+    #[inline]
+    pub fn held(&self) -> u32 {
+        self.row.held
+    }
+
+    /// Returns whether messages may be held, or are.
+    #[inline]
+    pub fn is_in_row(&self) -> bool {
+        self.row.is_long()
+    }
+
+    /// Returns whether a message of `len` bytes is held if others are on their way.
+    #[inline]
+    pub fn may_hold(&self, len: usize) -> bool {
+        self.row.is_long() && len <= SHORT
+    }
+
+    /// Returns whether messages are on their way, according to the completions so far.
+    pub fn is_busy(&self) -> bool {
+        self.outstanding.len() >= self.row.window
+    }
+
+    /// The messages that were on their way have arrived.
+    pub fn looked_in_vain(&mut self) {
+        self.row.in_vain = self.row.in_vain.saturating_add(1);
+        if self.row.in_vain >= TRIES {
+            self.row.at_once = 1 << self.row.in_vain.min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Returns the offset in the send buffer for `len` bytes to be held, if one message can carry
+    /// them with those held already.
+    pub fn plan_hold(&self, len: usize) -> Option<u32> {
+        let len = u32::try_from(len).ok()?;
+        let total = self.row.held + len;
+        let fits = total <= MAX_HELD.min(self.target.length) && len <= self.free() && len > 0;
+        if !fits || !self.has_credit() || self.free_entries < self.limits.entries_per_message {
+            return None;
+        }
+        let offset = self.next + self.row.held;
+        Some(if offset >= self.limits.buffer { offset - self.limits.buffer } else { offset })
+    }
+
+    /// Holds `len` bytes, for which [`plan_hold`](Self::plan_hold) has found space.
+    pub fn hold(&mut self, len: u32) {
+        self.row.held += len;
+        self.row.in_vain = 0;
+    }
+
+    /// Returns the message of the bytes held. It can be sent: nothing else was sent since.
+    pub fn plan_held(&self) -> Option<Chunk> {
+        let len = self.row.held;
+        (len > 0).then_some(Chunk { len, addr: self.target.addr, rkey: self.target.rkey, offset: self.next })
+    }
+
+    /// Discards what is held, because nothing is sent any more.
+    pub fn drop_held(&mut self) {
+        self.row.held = 0;
+    }
+
+    /// Like [`take`](Self::take), for [`plan_held`](Self::plan_held).
+    pub fn take_held(&mut self, chunk: &Chunk) -> (u64, bool) {
+        self.row.held = 0;
+        self.take(chunk, false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::SendLimits;
+    use super::*;
+    use crate::rsocket::wire::Region;
+
+    fn sender() -> Sender {
+        let limits = SendLimits { sq_entries: 64, entries_per_message: 1, controls: 4, buffer: 1 << 17, window: 64 };
+        Sender::new(limits, Region { addr: 0, rkey: 1, length: 1 << 16 }).unwrap()
+    }
+
+    /// Sends a message at once. Returns its work request, and whether it is signaled.
+    fn send(sender: &mut Sender) -> (u64, bool) {
+        let chunk = sender.plan(100, true).unwrap();
+        sender.take(&chunk, true)
+    }
+
+    #[test]
+    fn the_first_messages_of_a_row_are_sent_at_once() {
+        let mut sender = sender();
+        for _ in 0..AT_ONCE {
+            assert!(!sender.may_hold(100));
+            send(&mut sender);
+        }
+        assert!(sender.may_hold(SHORT) && !sender.may_hold(SHORT + 1));
+        sender.end_row();
+        assert!(!sender.may_hold(100));
+    }
+
+    #[test]
+    fn messages_are_held_until_the_earlier_ones_have_arrived() {
+        let mut sender = sender();
+        let last = (0..AT_ONCE).map(|_| send(&mut sender)).last().unwrap();
+        assert!(last.1 && sender.is_busy());
+        for count in 0..3 {
+            assert_eq!(sender.plan_hold(100), Some(count * 100));
+            sender.hold(100);
+        }
+        assert!(!sender.is_idle() && sender.used() == 300);
+        sender.completed(last.0);
+        assert!(!sender.is_busy());
+        let chunk = sender.plan_held().unwrap();
+        assert_eq!((chunk.len, chunk.offset), (300, 0));
+        let (wr_id, signaled) = sender.take_held(&chunk);
+        assert!(signaled && sender.held() == 0);
+        sender.completed(wr_id);
+        assert!(sender.is_idle() && sender.used() == 0);
+    }
+
+    #[test]
+    fn with_nodelay_more_messages_are_on_their_way() {
+        let mut sender = sender();
+        sender.set_nodelay(true);
+        for _ in 0..AT_ONCE + NODELAY_WINDOW as u32 - 1 {
+            assert!(!sender.is_busy());
+            send(&mut sender);
+        }
+        assert!(sender.is_busy());
+    }
+
+    #[test]
+    fn one_message_carries_all_that_is_held() {
+        let mut sender = sender();
+        (0..AT_ONCE).for_each(|_| assert!(send(&mut sender).0 > 0));
+        while sender.plan_hold(SHORT).is_some() {
+            sender.hold(SHORT as u32);
+        }
+        assert_eq!(sender.held(), MAX_HELD);
+        // The rest of the peer's buffer is shorter.
+        sender.drop_held();
+        let used = sender.plan((1 << 16) - 300 - 150, false).unwrap();
+        sender.take(&used, false);
+        assert!(sender.plan_hold(150).is_some() && sender.plan_hold(151).is_none());
+    }
+
+    #[test]
+    fn looking_in_vain_becomes_rare() {
+        let (mut sender, mut looks) = (sender(), 0);
+        for _ in 0..10_000 {
+            if sender.may_hold(100) {
+                assert!(!sender.is_busy());
+                sender.looked_in_vain();
+                looks += 1;
+            }
+            let (wr_id, _) = send(&mut sender);
+            sender.signal(false);
+            sender.completed(wr_id);
+            sender.credit_limit = sender.sent.wrapping_add(64);
+            sender.target.length = 1 << 16;
+        }
+        assert!((TRIES..20).contains(&looks), "{looks} looks");
+    }
+}

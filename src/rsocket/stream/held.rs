@@ -1,0 +1,52 @@
+//! Who sends what is held when the earlier messages have arrived, if the program makes no further
+//! call: the leader, or without one the reactor, which watches the completion channel until its
+//! next event.
+//!
+//! As with [`channel_leader`], everything outside of this logic is behind a trait, and the logic is
+//! model-checked.
+
+use super::channel_leader::{self, EventSource};
+
+/// A stream, or a model of one, that may hold data.
+pub(super) trait HoldsData: EventSource {
+    fn has_held(state: &Self::State) -> bool;
+    /// Sends what is held, or discards it after a failure.
+    fn send_held(&self, state: &mut Self::State);
+    /// Polls the send CQ. Returns whether messages are on their way, which held data waits for.
+    fn must_hold(&self, state: &mut Self::State) -> bool;
+    /// Makes the reactor call [`channel_is_readable`] at the channel's next event. Returns false if
+    /// it cannot.
+    fn watch(&self, state: &mut Self::State) -> bool;
+    /// The reactor does not watch the channel any more.
+    fn watched(state: &mut Self::State);
+}
+
+/// If data is held, makes sure that it is sent when the earlier messages have arrived.
+#[inline]
+pub(super) fn attend<S: HoldsData>(stream: &S, state: &mut S::State) {
+    if S::has_held(state) {
+        attend_now(stream, state);
+    }
+}
+
+#[inline(never)]
+fn attend_now<S: HoldsData>(stream: &S, state: &mut S::State) {
+    // Completions from before the CQ was armed raise no event.
+    let has_to_wait = !stream.arm_send_cq(state) || stream.must_hold(state);
+    let has_leader = S::leadership(state).is_some_and(|leadership| leadership.has_leader());
+    let is_attended = has_to_wait && S::is_send_cq_armed(state) && (has_leader || stream.watch(state));
+    if !is_attended {
+        stream.send_held(state);
+    }
+}
+
+/// The reactor has found the channel readable.
+pub(super) fn channel_is_readable<S: HoldsData>(stream: &S) {
+    let mut state = stream.lock();
+    S::watched(&mut state);
+    channel_leader::take_event(stream, &mut state);
+    stream.process_completions(&mut state);
+    drop(state);
+    // Pollers may rely on the events that were read.
+    stream.notify_pollers();
+}

@@ -1,0 +1,66 @@
+//! What a stream does with held data; see [`super::held`].
+
+use super::held::{self, HoldsData};
+use super::{Guard, State, Stream};
+use crate::rsocket::reactor;
+
+impl Stream {
+    /// A call receives, or waits for data. Sends what the calling thread has sent and is held.
+    #[inline]
+    pub(super) fn turn_to_receive(&self, state: &mut Guard<'_>) {
+        let thread = state.holder();
+        let Some(connection) = &mut state.connection else { return };
+        if connection.turn_to_receive(thread) && connection.failure().is_some() {
+            self.process_completions(state);
+        }
+    }
+
+    /// Sends what is held.
+    #[inline]
+    pub(super) fn send_held(&self, state: &mut State) {
+        if Stream::has_held(state) {
+            self.send_held_now(state);
+        }
+    }
+
+    #[inline(never)]
+    fn send_held_now(&self, state: &mut State) {
+        let Some(connection) = &mut state.connection else { return };
+        connection.send_held();
+        if connection.failure().is_some() {
+            self.process_completions(state);
+        }
+    }
+
+    pub(super) fn attend(&self, state: &mut State) {
+        held::attend(self, state);
+    }
+}
+
+impl HoldsData for Stream {
+    #[inline]
+    fn has_held(state: &State) -> bool {
+        state.connection.as_ref().is_some_and(|connection| connection.has_held())
+    }
+
+    fn send_held(&self, state: &mut State) {
+        self.send_held_now(state);
+    }
+
+    fn must_hold(&self, state: &mut State) -> bool {
+        state.connection.as_mut().is_some_and(|connection| connection.must_hold())
+    }
+
+    fn watch(&self, state: &mut State) -> bool {
+        let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return false };
+        let channel = &mut connection.channel;
+        channel.watched = channel.watched || reactor::watch_once(key, channel.completions.fd()).is_ok();
+        channel.watched
+    }
+
+    fn watched(state: &mut State) {
+        if let Some(connection) = &mut state.connection {
+            connection.channel.watched = false;
+        }
+    }
+}
