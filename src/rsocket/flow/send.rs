@@ -149,9 +149,10 @@ impl Sender {
         !self.needs_target() && (self.target.length as usize) < wanted
     }
 
-    /// Returns the number of messages for which the peer still has receives.
+    /// Returns the number of messages for which the peer still has receives, without the one that is
+    /// held.
     pub fn credits(&self) -> u16 {
-        self.credit_limit.wrapping_sub(self.sent)
+        self.credit_limit.wrapping_sub(self.sent) - u16::from(self.row.held() > 0)
     }
 
     fn has_credit(&self) -> bool {

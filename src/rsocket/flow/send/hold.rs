@@ -64,6 +64,11 @@ impl Sender {
         self.row.window = if nodelay { NODELAY_WINDOW } else { WINDOW };
     }
 
+    /// Messages are never held again.
+    pub fn hold_nothing(&mut self) {
+        self.row.at_once = u32::MAX;
+    }
+
     /// The thread that sends has received: what it sends next is an answer, or a new request.
     #[inline]
     pub fn end_row(&mut self) {
@@ -107,7 +112,8 @@ impl Sender {
         let len = u32::try_from(len).ok()?;
         let total = self.row.held + len;
         let fits = total <= MAX_HELD.min(self.target.length) && len <= self.free() && len > 0;
-        if !fits || !self.has_credit() || self.free_entries < self.limits.entries_per_message {
+        let has_credit = self.row.held > 0 || self.has_credit();
+        if !fits || !has_credit || self.free_entries < self.limits.entries_per_message {
             return None;
         }
         let offset = self.next + self.row.held;

@@ -102,7 +102,9 @@ impl Connection {
             // Other memory of the peer follows its iomap.
             return Err(Errno::ENOMEM);
         }
+        // Mappings and data share the last credits, so the data must not be late.
         self.send_held();
+        self.send.flow.hold_nothing();
         let inline = IOMAP_ENTRY as u32 <= self.qp.can_inline();
         let space = if inline { 0 } else { IOMAP_ENTRY as u32 };
         let Some(offset) = self.send.flow.plan_update(space) else { return Ok(false) };
