@@ -13,6 +13,9 @@
 //! number of events, not of members. docs/locking.md describes the locks.
 
 mod control;
+mod exclusive;
+#[cfg(test)]
+mod exclusive_tests;
 mod member;
 #[cfg(test)]
 mod model_tests;
@@ -87,7 +90,8 @@ pub struct Epoll {
     /// Serial number of the last member.
     serial: AtomicU32,
     closed: AtomicBool,
-    /// Whether there have ever been members that are not rsockets.
+    /// Whether there have ever been members in the outer epoll: descriptors that are not rsockets,
+    /// or rsockets with EPOLLEXCLUSIVE.
     ordinary: AtomicBool,
     /// Number of threads that wait in the inner epoll. Used until the first ordinary member is
     /// added.
@@ -171,6 +175,12 @@ impl Epoll {
         members.get(&Member::fd_from_key(key)).filter(|member| member.key() == key).cloned()
     }
 
+    /// Returns the exclusive member with this data in the outer epoll, if it still exists.
+    fn exclusive_member(&self, mark: u64) -> Option<Arc<Member>> {
+        let members = self.members();
+        members.get(&Member::fd_from_key(mark)).filter(|member| exclusive::mark(member.key()) == mark).cloned()
+    }
+
     /// Removes a member, unless another one has replaced it. Returns whether it was in the table.
     fn forget(&self, member: &Arc<Member>) -> bool {
         let mut members = self.members();
@@ -181,11 +191,11 @@ impl Epoll {
         removed.is_some()
     }
 
-    /// Detaches a member that is no longer in the table from its rsocket and the inner epoll.
+    /// Detaches a member that is no longer in the table from its rsocket and the epolls.
     fn detach(&self, member: &Arc<Member>) {
-        if let Some(rsocket) = member.detach(&self.inner) {
+        if let Some(notifier) = member.detach(&self.inner, &self.outer) {
             let watcher: Arc<dyn Watcher> = member.clone();
-            rsocket.watchers().remove(&watcher);
+            notifier.watchers().remove(&watcher);
         }
     }
 
