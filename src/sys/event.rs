@@ -110,7 +110,12 @@ impl KernelEpoll {
 
     /// Duplicates the descriptor.
     pub fn duplicate(&self) -> Result<KernelEpoll> {
-        OwnFd::duplicate(self.0.as_raw_fd()).map(KernelEpoll)
+        KernelEpoll::duplicate_of(self.0.as_raw_fd())
+    }
+
+    /// Duplicates a descriptor of the program.
+    pub fn duplicate_of(fd: RawFd) -> Result<KernelEpoll> {
+        OwnFd::duplicate(fd).map(KernelEpoll)
     }
 
     /// epoll_ctl(2).

@@ -97,7 +97,11 @@ impl Epoll {
         if !member.interest().is_exclusive() {
             return Ok(());
         }
-        self.in_outer(|| member.enter_wait_queue(&self.outer, exclusive::mark(member.key())))
+        let (sleepers, mark) = self.sleepers(member.fd);
+        match mark {
+            Some(mark) => member.enter_wait_queue(sleepers, mark),
+            None => self.in_outer(|| member.enter_wait_queue(sleepers, exclusive::mark(member.key()))),
+        }
     }
 
     fn insert(&self, member: &Arc<Member>) -> Result<()> {

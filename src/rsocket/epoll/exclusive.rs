@@ -22,7 +22,7 @@ use crate::errno::Result;
 use crate::rsocket::pollable::{Lookup, Notice, Pollable, Watcher, Watchers};
 use crate::rsocket::reactor::{self, Key, Service};
 use crate::sys::alloc::try_arc;
-use crate::sys::event::EventFd;
+use crate::sys::event::{EventFd, KernelEpoll};
 
 /// Events of the eventfd in the epolls.
 pub const EVENTS: u32 = (EPOLLIN | EPOLLET | EPOLLEXCLUSIVE) as u32;
@@ -136,6 +136,24 @@ impl Watcher for Waker {
         if notice == Notice::Closed {
             self.members.notify(Notice::Closed);
         }
+    }
+}
+
+/// The program's epoll in which its threads sleep, if librspreload uses the epoll on its behalf.
+pub struct Host {
+    pub epoll: KernelEpoll,
+    /// Data of the members' events, without their numbers.
+    data: u64,
+}
+
+impl Host {
+    pub fn new(epfd: RawFd, data: u64) -> Result<Host> {
+        Ok(Host { epoll: KernelEpoll::duplicate_of(epfd)?, data })
+    }
+
+    /// Returns the data of a member's events; `None` if its number is too large.
+    pub fn mark(&self, fd: c_int) -> Option<u64> {
+        (fd >> rdmacm_private::HOST_NUMBER_BITS == 0).then_some(self.data | fd as u64)
     }
 }
 

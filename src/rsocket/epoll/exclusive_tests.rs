@@ -222,3 +222,31 @@ fn the_first_exclusive_member_wakes_a_thread_that_waits() {
         });
     }
 }
+
+/// The epolls of a program with librspreload: the threads sleep in the host, which reports the
+/// exclusive member by a number.
+#[test]
+fn a_host_reports_exclusive_members() {
+    const DATA: u64 = 0xA5C6 << 48;
+    let fake = Fake::new();
+    let host = KernelEpoll::new(0).unwrap();
+    let fixture = Fixture { epoll: Epoll::create(0).unwrap(), table: Table::default(), fakes: vec![] };
+    let number = EventFd::new().unwrap();
+    fixture.table.insert(number.as_raw_fd(), &fake);
+    fixture.epoll.set_host(host.as_raw_fd(), DATA).unwrap();
+    assert_eq!(fixture.epoll.set_host(host.as_raw_fd(), DATA), Err(Errno::EINVAL));
+    fixture.control_fd(EPOLL_CTL_ADD, number.as_raw_fd(), EPOLLIN | EPOLLET | EPOLLEXCLUSIVE, 7).unwrap();
+    let mut event = [std::mem::MaybeUninit::uninit()];
+    fake.complete(Change::Data);
+    assert_eq!(host.wait(&mut event, None), Ok(1));
+    // SAFETY: the kernel has written the event.
+    let data = unsafe { event[0].assume_init() }.u64;
+    assert_eq!(data, DATA | number.as_raw_fd() as u64);
+    assert!(fixture.now().is_empty() && !fixture.is_readable(), "the host has the event");
+    fixture.epoll.host_event(number.as_raw_fd());
+    assert!(fixture.is_readable());
+    assert_eq!(fixture.now(), [(7, EPOLLIN)]);
+    fixture.control_fd(EPOLL_CTL_DEL, number.as_raw_fd(), 0, 0).unwrap();
+    fixture.epoll.host_event(number.as_raw_fd());
+    assert!(fixture.now().is_empty() && !readable(host.as_raw_fd()));
+}
