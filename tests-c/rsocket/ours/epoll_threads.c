@@ -116,6 +116,8 @@ struct waiter {
 	int set;
 	_Atomic pid_t tid;
 	_Atomic int reported;
+	/* The thread's /proc/self/task/TID/stat. */
+	int stat;
 };
 
 static struct waiter waiters[THREADS];
@@ -134,6 +136,26 @@ static void *wait_once(void *argument)
 	return NULL;
 }
 
+static bool is_asleep(struct waiter *waiter)
+{
+	char path[64], text[256];
+	const char *state;
+	ssize_t len;
+
+	if (waiter->reported >= 0)
+		return true;
+	if (!waiter->tid)
+		return false;
+	if (waiter->stat < 0) {
+		snprintf(path, sizeof(path), "/proc/self/task/%d/stat", waiter->tid);
+		waiter->stat = open(path, O_RDONLY | O_CLOEXEC);
+	}
+	len = pread(waiter->stat, text, sizeof(text) - 1, 0);
+	text[len < 0 ? 0 : len] = 0;
+	state = strrchr(text, ')');
+	return state && state[2] == 'S';
+}
+
 /* Returns when so many threads have come out and the others are asleep, at many checks in a row. */
 static void settle(int expected)
 {
@@ -145,7 +167,7 @@ static void settle(int expected)
 		bool all = true;
 
 		for (int i = 0; i < THREADS; i++)
-			all = all && (waiters[i].reported >= 0 || (waiters[i].tid && sleeps(waiters[i].tid)));
+			all = all && is_asleep(&waiters[i]);
 		asleep = all ? asleep + 1 : 0;
 		sched_yield();
 	}
@@ -170,6 +192,7 @@ static void start_waiters(const int *sets, int count)
 		waiters[i].set = sets[i % count];
 		waiters[i].tid = 0;
 		waiters[i].reported = -1;
+		waiters[i].stat = -1;
 		EXPECT(!pthread_create(&waiters[i].thread, NULL, wait_once, &waiters[i]));
 	}
 	expect_out(0);
