@@ -373,6 +373,12 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
         }
         (rdmacm_private::LEVEL, rdmacm_private::SIGPIPE) => return stream(fd)?.set_sigpipe(),
         (rdmacm_private::LEVEL, rdmacm_private::CANCEL) => return stream(fd)?.cancel_attempt(),
+        (rdmacm_private::LEVEL, rdmacm_private::HOST) => return set_host(fd, value),
+        (rdmacm_private::LEVEL, rdmacm_private::HOST_EVENT) => {
+            let number = value.first_chunk().ok_or(Errno::EINVAL)?;
+            epoll(fd)?.host_event(c_int::from_ne_bytes(*number));
+            return Ok(());
+        }
         (rdmacm_private::LEVEL, rdmacm_private::LOG) => {
             diag::note("librspreload", value);
             return Ok(());
@@ -484,6 +490,15 @@ fn epoll(fd: c_int) -> Result<Arc<Epoll>> {
         Some(Object::Socket(_)) => Err(Errno::EINVAL),
         None => Err(Errno::EBADF),
     }
+}
+
+/// Sets the epoll in which the program's threads wait instead of a repoll's.
+fn set_host(fd: c_int, value: &[u8]) -> Result<()> {
+    const DATA: usize = mem::offset_of!(rdmacm_private::Host, data);
+    const NUMBER: usize = mem::offset_of!(rdmacm_private::Host, epfd);
+    let data = value.get(DATA..).and_then(<[u8]>::first_chunk).ok_or(Errno::EINVAL)?;
+    let number = value.get(NUMBER..).and_then(<[u8]>::first_chunk).ok_or(Errno::EINVAL)?;
+    epoll(fd)?.set_host(c_int::from_ne_bytes(*number), u64::from_ne_bytes(*data))
 }
 
 /// repoll_ctl(3).

@@ -5,9 +5,10 @@
 //! (CM events, the end of a connect, a local shutdown, a close, an event that another thread read
 //! from the channel) are reported through [`Watchers`].
 
+use std::any::Any;
 use std::ffi::{c_int, c_short};
 use std::mem;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::errno::{Errno, Result};
 use crate::sys::event::Deadline;
@@ -109,13 +110,57 @@ pub struct Watchers {
     count: AtomicUsize,
     /// Set once, with the list locked.
     closed: AtomicBool,
+    shared: Shared,
+}
+
+/// Objects that several watchers of one rsocket share, by the events they are for.
+#[derive(Default)]
+pub struct Shared(Mutex<Vec<(c_short, Weak<dyn Any + Send + Sync>)>>);
+
+impl Shared {
+    /// Returns the object for `events`, while a watcher has it.
+    pub fn get<T: Any + Send + Sync>(&self, events: c_short) -> Option<Arc<T>> {
+        find_shared(&self.0.lock(), events)
+    }
+
+    /// Adds an object for `events`. Returns the one that is already there instead if there is one.
+    pub fn insert<T: Any + Send + Sync>(&self, events: c_short, object: Arc<T>) -> Result<Arc<T>> {
+        let mut list = self.0.lock();
+        if let Some(other) = find_shared(&list, events) {
+            drop(list);
+            return Ok(other);
+        }
+        list.retain(|(_, object)| object.strong_count() > 0);
+        list.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        let weak: Weak<dyn Any + Send + Sync> = Arc::downgrade(&object) as _;
+        list.push((events, weak));
+        Ok(object)
+    }
+}
+
+fn find_shared<T: Any + Send + Sync>(
+    list: &[(c_short, Weak<dyn Any + Send + Sync>)],
+    events: c_short,
+) -> Option<Arc<T>> {
+    let there = list.iter().filter(|(there, _)| *there == events).find_map(|(_, object)| object.upgrade());
+    there.and_then(|object| object.downcast().ok())
 }
 
 impl Watchers {
     /// Creates an empty list.
     #[cfg(not(all(test, loom)))]
     pub const fn new() -> Watchers {
-        Watchers { list: Mutex::new(Vec::new()), count: AtomicUsize::new(0), closed: AtomicBool::new(false) }
+        Watchers {
+            list: Mutex::new(Vec::new()),
+            count: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+            shared: Shared(Mutex::new(Vec::new())),
+        }
+    }
+
+    /// Returns what watchers share.
+    pub fn shared(&self) -> &Shared {
+        &self.shared
     }
 
     /// Adds a watcher, which may be added several times. It is notified of changes from now on, so

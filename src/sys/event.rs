@@ -110,7 +110,14 @@ impl KernelEpoll {
 
     /// Duplicates the descriptor.
     pub fn duplicate(&self) -> Result<KernelEpoll> {
-        OwnFd::duplicate(self.0.as_raw_fd()).map(KernelEpoll)
+        KernelEpoll::duplicate_of(self.0.as_raw_fd())
+    }
+
+    /// Duplicates a descriptor of the program.
+    pub fn duplicate_of(fd: RawFd) -> Result<KernelEpoll> {
+        // A direct system call: librspreload.so would take the copy for the program's.
+        // SAFETY: plain system call.
+        OwnFd::new(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 3) } as c_int).map(KernelEpoll)
     }
 
     /// epoll_ctl(2).

@@ -42,6 +42,16 @@ pub fn set_library_option(inner: c_int, option: c_int) -> Result<(), c_int> {
     set_option(inner, rdmacm_private::LEVEL, option, 1)
 }
 
+/// Tells librdmacm in which epoll instance of the program the threads wait for one of its own, and
+/// the data of events there. Another librdmacm wakes all threads for members with EPOLLEXCLUSIVE.
+pub fn set_host(inner: c_int, epfd: c_int, data: u64) {
+    let host = rdmacm_private::Host { data, epfd, reserved: 0 };
+    let (level, name) = (rdmacm_private::LEVEL, rdmacm_private::HOST);
+    let len = mem::size_of_val(&host) as socklen_t;
+    // SAFETY: `host` is live, and all of its bytes are initialized.
+    errno::keeping(|| unsafe { rsocket_abi::rsetsockopt(inner, level, name, (&raw const host).cast(), len) });
+}
+
 /// Sets an option that is an int. Returns the errno of a failure.
 pub fn set_option(inner: c_int, level: c_int, name: c_int, value: c_int) -> Result<(), c_int> {
     let value = (&raw const value).cast::<c_void>();

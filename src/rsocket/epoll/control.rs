@@ -11,6 +11,7 @@ use libc::{
 };
 
 use super::Epoll;
+use super::exclusive;
 use super::member::{ALWAYS, Interest, Member};
 use crate::errno::{Errno, Result};
 use crate::rsocket::pollable::{Lookup, Pollable, Watcher};
@@ -32,6 +33,7 @@ impl Epoll {
         let Some(rsocket) = lookup.find(fd) else { return self.control_ordinary(op, fd, event) };
         match (op, event) {
             (EPOLL_CTL_ADD, Some(event)) => self.add(fd, rsocket, event),
+            (EPOLL_CTL_MOD, Some(event)) if is_exclusive(event) => Err(Errno::EINVAL),
             (EPOLL_CTL_MOD, Some(event)) => self.modify(&self.find(fd)?, event),
             (EPOLL_CTL_DEL, _) => {
                 let there = self.forget(&self.find(fd)?);
@@ -42,8 +44,13 @@ impl Epoll {
     }
 
     fn control_ordinary(&self, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<()> {
+        self.in_outer(|| self.outer.control(op, fd, event))
+    }
+
+    /// Calls `change`, which may add a member to the outer epoll. From now on threads sleep there.
+    fn in_outer(&self, change: impl FnOnce() -> Result<()>) -> Result<()> {
         let first = !self.ordinary.swap(true, Ordering::SeqCst);
-        let result = self.outer.control(op, fd, event);
+        let result = change();
         if first && self.inner_waiters.load(Ordering::SeqCst) > 0 {
             // These threads sleep in the inner epoll, where the new member is not visible.
             self.queue.evict();
@@ -65,21 +72,36 @@ impl Epoll {
         if rsocket.ready(0) & POLLNVAL != 0 {
             return Err(Errno::EBADF);
         }
-        let watcher_list = Arc::clone(&rsocket);
         let serial = self.next_serial();
         let member = Member::new(self, fd, serial, rsocket, interest(event))?;
         self.insert(&member)?;
+        let Some(notifier) = member.notifier() else { return Ok(()) };
         let watcher: Arc<dyn Watcher> = member.clone();
-        let result = watcher_list.watchers().add(Arc::clone(&watcher)).and_then(|()| self.arm_or_queue(&member));
+        let result = notifier
+            .watchers()
+            .add(Arc::clone(&watcher))
+            .and_then(|()| self.enter_wait_queue(&member))
+            .and_then(|()| self.arm_or_queue(&member));
         if result.is_err() {
             self.forget(&member);
         }
         if member.is_removed() || self.check_not_closed().is_err() {
             // Another thread has removed the member, perhaps before it became a watcher.
             self.forget(&member);
-            watcher_list.watchers().remove(&watcher);
+            notifier.watchers().remove(&watcher);
         }
         result
+    }
+
+    fn enter_wait_queue(&self, member: &Arc<Member>) -> Result<()> {
+        if !member.interest().is_exclusive() {
+            return Ok(());
+        }
+        let (sleepers, mark) = self.sleepers(member.fd);
+        match mark {
+            Some(mark) => member.enter_wait_queue(sleepers, mark),
+            None => self.in_outer(|| member.enter_wait_queue(sleepers, exclusive::mark(member.key()))),
+        }
     }
 
     fn insert(&self, member: &Arc<Member>) -> Result<()> {
@@ -94,7 +116,7 @@ impl Epoll {
     }
 
     fn modify(&self, member: &Arc<Member>, event: epoll_event) -> Result<()> {
-        if (event.events | member.interest().events) & EPOLLEXCLUSIVE as u32 != 0 {
+        if member.interest().is_exclusive() {
             return Err(Errno::EINVAL);
         }
         member.modify(interest(event));
@@ -114,6 +136,10 @@ impl Epoll {
 
 fn interest(event: epoll_event) -> Interest {
     Interest { events: event.events, data: event.u64 }
+}
+
+fn is_exclusive(event: epoll_event) -> bool {
+    interest(event).is_exclusive()
 }
 
 /// Rejects flags that epoll_ctl(2) does not allow together with EPOLLEXCLUSIVE.

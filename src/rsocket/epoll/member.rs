@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use libc::{
-    EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, POLLNVAL,
-    epoll_event,
+    EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN, EPOLLONESHOT,
+    POLLNVAL, epoll_event,
 };
 
 use super::Epoll;
+use super::exclusive::{self, WaitQueue};
 use crate::errno::Result;
 use crate::rsocket::poll_events;
-use crate::rsocket::pollable::{Notice, Pollable, Watcher};
+use crate::rsocket::pollable::{Notice, Pollable, Watcher, Watchers};
 use crate::rsocket::small_list::SmallList;
 use crate::sys::alloc::try_arc;
 use crate::sys::event::KernelEpoll;
@@ -48,6 +49,8 @@ pub struct Interest {
 struct State {
     /// `None` after the removal.
     rsocket: Option<Arc<dyn Pollable>>,
+    /// With EPOLLEXCLUSIVE: announces the events instead of the rsocket and its descriptors.
+    wait_queue: Option<Arc<WaitQueue>>,
     interest: Interest,
     /// False after a report with EPOLLONESHOT.
     enabled: bool,
@@ -65,6 +68,12 @@ pub struct Snapshot {
     pub interest: Interest,
     pub enabled: bool,
     version: u32,
+}
+
+/// What notifies a member: its rsocket, or the wait queue of the exclusive members.
+pub struct Notifier {
+    rsocket: Arc<dyn Pollable>,
+    wait_queue: Option<Arc<WaitQueue>>,
 }
 
 /// Whether the descriptors of a member are registered in the inner epoll.
@@ -95,6 +104,10 @@ impl Interest {
 
     pub fn is_oneshot(self) -> bool {
         self.events & EPOLLONESHOT as u32 != 0
+    }
+
+    pub fn is_exclusive(self) -> bool {
+        self.events & EPOLLEXCLUSIVE as u32 != 0
     }
 
     /// Returns the requested events as poll(2) bits.
@@ -155,6 +168,7 @@ impl Member {
         rsocket: Arc<dyn Pollable>,
         interest: Interest,
     ) -> Result<Arc<Member>> {
+        let wait_queue = if interest.is_exclusive() { Some(WaitQueue::of(&rsocket, interest.wanted())?) } else { None };
         try_arc(Member {
             fd,
             serial,
@@ -165,6 +179,7 @@ impl Member {
             removed: AtomicBool::new(false),
             state: Mutex::new(State {
                 rsocket: Some(rsocket),
+                wait_queue,
                 interest,
                 enabled: true,
                 version: 0,
@@ -290,24 +305,48 @@ impl Member {
         self.lock().version != snapshot.version
     }
 
-    /// Removes the member from the inner epoll. Returns the rsocket, the first time.
-    pub fn detach(&self, inner: &KernelEpoll) -> Option<Arc<dyn Pollable>> {
+    /// Adds an exclusive member to the epoll in which the program's threads sleep, with `data`.
+    /// Does nothing for another one.
+    pub fn enter_wait_queue(&self, sleepers: &KernelEpoll, data: u64) -> Result<()> {
+        let state = self.lock();
+        let Some(queue) = &state.wait_queue else { return Ok(()) };
+        sleepers.control(EPOLL_CTL_ADD, queue.descriptor(), Some(epoll_event { events: exclusive::EVENTS, u64: data }))
+    }
+
+    /// Returns what notifies the member; `None` after the removal.
+    pub fn notifier(&self) -> Option<Notifier> {
+        let state = self.lock();
+        state.rsocket.clone().map(|rsocket| Notifier { rsocket, wait_queue: state.wait_queue.clone() })
+    }
+
+    /// Removes the member from the epolls. Returns what notified it, the first time.
+    pub fn detach(&self, inner: &KernelEpoll, sleepers: &KernelEpoll) -> Option<Notifier> {
         let mut state = self.lock();
-        let rsocket = state.rsocket.take();
+        let (rsocket, wait_queue) = (state.rsocket.take(), state.wait_queue.take());
         self.removed.store(true, Ordering::SeqCst);
         let descriptors = mem::replace(&mut state.descriptors, SmallList::new());
-        // In the child of a fork(), the parent still uses the epoll.
+        // In the child of a fork(), the parent still uses the epolls.
         if self.process.is_this_process() {
             for &(fd, _) in descriptors.as_slice() {
                 // Fails if the rsocket has closed the descriptor.
                 let _ = inner.control(EPOLL_CTL_DEL, fd, None);
             }
+            if let Some(queue) = &wait_queue {
+                // Fails if the member has not entered it.
+                let _ = sleepers.control(EPOLL_CTL_DEL, queue.descriptor(), None);
+            }
         }
-        rsocket
+        rsocket.map(|rsocket| Notifier { rsocket, wait_queue })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+}
+
+impl Notifier {
+    pub fn watchers(&self) -> &Watchers {
+        self.wait_queue.as_ref().map_or_else(|| self.rsocket.watchers(), |queue| queue.members())
     }
 }
 

@@ -13,6 +13,9 @@
 //! number of events, not of members. docs/locking.md describes the locks.
 
 mod control;
+mod exclusive;
+#[cfg(test)]
+mod exclusive_tests;
 mod member;
 #[cfg(test)]
 mod model_tests;
@@ -32,12 +35,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use libc::{EPOLL_CTL_ADD, EPOLLIN, epoll_event};
+use once_cell::race::OnceBox;
 
+use self::exclusive::Host;
 use self::member::Member;
 use self::queue::Queue;
 use super::pollable::Watcher;
 use crate::errno::{Errno, Result};
-use crate::sys::alloc::try_arc;
+use crate::sys::alloc::{try_arc, try_box};
 use crate::sys::event::KernelEpoll;
 use crate::sys::owner::AtomicOwner;
 use crate::sys::sync::{Mutex, MutexGuard};
@@ -82,12 +87,15 @@ pub struct Epoll {
     /// its number reused, while threads are about to enter the kernel.
     outer: KernelEpoll,
     inner: KernelEpoll,
+    /// Set by librspreload before there are members.
+    host: OnceBox<Host>,
     queue: Queue,
     members: Mutex<Members>,
     /// Serial number of the last member.
     serial: AtomicU32,
     closed: AtomicBool,
-    /// Whether there have ever been members that are not rsockets.
+    /// Whether there have ever been members in the outer epoll: descriptors that are not rsockets,
+    /// or rsockets with EPOLLEXCLUSIVE.
     ordinary: AtomicBool,
     /// Number of threads that wait in the inner epoll. Used until the first ordinary member is
     /// added.
@@ -113,6 +121,7 @@ impl Epoll {
             outer: number.duplicate()?,
             number: Mutex::new(Some(number)),
             inner: KernelEpoll::new(libc::EPOLL_CLOEXEC)?,
+            host: OnceBox::new(),
             queue: Queue::new()?,
             members: Mutex::default(),
             serial: AtomicU32::new(0),
@@ -131,6 +140,29 @@ impl Epoll {
     /// Returns the program's descriptor.
     pub fn fd(&self) -> c_int {
         self.fd
+    }
+
+    /// Sets the program's epoll in which its threads sleep. It reports the exclusive members that
+    /// are added later, with `data` and their numbers.
+    pub fn set_host(&self, epfd: RawFd, data: u64) -> Result<()> {
+        self.host.set(try_box(Host::new(epfd, data)?)?).map_err(|_| Errno::EINVAL)
+    }
+
+    /// Returns the epoll in which threads sleep that wait for an exclusive member, and its mark in a
+    /// host.
+    fn sleepers(&self, fd: c_int) -> (&KernelEpoll, Option<u64>) {
+        match self.host.get().and_then(|host| host.mark(fd).map(|mark| (host, mark))) {
+            Some((host, mark)) => (&host.epoll, Some(mark)),
+            None => (&self.outer, None),
+        }
+    }
+
+    /// The host has reported an event of this member.
+    pub fn host_event(&self, fd: c_int) {
+        let member = self.members().get(&fd).cloned();
+        if let Some(member) = member.filter(|member| member.interest().is_exclusive()) {
+            self.queue.push(&member);
+        }
     }
 
     /// Closes the program's descriptor and removes all members. Waiting threads fail with `EBADF`.
@@ -171,6 +203,12 @@ impl Epoll {
         members.get(&Member::fd_from_key(key)).filter(|member| member.key() == key).cloned()
     }
 
+    /// Returns the exclusive member with this data in the outer epoll, if it still exists.
+    fn exclusive_member(&self, mark: u64) -> Option<Arc<Member>> {
+        let members = self.members();
+        members.get(&Member::fd_from_key(mark)).filter(|member| exclusive::mark(member.key()) == mark).cloned()
+    }
+
     /// Removes a member, unless another one has replaced it. Returns whether it was in the table.
     fn forget(&self, member: &Arc<Member>) -> bool {
         let mut members = self.members();
@@ -181,11 +219,11 @@ impl Epoll {
         removed.is_some()
     }
 
-    /// Detaches a member that is no longer in the table from its rsocket and the inner epoll.
+    /// Detaches a member that is no longer in the table from its rsocket and the epolls.
     fn detach(&self, member: &Arc<Member>) {
-        if let Some(rsocket) = member.detach(&self.inner) {
+        if let Some(notifier) = member.detach(&self.inner, self.sleepers(member.fd).0) {
             let watcher: Arc<dyn Watcher> = member.clone();
-            rsocket.watchers().remove(&watcher);
+            notifier.watchers().remove(&watcher);
         }
     }
 

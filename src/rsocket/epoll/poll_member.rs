@@ -17,6 +17,9 @@ impl Epoll {
     pub(super) fn poll_member(&self, member: &Arc<Member>, queued: bool) -> Result<Option<epoll_event>> {
         let readable = member.readable.swap(false, Ordering::SeqCst);
         let Some(snapshot) = member.snapshot() else { return Ok(None) };
+        if snapshot.interest.is_exclusive() {
+            return Ok(self.poll_exclusive(member, &snapshot));
+        }
         if !snapshot.enabled {
             if readable {
                 take_event(member, &snapshot);
@@ -90,6 +93,16 @@ impl Epoll {
         (decision == Decision::Report).then(|| interest.report(ready))
     }
 
+    /// The wait queue announces the next event, so there is nothing to arm.
+    fn poll_exclusive(&self, member: &Arc<Member>, snapshot: &Snapshot) -> Option<epoll_event> {
+        if !snapshot.interest.is_edge() {
+            return self.report_level(member, snapshot, snapshot.ready(), true);
+        }
+        // Counts the edges.
+        snapshot.rsocket.ready(0);
+        self.report_edges(member, snapshot)
+    }
+
     /// Tries to arm the only rsocket that the last wait reported and whose event it left unread.
     /// Returns whether it is armed and nothing is ready. Usually the program has read everything,
     /// and this saves a wait in the kernel that would find nothing.
@@ -112,19 +125,23 @@ impl Epoll {
     }
 
     fn poll_edges(&self, member: &Arc<Member>, snapshot: &Snapshot, readable: bool) -> Option<epoll_event> {
-        let (rsocket, interest) = (&snapshot.rsocket, snapshot.interest);
         if readable {
             take_event(member, snapshot);
         }
+        snapshot.rsocket.arm(0);
+        self.report_edges(member, snapshot)
+    }
+
+    /// Reports the bits of an edge-triggered member, if it has a new edge.
+    fn report_edges(&self, member: &Arc<Member>, snapshot: &Snapshot) -> Option<epoll_event> {
         // This order may report an edge twice, but never loses one.
-        rsocket.arm(0);
-        let edges = rsocket.edges();
+        let edges = snapshot.rsocket.edges();
         let ready = snapshot.ready();
         let decision = member.decide(snapshot, ready != 0, Some(edges));
         if decision == Decision::Retry {
             self.queue.push(member);
         }
-        (decision == Decision::Report).then(|| interest.report(ready))
+        (decision == Decision::Report).then(|| snapshot.interest.report(ready))
     }
 
     /// Calls [`Member::refresh`]. Returns whether this epoll may still read an event that was seen.
@@ -141,8 +158,13 @@ impl Epoll {
     /// After ADD and MOD: queues the member if something is ready, and arms it otherwise.
     pub(super) fn arm_or_queue(&self, member: &Arc<Member>) -> Result<()> {
         let Some(snapshot) = member.snapshot() else { return Ok(()) };
-        self.refresh(member, &snapshot)?;
-        let ready = if snapshot.interest.is_edge() {
+        let interest = snapshot.interest;
+        if !interest.is_exclusive() {
+            self.refresh(member, &snapshot)?;
+        }
+        let ready = if interest.is_exclusive() {
+            snapshot.ready()
+        } else if interest.is_edge() {
             snapshot.rsocket.arm(0);
             snapshot.ready()
         } else {

@@ -162,6 +162,7 @@ fn invalid_requests_are_rejected() {
     fixture.control(EPOLL_CTL_DEL, 0, 0).unwrap();
     assert_eq!(error(EPOLL_CTL_ADD, FIRST, EPOLLEXCLUSIVE | EPOLLRDHUP), libc::EINVAL);
     assert_eq!(error(EPOLL_CTL_MOD, FIRST, EPOLLIN), libc::ENOENT);
+    assert_eq!(error(EPOLL_CTL_MOD, FIRST, EPOLLIN | EPOLLEXCLUSIVE), libc::EINVAL);
     assert_eq!(error(EPOLL_CTL_DEL, FIRST, EPOLLIN), libc::ENOENT);
     assert_eq!(error(99, FIRST, EPOLLIN), libc::EINVAL);
     let event = EventFd::new().unwrap();

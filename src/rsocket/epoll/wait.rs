@@ -9,7 +9,7 @@ use std::time::Duration;
 use libc::epoll_event;
 
 use super::member::Member;
-use super::{Epoll, QUEUE_KEY};
+use super::{Epoll, QUEUE_KEY, exclusive};
 use crate::errno::{Errno, Result};
 use crate::sys::cancel::with_cleanup;
 use crate::sys::event::Deadline;
@@ -27,6 +27,17 @@ impl EventBuffer<'_> {
             self.len += 1;
         }
     }
+}
+
+/// What a wait in the outer epoll found.
+struct Outer {
+    /// False after a time-out.
+    any: bool,
+    /// Whether there may be ready rsockets in the inner epoll.
+    rsockets_ready: bool,
+    /// The sequence number of the queue before exclusive members were polled, which may have
+    /// entered the queue since.
+    queued_before: Option<u64>,
 }
 
 impl Epoll {
@@ -79,7 +90,7 @@ impl Epoll {
         if max_len == 0 {
             return Ok(());
         }
-        self.collect_rsockets(buffer, max_len, Some(Duration::ZERO))?;
+        self.collect_rsockets(buffer, max_len, Some(Duration::ZERO), None)?;
         if buffer.len > 0 {
             // The rsockets are skipped this time, so that the array contains none of them twice.
             self.collect_outer(buffer, Some(Duration::ZERO))?;
@@ -91,44 +102,62 @@ impl Epoll {
     fn collect(&self, buffer: &mut EventBuffer<'_>, timeout: Option<Duration>) -> Result<bool> {
         if self.begin_inner_wait() {
             let max_len = buffer.events.len();
-            let result = with_cleanup(|| self.end_inner_wait(), || self.collect_rsockets(buffer, max_len, timeout));
+            let result =
+                with_cleanup(|| self.end_inner_wait(), || self.collect_rsockets(buffer, max_len, timeout, None));
             self.end_inner_wait();
             return result;
         }
-        let rsockets_ready = self.collect_outer(buffer, timeout)?;
-        if rsockets_ready {
-            match self.collect_rsockets(buffer, buffer.events.len(), Some(Duration::ZERO)) {
+        let outer = self.collect_outer(buffer, timeout)?;
+        if outer.rsockets_ready && buffer.len < buffer.events.len() {
+            match self.collect_rsockets(buffer, buffer.events.len(), Some(Duration::ZERO), outer.queued_before) {
                 // An error does not discard events that are ready.
                 Err(_) if buffer.len > 0 => {}
                 result => drop(result?),
             }
         }
-        Ok(rsockets_ready || buffer.len > 0)
+        Ok(outer.any)
     }
 
-    /// Adds the ready ordinary members. Returns whether there may be ready rsockets.
-    fn collect_outer(&self, buffer: &mut EventBuffer<'_>, timeout: Option<Duration>) -> Result<bool> {
-        let free = &mut buffer.events[buffer.len..];
-        let count = self.outer.wait(free, timeout)?;
-        let is_inner = |event: &MaybeUninit<epoll_event>| {
-            // SAFETY: called only for events that the kernel has written.
-            unsafe { event.assume_init() }.u64 == self.inner_key()
-        };
-        let inner_position = free[..count].iter().position(is_inner);
-        if let Some(index) = inner_position {
-            free[index..count].rotate_left(1);
+    /// Adds the ready ordinary members, and the rsockets whose wait queue has woken this epoll.
+    fn collect_outer(&self, buffer: &mut EventBuffer<'_>, timeout: Option<Duration>) -> Result<Outer> {
+        let start = buffer.len;
+        let count = self.outer.wait(&mut buffer.events[start..], timeout)?;
+        let mut outer = Outer { any: count > 0, rsockets_ready: false, queued_before: None };
+        for index in start..start + count {
+            // SAFETY: the kernel has written this event. Reported events overwrite only earlier
+            // ones and this one.
+            let event = unsafe { buffer.events[index].assume_init() };
+            if event.u64 == self.inner_key() {
+                outer.rsockets_ready = true;
+            } else if exclusive::is_mark(event.u64) {
+                outer.queued_before.get_or_insert_with(|| self.queue.next_sequence());
+                self.collect_exclusive(event.u64, buffer, &mut outer)?;
+            } else {
+                buffer.push(event);
+            }
         }
-        buffer.len += count - usize::from(inner_position.is_some());
-        Ok(inner_position.is_some())
+        Ok(outer)
     }
 
-    /// Adds rsockets that are readable or queued, until the buffer has `max_len` events. Returns
-    /// false after a time-out.
+    /// Adds an exclusive member. If it is in the queue, it is polled from there.
+    fn collect_exclusive(&self, mark: u64, buffer: &mut EventBuffer<'_>, outer: &mut Outer) -> Result<()> {
+        match self.exclusive_member(mark) {
+            Some(member) if member.queued.load(Ordering::SeqCst) => outer.rsockets_ready = true,
+            Some(member) => self.poll_into(&member, false, buffer)?,
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Adds rsockets that are readable or queued, until the buffer has `max_len` events. Of the
+    /// queue only members with a smaller sequence number than `queued_before`, if that is given.
+    /// Returns false after a time-out.
     fn collect_rsockets(
         &self,
         buffer: &mut EventBuffer<'_>,
         max_len: usize,
         timeout: Option<Duration>,
+        queued_before: Option<u64>,
     ) -> Result<bool> {
         let start = buffer.len;
         let count = self.inner.wait(&mut buffer.events[start..max_len], timeout)?;
@@ -138,7 +167,7 @@ impl Epoll {
         // A readable member that is also queued is polled from the queue, and a member that is
         // queued from now on is polled next time, so that the array contains none of them twice.
         let queued = (start..start + count).any(|index| key(buffer, index) == QUEUE_KEY);
-        let sequence = if queued { self.queue.next_sequence() } else { 0 };
+        let sequence = if queued { queued_before.unwrap_or_else(|| self.queue.next_sequence()) } else { 0 };
         let mut result = Ok(());
         for index in start..start + count {
             let key = key(buffer, index);
