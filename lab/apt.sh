@@ -157,6 +157,11 @@ apt_unpack() {
     rm -rf -- "$debs"
 }
 
+# apt_closure PACKAGE...: prints the packages and all that they depend on.
+apt_closure() {
+    apt-get -c "$apt_conf" -qq --no-install-recommends --simulate install "$@" | sed -n 's/^Inst \([^ ]*\).*/\1/p'
+}
+
 # apt_source DIR PACKAGE: downloads a source package and unpacks it, with Debian's patches, to
 # DIR/PACKAGE. Needs apt_private SUITE deb-src. Returns 1 with apt_reason set on failure.
 apt_source() {
