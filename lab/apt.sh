@@ -61,7 +61,7 @@ debian_archive() {
 }
 
 # apt_private SUITE [deb-src]: prepares the configuration for SUITE and sets apt_conf to its file; with
-# deb-src for its source packages.
+# deb-src for its source packages. $apt_architecture: amd64 if it is not set.
 # Fails with apt_reason set if this machine has no Debian archive or it cannot be read.
 apt_private() {
     local suite=$1 type=${2:-deb} dir uri keyring tool status=0
@@ -77,7 +77,7 @@ apt_private() {
         apt_reason="no Debian archive among this machine's apt sources"
         return 1
     fi
-    dir=$(cache_dir)/apt/$suite${2:+-$2}
+    dir=$(cache_dir)/apt/$suite${2:+-$2}${apt_architecture:+-$apt_architecture}
     mkdir -p -- "$dir"/etc "$dir"/state/lists/partial "$dir"/cache/archives/partial
     exec 8>"$dir/lock"
     flock 8
@@ -99,8 +99,8 @@ Dir::Etc::sourcelist "$1/etc/sources.list";
 Dir::Etc::sourceparts "/dev/null";
 Dir::Etc::preferences "/dev/null";
 Dir::Etc::preferencesparts "/dev/null";
-APT::Architecture "amd64";
-APT::Architectures { "amd64"; };
+APT::Architecture "${apt_architecture:-amd64}";
+APT::Architectures { "${apt_architecture:-amd64}"; };
 APT::Sandbox::User "root";
 Acquire::Check-Valid-Until "false";
 Acquire::Languages "none";
@@ -155,6 +155,23 @@ apt_unpack() {
         fi
     done
     rm -rf -- "$debs"
+}
+
+# apt_closure PACKAGE...: prints the packages and all that they depend on.
+apt_closure() {
+    apt-get -c "$apt_conf" -qq --no-install-recommends --simulate install "$@" | sed -n 's/^Inst \([^ ]*\).*/\1/p'
+}
+
+# merge_usr ROOT: Debian's packages may contain /lib and /bin as directories, which would hide the host's symbolic links
+# of these names in the overlay.
+merge_usr() {
+    local dir
+    for dir in bin sbin lib lib64; do
+        if [ ! -d "$1/$dir" ] || [ -L "$1/$dir" ]; then continue; fi
+        mkdir -p -- "$1/usr/$dir"
+        cp -a -- "$1/$dir/." "$1/usr/$dir/"
+        rm -rf -- "${1:?}/$dir"
+    done
 }
 
 # apt_source DIR PACKAGE: downloads a source package and unpacks it, with Debian's patches, to

@@ -1,7 +1,8 @@
 /*
  * First process of the guest on Debian's own kernels, from the initramfs: loads the modules, mounts the host's files
  * read-only (9p), and goes on with lab/guest/init, as the User Mode Linux guests do from the start.
- * LAB_RUN, the host path of the run folder, comes from the kernel command line into the environment.
+ * LAB_RUN, the host path of the run folder, comes from the kernel command line into the environment. With LAB_ROOT the
+ * files of a second share, programs for this processor, are laid over the host's.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -43,6 +44,13 @@ static void load_modules(void)
 	fclose(list);
 }
 
+static void mount_share(const char *tag, const char *where)
+{
+	if (mkdir(where, 0755) ||
+	    mount(tag, where, "9p", MS_RDONLY, "trans=virtio,version=9p2000.L,msize=512000,cache=loose"))
+		fail(tag);
+}
+
 int main(void)
 {
 	const char *run = getenv("LAB_RUN");
@@ -51,10 +59,13 @@ int main(void)
 	if (!run)
 		fail("LAB_RUN");
 	load_modules();
-	if (mkdir("/host", 0755) ||
-	    mount("root", "/host", "9p", MS_RDONLY, "trans=virtio,version=9p2000.L,msize=512000,cache=loose"))
-		fail("the host's files");
-	if (chdir("/host") || mount(".", "/", NULL, MS_MOVE, NULL) || chroot(".") || chdir("/"))
+	mount_share("root", "/host");
+	if (getenv("LAB_ROOT")) {
+		mount_share("arch", "/arch");
+		if (mkdir("/both", 0755) || mount("both", "/both", "overlay", MS_RDONLY, "lowerdir=/arch:/host"))
+			fail("the files of both shares");
+	}
+	if (chdir(getenv("LAB_ROOT") ? "/both" : "/host") || mount(".", "/", NULL, MS_MOVE, NULL) || chroot(".") || chdir("/"))
 		fail("the root");
 	snprintf(init, sizeof(init), "%s/guest/init", run);
 	execl(init, init, (char *)NULL);
