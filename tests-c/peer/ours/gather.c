@@ -121,10 +121,10 @@ static void large(void)
 		for (size_t start = sent; start < SIZE && count < PIECES; start += 10007)
 			pieces[count++] = (struct iovec){ bytes + start, SIZE - start < 10007 ? SIZE - start : 10007 };
 		done = rwritev(pair.client, pieces, (int)count);
-		EXPECT(done >= 0 || errno == EAGAIN);
+		expect(done >= 0 || errno == EAGAIN, "rwritev", errno, __LINE__);
 		sent += done > 0 ? (size_t)done : 0;
 		done = rrecv(pair.server, got + received, SIZE - received, MSG_DONTWAIT);
-		EXPECT(done >= 0 || errno == EAGAIN);
+		expect(done >= 0 || errno == EAGAIN, "rrecv", errno, __LINE__);
 		received += done > 0 ? (size_t)done : 0;
 	}
 	EXPECT(!memcmp(bytes, got, SIZE));

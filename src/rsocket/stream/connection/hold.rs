@@ -70,6 +70,7 @@ impl Connection {
         let Some(offset) = self.send.flow.plan_hold(data.size()) else { return false };
         // Without memory for the buffer the message is sent inline, or the call fails.
         if self.send.buffer.fill(&self.qp, data, offset).is_err() {
+            self.send.flow.looked_in_vain();
             return false;
         }
         self.send.flow.hold(data.size() as u32);
