@@ -115,9 +115,7 @@ impl KernelEpoll {
 
     /// Duplicates a descriptor of the program.
     pub fn duplicate_of(fd: RawFd) -> Result<KernelEpoll> {
-        // A direct system call: librspreload.so would take the copy for the program's.
-        // SAFETY: plain system call.
-        OwnFd::new(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 3) } as c_int).map(KernelEpoll)
+        OwnFd::duplicate(fd).map(KernelEpoll)
     }
 
     /// epoll_ctl(2).

@@ -199,10 +199,11 @@ impl OwnFd {
         std::mem::ManuallyDrop::new(self).as_raw_fd()
     }
 
-    /// Duplicates an open descriptor.
+    /// Duplicates an open descriptor of the library or the program. Makes the system call itself:
+    /// librspreload.so would take the copy for the program's.
     pub fn duplicate(fd: RawFd) -> crate::errno::Result<OwnFd> {
-        // SAFETY: plain system call.
-        OwnFd::new(unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) })
+        // SAFETY: no pointers.
+        OwnFd::new(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 3) } as RawFd)
     }
 }
 
