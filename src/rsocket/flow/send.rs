@@ -136,7 +136,7 @@ impl Sender {
 
     /// Returns whether every work request has completed, and nothing is held.
     pub fn is_idle(&self) -> bool {
-        self.outstanding.is_empty() && self.unsignaled_entries == 0 && self.row.held() == 0
+        self.outstanding.is_empty() && self.unsignaled_entries == 0 && self.held() == 0
     }
 
     /// Returns whether the peer's buffer is full, so that the next one may be used.
@@ -152,7 +152,7 @@ impl Sender {
     /// Returns the number of messages for which the peer still has receives, without the one that is
     /// held.
     pub fn credits(&self) -> u16 {
-        self.credit_limit.wrapping_sub(self.sent) - u16::from(self.row.held() > 0)
+        self.credit_limit.wrapping_sub(self.sent) - u16::from(self.held() > 0)
     }
 
     fn has_credit(&self) -> bool {
@@ -168,12 +168,12 @@ impl Sender {
 
     /// Returns the number of free bytes in the send buffer, according to the completions so far.
     pub fn free(&self) -> u32 {
-        self.limits.buffer - self.used - self.row.held()
+        self.limits.buffer - self.used - self.held()
     }
 
     /// Returns the number of bytes of the send buffer in use, according to the completions so far.
     pub fn used(&self) -> u32 {
-        self.used + self.row.held()
+        self.used + self.held()
     }
 
     /// Returns the size of the send buffer in bytes.
@@ -199,7 +199,7 @@ impl Sender {
     /// Replaces the send buffer by one of `size` bytes. Returns the last work request that uses the
     /// old one.
     pub fn replace_buffer(&mut self, size: u32) -> u64 {
-        debug_assert!(self.row.held() == 0);
+        debug_assert!(self.held() == 0);
         for outstanding in &mut self.outstanding {
             outstanding.bytes = 0;
         }
@@ -233,7 +233,7 @@ impl Sender {
     /// work request, and whether this request is signaled.
     #[inline]
     pub fn take(&mut self, chunk: &Chunk, inline: bool) -> (u64, bool) {
-        debug_assert!(self.row.held() == 0);
+        debug_assert!(self.held() == 0);
         self.row.count();
         self.target.addr = self.target.addr.wrapping_add(u64::from(chunk.len));
         self.target.length -= chunk.len;
@@ -298,7 +298,7 @@ impl Sender {
         // Often enough that space is freed before it is used up, and always when it is used up.
         let signaled = self.unsignaled_entries >= self.limits.sq_entries / 4
             || self.unsignaled_bytes >= self.limits.buffer / 4
-            || self.row.is_long()
+            || self.is_in_row()
             || !self.has_space();
         if signaled {
             self.signal(false);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::background_close::DISCONNECT_TIMEOUT;
 use super::blocking::Wait;
+use super::held::HoldsData;
 use super::options::Linger;
 use super::{Guard, Notice, Phase, State, Stream, channel_leader};
 use crate::cm;

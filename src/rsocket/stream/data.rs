@@ -20,7 +20,7 @@ use libc::iovec;
 use super::blocking::Wait;
 use super::channel_leader::EventSource;
 use super::connection::{Gather, MAX_COLLECTED, parts};
-use super::{Guard, Phase, State, Stream};
+use super::{Guard, Phase, State, Stream, held};
 use crate::errno::{Errno, Result};
 
 /// Flags that the fast path accepts: they make no difference to a call that does not wait.
@@ -177,7 +177,7 @@ impl Stream {
     fn send_in_row(&self, state: &mut State, data: &[u8]) -> bool {
         let Some(connection) = &mut state.connection else { return false };
         if connection.hold(data) {
-            self.attend(state);
+            held::attend(self, state);
             return true;
         }
         connection.send_held();
@@ -214,7 +214,9 @@ impl Stream {
         let mut done = 0;
         let mut polled = false;
         let thread = state.holder();
-        state.connection.iter_mut().for_each(|connection| connection.sends_from(thread));
+        if let Some(connection) = &mut state.connection {
+            connection.sends_from(thread);
+        }
         loop {
             match self.until_writable(state, nonblocking, &mut wait, done)? {
                 Ok(back) => state = back,
@@ -386,7 +388,7 @@ impl Stream {
             _ => connection.send_gathered(unsafe { Gather::new(buffers, skip, len) }, skip > 0),
         };
         let failure = connection.failure();
-        self.attend(state);
+        held::attend(self, state);
         match (sent, failure) {
             (Ok(sent), _) => (sent, None),
             (Err(_), Some(_)) => (0, None),

@@ -1,6 +1,6 @@
 //! What a stream does with held data; see [`super::held`].
 
-use super::held::{self, HoldsData};
+use super::held::HoldsData;
 use super::{Guard, State, Stream};
 use crate::rsocket::reactor;
 
@@ -14,27 +14,6 @@ impl Stream {
             self.process_completions(state);
         }
     }
-
-    /// Sends what is held.
-    #[inline]
-    pub(super) fn send_held(&self, state: &mut State) {
-        if Stream::has_held(state) {
-            self.send_held_now(state);
-        }
-    }
-
-    #[inline(never)]
-    fn send_held_now(&self, state: &mut State) {
-        let Some(connection) = &mut state.connection else { return };
-        connection.send_held();
-        if connection.failure().is_some() {
-            self.process_completions(state);
-        }
-    }
-
-    pub(super) fn attend(&self, state: &mut State) {
-        held::attend(self, state);
-    }
 }
 
 impl HoldsData for Stream {
@@ -44,7 +23,11 @@ impl HoldsData for Stream {
     }
 
     fn send_held(&self, state: &mut State) {
-        self.send_held_now(state);
+        let Some(connection) = state.connection.as_mut().filter(|connection| connection.has_held()) else { return };
+        connection.send_held();
+        if connection.failure().is_some() {
+            self.process_completions(state);
+        }
     }
 
     fn must_hold(&self, state: &mut State) -> bool {

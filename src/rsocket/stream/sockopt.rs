@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
+use super::held::HoldsData;
 use super::options::{Effect, Value};
 use super::{Phase, State, Stream};
 use crate::errno::{Errno, Result};
@@ -87,7 +88,9 @@ impl Stream {
             Effect::Nodelay => {
                 self.send_held(&mut state);
                 let nodelay = state.options.nodelay;
-                state.connection.iter_mut().for_each(|connection| connection.set_nodelay(nodelay));
+                if let Some(connection) = &mut state.connection {
+                    connection.set_nodelay(nodelay);
+                }
                 Ok(())
             }
             Effect::Reuse => {

@@ -45,17 +45,6 @@ impl Row {
     pub fn count(&mut self) {
         self.at_once = self.at_once.saturating_sub(1);
     }
-
-    /// Returns whether messages may be held.
-    #[inline]
-    pub fn is_long(&self) -> bool {
-        self.at_once == 0
-    }
-
-    #[inline]
-    pub fn held(&self) -> u32 {
-        self.held
-    }
 }
 
 impl Sender {
@@ -84,13 +73,13 @@ impl Sender {
     /// Returns whether messages may be held, or are.
     #[inline]
     pub fn is_in_row(&self) -> bool {
-        self.row.is_long()
+        self.row.at_once == 0
     }
 
     /// Returns whether a message of `len` bytes is held if others are on their way.
     #[inline]
     pub fn may_hold(&self, len: usize) -> bool {
-        self.row.is_long() && len <= SHORT
+        self.is_in_row() && len <= SHORT
     }
 
     /// Returns whether messages are on their way, according to the completions so far.

@@ -29,7 +29,7 @@ impl Connection {
         if self.send.thread != thread {
             return false;
         }
-        let had_held = self.send.flow.is_in_row() && self.has_held();
+        let had_held = self.has_held();
         if had_held {
             self.send_held_now();
         }

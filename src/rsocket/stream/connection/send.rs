@@ -188,7 +188,7 @@ impl Connection {
     /// Sends as much of `data` as possible without waiting. Returns the number of bytes. `begun`:
     /// the program's call has sent data before. An error that is not a failure of the connection is
     /// a lack of memory: the send buffer is allocated on first use. Data may be held instead; the
-    /// caller then calls `Stream::attend`.
+    /// caller then calls `held::attend`.
     pub fn send<S: Source>(&mut self, data: S, begun: bool) -> Result<usize> {
         if !begun && self.hold(data) {
             return Ok(data.size());
