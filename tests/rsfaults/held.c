@@ -52,6 +52,13 @@ static void end(void)
 	all_closed();
 }
 
+/* The client is closed already, or another process's. */
+static void end_of_server(void)
+{
+	link_is("good");
+	EXPECT(!rclose(server) && !rclose(listener));
+}
+
 /* Receives everything in a thread, then says so. */
 static ssize_t receives_all(void)
 {
@@ -94,20 +101,6 @@ static void arrive_without_another_call(void)
 
 static ssize_t receives_answer(void) { return rrecv(client, (char[1]){ 0 }, 1, 0); }
 
-static void arrive_while_another_thread_receives(void)
-{
-	struct call all, answer;
-
-	slow();
-	call_begin(&answer, receives_answer);
-	call_begin(&all, receives_all);
-	send_row();
-	all_arrives(&all);
-	EXPECT(rsend(server, "x", 1, 0) == 1);
-	call_end(&answer, 1, 0);
-	end();
-}
-
 static ssize_t polls(void)
 {
 	struct pollfd entry = { .fd = client, .events = POLLIN };
@@ -116,12 +109,13 @@ static ssize_t polls(void)
 	return receives_answer();
 }
 
-static void arrive_while_another_thread_polls(void)
+/* While another thread waits for data in `waits`. */
+static void arrive_beside(ssize_t (*waits)(void))
 {
 	struct call all, answer;
 
 	slow();
-	call_begin(&answer, polls);
+	call_begin(&answer, waits);
 	call_begin(&all, receives_all);
 	send_row();
 	all_arrives(&all);
@@ -129,6 +123,8 @@ static void arrive_while_another_thread_polls(void)
 	call_end(&answer, 1, 0);
 	end();
 }
+static void arrive_while_another_thread_receives(void) { arrive_beside(receives_answer); }
+static void arrive_while_another_thread_polls(void) { arrive_beside(polls); }
 
 /* What follows a row comes after it. */
 static void then_a_large_message(void)
@@ -165,8 +161,7 @@ static void then_close(void)
 	call_begin(&call, closes);
 	EXPECT(receive_to(0, SIZE_MAX) == TOTAL);
 	call_end(&call, 0, 0);
-	link_is("good");
-	EXPECT(!rclose(server) && !rclose(listener));
+	end_of_server();
 }
 
 static void then_close_of_a_nonblocking_one(void)
@@ -176,8 +171,7 @@ static void then_close_of_a_nonblocking_one(void)
 	send_row();
 	EXPECT(!rclose(client));
 	EXPECT(receive_to(0, SIZE_MAX) == TOTAL);
-	link_is("good");
-	EXPECT(!rclose(server) && !rclose(listener));
+	end_of_server();
 }
 
 static void then_riowrite(void)
@@ -252,8 +246,7 @@ static void then_exit(void)
 	EXPECT((server = raccept(listener, NULL, NULL)) >= 0);
 	EXPECT(receive_to(0, TOTAL) == TOTAL);
 	EXPECT(waitpid(child, NULL, 0) == child);
-	link_is("good");
-	EXPECT(!rclose(server) && !rclose(listener));
+	end_of_server();
 }
 
 /* The peer's host is gone: the row is lost, and calls say so. */
@@ -266,8 +259,7 @@ static void then_nothing_arrives(void)
 	send_row();
 	EXPECT(receives_answer() == -1 && errno == ETIMEDOUT);
 	EXPECT(!rsetsockopt(client, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)) && !rclose(client));
-	link_is("good");
-	EXPECT(!rclose(server) && !rclose(listener));
+	end_of_server();
 }
 
 void held_cases(void)

@@ -136,24 +136,16 @@ static void *wait_once(void *argument)
 	return NULL;
 }
 
+/* In a lab with several processors, opening the file takes longer than everything else. */
 static bool is_asleep(struct waiter *waiter)
 {
-	char path[64], text[256];
-	const char *state;
-	ssize_t len;
-
 	if (waiter->reported >= 0)
 		return true;
 	if (!waiter->tid)
 		return false;
-	if (waiter->stat < 0) {
-		snprintf(path, sizeof(path), "/proc/self/task/%d/stat", waiter->tid);
-		waiter->stat = open(path, O_RDONLY | O_CLOEXEC);
-	}
-	len = pread(waiter->stat, text, sizeof(text) - 1, 0);
-	text[len < 0 ? 0 : len] = 0;
-	state = strrchr(text, ')');
-	return state && state[2] == 'S';
+	if (waiter->stat < 0)
+		waiter->stat = open_stat(waiter->tid);
+	return stat_sleeps(waiter->stat);
 }
 
 /* Returns when so many threads have come out and the others are asleep, at many checks in a row. */
@@ -208,13 +200,19 @@ static int reports(int data)
 	return count;
 }
 
+/* All threads have come out, or do now. */
+static void join_waiters(void)
+{
+	expect_out(THREADS);
+	for (int i = 0; i < THREADS; i++)
+		EXPECT(!pthread_join(waiters[i].thread, NULL));
+}
+
 /* The threads that are left come out for the byte that nobody reads: level-triggered, so all of them. */
 static void stop_waiters(void)
 {
 	send_byte(stop.other);
-	expect_out(THREADS);
-	for (int i = 0; i < THREADS; i++)
-		EXPECT(!pthread_join(waiters[i].thread, NULL));
+	join_waiters();
 }
 
 /* Runs the steps with TCP, then with rsockets. */
@@ -283,10 +281,8 @@ static void left_unread(void)
 
 	start_waiters(&set, 1);
 	make_event(&members[0]);
-	expect_out(THREADS);
+	join_waiters();
 	EXPECT(reports(0) == THREADS);
-	for (int i = 0; i < THREADS; i++)
-		EXPECT(!pthread_join(waiters[i].thread, NULL));
 }
 
 /* In all combinations of data or connections, with and without a descriptor of the kernel's. */
@@ -439,10 +435,8 @@ static void each_set_without_the_flag(void)
 	open_sets(sets, &member, THREADS);
 	start_waiters(sets, THREADS);
 	make_event(&member);
-	expect_out(THREADS);
+	join_waiters();
 	EXPECT(reports(STOP) == 0);
-	for (int i = 0; i < THREADS; i++)
-		EXPECT(!pthread_join(waiters[i].thread, NULL));
 }
 
 /* Two sets without the flag are woken, and one of the others. */
@@ -469,10 +463,8 @@ static void the_end_of_a_connection(void)
 	open_sets(sets, &member, 0);
 	start_waiters(sets, THREADS);
 	EXPECT(!world->close(member.other));
-	expect_out(THREADS);
+	join_waiters();
 	EXPECT(reports(STOP) == 0);
-	for (int i = 0; i < THREADS; i++)
-		EXPECT(!pthread_join(waiters[i].thread, NULL));
 }
 
 /* An event for which no thread waits is there for each set. */
