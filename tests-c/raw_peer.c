@@ -43,8 +43,13 @@ struct rdma_conn_param peer_param(const void *data, uint8_t len)
 
 void set_sizes(int fd, int receives, int iomap)
 {
-	if (receives)
+	/* With a receive buffer this small, no data makes the victim advertise another one before its program reads. */
+	int buffer = 4096;
+
+	if (receives) {
 		EXPECT(!rsetsockopt(fd, SOL_RDMA, RDMA_RQSIZE, &receives, sizeof(receives)));
+		EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof(buffer)));
+	}
 	if (iomap)
 		EXPECT(!rsetsockopt(fd, SOL_RDMA, RDMA_IOMAPSIZE, &iomap, sizeof(iomap)));
 }
@@ -52,11 +57,19 @@ void set_sizes(int fd, int receives, int iomap)
 int listen_on(union address *address, int backlog, int receives)
 {
 	socklen_t len = sizeof(*address);
-	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+	int fd;
 
 	*address = local_addr(AF_INET, 0);
-	set_sizes(fd, receives, 8);
-	EXPECT(fd >= 0 && !rbind(fd, &address->sa, sizeof(address->in)) && !rlisten(fd, backlog));
+	for (;;) {
+		EXPECT((fd = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+		set_sizes(fd, receives, 8);
+		EXPECT(!rbind(fd, &address->sa, sizeof(address->in)));
+		if (!rlisten(fd, backlog))
+			break;
+		/* The connection manager chose a port that one of siw's TCP sockets still has. */
+		expect(on_siw() && errno == EADDRINUSE, "rlisten", errno, __LINE__);
+		EXPECT(!rclose(fd));
+	}
 	EXPECT(!rgetsockname(fd, &address->sa, &len));
 	return fd;
 }

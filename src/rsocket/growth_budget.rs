@@ -8,10 +8,14 @@
 //! return the growth of their send buffers, receive buffers shrink when the peer moves to the other
 //! half, and no buffer grows for a while.
 //!
-//! The budget is an atomic counter without a lock. A [`Reservation`] returns its bytes when it is
+//! The receive buffer that a stream gets with its first data is not growth. It is taken from a budget
+//! of its own: three quarters of the memory that the process may lock, less what all connections need
+//! while they are idle. The rest is for new connections, and for send buffers.
+//!
+//! Each budget is an atomic counter without a lock. A [`Reservation`] returns its bytes when it is
 //! dropped.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use once_cell::race::OnceRef;
 
@@ -19,13 +23,17 @@ use super::config::defaults;
 use crate::errno::{Errno, Result};
 use crate::sys::{clock, memlock};
 
-static USED: AtomicU32 = AtomicU32::new(0);
+/// Bytes taken from the budget for growth, and from the one for first data.
+static USED: AtomicU64 = AtomicU64::new(0);
+static USED_FIRST: AtomicU64 = AtomicU64::new(0);
 
 /// Buffers larger than [`LARGE`] bytes may use this fraction of the budget: one sixteenth.
-const LARGE_PART: u32 = 16;
+const LARGE_PART: u64 = 16;
 const LARGE: u32 = 1 << 19;
 /// The budget is at most this fraction of the lockable memory: one quarter.
 const LOCKED_PART: u64 = 4;
+/// The budget for first data is this multiple of that.
+const FIRST_DATA_PARTS: u64 = 3;
 /// How long no buffer grows after a connection lacked memory, in milliseconds.
 const PAUSE: u64 = 10_000;
 
@@ -53,7 +61,7 @@ pub fn is_needed() -> bool {
 /// called once more. The caller holds no rsocket's lock but its own.
 pub fn with_memory<T>(make: impl Fn() -> Result<T>) -> Result<T> {
     match make() {
-        Err(Errno::ENOMEM) if USED.load(Ordering::Relaxed) > 0 => {
+        Err(Errno::ENOMEM) if [&USED, &USED_FIRST].iter().any(|used| used.load(Ordering::Relaxed) > 0) => {
             PAUSED.store(clock::monotonic_ms() + PAUSE, Ordering::Relaxed);
             if let Some(reclaim) = RECLAIM.get() {
                 reclaim();
@@ -65,16 +73,21 @@ pub fn with_memory<T>(make: impl Fn() -> Result<T>) -> Result<T> {
 }
 
 /// Returns the budget in bytes.
-fn limit_of(grow_limit: u32, lockable: Option<u64>) -> u32 {
-    match lockable {
-        Some(bytes) => u32::try_from(bytes / LOCKED_PART).map_or(grow_limit, |part| part.min(grow_limit)),
-        None => grow_limit,
-    }
+fn limit_of(grow_limit: u32, lockable: Option<u64>) -> u64 {
+    lockable.map_or(u64::MAX, |bytes| bytes / LOCKED_PART).min(grow_limit.into())
 }
 
-/// A part of the budget, held as long as the buffer exists.
+/// Returns the budget for first data, in bytes.
+fn first_limit_of(lockable: Option<u64>) -> u64 {
+    lockable.map_or(u64::MAX, |bytes| bytes / LOCKED_PART * FIRST_DATA_PARTS)
+}
+
+/// A part of a budget, held as long as the buffer exists.
 #[derive(Debug)]
-pub struct Reservation(u32);
+pub struct Reservation {
+    used: &'static AtomicU64,
+    bytes: u32,
+}
 
 impl Reservation {
     /// Reserves `bytes`, unless too few are left.
@@ -82,28 +95,43 @@ impl Reservation {
         if is_needed() {
             return None;
         }
-        Reservation::take_of(&USED, bytes, limit_of(defaults().grow_limit, memlock::limit()))
+        let limit = limit_of(defaults().grow_limit, memlock::limit());
+        Reservation::take_of(&USED, bytes, if bytes > LARGE { limit / LARGE_PART } else { limit })
     }
 
-    fn take_of(used: &AtomicU32, bytes: u32, limit: u32) -> Option<Reservation> {
-        let limit = if bytes > LARGE { limit / LARGE_PART } else { limit };
+    /// Reserves `bytes` for an idle stream, in the budget for first data, even if too few are left.
+    pub fn take_idle(bytes: u32) -> Reservation {
+        USED_FIRST.fetch_add(bytes.into(), Ordering::Relaxed);
+        Reservation { used: &USED_FIRST, bytes }
+    }
+
+    /// Reserves `bytes` for the first data of a stream, unless too few are left.
+    pub fn take_first(bytes: u32) -> Option<Reservation> {
+        if is_needed() {
+            return None;
+        }
+        Reservation::take_of(&USED_FIRST, bytes, first_limit_of(memlock::limit()))
+    }
+
+    fn take_of(used: &'static AtomicU64, bytes: u32, limit: u64) -> Option<Reservation> {
         used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|&sum| sum <= limit)
+            used.checked_add(bytes.into()).filter(|&sum| sum <= limit)
         })
         .ok()
-        .map(|_| Reservation(bytes))
+        .map(|_| Reservation { used, bytes })
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        USED.fetch_sub(self.0, Ordering::Relaxed);
+        self.used.fetch_sub(self.bytes.into(), Ordering::Relaxed);
     }
 }
 
 /// A child of fork() has none of its parent's buffers.
 pub fn in_child() {
     USED.store(0, Ordering::Relaxed);
+    USED_FIRST.store(0, Ordering::Relaxed);
 }
 
 #[cfg(test)]
@@ -112,26 +140,21 @@ mod tests {
 
     #[test]
     fn reservations_never_exceed_the_budget() {
-        let used = AtomicU32::new(0);
-        let take = |bytes| Reservation::take_of(&used, bytes, 100).map(std::mem::forget).is_some();
-        assert!(take(60) && !take(41) && take(40) && !take(1));
-        used.store(u32::MAX - 1, Ordering::Relaxed);
-        assert!(!take(u32::MAX));
+        static USED: AtomicU64 = AtomicU64::new(0);
+        let take = |bytes| Reservation::take_of(&USED, bytes, 100);
+        let first = take(60);
+        let second = take(40);
+        assert!(first.is_some() && second.is_some() && take(1).is_none());
+        drop(second);
+        assert!(take(41).is_none() && take(40).is_some());
+        USED.store(u64::MAX - 1, Ordering::Relaxed);
+        assert!(Reservation::take_of(&USED, 2, u64::MAX).is_none());
     }
 
     #[test]
     fn the_budget_is_a_quarter_of_the_lockable_memory() {
         assert_eq!((limit_of(100, None), limit_of(100, Some(1000)), limit_of(100, Some(200))), (100, 100, 50));
         assert_eq!(limit_of(100, Some(u64::MAX)), 100);
-    }
-
-    #[test]
-    fn large_buffers_use_a_sixteenth() {
-        let used = AtomicU32::new(0);
-        let take = |bytes| Reservation::take_of(&used, bytes, 32 * LARGE).map(std::mem::forget).is_some();
-        assert!(take(LARGE) && !take(LARGE + 1) && take(LARGE));
-        used.store(0, Ordering::Relaxed);
-        assert!(take(2 * LARGE) && !take(2 * LARGE));
-        assert!((0..30).all(|_| take(LARGE)) && !take(1));
+        assert_eq!((first_limit_of(None), first_limit_of(Some(8 << 20))), (u64::MAX, 6 << 20));
     }
 }

@@ -4,6 +4,10 @@
 //! that the program has emptied is advertised again. A busy stream gets another, larger ring (see
 //! [`Pace`]): its halves are advertised from then on, and the old ring ends with its last byte.
 //!
+//! An idle stream has a small ring, which is advertised as a whole. As soon as data arrives in it, a
+//! ring of the full size is added. If there is no memory for that, the small ring is advertised again
+//! when all of it has been read.
+//!
 //! The target SGL has two entries, each in use until its half is full, so at most two halves that
 //! are not full are advertised.
 
@@ -46,8 +50,9 @@ pub struct Received {
 /// A receive buffer.
 #[derive(Debug)]
 struct Ring {
-    /// Bytes: an even number.
+    /// Bytes, and bytes that are advertised at a time: one half, or all of a small ring.
     size: u32,
+    half: u32,
     /// Bytes advertised, received and read by the program, since the beginning.
     advertised: u64,
     received: u64,
@@ -61,11 +66,15 @@ struct Ring {
 impl Ring {
     fn new(size: u32) -> Ring {
         let size = size & !1;
-        Ring { size, advertised: 0, received: 0, taken: 0, read_offset: 0, left: size / 2 }
+        Ring { half: size / 2, left: size / 2, ..Ring::small(size) }
     }
 
-    fn half(&self) -> u32 {
-        self.size / 2
+    fn small(size: u32) -> Ring {
+        Ring { size, half: size, advertised: 0, received: 0, taken: 0, read_offset: 0, left: size }
+    }
+
+    fn is_small(&self) -> bool {
+        self.half == self.size
     }
 
     fn available(&self) -> u64 {
@@ -79,7 +88,7 @@ impl Ring {
 
     /// Returns whether a half is free to be advertised.
     fn has_free_half(&self) -> bool {
-        self.taken + u64::from(self.half()) >= self.advertised
+        self.taken + u64::from(self.size - self.half) >= self.advertised
     }
 
     /// Returns offset and length of the contiguous bytes that begin `skip` bytes after the next
@@ -111,6 +120,8 @@ pub struct Receiver {
     /// Number of `ring`: 0 or 1.
     current: usize,
     pace: Pace,
+    /// No larger ring could be added since the small one was advertised.
+    is_refused: bool,
     /// The SGL entry that is written next.
     sgl_entry: usize,
     /// Receive queue entries for messages that take credits.
@@ -124,13 +135,22 @@ impl Receiver {
     /// Creates a receiver with a ring of `size` bytes. Connection data advertises the first half
     /// and `credits` messages.
     pub fn new(size: u32, credits: u16) -> Receiver {
-        let mut ring = Ring::new(size);
-        ring.advertised = u64::from(ring.half());
+        Receiver::with_ring(Ring::new(size), credits)
+    }
+
+    /// Creates a receiver with a small ring of `size` bytes. Connection data advertises all of it.
+    pub fn small(size: u32, credits: u16) -> Receiver {
+        Receiver::with_ring(Ring::small(size), credits)
+    }
+
+    fn with_ring(mut ring: Ring, credits: u16) -> Receiver {
+        ring.advertised = u64::from(ring.half);
         Receiver {
             ring,
             next: None,
             current: 0,
             pace: Pace::default(),
+            is_refused: false,
             sgl_entry: 1,
             credits,
             messages: 0,
@@ -141,6 +161,17 @@ impl Receiver {
     /// Returns the number of messages that may be outstanding.
     pub fn credits(&self) -> u16 {
         self.credits
+    }
+
+    /// Returns the number of bytes that connection data advertises.
+    pub fn first_buffer(&self) -> u32 {
+        self.ring.half
+    }
+
+    /// Returns whether nothing has arrived in the small ring of a new connection.
+    #[inline]
+    pub fn awaits_first_data(&self) -> bool {
+        self.ring.is_small() && self.ring.received == 0
     }
 
     /// Handles a data message of `len` bytes.
@@ -158,7 +189,7 @@ impl Receiver {
         ring.received += u64::from(len);
         ring.left -= len;
         if ring.left == 0 {
-            ring.left = ring.half();
+            ring.left = ring.half;
         }
         Ok(())
     }
@@ -245,11 +276,17 @@ impl Receiver {
         }
     }
 
-    /// Returns whether [`next_credit_update`](Self::next_credit_update) has a result: the cheap
-    /// test after every message.
+    /// Returns whether data has arrived in a small ring, which is to be followed by a larger one.
+    fn needs_larger_ring(&self) -> bool {
+        self.ring.is_small() && self.ring.received > 0 && self.next.is_none() && !self.is_refused
+    }
+
+    /// Returns whether [`resize_request`](Self::resize_request) or
+    /// [`next_credit_update`](Self::next_credit_update) has a result: the cheap test after every
+    /// message.
     #[inline]
     pub fn wants_credit_update(&self) -> bool {
-        self.has_buffer() || self.unadvertised_credits() >= self.credits / 2
+        self.has_buffer() || self.needs_larger_ring() || self.unadvertised_credits() >= self.credits / 2
     }
 
     /// Returns the number of credits that were not advertised to the peer.
@@ -260,25 +297,41 @@ impl Receiver {
     /// Returns whether the ring should have another size. Called before
     /// [`next_credit_update`](Self::next_credit_update). `now` returns the time in milliseconds.
     pub fn resize_request(&mut self, now: impl Fn() -> u64) -> Resize {
-        if self.can_add_ring() { self.pace.resize_request(now) } else { Resize::Keep }
+        match () {
+            () if !self.can_add_ring() => Resize::Keep,
+            () if self.needs_larger_ring() => Resize::Grow,
+            () if self.ring.is_small() => Resize::Keep,
+            () => self.pace.resize_request(now),
+        }
     }
 
     /// Returns whether another ring can be added now.
     pub fn can_add_ring(&self) -> bool {
-        self.next.is_none() && self.ring.has_free_half()
+        self.needs_larger_ring() || self.next.is_none() && self.ring.has_free_half()
     }
 
     /// Adds another ring of `size` bytes, at least 2, which follows the present one. Returns its
     /// number. `since` is the current time for a ring that may shrink again.
     pub fn add_ring(&mut self, size: u32, since: Option<u64>) -> usize {
+        self.add(Ring::new(size), since)
+    }
+
+    /// Adds a small ring of `size` bytes, as [`add_ring`](Self::add_ring).
+    pub fn add_small_ring(&mut self, size: u32) -> usize {
+        self.add(Ring::small(size), None)
+    }
+
+    fn add(&mut self, ring: Ring, since: Option<u64>) -> usize {
         debug_assert!(self.can_add_ring());
         self.pace.resized(since);
-        self.next = Some(Ring::new(size));
+        self.is_refused = false;
+        self.next = Some(ring);
         1 - self.current
     }
 
     /// There was no memory for a ring of the requested size.
     pub fn resize_failed(&mut self) {
+        self.is_refused = self.ring.is_small();
         self.pace.resize_failed();
     }
 
@@ -289,7 +342,7 @@ impl Receiver {
         if self.has_buffer() {
             let (ring, number) = self.next.as_ref().map_or((&self.ring, self.current), |next| (next, 1 - self.current));
             let offset = (ring.advertised % u64::from(ring.size)) as u32;
-            let buffer = Advertisement { sgl_entry: self.sgl_entry, ring: number, offset, len: ring.half() };
+            let buffer = Advertisement { sgl_entry: self.sgl_entry, ring: number, offset, len: ring.half };
             return Some(CreditUpdate { limit, buffer: Some(buffer) });
         }
         (self.unadvertised_credits() >= self.credits / 2).then_some(CreditUpdate { limit, buffer: None })
@@ -299,6 +352,7 @@ impl Receiver {
     pub fn credit_update_sent(&mut self, update: &CreditUpdate) {
         self.limit = update.limit;
         if let Some(buffer) = update.buffer {
+            self.is_refused = false;
             self.next.as_mut().unwrap_or(&mut self.ring).advertised += u64::from(buffer.len);
             self.sgl_entry = 1 - self.sgl_entry;
         }

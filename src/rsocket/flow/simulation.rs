@@ -175,8 +175,17 @@ fn all_data_arrives_in_order() {
 #[test]
 fn message_numbers_wrap_around() {
     for iwarp in [false, true] {
-        let setup =
-            Setup { ring: 2, queue: 16, sends: 16, buffer: 2048, inline: 0, iwarp, extra_receives: !iwarp, resizes: 0 };
+        let setup = Setup {
+            ring: 2,
+            small: false,
+            queue: 16,
+            sends: 16,
+            buffer: 2048,
+            inline: 0,
+            iwarp,
+            extra_receives: !iwarp,
+            resizes: 0,
+        };
         let total = 150_000;
         let ends = [End::new(setup, &setup, total), End::new(setup, &setup, total)];
         Simulation { random: Random::new(1), ends, weights: [[1; ACTIONS]; 2] }.finish();
@@ -190,6 +199,7 @@ fn a_slow_receiver_is_not_overrun() {
     for iwarp in [false, true] {
         let setup = Setup {
             ring: 4096,
+            small: false,
             queue: 384,
             sends: 384,
             buffer: 131_072,
@@ -225,8 +235,17 @@ fn a_peer_with_receives_for_its_credits_only_is_not_overrun() {
     // It processes nothing while as many messages as possible are sent to it.
     for queue in [16, 17, 64, 384] {
         let (ring, buffer) = (4096, 131_072);
-        let setup =
-            Setup { ring, queue, sends: 384, buffer, inline: 64, iwarp: true, extra_receives: false, resizes: 0 };
+        let setup = Setup {
+            ring,
+            small: false,
+            queue,
+            sends: 384,
+            buffer,
+            inline: 64,
+            iwarp: true,
+            extra_receives: false,
+            resizes: 0,
+        };
         let mut ends = [End::new(setup, &setup, 200_000), End::new(setup, &setup, 2000)];
         let [first, second] = &mut ends;
         for _ in 0..3 {

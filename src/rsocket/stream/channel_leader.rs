@@ -226,17 +226,39 @@ pub(super) fn arm_send_cq<S: EventSource>(stream: &S, state: &mut S::State) -> b
 /// event. Returns whether there were any.
 #[inline]
 pub(super) fn arm<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
-    let Some(leadership) = S::leadership(state) else { return false };
-    if !leadership.armed {
-        if !stream.arm_recv_cq(state) {
-            return true;
+    match arm_recv_cq(stream, state) {
+        Ok(_) => {
+            stream.arm_send_cq(state);
+            stream.process_completions(state)
         }
-        if let Some(leadership) = S::leadership(state) {
-            leadership.armed = true;
-        }
+        Err(changed) => changed,
     }
-    stream.arm_send_cq(state);
-    stream.process_completions(state)
+}
+
+/// Arms the receive CQ unless it is armed, then processes completions once more.
+pub(super) fn arm_receive<S: EventSource>(stream: &S, state: &mut S::State) {
+    if arm_recv_cq(stream, state) == Ok(true) {
+        stream.process_completions(state);
+    }
+}
+
+/// Arms the receive CQ unless it is armed. Returns whether it was armed now. Fails without a channel
+/// (false), or if the request failed, which has changed the state (true).
+#[inline]
+fn arm_recv_cq<S: EventSource>(stream: &S, state: &mut S::State) -> std::result::Result<bool, bool> {
+    let leadership = S::leadership(state).ok_or(false)?;
+    if leadership.armed {
+        return Ok(false);
+    }
+    // Set first: processing completions may arm the CQ, too.
+    leadership.armed = true;
+    if !stream.arm_recv_cq(state) {
+        if let Some(leadership) = S::leadership(state) {
+            leadership.armed = false;
+        }
+        return Err(true);
+    }
+    Ok(true)
 }
 
 /// Makes the calling thread the leader. Returns the channel to sleep in.

@@ -55,6 +55,10 @@ const EXTRA_RECEIVES: u32 = 16;
 const REPOST: usize = EXTRA_RECEIVES as usize / 2;
 /// Bytes of immediate data, which iWARP carries in a SEND after the write.
 const IMM_LEN: usize = 4;
+/// Bytes of the memory that the peer writes to while the stream is idle, and of the ring in it if the
+/// other parts are large.
+const IDLE_MEMORY: usize = 1 << 14;
+const MIN_FIRST_RING: usize = 1 << 13;
 /// Space for the bytes of a control message that do not go inline.
 const CONTROL_DATA: usize = 32;
 /// Number of completions polled at a time.
@@ -102,7 +106,13 @@ impl Layout {
         let imms = control_data + CONTROL_ENTRIES as usize * CONTROL_DATA;
         let ring = imms + if iwarp { receives as usize * IMM_LEN } else { 0 };
         let ring = ring.next_multiple_of(64);
-        Layout { iomap, control_data, imms, ring, len: ring + options.receive_buffer as usize }
+        let first_ring = IDLE_MEMORY.saturating_sub(ring).max(MIN_FIRST_RING).min(options.receive_buffer as usize);
+        Layout { iomap, control_data, imms, ring, len: ring + first_ring }
+    }
+
+    /// Returns the size of the first ring.
+    fn first_ring(&self) -> u32 {
+        (self.len - self.ring) as u32
     }
 }
 
@@ -167,7 +177,8 @@ impl Unconnected {
         let layout = Layout::new(options, receives, iwarp);
         // SAFETY: the PD lives as long as the domain.
         let memory = unsafe { MemoryRegion::new(pd, layout.len, true)? };
-        let flow = Receiver::new(options.receive_buffer, credits as u16);
+        let new_receiver = if layout.first_ring() < options.receive_buffer { Receiver::small } else { Receiver::new };
+        let flow = new_receiver(layout.first_ring(), credits as u16);
         let receive = ReceiveSide::new(recv_cq, memory, layout, receives, flow, options)?;
         let qp = QueuePair::new(id, pd, [&send_cq, receive.cq()], [sends, receives], options.inline)?;
         let mut unconnected = Unconnected {

@@ -15,6 +15,7 @@ mod connect;
 mod connection;
 mod data;
 mod domain;
+mod first_data;
 mod held;
 mod hold;
 mod iomap;
@@ -211,6 +212,7 @@ impl Stream {
         let completed = connection.poll_recv_cq(&mut batch);
         let has_failed = connection.failure().is_some() && matches!(state.phase, Phase::Connected);
         if completed == 0 && !has_failed && !connection.needs_send_completions() {
+            self.attend_first_data(state);
             return false;
         }
         self.process_batch(state, &mut batch, completed)
@@ -237,6 +239,7 @@ impl Stream {
             self.changed.notify();
         }
         held::attend(self, state);
+        self.attend_first_data(state);
         outcome.any || has_failed
     }
 

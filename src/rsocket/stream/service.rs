@@ -46,6 +46,7 @@ impl Service for Stream {
 
     fn second_is_readable(self: Arc<Self>) {
         held::channel_is_readable(&*self);
+        self.attend_first_data(&mut self.lock());
     }
 }
 

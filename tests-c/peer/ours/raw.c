@@ -9,7 +9,8 @@
 #include <arpa/inet.h>
 #include <endian.h>
 
-enum { OP_DATA = 0, OP_SGL = 4, OP_IOMAP = 6, OP_CTRL = 7, ROOM = 1 << 18, RECEIVES = 512, WORDS = 3 << 16 };
+enum { OP_DATA = 0, OP_SGL = 4, OP_IOMAP = 6, OP_CTRL = 7, ROOM = 1 << 18, RECEIVES = 512, WORDS = 3 << 16,
+       FULL_BUFFER = 131072 };
 
 /* The private data of both sides. */
 struct hello {
@@ -241,14 +242,15 @@ static void claims_a_byte_too_much(void)
 
 static void claims_more_in_parts(void)
 {
-	uint32_t half;
+	uint32_t first;
 
 	connect_honestly();
-	half = be32toh(theirs.data.length);
-	data(half, 100);
-	data(half, 100);
-	data(half, 100);
-	victim_fails_after(2 * half);
+	first = be32toh(theirs.data.length);
+	data(first, 100);
+	/* The victim may have advertised the halves of its full buffer by now. */
+	for (int i = 0; i < 3; i++)
+		data(FULL_BUFFER / 2, 100);
+	victim_fails_after(first + FULL_BUFFER);
 }
 
 static void unknown_operations(void)

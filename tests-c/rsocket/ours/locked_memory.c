@@ -1,6 +1,7 @@
 /*
- * Buffers that grow leave locked memory for new connections, and shrink where there is too
- * little. What is counted is the memory that the process has pinned for devices. Run on ours only.
+ * Locked memory: an idle connection needs little, buffers that grow leave some for new connections, and
+ * shrink where there is too little. What is counted is the memory that the process has pinned for devices.
+ * Run on ours only.
  */
 #include "cases.h"
 #include "rscommon.h"
@@ -9,7 +10,7 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
-enum { MB = 1 << 20, PAIRS = 6, PIECE = 400000 };
+enum { MB = 1 << 20, PAIRS = 6, PIECE = 400000, IDLE_PAIRS = 20, IDLE_KB = 16, MANY = 400, MANY_PIECE = 40000 };
 
 static struct rspair pairs[PAIRS];
 static char out[PIECE], in[PIECE];
@@ -115,9 +116,112 @@ static void given_back(void)
 	close_pairs();
 }
 
+static void large_buffer(int fd)
+{
+	int size = MB;
+
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size)));
+}
+
+/* Connections without data, and with small messages in one direction: the receiving end then has its full buffer. */
+static void idle_connections(void)
+{
+	static struct rspair idle[IDLE_PAIRS];
+	long first = 0;
+
+	for (int i = 0; i < IDLE_PAIRS; i++) {
+		EXPECT(rs_pair_with(&idle[i], AF_INET, i % 2 ? large_buffer : NULL));
+		EXPECT(i > 0 || (first = pinned()) > 0);
+	}
+	printf("     %ld kB pinned for an end\n", first >> 11);
+	EXPECT(first <= 2 * IDLE_KB << 10);
+	EXPECT(pinned() <= IDLE_PAIRS * first);
+	for (int i = 0; i < IDLE_PAIRS; i++)
+		EXPECT(rsend(idle[i].client, "small", 5, 0) == 5 && recv_all(idle[i].server, in, 5) == 5);
+	/* A receiver has space for what it said, as soon as there is data. */
+	EXPECT(pinned() > IDLE_PAIRS * first);
+	for (int i = 0; i < IDLE_PAIRS; i++)
+		rs_pair_close(&idle[i]);
+	EXPECT(pinned() == 0);
+}
+
+static void small_send_buffer(int fd)
+{
+	int size = 4096;
+
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)));
+}
+
+/* The receiver's program makes no call: 64 kB reach it all the same, as with a buffer that has its full size at once. */
+static void first_data_without_a_call(void)
+{
+	struct rspair pair;
+
+	EXPECT(rs_pair_with(&pair, AF_INET, small_send_buffer));
+	fill(out, 65536, 1, 0);
+	EXPECT(send_all(pair.client, out, 65536) == 65536);
+	EXPECT(recv_all(pair.server, in, 65536) == 65536 && filled(in, 65536, 1, 0));
+	rs_pair_close(&pair);
+}
+
+/* The other end of many connections: a process with its own locked memory. Reads all data, then returns it. */
+static int echo_many(int listener)
+{
+	static int fds[MANY];
+
+	for (int i = 0; i < MANY; i++)
+		EXPECT((fds[i] = raccept(listener, NULL, NULL)) >= 0);
+	for (int i = 0; i < MANY; i++) {
+		EXPECT(recv_all(fds[i], in, MANY_PIECE) == MANY_PIECE);
+		EXPECT(send_all(fds[i], in, MANY_PIECE) == MANY_PIECE);
+	}
+	for (int i = 0; i < MANY; i++)
+		EXPECT(recv_all(fds[i], in, 1) == 0 && !rclose(fds[i]));
+	return 0;
+}
+
+/* As many connections as a limit of 8 MB is to allow, all of which are used: more than have space for the full buffers. */
+static void hundreds_of_connections(void)
+{
+	static int fds[MANY];
+	union address to;
+	int listener, status, ready[2];
+	pid_t child;
+	char byte;
+
+	without_privilege(8 * MB);
+	EXPECT(!pipe(ready));
+	child = fork();
+	EXPECT(child >= 0);
+	if (child == 0) {
+		EXPECT((listener = rs_listener(AF_INET, &to, NULL)) >= 0);
+		EXPECT(!rlisten(listener, MANY));
+		EXPECT(write(ready[1], &to, sizeof(to)) == sizeof(to));
+		_exit(echo_many(listener));
+	}
+	EXPECT(read(ready[0], &to, sizeof(to)) == sizeof(to));
+	for (int i = 0; i < MANY; i++) {
+		EXPECT((fds[i] = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+		EXPECT(!rconnect(fds[i], &to.sa, addr_len(&to)));
+	}
+	printf("     %ld kB pinned for %d connections\n", pinned() >> 10, MANY);
+	EXPECT(pinned() <= (long)MANY * IDLE_KB << 10);
+	for (int i = 0; i < MANY; i++) {
+		fill(out, MANY_PIECE, (unsigned)i, 0);
+		EXPECT(send_all(fds[i], out, MANY_PIECE) == MANY_PIECE);
+		EXPECT(recv_all(fds[i], in, MANY_PIECE) == MANY_PIECE && filled(in, MANY_PIECE, (unsigned)i, 0));
+	}
+	for (int i = 0; i < MANY; i++)
+		EXPECT(!rshutdown(fds[i], SHUT_RDWR) && (rrecv(fds[i], &byte, 1, 0), true) && !rclose(fds[i]));
+	EXPECT(waitpid(child, &status, 0) == child && status == 0);
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
+	CASE(idle_connections);
+	CASE(first_data_without_a_call);
+	CASE(hundreds_of_connections);
 	CASE(a_quarter_at_most);
 	CASE(given_back);
 	return finish();

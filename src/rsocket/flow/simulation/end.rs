@@ -26,6 +26,8 @@ const KEY: u32 = 77;
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub ring: u32,
+    /// The first ring is a small one, which is advertised as a whole.
+    pub small: bool,
     pub queue: u16,
     pub sends: u32,
     pub buffer: u32,
@@ -42,6 +44,7 @@ impl Setup {
     pub fn random(random: &mut Random, iwarp: bool) -> Setup {
         Setup {
             ring: random.pick(&[2, 2, 3, 4, 6, 16, 17, 64, 100, 256, 1000, 2048, 4096, 8192, 131_072]),
+            small: random.chance(2),
             queue: random.pick(&[16, 16, 17, 18, 32, 64, 100, 384]),
             sends: random.pick(&[16, 16, 17, 18, 32, 64, 384]),
             buffer: random.pick(&[2048, 2048, 2049, 4096, 5000, 131_072]),
@@ -52,8 +55,13 @@ impl Setup {
         }
     }
 
-    fn half(&self) -> u32 {
-        self.ring / 2
+    /// Bytes that are advertised first.
+    fn first_buffer(&self) -> u32 {
+        if self.small { self.ring } else { self.ring / 2 }
+    }
+
+    fn receiver(&self) -> Receiver {
+        if self.small { Receiver::small(self.ring, self.queue) } else { Receiver::new(self.ring, self.queue) }
     }
 
     fn receives(&self) -> u32 {
@@ -182,11 +190,11 @@ impl End {
             buffer: setup.buffer,
             window: peer.queue,
         };
-        let target = Region { addr: RINGS[0], rkey: KEY, length: peer.half() };
-        let first = Part { ring: 0, offset: 0, len: setup.half() };
+        let target = Region { addr: RINGS[0], rkey: KEY, length: peer.first_buffer() };
+        let first = Part { ring: 0, offset: 0, len: setup.first_buffer() };
         End {
             setup,
-            receiver: Receiver::new(setup.ring, setup.queue),
+            receiver: setup.receiver(),
             sender: Sender::new(limits, target).unwrap(),
             rings: [vec![0; setup.ring as usize], Vec::new()],
             sgl: [Region::default(); 2],
@@ -246,13 +254,20 @@ impl End {
         self.buffers.push(vec![0; size as usize]);
     }
 
-    /// Sometimes adds another receive ring.
+    /// Adds another receive ring if that is requested, and sometimes if it is not.
     fn add_ring(&mut self) {
-        let resize_request = self.receiver.resize_request(|| 0);
-        let Some(resizes) = self.resizes.as_mut().filter(|_| self.receiver.can_add_ring()) else { return };
-        if resizes.chance(10) || resize_request == Resize::Grow {
+        let requested = self.receiver.resize_request(|| 0) == Resize::Grow;
+        let Some(resizes) = self.resizes.as_mut().filter(|_| self.receiver.can_add_ring()) else {
+            return if requested {
+                self.receiver.resize_failed()
+            };
+        };
+        if requested && resizes.chance(3) {
+            self.receiver.resize_failed();
+        } else if requested || resizes.chance(10) {
             let size = resizes.pick(&[2, 3, 4, 16, 17, 64, 1000, 4096, 8192]);
-            let ring = self.receiver.add_ring(size, None);
+            let small = resizes.chance(4);
+            let ring = if small { self.receiver.add_small_ring(size) } else { self.receiver.add_ring(size, None) };
             assert!(self.unread.iter().all(|part| part.ring != ring), "a ring that is in use still");
             self.rings[ring] = vec![0; size as usize];
         }
@@ -359,7 +374,8 @@ impl End {
     fn send_credit_updates(&mut self) {
         while self.violation.is_none() && self.receiver.wants_credit_update() && self.sender.has_control() {
             self.add_ring();
-            let update = self.receiver.next_credit_update().expect("is due");
+            // None is due if a larger ring was refused.
+            let Some(update) = self.receiver.next_credit_update() else { return };
             self.post_receives();
             let message = Some(Message::CreditUpdate(update.limit));
             match update.buffer {

@@ -7,6 +7,7 @@ use super::send::ControlData;
 use super::{Batch, Connection, IMM_LEN, Layout, REPOST, RemoteMemory, SGL};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::{Received, Receiver};
+use crate::rsocket::growth_budget::Reservation;
 use crate::rsocket::stream::options::Options;
 use crate::rsocket::wire::{self, ConnData, IOMAP_ENTRY, Mapping, Region, SGL_ENTRY};
 use crate::sys::pages;
@@ -28,6 +29,7 @@ pub(super) struct ReceiveSide {
     iomap: u16,
     pub flow: Receiver,
     pub rings: Rings,
+    _reservation: Reservation,
 }
 
 // SAFETY: any thread may use libibverbs objects and the memory, and the stream's lock lets one
@@ -49,8 +51,10 @@ impl ReceiveSide {
         idle.extend(0..receives);
         // SAFETY: by the layout the ring lies in the memory.
         let ring = RemoteMemory { start: unsafe { memory.start().add(layout.ring) }, rkey: memory.rkey() };
-        let rings = Rings::new(ring, options.receive_buffer, options.receive_grows);
-        Ok(ReceiveSide { cq, memory, layout, receives, idle, iomap: options.iomap, flow, rings })
+        let rings = Rings::new(ring, layout.first_ring(), options.receive_buffer, options.receive_grows);
+        let reservation = Reservation::take_idle(layout.len as u32);
+        let iomap = options.iomap;
+        Ok(ReceiveSide { cq, memory, layout, receives, idle, iomap, flow, rings, _reservation: reservation })
     }
 
     pub fn cq(&self) -> &CompletionQueue {
@@ -65,14 +69,13 @@ impl ReceiveSide {
     /// See [`super::Unconnected::connection_data`].
     pub fn connection_data(&self) -> ConnData {
         let (start, rkey) = (self.memory.start(), self.memory.rkey());
-        let half = (self.layout.len - self.layout.ring) as u32 / 2;
         let memory = RemoteMemory { start, rkey };
         ConnData {
             big_endian: cfg!(target_endian = "big"),
             credits: self.flow.credits(),
             iomap_size: Some(self.iomap),
             target_sgl: memory.region(0, SGL as u32),
-            data_buf: memory.region(self.layout.ring as u32, half),
+            data_buf: memory.region(self.layout.ring as u32, self.flow.first_buffer()),
         }
     }
 
@@ -210,6 +213,12 @@ impl ReceiveSide {
 }
 
 impl Connection {
+    /// Returns whether the peer has sent no data yet, and has space for little.
+    #[inline]
+    pub fn awaits_first_data(&self) -> bool {
+        self.receive.flow.awaits_first_data() && self.failed.is_none()
+    }
+
     /// Returns the number of bytes that the program can read.
     pub fn available(&self) -> u64 {
         self.receive.flow.available()

@@ -1,5 +1,6 @@
-//! Memory of the receive rings: a part of the receive side's memory, and a larger region for a
-//! stream that the first ring limits.
+//! Memory of the receive rings: the small ring of an idle stream, which is a part of the receive
+//! side's memory, and regions for the full size, which the first data requests, and for a stream that
+//! it limits.
 
 use super::RemoteMemory;
 use super::post::QueuePair;
@@ -31,7 +32,11 @@ impl Grown {
     /// Allocates memory within the process's budget. Fails with `ENOMEM` if the budget is
     /// exhausted.
     pub fn new(qp: &QueuePair, bytes: u32, remote: bool) -> Result<Grown> {
-        let reservation = Reservation::take(bytes).ok_or(Errno::ENOMEM)?;
+        Grown::with(Reservation::take(bytes), qp, bytes, remote)
+    }
+
+    fn with(reservation: Option<Reservation>, qp: &QueuePair, bytes: u32, remote: bool) -> Result<Grown> {
+        let reservation = reservation.ok_or(Errno::ENOMEM)?;
         // SAFETY: the PD is that of the live QP, and outlives the connection.
         let memory = unsafe { MemoryRegion::new(qp.pd()?, bytes as usize, remote)? };
         Ok(Grown { memory, _reservation: reservation })
@@ -43,17 +48,34 @@ impl Grown {
 pub(super) struct Rings {
     rings: [RemoteMemory; 2],
     grown: [Option<Grown>; 2],
-    /// The ring of the first size, which is never freed.
+    /// The first ring, which is never freed. It is a small one if it has not the full size.
     first: RemoteMemory,
     first_size: u32,
+    full_size: u32,
     /// Bytes of the ring that is being advertised.
     size: u32,
+    /// The ring may exceed the full size.
     may_grow: bool,
 }
 
 impl Rings {
-    pub fn new(first: RemoteMemory, size: u32, may_grow: bool) -> Rings {
-        Rings { rings: [first; 2], grown: [None, None], first, first_size: size, size, may_grow }
+    pub fn new(first: RemoteMemory, first_size: u32, full_size: u32, may_grow: bool) -> Rings {
+        let rings = [first; 2];
+        Rings { rings, grown: [None, None], first, first_size, full_size, size: first_size, may_grow }
+    }
+
+    /// Returns whether the ring may have another size than the present one.
+    fn is_fixed(&self) -> bool {
+        !self.may_grow && self.first_size == self.full_size
+    }
+
+    /// Returns the size of the next larger ring.
+    fn larger(&self) -> Option<u32> {
+        if self.size < self.full_size {
+            Some(self.full_size)
+        } else {
+            next_step(STEPS, self.size).filter(|_| self.may_grow)
+        }
     }
 
     /// Returns the size of the ring that is being advertised, in bytes.
@@ -67,6 +89,12 @@ impl Rings {
         self.rings[ring & 1]
     }
 
+    fn add(&mut self, ring: usize, memory: RemoteMemory, grown: Option<Grown>, size: u32) {
+        self.rings[ring & 1] = memory;
+        self.grown[ring & 1] = grown;
+        self.size = size;
+    }
+
     /// Frees a ring that is not used any more.
     #[cold]
     pub fn release(&mut self, ring: usize) {
@@ -78,39 +106,59 @@ impl ReceiveSide {
     /// Switches to a ring of another size if the flow control requests that. Called before half a
     /// ring is advertised.
     pub fn resize(&mut self, qp: &QueuePair) {
-        if !self.rings.may_grow {
+        if self.rings.is_fixed() {
             return;
         }
         if self.rings.size > self.rings.first_size && growth_budget::is_needed() && self.flow.can_add_ring() {
-            return self.shrink();
+            return self.use_first_ring();
         }
         match self.flow.resize_request(clock::monotonic_ms) {
             Resize::Keep => {}
             Resize::Grow => self.grow(qp),
-            Resize::Shrink => self.shrink(),
+            Resize::Shrink => self.shrink(qp),
         }
     }
 
     fn grow(&mut self, qp: &QueuePair) {
-        let Some(size) = next_step(STEPS, self.rings.size) else { return self.flow.resize_failed() };
-        match Grown::new(qp, size, true) {
-            Ok(grown) => {
-                let memory = RemoteMemory { start: grown.memory.start(), rkey: grown.memory.rkey() };
-                self.add_ring(memory, Some(grown), size);
-            }
+        let grown = match self.rings.larger() {
+            Some(size) if size == self.rings.full_size => self.full_ring(qp),
+            Some(size) => Grown::new(qp, size, true).map(|grown| (grown, size)),
+            None => Err(Errno::ENOMEM),
+        };
+        match grown {
+            Ok((grown, size)) => self.add_ring(grown, size),
             Err(_) => self.flow.resize_failed(),
         }
     }
 
-    fn shrink(&mut self) {
-        self.add_ring(self.rings.first, None, self.rings.first_size);
+    fn full_ring(&self, qp: &QueuePair) -> Result<(Grown, u32)> {
+        let size = self.rings.full_size;
+        Ok((Grown::with(Reservation::take_first(size), qp, size, true)?, size))
     }
 
-    fn add_ring(&mut self, memory: RemoteMemory, grown: Option<Grown>, size: u32) {
-        let since = grown.as_ref().map(|_| clock::monotonic_ms());
-        let ring = self.flow.add_ring(size, since) & 1;
-        self.rings.rings[ring] = memory;
-        self.rings.grown[ring] = grown;
-        self.rings.size = size;
+    /// Returns to the full size. The first ring would be left again with the next data, so it is used
+    /// only if it is no small one, or if there is no memory for another one.
+    fn shrink(&mut self, qp: &QueuePair) {
+        if self.rings.first_size < self.rings.full_size
+            && let Ok((grown, size)) = self.full_ring(qp)
+        {
+            return self.add_ring(grown, size);
+        }
+        self.use_first_ring();
+    }
+
+    fn use_first_ring(&mut self) {
+        let (memory, size) = (self.rings.first, self.rings.first_size);
+        let ring =
+            if size < self.rings.full_size { self.flow.add_small_ring(size) } else { self.flow.add_ring(size, None) };
+        self.rings.add(ring, memory, None, size);
+    }
+
+    fn add_ring(&mut self, grown: Grown, size: u32) {
+        let memory = RemoteMemory { start: grown.memory.start(), rkey: grown.memory.rkey() };
+        // Only a ring that exceeds the full size shrinks again.
+        let since = (size > self.rings.full_size).then(clock::monotonic_ms);
+        let ring = self.flow.add_ring(size, since);
+        self.rings.add(ring, memory, Some(grown), size);
     }
 }

@@ -260,9 +260,12 @@ impl Connection {
         self.qp.post(write).inspect_err(|&error| self.fail(error))
     }
 
-    /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer. Grows or
-    /// shrinks the buffer.
+    /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer. Allocates,
+    /// grows or shrinks the buffer.
     fn make_space(&mut self, len: usize) {
+        if self.send.buffer.is_missing() {
+            self.send.provide_buffer(&self.qp);
+        }
         if len > self.send.flow.free() as usize {
             if !self.send.flow.is_idle() {
                 self.reap_send_cq();
@@ -298,9 +301,9 @@ impl Connection {
         Ok(done)
     }
 
-    /// Returns to a send buffer of the first size if no data is outstanding.
+    /// Frees the send buffer if no data is outstanding.
     pub fn give_memory_back(&mut self) {
         self.reap_send_cq();
-        self.send.give_buffer_back(&self.qp);
+        self.send.give_buffer_back();
     }
 }

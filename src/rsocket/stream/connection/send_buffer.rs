@@ -1,4 +1,5 @@
-//! The send buffer: allocated on first use, and grown for a stream that it limits.
+//! The send buffer: allocated on first use, smaller if memory is short, and grown for a stream that it
+//! limits.
 
 use super::gather::Source;
 use super::post::QueuePair;
@@ -12,6 +13,8 @@ use crate::sys::rc::{MemoryRegion, Sge};
 const STEPS: [u32; 2] = [1 << 18, 1 << 20];
 /// Number of times that the buffer must have limited the stream before it grows.
 const GROW_AFTER: u32 = 2;
+/// Bytes of a buffer to try if there is no memory for the first size.
+const SMALL: [u32; 2] = [1 << 14, 1 << 12];
 
 #[derive(Debug)]
 enum Memory {
@@ -63,6 +66,20 @@ impl SendBuffer {
         self.first_size
     }
 
+    /// Returns the next larger size.
+    fn larger(&self) -> Option<u32> {
+        if self.size < self.first_size {
+            return Some(self.first_size);
+        }
+        receive_rings::next_step(STEPS, self.size).filter(|_| self.may_grow)
+    }
+
+    /// Returns whether the buffer is to be allocated by the next message that needs it.
+    #[inline]
+    pub fn is_missing(&self) -> bool {
+        self.memory.is_none()
+    }
+
     fn region(&mut self, qp: &QueuePair) -> Result<&MemoryRegion> {
         let memory = match &mut self.memory {
             Some(memory) => memory,
@@ -104,19 +121,41 @@ fn sg_list(region: &MemoryRegion, offset: usize, [first, wrapped]: [usize; 2]) -
 }
 
 impl SendSide {
+    /// Allocates the buffer, a small one if there is no memory for the first size. If all of them
+    /// fail, the message that needs the buffer fails.
+    #[cold]
+    #[inline(never)]
+    pub fn provide_buffer(&mut self, qp: &QueuePair) {
+        let size = self.buffer.first_size;
+        let small = SMALL.into_iter().filter(|&small| small < size);
+        let allocated = allocate(qp, size).map(|memory| (memory, size)).or_else(|error| {
+            small.into_iter().find_map(|size| Some((allocate_now(qp, size).ok()?, size))).ok_or(error)
+        });
+        if let Ok((memory, size)) = allocated {
+            self.flow.replace_buffer(size);
+            self.buffer.size = size;
+            self.buffer.memory = Some(memory);
+        }
+    }
+
     /// Counts that the buffer has limited the stream, and grows the buffer if it did so repeatedly.
     pub fn grow_buffer(&mut self, qp: &QueuePair) {
         let buffer = &mut self.buffer;
-        let Some(size) = receive_rings::next_step(STEPS, buffer.size).filter(|_| buffer.may_grow) else { return };
+        let Some(size) = buffer.larger() else { return };
         buffer.limited += 1;
         if buffer.limited < GROW_AFTER << buffer.refused.min(16) {
             return;
         }
         buffer.limited = 0;
-        match if buffer.old.is_none() { Grown::new(qp, size, false).ok() } else { None } {
-            Some(grown) => {
+        let memory = match buffer.old {
+            Some(_) => None,
+            None if size == buffer.first_size => allocate_now(qp, size).ok(),
+            None => Grown::new(qp, size, false).map(Memory::Grown).ok(),
+        };
+        match memory {
+            Some(memory) => {
                 buffer.refused = 0;
-                self.replace_buffer(Memory::Grown(grown), size);
+                self.replace_buffer(memory, size);
             }
             None => buffer.refused += 1,
         }
@@ -134,16 +173,14 @@ impl SendSide {
         }
     }
 
-    /// Returns to the first size if no data is outstanding. The larger buffer is freed first: there
-    /// may not be enough memory for both.
-    pub fn give_buffer_back(&mut self, qp: &QueuePair) {
+    /// Frees the buffer if no data is outstanding. The next send that needs it allocates it again, in
+    /// the first size.
+    pub fn give_buffer_back(&mut self) {
         let buffer = &mut self.buffer;
-        if self.flow.is_idle() && buffer.size > buffer.first_size && buffer.old.is_none() {
+        if self.flow.is_idle() && buffer.old.is_none() {
             self.flow.replace_buffer(buffer.first_size);
             buffer.size = buffer.first_size;
             buffer.memory = None;
-            // If this fails, the next send tries again and reports the error.
-            buffer.memory = allocate_now(qp, buffer.first_size).ok();
         }
     }
 
