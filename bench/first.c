@@ -1,5 +1,6 @@
 /*
  * The time of a process's first calls: first start; first bind ADDRESS; first connect ADDRESS PORT;
+ * first message ADDRESS PORT, the first on a connection, of 64 KB, until the server's answer arrives;
  * first server ADDRESS PORT, which prints "ready" and accepts connections until it is killed.
  */
 #define _GNU_SOURCE
@@ -43,6 +44,40 @@ static bool connect_first(struct sockaddr_in address)
 	return fd >= 0 && rconnect(fd, (struct sockaddr *)&address, sizeof(address)) == 0;
 }
 
+static char message[65536];
+
+/* Returns whether all of the message was received. */
+static bool receive_message(int fd)
+{
+	size_t done = 0;
+	ssize_t count;
+
+	while (done < sizeof(message) && (count = rrecv(fd, message + done, sizeof(message) - done, 0)) > 0)
+		done += (size_t)count;
+	return done == sizeof(message);
+}
+
+static int time_message(struct sockaddr_in address)
+{
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+	double start;
+
+	if (fd < 0 || rconnect(fd, (struct sockaddr *)&address, sizeof(address)) != 0)
+		return 1;
+	start = microseconds();
+	for (size_t done = 0; done < sizeof(message);) {
+		ssize_t count = rsend(fd, message + done, sizeof(message) - done, 0);
+
+		if (count <= 0)
+			return 1;
+		done += (size_t)count;
+	}
+	if (rrecv(fd, message, 1, 0) != 1)
+		return 1;
+	printf("first:message %.1f\n", microseconds() - start);
+	return rclose(fd) != 0;
+}
+
 static int serve(struct sockaddr_in address)
 {
 	int listener = rsocket(AF_INET, SOCK_STREAM, 0), fd;
@@ -51,8 +86,11 @@ static int serve(struct sockaddr_in address)
 		return 1;
 	puts("ready");
 	fflush(stdout);
-	while ((fd = raccept(listener, NULL, NULL)) >= 0)
+	while ((fd = raccept(listener, NULL, NULL)) >= 0) {
+		if (receive_message(fd))
+			rsend(fd, message, 1, 0);
 		rclose(fd);
+	}
 	return 1;
 }
 
@@ -65,6 +103,8 @@ int main(int argc, char **argv)
 		return 0;
 	if (argc == 4 && !strcmp(argv[1], "server"))
 		return serve(address_of(argv[2], argv[3]));
+	if (argc == 4 && !strcmp(argv[1], "message"))
+		return time_message(address_of(argv[2], argv[3]));
 	if (!connects && !(argc == 3 && !strcmp(argv[1], "bind")))
 		return 2;
 	start = microseconds();

@@ -8,7 +8,7 @@
 //! return the growth of their send buffers, receive buffers shrink when the peer moves to the other
 //! half, and no buffer grows for a while.
 //!
-//! The receive buffer that a stream gets with its first data is not growth. It is taken from a budget
+//! The full receive buffer that a new stream gets is not growth. It is taken from a budget
 //! of its own: three quarters of the memory that the process may lock, less what all connections need
 //! while they are idle. The rest is for new connections, and for send buffers.
 //!
@@ -23,17 +23,17 @@ use super::config::defaults;
 use crate::errno::{Errno, Result};
 use crate::sys::{clock, memlock};
 
-/// Bytes taken from the budget for growth, and from the one for first data.
+/// Bytes taken from the budget for growth, and from the one for full receive buffers.
 static USED: AtomicU64 = AtomicU64::new(0);
-static USED_FIRST: AtomicU64 = AtomicU64::new(0);
+static USED_FULL: AtomicU64 = AtomicU64::new(0);
 
 /// Buffers larger than [`LARGE`] bytes may use this fraction of the budget: one sixteenth.
 const LARGE_PART: u64 = 16;
 const LARGE: u32 = 1 << 19;
 /// The budget is at most this fraction of the lockable memory: one quarter.
 const LOCKED_PART: u64 = 4;
-/// The budget for first data is this multiple of that.
-const FIRST_DATA_PARTS: u64 = 3;
+/// The budget for full receive buffers is this multiple of that.
+const FULL_PARTS: u64 = 3;
 /// How long no buffer grows after a connection lacked memory, in milliseconds.
 const PAUSE: u64 = 10_000;
 
@@ -61,7 +61,7 @@ pub fn is_needed() -> bool {
 /// called once more. The caller holds no rsocket's lock but its own.
 pub fn with_memory<T>(make: impl Fn() -> Result<T>) -> Result<T> {
     match make() {
-        Err(Errno::ENOMEM) if [&USED, &USED_FIRST].iter().any(|used| used.load(Ordering::Relaxed) > 0) => {
+        Err(Errno::ENOMEM) if [&USED, &USED_FULL].iter().any(|used| used.load(Ordering::Relaxed) > 0) => {
             PAUSED.store(clock::monotonic_ms() + PAUSE, Ordering::Relaxed);
             if let Some(reclaim) = RECLAIM.get() {
                 reclaim();
@@ -77,9 +77,9 @@ fn limit_of(grow_limit: u32, lockable: Option<u64>) -> u64 {
     lockable.map_or(u64::MAX, |bytes| bytes / LOCKED_PART).min(grow_limit.into())
 }
 
-/// Returns the budget for first data, in bytes.
-fn first_limit_of(lockable: Option<u64>) -> u64 {
-    lockable.map_or(u64::MAX, |bytes| bytes / LOCKED_PART * FIRST_DATA_PARTS)
+/// Returns the budget for full receive buffers, in bytes.
+fn full_limit_of(lockable: Option<u64>) -> u64 {
+    lockable.map_or(u64::MAX, |bytes| bytes / LOCKED_PART * FULL_PARTS)
 }
 
 /// A part of a budget, held as long as the buffer exists.
@@ -99,18 +99,18 @@ impl Reservation {
         Reservation::take_of(&USED, bytes, if bytes > LARGE { limit / LARGE_PART } else { limit })
     }
 
-    /// Reserves `bytes` for an idle stream, in the budget for first data, even if too few are left.
+    /// Reserves `bytes` for a new stream, in the budget for full receive buffers, even if too few are left.
     pub fn take_idle(bytes: u32) -> Reservation {
-        USED_FIRST.fetch_add(bytes.into(), Ordering::Relaxed);
-        Reservation { used: &USED_FIRST, bytes }
+        USED_FULL.fetch_add(bytes.into(), Ordering::Relaxed);
+        Reservation { used: &USED_FULL, bytes }
     }
 
-    /// Reserves `bytes` for the first data of a stream, unless too few are left.
-    pub fn take_first(bytes: u32) -> Option<Reservation> {
+    /// Reserves `bytes` for a full receive buffer, unless too few are left.
+    pub fn take_full(bytes: u32) -> Option<Reservation> {
         if is_needed() {
             return None;
         }
-        Reservation::take_of(&USED_FIRST, bytes, first_limit_of(memlock::limit()))
+        Reservation::take_of(&USED_FULL, bytes, full_limit_of(memlock::limit()))
     }
 
     fn take_of(used: &'static AtomicU64, bytes: u32, limit: u64) -> Option<Reservation> {
@@ -131,7 +131,7 @@ impl Drop for Reservation {
 /// A child of fork() has none of its parent's buffers.
 pub fn in_child() {
     USED.store(0, Ordering::Relaxed);
-    USED_FIRST.store(0, Ordering::Relaxed);
+    USED_FULL.store(0, Ordering::Relaxed);
 }
 
 #[cfg(test)]
@@ -155,6 +155,6 @@ mod tests {
     fn the_budget_is_a_quarter_of_the_lockable_memory() {
         assert_eq!((limit_of(100, None), limit_of(100, Some(1000)), limit_of(100, Some(200))), (100, 100, 50));
         assert_eq!(limit_of(100, Some(u64::MAX)), 100);
-        assert_eq!((first_limit_of(None), first_limit_of(Some(8 << 20))), (u64::MAX, 6 << 20));
+        assert_eq!((full_limit_of(None), full_limit_of(Some(8 << 20))), (u64::MAX, 6 << 20));
     }
 }

@@ -2,7 +2,8 @@
 //! no call.
 //!
 //! It waits for connection manager events, packets on UDP sockets, and timers. It starts with the
-//! first socket that needs it. On the data path, only small messages that are held may need it.
+//! first socket that needs it. On the data path, only small messages that are held, and the
+//! first messages of a connection, may need it.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -26,7 +27,7 @@ pub trait Service: Send + Sync {
     fn service(self: Arc<Self>, key: Key);
     /// The timer of `key` has expired.
     fn expired(self: Arc<Self>, key: Key);
-    /// The descriptor that [`watch_once`] was called for is readable. Never blocks.
+    /// The descriptor that [`watch_once`] or [`watch_later`] was called for is readable. Never blocks.
     fn second_is_readable(self: Arc<Self>) {}
 }
 
@@ -54,8 +55,10 @@ struct Reactor {
     /// Number of this reactor in the process. The thread of an earlier reactor ends.
     number: usize,
     registrations: HashMap<Key, Registration>,
-    /// Latest first. Has capacity for two timers per registration.
+    /// Latest first. Has capacity for one timer of each kind per registration.
     timers: Vec<(Instant, Key, Timer)>,
+    /// The thread waits with the timers that it has read.
+    is_waiting: bool,
 }
 
 /// A socket that is always writable: making the epoll report it wakes the thread. Nothing is ever
@@ -76,6 +79,8 @@ struct Registration {
     expires: Option<Instant>,
     /// Whether the descriptor is disabled for a while.
     paused: bool,
+    /// Whether the second descriptor will be watched after a while.
+    watch_is_due: bool,
 }
 
 /// The action of a timer.
@@ -84,7 +89,12 @@ enum Timer {
     Expires,
     /// The descriptor is enabled again.
     Resumes,
+    /// The second descriptor is watched.
+    Watches,
 }
+
+/// Number of kinds of timers.
+const TIMERS: usize = 3;
 
 /// Duration of the longest iteration since the last query, in microseconds.
 static LONGEST_ITERATION: AtomicU64 = AtomicU64::new(0);
@@ -101,10 +111,11 @@ pub fn register(fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
     };
     let key = Key(NEXT.fetch_add(1, Ordering::Relaxed));
     reactor.registrations.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-    let missing = (2 * (reactor.registrations.len() + 1)).saturating_sub(reactor.timers.len());
+    let missing = (TIMERS * (reactor.registrations.len() + 1)).saturating_sub(reactor.timers.len());
     reactor.timers.try_reserve(missing).map_err(|_| Errno::ENOMEM)?;
     reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, readable(key))?;
-    reactor.registrations.insert(key, Registration { fd, second: None, service, expires: None, paused: false });
+    let registration = Registration { fd, second: None, service, expires: None, paused: false, watch_is_due: false };
+    reactor.registrations.insert(key, registration);
     Ok(key)
 }
 
@@ -113,12 +124,12 @@ pub fn unregister(key: Key) {
     let mut guard = lock();
     let Some(reactor) = guard.as_mut() else { return };
     let Some(registration) = reactor.registrations.remove(&key) else { return };
-    if registration.expires.is_some() || registration.paused {
+    if registration.expires.is_some() || registration.paused || registration.watch_is_due {
         reactor.timers.retain(|&(_, timer, _)| timer != key);
     }
     if reactor.is_usable() {
         for fd in registration.second.into_iter().chain([registration.fd]) {
-            // Cannot fail for a registered descriptor.
+            // Cannot fail for a watched descriptor.
             let _ = reactor.epoll.control(libc::EPOLL_CTL_DEL, fd, None);
         }
     }
@@ -167,11 +178,18 @@ pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
 pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
     let mut guard = lock();
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
+    reactor.watch_second(key, fd)
+}
+
+/// As [`watch_once`], from `delay` on.
+pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
+    let mut guard = lock();
+    let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
     let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
-    let command = if registration.second.is_some() { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
-    let events = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
-    reactor.epoll.control(command, fd, Some(libc::epoll_event { events, u64: key.0 | SECOND }))?;
-    registration.second = Some(fd);
+    registration.second.get_or_insert(fd);
+    if !std::mem::replace(&mut registration.watch_is_due, true) {
+        reactor.insert(Instant::now() + delay, key, Timer::Watches);
+    }
     Ok(())
 }
 
@@ -254,6 +272,7 @@ impl Reactor {
             number,
             registrations: HashMap::new(),
             timers: Vec::new(),
+            is_waiting: false,
         })
     }
 
@@ -286,8 +305,31 @@ impl Reactor {
     fn insert(&mut self, time: Instant, key: Key, kind: Timer) {
         let index = self.timers.partition_point(|&(later, ..)| later > time);
         self.timers.insert(index, (time, key, kind));
-        if index + 1 == self.timers.len() {
+        if index + 1 == self.timers.len() && self.is_waiting {
             self.report_wake(true);
+        }
+    }
+
+    fn watch_second(&mut self, key: Key, fd: c_int) -> Result<()> {
+        let registration = self.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
+        let events = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
+        let event = Some(libc::epoll_event { events, u64: key.0 | SECOND });
+        match self.epoll.control(libc::EPOLL_CTL_MOD, fd, event) {
+            Err(Errno::ENOENT) => self.epoll.control(libc::EPOLL_CTL_ADD, fd, event)?,
+            result => result?,
+        }
+        registration.second = Some(fd);
+        Ok(())
+    }
+
+    /// Watches the second descriptor of `key`. If that fails, the program's next call finds what the
+    /// service would have been called for.
+    fn watch_now(&mut self, key: Key) {
+        let usable = self.is_usable();
+        let Some(registration) = self.registrations.get_mut(&key) else { return };
+        registration.watch_is_due = false;
+        if let Some(fd) = registration.second.filter(|_| usable) {
+            let _ = self.watch_second(key, fd);
         }
     }
 
@@ -365,11 +407,16 @@ fn next_wait(number: usize) -> Option<(RawFd, c_int)> {
     let mut guard = lock();
     let reactor = guard.as_mut().filter(|reactor| reactor.number == number && reactor.wake.is_unchanged())?;
     reactor.report_wake(false);
+    reactor.is_waiting = true;
     Some((reactor.epoll.as_raw_fd(), clock::poll_time(reactor.timers.last().map(|&(time, ..)| time))))
 }
 
+/// Also notes that the thread does not wait.
 fn find(key: Key) -> Option<Arc<dyn Service>> {
-    lock().as_ref()?.registrations.get(&key).map(|registration| Arc::clone(&registration.service))
+    let mut guard = lock();
+    let reactor = guard.as_mut()?;
+    reactor.is_waiting = false;
+    reactor.registrations.get(&key).map(|registration| Arc::clone(&registration.service))
 }
 
 /// Takes a timer that had expired at `due`.
@@ -382,13 +429,15 @@ fn next_expired(due: Instant) -> Option<(Key, Arc<dyn Service>)> {
             return None;
         }
         reactor.timers.pop();
-        if kind == Timer::Resumes {
-            reactor.resume(key);
-            continue;
+        match kind {
+            Timer::Resumes => reactor.resume(key),
+            Timer::Watches => reactor.watch_now(key),
+            Timer::Expires => {
+                let registration = reactor.registrations.get_mut(&key)?;
+                registration.expires = None;
+                return Some((key, Arc::clone(&registration.service)));
+            }
         }
-        let registration = reactor.registrations.get_mut(&key)?;
-        registration.expires = None;
-        return Some((key, Arc::clone(&registration.service)));
     }
 }
 

@@ -4,9 +4,9 @@
 //! that the program has emptied is advertised again. A busy stream gets another, larger ring (see
 //! [`Pace`]): its halves are advertised from then on, and the old ring ends with its last byte.
 //!
-//! An idle stream has a small ring, which is advertised as a whole. As soon as data arrives in it, a
-//! ring of the full size is added. If there is no memory for that, the small ring is advertised again
-//! when all of it has been read.
+//! A new stream has a small ring, which is advertised as a whole. When a quarter of it is used, a ring
+//! of the full size is added. If there is no memory for that, the small ring is advertised again when
+//! all of it has been read.
 //!
 //! The target SGL has two entries, each in use until its half is full, so at most two halves that
 //! are not full are advertised.
@@ -75,6 +75,16 @@ impl Ring {
 
     fn is_small(&self) -> bool {
         self.half == self.size
+    }
+
+    /// Returns whether a small ring has been advertised only once.
+    fn is_first_fill(&self) -> bool {
+        self.advertised == u64::from(self.size)
+    }
+
+    /// Returns the number of bytes received in a small ring since it was advertised.
+    fn used(&self) -> u64 {
+        self.received + u64::from(self.size) - self.advertised
     }
 
     fn available(&self) -> u64 {
@@ -168,10 +178,11 @@ impl Receiver {
         self.ring.half
     }
 
-    /// Returns whether nothing has arrived in the small ring of a new connection.
+    /// Returns whether the stream is new: it will need a larger ring soon, even if the program makes
+    /// no call.
     #[inline]
-    pub fn awaits_first_data(&self) -> bool {
-        self.ring.is_small() && self.ring.received == 0
+    pub fn is_starting(&self) -> bool {
+        self.ring.is_small() && self.next.is_none() && self.ring.is_first_fill() && !self.needs_larger_ring()
     }
 
     /// Handles a data message of `len` bytes.
@@ -276,9 +287,10 @@ impl Receiver {
         }
     }
 
-    /// Returns whether data has arrived in a small ring, which is to be followed by a larger one.
+    /// Returns whether the small ring is to be followed by a larger one.
     fn needs_larger_ring(&self) -> bool {
-        self.ring.is_small() && self.ring.received > 0 && self.next.is_none() && !self.is_refused
+        let is_last = self.next.is_none() && !self.is_refused;
+        self.ring.is_small() && is_last && self.ring.used() >= u64::from(self.ring.size.div_ceil(4))
     }
 
     /// Returns whether [`resize_request`](Self::resize_request) or

@@ -55,9 +55,9 @@ const EXTRA_RECEIVES: u32 = 16;
 const REPOST: usize = EXTRA_RECEIVES as usize / 2;
 /// Bytes of immediate data, which iWARP carries in a SEND after the write.
 const IMM_LEN: usize = 4;
-/// Bytes of the memory that the peer writes to while the stream is idle, and of the ring in it if the
+/// Bytes of the memory that the peer of a new stream writes to, and of the ring in it if the
 /// other parts are large.
-const IDLE_MEMORY: usize = 1 << 14;
+const FIRST_MEMORY: usize = 1 << 14;
 const MIN_FIRST_RING: usize = 1 << 13;
 /// Space for the bytes of a control message that do not go inline.
 const CONTROL_DATA: usize = 32;
@@ -106,7 +106,7 @@ impl Layout {
         let imms = control_data + CONTROL_ENTRIES as usize * CONTROL_DATA;
         let ring = imms + if iwarp { receives as usize * IMM_LEN } else { 0 };
         let ring = ring.next_multiple_of(64);
-        let first_ring = IDLE_MEMORY.saturating_sub(ring).max(MIN_FIRST_RING).min(options.receive_buffer as usize);
+        let first_ring = FIRST_MEMORY.saturating_sub(ring).max(MIN_FIRST_RING).min(options.receive_buffer as usize);
         Layout { iomap, control_data, imms, ring, len: ring + first_ring }
     }
 
@@ -114,6 +114,15 @@ impl Layout {
     fn first_ring(&self) -> u32 {
         (self.len - self.ring) as u32
     }
+}
+
+/// Whether the reactor watches a completion channel until its next event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Watch {
+    None,
+    /// In a moment.
+    Soon,
+    Now,
 }
 
 /// The completion channel of both CQs, and the thread that waits in it.
@@ -125,8 +134,7 @@ pub(super) struct Channel {
     pub nonblocking: bool,
     /// The device was removed: the channel reports no more events.
     pub device_gone: bool,
-    /// The reactor watches the channel until its next event.
-    pub watched: bool,
+    pub watch: Watch,
 }
 
 /// Resources of a connection whose peer is not known yet. The receives are posted.
@@ -191,7 +199,7 @@ impl Unconnected {
                 leadership: Leadership::default(),
                 nonblocking: false,
                 device_gone: false,
-                watched: false,
+                watch: Watch::None,
             },
             buffer: SendBuffer::new(options.send_buffer, options.send_grows),
             sq_entries: sends - CONTROL_ENTRIES,

@@ -1,5 +1,6 @@
 //! What a stream does with held data; see [`super::held`].
 
+use super::connection::Watch;
 use super::held::HoldsData;
 use super::{Guard, State, Stream};
 use crate::rsocket::reactor;
@@ -37,13 +38,16 @@ impl HoldsData for Stream {
     fn watch(&self, state: &mut State) -> bool {
         let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return false };
         let channel = &mut connection.channel;
-        channel.watched = channel.watched || reactor::watch_once(key, channel.completions.fd()).is_ok();
-        channel.watched
+        if channel.watch != Watch::Now && reactor::watch_once(key, channel.completions.fd()).is_ok() {
+            channel.watch = Watch::Now;
+        }
+        channel.watch == Watch::Now
     }
 
-    fn watched(state: &mut State) {
+    fn watched(&self, state: &mut State) {
         if let Some(connection) = &mut state.connection {
-            connection.channel.watched = false;
+            connection.channel.watch = Watch::None;
         }
+        self.watch_start_again(state);
     }
 }

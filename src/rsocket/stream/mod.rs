@@ -15,7 +15,6 @@ mod connect;
 mod connection;
 mod data;
 mod domain;
-mod first_data;
 mod held;
 mod hold;
 mod iomap;
@@ -23,6 +22,7 @@ mod options;
 mod readiness;
 mod service;
 mod sockopt;
+mod start;
 
 use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};
@@ -212,7 +212,7 @@ impl Stream {
         let completed = connection.poll_recv_cq(&mut batch);
         let has_failed = connection.failure().is_some() && matches!(state.phase, Phase::Connected);
         if completed == 0 && !has_failed && !connection.needs_send_completions() {
-            self.attend_first_data(state);
+            self.attend_start(state);
             return false;
         }
         self.process_batch(state, &mut batch, completed)
@@ -239,7 +239,7 @@ impl Stream {
             self.changed.notify();
         }
         held::attend(self, state);
-        self.attend_first_data(state);
+        self.attend_start(state);
         outcome.any || has_failed
     }
 

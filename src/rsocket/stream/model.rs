@@ -396,7 +396,7 @@ impl HoldsData for Stream {
         true
     }
 
-    fn watched(state: &mut State) {
+    fn watched(&self, state: &mut State) {
         state.watched = false;
     }
 }

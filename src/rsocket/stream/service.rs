@@ -46,7 +46,6 @@ impl Service for Stream {
 
     fn second_is_readable(self: Arc<Self>) {
         held::channel_is_readable(&*self);
-        self.attend_first_data(&mut self.lock());
     }
 }
 

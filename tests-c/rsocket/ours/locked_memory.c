@@ -10,7 +10,8 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
-enum { MB = 1 << 20, PAIRS = 6, PIECE = 400000, IDLE_PAIRS = 20, IDLE_KB = 16, MANY = 400, MANY_PIECE = 40000 };
+enum { MB = 1 << 20, PAIRS = 6, PIECE = 400000, IDLE_PAIRS = 20, IDLE_KB = 16, MANY = 400, MANY_PIECE = 40000,
+       FULL_BUFFER = 131072 };
 
 static struct rspair pairs[PAIRS];
 static char out[PIECE], in[PIECE];
@@ -123,7 +124,7 @@ static void large_buffer(int fd)
 	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size)));
 }
 
-/* Connections without data, and with small messages in one direction: the receiving end then has its full buffer. */
+/* Connections without data, then with a small message, then with one that shows that a larger buffer is needed. */
 static void idle_connections(void)
 {
 	static struct rspair idle[IDLE_PAIRS];
@@ -138,8 +139,10 @@ static void idle_connections(void)
 	EXPECT(pinned() <= IDLE_PAIRS * first);
 	for (int i = 0; i < IDLE_PAIRS; i++)
 		EXPECT(rsend(idle[i].client, "small", 5, 0) == 5 && recv_all(idle[i].server, in, 5) == 5);
-	/* A receiver has space for what it said, as soon as there is data. */
-	EXPECT(pinned() > IDLE_PAIRS * first);
+	EXPECT(pinned() <= IDLE_PAIRS * first);
+	for (int i = 0; i < IDLE_PAIRS; i++)
+		EXPECT(send_all(idle[i].client, out, 5000) == 5000 && recv_all(idle[i].server, in, 5000) == 5000);
+	EXPECT(pinned() >= IDLE_PAIRS * (first + FULL_BUFFER));
 	for (int i = 0; i < IDLE_PAIRS; i++)
 		rs_pair_close(&idle[i]);
 	EXPECT(pinned() == 0);

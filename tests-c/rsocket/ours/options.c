@@ -159,7 +159,7 @@ static void transfer_timeouts(void)
 	EXPECT(back.tv_sec == 0 && back.tv_usec >= 60000 && len == sizeof(back));
 	EXPECT_LASTS(60, rrecv(pair.server, data, 1, 0) == -1 && errno == EAGAIN);
 	EXPECT_LASTS(60, rrecv(pair.server, data, 1, MSG_WAITALL) == -1 && errno == EAGAIN);
-	/* The server advertises its full buffer when the first data arrives, so the buffer is not full as soon as the first
+	/* The server advertises its full buffer when some data has arrived, so the buffer is not full as soon as the first
 	 * space is. */
 	while (rsend(pair.client, data, sizeof(data), 0) > 0)
 		;

@@ -213,10 +213,10 @@ impl ReceiveSide {
 }
 
 impl Connection {
-    /// Returns whether the peer has sent no data yet, and has space for little.
+    /// Returns whether the stream is new, and the peer will need more space than it has.
     #[inline]
-    pub fn awaits_first_data(&self) -> bool {
-        self.receive.flow.awaits_first_data() && self.failed.is_none()
+    pub fn is_starting(&self) -> bool {
+        self.receive.flow.is_starting() && self.failed.is_none()
     }
 
     /// Returns the number of bytes that the program can read.

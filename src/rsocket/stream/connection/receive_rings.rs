@@ -1,5 +1,5 @@
-//! Memory of the receive rings: the small ring of an idle stream, which is a part of the receive
-//! side's memory, and regions for the full size, which the first data requests, and for a stream that
+//! Memory of the receive rings: the small ring of a new stream, which is a part of the receive
+//! side's memory, and regions of the full size, and of larger ones for a stream that
 //! it limits.
 
 use super::RemoteMemory;
@@ -133,7 +133,7 @@ impl ReceiveSide {
 
     fn full_ring(&self, qp: &QueuePair) -> Result<(Grown, u32)> {
         let size = self.rings.full_size;
-        Ok((Grown::with(Reservation::take_first(size), qp, size, true)?, size))
+        Ok((Grown::with(Reservation::take_full(size), qp, size, true)?, size))
     }
 
     /// Returns to the full size. The first ring would be left again with the next data, so it is used

@@ -264,7 +264,7 @@ impl Connection {
     /// grows or shrinks the buffer.
     fn make_space(&mut self, len: usize) {
         if self.send.buffer.is_missing() {
-            self.send.provide_buffer(&self.qp);
+            self.send.provide_buffer(&self.qp, len);
         }
         if len > self.send.flow.free() as usize {
             if !self.send.flow.is_idle() {

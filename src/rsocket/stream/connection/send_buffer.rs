@@ -1,5 +1,5 @@
-//! The send buffer: allocated on first use, smaller if memory is short, and grown for a stream that it
-//! limits.
+//! The send buffer: allocated on first use, as large as the first message requires, and grown for a
+//! stream that it limits.
 
 use super::gather::Source;
 use super::post::QueuePair;
@@ -13,8 +13,8 @@ use crate::sys::rc::{MemoryRegion, Sge};
 const STEPS: [u32; 2] = [1 << 18, 1 << 20];
 /// Number of times that the buffer must have limited the stream before it grows.
 const GROW_AFTER: u32 = 2;
-/// Bytes of a buffer to try if there is no memory for the first size.
-const SMALL: [u32; 2] = [1 << 14, 1 << 12];
+/// Bytes of a buffer to try if there is no memory for a larger one.
+const SMALL: [u32; 3] = [1 << 16, 1 << 14, 1 << 12];
 
 #[derive(Debug)]
 enum Memory {
@@ -39,6 +39,15 @@ fn allocate(qp: &QueuePair, size: u32) -> Result<Memory> {
 fn allocate_now(qp: &QueuePair, size: u32) -> Result<Memory> {
     // SAFETY: the PD is that of the live QP, and outlives the connection.
     unsafe { MemoryRegion::new(qp.pd()?, size as usize, false).map(Memory::First) }
+}
+
+/// Returns the size of the buffer for a first message of `len` bytes.
+fn first_size_for(len: usize, first_size: u32) -> u32 {
+    match len {
+        ..=0x1000 => first_size.min(1 << 14),
+        0x1001..=0x10000 => first_size.min(1 << 16),
+        _ => first_size,
+    }
 }
 
 /// See the module.
@@ -121,15 +130,14 @@ fn sg_list(region: &MemoryRegion, offset: usize, [first, wrapped]: [usize; 2]) -
 }
 
 impl SendSide {
-    /// Allocates the buffer, a small one if there is no memory for the first size. If all of them
-    /// fail, the message that needs the buffer fails.
+    /// Allocates the buffer for a first message of `len` bytes. If that fails, so does the message.
     #[cold]
     #[inline(never)]
-    pub fn provide_buffer(&mut self, qp: &QueuePair) {
-        let size = self.buffer.first_size;
-        let small = SMALL.into_iter().filter(|&small| small < size);
+    pub fn provide_buffer(&mut self, qp: &QueuePair, len: usize) {
+        let size = first_size_for(len, self.buffer.first_size);
+        let smaller = SMALL.into_iter().filter(|&small| small < size);
         let allocated = allocate(qp, size).map(|memory| (memory, size)).or_else(|error| {
-            small.into_iter().find_map(|size| Some((allocate_now(qp, size).ok()?, size))).ok_or(error)
+            smaller.into_iter().find_map(|size| Some((allocate_now(qp, size).ok()?, size))).ok_or(error)
         });
         if let Ok((memory, size)) = allocated {
             self.flow.replace_buffer(size);
@@ -143,7 +151,8 @@ impl SendSide {
         let buffer = &mut self.buffer;
         let Some(size) = buffer.larger() else { return };
         buffer.limited += 1;
-        if buffer.limited < GROW_AFTER << buffer.refused.min(16) {
+        let limit = if buffer.size < buffer.first_size { 1 } else { GROW_AFTER };
+        if buffer.limited < limit << buffer.refused.min(16) {
             return;
         }
         buffer.limited = 0;
