@@ -27,6 +27,7 @@ mod rsocket {
         mod channel_leader;
         mod held;
         pub mod model;
+        mod starting;
     }
     mod poll_waiter;
     pub mod pollable;

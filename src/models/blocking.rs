@@ -170,3 +170,25 @@ fn held_data_is_sent_beside_a_reader_that_gives_up() {
         nothing_held,
     );
 }
+
+fn noticed(stream: &Stream) {
+    assert!(!stream.is_starting());
+}
+
+/// The program makes no call after the connection is established.
+#[test]
+fn first_data_is_noticed() {
+    let peer = Stream::arrive_after_another_message;
+    explore(3, Stream::starting, [Stream::connected, Stream::react, peer], noticed);
+}
+
+/// A reader that gives up may have read the event.
+#[test]
+fn first_data_is_noticed_beside_a_reader_that_gives_up() {
+    fn connected_then_receive(stream: &Stream) {
+        stream.connected();
+        receive_for_a_while(stream);
+    }
+    let peer = Stream::arrive_after_another_message;
+    explore(2, Stream::starting, [connected_then_receive, Stream::react, peer], noticed);
+}

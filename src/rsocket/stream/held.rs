@@ -18,7 +18,7 @@ pub(super) trait HoldsData: EventSource {
     /// it cannot.
     fn watch(&self, state: &mut Self::State) -> bool;
     /// The reactor does not watch the channel any more.
-    fn watched(&self, state: &mut Self::State);
+    fn watched(state: &mut Self::State);
 }
 
 /// If data is held, makes sure that it is sent when the earlier messages have arrived.
@@ -43,7 +43,7 @@ fn attend_now<S: HoldsData>(stream: &S, state: &mut S::State) {
 /// The reactor has found the channel readable.
 pub(super) fn channel_is_readable<S: HoldsData>(stream: &S) {
     let mut state = stream.lock();
-    stream.watched(&mut state);
+    S::watched(&mut state);
     channel_leader::take_event(stream, &mut state);
     stream.process_completions(&mut state);
     drop(state);

@@ -44,10 +44,10 @@ impl HoldsData for Stream {
         channel.watch == Watch::Now
     }
 
-    fn watched(&self, state: &mut State) {
+    fn watched(state: &mut State) {
         if let Some(connection) = &mut state.connection {
             connection.channel.watch = Watch::None;
         }
-        self.watch_start_again(state);
+        Self::watch_start_again(state);
     }
 }

@@ -23,6 +23,7 @@ mod readiness;
 mod service;
 mod sockopt;
 mod start;
+mod starting;
 
 use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};
@@ -212,7 +213,7 @@ impl Stream {
         let completed = connection.poll_recv_cq(&mut batch);
         let has_failed = connection.failure().is_some() && matches!(state.phase, Phase::Connected);
         if completed == 0 && !has_failed && !connection.needs_send_completions() {
-            self.attend_start(state);
+            starting::attend(self, state);
             return false;
         }
         self.process_batch(state, &mut batch, completed)
@@ -239,7 +240,7 @@ impl Stream {
             self.changed.notify();
         }
         held::attend(self, state);
-        self.attend_start(state);
+        starting::attend(self, state);
         outcome.any || has_failed
     }
 

@@ -13,6 +13,7 @@ use loom::sync::{Mutex, MutexGuard};
 
 use super::channel_leader::{self, EventSource, Leadership, Until};
 use super::held::{self, HoldsData};
+use super::starting::{self, Starts};
 use crate::errno::{Errno, Result};
 use crate::rsocket::pollable::{Notice, Pollable, Watchers};
 use crate::sys::event::{Deadline, EventFd, poll};
@@ -73,6 +74,8 @@ pub struct State {
     /// Data is held, and the reactor watches the channel.
     held: bool,
     watched: bool,
+    /// No data has arrived yet.
+    starting: bool,
     shut: bool,
     closed: bool,
     /// The channel was destroyed.
@@ -85,7 +88,8 @@ pub struct Stream {
     pub state: Mutex<State>,
     changed: Changes,
     watchers: Watchers,
-    /// The reactor was asked to watch the channel; nothing is held any more.
+    /// The reactor was asked to watch the channel; nothing is held any more, and the first data was
+    /// noticed.
     asked: EventFd,
     all_sent: EventFd,
 }
@@ -103,6 +107,7 @@ impl Stream {
                 sent_armed: false,
                 held: false,
                 watched: false,
+                starting: false,
                 shut: false,
                 closed: false,
                 released: false,
@@ -112,6 +117,28 @@ impl Stream {
             asked: EventFd::new().unwrap(),
             all_sent: EventFd::new().unwrap(),
         }
+    }
+
+    /// A stream whose peer has little space until its first data was noticed.
+    pub fn starting() -> Stream {
+        let stream = Stream::new();
+        stream.lock().starting = true;
+        stream
+    }
+
+    /// The connection is established.
+    pub fn connected(&self) {
+        self.process_completions(&mut self.lock());
+    }
+
+    pub fn is_starting(&self) -> bool {
+        self.lock().starting
+    }
+
+    /// The peer sends a message without data, then a unit of data.
+    pub fn arrive_after_another_message(&self) {
+        self.complete(0);
+        self.complete(1);
     }
 
     /// The device completes a receive with `data` units.
@@ -175,6 +202,8 @@ impl Stream {
             }
             self.asked.clear();
             held::channel_is_readable(self);
+            // While a connection is new, the reactor watches again only after a pause.
+            loom::thread::yield_now();
         }
     }
 
@@ -311,6 +340,10 @@ impl EventSource for Stream {
         }
         let mut queue = self.queue.lock().unwrap();
         let mut any = queue.completions > 0;
+        if state.starting && queue.data > 0 {
+            state.starting = false;
+            self.all_sent.raise();
+        }
         state.available += queue.data;
         (queue.completions, queue.data) = (0, 0);
         if state.waiting_for_space > 0 || state.held {
@@ -325,6 +358,7 @@ impl EventSource for Stream {
             self.changed.notify();
         }
         held::attend(self, state);
+        starting::attend(self, state);
         any
     }
 
@@ -396,8 +430,18 @@ impl HoldsData for Stream {
         true
     }
 
-    fn watched(&self, state: &mut State) {
+    fn watched(state: &mut State) {
         state.watched = false;
+    }
+}
+
+impl Starts for Stream {
+    fn is_starting(state: &State) -> bool {
+        state.starting
+    }
+
+    fn is_watched(state: &State) -> bool {
+        state.watched
     }
 }
 

@@ -1,0 +1,36 @@
+//! The first messages of a connection: the peer has little space for them ([`super::connection`]), so
+//! they must be noticed even if the program makes no call. Until the peer has more space, the receive
+//! CQ stays armed, and the reactor watches the completion channel.
+//!
+//! As with [`channel_leader`], everything outside of this logic is behind a trait, and the logic is
+//! model-checked.
+
+use super::channel_leader;
+use super::held::HoldsData;
+
+/// A stream, or a model of one, that may be new.
+pub(super) trait Starts: HoldsData {
+    /// Returns whether the connection is new and the peer may send.
+    fn is_starting(state: &Self::State) -> bool;
+    /// Returns whether the reactor watches the channel, or will do so in a moment.
+    fn is_watched(state: &Self::State) -> bool;
+}
+
+/// If the connection is new, makes sure that the peer's next message is noticed. Called whenever an
+/// event of the channel may have been read.
+#[inline]
+pub(super) fn attend<S: Starts>(stream: &S, state: &mut S::State) {
+    if S::is_starting(state) {
+        attend_now(stream, state);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn attend_now<S: Starts>(stream: &S, state: &mut S::State) {
+    if !S::is_watched(state) {
+        // If the reactor cannot watch the channel, the program's next call notices the message.
+        stream.watch(state);
+    }
+    channel_leader::arm_receive(stream, state);
+}
