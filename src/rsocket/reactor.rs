@@ -181,12 +181,14 @@ pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
     reactor.watch_second(key, fd)
 }
 
-/// As [`watch_once`], from `delay` on.
+/// As [`watch_once`], from `delay` on if it is not the first time.
 pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
     let mut guard = lock();
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
     let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
-    registration.second.get_or_insert(fd);
+    if registration.second != Some(fd) {
+        return reactor.watch_second(key, fd);
+    }
     if !std::mem::replace(&mut registration.watch_is_due, true) {
         reactor.insert(Instant::now() + delay, key, Timer::Watches);
     }
@@ -312,12 +314,9 @@ impl Reactor {
 
     fn watch_second(&mut self, key: Key, fd: c_int) -> Result<()> {
         let registration = self.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
+        let command = if registration.second.is_some() { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
         let events = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
-        let event = Some(libc::epoll_event { events, u64: key.0 | SECOND });
-        match self.epoll.control(libc::EPOLL_CTL_MOD, fd, event) {
-            Err(Errno::ENOENT) => self.epoll.control(libc::EPOLL_CTL_ADD, fd, event)?,
-            result => result?,
-        }
+        self.epoll.control(command, fd, Some(libc::epoll_event { events, u64: key.0 | SECOND }))?;
         registration.second = Some(fd);
         Ok(())
     }

@@ -23,6 +23,9 @@ use crate::sys::verbs::IBV_TRANSPORT_IWARP;
 const FIRST_TIMEOUT_MS: u32 = 1000;
 /// Number of attempts to resolve the address, and then the route.
 const MAX_TRIES: u32 = 6;
+/// Number of local ports to try. Only iWARP needs more than one: the connection manager chooses a
+/// port that none of its ids has, but one of the kernel's TCP sockets may have it.
+const MAX_PORTS: u32 = 32;
 
 /// An attempt to connect.
 pub(super) struct Attempt {
@@ -30,6 +33,8 @@ pub(super) struct Attempt {
     dst: SockAddr,
     /// Number of tries of the current step.
     tries: u32,
+    /// Number of local ports tried.
+    ports: u32,
 }
 
 impl Stream {
@@ -83,7 +88,7 @@ impl Stream {
             Phase::Closing | Phase::Closed => return Err(Errno::EBADF),
         }
         self.watch(&mut state)?;
-        let attempt = try_box(Attempt { dst: *dst, tries: 1 })?;
+        let attempt = try_box(Attempt { dst: *dst, tries: 1, ports: 1 })?;
         state.id()?.resolve_addr(dst, FIRST_TIMEOUT_MS as c_int)?;
         state.phase = Phase::Connecting(attempt);
         state.shut_read = false;
@@ -119,7 +124,9 @@ impl Stream {
         let kind = crate::ffi::rdma_cm_event_type::from_number(event.kind);
         let step = match (&state.phase, kind) {
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ADDR_RESOLVED)) => state.resolve_route(),
-            (Phase::Connecting(_), Some(RDMA_CM_EVENT_ROUTE_RESOLVED)) => self.send_request(&mut state),
+            (Phase::Connecting(_), Some(RDMA_CM_EVENT_ROUTE_RESOLVED)) => {
+                self.send_request(&mut state).or_else(|error| self.use_another_port(&mut state, error))
+            }
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ESTABLISHED)) => self.established(&mut state, event.data()),
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ADDR_ERROR | RDMA_CM_EVENT_ROUTE_ERROR)) => {
                 state.retry_resolve(&event)
@@ -160,6 +167,22 @@ impl Stream {
         self.channel_fd.store(unconnected.channel_fd(), Ordering::Relaxed);
         state.unconnected = Some(unconnected);
         Ok(())
+    }
+
+    /// Sending the request has failed: begins again with a new id if the port was in use, and the
+    /// connection manager has chosen it.
+    #[cold]
+    fn use_another_port(&self, state: &mut State, error: Errno) -> Result<()> {
+        let is_bound = state.bound.is_some();
+        let Phase::Connecting(attempt) = &mut state.phase else { return Err(error) };
+        if error != Errno::EADDRINUSE || is_bound || attempt.ports == MAX_PORTS {
+            return Err(error);
+        }
+        (attempt.tries, attempt.ports) = (1, attempt.ports + 1);
+        let dst = attempt.dst;
+        state.id.as_mut().ok_or(Errno::EBADF)?.replace_id(super::port_space(self.domain))?;
+        state.apply_options()?;
+        state.id()?.resolve_addr(&dst, FIRST_TIMEOUT_MS as c_int)
     }
 
     /// The peer has accepted the connection request.

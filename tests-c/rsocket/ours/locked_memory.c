@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 
 enum { MB = 1 << 20, PAIRS = 6, PIECE = 400000, IDLE_PAIRS = 20, IDLE_KB = 16, MANY = 400, MANY_PIECE = 40000,
-       FULL_BUFFER = 131072 };
+       FULL_BUFFER = 131072, USES_ALL = 70000 };
 
 static struct rspair pairs[PAIRS];
 static char out[PIECE], in[PIECE];
@@ -60,8 +60,8 @@ static long open_pairs(void)
 {
 	for (int i = 0; i < PAIRS; i++) {
 		EXPECT(rs_pair(&pairs[i], AF_INET));
-		EXPECT(rsend(pairs[i].client, out, 1000, 0) == 1000);
-		EXPECT(recv_all(pairs[i].server, in, 1000) == 1000);
+		EXPECT(send_all(pairs[i].client, out, USES_ALL) == USES_ALL);
+		EXPECT(recv_all(pairs[i].server, in, USES_ALL) == USES_ALL);
 	}
 	return pinned();
 }

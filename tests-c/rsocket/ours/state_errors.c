@@ -278,6 +278,52 @@ static void many_descriptors(void)
 	rs_pair_close(&pair);
 }
 
+static const char port_range[] = "/proc/sys/net/ipv4/ip_local_port_range";
+
+static bool set_port_range(int first, int last)
+{
+	FILE *file = fopen(port_range, "we");
+
+	return file && fprintf(file, "%d %d", first, last) > 0 && !fclose(file);
+}
+
+/* siw's connections take ports of the kernel's TCP, of which the connection manager knows nothing: half of them are in use here. */
+static void ports_that_tcp_uses(void)
+{
+	enum { FIRST = 42000, COUNT = 64, CONNECTIONS = 8 };
+	union address to, taken;
+	int listener, client, server;
+
+	EXPECT((listener = rs_listener(AF_INET, &to, NULL)) >= 0);
+	for (int i = 0; i < COUNT / 2; i++) {
+		taken = local_addr(AF_INET, FIRST + 2 * i);
+		EXPECT((client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) >= 0);
+		EXPECT(!bind(client, &taken.sa, sizeof(taken.in)) && !listen(client, 1));
+	}
+	EXPECT(set_port_range(FIRST, FIRST + COUNT - 1));
+	for (int i = 0; i < CONNECTIONS; i++) {
+		EXPECT((client = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+		EXPECT(!rconnect(client, &to.sa, sizeof(to.in)));
+		EXPECT((server = raccept(listener, NULL, NULL)) >= 0);
+		EXPECT(!rclose(client) && !rclose(server));
+	}
+	EXPECT(!rclose(listener));
+}
+
+/* The range is the machine's, so it is restored even if the case fails. */
+static void with_few_ports(void)
+{
+	int first, last;
+	FILE *file = fopen(port_range, "re");
+	bool known = file && fscanf(file, "%d %d", &first, &last) == 2;
+
+	if (file)
+		fclose(file);
+	CASE(ports_that_tcp_uses);
+	if (!known || !set_port_range(first, last))
+		printf("FAIL ports_that_tcp_uses: the range of ports cannot be restored\n");
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
@@ -297,5 +343,7 @@ int main(int argc, char **argv)
 	CASE(descriptor_zero);
 	CASE(exceptions_only_when_asked);
 	CASE(many_descriptors);
+	if (on_siw())
+		with_few_ports();
 	return finish();
 }

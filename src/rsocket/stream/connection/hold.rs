@@ -9,6 +9,9 @@
 use super::Connection;
 use super::gather::Source;
 
+/// Bytes of the first message for which the send buffer is allocated if it is small ones that need it.
+const HOLD_BUFFER: usize = 1 << 16;
+
 impl Connection {
     /// Sets TCP_NODELAY.
     pub fn set_nodelay(&mut self, nodelay: bool) {
@@ -66,6 +69,9 @@ impl Connection {
                 self.send.flow.looked_in_vain();
             }
             return false;
+        }
+        if self.send.buffer.is_missing() {
+            self.send.provide_buffer(&self.qp, HOLD_BUFFER);
         }
         let Some(offset) = self.send.flow.plan_hold(data.size()) else { return false };
         // Without memory for the buffer the message is sent inline, or the call fails.

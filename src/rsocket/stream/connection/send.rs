@@ -270,7 +270,7 @@ impl Connection {
             if !self.send.flow.is_idle() {
                 self.reap_send_cq();
             }
-            if self.send.flow.is_buffer_limited(len) {
+            if self.send.buffer.is_small() || self.send.flow.is_buffer_limited(len) {
                 self.send.grow_buffer(&self.qp);
             }
         } else if self.send.flow.is_underused() {

@@ -77,10 +77,16 @@ impl SendBuffer {
 
     /// Returns the next larger size.
     fn larger(&self) -> Option<u32> {
-        if self.size < self.first_size {
+        if self.is_small() {
             return Some(self.first_size);
         }
         receive_rings::next_step(STEPS, self.size).filter(|_| self.may_grow)
+    }
+
+    /// Returns whether the buffer is smaller than the first size, which it gets when it is used up for
+    /// the first time: a connection that sends more would process completions too often.
+    pub fn is_small(&self) -> bool {
+        self.size < self.first_size
     }
 
     /// Returns whether the buffer is to be allocated by the next message that needs it.
@@ -151,7 +157,7 @@ impl SendSide {
         let buffer = &mut self.buffer;
         let Some(size) = buffer.larger() else { return };
         buffer.limited += 1;
-        let limit = if buffer.size < buffer.first_size { 1 } else { GROW_AFTER };
+        let limit = if buffer.is_small() { 1 } else { GROW_AFTER };
         if buffer.limited < limit << buffer.refused.min(16) {
             return;
         }
