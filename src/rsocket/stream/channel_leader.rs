@@ -47,6 +47,11 @@ impl Leadership {
         self.leader != 0
     }
 
+    /// Returns whether the next message of the peer raises an event.
+    pub fn is_armed(&self) -> bool {
+        self.armed
+    }
+
     /// Returns whether a thread other than `thread` sleeps in the channel.
     pub fn has_other_leader(&self, thread: usize) -> bool {
         self.has_leader() && !self.is_leader(thread)

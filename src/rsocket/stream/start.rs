@@ -31,6 +31,7 @@ impl Starts for Stream {
         is_new && matches!(state.phase, Phase::Connected) && !state.eof
     }
 
+    #[inline]
     fn is_watched(state: &State) -> bool {
         state.connection.as_ref().is_some_and(|connection| connection.channel.watch != Watch::None)
     }

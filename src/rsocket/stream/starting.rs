@@ -20,7 +20,9 @@ pub(super) trait Starts: HoldsData {
 /// event of the channel may have been read.
 #[inline]
 pub(super) fn attend<S: Starts>(stream: &S, state: &mut S::State) {
-    if S::is_starting(state) {
+    // The first condition is cheap, for a poller of many streams that are new for long.
+    let is_armed = S::leadership(state).is_some_and(|leadership| leadership.is_armed());
+    if !(is_armed && S::is_watched(state)) && S::is_starting(state) {
         attend_now(stream, state);
     }
 }
