@@ -80,7 +80,9 @@ pub enum Access {
     Fine,
     /// The kernel has no RDMA device.
     NoDevices,
-    /// /dev/infiniband/rdma_cm does not exist.
+    /// The kernel has no connection manager for programs.
+    NoModule,
+    /// The kernel has it, and /dev/infiniband/rdma_cm does not exist.
     NoNode,
     /// The process has no permission to open /dev/infiniband/rdma_cm.
     Forbidden,
@@ -141,7 +143,8 @@ fn access() -> Access {
     match faccess(c"/dev/infiniband/rdma_cm") {
         0 => verbs_access(),
         libc::EACCES | libc::EPERM => Access::Forbidden,
-        _ => Access::NoNode,
+        _ if faccessat(c"/sys/class/misc/rdma_cm", libc::F_OK) == 0 => Access::NoNode,
+        _ => Access::NoModule,
     }
 }
 

@@ -103,9 +103,12 @@ fn of_access(access: Access) -> Option<&'static str> {
         Access::NoDevices => Some(
             "this machine has no RDMA device: its driver is not loaded (lspci -k, rdma link show), or no software device was added",
         ),
-        Access::NoNode => {
+        Access::NoModule => {
             Some("there is no /dev/infiniband/rdma_cm: the kernel's module rdma_ucm is not loaded (modprobe rdma_ucm)")
         }
+        Access::NoNode => Some(
+            "there is no /dev/infiniband/rdma_cm, although the kernel has it: was a container given the device files (docker: --device=/dev/infiniband)? Is udev running?",
+        ),
         Access::Forbidden => {
             Some("no permission for /dev/infiniband/rdma_cm: it must be readable and writable for this user")
         }
@@ -339,7 +342,8 @@ mod tests {
         let with = |access| Facts { access, ..NO_FACTS };
         for name in ["rdma_create_event_channel", "rsocket"] {
             assert!(call(name, libc::ENODEV, with(Access::NoDevices)).contains("no RDMA device"));
-            assert!(call(name, libc::ENOENT, with(Access::NoNode)).contains("modprobe rdma_ucm"));
+            assert!(call(name, libc::ENOENT, with(Access::NoModule)).contains("modprobe rdma_ucm"));
+            assert!(call(name, libc::ENOENT, with(Access::NoNode)).contains("container"));
             assert!(
                 call(name, libc::EACCES, with(Access::Forbidden)).contains("no permission for /dev/infiniband/rdma_cm")
             );

@@ -41,7 +41,7 @@ class Scripts:
         wrong = [path for path in ours.libraries if pairs.OURS not in path] + [path for path in own.libraries if pairs.OURS in path]
         if wrong or not (own.used_node and ours.used_node and own.libraries and ours.libraries):
             return result("differs", f"not shown to use librdmacm: {own.libraries} {ours.libraries}", detail)
-        return result("same", "; ".join(line[len("result: "):] for line in shown[1]))
+        return result("same", "; ".join(" ".join(line.split()[1:]) for line in shown[1]))
 
     def cases(self):
         return [Case("scripts", name, lambda name=name: self.compare(name)) for name in SCRIPTS]

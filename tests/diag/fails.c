@@ -193,6 +193,16 @@ static void datagrams(void)
 	rclose(stream);
 }
 
+/* A name that no host has, and a service that does not exist. */
+static void look_up(void)
+{
+	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP }, *found;
+
+	CALL(rdma_getaddrinfo("no-such-name.invalid", "7100", &hints, &found));
+	hints.ai_flags = RAI_NUMERICHOST;
+	CALL(rdma_getaddrinfo("192.0.2.1", "no-such-service", &hints, &found));
+}
+
 /* The limit of an ordinary user. */
 static void limit_memory(void)
 {
@@ -235,6 +245,8 @@ int main(int argc, char **argv)
 		plain();
 	else if (!strcmp(name, "datagrams"))
 		datagrams();
+	else if (!strcmp(name, "lookup"))
+		look_up();
 	else if (!strcmp(name, "memlock"))
 		(void)(limit_memory(), connect_rsocket());
 	else
