@@ -101,9 +101,10 @@ pub unsafe fn index(device: *mut ibv_device) -> Option<u32> {
 pub unsafe fn open(device: *mut ibv_device) -> Result<NonNull<ibv_context>> {
     // SAFETY: a live device: guaranteed by the caller.
     let context = pointer(unsafe { ibv_open_device(device) })?;
-    // SAFETY: live.
+    // SAFETY: live; libibverbs uses the descriptors in these fields.
     unsafe {
-        descriptors(context).into_iter().for_each(library_fds::mark);
+        library_fds::relocate_fd_in(&raw mut (*context.as_ptr()).cmd_fd);
+        library_fds::relocate_fd_in(&raw mut (*context.as_ptr()).async_fd);
         doorbell::opened(context);
     }
     Ok(context)

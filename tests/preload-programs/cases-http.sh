@@ -9,8 +9,9 @@ pages() {
     : >www/empty
 }
 
-# nginx DIRECTIVE...: a server on port 8080; the directives stand outside of http.
+# nginx_server DIRECTIVE...: a server on port 8080, or $nginx_port; the directives stand outside of http.
 nginx_server() {
+    local port=${nginx_port:-8080}
     pages
     mkdir -p tmp
     {
@@ -26,11 +27,11 @@ http {
     fastcgi_temp_path $PWD/tmp/fastcgi;
     uwsgi_temp_path $PWD/tmp/uwsgi;
     scgi_temp_path $PWD/tmp/scgi;
-    server { listen $ADDR:8080; root $PWD/www; }
+    server { listen $ADDR:$port; root $PWD/www; }
 }
 CONF
     } >nginx.conf
-    serve server 8080 nginx -p "$PWD" -e "$PWD/error.log" -c "$PWD/nginx.conf"
+    serve server "$port" nginx -p "$PWD" -e "$PWD/error.log" -c "$PWD/nginx.conf"
 }
 
 # curl with one connection for several files, parts of a file, and several parallel connections.
@@ -52,6 +53,18 @@ case_nginx_curl() {
     stop_server
     payload 26000000
     fact "26 MB in 8 answers, parts and parallel ones included"
+}
+
+# 40 transfers of one process with curl's multi interface.
+case_curl_multi() {
+    local i
+    command -v curl >/dev/null || cannot "curl is not installed"
+    nginx_server "master_process off"
+    client curl curl -sS --fail -Z --parallel-immediate --parallel-max 20 -o 'part-#1' "http://$ADDR:8080/small?[1-40]"
+    for ((i = 1; i <= 40; i++)); do same www/small "part-$i"; done
+    stop_server
+    payload 400000
+    fact "40 transfers, 20 at once"
 }
 
 case_nginx_ab() {

@@ -1,14 +1,16 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # shared with guest and the cases
 # Functions for the cases of tests/preload-programs in the lab. A case is a function that runs in a subshell, in its own
-# folder. ADDR, DEVICE, SERVER_LIB and CLIENT_LIB (ours|reference|plain), TOOLS, the folder of the programs, and mode
-# (rdma|auto) are set by `guest`.
+# folder. ADDR, DEVICE, SERVER_LIB and CLIENT_LIB (ours|reference|plain), TOOLS and SERVICES, the folders of the programs,
+# CLASSES, that of Java's, and mode (rdma|auto) are set by `guest`.
 
-tools_bin=$TOOLS/usr/bin:$TOOLS/bin:$TOOLS/usr/sbin
-tools_lib=$TOOLS/usr/lib/x86_64-linux-gnu:$TOOLS/lib/x86_64-linux-gnu
+tools_bin=$TOOLS/usr/bin:$TOOLS/bin:$TOOLS/usr/sbin:$SERVICES/usr/bin:$SERVICES/usr/sbin
+tools_lib=$TOOLS/usr/lib/x86_64-linux-gnu:$TOOLS/lib/x86_64-linux-gnu:$SERVICES/usr/lib/x86_64-linux-gnu:$SERVICES/lib/x86_64-linux-gnu
 declare -A library=([ours]=$LAB_OURS [reference]=$LAB_REFERENCE)
 # Environment of both ends that a case adds (RDMAV_FORK_SAFE=1).
 extra_env=()
+# yes: the case needs librspreload-full.so.
+full=no
 
 # End the case. Exit statuses: 0 passed, 1 failed, 77 skipped.
 fail() { echo "$*" >reason && exit 1; }
@@ -27,7 +29,8 @@ fact() { echo "$*" >>facts; }
 
 # under LIB COMMAND...: becomes the command, with that library loaded before all others.
 under() {
-    local dir=${library[$1]:-}
+    local dir=${library[$1]:-} file=librspreload.so
+    [ "$full" = no ] || file=librspreload-full.so
     if [ "$1" = plain ]; then
         shift
         exec env "PATH=$tools_bin:$PATH" "LD_LIBRARY_PATH=$tools_lib" "$@"
@@ -40,7 +43,7 @@ under() {
         extra_env+=(RS_MODE=rdma)
     fi
     exec env "${extra_env[@]}" "PATH=$tools_bin:$PATH" "LD_LIBRARY_PATH=$dir:$tools_lib" \
-        "LD_PRELOAD=$dir/rsocket/librspreload.so" "$@"
+        "LD_PRELOAD=$dir/rsocket/$file" "$@"
 }
 
 # plain COMMAND...: one of the programs without the preload.
@@ -69,7 +72,7 @@ await_listener() {
     local port=$1 pid=$2 limit=$((SECONDS + hang_limit)) tcp
     while :; do
         if tcp_listens "$port"; then tcp=yes; else tcp=no; fi
-        if [ "$mode$DEVICE$SERVER_LIB" = autorxeours ] && ! rdma_listens "$port"; then
+        if [ "$mode$DEVICE$SERVER_LIB" = autorxeours ] && [ ! -e stays-tcp ] && ! rdma_listens "$port"; then
             :
         elif rdma_listens "$port"; then
             if [ "$tcp" = yes ] || [ "$DEVICE" = rxe ]; then echo "rdma $port" >>listeners && return; fi

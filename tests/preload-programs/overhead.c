@@ -174,7 +174,9 @@ static void measure(void (*run)(const struct calls *), int pairs)
 	*(void **)&of_libc.socket = definition(libc, "socket");
 	*(void **)&of_libc.connect = definition(libc, "connect");
 	*(void **)&of_libc.accept = definition(libc, "accept");
-	listen_here();
+	/* In mode rdma it would be an rsocket, and calls on files are to be measured without one, too. */
+	if (run == echoes || run == connections)
+		listen_here();
 	if (run == echoes)
 		connect_ends(&by_name);
 	for (int i = -2; i < pairs; i++) {

@@ -184,6 +184,16 @@ case_parent_of_a_writer_ends() {
     [ "$(grep -c '^received 8000000$' "$work/server.out")" = 5 ] && [ "$(moved)" -ge 9000 ]
 }
 
+# The library's descriptors, those of devices among them, are not where a program may want to have its own.
+case_small_numbers() {
+    processes sink 1 || return 1
+    client numbers || return 1
+    wait "$server" || return 1
+    facts="$(said "$work/client.log"), $(<"$work/client.out")"
+    [ "$(said "$work/client.log")" = RDMA ] && grep -q '^refused \[\]$' "$work/client.out" &&
+        grep -q '^received 200000$' "$work/server.out"
+}
+
 # A program that trusts clients of its own host must not trust those that come by RDMA.
 case_executed_program_sees_no_loopback_peer() {
     local address

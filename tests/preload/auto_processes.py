@@ -21,6 +21,8 @@ auto_processes.py strangers ADDRESS PORT LIMIT: an echo server on epoll, with LI
     be). It prints how many it has for each line on its standard input.
 auto_processes.py go|scan|hold ADDRESS PORT COUNT: clients that connect and go; half of a handshake by TCP, COUNT times;
     connections that stay silent, and are reset when COUNT have been made.
+auto_processes.py numbers ADDRESS PORT: a client whose child puts files at the numbers behind the program's, as sshd does,
+    and prints the numbers that it cannot have.
 auto_processes.py says ADDRESS PORT: a client that sends a byte and prints how the connection ends."""
 
 import ctypes
@@ -370,6 +372,23 @@ def answer_by_stdio(connection):
     print("answered", got, flush=True)
 
 
+def numbers(address, port):
+    connection = socket.create_connection((address, port))
+    first = connection.fileno() + 1
+
+    def put():
+        refused = []
+        for number in range(first, first + 20):
+            try:
+                os.dup2(0, number)
+            except OSError:
+                refused.append(number)
+        print("refused", refused, flush=True)
+
+    assert ended_well(child(put))
+    connection.sendall(b"x" * SIZE)
+
+
 def says(address, port):
     connection = socket.create_connection((address, port))
     try:
@@ -387,6 +406,8 @@ def main():
         child_writes(address, int(port))
     elif way == "orphan":
         orphan(address, int(port))
+    elif way == "numbers":
+        numbers(address, int(port))
     elif way == "says":
         says(address, int(port))
     elif way == "passes" and not count:

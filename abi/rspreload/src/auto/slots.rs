@@ -4,7 +4,7 @@
 //! Each has a slot, which its ticket names ([`Ticket`]).
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 use libc::epoll_event;
 
@@ -24,6 +24,9 @@ use crate::{epoll, errno, eventfd, next_symbol, open_fds};
 pub const MAX_ATTEMPTS: usize = 256;
 
 static SLOTS: [Slot; MAX_ATTEMPTS] = [const { Slot::new() }; MAX_ATTEMPTS];
+
+/// The slots behind this index have never been used: close(2) need not look at them.
+static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
 /// Guards the slots' contents and the membership in an epoll instance.
 static LOCK: Lock = Lock::new();
@@ -196,6 +199,7 @@ fn of(entry: Entry) -> Option<&'static Slot> {
 pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline) -> Result<(), Reason> {
     let claimed = SLOTS.iter().enumerate().find(|(_, slot)| slot.ticket.claim());
     let Some((index, slot)) = claimed else { return Err(Reason::Busy) };
+    HIGHEST.fetch_max(index + 1, SeqCst);
     let turns = usize::try_from(slot.ticket.number()).map_or(0, |ticket| ticket / MAX_ATTEMPTS + 1);
     let ticket = ((turns * MAX_ATTEMPTS + index) & (i32::MAX as usize >> 1)) as c_int;
     slot.ticket.fill(ticket, fd, open_fds::duplicate(fd));
@@ -286,7 +290,7 @@ pub fn stay_tcp(entry: Entry) {
 /// Whether `fd` is a descriptor of the attempts.
 pub fn is_own(fd: c_int) -> bool {
     let is_its = |slot: &Slot| slot.done.load(SeqCst) == fd + 1 || slot.ticket.tcp() == fd;
-    fd >= 0 && SLOTS.iter().any(is_its)
+    fd >= 0 && SLOTS.iter().take(HIGHEST.load(SeqCst)).any(is_its)
 }
 
 /// In a child of fork(2): the attempts are the parent's.

@@ -204,7 +204,7 @@ pub fn stay_tcp(fd: c_int, entry: Entry) {
 /// Whether `fd` is a descriptor of the handshakes, which must survive programs that close every
 /// number there is.
 pub fn is_own(fd: c_int) -> bool {
-    fd >= 0 && (fd == wake_fd() || SLOTS.iter().any(|slot| slot.tcp() == fd))
+    fd >= 0 && USED.load(Ordering::SeqCst) && (fd == wake_fd() || SLOTS.iter().any(|slot| slot.tcp() == fd))
 }
 
 /// In a child of fork(2), which does not have the thread. A connection whose peer was told to

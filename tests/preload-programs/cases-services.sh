@@ -1,0 +1,150 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154 # shared with lib.sh and guest
+# Proxies, databases, ssh and git: programs with processes and users of their own. See lib.sh for the functions of a case.
+
+# Words before a command that run it as a user without rights: postgres refuses root.
+as=(setpriv --reuid=65534 --regid=65534 --clear-groups)
+
+# haproxy in front of nginx, both on the server's library, so that they use RDMA also where curl does not.
+case_haproxy() {
+    local proxy bytes=2000000
+    : >servers-by-rdma
+    nginx_port=8081 nginx_server "master_process off"
+    proxy=$server
+    cat >haproxy.cfg <<CONF
+defaults
+    mode http
+    timeout connect 60s
+    timeout client 60s
+    timeout server 60s
+frontend front
+    bind $ADDR:8080
+    default_backend back
+backend back
+    server one $ADDR:8081
+CONF
+    serve server 8080 haproxy -db -f haproxy.cfg
+    head -c 500000 www/large >www/middle
+    client curl1 curl -sS --fail -o one "http://$ADDR:8080/middle" -o two "http://$ADDR:8080/small"
+    same www/middle one
+    same www/small two
+    client curl2 curl -sS --fail -Z -o 'at-once-#1' "http://$ADDR:8080/middle?[1-3]"
+    for i in 1 2 3; do same www/middle "at-once-$i"; done
+    stop_server
+    server=$proxy
+    stop_server
+    [ "$CLIENT_LIB" = plain ] || bytes=$((2 * bytes))
+    payload "$bytes"
+    fact "2 MB through the proxy, 3 connections at once"
+}
+
+# pg PROGRAM ARGUMENT...: sets pg to the words of one of PostgreSQL's programs.
+pg() { pg=("${as[@]}" "$SERVICES/usr/lib/postgresql/15/bin/$1" "${@:2}"); }
+
+# A process for each client, and another user than root; 2 parallel workers share no socket.
+case_postgresql() {
+    local rows
+    full=yes # pgbench waits by ppoll(2)
+    mkdir database
+    chown 65534 . database
+    pg initdb -D database -U postgres -A trust -N --locale=C --encoding=UTF8
+    must initdb plain "${pg[@]}"
+    echo 'host all all all trust' >>database/pg_hba.conf
+    pg postgres -D database -h "$ADDR" -p 5432 -k "" -c fsync=off -c jit=off -c shared_buffers=16MB
+    serve server 5432 "${pg[@]}"
+    { echo "create table texts (n int, body text);"
+        echo "insert into texts select n, repeat(md5(n::text), 100) from generate_series(1, 500) n;"; } >psql1.in
+    client psql1 "$SERVICES/usr/lib/postgresql/15/bin/psql" -h "$ADDR" -U postgres -v ON_ERROR_STOP=1 postgres
+    client psql2 "$SERVICES/usr/lib/postgresql/15/bin/psql" -h "$ADDR" -U postgres -Atc "select n, body from texts order by n" postgres
+    rows=$(awk -F'|' 'length($2) == 3200 && $1 == NR' psql2.out | wc -l)
+    [ "$rows" = 500 ] || fail "$rows of 500 rows"
+    pg pgbench -i -q -h "$ADDR" -U postgres postgres
+    client fill "${pg[@]}"
+    pg pgbench -n -c 4 -j 2 -t 25 -h "$ADDR" -U postgres postgres
+    client bench "${pg[@]}"
+    grep -q 'transactions actually processed: 100/100' bench.out || fail "pgbench: $(grep processed bench.out)"
+    kill -INT "$server"
+    finish_server server
+    payload 3000000
+    fact "500 rows by psql, 100 transactions of pgbench with 4 clients"
+}
+
+case_mariadb() {
+    local share=$SERVICES/usr/share/mysql rows
+    local base=(mariadbd --no-defaults --user=root "--datadir=$PWD/data" "--lc-messages-dir=$share" "--character-sets-dir=$share/charsets"
+        --skip-grant-tables --innodb=OFF --default-storage-engine=Aria --aria-pagecache-buffer-size=8M)
+    mkdir data data/mysql
+    { echo 'use mysql;'
+        cat "$share/mysql_system_tables.sql" "$share/mysql_system_tables_data.sql"; } >bootstrap.sql
+    must "mariadbd --bootstrap" plain "${base[@]}" --bootstrap <bootstrap.sql
+    serve server 3306 "${base[@]}" "--socket=$PWD/socket" "--bind-address=$ADDR" --port=3306
+    { echo "create database d; use d; create table texts (n int primary key, body text);"
+        echo "insert into texts select seq, repeat(md5(seq), 100) from seq_1_to_500;"; } >sql1.in
+    client sql1 mariadb --no-defaults -h "$ADDR"
+    client sql2 mariadb --no-defaults -h "$ADDR" -N -B -e "select n, body from d.texts order by n"
+    rows=$(awk -F'\t' 'length($2) == 3200 && $1 == NR' sql2.out | wc -l)
+    [ "$rows" = 500 ] || fail "$rows of 500 rows"
+    client slap mariadb-slap --no-defaults -h "$ADDR" --auto-generate-sql --concurrency=4 --number-of-queries=100
+    grep -q 'Average number of queries per client: 25' slap.out || fail "mariadb-slap: $(last_words slap)"
+    stop_server
+    payload 1600000
+    fact "500 rows, 100 queries of mariadb-slap with 4 clients"
+}
+
+# Privilege separation: for each client a process, which executes sshd anew, and in it one of another user.
+case_sshd() {
+    full=yes # ssh waits by ppoll(2)
+    local ssh=(-F /dev/null -i "$PWD/user" -o "UserKnownHostsFile=$PWD/known" -o StrictHostKeyChecking=accept-new)
+    mkdir -p /run/sshd
+    grep -q '^sshd:' /etc/passwd || echo 'sshd:x:104:65534::/run/sshd:/usr/sbin/nologin' >>/etc/passwd
+    must "ssh-keygen" plain ssh-keygen -q -t ed25519 -N '' -f host
+    must "ssh-keygen" plain ssh-keygen -q -t ed25519 -N '' -f user
+    cat >sshd_config <<CONF
+ListenAddress $ADDR:2222
+HostKey $PWD/host
+AuthorizedKeysFile $PWD/user.pub
+PidFile none
+StrictModes no
+PermitRootLogin yes
+UsePAM no
+Subsystem sftp $SERVICES/usr/lib/openssh/sftp-server
+CONF
+    random up 500000
+    serve server 2222 "$SERVICES/usr/sbin/sshd" -D -e -f "$PWD/sshd_config"
+    cp up ssh1.in
+    client ssh1 "$SERVICES/usr/bin/ssh" "${ssh[@]}" -p 2222 "root@$ADDR" "cat >'$PWD/received' && cat '$PWD/received'"
+    same up received
+    same up ssh1.out
+    client scp "$SERVICES/usr/bin/scp" -q -S "$SERVICES/usr/bin/ssh" "${ssh[@]}" -P 2222 "root@$ADDR:$PWD/up" copy
+    same up copy
+    kill -TERM "$server"
+    finish "$server"
+    payload 1500000
+    fact "1.5 MB by ssh and scp, with privilege separation"
+}
+
+# git's daemon has a process for each client, which becomes git-upload-pack on the socket.
+case_git_daemon() {
+    local git=(env "GIT_EXEC_PATH=$SERVICES/usr/lib/git-core" "HOME=$PWD" GIT_CONFIG_NOSYSTEM=1 "$SERVICES/usr/bin/git")
+    mkdir tree
+    random tree/large 800000
+    echo text >tree/text
+    printf '[user]\nname = n\nemail = n@localhost\n[safe]\ndirectory = *\n[init]\ndefaultBranch = main\n' >.gitconfig
+    must "git init" plain "${git[@]}" init -q tree
+    must "git add" plain "${git[@]}" -C tree add .
+    must "git commit" plain "${git[@]}" -C tree commit -q -m one
+    must "git clone" plain "${git[@]}" clone -q --bare tree served.git
+    serve server 9418 "${git[@]}" daemon --reuseaddr "--listen=$ADDR" --port=9418 --export-all --enable=receive-pack "--base-path=$PWD" "$PWD"
+    client clone "${git[@]}" clone -q "git://$ADDR/served.git" cloned
+    same tree/large cloned/large
+    random cloned/more 400000
+    must "git add" plain "${git[@]}" -C cloned add .
+    must "git commit" plain "${git[@]}" -C cloned commit -q -m two
+    client push "${git[@]}" -C cloned push -q origin main
+    must "git fsck" plain "${git[@]}" -C served.git fsck
+    must "the pushed file differs" cmp <(plain "${git[@]}" -C served.git show main:more) cloned/more
+    kill -TERM "$server"
+    finish "$server"
+    payload 1200000
+    fact "800 KB cloned, 400 KB pushed"
+}
