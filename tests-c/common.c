@@ -27,7 +27,7 @@ bool on_ib(void)
 void start(int argc, char **argv)
 {
 	if (argc > 1)
-		device = strcmp(argv[1], "fabric") ? argv[1] : "ib";
+		device = strcmp(argv[1], "fabric") && strcmp(argv[1], "ports") ? argv[1] : "ib";
 	if (strcmp(device, "rxe") && strcmp(device, "siw") && strcmp(device, "ib")) {
 		fprintf(stderr, "usage: %s [rxe|siw|ib|fabric]\n", argv[0]);
 		exit(2);

@@ -119,6 +119,7 @@ static void leave(struct vib_packet *packet)
 		from->xmit_discards++;
 		return;
 	}
+	from->sent += vib_packets(packet->length);
 	if (own || multicast)
 		vib_receive(from, packet);
 	if (!own)
@@ -198,10 +199,16 @@ void vib_clear(void)
 	INIT_LIST_HEAD(&fabric.flying);
 }
 
+/* The packets of a message. */
+u32 vib_packets(u32 length)
+{
+	return length ? DIV_ROUND_UP(length, VIB_MTU) : 1;
+}
+
 /* Counts a message that went from one port to another. */
 void vib_count(struct vib_port *from, struct vib_port *to, u32 length, bool multicast)
 {
-	u32 packets = length ? DIV_ROUND_UP(length, VIB_MTU) : 1;
+	u32 packets = vib_packets(length);
 	u32 words = length / 4 + packets * 8; /* headers, about */
 
 	from->xmit_packets += packets;

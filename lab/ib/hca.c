@@ -278,12 +278,13 @@ static void set_limits(struct ib_device_attr *props)
 	props->local_ca_ack_delay = 0;
 }
 
-static void set_parameters(struct rvt_driver_params *params, int number, int ports)
+static void set_parameters(struct rvt_driver_params *params, int number, int ports, int generation)
 {
 	set_limits(&params->props);
 	params->lkey_table_size = 16;
 	params->qp_table_size = 256;
-	params->qpn_start = 1 + number * 0x100; /* the same QPN on both sides would hide mistakes */
+	/* The same QPN on both sides would hide mistakes; one that a removed adapter had might still be known. */
+	params->qpn_start = 1 + number * 0x100 + generation * 0x1000;
 	params->qpn_inc = 1;
 	params->qos_shift = 1;
 	params->nports = ports;
@@ -299,7 +300,7 @@ static void set_parameters(struct rvt_driver_params *params, int number, int por
 
 static const struct attribute_group *no_groups[] = { NULL };
 
-static const struct ib_device_ops device_ops = {
+static struct ib_device_ops device_ops = {
 	.owner = THIS_MODULE,
 	.driver_id = RDMA_DRIVER_QIB, /* whose user space provider does */
 	.port_groups = no_groups,
@@ -325,7 +326,7 @@ static struct vib_port *create_port(struct vib_hca *hca, int number, int num)
 	return port;
 }
 
-struct vib_hca *vib_hca_create(int number, int ports)
+struct vib_hca *vib_hca_create(int number, int ports, int generation)
 {
 	struct rvt_dev_info *rdi = rvt_alloc_device(sizeof(struct vib_hca), ports);
 	struct vib_hca *hca = container_of(rdi, struct vib_hca, rdi);
@@ -336,7 +337,7 @@ struct vib_hca *vib_hca_create(int number, int ports)
 	rdi->driver_f = driver;
 	rdi->post_parms = operations;
 	rdi->wc_opcode = completions;
-	set_parameters(&rdi->dparms, number, ports);
+	set_parameters(&rdi->dparms, number, ports, generation);
 	rdi->dparms.props.sys_image_guid = GUID(number, 0);
 	rdi->ibdev.node_guid = GUID(number, 0);
 	rdi->ibdev.phys_port_cnt = ports;
@@ -344,8 +345,12 @@ struct vib_hca *vib_hca_create(int number, int ports)
 	strscpy(rdi->ibdev.name, dev_name(&rdi->ibdev.dev), IB_DEVICE_NAME_MAX);
 	snprintf(hca->node.description, sizeof(hca->node.description), "vib%d", number);
 	memcpy(rdi->ibdev.node_desc, hca->node.description, IB_DEVICE_NODE_DESC_MAX);
+	vib_allow_removal(&device_ops);
 	ib_set_device_ops(&rdi->ibdev, &device_ops);
+	ib_set_device_ops(&rdi->ibdev, &vib_counter_ops);
 	hca->pci.dev.init_name = "vib";
+	hca->number = number;
+	hca->generation = generation;
 	hca->node.hca = hca;
 	hca->node.guid = GUID(number, 0);
 	hca->node.ports = ports;
@@ -366,6 +371,7 @@ int vib_hca_register(struct vib_hca *hca)
 	if (status)
 		return status;
 	vib_allow_inline(hca);
+	vib_watch_mappings(hca);
 	hca->registered = true;
 	return 0;
 }

@@ -46,7 +46,8 @@ void vib_connect(struct vib_port *a, struct vib_port *b)
 
 static bool is_up(const struct vib_port *port)
 {
-	return port->peer && !port->disabled && !port->peer->disabled && !port->unplugged && !port->peer->unplugged;
+	return port->peer && !port->disabled && !port->peer->disabled && !port->unplugged && !port->peer->unplugged &&
+	       !port->removed && !port->peer->removed;
 }
 
 void vib_set_state(struct vib_port *port, u8 state)

@@ -7,7 +7,9 @@
  *	echo 100 >drop                 loses 100 of 1,000 packets (never those of subnet management)
  *	echo 5 >delay                  each packet takes 5 ms more; with reorder=n, n of 1,000 do
  *	echo 3 >drop_class             loses all MADs of that class (3: SA, 7: CM, 1 and 129: SM)
- *	echo 1 >remove                 removes the second adapter
+ *	echo 1 >remove                 removes the second adapter, whatever uses it; `adapters` has a bit
+ *	                               for each that is there
+ *	echo 1 >add                    adds it again
  */
 #include <linux/module.h>
 #include "vib.h"
@@ -61,33 +63,50 @@ static const struct kernel_param_ops unplugged_ops = {
 module_param_cb(unplugged, &unplugged_ops, &unplugged, 0644);
 MODULE_PARM_DESC(unplugged, "mask of the switch's ports whose cables are pulled");
 
-static int removed = -1;
+static unsigned long adapters;
+module_param(adapters, ulong, 0444);
+MODULE_PARM_DESC(adapters, "mask of the adapters that are there (to be read)");
 
-static void remove_work(struct work_struct *work);
-static DECLARE_WORK(removal, remove_work);
+static int removed = -1, added = -1;
 
 static void remove_work(struct work_struct *work)
 {
-	struct vib_hca *hca = fabric.hca[removed];
-
-	if (!hca->registered)
-		return;
-	hca->registered = false;
-	rvt_unregister_device(&hca->rdi);
+	vib_hca_remove(fabric.hca[removed]);
+	clear_bit(removed, &adapters);
 }
 
-/* Unregistering waits for all users of the device, hence not here. */
-static int set_removed(const char *value, const struct kernel_param *param)
+static void add_work(struct work_struct *work)
 {
-	int number, status = kstrtoint(value, 0, &number);
+	if (!vib_hca_add_again(fabric.hca[added]))
+		set_bit(added, &adapters);
+}
+
+static DECLARE_WORK(removal, remove_work);
+static DECLARE_WORK(addition, add_work);
+
+/* The parameters' lock is held here, and others want to read them meanwhile. */
+static int set_adapter(const char *value, int *number, bool present, struct work_struct *work)
+{
+	int wanted, status = kstrtoint(value, 0, &wanted);
 
 	if (status)
 		return status;
-	if (number < 0 || number >= fabric.hcas || work_busy(&removal))
+	if (wanted < 0 || wanted >= fabric.hcas || work_busy(&removal) || work_busy(&addition) ||
+	    test_bit(wanted, &adapters) != present)
 		return -EINVAL;
-	removed = number;
-	schedule_work(&removal);
+	*number = wanted;
+	schedule_work(work);
 	return 0;
+}
+
+static int set_removed(const char *value, const struct kernel_param *param)
+{
+	return set_adapter(value, &removed, true, &removal);
+}
+
+static int set_added(const char *value, const struct kernel_param *param)
+{
+	return set_adapter(value, &added, false, &addition);
 }
 
 static const struct kernel_param_ops removed_ops = {
@@ -96,6 +115,13 @@ static const struct kernel_param_ops removed_ops = {
 };
 module_param_cb(remove, &removed_ops, &removed, 0644);
 MODULE_PARM_DESC(remove, "adapter to be removed");
+
+static const struct kernel_param_ops added_ops = {
+	.set = set_added,
+	.get = param_get_int,
+};
+module_param_cb(add, &added_ops, &added, 0644);
+MODULE_PARM_DESC(add, "removed adapter to be added again");
 
 /* True for about `part` of 1,000 calls. */
 static bool chance(unsigned int part)
@@ -131,19 +157,23 @@ unsigned int vib_delay_ms(void)
 
 static void destroy_all(void)
 {
+	struct vib_hca *hca, *before;
 	int i;
 
 	cancel_work_sync(&removal);
+	cancel_work_sync(&addition);
 	for (i = 0; i < fabric.hcas; i++)
-		if (fabric.hca[i]->registered)
-			rvt_unregister_device(&fabric.hca[i]->rdi);
+		vib_hca_remove(fabric.hca[i]);
 	if (fabric.queue) {
 		cancel_delayed_work_sync(&fabric.timer);
 		destroy_workqueue(fabric.queue);
 	}
 	vib_clear();
 	for (i = 0; i < fabric.hcas; i++)
-		vib_hca_destroy(fabric.hca[i]);
+		for (hca = fabric.hca[i]; hca; hca = before) {
+			before = hca->before;
+			vib_hca_destroy(hca);
+		}
 	vib_switch_exit();
 }
 
@@ -155,7 +185,7 @@ static int create_all(void)
 	for (i = 0; i < hcas; i++) {
 		if (ports[i] < 1 || ports[i] > 2 || link + ports[i] > VIB_MAX_LINKS)
 			return -EINVAL;
-		fabric.hca[i] = vib_hca_create(i, ports[i]);
+		fabric.hca[i] = vib_hca_create(i, ports[i], 0);
 		if (!fabric.hca[i])
 			return -ENOMEM;
 		fabric.hcas++;
@@ -177,8 +207,10 @@ static int __init vib_init(void)
 		return -ENOMEM;
 	vib_switch_init();
 	status = fabric.sw.node.port[VIB_MAX_LINKS] ? create_all() : -ENOMEM;
-	for (i = 0; !status && i < fabric.hcas; i++)
+	for (i = 0; !status && i < fabric.hcas; i++) {
 		status = vib_hca_register(fabric.hca[i]);
+		adapters |= BIT(i);
+	}
 	if (status)
 		destroy_all();
 	return status;

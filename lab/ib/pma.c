@@ -115,3 +115,26 @@ void vib_pma(struct vib_node *node, u8 in, struct ib_pma_mad *mad)
 	}
 	mad->mad_hdr.method = IB_MGMT_METHOD_GET_RESP;
 }
+
+/* ---- the counter of the device itself -------------------------------------------------------- */
+
+/* As soft-RoCE calls it: traffic of a port with itself is seen, too. */
+static const struct rdma_stat_desc counter_names[] = { { .name = "sent_pkts" } };
+
+static struct rdma_hw_stats *alloc_counters(struct ib_device *device, u32 port)
+{
+	return rdma_alloc_hw_stats_struct(counter_names, ARRAY_SIZE(counter_names), RDMA_HW_STATS_DEFAULT_LIFESPAN);
+}
+
+static int get_counters(struct ib_device *device, struct rdma_hw_stats *stats, u32 port, int index)
+{
+	if (!port || !stats)
+		return -EINVAL;
+	stats->value[0] = vib_hca(device)->node.port[port]->sent;
+	return ARRAY_SIZE(counter_names);
+}
+
+const struct ib_device_ops vib_counter_ops = {
+	.alloc_hw_port_stats = alloc_counters,
+	.get_hw_stats = get_counters,
+};

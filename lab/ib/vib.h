@@ -52,11 +52,13 @@ struct vib_port {
 	u8 num;
 	bool disabled; /* by the subnet manager */
 	bool unplugged;
+	bool removed; /* its adapter was */
 
 	/* Counters of the performance management class. */
 	u64 xmit_words, rcv_words, xmit_packets, rcv_packets;
 	u64 unicast_xmit, unicast_rcv, multicast_xmit, multicast_rcv;
 	u32 link_downed, xmit_discards, vl15_dropped;
+	u64 sent; /* packets, also those to itself, which do not count as transmitted */
 };
 
 /* What adapters and the switch have in common for subnet management. */
@@ -73,6 +75,9 @@ struct vib_hca {
 	struct vib_node node;
 	struct pci_dev pci; /* only for the names in rdmavt's messages */
 	bool registered;
+	int number, generation;
+	struct vib_hca *before; /* the removed one whose place this took */
+	struct ib_ucontext orphans;
 };
 
 struct vib_switch {
@@ -194,10 +199,16 @@ static inline bool vib_has_lid(const struct vib_port *port, u16 lid)
 }
 
 /* hca.c */
-struct vib_hca *vib_hca_create(int number, int ports);
+struct vib_hca *vib_hca_create(int number, int ports, int generation);
 int vib_hca_register(struct vib_hca *hca);
 void vib_hca_destroy(struct vib_hca *hca);
 void vib_event(struct vib_port *port, enum ib_event_type type);
+
+/* hotplug.c */
+void vib_allow_removal(struct ib_device_ops *ops);
+void vib_watch_mappings(struct vib_hca *hca);
+void vib_hca_remove(struct vib_hca *hca);
+int vib_hca_add_again(struct vib_hca *old);
 
 /* inline.c */
 void vib_allow_inline(struct vib_hca *hca);
@@ -212,6 +223,7 @@ void vib_transmit(struct vib_packet *packet);
 void vib_receive(struct vib_port *port, struct vib_packet *packet);
 void vib_move_now(void);
 void vib_clear(void);
+u32 vib_packets(u32 length);
 void vib_count(struct vib_port *from, struct vib_port *to, u32 length, bool multicast);
 
 /* link.c */
@@ -238,6 +250,7 @@ void vib_trap_bad_key(struct vib_port *port, const struct vib_packet *packet, __
 
 /* pma.c */
 void vib_pma(struct vib_node *node, u8 in, struct ib_pma_mad *mad);
+extern const struct ib_device_ops vib_counter_ops;
 
 /* send.c */
 void vib_send(struct rvt_qp *qp);

@@ -7,8 +7,8 @@ from .lab import DEVICES
 
 KNOWN = {
     "device": {"choices": DEVICES, "help": "only on this device (default: both)"},
-    "lab_device": {"flag": "--device", "choices": [*DEVICES, "ib", "fabric"],
-                   "help": "only on this device (default: rxe and siw); fabric: InfiniBand with partitions"},
+    "lab_device": {"flag": "--device", "choices": [*DEVICES, "ib", "fabric", "ports"],
+                   "help": "only on this device (default: rxe and siw); fabric: InfiniBand with partitions; ports: with two ports"},
     "any_device": {"flag": "--device", "choices": [*DEVICES, "ib"],
                    "help": "only on this device (default: rxe and siw)"},
     "only": {"metavar": "CASE", "default": "", "help": "only this case (a pattern such as 'name*' is possible)"},

@@ -3,8 +3,10 @@
 import re
 
 # rping's event thread ends the process when something failed, before or after the other thread
-# has reported what it was waiting for; it reports a disconnection unless the other thread is faster.
-LEFT_OUT = re.compile("(client|server) DISCONNECT EVENT|wait for [A-Z_]+ state|connect error -1")
+# has reported what it was waiting for; it reports a disconnection unless the other thread is faster, and
+# on InfiniBand the end of the time in which its QP number is not used again.
+LEFT_OUT = re.compile("(client|server) DISCONNECT EVENT|wait for [A-Z_]+ state|connect error -1|"
+                      "unhandled event: RDMA_CM_EVENT_TIMEWAIT_EXIT")
 
 
 def lines(path):

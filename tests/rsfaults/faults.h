@@ -27,14 +27,19 @@ void removal_cases(void);
 
 /* The far end of the lab's network. */
 union address far_addr(void);
+/* On InfiniBand the far end is a host with a network namespace of its own: rsockets that this thread creates belong to it. */
+void enter_far_host(bool far);
 
 static inline int listen_far(union address *address)
 {
 	socklen_t len = sizeof(*address);
-	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+	int fd;
 
+	enter_far_host(true);
+	fd = rsocket(AF_INET, SOCK_STREAM, 0);
 	*address = far_addr();
 	EXPECT(fd >= 0 && !rbind(fd, &address->sa, sizeof(address->in)) && !rlisten(fd, 8));
+	enter_far_host(false);
 	EXPECT(!rgetsockname(fd, &address->sa, &len));
 	return fd;
 }

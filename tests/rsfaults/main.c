@@ -10,9 +10,22 @@ bool chosen(const char *name)
 
 union address far_addr(void)
 {
-	const char *text = getenv(on_siw() ? "SIW_PEER_ADDR" : "RXE_PEER_ADDR");
+	const char *text = getenv(on_siw() ? "SIW_PEER_ADDR" : on_ib() ? "IB_PEER_ADDR" : "RXE_PEER_ADDR");
 
 	return make_addr(AF_INET, text ? text : "0.0.0.0", 0);
+}
+
+void enter_far_host(bool far)
+{
+	static int spaces[2] = { -1, -1 };
+
+	if (!on_ib())
+		return;
+	if (spaces[0] < 0) {
+		spaces[0] = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+		spaces[1] = open("/run/netns/far", O_RDONLY | O_CLOEXEC);
+	}
+	EXPECT(!setns(spaces[far], CLONE_NEWNET));
 }
 
 int main(int argc, char **argv)

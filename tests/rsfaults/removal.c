@@ -101,6 +101,9 @@ static void cut_off(void)
 static void device_goes(void)
 {
 	removal = link_begins("gone");
+	/* The adapter of InfiniBand does what those of real devices do. */
+	if (on_ib())
+		return;
 	await_beginning();
 	cut_off();
 }
@@ -257,6 +260,8 @@ static int open_files(const char *name)
 	return count;
 }
 
+/* cut_off() has replaced the event channel of the device itself, which stays open until a new device is used. */
+static int kept_channels(void) { return on_ib() ? 1 : 0; }
 static int completion_channels(void) { return open_files(CHANNEL); }
 static int ids(void) { return open_files("/dev/infiniband/rdma_cm"); }
 
@@ -278,7 +283,7 @@ static void datagrams_lost_in(ssize_t (*body)(void))
 	call_begin(&call, body);
 	device_goes();
 	/* The other socket may get the connection manager's event only after the device is free: a call checks for it. */
-	while (completion_channels() > 0)
+	while (completion_channels() > kept_channels())
 		EXPECT(rpoll(&(struct pollfd){ .fd = fd[1] }, 1, 10) == 0);
 	EXPECT(rrecv(fd[1], (char[8]){ 0 }, 8, 0) == 4);
 	device_comes_back();
