@@ -12,7 +12,6 @@ use super::library::library;
 use crate::diag::probes;
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_id, rdma_port_space};
-use crate::sys::alloc::try_box;
 use crate::sys::ucma;
 use crate::sys::verbs::ibv_qp_type;
 
@@ -54,7 +53,7 @@ impl OwnedId {
     }
 
     fn allocate(channel: Option<EventChannel>, context: *mut c_void, ps: u32, qp_type: u32) -> Result<OwnedId> {
-        let id = try_box(Id::new(context, ps, qp_type))?;
+        let id = Id::new(context, ps, qp_type)?;
         match channel {
             Some(channel) => id.set_channel(channel.as_c()),
             None => {
@@ -67,8 +66,8 @@ impl OwnedId {
         Ok(OwnedId(NonNull::from(Box::leak(id))))
     }
 
-    /// Ties a new id to its kernel handle; on failure the kernel's id is destroyed and the new one
-    /// is freed.
+    /// Ties the id of a connection request to its kernel handle; on failure the kernel's id is
+    /// destroyed and the new one is freed.
     fn adopt(self, handle: u32) -> Result<OwnedId> {
         self.set_handle(handle);
         if let Err(error) = handles::insert(handle, self.0) {
@@ -77,6 +76,7 @@ impl OwnedId {
             self.free();
             return Err(error);
         }
+        self.set_in_table();
         Ok(self)
     }
 
@@ -92,7 +92,9 @@ impl OwnedId {
 
     /// Frees everything that the id holds, but not its memory.
     fn retire(&self) -> Option<Bound> {
-        handles::remove(self.handle(), self.0);
+        if self.is_in_table() {
+            handles::remove(self.handle(), self.0);
+        }
         if self.is_sync() {
             // SAFETY: a synchronous id owns its channel, and is the only one on it.
             drop(unsafe { OwnedChannel::from_c(self.channel()) });
@@ -113,7 +115,11 @@ pub(super) fn create(channel: Option<EventChannel>, context: *mut c_void, ps: u3
     library()?;
     let id = OwnedId::allocate(channel, context, ps, qp_type)?;
     match ucma::create_id(id.fd(), id.uid(), ps as u16, qp_type as u8) {
-        Ok(handle) => id.adopt(handle),
+        // The kernel knows its uid: it need not be found by its handle.
+        Ok(handle) => {
+            id.set_handle(handle);
+            Ok(id)
+        }
         Err(error) => {
             id.free();
             Err(error)
