@@ -3,7 +3,6 @@
 use libc::sockaddr_storage;
 
 use super::id::Id;
-use crate::sys::sockaddr::overwrite;
 use crate::sys::verbs::ibv_gid;
 
 impl Id {
@@ -13,10 +12,10 @@ impl Id {
         unsafe { (*self.addr()).src.src_storage }
     }
 
-    /// Writes the beginning of the local address.
-    pub(super) fn overwrite_source(&self, bytes: &[u8]) {
+    /// Sets the local address.
+    pub(super) fn set_source(&self, address: sockaddr_storage) {
         // SAFETY: the route is part of the id.
-        overwrite(unsafe { &mut (*self.addr()).src.src_storage }, bytes);
+        unsafe { (*self.addr()).src.src_storage = address }
     }
 
     /// The remote address. The family is 0 before the id has one.
@@ -29,12 +28,6 @@ impl Id {
     pub(super) fn set_destination(&self, address: sockaddr_storage) {
         // SAFETY: the route is part of the id.
         unsafe { (*self.addr()).dst.dst_storage = address }
-    }
-
-    /// Writes the beginning of the remote address.
-    pub(super) fn overwrite_destination(&self, bytes: &[u8]) {
-        // SAFETY: the route is part of the id.
-        overwrite(unsafe { &mut (*self.addr()).dst.dst_storage }, bytes);
     }
 
     /// The P_Key, in network byte order.

@@ -11,7 +11,7 @@ use super::owned_id::{self, OwnedId};
 use super::{qp, resolve, route, srq};
 use crate::errno::{Errno, Result};
 use crate::ffi::RAI_PASSIVE;
-use crate::sys::alloc::{try_box, try_copy};
+use crate::sys::alloc::try_copy;
 use crate::sys::cancel;
 use crate::sys::sockaddr::AddrRef;
 use crate::sys::verbs::{ibv_pd, ibv_qp_init_attr};
@@ -102,7 +102,7 @@ fn bind_passive(id: &Id, info: &EndpointInfo<'_>, qp: EndpointQp<'_>) -> Result<
         id.set_pd(qp.pd);
     }
     if let Some(template) = qp.template(info.qp_type) {
-        id.state().template = Some(try_box(template)?);
+        id.state().template = Some(template);
     }
     Ok(())
 }
@@ -127,7 +127,7 @@ fn resolve_active(id: &Id, info: &EndpointInfo<'_>, qp: EndpointQp<'_>) -> Resul
 /// Creates the QP for the id of a connection request from the attributes of the listening endpoint,
 /// on the listener's PD.
 pub(super) fn attach_qp(listen: &Id, new: &Id) -> Result<()> {
-    let Some(Template(mut attr)) = listen.state().template.as_deref().copied() else { return Ok(()) };
+    let Some(Template(mut attr)) = listen.state().template else { return Ok(()) };
     // SAFETY: PD, CQs and SRQ outlive the endpoint, as `EndpointQp::from_c` requires.
     let (pd, mut attr) = unsafe { (Pd::from_c(listen.pd()), InitAttr::new(&mut attr)) };
     qp::create_qp(new, pd, &mut attr)

@@ -1,5 +1,4 @@
-//! Ids of connection requests by kernel handle: the kernel gets their `uid` with the accept, and some
-//! kernels report events without it. All other ids have theirs from the beginning.
+//! Ids by kernel handle, for kernels that report events without the library's `uid`.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -2,7 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
+use std::mem::zeroed;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -16,7 +16,6 @@ use super::multicast::Groups;
 use super::objects::{Context, Qp, Srq};
 use crate::errno::{Errno, Result};
 use crate::ffi::{ibv_sa_path_rec, rdma_addr, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_event_channel};
-use crate::sys::alloc::try_box_zeroed;
 use crate::sys::library_fds::OwnFd;
 use crate::sys::sync::{Mutex, MutexGuard};
 use crate::sys::uapi::rdma_ucm_ece;
@@ -33,8 +32,6 @@ pub struct Id {
     public: UnsafeCell<rdma_cm_id>,
     /// The number by which the kernel knows the id.
     handle: AtomicU32,
-    /// Whether it is in the table of `handles`.
-    in_table: AtomicBool,
     /// Whether the id owns its channel: every call waits for the event that completes it.
     sync: AtomicBool,
     /// Events of the id, including those of its multicast groups.
@@ -47,7 +44,6 @@ unsafe impl Sync for Id {}
 
 /// The private part of an id, under its lock. The lock is not held during calls to the kernel or to
 /// libibverbs.
-#[derive(Default)]
 pub(super) struct State {
     /// The device, once known.
     pub bound: Option<Bound>,
@@ -67,7 +63,7 @@ pub(super) struct State {
     /// Put in front of the private data when connecting (`ai_connect` of an endpoint).
     pub connect_data: Vec<u8>,
     /// Passive endpoints: the attributes of their connections' QPs.
-    pub template: Option<Box<Template>>,
+    pub template: Option<Template>,
     /// State of rdma_resolve_addrinfo(3).
     pub search: Search,
     /// Multicast groups joined.
@@ -132,26 +128,36 @@ impl Id {
         unsafe { id.cast::<Id>().as_ref() }.ok_or(Errno::EINVAL)
     }
 
-    /// An id that the kernel does not know yet. Its fields are written where they stay: it is
-    /// several hundred bytes long.
-    pub(super) fn new(context: *mut c_void, ps: u32, qp_type: u32) -> Result<Box<Id>> {
-        // SAFETY: any bytes are a value.
-        let mut new = unsafe { try_box_zeroed::<MaybeUninit<Id>>()? };
-        let id = new.as_mut_ptr();
-        // SAFETY: all fields are written but the public part, a structure of numbers and pointers,
-        // of which zeros are a value.
-        let id = unsafe {
-            (&raw mut (*id).handle).write(AtomicU32::new(u32::MAX));
-            (&raw mut (*id).in_table).write(AtomicBool::new(false));
-            (&raw mut (*id).sync).write(AtomicBool::new(false));
-            (&raw mut (*id).completed).write(Completed::default());
-            (&raw mut (*id).state).write(Mutex::new(State::default()));
-            new.assume_init()
+    /// An id that the kernel does not know yet.
+    pub(super) fn new(context: *mut c_void, ps: u32, qp_type: u32) -> Id {
+        // SAFETY: all zeros are a value of this structure of numbers and pointers.
+        let public: rdma_cm_id = unsafe { zeroed() };
+        let ece = rdma_ucm_ece { vendor_id: 0, attr_mod: 0 };
+        let state = State {
+            bound: None,
+            initiator_depth: 0,
+            responder_resources: 0,
+            connect_failed: false,
+            remote_ece: ece,
+            local_ece: ece,
+            paths: Vec::new(),
+            connect_data: Vec::new(),
+            template: None,
+            search: Search::default(),
+            groups: Groups::default(),
+            former: Vec::new(),
+        };
+        let id = Id {
+            public: UnsafeCell::new(public),
+            handle: AtomicU32::new(u32::MAX),
+            sync: AtomicBool::new(false),
+            completed: Completed::default(),
+            state: Mutex::new(state),
         };
         id.set_context(context);
         id.set_ps(ps);
         id.set_qp_type(qp_type);
-        Ok(id)
+        id
     }
 
     /// The pointer that programs know it by.
@@ -178,14 +184,6 @@ impl Id {
 
     pub(super) fn set_handle(&self, handle: u32) {
         self.handle.store(handle, Ordering::Relaxed);
-    }
-
-    pub(super) fn is_in_table(&self) -> bool {
-        self.in_table.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_in_table(&self) {
-        self.in_table.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn is_sync(&self) -> bool {
@@ -324,7 +322,7 @@ pub(super) fn event_result(event: &rdma_cm_event) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::mem::{offset_of, zeroed};
+    use std::mem::offset_of;
 
     #[test]
     fn the_public_part_comes_first() {
@@ -337,7 +335,7 @@ mod tests {
     #[test]
     fn a_route_is_resolved_twice() {
         let ps = crate::ffi::rdma_port_space::RDMA_PS_TCP as u32;
-        let id = Id::new(ptr::null_mut(), ps, ibv_qp_type::IBV_QPT_RC).unwrap();
+        let id = Id::new(ptr::null_mut(), ps, ibv_qp_type::IBV_QPT_RC);
         for (round, count) in [1, 3, 0, 2].into_iter().enumerate() {
             // SAFETY: all zeros are a value of this structure.
             let record = ibv_sa_path_rec { mtu: round as u8, ..unsafe { zeroed() } };

@@ -12,6 +12,7 @@ use super::library::library;
 use crate::diag::probes;
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_id, rdma_port_space};
+use crate::sys::alloc::try_box;
 use crate::sys::ucma;
 use crate::sys::verbs::ibv_qp_type;
 
@@ -53,7 +54,7 @@ impl OwnedId {
     }
 
     fn allocate(channel: Option<EventChannel>, context: *mut c_void, ps: u32, qp_type: u32) -> Result<OwnedId> {
-        let id = Id::new(context, ps, qp_type)?;
+        let id = try_box(Id::new(context, ps, qp_type))?;
         match channel {
             Some(channel) => id.set_channel(channel.as_c()),
             None => {
@@ -66,8 +67,8 @@ impl OwnedId {
         Ok(OwnedId(NonNull::from(Box::leak(id))))
     }
 
-    /// Ties the id of a connection request to its kernel handle; on failure the kernel's id is
-    /// destroyed and the new one is freed.
+    /// Ties a new id to its kernel handle; on failure the kernel's id is destroyed and the new one
+    /// is freed.
     fn adopt(self, handle: u32) -> Result<OwnedId> {
         self.set_handle(handle);
         if let Err(error) = handles::insert(handle, self.0) {
@@ -76,7 +77,6 @@ impl OwnedId {
             self.free();
             return Err(error);
         }
-        self.set_in_table();
         Ok(self)
     }
 
@@ -92,9 +92,7 @@ impl OwnedId {
 
     /// Frees everything that the id holds, but not its memory.
     fn retire(&self) -> Option<Bound> {
-        if self.is_in_table() {
-            handles::remove(self.handle(), self.0);
-        }
+        handles::remove(self.handle(), self.0);
         if self.is_sync() {
             // SAFETY: a synchronous id owns its channel, and is the only one on it.
             drop(unsafe { OwnedChannel::from_c(self.channel()) });
@@ -115,11 +113,7 @@ pub(super) fn create(channel: Option<EventChannel>, context: *mut c_void, ps: u3
     library()?;
     let id = OwnedId::allocate(channel, context, ps, qp_type)?;
     match ucma::create_id(id.fd(), id.uid(), ps as u16, qp_type as u8) {
-        // The kernel knows its uid: it need not be found by its handle.
-        Ok(handle) => {
-            id.set_handle(handle);
-            Ok(id)
-        }
+        Ok(handle) => id.adopt(handle),
         Err(error) => {
             id.free();
             Err(error)

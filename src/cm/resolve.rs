@@ -13,10 +13,10 @@ use super::library::library;
 use super::route;
 use crate::acm;
 use crate::errno::{Errno, Result};
-use crate::ffi::ibv_sa_path_rec;
-use crate::sys::sockaddr::{AF_IB, SockAddr, SockaddrIb};
+use crate::sys::alloc::try_push;
+use crate::sys::sockaddr::{self, AF_IB, SockAddr, SockaddrIb};
 use crate::sys::uapi::{__kernel_sockaddr_storage, rdma_ucm_query_route_resp, sockaddr_in6};
-use crate::sys::ucma::{self, Paths};
+use crate::sys::ucma;
 use crate::sys::verbs::{IBV_TRANSPORT_IB, path_rec_from_kernel};
 
 /// rdma_bind_addr(3).
@@ -42,7 +42,7 @@ pub fn resolve_addr(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms:
     // The destination is written first: once the kernel has started, the thread that reads the
     // id's events owns the id.
     let before = id.destination();
-    id.overwrite_destination(dst.bytes());
+    id.set_destination(sockaddr::overwrite(before, dst.bytes()));
     // Nothing was started by a call that failed: the id is still the caller's.
     start_resolving(id, src, dst, timeout_ms as u32).inspect_err(|_| id.set_destination(before))?;
     operation.complete()
@@ -129,17 +129,15 @@ fn has_gids(id: &Id) -> bool {
 }
 
 fn query_addr(id: &Id) -> Result<()> {
-    let mut answer = ucma::no_addresses();
-    ucma::query_addr(id.fd(), id.handle(), &mut answer)?;
+    let answer = ucma::query_addr(id.fd(), id.handle())?;
     id.set_pkey(answer.pkey);
-    id.overwrite_source(prefix(&answer.src_addr, answer.src_size));
-    id.overwrite_destination(prefix(&answer.dst_addr, answer.dst_size));
+    id.set_source(sockaddr::overwrite(id.source(), prefix(&answer.src_addr, answer.src_size)));
+    id.set_destination(sockaddr::overwrite(id.destination(), prefix(&answer.dst_addr, answer.dst_size)));
     use_device(id, answer.node_guid, answer.ibdev_index, answer.port_num)
 }
 
 fn query_gid(id: &Id) -> Result<()> {
-    let mut answer = ucma::no_addresses();
-    ucma::query_gid(id.fd(), id.handle(), &mut answer)?;
+    let answer = ucma::query_gid(id.fd(), id.handle())?;
     id.set_gids(gid_of(&answer.src_addr), gid_of(&answer.dst_addr));
     Ok(())
 }
@@ -150,10 +148,11 @@ fn gid_of(address: &__kernel_sockaddr_storage) -> [u8; 16] {
 }
 
 fn query_path(id: &Id) -> Result<()> {
-    let mut answer = Paths::none();
-    ucma::query_path(id.fd(), id.handle(), &mut answer)?;
-    let mut paths = room_for(answer.records().len())?;
-    paths.extend(answer.records().iter().map(route::unpack));
+    let answer = ucma::query_path(id.fd(), id.handle())?;
+    let mut paths = Vec::new();
+    for data in answer.records() {
+        try_push(&mut paths, route::unpack(data))?;
+    }
     id.set_paths(paths);
     Ok(())
 }
@@ -162,8 +161,10 @@ fn query_path(id: &Id) -> Result<()> {
 fn query_route(id: &Id) -> Result<()> {
     let answer = ucma::query_route(id.fd(), id.handle())?;
     let count = usize::try_from(answer.num_paths).unwrap_or(0).min(answer.ib_route.len());
-    let mut paths = room_for(count)?;
-    paths.extend(answer.ib_route[..count].iter().map(path_rec_from_kernel));
+    let mut paths = Vec::new();
+    for record in &answer.ib_route[..count] {
+        try_push(&mut paths, path_rec_from_kernel(record))?;
+    }
     if count > 0 {
         id.set_paths(paths);
     }
@@ -171,20 +172,13 @@ fn query_route(id: &Id) -> Result<()> {
     use_device(id, answer.node_guid, answer.ibdev_index, answer.port_num)
 }
 
-/// An empty list with room for `count` path records and no more: it stays as long as the id.
-fn room_for(count: usize) -> Result<Vec<ibv_sa_path_rec>> {
-    let mut paths = Vec::new();
-    paths.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
-    Ok(paths)
-}
-
 fn copy_route(id: &Id, answer: &rdma_ucm_query_route_resp) {
     // The first record has the GIDs and the P_Key even without a path.
     let first = &answer.ib_route[0];
     id.set_gids(first.sgid, first.dgid);
     id.set_pkey(first.pkey);
-    id.overwrite_source(bytes_of(&answer.src_addr));
-    id.overwrite_destination(bytes_of(&answer.dst_addr));
+    id.set_source(sockaddr::overwrite(id.source(), bytes_of(&answer.src_addr)));
+    id.set_destination(sockaddr::overwrite(id.destination(), bytes_of(&answer.dst_addr)));
 }
 
 /// Binds the id to the device that the kernel named, unless it named none or the id has one.

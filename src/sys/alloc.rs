@@ -24,28 +24,6 @@ pub fn try_box<T>(value: T) -> Result<Box<T>> {
     }
 }
 
-/// As [`try_box`], for a value of zeros, which is not copied to the heap.
-///
-/// # Safety
-/// All zero bits are a valid `T`.
-pub unsafe fn try_box_zeroed<T>() -> Result<Box<T>> {
-    const { assert!(size_of::<T>() > 0) };
-    // SAFETY: the size of the layout is not 0.
-    let memory = unsafe { alloc(Layout::new::<T>()) }.cast::<T>();
-    if memory.is_null() {
-        return Err(Errno::ENOMEM);
-    }
-    // Hides from the compiler where the memory is from. It would call calloc(3), which takes longer:
-    // that of the GNU C library does not use the thread's cache of free memory.
-    let memory = std::hint::black_box(memory);
-    // SAFETY: fresh memory of T's layout from the global allocator, which is where Box frees it; a
-    // valid `T`: guaranteed by the caller.
-    unsafe {
-        memory.write_bytes(0, 1);
-        Ok(Box::from_raw(memory))
-    }
-}
-
 /// Returns a copy of `data` on the heap.
 pub fn try_copy<T: Copy>(data: &[T]) -> Result<Vec<T>> {
     let mut copy = Vec::new();

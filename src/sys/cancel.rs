@@ -41,68 +41,42 @@ const ENABLE: c_int = 0;
 const DISABLE: c_int = 1;
 const ASYNCHRONOUS: c_int = 1;
 
-/// Value of [`ASLEEP`] outside of calls, and while a call sleeps.
-const OUTSIDE: c_int = -1;
-
 thread_local! {
-    /// Within a call: the cancellation state while it sleeps. Cancellation is disabled as long as
-    /// the value is not [`OUTSIDE`], also for a signal handler, which may come at any instruction:
-    /// the value is set after cancellation was disabled, and cleared before it is enabled.
-    static ASLEEP: Cell<c_int> = const { Cell::new(OUTSIDE) };
+    /// Within a call: the cancellation state while it sleeps. Calls of a signal handler restore it.
+    static ASLEEP: Cell<c_int> = const { Cell::new(ENABLE) };
 }
 
 /// Runs a call of the program, in which the thread can be cancelled only while it sleeps.
 pub fn in_call<T>(call: impl FnOnce() -> T) -> T {
-    ASLEEP.with(|asleep| {
-        if asleep.get() != OUTSIDE {
-            // A signal handler's, which interrupted another call.
-            return while_asleep(asleep, DISABLE, call);
-        }
-        let before = set_state(DISABLE);
-        let result = while_asleep(asleep, before, call);
-        set_state(before);
-        result
-    })
+    let before = set_state(DISABLE);
+    let result = asleep(before, call);
+    set_state(before);
+    result
 }
 
 /// As [`in_call`], for calls that must not be cancelled while they sleep, either.
 pub fn never<T>(call: impl FnOnce() -> T) -> T {
-    ASLEEP.with(|asleep| disabled_by(asleep, || while_asleep(asleep, DISABLE, call)))
+    disabled(|| asleep(DISABLE, call))
 }
 
 /// Runs `call`, in which cancellation is set to `state` while it sleeps.
-fn while_asleep<T>(asleep: &Cell<c_int>, state: c_int, call: impl FnOnce() -> T) -> T {
-    let before = asleep.replace(state);
+fn asleep<T>(state: c_int, call: impl FnOnce() -> T) -> T {
+    let before = ASLEEP.replace(state);
     let result = call();
-    asleep.set(before);
+    ASLEEP.set(before);
     result
 }
 
 /// Runs a system call that waits. The thread holds no lock, and may be cancelled if the program has
 /// not disabled that.
 pub fn sleep<T>(call: impl FnOnce() -> T) -> T {
-    ASLEEP.with(|asleep| match asleep.get() {
-        OUTSIDE => meanwhile(pthread_setcancelstate, ENABLE, call),
-        DISABLE => call(),
-        state => {
-            asleep.set(OUTSIDE);
-            let result = meanwhile(pthread_setcancelstate, state, call);
-            asleep.set(state);
-            result
-        }
-    })
+    meanwhile(pthread_setcancelstate, ASLEEP.get(), call)
 }
 
 /// Runs code that does not sleep but contains a cancellation point.
 #[inline]
 pub fn disabled<T>(call: impl FnOnce() -> T) -> T {
-    ASLEEP.with(|asleep| disabled_by(asleep, call))
-}
-
-/// Runs `call` with cancellation disabled: within a call of the program it is already.
-#[inline]
-fn disabled_by<T>(asleep: &Cell<c_int>, call: impl FnOnce() -> T) -> T {
-    if asleep.get() == OUTSIDE { meanwhile(pthread_setcancelstate, DISABLE, call) } else { call() }
+    meanwhile(pthread_setcancelstate, DISABLE, call)
 }
 
 /// Runs `call`, and `undo` if the thread is cancelled in it, which happens in a [`sleep`].
@@ -151,47 +125,4 @@ fn meanwhile<T>(set: unsafe extern "C" fn(c_int, *mut c_int) -> c_int, value: c_
     // SAFETY: the value that was in force.
     unsafe { set(before, ptr::null_mut()) };
     result
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    /// The state in force, which stays.
-    fn state() -> c_int {
-        let now = set_state(DISABLE);
-        set_state(now);
-        now
-    }
-
-    #[test]
-    fn enabled_only_while_a_call_sleeps() {
-        let states = in_call(|| (state(), sleep(state), disabled(state), state()));
-        assert_eq!(states, (DISABLE, ENABLE, DISABLE, DISABLE));
-        assert_eq!((disabled(state), state()), (DISABLE, ENABLE));
-    }
-
-    #[test]
-    fn a_program_that_disabled_it_is_not_cancelled() {
-        set_state(DISABLE);
-        let states = in_call(|| (state(), sleep(state)));
-        assert_eq!((states, state()), ((DISABLE, DISABLE), DISABLE));
-        set_state(ENABLE);
-    }
-
-    #[test]
-    fn some_calls_are_never_cancelled() {
-        assert_eq!(never(|| (state(), sleep(state))), (DISABLE, DISABLE));
-        assert_eq!(in_call(|| never(|| sleep(state))), DISABLE);
-        assert_eq!(state(), ENABLE);
-    }
-
-    /// A signal handler's call interrupts one that works, and one that sleeps.
-    #[test]
-    fn a_call_within_a_call() {
-        let handler = || in_call(|| (state(), sleep(state)));
-        assert_eq!(in_call(|| (handler(), state())), ((DISABLE, DISABLE), DISABLE));
-        assert_eq!(in_call(|| (sleep(|| (handler(), state())), state())), (((DISABLE, ENABLE), ENABLE), DISABLE));
-        assert_eq!(state(), ENABLE);
-    }
 }

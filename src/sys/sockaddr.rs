@@ -100,9 +100,7 @@ impl SockAddr {
     pub fn from_bytes(bytes: &[u8]) -> Result<SockAddr> {
         let family = bytes.first_chunk().map_or(0, |family| c_int::from(u16::from_ne_bytes(*family)));
         let address = len_of_family(family).and_then(|len| bytes.get(..len)).ok_or(Errno::EINVAL)?;
-        let mut new = SockAddr { storage: zeroed(), len: address.len() as u16 };
-        overwrite(&mut new.storage, address);
-        Ok(new)
+        Ok(SockAddr { storage: overwrite(zeroed(), address), len: address.len() as u16 })
     }
 
     /// As [`from_c`](Self::from_c), with `None` for NULL.
@@ -236,11 +234,12 @@ pub fn with_port(ip: IpAddr, port: u16, like: &SocketAddr) -> SocketAddr {
     }
 }
 
-/// Writes `bytes` to the beginning of `storage`, as many as it has room for.
-pub fn overwrite(storage: &mut sockaddr_storage, bytes: &[u8]) {
+/// Returns `storage` with `bytes` at its beginning.
+pub fn overwrite(mut storage: sockaddr_storage, bytes: &[u8]) -> sockaddr_storage {
     let len = bytes.len().min(size_of::<sockaddr_storage>());
     // SAFETY: `len` bytes of both are in bounds, and any bytes are a valid sockaddr_storage.
-    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), ptr::from_mut(storage).cast::<u8>(), len) };
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), (&raw mut storage).cast::<u8>(), len) };
+    storage
 }
 
 /// Returns a storage of zeros.
@@ -295,11 +294,10 @@ mod tests {
     #[test]
     fn bytes_replace_the_beginning_only() {
         let old = SockAddr::from_ib(&SockaddrIb { addr: [1; 16], ..ib(7) });
-        let mut new = SockAddr { storage: *old.storage(), len: 48 };
-        overwrite(&mut new.storage, &[2; 10]);
+        let new = overwrite(*old.storage(), &[2; 10]);
+        let new = SockAddr { storage: new, len: 48 };
         assert_eq!((&new.bytes()[..10], &new.bytes()[10..]), (&[2; 10][..], &old.bytes()[10..]));
-        let mut whole = SockAddr { storage: zeroed(), len: 128 };
-        overwrite(&mut whole.storage, &[3; 200]);
+        let whole = SockAddr { storage: overwrite(zeroed(), &[3; 200]), len: 128 };
         assert_eq!(whole.bytes(), [3; 128]);
     }
 

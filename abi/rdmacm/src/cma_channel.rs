@@ -8,7 +8,7 @@ use rdmacm_core::ffi::verbs::ibv_context;
 use rdmacm_core::ffi::{rdma_cm_event, rdma_cm_event_type_t, rdma_event_channel};
 
 use crate::out::out;
-use crate::report::{Call, report, report_quick};
+use crate::report::{Call, report};
 use crate::{pointer, status};
 
 /// Creates an event channel, which reports the events of the ids created with it.
@@ -53,10 +53,10 @@ pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, eve
 /// are acknowledged. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    report_quick(Call::new("rdma_ack_cm_event"), -1, || {
+    status(Call::new("rdma_ack_cm_event"), || {
         // SAFETY: the C contract (crate documentation).
         cm::ack_cm_event(unsafe { OwnedEvent::from_c(event) }?);
-        Ok(0)
+        Ok(())
     })
 }
 

@@ -127,8 +127,8 @@ pub fn report_or<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T,
     cancel::in_call(|| finish(call, run))
 }
 
-/// As [`report`], for a call that has no cancellation point, or mostly need not wait: it runs what
-/// does within [`cancel::in_call`] itself.
+/// As [`report`], for a call that mostly need not wait: it runs what does within
+/// [`cancel::in_call`] itself.
 pub fn report_quick<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     finish(call, || run().map_err(|error| (failed, error)))
 }

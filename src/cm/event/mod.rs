@@ -8,6 +8,7 @@ pub use decode::{Kind, decode};
 pub use text::event_str;
 
 use std::ffi::c_int;
+use std::mem::zeroed;
 use std::ptr::NonNull;
 
 use super::channel::EventChannel;
@@ -17,8 +18,7 @@ use super::library::library;
 use super::log;
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event, rdma_cm_event_type};
-use crate::sys::alloc::try_box_zeroed;
-use crate::sys::uapi::rdma_ucm_event_resp;
+use crate::sys::alloc::try_box;
 use crate::sys::{cancel, ucma};
 use decode::PRIVATE_DATA;
 
@@ -80,11 +80,14 @@ pub fn get_cm_event(channel: EventChannel) -> Result<OwnedEvent> {
     library()?;
     let fd = channel.fd();
     // Allocated before the kernel is asked, so that a lack of memory loses no event.
-    // SAFETY: all zeros are a value of this structure of numbers, and pointers that may be NULL.
-    let mut room = Some(unsafe { try_box_zeroed::<Event>()? });
-    let mut raw = rdma_ucm_event_resp::default();
+    let mut room = Some(try_box(Event {
+        // SAFETY: all zeros are a value of this structure of numbers and pointers.
+        public: unsafe { zeroed() },
+        counts: [None; 2],
+        private_data: [0; PRIVATE_DATA],
+    })?);
     let new = loop {
-        cancel::with_cleanup(|| drop(room.take()), || ucma::get_event(fd, &mut raw))?;
+        let raw = cancel::with_cleanup(|| drop(room.take()), || ucma::get_event(fd))?;
         // It was there before the wait, and only a thread that is cancelled takes it.
         let new = room.as_mut().ok_or(Errno::ENOMEM)?;
         // SAFETY: the kernel returns the `uid` of ids and groups, which are its owner's until the

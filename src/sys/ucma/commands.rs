@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 
 use super::super::sockaddr::SockAddr;
 use super::super::uapi::*;
-use super::{Message, issue, issue_and_wait, issue_message, response};
+use super::{issue, issue_and_wait, response};
 use crate::errno::Result;
 use crate::sys::race_detector;
 
@@ -49,15 +49,17 @@ pub fn bind_ip(fd: RawFd, id: u32, addr: &SockAddr) -> Result<()> {
 
 /// RESOLVE_ADDR, for any family; time-out in milliseconds.
 pub fn resolve_addr(fd: RawFd, id: u32, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: u32) -> Result<()> {
-    let mut message = Message::new(RDMA_USER_CM_CMD_RESOLVE_ADDR, rdma_ucm_resolve_addr::default(), 0);
-    let body = &mut message.body;
-    (body.id, body.timeout_ms) = (id, timeout_ms);
-    (body.src_size, body.dst_size) = (src.map_or(0, SockAddr::len), dst.len());
-    let space = size_of_val(&body.src_addr);
-    copy(src, (&raw mut body.src_addr).cast(), space);
-    copy(Some(dst), (&raw mut body.dst_addr).cast(), space);
+    let body = rdma_ucm_resolve_addr {
+        id,
+        timeout_ms,
+        src_size: src.map_or(0, SockAddr::len),
+        dst_size: dst.len(),
+        src_addr: storage(src),
+        dst_addr: storage(Some(dst)),
+        ..Default::default()
+    };
     // SAFETY: no addresses of memory in it.
-    unsafe { issue_message(fd, &message) }
+    unsafe { issue(fd, RDMA_USER_CM_CMD_RESOLVE_ADDR, body, 0) }
 }
 
 /// RESOLVE_IP; time-out in milliseconds.
@@ -83,33 +85,22 @@ pub fn query_route(fd: RawFd, id: u32) -> Result<rdma_ucm_query_route_resp> {
     Ok(answer)
 }
 
-/// Returns an answer of [`query_addr`] or [`query_gid`] that the kernel has not written yet.
-#[inline]
-pub fn no_addresses() -> rdma_ucm_query_addr_resp {
-    rdma_ucm_query_addr_resp { ibdev_index: NO_INDEX, ..Default::default() }
-}
-
-/// QUERY of the IP or AF_IB addresses, the device and its port. The answers of this command and of
-/// those below are long: the kernel writes them where the caller reads them.
-pub fn query_addr(fd: RawFd, id: u32, answer: &mut rdma_ucm_query_addr_resp) -> Result<()> {
-    query(fd, id, RDMA_USER_CM_QUERY_ADDR, answer)
+/// QUERY of the IP or AF_IB addresses, the device and its port.
+pub fn query_addr(fd: RawFd, id: u32) -> Result<rdma_ucm_query_addr_resp> {
+    query_addr_like(fd, id, RDMA_USER_CM_QUERY_ADDR)
 }
 
 /// QUERY of the GIDs, as AF_IB addresses.
-pub fn query_gid(fd: RawFd, id: u32, answer: &mut rdma_ucm_query_addr_resp) -> Result<()> {
-    query(fd, id, RDMA_USER_CM_QUERY_GID, answer)
+pub fn query_gid(fd: RawFd, id: u32) -> Result<rdma_ucm_query_addr_resp> {
+    query_addr_like(fd, id, RDMA_USER_CM_QUERY_GID)
 }
 
-/// Structures that the kernel's answers to QUERY have.
-trait Answer {}
-impl Answer for rdma_ucm_query_addr_resp {}
-impl Answer for Paths {}
-
-fn query<T: Answer>(fd: RawFd, id: u32, option: u32, answer: &mut T) -> Result<()> {
-    let out = size_of_val(answer);
-    let body = rdma_ucm_query { response: response(answer), id, option };
-    // SAFETY: the answer outlives the call, and any bytes are a value of it.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_QUERY, body, out) }
+fn query_addr_like(fd: RawFd, id: u32, option: u32) -> Result<rdma_ucm_query_addr_resp> {
+    let mut answer = rdma_ucm_query_addr_resp { ibdev_index: NO_INDEX, ..Default::default() };
+    let body = rdma_ucm_query { response: response(&raw mut answer), id, option };
+    // SAFETY: the answer outlives the call.
+    unsafe { issue(fd, RDMA_USER_CM_CMD_QUERY, body, size_of_val(&answer))? };
+    Ok(answer)
 }
 
 /// The answer to a path query.
@@ -121,12 +112,6 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// No paths: the kernel has not written the answer yet.
-    #[inline]
-    pub fn none() -> Paths {
-        Paths { count: 0, reserved: 0, records: [ibv_path_data::default(); MAX_PATHS] }
-    }
-
     /// Returns the records, at most the number that was requested.
     pub fn records(&self) -> &[ibv_path_data] {
         &self.records[..MAX_PATHS.min(self.count as usize)]
@@ -134,10 +119,14 @@ impl Paths {
 }
 
 /// QUERY of the path records.
-pub fn query_path(fd: RawFd, id: u32, answer: &mut Paths) -> Result<()> {
+pub fn query_path(fd: RawFd, id: u32) -> Result<Paths> {
     const _: () = assert!(size_of::<ibv_path_data>() == size_of::<ib_path_rec_data>());
     const _: () = assert!(offset_of!(Paths, records) == offset_of!(rdma_ucm_query_path_resp, path_data));
-    query(fd, id, RDMA_USER_CM_QUERY_PATH, answer)
+    let mut answer = Paths { count: 0, reserved: 0, records: [ibv_path_data::default(); MAX_PATHS] };
+    let body = rdma_ucm_query { response: response(&raw mut answer), id, option: RDMA_USER_CM_QUERY_PATH };
+    // SAFETY: the answer outlives the call.
+    unsafe { issue(fd, RDMA_USER_CM_CMD_QUERY, body, size_of_val(&answer))? };
+    Ok(answer)
 }
 
 /// CONNECT.
@@ -225,13 +214,13 @@ pub fn leave_mcast(fd: RawFd, handle: u32) -> Result<u32> {
 }
 
 /// GET_EVENT. Waits for the next event; fails with `EAGAIN` if the channel is `O_NONBLOCK`.
-pub fn get_event(fd: RawFd, answer: &mut rdma_ucm_event_resp) -> Result<()> {
-    let out = size_of_val(answer);
-    let body = rdma_ucm_get_event { response: response(answer) };
-    // SAFETY: the answer outlives the call, and any bytes are a value of it.
-    unsafe { issue_and_wait(fd, RDMA_USER_CM_CMD_GET_EVENT, body, out)? };
+pub fn get_event(fd: RawFd) -> Result<rdma_ucm_event_resp> {
+    let mut answer = rdma_ucm_event_resp::default();
+    let body = rdma_ucm_get_event { response: response(&raw mut answer) };
+    // SAFETY: the answer outlives the call.
+    unsafe { issue_and_wait(fd, RDMA_USER_CM_CMD_GET_EVENT, body, size_of_val(&answer))? };
     race_detector::after_event();
-    Ok(())
+    Ok(answer)
 }
 
 /// SET_OPTION.

@@ -23,32 +23,15 @@ struct Message<T> {
     body: T,
 }
 
-impl<T> Message<T> {
-    /// A command whose answer has `out` bytes.
-    fn new(cmd: u32, body: T, out: usize) -> Message<T> {
-        let header = rdma_ucm_cmd_hdr { cmd, in_: size_of::<T>() as u16, out: out as u16 };
-        Message { header, body }
-    }
-}
-
 /// Writes one command. `out` is the size of the memory at `body.response`; 0 if there is no answer.
 ///
 /// # Safety
 /// `body` is the kernel's structure for `cmd`. The memory at the addresses in it is valid for the
 /// sizes in it, and for `out` bytes at `response`.
 unsafe fn issue<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
-    // SAFETY: `body` and the sizes belong to the command: guaranteed by the caller.
-    unsafe { issue_message(fd, &Message::new(cmd, body, out)) }
-}
-
-/// As [`issue`], for a long command that the caller has written to where it is sent from.
-///
-/// # Safety
-/// As for [`issue`].
-unsafe fn issue_message<T>(fd: RawFd, message: &Message<T>) -> Result<()> {
     // Locks may be held, and the answer must not be lost: no cancellation.
-    // SAFETY: the addresses in the message are valid: guaranteed by the caller.
-    cancel::disabled(|| unsafe { send(fd, message) })
+    // SAFETY: `body` and the sizes belong to the command: guaranteed by the caller.
+    cancel::disabled(|| unsafe { send(fd, cmd, body, out) })
 }
 
 /// As [`issue`], for a command that waits: the thread may be cancelled while it does.
@@ -56,19 +39,20 @@ unsafe fn issue_message<T>(fd: RawFd, message: &Message<T>) -> Result<()> {
 /// # Safety
 /// As for [`issue`].
 unsafe fn issue_and_wait<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
-    let message = Message::new(cmd, body, out);
     // SAFETY: `body` and the sizes belong to the command: guaranteed by the caller.
-    cancel::sleep(|| unsafe { send(fd, &message) })
+    cancel::sleep(|| unsafe { send(fd, cmd, body, out) })
 }
 
 /// # Safety
 /// As for [`issue`].
-unsafe fn send<T>(fd: RawFd, message: &Message<T>) -> Result<()> {
+unsafe fn send<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
+    let header = rdma_ucm_cmd_hdr { cmd, in_: size_of::<T>() as u16, out: out as u16 };
+    let message = Message { header, body };
     let length = size_of::<Message<T>>();
     race_detector::before_command();
     // SAFETY: the message is readable for its length; the addresses in it are valid: guaranteed by
     // the caller.
-    let written = unsafe { libc::write(fd, std::ptr::from_ref(message).cast(), length) };
+    let written = unsafe { libc::write(fd, (&raw const message).cast(), length) };
     match usize::try_from(written) {
         Ok(written) if written == length => Ok(()),
         // A short write sets no errno.
