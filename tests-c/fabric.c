@@ -105,6 +105,25 @@ unsigned int host_lid(enum host host)
 	return read_text(path, text, sizeof(text)) ? (unsigned int)strtoul(text, NULL, 0) : 0;
 }
 
+struct ibv_path_data path_record(unsigned int flags, const void *dgid, unsigned int slid, unsigned int dlid)
+{
+	union address from = host_gid(NEAR, 0, 0, 0);
+	struct ibv_path_data data;
+
+	memset(&data, 0, sizeof(data));
+	data.flags = flags;
+	memcpy(&data.path.sgid, &from.ib.sib_addr, 16);
+	memcpy(&data.path.dgid, dgid, 16);
+	data.path.slid = htons((uint16_t)slid);
+	data.path.dlid = htons((uint16_t)dlid);
+	data.path.reversible_numpath = IBV_PATH_RECORD_REVERSIBLE | 1;
+	data.path.pkey = htons(0xffff);
+	data.path.mtu = 0x80 | IBV_MTU_2048;
+	data.path.rate = 0x80 | IBV_RATE_10_GBPS;
+	data.path.packetlifetime = 0x80 | 11;
+	return data;
+}
+
 bool enter_host(enum host host)
 {
 	static int spaces[2] = { -1, -1 };

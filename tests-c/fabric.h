@@ -8,6 +8,8 @@
 
 #include "common.h"
 
+#include <infiniband/sa.h>
+
 /* The module's parameters (lab/ib/main.c). */
 bool fabric_set(const char *parameter, long value);
 
@@ -23,6 +25,10 @@ const char *host_device(enum host host);
 union address host_addr(enum host host, int family, uint16_t pkey, uint16_t port);
 union address host_gid(enum host host, uint16_t pkey, uint64_t sid, uint64_t mask);
 unsigned int host_lid(enum host host);
+/* Flags of the records for RDMA_OPTION_IB_PATH, and the record of a path from the near host to a GID. */
+enum { PRIMARY = IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL,
+       ALTERNATE = IBV_PATH_FLAG_ALTERNATE | IBV_PATH_FLAG_BIDIRECTIONAL };
+struct ibv_path_data path_record(unsigned int flags, const void *dgid, unsigned int slid, unsigned int dlid);
 /* What this thread creates from now on belongs to that host: its network namespace. */
 bool enter_host(enum host host);
 

@@ -4,10 +4,6 @@
  */
 #include "fabric.h"
 
-#include <infiniband/sa.h>
-
-enum { PRIMARY = IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL,
-       ALTERNATE = IBV_PATH_FLAG_ALTERNATE | IBV_PATH_FLAG_BIDIRECTIONAL };
 
 static bool open_far(struct pair *pair)
 {
@@ -105,21 +101,9 @@ static void unplugged(void)
 /* The record of the path between the hosts' LIDs with this number. */
 static struct ibv_path_data given(unsigned int flags, unsigned int number)
 {
-	union address from = host_gid(NEAR, 0, 0, 0), to = host_gid(FAR, 0, 0, 0);
-	struct ibv_path_data data;
+	union address to = host_gid(FAR, 0, 0, 0);
 
-	memset(&data, 0, sizeof(data));
-	data.flags = flags;
-	memcpy(&data.path.sgid, &from.ib.sib_addr, 16);
-	memcpy(&data.path.dgid, &to.ib.sib_addr, 16);
-	data.path.slid = htons((uint16_t)(host_lid(NEAR) + number));
-	data.path.dlid = htons((uint16_t)(host_lid(FAR) + number));
-	data.path.reversible_numpath = IBV_PATH_RECORD_REVERSIBLE | 1;
-	data.path.pkey = htons(0xffff);
-	data.path.mtu = 0x80 | IBV_MTU_2048;
-	data.path.rate = 0x80 | IBV_RATE_10_GBPS;
-	data.path.packetlifetime = 0x80 | 11;
-	return data;
+	return path_record(flags, &to.ib.sib_addr, host_lid(NEAR) + number, host_lid(FAR) + number);
 }
 
 static void show_qp_paths(const char *who, const struct rdma_cm_id *id)

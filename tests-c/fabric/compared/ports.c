@@ -6,11 +6,8 @@
 #include "fabric.h"
 
 #include <arpa/inet.h>
-#include <infiniband/sa.h>
 
-enum { PRIMARY = IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL,
-       ALTERNATE = IBV_PATH_FLAG_ALTERNATE | IBV_PATH_FLAG_BIDIRECTIONAL,
-       ACK_TIMEOUT = 12 };
+enum { ACK_TIMEOUT = 12 };
 
 static unsigned int port_lid(const struct rdma_cm_id *id, uint8_t number)
 {
@@ -22,23 +19,10 @@ static unsigned int port_lid(const struct rdma_cm_id *id, uint8_t number)
 /* The record of the path from the near host to a port of the far one. */
 static struct ibv_path_data path_to(const struct rdma_cm_id *listener, uint8_t port, unsigned int flags)
 {
-	union address from = host_gid(NEAR, 0, 0, 0);
-	struct ibv_path_data data;
-	union ibv_gid gid;
+	union ibv_gid gid = { .raw = "" };
 
-	memset(&data, 0, sizeof(data));
-	data.flags = flags;
-	memcpy(&data.path.sgid, &from.ib.sib_addr, 16);
-	if (SETUP(!ibv_query_gid(listener->verbs, port, 0, &gid)))
-		memcpy(&data.path.dgid, &gid, 16);
-	data.path.slid = htons((uint16_t)host_lid(NEAR));
-	data.path.dlid = htons((uint16_t)port_lid(listener, port));
-	data.path.reversible_numpath = IBV_PATH_RECORD_REVERSIBLE | 1;
-	data.path.pkey = htons(0xffff);
-	data.path.mtu = 0x80 | IBV_MTU_2048;
-	data.path.rate = 0x80 | IBV_RATE_10_GBPS;
-	data.path.packetlifetime = 0x80 | 11;
-	return data;
+	SETUP(!ibv_query_gid(listener->verbs, port, 0, &gid));
+	return path_record(flags, &gid, host_lid(NEAR), port_lid(listener, port));
 }
 
 /* Which port of the far adapter a LID is. */
