@@ -27,7 +27,8 @@ pub trait Service: Send + Sync {
     fn service(self: Arc<Self>, key: Key);
     /// The timer of `key` has expired.
     fn expired(self: Arc<Self>, key: Key);
-    /// The descriptor that [`watch_once`] or [`watch_later`] was called for is readable. Never blocks.
+    /// The descriptor that [`watch_once`] or [`watch_later`] was called for is readable. Never
+    /// blocks.
     fn second_is_readable(self: Arc<Self>) {}
 }
 

@@ -309,11 +309,12 @@ impl Receiver {
     /// Returns whether the ring should have another size. Called before
     /// [`next_credit_update`](Self::next_credit_update). `now` returns the time in milliseconds.
     pub fn resize_request(&mut self, now: impl Fn() -> u64) -> Resize {
-        match () {
-            () if !self.can_add_ring() => Resize::Keep,
-            () if self.needs_larger_ring() => Resize::Grow,
-            () if self.ring.is_small() => Resize::Keep,
-            () => self.pace.resize_request(now),
+        if self.needs_larger_ring() {
+            Resize::Grow
+        } else if self.ring.is_small() || !self.can_add_ring() {
+            Resize::Keep
+        } else {
+            self.pace.resize_request(now)
         }
     }
 

@@ -258,9 +258,10 @@ impl End {
     fn add_ring(&mut self) {
         let requested = self.receiver.resize_request(|| 0) == Resize::Grow;
         let Some(resizes) = self.resizes.as_mut().filter(|_| self.receiver.can_add_ring()) else {
-            return if requested {
-                self.receiver.resize_failed()
-            };
+            if requested {
+                self.receiver.resize_failed();
+            }
+            return;
         };
         if requested && resizes.chance(3) {
             self.receiver.resize_failed();

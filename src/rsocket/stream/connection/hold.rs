@@ -9,7 +9,7 @@
 use super::Connection;
 use super::gather::Source;
 
-/// Bytes of the first message for which the send buffer is allocated if it is small ones that need it.
+/// Bytes of the message for which the send buffer is allocated if small messages need it first.
 const HOLD_BUFFER: usize = 1 << 16;
 
 impl Connection {

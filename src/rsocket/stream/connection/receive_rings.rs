@@ -1,6 +1,5 @@
-//! Memory of the receive rings: the small ring of a new stream, which is a part of the receive
-//! side's memory, and regions of the full size, and of larger ones for a stream that
-//! it limits.
+//! Memory of the receive rings: the small ring of a new stream, which is a part of the receive side's
+//! memory, and regions of the full size, and of larger ones for a stream that it limits.
 
 use super::RemoteMemory;
 use super::post::QueuePair;
