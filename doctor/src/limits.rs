@@ -4,7 +4,8 @@ use std::fs;
 
 use crate::report::Report;
 
-/// One rsocket connection with the default sizes locks less than this.
+/// One connection locks less than this: an rsocket's full buffers, and the queues that adapters
+/// (unlike the soft devices) lock. An idle rsocket locks 16 kB.
 const ONE_CONNECTION: u64 = 1 << 20;
 /// Enough for several dozen connections.
 const MANY_CONNECTIONS: u64 = 64 << 20;
@@ -23,7 +24,10 @@ pub fn check(report: &mut Report) {
         Some(_) if may_lock_all() => report.ok("memlock", "memory may be locked without limit (CAP_IPC_LOCK)"),
         Some(limit) if limit < ONE_CONNECTION => report.problem(
             "memlock.too-little",
-            format!("{} of memory may be locked (ulimit -l): too little for one connection", kilobytes(limit)),
+            format!(
+                "{} of memory may be locked (ulimit -l): too little for the buffers and queues of one connection",
+                kilobytes(limit)
+            ),
             advice,
         ),
         Some(limit) if limit < MANY_CONNECTIONS => report.warning(

@@ -28,8 +28,10 @@ pub trait Service: Send + Sync {
     /// The timer of `key` has expired.
     fn expired(self: Arc<Self>, key: Key);
     /// The descriptor that [`watch_once`] or [`watch_later`] was called for is readable. Never
-    /// blocks.
-    fn second_is_readable(self: Arc<Self>) {}
+    /// blocks. Returns false if the service is busy: it is called again after a pause.
+    fn second_is_readable(self: Arc<Self>) -> bool {
+        true
+    }
 }
 
 /// Identifies a registration. Never used twice.
@@ -93,6 +95,9 @@ enum Timer {
     /// The second descriptor is watched.
     Watches,
 }
+
+/// Time until a service that was busy is called again.
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
 
 /// Number of kinds of timers.
 const TIMERS: usize = 3;
@@ -186,13 +191,11 @@ pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
 pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
     let mut guard = lock();
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
-    let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
+    let registration = reactor.registrations.get(&key).ok_or(Errno::EBADF)?;
     if registration.second != Some(fd) {
         return reactor.watch_second(key, fd);
     }
-    if !std::mem::replace(&mut registration.watch_is_due, true) {
-        reactor.insert(Instant::now() + delay, key, Timer::Watches);
-    }
+    reactor.watch_second_later(key, delay);
     Ok(())
 }
 
@@ -322,6 +325,15 @@ impl Reactor {
         Ok(())
     }
 
+    /// Watches the second descriptor of `key` from `delay` on.
+    fn watch_second_later(&mut self, key: Key, delay: Duration) {
+        if let Some(registration) = self.registrations.get_mut(&key)
+            && !std::mem::replace(&mut registration.watch_is_due, true)
+        {
+            self.insert(Instant::now() + delay, key, Timer::Watches);
+        }
+    }
+
     /// Watches the second descriptor of `key`. If that fails, the program's next call finds what the
     /// service would have been called for.
     fn watch_now(&mut self, key: Key) {
@@ -385,7 +397,11 @@ fn run(number: usize) {
         for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
             let key = Key(event.u64 & !SECOND);
             match find(key) {
-                Some(service) if event.u64 & SECOND != 0 => service.second_is_readable(),
+                Some(service) if event.u64 & SECOND != 0 => {
+                    if !service.second_is_readable() {
+                        retry_second(key);
+                    }
+                }
                 Some(service) => service.service(key),
                 None => {}
             }
@@ -417,6 +433,13 @@ fn find(key: Key) -> Option<Arc<dyn Service>> {
     let reactor = guard.as_mut()?;
     reactor.is_waiting = false;
     reactor.registrations.get(&key).map(|registration| Arc::clone(&registration.service))
+}
+
+/// Watches the second descriptor of `key` again after a pause: its service is busy.
+fn retry_second(key: Key) {
+    if let Some(reactor) = lock().as_mut().filter(|reactor| reactor.is_usable()) {
+        reactor.watch_second_later(key, BUSY_PAUSE);
+    }
 }
 
 /// Takes a timer that had expired at `due`.

@@ -206,7 +206,7 @@ static void look_up(void)
 /* The limit of an ordinary user. */
 static void limit_memory(void)
 {
-	struct rlimit limit = { 65536, 65536 };
+	struct rlimit limit = { 8192, 8192 };
 
 	if (setrlimit(RLIMIT_MEMLOCK, &limit) || setgid(65534) || setuid(65534)) {
 		perror("limits");

@@ -12,10 +12,10 @@
 use std::time::{Duration, Instant};
 
 #[cfg(not(all(test, loom)))]
-use crate::sys::lock::Guard as LockGuard;
+pub(super) use crate::sys::lock::Guard as LockGuard;
 
 #[cfg(all(test, loom))]
-use loom::sync::MutexGuard as LockGuard;
+pub(super) use loom::sync::MutexGuard as LockGuard;
 
 use crate::errno::{Errno, Result};
 use crate::sys::event;

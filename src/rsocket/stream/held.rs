@@ -5,10 +5,12 @@
 //! As with [`channel_leader`], everything outside of this logic is behind a trait, and the logic is
 //! model-checked.
 
-use super::channel_leader::{self, EventSource};
+use super::channel_leader::{self, EventSource, LockGuard};
 
 /// A stream, or a model of one, that may hold data.
 pub(super) trait HoldsData: EventSource {
+    /// Locks the state if no thread holds the lock.
+    fn try_lock(&self) -> Option<LockGuard<'_, Self::State>>;
     fn has_held(state: &Self::State) -> bool;
     /// Sends what is held, or discards it after a failure.
     fn send_held(&self, state: &mut Self::State);
@@ -40,13 +42,17 @@ fn attend_now<S: HoldsData>(stream: &S, state: &mut S::State) {
     }
 }
 
-/// The reactor has found the channel readable.
-pub(super) fn channel_is_readable<S: HoldsData>(stream: &S) {
-    let mut state = stream.lock();
+/// The reactor has found the channel readable. Returns false if another thread holds the lock: the
+/// reactor tries again after a pause. It does not wait for the lock, because a thread that sends
+/// message after message would have to wake it with each of them, and take the lock again before the
+/// reactor runs.
+pub(super) fn channel_is_readable<S: HoldsData>(stream: &S) -> bool {
+    let Some(mut state) = stream.try_lock() else { return false };
     S::watched(&mut state);
     channel_leader::take_event(stream, &mut state);
     stream.process_completions(&mut state);
     drop(state);
     // Pollers may rely on the events that were read.
     stream.notify_pollers();
+    true
 }

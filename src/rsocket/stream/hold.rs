@@ -18,6 +18,10 @@ impl Stream {
 }
 
 impl HoldsData for Stream {
+    fn try_lock(&self) -> Option<Guard<'_>> {
+        self.state.try_lock().ok()
+    }
+
     #[inline]
     fn has_held(state: &State) -> bool {
         state.connection.as_ref().is_some_and(|connection| connection.has_held())

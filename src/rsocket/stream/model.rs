@@ -201,7 +201,10 @@ impl Stream {
                 }
             }
             self.asked.clear();
-            held::channel_is_readable(self);
+            while !held::channel_is_readable(self) {
+                // The next try is after a pause: another thread may have released the lock.
+                drop(self.lock());
+            }
             // While a connection is new, the reactor watches again only after a pause.
             loom::thread::yield_now();
         }
@@ -409,6 +412,10 @@ impl EventSource for Stream {
 }
 
 impl HoldsData for Stream {
+    fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        self.state.try_lock().ok()
+    }
+
     fn has_held(state: &State) -> bool {
         state.held
     }

@@ -44,8 +44,8 @@ impl Service for Stream {
         }
     }
 
-    fn second_is_readable(self: Arc<Self>) {
-        held::channel_is_readable(&*self);
+    fn second_is_readable(self: Arc<Self>) -> bool {
+        held::channel_is_readable(&*self)
     }
 }
 
