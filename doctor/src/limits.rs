@@ -5,7 +5,7 @@ use std::fs;
 use crate::report::Report;
 
 /// One connection locks less than this: an rsocket's full buffers, and the queues that adapters
-/// (unlike the soft devices) lock. An idle rsocket locks 16 kB.
+/// (unlike the soft devices) lock. An idle rsocket locks 12 kB.
 const ONE_CONNECTION: u64 = 1 << 20;
 /// Enough for several dozen connections.
 const MANY_CONNECTIONS: u64 = 64 << 20;

@@ -76,8 +76,8 @@ struct Wake {
 
 struct Registration {
     fd: c_int,
-    /// The descriptor of [`watch_once`].
-    second: Option<c_int>,
+    /// The descriptor of [`watch_once`], and whether the epoll has it already.
+    second: Option<(c_int, bool)>,
     service: Arc<dyn Service>,
     expires: Option<Instant>,
     /// Whether the descriptor is disabled for a while.
@@ -134,7 +134,7 @@ pub fn unregister(key: Key) {
         reactor.timers.retain(|&(_, timer, _)| timer != key);
     }
     if reactor.is_usable() {
-        for fd in registration.second.into_iter().chain([registration.fd]) {
+        for fd in registration.second.map(|(fd, _)| fd).into_iter().chain([registration.fd]) {
             // Cannot fail for a watched descriptor.
             let _ = reactor.epoll.control(libc::EPOLL_CTL_DEL, fd, None);
         }
@@ -187,14 +187,12 @@ pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
     reactor.watch_second(key, fd)
 }
 
-/// As [`watch_once`], from `delay` on if it is not the first time.
+/// As [`watch_once`], from `delay` on.
 pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
     let mut guard = lock();
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
-    let registration = reactor.registrations.get(&key).ok_or(Errno::EBADF)?;
-    if registration.second != Some(fd) {
-        return reactor.watch_second(key, fd);
-    }
+    let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
+    registration.second.get_or_insert((fd, false));
     reactor.watch_second_later(key, delay);
     Ok(())
 }
@@ -318,10 +316,11 @@ impl Reactor {
 
     fn watch_second(&mut self, key: Key, fd: c_int) -> Result<()> {
         let registration = self.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
-        let command = if registration.second.is_some() { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
+        let is_known = registration.second.is_some_and(|(_, is_known)| is_known);
+        let command = if is_known { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
         let events = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
         self.epoll.control(command, fd, Some(libc::epoll_event { events, u64: key.0 | SECOND }))?;
-        registration.second = Some(fd);
+        registration.second = Some((fd, true));
         Ok(())
     }
 
@@ -340,7 +339,7 @@ impl Reactor {
         let usable = self.is_usable();
         let Some(registration) = self.registrations.get_mut(&key) else { return };
         registration.watch_is_due = false;
-        if let Some(fd) = registration.second.filter(|_| usable) {
+        if let Some((fd, _)) = registration.second.filter(|_| usable) {
             let _ = self.watch_second(key, fd);
         }
     }

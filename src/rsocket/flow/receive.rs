@@ -4,9 +4,13 @@
 //! that the program has emptied is advertised again. A busy stream gets another, larger ring (see
 //! [`Pace`]): its halves are advertised from then on, and the old ring ends with its last byte.
 //!
-//! A new stream has a small ring, which is advertised as a whole. When a quarter of it is used, a ring
+//! A new stream has a small ring, which is advertised as a whole. When half of it is used, a ring
 //! of the full size is added. If there is no memory for that, the small ring is advertised again when
-//! all of it has been read.
+//! all of it has been read. The bytes of the small ring count as the beginning of the full ring, so the
+//! halves end where they would without a small ring: at multiples of 64 KB by default. Programs that
+//! write blocks of a power of two when poll(2) reports space rely on that. A block that does not fit
+//! into the half makes a blocking send wait until the peer has read; two such programs that send to
+//! each other would wait forever.
 //!
 //! The target SGL has two entries, each in use until its half is full, so at most two halves that
 //! are not full are advertised.
@@ -73,8 +77,26 @@ impl Ring {
         Ring { size, half: size, advertised: 0, received: 0, taken: 0, read_offset: 0, left: size }
     }
 
+    /// Returns a ring of which the first `phase` bytes, less than a half, are left out.
+    fn starting_at(phase: u32, size: u32) -> Ring {
+        let ring = Ring::new(size);
+        let start = u64::from(phase);
+        Ring { advertised: start, received: start, taken: start, read_offset: phase, left: ring.half - phase, ..ring }
+    }
+
     fn is_small(&self) -> bool {
         self.half == self.size
+    }
+
+    /// Returns whether nothing of a ring that is not small has been advertised.
+    fn is_new(&self) -> bool {
+        self.advertised < u64::from(self.half)
+    }
+
+    /// Returns offset and length of the part that is advertised next.
+    fn next_part(&self) -> (u32, u32) {
+        let offset = (self.advertised % u64::from(self.size)) as u32;
+        (offset, self.half - offset % self.half)
     }
 
     /// Returns whether a small ring has been advertised only once.
@@ -283,14 +305,14 @@ impl Receiver {
         match &self.next {
             None => self.ring.has_free_half(),
             // The old ring's last half counts as one of the two until it is full.
-            Some(next) => next.has_free_half() && (next.advertised == 0 || self.ring.is_full()),
+            Some(next) => next.has_free_half() && (next.is_new() || self.ring.is_full()),
         }
     }
 
     /// Returns whether the small ring is to be followed by a larger one.
     fn needs_larger_ring(&self) -> bool {
         let is_last = self.next.is_none() && !self.is_refused;
-        self.ring.is_small() && is_last && self.ring.used() >= u64::from(self.ring.size.div_ceil(4))
+        self.ring.is_small() && is_last && self.ring.used() >= u64::from(self.ring.size.div_ceil(2))
     }
 
     /// Returns whether [`resize_request`](Self::resize_request) or
@@ -326,7 +348,9 @@ impl Receiver {
     /// Adds another ring of `size` bytes, at least 2, which follows the present one. Returns its
     /// number. `since` is the current time for a ring that may shrink again.
     pub fn add_ring(&mut self, size: u32, since: Option<u64>) -> usize {
-        self.add(Ring::new(size), since)
+        // Other rings end at the end of a half.
+        let phase = if self.ring.is_small() { self.ring.advertised % u64::from(size / 2) } else { 0 };
+        self.add(Ring::starting_at(phase as u32, size), since)
     }
 
     /// Adds a small ring of `size` bytes, as [`add_ring`](Self::add_ring).
@@ -354,8 +378,8 @@ impl Receiver {
         let limit = self.messages.wrapping_add(self.credits);
         if self.has_buffer() {
             let (ring, number) = self.next.as_ref().map_or((&self.ring, self.current), |next| (next, 1 - self.current));
-            let offset = (ring.advertised % u64::from(ring.size)) as u32;
-            let buffer = Advertisement { sgl_entry: self.sgl_entry, ring: number, offset, len: ring.half };
+            let (offset, len) = ring.next_part();
+            let buffer = Advertisement { sgl_entry: self.sgl_entry, ring: number, offset, len };
             return Some(CreditUpdate { limit, buffer: Some(buffer) });
         }
         (self.unadvertised_credits() >= self.credits / 2).then_some(CreditUpdate { limit, buffer: None })

@@ -55,10 +55,8 @@ const EXTRA_RECEIVES: u32 = 16;
 const REPOST: usize = EXTRA_RECEIVES as usize / 2;
 /// Bytes of immediate data, which iWARP carries in a SEND after the write.
 const IMM_LEN: usize = 4;
-/// Bytes of the memory that the peer of a new stream writes to, and of the ring in it if the
-/// other parts are large.
-const FIRST_MEMORY: usize = 1 << 14;
-const MIN_FIRST_RING: usize = 1 << 13;
+/// Bytes of the ring of a new stream: a power of two, so that blocks of that size end with it.
+const FIRST_RING: usize = 1 << 13;
 /// Space for the bytes of a control message that do not go inline.
 const CONTROL_DATA: usize = 32;
 /// Number of completions polled at a time.
@@ -106,8 +104,8 @@ impl Layout {
         let imms = control_data + CONTROL_ENTRIES as usize * CONTROL_DATA;
         let ring = imms + if iwarp { receives as usize * IMM_LEN } else { 0 };
         let ring = ring.next_multiple_of(64);
-        let first_ring = FIRST_MEMORY.saturating_sub(ring).max(MIN_FIRST_RING).min(options.receive_buffer as usize);
-        Layout { iomap, control_data, imms, ring, len: ring + first_ring }
+        let len = ring + FIRST_RING.min(options.receive_buffer as usize);
+        Layout { iomap, control_data, imms, ring, len }
     }
 
     /// Returns the size of the first ring.
@@ -135,6 +133,8 @@ pub(super) struct Channel {
     /// The device was removed: the channel reports no more events.
     pub device_gone: bool,
     pub watch: Watch,
+    /// Number of times that the reactor was told to watch because the connection is new.
+    pub start_events: u32,
 }
 
 /// Resources of a connection whose peer is not known yet. The receives are posted.
@@ -200,6 +200,7 @@ impl Unconnected {
                 nonblocking: false,
                 device_gone: false,
                 watch: Watch::None,
+                start_events: 0,
             },
             buffer: SendBuffer::new(options.send_buffer, options.send_grows),
             sq_entries: sends - CONTROL_ENTRIES,

@@ -443,6 +443,10 @@ impl HoldsData for Stream {
 }
 
 impl Starts for Stream {
+    fn watch_soon(&self, state: &mut State) {
+        self.watch(state);
+    }
+
     fn is_starting(state: &State) -> bool {
         state.starting
     }

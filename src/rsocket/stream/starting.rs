@@ -12,6 +12,10 @@ use super::held::HoldsData;
 pub(super) trait Starts: HoldsData {
     /// Returns whether the connection is new and the peer may send.
     fn is_starting(state: &Self::State) -> bool;
+    /// Makes the reactor call [`channel_is_readable`](super::held::channel_is_readable) at the
+    /// channel's next event, from the end of a pause on. If it cannot, the program's next call notices
+    /// the message.
+    fn watch_soon(&self, state: &mut Self::State);
     /// Returns whether the reactor watches the channel, or will do so in a moment.
     fn is_watched(state: &Self::State) -> bool;
 }
@@ -31,8 +35,7 @@ pub(super) fn attend<S: Starts>(stream: &S, state: &mut S::State) {
 #[inline(never)]
 fn attend_now<S: Starts>(stream: &S, state: &mut S::State) {
     if !S::is_watched(state) {
-        // If the reactor cannot watch the channel, the program's next call notices the message.
-        stream.watch(state);
+        stream.watch_soon(state);
     }
     channel_leader::arm_receive(stream, state);
 }

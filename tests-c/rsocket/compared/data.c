@@ -250,6 +250,44 @@ static void full(void)
 	rs_nonblock(pair.client, false);
 }
 
+/*
+ * Whether each send of a block that follows POLLOUT takes all of it, while the peer reads only when there is no space.
+ * Programs that send to each other so, in blocking mode, would wait for each other otherwise.
+ */
+static bool blocks_fit(size_t block)
+{
+	static char data[65536];
+	struct pollfd entry = { .fd = pair.client, .events = POLLOUT };
+	size_t sent = 0, received = 0, total = 16 * sizeof(data);
+	bool whole = true, good = true;
+	ssize_t ret;
+
+	while (received < total) {
+		while (sent < total && rpoll(&entry, 1, 0) == 1) {
+			fill(data, block, 4, sent);
+			ret = rsend(pair.client, data, block, MSG_DONTWAIT);
+			whole = whole && ret == (ssize_t)block;
+			sent += ret > 0 ? (size_t)ret : 0;
+		}
+		ret = rrecv(pair.server, data, sizeof(data), MSG_DONTWAIT);
+		good = good && filled(data, ret > 0 ? (size_t)ret : 0, 4, received);
+		received += ret > 0 ? (size_t)ret : 0;
+	}
+	return whole && good;
+}
+
+/* Each on a connection of its own. The first blocks of a connection may be up to 8 KB. */
+static void blocks(void)
+{
+	topic("blocks");
+	for (size_t block = 512; block <= 8192; block *= 2) {
+		rs_pair_close(&pair);
+		if (rs_pair(&pair, AF_INET))
+			obs("%zu bytes: %s", block, blocks_fit(block) ? "whole" : "short");
+	}
+	obs("16384 bytes: %s", blocks_fit(16384) ? "whole" : "short");
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
@@ -263,6 +301,7 @@ int main(int argc, char **argv)
 		large();
 		both_ways();
 		full();
+		blocks();
 	}
 	rs_pair_close(&pair);
 	return finish();
