@@ -84,6 +84,8 @@ struct Registration {
     paused: bool,
     /// Whether the second descriptor will be watched after a while.
     watch_is_due: bool,
+    /// Number of times in a row that the service was busy.
+    busy: u32,
 }
 
 /// The action of a timer.
@@ -96,8 +98,9 @@ enum Timer {
     Watches,
 }
 
-/// Time until a service that was busy is called again.
+/// Time until a service that was busy is called again. It doubles each time, up to 64 milliseconds.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
+const BUSY_DOUBLINGS: u32 = 6;
 
 /// Number of kinds of timers.
 const TIMERS: usize = 3;
@@ -120,7 +123,8 @@ pub fn register(fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
     let missing = (TIMERS * (reactor.registrations.len() + 1)).saturating_sub(reactor.timers.len());
     reactor.timers.try_reserve(missing).map_err(|_| Errno::ENOMEM)?;
     reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, readable(key))?;
-    let registration = Registration { fd, second: None, service, expires: None, paused: false, watch_is_due: false };
+    let registration =
+        Registration { fd, second: None, service, expires: None, paused: false, watch_is_due: false, busy: 0 };
     reactor.registrations.insert(key, registration);
     Ok(key)
 }
@@ -184,7 +188,8 @@ pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
 pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
     let mut guard = lock();
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
-    reactor.watch_second(key, fd)
+    reactor.watch_second(key, fd)?.busy = 0;
+    Ok(())
 }
 
 /// As [`watch_once`], from `delay` on.
@@ -193,6 +198,7 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
     let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
     registration.second.get_or_insert((fd, false));
+    registration.busy = 0;
     reactor.watch_second_later(key, delay);
     Ok(())
 }
@@ -314,14 +320,14 @@ impl Reactor {
         }
     }
 
-    fn watch_second(&mut self, key: Key, fd: c_int) -> Result<()> {
+    fn watch_second(&mut self, key: Key, fd: c_int) -> Result<&mut Registration> {
         let registration = self.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
         let is_known = registration.second.is_some_and(|(_, is_known)| is_known);
         let command = if is_known { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
         let events = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
         self.epoll.control(command, fd, Some(libc::epoll_event { events, u64: key.0 | SECOND }))?;
         registration.second = Some((fd, true));
-        Ok(())
+        Ok(registration)
     }
 
     /// Watches the second descriptor of `key` from `delay` on.
@@ -436,9 +442,12 @@ fn find(key: Key) -> Option<Arc<dyn Service>> {
 
 /// Watches the second descriptor of `key` again after a pause: its service is busy.
 fn retry_second(key: Key) {
-    if let Some(reactor) = lock().as_mut().filter(|reactor| reactor.is_usable()) {
-        reactor.watch_second_later(key, BUSY_PAUSE);
-    }
+    let mut guard = lock();
+    let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable()) else { return };
+    let Some(registration) = reactor.registrations.get_mut(&key) else { return };
+    let pause = BUSY_PAUSE * (1 << registration.busy.min(BUSY_DOUBLINGS));
+    registration.busy += 1;
+    reactor.watch_second_later(key, pause);
 }
 
 /// Takes a timer that had expired at `due`.
