@@ -83,8 +83,8 @@ static void locked_memory(void)
 	listener = listen_far(&target);
 	whole_connection();
 	before = open_fds();
-	/* An idle end needs four pages, without which the client has no memory; with more, it may be the listener. */
-	for (rlim_t pages = 0; pages < 4; pages++) {
+	/* An idle end needs three pages, without which the client has no memory; with more, it may be the listener. */
+	for (rlim_t pages = 0; pages < 3; pages++) {
 		limit(RLIMIT_MEMLOCK, pages * 4096);
 		EXPECT((fd = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
 		/* The errors of setrlimit(2) for a limit of 0 and for an exceeded limit. siw has its own accounting. */

@@ -294,17 +294,20 @@ impl Stream {
 
     /// Flushes a stream in the background when the process exits without rclose(3); the stream
     /// itself stays. Does nothing while a call holds the lock: a signal handler that exits may have
-    /// interrupted that call. Unless `all` is set, flushes only iWARP streams that the program has
-    /// shut down, whose data would otherwise be lost with the connection.
+    /// interrupted that call. Unless `all` is set, flushes only streams that hold data, and iWARP
+    /// streams that the program has shut down, whose data would otherwise be lost with the
+    /// connection.
     pub fn flush_on_exit(&self, all: bool) {
         if !self.owner.is_this_process() {
             return;
         }
         let Ok(mut state) = self.state.try_lock() else { return };
+        // An adapter may discard what is posted only now.
+        let had_held = Self::has_held(&state);
         self.send_held(&mut state);
         let connected = matches!(state.phase, Phase::Connected);
         let is_open = connected || matches!(state.phase, Phase::Disconnected);
-        let needs_flush = is_open && (all || state.shut_write && state.needs_graceful_end());
+        let needs_flush = is_open && (all || had_held || state.shut_write && state.needs_graceful_end());
         if needs_flush && state.options.linger != Linger::On(0) {
             state.disconnect_sent |= !connected && state.closing.is_none();
             drop(self.disconnect_in_background(state, Instant::now() + CLOSE_TIMEOUT));
