@@ -197,7 +197,9 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
     let mut guard = lock();
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
     let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
-    registration.second.get_or_insert((fd, false));
+    if registration.second != Some((fd, true)) {
+        registration.second = Some((fd, false));
+    }
     registration.busy = 0;
     reactor.watch_second_later(key, delay);
     Ok(())
@@ -322,7 +324,7 @@ impl Reactor {
 
     fn watch_second(&mut self, key: Key, fd: c_int) -> Result<&mut Registration> {
         let registration = self.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
-        let is_known = registration.second.is_some_and(|(_, is_known)| is_known);
+        let is_known = registration.second == Some((fd, true));
         let command = if is_known { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
         let events = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
         self.epoll.control(command, fd, Some(libc::epoll_event { events, u64: key.0 | SECOND }))?;
@@ -401,14 +403,11 @@ fn run(number: usize) {
         let start = Instant::now();
         for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
             let key = Key(event.u64 & !SECOND);
-            match find(key) {
-                Some(service) if event.u64 & SECOND != 0 => {
-                    if !service.second_is_readable() {
-                        retry_second(key);
-                    }
-                }
-                Some(service) => service.service(key),
-                None => {}
+            let Some(service) = find(key) else { continue };
+            if event.u64 & SECOND == 0 {
+                service.service(key);
+            } else if !service.second_is_readable() {
+                retry_second(key);
             }
         }
         // A service may set its timer again: that one is for the next turn, after other events.

@@ -355,7 +355,7 @@ case_descriptor_limit() {
 forked() {
     local outcome=0
     start_server "$1" "$ADDR" 1 block || return 1
-    with "$2" "$work/client.log" timeout 10 "$programs/auto" client "$ADDR" "$port" block >"$work/client.out" 2>&1 || outcome=$?
+    with "$2" "$work/client.log" timeout 40 "$programs/auto" client "$ADDR" "$port" block >"$work/client.out" 2>&1 || outcome=$?
     echo "$outcome $(grep -c '^echoed 100000$' "$work/server.out")"
     stop_server
 }
