@@ -51,8 +51,9 @@ pub(super) fn channel_is_readable<S: HoldsData>(stream: &S) -> bool {
     S::watched(&mut state);
     channel_leader::take_event(stream, &mut state);
     stream.process_completions(&mut state);
-    // Pollers may rely on the events that were read. They are notified before another thread gets the
-    // data: its epoll_wait must report what its recv has seen.
+    drop(state);
+    // Pollers may rely on the events that were read. Without the lock: a thread that holds an epoll's
+    // queue may be in a signal handler that waits for the lock.
     stream.notify_pollers();
     true
 }
