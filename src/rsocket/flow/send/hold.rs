@@ -96,11 +96,12 @@ impl Sender {
     }
 
     /// Returns the offset in the send buffer for `len` bytes to be held, if one message can carry
-    /// them with those held already.
+    /// them with those held already. What fills the peer's buffer is not held, so that a stream is
+    /// never said to be writable when nothing more can be sent.
     pub fn plan_hold(&self, len: usize) -> Option<u32> {
         let len = u32::try_from(len).ok()?;
         let total = self.row.held + len;
-        let fits = total <= MAX_HELD.min(self.target.length) && len <= self.free() && len > 0;
+        let fits = total <= MAX_HELD && total < self.target.length && len <= self.free() && len > 0;
         let has_credit = self.row.held > 0 || self.has_credit();
         if !fits || !has_credit || self.free_entries < self.limits.entries_per_message {
             return None;
@@ -205,7 +206,7 @@ mod tests {
         sender.drop_held();
         let used = sender.plan((1 << 16) - 300 - 150, false).unwrap();
         sender.take(&used, false);
-        assert!(sender.plan_hold(150).is_some() && sender.plan_hold(151).is_none());
+        assert!(sender.plan_hold(149).is_some() && sender.plan_hold(150).is_none());
     }
 
     #[test]
