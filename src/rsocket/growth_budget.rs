@@ -8,9 +8,9 @@
 //! return the growth of their send buffers, receive buffers shrink when the peer moves to the other
 //! half, and no buffer grows for a while.
 //!
-//! The full receive buffer that a new stream gets is not growth. It is taken from a budget of its own:
-//! three quarters of the memory that the process may lock, less what all connections need while they
-//! are idle. The rest is for new connections, and for send buffers.
+//! The full receive buffer that a new stream gets is not growth. It is taken from a budget of its
+//! own: three quarters of the memory that the process may lock, less what all connections need
+//! while they are idle. The rest is for new connections, and for send buffers.
 //!
 //! Each budget is an atomic counter without a lock. A [`Reservation`] returns its bytes when it is
 //! dropped.
@@ -99,8 +99,8 @@ impl Reservation {
         Reservation::take_of(&USED, bytes, if bytes > LARGE { limit / LARGE_PART } else { limit })
     }
 
-    /// Reserves `bytes` for a new stream, in the budget for full receive buffers, even if too few are
-    /// left.
+    /// Reserves `bytes` for a new stream, in the budget for full receive buffers, even if too few
+    /// are left.
     pub fn take_idle(bytes: u32) -> Reservation {
         USED_FULL.fetch_add(bytes.into(), Ordering::Relaxed);
         Reservation { used: &USED_FULL, bytes }

@@ -203,7 +203,7 @@ static void look_up(void)
 	CALL(rdma_getaddrinfo("192.0.2.1", "no-such-service", &hints, &found));
 }
 
-/* The limit of an ordinary user. */
+/* A limit that is too low for an idle rsocket. */
 static void limit_memory(void)
 {
 	struct rlimit limit = { 8192, 8192 };

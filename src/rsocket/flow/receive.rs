@@ -5,12 +5,12 @@
 //! [`Pace`]): its halves are advertised from then on, and the old ring ends with its last byte.
 //!
 //! A new stream has a small ring, which is advertised as a whole. When half of it is used, a ring
-//! of the full size is added. If there is no memory for that, the small ring is advertised again when
-//! all of it has been read. The bytes of the small ring count as the beginning of the full ring, so the
-//! halves end where they would without a small ring: at multiples of 64 KB by default. Programs that
-//! write blocks of a power of two when poll(2) reports space rely on that. A block that does not fit
-//! into the half makes a blocking send wait until the peer has read; two such programs that send to
-//! each other would wait forever.
+//! of the full size is added. If there is no memory for that, the small ring is advertised again
+//! when all of it has been read. The bytes of the small ring count as the beginning of the full
+//! ring, so the halves end where they would without a small ring: at multiples of 64 KB by default.
+//! Programs that write blocks of a power of two when poll(2) reports space rely on that. A block
+//! that does not fit into the half makes a blocking send wait until the peer has read; two such
+//! programs that send to each other would wait forever.
 //!
 //! The target SGL has two entries, each in use until its half is full, so at most two halves that
 //! are not full are advertised.
@@ -200,8 +200,8 @@ impl Receiver {
         self.ring.half
     }
 
-    /// Returns whether the stream is new: it will need a larger ring soon, even if the program makes
-    /// no call.
+    /// Returns whether the stream is new: it will need a larger ring soon, even if the program
+    /// makes no call.
     #[inline]
     pub fn is_starting(&self) -> bool {
         self.ring.is_small() && self.next.is_none() && self.ring.is_first_fill() && !self.needs_larger_ring()

@@ -134,7 +134,7 @@ pub(super) struct Channel {
     pub device_gone: bool,
     pub watch: Watch,
     /// Number of times that the reactor was told to watch because the connection is new.
-    pub start_events: u32,
+    pub start_pauses: u32,
 }
 
 /// Resources of a connection whose peer is not known yet. The receives are posted.
@@ -200,7 +200,7 @@ impl Unconnected {
                 nonblocking: false,
                 device_gone: false,
                 watch: Watch::None,
-                start_events: 0,
+                start_pauses: 0,
             },
             buffer: SendBuffer::new(options.send_buffer, options.send_grows),
             sq_entries: sends - CONTROL_ENTRIES,

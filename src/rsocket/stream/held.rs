@@ -44,16 +44,16 @@ fn attend_now<S: HoldsData>(stream: &S, state: &mut S::State) {
 
 /// The reactor has found the channel readable. Returns false if another thread holds the lock: the
 /// reactor tries again after a pause. It does not wait for the lock, because a thread that sends
-/// message after message would have to wake it with each of them, and take the lock again before the
-/// reactor runs.
+/// message after message would have to wake it with each of them, and take the lock again before
+/// the reactor runs.
 pub(super) fn channel_is_readable<S: HoldsData>(stream: &S) -> bool {
     let Some(mut state) = stream.try_lock() else { return false };
     S::watched(&mut state);
     channel_leader::take_event(stream, &mut state);
     stream.process_completions(&mut state);
     drop(state);
-    // Pollers may rely on the events that were read. Without the lock: a thread that holds an epoll's
-    // queue may be in a signal handler that waits for the lock.
+    // Pollers may rely on the events that were read. Without the lock: a thread that holds an
+    // epoll's queue may be in a signal handler that waits for the lock.
     stream.notify_pollers();
     true
 }

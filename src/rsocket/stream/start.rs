@@ -1,8 +1,9 @@
 //! What a new stream does; see [`super::starting`].
 //!
-//! The reactor is woken beside a thread of the program that waits, so it watches only after a pause: a
-//! peer that needs more space and whose receiver makes no call waits that long, once. A program that
-//! only sends stays new, and each credit update is an event, so the pauses become longer.
+//! The reactor is woken beside a thread of the program that waits, so it watches only after a
+//! pause: a peer that needs more space and whose receiver makes no call waits that long, once. A
+//! program that only sends stays new, and each credit update is an event, so the pauses become
+//! longer.
 
 use std::time::Duration;
 
@@ -11,13 +12,15 @@ use super::starting::Starts;
 use super::{Phase, State, Stream};
 use crate::rsocket::reactor;
 
-/// Time until the reactor watches. It doubles after [`PAUSES`] events, up to [`LONGER`] times.
+/// Time until the reactor watches. It doubles after each [`PAUSES_TO_DOUBLE`] pauses, up to
+/// [`PAUSE_DOUBLINGS`] times.
 const PAUSE: Duration = Duration::from_millis(5);
-const PAUSES: u32 = 4;
-const LONGER: u32 = 4;
+const PAUSES_TO_DOUBLE: u32 = 4;
+const PAUSE_DOUBLINGS: u32 = 4;
 
 impl Stream {
-    /// The reactor has found the channel readable: it watches the channel of a new connection again.
+    /// The reactor has found the channel readable: it watches the channel of a new connection
+    /// again.
     pub(super) fn watch_start_again(state: &mut State) {
         if state.connection.as_ref().is_some_and(|connection| connection.is_starting()) {
             Self::watch_start(state);
@@ -27,10 +30,10 @@ impl Stream {
     fn watch_start(state: &mut State) {
         let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return };
         let channel = &mut connection.channel;
-        let pause = PAUSE * (1 << (channel.start_events / PAUSES).min(LONGER));
+        let pause = PAUSE * (1 << (channel.start_pauses / PAUSES_TO_DOUBLE).min(PAUSE_DOUBLINGS));
         if reactor::watch_later(key, channel.completions.fd(), pause).is_ok() {
             channel.watch = Watch::Soon;
-            channel.start_events = channel.start_events.saturating_add(1);
+            channel.start_pauses = channel.start_pauses.saturating_add(1);
         }
     }
 }

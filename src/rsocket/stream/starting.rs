@@ -1,6 +1,6 @@
-//! The first messages of a connection: the peer has little space for them ([`super::connection`]), so
-//! they must be noticed even if the program makes no call. Until the peer has more space, the receive
-//! CQ stays armed, and the reactor watches the completion channel.
+//! The first messages of a connection: the peer has little space for them ([`super::connection`]),
+//! so they must be noticed even if the program makes no call. Until the peer has more space, the
+//! receive CQ stays armed, and the reactor watches the completion channel.
 //!
 //! As with [`channel_leader`], everything outside of this logic is behind a trait, and the logic is
 //! model-checked.
@@ -13,8 +13,8 @@ pub(super) trait Starts: HoldsData {
     /// Returns whether the connection is new and the peer may send.
     fn is_starting(state: &Self::State) -> bool;
     /// Makes the reactor call [`channel_is_readable`](super::held::channel_is_readable) at the
-    /// channel's next event, from the end of a pause on. If it cannot, the program's next call notices
-    /// the message.
+    /// channel's next event, from the end of a pause on. If it cannot, the program's next call
+    /// notices the message.
     fn watch_soon(&self, state: &mut Self::State);
     /// Returns whether the reactor watches the channel, or will do so in a moment.
     fn is_watched(state: &Self::State) -> bool;

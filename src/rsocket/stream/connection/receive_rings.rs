@@ -1,5 +1,5 @@
-//! Memory of the receive rings: the small ring of a new stream, which is a part of the receive side's
-//! memory, and regions of the full size, and of larger ones for a stream that it limits.
+//! Memory of the receive rings: the small ring of a new stream, which is a part of the receive
+//! side's memory, and regions of the full size, and of larger ones for a stream that it limits.
 
 use super::RemoteMemory;
 use super::post::QueuePair;
@@ -135,8 +135,8 @@ impl ReceiveSide {
         Ok((Grown::with(Reservation::take_full(size), qp, size, true)?, size))
     }
 
-    /// Returns to the full size. The first ring would be left again with the next data, so it is used
-    /// only if it is no small one, or if there is no memory for another one.
+    /// Returns to the full size. The first ring would be left again with the next data, so it is
+    /// used only if it is no small one, or if there is no memory for another one.
     fn shrink(&mut self, qp: &QueuePair) {
         if self.rings.first_size < self.rings.full_size
             && let Ok((grown, size)) = self.full_ring(qp)
