@@ -6,10 +6,9 @@
 //! threads may run to the end. Only a device that has been removed from the machine is closed, with
 //! its last user.
 
-use super::global::GlobalLock;
+use super::global::{GlobalLock, Guard};
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_push;
-use crate::sys::lock::Guard;
 use crate::sys::owner::Owner;
 use crate::sys::verbs::{self, DeviceList, ibv_context, ibv_device, ibv_pd, ibv_xrcd};
 use std::ffi::c_int;

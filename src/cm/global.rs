@@ -4,9 +4,11 @@
 //! thread, and for another thread only for a limited time.
 
 use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use crate::sys::lock::{Guard, Lock, Unavailable};
+use crate::sys::inner::Held;
+use crate::sys::lock::{self, Lock, Unavailable};
 
 /// How long fork() waits for another thread that holds the lock: five seconds. The work done under
 /// the lock is shorter, unless a device or its driver does not answer.
@@ -20,6 +22,27 @@ pub struct GlobalLock<T: 'static> {
     held: UnsafeCell<Option<(Guard<'static, T>, u32)>>,
 }
 
+/// Access to the value; dropping it unlocks.
+pub struct Guard<'a, T> {
+    // Dropped in this order.
+    guard: lock::Guard<'a, T>,
+    _held: Held,
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+
 // SAFETY: `held` is touched only by the thread that holds the lock.
 unsafe impl<T: Send> Sync for GlobalLock<T> {}
 
@@ -31,21 +54,24 @@ impl<T> GlobalLock<T> {
 
     /// Waits for the lock. Nothing panics while it is held: the library aborts instead.
     pub fn lock(&self) -> Guard<'_, T> {
-        self.lock.lock()
+        let held = Held::begin();
+        Guard { guard: self.lock.lock(), _held: held }
     }
 
     /// Takes the lock unless a thread holds it.
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
-        self.lock.try_lock().ok()
+        let held = Held::begin();
+        self.lock.try_lock().ok().map(|guard| Guard { guard, _held: held })
     }
 
     /// Before fork(): takes the lock and keeps it until the handlers after fork(), unless this
     /// thread holds it (a signal handler that interrupted one of our calls forks), or another
     /// thread does not release it in time.
     pub fn before_fork(&'static self) {
+        let held = Held::begin();
         match self.lock.lock_within(FORK_LOCK_TIMEOUT) {
             // SAFETY: this thread holds the lock.
-            Ok(guard) => unsafe { *self.held.get() = Some((guard, 1)) },
+            Ok(guard) => unsafe { *self.held.get() = Some((Guard { guard, _held: held }, 1)) },
             Err(Unavailable::Mine) => {
                 // SAFETY: this thread holds the lock.
                 if let Some((_, times)) = unsafe { &mut *self.held.get() } {

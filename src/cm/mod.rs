@@ -46,7 +46,7 @@ pub use event::{
     Kind as EventKind, OwnedEvent, ack_cm_event, decode as decode_event, event_str, get_cm_event, write_cm_event,
 };
 pub use forks::register as register_fork_handlers;
-pub use global::GlobalLock;
+pub use global::{GlobalLock, Guard};
 pub use id::Id;
 pub use lookup::{getaddrinfo, query_addrinfo, resolve_addrinfo};
 pub use migrate::{forget_former, migrate_id, move_to_new_file};

@@ -23,6 +23,7 @@ use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
 use crate::sys::cancel;
 use crate::sys::event;
+use crate::sys::inner;
 use crate::sys::library_fds;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
 
@@ -117,8 +118,15 @@ pub fn is_datagram(fd: c_int) -> bool {
     matches!(TABLE.pin(fd).as_deref(), Some(Object::Socket(Socket::Datagram(_))))
 }
 
+/// Fails with `EAGAIN` in a signal handler that has interrupted the holder of an inner lock, for
+/// calls that take no rsocket's lock first.
+fn not_interrupted() -> Result<()> {
+    if inner::is_held() { Err(Errno::EAGAIN) } else { Ok(()) }
+}
+
 /// rsocket(3).
 pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int> {
+    not_interrupted()?;
     forks::register()?;
     let flags = kind & (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
     if !matches!(domain, libc::AF_INET | libc::AF_INET6 | AF_IB) {
@@ -187,6 +195,7 @@ pub fn close(fd: c_int) -> Result<()> {
 }
 
 fn close_object(fd: c_int) -> Result<()> {
+    not_interrupted()?;
     if let Some(Object::Socket(socket)) = TABLE.pin(fd).as_deref()
         && socket.is_locked_by_this_thread()
     {
@@ -483,8 +492,9 @@ pub fn epoll_create(flags: c_int) -> Result<c_int> {
 }
 
 /// Returns the object that repoll_create() made. Fails with `EINVAL` for other descriptors, like
-/// the kernel's epoll.
+/// the kernel's epoll, and with `EAGAIN` in some signal handlers ([`not_interrupted`]).
 fn epoll(fd: c_int) -> Result<Arc<Epoll>> {
+    not_interrupted()?;
     match TABLE.get(fd).as_deref() {
         Some(Object::Epoll(epoll)) => Ok(Arc::clone(epoll)),
         Some(Object::Socket(_)) => Err(Errno::EINVAL),

@@ -12,12 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::cm::GlobalLock;
+use crate::cm::{GlobalLock, Guard};
 use crate::errno::{Errno, Result};
 use crate::sys::clock;
 use crate::sys::event::KernelEpoll;
 use crate::sys::library_fds::{self, OwnFd};
-use crate::sys::lock::Guard;
 use crate::sys::owner::Owner;
 
 /// An object with a descriptor or a timer in the reactor.

@@ -12,6 +12,7 @@ pub mod event;
 pub mod fixed_string;
 pub mod futex;
 pub mod gid;
+pub mod inner;
 pub mod library_fds;
 pub mod lock;
 pub mod log;

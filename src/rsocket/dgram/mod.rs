@@ -285,7 +285,7 @@ impl Pollable for Dgram {
     }
 
     fn is_locked_by_this_thread(&self) -> bool {
-        self.state.is_mine()
+        self.state.is_interrupted()
     }
 
     fn arm(&self, wanted: c_short) -> c_short {

@@ -301,7 +301,7 @@ impl Stream {
         if !self.owner.is_this_process() {
             return;
         }
-        let Ok(mut state) = self.state.try_lock() else { return };
+        let Ok(mut state) = self.state.try_enter() else { return };
         // An adapter may discard what is posted only now.
         let had_held = Self::has_held(&state);
         self.send_held(&mut state);

@@ -40,7 +40,7 @@ impl Stream {
         if flags & !FAST_PATH_FLAGS != 0 || start.is_null() || !self.owner.is_this_process() {
             return Err(false);
         }
-        let Ok(mut state) = self.state.try_lock() else { return Err(false) };
+        let Ok(mut state) = self.state.try_enter() else { return Err(false) };
         let thread = state.holder();
         let state = &mut *state;
         if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
@@ -157,7 +157,7 @@ impl Stream {
         if flags & !FAST_PATH_FLAGS != 0 || !self.owner.is_this_process() {
             return false;
         }
-        let Ok(mut state) = self.state.try_lock() else { return false };
+        let Ok(mut state) = self.state.try_enter() else { return false };
         if !state.can_write() || state.has_pending_mappings() {
             return false;
         }

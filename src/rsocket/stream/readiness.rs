@@ -59,7 +59,7 @@ impl Pollable for Stream {
         if !self.owner.is_this_process() {
             return POLLNVAL;
         }
-        let Ok(mut state) = self.state.lock_unless_mine() else { return 0 };
+        let Ok(mut state) = self.state.enter() else { return 0 };
         if wanted & IN != 0 {
             self.turn_to_receive(&mut state);
         }
@@ -68,14 +68,14 @@ impl Pollable for Stream {
     }
 
     fn is_locked_by_this_thread(&self) -> bool {
-        self.state.is_mine()
+        self.state.is_interrupted()
     }
 
     fn is_ready(&self, wanted: c_short) -> bool {
         if !self.owner.is_this_process() {
             return true;
         }
-        let Ok(mut state) = self.state.lock_unless_mine() else { return false };
+        let Ok(mut state) = self.state.enter() else { return false };
         if wanted & IN != 0 {
             self.turn_to_receive(&mut state);
         }
@@ -86,7 +86,7 @@ impl Pollable for Stream {
         if !self.owner.is_this_process() {
             return POLLNVAL;
         }
-        let Ok(mut state) = self.state.lock_unless_mine() else { return 0 };
+        let Ok(mut state) = self.state.enter() else { return 0 };
         if wanted & IN != 0 {
             self.turn_to_receive(&mut state);
         }
@@ -109,7 +109,7 @@ impl Pollable for Stream {
 
     fn take_event(&self) {
         if self.owner.is_this_process()
-            && let Ok(mut state) = self.state.lock_unless_mine()
+            && let Ok(mut state) = self.state.enter()
         {
             channel_leader::take_event(self, &mut state);
         }

@@ -426,6 +426,81 @@ static void handlers_use_the_same_datagram_socket(void)
 	all_is_well();
 }
 
+/* What the handlers interrupt: the library's changes to lists that other threads, and the reactor, use under a stream's lock. */
+static struct repoll repoll;
+static int ep;
+static volatile bool stop_polling;
+
+static void change_lists(void)
+{
+	struct epoll_event event = { .events = EPOLLIN | EPOLLOUT }, found[4];
+	struct pollfd all[] = { { pair.client, POLLIN, 0 }, { pair.server, POLLIN, 0 } };
+	union address nobody = local_addr(AF_INET, 1);
+	char byte;
+	int fd;
+
+	repoll.control(ep, EPOLL_CTL_ADD, pair.client, &event);
+	repoll.control(ep, EPOLL_CTL_ADD, pair.server, &event);
+	rsend(pair.client, "x", 1, MSG_DONTWAIT);
+	repoll.wait(ep, found, 4, 0);
+	rpoll(all, 2, 1);
+	rrecv(pair.server, &byte, 1, MSG_DONTWAIT);
+	repoll.control(ep, EPOLL_CTL_DEL, pair.client, NULL);
+	repoll.control(ep, EPOLL_CTL_DEL, pair.server, NULL);
+	fd = rsocket(AF_INET, SOCK_STREAM, 0);
+	if (fd >= 0) {
+		rs_nonblock(fd, true);
+		rconnect(fd, &nobody.sa, addr_len(&nobody));
+		rclose(fd);
+	}
+}
+
+/* Calls on the same streams in another thread. */
+static void *poll_beside(void *argument)
+{
+	struct pollfd all[] = { { pair.client, POLLIN, 0 }, { pair.server, POLLIN, 0 } };
+	sigset_t signals;
+
+	sigfillset(&signals);
+	pthread_sigmask(SIG_SETMASK, &signals, NULL);
+	while (!stop_polling) {
+		char bytes[100];
+
+		rpoll(all, 2, 1);
+		rrecv(pair.client, bytes, sizeof(bytes), MSG_DONTWAIT);
+		rrecv(pair.server, bytes, sizeof(bytes), MSG_DONTWAIT);
+		rsend(pair.server, "z", 1, MSG_DONTWAIT);
+	}
+	return argument;
+}
+
+static void talk_and_wait(int signal)
+{
+	int error = errno;
+	struct epoll_event found[4];
+	struct pollfd all[] = { { pair.client, POLLIN, 0 }, { pair.server, POLLIN, 0 } };
+
+	talk(signal);
+	judge(rpoll(all, 2, 1));
+	judge(repoll.wait(ep, found, 4, 1));
+	errno = error;
+}
+
+static void handlers_interrupt_changes_of_lists(void)
+{
+	pthread_t thread;
+
+	EXPECT(find_repoll(&repoll) && rs_pair(&pair, AF_INET));
+	EXPECT((ep = repoll.create(0)) >= 0 && !pthread_create(&thread, NULL, poll_beside, NULL));
+	with_signals(talk_and_wait, SA_RESTART, 600, change_lists);
+	EXPECT(refused > 0 && unexpected == 0);
+	stop_polling = true;
+	EXPECT(!pthread_join(thread, NULL) && !rclose(ep));
+	EXPECT(pair_works());
+	rs_pair_close(&pair);
+	all_is_well();
+}
+
 static void fork_here(int signal)
 {
 	int error = errno;
@@ -506,6 +581,7 @@ int main(int argc, char **argv)
 	CASE(handlers_use_the_same_stream);
 	if (!on_siw())
 		CASE(handlers_use_the_same_datagram_socket);
+	CASE(handlers_interrupt_changes_of_lists);
 	CASE(handlers_fork);
 	CASE(fork_while_settings_are_read);
 	return finish();
