@@ -75,7 +75,7 @@ await_listener() {
         if [ "$mode$DEVICE$SERVER_LIB" = autorxeours ] && [ ! -e stays-tcp ] && ! rdma_listens "$port"; then
             :
         elif rdma_listens "$port"; then
-            if [ "$tcp" = yes ] || [ "$DEVICE" = rxe ]; then echo "rdma $port" >>listeners && return; fi
+            if [ "$tcp" = yes ] || [ "$DEVICE" != siw ]; then echo "rdma $port" >>listeners && return; fi
         elif [ "$tcp" = yes ]; then
             echo "tcp $port" >>listeners && return
         fi

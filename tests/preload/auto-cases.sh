@@ -351,23 +351,25 @@ case_descriptor_limit() {
     wait "$server" && [ "$(sed -n 's/.* refused //p' <<<"$facts")" -gt 0 ]
 }
 
-# forked SERVER CLIENT: what a client and a server of auto.c came to, each auto, plain or fork, the reference's fork mode.
+# forked SERVER CLIENT: adds to `came_to` what a client and a server of auto.c came to, each auto, plain or fork, the
+# reference's fork mode.
 forked() {
     local outcome=0
     start_server "$1" "$ADDR" 1 block || return 1
     with "$2" "$work/client.log" timeout 40 "$programs/auto" client "$ADDR" "$port" block >"$work/client.out" 2>&1 || outcome=$?
-    echo "$outcome $(grep -c '^echoed 100000$' "$work/server.out")"
+    came_to+="$outcome $(grep -c '^echoed 100000$' "$work/server.out"); "
     stop_server
 }
 
 # The reference's fork mode knows only itself: with it, automatic mode is what a program without the library is.
 case_fork_mode_of_the_reference() {
-    local automatic plain
-    automatic="$(forked auto fork); $(forked fork auto)" || return 1
-    plain="$(forked plain fork); $(forked fork plain)" || return 1
-    facts="client's status and connections served: $automatic"
-    [ "$automatic" = "$plain" ] || facts="$facts, but plain $plain"
-    [ "$automatic" = "$plain" ]
+    local came_to='' automatic
+    forked auto fork && forked fork auto || return 1
+    automatic=$came_to came_to=''
+    forked plain fork && forked fork plain || return 1
+    facts="client's status and connections served: ${automatic%; }"
+    [ "$automatic" = "$came_to" ] || facts="$facts, but plain ${came_to%; }"
+    [ "$automatic" = "$came_to" ]
 }
 
 # More clients at once than the listener's queue takes.
