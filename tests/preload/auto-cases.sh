@@ -357,8 +357,8 @@ forked() {
     local outcome=0
     start_server "$1" "$ADDR" 1 block || return 1
     with "$2" "$work/client.log" timeout 40 "$programs/auto" client "$ADDR" "$port" block >"$work/client.out" 2>&1 || outcome=$?
-    came_to+="$outcome $(grep -c '^echoed 100000$' "$work/server.out"); "
     stop_server
+    came_to+="$outcome $(grep -c '^echoed 100000$' "$work/server.out"); "
 }
 
 # The reference's fork mode knows only itself: with it, automatic mode is what a program without the library is.
