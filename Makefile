@@ -58,7 +58,7 @@ lint: ## formatting, clippy, shellcheck, layers, references of the documents
 	scripts/docs-check
 
 check: ## run all tests and comparisons, with the lab; a table at the end shows what ran
-	scripts/check
+	scripts/check $(CHECK)
 
 demo: ## install what is missing, build, run rping and ucmatose in the lab
 	scripts/demo
