@@ -9,6 +9,8 @@
 
 #[cfg(not(all(test, loom)))]
 use std::cell::Cell;
+#[cfg(not(all(test, loom)))]
+use std::sync::atomic::{Ordering, compiler_fence};
 
 #[cfg(not(all(test, loom)))]
 thread_local! {
@@ -25,6 +27,8 @@ impl Held {
     #[inline]
     pub fn begin() -> Held {
         HELD.set(HELD.get() + 1);
+        // A handler sees the count before the lock, although both are this thread's.
+        compiler_fence(Ordering::SeqCst);
         Held(())
     }
 }
@@ -33,6 +37,7 @@ impl Held {
 impl Drop for Held {
     #[inline]
     fn drop(&mut self) {
+        compiler_fence(Ordering::SeqCst);
         HELD.set(HELD.get() - 1);
     }
 }
