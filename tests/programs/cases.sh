@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # The cases of tests/programs: which program of rdmacm-utils runs how. Read by `run` on the host
-# (names only) and by `guest` in the lab, which sets ADDR, ADDR6 and LINK of the device first.
+# (names only) and by `guest` in the lab, which first sets the addresses of servers, ADDR and ADDR6, and of
+# clients, OWN and OWN6.
 
 # One entry per case in each array, filled by `add`.
 case_names=() case_groups=() case_ready=() case_clients=() case_server=() case_client=()
@@ -27,8 +28,8 @@ cases_rping() {
     local size
     add rping listen 1 "rping -s -a $ADDR -C 10" "rping -c -a $ADDR -C 10 -v"
     add rping-ipv6 listen 1 "rping -s -a $ADDR6 -C 10 -v" "rping -c -a $ADDR6 -C 10 -v"
-    add rping-any listen 1 "rping -s -C 10" "rping -c -a $ADDR -I $ADDR -C 10 -v"
-    add rping-any-ipv6 listen 1 "rping -s -a ::0 -C 10" "rping -c -a $ADDR6 -I $ADDR6 -C 10 -v"
+    add rping-any listen 1 "rping -s -C 10" "rping -c -a $ADDR -I $OWN -C 10 -v"
+    add rping-any-ipv6 listen 1 "rping -s -a ::0 -C 10" "rping -c -a $ADDR6 -I $OWN6 -C 10 -v"
     for size in 23 64 4096 65535; do
         add "rping-verify-$size" listen 1 "rping -s -a $ADDR -C 100 -V -S $size" \
             "rping -c -a $ADDR -C 100 -V -S $size"
@@ -52,7 +53,7 @@ cases_ucmatose() {
     done
     add ucmatose-migrate-client listen 1 "ucmatose" "ucmatose -m -s $ADDR"
     add ucmatose-ipv6 listen 1 "ucmatose -b ::0" "ucmatose -s $ADDR6"
-    add ucmatose-bound listen 1 "ucmatose -b $ADDR" "ucmatose -b $ADDR -s $ADDR"
+    add ucmatose-bound listen 1 "ucmatose -b $ADDR" "ucmatose -b $OWN -s $ADDR"
     for n in 0 1 1000; do
         add "ucmatose-messages-$n" listen 1 "ucmatose -C $n" "ucmatose -s $ADDR -C $n"
     done
@@ -70,16 +71,16 @@ cases_datagram() {
     add udaddy listen 1 "udaddy" "udaddy -s $ADDR"
     add udaddy-10 listen 1 "udaddy -c 10" "udaddy -s $ADDR -c 10"
     add udaddy-ipv6 listen 1 "udaddy -b ::0" "udaddy -s $ADDR6"
-    add udaddy-bound listen 1 "udaddy -b $ADDR" "udaddy -b $ADDR -s $ADDR"
+    add udaddy-bound listen 1 "udaddy -b $ADDR" "udaddy -b $OWN -s $ADDR"
     add udaddy-messages-100 listen 1 "udaddy -C 100" "udaddy -s $ADDR -C 100"
     add udaddy-size-1000 listen 1 "udaddy -S 1000" "udaddy -s $ADDR -S 1000"
-    add mckey "mcast:$mac" 1 "mckey -m $group4 -b $ADDR" "mckey -m $group4 -b $ADDR -s"
-    add mckey-4 "mcast:$mac" 1 "mckey -m $group4 -b $ADDR -c 4" "mckey -m $group4 -b $ADDR -s -c 4"
-    add mckey-send-only "mcast:$mac" 1 "mckey -m $group4 -b $ADDR" "mckey -m $group4 -b $ADDR -s -o"
+    add mckey "mcast:$mac" 1 "mckey -m $group4 -b $ADDR" "mckey -m $group4 -b $OWN -s"
+    add mckey-4 "mcast:$mac" 1 "mckey -m $group4 -b $ADDR -c 4" "mckey -m $group4 -b $OWN -s -c 4"
+    add mckey-send-only "mcast:$mac" 1 "mckey -m $group4 -b $ADDR" "mckey -m $group4 -b $OWN -s -o"
     add mckey-ipv6 mcast:333300020003 1 "mckey -m ff0e::2:3 -b $ADDR6" \
-        "mckey -m ff0e::2:3 -b $ADDR6 -s"
+        "mckey -m ff0e::2:3 -b $OWN6 -s"
     add mckey-unmapped "mcast:$mac" 1 "mckey -M ff0e::ffff:ef01:203 -b $ADDR" \
-        "mckey -M ff0e::ffff:ef01:203 -b $ADDR -s"
+        "mckey -M ff0e::ffff:ef01:203 -b $OWN -s"
 }
 
 # Synchronous ids created by rdma_create_ep with rdma_getaddrinfo's result.
@@ -100,7 +101,7 @@ cases_cmtime() {
             add "cmtime-$n" persistent 1 "cmtime -b $ADDR -c $n" "cmtime -s $ADDR -c $n"
         else
             add "cmtime-$n" tcp:7471 1 "cmtime -b $ADDR -C $ADDR -L -c $n -q 200000" \
-                "cmtime -b $ADDR -C $ADDR -c $n -q 100000"
+                "cmtime -b $OWN -C $ADDR -c $n -q 100000"
         fi
     done
 }

@@ -1,5 +1,5 @@
 /*
- * Multicast groups of the subnet administrator: full, send-only and send-only-full members, by
+ * Multicast groups of the subnet administrator: full and send-only-full members, by
  * MGID, by any MGID, by IPv4 and IPv6 addresses; data; what a restart of the subnet manager and a
  * pulled cable do to the members.
  */
