@@ -12,6 +12,7 @@ mod sys {
     pub mod alloc;
     pub use crate::models::{cancel, event};
     pub mod futex;
+    pub mod inner;
     pub mod lock;
     pub mod owner;
     pub mod sync;

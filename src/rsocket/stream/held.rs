@@ -52,8 +52,7 @@ pub(super) fn channel_is_readable<S: HoldsData>(stream: &S) -> bool {
     channel_leader::take_event(stream, &mut state);
     stream.process_completions(&mut state);
     drop(state);
-    // Pollers may rely on the events that were read. Without the lock: a thread that holds an
-    // epoll's queue may be in a signal handler that waits for the lock.
+    // Pollers may rely on the events that were read. Without the lock, which they take next.
     stream.notify_pollers();
     true
 }
