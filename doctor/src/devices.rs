@@ -106,6 +106,13 @@ pub fn all() -> Vec<Port> {
     found
 }
 
+/// Returns the names of the devices.
+pub fn names(ports: &[Port]) -> Vec<&str> {
+    let mut names: Vec<&str> = ports.iter().map(|port| port.device.as_str()).collect();
+    names.dedup();
+    names
+}
+
 const NET: &str = "/sys/class/net";
 
 /// Returns the interface of a port without one in this network namespace, if its GIDs name one. That
@@ -350,6 +357,12 @@ mod tests {
     #[test]
     fn guids_of_zeros() {
         assert!(is_zero("0000:0000:0000:0000") && !is_zero("0000:0000:0000:0001"));
+    }
+
+    #[test]
+    fn devices_are_named_once() {
+        let other = Port { device: "mlx5_1".to_owned(), ..port("mlx5_1/1") };
+        assert_eq!(names(&[port("mlx5_0/1"), port("mlx5_0/2"), other]), ["mlx5_0", "mlx5_1"]);
     }
 
     #[test]
