@@ -204,7 +204,8 @@ pub fn check(ports: &[Port], report: &mut Report) {
         report.problem(
             "devices.none",
             "this machine has no RDMA device",
-            "load the adapter's driver (lspci -k shows which), or add a software device: rdma link add rxe0 type rxe netdev INTERFACE",
+            // Without the class ib_core is not loaded, and opening its netlink socket would load it.
+            advice_without_devices(Path::new(CLASS).is_dir() && netdev::is_exclusive()),
         );
         return;
     }
@@ -226,6 +227,18 @@ pub fn check(ports: &[Port], report: &mut Report) {
             "install the package with libibverbs' drivers (Debian: ibverbs-providers)",
         );
     }
+}
+
+/// Returns the advice for a machine without devices. In the exclusive mode, /sys shows only those of
+/// its network namespace.
+fn advice_without_devices(exclusive: bool) -> String {
+    let advice = "load the adapter's driver (lspci -k shows which), or add a software device: rdma link add rxe0 type rxe netdev INTERFACE";
+    if !exclusive {
+        return advice.to_owned();
+    }
+    format!(
+        "{advice}. Each device belongs to one network namespace here (rdma system show: netns exclusive): in a container, have the host move one into it: rdma dev set NAME netns NAMESPACE"
+    )
 }
 
 /// Reports a port that is not usable while another one is, such as a second port without a cable.
@@ -352,6 +365,12 @@ mod tests {
             ..port("mlx5_0/1")
         };
         assert_eq!(worst(&[elsewhere]), State::Problem);
+    }
+
+    #[test]
+    fn without_devices_the_mode_of_namespaces_counts() {
+        assert!(advice_without_devices(true).contains("rdma dev set NAME netns"));
+        assert!(!advice_without_devices(false).contains("netns"));
     }
 
     #[test]
