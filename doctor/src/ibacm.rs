@@ -95,12 +95,12 @@ fn reach(ports: &[Port], report: &mut Report) {
         ErrorKind::PermissionDenied => report.warning(
             "ibacm.forbidden",
             format!("{place} may not be opened by this user"),
-            "rdma_getaddrinfo does without ibacm: make the socket writable for everybody",
+            "rdma_getaddrinfo and rdma_resolve_route do without ibacm: make the socket writable for everybody",
         ),
         ErrorKind::TimedOut => report.warning(
             "ibacm.hangs",
             format!("ibacm does not accept connections at {place}"),
-            "each rdma_getaddrinfo waits up to 10 seconds: restart ibacm, see /var/log/ibacm.log",
+            "each rdma_getaddrinfo and rdma_resolve_route waits up to 10 seconds: restart ibacm, see /var/log/ibacm.log",
         ),
         _ => report.warning(
             "ibacm.not-running",
