@@ -106,6 +106,13 @@ pub fn all() -> Vec<Port> {
     found
 }
 
+/// Returns the names of the devices.
+pub fn names(ports: &[Port]) -> Vec<&str> {
+    let mut names: Vec<&str> = ports.iter().map(|port| port.device.as_str()).collect();
+    names.dedup();
+    names
+}
+
 const NET: &str = "/sys/class/net";
 
 /// Returns the interface of a port without one in this network namespace, if its GIDs name one. That
@@ -197,7 +204,8 @@ pub fn check(ports: &[Port], report: &mut Report) {
         report.problem(
             "devices.none",
             "this machine has no RDMA device",
-            "load the adapter's driver (lspci -k shows which), or add a software device: rdma link add rxe0 type rxe netdev INTERFACE",
+            // Without the class ib_core is not loaded, and opening its netlink socket would load it.
+            advice_without_devices(Path::new(CLASS).is_dir() && netdev::is_exclusive()),
         );
         return;
     }
@@ -219,6 +227,18 @@ pub fn check(ports: &[Port], report: &mut Report) {
             "install the package with libibverbs' drivers (Debian: ibverbs-providers)",
         );
     }
+}
+
+/// Returns the advice for a machine without devices. In the exclusive mode, /sys shows only those of
+/// its network namespace.
+fn advice_without_devices(exclusive: bool) -> String {
+    let advice = "load the adapter's driver (lspci -k shows which), or add a software device: rdma link add rxe0 type rxe netdev INTERFACE";
+    if !exclusive {
+        return advice.to_owned();
+    }
+    format!(
+        "{advice}. Each device belongs to one network namespace here (rdma system show: netns exclusive): in a container, have the host move one into it: rdma dev set NAME netns NAMESPACE"
+    )
 }
 
 /// Reports a port that is not usable while another one is, such as a second port without a cable.
@@ -348,8 +368,20 @@ mod tests {
     }
 
     #[test]
+    fn without_devices_the_mode_of_namespaces_counts() {
+        assert!(advice_without_devices(true).contains("rdma dev set NAME netns"));
+        assert!(!advice_without_devices(false).contains("netns"));
+    }
+
+    #[test]
     fn guids_of_zeros() {
         assert!(is_zero("0000:0000:0000:0000") && !is_zero("0000:0000:0000:0001"));
+    }
+
+    #[test]
+    fn devices_are_named_once() {
+        let other = Port { device: "mlx5_1".to_owned(), ..port("mlx5_1/1") };
+        assert_eq!(names(&[port("mlx5_0/1"), port("mlx5_0/2"), other]), ["mlx5_0", "mlx5_1"]);
     }
 
     #[test]

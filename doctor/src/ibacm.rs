@@ -95,12 +95,12 @@ fn reach(ports: &[Port], report: &mut Report) {
         ErrorKind::PermissionDenied => report.warning(
             "ibacm.forbidden",
             format!("{place} may not be opened by this user"),
-            "rdma_getaddrinfo does without ibacm: make the socket writable for everybody",
+            "rdma_getaddrinfo and rdma_resolve_route do without ibacm: make the socket writable for everybody",
         ),
         ErrorKind::TimedOut => report.warning(
             "ibacm.hangs",
             format!("ibacm does not accept connections at {place}"),
-            "each rdma_getaddrinfo waits up to 10 seconds: restart ibacm, see /var/log/ibacm.log",
+            "each rdma_getaddrinfo and rdma_resolve_route waits up to 10 seconds: restart ibacm, see /var/log/ibacm.log",
         ),
         _ => report.warning(
             "ibacm.not-running",
@@ -113,21 +113,24 @@ fn reach(ports: &[Port], report: &mut Report) {
 /// Asks for the path of each InfiniBand port to itself.
 fn paths(ports: &[Port], mut stream: Box<dyn Stream>, report: &mut Report) {
     for port in ports.iter().filter(|port| port.active && port.is_infiniband()) {
-        match acm_question::path_status(&mut *stream, port) {
-            Some(0) => report.ok("ibacm", format!("ibacm knows paths of {}", port.name)),
-            Some(status) => report.warning(
+        let Some(status) = acm_question::path_status(&mut *stream, port) else {
+            return report.warning(
+                "ibacm.silent",
+                "ibacm does not answer",
+                "restart it (systemctl restart ibacm): each connection waits for its answer",
+            );
+        };
+        report.about(Some(&port.name));
+        if status == 0 {
+            report.ok("ibacm", format!("ibacm knows paths of {}", port.name));
+        } else {
+            report.warning(
                 "ibacm.no-path",
                 format!("ibacm has no path of {} to itself (status {status})", port.name),
                 format!("compare {ADDRESSES} with the addresses (`ib_acme -A` makes a new one), and restart ibacm; until then each connection asks it in vain"),
-            ),
-            None => {
-                return report.warning(
-                    "ibacm.silent",
-                    "ibacm does not answer",
-                    "restart it (systemctl restart ibacm): each connection waits for its answer",
-                );
-            }
+            );
         }
+        report.about(None);
     }
 }
 
@@ -202,11 +205,13 @@ fn addresses(text: &str, exists: impl Fn(&str, u32) -> bool, report: &mut Report
             Some(port) if key == "default" || number_of(key) => {
                 let device = words[1];
                 if !exists(device, port) {
+                    report.about(Some(&format!("{device}/{port}")));
                     report.warning(
                         "ibacm.no-device",
                         format!("{place}: there is no port {port} of a device {device}"),
                         "ibacm ignores the line; `ib_acme -A` writes a file for this machine",
                     );
+                    report.about(None);
                 }
             }
             _ => report.warning(

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
-use crate::devices::Port;
+use crate::devices::{self, Port};
 use crate::report::Report;
 
 /// A function of each symbol version that programs may need.
@@ -123,18 +123,20 @@ fn check_verbs(ports: &[Port], report: &mut Report) {
         let text = format!("{} is older than 1.11 (rdma-core 32), which librdmacm 1.5 needs", file.display());
         report.problem("library.old-libibverbs", text, "install a newer version (Debian: libibverbs1)");
     }
-    let names = device_names(library);
-    for port in ports {
-        if !names.contains(&port.device) {
-            report.problem(
-                "library.device-not-found",
-                format!("libibverbs does not find the device {}", port.device),
-                "is its driver installed (Debian: ibverbs-providers), and may /dev/infiniband/uverbs* be opened?",
-            );
-        }
+    let found = device_names(library);
+    let not_found = |device: &&str| !found.iter().any(|name| name == device);
+    let missing: Vec<&str> = devices::names(ports).into_iter().filter(not_found).collect();
+    for device in &missing {
+        report.about(Some(device));
+        report.problem(
+            "library.device-not-found",
+            format!("libibverbs does not find the device {device}"),
+            "is its driver installed (Debian: ibverbs-providers), and may /dev/infiniband/uverbs* be opened?",
+        );
     }
-    if !ports.is_empty() && ports.iter().all(|port| names.contains(&port.device)) {
-        report.ok("library", format!("libibverbs finds {}", names.join(", ")));
+    report.about(None);
+    if !ports.is_empty() && missing.is_empty() {
+        report.ok("library", format!("libibverbs finds {}", found.join(", ")));
     }
 }
 

@@ -37,6 +37,9 @@ const MONITOR_PROBLEMS: u8 = 2;
 const MONITOR_USAGE_ERROR: u8 = 3;
 
 fn main() -> ExitCode {
+    // A closed pipe ends the program, as it ends others; Rust's print macros would panic.
+    // SAFETY: no handler.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     match options::parse(std::env::args_os().skip(1)) {
         Ok(Action::Help) => {
             print!("{}", options::USAGE);
@@ -57,9 +60,6 @@ fn main() -> ExitCode {
 }
 
 fn examine(options: &Options) -> ExitCode {
-    // A closed pipe ends the program, as it ends others; Rust's println would panic.
-    // SAFETY: no handler.
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let mut report = Report::new(options);
     machine::modules(&mut report);
     let devices = devices::all();

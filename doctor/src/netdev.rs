@@ -12,11 +12,16 @@ const NETLINK_RDMA: libc::c_int = 20;
 const PORT_GET: u16 = (5 << 10) + 5;
 /// Message type: RDMA_NLDEV_CMD_GET.
 const GET: u16 = (5 << 10) + 1;
+/// Message type: RDMA_NLDEV_CMD_SYS_GET.
+const SYS_GET: u16 = (5 << 10) + 6;
 /// Attributes: RDMA_NLDEV_ATTR_*.
 const DEV_NAME: u16 = 2;
 const DEV_INDEX: u16 = 1;
 const PORT_INDEX: u16 = 3;
 const NDEV_NAME: u16 = 51;
+/// Attribute RDMA_NLDEV_SYS_ATTR_NETNS_MODE: a byte, 0 if each device belongs to one network
+/// namespace, 1 if all namespaces share all devices.
+const NETNS_MODE: u16 = 66;
 /// Bytes of a message header.
 const HEADER: usize = 16;
 /// Bytes of an attribute header.
@@ -33,6 +38,17 @@ pub fn tells_interfaces() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (4, 20)
+}
+
+/// Returns whether each device is visible only in the network namespace that it belongs to. Kernels
+/// before 5.2 and those without RDMA have no such mode.
+pub fn is_exclusive() -> bool {
+    query(SYS_GET, &[]).is_some_and(|message| shows_exclusive(&message))
+}
+
+fn shows_exclusive(message: &[u8]) -> bool {
+    let attributes = attributes(message.get(HEADER..).unwrap_or_default());
+    attributes.get(&NETNS_MODE).and_then(|value| value.first()) == Some(&0)
 }
 
 /// Returns the kernel's index of the device with this name.
@@ -268,6 +284,20 @@ mod tests {
         let found = attributes(&bytes);
         assert_eq!((found.len(), found[&NDEV_NAME]), (3, &b"v0\0"[..]));
         assert!(attributes(&[255, 0, 1]).is_empty() && attributes(&[255, 0, 1, 0, 7]).is_empty());
+    }
+
+    #[test]
+    fn mode_of_namespaces() {
+        let reply = |attribute: u16, mode: u8| {
+            let mut bytes = vec![0; HEADER];
+            bytes.extend(5_u16.to_ne_bytes());
+            bytes.extend(attribute.to_ne_bytes());
+            bytes.extend([mode, 0, 0, 0]);
+            bytes
+        };
+        assert!(shows_exclusive(&reply(NETNS_MODE, 0)));
+        assert!(!shows_exclusive(&reply(NETNS_MODE, 1)) && !shows_exclusive(&reply(DEV_NAME, 0)));
+        assert!(!shows_exclusive(&[]));
     }
 
     #[test]

@@ -47,8 +47,8 @@ struct Finding {
     state: State,
     text: String,
     advice: Option<String>,
-    /// The port that it is about, in the form DEVICE/PORT.
-    port: Option<String>,
+    /// What it is about: a port in the form DEVICE/PORT, or a device.
+    about: Option<String>,
     /// The time since the finding before.
     took: Duration,
 }
@@ -56,6 +56,15 @@ struct Finding {
 impl Finding {
     fn check(&self) -> &'static str {
         self.code.split('.').next().unwrap_or_default()
+    }
+
+    /// Returns the device that it is about, and the number of the port.
+    fn device_and_port(&self) -> (Option<&str>, Option<u32>) {
+        let Some(name) = self.about.as_deref() else { return (None, None) };
+        match name.split_once('/') {
+            Some((device, number)) => (Some(device), number.parse().ok()),
+            None => (Some(name), None),
+        }
     }
 
     fn is_shown(&self, quiet: bool) -> bool {
@@ -79,12 +88,13 @@ pub struct Report {
     quiet: Option<bool>,
     /// When the last finding was added.
     last: Instant,
-    port: Option<String>,
+    /// What the next findings are about.
+    about: Option<String>,
 }
 
 impl Default for Report {
     fn default() -> Report {
-        Report { findings: Vec::new(), quiet: None, last: Instant::now(), port: None }
+        Report { findings: Vec::new(), quiet: None, last: Instant::now(), about: None }
     }
 }
 
@@ -95,9 +105,9 @@ impl Report {
         Report { quiet: is_text.then_some(options.quiet), ..Report::default() }
     }
 
-    /// The following findings are about a port, until the next call.
-    pub fn about(&mut self, port: Option<&str>) {
-        self.port = port.map(str::to_owned);
+    /// The following findings are about a port (DEVICE/PORT) or a device, until the next call.
+    pub fn about(&mut self, name: Option<&str>) {
+        self.about = name.map(str::to_owned);
     }
 
     /// Adds a finding without a problem.
@@ -123,7 +133,7 @@ impl Report {
     fn add(&mut self, code: &'static str, state: State, text: String, advice: Option<String>) {
         let took = self.last.elapsed();
         self.last += took;
-        let finding = Finding { code, state, text, advice, port: self.port.clone(), took };
+        let finding = Finding { code, state, text, advice, about: self.about.clone(), took };
         if self.quiet.is_some_and(|quiet| finding.is_shown(quiet)) {
             finding.print();
         }
@@ -178,12 +188,12 @@ impl Report {
     fn json<'a>(&self, findings: impl Iterator<Item = &'a Finding>) -> Value {
         let list: Vec<Value> = findings
             .map(|finding| {
-                let port = finding.port.as_ref().and_then(|name| name.split_once('/'));
+                let (device, port) = finding.device_and_port();
                 json!({
                     "check": finding.check(),
                     "code": finding.code,
-                    "device": port.map(|(device, _)| device),
-                    "port": port.and_then(|(_, number)| number.parse::<u32>().ok()),
+                    "device": device,
+                    "port": port,
                     "milliseconds": finding.took.as_millis() as u64,
                     "state": finding.state.name(),
                     "text": finding.text,
@@ -229,5 +239,9 @@ mod tests {
         let found = &json["checks"][0];
         assert_eq!((&found["check"], &found["code"]), (&json!("ports"), &json!("ports.inactive")));
         assert_eq!((&found["device"], &found["port"]), (&json!("mlx5_0"), &json!(2)));
+        report.about(Some("mlx5_1"));
+        report.warning("devices.no-guid", "no GUID", "do");
+        let json = report.json(report.findings.iter().skip(5));
+        assert_eq!((&json["checks"][0]["device"], &json["checks"][0]["port"]), (&json!("mlx5_1"), &Value::Null));
     }
 }

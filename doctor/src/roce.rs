@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use crate::devices::{CLASS, Port, entries, is_zero, read};
+use crate::devices::{CLASS, Port, entries, is_zero, names, read};
 use crate::report::Report;
 
 const CONFIGURED: &str = "/sys/kernel/config/rdma_cm";
@@ -33,9 +33,8 @@ pub fn check(ports: &[Port], report: &mut Report) {
 
 /// Checks the node GUIDs.
 pub fn check_guids(ports: &[Port], report: &mut Report) {
-    let mut devices: Vec<&str> = ports.iter().map(|port| port.device.as_str()).collect();
-    devices.dedup();
-    for device in devices {
+    for device in names(ports) {
+        report.about(Some(device));
         if read(&format!("{CLASS}/{device}/node_guid")).is_some_and(|guid| is_zero(&guid)) {
             report.warning(
                 "devices.no-guid",
@@ -44,6 +43,7 @@ pub fn check_guids(ports: &[Port], report: &mut Report) {
             );
         }
     }
+    report.about(None);
 }
 
 /// Returns the set GIDs of a port with their types.

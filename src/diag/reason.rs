@@ -101,7 +101,7 @@ fn of_access(access: Access) -> Option<&'static str> {
     match access {
         Access::Fine => None,
         Access::NoDevices => Some(
-            "this machine has no RDMA device: its driver is not loaded (lspci -k, rdma link show), or no software device was added",
+            "this machine has no RDMA device: its driver is not loaded (lspci -k, rdma link show), or no software device was added; or each device belongs to one network namespace, and none to this one (rdma system show)",
         ),
         Access::NoModule => {
             Some("there is no /dev/infiniband/rdma_cm: the kernel's module rdma_ucm is not loaded (modprobe rdma_ucm)")
@@ -342,6 +342,7 @@ mod tests {
         let with = |access| Facts { access, ..NO_FACTS };
         for name in ["rdma_create_event_channel", "rsocket"] {
             assert!(call(name, libc::ENODEV, with(Access::NoDevices)).contains("no RDMA device"));
+            assert!(call(name, libc::ENODEV, with(Access::NoDevices)).contains("rdma system show"));
             assert!(call(name, libc::ENOENT, with(Access::NoModule)).contains("modprobe rdma_ucm"));
             assert!(call(name, libc::ENOENT, with(Access::NoNode)).contains("container"));
             assert!(

@@ -38,9 +38,15 @@ def start_lab(command, merge_stderr=True, **options):
                             stderr=subprocess.STDOUT if merge_stderr else None)
 
 
+def dist_dir():
+    """Returns the folder into which make built, given the same variables."""
+    target = os.environ.get("CARGO_TARGET_DIR") or "target"
+    return (TOP / (os.environ.get("DIST") or f"{target}/dist")).resolve()
+
+
 def ours_dir():
     """Returns the folder of the project's library."""
-    return pathlib.Path(os.environ.get("LAB_OURS_DIR") or TOP / "target" / "dist" / "lib").resolve()
+    return pathlib.Path(os.environ.get("LAB_OURS_DIR") or dist_dir() / "lib").resolve()
 
 
 def compile_c(output, sources, *flags, std="gnu17", libraries=()):
