@@ -57,20 +57,27 @@ static void phases_until(struct pair *pair, enum phase pulled, enum host host)
 		return;
 	if (pulled == QP)
 		return;
-	/* (The kernel's CM asks again for a minute, so what it gives up is not waited for here: tests/faults.) */
+	/* The kernel's CM asks again for a minute: what it gives up is not waited for here (tests/faults), but the cable is put
+	 * in again. */
 	PULL(CONNECTING);
-	if (CALL(rdma_connect(pair->client, &param)) || pulled == CONNECTING)
+	if (CALL(rdma_connect(pair->client, &param)))
 		return;
+	if (pulled == CONNECTING)
+		SETUP(cable(host, true));
 	pair->server = quiet_event(pair->server_channel, RDMA_CM_EVENT_CONNECT_REQUEST);
 	if (!pair->server)
 		return;
 	id_name(pair->server, "server");
 	SETUP(!rdma_create_qp(pair->server, NULL, &own));
 	PULL(ACCEPTING);
-	if (CALL(rdma_accept(pair->server, &param)) || pulled == ACCEPTING)
+	if (CALL(rdma_accept(pair->server, &param)))
 		return;
+	if (pulled == ACCEPTING)
+		SETUP(cable(host, true));
 	if (!next(pair->client_channel, "client", RDMA_CM_EVENT_ESTABLISHED) ||
 	    !next(pair->server_channel, "server", RDMA_CM_EVENT_ESTABLISHED))
+		return;
+	if (pulled < CONNECTED)
 		return;
 	PULL(CONNECTED);
 	if (pulled == CONNECTED) {
