@@ -246,6 +246,9 @@ fn report_unused(port: &Port, report: &mut Report) {
     let reason = match (port.active, port.interfaces.first()) {
         (_, None) if port.elsewhere.is_some() => "its network interface is in another network namespace".to_owned(),
         (false, _) => format!("is not active ({})", port.state),
+        (true, None) if port.is_infiniband() => {
+            "has no network interface (ib_ipoib makes one, for IP addresses)".to_owned()
+        }
         (true, None) => "has no network interface".to_owned(),
         (true, Some(interface)) if !port.up => format!("its network interface {interface} is down"),
         (true, Some(interface)) => format!("its network interface {interface} has no IP address"),
