@@ -141,7 +141,9 @@ fn of_address(error: Errno) -> Option<&'static str> {
         libc::ENETUNREACH | libc::EHOSTUNREACH => {
             "there is no route to that address, or its neighbour did not answer ARP or neighbour discovery (ip route get, ip neigh)"
         }
-        libc::ETIMEDOUT => "the neighbour is unresolved: nobody answered ARP or neighbour discovery in time (ip neigh)",
+        libc::ETIMEDOUT => {
+            "the neighbour is unresolved: nobody answered ARP or neighbour discovery in time (ip neigh); on InfiniBand, are both ports members of the interface's partition?"
+        }
         libc::ENETDOWN => "the interface of the route to that address is down (ip link)",
         _ => return None,
     })
