@@ -4,10 +4,9 @@
 //! thread, and for another thread only for a limited time.
 
 use std::cell::UnsafeCell;
-use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use crate::sys::inner::Held;
+use crate::sys::inner::Counted;
 use crate::sys::lock::{self, Lock, Unavailable};
 
 /// How long fork() waits for another thread that holds the lock: five seconds. The work done under
@@ -23,25 +22,7 @@ pub struct GlobalLock<T: 'static> {
 }
 
 /// Access to the value; dropping it unlocks.
-pub struct Guard<'a, T> {
-    // Dropped in this order.
-    guard: lock::Guard<'a, T>,
-    _held: Held,
-}
-
-impl<T> Deref for Guard<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.guard
-    }
-}
-
-impl<T> DerefMut for Guard<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.guard
-    }
-}
+pub type Guard<'a, T> = Counted<lock::Guard<'a, T>>;
 
 // SAFETY: `held` is touched only by the thread that holds the lock.
 unsafe impl<T: Send> Sync for GlobalLock<T> {}
@@ -54,24 +35,21 @@ impl<T> GlobalLock<T> {
 
     /// Waits for the lock. Nothing panics while it is held: the library aborts instead.
     pub fn lock(&self) -> Guard<'_, T> {
-        let held = Held::begin();
-        Guard { guard: self.lock.lock(), _held: held }
+        Counted::take(|| self.lock.lock())
     }
 
     /// Takes the lock unless a thread holds it.
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
-        let held = Held::begin();
-        self.lock.try_lock().ok().map(|guard| Guard { guard, _held: held })
+        Counted::try_take(|| self.lock.try_lock()).ok()
     }
 
     /// Before fork(): takes the lock and keeps it until the handlers after fork(), unless this
     /// thread holds it (a signal handler that interrupted one of our calls forks), or another
     /// thread does not release it in time.
     pub fn before_fork(&'static self) {
-        let held = Held::begin();
-        match self.lock.lock_within(FORK_LOCK_TIMEOUT) {
+        match Counted::try_take(|| self.lock.lock_within(FORK_LOCK_TIMEOUT)) {
             // SAFETY: this thread holds the lock.
-            Ok(guard) => unsafe { *self.held.get() = Some((Guard { guard, _held: held }, 1)) },
+            Ok(guard) => unsafe { *self.held.get() = Some((guard, 1)) },
             Err(Unavailable::Mine) => {
                 // SAFETY: this thread holds the lock.
                 if let Some((_, times)) = unsafe { &mut *self.held.get() } {

@@ -9,6 +9,7 @@
 
 #[cfg(not(all(test, loom)))]
 use std::cell::Cell;
+use std::ops::{Deref, DerefMut};
 #[cfg(not(all(test, loom)))]
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -19,13 +20,13 @@ thread_local! {
 
 /// Exists from before an inner lock is taken until after it was released.
 #[derive(Debug)]
-pub struct Held(());
+struct Held(());
 
 #[cfg(not(all(test, loom)))]
 impl Held {
     /// The calling thread is about to take an inner lock.
     #[inline]
-    pub fn begin() -> Held {
+    fn begin() -> Held {
         HELD.set(HELD.get() + 1);
         // A handler sees the count before the lock, although both are this thread's.
         compiler_fence(Ordering::SeqCst);
@@ -42,6 +43,51 @@ impl Drop for Held {
     }
 }
 
+/// The guard of an inner lock, which is counted while it exists.
+#[derive(Debug)]
+pub struct Counted<G> {
+    // Dropped in this order.
+    guard: G,
+    _held: Held,
+}
+
+impl<G> Counted<G> {
+    /// Takes an inner lock.
+    #[inline]
+    pub fn take(take: impl FnOnce() -> G) -> Counted<G> {
+        let held = Held::begin();
+        Counted { guard: take(), _held: held }
+    }
+
+    /// As [`take`](Self::take), for a lock that may not be had.
+    #[inline]
+    pub fn try_take<E>(take: impl FnOnce() -> Result<G, E>) -> Result<Counted<G>, E> {
+        let held = Held::begin();
+        take().map(|guard| Counted { guard, _held: held })
+    }
+
+    /// Returns the guard, which is not counted any more.
+    pub fn into_guard(self) -> G {
+        self.guard
+    }
+}
+
+impl<G: Deref> Deref for Counted<G> {
+    type Target = G::Target;
+
+    #[inline]
+    fn deref(&self) -> &G::Target {
+        &self.guard
+    }
+}
+
+impl<G: DerefMut> DerefMut for Counted<G> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut G::Target {
+        &mut self.guard
+    }
+}
+
 /// Returns whether the calling thread holds an inner lock.
 #[cfg(not(all(test, loom)))]
 #[inline]
@@ -52,7 +98,7 @@ pub fn is_held() -> bool {
 /// Models have no signal handlers, and their threads share the thread-local variables.
 #[cfg(all(test, loom))]
 impl Held {
-    pub fn begin() -> Held {
+    fn begin() -> Held {
         Held(())
     }
 }

@@ -5,10 +5,9 @@
 //! handler that interrupts their holder does not get as far as taking one. Locks that are taken
 //! around fork(), and those of rsockets, are [`Lock`](super::lock::Lock)s.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::{PoisonError, TryLockError};
 
-use super::inner::Held;
+use super::inner::Counted;
 
 #[cfg(not(all(test, loom)))]
 use std::sync as model;
@@ -42,45 +41,22 @@ impl<T> Mutex<T> {
     /// Waits for the lock.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        let held = Held::begin();
-        MutexGuard { guard: self.0.lock().unwrap_or_else(PoisonError::into_inner), held }
+        Counted::take(|| self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns the lock unless a thread holds it.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        let held = Held::begin();
-        match self.0.try_lock() {
-            Ok(guard) => Some(MutexGuard { guard, held }),
-            Err(TryLockError::Poisoned(poisoned)) => Some(MutexGuard { guard: poisoned.into_inner(), held }),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        let taken = Counted::try_take(|| match self.0.try_lock() {
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            result => result,
+        });
+        taken.ok()
     }
 }
 
 /// Access to the value; dropping it unlocks.
-#[derive(Debug)]
-pub struct MutexGuard<'a, T> {
-    // Dropped in this order.
-    guard: model::MutexGuard<'a, T>,
-    held: Held,
-}
-
-impl<T> Deref for MutexGuard<'_, T> {
-    type Target = T;
-
-    #[inline]
-    fn deref(&self) -> &T {
-        &self.guard
-    }
-}
-
-impl<T> DerefMut for MutexGuard<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.guard
-    }
-}
+pub type MutexGuard<'a, T> = Counted<model::MutexGuard<'a, T>>;
 
 /// A condition that threads with a [`Mutex`] wait for.
 #[cfg(not(all(test, loom)))]
@@ -95,10 +71,8 @@ impl Condvar {
         guard: MutexGuard<'a, T>,
         condition: impl FnMut(&mut T) -> bool,
     ) -> MutexGuard<'a, T> {
-        let MutexGuard { guard, held } = guard;
-        drop(held);
-        let guard = self.0.wait_while(guard, condition).unwrap_or_else(PoisonError::into_inner);
-        MutexGuard { guard, held: Held::begin() }
+        let guard = self.0.wait_while(guard.into_guard(), condition).unwrap_or_else(PoisonError::into_inner);
+        Counted::take(|| guard)
     }
 
     /// Wakes all threads that wait.

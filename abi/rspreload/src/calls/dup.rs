@@ -71,8 +71,9 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
         auto::slots::stay_tcp(entry);
     }
     if new <= libc::STDERR_FILENO && is_auto_rsocket(old) && !process::is_guest() {
-        // For stdio. Without memory it meets a socket that is not connected. A child of vfork(2) has descriptors of
-        // its own but its parent's memory: what it opens must not be entered there.
+        // For stdio. Without memory it meets a socket that is not connected. A child of vfork(2)
+        // has descriptors of its own but its parent's memory: what it opens must not be entered
+        // there.
         let _ = auto::outside::leave_to_kernel(old);
     }
     let source = fds::current_entry(old);
