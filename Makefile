@@ -135,7 +135,8 @@ $(RSSTAT_BUILT): FORCE preconditions
 $(RSSTAT): $(RSSTAT_BUILT)
 	install -D -m 755 $< $@
 
-$(PRELOAD): $(PRELOAD_ARCHIVE) $(LIBRARY) abi/rspreload/preload.map abi/rspreload/preload-full.map scripts/link-rspreload
+$(PRELOAD): $(PRELOAD_ARCHIVE) $(LIBRARY) abi/rspreload/preload.map abi/rspreload/preload-full.map abi/rspreload/src/full/printf.c \
+		scripts/link-rspreload
 	scripts/link-rspreload $(PRELOAD_ARCHIVE) $(DIST)/lib
 
 $(IWPMD_BUILT): FORCE preconditions

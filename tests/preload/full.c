@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +20,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 #include <linux/sockios.h>
 #include <net/if.h>
@@ -295,6 +297,121 @@ static const char *checked(void)
 	return NULL;
 }
 
+/* Sockets have no offset. */
+static const char *offsets(void)
+{
+	char buffer[8] = "offsets";
+	const struct iovec list = { buffer, 7 };
+	volatile size_t len = 4;
+	volatile int negative = -1;
+
+	CHECK(pread(server, buffer, 7, 0) == -1 && errno == ESPIPE);
+	CHECK(pread(server, buffer, len, 0) == -1 && errno == ESPIPE);
+	CHECK(pread64(server, buffer, 0, 7) == -1 && errno == ESPIPE);
+	CHECK(pread64(server, buffer, len, -1) == -1 && errno == EINVAL);
+	CHECK(pwrite(client, buffer, 7, 0) == -1 && errno == ESPIPE);
+	CHECK(pwrite64(client, buffer, 7, -5) == -1 && errno == EINVAL);
+	CHECK(preadv(server, &list, 1, 0) == -1 && errno == ESPIPE);
+	CHECK(preadv64(server, &list, negative, 0) == -1 && errno == ESPIPE);
+	CHECK(preadv(server, &list, 1, -1) == -1 && errno == EINVAL);
+	CHECK(pwritev(client, &list, 1, 0) == -1 && errno == ESPIPE);
+	CHECK(pwritev64(client, &list, 1, -1) == -1 && errno == EINVAL);
+	CHECK(preadv2(server, &list, 1, 0, 0) == -1 && errno == ESPIPE);
+	CHECK(preadv64v2(server, &list, 1, -2, 0) == -1 && errno == EINVAL);
+	CHECK(pwritev2(client, &list, 1, 7, 0x40000) == -1 && errno == ESPIPE);
+	CHECK(recv(server, buffer, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+	return NULL;
+}
+
+/* preadv2 and pwritev2 at the current position. The sockets of kernels before 6.4 refuse RWF_NOWAIT. */
+static const char *vectors(void)
+{
+	char in[8] = "", out[] = "vectors";
+	struct iovec to[2] = { { in, 3 }, { in + 3, 4 } }, from[2] = { { out, 1 }, { out + 1, 6 } }, nothing = { in, 0 };
+	volatile int negative = -1, many = 2000;
+	ssize_t received;
+
+	CHECK(preadv2(server, to, 2, -1, RWF_NOWAIT) == -1 && (errno == EAGAIN || errno == EOPNOTSUPP));
+	CHECK(preadv2(server, to, 2, -1, 0x40000) == -1 && errno == EOPNOTSUPP);
+	CHECK(preadv2(server, &nothing, 1, -1, 0x40000) == 0 && preadv2(server, to, 0, -1, RWF_NOWAIT) == 0);
+	CHECK(preadv2(server, to, negative, -1, RWF_HIPRI) == -1 && errno == EINVAL);
+	CHECK(preadv2(server, to, many, -1, RWF_HIPRI) == -1 && errno == EINVAL);
+	CHECK(pwritev2(client, from, 2, -1, 0) == 7 && readable(server));
+	CHECK(preadv2(server, to, 2, -1, 0) == 7 && !memcmp(in, "vectors", 7));
+	CHECK(pwritev64v2(client, from, 2, -1, RWF_SYNC | RWF_HIPRI) == 7 && readable(server));
+	memset(in, 0, sizeof(in));
+	CHECK(preadv64v2(server, to, 2, -1, RWF_DSYNC) == 7 && !memcmp(in, "vectors", 7));
+	CHECK(pwritev2(client, from, 2, -1, RWF_NOWAIT) == 7 || errno == EOPNOTSUPP);
+	received = preadv2(server, to, 2, -1, RWF_NOWAIT);
+	CHECK(received == 7 || (received == -1 && (errno == EAGAIN || errno == EOPNOTSUPP)));
+	CHECK(!shutdown(client, SHUT_WR));
+	while ((received = preadv2(server, to, 2, -1, 0)) > 0)
+		;
+	CHECK(received == 0);
+	signal(SIGPIPE, SIG_IGN);
+	CHECK(pwritev2(client, from, 2, -1, 0) == -1 && errno == EPIPE);
+	signal(SIGPIPE, SIG_DFL);
+	return NULL;
+}
+
+/* The names of programs that are compiled without _FORTIFY_SOURCE. */
+static int (*volatile plain_dprintf)(int fd, const char *format, ...) = dprintf;
+static int (*volatile plain_vdprintf)(int fd, const char *format, va_list list) = vdprintf;
+
+static int by_plain_vdprintf(int fd, const char *format, ...)
+{
+	va_list list;
+	int result;
+
+	va_start(list, format);
+	result = plain_vdprintf(fd, format, list);
+	va_end(list);
+	return result;
+}
+
+static int by_vdprintf(int fd, const char *format, ...)
+{
+	va_list list;
+	int result;
+
+	va_start(list, format);
+	result = vdprintf(fd, format, list);
+	va_end(list);
+	return result;
+}
+
+/* Numbers of all kinds, more of them than there are registers; a text that fills the socket's buffers. */
+static const char *formatted(void)
+{
+	static const char expected[] = "1 2 3 4 5 6 7 8 9 0.5 1.5 2.5 3.5 4.5 5.5 6.5 7.5 8.5 9.5 end";
+	static int (*const functions[])(int fd, const char *format, ...) = { by_vdprintf, by_plain_vdprintf };
+	const int len = (int)sizeof(expected) - 1, large = 16 << 20;
+	char buffer[256] = "";
+	char *text;
+
+#define NUMBERS "%d %d %ld %d %d %d %d %d %d %g %g %g %g %g %g %g %g %g %g %s", \
+	1, 2, 3L, 4, 5, 6, 7, 8, 9, .5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5, "end"
+	CHECK(dprintf(client, NUMBERS) == len && plain_dprintf(client, NUMBERS) == len);
+	for (int i = 0; i < 2; i++)
+		CHECK(functions[i](client, NUMBERS) == len);
+	for (int i = 0; i < 4; i++) {
+		CHECK(recv(server, buffer, len, MSG_WAITALL) == len && !strcmp(buffer, expected));
+		memset(buffer, 0, sizeof(buffer));
+	}
+	CHECK(dprintf(client, "%s", "") == 0);
+	text = malloc(large);
+	CHECK(text);
+	memset(text, 'x', large - 1);
+	text[large - 1] = '\0';
+	CHECK(!fcntl(client, F_SETFL, O_NONBLOCK) && dprintf(client, "%s", text) == -1 && errno == EAGAIN);
+	free(text);
+	CHECK(!shutdown(client, SHUT_WR));
+	signal(SIGPIPE, SIG_IGN);
+	CHECK(dprintf(client, "x") == -1 && errno == EPIPE);
+	signal(SIGPIPE, SIG_DFL);
+	return NULL;
+}
+
 static const struct {
 	const char *name;
 	const char *(*run)(void);
@@ -302,7 +419,7 @@ static const struct {
 	{ "status", status }, { "requests", requests }, { "ppoll", polls }, { "pselect", selects },
 	{ "epoll_pwait", epolls }, { "messages", messages }, { "splice", splices }, { "checked", checked },
 	{ "dup3_close_range", copies }, { "closefrom", closes_from }, { "fclose", closes_file },
-	{ "fdopen", streams },
+	{ "fdopen", streams }, { "pread", offsets }, { "preadv2", vectors }, { "dprintf", formatted },
 	{ "syscall", closes_directly },
 };
 

@@ -13,5 +13,5 @@ mod waiting;
 
 pub use close::close;
 pub use dup::{dup2, fcntl};
-pub use forward::{read, recv, recvfrom, recvmsg, send, sendmsg, write};
+pub use forward::{read, readv, recv, recvfrom, recvmsg, send, sendmsg, write, writev};
 pub use socket::accept4;

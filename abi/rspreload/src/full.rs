@@ -7,6 +7,8 @@ mod direct;
 mod messages;
 mod next;
 mod numbers;
+mod offsets;
+mod printf;
 mod requests;
 mod splice;
 mod status;

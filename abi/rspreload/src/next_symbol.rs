@@ -134,6 +134,7 @@ next! {
     getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
     listen(fd: c_int, backlog: c_int) -> c_int;
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+    pread64(fd: c_int, buf: *mut c_void, len: size_t, offset: off64_t) -> ssize_t;
     read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t;
     readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t;
     recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t;

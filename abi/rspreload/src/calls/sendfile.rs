@@ -87,7 +87,8 @@ fn send_pieces(out: c_int, file: c_int, start: off64_t, count: usize, buffer: &m
     while sent < count {
         let want = buffer.len().min(count - sent);
         // SAFETY: `want` bytes at `buffer` are writable.
-        let have = unsafe { libc::pread64(file, buffer.as_mut_ptr().cast::<c_void>(), want, start + sent as off64_t) };
+        let have =
+            unsafe { next_symbol::pread64(file, buffer.as_mut_ptr().cast::<c_void>(), want, start + sent as off64_t) };
         if have < 0 && sent == 0 {
             return if errno::get() == ESPIPE { errno::fail(EINVAL) } else { -1 };
         }

@@ -5,11 +5,13 @@ use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
 
 use libc::{
-    ENOSYS, FILE, epoll_event, fd_set, loff_t, mmsghdr, nfds_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t,
-    stat, stat64, statx as Statx, timespec,
+    ENOSYS, FILE, epoll_event, fd_set, iovec, loff_t, mmsghdr, nfds_t, off_t, off64_t, pollfd, sigset_t, size_t,
+    sockaddr, socklen_t, ssize_t, stat, stat64, statx as Statx, timespec,
 };
 
+use super::printf::Arguments;
 use crate::errno;
+pub use crate::next_symbol::pread64;
 use crate::next_symbol::{Next, next};
 
 next! {
@@ -19,12 +21,15 @@ next! {
     __ppoll_chk(
         fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t
     ) -> c_int;
+    __pread_chk(fd: c_int, buf: *mut c_void, len: size_t, offset: off_t, room: size_t) -> ssize_t;
+    __pread64_chk(fd: c_int, buf: *mut c_void, len: size_t, offset: off64_t, room: size_t) -> ssize_t;
     __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t;
     __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t;
     __recvfrom_chk(
         fd: c_int, buf: *mut c_void, len: size_t, room: size_t, flags: c_int, addr: *mut sockaddr,
         addrlen: *mut socklen_t
     ) -> ssize_t;
+    __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: Arguments) -> c_int;
     close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
     epoll_pwait2(
@@ -34,10 +39,21 @@ next! {
     fstat(fd: c_int, status: *mut stat) -> c_int;
     fstat64(fd: c_int, status: *mut stat64) -> c_int;
     ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    pread(fd: c_int, buf: *mut c_void, len: size_t, offset: off_t) -> ssize_t;
+    preadv(fd: c_int, list: *const iovec, count: c_int, offset: off_t) -> ssize_t;
+    preadv2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    preadv64(fd: c_int, list: *const iovec, count: c_int, offset: off64_t) -> ssize_t;
+    preadv64v2(fd: c_int, list: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
     pselect(
         count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
         mask: *const sigset_t
     ) -> c_int;
+    pwrite(fd: c_int, buf: *const c_void, len: size_t, offset: off_t) -> ssize_t;
+    pwrite64(fd: c_int, buf: *const c_void, len: size_t, offset: off64_t) -> ssize_t;
+    pwritev(fd: c_int, list: *const iovec, count: c_int, offset: off_t) -> ssize_t;
+    pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    pwritev64(fd: c_int, list: *const iovec, count: c_int, offset: off64_t) -> ssize_t;
+    pwritev64v2(fd: c_int, list: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
     recvmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
     sendmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
     splice(
@@ -48,6 +64,7 @@ next! {
         number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long
     ) -> c_long;
     statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, status: *mut Statx) -> c_int;
+    vdprintf(fd: c_int, format: *const c_char, list: Arguments) -> c_int;
 }
 
 #[allow(non_upper_case_globals)]
