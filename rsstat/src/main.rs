@@ -8,6 +8,7 @@ mod address;
 mod options;
 mod output;
 mod process;
+mod sock_diag;
 mod socket;
 mod tcp;
 
@@ -56,10 +57,11 @@ fn run(options: &Options) -> io::Result<()> {
 /// in the options.
 fn list(options: &Options) -> io::Result<Vec<Socket>> {
     let mut sockets = Vec::new();
+    let mut kernel = sock_diag::Namespace::default();
     for process in process::all(&options.processes)? {
         let descriptors = process.descriptors();
         process.add_rsockets(&descriptors, &mut sockets);
-        tcp::add_sockets(&process, &descriptors, &mut sockets);
+        tcp::add_sockets(&process, &descriptors, &mut kernel, &mut sockets);
     }
     sockets.retain(|socket| options.shows(socket));
     Ok(sockets)

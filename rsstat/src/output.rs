@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal, Write};
 
 use serde_json::{Value, json};
 
+use crate::sock_diag::Counters;
 use crate::socket::{Details, Socket, State};
 
 /// Version of the JSON format: it changes when something is renamed or removed.
@@ -25,6 +26,9 @@ pub fn text(out: &mut impl Write, sockets: &[Socket], extended: bool) -> io::Res
         line(out, socket)?;
         if let Some(details) = socket.details.as_ref().filter(|_| extended) {
             extension(out, socket.state, details)?;
+        }
+        if let Some(counters) = socket.tcp.as_ref().filter(|_| extended) {
+            tcp_extension(out, counters)?;
         }
     }
     Ok(())
@@ -71,6 +75,15 @@ fn extension(out: &mut impl Write, state: State, details: &Details) -> io::Resul
     )
 }
 
+fn tcp_extension(out: &mut impl Write, counters: &Counters) -> io::Result<()> {
+    let bytes = counters.bytes.map(|(sent, received)| format!("sent {sent}, received {received}"));
+    let buffers = counters.buffers.map(|(send, receive)| format!("buffers {send} and {receive}"));
+    match [bytes, buffers].into_iter().flatten().collect::<Vec<_>>() {
+        parts if parts.is_empty() => Ok(()),
+        parts => writeln!(out, "        {}", parts.join(", ")),
+    }
+}
+
 /// Writes one JSON object, in one line.
 pub fn json(out: &mut impl Write, sockets: &[Socket]) -> io::Result<()> {
     let sockets: Vec<Value> = sockets.iter().map(object).collect();
@@ -102,6 +115,15 @@ fn object(socket: &Socket) -> Value {
         object["credits"] = json!(details.credits);
         object["send_buffer"] = json!(details.send_buffer);
         object["receive_buffer"] = json!(details.receive_buffer);
+    }
+    let counters = socket.tcp.unwrap_or_default();
+    if let Some((sent, received)) = counters.bytes {
+        object["sent_bytes"] = json!(sent);
+        object["received_bytes"] = json!(received);
+    }
+    if let Some((send, receive)) = counters.buffers {
+        object["send_buffer"] = json!(send);
+        object["receive_buffer"] = json!(receive);
     }
     object
 }

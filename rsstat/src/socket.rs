@@ -5,6 +5,7 @@ use std::mem::offset_of;
 use rdmacm_private::socket_table::{self as layout, Counters, Entry, Header};
 
 use crate::address::Address;
+use crate::sock_diag;
 
 /// The state of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +61,8 @@ pub struct Socket {
     pub send_queue: u64,
     /// What only rsockets have.
     pub details: Option<Details>,
+    /// What the kernel tells of a TCP connection.
+    pub tcp: Option<sock_diag::Counters>,
 }
 
 /// Numbers of an rsocket.
@@ -88,11 +91,11 @@ pub struct Table {
     pub entries: usize,
 }
 
-fn word(bytes: &[u8], offset: usize) -> Option<u32> {
+pub(crate) fn word(bytes: &[u8], offset: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(offset..offset + 4)?.try_into().ok()?))
 }
 
-fn double(bytes: &[u8], offset: usize) -> Option<u64> {
+pub(crate) fn double(bytes: &[u8], offset: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes.get(offset..offset + 8)?.try_into().ok()?))
 }
 
@@ -148,6 +151,7 @@ impl Socket {
                 send_buffer: word(bytes, counters + offset_of!(Counters, send_buffer))?,
                 receive_buffer: word(bytes, counters + offset_of!(Counters, receive_buffer))?,
             }),
+            tcp: None,
         })
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::address::Address;
 use crate::process::Process;
+use crate::sock_diag::Namespace;
 use crate::socket::{Socket, State, Way};
 
 /// A line of /proc/net/tcp.
@@ -21,7 +22,12 @@ struct Line {
 }
 
 /// Adds the TCP sockets of a process that has loaded librspreload.
-pub fn add_sockets(process: &Process, descriptors: &[(i32, PathBuf)], sockets: &mut Vec<Socket>) {
+pub fn add_sockets(
+    process: &Process,
+    descriptors: &[(i32, PathBuf)],
+    kernel: &mut Namespace,
+    sockets: &mut Vec<Socket>,
+) {
     let maps = fs::read_to_string(process.folder.join("maps")).unwrap_or_default();
     if !maps.contains("/librspreload") {
         return;
@@ -55,6 +61,7 @@ pub fn add_sockets(process: &Process, descriptors: &[(i32, PathBuf)], sockets: &
             receive_queue: if line.state == State::Listening { 0 } else { line.receive_queue },
             send_queue: line.send_queue,
             details: None,
+            tcp: kernel.counters(&process.folder, line.inode),
         });
     }
 }
@@ -67,7 +74,7 @@ fn lowest_library_fd(limits: &str) -> i32 {
     rdmacm_private::lowest_library_fd(soft.unwrap_or(u64::MAX))
 }
 
-fn inode(file: &Path) -> Option<u64> {
+pub(crate) fn inode(file: &Path) -> Option<u64> {
     file.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 

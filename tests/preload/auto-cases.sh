@@ -413,41 +413,65 @@ case_rsrun() {
     [ "$("$rsrun" sh -c 'echo "$LD_PRELOAD"')" = "$ours" ] && [ "$(LD_PRELOAD=a.so "$rsrun" sh -c 'echo "$LD_PRELOAD"' 2>/dev/null)" = "$ours:a.so" ]
 }
 
-# rsstat lists the connections of preloaded programs while they exist, by RDMA and by TCP, and nothing of ended ones.
+# rsstat lists the connections of preloaded programs while they exist, by RDMA and by TCP, with their bytes, for root and not
+# for another user; nothing of processes that have ended, by themselves or killed, and no failure when one ends meanwhile.
 case_rsstat() {
-    local rsstat=$LAB_OURS/../bin/rsstat to held
-    start_server auto 0.0.0.0 2 block || return 1
+    local rsstat=$LAB_OURS/../bin/rsstat to end held listed=0
+    start_server auto 0.0.0.0 4 block || return 1
     mkfifo "$work/connected" "$work/held"
-    for to in "$ADDR" 127.0.0.1; do
+    # The server ends when a connection by RDMA is reset: that one is the last.
+    for end in "$ADDR 0" 127.0.0.1\ 0 127.0.0.1\ 137 "$ADDR 137"; do
+        to=${end% *}
         with auto "$work/client.log" "$python" -c '
-import socket, sys
+import os, socket, sys
 s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
 s.sendall(b"x")
+s.recv(1)
 open(sys.argv[3], "w").write("connected\n")
-sys.stdin.read()' "$to" "$port" "$work/connected" <"$work/held" 2>"$work/client.err" &
+sys.stdin.read()
+if sys.argv[4] != "0":
+    os.kill(os.getpid(), 9)' "$to" "$port" "$work/connected" "${end#* }" <"$work/held" 2>"$work/client.err" &
         exec {held}>"$work/held"
         read -r _ <"$work/connected" || return 1
         "$rsstat" --json >"$work/client.json" && "$rsstat" -c -e >"$work/client.text" || return 1
+        "$python" -c 'import os, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+os.execv(sys.argv[1], sys.argv[1:])' "$rsstat" --json >"$work/client.other" || return 1
         exec {held}>&-
-        wait "$!" && "$rsstat" --json >"$work/client.ended" || return 1
-        "$python" - "$to:$port" "$work"/client.{json,text,ended} "$DEV" <<'P' || return 1
+        while kill -0 "$!" 2>/dev/null; do
+            "$rsstat" --json >"$work/client.ending" && "$python" -m json.tool "$work/client.ending" >/dev/null || return 1
+            listed=$((listed + 1))
+        done
+        wait "$!"
+        [ $? = "${end#* }" ] && "$rsstat" --json >"$work/client.ended" || return 1
+        "$python" - "$to:$port" "$work"/client.{json,text,other,ended} "$DEV" <<'P' || return 1
 import json, sys
-peer, listed, text, ended = sys.argv[1], *map(open, sys.argv[2:5])
-listed, ended = json.load(listed), json.load(ended)
+peer, listed, text, other, ended = sys.argv[1], *map(open, sys.argv[2:6])
+listed, other, ended = json.load(listed), json.load(other), json.load(ended)
 def connections(listed):
     return [one for one in listed["sockets"] if (one["peer"], one["state"]) == (peer, "ESTAB")]
 assert listed["schema"] == 1, listed
 [one] = connections(listed)
 assert one["way"] == ("TCP" if peer.startswith("127.") else "RDMA"), one
+assert (one["sent_bytes"], one["received_bytes"]) == (1, 1), one
+assert one["send_buffer"] > 0 and one["receive_buffer"] > 0, one
+lines = text.read().splitlines()
+[place] = [place for place, line in enumerate(lines) if peer in line and "ESTAB" in line and one["command"] in line]
 if one["way"] == "RDMA":
-    assert (one["sent_bytes"], one["sent_messages"], one["device"]) == (1, 1, sys.argv[5]), one
-assert peer in text.read()
+    assert (one["sent_messages"], one["device"]) == (1, sys.argv[6]), one
+    assert "sent 1 in 1 messages, received 1 in 1" in lines[place + 1], lines
+else:
+    assert "device" not in one, one
+    assert lines[place + 1].strip() == "sent 1, received 1, buffers {send_buffer} and {receive_buffer}".format(**one), lines
 states = {(one["way"], one["state"]) for one in listed["sockets"]}
 assert {("RDMA", "LISTEN"), ("TCP", "LISTEN")} <= states, states
+assert not other["sockets"], other
 assert not connections(ended), ended
 P
     done
-    facts='by RDMA and by TCP'
+    facts="by RDMA and by TCP, $listed lists while processes ended"
 }
 
 # librspreload-full.so: the calls of full.c, which pass with TCP sockets, too.
