@@ -149,10 +149,11 @@ pub unsafe fn accept(
         let mut reported = Name { storage, len: room };
         let is_listener = table::get(fd).is_some_and(|entry| entry.kind == Kind::Listener);
         if let Some(from) = from
-            && let Some(index) = errno::keeping(|| shared::accepted(&from, || name::own(fd).map(|own| own.number())))
+            && let Some((index, has_spoken)) =
+                errno::keeping(|| shared::accepted(&from, || name::own(fd).map(|own| own.number())))
         {
             let peer = shared::slot(index).and_then(|slot| slot.peer());
-            if !errno::keeping(|| connections::adopt(new, index, listeners::defers_accept(fd))) {
+            if !errno::keeping(|| connections::adopt(new, index, has_spoken)) {
                 // SAFETY: the program does not know the number yet.
                 unsafe { next_symbol::close(new) };
                 continue;
@@ -279,6 +280,25 @@ pub unsafe fn setsockopt(
 /// The errors for an option that rsockets do not have.
 fn is_unknown(error: c_int) -> bool {
     matches!(error, libc::ENOPROTOOPT | libc::ENOTSUP | libc::EINVAL)
+}
+
+/// setsockopt(2) of a number of the kernel's that automatic mode knows.
+///
+/// # Safety
+/// As for setsockopt(2).
+pub unsafe fn setsockopt_of_known(
+    fd: c_int,
+    entry: Entry,
+    (level, name): (c_int, c_int),
+    value: *const core::ffi::c_void,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: as for this function.
+    let result = unsafe { next_symbol::setsockopt(fd, level, name, value, len) };
+    if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) && entry.kind == Kind::Listener {
+        errno::keeping(|| listeners::set_defers_accept(fd, entry));
+    }
+    result
 }
 
 /// Whether `fd` is one of the library's own descriptors for automatic mode.

@@ -135,7 +135,7 @@ pub fn is_lost(index: usize) -> bool {
 
 /// Sends a token to a listener of this process: connects to `to`, its address. Returns false if
 /// that fails.
-pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64), defers_accept: bool) -> bool {
+pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
     let (Some(peer), Some(own)) = (name::rsocket_peer(inner), name::rsocket_own(inner)) else { return false };
     // SAFETY: no pointers.
     let token =
@@ -160,9 +160,6 @@ pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64), defers_accept: bo
         leave(index);
         return false;
     }
-    if defers_accept {
-        speak(token);
-    }
     true
 }
 
@@ -176,26 +173,38 @@ fn bind_token(token: c_int, to: &Name, names: (&Name, &Name), wake: (c_int, u64)
     shared::claim(&name::own(token)?, to.number(), names, wake)
 }
 
-/// For a listener that waits for data before it reports a connection (TCP_DEFER_ACCEPT). Sent as
-/// soon as the token is connected, which is at once on this machine.
-fn speak(token: c_int) {
+/// The rsocket of a token has data, or has ended, and the listener waits for data before it reports
+/// the connection (TCP_DEFER_ACCEPT): sends a byte. The token is connected by then, which is at once
+/// on this machine.
+pub fn speak(index: usize) {
+    let token = token(index);
+    if !shared::slot(index).is_some_and(Slot::speak) || token < 0 {
+        return;
+    }
     let mut fds = [libc::pollfd { fd: token, events: libc::POLLOUT, revents: 0 }];
     tcp::poll(&mut fds, &Deadline::after(100));
     // SAFETY: one byte is readable.
     unsafe { next_symbol::send(token, (&raw const SPOKEN).cast::<c_void>(), 1, libc::MSG_NOSIGNAL) };
 }
 
+/// Takes the byte, which may be on its way if the listener has not waited for it.
+fn take_spoken(fd: c_int) {
+    let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+    tcp::poll(&mut fds, &Deadline::after(1_000));
+    let mut byte = 0_u8;
+    // SAFETY: one byte is writable.
+    unsafe { next_symbol::recv(fd, (&raw mut byte).cast::<c_void>(), 1, libc::MSG_DONTWAIT) };
+}
+
 static SPOKEN: u8 = 0;
 
-/// Makes the number `fd`, which accept(2) has got, stand for the connection of a token. Returns
-/// false if the connection has ended.
-pub fn adopt(fd: c_int, index: usize, defers_accept: bool) -> bool {
+/// Makes the number `fd`, which accept(2) has got, stand for the connection of a token, which has a
+/// byte of the library's or not. Returns false if the connection has ended.
+pub fn adopt(fd: c_int, index: usize, has_spoken: bool) -> bool {
     let Some(slot) = shared::slot(index) else { return false };
     let Some(peer) = slot.peer() else { return false };
-    if defers_accept {
-        let mut byte = 0_u8;
-        // SAFETY: one byte is writable.
-        unsafe { next_symbol::recv(fd, (&raw mut byte).cast::<c_void>(), 1, libc::MSG_DONTWAIT) };
+    if has_spoken {
+        take_spoken(fd);
     }
     thread::token_accepted();
     if slot.is_own() {

@@ -109,7 +109,7 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     listener.backlog.store(backlog, SeqCst);
     listener.v6only.store(own.family() == AF_INET6 && option(fd, IPPROTO_IPV6, IPV6_V6ONLY) != 0, SeqCst);
     listener.reuses.store(reuses, SeqCst);
-    listener.defers_accept.store(option(fd, IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) != 0, SeqCst);
+    listener.read_defers_accept(fd);
     let prepared = shared::prepare() && table::prepare(fd).is_ok();
     let opened = if prepared { listener.open(Some(fd)) } else { Err(Reason::Busy) };
     if let Err(reason) = opened {
@@ -218,6 +218,10 @@ impl Listener {
         }
     }
 
+    fn read_defers_accept(&self, fd: c_int) {
+        self.defers_accept.store(option(fd, IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) != 0, SeqCst);
+    }
+
     fn port(&self) -> u16 {
         self.own.load().map_or(0, |own| own.number())
     }
@@ -246,9 +250,7 @@ impl Listener {
                 self.listen_by_tcp_only(Reason::Reuse);
                 return;
             }
-            let sent = self
-                .token_address(new)
-                .is_some_and(|to| connections::send_token(new, &to, wake, self.defers_accept.load(SeqCst)));
+            let sent = self.token_address(new).is_some_and(|to| connections::send_token(new, &to, wake));
             if !sent {
                 // SAFETY: no number stands for the rsocket.
                 unsafe { rsocket_abi::rclose(new) };
@@ -348,9 +350,17 @@ pub fn pass_on(entry: Entry) {
     thread::wake();
 }
 
-/// Whether accept(2) on a number gets a byte of the library's before the program's data.
-pub fn defers_accept(fd: c_int) -> bool {
-    option(fd, IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) != 0
+/// The program has set TCP_DEFER_ACCEPT of a listener.
+pub fn set_defers_accept(fd: c_int, entry: Entry) {
+    if let Some(listener) = of(entry) {
+        listener.read_defers_accept(fd);
+        thread::wake();
+    }
+}
+
+/// Whether a listener at a port reports connections when data has arrived.
+pub fn defers_accept(port: u16) -> bool {
+    open().any(|listener| listener.defers_accept.load(SeqCst) && listener.port() == port)
 }
 
 /// In a child of fork(2): the listeners are the parent's.

@@ -24,6 +24,8 @@ const CLAIMED: u32 = 1;
 const SENT: u32 = 2;
 /// The token has been accepted, or belongs to a socket that was connected.
 const TAKEN: u32 = 3;
+/// As `SENT`; the token has a byte of the library's before the program's data.
+const SPOKEN: u32 = 4;
 
 /// Words for an address of IPv4 or IPv6: `struct sockaddr_in6` has 28 bytes.
 const NAME_WORDS: usize = 4;
@@ -156,16 +158,17 @@ pub fn claim(token: &Name, listener_port: u16, names: (&Name, &Name), wake: (c_i
 }
 
 /// Looks a connection up that accept(2) has got from `from`. Returns the number of its slot if it is
-/// a token.
-pub fn accepted(from: &Name, listener_port: impl FnOnce() -> Option<u16>) -> Option<usize> {
+/// a token, and whether the token has a byte of the library's.
+pub fn accepted(from: &Name, listener_port: impl FnOnce() -> Option<u16>) -> Option<(usize, bool)> {
     let all = slots()?;
-    let is_it =
-        |slot: &Slot| slot.state.load(SeqCst) == SENT && slot.token.load().is_some_and(|token| same(&token, from));
+    let is_it = |slot: &Slot| slot.is_sent() && slot.token.load().is_some_and(|token| same(&token, from));
     let index = indexes(from.number()).find(|&index| all.get(index).is_some_and(is_it))?;
     let slot = all.get(index)?;
-    let is_listeners = listener_port().is_none_or(|port| port == slot.listener_port());
-    let taken = is_listeners && slot.state.compare_exchange(SENT, TAKEN, SeqCst, SeqCst).is_ok();
-    taken.then_some(index)
+    if listener_port().is_some_and(|port| port != slot.listener_port()) {
+        return None;
+    }
+    let has_spoken = slot.leave_sent(TAKEN)?;
+    Some((index, has_spoken))
 }
 
 fn same(one: &Name, other: &Name) -> bool {
@@ -185,7 +188,26 @@ impl Slot {
 
     /// Whether the token waits for accept(2).
     pub fn is_sent(&self) -> bool {
+        matches!(self.state.load(SeqCst), SENT | SPOKEN)
+    }
+
+    /// The token is about to get a byte of the library's. Returns false if it has been accepted, or
+    /// has the byte.
+    pub fn speak(&self) -> bool {
+        self.state.compare_exchange(SENT, SPOKEN, SeqCst, SeqCst).is_ok()
+    }
+
+    /// Whether the token waits for accept(2) without a byte of the library's.
+    pub fn is_silent(&self) -> bool {
         self.state.load(SeqCst) == SENT
+    }
+
+    /// Ends the wait for accept(2). Returns whether the token has a byte of the library's, or `None`
+    /// if it does not wait.
+    fn leave_sent(&self, next: u32) -> Option<bool> {
+        // Only from silent to spoken: in this order it cannot be missed.
+        let leave = |from| self.state.compare_exchange(from, next, SeqCst, SeqCst).is_ok();
+        if leave(SENT) { Some(false) } else { leave(SPOKEN).then_some(true) }
     }
 
     /// The port of the listener to which the token was sent.
@@ -195,7 +217,7 @@ impl Slot {
 
     /// Gives up a token that waits for accept(2), unless it is being accepted now.
     pub fn withdraw(&self) -> bool {
-        self.state.compare_exchange(SENT, CLAIMED, SeqCst, SeqCst).is_ok()
+        self.leave_sent(CLAIMED).is_some()
     }
 
     /// The connection has ended.
@@ -269,13 +291,29 @@ mod tests {
         assert!(is_plain(&token, 80), "not sent yet");
         slot(index).unwrap().send();
         assert!(is_plain(&other, 80) && is_plain(&token, 81));
-        assert_eq!(accepted(&token, || Some(80)), Some(index));
+        assert_eq!(accepted(&token, || Some(80)), Some((index, false)));
         assert!(is_plain(&token, 80), "already accepted");
+        assert!(!slot(index).unwrap().speak() && !slot(index).unwrap().withdraw(), "already accepted");
         assert_eq!(slot(index).unwrap().peer().unwrap().address(), peer.address());
         assert_eq!(slot(index).unwrap().own().unwrap().number(), 8);
         let generation = slot(index).unwrap().generation();
         slot(index).unwrap().free();
         assert_ne!(slot(index).unwrap().generation(), generation);
+    }
+
+    #[test]
+    fn a_byte_of_the_librarys_is_reported_once() {
+        assert!(prepare());
+        let token = Name::new([127, 0, 0, 1].into(), 40_100);
+        let index = claim(&token, 80, (&token, &token), (-1, 0)).unwrap();
+        let slot = slot(index).unwrap();
+        slot.send();
+        assert!(slot.is_silent() && slot.speak() && !slot.speak());
+        assert!(slot.is_sent() && !slot.is_silent());
+        assert_eq!(accepted(&token, || Some(80)), Some((index, true)));
+        slot.send();
+        assert!(slot.speak() && slot.withdraw() && !slot.withdraw());
+        slot.free();
     }
 
     #[test]

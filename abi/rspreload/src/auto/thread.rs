@@ -133,12 +133,14 @@ enum Purpose {
     Listener,
     /// A token that waits for accept(2), or whose connection a child may use.
     Token(u16),
+    /// The rsocket of a token that waits for accept(2), until it has data.
+    Deferred(u16),
     /// The two descriptors of a forward.
     Forward(u16),
 }
 
 /// The descriptors of a round.
-const MAX_FDS: usize = 2 + MAX_ATTEMPTS + MAX_LISTENERS * MAX_ADDRESSES + MAX_SLOTS + 2 * MAX_FORWARDS;
+const MAX_FDS: usize = 2 + MAX_ATTEMPTS + MAX_LISTENERS * MAX_ADDRESSES + 2 * MAX_SLOTS + 2 * MAX_FORWARDS;
 
 struct Thread {
     fds: &'static mut [pollfd],
@@ -265,6 +267,11 @@ impl Thread {
         }
         for index in connections::indexes() {
             let is_sent = shared::slot(index).is_some_and(|slot| slot.is_sent());
+            if shared::slot(index)
+                .is_some_and(|slot| slot.is_silent() && listeners::defers_accept(slot.listener_port()))
+            {
+                self.push(connections::inner(index), POLLIN, Purpose::Deferred(index as u16));
+            }
             let is_forwarded = self.forwards.iter().flatten().any(|forward| forward.index == index);
             if !is_forwarded && (is_sent || connections::is_forked(index)) {
                 self.push(connections::token(index), POLLIN, Purpose::Token(index as u16));
@@ -341,6 +348,7 @@ fn handle_one(fd: c_int, revents: c_short, purpose: Purpose) {
             }
         }
         Purpose::Token(index) => handle_token(usize::from(index), revents),
+        Purpose::Deferred(index) => connections::speak(usize::from(index)),
         Purpose::Forward(_) => {}
     }
 }

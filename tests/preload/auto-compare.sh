@@ -1,0 +1,29 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154,SC2034 # shared with auto-guest
+# Cases of automatic mode, for auto-guest: what a program observes is compared with what it observes without the library
+# (auto_compare.py). Each returns a status, and `facts`.
+
+# compare CASE: runs the program plain and in automatic mode. The log of the second run is client.log.
+compare() {
+    rm -f "$work"/server* "$work"/client*
+    port=$((port + 10))
+    timeout 100 "$python" "$here/auto_compare.py" "$1" "$ADDR" "$ADDR6" "${silent:-}" "$port" >"$work/client.plain" 2>&1 || return 1
+    port=$((port + 10))
+    with auto "$work/client.log" timeout 100 "$python" "$here/auto_compare.py" "$1" "$ADDR" "$ADDR6" "${silent:-}" "$port" \
+        >"$work/client.auto" 2>&1
+    port=$((port + 10))
+    facts="$(grep -c 'connect: .*: RDMA: ' "$work/client.log") connections by RDMA, $(grep -c 'connect: .*: TCP: ' "$work/client.log") by TCP"
+    diff "$work/client.plain" "$work/client.auto" >"$work/client.diff"
+}
+
+# Connections are reported when their data has arrived, whenever the option was set and whichever process accepts.
+case_defer_accept() { compare defer_accept && [ "$facts" = "3 connections by RDMA, 3 by TCP" ]; }
+case_defer_accept_later() { compare defer_accept_later && [ "$facts" = "3 connections by RDMA, 3 by TCP" ]; }
+case_defer_accept_in_child() {
+    compare defer_accept_in_child && [ "$facts" = "2 connections by RDMA, 2 by TCP" ] &&
+        grep -q 'accept: .*: RDMA, forwarded: ' "$work/client.log"
+}
+case_accept_order() { compare accept_order && [ "$facts" = "16 connections by RDMA, 16 by TCP" ]; }
+
+# Wildcard listeners with both values, and two of both families at a port: a client of IPv4 is refused by one of the former.
+case_v6only() { compare v6only && [ "$facts" = "5 connections by RDMA, 7 by TCP" ]; }

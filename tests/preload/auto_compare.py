@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""What a program observes of its sockets, one line for each observation: auto_compare.py CASE ADDRESS ADDRESS6 SILENT PORT
+
+Run with librspreload in automatic mode and without it: the lines must be the same. Both ends are in this process. A socket
+with SO_MARK uses TCP in automatic mode, too. SILENT is an address that does not answer."""
+
+import errno
+import os
+import select
+import socket
+import struct
+import sys
+
+TCP, RDMA = "tcp", "rdma"
+
+
+def listener(address, port, *options, listen=True):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    new = socket.socket(family, socket.SOCK_STREAM)
+    new.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for option in options:
+        new.setsockopt(*option)
+    new.bind((address, port))
+    if listen:
+        new.listen(64)
+    return new
+
+
+def connect(way, address, port):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    new = socket.socket(family, socket.SOCK_STREAM)
+    if way == TCP:
+        new.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 1)
+    try:
+        new.connect((address, port))
+    except OSError as error:
+        new.close()
+        return errno.errorcode[error.errno]
+    return new
+
+
+def exchange(client, server):
+    """Data in both directions, and the end."""
+    client.sendall(b"question")
+    question = server.recv(100)
+    server.sendall(b"answer")
+    answer = client.recv(100)
+    client.shutdown(socket.SHUT_WR)
+    end = server.recv(1)
+    return question.decode(), answer.decode(), len(end)
+
+
+def waiting(listening):
+    """The number of connections that wait for accept(2): tcpi_unacked of a listener."""
+    return struct.unpack_from("I", listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 24)[0]
+
+
+def until(condition):
+    while not condition():
+        os.sched_yield()
+
+
+def echo(listening, count=None):
+    while count is None or count > 0:
+        server = listening.accept()[0]
+        try:
+            while data := server.recv(100):
+                server.sendall(data[::-1])
+        except ConnectionError:
+            pass
+        server.close()
+        count = count and count - 1
+
+
+def ask(way, address, port):
+    client = connect(way, address, port)
+    if isinstance(client, str):
+        return client
+    answer = b""
+    try:
+        client.sendall(b"forwards")
+        client.shutdown(socket.SHUT_WR)
+        while data := client.recv(100):
+            answer += data
+    except ConnectionError:
+        answer = b"reset"
+    client.close()
+    return answer.decode()
+
+
+def defer(address, port, when):
+    option = (socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 60)
+    listening = listener(address, port, *[option] if when == "before" else [])
+    if when == "after":
+        listening.setsockopt(*option)
+    listening.setblocking(False)
+    for way in RDMA, TCP, RDMA, TCP:
+        client = connect(way, address, port)
+        # There is no event for a connection that is not reported.
+        ready = select.select([listening], [], [], 0.3)[0]
+        print(way, when, "listen, reported without data:", bool(ready))
+        client.sendall(b"first")
+        select.select([listening], [], [])
+        server = listening.accept()[0]
+        server.setblocking(True)
+        print(server.recv(100), *exchange(client, server))
+        client.close()
+        server.close()
+    for way in RDMA, TCP:
+        connect(way, address, port).close()
+        select.select([listening], [], [])
+        print(way, "closed without data:", listening.accept()[0].recv(100))
+
+
+def defer_accept(address, _address6, _silent, port):
+    defer(address, port, "before")
+
+
+def defer_accept_later(address, _address6, _silent, port):
+    """As nginx sets it."""
+    defer(address, port, "after")
+
+
+def defer_accept_in_child(address, _address6, _silent, port):
+    """The process that accepts is not the one that listens."""
+    ways = RDMA, TCP, RDMA, TCP
+    listening = listener(address, port, (socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 60))
+    child = os.fork()
+    if child == 0:
+        echo(listening, len(ways))
+        os._exit(0)
+    for way in ways:
+        print(way, ask(way, address, port))
+    print("child's status", os.waitpid(child, 0)[1])
+
+
+def accept_order(address, _address6, _silent, port):
+    """Clients are accepted in the order in which they have arrived, each before the next one connects."""
+    listening = listener(address, port)
+    ways = [RDMA, TCP, RDMA, RDMA, TCP, TCP, RDMA, TCP] * 4
+    clients = []
+    for number, way in enumerate(ways):
+        clients.append(connect(way, address, port))
+        clients[-1].sendall(bytes([number]))
+        until(lambda: waiting(listening) == len(clients))
+    order = []
+    for _ in ways:
+        server = listening.accept()[0]
+        order.append(server.recv(1)[0])
+        server.close()
+    print("accepted", *order)
+
+
+def serve(listeners, way, address, port):
+    client = connect(way, address, port)
+    if isinstance(client, str):
+        return client
+    [ready] = select.select(listeners, [], [])[0]
+    server, peer = ready.accept()
+    own = client.getsockname()
+    seen = "the client's" if (peer[0].removeprefix("::ffff:"), peer[1]) == own[:2] else f"{peer} is not {own}"
+    named = "the same" if server.getpeername()[:2] == peer[:2] else server.getpeername()
+    mapped = "mapped" if peer[0].startswith("::ffff:") else "not mapped"
+    facts = f"listener {listeners.index(ready)}: peer's address {seen}, {mapped}, getpeername {named}"
+    result = (facts, server.getsockname()[0], *exchange(client, server))
+    client.close()
+    server.close()
+    return result
+
+
+def v6only(address, address6, _silent, port):
+    for number, only in enumerate((0, 1)):
+        listening = listener("::", port + number, (socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only))
+        for way in RDMA, TCP:
+            for to in address, address6:
+                print("IPV6_V6ONLY", only, way, to, serve([listening], way, to, port + number))
+        listening.close()
+    both = [listener("0.0.0.0", port + 2), listener("::", port + 2, (socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1))]
+    for way in RDMA, TCP:
+        for to in address, address6:
+            print("both", way, to, serve(both, way, to, port + 2))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:5], int(sys.argv[5]))
