@@ -16,6 +16,21 @@ compare() {
     diff "$work/client.plain" "$work/client.auto" >"$work/client.diff"
 }
 
+# The first client comes by RDMA. From the second listener on the port is TCP's, without a failure.
+case_reuse_port() {
+    compare reuse_port && [ "$facts" = "1 connections by RDMA, 41 by TCP" ] &&
+        grep -q 'listen: .* TCP: SO_REUSEPORT, and another socket listens at the port' "$work/client.log"
+}
+
+# Another process's listener is noticed when the first client comes by RDMA, which is reset.
+case_reuse_port_of_child() {
+    compare reuse_port_of_child
+    [ "$(cat "$work/client.diff")" = "$(printf '1c1\n< client 0 sdrawrof\n---\n> client 0 reset')" ] ||
+        [ "$(cat "$work/client.diff")" = "$(printf '1c1\n< client 0 sdrawrof\n---\n> client 0 ')" ] || return 1
+    [ "$facts" = "1 connections by RDMA, 19 by TCP" ] &&
+        grep -q 'listen: .* TCP: SO_REUSEPORT, and another socket listens at the port' "$work/client.log"
+}
+
 # Connections are reported when their data has arrived, whenever the option was set and whichever process accepts.
 case_defer_accept() { compare defer_accept && [ "$facts" = "3 connections by RDMA, 3 by TCP" ]; }
 case_defer_accept_later() { compare defer_accept_later && [ "$facts" = "3 connections by RDMA, 3 by TCP" ]; }

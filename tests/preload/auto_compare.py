@@ -7,9 +7,11 @@ with SO_MARK uses TCP in automatic mode, too. SILENT is an address that does not
 import errno
 import os
 import select
+import signal
 import socket
 import struct
 import sys
+import threading
 
 TCP, RDMA = "tcp", "rdma"
 
@@ -60,6 +62,27 @@ def until(condition):
         os.sched_yield()
 
 
+def reuse_port(address, _address6, _silent, port):
+    """One listener, then a second one at its port: the clients are spread over both."""
+    reuse = (socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listeners = [listener(address, port, reuse)]
+    served = {}
+    for count in range(42):
+        if count == 2:
+            listeners.append(listener(address, port, reuse))
+        client = connect(RDMA if count % 2 == 0 else TCP, address, port)
+        if isinstance(client, str):
+            print("client", count, client)
+            continue
+        [ready] = select.select(listeners, [], [])[0]
+        server = ready.accept()[0]
+        print("client", count, *exchange(client, server))
+        served[ready] = served.get(ready, 0) + 1
+        client.close()
+        server.close()
+    print(len(served), "listeners served", sum(served.values()), "clients")
+
+
 def echo(listening, count=None):
     while count is None or count > 0:
         server = listening.accept()[0]
@@ -86,6 +109,25 @@ def ask(way, address, port):
         answer = b"reset"
     client.close()
     return answer.decode()
+
+
+def reuse_port_of_child(address, _address6, _silent, port):
+    """The second listener at the port is another process's."""
+    reuse = (socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listening = listener(address, port, reuse)
+    ready, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        listening.close()
+        other = listener(address, port, reuse)
+        os.write(tell, b"x")
+        echo(other)
+    os.read(ready, 1)
+    threading.Thread(target=echo, args=(listening,), daemon=True).start()
+    for number in range(20):
+        print("client", number, ask(RDMA, address, port))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 
 
 def defer(address, port, when):
