@@ -42,3 +42,17 @@ case_accept_order() { compare accept_order && [ "$facts" = "16 connections by RD
 
 # Wildcard listeners with both values, and two of both families at a port: a client of IPv4 is refused by one of the former.
 case_v6only() { compare v6only && [ "$facts" = "5 connections by RDMA, 7 by TCP" ]; }
+
+# A neighbour that takes all packets and never answers: the attempt by RDMA takes no longer than SO_SNDTIMEO, and then nothing
+# is remembered of the host; TCP has the rest of the time.
+case_send_timeout() {
+    local silent=${ADDR%.*}.222 timeout
+    [ "$device" = rxe ] || { facts='a hardware address of Ethernet' && return 77; }
+    ip neigh replace "$silent" lladdr 02:00:00:00:02:22 nud permanent dev "$(ip -o route get "$silent" | sed -n 's/.* dev \([^ ]*\).*/\1/p')"
+    timeout=60000
+    compare send_timeout && [ "$(grep -c 'TCP: no answer by RDMA in time' "$work/client.log")" = 2 ] || return 1
+    timeout=100
+    compare send_timeout || return 1
+    facts="$(sed -n 's/.*: TCP: //p' "$work/client.log" | paste -sd,)"
+    [ "$facts" = "no answer by RDMA in time,the host did not answer by RDMA a short time ago" ]
+}

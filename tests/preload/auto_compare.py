@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 
 TCP, RDMA = "tcp", "rdma"
 
@@ -221,6 +222,20 @@ def v6only(address, address6, _silent, port):
     for way in RDMA, TCP:
         for to in address, address6:
             print("both", way, to, serve(both, way, to, port + 2))
+
+
+def send_timeout(_address, _address6, silent, port):
+    """SO_SNDTIMEO bounds connect(2), which goes on in the background. The other limits of the case are 60 s and more."""
+    for _ in range(2):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 400000))
+        for _ in range(2):
+            start = time.monotonic()
+            error = client.connect_ex((silent, port))
+            took = time.monotonic() - start
+            print("connect:", errno.errorcode[error], "early" if took < 0.4 else "late" if took > 30 else "in time")
+        print("SO_SNDTIMEO:", *struct.unpack("ll", client.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)))
+        client.close()
 
 
 if __name__ == "__main__":

@@ -43,10 +43,17 @@ fn connect(fd: c_int, inner: c_int, to: &Name) -> bool {
     }
 }
 
-/// Waits for the end of an attempt. A signal does not end it.
-pub fn wait(inner: c_int, to: &Name, end: &Deadline) -> Result<(), Reason> {
+/// Waits for the end of an attempt, no longer than until `limit`. A signal does not end it.
+pub fn wait(inner: c_int, to: &Name, limit: Option<&Deadline>) -> Result<(), Reason> {
     let mut fds = [pollfd { fd: inner, events: POLLOUT, revents: 0 }];
-    if tcp::poll(&mut fds, end) { result(inner, to) } else { expire(inner, to) }
+    let end = deadline();
+    match limit.filter(|limit| limit.left() < end.left()) {
+        None if tcp::poll(&mut fds, &end) => result(inner, to),
+        None => expire(inner, to),
+        Some(limit) if tcp::poll(&mut fds, limit) => result(inner, to),
+        // The host had less time than others: nothing is remembered of it.
+        Some(_) => abandon(inner, Reason::Silent),
+    }
 }
 
 /// The time of an attempt is over.

@@ -1,6 +1,6 @@
 //! connect(2) of a TCP socket in automatic mode.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 
 use libc::{EINPROGRESS, sockaddr, socklen_t};
 
@@ -8,6 +8,7 @@ use super::log::Reason;
 use super::{attempt, instances, log, outcome, route, slots};
 use crate::fork::name::Name;
 use crate::fork::tcp;
+use crate::time::Deadline;
 use crate::{errno, next_symbol};
 
 /// connect(2).
@@ -20,13 +21,17 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
     // SAFETY: `addr` has `len` bytes: guaranteed by the caller.
     let Some(to) = (unsafe { Name::read(addr, len) }) else { return next() };
     let to = to.of_device();
-    match errno::keeping(|| by_rdma(fd, &to)) {
+    let mut limit = None;
+    match errno::keeping(|| by_rdma(fd, &to, &mut limit)) {
         Ok(None) => 0,
         Ok(Some(error)) => errno::fail(error),
         Err(None) => next(),
         Err(Some(reason)) => {
             log::connection(fd, &to, "TCP", reason);
-            let result = next();
+            let result = match limit {
+                None => next(),
+                Some(limit) => before(fd, &limit, next),
+            };
             if result == 0 {
                 attempt::accepted_by_tcp(&to, reason);
             }
@@ -35,9 +40,30 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
     }
 }
 
+/// The end of the time that SO_SNDTIMEO gives to a connect(2) that begins now.
+fn send_limit(fd: c_int) -> Option<Deadline> {
+    Some(tcp::send_timeout(fd)).filter(|&timeout| timeout > 0).map(Deadline::after)
+}
+
+/// Makes a call with what is left of SO_SNDTIMEO.
+fn before(fd: c_int, limit: &Deadline, call: impl FnOnce() -> c_int) -> c_int {
+    const NAME: (c_int, c_int) = (libc::SOL_SOCKET, libc::SO_SNDTIMEO);
+    // SAFETY: the pointer and the length are those of a value.
+    let set = |value: *const c_void, len: socklen_t| unsafe { next_symbol::setsockopt(fd, NAME.0, NAME.1, value, len) };
+    let Some((programs, len)) = tcp::option(fd, NAME.0, NAME.1) else { return call() };
+    // 0 is no limit.
+    let left = i64::from(limit.left().max(1));
+    let rest = libc::timeval { tv_sec: left / 1000, tv_usec: left % 1000 * 1000 };
+    errno::keeping(|| set((&raw const rest).cast(), size_of::<libc::timeval>() as socklen_t));
+    let result = call();
+    errno::keeping(|| set(programs.as_ptr().cast(), len));
+    result
+}
+
 /// Connects by RDMA. Returns `Ok` with the errno of connect(2), if any; otherwise the reason for
-/// TCP, which is `None` for other sockets.
-fn by_rdma(fd: c_int, to: &Name) -> Result<Option<c_int>, Option<Reason>> {
+/// TCP, which is `None` for other sockets. `limit` is set if an attempt has used time of a limited
+/// call.
+fn by_rdma(fd: c_int, to: &Name, limit: &mut Option<Deadline>) -> Result<Option<c_int>, Option<Reason>> {
     let ruled_out = route::ruled_out(to);
     if ruled_out.is_err() && !crate::config::logs() {
         // What the socket is need not be asked.
@@ -53,12 +79,13 @@ fn by_rdma(fd: c_int, to: &Name) -> Result<Option<c_int>, Option<Reason>> {
     if instances::are_too_many(fd) {
         return Err(Some(Reason::Instances));
     }
+    let is_blocking = tcp::is_blocking(fd);
+    *limit = if is_blocking { send_limit(fd) } else { None };
     let inner = attempt::begin(fd, to)?;
-    let end = attempt::deadline();
-    let ended = if tcp::is_blocking(fd) {
-        attempt::wait(inner, to, &end)
+    let ended = if is_blocking {
+        attempt::wait(inner, to, limit.as_ref())
     } else {
-        match slots::submit(fd, inner, to, &end) {
+        match slots::submit(fd, inner, to, &attempt::deadline()) {
             Ok(()) => return Ok(Some(EINPROGRESS)),
             Err(reason) => attempt::abandon(inner, reason),
         }

@@ -43,11 +43,20 @@ pub fn is_blocking(fd: c_int) -> bool {
 
 /// SO_RCVTIMEO in milliseconds, -1 if there is none.
 pub fn receive_timeout(fd: c_int) -> c_int {
+    timeout(fd, libc::SO_RCVTIMEO)
+}
+
+/// SO_SNDTIMEO in milliseconds, -1 if there is none.
+pub fn send_timeout(fd: c_int) -> c_int {
+    timeout(fd, libc::SO_SNDTIMEO)
+}
+
+fn timeout(fd: c_int, name: c_int) -> c_int {
     let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let mut len = size_of::<libc::timeval>() as libc::socklen_t;
     // SAFETY: `time` is a live structure of `len` bytes.
     unsafe {
-        next_symbol::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, (&raw mut time).cast(), &raw mut len);
+        next_symbol::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut time).cast(), &raw mut len);
     }
     match time.tv_sec.saturating_mul(1000).saturating_add(time.tv_usec / 1000) {
         0 => -1,
