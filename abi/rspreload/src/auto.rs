@@ -10,6 +10,8 @@
 mod attempt;
 mod client;
 mod connections;
+#[cfg(test)]
+mod docs_tests;
 mod entry;
 mod forward;
 pub mod instances;

@@ -15,7 +15,7 @@ use crate::{errno, next_symbol};
 
 const FILE: &CStr = c"/etc/rdma/rsocket/preload_config";
 /// The most that is read of the file.
-const MAX_FILE: usize = 1 << 20;
+pub const MAX_FILE: usize = 1 << 20;
 
 unsafe extern "C" {
     /// The last part of argv[0], from the C library.

@@ -17,6 +17,10 @@ use crate::{config, errno, next_symbol, rsocket, rsocket_abi};
 /// The most listeners of a process, and the most addresses of one.
 pub const MAX_LISTENERS: usize = 64;
 pub const MAX_ADDRESSES: usize = 16;
+/// The most tokens of a listener that wait for accept(2), whatever its backlog.
+pub const MAX_BACKLOG: c_int = 4096;
+/// The most ports that are tried for bind(2) to port 0.
+pub const MAX_PORT_TRIES: usize = 8;
 
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
@@ -230,10 +234,9 @@ impl Listener {
 
     /// Whether another token may be sent: no more wait than the program allows connections to wait.
     pub fn has_room(&self, waiting: impl Iterator<Item = u16>) -> bool {
-        const MOST: c_int = 4096;
         let port = self.port();
         let most = self.backlog.load(SeqCst);
-        let most = if (0..MOST).contains(&most) { most + 1 } else { MOST };
+        let most = if (0..MAX_BACKLOG).contains(&most) { most + 1 } else { MAX_BACKLOG };
         waiting.filter(|&waits| waits == port).count() < most as usize
     }
 
@@ -443,12 +446,11 @@ pub fn is_inherited(entry: Entry) -> bool {
 /// A number with port 0 is about to be bound: finds a port that is free for TCP and for RDMA.
 /// Returns the address with the port, or `None` if any port will do.
 pub fn free_port(fd: c_int, at: &Name) -> Option<Name> {
-    const TRIES: usize = 8;
     let device = at.of_device();
     if device.address().is_loopback() || !device.address().is_unspecified() && !route::is_rdma(&device) {
         return None;
     }
-    for _ in 0..TRIES {
+    for _ in 0..MAX_PORT_TRIES {
         let own = errno::keeping(|| probe_port(fd, at))?;
         let mut free = false;
         let inner = make_rsocket::for_address(&device, |inner| {

@@ -35,14 +35,14 @@ pub enum Subject {
 }
 
 /// Entries, and how many of them one hash may use.
-const ENTRIES: usize = 1024;
+pub const MAX_REMEMBERED: usize = 1024;
 const WAYS: usize = 4;
 /// A word: the hash's upper bits, two bits for the outcome, and the second.
 const TIME_BITS: u32 = 24;
 const HASH_SHIFT: u32 = TIME_BITS + 2;
 const TIME: u64 = (1 << TIME_BITS) - 1;
 
-static WORDS: [AtomicU64; ENTRIES] = [const { AtomicU64::new(0) }; ENTRIES];
+static WORDS: [AtomicU64; MAX_REMEMBERED] = [const { AtomicU64::new(0) }; MAX_REMEMBERED];
 
 fn hash(subject: Subject) -> u64 {
     let (kind, address, port) = match subject {
@@ -65,7 +65,7 @@ fn hash(subject: Subject) -> u64 {
 }
 
 fn words_for(hash: u64) -> impl Iterator<Item = &'static AtomicU64> {
-    let first = hash as usize % (ENTRIES / WAYS) * WAYS;
+    let first = hash as usize % (MAX_REMEMBERED / WAYS) * WAYS;
     WORDS[first..first + WAYS].iter()
 }
 

@@ -16,7 +16,7 @@ use crate::next_symbol;
 /// The most connections of a family of processes that have tokens.
 pub const MAX_SLOTS: usize = 1 << 14;
 /// How far from its first index a slot may be.
-const PROBES: usize = 16;
+pub const MAX_PROBES: usize = 16;
 
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
@@ -126,7 +126,7 @@ pub fn has_ended(process: c_int) -> bool {
 }
 
 fn indexes(port: u16) -> impl Iterator<Item = usize> {
-    (0..PROBES).map(move |probe| (usize::from(port) * PROBES + probe) % MAX_SLOTS)
+    (0..MAX_PROBES).map(move |probe| (usize::from(port) * MAX_PROBES + probe) % MAX_SLOTS)
 }
 
 /// The slot of that number.
@@ -321,7 +321,8 @@ mod tests {
         assert!(prepare());
         let token = |last| Name::new([127, 0, 1, last].into(), 50_000);
         let name = token(1);
-        let indexes: Vec<_> = (0..PROBES as u8).map(|last| claim(&token(last), 80, (&name, &name), (-1, 0))).collect();
+        let indexes: Vec<_> =
+            (0..MAX_PROBES as u8).map(|last| claim(&token(last), 80, (&name, &name), (-1, 0))).collect();
         assert!(indexes.iter().all(Option::is_some));
         assert!(claim(&token(200), 80, (&name, &name), (-1, 0)).is_none());
         indexes.into_iter().flatten().for_each(|index| slot(index).unwrap().free());

@@ -1,0 +1,69 @@
+//! docs/preload.md lists the reasons of the log and the limits: all of them, and no others.
+
+use std::fs;
+use std::path::Path;
+
+use super::log::Reason;
+use super::{forward, instances, listeners, remembered, shared, slots};
+use crate::config;
+
+fn read(file: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
+}
+
+/// The rows of the table in a section of the document.
+fn rows(section: &str) -> Vec<Vec<String>> {
+    let text = read("../../docs/preload.md");
+    let (_, section) = text.split_once(section).unwrap();
+    let lines = section.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    // Behind the titles and the line below them.
+    lines.skip(2).map(|line| line.split('|').map(|cell| cell.trim().to_owned()).collect()).collect()
+}
+
+#[test]
+fn all_reasons_are_documented() {
+    let source = read("src/auto/log.rs");
+    let (_, source) = source.split_once("pub enum Reason {\n").unwrap();
+    let (variants, _) = source.split_once("\n}").unwrap();
+    let rows = rows("### Reasons in the log");
+    assert_eq!(rows.len(), variants.lines().count());
+    let (texts, _) = source.split_once("/// Text of a limited length").unwrap();
+    for row in rows {
+        let text = row[1].trim_matches('`');
+        if text.ends_with(" N") {
+            assert_eq!(text.replace('N', "7"), Reason::Failed(7).to_string());
+        } else {
+            assert!(texts.contains(&format!("=> \"{text}\"")), "no reason of the log: {text}");
+        }
+    }
+}
+
+#[test]
+fn all_limits_are_documented() {
+    let limits = [
+        ("MAX_ATTEMPTS", slots::MAX_ATTEMPTS),
+        ("MAX_INSTANCES", instances::MAX_INSTANCES),
+        ("MAX_LISTENERS", listeners::MAX_LISTENERS),
+        ("MAX_ADDRESSES", listeners::MAX_ADDRESSES),
+        ("MAX_BACKLOG", listeners::MAX_BACKLOG as usize),
+        ("MAX_SLOTS", shared::MAX_SLOTS),
+        ("MAX_PROBES", shared::MAX_PROBES),
+        ("MAX_FORWARDS", forward::MAX_FORWARDS),
+        ("MAX_REMEMBERED", remembered::MAX_REMEMBERED),
+        ("MAX_PORT_TRIES", listeners::MAX_PORT_TRIES),
+        ("MAX_FILE", config::MAX_FILE),
+    ];
+    let listed: Vec<(String, usize)> = rows("### Hard limits")
+        .into_iter()
+        .map(|row| (row[1].trim_matches('`').to_owned(), row[2].replace(',', "").parse().unwrap()))
+        .collect();
+    assert_eq!(listed, limits.map(|(name, limit)| (name.to_owned(), limit)));
+    for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/auto")).unwrap() {
+        let source = fs::read_to_string(file.unwrap().path()).unwrap();
+        for word in source.split("const ").skip(1).filter(|word| word.starts_with("MAX_")) {
+            let name = word.split(':').next().unwrap();
+            // The sum of the others.
+            assert!(name == "MAX_FDS" || limits.iter().any(|limit| limit.0 == name), "not documented: {name}");
+        }
+    }
+}
