@@ -206,6 +206,7 @@ impl Unconnected {
             sq_entries: sends - CONTROL_ENTRIES,
         };
         unconnected.receive.post_receives(&unconnected.qp)?;
+        unconnected.receive.rings.prepare();
         Ok(unconnected)
     }
 
