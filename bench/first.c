@@ -81,6 +81,7 @@ static int time_message(struct sockaddr_in address)
 static int serve(struct sockaddr_in address)
 {
 	int listener = rsocket(AF_INET, SOCK_STREAM, 0), fd;
+	char end;
 
 	if (rbind(listener, (struct sockaddr *)&address, sizeof(address)) || rlisten(listener, 128))
 		return 1;
@@ -89,6 +90,8 @@ static int serve(struct sockaddr_in address)
 	while ((fd = raccept(listener, NULL, NULL)) >= 0) {
 		if (receive_message(fd))
 			rsend(fd, message, 1, 0);
+		/* The client's end: on one processor, closing here would delay the client's receiving. */
+		rrecv(fd, &end, 1, 0);
 		rclose(fd);
 	}
 	return 1;

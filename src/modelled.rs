@@ -28,6 +28,7 @@ mod rsocket {
         mod channel_leader;
         mod held;
         pub mod model;
+        mod outbox;
         mod starting;
     }
     mod poll_waiter;

@@ -26,6 +26,7 @@ pub mod rc;
 pub mod resolver;
 pub mod signals;
 pub mod sockaddr;
+mod spare_pages;
 pub mod sync;
 pub mod uapi;
 pub mod ucma;

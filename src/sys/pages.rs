@@ -2,10 +2,12 @@
 //! instead of a copy.
 
 use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{Ordering, fence};
 
 use crate::errno::{Errno, Result};
+use crate::sys::spare_pages::{AREA, LEAST, SPARE};
 
 /// See the module.
 #[derive(Debug)]
@@ -20,12 +22,36 @@ unsafe impl Send for Pages {}
 impl Pages {
     /// Allocates at least `len` bytes of zeros.
     pub fn new(len: usize) -> Result<Pages> {
+        if (LEAST..=AREA).contains(&len)
+            && let Some(start) = SPARE.take()
+        {
+            return Ok(Pages { start, len: AREA });
+        }
+        Pages::map(len.max(1))
+    }
+
+    /// Maps pages for the next receive ring of `len` bytes, if that is the usual size and none are
+    /// kept. Without memory for them, they are mapped when they are needed.
+    pub fn prepare_ring(len: usize) {
+        if len == AREA
+            && SPARE.is_empty()
+            && let Ok(pages) = Pages::map(len)
+        {
+            // The new pages are zeros, which Drop would clear.
+            let pages = ManuallyDrop::new(pages);
+            if !SPARE.give(pages.start) {
+                pages.unmap();
+            }
+        }
+    }
+
+    fn map(len: usize) -> Result<Pages> {
         // MAP_POPULATE maps all pages in one step. Pinning maps them, too, but may leave a page
         // fault to the first access of this process, during a transfer.
         let (access, flags): (c_int, c_int) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE);
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let start = unsafe { libc::mmap(ptr::null_mut(), len.max(1), access, flags, -1, 0) };
+        let start = unsafe { libc::mmap(ptr::null_mut(), len, access, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(Errno::last());
         }
@@ -34,9 +60,9 @@ impl Pages {
         // leaves a gap in the child, which on User Mode Linux is not empty: a later mapping there
         // shows the parent's bytes.
         // SAFETY: the mapping was just created.
-        unsafe { libc::madvise(start, len.max(1), libc::MADV_WIPEONFORK) };
+        unsafe { libc::madvise(start, len, libc::MADV_WIPEONFORK) };
         let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::ENOMEM)?;
-        Ok(Pages { start, len: len.max(1) })
+        Ok(Pages { start, len })
     }
 
     /// Returns the address of the first byte.
@@ -44,21 +70,33 @@ impl Pages {
         self.start
     }
 
-    /// Returns the length in bytes.
-    pub fn len(&self) -> usize {
-        self.len
+    /// Unmaps the pages although a device may still write to them.
+    pub fn abandon(self) {
+        ManuallyDrop::new(self).unmap();
     }
 
-    /// Always false: the length is at least one page.
-    pub fn is_empty(&self) -> bool {
-        false
+    fn unmap(&self) {
+        // SAFETY: the mapping is not used any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+
+    /// Clears the pages, if they have the size of an area, and keeps them for the next buffer unless
+    /// there are enough. Returns whether they were kept.
+    fn keep(&self) -> bool {
+        if self.len != AREA || SPARE.is_full() {
+            return false;
+        }
+        // SAFETY: a mapping of this size, which is not used any more.
+        unsafe { ptr::write_bytes(self.start.as_ptr(), 0, AREA) };
+        SPARE.give(self.start)
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping is not used any more.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+        if !self.keep() {
+            self.unmap();
+        }
     }
 }
 
@@ -73,4 +111,27 @@ pub fn device_read_barrier() {
         std::arch::asm!("dmb oshld", options(nostack, preserves_flags));
     }
     fence(Ordering::Acquire);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns whether the first `len` bytes are zeros, and fills them.
+    fn was_zero(pages: &Pages, len: usize) -> bool {
+        // SAFETY: at least `len` bytes, which only this function accesses.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(pages.start().as_ptr(), len) };
+        let zero = bytes.iter().all(|&byte| byte == 0);
+        bytes.fill(0xA5);
+        zero
+    }
+
+    #[test]
+    fn pages_are_zeros_also_when_they_were_used_before() {
+        Pages::prepare_ring(AREA);
+        for len in [LEAST - 1, LEAST, AREA, AREA + 1, LEAST, AREA, AREA, AREA] {
+            let both = [Pages::new(len).unwrap(), Pages::new(AREA).unwrap()];
+            assert!(was_zero(&both[0], len) && was_zero(&both[1], AREA));
+        }
+    }
 }

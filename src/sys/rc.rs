@@ -268,7 +268,10 @@ impl MemoryRegion {
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: the QP that used it was destroyed, or no outstanding work request refers to it.
-        disabled(|| unsafe { verbs::ibv_dereg_mr(self.mr.as_ptr()) });
+        let failed = disabled(|| unsafe { verbs::ibv_dereg_mr(self.mr.as_ptr()) }) != 0;
+        if failed && let Some(pages) = self.pages.take() {
+            pages.abandon();
+        }
     }
 }
 

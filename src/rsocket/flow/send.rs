@@ -98,12 +98,18 @@ pub struct Sender {
     row: Row,
 }
 
+impl SendLimits {
+    /// Returns the largest number of messages that can be outstanding.
+    fn max_outstanding(&self) -> usize {
+        self.sq_entries as usize + self.controls as usize
+    }
+}
+
 impl Sender {
     /// Creates the sender for a peer that advertised `target`. Fails with `ENOMEM`.
     pub fn new(limits: SendLimits, target: Region) -> Result<Sender> {
         let mut outstanding = VecDeque::new();
-        let max_outstanding = limits.sq_entries as usize + limits.controls as usize;
-        outstanding.try_reserve_exact(max_outstanding).map_err(|_| Errno::ENOMEM)?;
+        outstanding.try_reserve_exact(limits.max_outstanding()).map_err(|_| Errno::ENOMEM)?;
         let is_iwarp = limits.entries_per_message > 1;
         // The peer gives credits back when half of them are used.
         let spare = (limits.window / 2).saturating_sub(1);
@@ -157,6 +163,11 @@ impl Sender {
 
     fn has_credit(&self) -> bool {
         self.credits() > self.spare_credits.min(RESERVED_CREDITS)
+    }
+
+    /// Returns the largest number of messages that can be outstanding.
+    pub fn max_outstanding(&self) -> usize {
+        self.limits.max_outstanding()
     }
 
     /// Returns whether sending has to wait for send completions: there is no space for data, or for

@@ -182,6 +182,9 @@ impl Stream {
             connection.flush_qp();
             return state.schedule_check();
         }
+        if state.connection.as_ref().is_some_and(|connection| connection.is_in_use()) {
+            return state.schedule_check();
+        }
         state.phase = Phase::Closed;
         state.release();
         self.channel_fd.store(-1, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use super::background_close::DISCONNECT_TIMEOUT;
 use super::blocking::Wait;
 use super::held::HoldsData;
 use super::options::Linger;
-use super::{Guard, Notice, Phase, State, Stream, channel_leader};
+use super::{Guard, Notice, Phase, State, Stream, channel_leader, outbox};
 use crate::cm;
 use crate::diag;
 use crate::errno::{Errno, Result};
@@ -339,7 +339,8 @@ impl Stream {
         // Without the lock: a watcher polls its members when it drops one.
         self.notify(Notice::Closed);
         match channel_leader::wait_for_no_leader(self, self.lock()) {
-            Ok(mut state) => {
+            Ok(state) => {
+                let mut state = outbox::wait_until_unused(self, state);
                 state.release();
                 self.channel_fd.store(-1, Ordering::Relaxed);
             }

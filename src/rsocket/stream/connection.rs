@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::channel_leader::Leadership;
 use super::options::Options;
+use super::outbox::Outbox;
 use crate::cm::{Domain, Id};
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::CmId;
@@ -38,6 +39,7 @@ use crate::sys::alloc::try_box;
 use crate::sys::rc::{CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, ibv_wc};
 pub(super) use gather::{Gather, MAX_COLLECTED, parts};
 use post::QueuePair;
+pub(super) use post::{RdmaWrite, SendQueue};
 use receive::ReceiveSide;
 use send::SendSide;
 use send_buffer::SendBuffer;
@@ -162,6 +164,8 @@ pub(super) struct Connection {
     pub channel: Channel,
     /// The first failure of a work request, or the peer's protocol violation.
     failed: Option<Errno>,
+    /// Writes to be posted without the stream's lock.
+    outbox: Outbox<RdmaWrite>,
     /// The connection in the table for rsstat(8).
     entry: Option<socket_table::Entry>,
 }
@@ -206,6 +210,7 @@ impl Unconnected {
             sq_entries: sends - CONTROL_ENTRIES,
         };
         unconnected.receive.post_receives(&unconnected.qp)?;
+        unconnected.receive.rings.prepare();
         Ok(unconnected)
     }
 
@@ -242,6 +247,7 @@ impl Unconnected {
             receive: self.receive,
             channel: self.channel,
             failed: None,
+            outbox: Outbox::new(),
             entry: None,
         })
     }

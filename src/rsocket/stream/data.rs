@@ -20,7 +20,7 @@ use libc::iovec;
 use super::blocking::Wait;
 use super::channel_leader::EventSource;
 use super::connection::{Gather, MAX_COLLECTED, parts};
-use super::{Guard, Phase, State, Stream, held};
+use super::{Guard, Phase, State, Stream, held, outbox};
 use crate::errno::{Errno, Result};
 
 /// Flags that the fast path accepts: they make no difference to a call that does not wait.
@@ -47,13 +47,16 @@ impl Stream {
             return Err(false);
         }
         let Some(connection) = state.connection.as_deref_mut() else { return Err(false) };
-        if connection.turn_to_receive(thread) {
+        if connection.turn_to_receive(thread) || connection.is_being_read() {
             return Err(false);
         }
         // Poll for new data, unless the buffered data is enough for the whole call.
         let available = connection.available();
         if available < len as u64 && !self.process_completions(state) && available == 0 {
             return Err(true);
+        }
+        if state.reads_unlocked(len) {
+            return Err(false);
         }
         // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller, and not NULL.
         unsafe { state.read_available(start, len) }.ok_or(false)
@@ -75,8 +78,11 @@ impl Stream {
                 Err(done) => return Ok(done),
             }
         }
-        // SAFETY: the buffer is writable: guaranteed by the caller.
-        if let Some(done) = unsafe { state.read_available(buffer.iov_base.cast(), buffer.iov_len) } {
+        if !state.is_being_read()
+            && !state.reads_unlocked(buffer.iov_len)
+            // SAFETY: the buffer is writable: guaranteed by the caller.
+            && let Some(done) = unsafe { state.read_available(buffer.iov_base.cast(), buffer.iov_len) }
+        {
             return Ok(done);
         }
         // SAFETY: as above.
@@ -115,6 +121,7 @@ impl Stream {
         let mut done = 0;
         self.turn_to_receive(&mut state);
         loop {
+            state = self.wait_for_reader(state);
             state.check_connected(nonblocking)?;
             if total == 0 {
                 return Ok(0);
@@ -122,8 +129,16 @@ impl Stream {
             if state.available(peek, done) < (total - done) as u64 {
                 self.process_completions(&mut state);
             }
-            // SAFETY: the buffers are writable: guaranteed by the caller.
-            done += unsafe { state.copy_out(buffers, done, peek) };
+            if !peek && state.reads_unlocked(total - done) {
+                // SAFETY: the buffers are writable: guaranteed by the caller; no other thread reads.
+                let (back, copied) = unsafe { self.copy_out_unlocked(state, buffers, done) };
+                state = back;
+                done += copied;
+            }
+            if !state.is_being_read() {
+                // SAFETY: the buffers are writable: guaranteed by the caller.
+                done += unsafe { state.copy_out(buffers, done, peek) };
+            }
             if done == total || (done > 0 && !all) {
                 return Ok(done);
             }
@@ -229,6 +244,11 @@ impl Stream {
             }
             // SAFETY: the buffers are readable: guaranteed by the caller.
             let (sent, error) = unsafe { self.copy_in(&mut state, buffers, done, total - done) };
+            let unlocked;
+            (state, unlocked) = outbox::post_collected(self, state);
+            let has_failed =
+                sent > 0 && state.connection.as_ref().is_some_and(|connection| connection.failure().is_some());
+            let sent = if has_failed { 0 } else { sent };
             done += sent;
             if done == total {
                 return Ok(done);
@@ -239,7 +259,8 @@ impl Stream {
             // Retry after completions, but only once without progress: a peer can cause any number
             // of completions that free no space.
             polled = (sent > 0 || !polled) && self.process_completions(&mut state);
-            if polled {
+            // Without the lock anything may have changed: another thread has processed it.
+            if polled || unlocked {
                 continue;
             }
             if let Some(connection) = state.connection.as_ref().filter(|_| !nonblocking) {
@@ -340,6 +361,10 @@ impl Stream {
         wait: &mut Wait,
         done: usize,
     ) -> Result<std::result::Result<Guard<'a>, usize>> {
+        // While the call used the connection without the lock, another thread may have closed it.
+        if state.is_closed() {
+            return Err(Errno::EBADF);
+        }
         if nonblocking {
             if self.rearm_for_watchers(&mut state) {
                 return Ok(Ok(state));
@@ -377,6 +402,7 @@ impl Stream {
         let Some(connection) = state.connection.as_mut().filter(|connection| connection.failure().is_none()) else {
             return (0, None);
         };
+        connection.begin_collecting(len);
         let sent = match parts(buffers, skip).next() {
             Some((start, first)) if first == len => {
                 // SAFETY: `first` bytes at `start` are readable during this call: guaranteed by the
@@ -428,6 +454,12 @@ impl State {
     /// Returns whether the socket is connecting: a call that sends waits for the connection.
     fn is_connecting(&self) -> bool {
         matches!(self.phase, Phase::Connecting(_) | Phase::Accepting(_))
+    }
+
+    /// Returns whether a call that reads up to `len` bytes copies them without the lock.
+    #[inline]
+    fn reads_unlocked(&self, len: usize) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.reads_unlocked(len))
     }
 
     /// Returns whether there is no data to read, no end of the stream, and no error to report.

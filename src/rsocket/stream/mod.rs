@@ -1,7 +1,8 @@
 //! Stream rsockets.
 //!
-//! A stream's lock guards everything behind its descriptor. It is held while data is copied, never
-//! while waiting. One of the threads that wait for a connected stream, the leader, sleeps in its
+//! A stream's lock guards everything behind its descriptor. It is held while data is copied, unless
+//! that is much and another thread uses the stream ([`outbox`], [`copying`]), and never while
+//! waiting. One of the threads that wait for a connected stream, the leader, sleeps in its
 //! completion channel and notifies the others. The reactor delivers connection manager events.
 
 mod accept;
@@ -13,12 +14,15 @@ mod channel_leader;
 mod close;
 mod connect;
 mod connection;
+mod copying;
 mod data;
 mod domain;
 mod held;
 mod hold;
 mod iomap;
 mod options;
+mod outbox;
+mod posting;
 mod readiness;
 mod service;
 mod sockopt;

@@ -13,6 +13,7 @@ use loom::sync::{Mutex, MutexGuard};
 
 use super::channel_leader::{self, EventSource, Leadership, Until};
 use super::held::{self, HoldsData};
+use super::outbox::{self, Outbox, Posts};
 use super::starting::{self, Starts};
 use crate::errno::{Errno, Result};
 use crate::rsocket::pollable::{Notice, Pollable, Watchers};
@@ -78,8 +79,19 @@ pub struct State {
     starting: bool,
     shut: bool,
     closed: bool,
-    /// The channel was destroyed.
+    /// The channel and the send queue were destroyed.
     released: bool,
+    /// Number of the next write.
+    next_write: u32,
+    outbox: Outbox<u32>,
+    send_queue: std::sync::Arc<SendQueue>,
+}
+
+/// The send queue: the writes that were posted.
+#[derive(Default)]
+pub struct SendQueue {
+    posted: Mutex<Vec<u32>>,
+    destroyed: Mutex<bool>,
 }
 
 pub struct Stream {
@@ -111,6 +123,9 @@ impl Stream {
                 shut: false,
                 closed: false,
                 released: false,
+                next_write: 0,
+                outbox: Outbox::new(),
+                send_queue: std::sync::Arc::default(),
             }),
             changed: Changes::default(),
             watchers: Watchers::default(),
@@ -175,6 +190,32 @@ impl Stream {
             }
             state = channel_leader::wait(self, state, None).0;
         }
+    }
+
+    /// Sends a large message, which is posted without the lock. Returns false if the stream is
+    /// closed.
+    pub fn send_large(&self) -> bool {
+        let mut state = self.lock();
+        if state.closed {
+            return false;
+        }
+        state.outbox.begin(8);
+        let number = state.next_write;
+        state.next_write += 1;
+        assert!(state.outbox.is_open());
+        state.outbox.add(number).unwrap();
+        drop(outbox::post_collected(self, state));
+        true
+    }
+
+    /// Returns the number of writes that were to be posted.
+    pub fn writes(&self) -> u32 {
+        self.lock().next_write
+    }
+
+    /// Returns the writes that were posted.
+    pub fn posted(&self) -> Vec<u32> {
+        self.lock().send_queue.posted.lock().unwrap().clone()
     }
 
     /// Sends a small message after another one, whose completion may not have been seen, and makes
@@ -302,6 +343,8 @@ impl Stream {
             unreachable!("no signal handlers here")
         };
         assert!(!state.leadership.has_leader());
+        state = outbox::wait_until_unused(self, state);
+        *state.send_queue.destroyed.lock().unwrap() = true;
         state.released = true;
     }
 }
@@ -408,6 +451,36 @@ impl EventSource for Stream {
             state.sent_armed = false;
         }
         *event == Kind::Received
+    }
+}
+
+impl Posts for Stream {
+    type Write = u32;
+    type Queue = std::sync::Arc<SendQueue>;
+
+    fn outbox(state: &mut State) -> Option<(&mut Outbox<u32>, Self::Queue)> {
+        let queue = state.send_queue.clone();
+        Some((&mut state.outbox, queue))
+    }
+
+    fn post(queue: &Self::Queue, writes: &[Option<u32>]) -> Result<()> {
+        for write in writes.iter().flatten() {
+            assert!(!*queue.destroyed.lock().unwrap());
+            queue.posted.lock().unwrap().push(*write);
+        }
+        Ok(())
+    }
+
+    fn post_failed(&self, _: &mut State, _: Errno) {
+        unreachable!("the model's posts never fail");
+    }
+
+    fn is_in_use(state: &State) -> bool {
+        state.outbox.is_posting()
+    }
+
+    fn is_closing(state: &State) -> bool {
+        state.closed
     }
 }
 

@@ -32,13 +32,22 @@ impl Connection {
         let wr_id = self.send.flow.take_control(requests);
         let (sg_list, inline) = self.stage(bytes);
         let rkey = self.send.peer.rkey;
-        self.qp.post(RdmaWrite { message: Some(message), sg_list, inline, addr, rkey, wr_id, signaled: true })
+        self.post_or_collect(RdmaWrite {
+            message: Some(message),
+            sg_list,
+            source: None,
+            inline,
+            addr,
+            rkey,
+            wr_id,
+            signaled: true,
+        })
     }
 
     /// Returns the scatter/gather list of `bytes` and whether they go inline; otherwise copies them
     /// into registered memory.
     fn stage(&mut self, bytes: &[u8]) -> ([Sge; 2], bool) {
-        if bytes.len() as u32 <= self.qp.can_inline() {
+        if bytes.len() as u32 <= self.qp.can_inline() && !self.outbox.is_open() {
             return (inline_sge(bytes), true);
         }
         let (start, lkey) = self.send.control_data.next();
@@ -56,7 +65,9 @@ impl Connection {
         }
         let wr_id = self.send.flow.take_control(1);
         let sg_list = [Sge::default(); 2];
-        self.qp.post(RdmaWrite { message: None, sg_list, inline: false, addr: 0, rkey: 0, wr_id, signaled: true })
+        let write =
+            RdmaWrite { message: None, sg_list, source: None, inline: false, addr: 0, rkey: 0, wr_id, signaled: true };
+        self.post_or_collect(write)
     }
 
     /// Sends the credit updates that are due.
@@ -105,7 +116,7 @@ impl Connection {
         // Mappings and data share the last credits, so the data must not be late.
         self.send_held();
         self.send.flow.hold_nothing();
-        let inline = IOMAP_ENTRY as u32 <= self.qp.can_inline();
+        let inline = IOMAP_ENTRY as u32 <= self.qp.can_inline() && !self.outbox.is_open();
         let space = if inline { 0 } else { IOMAP_ENTRY as u32 };
         let Some(offset) = self.send.flow.plan_update(space) else { return Ok(false) };
         let bytes = wire::emit_iomap(mapping, self.send.peer.swap);
@@ -114,7 +125,7 @@ impl Connection {
         let addr = self.send.peer.sgl + (SGL * SGL_ENTRY + usize::from(index) * IOMAP_ENTRY) as u64;
         let rkey = self.send.peer.rkey;
         let message = Some(Message::Iomap(index));
-        self.post(RdmaWrite { message, sg_list, inline, addr, rkey, wr_id, signaled })?;
+        self.post(RdmaWrite { message, sg_list, source: None, inline, addr, rkey, wr_id, signaled })?;
         Ok(true)
     }
 }

@@ -8,6 +8,7 @@
 
 use super::Connection;
 use super::gather::Source;
+use crate::sys::event;
 
 /// Bytes of the message for which the send buffer is allocated if small messages need it first.
 const HOLD_BUFFER: usize = 1 << 16;
@@ -30,8 +31,10 @@ impl Connection {
     #[inline]
     pub fn turn_to_receive(&mut self, thread: u64) -> bool {
         if self.send.thread != thread {
+            self.send.is_shared |= self.send.thread != 0 && event::cpus() > 1;
             return false;
         }
+        self.send.is_shared = false;
         let had_held = self.has_held();
         if had_held {
             self.send_held_now();

@@ -2,7 +2,7 @@
 //! with immediate data.
 
 use std::mem::zeroed;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use super::{IMM_LEN, sizes};
 use crate::cm::{self, Id};
@@ -19,11 +19,13 @@ const PAGE: u32 = 4096;
 
 /// An RDMA write into the peer's memory, with or without a message.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RdmaWrite {
+pub struct RdmaWrite {
     pub message: Option<Message>,
     /// The bytes, in memory regions unless they go inline; both entries are empty for a message
     /// without bytes.
     pub sg_list: [Sge; 2],
+    /// The program's bytes, which are copied before the write is posted, unless they are in place.
+    pub source: Option<NonNull<u8>>,
     pub inline: bool,
     pub addr: u64,
     pub rkey: u32,
@@ -32,7 +34,27 @@ pub(super) struct RdmaWrite {
     pub signaled: bool,
 }
 
+// SAFETY: the call that collects a write posts it, in the same thread.
+unsafe impl Send for RdmaWrite {}
+
 impl RdmaWrite {
+    /// Copies the bytes that are not in place yet.
+    ///
+    /// # Safety
+    /// The source is readable, and no outstanding work request reads the destination.
+    pub unsafe fn copy(&self) {
+        let Some(mut from) = self.source else { return };
+        for sge in &self.sg_list {
+            let (into, len) = (ptr::with_exposed_provenance_mut(sge.addr as usize), sge.len as usize);
+            // SAFETY: the list describes space of the send buffer. Both are valid for the length:
+            // guaranteed by the caller.
+            unsafe {
+                ptr::copy_nonoverlapping(from.as_ptr(), into, len);
+                from = from.add(len);
+            }
+        }
+    }
+
     #[inline]
     fn is_empty(&self) -> bool {
         self.sg_list[0].len == 0
@@ -42,6 +64,11 @@ impl RdmaWrite {
     fn request(&self, opcode: Opcode, wr_id: u64, signaled: bool) -> SendWr {
         let (addr, rkey) = if self.is_empty() { (0, 0) } else { (self.addr, self.rkey) };
         SendWr { wr_id, opcode, addr, rkey, sg_list: self.sg_list, inline: self.inline, signaled }
+    }
+
+    /// Returns whether this is a message with bytes, as [`SendQueue::post_both`] posts them.
+    pub fn has_message_with_bytes(&self) -> bool {
+        self.message.is_some() && !self.is_empty()
     }
 
     /// Returns whether soft-iWARP needs the write to be signaled: it passes the pages of an
@@ -97,15 +124,21 @@ pub(super) fn is_iwarp(id: &CmId) -> bool {
 pub(super) struct QueuePair {
     /// The id outlives the QP.
     id: NonNull<rdma_cm_id>,
-    qp: NonNull<ibv_qp>,
-    iwarp: bool,
-    /// Number of bytes that the QP takes inline.
-    can_inline: u32,
+    queue: SendQueue,
 }
 
 // SAFETY: any thread may use an id and its QP, and the stream's lock lets one thread do so at a
 // time.
 unsafe impl Send for QueuePair {}
+
+/// The send queue of a live QP.
+#[derive(Clone, Copy, Debug)]
+pub struct SendQueue {
+    qp: NonNull<ibv_qp>,
+    iwarp: bool,
+    /// Number of bytes that the QP takes inline.
+    can_inline: u32,
+}
 
 impl QueuePair {
     /// Creates the QP of `id` with a send and a receive CQ, and with the sizes of both queues. The
@@ -133,7 +166,8 @@ impl QueuePair {
                 Ok(()) => {
                     let qp = NonNull::new(id.qp()).ok_or(Errno::EIO)?;
                     let id = NonNull::new(id.id().as_c()).ok_or(Errno::EIO)?;
-                    return Ok(QueuePair { id, qp, iwarp, can_inline: attr.cap.max_inline_data });
+                    let queue = SendQueue { qp, iwarp, can_inline: attr.cap.max_inline_data };
+                    return Ok(QueuePair { id, queue });
                 }
                 Err(error) => inline = sizes::less_inline(error, inline, min_inline).ok_or(error)?,
             }
@@ -142,26 +176,65 @@ impl QueuePair {
 
     #[inline]
     pub fn is_iwarp(&self) -> bool {
-        self.iwarp
+        self.queue.iwarp
+    }
+
+    /// Returns the send queue, which is live until `self` is dropped.
+    #[inline]
+    pub fn send_queue(&self) -> SendQueue {
+        self.queue
     }
 
     /// Returns the QP's number.
     pub fn number(&self) -> u32 {
         // SAFETY: the QP is live until `self` is dropped.
-        unsafe { (*self.qp.as_ptr()).qp_num }
+        unsafe { (*self.queue.qp.as_ptr()).qp_num }
     }
 
     /// Returns the number of bytes that the QP takes inline.
     pub fn can_inline(&self) -> u32 {
-        self.can_inline
+        self.queue.can_inline
     }
 
     /// Returns the PD of the QP.
     pub fn pd(&self) -> Result<NonNull<ibv_pd>> {
         // SAFETY: the QP is live until `self` is dropped.
-        NonNull::new(unsafe { (*self.qp.as_ptr()).pd }).ok_or(Errno::EIO)
+        NonNull::new(unsafe { (*self.queue.qp.as_ptr()).pd }).ok_or(Errno::EIO)
     }
 
+    /// Posts a receive for each of `slots`.
+    ///
+    /// # Safety
+    /// The buffers that `buffer_of` returns lie in a memory region that outlives the receives, and
+    /// only the device writes there.
+    pub unsafe fn post_recv(&self, slots: &[u32], buffer_of: impl Fn(u32) -> Option<Sge>) -> Result<()> {
+        // SAFETY: the QP is live; the caller guarantees the lifetime of the buffers.
+        unsafe { rc::post_recv(self.queue.qp, slots, buffer_of) }
+    }
+
+    /// Moves the QP to the error state: every work request completes with an error.
+    pub fn move_to_error(&self) {
+        // SAFETY: the QP is live; all zeros are a valid value of the attributes.
+        unsafe {
+            let mut attr: verbs::ibv_qp_attr = zeroed();
+            attr.qp_state = verbs::ibv_qp_state::IBV_QPS_ERR;
+            // Fails for a QP that is in this state already, and after the removal of the device: no
+            // work request is outstanding then.
+            let _ = verbs::modify_qp(self.queue.qp, &mut attr, verbs::ibv_qp_attr_mask::IBV_QP_STATE.0 as i32);
+        }
+    }
+
+    /// Logs a failure that no call reports at once.
+    #[cold]
+    pub fn log(&self, error: Errno, cause: Cause) {
+        // SAFETY: the id outlives the QP.
+        if let Ok(id) = unsafe { Id::from_c(self.id.as_ptr()) } {
+            cm::log::background(id, error, cause);
+        }
+    }
+}
+
+impl SendQueue {
     /// Posts a write. A failure ends the connection.
     #[inline]
     pub fn post(&self, write: RdmaWrite) -> Result<()> {
@@ -200,37 +273,6 @@ impl QueuePair {
     /// Fails with `ENOTSUP` if the QP does not take immediate data inline, as iWARP needs.
     fn check_inline_imm(&self) -> Result<()> {
         if self.can_inline >= IMM_LEN as u32 { Ok(()) } else { Err(Errno::ENOTSUP) }
-    }
-
-    /// Posts a receive for each of `slots`.
-    ///
-    /// # Safety
-    /// The buffers that `buffer_of` returns lie in a memory region that outlives the receives, and
-    /// only the device writes there.
-    pub unsafe fn post_recv(&self, slots: &[u32], buffer_of: impl Fn(u32) -> Option<Sge>) -> Result<()> {
-        // SAFETY: the QP is live; the caller guarantees the lifetime of the buffers.
-        unsafe { rc::post_recv(self.qp, slots, buffer_of) }
-    }
-
-    /// Moves the QP to the error state: every work request completes with an error.
-    pub fn move_to_error(&self) {
-        // SAFETY: the QP is live; all zeros are a valid value of the attributes.
-        unsafe {
-            let mut attr: verbs::ibv_qp_attr = zeroed();
-            attr.qp_state = verbs::ibv_qp_state::IBV_QPS_ERR;
-            // Fails for a QP that is in this state already, and after the removal of the device: no
-            // work request is outstanding then.
-            let _ = verbs::modify_qp(self.qp, &mut attr, verbs::ibv_qp_attr_mask::IBV_QP_STATE.0 as i32);
-        }
-    }
-
-    /// Logs a failure that no call reports at once.
-    #[cold]
-    pub fn log(&self, error: Errno, cause: Cause) {
-        // SAFETY: the id outlives the QP.
-        if let Ok(id) = unsafe { Id::from_c(self.id.as_ptr()) } {
-            cm::log::background(id, error, cause);
-        }
     }
 }
 

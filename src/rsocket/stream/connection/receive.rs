@@ -8,11 +8,12 @@ use super::{Batch, Connection, IMM_LEN, Layout, REPOST, RemoteMemory, SGL};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::{Received, Receiver};
 use crate::rsocket::growth_budget::Reservation;
+use crate::rsocket::stream::copying::LARGE;
 use crate::rsocket::stream::options::Options;
 use crate::rsocket::wire::{self, ConnData, IOMAP_ENTRY, Mapping, Region, SGL_ENTRY};
 use crate::sys::pages;
 use crate::sys::rc::{CompletionQueue, CqEvent, MemoryRegion, Sge};
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};
 
 /// See the module.
@@ -29,7 +30,32 @@ pub(super) struct ReceiveSide {
     iomap: u16,
     pub flow: Receiver,
     pub rings: Rings,
+    /// A thread copies data without the stream's lock, and whether another one waits for it.
+    is_being_read: bool,
+    is_reader_awaited: bool,
     _reservation: Reservation,
+}
+
+/// Contiguous unread data.
+pub struct Unread {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Unread {
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Copies the data to `into`, which has its length.
+    ///
+    /// # Safety
+    /// The memory is mapped, and was not given back to the peer.
+    pub unsafe fn copy_to(&self, into: &mut [MaybeUninit<u8>]) {
+        // SAFETY: the data is readable: guaranteed by the caller; it does not overlap the program's
+        // buffer.
+        unsafe { ptr::copy_nonoverlapping(self.start.as_ptr(), into.as_mut_ptr().cast(), self.len.min(into.len())) };
+    }
 }
 
 // SAFETY: any thread may use libibverbs objects and the memory, and the stream's lock lets one
@@ -54,7 +80,19 @@ impl ReceiveSide {
         let rings = Rings::new(ring, layout.first_ring(), options.receive_buffer, options.receive_grows);
         let reservation = Reservation::take_idle(layout.len as u32);
         let iomap = options.iomap;
-        Ok(ReceiveSide { cq, memory, layout, receives, idle, iomap, flow, rings, _reservation: reservation })
+        Ok(ReceiveSide {
+            cq,
+            memory,
+            layout,
+            receives,
+            idle,
+            iomap,
+            flow,
+            rings,
+            is_being_read: false,
+            is_reader_awaited: false,
+            _reservation: reservation,
+        })
     }
 
     pub fn cq(&self) -> &CompletionQueue {
@@ -256,6 +294,45 @@ impl Connection {
         }
         self.count_read(len);
         self.send_credit_updates();
+    }
+
+    /// Returns whether a thread copies data without the stream's lock.
+    #[inline]
+    pub fn is_being_read(&self) -> bool {
+        self.receive.is_being_read
+    }
+
+    /// The calling thread waits until the thread that copies data has done so.
+    pub fn await_reader(&mut self) {
+        self.receive.is_reader_awaited = true;
+    }
+
+    /// Returns whether a call that reads up to `len` bytes copies them without the lock: they are
+    /// many, and another thread sends at the same time.
+    #[inline]
+    pub fn reads_unlocked(&self, len: usize) -> bool {
+        self.send.is_shared && len >= LARGE && self.available() >= LARGE as u64
+    }
+
+    /// Begins to read up to `len` bytes, which the caller copies without the lock. Returns `None` if
+    /// they are few.
+    pub fn begin_reading(&mut self, len: usize) -> Option<Unread> {
+        let Received { ring, offset, len: available } = self.receive.flow.piece(0);
+        let len = len.min(available as usize);
+        if len < LARGE {
+            return None;
+        }
+        self.receive.is_being_read = true;
+        // SAFETY: the data lies in the ring.
+        let start = unsafe { self.receive.rings.memory(ring).start.add(offset as usize) };
+        Some(Unread { start, len })
+    }
+
+    /// The first `len` bytes were copied. Returns whether a thread waits for that.
+    pub fn end_reading(&mut self, len: usize) -> bool {
+        self.receive.is_being_read = false;
+        self.take(len as u64);
+        mem::take(&mut self.receive.is_reader_awaited)
     }
 
     #[inline]

@@ -8,6 +8,7 @@ use crate::errno::{Errno, Result};
 use crate::rsocket::flow::Resize;
 use crate::rsocket::growth_budget::{self, Reservation};
 use crate::sys::clock;
+use crate::sys::pages::Pages;
 use crate::sys::rc::MemoryRegion;
 
 /// Bytes of a ring that has grown once, and twice. The process's budget limits the number of large
@@ -61,6 +62,13 @@ impl Rings {
     pub fn new(first: RemoteMemory, first_size: u32, full_size: u32, may_grow: bool) -> Rings {
         let rings = [first; 2];
         Rings { rings, grown: [None, None], first, first_size, full_size, size: first_size, may_grow }
+    }
+
+    /// Prepares memory for the ring that replaces a small one.
+    pub fn prepare(&self) {
+        if self.first_size < self.full_size {
+            Pages::prepare_ring(self.full_size as usize);
+        }
     }
 
     /// Returns whether the ring may have another size than the present one.

@@ -5,11 +5,13 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use super::gather::{Gather, MAX_COLLECTED, Source};
-use super::post::{RdmaWrite, inline_sge};
+use super::post::{RdmaWrite, SendQueue, inline_sge};
 use super::send_buffer::SendBuffer;
 use super::{CONTROL_DATA, CONTROL_ENTRIES, Connection};
 use crate::errno::Result;
 use crate::rsocket::flow::{Chunk, Sender, Violation};
+use crate::rsocket::stream::copying::LARGE;
+use crate::rsocket::stream::outbox::Outbox;
 use crate::rsocket::wire::{ConnData, Message, Region};
 use crate::sys::rc::{CompletionQueue, Sge};
 
@@ -68,6 +70,8 @@ pub(super) struct SendSide {
     pub peer: PeerMemory,
     /// Number of the thread that sent last.
     pub thread: u64,
+    /// Another thread has received since then, maybe on another processor.
+    pub is_shared: bool,
     /// The entry of the target SGL that the peer writes next.
     pub target_entry: usize,
     /// The peer may have written the entry.
@@ -104,6 +108,7 @@ impl SendSide {
                 iomap: peer.iomap_size.unwrap_or(0),
             },
             thread: 0,
+            is_shared: false,
             target_entry: 1,
             target_pending: false,
         }
@@ -139,9 +144,9 @@ impl SendSide {
 impl Connection {
     /// Reserves a planned message. Returns the write to post.
     #[inline]
-    fn claim(&mut self, chunk: &Chunk, sg_list: [Sge; 2], inline: bool) -> RdmaWrite {
+    fn claim(&mut self, chunk: &Chunk, bytes: ([Sge; 2], Option<NonNull<u8>>), inline: bool) -> RdmaWrite {
         let request = self.send.flow.take(chunk, inline);
-        self.write_of(chunk, sg_list, inline, request)
+        RdmaWrite { source: bytes.1, ..self.write_of(chunk, bytes.0, inline, request) }
     }
 
     /// Returns the write of a message that was taken as the work request `(wr_id, signaled)`.
@@ -157,12 +162,19 @@ impl Connection {
             counters.count_sent(chunk.len);
         }
         let message = Some(Message::Data(chunk.len));
-        RdmaWrite { message, sg_list, inline, addr: chunk.addr, rkey: chunk.rkey, wr_id, signaled }
+        RdmaWrite { message, sg_list, source: None, inline, addr: chunk.addr, rkey: chunk.rkey, wr_id, signaled }
     }
 
     /// Returns whether `len` bytes go inline.
     pub fn takes_inline(&self, len: usize) -> bool {
-        len <= self.send.inline_limit as usize && self.failed.is_none()
+        self.fits_inline(len) && self.failed.is_none()
+    }
+
+    /// Returns whether a message of `len` bytes may refer to the program's memory: not if another
+    /// call posts it.
+    #[inline]
+    fn fits_inline(&self, len: usize) -> bool {
+        len <= self.send.inline_limit as usize && !self.outbox.is_posting()
     }
 
     /// Sends `data`, which goes inline, in one message. Returns whether it was sent; the connection
@@ -171,7 +183,7 @@ impl Connection {
     pub fn send_inline(&mut self, data: &[u8]) -> bool {
         match self.send.flow.plan(data.len(), true).filter(|chunk| chunk.len as usize == data.len()) {
             Some(chunk) => {
-                let write = self.claim(&chunk, inline_sge(data), true);
+                let write = self.claim(&chunk, (inline_sge(data), None), true);
                 let sent = self.post(write);
                 self.use_next_target();
                 sent.is_ok()
@@ -198,14 +210,14 @@ impl Connection {
         while done < data.size() {
             let (_, rest) = data.split(done);
             let (rest, _) = rest.split(self.send.limit(done, data.size(), begun) - done);
-            let inline = rest.size() <= self.send.inline_limit as usize && rest.in_one_piece().is_some();
+            let inline = self.fits_inline(rest.size()) && rest.in_one_piece().is_some();
             if !inline {
                 self.make_space(rest.size());
             }
             let Some(chunk) = self.send.flow.plan(rest.size(), inline) else { break };
             let (part, tail) = rest.split(chunk.len as usize);
-            let sg_list = self.sg_list(&part, inline, chunk.offset)?;
-            let write = self.claim(&chunk, sg_list, inline);
+            let bytes = self.sg_list(&part, inline, chunk.offset)?;
+            let write = self.claim(&chunk, bytes, inline);
             done += part.size() + self.send_with_tail(write, tail, inline)?;
         }
         Ok(done)
@@ -214,7 +226,8 @@ impl Connection {
     /// As [`send`](Self::send), for several buffers. Sends as few messages as for one buffer.
     pub fn send_gathered(&mut self, data: Gather<'_>, begun: bool) -> Result<usize> {
         let mut collected = [const { MaybeUninit::uninit() }; MAX_COLLECTED];
-        if data.size() <= self.send.inline_limit as usize
+        if self.fits_inline(data.size())
+            && !self.outbox.is_open()
             && let Some(bytes) = data.collect(&mut collected)
         {
             return self.send(bytes, begun);
@@ -223,12 +236,17 @@ impl Connection {
     }
 
     /// Returns the scatter/gather list of a message's bytes: in the program's memory if they go
-    /// inline, otherwise in the send buffer, where they are copied to.
+    /// inline, otherwise in the send buffer. They are copied there, or will be from the address that
+    /// is also returned.
     #[inline]
-    fn sg_list<S: Source>(&mut self, part: &S, inline: bool, offset: u32) -> Result<[Sge; 2]> {
+    fn sg_list<S: Source>(&mut self, part: &S, inline: bool, offset: u32) -> Result<([Sge; 2], Option<NonNull<u8>>)> {
         match part.in_one_piece() {
-            Some(bytes) if inline => Ok(inline_sge(bytes)),
-            _ => self.send.buffer.fill(&self.qp, *part, offset),
+            Some(bytes) if inline => Ok((inline_sge(bytes), None)),
+            Some(bytes) if self.outbox.collects() => {
+                let sg_list = self.send.buffer.filled(&self.qp, offset, bytes.len() as u32)?;
+                Ok((sg_list, Some(NonNull::from(bytes).cast())))
+            }
+            _ => Ok((self.send.buffer.fill(&self.qp, *part, offset)?, None)),
         }
     }
 
@@ -247,17 +265,48 @@ impl Connection {
         };
         let (part, _) = tail.split(next.len as usize);
         // The previous message has allocated the send buffer.
-        let sg_list = self.sg_list(&part, inline, next.offset)?;
-        let last = self.claim(&next, sg_list, inline);
-        self.qp.post_both([write, last]).inspect_err(|&error| self.fail(error))?;
+        let bytes = self.sg_list(&part, inline, next.offset)?;
+        let last = self.claim(&next, bytes, inline);
+        self.post_both([write, last])?;
         self.use_next_target();
         Ok(part.size())
     }
 
-    /// Posts a write. A failure ends the connection.
+    /// Posts or collects a write. A failure ends the connection.
     #[inline]
     pub(super) fn post(&mut self, write: RdmaWrite) -> Result<()> {
-        self.qp.post(write).inspect_err(|&error| self.fail(error))
+        self.post_or_collect(write).inspect_err(|&error| self.fail(error))
+    }
+
+    #[inline]
+    pub(super) fn post_or_collect(&mut self, write: RdmaWrite) -> Result<()> {
+        if self.outbox.is_open() { self.outbox.add(write) } else { self.qp.send_queue().post(write) }
+    }
+
+    fn post_both(&mut self, writes: [RdmaWrite; 2]) -> Result<()> {
+        if self.outbox.is_open() {
+            return writes.into_iter().try_for_each(|write| self.post(write));
+        }
+        self.qp.send_queue().post_both(writes).inspect_err(|&error| self.fail(error))
+    }
+
+    /// Collects the writes of `len` bytes, which the caller then copies and posts without the lock,
+    /// if that is worthwhile: they are many, and another thread receives at the same time.
+    #[inline]
+    pub fn begin_collecting(&mut self, len: usize) {
+        if self.send.is_shared && len >= LARGE {
+            self.outbox.begin(self.send.flow.max_outstanding());
+        }
+    }
+
+    /// Returns whether a thread posts or copies received data without the lock.
+    pub fn is_in_use(&self) -> bool {
+        self.outbox.is_posting() || self.is_being_read()
+    }
+
+    /// Returns the writes to post without the lock, and the send queue.
+    pub fn outbox(&mut self) -> (&mut Outbox<RdmaWrite>, SendQueue) {
+        (&mut self.outbox, self.qp.send_queue())
     }
 
     /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer. Allocates,
@@ -286,7 +335,7 @@ impl Connection {
         let len = data.len().min(region.length as usize);
         while done < len {
             let rest = &data[done..self.send.limit(done, len, begun)];
-            let inline = rest.len() <= self.send.inline_limit as usize;
+            let inline = self.fits_inline(rest.len());
             if !inline {
                 self.make_space(rest.len());
             }
@@ -295,7 +344,16 @@ impl Connection {
             let sg_list = if inline { inline_sge(part) } else { self.send.buffer.fill(&self.qp, part, offset)? };
             let (wr_id, signaled) = self.send.flow.take_write(len, inline);
             let addr = region.addr.wrapping_add(done as u64);
-            self.post(RdmaWrite { message: None, sg_list, inline, addr, rkey: region.rkey, wr_id, signaled })?;
+            self.post(RdmaWrite {
+                message: None,
+                sg_list,
+                source: None,
+                inline,
+                addr,
+                rkey: region.rkey,
+                wr_id,
+                signaled,
+            })?;
             done += part.len();
         }
         Ok(done)

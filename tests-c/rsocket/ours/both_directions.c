@@ -1,0 +1,160 @@
+/*
+ * Large messages in both directions at once, with threads of their own: the library copies and posts them without the
+ * stream's lock. Run on ours only: with the reference two threads that receive from one rsocket lose data.
+ */
+#include "cases.h"
+#include "rscommon.h"
+
+#include <stdatomic.h>
+
+enum { MESSAGE = 100000, MESSAGES = 60, SMALL = 40, PEEKED = 30000, CLOSES = 12 };
+
+static struct rspair pair;
+static atomic_ullong received_bytes[2], received_sum[2];
+static atomic_bool is_done;
+
+static int end_of(size_t direction, bool receives)
+{
+	return (direction == 1) == receives ? pair.client : pair.server;
+}
+
+static uint64_t sum_of(const uint8_t *bytes, size_t len)
+{
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < len; i++)
+		sum += bytes[i];
+	return sum;
+}
+
+/* Sends large messages, each followed by a small one. */
+static void *send_messages(void *direction)
+{
+	int fd = end_of((size_t)direction, false);
+	uint8_t *bytes = malloc(MESSAGE);
+
+	for (int i = 0; i < MESSAGES; i++) {
+		memset(bytes, i + 1, MESSAGE);
+		EXPECT(send_all(fd, bytes, MESSAGE) == MESSAGE && rsend(fd, bytes, SMALL, 0) == SMALL);
+	}
+	EXPECT(!rshutdown(fd, SHUT_WR));
+	free(bytes);
+	return NULL;
+}
+
+/* Receives until the end, beside another thread that does. */
+static void *receive_some(void *direction)
+{
+	int fd = end_of((size_t)direction, true);
+	uint8_t *bytes = malloc(MESSAGE);
+	ssize_t count;
+
+	while ((count = rrecv(fd, bytes, MESSAGE, 0)) > 0) {
+		received_bytes[(size_t)direction] += (uint64_t)count;
+		received_sum[(size_t)direction] += sum_of(bytes, (size_t)count);
+	}
+	EXPECT(count == 0);
+	free(bytes);
+	return NULL;
+}
+
+/* Data that is looked at is neither taken nor torn. */
+static void *peek(void *direction)
+{
+	int fd = end_of((size_t)direction, true);
+	uint8_t *bytes = malloc(PEEKED);
+
+	while (!is_done) {
+		ssize_t count = rrecv(fd, bytes, PEEKED, MSG_PEEK | MSG_DONTWAIT);
+		int error = errno;
+
+		EXPECT(count >= 0 || error == EAGAIN);
+		for (ssize_t i = 1; i < count; i++)
+			EXPECT(bytes[i] == bytes[i - 1] || bytes[i] == bytes[i - 1] + 1);
+		sched_yield();
+	}
+	free(bytes);
+	return NULL;
+}
+
+static void start_thread(pthread_t *thread, void *(*run)(void *), size_t direction)
+{
+	EXPECT(!pthread_create(thread, NULL, run, (void *)direction));
+}
+
+/* One direction with two threads that receive, the other with one, and one that peeks. */
+static void everything_arrives_once(void)
+{
+	uint64_t bytes = (uint64_t)MESSAGES * (MESSAGE + SMALL), sum = 0;
+	pthread_t threads[6];
+
+	for (int i = 0; i < MESSAGES; i++)
+		sum += (uint64_t)(i + 1) * (MESSAGE + SMALL);
+	EXPECT(rs_pair(&pair, AF_INET));
+	for (size_t direction = 0; direction < 2; direction++) {
+		start_thread(&threads[direction], send_messages, direction);
+		start_thread(&threads[2 + direction], receive_some, direction);
+	}
+	start_thread(&threads[4], receive_some, 0);
+	start_thread(&threads[5], peek, 1);
+	for (int i = 0; i < 5; i++)
+		EXPECT(!pthread_join(threads[i], NULL));
+	is_done = true;
+	EXPECT(!pthread_join(threads[5], NULL));
+	for (int i = 0; i < 2; i++)
+		EXPECT(received_bytes[i] == bytes && received_sum[i] == sum);
+	rs_pair_close(&pair);
+}
+
+static atomic_uint transfers;
+
+static void *send_until_closed(void *direction)
+{
+	int fd = end_of((size_t)direction, false);
+	uint8_t *bytes = calloc(1, MESSAGE);
+
+	while (rsend(fd, bytes, MESSAGE, MSG_NOSIGNAL) > 0)
+		transfers++;
+	free(bytes);
+	return NULL;
+}
+
+static void *receive_until_closed(void *direction)
+{
+	int fd = end_of((size_t)direction, true);
+	uint8_t *bytes = malloc(MESSAGE);
+
+	while (rrecv(fd, bytes, MESSAGE, 0) > 0)
+		transfers++;
+	free(bytes);
+	return NULL;
+}
+
+/* Closing ends the calls of all threads, also while they copy or post. */
+static void closing_ends_all_calls(void)
+{
+	for (unsigned i = 0; i < CLOSES; i++) {
+		pthread_t threads[4];
+
+		EXPECT(rs_pair(&pair, AF_INET));
+		transfers = 0;
+		for (size_t direction = 0; direction < 2; direction++) {
+			start_thread(&threads[direction], send_until_closed, direction);
+			start_thread(&threads[2 + direction], receive_until_closed, direction);
+		}
+		while (transfers < 10 + i)
+			sched_yield();
+		EXPECT(!rclose(i % 2 ? pair.client : pair.server));
+		for (int j = 0; j < 4; j++)
+			EXPECT(!pthread_join(threads[j], NULL));
+		EXPECT(!rclose(i % 2 ? pair.server : pair.client) && !rclose(pair.listener));
+	}
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	CASE(everything_arrives_once);
+	CASE(closing_ends_all_calls);
+	return finish();
+}
