@@ -7,7 +7,8 @@ use core::mem;
 use core::slice;
 
 use libc::{
-    EINVAL, EOPNOTSUPP, ESPIPE, MSG_DONTWAIT, MSG_NOSIGNAL, c_void, iovec, msghdr, off_t, off64_t, size_t, ssize_t,
+    EFAULT, EINVAL, EOPNOTSUPP, ESPIPE, MSG_DONTWAIT, MSG_NOSIGNAL, c_void, iovec, msghdr, off_t, off64_t, size_t,
+    ssize_t,
 };
 
 use super::next;
@@ -157,6 +158,9 @@ unsafe fn message_flags(list: *const iovec, count: c_int, flags: c_int) -> Resul
     if !(0..=MAX_BUFFERS).contains(&count) {
         return Err(EINVAL);
     }
+    if list.is_null() {
+        return Err(EFAULT);
+    }
     // SAFETY: `count` buffers: guaranteed by the caller.
     let is_empty = unsafe { slice::from_raw_parts(list, count as usize) }.iter().all(|buffer| buffer.iov_len == 0);
     if is_empty {
@@ -216,5 +220,7 @@ mod tests {
         assert_eq!(flags_of(&[1; 1025], RWF_NOWAIT), Err(EINVAL));
         // SAFETY: the list is not read.
         assert_eq!(unsafe { message_flags(core::ptr::null(), -1, RWF_NOWAIT) }, Err(EINVAL));
+        // SAFETY: as above.
+        assert_eq!(unsafe { message_flags(core::ptr::null(), 1, RWF_NOWAIT) }, Err(EFAULT));
     }
 }
