@@ -6,6 +6,7 @@
 //! missing or broken.
 
 mod acm_question;
+mod codes;
 mod config;
 mod devices;
 mod ibacm;

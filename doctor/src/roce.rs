@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use crate::codes::Warning;
 use crate::devices::{CLASS, Port, entries, is_zero, names, read};
 use crate::report::Report;
 
@@ -14,7 +15,7 @@ pub fn check(ports: &[Port], report: &mut Report) {
         report.about(Some(&port.name));
         for address in without_v2(&gids(&format!("{CLASS}/{}", port.path())), &port.addresses) {
             report.warning(
-                "ports.no-roce-v2",
+                Warning::PortsNoRoceV2,
                 format!("{} has no RoCE v2 GID for {address}", port.name),
                 "peers that use RoCE v2, the default, cannot connect: is RoCE v2 enabled in the adapter (firmware, or module parameters of its driver)?",
             );
@@ -22,7 +23,7 @@ pub fn check(ports: &[Port], report: &mut Report) {
         let mode_file = format!("{CONFIGURED}/{}/default_roce_mode", port.path());
         if read(&mode_file).is_some_and(|mode| mode.contains("v1")) {
             report.warning(
-                "ports.roce-v1",
+                Warning::PortsRoceV1,
                 format!("connections by {} use RoCE v1, which is not routed", port.name),
                 format!("peers must use it, too; for RoCE v2: echo \"RoCE v2\" > {mode_file}"),
             );
@@ -37,7 +38,7 @@ pub fn check_guids(ports: &[Port], report: &mut Report) {
         report.about(Some(device));
         if read(&format!("{CLASS}/{device}/node_guid")).is_some_and(|guid| is_zero(&guid)) {
             report.warning(
-                "devices.no-guid",
+                Warning::DevicesNoGuid,
                 format!("{device} has the node GUID 0"),
                 "the kernel names a connection's device by its GUID: with several such devices, or on kernels before 5.12, connections may fail with ENODEV; create software devices on an interface that has a MAC address",
             );
