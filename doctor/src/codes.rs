@@ -74,6 +74,7 @@ codes! {
         MemlockLittle = "memlock.little",
         PortsNoRoceV2 = "ports.no-roce-v2",
         PortsRoceV1 = "ports.roce-v1",
+        PortsRoceV1Routed = "ports.roce-v1-routed",
         SubnetNoManager = "subnet.no-manager",
     }
 }

@@ -114,7 +114,7 @@ pub fn names(ports: &[Port]) -> Vec<&str> {
     names
 }
 
-const NET: &str = "/sys/class/net";
+pub const NET: &str = "/sys/class/net";
 
 /// Returns the interface of a port without one in this network namespace, if its GIDs name one. That
 /// may be the name of another interface here: netlink tells the port's interface only if it is here.

@@ -20,6 +20,7 @@ mod options;
 mod rdma;
 mod report;
 mod roce;
+mod routes;
 mod rsockets;
 mod subnets;
 
