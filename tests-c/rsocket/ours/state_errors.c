@@ -263,9 +263,19 @@ static void exceptions_only_when_asked(void)
 	rs_pair_close(&pair);
 }
 
+enum { MANY = 70000 };
+
+/* Only root may raise the hard limit. */
+static bool may_have_many(void)
+{
+	struct rlimit limit;
+
+	return geteuid() == 0 || (!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_max >= MANY);
+}
+
 static void many_descriptors(void)
 {
-	struct rlimit limit = { 70000, 70000 };
+	struct rlimit limit = { MANY, MANY };
 	int last = 0;
 
 	EXPECT(!setrlimit(RLIMIT_NOFILE, &limit));
@@ -342,7 +352,10 @@ int main(int argc, char **argv)
 	CASE(negative_descriptors);
 	CASE(descriptor_zero);
 	CASE(exceptions_only_when_asked);
-	CASE(many_descriptors);
+	if (may_have_many())
+		CASE(many_descriptors);
+	else
+		printf("many_descriptors: not run, as the limit of descriptors cannot be raised\n");
 	if (on_siw())
 		with_few_ports();
 	return finish();
