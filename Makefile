@@ -45,10 +45,10 @@ export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR BINDIR MANDI
 
 all: $(LIBRARY) $(PRELOAD) $(IWPMD) $(DOCTOR) $(RSSTAT) ## build everything into $(DIST), target/dist unless given (the default)
 
-test: ## run the Rust tests that need no lab
+test: preconditions ## run the Rust tests that need no lab
 	$(RUN_CARGO) test --workspace --locked
 
-lint: ## formatting, clippy, shellcheck, layers, references of the documents
+lint: preconditions ## formatting, clippy, shellcheck, layers, references of the documents
 	$(RUN_CARGO) fmt --all --check
 	$(RUN_CARGO) fmt --manifest-path models/Cargo.toml --check
 	$(RUN_CARGO) clippy --workspace --all-targets --locked -- -D warnings
@@ -57,7 +57,7 @@ lint: ## formatting, clippy, shellcheck, layers, references of the documents
 	bench/charts --check
 	scripts/docs-check
 
-check: ## run all tests and comparisons, with the lab; a table at the end shows what ran
+check: preconditions ## run all tests and comparisons, with the lab; a table at the end shows what ran
 	scripts/check $(CHECK)
 
 demo: ## install what is missing, build, run rping and ucmatose in the lab
@@ -71,7 +71,7 @@ bench: all ## compare the speed of rsockets with the reference's, TCP's and raw 
 lab: ## build the kernel of the lab, unless the machine has it already
 	lab/kernel path
 
-headers: ## write the generated headers in include/rdma anew
+headers: preconditions ## write the generated headers in include/rdma anew
 	$(RUN_CARGO) run -q -p headers -- include/rdma
 
 abi-check: all ## compare symbols, headers and layout with the reference's
@@ -89,13 +89,13 @@ install-strip: ## the same, without symbols and debug information
 uninstall: ## remove what make install installed, given the same variables
 	scripts/install-files uninstall
 
-dist: ## write the source tarball with the crates in it, into target/package
+dist: preconditions ## write the source tarball with the crates in it, into target/package
 	scripts/dist
 
-release: ## make the tarball, checksums and notes of the tagged version; KEY=gpg-key signs them
+release: preconditions ## make the tarball, checksums and notes of the tagged version; KEY=gpg-key signs them
 	scripts/release $(KEY)
 
-deb: ## build the source package and the Debian packages in target/package
+deb: preconditions ## build the source package and the Debian packages in target/package
 	scripts/deb
 
 opt: all ## write the tarball for /opt of any distribution, into target/package
@@ -104,7 +104,7 @@ opt: all ## write the tarball for /opt of any distribution, into target/package
 kit: all ## build rdmacm-verify, which tests on machines with RDMA adapters (kit/README.md), in target/package
 	kit/build
 
-clean: ## remove what was built
+clean: preconditions ## remove what was built
 	$(RUN_CARGO) clean
 
 help: ## list the targets

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use rdmacm_private::{auto_config, preload_rules};
 
+use crate::codes::{Check, Warning};
 use crate::devices::entries;
 use crate::report::Report;
 
@@ -36,7 +37,8 @@ pub fn check(report: &mut Report) {
 
 fn rsocket(report: &mut Report) {
     if !Path::new(RSOCKET).is_dir() {
-        return report.ok("configuration", format!("{RSOCKET} does not exist: rsockets use their built-in defaults"));
+        return report
+            .ok(Check::Configuration, format!("{RSOCKET} does not exist: rsockets use their built-in defaults"));
     }
     let mut valid = true;
     for name in entries(RSOCKET) {
@@ -51,7 +53,7 @@ fn rsocket(report: &mut Report) {
             _ if !FILES.contains(&name.as_str()) && ![PRELOAD_CONFIG, AUTO_CONFIG].contains(&name.as_str()) => {
                 valid = false;
                 report.warning(
-                    "configuration.unknown-setting",
+                    Warning::ConfigurationUnknownSetting,
                     format!("{path} is no setting of rsockets"),
                     "see rsocket(7) for the names",
                 );
@@ -60,7 +62,7 @@ fn rsocket(report: &mut Report) {
             Ok(_) => {
                 valid = false;
                 report.warning(
-                    "configuration.not-a-number",
+                    Warning::ConfigurationNotANumber,
                     format!("{path} does not begin with a number: it is ignored"),
                     "see rsocket(7)",
                 );
@@ -68,7 +70,7 @@ fn rsocket(report: &mut Report) {
             Err(error) => {
                 valid = false;
                 report.warning(
-                    "configuration.unreadable",
+                    Warning::ConfigurationUnreadable,
                     format!("{path} cannot be read: {error}"),
                     "make it readable for everybody",
                 );
@@ -76,7 +78,7 @@ fn rsocket(report: &mut Report) {
         }
     }
     if valid {
-        report.ok("configuration", format!("the files of {RSOCKET} are correct"));
+        report.ok(Check::Configuration, format!("the files of {RSOCKET} are correct"));
     }
 }
 
@@ -86,7 +88,7 @@ fn ignored<P: Display>(report: &mut Report, path: &str, problems: impl Iterator<
     for (number, problem) in problems {
         valid = false;
         report.warning(
-            "configuration.ignored-line",
+            Warning::ConfigurationIgnoredLine,
             format!("{path}, line {number}: {problem}: it is ignored"),
             "see librspreload(7)",
         );
@@ -102,7 +104,7 @@ fn environment(report: &mut Report) {
         ("RDMACM_LOG", "the library logs failures"),
     ] {
         if let Some(value) = std::env::var_os(name).filter(|value| !value.is_empty()) {
-            report.ok("environment", format!("{name}={}: {meaning}", value.to_string_lossy()));
+            report.ok(Check::Environment, format!("{name}={}: {meaning}", value.to_string_lossy()));
         }
     }
 }

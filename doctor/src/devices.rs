@@ -5,6 +5,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
+use crate::codes::{Check, Problem, Warning};
 use crate::netdev;
 use crate::report::Report;
 
@@ -113,7 +114,7 @@ pub fn names(ports: &[Port]) -> Vec<&str> {
     names
 }
 
-const NET: &str = "/sys/class/net";
+pub const NET: &str = "/sys/class/net";
 
 /// Returns the interface of a port without one in this network namespace, if its GIDs name one. That
 /// may be the name of another interface here: netlink tells the port's interface only if it is here.
@@ -202,7 +203,7 @@ fn is_up(interface: &str) -> bool {
 pub fn check(ports: &[Port], report: &mut Report) {
     if ports.is_empty() {
         report.problem(
-            "devices.none",
+            Problem::DevicesNone,
             "this machine has no RDMA device",
             // Without the class ib_core is not loaded, and opening its netlink socket would load it.
             advice_without_devices(Path::new(CLASS).is_dir() && netdev::is_exclusive()),
@@ -222,7 +223,7 @@ pub fn check(ports: &[Port], report: &mut Report) {
     report.about(None);
     if !Path::new("/etc/libibverbs.d").is_dir() && entries("/usr/share/libibverbs.d").is_empty() {
         report.warning(
-            "devices.no-drivers",
+            Warning::DevicesNoDrivers,
             "there are no /etc/libibverbs.d/*.driver files: libibverbs may find no driver for the devices",
             "install the package with libibverbs' drivers (Debian: ibverbs-providers)",
         );
@@ -253,12 +254,12 @@ fn report_unused(port: &Port, report: &mut Report) {
         (true, Some(interface)) if !port.up => format!("its network interface {interface} is down"),
         (true, Some(interface)) => format!("its network interface {interface} has no IP address"),
     };
-    report.not_applicable("ports", format!("{} ({}): {reason}; another port works", port.name, port.link));
+    report.not_applicable(Check::Ports, format!("{} ({}): {reason}; another port works", port.name, port.link));
 }
 
 fn check_state(port: &Port, report: &mut Report) {
     if port.active {
-        report.ok("ports", format!("{} ({}) is active, with {} GIDs", port.name, port.link, port.gids));
+        report.ok(Check::Ports, format!("{} ({}) is active, with {} GIDs", port.name, port.link, port.gids));
     } else {
         let advice = match port.link.as_str() {
             "InfiniBand" if !port.state.ends_with("DOWN") => "is a subnet manager running (opensm, or in the switch)?",
@@ -266,14 +267,14 @@ fn check_state(port: &Port, report: &mut Report) {
             _ => "is the cable connected, and the network interface up (ip link set INTERFACE up)?",
         };
         report.problem(
-            "ports.inactive",
+            Problem::PortsInactive,
             format!("{} ({}) is not active: {}", port.name, port.link, port.state),
             advice,
         );
     }
     if port.active && port.gids == 0 {
         report.problem(
-            "ports.no-gid",
+            Problem::PortsNoGid,
             format!("{} has no GID", port.name),
             "set an IP address on its network interface",
         );
@@ -283,31 +284,35 @@ fn check_state(port: &Port, report: &mut Report) {
 fn check_addresses(port: &Port, report: &mut Report) {
     if let Some(interface) = &port.elsewhere {
         return report.problem(
-            "addresses.other-namespace",
+            Problem::AddressesOtherNamespace,
             format!("{}: its network interface {interface} is in another network namespace", port.name),
             "connections fail with ADDR_ERROR, ENODEV: run the program where the interface is, or move it here (ip link set INTERFACE netns PID); in Kubernetes, give the pod the interface by a CNI plug-in (SR-IOV, macvlan, host-device) or hostNetwork",
         );
     }
     let Some(interface) = port.interfaces.first() else {
         let advice = "for InfiniBand, load ib_ipoib and set an address; without one, programs that use IP addresses cannot connect";
-        return report.warning("addresses.no-interface", format!("{} has no network interface", port.name), advice);
+        return report.warning(
+            Warning::AddressesNoInterface,
+            format!("{} has no network interface", port.name),
+            advice,
+        );
     };
     if !port.up {
         let advice = format!("ip link set {interface} up");
         report.problem(
-            "addresses.interface-down",
+            Problem::AddressesInterfaceDown,
             format!("{}: its network interface {interface} is down", port.name),
             advice,
         );
     } else if port.addresses.is_empty() {
         report.problem(
-            "addresses.none",
+            Problem::AddressesNone,
             format!("{}: its network interface {interface} has no IP address", port.name),
             format!("ip addr add ADDRESS/LENGTH dev {interface}"),
         );
     } else {
         let list: Vec<String> = port.addresses.iter().map(IpAddr::to_string).collect();
-        report.ok("addresses", format!("{} is {}: {}", port.name, port.interfaces.join(", "), list.join(", ")));
+        report.ok(Check::Addresses, format!("{} is {}: {}", port.name, port.interfaces.join(", "), list.join(", ")));
     }
 }
 

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::acm_question::{self, Stream};
+use crate::codes::{Check, Warning};
 use crate::devices::{CLASS, Port, read};
 use crate::report::Report;
 
@@ -59,7 +60,7 @@ pub fn check(ports: &[Port], report: &mut Report) {
     if listens {
         reach(ports, report);
     } else if ports.iter().any(Port::is_infiniband) {
-        report.not_applicable("ibacm", "ibacm does not run: the subnet administrator is asked for paths");
+        report.not_applicable(Check::Ibacm, "ibacm does not run: the subnet administrator is asked for paths");
     }
     if let Some(text) = read(OPTIONS) {
         options(&text, report);
@@ -74,7 +75,7 @@ fn reach(ports: &[Port], report: &mut Report) {
     let port = read(PORT_FILE).map(|text| text.parse::<u16>());
     if let Some(Err(_)) = port {
         report.warning(
-            "ibacm.port-file",
+            Warning::IbacmPortFile,
             format!("{PORT_FILE} has no port number"),
             "ibacm writes it: restart ibacm, or remove the file",
         );
@@ -86,24 +87,24 @@ fn reach(ports: &[Port], report: &mut Report) {
     };
     let error = match answer {
         Ok(stream) => {
-            report.ok("ibacm", format!("ibacm listens at {place}"));
+            report.ok(Check::Ibacm, format!("ibacm listens at {place}"));
             return paths(ports, stream, report);
         }
         Err(error) => error,
     };
     match error.kind() {
         ErrorKind::PermissionDenied => report.warning(
-            "ibacm.forbidden",
+            Warning::IbacmForbidden,
             format!("{place} may not be opened by this user"),
             "rdma_getaddrinfo and rdma_resolve_route do without ibacm: make the socket writable for everybody",
         ),
         ErrorKind::TimedOut => report.warning(
-            "ibacm.hangs",
+            Warning::IbacmHangs,
             format!("ibacm does not accept connections at {place}"),
             "each rdma_getaddrinfo and rdma_resolve_route waits up to 10 seconds: restart ibacm, see /var/log/ibacm.log",
         ),
         _ => report.warning(
-            "ibacm.not-running",
+            Warning::IbacmNotRunning,
             format!("nothing listens at {place} ({error}): ibacm has ended"),
             format!("start ibacm, or remove {PORT_FILE} and {SOCKET}: the first one hides the second"),
         ),
@@ -115,17 +116,17 @@ fn paths(ports: &[Port], mut stream: Box<dyn Stream>, report: &mut Report) {
     for port in ports.iter().filter(|port| port.active && port.is_infiniband()) {
         let Some(status) = acm_question::path_status(&mut *stream, port) else {
             return report.warning(
-                "ibacm.silent",
+                Warning::IbacmSilent,
                 "ibacm does not answer",
                 "restart it (systemctl restart ibacm): each connection waits for its answer",
             );
         };
         report.about(Some(&port.name));
         if status == 0 {
-            report.ok("ibacm", format!("ibacm knows paths of {}", port.name));
+            report.ok(Check::Ibacm, format!("ibacm knows paths of {}", port.name));
         } else {
             report.warning(
-                "ibacm.no-path",
+                Warning::IbacmNoPath,
                 format!("ibacm has no path of {} to itself (status {status})", port.name),
                 format!("compare {ADDRESSES} with the addresses (`ib_acme -A` makes a new one), and restart ibacm; until then each connection asks it in vain"),
             );
@@ -160,7 +161,7 @@ fn options(text: &str, report: &mut Report) {
         let (name, value) = (words[0], words.get(1).copied().unwrap_or_default());
         let Some((_, values)) = KNOWN.iter().find(|(known, _)| *known == name) else {
             report.warning(
-                "ibacm.unknown-option",
+                Warning::IbacmUnknownOption,
                 format!("{place}: ibacm has no option {name}"),
                 "`ib_acme -O` writes a file with all options",
             );
@@ -174,19 +175,19 @@ fn options(text: &str, report: &mut Report) {
         if !valid {
             let wanted = if values.is_empty() { "a value".to_owned() } else { values.join(", ") };
             report.warning(
-                "ibacm.invalid-value",
+                Warning::IbacmInvalidValue,
                 format!("{place}: {name} cannot be \"{value}\""),
                 format!("possible: {wanted}"),
             );
         } else if name == "acme_plus_kernel_only" && ["true", "yes", "1"].contains(&value) {
             report.warning(
-                "ibacm.kernel-only",
+                Warning::IbacmKernelOnly,
                 format!("{place}: ibacm answers the kernel and ib_acme only"),
                 "rdma_getaddrinfo does without it: remove the line, or set \"no\"",
             );
         } else if name == "server_mode" && value == "open" {
             report.warning(
-                "ibacm.open",
+                Warning::IbacmOpen,
                 format!("{place}: ibacm accepts requests of other hosts"),
                 "local programs need \"unix\" or \"loop\" only",
             );
@@ -207,7 +208,7 @@ fn addresses(text: &str, exists: impl Fn(&str, u32) -> bool, report: &mut Report
                 if !exists(device, port) {
                     report.about(Some(&format!("{device}/{port}")));
                     report.warning(
-                        "ibacm.no-device",
+                        Warning::IbacmNoDevice,
                         format!("{place}: there is no port {port} of a device {device}"),
                         "ibacm ignores the line; `ib_acme -A` writes a file for this machine",
                     );
@@ -215,7 +216,7 @@ fn addresses(text: &str, exists: impl Fn(&str, u32) -> bool, report: &mut Report
                 }
             }
             _ => report.warning(
-                "ibacm.bad-line",
+                Warning::IbacmBadLine,
                 format!("{place} is not ADDRESS DEVICE PORT PKEY"),
                 "`ib_acme -A` writes a file for this machine",
             ),

@@ -1,6 +1,7 @@
 //! What only InfiniBand needs: a subnet manager that has configured the port, and IPoIB interfaces in
 //! partitions that the port belongs to.
 
+use crate::codes::{Problem, Warning};
 use crate::devices::{CLASS, Port, entries, read};
 use crate::report::Report;
 
@@ -21,7 +22,7 @@ pub fn check(ports: &[Port], report: &mut Report) {
 fn check_manager(port: &Port, report: &mut Report) {
     if port.state.ends_with("INIT") || port.state.ends_with("ARMED") {
         report.warning(
-            "subnet.no-manager",
+            Warning::SubnetNoManager,
             format!(
                 "{}: the cable is connected, but no subnet manager has made the port active ({})",
                 port.name, port.state
@@ -57,7 +58,7 @@ fn check_partitions(port: &Port, report: &mut Report) {
     let interfaces: Vec<(String, u16)> = port.interfaces.iter().filter_map(key_of).collect();
     for (name, key) in without_partition(&interfaces, &table) {
         report.problem(
-            "partitions.not-a-member",
+            Problem::PartitionsNotAMember,
             format!("{}: the port is no member of the partition {key:#06x} of its interface {name}", port.name),
             "have the subnet manager add the port to the partition (opensm: partitions.conf), or remove the interface",
         );

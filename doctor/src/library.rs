@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
+use crate::codes::{Check, Problem, Warning};
 use crate::devices::{self, Port};
 use crate::report::Report;
 
@@ -79,13 +80,13 @@ pub fn check(path: Option<&Path>, ports: &[Port], report: &mut Report) -> Option
         Err(message) => {
             let advice =
                 "install it (Debian: librdmacm1), or add its directory to the loader's (/etc/ld.so.conf.d, ldconfig)";
-            report.problem("library.not-loaded", format!("librdmacm.so.1 cannot be loaded: {message}"), advice);
+            report.problem(Problem::LibraryNotLoaded, format!("librdmacm.so.1 cannot be loaded: {message}"), advice);
             return None;
         }
     };
     let Some(file) = library.file(c"rdma_create_id") else {
         report.problem(
-            "library.not-librdmacm",
+            Problem::LibraryNotLibrdmacm,
             format!("{} has no rdma_create_id", name.display()),
             "it is not librdmacm",
         );
@@ -94,12 +95,12 @@ pub fn check(path: Option<&Path>, ports: &[Port], report: &mut Report) -> Option
     let has_marker = fs::read(&file).is_ok_and(|bytes| bytes.windows(MARKER.len()).any(|window| window == MARKER));
     let origin = if has_marker { "it supports RDMACM_LOG" } else { "rdma-core's, or another without RDMACM_LOG" };
     let what = if path.is_some() { "the library is" } else { "programs load" };
-    report.ok("library", format!("{what} {}: {origin}", file.display()));
+    report.ok(Check::Library, format!("{what} {}: {origin}", file.display()));
     for (function, version) in VERSIONS {
         if !library.has_version(function, version) {
             let (function, version) = (function.to_string_lossy(), version.to_string_lossy());
             let text = format!("it lacks {function}@{version}");
-            report.warning("library.old", text, "newer programs do not start with it: install a newer version");
+            report.warning(Warning::LibraryOld, text, "newer programs do not start with it: install a newer version");
         }
     }
     Some(file)
@@ -112,7 +113,7 @@ fn check_verbs(ports: &[Port], report: &mut Report) {
         Err(message) => {
             let text = format!("libibverbs.so.1 cannot be loaded: {message}");
             return report.problem(
-                "library.no-libibverbs",
+                Problem::LibraryNoLibibverbs,
                 text,
                 "install it (Debian: libibverbs1 and ibverbs-providers)",
             );
@@ -121,7 +122,7 @@ fn check_verbs(ports: &[Port], report: &mut Report) {
     if !library.has_version(NEWEST_VERBS_SYMBOL.0, NEWEST_VERBS_SYMBOL.1) {
         let file = library.file(c"ibv_get_device_list").unwrap_or_default();
         let text = format!("{} is older than 1.11 (rdma-core 32), which librdmacm 1.5 needs", file.display());
-        report.problem("library.old-libibverbs", text, "install a newer version (Debian: libibverbs1)");
+        report.problem(Problem::LibraryOldLibibverbs, text, "install a newer version (Debian: libibverbs1)");
     }
     let found = device_names(library);
     let not_found = |device: &&str| !found.iter().any(|name| name == device);
@@ -129,14 +130,14 @@ fn check_verbs(ports: &[Port], report: &mut Report) {
     for device in &missing {
         report.about(Some(device));
         report.problem(
-            "library.device-not-found",
+            Problem::LibraryDeviceNotFound,
             format!("libibverbs does not find the device {device}"),
             "is its driver installed (Debian: ibverbs-providers), and may /dev/infiniband/uverbs* be opened?",
         );
     }
     report.about(None);
     if !ports.is_empty() && missing.is_empty() {
-        report.ok("library", format!("libibverbs finds {}", found.join(", ")));
+        report.ok(Check::Library, format!("libibverbs finds {}", found.join(", ")));
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use crate::codes::{Check, Problem, Warning};
 use crate::report::Report;
 
 /// One connection locks less than this: an rsocket's full buffers, and the queues that adapters
@@ -20,10 +21,10 @@ pub fn check(report: &mut Report) {
         "raise it: `* - memlock unlimited` in /etc/security/limits.d/rdma.conf, or LimitMEMLOCK=infinity for a service"
     };
     match soft_limit(libc::RLIMIT_MEMLOCK) {
-        None => report.ok("memlock", "memory may be locked without limit (ulimit -l)"),
-        Some(_) if may_lock_all() => report.ok("memlock", "memory may be locked without limit (CAP_IPC_LOCK)"),
+        None => report.ok(Check::Memlock, "memory may be locked without limit (ulimit -l)"),
+        Some(_) if may_lock_all() => report.ok(Check::Memlock, "memory may be locked without limit (CAP_IPC_LOCK)"),
         Some(limit) if limit < ONE_CONNECTION => report.problem(
-            "memlock.too-little",
+            Problem::MemlockTooLittle,
             format!(
                 "{} of memory may be locked (ulimit -l): too little for the buffers and queues of one connection",
                 kilobytes(limit)
@@ -31,19 +32,19 @@ pub fn check(report: &mut Report) {
             advice,
         ),
         Some(limit) if limit < MANY_CONNECTIONS => report.warning(
-            "memlock.little",
+            Warning::MemlockLittle,
             format!("{} of memory may be locked (ulimit -l): enough for only a few connections", kilobytes(limit)),
             advice,
         ),
-        Some(limit) => report.ok("memlock", format!("{} of memory may be locked (ulimit -l)", kilobytes(limit))),
+        Some(limit) => report.ok(Check::Memlock, format!("{} of memory may be locked (ulimit -l)", kilobytes(limit))),
     }
     match soft_limit(libc::RLIMIT_NOFILE) {
         Some(limit) if limit < 256 => report.warning(
-            "descriptors.few",
+            Warning::DescriptorsFew,
             format!("{limit} descriptors may be open (ulimit -n); an rsocket takes two"),
             "raise it with ulimit -n, or LimitNOFILE= for a service",
         ),
-        _ => report.ok("descriptors", "the limit is high enough (ulimit -n)"),
+        _ => report.ok(Check::Descriptors, "the limit is high enough (ulimit -n)"),
     }
 }
 

@@ -8,6 +8,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::codes::{Check, Problem};
 use crate::devices::Port;
 use crate::library::Library;
 use crate::report::Report;
@@ -42,7 +43,7 @@ impl Kind {
 /// Tries each kind over each port that has an address, with its first IPv4 and IPv6 address.
 pub fn check(ports: &[Port], library: Option<PathBuf>, report: &mut Report) {
     let Some(library) = library else {
-        return report.not_applicable("connection", "not tried: there is no library");
+        return report.not_applicable(Check::Connection, "not tried: there is no library");
     };
     let mut tried = false;
     for port in ports {
@@ -57,16 +58,16 @@ pub fn check(ports: &[Port], library: Option<PathBuf>, report: &mut Report) {
     }
     report.about(None);
     if !tried {
-        report.not_applicable("connection", "not tried: no RDMA device has an IP address");
+        report.not_applicable(Check::Connection, "not tried: no RDMA device has an IP address");
     }
 }
 
 fn attempt(kind: Kind, port: &Port, address: IpAddr, library: &Path, report: &mut Report) {
     let what = format!("{} ({}) to {address}", port.name, kind.name());
     match in_process(kind, address, library) {
-        Ok(()) => report.ok("connection", format!("{what}: connected, sent a message, closed")),
+        Ok(()) => report.ok(Check::Connection, format!("{what}: connected, sent a message, closed")),
         Err(message) => report.problem(
-            "connection.failed",
+            Problem::ConnectionFailed,
             format!("{what}: {message}"),
             "the findings above may show the reason; RDMACM_LOG=stderr rdmacm-doctor reports more if the library supports it",
         ),

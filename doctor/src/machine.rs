@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::Path;
 
+use crate::codes::{Check, Problem};
 use crate::report::Report;
 
 /// A module, the path that exists if the kernel has it (loaded or built in), and its purpose.
@@ -17,10 +18,10 @@ const MODULES: [(&str, &str, &str); 3] = [
 pub fn modules(report: &mut Report) {
     for (module, path, purpose) in MODULES {
         if Path::new(path).exists() {
-            report.ok("modules", format!("the kernel has {module}: {purpose}"));
+            report.ok(Check::Modules, format!("the kernel has {module}: {purpose}"));
         } else {
             report.problem(
-                "modules.missing",
+                Problem::ModulesMissing,
                 format!("the kernel's module {module} is not loaded: {purpose}"),
                 how_to_load(module),
             );
@@ -58,23 +59,25 @@ pub fn nodes(report: &mut Report) {
         }
     }
     if !found {
-        report.not_applicable("device-files", "the kernel has no uverbs device and no connection manager");
+        report.not_applicable(Check::DeviceFiles, "the kernel has no uverbs device and no connection manager");
     }
 }
 
 fn node(path: &str, report: &mut Report) {
     match File::options().read(true).write(true).open(path) {
-        Ok(_) => report.ok("device-files", format!("{path} can be opened")),
+        Ok(_) => report.ok(Check::DeviceFiles, format!("{path} can be opened")),
         Err(error) if error.kind() == ErrorKind::NotFound => report.problem(
-            "device-files.missing",
+            Problem::DeviceFilesMissing,
             format!("{path} is missing"),
             "is udev running? In a container, pass the devices to it (docker: --device=/dev/infiniband)",
         ),
         Err(error) if error.kind() == ErrorKind::PermissionDenied => report.problem(
-            "device-files.permission",
+            Problem::DeviceFilesPermission,
             format!("{path} may not be opened by this user"),
             "its mode is usually 0666: check the udev rules, or in a container the device cgroup",
         ),
-        Err(error) => report.problem("device-files.error", format!("{path} cannot be opened: {error}"), "see dmesg"),
+        Err(error) => {
+            report.problem(Problem::DeviceFilesError, format!("{path} cannot be opened: {error}"), "see dmesg")
+        }
     }
 }

@@ -6,6 +6,7 @@
 //! missing or broken.
 
 mod acm_question;
+mod codes;
 mod config;
 mod devices;
 mod ibacm;
@@ -19,6 +20,7 @@ mod options;
 mod rdma;
 mod report;
 mod roce;
+mod routes;
 mod rsockets;
 mod subnets;
 

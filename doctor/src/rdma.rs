@@ -5,6 +5,7 @@ use std::mem::{offset_of, zeroed};
 use std::net::IpAddr;
 use std::path::Path;
 use std::ptr::{self, NonNull};
+use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
 
@@ -148,8 +149,12 @@ pub fn connect(library: Library, address: IpAddr) -> Result<(), String> {
         done("rdma_listen", (calls.rdma_listen)(listener, 1))?;
         let port = u16::from_be((calls.rdma_get_src_port)(listener));
         let listener = Endpoint { id: listener, buffer: Box::new([0; MESSAGE.len()]), lkey: 0 };
-        let server = thread::spawn(move || serve(calls, verbs, listener));
+        let (arrived, wait) = mpsc::channel();
+        let server = thread::spawn(move || serve(calls, verbs, listener, arrived));
         let client = send_message(calls, verbs, address, port)?;
+        // On iWARP a completed send only means that TCP holds the data, which disconnecting may
+        // discard. Receiving from the channel fails if the other side has failed.
+        let _ = wait.recv();
         // Each side waits until the other one has disconnected. The second call may fail: the
         // connection has ended already.
         (calls.rdma_disconnect)(client.id);
@@ -192,11 +197,11 @@ unsafe fn send_message(calls: Calls, verbs: Verbs, address: IpAddr, port: u16) -
     }
 }
 
-/// Accepts a connection and receives the message.
+/// Accepts a connection and receives the message. Sends to `arrived` before it disconnects.
 ///
 /// # Safety
 /// `listener` has a listening id.
-unsafe fn serve(calls: Calls, verbs: Verbs, listener: Endpoint) -> Result<(), String> {
+unsafe fn serve(calls: Calls, verbs: Verbs, listener: Endpoint, arrived: Sender<()>) -> Result<(), String> {
     let mut id = ptr::null_mut();
     // SAFETY: `id` is writable, and rdma_get_request() sets it to the id of the request.
     unsafe {
@@ -208,6 +213,8 @@ unsafe fn serve(calls: Calls, verbs: Verbs, listener: Endpoint) -> Result<(), St
         if *endpoint.buffer != MESSAGE {
             return Err("the received data is not the data that was sent".to_owned());
         }
+        // Nobody waits any more if sending fails.
+        let _ = arrived.send(());
         (calls.rdma_disconnect)(id);
     }
     Ok(())

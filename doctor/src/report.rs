@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::codes::{Check, Problem, Warning};
 use crate::options::Options;
 
 /// Version of the JSON format: it changes when something is renamed or removed.
@@ -42,7 +43,8 @@ impl State {
 
 #[derive(Debug)]
 struct Finding {
-    /// The check, and after a dot what was found; only warnings and problems have that.
+    /// One of [`crate::codes`]: the check, and after a dot what was found; only warnings and
+    /// problems have that.
     code: &'static str,
     state: State,
     text: String,
@@ -111,23 +113,23 @@ impl Report {
     }
 
     /// Adds a finding without a problem.
-    pub fn ok(&mut self, check: &'static str, text: impl Into<String>) {
-        self.add(check, State::Ok, text.into(), None);
+    pub fn ok(&mut self, check: Check, text: impl Into<String>) {
+        self.add(check.code(), State::Ok, text.into(), None);
     }
 
     /// Adds a check that does not apply.
-    pub fn not_applicable(&mut self, check: &'static str, text: impl Into<String>) {
-        self.add(check, State::NotApplicable, text.into(), None);
+    pub fn not_applicable(&mut self, check: Check, text: impl Into<String>) {
+        self.add(check.code(), State::NotApplicable, text.into(), None);
     }
 
-    /// Adds a possible problem, with advice. `code` stays the same in later versions.
-    pub fn warning(&mut self, code: &'static str, text: impl Into<String>, advice: impl Into<String>) {
-        self.add(code, State::Warning, text.into(), Some(advice.into()));
+    /// Adds a possible problem, with advice.
+    pub fn warning(&mut self, code: Warning, text: impl Into<String>, advice: impl Into<String>) {
+        self.add(code.code(), State::Warning, text.into(), Some(advice.into()));
     }
 
-    /// Adds a problem, with advice. `code` stays the same in later versions.
-    pub fn problem(&mut self, code: &'static str, text: impl Into<String>, advice: impl Into<String>) {
-        self.add(code, State::Problem, text.into(), Some(advice.into()));
+    /// Adds a problem, with advice.
+    pub fn problem(&mut self, code: Problem, text: impl Into<String>, advice: impl Into<String>) {
+        self.add(code.code(), State::Problem, text.into(), Some(advice.into()));
     }
 
     fn add(&mut self, code: &'static str, state: State, text: String, advice: Option<String>) {
@@ -220,13 +222,13 @@ mod tests {
     fn the_worst_counts() {
         let mut report = Report::default();
         assert_eq!(report.worst(), State::NotApplicable);
-        report.ok("a", "good");
+        report.ok(Check::Modules, "good");
         assert_eq!(report.line(), "RDMA OK - 1 ok, 0 warnings, 0 problems");
-        report.warning("b", "hm", "do");
+        report.warning(Warning::MemlockLittle, "hm", "do");
         assert_eq!(report.worst(), State::Warning);
         assert_eq!(report.line(), "RDMA WARNING - 1 ok, 1 warnings, 0 problems: hm");
-        report.problem("c", "bad \"x\"", "do");
-        report.ok("d", "good");
+        report.problem(Problem::ModulesMissing, "bad \"x\"", "do");
+        report.ok(Check::Ports, "good");
         assert_eq!(report.worst(), State::Problem);
         assert_eq!(report.line(), "RDMA CRITICAL - 2 ok, 1 warnings, 1 problems: bad \"x\"");
         let json = report.json(report.findings.iter());
@@ -234,14 +236,45 @@ mod tests {
         assert_eq!(json["checks"][2]["text"], json!("bad \"x\""));
         assert_eq!(json["checks"][2]["device"], Value::Null);
         report.about(Some("mlx5_0/2"));
-        report.problem("ports.inactive", "no cable", "do");
+        report.problem(Problem::PortsInactive, "no cable", "do");
         let json = report.json(report.findings.iter().skip(4));
         let found = &json["checks"][0];
         assert_eq!((&found["check"], &found["code"]), (&json!("ports"), &json!("ports.inactive")));
         assert_eq!((&found["device"], &found["port"]), (&json!("mlx5_0"), &json!(2)));
         report.about(Some("mlx5_1"));
-        report.warning("devices.no-guid", "no GUID", "do");
+        report.warning(Warning::DevicesNoGuid, "no GUID", "do");
         let json = report.json(report.findings.iter().skip(5));
         assert_eq!((&json["checks"][0]["device"], &json["checks"][0]["port"]), (&json!("mlx5_1"), &Value::Null));
+    }
+
+    /// The keys in a table of the document, whose header has this cell first.
+    fn documented(header: &str) -> Vec<&'static str> {
+        let document = include_str!("../../docs/doctor-codes.md");
+        let rows = document.lines().skip_while(|line| !line.starts_with(&format!("| {header} |"))).skip(2);
+        let rows = rows.take_while(|line| line.starts_with('|'));
+        let mut keys: Vec<&str> = rows.filter_map(|row| row.split('`').nth(1)).collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    fn keys(object: &Value) -> Vec<&str> {
+        object.as_object().unwrap().keys().map(String::as_str).collect()
+    }
+
+    #[test]
+    fn keys_and_states_are_those_of_the_document() {
+        let mut report = Report::default();
+        report.ok(Check::Modules, "good");
+        report.problem(Problem::PortsInactive, "no cable", "do");
+        let json = report.json(report.findings.iter());
+        assert_eq!(keys(&json), documented("key of the report"));
+        for finding in json["checks"].as_array().unwrap() {
+            assert_eq!(keys(finding), documented("key of a finding"));
+        }
+        let mut states = [State::NotApplicable, State::Ok, State::Warning, State::Problem].map(State::name);
+        states.sort_unstable();
+        assert_eq!(documented("state"), states);
+        let version = format!("version of this format: {SCHEMA} |");
+        assert!(include_str!("../../docs/doctor-codes.md").contains(&version), "{version}");
     }
 }

@@ -1,34 +1,86 @@
-//! RoCE: versions of a port's GIDs, and which one the connection manager uses. RoCE v1 packets are
-//! not routed, and both ends of a connection must use the same version.
+//! RoCE: versions of a port's GIDs, and which GID the connection manager uses for each address. RoCE
+//! v1 packets are not routed, and both ends of a connection must use the same version.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
-use crate::devices::{CLASS, Port, entries, is_zero, names, read};
+use crate::codes::{Check, Warning};
+use crate::devices::{CLASS, NET, Port, entries, is_zero, names, read};
 use crate::report::Report;
+use crate::routes;
 
 const CONFIGURED: &str = "/sys/kernel/config/rdma_cm";
+
+/// A GID that is set.
+#[derive(Debug)]
+struct Gid {
+    index: u32,
+    gid: Ipv6Addr,
+    /// The GID is used by packets of RoCE v2, and otherwise by those of RoCE v1.
+    is_v2: bool,
+    interface: String,
+}
 
 /// Checks the GIDs of RoCE ports.
 pub fn check(ports: &[Port], report: &mut Report) {
     for port in ports.iter().filter(|port| port.is_roce()) {
         report.about(Some(&port.name));
-        for address in without_v2(&gids(&format!("{CLASS}/{}", port.path())), &port.addresses) {
+        let gids = gids(&format!("{CLASS}/{}", port.path()));
+        let mode_file = format!("{CONFIGURED}/{}/default_roce_mode", port.path());
+        let mode = read(&mode_file);
+        let is_v1 = mode.as_ref().is_some_and(|mode| mode.contains("v1"));
+        report_used(port, &gids, mode.as_deref(), report);
+        for address in without_v2(&gids, &port.addresses) {
             report.warning(
-                "ports.no-roce-v2",
+                Warning::PortsNoRoceV2,
                 format!("{} has no RoCE v2 GID for {address}", port.name),
                 "peers that use RoCE v2, the default, cannot connect: is RoCE v2 enabled in the adapter (firmware, or module parameters of its driver)?",
             );
         }
-        let mode_file = format!("{CONFIGURED}/{}/default_roce_mode", port.path());
-        if read(&mode_file).is_some_and(|mode| mode.contains("v1")) {
+        if is_v1 {
             report.warning(
-                "ports.roce-v1",
+                Warning::PortsRoceV1,
                 format!("connections by {} use RoCE v1, which is not routed", port.name),
-                format!("peers must use it, too; for RoCE v2: echo \"RoCE v2\" > {mode_file}"),
+                format!("peers must use it, too (there: rdmacm-doctor --no-connection | grep RoCE); for RoCE v2: echo \"RoCE v2\" > {mode_file}"),
             );
+        }
+        if is_v1 || lacks_v2(&gids) {
+            check_gateways(port, report);
         }
     }
     report.about(None);
+}
+
+/// Reports what a connection from each address uses, to be compared with the other host.
+fn report_used(port: &Port, gids: &[Gid], mode: Option<&str>, report: &mut Report) {
+    let is_v2 = mode.map_or(!lacks_v2(gids), |mode| mode.contains("v2"));
+    let version = if is_v2 { "v2" } else { "v1" };
+    let origin = if mode.is_some() { "default_roce_mode" } else { "the kernel's default" };
+    for address in &port.addresses {
+        if let Some(used) = used_by(gids, *address, is_v2) {
+            let mtu = read(&format!("{NET}/{}/mtu", used.interface)).unwrap_or_else(|| "unknown".to_owned());
+            report.ok(
+                Check::Ports,
+                format!(
+                    "{}: connections from {address} use RoCE {version} ({origin}), GID {} of {}, with MTU {mtu}",
+                    port.name, used.index, used.interface
+                ),
+            );
+        }
+    }
+}
+
+/// Reports the gateways behind which RoCE v1 reaches nobody.
+fn check_gateways(port: &Port, report: &mut Report) {
+    for (interface, gateway) in routes::gateways(&port.interfaces) {
+        report.warning(
+            Warning::PortsRoceV1Routed,
+            format!(
+                "{} uses RoCE v1, and {interface} has a route through {gateway}: hosts behind it cannot be reached",
+                port.name
+            ),
+            "use RoCE v2 on both hosts, or addresses in one subnet",
+        );
+    }
 }
 
 /// Checks the node GUIDs.
@@ -37,7 +89,7 @@ pub fn check_guids(ports: &[Port], report: &mut Report) {
         report.about(Some(device));
         if read(&format!("{CLASS}/{device}/node_guid")).is_some_and(|guid| is_zero(&guid)) {
             report.warning(
-                "devices.no-guid",
+                Warning::DevicesNoGuid,
                 format!("{device} has the node GUID 0"),
                 "the kernel names a connection's device by its GUID: with several such devices, or on kernels before 5.12, connections may fail with ENODEV; create software devices on an interface that has a MAC address",
             );
@@ -46,48 +98,93 @@ pub fn check_guids(ports: &[Port], report: &mut Report) {
     report.about(None);
 }
 
-/// Returns the set GIDs of a port with their types.
-fn gids(directory: &str) -> Vec<(String, String)> {
-    let indexes = entries(&format!("{directory}/gid_attrs/types"));
-    let pairs = indexes.into_iter().filter_map(|index| {
-        // Reading the type of an unset GID fails.
-        let kind = read(&format!("{directory}/gid_attrs/types/{index}"))?;
-        Some((read(&format!("{directory}/gids/{index}"))?, kind))
-    });
-    pairs.collect()
+/// Returns the set GIDs of a port in the order of the table. None if the kernel tells no types.
+fn gids(directory: &str) -> Vec<Gid> {
+    let attributes = format!("{directory}/gid_attrs");
+    let mut found: Vec<Gid> = entries(&format!("{attributes}/types"))
+        .iter()
+        .filter_map(|index| {
+            // Reading the type of an unset GID fails.
+            let kind = read(&format!("{attributes}/types/{index}"))?;
+            let gid = read(&format!("{directory}/gids/{index}"))?.parse().ok()?;
+            let interface = read(&format!("{attributes}/ndevs/{index}")).unwrap_or_default();
+            Some(Gid { index: index.parse().ok()?, gid, is_v2: kind.contains("v2"), interface })
+        })
+        .collect();
+    found.sort_by_key(|gid| gid.index);
+    found
+}
+
+/// Returns whether the port has only RoCE v1, which the kernel uses then.
+fn lacks_v2(gids: &[Gid]) -> bool {
+    !gids.is_empty() && !gids.iter().any(|gid| gid.is_v2)
+}
+
+/// Returns the GID that the connection manager uses for an address.
+fn used_by(gids: &[Gid], address: IpAddr, is_v2: bool) -> Option<&Gid> {
+    let wanted = match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    };
+    gids.iter().find(|gid| gid.gid == wanted && gid.is_v2 == is_v2)
 }
 
 /// Returns the addresses without a GID of RoCE v2. None if the kernel tells no types.
-fn without_v2(gids: &[(String, String)], addresses: &[IpAddr]) -> Vec<IpAddr> {
-    if gids.is_empty() {
-        return Vec::new();
-    }
-    let has_v2 = |address: &&IpAddr| {
-        let gid = match address {
-            IpAddr::V4(address) => address.to_ipv6_mapped(),
-            IpAddr::V6(address) => *address,
-        };
-        let text = gid.segments().map(|word| format!("{word:04x}")).join(":");
-        gids.iter().any(|(gid, kind)| *gid == text && kind.contains("v2"))
-    };
-    addresses.iter().filter(|address| !has_v2(address)).copied().collect()
+fn without_v2(gids: &[Gid], addresses: &[IpAddr]) -> Vec<IpAddr> {
+    let lacks = |address: &&IpAddr| !gids.is_empty() && used_by(gids, **address, true).is_none();
+    addresses.iter().filter(lacks).copied().collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    /// A table with the type and GID of each index; an unset GID has no type.
+    fn table(name: &str, rows: &[(&str, &str)]) -> Vec<Gid> {
+        let directory = std::env::temp_dir().join(format!("rdmacm-doctor-{name}-{}", std::process::id()));
+        for folder in ["gids", "gid_attrs/types", "gid_attrs/ndevs"] {
+            fs::create_dir_all(directory.join(folder)).unwrap();
+        }
+        for (index, (kind, gid)) in rows.iter().enumerate() {
+            fs::write(directory.join(format!("gids/{index}")), format!("{gid}\n")).unwrap();
+            if !kind.is_empty() {
+                fs::write(directory.join(format!("gid_attrs/types/{index}")), format!("{kind}\n")).unwrap();
+                fs::write(directory.join(format!("gid_attrs/ndevs/{index}")), "eth0\n").unwrap();
+            }
+        }
+        let found = gids(directory.to_str().unwrap());
+        fs::remove_dir_all(&directory).unwrap();
+        found
+    }
+
+    const UNSET: (&str, &str) = ("", "0000:0000:0000:0000:0000:0000:0000:0000");
+    const V4: &str = "0000:0000:0000:0000:0000:ffff:c000:0201";
+    const V6: &str = "2001:0db8:0000:0000:0000:0000:0000:0001";
+
+    fn addresses() -> [IpAddr; 2] {
+        ["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()]
+    }
+
+    #[test]
+    fn gid_of_an_address_and_version() {
+        let mut rows = vec![UNSET; 9];
+        rows.extend([("IB/RoCE v1", V6), ("IB/RoCE v1", V4), ("RoCE v2", V4), ("RoCE v2", V4)]);
+        let gids = table("used", &rows);
+        let [v4, v6] = addresses();
+        let index = |address, is_v2| used_by(&gids, address, is_v2).map(|gid| gid.index);
+        assert_eq!((index(v4, false), index(v4, true)), (Some(10), Some(11)), "the first one, by number");
+        assert_eq!((index(v6, false), index(v6, true)), (Some(9), None));
+        assert_eq!(gids[0].interface, "eth0");
+        assert!(!lacks_v2(&gids) && !lacks_v2(&[]) && lacks_v2(&table("v1", &[("IB/RoCE v1", V4)])));
+    }
 
     #[test]
     fn addresses_without_a_gid_of_version_2() {
-        let gid = |gid: &str, kind: &str| (gid.to_owned(), kind.to_owned());
-        let gids = [
-            gid("fe80:0000:0000:0000:0200:00ff:fe00:0001", "RoCE v2"),
-            gid("0000:0000:0000:0000:0000:ffff:c000:0201", "IB/RoCE v1"),
-            gid("0000:0000:0000:0000:0000:ffff:c000:0201", "RoCE v2"),
-            gid("2001:0db8:0000:0000:0000:0000:0000:0001", "IB/RoCE v1"),
-        ];
-        let [v4, v6]: [IpAddr; 2] = ["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()];
-        assert_eq!(without_v2(&gids, &[v4, v6]), [v6]);
+        let rows = [("IB/RoCE v1", V4), ("RoCE v2", V4), ("IB/RoCE v1", V6)];
+        let [v4, v6] = addresses();
+        assert_eq!(without_v2(&table("without", &rows), &[v4, v6]), [v6]);
         assert_eq!(without_v2(&[], &[v4]), [] as [IpAddr; 0], "an old kernel");
     }
 }

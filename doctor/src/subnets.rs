@@ -4,6 +4,7 @@
 
 use std::net::Ipv4Addr;
 
+use crate::codes::Warning;
 use crate::devices::{Port, read};
 use crate::netdev::{self, Network};
 use crate::report::Report;
@@ -14,7 +15,7 @@ pub fn check(ports: &[Port], report: &mut Report) {
     for (one, other) in in_flux(&netdev::networks(), &of_ports, arp_ignore) {
         let network = Ipv4Addr::from_bits(one.address.to_bits() & one.mask);
         report.warning(
-            "addresses.arp-flux",
+            Warning::AddressesArpFlux,
             format!(
                 "{} and {} are both in {network}/{}, and answer ARP requests for each other's address: peers may send to the wrong one",
                 one.interface,

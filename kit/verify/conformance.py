@@ -17,6 +17,7 @@ LEFT_OUT = {
     "cm/ours/late_node": "mounts, as root", "cm/ours/bad_acm_service": "takes the place of ibacm",
     "rsocket/ours/setuid": "changes its user, as root", "rsocket/ours/datagram_udp_full": "changes neighbours",
     "rsocket/ours/polling_time": "writes below /etc/rdma", "rsocket/ours/interrupted_calls": "writes below /etc/rdma",
+    "rsocket/ours/closed_fds": "takes the place of ibacm", "rsocket/ours/concurrent_waiters": "has a real-time priority, as root",
     "rsocket/ours/buffer_growth": "writes below /etc/rdma", "rsocket/ours/locked_memory": "drops capabilities, as root",
 }
 SHORT = ["cm/compared/ids", "cm/compared/connect", "rsocket/compared/basic", "cm/ours/bad_arguments"]

@@ -97,9 +97,9 @@ static void start_service(void)
 		for (;;)
 			pause();
 	}
+	close(pipes[1]);
 	EXPECT(read(pipes[0], &byte, 1) == 1);
 	close(pipes[0]);
-	close(pipes[1]);
 }
 
 static void ask_service(void)
