@@ -14,7 +14,7 @@ use crate::errno::Result;
 use crate::sys::inner::Counted;
 
 /// Fewer bytes are copied under the lock: giving it back and taking it again would take longer.
-pub(super) const LARGE: usize = 1 << 14;
+pub(super) const LARGE: usize = 1 << 12;
 
 impl State {
     /// Returns whether a thread copies received data without the lock.
