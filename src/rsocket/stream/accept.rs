@@ -63,6 +63,11 @@ impl Stream {
             match &mut state.phase {
                 Phase::Listening(listening) => {
                     if let Some(stream) = listening.next() {
+                        let has_waiting = listening.has_waiting();
+                        if let Some(key) = state.key.filter(|_| has_waiting) {
+                            // There is a slot for the next request.
+                            reactor::set_timer(key, Some(Instant::now()));
+                        }
                         return Ok(stream);
                     }
                 }
@@ -113,6 +118,9 @@ impl Stream {
         let Phase::Listening(listening) = &mut state.phase else { return };
         if !listening.may_answer(is_drained) {
             return;
+        }
+        if let Some(time) = listening.next_eviction(Instant::now()).filter(|_| listening.has_waiting()) {
+            return reactor::set_timer(key, Some(time));
         }
         let is_pending = |(request, _): &(Request, ConnData)| request.is_pending();
         // Those whose peers have given up cost no connection.

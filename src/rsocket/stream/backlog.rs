@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use super::Stream;
 use crate::rsocket::cm_id::Request;
@@ -28,6 +29,10 @@ const MIN_LIMIT: usize = 4;
 const MAX_WAITING: usize = 1024;
 /// Number of turns in which requests are read without answering one.
 const MAX_READING_TURNS: u32 = 8;
+
+/// How long a connection in the handshake keeps its slot if others wait for one. Its peer may be
+/// connected from its own point of view, with its last message on the way.
+const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(100);
 
 /// A slot for one unaccepted connection; released when dropped.
 pub(super) struct Slot {
@@ -77,8 +82,8 @@ pub(super) struct Listening {
     waiting: VecDeque<(Request, ConnData)>,
     /// Number of turns since the last answer.
     reading_turns: u32,
-    /// Connections in the handshake, oldest first.
-    pending: VecDeque<(Arc<Stream>, Slot)>,
+    /// Connections in the handshake with its beginning, oldest first.
+    pending: VecDeque<(Arc<Stream>, Slot, Instant)>,
     /// Established connections, for raccept(3).
     ready: VecDeque<(Arc<Stream>, Slot)>,
     /// The listener in the table for rsstat(8).
@@ -154,11 +159,24 @@ impl Listening {
         self.ready.pop_front().map(|(stream, _)| stream)
     }
 
-    /// Returns the oldest pending connection if there is no slot for a new one.
-    pub fn next_to_evict(&self) -> Option<&Arc<Stream>> {
+    /// Returns the oldest pending connection, and the beginning of its handshake, if there is no slot
+    /// for a new one.
+    fn oldest_without_slot(&self) -> Option<(&Arc<Stream>, Instant)> {
         let own = self.pending.len() + self.ready.len();
         let is_full = own >= self.backlog || !has_slot(UNACCEPTED.load(Ordering::Relaxed), own, limit());
-        self.pending.front().filter(|_| is_full).map(|(oldest, _)| oldest)
+        self.pending.front().filter(|_| is_full).map(|(oldest, _, begun)| (oldest, *begun))
+    }
+
+    /// Returns the oldest pending connection if there is no slot for a new one.
+    pub fn next_to_evict(&self) -> Option<&Arc<Stream>> {
+        self.oldest_without_slot().map(|(oldest, _)| oldest)
+    }
+
+    /// Returns the time at which the oldest pending connection may be evicted, if a new one has to
+    /// wait for that.
+    pub fn next_eviction(&self, now: Instant) -> Option<Instant> {
+        let (_, begun) = self.oldest_without_slot()?;
+        Some(begun + MIN_HANDSHAKE_TIME).filter(|&time| time > now)
     }
 
     /// Takes a slot for a new connection. If there is none, evicts the oldest pending connection
@@ -169,22 +187,22 @@ impl Listening {
         let free = if own < self.backlog { Slot::take(own) } else { None };
         match free {
             Some(slot) => Some((slot, None)),
-            None => self.pending.pop_front().map(|(oldest, slot)| (slot, Some(oldest))),
+            None => self.pending.pop_front().map(|(oldest, slot, _)| (slot, Some(oldest))),
         }
     }
 
     /// Adds a connection whose handshake begins.
     pub fn add_pending(&mut self, stream: Arc<Stream>, slot: Slot) {
         if self.pending.try_reserve(1).is_ok() {
-            self.pending.push_back((stream, slot));
+            self.pending.push_back((stream, slot, Instant::now()));
         }
     }
 
     /// The handshake of a connection has succeeded or failed. Returns the connection if the caller
     /// has to close it.
     pub fn finish(&mut self, connection: &Stream, succeeded: bool) -> Option<Arc<Stream>> {
-        let index = self.pending.iter().position(|(pending, _)| std::ptr::eq(&raw const **pending, connection))?;
-        let (stream, slot) = self.pending.remove(index)?;
+        let index = self.pending.iter().position(|(pending, ..)| std::ptr::eq(&raw const **pending, connection))?;
+        let (stream, slot, _) = self.pending.remove(index)?;
         if succeeded && self.ready.try_reserve(1).is_ok() {
             self.ready.push_back((stream, slot));
             return None;
@@ -196,7 +214,7 @@ impl Listening {
     pub fn take_all(&mut self) -> impl Iterator<Item = Arc<Stream>> + use<> {
         self.reject_waiting();
         let (pending, ready) = (mem::take(&mut self.pending), mem::take(&mut self.ready));
-        pending.into_iter().chain(ready).map(|(stream, _)| stream)
+        pending.into_iter().map(|(stream, ..)| stream).chain(ready.into_iter().map(|(stream, _)| stream))
     }
 }
 
