@@ -82,10 +82,15 @@ static inline bool failed_with(const struct blocked *blocked, int first, int sec
 	return blocked->ret == -1 && (blocked->error == first || blocked->error == second);
 }
 
+/* Sends until there is no space, also after the peer of a new stream has provided more. */
 static inline void fill_up(int fd)
 {
-	while (rsend(fd, data, sizeof(data), MSG_DONTWAIT) > 0)
-		;
+	struct pollfd entry = { .fd = fd, .events = POLLOUT };
+
+	do {
+		while (rsend(fd, data, sizeof(data), MSG_DONTWAIT) > 0)
+			;
+	} while (rpoll(&entry, 1, 100) == 1 && entry.revents == POLLOUT);
 }
 
 #endif
