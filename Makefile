@@ -135,7 +135,7 @@ $(RSSTAT_BUILT): FORCE preconditions
 $(RSSTAT): $(RSSTAT_BUILT)
 	install -D -m 755 $< $@
 
-$(PRELOAD): $(PRELOAD_ARCHIVE) $(LIBRARY) abi/rspreload/preload.map abi/rspreload/preload-full.map abi/rspreload/src/full/printf.c \
+$(PRELOAD): $(PRELOAD_ARCHIVE) $(LIBRARY) abi/rspreload/preload.map abi/rspreload/preload-full.map abi/rspreload/src/full/printf.c abi/rspreload/src/full/vfork.c \
 		scripts/link-rspreload
 	scripts/link-rspreload $(PRELOAD_ARCHIVE) $(DIST)/lib
 

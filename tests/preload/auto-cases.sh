@@ -222,6 +222,50 @@ case_several_epoll_instances() {
         grep -q 'TCP: the socket is a member of too many epoll instances' "$work/client.log"
 }
 
+# spawned KIND WAY: a client and a server of KIND that execute programs without the library, by a WAY of auto_processes.py,
+# each with the other end in auto.
+spawned() {
+    processes fork 1 || return 1
+    before=$(packets)
+    with "$1" "$work/client.log" timeout 60 "$python" "$here/auto_processes.py" "spawns-$2" "$ADDR" "$port" \
+        >"$work/client.out" 2>"$work/client.err" || return 1
+    wait "$server" && [ "$(moved)" -ge 30 ] && grep -q '^echoed 70000$' "$work/server.out" || return 1
+    [ "$2" != later ] || return 0
+    port=$((port + 1))
+    start "$1" "$python" "$here/auto_processes.py" "spawns-$2" "$ADDR" "$port" 1 || return 1
+    before=$(packets)
+    several 1 auto "$ADDR" && wait "$server" && [ "$(moved)" -ge 40 ] && grep -q '^served$' "$work/server.out"
+}
+
+# Programs that are executed with a connection that was made by connect(2), and with an accepted one.
+case_spawned_programs() {
+    local way failed=0
+    for way in subprocess subprocess-closing pass_fds posix_spawn posix_spawn-inherited system popen later; do
+        if spawned "${1:-full}" "$way"; then
+            facts+="${facts:+, }$way"
+        else
+            facts+="${facts:+, }$way FAILS: $(tail -qn 1 "$work"/client.err "$work"/server.err | paste -sd';')"
+            failed=1
+        fi
+        stop_server
+    done
+    return "$failed"
+}
+
+# With librspreload.so: children of fork(2) execute programs with both kinds of connections, those of vfork(2) with accepted
+# ones; for the others the log has a line.
+case_programs_of_children() {
+    spawned auto fork || return 1
+    facts=fork
+    stop_server
+    port=$((port + 1))
+    start auto "$python" "$here/auto_processes.py" spawns-subprocess "$ADDR" "$port" 1 || return 1
+    several 1 auto "$ADDR" && wait "$server" && grep -q '^served$' "$work/server.out" || return 1
+    facts+=', vfork after accept'
+    ! spawned auto subprocess && grep -q 'not connected in the program that is executed' "$work/client.log" || return 1
+    facts+=', vfork after connect is reported'
+}
+
 # Numbers that are passed to a program without the library, by SCM_RIGHTS: connections go on, listeners are TCP's.
 case_passed_to_another_program() {
     processes passes 3 || return 1

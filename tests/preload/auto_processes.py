@@ -16,6 +16,9 @@ auto_processes.py datagrams ADDRESS PORT CONNECTIONS: answers a datagram each; d
 auto_processes.py instances ADDRESS PORT COUNT: a client that is a member of so many epoll instances while it connects.
 auto_processes.py passes ADDRESS PORT CONNECTIONS: a server that passes each connection to a program that has not the
     library, and echoes; without CONNECTIONS the client of it. passes-listener: the same with the listener.
+auto_processes.py spawns-WAY ADDRESS PORT CONNECTIONS: a server that executes a program without the library for each
+    connection, which echoes; without CONNECTIONS the client of an echo server, whose program sends and receives. WAY
+    is one of SPAWNS.
 auto_processes.py stdio ADDRESS PORT CONNECTIONS: a server that answers by the C library's stdio.
 auto_processes.py strangers ADDRESS PORT LIMIT: an echo server on epoll, with LIMIT descriptors (0: as many as there may
     be). It prints how many it has for each line on its standard input.
@@ -30,6 +33,7 @@ import errno
 import os
 import resource
 import select
+import shlex
 import signal
 import socket
 import struct
@@ -156,6 +160,10 @@ def server(way, address, port, connections):
             assert pass_on(connection, ECHO, "1").wait() == 0
         elif way == "stdio":
             answer_by_stdio(connection)
+        elif way.startswith("spawns-"):
+            assert SPAWNS[way.removeprefix("spawns-")](connection, [sys.executable, "-c", ECHO_NUMBER]) == 0
+            connection.close()
+            print("served", flush=True)
         elif way == "inetd":
             with subprocess.Popen(["cat"], stdin=connection, stdout=connection):
                 connection.close()
@@ -356,6 +364,102 @@ def passes(address, port):
     assert pass_on(connection, SEND).wait() == 0
 
 
+ECHO_NUMBER = """
+import socket, sys
+connection = socket.socket(fileno=int(sys.argv[1]))
+while data := connection.recv(65536):
+    connection.sendall(data)
+"""
+ASK_NUMBER = """
+import socket, sys
+connection = socket.socket(fileno=int(sys.argv[1]))
+connection.sendall(b"x" * 50_000)
+connection.shutdown(socket.SHUT_WR)
+total = 0
+while data := connection.recv(65536):
+    total += len(data)
+assert total == 70_000, total
+"""
+
+
+def by_subprocess(connection, program):
+    """By vfork(2), with the connection as its standard input. Returns the status, as the others do."""
+    return subprocess.run([*program, "0"], stdin=connection, env=without_library(), check=False).returncode
+
+
+def by_subprocess_closing(connection, program):
+    with subprocess.Popen([*program, "0"], stdin=connection, env=without_library()) as process:
+        connection.close()
+        return process.wait()
+
+
+def by_fork(connection, program):
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(connection.fileno(), 0)
+        os.execve(program[0], [*program, "0"], without_library())
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def by_pass_fds(connection, program):
+    number = connection.fileno()
+    return subprocess.run([*program, str(number)], pass_fds=[number], env=without_library(), check=False).returncode
+
+
+def by_posix_spawn(connection, program):
+    actions = [(os.POSIX_SPAWN_DUP2, connection.fileno(), 0)]
+    pid = os.posix_spawn(program[0], [*program, "0"], without_library(), file_actions=actions)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def by_posix_spawn_inherited(connection, program):
+    connection.set_inheritable(True)
+    pid = os.posix_spawn(program[0], [*program, str(connection.fileno())], without_library())
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def shell_command(connection, program):
+    return shlex.join(["env", "-u", "LD_PRELOAD", *program, "0"]) + f" <&{connection.fileno()}"
+
+
+def by_system(connection, program):
+    connection.set_inheritable(True)
+    return os.system(shell_command(connection, program))
+
+
+def by_popen(connection, program):
+    """The C library's: Python's is a subprocess."""
+    libc = ctypes.CDLL(None)
+    libc.popen.restype = ctypes.c_void_p
+    connection.set_inheritable(True)
+    stream = libc.popen(shell_command(connection, program).encode(), b"r")
+    connection.close()
+    return libc.pclose(ctypes.c_void_p(stream))
+
+
+SPAWNS = {"subprocess": by_subprocess, "subprocess-closing": by_subprocess_closing, "pass_fds": by_pass_fds,
+          "posix_spawn": by_posix_spawn, "posix_spawn-inherited": by_posix_spawn_inherited, "system": by_system,
+          "popen": by_popen, "fork": by_fork}
+
+
+def spawns(way, address, port):
+    """The first bytes are sent by this process, and must be the first ones there."""
+    connection = socket.create_connection((address, port))
+    connection.sendall(b"y" * 20_000)
+    assert SPAWNS[way](connection, [sys.executable, "-c", ASK_NUMBER]) == 0
+    print("ok")
+
+
+def spawns_later(address, port):
+    """The number was inheritable before connect(2)."""
+    connection = socket.socket()
+    connection.set_inheritable(True)
+    connection.connect((address, port))
+    connection.sendall(b"y" * 20_000)
+    assert os.system(shell_command(connection, [sys.executable, "-c", ASK_NUMBER])) == 0
+    print("ok")
+
+
 def answer_by_stdio(connection):
     """Numbers 0 and 1 are the socket, as in the child of a server of the old kind."""
     libc = ctypes.CDLL(None)
@@ -412,6 +516,10 @@ def main():
         says(address, int(port))
     elif way == "passes" and not count:
         passes(address, int(port))
+    elif way == "spawns-later":
+        spawns_later(address, int(port))
+    elif way.startswith("spawns-") and not count:
+        spawns(way.removeprefix("spawns-"), address, int(port))
     elif way == "instances":
         instances(address, int(port), int(count[0]))
     elif way == "datagrams":

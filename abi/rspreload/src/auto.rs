@@ -314,9 +314,9 @@ pub fn release_rsocket(entry: Entry) -> c_int {
 }
 
 /// A child of vfork(2) copies a number, for the program that it executes.
-pub fn guest_copies(entry: Entry) {
-    if entry.kind == Kind::Socket && is_auto(entry) {
-        connections::lend(entry.inner);
+pub fn guest_copies(fd: c_int, entry: Entry) {
+    if entry.kind == Kind::Socket && is_auto(entry) && !connections::lend(entry.inner) {
+        log::not_given(fd);
     }
 }
 
@@ -325,6 +325,26 @@ pub fn flush_on_exit() {
     if is_on() && shared::is_used() {
         connections::drain();
     }
+}
+
+/// Before a program is executed by a call that runs no handlers of fork(2): it may use the
+/// connections that it inherits.
+pub fn before_spawn() {
+    if table::any() && is_on() && !crate::process::is_guest() {
+        errno::keeping(|| {
+            connections::before_spawn(thread::wake_socket);
+            connections::in_parent();
+        });
+    }
+}
+
+/// Whether the process has connections by RDMA.
+pub fn has_connections() -> bool {
+    let mut any = false;
+    if table::any() && is_on() && !crate::process::is_guest() {
+        table::each(|_, entry| any |= entry.kind == Kind::Socket && is_auto(entry));
+    }
+    any
 }
 
 /// Before fork(2).

@@ -1,6 +1,6 @@
-//! What only librspreload-full.so exports: the other calls of glibc that take a socket. Each is
-//! served for rsockets by the calls that librspreload.so has, too, and is the next definition for
-//! everything else.
+//! What only librspreload-full.so exports: the other calls of glibc that take a socket, and those
+//! that execute programs ([`spawn`]). Each of the former is served for rsockets by the calls that
+//! librspreload.so has, too, and is the next definition for everything else.
 
 mod checked;
 mod direct;
@@ -10,6 +10,7 @@ mod numbers;
 mod offsets;
 mod printf;
 mod requests;
+mod spawn;
 mod splice;
 mod status;
 mod streams;

@@ -51,6 +51,13 @@ pub fn status(fd: c_int) -> Option<libc::stat> {
     (result == 0).then(|| unsafe { status.assume_init() })
 }
 
+/// Whether programs that the process executes get the open number `fd`.
+pub fn is_inheritable(fd: c_int) -> bool {
+    // SAFETY: no pointers.
+    let flags = unsafe { next_symbol::fcntl(fd, libc::F_GETFD, 0) };
+    flags >= 0 && flags & libc::FD_CLOEXEC == 0
+}
+
 /// Whether the process may have the number `fd`.
 pub fn is_possible(fd: c_int) -> bool {
     libc::rlim_t::try_from(fd).is_ok_and(|fd| limit().is_none_or(|limit| fd < limit))

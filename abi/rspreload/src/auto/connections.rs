@@ -282,26 +282,42 @@ pub fn forward_from_now(fd: c_int, inner: c_int) -> bool {
 
 /// Before fork(2): the child may use each connection by its token.
 pub fn before_fork(wake: impl Fn() -> Option<(c_int, u64)>) {
-    table::each(|fd, entry| {
-        if entry.kind == Kind::Socket && is_auto(entry) && !entry.is_inherited() {
-            let index = index_of(entry.inner).or_else(|| make_pair(fd, entry.inner, wake()?));
-            if let Some(private) = index.and_then(|index| PRIVATE.get(index)) {
-                private.forked.store(true, SeqCst);
-            }
-        }
-    });
+    prepare_for_child(wake, |_| true);
     // Tokens that wait for accept(2), too.
     for private in indexes().filter_map(|index| PRIVATE.get(index)) {
         private.forked.store(true, SeqCst);
     }
 }
 
+/// Before a program is executed by posix_spawn(3) or its like: it may use each connection that it
+/// inherits by its token.
+pub fn before_spawn(wake: impl Fn() -> Option<(c_int, u64)>) {
+    prepare_for_child(wake, open_fds::is_inheritable);
+}
+
+/// Gives each connection whose number `is_given` accepts a token, by which a child may use it.
+fn prepare_for_child(wake: impl Fn() -> Option<(c_int, u64)>, is_given: impl Fn(c_int) -> bool) {
+    table::each(|fd, entry| {
+        if entry.kind == Kind::Socket && is_auto(entry) && !entry.is_inherited() && is_given(fd) {
+            let index = index_of(entry.inner).or_else(|| make_pair(fd, entry.inner, wake()?));
+            if let Some(private) = index.and_then(|index| PRIVATE.get(index)) {
+                private.forked.store(true, SeqCst);
+            }
+        }
+    });
+}
+
 /// A child of vfork(2), which has this process's memory, hands the connection to a program. Only
-/// connections that have a token can be used there.
-pub fn lend(inner: c_int) {
-    if let Some(private) = index_of(inner).and_then(|index| PRIVATE.get(index)) {
-        private.forked.store(true, SeqCst);
-    }
+/// connections that have a token can be used there: returns whether this one has. The program may
+/// only read, so its data is forwarded from now on, by the thread, which is not suspended.
+pub fn lend(inner: c_int) -> bool {
+    let index = index_of(inner);
+    let (Some(private), Some(slot)) = (index.and_then(|index| PRIVATE.get(index)), index.and_then(shared::slot)) else {
+        return false;
+    };
+    private.forked.store(true, SeqCst);
+    slot.want();
+    true
 }
 
 /// Closes this process's numbers of connections that are forwarded, and waits until what was sent

@@ -127,6 +127,11 @@ pub fn listener(fd: i32, own: &Name, way: &str, reason: Option<Reason>) {
     }
 }
 
+/// A program is executed with a connection that it cannot use.
+pub fn not_given(fd: i32) {
+    line(format_args!("socket {fd}: not connected in the program that is executed with it"));
+}
+
 /// The lines of `auto_config` that have no effect, once.
 pub fn problems() {
     use core::sync::atomic::{AtomicBool, Ordering};

@@ -8,9 +8,9 @@ use core::ffi::c_int;
 
 use libc::{EOPNOTSUPP, SCM_RIGHTS, SOL_SOCKET, cmsghdr, msghdr};
 
-use super::{connections, entry, listeners, slots, use_forwarded};
-use crate::errno;
+use super::{connections, entry, listeners, log, slots, use_forwarded};
 use crate::table::{self, Kind};
+use crate::{errno, open_fds, process};
 
 /// Leaves a number to the kernel. Fails for rsockets that are not of automatic mode, whose numbers
 /// are no sockets of the kernel.
@@ -34,6 +34,27 @@ pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
         }
         Kind::Pending | Kind::Epoll => Ok(()),
     })
+}
+
+/// A program that is about to be executed gets the connection of a number: its data is forwarded from
+/// now on. A program gets a listener as it is.
+pub fn give_to_program(fd: c_int) {
+    let Some(entry) = table::get(fd) else { return };
+    errno::keeping(|| match entry.kind {
+        Kind::Socket if process::is_guest() => super::guest_copies(fd, entry),
+        Kind::Socket if entry::is_auto(entry) && !connections::forward_from_now(fd, entry.inner) => {
+            log::not_given(fd);
+        }
+        Kind::Forwarded => use_forwarded(entry),
+        _ => {}
+    });
+}
+
+/// A number is about to lose FD_CLOEXEC, which it loses for a program only.
+pub fn loses_cloexec(fd: c_int) {
+    if table::get(fd).is_some() && errno::keeping(|| !open_fds::is_inheritable(fd)) {
+        give_to_program(fd);
+    }
 }
 
 /// sendmsg(2) is about to pass numbers to another process.

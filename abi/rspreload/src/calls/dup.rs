@@ -8,7 +8,7 @@ use core::ffi::c_int;
 
 use libc::{
     EBADF, EBUSY, EINVAL, F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, F_GETLK, F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW,
-    F_SETFD, F_SETFL, F_SETLK, F_SETLKW, O_NONBLOCK, O_RDWR,
+    F_SETFD, F_SETFL, F_SETLK, F_SETLKW, FD_CLOEXEC, O_NONBLOCK, O_RDWR,
 };
 
 use crate::dispatch::Fd;
@@ -32,9 +32,11 @@ fn copy(entry: Option<Entry>, next: impl FnOnce() -> c_int) -> c_int {
 }
 
 fn copy_entry(entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
+    before_copy(entry);
     if process::is_guest() {
-        auto::guest_copies(entry);
-        return next();
+        let copy = next();
+        auto::guest_copies(copy, entry);
+        return copy;
     }
     if entry.kind == Kind::Connecting {
         auto::slots::stay_tcp(entry);
@@ -54,6 +56,14 @@ fn copy_entry(entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
     }
     fds::put(new, copy);
     new
+}
+
+/// A child of fork(2) that copies a connection is usually about to execute a program, which may only
+/// read: its data is forwarded from now on.
+fn before_copy(entry: Entry) {
+    if entry.kind == Kind::Forwarded {
+        auto::use_forwarded(entry);
+    }
 }
 
 /// dup2(2).
@@ -77,13 +87,16 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
         let _ = auto::outside::leave_to_kernel(old);
     }
     let source = fds::current_entry(old);
+    if let Some(source) = source {
+        before_copy(source);
+    }
     if fds::current_entry(new).is_none() && fds::is_library(new) {
         // The kernel's error for a number that is being opened.
         return errno::fail(EBUSY);
     }
     if process::is_guest() {
         if let Some(source) = source {
-            auto::guest_copies(source);
+            auto::guest_copies(old, source);
         }
         // SAFETY: the C contract.
         return unsafe { next_symbol::dup2(old, new) };
@@ -154,6 +167,9 @@ fn copied(cmd: c_int, result: c_int) -> c_int {
 fn control(fd: c_int, entry: Entry, cmd: c_int, arg: usize) -> c_int {
     // SAFETY: the C contract.
     let next = || unsafe { next_symbol::fcntl64(fd, cmd, arg) };
+    if cmd == F_SETFD && arg as c_int & FD_CLOEXEC == 0 {
+        auto::outside::loses_cloexec(fd);
+    }
     match (cmd, Fd::from(entry)) {
         (F_DUPFD | F_DUPFD_CLOEXEC, _) => copy_entry(entry, next),
         (_, Fd::Kernel | Fd::Pending(_) | Fd::Epoll(_) | Fd::Relayed(_) | Fd::Connecting(_) | Fd::Known(_)) => next(),

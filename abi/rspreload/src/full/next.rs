@@ -5,8 +5,9 @@ use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
 
 use libc::{
-    ENOSYS, FILE, epoll_event, fd_set, iovec, loff_t, mmsghdr, nfds_t, off_t, off64_t, pollfd, sigset_t, size_t,
-    sockaddr, socklen_t, ssize_t, stat, stat64, statx as Statx, timespec,
+    ENOSYS, FILE, epoll_event, fd_set, iovec, loff_t, mmsghdr, nfds_t, off_t, off64_t, pid_t, pollfd,
+    posix_spawn_file_actions_t, posix_spawnattr_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t, stat, stat64,
+    statx as Statx, timespec,
 };
 
 use super::printf::Arguments;
@@ -41,6 +42,15 @@ next! {
     ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     pread(fd: c_int, buf: *mut c_void, len: size_t, offset: off_t) -> ssize_t;
     preadv(fd: c_int, list: *const iovec, count: c_int, offset: off_t) -> ssize_t;
+    posix_spawn(
+        child: *mut pid_t, path: *const c_char, actions: *const posix_spawn_file_actions_t,
+        attributes: *const posix_spawnattr_t, arguments: *const *mut c_char, environment: *const *mut c_char
+    ) -> c_int;
+    posix_spawn_file_actions_adddup2(actions: *mut posix_spawn_file_actions_t, old: c_int, new: c_int) -> c_int;
+    posix_spawnp(
+        child: *mut pid_t, file: *const c_char, actions: *const posix_spawn_file_actions_t,
+        attributes: *const posix_spawnattr_t, arguments: *const *mut c_char, environment: *const *mut c_char
+    ) -> c_int;
     preadv2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
     preadv64(fd: c_int, list: *const iovec, count: c_int, offset: off64_t) -> ssize_t;
     preadv64v2(fd: c_int, list: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
@@ -64,6 +74,7 @@ next! {
         number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long
     ) -> c_long;
     statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, status: *mut Statx) -> c_int;
+    system(command: *const c_char) -> c_int;
     vdprintf(fd: c_int, format: *const c_char, list: Arguments) -> c_int;
 }
 
@@ -73,6 +84,10 @@ static slot_ioctl: Next = Next::new(c"ioctl", None);
 static slot_fdopen: Next = Next::new(c"fdopen", None);
 #[allow(non_upper_case_globals)]
 static slot_closefrom: Next = Next::new(c"closefrom", None);
+#[allow(non_upper_case_globals)]
+static slot_popen: Next = Next::new(c"popen", None);
+#[allow(non_upper_case_globals)]
+static slot_vfork: Next = Next::new(c"vfork", None);
 
 /// Resolves all names.
 #[cfg_attr(test, allow(dead_code, reason = "unit tests are no library that is loaded"))]
@@ -81,6 +96,8 @@ pub fn resolve() {
     slot_ioctl.get();
     slot_fdopen.get();
     slot_closefrom.get();
+    slot_popen.get();
+    slot_vfork.get();
 }
 
 /// The program's own ioctl, which is variadic.
@@ -111,6 +128,28 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     }
     // SAFETY: a function of this name has this type; the arguments are the caller's.
     unsafe { mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int, *const c_char) -> *mut FILE>(found)(fd, mode) }
+}
+
+/// The program's own popen.
+///
+/// # Safety
+/// The C contract of the call.
+pub unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
+    let found = slot_popen.get();
+    if found.is_null() {
+        errno::set(ENOSYS);
+        return core::ptr::null_mut();
+    }
+    // SAFETY: a function of this name has this type; the arguments are the caller's.
+    unsafe {
+        let call: unsafe extern "C" fn(*const c_char, *const c_char) -> *mut FILE = mem::transmute(found);
+        call(command, mode)
+    }
+}
+
+/// The program's own vfork, which this library cannot call: it returns twice. Null if it has none.
+pub fn vfork() -> *const c_void {
+    slot_vfork.get()
 }
 
 /// The program's own closefrom. Returns false if it has none.

@@ -18,6 +18,9 @@ const INTERFACE_REQUESTS: core::ops::Range<c_ulong> = 0x890b..0x89f0;
 /// is not used.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
+    if request == libc::FIONCLEX {
+        auto::outside::loses_cloexec(fd);
+    }
     // SAFETY: the C contract.
     unsafe {
         match Fd::of(fd) {

@@ -1,0 +1,83 @@
+//! Programs that are executed: posix_spawn, vfork, system, popen. An executed program, and the C
+//! library's own child that prepares it, make no call of this library, and none of them runs the
+//! handlers of fork(2). So the connections are prepared before.
+
+use core::ffi::{c_char, c_int, c_void};
+
+use libc::{FILE, pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
+
+use super::next;
+use crate::auto;
+
+/// posix_spawn(3).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn posix_spawn(
+    child: *mut pid_t,
+    path: *const c_char,
+    actions: *const posix_spawn_file_actions_t,
+    attributes: *const posix_spawnattr_t,
+    arguments: *const *mut c_char,
+    environment: *const *mut c_char,
+) -> c_int {
+    auto::before_spawn();
+    // SAFETY: the C contract.
+    unsafe { next::posix_spawn(child, path, actions, attributes, arguments, environment) }
+}
+
+/// posix_spawnp(3).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn posix_spawnp(
+    child: *mut pid_t,
+    file: *const c_char,
+    actions: *const posix_spawn_file_actions_t,
+    attributes: *const posix_spawnattr_t,
+    arguments: *const *mut c_char,
+    environment: *const *mut c_char,
+) -> c_int {
+    auto::before_spawn();
+    // SAFETY: the C contract.
+    unsafe { next::posix_spawnp(child, file, actions, attributes, arguments, environment) }
+}
+
+/// posix_spawn_file_actions_adddup2(3): the executed program will have `old`, which is forwarded
+/// from now on, because the actions cannot be read later.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(
+    actions: *mut posix_spawn_file_actions_t,
+    old: c_int,
+    new: c_int,
+) -> c_int {
+    // SAFETY: the C contract.
+    let result = unsafe { next::posix_spawn_file_actions_adddup2(actions, old, new) };
+    if result == 0 {
+        auto::outside::give_to_program(old);
+    }
+    result
+}
+
+/// system(3).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
+    if !command.is_null() {
+        auto::before_spawn();
+    }
+    // SAFETY: the C contract.
+    unsafe { next::system(command) }
+}
+
+/// popen(3).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
+    auto::before_spawn();
+    // SAFETY: the C contract.
+    unsafe { next::popen(command, mode) }
+}
+
+/// Returns the function that vfork(2) is to be (vfork.c): fork(2) in a process with connections by
+/// RDMA. Its child has a table of its own, in which they are sockets of the kernel, and may do with
+/// them whatever a child of fork(2) may.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn librspreload_vfork() -> *const c_void {
+    let found = next::vfork();
+    if found.is_null() || auto::has_connections() { libc::fork as *const c_void } else { found }
+}
