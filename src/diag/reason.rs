@@ -123,8 +123,11 @@ fn of_access(access: Access) -> Option<&'static str> {
 
 fn of_bind(error: Errno) -> Option<&'static str> {
     Some(match error.get() {
-        libc::ENODEV | libc::EADDRNOTAVAIL => {
+        libc::ENODEV => {
             "no RDMA interface of this machine has that address: is it set, and the link up (ip addr, rdma link show)?"
+        }
+        libc::EADDRNOTAVAIL => {
+            "no RDMA interface of this machine has that address: is it set, and the link up (ip addr, rdma link show)? Or another id or rsocket uses that port, and one of the two addresses is a wildcard"
         }
         libc::EADDRINUSE => "another id or rsocket already uses that port",
         libc::EACCES => "ports below 1024 are reserved for root (CAP_NET_BIND_SERVICE)",

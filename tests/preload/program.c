@@ -159,6 +159,7 @@ int main(int argc, char **argv)
 		int (*run)(void);
 	} cases[] = {
 		{ "lowest_number", lowest_number }, { "flags", flags },
+		{ "port_in_use", port_in_use },
 		{ "copies", copies },		    { "guests", guests },
 		{ "blind_close", blind_close },	    { "limits", limits },
 		{ "one_closer", one_closer },	    { "polls", polls },

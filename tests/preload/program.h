@@ -29,6 +29,7 @@ int works(int from, int to);
 /* The cases. They return 1 after a failure, which they have printed. */
 int lowest_number(void);
 int flags(void);
+int port_in_use(void);
 int copies(void);
 int guests(void);
 int blind_close(void);

@@ -1,6 +1,7 @@
 /* The cases of program about descriptor numbers: values, flags, copies, closing. */
 #include "program.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -45,6 +46,38 @@ int flags(void)
 	CHECK(accept(to, NULL, NULL) == -1 && errno == EAGAIN);
 	CHECK(close(fd) == 0 && close(other) == 0 && close(to) == 0);
 	CHECK(close(to) == -1 && errno == EBADF);
+	return 0;
+}
+
+static int bind_to(in_addr_t host, struct sockaddr_in *to)
+{
+	int fd = socket(AF_INET, SOCK_STREAM, 0), error;
+
+	to->sin_addr.s_addr = host;
+	if (fd >= 0 && bind(fd, (struct sockaddr *)to, sizeof(*to)) == 0)
+		return fd;
+	error = errno;
+	close(fd);
+	errno = error;
+	return -1;
+}
+
+/* One address or both are wildcards; an address of another host is no port in use. */
+int port_in_use(void)
+{
+	in_addr_t hosts[] = { htonl(INADDR_ANY), address.sin_addr.s_addr };
+	struct sockaddr_in other = { .sin_family = AF_INET };
+
+	for (int i = 0; i < 4; i++) {
+		struct sockaddr_in name = { .sin_family = AF_INET };
+		socklen_t len = sizeof(name);
+		int fd = bind_to(hosts[i & 1], &name);
+
+		CHECK(fd >= 0 && getsockname(fd, (struct sockaddr *)&name, &len) == 0);
+		CHECK(bind_to(hosts[i / 2], &name) == -1 && errno == EADDRINUSE);
+		CHECK(close(fd) == 0);
+	}
+	CHECK(bind_to(inet_addr("192.0.2.7"), &other) == -1 && errno == EADDRNOTAVAIL);
 	return 0;
 }
 

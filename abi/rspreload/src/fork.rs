@@ -13,6 +13,7 @@
 
 mod accepted;
 mod active;
+pub mod bind;
 pub mod can_listen;
 mod commit;
 mod copy;

@@ -10,7 +10,7 @@ use super::log::{self, Reason};
 use super::shared::{self, AtomicName};
 use super::{connections, reuse, route, thread};
 use crate::fork::name::{self, Name};
-use crate::fork::{make_rsocket, tcp};
+use crate::fork::{bind, make_rsocket, tcp};
 use crate::table::{self, Entry, Kind};
 use crate::{config, errno, next_symbol, rsocket, rsocket_abi};
 
@@ -178,7 +178,7 @@ impl Listener {
             // SAFETY: an address and its length; numbers.
             unsafe {
                 rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK);
-                let listens = rsocket_abi::rbind(inner, at.as_ptr(), at.len) == 0
+                let listens = bind::like_tcp(inner, at.as_ptr(), at.len) == 0
                     && rsocket_abi::rlisten(inner, self.backlog.load(SeqCst)) == 0;
                 error = errno::get();
                 listens

@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_void};
 use libc::{MSG_DONTWAIT, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
 use crate::dispatch::{self, Fd, Target};
-use crate::fork::{Way, remote};
+use crate::fork::{Way, bind, remote};
 use crate::{auto, errno, next_symbol, rsocket_abi};
 
 /// `name by rname(arguments after the number)`: calls that decide what a socket of fork mode is.
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) 
     // SAFETY: the C contract.
     unsafe {
         match Fd::of(fd) {
-            Fd::Rsocket(entry) => rsocket_abi::rbind(entry.inner, addr, len),
+            Fd::Rsocket(entry) => bind::like_tcp(entry.inner, addr, len),
             Fd::Kernel if auto::is_on() => auto::bind(fd, addr, len),
             _ => next_symbol::bind(fd, addr, len),
         }

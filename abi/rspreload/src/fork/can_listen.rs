@@ -8,8 +8,8 @@ use core::ffi::c_int;
 
 use libc::{SOCK_CLOEXEC, SOCK_STREAM};
 
-use super::make_rsocket;
 use super::name::{self, Name};
+use super::{bind, make_rsocket};
 use crate::{errno, next_symbol, rsocket_abi};
 
 /// Tries with a TCP listener of the library's own, at the local address of a connection.
@@ -33,7 +33,7 @@ fn can_listen(name: &Name) -> bool {
     let inner = make_rsocket::for_address(name, |inner| {
         // SAFETY: an address and its length.
         can = unsafe {
-            if rsocket_abi::rbind(inner, name.as_ptr(), name.len) == 0 {
+            if bind::like_tcp(inner, name.as_ptr(), name.len) == 0 {
                 rsocket_abi::rlisten(inner, 1) == 0
             } else {
                 // Another rsocket happens to have the port: so there are rsockets.

@@ -7,10 +7,10 @@ use libc::{EADDRINUSE, F_SETFL, O_NONBLOCK};
 use super::{BACKLOG, Handshakes, Listener, MAX_LISTENERS, RETRY_DELAY, Stage, TURN_TIMEOUT, close};
 use crate::fork::commit::Outcome;
 use crate::fork::decisions::HANDSHAKE_TIMEOUT;
-use crate::fork::make_rsocket;
 use crate::fork::name::Name;
 use crate::fork::semaphore::Turn;
 use crate::fork::slots::MAX_HANDSHAKES;
+use crate::fork::{bind, make_rsocket};
 use crate::time::Deadline;
 use crate::{errno, rsocket_abi};
 
@@ -89,7 +89,7 @@ fn listen(inner: c_int, own: &Name) -> bool {
     unsafe {
         let len = size_of::<c_int>() as libc::socklen_t;
         rsocket_abi::rsetsockopt(inner, libc::SOL_SOCKET, libc::SO_REUSEADDR, (&raw const one).cast(), len);
-        rsocket_abi::rbind(inner, own.as_ptr(), own.len) == 0
+        bind::like_tcp(inner, own.as_ptr(), own.len) == 0
             && rsocket_abi::rlisten(inner, BACKLOG as c_int) == 0
             && rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK) == 0
     }
