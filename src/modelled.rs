@@ -16,6 +16,7 @@ mod sys {
     pub mod lock;
     pub mod owner;
     pub mod sync;
+    pub mod unlocked;
 }
 
 mod rsocket {

@@ -31,4 +31,5 @@ pub mod sync;
 pub mod uapi;
 pub mod ucma;
 pub mod ud;
+pub mod unlocked;
 pub mod verbs;

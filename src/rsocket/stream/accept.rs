@@ -40,6 +40,7 @@ impl Stream {
             Phase::Idle => {}
             Phase::Listening(listening) => {
                 listening.set_backlog(backlog);
+                state.answer_waiting();
                 return Ok(());
             }
             _ => return Err(Errno::EINVAL),
@@ -63,11 +64,7 @@ impl Stream {
             match &mut state.phase {
                 Phase::Listening(listening) => {
                     if let Some(stream) = listening.next() {
-                        let has_waiting = listening.has_waiting();
-                        if let Some(key) = state.key.filter(|_| has_waiting) {
-                            // There is a slot for the next request.
-                            reactor::set_timer(key, Some(Instant::now()));
-                        }
+                        state.answer_waiting();
                         return Ok(stream);
                     }
                 }
@@ -253,6 +250,9 @@ impl Stream {
         if succeeded && dropped.is_none() {
             self.notify(Notice::Changed);
         }
+        if dropped.is_some() {
+            state.answer_waiting();
+        }
         drop(state);
         if let Some(stream) = dropped {
             stream.close_unaccepted();
@@ -261,6 +261,15 @@ impl Stream {
 }
 
 impl State {
+    /// A listener may have a slot for the next request: the reactor answers it.
+    fn answer_waiting(&self) {
+        if let (Phase::Listening(listening), Some(key)) = (&self.phase, self.key)
+            && listening.has_waiting()
+        {
+            reactor::set_timer(key, Some(Instant::now()));
+        }
+    }
+
     /// Logs that a peer was rejected.
     #[cold]
     fn log_rejected(&self, error: Errno) {

@@ -33,6 +33,8 @@ const MAX_READING_TURNS: u32 = 8;
 /// How long a connection in the handshake keeps its slot if others wait for one. Its peer may be
 /// connected from its own point of view, with its last message on the way.
 const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(100);
+/// Number of waiting requests for each of which that time is divided once more.
+const WAITING_PER_SHARE: u32 = 16;
 
 /// A slot for one unaccepted connection; released when dropped.
 pub(super) struct Slot {
@@ -159,8 +161,8 @@ impl Listening {
         self.ready.pop_front().map(|(stream, _)| stream)
     }
 
-    /// Returns the oldest pending connection, and the beginning of its handshake, if there is no slot
-    /// for a new one.
+    /// Returns the oldest pending connection, and the beginning of its handshake, if there is no
+    /// slot for a new one.
     fn oldest_without_slot(&self) -> Option<(&Arc<Stream>, Instant)> {
         let own = self.pending.len() + self.ready.len();
         let is_full = own >= self.backlog || !has_slot(UNACCEPTED.load(Ordering::Relaxed), own, limit());
@@ -176,7 +178,9 @@ impl Listening {
     /// wait for that.
     pub fn next_eviction(&self, now: Instant) -> Option<Instant> {
         let (_, begun) = self.oldest_without_slot()?;
-        Some(begun + MIN_HANDSHAKE_TIME).filter(|&time| time > now)
+        // The more requests wait, the less time there is: most of them may be hostile.
+        let time = MIN_HANDSHAKE_TIME / (1 + self.waiting.len() as u32 / WAITING_PER_SHARE);
+        Some(begun + time).filter(|&time| time > now)
     }
 
     /// Takes a slot for a new connection. If there is none, evicts the oldest pending connection

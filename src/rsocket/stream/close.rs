@@ -293,8 +293,8 @@ impl Stream {
     }
 
     /// Flushes a stream in the background when the process exits without rclose(3); the stream
-    /// itself stays. Does nothing while a call holds the lock: a signal handler that exits may have
-    /// interrupted that call. Unless `all` is set, flushes only streams that hold data, and iWARP
+    /// itself stays. Does nothing while a call holds the lock, or uses the connection without it: a
+    /// signal handler that exits may have interrupted that call. Unless `all` is set, flushes only streams that hold data, and iWARP
     /// streams that the program has shut down, whose data would otherwise be lost with the
     /// connection.
     pub fn flush_on_exit(&self, all: bool) {
@@ -302,6 +302,9 @@ impl Stream {
             return;
         }
         let Ok(mut state) = self.state.try_enter() else { return };
+        if self.is_in_use_here(&state) {
+            return;
+        }
         // An adapter may discard what is posted only now.
         let had_held = Self::has_held(&state);
         self.send_held(&mut state);

@@ -1,7 +1,7 @@
 //! Copying received data without the stream's lock, so that another thread can send meanwhile.
 //!
-//! Only one thread reads at a time: other calls that read wait until it has copied its data, as they
-//! would wait for the lock.
+//! Only one thread reads at a time: other calls that read wait until it has copied its data, as
+//! they would wait for the lock.
 
 use std::mem::MaybeUninit;
 use std::slice;
@@ -11,7 +11,7 @@ use libc::iovec;
 use super::connection::parts;
 use super::{Guard, State, Stream};
 use crate::errno::Result;
-use crate::sys::inner::Counted;
+use crate::sys::unlocked::Use;
 
 /// Fewer bytes are copied under the lock: giving it back and taking it again would take longer.
 pub(super) const LARGE: usize = 1 << 12;
@@ -53,9 +53,9 @@ impl Stream {
         let mut done = 0;
         while let Some(connection) = &mut state.connection
             && let Some((start, len)) = parts(buffers, skip + done).next()
+            && let Some(copying) = Use::begin(self)
             && let Some(unread) = connection.begin_reading(len)
         {
-            let copying = Counted::take(|| ());
             drop(state);
             // SAFETY: `len` bytes at `start` are writable, and may be uninitialised: guaranteed by
             // the caller.

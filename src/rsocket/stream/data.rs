@@ -22,6 +22,7 @@ use super::channel_leader::EventSource;
 use super::connection::{Gather, MAX_COLLECTED, parts};
 use super::{Guard, Phase, State, Stream, held, outbox};
 use crate::errno::{Errno, Result};
+use crate::sys::unlocked;
 
 /// Flags that the fast path accepts: they make no difference to a call that does not wait.
 const FAST_PATH_FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
@@ -47,7 +48,9 @@ impl Stream {
             return Err(false);
         }
         let Some(connection) = state.connection.as_deref_mut() else { return Err(false) };
-        if connection.turn_to_receive(thread) || connection.is_being_read() {
+        if connection.turn_to_receive(thread)
+            || connection.is_in_use() && (connection.is_being_read() || unlocked::is_used_here(self))
+        {
             return Err(false);
         }
         // Poll for new data, unless the buffered data is enough for the whole call.
@@ -180,6 +183,9 @@ impl Stream {
         let Some(connection) = state.connection.as_deref_mut().filter(|connection| connection.takes_inline(len)) else {
             return false;
         };
+        if connection.is_in_use() && unlocked::is_used_here(self) {
+            return false;
+        }
         connection.sends_from(thread);
         // SAFETY: `data` is readable for `len` bytes: guaranteed by the caller; an inline length
         // fits an isize.

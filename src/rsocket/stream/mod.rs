@@ -54,6 +54,7 @@ use crate::sys::futex::Changes;
 use crate::sys::lock::{self, Lock};
 use crate::sys::owner::Owner;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
+use crate::sys::unlocked;
 use background_close::BackgroundClose;
 use backlog::Listening;
 use connect::Attempt;
@@ -196,10 +197,19 @@ impl Stream {
 
     /// Locks the state for a call of the program. Fails with `EBADF` for a socket of the parent
     /// process or a closed socket, and with `EAGAIN` in a signal handler that has interrupted the
-    /// holder of the lock.
+    /// holder of the lock, or a call that uses the connection without it.
     fn enter(&self) -> Result<Guard<'_>> {
         let state = enter(self.owner, &self.state)?;
-        if state.is_closed() { Err(Errno::EBADF) } else { Ok(state) }
+        if state.is_closed() {
+            return Err(Errno::EBADF);
+        }
+        if self.is_in_use_here(&state) { Err(Errno::EAGAIN) } else { Ok(state) }
+    }
+
+    /// Returns whether the caller is a signal handler that interrupted a call of this thread while
+    /// it used the connection without the lock.
+    fn is_in_use_here(&self, state: &State) -> bool {
+        state.connection.as_ref().is_some_and(|connection| connection.is_in_use()) && unlocked::is_used_here(self)
     }
 
     /// Notifies all waiting threads of a change that raises no event in a completion channel.

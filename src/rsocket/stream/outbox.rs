@@ -2,17 +2,16 @@
 //!
 //! Where one thread sends and another one receives, the latter would wait for the lock while many
 //! bytes are copied, and while a software device sends them, in the system call that rings its
-//! doorbell. So the sending
-//! call collects its writes under the lock, in the order in which the flow control has reserved
-//! them, and copies and posts them without it. Writes of other calls are collected behind them meanwhile, and
-//! posted by the same thread.
+//! doorbell. So the sending call collects its writes under the lock, in the order in which the flow
+//! control has reserved them, and copies and posts them without it. Writes of other calls are
+//! collected behind them meanwhile, and posted by the same thread.
 //!
 //! As with [`channel_leader`](super::channel_leader), everything outside of this logic is behind a
 //! trait, and the logic is model-checked.
 
 use super::channel_leader::{EventSource, LockGuard};
 use crate::errno::{Errno, Result};
-use crate::sys::inner::Counted;
+use crate::sys::unlocked::Use;
 
 /// Number of writes that are posted together.
 const BATCH: usize = 4;
@@ -136,17 +135,15 @@ fn post_all<'a, S: Posts>(stream: &'a S, mut state: Guard<'a, S>, queue: S::Queu
         }
         let writes = &batch[..count];
         batches += 1;
-        let posted = if batches > BATCHES {
-            S::post(&queue, writes)
-        } else {
-            // The call of a signal handler that interrupts this could wait for these writes: it
-            // fails, as under a lock.
-            let posting = Counted::take(|| ());
-            drop(state);
-            let posted = S::post(&queue, writes);
-            state = stream.lock();
-            drop(posting);
-            posted
+        let posted = match Use::begin(stream).filter(|_| batches <= BATCHES) {
+            None => S::post(&queue, writes),
+            Some(posting) => {
+                drop(state);
+                let posted = S::post(&queue, writes);
+                state = stream.lock();
+                drop(posting);
+                posted
+            }
         };
         if let Err(error) = posted {
             stream.post_failed(&mut state, error);

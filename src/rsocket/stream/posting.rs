@@ -16,8 +16,8 @@ impl Posts for Stream {
     fn post(queue: &SendQueue, writes: &[Option<RdmaWrite>]) -> Result<()> {
         for pair in writes.chunks(2) {
             for write in pair.iter().flatten() {
-                // SAFETY: the call that has collected the write runs, so the program's bytes are
-                // readable; the flow control has reserved their space in the send buffer.
+                // SAFETY: only writes of the calling thread's own call have bytes to copy, so they
+                // are readable; the flow control has reserved their space in the send buffer.
                 unsafe { write.copy() };
             }
             match *pair {
@@ -33,7 +33,11 @@ impl Posts for Stream {
     fn post_failed(&self, state: &mut State, error: Errno) {
         if let Some(connection) = &mut state.connection {
             connection.fail(error);
+            // Writes of other calls were discarded, too: all work requests complete, which wakes a
+            // leader in every phase.
+            connection.flush_qp();
         }
+        self.process_completions(state);
     }
 
     fn is_in_use(state: &State) -> bool {

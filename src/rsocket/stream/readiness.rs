@@ -11,6 +11,7 @@ use crate::errno::Result;
 use crate::rsocket::poll_events::{IN, OUT};
 use crate::rsocket::pollable::{Pollable, Watchers};
 use crate::sys::event::Deadline;
+use crate::sys::unlocked;
 
 impl State {
     /// Returns all events that are pending.
@@ -68,7 +69,7 @@ impl Pollable for Stream {
     }
 
     fn is_locked_by_this_thread(&self) -> bool {
-        self.state.is_interrupted()
+        self.state.is_interrupted() || unlocked::is_used_here(self)
     }
 
     fn is_ready(&self, wanted: c_short) -> bool {

@@ -5,7 +5,9 @@
 #include "cases.h"
 #include "rscommon.h"
 
+#include <signal.h>
 #include <stdatomic.h>
+#include <sys/time.h>
 
 enum { MESSAGE = 100000, MESSAGES = 60, SMALL = 40, PEEKED = 30000, CLOSES = 12 };
 
@@ -151,10 +153,61 @@ static void closing_ends_all_calls(void)
 	}
 }
 
+static struct rspair other;
+static volatile unsigned handled, refused;
+
+/* Calls on the rsocket that the interrupted call uses may fail with EAGAIN; others work. */
+static void interrupt(int unused)
+{
+	struct pollfd entry = { .fd = pair.client, .events = POLLIN };
+	char byte = (char)unused;
+	int error = errno;
+
+	if (rpoll(&entry, 1, 0) == -1 && errno == EAGAIN)
+		refused++;
+	if (rsend(other.client, &byte, 1, MSG_DONTWAIT) == 1)
+		handled++;
+	errno = error;
+}
+
+static void handlers_use_other_rsockets(void)
+{
+	uint64_t bytes = (uint64_t)MESSAGES * (MESSAGE + SMALL);
+	struct itimerval often = { { .tv_usec = 1000 }, { .tv_usec = 1000 } }, never = { 0 };
+	struct sigaction action = { .sa_handler = interrupt, .sa_flags = SA_RESTART };
+	pthread_t threads[3];
+	sigset_t set;
+
+	EXPECT(rs_pair(&pair, AF_INET) && rs_pair(&other, AF_INET));
+	received_bytes[0] = received_bytes[1] = 0;
+	sigemptyset(&set);
+	sigaddset(&set, SIGALRM);
+	EXPECT(!sigaction(SIGALRM, &action, NULL) && !pthread_sigmask(SIG_BLOCK, &set, NULL));
+	start_thread(&threads[0], receive_some, 0);
+	start_thread(&threads[1], receive_some, 1);
+	start_thread(&threads[2], send_messages, 1);
+	EXPECT(!pthread_sigmask(SIG_UNBLOCK, &set, NULL) && !setitimer(ITIMER_REAL, &often, NULL));
+	send_messages((void *)0);
+	EXPECT(!setitimer(ITIMER_REAL, &never, NULL));
+	for (int i = 0; i < 3; i++)
+		EXPECT(!pthread_join(threads[i], NULL));
+	EXPECT(received_bytes[0] == bytes && received_bytes[1] == bytes);
+	printf("     %u calls of handlers, %u refused\n", handled, refused);
+	EXPECT(handled > 0);
+	for (unsigned i = 0; i < handled; i++) {
+		char byte;
+
+		EXPECT(rrecv(other.server, &byte, 1, MSG_DONTWAIT) == 1);
+	}
+	rs_pair_close(&pair);
+	rs_pair_close(&other);
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(everything_arrives_once);
+	CASE(handlers_use_other_rsockets);
 	CASE(closing_ends_all_calls);
 	return finish();
 }

@@ -43,14 +43,16 @@ fn connect(fd: c_int, inner: c_int, to: &Name) -> bool {
     }
 }
 
-/// Waits for the end of an attempt, no longer than until `limit`. A signal does not end it.
+/// Waits for the end of an attempt, at most half of the time until `limit`: the rest is left to TCP. A
+/// signal does not end it.
 pub fn wait(inner: c_int, to: &Name, limit: Option<&Deadline>) -> Result<(), Reason> {
     let mut fds = [pollfd { fd: inner, events: POLLOUT, revents: 0 }];
     let end = deadline();
-    match limit.filter(|limit| limit.left() < end.left()) {
+    let half = limit.map(|limit| Deadline::after((limit.left() / 2).max(1)));
+    match half.filter(|half| half.left() < end.left()) {
         None if tcp::poll(&mut fds, &end) => result(inner, to),
         None => expire(inner, to),
-        Some(limit) if tcp::poll(&mut fds, limit) => result(inner, to),
+        Some(half) if tcp::poll(&mut fds, &half) => result(inner, to),
         // The host had less time than others: nothing is remembered of it.
         Some(_) => abandon(inner, Reason::Silent),
     }

@@ -101,8 +101,8 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     }
     let reuses = option(fd, SOL_SOCKET, SO_REUSEPORT) != 0;
     if reuses && reuse::listeners_at(own.number()) > 1 {
-        // A listener of this process at the port is TCP's before a client comes by RDMA.
-        listen_at_port_by_tcp_only(own.number(), Reason::Reuse);
+        // A listener of this process in the group is TCP's before a client comes by RDMA.
+        listen_by_tcp_only_at(own.number(), Reason::Reuse, |listener| listener.reuses.load(SeqCst));
         return Err(Reason::Reuse);
     }
     if route::has_kernel_option(fd) {
@@ -305,14 +305,15 @@ pub fn hold(entry: Entry) {
 /// A process without this library has accepted a token that was sent to a port: another one will be
 /// accepted by it too, so the listeners there are TCP's only from now on.
 pub fn token_lost(port: u16) {
-    listen_at_port_by_tcp_only(port, Reason::Stranger);
+    listen_by_tcp_only_at(port, Reason::Stranger, |_| true);
 }
 
-/// The listeners of this process at a port are TCP's only from now on.
-fn listen_at_port_by_tcp_only(port: u16, reason: Reason) {
+/// Those listeners of this process at a port that `concerns` accepts are TCP's only from now on.
+fn listen_by_tcp_only_at(port: u16, reason: Reason, concerns: impl Fn(&Listener) -> bool) {
     let held = ACCEPTING.hold();
     let mut closed = false;
-    for listener in open().filter(|listener| listener.port() == port && listener.rsockets().next().is_some()) {
+    let at_port = open().filter(|listener| listener.port() == port && listener.rsockets().next().is_some());
+    for listener in at_port.filter(|listener| concerns(listener)) {
         listener.listen_by_tcp_only(reason);
         closed = true;
     }

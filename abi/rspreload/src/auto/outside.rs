@@ -36,8 +36,8 @@ pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
     })
 }
 
-/// A program that is about to be executed gets the connection of a number: its data is forwarded from
-/// now on. A program gets a listener as it is.
+/// A program that is about to be executed gets the connection of a number: its data is forwarded
+/// from now on. A program gets a listener as it is.
 pub fn give_to_program(fd: c_int) {
     let Some(entry) = table::get(fd) else { return };
     errno::keeping(|| match entry.kind {
@@ -46,6 +46,7 @@ pub fn give_to_program(fd: c_int) {
             log::not_given(fd);
         }
         Kind::Forwarded => use_forwarded(entry),
+        Kind::Connecting if !process::is_guest() => slots::stay_tcp(entry),
         _ => {}
     });
 }

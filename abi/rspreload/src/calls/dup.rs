@@ -32,10 +32,11 @@ fn copy(entry: Option<Entry>, next: impl FnOnce() -> c_int) -> c_int {
 }
 
 fn copy_entry(entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
-    before_copy(entry);
     if process::is_guest() {
         let copy = next();
-        auto::guest_copies(copy, entry);
+        if copy >= 0 {
+            auto::guest_copies(copy, entry);
+        }
         return copy;
     }
     if entry.kind == Kind::Connecting {
@@ -55,12 +56,15 @@ fn copy_entry(entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
         return errno::fail(why);
     }
     fds::put(new, copy);
+    if entry.kind == Kind::Forwarded && errno::keeping(|| open_fds::is_inheritable(new)) {
+        is_given(entry);
+    }
     new
 }
 
-/// A child of fork(2) that copies a connection is usually about to execute a program, which may only
-/// read: its data is forwarded from now on.
-fn before_copy(entry: Entry) {
+/// A child of fork(2) that copies a connection is usually about to execute a program, which may
+/// only read: its data is forwarded from now on.
+fn is_given(entry: Entry) {
     if entry.kind == Kind::Forwarded {
         auto::use_forwarded(entry);
     }
@@ -88,7 +92,7 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
     }
     let source = fds::current_entry(old);
     if let Some(source) = source {
-        before_copy(source);
+        is_given(source);
     }
     if fds::current_entry(new).is_none() && fds::is_library(new) {
         // The kernel's error for a number that is being opened.

@@ -34,7 +34,8 @@ pub struct RdmaWrite {
     pub signaled: bool,
 }
 
-// SAFETY: the call that collects a write posts it, in the same thread.
+// SAFETY: a write that refers to the program's memory is collected and posted by one call, in its
+// thread (`Connection::post_or_collect`). Others refer to registered memory only.
 unsafe impl Send for RdmaWrite {}
 
 impl RdmaWrite {

@@ -280,6 +280,8 @@ impl Connection {
 
     #[inline]
     pub(super) fn post_or_collect(&mut self, write: RdmaWrite) -> Result<()> {
+        // Another call posts the write: it must not refer to the program's memory.
+        debug_assert!(!self.outbox.is_posting() || write.source.is_none() && !write.inline);
         if self.outbox.is_open() { self.outbox.add(write) } else { self.qp.send_queue().post(write) }
     }
 
