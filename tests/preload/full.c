@@ -358,27 +358,21 @@ static const char *vectors(void)
 static int (*volatile plain_dprintf)(int fd, const char *format, ...) = dprintf;
 static int (*volatile plain_vdprintf)(int fd, const char *format, va_list list) = vdprintf;
 
-static int by_plain_vdprintf(int fd, const char *format, ...)
-{
-	va_list list;
-	int result;
+/* NAME formats by FUNCTION, which takes a list. */
+#define FORMATS_BY(name, function)                        \
+	static int name(int fd, const char *format, ...)   \
+	{                                                  \
+		va_list list;                              \
+		int result;                                \
+                                                           \
+		va_start(list, format);                    \
+		result = function(fd, format, list);       \
+		va_end(list);                              \
+		return result;                             \
+	}
 
-	va_start(list, format);
-	result = plain_vdprintf(fd, format, list);
-	va_end(list);
-	return result;
-}
-
-static int by_vdprintf(int fd, const char *format, ...)
-{
-	va_list list;
-	int result;
-
-	va_start(list, format);
-	result = vdprintf(fd, format, list);
-	va_end(list);
-	return result;
-}
+FORMATS_BY(by_plain_vdprintf, plain_vdprintf)
+FORMATS_BY(by_vdprintf, vdprintf)
 
 /* Numbers of all kinds, more of them than there are registers; a text that fills the socket's buffers. */
 static const char *formatted(void)

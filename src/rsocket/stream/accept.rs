@@ -116,7 +116,9 @@ impl Stream {
         if !listening.may_answer(is_drained) {
             return;
         }
-        if let Some(time) = listening.next_eviction(Instant::now()).filter(|_| listening.has_waiting()) {
+        if listening.has_waiting()
+            && let Some(time) = listening.next_eviction(Instant::now())
+        {
             return reactor::set_timer(key, Some(time));
         }
         let is_pending = |(request, _): &(Request, ConnData)| request.is_pending();

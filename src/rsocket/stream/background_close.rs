@@ -182,7 +182,7 @@ impl Stream {
             connection.flush_qp();
             return state.schedule_check();
         }
-        if state.connection.as_ref().is_some_and(|connection| connection.is_in_use()) {
+        if state.is_in_use() {
             return state.schedule_check();
         }
         state.phase = Phase::Closed;

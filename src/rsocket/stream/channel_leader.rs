@@ -331,11 +331,16 @@ pub(super) fn wait_for_no_leader<'a, S: EventSource>(
         if S::leadership(&mut state).is_some_and(|leadership| leadership.is_leader(S::this_thread())) {
             return Err(state);
         }
-        let count = stream.changed().count();
-        drop(state);
-        // The loop repeats an interrupted wait.
-        let _: std::result::Result<(), Errno> = stream.changed().wait(count, None);
-        state = stream.lock();
+        state = wait_for_change(stream, state);
     }
     Ok(state)
+}
+
+/// Waits for a change, or for less: the caller checks its condition in a loop, which repeats an
+/// interrupted wait.
+pub(super) fn wait_for_change<'a, S: EventSource>(stream: &'a S, state: Guard<'a, S>) -> Guard<'a, S> {
+    let count = stream.changed().count();
+    drop(state);
+    let _: Result<()> = stream.changed().wait(count, None);
+    stream.lock()
 }

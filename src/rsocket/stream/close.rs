@@ -294,9 +294,9 @@ impl Stream {
 
     /// Flushes a stream in the background when the process exits without rclose(3); the stream
     /// itself stays. Does nothing while a call holds the lock, or uses the connection without it: a
-    /// signal handler that exits may have interrupted that call. Unless `all` is set, flushes only streams that hold data, and iWARP
-    /// streams that the program has shut down, whose data would otherwise be lost with the
-    /// connection.
+    /// signal handler that exits may have interrupted that call. Unless `all` is set, flushes only
+    /// streams that hold data, and iWARP streams that the program has shut down, whose data would
+    /// otherwise be lost with the connection.
     pub fn flush_on_exit(&self, all: bool) {
         if !self.owner.is_this_process() {
             return;

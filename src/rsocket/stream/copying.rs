@@ -9,8 +9,7 @@ use std::slice;
 use libc::iovec;
 
 use super::connection::parts;
-use super::{Guard, State, Stream};
-use crate::errno::Result;
+use super::{Guard, State, Stream, channel_leader};
 use crate::sys::unlocked::Use;
 
 /// Fewer bytes are copied under the lock: giving it back and taking it again would take longer.
@@ -30,11 +29,7 @@ impl Stream {
     pub(super) fn wait_for_reader<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
         while let Some(connection) = state.connection.as_mut().filter(|connection| connection.is_being_read()) {
             connection.await_reader();
-            let count = self.changed.count();
-            drop(state);
-            // The loop repeats an interrupted wait.
-            let _: Result<()> = self.changed.wait(count, None);
-            state = self.lock();
+            state = channel_leader::wait_for_change(self, state);
         }
         state
     }

@@ -48,18 +48,13 @@ impl Stream {
             return Err(false);
         }
         let Some(connection) = state.connection.as_deref_mut() else { return Err(false) };
-        if connection.turn_to_receive(thread)
-            || connection.is_in_use() && (connection.is_being_read() || unlocked::is_used_here(self))
-        {
+        if connection.turn_to_receive(thread) || connection.is_in_use() && unlocked::is_used_here(self) {
             return Err(false);
         }
         // Poll for new data, unless the buffered data is enough for the whole call.
         let available = connection.available();
         if available < len as u64 && !self.process_completions(state) && available == 0 {
             return Err(true);
-        }
-        if state.reads_unlocked(len) {
-            return Err(false);
         }
         // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller, and not NULL.
         unsafe { state.read_available(start, len) }.ok_or(false)
@@ -81,11 +76,8 @@ impl Stream {
                 Err(done) => return Ok(done),
             }
         }
-        if !state.is_being_read()
-            && !state.reads_unlocked(buffer.iov_len)
-            // SAFETY: the buffer is writable: guaranteed by the caller.
-            && let Some(done) = unsafe { state.read_available(buffer.iov_base.cast(), buffer.iov_len) }
-        {
+        // SAFETY: the buffer is writable: guaranteed by the caller.
+        if let Some(done) = unsafe { state.read_available(buffer.iov_base.cast(), buffer.iov_len) } {
             return Ok(done);
         }
         // SAFETY: as above.
@@ -481,13 +473,17 @@ impl State {
         if peek { available.saturating_sub(done as u64) } else { available }
     }
 
-    /// Reads buffered data, at most `len` bytes. Returns `None` if there is none.
+    /// Reads buffered data, at most `len` bytes. Returns `None` if there is none, or if it is copied
+    /// without the lock.
     ///
     /// # Safety
     /// `start` is writable for `len` bytes.
     #[inline]
     unsafe fn read_available(&mut self, start: *mut u8, len: usize) -> Option<usize> {
         let connection = self.connection.as_deref_mut()?;
+        if connection.is_being_read() || connection.reads_unlocked(len) {
+            return None;
+        }
         let len = len.min(usize::try_from(connection.available()).unwrap_or(usize::MAX));
         if len == 0 {
             return None;

@@ -209,7 +209,7 @@ impl Stream {
     /// Returns whether the caller is a signal handler that interrupted a call of this thread while
     /// it used the connection without the lock.
     fn is_in_use_here(&self, state: &State) -> bool {
-        state.connection.as_ref().is_some_and(|connection| connection.is_in_use()) && unlocked::is_used_here(self)
+        state.is_in_use() && unlocked::is_used_here(self)
     }
 
     /// Notifies all waiting threads of a change that raises no event in a completion channel.

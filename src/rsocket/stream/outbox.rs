@@ -6,10 +6,10 @@
 //! control has reserved them, and copies and posts them without it. Writes of other calls are
 //! collected behind them meanwhile, and posted by the same thread.
 //!
-//! As with [`channel_leader`](super::channel_leader), everything outside of this logic is behind a
+//! As with [`channel_leader`], everything outside of this logic is behind a
 //! trait, and the logic is model-checked.
 
-use super::channel_leader::{EventSource, LockGuard};
+use super::channel_leader::{self, EventSource, LockGuard};
 use crate::errno::{Errno, Result};
 use crate::sys::unlocked::Use;
 
@@ -163,11 +163,7 @@ fn post_all<'a, S: Posts>(stream: &'a S, mut state: Guard<'a, S>, queue: S::Queu
 /// thread begins to.
 pub(super) fn wait_until_unused<'a, S: Posts>(stream: &'a S, mut state: Guard<'a, S>) -> Guard<'a, S> {
     while S::is_in_use(&state) {
-        let count = stream.changed().count();
-        drop(state);
-        // The loop repeats an interrupted wait.
-        let _: Result<()> = stream.changed().wait(count, None);
-        state = stream.lock();
+        state = channel_leader::wait_for_change(stream, state);
     }
     state
 }

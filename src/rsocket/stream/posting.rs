@@ -5,6 +5,13 @@ use super::outbox::{Outbox, Posts};
 use super::{State, Stream};
 use crate::errno::{Errno, Result};
 
+impl State {
+    /// Returns whether a thread uses the connection without the lock.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.is_in_use())
+    }
+}
+
 impl Posts for Stream {
     type Write = RdmaWrite;
     type Queue = SendQueue;
@@ -41,7 +48,7 @@ impl Posts for Stream {
     }
 
     fn is_in_use(state: &State) -> bool {
-        state.connection.as_ref().is_some_and(|connection| connection.is_in_use())
+        state.is_in_use()
     }
 
     fn is_closing(state: &State) -> bool {

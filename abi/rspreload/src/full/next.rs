@@ -121,13 +121,19 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
 /// # Safety
 /// The C contract of the call.
 pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-    let found = slot_fdopen.get();
-    if found.is_null() {
-        errno::set(ENOSYS);
-        return core::ptr::null_mut();
-    }
+    let Some(found) = available(&slot_fdopen) else { return core::ptr::null_mut() };
     // SAFETY: a function of this name has this type; the arguments are the caller's.
     unsafe { mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int, *const c_char) -> *mut FILE>(found)(fd, mode) }
+}
+
+/// Returns a function of the C library, or sets errno to ENOSYS.
+fn available(slot: &Next) -> Option<*mut c_void> {
+    let found = slot.get();
+    if found.is_null() {
+        errno::set(ENOSYS);
+        return None;
+    }
+    Some(found)
 }
 
 /// The program's own popen.
@@ -135,11 +141,7 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
 /// # Safety
 /// The C contract of the call.
 pub unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
-    let found = slot_popen.get();
-    if found.is_null() {
-        errno::set(ENOSYS);
-        return core::ptr::null_mut();
-    }
+    let Some(found) = available(&slot_popen) else { return core::ptr::null_mut() };
     // SAFETY: a function of this name has this type; the arguments are the caller's.
     unsafe {
         let call: unsafe extern "C" fn(*const c_char, *const c_char) -> *mut FILE = mem::transmute(found);

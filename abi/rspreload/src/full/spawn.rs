@@ -9,34 +9,28 @@ use libc::{FILE, pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 use super::next;
 use crate::auto;
 
-/// posix_spawn(3).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn posix_spawn(
-    child: *mut pid_t,
-    path: *const c_char,
-    actions: *const posix_spawn_file_actions_t,
-    attributes: *const posix_spawnattr_t,
-    arguments: *const *mut c_char,
-    environment: *const *mut c_char,
-) -> c_int {
-    auto::before_spawn();
-    // SAFETY: the C contract.
-    unsafe { next::posix_spawn(child, path, actions, attributes, arguments, environment) }
+macro_rules! spawns {
+    ($($name:ident;)*) => {$(
+        #[doc = concat!(stringify!($name), "(3).")]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub unsafe extern "C" fn $name(
+            child: *mut pid_t,
+            program: *const c_char,
+            actions: *const posix_spawn_file_actions_t,
+            attributes: *const posix_spawnattr_t,
+            arguments: *const *mut c_char,
+            environment: *const *mut c_char,
+        ) -> c_int {
+            auto::before_spawn();
+            // SAFETY: the C contract.
+            unsafe { next::$name(child, program, actions, attributes, arguments, environment) }
+        }
+    )*};
 }
 
-/// posix_spawnp(3).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn posix_spawnp(
-    child: *mut pid_t,
-    file: *const c_char,
-    actions: *const posix_spawn_file_actions_t,
-    attributes: *const posix_spawnattr_t,
-    arguments: *const *mut c_char,
-    environment: *const *mut c_char,
-) -> c_int {
-    auto::before_spawn();
-    // SAFETY: the C contract.
-    unsafe { next::posix_spawnp(child, file, actions, attributes, arguments, environment) }
+spawns! {
+    posix_spawn;
+    posix_spawnp;
 }
 
 /// posix_spawn_file_actions_adddup2(3): the executed program will have `old`, which is forwarded

@@ -226,7 +226,7 @@ impl Connection {
     /// As [`send`](Self::send), for several buffers. Sends as few messages as for one buffer.
     pub fn send_gathered(&mut self, data: Gather<'_>, begun: bool) -> Result<usize> {
         let mut collected = [const { MaybeUninit::uninit() }; MAX_COLLECTED];
-        if self.fits_inline(data.size())
+        if data.size() <= self.send.inline_limit as usize
             && !self.outbox.is_open()
             && let Some(bytes) = data.collect(&mut collected)
         {

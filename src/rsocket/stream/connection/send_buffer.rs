@@ -120,7 +120,8 @@ impl SendBuffer {
         Ok(sg_list(region, offset, [first, wrapped.size()]))
     }
 
-    /// Returns the scatter/gather list of `len` bytes that were copied from `offset` on, or will be.
+    /// Returns the scatter/gather list of `len` bytes that were copied from `offset` on, or will
+    /// be.
     pub fn filled(&mut self, qp: &QueuePair, offset: u32, len: u32) -> Result<[Sge; 2]> {
         let first = len.min(self.size - offset);
         Ok(sg_list(self.region(qp)?, offset as usize, [first as usize, (len - first) as usize]))
