@@ -18,6 +18,7 @@ use crate::sys::clock;
 use crate::sys::event::KernelEpoll;
 use crate::sys::library_fds::{self, OwnFd};
 use crate::sys::owner::Owner;
+use crate::sys::signals;
 
 /// An object with a descriptor or a timer in the reactor.
 pub trait Service: Send + Sync {
@@ -31,6 +32,8 @@ pub trait Service: Send + Sync {
     fn second_is_readable(self: Arc<Self>) -> bool {
         true
     }
+    /// [`call_soon`] has requested this call.
+    fn called(self: Arc<Self>) {}
 }
 
 /// Identifies a registration. Never used twice.
@@ -83,6 +86,8 @@ struct Registration {
     paused: bool,
     /// Whether the second descriptor will be watched after a while.
     watch_is_due: bool,
+    /// Whether the service will be called.
+    call_is_due: bool,
     /// Number of times in a row that the service was busy.
     busy: u32,
 }
@@ -95,6 +100,8 @@ enum Timer {
     Resumes,
     /// The second descriptor is watched.
     Watches,
+    /// The service is called.
+    Calls,
 }
 
 /// Time until a service that was busy is called again. It doubles each time, up to 64 milliseconds.
@@ -102,7 +109,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(1);
 const BUSY_DOUBLINGS: u32 = 6;
 
 /// Number of kinds of timers.
-const TIMERS: usize = 3;
+const TIMERS: usize = 4;
 
 /// Duration of the longest iteration since the last query, in microseconds.
 static LONGEST_ITERATION: AtomicU64 = AtomicU64::new(0);
@@ -122,8 +129,16 @@ pub fn register(fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
     let missing = (TIMERS * (reactor.registrations.len() + 1)).saturating_sub(reactor.timers.len());
     reactor.timers.try_reserve(missing).map_err(|_| Errno::ENOMEM)?;
     reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, readable(key))?;
-    let registration =
-        Registration { fd, second: None, service, expires: None, paused: false, watch_is_due: false, busy: 0 };
+    let registration = Registration {
+        fd,
+        second: None,
+        service,
+        expires: None,
+        paused: false,
+        watch_is_due: false,
+        call_is_due: false,
+        busy: 0,
+    };
     reactor.registrations.insert(key, registration);
     Ok(key)
 }
@@ -133,7 +148,7 @@ pub fn unregister(key: Key) {
     let mut guard = lock();
     let Some(reactor) = guard.as_mut() else { return };
     let Some(registration) = reactor.registrations.remove(&key) else { return };
-    if registration.expires.is_some() || registration.paused || registration.watch_is_due {
+    if registration.expires.is_some() || registration.paused || registration.watch_is_due || registration.call_is_due {
         reactor.timers.retain(|&(_, timer, _)| timer != key);
     }
     if reactor.is_usable() {
@@ -202,6 +217,18 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
     registration.busy = 0;
     reactor.watch_second_later(key, delay);
     Ok(())
+}
+
+/// Makes the thread call [`Service::called`] as soon as it can. Returns whether it will. Does not
+/// allocate.
+pub fn call_soon(key: Key) -> bool {
+    let mut guard = lock();
+    let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable()) else { return false };
+    let Some(registration) = reactor.registrations.get_mut(&key) else { return false };
+    if !std::mem::replace(&mut registration.call_is_due, true) {
+        reactor.insert(Instant::now(), key, Timer::Calls);
+    }
+    true
 }
 
 /// Disables a descriptor for `time`: its events cannot be handled now, and other services must not
@@ -384,6 +411,7 @@ fn spawn(number: usize) -> Result<()> {
 }
 
 extern "C" fn main(number: *mut c_void) -> *mut c_void {
+    signals::never_run_here();
     run(number as usize);
     std::ptr::null_mut()
 }
@@ -411,8 +439,8 @@ fn run(number: usize) {
         }
         // A service may set its timer again: that one is for the next turn, after other events.
         let due = Instant::now();
-        while let Some((key, service)) = next_expired(due) {
-            service.expired(key);
+        while let Some((key, service, kind)) = next_expired(due) {
+            if kind == Timer::Calls { service.called() } else { service.expired(key) }
         }
         let iteration = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
         LONGEST_ITERATION.fetch_max(iteration, Ordering::Relaxed);
@@ -448,8 +476,8 @@ fn retry_second(key: Key) {
     reactor.watch_second_later(key, pause);
 }
 
-/// Takes a timer that had expired at `due`.
-fn next_expired(due: Instant) -> Option<(Key, Arc<dyn Service>)> {
+/// Takes a timer that had expired at `due` and is for the service.
+fn next_expired(due: Instant) -> Option<(Key, Arc<dyn Service>, Timer)> {
     let mut guard = lock();
     let reactor = guard.as_mut()?;
     loop {
@@ -461,10 +489,14 @@ fn next_expired(due: Instant) -> Option<(Key, Arc<dyn Service>)> {
         match kind {
             Timer::Resumes => reactor.resume(key),
             Timer::Watches => reactor.watch_now(key),
-            Timer::Expires => {
+            Timer::Expires | Timer::Calls => {
                 let registration = reactor.registrations.get_mut(&key)?;
-                registration.expires = None;
-                return Some((key, Arc::clone(&registration.service)));
+                if kind == Timer::Expires {
+                    registration.expires = None;
+                } else {
+                    registration.call_is_due = false;
+                }
+                return Some((key, Arc::clone(&registration.service), kind));
             }
         }
     }

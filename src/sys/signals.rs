@@ -1,9 +1,10 @@
-//! Determines whether an interrupted call continues.
+//! Determines whether an interrupted call continues, and whether a signal handler may be running.
 //!
 //! recv(2) and similar calls continue after a signal whose handler was installed with SA_RESTART,
 //! and fail with EINTR after any other. A call that sleeps in poll(2) is interrupted by both kinds,
 //! and the kernel does not say which one it was.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::mem::zeroed;
 use std::ptr;
@@ -36,4 +37,59 @@ fn handler_flags(signal: c_int) -> Option<c_int> {
 
 fn restarts(flags: c_int) -> bool {
     flags & SA_RESTART != 0
+}
+
+thread_local! {
+    /// The thread is the library's own: no handler runs in it, although it blocks signals.
+    static HAS_NO_HANDLERS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Declares that no signal handler runs in the calling thread.
+pub fn never_run_here() {
+    HAS_NO_HANDLERS.set(true);
+}
+
+/// Returns whether the calling thread may be running a signal handler, which may have interrupted
+/// malloc(3): it blocks a signal, as handlers do unless they were installed with SA_NODEFER. Makes
+/// one system call.
+pub fn may_be_in_handler() -> bool {
+    if HAS_NO_HANDLERS.get() {
+        return false;
+    }
+    // SAFETY: all zeros are a valid value.
+    let mut blocked: libc::sigset_t = unsafe { zeroed() };
+    // SAFETY: only reads the mask, into a live variable.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), &raw mut blocked) };
+    // SAFETY: a live set, and numbers of signals.
+    (1..=libc::SIGRTMAX()).any(|signal| unsafe { libc::sigismember(&raw const blocked, signal) } == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(how: c_int) {
+        // SAFETY: the set is a live variable; the mask is that of this thread.
+        unsafe {
+            let mut signals = zeroed();
+            libc::sigemptyset(&raw mut signals);
+            libc::sigaddset(&raw mut signals, libc::SIGUSR2);
+            libc::pthread_sigmask(how, &raw const signals, ptr::null_mut());
+        }
+    }
+
+    #[test]
+    fn handlers_block_signals() {
+        let run = || {
+            assert!(!may_be_in_handler());
+            block(libc::SIG_BLOCK);
+            assert!(may_be_in_handler());
+            block(libc::SIG_UNBLOCK);
+            assert!(!may_be_in_handler());
+            block(libc::SIG_BLOCK);
+            never_run_here();
+            assert!(!may_be_in_handler());
+        };
+        std::thread::spawn(run).join().unwrap();
+    }
 }

@@ -16,6 +16,7 @@ mod control;
 mod gather;
 mod hold;
 mod post;
+mod postponed;
 mod receive;
 mod receive_rings;
 mod send;
@@ -40,6 +41,7 @@ use crate::sys::rc::{CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, 
 pub(super) use gather::{Gather, MAX_COLLECTED, parts};
 use post::QueuePair;
 pub(super) use post::{RdmaWrite, SendQueue};
+use postponed::Postponed;
 use receive::ReceiveSide;
 use send::SendSide;
 use send_buffer::SendBuffer;
@@ -166,6 +168,7 @@ pub(super) struct Connection {
     failed: Option<Errno>,
     /// Writes to be posted without the stream's lock.
     outbox: Outbox<RdmaWrite>,
+    postponed: Postponed,
     /// The connection in the table for rsstat(8).
     entry: Option<socket_table::Entry>,
 }
@@ -248,6 +251,7 @@ impl Unconnected {
             channel: self.channel,
             failed: None,
             outbox: Outbox::new(),
+            postponed: Postponed::default(),
             entry: None,
         })
     }

@@ -38,7 +38,18 @@ impl<W: Copy> Outbox<W> {
     /// is the largest number of writes that can be outstanding. Without memory for them, or while
     /// another thread posts, it does nothing.
     pub fn begin(&mut self, capacity: usize) {
-        self.collects = !self.posting && self.writes.try_reserve_exact(capacity).is_ok();
+        self.collects = !self.posting && self.reserve(capacity).is_ok();
+    }
+
+    /// Allocates memory for `capacity` writes in all.
+    pub fn reserve(&mut self, capacity: usize) -> Result<()> {
+        let missing = capacity.saturating_sub(self.writes.len());
+        self.writes.try_reserve_exact(missing).map_err(|_| Errno::ENOMEM)
+    }
+
+    /// Returns whether there is memory for `capacity` writes in all.
+    pub fn has_capacity(&self, capacity: usize) -> bool {
+        self.writes.capacity() >= capacity
     }
 
     /// Returns whether the call that holds the lock collects its own writes.

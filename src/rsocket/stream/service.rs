@@ -47,6 +47,15 @@ impl Service for Stream {
     fn second_is_readable(self: Arc<Self>) -> bool {
         held::channel_is_readable(&*self)
     }
+
+    fn called(self: Arc<Self>) {
+        let mut state = self.lock();
+        if let Some(connection) = &mut state.connection {
+            connection.catch_up();
+        }
+        // Catching up may have failed, or have made space.
+        self.process_completions(&mut state);
+    }
 }
 
 impl Stream {

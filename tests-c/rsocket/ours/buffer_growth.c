@@ -6,6 +6,7 @@
 #include "rscommon.h"
 
 #include <grp.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -95,6 +96,16 @@ static void grows_and_goes(void)
 	printf("     %ld kB pinned before, %ld after %zu kB\n", before, pinned_kb(), received >> 10);
 	rs_pair_close(&pair);
 	EXPECT(pinned_kb() == nothing);
+}
+
+/* In threads that may be running signal handlers, which must not allocate. */
+static void grows_where_signals_are_blocked(void)
+{
+	sigset_t signals;
+
+	EXPECT(!sigemptyset(&signals) && !sigaddset(&signals, SIGUSR2));
+	EXPECT(!pthread_sigmask(SIG_BLOCK, &signals, NULL));
+	grows_and_goes();
 }
 
 static void shrinks_when_slow(void)
@@ -214,6 +225,7 @@ int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(grows_and_goes);
+	CASE(grows_where_signals_are_blocked);
 	CASE(shrinks_when_slow);
 	CASE(chosen_sizes_stay);
 	CASE(limit_of_none);

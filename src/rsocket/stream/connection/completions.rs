@@ -182,7 +182,7 @@ impl Connection {
                 break;
             }
         }
-        self.send.drop_old_buffer();
+        self.send.drop_old_buffer(&mut self.postponed);
     }
 
     /// Polls the send CQ in the middle of a call; the next [`process`](Self::process) notifies the

@@ -82,7 +82,10 @@ impl Connection {
     #[inline(never)]
     fn send_credit_updates_now(&mut self) {
         while self.failed.is_none() && self.receive.flow.wants_credit_update() && self.has_control() {
-            self.receive.resize(&self.qp);
+            if !self.receive.resize(&self.qp, &mut self.postponed) {
+                // The reactor sends the update.
+                return;
+            }
             let Some(update) = self.receive.flow.next_credit_update() else { return };
             // Post the receives before granting credits for them.
             let posted = self.receive.post_receives(&self.qp);

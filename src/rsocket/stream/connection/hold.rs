@@ -11,7 +11,7 @@ use super::gather::Source;
 use crate::sys::event;
 
 /// Bytes of the message for which the send buffer is allocated if small messages need it first.
-const HOLD_BUFFER: usize = 1 << 16;
+pub(super) const HOLD_BUFFER: usize = 1 << 16;
 
 impl Connection {
     /// Sets TCP_NODELAY.
@@ -74,6 +74,10 @@ impl Connection {
             return false;
         }
         if self.send.buffer.is_missing() {
+            if self.postponed.begin() {
+                self.postponed.hold_buffer = true;
+                return false;
+            }
             self.send.provide_buffer(&self.qp, HOLD_BUFFER);
         }
         let Some(offset) = self.send.flow.plan_hold(data.size()) else { return false };

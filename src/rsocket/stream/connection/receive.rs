@@ -290,7 +290,7 @@ impl Connection {
     #[inline]
     pub fn take(&mut self, len: u64) {
         if let Some(ring) = self.receive.flow.take(len) {
-            self.receive.rings.release(ring);
+            self.receive.rings.release(ring, &mut self.postponed);
         }
         self.count_read(len);
         self.send_credit_updates();

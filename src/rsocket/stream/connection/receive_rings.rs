@@ -3,6 +3,7 @@
 
 use super::RemoteMemory;
 use super::post::QueuePair;
+use super::postponed::Postponed;
 use super::receive::ReceiveSide;
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::Resize;
@@ -48,6 +49,10 @@ impl Grown {
 pub(super) struct Rings {
     rings: [RemoteMemory; 2],
     grown: [Option<Grown>; 2],
+    /// The ring's memory is not used any more, and the reactor has to free it.
+    released: [bool; 2],
+    /// The next size, which the reactor has to provide.
+    postponed: Option<Resize>,
     /// The first ring, which is never freed. It is a small one if it has not the full size.
     first: RemoteMemory,
     first_size: u32,
@@ -61,7 +66,17 @@ pub(super) struct Rings {
 impl Rings {
     pub fn new(first: RemoteMemory, first_size: u32, full_size: u32, may_grow: bool) -> Rings {
         let rings = [first; 2];
-        Rings { rings, grown: [None, None], first, first_size, full_size, size: first_size, may_grow }
+        Rings {
+            rings,
+            grown: [None, None],
+            released: [false; 2],
+            postponed: None,
+            first,
+            first_size,
+            full_size,
+            size: first_size,
+            may_grow,
+        }
     }
 
     /// Prepares memory for the ring that replaces a small one.
@@ -99,31 +114,57 @@ impl Rings {
     fn add(&mut self, ring: usize, memory: RemoteMemory, grown: Option<Grown>, size: u32) {
         self.rings[ring & 1] = memory;
         self.grown[ring & 1] = grown;
+        self.released[ring & 1] = false;
         self.size = size;
     }
 
     /// Frees a ring that is not used any more.
     #[cold]
-    pub fn release(&mut self, ring: usize) {
-        self.grown[ring & 1] = None;
+    pub fn release(&mut self, ring: usize, postponed: &mut Postponed) {
+        let ring = ring & 1;
+        if self.grown[ring].is_some() && postponed.begin() {
+            self.released[ring] = true;
+        } else {
+            self.grown[ring] = None;
+        }
+    }
+
+    /// Frees the rings that were released by a call that could not free them.
+    pub fn free_released(&mut self) {
+        for (grown, released) in self.grown.iter_mut().zip(&mut self.released) {
+            if std::mem::take(released) {
+                *grown = None;
+            }
+        }
     }
 }
 
 impl ReceiveSide {
     /// Switches to a ring of another size if the flow control requests that. Called before half a
-    /// ring is advertised.
-    pub fn resize(&mut self, qp: &QueuePair) {
+    /// ring is advertised. Returns false if the reactor has to do it.
+    pub fn resize(&mut self, qp: &QueuePair, postponed: &mut Postponed) -> bool {
         if self.rings.is_fixed() {
-            return;
+            return true;
         }
         if self.rings.size > self.rings.first_size && growth_budget::is_needed() && self.flow.can_add_ring() {
-            return self.use_first_ring();
+            let is_now = !postponed.begin();
+            if is_now {
+                self.use_first_ring();
+            }
+            return is_now;
         }
-        match self.flow.resize_request(clock::monotonic_ms) {
+        let earlier = self.rings.postponed.take().filter(|_| self.flow.can_add_ring());
+        let request = earlier.unwrap_or_else(|| self.flow.resize_request(clock::monotonic_ms));
+        if request != Resize::Keep && postponed.begin() {
+            self.rings.postponed = Some(request);
+            return false;
+        }
+        match request {
             Resize::Keep => {}
             Resize::Grow => self.grow(qp),
             Resize::Shrink => self.shrink(qp),
         }
+        true
     }
 
     fn grow(&mut self, qp: &QueuePair) {

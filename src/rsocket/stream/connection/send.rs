@@ -297,8 +297,17 @@ impl Connection {
     #[inline]
     pub fn begin_collecting(&mut self, len: usize) {
         if self.send.is_shared && len >= LARGE {
-            self.outbox.begin(self.send.flow.max_outstanding());
+            self.begin_collecting_now();
         }
+    }
+
+    fn begin_collecting_now(&mut self) {
+        let capacity = self.send.flow.max_outstanding();
+        if !self.outbox.has_capacity(capacity) && self.postponed.begin() {
+            self.postponed.outbox = true;
+            return;
+        }
+        self.outbox.begin(capacity);
     }
 
     /// Returns whether a thread posts or copies received data without the lock.
@@ -322,10 +331,10 @@ impl Connection {
                 self.reap_send_cq();
             }
             if self.send.buffer.is_small() || self.send.flow.is_buffer_limited(len) {
-                self.send.grow_buffer(&self.qp);
+                self.send.grow_buffer(&self.qp, &mut self.postponed);
             }
         } else if self.send.flow.is_underused() {
-            self.send.shrink_buffer(&self.qp);
+            self.send.shrink_buffer(&self.qp, &mut self.postponed);
         }
     }
 

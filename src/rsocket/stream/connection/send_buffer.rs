@@ -3,9 +3,11 @@
 
 use super::gather::Source;
 use super::post::QueuePair;
+use super::postponed::Postponed;
 use super::receive_rings::{self, Grown};
 use super::send::SendSide;
 use crate::errno::Result;
+use crate::rsocket::flow::Resize;
 use crate::rsocket::growth_budget;
 use crate::sys::rc::{MemoryRegion, Sge};
 
@@ -154,12 +156,16 @@ impl SendSide {
     }
 
     /// Counts that the buffer has limited the stream, and grows the buffer if it did so repeatedly.
-    pub fn grow_buffer(&mut self, qp: &QueuePair) {
+    pub fn grow_buffer(&mut self, qp: &QueuePair, postponed: &mut Postponed) {
         let buffer = &mut self.buffer;
         let Some(size) = buffer.larger() else { return };
         buffer.limited += 1;
         let limit = if buffer.is_small() { 1 } else { GROW_AFTER };
         if buffer.limited < limit << buffer.refused.min(16) {
+            return;
+        }
+        if postponed.begin() {
+            postponed.send_buffer = Some(Resize::Grow);
             return;
         }
         buffer.limited = 0;
@@ -171,21 +177,23 @@ impl SendSide {
         match memory {
             Some(memory) => {
                 buffer.refused = 0;
-                self.replace_buffer(memory, size);
+                self.replace_buffer(memory, size, postponed);
             }
             None => buffer.refused += 1,
         }
     }
 
     /// Returns to the first size from a larger one that was not needed for a while.
-    pub fn shrink_buffer(&mut self, qp: &QueuePair) {
+    pub fn shrink_buffer(&mut self, qp: &QueuePair, postponed: &mut Postponed) {
         let buffer = &mut self.buffer;
         let size = buffer.first_size;
-        if buffer.size > size
-            && buffer.old.is_none()
-            && let Ok(memory) = allocate(qp, size)
-        {
-            self.replace_buffer(memory, size);
+        if buffer.size <= size || buffer.old.is_some() {
+            return;
+        }
+        if postponed.begin() {
+            postponed.send_buffer = Some(Resize::Shrink);
+        } else if let Ok(memory) = allocate(qp, size) {
+            self.replace_buffer(memory, size, postponed);
         }
     }
 
@@ -200,18 +208,19 @@ impl SendSide {
         }
     }
 
-    fn replace_buffer(&mut self, memory: Memory, size: u32) {
+    fn replace_buffer(&mut self, memory: Memory, size: u32, postponed: &mut Postponed) {
         let last_wr_id = self.flow.replace_buffer(size);
         let old = self.buffer.memory.replace(memory);
         self.buffer.size = size;
         self.buffer.old = old.map(|old| (old, last_wr_id));
-        self.drop_old_buffer();
+        self.drop_old_buffer(postponed);
     }
 
     /// Frees the previous buffer if no outstanding work request uses it.
-    pub fn drop_old_buffer(&mut self) {
+    pub fn drop_old_buffer(&mut self, postponed: &mut Postponed) {
         if let Some((_, wr_id)) = self.buffer.old
             && self.flow.is_complete(wr_id)
+            && !postponed.begin()
         {
             self.buffer.old = None;
         }

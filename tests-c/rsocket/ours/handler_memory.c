@@ -1,0 +1,207 @@
+/*
+ * rsend, rrecv and rpoll in a signal handler that may have interrupted malloc(3): on streams whose buffers have to
+ * grow they neither allocate nor free memory, and the buffers grow nevertheless. The program has a malloc of its own,
+ * which counts the calls of handlers.
+ */
+#include "cases.h"
+#include "rscommon.h"
+
+#include <signal.h>
+
+enum { MB = 1 << 20, PIECE = 100000, GROWN_KB = 2048 };
+
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *memory, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
+void __libc_free(void *memory);
+
+static _Thread_local volatile sig_atomic_t in_handler;
+static volatile sig_atomic_t violations;
+
+static void count(void)
+{
+	violations += in_handler;
+}
+
+void *malloc(size_t size)
+{
+	count();
+	return __libc_malloc(size);
+}
+
+void *calloc(size_t number, size_t size)
+{
+	count();
+	return __libc_calloc(number, size);
+}
+
+void *realloc(void *memory, size_t size)
+{
+	count();
+	return __libc_realloc(memory, size);
+}
+
+int posix_memalign(void **memory, size_t alignment, size_t size)
+{
+	count();
+	*memory = __libc_memalign(alignment, size);
+	return *memory ? 0 : ENOMEM;
+}
+
+void *aligned_alloc(size_t alignment, size_t size)
+{
+	count();
+	return __libc_memalign(alignment, size);
+}
+
+void free(void *memory)
+{
+	if (memory)
+		count();
+	__libc_free(memory);
+}
+
+static struct rspair pair;
+static char out[PIECE], in[PIECE];
+/* volatile: raise(3) is declared as a function that changes no variable of this file. */
+static volatile size_t sent, received;
+static volatile bool is_good = true;
+
+static void wait_in_handler(int fd, short events)
+{
+	struct pollfd entry = { .fd = fd, .events = events };
+
+	rpoll(&entry, 1, 10);
+}
+
+static void receive(int signal)
+{
+	ssize_t len;
+
+	(void)signal;
+	in_handler = 1;
+	wait_in_handler(pair.server, POLLIN);
+	len = rrecv(pair.server, in, sizeof(in) - received % 1000, MSG_DONTWAIT);
+	is_good &= len > 0 ? filled(in, len, 3, received) : errno == EAGAIN;
+	received += len > 0 ? len : 0;
+	in_handler = 0;
+}
+
+static void send_large(int signal)
+{
+	ssize_t len;
+
+	(void)signal;
+	in_handler = 1;
+	wait_in_handler(pair.client, POLLOUT);
+	fill(out, sizeof(out), 3, sent);
+	len = rsend(pair.client, out, sizeof(out), MSG_DONTWAIT);
+	is_good &= len > 0 || errno == EAGAIN;
+	sent += len > 0 ? len : 0;
+	in_handler = 0;
+}
+
+/* In a row, so that messages are held where earlier ones are on their way. */
+static void send_small(int signal)
+{
+	(void)signal;
+	in_handler = 1;
+	for (int i = 0; i < 50; i++) {
+		fill(out, 10, 3, sent);
+		if (rsend(pair.client, out, 10, MSG_DONTWAIT) != 10)
+			break;
+		sent += 10;
+	}
+	in_handler = 0;
+}
+
+static void handle_by(void (*handler)(int))
+{
+	struct sigaction action = { .sa_handler = handler };
+
+	EXPECT(!sigaction(SIGUSR1, &action, NULL));
+}
+
+static volatile bool enough;
+
+static void *send_until_enough(void *unused)
+{
+	while (!enough) {
+		fill(out, sizeof(out), 3, sent);
+		EXPECT(send_all(pair.client, out, sizeof(out)) == sizeof(out));
+		sent += sizeof(out);
+	}
+	EXPECT(!rshutdown(pair.client, SHUT_WR));
+	return unused;
+}
+
+static void *receive_all(void *unused)
+{
+	ssize_t len;
+
+	while ((len = rrecv(pair.server, in, sizeof(in) - received % 1000, 0)) > 0) {
+		is_good &= filled(in, len, 3, received);
+		received += len;
+	}
+	return unused;
+}
+
+static void handlers_receive(void)
+{
+	pthread_t sender;
+	long before;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	before = pinned_kb();
+	handle_by(receive);
+	EXPECT(!pthread_create(&sender, NULL, send_until_enough, NULL));
+	while (pinned_kb() < before + GROWN_KB)
+		EXPECT(!raise(SIGUSR1) && is_good);
+	enough = true;
+	while (rrecv(pair.server, in, 1, MSG_PEEK) > 0)
+		EXPECT(!raise(SIGUSR1) && is_good);
+	EXPECT(!pthread_join(sender, NULL) && received == sent && violations == 0);
+	rs_pair_close(&pair);
+}
+
+/* A stream that has sent nothing large has no buffer to send from: that one is allocated by the message that needs it. */
+static void handlers_send(void)
+{
+	pthread_t receiver;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	handle_by(send_large);
+	EXPECT(!pthread_create(&receiver, NULL, receive_all, NULL));
+	fill(out, sizeof(out), 3, sent);
+	EXPECT(send_all(pair.client, out, sizeof(out)) == sizeof(out));
+	sent += sizeof(out);
+	while (sent < 16 * MB)
+		EXPECT(!raise(SIGUSR1) && is_good);
+	EXPECT(!rshutdown(pair.client, SHUT_WR) && !pthread_join(receiver, NULL));
+	EXPECT(is_good && received == sent && violations == 0);
+	rs_pair_close(&pair);
+}
+
+static void handlers_send_small_messages(void)
+{
+	pthread_t receiver;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	handle_by(send_small);
+	EXPECT(!pthread_create(&receiver, NULL, receive_all, NULL));
+	while (sent < 50000)
+		EXPECT(!raise(SIGUSR1));
+	EXPECT(!rshutdown(pair.client, SHUT_WR) && !pthread_join(receiver, NULL));
+	EXPECT(is_good && received == sent && violations == 0);
+	rs_pair_close(&pair);
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	CASE(handlers_receive);
+	CASE(handlers_send);
+	CASE(handlers_send_small_messages);
+	return finish();
+}
