@@ -2,8 +2,8 @@
 //! no call.
 //!
 //! It waits for connection manager events, packets on UDP sockets, and timers. It starts with the
-//! first socket that needs it. On the data path, only small messages that are held, and the
-//! first messages of a connection, may need it.
+//! first socket that needs it. On the data path, only small messages that are held, the first
+//! messages of a connection, and calls of signal handlers that need memory may need it.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -32,8 +32,11 @@ pub trait Service: Send + Sync {
     fn second_is_readable(self: Arc<Self>) -> bool {
         true
     }
-    /// [`call_soon`] has requested this call.
-    fn called(self: Arc<Self>) {}
+    /// [`call_soon`] has requested this call. Returns false if the service is busy: it is called
+    /// again after a pause.
+    fn called(self: Arc<Self>) -> bool {
+        true
+    }
 }
 
 /// Identifies a registration. Never used twice.
@@ -219,16 +222,12 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Makes the thread call [`Service::called`] as soon as it can. Returns whether it will. Does not
-/// allocate.
+/// Makes the thread call [`Service::called`] as soon as it can. Returns whether it will: not if
+/// another thread holds the reactor's lock. Does not allocate.
 pub fn call_soon(key: Key) -> bool {
-    let mut guard = lock();
-    let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable()) else { return false };
-    let Some(registration) = reactor.registrations.get_mut(&key) else { return false };
-    if !std::mem::replace(&mut registration.call_is_due, true) {
-        reactor.insert(Instant::now(), key, Timer::Calls);
-    }
-    true
+    let Some(mut guard) = REACTOR.try_lock() else { return false };
+    leave_to_parent(&mut guard);
+    guard.as_mut().filter(|reactor| reactor.is_usable()).is_some_and(|reactor| reactor.call_after(key, Duration::ZERO))
 }
 
 /// Disables a descriptor for `time`: its events cannot be handled now, and other services must not
@@ -358,6 +357,23 @@ impl Reactor {
         Ok(registration)
     }
 
+    /// Calls the service of `key` after `delay`. Returns false for an unknown key.
+    fn call_after(&mut self, key: Key, delay: Duration) -> bool {
+        let Some(registration) = self.registrations.get_mut(&key) else { return false };
+        if !std::mem::replace(&mut registration.call_is_due, true) {
+            self.insert(Instant::now() + delay, key, Timer::Calls);
+        }
+        true
+    }
+
+    /// The service of `key` is busy. Returns the time until it is called again.
+    fn busy_pause(&mut self, key: Key) -> Duration {
+        let Some(registration) = self.registrations.get_mut(&key) else { return BUSY_PAUSE };
+        let pause = BUSY_PAUSE * (1 << registration.busy.min(BUSY_DOUBLINGS));
+        registration.busy += 1;
+        pause
+    }
+
     /// Watches the second descriptor of `key` from `delay` on.
     fn watch_second_later(&mut self, key: Key, delay: Duration) {
         if let Some(registration) = self.registrations.get_mut(&key)
@@ -440,7 +456,11 @@ fn run(number: usize) {
         // A service may set its timer again: that one is for the next turn, after other events.
         let due = Instant::now();
         while let Some((key, service, kind)) = next_expired(due) {
-            if kind == Timer::Calls { service.called() } else { service.expired(key) }
+            if kind != Timer::Calls {
+                service.expired(key);
+            } else if !service.called() {
+                retry_call(key);
+            }
         }
         let iteration = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
         LONGEST_ITERATION.fetch_max(iteration, Ordering::Relaxed);
@@ -470,10 +490,16 @@ fn find(key: Key) -> Option<Arc<dyn Service>> {
 fn retry_second(key: Key) {
     let mut guard = lock();
     let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable()) else { return };
-    let Some(registration) = reactor.registrations.get_mut(&key) else { return };
-    let pause = BUSY_PAUSE * (1 << registration.busy.min(BUSY_DOUBLINGS));
-    registration.busy += 1;
+    let pause = reactor.busy_pause(key);
     reactor.watch_second_later(key, pause);
+}
+
+/// Calls the service of `key` again after a pause: it is busy.
+fn retry_call(key: Key) {
+    if let Some(reactor) = lock().as_mut().filter(|reactor| reactor.is_usable()) {
+        let pause = reactor.busy_pause(key);
+        reactor.call_after(key, pause);
+    }
 }
 
 /// Takes a timer that had expired at `due` and is for the service.

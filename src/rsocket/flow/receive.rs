@@ -366,6 +366,16 @@ impl Receiver {
         1 - self.current
     }
 
+    /// Returns whether the present ring is a small one.
+    pub fn is_small(&self) -> bool {
+        self.ring.is_small()
+    }
+
+    /// A ring of the requested size will be there later.
+    pub fn resize_postponed(&mut self) {
+        self.is_refused = self.ring.is_small();
+    }
+
     /// There was no memory for a ring of the requested size.
     pub fn resize_failed(&mut self) {
         self.is_refused = self.ring.is_small();

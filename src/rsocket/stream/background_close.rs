@@ -182,7 +182,7 @@ impl Stream {
             connection.flush_qp();
             return state.schedule_check();
         }
-        if state.is_in_use() {
+        if state.is_kept() {
             return state.schedule_check();
         }
         state.phase = Phase::Closed;

@@ -199,7 +199,8 @@ impl Stream {
         if state.closed {
             return false;
         }
-        state.outbox.begin(8);
+        state.outbox.reserve(8).unwrap();
+        state.outbox.begin();
         let number = state.next_write;
         state.next_write += 1;
         assert!(state.outbox.is_open());

@@ -34,11 +34,20 @@ impl<W: Copy> Outbox<W> {
         Outbox { writes: Vec::new(), collects: false, posting: false }
     }
 
-    /// Collects the writes of the calling thread from now on, until [`post_collected`]. `capacity`
-    /// is the largest number of writes that can be outstanding. Without memory for them, or while
-    /// another thread posts, it does nothing.
-    pub fn begin(&mut self, capacity: usize) {
-        self.collects = !self.posting && self.reserve(capacity).is_ok();
+    /// Collects the writes of the calling thread from now on, until [`post_collected`]. While
+    /// another thread posts, it does nothing. There is memory for all writes that can be
+    /// outstanding.
+    pub fn begin(&mut self) {
+        self.collects = !self.posting;
+    }
+
+    /// Uses this memory if there is none. Returns whether it does.
+    pub fn set_memory(&mut self, writes: Vec<W>) -> bool {
+        let is_missing = self.writes.capacity() == 0;
+        if is_missing {
+            self.writes = writes;
+        }
+        is_missing
     }
 
     /// Allocates memory for `capacity` writes in all.

@@ -10,6 +10,12 @@ impl State {
     pub(super) fn is_in_use(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| connection.is_in_use())
     }
+
+    /// Returns whether the connection must not be dropped: a thread, or the reactor, uses it without
+    /// the lock.
+    pub(super) fn is_kept(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.is_in_use() || connection.has_chores())
+    }
 }
 
 impl Posts for Stream {
@@ -48,7 +54,7 @@ impl Posts for Stream {
     }
 
     fn is_in_use(state: &State) -> bool {
-        state.is_in_use()
+        state.is_kept()
     }
 
     fn is_closing(state: &State) -> bool {

@@ -48,13 +48,24 @@ impl Service for Stream {
         held::channel_is_readable(&*self)
     }
 
-    fn called(self: Arc<Self>) {
+    fn called(self: Arc<Self>) -> bool {
+        let Ok(mut state) = self.state.try_lock() else { return false };
+        if state.is_closed() {
+            return true;
+        }
+        let Some(chores) = state.connection.as_mut().and_then(|connection| connection.take_chores()) else {
+            return true;
+        };
+        drop(state);
+        let prepared = chores.run();
         let mut state = self.lock();
         if let Some(connection) = &mut state.connection {
-            connection.catch_up();
+            connection.finish_chores(prepared);
         }
-        // Catching up may have failed, or have made space.
-        self.process_completions(&mut state);
+        if state.is_closed() {
+            self.changed.notify();
+        }
+        true
     }
 }
 

@@ -17,11 +17,13 @@ void *__libc_memalign(size_t alignment, size_t size);
 void __libc_free(void *memory);
 
 static _Thread_local volatile sig_atomic_t in_handler;
+/* Changed only by handlers, of which one runs at a time. */
 static volatile sig_atomic_t violations;
 
 static void count(void)
 {
-	violations += in_handler;
+	if (in_handler)
+		violations++;
 }
 
 void *malloc(size_t size)
@@ -88,17 +90,34 @@ static void receive(int signal)
 	in_handler = 0;
 }
 
-static void send_large(int signal)
+static void send_now(size_t size)
 {
 	ssize_t len;
 
+	fill(out, size, 3, sent);
+	len = rsend(pair.client, out, size, MSG_DONTWAIT);
+	is_good &= len > 0 || errno == EAGAIN;
+	sent += len > 0 ? len : 0;
+}
+
+static void send_large(int signal)
+{
 	(void)signal;
 	in_handler = 1;
 	wait_in_handler(pair.client, POLLOUT);
-	fill(out, sizeof(out), 3, sent);
-	len = rsend(pair.client, out, sizeof(out), MSG_DONTWAIT);
-	is_good &= len > 0 || errno == EAGAIN;
-	sent += len > 0 ? len : 0;
+	send_now(sizeof(out));
+	in_handler = 0;
+}
+
+/* The buffer is used up, and small messages follow. */
+static void send_both(int signal)
+{
+	(void)signal;
+	in_handler = 1;
+	wait_in_handler(pair.client, POLLOUT);
+	send_now(20000);
+	for (int i = 0; i < 20; i++)
+		send_now(300);
 	in_handler = 0;
 }
 
@@ -165,22 +184,35 @@ static void handlers_receive(void)
 	rs_pair_close(&pair);
 }
 
-/* A stream that has sent nothing large has no buffer to send from: that one is allocated by the message that needs it. */
-static void handlers_send(void)
+/*
+ * A stream that has sent nothing large has no buffer to send from. It is allocated by the message that needs it, which
+ * is sent before, and is as large as that message needs.
+ */
+static void send_by(void (*handler)(int), size_t first)
 {
 	pthread_t receiver;
 
 	EXPECT(rs_pair(&pair, AF_INET));
-	handle_by(send_large);
+	handle_by(handler);
 	EXPECT(!pthread_create(&receiver, NULL, receive_all, NULL));
-	fill(out, sizeof(out), 3, sent);
-	EXPECT(send_all(pair.client, out, sizeof(out)) == sizeof(out));
-	sent += sizeof(out);
+	fill(out, first, 3, sent);
+	EXPECT(send_all(pair.client, out, first) == first);
+	sent += first;
 	while (sent < 16 * MB)
 		EXPECT(!raise(SIGUSR1) && is_good);
 	EXPECT(!rshutdown(pair.client, SHUT_WR) && !pthread_join(receiver, NULL));
 	EXPECT(is_good && received == sent && violations == 0);
 	rs_pair_close(&pair);
+}
+
+static void handlers_send(void)
+{
+	send_by(send_large, sizeof(out));
+}
+
+static void handlers_send_large_and_small_messages(void)
+{
+	send_by(send_both, 1000);
 }
 
 static void handlers_send_small_messages(void)
@@ -202,6 +234,7 @@ int main(int argc, char **argv)
 	start(argc, argv);
 	CASE(handlers_receive);
 	CASE(handlers_send);
+	CASE(handlers_send_large_and_small_messages);
 	CASE(handlers_send_small_messages);
 	return finish();
 }

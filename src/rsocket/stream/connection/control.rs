@@ -82,10 +82,7 @@ impl Connection {
     #[inline(never)]
     fn send_credit_updates_now(&mut self) {
         while self.failed.is_none() && self.receive.flow.wants_credit_update() && self.has_control() {
-            if !self.receive.resize(&self.qp, &mut self.postponed) {
-                // The reactor sends the update.
-                return;
-            }
+            self.receive.resize(&self.qp, &mut self.postponed);
             let Some(update) = self.receive.flow.next_credit_update() else { return };
             // Post the receives before granting credits for them.
             let posted = self.receive.post_receives(&self.qp);

@@ -11,7 +11,7 @@ use super::gather::Source;
 use crate::sys::event;
 
 /// Bytes of the message for which the send buffer is allocated if small messages need it first.
-pub(super) const HOLD_BUFFER: usize = 1 << 16;
+const HOLD_BUFFER: usize = 1 << 16;
 
 impl Connection {
     /// Sets TCP_NODELAY.
@@ -74,11 +74,11 @@ impl Connection {
             return false;
         }
         if self.send.buffer.is_missing() {
-            if self.postponed.begin() {
-                self.postponed.hold_buffer = true;
+            self.send.provide_buffer(&self.qp, HOLD_BUFFER, &mut self.postponed, false);
+            if self.send.buffer.is_missing() {
+                self.send.flow.looked_in_vain();
                 return false;
             }
-            self.send.provide_buffer(&self.qp, HOLD_BUFFER);
         }
         let Some(offset) = self.send.flow.plan_hold(data.size()) else { return false };
         // Without memory for the buffer the message is sent inline, or the call fails.

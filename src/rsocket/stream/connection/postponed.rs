@@ -1,37 +1,140 @@
-//! Allocating and freeing memory that a call leaves to the reactor's thread.
+//! Memory that a call leaves to the reactor's thread.
 //!
 //! A signal handler may call rsend, rrecv and rpoll, and may have interrupted malloc(3), which
 //! libibverbs calls for each memory region. In a thread that may be running a handler
-//! ([`signals::may_be_in_handler`]), a call therefore does without another buffer for now, and the
-//! reactor provides it. What a message cannot do without is allocated at once.
+//! ([`signals::may_be_in_handler`]), a call therefore goes on with the buffers that it has, and
+//! orders the memory for others. The reactor allocates it, and frees what is not used any more,
+//! without the stream's lock: the handler may hold the lock of malloc(3) and wait for the stream's.
+//! The next call that needs the memory finds it ready.
+//!
+//! What a message cannot do without is allocated at once.
 
-use super::Connection;
-use super::hold::HOLD_BUFFER;
-use crate::rsocket::flow::Resize;
+use std::ptr::NonNull;
+
+use super::receive_rings::Grown;
+use super::send_buffer::Memory;
+use super::{Connection, RdmaWrite};
+use crate::rsocket::growth_budget::Reservation;
 use crate::rsocket::reactor::{self, Key};
 use crate::sys::signals;
+use crate::sys::verbs::ibv_pd;
 
-/// What the reactor has to do.
+/// Memory to allocate.
+#[derive(Debug)]
+struct Order {
+    size: u32,
+    /// A part of the budget for growing. Memory of a first size needs none.
+    reservation: Option<Reservation>,
+}
+
+/// Memory that is ready to be used, and its size.
+#[derive(Debug, Default)]
+pub(super) struct Ready {
+    ring: Option<(Grown, u32)>,
+    send_buffer: Option<(Memory, u32)>,
+    writes: Option<Vec<RdmaWrite>>,
+}
+
+/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Postponed {
     /// The stream's registration with the reactor.
     key: Option<Key>,
-    /// Allocate a send buffer for held messages.
-    pub hold_buffer: bool,
-    /// Give the send buffer another size.
-    pub send_buffer: Option<Resize>,
-    /// Allocate memory for writes that are posted without the lock.
-    pub outbox: bool,
+    /// The reactor was called, and has not looked yet.
+    is_called: bool,
+    /// The reactor uses the PD without the stream's lock.
+    is_busy: bool,
+    ring: Option<Order>,
+    send_buffer: Option<Order>,
+    /// Number of writes that the outbox is to have memory for.
+    writes: Option<usize>,
+    ready: Ready,
 }
 
 impl Postponed {
-    /// Returns whether the calling thread must neither allocate nor free memory: the reactor will.
+    /// Returns whether the calling thread must neither allocate nor free memory. Calls the reactor
+    /// then.
     #[cold]
     #[inline(never)]
     pub fn begin(&mut self) -> bool {
-        self.key.is_some_and(|key| signals::may_be_in_handler() && reactor::call_soon(key))
+        if self.is_called {
+            return true;
+        }
+        let Some(key) = self.key.filter(|_| signals::may_be_in_handler()) else { return false };
+        // If the reactor's lock is taken, the next call tries again.
+        self.is_called = reactor::call_soon(key);
+        true
+    }
+
+    /// Orders a receive ring.
+    pub fn order_ring(&mut self, size: u32, reservation: Reservation) {
+        self.ring = Some(Order { size, reservation: Some(reservation) });
+    }
+
+    /// Orders a send buffer.
+    pub fn order_send_buffer(&mut self, size: u32, reservation: Option<Reservation>) {
+        self.send_buffer = Some(Order { size, reservation });
+    }
+
+    /// Returns the size of the receive ring that is ready.
+    pub fn ring_size(&self) -> Option<u32> {
+        self.ready.ring.as_ref().map(|&(_, size)| size)
+    }
+
+    /// Takes a receive ring of this size.
+    pub fn take_ring(&mut self, size: u32) -> Option<Grown> {
+        self.ready.ring.take_if(|ring| ring.1 == size).map(|(ring, _)| ring)
+    }
+
+    /// Takes a send buffer whose size satisfies `fits`.
+    pub fn take_send_buffer(&mut self, fits: impl Fn(u32) -> bool) -> Option<(Memory, u32)> {
+        self.ready.send_buffer.take_if(|&mut (_, size)| fits(size))
     }
 }
+
+/// What the reactor does without the stream's lock.
+pub(in crate::rsocket::stream) struct Chores {
+    /// Valid until [`Connection::finish_chores`].
+    pd: NonNull<ibv_pd>,
+    ring: Option<Order>,
+    send_buffer: Option<Order>,
+    writes: Option<usize>,
+    garbage: Garbage,
+}
+
+// SAFETY: any thread may use libibverbs objects.
+unsafe impl Send for Chores {}
+
+/// Memory to free.
+type Garbage = (Ready, [Option<Grown>; 2], Option<Memory>);
+
+impl Chores {
+    /// Frees and allocates. Without memory something stays as it is; it may be ordered again.
+    pub fn run(self) -> Prepared {
+        drop(self.garbage);
+        // SAFETY: the PD is live until `finish_chores`, and outlives the connection.
+        let ring = self.ring.and_then(|order| unsafe {
+            let ring = Grown::with(order.reservation, self.pd, order.size, true).ok()?;
+            Some((ring, order.size))
+        });
+        // SAFETY: as above.
+        let send_buffer = self.send_buffer.and_then(|order| unsafe {
+            let memory = match order.reservation {
+                Some(reservation) => Memory::Grown(Grown::with(Some(reservation), self.pd, order.size, false).ok()?),
+                None => Memory::first(self.pd, order.size).ok()?,
+            };
+            Some((memory, order.size))
+        });
+        let writes = self.writes.and_then(|capacity| {
+            let mut writes = Vec::new();
+            writes.try_reserve_exact(capacity).ok().map(|()| writes)
+        });
+        Prepared(Ready { ring, send_buffer, writes })
+    }
+}
+
+/// What the reactor has prepared.
+pub(in crate::rsocket::stream) struct Prepared(Ready);
 
 impl Connection {
     /// Sets the stream's registration with the reactor.
@@ -39,27 +142,65 @@ impl Connection {
         self.postponed.key = key;
     }
 
-    /// Does what calls have postponed, in the reactor's thread.
-    pub fn catch_up(&mut self) {
-        if self.failed.is_some() {
-            return;
+    /// Returns whether the reactor uses the PD without the stream's lock.
+    pub fn has_chores(&self) -> bool {
+        self.postponed.is_busy
+    }
+
+    /// Takes what calls have left to the reactor, which calls [`finish_chores`](Self::finish_chores)
+    /// afterwards. The connection is not dropped meanwhile.
+    pub fn take_chores(&mut self) -> Option<Chores> {
+        let pd = self.qp.pd().ok()?;
+        let postponed = &mut self.postponed;
+        postponed.is_called = false;
+        postponed.is_busy = true;
+        // What is ready and not used will not be: another size has been ordered.
+        let stale = Ready {
+            ring: postponed.ready.ring.take_if(|_| postponed.ring.is_some()),
+            send_buffer: postponed.ready.send_buffer.take_if(|_| postponed.send_buffer.is_some()),
+            writes: None,
+        };
+        Some(Chores {
+            pd,
+            ring: postponed.ring.take(),
+            send_buffer: postponed.send_buffer.take(),
+            writes: postponed.writes.take().filter(|_| postponed.ready.writes.is_none()),
+            garbage: (stale, self.receive.rings.take_released(), self.send.take_old_buffer()),
+        })
+    }
+
+    /// Makes the memory ready for the calls that need it.
+    pub fn finish_chores(&mut self, Prepared(ready): Prepared) {
+        let own = &mut self.postponed.ready;
+        self.postponed.is_busy = false;
+        // The reactor has taken what would be replaced.
+        fill(&mut own.ring, ready.ring);
+        fill(&mut own.send_buffer, ready.send_buffer);
+        fill(&mut own.writes, ready.writes);
+    }
+
+    /// Gives the outbox memory for all writes that can be outstanding. Returns false if it has to do
+    /// without.
+    pub(super) fn provide_outbox(&mut self) -> bool {
+        let capacity = self.send.flow.max_outstanding();
+        if self.outbox.has_capacity(capacity) {
+            return true;
         }
-        let Postponed { key, hold_buffer, send_buffer, outbox } = std::mem::take(&mut self.postponed);
-        self.postponed.key = key;
-        if hold_buffer && self.send.buffer.is_missing() {
-            self.send.provide_buffer(&self.qp, HOLD_BUFFER);
+        if let Some(writes) = self.postponed.ready.writes.take() {
+            return self.outbox.set_memory(writes);
         }
-        match send_buffer {
-            Some(Resize::Grow) => self.send.grow_buffer(&self.qp, &mut self.postponed),
-            Some(Resize::Shrink) => self.send.shrink_buffer(&self.qp, &mut self.postponed),
-            Some(Resize::Keep) | None => {}
+        if self.postponed.begin() {
+            self.postponed.writes = Some(capacity);
+            return false;
         }
-        if outbox {
-            // Without memory the next call posts with the lock.
-            let _ = self.outbox.reserve(self.send.flow.max_outstanding());
-        }
-        self.send.drop_old_buffer(&mut self.postponed);
-        self.receive.rings.free_released();
-        self.send_credit_updates();
+        self.outbox.reserve(capacity).is_ok()
+    }
+}
+
+/// Fills a slot that only the reactor fills.
+fn fill<T>(slot: &mut Option<T>, ready: Option<T>) {
+    if ready.is_some() {
+        debug_assert!(slot.is_none());
+        *slot = ready;
     }
 }

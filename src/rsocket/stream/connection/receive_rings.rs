@@ -1,6 +1,8 @@
 //! Memory of the receive rings: the small ring of a new stream, which is a part of the receive
 //! side's memory, and regions of the full size, and of larger ones for a stream that it limits.
 
+use std::ptr::NonNull;
+
 use super::RemoteMemory;
 use super::post::QueuePair;
 use super::postponed::Postponed;
@@ -11,6 +13,7 @@ use crate::rsocket::growth_budget::{self, Reservation};
 use crate::sys::clock;
 use crate::sys::pages::Pages;
 use crate::sys::rc::MemoryRegion;
+use crate::sys::verbs::ibv_pd;
 
 /// Bytes of a ring that has grown once, and twice. The process's budget limits the number of large
 /// rings ([`Reservation`]): sixteen streams with rings of the second size are slower, because the
@@ -30,16 +33,19 @@ pub(super) struct Grown {
 }
 
 impl Grown {
-    /// Allocates memory within the process's budget. Fails with `ENOMEM` if the budget is
-    /// exhausted.
-    pub fn new(qp: &QueuePair, bytes: u32, remote: bool) -> Result<Grown> {
-        Grown::with(Reservation::take(bytes), qp, bytes, remote)
-    }
-
-    fn with(reservation: Option<Reservation>, qp: &QueuePair, bytes: u32, remote: bool) -> Result<Grown> {
+    /// Allocates memory within the process's budget. Fails with `ENOMEM` without a reservation.
+    ///
+    /// # Safety
+    /// A live PD that outlives the result.
+    pub unsafe fn with(
+        reservation: Option<Reservation>,
+        pd: NonNull<ibv_pd>,
+        bytes: u32,
+        remote: bool,
+    ) -> Result<Grown> {
         let reservation = reservation.ok_or(Errno::ENOMEM)?;
-        // SAFETY: the PD is that of the live QP, and outlives the connection.
-        let memory = unsafe { MemoryRegion::new(qp.pd()?, bytes as usize, remote)? };
+        // SAFETY: guaranteed by the caller.
+        let memory = unsafe { MemoryRegion::new(pd, bytes as usize, remote)? };
         Ok(Grown { memory, _reservation: reservation })
     }
 }
@@ -51,8 +57,6 @@ pub(super) struct Rings {
     grown: [Option<Grown>; 2],
     /// The ring's memory is not used any more, and the reactor has to free it.
     released: [bool; 2],
-    /// The next size, which the reactor has to provide.
-    postponed: Option<Resize>,
     /// The first ring, which is never freed. It is a small one if it has not the full size.
     first: RemoteMemory,
     first_size: u32,
@@ -70,7 +74,6 @@ impl Rings {
             rings,
             grown: [None, None],
             released: [false; 2],
-            postponed: None,
             first,
             first_size,
             full_size,
@@ -98,6 +101,31 @@ impl Rings {
         } else {
             next_step(STEPS, self.size).filter(|_| self.may_grow)
         }
+    }
+
+    /// Returns the request that a ring of `size` bytes, which is ready, was ordered for. Returns
+    /// `None` if it is of no use any more.
+    fn request_of(&self, size: u32) -> Option<Resize> {
+        if self.larger() == Some(size) {
+            Some(Resize::Grow)
+        } else {
+            (self.size > self.full_size && size == self.full_size).then_some(Resize::Shrink)
+        }
+    }
+
+    /// Returns a ring of `size` bytes. Fails with `EAGAIN` if it is ordered.
+    fn allocate(&self, size: u32, qp: &QueuePair, postponed: &mut Postponed) -> Result<Grown> {
+        if let Some(ring) = postponed.take_ring(size) {
+            return Ok(ring);
+        }
+        let take = if size == self.full_size { Reservation::take_full } else { Reservation::take };
+        let reservation = take(size).ok_or(Errno::ENOMEM)?;
+        if postponed.begin() {
+            postponed.order_ring(size, reservation);
+            return Err(Errno::EAGAIN);
+        }
+        // SAFETY: the PD is that of the live QP, and outlives the connection.
+        unsafe { Grown::with(Some(reservation), qp.pd()?, size, true) }
     }
 
     /// Returns the size of the ring that is being advertised, in bytes.
@@ -129,70 +157,80 @@ impl Rings {
         }
     }
 
-    /// Frees the rings that were released by a call that could not free them.
-    pub fn free_released(&mut self) {
-        for (grown, released) in self.grown.iter_mut().zip(&mut self.released) {
-            if std::mem::take(released) {
-                *grown = None;
-            }
-        }
+    /// Returns whether a call has released a ring and could not free it.
+    fn has_released(&self) -> bool {
+        self.released != [false; 2]
+    }
+
+    /// Takes the rings that were released by calls that could not free them.
+    pub fn take_released(&mut self) -> [Option<Grown>; 2] {
+        let mut released = std::mem::take(&mut self.released).into_iter();
+        self.grown.each_mut().map(|grown| grown.take_if(|_| released.next().unwrap_or_default()))
     }
 }
 
 impl ReceiveSide {
     /// Switches to a ring of another size if the flow control requests that. Called before half a
-    /// ring is advertised. Returns false if the reactor has to do it.
-    pub fn resize(&mut self, qp: &QueuePair, postponed: &mut Postponed) -> bool {
-        if self.rings.is_fixed() {
-            return true;
+    /// ring is advertised.
+    pub fn resize(&mut self, qp: &QueuePair, postponed: &mut Postponed) {
+        if self.rings.is_fixed() || !self.has_free_place(postponed) {
+            return;
         }
         if self.rings.size > self.rings.first_size && growth_budget::is_needed() && self.flow.can_add_ring() {
-            let is_now = !postponed.begin();
-            if is_now {
-                self.use_first_ring();
-            }
-            return is_now;
+            return self.use_first_ring();
         }
-        let earlier = self.rings.postponed.take().filter(|_| self.flow.can_add_ring());
-        let request = earlier.unwrap_or_else(|| self.flow.resize_request(clock::monotonic_ms));
-        if request != Resize::Keep && postponed.begin() {
-            self.rings.postponed = Some(request);
+        let ready = postponed.ring_size().filter(|_| !self.flow.is_small() && self.flow.can_add_ring());
+        match ready.and_then(|size| self.rings.request_of(size)) {
+            Some(request) => self.follow(request, qp, postponed),
+            None => {
+                let request = self.flow.resize_request(clock::monotonic_ms);
+                self.follow(request, qp, postponed);
+            }
+        }
+    }
+
+    /// Returns whether there is a place for another ring: not if a previous ring has to be freed
+    /// there, and this call cannot do so.
+    fn has_free_place(&mut self, postponed: &mut Postponed) -> bool {
+        if self.rings.has_released() && postponed.begin() {
             return false;
         }
-        match request {
-            Resize::Keep => {}
-            Resize::Grow => self.grow(qp),
-            Resize::Shrink => self.shrink(qp),
-        }
+        drop(self.rings.take_released());
         true
     }
 
-    fn grow(&mut self, qp: &QueuePair) {
-        let grown = match self.rings.larger() {
-            Some(size) if size == self.rings.full_size => self.full_ring(qp),
-            Some(size) => Grown::new(qp, size, true).map(|grown| (grown, size)),
-            None => Err(Errno::ENOMEM),
-        };
-        match grown {
-            Ok((grown, size)) => self.add_ring(grown, size),
+    fn follow(&mut self, request: Resize, qp: &QueuePair, postponed: &mut Postponed) {
+        match request {
+            Resize::Keep => {}
+            Resize::Grow => match self.rings.larger() {
+                Some(size) => self.switch_to(size, qp, postponed),
+                None => self.flow.resize_failed(),
+            },
+            Resize::Shrink => self.shrink(qp, postponed),
+        }
+    }
+
+    fn switch_to(&mut self, size: u32, qp: &QueuePair, postponed: &mut Postponed) {
+        match self.rings.allocate(size, qp, postponed) {
+            Ok(ring) => self.add_ring(ring, size),
+            // It is ready when the flow control requests it the next time.
+            Err(Errno::EAGAIN) => self.flow.resize_postponed(),
             Err(_) => self.flow.resize_failed(),
         }
     }
 
-    fn full_ring(&self, qp: &QueuePair) -> Result<(Grown, u32)> {
-        let size = self.rings.full_size;
-        Ok((Grown::with(Reservation::take_full(size), qp, size, true)?, size))
-    }
-
     /// Returns to the full size. The first ring would be left again with the next data, so it is
     /// used only if it is no small one, or if there is no memory for another one.
-    fn shrink(&mut self, qp: &QueuePair) {
-        if self.rings.first_size < self.rings.full_size
-            && let Ok((grown, size)) = self.full_ring(qp)
-        {
-            return self.add_ring(grown, size);
+    fn shrink(&mut self, qp: &QueuePair, postponed: &mut Postponed) {
+        let size = self.rings.full_size;
+        if self.rings.first_size == size {
+            return self.use_first_ring();
         }
-        self.use_first_ring();
+        match self.rings.allocate(size, qp, postponed) {
+            Ok(ring) => self.add_ring(ring, size),
+            Err(Errno::EAGAIN) => {}
+            Err(_) => self.use_first_ring(),
+        }
     }
 
     fn use_first_ring(&mut self) {

@@ -296,18 +296,9 @@ impl Connection {
     /// if that is worthwhile: they are many, and another thread receives at the same time.
     #[inline]
     pub fn begin_collecting(&mut self, len: usize) {
-        if self.send.is_shared && len >= LARGE {
-            self.begin_collecting_now();
+        if self.send.is_shared && len >= LARGE && self.provide_outbox() {
+            self.outbox.begin();
         }
-    }
-
-    fn begin_collecting_now(&mut self) {
-        let capacity = self.send.flow.max_outstanding();
-        if !self.outbox.has_capacity(capacity) && self.postponed.begin() {
-            self.postponed.outbox = true;
-            return;
-        }
-        self.outbox.begin(capacity);
     }
 
     /// Returns whether a thread posts or copies received data without the lock.
@@ -324,7 +315,7 @@ impl Connection {
     /// grows or shrinks the buffer.
     fn make_space(&mut self, len: usize) {
         if self.send.buffer.is_missing() {
-            self.send.provide_buffer(&self.qp, len);
+            self.send.provide_buffer(&self.qp, len, &mut self.postponed, true);
         }
         if len > self.send.flow.free() as usize {
             if !self.send.flow.is_idle() {

@@ -1,15 +1,17 @@
 //! The send buffer: allocated on first use, as large as the first message requires, and grown for a
 //! stream that it limits.
 
+use std::ptr::NonNull;
+
 use super::gather::Source;
 use super::post::QueuePair;
 use super::postponed::Postponed;
 use super::receive_rings::{self, Grown};
 use super::send::SendSide;
-use crate::errno::Result;
-use crate::rsocket::flow::Resize;
-use crate::rsocket::growth_budget;
+use crate::errno::{Errno, Result};
+use crate::rsocket::growth_budget::{self, Reservation};
 use crate::sys::rc::{MemoryRegion, Sge};
+use crate::sys::verbs::ibv_pd;
 
 /// Bytes of a buffer that has grown once, and twice.
 const STEPS: [u32; 2] = [1 << 18, 1 << 20];
@@ -19,7 +21,7 @@ const GROW_AFTER: u32 = 2;
 const SMALL: [u32; 3] = [1 << 16, 1 << 14, 1 << 12];
 
 #[derive(Debug)]
-enum Memory {
+pub(super) enum Memory {
     First(MemoryRegion),
     Grown(Grown),
 }
@@ -31,6 +33,15 @@ impl Memory {
             Memory::Grown(grown) => &grown.memory,
         }
     }
+
+    /// Allocates memory of a first size.
+    ///
+    /// # Safety
+    /// A live PD that outlives the result.
+    pub unsafe fn first(pd: NonNull<ibv_pd>, size: u32) -> Result<Memory> {
+        // SAFETY: guaranteed by the caller.
+        unsafe { MemoryRegion::new(pd, size as usize, false).map(Memory::First) }
+    }
 }
 
 /// Allocates a buffer of the first size; idle streams may have to free memory for it.
@@ -40,7 +51,7 @@ fn allocate(qp: &QueuePair, size: u32) -> Result<Memory> {
 
 fn allocate_now(qp: &QueuePair, size: u32) -> Result<Memory> {
     // SAFETY: the PD is that of the live QP, and outlives the connection.
-    unsafe { MemoryRegion::new(qp.pd()?, size as usize, false).map(Memory::First) }
+    unsafe { Memory::first(qp.pd()?, size) }
 }
 
 /// Returns the size of the buffer for a first message of `len` bytes.
@@ -139,20 +150,31 @@ fn sg_list(region: &MemoryRegion, offset: usize, [first, wrapped]: [usize; 2]) -
 }
 
 impl SendSide {
-    /// Allocates the buffer for a first message of `len` bytes. If that fails, so does the message.
+    /// Provides the buffer for a first message of `len` bytes. If that fails, so does the message,
+    /// unless the buffer is not `needed`: it may be postponed then.
     #[cold]
     #[inline(never)]
-    pub fn provide_buffer(&mut self, qp: &QueuePair, len: usize) {
+    pub fn provide_buffer(&mut self, qp: &QueuePair, len: usize, postponed: &mut Postponed, needed: bool) {
+        if let Some((memory, size)) = postponed.take_send_buffer(|_| true) {
+            return self.use_first_buffer(memory, size);
+        }
         let size = first_size_for(len, self.buffer.first_size);
+        if !needed && postponed.begin() {
+            return postponed.order_send_buffer(size, None);
+        }
         let smaller = SMALL.into_iter().filter(|&small| small < size);
         let allocated = allocate(qp, size).map(|memory| (memory, size)).or_else(|error| {
             smaller.into_iter().find_map(|size| Some((allocate_now(qp, size).ok()?, size))).ok_or(error)
         });
         if let Ok((memory, size)) = allocated {
-            self.flow.replace_buffer(size);
-            self.buffer.size = size;
-            self.buffer.memory = Some(memory);
+            self.use_first_buffer(memory, size);
         }
+    }
+
+    fn use_first_buffer(&mut self, memory: Memory, size: u32) {
+        self.flow.replace_buffer(size);
+        self.buffer.size = size;
+        self.buffer.memory = Some(memory);
     }
 
     /// Counts that the buffer has limited the stream, and grows the buffer if it did so repeatedly.
@@ -164,23 +186,41 @@ impl SendSide {
         if buffer.limited < limit << buffer.refused.min(16) {
             return;
         }
-        if postponed.begin() {
-            postponed.send_buffer = Some(Resize::Grow);
-            return;
-        }
-        buffer.limited = 0;
-        let memory = match buffer.old {
-            Some(_) => None,
-            None if size == buffer.first_size => allocate_now(qp, size).ok(),
-            None => Grown::new(qp, size, false).map(Memory::Grown).ok(),
+        let memory = match self.larger_buffer(qp, size, postponed) {
+            // The next call tries again.
+            Err(Errno::EAGAIN) => return,
+            memory => memory,
         };
+        self.buffer.limited = 0;
         match memory {
-            Some(memory) => {
-                buffer.refused = 0;
+            Ok(memory) => {
+                self.buffer.refused = 0;
                 self.replace_buffer(memory, size, postponed);
             }
-            None => buffer.refused += 1,
+            Err(_) => self.buffer.refused += 1,
         }
+    }
+
+    /// Returns memory of `size` bytes. Fails with `EAGAIN` if it is ordered, and otherwise with
+    /// `ENOMEM`.
+    fn larger_buffer(&mut self, qp: &QueuePair, size: u32, postponed: &mut Postponed) -> Result<Memory> {
+        if self.buffer.old.is_some() {
+            return Err(Errno::ENOMEM);
+        }
+        if let Some((memory, _)) = postponed.take_send_buffer(|ready| ready == size) {
+            return Ok(memory);
+        }
+        let is_first = size == self.buffer.first_size;
+        let reservation = if is_first { None } else { Some(Reservation::take(size).ok_or(Errno::ENOMEM)?) };
+        if postponed.begin() {
+            postponed.order_send_buffer(size, reservation);
+            return Err(Errno::EAGAIN);
+        }
+        if is_first {
+            return allocate_now(qp, size);
+        }
+        // SAFETY: the PD is that of the live QP, and outlives the connection.
+        unsafe { Grown::with(reservation, qp.pd()?, size, false).map(Memory::Grown) }
     }
 
     /// Returns to the first size from a larger one that was not needed for a while.
@@ -190,8 +230,10 @@ impl SendSide {
         if buffer.size <= size || buffer.old.is_some() {
             return;
         }
-        if postponed.begin() {
-            postponed.send_buffer = Some(Resize::Shrink);
+        if let Some((memory, _)) = postponed.take_send_buffer(|ready| ready == size) {
+            self.replace_buffer(memory, size, postponed);
+        } else if postponed.begin() {
+            postponed.order_send_buffer(size, None);
         } else if let Ok(memory) = allocate(qp, size) {
             self.replace_buffer(memory, size, postponed);
         }
@@ -224,5 +266,11 @@ impl SendSide {
         {
             self.buffer.old = None;
         }
+    }
+
+    /// Takes the previous buffer, to be freed, if no outstanding work request uses it.
+    pub fn take_old_buffer(&mut self) -> Option<Memory> {
+        let flow = &self.flow;
+        self.buffer.old.take_if(|(_, wr_id)| flow.is_complete(*wr_id)).map(|(memory, _)| memory)
     }
 }
