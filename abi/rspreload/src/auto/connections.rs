@@ -268,21 +268,21 @@ pub fn demote(index: usize) {
 }
 
 /// Forwards the data of a connection from now on: its numbers become TCP sockets of the kernel.
-/// Returns false if that is not possible.
-pub fn forward_from_now(fd: c_int, inner: c_int) -> bool {
-    let index = index_of(inner).or_else(|| make_pair(fd, inner, thread::wake_socket()?));
-    let Some((index, slot)) = index.and_then(|index| Some((index, shared::slot(index)?))) else { return false };
+/// Fails with the reason why that is not possible.
+pub fn forward_from_now(fd: c_int, inner: c_int) -> Result<(), Reason> {
+    let index = index_of(inner).map_or_else(|| make_pair(fd, inner, thread::wake_socket), Ok)?;
+    let slot = shared::slot(index).ok_or(Reason::Slots)?;
     if !thread::wake() {
-        return false;
+        return Err(Reason::NoToken(errno::get()));
     }
     demote(index);
     slot.want();
-    true
+    Ok(())
 }
 
 /// Before fork(2): the child may use each connection by its token.
 pub fn before_fork(wake: impl Fn() -> Option<(c_int, u64)>) {
-    prepare_for_child(wake, |_| true);
+    prepare_for_child(wake, "child", |_| true);
     // Tokens that wait for accept(2), too.
     for private in indexes().filter_map(|index| PRIVATE.get(index)) {
         private.forked.store(true, SeqCst);
@@ -292,16 +292,21 @@ pub fn before_fork(wake: impl Fn() -> Option<(c_int, u64)>) {
 /// Before a program is executed by posix_spawn(3) or its like: it may use each connection that it
 /// inherits by its token.
 pub fn before_spawn(wake: impl Fn() -> Option<(c_int, u64)>) {
-    prepare_for_child(wake, open_fds::is_inheritable);
+    prepare_for_child(wake, "program that is executed with it", open_fds::is_inheritable);
 }
 
-/// Gives each connection whose number `is_given` accepts a token, by which a child may use it.
-fn prepare_for_child(wake: impl Fn() -> Option<(c_int, u64)>, is_given: impl Fn(c_int) -> bool) {
+/// Gives each connection whose number `is_given` accepts a token, by which `user` may use it. The
+/// log names those that have none.
+fn prepare_for_child(wake: impl Fn() -> Option<(c_int, u64)>, user: &str, is_given: impl Fn(c_int) -> bool) {
     table::each(|fd, entry| {
         if entry.kind == Kind::Socket && is_auto(entry) && !entry.is_inherited() && is_given(fd) {
-            let index = index_of(entry.inner).or_else(|| make_pair(fd, entry.inner, wake()?));
-            if let Some(private) = index.and_then(|index| PRIVATE.get(index)) {
-                private.forked.store(true, SeqCst);
+            match index_of(entry.inner).map_or_else(|| make_pair(fd, entry.inner, &wake), Ok) {
+                Ok(index) => {
+                    if let Some(private) = PRIVATE.get(index) {
+                        private.forked.store(true, SeqCst);
+                    }
+                }
+                Err(reason) => log::not_given(fd, user, reason),
             }
         }
     });
@@ -342,42 +347,72 @@ pub fn drain() {
     }
 }
 
-/// Connects the TCP socket of a number that was connected by RDMA to this process itself.
-fn make_pair(fd: c_int, inner: c_int, wake: (c_int, u64)) -> Option<usize> {
+/// Connects the TCP socket of a number that was connected by RDMA to this process itself. Fails with
+/// the reason for the log.
+fn make_pair(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -> Result<usize, Reason> {
+    let (family, at) = (tcp::family(fd).ok_or_else(failed)?, pair_address(fd, inner).ok_or_else(failed)?);
+    let wake = wake().ok_or_else(failed)?;
     if !shared::prepare() {
-        return None;
+        return Err(failed());
     }
-    let family = tcp::family(fd)?;
-    let (peer, own) = (name::rsocket_peer(inner)?, name::rsocket_own(inner)?);
-    // Not a loopback address: a program that is executed may take it for the peer's.
-    let bound = name::own(fd).filter(|own| !own.address().is_unspecified());
-    let at = name::any_port(&bound.unwrap_or(own)).in_family(family);
-    // SAFETY: addresses and their lengths; descriptors that no other thread knows.
-    unsafe {
+    // SAFETY: addresses and their lengths; a descriptor that no other thread knows.
+    let token = unsafe {
         let listener = next_symbol::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if listener < 0 {
-            return None;
+            return Err(failed());
         }
-        let mut token = -1;
-        if next_symbol::bind(listener, at.as_ptr(), at.len) == 0 && next_symbol::listen(listener, 1) == 0 {
-            token = connect_pair(fd, listener);
-        }
-        next_symbol::close(listener);
-        if token < 0 {
-            return None;
-        }
-        next_symbol::fcntl(token, F_SETFL, O_NONBLOCK as usize);
-        let index = name::own(token).and_then(|end| shared::claim(&end, 0, (&peer, &own), wake));
-        let entered = index.filter(|&index| enter(index, inner, token));
-        match entered.and_then(shared::slot) {
-            Some(slot) => slot.take(),
-            None => close_token(token),
-        }
-        entered
+        let listens = next_symbol::bind(listener, at.as_ptr(), at.len) == 0 && next_symbol::listen(listener, 1) == 0;
+        let token = if listens { connect_pair(fd, listener) } else { -1 };
+        errno::keeping(|| next_symbol::close(listener));
+        token
+    };
+    let entered = if token < 0 { Err(failed()) } else { enter_pair(inner, token, wake) };
+    if entered.is_err() {
+        close_token(token);
+        disconnect(fd);
+    }
+    entered
+}
+
+/// The reason that `errno` gives.
+fn failed() -> Reason {
+    Reason::NoToken(errno::get())
+}
+
+/// The address of the pair, of which the port is any. Not a loopback address: a program that is
+/// executed may take it for the peer's.
+fn pair_address(fd: c_int, inner: c_int) -> Option<Name> {
+    let bound = name::own(fd).filter(|own| !own.address().is_unspecified());
+    Some(name::any_port(&bound.or_else(|| name::rsocket_own(inner))?).in_family(tcp::family(fd)?))
+}
+
+/// Enters the end of a new pair that is the token.
+fn enter_pair(inner: c_int, token: c_int, wake: (c_int, u64)) -> Result<usize, Reason> {
+    let names = name::rsocket_peer(inner).zip(name::rsocket_own(inner));
+    let ((peer, own), end) = names.zip(name::own(token)).ok_or_else(failed)?;
+    let index = shared::claim(&end, 0, (&peer, &own), wake).ok_or(Reason::Slots)?;
+    let slot = shared::slot(index).ok_or(Reason::Slots)?;
+    // SAFETY: no pointers.
+    unsafe { next_symbol::fcntl(token, F_SETFL, O_NONBLOCK as usize) };
+    if enter(index, inner, token) {
+        slot.take();
+        Ok(index)
+    } else {
+        slot.free();
+        Err(Reason::NoToken(libc::ENOMEM))
     }
 }
 
-/// Returns the other end of the connection that `fd` makes to the listener, or -1.
+/// Lets a socket without a token be connected again, by the next fork(2).
+fn disconnect(fd: c_int) {
+    // SAFETY: all zeros are an address of no family (AF_UNSPEC), as long as said.
+    errno::keeping(|| unsafe {
+        let nowhere: libc::sockaddr = core::mem::zeroed();
+        next_symbol::connect(fd, &raw const nowhere, size_of::<libc::sockaddr>() as libc::socklen_t);
+    });
+}
+
+/// Returns the other end of the connection that `fd` makes to the listener, or -1 with `errno`.
 ///
 /// # Safety
 /// Both are sockets.
@@ -392,9 +427,12 @@ unsafe fn connect_pair(fd: c_int, listener: c_int) -> c_int {
             return -1;
         }
         if !tcp::poll(&mut fds, &Deadline::after(1_000)) {
-            return -1;
+            return errno::fail(libc::ETIMEDOUT);
         }
         let token = next_symbol::accept4(listener, core::ptr::null_mut(), core::ptr::null_mut(), SOCK_CLOEXEC);
+        if token < 0 {
+            return -1;
+        }
         let is_ours = match (name::peer(token), name::own(fd)) {
             (Some(peer), Some(own)) => name::same_end(&peer, &own),
             _ => false,
@@ -404,7 +442,7 @@ unsafe fn connect_pair(fd: c_int, listener: c_int) -> c_int {
         }
         close_token(token);
     }
-    -1
+    errno::fail(libc::ECONNREFUSED)
 }
 
 /// In a child of fork(2): the connections are the parent's, and the numbers TCP sockets of the
