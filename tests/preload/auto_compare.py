@@ -238,5 +238,72 @@ def send_timeout(_address, _address6, silent, port):
         client.close()
 
 
+def program_sends(client, server):
+    """A program sends by the client's number. What has arrived, by then it has the connection."""
+    status = os.system(f"printf question >&{client.fileno()}")
+    return status, server.recv(100).decode()
+
+
+def inheritable(address, port):
+    client = socket.socket()
+    client.set_inheritable(True)
+    client.connect((address, port))
+    return client
+
+
+def reported(members, client, timeout=60):
+    """What instances of epoll report of a connection."""
+    events = [member.poll(timeout) for member in members]
+    return [[event for number, event in some if number == client.fileno()] for some in events]
+
+
+def epoll_and_programs(address, _address6, _silent, port):
+    """Members of epoll instances whose connection a program gets: the parent goes on with them as before."""
+    listening = listener(address, port)
+    kinds = {"level": 0, "edge": select.EPOLLET, "oneshot": select.EPOLLONESHOT, "exclusive": select.EPOLLEXCLUSIVE}
+    for name, kind in kinds.items():
+        client = inheritable(address, port)
+        server = listening.accept()[0]
+        # With EPOLLEXCLUSIVE an event is reported by one of them.
+        members = [select.epoll() for _ in range(1 if name == "exclusive" else 2)]
+        for member in members:
+            member.register(client, select.EPOLLIN | kind)
+        print(name, *program_sends(client, server), reported(members, client, 0))
+        for _ in range(3):
+            server.sendall(b"answer")
+            print(name, reported(members, client), client.recv(100).decode(), reported(members, client, 0))
+            client.sendall(b"next")
+            print(name, server.recv(100).decode())
+            if kind == select.EPOLLONESHOT:
+                for member in members:
+                    member.modify(client, select.EPOLLIN | kind)
+        if kind != select.EPOLLEXCLUSIVE:
+            members[0].modify(client, select.EPOLLIN | select.EPOLLOUT)
+            print(name, reported(members[:1], client))
+            members[0].modify(client, select.EPOLLIN)
+            members[1].unregister(client)
+        server.close()
+        print(name, reported(members[:1], client), client.recv(100), reported(members[1:], client, 0))
+        client.close()
+
+
+def epoll_and_kept_connection(address, _address6, _silent, port):
+    """Programs that run while a connection is a member, but do not use it."""
+    listening = listener(address, port)
+    client = inheritable(address, port)
+    server = listening.accept()[0]
+    member = select.epoll()
+    member.register(client, select.EPOLLIN)
+    for number in range(5):
+        print("status", os.system("exit 3"))
+        server.sendall(b"x" * number + b"y")
+        print(reported([member], client), client.recv(100))
+    client.set_inheritable(False)
+    server.sendall(b"x")
+    print(reported([member], client), client.recv(100))
+    server.shutdown(socket.SHUT_WR)
+    print(reported([member], client), client.recv(100))
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:5], int(sys.argv[5]))

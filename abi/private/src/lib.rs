@@ -70,5 +70,19 @@ pub const HOST_NUMBER_BITS: u32 = 24;
 /// reported an event. The next repoll_wait reports it.
 pub const HOST_EVENT: i32 = 10;
 
+/// `rsetsockopt` on a repoll instance: a [`Handover`] of one of its members to the [`Host`]. Fails
+/// with `ENOENT` if there is no such member.
+pub const HAND_OVER: i32 = 11;
+
+/// The value of [`HAND_OVER`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Handover {
+    /// The member, which is removed.
+    pub member: i32,
+    /// A descriptor of the kernel's, which the host gets with the event of the member.
+    pub fd: i32,
+}
+
 /// `rsetsockopt`, any descriptor: a line for the log of `RDMACM_LOG`, as text.
 pub const LOG: i32 = 5;

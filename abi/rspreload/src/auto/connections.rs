@@ -10,11 +10,12 @@ use super::entry::is_auto;
 use super::log::{self, Reason};
 use super::shared::{self, MAX_SLOTS, Slot};
 use super::{outcome, socket_owner, thread};
+use crate::fork::moving::Moving;
 use crate::fork::name::{self, Name};
 use crate::fork::tcp;
 use crate::table::{self, Entry, Growing, Kind};
 use crate::time::Deadline;
-use crate::{errno, next_symbol, open_fds, rsocket_abi};
+use crate::{epoll, errno, next_symbol, open_fds, rsocket, rsocket_abi};
 
 /// What only this process can use. Numbers are stored plus one; 0 for none.
 struct Private {
@@ -253,16 +254,22 @@ pub fn close(inner: c_int) -> c_int {
     unsafe { rsocket_abi::rclose(inner) }
 }
 
-/// Sends the program's numbers of an rsocket to the kernel from now on: its data is forwarded.
+/// Sends the program's numbers of an rsocket to the kernel from now on: its data is forwarded. They
+/// stay members of the program's epoll instances.
 pub fn demote(index: usize) {
     let (inner, Some(slot)) = (inner(index), shared::slot(index)) else { return };
     table::each(|fd, entry| {
-        if entry.kind == Kind::Socket
-            && entry.inner == inner
-            && is_auto(entry)
-            && table::replace(fd, Some(entry), Some(forwarded(fd, index, slot)))
-        {
-            table::drop(inner);
+        if entry.kind == Kind::Socket && entry.inner == inner && is_auto(entry) {
+            // epoll_ctl(2) waits meanwhile.
+            let moving = Moving::begin(fd);
+            let replaced = table::replace(fd, Some(entry), Some(forwarded(fd, index, slot)));
+            if replaced {
+                epoll::hand_over_to_kernel(fd, entry);
+            }
+            drop(moving);
+            if replaced {
+                rsocket::drop_reference(entry);
+            }
         }
     });
 }
