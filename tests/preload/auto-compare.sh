@@ -44,6 +44,12 @@ case_accept_order() { compare accept_order && [ "$facts" = "16 connections by RD
 case_epoll_and_programs() { compare epoll_and_programs full && [ "$facts" = "4 connections by RDMA, 0 by TCP" ]; }
 case_epoll_and_kept_connection() { compare epoll_and_kept_connection full && [ "$facts" = "1 connections by RDMA, 0 by TCP" ]; }
 
+# Programs that are executed, or not, beside connections, and what the parent does to their numbers afterwards.
+case_popen_with_many() { compare popen_with_many full && [ "$facts" = "40 connections by RDMA, 0 by TCP" ]; }
+case_failed_programs() { compare failed_programs full && [ "$facts" = "1 connections by RDMA, 0 by TCP" ]; }
+case_numbers_of_forwarded() { compare numbers_of_forwarded full && [ "$facts" = "8 connections by RDMA, 0 by TCP" ]; }
+case_programs_of_several_children() { compare programs_of_children full && [ "$facts" = "2 connections by RDMA, 0 by TCP" ]; }
+
 # Wildcard listeners with both values, and two of both families at a port: a client of IPv4 is refused by one of the former.
 case_v6only() { compare v6only && [ "$facts" = "5 connections by RDMA, 7 by TCP" ]; }
 

@@ -4,12 +4,14 @@
 Run with librspreload in automatic mode and without it: the lines must be the same. Both ends are in this process. A socket
 with SO_MARK uses TCP in automatic mode, too. SILENT is an address that does not answer."""
 
+import ctypes
 import errno
 import os
 import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -303,6 +305,111 @@ def epoll_and_kept_connection(address, _address6, _silent, port):
     print(reported([member], client), client.recv(100))
     server.shutdown(socket.SHUT_WR)
     print(reported([member], client), client.recv(100))
+
+
+def pair(listening, address, port):
+    return inheritable(address, port), listening.accept()[0]
+
+
+def works(client, server):
+    client.sendall(b"question")
+    server.sendall(b"answer")
+    return server.recv(100).decode(), client.recv(100).decode()
+
+
+def popen_with_many(address, _address6, _silent, port):
+    """The C library's popen and pclose beside many connections that the program inherits and does not use."""
+    listening = listener(address, port)
+    pairs = [pair(listening, address, port) for _ in range(40)]
+    libc = ctypes.CDLL(None)
+    libc.popen.restype = ctypes.c_void_p
+    for number in range(5):
+        stream = libc.popen(f"exit {number}".encode(), b"r")
+        print("status", os.waitstatus_to_exitcode(libc.pclose(ctypes.c_void_p(stream))))
+        print({works(*both) for both in pairs})
+    for client, server in pairs:
+        client.close()
+        print(server.recv(100))
+        server.close()
+    print("lowest number", os.dup(0))
+
+
+def failed_programs(address, _address6, _silent, port):
+    """Programs that cannot be executed: the connections stay what they were."""
+    listening = listener(address, port)
+    client, server = pair(listening, address, port)
+    for command in ["/nonexistent"], ["/etc/passwd"]:
+        try:
+            subprocess.run(command, stdin=client, pass_fds=[client.fileno()], check=False)
+        except OSError as error:
+            print(errno.errorcode[error.errno])
+        print(works(client, server))
+        try:
+            os.posix_spawn(command[0], command, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, client.fileno(), 0)])
+        except OSError as error:
+            print(errno.errorcode[error.errno])
+        print(works(client, server))
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(client.fileno(), 0)
+        try:
+            os.execv("/nonexistent", ["x"])
+        finally:
+            os._exit(126)
+    print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), works(client, server))
+    client.close()
+    print(server.recv(100))
+
+
+def numbers_of_forwarded(address, _address6, _silent, port):
+    """Numbers of connections that a program has used are copied over, and closed in every way."""
+    listening = listener(address, port)
+    libc = ctypes.CDLL(None)
+    other = os.open("/dev/null", os.O_RDWR)
+    ways = {
+        "close": lambda fd: os.close(fd),
+        "dup2": lambda fd: os.dup2(other, fd),
+        "close_range": lambda fd: libc.close_range(fd, fd, 0),
+        "closerange": lambda fd: os.closerange(fd, fd + 1),
+    }
+    for name, close in ways.items():
+        for used in False, True:
+            client, server = pair(listening, address, port)
+            if used:
+                print(name, *program_sends(client, server))
+            else:
+                print(name, os.system("exit 0"))
+            copy = client.dup()
+            fd = client.detach()
+            close(fd)
+            print(name, works(copy, server))
+            close(copy.detach())
+            print(name, server.recv(100))
+            server.close()
+
+
+def programs_of_children(address, _address6, _silent, port):
+    """A connection that several programs have, after its parent has closed it."""
+    listening = listener(address, port)
+    client, server = pair(listening, address, port)
+    children = []
+    for _ in range(3):
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(client.fileno(), 1)
+            os.closerange(3, 1000)
+            os.execv("/bin/sh", ["sh", "-c", "head -c 70000 /dev/zero"])
+        children.append(pid)
+    client.close()
+    for pid in children:
+        print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    total = 0
+    while data := server.recv(65536):
+        total += len(data)
+    print("received", total)
+    private = connect(RDMA, address, port)
+    server = listening.accept()[0]
+    print("status", os.system(f"test -e /proc/self/fd/{private.fileno()}"), works(private, server))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ use core::net::IpAddr;
 use libc::{AF_INET, AF_INET6, AF_NETLINK, NETLINK_SOCK_DIAG, NLM_F_REQUEST, SOCK_CLOEXEC, SOCK_RAW, nlmsghdr};
 
 use crate::fork::name::Name;
+use crate::fork::tcp;
 use crate::{errno, next_symbol};
 
 /// linux/sock_diag.h.
@@ -123,7 +124,8 @@ fn ask(fd: c_int, request: &Request) -> Option<bool> {
     };
     let received = usize::try_from(received).ok()?;
     match answer.header.nlmsg_type {
-        SOCK_DIAG_BY_FAMILY if received == len => Some(answer.inode != 0),
+        // Without such a connection the kernel returns the socket that listens at the address.
+        SOCK_DIAG_BY_FAMILY if received == len => Some(answer.inode != 0 && answer.state != tcp::LISTEN),
         NLMSG_ERROR if received > size_of::<nlmsghdr>() + size_of::<c_int>() => {
             // `struct nlmsgerr` begins with the errno.
             let [family, state, timer, retransmits] = [answer.family, answer.state, answer.timer, answer.retransmits];
@@ -173,6 +175,7 @@ mod tests {
         drop(copy);
         assert_eq!(has_owner(), Some(false), "closed: FIN_WAIT2");
         assert_eq!(super::has_owner(&name(from), &name(from)), Some(false), "no such socket");
+        assert_eq!(super::has_owner(&name(to), &name(to)), Some(false), "only a listener");
     }
 
     #[test]
