@@ -382,6 +382,7 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
         }
         (rdmacm_private::LEVEL, rdmacm_private::SIGPIPE) => return stream(fd)?.set_sigpipe(),
         (rdmacm_private::LEVEL, rdmacm_private::CANCEL) => return stream(fd)?.cancel_attempt(),
+        (rdmacm_private::LEVEL, rdmacm_private::HANDED_OVER) => return stream(fd)?.hand_over(),
         (rdmacm_private::LEVEL, rdmacm_private::HOST) => return set_host(fd, value),
         (rdmacm_private::LEVEL, rdmacm_private::HOST_EVENT) => {
             let number = value.first_chunk().ok_or(Errno::EINVAL)?;

@@ -44,6 +44,8 @@ case_accept_order() { compare accept_order && [ "$facts" = "16 connections by RD
 case_epoll_and_programs() { compare epoll_and_programs full && [ "$facts" = "4 connections by RDMA, 0 by TCP" ]; }
 case_epoll_and_kept_connection() { compare epoll_and_kept_connection full && [ "$facts" = "1 connections by RDMA, 0 by TCP" ]; }
 
+case_waits_and_programs() { compare waits_and_programs full && [ "$facts" = "12 connections by RDMA, 0 by TCP" ]; }
+
 # Programs that are executed, or not, beside connections, and what the parent does to their numbers afterwards.
 case_popen_with_many() { compare popen_with_many full && [ "$facts" = "40 connections by RDMA, 0 by TCP" ]; }
 case_failed_programs() { compare failed_programs full && [ "$facts" = "1 connections by RDMA, 0 by TCP" ]; }

@@ -289,6 +289,39 @@ def epoll_and_programs(address, _address6, _silent, port):
         client.close()
 
 
+def poll_for(*connections):
+    waits = select.poll()
+    for connection in connections:
+        waits.register(connection, select.POLLIN)
+    return [events for _, events in waits.poll()]
+
+
+def waits_and_programs(address, _address6, _silent, port):
+    """Threads that wait for a connection while a program gets it."""
+    listening = listener(address, port)
+    quiet = socket.socketpair()
+    ways = {
+        "poll": poll_for,
+        "poll of two": lambda client: poll_for(client, quiet[0]),
+        "select": lambda client: len(select.select([client, quiet[0]], [], [])[0]),
+        "recv": lambda client: client.recv(6, socket.MSG_PEEK),
+    }
+    for name, way in ways.items():
+        for _ in range(3):
+            client, server = inheritable(address, port), listening.accept()[0]
+            results = []
+            thread = threading.Thread(target=lambda: results.extend([way(client), client.recv(100)]))
+            thread.start()
+            stat = f"/proc/self/task/{thread.native_id}/stat"
+            until(lambda: open(stat, encoding="ascii").read().rpartition(")")[2].split()[0] == "S")
+            print(name, *program_sends(client, server))
+            server.sendall(b"answer")
+            thread.join()
+            print(name, results)
+            client.close()
+            server.close()
+
+
 def epoll_and_kept_connection(address, _address6, _silent, port):
     """Programs that run while a connection is a member, but do not use it."""
     listening = listener(address, port)

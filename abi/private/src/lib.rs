@@ -84,5 +84,12 @@ pub struct Handover {
     pub fd: i32,
 }
 
+/// `rsetsockopt` on a stream: the numbers by which the program knew it are other sockets from now on.
+/// rpoll reports POLLNVAL to those that do not ask for [`FORWARDER_EVENT`], also to those that wait.
+pub const HANDED_OVER: i32 = 12;
+
+/// Among the events that rpoll is asked for: the caller has the stream since [`HANDED_OVER`].
+pub const FORWARDER_EVENT: i16 = 0x0400;
+
 /// `rsetsockopt`, any descriptor: a line for the log of `RDMACM_LOG`, as text.
 pub const LOG: i32 = 5;

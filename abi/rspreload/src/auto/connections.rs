@@ -272,6 +272,8 @@ pub fn demote(index: usize) {
             }
         }
     });
+    // Threads that wait for the rsocket wait for the numbers' new sockets instead.
+    let _ = rsocket::set_library_option(inner, rdmacm_private::HANDED_OVER);
 }
 
 /// Forwards the data of a connection from now on: its numbers become TCP sockets of the kernel.

@@ -96,7 +96,8 @@ impl Forward {
             // Without events, errors would be reported again and again. But after the peer's end
             // this reports that it has closed its socket, which ends the connection.
             let awaits_close = fd == self.inner && self.awaits_close();
-            (if events == 0 && !awaits_close { -1 } else { fd }, events)
+            let bit = if fd == self.inner { rdmacm_private::FORWARDER_EVENT } else { 0 };
+            (if events == 0 && !awaits_close { -1 } else { fd }, events | bit)
         })
     }
 
