@@ -394,6 +394,39 @@ def failed_programs(address, _address6, _silent, port):
     print(server.recv(100))
 
 
+LEAVES_DATA = """
+import socket
+socket.socket(fileno=0).recv(1)
+"""
+
+
+def resets(address, _address6, _silent, port):
+    """Ends of programs that TCP reports as a reset: with SO_LINGER, and with data that they have not received."""
+    listening = listener(address, port)
+    without_library = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    for name in "linger", "child", "program":
+        client, server = pair(listening, address, port)
+        server.sendall(b"unread")
+        if name == "program":
+            child = subprocess.Popen([sys.executable, "-c", LEAVES_DATA], stdin=client, env=without_library)
+            client.close()
+            child.wait()
+        else:
+            pid = os.fork()
+            if pid == 0:
+                client.recv(1 if name == "child" else 100)
+                if name == "linger":
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                os._exit(0)
+            client.close()
+            os.waitpid(pid, 0)
+        try:
+            print(name, server.recv(100))
+        except OSError as error:
+            print(name, errno.errorcode[error.errno])
+        server.close()
+
+
 def numbers_of_forwarded(address, _address6, _silent, port):
     """Numbers of connections that a program has used are copied over, and closed in every way."""
     listening = listener(address, port)

@@ -124,6 +124,17 @@ pub fn release(entry: Entry) -> c_int {
     if drop_reference(entry) { unsafe { rsocket_abi::rclose(entry.inner) } } else { 0 }
 }
 
+/// Closes an rsocket to which no number refers: its peer sees a reset, not an end in order.
+pub fn reset(inner: c_int) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let len = mem::size_of_val(&linger) as socklen_t;
+    // SAFETY: a live structure of that length; no number stands for the rsocket any more.
+    errno::keeping(|| unsafe {
+        rsocket_abi::rsetsockopt(inner, libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len);
+        rsocket_abi::rclose(inner);
+    });
+}
+
 /// Drops a number's reference to an rsocket. Returns whether it was the last one.
 pub fn drop_reference(entry: Entry) -> bool {
     table::leave_index(entry.inner, entry.index());

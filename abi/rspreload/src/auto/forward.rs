@@ -9,7 +9,7 @@ use libc::{EAGAIN, EINTR, F_SETFL, O_NONBLOCK, POLLERR, POLLHUP, POLLIN, POLLOUT
 use super::half_closed::{Action, Idle, Missing};
 use super::{connections, log, shared, socket_owner};
 use crate::fork::name;
-use crate::{errno, next_symbol, rsocket_abi, time};
+use crate::{errno, next_symbol, rsocket, rsocket_abi, time};
 
 /// The most connections that are forwarded at a time.
 pub const MAX_FORWARDS: usize = 1024;
@@ -208,14 +208,14 @@ impl Forward {
     fn finish(&mut self, by_reset: bool) {
         if by_reset {
             connections::leave(self.index);
+            rsocket::reset(self.inner);
         } else {
             connections::leave_in_order(self.index);
+            // SAFETY: no number stands for the rsocket any more.
+            unsafe { rsocket_abi::rclose(self.inner) };
         }
-        // SAFETY: no number stands for the rsocket any more, and the mapping is used no more.
-        unsafe {
-            rsocket_abi::rclose(self.inner);
-            libc::munmap(self.buffers.as_ptr().cast::<c_void>(), 2 * BUFFER);
-        }
+        // SAFETY: the mapping is used no more.
+        unsafe { libc::munmap(self.buffers.as_ptr().cast::<c_void>(), 2 * BUFFER) };
     }
 }
 

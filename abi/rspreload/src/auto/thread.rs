@@ -16,7 +16,7 @@ use super::slots::{self, MAX_ATTEMPTS};
 use super::{attempt, connections, log};
 use crate::fork::thread as threads;
 use crate::time::Deadline;
-use crate::{errno, next_symbol, open_fds, rsocket_abi};
+use crate::{errno, next_symbol, open_fds, rsocket, rsocket_abi};
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
@@ -233,7 +233,7 @@ impl Thread {
             let peer = shared::slot(index).and_then(|slot| slot.peer());
             log::reset(peer.as_ref(), log::Reason::Forwards);
             connections::leave(index);
-            attempt::give_up(inner);
+            rsocket::reset(inner);
         }
     }
 
@@ -391,7 +391,7 @@ fn withdraw(index: usize, slot: &Slot) -> bool {
     if withdrawn {
         let inner = connections::inner(index);
         connections::leave(index);
-        attempt::give_up(inner);
+        rsocket::reset(inner);
     }
     withdrawn
 }
