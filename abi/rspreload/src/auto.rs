@@ -21,6 +21,7 @@ mod lock;
 mod log;
 mod outcome;
 pub mod outside;
+mod pair;
 mod remembered;
 mod reuse;
 mod route;

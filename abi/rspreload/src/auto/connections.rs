@@ -4,10 +4,11 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
 
-use libc::{F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET};
+use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM};
 
 use super::entry::is_auto;
 use super::log::{self, Reason};
+use super::pair::{self, close_token};
 use super::shared::{self, MAX_SLOTS, Slot};
 use super::{outcome, socket_owner, thread};
 use crate::fork::moving::Moving;
@@ -96,20 +97,6 @@ pub fn leave(index: usize) {
     close_token(private.token.swap(0, SeqCst) - 1);
     if let Some(slot) = shared::slot(index) {
         slot.free();
-    }
-}
-
-/// Closes this end of a token. By a reset: no connection is left waiting, which would keep the
-/// port.
-fn close_token(token: c_int) {
-    if token >= 0 {
-        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-        let len = size_of::<libc::linger>() as libc::socklen_t;
-        // SAFETY: a live structure of that length; a descriptor that only this library knows.
-        errno::keeping(|| unsafe {
-            next_symbol::setsockopt(token, SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len);
-            next_symbol::close(token);
-        });
     }
 }
 
@@ -356,53 +343,28 @@ pub fn drain() {
     }
 }
 
-/// Connects the TCP socket of a number that was connected by RDMA to this process itself. Fails with
-/// the reason for the log.
+/// Gives a connection that has none a token, by a pair of sockets inside the host. Fails with the
+/// reason for the log.
 fn make_pair(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -> Result<usize, Reason> {
-    let (family, at) = (tcp::family(fd).ok_or_else(failed)?, pair_address(fd, inner).ok_or_else(failed)?);
-    let wake = wake().ok_or_else(failed)?;
+    let wake = wake().ok_or_else(pair::failed)?;
     if !shared::prepare() {
-        return Err(failed());
+        return Err(pair::failed());
     }
-    // SAFETY: addresses and their lengths; a descriptor that no other thread knows.
-    let token = unsafe {
-        let listener = next_symbol::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if listener < 0 {
-            return Err(failed());
-        }
-        let listens = next_symbol::bind(listener, at.as_ptr(), at.len) == 0 && next_symbol::listen(listener, 1) == 0;
-        let token = if listens { connect_pair(fd, listener) } else { -1 };
-        errno::keeping(|| next_symbol::close(listener));
-        token
-    };
-    let entered = if token < 0 { Err(failed()) } else { enter_pair(inner, token, wake) };
+    let token = pair::connect(fd, inner)?;
+    let entered = enter_pair(inner, token, wake);
     if entered.is_err() {
         close_token(token);
-        disconnect(fd);
+        pair::disconnect(fd);
     }
     entered
-}
-
-/// The reason that `errno` gives.
-fn failed() -> Reason {
-    Reason::NoToken(errno::get())
-}
-
-/// The address of the pair, of which the port is any. Not a loopback address: a program that is
-/// executed may take it for the peer's.
-fn pair_address(fd: c_int, inner: c_int) -> Option<Name> {
-    let bound = name::own(fd).filter(|own| !own.address().is_unspecified());
-    Some(name::any_port(&bound.or_else(|| name::rsocket_own(inner))?).in_family(tcp::family(fd)?))
 }
 
 /// Enters the end of a new pair that is the token.
 fn enter_pair(inner: c_int, token: c_int, wake: (c_int, u64)) -> Result<usize, Reason> {
     let names = name::rsocket_peer(inner).zip(name::rsocket_own(inner));
-    let ((peer, own), end) = names.zip(name::own(token)).ok_or_else(failed)?;
+    let ((peer, own), end) = names.zip(name::own(token)).ok_or_else(pair::failed)?;
     let index = shared::claim(&end, 0, (&peer, &own), wake).ok_or(Reason::Slots)?;
     let slot = shared::slot(index).ok_or(Reason::Slots)?;
-    // SAFETY: no pointers.
-    unsafe { next_symbol::fcntl(token, F_SETFL, O_NONBLOCK as usize) };
     if enter(index, inner, token) {
         slot.take();
         Ok(index)
@@ -410,48 +372,6 @@ fn enter_pair(inner: c_int, token: c_int, wake: (c_int, u64)) -> Result<usize, R
         slot.free();
         Err(Reason::NoToken(libc::ENOMEM))
     }
-}
-
-/// Lets a socket without a token be connected again, by the next fork(2).
-fn disconnect(fd: c_int) {
-    // SAFETY: all zeros are an address of no family (AF_UNSPEC), as long as said.
-    errno::keeping(|| unsafe {
-        let nowhere: libc::sockaddr = core::mem::zeroed();
-        next_symbol::connect(fd, &raw const nowhere, size_of::<libc::sockaddr>() as libc::socklen_t);
-    });
-}
-
-/// Returns the other end of the connection that `fd` makes to the listener, or -1 with `errno`.
-///
-/// # Safety
-/// Both are sockets.
-unsafe fn connect_pair(fd: c_int, listener: c_int) -> c_int {
-    let Some(to) = name::own(listener) else { return -1 };
-    let family = tcp::family(fd).unwrap_or(libc::AF_INET);
-    let to = to.in_family(family);
-    let mut fds = [libc::pollfd { fd: listener, events: libc::POLLIN, revents: 0 }];
-    // SAFETY: an address and its length; no addresses are asked for.
-    unsafe {
-        if next_symbol::connect(fd, to.as_ptr(), to.len) != 0 && errno::get() != libc::EINPROGRESS {
-            return -1;
-        }
-        if !tcp::poll(&mut fds, &Deadline::after(1_000)) {
-            return errno::fail(libc::ETIMEDOUT);
-        }
-        let token = next_symbol::accept4(listener, core::ptr::null_mut(), core::ptr::null_mut(), SOCK_CLOEXEC);
-        if token < 0 {
-            return -1;
-        }
-        let is_ours = match (name::peer(token), name::own(fd)) {
-            (Some(peer), Some(own)) => name::same_end(&peer, &own),
-            _ => false,
-        };
-        if is_ours {
-            return open_fds::relocate(token);
-        }
-        close_token(token);
-    }
-    errno::fail(libc::ECONNREFUSED)
 }
 
 /// In a child of fork(2): the connections are the parent's, and the numbers TCP sockets of the
