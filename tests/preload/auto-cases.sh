@@ -252,7 +252,7 @@ case_spawned_programs() {
     return "$failed"
 }
 
-# A program that is executed without descriptors left cannot have the connection, and the log says why; the next one can.
+# A program that is executed with one descriptor left cannot have the connection, and the log says why; the next one can.
 case_programs_without_descriptors() {
     processes fork 1 || return 1
     with full "$work/client.log" timeout 60 "$python" "$here/auto_processes.py" spawns-few "$ADDR" "$port" \

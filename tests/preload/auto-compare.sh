@@ -48,6 +48,7 @@ case_waits_and_programs() { compare waits_and_programs full && [ "$facts" = "12 
 
 # Programs that are executed, or not, beside connections, and what the parent does to their numbers afterwards.
 case_popen_with_many() { compare popen_with_many full && [ "$facts" = "40 connections by RDMA, 0 by TCP" ]; }
+case_programs_of_threads() { compare programs_of_threads full && [ "$facts" = "40 connections by RDMA, 0 by TCP" ]; }
 case_failed_programs() { compare failed_programs full && [ "$facts" = "1 connections by RDMA, 0 by TCP" ]; }
 case_resets() { compare resets full && [ "$facts" = "3 connections by RDMA, 0 by TCP" ]; }
 case_numbers_of_forwarded() { compare numbers_of_forwarded full && [ "$facts" = "8 connections by RDMA, 0 by TCP" ]; }

@@ -242,7 +242,8 @@ def send_timeout(_address, _address6, silent, port):
 
 def program_sends(client, server):
     """A program sends by the client's number. What has arrived, by then it has the connection."""
-    status = os.system(f"printf question >&{client.fileno()}")
+    # Other shells have numbers of one digit.
+    status = os.system(f"exec bash -c 'printf question >&{client.fileno()}'")
     return status, server.recv(100).decode()
 
 
@@ -365,6 +366,23 @@ def popen_with_many(address, _address6, _silent, port):
         print(server.recv(100))
         server.close()
     print("lowest number", os.dup(0))
+
+
+def programs_of_threads(address, _address6, _silent, port):
+    """Threads that execute programs at the same time, beside connections that have no other socket in the host yet."""
+    listening = listener(address, port)
+    for _ in range(10):
+        pairs = [pair(listening, address, port) for _ in range(4)]
+        statuses = []
+        threads = [threading.Thread(target=lambda: statuses.append(os.system("exit 0"))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print(statuses, [program_sends(*both) for both in pairs], [works(*both) for both in pairs])
+        for both in pairs:
+            for end in both:
+                end.close()
 
 
 def failed_programs(address, _address6, _silent, port):

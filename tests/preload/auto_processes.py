@@ -461,7 +461,8 @@ def spawns_later(address, port):
 
 
 def spawns_few(address, port):
-    """The first program is executed while there are no descriptors left, and does not use the connection."""
+    """The first program is executed while one descriptor is left, which the loader needs, and does not use the
+    connection."""
     connection = socket.socket()
     connection.set_inheritable(True)
     connection.connect((address, port))
@@ -469,7 +470,7 @@ def spawns_few(address, port):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))
     assert os.system("exit 0") == 0
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert os.system(shell_command(connection, [sys.executable, "-c", ASK_NUMBER])) == 0

@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::
 use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM};
 
 use super::entry::is_auto;
+use super::lock::Lock;
 use super::log::{self, Reason};
 use super::pair::{self, close_token};
 use super::shared::{self, MAX_SLOTS, Slot};
@@ -266,7 +267,7 @@ pub fn demote(index: usize) {
 /// Forwards the data of a connection from now on: its numbers become TCP sockets of the kernel.
 /// Fails with the reason why that is not possible.
 pub fn forward_from_now(fd: c_int, inner: c_int) -> Result<(), Reason> {
-    let index = index_of(inner).map_or_else(|| make_pair(fd, inner, thread::wake_socket), Ok)?;
+    let index = index_with_token(fd, inner, thread::wake_socket)?;
     let slot = shared::slot(index).ok_or(Reason::Slots)?;
     if !thread::wake() {
         return Err(Reason::NoToken(errno::get()));
@@ -296,7 +297,7 @@ pub fn before_spawn(wake: impl Fn() -> Option<(c_int, u64)>) {
 fn prepare_for_child(wake: impl Fn() -> Option<(c_int, u64)>, user: &str, is_given: impl Fn(c_int) -> bool) {
     table::each(|fd, entry| {
         if entry.kind == Kind::Socket && is_auto(entry) && !entry.is_inherited() && is_given(fd) {
-            match index_of(entry.inner).map_or_else(|| make_pair(fd, entry.inner, &wake), Ok) {
+            match index_with_token(fd, entry.inner, &wake) {
                 Ok(index) => {
                     if let Some(private) = PRIVATE.get(index) {
                         private.forked.store(true, SeqCst);
@@ -343,6 +344,19 @@ pub fn drain() {
     }
 }
 
+/// One thread after another: the number of a connection can be connected once.
+static PAIRS: Lock = Lock::new();
+
+/// Returns the index of an rsocket, after giving it a token if it has none. Fails with the reason for
+/// the log.
+fn index_with_token(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -> Result<usize, Reason> {
+    if let Some(index) = index_of(inner) {
+        return Ok(index);
+    }
+    let _held = PAIRS.hold();
+    index_of(inner).map_or_else(|| make_pair(fd, inner, wake), Ok)
+}
+
 /// Gives a connection that has none a token, by a pair of sockets inside the host. Fails with the
 /// reason for the log.
 fn make_pair(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -> Result<usize, Reason> {
@@ -377,6 +391,7 @@ fn enter_pair(inner: c_int, token: c_int, wake: (c_int, u64)) -> Result<usize, R
 /// In a child of fork(2): the connections are the parent's, and the numbers TCP sockets of the
 /// kernel.
 pub fn in_child() {
+    PAIRS.reset();
     table::each(|fd, entry| {
         if entry.kind == Kind::Socket && is_auto(entry) {
             let index = index_of(entry.inner);
