@@ -70,8 +70,8 @@ pub const HOST_NUMBER_BITS: u32 = 24;
 /// reported an event. The next repoll_wait reports it.
 pub const HOST_EVENT: i32 = 10;
 
-/// `rsetsockopt` on a repoll instance: a [`Handover`] of one of its members to the [`Host`]. Fails
-/// with `ENOENT` if there is no such member.
+/// `rsetsockopt` on a repoll instance: a [`Handover`] of one of its members to the [`Host`]. Does
+/// nothing if there is no such member.
 pub const HAND_OVER: i32 = 11;
 
 /// The value of [`HAND_OVER`].

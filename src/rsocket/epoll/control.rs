@@ -45,12 +45,13 @@ impl Epoll {
     }
 
     /// Removes a member and adds `number`, a descriptor of the kernel's, to the host with the same
-    /// event. No other thread can change or remove the member, or the number, between the two.
+    /// event. No other thread can change or remove the member, or the number, between the two. Does
+    /// nothing without such a member.
     pub fn hand_over(&self, fd: c_int, number: RawFd) -> Result<()> {
         self.check_process()?;
         let host = self.host.get().ok_or(Errno::EINVAL)?;
         let mut members = self.members();
-        let member = members.remove(&fd).ok_or(Errno::ENOENT)?;
+        let Some(member) = members.remove(&fd) else { return Ok(()) };
         let result = host.epoll.add_programs_number(number, member.kernel_event());
         drop(members);
         self.detach(&member);
