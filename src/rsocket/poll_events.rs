@@ -12,7 +12,7 @@ pub const OUT: c_short = POLLOUT | POLLWRNORM;
 /// Returns the bits to ask a [`Pollable`](super::pollable::Pollable) for when a program requests
 /// `events`: POLLIN, POLLOUT and POLLRDHUP. Rsockets have neither urgent data nor priority bands.
 pub fn wanted(events: c_short) -> c_short {
-    let mut wanted = events & POLLRDHUP;
+    let mut wanted = events & (POLLRDHUP | rdmacm_private::FORWARDER_EVENT);
     if events & IN != 0 {
         wanted |= POLLIN;
     }
@@ -46,6 +46,8 @@ mod tests {
     #[test]
     fn both_names_of_a_bit_are_reported() {
         assert_eq!(wanted(POLLRDNORM | POLLWRNORM), POLLIN | POLLOUT);
+        assert_eq!(wanted(rdmacm_private::FORWARDER_EVENT), rdmacm_private::FORWARDER_EVENT);
+        assert_eq!(reported(POLLIN, rdmacm_private::FORWARDER_EVENT | POLLIN), POLLIN);
         assert_eq!(reported(POLLIN | POLLOUT, POLLRDNORM | POLLOUT), POLLRDNORM | POLLOUT);
         assert_eq!(reported(POLLIN, POLLIN | POLLRDNORM), POLLIN | POLLRDNORM);
         assert_eq!(wanted(POLLPRI | POLLRDBAND), 0);

@@ -127,6 +127,15 @@ impl KernelEpoll {
         if done == 0 { Ok(()) } else { Err(Errno::last()) }
     }
 
+    /// Adds a number of the program that librspreload is changing: by the kernel's call, because
+    /// librspreload's epoll_ctl would wait for the change.
+    pub fn add_programs_number(&self, fd: RawFd, mut event: epoll_event) -> Result<()> {
+        let (epfd, event) = (self.0.as_raw_fd(), &raw mut event);
+        // SAFETY: the event is this function's own.
+        let result = unsafe { libc::syscall(libc::SYS_epoll_ctl, epfd, libc::EPOLL_CTL_ADD, fd, event) };
+        if result == 0 { Ok(()) } else { Err(Errno::last()) }
+    }
+
     /// epoll_wait(2). Returns how many events were written to the front of `events`. A cancellation
     /// point unless the timeout is zero.
     pub fn wait(&self, events: &mut [MaybeUninit<epoll_event>], timeout: Option<Duration>) -> Result<usize> {

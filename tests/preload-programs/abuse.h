@@ -10,6 +10,7 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
@@ -20,6 +21,15 @@
 #include <sys/time.h>
 
 extern char **environ;
+
+/* The arguments of the program: which cases to run, and how often. */
+extern const char *only_cases;
+extern int repetitions;
+
+#undef CASE
+#define CASE(function)                                                                                                 \
+	for (int repeated = 0; repeated < repetitions && fnmatch(only_cases, #function, 0) == 0; repeated++)           \
+	run_case(#function, function)
 
 static inline bool is_automatic(void)
 {
@@ -49,6 +59,13 @@ static inline int stream_socket(int flags)
 	EXPECT(fd >= 0 && is_rsocket(fd));
 	return fd;
 }
+
+/*
+ * Descriptors that the library makes once, at the moment at which it needs them first: two of the thread for closes in
+ * the background, and one for each thread that sleeps until an rsocket has an event, which in automatic mode are the
+ * library's and the program's. How many there are by now depends on who was faster.
+ */
+enum { MADE_ONCE = 4 };
 
 /* Open descriptors of this process, the library's too. */
 static inline int open_descriptors(void)

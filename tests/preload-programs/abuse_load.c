@@ -52,7 +52,7 @@ static void plug_ins(void)
 		if (i == 0)
 			first = open_descriptors();
 	}
-	EXPECT(open_descriptors() == first);
+	EXPECT(open_descriptors() <= first + MADE_ONCE);
 }
 
 /* RTLD_DEEPBIND: the plug-in's calls are not intercepted, so it has kernel sockets. */

@@ -252,6 +252,16 @@ case_spawned_programs() {
     return "$failed"
 }
 
+# A program that is executed with one descriptor left cannot have the connection, and the log says why; the next one can.
+case_programs_without_descriptors() {
+    processes fork 1 || return 1
+    with full "$work/client.log" timeout 60 "$python" "$here/auto_processes.py" spawns-few "$ADDR" "$port" \
+        >"$work/client.out" 2>"$work/client.err" || return 1
+    facts="$(sed -n 's/.*socket [0-9]*: not connected/not connected/p' "$work/client.log")"
+    wait "$server" && grep -q '^echoed 70000$' "$work/server.out" || return 1
+    [ "$facts" = 'not connected in the program that is executed with it: no connection inside the host: errno 24' ]
+}
+
 # With librspreload.so: children of fork(2) execute programs with both kinds of connections, those of vfork(2) with accepted
 # ones; for the others the log has a line.
 case_programs_of_children() {

@@ -3,13 +3,13 @@
 # Cases of automatic mode, for auto-guest: what a program observes is compared with what it observes without the library
 # (auto_compare.py). Each returns a status, and `facts`.
 
-# compare CASE: runs the program plain and in automatic mode. The log of the second run is client.log.
+# compare CASE [KIND]: runs the program plain and in automatic mode. The log of the second run is client.log.
 compare() {
     rm -f "$work"/server* "$work"/client*
     port=$((port + 10))
     timeout 100 "$python" "$here/auto_compare.py" "$1" "$ADDR" "$ADDR6" "${silent:-}" "$port" >"$work/client.plain" 2>&1 || return 1
     port=$((port + 10))
-    with auto "$work/client.log" timeout 100 "$python" "$here/auto_compare.py" "$1" "$ADDR" "$ADDR6" "${silent:-}" "$port" \
+    with "${2:-auto}" "$work/client.log" timeout 100 "$python" "$here/auto_compare.py" "$1" "$ADDR" "$ADDR6" "${silent:-}" "$port" \
         >"$work/client.auto" 2>&1
     port=$((port + 10))
     facts="$(grep -c 'connect: .*: RDMA: ' "$work/client.log") connections by RDMA, $(grep -c 'connect: .*: TCP: ' "$work/client.log") by TCP"
@@ -39,6 +39,20 @@ case_defer_accept_in_child() {
         grep -q 'accept: .*: RDMA, forwarded: ' "$work/client.log"
 }
 case_accept_order() { compare accept_order && [ "$facts" = "16 connections by RDMA, 16 by TCP" ]; }
+
+# The parent of a program that uses its connection goes on with it by epoll.
+case_epoll_and_programs() { compare epoll_and_programs full && [ "$facts" = "4 connections by RDMA, 0 by TCP" ]; }
+case_epoll_and_kept_connection() { compare epoll_and_kept_connection full && [ "$facts" = "1 connections by RDMA, 0 by TCP" ]; }
+
+case_waits_and_programs() { compare waits_and_programs full && [ "$facts" = "12 connections by RDMA, 0 by TCP" ]; }
+
+# Programs that are executed, or not, beside connections, and what the parent does to their numbers afterwards.
+case_popen_with_many() { compare popen_with_many full && [ "$facts" = "40 connections by RDMA, 0 by TCP" ]; }
+case_programs_of_threads() { compare programs_of_threads full && [ "$facts" = "40 connections by RDMA, 0 by TCP" ]; }
+case_failed_programs() { compare failed_programs full && [ "$facts" = "1 connections by RDMA, 0 by TCP" ]; }
+case_resets() { compare resets full && [ "$facts" = "3 connections by RDMA, 0 by TCP" ]; }
+case_numbers_of_forwarded() { compare numbers_of_forwarded full && [ "$facts" = "8 connections by RDMA, 0 by TCP" ]; }
+case_programs_of_several_children() { compare programs_of_children full && [ "$facts" = "2 connections by RDMA, 0 by TCP" ]; }
 
 # Wildcard listeners with both values, and two of both families at a port: a client of IPv4 is refused by one of the former.
 case_v6only() { compare v6only && [ "$facts" = "5 connections by RDMA, 7 by TCP" ]; }

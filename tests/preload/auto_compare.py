@@ -4,12 +4,14 @@
 Run with librspreload in automatic mode and without it: the lines must be the same. Both ends are in this process. A socket
 with SO_MARK uses TCP in automatic mode, too. SILENT is an address that does not answer."""
 
+import ctypes
 import errno
 import os
 import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -236,6 +238,262 @@ def send_timeout(_address, _address6, silent, port):
             print("connect:", errno.errorcode[error], "early" if took < 0.4 else "late" if took > 30 else "in time")
         print("SO_SNDTIMEO:", *struct.unpack("ll", client.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)))
         client.close()
+
+
+def program_sends(client, server):
+    """A program sends by the client's number. What has arrived, by then it has the connection."""
+    # Other shells have numbers of one digit.
+    status = os.system(f"exec bash -c 'printf question >&{client.fileno()}'")
+    return status, server.recv(100).decode()
+
+
+def inheritable(address, port):
+    client = socket.socket()
+    client.set_inheritable(True)
+    client.connect((address, port))
+    return client
+
+
+def reported(members, client, timeout=60):
+    """What instances of epoll report of a connection."""
+    events = [member.poll(timeout) for member in members]
+    return [[event for number, event in some if number == client.fileno()] for some in events]
+
+
+def epoll_and_programs(address, _address6, _silent, port):
+    """Members of epoll instances whose connection a program gets: the parent goes on with them as before."""
+    listening = listener(address, port)
+    kinds = {"level": 0, "edge": select.EPOLLET, "oneshot": select.EPOLLONESHOT, "exclusive": select.EPOLLEXCLUSIVE}
+    for name, kind in kinds.items():
+        client = inheritable(address, port)
+        server = listening.accept()[0]
+        # With EPOLLEXCLUSIVE an event is reported by one of them.
+        members = [select.epoll() for _ in range(1 if name == "exclusive" else 2)]
+        for member in members:
+            member.register(client, select.EPOLLIN | kind)
+        print(name, *program_sends(client, server), reported(members, client, 0))
+        for _ in range(3):
+            server.sendall(b"answer")
+            print(name, reported(members, client), client.recv(100).decode(), reported(members, client, 0))
+            client.sendall(b"next")
+            print(name, server.recv(100).decode())
+            if kind == select.EPOLLONESHOT:
+                for member in members:
+                    member.modify(client, select.EPOLLIN | kind)
+        if kind != select.EPOLLEXCLUSIVE:
+            members[0].modify(client, select.EPOLLIN | select.EPOLLOUT)
+            print(name, reported(members[:1], client))
+            members[0].modify(client, select.EPOLLIN)
+            members[1].unregister(client)
+        server.close()
+        print(name, reported(members[:1], client), client.recv(100), reported(members[1:], client, 0))
+        client.close()
+
+
+def poll_for(*connections):
+    waits = select.poll()
+    for connection in connections:
+        waits.register(connection, select.POLLIN)
+    return [events for _, events in waits.poll()]
+
+
+def waits_and_programs(address, _address6, _silent, port):
+    """Threads that wait for a connection while a program gets it."""
+    listening = listener(address, port)
+    quiet = socket.socketpair()
+    ways = {
+        "poll": poll_for,
+        "poll of two": lambda client: poll_for(client, quiet[0]),
+        "select": lambda client: len(select.select([client, quiet[0]], [], [])[0]),
+        "recv": lambda client: client.recv(6, socket.MSG_PEEK),
+    }
+    for name, way in ways.items():
+        for _ in range(3):
+            client, server = inheritable(address, port), listening.accept()[0]
+            results = []
+            thread = threading.Thread(target=lambda: results.extend([way(client), client.recv(100)]))
+            thread.start()
+            stat = f"/proc/self/task/{thread.native_id}/stat"
+            until(lambda: open(stat, encoding="ascii").read().rpartition(")")[2].split()[0] == "S")
+            print(name, *program_sends(client, server))
+            server.sendall(b"answer")
+            thread.join()
+            print(name, results)
+            client.close()
+            server.close()
+
+
+def epoll_and_kept_connection(address, _address6, _silent, port):
+    """Programs that run while a connection is a member, but do not use it."""
+    listening = listener(address, port)
+    client = inheritable(address, port)
+    server = listening.accept()[0]
+    member = select.epoll()
+    member.register(client, select.EPOLLIN)
+    for number in range(5):
+        print("status", os.system("exit 3"))
+        server.sendall(b"x" * number + b"y")
+        print(reported([member], client), client.recv(100))
+    client.set_inheritable(False)
+    server.sendall(b"x")
+    print(reported([member], client), client.recv(100))
+    server.shutdown(socket.SHUT_WR)
+    print(reported([member], client), client.recv(100))
+
+
+def pair(listening, address, port):
+    return inheritable(address, port), listening.accept()[0]
+
+
+def works(client, server):
+    client.sendall(b"question")
+    server.sendall(b"answer")
+    return server.recv(100).decode(), client.recv(100).decode()
+
+
+def popen_with_many(address, _address6, _silent, port):
+    """The C library's popen and pclose beside many connections that the program inherits and does not use."""
+    listening = listener(address, port)
+    pairs = [pair(listening, address, port) for _ in range(40)]
+    libc = ctypes.CDLL(None)
+    libc.popen.restype = ctypes.c_void_p
+    for number in range(5):
+        stream = libc.popen(f"exit {number}".encode(), b"r")
+        print("status", os.waitstatus_to_exitcode(libc.pclose(ctypes.c_void_p(stream))))
+        print({works(*both) for both in pairs})
+    for client, server in pairs:
+        client.close()
+        print(server.recv(100))
+        server.close()
+    print("lowest number", os.dup(0))
+
+
+def programs_of_threads(address, _address6, _silent, port):
+    """Threads that execute programs at the same time, beside connections that have no other socket in the host yet."""
+    listening = listener(address, port)
+    for _ in range(10):
+        pairs = [pair(listening, address, port) for _ in range(4)]
+        statuses = []
+        threads = [threading.Thread(target=lambda: statuses.append(os.system("exit 0"))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print(statuses, [program_sends(*both) for both in pairs], [works(*both) for both in pairs])
+        for both in pairs:
+            for end in both:
+                end.close()
+
+
+def failed_programs(address, _address6, _silent, port):
+    """Programs that cannot be executed: the connections stay what they were."""
+    listening = listener(address, port)
+    client, server = pair(listening, address, port)
+    for command in ["/nonexistent"], ["/etc/passwd"]:
+        try:
+            subprocess.run(command, stdin=client, pass_fds=[client.fileno()], check=False)
+        except OSError as error:
+            print(errno.errorcode[error.errno])
+        print(works(client, server))
+        try:
+            os.posix_spawn(command[0], command, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, client.fileno(), 0)])
+        except OSError as error:
+            print(errno.errorcode[error.errno])
+        print(works(client, server))
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(client.fileno(), 0)
+        try:
+            os.execv("/nonexistent", ["x"])
+        finally:
+            os._exit(126)
+    print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), works(client, server))
+    client.close()
+    print(server.recv(100))
+
+
+LEAVES_DATA = """
+import socket
+socket.socket(fileno=0).recv(1)
+"""
+
+
+def resets(address, _address6, _silent, port):
+    """Ends of programs that TCP reports as a reset: with SO_LINGER, and with data that they have not received."""
+    listening = listener(address, port)
+    without_library = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    for name in "linger", "child", "program":
+        client, server = pair(listening, address, port)
+        server.sendall(b"unread")
+        if name == "program":
+            child = subprocess.Popen([sys.executable, "-c", LEAVES_DATA], stdin=client, env=without_library)
+            client.close()
+            child.wait()
+        else:
+            pid = os.fork()
+            if pid == 0:
+                client.recv(1 if name == "child" else 100)
+                if name == "linger":
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                os._exit(0)
+            client.close()
+            os.waitpid(pid, 0)
+        try:
+            print(name, server.recv(100))
+        except OSError as error:
+            print(name, errno.errorcode[error.errno])
+        server.close()
+
+
+def numbers_of_forwarded(address, _address6, _silent, port):
+    """Numbers of connections that a program has used are copied over, and closed in every way."""
+    listening = listener(address, port)
+    libc = ctypes.CDLL(None)
+    other = os.open("/dev/null", os.O_RDWR)
+    ways = {
+        "close": lambda fd: os.close(fd),
+        "dup2": lambda fd: os.dup2(other, fd),
+        "close_range": lambda fd: libc.close_range(fd, fd, 0),
+        "closerange": lambda fd: os.closerange(fd, fd + 1),
+    }
+    for name, close in ways.items():
+        for used in False, True:
+            client, server = pair(listening, address, port)
+            if used:
+                print(name, *program_sends(client, server))
+            else:
+                print(name, os.system("exit 0"))
+            copy = client.dup()
+            fd = client.detach()
+            close(fd)
+            print(name, works(copy, server))
+            close(copy.detach())
+            print(name, server.recv(100))
+            server.close()
+
+
+def programs_of_children(address, _address6, _silent, port):
+    """A connection that several programs have, after its parent has closed it."""
+    listening = listener(address, port)
+    client, server = pair(listening, address, port)
+    children = []
+    for _ in range(3):
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(client.fileno(), 1)
+            os.closerange(3, 1000)
+            os.execv("/bin/sh", ["sh", "-c", "head -c 70000 /dev/zero"])
+        children.append(pid)
+    client.close()
+    for pid in children:
+        print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    total = 0
+    while data := server.recv(65536):
+        total += len(data)
+    print("received", total)
+    private = connect(RDMA, address, port)
+    server = listening.accept()[0]
+    print("status", os.system(f"test -e /proc/self/fd/{private.fileno()}"), works(private, server))
 
 
 if __name__ == "__main__":

@@ -460,6 +460,22 @@ def spawns_later(address, port):
     print("ok")
 
 
+def spawns_few(address, port):
+    """The first program is executed while one descriptor is left, which the loader needs, and does not use the
+    connection."""
+    connection = socket.socket()
+    connection.set_inheritable(True)
+    connection.connect((address, port))
+    connection.sendall(b"y" * 20_000)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))
+    assert os.system("exit 0") == 0
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert os.system(shell_command(connection, [sys.executable, "-c", ASK_NUMBER])) == 0
+
+
 def answer_by_stdio(connection):
     """Numbers 0 and 1 are the socket, as in the child of a server of the old kind."""
     libc = ctypes.CDLL(None)
@@ -516,6 +532,8 @@ def main():
         says(address, int(port))
     elif way == "passes" and not count:
         passes(address, int(port))
+    elif way == "spawns-few":
+        spawns_few(address, int(port))
     elif way == "spawns-later":
         spawns_later(address, int(port))
     elif way.startswith("spawns-") and not count:

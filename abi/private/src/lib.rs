@@ -70,5 +70,26 @@ pub const HOST_NUMBER_BITS: u32 = 24;
 /// reported an event. The next repoll_wait reports it.
 pub const HOST_EVENT: i32 = 10;
 
+/// `rsetsockopt` on a repoll instance: a [`Handover`] of one of its members to the [`Host`]. Does
+/// nothing if there is no such member.
+pub const HAND_OVER: i32 = 11;
+
+/// The value of [`HAND_OVER`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Handover {
+    /// The member, which is removed.
+    pub member: i32,
+    /// A descriptor of the kernel's, which the host gets with the event of the member.
+    pub fd: i32,
+}
+
+/// `rsetsockopt` on a stream: the numbers by which the program knew it are other sockets from now on.
+/// rpoll reports POLLNVAL to those that do not ask for [`FORWARDER_EVENT`], also to those that wait.
+pub const HANDED_OVER: i32 = 12;
+
+/// Among the events that rpoll is asked for: the caller has the stream since [`HANDED_OVER`].
+pub const FORWARDER_EVENT: i16 = 0x0400;
+
 /// `rsetsockopt`, any descriptor: a line for the log of `RDMACM_LOG`, as text.
 pub const LOG: i32 = 5;

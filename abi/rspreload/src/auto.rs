@@ -14,12 +14,14 @@ mod connections;
 mod docs_tests;
 mod entry;
 mod forward;
+mod half_closed;
 pub mod instances;
 mod listeners;
 mod lock;
 mod log;
 mod outcome;
 pub mod outside;
+mod pair;
 mod remembered;
 mod reuse;
 mod route;
@@ -316,7 +318,7 @@ pub fn release_rsocket(entry: Entry) -> c_int {
 /// A child of vfork(2) copies a number, for the program that it executes.
 pub fn guest_copies(fd: c_int, entry: Entry) {
     if entry.kind == Kind::Socket && is_auto(entry) && !connections::lend(entry.inner) {
-        log::not_given(fd);
+        log::not_given(fd, "program that is executed with it", log::Reason::NotPrepared);
     }
 }
 

@@ -127,6 +127,18 @@ pub fn add(epfd: c_int, fd: c_int, mut event: epoll_event) -> c_int {
     }
 }
 
+/// The number `fd` of an rsocket, which had `entry`, is a socket of the kernel's now: it takes the
+/// rsocket's place in the program's instances, with the same events.
+pub fn hand_over_to_kernel(fd: c_int, entry: Entry) {
+    table::each(|_, instance| {
+        if instance.kind == Kind::Epoll
+            && let Some(side) = sides::find(instance.inner, entry.index())
+        {
+            rsocket::hand_over(side, entry.inner, fd);
+        }
+    });
+}
+
 /// From now on waits look for marks.
 pub fn expect_marks() {
     USED.store(true, Ordering::SeqCst);

@@ -52,6 +52,16 @@ pub fn set_host(inner: c_int, epfd: c_int, data: u64) {
     errno::keeping(|| unsafe { rsocket_abi::rsetsockopt(inner, level, name, (&raw const host).cast(), len) });
 }
 
+/// Moves a member of an epoll instance of librdmacm to the instance of the program: as `fd`, a
+/// descriptor of the kernel's, with the same event. Does nothing with another librdmacm.
+pub fn hand_over(epfd: c_int, member: c_int, fd: c_int) {
+    let handover = rdmacm_private::Handover { member, fd };
+    let (level, name) = (rdmacm_private::LEVEL, rdmacm_private::HAND_OVER);
+    let len = mem::size_of_val(&handover) as socklen_t;
+    // SAFETY: `handover` is live, and all of its bytes are initialized.
+    errno::keeping(|| unsafe { rsocket_abi::rsetsockopt(epfd, level, name, (&raw const handover).cast(), len) });
+}
+
 /// Sets an option that is an int. Returns the errno of a failure.
 pub fn set_option(inner: c_int, level: c_int, name: c_int, value: c_int) -> Result<(), c_int> {
     let value = (&raw const value).cast::<c_void>();
@@ -112,6 +122,17 @@ pub fn hold(entry: Entry) -> Option<Entry> {
 pub fn release(entry: Entry) -> c_int {
     // SAFETY: no pointers.
     if drop_reference(entry) { unsafe { rsocket_abi::rclose(entry.inner) } } else { 0 }
+}
+
+/// Closes an rsocket to which no number refers: its peer sees a reset, not an end in order.
+pub fn reset(inner: c_int) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let len = mem::size_of_val(&linger) as socklen_t;
+    // SAFETY: a live structure of that length; no number stands for the rsocket any more.
+    errno::keeping(|| unsafe {
+        rsocket_abi::rsetsockopt(inner, libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len);
+        rsocket_abi::rclose(inner);
+    });
 }
 
 /// Drops a number's reference to an rsocket. Returns whether it was the last one.

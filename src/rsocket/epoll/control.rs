@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::Entry;
 use std::ffi::c_int;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -41,6 +42,20 @@ impl Epoll {
             }
             _ => Err(Errno::EINVAL),
         }
+    }
+
+    /// Removes a member and adds `number`, a descriptor of the kernel's, to the host with the same
+    /// event. No other thread can change or remove the member, or the number, between the two. Does
+    /// nothing without such a member.
+    pub fn hand_over(&self, fd: c_int, number: RawFd) -> Result<()> {
+        self.check_process()?;
+        let host = self.host.get().ok_or(Errno::EINVAL)?;
+        let mut members = self.members();
+        let Some(member) = members.remove(&fd) else { return Ok(()) };
+        let result = host.epoll.add_programs_number(number, member.kernel_event());
+        drop(members);
+        self.detach(&member);
+        result
     }
 
     fn control_ordinary(&self, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<()> {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::sync::atomic::AtomicI32;
 use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::Duration;
 
 use libc::{EPOLL_CTL_DEL, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLONESHOT, EPOLLOUT};
 
@@ -249,4 +250,43 @@ fn a_host_reports_exclusive_members() {
     fixture.control_fd(EPOLL_CTL_DEL, number.as_raw_fd(), 0, 0).unwrap();
     fixture.epoll.host_event(number.as_raw_fd());
     assert!(fixture.now().is_empty() && !readable(host.as_raw_fd()));
+}
+
+#[test]
+fn a_member_is_handed_over_to_the_host_with_its_event() {
+    let host = KernelEpoll::new(0).unwrap();
+    let (fixture, fake) = Fixture::with(EPOLLIN | EPOLLET);
+    let number = EventFd::new().unwrap();
+    assert_eq!(fixture.epoll.hand_over(FIRST, number.as_raw_fd()), Err(Errno::EINVAL), "no host");
+    fixture.epoll.set_host(host.as_raw_fd(), 0).unwrap();
+    fake.complete(Change::Data);
+    assert_eq!(fixture.epoll.hand_over(FIRST, number.as_raw_fd()), Ok(()));
+    assert!(fixture.now().is_empty() && !fixture.is_readable(), "the rsocket is no member any more");
+    let other = EventFd::new().unwrap();
+    other.raise();
+    assert_eq!(fixture.epoll.hand_over(FIRST, other.as_raw_fd()), Ok(()), "no member");
+    number.raise();
+    let mut events = [std::mem::MaybeUninit::uninit(); 2];
+    assert_eq!(host.wait(&mut events, Some(Duration::ZERO)), Ok(1));
+    // SAFETY: the kernel has written the event.
+    let (data, reported) = unsafe { (events[0].assume_init().u64, events[0].assume_init().events) };
+    assert_eq!((data, reported), (0, EPOLLIN as u32));
+    assert_eq!(host.wait(&mut events, Some(Duration::ZERO)), Ok(0), "edge-triggered");
+}
+
+#[test]
+fn a_member_that_has_reported_its_only_event_is_handed_over_without_events() {
+    let host = KernelEpoll::new(0).unwrap();
+    let (fixture, fake) = Fixture::with(EPOLLIN | EPOLLONESHOT);
+    let number = EventFd::new().unwrap();
+    fixture.epoll.set_host(host.as_raw_fd(), 0).unwrap();
+    fake.complete(Change::Data);
+    assert_eq!(fixture.now().len(), 1);
+    assert_eq!(fixture.epoll.hand_over(FIRST, number.as_raw_fd()), Ok(()));
+    number.raise();
+    let mut events = [std::mem::MaybeUninit::uninit(); 2];
+    assert_eq!(host.wait(&mut events, Some(Duration::ZERO)), Ok(0));
+    let event = epoll_event { events: EPOLLIN as u32, u64: 5 };
+    host.control(libc::EPOLL_CTL_MOD, number.as_raw_fd(), Some(event)).unwrap();
+    assert_eq!(host.wait(&mut events, Some(Duration::ZERO)), Ok(1));
 }

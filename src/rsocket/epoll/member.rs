@@ -223,6 +223,13 @@ impl Member {
         self.lock().interest
     }
 
+    /// Returns the event for the kernel's epoll: without the events that EPOLLONESHOT has disabled.
+    pub fn kernel_event(&self) -> epoll_event {
+        const FLAGS: u32 = (EPOLLET | EPOLLONESHOT | EPOLLEXCLUSIVE) as u32 | libc::EPOLLWAKEUP as u32;
+        let State { interest, enabled, .. } = *self.lock();
+        epoll_event { events: if enabled { interest.events } else { interest.events & FLAGS }, u64: interest.data }
+    }
+
     /// Registers the rsocket's current descriptors in the inner epoll.
     pub fn refresh(&self, inner: &KernelEpoll, snapshot: &Snapshot) -> Result<Registered> {
         let mut newly = false;

@@ -103,6 +103,8 @@ struct State {
     shut_write: bool,
     /// The peer sends no more data.
     eof: bool,
+    /// The program knows the stream no more ([`Stream::hand_over`]).
+    handed_over: bool,
     /// The connection manager has reported the end of the connection.
     cm_disconnected: bool,
     /// The disconnect message was sent or queued, or is not needed any more.
@@ -169,6 +171,7 @@ impl Stream {
                 shut_read: false,
                 shut_write: false,
                 eof: false,
+                handed_over: false,
                 cm_disconnected: false,
                 disconnect_sent: false,
                 closing: None,

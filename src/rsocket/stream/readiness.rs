@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
 use super::channel_leader::EventSource;
-use super::{Phase, State, Stream, channel_leader};
+use super::{Notice, Phase, State, Stream, channel_leader};
 use crate::errno::Result;
 use crate::rsocket::poll_events::{IN, OUT};
 use crate::rsocket::pollable::{Pollable, Watchers};
@@ -41,7 +41,7 @@ impl State {
     fn is_quiet(&self, wanted: c_short) -> bool {
         matches!(self.phase, Phase::Connected)
             && self.error.is_none()
-            && !(self.eof || self.shut_read || self.shut_write)
+            && !(self.eof || self.shut_read || self.shut_write || self.handed_over)
             && self
                 .connection
                 .as_ref()
@@ -51,7 +51,23 @@ impl State {
     /// Returns the pending events that are `wanted`, and those that poll(2) always reports.
     #[inline]
     pub(super) fn wanted(&self, wanted: c_short) -> c_short {
-        if self.is_quiet(wanted) { 0 } else { self.pending_events() & (wanted | POLLERR | POLLHUP | POLLNVAL) }
+        if self.is_quiet(wanted) {
+            0
+        } else if self.handed_over && wanted & rdmacm_private::FORWARDER_EVENT == 0 {
+            POLLNVAL
+        } else {
+            self.pending_events() & (wanted | POLLERR | POLLHUP | POLLNVAL)
+        }
+    }
+}
+
+impl Stream {
+    /// librspreload has given the program's numbers to other sockets, and forwards the data. Those
+    /// that wait for the stream are woken, to wait for these.
+    pub fn hand_over(&self) -> Result<()> {
+        self.enter()?.handed_over = true;
+        self.notify(Notice::Changed);
+        Ok(())
     }
 }
 

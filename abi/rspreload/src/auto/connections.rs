@@ -4,17 +4,20 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
 
-use libc::{F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET};
+use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM};
 
 use super::entry::is_auto;
+use super::lock::Lock;
 use super::log::{self, Reason};
+use super::pair::{self, close_token};
 use super::shared::{self, MAX_SLOTS, Slot};
 use super::{outcome, socket_owner, thread};
+use crate::fork::moving::Moving;
 use crate::fork::name::{self, Name};
 use crate::fork::tcp;
 use crate::table::{self, Entry, Growing, Kind};
 use crate::time::Deadline;
-use crate::{errno, next_symbol, open_fds, rsocket_abi};
+use crate::{epoll, errno, next_symbol, open_fds, rsocket, rsocket_abi};
 
 /// What only this process can use. Numbers are stored plus one; 0 for none.
 struct Private {
@@ -95,20 +98,6 @@ pub fn leave(index: usize) {
     close_token(private.token.swap(0, SeqCst) - 1);
     if let Some(slot) = shared::slot(index) {
         slot.free();
-    }
-}
-
-/// Closes this end of a token. By a reset: no connection is left waiting, which would keep the
-/// port.
-fn close_token(token: c_int) {
-    if token >= 0 {
-        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-        let len = size_of::<libc::linger>() as libc::socklen_t;
-        // SAFETY: a live structure of that length; a descriptor that only this library knows.
-        errno::keeping(|| unsafe {
-            next_symbol::setsockopt(token, SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len);
-            next_symbol::close(token);
-        });
     }
 }
 
@@ -253,36 +242,44 @@ pub fn close(inner: c_int) -> c_int {
     unsafe { rsocket_abi::rclose(inner) }
 }
 
-/// Sends the program's numbers of an rsocket to the kernel from now on: its data is forwarded.
+/// Sends the program's numbers of an rsocket to the kernel from now on: its data is forwarded. They
+/// stay members of the program's epoll instances.
 pub fn demote(index: usize) {
     let (inner, Some(slot)) = (inner(index), shared::slot(index)) else { return };
     table::each(|fd, entry| {
-        if entry.kind == Kind::Socket
-            && entry.inner == inner
-            && is_auto(entry)
-            && table::replace(fd, Some(entry), Some(forwarded(fd, index, slot)))
-        {
-            table::drop(inner);
+        if entry.kind == Kind::Socket && entry.inner == inner && is_auto(entry) {
+            // epoll_ctl(2) waits meanwhile.
+            let moving = Moving::begin(fd);
+            let replaced = table::replace(fd, Some(entry), Some(forwarded(fd, index, slot)));
+            if replaced {
+                epoll::hand_over_to_kernel(fd, entry);
+            }
+            drop(moving);
+            if replaced {
+                rsocket::drop_reference(entry);
+            }
         }
     });
+    // Threads that wait for the rsocket wait for the numbers' new sockets instead.
+    let _ = rsocket::set_library_option(inner, rdmacm_private::HANDED_OVER);
 }
 
 /// Forwards the data of a connection from now on: its numbers become TCP sockets of the kernel.
-/// Returns false if that is not possible.
-pub fn forward_from_now(fd: c_int, inner: c_int) -> bool {
-    let index = index_of(inner).or_else(|| make_pair(fd, inner, thread::wake_socket()?));
-    let Some((index, slot)) = index.and_then(|index| Some((index, shared::slot(index)?))) else { return false };
+/// Fails with the reason why that is not possible.
+pub fn forward_from_now(fd: c_int, inner: c_int) -> Result<(), Reason> {
+    let index = index_with_token(fd, inner, thread::wake_socket)?;
+    let slot = shared::slot(index).ok_or(Reason::Slots)?;
     if !thread::wake() {
-        return false;
+        return Err(Reason::NoToken(errno::get()));
     }
     demote(index);
     slot.want();
-    true
+    Ok(())
 }
 
 /// Before fork(2): the child may use each connection by its token.
 pub fn before_fork(wake: impl Fn() -> Option<(c_int, u64)>) {
-    prepare_for_child(wake, |_| true);
+    prepare_for_child(wake, "child", |_| true);
     // Tokens that wait for accept(2), too.
     for private in indexes().filter_map(|index| PRIVATE.get(index)) {
         private.forked.store(true, SeqCst);
@@ -292,16 +289,21 @@ pub fn before_fork(wake: impl Fn() -> Option<(c_int, u64)>) {
 /// Before a program is executed by posix_spawn(3) or its like: it may use each connection that it
 /// inherits by its token.
 pub fn before_spawn(wake: impl Fn() -> Option<(c_int, u64)>) {
-    prepare_for_child(wake, open_fds::is_inheritable);
+    prepare_for_child(wake, "program that is executed with it", open_fds::is_inheritable);
 }
 
-/// Gives each connection whose number `is_given` accepts a token, by which a child may use it.
-fn prepare_for_child(wake: impl Fn() -> Option<(c_int, u64)>, is_given: impl Fn(c_int) -> bool) {
+/// Gives each connection whose number `is_given` accepts a token, by which `user` may use it. The
+/// log names those that have none.
+fn prepare_for_child(wake: impl Fn() -> Option<(c_int, u64)>, user: &str, is_given: impl Fn(c_int) -> bool) {
     table::each(|fd, entry| {
         if entry.kind == Kind::Socket && is_auto(entry) && !entry.is_inherited() && is_given(fd) {
-            let index = index_of(entry.inner).or_else(|| make_pair(fd, entry.inner, wake()?));
-            if let Some(private) = index.and_then(|index| PRIVATE.get(index)) {
-                private.forked.store(true, SeqCst);
+            match index_with_token(fd, entry.inner, &wake) {
+                Ok(index) => {
+                    if let Some(private) = PRIVATE.get(index) {
+                        private.forked.store(true, SeqCst);
+                    }
+                }
+                Err(reason) => log::not_given(fd, user, reason),
             }
         }
     });
@@ -342,74 +344,54 @@ pub fn drain() {
     }
 }
 
-/// Connects the TCP socket of a number that was connected by RDMA to this process itself.
-fn make_pair(fd: c_int, inner: c_int, wake: (c_int, u64)) -> Option<usize> {
-    if !shared::prepare() {
-        return None;
+/// One thread after another: the number of a connection can be connected once.
+static PAIRS: Lock = Lock::new();
+
+/// Returns the index of an rsocket, after giving it a token if it has none. Fails with the reason for
+/// the log.
+fn index_with_token(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -> Result<usize, Reason> {
+    if let Some(index) = index_of(inner) {
+        return Ok(index);
     }
-    let family = tcp::family(fd)?;
-    let (peer, own) = (name::rsocket_peer(inner)?, name::rsocket_own(inner)?);
-    // Not a loopback address: a program that is executed may take it for the peer's.
-    let bound = name::own(fd).filter(|own| !own.address().is_unspecified());
-    let at = name::any_port(&bound.unwrap_or(own)).in_family(family);
-    // SAFETY: addresses and their lengths; descriptors that no other thread knows.
-    unsafe {
-        let listener = next_symbol::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if listener < 0 {
-            return None;
-        }
-        let mut token = -1;
-        if next_symbol::bind(listener, at.as_ptr(), at.len) == 0 && next_symbol::listen(listener, 1) == 0 {
-            token = connect_pair(fd, listener);
-        }
-        next_symbol::close(listener);
-        if token < 0 {
-            return None;
-        }
-        next_symbol::fcntl(token, F_SETFL, O_NONBLOCK as usize);
-        let index = name::own(token).and_then(|end| shared::claim(&end, 0, (&peer, &own), wake));
-        let entered = index.filter(|&index| enter(index, inner, token));
-        match entered.and_then(shared::slot) {
-            Some(slot) => slot.take(),
-            None => close_token(token),
-        }
-        entered
-    }
+    let _held = PAIRS.hold();
+    index_of(inner).map_or_else(|| make_pair(fd, inner, wake), Ok)
 }
 
-/// Returns the other end of the connection that `fd` makes to the listener, or -1.
-///
-/// # Safety
-/// Both are sockets.
-unsafe fn connect_pair(fd: c_int, listener: c_int) -> c_int {
-    let Some(to) = name::own(listener) else { return -1 };
-    let family = tcp::family(fd).unwrap_or(libc::AF_INET);
-    let to = to.in_family(family);
-    let mut fds = [libc::pollfd { fd: listener, events: libc::POLLIN, revents: 0 }];
-    // SAFETY: an address and its length; no addresses are asked for.
-    unsafe {
-        if next_symbol::connect(fd, to.as_ptr(), to.len) != 0 && errno::get() != libc::EINPROGRESS {
-            return -1;
-        }
-        if !tcp::poll(&mut fds, &Deadline::after(1_000)) {
-            return -1;
-        }
-        let token = next_symbol::accept4(listener, core::ptr::null_mut(), core::ptr::null_mut(), SOCK_CLOEXEC);
-        let is_ours = match (name::peer(token), name::own(fd)) {
-            (Some(peer), Some(own)) => name::same_end(&peer, &own),
-            _ => false,
-        };
-        if is_ours {
-            return open_fds::relocate(token);
-        }
-        close_token(token);
+/// Gives a connection that has none a token, by a pair of sockets inside the host. Fails with the
+/// reason for the log.
+fn make_pair(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -> Result<usize, Reason> {
+    let wake = wake().ok_or_else(pair::failed)?;
+    if !shared::prepare() {
+        return Err(pair::failed());
     }
-    -1
+    let token = pair::connect(fd, inner)?;
+    let entered = enter_pair(inner, token, wake);
+    if entered.is_err() {
+        close_token(token);
+        pair::disconnect(fd);
+    }
+    entered
+}
+
+/// Enters the end of a new pair that is the token.
+fn enter_pair(inner: c_int, token: c_int, wake: (c_int, u64)) -> Result<usize, Reason> {
+    let names = name::rsocket_peer(inner).zip(name::rsocket_own(inner));
+    let ((peer, own), end) = names.zip(name::own(token)).ok_or_else(pair::failed)?;
+    let index = shared::claim(&end, 0, (&peer, &own), wake).ok_or(Reason::Slots)?;
+    let slot = shared::slot(index).ok_or(Reason::Slots)?;
+    if enter(index, inner, token) {
+        slot.take();
+        Ok(index)
+    } else {
+        slot.free();
+        Err(Reason::NoToken(libc::ENOMEM))
+    }
 }
 
 /// In a child of fork(2): the connections are the parent's, and the numbers TCP sockets of the
 /// kernel.
 pub fn in_child() {
+    PAIRS.reset();
     table::each(|fd, entry| {
         if entry.kind == Kind::Socket && is_auto(entry) {
             let index = index_of(entry.inner);

@@ -6,8 +6,10 @@ use core::ptr::NonNull;
 
 use libc::{EAGAIN, EINTR, F_SETFL, O_NONBLOCK, POLLERR, POLLHUP, POLLIN, POLLOUT, SHUT_WR, c_short};
 
-use super::connections;
-use crate::{errno, next_symbol, rsocket_abi};
+use super::half_closed::{Action, Idle, Missing};
+use super::{connections, log, shared, socket_owner};
+use crate::fork::name;
+use crate::{errno, next_symbol, rsocket, rsocket_abi, time};
 
 /// The most connections that are forwarded at a time.
 pub const MAX_FORWARDS: usize = 1024;
@@ -34,6 +36,7 @@ pub struct Forward {
     buffers: NonNull<[u8; 2 * BUFFER]>,
     /// From the rsocket, and from the token.
     pipes: [Pipe; 2],
+    idle: Idle,
 }
 
 /// What a read or a write came to.
@@ -68,7 +71,14 @@ impl Forward {
             NonNull::new(new.cast::<[u8; 2 * BUFFER]>())?
         };
         let pipe = |from, to| Pipe { from, to, start: 0, end: 0, ended: false, shut: false };
-        Some(Forward { index, inner, token, buffers, pipes: [pipe(inner, token), pipe(token, inner)] })
+        Some(Forward {
+            index,
+            inner,
+            token,
+            buffers,
+            pipes: [pipe(inner, token), pipe(token, inner)],
+            idle: Idle::new(),
+        })
     }
 
     /// The events to wait for: of the rsocket, and of the token. A number of -1 needs no wait.
@@ -83,9 +93,58 @@ impl Forward {
                     events |= POLLOUT;
                 }
             }
-            // Without events, errors would be reported again and again.
-            (if events == 0 { -1 } else { fd }, events)
+            // Without events, errors would be reported again and again. But after the peer's end
+            // this reports that it has closed its socket, which ends the connection.
+            let awaits_close = fd == self.inner && self.awaits_close();
+            let bit = if fd == self.inner { rdmacm_private::FORWARDER_EVENT } else { 0 };
+            (if events == 0 && !awaits_close { -1 } else { fd }, events | bit)
         })
+    }
+
+    /// The peer has ended, which the program knows, and the program has not.
+    fn awaits_close(&self) -> bool {
+        self.pipes[0].shut && !self.pipes[1].ended
+    }
+
+    /// What is missing for the connection to end.
+    fn missing(&self) -> Missing {
+        match (&self.pipes[0], &self.pipes[1]) {
+            (_, Pipe { ended: false, .. }) => Missing::Program,
+            (_, Pipe { shut: false, .. }) => Missing::Room,
+            _ => Missing::Peer,
+        }
+    }
+
+    /// Until when to wait without an event, in milliseconds, or -1: any time.
+    pub fn left(&self) -> c_int {
+        if self.missing() == Missing::Program {
+            return -1;
+        }
+        match self.idle.action(time::now()) {
+            Action::WaitUntil(end) => time::milliseconds(0, end - time::now()),
+            Action::Wait => -1,
+            Action::FindOwner | Action::Reset => 0,
+        }
+    }
+
+    /// Ends the connection if no process has the program's end, and the peer has been silent for too
+    /// long. Returns false then.
+    pub fn goes_on(&mut self) -> bool {
+        if self.missing() == Missing::Program {
+            return true;
+        }
+        let mut action = self.idle.action(time::now());
+        if action == Action::FindOwner {
+            let has_owner = name::peer(self.token).zip(name::own(self.token));
+            let has_owner = has_owner.and_then(|(its, ours)| socket_owner::has_owner(&its, &ours));
+            action = self.idle.found(has_owner, time::now());
+        }
+        if action == Action::Reset {
+            let peer = shared::slot(self.index).and_then(|slot| slot.peer());
+            log::reset(peer.as_ref(), log::Reason::Abandoned);
+            self.finish(true);
+        }
+        action != Action::Reset
     }
 
     /// Moves what can be moved. Returns false when the connection has ended.
@@ -100,10 +159,12 @@ impl Forward {
             }
         }
         let failed = revents.iter().any(|&events| events & POLLERR != 0 && events & (POLLIN | POLLHUP) == 0);
-        if failed || self.pipes.iter().all(|pipe| pipe.shut) {
+        let closed = revents[0] & POLLHUP != 0 && self.awaits_close();
+        if failed || closed || self.pipes.iter().all(|pipe| pipe.shut) {
             self.finish(failed);
             return false;
         }
+        self.idle.moved(self.missing(), time::now());
         true
     }
 
@@ -147,14 +208,14 @@ impl Forward {
     fn finish(&mut self, by_reset: bool) {
         if by_reset {
             connections::leave(self.index);
+            rsocket::reset(self.inner);
         } else {
             connections::leave_in_order(self.index);
+            // SAFETY: no number stands for the rsocket any more.
+            unsafe { rsocket_abi::rclose(self.inner) };
         }
-        // SAFETY: no number stands for the rsocket any more, and the mapping is used no more.
-        unsafe {
-            rsocket_abi::rclose(self.inner);
-            libc::munmap(self.buffers.as_ptr().cast::<c_void>(), 2 * BUFFER);
-        }
+        // SAFETY: the mapping is used no more.
+        unsafe { libc::munmap(self.buffers.as_ptr().cast::<c_void>(), 2 * BUFFER) };
     }
 }
 

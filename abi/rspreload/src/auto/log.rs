@@ -33,6 +33,11 @@ pub enum Reason {
     Passed,
     Forwarded,
     CameByTcp,
+    NoToken(i32),
+    Slots,
+    NotPrepared,
+    Forwards,
+    Abandoned,
 }
 
 impl fmt::Display for Reason {
@@ -59,6 +64,11 @@ impl fmt::Display for Reason {
             Reason::Passed => "the program has passed it to another process",
             Reason::CameByTcp => "the peer has connected by TCP",
             Reason::Forwarded => "used by another process than the one that accepted it",
+            Reason::NoToken(error) => return write!(f, "no connection inside the host: errno {error}"),
+            Reason::Slots => "too many connections that other processes may use",
+            Reason::NotPrepared => "vfork(2) and posix_spawn(3) need librspreload-full.so",
+            Reason::Forwards => "too many connections are forwarded, or no memory",
+            Reason::Abandoned => "no process has the end that was closed, and the other one is silent",
         })
     }
 }
@@ -127,9 +137,16 @@ pub fn listener(fd: i32, own: &Name, way: &str, reason: Option<Reason>) {
     }
 }
 
-/// A program is executed with a connection that it cannot use.
-pub fn not_given(fd: i32) {
-    line(format_args!("socket {fd}: not connected in the program that is executed with it"));
+/// A child, or a program that is executed, has a connection that it cannot use.
+pub fn not_given(fd: i32, user: &str, reason: Reason) {
+    line(format_args!("socket {fd}: not connected in the {user}: {reason}"));
+}
+
+/// A connection that this process forwards, or should forward, is reset.
+pub fn reset(peer: Option<&Name>, reason: Reason) {
+    if let Some(peer) = peer {
+        line(format_args!("forward: {}: reset: {reason}", Shown(peer)));
+    }
 }
 
 /// The lines of `auto_config` that have no effect, once.

@@ -17,8 +17,9 @@ use crate::{errno, open_fds, process};
 pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
     let Some(entry) = table::get(fd) else { return Ok(()) };
     errno::keeping(|| match entry.kind {
-        Kind::Socket if entry::is_auto(entry) && connections::forward_from_now(fd, entry.inner) => Ok(()),
-        Kind::Socket if entry::is_auto(entry) => Err(libc::ENOBUFS),
+        Kind::Socket if entry::is_auto(entry) => {
+            connections::forward_from_now(fd, entry.inner).map_err(|_| libc::ENOBUFS)
+        }
         Kind::Socket | Kind::Relayed => Err(EOPNOTSUPP),
         Kind::Connecting => {
             slots::stay_tcp(entry);
@@ -42,8 +43,10 @@ pub fn give_to_program(fd: c_int) {
     let Some(entry) = table::get(fd) else { return };
     errno::keeping(|| match entry.kind {
         Kind::Socket if process::is_guest() => super::guest_copies(fd, entry),
-        Kind::Socket if entry::is_auto(entry) && !connections::forward_from_now(fd, entry.inner) => {
-            log::not_given(fd);
+        Kind::Socket if entry::is_auto(entry) => {
+            if let Err(reason) = connections::forward_from_now(fd, entry.inner) {
+                log::not_given(fd, "program that is executed with it", reason);
+            }
         }
         Kind::Forwarded => use_forwarded(entry),
         Kind::Connecting if !process::is_guest() => slots::stay_tcp(entry),

@@ -1,6 +1,7 @@
-//! Whether a process has accepted a connection of this machine with itself (sock_diag(7)).
+//! Whether a process has an end of a connection of this machine with itself (sock_diag(7)).
 //!
-//! A connection that waits for accept(2) belongs to no file: its inode is 0.
+//! An end that waits for accept(2), or that every process has closed, belongs to no file: its inode
+//! is 0.
 
 use core::ffi::{c_int, c_void};
 use core::net::IpAddr;
@@ -8,10 +9,12 @@ use core::net::IpAddr;
 use libc::{AF_INET, AF_INET6, AF_NETLINK, NETLINK_SOCK_DIAG, NLM_F_REQUEST, SOCK_CLOEXEC, SOCK_RAW, nlmsghdr};
 
 use crate::fork::name::Name;
+use crate::fork::tcp;
 use crate::{errno, next_symbol};
 
 /// linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLMSG_ERROR: u16 = libc::NLMSG_ERROR as u16;
 /// linux/inet_diag.h, INET_DIAG_NOCOOKIE: the socket may be any with these addresses.
 const NO_COOKIE: [u32; 2] = [!0; 2];
 
@@ -89,22 +92,28 @@ impl Request {
     }
 }
 
-/// Whether a process has the connection from `remote` to `local`, both of this machine. False if
-/// the kernel does not tell.
+/// Whether a process has accepted the connection from `remote` to `local`, both of this machine.
+/// False if the kernel does not tell.
 pub fn has_accepted(local: &Name, remote: &Name) -> bool {
+    has_owner(local, remote) == Some(true)
+}
+
+/// Whether a process has the end `local` of the connection with `remote`, both of this machine.
+/// `None` if the kernel does not tell.
+pub fn has_owner(local: &Name, remote: &Name) -> Option<bool> {
     // SAFETY: no pointers.
     let fd = errno::keeping(|| unsafe { next_symbol::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG) });
     if fd < 0 {
-        return false;
+        return None;
     }
-    let inode = errno::keeping(|| ask(fd, &Request::new(local, remote)));
+    let owner = errno::keeping(|| ask(fd, &Request::new(local, remote)));
     // SAFETY: opened above.
     errno::keeping(|| unsafe { next_symbol::close(fd) });
-    inode.is_some_and(|inode| inode != 0)
+    owner
 }
 
-/// The kernel answers in the call that sends the request.
-fn ask(fd: c_int, request: &Request) -> Option<u32> {
+/// The kernel answers in the call that sends the request: with the socket, or with ENOENT.
+fn ask(fd: c_int, request: &Request) -> Option<bool> {
     // SAFETY: all zeros are a value of the structure.
     let mut answer: Answer = unsafe { core::mem::zeroed() };
     let (flags, len) = (libc::MSG_DONTWAIT, size_of::<Answer>());
@@ -113,8 +122,17 @@ fn ask(fd: c_int, request: &Request) -> Option<u32> {
         let sent = next_symbol::send(fd, (&raw const *request).cast::<c_void>(), size_of::<Request>(), flags);
         if sent < 0 { sent } else { next_symbol::recv(fd, (&raw mut answer).cast::<c_void>(), len, flags) }
     };
-    let is_whole = usize::try_from(received).is_ok_and(|received| received == len);
-    (is_whole && answer.header.nlmsg_type == SOCK_DIAG_BY_FAMILY).then_some(answer.inode)
+    let received = usize::try_from(received).ok()?;
+    match answer.header.nlmsg_type {
+        // Without such a connection the kernel returns the socket that listens at the address.
+        SOCK_DIAG_BY_FAMILY if received == len => Some(answer.inode != 0 && answer.state != tcp::LISTEN),
+        NLMSG_ERROR if received > size_of::<nlmsghdr>() + size_of::<c_int>() => {
+            // `struct nlmsgerr` begins with the errno.
+            let [family, state, timer, retransmits] = [answer.family, answer.state, answer.timer, answer.retransmits];
+            (c_int::from_ne_bytes([family, state, timer, retransmits]) == -libc::ENOENT).then_some(false)
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -139,6 +157,25 @@ mod tests {
             assert!(has_accepted(&name(to), &name(from)), "{at}: accepted");
             assert!(!has_accepted(&name(from), &name(from)), "{at}: no such connection");
         }
+    }
+
+    #[test]
+    fn an_end_that_is_closed_has_no_owner() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let client = TcpStream::connect(to).unwrap();
+        let from = client.local_addr().unwrap();
+        let _server = listener.accept().unwrap();
+        let has_owner = || super::has_owner(&name(from), &name(to));
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(has_owner(), Some(true), "shut down");
+        let copy = client.try_clone().unwrap();
+        drop(client);
+        assert_eq!(has_owner(), Some(true), "another number has it");
+        drop(copy);
+        assert_eq!(has_owner(), Some(false), "closed: FIN_WAIT2");
+        assert_eq!(super::has_owner(&name(from), &name(from)), Some(false), "no such socket");
+        assert_eq!(super::has_owner(&name(to), &name(to)), Some(false), "only a listener");
     }
 
     #[test]

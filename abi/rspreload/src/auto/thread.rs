@@ -13,10 +13,10 @@ use super::forward::{Forward, MAX_FORWARDS};
 use super::listeners::{self, MAX_ADDRESSES, MAX_LISTENERS};
 use super::shared::{self, MAX_SLOTS, Slot};
 use super::slots::{self, MAX_ATTEMPTS};
-use super::{attempt, connections};
+use super::{attempt, connections, log};
 use crate::fork::thread as threads;
 use crate::time::Deadline;
-use crate::{errno, next_symbol, open_fds, rsocket_abi};
+use crate::{errno, next_symbol, open_fds, rsocket, rsocket_abi};
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
@@ -192,6 +192,7 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
             unsafe { libc::poll(ptr::null_mut(), 0, AFTER_A_FAILURE) };
         }
         thread.look_at_tokens();
+        thread.end_abandoned();
         end_attempts();
     }
 }
@@ -200,7 +201,7 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
 fn end_attempts() {
     for slot in slots::ready() {
         if slot.is_abandoned() {
-            slot.finish(Err(super::log::Reason::SocketShared));
+            slot.finish(Err(log::Reason::SocketShared));
         } else if slot.left() == 0
             && let Some(to) = slot.to()
         {
@@ -229,8 +230,10 @@ impl Thread {
         {
             *free = Some(forward);
         } else {
+            let peer = shared::slot(index).and_then(|slot| slot.peer());
+            log::reset(peer.as_ref(), log::Reason::Forwards);
             connections::leave(index);
-            attempt::give_up(inner);
+            rsocket::reset(inner);
         }
     }
 
@@ -281,6 +284,10 @@ impl Thread {
         }
         for number in 0..self.forwards.len() {
             let Some(events) = self.forwards[number].as_ref().map(Forward::events) else { continue };
+            let left = self.forwards[number].as_ref().map_or(-1, Forward::left);
+            if left >= 0 {
+                timeout = if timeout < 0 { left } else { left.min(timeout) };
+            }
             for (fd, events) in events {
                 self.push(fd, events, Purpose::Forward(number as u16));
             }
@@ -294,6 +301,15 @@ impl Thread {
             self.looked = Deadline::after(LOOK_AT_TOKENS);
             for index in connections::indexes().filter(|&index| connections::is_lost(index)) {
                 lose_token(index);
+            }
+        }
+    }
+
+    /// Ends the forwards that no process uses any more.
+    fn end_abandoned(&mut self) {
+        for forward in self.forwards.iter_mut() {
+            if forward.as_mut().is_some_and(|forward| !forward.goes_on()) {
+                *forward = None;
             }
         }
     }
@@ -375,7 +391,7 @@ fn withdraw(index: usize, slot: &Slot) -> bool {
     if withdrawn {
         let inner = connections::inner(index);
         connections::leave(index);
-        attempt::give_up(inner);
+        rsocket::reset(inner);
     }
     withdrawn
 }

@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_short};
 use libc::{EPERM, EPOLL_CTL_ADD, EPOLL_CTL_DEL, epoll_event};
 
 use crate::dispatch::Fd;
-use crate::table::{self, Entry};
+use crate::table::{self, Entry, Kind};
 use crate::{auto, epoll, errno, fds, fork, next_symbol};
 
 /// epoll_create(2).
@@ -51,12 +51,27 @@ pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event
                 next_symbol::epoll_ctl(epfd, op, fd, event)
             }
             Fd::Pending(entry) => control_pending(epfd, op, fd, entry, event),
-            Fd::Rsocket(entry) => epoll::control_rsocket(epfd, op, fd, entry, event),
+            Fd::Rsocket(entry) => {
+                let result = epoll::control_rsocket(epfd, op, fd, entry, event);
+                if result == 0 && op == EPOLL_CTL_DEL || !is_forwarded(fd) {
+                    return result;
+                }
+                // The library's thread has begun to forward the connection meanwhile.
+                if result == 0 && op == EPOLL_CTL_ADD {
+                    epoll::hand_over_to_kernel(fd, entry);
+                    return result;
+                }
+                control(epfd, op, fd, event)
+            }
             // Its placeholder is a TCP socket that has ended, and would always be ready.
             Fd::Relayed(_) => errno::fail(EPERM),
             Fd::Kernel | Fd::Epoll(_) => next_symbol::epoll_ctl(epfd, op, fd, event),
         }
     }
+}
+
+fn is_forwarded(fd: c_int) -> bool {
+    table::get(fd).is_some_and(|entry| entry.kind == Kind::Forwarded)
 }
 
 /// epoll_ctl(2) on a socket that may become an rsocket. As long as it is none, it is a member of

@@ -23,7 +23,13 @@ macro_rules! forward_data {
                 unsafe {
                     match dispatch::data(fd, $way) {
                         Target::Kernel => next_symbol::$name(fd, $($arg),*),
-                        Target::Rsocket(inner) => rsocket_abi::$to(inner, $($arg),*),
+                        Target::Rsocket(inner) => {
+                            let result = rsocket_abi::$to(inner, $($arg),*);
+                            if result < 0 && has_moved(fd) {
+                                return next_symbol::$name(fd, $($arg),*);
+                            }
+                            result
+                        }
                         Target::Relayed(channel) => remote::$to(fd, channel, $($arg),*),
                         Target::Fails(why) => errno::fail(why),
                     }
@@ -37,12 +43,22 @@ macro_rules! forward_data {
                 })?
                 match dispatch::data_at_once(fd) {
                     Some(Target::Kernel) => next_symbol::$name(fd, $($arg),*),
-                    Some(Target::Rsocket(inner)) => rsocket_abi::$to(inner, $($arg),*),
+                    Some(Target::Rsocket(inner)) => {
+                        let result = rsocket_abi::$to(inner, $($arg),*);
+                        if result < 0 && has_moved(fd) { decided(fd, $($arg),*) } else { result }
+                    }
                     _ => decided(fd, $($arg),*),
                 }
             }
         }
     )*};
+}
+
+/// Whether a call on an rsocket has failed because the library forwards its data meanwhile: the
+/// number is a socket of the kernel now, and the rsocket does not block any more.
+#[cold]
+fn has_moved(fd: c_int) -> bool {
+    errno::get() == libc::EAGAIN && matches!(Fd::of(fd), Fd::Known(_))
 }
 
 /// The way of a call that receives.

@@ -133,6 +133,7 @@ fn select_inner(
             }
         }
     }
+    let rsockets = rsockets_in(limit, sets);
     let [read, write, except] = inner.each_mut().map(|set| set.as_mut_ptr().cast::<fd_set>());
     // SAFETY: the sets have at least `count` bits, and `timeout` is the caller's.
     let (result, undecided) = unsafe { select_piece(count as c_int, [read, write, except], timeout, pieces) };
@@ -156,7 +157,9 @@ fn select_inner(
         return None;
     }
     if result < 0 {
-        return Some(result);
+        // An rsocket that began to be forwarded is invalid for rselect.
+        let is_forwarded = errno::get() == EBADF && rsockets_in(limit, sets) < rsockets;
+        return (!is_forwarded).then_some(result);
     }
     // A message on another process's rsocket may be the answer to another thread.
     let something = |index: usize, set: &[Word]| numbers_in(set, limit).any(|fd| is_ready(inner, index, fd));
@@ -164,6 +167,12 @@ fn select_inner(
         return None;
     }
     Some(sets.iter_mut().enumerate().map(|(index, set)| store(set, limit, inner, index)).sum())
+}
+
+/// How often the numbers of rsockets are in the sets.
+fn rsockets_in(limit: usize, sets: &[&mut [Word]; 3]) -> usize {
+    let numbers = sets.iter().flat_map(|set| numbers_in(set, limit));
+    numbers.filter(|&fd| matches!(Fd::of(fd), Fd::Rsocket(_))).count()
 }
 
 /// rselect for a piece of the time-out, which is reduced to what is left. Returns the result, and

@@ -63,7 +63,8 @@ pub fn settled(fd: c_int, number: c_int, revents: c_short, pieces: &mut Pieces) 
     match Fd::of(fd) {
         // It was a socket whose attempt was under way.
         Fd::Rsocket(entry) if auto::is_auto(entry) => number != entry.inner,
-        Fd::Kernel if number != fd => true,
+        // The latter has begun to be forwarded.
+        Fd::Kernel | Fd::Known(_) if number != fd => true,
         Fd::Connecting(_) => true,
         Fd::Rsocket(_) => number == fd,
         Fd::Pending(_) if fork::is_undecided(fd) => {
