@@ -22,13 +22,29 @@ case_reuse_port() {
         grep -q 'listen: .* TCP: SO_REUSEPORT, and another socket listens at the port' "$work/client.log"
 }
 
-# Another process's listener is noticed when the first client comes by RDMA, which is reset.
-case_reuse_port_of_child() {
-    compare reuse_port_of_child
-    [ "$(cat "$work/client.diff")" = "$(printf '1c1\n< client 0 sdrawrof\n---\n> client 0 reset')" ] ||
-        [ "$(cat "$work/client.diff")" = "$(printf '1c1\n< client 0 sdrawrof\n---\n> client 0 ')" ] || return 1
-    [ "$facts" = "1 connections by RDMA, 19 by TCP" ] &&
+# The process that listens first serves the clients by RDMA, the other one by TCP; no client is reset, neither then nor when
+# the first listener is closed or its process is killed.
+case_reuse_port_of_processes() {
+    compare reuse_port_of_processes && [ "$facts" = "64 connections by RDMA, 80 by TCP" ] &&
+        [ "$(grep -c 'listen: .* TCP: SO_REUSEPORT, and another socket listens at the port' "$work/client.log")" = 3 ] &&
+        [ "$(grep -c 'accept: .*: RDMA' "$work/client.log")" = 64 ]
+}
+
+# A process that listens at one of the addresses of a wildcard listener is noticed when the first client comes by RDMA, which
+# is reset.
+case_reuse_port_of_rival() {
+    compare reuse_port_of_rival
+    diff "$work/client.plain" "$work/client.auto" | grep '^[<>]' >"$work/client.diff"
+    [ "$(cat "$work/client.diff")" = "$(printf '< client 0 sdrawrof\n> client 0 reset')" ] ||
+        [ "$(cat "$work/client.diff")" = "$(printf '< client 0 sdrawrof\n> client 0 ')" ] || return 1
+    [ "$facts" = "1 connections by RDMA, 6 by TCP" ] &&
         grep -q 'listen: .* TCP: SO_REUSEPORT, and another socket listens at the port' "$work/client.log"
+}
+
+# A program that chooses listeners by BPF itself: its listeners are TCP's.
+case_reuse_port_by_program() {
+    compare reuse_port_by_program && [ "$facts" = "1 connections by RDMA, 9 by TCP" ] &&
+        grep -q 'listen: .* TCP: the socket has an option that rsockets do not have' "$work/client.log"
 }
 
 # Connections are reported when their data has arrived, whenever the option was set and whichever process accepts.

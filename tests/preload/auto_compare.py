@@ -4,6 +4,7 @@
 Run with librspreload in automatic mode and without it: the lines must be the same. Both ends are in this process. A socket
 with SO_MARK uses TCP in automatic mode, too. SILENT is an address that does not answer."""
 
+import ctypes
 import errno
 import os
 import select
@@ -112,23 +113,77 @@ def ask(way, address, port):
     return answer.decode()
 
 
-def reuse_port_of_child(address, _address6, _silent, port):
-    """The second listener at the port is another process's."""
-    reuse = (socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listening = listener(address, port, reuse)
+def worker(address, port, orders):
+    """A process with a listener of its own at a port that others share. Returns its id when it listens. It closes the
+    listener when the pipe `orders` has a byte, and ends when it is killed."""
     ready, tell = os.pipe()
     child = os.fork()
     if child == 0:
-        listening.close()
-        other = listener(address, port, reuse)
-        os.write(tell, b"x")
-        echo(other)
+        try:
+            listening = listener(address, port, (socket.SOL_SOCKET, socket.SO_REUSEPORT, 1))
+            os.write(tell, b"x")
+            while listening in select.select([listening, orders[0]], [], [])[0]:
+                echo(listening, 1)
+            listening.close()
+            os.write(tell, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)
     os.read(ready, 1)
-    threading.Thread(target=echo, args=(listening,), daemon=True).start()
-    for number in range(20):
+    return child, ready
+
+
+def reuse_port_of_processes(address, address6, _silent, port):
+    """Two processes listen at the port. The first one's listener is closed, or it ends, and the other one goes on."""
+    for at, end in (address, "closed"), (address, "killed"), ("::", "killed"):
+        orders = os.pipe()
+        (first, told), (second, _) = worker(at, port, orders), worker(at, port, os.pipe())
+        to = [address] if at == address else [address, address6]
+        for number in range(16):
+            print(at, number, [ask(RDMA, one, port) for one in to], [ask(TCP, one, port) for one in to])
+        if end == "closed":
+            os.write(orders[1], b"x")
+            os.read(told, 1)
+        else:
+            os.kill(first, signal.SIGKILL)
+            os.waitpid(first, 0)
+        for number in range(4):
+            print(at, number, "first", end, [ask(RDMA, one, port) for one in to])
+        for process in [first, second] if end == "closed" else [second]:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        port += 1
+
+
+def reuse_port_of_rival(address, _address6, _silent, port):
+    """The second listener, another process's, is at one of the first one's addresses, and gets its connections. A client
+    by RDMA is not served by the first one for long."""
+    first, _ = worker("0.0.0.0", port, os.pipe())
+    print("first", ask(TCP, address, port))
+    second, _ = worker(address, port, os.pipe())
+    for number in range(6):
         print("client", number, ask(RDMA, address, port))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    for process in first, second:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
+def reuse_port_by_program(address, _address6, _silent, port):
+    """The program chooses the listener by a BPF program, which says: the second one."""
+    reuse = (socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    code = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 1))
+    bpf = (socket.SOL_SOCKET, 51, struct.pack("HP", 1, ctypes.addressof(code)))
+    for when in "after", "before":
+        listeners = [listener(address, port, reuse, *[bpf] if when == "before" else [])]
+        print(when, "one listener", serve(listeners, RDMA, address, port))
+        if when == "after":
+            listeners[0].setsockopt(*bpf)
+        listeners.append(listener(address, port, reuse))
+        for way in RDMA, TCP, RDMA, TCP:
+            print(when, "two listeners", serve(listeners, way, address, port))
+        for listening in listeners:
+            listening.close()
+        port += 1
 
 
 def defer(address, port, when):

@@ -26,6 +26,7 @@ mod route;
 mod shared;
 pub mod slots;
 mod socket_owner;
+mod steer;
 pub mod tcp_bytes;
 mod thread;
 
@@ -284,6 +285,14 @@ fn is_unknown(error: c_int) -> bool {
     matches!(error, libc::ENOPROTOOPT | libc::ENOTSUP | libc::EINVAL)
 }
 
+/// setsockopt(2) of a socket of the kernel's is about to be called.
+#[inline(always)]
+pub fn before_setsockopt((level, name): (c_int, c_int)) {
+    if steer::is_choice(level, name) && is_on() {
+        errno::keeping(listeners::leave_choice_to_program);
+    }
+}
+
 /// setsockopt(2) of a number of the kernel's that automatic mode knows.
 ///
 /// # Safety
@@ -295,6 +304,7 @@ pub unsafe fn setsockopt_of_known(
     value: *const core::ffi::c_void,
     len: socklen_t,
 ) -> c_int {
+    before_setsockopt((level, name));
     // SAFETY: as for this function.
     let result = unsafe { next_symbol::setsockopt(fd, level, name, value, len) };
     if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) && entry.kind == Kind::Listener {

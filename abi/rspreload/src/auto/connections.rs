@@ -9,7 +9,7 @@ use libc::{F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SO
 use super::entry::is_auto;
 use super::log::{self, Reason};
 use super::shared::{self, MAX_SLOTS, Slot};
-use super::{outcome, socket_owner, thread};
+use super::{outcome, socket_owner, steer, thread};
 use crate::fork::name::{self, Name};
 use crate::fork::tcp;
 use crate::table::{self, Entry, Growing, Kind};
@@ -133,9 +133,9 @@ pub fn is_lost(index: usize) -> bool {
     private.accepted.swap(accepted, SeqCst) && accepted && slot.is_sent()
 }
 
-/// Sends a token to a listener of this process: connects to `to`, its address. Returns false if
-/// that fails.
-pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
+/// Sends a token to a listener of this process: connects to `to`, its address. `is_led`: other
+/// sockets may listen there. Returns false if that fails.
+pub fn send_token(inner: c_int, to: &Name, is_led: bool, wake: (c_int, u64)) -> bool {
     let (Some(peer), Some(own)) = (name::rsocket_peer(inner), name::rsocket_own(inner)) else { return false };
     // SAFETY: no pointers.
     let token =
@@ -154,6 +154,9 @@ pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
         return false;
     }
     slot.send();
+    if is_led {
+        steer::mark(token);
+    }
     // SAFETY: an address and its length.
     let sent = unsafe { next_symbol::connect(token, to.as_ptr(), to.len) == 0 || errno::get() == libc::EINPROGRESS };
     if !sent && slot.withdraw() {

@@ -7,8 +7,9 @@ use libc::{AF_INET6, F_SETFL, IPPROTO_IPV6, IPPROTO_TCP, IPV6_V6ONLY, O_NONBLOCK
 
 use super::lock::Lock;
 use super::log::{self, Reason};
+use super::reuse::{self, Others};
 use super::shared::{self, AtomicName};
-use super::{connections, reuse, route, thread};
+use super::{connections, route, steer, thread};
 use crate::fork::name::{self, Name};
 use crate::fork::{bind, make_rsocket, tcp};
 use crate::table::{self, Entry, Kind};
@@ -100,7 +101,8 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
         return Err(Reason::Rule);
     }
     let reuses = option(fd, SOL_SOCKET, SO_REUSEPORT) != 0;
-    if reuses && reuse::listeners_at(own.number()) > 1 {
+    let v6only = own.family() == AF_INET6 && option(fd, IPPROTO_IPV6, IPV6_V6ONLY) != 0;
+    if reuses && reuse::others_at(own, v6only) != Others::default() {
         // A listener of this process in the group is TCP's before a client comes by RDMA.
         listen_by_tcp_only_at(own.number(), Reason::Reuse, |listener| listener.reuses.load(SeqCst));
         return Err(Reason::Reuse);
@@ -113,11 +115,13 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     let listener = &LISTENERS[index];
     listener.own.store(own);
     listener.backlog.store(backlog, SeqCst);
-    listener.v6only.store(own.family() == AF_INET6 && option(fd, IPPROTO_IPV6, IPV6_V6ONLY) != 0, SeqCst);
+    listener.v6only.store(v6only, SeqCst);
     listener.reuses.store(reuses, SeqCst);
     listener.read_defers_accept(fd);
     let prepared = shared::prepare() && table::prepare(fd).is_ok();
     let opened = if prepared { listener.open(Some(fd)) } else { Err(Reason::Busy) };
+    // Before a token is sent: another process may listen at the port by then.
+    let opened = opened.and_then(|()| if !reuses || steer::attach(fd) { Ok(()) } else { Err(Reason::Option) });
     if let Err(reason) = opened {
         listener.close();
         listener.state.store(FREE, SeqCst);
@@ -249,16 +253,43 @@ impl Listener {
             if new < 0 {
                 return;
             }
-            if self.reuses.load(SeqCst) && reuse::listeners_at(self.port()) > 1 {
+            if self.has_rivals() {
+                // The listener first: the client may try again at once.
+                self.listen_by_tcp_only(Reason::Reuse);
                 // SAFETY: no number stands for the rsocket.
                 unsafe { rsocket_abi::rclose(new) };
-                self.listen_by_tcp_only(Reason::Reuse);
                 return;
             }
-            let sent = self.token_address(new).is_some_and(|to| connections::send_token(new, &to, wake));
-            if !sent {
-                // SAFETY: no number stands for the rsocket.
-                unsafe { rsocket_abi::rclose(new) };
+            self.send_token(new, wake);
+        }
+    }
+
+    fn send_token(&self, new: c_int, wake: (c_int, u64)) {
+        let is_led = self.reuses.load(SeqCst);
+        let sent = self.token_address(new).is_some_and(|to| connections::send_token(new, &to, is_led, wake));
+        if !sent {
+            // SAFETY: no number stands for the rsocket.
+            unsafe { rsocket_abi::rclose(new) };
+        }
+    }
+
+    /// Whether sockets that do not belong to its group get connections to one of its addresses.
+    fn has_rivals(&self) -> bool {
+        let rivals = |own: Name| reuse::others_at(&own, self.v6only.load(SeqCst)).rivals;
+        self.reuses.load(SeqCst) && self.own.load().is_some_and(|own| rivals(own) > 0)
+    }
+
+    /// Sends the tokens of connections that are established, before the rsockets are closed.
+    fn send_last_tokens(&self) {
+        let Some(wake) = thread::wake_socket() else { return };
+        for inner in self.rsockets() {
+            loop {
+                // SAFETY: no addresses are asked for.
+                let new = unsafe { rsocket_abi::raccept(inner, core::ptr::null_mut(), core::ptr::null_mut()) };
+                if new < 0 {
+                    break;
+                }
+                self.send_token(new, wake);
             }
         }
     }
@@ -308,12 +339,24 @@ pub fn token_lost(port: u16) {
     listen_by_tcp_only_at(port, Reason::Stranger, |_| true);
 }
 
+/// The program is about to choose among the sockets of groups by a BPF program of its own.
+pub fn leave_choice_to_program() {
+    steer::leave_choice_to_program();
+    let ports = open().filter(|listener| listener.reuses.load(SeqCst)).map(Listener::port);
+    for port in ports {
+        listen_by_tcp_only_at(port, Reason::Option, |listener| listener.reuses.load(SeqCst));
+    }
+}
+
 /// Those listeners of this process at a port that `concerns` accepts are TCP's only from now on.
 fn listen_by_tcp_only_at(port: u16, reason: Reason, concerns: impl Fn(&Listener) -> bool) {
     let held = ACCEPTING.hold();
     let mut closed = false;
     let at_port = open().filter(|listener| listener.port() == port && listener.rsockets().next().is_some());
     for listener in at_port.filter(|listener| concerns(listener)) {
+        if reason != Reason::Stranger {
+            errno::keeping(|| listener.send_last_tokens());
+        }
         listener.listen_by_tcp_only(reason);
         closed = true;
     }

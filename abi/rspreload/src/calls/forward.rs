@@ -150,7 +150,10 @@ pub unsafe extern "C" fn setsockopt(
             Fd::Rsocket(entry) if auto::is_auto(entry) => auto::setsockopt(fd, entry, (level, name), value, len),
             Fd::Rsocket(entry) => rsocket_abi::rsetsockopt(entry.inner, level, name, value, len),
             Fd::Known(entry) => auto::setsockopt_of_known(fd, entry, (level, name), value, len),
-            _ => next_symbol::setsockopt(fd, level, name, value, len),
+            _ => {
+                auto::before_setsockopt((level, name));
+                next_symbol::setsockopt(fd, level, name, value, len)
+            }
         }
     }
 }
