@@ -54,6 +54,8 @@ case_defer_accept_in_child() {
     compare defer_accept_in_child && [ "$facts" = "2 connections by RDMA, 2 by TCP" ] &&
         grep -q 'accept: .*: RDMA, forwarded: ' "$work/client.log"
 }
+case_defer_accept_by_child() { compare defer_accept_by_child && [ "$facts" = "3 connections by RDMA, 3 by TCP" ]; }
+case_defer_accept_full() { compare defer_accept_full && [ "$facts" = "1 connections by RDMA, 2 by TCP" ]; }
 case_accept_order() { compare accept_order && [ "$facts" = "16 connections by RDMA, 16 by TCP" ]; }
 
 # Wildcard listeners with both values, and two of both families at a port: a client of IPv4 is refused by one of the former.

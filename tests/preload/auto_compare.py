@@ -191,6 +191,12 @@ def defer(address, port, when):
     listening = listener(address, port, *[option] if when == "before" else [])
     if when == "after":
         listening.setsockopt(*option)
+    if when == "by a child after":
+        child = os.fork()
+        if child == 0:
+            listening.setsockopt(*option)
+            os._exit(0)
+        os.waitpid(child, 0)
     listening.setblocking(False)
     for way in RDMA, TCP, RDMA, TCP:
         client = connect(way, address, port)
@@ -217,6 +223,38 @@ def defer_accept(address, _address6, _silent, port):
 def defer_accept_later(address, _address6, _silent, port):
     """As nginx sets it."""
     defer(address, port, "after")
+
+
+def defer_accept_by_child(address, _address6, _silent, port):
+    defer(address, port, "by a child after")
+
+
+def overflows():
+    """How many connections have found a listener's queue full so far, in this host."""
+    with open("/proc/net/netstat", encoding="ascii") as file:
+        names, values = [line.split() for line in file if line.startswith("TcpExt:")]
+    return int(values[names.index("ListenOverflows")])
+
+
+def defer_accept_full(address, _address6, _silent, port):
+    """A connection arrives, and by RDMA its data, while the queue is full. It is reported when the queue has room."""
+    listening = listener(address, port, (socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 600))
+    listening.listen(1)
+    first = [connect(TCP, address, port) for _ in range(2)]
+    for client in first:
+        client.sendall(b"x")
+    until(lambda: waiting(listening) == len(first))
+    before, answers = overflows(), []
+    third = threading.Thread(target=lambda: answers.append(ask(RDMA, address, port)))
+    third.start()
+    # The first SYN, and its repetition a second later.
+    until(lambda: overflows() >= before + 2)
+    for client in first:
+        print(listening.accept()[0].recv(1))
+        client.close()
+    echo(listening, 1)
+    third.join()
+    print(answers)
 
 
 def defer_accept_in_child(address, _address6, _silent, port):

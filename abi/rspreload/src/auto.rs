@@ -308,7 +308,7 @@ pub unsafe fn setsockopt_of_known(
     // SAFETY: as for this function.
     let result = unsafe { next_symbol::setsockopt(fd, level, name, value, len) };
     if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) && entry.kind == Kind::Listener {
-        errno::keeping(|| listeners::set_defers_accept(fd, entry));
+        errno::keeping(|| listeners::set_defers_accept(entry));
     }
     result
 }

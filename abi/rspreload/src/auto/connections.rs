@@ -24,6 +24,10 @@ struct Private {
     forked: AtomicBool,
     /// The token had been accepted when it was last looked at ([`is_lost`]).
     accepted: AtomicBool,
+    /// The listener reports the token when data has arrived (TCP_DEFER_ACCEPT).
+    deferred: AtomicBool,
+    /// The rsocket of such a token has data, or has ended.
+    arrived: AtomicBool,
 }
 
 static PRIVATE: [Private; MAX_SLOTS] = [const {
@@ -32,6 +36,8 @@ static PRIVATE: [Private; MAX_SLOTS] = [const {
         token: AtomicI32::new(0),
         forked: AtomicBool::new(false),
         accepted: AtomicBool::new(false),
+        deferred: AtomicBool::new(false),
+        arrived: AtomicBool::new(false),
     }
 }; MAX_SLOTS];
 
@@ -80,6 +86,8 @@ pub fn enter(index: usize, inner: c_int, token: c_int) -> bool {
     private.token.store(token + 1, SeqCst);
     private.forked.store(false, SeqCst);
     private.accepted.store(false, SeqCst);
+    private.deferred.store(false, SeqCst);
+    private.arrived.store(false, SeqCst);
     word.store(index as u32 + 1, SeqCst);
     USED[index / 64].fetch_or(1 << (index % 64), SeqCst);
     true
@@ -133,9 +141,20 @@ pub fn is_lost(index: usize) -> bool {
     private.accepted.swap(accepted, SeqCst) && accepted && slot.is_sent()
 }
 
-/// Sends a token to a listener of this process: connects to `to`, its address. `is_led`: other
-/// sockets may listen there. Returns false if that fails.
-pub fn send_token(inner: c_int, to: &Name, is_led: bool, wake: (c_int, u64)) -> bool {
+/// What a listener has to say of its tokens.
+pub struct Destination {
+    /// Its address.
+    pub to: Name,
+    /// Other sockets may listen there.
+    pub is_led: bool,
+    /// It reports a connection when data has arrived (TCP_DEFER_ACCEPT).
+    pub defers: bool,
+}
+
+/// Sends a token to a listener of this process: connects to its address. Returns false if that
+/// fails.
+pub fn send_token(inner: c_int, listener: &Destination, wake: (c_int, u64)) -> bool {
+    let to = &listener.to;
     let (Some(peer), Some(own)) = (name::rsocket_peer(inner), name::rsocket_own(inner)) else { return false };
     // SAFETY: no pointers.
     let token =
@@ -153,10 +172,13 @@ pub fn send_token(inner: c_int, to: &Name, is_led: bool, wake: (c_int, u64)) -> 
         close_token(token);
         return false;
     }
-    slot.send();
-    if is_led {
+    if listener.defers {
+        defer(index);
+    }
+    if listener.is_led {
         steer::mark(token);
     }
+    slot.send();
     // SAFETY: an address and its length.
     let sent = unsafe { next_symbol::connect(token, to.as_ptr(), to.len) == 0 || errno::get() == libc::EINPROGRESS };
     if !sent && slot.withdraw() {
@@ -176,18 +198,48 @@ fn bind_token(token: c_int, to: &Name, names: (&Name, &Name), wake: (c_int, u64)
     shared::claim(&name::own(token)?, to.number(), names, wake)
 }
 
-/// The rsocket of a token has data, or has ended, and the listener waits for data before it reports
-/// the connection (TCP_DEFER_ACCEPT): sends a byte. The token is connected by then, which is at once
-/// on this machine.
+/// The listener of a token reports it when data has arrived.
+fn defer(index: usize) {
+    if let Some(private) = PRIVATE.get(index) {
+        private.deferred.store(true, SeqCst);
+    }
+}
+
+/// The listener at a port reports connections when data has arrived, from now on.
+pub fn defer_at(port: u16) {
+    let is_there = |&index: &usize| shared::slot(index).is_some_and(|slot| slot.listener_port() == port);
+    indexes().filter(is_there).for_each(defer);
+}
+
+/// What the thread waits for before it [speaks](speak) by a token.
+pub enum Awaited {
+    /// Data of the rsocket, or its end.
+    Data,
+    /// The connection of the token: a full queue of the listener delays it.
+    Connection,
+}
+
+/// What a token of a listener with TCP_DEFER_ACCEPT waits for, if it waits for accept(2).
+pub fn awaited(index: usize) -> Option<Awaited> {
+    let private = PRIVATE.get(index).filter(|private| private.deferred.load(SeqCst))?;
+    shared::slot(index).filter(|slot| slot.is_silent())?;
+    Some(if private.arrived.load(SeqCst) { Awaited::Connection } else { Awaited::Data })
+}
+
+/// The rsocket of a token has data, or has ended.
+pub fn data_arrived(index: usize) {
+    if let Some(private) = PRIVATE.get(index) {
+        private.arrived.store(true, SeqCst);
+    }
+}
+
+/// Sends a byte by a token that is connected: the kernel reports it then.
 pub fn speak(index: usize) {
     let token = token(index);
-    if !shared::slot(index).is_some_and(Slot::speak) || token < 0 {
-        return;
+    if token >= 0 && shared::slot(index).is_some_and(Slot::speak) {
+        // SAFETY: one byte is readable.
+        unsafe { next_symbol::send(token, (&raw const SPOKEN).cast::<c_void>(), 1, libc::MSG_NOSIGNAL) };
     }
-    let mut fds = [libc::pollfd { fd: token, events: libc::POLLOUT, revents: 0 }];
-    tcp::poll(&mut fds, &Deadline::after(100));
-    // SAFETY: one byte is readable.
-    unsafe { next_symbol::send(token, (&raw const SPOKEN).cast::<c_void>(), 1, libc::MSG_NOSIGNAL) };
 }
 
 /// Takes the byte, which may be on its way if the listener has not waited for it.

@@ -5,11 +5,12 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 
 use libc::{AF_INET6, F_SETFL, IPPROTO_IPV6, IPPROTO_TCP, IPV6_V6ONLY, O_NONBLOCK, SO_REUSEPORT, SOL_SOCKET};
 
+use super::connections::{self, Destination};
 use super::lock::Lock;
 use super::log::{self, Reason};
 use super::reuse::{self, Others};
 use super::shared::{self, AtomicName};
-use super::{connections, route, steer, thread};
+use super::{route, steer, thread};
 use crate::fork::name::{self, Name};
 use crate::fork::{bind, make_rsocket, tcp};
 use crate::table::{self, Entry, Kind};
@@ -35,16 +36,15 @@ static ACCEPTING: Lock = Lock::new();
 /// A listener.
 pub struct Listener {
     state: AtomicU32,
-    /// The program's numbers.
+    /// The program's numbers: how many, and the first one, which may have been closed.
     numbers: AtomicU32,
+    first: AtomicI32,
     /// Its local address, as the program has bound it.
     own: AtomicName,
     backlog: AtomicI32,
     v6only: AtomicBool,
     /// Other sockets may listen at its port (SO_REUSEPORT).
     reuses: AtomicBool,
-    /// It reports a connection when data has arrived (TCP_DEFER_ACCEPT).
-    defers_accept: AtomicBool,
     /// The process whose rsockets listen.
     owner: AtomicI32,
     /// Numbers plus one; 0 for none.
@@ -55,11 +55,11 @@ static LISTENERS: [Listener; MAX_LISTENERS] = [const {
     Listener {
         state: AtomicU32::new(FREE),
         numbers: AtomicU32::new(0),
+        first: AtomicI32::new(-1),
         own: AtomicName::new(),
         backlog: AtomicI32::new(0),
         v6only: AtomicBool::new(false),
         reuses: AtomicBool::new(false),
-        defers_accept: AtomicBool::new(false),
         owner: AtomicI32::new(0),
         rsockets: [const { AtomicI32::new(0) }; MAX_ADDRESSES],
     }
@@ -117,7 +117,7 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     listener.backlog.store(backlog, SeqCst);
     listener.v6only.store(v6only, SeqCst);
     listener.reuses.store(reuses, SeqCst);
-    listener.read_defers_accept(fd);
+    listener.first.store(fd, SeqCst);
     let prepared = shared::prepare() && table::prepare(fd).is_ok();
     let opened = if prepared { listener.open(Some(fd)) } else { Err(Reason::Busy) };
     // Before a token is sent: another process may listen at the port by then.
@@ -228,8 +228,27 @@ impl Listener {
         }
     }
 
-    fn read_defers_accept(&self, fd: c_int) {
-        self.defers_accept.store(option(fd, IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) != 0, SeqCst);
+    /// A number of the program's for it.
+    fn number(&self) -> Option<c_int> {
+        let is_own = |entry: Entry| entry.kind == Kind::Listener && of(entry).is_some_and(|of| core::ptr::eq(of, self));
+        let first = self.first.load(SeqCst);
+        if table::get(first).is_some_and(is_own) {
+            return Some(first);
+        }
+        let mut number = None;
+        table::each(|fd, entry| {
+            if is_own(entry) {
+                number = Some(fd);
+            }
+        });
+        self.first.store(number?, SeqCst);
+        number
+    }
+
+    /// Whether it reports a connection when data has arrived. Not remembered: a child of fork(2)
+    /// may set the option.
+    fn defers_accept(&self) -> bool {
+        self.number().is_some_and(|fd| option(fd, IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) != 0)
     }
 
     fn port(&self) -> u16 {
@@ -265,8 +284,9 @@ impl Listener {
     }
 
     fn send_token(&self, new: c_int, wake: (c_int, u64)) {
-        let is_led = self.reuses.load(SeqCst);
-        let sent = self.token_address(new).is_some_and(|to| connections::send_token(new, &to, is_led, wake));
+        let to = self.token_address(new);
+        let listener = to.map(|to| Destination { to, is_led: self.reuses.load(SeqCst), defers: self.defers_accept() });
+        let sent = listener.is_some_and(|listener| connections::send_token(new, &listener, wake));
         if !sent {
             // SAFETY: no number stands for the rsocket.
             unsafe { rsocket_abi::rclose(new) };
@@ -410,17 +430,12 @@ pub fn pass_on(entry: Entry) {
     thread::wake();
 }
 
-/// The program has set TCP_DEFER_ACCEPT of a listener.
-pub fn set_defers_accept(fd: c_int, entry: Entry) {
-    if let Some(listener) = of(entry) {
-        listener.read_defers_accept(fd);
+/// The program has set TCP_DEFER_ACCEPT of a listener: also for tokens on their way.
+pub fn set_defers_accept(entry: Entry) {
+    if let Some(listener) = of(entry).filter(|listener| listener.defers_accept()) {
+        connections::defer_at(listener.port());
         thread::wake();
     }
-}
-
-/// Whether a listener at a port reports connections when data has arrived.
-pub fn defers_accept(port: u16) -> bool {
-    open().any(|listener| listener.defers_accept.load(SeqCst) && listener.port() == port)
 }
 
 /// In a child of fork(2): the listeners are the parent's.
