@@ -61,6 +61,13 @@ case_accept_order() { compare accept_order && [ "$facts" = "16 connections by RD
 # Wildcard listeners with both values, and two of both families at a port: a client of IPv4 is refused by one of the former.
 case_v6only() { compare v6only && [ "$facts" = "5 connections by RDMA, 7 by TCP" ]; }
 
+# A socket is bound to an address that this host does not have yet: it is TCP's, and nothing is remembered of others.
+case_foreign_address() {
+    compare foreign_address && [ "$facts" = "6 connections by RDMA, 18 by TCP" ] &&
+        [ "$(grep -c 'listen: .* TCP: no RDMA device that can share ports with TCP has the local address' "$work/client.log")" -ge 6 ] &&
+        ! grep -q 'another rsocket has the port' "$work/client.log"
+}
+
 # A neighbour that takes all packets and never answers: the attempt by RDMA takes no longer than SO_SNDTIMEO, and then nothing
 # is remembered of the host; TCP has the rest of the time.
 case_send_timeout() {

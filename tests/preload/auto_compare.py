@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -315,6 +316,48 @@ def v6only(address, address6, _silent, port):
     for way in RDMA, TCP:
         for to in address, address6:
             print("both", way, to, serve(both, way, to, port + 2))
+
+
+def setting(name, value):
+    with open("/proc/sys/net/" + name, "w", encoding="ascii") as file:
+        file.write(value)
+
+
+def foreign_address(address, address6, _silent, port):
+    """Sockets are bound to an address that this host does not have yet, as those of virtual addresses."""
+    four, six = address.rsplit(".", 1)[0] + ".20", address6.rsplit(":", 1)[0] + ":20"
+    permissions = [("IP_FREEBIND", four, (socket.IPPROTO_IP, 15, 1)), ("IP_TRANSPARENT", four, (socket.IPPROTO_IP, 19, 1)),
+                   ("ipv4/ip_nonlocal_bind", four, None), ("IPV6_FREEBIND", six, (socket.IPPROTO_IPV6, 78, 1)),
+                   ("IPV6_TRANSPARENT", six, (socket.IPPROTO_IPV6, 75, 1)), ("ipv6/ip_nonlocal_bind", six, None)]
+    for number, (name, prefix, option) in enumerate(permissions):
+        # Of each address the library remembers whether rsockets can use it.
+        own = prefix + str(number)
+        try:
+            listener(own, port)
+        except OSError as error:
+            print(name, "without:", errno.errorcode[error.errno])
+        if option is None:
+            setting(name, "1")
+        options = [option] if option else []
+        listening = listener(own, port, *options)
+        print(name, "any port:", listener(own, 0, *options).getsockname()[1] > 0)
+        client = listener(own, 0, *options, listen=False)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 100000))
+        here = address if prefix == four else address6
+        other = listener(here, port + 1)
+        print(name, "connect:", errno.errorcode[client.connect_ex((here, port + 1))])
+        print(name, "another client:", serve([other], RDMA, here, port + 1)[1:])
+        if option is None:
+            setting(name, "0")
+        device = subprocess.run(["ip", "-o", "addr", "show", "to", here], capture_output=True, check=True).stdout.split()[1]
+        change = [own + ("/32" if prefix == four else "/128"), "dev", device, *["nodad"][:prefix == six]]
+        subprocess.run(["ip", "addr", "add", *change], check=True)
+        for way in RDMA, TCP:
+            print(name, way, serve([listening], way, own, port)[1:])
+        subprocess.run(["ip", "addr", "del", *change[:3]], check=True)
+        for used in listening, client, other:
+            used.close()
+        port += 2
 
 
 def send_timeout(_address, _address6, silent, port):

@@ -3,8 +3,8 @@
 use core::ffi::c_int;
 
 use libc::{
-    EACCES, EADDRINUSE, EAGAIN, ECONNREFUSED, EINPROGRESS, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, ETIMEDOUT, F_SETFL,
-    O_NONBLOCK, POLLOUT, SOL_SOCKET, pollfd,
+    EACCES, EADDRINUSE, EADDRNOTAVAIL, EAGAIN, ECONNREFUSED, EINPROGRESS, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM,
+    ETIMEDOUT, F_SETFL, O_NONBLOCK, POLLOUT, SOL_SOCKET, pollfd,
 };
 
 use super::log::Reason;
@@ -95,8 +95,11 @@ fn error_of(inner: c_int) -> c_int {
 pub fn ended(to: &Name, error: c_int) -> Reason {
     match error {
         ECONNREFUSED => Reason::Rejected,
-        // This end has no port, descriptor, memory or permission. Of the host that says nothing.
-        EADDRINUSE | EMFILE | ENFILE | ENOMEM | ENOBUFS | EAGAIN | EPERM | EACCES => Reason::Failed(error),
+        // This end has no port, address, descriptor, memory or permission. Of the host that says
+        // nothing.
+        EADDRINUSE | EADDRNOTAVAIL | EMFILE | ENFILE | ENOMEM | ENOBUFS | EAGAIN | EPERM | EACCES => {
+            Reason::Failed(error)
+        }
         ETIMEDOUT => {
             remembered::remember(Subject::Host(to.address()), Outcome::Silent);
             Reason::Silent
