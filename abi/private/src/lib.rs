@@ -70,5 +70,15 @@ pub const HOST_NUMBER_BITS: u32 = 24;
 /// reported an event. The next repoll_wait reports it.
 pub const HOST_EVENT: i32 = 10;
 
+/// `rsetsockopt`, any descriptor: an int, a step of fork(2) without its handlers, which does here
+/// what the handler of this step would do.
+pub const FORK: i32 = 11;
+/// A step of [`FORK`].
+pub const FORK_BEFORE: i32 = 0;
+/// A step of [`FORK`].
+pub const FORK_IN_PARENT: i32 = 1;
+/// A step of [`FORK`].
+pub const FORK_IN_CHILD: i32 = 2;
+
 /// `rsetsockopt`, any descriptor: a line for the log of `RDMACM_LOG`, as text.
 pub const LOG: i32 = 5;
