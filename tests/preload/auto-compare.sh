@@ -1,15 +1,16 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154,SC2034 # shared with auto-guest
 # Cases of automatic mode, for auto-guest: what a program observes is compared with what it observes without the library
-# (auto_compare.py). Each returns a status, and `facts`.
+# (auto_compare.py, auto_states.py). Each returns a status, and `facts`.
 
-# compare CASE: runs the program plain and in automatic mode. The log of the second run is client.log.
+# compare CASE [PROGRAM]: runs the program plain and in automatic mode. The log of the second run is client.log.
 compare() {
+    local program=$here/${2:-auto_compare.py}
     rm -f "$work"/server* "$work"/client*
     port=$((port + 10))
-    timeout 100 "$python" "$here/auto_compare.py" "$1" "$ADDR" "$ADDR6" "${silent:-}" "$port" >"$work/client.plain" 2>&1 || return 1
+    timeout 100 "$python" "$program" "$1" "$ADDR" "$ADDR6" "${silent:-}" "$port" >"$work/client.plain" 2>&1 || return 1
     port=$((port + 10))
-    with auto "$work/client.log" timeout 100 "$python" "$here/auto_compare.py" "$1" "$ADDR" "$ADDR6" "${silent:-}" "$port" \
+    with auto "$work/client.log" timeout 100 "$python" "$program" "$1" "$ADDR" "$ADDR6" "${silent:-}" "$port" \
         >"$work/client.auto" 2>&1
     port=$((port + 10))
     facts="$(grep -c 'connect: .*: RDMA: ' "$work/client.log") connections by RDMA, $(grep -c 'connect: .*: TCP: ' "$work/client.log") by TCP"
@@ -68,12 +69,37 @@ case_foreign_address() {
         ! grep -q 'another rsocket has the port' "$work/client.log"
 }
 
-# A neighbour that takes all packets and never answers: the attempt by RDMA takes no longer than SO_SNDTIMEO, and then nothing
-# is remembered of the host; TCP has the rest of the time.
-case_send_timeout() {
-    local silent=${ADDR%.*}.222 timeout
+# Sets `silent` to a neighbour that takes all packets and never answers. Not with InfiniBand: a hardware address of Ethernet.
+silent_neighbour() {
+    silent=${ADDR%.*}.222
     [ "$device" = rxe ] || { facts='a hardware address of Ethernet' && return 77; }
     ip neigh replace "$silent" lladdr 02:00:00:00:02:22 nud permanent dev "$(ip -o route get "$silent" | sed -n 's/.* dev \([^ ]*\).*/\1/p')"
+}
+
+# Calls in states in which they are seldom made.
+case_disconnect() {
+    local silent
+    silent_neighbour || return
+    compare disconnect auto_states.py && [ "$facts" = "3 connections by RDMA, 8 by TCP" ]
+}
+case_calls_in_states() {
+    local silent
+    silent_neighbour || return
+    compare calls_in_states auto_states.py && [ "$facts" = "2 connections by RDMA, 7 by TCP" ]
+}
+case_families() { compare families auto_states.py && [ "$facts" = "3 connections by RDMA, 3 by TCP" ]; }
+case_ports() { compare ports auto_states.py && [ "$facts" = "6 connections by RDMA, 10 by TCP" ]; }
+case_device() { compare device auto_states.py && [ "$facts" = "1 connections by RDMA, 3 by TCP" ]; }
+case_bound_before() {
+    compare bound_before auto_states.py && [ "$facts" = "0 connections by RDMA, 32 by TCP" ] &&
+        [ "$(grep -c 'listen: .* TCP: it was bound by another process or before a fork' "$work/client.log")" = 2 ]
+}
+
+# A neighbour that never answers: the attempt by RDMA takes no longer than SO_SNDTIMEO, and then nothing
+# is remembered of the host; TCP has the rest of the time.
+case_send_timeout() {
+    local silent timeout
+    silent_neighbour || return
     timeout=60000
     compare send_timeout && [ "$(grep -c 'TCP: no answer by RDMA in time' "$work/client.log")" = 2 ] || return 1
     timeout=100

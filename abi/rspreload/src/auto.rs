@@ -8,8 +8,10 @@
 //! serves all of these.
 
 mod attempt;
+mod bound;
 mod client;
 mod connections;
+pub mod disconnect;
 #[cfg(test)]
 mod docs_tests;
 mod entry;
@@ -85,13 +87,13 @@ pub fn connect_again() -> c_int {
 /// # Safety
 /// As listen(2).
 pub unsafe fn listen(fd: c_int, backlog: c_int, entry: Option<Entry>) -> c_int {
-    let listened = entry.is_none() && errno::keeping(|| listeners::is_listening(fd));
+    let origin = if entry.is_none() { errno::keeping(|| listeners::Origin::of(fd)) } else { listeners::Origin::Own };
     // SAFETY: as for this function.
     let result = unsafe { next_symbol::listen(fd, backlog) };
     if result == 0 {
         match entry {
             Some(entry) => listeners::set_backlog(entry, backlog),
-            None => errno::keeping(|| listeners::add(fd, backlog, listened)),
+            None => errno::keeping(|| listeners::add(fd, backlog, origin)),
         }
     }
     result
@@ -103,7 +105,18 @@ pub unsafe fn listen(fd: c_int, backlog: c_int, entry: Option<Entry>) -> c_int {
 /// As bind(2).
 pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: as for this function.
-    let name = unsafe { Name::read(addr, len) }.filter(|name| name.number() == 0);
+    let result = unsafe { bind_to_free(fd, addr, len) };
+    if result == 0 {
+        errno::keeping(|| bound::remember(fd));
+    }
+    result
+}
+
+/// # Safety
+/// As bind(2).
+unsafe fn bind_to_free(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: as for this function.
+    let name = unsafe { Name::read(addr, len) }.filter(|name| name.number() == 0 && !route::has_port_later(fd));
     let free =
         name.filter(|name| route::is_candidate(fd, name.family())).and_then(|name| listeners::free_port(fd, &name));
     if let Some(free) = free {
@@ -305,6 +318,9 @@ pub unsafe fn setsockopt_of_known(
     len: socklen_t,
 ) -> c_int {
     before_setsockopt((level, name));
+    if entry.kind == Kind::Listener && route::is_kernel_option(level, name) {
+        errno::keeping(|| listeners::leave_to_kernel(entry));
+    }
     // SAFETY: as for this function.
     let result = unsafe { next_symbol::setsockopt(fd, level, name, value, len) };
     if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) && entry.kind == Kind::Listener {
@@ -357,8 +373,9 @@ pub fn has_connections() -> bool {
     any
 }
 
-/// Before fork(2).
+/// Before fork(2), with or without its handlers.
 pub fn before_fork() {
+    bound::forget();
     if table::any() && is_on() {
         errno::keeping(|| connections::before_fork(thread::wake_socket));
     }

@@ -24,6 +24,8 @@ pub fn around(fork: impl FnOnce() -> pid_t) -> pid_t {
     if any {
         before();
         of_librdmacm(rdmacm_private::FORK_BEFORE);
+    } else {
+        auto::before_fork();
     }
     let child = fork();
     match (any, child) {

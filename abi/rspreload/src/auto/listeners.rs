@@ -10,7 +10,7 @@ use super::lock::Lock;
 use super::log::{self, Reason};
 use super::reuse::{self, Others};
 use super::shared::{self, AtomicName};
-use super::{route, steer, thread};
+use super::{bound, route, steer, thread};
 use crate::fork::name::{self, Name};
 use crate::fork::{bind, make_rsocket, tcp};
 use crate::table::{self, Entry, Kind};
@@ -78,15 +78,42 @@ pub fn is_listening(fd: c_int) -> bool {
     tcp::state(fd) == Some(tcp::LISTEN)
 }
 
-/// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well, unless it
-/// `listened` before. That is one of another process's, which would accept our tokens.
-pub fn add(fd: c_int, backlog: c_int, listened: bool) {
+/// Where a socket has come from on which listen(2) is called. Another process may accept the tokens
+/// of one that is not this process's own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    Own,
+    /// It listens already.
+    Listened,
+    /// It has a port, which it did not get here.
+    Bound,
+}
+
+impl Origin {
+    pub fn of(fd: c_int) -> Origin {
+        if is_listening(fd) {
+            Origin::Listened
+        } else if name::own(fd).is_some_and(|own| own.number() != 0) && !bound::is_remembered(fd) {
+            Origin::Bound
+        } else {
+            Origin::Own
+        }
+    }
+}
+
+/// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well, if it is
+/// this process's own.
+pub fn add(fd: c_int, backlog: c_int, origin: Origin) {
     let Some(own) = name::own(fd) else { return };
     if !route::is_candidate(fd, own.family()) {
         return;
     }
     log::problems();
-    let added = if listened { Err(Reason::Inherited) } else { try_add(fd, &own, backlog) };
+    let added = match origin {
+        Origin::Own => try_add(fd, &own, backlog),
+        Origin::Listened => Err(Reason::Inherited),
+        Origin::Bound => Err(Reason::Bound),
+    };
     match added {
         Ok(()) => log::listener(fd, &own, "RDMA and TCP", None),
         Err(reason) => log::listener(fd, &own, "TCP", Some(reason)),
@@ -428,6 +455,13 @@ pub fn pass_on(entry: Entry) {
     listener.listen_by_tcp_only(Reason::Passed);
     drop(held);
     thread::wake();
+}
+
+/// An option is about to be set that decides from where the kernel takes connections, and so tokens.
+pub fn leave_to_kernel(entry: Entry) {
+    if let Some(listener) = of(entry).filter(|listener| listener.state.load(SeqCst) == OPEN) {
+        listen_by_tcp_only_at(listener.port(), Reason::Option, |other| core::ptr::eq(other, listener));
+    }
 }
 
 /// The program has set TCP_DEFER_ACCEPT of a listener: also for tokens on their way.

@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 
-use libc::{MSG_DONTWAIT, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use libc::{EINVAL, MSG_DONTWAIT, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
 use crate::dispatch::{self, Fd, Target};
 use crate::fork::{Way, bind, remote};
@@ -65,6 +65,7 @@ pub unsafe extern "C" fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) 
         match Fd::of(fd) {
             Fd::Rsocket(entry) => bind::like_tcp(entry.inner, addr, len),
             Fd::Kernel if auto::is_on() => auto::bind(fd, addr, len),
+            Fd::Connecting(_) => errno::fail(EINVAL),
             _ => next_symbol::bind(fd, addr, len),
         }
     }
@@ -79,6 +80,7 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
             Fd::Rsocket(entry) => rsocket_abi::rlisten(entry.inner, backlog),
             Fd::Kernel if auto::is_on() => auto::listen(fd, backlog, None),
             Fd::Known(entry) => auto::listen(fd, backlog, Some(entry)),
+            Fd::Connecting(_) => errno::fail(EINVAL),
             _ => next_symbol::listen(fd, backlog),
         }
     }
