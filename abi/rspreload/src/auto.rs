@@ -11,11 +11,13 @@ mod attempt;
 mod bound;
 mod client;
 mod connections;
+mod deferred;
 pub mod disconnect;
 #[cfg(test)]
 mod docs_tests;
 mod entry;
 mod forward;
+mod free_port;
 pub mod instances;
 mod listeners;
 mod lock;
@@ -87,7 +89,7 @@ pub fn connect_again() -> c_int {
 /// # Safety
 /// As listen(2).
 pub unsafe fn listen(fd: c_int, backlog: c_int, entry: Option<Entry>) -> c_int {
-    let origin = if entry.is_none() { errno::keeping(|| listeners::Origin::of(fd)) } else { listeners::Origin::Own };
+    let origin = if entry.is_none() { errno::keeping(|| bound::Origin::of(fd)) } else { bound::Origin::Own };
     // SAFETY: as for this function.
     let result = unsafe { next_symbol::listen(fd, backlog) };
     if result == 0 {
@@ -117,8 +119,7 @@ pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
 unsafe fn bind_to_free(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: as for this function.
     let name = unsafe { Name::read(addr, len) }.filter(|name| name.number() == 0 && !route::has_port_later(fd));
-    let free =
-        name.filter(|name| route::is_candidate(fd, name.family())).and_then(|name| listeners::free_port(fd, &name));
+    let free = name.filter(|name| route::is_candidate(fd, name.family())).and_then(|name| free_port::find(fd, &name));
     if let Some(free) = free {
         // SAFETY: an address and its length.
         if unsafe { next_symbol::bind(fd, free.as_ptr(), free.len) } == 0 {

@@ -5,7 +5,8 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use crate::fork::tcp;
+use super::listeners;
+use crate::fork::{name, tcp};
 
 /// By the kernel's identifiers, which are numbers in a row. One that has lost its place to another
 /// counts as bound by another process.
@@ -33,6 +34,29 @@ pub fn forget() {
 }
 
 /// Whether a socket that has a port was bound here.
-pub fn is_remembered(fd: c_int) -> bool {
+fn is_remembered(fd: c_int) -> bool {
     tcp::identity(fd).is_some_and(|identity| place(identity).load(Relaxed) == identity)
+}
+
+/// Where a socket has come from on which listen(2) is called. Another process may accept the tokens
+/// of one that is not this process's own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    Own,
+    /// It listens already.
+    Listened,
+    /// It has a port, which it did not get here.
+    Bound,
+}
+
+impl Origin {
+    pub fn of(fd: c_int) -> Origin {
+        if listeners::is_listening(fd) {
+            Origin::Listened
+        } else if name::own(fd).is_some_and(|own| own.number() != 0) && !is_remembered(fd) {
+            Origin::Bound
+        } else {
+            Origin::Own
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The rsockets of this process that have a token: a slot in the memory that the family shares
 //! ([`super::shared`]), and here what only this process can use.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use libc::{F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET};
@@ -9,7 +9,7 @@ use libc::{F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SO
 use super::entry::is_auto;
 use super::log::{self, Reason};
 use super::shared::{self, MAX_SLOTS, Slot};
-use super::{outcome, socket_owner, steer, thread};
+use super::{deferred, outcome, socket_owner, steer, thread};
 use crate::fork::name::{self, Name};
 use crate::fork::tcp;
 use crate::table::{self, Entry, Growing, Kind};
@@ -24,10 +24,6 @@ struct Private {
     forked: AtomicBool,
     /// The token had been accepted when it was last looked at ([`is_lost`]).
     accepted: AtomicBool,
-    /// The listener reports the token when data has arrived (TCP_DEFER_ACCEPT).
-    deferred: AtomicBool,
-    /// The rsocket of such a token has data, or has ended.
-    arrived: AtomicBool,
 }
 
 static PRIVATE: [Private; MAX_SLOTS] = [const {
@@ -36,8 +32,6 @@ static PRIVATE: [Private; MAX_SLOTS] = [const {
         token: AtomicI32::new(0),
         forked: AtomicBool::new(false),
         accepted: AtomicBool::new(false),
-        deferred: AtomicBool::new(false),
-        arrived: AtomicBool::new(false),
     }
 }; MAX_SLOTS];
 
@@ -86,8 +80,7 @@ pub fn enter(index: usize, inner: c_int, token: c_int) -> bool {
     private.token.store(token + 1, SeqCst);
     private.forked.store(false, SeqCst);
     private.accepted.store(false, SeqCst);
-    private.deferred.store(false, SeqCst);
-    private.arrived.store(false, SeqCst);
+    deferred::reset(index);
     word.store(index as u32 + 1, SeqCst);
     USED[index / 64].fetch_or(1 << (index % 64), SeqCst);
     true
@@ -173,7 +166,7 @@ pub fn send_token(inner: c_int, listener: &Destination, wake: (c_int, u64)) -> b
         return false;
     }
     if listener.defers {
-        defer(index);
+        deferred::defer(index);
     }
     if listener.is_led {
         steer::mark(token);
@@ -198,68 +191,13 @@ fn bind_token(token: c_int, to: &Name, names: (&Name, &Name), wake: (c_int, u64)
     shared::claim(&name::own(token)?, to.number(), names, wake)
 }
 
-/// The listener of a token reports it when data has arrived.
-fn defer(index: usize) {
-    if let Some(private) = PRIVATE.get(index) {
-        private.deferred.store(true, SeqCst);
-    }
-}
-
-/// The listener at a port reports connections when data has arrived, from now on.
-pub fn defer_at(port: u16) {
-    let is_there = |&index: &usize| shared::slot(index).is_some_and(|slot| slot.listener_port() == port);
-    indexes().filter(is_there).for_each(defer);
-}
-
-/// What the thread waits for before it [speaks](speak) by a token.
-pub enum Awaited {
-    /// Data of the rsocket, or its end.
-    Data,
-    /// The connection of the token: a full queue of the listener delays it.
-    Connection,
-}
-
-/// What a token of a listener with TCP_DEFER_ACCEPT waits for, if it waits for accept(2).
-pub fn awaited(index: usize) -> Option<Awaited> {
-    let private = PRIVATE.get(index).filter(|private| private.deferred.load(SeqCst))?;
-    shared::slot(index).filter(|slot| slot.is_silent())?;
-    Some(if private.arrived.load(SeqCst) { Awaited::Connection } else { Awaited::Data })
-}
-
-/// The rsocket of a token has data, or has ended.
-pub fn data_arrived(index: usize) {
-    if let Some(private) = PRIVATE.get(index) {
-        private.arrived.store(true, SeqCst);
-    }
-}
-
-/// Sends a byte by a token that is connected: the kernel reports it then.
-pub fn speak(index: usize) {
-    let token = token(index);
-    if token >= 0 && shared::slot(index).is_some_and(Slot::speak) {
-        // SAFETY: one byte is readable.
-        unsafe { next_symbol::send(token, (&raw const SPOKEN).cast::<c_void>(), 1, libc::MSG_NOSIGNAL) };
-    }
-}
-
-/// Takes the byte, which may be on its way if the listener has not waited for it.
-fn take_spoken(fd: c_int) {
-    let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-    tcp::poll(&mut fds, &Deadline::after(1_000));
-    let mut byte = 0_u8;
-    // SAFETY: one byte is writable.
-    unsafe { next_symbol::recv(fd, (&raw mut byte).cast::<c_void>(), 1, libc::MSG_DONTWAIT) };
-}
-
-static SPOKEN: u8 = 0;
-
 /// Makes the number `fd`, which accept(2) has got, stand for the connection of a token, which has a
 /// byte of the library's or not. Returns false if the connection has ended.
 pub fn adopt(fd: c_int, index: usize, has_spoken: bool) -> bool {
     let Some(slot) = shared::slot(index) else { return false };
     let Some(peer) = slot.peer() else { return false };
     if has_spoken {
-        take_spoken(fd);
+        deferred::take_spoken(fd);
     }
     thread::token_accepted();
     if slot.is_own() {

@@ -10,19 +10,17 @@ use super::lock::Lock;
 use super::log::{self, Reason};
 use super::reuse::{self, Others};
 use super::shared::{self, AtomicName};
-use super::{bound, route, steer, thread};
+use super::{bound, deferred, route, steer, thread};
 use crate::fork::name::{self, Name};
 use crate::fork::{bind, make_rsocket, tcp};
 use crate::table::{self, Entry, Kind};
-use crate::{config, errno, next_symbol, rsocket, rsocket_abi};
+use crate::{config, errno, rsocket, rsocket_abi};
 
 /// The most listeners of a process, and the most addresses of one.
 pub const MAX_LISTENERS: usize = 64;
 pub const MAX_ADDRESSES: usize = 16;
 /// The most tokens of a listener that wait for accept(2), whatever its backlog.
 pub const MAX_BACKLOG: c_int = 4096;
-/// The most ports that are tried for bind(2) to port 0.
-pub const MAX_PORT_TRIES: usize = 8;
 
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
@@ -78,41 +76,18 @@ pub fn is_listening(fd: c_int) -> bool {
     tcp::state(fd) == Some(tcp::LISTEN)
 }
 
-/// Where a socket has come from on which listen(2) is called. Another process may accept the tokens
-/// of one that is not this process's own.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
-    Own,
-    /// It listens already.
-    Listened,
-    /// It has a port, which it did not get here.
-    Bound,
-}
-
-impl Origin {
-    pub fn of(fd: c_int) -> Origin {
-        if is_listening(fd) {
-            Origin::Listened
-        } else if name::own(fd).is_some_and(|own| own.number() != 0) && !bound::is_remembered(fd) {
-            Origin::Bound
-        } else {
-            Origin::Own
-        }
-    }
-}
-
 /// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well, if it is
 /// this process's own.
-pub fn add(fd: c_int, backlog: c_int, origin: Origin) {
+pub fn add(fd: c_int, backlog: c_int, origin: bound::Origin) {
     let Some(own) = name::own(fd) else { return };
     if !route::is_candidate(fd, own.family()) {
         return;
     }
     log::problems();
     let added = match origin {
-        Origin::Own => try_add(fd, &own, backlog),
-        Origin::Listened => Err(Reason::Inherited),
-        Origin::Bound => Err(Reason::Bound),
+        bound::Origin::Own => try_add(fd, &own, backlog),
+        bound::Origin::Listened => Err(Reason::Inherited),
+        bound::Origin::Bound => Err(Reason::Bound),
     };
     match added {
         Ok(()) => log::listener(fd, &own, "RDMA and TCP", None),
@@ -467,7 +442,7 @@ pub fn leave_to_kernel(entry: Entry) {
 /// The program has set TCP_DEFER_ACCEPT of a listener: also for tokens on their way.
 pub fn set_defers_accept(entry: Entry) {
     if let Some(listener) = of(entry).filter(|listener| listener.defers_accept()) {
-        connections::defer_at(listener.port());
+        deferred::defer_at(listener.port());
         thread::wake();
     }
 }
@@ -534,45 +509,4 @@ pub fn take_all_of(owner: c_int) {
 #[inline(always)]
 pub fn is_inherited(entry: Entry) -> bool {
     of(entry).is_some_and(|listener| listener.state.load(SeqCst) == INHERITED)
-}
-
-/// A number with port 0 is about to be bound: finds a port that is free for TCP and for RDMA.
-/// Returns the address with the port, or `None` if any port will do.
-pub fn free_port(fd: c_int, at: &Name) -> Option<Name> {
-    let device = at.of_device();
-    if device.address().is_loopback() || !device.address().is_unspecified() && !route::is_rdma(&device) {
-        return None;
-    }
-    for _ in 0..MAX_PORT_TRIES {
-        let own = errno::keeping(|| probe_port(fd, at))?;
-        let mut free = false;
-        let inner = make_rsocket::for_address(&device, |inner| {
-            let own = device.with_number(own);
-            // SAFETY: an address and its length.
-            free = unsafe { rsocket_abi::rbind(inner, own.as_ptr(), own.len) == 0 };
-            true
-        })?;
-        // SAFETY: no other thread knows the number.
-        errno::keeping(|| unsafe { rsocket_abi::rclose(inner) });
-        if free {
-            return Some(at.with_number(own));
-        }
-    }
-    None
-}
-
-/// A port that is free for TCP.
-fn probe_port(fd: c_int, at: &Name) -> Option<u16> {
-    let family = tcp::family(fd)?;
-    // SAFETY: an address and its length; a descriptor that no other thread knows.
-    unsafe {
-        let probe = next_symbol::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
-        if probe < 0 {
-            return None;
-        }
-        let bound = next_symbol::bind(probe, at.as_ptr(), at.len) == 0;
-        let port = if bound { name::own(probe).map(|own| own.number()) } else { None };
-        next_symbol::close(probe);
-        port
-    }
 }

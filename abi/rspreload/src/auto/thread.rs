@@ -9,7 +9,7 @@ use libc::{
     AF_UNIX, EINTR, POLLERR, POLLHUP, POLLIN, POLLOUT, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, nfds_t, pollfd,
 };
 
-use super::connections::Awaited;
+use super::deferred::{self, Awaited};
 use super::forward::{Forward, MAX_FORWARDS};
 use super::listeners::{self, MAX_ADDRESSES, MAX_LISTENERS};
 use super::shared::{self, MAX_SLOTS, Slot};
@@ -270,7 +270,7 @@ impl Thread {
         }
         for index in connections::indexes() {
             let is_sent = shared::slot(index).is_some_and(|slot| slot.is_sent());
-            match connections::awaited(index) {
+            match deferred::awaited(index) {
                 Some(Awaited::Data) => self.push(connections::inner(index), POLLIN, Purpose::Deferred(index as u16)),
                 Some(Awaited::Connection) => {
                     self.push(connections::token(index), POLLOUT, Purpose::Speak(index as u16));
@@ -353,8 +353,8 @@ fn handle_one(fd: c_int, revents: c_short, purpose: Purpose) {
             }
         }
         Purpose::Token(index) => handle_token(usize::from(index), revents),
-        Purpose::Deferred(index) => connections::data_arrived(usize::from(index)),
-        Purpose::Speak(index) if revents & (POLLHUP | POLLERR) == 0 => connections::speak(usize::from(index)),
+        Purpose::Deferred(index) => deferred::data_arrived(usize::from(index)),
+        Purpose::Speak(index) if revents & (POLLHUP | POLLERR) == 0 => deferred::speak(usize::from(index)),
         // The same token is polled as one that waits for accept(2).
         Purpose::Speak(_) => {}
         Purpose::Forward(_) => {}
