@@ -90,6 +90,13 @@ case_calls_in_states() {
 case_families() { compare families auto_states.py && [ "$facts" = "3 connections by RDMA, 3 by TCP" ]; }
 case_ports() { compare ports auto_states.py && [ "$facts" = "6 connections by RDMA, 10 by TCP" ]; }
 case_device() { compare device auto_states.py && [ "$facts" = "1 connections by RDMA, 3 by TCP" ]; }
+# A child shuts the listener down: the parent notices it when the first client comes by RDMA, which is reset.
+case_shut_down_by_child() {
+    compare shut_down_by_child auto_states.py
+    diff "$work/client.plain" "$work/client.auto" | grep '^[<>]' >"$work/client.diff"
+    grep -qx '> first \(reset\)\?' "$work/client.diff" && [ "$(grep -c . "$work/client.diff")" = 2 ] &&
+        [ "$facts" = "1 connections by RDMA, 5 by TCP" ]
+}
 case_bound_before() {
     compare bound_before auto_states.py && [ "$facts" = "0 connections by RDMA, 32 by TCP" ] &&
         [ "$(grep -c 'listen: .* TCP: it was bound by another process or before a fork' "$work/client.log")" = 2 ]

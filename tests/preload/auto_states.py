@@ -144,6 +144,19 @@ def device(address, _address6, _silent, port):
     print(*[serve([listening], way, address, port)[1:] for way in (RDMA, TCP)])
 
 
+def shut_down_by_child(address, _address6, _silent, port):
+    """The first client by RDMA is reset, the next ones are refused."""
+    listening = listener(address, port)
+    pid = os.fork()
+    if pid == 0:
+        listening.shutdown(socket.SHUT_RDWR)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    print("first", ask(RDMA, address, port))
+    print("then", [ask(way, address, port) for way in (RDMA, TCP, RDMA)], name(listening.accept))
+    print("again", name(listening.listen, 5), [serve([listening], way, address, port)[1:] for way in (RDMA, TCP)])
+
+
 def child(bound, told):
     bound.listen(16)
     os.write(told, b"x")

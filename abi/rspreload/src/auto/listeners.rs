@@ -290,8 +290,17 @@ impl Listener {
         let listener = to.map(|to| Destination { to, is_led: self.reuses.load(SeqCst), defers: self.defers_accept() });
         let sent = listener.is_some_and(|listener| connections::send_token(new, &listener, wake));
         if !sent {
+            self.close_if_stopped();
             // SAFETY: no number stands for the rsocket.
             unsafe { rsocket_abi::rclose(new) };
+        }
+    }
+
+    /// Closes the rsockets if the program's socket does not listen any more: a child of fork(2) may
+    /// have shut it down.
+    fn close_if_stopped(&self) {
+        if self.number().is_some_and(|fd| !is_listening(fd)) {
+            self.close();
         }
     }
 
@@ -368,6 +377,12 @@ pub fn leave_choice_to_program() {
     for port in ports {
         listen_by_tcp_only_at(port, Reason::Option, |listener| listener.reuses.load(SeqCst));
     }
+}
+
+/// A token that was sent to a port was refused.
+pub fn token_refused(port: u16) {
+    let _held = ACCEPTING.hold();
+    open().filter(|listener| listener.port() == port).for_each(Listener::close_if_stopped);
 }
 
 /// Those listeners of this process at a port that `concerns` accepts are TCP's only from now on.

@@ -369,6 +369,8 @@ fn handle_token(index: usize, revents: c_short) {
         if revents & (POLLHUP | POLLERR) == 0 {
             lose_token(index);
         } else {
+            // The listener first: the client may try again at once.
+            listeners::token_refused(slot.listener_port());
             withdraw(index, slot);
         }
     } else if revents & (POLLIN | POLLHUP | POLLERR) != 0 && connections::is_forked(index) {
