@@ -5,7 +5,6 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use super::listeners;
 use crate::fork::{name, tcp};
 
 /// By the kernel's identifiers, which are numbers in a row. One that has lost its place to another
@@ -51,7 +50,7 @@ pub enum Origin {
 
 impl Origin {
     pub fn of(fd: c_int) -> Origin {
-        if listeners::is_listening(fd) {
+        if tcp::state(fd) == Some(tcp::LISTEN) {
             Origin::Listened
         } else if name::own(fd).is_some_and(|own| own.number() != 0) && !is_remembered(fd) {
             Origin::Bound

@@ -99,6 +99,12 @@ pub fn leave(index: usize) {
     }
 }
 
+/// The listener at a port reports connections when data has arrived, from now on.
+pub fn defer_at(port: u16) {
+    let is_there = |&index: &usize| shared::slot(index).is_some_and(|slot| slot.listener_port() == port);
+    indexes().filter(is_there).for_each(deferred::defer);
+}
+
 /// Closes this end of a token. By a reset: no connection is left waiting, which would keep the
 /// port.
 fn close_token(token: c_int) {

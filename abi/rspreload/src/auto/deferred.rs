@@ -4,7 +4,6 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU8, Ordering::SeqCst};
 
-use super::connections;
 use super::shared::{self, MAX_SLOTS, Slot};
 use crate::fork::tcp;
 use crate::next_symbol;
@@ -40,12 +39,6 @@ pub fn defer(index: usize) {
     change(index, AT_ONCE, EMPTY);
 }
 
-/// The listener at a port reports connections when data has arrived, from now on.
-pub fn defer_at(port: u16) {
-    let is_there = |&index: &usize| shared::slot(index).is_some_and(|slot| slot.listener_port() == port);
-    connections::indexes().filter(is_there).for_each(defer);
-}
-
 /// What the thread waits for before it [speaks](speak) by a token.
 pub enum Awaited {
     /// Data of the rsocket, or its end.
@@ -70,8 +63,7 @@ pub fn data_arrived(index: usize) {
 }
 
 /// Sends the byte by a token that is connected.
-pub fn speak(index: usize) {
-    let token = connections::token(index);
+pub fn speak(index: usize, token: c_int) {
     if token >= 0 && shared::slot(index).is_some_and(Slot::speak) {
         // SAFETY: one byte is readable.
         unsafe { next_symbol::send(token, (&raw const BYTE).cast::<c_void>(), 1, libc::MSG_NOSIGNAL) };

@@ -10,7 +10,7 @@ use super::lock::Lock;
 use super::log::{self, Reason};
 use super::reuse::{self, Others};
 use super::shared::{self, AtomicName};
-use super::{bound, deferred, route, steer, thread};
+use super::{bound, route, steer, thread};
 use crate::fork::name::{self, Name};
 use crate::fork::{bind, make_rsocket, tcp};
 use crate::table::{self, Entry, Kind};
@@ -457,7 +457,7 @@ pub fn leave_to_kernel(entry: Entry) {
 /// The program has set TCP_DEFER_ACCEPT of a listener: also for tokens on their way.
 pub fn set_defers_accept(entry: Entry) {
     if let Some(listener) = of(entry).filter(|listener| listener.defers_accept()) {
-        deferred::defer_at(listener.port());
+        connections::defer_at(listener.port());
         thread::wake();
     }
 }

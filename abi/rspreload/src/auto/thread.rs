@@ -354,7 +354,7 @@ fn handle_one(fd: c_int, revents: c_short, purpose: Purpose) {
         }
         Purpose::Token(index) => handle_token(usize::from(index), revents),
         Purpose::Deferred(index) => deferred::data_arrived(usize::from(index)),
-        Purpose::Speak(index) if revents & (POLLHUP | POLLERR) == 0 => deferred::speak(usize::from(index)),
+        Purpose::Speak(index) if revents & (POLLHUP | POLLERR) == 0 => deferred::speak(usize::from(index), fd),
         // The same token is polled as one that waits for accept(2).
         Purpose::Speak(_) => {}
         Purpose::Forward(_) => {}
