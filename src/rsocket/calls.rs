@@ -390,6 +390,10 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
             return Ok(());
         }
         (rdmacm_private::LEVEL, rdmacm_private::HAND_OVER) => return hand_over(fd, value),
+        (rdmacm_private::LEVEL, rdmacm_private::FORK) => {
+            let step = value.first_chunk().ok_or(Errno::EINVAL)?;
+            return forks::step(c_int::from_ne_bytes(*step));
+        }
         (rdmacm_private::LEVEL, rdmacm_private::LOG) => {
             diag::note("librspreload", value);
             return Ok(());

@@ -1,9 +1,11 @@
 //! fork(): a child starts without a reactor, and may close its copies of sockets without affecting
 //! the parent's.
 
+use std::ffi::c_int;
+
 use super::{calls, growth_budget, reactor, socket_table, stream};
 use crate::cm;
-use crate::errno::Result;
+use crate::errno::{Errno, Result};
 use crate::sys::atfork::{self, Handlers, Layer};
 use crate::sys::unlocked;
 
@@ -14,6 +16,17 @@ static HANDLERS: Handlers = Handlers { before, in_parent, in_child };
 pub fn register() -> Result<()> {
     cm::register_fork_handlers()?;
     atfork::register(Layer::Rsocket, &HANDLERS)
+}
+
+/// Does what the handlers do at a step of a fork that calls none (`rdmacm_private::FORK`).
+pub fn step(step: c_int) -> Result<()> {
+    match step {
+        rdmacm_private::FORK_BEFORE => atfork::before(),
+        rdmacm_private::FORK_IN_PARENT => atfork::in_parent(),
+        rdmacm_private::FORK_IN_CHILD => atfork::in_child(),
+        _ => return Err(Errno::EINVAL),
+    }
+    Ok(())
 }
 
 fn before() {

@@ -98,15 +98,18 @@ fn register_with_libc() -> i32 {
     result
 }
 
-extern "C" fn before() {
+/// Called before a fork.
+pub extern "C" fn before() {
     HANDLERS.before();
 }
 
-extern "C" fn in_parent() {
+/// Called after a fork, in the parent.
+pub extern "C" fn in_parent() {
     HANDLERS.in_parent();
 }
 
-extern "C" fn in_child() {
+/// Called after a fork, in the child.
+pub extern "C" fn in_child() {
     HANDLERS.in_child();
 }
 

@@ -230,7 +230,7 @@ spawned() {
     with "$1" "$work/client.log" timeout 60 "$python" "$here/auto_processes.py" "spawns-$2" "$ADDR" "$port" \
         >"$work/client.out" 2>"$work/client.err" || return 1
     wait "$server" && [ "$(moved)" -ge 30 ] && grep -q '^echoed 70000$' "$work/server.out" || return 1
-    [ "$2" != later ] || return 0
+    [ "${2#later}" = "$2" ] || return 0
     port=$((port + 1))
     start "$1" "$python" "$here/auto_processes.py" "spawns-$2" "$ADDR" "$port" 1 || return 1
     before=$(packets)
@@ -240,7 +240,8 @@ spawned() {
 # Programs that are executed with a connection that was made by connect(2), and with an accepted one.
 case_spawned_programs() {
     local way failed=0
-    for way in subprocess subprocess-closing pass_fds posix_spawn posix_spawn-inherited system popen later; do
+    for way in subprocess subprocess-closing pass_fds posix_spawn posix_spawn-inherited pidfd_spawn _Fork \
+        system popen later later-pidfd_spawnp; do
         if spawned "${1:-full}" "$way"; then
             facts+="${facts:+, }$way"
         else

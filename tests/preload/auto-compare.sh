@@ -1,15 +1,16 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154,SC2034 # shared with auto-guest
 # Cases of automatic mode, for auto-guest: what a program observes is compared with what it observes without the library
-# (auto_compare.py). Each returns a status, and `facts`.
+# (auto_compare.py, auto_states.py). Each returns a status, and `facts`.
 
-# compare CASE [KIND]: runs the program plain and in automatic mode. The log of the second run is client.log.
+# compare CASE [KIND [PROGRAM]]: runs the program plain and in automatic mode. The log of the second run is client.log.
 compare() {
+    local program=$here/${3:-auto_compare.py}
     rm -f "$work"/server* "$work"/client*
     port=$((port + 10))
-    timeout 100 "$python" "$here/auto_compare.py" "$1" "$ADDR" "$ADDR6" "${silent:-}" "$port" >"$work/client.plain" 2>&1 || return 1
+    timeout 100 "$python" "$program" "$1" "$ADDR" "$ADDR6" "${silent:-}" "$port" >"$work/client.plain" 2>&1 || return 1
     port=$((port + 10))
-    with "${2:-auto}" "$work/client.log" timeout 100 "$python" "$here/auto_compare.py" "$1" "$ADDR" "$ADDR6" "${silent:-}" "$port" \
+    with "${2:-auto}" "$work/client.log" timeout 100 "$python" "$program" "$1" "$ADDR" "$ADDR6" "${silent:-}" "$port" \
         >"$work/client.auto" 2>&1
     port=$((port + 10))
     facts="$(grep -c 'connect: .*: RDMA: ' "$work/client.log") connections by RDMA, $(grep -c 'connect: .*: TCP: ' "$work/client.log") by TCP"
@@ -22,13 +23,29 @@ case_reuse_port() {
         grep -q 'listen: .* TCP: SO_REUSEPORT, and another socket listens at the port' "$work/client.log"
 }
 
-# Another process's listener is noticed when the first client comes by RDMA, which is reset.
-case_reuse_port_of_child() {
-    compare reuse_port_of_child
-    [ "$(cat "$work/client.diff")" = "$(printf '1c1\n< client 0 sdrawrof\n---\n> client 0 reset')" ] ||
-        [ "$(cat "$work/client.diff")" = "$(printf '1c1\n< client 0 sdrawrof\n---\n> client 0 ')" ] || return 1
-    [ "$facts" = "1 connections by RDMA, 19 by TCP" ] &&
+# The process that listens first serves the clients by RDMA, the other one by TCP; no client is reset, neither then nor when
+# the first listener is closed or its process is killed.
+case_reuse_port_of_processes() {
+    compare reuse_port_of_processes && [ "$facts" = "64 connections by RDMA, 80 by TCP" ] &&
+        [ "$(grep -c 'listen: .* TCP: SO_REUSEPORT, and another socket listens at the port' "$work/client.log")" = 3 ] &&
+        [ "$(grep -c 'accept: .*: RDMA' "$work/client.log")" = 64 ]
+}
+
+# A process that listens at one of the addresses of a wildcard listener is noticed when the first client comes by RDMA, which
+# is reset.
+case_reuse_port_of_rival() {
+    compare reuse_port_of_rival
+    diff "$work/client.plain" "$work/client.auto" | grep '^[<>]' >"$work/client.diff"
+    [ "$(cat "$work/client.diff")" = "$(printf '< client 0 sdrawrof\n> client 0 reset')" ] ||
+        [ "$(cat "$work/client.diff")" = "$(printf '< client 0 sdrawrof\n> client 0 ')" ] || return 1
+    [ "$facts" = "1 connections by RDMA, 6 by TCP" ] &&
         grep -q 'listen: .* TCP: SO_REUSEPORT, and another socket listens at the port' "$work/client.log"
+}
+
+# A program that chooses listeners by BPF itself: its listeners are TCP's.
+case_reuse_port_by_program() {
+    compare reuse_port_by_program && [ "$facts" = "1 connections by RDMA, 9 by TCP" ] &&
+        grep -q 'listen: .* TCP: the socket has an option that rsockets do not have' "$work/client.log"
 }
 
 # Connections are reported when their data has arrived, whenever the option was set and whichever process accepts.
@@ -38,6 +55,8 @@ case_defer_accept_in_child() {
     compare defer_accept_in_child && [ "$facts" = "2 connections by RDMA, 2 by TCP" ] &&
         grep -q 'accept: .*: RDMA, forwarded: ' "$work/client.log"
 }
+case_defer_accept_by_child() { compare defer_accept_by_child && [ "$facts" = "3 connections by RDMA, 3 by TCP" ]; }
+case_defer_accept_full() { compare defer_accept_full && [ "$facts" = "1 connections by RDMA, 2 by TCP" ]; }
 case_accept_order() { compare accept_order && [ "$facts" = "16 connections by RDMA, 16 by TCP" ]; }
 
 # The parent of a program that uses its connection goes on with it by epoll.
@@ -57,12 +76,51 @@ case_programs_of_several_children() { compare programs_of_children full && [ "$f
 # Wildcard listeners with both values, and two of both families at a port: a client of IPv4 is refused by one of the former.
 case_v6only() { compare v6only && [ "$facts" = "5 connections by RDMA, 7 by TCP" ]; }
 
-# A neighbour that takes all packets and never answers: the attempt by RDMA takes no longer than SO_SNDTIMEO, and then nothing
-# is remembered of the host; TCP has the rest of the time.
-case_send_timeout() {
-    local silent=${ADDR%.*}.222 timeout
+# A socket is bound to an address that this host does not have yet: it is TCP's, and nothing is remembered of others.
+case_foreign_address() {
+    compare foreign_address && [ "$facts" = "6 connections by RDMA, 18 by TCP" ] &&
+        [ "$(grep -c 'listen: .* TCP: no RDMA device that can share ports with TCP has the local address' "$work/client.log")" -ge 6 ] &&
+        ! grep -q 'another rsocket has the port' "$work/client.log"
+}
+
+# Sets `silent` to a neighbour that takes all packets and never answers. Not with InfiniBand: a hardware address of Ethernet.
+silent_neighbour() {
+    silent=${ADDR%.*}.222
     [ "$device" = rxe ] || { facts='a hardware address of Ethernet' && return 77; }
     ip neigh replace "$silent" lladdr 02:00:00:00:02:22 nud permanent dev "$(ip -o route get "$silent" | sed -n 's/.* dev \([^ ]*\).*/\1/p')"
+}
+
+# Calls in states in which they are seldom made.
+case_disconnect() {
+    local silent
+    silent_neighbour || return
+    compare disconnect auto auto_states.py && [ "$facts" = "3 connections by RDMA, 8 by TCP" ]
+}
+case_calls_in_states() {
+    local silent
+    silent_neighbour || return
+    compare calls_in_states auto auto_states.py && [ "$facts" = "2 connections by RDMA, 7 by TCP" ]
+}
+case_families() { compare families auto auto_states.py && [ "$facts" = "3 connections by RDMA, 3 by TCP" ]; }
+case_ports() { compare ports auto auto_states.py && [ "$facts" = "6 connections by RDMA, 10 by TCP" ]; }
+case_device() { compare device auto auto_states.py && [ "$facts" = "1 connections by RDMA, 3 by TCP" ]; }
+# A child shuts the listener down: the parent notices it when the first client comes by RDMA, which is reset.
+case_shut_down_by_child() {
+    compare shut_down_by_child auto auto_states.py
+    diff "$work/client.plain" "$work/client.auto" | grep '^[<>]' >"$work/client.diff"
+    grep -qx '> first \(reset\)\?' "$work/client.diff" && [ "$(grep -c . "$work/client.diff")" = 2 ] &&
+        [ "$facts" = "1 connections by RDMA, 5 by TCP" ]
+}
+case_bound_before() {
+    compare bound_before auto auto_states.py && [ "$facts" = "0 connections by RDMA, 32 by TCP" ] &&
+        [ "$(grep -c 'listen: .* TCP: it was bound by another process or before a fork' "$work/client.log")" = 2 ]
+}
+
+# A neighbour that never answers: the attempt by RDMA takes no longer than SO_SNDTIMEO, and then nothing
+# is remembered of the host; TCP has the rest of the time.
+case_send_timeout() {
+    local silent timeout
+    silent_neighbour || return
     timeout=60000
     compare send_timeout && [ "$(grep -c 'TCP: no answer by RDMA in time' "$work/client.log")" = 2 ] || return 1
     timeout=100

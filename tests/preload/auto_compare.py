@@ -114,23 +114,77 @@ def ask(way, address, port):
     return answer.decode()
 
 
-def reuse_port_of_child(address, _address6, _silent, port):
-    """The second listener at the port is another process's."""
-    reuse = (socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listening = listener(address, port, reuse)
+def worker(address, port, orders):
+    """A process with a listener of its own at a port that others share. Returns its id when it listens. It closes the
+    listener when the pipe `orders` has a byte, and ends when it is killed."""
     ready, tell = os.pipe()
     child = os.fork()
     if child == 0:
-        listening.close()
-        other = listener(address, port, reuse)
-        os.write(tell, b"x")
-        echo(other)
+        try:
+            listening = listener(address, port, (socket.SOL_SOCKET, socket.SO_REUSEPORT, 1))
+            os.write(tell, b"x")
+            while listening in select.select([listening, orders[0]], [], [])[0]:
+                echo(listening, 1)
+            listening.close()
+            os.write(tell, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)
     os.read(ready, 1)
-    threading.Thread(target=echo, args=(listening,), daemon=True).start()
-    for number in range(20):
+    return child, ready
+
+
+def reuse_port_of_processes(address, address6, _silent, port):
+    """Two processes listen at the port. The first one's listener is closed, or it ends, and the other one goes on."""
+    for at, end in (address, "closed"), (address, "killed"), ("::", "killed"):
+        orders = os.pipe()
+        (first, told), (second, _) = worker(at, port, orders), worker(at, port, os.pipe())
+        to = [address] if at == address else [address, address6]
+        for number in range(16):
+            print(at, number, [ask(RDMA, one, port) for one in to], [ask(TCP, one, port) for one in to])
+        if end == "closed":
+            os.write(orders[1], b"x")
+            os.read(told, 1)
+        else:
+            os.kill(first, signal.SIGKILL)
+            os.waitpid(first, 0)
+        for number in range(4):
+            print(at, number, "first", end, [ask(RDMA, one, port) for one in to])
+        for process in [first, second] if end == "closed" else [second]:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        port += 1
+
+
+def reuse_port_of_rival(address, _address6, _silent, port):
+    """The second listener, another process's, is at one of the first one's addresses, and gets its connections. A client
+    by RDMA is not served by the first one for long."""
+    first, _ = worker("0.0.0.0", port, os.pipe())
+    print("first", ask(TCP, address, port))
+    second, _ = worker(address, port, os.pipe())
+    for number in range(6):
         print("client", number, ask(RDMA, address, port))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    for process in first, second:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
+def reuse_port_by_program(address, _address6, _silent, port):
+    """The program chooses the listener by a BPF program, which says: the second one."""
+    reuse = (socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    code = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 1))
+    bpf = (socket.SOL_SOCKET, 51, struct.pack("HP", 1, ctypes.addressof(code)))
+    for when in "after", "before":
+        listeners = [listener(address, port, reuse, *[bpf] if when == "before" else [])]
+        print(when, "one listener", serve(listeners, RDMA, address, port))
+        if when == "after":
+            listeners[0].setsockopt(*bpf)
+        listeners.append(listener(address, port, reuse))
+        for way in RDMA, TCP, RDMA, TCP:
+            print(when, "two listeners", serve(listeners, way, address, port))
+        for listening in listeners:
+            listening.close()
+        port += 1
 
 
 def defer(address, port, when):
@@ -138,6 +192,12 @@ def defer(address, port, when):
     listening = listener(address, port, *[option] if when == "before" else [])
     if when == "after":
         listening.setsockopt(*option)
+    if when == "by a child after":
+        child = os.fork()
+        if child == 0:
+            listening.setsockopt(*option)
+            os._exit(0)
+        os.waitpid(child, 0)
     listening.setblocking(False)
     for way in RDMA, TCP, RDMA, TCP:
         client = connect(way, address, port)
@@ -164,6 +224,38 @@ def defer_accept(address, _address6, _silent, port):
 def defer_accept_later(address, _address6, _silent, port):
     """As nginx sets it."""
     defer(address, port, "after")
+
+
+def defer_accept_by_child(address, _address6, _silent, port):
+    defer(address, port, "by a child after")
+
+
+def overflows():
+    """How many connections have found a listener's queue full so far, in this host."""
+    with open("/proc/net/netstat", encoding="ascii") as file:
+        names, values = [line.split() for line in file if line.startswith("TcpExt:")]
+    return int(values[names.index("ListenOverflows")])
+
+
+def defer_accept_full(address, _address6, _silent, port):
+    """A connection arrives, and by RDMA its data, while the queue is full. It is reported when the queue has room."""
+    listening = listener(address, port, (socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 600))
+    listening.listen(1)
+    first = [connect(TCP, address, port) for _ in range(2)]
+    for client in first:
+        client.sendall(b"x")
+    until(lambda: waiting(listening) == len(first))
+    before, answers = overflows(), []
+    third = threading.Thread(target=lambda: answers.append(ask(RDMA, address, port)))
+    third.start()
+    # The first SYN, and its repetition a second later.
+    until(lambda: overflows() >= before + 2)
+    for client in first:
+        print(listening.accept()[0].recv(1))
+        client.close()
+    echo(listening, 1)
+    third.join()
+    print(answers)
 
 
 def defer_accept_in_child(address, _address6, _silent, port):
@@ -224,6 +316,48 @@ def v6only(address, address6, _silent, port):
     for way in RDMA, TCP:
         for to in address, address6:
             print("both", way, to, serve(both, way, to, port + 2))
+
+
+def setting(name, value):
+    with open("/proc/sys/net/" + name, "w", encoding="ascii") as file:
+        file.write(value)
+
+
+def foreign_address(address, address6, _silent, port):
+    """Sockets are bound to an address that this host does not have yet, as those of virtual addresses."""
+    four, six = address.rsplit(".", 1)[0] + ".20", address6.rsplit(":", 1)[0] + ":20"
+    permissions = [("IP_FREEBIND", four, (socket.IPPROTO_IP, 15, 1)), ("IP_TRANSPARENT", four, (socket.IPPROTO_IP, 19, 1)),
+                   ("ipv4/ip_nonlocal_bind", four, None), ("IPV6_FREEBIND", six, (socket.IPPROTO_IPV6, 78, 1)),
+                   ("IPV6_TRANSPARENT", six, (socket.IPPROTO_IPV6, 75, 1)), ("ipv6/ip_nonlocal_bind", six, None)]
+    for number, (name, prefix, option) in enumerate(permissions):
+        # Of each address the library remembers whether rsockets can use it.
+        own = prefix + str(number)
+        try:
+            listener(own, port)
+        except OSError as error:
+            print(name, "without:", errno.errorcode[error.errno])
+        if option is None:
+            setting(name, "1")
+        options = [option] if option else []
+        listening = listener(own, port, *options)
+        print(name, "any port:", listener(own, 0, *options).getsockname()[1] > 0)
+        client = listener(own, 0, *options, listen=False)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 100000))
+        here = address if prefix == four else address6
+        other = listener(here, port + 1)
+        print(name, "connect:", errno.errorcode[client.connect_ex((here, port + 1))])
+        print(name, "another client:", serve([other], RDMA, here, port + 1)[1:])
+        if option is None:
+            setting(name, "0")
+        device = subprocess.run(["ip", "-o", "addr", "show", "to", here], capture_output=True, check=True).stdout.split()[1]
+        change = [own + ("/32" if prefix == four else "/128"), "dev", device, *["nodad"][:prefix == six]]
+        subprocess.run(["ip", "addr", "add", *change], check=True)
+        for way in RDMA, TCP:
+            print(name, way, serve([listening], way, own, port)[1:])
+        subprocess.run(["ip", "addr", "del", *change[:3]], check=True)
+        for used in listening, client, other:
+            used.close()
+        port += 2
 
 
 def send_timeout(_address, _address6, silent, port):

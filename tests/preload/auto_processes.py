@@ -401,6 +401,34 @@ def by_fork(connection, program):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def by_fork_without_handlers(connection, program):
+    """_Fork(3). The lock of the interpreter stays with the only thread of the child."""
+    pid = ctypes.PyDLL(None)._Fork()
+    assert pid >= 0
+    if pid == 0:
+        os.dup2(connection.fileno(), 0)
+        os.execve(program[0], [*program, "0"], without_library())
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def strings(values):
+    return (ctypes.c_char_p * (len(values) + 1))(*[value.encode() for value in values], None)
+
+
+def by_pidfd_spawn(connection, program, name="pidfd_spawn", copies=True):
+    libc, number = ctypes.CDLL(None), connection.fileno()
+    # Larger than posix_spawn_file_actions_t.
+    actions, process = ctypes.create_string_buffer(1024), ctypes.c_int(-1)
+    assert libc.posix_spawn_file_actions_init(actions) == 0
+    if copies:
+        assert libc.posix_spawn_file_actions_adddup2(actions, number, 0) == 0
+    arguments = strings([*program, "0" if copies else str(number)])
+    environment = strings([f"{name}={value}" for name, value in without_library().items()])
+    error = libc[name](ctypes.byref(process), program[0].encode(), actions, None, arguments, environment)
+    assert error == 0, os.strerror(error)
+    return os.waitid(os.P_PIDFD, process.value, os.WEXITED).si_status
+
+
 def by_pass_fds(connection, program):
     number = connection.fileno()
     return subprocess.run([*program, str(number)], pass_fds=[number], env=without_library(), check=False).returncode
@@ -439,7 +467,7 @@ def by_popen(connection, program):
 
 SPAWNS = {"subprocess": by_subprocess, "subprocess-closing": by_subprocess_closing, "pass_fds": by_pass_fds,
           "posix_spawn": by_posix_spawn, "posix_spawn-inherited": by_posix_spawn_inherited, "system": by_system,
-          "popen": by_popen, "fork": by_fork}
+          "popen": by_popen, "fork": by_fork, "_Fork": by_fork_without_handlers, "pidfd_spawn": by_pidfd_spawn}
 
 
 def spawns(way, address, port):
@@ -450,13 +478,17 @@ def spawns(way, address, port):
     print("ok")
 
 
-def spawns_later(address, port):
+def spawns_later(way, address, port):
     """The number was inheritable before connect(2)."""
     connection = socket.socket()
     connection.set_inheritable(True)
     connection.connect((address, port))
     connection.sendall(b"y" * 20_000)
-    assert os.system(shell_command(connection, [sys.executable, "-c", ASK_NUMBER])) == 0
+    program = [sys.executable, "-c", ASK_NUMBER]
+    if way == "later":
+        assert os.system(shell_command(connection, program)) == 0
+    else:
+        assert by_pidfd_spawn(connection, program, "pidfd_spawnp", copies=False) == 0
     print("ok")
 
 
@@ -534,8 +566,8 @@ def main():
         passes(address, int(port))
     elif way == "spawns-few":
         spawns_few(address, int(port))
-    elif way == "spawns-later":
-        spawns_later(address, int(port))
+    elif way.startswith("spawns-later"):
+        spawns_later(way.removeprefix("spawns-"), address, int(port))
     elif way.startswith("spawns-") and not count:
         spawns(way.removeprefix("spawns-"), address, int(port))
     elif way == "instances":

@@ -91,5 +91,15 @@ pub const HANDED_OVER: i32 = 12;
 /// Among the events that rpoll is asked for: the caller has the stream since [`HANDED_OVER`].
 pub const FORWARDER_EVENT: i16 = 0x0400;
 
+/// `rsetsockopt`, any descriptor: an int, a step of fork(2) without its handlers, which does here
+/// what the handler of this step would do.
+pub const FORK: i32 = 13;
+/// A step of [`FORK`].
+pub const FORK_BEFORE: i32 = 0;
+/// A step of [`FORK`].
+pub const FORK_IN_PARENT: i32 = 1;
+/// A step of [`FORK`].
+pub const FORK_IN_CHILD: i32 = 2;
+
 /// `rsetsockopt`, any descriptor: a line for the log of `RDMACM_LOG`, as text.
 pub const LOG: i32 = 5;

@@ -8,12 +8,16 @@
 //! serves all of these.
 
 mod attempt;
+mod bound;
 mod client;
 mod connections;
+mod deferred;
+pub mod disconnect;
 #[cfg(test)]
 mod docs_tests;
 mod entry;
 mod forward;
+mod free_port;
 mod half_closed;
 pub mod instances;
 mod listeners;
@@ -28,6 +32,7 @@ mod route;
 mod shared;
 pub mod slots;
 mod socket_owner;
+mod steer;
 pub mod tcp_bytes;
 mod thread;
 
@@ -86,13 +91,13 @@ pub fn connect_again() -> c_int {
 /// # Safety
 /// As listen(2).
 pub unsafe fn listen(fd: c_int, backlog: c_int, entry: Option<Entry>) -> c_int {
-    let listened = entry.is_none() && errno::keeping(|| listeners::is_listening(fd));
+    let origin = if entry.is_none() { errno::keeping(|| bound::Origin::of(fd)) } else { bound::Origin::Own };
     // SAFETY: as for this function.
     let result = unsafe { next_symbol::listen(fd, backlog) };
     if result == 0 {
         match entry {
             Some(entry) => listeners::set_backlog(entry, backlog),
-            None => errno::keeping(|| listeners::add(fd, backlog, listened)),
+            None => errno::keeping(|| listeners::add(fd, backlog, origin)),
         }
     }
     result
@@ -104,9 +109,19 @@ pub unsafe fn listen(fd: c_int, backlog: c_int, entry: Option<Entry>) -> c_int {
 /// As bind(2).
 pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: as for this function.
-    let name = unsafe { Name::read(addr, len) }.filter(|name| name.number() == 0);
-    let free =
-        name.filter(|name| route::is_candidate(fd, name.family())).and_then(|name| listeners::free_port(fd, &name));
+    let result = unsafe { bind_to_free(fd, addr, len) };
+    if result == 0 {
+        errno::keeping(|| bound::remember(fd));
+    }
+    result
+}
+
+/// # Safety
+/// As bind(2).
+unsafe fn bind_to_free(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: as for this function.
+    let name = unsafe { Name::read(addr, len) }.filter(|name| name.number() == 0 && !route::has_port_later(fd));
+    let free = name.filter(|name| route::is_candidate(fd, name.family())).and_then(|name| free_port::find(fd, &name));
     if let Some(free) = free {
         // SAFETY: an address and its length.
         if unsafe { next_symbol::bind(fd, free.as_ptr(), free.len) } == 0 {
@@ -286,6 +301,14 @@ fn is_unknown(error: c_int) -> bool {
     matches!(error, libc::ENOPROTOOPT | libc::ENOTSUP | libc::EINVAL)
 }
 
+/// setsockopt(2) of a socket of the kernel's is about to be called.
+#[inline(always)]
+pub fn before_setsockopt((level, name): (c_int, c_int)) {
+    if steer::is_choice(level, name) && is_on() {
+        errno::keeping(listeners::leave_choice_to_program);
+    }
+}
+
 /// setsockopt(2) of a number of the kernel's that automatic mode knows.
 ///
 /// # Safety
@@ -297,10 +320,14 @@ pub unsafe fn setsockopt_of_known(
     value: *const core::ffi::c_void,
     len: socklen_t,
 ) -> c_int {
+    before_setsockopt((level, name));
+    if entry.kind == Kind::Listener && route::is_kernel_option(level, name) {
+        errno::keeping(|| listeners::leave_to_kernel(entry));
+    }
     // SAFETY: as for this function.
     let result = unsafe { next_symbol::setsockopt(fd, level, name, value, len) };
     if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) && entry.kind == Kind::Listener {
-        errno::keeping(|| listeners::set_defers_accept(fd, entry));
+        errno::keeping(|| listeners::set_defers_accept(entry));
     }
     result
 }
@@ -349,8 +376,9 @@ pub fn has_connections() -> bool {
     any
 }
 
-/// Before fork(2).
+/// Before fork(2), with or without its handlers.
 pub fn before_fork() {
+    bound::forget();
     if table::any() && is_on() {
         errno::keeping(|| connections::before_fork(thread::wake_socket));
     }

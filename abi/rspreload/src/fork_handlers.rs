@@ -4,13 +4,43 @@
 //! C library then calls [`before`] ahead of librdmacm's handler, and the other two after it. None
 //! of the steps makes a system call where there is nothing of fork mode.
 
-use crate::{auto, fork, process, table};
+use libc::pid_t;
+
+use crate::{auto, errno, fork, process, rsocket, table};
 
 /// Registers the handlers. Without memory for them children of fork(2) are taken for those of
 /// vfork(2) (what they close stays open in librdmacm until they end) and have no rsockets.
 pub fn register() {
     // SAFETY: functions of this library, which is never unloaded (-z nodelete).
     unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+}
+
+/// Calls `fork`, which runs no handlers, with what they do.
+pub fn around(fork: impl FnOnce() -> pid_t) -> pid_t {
+    let of_librdmacm = |step| {
+        let _ = rsocket::set_option(-1, rdmacm_private::LEVEL, rdmacm_private::FORK, step);
+    };
+    let any = table::any();
+    if any {
+        before();
+        of_librdmacm(rdmacm_private::FORK_BEFORE);
+    } else {
+        auto::before_fork();
+    }
+    let child = fork();
+    match (any, child) {
+        (true, 0) => {
+            of_librdmacm(rdmacm_private::FORK_IN_CHILD);
+            in_child();
+        }
+        (true, _) => errno::keeping(|| {
+            of_librdmacm(rdmacm_private::FORK_IN_PARENT);
+            in_parent();
+        }),
+        (false, 0) => process::own(),
+        (false, _) => {}
+    }
+    child
 }
 
 extern "C" fn before() {

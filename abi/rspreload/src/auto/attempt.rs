@@ -1,10 +1,11 @@
 //! An attempt to connect by RDMA, and what follows from its end.
 
 use core::ffi::c_int;
+use core::net::{IpAddr, Ipv4Addr};
 
 use libc::{
-    EACCES, EADDRINUSE, EAGAIN, ECONNREFUSED, EINPROGRESS, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, ETIMEDOUT, F_SETFL,
-    O_NONBLOCK, POLLOUT, SOL_SOCKET, pollfd,
+    EACCES, EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EAGAIN, ECONNREFUSED, EINPROGRESS, EINVAL, EMFILE, ENFILE,
+    ENOBUFS, ENOMEM, EPERM, ETIMEDOUT, F_SETFL, O_NONBLOCK, POLLOUT, SOL_SOCKET, pollfd,
 };
 
 use super::log::Reason;
@@ -34,12 +35,21 @@ fn connect(fd: c_int, inner: c_int, to: &Name) -> bool {
     unsafe {
         rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK);
         // The program's own choice, port included.
-        if let Some(own) = route::bound(fd)
+        if let Some(own) = route::bound(fd).map(|own| in_family(&own, to))
             && rsocket_abi::rbind(inner, own.as_ptr(), own.len) != 0
         {
             return false;
         }
         rsocket_abi::rconnect(inner, to.as_ptr(), to.len) == 0 || errno::get() == EINPROGRESS
+    }
+}
+
+/// The program's own address for a destination: sockets of IPv6 have the wildcard address for both
+/// families.
+fn in_family(own: &Name, to: &Name) -> Name {
+    match to.address() {
+        IpAddr::V4(_) if own.address().is_unspecified() => Name::new(Ipv4Addr::UNSPECIFIED.into(), own.number()),
+        _ => own.of_device(),
     }
 }
 
@@ -95,8 +105,10 @@ fn error_of(inner: c_int) -> c_int {
 pub fn ended(to: &Name, error: c_int) -> Reason {
     match error {
         ECONNREFUSED => Reason::Rejected,
-        // This end has no port, descriptor, memory or permission. Of the host that says nothing.
-        EADDRINUSE | EMFILE | ENFILE | ENOMEM | ENOBUFS | EAGAIN | EPERM | EACCES => Reason::Failed(error),
+        // This end has no port, fitting address, descriptor, memory or permission. Of the host that
+        // says nothing.
+        EADDRINUSE | EADDRNOTAVAIL | EAFNOSUPPORT | EINVAL | EMFILE | ENFILE | ENOMEM | ENOBUFS | EAGAIN | EPERM
+        | EACCES => Reason::Failed(error),
         ETIMEDOUT => {
             remembered::remember(Subject::Host(to.address()), Outcome::Silent);
             Reason::Silent

@@ -20,9 +20,9 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
     let next = || unsafe { next_symbol::connect(fd, addr, len) };
     // SAFETY: `addr` has `len` bytes: guaranteed by the caller.
     let Some(to) = (unsafe { Name::read(addr, len) }) else { return next() };
-    let to = to.of_device();
+    let (given, to) = (to, to.of_device());
     let mut limit = None;
-    match errno::keeping(|| by_rdma(fd, &to, &mut limit)) {
+    match errno::keeping(|| by_rdma(fd, &given, &to, &mut limit)) {
         Ok(None) => 0,
         Ok(Some(error)) => errno::fail(error),
         Err(None) => next(),
@@ -61,15 +61,19 @@ fn before(fd: c_int, limit: &Deadline, call: impl FnOnce() -> c_int) -> c_int {
 }
 
 /// Connects by RDMA. Returns `Ok` with the errno of connect(2), if any; otherwise the reason for
-/// TCP, which is `None` for other sockets. `limit` is set if an attempt has used time of a limited
+/// TCP, which is `None` where the kernel decides alone. `given` is the destination as the program
+/// has it, `to` as rsockets have it. `limit` is set if an attempt has used time of a limited
 /// call.
-fn by_rdma(fd: c_int, to: &Name, limit: &mut Option<Deadline>) -> Result<Option<c_int>, Option<Reason>> {
+fn by_rdma(fd: c_int, given: &Name, to: &Name, limit: &mut Option<Deadline>) -> Result<Option<c_int>, Option<Reason>> {
     let ruled_out = route::ruled_out(to);
     if ruled_out.is_err() && !crate::config::logs() {
         // What the socket is need not be asked.
         return Err(None);
     }
     if !route::is_candidate(fd, to.family()) || is_connected(fd) {
+        return Err(None);
+    }
+    if !has_address(fd, given, to) {
         return Err(None);
     }
     log::problems();
@@ -103,6 +107,12 @@ fn by_rdma(fd: c_int, to: &Name, limit: &mut Option<Deadline>) -> Result<Option<
     }
     log::connection(fd, to, "RDMA", Reason::Connected);
     Ok(None)
+}
+
+/// Whether the socket's family has the destination: otherwise connect(2) fails.
+fn has_address(fd: c_int, given: &Name, to: &Name) -> bool {
+    let v6only = || tcp::int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != Some(0);
+    tcp::family(fd) == Some(given.family()) && (given.family() == to.family() || !v6only())
 }
 
 /// Whether the socket has been connected, connects, or listens: connect(2) is the kernel's then.

@@ -1,7 +1,7 @@
 //! The rsockets of this process that have a token: a slot in the memory that the family shares
 //! ([`super::shared`]), and here what only this process can use.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM};
@@ -11,7 +11,7 @@ use super::lock::Lock;
 use super::log::{self, Reason};
 use super::pair::{self, close_token};
 use super::shared::{self, MAX_SLOTS, Slot};
-use super::{outcome, socket_owner, thread};
+use super::{deferred, outcome, socket_owner, steer, thread};
 use crate::fork::moving::Moving;
 use crate::fork::name::{self, Name};
 use crate::fork::tcp;
@@ -83,6 +83,7 @@ pub fn enter(index: usize, inner: c_int, token: c_int) -> bool {
     private.token.store(token + 1, SeqCst);
     private.forked.store(false, SeqCst);
     private.accepted.store(false, SeqCst);
+    deferred::reset(index);
     word.store(index as u32 + 1, SeqCst);
     USED[index / 64].fetch_or(1 << (index % 64), SeqCst);
     true
@@ -99,6 +100,12 @@ pub fn leave(index: usize) {
     if let Some(slot) = shared::slot(index) {
         slot.free();
     }
+}
+
+/// The listener at a port reports connections when data has arrived, from now on.
+pub fn defer_at(port: u16) {
+    let is_there = |&index: &usize| shared::slot(index).is_some_and(|slot| slot.listener_port() == port);
+    indexes().filter(is_there).for_each(deferred::defer);
 }
 
 /// Ends the token of an index in order, after the data.
@@ -122,9 +129,20 @@ pub fn is_lost(index: usize) -> bool {
     private.accepted.swap(accepted, SeqCst) && accepted && slot.is_sent()
 }
 
-/// Sends a token to a listener of this process: connects to `to`, its address. Returns false if
-/// that fails.
-pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
+/// What a listener has to say of its tokens.
+pub struct Destination {
+    /// Its address.
+    pub to: Name,
+    /// Other sockets may listen there.
+    pub is_led: bool,
+    /// It reports a connection when data has arrived (TCP_DEFER_ACCEPT).
+    pub defers: bool,
+}
+
+/// Sends a token to a listener of this process: connects to its address. Returns false if that
+/// fails.
+pub fn send_token(inner: c_int, listener: &Destination, wake: (c_int, u64)) -> bool {
+    let to = &listener.to;
     let (Some(peer), Some(own)) = (name::rsocket_peer(inner), name::rsocket_own(inner)) else { return false };
     // SAFETY: no pointers.
     let token =
@@ -141,6 +159,12 @@ pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
         slot.free();
         close_token(token);
         return false;
+    }
+    if listener.defers {
+        deferred::defer(index);
+    }
+    if listener.is_led {
+        steer::mark(token);
     }
     slot.send();
     // SAFETY: an address and its length.
@@ -162,38 +186,13 @@ fn bind_token(token: c_int, to: &Name, names: (&Name, &Name), wake: (c_int, u64)
     shared::claim(&name::own(token)?, to.number(), names, wake)
 }
 
-/// The rsocket of a token has data, or has ended, and the listener waits for data before it reports
-/// the connection (TCP_DEFER_ACCEPT): sends a byte. The token is connected by then, which is at once
-/// on this machine.
-pub fn speak(index: usize) {
-    let token = token(index);
-    if !shared::slot(index).is_some_and(Slot::speak) || token < 0 {
-        return;
-    }
-    let mut fds = [libc::pollfd { fd: token, events: libc::POLLOUT, revents: 0 }];
-    tcp::poll(&mut fds, &Deadline::after(100));
-    // SAFETY: one byte is readable.
-    unsafe { next_symbol::send(token, (&raw const SPOKEN).cast::<c_void>(), 1, libc::MSG_NOSIGNAL) };
-}
-
-/// Takes the byte, which may be on its way if the listener has not waited for it.
-fn take_spoken(fd: c_int) {
-    let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-    tcp::poll(&mut fds, &Deadline::after(1_000));
-    let mut byte = 0_u8;
-    // SAFETY: one byte is writable.
-    unsafe { next_symbol::recv(fd, (&raw mut byte).cast::<c_void>(), 1, libc::MSG_DONTWAIT) };
-}
-
-static SPOKEN: u8 = 0;
-
 /// Makes the number `fd`, which accept(2) has got, stand for the connection of a token, which has a
 /// byte of the library's or not. Returns false if the connection has ended.
 pub fn adopt(fd: c_int, index: usize, has_spoken: bool) -> bool {
     let Some(slot) = shared::slot(index) else { return false };
     let Some(peer) = slot.peer() else { return false };
     if has_spoken {
-        take_spoken(fd);
+        deferred::take_spoken(fd);
     }
     thread::token_accepted();
     if slot.is_own() {

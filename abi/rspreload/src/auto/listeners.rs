@@ -5,22 +5,22 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 
 use libc::{AF_INET6, F_SETFL, IPPROTO_IPV6, IPPROTO_TCP, IPV6_V6ONLY, O_NONBLOCK, SO_REUSEPORT, SOL_SOCKET};
 
+use super::connections::{self, Destination};
 use super::lock::Lock;
 use super::log::{self, Reason};
+use super::reuse::{self, Others};
 use super::shared::{self, AtomicName};
-use super::{connections, reuse, route, thread};
+use super::{bound, route, steer, thread};
 use crate::fork::name::{self, Name};
 use crate::fork::{bind, make_rsocket, tcp};
 use crate::table::{self, Entry, Kind};
-use crate::{config, errno, next_symbol, rsocket, rsocket_abi};
+use crate::{config, errno, rsocket, rsocket_abi};
 
 /// The most listeners of a process, and the most addresses of one.
 pub const MAX_LISTENERS: usize = 64;
 pub const MAX_ADDRESSES: usize = 16;
 /// The most tokens of a listener that wait for accept(2), whatever its backlog.
 pub const MAX_BACKLOG: c_int = 4096;
-/// The most ports that are tried for bind(2) to port 0.
-pub const MAX_PORT_TRIES: usize = 8;
 
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
@@ -34,16 +34,15 @@ static ACCEPTING: Lock = Lock::new();
 /// A listener.
 pub struct Listener {
     state: AtomicU32,
-    /// The program's numbers.
+    /// The program's numbers: how many, and the first one, which may have been closed.
     numbers: AtomicU32,
+    first: AtomicI32,
     /// Its local address, as the program has bound it.
     own: AtomicName,
     backlog: AtomicI32,
     v6only: AtomicBool,
     /// Other sockets may listen at its port (SO_REUSEPORT).
     reuses: AtomicBool,
-    /// It reports a connection when data has arrived (TCP_DEFER_ACCEPT).
-    defers_accept: AtomicBool,
     /// The process whose rsockets listen.
     owner: AtomicI32,
     /// Numbers plus one; 0 for none.
@@ -54,11 +53,11 @@ static LISTENERS: [Listener; MAX_LISTENERS] = [const {
     Listener {
         state: AtomicU32::new(FREE),
         numbers: AtomicU32::new(0),
+        first: AtomicI32::new(-1),
         own: AtomicName::new(),
         backlog: AtomicI32::new(0),
         v6only: AtomicBool::new(false),
         reuses: AtomicBool::new(false),
-        defers_accept: AtomicBool::new(false),
         owner: AtomicI32::new(0),
         rsockets: [const { AtomicI32::new(0) }; MAX_ADDRESSES],
     }
@@ -77,15 +76,19 @@ pub fn is_listening(fd: c_int) -> bool {
     tcp::state(fd) == Some(tcp::LISTEN)
 }
 
-/// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well, unless it
-/// `listened` before. That is one of another process's, which would accept our tokens.
-pub fn add(fd: c_int, backlog: c_int, listened: bool) {
+/// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well, if it is
+/// this process's own.
+pub fn add(fd: c_int, backlog: c_int, origin: bound::Origin) {
     let Some(own) = name::own(fd) else { return };
     if !route::is_candidate(fd, own.family()) {
         return;
     }
     log::problems();
-    let added = if listened { Err(Reason::Inherited) } else { try_add(fd, &own, backlog) };
+    let added = match origin {
+        bound::Origin::Own => try_add(fd, &own, backlog),
+        bound::Origin::Listened => Err(Reason::Inherited),
+        bound::Origin::Bound => Err(Reason::Bound),
+    };
     match added {
         Ok(()) => log::listener(fd, &own, "RDMA and TCP", None),
         Err(reason) => log::listener(fd, &own, "TCP", Some(reason)),
@@ -100,7 +103,8 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
         return Err(Reason::Rule);
     }
     let reuses = option(fd, SOL_SOCKET, SO_REUSEPORT) != 0;
-    if reuses && reuse::listeners_at(own.number()) > 1 {
+    let v6only = own.family() == AF_INET6 && option(fd, IPPROTO_IPV6, IPV6_V6ONLY) != 0;
+    if reuses && reuse::others_at(own, v6only) != Others::default() {
         // A listener of this process in the group is TCP's before a client comes by RDMA.
         listen_by_tcp_only_at(own.number(), Reason::Reuse, |listener| listener.reuses.load(SeqCst));
         return Err(Reason::Reuse);
@@ -113,11 +117,13 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     let listener = &LISTENERS[index];
     listener.own.store(own);
     listener.backlog.store(backlog, SeqCst);
-    listener.v6only.store(own.family() == AF_INET6 && option(fd, IPPROTO_IPV6, IPV6_V6ONLY) != 0, SeqCst);
+    listener.v6only.store(v6only, SeqCst);
     listener.reuses.store(reuses, SeqCst);
-    listener.read_defers_accept(fd);
+    listener.first.store(fd, SeqCst);
     let prepared = shared::prepare() && table::prepare(fd).is_ok();
     let opened = if prepared { listener.open(Some(fd)) } else { Err(Reason::Busy) };
+    // Before a token is sent: another process may listen at the port by then.
+    let opened = opened.and_then(|()| if !reuses || steer::attach(fd) { Ok(()) } else { Err(Reason::Option) });
     if let Err(reason) = opened {
         listener.close();
         listener.state.store(FREE, SeqCst);
@@ -224,8 +230,27 @@ impl Listener {
         }
     }
 
-    fn read_defers_accept(&self, fd: c_int) {
-        self.defers_accept.store(option(fd, IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) != 0, SeqCst);
+    /// A number of the program's for it.
+    fn number(&self) -> Option<c_int> {
+        let is_own = |entry: Entry| entry.kind == Kind::Listener && of(entry).is_some_and(|of| core::ptr::eq(of, self));
+        let first = self.first.load(SeqCst);
+        if table::get(first).is_some_and(is_own) {
+            return Some(first);
+        }
+        let mut number = None;
+        table::each(|fd, entry| {
+            if is_own(entry) {
+                number = Some(fd);
+            }
+        });
+        self.first.store(number?, SeqCst);
+        number
+    }
+
+    /// Whether it reports a connection when data has arrived. Not remembered: a child of fork(2)
+    /// may set the option.
+    fn defers_accept(&self) -> bool {
+        self.number().is_some_and(|fd| option(fd, IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) != 0)
     }
 
     fn port(&self) -> u16 {
@@ -249,16 +274,53 @@ impl Listener {
             if new < 0 {
                 return;
             }
-            if self.reuses.load(SeqCst) && reuse::listeners_at(self.port()) > 1 {
+            if self.has_rivals() {
+                // The listener first: the client may try again at once.
+                self.listen_by_tcp_only(Reason::Reuse);
                 // SAFETY: no number stands for the rsocket.
                 unsafe { rsocket_abi::rclose(new) };
-                self.listen_by_tcp_only(Reason::Reuse);
                 return;
             }
-            let sent = self.token_address(new).is_some_and(|to| connections::send_token(new, &to, wake));
-            if !sent {
-                // SAFETY: no number stands for the rsocket.
-                unsafe { rsocket_abi::rclose(new) };
+            self.send_token(new, wake);
+        }
+    }
+
+    fn send_token(&self, new: c_int, wake: (c_int, u64)) {
+        let to = self.token_address(new);
+        let listener = to.map(|to| Destination { to, is_led: self.reuses.load(SeqCst), defers: self.defers_accept() });
+        let sent = listener.is_some_and(|listener| connections::send_token(new, &listener, wake));
+        if !sent {
+            self.close_if_stopped();
+            // SAFETY: no number stands for the rsocket.
+            unsafe { rsocket_abi::rclose(new) };
+        }
+    }
+
+    /// Closes the rsockets if the program's socket does not listen any more: a child of fork(2) may
+    /// have shut it down.
+    fn close_if_stopped(&self) {
+        if self.number().is_some_and(|fd| !is_listening(fd)) {
+            self.close();
+        }
+    }
+
+    /// Whether sockets that do not belong to its group get connections to one of its addresses.
+    fn has_rivals(&self) -> bool {
+        let rivals = |own: Name| reuse::others_at(&own, self.v6only.load(SeqCst)).rivals;
+        self.reuses.load(SeqCst) && self.own.load().is_some_and(|own| rivals(own) > 0)
+    }
+
+    /// Sends the tokens of connections that are established, before the rsockets are closed.
+    fn send_last_tokens(&self) {
+        let Some(wake) = thread::wake_socket() else { return };
+        for inner in self.rsockets() {
+            loop {
+                // SAFETY: no addresses are asked for.
+                let new = unsafe { rsocket_abi::raccept(inner, core::ptr::null_mut(), core::ptr::null_mut()) };
+                if new < 0 {
+                    break;
+                }
+                self.send_token(new, wake);
             }
         }
     }
@@ -308,12 +370,30 @@ pub fn token_lost(port: u16) {
     listen_by_tcp_only_at(port, Reason::Stranger, |_| true);
 }
 
+/// The program is about to choose among the sockets of groups by a BPF program of its own.
+pub fn leave_choice_to_program() {
+    steer::leave_choice_to_program();
+    let ports = open().filter(|listener| listener.reuses.load(SeqCst)).map(Listener::port);
+    for port in ports {
+        listen_by_tcp_only_at(port, Reason::Option, |listener| listener.reuses.load(SeqCst));
+    }
+}
+
+/// A token that was sent to a port was refused.
+pub fn token_refused(port: u16) {
+    let _held = ACCEPTING.hold();
+    open().filter(|listener| listener.port() == port).for_each(Listener::close_if_stopped);
+}
+
 /// Those listeners of this process at a port that `concerns` accepts are TCP's only from now on.
 fn listen_by_tcp_only_at(port: u16, reason: Reason, concerns: impl Fn(&Listener) -> bool) {
     let held = ACCEPTING.hold();
     let mut closed = false;
     let at_port = open().filter(|listener| listener.port() == port && listener.rsockets().next().is_some());
     for listener in at_port.filter(|listener| concerns(listener)) {
+        if reason != Reason::Stranger {
+            errno::keeping(|| listener.send_last_tokens());
+        }
         listener.listen_by_tcp_only(reason);
         closed = true;
     }
@@ -367,17 +447,19 @@ pub fn pass_on(entry: Entry) {
     thread::wake();
 }
 
-/// The program has set TCP_DEFER_ACCEPT of a listener.
-pub fn set_defers_accept(fd: c_int, entry: Entry) {
-    if let Some(listener) = of(entry) {
-        listener.read_defers_accept(fd);
-        thread::wake();
+/// An option is about to be set that decides from where the kernel takes connections, and so tokens.
+pub fn leave_to_kernel(entry: Entry) {
+    if let Some(listener) = of(entry).filter(|listener| listener.state.load(SeqCst) == OPEN) {
+        listen_by_tcp_only_at(listener.port(), Reason::Option, |other| core::ptr::eq(other, listener));
     }
 }
 
-/// Whether a listener at a port reports connections when data has arrived.
-pub fn defers_accept(port: u16) -> bool {
-    open().any(|listener| listener.defers_accept.load(SeqCst) && listener.port() == port)
+/// The program has set TCP_DEFER_ACCEPT of a listener: also for tokens on their way.
+pub fn set_defers_accept(entry: Entry) {
+    if let Some(listener) = of(entry).filter(|listener| listener.defers_accept()) {
+        connections::defer_at(listener.port());
+        thread::wake();
+    }
 }
 
 /// In a child of fork(2): the listeners are the parent's.
@@ -442,45 +524,4 @@ pub fn take_all_of(owner: c_int) {
 #[inline(always)]
 pub fn is_inherited(entry: Entry) -> bool {
     of(entry).is_some_and(|listener| listener.state.load(SeqCst) == INHERITED)
-}
-
-/// A number with port 0 is about to be bound: finds a port that is free for TCP and for RDMA.
-/// Returns the address with the port, or `None` if any port will do.
-pub fn free_port(fd: c_int, at: &Name) -> Option<Name> {
-    let device = at.of_device();
-    if device.address().is_loopback() || !device.address().is_unspecified() && !route::is_rdma(&device) {
-        return None;
-    }
-    for _ in 0..MAX_PORT_TRIES {
-        let own = errno::keeping(|| probe_port(fd, at))?;
-        let mut free = false;
-        let inner = make_rsocket::for_address(&device, |inner| {
-            let own = device.with_number(own);
-            // SAFETY: an address and its length.
-            free = unsafe { rsocket_abi::rbind(inner, own.as_ptr(), own.len) == 0 };
-            true
-        })?;
-        // SAFETY: no other thread knows the number.
-        errno::keeping(|| unsafe { rsocket_abi::rclose(inner) });
-        if free {
-            return Some(at.with_number(own));
-        }
-    }
-    None
-}
-
-/// A port that is free for TCP.
-fn probe_port(fd: c_int, at: &Name) -> Option<u16> {
-    let family = tcp::family(fd)?;
-    // SAFETY: an address and its length; a descriptor that no other thread knows.
-    unsafe {
-        let probe = next_symbol::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
-        if probe < 0 {
-            return None;
-        }
-        let bound = next_symbol::bind(probe, at.as_ptr(), at.len) == 0;
-        let port = if bound { name::own(probe).map(|own| own.number()) } else { None };
-        next_symbol::close(probe);
-        port
-    }
 }

@@ -18,9 +18,21 @@ pub fn is_candidate(fd: c_int, family: c_int) -> bool {
 
 /// Whether the socket has an option that decides where packets go, which an rsocket does not have.
 pub fn has_kernel_option(fd: c_int) -> bool {
-    const TRANSPARENT: c_int = 19;
     let is_on = |level, name| tcp::option(fd, level, name).is_some_and(|(value, len)| len > 0 && value[0] != 0);
-    is_on(SOL_SOCKET, SO_BINDTODEVICE) || is_on(SOL_SOCKET, SO_MARK) || is_on(IPPROTO_IP, TRANSPARENT)
+    KERNEL_OPTIONS.into_iter().any(|(level, name)| is_on(level, name))
+}
+
+/// Whether an option is one of these. The last one has a name for IPv6, too.
+pub fn is_kernel_option(level: c_int, name: c_int) -> bool {
+    KERNEL_OPTIONS.contains(&(level, name)) || (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT)
+}
+
+const KERNEL_OPTIONS: [(c_int, c_int); 3] =
+    [(SOL_SOCKET, SO_BINDTODEVICE), (SOL_SOCKET, SO_MARK), (IPPROTO_IP, libc::IP_TRANSPARENT)];
+
+/// Whether bind(2) leaves the port to connect(2) (IP_BIND_ADDRESS_NO_PORT).
+pub fn has_port_later(fd: c_int) -> bool {
+    tcp::int(fd, IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT).is_some_and(|value| value != 0)
 }
 
 /// The local address to which the program has bound the socket, if it is not a wildcard.

@@ -9,6 +9,7 @@ use libc::{
     AF_UNIX, EINTR, POLLERR, POLLHUP, POLLIN, POLLOUT, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, nfds_t, pollfd,
 };
 
+use super::deferred::{self, Awaited};
 use super::forward::{Forward, MAX_FORWARDS};
 use super::listeners::{self, MAX_ADDRESSES, MAX_LISTENERS};
 use super::shared::{self, MAX_SLOTS, Slot};
@@ -135,6 +136,8 @@ enum Purpose {
     Token(u16),
     /// The rsocket of a token that waits for accept(2), until it has data.
     Deferred(u16),
+    /// Such a token, until it is connected.
+    Speak(u16),
     /// The two descriptors of a forward.
     Forward(u16),
 }
@@ -270,10 +273,12 @@ impl Thread {
         }
         for index in connections::indexes() {
             let is_sent = shared::slot(index).is_some_and(|slot| slot.is_sent());
-            if shared::slot(index)
-                .is_some_and(|slot| slot.is_silent() && listeners::defers_accept(slot.listener_port()))
-            {
-                self.push(connections::inner(index), POLLIN, Purpose::Deferred(index as u16));
+            match deferred::awaited(index) {
+                Some(Awaited::Data) => self.push(connections::inner(index), POLLIN, Purpose::Deferred(index as u16)),
+                Some(Awaited::Connection) => {
+                    self.push(connections::token(index), POLLOUT, Purpose::Speak(index as u16));
+                }
+                None => {}
             }
             let is_forwarded = self.forwards.iter().flatten().any(|forward| forward.index == index);
             if !is_forwarded && (is_sent || connections::is_forked(index)) {
@@ -364,7 +369,10 @@ fn handle_one(fd: c_int, revents: c_short, purpose: Purpose) {
             }
         }
         Purpose::Token(index) => handle_token(usize::from(index), revents),
-        Purpose::Deferred(index) => connections::speak(usize::from(index)),
+        Purpose::Deferred(index) => deferred::data_arrived(usize::from(index)),
+        Purpose::Speak(index) if revents & (POLLHUP | POLLERR) == 0 => deferred::speak(usize::from(index), fd),
+        // The same token is polled as one that waits for accept(2).
+        Purpose::Speak(_) => {}
         Purpose::Forward(_) => {}
     }
 }
@@ -377,6 +385,8 @@ fn handle_token(index: usize, revents: c_short) {
         if revents & (POLLHUP | POLLERR) == 0 {
             lose_token(index);
         } else {
+            // The listener first: the client may try again at once.
+            listeners::token_refused(slot.listener_port());
             withdraw(index, slot);
         }
     } else if revents & (POLLIN | POLLHUP | POLLERR) != 0 && connections::is_forked(index) {

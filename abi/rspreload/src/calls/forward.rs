@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 
-use libc::{MSG_DONTWAIT, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use libc::{EINVAL, MSG_DONTWAIT, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
 use crate::dispatch::{self, Fd, Target};
 use crate::fork::{Way, bind, remote};
@@ -81,6 +81,7 @@ pub unsafe extern "C" fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) 
         match Fd::of(fd) {
             Fd::Rsocket(entry) => bind::like_tcp(entry.inner, addr, len),
             Fd::Kernel if auto::is_on() => auto::bind(fd, addr, len),
+            Fd::Connecting(_) => errno::fail(EINVAL),
             _ => next_symbol::bind(fd, addr, len),
         }
     }
@@ -95,6 +96,7 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
             Fd::Rsocket(entry) => rsocket_abi::rlisten(entry.inner, backlog),
             Fd::Kernel if auto::is_on() => auto::listen(fd, backlog, None),
             Fd::Known(entry) => auto::listen(fd, backlog, Some(entry)),
+            Fd::Connecting(_) => errno::fail(EINVAL),
             _ => next_symbol::listen(fd, backlog),
         }
     }
@@ -166,7 +168,10 @@ pub unsafe extern "C" fn setsockopt(
             Fd::Rsocket(entry) if auto::is_auto(entry) => auto::setsockopt(fd, entry, (level, name), value, len),
             Fd::Rsocket(entry) => rsocket_abi::rsetsockopt(entry.inner, level, name, value, len),
             Fd::Known(entry) => auto::setsockopt_of_known(fd, entry, (level, name), value, len),
-            _ => next_symbol::setsockopt(fd, level, name, value, len),
+            _ => {
+                auto::before_setsockopt((level, name));
+                next_symbol::setsockopt(fd, level, name, value, len)
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 
 use libc::{
-    AF_IB, AF_INET, AF_INET6, EINVAL, F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_DGRAM, SOCK_NONBLOCK, SOCK_STREAM,
+    AF_IB, AF_INET, AF_INET6, EBADF, EINVAL, F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_DGRAM, SOCK_NONBLOCK, SOCK_STREAM,
     sockaddr, socklen_t,
 };
 
@@ -96,6 +96,8 @@ pub unsafe extern "C" fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut sockl
         match Fd::of(fd) {
             Fd::Rsocket(entry) => match accept_from(fd, entry.inner, addr, len, flags) {
                 Ok(new) => new,
+                // As TCP's socket, unless it is the rsocket's own errno that is wanted.
+                Err(EBADF) if auto::is_auto(entry) => errno::fail(EINVAL),
                 Err(why) => errno::fail(why),
             },
             Fd::Pending(_) => enter_pending(next_symbol::accept4(fd, addr, len, flags), fork::accepted_entry()),
@@ -140,6 +142,9 @@ unsafe fn accept_from(
 pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: the C contract.
     unsafe {
+        if let Some(entry) = table::get(fd).filter(|_| auto::is_on() && auto::disconnect::is_asked(addr, len)) {
+            auto::disconnect::leave_rdma(fd, entry);
+        }
         match Fd::of(fd) {
             Fd::Rsocket(entry) => {
                 rsocket::sync_nonblock(fd, entry.inner);

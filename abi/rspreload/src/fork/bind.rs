@@ -4,6 +4,7 @@ use core::ffi::c_int;
 
 use libc::{EADDRINUSE, EADDRNOTAVAIL, SOCK_CLOEXEC, SOCK_DGRAM, sockaddr, socklen_t};
 
+use super::local_address;
 use super::name::{self, Name};
 use crate::{errno, next_symbol, rsocket_abi};
 
@@ -25,9 +26,13 @@ pub unsafe fn like_tcp(inner: c_int, addr: *const sockaddr, len: socklen_t) -> c
     }
 }
 
-/// Whether the kernel's sockets can be bound to the address.
+/// Whether the kernel's sockets can be bound to the address because it is this host's.
 #[cold]
 fn is_local(name: &Name) -> bool {
+    can_bind(name) && !local_address::is_foreign(name)
+}
+
+fn can_bind(name: &Name) -> bool {
     let any = name::any_port(name);
     // SAFETY: an address and its length; a descriptor that no other thread knows.
     errno::keeping(|| unsafe {

@@ -42,6 +42,14 @@ next! {
     ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     pread(fd: c_int, buf: *mut c_void, len: size_t, offset: off_t) -> ssize_t;
     preadv(fd: c_int, list: *const iovec, count: c_int, offset: off_t) -> ssize_t;
+    pidfd_spawn(
+        child: *mut c_int, path: *const c_char, actions: *const posix_spawn_file_actions_t,
+        attributes: *const posix_spawnattr_t, arguments: *const *mut c_char, environment: *const *mut c_char
+    ) -> c_int;
+    pidfd_spawnp(
+        child: *mut c_int, file: *const c_char, actions: *const posix_spawn_file_actions_t,
+        attributes: *const posix_spawnattr_t, arguments: *const *mut c_char, environment: *const *mut c_char
+    ) -> c_int;
     posix_spawn(
         child: *mut pid_t, path: *const c_char, actions: *const posix_spawn_file_actions_t,
         attributes: *const posix_spawnattr_t, arguments: *const *mut c_char, environment: *const *mut c_char
@@ -87,6 +95,8 @@ static slot_closefrom: Next = Next::new(c"closefrom", None);
 #[allow(non_upper_case_globals)]
 static slot_popen: Next = Next::new(c"popen", None);
 #[allow(non_upper_case_globals)]
+static slot_fork: Next = Next::new(c"_Fork", None);
+#[allow(non_upper_case_globals)]
 static slot_vfork: Next = Next::new(c"vfork", None);
 
 /// Resolves all names.
@@ -97,6 +107,7 @@ pub fn resolve() {
     slot_fdopen.get();
     slot_closefrom.get();
     slot_popen.get();
+    slot_fork.get();
     slot_vfork.get();
 }
 
@@ -147,6 +158,19 @@ pub unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
         let call: unsafe extern "C" fn(*const c_char, *const c_char) -> *mut FILE = mem::transmute(found);
         call(command, mode)
     }
+}
+
+/// The program's own _Fork.
+///
+/// # Safety
+/// The C contract of the call.
+pub unsafe fn fork() -> pid_t {
+    let found = slot_fork.get();
+    if found.is_null() {
+        return errno::fail(ENOSYS);
+    }
+    // SAFETY: a function of this name has this type.
+    unsafe { mem::transmute::<*mut c_void, unsafe extern "C" fn() -> pid_t>(found)() }
 }
 
 /// The program's own vfork, which this library cannot call: it returns twice. Null if it has none.

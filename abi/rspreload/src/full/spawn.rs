@@ -7,7 +7,7 @@ use core::ffi::{c_char, c_int, c_void};
 use libc::{FILE, pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 
 use super::next;
-use crate::auto;
+use crate::{auto, errno, fork_handlers};
 
 macro_rules! spawns {
     ($($name:ident;)*) => {$(
@@ -31,6 +31,54 @@ macro_rules! spawns {
 spawns! {
     posix_spawn;
     posix_spawnp;
+}
+
+/// The result of a call that returns an errno value, and that glibc has since 2.39: without it the
+/// next definition fails with -1.
+fn spawned(call: impl FnOnce() -> c_int) -> c_int {
+    match errno::keeping(call) {
+        -1 => libc::ENOSYS,
+        result => result,
+    }
+}
+
+/// pidfd_spawn(3).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn pidfd_spawn(
+    child: *mut c_int,
+    path: *const c_char,
+    actions: *const posix_spawn_file_actions_t,
+    attributes: *const posix_spawnattr_t,
+    arguments: *const *mut c_char,
+    environment: *const *mut c_char,
+) -> c_int {
+    auto::before_spawn();
+    // SAFETY: the C contract.
+    spawned(|| unsafe { next::pidfd_spawn(child, path, actions, attributes, arguments, environment) })
+}
+
+/// pidfd_spawnp(3).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn pidfd_spawnp(
+    child: *mut c_int,
+    file: *const c_char,
+    actions: *const posix_spawn_file_actions_t,
+    attributes: *const posix_spawnattr_t,
+    arguments: *const *mut c_char,
+    environment: *const *mut c_char,
+) -> c_int {
+    auto::before_spawn();
+    // SAFETY: the C contract.
+    spawned(|| unsafe { next::pidfd_spawnp(child, file, actions, attributes, arguments, environment) })
+}
+
+/// _Fork(3), which runs no handlers of fork(2): those of this library and of librdmacm run here,
+/// the program's do not.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[allow(non_snake_case, reason = "the name in the C library")]
+pub unsafe extern "C" fn _Fork() -> pid_t {
+    // SAFETY: the C contract.
+    fork_handlers::around(|| unsafe { next::fork() })
 }
 
 /// posix_spawn_file_actions_adddup2(3): the executed program will have `old`, which is forwarded
