@@ -15,10 +15,9 @@ use std::time::{Duration, Instant};
 use crate::cm::{GlobalLock, Guard};
 use crate::errno::{Errno, Result};
 use crate::sys::clock;
-use crate::sys::event::KernelEpoll;
+use crate::sys::event::{self, KernelEpoll};
 use crate::sys::library_fds::{self, OwnFd};
 use crate::sys::owner::Owner;
-use crate::sys::signals;
 
 /// An object with a descriptor or a timer in the reactor.
 pub trait Service: Send + Sync {
@@ -223,11 +222,24 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
 }
 
 /// Makes the thread call [`Service::called`] as soon as it can. Returns whether it will: not if
-/// another thread holds the reactor's lock. Does not allocate.
+/// another thread keeps the reactor's lock, which may wait for the one of malloc(3) that the caller's
+/// thread holds. Does not allocate.
 pub fn call_soon(key: Key) -> bool {
-    let Some(mut guard) = REACTOR.try_lock() else { return false };
+    const TRIES: u32 = 1000;
+    let take = |_| {
+        let guard = REACTOR.try_lock();
+        if guard.is_none() {
+            event::spin();
+        }
+        guard
+    };
+    let Some(mut guard) = (0..TRIES).find_map(take) else { return false };
     leave_to_parent(&mut guard);
-    guard.as_mut().filter(|reactor| reactor.is_usable()).is_some_and(|reactor| reactor.call_after(key, Duration::ZERO))
+    let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable()) else { return false };
+    if let Some(registration) = reactor.registrations.get_mut(&key) {
+        registration.busy = 0;
+    }
+    reactor.call_after(key, Duration::ZERO)
 }
 
 /// Disables a descriptor for `time`: its events cannot be handled now, and other services must not
@@ -427,7 +439,6 @@ fn spawn(number: usize) -> Result<()> {
 }
 
 extern "C" fn main(number: *mut c_void) -> *mut c_void {
-    signals::never_run_here();
     run(number as usize);
     std::ptr::null_mut()
 }

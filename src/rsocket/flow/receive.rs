@@ -376,6 +376,11 @@ impl Receiver {
         self.is_refused = self.ring.is_small();
     }
 
+    /// A ring that was postponed is there.
+    pub fn resize_prepared(&mut self) {
+        self.is_refused = false;
+    }
+
     /// There was no memory for a ring of the requested size.
     pub fn resize_failed(&mut self) {
         self.is_refused = self.ring.is_small();

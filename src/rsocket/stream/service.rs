@@ -61,6 +61,9 @@ impl Service for Stream {
         let mut state = self.lock();
         if let Some(connection) = &mut state.connection {
             connection.finish_chores(prepared);
+            if connection.failure().is_some() {
+                self.process_completions(&mut state);
+            }
         }
         if state.is_closed() {
             self.changed.notify();

@@ -115,6 +115,31 @@ static void grows_where_signals_are_blocked(void)
 	grows_and_goes();
 }
 
+static void *send_at_once(void *fd)
+{
+	EXPECT(send_all(*(int *)fd, out, PIECE / 2) == PIECE / 2);
+	return NULL;
+}
+
+/* Both ends send more than new buffers hold before they receive. */
+static void both_send_first_where_signals_are_blocked(void)
+{
+	struct sigaction action = { .sa_handler = handle };
+	sigset_t signals;
+	pthread_t other;
+
+	EXPECT(!sigaction(SIGUSR2, &action, NULL));
+	EXPECT(!sigemptyset(&signals) && !sigaddset(&signals, SIGUSR2));
+	EXPECT(!pthread_sigmask(SIG_BLOCK, &signals, NULL));
+	EXPECT(rs_pair(&pair, AF_INET));
+	EXPECT(!pthread_create(&other, NULL, send_at_once, &pair.server));
+	send_at_once(&pair.client);
+	EXPECT(!pthread_join(other, NULL));
+	EXPECT(rrecv(pair.client, in, PIECE / 2, MSG_WAITALL) == PIECE / 2);
+	EXPECT(rrecv(pair.server, in, PIECE / 2, MSG_WAITALL) == PIECE / 2);
+	rs_pair_close(&pair);
+}
+
 static void shrinks_when_slow(void)
 {
 	long before, least, most, grown;
@@ -233,6 +258,7 @@ int main(int argc, char **argv)
 	start(argc, argv);
 	CASE(grows_and_goes);
 	CASE(grows_where_signals_are_blocked);
+	CASE(both_send_first_where_signals_are_blocked);
 	CASE(shrinks_when_slow);
 	CASE(chosen_sizes_stay);
 	CASE(limit_of_none);

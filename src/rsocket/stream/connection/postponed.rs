@@ -48,7 +48,21 @@ pub(super) struct Postponed {
     send_buffer: Option<Order>,
     /// Number of writes that the outbox is to have memory for.
     writes: Option<usize>,
+    /// Sizes of the ring and the send buffer that the reactor is preparing.
+    in_work: [Option<u32>; 2],
     ready: Ready,
+}
+
+/// Returns whether memory of `size` bytes is ordered. Drops an order that nobody will fulfil.
+fn is_ordered(order: &mut Option<Order>, in_work: Option<u32>, size: u32, is_called: bool) -> bool {
+    if in_work == Some(size) {
+        return true;
+    }
+    let is_there = order.as_ref().is_some_and(|order| order.size == size);
+    if is_there && !is_called {
+        *order = None;
+    }
+    is_there && is_called
 }
 
 impl Postponed {
@@ -61,9 +75,28 @@ impl Postponed {
             return true;
         }
         let Some(key) = self.key.filter(|_| signals::may_be_in_handler()) else { return false };
-        // If the reactor's lock is taken, the next call tries again.
         self.is_called = reactor::call_soon(key);
         true
+    }
+
+    /// Returns whether the reactor will come. Otherwise the next call has to try again.
+    pub fn is_called(&self) -> bool {
+        self.is_called
+    }
+
+    /// Returns whether a receive ring of this size is ordered.
+    pub fn has_ordered_ring(&mut self, size: u32) -> bool {
+        is_ordered(&mut self.ring, self.in_work[0], size, self.is_called)
+    }
+
+    /// Returns whether a send buffer of this size is ordered.
+    pub fn has_ordered_send_buffer(&mut self, size: u32) -> bool {
+        is_ordered(&mut self.send_buffer, self.in_work[1], size, self.is_called)
+    }
+
+    /// Frees what is ready and not used.
+    pub fn give_back(&mut self) {
+        self.ready = Ready::default();
     }
 
     /// Orders a receive ring.
@@ -154,6 +187,8 @@ impl Connection {
         let postponed = &mut self.postponed;
         postponed.is_called = false;
         postponed.is_busy = true;
+        postponed.in_work =
+            [&postponed.ring, &postponed.send_buffer].map(|order| order.as_ref().map(|order| order.size));
         // What is ready and not used will not be: another size has been ordered.
         let stale = Ready {
             ring: postponed.ready.ring.take_if(|_| postponed.ring.is_some()),
@@ -169,14 +204,27 @@ impl Connection {
         })
     }
 
-    /// Makes the memory ready for the calls that need it.
+    /// Makes the memory ready for the calls that need it. A ring is used at once: the peer may be
+    /// waiting for its space, and no call may come.
     pub fn finish_chores(&mut self, Prepared(ready): Prepared) {
+        let [ring, send_buffer] = std::mem::take(&mut self.postponed.in_work);
+        match (ring, &ready.ring) {
+            (Some(_), Some(_)) => self.receive.flow.resize_prepared(),
+            (Some(_), None) => self.receive.flow.resize_failed(),
+            (None, _) => {}
+        }
+        if send_buffer.is_some() && ready.send_buffer.is_none() {
+            self.send.buffer.growing_failed();
+        }
         let own = &mut self.postponed.ready;
         self.postponed.is_busy = false;
         // The reactor has taken what would be replaced.
         fill(&mut own.ring, ready.ring);
         fill(&mut own.send_buffer, ready.send_buffer);
         fill(&mut own.writes, ready.writes);
+        if self.failed.is_none() {
+            self.send_credit_updates();
+        }
     }
 
     /// Gives the outbox memory for all writes that can be outstanding. Returns false if it has to do

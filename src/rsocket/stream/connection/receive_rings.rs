@@ -113,10 +113,14 @@ impl Rings {
         }
     }
 
-    /// Returns a ring of `size` bytes. Fails with `EAGAIN` if it is ordered.
+    /// Returns a ring of `size` bytes. Fails with `EAGAIN` if it is ordered, and otherwise with
+    /// `ENOMEM`.
     fn allocate(&self, size: u32, qp: &QueuePair, postponed: &mut Postponed) -> Result<Grown> {
         if let Some(ring) = postponed.take_ring(size) {
             return Ok(ring);
+        }
+        if postponed.has_ordered_ring(size) {
+            return Err(Errno::EAGAIN);
         }
         let take = if size == self.full_size { Reservation::take_full } else { Reservation::take };
         let reservation = take(size).ok_or(Errno::ENOMEM)?;
@@ -125,7 +129,7 @@ impl Rings {
             return Err(Errno::EAGAIN);
         }
         // SAFETY: the PD is that of the live QP, and outlives the connection.
-        unsafe { Grown::with(Some(reservation), qp.pd()?, size, true) }
+        unsafe { Grown::with(Some(reservation), qp.pd()?, size, true) }.map_err(|_| Errno::ENOMEM)
     }
 
     /// Returns the size of the ring that is being advertised, in bytes.
@@ -213,8 +217,12 @@ impl ReceiveSide {
     fn switch_to(&mut self, size: u32, qp: &QueuePair, postponed: &mut Postponed) {
         match self.rings.allocate(size, qp, postponed) {
             Ok(ring) => self.add_ring(ring, size),
-            // It is ready when the flow control requests it the next time.
-            Err(Errno::EAGAIN) => self.flow.resize_postponed(),
+            // The reactor uses it when it is ready.
+            Err(Errno::EAGAIN) if postponed.is_called() || postponed.has_ordered_ring(size) => {
+                self.flow.resize_postponed();
+            }
+            // The next call requests it again.
+            Err(Errno::EAGAIN) => {}
             Err(_) => self.flow.resize_failed(),
         }
     }

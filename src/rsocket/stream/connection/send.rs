@@ -365,5 +365,6 @@ impl Connection {
     pub fn give_memory_back(&mut self) {
         self.reap_send_cq();
         self.send.give_buffer_back();
+        self.postponed.give_back();
     }
 }

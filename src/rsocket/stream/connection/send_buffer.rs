@@ -108,6 +108,12 @@ impl SendBuffer {
         self.memory.is_none()
     }
 
+    /// There was no memory for a larger buffer: it is tried less often from now on.
+    pub fn growing_failed(&mut self) {
+        self.limited = 0;
+        self.refused = self.refused.saturating_add(1);
+    }
+
     fn region(&mut self, qp: &QueuePair) -> Result<&MemoryRegion> {
         let memory = match &mut self.memory {
             Some(memory) => memory,
@@ -159,6 +165,9 @@ impl SendSide {
             return self.use_first_buffer(memory, size);
         }
         let size = first_size_for(len, self.buffer.first_size);
+        if !needed && postponed.has_ordered_send_buffer(size) {
+            return;
+        }
         if !needed && postponed.begin() {
             return postponed.order_send_buffer(size, None);
         }
@@ -191,13 +200,12 @@ impl SendSide {
             Err(Errno::EAGAIN) => return,
             memory => memory,
         };
-        self.buffer.limited = 0;
         match memory {
             Ok(memory) => {
-                self.buffer.refused = 0;
+                (self.buffer.limited, self.buffer.refused) = (0, 0);
                 self.replace_buffer(memory, size, postponed);
             }
-            Err(_) => self.buffer.refused += 1,
+            Err(_) => self.buffer.growing_failed(),
         }
     }
 
@@ -210,17 +218,22 @@ impl SendSide {
         if let Some((memory, _)) = postponed.take_send_buffer(|ready| ready == size) {
             return Ok(memory);
         }
+        if postponed.has_ordered_send_buffer(size) {
+            return Err(Errno::EAGAIN);
+        }
         let is_first = size == self.buffer.first_size;
         let reservation = if is_first { None } else { Some(Reservation::take(size).ok_or(Errno::ENOMEM)?) };
         if postponed.begin() {
             postponed.order_send_buffer(size, reservation);
             return Err(Errno::EAGAIN);
         }
-        if is_first {
-            return allocate_now(qp, size);
-        }
-        // SAFETY: the PD is that of the live QP, and outlives the connection.
-        unsafe { Grown::with(reservation, qp.pd()?, size, false).map(Memory::Grown) }
+        let memory = if is_first {
+            allocate_now(qp, size)
+        } else {
+            // SAFETY: the PD is that of the live QP, and outlives the connection.
+            unsafe { Grown::with(reservation, qp.pd()?, size, false).map(Memory::Grown) }
+        };
+        memory.map_err(|_| Errno::ENOMEM)
     }
 
     /// Returns to the first size from a larger one that was not needed for a while.
@@ -232,6 +245,8 @@ impl SendSide {
         }
         if let Some((memory, _)) = postponed.take_send_buffer(|ready| ready == size) {
             self.replace_buffer(memory, size, postponed);
+        } else if postponed.has_ordered_send_buffer(size) {
+            // It will be ready when the buffer is found underused again.
         } else if postponed.begin() {
             postponed.order_send_buffer(size, None);
         } else if let Ok(memory) = allocate(qp, size) {
