@@ -182,7 +182,7 @@ impl Stream {
     }
 
     /// Wakes the leader, which sleeps in the completion channel.
-    fn wake_leader(&self, state: &mut State) {
+    pub(super) fn wake_leader(&self, state: &mut State) {
         if let Some(connection) =
             state.connection.as_mut().filter(|connection| connection.channel.leadership.has_leader())
             && connection.force_completion().is_err()

@@ -65,7 +65,10 @@ impl Stream {
     /// librspreload has given the program's numbers to other sockets, and forwards the data. Those
     /// that wait for the stream are woken, to wait for these.
     pub fn hand_over(&self) -> Result<()> {
-        self.enter()?.handed_over = true;
+        let mut state = self.enter()?;
+        state.handed_over = true;
+        self.wake_leader(&mut state);
+        drop(state);
         self.notify(Notice::Changed);
         Ok(())
     }

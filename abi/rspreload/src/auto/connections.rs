@@ -245,22 +245,36 @@ pub fn close(inner: c_int) -> c_int {
 /// stay members of the program's epoll instances.
 pub fn demote(index: usize) {
     let (inner, Some(slot)) = (inner(index), shared::slot(index)) else { return };
-    table::each(|fd, entry| {
-        if entry.kind == Kind::Socket && entry.inner == inner && is_auto(entry) {
-            // epoll_ctl(2) waits meanwhile.
-            let moving = Moving::begin(fd);
-            let replaced = table::replace(fd, Some(entry), Some(forwarded(fd, index, slot)));
-            if replaced {
-                epoll::hand_over_to_kernel(fd, entry);
+    let demote_all = || {
+        table::each(|fd, entry| {
+            if is_number_of(inner, entry) {
+                demote_number(fd, inner, |fd| forwarded(fd, index, slot));
             }
-            drop(moving);
-            if replaced {
-                rsocket::drop_reference(entry);
-            }
-        }
-    });
+        });
+    };
+    demote_all();
     // Threads that wait for the rsocket wait for the numbers' new sockets instead.
     let _ = rsocket::set_library_option(inner, rdmacm_private::HANDED_OVER);
+    // Numbers that dup(2) has made meanwhile.
+    demote_all();
+}
+
+fn is_number_of(inner: c_int, entry: Entry) -> bool {
+    entry.kind == Kind::Socket && entry.inner == inner && is_auto(entry)
+}
+
+fn demote_number(fd: c_int, inner: c_int, forwarded: impl Fn(c_int) -> Entry) {
+    // epoll_ctl(2) waits meanwhile.
+    let moving = Moving::begin(fd);
+    // Another thread may change the entry's marks at the same time.
+    while let Some(entry) = table::get(fd).filter(|&entry| is_number_of(inner, entry)) {
+        if table::replace(fd, Some(entry), Some(forwarded(fd))) {
+            epoll::hand_over_to_kernel(fd, entry);
+            drop(moving);
+            rsocket::drop_reference(entry);
+            return;
+        }
+    }
 }
 
 /// Forwards the data of a connection from now on: its numbers become TCP sockets of the kernel.

@@ -30,6 +30,9 @@ pub fn leave_rdma(fd: c_int, entry: Entry) {
         Kind::Socket if is_auto(entry) => errno::keeping(|| reset(entry.inner)),
         Kind::Connecting if table::replace(fd, Some(entry), None) => errno::keeping(|| slots::abandon(entry)),
         Kind::Listener => errno::keeping(|| listeners::stop(entry)),
+        Kind::Forwarded => {
+            table::replace(fd, Some(entry), None);
+        }
         _ => {}
     }
 }

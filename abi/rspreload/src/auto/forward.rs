@@ -8,7 +8,7 @@ use libc::{EAGAIN, EINTR, F_SETFL, O_NONBLOCK, POLLERR, POLLHUP, POLLIN, POLLOUT
 
 use super::half_closed::{Action, Idle, Missing};
 use super::{connections, log, shared, socket_owner};
-use crate::fork::name;
+use crate::fork::name::{self, Name};
 use crate::{errno, next_symbol, rsocket, rsocket_abi, time};
 
 /// The most connections that are forwarded at a time.
@@ -136,7 +136,9 @@ impl Forward {
         let mut action = self.idle.action(time::now());
         if action == Action::FindOwner {
             let has_owner = name::peer(self.token).zip(name::own(self.token));
-            let has_owner = has_owner.and_then(|(its, ours)| socket_owner::has_owner(&its, &ours));
+            // A kernel that does not find this end cannot tell about the other one.
+            let tells = |(its, ours): &(Name, Name)| socket_owner::has_owner(ours, its) == Some(true);
+            let has_owner = has_owner.filter(tells).and_then(|(its, ours)| socket_owner::has_owner(&its, &ours));
             action = self.idle.found(has_owner, time::now());
         }
         if action == Action::Reset {

@@ -277,9 +277,7 @@ impl Listener {
             if self.has_rivals() {
                 // The listener first: the client may try again at once.
                 self.listen_by_tcp_only(Reason::Reuse);
-                // SAFETY: no number stands for the rsocket.
-                unsafe { rsocket_abi::rclose(new) };
-                return;
+                return rsocket::reset(new);
             }
             self.send_token(new, wake);
         }
@@ -291,8 +289,7 @@ impl Listener {
         let sent = listener.is_some_and(|listener| connections::send_token(new, &listener, wake));
         if !sent {
             self.close_if_stopped();
-            // SAFETY: no number stands for the rsocket.
-            unsafe { rsocket_abi::rclose(new) };
+            rsocket::reset(new);
         }
     }
 

@@ -117,6 +117,8 @@ fn select_inner(
     timeout: *mut timeval,
     pieces: &mut Pieces,
 ) -> Option<c_int> {
+    // Before their numbers are taken: any of them may begin to be forwarded.
+    let rsockets = rsockets_in(limit, sets);
     for (index, set) in sets.iter().enumerate() {
         for fd in numbers_in(set, limit) {
             let number = inner_number(fd);
@@ -133,7 +135,6 @@ fn select_inner(
             }
         }
     }
-    let rsockets = rsockets_in(limit, sets);
     let [read, write, except] = inner.each_mut().map(|set| set.as_mut_ptr().cast::<fd_set>());
     // SAFETY: the sets have at least `count` bits, and `timeout` is the caller's.
     let (result, undecided) = unsafe { select_piece(count as c_int, [read, write, except], timeout, pieces) };
