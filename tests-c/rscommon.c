@@ -181,6 +181,20 @@ size_t send_all(int fd, const void *data, size_t len)
 	return done;
 }
 
+size_t send_until(int fd, const volatile bool *enough, unsigned seed)
+{
+	static char bytes[100000];
+	size_t sent = 0;
+
+	while (!*enough) {
+		fill(bytes, sizeof(bytes), seed, sent);
+		if (send_all(fd, bytes, sizeof(bytes)) != sizeof(bytes))
+			break;
+		sent += sizeof(bytes);
+	}
+	return sent;
+}
+
 size_t recv_all(int fd, void *data, size_t len)
 {
 	size_t done = 0;

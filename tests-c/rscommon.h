@@ -70,6 +70,8 @@ bool filled(const void *data, size_t len, unsigned seed, size_t offset);
 /* Transfers all of it. Returns the number of bytes, less after an error or the end of the stream. */
 size_t send_all(int fd, const void *data, size_t len);
 size_t recv_all(int fd, void *data, size_t len);
+/* Sends bytes of `seed` until `*enough`, or until that fails. Returns their number. */
+size_t send_until(int fd, const volatile bool *enough, unsigned seed);
 
 /* Memory of this process that devices have pinned, in kB: VmPin of /proc/self/status; -1 when it cannot be read. */
 long pinned_kb(void);

@@ -23,15 +23,19 @@ use crate::sys::sync::{
 /// Number of slots in the first chunk. Each further chunk has twice as many as the one before. The
 /// model has few, because each slot is modelled.
 const FIRST: usize = if cfg!(all(test, loom)) { 2 } else { 64 };
+/// Number of words by which a slot is as large as a cache line.
+const REST_OF_LINE: usize = 64 / size_of::<usize>() - 2;
 /// Sufficient for all descriptor numbers.
 const CHUNKS: usize = 26;
 
-/// The slot of a descriptor number.
+/// The slot of a descriptor number. The threads of other numbers write to other cache lines.
 struct Slot<T> {
     /// Number of readers that may have loaded `object` without having taken a reference yet.
     pins: AtomicUsize,
     /// From `Arc::into_raw`, or null. The slot owns one reference.
     object: AtomicPtr<T>,
+    /// An alignment would make the allocator clear each chunk, of which most is never used.
+    _rest_of_line: [usize; REST_OF_LINE],
 }
 
 impl<T> Slot<T> {
@@ -358,10 +362,11 @@ fn allocate<T>(layout: Layout, count: usize) -> Result<NonNull<Slot<T>>> {
     unsafe {
         let slots = NonNull::new(alloc_zeroed(layout).cast::<Slot<T>>()).ok_or(Errno::ENOMEM)?;
         for index in 0..count {
-            slots
-                .as_ptr()
-                .add(index)
-                .write(Slot { pins: AtomicUsize::new(0), object: AtomicPtr::new(ptr::null_mut()) });
+            slots.as_ptr().add(index).write(Slot {
+                pins: AtomicUsize::new(0),
+                object: AtomicPtr::new(ptr::null_mut()),
+                _rest_of_line: [0; REST_OF_LINE],
+            });
         }
         Ok(slots)
     }

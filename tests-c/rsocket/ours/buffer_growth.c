@@ -19,11 +19,7 @@ static size_t sent, received;
 
 static void *send_until_enough(void *unused)
 {
-	while (!enough) {
-		fill(out, sizeof(out), 3, sent);
-		EXPECT(send_all(pair.client, out, sizeof(out)) == sizeof(out));
-		sent += sizeof(out);
-	}
+	sent = send_until(pair.client, &enough, 3);
 	EXPECT(!rshutdown(pair.client, SHUT_WR));
 	return unused;
 }

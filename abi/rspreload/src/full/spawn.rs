@@ -23,53 +23,26 @@ macro_rules! spawns {
         ) -> c_int {
             auto::before_spawn();
             // SAFETY: the C contract.
-            unsafe { next::$name(child, program, actions, attributes, arguments, environment) }
+            spawned(|| unsafe { next::$name(child, program, actions, attributes, arguments, environment) })
         }
     )*};
 }
 
+// The last two return a pidfd where the others return a pid.
 spawns! {
     posix_spawn;
     posix_spawnp;
+    pidfd_spawn;
+    pidfd_spawnp;
 }
 
-/// The result of a call that returns an errno value, and that glibc has since 2.39: without it the
-/// next definition fails with -1.
+/// The result of a call that returns an errno value. glibc has the calls with a pidfd since 2.39:
+/// without them the next definition fails with -1.
 fn spawned(call: impl FnOnce() -> c_int) -> c_int {
     match errno::keeping(call) {
         -1 => libc::ENOSYS,
         result => result,
     }
-}
-
-/// pidfd_spawn(3).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn pidfd_spawn(
-    child: *mut c_int,
-    path: *const c_char,
-    actions: *const posix_spawn_file_actions_t,
-    attributes: *const posix_spawnattr_t,
-    arguments: *const *mut c_char,
-    environment: *const *mut c_char,
-) -> c_int {
-    auto::before_spawn();
-    // SAFETY: the C contract.
-    spawned(|| unsafe { next::pidfd_spawn(child, path, actions, attributes, arguments, environment) })
-}
-
-/// pidfd_spawnp(3).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn pidfd_spawnp(
-    child: *mut c_int,
-    file: *const c_char,
-    actions: *const posix_spawn_file_actions_t,
-    attributes: *const posix_spawnattr_t,
-    arguments: *const *mut c_char,
-    environment: *const *mut c_char,
-) -> c_int {
-    auto::before_spawn();
-    // SAFETY: the C contract.
-    spawned(|| unsafe { next::pidfd_spawnp(child, file, actions, attributes, arguments, environment) })
 }
 
 /// _Fork(3), which runs no handlers of fork(2): those of this library and of librdmacm run here,
