@@ -57,7 +57,7 @@ lint: preconditions ## formatting, clippy, shellcheck, layers, references of the
 	bench/charts --check
 	scripts/docs-check
 
-check: preconditions ## run all tests and comparisons, with the lab; a table at the end shows what ran
+check: preconditions ## run the default suites of tests, with the lab, and show a table; scripts/check --list names all
 	scripts/check $(CHECK)
 
 demo: ## install what is missing, build, run rping and ucmatose in the lab
