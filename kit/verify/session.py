@@ -12,6 +12,14 @@ Result = collections.namedtuple("Result", "state facts detail figures")
 # run: a function without arguments that returns a Result. group: the section of the report.
 Case = collections.namedtuple("Case", "group name run")
 BAD = ("differs", "fails")
+# Exit status when the run cannot begin or continue, as of argparse for incorrect usage; 1 is for differences.
+UNUSABLE = 2
+
+
+def refuse(text):
+    """Ends the program with a sentence."""
+    print(f"rdmacm-verify: {text}", file=sys.stderr)
+    sys.exit(UNUSABLE)
 
 
 def result(state, facts="", detail=(), figures=None):
@@ -33,8 +41,8 @@ class Session:
     def resume(self, settings):
         lines = self.path.read_text(encoding="utf-8").splitlines()
         if json.loads(lines[0])["settings"] != settings:
-            sys.exit(f"rdmacm-verify: {self.path.parent} has results of another device, kernel or library; "
-                     "choose another folder with --out, or delete it")
+            refuse(f"{self.path.parent} has results of another device, kernel or library; "
+                   "choose another folder with --out, or delete it")
         for line in lines[1:]:
             try:
                 row = json.loads(line)
