@@ -28,7 +28,7 @@ const INLINE_FDS: usize = 32;
 /// which is omitted for fewer descriptors than the default limit.
 const USUAL_LIMIT: usize = 1024;
 
-/// Calls with several descriptors; those with one use the rsocket's own.
+/// Calls for several descriptors or a datagram rsocket; those for one connected stream use its own.
 static SPINNING: Spinning = Spinning::new();
 
 /// Like poll(2). `timeout` is in milliseconds; a negative one never ends. An rsocket that is closed

@@ -5,6 +5,8 @@
 //! first socket that needs it. On the data path, only small messages that are held, the first
 //! messages of a connection, and calls of signal handlers that need memory may need it.
 
+mod timers;
+
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, RawFd};
@@ -12,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use self::timers::Timers;
 use crate::cm::{GlobalLock, Guard};
 use crate::errno::{Errno, Result};
 use crate::sys::clock;
@@ -62,8 +65,8 @@ struct Reactor {
     /// Number of this reactor in the process. The thread of an earlier reactor ends.
     number: usize,
     registrations: HashMap<Key, Registration>,
-    /// Latest first. Has capacity for one timer of each kind per registration.
-    timers: Vec<(Instant, Key, Timer)>,
+    /// Has capacity for one timer of each kind per registration.
+    timers: Timers<(Key, Timer)>,
     /// The thread waits with the timers that it has read.
     is_waiting: bool,
 }
@@ -84,14 +87,24 @@ struct Registration {
     second: Option<(c_int, bool)>,
     service: Arc<dyn Service>,
     expires: Option<Instant>,
-    /// Whether the descriptor is disabled for a while.
-    paused: bool,
-    /// Whether the second descriptor will be watched after a while.
-    watch_is_due: bool,
-    /// Whether the service will be called.
-    call_is_due: bool,
+    /// When the descriptor is enabled again, if it is disabled.
+    resumes: Option<Instant>,
+    /// When the second descriptor will be watched.
+    watches: Option<Instant>,
+    /// When the service will be called.
+    calls: Option<Instant>,
     /// Number of times in a row that the service was busy.
     busy: u32,
+}
+
+impl Registration {
+    /// Returns its timers and their times.
+    fn timers(&self) -> impl Iterator<Item = (Instant, Timer)> {
+        let Registration { expires, resumes, watches, calls, .. } = *self;
+        let all =
+            [(expires, Timer::Expires), (resumes, Timer::Resumes), (watches, Timer::Watches), (calls, Timer::Calls)];
+        all.into_iter().filter_map(|(time, kind)| Some((time?, kind)))
+    }
 }
 
 /// The action of a timer.
@@ -128,19 +141,10 @@ pub fn register(fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
     };
     let key = Key(NEXT.fetch_add(1, Ordering::Relaxed));
     reactor.registrations.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-    let missing = (TIMERS * (reactor.registrations.len() + 1)).saturating_sub(reactor.timers.len());
-    reactor.timers.try_reserve(missing).map_err(|_| Errno::ENOMEM)?;
+    reactor.timers.reserve(TIMERS * (reactor.registrations.len() + 1))?;
     reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, readable(key))?;
-    let registration = Registration {
-        fd,
-        second: None,
-        service,
-        expires: None,
-        paused: false,
-        watch_is_due: false,
-        call_is_due: false,
-        busy: 0,
-    };
+    let registration =
+        Registration { fd, second: None, service, expires: None, resumes: None, watches: None, calls: None, busy: 0 };
     reactor.registrations.insert(key, registration);
     Ok(key)
 }
@@ -150,8 +154,8 @@ pub fn unregister(key: Key) {
     let mut guard = lock();
     let Some(reactor) = guard.as_mut() else { return };
     let Some(registration) = reactor.registrations.remove(&key) else { return };
-    if registration.expires.is_some() || registration.paused || registration.watch_is_due || registration.call_is_due {
-        reactor.timers.retain(|&(_, timer, _)| timer != key);
+    for (time, kind) in registration.timers() {
+        reactor.timers.cancel(time, &(key, kind));
     }
     if reactor.is_usable() {
         for fd in registration.second.map(|(fd, _)| fd).into_iter().chain([registration.fd]) {
@@ -247,13 +251,14 @@ pub fn call_soon(key: Key) -> bool {
 pub fn pause(key: Key, time: Duration) {
     let mut guard = lock();
     let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable()) else { return };
-    let Some(registration) = reactor.registrations.get_mut(&key).filter(|registration| !registration.paused) else {
+    let Some(registration) = reactor.registrations.get_mut(&key).filter(|known| known.resumes.is_none()) else {
         return;
     };
     let no_events = libc::epoll_event { events: 0, u64: key.0 };
     if reactor.epoll.control(libc::EPOLL_CTL_MOD, registration.fd, Some(no_events)).is_ok() {
-        registration.paused = true;
-        reactor.insert(Instant::now() + time, key, Timer::Resumes);
+        let end = Instant::now() + time;
+        registration.resumes = Some(end);
+        reactor.insert(end, key, Timer::Resumes);
     }
 }
 
@@ -278,8 +283,8 @@ pub fn set_timer(key: Key, time: Option<Instant>) {
     let mut guard = lock();
     let Some(reactor) = guard.as_mut() else { return };
     let Some(registration) = reactor.registrations.get_mut(&key) else { return };
-    if std::mem::replace(&mut registration.expires, time).is_some() {
-        reactor.timers.retain(|&(_, timer, kind)| timer != key || kind != Timer::Expires);
+    if let Some(previous) = std::mem::replace(&mut registration.expires, time) {
+        reactor.timers.cancel(previous, &(key, Timer::Expires));
     }
     if let Some(time) = time {
         reactor.insert(time, key, Timer::Expires);
@@ -320,7 +325,7 @@ impl Reactor {
             wake,
             number,
             registrations: HashMap::new(),
-            timers: Vec::new(),
+            timers: Timers::new(),
             is_waiting: false,
         })
     }
@@ -352,9 +357,7 @@ impl Reactor {
     }
 
     fn insert(&mut self, time: Instant, key: Key, kind: Timer) {
-        let index = self.timers.partition_point(|&(later, ..)| later > time);
-        self.timers.insert(index, (time, key, kind));
-        if index + 1 == self.timers.len() && self.is_waiting {
+        if self.timers.insert(time, (key, kind)) && self.is_waiting {
             self.report_wake(true);
         }
     }
@@ -372,8 +375,10 @@ impl Reactor {
     /// Calls the service of `key` after `delay`. Returns false for an unknown key.
     fn call_after(&mut self, key: Key, delay: Duration) -> bool {
         let Some(registration) = self.registrations.get_mut(&key) else { return false };
-        if !std::mem::replace(&mut registration.call_is_due, true) {
-            self.insert(Instant::now() + delay, key, Timer::Calls);
+        if registration.calls.is_none() {
+            let time = Instant::now() + delay;
+            registration.calls = Some(time);
+            self.insert(time, key, Timer::Calls);
         }
         true
     }
@@ -389,9 +394,11 @@ impl Reactor {
     /// Watches the second descriptor of `key` from `delay` on.
     fn watch_second_later(&mut self, key: Key, delay: Duration) {
         if let Some(registration) = self.registrations.get_mut(&key)
-            && !std::mem::replace(&mut registration.watch_is_due, true)
+            && registration.watches.is_none()
         {
-            self.insert(Instant::now() + delay, key, Timer::Watches);
+            let time = Instant::now() + delay;
+            registration.watches = Some(time);
+            self.insert(time, key, Timer::Watches);
         }
     }
 
@@ -400,7 +407,7 @@ impl Reactor {
     fn watch_now(&mut self, key: Key) {
         let usable = self.is_usable();
         let Some(registration) = self.registrations.get_mut(&key) else { return };
-        registration.watch_is_due = false;
+        registration.watches = None;
         if let Some((fd, _)) = registration.second.filter(|_| usable) {
             let _ = self.watch_second(key, fd);
         }
@@ -410,7 +417,7 @@ impl Reactor {
     fn resume(&mut self, key: Key) {
         let usable = self.is_usable();
         let Some(registration) = self.registrations.get_mut(&key).filter(|_| usable) else { return };
-        registration.paused = false;
+        registration.resumes = None;
         // Cannot fail for a registered descriptor.
         let _ = self.epoll.control(libc::EPOLL_CTL_MOD, registration.fd, readable(key));
     }
@@ -486,7 +493,7 @@ fn next_wait(number: usize) -> Option<(RawFd, c_int)> {
     let reactor = guard.as_mut().filter(|reactor| reactor.number == number && reactor.wake.is_unchanged())?;
     reactor.report_wake(false);
     reactor.is_waiting = true;
-    Some((reactor.epoll.as_raw_fd(), clock::poll_time(reactor.timers.last().map(|&(time, ..)| time))))
+    Some((reactor.epoll.as_raw_fd(), clock::poll_time(reactor.timers.first())))
 }
 
 /// Also notes that the thread does not wait.
@@ -518,11 +525,7 @@ fn next_expired(due: Instant) -> Option<(Key, Arc<dyn Service>, Timer)> {
     let mut guard = lock();
     let reactor = guard.as_mut()?;
     loop {
-        let &(time, key, kind) = reactor.timers.last()?;
-        if time > due {
-            return None;
-        }
-        reactor.timers.pop();
+        let (key, kind) = reactor.timers.take_expired(due)?;
         match kind {
             Timer::Resumes => reactor.resume(key),
             Timer::Watches => reactor.watch_now(key),
@@ -531,7 +534,7 @@ fn next_expired(due: Instant) -> Option<(Key, Arc<dyn Service>, Timer)> {
                 if kind == Timer::Expires {
                     registration.expires = None;
                 } else {
-                    registration.call_is_due = false;
+                    registration.calls = None;
                 }
                 return Some((key, Arc::clone(&registration.service), kind));
             }
