@@ -2,20 +2,22 @@
  * The device's speed without rsockets: verbs on a connection of the RDMA CM.
  *
  *   raw server ADDRESS PORT          prints `ready`, serves until the task quit
- *   raw client ADDRESS PORT TASK...  TASK is pingpong|write|sends|quit:SIZE:COUNT[:QPS]
+ *   raw client ADDRESS PORT TASK...  TASK is pingpong|write|sends|chained|quit:SIZE:COUNT[:QPS]
  *
  * Ends sleep on completion events, like blocking rsockets. Pingpong is half of a round trip, with
  * sends; write keeps WINDOW requests outstanding on each QP, and a send follows the last one;
  * sends does the same with sends, for each of which the server sleeps, like the reader of a stream: a
- * message at a time, from one QP after the other. Prints WHAT:SIZE[:QPS] MICROSECONDS.
+ * message at a time, from one QP after the other. Chained posts CHAIN sends in one call, of which the last one
+ * completes. Prints WHAT:SIZE[:QPS] MICROSECONDS.
  */
 #define _GNU_SOURCE
 #include "need.h"
+#include <stdbool.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
 
-enum { PINGPONG, WRITE, SENDS, QUIT, WINDOW = 4, INLINE = 64 };
-static const char *const whats[] = { "pingpong", "write", "sends", "quit" };
+enum { PINGPONG, WRITE, SENDS, CHAINED, QUIT, WINDOW = 4, INLINE = 64, CHAIN = 16 };
+static const char *const whats[] = { "pingpong", "write", "sends", "chained", "quit" };
 
 struct task {
 	uint32_t what, size, count, qps;
@@ -37,14 +39,20 @@ struct end {
 	unsigned int sending, received;
 };
 
+/* Whether the server receives every message. */
+static bool hears_all(const struct task *t)
+{
+	return t->what == SENDS || t->what == CHAINED;
+}
+
 static void make(struct end *e, struct rdma_cm_id *id, const struct task *t, int client)
 {
 	/* The server posts all receives in advance. */
-	uint32_t i, receives = 4 + (t->what == SENDS && !client ? t->count : 0);
+	uint32_t i, receives = 4 + (hears_all(t) && !client ? t->count : 0);
 	struct ibv_qp_init_attr attr = {
-		.cap = { .max_send_wr = WINDOW + 4, .max_recv_wr = receives, .max_send_sge = 1,
+		.cap = { .max_send_wr = WINDOW * CHAIN + 4, .max_recv_wr = receives, .max_send_sge = 1,
 			 .max_recv_sge = 1, .max_inline_data = INLINE },
-		.qp_type = IBV_QPT_RC, .sq_sig_all = 1,
+		.qp_type = IBV_QPT_RC, .sq_sig_all = t->what != CHAINED,
 	};
 
 	e->id = id;
@@ -100,7 +108,21 @@ static void begin_one(struct end *e)
 static void send_one(struct end *e, uint32_t size)
 {
 	begin_one(e);
-	NEED(!rdma_post_send(e->id, NULL, e->buffer, size, e->mr, size <= INLINE ? IBV_SEND_INLINE : 0));
+	NEED(!rdma_post_send(e->id, NULL, e->buffer, size, e->mr, IBV_SEND_SIGNALED | (size <= INLINE ? IBV_SEND_INLINE : 0)));
+}
+
+static void send_chain(struct end *e, uint32_t size, uint32_t count)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)e->buffer, .length = size, .lkey = e->mr->lkey };
+	struct ibv_send_wr wr[CHAIN] = { 0 }, *bad;
+
+	begin_one(e);
+	for (uint32_t i = 0; i < count; i++)
+		wr[i] = (struct ibv_send_wr){ .next = i + 1 < count ? &wr[i + 1] : NULL, .sg_list = &sge, .num_sge = 1,
+					      .opcode = IBV_WR_SEND,
+					      .send_flags = (size <= INLINE ? IBV_SEND_INLINE : 0) |
+							    (i + 1 < count ? 0 : IBV_SEND_SIGNALED) };
+	NEED(!ibv_post_send(e->id->qp, wr, &bad));
 }
 
 static void receive_one(struct end *e, uint32_t size)
@@ -115,11 +137,17 @@ static void write_one(struct end *e, uint32_t size)
 	NEED(!rdma_post_write(e->id, NULL, e->buffer, size, e->mr, 0, e->peer.address, e->peer.key));
 }
 
-/* One write or send on each QP in turn. */
+/* One write or send on each QP in turn, or a chain. */
 static void write_all(struct end *ends, const struct task *t)
 {
 	uint32_t i, q;
 
+	if (t->what == CHAINED) {
+		for (i = 0; i < t->count; i += CHAIN)
+			for (q = 0; q < t->qps; q++)
+				send_chain(&ends[q], t->size, t->count - i < CHAIN ? t->count - i : CHAIN);
+		return;
+	}
 	for (i = 0; i < t->count; i++) {
 		for (q = 0; q < t->qps; q++)
 			(t->what == SENDS ? send_one : write_one)(&ends[q], t->size);
@@ -153,7 +181,7 @@ static double run(struct end *ends, const struct task *t, int client)
 	} else {
 		if (client)
 			write_all(ends, t);
-		else if (t->what == SENDS)
+		else if (hears_all(t))
 			hear_all(ends, t);
 		/* A send arrives after the writes before it; the answer confirms that. */
 		for (q = 0; client && q < t->qps; q++)

@@ -18,7 +18,7 @@ use self::timers::Timers;
 use crate::cm::{GlobalLock, Guard};
 use crate::errno::{Errno, Result};
 use crate::sys::clock;
-use crate::sys::event::{self, KernelEpoll};
+use crate::sys::event::KernelEpoll;
 use crate::sys::library_fds::{self, OwnFd};
 use crate::sys::owner::Owner;
 
@@ -229,15 +229,8 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
 /// another thread keeps the reactor's lock, which may wait for the one of malloc(3) that the caller's
 /// thread holds. Does not allocate.
 pub fn call_soon(key: Key) -> bool {
-    const TRIES: u32 = 1000;
-    let take = |_| {
-        let guard = REACTOR.try_lock();
-        if guard.is_none() {
-            event::spin();
-        }
-        guard
-    };
-    let Some(mut guard) = (0..TRIES).find_map(take) else { return false };
+    const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
+    let Some(mut guard) = REACTOR.lock_within(LOCK_TIMEOUT) else { return false };
     leave_to_parent(&mut guard);
     let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable()) else { return false };
     if let Some(registration) = reactor.registrations.get_mut(&key) {

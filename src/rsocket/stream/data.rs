@@ -363,7 +363,9 @@ impl Stream {
         if state.is_closed() {
             return Err(Errno::EBADF);
         }
-        if nonblocking {
+        // A call of the program that began before the stream was handed over: librspreload makes it
+        // again on the socket that the program has now.
+        if nonblocking || state.handed_over {
             if self.rearm_for_watchers(&mut state) {
                 return Ok(Ok(state));
             }

@@ -59,8 +59,9 @@ impl Service for Stream {
         drop(state);
         let prepared = chores.run();
         let mut state = self.lock();
+        let mut is_done = true;
         if let Some(connection) = &mut state.connection {
-            connection.finish_chores(prepared);
+            is_done = connection.finish_chores(prepared);
             if connection.failure().is_some() {
                 self.process_completions(&mut state);
             }
@@ -68,7 +69,7 @@ impl Service for Stream {
         if state.is_closed() {
             self.changed.notify();
         }
-        true
+        is_done
     }
 }
 

@@ -53,45 +53,27 @@ pub(super) struct Postponed {
     ready: Ready,
 }
 
-/// Returns whether memory of `size` bytes is ordered. Drops an order that nobody will fulfil.
-fn is_ordered(order: &mut Option<Order>, in_work: Option<u32>, size: u32, is_called: bool) -> bool {
-    if in_work == Some(size) {
-        return true;
-    }
-    let is_there = order.as_ref().is_some_and(|order| order.size == size);
-    if is_there && !is_called {
-        *order = None;
-    }
-    is_there && is_called
-}
-
 impl Postponed {
-    /// Returns whether the calling thread must neither allocate nor free memory. Calls the reactor
-    /// then.
+    /// Returns whether the calling thread must neither allocate nor free memory: the reactor comes
+    /// and does so. If the reactor cannot be called, the thread has to do it itself.
     #[cold]
     #[inline(never)]
     pub fn begin(&mut self) -> bool {
         if self.is_called {
             return true;
         }
-        let Some(key) = self.key.filter(|_| signals::may_be_in_handler()) else { return false };
-        self.is_called = reactor::call_soon(key);
-        true
-    }
-
-    /// Returns whether the reactor will come. Otherwise the next call has to try again.
-    pub fn is_called(&self) -> bool {
+        self.is_called = self.key.is_some_and(|key| signals::may_be_in_handler() && reactor::call_soon(key));
         self.is_called
     }
 
     /// Returns whether a receive ring of this size is ordered.
-    pub fn has_ordered_ring(&mut self, size: u32) -> bool {
-        is_ordered(&mut self.ring, self.in_work[0], size, self.is_called)
+    pub fn has_ordered_ring(&self, size: u32) -> bool {
+        self.in_work[0] == Some(size) || self.ring.as_ref().is_some_and(|order| order.size == size)
     }
 
     /// Returns whether a send buffer of this size is ordered.
-    pub fn has_ordered_send_buffer(&mut self, size: u32) -> bool {
-        is_ordered(&mut self.send_buffer, self.in_work[1], size, self.is_called)
+    pub fn has_ordered_send_buffer(&self, size: u32) -> bool {
+        self.in_work[1] == Some(size) || self.send_buffer.as_ref().is_some_and(|order| order.size == size)
     }
 
     /// Frees what is ready and not used.
@@ -205,8 +187,8 @@ impl Connection {
     }
 
     /// Makes the memory ready for the calls that need it. A ring is used at once: the peer may be
-    /// waiting for its space, and no call may come.
-    pub fn finish_chores(&mut self, Prepared(ready): Prepared) {
+    /// waiting for its space, and no call may come. Returns false if the peer has to be told later.
+    pub fn finish_chores(&mut self, Prepared(ready): Prepared) -> bool {
         let [ring, send_buffer] = std::mem::take(&mut self.postponed.in_work);
         match (ring, &ready.ring) {
             (Some(_), Some(_)) => self.receive.flow.resize_prepared(),
@@ -225,6 +207,7 @@ impl Connection {
         if self.failed.is_none() {
             self.send_credit_updates();
         }
+        self.failed.is_some() || !self.receive.flow.wants_credit_update() || self.has_control()
     }
 
     /// Gives the outbox memory for all writes that can be outstanding. Returns false if it has to do

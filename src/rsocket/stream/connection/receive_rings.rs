@@ -218,11 +218,7 @@ impl ReceiveSide {
         match self.rings.allocate(size, qp, postponed) {
             Ok(ring) => self.add_ring(ring, size),
             // The reactor uses it when it is ready.
-            Err(Errno::EAGAIN) if postponed.is_called() || postponed.has_ordered_ring(size) => {
-                self.flow.resize_postponed();
-            }
-            // The next call requests it again.
-            Err(Errno::EAGAIN) => {}
+            Err(Errno::EAGAIN) => self.flow.resize_postponed(),
             Err(_) => self.flow.resize_failed(),
         }
     }
