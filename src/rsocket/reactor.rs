@@ -86,32 +86,17 @@ struct Registration {
     /// The descriptor of [`watch_once`], and whether the epoll has it already.
     second: Option<(c_int, bool)>,
     service: Arc<dyn Service>,
-    expires: Option<Instant>,
-    /// When the descriptor is enabled again, if it is disabled.
-    resumes: Option<Instant>,
-    /// When the second descriptor will be watched.
-    watches: Option<Instant>,
-    /// When the service will be called.
-    calls: Option<Instant>,
+    /// The time of each kind of timer that is set.
+    times: [Option<Instant>; TIMERS],
     /// Number of times in a row that the service was busy.
     busy: u32,
-}
-
-impl Registration {
-    /// Returns its timers and their times.
-    fn timers(&self) -> impl Iterator<Item = (Instant, Timer)> {
-        let Registration { expires, resumes, watches, calls, .. } = *self;
-        let all =
-            [(expires, Timer::Expires), (resumes, Timer::Resumes), (watches, Timer::Watches), (calls, Timer::Calls)];
-        all.into_iter().filter_map(|(time, kind)| Some((time?, kind)))
-    }
 }
 
 /// The action of a timer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Timer {
     Expires,
-    /// The descriptor is enabled again.
+    /// The descriptor, which is disabled, is enabled again.
     Resumes,
     /// The second descriptor is watched.
     Watches,
@@ -124,7 +109,8 @@ const BUSY_PAUSE: Duration = Duration::from_millis(1);
 const BUSY_DOUBLINGS: u32 = 6;
 
 /// Number of kinds of timers.
-const TIMERS: usize = 4;
+const TIMERS: usize = KINDS.len();
+const KINDS: [Timer; 4] = [Timer::Expires, Timer::Resumes, Timer::Watches, Timer::Calls];
 
 /// Duration of the longest iteration since the last query, in microseconds.
 static LONGEST_ITERATION: AtomicU64 = AtomicU64::new(0);
@@ -143,8 +129,7 @@ pub fn register(fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
     reactor.registrations.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
     reactor.timers.reserve(TIMERS * (reactor.registrations.len() + 1))?;
     reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, readable(key))?;
-    let registration =
-        Registration { fd, second: None, service, expires: None, resumes: None, watches: None, calls: None, busy: 0 };
+    let registration = Registration { fd, second: None, service, times: [None; TIMERS], busy: 0 };
     reactor.registrations.insert(key, registration);
     Ok(key)
 }
@@ -154,8 +139,10 @@ pub fn unregister(key: Key) {
     let mut guard = lock();
     let Some(reactor) = guard.as_mut() else { return };
     let Some(registration) = reactor.registrations.remove(&key) else { return };
-    for (time, kind) in registration.timers() {
-        reactor.timers.cancel(time, &(key, kind));
+    for kind in KINDS {
+        if let Some(time) = registration.times[kind as usize] {
+            reactor.timers.cancel(time, &(key, kind));
+        }
     }
     if reactor.is_usable() {
         for fd in registration.second.map(|(fd, _)| fd).into_iter().chain([registration.fd]) {
@@ -221,7 +208,7 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
         registration.second = Some((fd, false));
     }
     registration.busy = 0;
-    reactor.watch_second_later(key, delay);
+    reactor.set_after(key, Timer::Watches, delay);
     Ok(())
 }
 
@@ -236,7 +223,7 @@ pub fn call_soon(key: Key) -> bool {
     if let Some(registration) = reactor.registrations.get_mut(&key) {
         registration.busy = 0;
     }
-    reactor.call_after(key, Duration::ZERO)
+    reactor.set_after(key, Timer::Calls, Duration::ZERO)
 }
 
 /// Disables a descriptor for `time`: its events cannot be handled now, and other services must not
@@ -244,14 +231,11 @@ pub fn call_soon(key: Key) -> bool {
 pub fn pause(key: Key, time: Duration) {
     let mut guard = lock();
     let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable()) else { return };
-    let Some(registration) = reactor.registrations.get_mut(&key).filter(|known| known.resumes.is_none()) else {
-        return;
-    };
+    let is_enabled = |known: &&Registration| known.times[Timer::Resumes as usize].is_none();
+    let Some(registration) = reactor.registrations.get(&key).filter(is_enabled) else { return };
     let no_events = libc::epoll_event { events: 0, u64: key.0 };
     if reactor.epoll.control(libc::EPOLL_CTL_MOD, registration.fd, Some(no_events)).is_ok() {
-        let end = Instant::now() + time;
-        registration.resumes = Some(end);
-        reactor.insert(end, key, Timer::Resumes);
+        reactor.set_after(key, Timer::Resumes, time);
     }
 }
 
@@ -276,7 +260,7 @@ pub fn set_timer(key: Key, time: Option<Instant>) {
     let mut guard = lock();
     let Some(reactor) = guard.as_mut() else { return };
     let Some(registration) = reactor.registrations.get_mut(&key) else { return };
-    if let Some(previous) = std::mem::replace(&mut registration.expires, time) {
+    if let Some(previous) = std::mem::replace(&mut registration.times[Timer::Expires as usize], time) {
         reactor.timers.cancel(previous, &(key, Timer::Expires));
     }
     if let Some(time) = time {
@@ -365,13 +349,14 @@ impl Reactor {
         Ok(registration)
     }
 
-    /// Calls the service of `key` after `delay`. Returns false for an unknown key.
-    fn call_after(&mut self, key: Key, delay: Duration) -> bool {
+    /// Sets a timer for the time after `delay`, unless it is set. Returns false for an unknown key.
+    fn set_after(&mut self, key: Key, kind: Timer, delay: Duration) -> bool {
         let Some(registration) = self.registrations.get_mut(&key) else { return false };
-        if registration.calls.is_none() {
+        let slot = &mut registration.times[kind as usize];
+        if slot.is_none() {
             let time = Instant::now() + delay;
-            registration.calls = Some(time);
-            self.insert(time, key, Timer::Calls);
+            *slot = Some(time);
+            self.insert(time, key, kind);
         }
         true
     }
@@ -384,23 +369,11 @@ impl Reactor {
         pause
     }
 
-    /// Watches the second descriptor of `key` from `delay` on.
-    fn watch_second_later(&mut self, key: Key, delay: Duration) {
-        if let Some(registration) = self.registrations.get_mut(&key)
-            && registration.watches.is_none()
-        {
-            let time = Instant::now() + delay;
-            registration.watches = Some(time);
-            self.insert(time, key, Timer::Watches);
-        }
-    }
-
     /// Watches the second descriptor of `key`. If that fails, the program's next call finds what the
     /// service would have been called for.
     fn watch_now(&mut self, key: Key) {
         let usable = self.is_usable();
         let Some(registration) = self.registrations.get_mut(&key) else { return };
-        registration.watches = None;
         if let Some((fd, _)) = registration.second.filter(|_| usable) {
             let _ = self.watch_second(key, fd);
         }
@@ -409,8 +382,7 @@ impl Reactor {
     /// Enables the descriptor of `key` again.
     fn resume(&mut self, key: Key) {
         let usable = self.is_usable();
-        let Some(registration) = self.registrations.get_mut(&key).filter(|_| usable) else { return };
-        registration.resumes = None;
+        let Some(registration) = self.registrations.get(&key).filter(|_| usable) else { return };
         // Cannot fail for a registered descriptor.
         let _ = self.epoll.control(libc::EPOLL_CTL_MOD, registration.fd, readable(key));
     }
@@ -461,7 +433,7 @@ fn run(number: usize) {
             if event.u64 & SECOND == 0 {
                 service.service(key);
             } else if !service.second_is_readable() {
-                retry_second(key);
+                retry(key, Timer::Watches);
             }
         }
         // A service may set its timer again: that one is for the next turn, after other events.
@@ -470,7 +442,7 @@ fn run(number: usize) {
             if kind != Timer::Calls {
                 service.expired(key);
             } else if !service.called() {
-                retry_call(key);
+                retry(key, kind);
             }
         }
         let iteration = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -497,19 +469,11 @@ fn find(key: Key) -> Option<Arc<dyn Service>> {
     reactor.registrations.get(&key).map(|registration| Arc::clone(&registration.service))
 }
 
-/// Watches the second descriptor of `key` again after a pause: its service is busy.
-fn retry_second(key: Key) {
-    let mut guard = lock();
-    let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable()) else { return };
-    let pause = reactor.busy_pause(key);
-    reactor.watch_second_later(key, pause);
-}
-
-/// Calls the service of `key` again after a pause: it is busy.
-fn retry_call(key: Key) {
+/// The service of `key` is busy. Sets the timer again, after a pause.
+fn retry(key: Key, kind: Timer) {
     if let Some(reactor) = lock().as_mut().filter(|reactor| reactor.is_usable()) {
         let pause = reactor.busy_pause(key);
-        reactor.call_after(key, pause);
+        reactor.set_after(key, kind, pause);
     }
 }
 
@@ -519,18 +483,12 @@ fn next_expired(due: Instant) -> Option<(Key, Arc<dyn Service>, Timer)> {
     let reactor = guard.as_mut()?;
     loop {
         let (key, kind) = reactor.timers.take_expired(due)?;
+        let Some(registration) = reactor.registrations.get_mut(&key) else { continue };
+        registration.times[kind as usize] = None;
         match kind {
             Timer::Resumes => reactor.resume(key),
             Timer::Watches => reactor.watch_now(key),
-            Timer::Expires | Timer::Calls => {
-                let registration = reactor.registrations.get_mut(&key)?;
-                if kind == Timer::Expires {
-                    registration.expires = None;
-                } else {
-                    registration.calls = None;
-                }
-                return Some((key, Arc::clone(&registration.service), kind));
-            }
+            Timer::Expires | Timer::Calls => return Some((key, Arc::clone(&registration.service), kind)),
         }
     }
 }

@@ -38,6 +38,7 @@ mod fds;
 mod fork;
 mod fork_handlers;
 mod full;
+mod netlink;
 mod next_symbol;
 mod open_fds;
 mod process;

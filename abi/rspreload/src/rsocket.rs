@@ -126,13 +126,18 @@ pub fn release(entry: Entry) -> c_int {
 
 /// Closes an rsocket to which no number refers: its peer sees a reset, not an end in order.
 pub fn reset(inner: c_int) {
+    reset_when_closed(inner);
+    // SAFETY: no number stands for the rsocket any more.
+    errno::keeping(|| unsafe { rsocket_abi::rclose(inner) });
+}
+
+/// The peer of an rsocket will see a reset when it is closed.
+pub fn reset_when_closed(inner: c_int) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let len = mem::size_of_val(&linger) as socklen_t;
-    // SAFETY: a live structure of that length; no number stands for the rsocket any more.
-    errno::keeping(|| unsafe {
-        rsocket_abi::rsetsockopt(inner, libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len);
-        rsocket_abi::rclose(inner);
-    });
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_LINGER);
+    // SAFETY: a live structure of that length.
+    errno::keeping(|| unsafe { rsocket_abi::rsetsockopt(inner, level, name, (&raw const linger).cast(), len) });
 }
 
 /// Drops a number's reference to an rsocket. Returns whether it was the last one.

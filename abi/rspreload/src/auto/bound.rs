@@ -50,7 +50,7 @@ pub enum Origin {
 
 impl Origin {
     pub fn of(fd: c_int) -> Origin {
-        if tcp::state(fd) == Some(tcp::LISTEN) {
+        if tcp::is_listening(fd) {
             Origin::Listened
         } else if name::own(fd).is_some_and(|own| own.number() != 0) && !is_remembered(fd) {
             Origin::Bound

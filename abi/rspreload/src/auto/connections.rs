@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::
 
 use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM};
 
-use super::entry::is_auto;
+use super::entry::{is_auto, is_number_of};
 use super::lock::Lock;
 use super::log::{self, Reason};
 use super::pair::{self, close_token};
@@ -257,10 +257,6 @@ pub fn demote(index: usize) {
     let _ = rsocket::set_library_option(inner, rdmacm_private::HANDED_OVER);
     // Numbers that dup(2) has made meanwhile.
     demote_all();
-}
-
-fn is_number_of(inner: c_int, entry: Entry) -> bool {
-    entry.kind == Kind::Socket && entry.inner == inner && is_auto(entry)
 }
 
 fn demote_number(fd: c_int, inner: c_int, forwarded: impl Fn(c_int) -> Entry) {

@@ -3,12 +3,12 @@
 
 use core::ffi::c_int;
 
-use libc::{AF_UNSPEC, SO_LINGER, SOL_SOCKET, sa_family_t, sockaddr, socklen_t};
+use libc::{AF_UNSPEC, sa_family_t, sockaddr, socklen_t};
 
-use super::entry::is_auto;
+use super::entry::{is_auto, is_number_of};
 use super::{listeners, release_rsocket, slots};
 use crate::table::{self, Entry, Kind};
-use crate::{errno, process, rsocket_abi};
+use crate::{errno, process, rsocket};
 
 /// Whether an address of connect(2) has the family AF_UNSPEC.
 ///
@@ -39,13 +39,9 @@ pub fn leave_rdma(fd: c_int, entry: Entry) {
 
 /// Closes the rsocket of all its numbers, as TCP does: the peer sees a reset.
 fn reset(inner: c_int) {
-    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    let len = size_of::<libc::linger>() as socklen_t;
-    // SAFETY: a live structure of that length.
-    unsafe { rsocket_abi::rsetsockopt(inner, SOL_SOCKET, SO_LINGER, (&raw const linger).cast(), len) };
+    rsocket::reset_when_closed(inner);
     table::each(|number, entry| {
-        let is_one = entry.kind == Kind::Socket && entry.inner == inner && is_auto(entry);
-        if is_one && table::replace(number, Some(entry), None) {
+        if is_number_of(inner, entry) && table::replace(number, Some(entry), None) {
             release_rsocket(entry);
         }
     });

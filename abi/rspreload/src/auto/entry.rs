@@ -1,10 +1,12 @@
 //! Entries of automatic mode in the table.
 
+use core::ffi::c_int;
+
 use rdmacm_private::auto_config::Mode;
 
 use crate::config;
 use crate::fork::state;
-use crate::table::Entry;
+use crate::table::{Entry, Kind};
 
 /// The bit of an entry for rsockets of automatic mode; see also [`state::DECIDED`].
 pub const AUTO: u32 = state::DECIDED << 1;
@@ -20,6 +22,11 @@ pub fn flags(mapped: bool) -> u32 {
 /// Whether an rsocket is one of automatic mode: its number is a socket of the kernel.
 pub fn is_auto(entry: Entry) -> bool {
     entry.flags & AUTO != 0
+}
+
+/// Whether an entry is of a number that stands for this rsocket of automatic mode.
+pub fn is_number_of(inner: c_int, entry: Entry) -> bool {
+    entry.kind == Kind::Socket && entry.inner == inner && is_auto(entry)
 }
 
 /// Whether the mode is automatic.

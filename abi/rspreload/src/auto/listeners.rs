@@ -71,11 +71,6 @@ fn of(entry: Entry) -> Option<&'static Listener> {
     LISTENERS.get(usize::try_from(entry.inner).ok()?)
 }
 
-/// Whether a socket listens.
-pub fn is_listening(fd: c_int) -> bool {
-    tcp::state(fd) == Some(tcp::LISTEN)
-}
-
 /// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well, if it is
 /// this process's own.
 pub fn add(fd: c_int, backlog: c_int, origin: bound::Origin) {
@@ -296,7 +291,7 @@ impl Listener {
     /// Closes the rsockets if the program's socket does not listen any more: a child of fork(2) may
     /// have shut it down.
     fn close_if_stopped(&self) {
-        if self.number().is_some_and(|fd| !is_listening(fd)) {
+        if self.number().is_some_and(|fd| !tcp::is_listening(fd)) {
             self.close();
         }
     }

@@ -3,14 +3,14 @@
 //! An end that waits for accept(2), or that every process has closed, belongs to no file: its inode
 //! is 0.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::net::IpAddr;
 
-use libc::{AF_INET, AF_INET6, AF_NETLINK, NETLINK_SOCK_DIAG, NLM_F_REQUEST, SOCK_CLOEXEC, SOCK_RAW, nlmsghdr};
+use libc::{AF_INET, AF_INET6, NETLINK_SOCK_DIAG, NLM_F_REQUEST, nlmsghdr};
 
 use crate::fork::name::Name;
 use crate::fork::tcp;
-use crate::{errno, next_symbol};
+use crate::netlink;
 
 /// linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -101,31 +101,16 @@ pub fn has_accepted(local: &Name, remote: &Name) -> bool {
 /// Whether a process has the end `local` of the connection with `remote`, both of this machine.
 /// `None` if the kernel does not tell.
 pub fn has_owner(local: &Name, remote: &Name) -> Option<bool> {
-    // SAFETY: no pointers.
-    let fd = errno::keeping(|| unsafe { next_symbol::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG) });
-    if fd < 0 {
-        return None;
-    }
-    let owner = errno::keeping(|| ask(fd, &Request::new(local, remote)));
-    // SAFETY: opened above.
-    errno::keeping(|| unsafe { next_symbol::close(fd) });
-    owner
-}
-
-/// The kernel answers in the call that sends the request: with the socket, or with ENOENT.
-fn ask(fd: c_int, request: &Request) -> Option<bool> {
-    // SAFETY: all zeros are a value of the structure.
-    let mut answer: Answer = unsafe { core::mem::zeroed() };
-    let (flags, len) = (libc::MSG_DONTWAIT, size_of::<Answer>());
-    // SAFETY: both structures are as long as said.
-    let received = unsafe {
-        let sent = next_symbol::send(fd, (&raw const *request).cast::<c_void>(), size_of::<Request>(), flags);
-        if sent < 0 { sent } else { next_symbol::recv(fd, (&raw mut answer).cast::<c_void>(), len, flags) }
-    };
-    let received = usize::try_from(received).ok()?;
+    let request = Request::new(local, remote);
+    // SAFETY: the request is as long as its type; structures of integers in C's layout.
+    let (answer, received): (Answer, usize) =
+        unsafe { netlink::ask(NETLINK_SOCK_DIAG, &request, size_of::<Request>())? };
+    // The kernel answers with the socket, or with ENOENT.
     match answer.header.nlmsg_type {
         // Without such a connection the kernel returns the socket that listens at the address.
-        SOCK_DIAG_BY_FAMILY if received == len => Some(answer.inode != 0 && answer.state != tcp::LISTEN),
+        SOCK_DIAG_BY_FAMILY if received == size_of::<Answer>() => {
+            Some(answer.inode != 0 && answer.state != tcp::LISTEN)
+        }
         NLMSG_ERROR if received > size_of::<nlmsghdr>() + size_of::<c_int>() => {
             // `struct nlmsgerr` begins with the errno.
             let [family, state, timer, retransmits] = [answer.family, answer.state, answer.timer, answer.retransmits];

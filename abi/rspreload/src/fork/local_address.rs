@@ -1,13 +1,13 @@
 //! Whether an address is this host's (rtnetlink(7)). bind(2) does not tell: with IP_FREEBIND or
 //! ip_nonlocal_bind it accepts the addresses of others.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::net::IpAddr;
 
-use libc::{AF_INET, AF_INET6, AF_NETLINK, NETLINK_ROUTE, NLM_F_REQUEST, SOCK_CLOEXEC, SOCK_RAW, nlmsghdr};
+use libc::{AF_INET, AF_INET6, NETLINK_ROUTE, NLM_F_REQUEST, nlmsghdr};
 
 use super::name::Name;
-use crate::{errno, next_symbol};
+use crate::netlink;
 
 /// linux/rtnetlink.h, `struct rtmsg`.
 #[repr(C)]
@@ -96,32 +96,17 @@ pub fn is_foreign(name: &Name) -> bool {
     if name.address().is_unspecified() {
         return false;
     }
-    // SAFETY: no pointers.
-    let fd = errno::keeping(|| unsafe { next_symbol::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE) });
-    if fd < 0 {
-        return false;
-    }
-    let kind = errno::keeping(|| ask(fd, &Request::new(name)));
-    // SAFETY: opened above.
-    errno::keeping(|| unsafe { next_symbol::close(fd) });
+    let kind = ask(&Request::new(name));
     kind.is_some_and(|kind| !matches!(kind, libc::RTN_LOCAL | libc::RTN_BROADCAST | libc::RTN_MULTICAST))
 }
 
-/// Returns the kind of the route to an address. The kernel answers in the call that sends the
-/// request, by an error if there is no route.
-fn ask(fd: c_int, request: &Request) -> Option<u8> {
-    // SAFETY: all zeros are a value of the structure.
-    let mut answer: Answer = unsafe { core::mem::zeroed() };
-    let (flags, len) = (libc::MSG_DONTWAIT, request.header.nlmsg_len as usize);
-    // SAFETY: the request is at least as long as it says, the answer as long as given.
-    let received = unsafe {
-        let sent = next_symbol::send(fd, (&raw const *request).cast::<c_void>(), len, flags);
-        if sent < 0 {
-            return None;
-        }
-        next_symbol::recv(fd, (&raw mut answer).cast::<c_void>(), size_of::<Answer>(), flags)
-    };
-    let is_whole = usize::try_from(received).is_ok_and(|received| received == size_of::<Answer>());
+/// Returns the kind of the route to an address. The kernel answers by an error if there is no
+/// route.
+fn ask(request: &Request) -> Option<u8> {
+    let len = request.header.nlmsg_len as usize;
+    // SAFETY: the request is at least as long as it says; structures of integers in C's layout.
+    let (answer, received): (Answer, usize) = unsafe { netlink::ask(NETLINK_ROUTE, request, len)? };
+    let is_whole = received == size_of::<Answer>();
     match answer.header.nlmsg_type {
         libc::RTM_NEWROUTE if is_whole => Some(answer.route.kind),
         kind if is_whole && c_int::from(kind) == libc::NLMSG_ERROR => Some(libc::RTN_UNREACHABLE),

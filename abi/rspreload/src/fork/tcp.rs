@@ -96,6 +96,11 @@ pub fn state(tcp: c_int) -> Option<u8> {
     int(tcp, libc::IPPROTO_TCP, libc::TCP_INFO).map(|info| info.to_ne_bytes()[0])
 }
 
+/// Whether a socket listens.
+pub fn is_listening(fd: c_int) -> bool {
+    state(fd) == Some(LISTEN)
+}
+
 /// The kernel's identifier of the socket (SO_COOKIE), which all copies of the number share.
 pub fn identity(fd: c_int) -> Option<u64> {
     let mut cookie = 0u64;

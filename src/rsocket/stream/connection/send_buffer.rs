@@ -195,16 +195,13 @@ impl SendSide {
         if buffer.limited < limit << buffer.refused.min(16) {
             return;
         }
-        let memory = match self.larger_buffer(qp, size, postponed) {
-            // The next call tries again.
-            Err(Errno::EAGAIN) => return,
-            memory => memory,
-        };
-        match memory {
+        match self.larger_buffer(qp, size, postponed) {
             Ok(memory) => {
                 (self.buffer.limited, self.buffer.refused) = (0, 0);
                 self.replace_buffer(memory, size, postponed);
             }
+            // The next call tries again.
+            Err(Errno::EAGAIN) => {}
             Err(_) => self.buffer.growing_failed(),
         }
     }
