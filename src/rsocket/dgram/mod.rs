@@ -32,7 +32,7 @@ use super::config::defaults;
 use super::enter::enter;
 use super::poll_events::{IN, OUT};
 use super::pollable::{Notice, Pollable, Watchers};
-use super::reactor::{self, Key, Service};
+use super::reactor::{self, Key, LOCK_TIMEOUT, Role, Service};
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
 use crate::sys::library_fds::{self, OwnFd};
@@ -131,7 +131,7 @@ impl Dgram {
             edges: AtomicU64::new(0),
         })?;
         let service: Arc<dyn Service> = Arc::clone(&socket) as _;
-        let key = reactor::register(socket.fd, service)?;
+        let key = reactor::register(Role::Events, socket.fd, service)?;
         socket.lock().key = Some(key);
         Ok(socket)
     }
@@ -320,10 +320,10 @@ impl Pollable for Dgram {
 }
 
 impl Service for Dgram {
-    fn service(self: Arc<Self>, key: Key) {
-        let mut state = self.lock();
+    fn service(self: Arc<Self>, key: Key) -> bool {
+        let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return false };
         if state.udp.is_none() {
-            return;
+            return true;
         }
         if state.key.is_none_or(|own| own == key) {
             self.read_udp(&mut state);
@@ -334,9 +334,8 @@ impl Service for Dgram {
             self.continue_search(&mut state, key);
         }
         self.remove_broken_ports(&mut state);
+        true
     }
-
-    fn expired(self: Arc<Self>, _: Key) {}
 }
 
 impl Drop for Dgram {

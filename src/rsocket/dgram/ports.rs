@@ -11,7 +11,7 @@ use super::{Dgram, State};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type::{RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_DEVICE_REMOVAL};
 use crate::rsocket::pollable::Notice;
-use crate::rsocket::reactor::{self, Key};
+use crate::rsocket::reactor::{self, Key, Role};
 
 impl Dgram {
     /// Polls the CQs.
@@ -51,7 +51,7 @@ impl Dgram {
         }
         state.ports.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let service: Arc<dyn reactor::Service> = Arc::clone(self) as _;
-        let port = Port::new(local, state.options.sizes(), |fd| reactor::register(fd, service));
+        let port = Port::new(local, state.options.sizes(), |fd| reactor::register(Role::Events, fd, service));
         state.refusals.note(local.ip(), port.is_err(), Instant::now());
         let mut port = port?;
         port.list(self.fd);

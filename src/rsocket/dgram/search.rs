@@ -1,5 +1,5 @@
-//! Path searches in the background: each has a connection manager id, whose events the reactor
-//! reports.
+//! Path searches in the background: each has a connection manager id. The reactor's thread for links
+//! handles its events, because resolving may wait for ibacm, and address handles are commands.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::{Dgram, State, udp};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type;
 use crate::rsocket::cm_id::CmId;
-use crate::rsocket::reactor::{self, Key};
+use crate::rsocket::reactor::{self, Key, Role};
 use crate::sys::sockaddr::with_port;
 
 /// Maximum number of concurrent searches. Further peers are reached over UDP until the next
@@ -52,7 +52,7 @@ impl Dgram {
         let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         id.resolve_addr(&udp::to_sockaddr(family, &with_port(address, peer.port(), &local)), RESOLVE_TIMEOUT_MS)?;
         let service: Arc<dyn reactor::Service> = Arc::clone(self) as _;
-        let key = reactor::register(id.fd(), service)?;
+        let key = reactor::register(Role::Links, id.fd(), service)?;
         state.searches.push(Search { key, id, peer, address, port });
         Ok(())
     }

@@ -20,7 +20,7 @@ use libc::{EPOLL_CTL_ADD, EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN, 
 use super::Epoll;
 use crate::errno::Result;
 use crate::rsocket::pollable::{Lookup, Notice, Pollable, Watcher, Watchers};
-use crate::rsocket::reactor::{self, Key, Service};
+use crate::rsocket::reactor::{self, Key, Role, Service};
 use crate::sys::alloc::try_arc;
 use crate::sys::event::{EventFd, KernelEpoll};
 
@@ -78,7 +78,7 @@ impl WaitQueue {
         let watch = Epoll::create(libc::EPOLL_CLOEXEC)?;
         let descriptor = watch.fd();
         let waker = try_arc(Waker { event: EventFd::new()?, members: Watchers::new(), watch })?;
-        let key = reactor::register(descriptor, waker.clone()).inspect_err(|_| waker.watch.close())?;
+        let key = reactor::register(Role::Events, descriptor, waker.clone()).inspect_err(|_| waker.watch.close())?;
         // From here on, dropping the queue undoes everything.
         let queue = try_arc(WaitQueue { rsocket: Arc::clone(rsocket), waker, key })?;
         let waker: Arc<dyn Watcher> = queue.waker.clone();
@@ -109,7 +109,7 @@ impl Drop for WaitQueue {
 }
 
 impl Service for Waker {
-    fn service(self: Arc<Self>, key: Key) {
+    fn service(self: Arc<Self>, key: Key) -> bool {
         let mut event = [MaybeUninit::uninit()];
         match self.watch.wait(&mut event, 0) {
             Ok(0) => {}
@@ -125,9 +125,8 @@ impl Service for Waker {
             }
             Err(_) => reactor::pause(key, RETRY_DELAY),
         }
+        true
     }
-
-    fn expired(self: Arc<Self>, _: Key) {}
 }
 
 impl Watcher for Waker {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::backlog::Listening;
+use super::backlog::{Finished, Listening, Slot};
 use super::blocking::Wait;
 use super::connect::initiator_depth;
 use super::{Guard, Notice, Phase, State, Stream};
@@ -14,7 +14,7 @@ use crate::cm;
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::{CmId, Event, Request};
-use crate::rsocket::reactor::{self, Key, Service};
+use crate::rsocket::reactor::{self, LOCK_TIMEOUT, Role};
 use crate::rsocket::socket_table;
 use crate::rsocket::wire::{self, ConnData};
 use crate::sys::sockaddr::AF_IB;
@@ -45,7 +45,7 @@ impl Stream {
             }
             _ => return Err(Errno::EINVAL),
         }
-        self.watch(&mut state)?;
+        self.watch(&mut state, Role::Links)?;
         // The kernel drops requests beyond its own limit without an answer: it gets the largest.
         state.id()?.listen(MAX_BACKLOG as c_int)?;
         let entry = socket_table::Entry::new(socket_table::LISTENING, self.fd, state.id()?.id(), 0, backlog as u32);
@@ -111,7 +111,7 @@ impl Stream {
     /// Answers the oldest request that its peer still waits for. The requests are read before, so
     /// that the kernel's queue has space: the kernel drops what does not fit, and the peer repeats
     /// its request only after seconds. `is_drained`: all requests were read.
-    pub(super) fn answer_next<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, key: Key, is_drained: bool) {
+    pub(super) fn answer_next<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, is_drained: bool) {
         let Phase::Listening(listening) = &mut state.phase else { return };
         if !listening.may_answer(is_drained) {
             return;
@@ -119,7 +119,7 @@ impl Stream {
         if listening.has_waiting()
             && let Some(time) = listening.next_eviction(Instant::now())
         {
-            return reactor::set_timer(key, Some(time));
+            return state.set_listener_timer(time);
         }
         let is_pending = |(request, _): &(Request, ConnData)| request.is_pending();
         // Those whose peers have given up cost no connection.
@@ -127,11 +127,7 @@ impl Stream {
         if let Some((request, peer)) = next {
             state = self.answer(state, request, &peer);
         }
-        if let Phase::Listening(listening) = &state.phase
-            && listening.has_waiting()
-        {
-            reactor::set_timer(key, Some(Instant::now()));
-        }
+        state.answer_waiting();
     }
 
     /// Accepts or rejects a request.
@@ -149,19 +145,41 @@ impl Stream {
             oldest.close_unaccepted();
         }
         let new = admitted.and_then(|id| self.accept_request(id, peer, options, flags));
-        state = self.lock();
-        match (&mut state.phase, new) {
-            (Phase::Listening(listening), Ok(new)) => {
-                // Without memory for the entry, dropping the connection rejects the peer.
-                listening.add_pending(new, slot);
-            }
-            (_, Ok(new)) => {
-                drop(state);
-                new.close_unaccepted();
+        match new {
+            Ok(new) => self.add_accepted(new, slot),
+            Err(error) => {
                 state = self.lock();
+                // As above.
+                state.log_rejected(error);
+                state
             }
-            // As above.
-            (_, Err(error)) => state.log_rejected(error),
+        }
+    }
+
+    /// Adds a connection that was accepted. The thread for events may have finished its handshake in
+    /// the meantime, when the listener did not know it yet.
+    fn add_accepted(&self, new: Arc<Stream>, slot: Slot) -> Guard<'_> {
+        let mut state = self.lock();
+        let refused = match &mut state.phase {
+            Phase::Listening(listening) => {
+                // Its state does not change until `handshake_done` gets this lock.
+                let progress = new.lock().handshake_result();
+                match progress {
+                    None => listening.add_pending(new, slot),
+                    Some(Ok(())) => listening.add_ready(new, slot).or_else(|| {
+                        self.notify(Notice::Changed);
+                        None
+                    }),
+                    Some(Err(())) => Some(new),
+                }
+            }
+            // Closed meanwhile.
+            _ => Some(new),
+        };
+        if let Some(stream) = refused {
+            drop(state);
+            stream.close_unaccepted();
+            state = self.lock();
         }
         state
     }
@@ -179,10 +197,8 @@ impl Stream {
             }
             // Lock order: `service` may take the listener's lock.
             drop(state);
-            let key = oldest.lock().key;
-            if let Some(key) = key {
-                oldest.service(key);
-            }
+            // If its lock is taken, the other thread handles the events.
+            oldest.serve();
             state = self.lock();
         }
     }
@@ -215,7 +231,7 @@ impl Stream {
         state.connection = Some(unconnected.connect(peer)?);
         // Before accepting: a later failure would end a connection that the peer has seen
         // established.
-        stream.watch(&mut state)?;
+        stream.watch(&mut state, Role::Events)?;
         let accepted = state.id().and_then(|id| id.connect_or_accept(false, initiator_depth(id), &offer));
         if let Some(key) = state.key.filter(|_| accepted.is_ok()) {
             reactor::set_timer(key, Some(Instant::now() + HANDSHAKE_TIMEOUT));
@@ -226,9 +242,10 @@ impl Stream {
         Ok(stream)
     }
 
-    /// The handshake of an accepted connection has succeeded or failed.
-    pub(super) fn finish_handshake<'a>(&'a self, mut state: Guard<'a>, result: Result<()>) -> Guard<'a> {
-        let Phase::Accepting(listener) = &state.phase else { return state };
+    /// The handshake of an accepted connection has succeeded or failed. Returns `None` if a thread of
+    /// the program, which may have the connection now, holds the lock for long.
+    pub(super) fn finish_handshake<'a>(&'a self, mut state: Guard<'a>, result: Result<()>) -> Option<Guard<'a>> {
+        let Phase::Accepting(listener) = &state.phase else { return Some(state) };
         let listener = listener.upgrade();
         if result.is_ok() {
             state.phase = Phase::Connected;
@@ -241,23 +258,22 @@ impl Stream {
         if let Some(listener) = listener {
             listener.handshake_done(self, result.is_ok());
         }
-        self.lock()
+        self.state.lock_within(LOCK_TIMEOUT).ok()
     }
 
     /// Makes a connection available to raccept(3), or drops it if its handshake has failed.
     fn handshake_done(&self, connection: &Stream, succeeded: bool) {
         let mut state = self.lock();
         let Phase::Listening(listening) = &mut state.phase else { return };
-        let dropped = listening.finish(connection, succeeded);
-        if succeeded && dropped.is_none() {
-            self.notify(Notice::Changed);
-        }
-        if dropped.is_some() {
-            state.answer_waiting();
-        }
-        drop(state);
-        if let Some(stream) = dropped {
-            stream.close_unaccepted();
+        match listening.finish(connection, succeeded) {
+            Finished::Ready => self.notify(Notice::Changed),
+            Finished::Dropped(stream) => {
+                state.answer_waiting();
+                drop(state);
+                stream.close_soon();
+            }
+            // Evicted, or not added yet: see `add_accepted`.
+            Finished::Unknown => {}
         }
     }
 }
@@ -265,10 +281,23 @@ impl Stream {
 impl State {
     /// A listener may have a slot for the next request: the reactor answers it.
     fn answer_waiting(&self) {
-        if let (Phase::Listening(listening), Some(key)) = (&self.phase, self.key)
+        if let Phase::Listening(listening) = &self.phase
             && listening.has_waiting()
         {
-            reactor::set_timer(key, Some(Instant::now()));
+            self.set_listener_timer(Instant::now());
+        }
+    }
+
+    fn set_listener_timer(&self, time: Instant) {
+        self.key.into_iter().for_each(|key| reactor::set_timer(key, Some(time)));
+    }
+
+    /// Returns the result of the handshake of an accepted connection, once it is known.
+    fn handshake_result(&self) -> Option<std::result::Result<(), ()>> {
+        match self.phase {
+            Phase::Accepting(_) => None,
+            Phase::Connected | Phase::Disconnected => Some(Ok(())),
+            _ => Some(Err(())),
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
-use crate::rsocket::reactor;
+use crate::rsocket::reactor::{self, Role};
 use crate::rsocket::wire::Control;
 use crate::sys::event;
 use crate::sys::futex::Changes;
@@ -184,6 +184,10 @@ impl Stream {
         }
         if state.is_kept() {
             return state.schedule_check();
+        }
+        // The thread for links frees the connection, with commands that may block.
+        if state.hand_over(Role::Links) {
+            return state.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now())));
         }
         state.phase = Phase::Closed;
         state.release();

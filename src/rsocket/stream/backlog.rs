@@ -47,7 +47,7 @@ impl Slot {
         if !has_slot(UNACCEPTED.load(Ordering::Relaxed), own, limit()) {
             return None;
         }
-        // Only the reactor's thread takes slots.
+        // Only the reactor's thread for links takes slots.
         UNACCEPTED.fetch_add(1, Ordering::Relaxed);
         Some(Slot { owner: Owner::this_process() })
     }
@@ -75,6 +75,16 @@ impl Drop for Slot {
 /// Resets the counter in a child of fork(), which has none of its parent's connections.
 pub fn in_child() {
     UNACCEPTED.store(0, Ordering::Relaxed);
+}
+
+/// What became of a connection when its handshake had ended.
+pub(super) enum Finished {
+    /// raccept(3) returns it.
+    Ready,
+    /// The caller has to close it.
+    Dropped(Arc<Stream>),
+    /// It is not among the pending ones.
+    Unknown,
 }
 
 /// A listener's unaccepted connections.
@@ -195,23 +205,34 @@ impl Listening {
         }
     }
 
-    /// Adds a connection whose handshake begins.
-    pub fn add_pending(&mut self, stream: Arc<Stream>, slot: Slot) {
-        if self.pending.try_reserve(1).is_ok() {
-            self.pending.push_back((stream, slot, Instant::now()));
+    /// Adds a connection whose handshake begins. Returns it if there is no memory: the caller has to
+    /// close it.
+    pub fn add_pending(&mut self, stream: Arc<Stream>, slot: Slot) -> Option<Arc<Stream>> {
+        if self.pending.try_reserve(1).is_err() {
+            return Some(stream);
         }
+        self.pending.push_back((stream, slot, Instant::now()));
+        None
     }
 
-    /// The handshake of a connection has succeeded or failed. Returns the connection if the caller
-    /// has to close it.
-    pub fn finish(&mut self, connection: &Stream, succeeded: bool) -> Option<Arc<Stream>> {
-        let index = self.pending.iter().position(|(pending, ..)| std::ptr::eq(&raw const **pending, connection))?;
-        let (stream, slot, _) = self.pending.remove(index)?;
-        if succeeded && self.ready.try_reserve(1).is_ok() {
-            self.ready.push_back((stream, slot));
-            return None;
+    /// As [`add_pending`](Self::add_pending), for an established connection.
+    pub fn add_ready(&mut self, stream: Arc<Stream>, slot: Slot) -> Option<Arc<Stream>> {
+        if self.ready.try_reserve(1).is_err() {
+            return Some(stream);
         }
-        Some(stream)
+        self.ready.push_back((stream, slot));
+        None
+    }
+
+    /// The handshake of a connection has succeeded or failed.
+    pub fn finish(&mut self, connection: &Stream, succeeded: bool) -> Finished {
+        let is_it = |(pending, ..): &(Arc<Stream>, Slot, Instant)| std::ptr::eq(&raw const **pending, connection);
+        let Some((stream, slot, _)) = self.pending.iter().position(is_it).and_then(|index| self.pending.remove(index))
+        else {
+            return Finished::Unknown;
+        };
+        let refused = if succeeded { self.add_ready(stream, slot) } else { Some(stream) };
+        refused.map_or(Finished::Ready, Finished::Dropped)
     }
 
     /// Takes all connections; the caller closes them.

@@ -13,7 +13,7 @@ use super::{Guard, Notice, Phase, State, Stream, channel_leader, outbox};
 use crate::cm;
 use crate::diag;
 use crate::errno::{Errno, Result};
-use crate::rsocket::reactor;
+use crate::rsocket::reactor::{self, Role};
 use crate::rsocket::wire::Control;
 use crate::sys::library_fds;
 
@@ -321,6 +321,21 @@ impl Stream {
     pub(super) fn close_unaccepted(&self) {
         let state = self.lock();
         if !state.is_closed() {
+            self.finish_close(state);
+        }
+    }
+
+    /// As [`close_unaccepted`](Self::close_unaccepted), for the thread that handles events: the other
+    /// one frees the resources, with commands that may block.
+    pub(super) fn close_soon(&self) {
+        let mut state = self.lock();
+        if state.is_closed() {
+            return;
+        }
+        if state.hand_over(Role::Links) {
+            state.phase = Phase::Closed;
+            state.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now())));
+        } else {
             self.finish_close(state);
         }
     }

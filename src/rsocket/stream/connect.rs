@@ -12,7 +12,7 @@ use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type::*;
 use crate::rsocket::cm_id::{CmId, Event};
-use crate::rsocket::reactor;
+use crate::rsocket::reactor::{self, Role};
 use crate::rsocket::wire::{self, ConnData};
 use crate::sys::alloc::try_box;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
@@ -87,7 +87,7 @@ impl Stream {
             }
             Phase::Closing | Phase::Closed => return Err(Errno::EBADF),
         }
-        self.watch(&mut state)?;
+        self.watch(&mut state, Role::Links)?;
         let attempt = try_box(Attempt { dst: *dst, tries: 1, ports: 1 })?;
         state.id()?.resolve_addr(dst, FIRST_TIMEOUT_MS as c_int)?;
         state.phase = Phase::Connecting(attempt);
@@ -116,10 +116,10 @@ impl Stream {
         }
     }
 
-    /// Handles an event of the connection manager.
-    pub(super) fn handle_event<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, event: Event) -> Guard<'a> {
+    /// Handles an event of the connection manager. Returns `None` if it has released the lock.
+    pub(super) fn handle_event<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, event: Event) -> Option<Guard<'a>> {
         if let Phase::Listening(_) = state.phase {
-            return self.handle_request(state, event);
+            return Some(self.handle_request(state, event));
         }
         let kind = crate::ffi::rdma_cm_event_type::from_number(event.kind);
         let step = match (&state.phase, kind) {
@@ -139,15 +139,15 @@ impl Stream {
             (Phase::Accepting(_), Some(_)) => return self.finish_handshake(state, Err(errno_of(&event))),
             (Phase::Connected | Phase::Disconnected | Phase::Closing, Some(kind)) => {
                 self.handle_disconnect_event(&mut state, kind);
-                return state;
+                return Some(state);
             }
-            _ => return state,
+            _ => return Some(state),
         };
         if let Err(error) = step {
             state.log_failure(kind, error);
             self.fail(&mut state, error);
         }
-        state
+        Some(state)
     }
 
     /// The route is resolved: creates the QP and sends the connection request.
@@ -196,6 +196,8 @@ impl Stream {
         })?;
         state.connection = Some(connection);
         state.phase = Phase::Connected;
+        // Without resources for that it stays with the thread that has made it.
+        state.hand_over(Role::Events);
         self.on_connected(state);
         Ok(())
     }
@@ -283,7 +285,9 @@ impl Stream {
     /// The keepalive timer has expired. A failure of the last keepalive has completed by now.
     pub(super) fn keep_alive(&self, state: &mut State) {
         self.process_completions(state);
-        if let (Phase::Connected, Some(connection)) = (&state.phase, &mut state.connection)
+        // A thread that held the lock may have switched it off after the timer had expired.
+        if state.options.keepalive
+            && let (Phase::Connected, Some(connection)) = (&state.phase, &mut state.connection)
             && let Err(error) = connection.keep_alive()
         {
             connection.fail(error);

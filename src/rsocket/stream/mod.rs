@@ -44,7 +44,7 @@ pub(super) use options::{number, timeout};
 use super::cm_id::CmId;
 use super::enter::enter;
 use super::pollable::{Notice, Watchers};
-use super::reactor::{self, Key, Service};
+use super::reactor::{self, Key, Role, Service};
 use super::spinning::Spinning;
 use crate::cm::Domain;
 use crate::errno::{Errno, Result};
@@ -280,12 +280,12 @@ impl Stream {
         }
     }
 
-    /// Registers the event channel with the reactor.
-    fn watch(self: &Arc<Self>, state: &mut State) -> Result<()> {
+    /// Registers the event channel with the reactor of this role.
+    fn watch(self: &Arc<Self>, state: &mut State, role: Role) -> Result<()> {
         if state.key.is_none() {
             state.id()?.set_nonblocking()?;
             let service: Arc<dyn Service> = self.clone();
-            state.key = Some(reactor::register(self.fd, service)?);
+            state.key = Some(reactor::register(role, self.fd, service)?);
         }
         Ok(())
     }
@@ -306,6 +306,15 @@ impl State {
         if let Some(connection) = &self.connection {
             connection.list_as_closing();
         }
+    }
+
+    /// Has the thread of this role serve the stream from now on. Returns false if another one still
+    /// does, or did before: it has no resources for the change then.
+    fn hand_over(&mut self, role: Role) -> bool {
+        let Some(key) = self.key.filter(|key| key.role() != role) else { return false };
+        let Ok(new) = reactor::hand_over(key, role) else { return false };
+        self.key = Some(new);
+        true
     }
 
     /// Returns whether the program has closed the stream.

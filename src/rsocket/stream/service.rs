@@ -1,13 +1,14 @@
-//! What the reactor's thread does for a stream: its connection manager events, its timer, and
-//! held data.
+//! What the reactor's threads do for a stream: its connection manager events, its timer, and held
+//! data.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::accept::REQUESTS_PER_TURN;
 use super::{Guard, Phase, Stream, held};
 use crate::errno::Errno;
-use crate::rsocket::reactor::{self, Key, Service};
+use crate::rsocket::reactor::{self, Key, LOCK_TIMEOUT, Service};
 
 /// Delay after which the reactor retries after a lack of memory or descriptors.
 const RETRY_DELAY: Duration = Duration::from_millis(1);
@@ -15,21 +16,15 @@ const RETRY_DELAY: Duration = Duration::from_millis(1);
 const EVENTS_PER_TURN: usize = 4;
 
 impl Service for Stream {
-    fn service(self: Arc<Self>, key: Key) {
-        let state = self.service_oldest_handshake(self.lock());
-        if let Phase::Listening(_) = state.phase {
-            if let Some((state, is_drained)) = self.handle_events(state, key, REQUESTS_PER_TURN) {
-                self.answer_next(state, key, is_drained);
-            }
-        } else {
-            self.handle_events(state, key, EVENTS_PER_TURN);
-        }
+    fn service(self: Arc<Self>, _: Key) -> bool {
+        self.serve()
     }
 
-    fn expired(self: Arc<Self>, key: Key) {
-        let mut state = self.lock();
+    fn expired(self: Arc<Self>, _: Key) -> bool {
+        let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return false };
         if state.closing.is_some() {
-            return self.continue_close(state);
+            self.continue_close(state);
+            return true;
         }
         match state.phase {
             Phase::Connected => self.keep_alive(&mut state),
@@ -38,10 +33,16 @@ impl Service for Stream {
             // Requests wait for an answer.
             Phase::Listening(_) => {
                 drop(state);
-                self.service(key);
+                return self.serve();
+            }
+            // See `close_soon`.
+            Phase::Closed => {
+                state.release();
+                self.channel_fd.store(-1, Ordering::Relaxed);
             }
             _ => {}
         }
+        true
     }
 
     fn second_is_readable(self: Arc<Self>) -> bool {
@@ -74,23 +75,32 @@ impl Service for Stream {
 }
 
 impl Stream {
+    /// Handles events. Returns false if another thread holds the lock, which may be in a command.
+    pub(super) fn serve(self: &Arc<Self>) -> bool {
+        let Ok(state) = self.state.lock_within(LOCK_TIMEOUT) else { return false };
+        let state = self.service_oldest_handshake(state);
+        if let Phase::Listening(_) = state.phase {
+            if let Some((state, is_drained)) = self.handle_events(state, REQUESTS_PER_TURN) {
+                self.answer_next(state, is_drained);
+            }
+        } else {
+            self.handle_events(state, EVENTS_PER_TURN);
+        }
+        true
+    }
+
     /// Handles at most `limit` events. Returns whether these were all that can be read now, or
-    /// `None` if there is nothing more to do.
-    fn handle_events<'a>(
-        self: &'a Arc<Self>,
-        mut state: Guard<'a>,
-        key: Key,
-        limit: usize,
-    ) -> Option<(Guard<'a>, bool)> {
+    /// `None` if there is nothing more to do for this thread.
+    fn handle_events<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, limit: usize) -> Option<(Guard<'a>, bool)> {
         for _ in 0..limit {
             let id = state.id.as_ref().filter(|_| !matches!(state.phase, Phase::Closed))?;
             match id.event() {
-                Ok(event) => state = self.handle_event(state, event),
+                Ok(event) => state = self.handle_event(state, event)?,
                 Err(Errno::EAGAIN | Errno::EINTR) => return Some((state, true)),
                 // A lack of memory or descriptors loses nothing: the event, if there is one, stays in
                 // the channel. Requests that were read before must not wait for another one.
                 Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => {
-                    reactor::pause(key, RETRY_DELAY);
+                    state.key.into_iter().for_each(|key| reactor::pause(key, RETRY_DELAY));
                     return Some((state, true));
                 }
                 Err(error) => {

@@ -121,14 +121,19 @@ static void connection_to_service(void)
 	ask_service();
 }
 
-/* ---- the thread of rsockets ------------------------------------------------------------- */
+/* ---- the threads of rsockets ------------------------------------------------------------- */
 
-/* A listener at all addresses: it needs the thread, and no device, whose descriptors would be lost. */
-static void use_thread(void)
+/*
+ * A listener at all addresses needs one thread, a datagram socket the other one, and both no device, whose descriptors
+ * would be lost.
+ */
+static void use_threads(void)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET };
-	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0);
 
+	EXPECT(fd >= 0 && !rclose(fd));
+	fd = rsocket(AF_INET, SOCK_STREAM, 0);
 	EXPECT(fd >= 0);
 	EXPECT(!rbind(fd, (void *)&any, sizeof(any)));
 	EXPECT(!rlisten(fd, 1));
@@ -141,30 +146,30 @@ static void connect_once(void)
 	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
 }
 
-static void thread_with_sockets_in_its_place(void)
+static void threads_with_sockets_in_their_place(void)
 {
-	use_thread();
+	use_threads();
 	take_numbers(socket_at);
 	connect_once();
 	sockets_are_untouched();
 }
 
-static void thread_with_epolls_in_its_place(void)
+static void threads_with_epolls_in_their_place(void)
 {
-	use_thread();
+	use_threads();
 	take_numbers(epoll_at);
 	connect_once();
 	epolls_are_untouched();
 }
 
-static void thread_with_nothing_in_its_place(void)
+static void threads_with_nothing_in_their_place(void)
 {
-	use_thread();
+	use_threads();
 	closefrom(FIRST);
 	connect_once();
 	rs_pair_close(&pair);
 	closefrom(FIRST);
-	use_thread();
+	use_threads();
 }
 
 int main(int argc, char **argv)
@@ -172,8 +177,8 @@ int main(int argc, char **argv)
 	start(argc, argv);
 	acm_require_lab();
 	CASE(connection_to_service);
-	CASE(thread_with_sockets_in_its_place);
-	CASE(thread_with_epolls_in_its_place);
-	CASE(thread_with_nothing_in_its_place);
+	CASE(threads_with_sockets_in_their_place);
+	CASE(threads_with_epolls_in_their_place);
+	CASE(threads_with_nothing_in_their_place);
 	return finish();
 }

@@ -1,0 +1,136 @@
+//! Tests with the reactors of this process: services that block, are busy, or move.
+
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use super::*;
+use crate::sys::event::EventFd;
+
+/// What the service was called for.
+#[derive(Debug, PartialEq, Eq)]
+enum Call {
+    Service(Role),
+    Expired(Role),
+}
+
+/// Reports each call, and is busy for the first ones.
+struct Reporter {
+    event: EventFd,
+    calls: Mutex<Sender<Call>>,
+    busy: AtomicUsize,
+}
+
+impl Reporter {
+    fn new(busy: usize) -> (Arc<Reporter>, Receiver<Call>) {
+        let (sender, receiver) = channel();
+        let event = EventFd::new().unwrap();
+        (Arc::new(Reporter { event, calls: Mutex::new(sender), busy: AtomicUsize::new(busy) }), receiver)
+    }
+
+    fn register(self: &Arc<Self>, role: Role) -> Key {
+        register(role, self.event.as_raw_fd(), self.clone()).unwrap()
+    }
+
+    /// Returns whether the service is not busy, and reports the call then.
+    fn report(&self, call: Call) -> bool {
+        let busy = self.busy.load(Ordering::Relaxed);
+        if busy != 0 {
+            self.busy.store(busy - 1, Ordering::Relaxed);
+            return false;
+        }
+        // The test that was waiting has ended when it has no receiver.
+        let _ = self.calls.lock().unwrap().send(call);
+        true
+    }
+}
+
+impl Service for Reporter {
+    fn service(self: Arc<Self>, key: Key) -> bool {
+        let is_reported = self.report(Call::Service(key.role()));
+        if is_reported {
+            unregister(key);
+        }
+        is_reported
+    }
+
+    fn expired(self: Arc<Self>, key: Key) -> bool {
+        self.report(Call::Expired(key.role()))
+    }
+}
+
+/// Blocks its thread until it is told to go on.
+struct Blocker {
+    event: EventFd,
+    entered: Mutex<Sender<()>>,
+    may_go_on: Mutex<Receiver<()>>,
+}
+
+impl Service for Blocker {
+    fn service(self: Arc<Self>, key: Key) -> bool {
+        unregister(key);
+        self.entered.lock().unwrap().send(()).unwrap();
+        self.may_go_on.lock().unwrap().recv().unwrap();
+        true
+    }
+}
+
+/// Runs `test` while the thread for links is blocked. Tests that need this run one after the other.
+fn with_blocked_links(test: impl FnOnce()) {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap();
+    let ((entered, is_entered), (go_on, may_go_on)) = (channel(), channel());
+    let event = EventFd::new().unwrap();
+    let blocker = Arc::new(Blocker { event, entered: Mutex::new(entered), may_go_on: Mutex::new(may_go_on) });
+    register(Role::Links, blocker.event.as_raw_fd(), blocker.clone()).unwrap();
+    blocker.event.raise();
+    is_entered.recv().unwrap();
+    test();
+    go_on.send(()).unwrap();
+}
+
+#[test]
+fn a_blocked_thread_delays_no_events() {
+    with_blocked_links(|| {
+        let (reporter, calls) = Reporter::new(0);
+        let key = reporter.register(Role::Events);
+        set_timer(key, Some(Instant::now()));
+        assert_eq!(calls.recv(), Ok(Call::Expired(Role::Events)));
+        reporter.event.raise();
+        assert_eq!(calls.recv(), Ok(Call::Service(Role::Events)));
+    });
+}
+
+#[test]
+fn events_and_timers_move_with_a_registration() {
+    with_blocked_links(|| {
+        let (reporter, calls) = Reporter::new(0);
+        let key = reporter.register(Role::Links);
+        set_timer(key, Some(Instant::now()));
+        let key = hand_over(key, Role::Events).unwrap();
+        assert_eq!(calls.recv(), Ok(Call::Expired(Role::Events)));
+        let key = hand_over(key, Role::Links).unwrap();
+        reporter.event.raise();
+        hand_over(key, Role::Events).unwrap();
+        assert_eq!(calls.recv(), Ok(Call::Service(Role::Events)));
+    });
+}
+
+#[test]
+fn a_registration_that_is_gone_does_not_move() {
+    let (reporter, _calls) = Reporter::new(0);
+    let key = reporter.register(Role::Links);
+    unregister(key);
+    assert_eq!(hand_over(key, Role::Events), Err(Errno::EBADF));
+}
+
+/// Neither an event nor a timer is lost.
+#[test]
+fn a_busy_service_is_called_again() {
+    let (reporter, calls) = Reporter::new(2);
+    let key = reporter.register(Role::Events);
+    set_timer(key, Some(Instant::now()));
+    assert_eq!(calls.recv(), Ok(Call::Expired(Role::Events)));
+    reporter.busy.store(2, Ordering::Relaxed);
+    reporter.event.raise();
+    assert_eq!(calls.recv(), Ok(Call::Service(Role::Events)));
+}

@@ -1,0 +1,157 @@
+//! A reactor's thread.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::{Key, Role, SECOND, Service, Timer, lock};
+use crate::errno::{Errno, Result};
+use crate::sys::clock;
+
+/// Duration of the longest iteration of either thread since the last query, in microseconds.
+static LONGEST_ITERATION: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the duration of the longest iteration since the last call, in microseconds.
+pub fn longest_iteration() -> c_int {
+    c_int::try_from(LONGEST_ITERATION.swap(0, Ordering::Relaxed)).unwrap_or(c_int::MAX)
+}
+
+/// Starts the thread with all signals blocked, so that it receives none of the program's. The
+/// standard library's spawn would abort without memory. The stack has the default size: a smaller
+/// one might not hold the program's thread-local variables, which are stored on it.
+pub(super) fn spawn(role: Role, number: usize) -> Result<()> {
+    let main = match role {
+        Role::Events => events_main,
+        Role::Links => links_main,
+    };
+    // SAFETY: signal sets and attributes are local variables, and the thread's argument is a
+    // number.
+    unsafe {
+        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
+        libc::pthread_attr_init(&raw mut attributes);
+        libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
+        let mut thread: libc::pthread_t = std::mem::zeroed();
+        let argument = number as *mut c_void;
+        let result = libc::pthread_create(&raw mut thread, &raw const attributes, main, argument);
+        libc::pthread_attr_destroy(&raw mut attributes);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
+    }
+}
+
+extern "C" fn events_main(number: *mut c_void) -> *mut c_void {
+    run(Role::Events, number as usize);
+    std::ptr::null_mut()
+}
+
+extern "C" fn links_main(number: *mut c_void) -> *mut c_void {
+    run(Role::Links, number as usize);
+    std::ptr::null_mut()
+}
+
+/// The thread's main function. Runs until the process ends or the program closes the descriptors.
+fn run(role: Role, number: usize) {
+    const BATCH: usize = 64;
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
+    while let Some((epoll, timeout)) = next_wait(role, number) {
+        // SAFETY: the buffer has room for BATCH events; a number that is no longer an epoll is an
+        // error.
+        let count = unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), BATCH as c_int, timeout) };
+        if count < 0 && Errno::last() != Errno::EINTR {
+            return;
+        }
+        let start = Instant::now();
+        for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
+            serve(role, event);
+        }
+        // A service may set its timer again: that one is for the next turn, after other events.
+        let due = Instant::now();
+        while let Some((key, service, kind)) = next_expired(role, due) {
+            let is_done = if kind == Timer::Calls { service.called() } else { service.expired(key) };
+            if !is_done {
+                retry(key, kind);
+            }
+        }
+        let iteration = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+        LONGEST_ITERATION.fetch_max(iteration, Ordering::Relaxed);
+    }
+}
+
+/// Handles an event that the epoll has reported.
+fn serve(role: Role, event: &libc::epoll_event) {
+    let key = Key(event.u64 & !SECOND);
+    let Some((service, was_busy)) = find(role, key) else { return };
+    if event.u64 & SECOND != 0 {
+        if !service.second_is_readable() {
+            retry(key, Timer::Watches);
+        }
+    } else if !service.service(key) {
+        // The descriptor stays readable, and others must not wait.
+        retry(key, Timer::Resumes);
+    } else if was_busy {
+        is_busy_no_more(key);
+    }
+}
+
+/// Returns the epoll to wait for and the milliseconds until the first timer, -1 without timers.
+/// Clears the wake-up for a new timer. Returns `None` if the reactor of this number no longer
+/// exists.
+fn next_wait(role: Role, number: usize) -> Option<(RawFd, c_int)> {
+    let mut guard = lock(role);
+    let reactor = guard.as_mut().filter(|reactor| reactor.number == number && reactor.wake.is_unchanged())?;
+    reactor.report_wake(false);
+    reactor.is_waiting = true;
+    Some((reactor.epoll.as_raw_fd(), clock::poll_time(reactor.timers.first())))
+}
+
+/// Returns the service of `key`, and whether it was busy last. Also notes that the thread does not
+/// wait.
+fn find(role: Role, key: Key) -> Option<(Arc<dyn Service>, bool)> {
+    let mut guard = lock(role);
+    let reactor = guard.as_mut()?;
+    reactor.is_waiting = false;
+    let registration = reactor.registrations.get(&key)?;
+    Some((Arc::clone(&registration.service), registration.busy != 0))
+}
+
+/// The service of `key` is busy. It is called again after a pause.
+fn retry(key: Key, kind: Timer) {
+    if let Some(reactor) = lock(key.role()).as_mut().filter(|reactor| reactor.is_usable()) {
+        let pause = reactor.busy_pause(key);
+        match kind {
+            Timer::Resumes => reactor.pause(key, pause),
+            Timer::Expires | Timer::Watches | Timer::Calls => {
+                reactor.set_after(key, kind, pause);
+            }
+        }
+    }
+}
+
+fn is_busy_no_more(key: Key) {
+    if let Some(reactor) = lock(key.role()).as_mut()
+        && let Some(registration) = reactor.registrations.get_mut(&key)
+    {
+        registration.busy = 0;
+    }
+}
+
+/// Takes a timer that had expired at `due` and is for the service.
+fn next_expired(role: Role, due: Instant) -> Option<(Key, Arc<dyn Service>, Timer)> {
+    let mut guard = lock(role);
+    let reactor = guard.as_mut()?;
+    loop {
+        let (key, kind) = reactor.timers.take_expired(due)?;
+        let Some(registration) = reactor.registrations.get_mut(&key) else { continue };
+        registration.times[kind as usize] = None;
+        match kind {
+            Timer::Resumes => reactor.resume(key),
+            Timer::Watches => reactor.watch_now(key),
+            Timer::Expires | Timer::Calls => return Some((key, Arc::clone(&registration.service), kind)),
+        }
+    }
+}
