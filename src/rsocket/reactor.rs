@@ -135,6 +135,20 @@ const KINDS: [Timer; 4] = [Timer::Expires, Timer::Resumes, Timer::Watches, Timer
 
 /// Registers `fd`, which stays open until [`unregister`], with the reactor of this role.
 pub fn register(role: Role, fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
+    register_for(role, fd, service, readable)
+}
+
+/// As [`register`], but the descriptor is disabled until [`enable`].
+pub fn register_disabled(role: Role, fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
+    register_for(role, fd, service, disabled)
+}
+
+fn register_for(
+    role: Role,
+    fd: c_int,
+    service: Arc<dyn Service>,
+    events: fn(Key) -> Option<libc::epoll_event>,
+) -> Result<Key> {
     let mut guard = lock(role);
     if let Some(lost) = guard.take_if(|reactor| !reactor.is_usable()) {
         lost.abandon();
@@ -146,7 +160,7 @@ pub fn register(role: Role, fd: c_int, service: Arc<dyn Service>) -> Result<Key>
     let key = Key::new(role);
     reactor.registrations.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
     reactor.timers.reserve(TIMERS * (reactor.registrations.len() + 1))?;
-    reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, readable(key))?;
+    reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, events(key))?;
     let registration = Registration { fd, second: None, service, times: [None; TIMERS], busy: 0 };
     reactor.registrations.insert(key, registration);
     Ok(key)
@@ -269,6 +283,15 @@ pub fn pause(key: Key, time: Duration) {
     }
 }
 
+/// Enables the descriptor of [`register_disabled`] and sets its timer.
+pub fn enable(key: Key, time: Instant) {
+    let mut guard = lock(key.role());
+    if let Some(reactor) = guard.as_mut() {
+        reactor.resume(key);
+        reactor.set_timer(key, Some(time));
+    }
+}
+
 /// Also calls the service while the descriptor of `key` is writable, or stops doing so.
 pub fn set_writable_wanted(key: Key, wanted: bool) {
     let guard = lock(key.role());
@@ -283,14 +306,14 @@ pub fn set_writable_wanted(key: Key, wanted: bool) {
 /// Sets the timer of `key`, and cancels its previous timer.
 pub fn set_timer(key: Key, time: Option<Instant>) {
     let mut guard = lock(key.role());
-    let Some(reactor) = guard.as_mut() else { return };
-    let Some(registration) = reactor.registrations.get_mut(&key) else { return };
-    if let Some(previous) = std::mem::replace(&mut registration.times[Timer::Expires as usize], time) {
-        reactor.timers.cancel(previous, &(key, Timer::Expires));
+    if let Some(reactor) = guard.as_mut() {
+        reactor.set_timer(key, time);
     }
-    if let Some(time) = time {
-        reactor.insert(time, key, Timer::Expires);
-    }
+}
+
+/// Returns the epoll event for a disabled descriptor of a registration.
+fn disabled(key: Key) -> Option<libc::epoll_event> {
+    Some(libc::epoll_event { events: 0, u64: key.0 })
 }
 
 /// Returns the epoll event for a readable descriptor of a registration.
@@ -300,20 +323,17 @@ fn readable(key: Key) -> Option<libc::epoll_event> {
 
 impl Reactor {
     fn start(role: Role) -> Result<Reactor> {
+        /// Number of registrations that need no more memory.
+        const FEW: usize = 7;
         static STARTED: AtomicUsize = AtomicUsize::new(0);
+        let (mut registrations, mut timers) = (HashMap::new(), Timers::new());
+        registrations.try_reserve(FEW).map_err(|_| Errno::ENOMEM)?;
+        timers.reserve(TIMERS * FEW)?;
         let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, Wake::new()?);
         epoll.control(libc::EPOLL_CTL_ADD, wake.fd.as_raw_fd(), wake.event())?;
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         thread::spawn(role, number)?;
-        Ok(Reactor {
-            owner: Owner::this_process(),
-            epoll,
-            wake,
-            number,
-            registrations: HashMap::new(),
-            timers: Timers::new(),
-            is_waiting: false,
-        })
+        Ok(Reactor { owner: Owner::this_process(), epoll, wake, number, registrations, timers, is_waiting: false })
     }
 
     /// Makes the epoll report `wake`, or stops it.
@@ -378,12 +398,22 @@ impl Reactor {
         pause
     }
 
+    /// See [`set_timer`].
+    fn set_timer(&mut self, key: Key, time: Option<Instant>) {
+        let Some(registration) = self.registrations.get_mut(&key) else { return };
+        if let Some(previous) = std::mem::replace(&mut registration.times[Timer::Expires as usize], time) {
+            self.timers.cancel(previous, &(key, Timer::Expires));
+        }
+        if let Some(time) = time {
+            self.insert(time, key, Timer::Expires);
+        }
+    }
+
     /// See [`pause`].
     fn pause(&mut self, key: Key, time: Duration) {
         let is_enabled = |known: &&Registration| known.times[Timer::Resumes as usize].is_none();
         let Some(registration) = self.registrations.get(&key).filter(is_enabled) else { return };
-        let no_events = libc::epoll_event { events: 0, u64: key.0 };
-        if self.epoll.control(libc::EPOLL_CTL_MOD, registration.fd, Some(no_events)).is_ok() {
+        if self.epoll.control(libc::EPOLL_CTL_MOD, registration.fd, disabled(key)).is_ok() {
             self.set_after(key, Timer::Resumes, time);
         }
     }

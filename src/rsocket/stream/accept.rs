@@ -45,7 +45,7 @@ impl Stream {
             }
             _ => return Err(Errno::EINVAL),
         }
-        self.watch(&mut state, Role::Links)?;
+        self.watch(&mut state)?;
         // The kernel drops requests beyond its own limit without an answer: it gets the largest.
         state.id()?.listen(MAX_BACKLOG as c_int)?;
         let entry = socket_table::Entry::new(socket_table::LISTENING, self.fd, state.id()?.id(), 0, backlog as u32);
@@ -149,7 +149,7 @@ impl Stream {
             Ok(new) => self.add_accepted(new, slot),
             Err(error) => {
                 state = self.lock();
-                // As above.
+                // The peer was rejected: no call reports it.
                 state.log_rejected(error);
                 state
             }
@@ -162,7 +162,8 @@ impl Stream {
         let mut state = self.lock();
         let refused = match &mut state.phase {
             Phase::Listening(listening) => {
-                // Its state does not change until `handshake_done` gets this lock.
+                // A handshake that ends after this finds the connection: `handshake_done` needs the
+                // listener's lock.
                 let progress = new.lock().handshake_result();
                 match progress {
                     None => listening.add_pending(new, slot),
@@ -231,12 +232,16 @@ impl Stream {
         state.connection = Some(unconnected.connect(peer)?);
         // Before accepting: a later failure would end a connection that the peer has seen
         // established.
-        stream.watch(&mut state, Role::Events)?;
+        state.id()?.set_nonblocking()?;
+        let key = reactor::register_disabled(Role::Events, stream.fd, stream.clone())?;
+        state.key = Some(key);
         let accepted = state.id().and_then(|id| id.connect_or_accept(false, initiator_depth(id), &offer));
-        if let Some(key) = state.key.filter(|_| accepted.is_ok()) {
-            reactor::set_timer(key, Some(Instant::now() + HANDSHAKE_TIMEOUT));
-        }
         drop(state);
+        // Without the lock: the thread for events would wait for it, and handle the events of
+        // connections that are accepted next first.
+        if accepted.is_ok() {
+            reactor::enable(key, Instant::now() + HANDSHAKE_TIMEOUT);
+        }
         // The reactor holds a reference to the stream until it is closed.
         accepted.inspect_err(|_| stream.close_unaccepted())?;
         Ok(stream)

@@ -87,7 +87,7 @@ impl Stream {
             }
             Phase::Closing | Phase::Closed => return Err(Errno::EBADF),
         }
-        self.watch(&mut state, Role::Links)?;
+        self.watch(&mut state)?;
         let attempt = try_box(Attempt { dst: *dst, tries: 1, ports: 1 })?;
         state.id()?.resolve_addr(dst, FIRST_TIMEOUT_MS as c_int)?;
         state.phase = Phase::Connecting(attempt);

@@ -280,12 +280,12 @@ impl Stream {
         }
     }
 
-    /// Registers the event channel with the reactor of this role.
-    fn watch(self: &Arc<Self>, state: &mut State, role: Role) -> Result<()> {
+    /// Registers the event channel with the thread for links.
+    fn watch(self: &Arc<Self>, state: &mut State) -> Result<()> {
         if state.key.is_none() {
             state.id()?.set_nonblocking()?;
             let service: Arc<dyn Service> = self.clone();
-            state.key = Some(reactor::register(role, self.fd, service)?);
+            state.key = Some(reactor::register(Role::Links, self.fd, service)?);
         }
         Ok(())
     }
