@@ -204,12 +204,12 @@ static void first_messages_beside_freeing(void)
 	struct peer peer = { 0 };
 
 	peer_connects(&peer, false);
+	EXPECT(rs_pair(&pair, AF_INET));
 	EXPECT(!rfcntl(peer.victim, F_SETFL, O_NONBLOCK));
 	EXPECT(rsend(peer.victim, "nobody", 6, 0) == 6);
+	block(DESTROY_CQ, 0);
 	EXPECT(!rclose(peer.victim));
 	peer.victim = 0;
-	EXPECT(rs_pair(&pair, AF_INET));
-	block(DESTROY_CQ, 0);
 	peer_close(&peer);
 	await_block();
 	first_messages();
