@@ -1,38 +1,37 @@
-//! The library's two threads for rsockets: they do the work that must happen while the program makes
-//! no call.
+//! The library's two threads for rsockets: they do the work that must happen while the program
+//! makes no call.
 //!
-//! They wait for connection manager events, packets on UDP sockets, and timers. Making and freeing a
-//! connection takes commands that may block in the firmware of an adapter, so these have a thread of
-//! their own ([`Role::Links`]), and everything else is not late because of them. Each thread starts
-//! with the first registration that needs it. On the data path, only small messages that are held,
-//! the first messages of a connection, and calls of signal handlers that need memory may need one.
+//! They wait for connection manager events, packets on UDP sockets, and timers. Making and freeing
+//! a connection takes commands that may block in the firmware of an adapter, so a thread of its own
+//! makes these commands ([`Role::Setup`]), and they do not delay established connections. Each
+//! thread starts with the first registration that needs it. On the data path, only small messages
+//! that are held, the first messages of a connection, and calls of signal handlers that need memory
+//! may need one.
 
+mod registrations;
 #[cfg(test)]
 mod tests;
 mod thread;
 mod timers;
 mod wake;
 
-use std::collections::HashMap;
 use std::ffi::c_int;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use self::registrations::{KINDS, Reactor, Registration, Timer};
 pub use self::thread::longest_iteration;
-use self::timers::Timers;
-use self::wake::Wake;
 use crate::cm::{GlobalLock, Guard};
 use crate::errno::{Errno, Result};
-use crate::sys::event::KernelEpoll;
-use crate::sys::owner::Owner;
 
 /// An object with a descriptor or a timer in a reactor. Both threads may call it at the same time.
 pub trait Service: Send + Sync {
     /// The descriptor registered as `key` is readable, or writable if [`set_writable_wanted`]
-    /// requested this. Waits for nobody longer than [`LOCK_TIMEOUT`]. Returns false if the service
-    /// is busy: it is called again after a pause.
+    /// requested this. Waits at most [`LOCK_TIMEOUT`] for a lock that may be held during a command,
+    /// with the exceptions in docs/locking.md. Returns false if the service is busy: it is called
+    /// again after a pause.
     fn service(self: Arc<Self>, key: Key) -> bool;
     /// The timer of `key` has expired. As [`service`](Self::service).
     fn expired(self: Arc<Self>, _key: Key) -> bool {
@@ -58,11 +57,11 @@ pub const LOCK_TIMEOUT: Duration = Duration::from_millis(1);
 pub enum Role {
     /// What must not be late: established connections, and sockets for datagrams.
     Events,
-    /// Connections that are made or freed and paths to be resolved, with commands that may block.
-    Links,
+    /// Connections that are made or freed, and paths to be resolved, with commands that may block.
+    Setup,
 }
 
-const ROLES: [Role; 2] = [Role::Events, Role::Links];
+const ROLES: [Role; 2] = [Role::Events, Role::Setup];
 
 /// Identifies a registration, and in its lowest bit the reactor. Never used twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -76,79 +75,25 @@ impl Key {
 
     /// Returns what the thread is for that serves the registration.
     pub fn role(self) -> Role {
-        if self.0 & 1 == Role::Links as u64 { Role::Links } else { Role::Events }
+        if self.0 & 1 == Role::Setup as u64 { Role::Setup } else { Role::Events }
     }
 }
-
-/// Set in the epoll's data for the second descriptor of a registration.
-const SECOND: u64 = 1 << 63;
 
 /// In the order of [`Role`]. May be taken with a socket's lock held. Released before any socket's
 /// lock is taken (docs/locking.md).
 static REACTORS: [GlobalLock<Option<Reactor>>; 2] = [GlobalLock::new(None), GlobalLock::new(None)];
 
-struct Reactor {
-    /// The process that the thread belongs to.
-    owner: Owner,
-    epoll: KernelEpoll,
-    /// The epoll reports this socket when the thread has to read the timers again.
-    wake: Wake,
-    /// Number of this reactor in the process. The thread of an earlier reactor ends.
-    number: usize,
-    registrations: HashMap<Key, Registration>,
-    /// Has capacity for one timer of each kind per registration.
-    timers: Timers<(Key, Timer)>,
-    /// The thread waits with the timers that it has read.
-    is_waiting: bool,
-}
-
-struct Registration {
-    fd: c_int,
-    /// The descriptor of [`watch_once`], and whether the epoll has it already.
-    second: Option<(c_int, bool)>,
-    service: Arc<dyn Service>,
-    /// The time of each kind of timer that is set.
-    times: [Option<Instant>; TIMERS],
-    /// Number of times in a row that the service was busy.
-    busy: u32,
-}
-
-/// The action of a timer.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Timer {
-    Expires,
-    /// The descriptor, which is disabled, is enabled again.
-    Resumes,
-    /// The second descriptor is watched.
-    Watches,
-    /// The service is called.
-    Calls,
-}
-
-/// Time until a service that was busy is called again. It doubles each time, up to 64 milliseconds.
-const BUSY_PAUSE: Duration = Duration::from_millis(1);
-const BUSY_DOUBLINGS: u32 = 6;
-
-/// Number of kinds of timers.
-const TIMERS: usize = KINDS.len();
-const KINDS: [Timer; 4] = [Timer::Expires, Timer::Resumes, Timer::Watches, Timer::Calls];
-
 /// Registers `fd`, which stays open until [`unregister`], with the reactor of this role.
 pub fn register(role: Role, fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
-    register_for(role, fd, service, readable)
+    add(role, Registration::new(fd, service))
 }
 
 /// As [`register`], but the descriptor is disabled until [`enable`].
 pub fn register_disabled(role: Role, fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
-    register_for(role, fd, service, disabled)
+    add(role, Registration { is_enabled: false, ..Registration::new(fd, service) })
 }
 
-fn register_for(
-    role: Role,
-    fd: c_int,
-    service: Arc<dyn Service>,
-    events: fn(Key) -> Option<libc::epoll_event>,
-) -> Result<Key> {
+fn add(role: Role, registration: Registration) -> Result<Key> {
     let mut guard = lock(role);
     if let Some(lost) = guard.take_if(|reactor| !reactor.is_usable()) {
         lost.abandon();
@@ -158,23 +103,19 @@ fn register_for(
         none => none.insert(Reactor::start(role)?),
     };
     let key = Key::new(role);
-    reactor.registrations.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-    reactor.timers.reserve(TIMERS * (reactor.registrations.len() + 1))?;
-    reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, events(key))?;
-    let registration = Registration { fd, second: None, service, times: [None; TIMERS], busy: 0 };
-    reactor.registrations.insert(key, registration);
+    reactor.add(key, registration)?;
     Ok(key)
 }
 
 /// Moves a registration and its timer to the reactor of this role. Returns the new key; on failure
 /// the old one stays. A call of the service by the former thread may still be in progress, and both
-/// threads may be called for the same event. The second descriptor is watched no more.
+/// threads may be called for the same event. The second descriptor is no longer watched.
 pub fn hand_over(key: Key, role: Role) -> Result<Key> {
-    let found = |registration: &Registration| (registration.fd, Arc::clone(&registration.service));
-    let found = lock(key.role()).as_ref().and_then(|reactor| reactor.registrations.get(&key).map(found));
-    let (fd, service) = found.ok_or(Errno::EBADF)?;
+    let copy =
+        |old: &Registration| Registration { events: old.events, ..Registration::new(old.fd, Arc::clone(&old.service)) };
+    let copy = lock(key.role()).as_ref().and_then(|reactor| reactor.registrations.get(&key).map(copy));
     // Registered with both for a moment: no event is lost.
-    let new = register(role, fd, service)?;
+    let new = add(role, copy.ok_or(Errno::EBADF)?)?;
     let time = remove(key).and_then(|registration| registration.times[Timer::Expires as usize]);
     if time.is_some() {
         set_timer(new, time);
@@ -209,20 +150,20 @@ fn remove(key: Key) -> Option<Registration> {
 /// Calls `replace`, which replaces the file of a descriptor, and keeps a registration of the
 /// descriptor for the new file.
 pub fn replace_file(fd: RawFd, replace: impl FnOnce() -> Result<()>) -> Result<()> {
-    let mut guards = ROLES.map(lock);
+    let guards = ROLES.map(lock);
     // The latest registration: an older one may be of a descriptor with this number that the
     // program has closed.
-    let latest = guards.iter_mut().filter_map(|guard| {
-        let reactor = guard.as_mut().filter(|reactor| reactor.is_usable())?;
+    let latest = guards.iter().filter_map(|guard| {
+        let reactor = guard.as_ref().filter(|reactor| reactor.is_usable())?;
         let of_fd = reactor.registrations.iter().filter(|(_, registration)| registration.fd == fd);
-        let key = of_fd.map(|(&key, _)| key).max()?;
-        Some((reactor, key))
+        let (&key, registration) = of_fd.max_by_key(|&(&key, _)| key)?;
+        Some((key, registration.event(key), &reactor.epoll))
     });
-    let Some((reactor, key)) = latest.max_by_key(|&(_, key)| key) else { return replace() };
+    let Some((_, event, epoll)) = latest.max_by_key(|&(key, ..)| key) else { return replace() };
     // The old file may be open in a child as well, so it would stay in the epoll.
-    let _ = reactor.epoll.control(libc::EPOLL_CTL_DEL, fd, None);
+    let _ = epoll.control(libc::EPOLL_CTL_DEL, fd, None);
     let result = replace();
-    reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, readable(key)).and(result)
+    epoll.control(libc::EPOLL_CTL_ADD, fd, event).and(result)
 }
 
 /// Changes the descriptor of a registration to `fd`, which is open. The old descriptor may be
@@ -231,7 +172,7 @@ pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
     let mut guard = lock(key.role());
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
     let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
-    reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, readable(key))?;
+    reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, registration.event(key))?;
     // Cannot fail for a registered descriptor.
     let _ = reactor.epoll.control(libc::EPOLL_CTL_DEL, registration.fd, None);
     registration.fd = fd;
@@ -261,8 +202,8 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
 }
 
 /// Makes the thread call [`Service::called`] as soon as it can. Returns whether it will: not if
-/// another thread keeps the reactor's lock, which may wait for the one of malloc(3) that the caller's
-/// thread holds. Does not allocate.
+/// another thread keeps the reactor's lock, which may wait for the one of malloc(3) that the
+/// caller's thread holds. Does not allocate.
 pub fn call_soon(key: Key) -> bool {
     const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
     let Some(mut guard) = REACTORS[key.role() as usize].lock_within(LOCK_TIMEOUT) else { return false };
@@ -294,13 +235,11 @@ pub fn enable(key: Key, time: Instant) {
 
 /// Also calls the service while the descriptor of `key` is writable, or stops doing so.
 pub fn set_writable_wanted(key: Key, wanted: bool) {
-    let guard = lock(key.role());
-    let Some(reactor) = guard.as_ref().filter(|reactor| reactor.is_usable()) else { return };
-    let Some(registration) = reactor.registrations.get(&key) else { return };
-    let events = libc::EPOLLIN | if wanted { libc::EPOLLOUT } else { 0 };
-    let event = Some(libc::epoll_event { events: events as u32, u64: key.0 });
-    // Cannot fail for a registered descriptor.
-    let _ = reactor.epoll.control(libc::EPOLL_CTL_MOD, registration.fd, event);
+    let mut guard = lock(key.role());
+    if let Some(reactor) = guard.as_mut() {
+        let events = libc::EPOLLIN | if wanted { libc::EPOLLOUT } else { 0 };
+        reactor.change(key, |registration| registration.events = events as u32);
+    }
 }
 
 /// Sets the timer of `key`, and cancels its previous timer.
@@ -308,132 +247,6 @@ pub fn set_timer(key: Key, time: Option<Instant>) {
     let mut guard = lock(key.role());
     if let Some(reactor) = guard.as_mut() {
         reactor.set_timer(key, time);
-    }
-}
-
-/// Returns the epoll event for a disabled descriptor of a registration.
-fn disabled(key: Key) -> Option<libc::epoll_event> {
-    Some(libc::epoll_event { events: 0, u64: key.0 })
-}
-
-/// Returns the epoll event for a readable descriptor of a registration.
-fn readable(key: Key) -> Option<libc::epoll_event> {
-    Some(libc::epoll_event { events: libc::EPOLLIN as u32, u64: key.0 })
-}
-
-impl Reactor {
-    fn start(role: Role) -> Result<Reactor> {
-        /// Number of registrations that need no more memory.
-        const FEW: usize = 7;
-        static STARTED: AtomicUsize = AtomicUsize::new(0);
-        let (mut registrations, mut timers) = (HashMap::new(), Timers::new());
-        registrations.try_reserve(FEW).map_err(|_| Errno::ENOMEM)?;
-        timers.reserve(TIMERS * FEW)?;
-        let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, Wake::new()?);
-        epoll.control(libc::EPOLL_CTL_ADD, wake.fd.as_raw_fd(), wake.event())?;
-        let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        thread::spawn(role, number)?;
-        Ok(Reactor { owner: Owner::this_process(), epoll, wake, number, registrations, timers, is_waiting: false })
-    }
-
-    /// Makes the epoll report `wake`, or stops it.
-    fn report_wake(&mut self, on: bool) {
-        if self.wake.raised != on {
-            self.wake.raised = on;
-            self.is_usable();
-        }
-    }
-
-    /// Returns whether the program has left the descriptors alone. If it has closed them, the
-    /// numbers may belong to its own files, even to an epoll with members of the same numbers. So
-    /// epoll_ctl(2) is called only if the socket is the reactor's; its result shows whether the
-    /// epoll is the reactor's, too.
-    fn is_usable(&self) -> bool {
-        self.wake.is_unchanged()
-            && self.epoll.control(libc::EPOLL_CTL_MOD, self.wake.fd.as_raw_fd(), self.wake.event()).is_ok()
-    }
-
-    /// Leaks a reactor whose descriptors the program has closed, and its registrations.
-    fn abandon(self) {
-        self.epoll.forget();
-        self.wake.fd.forget();
-        // Dropping a service might take locks that the caller holds, and close descriptors of the
-        // program.
-        std::mem::forget((self.registrations, self.timers));
-    }
-
-    fn insert(&mut self, time: Instant, key: Key, kind: Timer) {
-        if self.timers.insert(time, (key, kind)) && self.is_waiting {
-            self.report_wake(true);
-        }
-    }
-
-    fn watch_second(&mut self, key: Key, fd: c_int) -> Result<&mut Registration> {
-        let registration = self.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
-        let is_known = registration.second == Some((fd, true));
-        let command = if is_known { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
-        let events = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
-        self.epoll.control(command, fd, Some(libc::epoll_event { events, u64: key.0 | SECOND }))?;
-        registration.second = Some((fd, true));
-        Ok(registration)
-    }
-
-    /// Sets a timer for the time after `delay`, unless it is set. Returns false for an unknown key.
-    fn set_after(&mut self, key: Key, kind: Timer, delay: Duration) -> bool {
-        let Some(registration) = self.registrations.get_mut(&key) else { return false };
-        let slot = &mut registration.times[kind as usize];
-        if slot.is_none() {
-            let time = Instant::now() + delay;
-            *slot = Some(time);
-            self.insert(time, key, kind);
-        }
-        true
-    }
-
-    /// The service of `key` is busy. Returns the time until it is called again.
-    fn busy_pause(&mut self, key: Key) -> Duration {
-        let Some(registration) = self.registrations.get_mut(&key) else { return BUSY_PAUSE };
-        let pause = BUSY_PAUSE * (1 << registration.busy.min(BUSY_DOUBLINGS));
-        registration.busy += 1;
-        pause
-    }
-
-    /// See [`set_timer`].
-    fn set_timer(&mut self, key: Key, time: Option<Instant>) {
-        let Some(registration) = self.registrations.get_mut(&key) else { return };
-        if let Some(previous) = std::mem::replace(&mut registration.times[Timer::Expires as usize], time) {
-            self.timers.cancel(previous, &(key, Timer::Expires));
-        }
-        if let Some(time) = time {
-            self.insert(time, key, Timer::Expires);
-        }
-    }
-
-    /// See [`pause`].
-    fn pause(&mut self, key: Key, time: Duration) {
-        let is_enabled = |known: &&Registration| known.times[Timer::Resumes as usize].is_none();
-        let Some(registration) = self.registrations.get(&key).filter(is_enabled) else { return };
-        if self.epoll.control(libc::EPOLL_CTL_MOD, registration.fd, disabled(key)).is_ok() {
-            self.set_after(key, Timer::Resumes, time);
-        }
-    }
-
-    /// Watches the second descriptor of `key`. If that fails, the program's next call finds what the
-    /// service would have been called for.
-    fn watch_now(&mut self, key: Key) {
-        let usable = self.is_usable();
-        let Some(registration) = self.registrations.get_mut(&key) else { return };
-        if let Some((fd, _)) = registration.second.filter(|_| usable) {
-            let _ = self.watch_second(key, fd);
-        }
-    }
-
-    /// Enables the descriptor of `key` again.
-    fn resume(&mut self, key: Key) {
-        let usable = self.is_usable();
-        let Some(registration) = self.registrations.get(&key).filter(|_| usable) else { return };
-        // Cannot fail for a registered descriptor.
-        let _ = self.epoll.control(libc::EPOLL_CTL_MOD, registration.fd, readable(key));
     }
 }
 
@@ -461,8 +274,8 @@ pub(super) unsafe fn after_fork_in_child() {
     }
 }
 
-/// Takes the lock of a reactor. Drops a reactor of the parent, which may be left after a fork() in a
-/// signal handler.
+/// Takes the lock of a reactor. Drops a reactor of the parent, which may be left after a fork() in
+/// a signal handler.
 fn lock(role: Role) -> Guard<'static, Option<Reactor>> {
     let mut reactor = REACTORS[role as usize].lock();
     leave_to_parent(&mut reactor);

@@ -1,4 +1,4 @@
-//! Path searches in the background: each has a connection manager id. The reactor's thread for links
+//! Path searches in the background: each has a connection manager id. The reactor's thread for setup
 //! handles its events, because resolving may wait for ibacm, and address handles are commands.
 
 use std::net::{IpAddr, SocketAddr};
@@ -52,7 +52,7 @@ impl Dgram {
         let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         id.resolve_addr(&udp::to_sockaddr(family, &with_port(address, peer.port(), &local)), RESOLVE_TIMEOUT_MS)?;
         let service: Arc<dyn reactor::Service> = Arc::clone(self) as _;
-        let key = reactor::register(Role::Links, id.fd(), service)?;
+        let key = reactor::register(Role::Setup, id.fd(), service)?;
         state.searches.push(Search { key, id, peer, address, port });
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! Tests with the reactors of this process: services that block, are busy, or move.
 
+use std::os::fd::AsRawFd;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
@@ -74,14 +76,14 @@ impl Service for Blocker {
     }
 }
 
-/// Runs `test` while the thread for links is blocked. Tests that need this run one after the other.
-fn with_blocked_links(test: impl FnOnce()) {
+/// Runs `test` while the thread for setup is blocked. Tests that need this run one after the other.
+fn with_blocked_setup(test: impl FnOnce()) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap();
     let ((entered, is_entered), (go_on, may_go_on)) = (channel(), channel());
     let event = EventFd::new().unwrap();
     let blocker = Arc::new(Blocker { event, entered: Mutex::new(entered), may_go_on: Mutex::new(may_go_on) });
-    register(Role::Links, blocker.event.as_raw_fd(), blocker.clone()).unwrap();
+    register(Role::Setup, blocker.event.as_raw_fd(), blocker.clone()).unwrap();
     blocker.event.raise();
     is_entered.recv().unwrap();
     test();
@@ -90,7 +92,7 @@ fn with_blocked_links(test: impl FnOnce()) {
 
 #[test]
 fn a_blocked_thread_delays_no_events() {
-    with_blocked_links(|| {
+    with_blocked_setup(|| {
         let (reporter, calls) = Reporter::new(0);
         let key = reporter.register(Role::Events);
         set_timer(key, Some(Instant::now()));
@@ -102,13 +104,13 @@ fn a_blocked_thread_delays_no_events() {
 
 #[test]
 fn events_and_timers_move_with_a_registration() {
-    with_blocked_links(|| {
+    with_blocked_setup(|| {
         let (reporter, calls) = Reporter::new(0);
-        let key = reporter.register(Role::Links);
+        let key = reporter.register(Role::Setup);
         set_timer(key, Some(Instant::now()));
         let key = hand_over(key, Role::Events).unwrap();
         assert_eq!(calls.recv(), Ok(Call::Expired(Role::Events)));
-        let key = hand_over(key, Role::Links).unwrap();
+        let key = hand_over(key, Role::Setup).unwrap();
         reporter.event.raise();
         hand_over(key, Role::Events).unwrap();
         assert_eq!(calls.recv(), Ok(Call::Service(Role::Events)));
@@ -118,7 +120,7 @@ fn events_and_timers_move_with_a_registration() {
 #[test]
 fn a_registration_that_is_gone_does_not_move() {
     let (reporter, _calls) = Reporter::new(0);
-    let key = reporter.register(Role::Links);
+    let key = reporter.register(Role::Setup);
     unregister(key);
     assert_eq!(hand_over(key, Role::Events), Err(Errno::EBADF));
 }
@@ -132,5 +134,37 @@ fn a_busy_service_is_called_again() {
     assert_eq!(calls.recv(), Ok(Call::Expired(Role::Events)));
     reporter.busy.store(2, Ordering::Relaxed);
     reporter.event.raise();
+    assert_eq!(calls.recv(), Ok(Call::Service(Role::Events)));
+}
+
+/// A descriptor that is always writable, and never readable.
+#[test]
+fn a_busy_service_is_called_again_for_a_writable_descriptor() {
+    let (reporter, calls) = Reporter::new(2);
+    let key = reporter.register(Role::Events);
+    set_writable_wanted(key, true);
+    assert_eq!(calls.recv(), Ok(Call::Service(Role::Events)));
+}
+
+#[test]
+fn a_paused_descriptor_stays_paused_when_writable_is_wanted() {
+    const LONG: Duration = Duration::from_secs(3600);
+    let (reporter, calls) = Reporter::new(0);
+    let key = reporter.register(Role::Events);
+    pause(key, LONG);
+    set_writable_wanted(key, true);
+    set_timer(key, Some(Instant::now()));
+    assert_eq!(calls.recv(), Ok(Call::Expired(Role::Events)));
+    enable(key, Instant::now() + LONG);
+    assert_eq!(calls.recv(), Ok(Call::Service(Role::Events)));
+}
+
+#[test]
+fn a_disabled_descriptor_is_enabled_with_the_events_that_are_wanted() {
+    const LONG: Duration = Duration::from_secs(3600);
+    let (reporter, calls) = Reporter::new(0);
+    let key = register_disabled(Role::Events, reporter.event.as_raw_fd(), reporter.clone()).unwrap();
+    set_writable_wanted(key, true);
+    enable(key, Instant::now() + LONG);
     assert_eq!(calls.recv(), Ok(Call::Service(Role::Events)));
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::{Key, Role, SECOND, Service, Timer, lock};
+use super::registrations::{SECOND, Timer};
+use super::{Key, Role, Service, lock};
 use crate::errno::{Errno, Result};
 use crate::sys::clock;
 
@@ -24,7 +25,7 @@ pub fn longest_iteration() -> c_int {
 pub(super) fn spawn(role: Role, number: usize) -> Result<()> {
     let main = match role {
         Role::Events => events_main,
-        Role::Links => links_main,
+        Role::Setup => setup_main,
     };
     // SAFETY: signal sets and attributes are local variables, and the thread's argument is a
     // number.
@@ -49,8 +50,8 @@ extern "C" fn events_main(number: *mut c_void) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-extern "C" fn links_main(number: *mut c_void) -> *mut c_void {
-    run(Role::Links, number as usize);
+extern "C" fn setup_main(number: *mut c_void) -> *mut c_void {
+    run(Role::Setup, number as usize);
     std::ptr::null_mut()
 }
 
@@ -67,14 +68,16 @@ fn run(role: Role, number: usize) {
         }
         let start = Instant::now();
         for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
-            serve(role, event);
+            serve(role, number, event);
         }
         // A service may set its timer again: that one is for the next turn, after other events.
         let due = Instant::now();
-        while let Some((key, service, kind)) = next_expired(role, due) {
+        while let Some((key, service, was_busy, kind)) = next_expired(role, number, due) {
             let is_done = if kind == Timer::Calls { service.called() } else { service.expired(key) };
             if !is_done {
                 retry(key, kind);
+            } else if was_busy {
+                clear_busy(key);
             }
         }
         let iteration = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -83,9 +86,9 @@ fn run(role: Role, number: usize) {
 }
 
 /// Handles an event that the epoll has reported.
-fn serve(role: Role, event: &libc::epoll_event) {
+fn serve(role: Role, number: usize, event: &libc::epoll_event) {
     let key = Key(event.u64 & !SECOND);
-    let Some((service, was_busy)) = find(role, key) else { return };
+    let Some((service, was_busy)) = find(role, number, key) else { return };
     if event.u64 & SECOND != 0 {
         if !service.second_is_readable() {
             retry(key, Timer::Watches);
@@ -94,7 +97,7 @@ fn serve(role: Role, event: &libc::epoll_event) {
         // The descriptor stays readable, and others must not wait.
         retry(key, Timer::Resumes);
     } else if was_busy {
-        is_busy_no_more(key);
+        clear_busy(key);
     }
 }
 
@@ -110,16 +113,18 @@ fn next_wait(role: Role, number: usize) -> Option<(RawFd, c_int)> {
 }
 
 /// Returns the service of `key`, and whether it was busy last. Also notes that the thread does not
-/// wait.
-fn find(role: Role, key: Key) -> Option<(Arc<dyn Service>, bool)> {
+/// wait. Returns `None` if the registration no longer exists, or the thread's reactor: a service may
+/// have blocked while the program closed the descriptors and another thread was started.
+fn find(role: Role, number: usize, key: Key) -> Option<(Arc<dyn Service>, bool)> {
     let mut guard = lock(role);
-    let reactor = guard.as_mut()?;
+    let reactor = guard.as_mut().filter(|reactor| reactor.number == number)?;
     reactor.is_waiting = false;
     let registration = reactor.registrations.get(&key)?;
     Some((Arc::clone(&registration.service), registration.busy != 0))
 }
 
-/// The service of `key` is busy. It is called again after a pause.
+/// The service of `key` is busy. It is called again after a pause. A key is never used twice, so a
+/// later reactor does not know it.
 fn retry(key: Key, kind: Timer) {
     if let Some(reactor) = lock(key.role()).as_mut().filter(|reactor| reactor.is_usable()) {
         let pause = reactor.busy_pause(key);
@@ -132,7 +137,7 @@ fn retry(key: Key, kind: Timer) {
     }
 }
 
-fn is_busy_no_more(key: Key) {
+fn clear_busy(key: Key) {
     if let Some(reactor) = lock(key.role()).as_mut()
         && let Some(registration) = reactor.registrations.get_mut(&key)
     {
@@ -140,10 +145,11 @@ fn is_busy_no_more(key: Key) {
     }
 }
 
-/// Takes a timer that had expired at `due` and is for the service.
-fn next_expired(role: Role, due: Instant) -> Option<(Key, Arc<dyn Service>, Timer)> {
+/// Takes a timer that had expired at `due` and is for the service. Also returns whether the service
+/// was busy last. Returns `None` if there is none, or the thread's reactor no longer exists.
+fn next_expired(role: Role, number: usize, due: Instant) -> Option<(Key, Arc<dyn Service>, bool, Timer)> {
     let mut guard = lock(role);
-    let reactor = guard.as_mut()?;
+    let reactor = guard.as_mut().filter(|reactor| reactor.number == number)?;
     loop {
         let (key, kind) = reactor.timers.take_expired(due)?;
         let Some(registration) = reactor.registrations.get_mut(&key) else { continue };
@@ -151,7 +157,10 @@ fn next_expired(role: Role, due: Instant) -> Option<(Key, Arc<dyn Service>, Time
         match kind {
             Timer::Resumes => reactor.resume(key),
             Timer::Watches => reactor.watch_now(key),
-            Timer::Expires | Timer::Calls => return Some((key, Arc::clone(&registration.service), kind)),
+            Timer::Expires | Timer::Calls => {
+                let was_busy = registration.busy != 0;
+                return Some((key, Arc::clone(&registration.service), was_busy, kind));
+            }
         }
     }
 }

@@ -185,8 +185,8 @@ impl Stream {
         if state.is_kept() {
             return state.schedule_check();
         }
-        // The thread for links frees the connection, with commands that may block.
-        if state.hand_over(Role::Links) {
+        // The thread for setup frees the connection, with commands that may block.
+        if state.hand_over(Role::Setup) {
             return state.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now())));
         }
         state.phase = Phase::Closed;

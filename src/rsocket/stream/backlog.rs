@@ -47,7 +47,7 @@ impl Slot {
         if !has_slot(UNACCEPTED.load(Ordering::Relaxed), own, limit()) {
             return None;
         }
-        // Only the reactor's thread for links takes slots.
+        // Only the reactor's thread for setup takes slots.
         UNACCEPTED.fetch_add(1, Ordering::Relaxed);
         Some(Slot { owner: Owner::this_process() })
     }

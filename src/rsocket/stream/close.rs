@@ -332,7 +332,7 @@ impl Stream {
         if state.is_closed() {
             return;
         }
-        if state.hand_over(Role::Links) {
+        if state.hand_over(Role::Setup) {
             state.phase = Phase::Closed;
             state.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now())));
         } else {

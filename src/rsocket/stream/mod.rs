@@ -280,12 +280,12 @@ impl Stream {
         }
     }
 
-    /// Registers the event channel with the thread for links.
+    /// Registers the event channel with the thread for setup.
     fn watch(self: &Arc<Self>, state: &mut State) -> Result<()> {
         if state.key.is_none() {
             state.id()?.set_nonblocking()?;
             let service: Arc<dyn Service> = self.clone();
-            state.key = Some(reactor::register(Role::Links, self.fd, service)?);
+            state.key = Some(reactor::register(Role::Setup, self.fd, service)?);
         }
         Ok(())
     }

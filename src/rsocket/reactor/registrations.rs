@@ -1,0 +1,224 @@
+//! What a reactor's thread watches: descriptors and timers.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::timers::Timers;
+use super::wake::Wake;
+use super::{Key, Role, Service, thread};
+use crate::errno::{Errno, Result};
+use crate::sys::event::KernelEpoll;
+use crate::sys::owner::Owner;
+
+/// Set in the epoll's data for the second descriptor of a registration.
+pub(super) const SECOND: u64 = 1 << 63;
+
+pub(super) struct Reactor {
+    /// The process that the thread belongs to.
+    pub owner: Owner,
+    pub epoll: KernelEpoll,
+    /// The epoll reports this socket when the thread has to read the timers again.
+    pub wake: Wake,
+    /// Number of this reactor in the process. The thread of an earlier reactor ends.
+    pub number: usize,
+    pub registrations: HashMap<Key, Registration>,
+    /// Has capacity for one timer of each kind per registration.
+    pub timers: Timers<(Key, Timer)>,
+    /// The thread waits with the timers that it has read.
+    pub is_waiting: bool,
+}
+
+pub(super) struct Registration {
+    pub fd: c_int,
+    /// The events that the service is called for.
+    pub events: u32,
+    /// The epoll reports these events.
+    pub is_enabled: bool,
+    /// The descriptor of [`watch_once`](super::watch_once), and whether the epoll has it already.
+    pub second: Option<(c_int, bool)>,
+    pub service: Arc<dyn Service>,
+    /// The time of each kind of timer that is set.
+    pub times: [Option<Instant>; TIMERS],
+    /// Number of times in a row that the service was busy.
+    pub busy: u32,
+}
+
+impl Registration {
+    /// Calls `service` when `fd` is readable.
+    pub fn new(fd: c_int, service: Arc<dyn Service>) -> Registration {
+        Registration {
+            fd,
+            events: libc::EPOLLIN as u32,
+            is_enabled: true,
+            second: None,
+            service,
+            times: [None; TIMERS],
+            busy: 0,
+        }
+    }
+
+    /// Returns the epoll event for the descriptor. While it is disabled, the epoll reports an error
+    /// once, because it cannot leave out errors.
+    pub fn event(&self, key: Key) -> Option<libc::epoll_event> {
+        let events = if self.is_enabled { self.events } else { libc::EPOLLONESHOT as u32 };
+        Some(libc::epoll_event { events, u64: key.0 })
+    }
+}
+
+/// The action of a timer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Timer {
+    Expires,
+    /// The descriptor, which is disabled, is enabled again.
+    Resumes,
+    /// The second descriptor is watched.
+    Watches,
+    /// The service is called.
+    Calls,
+}
+
+/// Time until a service that was busy is called again. It doubles each time, up to 64 milliseconds.
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
+const BUSY_DOUBLINGS: u32 = 6;
+
+/// Number of kinds of timers.
+const TIMERS: usize = KINDS.len();
+pub(super) const KINDS: [Timer; 4] = [Timer::Expires, Timer::Resumes, Timer::Watches, Timer::Calls];
+
+impl Reactor {
+    pub fn start(role: Role) -> Result<Reactor> {
+        /// Number of registrations that need no more memory.
+        const FEW: usize = 7;
+        static STARTED: AtomicUsize = AtomicUsize::new(0);
+        let (mut registrations, mut timers) = (HashMap::new(), Timers::new());
+        registrations.try_reserve(FEW).map_err(|_| Errno::ENOMEM)?;
+        timers.reserve(TIMERS * FEW)?;
+        let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, Wake::new()?);
+        epoll.control(libc::EPOLL_CTL_ADD, wake.fd.as_raw_fd(), wake.event())?;
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        thread::spawn(role, number)?;
+        Ok(Reactor { owner: Owner::this_process(), epoll, wake, number, registrations, timers, is_waiting: false })
+    }
+
+    /// Makes the epoll report `wake`, or stops it.
+    pub fn report_wake(&mut self, on: bool) {
+        if self.wake.raised != on {
+            self.wake.raised = on;
+            self.is_usable();
+        }
+    }
+
+    /// Returns whether the program has left the descriptors alone. If it has closed them, the
+    /// numbers may belong to its own files, even to an epoll with members of the same numbers. So
+    /// epoll_ctl(2) is called only if the socket is the reactor's; its result shows whether the
+    /// epoll is the reactor's, too.
+    pub fn is_usable(&self) -> bool {
+        self.wake.is_unchanged()
+            && self.epoll.control(libc::EPOLL_CTL_MOD, self.wake.fd.as_raw_fd(), self.wake.event()).is_ok()
+    }
+
+    /// Leaks a reactor whose descriptors the program has closed, and its registrations.
+    pub fn abandon(self) {
+        self.epoll.forget();
+        self.wake.fd.forget();
+        // Dropping a service might take locks that the caller holds, and close descriptors of the
+        // program.
+        std::mem::forget((self.registrations, self.timers));
+    }
+
+    fn insert(&mut self, time: Instant, key: Key, kind: Timer) {
+        if self.timers.insert(time, (key, kind)) && self.is_waiting {
+            self.report_wake(true);
+        }
+    }
+
+    pub fn watch_second(&mut self, key: Key, fd: c_int) -> Result<&mut Registration> {
+        let registration = self.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
+        let is_known = registration.second == Some((fd, true));
+        let command = if is_known { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
+        let events = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
+        self.epoll.control(command, fd, Some(libc::epoll_event { events, u64: key.0 | SECOND }))?;
+        registration.second = Some((fd, true));
+        Ok(registration)
+    }
+
+    /// Sets a timer for the time after `delay`, unless it is set. Returns false for an unknown key.
+    pub fn set_after(&mut self, key: Key, kind: Timer, delay: Duration) -> bool {
+        let Some(registration) = self.registrations.get_mut(&key) else { return false };
+        let slot = &mut registration.times[kind as usize];
+        if slot.is_none() {
+            let time = Instant::now() + delay;
+            *slot = Some(time);
+            self.insert(time, key, kind);
+        }
+        true
+    }
+
+    /// The service of `key` is busy. Returns the time until it is called again.
+    pub fn busy_pause(&mut self, key: Key) -> Duration {
+        let Some(registration) = self.registrations.get_mut(&key) else { return BUSY_PAUSE };
+        let pause = BUSY_PAUSE * (1 << registration.busy.min(BUSY_DOUBLINGS));
+        registration.busy += 1;
+        pause
+    }
+
+    /// See [`set_timer`](super::set_timer).
+    pub fn set_timer(&mut self, key: Key, time: Option<Instant>) {
+        let Some(registration) = self.registrations.get_mut(&key) else { return };
+        if let Some(previous) = std::mem::replace(&mut registration.times[Timer::Expires as usize], time) {
+            self.timers.cancel(previous, &(key, Timer::Expires));
+        }
+        if let Some(time) = time {
+            self.insert(time, key, Timer::Expires);
+        }
+    }
+
+    /// Adds a registration.
+    pub fn add(&mut self, key: Key, registration: Registration) -> Result<()> {
+        self.registrations.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        self.timers.reserve(TIMERS * (self.registrations.len() + 1))?;
+        self.epoll.control(libc::EPOLL_CTL_ADD, registration.fd, registration.event(key))?;
+        self.registrations.insert(key, registration);
+        Ok(())
+    }
+
+    /// See [`pause`](super::pause).
+    pub fn pause(&mut self, key: Key, time: Duration) {
+        let is_enabled = self.registrations.get(&key).is_some_and(|registration| registration.is_enabled);
+        if is_enabled && self.change(key, |registration| registration.is_enabled = false) {
+            self.set_after(key, Timer::Resumes, time);
+        }
+    }
+
+    /// Watches the second descriptor of `key`. If that fails, the program's next call finds what the
+    /// service would have been called for.
+    pub fn watch_now(&mut self, key: Key) {
+        let usable = self.is_usable();
+        let Some(registration) = self.registrations.get_mut(&key) else { return };
+        if let Some((fd, _)) = registration.second.filter(|_| usable) {
+            let _ = self.watch_second(key, fd);
+        }
+    }
+
+    /// Enables the descriptor of `key` again.
+    pub fn resume(&mut self, key: Key) {
+        self.change(key, |registration| registration.is_enabled = true);
+    }
+
+    /// Makes `change` to a registration, and has the epoll report the events that are right after
+    /// it. Returns false if the registration or the epoll no longer exists.
+    pub fn change(&mut self, key: Key, change: impl FnOnce(&mut Registration)) -> bool {
+        if !self.is_usable() {
+            return false;
+        }
+        let Some(registration) = self.registrations.get_mut(&key) else { return false };
+        change(registration);
+        // Cannot fail for a registered descriptor.
+        let _ = self.epoll.control(libc::EPOLL_CTL_MOD, registration.fd, registration.event(key));
+        true
+    }
+}
