@@ -133,16 +133,21 @@ impl Stream {
     /// Accepts or rejects a request.
     fn answer<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, request: Request, peer: &ConnData) -> Guard<'a> {
         let Phase::Listening(listening) = &mut state.phase else { return state };
+        let ready = listening.ready_count();
+        let admitted = listening.admit();
+        if listening.ready_count() > ready {
+            self.notify(Notice::Changed);
+        }
         // If the backlog has no space, dropping the request rejects it.
-        let Some((slot, oldest)) = listening.admit() else { return state };
+        let Some((slot, evicted)) = admitted else { return state };
         let (options, flags) = (state.options.clone(), state.flags);
         // Still under the listener's lock: closing the listener destroys the request's channel.
         let admitted = request.accept();
         // Drop the listener lock: the next steps take the connection's lock and may block in the
         // driver.
         drop(state);
-        if let Some(oldest) = oldest {
-            oldest.close_unaccepted();
+        if let Some(evicted) = evicted {
+            evicted.close_unaccepted();
         }
         let new = admitted.and_then(|id| self.accept_request(id, peer, options, flags));
         match new {
@@ -156,8 +161,8 @@ impl Stream {
         }
     }
 
-    /// Adds a connection that was accepted. The thread for events may have finished its handshake in
-    /// the meantime, when the listener did not know it yet.
+    /// Adds a connection that was accepted. The thread for events may have finished its handshake
+    /// in the meantime, when the listener did not know it yet.
     fn add_accepted(&self, new: Arc<Stream>, slot: Slot) -> Guard<'_> {
         let mut state = self.lock();
         let refused = match &mut state.phase {
@@ -233,7 +238,9 @@ impl Stream {
         // Before accepting: a later failure would end a connection that the peer has seen
         // established.
         state.id()?.set_nonblocking()?;
-        let key = reactor::register_disabled(Role::Events, stream.fd, stream.clone())?;
+        // If the other thread cannot start, this one serves the connection, too.
+        let key = reactor::register_disabled(Role::Events, stream.fd, stream.clone())
+            .or_else(|_| reactor::register_disabled(Role::Setup, stream.fd, stream.clone()))?;
         state.key = Some(key);
         let accepted = state.id().and_then(|id| id.connect_or_accept(false, initiator_depth(id), &offer));
         drop(state);
@@ -247,8 +254,8 @@ impl Stream {
         Ok(stream)
     }
 
-    /// The handshake of an accepted connection has succeeded or failed. Returns `None` if a thread of
-    /// the program, which may have the connection now, holds the lock for long.
+    /// The handshake of an accepted connection has succeeded or failed. Returns `None` if a thread
+    /// of the program, which may have the connection now, holds the lock for long.
     pub(super) fn finish_handshake<'a>(&'a self, mut state: Guard<'a>, result: Result<()>) -> Option<Guard<'a>> {
         let Phase::Accepting(listener) = &state.phase else { return Some(state) };
         let listener = listener.upgrade();
@@ -266,6 +273,17 @@ impl Stream {
         self.state.lock_within(LOCK_TIMEOUT).ok()
     }
 
+    /// Ends the handshake of a connection that has to leave its slot to another one. Returns false
+    /// if the connection is established: the other thread may be about to tell the listener.
+    pub(super) fn evict(&self) -> bool {
+        let mut state = self.lock();
+        let is_established = state.handshake_result() == Some(Ok(()));
+        if !is_established {
+            state.phase = Phase::Failed { reported: false };
+        }
+        !is_established
+    }
+
     /// Makes a connection available to raccept(3), or drops it if its handshake has failed.
     fn handshake_done(&self, connection: &Stream, succeeded: bool) {
         let mut state = self.lock();
@@ -277,7 +295,7 @@ impl Stream {
                 drop(state);
                 stream.close_soon();
             }
-            // Evicted, or not added yet: see `add_accepted`.
+            // Evicted, not added yet (`add_accepted`), or made ready by `admit`.
             Finished::Unknown => {}
         }
     }

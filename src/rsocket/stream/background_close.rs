@@ -52,6 +52,8 @@ pub(super) struct BackgroundClose {
     disconnecting: bool,
     /// The program has closed the stream.
     closed: bool,
+    /// All data has arrived, or no more will: exit(3) does not wait for the stream.
+    finished: bool,
     owner: Owner,
 }
 
@@ -66,6 +68,7 @@ impl BackgroundClose {
             graceful,
             disconnecting: false,
             closed: false,
+            finished: false,
             owner: Owner::this_process(),
         }
     }
@@ -82,6 +85,14 @@ impl BackgroundClose {
         }
     }
 
+    fn finish(&mut self) {
+        if !self.finished {
+            self.finished = true;
+            ACTIVE.fetch_sub(1, Ordering::Relaxed);
+            FINISHED.notify();
+        }
+    }
+
     /// Returns whether the time-out has expired.
     fn has_timed_out(&self, now: Instant) -> bool {
         now >= self.deadline || (self.closed && now >= self.started + CROWDED_TIMEOUT && has_many_closed(2))
@@ -95,8 +106,7 @@ impl Drop for BackgroundClose {
             if self.closed {
                 CLOSED.fetch_sub(1, Ordering::Relaxed);
             }
-            ACTIVE.fetch_sub(1, Ordering::Relaxed);
-            FINISHED.notify();
+            self.finish();
         }
     }
 }
@@ -185,8 +195,10 @@ impl Stream {
         if state.is_kept() {
             return state.schedule_check();
         }
-        // The thread for setup frees the connection, with commands that may block.
-        if state.hand_over(Role::Setup) {
+        // The thread for setup releases the connection, with commands that may block. The process
+        // may exit before.
+        if state.move_to(Role::Setup) {
+            state.closing.as_mut().into_iter().for_each(BackgroundClose::finish);
             return state.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now())));
         }
         state.phase = Phase::Closed;

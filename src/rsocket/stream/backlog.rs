@@ -44,11 +44,9 @@ pub(super) struct Slot {
 impl Slot {
     /// Takes a slot for a listener that uses `own` slots.
     fn take(own: usize) -> Option<Slot> {
-        if !has_slot(UNACCEPTED.load(Ordering::Relaxed), own, limit()) {
-            return None;
-        }
-        // Only the reactor's thread for setup takes slots.
-        UNACCEPTED.fetch_add(1, Ordering::Relaxed);
+        let limit = limit();
+        let take = |all| has_slot(all, own, limit).then_some(all + 1);
+        UNACCEPTED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
         Some(Slot { owner: Owner::this_process() })
     }
 }
@@ -77,7 +75,7 @@ pub fn in_child() {
     UNACCEPTED.store(0, Ordering::Relaxed);
 }
 
-/// What became of a connection when its handshake had ended.
+/// Result of a handshake for the listener's lists.
 pub(super) enum Finished {
     /// raccept(3) returns it.
     Ready,
@@ -166,6 +164,11 @@ impl Listening {
         !self.ready.is_empty()
     }
 
+    /// Returns the number of connections that raccept(3) would return.
+    pub fn ready_count(&self) -> usize {
+        self.ready.len()
+    }
+
     /// Takes the next connection for raccept(3).
     pub fn next(&mut self) -> Option<Arc<Stream>> {
         self.ready.pop_front().map(|(stream, _)| stream)
@@ -194,19 +197,27 @@ impl Listening {
     }
 
     /// Takes a slot for a new connection. If there is none, evicts the oldest pending connection
-    /// and returns it with its slot; the caller closes it.
+    /// and returns it with its slot; the caller closes it. Pending connections that turn out to be
+    /// established are made available to raccept(3).
     pub fn admit(&mut self) -> Option<(Slot, Option<Arc<Stream>>)> {
         self.pending.try_reserve(1).ok()?;
-        let own = self.pending.len() + self.ready.len();
-        let free = if own < self.backlog { Slot::take(own) } else { None };
-        match free {
-            Some(slot) => Some((slot, None)),
-            None => self.pending.pop_front().map(|(oldest, slot, _)| (slot, Some(oldest))),
+        loop {
+            let own = self.pending.len() + self.ready.len();
+            if own < self.backlog
+                && let Some(slot) = Slot::take(own)
+            {
+                return Some((slot, None));
+            }
+            let (oldest, slot, _) = self.pending.pop_front()?;
+            if oldest.evict() || self.ready.try_reserve(1).is_err() {
+                return Some((slot, Some(oldest)));
+            }
+            self.ready.push_back((oldest, slot));
         }
     }
 
-    /// Adds a connection whose handshake begins. Returns it if there is no memory: the caller has to
-    /// close it.
+    /// Adds a connection whose handshake begins. Returns it if there is no memory: the caller has
+    /// to close it.
     pub fn add_pending(&mut self, stream: Arc<Stream>, slot: Slot) -> Option<Arc<Stream>> {
         if self.pending.try_reserve(1).is_err() {
             return Some(stream);

@@ -325,15 +325,16 @@ impl Stream {
         }
     }
 
-    /// As [`close_unaccepted`](Self::close_unaccepted), for the thread that handles events: the other
-    /// one frees the resources, with commands that may block.
+    /// As [`close_unaccepted`](Self::close_unaccepted), for the thread that handles events: the
+    /// other one releases the resources, with commands that may block.
     pub(super) fn close_soon(&self) {
         let mut state = self.lock();
         if state.is_closed() {
             return;
         }
-        if state.hand_over(Role::Setup) {
+        if state.move_to(Role::Setup) {
             state.phase = Phase::Closed;
+            state.release_due = true;
             state.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now())));
         } else {
             self.finish_close(state);

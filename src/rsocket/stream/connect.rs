@@ -125,7 +125,8 @@ impl Stream {
         let step = match (&state.phase, kind) {
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ADDR_RESOLVED)) => state.resolve_route(),
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ROUTE_RESOLVED)) => {
-                self.send_request(&mut state).or_else(|error| self.use_another_port(&mut state, error))
+                let sent = self.in_command(&mut state, Stream::send_request);
+                sent.or_else(|error| self.use_another_port(&mut state, error))
             }
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ESTABLISHED)) => self.established(&mut state, event.data()),
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ADDR_ERROR | RDMA_CM_EVENT_ROUTE_ERROR)) => {
@@ -148,6 +149,17 @@ impl Stream {
             self.fail(&mut state, error);
         }
         Some(state)
+    }
+
+    /// Runs a part of connecting that may block in commands. Meanwhile no poll event is pending
+    /// (phase `Connecting`), so pollers do not wait for the lock ([`lock_to_poll`](Self::lock_to_poll)).
+    /// The phase changes, and pollers are notified, only afterwards.
+    fn in_command<T>(&self, state: &mut State, run: impl FnOnce(&Stream, &mut State) -> T) -> T {
+        // Polling a stream that was handed over reports an event.
+        self.in_command.store(!state.handed_over, Ordering::SeqCst);
+        let result = run(self, state);
+        self.in_command.store(false, Ordering::SeqCst);
+        result
     }
 
     /// The route is resolved: creates the QP and sends the connection request.
@@ -190,14 +202,14 @@ impl Stream {
         // A peer that accepts with other private data does not use the rsocket protocol.
         let peer = ConnData::parse(data).map_err(|_| Errno::ECONNREFUSED)?;
         let unconnected = state.unconnected.take().ok_or(Errno::EIO)?;
-        let connection = unconnected.connect(&peer).inspect_err(|_| {
+        let connection = self.in_command(state, |_, _| unconnected.connect(&peer)).inspect_err(|_| {
             // For the peer the connection is established.
             let _ = state.id().and_then(CmId::disconnect);
         })?;
         state.connection = Some(connection);
         state.phase = Phase::Connected;
-        // Without resources for that it stays with the thread that has made it.
-        state.hand_over(Role::Events);
+        // Without resources for the move it stays where it is.
+        state.move_to(Role::Events);
         self.on_connected(state);
         Ok(())
     }

@@ -31,7 +31,7 @@ mod starting;
 
 use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 pub use addr::name_len;
@@ -78,6 +78,8 @@ pub struct Stream {
     edges: AtomicU64,
     /// Descriptor of the completion channel, or -1. A child of fork() closes it in rclose(3).
     channel_fd: AtomicI32,
+    /// The stream connects, and the thread that holds its lock is in a command that may block.
+    in_command: AtomicBool,
 }
 
 /// State behind a stream's lock.
@@ -111,6 +113,9 @@ struct State {
     disconnect_sent: bool,
     /// A shutdown or close that the reactor completes in the background.
     closing: Option<BackgroundClose>,
+    /// The stream is closed, and no thread but the reactor's uses it: the timer releases its
+    /// resources ([`Stream::close_soon`]).
+    release_due: bool,
     /// Number of calls that failed with `EPIPE`.
     epipe_count: u8,
     spinning: Spinning,
@@ -175,6 +180,7 @@ impl Stream {
                 cm_disconnected: false,
                 disconnect_sent: false,
                 closing: None,
+                release_due: false,
                 epipe_count: 0,
                 spinning: Spinning::new(),
                 mappings: Mappings::default(),
@@ -184,6 +190,7 @@ impl Stream {
             watchers: Watchers::default(),
             edges: AtomicU64::new(0),
             channel_fd: AtomicI32::new(-1),
+            in_command: AtomicBool::new(false),
         })
     }
 
@@ -308,9 +315,9 @@ impl State {
         }
     }
 
-    /// Has the thread of this role serve the stream from now on. Returns false if another one still
-    /// does, or did before: it has no resources for the change then.
-    fn hand_over(&mut self, role: Role) -> bool {
+    /// Moves the stream to the thread of `role`. Returns false if it is there already, or if there
+    /// are no resources for the move.
+    fn move_to(&mut self, role: Role) -> bool {
         let Some(key) = self.key.filter(|key| key.role() != role) else { return false };
         let Ok(new) = reactor::hand_over(key, role) else { return false };
         self.key = Some(new);

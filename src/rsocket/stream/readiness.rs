@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering;
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
 use super::channel_leader::EventSource;
-use super::{Notice, Phase, State, Stream, channel_leader};
+use super::{Guard, Notice, Phase, State, Stream, channel_leader};
 use crate::errno::Result;
 use crate::rsocket::poll_events::{IN, OUT};
 use crate::rsocket::pollable::{Pollable, Watchers};
+use crate::rsocket::reactor::LOCK_TIMEOUT;
 use crate::sys::event::Deadline;
 use crate::sys::unlocked;
 
@@ -72,6 +73,30 @@ impl Stream {
         self.notify(Notice::Changed);
         Ok(())
     }
+
+    /// Locks the state for polling. Returns `None` if no event is pending and this lasts until the
+    /// watchers are notified, because the stream connects in a command that may block; and in a
+    /// signal handler, as [`is_locked_by_this_thread`](Pollable::is_locked_by_this_thread) does.
+    #[inline]
+    fn lock_to_poll(&self) -> Option<Guard<'_>> {
+        self.state.try_enter().ok().or_else(|| self.lock_to_poll_slowly())
+    }
+
+    #[cold]
+    fn lock_to_poll_slowly(&self) -> Option<Guard<'_>> {
+        if self.state.is_interrupted() {
+            return None;
+        }
+        loop {
+            // The command may begin after this, so the wait for the lock is limited.
+            if self.in_command.load(Ordering::SeqCst) {
+                return None;
+            }
+            if let Ok(state) = self.state.lock_within(LOCK_TIMEOUT) {
+                return Some(state);
+            }
+        }
+    }
 }
 
 impl Pollable for Stream {
@@ -79,7 +104,7 @@ impl Pollable for Stream {
         if !self.owner.is_this_process() {
             return POLLNVAL;
         }
-        let Ok(mut state) = self.state.enter() else { return 0 };
+        let Some(mut state) = self.lock_to_poll() else { return 0 };
         if wanted & IN != 0 {
             self.turn_to_receive(&mut state);
         }
@@ -95,7 +120,7 @@ impl Pollable for Stream {
         if !self.owner.is_this_process() {
             return true;
         }
-        let Ok(mut state) = self.state.enter() else { return false };
+        let Some(mut state) = self.lock_to_poll() else { return false };
         if wanted & IN != 0 {
             self.turn_to_receive(&mut state);
         }
@@ -106,7 +131,7 @@ impl Pollable for Stream {
         if !self.owner.is_this_process() {
             return POLLNVAL;
         }
-        let Ok(mut state) = self.state.enter() else { return 0 };
+        let Some(mut state) = self.lock_to_poll() else { return 0 };
         if wanted & IN != 0 {
             self.turn_to_receive(&mut state);
         }
@@ -129,14 +154,14 @@ impl Pollable for Stream {
 
     fn take_event(&self) {
         if self.owner.is_this_process()
-            && let Ok(mut state) = self.state.enter()
+            && let Some(mut state) = self.lock_to_poll()
         {
             channel_leader::take_event(self, &mut state);
         }
     }
 
     fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
-        let Ok(state) = self.enter() else { return };
+        let Some(state) = self.lock_to_poll() else { return };
         if let (Phase::Connected | Phase::Disconnected, Some(connection)) = (&state.phase, &state.connection)
             && !connection.channel.device_gone
             // The leader reads the event and notifies the watchers. Until it does, they would find

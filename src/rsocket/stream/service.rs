@@ -35,8 +35,12 @@ impl Service for Stream {
                 drop(state);
                 return self.serve();
             }
-            // See `close_soon`.
-            Phase::Closed => {
+            // A call of rclose(3) that is in progress releases its stream itself.
+            Phase::Closed if state.release_due => {
+                let mut connection = state.connection.iter();
+                if state.is_kept() || connection.any(|connection| connection.channel.leadership.has_leader()) {
+                    return false;
+                }
                 state.release();
                 self.channel_fd.store(-1, Ordering::Relaxed);
             }
@@ -97,8 +101,8 @@ impl Stream {
             match id.event() {
                 Ok(event) => state = self.handle_event(state, event)?,
                 Err(Errno::EAGAIN | Errno::EINTR) => return Some((state, true)),
-                // A lack of memory or descriptors loses nothing: the event, if there is one, stays in
-                // the channel. Requests that were read before must not wait for another one.
+                // A lack of memory or descriptors loses nothing: the event, if there is one, stays
+                // in the channel. Requests that were read before must not wait for another one.
                 Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => {
                     state.key.into_iter().for_each(|key| reactor::pause(key, RETRY_DELAY));
                     return Some((state, true));
