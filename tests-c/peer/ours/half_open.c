@@ -10,7 +10,10 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
-/* Private option of rgetsockopt(): microseconds of the longest turn of the library's thread since it was last asked. */
+/*
+ * Private option of rgetsockopt(): microseconds of the longest turn of either of the library's threads since it was
+ * last asked, with the commands that it made.
+ */
 static int longest_turn_us(void)
 {
 	int time = -1;

@@ -198,6 +198,27 @@ static void end_of_a_peer_beside_an_answer(void)
 	rs_pair_close(&pair);
 }
 
+/* rpoll of several rsockets, one of which connects: the others' events are returned. */
+static void poll_beside_a_connect(void)
+{
+	struct pollfd both[2];
+
+	connect_blocks();
+	both[0] = (struct pollfd){ .fd = blocked.client, .events = POLLOUT };
+	both[1] = (struct pollfd){ .fd = pair.server, .events = POLLIN };
+	EXPECT(rpoll(both, 2, 0) == 0);
+	EXPECT(rsend(pair.client, "there", 5, 0) == 5);
+	EXPECT(rpoll(both, 2, -1) == 1 && both[0].revents == 0 && both[1].revents == POLLIN);
+	EXPECT(rrecv(pair.server, got, 5, MSG_WAITALL) == 5 && !memcmp(got, "there", 5));
+	unblock();
+	EXPECT(rpoll(both, 2, -1) == 1 && both[0].revents == POLLOUT && both[1].revents == 0);
+	EXPECT((blocked.server = raccept(blocked.listener, NULL, NULL)) >= 0);
+	rs_nonblock(blocked.client, false);
+	exchange(&blocked);
+	rs_pair_close(&blocked);
+	rs_pair_close(&pair);
+}
+
 /* Freeing a connection that is closed in the background, because its peer has no receives. */
 static void first_messages_beside_freeing(void)
 {
@@ -237,14 +258,35 @@ static void close_of_the_listener(void)
 	rs_pair_close(&pair);
 }
 
+/* The process that exits has sent its last message, and closed the connection, in the background. */
 static void exit_beside_an_answer(void)
 {
-	answer_blocks();
-	rs_nonblock(pair.client, true);
-	EXPECT(rsend(pair.client, "last", 4, 0) == 4);
-	EXPECT(!rclose(pair.client));
-	fflush(stdout);
-	exit(0);
+	union address to;
+	int ends[2], listener, server, status = 0;
+	pid_t child;
+
+	EXPECT(!pipe(ends));
+	child = fork();
+	EXPECT(child >= 0);
+	if (child == 0) {
+		int fd;
+
+		alarm(hang_seconds());
+		EXPECT(read(ends[0], &to, sizeof(to)) == sizeof(to));
+		EXPECT((fd = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0 && !rconnect(fd, &to.sa, sizeof(to.in)));
+		answer_blocks();
+		rs_nonblock(fd, true);
+		EXPECT(rsend(fd, "last", 4, 0) == 4);
+		EXPECT(!rclose(fd));
+		exit(0);
+	}
+	EXPECT((listener = rs_listener(AF_INET, &to, NULL)) >= 0);
+	EXPECT(write(ends[1], &to, sizeof(to)) == sizeof(to));
+	EXPECT((server = raccept(listener, NULL, NULL)) >= 0);
+	EXPECT(rrecv(server, got, 4, MSG_WAITALL) == 4 && !memcmp(got, "last", 4));
+	EXPECT(rrecv(server, got, 1, 0) == 0);
+	EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	EXPECT(!rclose(server) && !rclose(listener));
 }
 
 /* The child has neither thread, and none that holds a lock. */
@@ -273,11 +315,49 @@ static void fork_beside_an_answer(void)
 	rs_pair_close(&pair);
 }
 
+/* ---- one thread ------------------------------------------------------------------------------------- */
+
+/* How many threads may be started; any number below 0. */
+static int threads_left = -1;
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument)
+{
+	int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
+		(__typeof__(create))dlsym(RTLD_NEXT, "pthread_create");
+
+	if (threads_left == 0)
+		return EAGAIN;
+	if (threads_left > 0)
+		threads_left--;
+	return create(thread, attributes, body, argument);
+}
+
+/* The second thread cannot be started: the first one serves the connections, too. */
+static void one_thread_serves_all(void)
+{
+	threads_left = 1;
+	EXPECT(rs_pair(&pair, AF_INET));
+	exchange(&pair);
+	fill(data, BLOCK, 6, 0);
+	EXPECT(rsend(pair.client, data, 1000, 0) == 1000);
+	EXPECT(rrecv(pair.server, got, 1000, MSG_WAITALL) == 1000 && filled(got, 1000, 6, 0));
+	rs_nonblock(pair.client, true);
+	EXPECT(!rclose(pair.client));
+	EXPECT(rrecv(pair.server, got, 1, 0) == 0);
+	EXPECT(threads_left == 0);
+	threads_left = -1;
+	EXPECT(!rclose(pair.server) && !rclose(pair.listener));
+	/* The second one is started for a later connection. */
+	EXPECT(rs_pair(&pair, AF_INET));
+	first_messages();
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(first_messages_beside_an_answer);
 	CASE(first_messages_beside_a_connect);
+	CASE(poll_beside_a_connect);
 	CASE(first_messages_beside_freeing);
 	CASE(end_of_a_peer_beside_an_answer);
 	if (!on_siw())
@@ -285,5 +365,6 @@ int main(int argc, char **argv)
 	CASE(close_of_the_listener);
 	CASE(exit_beside_an_answer);
 	CASE(fork_beside_an_answer);
+	CASE(one_thread_serves_all);
 	return finish();
 }
