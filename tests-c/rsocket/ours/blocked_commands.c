@@ -22,6 +22,8 @@ enum command { CREATE_CQ, DESTROY_CQ };
 static int passing[2] = { -1, -1 };
 static pthread_t tester;
 static sem_t is_blocked, may_go_on;
+/* Number of CQs that were destroyed. */
+static int destroyed;
 
 static void command(enum command kind)
 {
@@ -53,6 +55,7 @@ int ibv_destroy_cq(struct ibv_cq *cq)
 	int (*destroy)(struct ibv_cq *) = (__typeof__(destroy))dlsym(RTLD_NEXT, "ibv_destroy_cq");
 
 	command(DESTROY_CQ);
+	__atomic_fetch_add(&destroyed, 1, __ATOMIC_SEQ_CST);
 	return destroy(cq);
 }
 
@@ -315,6 +318,65 @@ static void fork_beside_an_answer(void)
 	rs_pair_close(&pair);
 }
 
+/* ---- a timer of a stream that is closed -------------------------------------------------------------- */
+
+static volatile pid_t receiver_tid;
+
+static void *receives(void *fd)
+{
+	char byte;
+
+	receiver_tid = gettid();
+	EXPECT_ERROR(rrecv(*(int *)fd, &byte, 1, 0), EBADF);
+	return NULL;
+}
+
+static void *closes(void *fd)
+{
+	EXPECT(!rclose(*(int *)fd));
+	return NULL;
+}
+
+static void stays_in_handler(int signal)
+{
+	(void)signal;
+	sem_post(&is_blocked);
+	while (sem_wait(&may_go_on))
+		;
+}
+
+/* rclose waits for a call that waits for data, and that a signal handler keeps. A timer expires, and frees nothing. */
+static void timer_beside_a_close(void)
+{
+	enum { SECOND_MS = 1000 };
+	struct sigaction action = { .sa_handler = stays_in_handler };
+	struct linger at_once = { .l_onoff = 1, .l_linger = 0 };
+	pthread_t receiver, closer;
+	int one = 1, before;
+
+	EXPECT(!sem_init(&is_blocked, 0, 0) && !sem_init(&may_go_on, 0, 0));
+	EXPECT(!sigaction(SIGUSR1, &action, NULL));
+	EXPECT(rs_pair(&pair, AF_INET));
+	exchange(&pair);
+	EXPECT(!pthread_create(&receiver, NULL, receives, &pair.server));
+	for (int asleep = 0; asleep < 20; sched_yield())
+		asleep = receiver_tid && sleeps(receiver_tid) ? asleep + 1 : 0;
+	EXPECT(!rsetsockopt(pair.server, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)));
+	EXPECT(!rsetsockopt(pair.server, IPPROTO_TCP, TCP_KEEPIDLE, &one, sizeof(one)));
+	EXPECT(!rsetsockopt(pair.server, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one)));
+	EXPECT(!pthread_kill(receiver, SIGUSR1));
+	await_block();
+	before = __atomic_load_n(&destroyed, __ATOMIC_SEQ_CST);
+	EXPECT(!pthread_create(&closer, NULL, closes, &pair.server));
+	/* Nothing tells that the timer has expired without an effect. */
+	EXPECT(rpoll(NULL, 0, 2 * SECOND_MS) == 0);
+	EXPECT(__atomic_load_n(&destroyed, __ATOMIC_SEQ_CST) == before);
+	unblock();
+	EXPECT(!pthread_join(receiver, NULL) && !pthread_join(closer, NULL));
+	EXPECT(__atomic_load_n(&destroyed, __ATOMIC_SEQ_CST) > before);
+	EXPECT(!rclose(pair.client) && !rclose(pair.listener));
+}
+
 /* ---- one thread ------------------------------------------------------------------------------------- */
 
 /* How many threads may be started; any number below 0. */
@@ -365,6 +427,7 @@ int main(int argc, char **argv)
 	CASE(close_of_the_listener);
 	CASE(exit_beside_an_answer);
 	CASE(fork_beside_an_answer);
+	CASE(timer_beside_a_close);
 	CASE(one_thread_serves_all);
 	return finish();
 }
