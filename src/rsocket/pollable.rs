@@ -44,7 +44,7 @@ pub trait Pollable: Send + Sync {
 
     /// Waits without descriptors and watchers, for a call that waits for this rsocket alone and has
     /// just called ready(). Returns the bits of ready(), 0 at the deadline; `None` if the rsocket
-    /// does not support this.
+    /// does not support this, or not now.
     fn wait_alone(&self, wanted: c_short, deadline: Deadline) -> Option<Result<c_short>> {
         let _ = (wanted, deadline);
         None

@@ -90,7 +90,7 @@ impl Stream {
 
     /// Waits for a poller of this stream alone: see [`channel_leader::wait_alone`].
     pub(super) fn wait_alone(&self, wanted: c_short, deadline: Option<Instant>) -> Option<Result<c_short>> {
-        let mut state = self.lock();
+        let mut state = self.lock_to_poll()?;
         if should_spin(&mut state) {
             (state, _) = self.spin(state, deadline);
         }

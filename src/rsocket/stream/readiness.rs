@@ -78,7 +78,7 @@ impl Stream {
     /// watchers are notified, because the stream connects in a command that may block; and in a
     /// signal handler, as [`is_locked_by_this_thread`](Pollable::is_locked_by_this_thread) does.
     #[inline]
-    fn lock_to_poll(&self) -> Option<Guard<'_>> {
+    pub(super) fn lock_to_poll(&self) -> Option<Guard<'_>> {
         self.state.try_enter().ok().or_else(|| self.lock_to_poll_slowly())
     }
 
