@@ -195,6 +195,11 @@ pub fn spin() {
     }
 }
 
+/// Pauses a polling thread that takes no lock.
+pub fn pause() {
+    std::hint::spin_loop();
+}
+
 /// Returns the number of descriptors that the process may have (RLIMIT_NOFILE).
 pub fn descriptor_limit() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

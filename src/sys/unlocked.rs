@@ -64,6 +64,11 @@ pub fn in_child() {
 
 /// Models have no signal handlers.
 #[cfg(all(test, loom))]
+pub fn is_used_here<T>(_: &T) -> bool {
+    false
+}
+
+#[cfg(all(test, loom))]
 impl Use {
     pub fn begin<T>(_: &T) -> Option<Use> {
         Some(Use())

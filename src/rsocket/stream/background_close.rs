@@ -186,6 +186,7 @@ impl Stream {
             return state.schedule_check();
         }
         state.phase = Phase::Closed;
+        self.take_cq_back(&mut state);
         state.release();
         self.channel_fd.store(-1, Ordering::Relaxed);
         state.take_background_close();

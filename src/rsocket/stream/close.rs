@@ -344,6 +344,7 @@ impl Stream {
         match channel_leader::wait_for_no_leader(self, self.lock()) {
             Ok(state) => {
                 let mut state = outbox::wait_until_unused(self, state);
+                self.take_cq_back(&mut state);
                 state.release();
                 self.channel_fd.store(-1, Ordering::Relaxed);
             }

@@ -22,6 +22,7 @@ mod hold;
 mod iomap;
 mod options;
 mod outbox;
+mod polling;
 mod posting;
 mod readiness;
 mod service;
@@ -51,8 +52,10 @@ use crate::errno::{Errno, Result};
 use crate::ffi::rdma_port_space;
 use crate::sys::alloc::try_arc;
 use crate::sys::futex::Changes;
+use crate::sys::lease::Lease;
 use crate::sys::lock::{self, Lock};
 use crate::sys::owner::Owner;
+use crate::sys::rc::Completion;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
 use crate::sys::unlocked;
 use background_close::BackgroundClose;
@@ -78,6 +81,8 @@ pub struct Stream {
     edges: AtomicU64,
     /// Descriptor of the completion channel, or -1. A child of fork() closes it in rclose(3).
     channel_fd: AtomicI32,
+    /// The receive CQ while a thread polls it without the lock.
+    lease: Lease<Completion>,
 }
 
 /// State behind a stream's lock.
@@ -184,6 +189,7 @@ impl Stream {
             watchers: Watchers::default(),
             edges: AtomicU64::new(0),
             channel_fd: AtomicI32::new(-1),
+            lease: Lease::new(),
         })
     }
 
@@ -212,7 +218,7 @@ impl Stream {
     /// Returns whether the caller is a signal handler that interrupted a call of this thread while
     /// it used the connection without the lock.
     fn is_in_use_here(&self, state: &State) -> bool {
-        state.is_in_use() && unlocked::is_used_here(self)
+        state.may_be_interrupted() && unlocked::is_used_here(self)
     }
 
     /// Notifies all waiting threads of a change that raises no event in a completion channel.
@@ -226,6 +232,9 @@ impl Stream {
     #[inline]
     fn process_completions(&self, state: &mut State) -> bool {
         let Some(connection) = &mut state.connection else { return false };
+        if connection.channel.leadership.lent {
+            return self.process_lent(state);
+        }
         let mut batch = Batch::new();
         let completed = connection.poll_recv_cq(&mut batch);
         let has_failed = connection.failure().is_some() && matches!(state.phase, Phase::Connected);
@@ -233,6 +242,23 @@ impl Stream {
             starting::attend(self, state);
             return false;
         }
+        self.process_batch(state, &mut batch, completed)
+    }
+
+    /// As [`process_completions`](Self::process_completions), while the receive CQ is lent: takes it
+    /// back. In a signal handler that interrupted a poll, there are none.
+    #[cold]
+    #[inline(never)]
+    fn process_lent(&self, state: &mut State) -> bool {
+        let found = match polling::take_back(self, state) {
+            Err(polling::Interrupted) => return false,
+            // Not lent any more.
+            Ok(None) => return self.process_completions(state),
+            Ok(Some(found)) => found,
+        };
+        let Some(connection) = &mut state.connection else { return false };
+        let mut batch = Batch::new();
+        let completed = connection.poll_recv_cq_after(found, &mut batch);
         self.process_batch(state, &mut batch, completed)
     }
 

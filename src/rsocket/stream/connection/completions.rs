@@ -4,10 +4,10 @@ use std::mem;
 
 use super::{BATCH, Batch, Connection, IMM_LEN, Outcome};
 use crate::diag::Cause;
-use crate::errno::Errno;
+use crate::errno::{Errno, Result};
 use crate::rsocket::flow::Violation;
 use crate::rsocket::wire::{Control, Message};
-use crate::sys::rc::{RECV_WR_ID_FLAG, ibv_wc};
+use crate::sys::rc::{Completion, CqHandle, RECV_WR_ID_FLAG, ibv_wc};
 use crate::sys::verbs::ibv_wc_status;
 
 impl Connection {
@@ -15,13 +15,31 @@ impl Connection {
     /// completions.
     #[inline]
     pub fn poll_recv_cq(&mut self, batch: &mut Batch) -> usize {
-        match self.receive.poll_cq(batch) {
-            Ok(completed) => completed,
-            Err(error) => {
-                self.fail(error);
-                0
-            }
-        }
+        let polled = self.receive.poll_cq(batch);
+        self.polled(polled)
+    }
+
+    /// As [`poll_recv_cq`](Self::poll_recv_cq), after a completion that a thread has polled without
+    /// the lock.
+    #[cold]
+    pub fn poll_recv_cq_after(&mut self, found: Completion, batch: &mut Batch) -> usize {
+        let polled = self.receive.poll_cq_after(found, batch);
+        self.polled(polled)
+    }
+
+    #[inline]
+    fn polled(&mut self, polled: Result<usize>) -> usize {
+        polled.unwrap_or_else(|error| {
+            self.fail(error);
+            0
+        })
+    }
+
+    /// Returns the receive CQ as a thread polls it without the lock. Returns `None` if that thread
+    /// would need the completions of the send CQ, too, or polling makes no sense any more.
+    pub fn lendable_recv_cq(&self) -> Option<CqHandle> {
+        let polls = self.failed.is_none() && !self.channel.device_gone && !self.needs_send_completions();
+        polls.then(|| self.receive.cq().handle())
     }
 
     /// Processes the first `completed` completions of the batch, then all further ones of the

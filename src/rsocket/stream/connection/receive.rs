@@ -12,7 +12,7 @@ use crate::rsocket::stream::copying::LARGE;
 use crate::rsocket::stream::options::Options;
 use crate::rsocket::wire::{self, ConnData, IOMAP_ENTRY, Mapping, Region, SGL_ENTRY};
 use crate::sys::pages;
-use crate::sys::rc::{CompletionQueue, CqEvent, MemoryRegion, Sge};
+use crate::sys::rc::{Completion, CompletionQueue, CqEvent, MemoryRegion, Sge};
 use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};
 
@@ -218,6 +218,12 @@ impl ReceiveSide {
     #[inline]
     pub fn poll_cq(&self, batch: &mut Batch) -> Result<usize> {
         self.cq.poll(&mut batch.0).map(<[_]>::len)
+    }
+
+    /// As [`poll_cq`](Self::poll_cq), with a completion that was polled before as the first one.
+    pub fn poll_cq_after(&self, found: Completion, batch: &mut Batch) -> Result<usize> {
+        batch.0[0] = found.0;
+        self.cq.poll(&mut batch.0[1..]).map(|polled| 1 + polled.len())
     }
 
     /// Copies received bytes to the beginning of `into`, which has space for them.
