@@ -49,11 +49,6 @@ pub enum Turn {
 pub struct Interrupted;
 
 impl<T> Lease<T> {
-    /// Returns the lease of a CQ that is not lent.
-    pub fn new() -> Lease<T> {
-        Lease { word: AtomicU64::new(HELD), found: UnsafeCell::new(None) }
-    }
-
     /// Lends the CQ. Called by the lock's holder; the CQ is not lent.
     pub fn lend(&self) {
         self.word.store(LENT, Ordering::Release);
@@ -126,6 +121,13 @@ impl<T> Lease<T> {
     }
 }
 
+/// A CQ that is not lent.
+impl<T> Default for Lease<T> {
+    fn default() -> Lease<T> {
+        Lease { word: AtomicU64::new(HELD), found: UnsafeCell::new(None) }
+    }
+}
+
 impl<T> std::fmt::Debug for Lease<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lease").field("word", &self.word).finish_non_exhaustive()
@@ -140,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_completion_ends_the_lease() {
-        let lease = Lease::new();
+        let lease = Lease::default();
         assert_eq!(lease.poll(|| Some(0)), Turn::Ended);
         lease.lend();
         assert_eq!(lease.poll(|| None), Turn::Nothing);
@@ -153,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_handler_does_not_wait_for_its_own_thread() {
-        let lease = Lease::new();
+        let lease = Lease::default();
         lease.lend();
         let turn = lease.poll(|| {
             assert!(lease.take_back(|| true).is_err());
@@ -166,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_sleeper_gets_what_the_poll_finds() {
-        let lease = Lease::new();
+        let lease = Lease::default();
         lease.lend();
         thread::scope(|scope| {
             let mut taker = None;

@@ -2,7 +2,7 @@
 //!
 //! A stream's lock guards everything behind its descriptor. It is held while data is copied, unless
 //! that is much and another thread uses the stream ([`outbox`], [`copying`]), and never while
-//! waiting. One of the threads that wait for a connected stream, the leader, sleeps in its
+//! waiting; nor is it while a thread polls before it sleeps ([`polling`]). One of the threads that wait for a connected stream, the leader, sleeps in its
 //! completion channel and notifies the others. The reactor delivers connection manager events.
 
 mod accept;
@@ -189,7 +189,7 @@ impl Stream {
             watchers: Watchers::default(),
             edges: AtomicU64::new(0),
             channel_fd: AtomicI32::new(-1),
-            lease: Lease::new(),
+            lease: Lease::default(),
         })
     }
 

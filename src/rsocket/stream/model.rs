@@ -150,7 +150,7 @@ impl Stream {
         let cq = std::sync::Arc::<Cq>::default();
         Stream {
             cq: cq.clone(),
-            lease: Lease::new(),
+            lease: Lease::default(),
             channel: std::sync::Arc::new(Channel::new()),
             state: Mutex::new(State {
                 leadership: Leadership::default(),

@@ -6,11 +6,17 @@
 //! poll at most; the polling thread then lends the CQ again, after that call. Several threads may
 //! poll the same CQ, one at a time.
 //!
+//! Only the receive CQ is lent. A thread that waits for send completions, too, polls both CQs with
+//! the lock, which is free for as long as a poll takes between two polls. Events do not depend on
+//! who polls: threads arm the receive CQ while it is lent, and take it back for the poll that
+//! follows.
+//!
 //! As with [`channel_leader`](super::channel_leader), everything outside of this logic is behind a
 //! trait, and the logic is model-checked.
 
 use super::channel_leader::{EventSource, LockGuard};
 use crate::sys::event;
+pub(super) use crate::sys::lease::Interrupted;
 use crate::sys::lease::{Lease, Turn};
 use crate::sys::unlocked::{self, Use};
 
@@ -92,5 +98,3 @@ pub(super) fn take_back<S: LendsCq>(stream: &S, state: &mut S::State) -> Result<
     leadership.lent = false;
     Ok(found)
 }
-
-pub(super) use crate::sys::lease::Interrupted;
