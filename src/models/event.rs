@@ -144,10 +144,6 @@ pub fn spin() {
     loom::hint::spin_loop();
 }
 
-pub fn pause() {
-    loom::hint::spin_loop();
-}
-
 pub fn descriptor_limit() -> usize {
     1024
 }

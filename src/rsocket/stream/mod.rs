@@ -2,8 +2,9 @@
 //!
 //! A stream's lock guards everything behind its descriptor. It is held while data is copied, unless
 //! that is much and another thread uses the stream ([`outbox`], [`copying`]), and never while
-//! waiting; nor is it while a thread polls before it sleeps ([`polling`]). One of the threads that wait for a connected stream, the leader, sleeps in its
-//! completion channel and notifies the others. The reactor delivers connection manager events.
+//! waiting. A thread that polls before it sleeps does so without the lock ([`polling`]). One of the
+//! threads that wait for a connected stream, the leader, sleeps in its completion channel and
+//! notifies the others. The reactor delivers connection manager events.
 
 mod accept;
 mod addr;

@@ -86,7 +86,7 @@ fn poll_lent<S: LendsCq>(stream: &S, cq: &S::Cq, mut ends: impl FnMut() -> bool)
         if turn == Turn::Ended {
             return;
         }
-        event::pause();
+        event::spin();
     }
 }
 
