@@ -1,5 +1,5 @@
-//! Threads that poll a stream's receive CQ without its lock: completions are processed in order, none
-//! is lost, the CQ is polled by one thread at a time, and not after it was destroyed.
+//! Threads that poll a stream's receive CQ without its lock: completions are processed in order,
+//! none is lost, the CQ is polled by one thread at a time, and not after it was destroyed.
 
 use super::explore;
 use crate::errno::Errno;

@@ -24,7 +24,9 @@ const ASKED: u64 = 3;
 /// As above; the lock's holder sleeps until then.
 const AWAITED: u64 = 4;
 
-/// The lease of a CQ; `T` is a completion.
+/// The lease of a CQ; `T` is a completion. Has a cache line of its own: a polling thread writes it
+/// all the time.
+#[cfg_attr(not(all(test, loom)), repr(align(64)))]
 pub struct Lease<T> {
     word: AtomicU64,
     /// A completion that was polled and not processed. Belongs to the thread that polls while the
@@ -56,7 +58,12 @@ impl<T> Lease<T> {
 
     /// Polls the CQ if it is lent.
     pub fn poll(&self, poll: impl FnOnce() -> Option<T>) -> Turn {
-        match self.word.compare_exchange(LENT, POLLING, Ordering::Acquire, Ordering::Relaxed) {
+        // Load first: a failing exchange takes the cache line from the thread that polls.
+        let word = match self.word.load(Ordering::Relaxed) {
+            LENT => self.word.compare_exchange(LENT, POLLING, Ordering::Acquire, Ordering::Relaxed),
+            other => Err(other),
+        };
+        match word {
             Ok(_) => {}
             Err(HELD) => return Turn::Ended,
             Err(_) => return Turn::Nothing,
@@ -88,6 +95,23 @@ impl<T> Lease<T> {
         }
         // SAFETY: the word is HELD, and stays so while the caller holds the lock.
         Ok(unsafe { (*self.found.get()).take() })
+    }
+
+    /// Ends the lease unless a poll is in progress: [`take_back`](Self::take_back) does not wait
+    /// then. Returns false in the middle of a poll. Called by the lock's holder.
+    pub fn try_end(&self) -> bool {
+        let word = self.word.compare_exchange(LENT, HELD, Ordering::Acquire, Ordering::Acquire);
+        matches!(word, Ok(_) | Err(HELD))
+    }
+
+    /// Ends the lease, or makes the poll that is in progress end it. Called by the lock's holder.
+    pub fn end_soon(&self) {
+        while !self.try_end() {
+            let word = self.word.compare_exchange(POLLING, ASKED, Ordering::Relaxed, Ordering::Relaxed);
+            if matches!(word, Ok(_) | Err(ASKED)) {
+                return;
+            }
+        }
     }
 
     #[cold]
@@ -164,6 +188,30 @@ mod tests {
         });
         assert_eq!(turn, Turn::Nothing);
         assert_eq!(lease.take_back(|| true).unwrap(), None);
+    }
+
+    #[test]
+    fn a_lease_ends_without_a_wait() {
+        let lease = Lease::default();
+        assert!(lease.try_end());
+        lease.lend();
+        let turn = lease.poll(|| {
+            assert!(!lease.try_end());
+            None
+        });
+        assert_eq!(turn, Turn::Nothing);
+        let turn = lease.poll(|| {
+            lease.end_soon();
+            lease.end_soon();
+            assert!(!lease.try_end());
+            Some(1)
+        });
+        assert_eq!(turn, Turn::Ended);
+        assert!(lease.try_end());
+        assert_eq!(lease.take_back(|| false).unwrap(), Some(1));
+        lease.lend();
+        lease.end_soon();
+        assert_eq!(lease.poll(|| Some(2)), Turn::Ended);
     }
 
     #[test]

@@ -224,16 +224,16 @@ impl CqHandle {
         Ok(unsafe { slice::from_raw_parts(filled.as_ptr().cast(), count) })
     }
 
-    /// Polls a single completion. Returns `None` if there is none, or polling fails.
+    /// Polls a single completion.
     ///
     /// # Safety
     /// As for [`poll`](Self::poll).
     #[inline]
-    pub unsafe fn poll_one(self) -> Option<Completion> {
+    pub unsafe fn poll_one(self) -> Result<Option<Completion>> {
         let mut completion = [MaybeUninit::uninit()];
         // SAFETY: guaranteed by the caller.
-        let found = unsafe { self.poll(&mut completion) }.is_ok_and(|found| !found.is_empty());
-        found.then_some(Completion(completion[0]))
+        let is_found = unsafe { self.poll(&mut completion) }.map(|found| !found.is_empty())?;
+        Ok(is_found.then_some(Completion(completion[0])))
     }
 }
 

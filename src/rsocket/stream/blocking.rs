@@ -115,7 +115,8 @@ impl Stream {
     /// The connection is about to be destroyed: no thread polls its receive CQ from now on. Not
     /// called by a signal handler that interrupted a poll: its rclose(3) fails.
     pub(super) fn take_cq_back(&self, state: &mut State) {
-        let _ = polling::take_back(self, state);
+        let taken = polling::take_back(self, state);
+        debug_assert!(taken.is_ok());
     }
 
     /// The device and the QP are gone: system calls fail with `EIO` before the connection manager
@@ -259,7 +260,7 @@ impl LendsCq for Stream {
     }
 
     #[inline]
-    fn poll_one(cq: &CqHandle) -> Option<Completion> {
+    fn poll_one(cq: &CqHandle) -> Result<Option<Completion>> {
         // SAFETY: a connection, and its CQ with it, is dropped only after the CQ was taken back.
         unsafe { cq.poll_one() }
     }

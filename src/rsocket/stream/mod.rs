@@ -44,7 +44,6 @@ pub use options::after_calls;
 pub(super) use options::{number, timeout};
 
 use super::cm_id::CmId;
-use super::enter::enter;
 use super::pollable::{Notice, Watchers};
 use super::reactor::{self, Key, Service};
 use super::spinning::Spinning;
@@ -54,7 +53,7 @@ use crate::ffi::rdma_port_space;
 use crate::sys::alloc::try_arc;
 use crate::sys::futex::Changes;
 use crate::sys::lease::Lease;
-use crate::sys::lock::{self, Lock};
+use crate::sys::lock::{self, Lock, Unavailable};
 use crate::sys::owner::Owner;
 use crate::sys::rc::Completion;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
@@ -209,11 +208,24 @@ impl Stream {
     /// process or a closed socket, and with `EAGAIN` in a signal handler that has interrupted the
     /// holder of the lock, or a call that uses the connection without it.
     fn enter(&self) -> Result<Guard<'_>> {
-        let state = enter(self.owner, &self.state)?;
+        if !self.owner.is_this_process() {
+            return Err(Errno::EBADF);
+        }
+        let state = self.enter_now().map_err(|_| Errno::EAGAIN)?;
         if state.is_closed() {
             return Err(Errno::EBADF);
         }
         if self.is_in_use_here(&state) { Err(Errno::EAGAIN) } else { Ok(state) }
+    }
+
+    /// Waits for the lock, as [`Lock::enter`]. Does not wait either in a signal handler that has
+    /// interrupted a call that uses the connection without the lock: the holder may wait for that.
+    fn enter_now(&self) -> std::result::Result<Guard<'_>, Unavailable> {
+        match self.state.try_enter() {
+            Err(Unavailable::Taken) if unlocked::is_used_here(self) => Err(Unavailable::Mine),
+            Err(Unavailable::Taken) => self.state.enter(),
+            entered => entered,
+        }
     }
 
     /// Returns whether the caller is a signal handler that interrupted a call of this thread while

@@ -539,8 +539,8 @@ impl LendsCq for Stream {
         (!state.closed).then(|| state.cq.clone())
     }
 
-    fn poll_one(cq: &Self::Cq) -> Option<Received> {
-        cq.poll(1).pop()
+    fn poll_one(cq: &Self::Cq) -> Result<Option<Received>> {
+        Ok(cq.poll(1).pop())
     }
 }
 

@@ -15,6 +15,7 @@
 //! trait, and the logic is model-checked.
 
 use super::channel_leader::{EventSource, LockGuard};
+use crate::errno::Result;
 use crate::sys::event;
 pub(super) use crate::sys::lease::Interrupted;
 use crate::sys::lease::{Lease, Turn};
@@ -28,11 +29,11 @@ pub(super) trait LendsCq: EventSource {
 
     /// Returns the lease of the receive CQ.
     fn lease(&self) -> &Lease<Self::Completion>;
-    /// Returns the receive CQ. Returns `None` if it must be polled with the lock, because the
-    /// calling thread waits for completions of the send CQ, too, or must not be polled any more.
+    /// Returns the receive CQ. Returns `None` if it must be polled with the lock, because somebody
+    /// needs completions of the send CQ, too, or must not be polled any more.
     fn recv_cq(state: &Self::State) -> Option<Self::Cq>;
     /// Polls the CQ, which is live.
-    fn poll_one(cq: &Self::Cq) -> Option<Self::Completion>;
+    fn poll_one(cq: &Self::Cq) -> Result<Option<Self::Completion>>;
 }
 
 type Guard<'a, S> = LockGuard<'a, <S as EventSource>::State>;
@@ -76,14 +77,21 @@ fn lend<S: LendsCq>(stream: &S, state: &mut S::State) -> Option<S::Cq> {
     Some(cq)
 }
 
-/// Polls until the CQ was taken back, something was found, or `ends` returns true.
+/// Polls until the CQ was taken back, something was found, polling fails, or `ends` returns true.
 fn poll_lent<S: LendsCq>(stream: &S, cq: &S::Cq, mut ends: impl FnMut() -> bool) {
     while !ends() {
         // A handler that interrupts the poll finds the stream in use.
-        let Some(polling) = Use::begin(stream) else { return };
-        let turn = stream.lease().poll(|| S::poll_one(cq));
+        let Some(polling) = Use::begin(stream) else { return event::spin() };
+        let mut has_failed = false;
+        let turn = stream.lease().poll(|| {
+            S::poll_one(cq).unwrap_or_else(|_| {
+                has_failed = true;
+                None
+            })
+        });
         drop(polling);
-        if turn == Turn::Ended {
+        // The poll with the lock reports the failure.
+        if turn == Turn::Ended || has_failed {
             return;
         }
         event::spin();
@@ -91,10 +99,27 @@ fn poll_lent<S: LendsCq>(stream: &S, cq: &S::Cq, mut ends: impl FnMut() -> bool)
 }
 
 /// Takes the receive CQ back if it is lent. Returns the completion that was found and not
-/// processed. Fails if the caller is a signal handler that interrupted a poll.
-pub(super) fn take_back<S: LendsCq>(stream: &S, state: &mut S::State) -> Result<Option<S::Completion>, Interrupted> {
+/// processed. Waits for a poll that is in progress. Fails if the caller is a signal handler that
+/// interrupted a poll: no such handler waits for the lock ([`Stream::enter`](super::Stream::enter)),
+/// so the poll ends.
+pub(super) fn take_back<S: LendsCq>(
+    stream: &S,
+    state: &mut S::State,
+) -> std::result::Result<Option<S::Completion>, Interrupted> {
     let Some(leadership) = S::leadership(state).filter(|leadership| leadership.lent) else { return Ok(None) };
     let found = stream.lease().take_back(|| unlocked::is_used_here(stream))?;
     leadership.lent = false;
     Ok(found)
+}
+
+/// Makes sure that [`take_back`] does not wait. Returns false in the middle of a poll.
+pub(super) fn try_end<S: LendsCq>(stream: &S, state: &mut S::State) -> bool {
+    S::leadership(state).is_none_or(|leadership| !leadership.lent) || stream.lease().try_end()
+}
+
+/// Makes the polling thread, if there is one, take the lock soon. Does not wait.
+pub(super) fn end_soon<S: LendsCq>(stream: &S, state: &mut S::State) {
+    if S::leadership(state).is_some_and(|leadership| leadership.lent) {
+        stream.lease().end_soon();
+    }
 }

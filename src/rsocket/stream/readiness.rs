@@ -79,7 +79,7 @@ impl Pollable for Stream {
         if !self.owner.is_this_process() {
             return POLLNVAL;
         }
-        let Ok(mut state) = self.state.enter() else { return 0 };
+        let Ok(mut state) = self.enter_now() else { return 0 };
         if wanted & IN != 0 {
             self.turn_to_receive(&mut state);
         }
@@ -95,7 +95,7 @@ impl Pollable for Stream {
         if !self.owner.is_this_process() {
             return true;
         }
-        let Ok(mut state) = self.state.enter() else { return false };
+        let Ok(mut state) = self.enter_now() else { return false };
         if wanted & IN != 0 {
             self.turn_to_receive(&mut state);
         }
@@ -106,7 +106,7 @@ impl Pollable for Stream {
         if !self.owner.is_this_process() {
             return POLLNVAL;
         }
-        let Ok(mut state) = self.state.enter() else { return 0 };
+        let Ok(mut state) = self.enter_now() else { return 0 };
         if wanted & IN != 0 {
             self.turn_to_receive(&mut state);
         }
@@ -129,7 +129,7 @@ impl Pollable for Stream {
 
     fn take_event(&self) {
         if self.owner.is_this_process()
-            && let Ok(mut state) = self.state.enter()
+            && let Ok(mut state) = self.enter_now()
         {
             channel_leader::take_event(self, &mut state);
         }

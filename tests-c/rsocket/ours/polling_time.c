@@ -22,7 +22,9 @@ int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
 	return 0;
 }
 
-static atomic_long futex_calls;
+/* Futex calls of this thread, and of all threads. */
+static __thread long futex_calls;
+static atomic_long all_futex_calls;
 
 /* Likewise; the library makes its futex calls with it. */
 long syscall(long number, ...)
@@ -37,8 +39,10 @@ long syscall(long number, ...)
 	va_end(list);
 	if (!next)
 		next = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
-	if (number == SYS_futex)
+	if (number == SYS_futex) {
 		futex_calls++;
+		all_futex_calls++;
+	}
 	return next(number, argument[0], argument[1], argument[2], argument[3], argument[4], argument[5]);
 }
 
@@ -97,22 +101,33 @@ static void send_beside_receive(void) { sends_beside(call_recv); }
 static void send_beside_poll(void) { sends_beside(call_poll); }
 static void send_beside_poll_of_two(void) { sends_beside(call_poll_two); }
 
-/* Sending waits for nothing while another thread polls. */
+/* Sending waits for nothing while another thread polls, whatever that one does at the moment. */
 static void sending_makes_no_futex_call(void)
 {
 	struct blocked blocked;
+	union address to;
+	int listener;
 	long before;
 
 	EXPECT(rs_pair(&pair, AF_INET));
 	start_looking(&blocked, call_recv, pair.server);
 	before = futex_calls;
-	for (int i = 0; i < 100; i++)
+	for (int i = 0; i < 50; i++) {
 		EXPECT(rsend(pair.server, "x", 1, 0) == 1);
+		sched_yield();
+	}
 	EXPECT(futex_calls == before);
-	EXPECT(recv_all(pair.client, data, 100) == 100);
+	EXPECT(recv_all(pair.client, data, 50) == 50);
 	EXPECT(rsend(pair.client, "y", 1, 0) == 1);
 	join(&blocked);
 	EXPECT(blocked.ret == 1);
+	/* A call that waits without polling makes one, so they are counted. */
+	before = all_futex_calls;
+	EXPECT((listener = rs_listener(AF_INET, &to, NULL)) >= 0);
+	start_blocked(&blocked, call_accept, listener);
+	EXPECT(all_futex_calls > before);
+	EXPECT(!rclose(listener));
+	join(&blocked);
 	rs_pair_close(&pair);
 }
 
@@ -146,7 +161,7 @@ static void *take(void *argument)
 	return NULL;
 }
 
-/* Two threads poll, and a third one receives without waiting: each message is taken once, and in order. */
+/* Two threads poll, and a third one receives without waiting: each message is taken once. */
 static void receive_beside_receive(void)
 {
 	struct taker takers[] = { { .waits = true }, { .waits = true }, { .waits = false } };
@@ -185,7 +200,7 @@ static void receive_beside_receive(void)
 
 /* ---- signal handlers -------------------------------------------------------------------------- */
 
-static atomic_int sent, refused, broken;
+static atomic_int sent, refused, broken, done;
 
 static void call_in_handler(int number)
 {
@@ -194,6 +209,9 @@ static void call_in_handler(int number)
 	char byte;
 
 	(void)number;
+	/* The other thread needs the CQ meanwhile. */
+	for (int i = 0; i < 3; i++)
+		sched_yield();
 	if (rrecv(pair.server, &byte, 1, MSG_DONTWAIT) != -1 || errno != EAGAIN || rpoll(&entry, 1, 0))
 		broken++;
 	if (rsend(pair.server, "x", 1, MSG_DONTWAIT) == 1)
@@ -205,21 +223,39 @@ static void call_in_handler(int number)
 	errno = error;
 }
 
-/* A handler interrupts the polling: its calls succeed or fail at once, and the polling goes on. */
+static void *asks_for_data(void *unused)
+{
+	struct pollfd entry = { .fd = pair.server, .events = POLLIN };
+	char byte;
+
+	while (!done)
+		if (rpoll(&entry, 1, 0) || rrecv(pair.server, &byte, 1, MSG_DONTWAIT) != -1)
+			broken++;
+	return unused;
+}
+
+/*
+ * A handler interrupts the polling while another thread needs the CQ: its calls succeed or fail at once,
+ * and the polling goes on.
+ */
 static void calls_of_a_handler(void)
 {
 	struct sigaction action = { .sa_handler = call_in_handler, .sa_flags = SA_RESTART };
 	struct blocked blocked;
+	pthread_t other;
 	int calls = 0;
 
 	EXPECT(rs_pair(&pair, AF_INET));
 	EXPECT(!sigaction(SIGUSR1, &action, NULL));
 	start_looking(&blocked, call_recv, pair.server);
-	while (sent < 20 && !broken) {
+	EXPECT(!pthread_create(&other, NULL, asks_for_data, NULL));
+	while ((sent < 20 || refused < 20) && !broken) {
 		EXPECT(!pthread_kill(blocked.thread, SIGUSR1));
 		for (calls++; sent + refused + broken < calls;)
 			sched_yield();
 	}
+	done = 1;
+	EXPECT(!pthread_join(other, NULL));
 	EXPECT(!broken);
 	EXPECT(recv_all(pair.client, data, (size_t)sent) == (size_t)sent);
 	EXPECT(rsend(pair.client, "y", 1, 0) == 1);

@@ -4,7 +4,7 @@
 use super::post::QueuePair;
 use super::receive_rings::Rings;
 use super::send::ControlData;
-use super::{Batch, Connection, IMM_LEN, Layout, REPOST, RemoteMemory, SGL};
+use super::{Connection, IMM_LEN, Layout, REPOST, RemoteMemory, SGL};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::{Received, Receiver};
 use crate::rsocket::growth_budget::Reservation;
@@ -12,7 +12,7 @@ use crate::rsocket::stream::copying::LARGE;
 use crate::rsocket::stream::options::Options;
 use crate::rsocket::wire::{self, ConnData, IOMAP_ENTRY, Mapping, Region, SGL_ENTRY};
 use crate::sys::pages;
-use crate::sys::rc::{Completion, CompletionQueue, CqEvent, MemoryRegion, Sge};
+use crate::sys::rc::{CompletionQueue, CqEvent, MemoryRegion, Sge};
 use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};
 
@@ -212,18 +212,6 @@ impl ReceiveSide {
             *byte = unsafe { self.memory.start().add(start + at).as_ptr().read_volatile() };
         }
         wire::parse_iomap(&bytes)
-    }
-
-    /// Polls the CQ. Returns the number of completions in `batch`.
-    #[inline]
-    pub fn poll_cq(&self, batch: &mut Batch) -> Result<usize> {
-        self.cq.poll(&mut batch.0).map(<[_]>::len)
-    }
-
-    /// As [`poll_cq`](Self::poll_cq), with a completion that was polled before as the first one.
-    pub fn poll_cq_after(&self, found: Completion, batch: &mut Batch) -> Result<usize> {
-        batch.0[0] = found.0;
-        self.cq.poll(&mut batch.0[1..]).map(|polled| 1 + polled.len())
     }
 
     /// Copies received bytes to the beginning of `into`, which has space for them.
