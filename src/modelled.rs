@@ -13,6 +13,7 @@ mod sys {
     pub use crate::models::{cancel, event};
     pub mod futex;
     pub mod inner;
+    pub mod lease;
     pub mod lock;
     pub mod owner;
     pub mod sync;
@@ -30,6 +31,7 @@ mod rsocket {
         mod held;
         pub mod model;
         mod outbox;
+        mod polling;
         mod starting;
     }
     mod poll_waiter;

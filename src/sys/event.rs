@@ -186,8 +186,8 @@ pub fn cpus() -> c_int {
     count
 }
 
-/// Pauses a polling thread for about the duration of a poll, so that other threads get the lock
-/// that polling takes.
+/// Pauses a polling thread for about the duration of a poll, so that other threads get the lock, or
+/// the CQ, that polling takes.
 pub fn spin() {
     const ROUNDS: u32 = 8;
     for _ in 0..ROUNDS {

@@ -231,7 +231,7 @@ impl<T> Drop for Guard<'_, T> {
 
 /// Thread numbers, and futex(2).
 #[cfg(not(all(test, loom)))]
-mod outside {
+pub(super) mod outside {
     use std::ptr;
     use std::sync::atomic::AtomicU64;
     use std::time::Duration;
@@ -280,7 +280,7 @@ mod outside {
 
 /// The same for models: the lock stands for the lock of the kernel's queue.
 #[cfg(all(test, loom))]
-mod outside {
+pub(super) mod outside {
     use std::hash::{DefaultHasher, Hash, Hasher};
     use std::time::Duration;
 

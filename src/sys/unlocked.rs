@@ -26,8 +26,10 @@ pub struct Use(#[cfg(not(all(test, loom)))] usize);
 
 #[cfg(not(all(test, loom)))]
 impl Use {
-    /// Begins to use an object; called with its lock held. Returns `None` if too many are used: the
-    /// caller keeps the lock. That is also so where handlers have left calls by siglongjmp(3).
+    /// Begins to use an object. Called with its lock held, or before what is used is claimed in
+    /// another way: a handler in between must find the object in use. Returns `None` if too many
+    /// are used: the caller keeps the lock. That is also so where handlers have left calls by
+    /// siglongjmp(3).
     pub fn begin<T>(object: &T) -> Option<Use> {
         let address = ptr::from_ref(object).addr();
         let slot = USED.with(|used| {
@@ -63,6 +65,11 @@ pub fn in_child() {
 }
 
 /// Models have no signal handlers.
+#[cfg(all(test, loom))]
+pub fn is_used_here<T>(_: &T) -> bool {
+    false
+}
+
 #[cfg(all(test, loom))]
 impl Use {
     pub fn begin<T>(_: &T) -> Option<Use> {

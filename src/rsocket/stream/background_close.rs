@@ -202,6 +202,7 @@ impl Stream {
             return state.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now())));
         }
         state.phase = Phase::Closed;
+        self.take_cq_back(&mut state);
         state.release();
         self.channel_fd.store(-1, Ordering::Relaxed);
         state.take_background_close();

@@ -6,11 +6,13 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use super::channel_leader::{self, EventSource, Leadership, Until};
+use super::polling::{self, LendsCq};
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
 use crate::rsocket::config::defaults;
 use crate::sys::futex::Changes;
-use crate::sys::rc::{ChannelHandle, CqEvent};
+use crate::sys::lease::Lease;
+use crate::sys::rc::{ChannelHandle, Completion, CqEvent, CqHandle};
 use crate::sys::{cancel, clock, event};
 
 /// The state of one blocking call.
@@ -99,29 +101,22 @@ impl Stream {
     }
 
     /// Polls the CQs without sleeping for polling_time, but not beyond the deadline. Returns
-    /// whether the stream has changed. Releases the lock between two polls, so that other threads
-    /// can send and receive.
-    fn spin<'a>(&'a self, mut state: Guard<'a>, deadline: Option<Instant>) -> (Guard<'a>, bool) {
+    /// whether the stream has changed. Other threads send and receive meanwhile ([`polling`]).
+    fn spin<'a>(&'a self, state: Guard<'a>, deadline: Option<Instant>) -> (Guard<'a>, bool) {
         let end = Instant::now() + Duration::from_micros(defaults().polling_time_us.into());
         let end = deadline.map_or(end, |deadline| deadline.min(end));
-        let count = self.changed.count();
-        loop {
-            if self.process_completions(&mut state) {
-                state.spinning.succeeded();
-                return (state, true);
-            }
-            if Instant::now() >= end {
-                return (state, false);
-            }
-            drop(state);
-            event::spin();
-            state = self.lock();
-            // Another thread has processed completions or changed the state.
-            if self.changed.count() != count {
-                state.spinning.succeeded();
-                return (state, true);
-            }
+        let (state, changed) = polling::spin(self, state, || Instant::now() >= end);
+        if changed {
+            state.spinning.succeeded();
         }
+        (state, changed)
+    }
+
+    /// The connection is about to be destroyed: no thread polls its receive CQ from now on. Not
+    /// called by a signal handler that interrupted a poll: its rclose(3) fails.
+    pub(super) fn take_cq_back(&self, state: &mut State) {
+        let taken = polling::take_back(self, state);
+        debug_assert!(taken.is_ok());
     }
 
     /// The device and the QP are gone: system calls fail with `EIO` before the connection manager
@@ -248,5 +243,25 @@ impl EventSource for Stream {
     #[inline]
     fn note_event(state: &mut State, event: &CqEvent) -> bool {
         state.connection.as_mut().is_some_and(|connection| connection.note_event(event))
+    }
+}
+
+impl LendsCq for Stream {
+    type Cq = CqHandle;
+    type Completion = Completion;
+
+    fn lease(&self) -> &Lease<Completion> {
+        &self.lease
+    }
+
+    fn recv_cq(state: &State) -> Option<CqHandle> {
+        let polls = matches!(state.phase, Phase::Connected | Phase::Disconnected | Phase::Closing);
+        state.connection.as_ref().filter(|_| polls)?.lendable_recv_cq()
+    }
+
+    #[inline]
+    fn poll_one(cq: &CqHandle) -> Result<Option<Completion>> {
+        // SAFETY: a connection, and its CQ with it, is dropped only after the CQ was taken back.
+        unsafe { cq.poll_one() }
     }
 }

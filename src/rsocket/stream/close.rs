@@ -9,13 +9,13 @@ use super::background_close::DISCONNECT_TIMEOUT;
 use super::blocking::Wait;
 use super::held::HoldsData;
 use super::options::Linger;
-use super::{Guard, Notice, Phase, State, Stream, channel_leader, outbox};
+use super::{Guard, Notice, Phase, State, Stream, channel_leader, outbox, polling};
 use crate::cm;
 use crate::diag;
 use crate::errno::{Errno, Result};
 use crate::rsocket::reactor::{self, Role};
 use crate::rsocket::wire::Control;
-use crate::sys::library_fds;
+use crate::sys::{event, library_fds};
 
 /// Time-out for the last messages to arrive: longer than the transport's retries, for a peer that
 /// is alive but posts no receives.
@@ -302,7 +302,7 @@ impl Stream {
             return;
         }
         let Ok(mut state) = self.state.try_enter() else { return };
-        if self.is_in_use_here(&state) {
+        if self.is_in_use_here(&state) || !self.ends_polling(&mut state) {
             return;
         }
         // An adapter may discard what is posted only now.
@@ -315,6 +315,16 @@ impl Stream {
             state.disconnect_sent |= !connected && state.closing.is_none();
             drop(self.disconnect_in_background(state, Instant::now() + CLOSE_TIMEOUT));
         }
+    }
+
+    /// Ends the polling of another thread. Returns false if that takes long: the thread may never
+    /// run again.
+    fn ends_polling(&self, state: &mut State) -> bool {
+        const TRIES: usize = 1000;
+        (0..TRIES).any(|_| {
+            event::spin();
+            polling::try_end(self, state)
+        })
     }
 
     /// Closes a connection that the program has not accepted.
@@ -360,6 +370,7 @@ impl Stream {
         match channel_leader::wait_for_no_leader(self, self.lock()) {
             Ok(state) => {
                 let mut state = outbox::wait_until_unused(self, state);
+                self.take_cq_back(&mut state);
                 state.release();
                 self.channel_fd.store(-1, Ordering::Relaxed);
             }

@@ -48,7 +48,7 @@ impl Stream {
             return Err(false);
         }
         let Some(connection) = state.connection.as_deref_mut() else { return Err(false) };
-        if connection.turn_to_receive(thread) || connection.is_in_use() && unlocked::is_used_here(self) {
+        if connection.turn_to_receive(thread) || connection.may_be_interrupted() && unlocked::is_used_here(self) {
             return Err(false);
         }
         // Poll for new data, unless the buffered data is enough for the whole call.
@@ -175,7 +175,7 @@ impl Stream {
         let Some(connection) = state.connection.as_deref_mut().filter(|connection| connection.takes_inline(len)) else {
             return false;
         };
-        if connection.is_in_use() && unlocked::is_used_here(self) {
+        if connection.may_be_interrupted() && unlocked::is_used_here(self) {
             return false;
         }
         connection.sends_from(thread);

@@ -2,7 +2,7 @@
 
 use super::connection::Watch;
 use super::held::HoldsData;
-use super::{Guard, State, Stream};
+use super::{Guard, State, Stream, polling};
 use crate::rsocket::reactor;
 
 impl Stream {
@@ -19,7 +19,8 @@ impl Stream {
 
 impl HoldsData for Stream {
     fn try_lock(&self) -> Option<Guard<'_>> {
-        self.state.try_lock().ok()
+        let mut state = self.state.try_lock().ok()?;
+        polling::try_end(self, &mut state).then_some(state)
     }
 
     #[inline]
@@ -36,6 +37,8 @@ impl HoldsData for Stream {
     }
 
     fn must_hold(&self, state: &mut State) -> bool {
+        // A thread that polls the receive CQ only has to poll the send CQ, too, from now on.
+        polling::end_soon(self, state);
         state.connection.as_mut().is_some_and(|connection| connection.must_hold())
     }
 

@@ -2,8 +2,9 @@
 //!
 //! A stream's lock guards everything behind its descriptor. It is held while data is copied, unless
 //! that is much and another thread uses the stream ([`outbox`], [`copying`]), and never while
-//! waiting. One of the threads that wait for a connected stream, the leader, sleeps in its
-//! completion channel and notifies the others. The reactor delivers connection manager events.
+//! waiting. A thread that polls before it sleeps does so without the lock ([`polling`]). One of the
+//! threads that wait for a connected stream, the leader, sleeps in its completion channel and
+//! notifies the others. The reactor delivers connection manager events.
 
 mod accept;
 mod addr;
@@ -22,6 +23,7 @@ mod hold;
 mod iomap;
 mod options;
 mod outbox;
+mod polling;
 mod posting;
 mod readiness;
 mod service;
@@ -42,7 +44,6 @@ pub use options::after_calls;
 pub(super) use options::{number, timeout};
 
 use super::cm_id::CmId;
-use super::enter::enter;
 use super::pollable::{Notice, Watchers};
 use super::reactor::{self, Key, Role, Service};
 use super::spinning::Spinning;
@@ -51,8 +52,10 @@ use crate::errno::{Errno, Result};
 use crate::ffi::rdma_port_space;
 use crate::sys::alloc::try_arc;
 use crate::sys::futex::Changes;
-use crate::sys::lock::{self, Lock};
+use crate::sys::lease::Lease;
+use crate::sys::lock::{self, Lock, Unavailable};
 use crate::sys::owner::Owner;
+use crate::sys::rc::Completion;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
 use crate::sys::unlocked;
 use background_close::BackgroundClose;
@@ -80,6 +83,8 @@ pub struct Stream {
     channel_fd: AtomicI32,
     /// The stream connects, and the thread that holds its lock is in a command that may block.
     in_command: AtomicBool,
+    /// The receive CQ while a thread polls it without the lock.
+    lease: Lease<Completion>,
 }
 
 /// State behind a stream's lock.
@@ -191,6 +196,7 @@ impl Stream {
             edges: AtomicU64::new(0),
             channel_fd: AtomicI32::new(-1),
             in_command: AtomicBool::new(false),
+            lease: Lease::default(),
         })
     }
 
@@ -209,17 +215,30 @@ impl Stream {
     /// process or a closed socket, and with `EAGAIN` in a signal handler that has interrupted the
     /// holder of the lock, or a call that uses the connection without it.
     fn enter(&self) -> Result<Guard<'_>> {
-        let state = enter(self.owner, &self.state)?;
+        if !self.owner.is_this_process() {
+            return Err(Errno::EBADF);
+        }
+        let state = self.enter_now().map_err(|_| Errno::EAGAIN)?;
         if state.is_closed() {
             return Err(Errno::EBADF);
         }
         if self.is_in_use_here(&state) { Err(Errno::EAGAIN) } else { Ok(state) }
     }
 
+    /// Waits for the lock, as [`Lock::enter`]. Does not wait either in a signal handler that has
+    /// interrupted a call that uses the connection without the lock: the holder may wait for that.
+    fn enter_now(&self) -> std::result::Result<Guard<'_>, Unavailable> {
+        match self.state.try_enter() {
+            Err(Unavailable::Taken) if unlocked::is_used_here(self) => Err(Unavailable::Mine),
+            Err(Unavailable::Taken) => self.state.enter(),
+            entered => entered,
+        }
+    }
+
     /// Returns whether the caller is a signal handler that interrupted a call of this thread while
     /// it used the connection without the lock.
     fn is_in_use_here(&self, state: &State) -> bool {
-        state.is_in_use() && unlocked::is_used_here(self)
+        state.may_be_interrupted() && unlocked::is_used_here(self)
     }
 
     /// Notifies all waiting threads of a change that raises no event in a completion channel.
@@ -233,6 +252,9 @@ impl Stream {
     #[inline]
     fn process_completions(&self, state: &mut State) -> bool {
         let Some(connection) = &mut state.connection else { return false };
+        if connection.channel.leadership.lent {
+            return self.process_lent(state);
+        }
         let mut batch = Batch::new();
         let completed = connection.poll_recv_cq(&mut batch);
         let has_failed = connection.failure().is_some() && matches!(state.phase, Phase::Connected);
@@ -240,6 +262,23 @@ impl Stream {
             starting::attend(self, state);
             return false;
         }
+        self.process_batch(state, &mut batch, completed)
+    }
+
+    /// As [`process_completions`](Self::process_completions), while the receive CQ is lent: takes it
+    /// back. In a signal handler that interrupted a poll, there are none.
+    #[cold]
+    #[inline(never)]
+    fn process_lent(&self, state: &mut State) -> bool {
+        let found = match polling::take_back(self, state) {
+            Err(polling::Interrupted) => return false,
+            // Not lent any more.
+            Ok(None) => return self.process_completions(state),
+            Ok(Some(found)) => found,
+        };
+        let Some(connection) = &mut state.connection else { return false };
+        let mut batch = Batch::new();
+        let completed = connection.poll_recv_cq_after(found, &mut batch);
         self.process_batch(state, &mut batch, completed)
     }
 

@@ -9,16 +9,19 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use libc::{POLLIN, POLLNVAL, pollfd};
+use loom::cell::UnsafeCell;
 use loom::sync::{Mutex, MutexGuard};
 
 use super::channel_leader::{self, EventSource, Leadership, Until};
 use super::held::{self, HoldsData};
 use super::outbox::{self, Outbox, Posts};
+use super::polling::{self, LendsCq};
 use super::starting::{self, Starts};
 use crate::errno::{Errno, Result};
 use crate::rsocket::pollable::{Notice, Pollable, Watchers};
 use crate::sys::event::{Deadline, EventFd, poll};
 use crate::sys::futex::Changes;
+use crate::sys::lease::Lease;
 
 /// A deadline. Its value does not matter: every timeout expires at once.
 pub fn soon() -> Option<Instant> {
@@ -28,13 +31,45 @@ pub fn soon() -> Option<Instant> {
 /// The CQs: receive completions and send completions.
 #[derive(Default)]
 struct Queue {
-    /// Receive completions, and the units of data in them.
-    completions: u32,
-    data: u32,
+    /// Receive completions.
+    received: VecDeque<Received>,
+    arrived: u32,
     armed: bool,
     /// Send completions, each of which frees a unit of space.
     sent: u32,
     sent_armed: bool,
+}
+
+/// A receive completion: its number, and the units of data in it.
+#[derive(Clone, Copy)]
+pub struct Received {
+    number: u32,
+    data: u32,
+}
+
+/// The CQs as threads poll them: one at a time, also without the stream's lock.
+#[derive(Default)]
+pub struct Cq {
+    queue: Mutex<Queue>,
+    polled: UnsafeCell<()>,
+    destroyed: Mutex<bool>,
+}
+
+// SAFETY: loom reports concurrent accesses to the cell.
+unsafe impl Sync for Cq {}
+// SAFETY: as above.
+unsafe impl Send for Cq {}
+
+impl Cq {
+    /// Polls the receive CQ, for at most `limit` completions.
+    fn poll(&self, limit: usize) -> Vec<Received> {
+        assert!(!*self.destroyed.lock().unwrap());
+        self.polled.with_mut(|_| {
+            let received = &mut self.queue.lock().unwrap().received;
+            let count = received.len().min(limit);
+            received.drain(..count).collect()
+        })
+    }
 }
 
 /// The completion channel, with the CQ of each event.
@@ -68,6 +103,8 @@ impl Channel {
 pub struct State {
     leadership: Leadership,
     pub available: u32,
+    /// Number of receive completions that were processed.
+    processed: u32,
     /// Units of send space, and the number of those who wait for it.
     space: u32,
     waiting_for_space: u32,
@@ -85,6 +122,7 @@ pub struct State {
     next_write: u32,
     outbox: Outbox<u32>,
     send_queue: std::sync::Arc<SendQueue>,
+    cq: std::sync::Arc<Cq>,
 }
 
 /// The send queue: the writes that were posted.
@@ -95,7 +133,8 @@ pub struct SendQueue {
 }
 
 pub struct Stream {
-    queue: Mutex<Queue>,
+    cq: std::sync::Arc<Cq>,
+    lease: Lease<Received>,
     channel: std::sync::Arc<Channel>,
     pub state: Mutex<State>,
     changed: Changes,
@@ -108,12 +147,15 @@ pub struct Stream {
 
 impl Stream {
     pub fn new() -> Stream {
+        let cq = std::sync::Arc::<Cq>::default();
         Stream {
-            queue: Mutex::default(),
+            cq: cq.clone(),
+            lease: Lease::default(),
             channel: std::sync::Arc::new(Channel::new()),
             state: Mutex::new(State {
                 leadership: Leadership::default(),
                 available: 0,
+                processed: 0,
                 space: 0,
                 waiting_for_space: 0,
                 sent_armed: false,
@@ -126,6 +168,7 @@ impl Stream {
                 next_write: 0,
                 outbox: Outbox::new(),
                 send_queue: std::sync::Arc::default(),
+                cq,
             }),
             changed: Changes::default(),
             watchers: Watchers::default(),
@@ -158,9 +201,10 @@ impl Stream {
 
     /// The device completes a receive with `data` units.
     fn complete(&self, data: u32) {
-        let mut queue = self.queue.lock().unwrap();
-        queue.completions += 1;
-        queue.data += data;
+        let mut queue = self.cq.queue.lock().unwrap();
+        let number = queue.arrived;
+        queue.received.push_back(Received { number, data });
+        queue.arrived += 1;
         if queue.armed {
             queue.armed = false;
             self.channel.raise(Kind::Received);
@@ -169,7 +213,7 @@ impl Stream {
 
     /// The device completes a send.
     pub fn complete_send(&self) {
-        let mut queue = self.queue.lock().unwrap();
+        let mut queue = self.cq.queue.lock().unwrap();
         queue.sent += 1;
         if queue.sent_armed {
             queue.sent_armed = false;
@@ -273,6 +317,14 @@ impl Stream {
 
     /// Receives a unit of data. Returns `false` after shutdown, EBADF after close.
     pub fn receive(&self, deadline: Option<Instant>) -> Result<bool> {
+        self.receive_polling(deadline, 0)
+    }
+
+    /// As [`receive`](Self::receive), and polls without the lock so many times before the first
+    /// sleep; less often if another thread takes the CQ back.
+    pub fn receive_polling(&self, deadline: Option<Instant>, polls: u32) -> Result<bool> {
+        // It is asked once before the CQ is lent.
+        let mut checks = polls + 1;
         let mut state = self.lock();
         loop {
             if state.closed {
@@ -287,6 +339,18 @@ impl Stream {
             }
             if state.shut {
                 return Ok(false);
+            }
+            if polls > 0 && checks > 0 && channel_leader::may_lead::<Stream>(&mut state) {
+                let is_over = || {
+                    let is_over = checks == 0;
+                    checks = checks.saturating_sub(1);
+                    is_over
+                };
+                let (back, changed) = polling::spin(self, state, is_over);
+                state = back;
+                if changed {
+                    continue;
+                }
             }
             let (back, result) = channel_leader::wait(self, state, deadline);
             state = back;
@@ -345,6 +409,8 @@ impl Stream {
         };
         assert!(!state.leadership.has_leader());
         state = outbox::wait_until_unused(self, state);
+        assert!(polling::take_back(self, &mut state).is_ok());
+        *self.cq.destroyed.lock().unwrap() = true;
         *state.send_queue.destroyed.lock().unwrap() = true;
         state.released = true;
     }
@@ -385,14 +451,20 @@ impl EventSource for Stream {
         if state.closed {
             return false;
         }
-        let mut queue = self.queue.lock().unwrap();
-        let mut any = queue.completions > 0;
-        if state.starting && queue.data > 0 {
-            state.starting = false;
-            self.all_sent.raise();
+        // Without signal handlers it does not fail.
+        let found = polling::take_back(self, state).unwrap();
+        let mut any = false;
+        for received in found.into_iter().chain(self.cq.poll(usize::MAX)) {
+            assert_eq!(received.number, state.processed);
+            any = true;
+            state.processed += 1;
+            state.available += received.data;
+            if state.starting && received.data > 0 {
+                state.starting = false;
+                self.all_sent.raise();
+            }
         }
-        state.available += queue.data;
-        (queue.completions, queue.data) = (0, 0);
+        let mut queue = self.cq.queue.lock().unwrap();
         if state.waiting_for_space > 0 || state.held {
             any |= queue.sent > 0;
             state.space += mem::take(&mut queue.sent);
@@ -410,14 +482,14 @@ impl EventSource for Stream {
     }
 
     fn arm_recv_cq(&self, _: &mut State) -> bool {
-        self.queue.lock().unwrap().armed = true;
+        self.cq.queue.lock().unwrap().armed = true;
         true
     }
 
     fn arm_send_cq(&self, state: &mut State) -> bool {
         let arms = (state.waiting_for_space > 0 || state.held) && !state.sent_armed;
         if arms {
-            self.queue.lock().unwrap().sent_armed = true;
+            self.cq.queue.lock().unwrap().sent_armed = true;
             state.sent_armed = true;
         }
         arms
@@ -452,6 +524,23 @@ impl EventSource for Stream {
             state.sent_armed = false;
         }
         *event == Kind::Received
+    }
+}
+
+impl LendsCq for Stream {
+    type Cq = std::sync::Arc<Cq>;
+    type Completion = Received;
+
+    fn lease(&self) -> &Lease<Received> {
+        &self.lease
+    }
+
+    fn recv_cq(state: &State) -> Option<Self::Cq> {
+        (!state.closed).then(|| state.cq.clone())
+    }
+
+    fn poll_one(cq: &Self::Cq) -> Result<Option<Received>> {
+        Ok(cq.poll(1).pop())
     }
 }
 
@@ -500,7 +589,7 @@ impl HoldsData for Stream {
     }
 
     fn must_hold(&self, state: &mut State) -> bool {
-        state.space += mem::take(&mut self.queue.lock().unwrap().sent);
+        state.space += mem::take(&mut self.cq.queue.lock().unwrap().sent);
         state.space == 0
     }
 

@@ -7,8 +7,8 @@ use crate::errno::{Errno, Result};
 
 impl State {
     /// Returns whether a thread uses the connection without the lock.
-    pub(super) fn is_in_use(&self) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.is_in_use())
+    pub(super) fn may_be_interrupted(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.may_be_interrupted())
     }
 
     /// Returns whether the connection must not be dropped: a thread, or the reactor, uses it without

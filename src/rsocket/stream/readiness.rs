@@ -84,7 +84,7 @@ impl Stream {
 
     #[cold]
     fn lock_to_poll_slowly(&self) -> Option<Guard<'_>> {
-        if self.state.is_interrupted() {
+        if self.is_locked_by_this_thread() {
             return None;
         }
         loop {

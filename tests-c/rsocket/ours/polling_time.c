@@ -5,8 +5,12 @@
  * rsocket is closed meanwhile.
  */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <sched.h>
+#include <stdarg.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <sys/syscall.h>
 
 /* Replaces the C library's function, also for the library. */
 int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
@@ -16,6 +20,30 @@ int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
 	CPU_SET(0, set);
 	CPU_SET(1, set);
 	return 0;
+}
+
+/* Futex calls of this thread, and of all threads. */
+static __thread long futex_calls;
+static atomic_long all_futex_calls;
+
+/* Likewise; the library makes its futex calls with it. */
+long syscall(long number, ...)
+{
+	static long (*next)(long, ...);
+	long argument[6];
+	va_list list;
+
+	va_start(list, number);
+	for (int i = 0; i < 6; i++)
+		argument[i] = va_arg(list, long);
+	va_end(list);
+	if (!next)
+		next = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
+	if (number == SYS_futex) {
+		futex_calls++;
+		all_futex_calls++;
+	}
+	return next(number, argument[0], argument[1], argument[2], argument[3], argument[4], argument[5]);
 }
 
 #include "rsblocked.h"
@@ -72,6 +100,218 @@ static void sends_beside(ssize_t (*call)(int))
 static void send_beside_receive(void) { sends_beside(call_recv); }
 static void send_beside_poll(void) { sends_beside(call_poll); }
 static void send_beside_poll_of_two(void) { sends_beside(call_poll_two); }
+
+/* Sending waits for nothing while another thread polls, whatever that one does at the moment. */
+static void sending_makes_no_futex_call(void)
+{
+	struct blocked blocked;
+	union address to;
+	int listener;
+	long before;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	start_looking(&blocked, call_recv, pair.server);
+	before = futex_calls;
+	for (int i = 0; i < 50; i++) {
+		EXPECT(rsend(pair.server, "x", 1, 0) == 1);
+		sched_yield();
+	}
+	EXPECT(futex_calls == before);
+	EXPECT(recv_all(pair.client, data, 50) == 50);
+	EXPECT(rsend(pair.client, "y", 1, 0) == 1);
+	join(&blocked);
+	EXPECT(blocked.ret == 1);
+	/* A call that waits without polling makes one, so they are counted. */
+	before = all_futex_calls;
+	EXPECT((listener = rs_listener(AF_INET, &to, NULL)) >= 0);
+	start_blocked(&blocked, call_accept, listener);
+	EXPECT(all_futex_calls > before);
+	EXPECT(!rclose(listener));
+	join(&blocked);
+	rs_pair_close(&pair);
+}
+
+/* ---- several threads receive ------------------------------------------------------------------ */
+
+#define MESSAGES 200
+
+struct taker {
+	pthread_t thread;
+	bool waits;
+	int count;
+	unsigned char taken[MESSAGES + 1];
+};
+
+/* Messages that no thread has taken. */
+static atomic_int left;
+
+static void *take(void *argument)
+{
+	struct taker *taker = argument;
+	struct pollfd entry = { .fd = pair.server, .events = POLLIN };
+
+	while (left > 0 && taker->count < MESSAGES) {
+		if (!taker->waits)
+			rpoll(&entry, 1, 0);
+		if (rrecv(pair.server, taker->taken + taker->count, 1, taker->waits ? 0 : MSG_DONTWAIT) == 1) {
+			taker->count++;
+			left--;
+		}
+	}
+	return NULL;
+}
+
+/* Two threads poll, and a third one receives without waiting: each message is taken once. */
+static void receive_beside_receive(void)
+{
+	struct taker takers[] = { { .waits = true }, { .waits = true }, { .waits = false } };
+	int next[3] = { 0 }, found;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	left = MESSAGES;
+	for (int i = 0; i < 3; i++)
+		EXPECT(!pthread_create(&takers[i].thread, NULL, take, &takers[i]));
+	for (int i = 0; i < MESSAGES; i++) {
+		unsigned char byte = (unsigned char)i;
+
+		EXPECT(rsend(pair.client, &byte, 1, 0) == 1);
+		/* Every other message arrives while the threads poll. */
+		while (i % 2 && left >= MESSAGES - i)
+			sched_yield();
+	}
+	while (left > 0)
+		sched_yield();
+	EXPECT(!pthread_join(takers[2].thread, NULL));
+	/* These may still wait. */
+	EXPECT(rsend(pair.client, "\377\377", 2, 0) == 2);
+	EXPECT(!pthread_join(takers[0].thread, NULL) && !pthread_join(takers[1].thread, NULL));
+	for (int i = 0; i < MESSAGES; i++) {
+		found = 0;
+		for (int j = 0; j < 3; j++) {
+			if (next[j] < takers[j].count && takers[j].taken[next[j]] == i) {
+				next[j]++;
+				found++;
+			}
+		}
+		EXPECT(found == 1);
+	}
+	rs_pair_close(&pair);
+}
+
+/* ---- signal handlers -------------------------------------------------------------------------- */
+
+static atomic_int sent, refused, broken, done;
+
+static void call_in_handler(int number)
+{
+	struct pollfd entry = { .fd = pair.server, .events = POLLIN };
+	int error = errno;
+	char byte;
+
+	(void)number;
+	/* The other thread needs the CQ meanwhile. */
+	for (int i = 0; i < 3; i++)
+		sched_yield();
+	if (rrecv(pair.server, &byte, 1, MSG_DONTWAIT) != -1 || errno != EAGAIN || rpoll(&entry, 1, 0))
+		broken++;
+	if (rsend(pair.server, "x", 1, MSG_DONTWAIT) == 1)
+		sent++;
+	else if (errno == EAGAIN)
+		refused++;
+	else
+		broken++;
+	errno = error;
+}
+
+static void *asks_for_data(void *unused)
+{
+	struct pollfd entry = { .fd = pair.server, .events = POLLIN };
+	char byte;
+
+	while (!done)
+		if (rpoll(&entry, 1, 0) || rrecv(pair.server, &byte, 1, MSG_DONTWAIT) != -1)
+			broken++;
+	return unused;
+}
+
+/*
+ * A handler interrupts the polling while another thread needs the CQ: its calls succeed or fail at once,
+ * and the polling goes on.
+ */
+static void calls_of_a_handler(void)
+{
+	struct sigaction action = { .sa_handler = call_in_handler, .sa_flags = SA_RESTART };
+	struct blocked blocked;
+	pthread_t other;
+	int calls = 0;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	EXPECT(!sigaction(SIGUSR1, &action, NULL));
+	start_looking(&blocked, call_recv, pair.server);
+	EXPECT(!pthread_create(&other, NULL, asks_for_data, NULL));
+	while ((sent < 20 || refused < 20) && !broken) {
+		EXPECT(!pthread_kill(blocked.thread, SIGUSR1));
+		for (calls++; sent + refused + broken < calls;)
+			sched_yield();
+	}
+	done = 1;
+	EXPECT(!pthread_join(other, NULL));
+	EXPECT(!broken);
+	EXPECT(recv_all(pair.client, data, (size_t)sent) == (size_t)sent);
+	EXPECT(rsend(pair.client, "y", 1, 0) == 1);
+	join(&blocked);
+	EXPECT(blocked.ret == 1);
+	rs_pair_close(&pair);
+}
+
+static atomic_int outcome;
+
+static void receive_in_handler(int number)
+{
+	char byte;
+
+	(void)number;
+	outcome = rrecv(pair.server, &byte, 1, 0) == 1 ? 1 : errno == EAGAIN ? 2 : 3;
+}
+
+static long used_ms(pthread_t thread)
+{
+	struct timespec used = { 0 };
+	clockid_t clock;
+
+	EXPECT(!pthread_getcpuclockid(thread, &clock) && !clock_gettime(clock, &used));
+	return (long)used.tv_sec * 1000 + used.tv_nsec / 1000000;
+}
+
+/* The handler itself waits for data, and so does the interrupted call after it. */
+static void receive_of_a_handler(void)
+{
+	struct sigaction action = { .sa_handler = receive_in_handler, .sa_flags = SA_RESTART };
+	struct blocked blocked;
+	long used;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	EXPECT(!sigaction(SIGUSR1, &action, NULL));
+	start_looking(&blocked, call_recv, pair.server);
+	do {
+		outcome = 0;
+		used = used_ms(blocked.thread);
+		EXPECT(!pthread_kill(blocked.thread, SIGUSR1));
+		/* The handler's call polls if it was not refused. */
+		while (!outcome && used_ms(blocked.thread) < used + 50)
+			sched_yield();
+	} while (outcome == 2);
+	EXPECT(rsend(pair.client, "y", 1, 0) == 1);
+	while (!outcome)
+		sched_yield();
+	EXPECT(outcome == 1);
+	EXPECT(rsend(pair.client, "z", 1, 0) == 1);
+	join(&blocked);
+	EXPECT(blocked.ret == 1);
+	rs_pair_close(&pair);
+}
+
+/* ---- end of the connection -------------------------------------------------------------------- */
 
 static void close_beside_receive(void)
 {
@@ -163,6 +403,10 @@ int main(int argc, char **argv)
 	CASE(send_beside_receive);
 	CASE(send_beside_poll);
 	CASE(send_beside_poll_of_two);
+	CASE(sending_makes_no_futex_call);
+	CASE(receive_beside_receive);
+	CASE(calls_of_a_handler);
+	CASE(receive_of_a_handler);
 	CASE(close_beside_receive);
 	CASE(shutdown_beside_receive);
 	CASE(limits);

@@ -7,7 +7,7 @@ use crate::diag::Cause;
 use crate::errno::Errno;
 use crate::rsocket::flow::Violation;
 use crate::rsocket::wire::{Control, Message};
-use crate::sys::rc::{RECV_WR_ID_FLAG, ibv_wc};
+use crate::sys::rc::{Completion, CqHandle, RECV_WR_ID_FLAG, ibv_wc};
 use crate::sys::verbs::ibv_wc_status;
 
 impl Connection {
@@ -15,13 +15,34 @@ impl Connection {
     /// completions.
     #[inline]
     pub fn poll_recv_cq(&mut self, batch: &mut Batch) -> usize {
-        match self.receive.poll_cq(batch) {
-            Ok(completed) => completed,
+        self.poll_recv_cq_from(0, batch)
+    }
+
+    /// As [`poll_recv_cq`](Self::poll_recv_cq), after a completion that a thread has polled without
+    /// the lock.
+    #[cold]
+    pub fn poll_recv_cq_after(&mut self, found: Completion, batch: &mut Batch) -> usize {
+        batch.0[0] = found.0;
+        self.poll_recv_cq_from(1, batch)
+    }
+
+    /// Polls into the batch behind its first `filled` completions. Returns the number of all.
+    #[inline]
+    fn poll_recv_cq_from(&mut self, filled: usize, batch: &mut Batch) -> usize {
+        match self.receive.cq().poll(&mut batch.0[filled..]) {
+            Ok(polled) => filled + polled.len(),
             Err(error) => {
                 self.fail(error);
-                0
+                filled
             }
         }
+    }
+
+    /// Returns the receive CQ as a thread polls it without the lock. Returns `None` if somebody needs
+    /// completions of the send CQ, too, or polling makes no sense any more.
+    pub fn lendable_recv_cq(&self) -> Option<CqHandle> {
+        let polls = self.failed.is_none() && !self.channel.device_gone && !self.needs_send_completions();
+        polls.then(|| self.receive.cq().handle())
     }
 
     /// Processes the first `completed` completions of the batch, then all further ones of the

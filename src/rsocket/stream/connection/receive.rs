@@ -4,7 +4,7 @@
 use super::post::QueuePair;
 use super::receive_rings::Rings;
 use super::send::ControlData;
-use super::{Batch, Connection, IMM_LEN, Layout, REPOST, RemoteMemory, SGL};
+use super::{Connection, IMM_LEN, Layout, REPOST, RemoteMemory, SGL};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::{Received, Receiver};
 use crate::rsocket::growth_budget::Reservation;
@@ -212,12 +212,6 @@ impl ReceiveSide {
             *byte = unsafe { self.memory.start().add(start + at).as_ptr().read_volatile() };
         }
         wire::parse_iomap(&bytes)
-    }
-
-    /// Polls the CQ. Returns the number of completions in `batch`.
-    #[inline]
-    pub fn poll_cq(&self, batch: &mut Batch) -> Result<usize> {
-        self.cq.poll(&mut batch.0).map(<[_]>::len)
     }
 
     /// Copies received bytes to the beginning of `into`, which has space for them.
