@@ -10,7 +10,7 @@ from .session import Case, result
 # default the first words; figure: (name, pattern) whose group is a number of the client's output;
 # evidence: whether both ends load librdmacm; check: a pattern that the client's output must have.
 # persistent: the server serves until it is terminated.
-# race: a pattern of what the client prints when it fails by a race of its own, whatever the library.
+# race: a pattern of what an end prints when it fails by a race of its own, whatever the library.
 FIELDS = "name server client ready devices needs env figure evidence check persistent limit race"
 Pair = collections.namedtuple("Pair", FIELDS)
 ALL = ("rxe", "siw", "ib")
@@ -48,7 +48,8 @@ class Outcome:
             (not check or re.search(check, text) is not None)
 
     def has_race(self, race):
-        return bool(race) and re.search(race, self.client.out + self.client.err) is not None
+        text = "".join(end.out + end.err for end in (self.client, self.server))
+        return bool(race) and re.search(race, text) is not None
 
     def last_lines(self):
         lines = ["server: " + line for line in (self.server.out + self.server.err).splitlines()[-4:]]
