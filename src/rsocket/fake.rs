@@ -28,6 +28,8 @@ struct State {
     connected: bool,
     /// A blocking call sleeps in the completion channel.
     has_leader: bool,
+    /// librspreload has it.
+    handed_over: bool,
     ready: c_short,
 }
 
@@ -117,6 +119,11 @@ impl Fake {
         self.watchers.notify(Notice::Changed);
     }
 
+    pub fn hand_over(&self) {
+        self.state().handed_over = true;
+        self.watchers.notify(Notice::Changed);
+    }
+
     pub fn close(&self) {
         self.watchers.notify(Notice::Closed);
     }
@@ -159,7 +166,8 @@ impl Fake {
 
     /// Returns the current bits of those in `wanted`.
     fn bits(&self, state: &State, wanted: c_short) -> c_short {
-        if self.watchers.is_closed() { POLLNVAL } else { state.ready & (wanted | POLLERR | POLLHUP) }
+        let is_handed_over = state.handed_over && wanted & rdmacm_private::FORWARDER_EVENT == 0;
+        if self.watchers.is_closed() || is_handed_over { POLLNVAL } else { state.ready & (wanted | POLLERR | POLLHUP) }
     }
 
     fn apply(&self, state: &mut State, change: Change) {
@@ -176,7 +184,7 @@ impl Fake {
 impl Pollable for Fake {
     fn ready(&self, wanted: c_short) -> c_short {
         self.polls.fetch_add(1, Ordering::Relaxed);
-        assert_eq!(wanted & !(POLLIN | POLLOUT | POLLRDHUP), 0);
+        assert_eq!(wanted & !(POLLIN | POLLOUT | POLLRDHUP | rdmacm_private::FORWARDER_EVENT), 0);
         let mut state = self.state();
         self.handle(&mut state);
         self.bits(&state, wanted)

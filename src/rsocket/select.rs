@@ -44,7 +44,8 @@ pub struct Sets<'a> {
 }
 
 /// Like select(2). Updates the time-out, if there is one, to the time left. A failure leaves the
-/// sets unchanged. Fails with `EBADF` also if an rsocket in the sets is closed during the call.
+/// sets unchanged. Fails with `EBADF` also if an rsocket in the sets is closed during the call, and
+/// with `EAGAIN`, which no log has, if one is or was handed over to librspreload.
 pub fn select(lookup: &dyn Lookup, nfds: c_int, sets: &mut Sets<'_>, timeout: Option<&mut timeval>) -> Result<c_int> {
     let nfds = usize::try_from(nfds).map_err(|_| Errno::EINVAL)?;
     let deadline = Deadline::after(timeout.as_deref().map(duration).transpose()?);
@@ -74,7 +75,7 @@ fn select_until(lookup: &dyn Lookup, nfds: usize, sets: &mut Sets<'_>, deadline:
         let mut reported = 0;
         for fd in fds.as_mut_slice().iter_mut().filter(|fd| fd.revents != 0) {
             if fd.revents & POLLNVAL != 0 {
-                return Err(Errno::EBADF);
+                return Err(if is_handed_over(lookup, fd.fd) { Errno::EAGAIN } else { Errno::EBADF });
             }
             fd.revents = bits_by_set(lookup, fd);
             reported += fd.revents.count_ones();
@@ -89,6 +90,12 @@ fn select_until(lookup: &dyn Lookup, nfds: usize, sets: &mut Sets<'_>, deadline:
             return Ok(c_int::try_from(reported).unwrap_or(c_int::MAX));
         }
     }
+}
+
+/// Returns whether the rsocket is librspreload's since [`rdmacm_private::HANDED_OVER`].
+fn is_handed_over(lookup: &dyn Lookup, fd: c_int) -> bool {
+    let is_valid = |wanted| lookup.ready(fd, wanted).is_some_and(|ready| ready & POLLNVAL == 0);
+    is_valid(rdmacm_private::FORWARDER_EVENT) && !is_valid(0)
 }
 
 /// Converts the result of poll for `fd` to one bit for each set: POLLIN, POLLOUT, POLLPRI.

@@ -95,6 +95,20 @@ fn wakes_for_an_rsocket() {
 }
 
 #[test]
+fn an_rsocket_that_is_handed_over_fails_with_an_error_that_is_not_logged() {
+    let (table, fake, _number, fd) = rsocket();
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| ours(&table, [&[fd], &[], &[]], None));
+        fake.await_armed();
+        fake.hand_over();
+        assert_eq!(sleeper.join().unwrap(), Err(Errno::EAGAIN));
+    });
+    assert_eq!(ours(&table, [&[fd], &[], &[]], None), Err(Errno::EAGAIN));
+    fake.close();
+    assert_eq!(ours(&table, [&[fd], &[], &[]], None), Err(Errno::EBADF));
+}
+
+#[test]
 fn errors_leave_the_sets_unchanged() {
     let (table, fake, _number, fd) = rsocket();
     fake.complete(Change::Data);

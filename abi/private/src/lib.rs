@@ -85,7 +85,8 @@ pub struct Handover {
 }
 
 /// `rsetsockopt` on a stream: the numbers by which the program knew it are other sockets from now on.
-/// rpoll reports POLLNVAL to those that do not ask for [`FORWARDER_EVENT`], also to those that wait.
+/// rpoll reports POLLNVAL to those that do not ask for [`FORWARDER_EVENT`], and rselect fails with
+/// EAGAIN, also for those that wait.
 pub const HANDED_OVER: i32 = 12;
 
 /// Among the events that rpoll is asked for: the caller has the stream since [`HANDED_OVER`].

@@ -34,6 +34,7 @@ pub mod slots;
 mod socket_owner;
 mod steer;
 pub mod tcp_bytes;
+mod tcp_watch;
 mod thread;
 
 use core::ffi::c_int;

@@ -2,14 +2,12 @@
 
 use core::ffi::c_int;
 
-use libc::{AF_INET, AF_INET6, F_GETFL, F_SETFL, O_NONBLOCK, POLLOUT, pollfd};
+use libc::{AF_INET, AF_INET6, F_GETFL, F_SETFL, O_NONBLOCK};
 
-use super::log::Reason;
-use super::{attempt, entry};
+use super::entry;
 use crate::fork::name::{self, Name};
 use crate::fork::{make_rsocket, state, tcp};
 use crate::table::{self, Entry};
-use crate::time::Deadline;
 use crate::{errno, next_symbol};
 
 /// Makes the number stand for the connected rsocket `inner`, with the options of the TCP socket,
@@ -44,18 +42,4 @@ pub fn connect_tcp(copy: c_int, to: &Name) {
             next_symbol::fcntl(copy, F_SETFL, flags as usize);
         }
     });
-}
-
-/// Looks for a short time whether TCP is connected where nobody listened by RDMA, to remember it.
-pub fn watch_tcp(copy: c_int, to: &Name, reason: Reason) {
-    const TIME: c_int = 20;
-    if reason != Reason::Rejected {
-        return;
-    }
-    let mut fds = [pollfd { fd: copy, events: POLLOUT, revents: 0 }];
-    tcp::poll(&mut fds, &Deadline::after(TIME));
-    // Not SO_ERROR, which is the program's to read.
-    if tcp::state(copy) == Some(tcp::ESTABLISHED) {
-        attempt::accepted_by_tcp(to, reason);
-    }
 }

@@ -12,6 +12,7 @@ use super::instances::MAX_INSTANCES;
 use super::lock::Lock;
 use super::log::Reason;
 use super::shared::AtomicName;
+use super::tcp_watch::WATCHES;
 use super::{attempt, instances, log, outcome, thread};
 use crate::fork::name::Name;
 use crate::fork::{decisions, moving::Moving, tcp};
@@ -132,8 +133,14 @@ impl Slot {
         }
         if let (Some(entry), Some(to), false) = (entry, to, connected) {
             outcome::connect_tcp(copy, &to);
+            if result == Err(Reason::Rejected) {
+                WATCHES.begin(fd, copy, &to);
+            }
+            // Before the program knows the result: it may close the socket, and bind another to its port.
+            self.ticket.close_tcp();
             table::replace(fd, Some(entry), None);
         }
+        self.ticket.close_tcp();
         for member in &self.members {
             let held = LOCK.hold();
             let taken = member.take();
@@ -150,9 +157,6 @@ impl Slot {
                 Ok(()) if connected => log::connection(fd, &to, "RDMA", Reason::Connected),
                 Ok(()) => log::connection(fd, &to, "TCP", Reason::Busy),
                 Err(reason) => log::connection(fd, &to, "TCP", reason),
-            }
-            if let Err(reason) = result {
-                outcome::watch_tcp(copy, &to, reason);
             }
         }
         self.free();

@@ -14,6 +14,7 @@ use super::forward::{Forward, MAX_FORWARDS};
 use super::listeners::{self, MAX_ADDRESSES, MAX_LISTENERS};
 use super::shared::{self, MAX_SLOTS, Slot};
 use super::slots::{self, MAX_ATTEMPTS};
+use super::tcp_watch::WATCHES;
 use super::{attempt, connections, log};
 use crate::fork::thread as threads;
 use crate::time::Deadline;
@@ -196,6 +197,7 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
         }
         thread.look_at_tokens();
         thread.end_abandoned();
+        WATCHES.look();
         end_attempts();
     }
 }
@@ -250,7 +252,7 @@ impl Thread {
 
     /// Collects what is to be polled. Returns the time-out.
     fn collect(&mut self) -> c_int {
-        let mut timeout = -1;
+        let mut timeout = WATCHES.left().unwrap_or(-1);
         self.count = 0;
         self.push(WAKE[0].load(SeqCst) - 1, POLLIN, Purpose::Wake);
         self.push(WATCHED_FD.load(SeqCst) - 1, POLLIN, Purpose::Process);

@@ -6,7 +6,7 @@
 use core::ffi::{c_int, c_short, c_ulong};
 use core::slice;
 
-use libc::{EBADF, FD_SETSIZE, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, fd_set, timeval};
+use libc::{EAGAIN, EBADF, FD_SETSIZE, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, fd_set, timeval};
 
 use super::waiting::{Pieces, begin_wait, concerns, inner_number, is_notice, relayed, settled};
 use crate::dispatch::Fd;
@@ -158,8 +158,12 @@ fn select_inner(
         return None;
     }
     if result < 0 {
-        // An rsocket that began to be forwarded is invalid for rselect.
-        let is_forwarded = errno::get() == EBADF && rsockets_in(limit, sets) < rsockets;
+        // An rsocket began to be forwarded.
+        let is_forwarded = match errno::get() {
+            EAGAIN => true,
+            EBADF => rsockets_in(limit, sets) < rsockets,
+            _ => false,
+        };
         return (!is_forwarded).then_some(result);
     }
     // A message on another process's rsocket may be the answer to another thread.
