@@ -161,7 +161,10 @@ impl Pollable for Stream {
     }
 
     fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
-        let Some(state) = self.lock_to_poll() else { return };
+        if !self.owner.is_this_process() {
+            return;
+        }
+        let Some(state) = self.lock_to_poll().filter(|state| !self.is_in_use_here(state)) else { return };
         if let (Phase::Connected | Phase::Disconnected, Some(connection)) = (&state.phase, &state.connection)
             && !connection.channel.device_gone
             // The leader reads the event and notifies the watchers. Until it does, they would find
