@@ -80,14 +80,17 @@ class Report:
         return results
 
     def relay_lab(self, name, lab):
-        """Prints and counts the cases of a lab (from `start_lab`) whose program ends with the line `all ran`."""
+        """Prints and counts the cases of a lab (from `start_lab`) whose program ends with the line `all ran`.
+        Returns the lines of the cases."""
         with lab:
             lines = lab.stdout.read().splitlines()
-        self.relay(line for line in lines if line[:5] in ("ok   ", "FAIL ", "skip ", INDENT))
+        cases = [line for line in lines if line[:5] in ("ok   ", "FAIL ", "skip ", INDENT)]
+        self.relay(cases)
         if lab.returncode == UNAVAILABLE:
             self.skip(name, "the lab cannot run here: " + "".join(lines[-1:]))
         elif lab.returncode or "all ran" not in lines:
             self.fail(name, f"the lab ended with status {lab.returncode}", detail=lines[-10:])
+        return cases
 
     def relay_program(self, lines, device):
         """Translates the PASS, FAIL and SKIP lines of a C program to result lines. Returns whether
