@@ -14,7 +14,7 @@ use crate::fork::tcp;
 use crate::time;
 
 /// The most sockets that are watched at a time: of further ones nothing is remembered.
-const MAX_WATCHES: usize = 16;
+pub const MAX_WATCHES: usize = 16;
 
 /// The time of a watch, in nanoseconds.
 const TIME: i64 = 20_000_000;
