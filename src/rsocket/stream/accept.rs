@@ -14,7 +14,7 @@ use crate::cm;
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::{CmId, Event, Request};
-use crate::rsocket::reactor::{self, LOCK_TIMEOUT, Role};
+use crate::rsocket::reactor::{self, Role};
 use crate::rsocket::socket_table;
 use crate::rsocket::wire::{self, ConnData};
 use crate::sys::sockaddr::AF_IB;
@@ -116,10 +116,13 @@ impl Stream {
         if !listening.may_answer(is_drained) {
             return;
         }
-        if listening.has_waiting()
-            && let Some(time) = listening.next_eviction(Instant::now())
-        {
-            return state.set_listener_timer(time);
+        if listening.has_waiting() {
+            if listening.make_established_ready() {
+                self.notify(Notice::Changed);
+            }
+            if let Some(time) = listening.next_eviction(Instant::now()) {
+                return state.set_listener_timer(time);
+            }
         }
         let is_pending = |(request, _): &(Request, ConnData)| request.is_pending();
         // Those whose peers have given up cost no connection.
@@ -270,7 +273,13 @@ impl Stream {
         if let Some(listener) = listener {
             listener.handshake_done(self, result.is_ok());
         }
-        self.state.lock_within(LOCK_TIMEOUT).ok()
+        self.lock_to_serve()
+    }
+
+    /// Returns whether the handshake has succeeded: the other thread may be about to tell the
+    /// listener.
+    pub(super) fn is_established(&self) -> bool {
+        self.lock().handshake_result() == Some(Ok(()))
     }
 
     /// Ends the handshake of a connection that has to leave its slot to another one. Returns false

@@ -196,6 +196,20 @@ impl Listening {
         Some(begun + time).filter(|&time| time > now)
     }
 
+    /// If there is no slot for a new connection, makes the oldest pending connections that are
+    /// established available to raccept(3): the next one may be too young to be evicted. Returns
+    /// whether there were any.
+    pub fn make_established_ready(&mut self) -> bool {
+        let before = self.ready.len();
+        while self.next_to_evict().is_some_and(|oldest| oldest.is_established())
+            && self.ready.try_reserve(1).is_ok()
+            && let Some((stream, slot, _)) = self.pending.pop_front()
+        {
+            self.ready.push_back((stream, slot));
+        }
+        self.ready.len() > before
+    }
+
     /// Takes a slot for a new connection. If there is none, evicts the oldest pending connection
     /// and returns it with its slot; the caller closes it. Pending connections that turn out to be
     /// established are made available to raccept(3).

@@ -112,6 +112,19 @@ impl Stream {
         (state, changed)
     }
 
+    /// Ends the polling of another thread, so that processing completions does not wait for it.
+    /// Returns false if that takes long: the thread may never run again.
+    pub(super) fn ends_polling(&self, state: &mut State) -> bool {
+        const TRIES: usize = 1000;
+        (0..TRIES).any(|_| {
+            let has_ended = polling::try_end(self, state);
+            if !has_ended {
+                event::spin();
+            }
+            has_ended
+        })
+    }
+
     /// The connection is about to be destroyed: no thread polls its receive CQ from now on. Not
     /// called by a signal handler that interrupted a poll: its rclose(3) fails.
     pub(super) fn take_cq_back(&self, state: &mut State) {

@@ -9,13 +9,13 @@ use super::background_close::DISCONNECT_TIMEOUT;
 use super::blocking::Wait;
 use super::held::HoldsData;
 use super::options::Linger;
-use super::{Guard, Notice, Phase, State, Stream, channel_leader, outbox, polling};
+use super::{Guard, Notice, Phase, State, Stream, channel_leader, outbox};
 use crate::cm;
 use crate::diag;
 use crate::errno::{Errno, Result};
 use crate::rsocket::reactor::{self, Role};
 use crate::rsocket::wire::Control;
-use crate::sys::{event, library_fds};
+use crate::sys::library_fds;
 
 /// Time-out for the last messages to arrive: longer than the transport's retries, for a peer that
 /// is alive but posts no receives.
@@ -315,16 +315,6 @@ impl Stream {
             state.disconnect_sent |= !connected && state.closing.is_none();
             drop(self.disconnect_in_background(state, Instant::now() + CLOSE_TIMEOUT));
         }
-    }
-
-    /// Ends the polling of another thread. Returns false if that takes long: the thread may never
-    /// run again.
-    fn ends_polling(&self, state: &mut State) -> bool {
-        const TRIES: usize = 1000;
-        (0..TRIES).any(|_| {
-            event::spin();
-            polling::try_end(self, state)
-        })
     }
 
     /// Closes a connection that the program has not accepted.

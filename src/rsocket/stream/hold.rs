@@ -37,12 +37,12 @@ impl HoldsData for Stream {
     }
 
     fn must_hold(&self, state: &mut State) -> bool {
-        // A thread that polls the receive CQ only has to poll the send CQ, too, from now on.
-        polling::end_soon(self, state);
         state.connection.as_mut().is_some_and(|connection| connection.must_hold())
     }
 
     fn watch(&self, state: &mut State) -> bool {
+        // A thread that polls the receive CQ only has to poll the send CQ, too, from now on.
+        polling::end_soon(self, state);
         let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return false };
         let channel = &mut connection.channel;
         if channel.watch != Watch::Now && reactor::watch_once(key, channel.completions.fd()).is_ok() {

@@ -79,7 +79,11 @@ impl Stream {
     /// signal handler, as [`is_locked_by_this_thread`](Pollable::is_locked_by_this_thread) does.
     #[inline]
     pub(super) fn lock_to_poll(&self) -> Option<Guard<'_>> {
-        self.state.try_enter().ok().or_else(|| self.lock_to_poll_slowly())
+        match self.state.try_enter() {
+            Ok(state) if self.is_in_use_here(&state) => None,
+            Ok(state) => Some(state),
+            Err(_) => self.lock_to_poll_slowly(),
+        }
     }
 
     #[cold]
@@ -164,7 +168,7 @@ impl Pollable for Stream {
         if !self.owner.is_this_process() {
             return;
         }
-        let Some(state) = self.lock_to_poll().filter(|state| !self.is_in_use_here(state)) else { return };
+        let Some(state) = self.lock_to_poll() else { return };
         if let (Phase::Connected | Phase::Disconnected, Some(connection)) = (&state.phase, &state.connection)
             && !connection.channel.device_gone
             // The leader reads the event and notifies the watchers. Until it does, they would find

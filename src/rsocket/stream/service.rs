@@ -21,7 +21,7 @@ impl Service for Stream {
     }
 
     fn expired(self: Arc<Self>, _: Key) -> bool {
-        let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return false };
+        let Some(mut state) = self.lock_to_serve() else { return false };
         if state.closing.is_some() {
             self.continue_close(state);
             return true;
@@ -79,9 +79,16 @@ impl Service for Stream {
 }
 
 impl Stream {
+    /// Locks the state for a thread of the reactor. Returns `None` if another thread holds the lock
+    /// for long, or is interrupted in the middle of a poll.
+    pub(super) fn lock_to_serve(&self) -> Option<Guard<'_>> {
+        let mut state = self.state.lock_within(LOCK_TIMEOUT).ok()?;
+        self.ends_polling(&mut state).then_some(state)
+    }
+
     /// Handles events. Returns false if another thread holds the lock, which may be in a command.
     pub(super) fn serve(self: &Arc<Self>) -> bool {
-        let Ok(state) = self.state.lock_within(LOCK_TIMEOUT) else { return false };
+        let Some(state) = self.lock_to_serve() else { return false };
         let state = self.service_oldest_handshake(state);
         if let Phase::Listening(_) = state.phase {
             if let Some((state, is_drained)) = self.handle_events(state, REQUESTS_PER_TURN) {
