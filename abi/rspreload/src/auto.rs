@@ -26,6 +26,7 @@ mod log;
 mod outcome;
 pub mod outside;
 mod pair;
+mod polled;
 mod remembered;
 mod reuse;
 mod route;

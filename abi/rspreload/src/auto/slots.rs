@@ -93,6 +93,11 @@ impl Slot {
         left.div_ceil(1_000_000) as c_int
     }
 
+    /// The number of the ticket, which identifies the attempt.
+    pub fn number(&self) -> c_int {
+        self.ticket.number()
+    }
+
     /// The destination.
     pub fn to(&self) -> Option<Name> {
         self.to.load()

@@ -12,6 +12,7 @@ use libc::{
 use super::deferred::{self, Awaited};
 use super::forward::{Forward, MAX_FORWARDS};
 use super::listeners::{self, MAX_ADDRESSES, MAX_LISTENERS};
+use super::polled::Polled;
 use super::shared::{self, MAX_SLOTS, Slot};
 use super::slots::{self, MAX_ATTEMPTS};
 use super::tcp_watch::WATCHES;
@@ -131,14 +132,15 @@ pub fn in_child() {
 enum Purpose {
     Wake,
     Process,
-    Attempt,
+    /// The rsocket of an attempt, and the number of its ticket.
+    Attempt(c_int),
     Listener,
     /// A token that waits for accept(2), or whose connection a child may use.
-    Token(u16),
+    Token(Polled),
     /// The rsocket of a token that waits for accept(2), until it has data.
-    Deferred(u16),
+    Deferred(Polled),
     /// Such a token, until it is connected.
-    Speak(u16),
+    Speak(Polled),
     /// The two descriptors of a forward.
     Forward(u16),
 }
@@ -259,7 +261,7 @@ impl Thread {
         for slot in slots::ready() {
             let left = slot.left();
             timeout = if timeout < 0 { left } else { left.min(timeout) };
-            self.push(slot.inner(), POLLOUT, Purpose::Attempt);
+            self.push(slot.inner(), POLLOUT, Purpose::Attempt(slot.number()));
         }
         for listener in listeners::open() {
             if !listener.has_room(waiting_tokens()) {
@@ -274,17 +276,16 @@ impl Thread {
             }
         }
         for index in connections::indexes() {
+            let polled = Polled::now(index);
             let is_sent = shared::slot(index).is_some_and(|slot| slot.is_sent());
             match deferred::awaited(index) {
-                Some(Awaited::Data) => self.push(connections::inner(index), POLLIN, Purpose::Deferred(index as u16)),
-                Some(Awaited::Connection) => {
-                    self.push(connections::token(index), POLLOUT, Purpose::Speak(index as u16));
-                }
+                Some(Awaited::Data) => self.push(connections::inner(index), POLLIN, Purpose::Deferred(polled)),
+                Some(Awaited::Connection) => self.push(connections::token(index), POLLOUT, Purpose::Speak(polled)),
                 None => {}
             }
             let is_forwarded = self.forwards.iter().flatten().any(|forward| forward.index == index);
             if !is_forwarded && (is_sent || connections::is_forked(index)) {
-                self.push(connections::token(index), POLLIN, Purpose::Token(index as u16));
+                self.push(connections::token(index), POLLIN, Purpose::Token(polled));
                 let look = if is_sent { LOOK_AT_TOKENS } else { LOOK_AT_CHILDREN };
                 timeout = if timeout < 0 { look } else { look.min(timeout) };
             }
@@ -355,8 +356,8 @@ fn handle_one(fd: c_int, revents: c_short, purpose: Purpose) {
             }
             listeners::take_all_of(process);
         }
-        Purpose::Attempt => {
-            if let Some(slot) = slots::ready().find(|slot| slot.inner() == fd)
+        Purpose::Attempt(number) => {
+            if let Some(slot) = slots::ready().find(|slot| slot.number() == number && slot.inner() == fd)
                 && let Some(to) = slot.to()
             {
                 slot.finish(attempt::result(fd, &to));
@@ -370,11 +371,22 @@ fn handle_one(fd: c_int, revents: c_short, purpose: Purpose) {
                 listener.accept(fd, wake);
             }
         }
-        Purpose::Token(index) => handle_token(usize::from(index), revents),
-        Purpose::Deferred(index) => deferred::data_arrived(usize::from(index)),
-        Purpose::Speak(index) if revents & (POLLHUP | POLLERR) == 0 => deferred::speak(usize::from(index), fd),
-        // The same token is polled as one that waits for accept(2).
-        Purpose::Speak(_) => {}
+        Purpose::Token(polled) => {
+            if let Some(index) = polled.index() {
+                handle_token(index, revents);
+            }
+        }
+        Purpose::Deferred(polled) => {
+            if let Some(index) = polled.index() {
+                deferred::data_arrived(index);
+            }
+        }
+        // A failed token is polled as one that waits for accept(2), too.
+        Purpose::Speak(polled) => {
+            if let Some(index) = polled.index().filter(|_| revents & (POLLHUP | POLLERR) == 0) {
+                deferred::speak(index, fd);
+            }
+        }
         Purpose::Forward(_) => {}
     }
 }
