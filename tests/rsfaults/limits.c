@@ -30,7 +30,7 @@ static void whole_connection(void)
 	EXPECT(!rclose(client) && !rclose(server));
 }
 
-/* Opens files until the numbers have no gaps: those of the library's second thread are above closed ones. */
+/* Opens files until the numbers have no gaps: the second thread's are above closed ones. */
 static void fill_gaps(void)
 {
 	int fd;

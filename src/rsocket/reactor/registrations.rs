@@ -209,8 +209,8 @@ impl Reactor {
         self.change(key, |registration| registration.is_enabled = true);
     }
 
-    /// Makes `change` to a registration, and has the epoll report the events that are right after
-    /// it. Returns false if the registration or the epoll no longer exists.
+    /// Applies `change` to a registration, and updates the epoll to report its events. Returns
+    /// false if the registration or the epoll no longer exists.
     pub fn change(&mut self, key: Key, change: impl FnOnce(&mut Registration)) -> bool {
         if !self.is_usable() {
             return false;

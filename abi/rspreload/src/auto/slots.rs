@@ -141,7 +141,8 @@ impl Slot {
             if result == Err(Reason::Rejected) {
                 WATCHES.begin(fd, copy, &to);
             }
-            // Before the program knows the result: it may close the socket, and bind another to its port.
+            // Before the program learns the result: it may close the socket, and bind another one to
+            // its port.
             self.ticket.close_tcp();
             table::replace(fd, Some(entry), None);
         }

@@ -1,7 +1,7 @@
 //! Whether TCP is connected where nobody listened by RDMA, which is remembered then.
 //!
-//! The thread looks at the program's own numbers. A duplicate would keep the port of a socket that the
-//! program closes, and its next bind(2) to the port would fail with EADDRINUSE.
+//! The thread looks at the program's own numbers. A duplicate would keep the port of a socket that
+//! the program closes, and its next bind(2) to the port would fail with EADDRINUSE.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::SeqCst};
@@ -65,8 +65,8 @@ impl Watch {
 }
 
 impl Watches {
-    /// Begins to watch the socket of the program's number `fd`, of which `copy` is a duplicate. To be
-    /// called before the program knows that the attempt by RDMA has ended.
+    /// Begins to watch the socket of the program's number `fd`, of which `copy` is a duplicate.
+    /// Called before the program learns that the attempt by RDMA has ended.
     pub fn begin(&self, fd: c_int, copy: c_int, to: &Name) {
         let Some(socket) = tcp::identity(copy) else { return };
         let free = |watch: &&Watch| watch.number.compare_exchange(0, -1, SeqCst, SeqCst).is_ok();
