@@ -174,12 +174,15 @@ static void short_addresses(void)
 static void names_are_cut(void)
 {
 	unsigned char room[64];
-	socklen_t len = 4;
+	struct sockaddr_in name;
+	socklen_t len = sizeof(name);
 
 	EXPECT(rs_pair(&pair, AF_INET));
+	EXPECT(!rgetsockname(pair.client, (struct sockaddr *)&name, &len));
 	memset(room, 0xee, sizeof(room));
+	len = 4;
 	EXPECT(!rgetsockname(pair.client, (struct sockaddr *)room, &len));
-	EXPECT(len == sizeof(struct sockaddr_in) && room[3] != 0xee && room[4] == 0xee);
+	EXPECT(len == sizeof(name) && !memcmp(room, &name, 4) && room[4] == 0xee);
 	len = 0;
 	EXPECT(!rgetpeername(pair.client, (struct sockaddr *)(room + 8), &len));
 	EXPECT(len == sizeof(struct sockaddr_in) && room[8] == 0xee);
