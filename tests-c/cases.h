@@ -8,6 +8,8 @@
 #define _GNU_SOURCE
 #include "common.h"
 
+#include <poll.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 /* Time-out of a case; no case needs a fraction of it. HANG_FACTOR: by how much the machine is slower than usual. */
@@ -47,6 +49,27 @@ static inline void expect(bool good, const char *text, int error, int line)
 		       __LINE__);                                          \
 	} while (0)
 
+/* Time for gdb, after which SIGALRM ends a child that hangs. */
+enum { STACKS_SECONDS = 30 };
+
+/* Waits until the child has ended. If it hangs, gdb prints the stacks of its threads to stderr before it is ended. */
+static inline bool await_child(pid_t child, int *status)
+{
+	struct pollfd ended = { .fd = (int)syscall(SYS_pidfd_open, child, 0), .events = POLLIN };
+	char command[100];
+
+	if (poll(&ended, 1, (int)hang_seconds() * 1000) == 0) {
+		snprintf(command, sizeof(command), "gdb -q -batch -p %d -ex 'thread apply all bt 24' >&2 </dev/null", child);
+		fprintf(stderr, "%s hangs:\n", case_name);
+		if (system(command))
+			fprintf(stderr, "gdb fails\n");
+		kill(child, SIGALRM);
+	}
+	if (ended.fd >= 0)
+		close(ended.fd);
+	return waitpid(child, status, 0) == child;
+}
+
 static inline void run_case(const char *name, void (*body)(void))
 {
 	int status = 0;
@@ -56,12 +79,12 @@ static inline void run_case(const char *name, void (*body)(void))
 	fflush(stdout);
 	child = fork();
 	if (child == 0) {
-		alarm(hang_seconds());
+		alarm(hang_seconds() + STACKS_SECONDS);
 		body();
 		fflush(stdout);
 		_exit(0);
 	}
-	if (child < 0 || waitpid(child, &status, 0) != child)
+	if (child < 0 || !await_child(child, &status))
 		printf("FAIL %s: no child\n", name);
 	else if (WIFSIGNALED(status))
 		printf("FAIL %s: %s\n", name, WTERMSIG(status) == SIGALRM ? "hangs"

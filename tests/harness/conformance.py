@@ -7,6 +7,7 @@ import collections
 
 from .comparison import hunks
 
+STACK_LINES = 120
 # state: ok, FAIL or skip, as in a report.
 Verdict = collections.namedtuple("Verdict", "state facts detail")
 
@@ -128,6 +129,13 @@ def unlisted_lines(lines, other_lines, entries):
     return unlisted
 
 
+def end_of(errors):
+    """Returns the last lines of standard error; from the stacks on if a case hung (await_child in tests-c/cases.h)."""
+    lines = errors.splitlines()
+    stacks = [number for number, line in enumerate(lines) if line.endswith(" hangs:")]
+    return lines[stacks[0]:][:STACK_LINES] if stacks else lines[-5:]
+
+
 def judge_cases(outcome):
     """Judges a run of a program in */ours, which prints PASS or FAIL for each case."""
     lines, status, errors = outcome
@@ -137,5 +145,5 @@ def judge_cases(outcome):
     if lines and lines[0].startswith("SKIP"):
         return Verdict("skip", lines[0][5:], [])
     if failed or bad:
-        return Verdict("FAIL", bad or f"{len(failed)} cases", failed + (lines[-3:] if bad else []) + errors.splitlines()[-5:])
+        return Verdict("FAIL", bad or f"{len(failed)} cases", failed + (lines[-3:] if bad else []) + end_of(errors))
     return Verdict("ok", f"{passed} cases", [])
