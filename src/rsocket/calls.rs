@@ -365,6 +365,7 @@ pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
     match (level, name) {
         (rdmacm_private::LEVEL, rdmacm_private::LONGEST_TURN) => return Ok(Value::int(reactor::longest_iteration())),
         (rdmacm_private::LEVEL, rdmacm_private::IS_OWN) => return Ok(Value::int(library_fds::is_own(fd).into())),
+        (rdmacm_private::LEVEL, rdmacm_private::MARKS) => return Ok(Value::marks(library_fds::marks())),
         _ => {}
     }
     match socket_of(fd)? {

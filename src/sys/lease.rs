@@ -116,22 +116,7 @@ impl<T> Lease<T> {
 
     #[cold]
     fn take_from_poller(&self) {
-        let mut word = POLLING;
-        // The poll may end in between, and another one begin.
-        while let Err(now) = self.word.compare_exchange(
-            word,
-            if word == LENT { HELD } else { ASKED },
-            Ordering::Acquire,
-            Ordering::Acquire,
-        ) {
-            if now == HELD {
-                return;
-            }
-            word = now;
-        }
-        if word == LENT {
-            return;
-        }
+        self.end_soon();
         for _ in 0..LOOKS {
             if self.word.load(Ordering::Acquire) == HELD {
                 return;

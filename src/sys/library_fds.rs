@@ -26,6 +26,12 @@ fn mark_of(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     Some((MARKS.get(fd / 64)?, 1 << (fd % 64)))
 }
 
+/// Returns the marks for the preload library, which looks at them whenever the program closes a
+/// number.
+pub fn marks() -> rdmacm_private::Marks {
+    rdmacm_private::Marks { words: MARKS.as_ptr(), count: MARKS.len() }
+}
+
 /// Lowest number of the library's descriptors, as long as numbers above it are free. 0: any number.
 static FLOOR: AtomicI32 = AtomicI32::new(0);
 
@@ -262,8 +268,11 @@ mod tests {
         let fd = OwnFd::new(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }).unwrap();
         let number = fd.as_raw_fd();
         assert!(is_own(number) && !is_own(-1) && !is_own(RawFd::MAX));
+        // SAFETY: the words are static.
+        let has_mark = |fd| unsafe { marks().has(fd) };
+        assert!(has_mark(number) && !has_mark(-1) && !has_mark(RawFd::MAX));
         drop(fd);
-        assert!(!is_own(number));
+        assert!(!is_own(number) && !has_mark(number));
         assert!(OwnFd::new(-1).is_err());
     }
 

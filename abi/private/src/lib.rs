@@ -3,6 +3,8 @@
 //! then goes without.
 #![no_std]
 
+use core::sync::atomic::{AtomicU64, Ordering};
+
 pub mod auto_config;
 pub mod preload_rules;
 pub mod socket_table;
@@ -24,6 +26,31 @@ pub const RESERVE_LOW_FDS: i32 = 1;
 /// `rgetsockopt`, any descriptor: an int, 1 if it is the library's own, which a program that closes
 /// all descriptors must not close.
 pub const IS_OWN: i32 = 0;
+
+/// `rgetsockopt`, any descriptor: a [`Marks`]. Where it has no mark, [`IS_OWN`] is 0.
+pub const MARKS: i32 = 14;
+
+/// The value of [`MARKS`]: one bit for each descriptor, in words that stay where they are.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Marks {
+    /// Where the words begin.
+    pub words: *const AtomicU64,
+    /// Number of words.
+    pub count: usize,
+}
+
+impl Marks {
+    /// Returns whether `fd` has a mark.
+    ///
+    /// # Safety
+    /// `count` words are readable from `words` on.
+    pub unsafe fn has(&self, fd: i32) -> bool {
+        let Ok(fd) = usize::try_from(fd) else { return false };
+        // SAFETY: the word is one of `count`, which are readable: guaranteed by the caller.
+        fd / 64 < self.count && unsafe { &*self.words.add(fd / 64) }.load(Ordering::Relaxed) >> (fd % 64) & 1 == 1
+    }
+}
 
 /// `rsetsockopt`, for a process that ends: what its streams have sent arrives, and their peers see
 /// the end.

@@ -1,9 +1,11 @@
 //! Rsockets as this library makes them, and the references of the program's numbers to them.
 
 use core::ffi::{c_int, c_void};
-use core::mem;
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use core::{mem, ptr};
 
 use libc::{F_GETFL, F_SETFL, O_NONBLOCK, socklen_t};
+use rdmacm_private::Marks;
 
 use crate::table::{self, Entry};
 use crate::{config, errno, next_symbol, rsocket_abi};
@@ -20,6 +22,7 @@ pub fn create(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if inner >= 0 {
         // Also for an rsocket that gets no number, such as a probe of automatic mode.
         table::expect_library_fds();
+        find_marks();
         // Programs expect SIGPIPE, as from TCP. Fails for datagram rsockets, which have none.
         let _ = set_library_option(inner, rdmacm_private::SIGPIPE);
         configure(inner);
@@ -72,20 +75,48 @@ pub fn set_option(inner: c_int, level: c_int, name: c_int, value: c_int) -> Resu
     })
 }
 
+/// Words and number of librdmacm's marks ([`rdmacm_private::Marks`]); null until an rsocket exists,
+/// and with another librdmacm. The number is stored first.
+static MARK_WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
+static MARK_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+fn find_marks() {
+    if !MARK_WORDS.load(Ordering::Relaxed).is_null() {
+        return;
+    }
+    let mut marks = Marks { words: ptr::null(), count: 0 };
+    if library_option(-1, rdmacm_private::MARKS, &mut marks) {
+        MARK_COUNT.store(marks.count, Ordering::Relaxed);
+        MARK_WORDS.store(marks.words.cast_mut(), Ordering::Release);
+    }
+}
+
+/// Reads a private option of librdmacm, for a descriptor. Returns whether there is one of this size.
+fn library_option<T: Copy>(fd: c_int, option: c_int, value: &mut T) -> bool {
+    let mut len = mem::size_of::<T>() as socklen_t;
+    let value = (&raw mut *value).cast();
+    // SAFETY: `value` is a live object of the given size.
+    let result =
+        errno::keeping(|| unsafe { rsocket_abi::rgetsockopt(fd, rdmacm_private::LEVEL, option, value, &raw mut len) });
+    result == 0 && len as usize == mem::size_of::<T>()
+}
+
 /// Whether `fd` is a descriptor of librdmacm's own.
 ///
-/// Only our librdmacm knows the option. With another one the call fails, and every descriptor
+/// Only our librdmacm knows the options. With another one the calls fail, and every descriptor
 /// counts as the program's.
 #[cold]
 pub fn is_library_fd(fd: c_int) -> bool {
+    let words = MARK_WORDS.load(Ordering::Acquire);
+    if !words.is_null() {
+        let marks = Marks { words, count: MARK_COUNT.load(Ordering::Relaxed) };
+        // SAFETY: librdmacm's words, which stay.
+        if !unsafe { marks.has(fd) } {
+            return false;
+        }
+    }
     let mut own: c_int = 0;
-    let mut len = mem::size_of::<c_int>() as socklen_t;
-    // SAFETY: `own` is a live int of the given size.
-    let known = errno::keeping(|| unsafe {
-        let own = (&raw mut own).cast();
-        rsocket_abi::rgetsockopt(fd, rdmacm_private::LEVEL, rdmacm_private::IS_OWN, own, &raw mut len)
-    });
-    known == 0 && own == 1
+    library_option(fd, rdmacm_private::IS_OWN, &mut own) && own == 1
 }
 
 /// Disconnects the rsockets that the program has not closed, after what they still have to send.
