@@ -1,0 +1,267 @@
+//! The model of a stream as the modules that are checked see it: what the library's stream
+//! implements for them.
+
+use std::ffi::{c_int, c_short};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::mem;
+use std::os::fd::AsRawFd;
+
+use libc::{POLLIN, POLLNVAL};
+use loom::sync::MutexGuard;
+
+use super::*;
+
+impl EventSource for Stream {
+    type State = State;
+    type Channel = std::sync::Arc<Channel>;
+    type Event = Kind;
+
+    fn this_thread() -> usize {
+        let mut hasher = DefaultHasher::new();
+        loom::thread::current().id().hash(&mut hasher);
+        hasher.finish() as usize | 1
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn changed(&self) -> &Changes {
+        &self.changed
+    }
+
+    fn notify_pollers(&self) {
+        self.watchers.notify(Notice::Changed);
+    }
+
+    fn leadership(state: &mut State) -> Option<&mut Leadership> {
+        (!state.released).then_some(&mut state.leadership)
+    }
+
+    fn uses_channel(state: &State) -> bool {
+        !state.closed
+    }
+
+    fn process_completions(&self, state: &mut State) -> bool {
+        if state.closed {
+            return false;
+        }
+        // Without signal handlers it does not fail.
+        let found = polling::take_back(self, state).unwrap();
+        let mut any = false;
+        for received in found.into_iter().chain(self.cq.poll(usize::MAX)) {
+            assert_eq!(received.number, state.processed);
+            any = true;
+            state.processed += 1;
+            state.available += received.data;
+            if state.starting && received.data > 0 {
+                state.starting = false;
+                self.all_sent.raise();
+            }
+        }
+        let mut queue = self.cq.queue.lock().unwrap();
+        if state.waiting_for_space > 0 || state.held {
+            any |= queue.sent > 0;
+            state.space += mem::take(&mut queue.sent);
+        }
+        drop(queue);
+        if state.held && state.space > 0 {
+            self.send_held(state);
+        }
+        if any {
+            self.changed.notify();
+        }
+        held::attend(self, state);
+        starting::attend(self, state);
+        any
+    }
+
+    fn arm_recv_cq(&self, _: &mut State) -> bool {
+        self.cq.queue.lock().unwrap().armed = true;
+        true
+    }
+
+    fn arm_send_cq(&self, state: &mut State) -> bool {
+        let arms = (state.waiting_for_space > 0 || state.held) && !state.sent_armed;
+        if arms {
+            self.cq.queue.lock().unwrap().sent_armed = true;
+            state.sent_armed = true;
+        }
+        arms
+    }
+
+    fn is_send_cq_armed(state: &State) -> bool {
+        state.sent_armed
+    }
+
+    fn channel_failed(&self, _: &mut State) {
+        unreachable!("the model's channel never fails");
+    }
+
+    fn read_event(&self, state: &mut State) -> Result<Kind> {
+        assert!(!state.released);
+        self.channel.take(false)
+    }
+
+    fn channel(&self, state: &mut State) -> Option<Self::Channel> {
+        (!state.released).then(|| self.channel.clone())
+    }
+
+    fn sleep(channel: Self::Channel, until: Until) -> Result<Kind> {
+        match channel.take(until.deadline.is_none()) {
+            Err(Errno::EAGAIN) => Err(Errno::ETIMEDOUT),
+            result => result,
+        }
+    }
+
+    fn note_event(state: &mut State, event: &Kind) -> bool {
+        if *event == Kind::Sent {
+            state.sent_armed = false;
+        }
+        *event == Kind::Received
+    }
+}
+
+impl LendsCq for Stream {
+    type Cq = std::sync::Arc<Cq>;
+    type Completion = Received;
+
+    fn lease(&self) -> &Lease<Received> {
+        &self.lease
+    }
+
+    fn recv_cq(state: &State) -> Option<Self::Cq> {
+        (!state.closed).then(|| state.cq.clone())
+    }
+
+    fn poll_one(cq: &Self::Cq) -> Result<Option<Received>> {
+        Ok(cq.poll(1).pop())
+    }
+}
+
+impl Posts for Stream {
+    type Write = u32;
+    type Queue = std::sync::Arc<SendQueue>;
+
+    fn outbox(state: &mut State) -> Option<(&mut Outbox<u32>, Self::Queue)> {
+        let queue = state.send_queue.clone();
+        Some((&mut state.outbox, queue))
+    }
+
+    fn post(queue: &Self::Queue, writes: &[Option<u32>]) -> Result<()> {
+        for write in writes.iter().flatten() {
+            assert!(!*queue.destroyed.lock().unwrap());
+            queue.posted.lock().unwrap().push(*write);
+        }
+        Ok(())
+    }
+
+    fn post_failed(&self, _: &mut State, _: Errno) {
+        unreachable!("the model's posts never fail");
+    }
+
+    fn is_in_use(state: &State) -> bool {
+        state.outbox.is_posting()
+    }
+
+    fn is_closing(state: &State) -> bool {
+        state.closed
+    }
+}
+
+impl HoldsData for Stream {
+    fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        self.state.try_lock().ok()
+    }
+
+    fn has_held(state: &State) -> bool {
+        state.held
+    }
+
+    fn send_held(&self, state: &mut State) {
+        state.held = false;
+        self.all_sent.raise();
+    }
+
+    fn must_hold(&self, state: &mut State) -> bool {
+        state.space += mem::take(&mut self.cq.queue.lock().unwrap().sent);
+        state.space == 0
+    }
+
+    fn watch(&self, state: &mut State) -> bool {
+        if !mem::replace(&mut state.watched, true) {
+            self.asked.raise();
+        }
+        true
+    }
+
+    fn watched(state: &mut State) {
+        state.watched = false;
+    }
+}
+
+impl Starts for Stream {
+    fn watch_soon(&self, state: &mut State) {
+        self.watch(state);
+    }
+
+    fn is_starting(state: &State) -> bool {
+        state.starting
+    }
+
+    fn is_watched(state: &State) -> bool {
+        state.watched
+    }
+}
+
+impl Pollable for Stream {
+    fn ready(&self, wanted: c_short) -> c_short {
+        let mut state = self.lock();
+        self.process_completions(&mut state);
+        bits(&state, wanted)
+    }
+
+    fn arm(&self, wanted: c_short) -> c_short {
+        let mut state = self.lock();
+        if channel_leader::may_lead::<Stream>(&mut state) {
+            channel_leader::arm(self, &mut state);
+        } else {
+            channel_leader::arm_send_cq(self, &mut state);
+            self.process_completions(&mut state);
+        }
+        bits(&state, wanted)
+    }
+
+    fn wait_alone(&self, wanted: c_short, deadline: Deadline) -> Option<Result<c_short>> {
+        let ready = |state: &State| Some(bits(state, wanted)).filter(|&bits| bits != 0);
+        Some(channel_leader::wait_alone(self, self.lock(), deadline.instant(), ready)?.map(Option::unwrap_or_default))
+    }
+
+    fn take_event(&self) {
+        let mut state = self.lock();
+        channel_leader::take_event(self, &mut state);
+    }
+
+    fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
+        let state = self.lock();
+        if !state.released && !state.leadership.has_leader() {
+            add(self.channel.events.as_raw_fd());
+        }
+    }
+
+    fn edges(&self) -> u64 {
+        0
+    }
+
+    fn watchers(&self) -> &Watchers {
+        &self.watchers
+    }
+}
+
+fn bits(state: &State, wanted: c_short) -> c_short {
+    match (state.closed, state.available > 0 || state.shut) {
+        (true, _) => POLLNVAL,
+        (false, true) => wanted & POLLIN,
+        (false, false) => 0,
+    }
+}
