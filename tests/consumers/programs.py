@@ -7,8 +7,10 @@ from verify.programs import ROCE_IB, fio, libfabric, perftest, rdmacm_utils
 
 
 def table(build):
-    """build: the folder of programs compiled for this (ucp_client_server, an example of UCX; crates/bin)."""
-    return crates(pathlib.Path(build) / "crates/bin") + qperf() + dapl() + ucx(build) + libfabric() + fio() + perftest(1) + rdmacm_utils()
+    """build: the folder of programs compiled for this (ucp_client_server, an example of UCX; fio-librpma; crates/bin)."""
+    build = pathlib.Path(build)
+    return crates(build / "crates/bin") + qperf() + dapl() + ucx(build) + libfabric() + fio() + librpma(build / "fio-librpma") + \
+        perftest(1) + rdmacm_utils()
 
 
 def qperf():
@@ -34,6 +36,22 @@ def dapl():
     """The provider's name is in the dat.conf that the guest writes. The server's TCP port is always this one."""
     common = "dtest -b 1024 -P ofa-v2-lab"
     return [pair("dtest", common, f"{common} -h @A", ready="tcp:15828", check="Test Complete. PASSED")]
+
+
+def librpma(program):
+    """fio's engines for persistent memory (tests/consumers/fio-librpma), if they could be built. The
+    server uses ordinary memory. librpma_apm flushes by RDMA reads, and its client reads the data
+    back and verifies it. librpma_gpspm sends messages that ask the server to flush, and cannot read."""
+    # fio accepts an engine's options only after --ioengine.
+    words = f"{program} --thread --create_serialize=0 --ioengine={{}} --serverip=@A --port=@P --iodepth=8"
+    cases = []
+    for engine, server, client, check in (("librpma_apm", "", "--verify=crc32c", "READ: bw="),
+                                          ("librpma_gpspm", "--busy_wait_polling=0 --time_based --runtime=1h", "", "WRITE: bw=")):
+        cases.append(pair(f"fio-{engine}", f"{words.format(engine + '_server')} --name=server --filename=malloc --size=4m "
+                          f"--direct_write_to_pmem=0 {server}",
+                          f"{words.format(engine + '_client')} --name=client --rw=write --bs=64k --iodepth_batch_submit=4 {client}",
+                          figure=("ms for 4 MB", r"iB/(\d+)msec"), limit=60, check=check))
+    return cases if program.exists() else []
 
 
 def crates(folder):
