@@ -7,6 +7,8 @@
 #include "rscommon.h"
 
 #include <signal.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
 
 enum { MB = 1 << 20, PIECE = 100000, GROWN_KB = 2048 };
 
@@ -180,10 +182,7 @@ static void handlers_receive(void)
 	rs_pair_close(&pair);
 }
 
-/*
- * A stream that has sent nothing large has no buffer to send from. It is allocated by the message that needs it, which
- * is sent before, and is as large as that message needs.
- */
+/* `first`: the length of a message that is sent before, outside of handlers, or 0. The buffer to send from is as large as it needs. */
 static void send_by(void (*handler)(int), size_t first)
 {
 	pthread_t receiver;
@@ -191,9 +190,11 @@ static void send_by(void (*handler)(int), size_t first)
 	EXPECT(rs_pair(&pair, AF_INET));
 	handle_by(handler);
 	EXPECT(!pthread_create(&receiver, NULL, receive_all, NULL));
-	fill(out, first, 3, sent);
-	EXPECT(send_all(pair.client, out, first) == first);
-	sent += first;
+	if (first > 0) {
+		fill(out, first, 3, sent);
+		EXPECT(send_all(pair.client, out, first) == first);
+		sent += first;
+	}
 	while (sent < 16 * MB)
 		EXPECT(!raise(SIGUSR1) && is_good);
 	EXPECT(!rshutdown(pair.client, SHUT_WR) && !pthread_join(receiver, NULL));
@@ -204,6 +205,72 @@ static void send_by(void (*handler)(int), size_t first)
 static void handlers_send(void)
 {
 	send_by(send_large, sizeof(out));
+}
+
+/* Without a buffer to send from. */
+static void handlers_send_first(void)
+{
+	send_by(send_large, 0);
+}
+
+static void send_vector(int signal)
+{
+	struct iovec parts[] = { { out, 1 }, { out + 1, 0 }, { out + 1, 2999 }, { out + 3000, 30 } };
+	ssize_t len;
+
+	(void)signal;
+	in_handler = 1;
+	wait_in_handler(pair.client, POLLOUT);
+	fill(out, 3030, 3, sent);
+	len = rwritev(pair.client, parts, 4);
+	is_good &= len > 0 || errno == EAGAIN;
+	sent += len > 0 ? len : 0;
+	in_handler = 0;
+}
+
+static void handlers_send_several_buffers_first(void)
+{
+	send_by(send_vector, 0);
+}
+
+static off_t target;
+
+static void with_a_mapping(int fd)
+{
+	int entries = 1;
+
+	SETUP(!rsetsockopt(fd, SOL_RDMA, RDMA_IOMAPSIZE, &entries, sizeof(entries)));
+}
+
+static void write_remote(int signal)
+{
+	ssize_t len;
+
+	(void)signal;
+	in_handler = 1;
+	wait_in_handler(pair.client, POLLOUT);
+	fill(out, 5000, 3, sent);
+	len = riowrite(pair.client, out, 5000, target, MSG_DONTWAIT);
+	is_good &= len > 0 || errno == EAGAIN;
+	sent = len > 0 ? (size_t)len : 0;
+	in_handler = 0;
+}
+
+static void handlers_write_to_mapped_memory_first(void)
+{
+	static char mapped[5000];
+	char byte;
+
+	EXPECT(rs_pair_with(&pair, AF_INET, with_a_mapping));
+	EXPECT((target = riomap(pair.server, mapped, sizeof(mapped), PROT_WRITE, 0, -1)) != -1);
+	EXPECT(rsend(pair.server, "m", 1, 0) == 1 && rrecv(pair.client, &byte, 1, 0) == 1);
+	handle_by(write_remote);
+	sent = 0;
+	EXPECT(!raise(SIGUSR1) && is_good && sent > 0);
+	/* After the write. */
+	EXPECT(rsend(pair.client, "w", 1, 0) == 1 && rrecv(pair.server, &byte, 1, 0) == 1);
+	EXPECT(filled(mapped, sent, 3, 0) && violations == 0);
+	rs_pair_close(&pair);
 }
 
 static void handlers_send_large_and_small_messages(void)
@@ -230,6 +297,9 @@ int main(int argc, char **argv)
 	start(argc, argv);
 	CASE(handlers_receive);
 	CASE(handlers_send);
+	CASE(handlers_send_first);
+	CASE(handlers_send_several_buffers_first);
+	CASE(handlers_write_to_mapped_memory_first);
 	CASE(handlers_send_large_and_small_messages);
 	CASE(handlers_send_small_messages);
 	return finish();

@@ -5,9 +5,11 @@
 //! ([`signals::may_be_in_handler`]), a call therefore goes on with the buffers that it has, and
 //! orders the memory for others. The reactor allocates it, and frees what is not used any more,
 //! without the stream's lock: the handler may hold the lock of malloc(3) and wait for the stream's.
-//! The next call that needs the memory finds it ready.
+//! The next call that needs the memory finds it ready. Until a stream has its first send buffer, its
+//! messages go inline, in pieces.
 //!
-//! What a message cannot do without is allocated at once.
+//! What a message cannot do without is allocated at once: the send buffer if the device takes no
+//! inline data.
 
 use std::ptr::NonNull;
 

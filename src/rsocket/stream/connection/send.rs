@@ -14,6 +14,7 @@ use crate::rsocket::stream::copying::LARGE;
 use crate::rsocket::stream::outbox::Outbox;
 use crate::rsocket::wire::{ConnData, Message, Region};
 use crate::sys::rc::{CompletionQueue, Sge};
+use crate::sys::signals;
 
 /// Memory of the peer, from its connection data.
 #[derive(Clone, Copy, Debug)]
@@ -207,12 +208,18 @@ impl Connection {
         }
         self.send_held();
         let mut done = 0;
+        // The reactor prepares the buffer.
+        let mut has_no_buffer = false;
         while done < data.size() {
             let (_, rest) = data.split(done);
             let (rest, _) = rest.split(self.send.limit(done, data.size(), begun) - done);
-            let inline = self.fits_inline(rest.size()) && rest.in_one_piece().is_some();
+            let mut inline = self.fits_inline(rest.size()) && rest.in_one_piece().is_some();
+            let mut rest = rest;
             if !inline {
-                self.make_space(rest.size());
+                has_no_buffer = has_no_buffer || !self.make_space(rest.size());
+                if has_no_buffer {
+                    (rest, inline) = self.inline_piece(rest);
+                }
             }
             let Some(chunk) = self.send.flow.plan(rest.size(), inline) else { break };
             let (part, tail) = rest.split(chunk.len as usize);
@@ -318,10 +325,14 @@ impl Connection {
     }
 
     /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer. Allocates,
-    /// grows or shrinks the buffer.
-    fn make_space(&mut self, len: usize) {
+    /// grows or shrinks the buffer. Returns false if the reactor prepares the buffer: until then
+    /// messages go inline.
+    fn make_space(&mut self, len: usize) -> bool {
         if self.send.buffer.is_missing() {
-            self.send.provide_buffer(&self.qp, len, &mut self.postponed, true);
+            let may_postpone = self.fits_inline(1) && signals::may_be_in_handler();
+            if !self.send.provide_buffer(&self.qp, len, &mut self.postponed, !may_postpone) {
+                return false;
+            }
         }
         if len > self.send.flow.free() as usize {
             if !self.send.flow.is_idle() {
@@ -333,6 +344,22 @@ impl Connection {
         } else if self.send.flow.is_underused() {
             self.send.shrink_buffer(&self.qp, &mut self.postponed);
         }
+        true
+    }
+
+    /// Returns the beginning of `data` that goes inline, and true.
+    #[cold]
+    #[inline(never)]
+    fn inline_piece<S: Source>(&self, data: S) -> (S, bool) {
+        let mut len = data.size().min(self.send.inline_limit as usize);
+        loop {
+            let (piece, _) = data.split(len);
+            // A single byte lies in one buffer.
+            if piece.in_one_piece().is_some() || len <= 1 {
+                return (piece, true);
+            }
+            len /= 2;
+        }
     }
 
     /// Writes as much of `data` as possible without waiting into the peer's `region`. Returns the
@@ -340,12 +367,16 @@ impl Connection {
     pub fn write(&mut self, data: &[u8], region: Region, begun: bool) -> Result<usize> {
         self.send_held();
         let mut done = 0;
+        let mut has_no_buffer = false;
         let len = data.len().min(region.length as usize);
         while done < len {
-            let rest = &data[done..self.send.limit(done, len, begun)];
-            let inline = self.fits_inline(rest.len());
+            let mut rest = &data[done..self.send.limit(done, len, begun)];
+            let mut inline = self.fits_inline(rest.len());
             if !inline {
-                self.make_space(rest.len());
+                has_no_buffer = has_no_buffer || !self.make_space(rest.len());
+                if has_no_buffer {
+                    (rest, inline) = self.inline_piece(rest);
+                }
             }
             let Some((len, offset)) = self.send.flow.plan_write(rest.len(), inline) else { break };
             let part = &rest[..len as usize];

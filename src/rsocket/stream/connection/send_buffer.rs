@@ -157,19 +157,21 @@ fn sg_list(region: &MemoryRegion, offset: usize, [first, wrapped]: [usize; 2]) -
 
 impl SendSide {
     /// Provides the buffer for a first message of `len` bytes. If that fails, so does the message,
-    /// unless the buffer is not `needed`: it may be postponed then.
+    /// unless the buffer is not `needed`: it may be postponed then. Returns false if it is.
     #[cold]
     #[inline(never)]
-    pub fn provide_buffer(&mut self, qp: &QueuePair, len: usize, postponed: &mut Postponed, needed: bool) {
+    pub fn provide_buffer(&mut self, qp: &QueuePair, len: usize, postponed: &mut Postponed, needed: bool) -> bool {
         if let Some((memory, size)) = postponed.take_send_buffer(|_| true) {
-            return self.use_first_buffer(memory, size);
+            self.use_first_buffer(memory, size);
+            return true;
         }
         let size = first_size_for(len, self.buffer.first_size);
         if !needed && postponed.has_ordered_send_buffer(size) {
-            return;
+            return false;
         }
         if !needed && postponed.begin() {
-            return postponed.order_send_buffer(size, None);
+            postponed.order_send_buffer(size, None);
+            return false;
         }
         let smaller = SMALL.into_iter().filter(|&small| small < size);
         let allocated = allocate(qp, size).map(|memory| (memory, size)).or_else(|error| {
@@ -178,6 +180,7 @@ impl SendSide {
         if let Ok((memory, size)) = allocated {
             self.use_first_buffer(memory, size);
         }
+        true
     }
 
     fn use_first_buffer(&mut self, memory: Memory, size: u32) {
