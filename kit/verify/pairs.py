@@ -92,14 +92,15 @@ class Pairs:
         return ended if ended.status in CRASHES else ended._replace(status="terminated")
 
     def attempt(self, case, libraries):
-        """Returns the first outcome that works of at most TRIES, and the number of tries. Some programs fail now and then
-        with any library (ib_send_lat -R, once in ten), and so does soft-iWARP."""
-        for tries in range(1, TRIES + 1):
+        """Returns the first outcome that works of at most TRIES, and the failed ones before it. Some programs fail now and
+        then with any library (ib_send_lat -R, once in ten), and so does soft-iWARP."""
+        failed = []
+        while True:
             outcome = self.once(case, libraries)
             hung = outcome.client.status == "hung" and not outcome.has_race(case.race)
-            if outcome.works(case.check) or hung:
-                break
-        return outcome, tries
+            if outcome.works(case.check) or hung or len(failed) == TRIES - 1:
+                return outcome, failed
+            failed.append(outcome)
 
     def unfit(self, case):
         """Why the case cannot run here, or an empty string."""
@@ -115,14 +116,12 @@ class Pairs:
         why = self.unfit(case)
         if why:
             return result("cannot", why)
-        control, tries = self.attempt(case, CONTROL)
+        control, failed = self.attempt(case, CONTROL)
         # A program that cannot work here is not tried again and again.
         again = control.works(case.check)
-        outcomes, repeated = {}, {CONTROL: tries} if tries > 1 else {}
+        outcomes, earlier = {}, {CONTROL: failed}
         for libraries in PAIRINGS if again else PAIRINGS[:1]:
-            outcomes[libraries], tries = self.attempt(case, libraries) if again else (self.once(case, libraries), 1)
-            if tries > 1:
-                repeated[libraries] = tries
+            outcomes[libraries], earlier[libraries] = self.attempt(case, libraries) if again else (self.once(case, libraries), [])
         figures = self.figures(case, {CONTROL: control, **outcomes})
         if not again:
             alike = all(o.statuses() == control.statuses() for o in outcomes.values())
@@ -130,16 +129,22 @@ class Pairs:
             return result("cannot", facts, control.last_lines(), figures)
         bad = {libraries: outcome for libraries, outcome in outcomes.items() if not outcome.works(case.check)}
         if bad:
-            detail = [f"{'/'.join(libraries)} (server/client): {line}" for libraries, outcome in bad.items()
-                      for line in [outcome.statuses(), *outcome.last_lines()]]
+            detail = self.detail(bad.items())
             if all(outcome.has_race(case.race) for outcome in bad.values()):
                 return result("cannot", f"a race of the program itself in {TRIES} tries", detail, figures)
             return result("fails", "works with the own library, not with ours", detail, figures)
         trouble = self.evidence(case, control, outcomes)
         if trouble:
             return result("differs", "not shown to use the library that it was given", trouble, figures)
-        tried = "".join(f", {'/'.join(libraries)} at try {number}" for libraries, number in repeated.items())
-        return result("same", f"all four pairings{tried}{self.shown(figures)}", figures=figures)
+        tried = "".join(f", {'/'.join(libraries)} at try {len(failed) + 1}" for libraries, failed in earlier.items() if failed)
+        detail = self.detail((libraries, outcome) for libraries, failed in earlier.items() for outcome in failed)
+        return result("same", f"all four pairings{tried}{self.shown(figures)}", detail, figures)
+
+    @staticmethod
+    def detail(outcomes):
+        """outcomes: pairs of libraries and an outcome."""
+        return [f"{'/'.join(libraries)} (server/client): {line}" for libraries, outcome in outcomes
+                for line in [outcome.statuses(), *outcome.last_lines()]]
 
     def evidence(self, case, control, outcomes):
         """Each end must have had the kernel's RDMA CM open and the expected librdmacm mapped."""
