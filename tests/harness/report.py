@@ -81,11 +81,14 @@ class Report:
 
     def relay_lab(self, name, lab):
         """Prints and counts the cases of a lab (from `start_lab`) whose program ends with the line `all ran`.
-        Returns the lines of the cases."""
+        Each line is printed when it arrives. Returns the lines of the cases."""
+        lines, cases = [], []
         with lab:
-            lines = lab.stdout.read().splitlines()
-        cases = [line for line in lines if line[:5] in ("ok   ", "FAIL ", "skip ", INDENT)]
-        self.relay(cases)
+            for line in (line.rstrip("\r\n") for line in lab.stdout):
+                lines.append(line)
+                if line[:5] in ("ok   ", "FAIL ", "skip ", INDENT):
+                    cases.append(line)
+                    self.relay([line])
         if lab.returncode == UNAVAILABLE:
             self.skip(name, "the lab cannot run here: " + "".join(lines[-1:]))
         elif lab.returncode or "all ran" not in lines:
