@@ -225,7 +225,7 @@ impl Stream {
         let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
         let mut wait = Wait::after(state.options.send_timeout);
         let mut done = 0;
-        let mut polled = false;
+        let (mut polled, mut has_waited) = (false, false);
         let thread = state.holder();
         if let Some(connection) = &mut state.connection {
             connection.sends_from(thread);
@@ -234,6 +234,11 @@ impl Stream {
             match self.until_writable(state, nonblocking, &mut wait, done)? {
                 Ok(back) => state = back,
                 Err(done) => return Ok(done),
+            }
+            if done == 0 && !has_waited && state.connection.as_ref().is_some_and(|it| it.lacks_buffer(total)) {
+                state = self.await_first_buffer(state, total);
+                has_waited = true;
+                continue;
             }
             if state.connection.as_ref().is_some_and(|connection| connection.crosses_target_end(total - done)) {
                 // If the peer has advertised its next buffer, the message and the rest of the data
@@ -295,10 +300,16 @@ impl Stream {
         let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
         let mut wait = Wait::after(state.options.send_timeout);
         let mut done = 0;
+        let mut has_waited = false;
         while done < data.len() {
             match self.until_writable(state, nonblocking, &mut wait, done)? {
                 Ok(back) => state = back,
                 Err(done) => return Ok(done),
+            }
+            if done == 0 && !has_waited && state.connection.as_ref().is_some_and(|it| it.lacks_buffer(data.len())) {
+                state = self.await_first_buffer(state, data.len());
+                has_waited = true;
+                continue;
             }
             // The completion of the peer's latest mapping may not have been processed.
             self.process_completions(&mut state);

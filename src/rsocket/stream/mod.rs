@@ -18,6 +18,7 @@ mod connection;
 mod copying;
 mod data;
 mod domain;
+mod first_buffer;
 mod held;
 mod hold;
 mod iomap;

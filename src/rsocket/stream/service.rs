@@ -54,7 +54,7 @@ impl Service for Stream {
     }
 
     fn called(self: Arc<Self>) -> bool {
-        let Ok(mut state) = self.state.try_lock() else { return false };
+        let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return false };
         if state.is_closed() {
             return true;
         }
@@ -71,9 +71,8 @@ impl Service for Stream {
                 self.process_completions(&mut state);
             }
         }
-        if state.is_closed() {
-            self.changed.notify();
-        }
+        // For a call that waits for its buffer, or for the end of what the reactor does.
+        self.changed.notify();
         is_done
     }
 }

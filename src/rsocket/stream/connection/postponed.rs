@@ -5,8 +5,8 @@
 //! ([`signals::may_be_in_handler`]), a call therefore goes on with the buffers that it has, and
 //! orders the memory for others. The reactor allocates it, and frees what is not used any more,
 //! without the stream's lock: the handler may hold the lock of malloc(3) and wait for the stream's.
-//! The next call that needs the memory finds it ready. Until a stream has its first send buffer, its
-//! messages go inline, in pieces.
+//! The next call that needs the memory finds it ready. For a first send buffer the call waits a
+//! moment (`stream/first_buffer.rs`); without one, messages go inline, in pieces.
 //!
 //! What a message cannot do without is allocated at once: the send buffer if the device takes no
 //! inline data.
@@ -27,6 +27,8 @@ struct Order {
     size: u32,
     /// A part of the budget for growing. Memory of a first size needs none.
     reservation: Option<Reservation>,
+    /// There is no send buffer: a smaller one will do.
+    is_first: bool,
 }
 
 /// Memory that is ready to be used, and its size.
@@ -78,6 +80,11 @@ impl Postponed {
         self.in_work[1] == Some(size) || self.send_buffer.as_ref().is_some_and(|order| order.size == size)
     }
 
+    /// Returns whether a send buffer of any size is ordered.
+    pub fn awaits_send_buffer(&self) -> bool {
+        self.in_work[1].is_some() || self.send_buffer.is_some()
+    }
+
     /// Frees what is ready and not used.
     pub fn give_back(&mut self) {
         self.ready = Ready::default();
@@ -85,12 +92,22 @@ impl Postponed {
 
     /// Orders a receive ring.
     pub fn order_ring(&mut self, size: u32, reservation: Reservation) {
-        self.ring = Some(Order { size, reservation: Some(reservation) });
+        self.ring = Some(Order { size, reservation: Some(reservation), is_first: false });
     }
 
     /// Orders a send buffer.
     pub fn order_send_buffer(&mut self, size: u32, reservation: Option<Reservation>) {
-        self.send_buffer = Some(Order { size, reservation });
+        self.send_buffer = Some(Order { size, reservation, is_first: false });
+    }
+
+    /// Orders the first send buffer, of this size or a smaller one.
+    pub fn order_first_send_buffer(&mut self, size: u32) {
+        self.send_buffer = Some(Order { size, reservation: None, is_first: true });
+    }
+
+    /// Takes back the order of a send buffer, unless the reactor is preparing it.
+    pub fn cancel_send_buffer(&mut self) {
+        self.send_buffer = None;
     }
 
     /// Returns the size of the receive ring that is ready.
@@ -136,11 +153,14 @@ impl Chores {
         });
         // SAFETY: as above.
         let send_buffer = self.send_buffer.and_then(|order| unsafe {
-            let memory = match order.reservation {
-                Some(reservation) => Memory::Grown(Grown::with(Some(reservation), self.pd, order.size, false).ok()?),
-                None => Memory::first(self.pd, order.size).ok()?,
-            };
-            Some((memory, order.size))
+            match order.reservation {
+                Some(reservation) => {
+                    let memory = Grown::with(Some(reservation), self.pd, order.size, false).ok()?;
+                    Some((Memory::Grown(memory), order.size))
+                }
+                None if order.is_first => Memory::first_or_smaller(self.pd, order.size).ok(),
+                None => Some((Memory::first(self.pd, order.size).ok()?, order.size)),
+            }
         });
         let writes = self.writes.and_then(|capacity| {
             let mut writes = Vec::new();
@@ -197,7 +217,7 @@ impl Connection {
             (Some(_), None) => self.receive.flow.resize_failed(),
             (None, _) => {}
         }
-        if send_buffer.is_some() && ready.send_buffer.is_none() {
+        if send_buffer.is_some() && ready.send_buffer.is_none() && !self.send.buffer.is_missing() {
             self.send.buffer.growing_failed();
         }
         let own = &mut self.postponed.ready;

@@ -324,6 +324,24 @@ impl Connection {
         (&mut self.outbox, self.qp.send_queue())
     }
 
+    /// Returns whether a message of `len` bytes needs a send buffer, and there is none.
+    #[inline]
+    pub fn lacks_buffer(&self, len: usize) -> bool {
+        self.send.buffer.is_missing() && !self.fits_inline(len)
+    }
+
+    /// Orders a send buffer for `len` bytes if the thread may be running a signal handler. Returns
+    /// whether the reactor is to prepare it.
+    pub fn order_buffer(&mut self, len: usize) -> bool {
+        let may_postpone = self.fits_inline(1) && signals::may_be_in_handler();
+        may_postpone && !self.send.provide_buffer(&self.qp, len, &mut self.postponed, false)
+    }
+
+    /// Returns whether the reactor has not prepared the send buffer yet.
+    pub fn awaits_buffer(&self) -> bool {
+        self.send.buffer.is_missing() && self.postponed.awaits_send_buffer()
+    }
+
     /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer. Allocates,
     /// grows or shrinks the buffer. Returns false if the reactor prepares the buffer: until then
     /// messages go inline.

@@ -42,6 +42,20 @@ impl Memory {
         // SAFETY: guaranteed by the caller.
         unsafe { MemoryRegion::new(pd, size as usize, false).map(Memory::First) }
     }
+
+    /// As [`first`](Self::first); idle streams may have to free memory for it. Without memory for
+    /// `size` bytes it is smaller. Returns its size, too.
+    ///
+    /// # Safety
+    /// See [`first`](Self::first).
+    pub unsafe fn first_or_smaller(pd: NonNull<ibv_pd>, size: u32) -> Result<(Memory, u32)> {
+        // SAFETY: guaranteed by the caller.
+        let allocate = |size| unsafe { Memory::first(pd, size) };
+        let smaller = SMALL.into_iter().filter(|&small| small < size);
+        growth_budget::with_memory(|| allocate(size))
+            .map(|memory| (memory, size))
+            .or_else(|error| smaller.into_iter().find_map(|size| Some((allocate(size).ok()?, size))).ok_or(error))
+    }
 }
 
 /// Allocates a buffer of the first size; idle streams may have to free memory for it.
@@ -165,19 +179,18 @@ impl SendSide {
             self.use_first_buffer(memory, size);
             return true;
         }
+        // Any size will do.
+        if !needed && postponed.awaits_send_buffer() {
+            return false;
+        }
         let size = first_size_for(len, self.buffer.first_size);
-        if !needed && postponed.has_ordered_send_buffer(size) {
-            return false;
-        }
         if !needed && postponed.begin() {
-            postponed.order_send_buffer(size, None);
+            postponed.order_first_send_buffer(size);
             return false;
         }
-        let smaller = SMALL.into_iter().filter(|&small| small < size);
-        let allocated = allocate(qp, size).map(|memory| (memory, size)).or_else(|error| {
-            smaller.into_iter().find_map(|size| Some((allocate_now(qp, size).ok()?, size))).ok_or(error)
-        });
-        if let Ok((memory, size)) = allocated {
+        // SAFETY: the PD is that of the live QP, and outlives the connection.
+        if let Ok((memory, size)) = qp.pd().and_then(|pd| unsafe { Memory::first_or_smaller(pd, size) }) {
+            postponed.cancel_send_buffer();
             self.use_first_buffer(memory, size);
         }
         true

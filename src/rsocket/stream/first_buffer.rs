@@ -1,0 +1,36 @@
+//! The first send buffer of a stream in a thread that may be running a signal handler. The reactor
+//! allocates it (`connection/postponed.rs`), which takes no longer than allocating it here unless
+//! the reactor needs what the interrupted call holds. Messages go inline, in pieces, only in this
+//! case.
+
+use std::time::{Duration, Instant};
+
+use super::{Guard, Stream};
+
+/// How long a call waits for the reactor.
+const MOMENT: Duration = Duration::from_millis(5);
+
+impl Stream {
+    /// Waits a moment for the send buffer that a message of `len` bytes needs, if the reactor has to
+    /// allocate it. The lock was released meanwhile.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn await_first_buffer<'a>(&'a self, mut state: Guard<'a>, len: usize) -> Guard<'a> {
+        if !state.connection.as_mut().is_some_and(|connection| connection.order_buffer(len)) {
+            return state;
+        }
+        let deadline = Instant::now() + MOMENT;
+        loop {
+            let count = self.changed.count();
+            if !state.connection.as_ref().is_some_and(|connection| connection.awaits_buffer()) {
+                return state;
+            }
+            drop(state);
+            let waited = self.changed.wait(count, Some(deadline));
+            state = self.lock();
+            if waited.is_err() {
+                return state;
+            }
+        }
+    }
+}
