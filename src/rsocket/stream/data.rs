@@ -235,8 +235,8 @@ impl Stream {
                 Ok(back) => state = back,
                 Err(done) => return Ok(done),
             }
-            if done == 0 && !has_waited && state.connection.as_ref().is_some_and(|it| it.lacks_buffer(total)) {
-                state = self.await_first_buffer(state, total);
+            if !has_waited && state.connection.as_ref().is_some_and(|it| it.lacks_buffer(total - done)) {
+                state = self.await_first_buffer(state, total - done);
                 has_waited = true;
                 continue;
             }
@@ -306,8 +306,8 @@ impl Stream {
                 Ok(back) => state = back,
                 Err(done) => return Ok(done),
             }
-            if done == 0 && !has_waited && state.connection.as_ref().is_some_and(|it| it.lacks_buffer(data.len())) {
-                state = self.await_first_buffer(state, data.len());
+            if !has_waited && state.connection.as_ref().is_some_and(|it| it.lacks_buffer(data.len() - done)) {
+                state = self.await_first_buffer(state, data.len() - done);
                 has_waited = true;
                 continue;
             }

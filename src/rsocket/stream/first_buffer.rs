@@ -6,8 +6,10 @@
 use std::time::{Duration, Instant};
 
 use super::{Guard, Stream};
+use crate::errno::Errno;
+use crate::sys::cancel;
 
-/// How long a call waits for the reactor.
+/// How long a call waits for the reactor: once, until the reactor has come.
 const MOMENT: Duration = Duration::from_millis(5);
 
 impl Stream {
@@ -26,9 +28,11 @@ impl Stream {
                 return state;
             }
             drop(state);
-            let waited = self.changed.wait(count, Some(deadline));
+            // A call that does not block is not cancelled. A signal does not end the wait.
+            let waited = cancel::never(|| self.changed.wait(count, Some(deadline)));
             state = self.lock();
-            if waited.is_err() {
+            if waited == Err(Errno::ETIMEDOUT) {
+                state.connection.iter_mut().for_each(|connection| connection.buffer_is_late());
                 return state;
             }
         }

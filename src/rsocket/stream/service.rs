@@ -64,15 +64,17 @@ impl Service for Stream {
         drop(state);
         let prepared = chores.run();
         let mut state = self.lock();
-        let mut is_done = true;
+        let (mut is_done, mut is_awaited) = (true, state.is_closed());
         if let Some(connection) = &mut state.connection {
+            is_awaited |= connection.awaits_buffer();
             is_done = connection.finish_chores(prepared);
             if connection.failure().is_some() {
                 self.process_completions(&mut state);
             }
         }
-        // For a call that waits for its buffer, or for the end of what the reactor does.
-        self.changed.notify();
+        if is_awaited {
+            self.changed.notify();
+        }
         is_done
     }
 }

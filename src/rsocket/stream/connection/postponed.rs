@@ -48,6 +48,8 @@ pub(super) struct Postponed {
     is_called: bool,
     /// The reactor uses the PD without the stream's lock.
     is_busy: bool,
+    /// A call has waited for a send buffer in vain, and the reactor has not come since.
+    is_late: bool,
     ring: Option<Order>,
     send_buffer: Option<Order>,
     /// Number of writes that the outbox is to have memory for.
@@ -98,6 +100,17 @@ impl Postponed {
     /// Orders a send buffer.
     pub fn order_send_buffer(&mut self, size: u32, reservation: Option<Reservation>) {
         self.send_buffer = Some(Order { size, reservation, is_first: false });
+    }
+
+    /// A call has waited for the send buffer in vain: the next ones do not wait until the reactor
+    /// has come.
+    pub fn set_late(&mut self) {
+        self.is_late = true;
+    }
+
+    /// Returns whether it is worthwhile to wait for the reactor.
+    pub fn is_in_time(&self) -> bool {
+        !self.is_late
     }
 
     /// Orders the first send buffer, of this size or a smaller one.
@@ -222,6 +235,7 @@ impl Connection {
         }
         let own = &mut self.postponed.ready;
         self.postponed.is_busy = false;
+        self.postponed.is_late = false;
         // The reactor has taken what would be replaced.
         fill(&mut own.ring, ready.ring);
         fill(&mut own.send_buffer, ready.send_buffer);

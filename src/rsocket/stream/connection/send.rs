@@ -331,15 +331,20 @@ impl Connection {
     }
 
     /// Orders a send buffer for `len` bytes if the thread may be running a signal handler. Returns
-    /// whether the reactor is to prepare it.
+    /// whether the caller waits for the reactor to prepare it.
     pub fn order_buffer(&mut self, len: usize) -> bool {
-        let may_postpone = self.fits_inline(1) && signals::may_be_in_handler();
-        may_postpone && !self.send.provide_buffer(&self.qp, len, &mut self.postponed, false)
+        let may_wait = self.postponed.is_in_time() && self.fits_inline(1) && signals::may_be_in_handler();
+        may_wait && !self.send.provide_buffer(&self.qp, len, &mut self.postponed, false)
     }
 
     /// Returns whether the reactor has not prepared the send buffer yet.
     pub fn awaits_buffer(&self) -> bool {
         self.send.buffer.is_missing() && self.postponed.awaits_send_buffer()
+    }
+
+    /// The caller has waited for the send buffer in vain.
+    pub fn buffer_is_late(&mut self) {
+        self.postponed.set_late();
     }
 
     /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer. Allocates,

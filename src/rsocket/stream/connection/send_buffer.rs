@@ -43,18 +43,16 @@ impl Memory {
         unsafe { MemoryRegion::new(pd, size as usize, false).map(Memory::First) }
     }
 
-    /// As [`first`](Self::first); idle streams may have to free memory for it. Without memory for
-    /// `size` bytes it is smaller. Returns its size, too.
+    /// As [`first`](Self::first), but smaller if there is no memory for `size` bytes. Returns its
+    /// size, too.
     ///
     /// # Safety
     /// See [`first`](Self::first).
     pub unsafe fn first_or_smaller(pd: NonNull<ibv_pd>, size: u32) -> Result<(Memory, u32)> {
         // SAFETY: guaranteed by the caller.
-        let allocate = |size| unsafe { Memory::first(pd, size) };
-        let smaller = SMALL.into_iter().filter(|&small| small < size);
-        growth_budget::with_memory(|| allocate(size))
-            .map(|memory| (memory, size))
-            .or_else(|error| smaller.into_iter().find_map(|size| Some((allocate(size).ok()?, size))).ok_or(error))
+        let allocate = |size| unsafe { Memory::first(pd, size).map(|memory| (memory, size)) };
+        let mut smaller = SMALL.into_iter().filter(|&small| small < size);
+        allocate(size).or_else(|error| smaller.find_map(|size| allocate(size).ok()).ok_or(error))
     }
 }
 
@@ -189,7 +187,9 @@ impl SendSide {
             return false;
         }
         // SAFETY: the PD is that of the live QP, and outlives the connection.
-        if let Ok((memory, size)) = qp.pd().and_then(|pd| unsafe { Memory::first_or_smaller(pd, size) }) {
+        let smaller = |pd| unsafe { Memory::first_or_smaller(pd, size) };
+        let allocated = allocate(qp, size).map(|memory| (memory, size));
+        if let Ok((memory, size)) = allocated.or_else(|_| qp.pd().and_then(smaller)) {
             postponed.cancel_send_buffer();
             self.use_first_buffer(memory, size);
         }
