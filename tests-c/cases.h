@@ -52,13 +52,17 @@ static inline void expect(bool good, const char *text, int error, int line)
 /* Time for gdb, after which SIGALRM ends a child that hangs. */
 enum { STACKS_SECONDS = 30 };
 
-/* Waits until the child has ended. If it hangs, gdb prints the stacks of its threads to stderr before it is ended. */
+/*
+ * Waits until the child has ended. If it hangs, gdb prints the stacks of its threads to stderr before it is ended. System
+ * calls only: programs have functions of their own in place of the C library's.
+ */
 static inline bool await_child(pid_t child, int *status)
 {
 	struct pollfd ended = { .fd = (int)syscall(SYS_pidfd_open, child, 0), .events = POLLIN };
+	struct timespec limit = { .tv_sec = hang_seconds() };
 	char command[100];
 
-	if (poll(&ended, 1, (int)hang_seconds() * 1000) == 0) {
+	if (syscall(SYS_ppoll, &ended, 1, &limit, NULL, 0) == 0) {
 		snprintf(command, sizeof(command), "gdb -q -batch -p %d -ex 'thread apply all bt 24' >&2 </dev/null", child);
 		fprintf(stderr, "%s hangs:\n", case_name);
 		if (system(command))
@@ -66,7 +70,7 @@ static inline bool await_child(pid_t child, int *status)
 		kill(child, SIGALRM);
 	}
 	if (ended.fd >= 0)
-		close(ended.fd);
+		syscall(SYS_close, ended.fd);
 	return waitpid(child, status, 0) == child;
 }
 
