@@ -182,7 +182,10 @@ static void handlers_receive(void)
 	rs_pair_close(&pair);
 }
 
-/* `first`: the length of a message that is sent before, outside of handlers, or 0. The buffer to send from is as large as it needs. */
+/*
+ * `first`: the length of a message that is sent before, outside of handlers, or 0. The buffer to send from is as large
+ * as this message needs.
+ */
 static void send_by(void (*handler)(int), size_t first)
 {
 	pthread_t receiver;

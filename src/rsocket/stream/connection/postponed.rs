@@ -108,9 +108,9 @@ impl Postponed {
         self.is_late = true;
     }
 
-    /// Returns whether it is worthwhile to wait for the reactor.
-    pub fn is_in_time(&self) -> bool {
-        !self.is_late
+    /// Returns whether a call has waited in vain, and the reactor has not come since.
+    pub fn is_late(&self) -> bool {
+        self.is_late
     }
 
     /// Orders the first send buffer, of this size or a smaller one.

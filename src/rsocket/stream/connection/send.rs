@@ -208,19 +208,11 @@ impl Connection {
         }
         self.send_held();
         let mut done = 0;
-        // The reactor prepares the buffer.
         let mut has_no_buffer = false;
         while done < data.size() {
             let (_, rest) = data.split(done);
             let (rest, _) = rest.split(self.send.limit(done, data.size(), begun) - done);
-            let mut inline = self.fits_inline(rest.size()) && rest.in_one_piece().is_some();
-            let mut rest = rest;
-            if !inline {
-                has_no_buffer = has_no_buffer || !self.make_space(rest.size());
-                if has_no_buffer {
-                    (rest, inline) = self.inline_piece(rest);
-                }
-            }
+            let (rest, inline) = self.choose_way(rest, &mut has_no_buffer);
             let Some(chunk) = self.send.flow.plan(rest.size(), inline) else { break };
             let (part, tail) = rest.split(chunk.len as usize);
             let bytes = self.sg_list(&part, inline, chunk.offset)?;
@@ -333,7 +325,7 @@ impl Connection {
     /// Orders a send buffer for `len` bytes if the thread may be running a signal handler. Returns
     /// whether the caller waits for the reactor to prepare it.
     pub fn order_buffer(&mut self, len: usize) -> bool {
-        let may_wait = self.postponed.is_in_time() && self.fits_inline(1) && signals::may_be_in_handler();
+        let may_wait = !self.postponed.is_late() && self.fits_inline(1) && signals::may_be_in_handler();
         may_wait && !self.send.provide_buffer(&self.qp, len, &mut self.postponed, false)
     }
 
@@ -370,16 +362,27 @@ impl Connection {
         true
     }
 
-    /// Returns the beginning of `data` that goes inline, and true.
+    /// Makes space for `data` unless it goes inline. Returns what to send, and whether it goes inline.
+    /// `has_no_buffer`: the reactor prepares the send buffer, so only a part is sent, inline.
+    #[inline]
+    fn choose_way<S: Source>(&mut self, data: S, has_no_buffer: &mut bool) -> (S, bool) {
+        if self.fits_inline(data.size()) && data.in_one_piece().is_some() {
+            return (data, true);
+        }
+        *has_no_buffer = *has_no_buffer || !self.make_space(data.size());
+        if *has_no_buffer { (self.inline_piece(data), true) } else { (data, false) }
+    }
+
+    /// Returns the beginning of `data` that goes inline.
     #[cold]
     #[inline(never)]
-    fn inline_piece<S: Source>(&self, data: S) -> (S, bool) {
+    fn inline_piece<S: Source>(&self, data: S) -> S {
         let mut len = data.size().min(self.send.inline_limit as usize);
         loop {
             let (piece, _) = data.split(len);
             // A single byte lies in one buffer.
             if piece.in_one_piece().is_some() || len <= 1 {
-                return (piece, true);
+                return piece;
             }
             len /= 2;
         }
@@ -393,14 +396,8 @@ impl Connection {
         let mut has_no_buffer = false;
         let len = data.len().min(region.length as usize);
         while done < len {
-            let mut rest = &data[done..self.send.limit(done, len, begun)];
-            let mut inline = self.fits_inline(rest.len());
-            if !inline {
-                has_no_buffer = has_no_buffer || !self.make_space(rest.len());
-                if has_no_buffer {
-                    (rest, inline) = self.inline_piece(rest);
-                }
-            }
+            let rest = &data[done..self.send.limit(done, len, begun)];
+            let (rest, inline) = self.choose_way(rest, &mut has_no_buffer);
             let Some((len, offset)) = self.send.flow.plan_write(rest.len(), inline) else { break };
             let part = &rest[..len as usize];
             let sg_list = if inline { inline_sge(part) } else { self.send.buffer.fill(&self.qp, part, offset)? };
