@@ -201,18 +201,18 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Makes the thread call [`Service::called`] as soon as it can. Returns whether it will: not if
-/// another thread keeps the reactor's lock, which may wait for the one of malloc(3) that the
-/// caller's thread holds. Does not allocate.
-pub fn call_soon(key: Key) -> bool {
+/// Makes the thread call [`Service::called`] as soon as it can. Does not allocate. Fails with
+/// `EAGAIN` if another thread keeps the reactor's lock, which may wait for the one of malloc(3) that
+/// the caller's thread holds, and with `EBADF` if the thread or the registration does not exist.
+pub fn call_soon(key: Key) -> Result<()> {
     const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
-    let Some(mut guard) = REACTORS[key.role() as usize].lock_within(LOCK_TIMEOUT) else { return false };
+    let mut guard = REACTORS[key.role() as usize].lock_within(LOCK_TIMEOUT).ok_or(Errno::EAGAIN)?;
     leave_to_parent(&mut guard);
-    let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable()) else { return false };
-    if let Some(registration) = reactor.registrations.get_mut(&key) {
-        registration.busy = 0;
-    }
-    reactor.set_after(key, Timer::Calls, Duration::ZERO)
+    let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
+    let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
+    registration.busy = 0;
+    reactor.set_after(key, Timer::Calls, Duration::ZERO);
+    Ok(())
 }
 
 /// Disables a descriptor for `time`: its events cannot be handled now, and other services must not

@@ -225,7 +225,7 @@ impl Stream {
         let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
         let mut wait = Wait::after(state.options.send_timeout);
         let mut done = 0;
-        let (mut polled, mut has_waited) = (false, false);
+        let mut polled = false;
         let thread = state.holder();
         if let Some(connection) = &mut state.connection {
             connection.sends_from(thread);
@@ -234,11 +234,6 @@ impl Stream {
             match self.until_writable(state, nonblocking, &mut wait, done)? {
                 Ok(back) => state = back,
                 Err(done) => return Ok(done),
-            }
-            if !has_waited && state.connection.as_ref().is_some_and(|it| it.lacks_buffer(total - done)) {
-                state = self.await_first_buffer(state, total - done);
-                has_waited = true;
-                continue;
             }
             if state.connection.as_ref().is_some_and(|connection| connection.crosses_target_end(total - done)) {
                 // If the peer has advertised its next buffer, the message and the rest of the data
@@ -258,6 +253,10 @@ impl Stream {
             }
             if let Some(error) = error {
                 return if done > 0 { Ok(done) } else { Err(error) };
+            }
+            if state.connection.as_ref().is_some_and(|connection| connection.awaits_buffer()) {
+                state = self.await_first_buffer(state);
+                continue;
             }
             // Retry after completions, but only once without progress: a peer can cause any number
             // of completions that free no space.
@@ -300,16 +299,10 @@ impl Stream {
         let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
         let mut wait = Wait::after(state.options.send_timeout);
         let mut done = 0;
-        let mut has_waited = false;
         while done < data.len() {
             match self.until_writable(state, nonblocking, &mut wait, done)? {
                 Ok(back) => state = back,
                 Err(done) => return Ok(done),
-            }
-            if !has_waited && state.connection.as_ref().is_some_and(|it| it.lacks_buffer(data.len() - done)) {
-                state = self.await_first_buffer(state, data.len() - done);
-                has_waited = true;
-                continue;
             }
             // The completion of the peer's latest mapping may not have been processed.
             self.process_completions(&mut state);
@@ -324,6 +317,10 @@ impl Stream {
             done += written;
             if connection.failure().is_some() {
                 self.process_completions(&mut state);
+                continue;
+            }
+            if connection.awaits_buffer() {
+                state = self.await_first_buffer(state);
                 continue;
             }
             if written > 0 {

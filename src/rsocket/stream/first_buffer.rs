@@ -13,14 +13,10 @@ use crate::sys::cancel;
 const MOMENT: Duration = Duration::from_millis(5);
 
 impl Stream {
-    /// Waits a moment for the send buffer that a message of `len` bytes needs, if the reactor has to
-    /// allocate it. The lock was released meanwhile.
+    /// Waits a moment for the send buffer that the reactor allocates. The lock was released meanwhile.
     #[cold]
     #[inline(never)]
-    pub(super) fn await_first_buffer<'a>(&'a self, mut state: Guard<'a>, len: usize) -> Guard<'a> {
-        if !state.connection.as_mut().is_some_and(|connection| connection.order_buffer(len)) {
-            return state;
-        }
+    pub(super) fn await_first_buffer<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
         let deadline = Instant::now() + MOMENT;
         loop {
             let count = self.changed.count();

@@ -16,6 +16,7 @@ use std::ptr::NonNull;
 use super::receive_rings::Grown;
 use super::send_buffer::Memory;
 use super::{Connection, RdmaWrite};
+use crate::errno::{Errno, Result};
 use crate::rsocket::growth_budget::Reservation;
 use crate::rsocket::reactor::{self, Key};
 use crate::sys::signals;
@@ -27,8 +28,6 @@ struct Order {
     size: u32,
     /// A part of the budget for growing. Memory of a first size needs none.
     reservation: Option<Reservation>,
-    /// There is no send buffer: a smaller one will do.
-    is_first: bool,
 }
 
 /// Memory that is ready to be used, and its size.
@@ -48,7 +47,7 @@ pub(super) struct Postponed {
     is_called: bool,
     /// The reactor uses the PD without the stream's lock.
     is_busy: bool,
-    /// A call has waited for a send buffer in vain, and the reactor has not come since.
+    /// A call has waited for the first send buffer in vain, and there is none since.
     is_late: bool,
     ring: Option<Order>,
     send_buffer: Option<Order>,
@@ -60,16 +59,18 @@ pub(super) struct Postponed {
 }
 
 impl Postponed {
-    /// Returns whether the calling thread must neither allocate nor free memory: the reactor comes
-    /// and does so. If the reactor cannot be called, the thread has to do it itself.
+    /// Returns whether the calling thread must neither allocate nor free memory. The reactor comes
+    /// and does so, if it can be called now. Without a reactor the thread has to do it itself.
     #[cold]
     #[inline(never)]
     pub fn begin(&mut self) -> bool {
-        if self.is_called {
-            return true;
+        let Some(key) = self.key.filter(|_| !self.is_called) else { return self.is_called };
+        if !signals::may_be_in_handler() {
+            return false;
         }
-        self.is_called = self.key.is_some_and(|key| signals::may_be_in_handler() && reactor::call_soon(key));
-        self.is_called
+        let called = reactor::call_soon(key);
+        self.is_called = called.is_ok();
+        called != Err(Errno::EBADF)
     }
 
     /// Returns whether a receive ring of this size is ordered.
@@ -92,30 +93,32 @@ impl Postponed {
         self.ready = Ready::default();
     }
 
-    /// Orders a receive ring.
-    pub fn order_ring(&mut self, size: u32, reservation: Reservation) {
-        self.ring = Some(Order { size, reservation: Some(reservation), is_first: false });
+    /// Orders a receive ring. Fails with `ENOMEM` if the reactor cannot be called now.
+    pub fn order_ring(&mut self, size: u32, reservation: Reservation) -> Result<()> {
+        self.ring = Some(self.order(size, Some(reservation))?);
+        Ok(())
     }
 
-    /// Orders a send buffer.
+    /// Orders a send buffer. If the reactor cannot be called now, the next call tries again.
     pub fn order_send_buffer(&mut self, size: u32, reservation: Option<Reservation>) {
-        self.send_buffer = Some(Order { size, reservation, is_first: false });
+        if let Ok(order) = self.order(size, reservation) {
+            self.send_buffer = Some(order);
+        }
     }
 
-    /// A call has waited for the send buffer in vain: the next ones do not wait until the reactor
-    /// has come.
+    fn order(&self, size: u32, reservation: Option<Reservation>) -> Result<Order> {
+        if self.is_called { Ok(Order { size, reservation }) } else { Err(Errno::ENOMEM) }
+    }
+
+    /// A call has waited for the first send buffer in vain: the next ones do not wait until there is
+    /// one.
     pub fn set_late(&mut self) {
         self.is_late = true;
     }
 
-    /// Returns whether a call has waited in vain, and the reactor has not come since.
+    /// Returns whether a call has waited for the first send buffer in vain.
     pub fn is_late(&self) -> bool {
         self.is_late
-    }
-
-    /// Orders the first send buffer, of this size or a smaller one.
-    pub fn order_first_send_buffer(&mut self, size: u32) {
-        self.send_buffer = Some(Order { size, reservation: None, is_first: true });
     }
 
     /// Takes back the order of a send buffer, unless the reactor is preparing it.
@@ -145,6 +148,8 @@ pub(in crate::rsocket::stream) struct Chores {
     pd: NonNull<ibv_pd>,
     ring: Option<Order>,
     send_buffer: Option<Order>,
+    /// There is no send buffer: a smaller one will do.
+    is_first: bool,
     writes: Option<usize>,
     garbage: Garbage,
 }
@@ -171,7 +176,7 @@ impl Chores {
                     let memory = Grown::with(Some(reservation), self.pd, order.size, false).ok()?;
                     Some((Memory::Grown(memory), order.size))
                 }
-                None if order.is_first => Memory::first_or_smaller(self.pd, order.size).ok(),
+                None if self.is_first => Memory::first_or_smaller(self.pd, order.size).ok(),
                 None => Some((Memory::first(self.pd, order.size).ok()?, order.size)),
             }
         });
@@ -216,6 +221,7 @@ impl Connection {
             pd,
             ring: postponed.ring.take(),
             send_buffer: postponed.send_buffer.take(),
+            is_first: self.send.buffer.is_missing(),
             writes: postponed.writes.take().filter(|_| postponed.ready.writes.is_none()),
             garbage: (stale, self.receive.rings.take_released(), self.send.take_old_buffer()),
         })
@@ -230,12 +236,14 @@ impl Connection {
             (Some(_), None) => self.receive.flow.resize_failed(),
             (None, _) => {}
         }
-        if send_buffer.is_some() && ready.send_buffer.is_none() && !self.send.buffer.is_missing() {
+        let has_failed = send_buffer.is_some() && ready.send_buffer.is_none();
+        let is_first = self.send.buffer.is_missing();
+        if has_failed && !is_first {
             self.send.buffer.growing_failed();
         }
         let own = &mut self.postponed.ready;
         self.postponed.is_busy = false;
-        self.postponed.is_late = false;
+        self.postponed.is_late = has_failed && is_first;
         // The reactor has taken what would be replaced.
         fill(&mut own.ring, ready.ring);
         fill(&mut own.send_buffer, ready.send_buffer);

@@ -125,7 +125,7 @@ impl Rings {
         let take = if size == self.full_size { Reservation::take_full } else { Reservation::take };
         let reservation = take(size).ok_or(Errno::ENOMEM)?;
         if postponed.begin() {
-            postponed.order_ring(size, reservation);
+            postponed.order_ring(size, reservation)?;
             return Err(Errno::EAGAIN);
         }
         // SAFETY: the PD is that of the live QP, and outlives the connection.

@@ -14,7 +14,6 @@ use crate::rsocket::stream::copying::LARGE;
 use crate::rsocket::stream::outbox::Outbox;
 use crate::rsocket::wire::{ConnData, Message, Region};
 use crate::sys::rc::{CompletionQueue, Sge};
-use crate::sys::signals;
 
 /// Memory of the peer, from its connection data.
 #[derive(Clone, Copy, Debug)]
@@ -208,11 +207,10 @@ impl Connection {
         }
         self.send_held();
         let mut done = 0;
-        let mut has_no_buffer = false;
         while done < data.size() {
             let (_, rest) = data.split(done);
             let (rest, _) = rest.split(self.send.limit(done, data.size(), begun) - done);
-            let (rest, inline) = self.choose_way(rest, &mut has_no_buffer);
+            let Some((rest, inline)) = self.choose_way(rest) else { break };
             let Some(chunk) = self.send.flow.plan(rest.size(), inline) else { break };
             let (part, tail) = rest.split(chunk.len as usize);
             let bytes = self.sg_list(&part, inline, chunk.offset)?;
@@ -316,22 +314,10 @@ impl Connection {
         (&mut self.outbox, self.qp.send_queue())
     }
 
-    /// Returns whether a message of `len` bytes needs a send buffer, and there is none.
+    /// Returns whether a message should wait for the first send buffer, which the reactor prepares.
     #[inline]
-    pub fn lacks_buffer(&self, len: usize) -> bool {
-        self.send.buffer.is_missing() && !self.fits_inline(len)
-    }
-
-    /// Orders a send buffer for `len` bytes if the thread may be running a signal handler. Returns
-    /// whether the caller waits for the reactor to prepare it.
-    pub fn order_buffer(&mut self, len: usize) -> bool {
-        let may_wait = !self.postponed.is_late() && self.fits_inline(1) && signals::may_be_in_handler();
-        may_wait && !self.send.provide_buffer(&self.qp, len, &mut self.postponed, false)
-    }
-
-    /// Returns whether the reactor has not prepared the send buffer yet.
     pub fn awaits_buffer(&self) -> bool {
-        self.send.buffer.is_missing() && self.postponed.awaits_send_buffer()
+        self.send.buffer.is_missing() && self.postponed.awaits_send_buffer() && !self.postponed.is_late()
     }
 
     /// The caller has waited for the send buffer in vain.
@@ -340,12 +326,11 @@ impl Connection {
     }
 
     /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer. Allocates,
-    /// grows or shrinks the buffer. Returns false if the reactor prepares the buffer: until then
-    /// messages go inline.
+    /// grows or shrinks the buffer. Returns false if there is no buffer now: messages can go inline.
     fn make_space(&mut self, len: usize) -> bool {
         if self.send.buffer.is_missing() {
-            let may_postpone = self.fits_inline(1) && signals::may_be_in_handler();
-            if !self.send.provide_buffer(&self.qp, len, &mut self.postponed, !may_postpone) {
+            let may_postpone = self.fits_inline(1);
+            if !self.send.provide_buffer(&self.qp, len, &mut self.postponed, may_postpone) {
                 return false;
             }
         }
@@ -363,14 +348,16 @@ impl Connection {
     }
 
     /// Makes space for `data` unless it goes inline. Returns what to send, and whether it goes inline.
-    /// `has_no_buffer`: the reactor prepares the send buffer, so only a part is sent, inline.
+    /// Returns `None` if the message waits for the send buffer ([`awaits_buffer`](Self::awaits_buffer)).
     #[inline]
-    fn choose_way<S: Source>(&mut self, data: S, has_no_buffer: &mut bool) -> (S, bool) {
+    fn choose_way<S: Source>(&mut self, data: S) -> Option<(S, bool)> {
         if self.fits_inline(data.size()) && data.in_one_piece().is_some() {
-            return (data, true);
+            Some((data, true))
+        } else if self.make_space(data.size()) {
+            Some((data, false))
+        } else {
+            (!self.awaits_buffer()).then(|| (self.inline_piece(data), true))
         }
-        *has_no_buffer = *has_no_buffer || !self.make_space(data.size());
-        if *has_no_buffer { (self.inline_piece(data), true) } else { (data, false) }
     }
 
     /// Returns the beginning of `data` that goes inline.
@@ -393,11 +380,10 @@ impl Connection {
     pub fn write(&mut self, data: &[u8], region: Region, begun: bool) -> Result<usize> {
         self.send_held();
         let mut done = 0;
-        let mut has_no_buffer = false;
         let len = data.len().min(region.length as usize);
         while done < len {
             let rest = &data[done..self.send.limit(done, len, begun)];
-            let (rest, inline) = self.choose_way(rest, &mut has_no_buffer);
+            let Some((rest, inline)) = self.choose_way(rest) else { break };
             let Some((len, offset)) = self.send.flow.plan_write(rest.len(), inline) else { break };
             let part = &rest[..len as usize];
             let sg_list = if inline { inline_sge(part) } else { self.send.buffer.fill(&self.qp, part, offset)? };

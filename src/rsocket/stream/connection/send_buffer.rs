@@ -168,22 +168,27 @@ fn sg_list(region: &MemoryRegion, offset: usize, [first, wrapped]: [usize; 2]) -
 }
 
 impl SendSide {
-    /// Provides the buffer for a first message of `len` bytes. If that fails, so does the message,
-    /// unless the buffer is not `needed`: it may be postponed then. Returns false if it is.
+    /// Provides the buffer for a first message of `len` bytes. If that fails, so does the message.
+    /// Returns false if it is postponed, which `may_postpone` permits.
     #[cold]
     #[inline(never)]
-    pub fn provide_buffer(&mut self, qp: &QueuePair, len: usize, postponed: &mut Postponed, needed: bool) -> bool {
+    pub fn provide_buffer(
+        &mut self,
+        qp: &QueuePair,
+        len: usize,
+        postponed: &mut Postponed,
+        may_postpone: bool,
+    ) -> bool {
         if let Some((memory, size)) = postponed.take_send_buffer(|_| true) {
             self.use_first_buffer(memory, size);
             return true;
         }
-        // Any size will do.
-        if !needed && postponed.awaits_send_buffer() {
-            return false;
-        }
         let size = first_size_for(len, self.buffer.first_size);
-        if !needed && postponed.begin() {
-            postponed.order_first_send_buffer(size);
+        // Any size will do.
+        if may_postpone && (postponed.awaits_send_buffer() || postponed.begin()) {
+            if !postponed.awaits_send_buffer() {
+                postponed.order_send_buffer(size, None);
+            }
             return false;
         }
         // SAFETY: the PD is that of the live QP, and outlives the connection.
