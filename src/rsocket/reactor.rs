@@ -205,13 +205,13 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
 /// `EAGAIN` if another thread keeps the reactor's lock, which may wait for the one of malloc(3) that
 /// the caller's thread holds, and with `EBADF` if the thread or the registration does not exist.
 pub fn call_soon(key: Key) -> Result<()> {
-    const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
+    const LOCK_TIMEOUT: Duration = Duration::from_millis(5);
     let mut guard = REACTORS[key.role() as usize].lock_within(LOCK_TIMEOUT).ok_or(Errno::EAGAIN)?;
     leave_to_parent(&mut guard);
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
     let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
     registration.busy = 0;
-    reactor.set_after(key, Timer::Calls, Duration::ZERO);
+    reactor.set_timer(key, Timer::Calls, Some(Instant::now()));
     Ok(())
 }
 
@@ -229,7 +229,7 @@ pub fn enable(key: Key, time: Instant) {
     let mut guard = lock(key.role());
     if let Some(reactor) = guard.as_mut() {
         reactor.resume(key);
-        reactor.set_timer(key, Some(time));
+        reactor.set_timer(key, Timer::Expires, Some(time));
     }
 }
 
@@ -246,7 +246,7 @@ pub fn set_writable_wanted(key: Key, wanted: bool) {
 pub fn set_timer(key: Key, time: Option<Instant>) {
     let mut guard = lock(key.role());
     if let Some(reactor) = guard.as_mut() {
-        reactor.set_timer(key, time);
+        reactor.set_timer(key, Timer::Expires, time);
     }
 }
 

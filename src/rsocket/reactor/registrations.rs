@@ -166,14 +166,14 @@ impl Reactor {
         pause
     }
 
-    /// See [`set_timer`](super::set_timer).
-    pub fn set_timer(&mut self, key: Key, time: Option<Instant>) {
+    /// Sets a timer of this kind, and cancels the previous one.
+    pub fn set_timer(&mut self, key: Key, kind: Timer, time: Option<Instant>) {
         let Some(registration) = self.registrations.get_mut(&key) else { return };
-        if let Some(previous) = std::mem::replace(&mut registration.times[Timer::Expires as usize], time) {
-            self.timers.cancel(previous, &(key, Timer::Expires));
+        if let Some(previous) = std::mem::replace(&mut registration.times[kind as usize], time) {
+            self.timers.cancel(previous, &(key, kind));
         }
         if let Some(time) = time {
-            self.insert(time, key, Timer::Expires);
+            self.insert(time, key, kind);
         }
     }
 

@@ -254,7 +254,7 @@ impl Stream {
             if let Some(error) = error {
                 return if done > 0 { Ok(done) } else { Err(error) };
             }
-            if state.connection.as_ref().is_some_and(|connection| connection.awaits_buffer()) {
+            if state.connection.as_mut().is_some_and(|connection| connection.must_await_buffer()) {
                 state = self.await_first_buffer(state);
                 continue;
             }
@@ -319,7 +319,7 @@ impl Stream {
                 self.process_completions(&mut state);
                 continue;
             }
-            if connection.awaits_buffer() {
+            if connection.must_await_buffer() {
                 state = self.await_first_buffer(state);
                 continue;
             }

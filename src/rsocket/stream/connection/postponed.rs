@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use super::receive_rings::Grown;
 use super::send_buffer::Memory;
 use super::{Connection, RdmaWrite};
-use crate::errno::{Errno, Result};
+use crate::errno::Errno;
 use crate::rsocket::growth_budget::Reservation;
 use crate::rsocket::reactor::{self, Key};
 use crate::sys::signals;
@@ -64,13 +64,17 @@ impl Postponed {
     #[cold]
     #[inline(never)]
     pub fn begin(&mut self) -> bool {
-        let Some(key) = self.key.filter(|_| !self.is_called) else { return self.is_called };
-        if !signals::may_be_in_handler() {
-            return false;
+        self.is_called && !self.is_late || self.call()
+    }
+
+    fn call(&mut self) -> bool {
+        let Some(key) = self.key.filter(|_| signals::may_be_in_handler()) else { return false };
+        match reactor::call_soon(key) {
+            Ok(()) => self.is_called = true,
+            Err(Errno::EBADF) => self.is_called = false,
+            Err(_) => return true,
         }
-        let called = reactor::call_soon(key);
-        self.is_called = called.is_ok();
-        called != Err(Errno::EBADF)
+        self.is_called
     }
 
     /// Returns whether a receive ring of this size is ordered.
@@ -93,27 +97,20 @@ impl Postponed {
         self.ready = Ready::default();
     }
 
-    /// Orders a receive ring. Fails with `ENOMEM` if the reactor cannot be called now.
-    pub fn order_ring(&mut self, size: u32, reservation: Reservation) -> Result<()> {
-        self.ring = Some(self.order(size, Some(reservation))?);
-        Ok(())
+    /// Orders a receive ring, unless the reactor cannot be called now.
+    pub fn order_ring(&mut self, size: u32, reservation: Reservation) {
+        self.ring = self.is_called.then_some(Order { size, reservation: Some(reservation) });
     }
 
-    /// Orders a send buffer. If the reactor cannot be called now, the next call tries again.
+    /// Orders a send buffer, unless the reactor cannot be called now.
     pub fn order_send_buffer(&mut self, size: u32, reservation: Option<Reservation>) {
-        if let Ok(order) = self.order(size, reservation) {
-            self.send_buffer = Some(order);
-        }
+        self.send_buffer = self.is_called.then_some(Order { size, reservation });
     }
 
-    fn order(&self, size: u32, reservation: Option<Reservation>) -> Result<Order> {
-        if self.is_called { Ok(Order { size, reservation }) } else { Err(Errno::ENOMEM) }
-    }
-
-    /// A call has waited for the first send buffer in vain: the next ones do not wait until there is
-    /// one.
-    pub fn set_late(&mut self) {
-        self.is_late = true;
+    /// Sets whether a call has waited for the first send buffer in vain. Until there is one, calls do
+    /// not wait any more.
+    pub fn set_late(&mut self, is_late: bool) {
+        self.is_late = is_late;
     }
 
     /// Returns whether a call has waited for the first send buffer in vain.
@@ -205,9 +202,9 @@ impl Connection {
     /// Takes what calls have left to the reactor, which calls [`finish_chores`](Self::finish_chores)
     /// afterwards. The connection is not dropped meanwhile.
     pub fn take_chores(&mut self) -> Option<Chores> {
+        self.postponed.is_called = false;
         let pd = self.qp.pd().ok()?;
         let postponed = &mut self.postponed;
-        postponed.is_called = false;
         postponed.is_busy = true;
         postponed.in_work =
             [&postponed.ring, &postponed.send_buffer].map(|order| order.as_ref().map(|order| order.size));

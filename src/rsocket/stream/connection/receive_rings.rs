@@ -113,8 +113,8 @@ impl Rings {
         }
     }
 
-    /// Returns a ring of `size` bytes. Fails with `EAGAIN` if it is ordered, and otherwise with
-    /// `ENOMEM`.
+    /// Returns a ring of `size` bytes. Fails with `EAGAIN` if it is ordered or should be asked for
+    /// later, and otherwise with `ENOMEM`.
     fn allocate(&self, size: u32, qp: &QueuePair, postponed: &mut Postponed) -> Result<Grown> {
         if let Some(ring) = postponed.take_ring(size) {
             return Ok(ring);
@@ -125,7 +125,7 @@ impl Rings {
         let take = if size == self.full_size { Reservation::take_full } else { Reservation::take };
         let reservation = take(size).ok_or(Errno::ENOMEM)?;
         if postponed.begin() {
-            postponed.order_ring(size, reservation)?;
+            postponed.order_ring(size, reservation);
             return Err(Errno::EAGAIN);
         }
         // SAFETY: the PD is that of the live QP, and outlives the connection.

@@ -1,7 +1,7 @@
 //! The send side: writes stream data into the peer's buffers, and riowrite(3) data into memory that
 //! the peer has mapped.
 
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::ptr::NonNull;
 
 use super::gather::{Gather, MAX_COLLECTED, Source};
@@ -66,6 +66,8 @@ pub(super) struct SendSide {
     pub buffer: SendBuffer,
     /// Messages up to this size go inline.
     inline_limit: u32,
+    /// A message waits for the first send buffer, which the reactor is preparing.
+    awaits_buffer: bool,
     pub control_data: ControlData,
     pub peer: PeerMemory,
     /// Number of the thread that sent last.
@@ -100,6 +102,7 @@ impl SendSide {
             flow,
             buffer,
             inline_limit,
+            awaits_buffer: false,
             control_data,
             peer: PeerMemory {
                 swap: peer.big_endian != cfg!(target_endian = "big"),
@@ -207,10 +210,11 @@ impl Connection {
         }
         self.send_held();
         let mut done = 0;
+        let mut has_no_buffer = false;
         while done < data.size() {
             let (_, rest) = data.split(done);
             let (rest, _) = rest.split(self.send.limit(done, data.size(), begun) - done);
-            let Some((rest, inline)) = self.choose_way(rest) else { break };
+            let Some((rest, inline)) = self.choose_way(rest, &mut has_no_buffer) else { break };
             let Some(chunk) = self.send.flow.plan(rest.size(), inline) else { break };
             let (part, tail) = rest.split(chunk.len as usize);
             let bytes = self.sg_list(&part, inline, chunk.offset)?;
@@ -314,15 +318,21 @@ impl Connection {
         (&mut self.outbox, self.qp.send_queue())
     }
 
-    /// Returns whether a message should wait for the first send buffer, which the reactor prepares.
+    /// Returns whether the reactor is preparing the first send buffer.
     #[inline]
     pub fn awaits_buffer(&self) -> bool {
-        self.send.buffer.is_missing() && self.postponed.awaits_send_buffer() && !self.postponed.is_late()
+        self.send.buffer.is_missing() && self.postponed.awaits_send_buffer()
+    }
+
+    /// Returns whether the last message was not sent because it should wait for the first send buffer.
+    #[inline]
+    pub fn must_await_buffer(&mut self) -> bool {
+        mem::take(&mut self.send.awaits_buffer)
     }
 
     /// The caller has waited for the send buffer in vain.
     pub fn buffer_is_late(&mut self) {
-        self.postponed.set_late();
+        self.postponed.set_late(self.awaits_buffer());
     }
 
     /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer. Allocates,
@@ -348,16 +358,19 @@ impl Connection {
     }
 
     /// Makes space for `data` unless it goes inline. Returns what to send, and whether it goes inline.
-    /// Returns `None` if the message waits for the send buffer ([`awaits_buffer`](Self::awaits_buffer)).
+    /// Returns `None` if the message should wait for the send buffer. `has_no_buffer`: pieces go inline
+    /// until the end of the call, because there was no buffer.
     #[inline]
-    fn choose_way<S: Source>(&mut self, data: S) -> Option<(S, bool)> {
+    fn choose_way<S: Source>(&mut self, data: S, has_no_buffer: &mut bool) -> Option<(S, bool)> {
         if self.fits_inline(data.size()) && data.in_one_piece().is_some() {
-            Some((data, true))
-        } else if self.make_space(data.size()) {
-            Some((data, false))
-        } else {
-            (!self.awaits_buffer()).then(|| (self.inline_piece(data), true))
+            return Some((data, true));
         }
+        *has_no_buffer = *has_no_buffer || !self.make_space(data.size());
+        if !*has_no_buffer {
+            return Some((data, false));
+        }
+        self.send.awaits_buffer = self.awaits_buffer() && !self.postponed.is_late();
+        (!self.send.awaits_buffer).then(|| (self.inline_piece(data), true))
     }
 
     /// Returns the beginning of `data` that goes inline.
@@ -380,10 +393,11 @@ impl Connection {
     pub fn write(&mut self, data: &[u8], region: Region, begun: bool) -> Result<usize> {
         self.send_held();
         let mut done = 0;
+        let mut has_no_buffer = false;
         let len = data.len().min(region.length as usize);
         while done < len {
             let rest = &data[done..self.send.limit(done, len, begun)];
-            let Some((rest, inline)) = self.choose_way(rest) else { break };
+            let Some((rest, inline)) = self.choose_way(rest, &mut has_no_buffer) else { break };
             let Some((len, offset)) = self.send.flow.plan_write(rest.len(), inline) else { break };
             let part = &rest[..len as usize];
             let sg_list = if inline { inline_sge(part) } else { self.send.buffer.fill(&self.qp, part, offset)? };

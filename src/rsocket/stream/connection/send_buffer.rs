@@ -180,13 +180,14 @@ impl SendSide {
         may_postpone: bool,
     ) -> bool {
         if let Some((memory, size)) = postponed.take_send_buffer(|_| true) {
-            self.use_first_buffer(memory, size);
+            self.use_first_buffer(memory, size, postponed);
             return true;
         }
         let size = first_size_for(len, self.buffer.first_size);
-        // Any size will do.
-        if may_postpone && (postponed.awaits_send_buffer() || postponed.begin()) {
-            if !postponed.awaits_send_buffer() {
+        let is_ordered = postponed.awaits_send_buffer();
+        if may_postpone && (is_ordered && !postponed.is_late() || postponed.begin()) {
+            // Any size will do.
+            if !is_ordered {
                 postponed.order_send_buffer(size, None);
             }
             return false;
@@ -196,12 +197,13 @@ impl SendSide {
         let allocated = allocate(qp, size).map(|memory| (memory, size));
         if let Ok((memory, size)) = allocated.or_else(|_| qp.pd().and_then(smaller)) {
             postponed.cancel_send_buffer();
-            self.use_first_buffer(memory, size);
+            self.use_first_buffer(memory, size, postponed);
         }
         true
     }
 
-    fn use_first_buffer(&mut self, memory: Memory, size: u32) {
+    fn use_first_buffer(&mut self, memory: Memory, size: u32, postponed: &mut Postponed) {
+        postponed.set_late(false);
         self.flow.replace_buffer(size);
         self.buffer.size = size;
         self.buffer.memory = Some(memory);
