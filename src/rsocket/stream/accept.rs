@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::backlog::{Finished, Listening, Slot};
+use super::backlog::{Finished, Handshake, Listening, Slot};
 use super::blocking::Wait;
 use super::connect::initiator_depth;
 use super::{Guard, Notice, Phase, State, Stream};
@@ -276,23 +276,6 @@ impl Stream {
         self.lock_to_serve()
     }
 
-    /// Returns whether the handshake has succeeded: the other thread may be about to tell the
-    /// listener.
-    pub(super) fn is_established(&self) -> bool {
-        self.lock().handshake_result() == Some(Ok(()))
-    }
-
-    /// Ends the handshake of a connection that has to leave its slot to another one. Returns false
-    /// if the connection is established: the other thread may be about to tell the listener.
-    pub(super) fn evict(&self) -> bool {
-        let mut state = self.lock();
-        let is_established = state.handshake_result() == Some(Ok(()));
-        if !is_established {
-            state.phase = Phase::Failed { reported: false };
-        }
-        !is_established
-    }
-
     /// Makes a connection available to raccept(3), or drops it if its handshake has failed.
     fn handshake_done(&self, connection: &Stream, succeeded: bool) {
         let mut state = self.lock();
@@ -307,6 +290,21 @@ impl Stream {
             // Evicted, not added yet (`add_accepted`), or made ready by `admit`.
             Finished::Unknown => {}
         }
+    }
+}
+
+impl Handshake for Stream {
+    fn is_established(&self) -> bool {
+        self.lock().handshake_result() == Some(Ok(()))
+    }
+
+    fn evict(&self) -> bool {
+        let mut state = self.lock();
+        let is_established = state.handshake_result() == Some(Ok(()));
+        if !is_established {
+            state.phase = Phase::Failed { reported: false };
+        }
+        !is_established
     }
 }
 

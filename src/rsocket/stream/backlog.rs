@@ -76,32 +76,42 @@ pub fn in_child() {
 }
 
 /// Result of a handshake for the listener's lists.
-pub(super) enum Finished {
+pub(super) enum Finished<S = Stream> {
     /// raccept(3) returns it.
     Ready,
     /// The caller has to close it.
-    Dropped(Arc<Stream>),
+    Dropped(Arc<S>),
     /// It is not among the pending ones.
     Unknown,
 }
 
+/// An unaccepted connection, whose handshake another thread serves.
+pub(super) trait Handshake {
+    /// Returns whether the handshake has succeeded: the other thread may be about to tell the
+    /// listener.
+    fn is_established(&self) -> bool;
+    /// Ends the handshake of a connection that has to leave its slot to another one. Returns false
+    /// if the connection is established: the other thread may be about to tell the listener.
+    fn evict(&self) -> bool;
+}
+
 /// A listener's unaccepted connections.
-pub(super) struct Listening {
+pub(super) struct Listening<S = Stream> {
     backlog: usize,
     /// Requests that were not answered yet, oldest first.
     waiting: VecDeque<(Request, ConnData)>,
     /// Number of turns since the last answer.
     reading_turns: u32,
     /// Connections in the handshake with its beginning, oldest first.
-    pending: VecDeque<(Arc<Stream>, Slot, Instant)>,
+    pending: VecDeque<(Arc<S>, Slot, Instant)>,
     /// Established connections, for raccept(3).
-    ready: VecDeque<(Arc<Stream>, Slot)>,
+    ready: VecDeque<(Arc<S>, Slot)>,
     /// The listener in the table for rsstat(8).
     _entry: Option<socket_table::Entry>,
 }
 
-impl Listening {
-    pub fn new(backlog: usize, entry: Option<socket_table::Entry>) -> Listening {
+impl<S: Handshake> Listening<S> {
+    pub fn new(backlog: usize, entry: Option<socket_table::Entry>) -> Listening<S> {
         Listening {
             backlog,
             waiting: VecDeque::new(),
@@ -170,20 +180,20 @@ impl Listening {
     }
 
     /// Takes the next connection for raccept(3).
-    pub fn next(&mut self) -> Option<Arc<Stream>> {
+    pub fn next(&mut self) -> Option<Arc<S>> {
         self.ready.pop_front().map(|(stream, _)| stream)
     }
 
     /// Returns the oldest pending connection, and the beginning of its handshake, if there is no
     /// slot for a new one.
-    fn oldest_without_slot(&self) -> Option<(&Arc<Stream>, Instant)> {
+    fn oldest_without_slot(&self) -> Option<(&Arc<S>, Instant)> {
         let own = self.pending.len() + self.ready.len();
         let is_full = own >= self.backlog || !has_slot(UNACCEPTED.load(Ordering::Relaxed), own, limit());
         self.pending.front().filter(|_| is_full).map(|(oldest, _, begun)| (oldest, *begun))
     }
 
     /// Returns the oldest pending connection if there is no slot for a new one.
-    pub fn next_to_evict(&self) -> Option<&Arc<Stream>> {
+    pub fn next_to_evict(&self) -> Option<&Arc<S>> {
         self.oldest_without_slot().map(|(oldest, _)| oldest)
     }
 
@@ -213,7 +223,7 @@ impl Listening {
     /// Takes a slot for a new connection. If there is none, evicts the oldest pending connection
     /// and returns it with its slot; the caller closes it. Pending connections that turn out to be
     /// established are made available to raccept(3).
-    pub fn admit(&mut self) -> Option<(Slot, Option<Arc<Stream>>)> {
+    pub fn admit(&mut self) -> Option<(Slot, Option<Arc<S>>)> {
         self.pending.try_reserve(1).ok()?;
         loop {
             let own = self.pending.len() + self.ready.len();
@@ -232,7 +242,7 @@ impl Listening {
 
     /// Adds a connection whose handshake begins. Returns it if there is no memory: the caller has
     /// to close it.
-    pub fn add_pending(&mut self, stream: Arc<Stream>, slot: Slot) -> Option<Arc<Stream>> {
+    pub fn add_pending(&mut self, stream: Arc<S>, slot: Slot) -> Option<Arc<S>> {
         if self.pending.try_reserve(1).is_err() {
             return Some(stream);
         }
@@ -241,7 +251,7 @@ impl Listening {
     }
 
     /// As [`add_pending`](Self::add_pending), for an established connection.
-    pub fn add_ready(&mut self, stream: Arc<Stream>, slot: Slot) -> Option<Arc<Stream>> {
+    pub fn add_ready(&mut self, stream: Arc<S>, slot: Slot) -> Option<Arc<S>> {
         if self.ready.try_reserve(1).is_err() {
             return Some(stream);
         }
@@ -250,8 +260,8 @@ impl Listening {
     }
 
     /// The handshake of a connection has succeeded or failed.
-    pub fn finish(&mut self, connection: &Stream, succeeded: bool) -> Finished {
-        let is_it = |(pending, ..): &(Arc<Stream>, Slot, Instant)| std::ptr::eq(&raw const **pending, connection);
+    pub fn finish(&mut self, connection: &S, succeeded: bool) -> Finished<S> {
+        let is_it = |(pending, ..): &(Arc<S>, Slot, Instant)| std::ptr::eq(&raw const **pending, connection);
         let Some((stream, slot, _)) = self.pending.iter().position(is_it).and_then(|index| self.pending.remove(index))
         else {
             return Finished::Unknown;
@@ -261,7 +271,7 @@ impl Listening {
     }
 
     /// Takes all connections; the caller closes them.
-    pub fn take_all(&mut self) -> impl Iterator<Item = Arc<Stream>> + use<> {
+    pub fn take_all(&mut self) -> impl Iterator<Item = Arc<S>> + use<S> {
         self.reject_waiting();
         let (pending, ready) = (mem::take(&mut self.pending), mem::take(&mut self.ready));
         pending.into_iter().map(|(stream, ..)| stream).chain(ready.into_iter().map(|(stream, _)| stream))
@@ -270,7 +280,78 @@ impl Listening {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
+
+    /// A connection whose handshake succeeds when the test says so.
+    #[derive(Debug, Default)]
+    struct Peer {
+        is_established: AtomicBool,
+        is_evicted: AtomicBool,
+    }
+
+    impl Peer {
+        fn establish(&self) {
+            self.is_established.store(true, Ordering::Relaxed);
+        }
+    }
+
+    impl Handshake for Peer {
+        fn is_established(&self) -> bool {
+            self.is_established.load(Ordering::Relaxed)
+        }
+
+        fn evict(&self) -> bool {
+            self.is_evicted.store(!self.is_established(), Ordering::Relaxed);
+            !self.is_established()
+        }
+    }
+
+    /// Returns a listener whose backlog is used up by the handshakes of these two.
+    fn full() -> (Listening<Peer>, [Arc<Peer>; 2]) {
+        let mut listening = Listening::new(2, None);
+        let peers = [Arc::default(), Arc::default()];
+        for peer in &peers {
+            let (slot, evicted) = listening.admit().unwrap();
+            assert!(evicted.is_none() && listening.add_pending(Arc::clone(peer), slot).is_none());
+        }
+        (listening, peers)
+    }
+
+    #[test]
+    fn an_established_connection_is_not_evicted() {
+        let (mut listening, [first, second]) = full();
+        first.establish();
+        let (slot, evicted) = listening.admit().unwrap();
+        assert!(Arc::ptr_eq(&evicted.unwrap(), &second) && second.is_evicted.load(Ordering::Relaxed));
+        // The other thread tells the listener afterwards.
+        assert!(matches!(listening.finish(&first, true), Finished::Unknown));
+        assert_eq!(listening.ready_count(), 1);
+        // There is no handshake to evict.
+        second.establish();
+        assert!(listening.add_ready(second, slot).is_none() && listening.admit().is_none());
+        assert!(Arc::ptr_eq(&listening.next().unwrap(), &first) && listening.admit().is_some());
+    }
+
+    #[test]
+    fn established_connections_are_made_ready_before_the_next_one_waits() {
+        let (mut listening, [first, second]) = full();
+        assert!(!listening.make_established_ready() && listening.next_eviction(Instant::now()).is_some());
+        first.establish();
+        second.establish();
+        assert!(listening.make_established_ready() && !listening.make_established_ready());
+        assert_eq!((listening.ready_count(), listening.next_eviction(Instant::now())), (2, None));
+    }
+
+    #[test]
+    fn a_failed_handshake_leaves_its_slot() {
+        let (mut listening, [first, second]) = full();
+        assert!(matches!(listening.finish(&first, false), Finished::Dropped(dropped) if Arc::ptr_eq(&dropped, &first)));
+        assert!(listening.next_to_evict().is_none());
+        assert!(matches!(listening.finish(&second, true), Finished::Ready));
+        assert!(listening.admit().is_some_and(|(_, evicted)| evicted.is_none()));
+    }
 
     /// Returns the number of slots that one listener gets while other listeners use `others`.
     fn max_slots(others: usize, limit: usize) -> usize {
