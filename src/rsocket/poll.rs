@@ -34,21 +34,21 @@ static SPINNING: Spinning = Spinning::new();
 /// Like poll(2). `timeout` is in milliseconds; a negative one never ends. An rsocket that is closed
 /// during the call has POLLNVAL.
 pub fn poll(lookup: &dyn Lookup, fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
-    poll_until(lookup, fds, Deadline::after_ms(timeout))
+    match ready_now(lookup, fds)? {
+        Some(ready) if ready > 0 || timeout == 0 => Ok(count(ready)),
+        _ => in_call(|| wait(lookup, fds, Deadline::after_ms(timeout))),
+    }
 }
 
 /// Like [`poll`], with a deadline.
 pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
-    if fds.len() > USUAL_LIMIT && fds.len() > event::descriptor_limit() {
-        return Err(Errno::EINVAL);
+    match ready_now(lookup, fds)? {
+        Some(ready) if ready > 0 || deadline.passed() => Ok(count(ready)),
+        _ => in_call(|| wait(lookup, fds, deadline)),
     }
-    if let Some(ready) = ready_now(lookup, fds) {
-        return Ok(count(ready));
-    }
-    in_call(|| wait(lookup, fds, deadline))
 }
 
-/// Slow path: no rsocket was ready, or there are other descriptors.
+/// Slow path: no rsocket was ready, or there are other descriptors, or none.
 fn wait(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
     if let [fd] = fds
         && let Some(ready) = wait_alone(lookup, fd, deadline)
@@ -72,21 +72,25 @@ fn wait(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c
     if interrupted { call.run_in_handler(deadline) } else { call.run(deadline) }.map(count)
 }
 
-/// Fast path: polls the rsockets once. Returns the number of ready ones, if there are any and all
-/// of `fds` are rsockets.
-fn ready_now(lookup: &dyn Lookup, fds: &mut [pollfd]) -> Option<usize> {
-    let mut ready = 0;
+/// Fast path: polls the rsockets once. Returns the number of ready ones, or `None` if there are
+/// other descriptors, or no rsockets.
+fn ready_now(lookup: &dyn Lookup, fds: &mut [pollfd]) -> Result<Option<usize>> {
+    if fds.len() > USUAL_LIMIT && fds.len() > event::descriptor_limit() {
+        return Err(Errno::EINVAL);
+    }
+    let (mut ready, mut any) = (0, false);
     for fd in fds {
         fd.revents = 0;
         if fd.fd >= 0 {
-            let bits = lookup.ready(fd.fd, wanted(fd.events))?;
+            let Some(bits) = lookup.ready(fd.fd, wanted(fd.events)) else { return Ok(None) };
+            any = true;
             if bits != 0 {
                 fd.revents = reported(bits, fd.events);
                 ready += usize::from(fd.revents != 0);
             }
         }
     }
-    (ready > 0).then_some(ready)
+    Ok(any.then_some(ready))
 }
 
 /// The common case: waits for a single rsocket that was not ready just now, if it supports

@@ -46,6 +46,15 @@ fn rsockets_ready_on_entry_are_reported_without_arming() {
 }
 
 #[test]
+fn without_time_each_rsocket_is_polled_once() {
+    let fake = Fake::new();
+    let table = Table::of(&[&fake]);
+    let mut fds = [fd(FIRST, POLLIN), fd(-1, POLLIN)];
+    assert_eq!(poll(&table, &mut fds, 0), Ok(0));
+    assert_eq!((revents(&fds), fake.polls.load(Ordering::Relaxed), fake.is_armed()), (vec![0, 0], 1, false));
+}
+
+#[test]
 fn rsockets_and_other_descriptors_are_reported_together() {
     let fake = Fake::new();
     let table = Table::of(&[&fake]);
