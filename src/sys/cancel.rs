@@ -14,9 +14,11 @@
 //! write(2), which notifies software devices of work, is a cancellation point.
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
+
+use once_cell::race::OnceBool;
 
 /// `struct _pthread_cleanup_buffer` of pthread.h.
 #[repr(C)]
@@ -73,6 +75,26 @@ pub fn sleep<T>(call: impl FnOnce() -> T) -> T {
     meanwhile(pthread_setcancelstate, ASLEEP.get(), call)
 }
 
+/// Returns whether a thread that is cancelled in a [`sleep`] may lose what its system call has just
+/// taken, for example an event: with glibc before 2.41, which ends a thread at a cancellation point
+/// even if the system call has returned (glibc's bug 12683). Such a call has to be made after a wait
+/// that takes nothing. Not if the program has disabled cancellation.
+pub fn may_lose() -> bool {
+    static IS_OLD: OnceBool = OnceBool::new();
+    ASLEEP.get() != DISABLE && IS_OLD.get_or_init(|| !ends_only_waits(c_library_version()))
+}
+
+/// Returns whether the C library of this version ends threads only while they wait.
+fn ends_only_waits(version: &str) -> bool {
+    let mut numbers = version.split('.').map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (2, 41)
+}
+
+fn c_library_version() -> &'static str {
+    // SAFETY: a constant string of the C library.
+    unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) }.to_str().unwrap_or_default()
+}
+
 /// Runs code that does not sleep but contains a cancellation point.
 #[inline]
 pub fn disabled<T>(call: impl FnOnce() -> T) -> T {
@@ -125,4 +147,16 @@ fn meanwhile<T>(set: unsafe extern "C" fn(c_int, *mut c_int) -> c_int, value: c_
     // SAFETY: the value that was in force.
     unsafe { set(before, ptr::null_mut()) };
     result
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        assert!(["2.41", "2.100", "3.0", "2.41.9000"].into_iter().all(ends_only_waits));
+        assert!(!["2.36", "2.5", "2.40", "", "?"].into_iter().any(ends_only_waits));
+        assert!(c_library_version().starts_with("2."));
+    }
 }

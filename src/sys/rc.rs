@@ -238,6 +238,23 @@ impl CqHandle {
 }
 
 impl ChannelHandle {
+    /// Waits for an event without reading it, as a blocking [`take`](Self::take) does: whether a
+    /// signal ends the wait is decided by SA_RESTART. A cancellation point. The kernel's
+    /// `ib_uverbs_event_read` waits before it finds that there is no space for the event, which it
+    /// leaves there.
+    ///
+    /// # Safety
+    /// The channel is live, and not O_NONBLOCK, until this returns.
+    pub unsafe fn wait(self) -> Result<()> {
+        let mut space = 0u8;
+        // SAFETY: the channel is live: guaranteed by the caller; a byte is writable.
+        let read = unsafe { libc::read(self.0.as_ref().fd, (&raw mut space).cast(), size_of::<u8>()) };
+        match Errno::last() {
+            error if read < 0 && error != Errno::EINVAL => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// Reads an event. Waits for one, or fails with `EAGAIN` if the descriptor is O_NONBLOCK.
     ///
     /// # Safety

@@ -231,11 +231,19 @@ impl EventSource for Stream {
             if event::poll(&mut fds, until.deadline.map(|end| clock::left(end).unwrap_or_default()))? == 0 {
                 return Err(Errno::ETIMEDOUT);
             }
+        } else if cancel::may_lose() {
+            // SAFETY: as below.
+            cancel::sleep(|| unsafe { events.wait() })?;
+        } else {
+            // A blocking read: SA_RESTART of the program's handler decides whether a signal ends it.
+            // SAFETY: a connection is dropped only after its leader has returned, so the channel is
+            // live.
+            return cancel::sleep(|| unsafe { events.take() });
         }
-        // A blocking read: SA_RESTART of the program's handler decides whether a signal ends it.
-        // SAFETY: a connection is dropped only after its leader has returned, so the channel is
-        // live.
-        cancel::sleep(|| unsafe { events.take() })
+        // Only the leader reads events. A cancelled thread must not have read one: it would never be
+        // acknowledged, and destroying the CQ would wait for that.
+        // SAFETY: as above.
+        cancel::disabled(|| unsafe { events.take() })
     }
 
     fn with_cleanup<T>(undo: impl FnMut(), sleep: impl FnOnce() -> T) -> T {

@@ -173,12 +173,7 @@ pub(super) fn wait_as_leader<'a, S: EventSource>(
     let Some(channel) = become_leader(stream, &mut state) else { return (state, Ok(())) };
     drop(state);
     let cancelled = || {
-        let mut state = stream.lock();
-        if let Some(leadership) = S::leadership(&mut state) {
-            // The thread may have read the event and lost it: request another one.
-            leadership.armed = false;
-        }
-        resign(stream, &mut state, None);
+        resign(stream, &mut stream.lock(), None);
     };
     let result = S::with_cleanup(cancelled, || S::sleep(channel, until));
     let mut state = stream.lock();
