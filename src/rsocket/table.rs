@@ -12,8 +12,15 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
+#[cfg(not(all(test, loom)))]
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use crate::errno::{Errno, Result};
+#[cfg(not(all(test, loom)))]
+use crate::sys::signals;
 use crate::sys::sync::{
     Arc,
     atomic::{AtomicPtr, AtomicUsize, Ordering},
@@ -90,31 +97,66 @@ impl<T> Slot<T> {
     /// `old` was taken out of this slot, once.
     unsafe fn taken(&self, old: *mut T) -> Option<Arc<T>> {
         let old = NonNull::new(old)?;
-        self.wait_for_pins();
+        if !self.wait_for_pins() {
+            // The reader finds an object that is never freed.
+            // SAFETY: the slot owned its reference.
+            unsafe { Arc::increment_strong_count(old.as_ptr()) };
+        }
         // SAFETY: this is the slot's reference, which no other thread takes.
         Some(unsafe { Arc::from_raw(old.as_ptr()) })
     }
 
-    /// Waits until no reader can still take a reference to the object that was removed.
-    fn wait_for_pins(&self) {
+    /// Waits until no reader can still take a reference to the object that was removed. Returns
+    /// false if the wait would not end: the caller is a signal handler that has interrupted the
+    /// reader, or a handler has left the reader's call by siglongjmp(3).
+    fn wait_for_pins(&self) -> bool {
+        let mut patience = Patience::default();
         // A read-modify-write operation sees the latest value, whereas a load may see an older one.
-        let mut rounds = 0;
         while self.pins.fetch_add(0, Ordering::AcqRel) != 0 {
-            rounds += 1;
-            yield_to_reader(rounds);
+            if !patience.yield_to_reader() {
+                return false;
+            }
         }
+        true
     }
 }
 
-/// Lets a thread that holds a pin run, even if it has a lower priority and only this processor.
-fn yield_to_reader(rounds: usize) {
+/// How a thread waits for the pins of an object that it has removed: it yields, then sleeps.
+#[derive(Default)]
+struct Patience {
     #[cfg(not(all(test, loom)))]
-    if rounds > 64 {
-        std::thread::sleep(std::time::Duration::from_micros(50));
-        return;
+    yields: u32,
+    /// The end of the sleeps.
+    #[cfg(not(all(test, loom)))]
+    end: Option<Instant>,
+}
+
+impl Patience {
+    /// Lets a thread that holds a pin run, even if it has a lower priority and only this processor.
+    /// Returns false if it has had time enough: a reader waits for nothing but a lock.
+    #[cfg(not(all(test, loom)))]
+    fn yield_to_reader(&mut self) -> bool {
+        const YIELDS: u32 = 64;
+        const PAUSE: Duration = Duration::from_micros(50);
+        const IN_HANDLER: Duration = Duration::from_millis(10);
+        const USUAL: Duration = Duration::from_secs(1);
+        if self.yields < YIELDS {
+            self.yields += 1;
+            yield_now();
+            return true;
+        }
+        let end = *self
+            .end
+            .get_or_insert_with(|| Instant::now() + if signals::may_be_in_handler() { IN_HANDLER } else { USUAL });
+        thread::sleep(PAUSE);
+        Instant::now() < end
     }
-    let _ = rounds;
-    yield_now();
+
+    #[cfg(all(test, loom))]
+    fn yield_to_reader(&mut self) -> bool {
+        yield_now();
+        true
+    }
 }
 
 /// An object that stays in its slot until this is dropped.
@@ -311,6 +353,19 @@ mod tests {
         assert_eq!(Arc::strong_count(&old), 1);
         assert!(table.remove(5, Some(&new)).is_some_and(|removed| Arc::ptr_eq(&removed, &new)));
         assert_eq!(Arc::strong_count(&new), 1);
+    }
+
+    #[test]
+    fn a_pin_that_stays_does_not_stop_the_removal() {
+        let table = Table::new();
+        table.insert(9, Arc::new(1)).unwrap();
+        let pinned = table.pin(9).unwrap();
+        assert_eq!(table.remove(9, None).as_deref(), Some(&1));
+        assert!(*pinned == 1 && table.get(9).is_none());
+        // The next object of the number.
+        table.insert(9, Arc::new(2)).unwrap();
+        drop(pinned);
+        assert_eq!(table.remove(9, None).map(Arc::into_inner), Some(Some(2)));
     }
 
     #[test]

@@ -52,6 +52,27 @@ static ssize_t call_poll_all(int fd)
 
 static void in_poll_of_several(void) { cancelled(call_poll_all, &pair.server); }
 
+/* A message, and the event that tells of it, are not lost with the thread. */
+static void as_a_message_arrives(void)
+{
+	ssize_t (*const calls[])(int) = { call_recv, call_poll, call_poll_all };
+
+	for (int round = 0; round < 60; round++) {
+		struct blocked blocked;
+		void *result;
+		char byte;
+
+		EXPECT(rs_pair(&pair, AF_INET));
+		start_blocked(&blocked, calls[round % 3], pair.server);
+		EXPECT(rsend(pair.client, "x", 1, 0) == 1);
+		EXPECT(!pthread_cancel(blocked.thread) && !pthread_join(blocked.thread, &result));
+		if (result == PTHREAD_CANCELED || round % 3)
+			EXPECT(rrecv(pair.server, &byte, 1, 0) == 1 && byte == 'x');
+		EXPECT(works());
+		rs_pair_close(&pair);
+	}
+}
+
 static struct repoll repoll;
 
 static ssize_t call_epoll(int fd)
@@ -173,6 +194,7 @@ int main(int argc, char **argv)
 	CASE(in_recv);
 	CASE(in_poll);
 	CASE(in_poll_of_several);
+	CASE(as_a_message_arrives);
 	CASE(in_repoll_wait);
 	CASE(in_accept);
 	/* Soft-iWARP's rdma_connect waits for TCP in the kernel. */

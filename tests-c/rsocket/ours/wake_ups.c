@@ -60,6 +60,62 @@ static void close_recv_by_handler(void) { closed_by_handler(call_recv, 0); }
 static void close_recv_by_restarting_handler(void) { closed_by_handler(call_recv, SA_RESTART); }
 static void close_poll_by_handler(void) { closed_by_handler(call_poll, 0); }
 
+static volatile sig_atomic_t is_closed;
+
+/* It fails where the interrupted call holds the lock: the next handler tries again. */
+static void close_the_server_once(int signal)
+{
+	(void)signal;
+	is_closed = is_closed || !rclose(pair.server);
+}
+
+static void *signal_until_closed(void *thread)
+{
+	static unsigned int seed = 1;
+
+	usleep((useconds_t)rand_r(&seed) % 2000);
+	while (!is_closed) {
+		EXPECT(!pthread_kill(*(pthread_t *)thread, SIGUSR1));
+		sched_yield();
+	}
+	return NULL;
+}
+
+static void *receive_until_closed(void *unused)
+{
+	char byte;
+
+	while (rrecv(pair.server, &byte, 1, 0) == 1)
+		;
+	return unused;
+}
+
+/* Calls that do not block, and wait for a lock at most, are interrupted at any instruction. */
+static void close_busy_calls_by_handler(void)
+{
+	struct sigaction action = { .sa_handler = close_the_server_once };
+	pthread_t self = pthread_self(), other, receiver;
+	char byte;
+
+	EXPECT(!sigaction(SIGUSR1, &action, NULL));
+	for (int round = 0; round < 60; round++) {
+		EXPECT(rs_pair(&pair, AF_INET));
+		is_closed = 0;
+		EXPECT(!pthread_create(&receiver, NULL, receive_until_closed, NULL));
+		EXPECT(!pthread_create(&other, NULL, signal_until_closed, &self));
+		while (!is_closed) {
+			struct pollfd entry = { .fd = pair.server, .events = POLLIN };
+
+			rpoll(&entry, 1, 0);
+			rsend(pair.client, "x", 1, MSG_DONTWAIT);
+			rrecv(pair.server, &byte, 1, MSG_DONTWAIT);
+		}
+		EXPECT(!pthread_join(other, NULL) && !pthread_join(receiver, NULL));
+		pair.server = -1;
+		rs_pair_close(&pair);
+	}
+}
+
 static void close_under_send(void)
 {
 	struct blocked blocked;
@@ -261,6 +317,7 @@ int main(int argc, char **argv)
 	CASE(close_recv_by_handler);
 	CASE(close_recv_by_restarting_handler);
 	CASE(close_poll_by_handler);
+	CASE(close_busy_calls_by_handler);
 	CASE(close_under_send);
 	CASE(close_under_accept);
 	CASE(close_under_connect);
