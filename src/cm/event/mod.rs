@@ -16,10 +16,12 @@ use super::completed::Completed;
 use super::id::Id;
 use super::library::library;
 use super::log;
+use super::owned_id::{self, OwnedId};
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event, rdma_cm_event_type};
 use crate::sys::alloc::try_box;
-use crate::sys::{cancel, ucma};
+use crate::sys::uapi::rdma_ucm_event_resp;
+use crate::sys::ucma;
 use decode::PRIVATE_DATA;
 
 /// An event: `struct rdma_cm_event`, with what acknowledging it needs and the private data to which
@@ -87,7 +89,9 @@ pub fn get_cm_event(channel: EventChannel) -> Result<OwnedEvent> {
         private_data: [0; PRIVATE_DATA],
     })?);
     let new = loop {
-        let raw = cancel::with_cleanup(|| drop(room.take()), || ucma::get_event(fd))?;
+        // SAFETY: as below.
+        let cancelled = |lost: Option<&_>| unsafe { lose(lost, room.take()) };
+        let raw = ucma::get_event(fd, cancelled)?;
         // It was there before the wait, and only a thread that is cancelled takes it.
         let new = room.as_mut().ok_or(Errno::ENOMEM)?;
         // SAFETY: the kernel returns the `uid` of ids and groups, which are its owner's until the
@@ -103,6 +107,23 @@ pub fn get_cm_event(channel: EventChannel) -> Result<OwnedEvent> {
         log::event(id, shown.public());
     }
     Ok(shown)
+}
+
+/// The thread was cancelled, and an event that the kernel had handed over is lost: it counts as
+/// acknowledged, or destroying its id would wait for it. A connection request is rejected.
+///
+/// # Safety
+/// As [`deliver`](deliver::deliver).
+unsafe fn lose(lost: Option<&rdma_ucm_event_resp>, room: Option<Box<Event>>) {
+    let (Some(raw), Some(mut event)) = (lost, room) else { return };
+    // SAFETY: guaranteed by the caller.
+    if let Outcome::Show = unsafe { deliver::deliver(raw, &mut event) } {
+        if event.public.event == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST as u32 {
+            // SAFETY: the new id, which nobody knows.
+            unsafe { OwnedId::from_c(event.public.id) }.into_iter().for_each(owned_id::discard);
+        }
+        event.complete();
+    }
 }
 
 /// rdma_ack_cm_event(3): frees the event and lets its id be destroyed.

@@ -8,7 +8,7 @@ use super::super::sockaddr::SockAddr;
 use super::super::uapi::*;
 use super::{issue, issue_and_wait, response};
 use crate::errno::Result;
-use crate::sys::race_detector;
+use crate::sys::{cancel, race_detector};
 
 /// Value of `ibdev_index` on kernels that do not support it.
 const NO_INDEX: u32 = u32::MAX;
@@ -214,13 +214,26 @@ pub fn leave_mcast(fd: RawFd, handle: u32) -> Result<u32> {
 }
 
 /// GET_EVENT. Waits for the next event; fails with `EAGAIN` if the channel is `O_NONBLOCK`.
-pub fn get_event(fd: RawFd) -> Result<rdma_ucm_event_resp> {
-    let mut answer = rdma_ucm_event_resp::default();
-    let body = rdma_ucm_get_event { response: response(&raw mut answer) };
+/// `cancelled` is called if the thread is cancelled meanwhile, with the event if the kernel has
+/// already handed it over ([`cancel`]).
+pub fn get_event(fd: RawFd, mut cancelled: impl FnMut(Option<&rdma_ucm_event_resp>)) -> Result<rdma_ucm_event_resp> {
+    /// No number of an event.
+    const NONE: u32 = u32::MAX;
+    let mut answer = rdma_ucm_event_resp { event: NONE, ..Default::default() };
+    let place = &raw mut answer;
+    let body = rdma_ucm_get_event { response: response(place) };
+    let undo = || {
+        // SAFETY: this frame still exists, and the kernel has written the answer or will not.
+        let answer = unsafe { place.read_volatile() };
+        cancelled(Some(&answer).filter(|answer| answer.event != NONE));
+    };
     // SAFETY: the answer outlives the call.
-    unsafe { issue_and_wait(fd, RDMA_USER_CM_CMD_GET_EVENT, body, size_of_val(&answer))? };
+    cancel::with_cleanup(undo, || unsafe {
+        issue_and_wait(fd, RDMA_USER_CM_CMD_GET_EVENT, body, size_of::<rdma_ucm_event_resp>())
+    })?;
     race_detector::after_event();
-    Ok(answer)
+    // SAFETY: all bits are a value of this structure of integers, which the kernel has filled.
+    Ok(unsafe { place.read_volatile() })
 }
 
 /// SET_OPTION.

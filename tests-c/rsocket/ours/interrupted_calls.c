@@ -267,6 +267,42 @@ static void cancel_in_get_cm_event(void)
 	rdma_destroy_event_channel(channel);
 }
 
+static ssize_t call_get_and_ack(int fd)
+{
+	struct rdma_cm_event *event;
+
+	(void)fd;
+	return rdma_get_cm_event(channel, &event) || rdma_ack_cm_event(event);
+}
+
+/*
+ * Destroying an id waits until its events are acknowledged: also those that are lost with the thread. The event comes
+ * with the id from another channel, and the thread does not run before it is cancelled.
+ */
+static void cancel_as_a_cm_event_arrives(void)
+{
+	union address address = local_addr(AF_INET, 0);
+	const struct sched_param none = { 0 };
+
+	for (int round = 0; round < 20; round++) {
+		struct rdma_event_channel *first = rdma_create_event_channel();
+		struct pollfd entry = { .events = POLLIN };
+		struct blocked blocked;
+
+		channel = rdma_create_event_channel();
+		EXPECT(channel && first && !rdma_create_id(first, &id, NULL, RDMA_PS_TCP));
+		entry.fd = first->fd;
+		EXPECT(!rdma_resolve_addr(id, NULL, &address.sa, 2000) && poll(&entry, 1, -1) == 1);
+		start_blocked(&blocked, call_get_and_ack, -1);
+		EXPECT(!pthread_setschedparam(blocked.thread, SCHED_IDLE, &none));
+		EXPECT(!rdma_migrate_id(id, channel));
+		EXPECT(!pthread_cancel(blocked.thread) && !pthread_join(blocked.thread, NULL));
+		EXPECT(!rdma_destroy_id(id));
+		rdma_destroy_event_channel(channel);
+		rdma_destroy_event_channel(first);
+	}
+}
+
 static void cancel_in_synchronous_calls(void)
 {
 	union address address = local_addr(AF_INET, 0);
@@ -576,6 +612,7 @@ int main(int argc, char **argv)
 	CASE(cancel_in_devices);
 	CASE(cancel_in_set_up);
 	CASE(cancel_in_get_cm_event);
+	CASE(cancel_as_a_cm_event_arrives);
 	CASE(cancel_in_synchronous_calls);
 	CASE(jump_out_of_get_cm_event);
 	CASE(handlers_use_the_same_stream);
