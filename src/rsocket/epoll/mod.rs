@@ -16,6 +16,8 @@ mod control;
 mod exclusive;
 #[cfg(test)]
 mod exclusive_tests;
+#[cfg(test)]
+mod handler_tests;
 mod member;
 #[cfg(test)]
 mod model_tests;
