@@ -115,7 +115,10 @@ impl Epoll {
         let (sleepers, mark) = self.sleepers(member.fd);
         match mark {
             Some(mark) => member.enter_wait_queue(sleepers, mark),
-            None => self.in_outer(|| member.enter_wait_queue(sleepers, exclusive::mark(member.key()))),
+            None => {
+                self.last_exclusive.fetch_max(member.serial(), Ordering::SeqCst);
+                self.in_outer(|| member.enter_wait_queue(sleepers, exclusive::mark(member.key())))
+            }
         }
     }
 

@@ -42,9 +42,13 @@ pub fn mark(key: u64) -> u64 {
     MARK << 48 | key & 0xFFFF_FFFF_FFFF
 }
 
-/// Returns whether `data` is that of an exclusive member.
-pub fn is_mark(data: u64) -> bool {
-    data >> 48 == MARK
+/// Returns whether `event` may be that of an exclusive member. `last_serial` is the greatest serial
+/// number that such a member ever had. The program's own descriptors may have any data.
+pub fn may_be_mark(event: epoll_event, last_serial: u32) -> bool {
+    let serial = (event.u64 >> 32) as u16;
+    // Of greater numbers only these 16 bits are left, which may be any.
+    let has_serial = last_serial > u32::from(u16::MAX) || (1..=last_serial).contains(&serial.into());
+    event.u64 >> 48 == MARK && event.events == EPOLLIN as u32 && last_serial != 0 && has_serial
 }
 
 /// The exclusive members of an rsocket that wait for the same events.

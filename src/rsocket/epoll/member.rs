@@ -51,6 +51,8 @@ struct State {
     rsocket: Option<Arc<dyn Pollable>>,
     /// With EPOLLEXCLUSIVE: announces the events instead of the rsocket and its descriptors.
     wait_queue: Option<Arc<WaitQueue>>,
+    /// Whether the eventfd of `wait_queue` is in the epoll in which threads sleep.
+    in_wait_queue: bool,
     interest: Interest,
     /// False after a report with EPOLLONESHOT.
     enabled: bool,
@@ -180,6 +182,7 @@ impl Member {
             state: Mutex::new(State {
                 rsocket: Some(rsocket),
                 wait_queue,
+                in_wait_queue: false,
                 interest,
                 enabled: true,
                 version: 0,
@@ -192,6 +195,11 @@ impl Member {
     /// Returns the member's data in the inner epoll.
     pub fn key(&self) -> u64 {
         u64::from(self.serial) << 32 | u64::from(self.fd as u32)
+    }
+
+    /// Returns the member's serial number in its epoll.
+    pub fn serial(&self) -> u32 {
+        self.serial
     }
 
     /// Returns the descriptor number in a key.
@@ -315,9 +323,28 @@ impl Member {
     /// Adds an exclusive member to the epoll in which the program's threads sleep, with `data`.
     /// Does nothing for another one.
     pub fn enter_wait_queue(&self, sleepers: &KernelEpoll, data: u64) -> Result<()> {
-        let state = self.lock();
+        let mut state = self.lock();
         let Some(queue) = &state.wait_queue else { return Ok(()) };
-        sleepers.control(EPOLL_CTL_ADD, queue.descriptor(), Some(epoll_event { events: exclusive::EVENTS, u64: data }))
+        let event = epoll_event { events: exclusive::EVENTS, u64: data };
+        sleepers.control(EPOLL_CTL_ADD, queue.descriptor(), Some(event))?;
+        state.in_wait_queue = true;
+        Ok(())
+    }
+
+    /// Undoes [`enter_wait_queue`](Self::enter_wait_queue).
+    pub fn leave_wait_queue(&self, sleepers: &KernelEpoll) {
+        self.remove_from(&mut self.lock(), sleepers);
+    }
+
+    fn remove_from(&self, state: &mut State, sleepers: &KernelEpoll) {
+        // In the child of a fork(), the parent still uses the epoll.
+        if mem::take(&mut state.in_wait_queue)
+            && self.process.is_this_process()
+            && let Some(queue) = &state.wait_queue
+        {
+            // Fails if the program has closed the host.
+            let _ = sleepers.control(EPOLL_CTL_DEL, queue.descriptor(), None);
+        }
     }
 
     /// Returns what notifies the member; `None` after the removal.
@@ -329,6 +356,7 @@ impl Member {
     /// Removes the member from the epolls. Returns what notified it, the first time.
     pub fn detach(&self, inner: &KernelEpoll, sleepers: &KernelEpoll) -> Option<Notifier> {
         let mut state = self.lock();
+        self.remove_from(&mut state, sleepers);
         let (rsocket, wait_queue) = (state.rsocket.take(), state.wait_queue.take());
         self.removed.store(true, Ordering::SeqCst);
         let descriptors = mem::replace(&mut state.descriptors, SmallList::new());
@@ -337,10 +365,6 @@ impl Member {
             for &(fd, _) in descriptors.as_slice() {
                 // Fails if the rsocket has closed the descriptor.
                 let _ = inner.control(EPOLL_CTL_DEL, fd, None);
-            }
-            if let Some(queue) = &wait_queue {
-                // Fails if the member has not entered it.
-                let _ = sleepers.control(EPOLL_CTL_DEL, queue.descriptor(), None);
             }
         }
         rsocket.map(|rsocket| Notifier { rsocket, wait_queue })

@@ -18,6 +18,8 @@ mod exclusive;
 mod exclusive_tests;
 #[cfg(test)]
 mod handler_tests;
+#[cfg(test)]
+mod mark_tests;
 mod member;
 #[cfg(test)]
 mod model_tests;
@@ -95,6 +97,8 @@ pub struct Epoll {
     members: Mutex<Members>,
     /// Serial number of the last member.
     serial: AtomicU32,
+    /// Greatest serial number of an exclusive member in the outer epoll; 0: there was none.
+    last_exclusive: AtomicU32,
     closed: AtomicBool,
     /// Whether there have ever been members in the outer epoll: descriptors that are not rsockets,
     /// or rsockets with EPOLLEXCLUSIVE.
@@ -127,6 +131,7 @@ impl Epoll {
             queue: Queue::new()?,
             members: Mutex::default(),
             serial: AtomicU32::new(0),
+            last_exclusive: AtomicU32::new(0),
             closed: AtomicBool::new(false),
             ordinary: AtomicBool::new(false),
             inner_waiters: AtomicUsize::new(0),
@@ -207,12 +212,15 @@ impl Epoll {
 
     /// Returns the exclusive member with this data in the outer epoll, if it still exists.
     fn exclusive_member(&self, mark: u64) -> Option<Arc<Member>> {
-        let members = self.members();
-        members.get(&Member::fd_from_key(mark)).filter(|member| exclusive::mark(member.key()) == mark).cloned()
+        let member = self.members().get(&Member::fd_from_key(mark)).cloned()?;
+        (exclusive::mark(member.key()) == mark && member.interest().is_exclusive()).then_some(member)
     }
 
     /// Removes a member, unless another one has replaced it. Returns whether it was in the table.
     fn forget(&self, member: &Arc<Member>) -> bool {
+        // First, so that after the member has left the table a wait finds one more event of it at
+        // most (`collect_exclusive`).
+        member.leave_wait_queue(self.sleepers(member.fd).0);
         let mut members = self.members();
         let there = members.get(&member.fd).is_some_and(|there| Arc::ptr_eq(there, member));
         let removed = if there { members.remove(&member.fd) } else { None };

@@ -21,6 +21,8 @@ struct EventBuffer<'a> {
     len: usize,
     /// Whether a member could not be polled, because the caller is a signal handler.
     postponed: bool,
+    /// The event of an exclusive member that was removed, and was not reported.
+    dropped: Option<u64>,
 }
 
 impl EventBuffer<'_> {
@@ -54,7 +56,7 @@ impl Epoll {
         }
         self.check_process()?;
         let deadline = Deadline::after_ms(timeout);
-        let mut buffer = EventBuffer { events, len: 0, postponed: false };
+        let mut buffer = EventBuffer { events, len: 0, postponed: false, dropped: None };
         let last_reported = mem::take(&mut *self.last_reported());
         if last_reported.count > 0 && !last_reported.only.is_some_and(|member| self.rearm_last_reported(&member)) {
             self.collect_again(&mut buffer)?;
@@ -75,9 +77,10 @@ impl Epoll {
             }
             // Each round that does not wait polls at least one readable member, in turn. A round
             // for each member finds every one that has something to report, even if a member
-            // becomes readable again in each round.
+            // becomes readable again in each round. One more finds whether a dropped event was the
+            // program's own.
             late += usize::from(left == Some(Duration::ZERO));
-            if late > 0 && late > self.members().len() {
+            if late > 0 && late > self.members().len() + usize::from(buffer.dropped.is_some()) {
                 break;
             }
         }
@@ -134,9 +137,9 @@ impl Epoll {
             let event = unsafe { buffer.events[index].assume_init() };
             if event.u64 == self.inner_key() {
                 outer.rsockets_ready = true;
-            } else if exclusive::is_mark(event.u64) {
+            } else if exclusive::may_be_mark(event, self.last_exclusive.load(Ordering::SeqCst)) {
                 outer.queued_before.get_or_insert_with(|| self.queue.next_sequence());
-                self.collect_exclusive(event.u64, buffer, &mut outer)?;
+                self.collect_exclusive(event, buffer, &mut outer)?;
             } else {
                 buffer.push(event);
             }
@@ -145,11 +148,13 @@ impl Epoll {
     }
 
     /// Adds an exclusive member. If it is in the queue, it is polled from there.
-    fn collect_exclusive(&self, mark: u64, buffer: &mut EventBuffer<'_>, outer: &mut Outer) -> Result<()> {
-        match self.exclusive_member(mark) {
+    fn collect_exclusive(&self, event: epoll_event, buffer: &mut EventBuffer<'_>, outer: &mut Outer) -> Result<()> {
+        match self.exclusive_member(event.u64) {
             Some(member) if member.queued.load(Ordering::SeqCst) => outer.rsockets_ready = true,
             Some(member) => self.poll_into(&member, false, buffer)?,
-            None => {}
+            // The event of a removed member comes once, so the second one is the program's own.
+            None if buffer.dropped == Some(event.u64) => buffer.push(event),
+            None => buffer.dropped = Some(event.u64),
         }
         Ok(())
     }
