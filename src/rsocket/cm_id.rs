@@ -9,7 +9,7 @@ use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
 use crate::rsocket::reactor;
 use crate::sys::event;
-use crate::sys::library_fds;
+use crate::sys::library_fds::{self, OwnFd};
 use crate::sys::sockaddr::SockAddr;
 use crate::sys::verbs::{self, ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr};
 
@@ -149,9 +149,9 @@ impl CmId {
         Ok(())
     }
 
-    /// Moves the channel, which the reactor has registered as `key`, to another descriptor, and
-    /// closes the old one.
-    pub fn relocate(&mut self, key: reactor::Key) -> Result<()> {
+    /// Moves the channel, which the reactor has registered as `key`, to another descriptor. Returns
+    /// the old one, which is no longer used.
+    pub fn relocate(&mut self, key: reactor::Key) -> Result<OwnFd> {
         let old = self.fd();
         let new = library_fds::relocate_fd(event::fcntl(old, libc::F_DUPFD_CLOEXEC, 0)?);
         if let Err(error) = reactor::set_fd(key, new) {
@@ -160,8 +160,8 @@ impl CmId {
         }
         // SAFETY: the channel is live and used under the lock of this id's owner.
         unsafe { (*self.channel.as_ptr()).fd = new };
-        library_fds::close(old);
-        Ok(())
+        // SAFETY: `old` is open, and was closed by the channel only, which has another number now.
+        Ok(unsafe { OwnFd::adopt(old) })
     }
 
     /// Returns the descriptor of the channel.

@@ -14,6 +14,7 @@ use crate::rsocket::reactor::{self, Role};
 use crate::rsocket::wire::Control;
 use crate::sys::event;
 use crate::sys::futex::Changes;
+use crate::sys::library_fds::OwnFd;
 use crate::sys::owner::Owner;
 
 /// Time-out of the graceful disconnect of an iWARP connection: the peer may be gone.
@@ -165,14 +166,15 @@ impl Stream {
     /// descriptor. Fails if none is available.
     pub(super) fn detach_fd<'a>(&'a self, mut state: Guard<'a>) -> std::result::Result<(), Guard<'a>> {
         let moved = if has_many_closed(1) { Err(Errno::EMFILE) } else { state.relocate() };
-        if moved.is_err() {
-            return Err(state);
-        }
+        let Ok(number) = moved else { return Err(state) };
         if let Some(closing) = &mut state.closing {
             closing.close();
         }
         drop(state);
         self.notify(Notice::Closed);
+        // Only now: another thread may get this number for a new rsocket at once, and add it to an
+        // epoll, which must have forgotten this stream.
+        drop(number);
         Ok(())
     }
 
@@ -270,8 +272,9 @@ impl State {
         }
     }
 
-    /// Moves the event channel to another descriptor, so that the program's number is free.
-    fn relocate(&mut self) -> Result<()> {
+    /// Moves the event channel to another descriptor. Returns the program's number, which is free
+    /// once it is dropped.
+    fn relocate(&mut self) -> Result<OwnFd> {
         let key = self.key.ok_or(Errno::EBADF)?;
         self.id.as_mut().ok_or(Errno::EBADF)?.relocate(key)
     }
