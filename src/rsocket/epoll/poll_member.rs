@@ -69,8 +69,9 @@ impl Epoll {
     }
 
     /// Queues the member if the caller is a signal handler that interrupted a call for its rsocket.
-    /// The rsocket shows no descriptors and no events then, as if it were idle, and cannot be armed.
-    /// So nothing of the member may change until a later wait polls it. Returns whether this is so.
+    /// The rsocket shows no descriptors and no events then, as if it were idle, and cannot be
+    /// armed. So nothing of the member may change until a later wait polls it. Returns whether this
+    /// is so.
     fn postpone(&self, member: &Arc<Member>, snapshot: &Snapshot) -> bool {
         let is_interrupted = snapshot.rsocket.is_locked_by_this_thread();
         if is_interrupted {
