@@ -168,3 +168,23 @@ fn a_disabled_descriptor_is_enabled_with_the_events_that_are_wanted() {
     enable(key, Instant::now() + LONG);
     assert_eq!(calls.recv(), Ok(Call::Service(Role::Events)));
 }
+
+#[test]
+fn events_have_their_turn_among_many_timers() {
+    const MANY: usize = 100;
+    let (reporter, calls) = Reporter::new(0);
+    let others: Vec<_> = (0..MANY).map(|_| EventFd::new().unwrap()).collect();
+    let mut keys = Vec::new();
+    with_blocked_setup(|| {
+        reporter.register(Role::Setup);
+        for other in &others {
+            let key = register(Role::Setup, other.as_raw_fd(), reporter.clone()).unwrap();
+            set_timer(key, Some(Instant::now()));
+            keys.push(key);
+        }
+        reporter.event.raise();
+    });
+    let order: Vec<_> = calls.iter().take(MANY + 1).collect();
+    assert!(order[..MANY].contains(&Call::Service(Role::Setup)));
+    keys.into_iter().for_each(unregister);
+}

@@ -58,6 +58,9 @@ extern "C" fn setup_main(number: *mut c_void) -> *mut c_void {
 /// The thread's main function. Runs until the process ends or the program closes the descriptors.
 fn run(role: Role, number: usize) {
     const BATCH: usize = 64;
+    /// Timers of a turn: releasing a connection takes a while, and new events must not wait for
+    /// thousands that were closed at once.
+    const EXPIRED: usize = 16;
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
     while let Some((epoll, timeout)) = next_wait(role, number) {
         // SAFETY: the buffer has room for BATCH events; a number that is no longer an epoll is an
@@ -72,7 +75,8 @@ fn run(role: Role, number: usize) {
         }
         // A service may set its timer again: that one is for the next turn, after other events.
         let due = Instant::now();
-        while let Some((key, service, was_busy, kind)) = next_expired(role, number, due) {
+        for _ in 0..EXPIRED {
+            let Some((key, service, was_busy, kind)) = next_expired(role, number, due) else { break };
             let is_done = if kind == Timer::Calls { service.called() } else { service.expired(key) };
             if !is_done {
                 retry(key, kind);

@@ -81,7 +81,12 @@ impl Stream {
             }
             let (back, result) = self.sleep(state, &mut wait);
             state = back;
-            result.map_err(|error| if error == Errno::ETIMEDOUT { Errno::EAGAIN } else { error })?;
+            // A connection that became ready at the same time is returned, as by accept(2).
+            if let Err(error) = result
+                && !matches!(&state.phase, Phase::Listening(listening) if listening.has_ready())
+            {
+                return Err(if error == Errno::ETIMEDOUT { Errno::EAGAIN } else { error });
+            }
         }
     }
 

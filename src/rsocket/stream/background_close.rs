@@ -23,7 +23,7 @@ pub(super) const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval until the first check. It doubles with each check, up to the maximum.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(1);
-const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(64);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(512);
 /// The descriptor limit is divided by this: a stream that is closed in the background uses two
 /// descriptors, and all of them may use a quarter of the limit.
 const DESCRIPTORS_PER_STREAM: usize = 8;
