@@ -49,6 +49,8 @@ pub struct Fake {
     watchers: Watchers,
     /// Number of ready() and arm() calls.
     pub polls: AtomicUsize,
+    /// Connections of a listener.
+    pub connections: AtomicUsize,
 }
 
 impl Fake {
@@ -59,6 +61,7 @@ impl Fake {
             edges: AtomicU64::new(0),
             watchers: Watchers::new(),
             polls: AtomicUsize::new(0),
+            connections: AtomicUsize::new(0),
         })
     }
 
@@ -239,6 +242,10 @@ impl Pollable for Fake {
 
     fn edges(&self) -> u64 {
         self.edges.load(Ordering::SeqCst)
+    }
+
+    fn ready_connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
     }
 
     fn watchers(&self) -> &Watchers {

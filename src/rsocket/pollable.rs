@@ -71,6 +71,11 @@ pub trait Pollable: Send + Sync {
     /// the latest when ready() or arm() processes its completion.
     fn edges(&self) -> u64;
 
+    /// Returns the number of connections that raccept(3) would return; 0 if it is no listener.
+    fn ready_connections(&self) -> usize {
+        0
+    }
+
     /// Returns the watchers of the rsocket.
     fn watchers(&self) -> &Watchers;
 }
@@ -191,7 +196,12 @@ impl Watchers {
     /// change under a lock that ready() also takes, so a watcher that is missed here sees the
     /// change.
     pub fn is_empty(&self) -> bool {
-        self.count.load(Ordering::SeqCst) == 0
+        self.len() == 0
+    }
+
+    /// Returns the number of watchers.
+    pub fn len(&self) -> usize {
+        self.count.load(Ordering::SeqCst)
     }
 
     /// Returns whether [`Notice::Closed`] was sent.

@@ -6,8 +6,9 @@
 //! for each event and never read; with EPOLLET, each write is an event.
 //!
 //! The reactor watches the rsocket, as an edge-triggered member of an epoll of its own, and writes
-//! to the eventfd. Members without EPOLLEXCLUSIVE watch the rsocket themselves, so all of them are
-//! woken.
+//! to the eventfd: once, or for a listener once for each connection that is ready, because several
+//! may become ready at once. Members without EPOLLEXCLUSIVE watch the rsocket themselves, so all of
+//! them are woken.
 
 use std::ffi::{c_int, c_short};
 use std::mem::MaybeUninit;
@@ -53,13 +54,14 @@ pub fn may_be_mark(event: epoll_event, last_serial: u32) -> bool {
 
 /// The exclusive members of an rsocket that wait for the same events.
 pub struct WaitQueue {
-    rsocket: Arc<dyn Pollable>,
     waker: Arc<Waker>,
     key: Key,
 }
 
 /// Wakes the members. Called by the reactor when the rsocket has an event.
 struct Waker {
+    /// Has the waker as a watcher until the queue is dropped.
+    rsocket: Arc<dyn Pollable>,
     event: EventFd,
     /// All members, for the end of the connection.
     members: Watchers,
@@ -81,10 +83,11 @@ impl WaitQueue {
     fn new(rsocket: &Arc<dyn Pollable>, wanted: c_short) -> Result<Arc<WaitQueue>> {
         let watch = Epoll::create(libc::EPOLL_CLOEXEC)?;
         let descriptor = watch.fd();
-        let waker = try_arc(Waker { event: EventFd::new()?, members: Watchers::new(), watch })?;
+        let (rsocket_too, event) = (Arc::clone(rsocket), EventFd::new()?);
+        let waker = try_arc(Waker { rsocket: rsocket_too, event, members: Watchers::new(), watch })?;
         let key = reactor::register(Role::Events, descriptor, waker.clone()).inspect_err(|_| waker.watch.close())?;
         // From here on, dropping the queue undoes everything.
-        let queue = try_arc(WaitQueue { rsocket: Arc::clone(rsocket), waker, key })?;
+        let queue = try_arc(WaitQueue { waker, key })?;
         let waker: Arc<dyn Watcher> = queue.waker.clone();
         rsocket.watchers().add(waker)?;
         let events = EPOLLET as u32 | EPOLLRDHUP as u32 | u32::from(wanted as u16);
@@ -108,7 +111,16 @@ impl Drop for WaitQueue {
         reactor::unregister(self.key);
         self.waker.watch.close();
         let waker: Arc<dyn Watcher> = self.waker.clone();
-        self.rsocket.watchers().remove(&waker);
+        self.waker.rsocket.watchers().remove(&waker);
+    }
+}
+
+impl Waker {
+    /// Wakes an epoll for each connection that is ready, or one. An epoll too many finds nothing
+    /// and sleeps again.
+    fn wake(&self) {
+        let connections = self.rsocket.ready_connections().min(self.members.len());
+        (0..connections.max(1)).for_each(|_| self.event.raise());
     }
 }
 
@@ -124,7 +136,7 @@ impl Service for Waker {
                 if events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR) as u32 != 0 {
                     self.members.notify(Notice::Changed);
                 } else {
-                    self.event.raise();
+                    self.wake();
                 }
             }
             Err(_) => reactor::pause(key, RETRY_DELAY),

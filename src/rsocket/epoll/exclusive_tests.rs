@@ -105,6 +105,22 @@ fn an_event_wakes_one_of_several_epolls() {
     }
 }
 
+/// As many as become ready at once.
+#[test]
+fn each_connection_of_a_listener_wakes_an_epoll() {
+    for mode in [0, EPOLLET] {
+        for (connections, woken) in [(2, 2), (4, 4), (9, 4)] {
+            let fake = Fake::new();
+            let fixtures = sharing(&fake, &[EPOLLIN | EPOLLEXCLUSIVE | mode; 4]);
+            fake.connections.store(connections, Ordering::Relaxed);
+            with_sleepers(&fixtures, 4, |sleepers| {
+                fake.change(Change::Data);
+                assert_eq!(settle(sleepers, woken), woken);
+            });
+        }
+    }
+}
+
 #[test]
 fn epolls_without_the_flag_are_always_woken() {
     let fake = Fake::new();
