@@ -153,7 +153,7 @@ impl CmId {
     /// the old one, which is no longer used.
     pub fn relocate(&mut self, key: reactor::Key) -> Result<OwnFd> {
         let old = self.fd();
-        let new = library_fds::relocate_fd(event::fcntl(old, libc::F_DUPFD_CLOEXEC, 0)?);
+        let new = OwnFd::duplicate(old)?.into_number();
         if let Err(error) = reactor::set_fd(key, new) {
             library_fds::close(new);
             return Err(error);

@@ -138,7 +138,7 @@ impl Patience {
     fn yield_to_reader(&mut self) -> bool {
         const YIELDS: u32 = 64;
         const PAUSE: Duration = Duration::from_micros(50);
-        const IN_HANDLER: Duration = Duration::from_millis(10);
+        const IN_HANDLER: Duration = Duration::from_millis(100);
         const USUAL: Duration = Duration::from_secs(1);
         if self.yields < YIELDS {
             self.yields += 1;

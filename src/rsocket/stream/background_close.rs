@@ -23,7 +23,7 @@ pub(super) const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval until the first check. It doubles with each check, up to the maximum.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(1);
-const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(512);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(256);
 /// The descriptor limit is divided by this: a stream that is closed in the background uses two
 /// descriptors, and all of them may use a quarter of the limit.
 const DESCRIPTORS_PER_STREAM: usize = 8;
@@ -267,7 +267,7 @@ impl State {
 
     fn schedule_check(&mut self) {
         if let (Some(closing), Some(key)) = (&mut self.closing, self.key) {
-            reactor::set_timer(key, Some(Instant::now() + closing.interval));
+            reactor::set_timer(key, Some((Instant::now() + closing.interval).min(closing.deadline)));
             closing.interval = (closing.interval * 2).min(MAX_CHECK_INTERVAL);
         }
     }
