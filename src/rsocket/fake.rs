@@ -49,8 +49,7 @@ pub struct Fake {
     watchers: Watchers,
     /// Number of ready() and arm() calls.
     pub polls: AtomicUsize,
-    /// Connections of a listener.
-    pub connections: AtomicUsize,
+    connections: AtomicUsize,
 }
 
 impl Fake {
@@ -84,6 +83,15 @@ impl Fake {
     pub fn change(&self, change: Change) {
         let mut state = self.state();
         self.apply(&mut state, change);
+        drop(state);
+        self.watchers.notify(Notice::Changed);
+    }
+
+    /// A listener has so many new connections, of which the watchers learn together.
+    pub fn become_ready(&self, connections: usize) {
+        let mut state = self.state();
+        (0..connections).for_each(|_| self.apply(&mut state, Change::Data));
+        self.connections.fetch_add(connections, Ordering::Relaxed);
         drop(state);
         self.watchers.notify(Notice::Changed);
     }

@@ -6,14 +6,15 @@
 //! for each event and never read; with EPOLLET, each write is an event.
 //!
 //! The reactor watches the rsocket, as an edge-triggered member of an epoll of its own, and writes
-//! to the eventfd: once, or for a listener once for each connection that is ready, because several
-//! may become ready at once. Members without EPOLLEXCLUSIVE watch the rsocket themselves, so all of
+//! to the eventfd: once, or for a listener once for each connection, of which several may become
+//! ready at once. Members without EPOLLEXCLUSIVE watch the rsocket themselves, so all of
 //! them are woken.
 
 use std::ffi::{c_int, c_short};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use libc::{EPOLL_CTL_ADD, EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN, EPOLLRDHUP, epoll_event};
@@ -62,6 +63,8 @@ pub struct WaitQueue {
 struct Waker {
     /// Has the waker as a watcher until the queue is dropped.
     rsocket: Arc<dyn Pollable>,
+    /// [`Pollable::edges`] when the eventfd was written to last.
+    edges: AtomicU64,
     event: EventFd,
     /// All members, for the end of the connection.
     members: Watchers,
@@ -83,8 +86,8 @@ impl WaitQueue {
     fn new(rsocket: &Arc<dyn Pollable>, wanted: c_short) -> Result<Arc<WaitQueue>> {
         let watch = Epoll::create(libc::EPOLL_CLOEXEC)?;
         let descriptor = watch.fd();
-        let (rsocket_too, event) = (Arc::clone(rsocket), EventFd::new()?);
-        let waker = try_arc(Waker { rsocket: rsocket_too, event, members: Watchers::new(), watch })?;
+        let (edges, event) = (AtomicU64::new(rsocket.edges()), EventFd::new()?);
+        let waker = try_arc(Waker { rsocket: Arc::clone(rsocket), edges, event, members: Watchers::new(), watch })?;
         let key = reactor::register(Role::Events, descriptor, waker.clone()).inspect_err(|_| waker.watch.close())?;
         // From here on, dropping the queue undoes everything.
         let queue = try_arc(WaitQueue { waker, key })?;
@@ -116,11 +119,14 @@ impl Drop for WaitQueue {
 }
 
 impl Waker {
-    /// Wakes an epoll for each connection that is ready, or one. An epoll too many finds nothing
-    /// and sleeps again.
+    /// Wakes one epoll, or for a listener one for each connection that has become ready. Edges of
+    /// other rsockets may be old: the program's calls count them, too.
     fn wake(&self) {
-        let connections = self.rsocket.ready_connections().min(self.members.len());
-        (0..connections.max(1)).for_each(|_| self.event.raise());
+        let edges = self.rsocket.edges();
+        let new = edges.wrapping_sub(self.edges.swap(edges, Ordering::Relaxed));
+        let is_listener = self.rsocket.ready_connections() > 0;
+        let count = if is_listener { new.min(self.members.len() as u64) } else { 1 };
+        (0..count.max(1)).for_each(|_| self.event.raise());
     }
 }
 
