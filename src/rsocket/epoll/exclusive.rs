@@ -7,8 +7,8 @@
 //!
 //! The reactor watches the rsocket, as an edge-triggered member of an epoll of its own, and writes
 //! to the eventfd: once, or for a listener once for each connection, of which several may become
-//! ready at once. Members without EPOLLEXCLUSIVE watch the rsocket themselves, so all of
-//! them are woken.
+//! ready at once. Members without EPOLLEXCLUSIVE watch the rsocket themselves, so all of them are
+//! woken.
 
 use std::ffi::{c_int, c_short};
 use std::mem::MaybeUninit;

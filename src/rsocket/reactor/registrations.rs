@@ -146,16 +146,15 @@ impl Reactor {
         Ok(registration)
     }
 
-    /// Sets a timer for the time after `delay`, unless it is set. Returns false for an unknown key.
-    pub fn set_after(&mut self, key: Key, kind: Timer, delay: Duration) -> bool {
-        let Some(registration) = self.registrations.get_mut(&key) else { return false };
+    /// Sets a timer for the time after `delay`, unless it is set.
+    pub fn set_after(&mut self, key: Key, kind: Timer, delay: Duration) {
+        let Some(registration) = self.registrations.get_mut(&key) else { return };
         let slot = &mut registration.times[kind as usize];
         if slot.is_none() {
             let time = Instant::now() + delay;
             *slot = Some(time);
             self.insert(time, key, kind);
         }
-        true
     }
 
     /// The service of `key` is busy. Returns the time until it is called again.

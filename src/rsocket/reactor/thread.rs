@@ -134,9 +134,7 @@ fn retry(key: Key, kind: Timer) {
         let pause = reactor.busy_pause(key);
         match kind {
             Timer::Resumes => reactor.pause(key, pause),
-            Timer::Expires | Timer::Watches | Timer::Calls => {
-                reactor.set_after(key, kind, pause);
-            }
+            Timer::Expires | Timer::Watches | Timer::Calls => reactor.set_after(key, kind, pause),
         }
     }
 }

@@ -172,9 +172,7 @@ pub(super) fn wait_as_leader<'a, S: EventSource>(
     }
     let Some(channel) = become_leader(stream, &mut state) else { return (state, Ok(())) };
     drop(state);
-    let cancelled = || {
-        resign(stream, &mut stream.lock(), None);
-    };
+    let cancelled = || resign(stream, &mut stream.lock(), None);
     let result = S::with_cleanup(cancelled, || S::sleep(channel, until));
     let mut state = stream.lock();
     resign(stream, &mut state, result.as_ref().ok());
