@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use self::registrations::{KINDS, Reactor, Registration, Timer};
+use self::registrations::{Reactor, Registration, Timer};
 pub use self::thread::longest_iteration;
 use crate::cm::{GlobalLock, Guard};
 use crate::errno::{Errno, Result};
@@ -107,7 +107,7 @@ fn add(role: Role, registration: Registration) -> Result<Key> {
     Ok(key)
 }
 
-/// Moves a registration and its timer to the reactor of this role. Returns the new key; on failure
+/// Moves a registration and its timers to the reactor of this role. Returns the new key; on failure
 /// the old one stays. A call of the service by the former thread may still be in progress, and both
 /// threads may be called for the same event. The second descriptor is no longer watched.
 pub fn hand_over(key: Key, role: Role) -> Result<Key> {
@@ -116,9 +116,12 @@ pub fn hand_over(key: Key, role: Role) -> Result<Key> {
     let copy = lock(key.role()).as_ref().and_then(|reactor| reactor.registrations.get(&key).map(copy));
     // Registered with both for a moment: no event is lost.
     let new = add(role, copy.ok_or(Errno::EBADF)?)?;
-    let time = remove(key).and_then(|registration| registration.times[Timer::Expires as usize]);
-    if time.is_some() {
-        set_timer(new, time);
+    // Dropped without the lock: this may be the last reference to the service.
+    let former = remove(key);
+    if let (Some(former), Some(reactor)) = (&former, lock(role).as_mut()) {
+        for kind in [Timer::Expires, Timer::Calls] {
+            reactor.set_timer(new, kind, former.times[kind as usize]);
+        }
     }
     Ok(new)
 }
@@ -133,11 +136,6 @@ fn remove(key: Key) -> Option<Registration> {
     let mut guard = lock(key.role());
     let reactor = guard.as_mut()?;
     let registration = reactor.registrations.remove(&key)?;
-    for kind in KINDS {
-        if let Some(time) = registration.times[kind as usize] {
-            reactor.timers.cancel(time, &(key, kind));
-        }
-    }
     if reactor.is_usable() {
         for fd in registration.second.map(|(fd, _)| fd).into_iter().chain([registration.fd]) {
             // Cannot fail for a watched descriptor.

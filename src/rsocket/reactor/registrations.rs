@@ -70,7 +70,7 @@ impl Registration {
 }
 
 /// The action of a timer.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
     Expires,
     /// The descriptor, which is disabled, is enabled again.
@@ -81,13 +81,19 @@ pub(super) enum Timer {
     Calls,
 }
 
+/// Returns whether a timer is set, and not cancelled.
+fn is_set(registrations: &HashMap<Key, Registration>) -> impl Fn(Instant, (Key, Timer)) -> bool {
+    |time, (key, kind)| {
+        registrations.get(&key).is_some_and(|registration| registration.times[kind as usize] == Some(time))
+    }
+}
+
 /// Time until a service that was busy is called again. It doubles each time, up to 64 milliseconds.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 const BUSY_DOUBLINGS: u32 = 6;
 
 /// Number of kinds of timers.
-const TIMERS: usize = KINDS.len();
-pub(super) const KINDS: [Timer; 4] = [Timer::Expires, Timer::Resumes, Timer::Watches, Timer::Calls];
+const TIMERS: usize = Timer::Calls as usize + 1;
 
 impl Reactor {
     pub fn start(role: Role) -> Result<Reactor> {
@@ -131,7 +137,8 @@ impl Reactor {
     }
 
     fn insert(&mut self, time: Instant, key: Key, kind: Timer) {
-        if self.timers.insert(time, (key, kind)) && self.is_waiting {
+        let is_first = self.timers.insert(time, (key, kind), is_set(&self.registrations));
+        if is_first && self.is_waiting {
             self.report_wake(true);
         }
     }
@@ -168,12 +175,22 @@ impl Reactor {
     /// Sets a timer of this kind, and cancels the previous one.
     pub fn set_timer(&mut self, key: Key, kind: Timer, time: Option<Instant>) {
         let Some(registration) = self.registrations.get_mut(&key) else { return };
-        if let Some(previous) = std::mem::replace(&mut registration.times[kind as usize], time) {
-            self.timers.cancel(previous, &(key, kind));
-        }
+        registration.times[kind as usize] = time;
         if let Some(time) = time {
             self.insert(time, key, kind);
         }
+    }
+
+    /// Returns the time of the first timer.
+    pub fn first_timer(&mut self) -> Option<Instant> {
+        self.timers.first(is_set(&self.registrations))
+    }
+
+    /// Takes a timer that has expired at `due`.
+    pub fn take_expired(&mut self, due: Instant) -> Option<(Key, Timer)> {
+        let (key, kind) = self.timers.take_expired(due, is_set(&self.registrations))?;
+        self.registrations.get_mut(&key)?.times[kind as usize] = None;
+        Some((key, kind))
     }
 
     /// Adds a registration.

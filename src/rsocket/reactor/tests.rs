@@ -13,6 +13,7 @@ use crate::sys::event::EventFd;
 enum Call {
     Service(Role),
     Expired(Role),
+    Called,
 }
 
 /// Reports each call, and is busy for the first ones.
@@ -57,6 +58,10 @@ impl Service for Reporter {
 
     fn expired(self: Arc<Self>, key: Key) -> bool {
         self.report(Call::Expired(key.role()))
+    }
+
+    fn called(self: Arc<Self>) -> bool {
+        self.report(Call::Called)
     }
 }
 
@@ -110,6 +115,10 @@ fn events_and_timers_move_with_a_registration() {
         set_timer(key, Some(Instant::now()));
         let key = hand_over(key, Role::Events).unwrap();
         assert_eq!(calls.recv(), Ok(Call::Expired(Role::Events)));
+        let key = hand_over(key, Role::Setup).unwrap();
+        call_soon(key).unwrap();
+        let key = hand_over(key, Role::Events).unwrap();
+        assert_eq!(calls.recv(), Ok(Call::Called));
         let key = hand_over(key, Role::Setup).unwrap();
         reporter.event.raise();
         hand_over(key, Role::Events).unwrap();

@@ -113,7 +113,7 @@ fn next_wait(role: Role, number: usize) -> Option<(RawFd, c_int)> {
     let reactor = guard.as_mut().filter(|reactor| reactor.number == number && reactor.wake.is_unchanged())?;
     reactor.report_wake(false);
     reactor.is_waiting = true;
-    Some((reactor.epoll.as_raw_fd(), clock::poll_time(reactor.timers.first())))
+    Some((reactor.epoll.as_raw_fd(), clock::poll_time(reactor.first_timer())))
 }
 
 /// Returns the service of `key`, and whether it was busy last. Also notes that the thread does not
@@ -153,13 +153,12 @@ fn next_expired(role: Role, number: usize, due: Instant) -> Option<(Key, Arc<dyn
     let mut guard = lock(role);
     let reactor = guard.as_mut().filter(|reactor| reactor.number == number)?;
     loop {
-        let (key, kind) = reactor.timers.take_expired(due)?;
-        let Some(registration) = reactor.registrations.get_mut(&key) else { continue };
-        registration.times[kind as usize] = None;
+        let (key, kind) = reactor.take_expired(due)?;
         match kind {
             Timer::Resumes => reactor.resume(key),
             Timer::Watches => reactor.watch_now(key),
             Timer::Expires | Timer::Calls => {
+                let registration = reactor.registrations.get(&key)?;
                 let was_busy = registration.busy != 0;
                 return Some((key, Arc::clone(&registration.service), was_busy, kind));
             }

@@ -1,52 +1,69 @@
 //! Timers in the order of their times.
+//!
+//! A cancelled timer stays in the heap until it is the first one, or until the heap is full. So
+//! setting and cancelling one of n take log n steps, on average: cleaning the heap looks at all of
+//! them, after at least as many were cancelled as it has space for beyond those that are set.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::time::Instant;
 
 use crate::errno::{Errno, Result};
 
-/// Timers for `T`, which identifies them together with their times.
+/// Timers for `T`, which identifies them together with their times. Their owner knows which of them
+/// are set: the functions `is_set` are its answer.
 pub(super) struct Timers<T> {
-    /// Latest first.
-    entries: Vec<(Instant, T)>,
+    entries: BinaryHeap<Reverse<(Instant, T)>>,
+    /// [`insert`](Self::insert) does not allocate for as many that are set.
+    reserved: usize,
 }
 
-impl<T: PartialEq> Timers<T> {
+impl<T: Ord + Copy> Timers<T> {
     pub const fn new() -> Timers<T> {
-        Timers { entries: Vec::new() }
+        Timers { entries: BinaryHeap::new(), reserved: 0 }
     }
 
     /// Reserves memory for `count` timers in total: [`insert`](Self::insert) does not allocate for
     /// them.
     pub fn reserve(&mut self, count: usize) -> Result<()> {
         let missing = count.saturating_sub(self.entries.len());
-        self.entries.try_reserve(missing).map_err(|_| Errno::ENOMEM)
+        self.entries.try_reserve(missing).map_err(|_| Errno::ENOMEM)?;
+        self.reserved = self.reserved.max(count);
+        Ok(())
     }
 
     /// Adds a timer. Returns whether it is the first to expire.
-    pub fn insert(&mut self, time: Instant, timer: T) -> bool {
-        let index = self.entries.partition_point(|&(later, _)| later > time);
-        self.entries.insert(index, (time, timer));
-        index + 1 == self.entries.len()
-    }
-
-    /// Removes a timer that was added for `time`, unless it has expired. Looks only at the timers
-    /// for the same time.
-    pub fn cancel(&mut self, time: Instant, timer: &T) {
-        let start = self.entries.partition_point(|&(later, _)| later > time);
-        let mut same = self.entries[start..].iter().take_while(|&&(equal, _)| equal == time);
-        if let Some(offset) = same.position(|(_, other)| other == timer) {
-            self.entries.remove(start + offset);
+    pub fn insert(&mut self, time: Instant, timer: T, is_set: impl Fn(Instant, T) -> bool) -> bool {
+        if self.entries.len() >= self.reserved {
+            self.entries.retain(|&Reverse((time, timer))| is_set(time, timer));
         }
+        let is_first = self.entries.peek().is_none_or(|&Reverse((first, _))| time < first);
+        self.entries.push(Reverse((time, timer)));
+        is_first
     }
 
     /// Returns the time of the first timer.
-    pub fn first(&self) -> Option<Instant> {
-        self.entries.last().map(|&(time, _)| time)
+    pub fn first(&mut self, is_set: impl Fn(Instant, T) -> bool) -> Option<Instant> {
+        loop {
+            let &Reverse((time, timer)) = self.entries.peek()?;
+            if is_set(time, timer) {
+                return Some(time);
+            }
+            self.entries.pop();
+        }
     }
 
-    /// Takes the first timer that has expired at `due`.
-    pub fn take_expired(&mut self, due: Instant) -> Option<T> {
-        self.entries.pop_if(|&mut (time, _)| time <= due).map(|(_, timer)| timer)
+    /// Takes the first timer that is set and has expired at `due`.
+    pub fn take_expired(&mut self, due: Instant, is_set: impl Fn(Instant, T) -> bool) -> Option<T> {
+        while let Some(&Reverse((time, timer))) = self.entries.peek()
+            && time <= due
+        {
+            self.entries.pop();
+            if is_set(time, timer) {
+                return Some(timer);
+            }
+        }
+        None
     }
 }
 
@@ -57,57 +74,96 @@ mod tests {
 
     use super::*;
 
-    /// Returns timers that were added with these seconds, numbered in this order, and their start.
-    fn timers(seconds: &[u64]) -> (Timers<usize>, Instant) {
-        let (mut timers, start) = (Timers::new(), Instant::now());
-        timers.reserve(seconds.len()).unwrap();
-        for (number, &after) in seconds.iter().enumerate() {
-            timers.insert(start + Duration::from_secs(after), number);
-        }
-        (timers, start)
+    /// Timers and their owner.
+    struct Fixture {
+        timers: Timers<usize>,
+        start: Instant,
+        /// The time of each one that is set.
+        times: Vec<Option<Instant>>,
     }
 
-    fn take_all(timers: &mut Timers<usize>, due: Instant) -> Vec<usize> {
-        iter::from_fn(|| timers.take_expired(due)).collect()
+    impl Fixture {
+        /// Sets timers for these seconds after the start, numbered in this order.
+        fn new(seconds: &[u64]) -> Fixture {
+            let mut fixture = Fixture { timers: Timers::new(), start: Instant::now(), times: vec![None; 10] };
+            fixture.timers.reserve(seconds.len()).unwrap();
+            for (number, &after) in seconds.iter().enumerate() {
+                fixture.set(number, after);
+            }
+            fixture
+        }
+
+        fn at(&self, seconds: u64) -> Instant {
+            self.start + Duration::from_secs(seconds)
+        }
+
+        fn set(&mut self, number: usize, after: u64) -> bool {
+            let (time, times) = (self.at(after), &mut self.times);
+            times[number] = Some(time);
+            self.timers.insert(time, number, |time, number| times[number] == Some(time))
+        }
+
+        fn first(&mut self) -> Option<Instant> {
+            self.timers.first(|time, number| self.times[number] == Some(time))
+        }
+
+        fn take_all(&mut self, seconds: u64) -> Vec<usize> {
+            let due = self.at(seconds);
+            iter::from_fn(|| {
+                let taken = self.timers.take_expired(due, |time, number| self.times[number] == Some(time));
+                taken.inspect(|&number| self.times[number] = None)
+            })
+            .collect()
+        }
     }
 
     #[test]
     fn expire_in_the_order_of_their_times() {
-        let (mut timers, start) = timers(&[3, 1, 2, 1]);
-        assert_eq!(timers.first(), Some(start + Duration::from_secs(1)));
-        assert!(take_all(&mut timers, start).is_empty());
-        assert_eq!(take_all(&mut timers, start + Duration::from_secs(2)), [1, 3, 2]);
-        assert_eq!(take_all(&mut timers, start + Duration::from_secs(3)), [0]);
-        assert_eq!(timers.first(), None);
+        let mut fixture = Fixture::new(&[3, 1, 2, 1]);
+        assert_eq!(fixture.first(), Some(fixture.at(1)));
+        assert!(fixture.take_all(0).is_empty());
+        assert_eq!(fixture.take_all(2), [1, 3, 2]);
+        assert_eq!(fixture.take_all(3), [0]);
+        assert_eq!(fixture.first(), None);
     }
 
     #[test]
     fn tell_whether_they_are_first() {
-        let (mut timers, start) = timers(&[2]);
-        assert!(timers.insert(start + Duration::from_secs(1), 1));
-        assert!(!timers.insert(start + Duration::from_secs(3), 2));
+        let mut fixture = Fixture::new(&[2]);
+        assert!(fixture.set(1, 1));
+        assert!(!fixture.set(2, 3));
     }
 
     #[test]
-    fn only_the_cancelled_one_is_removed() {
-        let (mut timers, start) = timers(&[1, 2, 2, 2, 3]);
-        timers.cancel(start + Duration::from_secs(2), &2);
-        // Another time, and one that was cancelled before.
-        timers.cancel(start + Duration::from_secs(1), &3);
-        timers.cancel(start + Duration::from_secs(2), &2);
-        timers.cancel(start + Duration::from_secs(4), &4);
-        assert_eq!(take_all(&mut timers, start + Duration::from_secs(9)), [0, 1, 3, 4]);
+    fn only_the_cancelled_one_does_not_expire() {
+        let mut fixture = Fixture::new(&[1, 2, 2, 2, 3]);
+        fixture.times[0] = None;
+        fixture.times[2] = None;
+        assert_eq!(fixture.first(), Some(fixture.at(2)));
+        assert_eq!(fixture.take_all(9), [1, 3, 4]);
+    }
+
+    /// The earlier time is one that was cancelled.
+    #[test]
+    fn expire_once_when_set_again() {
+        let mut fixture = Fixture::new(&[1, 5]);
+        for after in [3, 2, 2] {
+            fixture.set(0, after);
+        }
+        assert!(fixture.take_all(1).is_empty());
+        assert_eq!(fixture.take_all(9), [0, 1]);
     }
 
     #[test]
-    fn inserting_into_reserved_memory_does_not_allocate() {
-        let (mut timers, start) = timers(&[1, 2]);
-        timers.reserve(5).unwrap();
-        let capacity = timers.entries.capacity();
-        for number in 2..5 {
-            timers.insert(start, number);
+    fn cancelled_ones_need_no_more_memory() {
+        let mut fixture = Fixture::new(&[1, 2]);
+        fixture.timers.reserve(5).unwrap();
+        let capacity = fixture.timers.entries.capacity();
+        for round in 0..1000 {
+            fixture.set(round % 4, 1000 + round as u64);
         }
         assert!(capacity >= 5);
-        assert_eq!(timers.entries.capacity(), capacity);
+        assert_eq!(fixture.timers.entries.capacity(), capacity);
+        assert_eq!(fixture.take_all(2000), [0, 1, 2, 3]);
     }
 }
