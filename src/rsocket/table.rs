@@ -11,7 +11,9 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU32;
 #[cfg(not(all(test, loom)))]
 use std::{
     thread,
@@ -35,6 +37,15 @@ const REST_OF_LINE: usize = 64 / size_of::<usize>() - 2;
 /// Sufficient for all descriptor numbers.
 const CHUNKS: usize = 26;
 
+/// Number of forks between this process and the one that loaded the library. The child of a fork in a
+/// signal handler returns to calls that its parent has begun: their pins are not the child's.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+#[inline]
+fn generation() -> u32 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
 /// The slot of a descriptor number. The threads of other numbers write to other cache lines.
 struct Slot<T> {
     /// Number of readers that may have loaded `object` without having taken a reference yet.
@@ -47,6 +58,7 @@ struct Slot<T> {
 
 impl<T> Slot<T> {
     fn get(&self) -> Option<Arc<T>> {
+        let generation = generation();
         // AcqRel orders this before the load: either `wait_for_pins` sees this pin, or the load
         // sees the change made before `wait_for_pins`.
         self.pins.fetch_add(1, Ordering::AcqRel);
@@ -59,20 +71,29 @@ impl<T> Slot<T> {
                 Arc::from_raw(object.as_ptr())
             }
         });
-        self.pins.fetch_sub(1, Ordering::Release);
+        self.unpin(generation);
         reference
     }
 
     #[inline]
     fn pin(&self) -> Option<Pinned<'_, T>> {
+        let generation = generation();
         // Ordered as in `get`.
         self.pins.fetch_add(1, Ordering::AcqRel);
         match NonNull::new(self.object.load(Ordering::Acquire)) {
-            Some(object) => Some(Pinned { slot: self, object }),
+            Some(object) => Some(Pinned { slot: self, object, generation }),
             None => {
-                self.pins.fetch_sub(1, Ordering::Release);
+                self.unpin(generation);
                 None
             }
+        }
+    }
+
+    /// Undoes a pin of this generation.
+    #[inline]
+    fn unpin(&self, of: u32) {
+        if of == generation() {
+            self.pins.fetch_sub(1, Ordering::Release);
         }
     }
 
@@ -163,6 +184,7 @@ impl Patience {
 pub struct Pinned<'a, T> {
     slot: &'a Slot<T>,
     object: NonNull<T>,
+    generation: u32,
 }
 
 impl<T> std::ops::Deref for Pinned<'_, T> {
@@ -178,7 +200,7 @@ impl<T> std::ops::Deref for Pinned<'_, T> {
 impl<T> Drop for Pinned<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        self.slot.pins.fetch_sub(1, Ordering::Release);
+        self.slot.unpin(self.generation);
     }
 }
 
@@ -237,20 +259,24 @@ impl<T: Send + Sync> Table<T> {
         }
     }
 
-    /// Clears the pins of threads that do not exist in the child of a fork().
-    /// [`remove`](Self::remove) would wait for them forever.
+    /// Clears the pins of the parent's calls in the child of a fork(). Most are of threads that do
+    /// not exist here, for which [`remove`](Self::remove) would wait in vain. A signal handler that
+    /// has called fork() may return to a call of its own thread, so the objects are never freed.
     ///
     /// # Safety
-    /// The process has no other thread, and this one is not in a call of this table.
+    /// The process has no other thread.
     pub unsafe fn after_fork(&self) {
         for chunk in 0..CHUNKS {
             for slot in self.chunk(chunk).unwrap_or_default() {
                 // Write only where necessary: the pages are shared with the parent.
                 if slot.pins.load(Ordering::Relaxed) != 0 {
+                    // Leaked.
+                    let _ = ManuallyDrop::new(slot.get());
                     slot.pins.store(0, Ordering::Relaxed);
                 }
             }
         }
+        GENERATION.fetch_add(1, Ordering::Relaxed);
     }
 
     fn slot(&self, fd: c_int) -> Option<&Slot<T>> {
@@ -368,14 +394,31 @@ mod tests {
         assert_eq!(table.remove(9, None).map(Arc::into_inner), Some(Some(2)));
     }
 
+    /// Of the two pins one is of a call to which the child returns.
     #[test]
-    fn a_child_does_not_wait_for_the_parents_threads() {
+    fn a_child_has_no_pins_of_its_parent() {
         let table = Table::new();
         table.insert(9, Arc::new(1)).unwrap();
-        table.slot(9).unwrap().pins.store(2, Ordering::Relaxed);
-        // SAFETY: the table is local to this thread.
-        unsafe { table.after_fork() };
-        assert_eq!(table.remove(9, None).as_deref(), Some(&1));
+        let slot = table.slot(9).unwrap();
+        slot.pins.store(1, Ordering::Relaxed);
+        let (pinned, before) = (table.pin(9).unwrap(), generation());
+        // SAFETY: the child allocates nothing, takes no lock, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the child has one thread.
+            unsafe { table.after_fork() };
+            let removed = table.remove(9, None);
+            let is_kept = removed.as_ref().is_some_and(|removed| Arc::strong_count(removed) == 2) && *pinned == 1;
+            slot.unpin(before);
+            drop(pinned);
+            let has_none = slot.pins.load(Ordering::Relaxed) == 0;
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(c_int::from(!(is_kept && has_none))) };
+        }
+        let mut status = -1;
+        // SAFETY: waits for the child above.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
     }
 
     /// Readers find either the object of a number or nothing while other threads insert and remove.
