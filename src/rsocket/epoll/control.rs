@@ -50,7 +50,8 @@ impl Epoll {
     pub fn hand_over(&self, fd: c_int, number: RawFd) -> Result<()> {
         self.check_process()?;
         let host = self.host.get().ok_or(Errno::EINVAL)?;
-        let mut members = self.members();
+        let Ok(member) = self.find(fd) else { return Ok(()) };
+        let mut members = self.lock_without_events(&member);
         let Some(member) = members.remove(&fd) else { return Ok(()) };
         let result = host.epoll.add_programs_number(number, member.kernel_event());
         drop(members);

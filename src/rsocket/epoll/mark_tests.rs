@@ -51,16 +51,42 @@ fn other_data_is_reported_beside_exclusive_members() {
     assert_eq!(fixture.wait_for(4, -1), Ok(vec![(0, EPOLLIN)]));
 }
 
-/// The last event of a removed member is not reported, but what comes again is the program's own.
 #[test]
 fn data_of_a_removed_member_is_reported() {
     let (fixture, _fake) = Fixture::with(EPOLLIN | EPOLLEXCLUSIVE);
     fixture.control(EPOLL_CTL_DEL, 0, 0).unwrap();
-    let last = ordinary(&fixture, EPOLLIN | EPOLLET, mark(1, FIRST));
-    assert!(fixture.now().is_empty() && fixture.now().is_empty());
-    fixture.control_fd(EPOLL_CTL_DEL, last.as_raw_fd(), 0, 0).unwrap();
-    let event = ordinary(&fixture, EPOLLIN, mark(1, FIRST));
-    assert_reported(&fixture, &event, (mark(1, FIRST), EPOLLIN));
+    let data = mark(1, FIRST);
+    for mode in [0, EPOLLET] {
+        let events = [(), ()].map(|()| ordinary(&fixture, EPOLLIN | mode, data));
+        assert_eq!(fixture.now(), [(data, EPOLLIN); 2], "mode {mode:x}");
+        drop(events);
+    }
+}
+
+/// Members come and go while threads wait: their marks are not reported, and other data is.
+#[test]
+fn marks_of_members_that_leave_are_not_reported() {
+    const ROUNDS: usize = 2000;
+    let (fixture, done) = (Fixture::new(1), AtomicBool::new(false));
+    let data = mark(0xFFFF, 77);
+    let _event = ordinary(&fixture, EPOLLIN, data);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let reported = fixture.wait_for(4, 1000).unwrap();
+                    assert!(reported.iter().all(|&(data_or_index, _)| data_or_index == data || data_or_index == 0));
+                }
+            });
+        }
+        for _ in 0..ROUNDS {
+            fixture.fakes[0].complete(Change::Data);
+            fixture.control(EPOLL_CTL_ADD, 0, EPOLLIN | EPOLLEXCLUSIVE).unwrap();
+            fixture.fakes[0].complete(Change::Data);
+            fixture.control(EPOLL_CTL_DEL, 0, 0).unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]

@@ -36,7 +36,7 @@ use std::ffi::c_int;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use libc::{EPOLL_CTL_ADD, EPOLLIN, epoll_event};
 use once_cell::race::OnceBox;
@@ -99,6 +99,8 @@ pub struct Epoll {
     serial: AtomicU32,
     /// Greatest serial number of an exclusive member in the outer epoll; 0: there was none.
     last_exclusive: AtomicU32,
+    /// Number of exclusive members that have left the outer epoll. Changes with `members` locked.
+    removals: AtomicU64,
     closed: AtomicBool,
     /// Whether there have ever been members in the outer epoll: descriptors that are not rsockets,
     /// or rsockets with EPOLLEXCLUSIVE.
@@ -132,6 +134,7 @@ impl Epoll {
             members: Mutex::default(),
             serial: AtomicU32::new(0),
             last_exclusive: AtomicU32::new(0),
+            removals: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             ordinary: AtomicBool::new(false),
             inner_waiters: AtomicUsize::new(0),
@@ -218,15 +221,24 @@ impl Epoll {
 
     /// Removes a member, unless another one has replaced it. Returns whether it was in the table.
     fn forget(&self, member: &Arc<Member>) -> bool {
-        // First, so that after the member has left the table a wait finds one more event of it at
-        // most (`collect_exclusive`).
-        member.leave_wait_queue(self.sleepers(member.fd).0);
-        let mut members = self.members();
+        let mut members = self.lock_without_events(member);
         let there = members.get(&member.fd).is_some_and(|there| Arc::ptr_eq(there, member));
         let removed = if there { members.remove(&member.fd) } else { None };
         drop(members);
         self.detach(member);
         removed.is_some()
+    }
+
+    /// Locks the table, from which `member` is about to be removed. A wait that begins afterwards
+    /// finds no event of it if it is exclusive, and one that has begun finds that the number of
+    /// removals has changed.
+    fn lock_without_events(&self, member: &Member) -> MutexGuard<'_, Members> {
+        member.leave_wait_queue(self.sleepers(member.fd).0);
+        let members = self.members();
+        if member.interest().is_exclusive() {
+            self.removals.fetch_add(1, Ordering::SeqCst);
+        }
+        members
     }
 
     /// Detaches a member that is no longer in the table from its rsocket and the epolls.

@@ -21,8 +21,9 @@ struct EventBuffer<'a> {
     len: usize,
     /// Whether a member could not be polled, because the caller is a signal handler.
     postponed: bool,
-    /// The event of an exclusive member that was removed, and was not reported.
-    dropped: Option<u64>,
+    /// Whether an event was not reported because it may be that of an exclusive member that was
+    /// removed meanwhile.
+    dropped: bool,
 }
 
 impl EventBuffer<'_> {
@@ -43,6 +44,8 @@ struct Outer {
     /// The sequence number of the queue before exclusive members were polled, which may have
     /// entered the queue since.
     queued_before: Option<u64>,
+    /// [`Epoll::removals`] before the wait.
+    removals: u64,
 }
 
 impl Epoll {
@@ -56,7 +59,7 @@ impl Epoll {
         }
         self.check_process()?;
         let deadline = Deadline::after_ms(timeout);
-        let mut buffer = EventBuffer { events, len: 0, postponed: false, dropped: None };
+        let mut buffer = EventBuffer { events, len: 0, postponed: false, dropped: false };
         let last_reported = mem::take(&mut *self.last_reported());
         if last_reported.count > 0 && !last_reported.only.is_some_and(|member| self.rearm_last_reported(&member)) {
             self.collect_again(&mut buffer)?;
@@ -80,7 +83,7 @@ impl Epoll {
             // becomes readable again in each round. One more finds whether a dropped event was the
             // program's own.
             late += usize::from(left == Some(Duration::ZERO));
-            if late > 0 && late > self.members().len() + usize::from(buffer.dropped.is_some()) {
+            if late > 0 && late > self.members().len() + usize::from(buffer.dropped) {
                 break;
             }
         }
@@ -129,8 +132,9 @@ impl Epoll {
     /// Adds the ready ordinary members, and the rsockets whose wait queue has woken this epoll.
     fn collect_outer(&self, buffer: &mut EventBuffer<'_>, timeout: Option<Duration>) -> Result<Outer> {
         let start = buffer.len;
+        let removals = self.removals.load(Ordering::SeqCst);
         let count = self.outer.wait(&mut buffer.events[start..], timeout)?;
-        let mut outer = Outer { any: count > 0, rsockets_ready: false, queued_before: None };
+        let mut outer = Outer { any: count > 0, rsockets_ready: false, queued_before: None, removals };
         for index in start..start + count {
             // SAFETY: the kernel has written this event. Reported events overwrite only earlier
             // ones and this one.
@@ -152,9 +156,12 @@ impl Epoll {
         match self.exclusive_member(event.u64) {
             Some(member) if member.queued.load(Ordering::SeqCst) => outer.rsockets_ready = true,
             Some(member) => self.poll_into(&member, false, buffer)?,
-            // The event of a removed member comes once, so the second one is the program's own.
-            None if buffer.dropped == Some(event.u64) => buffer.push(event),
-            None => buffer.dropped = Some(event.u64),
+            // A member leaves the outer epoll before it leaves the table, but close() removes all.
+            None if self.removals.load(Ordering::SeqCst) != outer.removals => buffer.dropped = true,
+            None => {
+                self.check_not_closed()?;
+                buffer.push(event);
+            }
         }
         Ok(())
     }
