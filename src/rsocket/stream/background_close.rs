@@ -51,7 +51,7 @@ pub(super) struct BackgroundClose {
     graceful: bool,
     /// The graceful disconnect is in progress.
     disconnecting: bool,
-    /// The program has closed the stream.
+    /// The program has closed the stream, and the epolls have forgotten it.
     closed: bool,
     /// All data has arrived, or no more will: exit(3) does not wait for the stream.
     finished: bool,
@@ -167,12 +167,14 @@ impl Stream {
     pub(super) fn detach_fd<'a>(&'a self, mut state: Guard<'a>) -> std::result::Result<(), Guard<'a>> {
         let moved = if has_many_closed(1) { Err(Errno::EMFILE) } else { state.relocate() };
         let Ok(number) = moved else { return Err(state) };
-        if let Some(closing) = &mut state.closing {
-            closing.close();
-        }
         drop(state);
         self.notify(Notice::Closed);
-        // Only now: another thread may get this number for a new rsocket at once, and add it to an
+        // Only now: an epoll must not remove a descriptor that the reactor has closed, whose number
+        // another rsocket may have.
+        if let Some(closing) = &mut self.lock().closing {
+            closing.close();
+        }
+        // Another thread may get this number for a new rsocket at once, and add it to an
         // epoll, which must have forgotten this stream.
         drop(number);
         Ok(())
@@ -180,6 +182,9 @@ impl Stream {
 
     /// The timer of the next check has expired.
     pub(super) fn continue_close(&self, mut state: Guard<'_>) {
+        if state.is_being_detached() {
+            return state.check_after(MIN_CHECK_INTERVAL);
+        }
         if !self.is_finished(&mut state) {
             return state.schedule_check();
         }
@@ -265,11 +270,21 @@ impl State {
         Some(closing)
     }
 
+    /// Returns whether rclose(3) has not finished its part ([`Stream::detach_fd`]).
+    fn is_being_detached(&self) -> bool {
+        matches!(self.phase, Phase::Closing) && self.closing.as_ref().is_some_and(|closing| !closing.closed)
+    }
+
     fn schedule_check(&mut self) {
-        if let (Some(closing), Some(key)) = (&mut self.closing, self.key) {
-            reactor::set_timer(key, Some((Instant::now() + closing.interval).min(closing.deadline)));
+        if let Some(closing) = &mut self.closing {
+            let interval = closing.interval.min(closing.deadline.saturating_duration_since(Instant::now()));
             closing.interval = (closing.interval * 2).min(MAX_CHECK_INTERVAL);
+            self.check_after(interval);
         }
+    }
+
+    fn check_after(&self, interval: Duration) {
+        self.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now() + interval)));
     }
 
     /// Moves the event channel to another descriptor. Returns the program's number, which is free

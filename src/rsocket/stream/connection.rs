@@ -42,6 +42,7 @@ pub(super) use gather::{Gather, MAX_COLLECTED, parts};
 use post::QueuePair;
 pub(super) use post::{RdmaWrite, SendQueue};
 use postponed::Postponed;
+pub(super) use postponed::Prepared;
 use receive::ReceiveSide;
 use send::SendSide;
 use send_buffer::SendBuffer;

@@ -58,11 +58,12 @@ use crate::sys::lock::{self, Lock, Unavailable};
 use crate::sys::owner::Owner;
 use crate::sys::rc::Completion;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
+use crate::sys::sync::Mutex;
 use crate::sys::unlocked;
 use background_close::BackgroundClose;
 use backlog::Listening;
 use connect::Attempt;
-use connection::{Batch, Connection, Outcome, Unconnected};
+use connection::{Batch, Connection, Outcome, Prepared, Unconnected};
 use iomap::Mappings;
 use options::Options;
 
@@ -86,6 +87,8 @@ pub struct Stream {
     in_command: AtomicBool,
     /// The receive CQ while a thread polls it without the lock.
     lease: Lease<Completion>,
+    /// What the reactor has prepared and could not hand over. No call takes this lock.
+    prepared: Mutex<Option<Prepared>>,
 }
 
 /// State behind a stream's lock.
@@ -198,6 +201,7 @@ impl Stream {
             channel_fd: AtomicI32::new(-1),
             in_command: AtomicBool::new(false),
             lease: Lease::default(),
+            prepared: Mutex::default(),
         })
     }
 

@@ -54,22 +54,34 @@ impl Service for Stream {
     }
 
     fn called(self: Arc<Self>) -> bool {
-        let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return false };
-        if state.is_closed() {
-            return true;
-        }
-        let Some(chores) = state.connection.as_mut().and_then(|connection| connection.take_chores()) else {
-            return true;
+        let unfinished = self.prepared.lock().take();
+        let prepared = match unfinished {
+            Some(prepared) => prepared,
+            None => {
+                let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return false };
+                if state.is_closed() {
+                    return true;
+                }
+                let chores = state.connection.as_mut().and_then(|connection| connection.take_chores());
+                let Some(chores) = chores else { return true };
+                drop(state);
+                chores.run()
+            }
         };
-        drop(state);
-        let prepared = chores.run();
-        let mut state = self.lock();
+        // The holder may be interrupted by a signal handler that waits for this thread.
+        let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else {
+            *self.prepared.lock() = Some(prepared);
+            return false;
+        };
         let (mut is_done, mut is_awaited) = (true, state.is_closed());
         if let Some(connection) = &mut state.connection {
             is_awaited |= connection.awaits_buffer();
             is_done = connection.finish_chores(prepared);
             if connection.failure().is_some() {
-                self.process_completions(&mut state);
+                is_done = self.ends_polling(&mut state);
+                if is_done {
+                    self.process_completions(&mut state);
+                }
             }
         }
         if is_awaited {
