@@ -120,7 +120,7 @@ pub fn hand_over(key: Key, role: Role) -> Result<Key> {
     let former = remove(key);
     if let (Some(former), Some(reactor)) = (&former, lock(role).as_mut()) {
         for kind in [Timer::Expires, Timer::Calls] {
-            reactor.set_timer(new, kind, former.times[kind as usize]);
+            reactor.set_timer(new, kind, former.times[kind as usize].map(|(time, _)| time));
         }
     }
     Ok(new)

@@ -92,8 +92,9 @@ impl<T> Slot<T> {
     /// Undoes a pin of this generation.
     #[inline]
     fn unpin(&self, of: u32) {
-        if of == generation() {
-            self.pins.fetch_sub(1, Ordering::Release);
+        // A handler may fork between the two: then there is no pin.
+        if of == generation() && self.pins.fetch_sub(1, Ordering::Release) == 0 {
+            self.pins.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -129,16 +130,17 @@ impl<T> Slot<T> {
 
     /// Waits until no reader can still take a reference to the object that was removed. Returns
     /// false if the wait would not end: the caller is a signal handler that has interrupted the
-    /// reader, or a handler has left the reader's call by siglongjmp(3).
+    /// reader, or a handler has left the reader's call by siglongjmp(3). Also in a child that another
+    /// handler has made meanwhile: it returns to the reader.
     fn wait_for_pins(&self) -> bool {
-        let mut patience = Patience::default();
+        let (mut patience, generation_before) = (Patience::default(), generation());
         // A read-modify-write operation sees the latest value, whereas a load may see an older one.
         while self.pins.fetch_add(0, Ordering::AcqRel) != 0 {
             if !patience.yield_to_reader() {
                 return false;
             }
         }
-        true
+        generation_before == generation()
     }
 }
 

@@ -53,6 +53,12 @@ impl<T> Mutex<T> {
         });
         taken.ok()
     }
+
+    /// Returns the value; `&mut self` shows that no other thread has access.
+    #[cfg(not(all(test, loom)))]
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Access to the value; dropping it unlocks.

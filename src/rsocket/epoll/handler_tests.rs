@@ -70,21 +70,6 @@ fn a_handler_does_not_wait_for_the_interrupted_rsocket() {
     }
 }
 
-/// The member was reported and is disabled: nothing has to be tried again after the handler.
-#[test]
-fn a_wait_in_a_handler_is_not_refused_for_a_disabled_member() {
-    let (fixture, fake) = Fixture::with(EPOLLIN | EPOLLONESHOT);
-    fake.complete(Change::Data);
-    assert_eq!(fixture.wait_for(4, LONG), Ok(vec![(0, EPOLLIN)]));
-    fake.complete(Change::Data);
-    fake.interrupt(true);
-    assert_eq!(fixture.wait_for(4, 1), Ok(Vec::new()));
-    fake.interrupt(false);
-    assert!(fixture.now().is_empty());
-    fixture.control(EPOLL_CTL_MOD, 0, EPOLLIN | EPOLLONESHOT).unwrap();
-    assert_eq!(fixture.wait_for(4, LONG), Ok(vec![(0, EPOLLIN)]));
-}
-
 #[test]
 fn a_handler_gets_what_else_is_ready() {
     for is_ordinary in [false, true] {

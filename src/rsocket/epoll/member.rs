@@ -53,6 +53,8 @@ struct State {
     wait_queue: Option<Arc<WaitQueue>>,
     /// Whether the eventfd of `wait_queue` is in the epoll in which threads sleep.
     in_wait_queue: bool,
+    /// The member is being removed: it does not get there any more.
+    has_left_wait_queue: bool,
     interest: Interest,
     /// False after a report with EPOLLONESHOT.
     enabled: bool,
@@ -183,6 +185,7 @@ impl Member {
                 rsocket: Some(rsocket),
                 wait_queue,
                 in_wait_queue: false,
+                has_left_wait_queue: false,
                 interest,
                 enabled: true,
                 version: 0,
@@ -324,7 +327,7 @@ impl Member {
     /// Does nothing for another one.
     pub fn enter_wait_queue(&self, sleepers: &KernelEpoll, data: u64) -> Result<()> {
         let mut state = self.lock();
-        let Some(queue) = &state.wait_queue else { return Ok(()) };
+        let Some(queue) = state.wait_queue.as_ref().filter(|_| !state.has_left_wait_queue) else { return Ok(()) };
         let event = epoll_event { events: exclusive::EVENTS, u64: data };
         sleepers.control(EPOLL_CTL_ADD, queue.descriptor(), Some(event))?;
         state.in_wait_queue = true;
@@ -337,6 +340,7 @@ impl Member {
     }
 
     fn remove_from(&self, state: &mut State, sleepers: &KernelEpoll) {
+        state.has_left_wait_queue = true;
         // In the child of a fork(), the parent still uses the epoll.
         if mem::take(&mut state.in_wait_queue)
             && self.process.is_this_process()

@@ -31,8 +31,7 @@ impl Epoll {
     pub(super) fn poll_member(&self, member: &Arc<Member>, queued: bool) -> Result<Polled> {
         let readable = member.readable.swap(false, Ordering::SeqCst);
         let Some(snapshot) = member.snapshot() else { return Ok(Polled::Nothing) };
-        // A disabled member has nothing to report, whether or not it can be polled.
-        if snapshot.enabled && self.postpone(member, &snapshot) {
+        if self.postpone(member, &snapshot) {
             member.readable.fetch_or(readable, Ordering::SeqCst);
             return Ok(Polled::Postponed);
         }
@@ -40,9 +39,7 @@ impl Epoll {
             return Ok(self.poll_exclusive(member, &snapshot).into());
         }
         if !snapshot.enabled {
-            if readable && snapshot.rsocket.is_locked_by_this_thread() {
-                member.readable.store(true, Ordering::SeqCst);
-            } else if readable {
+            if readable {
                 take_event(member, &snapshot);
             }
             if member.was_modified(&snapshot) {
@@ -210,7 +207,8 @@ impl Epoll {
         } else {
             snapshot.arm()
         };
-        if ready != 0 {
+        // An event that a handler has left unread (`postpone`) raises no other one.
+        if ready != 0 || member.readable.load(Ordering::SeqCst) {
             self.queue.push(member);
         }
         Ok(())

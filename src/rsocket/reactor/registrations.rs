@@ -27,7 +27,9 @@ pub(super) struct Reactor {
     pub number: usize,
     pub registrations: HashMap<Key, Registration>,
     /// Has capacity for one timer of each kind per registration.
-    pub timers: Timers<(Key, Timer)>,
+    pub timers: Timers<(Key, Timer, u64)>,
+    /// Number of timers that were set.
+    timers_set: u64,
     /// The thread waits with the timers that it has read.
     pub is_waiting: bool,
 }
@@ -41,8 +43,8 @@ pub(super) struct Registration {
     /// The descriptor of [`watch_once`](super::watch_once), and whether the epoll has it already.
     pub second: Option<(c_int, bool)>,
     pub service: Arc<dyn Service>,
-    /// The time of each kind of timer that is set.
-    pub times: [Option<Instant>; TIMERS],
+    /// The time of each kind of timer that is set, and its number.
+    pub times: [Option<(Instant, u64)>; TIMERS],
     /// Number of times in a row that the service was busy.
     pub busy: u32,
 }
@@ -82,9 +84,10 @@ pub(super) enum Timer {
 }
 
 /// Returns whether a timer is set, and not cancelled.
-fn is_set(registrations: &HashMap<Key, Registration>) -> impl Fn(Instant, (Key, Timer)) -> bool {
-    |time, (key, kind)| {
-        registrations.get(&key).is_some_and(|registration| registration.times[kind as usize] == Some(time))
+fn is_set(registrations: &HashMap<Key, Registration>) -> impl Fn((Key, Timer, u64)) -> bool {
+    |(key, kind, number)| {
+        let time = registrations.get(&key).and_then(|registration| registration.times[kind as usize]);
+        time.is_some_and(|(_, latest)| latest == number)
     }
 }
 
@@ -107,7 +110,16 @@ impl Reactor {
         epoll.control(libc::EPOLL_CTL_ADD, wake.fd.as_raw_fd(), wake.event())?;
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         thread::spawn(role, number)?;
-        Ok(Reactor { owner: Owner::this_process(), epoll, wake, number, registrations, timers, is_waiting: false })
+        Ok(Reactor {
+            owner: Owner::this_process(),
+            epoll,
+            wake,
+            number,
+            registrations,
+            timers,
+            timers_set: 0,
+            is_waiting: false,
+        })
     }
 
     /// Makes the epoll report `wake`, or stops it.
@@ -136,13 +148,6 @@ impl Reactor {
         std::mem::forget((self.registrations, self.timers));
     }
 
-    fn insert(&mut self, time: Instant, key: Key, kind: Timer) {
-        let is_first = self.timers.insert(time, (key, kind), is_set(&self.registrations));
-        if is_first && self.is_waiting {
-            self.report_wake(true);
-        }
-    }
-
     pub fn watch_second(&mut self, key: Key, fd: c_int) -> Result<&mut Registration> {
         let registration = self.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
         let is_known = registration.second == Some((fd, true));
@@ -155,12 +160,8 @@ impl Reactor {
 
     /// Sets a timer for the time after `delay`, unless it is set.
     pub fn set_after(&mut self, key: Key, kind: Timer, delay: Duration) {
-        let Some(registration) = self.registrations.get_mut(&key) else { return };
-        let slot = &mut registration.times[kind as usize];
-        if slot.is_none() {
-            let time = Instant::now() + delay;
-            *slot = Some(time);
-            self.insert(time, key, kind);
+        if self.registrations.get(&key).is_some_and(|registration| registration.times[kind as usize].is_none()) {
+            self.set_timer(key, kind, Some(Instant::now() + delay));
         }
     }
 
@@ -175,9 +176,12 @@ impl Reactor {
     /// Sets a timer of this kind, and cancels the previous one.
     pub fn set_timer(&mut self, key: Key, kind: Timer, time: Option<Instant>) {
         let Some(registration) = self.registrations.get_mut(&key) else { return };
-        registration.times[kind as usize] = time;
-        if let Some(time) = time {
-            self.insert(time, key, kind);
+        self.timers_set += 1;
+        registration.times[kind as usize] = time.map(|time| (time, self.timers_set));
+        let Some(time) = time else { return };
+        let is_first = self.timers.insert(time, (key, kind, self.timers_set), is_set(&self.registrations));
+        if is_first && self.is_waiting {
+            self.report_wake(true);
         }
     }
 
@@ -188,7 +192,7 @@ impl Reactor {
 
     /// Takes a timer that has expired at `due`.
     pub fn take_expired(&mut self, due: Instant) -> Option<(Key, Timer)> {
-        let (key, kind) = self.timers.take_expired(due, is_set(&self.registrations))?;
+        let (key, kind, _) = self.timers.take_expired(due, is_set(&self.registrations))?;
         self.registrations.get_mut(&key)?.times[kind as usize] = None;
         Some((key, kind))
     }

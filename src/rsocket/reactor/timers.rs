@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use crate::errno::{Errno, Result};
 
-/// Timers for `T`, which identifies them together with their times. Their owner knows which of them
-/// are set: the functions `is_set` are its answer.
+/// Timers for `T`, each of which is set once. Their owner knows which of them have been cancelled: the
+/// functions `is_set` are its answer.
 pub(super) struct Timers<T> {
     entries: BinaryHeap<Reverse<(Instant, T)>>,
     /// [`insert`](Self::insert) does not allocate for as many that are set.
@@ -33,9 +33,9 @@ impl<T: Ord + Copy> Timers<T> {
     }
 
     /// Adds a timer. Returns whether it is the first to expire.
-    pub fn insert(&mut self, time: Instant, timer: T, is_set: impl Fn(Instant, T) -> bool) -> bool {
+    pub fn insert(&mut self, time: Instant, timer: T, is_set: impl Fn(T) -> bool) -> bool {
         if self.entries.len() >= self.reserved {
-            self.entries.retain(|&Reverse((time, timer))| is_set(time, timer));
+            self.entries.retain(|&Reverse((_, timer))| is_set(timer));
         }
         let is_first = self.entries.peek().is_none_or(|&Reverse((first, _))| time < first);
         self.entries.push(Reverse((time, timer)));
@@ -43,10 +43,10 @@ impl<T: Ord + Copy> Timers<T> {
     }
 
     /// Returns the time of the first timer.
-    pub fn first(&mut self, is_set: impl Fn(Instant, T) -> bool) -> Option<Instant> {
+    pub fn first(&mut self, is_set: impl Fn(T) -> bool) -> Option<Instant> {
         loop {
             let &Reverse((time, timer)) = self.entries.peek()?;
-            if is_set(time, timer) {
+            if is_set(timer) {
                 return Some(time);
             }
             self.entries.pop();
@@ -54,12 +54,12 @@ impl<T: Ord + Copy> Timers<T> {
     }
 
     /// Takes the first timer that is set and has expired at `due`.
-    pub fn take_expired(&mut self, due: Instant, is_set: impl Fn(Instant, T) -> bool) -> Option<T> {
+    pub fn take_expired(&mut self, due: Instant, is_set: impl Fn(T) -> bool) -> Option<T> {
         while let Some(&Reverse((time, timer))) = self.entries.peek()
             && time <= due
         {
             self.entries.pop();
-            if is_set(time, timer) {
+            if is_set(timer) {
                 return Some(timer);
             }
         }
@@ -74,18 +74,17 @@ mod tests {
 
     use super::*;
 
-    /// Timers and their owner.
+    /// Timers and their owner: each has a number, and how often it was set.
     struct Fixture {
-        timers: Timers<usize>,
+        timers: Timers<(usize, u32)>,
         start: Instant,
-        /// The time of each one that is set.
-        times: Vec<Option<Instant>>,
+        set: [(bool, u32); 10],
     }
 
     impl Fixture {
         /// Sets timers for these seconds after the start, numbered in this order.
         fn new(seconds: &[u64]) -> Fixture {
-            let mut fixture = Fixture { timers: Timers::new(), start: Instant::now(), times: vec![None; 10] };
+            let mut fixture = Fixture { timers: Timers::new(), start: Instant::now(), set: [(false, 0); 10] };
             fixture.timers.reserve(seconds.len()).unwrap();
             for (number, &after) in seconds.iter().enumerate() {
                 fixture.set(number, after);
@@ -98,23 +97,32 @@ mod tests {
         }
 
         fn set(&mut self, number: usize, after: u64) -> bool {
-            let (time, times) = (self.at(after), &mut self.times);
-            times[number] = Some(time);
-            self.timers.insert(time, number, |time, number| times[number] == Some(time))
+            let time = self.at(after);
+            self.set[number] = (true, self.set[number].1 + 1);
+            self.timers.insert(time, (number, self.set[number].1), is_set(&self.set))
+        }
+
+        fn cancel(&mut self, number: usize) {
+            self.set[number].0 = false;
         }
 
         fn first(&mut self) -> Option<Instant> {
-            self.timers.first(|time, number| self.times[number] == Some(time))
+            self.timers.first(is_set(&self.set))
         }
 
         fn take_all(&mut self, seconds: u64) -> Vec<usize> {
             let due = self.at(seconds);
             iter::from_fn(|| {
-                let taken = self.timers.take_expired(due, |time, number| self.times[number] == Some(time));
-                taken.inspect(|&number| self.times[number] = None)
+                let (number, _) = self.timers.take_expired(due, is_set(&self.set))?;
+                self.cancel(number);
+                Some(number)
             })
             .collect()
         }
+    }
+
+    fn is_set(set: &[(bool, u32); 10]) -> impl Fn((usize, u32)) -> bool {
+        |(number, times)| set[number] == (true, times)
     }
 
     #[test]
@@ -137,13 +145,12 @@ mod tests {
     #[test]
     fn only_the_cancelled_one_does_not_expire() {
         let mut fixture = Fixture::new(&[1, 2, 2, 2, 3]);
-        fixture.times[0] = None;
-        fixture.times[2] = None;
+        fixture.cancel(0);
+        fixture.cancel(2);
         assert_eq!(fixture.first(), Some(fixture.at(2)));
         assert_eq!(fixture.take_all(9), [1, 3, 4]);
     }
 
-    /// The earlier time is one that was cancelled.
     #[test]
     fn expire_once_when_set_again() {
         let mut fixture = Fixture::new(&[1, 5]);

@@ -170,8 +170,10 @@ impl Stream {
         drop(state);
         self.notify(Notice::Closed);
         // Only now: an epoll must not remove a descriptor that the reactor has closed, whose number
-        // another rsocket may have.
-        if let Some(closing) = &mut self.lock().closing {
+        // another rsocket may have. Not in a child that a signal handler has made meanwhile.
+        if self.owner.is_this_process()
+            && let Some(closing) = &mut self.lock().closing
+        {
             closing.close();
         }
         // Another thread may get this number for a new rsocket at once, and add it to an
@@ -182,9 +184,6 @@ impl Stream {
 
     /// The timer of the next check has expired.
     pub(super) fn continue_close(&self, mut state: Guard<'_>) {
-        if state.is_being_detached() {
-            return state.check_after(MIN_CHECK_INTERVAL);
-        }
         if !self.is_finished(&mut state) {
             return state.schedule_check();
         }
@@ -199,7 +198,7 @@ impl Stream {
             connection.flush_qp();
             return state.schedule_check();
         }
-        if state.is_kept() {
+        if self.is_kept(&mut state) || state.is_being_detached() {
             return state.schedule_check();
         }
         // The thread for setup releases the connection, with commands that may block. The process
@@ -276,15 +275,17 @@ impl State {
     }
 
     fn schedule_check(&mut self) {
-        if let Some(closing) = &mut self.closing {
-            let interval = closing.interval.min(closing.deadline.saturating_duration_since(Instant::now()));
+        if let (Some(closing), Some(key)) = (&mut self.closing, self.key) {
+            let now = Instant::now();
+            // A finished one may be kept for longer.
+            let time = if now < closing.deadline {
+                closing.deadline.min(now + closing.interval)
+            } else {
+                now + MIN_CHECK_INTERVAL
+            };
+            reactor::set_timer(key, Some(time));
             closing.interval = (closing.interval * 2).min(MAX_CHECK_INTERVAL);
-            self.check_after(interval);
         }
-    }
-
-    fn check_after(&self, interval: Duration) {
-        self.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now() + interval)));
     }
 
     /// Moves the event channel to another descriptor. Returns the program's number, which is free

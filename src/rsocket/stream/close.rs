@@ -357,6 +357,10 @@ impl Stream {
         drop(state);
         // Without the lock: a watcher polls its members when it drops one.
         self.notify(Notice::Closed);
+        if !self.owner.is_this_process() {
+            // A child that a signal handler has made meanwhile: the parent goes on.
+            return;
+        }
         match channel_leader::wait_for_no_leader(self, self.lock()) {
             Ok(state) => {
                 let mut state = outbox::wait_until_unused(self, state);

@@ -87,7 +87,8 @@ pub struct Stream {
     in_command: AtomicBool,
     /// The receive CQ while a thread polls it without the lock.
     lease: Lease<Completion>,
-    /// What the reactor has prepared and could not hand over. No call takes this lock.
+    /// What the reactor has prepared, until a thread has the stream's lock ([`Stream::take_prepared`]).
+    /// An inner lock, held for a moment.
     prepared: Mutex<Option<Prepared>>,
 }
 
@@ -401,7 +402,9 @@ fn port_space(domain: c_int) -> u32 {
 impl Drop for Stream {
     fn drop(&mut self) {
         let state = self.state.get_mut();
+        let prepared = self.prepared.get_mut().take();
         if !self.owner.is_this_process() {
+            let _ = ManuallyDrop::new(prepared);
             // The stream belongs to the parent process: this process owns only copies of the
             // descriptors, which rclose(3) has closed.
             if let Phase::Listening(listening) = &mut state.phase {
@@ -413,6 +416,8 @@ impl Drop for Stream {
             let _ = (ManuallyDrop::new(state.domain.take()), ManuallyDrop::new(state.id.take()));
             return;
         }
+        // Its memory regions go before the protection domain.
+        drop(prepared);
         // The program never got this stream: its listener is gone, or creating it failed.
         state.release();
     }

@@ -125,7 +125,7 @@ pub(super) trait Posts: EventSource {
     fn post_failed(&self, state: &mut Self::State, error: Errno);
     /// Returns whether a thread uses the connection without the lock: it posts, or copies received
     /// data.
-    fn is_in_use(state: &Self::State) -> bool;
+    fn is_in_use(&self, state: &mut Self::State) -> bool;
     /// Returns whether a thread may wait in [`wait_until_unused`].
     fn is_closing(state: &Self::State) -> bool;
 }
@@ -182,7 +182,7 @@ fn post_all<'a, S: Posts>(stream: &'a S, mut state: Guard<'a, S>, queue: S::Queu
 /// Waits until no thread uses the connection without the lock. The caller has made sure that no
 /// thread begins to.
 pub(super) fn wait_until_unused<'a, S: Posts>(stream: &'a S, mut state: Guard<'a, S>) -> Guard<'a, S> {
-    while S::is_in_use(&state) {
+    while stream.is_in_use(&mut state) {
         state = channel_leader::wait_for_change(stream, state);
     }
     state

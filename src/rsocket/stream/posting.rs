@@ -10,11 +10,14 @@ impl State {
     pub(super) fn may_be_interrupted(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| connection.may_be_interrupted())
     }
+}
 
+impl Stream {
     /// Returns whether the connection must not be dropped: a thread, or the reactor, uses it without
     /// the lock.
-    pub(super) fn is_kept(&self) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.is_in_use() || connection.has_chores())
+    pub(super) fn is_kept(&self, state: &mut State) -> bool {
+        self.take_prepared(state);
+        state.connection.as_ref().is_some_and(|connection| connection.is_in_use() || connection.has_chores())
     }
 }
 
@@ -53,8 +56,8 @@ impl Posts for Stream {
         self.process_completions(state);
     }
 
-    fn is_in_use(state: &State) -> bool {
-        state.is_kept()
+    fn is_in_use(&self, state: &mut State) -> bool {
+        self.is_kept(state)
     }
 
     fn is_closing(state: &State) -> bool {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::accept::REQUESTS_PER_TURN;
-use super::{Guard, Phase, Stream, held};
+use super::{Guard, Phase, State, Stream, held};
 use crate::errno::Errno;
 use crate::rsocket::reactor::{self, Key, LOCK_TIMEOUT, Service};
 
@@ -37,8 +37,9 @@ impl Service for Stream {
             }
             // A call of rclose(3) that is in progress releases its stream itself.
             Phase::Closed if state.release_due => {
+                let is_kept = self.is_kept(&mut state);
                 let mut connection = state.connection.iter();
-                if state.is_kept() || connection.any(|connection| connection.channel.leadership.has_leader()) {
+                if is_kept || connection.any(|connection| connection.channel.leadership.has_leader()) {
                     return false;
                 }
                 state.release();
@@ -54,33 +55,41 @@ impl Service for Stream {
     }
 
     fn called(self: Arc<Self>) -> bool {
-        let unfinished = self.prepared.lock().take();
-        let prepared = match unfinished {
-            Some(prepared) => prepared,
-            None => {
-                let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return false };
-                if state.is_closed() {
-                    return true;
-                }
-                let chores = state.connection.as_mut().and_then(|connection| connection.take_chores());
-                let Some(chores) = chores else { return true };
-                drop(state);
-                chores.run()
-            }
-        };
+        let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return false };
+        let is_done = self.take_prepared(&mut state);
+        if state.is_closed() {
+            return true;
+        }
+        let chores = state.connection.as_mut().and_then(|connection| connection.take_chores());
+        let Some(chores) = chores else { return is_done };
+        drop(state);
+        let prepared = chores.run();
+        *self.prepared.lock() = Some(prepared);
         // The holder may be interrupted by a signal handler that waits for this thread.
-        let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else {
-            *self.prepared.lock() = Some(prepared);
-            return false;
-        };
+        match self.state.lock_within(LOCK_TIMEOUT) {
+            Ok(mut state) => self.take_prepared(&mut state) && is_done,
+            Err(_) => {
+                // For those that wait until the connection is not used.
+                self.changed.notify();
+                false
+            }
+        }
+    }
+}
+
+impl Stream {
+    /// Makes the memory that the reactor has prepared ready to be used, under the lock that the reactor
+    /// may have to do without for a while. Returns false if the reactor has to come again.
+    pub(super) fn take_prepared(&self, state: &mut State) -> bool {
+        let Some(prepared) = self.prepared.lock().take() else { return true };
         let (mut is_done, mut is_awaited) = (true, state.is_closed());
         if let Some(connection) = &mut state.connection {
             is_awaited |= connection.awaits_buffer();
             is_done = connection.finish_chores(prepared);
             if connection.failure().is_some() {
-                is_done = self.ends_polling(&mut state);
+                is_done = self.ends_polling(state);
                 if is_done {
-                    self.process_completions(&mut state);
+                    self.process_completions(state);
                 }
             }
         }
@@ -89,9 +98,7 @@ impl Service for Stream {
         }
         is_done
     }
-}
 
-impl Stream {
     /// Locks the state for a thread of the reactor. Returns `None` if another thread holds the lock
     /// for long, or is interrupted in the middle of a poll.
     pub(super) fn lock_to_serve(&self) -> Option<Guard<'_>> {

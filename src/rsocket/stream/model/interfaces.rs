@@ -160,7 +160,7 @@ impl Posts for Stream {
         unreachable!("the model's posts never fail");
     }
 
-    fn is_in_use(state: &State) -> bool {
+    fn is_in_use(&self, state: &mut State) -> bool {
         state.outbox.is_posting()
     }
 
