@@ -9,7 +9,7 @@
 
 #include <pthread.h>
 
-static struct rspair pair;
+static struct rspair pair __attribute__((unused));
 static char data[200000];
 
 struct blocked {

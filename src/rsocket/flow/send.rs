@@ -364,10 +364,10 @@ impl Sender {
 
     /// Handles a credit update: the peer allows messages up to number `limit`.
     pub fn credit_update_received(&mut self, limit: u16) -> std::result::Result<(), Violation> {
-        let more = limit.wrapping_sub(self.credit_limit);
-        let outstanding = limit.wrapping_sub(self.sent);
         // A limit below the present one wraps to a large increment.
-        if more > self.limits.window || outstanding > self.limits.window {
+        let more = limit.wrapping_sub(self.credit_limit);
+        let left = self.credit_limit.wrapping_sub(self.sent);
+        if u32::from(left) + u32::from(more) > u32::from(self.limits.window) {
             return Err(Violation::BadCreditUpdate);
         }
         self.credit_limit = limit;
@@ -378,5 +378,27 @@ impl Sender {
     pub fn use_next_target(&mut self, target: Region) {
         debug_assert!(self.needs_target());
         self.target = target;
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn sender(window: u16) -> Sender {
+        let limits = SendLimits { sq_entries: 8, entries_per_message: 1, controls: 2, buffer: 64, window };
+        Sender::new(limits, Region { addr: 0, rkey: 0, length: 64 }).unwrap()
+    }
+
+    /// Also where a lower limit is not an increment that exceeds the window.
+    #[test]
+    fn the_limit_does_not_go_back() {
+        let mut sender = sender(u16::MAX);
+        (sender.credit_limit, sender.sent) = (65535, 65534);
+        assert!(sender.credit_update_received(65534).is_err());
+        assert!(sender.credit_update_received(65535).is_ok());
+        sender.sent = 65535;
+        assert!(sender.credit_update_received(65534).is_ok());
+        assert_eq!(sender.credits(), u16::MAX);
     }
 }

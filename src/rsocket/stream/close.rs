@@ -13,7 +13,7 @@ use super::{Guard, Notice, Phase, State, Stream, channel_leader, outbox};
 use crate::cm;
 use crate::diag;
 use crate::errno::{Errno, Result};
-use crate::rsocket::reactor::{self, Role};
+use crate::rsocket::reactor::{self, LOCK_TIMEOUT, Role};
 use crate::rsocket::wire::Control;
 use crate::sys::library_fds;
 
@@ -120,7 +120,8 @@ impl Stream {
         // An earlier shutdown may still be in progress in the background.
         let earlier = state.take_background_close();
         let message = message.or_else(|| earlier.as_ref()?.message());
-        if message.is_some() || earlier.is_some() {
+        // Another thread may be in rshutdown(3), whose wait a close would end.
+        if message.is_some() || earlier.is_some() || both && state.is_flush_awaited() {
             match mode {
                 FlushMode::Wait => state = self.send_final(state, message, deadline),
                 FlushMode::Background => self.begin_background_close(&mut state, message, deadline, false),
@@ -211,7 +212,7 @@ impl Stream {
             Linger::On(seconds) => (Duration::from_secs(seconds.unsigned_abs().into()), true),
             Linger::Default | Linger::Off(_) => (CLOSE_TIMEOUT, !state.is_nonblocking()),
         };
-        let is_active = matches!(state.phase, Phase::Connected) || state.closing.is_some();
+        let is_active = matches!(state.phase, Phase::Connected) || state.closing.is_some() || state.is_flush_awaited();
         state.disconnect_sent |= !is_active;
         state.phase = Phase::Closing;
         if let Some(connection) = &state.connection {
@@ -293,15 +294,18 @@ impl Stream {
     }
 
     /// Flushes a stream in the background when the process exits without rclose(3); the stream
-    /// itself stays. Does nothing while a call holds the lock, or uses the connection without it: a
-    /// signal handler that exits may have interrupted that call. Unless `all` is set, flushes only
+    /// itself stays. Does nothing in a signal handler that has interrupted a call which holds the lock or
+    /// uses the connection without it, nor if another thread holds the lock for long. Unless `all` is set, flushes only
     /// streams that hold data, and iWARP streams that the program has shut down, whose data would
     /// otherwise be lost with the connection.
     pub fn flush_on_exit(&self, all: bool) {
         if !self.owner.is_this_process() {
             return;
         }
-        let Ok(mut state) = self.state.try_enter() else { return };
+        if self.state.is_interrupted() {
+            return;
+        }
+        let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return };
         if self.is_in_use_here(&state) || !self.ends_polling(&mut state) {
             return;
         }
@@ -391,6 +395,13 @@ impl Stream {
 }
 
 impl State {
+    /// Returns whether a call waits until all sent data has arrived, on a connection that has not
+    /// failed.
+    fn is_flush_awaited(&self) -> bool {
+        let connection = self.connection.as_ref().filter(|connection| connection.failure().is_none());
+        !self.cm_disconnected && connection.is_some_and(|connection| connection.is_flush_awaited())
+    }
+
     /// Releases the stream's resources, except for the memory of the stream itself.
     pub(super) fn release(&mut self) {
         if let Some(key) = self.key.take() {

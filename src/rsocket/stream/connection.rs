@@ -167,6 +167,8 @@ pub(super) struct Connection {
     pub channel: Channel,
     /// The first failure of a work request, or the peer's protocol violation.
     failed: Option<Errno>,
+    /// No further message counts: a receive has failed, or the peer has violated the protocol.
+    receive_ended: bool,
     /// Writes to be posted without the stream's lock.
     outbox: Outbox<RdmaWrite>,
     postponed: Postponed,
@@ -251,6 +253,7 @@ impl Unconnected {
             receive: self.receive,
             channel: self.channel,
             failed: None,
+            receive_ended: false,
             outbox: Outbox::new(),
             postponed: Postponed::default(),
             entry: None,
@@ -333,6 +336,11 @@ impl Connection {
     /// Returns whether every work request that was posted has completed.
     pub fn is_flushed(&self) -> bool {
         self.failed.is_some() || self.send.flow.is_idle()
+    }
+
+    /// Returns whether a call waits until all sent data has arrived.
+    pub fn is_flush_awaited(&self) -> bool {
+        self.send.flushing > 0
     }
 
     /// One more call waits until all sent data has arrived.

@@ -35,10 +35,19 @@ pub(super) fn attend<S: HoldsData>(stream: &S, state: &mut S::State) {
 fn attend_now<S: HoldsData>(stream: &S, state: &mut S::State) {
     // Completions from before the CQ was armed raise no event.
     let has_to_wait = !stream.arm_send_cq(state) || stream.must_hold(state);
-    let has_leader = S::leadership(state).is_some_and(|leadership| leadership.has_leader());
-    let is_attended = has_to_wait && S::is_send_cq_armed(state) && (has_leader || stream.watch(state));
+    let is_attended = has_to_wait && S::is_send_cq_armed(state) && is_watched(stream, state);
     if !is_attended {
         stream.send_held(state);
+    }
+}
+
+/// Returns whether the leader or the reactor will see the channel's next event.
+fn is_watched<S: HoldsData>(stream: &S, state: &mut S::State) -> bool {
+    let (me, leadership) = (S::this_thread(), S::leadership(state));
+    match leadership.filter(|leadership| leadership.has_leader()) {
+        // A signal handler has interrupted the leader, this thread, and may leave its call for ever.
+        Some(leadership) => leadership.has_other_leader(me),
+        None => stream.watch(state),
     }
 }
 

@@ -328,7 +328,8 @@ impl Stream {
                 connection.flush_qp();
                 self.watchers.notify(Notice::Changed);
             }
-            state.disconnect(failure);
+            // As in `connection_lost`.
+            state.disconnect(failure.filter(|&error| !(state.eof && error == Errno::ECONNRESET)));
         }
     }
 

@@ -4,7 +4,7 @@
  * ours only, because the reference has no credits left for them.
  */
 #include "raw_peer.h"
-#include "rscommon.h"
+#include "rsblocked.h"
 
 static struct peer peer;
 
@@ -64,9 +64,48 @@ static void every_message_finds_a_receive(void)
 	peer_close(&peer);
 }
 
+static ssize_t call_shutdown(int fd) { return rshutdown(fd, SHUT_WR); }
+static ssize_t call_close(int fd) { return rclose(fd); }
+
+/* The next word but credit updates. */
+static void is_received(uint32_t word)
+{
+	struct ibv_wc wc;
+
+	do
+		EXPECT(rdma_get_recv_comp(peer.id, &wc) == 1 && !wc.status);
+	while (ntohl(wc.imm_data) >> 29 == GRANT);
+	EXPECT(ntohl(wc.imm_data) == word);
+}
+
+/* One thread waits in rshutdown(3) until its data has arrived; the peer has nothing more to say, and another thread closes. */
+static void close_beside_shutdown(void)
+{
+	struct blocked shutting, closing;
+	char byte;
+
+	peer_connects(&peer, false);
+	EXPECT(rsend(peer.victim, "d", 1, 0) == 1);
+	start_blocked(&shutting, call_shutdown, peer.victim);
+	EXPECT(peer_word(&peer, WORD(CONTROL, SHUTDOWN)) && rrecv(peer.victim, &byte, 1, 0) == 0);
+	start_blocked(&closing, call_close, peer.victim);
+	post_receives(8);
+	is_received(WORD(DATA, 1));
+	is_received(WORD(CONTROL, SHUTDOWN));
+	is_received(WORD(CONTROL, DISCONNECT));
+	join(&shutting);
+	join(&closing);
+	EXPECT(shutting.ret == 0 && closing.ret == 0);
+	peer.victim = 0;
+	peer_close(&peer);
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(every_message_finds_a_receive);
+	/* On iWARP a message without a receive ends the connection. */
+	if (!on_siw())
+		CASE(close_beside_shutdown);
 	return finish();
 }

@@ -59,8 +59,9 @@ impl Connection {
                 // (`CompletionQueue::poll`).
                 self.process_receive(unsafe { wc.assume_init_ref() }, &mut outcome);
             }
-            // After a failure the remaining completions are flushes and stay in the CQ.
-            if completed < BATCH || self.failed.is_some() {
+            // Then the remaining completions are flushes and stay in the CQ. After the failure of
+            // a send there may be messages that have arrived before.
+            if completed < BATCH || self.receive_ended {
                 break;
             }
             completed = self.poll_recv_cq(batch);
@@ -83,12 +84,11 @@ impl Connection {
 
     #[inline]
     fn process_receive(&mut self, wc: &ibv_wc, outcome: &mut Outcome) {
-        if !wc.is_valid() {
-            self.receive_failed(wc, outcome);
+        if self.receive_ended {
             return;
         }
-        if self.failed.is_some() {
-            // Messages after a protocol violation are ignored.
+        if !wc.is_valid() {
+            self.receive_failed(wc, outcome);
             return;
         }
         let iwarp = self.qp.is_iwarp();
@@ -146,6 +146,7 @@ impl Connection {
     fn violated(&mut self, outcome: &mut Outcome) {
         self.log_first(Errno::ECONNABORTED, Cause::BadMessage);
         self.fail(Errno::ECONNABORTED);
+        self.receive_ended = true;
         outcome.edge = true;
     }
 
@@ -159,6 +160,7 @@ impl Connection {
 
     #[cold]
     fn receive_failed(&mut self, wc: &ibv_wc, outcome: &mut Outcome) {
+        self.receive_ended = true;
         // A completion of the send CQ may have the cause.
         self.process_send_cq(outcome);
         self.note_failure(wc, outcome);
