@@ -197,6 +197,17 @@ bool peer_wait(struct peer *peer, unsigned left)
 	return true;
 }
 
+bool peer_is_done(struct peer *peer)
+{
+	struct ibv_wc wc;
+
+	while (ibv_poll_cq(peer->id->send_cq, 1, &wc) == 1) {
+		EXPECT(!wc.status);
+		peer->completed++;
+	}
+	return peer->posted == peer->completed;
+}
+
 bool peer_post(struct peer *peer, enum ibv_wr_opcode opcode, uint32_t word,
 			     const void *bytes, uint32_t len, uint64_t addr, uint32_t key)
 {

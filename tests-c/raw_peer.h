@@ -68,6 +68,9 @@ void peer_close(struct peer *peer);
 /* Polls completions until at most `left` requests are outstanding. Returns false if one failed. */
 bool peer_wait(struct peer *peer, unsigned left);
 
+/* Polls completions without waiting. Returns whether no request is outstanding. */
+bool peer_is_done(struct peer *peer);
+
 /* Posts one work request; false if it could not be posted. */
 bool peer_post(struct peer *peer, enum ibv_wr_opcode opcode, uint32_t word, const void *bytes, uint32_t len,
 	       uint64_t addr, uint32_t key);

@@ -106,10 +106,12 @@ static void sending_makes_no_futex_call(void)
 {
 	struct blocked blocked;
 	union address to;
-	int listener;
+	int listener, on = 1;
 	long before;
 
 	EXPECT(rs_pair(&pair, AF_INET));
+	/* Nothing is held, for which the thread would have to poll with the lock. */
+	EXPECT(!rsetsockopt(pair.server, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)));
 	start_looking(&blocked, call_recv, pair.server);
 	before = futex_calls;
 	for (int i = 0; i < 50; i++) {
