@@ -34,6 +34,9 @@ pub struct Id {
     handle: AtomicU32,
     /// Whether the id owns its channel: every call waits for the event that completes it.
     sync: AtomicBool,
+    /// Held while an event uses the QP, and while the QP is destroyed: the thread that reads events and
+    /// the one that destroys the QP need not be the same.
+    qp_use: Mutex<()>,
     /// Events of the id, including those of its multicast groups.
     pub(super) completed: Completed,
     state: Mutex<State>,
@@ -151,6 +154,7 @@ impl Id {
             public: UnsafeCell::new(public),
             handle: AtomicU32::new(u32::MAX),
             sync: AtomicBool::new(false),
+            qp_use: Mutex::new(()),
             completed: Completed::default(),
             state: Mutex::new(state),
         };
@@ -255,6 +259,11 @@ impl Id {
     pub(super) fn own_qp(&self) -> Option<Qp> {
         // SAFETY: the QP in an id is live (`from_c`): who destroys it clears the field.
         NonNull::new(self.qp()).map(|qp| unsafe { Qp::new(qp) })
+    }
+
+    /// Its QP is not destroyed as long as the result exists.
+    pub(super) fn keep_qp(&self) -> MutexGuard<'_, ()> {
+        self.qp_use.lock()
     }
 
     /// Its SRQ.

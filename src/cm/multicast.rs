@@ -81,12 +81,26 @@ impl Group {
     }
 
     fn detach(&self) {
-        let attached = self.attached.lock().take();
-        if let (Some((gid, lid)), Some(qp)) = (attached, NonNull::new(self.id().qp())) {
-            // If the QP was replaced since, the kernel has nothing to detach.
-            // SAFETY: the QP of an id is live until rdma_destroy_qp(3), which clears the field.
-            let _ = unsafe { verbs::detach_mcast(qp, &gid, lid) };
+        if let Some(place) = self.attached.lock().take() {
+            detach(self.id(), place);
         }
+    }
+}
+
+fn detach(id: &Id, (gid, lid): (ibv_gid, u16)) {
+    if let Some(qp) = NonNull::new(id.qp()) {
+        // If the QP was replaced since, the kernel has nothing to detach.
+        // SAFETY: the QP of an id is live until rdma_destroy_qp(3), which clears the field.
+        let _ = unsafe { verbs::detach_mcast(qp, &gid, lid) };
+    }
+}
+
+/// Detaches the id's QP from all groups; the id stays a member.
+pub(super) fn detach_all(id: &Id) {
+    // Without the lock of the id's state.
+    let next = || id.state().groups.0.iter().find_map(|group| group.attached.lock().take());
+    while let Some(place) = next() {
+        detach(id, place);
     }
 }
 

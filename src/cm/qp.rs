@@ -9,6 +9,7 @@ use super::device_registry;
 use super::ece;
 use super::id::Id;
 use super::library::library;
+use super::multicast;
 use super::objects::{Context, InitAttr, Pd, Qp};
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_MAX_RESP_RES, RDMA_UDP_QKEY};
@@ -253,13 +254,17 @@ pub fn init_qp_attr(id: &Id, attr: &mut ibv_qp_attr) -> Result<c_int> {
     Ok(verbs::qp_attr_from_kernel(&kernel, attr))
 }
 
-/// rdma_destroy_qp(3), with the CQs that came with it.
+/// rdma_destroy_qp(3), with the CQs that came with it. The QP leaves its multicast groups before: the
+/// kernel does not destroy a member.
 pub fn destroy_qp(id: &Id) {
+    let qp_use = id.keep_qp();
     let Some(qp) = id.own_qp() else { return };
+    multicast::detach_all(id);
     // The CQs of an XRC receiver belong to its SRQ.
     let keep_cqs = qp.qp_type() == ibv_qp_type::IBV_QPT_XRC_RECV && !id.srq().is_null();
     qp.destroy();
     id.set_qp(ptr::null_mut());
+    drop(qp_use);
     if !keep_cqs {
         cq::destroy(id, cq::Created::ALL);
     }

@@ -135,27 +135,17 @@ pub fn unregister(key: Key) {
 fn remove(key: Key) -> Option<Registration> {
     let mut guard = lock(key.role());
     let reactor = guard.as_mut()?;
-    let registration = reactor.registrations.remove(&key)?;
-    if reactor.is_usable() {
-        for fd in registration.second.map(|(fd, _)| fd).into_iter().chain([registration.fd]) {
-            // Cannot fail for a watched descriptor.
-            let _ = reactor.epoll.control(libc::EPOLL_CTL_DEL, fd, None);
-        }
-    }
-    Some(registration)
+    reactor.remove(key)
 }
 
 /// Calls `replace`, which replaces the file of a descriptor, and keeps a registration of the
 /// descriptor for the new file.
 pub fn replace_file(fd: RawFd, replace: impl FnOnce() -> Result<()>) -> Result<()> {
     let guards = ROLES.map(lock);
-    // The latest registration: an older one may be of a descriptor with this number that the
-    // program has closed.
     let latest = guards.iter().filter_map(|guard| {
         let reactor = guard.as_ref().filter(|reactor| reactor.is_usable())?;
-        let of_fd = reactor.registrations.iter().filter(|(_, registration)| registration.fd == fd);
-        let (&key, registration) = of_fd.max_by_key(|&(&key, _)| key)?;
-        Some((key, registration.event(key), &reactor.epoll))
+        let (key, event) = reactor.find_fd(fd)?;
+        Some((key, event, &reactor.epoll))
     });
     let Some((_, event, epoll)) = latest.max_by_key(|&(key, ..)| key) else { return replace() };
     // The old file may be open in a child as well, so it would stay in the epoll.
@@ -168,13 +158,7 @@ pub fn replace_file(fd: RawFd, replace: impl FnOnce() -> Result<()>) -> Result<(
 /// closed afterwards.
 pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
     let mut guard = lock(key.role());
-    let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
-    let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
-    reactor.epoll.control(libc::EPOLL_CTL_ADD, fd, registration.event(key))?;
-    // Cannot fail for a registered descriptor.
-    let _ = reactor.epoll.control(libc::EPOLL_CTL_DEL, registration.fd, None);
-    registration.fd = fd;
-    Ok(())
+    guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?.set_fd(key, fd)
 }
 
 /// Also watches `fd`, which stays open until [`unregister`], until it is readable the next time. A

@@ -82,7 +82,10 @@ fn act(
         RDMA_CM_EVENT_CONNECT_RESPONSE => response(id, raw, event),
         RDMA_CM_EVENT_REJECTED | RDMA_CM_EVENT_DISCONNECTED if id.state().connect_failed => return Outcome::Skip,
         // The QP may be gone or broken; the event tells the program all that matters.
-        RDMA_CM_EVENT_REJECTED => drop(qp::to_error(id)),
+        RDMA_CM_EVENT_REJECTED => {
+            let _qp = id.keep_qp();
+            let _ = qp::to_error(id);
+        }
         RDMA_CM_EVENT_MULTICAST_JOIN | RDMA_CM_EVENT_MULTICAST_ERROR => membership(kind, group, event),
         RDMA_CM_EVENT_ADDRINFO_RESOLVED => {
             event.fail_on_err(lookup::service_resolved(id), RDMA_CM_EVENT_ADDRINFO_ERROR);
@@ -131,6 +134,7 @@ fn prepare_request(listener: &Id, new: &Id, raw: &rdma_ucm_event_resp, event: &E
 
 /// The peer accepted: if the id has a QP, the connection is completed here.
 fn response(id: &Id, raw: &rdma_ucm_event_resp, event: &mut Event) {
+    let _qp = id.keep_qp();
     if id.qp().is_null() {
         ece::keep_reply(id, raw.ece);
         return;
@@ -152,6 +156,7 @@ fn membership(kind: rdma_cm_event_type, group: Option<&Group>, event: &mut Event
     let ud = unsafe { &mut event.public.param.ud };
     ud.private_data = group.context();
     if kind == RDMA_CM_EVENT_MULTICAST_JOIN {
+        let _qp = group.id().keep_qp();
         let joined = group.joined(&ud.ah_attr);
         event.fail_on_err(joined, RDMA_CM_EVENT_MULTICAST_ERROR);
     }

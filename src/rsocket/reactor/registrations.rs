@@ -26,6 +26,9 @@ pub(super) struct Reactor {
     /// Number of this reactor in the process. The thread of an earlier reactor ends.
     pub number: usize,
     pub registrations: HashMap<Key, Registration>,
+    /// The latest registration of each descriptor. An earlier one may be of a number that the program
+    /// has closed.
+    by_fd: HashMap<c_int, Key>,
     /// Has capacity for one timer of each kind per registration.
     pub timers: Timers<(Key, Timer, u64)>,
     /// Number of timers that were set.
@@ -103,7 +106,8 @@ impl Reactor {
         /// Number of registrations that need no more memory.
         const FEW: usize = 7;
         static STARTED: AtomicUsize = AtomicUsize::new(0);
-        let (mut registrations, mut timers) = (HashMap::new(), Timers::new());
+        let (mut registrations, mut by_fd, mut timers) = (HashMap::new(), HashMap::new(), Timers::new());
+        by_fd.try_reserve(FEW).map_err(|_| Errno::ENOMEM)?;
         registrations.try_reserve(FEW).map_err(|_| Errno::ENOMEM)?;
         timers.reserve(TIMERS * FEW)?;
         let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, Wake::new()?);
@@ -116,6 +120,7 @@ impl Reactor {
             wake,
             number,
             registrations,
+            by_fd,
             timers,
             timers_set: 0,
             is_waiting: false,
@@ -200,10 +205,50 @@ impl Reactor {
     /// Adds a registration.
     pub fn add(&mut self, key: Key, registration: Registration) -> Result<()> {
         self.registrations.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        self.by_fd.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         self.timers.reserve(TIMERS * (self.registrations.len() + 1))?;
         self.epoll.control(libc::EPOLL_CTL_ADD, registration.fd, registration.event(key))?;
+        self.by_fd.insert(registration.fd, key);
         self.registrations.insert(key, registration);
         Ok(())
+    }
+
+    /// Removes a registration.
+    pub fn remove(&mut self, key: Key) -> Option<Registration> {
+        let registration = self.registrations.remove(&key)?;
+        self.forget_fd(registration.fd, key);
+        if self.is_usable() {
+            for fd in registration.second.map(|(fd, _)| fd).into_iter().chain([registration.fd]) {
+                // Cannot fail for a watched descriptor.
+                let _ = self.epoll.control(libc::EPOLL_CTL_DEL, fd, None);
+            }
+        }
+        Some(registration)
+    }
+
+    /// Changes the descriptor of a registration.
+    pub fn set_fd(&mut self, key: Key, fd: c_int) -> Result<()> {
+        self.by_fd.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        let registration = self.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
+        self.epoll.control(libc::EPOLL_CTL_ADD, fd, registration.event(key))?;
+        // Cannot fail for a registered descriptor.
+        let _ = self.epoll.control(libc::EPOLL_CTL_DEL, registration.fd, None);
+        let former = std::mem::replace(&mut registration.fd, fd);
+        self.forget_fd(former, key);
+        self.by_fd.insert(fd, key);
+        Ok(())
+    }
+
+    fn forget_fd(&mut self, fd: c_int, key: Key) {
+        if self.by_fd.get(&fd) == Some(&key) {
+            self.by_fd.remove(&fd);
+        }
+    }
+
+    /// Returns the latest registration of a descriptor, and its event in the epoll.
+    pub fn find_fd(&self, fd: c_int) -> Option<(Key, Option<libc::epoll_event>)> {
+        let &key = self.by_fd.get(&fd)?;
+        Some((key, self.registrations.get(&key)?.event(key)))
     }
 
     /// See [`pause`](super::pause).

@@ -5,6 +5,7 @@
  */
 #include "cases.h"
 
+#include <arpa/inet.h>
 #include <rdma/rdma_cma_abi.h>
 #include <sys/syscall.h>
 
@@ -87,12 +88,36 @@ static void group_that_can_not_be_left(void)
 	EXPECT(!rdma_destroy_id(id));
 }
 
+/* The kernel does not destroy a QP that is in a group: it leaves the group first. */
+static void queue_pair_in_a_group(void)
+{
+	union address address = local_addr(AF_INET, 0);
+	struct ibv_qp_init_attr attr = qp_attr(RDMA_PS_UDP);
+	struct rdma_cm_id *id = bound(RDMA_PS_UDP);
+	int before;
+
+	EXPECT(inet_pton(AF_INET, "239.1.1.7", &address.in.sin_addr) == 1);
+	EXPECT(!rdma_create_qp(id, NULL, &attr) && !rdma_join_multicast(id, &address.sa, NULL));
+	rdma_destroy_qp(id);
+	before = open_fds();
+	for (int round = 0; round < 3; round++) {
+		attr = qp_attr(RDMA_PS_UDP);
+		EXPECT(!rdma_create_qp(id, NULL, &attr));
+		EXPECT(!rdma_leave_multicast(id, &address.sa) && !rdma_join_multicast(id, &address.sa, NULL));
+		rdma_destroy_qp(id);
+		EXPECT(open_fds() == before);
+	}
+	EXPECT(!rdma_leave_multicast(id, &address.sa));
+	EXPECT(!rdma_destroy_id(id));
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(queue_pair);
 	if (!on_siw()) {
 		CASE(shared_receive_queue);
+		CASE(queue_pair_in_a_group);
 		if (!on_ib()) /* where every address can be a group's */
 			CASE(group_that_can_not_be_left);
 	}
