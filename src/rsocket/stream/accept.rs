@@ -119,7 +119,9 @@ impl Stream {
     pub(super) fn answer_next<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, is_drained: bool) {
         let Phase::Listening(listening) = &mut state.phase else { return };
         if !listening.may_answer(is_drained) {
-            return;
+            // The last request of this turn may have been the last one in the channel, which is not
+            // readable then.
+            return state.answer_waiting();
         }
         if listening.has_waiting() {
             if listening.make_established_ready() {

@@ -190,11 +190,13 @@ static unsigned long requests_received(void)
 	return counter("cm_rx_msgs/req") - counter("cm_rx_duplicates/req");
 }
 
-/* More requests than the backlog while the server does not run: the kernel drops none of them, for a peer asks again only
- * after seconds. */
-static void no_request_is_dropped(void)
+/*
+ * So many requests while the server does not run, more than the backlog: the kernel drops none of them, for a peer asks
+ * again only after seconds. The last one is that of a client that finishes.
+ */
+static void burst(unsigned int requests)
 {
-	enum { BACKLOG = 4, BURST = 64 };
+	enum { BACKLOG = 4 };
 	union address to;
 	struct pollfd client = { .events = POLLOUT };
 	unsigned long before = requests_received();
@@ -214,19 +216,24 @@ static void no_request_is_dropped(void)
 	}
 	EXPECT(read(ports[0], &to, sizeof(to)) == sizeof(to));
 	EXPECT(!kill(server, SIGSTOP) && waitpid(server, &status, WUNTRACED) == server && WIFSTOPPED(status));
-	for (int i = 0; i < BURST; i++)
+	for (unsigned int i = 1; i < requests; i++)
 		ask(&to);
 	EXPECT((client.fd = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0)) >= 0);
 	EXPECT(rconnect(client.fd, &to.sa, sizeof(to.in)) && errno == EINPROGRESS);
-	while (requests_received() < before + BURST + 1)
+	while (requests_received() < before + requests)
 		sched_yield();
 	EXPECT(!kill(server, SIGCONT));
 	EXPECT(rpoll(&client, 1, -1) == 1 && client.revents == POLLOUT);
 	EXPECT(!rgetsockopt(client.fd, SOL_SOCKET, SO_ERROR, &error, &len) && !error);
-	EXPECT(requests_received() == before + BURST + 1);
+	EXPECT(requests_received() == before + requests);
 	EXPECT(!rclose(client.fd));
 	end_of(server);
 }
+
+static void no_request_is_dropped(void) { burst(65); }
+/* The server reads 32 requests at a time: none is left to tell it that there were any. */
+static void one_full_turn_is_answered(void) { burst(32); }
+static void two_full_turns_are_answered(void) { burst(64); }
 
 /* The server's own deadline, though the client's request says minutes: what is not finished is given back. */
 static void half_open_ends(void)
@@ -342,6 +349,8 @@ int main(int argc, char **argv)
 		CASE(backlog_full_of_half_open);
 		CASE(finished_one_is_kept);
 		CASE(no_request_is_dropped);
+		CASE(one_full_turn_is_answered);
+		CASE(two_full_turns_are_answered);
 		CASE(half_open_ends);
 	}
 	CASE(unaccepted_leave_descriptors);
