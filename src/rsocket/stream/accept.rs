@@ -104,7 +104,7 @@ impl Stream {
         match self.parse_request(event) {
             Ok((request, peer)) => {
                 if let Phase::Listening(listening) = &mut state.phase {
-                    listening.add_waiting(request, peer);
+                    listening.add_waiting((request, peer));
                 }
             }
             // The peer was rejected: no call reports it.

@@ -24,9 +24,9 @@ static UNACCEPTED: AtomicUsize = AtomicUsize::new(0);
 const DESCRIPTORS_PER_CONNECTION: usize = 4;
 /// Number of unaccepted connections that are always allowed.
 const MIN_LIMIT: usize = 4;
-/// Number of requests of one listener that may wait for an answer. Each is an id of the kernel,
-/// without a descriptor.
-const MAX_WAITING: usize = 1024;
+/// Number of requests of one listener that may wait for an answer, or as many as its backlog if that
+/// is more. Each is an id of the kernel, without a descriptor.
+const MIN_WAITING_LIMIT: usize = 1024;
 /// Number of turns in which requests are read without answering one.
 const MAX_READING_TURNS: u32 = 8;
 
@@ -96,10 +96,10 @@ pub(super) trait Handshake {
 }
 
 /// A listener's unaccepted connections.
-pub(super) struct Listening<S = Stream> {
+pub(super) struct Listening<S = Stream, R = (Request, ConnData)> {
     backlog: usize,
     /// Requests that were not answered yet, oldest first.
-    waiting: VecDeque<(Request, ConnData)>,
+    waiting: VecDeque<R>,
     /// Number of turns since the last answer.
     reading_turns: u32,
     /// Connections in the handshake with its beginning, oldest first.
@@ -110,8 +110,8 @@ pub(super) struct Listening<S = Stream> {
     _entry: Option<socket_table::Entry>,
 }
 
-impl<S: Handshake> Listening<S> {
-    pub fn new(backlog: usize, entry: Option<socket_table::Entry>) -> Listening<S> {
+impl<S: Handshake, R> Listening<S, R> {
+    pub fn new(backlog: usize, entry: Option<socket_table::Entry>) -> Listening<S, R> {
         Listening {
             backlog,
             waiting: VecDeque::new(),
@@ -128,20 +128,34 @@ impl<S: Handshake> Listening<S> {
 
     /// Adds a request to those that wait for an answer. The oldest one is rejected if there are too
     /// many, the new one without memory.
-    pub fn add_waiting(&mut self, request: Request, peer: ConnData) {
-        if self.waiting.len() >= MAX_WAITING {
+    pub fn add_waiting(&mut self, request: R) {
+        if self.waiting_space() == 0 {
             self.waiting.pop_front();
         }
         if self.waiting.try_reserve(1).is_ok() {
-            self.waiting.push_back((request, peer));
+            self.waiting.push_back(request);
         }
     }
 
+    /// Returns the number of requests that may wait beside those that do.
+    fn waiting_space(&self) -> usize {
+        MIN_WAITING_LIMIT.max(self.backlog).saturating_sub(self.waiting.len())
+    }
+
+    /// Returns the number of requests to read in a turn, at most `limit`. While there is a slot, no
+    /// request that was read is rejected to make space: requests are answered before more are read.
+    pub fn requests_to_read(&self, limit: usize) -> usize {
+        let space = self.waiting_space();
+        if space >= limit || self.is_full() { limit } else { space }
+    }
+
     /// Returns whether to answer a request now. As long as there are more requests to read they are
-    /// read first, which takes less time than an answer, but not for ever.
+    /// read first, which takes less time than an answer, but not for ever, and not beyond the limit
+    /// if there is a slot.
     pub fn may_answer(&mut self, is_drained: bool) -> bool {
         self.reading_turns += 1;
-        let may_answer = is_drained || self.reading_turns >= MAX_READING_TURNS;
+        let has_no_space = self.waiting_space() == 0 && !self.is_full();
+        let may_answer = is_drained || has_no_space || self.reading_turns >= MAX_READING_TURNS;
         if may_answer {
             self.reading_turns = 0;
         }
@@ -149,7 +163,7 @@ impl<S: Handshake> Listening<S> {
     }
 
     /// Returns the oldest request, if there is one.
-    pub fn next_waiting(&mut self) -> Option<(Request, ConnData)> {
+    pub fn next_waiting(&mut self) -> Option<R> {
         self.waiting.pop_front()
     }
 
@@ -184,12 +198,17 @@ impl<S: Handshake> Listening<S> {
         self.ready.pop_front().map(|(stream, _)| stream)
     }
 
+    /// Returns whether there is no slot for a new connection.
+    fn is_full(&self) -> bool {
+        let own = self.pending.len() + self.ready.len();
+        own >= self.backlog || !has_slot(UNACCEPTED.load(Ordering::Relaxed), own, limit())
+    }
+
     /// Returns the oldest pending connection, and the beginning of its handshake, if there is no
     /// slot for a new one.
     fn oldest_without_slot(&self) -> Option<(&Arc<S>, Instant)> {
-        let own = self.pending.len() + self.ready.len();
-        let is_full = own >= self.backlog || !has_slot(UNACCEPTED.load(Ordering::Relaxed), own, limit());
-        self.pending.front().filter(|_| is_full).map(|(oldest, _, begun)| (oldest, *begun))
+        let oldest = self.pending.front().filter(|_| self.is_full());
+        oldest.map(|(oldest, _, begun)| (oldest, *begun))
     }
 
     /// Returns the oldest pending connection if there is no slot for a new one.
@@ -271,7 +290,7 @@ impl<S: Handshake> Listening<S> {
     }
 
     /// Takes all connections; the caller closes them.
-    pub fn take_all(&mut self) -> impl Iterator<Item = Arc<S>> + use<S> {
+    pub fn take_all(&mut self) -> impl Iterator<Item = Arc<S>> + use<S, R> {
         self.reject_waiting();
         let (pending, ready) = (mem::take(&mut self.pending), mem::take(&mut self.ready));
         pending.into_iter().map(|(stream, ..)| stream).chain(ready.into_iter().map(|(stream, _)| stream))
@@ -308,9 +327,12 @@ mod tests {
         }
     }
 
+    /// A listener whose requests are numbers.
+    type Fixture = Listening<Peer, usize>;
+
     /// Returns a listener whose backlog is used up by the handshakes of these two.
-    fn full() -> (Listening<Peer>, [Arc<Peer>; 2]) {
-        let mut listening = Listening::new(2, None);
+    fn full() -> (Fixture, [Arc<Peer>; 2]) {
+        let mut listening = Fixture::new(2, None);
         let peers = [Arc::default(), Arc::default()];
         for peer in &peers {
             let (slot, evicted) = listening.admit().unwrap();
@@ -351,6 +373,66 @@ mod tests {
         assert!(listening.next_to_evict().is_none());
         assert!(matches!(listening.finish(&second, true), Finished::Ready));
         assert!(listening.admit().is_some_and(|(_, evicted)| evicted.is_none()));
+    }
+
+    /// Reads requests in turns until `unread` is 0, as the reactor does, and answers those that it
+    /// may answer. Returns the requests that were answered.
+    fn serve(
+        listening: &mut Fixture,
+        unread: usize,
+        mut answer: impl FnMut(&mut Fixture) -> Option<usize>,
+    ) -> Vec<usize> {
+        const PER_TURN: usize = 32;
+        let (mut answered, mut read) = (Vec::new(), 0);
+        while read < unread || listening.has_waiting() {
+            let limit = listening.requests_to_read(PER_TURN);
+            let now = limit.min(unread - read);
+            (read..read + now).for_each(|number| listening.add_waiting(number));
+            read += now;
+            if listening.may_answer(now < limit) {
+                answered.extend(answer(listening));
+            }
+        }
+        answered
+    }
+
+    /// Answers the oldest request; its handshake goes on.
+    fn admit_next(listening: &mut Fixture) -> Option<usize> {
+        let (slot, evicted) = listening.admit()?;
+        assert!(evicted.is_none() && listening.add_pending(Arc::default(), slot).is_none());
+        listening.next_waiting()
+    }
+
+    #[test]
+    fn a_burst_that_the_backlog_has_space_for_is_answered() {
+        // The number of slots of the process is not what this is about: the program accepts each.
+        let answer_and_accept = |listening: &mut Fixture| {
+            let answered = admit_next(listening);
+            listening.pending.clear();
+            answered
+        };
+        for (backlog, burst) in [(1, 2000), (2048, 2048), (4096, 5000)] {
+            let answered = serve(&mut Fixture::new(backlog, None), burst, answer_and_accept);
+            assert_eq!(answered, (0..burst).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn requests_are_read_beyond_the_limit_while_there_is_no_slot() {
+        const MORE: usize = 10;
+        let (mut listening, _peers) = full();
+        for number in 0..MIN_WAITING_LIMIT + MORE {
+            assert_eq!(listening.requests_to_read(MORE), MORE);
+            listening.add_waiting(number);
+        }
+        assert!(!listening.may_answer(false) && listening.next_waiting() == Some(MORE));
+        // A larger backlog is not used up.
+        listening.set_backlog(3);
+        assert_eq!(listening.requests_to_read(MORE), 1);
+        listening.add_waiting(0);
+        assert!(listening.may_answer(false) && listening.requests_to_read(MORE) == 0);
+        listening.set_backlog(MIN_WAITING_LIMIT + MORE);
+        assert!(!listening.may_answer(false) && listening.requests_to_read(2 * MORE) == MORE);
     }
 
     /// Returns the number of slots that one listener gets while other listeners use `others`.

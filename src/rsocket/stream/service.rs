@@ -110,8 +110,9 @@ impl Stream {
     pub(super) fn serve(self: &Arc<Self>) -> bool {
         let Some(state) = self.lock_to_serve() else { return false };
         let state = self.service_oldest_handshake(state);
-        if let Phase::Listening(_) = state.phase {
-            if let Some((state, is_drained)) = self.handle_events(state, REQUESTS_PER_TURN) {
+        if let Phase::Listening(listening) = &state.phase {
+            let requests = listening.requests_to_read(REQUESTS_PER_TURN);
+            if let Some((state, is_drained)) = self.handle_events(state, requests) {
                 self.answer_next(state, is_drained);
             }
         } else {
