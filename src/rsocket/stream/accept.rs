@@ -130,26 +130,36 @@ impl Stream {
             if let Some(time) = listening.next_eviction(Instant::now()) {
                 return state.set_listener_timer(time);
             }
+            // As with TCP, whose clients ask again until there is space. raccept(3) and rlisten(3)
+            // make this thread come again, and so does a new request.
+            if listening.awaits_accept() {
+                return;
+            }
         }
         let is_pending = |(request, _): &(Request, ConnData)| request.is_pending();
         // Those whose peers have given up cost no connection.
         let next = (0..REQUESTS_PER_TURN).map_while(|_| listening.next_waiting()).find(is_pending);
         if let Some((request, peer)) = next {
-            state = self.answer(state, request, &peer);
+            state = self.answer(state, request, peer);
         }
         state.answer_waiting();
     }
 
     /// Accepts or rejects a request.
-    fn answer<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, request: Request, peer: &ConnData) -> Guard<'a> {
+    fn answer<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, request: Request, peer: ConnData) -> Guard<'a> {
         let Phase::Listening(listening) = &mut state.phase else { return state };
         let ready = listening.ready_count();
         let admitted = listening.admit();
         if listening.ready_count() > ready {
             self.notify(Notice::Changed);
         }
-        // If the backlog has no space, dropping the request rejects it.
-        let Some((slot, evicted)) = admitted else { return state };
+        let Some((slot, evicted)) = admitted else {
+            if listening.awaits_accept() {
+                listening.put_back((request, peer));
+            }
+            // Otherwise the process has no slot, and dropping the request rejects it.
+            return state;
+        };
         let (options, flags) = (state.options.clone(), state.flags);
         // Still under the listener's lock: closing the listener destroys the request's channel.
         let admitted = request.accept();
@@ -159,7 +169,7 @@ impl Stream {
         if let Some(evicted) = evicted {
             evicted.close_unaccepted();
         }
-        let new = admitted.and_then(|id| self.accept_request(id, peer, options, flags));
+        let new = admitted.and_then(|id| self.accept_request(id, &peer, options, flags));
         match new {
             Ok(new) => self.add_accepted(new, slot),
             Err(error) => {

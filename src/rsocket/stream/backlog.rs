@@ -167,6 +167,19 @@ impl<S: Handshake, R> Listening<S, R> {
         self.waiting.pop_front()
     }
 
+    /// Puts back the request that was taken last.
+    pub fn put_back(&mut self, request: R) {
+        if self.waiting.try_reserve(1).is_ok() {
+            self.waiting.push_front(request);
+        }
+    }
+
+    /// Returns whether requests wait until raccept(3) takes a connection: the backlog is used up,
+    /// and no connection is in the handshake.
+    pub fn awaits_accept(&self) -> bool {
+        self.pending.is_empty() && self.ready.len() >= self.backlog
+    }
+
     /// Returns whether requests wait for an answer.
     pub fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
@@ -241,7 +254,8 @@ impl<S: Handshake, R> Listening<S, R> {
 
     /// Takes a slot for a new connection. If there is none, evicts the oldest pending connection
     /// and returns it with its slot; the caller closes it. Pending connections that turn out to be
-    /// established are made available to raccept(3).
+    /// established are made available to raccept(3). Returns `None` if there is no slot: then the
+    /// request waits if [`awaits_accept`](Self::awaits_accept), and is rejected otherwise.
     pub fn admit(&mut self) -> Option<(Slot, Option<Arc<S>>)> {
         self.pending.try_reserve(1).ok()?;
         loop {
@@ -433,6 +447,22 @@ mod tests {
         assert!(listening.may_answer(false) && listening.requests_to_read(MORE) == 0);
         listening.set_backlog(MIN_WAITING_LIMIT + MORE);
         assert!(!listening.may_answer(false) && listening.requests_to_read(2 * MORE) == MORE);
+    }
+
+    #[test]
+    fn requests_wait_while_the_backlog_is_full_of_established_connections() {
+        let (mut listening, [first, second]) = full();
+        listening.add_waiting(1);
+        listening.add_waiting(2);
+        assert!(!listening.awaits_accept());
+        assert!(matches!(listening.finish(&first, true), Finished::Ready) && !listening.awaits_accept());
+        // It turns out to be established when the request is about to evict it.
+        second.establish();
+        let request = listening.next_waiting().unwrap();
+        assert!(listening.admit().is_none() && listening.awaits_accept());
+        listening.put_back(request);
+        assert!(listening.next().is_some() && !listening.awaits_accept());
+        assert!(admit_next(&mut listening) == Some(1) && listening.has_waiting());
     }
 
     /// Returns the number of slots that one listener gets while other listeners use `others`.

@@ -338,6 +338,26 @@ static void listener_shut_wr(void)
 	EXPECT(!now->close(listener) && !now->close(fd));
 }
 
+/* A backlog of one connection: the next client waits until this one is accepted. */
+static void full_backlog(void)
+{
+	union address to;
+	struct pollfd waiting = { .events = POLLOUT };
+	int listener = listener_at(&to), first = client(), server;
+
+	SEE(now->listen(listener, 0));
+	SEE(connect_to(first, to));
+	await(listener, POLLIN);
+	waiting.fd = client();
+	blocking(waiting.fd, false);
+	SEE(connect_to(waiting.fd, to));
+	SEE(now->poll(&waiting, 1, 300));
+	SEE((server = now->accept(listener, NULL, NULL)) >= 0);
+	note("%s, error %d", poll_str(await(waiting.fd, POLLOUT)), pending_error(waiting.fd));
+	see_use(waiting.fd, listener);
+	EXPECT(!now->close(server) && !now->close(listener) && !now->close(first) && !now->close(waiting.fd));
+}
+
 static const struct side *accepting_side;
 static void *accept_in_thread(void *argument)
 {
@@ -525,6 +545,7 @@ int main(int argc, char **argv)
 	BOTH(listener_shut_rd);
 	BOTH(listener_shut_rdwr);
 	BOTH(listener_shut_wr);
+	BOTH(full_backlog);
 	BOTH(shutdown_ends_accept);
 	BOTH(send_after_shut_wr);
 	BOTH(send_after_the_peers_close);
