@@ -73,13 +73,19 @@ impl Stream {
     /// rconnect(3): waits for the connection; fails with `EINPROGRESS` on a non-blocking socket.
     pub fn connect(self: &Arc<Self>, dst: &SockAddr) -> Result<()> {
         let mut state = self.enter()?;
+        let mut in_progress = Errno::EINPROGRESS;
         match state.phase {
-            Phase::Idle => {}
-            Phase::Connecting(_) => return Err(Errno::EALREADY),
+            Phase::Idle => self.begin_attempt(&mut state, dst)?,
+            // As with TCP, a blocking call waits for the attempt that another one has begun, which
+            // a signal may have interrupted.
+            Phase::Connecting(_) => in_progress = Errno::EALREADY,
             Phase::Connected | Phase::Disconnected | Phase::Accepting(_) | Phase::Listening(_) => {
                 return Err(Errno::EISCONN);
             }
-            Phase::Failed { reported: true } => self.reset(&mut state)?,
+            Phase::Failed { reported: true } => {
+                self.reset(&mut state)?;
+                self.begin_attempt(&mut state, dst)?;
+            }
             // As with TCP, the next call returns the error of an attempt in the background, even if
             // SO_ERROR was read.
             Phase::Failed { reported: false } => {
@@ -87,13 +93,8 @@ impl Stream {
             }
             Phase::Closing | Phase::Closed => return Err(Errno::EBADF),
         }
-        self.watch(&mut state)?;
-        let attempt = try_box(Attempt { dst: *dst, tries: 1, ports: 1 })?;
-        state.id()?.resolve_addr(dst, FIRST_TIMEOUT_MS as c_int)?;
-        state.phase = Phase::Connecting(attempt);
-        state.shut_read = false;
         if state.is_nonblocking() {
-            return Err(Errno::EINPROGRESS);
+            return Err(in_progress);
         }
         let mut wait = Wait::after(state.options.send_timeout);
         while let Phase::Connecting(_) = state.phase {
@@ -102,7 +103,7 @@ impl Stream {
             match result {
                 Ok(()) => {}
                 // As with TCP, the attempt continues in the background.
-                Err(Errno::ETIMEDOUT) => return Err(Errno::EINPROGRESS),
+                Err(Errno::ETIMEDOUT) => return Err(in_progress),
                 Err(error) => return Err(error),
             }
         }
@@ -114,6 +115,16 @@ impl Stream {
             // Connected, even if the peer has closed the connection already.
             _ => Ok(()),
         }
+    }
+
+    /// Begins to connect, which the reactor continues.
+    fn begin_attempt(self: &Arc<Self>, state: &mut State, dst: &SockAddr) -> Result<()> {
+        self.watch(state)?;
+        let attempt = try_box(Attempt { dst: *dst, tries: 1, ports: 1 })?;
+        state.id()?.resolve_addr(dst, FIRST_TIMEOUT_MS as c_int)?;
+        state.phase = Phase::Connecting(attempt);
+        state.shut_read = false;
+        Ok(())
     }
 
     /// Handles an event of the connection manager. Returns `None` if it has released the lock.

@@ -27,12 +27,13 @@ static const struct side {
 	int (*fcntl)(int fd, int command, ...);
 	ssize_t (*send)(int fd, const void *buf, size_t len, int flags);
 	ssize_t (*recv)(int fd, void *buf, size_t len, int flags);
+	int (*setsockopt)(int fd, int level, int name, const void *value, socklen_t len);
 	int (*getsockopt)(int fd, int level, int name, void *value, socklen_t *len);
 	int (*getsockname)(int fd, struct sockaddr *addr, socklen_t *len);
 } sides[] = {
-	{ "TCP", socket, tcp_bind, listen, tcp_accept, tcp_connect, shutdown, close, poll, fcntl, send, recv, getsockopt,
+	{ "TCP", socket, tcp_bind, listen, tcp_accept, tcp_connect, shutdown, close, poll, fcntl, send, recv, setsockopt, getsockopt,
 	  tcp_getsockname },
-	{ "rsockets", rsocket, rbind, rlisten, raccept, rconnect, rshutdown, rclose, rpoll, rfcntl, rsend, rrecv, rgetsockopt,
+	{ "rsockets", rsocket, rbind, rlisten, raccept, rconnect, rshutdown, rclose, rpoll, rfcntl, rsend, rrecv, rsetsockopt, rgetsockopt,
 	  rgetsockname },
 };
 
@@ -514,6 +515,67 @@ static void blocking_connect_shut_down(void)
 	EXPECT(!now->close(connecting));
 }
 
+/* ---- connecting again while it is in progress ---------------------------------------------------------- */
+
+static _Atomic pid_t connector;
+static _Atomic int attempts;
+static union address goal;
+
+static void do_nothing(int signal) { (void)signal; }
+
+/* Interrupted by a signal: the next call waits for the same attempt. */
+static void *connect_twice(void *unused)
+{
+	connector = gettid();
+	for (attempts = 1; attempts <= 2; attempts++)
+		SEE(connect_to(connecting, goal));
+	return unused;
+}
+
+/* Returns when the thread sleeps in this call, or has returned from it. */
+static void await_sleep(int attempt)
+{
+	for (int asleep = 0; asleep < 20 && attempts <= attempt; sched_yield())
+		asleep = attempts == attempt && sleeps(connector) ? asleep + 1 : 0;
+}
+
+/* A full backlog keeps the client waiting until the connection before is accepted. */
+static void connect_again_after_a_signal(void)
+{
+	struct sigaction action = { .sa_handler = do_nothing };
+	int listener = listener_at(&goal), first = client(), server;
+	pthread_t thread;
+
+	EXPECT(!sigaction(SIGUSR1, &action, NULL));
+	EXPECT(!now->listen(listener, 0) && !connect_to(first, goal));
+	await(listener, POLLIN);
+	connecting = client();
+	attempts = 0;
+	EXPECT(!pthread_create(&thread, NULL, connect_twice, NULL));
+	await_sleep(1);
+	EXPECT(!pthread_kill(thread, SIGUSR1));
+	await_sleep(2);
+	EXPECT((server = now->accept(listener, NULL, NULL)) >= 0);
+	EXPECT(!pthread_join(thread, NULL));
+	see_use(connecting, listener);
+	EXPECT(!now->close(server) && !now->close(listener) && !now->close(first) && !now->close(connecting));
+}
+
+/* The time-out for sending ends a call, but not the attempt. */
+static void connect_again_times_out(void)
+{
+	struct timeval time = { .tv_usec = 50000 };
+	int fd = client();
+
+	goal = silent_addr(7);
+	EXPECT(!now->setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time)));
+	for (int i = 0; i < 2; i++)
+		SEE(connect_to(fd, goal));
+	blocking(fd, false);
+	SEE(connect_to(fd, goal));
+	EXPECT(!now->close(fd));
+}
+
 /* ---- frame ------------------------------------------------------------------------------------------------- */
 
 static void (*body)(void);
@@ -556,5 +618,7 @@ int main(int argc, char **argv)
 	BOTH(connecting_shut_wr);
 	BOTH(connecting_shut_rdwr);
 	BOTH(blocking_connect_shut_down);
+	BOTH(connect_again_after_a_signal);
+	BOTH(connect_again_times_out);
 	return finish();
 }
