@@ -124,9 +124,7 @@ impl Stream {
             return state.answer_waiting();
         }
         if listening.has_waiting() {
-            if listening.make_established_ready() {
-                self.notify(Notice::Changed);
-            }
+            self.notify_ready(listening.make_established_ready());
             if let Some(time) = listening.next_eviction(Instant::now()) {
                 return state.set_listener_timer(time);
             }
@@ -150,9 +148,7 @@ impl Stream {
         let Phase::Listening(listening) = &mut state.phase else { return state };
         let ready = listening.ready_count();
         let admitted = listening.admit();
-        if listening.ready_count() > ready {
-            self.notify(Notice::Changed);
-        }
+        self.notify_ready(listening.ready_count() - ready);
         let Some((slot, evicted)) = admitted else {
             if listening.awaits_accept() {
                 listening.put_back((request, peer));
@@ -193,7 +189,7 @@ impl Stream {
                 match progress {
                     None => listening.add_pending(new, slot),
                     Some(Ok(())) => listening.add_ready(new, slot).or_else(|| {
-                        self.notify(Notice::Changed);
+                        self.notify_ready(1);
                         None
                     }),
                     Some(Err(())) => Some(new),
@@ -274,6 +270,17 @@ impl Stream {
         Ok(stream)
     }
 
+    /// Notifies of connections that have become available to raccept(3), with the listener's lock
+    /// held. Each of them is an edge: of several epolls with EPOLLEXCLUSIVE, it wakes one.
+    fn notify_ready(&self, connections: usize) {
+        if connections == 0 {
+            return;
+        }
+        self.edges.fetch_add(connections as u64, Ordering::Relaxed);
+        self.changed.notify();
+        self.watchers.notify(Notice::Changed);
+    }
+
     /// The handshake of an accepted connection has succeeded or failed. Returns `None` if a thread
     /// of the program, which may have the connection now, holds the lock for long.
     pub(super) fn finish_handshake<'a>(&'a self, mut state: Guard<'a>, result: Result<()>) -> Option<Guard<'a>> {
@@ -298,7 +305,7 @@ impl Stream {
         let mut state = self.lock();
         let Phase::Listening(listening) = &mut state.phase else { return };
         match listening.finish(connection, succeeded) {
-            Finished::Ready => self.notify(Notice::Changed),
+            Finished::Ready => self.notify_ready(1),
             Finished::Dropped(stream) => {
                 state.answer_waiting();
                 drop(state);

@@ -240,8 +240,8 @@ impl<S: Handshake, R> Listening<S, R> {
 
     /// If there is no slot for a new connection, makes the oldest pending connections that are
     /// established available to raccept(3): the next one may be too young to be evicted. Returns
-    /// whether there were any.
-    pub fn make_established_ready(&mut self) -> bool {
+    /// their number.
+    pub fn make_established_ready(&mut self) -> usize {
         let before = self.ready.len();
         while self.next_to_evict().is_some_and(|oldest| oldest.is_established())
             && self.ready.try_reserve(1).is_ok()
@@ -249,7 +249,7 @@ impl<S: Handshake, R> Listening<S, R> {
         {
             self.ready.push_back((stream, slot));
         }
-        self.ready.len() > before
+        self.ready.len() - before
     }
 
     /// Takes a slot for a new connection. If there is none, evicts the oldest pending connection
@@ -373,10 +373,11 @@ mod tests {
     #[test]
     fn established_connections_are_made_ready_before_the_next_one_waits() {
         let (mut listening, [first, second]) = full();
-        assert!(!listening.make_established_ready() && listening.next_eviction(Instant::now()).is_some());
+        assert_eq!(listening.make_established_ready(), 0);
+        assert!(listening.next_eviction(Instant::now()).is_some());
         first.establish();
         second.establish();
-        assert!(listening.make_established_ready() && !listening.make_established_ready());
+        assert_eq!((listening.make_established_ready(), listening.make_established_ready()), (2, 0));
         assert_eq!((listening.ready_count(), listening.next_eviction(Instant::now())), (2, None));
     }
 
