@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicBool, Ordering};
 
 use super::explore;
@@ -38,6 +39,59 @@ impl Shared {
             assert!(matches!(result, Ok(()) | Err(Errno::ETIMEDOUT)));
         }
     }
+}
+
+/// Units that threads take one by one, as raccept(3) takes a listener's connections.
+#[derive(Default)]
+struct Units {
+    left: Mutex<u32>,
+    changes: Changes,
+}
+
+impl Units {
+    fn add_two(&self) {
+        for _ in 0..2 {
+            let mut left = self.left.lock().unwrap();
+            *left += 1;
+            self.changes.notify_one();
+        }
+    }
+
+    fn take(&self) {
+        self.take_until(None);
+    }
+
+    /// Takes a unit that has come until the time-out, or none.
+    fn take_or_give_up(&self) {
+        self.take_until(Some(Instant::now()));
+    }
+
+    fn take_until(&self, deadline: Option<Instant>) {
+        let mut has_expired = false;
+        loop {
+            let mut left = self.left.lock().unwrap();
+            if *left > 0 {
+                *left -= 1;
+                return;
+            }
+            if has_expired {
+                return;
+            }
+            let count = self.changes.count();
+            drop(left);
+            has_expired = self.changes.wait(count, deadline).is_err();
+        }
+    }
+}
+
+#[test]
+fn each_unit_wakes_a_sleeper() {
+    explore(3, Units::default, [Units::take, Units::take, Units::add_two], |_| {});
+}
+
+#[test]
+fn a_unit_is_not_left_to_one_that_gives_up() {
+    explore(3, Units::default, [Units::take, Units::take_or_give_up, Units::add_two], |_| {});
 }
 
 #[test]

@@ -30,12 +30,26 @@ impl Changes {
 
     /// Counts a change and wakes all waiters.
     pub fn notify(&self) {
+        if self.add() {
+            self.count.wake_all();
+        }
+    }
+
+    /// Counts a change and wakes one of the waiters, if there are any. For a change that one waiter
+    /// takes: whoever returns from [`wait`](Self::wait), for whatever reason, has to look whether
+    /// there is anything to take.
+    pub fn notify_one(&self) {
+        if self.add() {
+            self.count.wake_one();
+        }
+    }
+
+    /// Counts a change. Returns whether there may be waiters.
+    fn add(&self) -> bool {
         self.count.value().fetch_add(1, Ordering::Release);
         // A thread either has registered as a sleeper before this, or sees the new count.
         fence(Ordering::SeqCst);
-        if self.sleepers.load(Ordering::Relaxed) != 0 {
-            self.count.wake_all();
-        }
+        self.sleepers.load(Ordering::Relaxed) != 0
     }
 
     /// Waits until the counter is no longer at `count`; `ETIMEDOUT` at the deadline, `EINTR` after
@@ -46,7 +60,12 @@ impl Changes {
         let awake = || {
             self.sleepers.fetch_sub(1, Ordering::Relaxed);
         };
-        let result = self.count.wait(count, deadline, awake);
+        let cancelled = || {
+            awake();
+            // It may have been woken before it was cancelled.
+            self.notify_one();
+        };
+        let result = self.count.wait(count, deadline, cancelled);
         awake();
         result
     }
@@ -75,9 +94,17 @@ mod kernel {
         }
 
         pub fn wake_all(&self) {
+            self.wake(i32::MAX);
+        }
+
+        pub fn wake_one(&self) {
+            self.wake(1);
+        }
+
+        fn wake(&self, count: i32) {
             let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
             // SAFETY: the address of a live atomic.
-            unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, i32::MAX) };
+            unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, count) };
         }
 
         /// Compares and sleeps atomically. A thread that is cancelled meanwhile runs `undo`.
@@ -129,6 +156,11 @@ mod kernel {
         pub fn wake_all(&self) {
             let _queue = self.queue.lock().unwrap();
             self.woken.notify_all();
+        }
+
+        pub fn wake_one(&self) {
+            let _queue = self.queue.lock().unwrap();
+            self.woken.notify_one();
         }
 
         pub fn wait(&self, value: u32, deadline: Option<Instant>, _undo: impl FnMut()) -> Result<()> {
