@@ -82,10 +82,14 @@ impl Request {
         id.and_then(|id| cm::init_qp_attr(id, &mut attr)) != Err(Errno::EINVAL)
     }
 
+    /// Opens a channel for [`accept`](Self::accept). Does not block.
+    pub fn open_channel() -> Result<OwnedChannel> {
+        cm::create_another_channel()
+    }
+
     /// Moves the id to a channel of its own.
-    pub fn accept(self) -> Result<CmId> {
-        // Does not block: the listener's lock is held.
-        let channel = cm::create_another_channel()?.into_c();
+    pub fn accept(self, channel: OwnedChannel) -> Result<CmId> {
+        let channel = channel.into_c();
         // SAFETY: the id, its listener and the new channel are live.
         let (id, target) = unsafe { (Id::from_c(self.0.as_ptr()), EventChannel::from_c(channel.as_ptr())) };
         if let Err(error) = id.and_then(|id| cm::migrate_id(id, target)) {

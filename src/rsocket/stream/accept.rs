@@ -10,7 +10,7 @@ use super::backlog::{Finished, Handshake, Listening, Slot};
 use super::blocking::Wait;
 use super::connect::initiator_depth;
 use super::{Guard, Notice, Phase, State, Stream};
-use crate::cm;
+use crate::cm::{self, OwnedChannel};
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::{CmId, Event, Request};
@@ -24,6 +24,9 @@ const MAX_BACKLOG: usize = 4096;
 /// Time-out for the peer's part of the handshake. The time-out in the peer's request may be
 /// minutes.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Delay after which the reactor tries again to open a channel for a connection when there is no
+/// descriptor or memory.
+const CHANNEL_DELAY: Duration = Duration::from_millis(10);
 /// Number of requests that the reactor reads before it serves other streams.
 pub(super) const REQUESTS_PER_TURN: usize = 32;
 
@@ -123,28 +126,40 @@ impl Stream {
             // readable then.
             return state.answer_waiting();
         }
-        if listening.has_waiting() {
-            self.notify_ready(listening.make_established_ready());
-            if let Some(time) = listening.next_eviction(Instant::now()) {
-                return state.set_listener_timer(time);
-            }
-            // As with TCP, whose clients ask again until there is space. raccept(3) and rlisten(3)
-            // make this thread come again, and so does a new request.
-            if listening.awaits_accept() {
-                return;
-            }
+        if !listening.has_waiting() {
+            return;
+        }
+        self.notify_ready(listening.make_established_ready());
+        if let Some(time) = listening.next_eviction(Instant::now()) {
+            return state.set_listener_timer(time);
+        }
+        // As with TCP, whose clients ask again until there is space. raccept(3) and rlisten(3) make
+        // this thread come again, and so does a new request.
+        if listening.awaits_accept() {
+            return;
+        }
+        // Before another connection is evicted, and a request taken: it waits for a descriptor.
+        let channel = Request::open_channel();
+        if let Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) = channel {
+            return state.set_listener_timer(Instant::now() + CHANNEL_DELAY);
         }
         let is_pending = |(request, _): &(Request, ConnData)| request.is_pending();
         // Those whose peers have given up cost no connection.
         let next = (0..REQUESTS_PER_TURN).map_while(|_| listening.next_waiting()).find(is_pending);
         if let Some((request, peer)) = next {
-            state = self.answer(state, request, peer);
+            state = self.answer(state, request, peer, channel);
         }
         state.answer_waiting();
     }
 
-    /// Accepts or rejects a request.
-    fn answer<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, request: Request, peer: ConnData) -> Guard<'a> {
+    /// Accepts or rejects a request. `channel` is for the connection.
+    fn answer<'a>(
+        self: &'a Arc<Self>,
+        mut state: Guard<'a>,
+        request: Request,
+        peer: ConnData,
+        channel: Result<OwnedChannel>,
+    ) -> Guard<'a> {
         let Phase::Listening(listening) = &mut state.phase else { return state };
         let ready = listening.ready_count();
         let admitted = listening.admit();
@@ -158,7 +173,7 @@ impl Stream {
         };
         let (options, flags) = (state.options.clone(), state.flags);
         // Still under the listener's lock: closing the listener destroys the request's channel.
-        let admitted = request.accept();
+        let admitted = channel.and_then(|channel| request.accept(channel));
         // Drop the listener lock: the next steps take the connection's lock and may block in the
         // driver.
         drop(state);

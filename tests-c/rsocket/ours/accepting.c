@@ -1,0 +1,209 @@
+/*
+ * Threads that wait in raccept, and a process without descriptors for the connections that it gets. Run on ours only.
+ */
+#include "cases.h"
+#include "rscommon.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+/* ---- threads in raccept ------------------------------------------------------------------------------ */
+
+enum { THREADS = 4 };
+
+struct acceptor {
+	pthread_t thread;
+	_Atomic pid_t tid;
+	_Atomic int server;
+};
+
+static struct acceptor acceptors[THREADS];
+static union address to;
+static int listener;
+
+static void *accept_one(void *argument)
+{
+	struct acceptor *acceptor = argument;
+
+	acceptor->tid = gettid();
+	acceptor->server = raccept(listener, NULL, NULL);
+	return NULL;
+}
+
+/* Each of them sleeps, or has accepted. */
+static void settle(int count)
+{
+	for (int settled = 0; settled < 20; sched_yield()) {
+		bool all = true;
+
+		for (int i = 0; i < count; i++)
+			all = all && acceptors[i].tid && (acceptors[i].server >= 0 || sleeps(acceptors[i].tid));
+		settled = all ? settled + 1 : 0;
+	}
+}
+
+static void start_acceptors(int count)
+{
+	EXPECT((listener = rs_listener(AF_INET, &to, NULL)) >= 0);
+	for (int i = 0; i < count; i++) {
+		acceptors[i].tid = 0;
+		acceptors[i].server = -1;
+		EXPECT(!pthread_create(&acceptors[i].thread, NULL, accept_one, &acceptors[i]));
+	}
+	settle(count);
+}
+
+static int accepted(void)
+{
+	int count = 0;
+
+	for (int i = 0; i < THREADS; i++)
+		count += acceptors[i].server >= 0;
+	return count;
+}
+
+/* How often the thread has gone to sleep. */
+static long times_asleep(pid_t tid)
+{
+	static const char name[] = "voluntary_ctxt_switches:";
+	char path[64], line[256];
+	long times = -1;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/status", tid);
+	EXPECT((file = fopen(path, "r")));
+	while (fgets(line, sizeof(line), file))
+		if (!strncmp(line, name, strlen(name)))
+			times = strtol(line + strlen(name), NULL, 10);
+	EXPECT(!fclose(file) && times >= 0);
+	return times;
+}
+
+static int connect_client(void)
+{
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+
+	EXPECT(fd >= 0 && !rconnect(fd, &to.sa, addr_len(&to)));
+	return fd;
+}
+
+static void close_all(const int *clients, int count)
+{
+	for (int i = 0; i < count; i++)
+		EXPECT(!rclose(clients[i]) && !rclose(acceptors[i].server));
+	EXPECT(!rclose(listener));
+}
+
+/* The others sleep on. */
+static void a_connection_wakes_one_thread(void)
+{
+	int clients[THREADS];
+	long before[THREADS];
+
+	start_acceptors(THREADS);
+	for (int round = 1; round <= THREADS; round++) {
+		for (int i = 0; i < THREADS; i++)
+			before[i] = acceptors[i].server < 0 ? times_asleep(acceptors[i].tid) : 0;
+		clients[round - 1] = connect_client();
+		while (accepted() < round)
+			sched_yield();
+		settle(THREADS);
+		EXPECT(accepted() == round);
+		for (int i = 0; i < THREADS; i++)
+			EXPECT(acceptors[i].server >= 0 || times_asleep(acceptors[i].tid) == before[i]);
+	}
+	for (int i = 0; i < THREADS; i++)
+		EXPECT(!pthread_join(acceptors[i].thread, NULL));
+	close_all(clients, THREADS);
+}
+
+/* A thread is cancelled when the connection may have woken it: another one returns with it. */
+static void a_cancelled_thread_leaves_the_connection(void)
+{
+	enum { ROUNDS = 60 };
+	unsigned int seed = 1;
+
+	for (int round = 0; round < ROUNDS; round++) {
+		int clients[2];
+		void *result;
+
+		start_acceptors(2);
+		EXPECT((clients[0] = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0)) >= 0);
+		EXPECT_ERROR(rconnect(clients[0], &to.sa, addr_len(&to)), EINPROGRESS);
+		usleep((useconds_t)rand_r(&seed) % 3000);
+		EXPECT(!pthread_cancel(acceptors[0].thread) && !pthread_join(acceptors[0].thread, &result));
+		if (result == PTHREAD_CANCELED) {
+			EXPECT(!pthread_join(acceptors[1].thread, NULL) && acceptors[1].server >= 0);
+			acceptors[0].server = acceptors[1].server;
+			close_all(clients, 1);
+			continue;
+		}
+		clients[1] = connect_client();
+		EXPECT(!pthread_join(acceptors[1].thread, NULL));
+		close_all(clients, 2);
+	}
+}
+
+/* ---- without descriptors ------------------------------------------------------------------------------- */
+
+/* Writes 0, or the error of connecting. */
+static void connect_and_report(int address, int report)
+{
+	int fd, error;
+
+	alarm(hang_seconds());
+	EXPECT(read(address, &to, sizeof(to)) == sizeof(to));
+	EXPECT((fd = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	error = rconnect(fd, &to.sa, addr_len(&to)) ? errno : 0;
+	EXPECT(write(report, &error, sizeof(error)) == sizeof(error));
+	EXPECT(error || rsend(fd, "x", 1, 0) == 1);
+	EXPECT(!rclose(fd));
+	_exit(0);
+}
+
+/* The client waits until the process has descriptors again. */
+static void no_descriptors(void)
+{
+	enum { LIMIT = 128, WAIT_MS = 300 };
+	int address[2], report[2], fds[LIMIT], count = 0, server, error, status;
+	struct pollfd reported = { .events = POLLIN };
+	struct rlimit limit;
+	char byte;
+	pid_t child;
+
+	EXPECT(!pipe(address) && !pipe(report));
+	child = fork();
+	EXPECT(child >= 0);
+	if (child == 0)
+		connect_and_report(address[0], report[1]);
+	EXPECT((listener = rs_listener(AF_INET, &to, NULL)) >= 0);
+	EXPECT(!getrlimit(RLIMIT_NOFILE, &limit));
+	limit.rlim_cur = LIMIT;
+	EXPECT(!setrlimit(RLIMIT_NOFILE, &limit));
+	while (count < LIMIT && (fds[count] = dup(0)) >= 0)
+		count++;
+	error = errno;
+	EXPECT(count > 0 && error == EMFILE);
+	EXPECT(write(address[1], &to, sizeof(to)) == sizeof(to));
+	reported.fd = report[0];
+	EXPECT(poll(&reported, 1, WAIT_MS) == 0);
+	while (count > 0)
+		EXPECT(!close(fds[--count]));
+	EXPECT((server = raccept(listener, NULL, NULL)) >= 0);
+	EXPECT(read(report[0], &error, sizeof(error)) == sizeof(error) && error == 0);
+	EXPECT(rrecv(server, &byte, 1, 0) == 1 && byte == 'x');
+	EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	EXPECT(!rclose(server) && !rclose(listener));
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	CASE(a_connection_wakes_one_thread);
+	CASE(a_cancelled_thread_leaves_the_connection);
+	CASE(no_descriptors);
+	return finish();
+}
