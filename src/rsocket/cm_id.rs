@@ -48,8 +48,8 @@ impl Event {
 }
 
 /// The id of a connection request, which is still on the listener's channel. Accepted or dropped
-/// before the listener's [`CmId`] is dropped, with the listener's lock held. Dropping it rejects
-/// the connection.
+/// before the listener's [`CmId`] is dropped, with the listener's lock held or after the listener
+/// was closed. Dropping it rejects the connection.
 #[derive(Debug)]
 pub struct Request(NonNull<rdma_cm_id>);
 

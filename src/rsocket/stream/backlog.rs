@@ -185,15 +185,14 @@ impl<S: Handshake, R> Listening<S, R> {
         !self.waiting.is_empty()
     }
 
-    /// Rejects the waiting requests. Called before the listener's id is destroyed, with its lock
-    /// held.
-    pub fn reject_waiting(&mut self) {
-        self.waiting.clear();
+    /// Takes the waiting requests. Dropping them rejects them.
+    pub fn take_waiting(&mut self) -> VecDeque<R> {
+        mem::take(&mut self.waiting)
     }
 
     /// In a child of fork(): the requests are the parent's.
     pub fn forget_waiting(&mut self) {
-        mem::forget(mem::take(&mut self.waiting));
+        mem::forget(self.take_waiting());
     }
 
     /// Returns whether raccept(3) would return a connection.
@@ -303,9 +302,10 @@ impl<S: Handshake, R> Listening<S, R> {
         refused.map_or(Finished::Ready, Finished::Dropped)
     }
 
-    /// Takes all connections; the caller closes them.
+    /// Takes all connections; the caller closes them. Rejects the waiting requests: called before
+    /// the listener's id is destroyed, with its lock held.
     pub fn take_all(&mut self) -> impl Iterator<Item = Arc<S>> + use<S, R> {
-        self.reject_waiting();
+        drop(self.take_waiting());
         let (pending, ready) = (mem::take(&mut self.pending), mem::take(&mut self.ready));
         pending.into_iter().map(|(stream, ..)| stream).chain(ready.into_iter().map(|(stream, _)| stream))
     }

@@ -348,8 +348,9 @@ impl Stream {
     /// Releases the stream's resources once no thread sleeps in the completion channel.
     fn finish_close<'a>(&'a self, mut state: Guard<'a>) {
         let mut phase = mem::replace(&mut state.phase, Phase::Closed);
-        if let Phase::Listening(listening) = &mut phase {
-            listening.reject_waiting();
+        if let Phase::Listening(_) = phase {
+            // No more requests are read, so the channel may stay readable.
+            state.key.take().into_iter().for_each(reactor::unregister);
         }
         if let Some(connection) =
             state.connection.as_mut().filter(|connection| connection.channel.leadership.has_leader())
@@ -363,7 +364,15 @@ impl Stream {
         self.notify(Notice::Closed);
         if !self.owner.is_this_process() {
             // A child that a signal handler has made meanwhile: the parent goes on.
+            if let Phase::Listening(listening) = &mut phase {
+                listening.forget_waiting();
+            }
             return;
+        }
+        // Rejecting a thousand requests takes a while, and handshakes that end meanwhile need the
+        // lock. No other thread uses the id or the channel of a closed listener; both are needed.
+        if let Phase::Listening(listening) = &mut phase {
+            drop(listening.take_waiting());
         }
         match channel_leader::wait_for_no_leader(self, self.lock()) {
             Ok(state) => {
