@@ -197,3 +197,23 @@ fn events_have_their_turn_among_many_timers() {
     assert!(order[..MANY].contains(&Call::Service(Role::Setup)));
     keys.into_iter().for_each(unregister);
 }
+
+/// A descriptor that is enabled again is a timer, too.
+#[test]
+fn events_have_their_turn_among_many_descriptors_that_resume() {
+    const MANY: usize = 100;
+    let (reporter, calls) = Reporter::new(0);
+    let others: Vec<_> = (0..MANY).map(|_| EventFd::new().unwrap()).collect();
+    let mut keys = Vec::new();
+    with_blocked_setup(|| {
+        for other in &others {
+            let key = register(Role::Setup, other.as_raw_fd(), reporter.clone()).unwrap();
+            pause(key, Duration::ZERO);
+            other.raise();
+            keys.push(key);
+        }
+        set_timer(keys[MANY - 1], Some(Instant::now()));
+    });
+    assert_eq!(calls.recv(), Ok(Call::Service(Role::Setup)));
+    keys.into_iter().for_each(unregister);
+}

@@ -76,7 +76,8 @@ fn run(role: Role, number: usize) {
         // A service may set its timer again: that one is for the next turn, after other events.
         let due = Instant::now();
         for _ in 0..EXPIRED {
-            let Some((key, service, was_busy, kind)) = next_expired(role, number, due) else { break };
+            let Some(expired) = next_expired(role, number, due) else { break };
+            let Expired::Calls(key, service, was_busy, kind) = expired else { continue };
             let is_done = if kind == Timer::Calls { service.called() } else { service.expired(key) };
             if !is_done {
                 retry(key, kind);
@@ -147,21 +148,28 @@ fn clear_busy(key: Key) {
     }
 }
 
-/// Takes a timer that had expired at `due` and is for the service. Also returns whether the service
-/// was busy last. Returns `None` if there is none, or the thread's reactor no longer exists.
-fn next_expired(role: Role, number: usize, due: Instant) -> Option<(Key, Arc<dyn Service>, bool, Timer)> {
+/// What is to be done for a timer that has expired.
+enum Expired {
+    /// Nothing: the reactor has done it.
+    Done,
+    /// The service is called. It was busy last if the third one is set.
+    Calls(Key, Arc<dyn Service>, bool, Timer),
+}
+
+/// Takes a timer that had expired at `due`. Returns `None` if there is none, or the thread's reactor
+/// no longer exists.
+fn next_expired(role: Role, number: usize, due: Instant) -> Option<Expired> {
     let mut guard = lock(role);
     let reactor = guard.as_mut().filter(|reactor| reactor.number == number)?;
-    loop {
-        let (key, kind) = reactor.take_expired(due)?;
-        match kind {
-            Timer::Resumes => reactor.resume(key),
-            Timer::Watches => reactor.watch_now(key),
-            Timer::Expires | Timer::Calls => {
-                let registration = reactor.registrations.get(&key)?;
-                let was_busy = registration.busy != 0;
-                return Some((key, Arc::clone(&registration.service), was_busy, kind));
-            }
+    let (key, kind) = reactor.take_expired(due)?;
+    match kind {
+        Timer::Resumes => reactor.resume(key),
+        Timer::Watches => reactor.watch_now(key),
+        Timer::Expires | Timer::Calls => {
+            let registration = reactor.registrations.get(&key)?;
+            let was_busy = registration.busy != 0;
+            return Some(Expired::Calls(key, Arc::clone(&registration.service), was_busy, kind));
         }
     }
+    Some(Expired::Done)
 }
