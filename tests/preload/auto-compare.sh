@@ -107,6 +107,7 @@ case_calls_in_states() {
 }
 case_families() { compare families auto auto_states.py && [ "$facts" = "3 connections by RDMA, 3 by TCP" ]; }
 case_ports() { compare ports auto auto_states.py && [ "$facts" = "6 connections by RDMA, 10 by TCP" ]; }
+case_options() { compare options auto auto_states.py && [[ $facts = [34]" connections by RDMA, "* ]]; }
 case_device() { compare device auto auto_states.py && [ "$facts" = "1 connections by RDMA, 3 by TCP" ]; }
 # A child shuts the listener down: the parent notices it when the first client comes by RDMA, which is reset.
 case_shut_down_by_child() {

@@ -5,6 +5,7 @@ SILENT PORT. Nobody answers at SILENT."""
 import ctypes
 import errno
 import os
+import select
 import socket
 import struct
 import sys
@@ -19,6 +20,8 @@ def name(call, *arguments):
     """The errno value's name, or "done"."""
     try:
         call(*arguments)
+    except TimeoutError as error:
+        return "TimeoutError" if error.errno is None else errno.errorcode[error.errno]
     except OSError as error:
         return errno.errorcode[error.errno]
     return "done"
@@ -142,6 +145,67 @@ def device(address, _address6, _silent, port):
     print(*[serve([listening], way, address, port)[1:] for way in (RDMA, TCP)])
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
     print(*[serve([listening], way, address, port)[1:] for way in (RDMA, TCP)])
+
+
+MSG_ZEROCOPY = 0x4000000
+ZEROCOPY = socket.SOL_SOCKET, 60, 1
+TIMESTAMPING = socket.SOL_SOCKET, 37, 1 << 4
+ULP = socket.IPPROTO_TCP, 31, b"tls"
+
+
+def filter_of(length, buffer=ctypes.create_string_buffer(8)):
+    """SO_ATTACH_FILTER: takes so many bytes of a packet."""
+    struct.pack_into("HBBI", buffer, 0, 6, 0, 0, length)
+    return socket.SOL_SOCKET, 26, struct.pack("HxxxxxxP", 1, ctypes.addressof(buffer))
+
+
+def tls_is_encryption(client, server):
+    if name(client.setsockopt, *ULP) != "done":
+        return True
+    # TLS_1_2_VERSION and TLS_CIPHER_AES_GCM_128, with a key of zeros; TLS_TX is 1.
+    client.setsockopt(282, 1, struct.pack("HH", 0x303, 51) + bytes(36))
+    client.sendall(b"secret")
+    return b"secret" not in server.recv(100)
+
+
+def filter_filters(client, server):
+    accepted = name(server.setsockopt, *filter_of(0)) == "done"
+    client.sendall(b"x")
+    server.settimeout(0.3)
+    return accepted == (name(server.recv, 1) == "TimeoutError")
+
+
+def zerocopy_completes(client, server):
+    if name(client.setsockopt, *ZEROCOPY) != "done":
+        return True
+    client.send(b"x" * 10, MSG_ZEROCOPY)
+    ready = select.poll()
+    ready.register(client, 0)
+    return bool(server.recv(10) and ready.poll(1000))
+
+
+def options(address, _address6, _silent, port):
+    """An option that only TCP has: set on a connection it fails or works, and set before the socket stays with TCP."""
+    listening = listener(address, port)
+    for way in RDMA, TCP:
+        for has_effect in tls_is_encryption, filter_filters, zerocopy_completes:
+            client = connect(way, address, port)
+            server = listening.accept()[0]
+            print(way, has_effect.__name__, has_effect(client, server))
+    for option in ZEROCOPY, TIMESTAMPING, filter_of(65535):
+        client = new_socket(RDMA)
+        client.setsockopt(*option)
+        print("before connect", option[1], name(client.connect, (address, port)), exchange(client, listening.accept()[0]))
+    client = new_socket(RDMA)
+    client.setblocking(False)
+    client.connect_ex((address, port))
+    # Fails if the attempt has ended by then.
+    name(client.setsockopt, *TIMESTAMPING)
+    server = listening.accept()[0]
+    client.setblocking(True)
+    print("while it connects", exchange(client, server))
+    listening.setsockopt(*TIMESTAMPING)
+    print("listener", *[serve([listening], way, address, port)[1:] for way in (RDMA, TCP)])
 
 
 def shut_down_by_child(address, _address6, _silent, port):

@@ -20,6 +20,7 @@ mod forward;
 mod free_port;
 mod half_closed;
 pub mod instances;
+mod kernel_options;
 mod listeners;
 mod lock;
 mod log;
@@ -38,12 +39,13 @@ pub mod tcp_bytes;
 mod tcp_watch;
 mod thread;
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 
 use libc::{AF_INET, AF_INET6, EALREADY, SOCK_STREAM, sockaddr, sockaddr_storage, socklen_t};
 use rdmacm_private::auto_config::Mode;
 
 use self::entry::MAPPED;
+use self::kernel_options::Purpose;
 use crate::fork::name::{self, Name};
 use crate::fork::{Way, decisions};
 use crate::table::{self, Entry, Kind};
@@ -254,9 +256,12 @@ pub unsafe fn getsockopt(
     fd: c_int,
     entry: Entry,
     (level, name): (c_int, c_int),
-    value: *mut core::ffi::c_void,
+    value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
+    if kernel_options::receives((level, name)) {
+        return errno::fail(kernel_options::refusal((level, name)));
+    }
     let is_kernels = level == libc::SOL_SOCKET && name == libc::SO_DOMAIN;
     // SAFETY: as for this function.
     unsafe {
@@ -272,7 +277,8 @@ pub unsafe fn getsockopt(
     }
 }
 
-/// setsockopt(2) of an rsocket of automatic mode. The kernel's socket gets the option as well.
+/// setsockopt(2) of an rsocket of automatic mode. The kernel's socket gets the option as well, if
+/// the connection does without its effect.
 ///
 /// # Safety
 /// As for setsockopt(2).
@@ -280,11 +286,14 @@ pub unsafe fn setsockopt(
     fd: c_int,
     entry: Entry,
     (level, name): (c_int, c_int),
-    value: *const core::ffi::c_void,
+    value: *const c_void,
     len: socklen_t,
 ) -> c_int {
     // SAFETY: as for this function.
     unsafe {
+        if kernel_options::purpose_of((level, name), value, len) != Purpose::Hint {
+            return errno::fail(kernel_options::refusal((level, name)));
+        }
         let before = errno::get();
         let kernels = next_symbol::setsockopt(fd, level, name, value, len);
         let why = errno::get();
@@ -303,11 +312,78 @@ fn is_unknown(error: c_int) -> bool {
     matches!(error, libc::ENOPROTOOPT | libc::ENOTSUP | libc::EINVAL)
 }
 
-/// setsockopt(2) of a socket of the kernel's is about to be called.
-#[inline(always)]
-pub fn before_setsockopt((level, name): (c_int, c_int)) {
-    if steer::is_choice(level, name) && is_on() {
+/// setsockopt(2) of a socket of the kernel's, which may connect or listen later.
+///
+/// # Safety
+/// As for setsockopt(2).
+pub unsafe fn setsockopt_of_kernel(
+    fd: c_int,
+    (level, name): (c_int, c_int),
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    if !is_on() {
+        // SAFETY: as for this function.
+        return unsafe { next_symbol::setsockopt(fd, level, name, value, len) };
+    }
+    if steer::is_choice(level, name) {
         errno::keeping(listeners::leave_choice_to_program);
+    }
+    // SAFETY: as for this function.
+    let (purpose, result) = unsafe {
+        let purpose = kernel_options::purpose_of((level, name), value, len);
+        (purpose, next_symbol::setsockopt(fd, level, name, value, len))
+    };
+    if result == 0 && purpose != Purpose::Hint && !route::is_readable_option(level, name) {
+        errno::keeping(|| kernel_options::remember(fd));
+    }
+    result
+}
+
+/// setsockopt(2) of a number whose attempt is under way. `None` if the attempt has ended.
+///
+/// # Safety
+/// As for setsockopt(2).
+pub unsafe fn setsockopt_of_attempt(
+    fd: c_int,
+    entry: Entry,
+    (level, name): (c_int, c_int),
+    value: *const c_void,
+    len: socklen_t,
+) -> Option<c_int> {
+    // SAFETY: as for this function.
+    unsafe {
+        if kernel_options::purpose_of((level, name), value, len) != Purpose::Hint {
+            // The attempt is the parent's, which a child of vfork(2) cannot end.
+            if crate::process::is_guest() {
+                return Some(errno::fail(kernel_options::refusal((level, name))));
+            }
+            errno::keeping(|| {
+                slots::stay_tcp(entry);
+                decisions::wait_for_change(fd, entry);
+            });
+            return None;
+        }
+        Some(next_symbol::setsockopt(fd, level, name, value, len))
+    }
+}
+
+/// setsockopt(2) of a TCP socket of fork mode that may become an rsocket.
+///
+/// # Safety
+/// As for setsockopt(2).
+pub unsafe fn setsockopt_of_pending(
+    fd: c_int,
+    (level, name): (c_int, c_int),
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: as for this function.
+    unsafe {
+        match kernel_options::purpose_of((level, name), value, len) {
+            Purpose::Hint | Purpose::Route => next_symbol::setsockopt(fd, level, name, value, len),
+            Purpose::Calls | Purpose::Guard => errno::fail(kernel_options::refusal((level, name))),
+        }
     }
 }
 
@@ -319,15 +395,21 @@ pub unsafe fn setsockopt_of_known(
     fd: c_int,
     entry: Entry,
     (level, name): (c_int, c_int),
-    value: *const core::ffi::c_void,
+    value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    before_setsockopt((level, name));
-    if entry.kind == Kind::Listener && route::is_kernel_option(level, name) {
+    // SAFETY: as for this function.
+    let purpose = unsafe { kernel_options::purpose_of((level, name), value, len) };
+    let is_inherited = entry.kind == Kind::Listener && listeners::is_inherited(entry);
+    if (entry.kind == Kind::Forwarded || is_inherited) && purpose == Purpose::Guard {
+        // The number's socket ends inside the host, or another process accepts by RDMA beside it.
+        return errno::fail(kernel_options::refusal((level, name)));
+    }
+    if entry.kind == Kind::Listener && purpose != Purpose::Hint {
         errno::keeping(|| listeners::leave_to_kernel(entry));
     }
     // SAFETY: as for this function.
-    let result = unsafe { next_symbol::setsockopt(fd, level, name, value, len) };
+    let result = unsafe { setsockopt_of_kernel(fd, (level, name), value, len) };
     if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) && entry.kind == Kind::Listener {
         errno::keeping(|| listeners::set_defers_accept(entry));
     }

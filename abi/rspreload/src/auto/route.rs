@@ -4,6 +4,7 @@ use core::ffi::c_int;
 
 use libc::{IPPROTO_IP, IPPROTO_TCP, SO_BINDTODEVICE, SO_MARK, SOCK_CLOEXEC, SOCK_DGRAM, SOCK_STREAM, SOL_SOCKET};
 
+use super::kernel_options;
 use super::log::Reason;
 use super::remembered::{self, Outcome, Subject};
 use crate::fork::name::{self, Name};
@@ -16,18 +17,19 @@ pub fn is_candidate(fd: c_int, family: c_int) -> bool {
     protocol == Some(IPPROTO_TCP) && config::intercepts(family, SOCK_STREAM, IPPROTO_TCP)
 }
 
-/// Whether the socket has an option that decides where packets go, which an rsocket does not have.
+/// Whether the socket has an option that an rsocket does not have and whose effect the program needs.
 pub fn has_kernel_option(fd: c_int) -> bool {
     let is_on = |level, name| tcp::option(fd, level, name).is_some_and(|(value, len)| len > 0 && value[0] != 0);
-    KERNEL_OPTIONS.into_iter().any(|(level, name)| is_on(level, name))
+    READABLE_OPTIONS.into_iter().any(|(level, name)| is_on(level, name)) || kernel_options::are_set(fd)
 }
 
-/// Whether an option is one of these. The last one has a name for IPv6, too.
-pub fn is_kernel_option(level: c_int, name: c_int) -> bool {
-    KERNEL_OPTIONS.contains(&(level, name)) || (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT)
+/// Whether [`has_kernel_option`] asks the kernel for an option, which the program may take back. The
+/// last one has a name for IPv6, too.
+pub fn is_readable_option(level: c_int, name: c_int) -> bool {
+    READABLE_OPTIONS.contains(&(level, name)) || (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT)
 }
 
-const KERNEL_OPTIONS: [(c_int, c_int); 3] =
+const READABLE_OPTIONS: [(c_int, c_int); 3] =
     [(SOL_SOCKET, SO_BINDTODEVICE), (SOL_SOCKET, SO_MARK), (IPPROTO_IP, libc::IP_TRANSPARENT)];
 
 /// Whether bind(2) leaves the port to connect(2) (IP_BIND_ADDRESS_NO_PORT).

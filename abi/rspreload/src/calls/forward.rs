@@ -168,10 +168,13 @@ pub unsafe extern "C" fn setsockopt(
             Fd::Rsocket(entry) if auto::is_auto(entry) => auto::setsockopt(fd, entry, (level, name), value, len),
             Fd::Rsocket(entry) => rsocket_abi::rsetsockopt(entry.inner, level, name, value, len),
             Fd::Known(entry) => auto::setsockopt_of_known(fd, entry, (level, name), value, len),
-            _ => {
-                auto::before_setsockopt((level, name));
-                next_symbol::setsockopt(fd, level, name, value, len)
+            Fd::Connecting(entry) => {
+                let result = auto::setsockopt_of_attempt(fd, entry, (level, name), value, len);
+                result.unwrap_or_else(|| setsockopt(fd, level, name, value, len))
             }
+            Fd::Pending(_) => auto::setsockopt_of_pending(fd, (level, name), value, len),
+            Fd::Kernel => auto::setsockopt_of_kernel(fd, (level, name), value, len),
+            Fd::Epoll(_) | Fd::Relayed(_) => next_symbol::setsockopt(fd, level, name, value, len),
         }
     }
 }
