@@ -128,15 +128,25 @@ static int by_ppoll(int fd, const struct timespec *timeout, const sigset_t *mask
 	return result > 0 && !(list[0].revents & POLLIN) ? -2 : result;
 }
 
-static int by_pselect(int fd, const struct timespec *timeout, const sigset_t *mask)
+static int select_below(int count, int fd, const struct timespec *timeout, const sigset_t *mask)
 {
 	fd_set set;
 	int result;
 
 	FD_ZERO(&set);
 	FD_SET(fd, &set);
-	result = pselect(fd + 1, &set, NULL, NULL, timeout, mask);
+	result = pselect(count, &set, NULL, NULL, timeout, mask);
 	return (result > 0) != FD_ISSET(fd, &set) && result >= 0 ? -2 : result;
+}
+
+static int by_pselect(int fd, const struct timespec *timeout, const sigset_t *mask)
+{
+	return select_below(fd + 1, fd, timeout, mask);
+}
+
+static int by_pselect_of_all(int fd, const struct timespec *timeout, const sigset_t *mask)
+{
+	return select_below(FD_SETSIZE, fd, timeout, mask);
 }
 
 static int by_epoll_pwait(int fd, const struct timespec *timeout, const sigset_t *mask)
@@ -162,7 +172,9 @@ static const char *polls(void)
 
 static const char *selects(void)
 {
-	return waits(by_pselect);
+	const char *failed = waits(by_pselect);
+
+	return failed ? failed : waits(by_pselect_of_all);
 }
 
 static const char *epolls(void)

@@ -28,19 +28,38 @@ pub unsafe extern "C" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    let count = if count > FD_SETSIZE as c_int && table::any() { count.min(fds::programs_count()) } else { count };
+    let count = programs_limit(count);
     // The kernel rejects a negative count: no set is read here.
     let limit = if table::any() { usize::try_from(count).unwrap_or(0) } else { 0 };
     // SAFETY: the C contract: a set has as many bits as there are numbers, or is NULL.
-    let set = |set: *mut fd_set| unsafe {
-        if set.is_null() { &mut [][..] } else { slice::from_raw_parts_mut(set.cast::<Word>(), limit.div_ceil(BITS)) }
-    };
-    let mut sets = [set(read), set(write), set(except)];
+    let mut sets = [read, write, except].map(|set| unsafe { words_of(set, limit) });
     if sets.iter().any(|set| numbers_in(set, limit).any(concerns)) {
         return select_both(limit, &mut sets, timeout);
     }
     // SAFETY: the C contract.
     unsafe { next_symbol::select(count, read, write, except, timeout) }
+}
+
+/// The count of select(2), but not beyond the program's numbers if it is larger than an fd_set.
+pub fn programs_limit(count: c_int) -> c_int {
+    if count > FD_SETSIZE as c_int && table::any() { count.min(fds::programs_count()) } else { count }
+}
+
+/// Whether there is a number in the sets that is or may become an rsocket.
+///
+/// # Safety
+/// The sets are null or have `count` bits, which no other thread changes meanwhile.
+pub unsafe fn concern(count: c_int, sets: [*mut fd_set; 3]) -> bool {
+    let limit = usize::try_from(count).unwrap_or(0);
+    // SAFETY: as for this function.
+    sets.into_iter().any(|set| numbers_in(unsafe { words_of(set, limit) }, limit).any(concerns))
+}
+
+/// # Safety
+/// The set is null or has `limit` bits, of which there is no other reference.
+unsafe fn words_of<'a>(set: *mut fd_set, limit: usize) -> &'a mut [Word] {
+    // SAFETY: as for this function.
+    unsafe { if set.is_null() { &mut [] } else { slice::from_raw_parts_mut(set.cast(), limit.div_ceil(BITS)) } }
 }
 
 /// The numbers below `limit` in a set.

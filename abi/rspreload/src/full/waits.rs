@@ -5,7 +5,7 @@
 //! the mask is changed for a moment, in which the handlers run, and the call fails with EINTR. No
 //! signal is lost between changing the mask and waiting.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_ulong};
 use core::mem;
 use core::ptr;
 use core::slice;
@@ -19,6 +19,9 @@ use super::next;
 use crate::calls;
 use crate::time::{Deadline, milliseconds};
 use crate::{epoll, errno, fds, next_symbol, scratch, table};
+
+/// The bits of a word of a set for select.
+const BITS: usize = c_ulong::BITS as usize;
 
 /// The highest signal is 64.
 const SIGNALS: core::ops::RangeInclusive<c_int> = 1..=64;
@@ -216,8 +219,12 @@ pub unsafe extern "C" fn pselect(
         // SAFETY: the C contract.
         return unsafe { next::pselect(count, read, write, except, timeout, mask) };
     }
+    let count = calls::select::programs_limit(count);
     // SAFETY: the C contract.
     unsafe {
+        if !calls::select::concern(count, [read, write, except]) {
+            return next::pselect(count, read, write, except, timeout, mask);
+        }
         let end = match checked_milliseconds(timeout) {
             Ok(timeout) => Deadline::after(timeout),
             Err(why) => return errno::fail(why),
@@ -227,7 +234,7 @@ pub unsafe extern "C" fn pselect(
 }
 
 /// Selects by the sets and the signalfd. The sets of the program may be longer or shorter than an
-/// fd_set; those that are longer, and a signalfd beyond an fd_set, go without the signalfd.
+/// fd_set, and the signalfd may be beyond them.
 ///
 /// # Safety
 /// The sets are null or have `count` bits.
@@ -235,30 +242,51 @@ unsafe fn select_with(count: c_int, sets: [*mut fd_set; 3], signals: c_int, end:
     let left = end.left();
     let mut timeout = timeval { tv_sec: (left / 1000).into(), tv_usec: libc::suseconds_t::from(left % 1000) * 1000 };
     let timeout = if left < 0 { ptr::null_mut() } else { &raw mut timeout };
-    if signals < 0 || signals.max(count) >= libc::FD_SETSIZE as c_int {
+    if signals < 0 {
         // SAFETY: as for this function.
         let result = unsafe { calls::select::select(count, sets[0], sets[1], sets[2], timeout) };
         return Waited { result, signalled: false };
     }
-    let bytes = (count as usize).div_ceil(8);
-    // SAFETY: all zeros are a set; `bytes` bytes of the program's sets are readable and writable,
-    // and an fd_set is at least as long.
+    let limit = count.max(signals + 1);
+    let words = (limit as usize).div_ceil(BITS);
+    let waited = scratch::with::<c_ulong, _>(3 * words, |copies| {
+        let (read, rest) = copies.split_at_mut(words);
+        let (write, except) = rest.split_at_mut(words);
+        // SAFETY: as for this function; the copies have `limit` bits.
+        unsafe { select_copies((count, sets), (limit, [read, write, except]), signals, timeout) }
+    });
+    waited.unwrap_or_else(|why| Waited { result: errno::fail(why), signalled: false })
+}
+
+/// Selects by copies of the program's sets, in which there is room for the signalfd.
+///
+/// # Safety
+/// The sets are null or have `count` bits, the copies have `limit` bits and are empty.
+unsafe fn select_copies(
+    (count, sets): (c_int, [*mut fd_set; 3]),
+    (limit, mut copies): (c_int, [&mut [c_ulong]; 3]),
+    signals: c_int,
+    timeout: *mut timeval,
+) -> Waited {
+    // The kernel, too, reads and writes whole words.
+    let words = (count as usize).div_ceil(BITS);
+    let (word, bit) = (signals as usize / BITS, 1 << (signals as usize % BITS));
+    // SAFETY: as for this function.
     unsafe {
-        let mut copies = [mem::zeroed::<fd_set>(); 3];
         for (copy, set) in copies.iter_mut().zip(sets).filter(|(_, set)| !set.is_null()) {
-            ptr::copy_nonoverlapping(set.cast::<u8>(), ptr::from_mut(copy).cast(), bytes);
+            ptr::copy_nonoverlapping(set.cast::<c_ulong>(), copy.as_mut_ptr(), words);
         }
-        libc::FD_SET(signals, &raw mut copies[0]);
-        let [read, write, except] = copies.each_mut().map(ptr::from_mut);
-        let result = calls::select::select(count.max(signals + 1), read, write, except, timeout);
-        let signalled = result > 0 && libc::FD_ISSET(signals, &raw const copies[0]);
+        copies[0][word] |= bit;
+        let [read, write, except] = copies.each_mut().map(|copy| copy.as_mut_ptr().cast::<fd_set>());
+        let result = calls::select::select(limit, read, write, except, timeout);
+        let signalled = result > 0 && copies[0][word] & bit != 0;
         if signalled {
-            libc::FD_CLR(signals, &raw mut copies[0]);
+            copies[0][word] &= !bit;
         }
         let result = if signalled { result - 1 } else { result };
         if result > 0 || (result == 0 && !signalled) {
             for (copy, set) in copies.iter().zip(sets).filter(|(_, set)| !set.is_null()) {
-                ptr::copy_nonoverlapping(ptr::from_ref(copy).cast::<u8>(), set.cast(), bytes);
+                ptr::copy_nonoverlapping(copy.as_ptr(), set.cast(), words);
             }
         }
         Waited { result, signalled }
@@ -324,5 +352,77 @@ unsafe fn wait_with(epfd: c_int, events: *mut epoll_event, max: c_int, signals: 
         if result <= 0 || ready[1].revents != 0 {
             return Waited { result: result.min(0), signalled: ready[1].revents != 0 };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
+    use super::*;
+
+    static DELIVERED: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn on_signal(_: c_int) {
+        DELIVERED.fetch_add(1, SeqCst);
+    }
+
+    /// Makes SIGUSR2 pending and blocked, and selects with a mask that lets it through.
+    fn is_delivered(count: c_int, signals: c_int) -> bool {
+        let before = DELIVERED.load(SeqCst);
+        // SAFETY: live sets and a handler of this type.
+        let waited = unsafe {
+            let (mut set, mut old) = (mem::zeroed::<sigset_t>(), mem::zeroed::<sigset_t>());
+            libc::signal(libc::SIGUSR2, on_signal as *const () as usize);
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, libc::SIGUSR2);
+            libc::pthread_sigmask(SIG_BLOCK, &raw const set, &raw mut old);
+            libc::raise(libc::SIGUSR2);
+            let first = libc::signalfd(-1, &raw const set, SFD_CLOEXEC | SFD_NONBLOCK);
+            let fd = libc::fcntl(first, libc::F_DUPFD_CLOEXEC, signals);
+            let mut words = vec![0 as c_ulong; (count as usize).div_ceil(BITS)];
+            let read = words.as_mut_ptr().cast::<fd_set>();
+            let waited = select_with(count, [read, ptr::null_mut(), ptr::null_mut()], fd, &Deadline::after(1000));
+            libc::close(first);
+            libc::close(fd);
+            libc::pthread_sigmask(SIG_SETMASK, &raw const old, ptr::null_mut());
+            waited
+        };
+        waited.signalled && waited.result == 0 && DELIVERED.load(SeqCst) == before + 1
+    }
+
+    #[test]
+    fn select_notices_signals_whatever_the_numbers() {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: a live structure.
+        unsafe {
+            libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+            limit.rlim_cur = limit.rlim_max.min(limit.rlim_cur.max(4096));
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+        for (count, signals) in [(1, 3), (libc::FD_SETSIZE as c_int, 3), (1, 1024), (1024, 1500), (3000, 3), (0, 1023)]
+        {
+            assert!(is_delivered(count, signals), "{count} {signals}");
+        }
+    }
+
+    #[test]
+    fn select_keeps_the_programs_sets() {
+        let (pipe, _end) = std::os::unix::net::UnixStream::pair().unwrap();
+        let fd = pipe.as_raw_fd();
+        let mut words = [0 as c_ulong; 1024 / BITS];
+        words[fd as usize / BITS] |= 1 << (fd as usize % BITS);
+        let write = words.as_mut_ptr().cast::<fd_set>();
+        // SAFETY: a set of that many bits, and a descriptor that is not ready.
+        let waited = unsafe {
+            let idle = libc::eventfd(0, libc::EFD_CLOEXEC);
+            let sets = [ptr::null_mut(), write, ptr::null_mut()];
+            let waited = select_with(1024, sets, idle, &Deadline::after(1000));
+            libc::close(idle);
+            waited
+        };
+        assert_eq!((waited.result, waited.signalled), (1, false));
+        assert_eq!(words.iter().map(|word| word.count_ones()).sum::<u32>(), 1);
     }
 }
