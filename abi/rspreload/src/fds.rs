@@ -162,13 +162,13 @@ pub fn is_library(fd: c_int) -> bool {
     fork::is_library_fd(fd) || auto::is_library_fd(fd) || rsocket::is_library_fd(fd)
 }
 
-/// One more than the highest number that the program has, but at least FD_SETSIZE.
+/// One more than the highest number below `count` that the program has, but at least FD_SETSIZE.
 ///
 /// The kernel reads the sets of select(2) up to the end of the process's descriptor table, however
 /// large the given count is (getdtablesize(3), by old custom), and librdmacm's own descriptors may
 /// make that table larger than the program's sets are.
 #[cold]
-pub fn programs_count() -> c_int {
-    let highest = errno::keeping(|| open_fds::highest(|fd| table::get(fd).is_some() || !is_library(fd)));
+pub fn programs_count(count: c_int) -> c_int {
+    let highest = errno::keeping(|| open_fds::highest(count, |fd| table::get(fd).is_some() || !is_library(fd)));
     highest.max(libc::FD_SETSIZE as c_int - 1) + 1
 }

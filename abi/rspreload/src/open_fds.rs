@@ -2,8 +2,9 @@
 
 use core::ffi::c_int;
 use core::mem;
+use core::ops::Range;
 
-use libc::O_CLOEXEC;
+use libc::{O_CLOEXEC, POLLNVAL, pollfd};
 
 use crate::next_symbol;
 
@@ -63,11 +64,11 @@ pub fn is_possible(fd: c_int) -> bool {
     libc::rlim_t::try_from(fd).is_ok_and(|fd| limit().is_none_or(|limit| fd < limit))
 }
 
-/// Returns the highest open number that `counts` accepts, or -1. Allocates nothing: select(2) may
-/// be called by signal handlers.
-pub fn highest(counts: impl Fn(c_int) -> bool) -> c_int {
+/// Returns the highest open number below `end` that `counts` accepts, or -1. Allocates nothing:
+/// select(2) may be called by signal handlers.
+pub fn highest(end: c_int, counts: impl Fn(c_int) -> bool) -> c_int {
     let mut highest = -1;
-    each(|fd| {
+    each(0..end, |fd| {
         if fd > highest && counts(fd) {
             highest = fd;
         }
@@ -75,13 +76,25 @@ pub fn highest(counts: impl Fn(c_int) -> bool) -> c_int {
     highest
 }
 
-/// Calls `call` with each open number. Numbers that are closed meanwhile are not missed; those that
-/// are opened may be. Allocates nothing.
-pub fn each(mut call: impl FnMut(c_int)) {
+/// Calls `call` with each open number of a range. Numbers that are closed meanwhile are not missed;
+/// those that are opened may be. Allocates nothing.
+pub fn each(range: Range<c_int>, mut call: impl FnMut(c_int)) {
+    if !each_of_folder(|fd| {
+        if range.contains(&fd) {
+            call(fd);
+        }
+    }) {
+        each_by_poll(range, call);
+    }
+}
+
+/// The same for all open numbers by `/proc/self/fd`. Returns false, before any call, if there is no
+/// /proc or no free descriptor to read it.
+fn each_of_folder(mut call: impl FnMut(c_int)) -> bool {
     // SAFETY: a string; no mode is needed where nothing is created.
     let folder = unsafe { libc::open(c"/proc/self/fd".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | O_CLOEXEC) };
     if folder < 0 {
-        return;
+        return false;
     }
     let mut buffer = [0_u8; 4096];
     loop {
@@ -99,6 +112,33 @@ pub fn each(mut call: impl FnMut(c_int)) {
     }
     // SAFETY: opened above.
     unsafe { next_symbol::close(folder) };
+    true
+}
+
+/// The same by poll(2), which tells closed numbers (POLLNVAL) and needs no descriptor.
+fn each_by_poll(range: Range<c_int>, mut call: impl FnMut(c_int)) {
+    const PIECE: usize = 256;
+    // The limit may have been higher, and the kernel's own one is this by default (fs.nr_open).
+    let end = range.end.min(1 << 20);
+    // Lists that are longer than the limit are rejected.
+    let piece = limit().map_or(PIECE, |limit| (limit as usize).clamp(1, PIECE));
+    for start in (range.start..end).step_by(piece) {
+        let mut list = [pollfd { fd: -1, events: 0, revents: 0 }; PIECE];
+        let numbers = &mut list[..piece.min((end - start) as usize)];
+        for (entry, fd) in numbers.iter_mut().zip(start..) {
+            entry.fd = fd;
+        }
+        // SAFETY: structures of that number are writable.
+        if unsafe { next_symbol::poll(numbers.as_mut_ptr(), numbers.len() as libc::nfds_t, 0) } < 0 {
+            // The limit is 0, or there is no memory.
+            for entry in &mut *numbers {
+                // SAFETY: no pointers.
+                let is_open = unsafe { next_symbol::fcntl(entry.fd, libc::F_GETFD, 0) } >= 0;
+                entry.revents = if is_open { 0 } else { POLLNVAL };
+            }
+        }
+        numbers.iter().filter(|entry| entry.revents & POLLNVAL == 0).for_each(|entry| call(entry.fd));
+    }
 }
 
 /// Calls `call` with each name in a buffer of `struct linux_dirent64` that is a number.
@@ -113,5 +153,38 @@ fn each_number(mut entries: &[u8], mut call: impl FnMut(c_int)) {
             call(number);
         }
         entries = following;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn poll_finds_the_same_numbers_as_the_folder() {
+        let files: Vec<_> = (0..300).map(|_| std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+        let high = duplicate(files[0].as_raw_fd());
+        // Other tests open and close numbers at the same time.
+        let own: BTreeSet<c_int> = files.iter().map(AsRawFd::as_raw_fd).chain([high]).collect();
+        let (mut by_poll, mut by_folder) = (BTreeSet::new(), BTreeSet::new());
+        each_by_poll(0..c_int::MAX, |fd| {
+            by_poll.insert(fd);
+        });
+        assert!(each_of_folder(|fd| {
+            by_folder.insert(fd);
+        }));
+        assert!(own.is_subset(&by_poll) && own.is_subset(&by_folder));
+        assert!(by_poll.len() < own.len() + 200);
+        for fd in [files[0].as_raw_fd(), high] {
+            let mut found = Vec::new();
+            each_by_poll(fd..fd + 1, |fd| found.push(fd));
+            each(fd..fd + 1, |fd| found.push(fd));
+            assert_eq!(found, [fd, fd]);
+        }
+        // SAFETY: opened above.
+        unsafe { libc::close(high) };
     }
 }

@@ -83,13 +83,16 @@ fn by_rdma(fd: c_int, given: &Name, to: &Name, limit: &mut Option<Deadline>) -> 
     if instances::are_too_many(fd) {
         return Err(Some(Reason::Instances));
     }
+    let reserve = instances::reserve().ok_or(Some(Reason::Descriptors))?;
     let is_blocking = tcp::is_blocking(fd);
     *limit = if is_blocking { send_limit(fd) } else { None };
     let inner = attempt::begin(fd, to)?;
     let ended = if is_blocking {
-        attempt::wait(inner, to, limit.as_ref())
+        let ended = attempt::wait(inner, to, limit.as_ref());
+        drop(reserve);
+        ended
     } else {
-        match slots::submit(fd, inner, to, &attempt::deadline()) {
+        match slots::submit(fd, inner, to, &attempt::deadline(), reserve) {
             Ok(()) => return Ok(Some(EINPROGRESS)),
             Err(reason) => attempt::abandon(inner, reason),
         }
@@ -99,11 +102,12 @@ fn by_rdma(fd: c_int, given: &Name, to: &Name, limit: &mut Option<Deadline>) -> 
         return Err(Some(reason));
     }
     let left = instances::leave(fd);
-    let connected = outcome::become_rsocket(fd, fd, None, inner);
+    // Otherwise an instance would report the kernel's socket, which is not connected.
+    let connected = !left.is_incomplete && outcome::become_rsocket(fd, fd, None, inner);
     left.join_again(fd);
     if !connected {
         attempt::give_up(inner);
-        return Err(Some(Reason::Busy));
+        return Err(Some(if left.is_incomplete { left.reason() } else { Reason::Busy }));
     }
     log::connection(fd, to, "RDMA", Reason::Connected);
     Ok(None)

@@ -5,8 +5,10 @@ use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use libc::{EPOLL_CTL_DEL, epoll_event};
 
+use super::log::Reason;
+use crate::fork::epoll_handover;
 use crate::table::Growing;
-use crate::{epoll, next_symbol};
+use crate::{epoll, errno, next_symbol, open_fds};
 
 /// By number: whether it is or was an instance. In automatic mode only.
 static INSTANCES: Growing<AtomicU64> = Growing::new();
@@ -32,13 +34,18 @@ pub const MAX_INSTANCES: usize = 8;
 pub struct Left {
     members: [(c_int, epoll_event); MAX_INSTANCES],
     count: usize,
-    /// It is still a member of others.
+    /// It is still a member of others, or may be.
     pub is_incomplete: bool,
 }
 
 impl Left {
     pub fn iter(&self) -> impl Iterator<Item = &(c_int, epoll_event)> {
         self.members.iter().take(self.count)
+    }
+
+    /// Why it is still a member of others.
+    pub fn reason(&self) -> Reason {
+        if self.count == MAX_INSTANCES { Reason::Instances } else { Reason::Descriptors }
     }
 
     /// Makes the number a member again, as what it is now.
@@ -57,8 +64,32 @@ fn instances() -> impl Iterator<Item = c_int> {
 /// Returns whether a socket is a member of more instances than it can be while it becomes an
 /// rsocket. The kernel is not asked as long as the process has not as many.
 pub fn are_too_many(fd: c_int) -> bool {
-    let is_member = |&epfd: &c_int| crate::fork::epoll_handover::find(epfd, fd).is_some();
+    // One whose members cannot be read counts.
+    let is_member = |&epfd: &c_int| !matches!(epoll_handover::find(epfd, fd), Ok(None));
     instances().nth(MAX_INSTANCES).is_some() && instances().filter(is_member).nth(MAX_INSTANCES).is_some()
+}
+
+/// A descriptor that is kept during an attempt, for [`leave`].
+pub struct Reserve(c_int);
+
+/// Prepares [`leave`] at the end of an attempt, which takes descriptors itself. Returns `None` if the
+/// instances cannot be read.
+pub fn reserve() -> Option<Reserve> {
+    if instances().next().is_none() {
+        return Some(Reserve(-1));
+    }
+    // SAFETY: a string; no mode is needed where nothing is created.
+    let fd = open_fds::relocate(unsafe { libc::open(c"/proc/self/fdinfo".as_ptr(), libc::O_PATH | libc::O_CLOEXEC) });
+    (fd >= 0).then_some(Reserve(fd))
+}
+
+impl Drop for Reserve {
+    fn drop(&mut self) {
+        if self.0 >= 0 {
+            // SAFETY: opened above; no other thread uses the number.
+            errno::keeping(|| unsafe { next_symbol::close(self.0) });
+        }
+    }
 }
 
 /// Removes a socket of the kernel's that becomes an rsocket from the instances of which it is a
@@ -68,7 +99,14 @@ pub fn leave(fd: c_int) -> Left {
     let mut left = Left { members: [none; MAX_INSTANCES], count: 0, is_incomplete: false };
     // One after another: an instance may have several numbers.
     for epfd in instances() {
-        let Some(event) = crate::fork::epoll_handover::find(epfd, fd) else { continue };
+        let event = match epoll_handover::find(epfd, fd) {
+            Ok(Some(event)) => event,
+            Ok(None) => continue,
+            Err(_) => {
+                left.is_incomplete = true;
+                return left;
+            }
+        };
         let Some(member) = left.members.get_mut(left.count) else {
             left.is_incomplete = true;
             return left;

@@ -206,7 +206,7 @@ fn of(entry: Entry) -> Option<&'static Slot> {
 
 /// Gives the socket `fd`, for which `inner` connects, a slot and an entry. Returns the reason for
 /// TCP if that is not possible.
-pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline) -> Result<(), Reason> {
+pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline, reserve: instances::Reserve) -> Result<(), Reason> {
     let claimed = SLOTS.iter().enumerate().find(|(_, slot)| slot.ticket.claim());
     let Some((index, slot)) = claimed else { return Err(Reason::Busy) };
     HIGHEST.fetch_max(index + 1, SeqCst);
@@ -222,12 +222,13 @@ pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline) -> Result<(), 
     slot.to.store(to);
     let entry = Entry { kind: Kind::Connecting, flags: 0, inner: ticket };
     table::swap(fd, Some(entry));
+    drop(reserve);
     let left = instances::leave(fd);
     if left.is_incomplete {
         table::replace(fd, Some(entry), None);
         left.join_again(fd);
         slot.free();
-        return Err(Reason::Instances);
+        return Err(left.reason());
     }
     for (member, &(epfd, event)) in slot.members.iter().zip(left.iter()) {
         member.keep(epfd, event);

@@ -39,7 +39,7 @@ pub fn before_close(fd: c_int) {
 /// The process ends.
 pub fn before_exit() {
     if LOGGED.load(Relaxed) {
-        open_fds::each(report);
+        open_fds::each(0..c_int::MAX, report);
     }
 }
 

@@ -42,7 +42,7 @@ pub unsafe extern "C" fn select(
 
 /// The count of select(2), but not beyond the program's numbers if it is larger than an fd_set.
 pub fn programs_limit(count: c_int) -> c_int {
-    if count > FD_SETSIZE as c_int && table::any() { count.min(fds::programs_count()) } else { count }
+    if count > FD_SETSIZE as c_int && table::any() { fds::programs_count(count) } else { count }
 }
 
 /// Whether there is a number in the sets that is or may become an rsocket.

@@ -8,11 +8,11 @@ use core::ffi::{CStr, c_char, c_int};
 
 use libc::epoll_event;
 
-use crate::{epoll, next_symbol};
+use crate::{epoll, errno, next_symbol};
 
 /// Removes `fd` from the instance and adds its rsocket, if it is a member.
 pub fn hand_over(epfd: c_int, fd: c_int) {
-    if let Some(event) = find(epfd, fd) {
+    if let Ok(Some(event)) = find(epfd, fd) {
         // SAFETY: needs no event.
         if unsafe { next_symbol::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, core::ptr::null_mut()) } == 0 {
             epoll::add(epfd, fd, event);
@@ -20,18 +20,43 @@ pub fn hand_over(epfd: c_int, fd: c_int) {
     }
 }
 
-/// The event that the program asked for.
-pub fn find(epfd: c_int, fd: c_int) -> Option<epoll_event> {
+/// The program's event cannot be read: there is no /proc, or no free descriptor.
+#[derive(Debug)]
+pub struct Unreadable;
+
+/// The event that the program asked for, if `fd` is a member of the instance.
+pub fn find(epfd: c_int, fd: c_int) -> Result<Option<epoll_event>, Unreadable> {
     let mut path = [0u8; 40];
+    let Some(path) = fdinfo(&mut path, epfd) else { return Err(Unreadable) };
     // SAFETY: takes a path. It is not one of the names that this library defines.
-    let file = unsafe { libc::open(fdinfo(&mut path, epfd)?.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    let file = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
     if file < 0 {
-        return None;
+        return if may_be_member(epfd, fd) { Err(Unreadable) } else { Ok(None) };
     }
     let event = Lines::new(file).find(fd);
     // SAFETY: opened above.
     unsafe { next_symbol::close(file) };
-    event
+    Ok(event)
+}
+
+/// Whether neither a closed number nor kcmp(2), which not every kernel has, rules out that `fd` is a
+/// member of `epfd`.
+fn may_be_member(epfd: c_int, fd: c_int) -> bool {
+    // SAFETY: no pointers.
+    if unsafe { next_symbol::fcntl(epfd, libc::F_GETFD, 0) } < 0 {
+        return false;
+    }
+    /// linux/kcmp.h
+    const KCMP_EPOLL_TFD: c_int = 7;
+    // struct kcmp_epoll_slot: the instance, the member's number, and which one of that number.
+    let member = [epfd, fd, 0];
+    // SAFETY: the kernel reads the three words.
+    let result = unsafe {
+        let own = libc::getpid();
+        libc::syscall(libc::SYS_kcmp, own, own, KCMP_EPOLL_TFD, fd, member.as_ptr())
+    };
+    // ENOENT: it has no such member. The others: one of them is closed, or no instance.
+    result >= 0 || !matches!(errno::get(), libc::ENOENT | libc::EBADF | libc::EINVAL)
 }
 
 fn fdinfo(path: &mut [u8; 40], number: c_int) -> Option<&CStr> {
@@ -113,13 +138,25 @@ mod tests {
             (epfd, sockets)
         };
         for (index, socket) in sockets.iter().enumerate() {
-            let event = find(epfd, socket.as_raw_fd()).unwrap();
+            let event = find(epfd, socket.as_raw_fd()).unwrap().unwrap();
+            assert!(may_be_member(epfd, socket.as_raw_fd()));
             let (events, data) = (event.events, event.u64);
             assert_eq!(data, u64::MAX - index as u64);
             assert_eq!(events & (1 | 1 << 31), 1 | 1 << 31);
         }
-        assert!(find(epfd, epfd).is_none());
+        assert!(find(epfd, epfd).unwrap().is_none());
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(find(epfd, other.as_raw_fd()).unwrap().is_none());
+        // Without kcmp(2) any socket may be one.
+        println!("{}", may_be_member(epfd, other.as_raw_fd()));
         // SAFETY: opened above.
         unsafe { libc::close(epfd) };
+        assert!(!may_be_member(epfd, other.as_raw_fd()) || tests_have_taken(epfd));
+    }
+
+    /// Whether another test has got a number that was closed.
+    fn tests_have_taken(fd: c_int) -> bool {
+        // SAFETY: no pointers.
+        unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
     }
 }

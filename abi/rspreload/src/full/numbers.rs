@@ -49,12 +49,11 @@ pub unsafe extern "C" fn closefrom(low: c_int) {
 }
 
 fn close_each(first: c_uint, last: c_uint) {
+    let number = |number: c_uint| c_int::try_from(number).unwrap_or(c_int::MAX);
     errno::keeping(|| {
-        open_fds::each(|fd| {
-            if (first..=last).contains(&fd.cast_unsigned()) {
-                // SAFETY: no pointers; the program closes the number.
-                unsafe { calls::close(fd) };
-            }
+        open_fds::each(number(first)..number(last).saturating_add(1), |fd| {
+            // SAFETY: no pointers; the program closes the number.
+            unsafe { calls::close(fd) };
         });
     });
 }
