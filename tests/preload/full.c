@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -189,6 +190,44 @@ static const char *epolls(void)
 		failed = waits(by_epoll_pwait2);
 	close(instance);
 	instance = 0;
+	return failed;
+}
+
+/* The waits need no descriptor, and close_range finds the numbers without one. */
+static const char *no_free_number(void)
+{
+	struct epoll_event event = { .events = EPOLLIN, .data.fd = server };
+	struct rlimit limit, low;
+	const char *failed;
+	int fd, spare, first = -1, last = -1;
+
+	CHECK(!getrlimit(RLIMIT_NOFILE, &limit));
+	instance = epoll_create1(0);
+	CHECK(instance >= 0 && !epoll_ctl(instance, EPOLL_CTL_ADD, server, &event));
+	low = limit;
+	low.rlim_cur = 64;
+	CHECK(!setrlimit(RLIMIT_NOFILE, &low));
+	while ((fd = dup(STDERR_FILENO)) >= 0) {
+		first = first < 0 ? fd : first;
+		last = fd;
+	}
+	CHECK(errno == EMFILE && first >= 0);
+	failed = waits(by_epoll_pwait);
+	failed = failed ? failed : waits(by_epoll_pwait2);
+	close(instance);
+	instance = 0;
+	CHECK((spare = dup(STDERR_FILENO)) >= 0);
+	failed = failed ? failed : waits(by_ppoll);
+	failed = failed ? failed : waits(by_pselect);
+	for (fd = first; !failed && fd <= last; fd++)
+		if (fcntl(fd, F_GETFD) == -1)
+			failed = "a number was closed";
+	CHECK(!close_range((unsigned)first, (unsigned)last, 0));
+	for (fd = first; !failed && fd <= last; fd++)
+		if (fcntl(fd, F_GETFD) != -1)
+			failed = "close_range has left a number";
+	setrlimit(RLIMIT_NOFILE, &limit);
+	close(spare);
 	return failed;
 }
 
@@ -423,7 +462,8 @@ static const struct {
 	const char *(*run)(void);
 } cases[] = {
 	{ "status", status }, { "requests", requests }, { "ppoll", polls }, { "pselect", selects },
-	{ "epoll_pwait", epolls }, { "messages", messages }, { "splice", splices }, { "checked", checked },
+	{ "epoll_pwait", epolls }, { "no_free_number", no_free_number },
+	{ "messages", messages }, { "splice", splices }, { "checked", checked },
 	{ "dup3_close_range", copies }, { "closefrom", closes_from }, { "fclose", closes_file },
 	{ "fdopen", streams }, { "pread", offsets }, { "preadv2", vectors }, { "dprintf", formatted },
 	{ "syscall", closes_directly },

@@ -212,11 +212,25 @@ fn close_side(side: c_int) -> c_int {
 /// # Safety
 /// `events` has room for `maxevents`.
 pub unsafe fn wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, timeout: c_int) -> c_int {
+    // SAFETY: as for this function.
+    unsafe { wait_by(|left| next_symbol::epoll_wait(epfd, events, maxevents, left), events, maxevents, timeout) }
+}
+
+/// The same by `next`, which waits for the program's instance as epoll_wait(2), at most for the
+/// milliseconds that it is given.
+///
+/// # Safety
+/// `events` has room for `maxevents`, where `next` leaves as many events as it returns.
+pub unsafe fn wait_by(
+    next: impl Fn(c_int) -> c_int,
+    events: *mut epoll_event,
+    maxevents: c_int,
+    timeout: c_int,
+) -> c_int {
     let deadline = if USED.load(Ordering::Relaxed) { Some(Deadline::after(timeout)) } else { None };
     let mut left = timeout;
     loop {
-        // SAFETY: as for this function.
-        let count = unsafe { next_symbol::epoll_wait(epfd, events, maxevents, left) };
+        let count = next(left);
         if count <= 0 || !USED.load(Ordering::Relaxed) {
             return count;
         }

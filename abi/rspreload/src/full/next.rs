@@ -33,6 +33,9 @@ next! {
     __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: Arguments) -> c_int;
     close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
+    epoll_pwait(
+        epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t
+    ) -> c_int;
     epoll_pwait2(
         epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t
     ) -> c_int;

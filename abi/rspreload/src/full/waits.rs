@@ -1,6 +1,6 @@
 //! Waiting with another signal mask: ppoll, pselect, epoll_pwait, epoll_pwait2.
 //!
-//! The kernel changes the mask and waits in one step. Here the signals that the wait lets through
+//! The kernel changes the mask and waits in one step, which serves epoll. In the others the signals that the wait lets through
 //! stay blocked, and a signalfd(2) among the descriptors reports that one of them is pending: then
 //! the mask is changed for a moment, in which the handlers run, and the call fails with EINTR. No
 //! signal is lost between changing the mask and waiting.
@@ -45,23 +45,14 @@ struct Waited {
     signalled: bool,
 }
 
-/// Whether a signal without an effect ends a wait.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Ignored {
-    /// poll and select go on.
-    Continue,
-    /// epoll returns.
-    Interrupt,
-}
-
-/// Calls `wait` with a signalfd, or -1 if no signal has to be let through, as long as it returns
+/// Calls `wait` with a signalfd, or -1, and the milliseconds that it may take, as long as it returns
 /// because of a signal that does not end it.
 ///
 /// # Safety
 /// `mask` is null or readable.
-unsafe fn with_mask(mask: *const sigset_t, ignored: Ignored, mut wait: impl FnMut(c_int) -> Waited) -> c_int {
+unsafe fn with_mask(mask: *const sigset_t, end: &Deadline, mut wait: impl FnMut(c_int, c_int) -> Waited) -> c_int {
     if mask.is_null() {
-        return wait(-1).result;
+        return wait(-1, end.left()).result;
     }
     // SAFETY: `mask` is readable: guaranteed by the caller; the others are live variables.
     unsafe {
@@ -69,8 +60,8 @@ unsafe fn with_mask(mask: *const sigset_t, ignored: Ignored, mut wait: impl FnMu
         libc::pthread_sigmask(SIG_BLOCK, mask, &raw mut old);
         let let_through = difference(&old, &*mask);
         let result = match let_through {
-            None => wait(-1).result,
-            Some(set) => wait_for_signals(&set, mask, ignored, &mut wait),
+            None => wait(-1, end.left()).result,
+            Some(set) => wait_for_signals(&set, mask, end, &mut wait),
         };
         errno::keeping(|| libc::pthread_sigmask(SIG_SETMASK, &raw const old, ptr::null_mut()));
         result
@@ -99,21 +90,24 @@ fn difference(blocked: &sigset_t, mask: &sigset_t) -> Option<sigset_t> {
 unsafe fn wait_for_signals(
     set: &sigset_t,
     mask: *const sigset_t,
-    ignored: Ignored,
-    wait: &mut impl FnMut(c_int) -> Waited,
+    end: &Deadline,
+    wait: &mut impl FnMut(c_int, c_int) -> Waited,
 ) -> c_int {
+    let before = errno::get();
     // SAFETY: a live set.
     let fd = fds::on_new_fd(unsafe { libc::signalfd(-1, set, SFD_CLOEXEC | SFD_NONBLOCK) });
     if fd < 0 {
-        return -1;
+        errno::set(before);
+        // SAFETY: as for this function.
+        return unsafe { wait_in_pieces(set, mask, end, wait) };
     }
     let result = loop {
-        let Waited { result, signalled } = wait(fd);
+        let Waited { result, signalled } = wait(fd, end.left());
         if result != 0 || !signalled {
             break result;
         }
         // SAFETY: `mask` is readable: guaranteed by the caller; the set is live.
-        if unsafe { deliver(set, mask) } || ignored == Ignored::Interrupt {
+        if unsafe { deliver(set, mask) } {
             break errno::fail(EINTR);
         }
     };
@@ -122,25 +116,68 @@ unsafe fn wait_for_signals(
     result
 }
 
+/// How often a wait without a signalfd looks for signals, in milliseconds.
+const PIECE: c_int = 10;
+
+/// Waits without a signalfd, for which there is no free descriptor: the kernel needs none for such a
+/// call.
+///
+/// # Safety
+/// As for [`wait_for_signals`].
+unsafe fn wait_in_pieces(
+    set: &sigset_t,
+    mask: *const sigset_t,
+    end: &Deadline,
+    wait: &mut impl FnMut(c_int, c_int) -> Waited,
+) -> c_int {
+    loop {
+        let left = end.left();
+        let is_pending = pending(set).next().is_some();
+        // The kernel, too, reports what is ready before a signal.
+        let piece = if is_pending { 0 } else { left.cast_unsigned().min(PIECE.cast_unsigned()).cast_signed() };
+        let result = wait(-1, piece).result;
+        if result != 0 || piece == left && !is_pending {
+            return result;
+        }
+        // SAFETY: `mask` is readable: guaranteed by the caller; the set is live.
+        if is_pending && unsafe { deliver(set, mask) } {
+            return errno::fail(EINTR);
+        }
+        if is_pending && left == 0 {
+            return 0;
+        }
+    }
+}
+
+/// The signals of the set that are pending.
+fn pending(set: &sigset_t) -> impl Iterator<Item = c_int> {
+    // SAFETY: a live set, and all zeros are one.
+    let pending = unsafe {
+        let mut pending = mem::zeroed::<sigset_t>();
+        libc::sigpending(&raw mut pending);
+        pending
+    };
+    let is_in = |set: &sigset_t, signal| {
+        // SAFETY: a live set.
+        unsafe { libc::sigismember(set, signal) == 1 }
+    };
+    SIGNALS.filter(move |&signal| is_in(&pending, signal) && is_in(set, signal))
+}
+
 /// Lets the pending signals of the set through. Returns whether one of them has a handler (or ends
 /// the process).
 ///
 /// # Safety
 /// `mask` is readable.
 unsafe fn deliver(set: &sigset_t, mask: *const sigset_t) -> bool {
+    let interrupts = pending(set).any(has_effect);
     // SAFETY: live sets; `mask` is readable: guaranteed by the caller.
     unsafe {
-        let (mut pending, mut waiting) = (mem::zeroed::<sigset_t>(), mem::zeroed::<sigset_t>());
-        libc::sigpending(&raw mut pending);
-        let interrupts = SIGNALS.into_iter().any(|signal| {
-            libc::sigismember(&raw const pending, signal) == 1
-                && libc::sigismember(set, signal) == 1
-                && has_effect(signal)
-        });
+        let mut waiting = mem::zeroed::<sigset_t>();
         libc::pthread_sigmask(SIG_SETMASK, mask, &raw mut waiting);
         libc::pthread_sigmask(SIG_SETMASK, &raw const waiting, ptr::null_mut());
-        interrupts
     }
+    interrupts
 }
 
 /// Whether the signal is not ignored, by request or by default.
@@ -181,9 +218,8 @@ pub unsafe extern "C" fn ppoll(
             Ok(timeout) => Deadline::after(timeout),
             Err(why) => return errno::fail(why),
         };
-        with_mask(mask, Ignored::Continue, |signals| {
-            let waited =
-                scratch::with::<pollfd, _>(list.len() + 1, |inner| poll_with(list, inner, signals, end.left()));
+        with_mask(mask, &end, |signals, left| {
+            let waited = scratch::with::<pollfd, _>(list.len() + 1, |inner| poll_with(list, inner, signals, left));
             waited.unwrap_or_else(|why| Waited { result: errno::fail(why), signalled: false })
         })
     }
@@ -229,24 +265,25 @@ pub unsafe extern "C" fn pselect(
             Ok(timeout) => Deadline::after(timeout),
             Err(why) => return errno::fail(why),
         };
-        with_mask(mask, Ignored::Continue, |signals| select_with(count, [read, write, except], signals, &end))
+        let sets = [read, write, except];
+        let result = with_mask(mask, &end, |signals, left| select_with(count, sets, signals, left));
+        if result == 0 {
+            let words = (count as usize).div_ceil(BITS);
+            sets.iter().filter(|set| !set.is_null()).for_each(|set| set.cast::<c_ulong>().write_bytes(0, words));
+        }
+        result
     }
 }
 
-/// Selects by the sets and the signalfd. The sets of the program may be longer or shorter than an
-/// fd_set, and the signalfd may be beyond them.
+/// Selects by copies of the sets and the signalfd, if there is one. The sets of the program may be
+/// longer or shorter than an fd_set, and the signalfd may be beyond them. They are changed if a
+/// number is ready.
 ///
 /// # Safety
 /// The sets are null or have `count` bits.
-unsafe fn select_with(count: c_int, sets: [*mut fd_set; 3], signals: c_int, end: &Deadline) -> Waited {
-    let left = end.left();
+unsafe fn select_with(count: c_int, sets: [*mut fd_set; 3], signals: c_int, left: c_int) -> Waited {
     let mut timeout = timeval { tv_sec: (left / 1000).into(), tv_usec: libc::suseconds_t::from(left % 1000) * 1000 };
     let timeout = if left < 0 { ptr::null_mut() } else { &raw mut timeout };
-    if signals < 0 {
-        // SAFETY: as for this function.
-        let result = unsafe { calls::select::select(count, sets[0], sets[1], sets[2], timeout) };
-        return Waited { result, signalled: false };
-    }
     let limit = count.max(signals + 1);
     let words = (limit as usize).div_ceil(BITS);
     let waited = scratch::with::<c_ulong, _>(3 * words, |copies| {
@@ -270,21 +307,27 @@ unsafe fn select_copies(
 ) -> Waited {
     // The kernel, too, reads and writes whole words.
     let words = (count as usize).div_ceil(BITS);
-    let (word, bit) = (signals as usize / BITS, 1 << (signals as usize % BITS));
+    let (word, bit) = match usize::try_from(signals) {
+        Ok(signals) => (signals / BITS, 1 << (signals % BITS)),
+        Err(_) => (0, 0),
+    };
     // SAFETY: as for this function.
     unsafe {
         for (copy, set) in copies.iter_mut().zip(sets).filter(|(_, set)| !set.is_null()) {
             ptr::copy_nonoverlapping(set.cast::<c_ulong>(), copy.as_mut_ptr(), words);
         }
-        copies[0][word] |= bit;
+        if let Some(word) = copies[0].get_mut(word) {
+            *word |= bit;
+        }
         let [read, write, except] = copies.each_mut().map(|copy| copy.as_mut_ptr().cast::<fd_set>());
         let result = calls::select::select(limit, read, write, except, timeout);
-        let signalled = result > 0 && copies[0][word] & bit != 0;
-        if signalled {
-            copies[0][word] &= !bit;
+        let mut signalled = false;
+        if let Some(word) = copies[0].get_mut(word).filter(|_| result > 0) {
+            signalled = *word & bit != 0;
+            *word &= !bit;
         }
         let result = if signalled { result - 1 } else { result };
-        if result > 0 || (result == 0 && !signalled) {
+        if result > 0 {
             for (copy, set) in copies.iter().zip(sets).filter(|(_, set)| !set.is_null()) {
                 ptr::copy_nonoverlapping(copy.as_ptr(), set.cast(), words);
             }
@@ -302,16 +345,9 @@ pub unsafe extern "C" fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    let end = Deadline::after(timeout);
+    // The kernel waits for rsockets, too: they make the instance readable.
     // SAFETY: the C contract.
-    unsafe {
-        with_mask(mask, Ignored::Interrupt, |signals| {
-            if signals < 0 {
-                return Waited { result: epoll::wait(epfd, events, max, end.left()), signalled: false };
-            }
-            wait_with(epfd, events, max, signals, &end)
-        })
-    }
+    unsafe { epoll::wait_by(|left| next::epoll_pwait(epfd, events, max, left, mask), events, max, timeout) }
 }
 
 /// epoll_pwait2(2), with milliseconds.
@@ -331,26 +367,6 @@ pub unsafe extern "C" fn epoll_pwait2(
         match checked_milliseconds(timeout) {
             Ok(timeout) => epoll_pwait(epfd, events, max, timeout, mask),
             Err(why) => errno::fail(why),
-        }
-    }
-}
-
-/// Waits for events and for the signalfd: the instance itself becomes readable with the events.
-///
-/// # Safety
-/// As for [`epoll::wait`].
-unsafe fn wait_with(epfd: c_int, events: *mut epoll_event, max: c_int, signals: c_int, end: &Deadline) -> Waited {
-    loop {
-        // SAFETY: as for this function.
-        let result = unsafe { epoll::wait(epfd, events, max, 0) };
-        if result != 0 {
-            return Waited { result, signalled: false };
-        }
-        let mut ready = [epfd, signals].map(|fd| pollfd { fd, events: POLLIN, revents: 0 });
-        // SAFETY: two live structures.
-        let result = unsafe { next_symbol::poll(ready.as_mut_ptr(), 2, end.left()) };
-        if result <= 0 || ready[1].revents != 0 {
-            return Waited { result: result.min(0), signalled: ready[1].revents != 0 };
         }
     }
 }
@@ -383,7 +399,7 @@ mod tests {
             let fd = libc::fcntl(first, libc::F_DUPFD_CLOEXEC, signals);
             let mut words = vec![0 as c_ulong; (count as usize).div_ceil(BITS)];
             let read = words.as_mut_ptr().cast::<fd_set>();
-            let waited = select_with(count, [read, ptr::null_mut(), ptr::null_mut()], fd, &Deadline::after(1000));
+            let waited = select_with(count, [read, ptr::null_mut(), ptr::null_mut()], fd, 1000);
             libc::close(first);
             libc::close(fd);
             libc::pthread_sigmask(SIG_SETMASK, &raw const old, ptr::null_mut());
@@ -408,6 +424,41 @@ mod tests {
     }
 
     #[test]
+    fn waits_without_a_signalfd_let_signals_through() {
+        // SAFETY: live sets and a handler of this type.
+        unsafe {
+            let (mut set, mut old) = (mem::zeroed::<sigset_t>(), mem::zeroed::<sigset_t>());
+            libc::signal(libc::SIGUSR1, on_signal as *const () as usize);
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, libc::SIGUSR1);
+            libc::sigaddset(&raw mut set, libc::SIGURG);
+            libc::pthread_sigmask(SIG_BLOCK, &raw const set, &raw mut old);
+            let waited = |ready: c_int, end: c_int| {
+                let mut pieces = 0;
+                let result = wait_in_pieces(&set, &raw const old, &Deadline::after(end), &mut |fd, left| {
+                    assert!(fd == -1 && (0..=PIECE).contains(&left));
+                    libc::poll(ptr::null_mut(), 0, left);
+                    pieces += 1;
+                    Waited { result: if pieces == ready { 1 } else { 0 }, signalled: false }
+                });
+                (result, pieces)
+            };
+            assert_eq!(waited(3, -1), (1, 3));
+            assert_eq!(waited(1, 0), (1, 1));
+            assert_eq!(waited(-1, 0), (0, 1));
+            let (result, pieces) = waited(-1, 3 * PIECE);
+            assert!(result == 0 && pieces >= 2, "{result} {pieces}");
+            libc::raise(libc::SIGUSR1);
+            assert_eq!(waited(1, -1), (1, 1));
+            assert_eq!((waited(-1, -1), errno::get()), ((-1, 1), EINTR));
+            // It has no effect, and the wait goes on.
+            libc::raise(libc::SIGURG);
+            assert_eq!(waited(3, -1), (1, 3));
+            libc::pthread_sigmask(SIG_SETMASK, &raw const old, ptr::null_mut());
+        }
+    }
+
+    #[test]
     fn select_keeps_the_programs_sets() {
         let (pipe, _end) = std::os::unix::net::UnixStream::pair().unwrap();
         let fd = pipe.as_raw_fd();
@@ -418,7 +469,7 @@ mod tests {
         let waited = unsafe {
             let idle = libc::eventfd(0, libc::EFD_CLOEXEC);
             let sets = [ptr::null_mut(), write, ptr::null_mut()];
-            let waited = select_with(1024, sets, idle, &Deadline::after(1000));
+            let waited = select_with(1024, sets, idle, 1000);
             libc::close(idle);
             waited
         };
