@@ -6,6 +6,7 @@ mod dup;
 pub mod epoll;
 mod forward;
 pub mod poll;
+mod remainder;
 pub mod select;
 mod sendfile;
 mod socket;

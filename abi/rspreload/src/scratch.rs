@@ -5,7 +5,7 @@ use core::mem;
 use core::ptr;
 use core::slice;
 
-use libc::{ENOMEM, c_int, c_ulong, pollfd};
+use libc::{ENOMEM, c_int, c_ulong, iovec, pollfd};
 
 /// Types for which all zeros are a value.
 ///
@@ -24,6 +24,11 @@ unsafe impl Plain for c_ulong {
 // SAFETY: three integers.
 unsafe impl Plain for pollfd {
     const ZERO: Self = pollfd { fd: 0, events: 0, revents: 0 };
+}
+
+// SAFETY: a pointer and an integer.
+unsafe impl Plain for iovec {
+    const ZERO: Self = iovec { iov_base: ptr::null_mut(), iov_len: 0 };
 }
 
 const ON_STACK: usize = 48;

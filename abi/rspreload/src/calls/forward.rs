@@ -4,14 +4,16 @@ use core::ffi::{c_int, c_void};
 
 use libc::{EINVAL, MSG_DONTWAIT, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
+use super::remainder::{self, Asked};
 use crate::dispatch::{self, Fd, Target};
 use crate::fork::{Way, bind, remote};
 use crate::{auto, errno, next_symbol, rsocket_abi};
 
-/// `name by rname(arguments after the number)`: calls that decide what a socket of fork mode is.
-/// `before` may fail with an errno.
+/// `name by rname(arguments after the number)`: calls that decide what a socket of fork mode is, and
+/// what they are asked to move. `before` may fail with an errno.
 macro_rules! forward_data {
-    ($($name:ident by $to:ident, $way:expr, ($($arg:ident: $type:ty),*) -> $result:ty $(, before $before:expr)?;)*) => {$(
+    ($($name:ident by $to:ident, $way:expr, ($($arg:ident: $type:ty),*) -> $result:ty, $asked:expr
+        $(, before $before:expr)?;)*) => {$(
         #[doc = concat!(stringify!($name), "(2).")]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name(fd: c_int, $($arg: $type),*) -> $result {
@@ -28,7 +30,7 @@ macro_rules! forward_data {
                             if result < 0 && has_moved(fd) {
                                 return next_symbol::$name(fd, $($arg),*);
                             }
-                            result
+                            remainder::finish(fd, $asked, result as ssize_t) as $result
                         }
                         Target::Relayed(channel) => remote::$to(fd, channel, $($arg),*),
                         Target::Fails(why) => errno::fail(why),
@@ -45,7 +47,10 @@ macro_rules! forward_data {
                     Some(Target::Kernel) => next_symbol::$name(fd, $($arg),*),
                     Some(Target::Rsocket(inner)) => {
                         let result = rsocket_abi::$to(inner, $($arg),*);
-                        if result < 0 && has_moved(fd) { decided(fd, $($arg),*) } else { result }
+                        if result < 0 && has_moved(fd) {
+                            return decided(fd, $($arg),*);
+                        }
+                        remainder::finish(fd, $asked, result as ssize_t) as $result
                     }
                     _ => decided(fd, $($arg),*),
                 }
@@ -180,21 +185,24 @@ pub unsafe extern "C" fn setsockopt(
 }
 
 forward_data! {
-    read by rread, Way::Receive, (buf: *mut c_void, len: size_t) -> ssize_t;
-    readv by rreadv, Way::Receive, (list: *const iovec, count: c_int) -> ssize_t;
-    recv by rrecv, receive(flags), (buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
+    read by rread, Way::Receive, (buf: *mut c_void, len: size_t) -> ssize_t, Asked::nothing();
+    readv by rreadv, Way::Receive, (list: *const iovec, count: c_int) -> ssize_t, Asked::nothing();
+    recv by rrecv, receive(flags), (buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t,
+        Asked::receive(buf, len, flags);
     recvfrom by rrecvfrom, receive(flags), (
         buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t
-    ) -> ssize_t;
-    recvmsg by rrecvmsg, receive(flags), (msg: *mut msghdr, flags: c_int) -> ssize_t;
+    ) -> ssize_t, Asked::receive(buf, len, flags);
+    recvmsg by rrecvmsg, receive(flags), (msg: *mut msghdr, flags: c_int) -> ssize_t,
+        Asked::message(msg, flags, false);
 
-    write by rwrite, Way::Send, (buf: *const c_void, len: size_t) -> ssize_t;
-    writev by rwritev, Way::Send, (list: *const iovec, count: c_int) -> ssize_t;
-    send by rsend, transmit(flags), (buf: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    write by rwrite, Way::Send, (buf: *const c_void, len: size_t) -> ssize_t, Asked::send(buf, len, 0);
+    writev by rwritev, Way::Send, (list: *const iovec, count: c_int) -> ssize_t, Asked::send_list(list, count);
+    send by rsend, transmit(flags), (buf: *const c_void, len: size_t, flags: c_int) -> ssize_t,
+        Asked::send(buf, len, flags);
     sendto by rsendto, transmit(flags), (
         buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, addrlen: socklen_t
-    ) -> ssize_t;
+    ) -> ssize_t, Asked::send(buf, len, flags);
     sendmsg by rsendmsg, transmit(flags), (msg: *const msghdr, flags: c_int) -> ssize_t,
-        before auto::outside::before_sendmsg(msg);
-    shutdown by rshutdown, Way::Shutdown, (how: c_int) -> c_int;
+        Asked::message(msg, flags, true), before auto::outside::before_sendmsg(msg);
+    shutdown by rshutdown, Way::Shutdown, (how: c_int) -> c_int, Asked::nothing();
 }

@@ -7,7 +7,7 @@ use libc::{EINVAL, ESPIPE, SEEK_CUR, SEEK_SET, off_t, off64_t, size_t, ssize_t};
 
 use crate::dispatch::{self, Target};
 use crate::fork::Way;
-use crate::{errno, next_symbol, rsocket_abi};
+use crate::{errno, next_symbol};
 
 /// What is read and sent at once.
 const PIECE: usize = 64 << 10;
@@ -36,8 +36,9 @@ fn send_file(out: c_int, file: c_int, offset: *mut off64_t, len: usize, next: im
         // The kernel, too, sends files only.
         Target::Kernel | Target::Rsocket(_) if dispatch::setup(file).is_some() => errno::fail(EINVAL),
         Target::Kernel => next(),
+        // By its number: the connection may begin to be forwarded.
         // SAFETY: the C contract.
-        Target::Rsocket(out) => unsafe { send_to(out, file, offset, len) },
+        Target::Rsocket(_) => unsafe { send_to(out, file, offset, len) },
         // Programs then read and write instead.
         Target::Relayed(_) => errno::fail(EINVAL),
         Target::Fails(why) => errno::fail(why),
@@ -114,7 +115,7 @@ fn send_piece(out: c_int, piece: &[u8]) -> usize {
     let mut sent = 0;
     while let Some(rest) = piece.get(sent..).filter(|rest| !rest.is_empty()) {
         // SAFETY: `rest.len()` bytes at `rest` are readable.
-        match usize::try_from(unsafe { rsocket_abi::rsend(out, rest.as_ptr().cast(), rest.len(), 0) }) {
+        match usize::try_from(unsafe { super::send(out, rest.as_ptr().cast(), rest.len(), 0) }) {
             Ok(part) if part > 0 => sent += part,
             _ => break,
         }
