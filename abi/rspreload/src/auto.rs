@@ -59,13 +59,30 @@ pub use listeners::{hold, release, take_over};
 /// fails that does not wait.
 pub fn resolve_attempt(fd: c_int, entry: Entry, way: Way) -> Result<(), c_int> {
     if way == Way::Shutdown {
-        slots::stay_tcp(entry);
+        end_attempt(fd, entry);
     } else if way.waits() && crate::fork::tcp::is_blocking(fd) {
         errno::keeping(|| decisions::wait_for_change(fd, entry));
     } else {
         return Err(libc::EAGAIN);
     }
     Ok(())
+}
+
+/// Ends the attempt of a number: the socket is TCP's after that, or an rsocket if the attempt has
+/// succeeded by then. The library's thread may be about to end it.
+pub fn end_attempt(fd: c_int, entry: Entry) {
+    errno::keeping(|| {
+        slots::stay_tcp(entry);
+        decisions::wait_for_change(fd, entry);
+    });
+}
+
+/// A copy of an rsocket's number has its entry: the connection may have begun to be forwarded since
+/// the entry was taken.
+pub fn copied(fd: c_int, entry: Entry) {
+    if entry.kind == Kind::Socket && is_auto(entry) {
+        errno::keeping(|| connections::demote_copy(fd, entry.inner));
+    }
 }
 
 /// The program asks for the local address while an attempt is under way: only its end decides the
@@ -358,10 +375,7 @@ pub unsafe fn setsockopt_of_attempt(
             if crate::process::is_guest() {
                 return Some(errno::fail(kernel_options::refusal((level, name))));
             }
-            errno::keeping(|| {
-                slots::stay_tcp(entry);
-                decisions::wait_for_change(fd, entry);
-            });
+            end_attempt(fd, entry);
             return None;
         }
         Some(next_symbol::setsockopt(fd, level, name, value, len))

@@ -73,7 +73,7 @@ fn drop_stale(before: Entry) {
 }
 
 /// Adds a reference to what is behind a number. Returns the entry for the number that is to hold
-/// it, or `None` if it is being closed.
+/// it, or `None` if it is being closed or becomes something else.
 pub fn hold(entry: Entry) -> Option<Entry> {
     match entry.kind {
         Kind::Socket => rsocket::hold(entry),
@@ -83,11 +83,8 @@ pub fn hold(entry: Entry) -> Option<Entry> {
             auto::hold(entry);
             Some(entry)
         }
-        // The copy is what the socket becomes: TCP.
-        Kind::Connecting => {
-            auto::slots::stay_tcp(entry);
-            None
-        }
+        // The copy is what the socket becomes.
+        Kind::Connecting => None,
         Kind::Forwarded => Some(entry),
     }
 }

@@ -27,6 +27,8 @@ struct Private {
     forked: AtomicBool,
     /// The token had been accepted when it was last looked at ([`is_lost`]).
     accepted: AtomicBool,
+    /// The program's numbers are or become the kernel's ([`demote`]).
+    demoted: AtomicBool,
 }
 
 static PRIVATE: [Private; MAX_SLOTS] = [const {
@@ -35,6 +37,7 @@ static PRIVATE: [Private; MAX_SLOTS] = [const {
         token: AtomicI32::new(0),
         forked: AtomicBool::new(false),
         accepted: AtomicBool::new(false),
+        demoted: AtomicBool::new(false),
     }
 }; MAX_SLOTS];
 
@@ -83,6 +86,7 @@ pub fn enter(index: usize, inner: c_int, token: c_int) -> bool {
     private.token.store(token + 1, SeqCst);
     private.forked.store(false, SeqCst);
     private.accepted.store(false, SeqCst);
+    private.demoted.store(false, SeqCst);
     deferred::reset(index);
     word.store(index as u32 + 1, SeqCst);
     USED[index / 64].fetch_or(1 << (index % 64), SeqCst);
@@ -245,6 +249,10 @@ pub fn close(inner: c_int) -> c_int {
 /// stay members of the program's epoll instances.
 pub fn demote(index: usize) {
     let (inner, Some(slot)) = (inner(index), shared::slot(index)) else { return };
+    // Before the numbers are looked for: a copy that gets its entry later finds it.
+    if let Some(private) = PRIVATE.get(index) {
+        private.demoted.store(true, SeqCst);
+    }
     let demote_all = || {
         table::each(|fd, entry| {
             if is_number_of(inner, entry) {
@@ -257,6 +265,16 @@ pub fn demote(index: usize) {
     let _ = rsocket::set_library_option(inner, rdmacm_private::HANDED_OVER);
     // Numbers that dup(2) has made meanwhile.
     demote_all();
+}
+
+/// The same for a copy of one of these numbers, whose entry [`demote`] may not have found.
+pub fn demote_copy(fd: c_int, inner: c_int) {
+    let Some(index) = index_of(inner) else { return };
+    if PRIVATE.get(index).is_some_and(|private| private.demoted.load(SeqCst))
+        && let Some(slot) = shared::slot(index)
+    {
+        demote_number(fd, inner, |fd| forwarded(fd, index, slot));
+    }
 }
 
 fn demote_number(fd: c_int, inner: c_int, forwarded: impl Fn(c_int) -> Entry) {

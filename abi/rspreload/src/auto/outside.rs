@@ -8,23 +8,30 @@ use core::ffi::c_int;
 
 use libc::{EOPNOTSUPP, SCM_RIGHTS, SOL_SOCKET, cmsghdr, msghdr};
 
-use super::{connections, entry, listeners, log, slots, use_forwarded};
-use crate::table::{self, Kind};
+use super::{connections, entry, listeners, log, use_forwarded};
+use crate::table::{self, Entry, Kind};
 use crate::{errno, open_fds, process};
+
+/// The entry of a number without an attempt, which ends first. A child of vfork(2) cannot end its
+/// parent's.
+fn settled(fd: c_int) -> Option<Entry> {
+    loop {
+        match table::get(fd) {
+            Some(entry) if entry.kind == Kind::Connecting && !process::is_guest() => super::end_attempt(fd, entry),
+            entry => return entry,
+        }
+    }
+}
 
 /// Leaves a number to the kernel. Fails for rsockets that are not of automatic mode, whose numbers
 /// are no sockets of the kernel.
 pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
-    let Some(entry) = table::get(fd) else { return Ok(()) };
+    let Some(entry) = settled(fd) else { return Ok(()) };
     errno::keeping(|| match entry.kind {
         Kind::Socket if entry::is_auto(entry) => {
             connections::forward_from_now(fd, entry.inner).map_err(|_| libc::ENOBUFS)
         }
         Kind::Socket | Kind::Relayed => Err(EOPNOTSUPP),
-        Kind::Connecting => {
-            slots::stay_tcp(entry);
-            Ok(())
-        }
         Kind::Listener => {
             listeners::pass_on(entry);
             Ok(())
@@ -33,14 +40,14 @@ pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
             use_forwarded(entry);
             Ok(())
         }
-        Kind::Pending | Kind::Epoll => Ok(()),
+        Kind::Pending | Kind::Epoll | Kind::Connecting => Ok(()),
     })
 }
 
 /// A program that is about to be executed gets the connection of a number: its data is forwarded
 /// from now on. A program gets a listener as it is.
 pub fn give_to_program(fd: c_int) {
-    let Some(entry) = table::get(fd) else { return };
+    let Some(entry) = settled(fd) else { return };
     errno::keeping(|| match entry.kind {
         Kind::Socket if process::is_guest() => super::guest_copies(fd, entry),
         Kind::Socket if entry::is_auto(entry) => {
@@ -49,7 +56,6 @@ pub fn give_to_program(fd: c_int) {
             }
         }
         Kind::Forwarded => use_forwarded(entry),
-        Kind::Connecting if !process::is_guest() => slots::stay_tcp(entry),
         _ => {}
     });
 }

@@ -19,19 +19,15 @@ use crate::{auto, errno, fds, next_symbol, open_fds, process, rsocket, rsocket_a
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
     // SAFETY: the C contract.
-    copy(table::get(fd), || unsafe { next_symbol::dup(fd) })
-}
-
-/// Copies a number that has `entry`. `next` makes the kernel's copy.
-#[inline(always)]
-fn copy(entry: Option<Entry>, next: impl FnOnce() -> c_int) -> c_int {
-    match entry {
+    let next = || unsafe { next_symbol::dup(fd) };
+    match table::get(fd) {
         None => fds::on_new_fd(next()),
-        Some(entry) => copy_entry(entry, next),
+        Some(entry) => copy_entry(fd, entry, next),
     }
 }
 
-fn copy_entry(entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
+/// Copies a number that has `entry`. `next` makes the kernel's copy.
+fn copy_entry(fd: c_int, entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
     if process::is_guest() {
         let copy = next();
         if copy >= 0 {
@@ -39,11 +35,11 @@ fn copy_entry(entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
         }
         return copy;
     }
-    if entry.kind == Kind::Connecting {
-        auto::slots::stay_tcp(entry);
-        return fds::on_new_fd(next());
-    }
-    let Some(copy) = fds::hold(entry) else { return errno::fail(EBADF) };
+    let (entry, copy) = match hold_current(fd, Some(entry)) {
+        Ok(Some(held)) => held,
+        Ok(None) => return fds::on_new_fd(next()),
+        Err(why) => return errno::fail(why),
+    };
     let new = next();
     if new < 0 {
         errno::keeping(|| fds::release(copy));
@@ -56,10 +52,29 @@ fn copy_entry(entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
         return errno::fail(why);
     }
     fds::put(new, copy);
+    auto::copied(new, copy);
     if entry.kind == Kind::Forwarded && errno::keeping(|| open_fds::is_inheritable(new)) {
         is_given(entry);
     }
     new
+}
+
+/// Adds a reference to what is behind a number, which has had `entry`, for a copy. Returns the
+/// number's entry and the copy's; `None` for a number of the kernel's.
+fn hold_current(fd: c_int, mut entry: Option<Entry>) -> Result<Option<(Entry, Entry)>, c_int> {
+    loop {
+        let Some(before) = entry else { return Ok(None) };
+        if before.kind == Kind::Connecting {
+            auto::end_attempt(fd, before);
+        } else if let Some(copy) = fds::hold(before) {
+            return Ok(Some((before, copy)));
+        }
+        entry = table::get(fd);
+        // Otherwise it has begun to be forwarded, or is another socket by now.
+        if entry == Some(before) && before.kind != Kind::Connecting {
+            return Err(EBADF);
+        }
+    }
 }
 
 /// A child of fork(2) that copies a connection is usually about to execute a program, which may
@@ -81,33 +96,26 @@ pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
 }
 
 fn copy_to(old: c_int, new: c_int) -> c_int {
-    if let Some(entry @ Entry { kind: Kind::Connecting, .. }) = table::get(old) {
-        auto::slots::stay_tcp(entry);
+    if process::is_guest() {
+        return copy_to_by_guest(old, new);
     }
-    if new <= libc::STDERR_FILENO && is_auto_rsocket(old) && !process::is_guest() {
-        // For stdio. Without memory it meets a socket that is not connected. A child of vfork(2)
-        // has descriptors of its own but its parent's memory: what it opens must not be entered
-        // there.
+    if let Some(entry @ Entry { kind: Kind::Connecting, .. }) = table::get(old) {
+        auto::end_attempt(old, entry);
+    }
+    if new <= libc::STDERR_FILENO && is_auto_rsocket(old) {
+        // For stdio. Without memory it meets a socket that is not connected.
         let _ = auto::outside::leave_to_kernel(old);
     }
     let source = fds::current_entry(old);
     if let Some(source) = source {
         is_given(source);
     }
-    if fds::current_entry(new).is_none() && fds::is_library(new) {
-        // The kernel's error for a number that is being opened.
+    if is_taken(new) {
         return errno::fail(EBUSY);
     }
-    if process::is_guest() {
-        if let Some(source) = source {
-            auto::guest_copies(old, source);
-        }
-        // SAFETY: the C contract.
-        return unsafe { next_symbol::dup2(old, new) };
-    }
     let copy = match source {
-        Some(source) => match prepare_copy(source, new) {
-            Ok(copy) => Some(copy),
+        Some(source) => match prepare_copy(old, source, new) {
+            Ok(copy) => copy,
             Err(why) => return errno::fail(why),
         },
         None => None,
@@ -124,7 +132,31 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
         // The kernel, too, ignores errors of this implicit close.
         errno::keeping(|| fds::release(before));
     }
+    if let Some(copy) = copy {
+        auto::copied(new, copy);
+    }
     result
+}
+
+/// dup2(2) in a child of vfork(2), which has descriptors of its own but its parent's memory: what it
+/// opens must not be entered there.
+fn copy_to_by_guest(old: c_int, new: c_int) -> c_int {
+    let source = table::get(old);
+    if is_taken(new) {
+        return errno::fail(EBUSY);
+    }
+    if let Some(source) = source {
+        is_given(source);
+        auto::guest_copies(old, source);
+    }
+    // SAFETY: the C contract.
+    unsafe { next_symbol::dup2(old, new) }
+}
+
+/// Whether `new` is a descriptor of the library's: the kernel's error for a number that is being
+/// opened is EBUSY.
+fn is_taken(new: c_int) -> bool {
+    fds::current_entry(new).is_none() && fds::is_library(new)
 }
 
 fn is_auto_rsocket(fd: c_int) -> bool {
@@ -132,13 +164,13 @@ fn is_auto_rsocket(fd: c_int) -> bool {
 }
 
 /// Returns the entry that `new` is to have.
-fn prepare_copy(source: Entry, new: c_int) -> Result<Entry, c_int> {
+fn prepare_copy(old: c_int, source: Entry, new: c_int) -> Result<Option<Entry>, c_int> {
     // Checked before the table grows for it: `new` may be any number.
     if !open_fds::is_possible(new) {
         return Err(EBADF);
     }
     table::prepare(new)?;
-    fds::hold(source).ok_or(EBADF)
+    Ok(hold_current(old, Some(source))?.map(|(_, copy)| copy))
 }
 
 /// fcntl(2). It is variadic in C: a third argument that was not given is whatever the register has,
@@ -175,7 +207,7 @@ fn control(fd: c_int, entry: Entry, cmd: c_int, arg: usize) -> c_int {
         auto::outside::loses_cloexec(fd);
     }
     match (cmd, Fd::from(entry)) {
-        (F_DUPFD | F_DUPFD_CLOEXEC, _) => copy_entry(entry, next),
+        (F_DUPFD | F_DUPFD_CLOEXEC, _) => copy_entry(fd, entry, next),
         (_, Fd::Kernel | Fd::Pending(_) | Fd::Epoll(_) | Fd::Relayed(_) | Fd::Connecting(_) | Fd::Known(_)) => next(),
         (F_GETFL, Fd::Rsocket(_)) => {
             rsocket::sync_nonblock(fd, entry.inner);
