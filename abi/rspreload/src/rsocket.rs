@@ -7,7 +7,7 @@ use core::{mem, ptr};
 use libc::{F_GETFL, F_SETFL, O_NONBLOCK, socklen_t};
 use rdmacm_private::Marks;
 
-use crate::table::{self, Entry};
+use crate::table::{self, Entry, Kind};
 use crate::{config, errno, next_symbol, rsocket_abi};
 
 /// Makes an rsocket with the sizes that the environment asks for. Returns its number, or -1 with
@@ -132,14 +132,28 @@ pub fn flush_on_exit() {
 /// data. F_SETFL changes both.
 pub fn sync_nonblock(fd: c_int, inner: c_int) {
     errno::keeping(|| {
-        // SAFETY: no pointers.
-        unsafe {
-            let flags = next_symbol::fcntl(fd, F_GETFL, 0);
-            if flags >= 0 {
-                rsocket_abi::rfcntl(inner, F_SETFL, flags & O_NONBLOCK);
+        let mut flags = placeholder_flags(fd);
+        while flags >= 0 {
+            // SAFETY: no pointers.
+            unsafe { rsocket_abi::rfcntl(inner, F_SETFL, flags & O_NONBLOCK) };
+            // Another thread may have changed both since the flags were read.
+            let now = placeholder_flags(fd);
+            if now & O_NONBLOCK == flags & O_NONBLOCK {
+                break;
             }
+            flags = now;
+        }
+        // Or the forward has, which must not wait for the rsocket.
+        if table::get(fd).is_some_and(|entry| entry.kind == Kind::Forwarded) {
+            // SAFETY: no pointers.
+            unsafe { rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK) };
         }
     });
+}
+
+fn placeholder_flags(fd: c_int) -> c_int {
+    // SAFETY: no pointers.
+    unsafe { next_symbol::fcntl(fd, F_GETFL, 0) }
 }
 
 /// Adds a reference to an rsocket. Returns the entry for the number that is to hold it, or `None`

@@ -4,7 +4,7 @@
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 
-use libc::{EAGAIN, EINTR, F_SETFL, O_NONBLOCK, POLLERR, POLLHUP, POLLIN, POLLOUT, SHUT_WR, c_short};
+use libc::{EAGAIN, EINTR, F_SETFL, MSG_DONTWAIT, O_NONBLOCK, POLLERR, POLLHUP, POLLIN, POLLOUT, SHUT_WR, c_short};
 
 use super::half_closed::{Action, Idle, Missing};
 use super::{connections, log, shared, socket_owner};
@@ -221,16 +221,22 @@ impl Forward {
     }
 }
 
+/// One thread serves all connections: it never waits for one, whatever a thread of the program that
+/// still has the number's old entry does to the rsocket's flags.
 fn receive(fd: c_int, is_rsocket: bool, buffer: &mut [u8]) -> Moved {
     let (start, len) = (buffer.as_mut_ptr().cast::<c_void>(), buffer.len());
     // SAFETY: `len` bytes at `start` are writable.
     Moved::from(unsafe {
-        if is_rsocket { rsocket_abi::rrecv(fd, start, len, 0) } else { next_symbol::recv(fd, start, len, 0) }
+        if is_rsocket {
+            rsocket_abi::rrecv(fd, start, len, MSG_DONTWAIT)
+        } else {
+            next_symbol::recv(fd, start, len, MSG_DONTWAIT)
+        }
     })
 }
 
 fn send(fd: c_int, is_rsocket: bool, data: &[u8]) -> Moved {
-    let (start, len, flags) = (data.as_ptr().cast::<c_void>(), data.len(), libc::MSG_NOSIGNAL);
+    let (start, len, flags) = (data.as_ptr().cast::<c_void>(), data.len(), libc::MSG_NOSIGNAL | MSG_DONTWAIT);
     // SAFETY: `len` bytes at `start` are readable.
     Moved::from(unsafe {
         if is_rsocket { rsocket_abi::rsend(fd, start, len, flags) } else { next_symbol::send(fd, start, len, flags) }

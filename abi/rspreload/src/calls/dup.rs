@@ -234,7 +234,50 @@ fn set_flags(fd: c_int, inner: c_int, flags: c_int) -> c_int {
         let result = rsocket_abi::rfcntl(inner, F_SETFL, flags);
         if result >= 0 {
             errno::keeping(|| next_symbol::fcntl(fd, F_SETFL, (flags & O_NONBLOCK) as usize));
+            // A thread that has read the placeholder's flags before may have set the rsocket's since.
+            rsocket::sync_nonblock(fd, inner);
         }
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    use super::*;
+
+    #[test]
+    fn both_flags_are_the_same_after_threads_have_changed_them() {
+        let [placeholder, inner] = [0; 2].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
+        let (fd, inner) = (placeholder.as_raw_fd(), inner.as_raw_fd());
+        let (barrier, changed) = (Barrier::new(2), AtomicBool::new(false));
+        // SAFETY: no pointers.
+        let is_nonblocking = |fd| unsafe { libc::fcntl(fd, F_GETFL) } & O_NONBLOCK != 0;
+        let mut wrong = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..10_000 {
+                    barrier.wait();
+                    while !changed.load(SeqCst) {
+                        rsocket::sync_nonblock(fd, inner);
+                    }
+                    barrier.wait();
+                }
+            });
+            for round in 0..10_000 {
+                barrier.wait();
+                set_flags(fd, inner, if round % 2 == 0 { O_NONBLOCK } else { 0 });
+                changed.store(true, SeqCst);
+                barrier.wait();
+                changed.store(false, SeqCst);
+                // The other thread waits for the next round.
+                wrong += usize::from([fd, inner].map(is_nonblocking) != [round % 2 == 0; 2]);
+            }
+        });
+        assert_eq!(wrong, 0);
     }
 }
