@@ -22,6 +22,7 @@
 #include <sys/syscall.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <linux/sockios.h>
 #include <net/if.h>
@@ -332,6 +333,31 @@ static const char *splices(void)
 	return NULL;
 }
 
+/* A child does nothing else with its parent's connection, which rsockets that are not automatic mode's do not allow. */
+static const char *splices_in_child(void)
+{
+	const char *mode = getenv("RS_MODE");
+	struct pollfd ready = { .events = POLLIN };
+	char buffer[16] = "";
+	int ends[2], status;
+	pid_t child;
+
+	if (mode && !strcmp(mode, "rdma"))
+		return NULL;
+	CHECK(!pipe(ends) && (child = fork()) >= 0);
+	if (!child)
+		_exit(splice(server, NULL, ends[1], NULL, 100, 0) != 7);
+	ready.fd = ends[0];
+	CHECK(send(client, "spliced", 7, 0) == 7);
+	if (poll(&ready, 1, 10000) != 1)
+		kill(child, SIGKILL);
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(read(ends[0], buffer, sizeof(buffer)) == 7 && !memcmp(buffer, "spliced", 7));
+	close(ends[0]);
+	close(ends[1]);
+	return NULL;
+}
+
 /* With _FORTIFY_SOURCE the compiler calls other names where it does not know the length. */
 static const char *checked(void)
 {
@@ -463,7 +489,8 @@ static const struct {
 } cases[] = {
 	{ "status", status }, { "requests", requests }, { "ppoll", polls }, { "pselect", selects },
 	{ "epoll_pwait", epolls }, { "no_free_number", no_free_number },
-	{ "messages", messages }, { "splice", splices }, { "checked", checked },
+	{ "messages", messages }, { "splice", splices }, { "splice_in_child", splices_in_child },
+	{ "checked", checked },
 	{ "dup3_close_range", copies }, { "closefrom", closes_from }, { "fclose", closes_file },
 	{ "fdopen", streams }, { "pread", offsets }, { "preadv2", vectors }, { "dprintf", formatted },
 	{ "syscall", closes_directly },

@@ -41,6 +41,11 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) ->
             Fd::Connecting(_) | Fd::Pending(_) if request == FIONBIO && !arg.is_null() => {
                 set_nonblocking(fd, arg.cast::<c_int>().read_unaligned() != 0)
             }
+            Fd::Known(entry) if request == FIONREAD => {
+                // Without this no data would arrive in a child that does nothing else.
+                auto::before_wait(entry);
+                next::ioctl(fd, request, arg)
+            }
             _ => next::ioctl(fd, request, arg),
         }
     }

@@ -9,7 +9,8 @@ use libc::{
 use super::next;
 use crate::calls;
 use crate::dispatch::Fd;
-use crate::{errno, next_symbol};
+use crate::fork::Way;
+use crate::{auto, errno, next_symbol};
 
 /// What is copied at once: a pipe takes at least this much when it is writable.
 const PIECE: usize = 4096;
@@ -28,6 +29,8 @@ pub unsafe extern "C" fn splice(
     let is_rsocket = |fd| !matches!(Fd::of(fd), Fd::Kernel | Fd::Epoll(_) | Fd::Known(_));
     let (receives, sends) = (is_rsocket(from), is_rsocket(to));
     if !receives && !sends {
+        before_use(from, Way::Receive);
+        before_use(to, Way::Send);
         // SAFETY: the C contract.
         return unsafe { next::splice(from, from_offset, to, to_offset, len, flags) };
     }
@@ -46,6 +49,14 @@ pub unsafe extern "C" fn splice(
         into_pipe(from, to, len.min(PIECE), now)
     } else {
         out_of_pipe(from, to, len.min(PIECE), now)
+    }
+}
+
+/// The kernel is about to move data over a number of its own: if the number is forwarded, the
+/// process that has the rsocket has to know.
+fn before_use(fd: c_int, way: Way) {
+    if let Fd::Known(entry) = Fd::of(fd) {
+        auto::before_use(entry, way);
     }
 }
 
