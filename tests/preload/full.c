@@ -333,7 +333,7 @@ static const char *splices(void)
 	return NULL;
 }
 
-/* A child does nothing else with its parent's connection, which rsockets that are not automatic mode's do not allow. */
+/* A child does nothing else with its parent's connection. Not in mode rdma, where it cannot use that. */
 static const char *splices_in_child(void)
 {
 	const char *mode = getenv("RS_MODE");

@@ -4,7 +4,7 @@
 //! Each has a slot, which its ticket names ([`Ticket`]).
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 use libc::epoll_event;
 
@@ -15,14 +15,18 @@ use super::shared::AtomicName;
 use super::tcp_watch::WATCHES;
 use super::{attempt, instances, log, outcome, thread};
 use crate::fork::name::Name;
+use crate::fork::thread::SignalsBlocked;
 use crate::fork::{decisions, moving::Moving, tcp};
 use crate::table::{self, Entry, Kind};
 use crate::ticket::Ticket;
-use crate::time::Deadline;
+use crate::time::{self, Deadline};
 use crate::{epoll, errno, eventfd, next_symbol, open_fds};
 
 /// The most attempts of a process at a time.
 pub const MAX_ATTEMPTS: usize = 256;
+
+/// How long a slot is not used again if there are others, in nanoseconds.
+const REST: i64 = 20_000_000;
 
 static SLOTS: [Slot; MAX_ATTEMPTS] = [const { Slot::new() }; MAX_ATTEMPTS];
 
@@ -41,6 +45,8 @@ pub struct Slot {
     to: AtomicName,
     /// An eventfd that is readable once the attempt has ended, plus one; made once.
     done: AtomicI32,
+    /// When the last attempt ended, on the monotonic clock.
+    freed: AtomicI64,
     members: [Member; MAX_INSTANCES],
 }
 
@@ -78,6 +84,7 @@ impl Slot {
             end: AtomicU64::new(0),
             to: AtomicName::new(),
             done: AtomicI32::new(0),
+            freed: AtomicI64::new(0),
             members: [const { Member::new() }; MAX_INSTANCES],
         }
     }
@@ -89,7 +96,7 @@ impl Slot {
 
     /// The milliseconds until the attempt is given up.
     pub fn left(&self) -> c_int {
-        let left = (self.end.load(SeqCst) as i64 - crate::time::now()).max(0) as u64;
+        let left = (self.end.load(SeqCst) as i64 - time::now()).max(0) as u64;
         left.div_ceil(1_000_000) as c_int
     }
 
@@ -114,16 +121,23 @@ impl Slot {
 
     /// Ends the attempt, if nobody else does: by the rsocket, or by TCP for a reason.
     pub fn finish(&self, result: Result<(), Reason>) {
+        // A handler that waited for this thread to go on would wait for ever.
+        let signals = SignalsBlocked::new();
         if !self.ticket.claim_ready() {
             return;
         }
         let (fd, copy, inner) = (self.ticket.fd(), self.ticket.tcp(), self.inner());
         let to = self.to();
-        // False if the number was closed without an intercepted call and is another file now.
         // Until the number is a member of its epoll instance again.
         let moving = Moving::begin(fd);
-        let is_same = || tcp::identity(fd) == tcp::identity(copy);
-        let entry = self.entry().filter(|_| is_same());
+        let entry = self.entry().filter(|&entry| {
+            // Otherwise the number was closed without an intercepted call, and is another file now.
+            let is_same = tcp::identity(fd) == tcp::identity(copy);
+            if !is_same {
+                table::replace(fd, Some(entry), None);
+            }
+            is_same
+        });
         // An attempt that is given up may have succeeded just now.
         let result = match result {
             Err(reason @ (Reason::SocketShared | Reason::Instances)) => attempt::abandon(inner, reason),
@@ -156,6 +170,7 @@ impl Slot {
             }
         }
         drop(moving);
+        drop(signals);
         self.wake();
         decisions::announce();
         if let (Some(to), Some(_)) = (to, entry) {
@@ -173,7 +188,15 @@ impl Slot {
         for member in &self.members {
             member.epoll.store(0, SeqCst);
         }
+        self.freed.store(time::now(), SeqCst);
         self.ticket.free();
+    }
+
+    /// Whether those who waited for the end of the last attempt have had time to notice it: the next
+    /// attempt makes the eventfd unreadable.
+    fn has_rested(&self) -> bool {
+        let freed = self.freed.load(SeqCst);
+        freed == 0 || time::now() - freed > REST
     }
 
     /// Wakes those who poll the socket.
@@ -207,7 +230,9 @@ fn of(entry: Entry) -> Option<&'static Slot> {
 /// Gives the socket `fd`, for which `inner` connects, a slot and an entry. Returns the reason for
 /// TCP if that is not possible.
 pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline, reserve: instances::Reserve) -> Result<(), Reason> {
-    let claimed = SLOTS.iter().enumerate().find(|(_, slot)| slot.ticket.claim());
+    let slots = || SLOTS.iter().enumerate();
+    let rested = slots().find(|(_, slot)| slot.has_rested() && slot.ticket.claim());
+    let claimed = rested.or_else(|| slots().find(|(_, slot)| slot.ticket.claim()));
     let Some((index, slot)) = claimed else { return Err(Reason::Busy) };
     HIGHEST.fetch_max(index + 1, SeqCst);
     let turns = usize::try_from(slot.ticket.number()).map_or(0, |ticket| ticket / MAX_ATTEMPTS + 1);
@@ -221,6 +246,8 @@ pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline, reserve: insta
     slot.end.store(end.end() as u64, SeqCst);
     slot.to.store(to);
     let entry = Entry { kind: Kind::Connecting, flags: 0, inner: ticket };
+    // A handler that interrupted this, and used the number, would wait for the attempt to begin.
+    let signals = SignalsBlocked::new();
     table::swap(fd, Some(entry));
     drop(reserve);
     let left = instances::leave(fd);
@@ -234,6 +261,7 @@ pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline, reserve: insta
         member.keep(epfd, event);
     }
     slot.ticket.set_ready();
+    drop(signals);
     if !thread::wake() {
         slot.finish(Err(Reason::Busy));
     }

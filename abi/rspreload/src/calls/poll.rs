@@ -42,8 +42,12 @@ fn asked(fd: &pollfd, pieces: &mut Pieces) -> pollfd {
         remote::enter(entry.inner, events);
         events = POLLIN;
     }
-    if let Fd::Connecting(entry) = Fd::of(fd.fd) {
-        return pollfd { fd: auto::slots::done(entry), events: POLLIN, revents: 0 };
+    while let Fd::Connecting(entry) = Fd::of(fd.fd) {
+        let done = auto::slots::done(entry);
+        if done >= 0 {
+            return pollfd { fd: done, events: POLLIN, revents: 0 };
+        }
+        // The attempt has ended since its entry was read, and its slot has another one.
     }
     let number = begin_wait(fd.fd, fd.events);
     if number == fd.fd && fork::is_undecided(fd.fd) {
