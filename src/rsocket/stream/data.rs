@@ -121,6 +121,11 @@ impl Stream {
             if total == 0 {
                 return Ok(0);
             }
+            // What comes before may be on its way through the forwarder: librspreload makes the call
+            // again, on the socket that the program has now.
+            if state.handed_over && flags & rdmacm_private::FORWARDER_FLAG == 0 {
+                return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
+            }
             if state.available(peek, done) < (total - done) as u64 {
                 self.process_completions(&mut state);
             }
@@ -371,8 +376,7 @@ impl Stream {
         if state.is_closed() {
             return Err(Errno::EBADF);
         }
-        // A call of the program that began before the stream was handed over: librspreload makes it
-        // again on the socket that the program has now.
+        // As in `receive_waiting`.
         if nonblocking || state.handed_over {
             if self.rearm_for_watchers(&mut state) {
                 return Ok(Ok(state));
@@ -483,15 +487,15 @@ impl State {
         if peek { available.saturating_sub(done as u64) } else { available }
     }
 
-    /// Reads buffered data, at most `len` bytes. Returns `None` if there is none, or if it is copied
-    /// without the lock.
+    /// Reads buffered data, at most `len` bytes. Returns `None` if there is none, if it is copied
+    /// without the lock, or if it is the forwarder's.
     ///
     /// # Safety
     /// `start` is writable for `len` bytes.
     #[inline]
     unsafe fn read_available(&mut self, start: *mut u8, len: usize) -> Option<usize> {
         let connection = self.connection.as_deref_mut()?;
-        if connection.is_being_read() || connection.reads_unlocked(len) {
+        if connection.is_being_read() || connection.reads_unlocked(len) || self.handed_over {
             return None;
         }
         let len = len.min(usize::try_from(connection.available()).unwrap_or(usize::MAX));

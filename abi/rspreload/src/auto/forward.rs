@@ -228,7 +228,7 @@ fn receive(fd: c_int, is_rsocket: bool, buffer: &mut [u8]) -> Moved {
     // SAFETY: `len` bytes at `start` are writable.
     Moved::from(unsafe {
         if is_rsocket {
-            rsocket_abi::rrecv(fd, start, len, MSG_DONTWAIT)
+            rsocket_abi::rrecv(fd, start, len, MSG_DONTWAIT | rdmacm_private::FORWARDER_FLAG)
         } else {
             next_symbol::recv(fd, start, len, MSG_DONTWAIT)
         }
