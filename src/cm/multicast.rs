@@ -81,9 +81,8 @@ impl Group {
     }
 
     fn detach(&self) {
-        if let Some(place) = self.attached.lock().take() {
-            detach(self.id(), place);
-        }
+        let place = self.attached.lock().take();
+        place.into_iter().for_each(|place| detach(self.id(), place));
     }
 }
 

@@ -17,6 +17,7 @@ use crate::rsocket::cm_id::{CmId, Event, Request};
 use crate::rsocket::reactor::{self, Role};
 use crate::rsocket::socket_table;
 use crate::rsocket::wire::{self, ConnData};
+use crate::sys::event::EventFd;
 use crate::sys::sockaddr::AF_IB;
 
 /// Largest backlog, as /proc/sys/net/core/somaxconn is for sockets.
@@ -29,6 +30,19 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const CHANNEL_DELAY: Duration = Duration::from_millis(10);
 /// Number of requests that the reactor reads before it serves other streams.
 pub(super) const REQUESTS_PER_TURN: usize = 32;
+
+/// The two descriptors of a connection: without them a request waits.
+struct Descriptors {
+    channel: OwnedChannel,
+    /// Closed just before the completion channel is opened.
+    spare: EventFd,
+}
+
+impl Descriptors {
+    fn open() -> Result<Descriptors> {
+        Ok(Descriptors { channel: Request::open_channel()?, spare: EventFd::new()? })
+    }
+}
 
 impl Stream {
     /// rlisten(3); a second call changes the backlog.
@@ -139,26 +153,28 @@ impl Stream {
             return;
         }
         // Before another connection is evicted, and a request taken: it waits for a descriptor.
-        let channel = Request::open_channel();
-        if let Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) = channel {
+        let descriptors = Descriptors::open();
+        if let Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) = descriptors {
+            // More requests may be in the channel than are read now.
+            state.key.into_iter().for_each(|key| reactor::pause(key, CHANNEL_DELAY));
             return state.set_listener_timer(Instant::now() + CHANNEL_DELAY);
         }
         let is_pending = |(request, _): &(Request, ConnData)| request.is_pending();
         // Those whose peers have given up cost no connection.
         let next = (0..REQUESTS_PER_TURN).map_while(|_| listening.next_waiting()).find(is_pending);
         if let Some((request, peer)) = next {
-            state = self.answer(state, request, peer, channel);
+            state = self.answer(state, request, peer, descriptors);
         }
         state.answer_waiting();
     }
 
-    /// Accepts or rejects a request. `channel` is for the connection.
+    /// Accepts or rejects a request. `descriptors` are for the connection.
     fn answer<'a>(
         self: &'a Arc<Self>,
         mut state: Guard<'a>,
         request: Request,
         peer: ConnData,
-        channel: Result<OwnedChannel>,
+        descriptors: Result<Descriptors>,
     ) -> Guard<'a> {
         let Phase::Listening(listening) = &mut state.phase else { return state };
         let ready = listening.ready_count();
@@ -173,14 +189,17 @@ impl Stream {
         };
         let (options, flags) = (state.options.clone(), state.flags);
         // Still under the listener's lock: closing the listener destroys the request's channel.
-        let admitted = channel.and_then(|channel| request.accept(channel));
+        let admitted = descriptors.and_then(|Descriptors { channel, spare }| Ok((request.accept(channel)?, spare)));
         // Drop the listener lock: the next steps take the connection's lock and may block in the
         // driver.
         drop(state);
         if let Some(evicted) = evicted {
             evicted.close_unaccepted();
         }
-        let new = admitted.and_then(|id| self.accept_request(id, &peer, options, flags));
+        let new = admitted.and_then(|(id, spare)| {
+            drop(spare);
+            self.accept_request(id, &peer, options, flags)
+        });
         match new {
             Ok(new) => self.add_accepted(new, slot),
             Err(error) => {

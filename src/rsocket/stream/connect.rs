@@ -109,8 +109,8 @@ impl Stream {
         }
         match state.phase {
             Phase::Closing | Phase::Closed => Err(Errno::EBADF),
-            // Another thread has shut the socket down.
-            Phase::Idle => Err(state.take_error().unwrap_or(Errno::ECONNABORTED)),
+            // Another thread has shut the socket down, or has seen the failure and now listens.
+            Phase::Idle | Phase::Listening(_) => Err(state.take_error().unwrap_or(Errno::ECONNABORTED)),
             Phase::Failed { .. } => Err(state.report_failed_attempt().unwrap_or(Errno::ECONNREFUSED)),
             // Connected, even if the peer has closed the connection already.
             _ => Ok(()),

@@ -164,8 +164,8 @@ static void connect_and_report(int address, int report)
 	_exit(0);
 }
 
-/* The client waits until the process has descriptors again. */
-static void no_descriptors(void)
+/* The client waits until the process has the two descriptors that a connection needs. */
+static void waits_for_descriptors(int left)
 {
 	enum { LIMIT = 128, WAIT_MS = 300 };
 	int address[2], report[2], fds[LIMIT], count = 0, server, error, status;
@@ -186,7 +186,9 @@ static void no_descriptors(void)
 	while (count < LIMIT && (fds[count] = dup(0)) >= 0)
 		count++;
 	error = errno;
-	EXPECT(count > 0 && error == EMFILE);
+	EXPECT(count > left && error == EMFILE);
+	for (int i = 0; i < left; i++)
+		EXPECT(!close(fds[--count]));
 	EXPECT(write(address[1], &to, sizeof(to)) == sizeof(to));
 	reported.fd = report[0];
 	EXPECT(poll(&reported, 1, WAIT_MS) == 0);
@@ -197,7 +199,12 @@ static void no_descriptors(void)
 	EXPECT(rrecv(server, &byte, 1, 0) == 1 && byte == 'x');
 	EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 	EXPECT(!rclose(server) && !rclose(listener));
+	limit.rlim_cur = limit.rlim_max;
+	EXPECT(!setrlimit(RLIMIT_NOFILE, &limit));
 }
+
+static void no_descriptors(void) { waits_for_descriptors(0); }
+static void one_descriptor(void) { waits_for_descriptors(1); }
 
 int main(int argc, char **argv)
 {
@@ -205,5 +212,6 @@ int main(int argc, char **argv)
 	CASE(a_connection_wakes_one_thread);
 	CASE(a_cancelled_thread_leaves_the_connection);
 	CASE(no_descriptors);
+	CASE(one_descriptor);
 	return finish();
 }
