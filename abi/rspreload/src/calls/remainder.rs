@@ -75,7 +75,9 @@ impl Asked {
 /// The buffers are those of the call.
 #[inline(always)]
 pub unsafe fn finish(fd: c_int, asked: Asked, done: ssize_t) -> ssize_t {
-    if asked.is_whole() && done > 0 && matches!(Fd::of(fd), Fd::Known(_)) {
+    // Most calls have moved their only buffer.
+    let is_short = !asked.list.is_null() || (done as usize) < asked.one.iov_len;
+    if done > 0 && is_short && asked.is_whole() && matches!(Fd::of(fd), Fd::Known(_)) {
         // SAFETY: as for this function.
         return unsafe { go_on(fd, asked, done) };
     }
