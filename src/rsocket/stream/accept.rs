@@ -28,6 +28,9 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay after which the reactor tries again to open a channel for a connection when there is no
 /// descriptor or memory.
 const CHANNEL_DELAY: Duration = Duration::from_millis(10);
+/// How long requests wait for descriptors. Then they are rejected: the peer may be in this process, and
+/// close something when its call fails.
+const STARVED_TIME: Duration = Duration::from_secs(1);
 /// Number of requests that the reactor reads before it serves other streams.
 pub(super) const REQUESTS_PER_TURN: usize = 32;
 
@@ -152,13 +155,18 @@ impl Stream {
         if listening.awaits_accept() {
             return;
         }
-        // Before another connection is evicted, and a request taken: it waits for a descriptor.
+        // Before another connection is evicted, and a request taken: it waits for descriptors.
         let descriptors = Descriptors::open();
         if let Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) = descriptors {
+            if listening.lacks_descriptors_for(STARVED_TIME) {
+                listening.reject_next();
+                return state.answer_waiting();
+            }
             // More requests may be in the channel than are read now.
             state.key.into_iter().for_each(|key| reactor::pause(key, CHANNEL_DELAY));
             return state.set_listener_timer(Instant::now() + CHANNEL_DELAY);
         }
+        listening.has_descriptors();
         let is_pending = |(request, _): &(Request, ConnData)| request.is_pending();
         // Those whose peers have given up cost no connection.
         let next = (0..REQUESTS_PER_TURN).map_while(|_| listening.next_waiting()).find(is_pending);

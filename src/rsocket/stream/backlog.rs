@@ -102,6 +102,8 @@ pub(super) struct Listening<S = Stream, R = (Request, ConnData)> {
     waiting: VecDeque<R>,
     /// Number of turns since the last answer.
     reading_turns: u32,
+    /// Since when the requests that wait have found no descriptors.
+    starved: Option<Instant>,
     /// Connections in the handshake with its beginning, oldest first.
     pending: VecDeque<(Arc<S>, Slot, Instant)>,
     /// Established connections, for raccept(3).
@@ -116,6 +118,7 @@ impl<S: Handshake, R> Listening<S, R> {
             backlog,
             waiting: VecDeque::new(),
             reading_turns: 0,
+            starved: None,
             pending: VecDeque::new(),
             ready: VecDeque::new(),
             _entry: entry,
@@ -165,6 +168,22 @@ impl<S: Handshake, R> Listening<S, R> {
     /// Returns the oldest request, if there is one.
     pub fn next_waiting(&mut self) -> Option<R> {
         self.waiting.pop_front()
+    }
+
+    /// There are no descriptors for the next connection. Returns whether that has lasted for `time`.
+    pub fn lacks_descriptors_for(&mut self, time: Duration) -> bool {
+        self.starved.get_or_insert_with(Instant::now).elapsed() >= time
+    }
+
+    /// There are descriptors.
+    pub fn has_descriptors(&mut self) {
+        self.starved = None;
+    }
+
+    /// Rejects the oldest request. Requests that come later wait again.
+    pub fn reject_next(&mut self) {
+        drop(self.waiting.pop_front());
+        self.starved = self.starved.filter(|_| self.has_waiting());
     }
 
     /// Puts back the request that was taken last.
