@@ -32,9 +32,10 @@ const MAX_READING_TURNS: u32 = 8;
 
 /// How long a connection in the handshake keeps its slot if others wait for one. Its peer may be
 /// connected from its own point of view, with its last message on the way.
-const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(100);
-/// Number of waiting requests for each of which that time is divided once more.
-const WAITING_PER_SHARE: u32 = 16;
+const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(250);
+/// Number of waiting requests for each of which that time is divided once more. A burst of honest peers
+/// is usually smaller.
+const WAITING_PER_SHARE: u32 = 32;
 
 /// A slot for one unaccepted connection; released when dropped.
 pub(super) struct Slot {
