@@ -85,3 +85,27 @@ fn shut_down_meanwhile() {
 fn closed_meanwhile() {
     explore(2, Stream::new, [closed_or_shut, closed_or_shut, Stream::close], |_| {});
 }
+
+/// A call for several rsockets polls this one, then looks at it with the lock.
+fn poll_and_receive(stream: &Stream) {
+    stream.poll_among_several();
+    receive_without_polling(stream);
+}
+
+#[test]
+fn one_polls_among_several() {
+    explore(3, Stream::new, [poll_and_receive, Stream::arrive], left_over(0));
+}
+
+#[test]
+fn two_poll_among_several() {
+    explore(2, Stream::new, [poll_and_receive, receive, arrive_twice], left_over(0));
+}
+
+#[test]
+fn closed_while_polled_among_several() {
+    fn poll(stream: &Stream) {
+        stream.poll_among_several();
+    }
+    explore(3, Stream::new, [poll, Stream::close], |_| {});
+}

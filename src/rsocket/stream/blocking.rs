@@ -105,7 +105,9 @@ impl Stream {
     fn spin<'a>(&'a self, state: Guard<'a>, deadline: Option<Instant>) -> (Guard<'a>, bool) {
         let end = Instant::now() + Duration::from_micros(defaults().polling_time_us.into());
         let end = deadline.map_or(end, |deadline| deadline.min(end));
-        let (state, changed) = polling::spin(self, state, || Instant::now() >= end);
+        // The child of a fork in a signal handler may return to its parent's call.
+        let is_over = || Instant::now() >= end || !self.owner.is_this_process();
+        let (state, changed) = polling::spin(self, state, is_over);
         if changed {
             state.spinning.succeeded();
         }

@@ -360,6 +360,20 @@ impl Stream {
         }
     }
 
+    /// As rpoll(3) for several rsockets before it sleeps: looks at the stream with the lock, then polls
+    /// without it. Returns whether it has to look again.
+    pub fn poll_among_several(&self) -> bool {
+        let count = self.changed().count();
+        let mut state = self.lock();
+        if state.closed {
+            return true;
+        }
+        self.process_completions(&mut state);
+        let cq = if state.available == 0 { polling::lend_to_several(self, &mut state) } else { None };
+        drop(state);
+        cq.is_none_or(|cq| polling::poll_one_of_several(self, &cq, count))
+    }
+
     /// Receives without waiting. Returns whether there was a unit of data.
     pub fn receive_now(&self) -> bool {
         let mut state = self.lock();

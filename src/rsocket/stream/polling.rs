@@ -66,6 +66,19 @@ pub(super) fn spin<'a, S: LendsCq>(
     }
 }
 
+/// Lends the receive CQ to a call for several rsockets. Returns `None` if the stream has to be polled
+/// with the lock.
+pub(super) fn lend_to_several<S: LendsCq>(stream: &S, state: &mut S::State) -> Option<S::Cq> {
+    if S::uses_channel(state) { lend(stream, state) } else { None }
+}
+
+/// Polls once, for a call for several rsockets. Returns whether the stream may have changed since
+/// `count`, the value of [`EventSource::changed`] before the caller looked at it: it does so again, with
+/// the lock.
+pub(super) fn poll_one_of_several<S: LendsCq>(stream: &S, cq: &S::Cq, count: u32) -> bool {
+    stream.changed().count() != count || poll_once(stream, cq)
+}
+
 /// Lends the receive CQ, if another thread has not done so.
 fn lend<S: LendsCq>(stream: &S, state: &mut S::State) -> Option<S::Cq> {
     let cq = S::recv_cq(state)?;
@@ -79,23 +92,24 @@ fn lend<S: LendsCq>(stream: &S, state: &mut S::State) -> Option<S::Cq> {
 
 /// Polls until the CQ was taken back, something was found, polling fails, or `ends` returns true.
 fn poll_lent<S: LendsCq>(stream: &S, cq: &S::Cq, mut ends: impl FnMut() -> bool) {
-    while !ends() {
-        // A handler that interrupts the poll finds the stream in use.
-        let Some(polling) = Use::begin(stream) else { return event::spin() };
-        let mut has_failed = false;
-        let turn = stream.lease().poll(|| {
-            S::poll_one(cq).unwrap_or_else(|_| {
-                has_failed = true;
-                None
-            })
-        });
-        drop(polling);
-        // The poll with the lock reports the failure.
-        if turn == Turn::Ended || has_failed {
-            return;
-        }
+    while !ends() && !poll_once(stream, cq) {
         event::spin();
     }
+}
+
+/// Polls once. Returns whether the CQ has to be polled with the lock: it is not lent any more, or the
+/// poll has failed, which the one with the lock reports.
+fn poll_once<S: LendsCq>(stream: &S, cq: &S::Cq) -> bool {
+    // A handler that interrupts the poll finds the stream in use.
+    let Some(_polling) = Use::begin(stream) else { return true };
+    let mut has_failed = false;
+    let turn = stream.lease().poll(|| {
+        S::poll_one(cq).unwrap_or_else(|_| {
+            has_failed = true;
+            None
+        })
+    });
+    turn == Turn::Ended || has_failed
 }
 
 /// Takes the receive CQ back if it is lent. Returns the completion that was found and not

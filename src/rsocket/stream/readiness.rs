@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
 use super::channel_leader::EventSource;
-use super::{Guard, Notice, Phase, State, Stream, channel_leader};
+use super::{Guard, Notice, Phase, State, Stream, channel_leader, polling};
 use crate::errno::Result;
 use crate::rsocket::poll_events::{IN, OUT};
-use crate::rsocket::pollable::{Pollable, Watchers};
+use crate::rsocket::pollable::{Lent, Pollable, Watchers};
 use crate::rsocket::reactor::LOCK_TIMEOUT;
 use crate::sys::event::Deadline;
 use crate::sys::unlocked;
@@ -74,6 +74,16 @@ impl Stream {
         Ok(())
     }
 
+    /// Processes completions. Returns the poll bits, as [`Pollable::ready`].
+    #[inline]
+    fn look(&self, state: &mut Guard<'_>, wanted: c_short) -> c_short {
+        if wanted & IN != 0 {
+            self.turn_to_receive(state);
+        }
+        self.process_completions(state);
+        state.wanted(wanted)
+    }
+
     /// Locks the state for polling. Returns `None` if no event is pending and this lasts until the
     /// watchers are notified, because the stream connects in a command that may block; and in a
     /// signal handler, as [`is_locked_by_this_thread`](Pollable::is_locked_by_this_thread) does.
@@ -108,12 +118,23 @@ impl Pollable for Stream {
         if !self.owner.is_this_process() {
             return POLLNVAL;
         }
-        let Some(mut state) = self.lock_to_poll() else { return 0 };
-        if wanted & IN != 0 {
-            self.turn_to_receive(&mut state);
+        self.lock_to_poll().map_or(0, |mut state| self.look(&mut state, wanted))
+    }
+
+    fn ready_and_lend(&self, wanted: c_short) -> (c_short, Option<Lent>) {
+        if !self.owner.is_this_process() {
+            return (POLLNVAL, None);
         }
-        self.process_completions(&mut state);
-        state.wanted(wanted)
+        let count = self.changed.count();
+        let Some(mut state) = self.lock_to_poll() else { return (0, None) };
+        let ready = self.look(&mut state, wanted);
+        let cq = if ready == 0 { polling::lend_to_several(self, &mut state) } else { None };
+        (ready, cq.map(|cq| Lent { cq, count }))
+    }
+
+    fn poll_lent(&self, lent: &Lent) -> bool {
+        // The child of a fork in a signal handler may return to a call that its parent has begun.
+        !self.owner.is_this_process() || polling::poll_one_of_several(self, &lent.cq, lent.count)
     }
 
     fn is_locked_by_this_thread(&self) -> bool {

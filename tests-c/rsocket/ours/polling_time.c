@@ -102,17 +102,16 @@ static void send_beside_poll(void) { sends_beside(call_poll); }
 static void send_beside_poll_of_two(void) { sends_beside(call_poll_two); }
 
 /* Sending waits for nothing while another thread polls, whatever that one does at the moment. */
-static void sending_makes_no_futex_call(void)
+static void sends_without_futex(ssize_t (*call)(int))
 {
 	struct blocked blocked;
-	union address to;
-	int listener, on = 1;
+	int on = 1;
 	long before;
 
 	EXPECT(rs_pair(&pair, AF_INET));
 	/* Nothing is held, for which the thread would have to poll with the lock. */
 	EXPECT(!rsetsockopt(pair.server, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)));
-	start_looking(&blocked, call_recv, pair.server);
+	start_looking(&blocked, call, pair.server);
 	before = futex_calls;
 	for (int i = 0; i < 50; i++) {
 		EXPECT(rsend(pair.server, "x", 1, 0) == 1);
@@ -123,14 +122,25 @@ static void sending_makes_no_futex_call(void)
 	EXPECT(rsend(pair.client, "y", 1, 0) == 1);
 	join(&blocked);
 	EXPECT(blocked.ret == 1);
-	/* A call that waits without polling makes one, so they are counted. */
-	before = all_futex_calls;
+	rs_pair_close(&pair);
+}
+
+static void no_futex_beside_receive(void) { sends_without_futex(call_recv); }
+static void no_futex_beside_poll_of_two(void) { sends_without_futex(call_poll_two); }
+
+/* A call that waits without polling makes one, so they are counted. */
+static void futex_calls_are_counted(void)
+{
+	struct blocked blocked;
+	union address to;
+	int listener;
+	long before = all_futex_calls;
+
 	EXPECT((listener = rs_listener(AF_INET, &to, NULL)) >= 0);
 	start_blocked(&blocked, call_accept, listener);
 	EXPECT(all_futex_calls > before);
 	EXPECT(!rclose(listener));
 	join(&blocked);
-	rs_pair_close(&pair);
 }
 
 /* ---- several threads receive ------------------------------------------------------------------ */
@@ -405,7 +415,9 @@ int main(int argc, char **argv)
 	CASE(send_beside_receive);
 	CASE(send_beside_poll);
 	CASE(send_beside_poll_of_two);
-	CASE(sending_makes_no_futex_call);
+	CASE(no_futex_beside_receive);
+	CASE(no_futex_beside_poll_of_two);
+	CASE(futex_calls_are_counted);
 	CASE(receive_beside_receive);
 	CASE(calls_of_a_handler);
 	CASE(receive_of_a_handler);
