@@ -34,8 +34,8 @@ pub struct Id {
     handle: AtomicU32,
     /// Whether the id owns its channel: every call waits for the event that completes it.
     sync: AtomicBool,
-    /// Held while an event uses the QP, and while the QP is destroyed: the thread that reads events and
-    /// the one that destroys the QP need not be the same.
+    /// Held while an event uses the QP, and while the QP is destroyed: the thread that reads events
+    /// and the one that destroys the QP need not be the same.
     qp_use: Mutex<()>,
     /// Events of the id, including those of its multicast groups.
     pub(super) completed: Completed,

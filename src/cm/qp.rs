@@ -254,8 +254,8 @@ pub fn init_qp_attr(id: &Id, attr: &mut ibv_qp_attr) -> Result<c_int> {
     Ok(verbs::qp_attr_from_kernel(&kernel, attr))
 }
 
-/// rdma_destroy_qp(3), with the CQs that came with it. The QP leaves its multicast groups before: the
-/// kernel does not destroy a member.
+/// rdma_destroy_qp(3), with the CQs that came with it. The QP leaves its multicast groups before:
+/// the kernel does not destroy a member.
 pub fn destroy_qp(id: &Id) {
     let qp_use = id.keep_qp();
     let Some(qp) = id.own_qp() else { return };

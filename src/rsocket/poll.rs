@@ -191,8 +191,8 @@ impl<'a> Call<'a> {
         Ok(ready)
     }
 
-    /// Polls the rsockets, mostly without their locks, as long as `goes_on` returns true. Returns the
-    /// number of ready ones.
+    /// Polls the rsockets, mostly without their locks, as long as `goes_on` returns true. Returns
+    /// the number of ready ones.
     fn spin_without_locks(&mut self, mut goes_on: impl FnMut() -> bool) -> Result<usize> {
         let mut lent = SmallList::<Option<Lent>, INLINE_FDS>::new();
         for _ in self.fds.iter() {

@@ -40,8 +40,8 @@ pub trait Pollable: Send + Sync {
         (self.ready(wanted), None)
     }
 
-    /// Polls without the rsocket's lock. Returns whether ready() may return other bits than the last
-    /// time.
+    /// Polls without the rsocket's lock. Returns whether ready() may return other bits than the
+    /// last time.
     fn poll_lent(&self, lent: &Lent) -> bool {
         let _ = lent;
         true

@@ -37,8 +37,8 @@ const REST_OF_LINE: usize = 64 / size_of::<usize>() - 2;
 /// Sufficient for all descriptor numbers.
 const CHUNKS: usize = 26;
 
-/// Number of forks between this process and the one that loaded the library. The child of a fork in a
-/// signal handler returns to calls that its parent has begun: their pins are not the child's.
+/// Number of forks between this process and the one that loaded the library. The child of a fork in
+/// a signal handler returns to calls that its parent has begun: their pins are not the child's.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 #[inline]
@@ -130,8 +130,8 @@ impl<T> Slot<T> {
 
     /// Waits until no reader can still take a reference to the object that was removed. Returns
     /// false if the wait would not end: the caller is a signal handler that has interrupted the
-    /// reader, or a handler has left the reader's call by siglongjmp(3). Also in a child that another
-    /// handler has made meanwhile: it returns to the reader.
+    /// reader, or a handler has left the reader's call by siglongjmp(3). Also in a child that
+    /// another handler has made meanwhile: it returns to the reader.
     fn wait_for_pins(&self) -> bool {
         let (mut patience, generation_before) = (Patience::default(), generation());
         // A read-modify-write operation sees the latest value, whereas a load may see an older one.

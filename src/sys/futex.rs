@@ -36,8 +36,8 @@ impl Changes {
     }
 
     /// Counts a change and wakes one of the waiters, if there are any. For a change that one waiter
-    /// takes: whoever returns from [`wait`](Self::wait), for whatever reason, has to look whether
-    /// there is anything to take.
+    /// takes: each waiter looks whether there is one when it returns from [`wait`](Self::wait),
+    /// also after a signal or at the deadline.
     pub fn notify_one(&self) {
         if self.add() {
             self.count.wake_one();

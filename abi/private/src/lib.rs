@@ -119,8 +119,8 @@ pub const HANDED_OVER: i32 = 12;
 /// Among the events that rpoll is asked for: the caller has the stream since [`HANDED_OVER`].
 pub const FORWARDER_EVENT: i16 = 0x0400;
 
-/// A flag of rrecv: the caller has the stream since [`HANDED_OVER`]. Others fail with EAGAIN and take
-/// nothing. The kernel has no flag of this value.
+/// A flag of rrecv: the caller has the stream since [`HANDED_OVER`]. Others fail with EAGAIN and
+/// take nothing. The kernel has no flag of this value.
 pub const FORWARDER_FLAG: i32 = 0x0100_0000;
 
 /// `rsetsockopt`, any descriptor: an int, a step of fork(2) without its handlers, which does here

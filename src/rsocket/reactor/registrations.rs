@@ -26,8 +26,8 @@ pub(super) struct Reactor {
     /// Number of this reactor in the process. The thread of an earlier reactor ends.
     pub number: usize,
     pub registrations: HashMap<Key, Registration>,
-    /// The latest registration of each descriptor. An earlier one may be of a number that the program
-    /// has closed.
+    /// The latest registration of each descriptor. An earlier one may be of a number that the
+    /// program has closed.
     by_fd: HashMap<c_int, Key>,
     /// Has capacity for one timer of each kind per registration.
     pub timers: Timers<(Key, Timer, u64)>,

@@ -156,8 +156,8 @@ enum Expired {
     Calls(Key, Arc<dyn Service>, bool, Timer),
 }
 
-/// Takes a timer that had expired at `due`. Returns `None` if there is none, or the thread's reactor
-/// no longer exists.
+/// Takes a timer that had expired at `due`. Returns `None` if there is none, or the thread's
+/// reactor no longer exists.
 fn next_expired(role: Role, number: usize, due: Instant) -> Option<Expired> {
     let mut guard = lock(role);
     let reactor = guard.as_mut().filter(|reactor| reactor.number == number)?;

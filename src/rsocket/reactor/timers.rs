@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use crate::errno::{Errno, Result};
 
-/// Timers for `T`, each of which is set once. Their owner knows which of them have been cancelled: the
-/// functions `is_set` are its answer.
+/// Timers for `T`, each of which is set once. Their owner knows which of them have been cancelled:
+/// the functions `is_set` are its answer.
 pub(super) struct Timers<T> {
     entries: BinaryHeap<Reverse<(Instant, T)>>,
     /// [`insert`](Self::insert) does not allocate for as many that are set.

@@ -28,8 +28,8 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay after which the reactor tries again to open a channel for a connection when there is no
 /// descriptor or memory.
 const CHANNEL_DELAY: Duration = Duration::from_millis(10);
-/// How long requests wait for descriptors. Then they are rejected: the peer may be in this process, and
-/// close something when its call fails.
+/// How long requests wait for descriptors. Then they are rejected: the peer may be in this process,
+/// and close something when its call fails.
 const STARVED_TIME: Duration = Duration::from_secs(1);
 /// Number of requests that the reactor reads before it serves other streams.
 pub(super) const REQUESTS_PER_TURN: usize = 32;

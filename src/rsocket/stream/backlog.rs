@@ -24,8 +24,8 @@ static UNACCEPTED: AtomicUsize = AtomicUsize::new(0);
 const DESCRIPTORS_PER_CONNECTION: usize = 4;
 /// Number of unaccepted connections that are always allowed.
 const MIN_LIMIT: usize = 4;
-/// Number of requests of one listener that may wait for an answer, or as many as its backlog if that
-/// is more. Each is an id of the kernel, without a descriptor.
+/// Number of requests of one listener that may wait for an answer, or as many as its backlog if
+/// that is more. Each is an id of the kernel, without a descriptor.
 const MIN_WAITING_LIMIT: usize = 1024;
 /// Number of turns in which requests are read without answering one.
 const MAX_READING_TURNS: u32 = 8;
@@ -33,8 +33,8 @@ const MAX_READING_TURNS: u32 = 8;
 /// How long a connection in the handshake keeps its slot if others wait for one. Its peer may be
 /// connected from its own point of view, with its last message on the way.
 const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(250);
-/// Number of waiting requests for each of which that time is divided once more. A burst of honest peers
-/// is usually smaller.
+/// Number of waiting requests for each of which that time is divided once more. A burst of honest
+/// peers is usually smaller.
 const WAITING_PER_SHARE: u32 = 32;
 
 /// A slot for one unaccepted connection; released when dropped.
@@ -171,7 +171,8 @@ impl<S: Handshake, R> Listening<S, R> {
         self.waiting.pop_front()
     }
 
-    /// There are no descriptors for the next connection. Returns whether that has lasted for `time`.
+    /// There are no descriptors for the next connection. Returns whether that has lasted for
+    /// `time`.
     pub fn lacks_descriptors_for(&mut self, time: Duration) -> bool {
         self.starved.get_or_insert_with(Instant::now).elapsed() >= time
     }

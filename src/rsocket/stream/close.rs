@@ -294,10 +294,10 @@ impl Stream {
     }
 
     /// Flushes a stream in the background when the process exits without rclose(3); the stream
-    /// itself stays. Does nothing in a signal handler that has interrupted a call which holds the lock or
-    /// uses the connection without it, nor if another thread holds the lock for long. Unless `all` is set, flushes only
-    /// streams that hold data, and iWARP streams that the program has shut down, whose data would
-    /// otherwise be lost with the connection.
+    /// itself stays. Does nothing in a signal handler that has interrupted a call which holds the
+    /// lock or uses the connection without it, nor if another thread holds the lock for long.
+    /// Unless `all` is set, flushes only streams that hold data, and iWARP streams that the program
+    /// has shut down, whose data would otherwise be lost with the connection.
     pub fn flush_on_exit(&self, all: bool) {
         if !self.owner.is_this_process() {
             return;

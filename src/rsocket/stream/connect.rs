@@ -256,10 +256,7 @@ impl Stream {
     fn connection_lost(&self, state: &mut State, error: Errno) {
         // Data that arrived before stays readable; the peer's last message counts, too.
         self.process_completions(state);
-        // A peer that has sent its last message disconnects in order: as with TCP, reading then
-        // returns 0.
-        let orderly = state.eof && error == Errno::ECONNRESET;
-        state.disconnect((!orderly).then_some(error));
+        state.disconnect(Some(error));
         state.cm_disconnected = true;
         state.flush_and_disconnect();
         self.notify(Notice::Changed);

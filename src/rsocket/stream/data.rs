@@ -121,8 +121,8 @@ impl Stream {
             if total == 0 {
                 return Ok(0);
             }
-            // What comes before may be on its way through the forwarder: librspreload makes the call
-            // again, on the socket that the program has now.
+            // What comes before may be on its way through the forwarder: librspreload makes the
+            // call again, on the socket that the program has now.
             if state.handed_over && flags & rdmacm_private::FORWARDER_FLAG == 0 {
                 return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
             }

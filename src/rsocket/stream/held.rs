@@ -45,7 +45,8 @@ fn attend_now<S: HoldsData>(stream: &S, state: &mut S::State) {
 fn is_watched<S: HoldsData>(stream: &S, state: &mut S::State) -> bool {
     let (me, leadership) = (S::this_thread(), S::leadership(state));
     match leadership.filter(|leadership| leadership.has_leader()) {
-        // A signal handler has interrupted the leader, this thread, and may leave its call for ever.
+        // A signal handler has interrupted the leader, this thread, and may leave its call for
+        // ever.
         Some(leadership) => leadership.has_other_leader(me),
         None => stream.watch(state),
     }

@@ -87,8 +87,8 @@ pub struct Stream {
     in_command: AtomicBool,
     /// The receive CQ while a thread polls it without the lock.
     lease: Lease<Completion>,
-    /// What the reactor has prepared, until a thread has the stream's lock ([`Stream::take_prepared`]).
-    /// An inner lock, held for a moment.
+    /// What the reactor has prepared, until a thread has the stream's lock
+    /// ([`Stream::take_prepared`]). An inner lock, held for a moment.
     prepared: Mutex<Option<Prepared>>,
 }
 
@@ -328,8 +328,7 @@ impl Stream {
                 connection.flush_qp();
                 self.watchers.notify(Notice::Changed);
             }
-            // As in `connection_lost`.
-            state.disconnect(failure.filter(|&error| !(state.eof && error == Errno::ECONNRESET)));
+            state.disconnect(failure);
         }
     }
 
@@ -350,8 +349,10 @@ impl State {
         if let Phase::Connected = self.phase {
             self.phase = Phase::Disconnected;
             // When both sides have shut down writing, the side that hears of it first may close at
-            // once: that is no error.
-            if !(self.eof && self.shut_write) {
+            // once: that is no error. Nor is it one when a peer that has sent its last message
+            // disconnects: as with TCP, reading then returns 0.
+            let is_orderly = self.eof && (self.shut_write || error == Some(Errno::ECONNRESET));
+            if !is_orderly {
                 self.error = self.error.or(error);
             }
         }

@@ -360,8 +360,8 @@ impl Stream {
         }
     }
 
-    /// As rpoll(3) for several rsockets before it sleeps: looks at the stream with the lock, then polls
-    /// without it. Returns whether it has to look again.
+    /// As rpoll(3) for several rsockets before it sleeps: looks at the stream with the lock, then
+    /// polls without it. Returns whether it has to look again.
     pub fn poll_among_several(&self) -> bool {
         let count = self.changed().count();
         let mut state = self.lock();

@@ -66,15 +66,15 @@ pub(super) fn spin<'a, S: LendsCq>(
     }
 }
 
-/// Lends the receive CQ to a call for several rsockets. Returns `None` if the stream has to be polled
-/// with the lock.
+/// Lends the receive CQ to a call for several rsockets. Returns `None` if the stream has to be
+/// polled with the lock.
 pub(super) fn lend_to_several<S: LendsCq>(stream: &S, state: &mut S::State) -> Option<S::Cq> {
     if S::uses_channel(state) { lend(stream, state) } else { None }
 }
 
 /// Polls once, for a call for several rsockets. Returns whether the stream may have changed since
-/// `count`, the value of [`EventSource::changed`] before the caller looked at it: it does so again, with
-/// the lock.
+/// `count`, the value of [`EventSource::changed`] before the caller looked at it: it does so again,
+/// with the lock.
 pub(super) fn poll_one_of_several<S: LendsCq>(stream: &S, cq: &S::Cq, count: u32) -> bool {
     stream.changed().count() != count || poll_once(stream, cq)
 }
@@ -97,8 +97,8 @@ fn poll_lent<S: LendsCq>(stream: &S, cq: &S::Cq, mut ends: impl FnMut() -> bool)
     }
 }
 
-/// Polls once. Returns whether the CQ has to be polled with the lock: it is not lent any more, or the
-/// poll has failed, which the one with the lock reports.
+/// Polls once. Returns whether the CQ has to be polled with the lock: it is not lent any more, or
+/// the poll has failed, which the one with the lock reports.
 fn poll_once<S: LendsCq>(stream: &S, cq: &S::Cq) -> bool {
     // A handler that interrupts the poll finds the stream in use.
     let Some(_polling) = Use::begin(stream) else { return true };

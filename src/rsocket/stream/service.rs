@@ -78,8 +78,8 @@ impl Service for Stream {
 }
 
 impl Stream {
-    /// Makes the memory that the reactor has prepared ready to be used, under the lock that the reactor
-    /// may have to do without for a while. Returns false if the reactor has to come again.
+    /// Makes the memory that the reactor has prepared ready to be used, under the lock that the
+    /// reactor may have to do without for a while. Returns false if the reactor has to come again.
     pub(super) fn take_prepared(&self, state: &mut State) -> bool {
         let Some(prepared) = self.prepared.lock().take() else { return true };
         let (mut is_done, mut is_awaited) = (true, state.is_closed());

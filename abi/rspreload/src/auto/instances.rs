@@ -72,8 +72,8 @@ pub fn are_too_many(fd: c_int) -> bool {
 /// A descriptor that is kept during an attempt, for [`leave`].
 pub struct Reserve(c_int);
 
-/// Prepares [`leave`] at the end of an attempt, which takes descriptors itself. Returns `None` if the
-/// instances cannot be read.
+/// Prepares [`leave`] at the end of an attempt, which takes descriptors itself. Returns `None` if
+/// the instances cannot be read.
 pub fn reserve() -> Option<Reserve> {
     if instances().next().is_none() {
         return Some(Reserve(-1));

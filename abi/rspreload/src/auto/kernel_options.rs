@@ -1,5 +1,5 @@
-//! Socket options that only a TCP connection of the kernel has. An rsocket accepts none of them: the
-//! program would rely on an effect that its data does not get, such as encryption (kTLS).
+//! Socket options that only a TCP connection of the kernel has. An rsocket accepts none of them:
+//! the program would rely on an effect that its data does not get, such as encryption (kTLS).
 //!
 //! A socket that has one before it connects or listens stays with TCP.
 
@@ -18,7 +18,8 @@ pub enum Purpose {
     /// has no effect on TCP either.
     Hint,
     /// It changes what the program's calls on a TCP socket do: encryption by the kernel, ancillary
-    /// data, the error queue. Any TCP socket of the kernel has it, also one whose data is forwarded.
+    /// data, the error queue. Any TCP socket of the kernel has it, also one whose data is
+    /// forwarded.
     Calls,
     /// It decides where the packets go, or who gets a connection.
     Route,
@@ -29,8 +30,8 @@ pub enum Purpose {
 /// Options that are off with the value 0, which asks for nothing then (asm-generic/socket.h,
 /// linux/in.h, linux/in6.h, linux/tcp.h).
 const SWITCHES: &[(c_int, &[c_int])] = &[
-    // SO_DONTROUTE, SO_TIMESTAMP, SO_TIMESTAMPNS, SO_MARK, SO_TIMESTAMPING, SO_RXQ_OVFL, SO_ZEROCOPY,
-    // SO_BINDTOIFINDEX, the SO_TIMESTAMP* for 64 bits, SO_RESERVE_MEM.
+    // SO_DONTROUTE, SO_TIMESTAMP, SO_TIMESTAMPNS, SO_MARK, SO_TIMESTAMPING, SO_RXQ_OVFL,
+    // SO_ZEROCOPY, SO_BINDTOIFINDEX, the SO_TIMESTAMP* for 64 bits, SO_RESERVE_MEM.
     (SOL_SOCKET, &[5, 29, 35, 36, 37, 40, 60, 62, 63, 64, 65, 73]),
     // IP_TRANSPARENT, IP_MINTTL, IP_UNICAST_IF.
     (IPPROTO_IP, &[19, 21, 50]),
@@ -44,20 +45,20 @@ const HINTS: &[(c_int, &[c_int])] = &[
     (
         SOL_SOCKET,
         &[
-            // SO_DEBUG, SO_REUSEADDR, SO_BROADCAST, SO_SNDBUF, SO_RCVBUF, SO_KEEPALIVE, SO_OOBINLINE,
-            // SO_NO_CHECK, SO_PRIORITY, SO_LINGER, SO_REUSEPORT, SO_PASSCRED, SO_RCVLOWAT, SO_RCVTIMEO,
-            // SO_SNDTIMEO.
+            // SO_DEBUG, SO_REUSEADDR, SO_BROADCAST, SO_SNDBUF, SO_RCVBUF, SO_KEEPALIVE,
+            // SO_OOBINLINE, SO_NO_CHECK, SO_PRIORITY, SO_LINGER, SO_REUSEPORT, SO_PASSCRED,
+            // SO_RCVLOWAT, SO_RCVTIMEO, SO_SNDTIMEO.
             1, 2, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 18, 20, 21,
             // SO_DETACH_FILTER (there is none), SO_SNDBUFFORCE, SO_RCVBUFFORCE, SO_BUSY_POLL,
-            // SO_MAX_PACING_RATE, SO_INCOMING_CPU, SO_PREFER_BUSY_POLL, SO_BUSY_POLL_BUDGET, SO_BUF_LOCK,
-            // SO_TXREHASH.
+            // SO_MAX_PACING_RATE, SO_INCOMING_CPU, SO_PREFER_BUSY_POLL, SO_BUSY_POLL_BUDGET,
+            // SO_BUF_LOCK, SO_TXREHASH.
             27, 32, 33, 46, 47, 49, 69, 70, 72, 74,
         ],
     ),
     (
         IPPROTO_IP,
-        // IP_TOS, IP_TTL; what recvmsg(2) of TCP does not deliver; IP_MTU_DISCOVER, IP_RECVERR, IP_FREEBIND,
-        // IP_BIND_ADDRESS_NO_PORT; multicast; IP_LOCAL_PORT_RANGE.
+        // IP_TOS, IP_TTL; what recvmsg(2) of TCP does not deliver; IP_MTU_DISCOVER, IP_RECVERR,
+        // IP_FREEBIND, IP_BIND_ADDRESS_NO_PORT; multicast; IP_LOCAL_PORT_RANGE.
         &[1, 2, 6, 7, 8, 10, 11, 12, 13, 15, 18, 20, 24, 25, 26, 32, 33, 34, 49, 51],
     ),
     (
@@ -68,18 +69,19 @@ const HINTS: &[(c_int, &[c_int])] = &[
     (
         IPPROTO_TCP,
         &[
-            // TCP_NODELAY to TCP_WINDOW_CLAMP, TCP_QUICKACK, TCP_CONGESTION, TCP_THIN_*, TCP_USER_TIMEOUT.
+            // TCP_NODELAY to TCP_WINDOW_CLAMP, TCP_QUICKACK, TCP_CONGESTION, TCP_THIN_*,
+            // TCP_USER_TIMEOUT.
             1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 18,
-            // TCP_FASTOPEN, TCP_TIMESTAMP, TCP_NOTSENT_LOWAT, TCP_FASTOPEN_CONNECT, _KEY, _NO_COOKIE,
-            // TCP_TX_DELAY, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, TCP_DELACK_MAX_US.
+            // TCP_FASTOPEN, TCP_TIMESTAMP, TCP_NOTSENT_LOWAT, TCP_FASTOPEN_CONNECT, _KEY,
+            // _NO_COOKIE, TCP_TX_DELAY, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, TCP_DELACK_MAX_US.
             23, 24, 25, 30, 33, 34, 37, 44, 45, 46,
         ],
     ),
 ];
 
 const CALLS: &[(c_int, &[c_int])] = &[
-    // The time stamps, SO_RXQ_OVFL, SO_PEEK_OFF, SO_ZEROCOPY, SO_TXTIME, SO_RCVTIMEO and SO_SNDTIMEO for
-    // 64 bits.
+    // The time stamps, SO_RXQ_OVFL, SO_PEEK_OFF, SO_ZEROCOPY, SO_TXTIME, SO_RCVTIMEO and
+    // SO_SNDTIMEO for 64 bits.
     (SOL_SOCKET, &[29, 35, 37, 40, 42, 60, 61, 63, 64, 65, 66, 67]),
     // TCP_ULP, TCP_INQ.
     (IPPROTO_TCP, &[31, 36]),

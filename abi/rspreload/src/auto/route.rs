@@ -17,14 +17,15 @@ pub fn is_candidate(fd: c_int, family: c_int) -> bool {
     protocol == Some(IPPROTO_TCP) && config::intercepts(family, SOCK_STREAM, IPPROTO_TCP)
 }
 
-/// Whether the socket has an option that an rsocket does not have and whose effect the program needs.
+/// Whether the socket has an option that an rsocket does not have and whose effect the program
+/// needs.
 pub fn has_kernel_option(fd: c_int) -> bool {
     let is_on = |level, name| tcp::option(fd, level, name).is_some_and(|(value, len)| len > 0 && value[0] != 0);
     READABLE_OPTIONS.into_iter().any(|(level, name)| is_on(level, name)) || kernel_options::are_set(fd)
 }
 
-/// Whether [`has_kernel_option`] asks the kernel for an option, which the program may take back. The
-/// last one has a name for IPv6, too.
+/// Whether [`has_kernel_option`] asks the kernel for an option, which the program may take back.
+/// The last one has a name for IPv6, too.
 pub fn is_readable_option(level: c_int, name: c_int) -> bool {
     READABLE_OPTIONS.contains(&(level, name)) || (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT)
 }

@@ -192,8 +192,8 @@ impl Slot {
         self.ticket.free();
     }
 
-    /// Whether those who waited for the end of the last attempt have had time to notice it: the next
-    /// attempt makes the eventfd unreadable.
+    /// Whether those who waited for the end of the last attempt have had time to notice it: the
+    /// next attempt makes the eventfd unreadable.
     fn has_rested(&self) -> bool {
         let freed = self.freed.load(SeqCst);
         freed == 0 || time::now() - freed > REST

@@ -138,8 +138,8 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
     result
 }
 
-/// dup2(2) in a child of vfork(2), which has descriptors of its own but its parent's memory: what it
-/// opens must not be entered there.
+/// dup2(2) in a child of vfork(2), which has descriptors of its own but its parent's memory: what
+/// it opens must not be entered there.
 fn copy_to_by_guest(old: c_int, new: c_int) -> c_int {
     let source = table::get(old);
     if is_taken(new) {
@@ -234,7 +234,8 @@ fn set_flags(fd: c_int, inner: c_int, flags: c_int) -> c_int {
         let result = rsocket_abi::rfcntl(inner, F_SETFL, flags);
         if result >= 0 {
             errno::keeping(|| next_symbol::fcntl(fd, F_SETFL, (flags & O_NONBLOCK) as usize));
-            // A thread that has read the placeholder's flags before may have set the rsocket's since.
+            // A thread that has read the placeholder's flags before may have set the rsocket's
+            // since.
             rsocket::sync_nonblock(fd, inner);
         }
         result

@@ -9,8 +9,8 @@ use crate::dispatch::{self, Fd, Target};
 use crate::fork::{Way, bind, remote};
 use crate::{auto, errno, next_symbol, rsocket_abi};
 
-/// `name by rname(arguments after the number)`: calls that decide what a socket of fork mode is, and
-/// what they are asked to move. `before` may fail with an errno.
+/// `name by rname(arguments after the number)`: calls that decide what a socket of fork mode is,
+/// and what they are asked to move. `before` may fail with an errno.
 macro_rules! forward_data {
     ($($name:ident by $to:ident, $way:expr, ($($arg:ident: $type:ty),*) -> $result:ty, $asked:expr
         $(, before $before:expr)?;)*) => {$(

@@ -1,5 +1,5 @@
-//! What is left of a blocking call on an rsocket whose number became a TCP socket of the kernel while
-//! the call slept: the rsocket does not block any more, so the call has returned early.
+//! What is left of a blocking call on an rsocket whose number became a TCP socket of the kernel
+//! while the call slept: the rsocket does not block any more, so the call has returned early.
 
 use core::ffi::{c_int, c_void};
 use core::slice;
@@ -59,8 +59,8 @@ impl Asked {
         }
     }
 
-    /// Whether the call returns early only for a reason: a blocking call that sends, or that waits for
-    /// all of what it receives.
+    /// Whether the call returns early only for a reason: a blocking call that sends, or that waits
+    /// for all of what it receives.
     #[inline(always)]
     fn is_whole(&self) -> bool {
         self.count > 0

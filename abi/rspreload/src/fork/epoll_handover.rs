@@ -39,8 +39,8 @@ pub fn find(epfd: c_int, fd: c_int) -> Result<Option<epoll_event>, Unreadable> {
     Ok(event)
 }
 
-/// Whether neither a closed number nor kcmp(2), which not every kernel has, rules out that `fd` is a
-/// member of `epfd`.
+/// Whether neither a closed number nor kcmp(2), which not every kernel has, rules out that `fd` is
+/// a member of `epfd`.
 fn may_be_member(epfd: c_int, fd: c_int) -> bool {
     // SAFETY: no pointers.
     if unsafe { next_symbol::fcntl(epfd, libc::F_GETFD, 0) } < 0 {

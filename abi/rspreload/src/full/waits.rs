@@ -1,9 +1,9 @@
 //! Waiting with another signal mask: ppoll, pselect, epoll_pwait, epoll_pwait2.
 //!
-//! The kernel changes the mask and waits in one step, which serves epoll. In the others the signals that the wait lets through
-//! stay blocked, and a signalfd(2) among the descriptors reports that one of them is pending: then
-//! the mask is changed for a moment, in which the handlers run, and the call fails with EINTR. No
-//! signal is lost between changing the mask and waiting.
+//! The kernel changes the mask and waits in one step, which serves epoll. In the others the signals
+//! that the wait lets through stay blocked, and a signalfd(2) among the descriptors reports that
+//! one of them is pending: then the mask is changed for a moment, in which the handlers run, and
+//! the call fails with EINTR. No signal is lost between changing the mask and waiting.
 
 use core::ffi::{c_int, c_ulong};
 use core::mem;
@@ -45,8 +45,8 @@ struct Waited {
     signalled: bool,
 }
 
-/// Calls `wait` with a signalfd, or -1, and the milliseconds that it may take, as long as it returns
-/// because of a signal that does not end it.
+/// Calls `wait` with a signalfd, or -1, and the milliseconds that it may take, as long as it
+/// returns because of a signal that does not end it.
 ///
 /// # Safety
 /// `mask` is null or readable.
@@ -119,8 +119,8 @@ unsafe fn wait_for_signals(
 /// How often a wait without a signalfd looks for signals, in milliseconds.
 const PIECE: c_int = 10;
 
-/// Waits without a signalfd, for which there is no free descriptor: the kernel needs none for such a
-/// call.
+/// Waits without a signalfd, for which there is no free descriptor: the kernel needs none for such
+/// a call.
 ///
 /// # Safety
 /// As for [`wait_for_signals`].
