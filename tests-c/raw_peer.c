@@ -238,6 +238,17 @@ bool peer_word(struct peer *peer, uint32_t word)
 	return peer_say(peer, word, NULL, 0, 0, 0);
 }
 
+uint32_t peer_next_word(struct peer *peer)
+{
+	unsigned slot = peer->received++;
+	struct ibv_wc wc;
+	uint32_t word;
+
+	EXPECT(rdma_get_recv_comp(peer->id, &wc) == 1 && !wc.status && slot < PEER_RECEIVES);
+	memcpy(&word, peer_memory + 2048 + 8 * slot, sizeof(word));
+	return on_siw() ? word : ntohl(wc.imm_data);
+}
+
 bool peer_data(struct peer *peer, uint32_t place, const char *text)
 {
 	uint32_t len = (uint32_t)strlen(text);

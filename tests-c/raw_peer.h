@@ -30,6 +30,8 @@ struct peer {
 	struct conn_data mine, theirs;
 	struct ibv_mr *mr;
 	unsigned posted, completed;
+	/* Number of receives that peer_next_word has used. */
+	unsigned received;
 	int victim, victim_listener;
 };
 
@@ -78,6 +80,9 @@ bool peer_post(struct peer *peer, enum ibv_wr_opcode opcode, uint32_t word, cons
 /* Writes bytes and sends the immediate data after them, as the transport does it. */
 bool peer_say(struct peer *peer, uint32_t word, const void *bytes, uint32_t len, uint64_t addr, uint32_t key);
 bool peer_word(struct peer *peer, uint32_t word);
+
+/* Waits for the victim's next message. At most PEER_RECEIVES of them can be received. */
+uint32_t peer_next_word(struct peer *peer);
 
 /* Sends data according to the protocol: into the first half of the victim's buffer, from `place` on. */
 bool peer_data(struct peer *peer, uint32_t place, const char *text);

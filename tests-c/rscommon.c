@@ -2,6 +2,9 @@
 #define _GNU_SOURCE
 #include "rscommon.h"
 
+#include <stdlib.h>
+#include <sys/stat.h>
+
 socklen_t addr_len(const union address *address)
 {
 	return address->sa.sa_family == AF_INET6 ? sizeof(address->in6) : sizeof(address->in);
@@ -249,4 +252,22 @@ long pinned_kb(void)
 	if (file)
 		fclose(file);
 	return kb;
+}
+
+void rs_configure(const char *name, long number)
+{
+	char path[100];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/etc/rdma/rsocket/%s", name);
+	if (number < 0) {
+		unlink(path);
+		return;
+	}
+	mkdir("/etc/rdma/rsocket", 0755);
+	file = fopen(path, "we");
+	if (!file || fprintf(file, "%ld\n", number) < 0 || fclose(file)) {
+		perror(path);
+		exit(1);
+	}
 }

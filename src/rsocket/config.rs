@@ -35,6 +35,8 @@ pub struct Defaults {
     pub iomap: u16,
     /// Budget for growing stream buffers of the process, in bytes.
     pub grow_limit: u32,
+    /// Time in milliseconds after which a stream without traffic returns its buffers. 0: never.
+    pub idle_time_ms: u32,
     /// Whether the QP of a datagram's sender may have another address than the packet.
     pub dgram_any_address: bool,
     /// Time in seconds after which a used path for datagrams is resolved again.
@@ -48,6 +50,9 @@ pub const MAX_ENTRIES: u16 = 0xFFFE;
 pub const MIN_SEND_BUFFER: u32 = 2048;
 /// See [`MIN_SEND_BUFFER`].
 pub const SMALL_SEND_BUFFER: u32 = 4096;
+
+/// A day, in milliseconds: longer times are as good as none.
+const MAX_IDLE_TIME: u32 = 86_400_000;
 
 /// Numbers are C ints.
 const MAX_NUMBER: u32 = i32::MAX as u32;
@@ -81,6 +86,7 @@ impl Defaults {
             send_buffer: 1 << 17,
             iomap: 0,
             grow_limit: 1 << 26,
+            idle_time_ms: 2000,
             dgram_any_address: false,
             dgram_path_lifetime: 30,
         }
@@ -100,6 +106,7 @@ impl Defaults {
             send_buffer: number("wmem_default").map_or(built_in.send_buffer, at_least_one_datagram),
             iomap: number("iomap_size").map_or(built_in.iomap, wire::round_iomap_size),
             grow_limit: number("grow_limit").unwrap_or(built_in.grow_limit),
+            idle_time_ms: number("idle_time").map_or(built_in.idle_time_ms, |time| time.min(MAX_IDLE_TIME)),
             dgram_any_address: number("dgram_any_address").map_or(built_in.dgram_any_address, |number| number != 0),
             dgram_path_lifetime: number("dgram_path_lifetime").map_or(built_in.dgram_path_lifetime, |time| time.max(1)),
         }

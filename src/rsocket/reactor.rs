@@ -42,6 +42,11 @@ pub trait Service: Send + Sync {
     fn second_is_readable(self: Arc<Self>) -> bool {
         true
     }
+    /// The time of [`check_later`] has come. Returns false if the service is busy: it is called again
+    /// after a pause.
+    fn check(self: Arc<Self>) -> bool {
+        true
+    }
     /// [`call_soon`] has requested this call. Returns false if the service is busy: it is called
     /// again after a pause.
     fn called(self: Arc<Self>) -> bool {
@@ -119,7 +124,7 @@ pub fn hand_over(key: Key, role: Role) -> Result<Key> {
     // Dropped without the lock: this may be the last reference to the service.
     let former = remove(key);
     if let (Some(former), Some(reactor)) = (&former, lock(role).as_mut()) {
-        for kind in [Timer::Expires, Timer::Calls] {
+        for kind in [Timer::Expires, Timer::Calls, Timer::Checks] {
             reactor.set_timer(new, kind, former.times[kind as usize].map(|(time, _)| time));
         }
     }
@@ -187,13 +192,23 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
 /// `EAGAIN` if another thread keeps the reactor's lock, which may wait for the one of malloc(3) that
 /// the caller's thread holds, and with `EBADF` if the thread or the registration does not exist.
 pub fn call_soon(key: Key) -> Result<()> {
+    set_in_handler(key, Timer::Calls, Instant::now())
+}
+
+/// Makes the thread call [`Service::check`] after `pause`. As [`call_soon`].
+pub fn check_later(key: Key, pause: Duration) -> Result<()> {
+    set_in_handler(key, Timer::Checks, Instant::now() + pause)
+}
+
+/// Sets a timer, maybe in a signal handler.
+fn set_in_handler(key: Key, kind: Timer, time: Instant) -> Result<()> {
     const LOCK_TIMEOUT: Duration = Duration::from_millis(5);
     let mut guard = REACTORS[key.role() as usize].lock_within(LOCK_TIMEOUT).ok_or(Errno::EAGAIN)?;
     leave_to_parent(&mut guard);
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
     let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
     registration.busy = 0;
-    reactor.set_timer(key, Timer::Calls, Some(Instant::now()));
+    reactor.set_timer(key, kind, Some(time));
     Ok(())
 }
 

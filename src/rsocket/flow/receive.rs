@@ -15,6 +15,8 @@
 //! The target SGL has two entries, each in use until its half is full, so at most two halves that
 //! are not full are advertised.
 
+mod recall;
+
 use super::Violation;
 use super::pace::{Pace, Resize};
 
@@ -161,6 +163,8 @@ pub struct Receiver {
     /// Messages received, and the limit that the peer was given.
     messages: u16,
     limit: u16,
+    /// The number of messages that the peer was asked for in a RECALL, until it answers.
+    recall: Option<u16>,
 }
 
 impl Receiver {
@@ -187,6 +191,7 @@ impl Receiver {
             credits,
             messages: 0,
             limit: credits,
+            recall: None,
         }
     }
 

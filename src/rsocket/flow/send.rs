@@ -2,6 +2,7 @@
 //! space.
 
 mod hold;
+mod recall;
 
 use std::collections::VecDeque;
 
@@ -23,8 +24,8 @@ const UNDERUSED_AFTER: u32 = 64;
 
 /// Credits that are not used on iWARP, or fewer if the peer has a small receive queue. Messages
 /// without credit use up receives, too, and the reference posts receives for its credits only. At
-/// most six such messages arrive before the peer processes one: two SGL entries, two credit
-/// updates, SHUTDOWN and DISCONNECT. InfiniBand and RoCE retry until there is a receive, iWARP ends
+/// most eight such messages arrive before the peer processes one: two SGL entries, two credit
+/// updates, RECALL and the answer to one, SHUTDOWN and DISCONNECT. InfiniBand and RoCE retry until there is a receive, iWARP ends
 /// the connection.
 const RESERVED_CREDITS: u16 = 8;
 

@@ -68,9 +68,10 @@ impl Simulation {
 
     /// Performs an action that uses the send queue without being a part of the stream.
     fn act_outside_stream(&mut self, end: usize, len: u64) {
-        match self.random.below(3) {
+        match self.random.below(4) {
             0 => self.ends[end].update(),
             1 => self.ends[end].write_mapped(len),
+            2 => self.ends[end].recall(),
             _ => self.ends[end].keep_alive(),
         }
     }
@@ -125,6 +126,25 @@ impl Simulation {
         second.check_end(first);
     }
 
+    /// Sometimes both programs pause until everything has arrived, and either end recalls its rings.
+    fn rest(&mut self) {
+        if !self.random.chance(4) {
+            return;
+        }
+        let mut previous = None;
+        while previous != Some(self.changes()) {
+            previous = Some(self.changes());
+            for end in 0..2 {
+                let (from, to) = self.pair(end);
+                from.read(u64::MAX, false);
+                deliver(from, to);
+                from.complete();
+                to.poll();
+            }
+        }
+        self.ends.iter_mut().for_each(End::recall);
+    }
+
     fn changes(&self) -> u64 {
         self.ends.iter().map(|end| end.changes).sum()
     }
@@ -158,6 +178,7 @@ impl Drop for SeedOnPanic {
 
 #[test]
 fn all_data_arrives_in_order() {
+    let (mut moved, mut kept) = (0, 0);
     for seed in 0..schedules() {
         let seed_on_panic = SeedOnPanic(seed);
         // Large buffers take time to fill, so only some schedules fill them.
@@ -166,10 +187,14 @@ fn all_data_arrives_in_order() {
             simulation.change_weights();
             let steps = simulation.random.below(60);
             simulation.act_randomly(steps);
+            simulation.rest();
         }
         simulation.finish();
+        moved += simulation.ends.iter().map(|end| end.moved).sum::<u64>();
+        kept += simulation.ends.iter().map(|end| end.kept).sum::<u64>();
         drop(seed_on_panic);
     }
+    assert!(moved > 100 && kept > 10, "{moved} moved to the first buffer, {kept} did not");
 }
 
 #[test]

@@ -84,6 +84,8 @@ pub(super) enum Timer {
     Watches,
     /// The service is called.
     Calls,
+    /// The service looks whether it is idle.
+    Checks,
 }
 
 /// Returns whether a timer is set, and not cancelled.
@@ -99,7 +101,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(1);
 const BUSY_DOUBLINGS: u32 = 6;
 
 /// Number of kinds of timers.
-const TIMERS: usize = Timer::Calls as usize + 1;
+const TIMERS: usize = Timer::Checks as usize + 1;
 
 impl Reactor {
     pub fn start(role: Role) -> Result<Reactor> {

@@ -78,7 +78,11 @@ fn run(role: Role, number: usize) {
         for _ in 0..EXPIRED {
             let Some(expired) = next_expired(role, number, due) else { break };
             let Expired::Calls(key, service, was_busy, kind) = expired else { continue };
-            let is_done = if kind == Timer::Calls { service.called() } else { service.expired(key) };
+            let is_done = match kind {
+                Timer::Calls => service.called(),
+                Timer::Checks => service.check(),
+                _ => service.expired(key),
+            };
             if !is_done {
                 retry(key, kind);
             } else if was_busy {
@@ -135,7 +139,7 @@ fn retry(key: Key, kind: Timer) {
         let pause = reactor.busy_pause(key);
         match kind {
             Timer::Resumes => reactor.pause(key, pause),
-            Timer::Expires | Timer::Watches | Timer::Calls => reactor.set_after(key, kind, pause),
+            Timer::Expires | Timer::Watches | Timer::Calls | Timer::Checks => reactor.set_after(key, kind, pause),
         }
     }
 }
@@ -165,7 +169,7 @@ fn next_expired(role: Role, number: usize, due: Instant) -> Option<Expired> {
     match kind {
         Timer::Resumes => reactor.resume(key),
         Timer::Watches => reactor.watch_now(key),
-        Timer::Expires | Timer::Calls => {
+        Timer::Expires | Timer::Calls | Timer::Checks => {
             let registration = reactor.registrations.get(&key)?;
             let was_busy = registration.busy != 0;
             return Some(Expired::Calls(key, Arc::clone(&registration.service), was_busy, kind));

@@ -15,6 +15,7 @@ mod completions;
 mod control;
 mod gather;
 mod hold;
+mod idle;
 mod post;
 mod postponed;
 mod receive;
@@ -39,6 +40,7 @@ use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRIES, SGL_ENTRY
 use crate::sys::alloc::try_box;
 use crate::sys::rc::{CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, ibv_wc};
 pub(super) use gather::{Gather, MAX_COLLECTED, parts};
+use idle::Idle;
 use post::QueuePair;
 pub(super) use post::{RdmaWrite, SendQueue};
 use postponed::Postponed;
@@ -52,8 +54,9 @@ use sizes::Sizes;
 const SGL: usize = SGL_ENTRIES as usize;
 /// Send queue entries reserved for control messages: 4 messages, or 2 of two entries each on iWARP.
 const CONTROL_ENTRIES: u32 = 4;
-/// Receives for control messages, which take no credits. A peer sends at most six of them before it
-/// has to wait for this side: two updates with buffers, two without, and its final messages.
+/// Receives for control messages, which take no credits. A peer sends at most eight of them before it
+/// has to wait for this side: two updates with buffers, two without, RECALL and the answer to one, and
+/// its final messages.
 const EXTRA_RECEIVES: u32 = 16;
 /// Number of completed receives that are posted again together; the remaining extra receives are
 /// enough for control messages meanwhile.
@@ -172,6 +175,7 @@ pub(super) struct Connection {
     /// Writes to be posted without the stream's lock.
     outbox: Outbox<RdmaWrite>,
     postponed: Postponed,
+    idle: Idle,
     /// The connection in the table for rsstat(8).
     entry: Option<socket_table::Entry>,
 }
@@ -256,6 +260,7 @@ impl Unconnected {
             receive_ended: false,
             outbox: Outbox::new(),
             postponed: Postponed::default(),
+            idle: Idle::default(),
             entry: None,
         })
     }

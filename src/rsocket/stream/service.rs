@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::accept::REQUESTS_PER_TURN;
-use super::{Guard, Phase, State, Stream, held};
+use super::{Guard, Notice, Phase, State, Stream, held, starting};
 use crate::errno::Errno;
 use crate::rsocket::reactor::{self, Key, LOCK_TIMEOUT, Service};
 
@@ -46,6 +46,22 @@ impl Service for Stream {
                 self.channel_fd.store(-1, Ordering::Relaxed);
             }
             _ => {}
+        }
+        true
+    }
+
+    fn check(self: Arc<Self>) -> bool {
+        let Some(mut state) = self.lock_to_serve() else { return false };
+        self.process_completions(&mut state);
+        let is_connected = matches!(state.phase, Phase::Connected);
+        if let Some(connection) = state.connection.as_mut().filter(|_| is_connected) {
+            connection.check();
+            if connection.failure().is_some() {
+                self.process_completions(&mut state);
+                self.notify(Notice::Changed);
+            } else {
+                starting::attend(&*self, &mut state);
+            }
         }
         true
     }

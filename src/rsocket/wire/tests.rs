@@ -104,6 +104,10 @@ fn immediate_data_is_encoded_and_decoded() {
         (Message::Control(Control::Disconnect), 0xE000_0000),
         (Message::Control(Control::Keepalive), 0xE000_0001),
         (Message::Control(Control::Shutdown), 0xE000_0002),
+        (Message::Control(Control::Recall(0)), 0xE000_0003),
+        (Message::Control(Control::Recall(0xFFFF)), 0xE0FF_FF03),
+        (Message::Control(Control::Recalled), 0xE000_0004),
+        (Message::Control(Control::Kept), 0xE000_0005),
     ] {
         assert_eq!(message.word(), word, "{message:?}");
         assert_eq!(Message::parse(word), Ok(message));
@@ -111,7 +115,9 @@ fn immediate_data_is_encoded_and_decoded() {
     for op in [1, 2, 3, 5] {
         assert_eq!(Message::parse(op << 29 | 7), Err(BadMessage::Reserved(op as u8)));
     }
-    assert_eq!(Message::parse(0xE000_0003), Err(BadMessage::Control(3)));
+    for control in [6, 0x104, 0x105, 0x102, 0x100_0003, MAX_DATA] {
+        assert_eq!(Message::parse(7 << 29 | control), Err(BadMessage::Control(control)));
+    }
     assert_eq!(Message::parse(0xC001_0000), Err(BadMessage::Iomap(0x1_0000)));
     assert_eq!(Message::parse(0x8001_0005), Ok(Message::CreditUpdate(5)), "a carry above the 16 bits is ignored");
 }

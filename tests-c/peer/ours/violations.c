@@ -103,7 +103,7 @@ static void reserved_1(struct peer *peer) { EXPECT(peer_word(peer, WORD(1, 0)));
 static void reserved_2(struct peer *peer) { EXPECT(peer_word(peer, WORD(2, 5))); aborts(peer); }
 static void reserved_3(struct peer *peer) { EXPECT(peer_word(peer, WORD(3, -1))); aborts(peer); }
 static void reserved_5(struct peer *peer) { EXPECT(peer_word(peer, WORD(5, 0))); aborts(peer); }
-static void control_3(struct peer *peer) { EXPECT(peer_word(peer, WORD(CONTROL, 3))); aborts(peer); }
+static void control_6(struct peer *peer) { EXPECT(peer_word(peer, WORD(CONTROL, 6))); aborts(peer); }
 static void control_most(struct peer *peer) { EXPECT(peer_word(peer, WORD(CONTROL, -1))); aborts(peer); }
 static void map_beyond(struct peer *peer) { EXPECT(peer_word(peer, WORD(IOMAP, 8))); aborts(peer); }
 static void map_far_beyond(struct peer *peer) { EXPECT(peer_word(peer, WORD(IOMAP, 0x10000))); aborts(peer); }
@@ -310,7 +310,7 @@ static const struct attack {
 	{ "without_credit", without_credit, NOT_ON_SIW },
 	{ "updates_without_credit", updates_without_credit, NOT_ON_SIW },
 	ATTACK(grant_back), ATTACK(grant_far), ATTACK(grant_farther), ATTACK(reserved_1),
-	ATTACK(reserved_2), ATTACK(reserved_3), ATTACK(reserved_5), ATTACK(control_3),
+	ATTACK(reserved_2), ATTACK(reserved_3), ATTACK(reserved_5), ATTACK(control_6),
 	ATTACK(control_most), ATTACK(map_beyond), ATTACK(map_far_beyond), ATTACK(send_instead),
 	ATTACK(send_with_bytes), ATTACK(wrong_address), ATTACK(wrong_key), ATTACK(flood),
 	{ "overrun", overrun, ONLY_ON_SIW },

@@ -4,10 +4,12 @@
 mod network;
 mod peer;
 mod program;
+mod recall;
 
 use std::collections::VecDeque;
 
 pub use network::deliver;
+use recall::key;
 
 use super::super::{Advertisement, Receiver, Resize, SendLimits, Sender, Violation};
 use super::random::Random;
@@ -18,8 +20,10 @@ use crate::rsocket::wire::{Control, Message, Region};
 const CONTROL: u32 = 4;
 const EXTRA_RECEIVES: u32 = 16;
 const MAPPING: u32 = 24;
-/// Addresses of the rings, and the key of the first one.
-const RINGS: [u64; 2] = [0x10_0000, 0x1000_0000];
+/// Addresses of the memory of rings, and the key of the first one.
+const RINGS: [u64; 3] = [0x10_0000, 0x1000_0000, 0x2000_0000];
+/// The memory of the first ring, which is never freed.
+const FIRST: usize = 2;
 const KEY: u32 = 77;
 
 /// Options of a program.
@@ -83,17 +87,17 @@ enum Source {
     Buffer { which: usize, offset: u32, position: u64 },
 }
 
-/// A part of a ring.
+/// A part of a ring, with the number of its memory.
 #[derive(Clone, Copy, Debug)]
 struct Part {
-    ring: usize,
+    memory: usize,
     offset: u32,
     len: u32,
 }
 
 impl Part {
     fn overlaps(&self, other: &Part) -> bool {
-        self.ring == other.ring && self.offset < other.offset + other.len && other.offset < self.offset + self.len
+        self.memory == other.memory && self.offset < other.offset + other.len && other.offset < self.offset + self.len
     }
 }
 
@@ -138,7 +142,9 @@ pub struct End {
     receiver: Receiver,
     sender: Sender,
     /// Memory that the device accesses.
-    rings: [Vec<u8>; 2],
+    memory: [Vec<u8>; 3],
+    /// The ring that has the first one's memory. Others have that of their number.
+    first_ring: Option<usize>,
     sgl: [Region; 2],
     buffers: Vec<Vec<u8>>,
     /// The work request after which the previous send buffer is unused.
@@ -157,6 +163,9 @@ pub struct End {
     /// to the SGL.
     sgl_entry: usize,
     sgl_changed: bool,
+    /// The peer's first buffer, and the number in its RECALL that was not answered.
+    first_target: Region,
+    recall: Option<u16>,
     /// State of the program.
     total: u64,
     sent: u64,
@@ -177,6 +186,9 @@ pub struct End {
     pub violation: Option<Violation>,
     /// Number of state changes.
     pub changes: u64,
+    /// How often the peer's RECALL was followed, and was not.
+    pub moved: u64,
+    pub kept: u64,
 }
 
 impl End {
@@ -190,13 +202,16 @@ impl End {
             buffer: setup.buffer,
             window: peer.queue,
         };
-        let target = Region { addr: RINGS[0], rkey: KEY, length: peer.first_buffer() };
-        let first = Part { ring: 0, offset: 0, len: setup.first_buffer() };
+        let target = Region { addr: RINGS[FIRST], rkey: KEY, length: peer.first_buffer() };
+        let first = Part { memory: FIRST, offset: 0, len: setup.first_buffer() };
         End {
             setup,
             receiver: setup.receiver(),
             sender: Sender::new(limits, target).unwrap(),
-            rings: [vec![0; setup.ring as usize], Vec::new()],
+            memory: [Vec::new(), Vec::new(), vec![0; setup.ring as usize]],
+            first_ring: Some(0),
+            first_target: target,
+            recall: None,
             sgl: [Region::default(); 2],
             buffers: vec![vec![0; setup.buffer as usize]],
             old_buffer_end: None,
@@ -224,6 +239,8 @@ impl End {
             outside: 0,
             violation: None,
             changes: 0,
+            moved: 0,
+            kept: 0,
         }
     }
 
@@ -269,8 +286,9 @@ impl End {
             let size = resizes.pick(&[2, 3, 4, 16, 17, 64, 1000, 4096, 8192]);
             let small = resizes.chance(4);
             let ring = if small { self.receiver.add_small_ring(size) } else { self.receiver.add_ring(size, None) };
-            assert!(self.unread.iter().all(|part| part.ring != ring), "a ring that is in use still");
-            self.rings[ring] = vec![0; size as usize];
+            self.first_ring.take_if(|first| *first == ring);
+            assert!(self.unread.iter().all(|part| part.memory != ring), "a ring that is in use still");
+            self.memory[ring] = vec![0; size as usize];
         }
     }
 
@@ -284,8 +302,11 @@ impl End {
     fn take(&mut self, len: u64) {
         self.remove_unread(len);
         if let Some(ended) = self.receiver.take(len) {
-            assert!(self.unread.iter().all(|part| part.ring != ended), "a ring that is in use still");
-            self.rings[ended].clear();
+            let ended = self.place(ended);
+            assert!(self.unread.iter().all(|part| part.memory != ended), "a ring that is in use still");
+            if ended != FIRST {
+                self.memory[ended].clear();
+            }
         }
         self.send_credit_updates();
     }
@@ -323,6 +344,7 @@ impl End {
             }
             self.use_next_target();
             self.send_credit_updates();
+            self.answer_recall();
         }
     }
 
@@ -343,6 +365,9 @@ impl End {
                 self.count();
             }
             Message::Control(Control::Keepalive) => {}
+            Message::Control(Control::Recall(messages)) => self.recall = Some(messages),
+            Message::Control(Control::Recalled) => self.recalled()?,
+            Message::Control(Control::Kept) => self.receiver.kept()?,
             Message::Control(_) => self.ended = true,
         }
         Ok(())
@@ -381,13 +406,15 @@ impl End {
             let message = Some(Message::CreditUpdate(update.limit));
             match update.buffer {
                 Some(Advertisement { sgl_entry, ring, offset, len }) => {
-                    let region = Region { addr: RINGS[ring] + u64::from(offset), rkey: KEY + ring as u32, length: len };
+                    let memory = self.place(ring);
+                    let addr = RINGS[memory] + u64::from(offset);
+                    let region = Region { addr, rkey: key(memory), length: len };
                     self.control(
                         message,
                         Effect::Advertise { sgl_entry, region },
                         if self.setup.iwarp { 2 } else { 1 },
                     );
-                    let part = Part { ring, offset, len };
+                    let part = Part { memory, offset, len };
                     assert!(!self.unread.iter().any(|unread| unread.overlaps(&part)), "over bytes that were not read");
                     self.writable.push_back(part);
                     self.unannounced.push_back(part);

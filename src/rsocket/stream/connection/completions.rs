@@ -77,6 +77,7 @@ impl Connection {
         }
         self.use_next_target();
         self.send_credit_updates();
+        self.answer_recall();
         self.publish();
         outcome.edge |= outcome.could_send == Some(false) && self.can_send();
         outcome
@@ -137,6 +138,9 @@ impl Connection {
                 (outcome.eof, outcome.edge) = (true, true);
             }
             Message::Control(Control::Keepalive) => {}
+            Message::Control(Control::Recall(messages)) => self.recall_received(messages),
+            Message::Control(Control::Recalled) => self.recalled()?,
+            Message::Control(Control::Kept) => self.receive.flow.kept()?,
         }
         Ok(())
     }
@@ -233,6 +237,7 @@ impl Connection {
         self.send.target_pending = false;
         if let Some(target) = self.receive.take_target(self.send.target_entry) {
             self.send.flow.use_next_target(target);
+            self.postponed.check_later();
             self.send.target_entry = 1 - self.send.target_entry;
             // The peer may have written the other entry, too.
             self.send.target_pending = true;

@@ -26,7 +26,7 @@ impl Connection {
     }
 
     /// Sends a message with at most `CONTROL_DATA` bytes for the peer's memory at `addr`.
-    fn send_control(&mut self, message: Message, bytes: &[u8], addr: u64) -> Result<()> {
+    pub(super) fn send_control(&mut self, message: Message, bytes: &[u8], addr: u64) -> Result<()> {
         debug_assert!(bytes.len() <= CONTROL_DATA);
         let requests = if self.qp.is_iwarp() && !bytes.is_empty() { 2 } else { 1 };
         let wr_id = self.send.flow.take_control(requests);
@@ -83,6 +83,9 @@ impl Connection {
     fn send_credit_updates_now(&mut self) {
         while self.failed.is_none() && self.receive.flow.wants_credit_update() && self.has_control() {
             self.receive.resize(&self.qp, &mut self.postponed);
+            if self.receive.rings.has_grown() {
+                self.postponed.check_later();
+            }
             let Some(update) = self.receive.flow.next_credit_update() else { return };
             // Post the receives before granting credits for them.
             let posted = self.receive.post_receives(&self.qp);

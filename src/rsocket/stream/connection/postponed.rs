@@ -12,11 +12,13 @@
 //! inline data.
 
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use super::receive_rings::Grown;
 use super::send_buffer::Memory;
 use super::{Connection, RdmaWrite};
 use crate::errno::Errno;
+use crate::rsocket::config::defaults;
 use crate::rsocket::growth_budget::Reservation;
 use crate::rsocket::reactor::{self, Key};
 use crate::sys::signals;
@@ -45,6 +47,8 @@ pub(super) struct Postponed {
     key: Option<Key>,
     /// The reactor was called, and has not looked yet.
     is_called: bool,
+    /// The reactor will look whether the connection is idle.
+    is_checked: bool,
     /// The reactor uses the PD without the stream's lock.
     is_busy: bool,
     /// A call has waited for the first send buffer in vain, and there is none since.
@@ -75,6 +79,36 @@ impl Postponed {
             Err(_) => return true,
         }
         self.is_called
+    }
+
+    /// Calls the reactor, which frees what is not used any more. Returns false if it cannot come.
+    pub fn call_now(&mut self) -> bool {
+        self.is_called |= self.key.is_some_and(|key| reactor::call_soon(key).is_ok());
+        self.is_called
+    }
+
+    /// The connection has more memory than a new one, or its peer may have: the reactor looks later
+    /// whether it is idle.
+    #[inline]
+    pub fn check_later(&mut self) {
+        if !self.is_checked {
+            self.check_after(0);
+        }
+    }
+
+    /// The reactor looks after a pause, doubled so many times. If it cannot, the next growth of a
+    /// buffer tries again.
+    #[cold]
+    #[inline(never)]
+    pub fn check_after(&mut self, doublings: u32) {
+        let time = Duration::from_millis(defaults().idle_time_ms.into()) * (1 << doublings);
+        let key = self.key.filter(|_| !time.is_zero());
+        self.is_checked = key.is_some_and(|key| reactor::check_later(key, time).is_ok());
+    }
+
+    /// The reactor has looked.
+    pub fn checked(&mut self) {
+        self.is_checked = false;
     }
 
     /// Returns whether a receive ring of this size is ordered.

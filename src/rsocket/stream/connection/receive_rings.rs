@@ -161,6 +161,28 @@ impl Rings {
         }
     }
 
+    /// Returns whether there is more memory than that of the first ring.
+    #[inline]
+    pub fn has_grown(&self) -> bool {
+        self.first_size < self.full_size && self.grown.iter().any(Option::is_some)
+    }
+
+    /// Returns the size of the first ring.
+    pub fn first_size(&self) -> u32 {
+        self.first_size
+    }
+
+    /// The first ring is used again, as ring 0 or 1, and no other one is.
+    #[cold]
+    pub fn return_to_first(&mut self, ring: usize, postponed: &mut Postponed) {
+        self.rings[ring & 1] = self.first;
+        self.size = self.first_size;
+        self.released = self.grown.each_ref().map(Option::is_some);
+        if !postponed.call_now() {
+            drop(self.take_released());
+        }
+    }
+
     /// Returns whether a call has released a ring and could not free it.
     fn has_released(&self) -> bool {
         self.released != [false; 2]
@@ -168,8 +190,9 @@ impl Rings {
 
     /// Takes the rings that were released by calls that could not free them.
     pub fn take_released(&mut self) -> [Option<Grown>; 2] {
-        let mut released = std::mem::take(&mut self.released).into_iter();
-        self.grown.each_mut().map(|grown| grown.take_if(|_| released.next().unwrap_or_default()))
+        let [first, second] = &mut self.grown;
+        let released = std::mem::take(&mut self.released);
+        [first.take_if(|_| released[0]), second.take_if(|_| released[1])]
     }
 }
 

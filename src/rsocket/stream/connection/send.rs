@@ -25,6 +25,8 @@ pub(super) struct PeerMemory {
     pub rkey: u32,
     /// Number of entries of the peer's iomap.
     pub iomap: u16,
+    /// The buffer that the peer has advertised first.
+    pub first: Region,
 }
 
 /// Space for the bytes of control messages that do not go inline: a slot for each message.
@@ -109,6 +111,7 @@ impl SendSide {
                 sgl: peer.target_sgl.addr,
                 rkey: peer.target_sgl.rkey,
                 iomap: peer.iomap_size.unwrap_or(0),
+                first: peer.data_buf,
             },
             thread: 0,
             is_shared: false,

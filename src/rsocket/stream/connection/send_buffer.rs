@@ -204,6 +204,7 @@ impl SendSide {
 
     fn use_first_buffer(&mut self, memory: Memory, size: u32, postponed: &mut Postponed) {
         postponed.set_late(false);
+        postponed.check_later();
         self.flow.replace_buffer(size);
         self.buffer.size = size;
         self.buffer.memory = Some(memory);
@@ -283,6 +284,19 @@ impl SendSide {
             buffer.size = buffer.first_size;
             buffer.memory = None;
         }
+    }
+
+    /// Gives the buffer up, to be freed by the reactor. The next send that needs one allocates it
+    /// again. Returns false if data is outstanding, or a previous buffer was not freed.
+    pub fn retire_buffer(&mut self) -> bool {
+        let buffer = &mut self.buffer;
+        if !self.flow.is_idle() || buffer.old.is_some() {
+            return false;
+        }
+        let last_wr_id = self.flow.replace_buffer(buffer.first_size);
+        buffer.size = buffer.first_size;
+        buffer.old = buffer.memory.take().map(|memory| (memory, last_wr_id));
+        true
     }
 
     fn replace_buffer(&mut self, memory: Memory, size: u32, postponed: &mut Postponed) {

@@ -2,7 +2,8 @@
 
 use std::sync::OnceLock;
 
-use super::{Completion, Effect, End, KEY, Part, RINGS, Source, shorten};
+use super::{Completion, Effect, End, Part, RINGS, Source, key, shorten};
+use crate::rsocket::wire::{Control, Message};
 
 impl End {
     /// Completes the next work request that was executed.
@@ -16,12 +17,12 @@ impl End {
     }
 
     /// Returns the memory for a write to the ring.
-    fn fill(&mut self, addr: u64, key: u32, len: u32) -> &mut [u8] {
-        let Part { ring, offset, .. } = *self.writable.front().expect("more than was advertised");
-        assert_eq!(key, KEY + ring as u32);
-        assert_eq!(addr, RINGS[ring] + u64::from(offset), "not after the previous bytes");
+    fn fill(&mut self, addr: u64, rkey: u32, len: u32) -> &mut [u8] {
+        let Part { memory, offset, .. } = *self.writable.front().expect("more than was advertised");
+        assert_eq!(rkey, key(memory));
+        assert_eq!(addr, RINGS[memory] + u64::from(offset), "not after the previous bytes");
         assert_eq!(shorten(&mut self.writable, len.into()), len, "beyond the end of a half");
-        &mut self.rings[ring][offset as usize..][..len as usize]
+        &mut self.memory[memory][offset as usize..][..len as usize]
     }
 }
 
@@ -44,6 +45,9 @@ pub fn deliver(from: &mut End, to: &mut End) {
     if let Some(message) = work.message {
         assert!(to.receives > 0, "the receive queue is overrun");
         to.receives -= 1;
+        if message == Message::Control(Control::Recalled) {
+            to.writable = to.first_parts();
+        }
         to.completions.push_back(Completion::Received(message));
     }
     from.executed.push_back(work);

@@ -10,7 +10,7 @@ impl End {
     pub fn read_without_checks(&mut self, max: u64) {
         let max = max.min(self.receiver.available());
         let Received { ring, offset, len } = self.receiver.piece(0);
-        assert!(offset as usize + len as usize <= self.rings[ring].len(), "outside the ring");
+        assert!(offset as usize + len as usize <= self.memory[self.place(ring)].len(), "outside the ring");
         self.take(max.min(u64::from(len)));
     }
 
@@ -37,7 +37,7 @@ impl End {
 
     /// Checks the conditions that hold for any peer.
     pub fn check(&self) {
-        let room: usize = self.rings.iter().map(Vec::len).sum();
+        let room: usize = self.memory.iter().map(Vec::len).sum();
         assert!(self.receiver.available() <= room as u64);
         assert!(self.receives + self.used_receives <= self.setup.receives());
         assert!(self.free_sends <= self.setup.sends);

@@ -99,7 +99,7 @@ impl End {
     /// Checks that `len` bytes of a ring are those of the stream, `skip` bytes after the last one
     /// taken.
     fn check_bytes(&self, ring: usize, offset: u32, len: usize, skip: u64) {
-        let bytes = &self.rings[ring][offset as usize..][..len];
+        let bytes = &self.memory[self.place(ring)][offset as usize..][..len];
         assert!(bytes == pattern(self.taken + skip, len), "the bytes differ from those sent");
     }
 

@@ -1,0 +1,181 @@
+//! Returning the memory of a connection that has become idle: it needs no more than a new one.
+//!
+//! The send buffer is freed when everything that was sent has arrived. Most sends are not signaled,
+//! so a write without bytes may have to follow them. The receive rings are freed when the peer has
+//! moved to the first one, which it is asked for (`flow/receive/recall.rs`). The reference ignores
+//! this message; it is sent only to peers whose first buffer is as small as that of this library.
+//!
+//! The reactor examines the connection after a pause whenever it has got memory, until it is idle.
+//! If the peer may still have to answer or to ask, the reactor then waits for its next message.
+
+use super::{Connection, FIRST_RING};
+use crate::rsocket::flow::Violation;
+use crate::rsocket::wire::{Control, Message};
+
+/// The pause doubles while the connection is in use, and while it has unread data.
+const PAUSES_IN_USE: u32 = 1;
+const PAUSES_UNREAD: u32 = 5;
+
+/// What has been sent and received: it does not change while a connection is idle.
+type Progress = (u64, u16);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Idle {
+    /// The progress when the reactor looked last, and how often the pause was doubled since then.
+    seen: Progress,
+    pauses: u32,
+    /// The number of messages in the peer's RECALL, which was not answered.
+    asked: Option<u16>,
+    /// The connection is idle, and the reactor waits for the peer's next message.
+    awaits_message: bool,
+}
+
+/// What the reactor does next about a connection.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    /// Examines it again after a pause, doubled so many times.
+    Later(u32),
+    /// Waits for the peer's next message.
+    Watch,
+    /// The connection needs no more memory than a new one.
+    Nothing,
+}
+
+impl Connection {
+    /// The time of [`check_later`](super::Postponed::check_later) has come.
+    pub fn check(&mut self) {
+        self.postponed.checked();
+        self.answer_recall();
+        match self.next_step() {
+            Next::Later(doublings) => self.postponed.check_after(doublings),
+            next => self.idle.awaits_message = next == Next::Watch,
+        }
+        self.publish();
+    }
+
+    fn next_step(&mut self) -> Next {
+        let awaits_peer = self.may_recall() && (self.receive.rings.has_grown() || self.has_left_first_buffer());
+        if self.failed.is_some() || self.send.buffer.is_missing() && !awaits_peer {
+            return Next::Nothing;
+        }
+        let progress = self.progress();
+        let is_in_use = std::mem::replace(&mut self.idle.seen, progress) != progress;
+        if is_in_use || self.available() > 0 || self.has_held() || self.is_flush_awaited() {
+            let most = if is_in_use { PAUSES_IN_USE } else { PAUSES_UNREAD };
+            self.idle.pauses = (self.idle.pauses + 1).min(most);
+            return Next::Later(self.idle.pauses);
+        }
+        self.idle.pauses = 0;
+        self.recall_rings();
+        let is_waiting = !self.return_send_buffer();
+        self.idle.seen = self.progress();
+        if is_waiting {
+            Next::Later(0)
+        } else if awaits_peer {
+            Next::Watch
+        } else {
+            Next::Nothing
+        }
+    }
+
+    fn progress(&self) -> Progress {
+        (self.send.flow.last_wr_id(), self.receive.flow.messages())
+    }
+
+    /// Returns whether the peer's first buffer looks like that of this library.
+    fn may_recall(&self) -> bool {
+        self.send.peer.first.length as usize == FIRST_RING
+    }
+
+    fn has_left_first_buffer(&self) -> bool {
+        self.send.flow.has_left(self.send.peer.first)
+    }
+
+    /// Asks the peer to continue in the first ring, unless it has been asked.
+    fn recall_rings(&mut self) {
+        if !self.may_recall() || !self.receive.rings.has_grown() || !self.has_control() {
+            return;
+        }
+        if let Some(messages) = self.receive.flow.recall() {
+            self.send_or_fail(Control::Recall(messages));
+        }
+    }
+
+    /// Frees the send buffer. Returns false if that has to wait for what was sent.
+    fn return_send_buffer(&mut self) -> bool {
+        if self.send.buffer.is_missing() {
+            return true;
+        }
+        self.reap_send_cq();
+        if self.send.retire_buffer() {
+            self.postponed.call_now();
+            return true;
+        }
+        if self.send.flow.has_unsignaled()
+            && let Err(error) = self.keep_alive()
+        {
+            self.fail(error);
+        }
+        false
+    }
+
+    fn send_or_fail(&mut self, control: Control) {
+        if let Err(error) = self.send_control(Message::Control(control), &[], 0) {
+            self.fail(error);
+        }
+    }
+
+    /// The peer asks this side to continue in the peer's first buffer if it has sent exactly
+    /// `messages` messages.
+    pub(super) fn recall_received(&mut self, messages: u16) {
+        // A peer that does not wait for the answer gets one only.
+        self.idle.asked = Some(messages);
+    }
+
+    /// Answers the peer's RECALL, as soon as a message can be sent.
+    #[inline]
+    pub(super) fn answer_recall(&mut self) {
+        if let Some(messages) = self.idle.asked {
+            self.answer_recall_now(messages);
+        }
+    }
+
+    #[cold]
+    fn answer_recall_now(&mut self, messages: u16) {
+        if self.failed.is_some() || !self.has_control() {
+            return;
+        }
+        self.idle.asked = None;
+        self.use_next_target();
+        // The peer has advertised one more buffer, which is discarded.
+        let moves = self.send.flow.may_return(messages, self.send.peer.first)
+            && self.receive.take_target(self.send.target_entry).is_some();
+        self.send_or_fail(if moves { Control::Recalled } else { Control::Kept });
+        if moves {
+            self.send.flow.return_to(self.send.peer.first);
+            self.send.target_entry = 1 - self.send.target_entry;
+            self.send.target_pending = false;
+        }
+    }
+
+    /// The peer continues in the first ring.
+    pub(super) fn recalled(&mut self) -> Result<(), Violation> {
+        let ring = self.receive.flow.recalled(self.receive.rings.first_size())?;
+        self.receive.rings.return_to_first(ring, &mut self.postponed);
+        Ok(())
+    }
+
+    /// Returns whether the connection is idle and the reactor waits for the peer's next message.
+    #[inline]
+    pub(super) fn awaits_message(&self) -> bool {
+        self.idle.awaits_message
+    }
+
+    /// The reactor does not wait any more: the connection may be in use again.
+    pub fn message_noticed(&mut self) {
+        if std::mem::take(&mut self.idle.awaits_message) {
+            self.postponed.check_later();
+        }
+    }
+}
