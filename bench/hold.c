@@ -144,6 +144,36 @@ static void echo(int fd)
 	NEED(net.recv(fd, &byte, 1, 0) == 1);
 }
 
+/* Each connection has been used, and all of them are idle for so long that rsockets return their buffers. */
+enum { LONG_IDLE = 10, USED = 65536 };
+
+static void use(const struct task *t, const int *fds, bool first)
+{
+	static char bytes[USED];
+
+	for (uint32_t i = 0; i < t->connections; i++) {
+		struct conn used = net_conn(fds[i], BLOCK);
+
+		if (first)
+			put(&used, bytes, USED);
+		get(&used, bytes, USED);
+		if (!first)
+			put(&used, bytes, USED);
+	}
+}
+
+/* The client's memory after that. */
+static void use_and_rest(const struct task *t, const int *fds, long pinned)
+{
+	struct pollfd *polled = all(t, fds);
+
+	use(t, fds, true);
+	printf("locked-used-kb:%u %.1f\n", t->connections, (double)(locked() - pinned) / t->connections);
+	NEED(net.poll(polled, t->connections, t->size * 1000) == 0);
+	printf("locked-again-kb:%u %.1f\n", t->connections, (double)(locked() - pinned) / t->connections);
+	free(polled);
+}
+
 /* The client: COUNT calls, SIZE seconds idle, CONNECTIONS. */
 void hold_client(const struct task *t, const struct conn *first, const struct sockaddr_in *to)
 {
@@ -180,6 +210,10 @@ void hold_client(const struct task *t, const struct conn *first, const struct so
 		echo(fds[t->connections / 2]);
 	printf("echo-one:%u %.3f\n", t->connections, (now() - start) / t->count);
 	fflush(stdout);
+	if (t->size >= LONG_IDLE) {
+		use_and_rest(t, fds, pinned);
+		put(first, &byte, 1);
+	}
 	get(first, &byte, 1);
 	start = now();
 	for (i = 0; i < t->connections; i++)
@@ -229,6 +263,10 @@ void hold_server(const struct task *t, const struct conn *first, int listener)
 	NEED(net.send(fds[t->connections / 2], &byte, 1, 0) == 1);
 	get(first, &byte, 1);
 	echo_one(t, fds);
+	if (t->size >= LONG_IDLE) {
+		use(t, fds, false);
+		get(first, &byte, 1);
+	}
 	for (i = 0; i < t->connections; i++)
 		net.close(fds[i]);
 	put(first, &byte, 1);
