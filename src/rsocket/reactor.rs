@@ -42,11 +42,8 @@ pub trait Service: Send + Sync {
     fn second_is_readable(self: Arc<Self>) -> bool {
         true
     }
-    /// The time of [`check_later`] has come. Returns false if the service is busy: it is called again
-    /// after a pause.
-    fn check(self: Arc<Self>) -> bool {
-        true
-    }
+    /// The time of [`check_later`] has come. Never blocks.
+    fn check(self: Arc<Self>, _key: Key) {}
     /// [`call_soon`] has requested this call. Returns false if the service is busy: it is called
     /// again after a pause.
     fn called(self: Arc<Self>) -> bool {
@@ -175,15 +172,14 @@ pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
     Ok(())
 }
 
-/// As [`watch_once`], from `delay` on.
+/// As [`watch_once`], from `delay` on. Fails as [`call_soon`] does.
 pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
-    let mut guard = lock(key.role());
-    let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
+    let mut guard = lock_in_handler(key, Duration::from_millis(5))?;
+    let reactor = usable(&mut guard, key)?;
     let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
     if registration.second != Some((fd, true)) {
         registration.second = Some((fd, false));
     }
-    registration.busy = 0;
     reactor.set_after(key, Timer::Watches, delay);
     Ok(())
 }
@@ -192,24 +188,40 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
 /// `EAGAIN` if another thread keeps the reactor's lock, which may wait for the one of malloc(3) that
 /// the caller's thread holds, and with `EBADF` if the thread or the registration does not exist.
 pub fn call_soon(key: Key) -> Result<()> {
-    set_in_handler(key, Timer::Calls, Instant::now())
+    let mut guard = lock_in_handler(key, Duration::from_millis(5))?;
+    let reactor = usable(&mut guard, key)?;
+    reactor.set_timer(key, Timer::Calls, Some(Instant::now()));
+    Ok(())
 }
 
 /// Makes the thread call [`Service::check`] after `pause`. As [`call_soon`].
-pub fn check_later(key: Key, pause: Duration) -> Result<()> {
-    set_in_handler(key, Timer::Checks, Instant::now() + pause)
+pub fn try_check_later(key: Key, pause: Duration) -> Result<()> {
+    // Each call that grows a buffer during a fork(2), which holds the lock, waits so long.
+    let mut guard = lock_in_handler(key, Duration::from_millis(1))?;
+    let reactor = usable(&mut guard, key)?;
+    reactor.set_timer(key, Timer::Checks, Some(Instant::now() + pause));
+    Ok(())
 }
 
-/// Sets a timer, maybe in a signal handler.
-fn set_in_handler(key: Key, kind: Timer, time: Instant) -> Result<()> {
-    const LOCK_TIMEOUT: Duration = Duration::from_millis(5);
-    let mut guard = REACTORS[key.role() as usize].lock_within(LOCK_TIMEOUT).ok_or(Errno::EAGAIN)?;
+/// As [`try_check_later`], in a thread of the reactor.
+pub fn check_later(key: Key, pause: Duration) {
+    if let Some(reactor) = lock(key.role()).as_mut() {
+        reactor.set_timer(key, Timer::Checks, Some(Instant::now() + pause));
+    }
+}
+
+/// Takes the lock in a thread that may be running a signal handler.
+fn lock_in_handler(key: Key, limit: Duration) -> Result<Guard<'static, Option<Reactor>>> {
+    let mut guard = REACTORS[key.role() as usize].lock_within(limit).ok_or(Errno::EAGAIN)?;
     leave_to_parent(&mut guard);
+    Ok(guard)
+}
+
+/// Returns the reactor of a registration. Fails with `EBADF` if either does not exist.
+fn usable(guard: &mut Option<Reactor>, key: Key) -> Result<&mut Reactor> {
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
-    let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
-    registration.busy = 0;
-    reactor.set_timer(key, kind, Some(time));
-    Ok(())
+    reactor.registrations.get_mut(&key).map(|registration| registration.busy = 0).ok_or(Errno::EBADF)?;
+    Ok(reactor)
 }
 
 /// Disables a descriptor for `time`: its events cannot be handled now, and other services must not

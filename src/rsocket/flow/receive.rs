@@ -7,7 +7,8 @@
 //! A new stream has a small ring, which is advertised as a whole. When half of it is used, a ring
 //! of the full size is added. If there is no memory for that, the small ring is advertised again
 //! when all of it has been read. The bytes of the small ring count as the beginning of the full
-//! ring, so the halves end where they would without a small ring: at multiples of 64 KB by default.
+//! ring, so the halves end where they would without a small ring: at multiples of 64 KB by default,
+//! from the beginning or from the last recall of the rings on ([`Receiver::recall`]).
 //! Programs that write blocks of a power of two when poll(2) reports space rely on that. A block
 //! that does not fit into the half makes a blocking send wait until the peer has read; two such
 //! programs that send to each other would wait forever.
@@ -163,8 +164,10 @@ pub struct Receiver {
     /// Messages received, and the limit that the peer was given.
     messages: u16,
     limit: u16,
-    /// The number of messages that the peer was asked for in a RECALL, until it answers.
+    /// The number of messages that the peer was asked for in a RECALL, until it answers, and the one
+    /// for which it has refused.
     recall: Option<u16>,
+    refused: Option<u16>,
 }
 
 impl Receiver {
@@ -192,6 +195,7 @@ impl Receiver {
             messages: 0,
             limit: credits,
             recall: None,
+            refused: None,
         }
     }
 

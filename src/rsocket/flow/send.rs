@@ -25,8 +25,8 @@ const UNDERUSED_AFTER: u32 = 64;
 /// Credits that are not used on iWARP, or fewer if the peer has a small receive queue. Messages
 /// without credit use up receives, too, and the reference posts receives for its credits only. At
 /// most eight such messages arrive before the peer processes one: two SGL entries, two credit
-/// updates, RECALL and the answer to one, SHUTDOWN and DISCONNECT. InfiniBand and RoCE retry until there is a receive, iWARP ends
-/// the connection.
+/// updates, RECALL and the answer to one, SHUTDOWN and DISCONNECT. InfiniBand and RoCE retry until
+/// there is a receive, iWARP ends the connection.
 const RESERVED_CREDITS: u16 = 8;
 
 /// Sizes that are fixed when the connection is created.
@@ -88,6 +88,8 @@ pub struct Sender {
     /// The last work request posted, and the last one known to be complete.
     last_wr_id: u64,
     completed_wr_id: u64,
+    /// Number of work requests of control messages.
+    control_requests: u64,
     /// Entries and bytes of the unsignaled requests after the last signaled one.
     unsignaled_entries: u32,
     unsignaled_bytes: u32,
@@ -127,6 +129,7 @@ impl Sender {
             outstanding,
             last_wr_id: 0,
             completed_wr_id: 0,
+            control_requests: 0,
             unsignaled_entries: 0,
             unsignaled_bytes: 0,
             peak: 0,
@@ -340,6 +343,7 @@ impl Sender {
     /// which is signaled.
     pub fn take_control(&mut self, entries: u32) -> u64 {
         self.last_wr_id += u64::from(entries);
+        self.control_requests += u64::from(entries);
         self.free_controls -= 1;
         self.signal(true);
         self.last_wr_id

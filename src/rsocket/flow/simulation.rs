@@ -127,10 +127,21 @@ impl Simulation {
     }
 
     /// Sometimes both programs pause until everything has arrived, and either end recalls its rings.
+    /// If they still pause, both peers follow.
     fn rest(&mut self) {
         if !self.random.chance(4) {
             return;
         }
+        self.settle();
+        self.ends.iter_mut().for_each(End::recall);
+        if self.random.chance(2) {
+            self.settle();
+            assert!(!self.ends.iter().any(End::keeps_memory), "an idle end keeps memory");
+        }
+    }
+
+    /// The programs read everything and send nothing more, until nothing changes.
+    fn settle(&mut self) {
         let mut previous = None;
         while previous != Some(self.changes()) {
             previous = Some(self.changes());
@@ -142,7 +153,6 @@ impl Simulation {
                 to.poll();
             }
         }
-        self.ends.iter_mut().for_each(End::recall);
     }
 
     fn changes(&self) -> u64 {

@@ -80,7 +80,10 @@ fn run(role: Role, number: usize) {
             let Expired::Calls(key, service, was_busy, kind) = expired else { continue };
             let is_done = match kind {
                 Timer::Calls => service.called(),
-                Timer::Checks => service.check(),
+                Timer::Checks => {
+                    service.check(key);
+                    true
+                }
                 _ => service.expired(key),
             };
             if !is_done {

@@ -6,8 +6,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::accept::REQUESTS_PER_TURN;
+use super::held::HoldsData;
 use super::{Guard, Notice, Phase, State, Stream, held, starting};
 use crate::errno::Errno;
+use crate::rsocket::config::defaults;
 use crate::rsocket::reactor::{self, Key, LOCK_TIMEOUT, Service};
 
 /// Delay after which the reactor retries after a lack of memory or descriptors.
@@ -50,8 +52,11 @@ impl Service for Stream {
         true
     }
 
-    fn check(self: Arc<Self>) -> bool {
-        let Some(mut state) = self.lock_to_serve() else { return false };
+    fn check(self: Arc<Self>, key: Key) {
+        // A stream whose lock is taken is in use.
+        let Some(mut state) = self.try_lock() else {
+            return reactor::check_later(key, Duration::from_millis(defaults().idle_time_ms.into()));
+        };
         self.process_completions(&mut state);
         let is_connected = matches!(state.phase, Phase::Connected);
         if let Some(connection) = state.connection.as_mut().filter(|_| is_connected) {
@@ -61,9 +66,9 @@ impl Service for Stream {
                 self.notify(Notice::Changed);
             } else {
                 starting::attend(&*self, &mut state);
+                Self::check_without_watch(&mut state);
             }
         }
-        true
     }
 
     fn second_is_readable(self: Arc<Self>) -> bool {

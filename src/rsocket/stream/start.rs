@@ -22,8 +22,18 @@ impl Stream {
     /// The reactor has found the channel readable: it watches the channel of a new connection
     /// again.
     pub(super) fn watch_start_again(state: &mut State) {
-        if state.connection.as_ref().is_some_and(|connection| connection.is_starting()) {
+        if <Self as Starts>::is_starting(state) {
             Self::watch_start(state);
+        }
+    }
+
+    /// If an idle stream's next message will not be noticed, the stream is examined again.
+    pub(super) fn check_without_watch(state: &mut State) {
+        if let Some(connection) = &mut state.connection
+            && connection.awaits_message()
+            && connection.channel.watch == Watch::None
+        {
+            connection.check_again();
         }
     }
 
@@ -45,8 +55,11 @@ impl Starts for Stream {
 
     #[inline]
     fn is_starting(state: &State) -> bool {
-        let is_new = state.connection.as_ref().is_some_and(|connection| connection.is_starting());
-        is_new && matches!(state.phase, Phase::Connected) && !state.eof
+        let Some(connection) = state.connection.as_ref().filter(|_| matches!(state.phase, Phase::Connected)) else {
+            return false;
+        };
+        // The peer of an idle stream may ask or answer after its last data, too.
+        connection.awaits_message() || connection.is_starting() && !state.eof
     }
 
     #[inline]

@@ -92,6 +92,19 @@ static void stays(void)
 	ends();
 }
 
+/* The next message crosses the question: the peer is asked again, whoever has read the answer. */
+static void is_asked_again(void)
+{
+	connects();
+	is_asked();
+	EXPECT(peer_data(&peer, PIECES * PIECE, "hello") && peer_word(&peer, WORD(CONTROL, KEPT)));
+	EXPECT(recv_all(peer.victim, (char[5]){ 0 }, 5) == 5);
+	EXPECT(peer_next_word(&peer) == WORD(CONTROL, RECALL | (PIECES + 1) << 8));
+	EXPECT(peer_word(&peer, WORD(CONTROL, RECALLED)));
+	says(0);
+	ends();
+}
+
 static void does_not_answer(void)
 {
 	connects();
@@ -203,6 +216,7 @@ int main(int argc, char **argv)
 	start(argc, argv);
 	CASE(follows);
 	CASE(stays);
+	CASE(is_asked_again);
 	CASE(does_not_answer);
 	CASE(writes_where_it_wrote);
 	CASE(sends_first);

@@ -192,7 +192,24 @@ static void data_crosses(void)
 			EXPECT(recv_all(pair->client, in, len) == len && filled(in, len, round, 0));
 		}
 	}
+	shrinks_to(2 * END_KB);
 	rs_pair_close(pair);
+}
+
+/* One direction has ended: the other one is idle like that of any stream. */
+static void half_closed(void)
+{
+	struct rspair *pair = pairs;
+
+	open_pairs();
+	for (int i = 0; i < PAIRS; i++) {
+		EXPECT(!rshutdown(pairs[i].client, SHUT_WR));
+		transfer(pairs[i].server, pairs[i].client, 1);
+	}
+	shrinks_to(2 * PAIRS * END_KB);
+	EXPECT(recv_all(pair->server, in, 1) == 0);
+	transfer(pair->server, pair->client, 2);
+	close_pairs();
 }
 
 int main(int argc, char **argv)
@@ -204,5 +221,6 @@ int main(int argc, char **argv)
 	CASE(unread_data_stays);
 	CASE(mappings_stay);
 	CASE(data_crosses);
+	CASE(half_closed);
 	return finish();
 }

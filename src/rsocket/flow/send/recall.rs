@@ -22,9 +22,9 @@ impl Sender {
         self.target != first
     }
 
-    /// Returns the last work request that was posted.
-    pub fn last_wr_id(&self) -> u64 {
-        self.last_wr_id
+    /// Returns the number of work requests that were posted, without those of control messages.
+    pub fn posted(&self) -> u64 {
+        self.last_wr_id - self.control_requests
     }
 
     /// Returns whether the completion of a later work request has to show that the last ones have

@@ -284,9 +284,12 @@ impl End {
             self.receiver.resize_failed();
         } else if requested || resizes.chance(10) {
             let size = resizes.pick(&[2, 3, 4, 16, 17, 64, 1000, 4096, 8192]);
-            let small = resizes.chance(4);
+            if self.setup.small && self.first_ring.is_none() && resizes.chance(4) {
+                self.first_ring = Some(self.receiver.add_small_ring(self.setup.ring));
+                return;
+            }
+            let small = !self.setup.small && resizes.chance(4);
             let ring = if small { self.receiver.add_small_ring(size) } else { self.receiver.add_ring(size, None) };
-            self.first_ring.take_if(|first| *first == ring);
             assert!(self.unread.iter().all(|part| part.memory != ring), "a ring that is in use still");
             self.memory[ring] = vec![0; size as usize];
         }
@@ -302,10 +305,11 @@ impl End {
     fn take(&mut self, len: u64) {
         self.remove_unread(len);
         if let Some(ended) = self.receiver.take(len) {
-            let ended = self.place(ended);
-            assert!(self.unread.iter().all(|part| part.memory != ended), "a ring that is in use still");
-            if ended != FIRST {
-                self.memory[ended].clear();
+            let place = self.place(ended);
+            assert!(self.unread.iter().all(|part| part.memory != place), "a ring that is in use still");
+            match place {
+                FIRST => self.first_ring = None,
+                _ => self.memory[place].clear(),
             }
         }
         self.send_credit_updates();

@@ -53,6 +53,9 @@ impl Connection {
             edge: mem::take(&mut self.send.pending_edge),
             ..Outcome::default()
         };
+        if completed > 0 {
+            self.message_noticed();
+        }
         loop {
             for wc in &batch.0[..completed] {
                 // SAFETY: the provider has initialised the first `completed` entries
@@ -133,6 +136,7 @@ impl Connection {
             }
             Message::Control(Control::Disconnect) => {
                 (outcome.disconnect, outcome.edge) = (true, true);
+                self.is_over();
             }
             Message::Control(Control::Shutdown) => {
                 (outcome.eof, outcome.edge) = (true, true);

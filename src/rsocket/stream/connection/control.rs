@@ -14,7 +14,13 @@ impl Connection {
     /// Sends a control message. Fails with `EAGAIN` while all reserved ones are outstanding.
     pub fn control(&mut self, control: Control) -> Result<()> {
         self.send_held();
-        if self.has_control() { self.send_control(Message::Control(control), &[], 0) } else { Err(Errno::EAGAIN) }
+        if !self.has_control() {
+            return Err(Errno::EAGAIN);
+        }
+        if control == Control::Disconnect {
+            self.is_over();
+        }
+        self.send_control(Message::Control(control), &[], 0)
     }
 
     /// Returns whether a control message can be sent.
@@ -125,6 +131,7 @@ impl Connection {
         let bytes = wire::emit_iomap(mapping, self.send.peer.swap);
         let sg_list = if inline { inline_sge(&bytes) } else { self.send.buffer.fill(&self.qp, &bytes[..], offset)? };
         let (wr_id, signaled) = self.send.flow.take_update(space);
+        self.postponed.check_later();
         let addr = self.send.peer.sgl + (SGL * SGL_ENTRY + usize::from(index) * IOMAP_ENTRY) as u64;
         let rkey = self.send.peer.rkey;
         let message = Some(Message::Iomap(index));

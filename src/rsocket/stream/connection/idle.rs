@@ -16,7 +16,8 @@ use crate::rsocket::wire::{Control, Message};
 const PAUSES_IN_USE: u32 = 1;
 const PAUSES_UNREAD: u32 = 5;
 
-/// What has been sent and received: it does not change while a connection is idle.
+/// What has been sent and received, but for control messages: it does not change while a connection
+/// is idle.
 type Progress = (u64, u16);
 
 /// See the module.
@@ -29,6 +30,8 @@ pub(super) struct Idle {
     asked: Option<u16>,
     /// The connection is idle, and the reactor waits for the peer's next message.
     awaits_message: bool,
+    /// DISCONNECT was sent or received: nothing may follow it. On iWARP the QP may not take it.
+    is_over: bool,
 }
 
 /// What the reactor does next about a connection.
@@ -46,32 +49,44 @@ impl Connection {
     /// The time of [`check_later`](super::Postponed::check_later) has come.
     pub fn check(&mut self) {
         self.postponed.checked();
-        self.answer_recall();
-        match self.next_step() {
-            Next::Later(doublings) => self.postponed.check_after(doublings),
-            next => self.idle.awaits_message = next == Next::Watch,
+        let next = self.next_step();
+        self.idle.awaits_message = next == Next::Watch;
+        if let Next::Later(doublings) = next {
+            self.postponed.check_again(doublings);
         }
         self.publish();
     }
 
+    /// The reactor does not watch although [`check`](Self::check) requires it.
+    pub fn check_again(&mut self) {
+        self.postponed.check_again(0);
+    }
+
     fn next_step(&mut self) -> Next {
+        if self.failed.is_some() || self.idle.is_over {
+            return Next::Nothing;
+        }
+        self.answer_recall();
+        let has_garbage = self.has_garbage() && !self.postponed.call_now();
+        if has_garbage || self.idle.asked.is_some() {
+            return Next::Later(0);
+        }
         let awaits_peer = self.may_recall() && (self.receive.rings.has_grown() || self.has_left_first_buffer());
-        if self.failed.is_some() || self.send.buffer.is_missing() && !awaits_peer {
+        if self.send.buffer.is_missing() && !awaits_peer {
             return Next::Nothing;
         }
         let progress = self.progress();
         let is_in_use = std::mem::replace(&mut self.idle.seen, progress) != progress;
         if is_in_use || self.available() > 0 || self.has_held() || self.is_flush_awaited() {
-            let most = if is_in_use { PAUSES_IN_USE } else { PAUSES_UNREAD };
-            self.idle.pauses = (self.idle.pauses + 1).min(most);
-            return Next::Later(self.idle.pauses);
+            return self.later(if is_in_use { PAUSES_IN_USE } else { PAUSES_UNREAD });
         }
-        self.idle.pauses = 0;
-        self.recall_rings();
-        let is_waiting = !self.return_send_buffer();
-        self.idle.seen = self.progress();
-        if is_waiting {
-            Next::Later(0)
+        // A ring that was read to its end may still be the present one.
+        self.take(0);
+        let has_asked = self.recall_rings();
+        self.postponed.retire();
+        let is_freed = self.return_send_buffer();
+        if !is_freed || !has_asked {
+            self.later(PAUSES_UNREAD)
         } else if awaits_peer {
             Next::Watch
         } else {
@@ -79,8 +94,19 @@ impl Connection {
         }
     }
 
+    fn later(&mut self, most: u32) -> Next {
+        let doublings = self.idle.pauses.min(most);
+        self.idle.pauses = doublings + 1;
+        Next::Later(doublings)
+    }
+
     fn progress(&self) -> Progress {
-        (self.send.flow.last_wr_id(), self.receive.flow.messages())
+        (self.send.flow.posted(), self.receive.flow.messages())
+    }
+
+    /// Returns whether there is memory that nobody has freed yet.
+    fn has_garbage(&self) -> bool {
+        self.receive.rings.has_released() || self.send.buffer.has_old()
     }
 
     /// Returns whether the peer's first buffer looks like that of this library.
@@ -92,14 +118,18 @@ impl Connection {
         self.send.flow.has_left(self.send.peer.first)
     }
 
-    /// Asks the peer to continue in the first ring, unless it has been asked.
-    fn recall_rings(&mut self) {
-        if !self.may_recall() || !self.receive.rings.has_grown() || !self.has_control() {
-            return;
+    /// Asks the peer to continue in the first ring, if this side uses others. Returns false if that
+    /// has to wait.
+    fn recall_rings(&mut self) -> bool {
+        if !self.may_recall() || !self.receive.rings.has_grown() || self.receive.flow.was_asked() {
+            return true;
         }
-        if let Some(messages) = self.receive.flow.recall() {
-            self.send_or_fail(Control::Recall(messages));
+        if !self.has_control() {
+            return false;
         }
+        let Some(messages) = self.receive.flow.recall() else { return false };
+        self.send_or_fail(Control::Recall(messages));
+        true
     }
 
     /// Frees the send buffer. Returns false if that has to wait for what was sent.
@@ -109,8 +139,7 @@ impl Connection {
         }
         self.reap_send_cq();
         if self.send.retire_buffer() {
-            self.postponed.call_now();
-            return true;
+            return self.postponed.call_now();
         }
         if self.send.flow.has_unsignaled()
             && let Err(error) = self.keep_alive()
@@ -124,6 +153,11 @@ impl Connection {
         if let Err(error) = self.send_control(Message::Control(control), &[], 0) {
             self.fail(error);
         }
+    }
+
+    /// DISCONNECT was sent or received.
+    pub(super) fn is_over(&mut self) {
+        self.idle.is_over = true;
     }
 
     /// The peer asks this side to continue in the peer's first buffer if it has sent exactly
@@ -143,8 +177,11 @@ impl Connection {
 
     #[cold]
     fn answer_recall_now(&mut self, messages: u16) {
-        if self.failed.is_some() || !self.has_control() {
+        if self.failed.is_some() || self.idle.is_over {
             return;
+        }
+        if !self.has_control() {
+            return self.postponed.check_later();
         }
         self.idle.asked = None;
         self.use_next_target();
@@ -162,20 +199,25 @@ impl Connection {
     /// The peer continues in the first ring.
     pub(super) fn recalled(&mut self) -> Result<(), Violation> {
         let ring = self.receive.flow.recalled(self.receive.rings.first_size())?;
-        self.receive.rings.return_to_first(ring, &mut self.postponed);
+        self.receive.rings.return_to_first(ring);
+        if !self.postponed.call_now() {
+            // The reactor is not called by each thread at any time, but comes.
+            self.postponed.check_later();
+        }
         Ok(())
     }
 
     /// Returns whether the connection is idle and the reactor waits for the peer's next message.
     #[inline]
-    pub(super) fn awaits_message(&self) -> bool {
-        self.idle.awaits_message
+    pub fn awaits_message(&self) -> bool {
+        self.idle.awaits_message && self.failed.is_none()
     }
 
-    /// The reactor does not wait any more: the connection may be in use again.
+    /// A message has arrived: the connection may be in use again.
+    #[inline]
     pub fn message_noticed(&mut self) {
-        if std::mem::take(&mut self.idle.awaits_message) {
-            self.postponed.check_later();
+        if self.idle.awaits_message {
+            self.idle.awaits_message = !self.postponed.check_later_now();
         }
     }
 }

@@ -49,6 +49,8 @@ pub(super) struct Postponed {
     is_called: bool,
     /// The reactor will look whether the connection is idle.
     is_checked: bool,
+    /// The connection is idle: the reactor frees what is ready.
+    is_retired: bool,
     /// The reactor uses the PD without the stream's lock.
     is_busy: bool,
     /// A call has waited for the first send buffer in vain, and there is none since.
@@ -81,10 +83,10 @@ impl Postponed {
         self.is_called
     }
 
-    /// Calls the reactor, which frees what is not used any more. Returns false if it cannot come.
-    pub fn call_now(&mut self) -> bool {
-        self.is_called |= self.key.is_some_and(|key| reactor::call_soon(key).is_ok());
-        self.is_called
+    /// Calls the reactor, which frees what is not used any more. Returns false if it cannot be called
+    /// now. Other calls of this connection still allocate and free what they need to.
+    pub fn call_now(&self) -> bool {
+        self.key.is_some_and(|key| reactor::call_soon(key).is_ok())
     }
 
     /// The connection has more memory than a new one, or its peer may have: the reactor looks later
@@ -92,18 +94,42 @@ impl Postponed {
     #[inline]
     pub fn check_later(&mut self) {
         if !self.is_checked {
-            self.check_after(0);
+            self.check_later_now();
         }
     }
 
-    /// The reactor looks after a pause, doubled so many times. If it cannot, the next growth of a
-    /// buffer tries again.
+    /// As [`check_later`](Self::check_later). Returns whether the reactor will look. If not, the next
+    /// growth of a buffer tries again.
     #[cold]
     #[inline(never)]
-    pub fn check_after(&mut self, doublings: u32) {
-        let time = Duration::from_millis(defaults().idle_time_ms.into()) * (1 << doublings);
-        let key = self.key.filter(|_| !time.is_zero());
-        self.is_checked = key.is_some_and(|key| reactor::check_later(key, time).is_ok());
+    pub fn check_later_now(&mut self) -> bool {
+        if let Some((key, time)) = self.idle_timer()
+            && !self.is_checked
+        {
+            self.is_checked = reactor::try_check_later(key, time).is_ok();
+        }
+        self.is_checked
+    }
+
+    /// In the reactor's thread: it looks again after a pause, doubled so many times.
+    pub fn check_again(&mut self, doublings: u32) {
+        if let Some((key, time)) = self.idle_timer() {
+            reactor::check_later(key, time * (1 << doublings));
+            self.is_checked = true;
+        }
+    }
+
+    fn idle_timer(&self) -> Option<(Key, Duration)> {
+        let time = Duration::from_millis(defaults().idle_time_ms.into());
+        self.key.filter(|_| !time.is_zero()).map(|key| (key, time))
+    }
+
+    /// What was prepared for calls and is not used is not needed any more.
+    pub fn retire(&mut self) {
+        self.is_retired = self.ready.ring.is_some() || self.ready.send_buffer.is_some();
+        if self.is_retired {
+            self.call_now();
+        }
     }
 
     /// The reactor has looked.
@@ -242,10 +268,11 @@ impl Connection {
         postponed.is_busy = true;
         postponed.in_work =
             [&postponed.ring, &postponed.send_buffer].map(|order| order.as_ref().map(|order| order.size));
-        // What is ready and not used will not be: another size has been ordered.
+        // What is ready and not used will not be: another size has been ordered, or none is needed.
+        let is_retired = std::mem::take(&mut postponed.is_retired);
         let stale = Ready {
-            ring: postponed.ready.ring.take_if(|_| postponed.ring.is_some()),
-            send_buffer: postponed.ready.send_buffer.take_if(|_| postponed.send_buffer.is_some()),
+            ring: postponed.ready.ring.take_if(|_| is_retired || postponed.ring.is_some()),
+            send_buffer: postponed.ready.send_buffer.take_if(|_| is_retired || postponed.send_buffer.is_some()),
             writes: None,
         };
         Some(Chores {

@@ -245,11 +245,10 @@ impl ReceiveSide {
 }
 
 impl Connection {
-    /// Returns whether the stream is new, and the peer will need more space than it has, or idle, and
-    /// the peer may have to be answered.
+    /// Returns whether the stream is new, and the peer will need more space than it has.
     #[inline]
     pub fn is_starting(&self) -> bool {
-        (self.receive.flow.is_starting() || self.awaits_message()) && self.failed.is_none()
+        self.receive.flow.is_starting() && self.failed.is_none()
     }
 
     /// Returns the number of bytes that the program can read.

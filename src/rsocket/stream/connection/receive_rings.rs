@@ -164,7 +164,8 @@ impl Rings {
     /// Returns whether there is more memory than that of the first ring.
     #[inline]
     pub fn has_grown(&self) -> bool {
-        self.first_size < self.full_size && self.grown.iter().any(Option::is_some)
+        let mut grown = self.grown.iter().zip(self.released);
+        self.first_size < self.full_size && grown.any(|(ring, is_released)| ring.is_some() && !is_released)
     }
 
     /// Returns the size of the first ring.
@@ -172,19 +173,17 @@ impl Rings {
         self.first_size
     }
 
-    /// The first ring is used again, as ring 0 or 1, and no other one is.
+    /// The first ring is used again, as ring 0 or 1, and no other one is: the reactor has to free
+    /// them.
     #[cold]
-    pub fn return_to_first(&mut self, ring: usize, postponed: &mut Postponed) {
+    pub fn return_to_first(&mut self, ring: usize) {
         self.rings[ring & 1] = self.first;
         self.size = self.first_size;
         self.released = self.grown.each_ref().map(Option::is_some);
-        if !postponed.call_now() {
-            drop(self.take_released());
-        }
     }
 
     /// Returns whether a call has released a ring and could not free it.
-    fn has_released(&self) -> bool {
+    pub fn has_released(&self) -> bool {
         self.released != [false; 2]
     }
 

@@ -114,6 +114,11 @@ impl SendBuffer {
         self.size < self.first_size
     }
 
+    /// Returns whether a previous buffer has not been freed.
+    pub fn has_old(&self) -> bool {
+        self.old.is_some()
+    }
+
     /// Returns whether the buffer is to be allocated by the next message that needs it.
     #[inline]
     pub fn is_missing(&self) -> bool {

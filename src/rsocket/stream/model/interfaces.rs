@@ -59,6 +59,9 @@ impl EventSource for Stream {
                 self.all_sent.raise();
             }
         }
+        if any && mem::take(&mut state.idle) {
+            self.all_sent.raise();
+        }
         let mut queue = self.cq.queue.lock().unwrap();
         if state.waiting_for_space > 0 || state.held {
             any |= queue.sent > 0;
@@ -206,7 +209,7 @@ impl Starts for Stream {
     }
 
     fn is_starting(state: &State) -> bool {
-        state.starting
+        state.starting || state.idle
     }
 
     fn is_watched(state: &State) -> bool {

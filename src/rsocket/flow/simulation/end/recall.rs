@@ -27,9 +27,15 @@ impl End {
         if !self.setup.small || self.shutdown || !self.sender.has_control() {
             return;
         }
+        self.take(0);
         if let Some(messages) = self.receiver.recall() {
             self.control(Some(Message::Control(Control::Recall(messages))), Effect::Nothing, 1);
         }
+    }
+
+    /// Returns whether the peer has other memory than the first ring's, and could be asked.
+    pub fn keeps_memory(&self) -> bool {
+        self.setup.small && !self.shutdown && !self.ended && self.receiver.uses_others()
     }
 
     /// Answers the peer, if a control message can be sent.
