@@ -46,6 +46,8 @@ impl Stream {
             _ => return Err(Errno::EINVAL),
         };
         let mut state = self.enter()?;
+        // As with TCP, a later rconnect(3) fails with EISCONN.
+        state.success_unreported = false;
         match state.phase {
             Phase::Connected => {}
             Phase::Disconnected => return Ok(()),

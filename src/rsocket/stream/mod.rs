@@ -109,6 +109,9 @@ struct State {
     id: Option<CmId>,
     /// The address that the program has bound, with the port that was assigned.
     bound: Option<SockAddr>,
+    /// An attempt to connect has succeeded, and no call has reported that yet: the next rconnect(3)
+    /// does.
+    success_unreported: bool,
     /// The program has shut down reading.
     shut_read: bool,
     /// The program has shut down writing.
@@ -183,6 +186,7 @@ impl Stream {
                 unconnected: None,
                 id: Some(id),
                 bound: None,
+                success_unreported: false,
                 shut_read: false,
                 shut_write: false,
                 eof: false,

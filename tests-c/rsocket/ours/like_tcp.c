@@ -5,6 +5,7 @@
 #include "cases.h"
 #include "rscommon.h"
 
+#include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
 
@@ -523,13 +524,16 @@ static union address goal;
 
 static void do_nothing(int signal) { (void)signal; }
 
-/* Interrupted by a signal: the next call waits for the same attempt. */
-static void *connect_twice(void *unused)
+/* Makes so many calls. */
+static void *connect_again(void *calls)
 {
 	connector = gettid();
-	for (attempts = 1; attempts <= 2; attempts++)
+	for (int i = 1; i <= *(int *)calls; i++) {
+		attempts = i;
 		SEE(connect_to(connecting, goal));
-	return unused;
+	}
+	attempts = INT_MAX;
+	return NULL;
 }
 
 /* Returns when the thread sleeps in this call, or has returned from it. */
@@ -539,8 +543,8 @@ static void await_sleep(int attempt)
 		asleep = attempts == attempt && sleeps(connector) ? asleep + 1 : 0;
 }
 
-/* A full backlog keeps the client waiting until the connection before is accepted. */
-static void connect_again_after_a_signal(void)
+/* A full backlog keeps the client waiting until the connection before is accepted: during its second call, or before that. */
+static void connect_again_after_a_signal(int calls)
 {
 	struct sigaction action = { .sa_handler = do_nothing };
 	int listener = listener_at(&goal), first = client(), server;
@@ -551,15 +555,38 @@ static void connect_again_after_a_signal(void)
 	await(listener, POLLIN);
 	connecting = client();
 	attempts = 0;
-	EXPECT(!pthread_create(&thread, NULL, connect_twice, NULL));
+	EXPECT(!pthread_create(&thread, NULL, connect_again, &calls));
 	await_sleep(1);
 	EXPECT(!pthread_kill(thread, SIGUSR1));
 	await_sleep(2);
 	EXPECT((server = now->accept(listener, NULL, NULL)) >= 0);
 	EXPECT(!pthread_join(thread, NULL));
+	await(connecting, POLLOUT);
+	for (int i = 0; i < 2; i++)
+		SEE(connect_to(connecting, goal));
 	see_use(connecting, listener);
 	EXPECT(!now->close(server) && !now->close(listener) && !now->close(first) && !now->close(connecting));
 }
+static void connect_waits_after_a_signal(void) { connect_again_after_a_signal(2); }
+static void connect_succeeds_after_a_signal(void) { connect_again_after_a_signal(1); }
+
+/* The attempt of a call that does not block succeeds: the next call returns that, unless the socket was shut down. */
+static void connect_again_after_success(int how)
+{
+	union address to;
+	int listener = listener_at(&to), fd = client();
+
+	blocking(fd, false);
+	SEE(connect_to(fd, to));
+	await(fd, POLLOUT);
+	if (how >= 0)
+		SEE(now->shutdown(fd, how));
+	for (int i = 0; i < 2; i++)
+		SEE(connect_to(fd, to));
+	EXPECT(!now->close(fd) && !now->close(listener));
+}
+static void success_is_returned_once(void) { connect_again_after_success(-1); }
+static void no_success_after_shutdown(void) { connect_again_after_success(SHUT_WR); }
 
 /* The time-out for sending ends a call, but not the attempt. */
 static void connect_again_times_out(void)
@@ -618,7 +645,10 @@ int main(int argc, char **argv)
 	BOTH(connecting_shut_wr);
 	BOTH(connecting_shut_rdwr);
 	BOTH(blocking_connect_shut_down);
-	BOTH(connect_again_after_a_signal);
+	BOTH(connect_waits_after_a_signal);
+	BOTH(connect_succeeds_after_a_signal);
+	BOTH(success_is_returned_once);
+	BOTH(no_success_after_shutdown);
 	BOTH(connect_again_times_out);
 	return finish();
 }
