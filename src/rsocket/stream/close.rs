@@ -60,21 +60,6 @@ impl Stream {
         Ok(())
     }
 
-    /// Shutting down a listener for reading stops it, as with TCP: new connections are refused,
-    /// unaccepted connections are dropped, and the socket keeps its address.
-    fn stop_listening(&self, mut state: Guard<'_>) -> Result<()> {
-        let Phase::Listening(listening) = &mut state.phase else { return Ok(()) };
-        let streams = listening.take_all();
-        let result = self.reset(&mut state);
-        state.shut_read = true;
-        drop(state);
-        self.notify(Notice::Changed);
-        for stream in streams {
-            stream.close_unaccepted();
-        }
-        result
-    }
-
     /// Shutting down either direction of a connecting socket cancels the attempt, as with TCP. The
     /// socket keeps its address and can connect again.
     fn cancel_connect(&self, state: &mut State) -> Result<()> {
@@ -201,7 +186,7 @@ impl Stream {
             self.close_inherited_fds();
             return Ok(());
         }
-        let mut state = self.lock();
+        let mut state = self.wait_for_rejects(self.lock());
         if state.is_closed() {
             return Err(Errno::EBADF);
         }
