@@ -2,108 +2,10 @@
  * States and errors of stream rsockets where they are those of TCP's sockets: each case makes the same calls on kernel sockets
  * and on rsockets and compares what it observed. The reference differs in most of them.
  */
-#include "cases.h"
-#include "rscommon.h"
+#include "both_sides.h"
 
 #include <limits.h>
 #include <signal.h>
-#include <stdarg.h>
-
-/* The C library declares these with unions of pointers. */
-static int tcp_bind(int fd, const struct sockaddr *addr, socklen_t len) { return bind(fd, addr, len); }
-static int tcp_accept(int fd, struct sockaddr *addr, socklen_t *len) { return accept(fd, addr, len); }
-static int tcp_connect(int fd, const struct sockaddr *addr, socklen_t len) { return connect(fd, addr, len); }
-static int tcp_getsockname(int fd, struct sockaddr *addr, socklen_t *len) { return getsockname(fd, addr, len); }
-
-static const struct side {
-	const char *name;
-	int (*socket)(int domain, int type, int protocol);
-	int (*bind)(int fd, const struct sockaddr *addr, socklen_t len);
-	int (*listen)(int fd, int backlog);
-	int (*accept)(int fd, struct sockaddr *addr, socklen_t *len);
-	int (*connect)(int fd, const struct sockaddr *addr, socklen_t len);
-	int (*shutdown)(int fd, int how);
-	int (*close)(int fd);
-	int (*poll)(struct pollfd *fds, nfds_t count, int timeout);
-	int (*fcntl)(int fd, int command, ...);
-	ssize_t (*send)(int fd, const void *buf, size_t len, int flags);
-	ssize_t (*recv)(int fd, void *buf, size_t len, int flags);
-	int (*setsockopt)(int fd, int level, int name, const void *value, socklen_t len);
-	int (*getsockopt)(int fd, int level, int name, void *value, socklen_t *len);
-	int (*getsockname)(int fd, struct sockaddr *addr, socklen_t *len);
-} sides[] = {
-	{ "TCP", socket, tcp_bind, listen, tcp_accept, tcp_connect, shutdown, close, poll, fcntl, send, recv, setsockopt, getsockopt,
-	  tcp_getsockname },
-	{ "rsockets", rsocket, rbind, rlisten, raccept, rconnect, rshutdown, rclose, rpoll, rfcntl, rsend, rrecv, rsetsockopt, rgetsockopt,
-	  rgetsockname },
-};
-
-/* The side that the case runs on, and what it has observed there. */
-static const struct side *now;
-static char seen[2][4096];
-
-static __attribute__((format(printf, 1, 2))) void note(const char *format, ...)
-{
-	char *text = seen[now - sides];
-	size_t len = strlen(text);
-	va_list list;
-
-	va_start(list, format);
-	vsnprintf(text + len, sizeof(seen[0]) - len, format, list);
-	va_end(list);
-	strncat(text, "\n", sizeof(seen[0]) - strlen(text) - 1);
-}
-
-/* A call: its result, and errno if it failed. */
-#define SEE(expression)                                                                     \
-	__extension__({                                                                     \
-		errno = 0;                                                                  \
-		long see_ret_ = (long)(expression);                                         \
-		note("%s -> %ld%s%s", #expression, see_ret_, see_ret_ < 0 ? " " : "",       \
-		     see_ret_ < 0 ? errno_name(errno) : "");                                \
-		see_ret_;                                                                   \
-	})
-
-static union address address_of(uint16_t port)
-{
-	return now == sides ? make_addr(AF_INET, "127.0.0.1", port) : local_addr(AF_INET, port);
-}
-
-static union address name_of(int fd)
-{
-	union address name;
-	socklen_t len = sizeof(name);
-
-	EXPECT(!now->getsockname(fd, &name.sa, &len));
-	return name;
-}
-
-static int bound_to(union address at)
-{
-	int fd = now->socket(AF_INET, SOCK_STREAM, 0);
-
-	EXPECT(fd >= 0 && !now->bind(fd, &at.sa, sizeof(at.in)));
-	return fd;
-}
-
-/* To a port by number: one that the kernel chose would not stay with a TCP socket that is disconnected. */
-static int bound(void)
-{
-	int fd = bound_to(address_of(0));
-	union address at = name_of(fd);
-
-	EXPECT(!now->close(fd));
-	return bound_to(at);
-}
-
-static int listener_at(union address *to)
-{
-	int fd = bound();
-
-	EXPECT(!now->listen(fd, 4));
-	*to = name_of(fd);
-	return fd;
-}
 
 /* An address at which nobody listens. */
 static union address nobody(void)
@@ -114,47 +16,12 @@ static union address nobody(void)
 	return to;
 }
 
-static int client(void)
-{
-	int fd = now->socket(AF_INET, SOCK_STREAM, 0);
-
-	EXPECT(fd >= 0);
-	return fd;
-}
-
-static int connect_to(int fd, union address to)
-{
-	return now->connect(fd, &to.sa, sizeof(to.in));
-}
-
-static void blocking(int fd, bool on)
-{
-	EXPECT(!now->fcntl(fd, F_SETFL, on ? 0 : O_NONBLOCK));
-}
-
 static void see_poll(const char *who, int fd)
 {
 	struct pollfd entry = { .fd = fd, .events = POLLIN | POLLOUT | POLLRDHUP };
 
 	EXPECT(now->poll(&entry, 1, 0) >= 0);
 	note("%s: %s", who, poll_str(entry.revents));
-}
-
-static short await(int fd, short events)
-{
-	struct pollfd entry = { .fd = fd, .events = events };
-
-	EXPECT(now->poll(&entry, 1, -1) == 1);
-	return entry.revents;
-}
-
-static int pending_error(int fd)
-{
-	int error = -1;
-	socklen_t len = sizeof(error);
-
-	EXPECT(!now->getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len));
-	return error;
 }
 
 static struct { int listener, client, server; union address to; } pair;
@@ -172,18 +39,6 @@ static void close_pair(void)
 	EXPECT(!now->close(pair.client));
 	EXPECT(pair.server < 0 || !now->close(pair.server));
 	EXPECT(!now->close(pair.listener));
-}
-
-/* Returns whether data reaches a socket that `listener` accepts. */
-static void see_use(int fd, int listener)
-{
-	char byte = 0;
-	int server = now->accept(listener, NULL, NULL);
-
-	EXPECT(server >= 0);
-	SEE(now->send(fd, "u", 1, 0));
-	SEE(now->recv(server, &byte, 1, MSG_WAITALL));
-	EXPECT(byte == 'u' && !now->close(server));
 }
 
 /* ---- sending before the connection is there ---------------------------------------------- */
@@ -338,26 +193,6 @@ static void listener_shut_wr(void)
 	SEE(connect_to(fd, to));
 	see_use(fd, listener);
 	EXPECT(!now->close(listener) && !now->close(fd));
-}
-
-/* A backlog of one connection: the next client waits until this one is accepted. */
-static void full_backlog(void)
-{
-	union address to;
-	struct pollfd waiting = { .events = POLLOUT };
-	int listener = listener_at(&to), first = client(), server;
-
-	SEE(now->listen(listener, 0));
-	SEE(connect_to(first, to));
-	await(listener, POLLIN);
-	waiting.fd = client();
-	blocking(waiting.fd, false);
-	SEE(connect_to(waiting.fd, to));
-	SEE(now->poll(&waiting, 1, 300));
-	SEE((server = now->accept(listener, NULL, NULL)) >= 0);
-	note("%s, error %d", poll_str(await(waiting.fd, POLLOUT)), pending_error(waiting.fd));
-	see_use(waiting.fd, listener);
-	EXPECT(!now->close(server) && !now->close(listener) && !now->close(first) && !now->close(waiting.fd));
 }
 
 static const struct side *accepting_side;
@@ -603,23 +438,6 @@ static void connect_again_times_out(void)
 	EXPECT(!now->close(fd));
 }
 
-/* ---- frame ------------------------------------------------------------------------------------------------- */
-
-static void (*body)(void);
-
-static void on_both_sides(void)
-{
-	for (now = sides; now < sides + 2; now++)
-		body();
-	if (!strcmp(seen[0], seen[1]))
-		return;
-	printf("FAIL %s\n---- TCP\n%s---- rsockets\n%s", case_name, seen[0], seen[1]);
-	fflush(stdout);
-	_exit(1);
-}
-
-#define BOTH(name) (body = name, run_case(#name, on_both_sides))
-
 int main(int argc, char **argv)
 {
 	start(argc, argv);
@@ -634,7 +452,6 @@ int main(int argc, char **argv)
 	BOTH(listener_shut_rd);
 	BOTH(listener_shut_rdwr);
 	BOTH(listener_shut_wr);
-	BOTH(full_backlog);
 	BOTH(shutdown_ends_accept);
 	BOTH(send_after_shut_wr);
 	BOTH(send_after_the_peers_close);
