@@ -11,7 +11,7 @@ use super::id::{Id, event_result};
 use super::owned_id::{OwnedId, destroy_id};
 use super::params::{self, ConnParam};
 use super::qp;
-use super::resolve::after_listen;
+use super::resolve::update_addresses;
 use crate::diag::probes;
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_MAX_INIT_DEPTH, RDMA_MAX_RESP_RES, rdma_cm_event_type, rdma_port_space};
@@ -101,8 +101,14 @@ pub fn establish(id: &Id) -> Result<()> {
 
 /// rdma_listen(3).
 pub fn listen(id: &Id, backlog: c_int) -> Result<()> {
+    // Once the kernel listens, the thread that gets a connection request owns the id.
+    let is_bound = c_int::from(id.source().ss_family) != libc::AF_UNSPEC;
+    if is_bound {
+        update_addresses(id)?;
+    }
     ucma::listen(id.fd(), id.handle(), backlog as u32)?;
-    after_listen(id)
+    // An id that was not bound has its port only now: no peer knows it yet.
+    if is_bound { Ok(()) } else { update_addresses(id) }
 }
 
 /// rdma_get_request(3): waits for the next connection request on a synchronous listener. Returns

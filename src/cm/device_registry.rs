@@ -9,6 +9,7 @@
 use super::global::{GlobalLock, Guard};
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_push;
+use crate::sys::event::EventFd;
 use crate::sys::owner::Owner;
 use crate::sys::verbs::{self, DeviceList, ibv_context, ibv_device, ibv_pd, ibv_xrcd};
 use std::ffi::c_int;
@@ -163,11 +164,14 @@ pub fn is_infiniband(bound: &Bound, port: u8) -> Result<bool> {
     Ok(infiniband)
 }
 
-/// Opens all devices of the machine and keeps them until [`release_held`]; a device that cannot be
-/// opened is left out. Fails with `ENODEV` if there are no devices.
-pub fn hold_all() -> Result<Vec<NonNull<ibv_context>>> {
+/// Opens all devices of the machine and keeps them until [`release_held`]. A device that cannot be
+/// opened is left out, unless opening it fails with an error for which `ends` is true. Fails with
+/// `ENODEV` if there are no devices.
+pub fn hold_all(ends: impl Fn(Errno) -> bool) -> Result<Vec<NonNull<ibv_context>>> {
     let mut registry = lock();
-    let list = DeviceList::new()?;
+    // libibverbs does not tell that it lacks a descriptor.
+    let lack = || EventFd::new().err().filter(|&lack| ends(lack));
+    let list = DeviceList::new().map_err(|error| lack().unwrap_or(error))?;
     if list.devices().is_empty() {
         return Err(Errno::ENODEV);
     }
@@ -182,8 +186,16 @@ pub fn hold_all() -> Result<Vec<NonNull<ibv_context>>> {
             // SAFETY: `list` exists.
             None => unsafe { registry.open(device) },
         };
-        // A device that cannot be opened is left out this time.
-        let Ok(slot) = slot else { continue };
+        let slot = match slot {
+            Ok(slot) => slot,
+            Err(error) if ends(error) => {
+                drop(registry);
+                contexts.into_iter().for_each(release_held);
+                return Err(error);
+            }
+            // Left out this time.
+            Err(_) => continue,
+        };
         if let Ok(open) = registry.device(slot) {
             contexts.push(open.context);
             open.lists += 1;

@@ -1,8 +1,9 @@
 //! Name and service look-ups on this machine: rdma_getaddrinfo(3), and rdma_resolve_addrinfo(3)
 //! with its result.
 
+use std::cell::Cell;
 use std::ffi::CStr;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::time::Duration;
 
 use super::addrinfo::list::List;
@@ -12,11 +13,12 @@ use super::addrinfo::{self, Env, Found, GaiError, hints::Hints};
 use super::device_registry;
 use super::id::Id;
 use super::library::{Library, library, need_devices};
-use super::owned_id;
+use super::owned_id::{self, OwnedId};
 use crate::acm::addr::Gid;
 use crate::acm::{self, addr::Addr, wire::Paths};
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event_type, rdma_port_space};
+use crate::sys::cancel;
 use crate::sys::sockaddr::SockAddr;
 use crate::sys::ucma::{self, Service};
 use crate::sys::verbs::{self, IBV_LINK_LAYER_INFINIBAND, ibv_context, ibv_port_state, ibv_qp_type};
@@ -34,14 +36,29 @@ impl Env for Machine {
     }
 
     fn ask_sa(&self, service: &Service, found: &mut Found<'_>) -> Result<()> {
-        let contexts = device_registry::hold_all()?;
-        let asked = contexts.iter().try_for_each(|&context| ask_ports(context, service, found));
-        contexts.iter().for_each(|&context| device_registry::release_held(context));
+        let contexts = Cell::new(device_registry::hold_all(ends_search)?);
+        let context = |index| {
+            let all = contexts.take();
+            let context = all.get(index).copied();
+            contexts.set(all);
+            context
+        };
+        let release = || contexts.take().into_iter().for_each(device_registry::release_held);
+        let asked = cancel::with_cleanup(release, || {
+            (0..).map_while(context).try_for_each(|context| ask_ports(context, service, found))
+        });
+        release();
         asked
     }
 }
 
-/// Asks the subnet administrator through each active InfiniBand port. Ports that fail are skipped.
+/// Returns whether the search fails with this error. Other errors are about a device or port, which
+/// is skipped.
+fn ends_search(error: Errno) -> bool {
+    matches!(error, Errno::EINTR | Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)
+}
+
+/// Asks the subnet administrator through each active InfiniBand port.
 fn ask_ports(context: NonNull<ibv_context>, service: &Service, found: &mut Found<'_>) -> Result<()> {
     // SAFETY: the device is held open during the call.
     let Ok(device) = (unsafe { verbs::query_device(context) }) else { return Ok(()) };
@@ -53,8 +70,10 @@ fn ask_ports(context: NonNull<ibv_context>, service: &Service, found: &mut Found
         // SAFETY: the device is held open during the call, and any 16 bytes are a GID.
         let gid = if usable { unsafe { verbs::query_gid(context, port, 0).map(|gid| gid.raw) } } else { continue };
         let Ok(gid) = gid else { continue };
-        if let Ok(records) = ask_port(gid, service) {
-            found(gid, &records)?;
+        match ask_port(gid, service) {
+            Ok(records) => found(gid, &records)?,
+            Err(error) if ends_search(error) => return Err(error),
+            Err(_) => {}
         }
     }
     Ok(())
@@ -62,10 +81,14 @@ fn ask_ports(context: NonNull<ibv_context>, service: &Service, found: &mut Found
 
 fn ask_port(gid: Gid, service: &Service) -> Result<Vec<ucma::ServiceRecord>> {
     let (ps, qp_type) = (rdma_port_space::RDMA_PS_IB as u32, ibv_qp_type::IBV_QPT_RC);
-    let id = owned_id::create(None, ptr::null_mut(), ps, qp_type)?;
-    let records = bind_and_ask(&id, gid, service);
-    // There is no remedy for a failure here.
-    let _ = owned_id::destroy_id(id);
+    let id = owned_id::create_internal(ps, qp_type)?;
+    let destroy = || {
+        // SAFETY: called once, by the thread's cancellation or afterwards, and nothing uses the id
+        // after that. There is no remedy for a failure here.
+        let _ = owned_id::destroy_id(unsafe { OwnedId::from_ref(&id) });
+    };
+    let records = cancel::with_cleanup(destroy, || bind_and_ask(&id, gid, service));
+    destroy();
     records
 }
 

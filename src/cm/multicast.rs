@@ -19,7 +19,7 @@ use crate::sys::verbs::{self, ibv_ah_attr, ibv_gid};
 /// A membership of an id. Its address is the `uid` of its events, so it is boxed.
 pub(super) struct Group {
     id: NonNull<Id>,
-    /// The kernel's number of the membership.
+    /// The kernel's number of the membership, which the kernel writes here.
     handle: AtomicU32,
     /// The program's context.
     context: *mut c_void,
@@ -43,13 +43,6 @@ impl Groups {
     fn take(&mut self, matches: impl Fn(&Group) -> bool) -> Option<Box<Group>> {
         let position = self.0.iter().position(|group| matches(group))?;
         Some(self.0.remove(position))
-    }
-
-    /// Stores the handle of the membership at `address`.
-    fn set_handle(&mut self, address: *const Group, handle: u32) {
-        if let Some(group) = self.0.iter().find(|group| std::ptr::eq(&raw const ***group, address)) {
-            group.handle.store(handle, Ordering::Relaxed);
-        }
     }
 }
 
@@ -149,25 +142,34 @@ fn join(id: &Id, addr: SockAddr, flags: u32, context: *mut c_void) -> Result<()>
     let address: *const Group = &raw const *group;
     try_push(&mut id.state().groups.0, group)?;
     let operation = id.operation();
-    let joined = join_in_kernel(id, address as usize as u64, &addr, flags);
-    let handle = joined.inspect_err(|_| {
+    // SAFETY: the id owns the group, which stays where it is until the membership or the id ends.
+    unsafe { join_in_kernel(id, address, &addr, flags) }.inspect_err(|_| {
         drop(id.state().groups.take(|group| std::ptr::eq(group, address)));
     })?;
-    id.state().groups.set_handle(address, handle);
     operation.complete().inspect_err(|_| drop_failed(id, address))
 }
 
-/// Joins in the kernel. Returns the handle of the membership.
-fn join_in_kernel(id: &Id, uid: u64, addr: &SockAddr, flags: u32) -> Result<u32> {
+/// Joins in the kernel, which stores the handle of the membership in the group. Once it has
+/// started, the thread that reads the id's events owns the id, and the group with it.
+///
+/// # Safety
+/// The group is live, and is one of the id's until the kernel has started.
+unsafe fn join_in_kernel(id: &Id, group: *const Group, addr: &SockAddr, flags: u32) -> Result<()> {
+    let uid = group as usize as u64;
+    // SAFETY: the group is live: guaranteed by the caller.
+    let handle = unsafe { (*group).handle.as_ptr() };
     if library()?.af_ib()? {
-        return ucma::join_mcast(id.fd(), id.handle(), uid, addr, flags as u16);
+        // SAFETY: the kernel has written the handle before it ends the membership, without which
+        // the group is not freed.
+        return unsafe { ucma::join_mcast(id.fd(), id.handle(), uid, addr, flags as u16, handle) };
     }
     // The older command has neither AF_IB nor flags: a send-only member becomes a full member whose
     // QP is not attached.
     if addr.family() == AF_IB {
         return Err(Errno::EINVAL);
     }
-    ucma::join_ip_mcast(id.fd(), id.handle(), uid, addr)
+    // SAFETY: as above.
+    unsafe { ucma::join_ip_mcast(id.fd(), id.handle(), uid, addr, handle) }
 }
 
 /// Removes the membership of a synchronous join that ended in an error event. The event stays for

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::ops::Deref;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use super::channel::{EventChannel, OwnedChannel, create_event_channel};
 use super::device_registry::{self, Bound};
@@ -58,13 +58,23 @@ impl OwnedId {
         match channel {
             Some(channel) => id.set_channel(channel.as_c()),
             None => {
-                // Programs know every failure as ENOMEM (docs/quirks.md).
-                let own = create_event_channel().map_err(|_| Errno::ENOMEM)?;
+                let own = create_event_channel()?;
                 id.set_channel(own.into_c().as_ptr());
                 id.set_sync(true);
             }
         }
         Ok(OwnedId(NonNull::from(Box::leak(id))))
+    }
+
+    /// Makes a new id known to the kernel; on failure it is freed.
+    fn create_in_kernel(self, ps: u32, qp_type: u32) -> Result<OwnedId> {
+        match ucma::create_id(self.fd(), self.uid(), ps as u16, qp_type as u8) {
+            Ok(handle) => self.adopt(handle),
+            Err(error) => {
+                self.free();
+                Err(error)
+            }
+        }
     }
 
     /// Ties a new id to its kernel handle; on failure the kernel's id is destroyed and the new one
@@ -111,14 +121,15 @@ pub fn create_id(channel: Option<EventChannel>, context: *mut c_void, ps: u32) -
 /// As [`create_id`], with the QP type that its QPs will have.
 pub(super) fn create(channel: Option<EventChannel>, context: *mut c_void, ps: u32, qp_type: u32) -> Result<OwnedId> {
     library()?;
-    let id = OwnedId::allocate(channel, context, ps, qp_type)?;
-    match ucma::create_id(id.fd(), id.uid(), ps as u16, qp_type as u8) {
-        Ok(handle) => id.adopt(handle),
-        Err(error) => {
-            id.free();
-            Err(error)
-        }
-    }
+    // Programs know every failure as ENOMEM (docs/quirks.md).
+    let id = OwnedId::allocate(channel, context, ps, qp_type).map_err(|_| Errno::ENOMEM)?;
+    id.create_in_kernel(ps, qp_type)
+}
+
+/// A synchronous id that the program does not get to know.
+pub(super) fn create_internal(ps: u32, qp_type: u32) -> Result<OwnedId> {
+    library()?;
+    OwnedId::allocate(None, ptr::null_mut(), ps, qp_type)?.create_in_kernel(ps, qp_type)
 }
 
 /// An id for a kernel id that came with a connection request, on the listener's channel. On failure

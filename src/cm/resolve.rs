@@ -80,8 +80,8 @@ fn resolve_route_within(id: &Id, timeout_ms: c_int, acm_timeout: Duration) -> Re
     operation.complete()
 }
 
-/// After listening: updates the addresses from the kernel.
-pub(super) fn after_listen(id: &Id) -> Result<()> {
+/// For listening: updates the addresses from the kernel.
+pub(super) fn update_addresses(id: &Id) -> Result<()> {
     if library()?.af_ib()? { query_addr(id) } else { query_route(id) }
 }
 

@@ -48,8 +48,9 @@ impl Event {
 }
 
 /// The id of a connection request, which is still on the listener's channel. Accepted or dropped
-/// before the listener's [`CmId`] is dropped, with the listener's lock held or after the listener
-/// was closed. Dropping it rejects the connection.
+/// before the listener's [`CmId`], which owns the channel, is dropped: with the listener's lock
+/// held, after the listener was closed, or while rclose(3) waits for that. Dropping it rejects the
+/// connection.
 #[derive(Debug)]
 pub struct Request(NonNull<rdma_cm_id>);
 
@@ -58,8 +59,8 @@ unsafe impl Send for Request {}
 
 impl Drop for Request {
     fn drop(&mut self) {
-        // SAFETY: `self` is the only user of the id, its event is acknowledged, and the listener is
-        // alive.
+        // SAFETY: `self` is the only user of the id, its event is acknowledged, and its channel is
+        // live.
         unsafe {
             if let Ok(id) = OwnedId::from_c(self.0.as_ptr()) {
                 // Rejecting informs the peer without a time-out. A failure can be ignored.

@@ -4,6 +4,7 @@
 //! ([`path`]). With RAI_SA, the subnet administrator is asked for a service instead ([`service`]).
 //! Kernel, devices and ibacm are behind [`Env`].
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_int};
 
 use hints::Hints;
@@ -15,6 +16,7 @@ use crate::acm::addr::Gid;
 use crate::acm::wire::{Answer, Query};
 use crate::errno::{Errno, Result};
 use crate::ffi::RAI_PASSIVE;
+use crate::sys::cancel;
 use crate::sys::cbox::CBytes;
 use crate::sys::ucma::{Service, ServiceRecord};
 
@@ -75,7 +77,7 @@ pub trait Env {
     }
 
     /// Asks the subnet administrator for a service through every port (see [`service`]). Fails with
-    /// the error of `found`.
+    /// the error of `found`, with `EINTR` when a signal ends the wait, and without resources.
     fn ask_sa(&self, service: &Service, found: &mut Found<'_>) -> Result<()>;
 }
 
@@ -137,7 +139,14 @@ fn with_path(env: &dyn Env, mut entry: Entry, hints: Option<&Hints<'_>>) -> Resu
 /// RAI_SA: asks for a service. Fails with `ENOENT` if it is found through no port.
 fn by_sa(env: &dyn Env, service: Option<&CStr>) -> Result<List> {
     let service = service::parse(service.ok_or(Errno::EINVAL)?)?;
-    let mut list = List::new();
-    env.ask_sa(&service, &mut |gid, records| service::append(&mut list, records, Some(gid)))?;
+    let list = Cell::new(List::new());
+    let mut found = |gid, records: &[ServiceRecord]| {
+        let mut all = list.take();
+        let appended = service::append(&mut all, records, Some(gid));
+        list.set(all);
+        appended
+    };
+    cancel::with_cleanup(|| drop(list.take()), || env.ask_sa(&service, &mut found))?;
+    let list = list.into_inner();
     if list.is_empty() { Err(Errno::ENOENT) } else { Ok(list) }
 }

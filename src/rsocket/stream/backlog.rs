@@ -323,10 +323,8 @@ impl<S: Handshake, R> Listening<S, R> {
         refused.map_or(Finished::Ready, Finished::Dropped)
     }
 
-    /// Takes all connections; the caller closes them. Rejects the waiting requests: called before
-    /// the listener's id is destroyed, with its lock held.
+    /// Takes all connections; the caller closes them, and has taken the waiting requests.
     pub fn take_all(&mut self) -> impl Iterator<Item = Arc<S>> + use<S, R> {
-        drop(self.take_waiting());
         let (pending, ready) = (mem::take(&mut self.pending), mem::take(&mut self.ready));
         pending.into_iter().map(|(stream, ..)| stream).chain(ready.into_iter().map(|(stream, _)| stream))
     }

@@ -46,6 +46,8 @@ impl Stream {
             _ => return Err(Errno::EINVAL),
         };
         let mut state = self.enter()?;
+        // As with TCP, a later rconnect(3) fails with EISCONN.
+        state.success_unreported = false;
         match state.phase {
             Phase::Connected => {}
             Phase::Disconnected => return Ok(()),
@@ -56,21 +58,6 @@ impl Stream {
         let mode = if state.is_nonblocking() { FlushMode::Background } else { FlushMode::Wait };
         drop(self.shut_down(state, [read, write], Instant::now() + CLOSE_TIMEOUT, mode));
         Ok(())
-    }
-
-    /// Shutting down a listener for reading stops it, as with TCP: new connections are refused,
-    /// unaccepted connections are dropped, and the socket keeps its address.
-    fn stop_listening(&self, mut state: Guard<'_>) -> Result<()> {
-        let Phase::Listening(listening) = &mut state.phase else { return Ok(()) };
-        let streams = listening.take_all();
-        let result = self.reset(&mut state);
-        state.shut_read = true;
-        drop(state);
-        self.notify(Notice::Changed);
-        for stream in streams {
-            stream.close_unaccepted();
-        }
-        result
     }
 
     /// Shutting down either direction of a connecting socket cancels the attempt, as with TCP. The
@@ -199,7 +186,7 @@ impl Stream {
             self.close_inherited_fds();
             return Ok(());
         }
-        let mut state = self.lock();
+        let mut state = self.wait_for_rejects(self.lock());
         if state.is_closed() {
             return Err(Errno::EBADF);
         }

@@ -79,6 +79,12 @@ impl Stream {
             // As with TCP, a blocking call waits for the attempt that another one has begun, which
             // a signal may have interrupted.
             Phase::Connecting(_) => in_progress = Errno::EALREADY,
+            // As with TCP, the first call after an attempt that went on in the background returns
+            // its success.
+            Phase::Connected | Phase::Disconnected if state.success_unreported => {
+                state.success_unreported = false;
+                return Ok(());
+            }
             Phase::Connected | Phase::Disconnected | Phase::Accepting(_) | Phase::Listening(_) => {
                 return Err(Errno::EISCONN);
             }
@@ -113,7 +119,10 @@ impl Stream {
             Phase::Idle | Phase::Listening(_) => Err(state.take_error().unwrap_or(Errno::ECONNABORTED)),
             Phase::Failed { .. } => Err(state.report_failed_attempt().unwrap_or(Errno::ECONNREFUSED)),
             // Connected, even if the peer has closed the connection already.
-            _ => Ok(()),
+            _ => {
+                state.success_unreported = false;
+                Ok(())
+            }
         }
     }
 
@@ -219,6 +228,7 @@ impl Stream {
         })?;
         state.connection = Some(connection);
         state.phase = Phase::Connected;
+        state.success_unreported = true;
         // Without resources for the move it stays where it is.
         state.move_to(Role::Events);
         self.on_connected(state);

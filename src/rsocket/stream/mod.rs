@@ -31,6 +31,7 @@ mod service;
 mod sockopt;
 mod start;
 mod starting;
+mod stop_listening;
 
 use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};
@@ -109,6 +110,12 @@ struct State {
     id: Option<CmId>,
     /// The address that the program has bound, with the port that was assigned.
     bound: Option<SockAddr>,
+    /// An attempt to connect has succeeded, and no call has reported that yet: the next rconnect(3)
+    /// does.
+    success_unreported: bool,
+    /// Number of threads that reject requests of the former listener without the lock
+    /// ([`Stream::stop_listening`]).
+    rejecting: u32,
     /// The program has shut down reading.
     shut_read: bool,
     /// The program has shut down writing.
@@ -183,6 +190,8 @@ impl Stream {
                 unconnected: None,
                 id: Some(id),
                 bound: None,
+                success_unreported: false,
+                rejecting: 0,
                 shut_read: false,
                 shut_write: false,
                 eof: false,

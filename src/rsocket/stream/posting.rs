@@ -6,9 +6,9 @@ use super::{State, Stream};
 use crate::errno::{Errno, Result};
 
 impl State {
-    /// Returns whether a thread uses the connection without the lock.
+    /// Returns whether a thread uses the connection, or the channel, without the lock.
     pub(super) fn may_be_interrupted(&self) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.may_be_interrupted())
+        self.connection.as_ref().is_some_and(|connection| connection.may_be_interrupted()) || self.is_rejecting()
     }
 }
 

@@ -179,29 +179,39 @@ pub fn notify(fd: RawFd, id: u32, event: u32) -> Result<()> {
     unsafe { issue(fd, RDMA_USER_CM_CMD_NOTIFY, rdma_ucm_notify { id, event }, 0) }
 }
 
-/// JOIN_MCAST. Returns the kernel's handle of the membership.
-pub fn join_mcast(fd: RawFd, id: u32, uid: u64, addr: &SockAddr, join_flags: u16) -> Result<u32> {
-    let mut answer = rdma_ucm_create_id_resp::default();
+/// JOIN_MCAST. The kernel's handle of the membership goes to `handle`.
+///
+/// # Safety
+/// `handle` is writable until the kernel has written it.
+pub unsafe fn join_mcast(
+    fd: RawFd,
+    id: u32,
+    uid: u64,
+    addr: &SockAddr,
+    join_flags: u16,
+    handle: *mut u32,
+) -> Result<()> {
+    const _: () = assert!(size_of::<rdma_ucm_create_id_resp>() == size_of::<u32>());
     let body = rdma_ucm_join_mcast {
-        response: response(&raw mut answer),
+        response: response(handle),
         uid,
         id,
         addr_size: addr.len(),
         join_flags,
         addr: storage(Some(addr)),
     };
-    // SAFETY: the answer outlives the call.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_JOIN_MCAST, body, size_of_val(&answer))? };
-    Ok(answer.id)
+    // SAFETY: the kernel writes one number: guaranteed by the caller.
+    unsafe { issue(fd, RDMA_USER_CM_CMD_JOIN_MCAST, body, size_of::<u32>()) }
 }
 
 /// JOIN_IP_MCAST: as [`join_mcast`], for kernels without that command; full membership only.
-pub fn join_ip_mcast(fd: RawFd, id: u32, uid: u64, addr: &SockAddr) -> Result<u32> {
-    let mut answer = rdma_ucm_create_id_resp::default();
-    let body = rdma_ucm_join_ip_mcast { response: response(&raw mut answer), uid, addr: inet(Some(addr)), id };
-    // SAFETY: the answer outlives the call.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_JOIN_IP_MCAST, body, size_of_val(&answer))? };
-    Ok(answer.id)
+///
+/// # Safety
+/// As [`join_mcast`].
+pub unsafe fn join_ip_mcast(fd: RawFd, id: u32, uid: u64, addr: &SockAddr, handle: *mut u32) -> Result<()> {
+    let body = rdma_ucm_join_ip_mcast { response: response(handle), uid, addr: inet(Some(addr)), id };
+    // SAFETY: the kernel writes one number: guaranteed by the caller.
+    unsafe { issue(fd, RDMA_USER_CM_CMD_JOIN_IP_MCAST, body, size_of::<u32>()) }
 }
 
 /// LEAVE_MCAST. Returns the number of events that the kernel has reported for the membership.

@@ -1,8 +1,8 @@
 /*
- * Threads that wait in raccept, and a process without descriptors for the connections that it gets. Run on ours only.
+ * Threads that wait in raccept, clients of a full backlog, and a process without descriptors for the connections that it
+ * gets. Run on ours only.
  */
-#include "cases.h"
-#include "rscommon.h"
+#include "both_sides.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -147,6 +147,28 @@ static void a_cancelled_thread_leaves_the_connection(void)
 	}
 }
 
+/* ---- a full backlog, as with TCP ------------------------------------------------------------------------ */
+
+/* A backlog of one connection: the next client waits until this one is accepted. */
+static void full_backlog(void)
+{
+	union address to;
+	struct pollfd waiting = { .events = POLLOUT };
+	int listener = listener_at(&to), first = client(), server;
+
+	SEE(now->listen(listener, 0));
+	SEE(connect_to(first, to));
+	await(listener, POLLIN);
+	waiting.fd = client();
+	blocking(waiting.fd, false);
+	SEE(connect_to(waiting.fd, to));
+	SEE(now->poll(&waiting, 1, 300));
+	SEE((server = now->accept(listener, NULL, NULL)) >= 0);
+	note("%s, error %d", poll_str(await(waiting.fd, POLLOUT)), pending_error(waiting.fd));
+	see_use(waiting.fd, listener);
+	EXPECT(!now->close(server) && !now->close(listener) && !now->close(first) && !now->close(waiting.fd));
+}
+
 /* ---- without descriptors ------------------------------------------------------------------------------- */
 
 /* Writes 0, or the error of connecting. */
@@ -211,6 +233,7 @@ int main(int argc, char **argv)
 	start(argc, argv);
 	CASE(a_connection_wakes_one_thread);
 	CASE(a_cancelled_thread_leaves_the_connection);
+	BOTH(full_backlog);
 	CASE(no_descriptors);
 	CASE(one_descriptor);
 	return finish();

@@ -2,107 +2,10 @@
  * States and errors of stream rsockets where they are those of TCP's sockets: each case makes the same calls on kernel sockets
  * and on rsockets and compares what it observed. The reference differs in most of them.
  */
-#include "cases.h"
-#include "rscommon.h"
+#include "both_sides.h"
 
+#include <limits.h>
 #include <signal.h>
-#include <stdarg.h>
-
-/* The C library declares these with unions of pointers. */
-static int tcp_bind(int fd, const struct sockaddr *addr, socklen_t len) { return bind(fd, addr, len); }
-static int tcp_accept(int fd, struct sockaddr *addr, socklen_t *len) { return accept(fd, addr, len); }
-static int tcp_connect(int fd, const struct sockaddr *addr, socklen_t len) { return connect(fd, addr, len); }
-static int tcp_getsockname(int fd, struct sockaddr *addr, socklen_t *len) { return getsockname(fd, addr, len); }
-
-static const struct side {
-	const char *name;
-	int (*socket)(int domain, int type, int protocol);
-	int (*bind)(int fd, const struct sockaddr *addr, socklen_t len);
-	int (*listen)(int fd, int backlog);
-	int (*accept)(int fd, struct sockaddr *addr, socklen_t *len);
-	int (*connect)(int fd, const struct sockaddr *addr, socklen_t len);
-	int (*shutdown)(int fd, int how);
-	int (*close)(int fd);
-	int (*poll)(struct pollfd *fds, nfds_t count, int timeout);
-	int (*fcntl)(int fd, int command, ...);
-	ssize_t (*send)(int fd, const void *buf, size_t len, int flags);
-	ssize_t (*recv)(int fd, void *buf, size_t len, int flags);
-	int (*setsockopt)(int fd, int level, int name, const void *value, socklen_t len);
-	int (*getsockopt)(int fd, int level, int name, void *value, socklen_t *len);
-	int (*getsockname)(int fd, struct sockaddr *addr, socklen_t *len);
-} sides[] = {
-	{ "TCP", socket, tcp_bind, listen, tcp_accept, tcp_connect, shutdown, close, poll, fcntl, send, recv, setsockopt, getsockopt,
-	  tcp_getsockname },
-	{ "rsockets", rsocket, rbind, rlisten, raccept, rconnect, rshutdown, rclose, rpoll, rfcntl, rsend, rrecv, rsetsockopt, rgetsockopt,
-	  rgetsockname },
-};
-
-/* The side that the case runs on, and what it has observed there. */
-static const struct side *now;
-static char seen[2][4096];
-
-static __attribute__((format(printf, 1, 2))) void note(const char *format, ...)
-{
-	char *text = seen[now - sides];
-	size_t len = strlen(text);
-	va_list list;
-
-	va_start(list, format);
-	vsnprintf(text + len, sizeof(seen[0]) - len, format, list);
-	va_end(list);
-	strncat(text, "\n", sizeof(seen[0]) - strlen(text) - 1);
-}
-
-/* A call: its result, and errno if it failed. */
-#define SEE(expression)                                                                     \
-	__extension__({                                                                     \
-		errno = 0;                                                                  \
-		long see_ret_ = (long)(expression);                                         \
-		note("%s -> %ld%s%s", #expression, see_ret_, see_ret_ < 0 ? " " : "",       \
-		     see_ret_ < 0 ? errno_name(errno) : "");                                \
-		see_ret_;                                                                   \
-	})
-
-static union address address_of(uint16_t port)
-{
-	return now == sides ? make_addr(AF_INET, "127.0.0.1", port) : local_addr(AF_INET, port);
-}
-
-static union address name_of(int fd)
-{
-	union address name;
-	socklen_t len = sizeof(name);
-
-	EXPECT(!now->getsockname(fd, &name.sa, &len));
-	return name;
-}
-
-static int bound_to(union address at)
-{
-	int fd = now->socket(AF_INET, SOCK_STREAM, 0);
-
-	EXPECT(fd >= 0 && !now->bind(fd, &at.sa, sizeof(at.in)));
-	return fd;
-}
-
-/* To a port by number: one that the kernel chose would not stay with a TCP socket that is disconnected. */
-static int bound(void)
-{
-	int fd = bound_to(address_of(0));
-	union address at = name_of(fd);
-
-	EXPECT(!now->close(fd));
-	return bound_to(at);
-}
-
-static int listener_at(union address *to)
-{
-	int fd = bound();
-
-	EXPECT(!now->listen(fd, 4));
-	*to = name_of(fd);
-	return fd;
-}
 
 /* An address at which nobody listens. */
 static union address nobody(void)
@@ -113,47 +16,12 @@ static union address nobody(void)
 	return to;
 }
 
-static int client(void)
-{
-	int fd = now->socket(AF_INET, SOCK_STREAM, 0);
-
-	EXPECT(fd >= 0);
-	return fd;
-}
-
-static int connect_to(int fd, union address to)
-{
-	return now->connect(fd, &to.sa, sizeof(to.in));
-}
-
-static void blocking(int fd, bool on)
-{
-	EXPECT(!now->fcntl(fd, F_SETFL, on ? 0 : O_NONBLOCK));
-}
-
 static void see_poll(const char *who, int fd)
 {
 	struct pollfd entry = { .fd = fd, .events = POLLIN | POLLOUT | POLLRDHUP };
 
 	EXPECT(now->poll(&entry, 1, 0) >= 0);
 	note("%s: %s", who, poll_str(entry.revents));
-}
-
-static short await(int fd, short events)
-{
-	struct pollfd entry = { .fd = fd, .events = events };
-
-	EXPECT(now->poll(&entry, 1, -1) == 1);
-	return entry.revents;
-}
-
-static int pending_error(int fd)
-{
-	int error = -1;
-	socklen_t len = sizeof(error);
-
-	EXPECT(!now->getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len));
-	return error;
 }
 
 static struct { int listener, client, server; union address to; } pair;
@@ -171,18 +39,6 @@ static void close_pair(void)
 	EXPECT(!now->close(pair.client));
 	EXPECT(pair.server < 0 || !now->close(pair.server));
 	EXPECT(!now->close(pair.listener));
-}
-
-/* Returns whether data reaches a socket that `listener` accepts. */
-static void see_use(int fd, int listener)
-{
-	char byte = 0;
-	int server = now->accept(listener, NULL, NULL);
-
-	EXPECT(server >= 0);
-	SEE(now->send(fd, "u", 1, 0));
-	SEE(now->recv(server, &byte, 1, MSG_WAITALL));
-	EXPECT(byte == 'u' && !now->close(server));
 }
 
 /* ---- sending before the connection is there ---------------------------------------------- */
@@ -337,26 +193,6 @@ static void listener_shut_wr(void)
 	SEE(connect_to(fd, to));
 	see_use(fd, listener);
 	EXPECT(!now->close(listener) && !now->close(fd));
-}
-
-/* A backlog of one connection: the next client waits until this one is accepted. */
-static void full_backlog(void)
-{
-	union address to;
-	struct pollfd waiting = { .events = POLLOUT };
-	int listener = listener_at(&to), first = client(), server;
-
-	SEE(now->listen(listener, 0));
-	SEE(connect_to(first, to));
-	await(listener, POLLIN);
-	waiting.fd = client();
-	blocking(waiting.fd, false);
-	SEE(connect_to(waiting.fd, to));
-	SEE(now->poll(&waiting, 1, 300));
-	SEE((server = now->accept(listener, NULL, NULL)) >= 0);
-	note("%s, error %d", poll_str(await(waiting.fd, POLLOUT)), pending_error(waiting.fd));
-	see_use(waiting.fd, listener);
-	EXPECT(!now->close(server) && !now->close(listener) && !now->close(first) && !now->close(waiting.fd));
 }
 
 static const struct side *accepting_side;
@@ -523,13 +359,16 @@ static union address goal;
 
 static void do_nothing(int signal) { (void)signal; }
 
-/* Interrupted by a signal: the next call waits for the same attempt. */
-static void *connect_twice(void *unused)
+/* Makes so many calls. */
+static void *connect_again(void *calls)
 {
 	connector = gettid();
-	for (attempts = 1; attempts <= 2; attempts++)
+	for (int i = 1; i <= *(int *)calls; i++) {
+		attempts = i;
 		SEE(connect_to(connecting, goal));
-	return unused;
+	}
+	attempts = INT_MAX;
+	return NULL;
 }
 
 /* Returns when the thread sleeps in this call, or has returned from it. */
@@ -539,8 +378,8 @@ static void await_sleep(int attempt)
 		asleep = attempts == attempt && sleeps(connector) ? asleep + 1 : 0;
 }
 
-/* A full backlog keeps the client waiting until the connection before is accepted. */
-static void connect_again_after_a_signal(void)
+/* A full backlog keeps the client waiting until the connection before is accepted: during its second call, or before that. */
+static void connect_again_after_a_signal(int calls)
 {
 	struct sigaction action = { .sa_handler = do_nothing };
 	int listener = listener_at(&goal), first = client(), server;
@@ -551,15 +390,38 @@ static void connect_again_after_a_signal(void)
 	await(listener, POLLIN);
 	connecting = client();
 	attempts = 0;
-	EXPECT(!pthread_create(&thread, NULL, connect_twice, NULL));
+	EXPECT(!pthread_create(&thread, NULL, connect_again, &calls));
 	await_sleep(1);
 	EXPECT(!pthread_kill(thread, SIGUSR1));
 	await_sleep(2);
 	EXPECT((server = now->accept(listener, NULL, NULL)) >= 0);
 	EXPECT(!pthread_join(thread, NULL));
+	await(connecting, POLLOUT);
+	for (int i = 0; i < 2; i++)
+		SEE(connect_to(connecting, goal));
 	see_use(connecting, listener);
 	EXPECT(!now->close(server) && !now->close(listener) && !now->close(first) && !now->close(connecting));
 }
+static void connect_waits_after_a_signal(void) { connect_again_after_a_signal(2); }
+static void connect_succeeds_after_a_signal(void) { connect_again_after_a_signal(1); }
+
+/* The attempt of a call that does not block succeeds: the next call returns that, unless the socket was shut down. */
+static void connect_again_after_success(int how)
+{
+	union address to;
+	int listener = listener_at(&to), fd = client();
+
+	blocking(fd, false);
+	SEE(connect_to(fd, to));
+	await(fd, POLLOUT);
+	if (how >= 0)
+		SEE(now->shutdown(fd, how));
+	for (int i = 0; i < 2; i++)
+		SEE(connect_to(fd, to));
+	EXPECT(!now->close(fd) && !now->close(listener));
+}
+static void success_is_returned_once(void) { connect_again_after_success(-1); }
+static void no_success_after_shutdown(void) { connect_again_after_success(SHUT_WR); }
 
 /* The time-out for sending ends a call, but not the attempt. */
 static void connect_again_times_out(void)
@@ -576,23 +438,6 @@ static void connect_again_times_out(void)
 	EXPECT(!now->close(fd));
 }
 
-/* ---- frame ------------------------------------------------------------------------------------------------- */
-
-static void (*body)(void);
-
-static void on_both_sides(void)
-{
-	for (now = sides; now < sides + 2; now++)
-		body();
-	if (!strcmp(seen[0], seen[1]))
-		return;
-	printf("FAIL %s\n---- TCP\n%s---- rsockets\n%s", case_name, seen[0], seen[1]);
-	fflush(stdout);
-	_exit(1);
-}
-
-#define BOTH(name) (body = name, run_case(#name, on_both_sides))
-
 int main(int argc, char **argv)
 {
 	start(argc, argv);
@@ -607,7 +452,6 @@ int main(int argc, char **argv)
 	BOTH(listener_shut_rd);
 	BOTH(listener_shut_rdwr);
 	BOTH(listener_shut_wr);
-	BOTH(full_backlog);
 	BOTH(shutdown_ends_accept);
 	BOTH(send_after_shut_wr);
 	BOTH(send_after_the_peers_close);
@@ -618,7 +462,10 @@ int main(int argc, char **argv)
 	BOTH(connecting_shut_wr);
 	BOTH(connecting_shut_rdwr);
 	BOTH(blocking_connect_shut_down);
-	BOTH(connect_again_after_a_signal);
+	BOTH(connect_waits_after_a_signal);
+	BOTH(connect_succeeds_after_a_signal);
+	BOTH(success_is_returned_once);
+	BOTH(no_success_after_shutdown);
 	BOTH(connect_again_times_out);
 	return finish();
 }

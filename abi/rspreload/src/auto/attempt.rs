@@ -92,6 +92,12 @@ pub fn result(inner: c_int, to: &Name) -> Result<(), Reason> {
     }
 }
 
+/// The program's connect(2) returns the success of an attempt: the next one fails with `EISCONN`.
+pub fn report_success(inner: c_int, to: &Name) {
+    // SAFETY: an address and its length.
+    errno::keeping(|| unsafe { rsocket_abi::rconnect(inner, to.as_ptr(), to.len) });
+}
+
 fn error_of(inner: c_int) -> c_int {
     let (mut error, mut len) = (0, size_of::<c_int>() as libc::socklen_t);
     // SAFETY: `error` is a live int of the given size.

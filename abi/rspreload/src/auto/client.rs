@@ -101,6 +101,7 @@ fn by_rdma(fd: c_int, given: &Name, to: &Name, limit: &mut Option<Deadline>) -> 
         attempt::give_up(inner);
         return Err(Some(reason));
     }
+    attempt::report_success(inner, to);
     let left = instances::leave(fd);
     // Otherwise an instance would report the kernel's socket, which is not connected.
     let connected = !left.is_incomplete && outcome::become_rsocket(fd, fd, None, inner);

@@ -1,0 +1,61 @@
+//! Stopping a listener.
+
+use super::{Guard, Notice, Phase, State, Stream, channel_leader};
+use crate::errno::Result;
+use crate::sys::unlocked::Use;
+
+impl Stream {
+    /// Shutting down a listener for reading stops it, as with TCP: new connections are refused,
+    /// unaccepted connections are dropped, and the socket keeps its address.
+    pub(super) fn stop_listening(&self, mut state: Guard<'_>) -> Result<()> {
+        let Phase::Listening(listening) = &mut state.phase else { return Ok(()) };
+        let waiting = listening.take_waiting();
+        let streams = listening.take_all();
+        let result = self.reset(&mut state);
+        state.shut_read = true;
+        // Rejecting a thousand requests takes a while: other calls get the lock meanwhile. The
+        // requests need the channel, which rclose(3) of another thread would free.
+        match Use::begin(self).filter(|_| !waiting.is_empty()) {
+            Some(rejecting) => {
+                state.rejecting += 1;
+                drop(state);
+                self.notify(Notice::Changed);
+                drop(waiting);
+                self.end_rejecting(rejecting);
+            }
+            None => {
+                drop(waiting);
+                drop(state);
+                self.notify(Notice::Changed);
+            }
+        }
+        for stream in streams {
+            stream.close_unaccepted();
+        }
+        result
+    }
+
+    fn end_rejecting(&self, rejecting: Use) {
+        let mut state = self.lock();
+        state.rejecting -= 1;
+        drop(rejecting);
+        drop(state);
+        // A thread may be in `wait_for_rejects`.
+        self.changed.notify();
+    }
+
+    /// Waits until no thread rejects requests, which are still on the channel, without the lock.
+    pub(super) fn wait_for_rejects<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
+        while state.is_rejecting() {
+            state = channel_leader::wait_for_change(self, state);
+        }
+        state
+    }
+}
+
+impl State {
+    /// Returns whether a thread rejects requests without the lock.
+    pub(super) fn is_rejecting(&self) -> bool {
+        self.rejecting > 0
+    }
+}

@@ -1,0 +1,147 @@
+/*
+ * A search for a service (rdma_getaddrinfo with RAI_SA) that a signal, a lack of descriptors or pthread_cancel ends: the
+ * errno, and what is left. The subnet administrator is played by write of this program, so that kernels without the command
+ * will do. Only for InfiniBand, whose ports are asked.
+ */
+#include "cases.h"
+
+#include <malloc.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
+#include <rdma/rdma_cma_abi.h>
+#include <sys/syscall.h>
+
+enum { FLAG_SA = 0x10, RESOLVE_IB_SERVICE = 23 };
+
+/* A search has begun, and waits for its event until a signal or a cancellation. */
+static sem_t begun;
+static bool answers_late;
+
+/* The library's commands to the kernel, too. */
+ssize_t write(int fd, const void *data, size_t len)
+{
+	struct ucma_abi_cmd_hdr header = { .cmd = UINT32_MAX };
+
+	if (answers_late && len >= sizeof(header))
+		memcpy(&header, data, sizeof(header));
+	if (header.cmd == RESOLVE_IB_SERVICE)
+		return (ssize_t)len;
+	if (header.cmd == UCMA_CMD_GET_EVENT) {
+		sem_post(&begun);
+		return pause();
+	}
+	return syscall(SYS_write, fd, data, len);
+}
+
+static int search(void)
+{
+	struct rdma_addrinfo hints = { .ai_flags = FLAG_SA, .ai_port_space = RDMA_PS_TCP }, *list = NULL;
+	int ret = rdma_getaddrinfo(NULL, "0x1000000000000099", &hints, &list), error = errno;
+
+	EXPECT(ret == -1 && !list);
+	return error;
+}
+
+static void *search_in_thread(void *unused)
+{
+	(void)unused;
+	return (void *)(long)search();
+}
+
+/* Returns the thread that waits for the event. */
+static pthread_t waiting(void)
+{
+	pthread_t thread;
+
+	EXPECT(!pthread_create(&thread, NULL, search_in_thread, NULL));
+	while (sem_wait(&begun))
+		EXPECT(errno == EINTR);
+	return thread;
+}
+
+static void do_nothing(int signal) { (void)signal; }
+
+/* Any search ends without a trace; the first one opens what stays open. */
+static void prepare(void)
+{
+	EXPECT(search() == ENOENT);
+	EXPECT(!sem_init(&begun, 0, 0));
+	answers_late = true;
+}
+
+static void signal_ends_the_search(void)
+{
+	struct sigaction action = { .sa_handler = do_nothing };
+	pthread_t thread;
+	void *error;
+	int before;
+
+	prepare();
+	before = open_fds();
+	EXPECT(!sigaction(SIGUSR1, &action, NULL));
+	thread = waiting();
+	/* In pause or before it. */
+	while (pthread_tryjoin_np(thread, &error))
+		EXPECT(!pthread_kill(thread, SIGUSR1) && !sched_yield());
+	EXPECT((int)(long)error == EINTR && open_fds() == before);
+}
+
+/* One more descriptor after the other: EMFILE, until they suffice for a search that finds nothing. */
+static void no_descriptors(void)
+{
+	enum { LIMIT = 64 };
+	struct rdma_addrinfo *list;
+	struct rlimit limit;
+	int fds[LIMIT], count = 0, error = EMFILE;
+
+	/* There are devices, and none is open. */
+	EXPECT(!rdma_getaddrinfo("127.0.0.1", "1", NULL, &list) && !getrlimit(RLIMIT_NOFILE, &limit));
+	rdma_freeaddrinfo(list);
+	limit.rlim_cur = LIMIT;
+	EXPECT(!setrlimit(RLIMIT_NOFILE, &limit));
+	while (count < LIMIT && (fds[count] = dup(0)) >= 0)
+		count++;
+	EXPECT(count > 0 && count < LIMIT);
+	while (error == EMFILE && count > 0) {
+		error = search();
+		EXPECT(!close(fds[--count]));
+	}
+	EXPECT(error == ENOENT);
+	while (count > 0)
+		EXPECT(!close(fds[--count]));
+}
+
+/* Neither descriptors nor memory are left behind; the first rounds allocate what stays. */
+static void cancellation_leaves_nothing(void)
+{
+	enum { FIRST = 3, ROUNDS = 10 };
+	size_t memory = 0;
+	pthread_t thread;
+	void *result;
+	int before;
+
+	prepare();
+	before = open_fds();
+	for (int round = 0; round < ROUNDS; round++) {
+		thread = waiting();
+		EXPECT(!pthread_cancel(thread) && !pthread_join(thread, &result));
+		EXPECT(result == PTHREAD_CANCELED && open_fds() == before);
+		if (round == FIRST)
+			memory = mallinfo2().uordblks;
+	}
+	EXPECT(mallinfo2().uordblks == memory);
+	answers_late = false;
+	EXPECT(search() == ENOENT);
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	CASE(signal_ends_the_search);
+	CASE(no_descriptors);
+	CASE(cancellation_leaves_nothing);
+	return finish();
+}

@@ -1,0 +1,159 @@
+/*
+ * A listener that is shut down while a request waits: rejecting the request is a command of the kernel, which blocks in write
+ * of this program. The listener's other calls do not wait for it, but rclose does: it closes the channel of the request.
+ */
+#include "cases.h"
+#include "rscommon.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <rdma/rdma_cma_abi.h>
+
+static union address to;
+static int listener, first, waiting;
+
+/* ---- the commands ------------------------------------------------------------------------------------ */
+
+/* Connection requests that the library has read, and rejects that have begun and may go on. */
+static sem_t requests, rejects, may_go_on;
+static _Atomic bool blocks;
+
+static void await_semaphore(sem_t *semaphore)
+{
+	while (sem_wait(semaphore))
+		EXPECT(errno == EINTR);
+}
+
+/* The library's commands to the kernel, too. */
+ssize_t write(int fd, const void *data, size_t len)
+{
+	struct ucma_abi_get_event event = { .cmd = 0 };
+	ssize_t ret;
+
+	if (blocks && len >= sizeof(event)) {
+		memcpy(&event, data, sizeof(event));
+		if (event.cmd == UCMA_CMD_REJECT) {
+			sem_post(&rejects);
+			await_semaphore(&may_go_on);
+		}
+	}
+	ret = syscall(SYS_write, fd, data, len);
+	if (ret == (ssize_t)len && event.cmd == UCMA_CMD_GET_EVENT) {
+		const struct ucma_abi_event_resp *answer = (const void *)(uintptr_t)event.response;
+
+		if (answer->event == RDMA_CM_EVENT_CONNECT_REQUEST)
+			sem_post(&requests);
+	}
+	return ret;
+}
+
+/* ---- a request that waits ------------------------------------------------------------------------------ */
+
+static void *shut_down(void *unused)
+{
+	EXPECT(!rshutdown(listener, SHUT_RD));
+	return unused;
+}
+
+/* The backlog is used up when the request comes. Its reject blocks, in a thread. */
+static void reject_blocks(pthread_t *thread)
+{
+	EXPECT(!sem_init(&requests, 0, 0) && !sem_init(&rejects, 0, 0) && !sem_init(&may_go_on, 0, 0));
+	EXPECT((listener = rs_listener(AF_INET, &to, NULL)) >= 0 && !rlisten(listener, 0));
+	EXPECT((first = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0 && !rconnect(first, &to.sa, addr_len(&to)));
+	EXPECT(poll_wait(listener, POLLIN) == POLLIN);
+	blocks = true;
+	EXPECT((waiting = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0)) >= 0);
+	EXPECT_ERROR(rconnect(waiting, &to.sa, addr_len(&to)), EINPROGRESS);
+	await_semaphore(&requests);
+	EXPECT(!pthread_create(thread, NULL, shut_down, NULL));
+	await_semaphore(&rejects);
+}
+
+static void reject_goes_on(pthread_t thread)
+{
+	blocks = false;
+	EXPECT(!sem_post(&may_go_on));
+	EXPECT(!pthread_join(thread, NULL));
+	EXPECT(poll_gone(waiting) & POLLERR && !strcmp(so_error(waiting), "ECONNREFUSED"));
+	EXPECT(!rclose(first) && !rclose(waiting));
+}
+
+/* It listens again, and accepts. */
+static void other_calls_go_on(void)
+{
+	pthread_t thread;
+	int late, server;
+
+	reject_blocks(&thread);
+	EXPECT_ERROR(raccept(listener, NULL, NULL), EINVAL);
+	EXPECT(poll_wait(listener, POLLIN) & POLLHUP);
+	EXPECT(!rlisten(listener, 0));
+	EXPECT((late = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0 && !rconnect(late, &to.sa, addr_len(&to)));
+	EXPECT((server = raccept(listener, NULL, NULL)) >= 0);
+	reject_goes_on(thread);
+	EXPECT(!rclose(late) && !rclose(server) && !rclose(listener));
+}
+
+static _Atomic pid_t closer;
+
+static void *close_listener(void *unused)
+{
+	closer = gettid();
+	EXPECT(!rclose(listener));
+	return unused;
+}
+
+static void close_waits(void)
+{
+	pthread_t thread, other;
+
+	reject_blocks(&thread);
+	EXPECT(!pthread_create(&other, NULL, close_listener, NULL));
+	for (int asleep = 0; asleep < 20; sched_yield())
+		asleep = closer && sleeps(closer) ? asleep + 1 : 0;
+	EXPECT(fcntl(listener, F_GETFD) >= 0);
+	reject_goes_on(thread);
+	EXPECT(!pthread_join(other, NULL));
+	EXPECT_ERROR(fcntl(listener, F_GETFD), EBADF);
+}
+
+static sem_t handled;
+
+static void call_in_handler(int signal)
+{
+	union address name;
+	socklen_t len = sizeof(name);
+
+	(void)signal;
+	EXPECT_ERROR(rgetsockname(listener, &name.sa, &len), EAGAIN);
+	EXPECT_ERROR(rlisten(listener, 1), EAGAIN);
+	EXPECT_ERROR(rclose(listener), EAGAIN);
+	sem_post(&handled);
+}
+
+/* The calls would wait for the one that they have interrupted. */
+static void a_handler_interrupts(void)
+{
+	struct sigaction action = { .sa_handler = call_in_handler };
+	pthread_t thread;
+
+	EXPECT(!sem_init(&handled, 0, 0) && !sigaction(SIGUSR1, &action, NULL));
+	reject_blocks(&thread);
+	EXPECT(!pthread_kill(thread, SIGUSR1));
+	await_semaphore(&handled);
+	reject_goes_on(thread);
+	EXPECT(!rclose(listener));
+}
+
+int main(int argc, char **argv)
+{
+	start(argc, argv);
+	CASE(other_calls_go_on);
+	CASE(close_waits);
+	CASE(a_handler_interrupts);
+	return finish();
+}
