@@ -187,6 +187,10 @@ impl Stream {
             return Ok(());
         }
         let mut state = self.wait_for_rejects(self.lock());
+        if !self.owner.is_this_process() {
+            self.close_inherited_fds();
+            return Ok(());
+        }
         if state.is_closed() {
             return Err(Errno::EBADF);
         }

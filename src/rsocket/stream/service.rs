@@ -59,20 +59,24 @@ impl Service for Stream {
         };
         self.process_completions(&mut state);
         let is_connected = matches!(state.phase, Phase::Connected);
-        if let Some(connection) = state.connection.as_mut().filter(|_| is_connected) {
-            connection.check();
-            if connection.failure().is_some() {
-                self.process_completions(&mut state);
-                self.notify(Notice::Changed);
-            } else {
-                starting::attend(&*self, &mut state);
-                Self::check_without_watch(&mut state);
-            }
+        let Some(connection) = state.connection.as_mut().filter(|_| is_connected) else { return };
+        let mut pause = connection.check();
+        if connection.failure().is_some() {
+            self.process_completions(&mut state);
+            self.notify(Notice::Changed);
+        } else {
+            starting::attend(&*self, &mut state);
+            pause = pause.or_else(|| Self::check_without_watch(&mut state));
+        }
+        // Whoever holds the reactor's lock may wait for a thread that waits for the stream's.
+        drop(state);
+        if let Some(pause) = pause {
+            reactor::check_later(key, pause);
         }
     }
 
     fn second_is_readable(self: Arc<Self>) -> bool {
-        held::channel_is_readable(&*self)
+        held::channel_is_readable(&*self) && !self.lacks_watch()
     }
 
     fn called(self: Arc<Self>) -> bool {

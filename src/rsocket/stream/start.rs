@@ -27,14 +27,20 @@ impl Stream {
         }
     }
 
-    /// If an idle stream's next message will not be noticed, the stream is examined again.
-    pub(super) fn check_without_watch(state: &mut State) {
-        if let Some(connection) = &mut state.connection
-            && connection.awaits_message()
-            && connection.channel.watch == Watch::None
-        {
-            connection.check_again();
-        }
+    /// If an idle stream's next message will not be noticed, the stream is examined again, after the
+    /// pause that is returned.
+    pub(super) fn check_without_watch(state: &mut State) -> Option<Duration> {
+        let connection = state.connection.as_mut().filter(|connection| connection.lacks_watch())?;
+        connection.check_again()
+    }
+
+    /// Returns whether an idle stream's next message will not be noticed: the reactor's lock was not
+    /// free.
+    pub(super) fn lacks_watch(&self) -> bool {
+        // A thread that holds the lock processes completions.
+        let state = self.state.try_lock().ok();
+        let connection = state.as_ref().and_then(|state| state.connection.as_ref());
+        connection.is_some_and(|connection| connection.lacks_watch())
     }
 
     fn watch_start(state: &mut State) {

@@ -46,7 +46,8 @@ impl Stream {
 
     /// Waits until no thread rejects requests, which are still on the channel, without the lock.
     pub(super) fn wait_for_rejects<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
-        while state.is_rejecting() {
+        // A child of fork() in a signal handler does not have that thread.
+        while state.is_rejecting() && self.owner.is_this_process() {
             state = channel_leader::wait_for_change(self, state);
         }
         state

@@ -140,6 +140,8 @@ impl Connection {
             }
             Message::Control(Control::Shutdown) => {
                 (outcome.eof, outcome.edge) = (true, true);
+                // From now on only an idle stream is watched, and the peer may have to be answered.
+                self.postponed.check_later();
             }
             Message::Control(Control::Keepalive) => {}
             Message::Control(Control::Recall(messages)) => self.recall_received(messages),

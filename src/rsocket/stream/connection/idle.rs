@@ -8,7 +8,9 @@
 //! The reactor examines the connection after a pause whenever it has got memory, until it is idle.
 //! If the peer may still have to answer or to ask, the reactor then waits for its next message.
 
-use super::{Connection, FIRST_RING};
+use std::time::Duration;
+
+use super::{Connection, FIRST_RING, Watch};
 use crate::rsocket::flow::Violation;
 use crate::rsocket::wire::{Control, Message};
 
@@ -47,19 +49,18 @@ enum Next {
 
 impl Connection {
     /// The time of [`check_later`](super::Postponed::check_later) has come.
-    pub fn check(&mut self) {
-        self.postponed.checked();
+    /// Returns the pause after which the reactor has to call this again. It sets the timer without the
+    /// stream's lock.
+    pub fn check(&mut self) -> Option<Duration> {
         let next = self.next_step();
         self.idle.awaits_message = next == Next::Watch;
-        if let Next::Later(doublings) = next {
-            self.postponed.check_again(doublings);
-        }
         self.publish();
+        self.postponed.checked(if let Next::Later(doublings) = next { Some(doublings) } else { None })
     }
 
     /// The reactor does not watch although [`check`](Self::check) requires it.
-    pub fn check_again(&mut self) {
-        self.postponed.check_again(0);
+    pub fn check_again(&mut self) -> Option<Duration> {
+        self.postponed.checked(Some(0))
     }
 
     fn next_step(&mut self) -> Next {
@@ -67,12 +68,11 @@ impl Connection {
             return Next::Nothing;
         }
         self.answer_recall();
-        let has_garbage = self.has_garbage() && !self.postponed.call_now();
-        if has_garbage || self.idle.asked.is_some() {
+        if self.leaves_garbage() || self.idle.asked.is_some() {
             return Next::Later(0);
         }
         let awaits_peer = self.may_recall() && (self.receive.rings.has_grown() || self.has_left_first_buffer());
-        if self.send.buffer.is_missing() && !awaits_peer {
+        if self.send.buffer.is_missing() && !awaits_peer && !self.postponed.has_ready() {
             return Next::Nothing;
         }
         let progress = self.progress();
@@ -84,9 +84,10 @@ impl Connection {
         self.take(0);
         let has_asked = self.recall_rings();
         self.postponed.retire();
-        let is_freed = self.return_send_buffer();
-        if !is_freed || !has_asked {
-            self.later(PAUSES_UNREAD)
+        let has_returned = self.return_send_buffer();
+        self.idle.pauses = 0;
+        if !has_returned || !has_asked || self.leaves_garbage() {
+            Next::Later(0)
         } else if awaits_peer {
             Next::Watch
         } else {
@@ -104,9 +105,11 @@ impl Connection {
         (self.send.flow.posted(), self.receive.flow.messages())
     }
 
-    /// Returns whether there is memory that nobody has freed yet.
-    fn has_garbage(&self) -> bool {
-        self.receive.rings.has_released() || self.send.buffer.has_old()
+    /// Calls the reactor if there is memory to free. Returns whether it cannot be called now.
+    fn leaves_garbage(&self) -> bool {
+        let has_garbage =
+            self.receive.rings.has_released() || self.send.buffer.has_old() || self.postponed.is_retired();
+        has_garbage && !self.postponed.call_now()
     }
 
     /// Returns whether the peer's first buffer looks like that of this library.
@@ -139,7 +142,7 @@ impl Connection {
         }
         self.reap_send_cq();
         if self.send.retire_buffer() {
-            return self.postponed.call_now();
+            return true;
         }
         if self.send.flow.has_unsignaled()
             && let Err(error) = self.keep_alive()
@@ -211,6 +214,12 @@ impl Connection {
     #[inline]
     pub fn awaits_message(&self) -> bool {
         self.idle.awaits_message && self.failed.is_none()
+    }
+
+    /// Returns whether the connection is idle, and the reactor does not wait for the peer's next
+    /// message.
+    pub fn lacks_watch(&self) -> bool {
+        self.awaits_message() && self.channel.watch == Watch::None
     }
 
     /// A message has arrived: the connection may be in use again.

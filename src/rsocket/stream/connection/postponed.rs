@@ -111,12 +111,11 @@ impl Postponed {
         self.is_checked
     }
 
-    /// In the reactor's thread: it looks again after a pause, doubled so many times.
-    pub fn check_again(&mut self, doublings: u32) {
-        if let Some((key, time)) = self.idle_timer() {
-            reactor::check_later(key, time * (1 << doublings));
-            self.is_checked = true;
-        }
+    /// The reactor has looked. Returns the pause after which it looks again, doubled so many times.
+    pub fn checked(&mut self, again: Option<u32>) -> Option<Duration> {
+        let pause = again.and_then(|doublings| Some(self.idle_timer()?.1 * (1 << doublings)));
+        self.is_checked = pause.is_some();
+        pause
     }
 
     fn idle_timer(&self) -> Option<(Key, Duration)> {
@@ -126,15 +125,17 @@ impl Postponed {
 
     /// What was prepared for calls and is not used is not needed any more.
     pub fn retire(&mut self) {
-        self.is_retired = self.ready.ring.is_some() || self.ready.send_buffer.is_some();
-        if self.is_retired {
-            self.call_now();
-        }
+        self.is_retired = self.has_ready();
     }
 
-    /// The reactor has looked.
-    pub fn checked(&mut self) {
-        self.is_checked = false;
+    /// Returns whether something that is not needed any more has not been freed.
+    pub fn is_retired(&self) -> bool {
+        self.is_retired
+    }
+
+    /// Returns whether something was prepared and is not used.
+    pub fn has_ready(&self) -> bool {
+        self.ready.ring.is_some() || self.ready.send_buffer.is_some()
     }
 
     /// Returns whether a receive ring of this size is ordered.
@@ -306,6 +307,9 @@ impl Connection {
         fill(&mut own.ring, ready.ring);
         fill(&mut own.send_buffer, ready.send_buffer);
         fill(&mut own.writes, ready.writes);
+        if self.postponed.has_ready() {
+            self.postponed.check_later();
+        }
         if self.failed.is_none() {
             self.send_credit_updates();
         }
