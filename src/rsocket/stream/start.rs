@@ -61,11 +61,10 @@ impl Starts for Stream {
 
     #[inline]
     fn is_starting(state: &State) -> bool {
-        let Some(connection) = state.connection.as_ref().filter(|_| matches!(state.phase, Phase::Connected)) else {
-            return false;
-        };
+        let Some(connection) = &state.connection else { return false };
         // The peer of an idle stream may ask or answer after its last data, too.
-        connection.awaits_message() || connection.is_starting() && !state.eof
+        let is_new = connection.is_starting() && !state.eof;
+        (is_new || connection.awaits_message()) && matches!(state.phase, Phase::Connected)
     }
 
     #[inline]

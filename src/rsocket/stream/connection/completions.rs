@@ -53,9 +53,6 @@ impl Connection {
             edge: mem::take(&mut self.send.pending_edge),
             ..Outcome::default()
         };
-        if completed > 0 {
-            self.message_noticed();
-        }
         loop {
             for wc in &batch.0[..completed] {
                 // SAFETY: the provider has initialised the first `completed` entries
@@ -80,7 +77,9 @@ impl Connection {
         }
         self.use_next_target();
         self.send_credit_updates();
-        self.answer_recall();
+        if self.idle.needs_attention() {
+            self.attend_idle(&outcome);
+        }
         self.publish();
         outcome.edge |= outcome.could_send == Some(false) && self.can_send();
         outcome

@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use super::{Connection, FIRST_RING, Watch};
+use super::{Connection, FIRST_RING, Outcome, Watch};
 use crate::rsocket::flow::Violation;
 use crate::rsocket::wire::{Control, Message};
 
@@ -32,6 +32,8 @@ pub(super) struct Idle {
     asked: Option<u16>,
     /// The connection is idle, and the reactor waits for the peer's next message.
     awaits_message: bool,
+    /// Either of these is the case: the cheap test after each message.
+    is_attentive: bool,
     /// DISCONNECT was sent or received: nothing may follow it. On iWARP the QP may not take it.
     is_over: bool,
 }
@@ -47,6 +49,17 @@ enum Next {
     Nothing,
 }
 
+impl Idle {
+    fn update(&mut self) {
+        self.is_attentive = self.awaits_message || self.asked.is_some();
+    }
+
+    #[inline]
+    pub fn needs_attention(&self) -> bool {
+        self.is_attentive
+    }
+}
+
 impl Connection {
     /// The time of [`check_later`](super::Postponed::check_later) has come.
     /// Returns the pause after which the reactor has to call this again. It sets the timer without the
@@ -54,6 +67,7 @@ impl Connection {
     pub fn check(&mut self) -> Option<Duration> {
         let next = self.next_step();
         self.idle.awaits_message = next == Next::Watch;
+        self.idle.update();
         self.publish();
         self.postponed.checked(if let Next::Later(doublings) = next { Some(doublings) } else { None })
     }
@@ -168,18 +182,22 @@ impl Connection {
     pub(super) fn recall_received(&mut self, messages: u16) {
         // A peer that does not wait for the answer gets one only.
         self.idle.asked = Some(messages);
+        self.idle.update();
+    }
+
+    /// After completions were processed.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn attend_idle(&mut self, outcome: &Outcome) {
+        if outcome.any {
+            self.message_noticed();
+        }
+        self.answer_recall();
     }
 
     /// Answers the peer's RECALL, as soon as a message can be sent.
-    #[inline]
-    pub(super) fn answer_recall(&mut self) {
-        if let Some(messages) = self.idle.asked {
-            self.answer_recall_now(messages);
-        }
-    }
-
-    #[cold]
-    fn answer_recall_now(&mut self, messages: u16) {
+    fn answer_recall(&mut self) {
+        let Some(messages) = self.idle.asked else { return };
         if self.failed.is_some() || self.idle.is_over {
             return;
         }
@@ -187,6 +205,7 @@ impl Connection {
             return self.postponed.check_later();
         }
         self.idle.asked = None;
+        self.idle.update();
         self.use_next_target();
         // The peer has advertised one more buffer, which is discarded.
         let moves = self.send.flow.may_return(messages, self.send.peer.first)
@@ -223,10 +242,10 @@ impl Connection {
     }
 
     /// A message has arrived: the connection may be in use again.
-    #[inline]
     pub fn message_noticed(&mut self) {
         if self.idle.awaits_message {
             self.idle.awaits_message = !self.postponed.check_later_now();
+            self.idle.update();
         }
     }
 }
