@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 
 use once_cell::race::OnceBox;
 
@@ -75,6 +76,11 @@ fn read_files(cell: &'static OnceBox<Defaults>) -> &'static Defaults {
 }
 
 impl Defaults {
+    /// Returns the time without traffic after which a stream is idle. 0: never.
+    pub fn idle_time(&self) -> Duration {
+        Duration::from_millis(self.idle_time_ms.into())
+    }
+
     /// Returns the defaults of a machine without files.
     const fn built_in() -> Defaults {
         Defaults {

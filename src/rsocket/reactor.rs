@@ -54,6 +54,10 @@ pub trait Service: Send + Sync {
 /// How long a service waits for a lock that another thread holds, which may be in a command.
 pub const LOCK_TIMEOUT: Duration = Duration::from_millis(1);
 
+/// How long a thread that may be running a signal handler waits for the reactor's lock, which another
+/// thread may keep until the interrupted one goes on.
+const HANDLER_TIMEOUT: Duration = Duration::from_millis(5);
+
 /// What a reactor's thread is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -174,7 +178,7 @@ pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
 
 /// As [`watch_once`], from `delay` on. Fails as [`call_soon`] does.
 pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
-    let mut guard = lock_in_handler(key, Duration::from_millis(5))?;
+    let mut guard = lock_in_handler(key, HANDLER_TIMEOUT)?;
     let reactor = usable(&mut guard, key)?;
     let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
     if registration.second != Some((fd, true)) {
@@ -188,7 +192,7 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
 /// `EAGAIN` if another thread keeps the reactor's lock, which may wait for the one of malloc(3) that
 /// the caller's thread holds, and with `EBADF` if the thread or the registration does not exist.
 pub fn call_soon(key: Key) -> Result<()> {
-    let mut guard = lock_in_handler(key, Duration::from_millis(5))?;
+    let mut guard = lock_in_handler(key, HANDLER_TIMEOUT)?;
     let reactor = usable(&mut guard, key)?;
     reactor.set_timer(key, Timer::Calls, Some(Instant::now()));
     Ok(())

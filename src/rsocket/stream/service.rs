@@ -55,7 +55,7 @@ impl Service for Stream {
     fn check(self: Arc<Self>, key: Key) {
         // A stream whose lock is taken is in use.
         let Some(mut state) = self.try_lock() else {
-            return reactor::check_later(key, Duration::from_millis(defaults().idle_time_ms.into()));
+            return reactor::check_later(key, defaults().idle_time());
         };
         self.process_completions(&mut state);
         let is_connected = matches!(state.phase, Phase::Connected);

@@ -92,7 +92,7 @@ static void stays(void)
 	ends();
 }
 
-/* The next message crosses the question: the peer is asked again, whoever has read the answer. */
+/* A message crosses the RECALL, so the peer refuses: it is asked again, whichever thread has read its answer. */
 static void is_asked_again(void)
 {
 	connects();

@@ -8,7 +8,7 @@ impl Sender {
     /// `messages` messages, and the present buffer is another one than `first`, or is partly used.
     pub fn may_return(&self, messages: u16, first: Region) -> bool {
         // The peer's number is modulo 65536, but no sender is that many messages ahead.
-        self.sent == messages && self.held() == 0 && self.target != first
+        self.sent == messages && self.held() == 0 && self.has_left(first)
     }
 
     /// Continues in the peer's first buffer. The caller has discarded the one that the peer has

@@ -15,9 +15,10 @@ fn word(random: &mut Random, setup: &Setup) -> u32 {
         _ => random.next() as u32,
     };
     // Answers to a RECALL, among others.
-    let op =
-        if random.chance(8) { return 7 << 29 | random.pick(&[3, 4, 4, 5, 0x203]) } else { random.next() as u32 & 7 };
-    op << 29 | data & MAX_DATA
+    if random.chance(8) {
+        return 7 << 29 | random.pick(&[3, 4, 4, 5, 0x203]);
+    }
+    (random.next() as u32 & 7) << 29 | data & MAX_DATA
 }
 
 #[test]

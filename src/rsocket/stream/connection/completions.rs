@@ -78,7 +78,7 @@ impl Connection {
         self.use_next_target();
         self.send_credit_updates();
         if self.idle.needs_attention() {
-            self.attend_idle(&outcome);
+            self.attend_idle(outcome.any);
         }
         self.publish();
         outcome.edge |= outcome.could_send == Some(false) && self.can_send();

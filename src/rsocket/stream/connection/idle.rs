@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use super::{Connection, FIRST_RING, Outcome, Watch};
+use super::{Connection, FIRST_RING, Watch};
 use crate::rsocket::flow::Violation;
 use crate::rsocket::wire::{Control, Message};
 
@@ -185,11 +185,11 @@ impl Connection {
         self.idle.update();
     }
 
-    /// After completions were processed.
+    /// After completions were processed, if there were `any`.
     #[cold]
     #[inline(never)]
-    pub(super) fn attend_idle(&mut self, outcome: &Outcome) {
-        if outcome.any {
+    pub(super) fn attend_idle(&mut self, any: bool) {
+        if any {
             self.message_noticed();
         }
         self.answer_recall();

@@ -119,7 +119,7 @@ impl Postponed {
     }
 
     fn idle_timer(&self) -> Option<(Key, Duration)> {
-        let time = Duration::from_millis(defaults().idle_time_ms.into());
+        let time = defaults().idle_time();
         self.key.filter(|_| !time.is_zero()).map(|key| (key, time))
     }
 

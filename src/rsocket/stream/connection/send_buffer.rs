@@ -283,11 +283,8 @@ impl SendSide {
     /// Frees the buffer if no data is outstanding. The next send that needs it allocates it again, in
     /// the first size.
     pub fn give_buffer_back(&mut self) {
-        let buffer = &mut self.buffer;
-        if self.flow.is_idle() && buffer.old.is_none() {
-            self.flow.replace_buffer(buffer.first_size);
-            buffer.size = buffer.first_size;
-            buffer.memory = None;
+        if self.retire_buffer() {
+            self.buffer.old = None;
         }
     }
 
