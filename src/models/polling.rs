@@ -1,5 +1,6 @@
-//! Threads that poll a stream's receive CQ without its lock: completions are processed in order,
-//! none is lost, the CQ is polled by one thread at a time, and not after it was destroyed.
+//! Threads that poll a stream's CQs without its lock: completions are processed in order,
+//! none is lost, the CQs are polled by one
+//! thread at a time, and not after they were destroyed.
 
 use super::explore;
 use crate::errno::Errno;
@@ -108,4 +109,46 @@ fn closed_while_polled_among_several() {
         stream.poll_among_several();
     }
     explore(3, Stream::new, [poll, Stream::close], |_| {});
+}
+
+/// Waits for space: polls once, then sleeps.
+fn send(stream: &Stream) {
+    stream.send_polling(1);
+}
+
+fn no_space_left(stream: &Stream) {
+    assert_eq!(stream.take_all(), (0, 0));
+}
+
+#[test]
+fn one_polls_for_space() {
+    explore(3, Stream::new, [send, Stream::complete_send], no_space_left);
+}
+
+#[test]
+fn one_polls_for_space_and_one_for_data() {
+    fn complete_both(stream: &Stream) {
+        stream.complete_send();
+        stream.arrive();
+    }
+    explore(2, Stream::new, [send, receive, complete_both], no_space_left);
+}
+
+#[test]
+fn two_poll_for_space() {
+    fn complete_two(stream: &Stream) {
+        stream.complete_send();
+        stream.complete_send();
+    }
+    explore(2, Stream::new, [send, send, complete_two], no_space_left);
+}
+
+/// A call polls the send CQ in its middle, while another thread polls without the lock.
+#[test]
+fn held_data_is_sent_beside_one_that_polls_for_space() {
+    fn complete_two(stream: &Stream) {
+        stream.complete_send();
+        stream.complete_send();
+    }
+    explore(2, Stream::new, [send, Stream::hold, Stream::react, complete_two], |stream| assert!(!stream.has_held()));
 }

@@ -10,10 +10,10 @@ use std::ffi::{c_int, c_short};
 use std::mem;
 use std::sync::{Arc, Weak};
 
+#[cfg(not(all(test, loom)))]
+use super::stream::LentCqs;
 use crate::errno::{Errno, Result};
 use crate::sys::event::Deadline;
-#[cfg(not(all(test, loom)))]
-use crate::sys::rc::CqHandle;
 use crate::sys::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -95,14 +95,14 @@ pub trait Pollable: Send + Sync {
     fn watchers(&self) -> &Watchers;
 }
 
-/// Models have no CQs.
+/// Models have no CQs here.
 #[cfg(all(test, loom))]
-type CqHandle = ();
+type LentCqs = ();
 
-/// A receive CQ that a call for several rsockets polls without the rsocket's lock.
+/// The CQs of a stream that a call for several rsockets polls without the rsocket's lock.
 pub struct Lent {
-    /// Live until it is taken back.
-    pub cq: CqHandle,
+    /// Live until they are taken back.
+    pub cqs: LentCqs,
     /// The number of changes of the rsocket before it was polled with the lock.
     pub count: u32,
 }

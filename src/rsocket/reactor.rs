@@ -168,9 +168,9 @@ pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
 }
 
 /// Also watches `fd`, which stays open until [`unregister`], until it is readable the next time. A
-/// registration has one such descriptor.
+/// registration has one such descriptor. Fails as [`call_soon`] does.
 pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
-    let mut guard = lock(key.role());
+    let mut guard = lock_in_handler(key, HANDLER_TIMEOUT)?;
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
     reactor.watch_second(key, fd)?.busy = 0;
     Ok(())

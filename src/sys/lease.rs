@@ -1,9 +1,9 @@
-//! A CQ that threads poll without the lock that guards it.
+//! CQs that threads poll without the lock that guards them.
 //!
-//! The lock's holder lends the CQ and releases the lock. A thread then polls the CQ in a loop: it
-//! takes the lease for one poll at a time, which never waits. Whoever needs the CQ under the lock
-//! takes it back first, and waits for one poll at most. What a poll has found is kept with the
-//! lease, and the one who takes the CQ back gets it: completions are processed in order.
+//! The lock's holder lends the CQs and releases the lock. A thread then polls the CQs in a loop: it
+//! takes the lease for one poll at a time, which never waits. Whoever needs a CQ under the lock
+//! takes them back first, and waits for one poll at most. What a poll has found is kept with the
+//! lease, and the one who takes the CQs back gets it: completions are processed in order.
 //!
 //! As with [`super::lock`], a waiting thread sleeps on a futex. The crate in `models/` model-checks
 //! this (`scripts/check loom`).
@@ -95,6 +95,16 @@ impl<T> Lease<T> {
         }
         // SAFETY: the word is HELD, and stays so while the caller holds the lock.
         Ok(unsafe { (*self.found.get()).take() })
+    }
+
+    /// Returns the completion that was found if `wanted` says so. Called by the lock's holder after
+    /// the lease has ended.
+    pub fn take_if(&self, wanted: impl FnOnce(&T) -> bool) -> Option<T> {
+        if self.word.load(Ordering::Acquire) != HELD {
+            return None;
+        }
+        // SAFETY: the word is HELD, and stays so while the caller holds the lock.
+        unsafe { (*self.found.get()).take_if(|found| wanted(found)) }
     }
 
     /// Ends the lease unless a poll is in progress: [`take_back`](Self::take_back) does not wait

@@ -61,7 +61,20 @@ unsafe impl Send for CqHandle {}
 
 /// A completion that was polled.
 #[derive(Clone, Copy, Debug)]
-pub struct Completion(pub MaybeUninit<ibv_wc>);
+pub struct Completion(MaybeUninit<ibv_wc>);
+
+impl Completion {
+    /// Returns the entry, which the provider has initialised.
+    pub fn entry(self) -> MaybeUninit<ibv_wc> {
+        self.0
+    }
+
+    /// Returns the entry for reading.
+    pub fn wc(&self) -> &ibv_wc {
+        // SAFETY: only `CqHandle::poll_one` makes completions, of initialised entries.
+        unsafe { self.0.assume_init_ref() }
+    }
+}
 
 // SAFETY: plain numbers.
 unsafe impl Send for Completion {}

@@ -6,13 +6,13 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use super::channel_leader::{self, EventSource, Leadership, Until};
-use super::polling::{self, LendsCq};
+use super::connection::{Cqs, Found};
+use super::polling::{self, Lending, LendsCqs};
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
 use crate::rsocket::config::defaults;
 use crate::sys::futex::Changes;
-use crate::sys::lease::Lease;
-use crate::sys::rc::{ChannelHandle, Completion, CqEvent, CqHandle};
+use crate::sys::rc::{ChannelHandle, CqEvent};
 use crate::sys::{cancel, clock, event};
 
 /// The state of one blocking call.
@@ -116,18 +116,11 @@ impl Stream {
 
     /// Ends the polling of another thread, so that processing completions does not wait for it.
     /// Returns false if that takes long: the thread may never run again.
-    pub(super) fn ends_polling(&self, state: &mut State) -> bool {
-        const TRIES: usize = 1000;
-        (0..TRIES).any(|_| {
-            let has_ended = polling::try_end(self, state);
-            if !has_ended {
-                event::spin();
-            }
-            has_ended
-        })
+    pub(super) fn ends_polling(state: &mut State) -> bool {
+        Self::lending(state).is_none_or(|lending| lending.end())
     }
 
-    /// The connection is about to be destroyed: no thread polls its receive CQ from now on. Not
+    /// The connection is about to be destroyed: no thread polls its CQs from now on. Not
     /// called by a signal handler that interrupted a poll: its rclose(3) fails.
     pub(super) fn take_cq_back(&self, state: &mut State) {
         let taken = polling::take_back(self, state);
@@ -269,22 +262,22 @@ impl EventSource for Stream {
     }
 }
 
-impl LendsCq for Stream {
-    type Cq = CqHandle;
-    type Completion = Completion;
+impl LendsCqs for Stream {
+    type Cqs = Cqs;
+    type Completion = Found;
 
-    fn lease(&self) -> &Lease<Completion> {
-        &self.lease
+    fn lending(state: &mut State) -> Option<&mut Lending<Found>> {
+        state.connection.as_mut().map(|connection| &mut connection.channel.lending)
     }
 
-    fn recv_cq(state: &State) -> Option<CqHandle> {
+    fn cqs(state: &State) -> Option<Cqs> {
         let polls = matches!(state.phase, Phase::Connected | Phase::Disconnected | Phase::Closing);
-        state.connection.as_ref().filter(|_| polls)?.lendable_recv_cq()
+        state.connection.as_ref().filter(|_| polls)?.cqs_to_lend()
     }
 
     #[inline]
-    fn poll_one(cq: &CqHandle) -> Result<Option<Completion>> {
-        // SAFETY: a connection, and its CQ with it, is dropped only after the CQ was taken back.
-        unsafe { cq.poll_one() }
+    fn poll_one(cqs: &Cqs) -> Result<Option<Found>> {
+        // SAFETY: a connection, and its CQs with it, is dropped only after they were taken back.
+        unsafe { cqs.poll_one() }
     }
 }

@@ -38,8 +38,6 @@ pub(super) struct Leadership {
     leader: usize,
     /// The receive CQ is armed, and its event has not been read.
     armed: bool,
-    /// The receive CQ is lent to a thread that polls it without the lock ([`super::polling`]).
-    pub(super) lent: bool,
 }
 
 impl Leadership {

@@ -297,7 +297,7 @@ impl Stream {
             return;
         }
         let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return };
-        if self.is_in_use_here(&state) || !self.ends_polling(&mut state) {
+        if self.is_in_use_here(&state) || !Self::ends_polling(&mut state) {
             return;
         }
         // An adapter may discard what is posted only now.

@@ -16,6 +16,7 @@ mod control;
 mod gather;
 mod hold;
 mod idle;
+mod lent;
 mod post;
 mod postponed;
 mod receive;
@@ -31,6 +32,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::channel_leader::Leadership;
 use super::options::Options;
 use super::outbox::Outbox;
+use super::polling::Lending;
 use crate::cm::{Domain, Id};
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::CmId;
@@ -41,6 +43,7 @@ use crate::sys::alloc::try_box;
 use crate::sys::rc::{CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, ibv_wc};
 pub(super) use gather::{Gather, MAX_COLLECTED, parts};
 use idle::Idle;
+pub use lent::{Cqs, Found};
 use post::QueuePair;
 pub(super) use post::{RdmaWrite, SendQueue};
 use postponed::Postponed;
@@ -136,6 +139,8 @@ pub(super) enum Watch {
 pub(super) struct Channel {
     pub completions: CompletionChannel,
     pub leadership: Leadership,
+    /// Of both CQs, to threads that poll for polling_time.
+    pub lending: Lending<Found>,
     /// The channel's descriptor is O_NONBLOCK.
     pub nonblocking: bool,
     /// The device was removed: the channel reports no more events.
@@ -211,6 +216,7 @@ impl Unconnected {
             channel: Channel {
                 completions,
                 leadership: Leadership::default(),
+                lending: Lending::new()?,
                 nonblocking: false,
                 device_gone: false,
                 watch: Watch::None,

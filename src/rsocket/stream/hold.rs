@@ -20,7 +20,7 @@ impl Stream {
 impl HoldsData for Stream {
     fn try_lock(&self) -> Option<Guard<'_>> {
         let mut state = self.state.try_lock().ok()?;
-        polling::try_end(self, &mut state).then_some(state)
+        polling::try_end::<Stream>(&mut state).then_some(state)
     }
 
     #[inline]
@@ -42,7 +42,7 @@ impl HoldsData for Stream {
 
     fn watch(&self, state: &mut State) -> bool {
         // A thread that polls the receive CQ only has to poll the send CQ, too, from now on.
-        polling::end_soon(self, state);
+        polling::end_soon::<Stream>(state);
         let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return false };
         let channel = &mut connection.channel;
         if channel.watch != Watch::Now && reactor::watch_once(key, channel.completions.fd()).is_ok() {

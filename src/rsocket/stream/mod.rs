@@ -54,17 +54,15 @@ use crate::errno::{Errno, Result};
 use crate::ffi::rdma_port_space;
 use crate::sys::alloc::try_arc;
 use crate::sys::futex::Changes;
-use crate::sys::lease::Lease;
 use crate::sys::lock::{self, Lock, Unavailable};
 use crate::sys::owner::Owner;
-use crate::sys::rc::Completion;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
 use crate::sys::sync::Mutex;
 use crate::sys::unlocked;
 use background_close::BackgroundClose;
 use backlog::Listening;
 use connect::Attempt;
-use connection::{Batch, Connection, Outcome, Prepared, Unconnected};
+use connection::{Batch, Connection, Cqs, Found, Outcome, Prepared, Unconnected};
 use iomap::Mappings;
 use options::Options;
 
@@ -86,12 +84,13 @@ pub struct Stream {
     channel_fd: AtomicI32,
     /// The stream connects, and the thread that holds its lock is in a command that may block.
     in_command: AtomicBool,
-    /// The receive CQ while a thread polls it without the lock.
-    lease: Lease<Completion>,
     /// What the reactor has prepared, until a thread has the stream's lock
     /// ([`Stream::take_prepared`]). An inner lock, held for a moment.
     prepared: Mutex<Option<Prepared>>,
 }
+
+/// The CQs of a stream that are lent.
+pub type LentCqs = polling::Lent<Cqs, Found>;
 
 /// State behind a stream's lock.
 struct State {
@@ -210,7 +209,6 @@ impl Stream {
             edges: AtomicU64::new(0),
             channel_fd: AtomicI32::new(-1),
             in_command: AtomicBool::new(false),
-            lease: Lease::default(),
             prepared: Mutex::default(),
         })
     }
@@ -267,7 +265,7 @@ impl Stream {
     #[inline]
     fn process_completions(&self, state: &mut State) -> bool {
         let Some(connection) = &mut state.connection else { return false };
-        if connection.channel.leadership.lent {
+        if connection.channel.lending.is_lent() {
             return self.process_lent(state);
         }
         let mut batch = Batch::new();
@@ -280,8 +278,7 @@ impl Stream {
         self.process_batch(state, &mut batch, completed)
     }
 
-    /// As [`process_completions`](Self::process_completions), while the receive CQ is lent: takes it
-    /// back. In a signal handler that interrupted a poll, there are none.
+    /// As [`process_completions`](Self::process_completions), while the CQs are lent: takes them back. In a signal handler that interrupted a poll, there are none.
     #[cold]
     #[inline(never)]
     fn process_lent(&self, state: &mut State) -> bool {
@@ -293,7 +290,7 @@ impl Stream {
         };
         let Some(connection) = &mut state.connection else { return false };
         let mut batch = Batch::new();
-        let completed = connection.poll_recv_cq_after(found, &mut batch);
+        let completed = connection.poll_after(found, &mut batch);
         self.process_batch(state, &mut batch, completed)
     }
 

@@ -10,18 +10,17 @@ use std::time::{Duration, Instant};
 
 use libc::{POLLIN, pollfd};
 use loom::cell::UnsafeCell;
-use loom::sync::Mutex;
+use loom::sync::{Mutex, MutexGuard};
 
 use super::channel_leader::{self, EventSource, Leadership, Until};
 use super::held::{self, HoldsData};
 use super::outbox::{self, Outbox, Posts};
-use super::polling::{self, LendsCq};
+use super::polling::{self, Lending, LendsCqs};
 use super::starting::{self, Starts};
 use crate::errno::{Errno, Result};
 use crate::rsocket::pollable::{Notice, Pollable, Watchers};
 use crate::sys::event::{Deadline, EventFd, poll};
 use crate::sys::futex::Changes;
-use crate::sys::lease::Lease;
 
 /// A deadline. Its value does not matter: every timeout expires at once.
 pub fn soon() -> Option<Instant> {
@@ -47,20 +46,26 @@ pub struct Received {
     data: u32,
 }
 
+/// A completion that was polled without the lock.
+pub enum Found {
+    Received(Received),
+    Sent,
+}
+
 /// The CQs as threads poll them: one at a time, also without the stream's lock.
 #[derive(Default)]
-pub struct Cq {
+pub struct Cqs {
     queue: Mutex<Queue>,
     polled: UnsafeCell<()>,
     destroyed: Mutex<bool>,
 }
 
 // SAFETY: loom reports concurrent accesses to the cell.
-unsafe impl Sync for Cq {}
+unsafe impl Sync for Cqs {}
 // SAFETY: as above.
-unsafe impl Send for Cq {}
+unsafe impl Send for Cqs {}
 
-impl Cq {
+impl Cqs {
     /// Polls the receive CQ, for at most `limit` completions.
     fn poll(&self, limit: usize) -> Vec<Received> {
         assert!(!*self.destroyed.lock().unwrap());
@@ -68,6 +73,17 @@ impl Cq {
             let received = &mut self.queue.lock().unwrap().received;
             let count = received.len().min(limit);
             received.drain(..count).collect()
+        })
+    }
+
+    /// Polls the send CQ, for at most `limit` completions. Returns their number.
+    fn poll_sent(&self, limit: u32) -> u32 {
+        assert!(!*self.destroyed.lock().unwrap());
+        self.polled.with_mut(|_| {
+            let sent = &mut self.queue.lock().unwrap().sent;
+            let count = (*sent).min(limit);
+            *sent -= count;
+            count
         })
     }
 }
@@ -102,12 +118,15 @@ impl Channel {
 
 pub struct State {
     leadership: Leadership,
+    lending: Lending<Found>,
     pub available: u32,
     /// Number of receive completions that were processed.
     processed: u32,
     /// Units of send space, and the number of those who wait for it.
     space: u32,
     waiting_for_space: u32,
+    /// Send completions were processed without notifying the waiters.
+    pending_notify: bool,
     sent_armed: bool,
     /// Data is held, and the reactor watches the channel.
     held: bool,
@@ -124,7 +143,7 @@ pub struct State {
     next_write: u32,
     outbox: Outbox<u32>,
     send_queue: std::sync::Arc<SendQueue>,
-    cq: std::sync::Arc<Cq>,
+    cqs: std::sync::Arc<Cqs>,
 }
 
 /// The send queue: the writes that were posted.
@@ -135,8 +154,7 @@ pub struct SendQueue {
 }
 
 pub struct Stream {
-    cq: std::sync::Arc<Cq>,
-    lease: Lease<Received>,
+    cqs: std::sync::Arc<Cqs>,
     channel: std::sync::Arc<Channel>,
     pub state: Mutex<State>,
     changed: Changes,
@@ -149,17 +167,18 @@ pub struct Stream {
 
 impl Stream {
     pub fn new() -> Stream {
-        let cq = std::sync::Arc::<Cq>::default();
+        let cqs = std::sync::Arc::<Cqs>::default();
         Stream {
-            cq: cq.clone(),
-            lease: Lease::default(),
+            cqs: cqs.clone(),
             channel: std::sync::Arc::new(Channel::new()),
             state: Mutex::new(State {
                 leadership: Leadership::default(),
+                lending: Lending::new().unwrap(),
                 available: 0,
                 processed: 0,
                 space: 0,
                 waiting_for_space: 0,
+                pending_notify: false,
                 sent_armed: false,
                 held: false,
                 watched: false,
@@ -171,7 +190,7 @@ impl Stream {
                 next_write: 0,
                 outbox: Outbox::new(),
                 send_queue: std::sync::Arc::default(),
-                cq,
+                cqs,
             }),
             changed: Changes::default(),
             watchers: Watchers::default(),
@@ -227,7 +246,7 @@ impl Stream {
 
     /// The device completes a receive with `data` units.
     fn complete(&self, data: u32) {
-        let mut queue = self.cq.queue.lock().unwrap();
+        let mut queue = self.cqs.queue.lock().unwrap();
         let number = queue.arrived;
         queue.received.push_back(Received { number, data });
         queue.arrived += 1;
@@ -239,7 +258,7 @@ impl Stream {
 
     /// The device completes a send.
     pub fn complete_send(&self) {
-        let mut queue = self.cq.queue.lock().unwrap();
+        let mut queue = self.cqs.queue.lock().unwrap();
         queue.sent += 1;
         if queue.sent_armed {
             queue.sent_armed = false;
@@ -249,6 +268,12 @@ impl Stream {
 
     /// Waits for a unit of space and takes it.
     pub fn send(&self) {
+        self.send_polling(0);
+    }
+
+    /// As [`send`](Self::send), and polls as [`receive_polling`](Self::receive_polling).
+    pub fn send_polling(&self, polls: u32) {
+        let mut checks = polls + 1;
         let mut state = self.lock();
         state.waiting_for_space += 1;
         loop {
@@ -257,6 +282,11 @@ impl Stream {
                 state.space -= 1;
                 state.waiting_for_space -= 1;
                 return;
+            }
+            let changed;
+            (state, changed) = self.spin(state, polls, &mut checks);
+            if changed {
+                continue;
             }
             state = channel_leader::wait(self, state, None).0;
         }
@@ -366,17 +396,10 @@ impl Stream {
             if state.shut {
                 return Ok(false);
             }
-            if polls > 0 && checks > 0 && channel_leader::may_lead::<Stream>(&mut state) {
-                let is_over = || {
-                    let is_over = checks == 0;
-                    checks = checks.saturating_sub(1);
-                    is_over
-                };
-                let (back, changed) = polling::spin(self, state, is_over);
-                state = back;
-                if changed {
-                    continue;
-                }
+            let changed;
+            (state, changed) = self.spin(state, polls, &mut checks);
+            if changed {
+                continue;
             }
             let (back, result) = channel_leader::wait(self, state, deadline);
             state = back;
@@ -384,6 +407,19 @@ impl Stream {
                 result?;
             }
         }
+    }
+
+    /// Polls without the lock before the first sleep, until `checks` is 0. Returns whether something
+    /// has changed.
+    fn spin<'a>(&'a self, mut state: MutexGuard<'a, State>, polls: u32, checks: &mut u32) -> (MutexGuard<'a, State>, bool) {
+        if polls == 0 || *checks == 0 || !channel_leader::may_lead::<Stream>(&mut state) {
+            return (state, false);
+        }
+        polling::spin(self, state, || {
+            let is_over = *checks == 0;
+            *checks = checks.saturating_sub(1);
+            is_over
+        })
     }
 
     /// As rpoll(3) for several rsockets before it sleeps: looks at the stream with the lock, then
@@ -395,9 +431,9 @@ impl Stream {
             return true;
         }
         self.process_completions(&mut state);
-        let cq = if state.available == 0 { polling::lend_to_several(self, &mut state) } else { None };
+        let lent = if state.available == 0 { polling::lend_to_several::<Stream>(&mut state) } else { None };
         drop(state);
-        cq.is_none_or(|cq| polling::poll_one_of_several(self, &cq, count))
+        lent.is_none_or(|lent| polling::poll_one_of_several(self, &lent, count))
     }
 
     /// Receives without waiting. Returns whether there was a unit of data.
@@ -450,7 +486,7 @@ impl Stream {
         assert!(!state.leadership.has_leader());
         state = outbox::wait_until_unused(self, state);
         assert!(polling::take_back(self, &mut state).is_ok());
-        *self.cq.destroyed.lock().unwrap() = true;
+        *self.cqs.destroyed.lock().unwrap() = true;
         *state.send_queue.destroyed.lock().unwrap() = true;
         state.released = true;
     }

@@ -1,46 +1,110 @@
-//! Polling the receive CQ for polling_time without the stream's lock.
+//! Polling the CQs for polling_time without the stream's lock.
 //!
-//! The receive CQ is lent ([`Lease`]) while the thread polls: it takes no lock until it has found a
-//! completion, the time is over, or another thread has changed something. Other threads send and
-//! receive meanwhile. One that needs a completion takes the CQ back, for which it waits for one
-//! poll at most; the polling thread then lends the CQ again, after that call. Several threads may
-//! poll the same CQ, one at a time.
+//! The receive CQ is lent ([`Lease`]) while the thread polls, and the send CQ with it if somebody
+//! waits for send completions. The thread takes no lock until it has found a completion, the time is
+//! over, or another thread has changed something. Other threads send and receive meanwhile. One that
+//! needs a completion takes the CQs back, for which it waits for one poll at most; the polling
+//! thread then lends them again, after that call. Several threads may poll the same CQs, one at a
+//! time.
 //!
-//! Only the receive CQ is lent. A thread that waits for send completions, too, polls both CQs with
-//! the lock, which is free for as long as a poll takes between two polls. Events do not depend on
-//! who polls: threads arm the receive CQ while it is lent, and take it back for the poll that
-//! follows.
+//! Events do not depend on who polls: threads arm the CQs while they are lent, and take them back
+//! for the poll that follows.
 //!
 //! As with [`channel_leader`](super::channel_leader), everything outside of this logic is behind a
 //! trait, and the logic is model-checked.
 
+use std::sync::Arc;
+
 use super::channel_leader::{EventSource, LockGuard};
 use crate::errno::Result;
+use crate::sys::alloc::try_arc;
 use crate::sys::event;
 pub(super) use crate::sys::lease::Interrupted;
 use crate::sys::lease::{Lease, Turn};
 use crate::sys::unlocked::{self, Use};
 
-/// A stream, or a model of one, whose receive CQ can be polled without its lock.
-pub(super) trait LendsCq: EventSource {
-    /// The CQ as it is polled without the lock. It is destroyed only after it was taken back.
-    type Cq;
+/// Attempts to end a lease without waiting: a poll takes less time than so many.
+#[cfg(not(all(test, loom)))]
+const TRIES: usize = 1000;
+#[cfg(all(test, loom))]
+const TRIES: usize = 1;
+
+/// A stream, or a model of one, whose CQs can be polled without its lock.
+pub(super) trait LendsCqs: EventSource {
+    /// The CQs as they are polled without the lock. They are destroyed only after they were taken
+    /// back.
+    type Cqs;
     type Completion;
 
-    /// Returns the lease of the receive CQ.
-    fn lease(&self) -> &Lease<Self::Completion>;
-    /// Returns the receive CQ. Returns `None` if it must be polled with the lock, because somebody
-    /// needs completions of the send CQ, too, or must not be polled any more.
-    fn recv_cq(state: &Self::State) -> Option<Self::Cq>;
-    /// Polls the CQ, which is live.
-    fn poll_one(cq: &Self::Cq) -> Result<Option<Self::Completion>>;
+    /// Returns the lending of the CQs. Returns `None` without a connection.
+    fn lending(state: &mut Self::State) -> Option<&mut Lending<Self::Completion>>;
+    /// Returns the receive CQ, and the send CQ if somebody needs its completions. Returns `None` if
+    /// they must not be polled any more.
+    fn cqs(state: &Self::State) -> Option<Self::Cqs>;
+    /// Polls the CQs, which are live, until there is a completion.
+    fn poll_one(cqs: &Self::Cqs) -> Result<Option<Self::Completion>>;
+}
+
+/// Whether the CQs of a connection are lent. Belongs to the holder of the stream's lock.
+#[derive(Debug)]
+pub(super) struct Lending<T> {
+    is_lent: bool,
+    lease: Arc<Lease<T>>,
+}
+
+/// CQs that were lent.
+pub struct Lent<C, T> {
+    cqs: C,
+    lease: Arc<Lease<T>>,
 }
 
 type Guard<'a, S> = LockGuard<'a, <S as EventSource>::State>;
+type LentBy<S> = Lent<<S as LendsCqs>::Cqs, <S as LendsCqs>::Completion>;
+
+impl<T> Lending<T> {
+    pub fn new() -> Result<Lending<T>> {
+        Ok(Lending { is_lent: false, lease: try_arc(Lease::default())? })
+    }
+
+    /// Returns whether the CQs were lent and not taken back. Nobody polls them otherwise.
+    #[inline]
+    pub fn is_lent(&self) -> bool {
+        self.is_lent
+    }
+
+    fn lend(&mut self) -> Arc<Lease<T>> {
+        if !self.is_lent {
+            self.is_lent = true;
+            self.lease.lend();
+        }
+        Arc::clone(&self.lease)
+    }
+
+    /// Ends the lease in the middle of a call, which cannot process completions, and may poll the
+    /// CQs then. Returns false if the poll in progress takes long: its thread may never run again.
+    pub fn end(&self) -> bool {
+        if !self.is_lent {
+            return true;
+        }
+        self.lease.end_soon();
+        (0..TRIES).any(|_| {
+            let has_ended = self.lease.try_end();
+            if !has_ended {
+                event::spin();
+            }
+            has_ended
+        })
+    }
+
+    /// After [`end`](Self::end): returns the completion that was found if `wanted` says so.
+    pub fn take_if(&mut self, wanted: impl FnOnce(&T) -> bool) -> Option<T> {
+        self.lease.take_if(wanted)
+    }
+}
 
 /// Polls until something has changed, or `is_over` says that the time is over. Returns whether
 /// something has changed.
-pub(super) fn spin<'a, S: LendsCq>(
+pub(super) fn spin<'a, S: LendsCqs>(
     stream: &'a S,
     mut state: Guard<'a, S>,
     mut is_over: impl FnMut() -> bool,
@@ -56,55 +120,49 @@ pub(super) fn spin<'a, S: LendsCq>(
         if is_over() {
             return (state, false);
         }
-        let lent = lend(stream, &mut state);
+        let lent = lend::<S>(&mut state);
         drop(state);
         match lent {
-            Some(cq) => poll_lent(stream, &cq, || stream.changed().count() != count || is_over()),
+            Some(lent) => poll_lent(stream, &lent, || stream.changed().count() != count || is_over()),
             None => event::spin(),
         }
         state = stream.lock();
     }
 }
 
-/// Lends the receive CQ to a call for several rsockets. Returns `None` if the stream has to be
-/// polled with the lock.
-pub(super) fn lend_to_several<S: LendsCq>(stream: &S, state: &mut S::State) -> Option<S::Cq> {
-    if S::uses_channel(state) { lend(stream, state) } else { None }
+/// Lends the CQs to a call for several rsockets. Returns `None` if they must not be polled any more.
+pub(super) fn lend_to_several<S: LendsCqs>(state: &mut S::State) -> Option<LentBy<S>> {
+    if S::uses_channel(state) { lend::<S>(state) } else { None }
 }
 
 /// Polls once, for a call for several rsockets. Returns whether the stream may have changed since
 /// `count`, the value of [`EventSource::changed`] before the caller looked at it: it does so again,
 /// with the lock.
-pub(super) fn poll_one_of_several<S: LendsCq>(stream: &S, cq: &S::Cq, count: u32) -> bool {
-    stream.changed().count() != count || poll_once(stream, cq)
+pub(super) fn poll_one_of_several<S: LendsCqs>(stream: &S, lent: &LentBy<S>, count: u32) -> bool {
+    stream.changed().count() != count || poll_once(stream, lent)
 }
 
-/// Lends the receive CQ, if another thread has not done so.
-fn lend<S: LendsCq>(stream: &S, state: &mut S::State) -> Option<S::Cq> {
-    let cq = S::recv_cq(state)?;
-    let leadership = S::leadership(state)?;
-    if !leadership.lent {
-        leadership.lent = true;
-        stream.lease().lend();
-    }
-    Some(cq)
+/// Lends the CQs, if another thread has not done so.
+fn lend<S: LendsCqs>(state: &mut S::State) -> Option<LentBy<S>> {
+    let cqs = S::cqs(state)?;
+    Some(Lent { cqs, lease: S::lending(state)?.lend() })
 }
 
-/// Polls until the CQ was taken back, something was found, polling fails, or `ends` returns true.
-fn poll_lent<S: LendsCq>(stream: &S, cq: &S::Cq, mut ends: impl FnMut() -> bool) {
-    while !ends() && !poll_once(stream, cq) {
+/// Polls until the CQs were taken back, something was found, polling fails, or `ends` returns true.
+fn poll_lent<S: LendsCqs>(stream: &S, lent: &LentBy<S>, mut ends: impl FnMut() -> bool) {
+    while !ends() && !poll_once(stream, lent) {
         event::spin();
     }
 }
 
-/// Polls once. Returns whether the CQ has to be polled with the lock: it is not lent any more, or
-/// the poll has failed, which the one with the lock reports.
-fn poll_once<S: LendsCq>(stream: &S, cq: &S::Cq) -> bool {
+/// Polls once. Returns whether the CQs have to be polled with the lock: they are not lent any more,
+/// or the poll has failed, which the one with the lock reports.
+fn poll_once<S: LendsCqs>(stream: &S, lent: &LentBy<S>) -> bool {
     // A handler that interrupts the poll finds the stream in use.
     let Some(_polling) = Use::begin(stream) else { return true };
     let mut has_failed = false;
-    let turn = stream.lease().poll(|| {
-        S::poll_one(cq).unwrap_or_else(|_| {
+    let turn = lent.lease.poll(|| {
+        S::poll_one(&lent.cqs).unwrap_or_else(|_| {
             has_failed = true;
             None
         })
@@ -112,28 +170,28 @@ fn poll_once<S: LendsCq>(stream: &S, cq: &S::Cq) -> bool {
     turn == Turn::Ended || has_failed
 }
 
-/// Takes the receive CQ back if it is lent. Returns the completion that was found and not
-/// processed. Waits for a poll that is in progress. Fails if the caller is a signal handler that
-/// interrupted a poll: no such handler waits for the lock ([`Stream::enter`](super::Stream::enter)),
-/// so the poll ends.
-pub(super) fn take_back<S: LendsCq>(
+/// Takes the CQs back if they are lent. Returns the completion that was found and not processed.
+/// Waits for a poll that is in progress. Fails if the caller is a signal handler that interrupted a
+/// poll: no such handler waits for the lock ([`Stream::enter`](super::Stream::enter)), so the poll
+/// ends.
+pub(super) fn take_back<S: LendsCqs>(
     stream: &S,
     state: &mut S::State,
 ) -> std::result::Result<Option<S::Completion>, Interrupted> {
-    let Some(leadership) = S::leadership(state).filter(|leadership| leadership.lent) else { return Ok(None) };
-    let found = stream.lease().take_back(|| unlocked::is_used_here(stream))?;
-    leadership.lent = false;
+    let Some(lending) = S::lending(state).filter(|lending| lending.is_lent) else { return Ok(None) };
+    let found = lending.lease.take_back(|| unlocked::is_used_here(stream))?;
+    lending.is_lent = false;
     Ok(found)
 }
 
 /// Makes sure that [`take_back`] does not wait. Returns false in the middle of a poll.
-pub(super) fn try_end<S: LendsCq>(stream: &S, state: &mut S::State) -> bool {
-    S::leadership(state).is_none_or(|leadership| !leadership.lent) || stream.lease().try_end()
+pub(super) fn try_end<S: LendsCqs>(state: &mut S::State) -> bool {
+    S::lending(state).is_none_or(|lending| !lending.is_lent || lending.lease.try_end())
 }
 
 /// Makes the polling thread, if there is one, take the lock soon. Does not wait.
-pub(super) fn end_soon<S: LendsCq>(stream: &S, state: &mut S::State) {
-    if S::leadership(state).is_some_and(|leadership| leadership.lent) {
-        stream.lease().end_soon();
+pub(super) fn end_soon<S: LendsCqs>(state: &mut S::State) {
+    if let Some(lending) = S::lending(state).filter(|lending| lending.is_lent) {
+        lending.lease.end_soon();
     }
 }

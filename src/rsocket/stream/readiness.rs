@@ -128,13 +128,13 @@ impl Pollable for Stream {
         let count = self.changed.count();
         let Some(mut state) = self.lock_to_poll() else { return (0, None) };
         let ready = self.look(&mut state, wanted);
-        let cq = if ready == 0 { polling::lend_to_several(self, &mut state) } else { None };
-        (ready, cq.map(|cq| Lent { cq, count }))
+        let lent = if ready == 0 { polling::lend_to_several::<Stream>(&mut state) } else { None };
+        (ready, lent.map(|cqs| Lent { cqs, count }))
     }
 
     fn poll_lent(&self, lent: &Lent) -> bool {
         // The child of a fork in a signal handler may return to a call that its parent has begun.
-        !self.owner.is_this_process() || polling::poll_one_of_several(self, &lent.cq, lent.count)
+        !self.owner.is_this_process() || polling::poll_one_of_several(self, &lent.cqs, lent.count)
     }
 
     fn is_locked_by_this_thread(&self) -> bool {

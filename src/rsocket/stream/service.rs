@@ -112,7 +112,7 @@ impl Stream {
             is_awaited |= connection.awaits_buffer();
             is_done = connection.finish_chores(prepared);
             if connection.failure().is_some() {
-                is_done = self.ends_polling(state);
+                is_done = Self::ends_polling(state);
                 if is_done {
                     self.process_completions(state);
                 }
@@ -128,7 +128,7 @@ impl Stream {
     /// for long, or is interrupted in the middle of a poll.
     pub(super) fn lock_to_serve(&self) -> Option<Guard<'_>> {
         let mut state = self.state.lock_within(LOCK_TIMEOUT).ok()?;
-        self.ends_polling(&mut state).then_some(state)
+        Self::ends_polling(&mut state).then_some(state)
     }
 
     /// Handles events. Returns false if another thread holds the lock, which may be in a command.

@@ -48,7 +48,74 @@ long syscall(long number, ...)
 
 #include "rsblocked.h"
 
+#include <infiniband/verbs.h>
 #include <sys/stat.h>
+
+/* A thread whose next poll of a send CQ does not end before the number of the turn changes, and the turn of the last one. */
+static pthread_t held_thread;
+static atomic_int turn, held_turn;
+static int (*poll_device)(struct ibv_cq *cq, int count, struct ibv_wc *wc);
+
+/* The library makes a CQ for receives, then one for sends. As long as these are withheld, nothing completes there. */
+static struct ibv_cq *send_cqs[100];
+static atomic_int send_cq_count, withholds;
+
+static bool is_send_cq(const struct ibv_cq *cq)
+{
+	for (int i = 0; i < send_cq_count; i++)
+		if (send_cqs[i] == cq)
+			return true;
+	return false;
+}
+
+static int poll_or_hold(struct ibv_cq *cq, int count, struct ibv_wc *wc)
+{
+	int now = turn;
+
+	if (!withholds || !is_send_cq(cq))
+		return poll_device(cq, count, wc);
+	if (now && pthread_equal(held_thread, pthread_self())) {
+		for (held_turn = now; turn == now;)
+			sched_yield();
+	}
+	return 0;
+}
+
+/* Replaces libibverbs' function for the library, too, and the device's function in the context. */
+struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
+			     struct ibv_comp_channel *channel, int comp_vector)
+{
+	struct ibv_cq *(*create)(struct ibv_context *, int, void *, struct ibv_comp_channel *, int) =
+		(__typeof__(create))dlsym(RTLD_NEXT, "ibv_create_cq");
+	static __thread bool for_sends;
+	struct ibv_cq *cq;
+
+	if (context->ops.poll_cq != poll_or_hold) {
+		poll_device = context->ops.poll_cq;
+		context->ops.poll_cq = poll_or_hold;
+	}
+	cq = create(context, cqe, cq_context, channel, comp_vector);
+	if (for_sends)
+		send_cqs[send_cq_count++ % 100] = cq;
+	for_sends = !for_sends;
+	return cq;
+}
+
+/* Less space for sends than the peer of a new stream has. */
+static void set_small_send_buffer(int fd)
+{
+	int size = 1024;
+
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)));
+}
+
+/* A pair whose server has sent until there was no space: nothing completes until make_space_for(). */
+static void fill_up_and_withhold(void)
+{
+	EXPECT(rs_pair_with(&pair, AF_INET, set_small_send_buffer));
+	withholds = 1;
+	fill_up(pair.server);
+}
 
 /* Longer than any case may take: a call that waits for its end hangs. */
 static const char polling_time[] = "600000000\n";
@@ -122,6 +189,62 @@ static void sends_without_futex(ssize_t (*call)(int))
 	EXPECT(rsend(pair.client, "y", 1, 0) == 1);
 	join(&blocked);
 	EXPECT(blocked.ret == 1);
+	rs_pair_close(&pair);
+}
+
+/* Receives until the other side has shut down. */
+static ssize_t call_recv_rest(int fd)
+{
+	static char rest[4096];
+	ssize_t len, sum = 0;
+
+	while ((len = rrecv(fd, rest, sizeof(rest), 0)) > 0)
+		sum += len;
+	return len < 0 ? len : sum;
+}
+
+/* The peer makes space, and the call that waits for it ends. */
+static void make_space_for(struct blocked *sends)
+{
+	struct blocked receives = { .call = call_recv_rest, .fd = pair.client };
+
+	withholds = 0;
+	EXPECT(!pthread_create(&receives.thread, NULL, block, &receives));
+	join(sends);
+	EXPECT(sends->ret == sizeof(data));
+	EXPECT(!rshutdown(pair.server, SHUT_WR));
+	join(&receives);
+	EXPECT(receives.ret > (ssize_t)sizeof(data));
+}
+
+/* A thread polls until there is space, without the lock, and another one receives and sends meanwhile. */
+static void calls_beside_send(void)
+{
+	struct blocked blocked;
+	char byte, some[10];
+	long before;
+
+	fill_up_and_withhold();
+	EXPECT(rsend(pair.client, data, 60, 0) == 60);
+	EXPECT(recv_all(pair.server, some, sizeof(some)) == sizeof(some));
+	start_looking(&blocked, call_send, pair.server);
+	before = futex_calls;
+	/* These bytes are there: the CQs are not needed, and not even a poll that takes for ever is noticed. */
+	held_thread = blocked.thread;
+	for (int i = 1; i <= 50; i++) {
+		for (turn = i; held_turn != i;)
+			sched_yield();
+		EXPECT(rrecv(pair.server, &byte, 1, 0) == 1);
+	}
+	turn = 0;
+	EXPECT(futex_calls == before);
+	for (int i = 0; i < 50; i++) {
+		EXPECT(rsend(pair.server, "x", 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+		EXPECT(rrecv(pair.server, &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+	}
+	EXPECT(rsend(pair.client, "y", 1, 0) == 1);
+	EXPECT(recv_all(pair.server, &byte, 1) == 1 && byte == 'y');
+	make_space_for(&blocked);
 	rs_pair_close(&pair);
 }
 
@@ -276,6 +399,41 @@ static void calls_of_a_handler(void)
 	rs_pair_close(&pair);
 }
 
+static atomic_int handled;
+
+static void call_beside_send(int number)
+{
+	int error = errno;
+	char byte;
+
+	(void)number;
+	if (rsend(pair.server, "x", 1, MSG_DONTWAIT) != -1 || errno != EAGAIN)
+		broken++;
+	if (rrecv(pair.server, &byte, 1, MSG_DONTWAIT) != -1 || errno != EAGAIN)
+		broken++;
+	errno = error;
+	handled++;
+}
+
+/* A handler interrupts the polling for space: its calls fail at once, and the interrupted call goes on. */
+static void handler_beside_send(void)
+{
+	struct sigaction action = { .sa_handler = call_beside_send, .sa_flags = SA_RESTART };
+	struct blocked blocked;
+
+	EXPECT(!sigaction(SIGUSR1, &action, NULL));
+	fill_up_and_withhold();
+	start_looking(&blocked, call_send, pair.server);
+	for (int calls = 1; calls <= 200; calls++) {
+		EXPECT(!pthread_kill(blocked.thread, SIGUSR1));
+		while (handled < calls)
+			sched_yield();
+	}
+	EXPECT(!broken);
+	make_space_for(&blocked);
+	rs_pair_close(&pair);
+}
+
 static atomic_int outcome;
 
 static void receive_in_handler(int number)
@@ -335,6 +493,20 @@ static void close_beside_receive(void)
 	pair.server = -1;
 	join(&blocked);
 	EXPECT(blocked.ret == 0 || failed_with(&blocked, EBADF, ECONNRESET));
+	rs_pair_close(&pair);
+}
+
+static void close_beside_send(void)
+{
+	struct blocked blocked;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	fill_up(pair.server);
+	start_looking(&blocked, call_send, pair.server);
+	EXPECT(!rclose(pair.client));
+	pair.client = -1;
+	join(&blocked);
+	EXPECT(failed_with(&blocked, EPIPE, ECONNRESET) || (blocked.ret > 0 && blocked.ret < (ssize_t)sizeof(data)));
 	rs_pair_close(&pair);
 }
 
@@ -418,10 +590,13 @@ int main(int argc, char **argv)
 	CASE(no_futex_beside_receive);
 	CASE(no_futex_beside_poll_of_two);
 	CASE(futex_calls_are_counted);
+	CASE(calls_beside_send);
 	CASE(receive_beside_receive);
 	CASE(calls_of_a_handler);
+	CASE(handler_beside_send);
 	CASE(receive_of_a_handler);
 	CASE(close_beside_receive);
+	CASE(close_beside_send);
 	CASE(shutdown_beside_receive);
 	CASE(limits);
 	CASE(limits_of_poll);

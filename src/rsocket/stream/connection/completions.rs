@@ -7,7 +7,7 @@ use crate::diag::Cause;
 use crate::errno::Errno;
 use crate::rsocket::flow::Violation;
 use crate::rsocket::wire::{Control, Message};
-use crate::sys::rc::{Completion, CqHandle, RECV_WR_ID_FLAG, ibv_wc};
+use crate::sys::rc::{Completion, RECV_WR_ID_FLAG, ibv_wc};
 use crate::sys::verbs::ibv_wc_status;
 
 impl Connection {
@@ -18,11 +18,9 @@ impl Connection {
         self.poll_recv_cq_from(0, batch)
     }
 
-    /// As [`poll_recv_cq`](Self::poll_recv_cq), after a completion that a thread has polled without
-    /// the lock.
-    #[cold]
-    pub fn poll_recv_cq_after(&mut self, found: Completion, batch: &mut Batch) -> usize {
-        batch.0[0] = found.0;
+    /// As [`poll_recv_cq`](Self::poll_recv_cq), after a completion that was polled before.
+    pub(super) fn poll_recv_cq_after(&mut self, found: Completion, batch: &mut Batch) -> usize {
+        batch.0[0] = found.entry();
         self.poll_recv_cq_from(1, batch)
     }
 
@@ -36,13 +34,6 @@ impl Connection {
                 filled
             }
         }
-    }
-
-    /// Returns the receive CQ as a thread polls it without the lock. Returns `None` if somebody needs
-    /// completions of the send CQ, too, or polling makes no sense any more.
-    pub fn lendable_recv_cq(&self) -> Option<CqHandle> {
-        let polls = self.failed.is_none() && !self.channel.device_gone && !self.needs_send_completions();
-        polls.then(|| self.receive.cq().handle())
     }
 
     /// Processes the first `completed` completions of the batch, then all further ones of the
@@ -204,11 +195,7 @@ impl Connection {
             outcome.any = true;
             outcome.could_send.get_or_insert(self.can_send());
             for wc in completed {
-                if wc.is_valid() {
-                    self.send.flow.completed(wc.wr_id());
-                } else {
-                    self.note_failure(wc, outcome);
-                }
+                self.send_completed(wc, outcome);
             }
             if completed.len() < BATCH {
                 break;
@@ -217,11 +204,28 @@ impl Connection {
         self.send.drop_old_buffer(&mut self.postponed);
     }
 
+    #[inline]
+    pub(super) fn send_completed(&mut self, wc: &ibv_wc, outcome: &mut Outcome) {
+        if wc.is_valid() {
+            self.send.flow.completed(wc.wr_id());
+        } else {
+            self.note_failure(wc, outcome);
+        }
+    }
+
     /// Polls the send CQ in the middle of a call; the next [`process`](Self::process) notifies the
     /// waiters.
     pub(super) fn reap_send_cq(&mut self) {
+        if self.channel.lending.is_lent() && !self.end_lease() {
+            return;
+        }
         let mut outcome = Outcome::default();
         self.process_send_cq(&mut outcome);
+        self.notify_later(outcome);
+    }
+
+    /// The next [`process`](Self::process) notifies the waiters of this outcome.
+    pub(super) fn notify_later(&mut self, outcome: Outcome) {
         self.send.pending_notify |= outcome.any;
         self.send.pending_edge |= outcome.edge || (outcome.could_send == Some(false) && self.can_send());
     }

@@ -313,7 +313,7 @@ impl Connection {
     /// Returns whether a thread uses the connection without the lock, which a signal handler may
     /// have interrupted: it posts, copies received data or polls.
     pub fn may_be_interrupted(&self) -> bool {
-        self.is_in_use() || self.channel.leadership.lent
+        self.is_in_use() || self.channel.lending.is_lent()
     }
 
     /// Returns the writes to post without the lock, and the send queue.

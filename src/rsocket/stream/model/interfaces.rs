@@ -7,7 +7,6 @@ use std::mem;
 use std::os::fd::AsRawFd;
 
 use libc::{POLLIN, POLLNVAL};
-use loom::sync::MutexGuard;
 
 use super::*;
 
@@ -47,9 +46,14 @@ impl EventSource for Stream {
             return false;
         }
         // Without signal handlers it does not fail.
-        let found = polling::take_back(self, state).unwrap();
-        let mut any = false;
-        for received in found.into_iter().chain(self.cq.poll(usize::MAX)) {
+        let (mut found, mut sent) = (None, 0);
+        match polling::take_back(self, state).unwrap() {
+            Some(Found::Received(received)) => found = Some(received),
+            Some(Found::Sent) => sent = 1,
+            None => {}
+        }
+        let mut any = mem::take(&mut state.pending_notify);
+        for received in found.into_iter().chain(self.cqs.poll(usize::MAX)) {
             assert_eq!(received.number, state.processed);
             any = true;
             state.processed += 1;
@@ -62,12 +66,11 @@ impl EventSource for Stream {
         if any && mem::take(&mut state.idle) {
             self.all_sent.raise();
         }
-        let mut queue = self.cq.queue.lock().unwrap();
         if state.waiting_for_space > 0 || state.held {
-            any |= queue.sent > 0;
-            state.space += mem::take(&mut queue.sent);
+            sent += self.cqs.poll_sent(u32::MAX);
         }
-        drop(queue);
+        any |= sent > 0;
+        state.space += sent;
         if state.held && state.space > 0 {
             self.send_held(state);
         }
@@ -80,14 +83,14 @@ impl EventSource for Stream {
     }
 
     fn arm_recv_cq(&self, _: &mut State) -> bool {
-        self.cq.queue.lock().unwrap().armed = true;
+        self.cqs.queue.lock().unwrap().armed = true;
         true
     }
 
     fn arm_send_cq(&self, state: &mut State) -> bool {
         let arms = (state.waiting_for_space > 0 || state.held) && !state.sent_armed;
         if arms {
-            self.cq.queue.lock().unwrap().sent_armed = true;
+            self.cqs.queue.lock().unwrap().sent_armed = true;
             state.sent_armed = true;
         }
         arms
@@ -125,20 +128,22 @@ impl EventSource for Stream {
     }
 }
 
-impl LendsCq for Stream {
-    type Cq = std::sync::Arc<Cq>;
-    type Completion = Received;
+impl LendsCqs for Stream {
+    /// The CQs, and whether somebody needs send completions.
+    type Cqs = (std::sync::Arc<Cqs>, bool);
+    type Completion = Found;
 
-    fn lease(&self) -> &Lease<Received> {
-        &self.lease
+    fn lending(state: &mut State) -> Option<&mut Lending<Found>> {
+        Some(&mut state.lending)
     }
 
-    fn recv_cq(state: &State) -> Option<Self::Cq> {
-        (!state.closed).then(|| state.cq.clone())
+    fn cqs(state: &State) -> Option<Self::Cqs> {
+        (!state.closed).then(|| (state.cqs.clone(), state.waiting_for_space > 0 || state.held))
     }
 
-    fn poll_one(cq: &Self::Cq) -> Result<Option<Received>> {
-        Ok(cq.poll(1).pop())
+    fn poll_one((cqs, sends): &Self::Cqs) -> Result<Option<Found>> {
+        let received = cqs.poll(1).pop().map(Found::Received);
+        Ok(received.or_else(|| (*sends && cqs.poll_sent(1) > 0).then_some(Found::Sent)))
     }
 }
 
@@ -187,11 +192,17 @@ impl HoldsData for Stream {
     }
 
     fn must_hold(&self, state: &mut State) -> bool {
-        state.space += mem::take(&mut self.cq.queue.lock().unwrap().sent);
+        if state.lending.end() {
+            let found = state.lending.take_if(|found| matches!(found, Found::Sent));
+            let sent = u32::from(found.is_some()) + self.cqs.poll_sent(u32::MAX);
+            state.pending_notify |= sent > 0;
+            state.space += sent;
+        }
         state.space == 0
     }
 
     fn watch(&self, state: &mut State) -> bool {
+        polling::end_soon::<Stream>(state);
         if !mem::replace(&mut state.watched, true) {
             self.asked.raise();
         }
