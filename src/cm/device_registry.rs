@@ -106,7 +106,7 @@ pub fn acquire(guid: u64, index: Option<u32>) -> Result<Bound> {
     let mut registry = lock();
     let slot = match registry.find(guid, index) {
         Some(slot) => slot,
-        None => registry.open_named(guid, index).map_err(unavailable)?,
+        None => registry.open_named(guid, index).map_err(|error| lack().unwrap_or(unavailable(error)))?,
     };
     let device = registry.device(slot)?;
     let pd = match device.pd {
@@ -169,9 +169,7 @@ pub fn is_infiniband(bound: &Bound, port: u8) -> Result<bool> {
 /// `ENODEV` if there are no devices.
 pub fn hold_all(ends: impl Fn(Errno) -> bool) -> Result<Vec<NonNull<ibv_context>>> {
     let mut registry = lock();
-    // libibverbs does not tell that it lacks a descriptor.
-    let lack = || EventFd::new().err().filter(|&lack| ends(lack));
-    let list = DeviceList::new().map_err(|error| lack().unwrap_or(error))?;
+    let list = DeviceList::new().map_err(|error| lack().filter(|&lack| ends(lack)).unwrap_or(error))?;
     if list.devices().is_empty() {
         return Err(Errno::ENODEV);
     }
@@ -235,13 +233,16 @@ impl Registry {
     }
 
     /// Opens a device of the cached list, or of a new list if the cached one lacks it or it does
-    /// not open.
+    /// not open. A lack of descriptors or memory needs no new list.
     fn open_named(&mut self, guid: u64, index: Option<u32>) -> Result<usize> {
         let listed = self.listed.as_ref().and_then(|list| named(list, guid, index));
         // SAFETY: `list` exists.
         let tried = listed.map(|device| unsafe { self.open(device) });
-        if let Some(Ok(slot)) = tried {
-            return Ok(slot);
+        match tried {
+            Some(Ok(slot)) => return Ok(slot),
+            // A new list, too, may lack devices now, which would be taken for removed.
+            Some(Err(error)) if may_pass(error) => return Err(error),
+            _ => {}
         }
         let list = DeviceList::new()?;
         self.forget_missing(list.devices());
@@ -339,13 +340,20 @@ impl Registry {
     }
 }
 
+/// The error of opening a descriptor, if that is not possible: libibverbs does not tell that it
+/// lacks one.
+fn lack() -> Option<Errno> {
+    EventFd::new().err()
+}
+
 /// The error of a device that does not open: `ENODEV`, unless memory or descriptors ran out or a
 /// signal came.
 fn unavailable(error: Errno) -> Errno {
-    match error.get() {
-        libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::EINTR => error,
-        _ => Errno::ENODEV,
-    }
+    if may_pass(error) { error } else { Errno::ENODEV }
+}
+
+fn may_pass(error: Errno) -> bool {
+    matches!(error, Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EINTR)
 }
 
 fn named(list: &DeviceList, guid: u64, index: Option<u32>) -> Option<*mut ibv_device> {

@@ -57,6 +57,9 @@ pub(super) struct State {
     /// The library gave up the connection after the peer had accepted: the event that the kernel
     /// reports next is not shown.
     pub connect_failed: bool,
+    /// A listener whose connection requests may be shown without a device:
+    /// [`resolve::open_request_device`](super::resolve::open_request_device) opens it.
+    pub defers_devices: bool,
     /// Options the peer offered (enhanced connection establishment).
     pub remote_ece: rdma_ucm_ece,
     /// Options to offer, or negotiated.
@@ -141,6 +144,7 @@ impl Id {
             initiator_depth: 0,
             responder_resources: 0,
             connect_failed: false,
+            defers_devices: false,
             remote_ece: ece,
             local_ece: ece,
             paths: Vec::new(),

@@ -56,5 +56,5 @@ pub use option::{OptionValue, get_dst_port, get_src_port, set_option};
 pub use owned_id::{OwnedId, create_id, destroy_id, free_id};
 pub use params::ConnParam;
 pub use qp::{create_qp, create_qp_ex, destroy_qp, init_qp_attr};
-pub use resolve::{bind_addr, resolve_addr, resolve_route, resolve_route_soon};
+pub use resolve::{bind_addr, defer_devices, open_request_device, resolve_addr, resolve_route, resolve_route_soon};
 pub use srq::{create_srq, create_srq_ex, destroy_srq};

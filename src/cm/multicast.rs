@@ -58,6 +58,11 @@ impl Group {
         self.context
     }
 
+    /// Whether the kernel has joined and assigned a handle.
+    fn is_known_to_kernel(&self) -> bool {
+        self.handle.load(Ordering::Relaxed) != NO_HANDLE
+    }
+
     /// Attaches the id's QP to the group at `address`, which the kernel has joined, unless the QP
     /// only sends.
     pub(super) fn joined(&self, address: &ibv_ah_attr) -> Result<()> {
@@ -130,6 +135,15 @@ pub fn join_multicast_ex(id: &Id, attr: JoinAttr<'_>, context: *mut c_void) -> R
 
 fn join(id: &Id, addr: SockAddr, flags: u32, context: *mut c_void) -> Result<()> {
     let send_only = flags == rdma_cm_mc_join_flags::RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER as u32;
+    let address = add(id, addr, send_only, context)?;
+    let operation = id.operation();
+    // SAFETY: the id owns the group, which stays where it is until the membership or the id ends.
+    unsafe { join_in_kernel(id, address, &addr, flags) }.inspect_err(|_| drop(remove(id, address)))?;
+    operation.complete().inspect_err(|_| drop_failed(id, address))
+}
+
+/// Adds a membership that the kernel does not know yet. Returns its address.
+fn add(id: &Id, addr: SockAddr, send_only: bool, context: *mut c_void) -> Result<*const Group> {
     let group = try_box(Group {
         id: NonNull::from(id),
         handle: AtomicU32::new(NO_HANDLE),
@@ -141,12 +155,11 @@ fn join(id: &Id, addr: SockAddr, flags: u32, context: *mut c_void) -> Result<()>
     })?;
     let address: *const Group = &raw const *group;
     try_push(&mut id.state().groups.0, group)?;
-    let operation = id.operation();
-    // SAFETY: the id owns the group, which stays where it is until the membership or the id ends.
-    unsafe { join_in_kernel(id, address, &addr, flags) }.inspect_err(|_| {
-        drop(id.state().groups.take(|group| std::ptr::eq(group, address)));
-    })?;
-    operation.complete().inspect_err(|_| drop_failed(id, address))
+    Ok(address)
+}
+
+fn remove(id: &Id, address: *const Group) -> Option<Box<Group>> {
+    id.state().groups.take(|group| std::ptr::eq(group, address))
 }
 
 /// Joins in the kernel, which stores the handle of the membership in the group. Once it has
@@ -181,7 +194,7 @@ fn drop_failed(id: &Id, address: *const Group) {
     if !failed {
         return;
     }
-    let Some(group) = id.state().groups.take(|group| std::ptr::eq(group, address)) else { return };
+    let Some(group) = remove(id, address) else { return };
     // The kernel drops the unread events of the membership.
     if ucma::leave_mcast(id.fd(), group.handle.load(Ordering::Relaxed)).is_err() {
         keep(id, group);
@@ -203,8 +216,11 @@ fn keep(id: &Id, group: Box<Group>) {
 /// rdma_leave_multicast(3). Fails with `EADDRNOTAVAIL` if the id is not a member of the group.
 /// Waits until all reported events of the membership are acknowledged.
 pub fn leave_multicast(id: &Id, addr: &SockAddr) -> Result<()> {
-    let group = id.state().groups.take(|group| group.addr.bytes() == addr.bytes());
-    let group = group.ok_or(Errno::EADDRNOTAVAIL)?;
+    // A membership that another thread is adding is not taken: if the kernel refuses it, that
+    // thread has to find it in the list. The kernel assigns the handle when nothing can fail any
+    // more.
+    let matches = |group: &Group| group.is_known_to_kernel() && group.addr.bytes() == addr.bytes();
+    let group = id.state().groups.take(matches).ok_or(Errno::EADDRNOTAVAIL)?;
     match ucma::leave_mcast(id.fd(), group.handle.load(Ordering::Relaxed)) {
         Ok(reported) => {
             if id.is_sync() {
@@ -220,5 +236,61 @@ pub fn leave_multicast(id: &Id, addr: &SockAddr) -> Result<()> {
             keep(id, group);
             Err(error)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ffi::{rdma_event_channel, rdma_port_space};
+    use crate::sys::verbs::ibv_qp_type;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+    use std::{ptr, thread};
+
+    /// A socket on which a write blocks until the other end is closed, and that end.
+    fn blocked_socket() -> (UnixStream, UnixStream) {
+        let (mut full, other) = UnixStream::pair().unwrap();
+        full.set_nonblocking(true).unwrap();
+        for size in [4096, 1] {
+            while full.write(&[0; 4096][..size]).is_ok() {}
+        }
+        full.set_nonblocking(false).unwrap();
+        (full, other)
+    }
+
+    fn group_address() -> SockAddr {
+        // SAFETY: all zeros are a value of this structure of numbers.
+        let mut addr: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+        addr.sin_family = libc::AF_INET as u16;
+        addr.sin_addr.s_addr = u32::from_ne_bytes([239, 1, 1, 2]);
+        // SAFETY: a plain structure without padding.
+        let bytes = unsafe { std::slice::from_raw_parts((&raw const addr).cast(), size_of_val(&addr)) };
+        SockAddr::from_bytes(bytes).unwrap()
+    }
+
+    /// The kernel refuses a join while another thread leaves the same group.
+    #[test]
+    fn a_join_that_fails_beside_a_leave_leaves_no_membership() {
+        let (commands, kernel) = blocked_socket();
+        let mut channel = rdma_event_channel { fd: commands.as_raw_fd() };
+        let id = Id::new(ptr::null_mut(), rdma_port_space::RDMA_PS_UDP as u32, ibv_qp_type::IBV_QPT_UD);
+        id.set_channel(&raw mut channel);
+        let addr = group_address();
+        let joining = add(&id, addr, false, ptr::null_mut()).unwrap();
+        thread::scope(|scope| {
+            let leaving = scope.spawn(|| leave_multicast(&id, &addr));
+            // It has found the membership, or has ended without it.
+            while id.state().groups.0.len() == 1 && !leaving.is_finished() {
+                thread::yield_now();
+            }
+            drop(remove(&id, joining));
+            // A command that was begun fails.
+            drop(kernel);
+            let left = leaving.join().unwrap();
+            assert!(id.state().groups.0.is_empty());
+            assert_eq!(left, Err(Errno::EADDRNOTAVAIL));
+        });
     }
 }

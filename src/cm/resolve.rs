@@ -114,6 +114,18 @@ pub(super) fn after_route(id: &Id) -> Result<()> {
     }
 }
 
+/// Connection requests of the listener are shown even if there are no descriptors or memory to open
+/// their device. The caller opens it with [`open_request_device`] before it uses their ids.
+pub fn defer_devices(listener: &Id) {
+    listener.state().defers_devices = true;
+}
+
+/// Opens the device of a connection request of a listener with [`defer_devices`], unless that was
+/// done when the request arrived.
+pub fn open_request_device(id: &Id) -> Result<()> {
+    if id.verbs().is_null() { after_request(id) } else { Ok(()) }
+}
+
 /// For the id of a connection request: queries addresses, GIDs and paths.
 pub(super) fn after_request(id: &Id) -> Result<()> {
     if !library()?.af_ib()? {

@@ -83,6 +83,12 @@ impl Request {
         id.and_then(|id| cm::init_qp_attr(id, &mut attr)) != Err(Errno::EINVAL)
     }
 
+    /// Opens the device of the request for [`accept`](Self::accept), unless it is open.
+    pub fn open_device(&self) -> Result<()> {
+        // SAFETY: the id is live.
+        unsafe { Id::from_c(self.0.as_ptr()) }.and_then(cm::open_request_device)
+    }
+
     /// Opens a channel for [`accept`](Self::accept). Does not block.
     pub fn open_channel() -> Result<OwnedChannel> {
         cm::create_another_channel()
@@ -218,8 +224,9 @@ impl CmId {
         self.retry_on_eacces(|| cm::bind_addr(self.id(), addr))
     }
 
-    /// rdma_listen(3).
+    /// rdma_listen(3). [`Request::open_device`] is called for each request.
     pub fn listen(&self, backlog: c_int) -> Result<()> {
+        cm::defer_devices(self.id());
         self.retry_on_eacces(|| cm::listen(self.id(), backlog))
     }
 

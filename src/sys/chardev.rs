@@ -39,7 +39,8 @@ pub struct RdmaCm {
 
 impl RdmaCm {
     /// Asks netlink, then sysfs. Fails with EPERM if the version of the command set is not
-    /// supported.
+    /// supported. Without descriptors it fails instead of assuming what neither could tell it: the
+    /// result is for the life of the process.
     pub fn discover() -> Result<RdmaCm> {
         let found = match netlink::char_device(CLIENT) {
             Ok(device) => {
@@ -47,6 +48,7 @@ impl RdmaCm {
                 let name = name.to_str().map_err(|_| Errno::EPROTO)?;
                 RdmaCm { abi: device.abi, rdev: Some(device.rdev), path: in_folder(name)? }
             }
+            Err(error @ (Errno::EMFILE | Errno::ENFILE)) => return Err(error),
             Err(_) => from_sysfs()?,
         };
         if ABI.contains(&found.abi) { Ok(found) } else { Err(Errno::EPERM) }

@@ -6,12 +6,14 @@
 use std::ffi::c_int;
 use std::mem::{offset_of, size_of, zeroed};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use ibverbs_sys::*;
 
 use super::uapi::{ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_sa_path_rec, verbs_context};
 use crate::errno::{Errno, Result};
 use crate::sys::cancel::disabled;
+use crate::sys::event::EventFd;
 use crate::sys::{doorbell, library_fds};
 
 unsafe extern "C" {
@@ -55,10 +57,15 @@ pub struct DeviceList {
 unsafe impl Send for DeviceList {}
 
 impl DeviceList {
-    /// Calls ibv_get_device_list(3). Fails with `ENOMEM`, or with `ENODEV` for every other error:
-    /// without RDMA support in the kernel libibverbs fails with `ENOSYS`, which programs do not
-    /// expect here.
+    /// Calls ibv_get_device_list(3). Fails with `ENOMEM`, and for the first list with `EMFILE` or
+    /// `ENFILE`. Fails with `ENODEV` for every other error: without RDMA support in the kernel
+    /// libibverbs fails with `ENOSYS`, which programs do not expect here.
     pub fn new() -> Result<DeviceList> {
+        static INITIALIZED: AtomicBool = AtomicBool::new(false);
+        if !INITIALIZED.load(Ordering::Relaxed) {
+            need_descriptors()?;
+            INITIALIZED.store(true, Ordering::Relaxed);
+        }
         let mut len = 0;
         // SAFETY: `len` is writable.
         let list = pointer(unsafe { ibv_get_device_list(&raw mut len) });
@@ -71,6 +78,15 @@ impl DeviceList {
         // SAFETY: libibverbs returned `len` pointers.
         unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.len) }
     }
+}
+
+/// Fails with `EMFILE` or `ENFILE` if libibverbs may lack descriptors for its initialization, which
+/// is a part of the first list. It tries that once in a process: after a failure, and with the
+/// drivers that it could not load, it finds no device as long as the process lives.
+fn need_descriptors() -> Result<()> {
+    // It opens a folder and a file in it, or a library, at a time. The others are in reserve.
+    let _spare = [EventFd::new()?, EventFd::new()?, EventFd::new()?, EventFd::new()?];
+    Ok(())
 }
 
 impl Drop for DeviceList {

@@ -129,7 +129,11 @@ fn prepare_request(listener: &Id, new: &Id, raw: &rdma_ucm_event_resp, event: &E
     if listener.is_sync() {
         migrate::migrate_id(new, None)?;
     }
-    resolve::after_request(new)
+    match resolve::after_request(new) {
+        // The listener's owner tries again.
+        Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) if listener.state().defers_devices => Ok(()),
+        result => result,
+    }
 }
 
 /// The peer accepted: if the id has a QP, the connection is completed here.

@@ -42,8 +42,11 @@ struct Descriptors {
 }
 
 impl Descriptors {
-    fn open() -> Result<Descriptors> {
-        Ok(Descriptors { channel: Request::open_channel()?, spare: EventFd::new()? })
+    /// Opens them, and the device of the request if the process has not opened it yet.
+    fn open(request: &Request) -> Result<Descriptors> {
+        let descriptors = Descriptors { channel: Request::open_channel()?, spare: EventFd::new()? };
+        request.open_device()?;
+        Ok(descriptors)
     }
 }
 
@@ -155,8 +158,12 @@ impl Stream {
         if listening.awaits_accept() {
             return;
         }
-        // Before another connection is evicted, and a request taken: it waits for descriptors.
-        let descriptors = Descriptors::open();
+        // Those whose peers have given up cost no connection.
+        let Some((oldest, _)) = listening.oldest_pending(REQUESTS_PER_TURN, |(request, _)| request.is_pending()) else {
+            return state.answer_waiting();
+        };
+        // Before another connection is evicted, and the request taken: it waits for descriptors.
+        let descriptors = Descriptors::open(oldest);
         if let Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) = descriptors {
             if listening.lacks_descriptors_for(STARVED_TIME) {
                 listening.reject_next();
@@ -167,10 +174,7 @@ impl Stream {
             return state.set_listener_timer(Instant::now() + CHANNEL_DELAY);
         }
         listening.has_descriptors();
-        let is_pending = |(request, _): &(Request, ConnData)| request.is_pending();
-        // Those whose peers have given up cost no connection.
-        let next = (0..REQUESTS_PER_TURN).map_while(|_| listening.next_waiting()).find(is_pending);
-        if let Some((request, peer)) = next {
+        if let Some((request, peer)) = listening.next_waiting() {
             state = self.answer(state, request, peer, descriptors);
         }
         state.answer_waiting();

@@ -166,7 +166,17 @@ impl<S: Handshake, R> Listening<S, R> {
         may_answer
     }
 
-    /// Returns the oldest request, if there is one.
+    /// Drops the oldest requests, at most `limit`, that are not pending any more. Returns the oldest
+    /// one that is.
+    pub fn oldest_pending(&mut self, limit: usize, is_pending: impl Fn(&R) -> bool) -> Option<&R> {
+        let examined = self.waiting.iter().take(limit);
+        let gone = examined.take_while(|request| !is_pending(request)).count();
+        drop(self.waiting.drain(..gone));
+        self.end_starving();
+        self.waiting.front().filter(|_| gone < limit)
+    }
+
+    /// Takes the oldest request, if there is one.
     pub fn next_waiting(&mut self) -> Option<R> {
         self.waiting.pop_front()
     }
@@ -182,9 +192,14 @@ impl<S: Handshake, R> Listening<S, R> {
         self.starved = None;
     }
 
-    /// Rejects the oldest request. Requests that come later wait again.
+    /// Rejects the oldest request.
     pub fn reject_next(&mut self) {
         drop(self.waiting.pop_front());
+        self.end_starving();
+    }
+
+    /// If no request waits any more, those that come later wait for descriptors anew.
+    fn end_starving(&mut self) {
         self.starved = self.starved.filter(|_| self.has_waiting());
     }
 
@@ -398,6 +413,21 @@ mod tests {
         second.establish();
         assert_eq!((listening.make_established_ready(), listening.make_established_ready()), (2, 0));
         assert_eq!((listening.ready_count(), listening.next_eviction(Instant::now())), (2, None));
+    }
+
+    #[test]
+    fn requests_whose_peers_have_given_up_are_dropped() {
+        let mut listening = Fixture::new(2, None);
+        (0..10).for_each(|request| listening.add_waiting(request));
+        let from_six = |request: &usize| *request >= 6;
+        assert_eq!(listening.oldest_pending(4, from_six), None);
+        assert_eq!(listening.oldest_pending(4, from_six), Some(&6));
+        assert_eq!(listening.oldest_pending(4, from_six), Some(&6));
+        assert_eq!(listening.next_waiting(), Some(6));
+        // Their time without descriptors does not count for the next one.
+        assert!(listening.lacks_descriptors_for(Duration::ZERO));
+        assert_eq!(listening.oldest_pending(4, |_| false), None);
+        assert!(!listening.has_waiting() && listening.starved.is_none());
     }
 
     #[test]

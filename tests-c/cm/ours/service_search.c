@@ -89,22 +89,25 @@ static void signal_ends_the_search(void)
 	EXPECT((int)(long)error == EINTR && open_fds() == before);
 }
 
-/* One more descriptor after the other: EMFILE, until they suffice for a search that finds nothing. */
-static void no_descriptors(void)
-{
-	enum { LIMIT = 64 };
-	struct rdma_addrinfo *list;
-	struct rlimit limit;
-	int fds[LIMIT], count = 0, error = EMFILE;
+enum { LIMIT = 64 };
 
-	/* There are devices, and none is open. */
-	EXPECT(!rdma_getaddrinfo("127.0.0.1", "1", NULL, &list) && !getrlimit(RLIMIT_NOFILE, &limit));
-	rdma_freeaddrinfo(list);
+/*
+ * Searches with so many descriptors, and one more after each search: EMFILE, until they suffice for a search that finds
+ * nothing.
+ */
+static void search_with_few_descriptors(int left)
+{
+	int fds[LIMIT], count = 0, error = EMFILE;
+	struct rlimit limit;
+
+	EXPECT(!getrlimit(RLIMIT_NOFILE, &limit));
 	limit.rlim_cur = LIMIT;
 	EXPECT(!setrlimit(RLIMIT_NOFILE, &limit));
 	while (count < LIMIT && (fds[count] = dup(0)) >= 0)
 		count++;
-	EXPECT(count > 0 && count < LIMIT);
+	EXPECT(count > left && count < LIMIT);
+	while (left-- > 0)
+		EXPECT(!close(fds[--count]));
 	while (error == EMFILE && count > 0) {
 		error = search();
 		EXPECT(!close(fds[--count]));
@@ -112,6 +115,35 @@ static void no_descriptors(void)
 	EXPECT(error == ENOENT);
 	while (count > 0)
 		EXPECT(!close(fds[--count]));
+}
+
+static void no_descriptors(void)
+{
+	struct rdma_addrinfo *list;
+
+	/* There are devices, and none is open. */
+	EXPECT(!rdma_getaddrinfo("127.0.0.1", "1", NULL, &list));
+	rdma_freeaddrinfo(list);
+	search_with_few_descriptors(0);
+}
+
+/* The process has made no call yet: libibverbs, too, is initialized by the search. */
+static void no_descriptors_for_the_first_call(void)
+{
+	enum { ENOUGH = 12 };
+	int status;
+	pid_t child;
+
+	for (int left = 0; left < ENOUGH; left++) {
+		child = fork();
+		EXPECT(child >= 0);
+		if (child == 0) {
+			alarm(hang_seconds());
+			search_with_few_descriptors(left);
+			_exit(0);
+		}
+		EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	}
 }
 
 /* Neither descriptors nor memory are left behind; the first rounds allocate what stays. */
@@ -142,6 +174,7 @@ int main(int argc, char **argv)
 	start(argc, argv);
 	CASE(signal_ends_the_search);
 	CASE(no_descriptors);
+	CASE(no_descriptors_for_the_first_call);
 	CASE(cancellation_leaves_nothing);
 	return finish();
 }

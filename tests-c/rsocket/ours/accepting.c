@@ -186,8 +186,22 @@ static void connect_and_report(int address, int report)
 	_exit(0);
 }
 
-/* The client waits until the process has the two descriptors that a connection needs. */
-static void waits_for_descriptors(int left)
+/* The process has not opened the device at which connection requests will arrive. */
+static void listen_without_device(void)
+{
+	union address any = any_addr(AF_INET, 0);
+	socklen_t len = sizeof(any);
+
+	EXPECT((listener = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	EXPECT(!rbind(listener, &any.sa, addr_len(&any)) && !rlisten(listener, 16));
+	EXPECT(!rgetsockname(listener, &any.sa, &len));
+	to = local_addr(AF_INET, ntohs(any.in.sin_port));
+}
+
+static void listen_with_device(void) { EXPECT((listener = rs_listener(AF_INET, &to, NULL)) >= 0); }
+
+/* The client waits until the process has the descriptors that a connection needs, and its device. */
+static void waits_for_descriptors(void (*start_listening)(void), int left)
 {
 	enum { LIMIT = 128, WAIT_MS = 300 };
 	int address[2], report[2], fds[LIMIT], count = 0, server, error, status;
@@ -201,7 +215,7 @@ static void waits_for_descriptors(int left)
 	EXPECT(child >= 0);
 	if (child == 0)
 		connect_and_report(address[0], report[1]);
-	EXPECT((listener = rs_listener(AF_INET, &to, NULL)) >= 0);
+	start_listening();
 	EXPECT(!getrlimit(RLIMIT_NOFILE, &limit));
 	limit.rlim_cur = LIMIT;
 	EXPECT(!setrlimit(RLIMIT_NOFILE, &limit));
@@ -225,8 +239,12 @@ static void waits_for_descriptors(int left)
 	EXPECT(!setrlimit(RLIMIT_NOFILE, &limit));
 }
 
-static void no_descriptors(void) { waits_for_descriptors(0); }
-static void one_descriptor(void) { waits_for_descriptors(1); }
+static void no_descriptors(void) { waits_for_descriptors(listen_with_device, 0); }
+static void one_descriptor(void) { waits_for_descriptors(listen_with_device, 1); }
+static void no_descriptors_for_the_device(void) { waits_for_descriptors(listen_without_device, 0); }
+static void one_descriptor_for_the_device(void) { waits_for_descriptors(listen_without_device, 1); }
+/* They suffice for the connection or for the device. */
+static void two_descriptors_for_the_device(void) { waits_for_descriptors(listen_without_device, 2); }
 
 int main(int argc, char **argv)
 {
@@ -236,5 +254,8 @@ int main(int argc, char **argv)
 	BOTH(full_backlog);
 	CASE(no_descriptors);
 	CASE(one_descriptor);
+	CASE(no_descriptors_for_the_device);
+	CASE(one_descriptor_for_the_device);
+	CASE(two_descriptors_for_the_device);
 	return finish();
 }
