@@ -77,7 +77,7 @@ impl Slots {
 /// Errno of the registration with the C library, 0 after success.
 static REGISTERED: AtomicI32 = AtomicI32::new(NOT_YET);
 
-/// Value of [`RESULT`] before the first registration.
+/// Value of [`REGISTERED`] before the first registration.
 const NOT_YET: i32 = -1;
 
 /// Has `handlers` called around every fork() from now on; has no effect when repeated. Fails with

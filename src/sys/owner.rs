@@ -32,7 +32,8 @@ impl Owner {
     }
 }
 
-/// The owner of an object that a child may take over.
+/// The owner of an object that a child may take over. A thread that finds this process as the owner
+/// sees what was done before [`take_over`](AtomicOwner::take_over).
 #[derive(Debug)]
 pub struct AtomicOwner(AtomicU32);
 
@@ -45,12 +46,20 @@ impl AtomicOwner {
     /// Returns whether this process is the owner.
     #[inline]
     pub fn is_this_process(&self) -> bool {
-        Owner(self.0.load(Ordering::Relaxed)).is_this_process()
+        Owner(self.0.load(Ordering::Acquire)).is_this_process()
     }
 
     /// Makes this process the owner.
     pub fn take_over(&self) {
-        self.0.store(Owner::this_process().0, Ordering::Relaxed);
+        self.0.store(Owner::this_process().0, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+impl AtomicOwner {
+    /// Makes the object look like one that a child has from its parent.
+    pub fn belong_to_parent(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -61,7 +70,7 @@ mod tests {
     #[test]
     fn what_a_child_takes_over_is_its_own() {
         let mark = AtomicOwner::this_process();
-        mark.0.fetch_sub(1, Ordering::Relaxed);
+        mark.belong_to_parent();
         assert!(!mark.is_this_process());
         mark.take_over();
         assert!(mark.is_this_process());

@@ -259,6 +259,11 @@ impl Epoll {
         if self.owner.is_this_process() {
             return Ok(());
         }
+        // One of the child's threads does it: the others may wait in the inner epoll by then.
+        let _members = self.members();
+        if self.owner.is_this_process() {
+            return Ok(());
+        }
         if self.serial.load(Ordering::Relaxed) != 0 {
             return Err(Errno::EBADF);
         }

@@ -123,6 +123,40 @@ fn the_first_ordinary_member_wakes_all_who_wait() {
     }
 }
 
+/// The first threads of a child that use its parent's epoll, at the same time, find it theirs. All are
+/// counted, and woken by the first ordinary member.
+#[test]
+fn the_threads_of_a_child_take_the_epoll_over_together() {
+    const THREADS: usize = 3;
+    for _ in 0..200 {
+        let fixture = Fixture::new(0);
+        let event = EventFd::new().unwrap();
+        fixture.epoll.owner.belong_to_parent();
+        // A thread of the parent waits.
+        fixture.epoll.inner_waiters.store(1, Ordering::SeqCst);
+        let start = std::sync::Barrier::new(THREADS);
+        thread::scope(|scope| {
+            let all: Vec<_> = (0..THREADS)
+                .map(|_| {
+                    scope.spawn(|| {
+                        start.wait();
+                        fixture.wait_for(2, -1)
+                    })
+                })
+                .collect();
+            while !fixture.epoll.owner.is_this_process() || fixture.epoll.inner_waiters.load(Ordering::SeqCst) < THREADS
+            {
+                thread::yield_now();
+            }
+            assert_eq!(fixture.epoll.inner_waiters.load(Ordering::SeqCst), THREADS);
+            fixture.control_fd(EPOLL_CTL_ADD, event.as_raw_fd(), EPOLLIN, 7).unwrap();
+            event.raise();
+            all.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), Ok(vec![(7, EPOLLIN)])));
+        });
+        assert_eq!(fixture.epoll.inner_waiters.load(Ordering::SeqCst), 0);
+    }
+}
+
 /// One thread found the descriptor readable and left the member to the queue, then another thread
 /// read the event.
 #[test]
