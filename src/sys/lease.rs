@@ -1,9 +1,9 @@
-//! CQs that threads poll without the lock that guards them.
+//! A CQ that threads poll without the lock that guards it.
 //!
-//! The lock's holder lends the CQs and releases the lock. A thread then polls the CQs in a loop: it
-//! takes the lease for one poll at a time, which never waits. Whoever needs a CQ under the lock
-//! takes them back first, and waits for one poll at most. What a poll has found is kept with the
-//! lease, and the one who takes the CQs back gets it: completions are processed in order.
+//! The lock's holder lends the CQ and releases the lock. A thread then polls the CQ in a loop: it
+//! takes the lease for one poll at a time, which never waits. Whoever needs the CQ under the lock
+//! takes it back first, and waits for one poll at most. What a poll has found is kept with the
+//! lease, and the one who takes the CQ back gets it: completions are processed in order.
 //!
 //! As with [`super::lock`], a waiting thread sleeps on a futex. The crate in `models/` model-checks
 //! this (`scripts/check loom`).
@@ -85,29 +85,27 @@ impl<T> Lease<T> {
         if next == LENT { Turn::Nothing } else { Turn::Ended }
     }
 
-    /// Takes the CQ back, with the completion that was found. Called by the lock's holder. Fails if
+    /// Takes the CQ back; waits for the poll that is in progress. Called by the lock's holder. Fails if
     /// `is_polling_here` says that the calling thread polls: the caller is a signal handler then.
-    pub fn take_back(&self, is_polling_here: impl FnOnce() -> bool) -> Result<Option<T>, Interrupted> {
+    pub fn end(&self, is_polling_here: impl FnOnce() -> bool) -> Result<(), Interrupted> {
         match self.word.compare_exchange(LENT, HELD, Ordering::Acquire, Ordering::Acquire) {
             Ok(_) | Err(HELD) => {}
             Err(_) if is_polling_here() => return Err(Interrupted),
             Err(_) => self.take_from_poller(),
         }
-        // SAFETY: the word is HELD, and stays so while the caller holds the lock.
-        Ok(unsafe { (*self.found.get()).take() })
+        Ok(())
     }
 
-    /// Returns the completion that was found if `wanted` says so. Called by the lock's holder after
-    /// the lease has ended.
-    pub fn take_if(&self, wanted: impl FnOnce(&T) -> bool) -> Option<T> {
+    /// Returns the completion that was found, after the lease has ended. Called by the lock's holder.
+    pub fn take(&self) -> Option<T> {
         if self.word.load(Ordering::Acquire) != HELD {
             return None;
         }
         // SAFETY: the word is HELD, and stays so while the caller holds the lock.
-        unsafe { (*self.found.get()).take_if(|found| wanted(found)) }
+        unsafe { (*self.found.get()).take() }
     }
 
-    /// Ends the lease unless a poll is in progress: [`take_back`](Self::take_back) does not wait
+    /// Ends the lease unless a poll is in progress: [`end`](Self::end) does not wait
     /// then. Returns false in the middle of a poll. Called by the lock's holder.
     pub fn try_end(&self) -> bool {
         let word = self.word.compare_exchange(LENT, HELD, Ordering::Acquire, Ordering::Acquire);
@@ -159,6 +157,11 @@ mod tests {
 
     use super::*;
 
+    fn take_back(lease: &Lease<i32>) -> Option<i32> {
+        lease.end(|| false).unwrap();
+        lease.take()
+    }
+
     #[test]
     fn a_completion_ends_the_lease() {
         let lease = Lease::default();
@@ -167,8 +170,8 @@ mod tests {
         assert_eq!(lease.poll(|| None), Turn::Nothing);
         assert_eq!(lease.poll(|| Some(1)), Turn::Ended);
         assert_eq!(lease.poll(|| Some(2)), Turn::Ended);
-        assert_eq!(lease.take_back(|| false).unwrap(), Some(1));
-        assert_eq!(lease.take_back(|| false).unwrap(), None);
+        assert_eq!(take_back(&lease), Some(1));
+        assert_eq!(take_back(&lease), None);
         assert_eq!(lease.poll(|| Some(3)), Turn::Ended);
     }
 
@@ -177,12 +180,13 @@ mod tests {
         let lease = Lease::default();
         lease.lend();
         let turn = lease.poll(|| {
-            assert!(lease.take_back(|| true).is_err());
+            assert!(lease.end(|| true).is_err());
             assert_eq!(lease.poll(|| Some(1)), Turn::Nothing);
             None
         });
         assert_eq!(turn, Turn::Nothing);
-        assert_eq!(lease.take_back(|| true).unwrap(), None);
+        lease.end(|| true).unwrap();
+        assert_eq!(lease.take(), None);
     }
 
     #[test]
@@ -203,7 +207,7 @@ mod tests {
         });
         assert_eq!(turn, Turn::Ended);
         assert!(lease.try_end());
-        assert_eq!(lease.take_back(|| false).unwrap(), Some(1));
+        assert_eq!(take_back(&lease), Some(1));
         lease.lend();
         lease.end_soon();
         assert_eq!(lease.poll(|| Some(2)), Turn::Ended);
@@ -216,7 +220,7 @@ mod tests {
         thread::scope(|scope| {
             let mut taker = None;
             let turn = lease.poll(|| {
-                taker = Some(scope.spawn(|| lease.take_back(|| false).unwrap()));
+                taker = Some(scope.spawn(|| take_back(&lease)));
                 while lease.word.load(Ordering::Relaxed) != AWAITED {
                     thread::yield_now();
                 }

@@ -6,13 +6,13 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use super::channel_leader::{self, EventSource, Leadership, Until};
-use super::connection::{Cqs, Found};
+use super::connection::Cqs;
 use super::polling::{self, Lending, LendsCqs};
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
 use crate::rsocket::config::defaults;
 use crate::sys::futex::Changes;
-use crate::sys::rc::{ChannelHandle, CqEvent};
+use crate::sys::rc::{ChannelHandle, Completion, CqEvent};
 use crate::sys::{cancel, clock, event};
 
 /// The state of one blocking call.
@@ -264,9 +264,9 @@ impl EventSource for Stream {
 
 impl LendsCqs for Stream {
     type Cqs = Cqs;
-    type Completion = Found;
+    type Completion = Completion;
 
-    fn lending(state: &mut State) -> Option<&mut Lending<Found>> {
+    fn lending(state: &mut State) -> Option<&mut Lending<Completion>> {
         state.connection.as_mut().map(|connection| &mut connection.channel.lending)
     }
 
@@ -275,9 +275,19 @@ impl LendsCqs for Stream {
         state.connection.as_ref().filter(|_| polls)?.cqs_to_lend()
     }
 
+    fn has_send_cq(cqs: &Cqs) -> bool {
+        cqs.has_send()
+    }
+
     #[inline]
-    fn poll_one(cqs: &Cqs) -> Result<Option<Found>> {
+    fn poll_receive(cqs: &Cqs) -> Result<Option<Completion>> {
         // SAFETY: a connection, and its CQs with it, is dropped only after they were taken back.
-        unsafe { cqs.poll_one() }
+        unsafe { cqs.poll_receive() }
+    }
+
+    #[inline]
+    fn poll_send(cqs: &Cqs) -> Result<Option<Completion>> {
+        // SAFETY: as above.
+        unsafe { cqs.poll_send() }
     }
 }

@@ -40,10 +40,10 @@ use crate::rsocket::flow::{Receiver, SendLimits, Sender};
 use crate::rsocket::socket_table::{self, Counters};
 use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRIES, SGL_ENTRY};
 use crate::sys::alloc::try_box;
-use crate::sys::rc::{CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, ibv_wc};
+use crate::sys::rc::{Completion, CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, ibv_wc};
 pub(super) use gather::{Gather, MAX_COLLECTED, parts};
 use idle::Idle;
-pub use lent::{Cqs, Found};
+pub use lent::Cqs;
 use post::QueuePair;
 pub(super) use post::{RdmaWrite, SendQueue};
 use postponed::Postponed;
@@ -140,7 +140,7 @@ pub(super) struct Channel {
     pub completions: CompletionChannel,
     pub leadership: Leadership,
     /// Of both CQs, to threads that poll for polling_time.
-    pub lending: Lending<Found>,
+    pub lending: Lending<Completion>,
     /// The channel's descriptor is O_NONBLOCK.
     pub nonblocking: bool,
     /// The device was removed: the channel reports no more events.

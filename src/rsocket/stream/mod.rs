@@ -56,13 +56,14 @@ use crate::sys::alloc::try_arc;
 use crate::sys::futex::Changes;
 use crate::sys::lock::{self, Lock, Unavailable};
 use crate::sys::owner::Owner;
+use crate::sys::rc::Completion;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
 use crate::sys::sync::Mutex;
 use crate::sys::unlocked;
 use background_close::BackgroundClose;
 use backlog::Listening;
 use connect::Attempt;
-use connection::{Batch, Connection, Cqs, Found, Outcome, Prepared, Unconnected};
+use connection::{Batch, Connection, Cqs, Outcome, Prepared, Unconnected};
 use iomap::Mappings;
 use options::Options;
 
@@ -90,7 +91,7 @@ pub struct Stream {
 }
 
 /// The CQs of a stream that are lent.
-pub type LentCqs = polling::Lent<Cqs, Found>;
+pub type LentCqs = polling::Lent<Cqs, Completion>;
 
 /// State behind a stream's lock.
 struct State {
@@ -282,15 +283,14 @@ impl Stream {
     #[cold]
     #[inline(never)]
     fn process_lent(&self, state: &mut State) -> bool {
-        let found = match polling::take_back(self, state) {
-            Err(polling::Interrupted) => return false,
+        let Ok(found) = polling::take_back(self, state) else { return false };
+        if found.received.is_none() && found.sent.is_none() {
             // Not lent any more.
-            Ok(None) => return self.process_completions(state),
-            Ok(Some(found)) => found,
-        };
+            return self.process_completions(state);
+        }
         let Some(connection) = &mut state.connection else { return false };
         let mut batch = Batch::new();
-        let completed = connection.poll_after(found, &mut batch);
+        let completed = connection.poll_after(&found, &mut batch);
         self.process_batch(state, &mut batch, completed)
     }
 

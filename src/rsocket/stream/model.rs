@@ -46,21 +46,15 @@ pub struct Received {
     data: u32,
 }
 
-/// A completion that was polled without the lock.
-pub enum Found {
-    Received(Received),
-    Sent,
-}
-
-/// The CQs as threads poll them: one at a time, also without the stream's lock.
+/// The CQs as threads poll them: one at a time each, also without the stream's lock.
 #[derive(Default)]
 pub struct Cqs {
     queue: Mutex<Queue>,
-    polled: UnsafeCell<()>,
+    polled: [UnsafeCell<()>; 2],
     destroyed: Mutex<bool>,
 }
 
-// SAFETY: loom reports concurrent accesses to the cell.
+// SAFETY: loom reports concurrent accesses to the cells.
 unsafe impl Sync for Cqs {}
 // SAFETY: as above.
 unsafe impl Send for Cqs {}
@@ -69,7 +63,7 @@ impl Cqs {
     /// Polls the receive CQ, for at most `limit` completions.
     fn poll(&self, limit: usize) -> Vec<Received> {
         assert!(!*self.destroyed.lock().unwrap());
-        self.polled.with_mut(|_| {
+        self.polled[0].with_mut(|_| {
             let received = &mut self.queue.lock().unwrap().received;
             let count = received.len().min(limit);
             received.drain(..count).collect()
@@ -79,7 +73,7 @@ impl Cqs {
     /// Polls the send CQ, for at most `limit` completions. Returns their number.
     fn poll_sent(&self, limit: u32) -> u32 {
         assert!(!*self.destroyed.lock().unwrap());
-        self.polled.with_mut(|_| {
+        self.polled[1].with_mut(|_| {
             let sent = &mut self.queue.lock().unwrap().sent;
             let count = (*sent).min(limit);
             *sent -= count;
@@ -118,7 +112,7 @@ impl Channel {
 
 pub struct State {
     leadership: Leadership,
-    lending: Lending<Found>,
+    lending: Lending<Received>,
     pub available: u32,
     /// Number of receive completions that were processed.
     processed: u32,

@@ -1,11 +1,10 @@
 //! Polling the CQs for polling_time without the stream's lock.
 //!
-//! The receive CQ is lent ([`Lease`]) while the thread polls, and the send CQ with it if somebody
-//! waits for send completions. The thread takes no lock until it has found a completion, the time is
-//! over, or another thread has changed something. Other threads send and receive meanwhile. One that
-//! needs a completion takes the CQs back, for which it waits for one poll at most; the polling
-//! thread then lends them again, after that call. Several threads may poll the same CQs, one at a
-//! time.
+//! The receive CQ is lent ([`Lease`]) while the thread polls, and the send CQ if somebody waits for
+//! send completions. The thread takes no lock until it has found a completion, the time is over, or
+//! another thread has changed something. Other threads send and receive meanwhile. One that needs a
+//! completion takes the CQs back, for which it waits for one poll at most; the polling thread then
+//! lends them again, after that call. Several threads may poll the same CQs, one at a time.
 //!
 //! Events do not depend on who polls: threads arm the CQs while they are lent, and take them back
 //! for the poll that follows.
@@ -41,21 +40,38 @@ pub(super) trait LendsCqs: EventSource {
     /// Returns the receive CQ, and the send CQ if somebody needs its completions. Returns `None` if
     /// they must not be polled any more.
     fn cqs(state: &Self::State) -> Option<Self::Cqs>;
-    /// Polls the CQs, which are live, until there is a completion.
-    fn poll_one(cqs: &Self::Cqs) -> Result<Option<Self::Completion>>;
+    /// Returns whether the send CQ is among them.
+    fn has_send_cq(cqs: &Self::Cqs) -> bool;
+    /// Polls the receive CQ, which is live, for one completion.
+    fn poll_receive(cqs: &Self::Cqs) -> Result<Option<Self::Completion>>;
+    /// Polls the send CQ likewise.
+    fn poll_send(cqs: &Self::Cqs) -> Result<Option<Self::Completion>>;
 }
 
-/// Whether the CQs of a connection are lent. Belongs to the holder of the stream's lock.
+#[derive(Debug)]
+struct Leases<T> {
+    receive: Lease<T>,
+    send: Lease<T>,
+}
+
+/// Which CQs of a connection are lent. Belongs to the holder of the stream's lock.
 #[derive(Debug)]
 pub(super) struct Lending<T> {
-    is_lent: bool,
-    lease: Arc<Lease<T>>,
+    is_receive_lent: bool,
+    is_send_lent: bool,
+    leases: Arc<Leases<T>>,
 }
 
 /// CQs that were lent.
 pub struct Lent<C, T> {
     cqs: C,
-    lease: Arc<Lease<T>>,
+    leases: Arc<Leases<T>>,
+}
+
+/// Completions that were found and not processed.
+pub(super) struct Found<T> {
+    pub received: Option<T>,
+    pub sent: Option<T>,
 }
 
 type Guard<'a, S> = LockGuard<'a, <S as EventSource>::State>;
@@ -63,43 +79,73 @@ type LentBy<S> = Lent<<S as LendsCqs>::Cqs, <S as LendsCqs>::Completion>;
 
 impl<T> Lending<T> {
     pub fn new() -> Result<Lending<T>> {
-        Ok(Lending { is_lent: false, lease: try_arc(Lease::default())? })
+        let leases = try_arc(Leases { receive: Lease::default(), send: Lease::default() })?;
+        Ok(Lending { is_receive_lent: false, is_send_lent: false, leases })
     }
 
-    /// Returns whether the CQs were lent and not taken back. Nobody polls them otherwise.
+    /// Returns whether CQs were lent and not taken back. Nobody polls them otherwise. The send CQ is
+    /// lent only together with the receive CQ.
     #[inline]
     pub fn is_lent(&self) -> bool {
-        self.is_lent
+        self.is_receive_lent
     }
 
-    fn lend(&mut self) -> Arc<Lease<T>> {
-        if !self.is_lent {
-            self.is_lent = true;
-            self.lease.lend();
+    #[inline]
+    pub fn is_send_lent(&self) -> bool {
+        self.is_send_lent
+    }
+
+    fn lend(&mut self, with_send: bool) -> Arc<Leases<T>> {
+        if !self.is_receive_lent {
+            self.is_receive_lent = true;
+            self.leases.receive.lend();
         }
-        Arc::clone(&self.lease)
+        if with_send && !self.is_send_lent {
+            self.is_send_lent = true;
+            self.leases.send.lend();
+        }
+        Arc::clone(&self.leases)
     }
 
-    /// Ends the lease in the middle of a call, which cannot process completions, and may poll the
-    /// CQs then. Returns false if the poll in progress takes long: its thread may never run again.
+    /// The leases of the CQs that are lent.
+    fn lent(&self) -> impl Iterator<Item = &Lease<T>> {
+        let receive = self.is_receive_lent.then_some(&self.leases.receive);
+        receive.into_iter().chain(self.is_send_lent.then_some(&self.leases.send))
+    }
+
+    /// Ends the leases. Returns false if a poll in progress takes long: its thread may never run
+    /// again.
     pub fn end(&self) -> bool {
-        if !self.is_lent {
-            return true;
-        }
-        self.lease.end_soon();
-        (0..TRIES).any(|_| {
-            let has_ended = self.lease.try_end();
-            if !has_ended {
-                event::spin();
-            }
-            has_ended
-        })
+        self.lent().all(|lease| end(lease))
     }
 
-    /// After [`end`](Self::end): returns the completion that was found if `wanted` says so.
-    pub fn take_if(&mut self, wanted: impl FnOnce(&T) -> bool) -> Option<T> {
-        self.lease.take_if(wanted)
+    /// Ends the lease of the send CQ in the middle of a call, which may poll it then. Returns the
+    /// completion that was found. Fails as [`end`](Self::end).
+    pub fn end_send(&mut self) -> Option<Option<T>> {
+        if self.is_send_lent && !end(&self.leases.send) {
+            return None;
+        }
+        Some(self.leases.send.take())
     }
+
+    /// Takes the CQs back, as [`take_back`].
+    fn take_back(&mut self, is_polling_here: impl Fn() -> bool) -> std::result::Result<Found<T>, Interrupted> {
+        // All end before anything is taken: what was found stays where it is if the call fails.
+        self.lent().try_for_each(|lease| lease.end(&is_polling_here))?;
+        (self.is_receive_lent, self.is_send_lent) = (false, false);
+        Ok(Found { received: self.leases.receive.take(), sent: self.leases.send.take() })
+    }
+}
+
+fn end<T>(lease: &Lease<T>) -> bool {
+    lease.end_soon();
+    (0..TRIES).any(|_| {
+        let has_ended = lease.try_end();
+        if !has_ended {
+            event::spin();
+        }
+        has_ended
+    })
 }
 
 /// Polls until something has changed, or `is_over` says that the time is over. Returns whether
@@ -145,24 +191,30 @@ pub(super) fn poll_one_of_several<S: LendsCqs>(stream: &S, lent: &LentBy<S>, cou
 /// Lends the CQs, if another thread has not done so.
 fn lend<S: LendsCqs>(state: &mut S::State) -> Option<LentBy<S>> {
     let cqs = S::cqs(state)?;
-    Some(Lent { cqs, lease: S::lending(state)?.lend() })
+    let leases = S::lending(state)?.lend(S::has_send_cq(&cqs));
+    Some(Lent { cqs, leases })
 }
 
-/// Polls until the CQs were taken back, something was found, polling fails, or `ends` returns true.
+/// Polls until a CQ was taken back, something was found, polling fails, or `ends` returns true.
 fn poll_lent<S: LendsCqs>(stream: &S, lent: &LentBy<S>, mut ends: impl FnMut() -> bool) {
     while !ends() && !poll_once(stream, lent) {
         event::spin();
     }
 }
 
-/// Polls once. Returns whether the CQs have to be polled with the lock: they are not lent any more,
-/// or the poll has failed, which the one with the lock reports.
-fn poll_once<S: LendsCqs>(stream: &S, lent: &LentBy<S>) -> bool {
+/// Polls each CQ once. Returns whether they have to be polled with the lock: one of them is not
+/// lent any more, or a poll has failed, which the one with the lock reports.
+fn poll_once<S: LendsCqs>(stream: &S, Lent { cqs, leases }: &LentBy<S>) -> bool {
     // A handler that interrupts the poll finds the stream in use.
     let Some(_polling) = Use::begin(stream) else { return true };
+    ends(&leases.receive, || S::poll_receive(cqs)) || S::has_send_cq(cqs) && ends(&leases.send, || S::poll_send(cqs))
+}
+
+/// Polls one CQ. Returns whether it has to be polled with the lock.
+fn ends<T>(lease: &Lease<T>, poll: impl FnOnce() -> Result<Option<T>>) -> bool {
     let mut has_failed = false;
-    let turn = lent.lease.poll(|| {
-        S::poll_one(&lent.cqs).unwrap_or_else(|_| {
+    let turn = lease.poll(|| {
+        poll().unwrap_or_else(|_| {
             has_failed = true;
             None
         })
@@ -170,28 +222,28 @@ fn poll_once<S: LendsCqs>(stream: &S, lent: &LentBy<S>) -> bool {
     turn == Turn::Ended || has_failed
 }
 
-/// Takes the CQs back if they are lent. Returns the completion that was found and not processed.
+/// Takes the CQs back if they are lent. Returns the completions that were found and not processed.
 /// Waits for a poll that is in progress. Fails if the caller is a signal handler that interrupted a
 /// poll: no such handler waits for the lock ([`Stream::enter`](super::Stream::enter)), so the poll
 /// ends.
 pub(super) fn take_back<S: LendsCqs>(
     stream: &S,
     state: &mut S::State,
-) -> std::result::Result<Option<S::Completion>, Interrupted> {
-    let Some(lending) = S::lending(state).filter(|lending| lending.is_lent) else { return Ok(None) };
-    let found = lending.lease.take_back(|| unlocked::is_used_here(stream))?;
-    lending.is_lent = false;
-    Ok(found)
+) -> std::result::Result<Found<S::Completion>, Interrupted> {
+    match S::lending(state) {
+        Some(lending) => lending.take_back(|| unlocked::is_used_here(stream)),
+        None => Ok(Found { received: None, sent: None }),
+    }
 }
 
 /// Makes sure that [`take_back`] does not wait. Returns false in the middle of a poll.
 pub(super) fn try_end<S: LendsCqs>(state: &mut S::State) -> bool {
-    S::lending(state).is_none_or(|lending| !lending.is_lent || lending.lease.try_end())
+    S::lending(state).is_none_or(|lending| lending.lent().all(Lease::try_end))
 }
 
 /// Makes the polling thread, if there is one, take the lock soon. Does not wait.
 pub(super) fn end_soon<S: LendsCqs>(state: &mut S::State) {
-    if let Some(lending) = S::lending(state).filter(|lending| lending.is_lent) {
-        lending.lease.end_soon();
+    if let Some(lending) = S::lending(state) {
+        lending.lent().for_each(Lease::end_soon);
     }
 }

@@ -216,7 +216,7 @@ impl Connection {
     /// Polls the send CQ in the middle of a call; the next [`process`](Self::process) notifies the
     /// waiters.
     pub(super) fn reap_send_cq(&mut self) {
-        if self.channel.lending.is_lent() && !self.end_lease() {
+        if self.channel.lending.is_send_lent() && !self.end_send_lease() {
             return;
         }
         let mut outcome = Outcome::default();

@@ -1,6 +1,7 @@
 //! The CQs of a connection while threads poll them without the stream's lock
 //! ([`polling`](super::super::polling)).
 
+use super::super::polling::Found;
 use super::{Batch, Connection, Outcome};
 use crate::errno::Result;
 use crate::sys::rc::{Completion, CqHandle};
@@ -12,27 +13,29 @@ pub struct Cqs {
     send: Option<CqHandle>,
 }
 
-/// A completion that a thread has polled without the lock.
-#[derive(Clone, Copy, Debug)]
-pub enum Found {
-    Received(Completion),
-    Sent(Completion),
-}
-
 impl Cqs {
-    /// Polls until there is a completion.
+    pub fn has_send(&self) -> bool {
+        self.send.is_some()
+    }
+
+    /// Polls the receive CQ for a completion.
     ///
     /// # Safety
-    /// The CQs are live until this returns.
+    /// The CQ is live until this returns.
     #[inline]
-    pub unsafe fn poll_one(&self) -> Result<Option<Found>> {
+    pub unsafe fn poll_receive(&self) -> Result<Option<Completion>> {
         // SAFETY: guaranteed by the caller.
-        if let Some(found) = unsafe { self.receive.poll_one()? } {
-            return Ok(Some(Found::Received(found)));
-        }
-        let Some(send) = self.send else { return Ok(None) };
-        // SAFETY: as above.
-        Ok(unsafe { send.poll_one()? }.map(Found::Sent))
+        unsafe { self.receive.poll_one() }
+    }
+
+    /// Polls the send CQ likewise.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline]
+    pub unsafe fn poll_send(&self) -> Result<Option<Completion>> {
+        // SAFETY: guaranteed by the caller.
+        self.send.map_or(Ok(None), |send| unsafe { send.poll_one() })
     }
 }
 
@@ -47,32 +50,29 @@ impl Connection {
         Some(Cqs { receive: self.receive.cq().handle(), send })
     }
 
-    /// As [`poll_recv_cq`](Self::poll_recv_cq), after a completion that a thread has polled without
+    /// As [`poll_recv_cq`](Self::poll_recv_cq), after completions that threads have polled without
     /// the lock.
-    #[cold]
-    pub fn poll_after(&mut self, found: Found, batch: &mut Batch) -> usize {
-        match found {
-            Found::Received(found) => self.poll_recv_cq_after(found, batch),
-            Found::Sent(found) => {
-                self.process_found(&found);
-                self.poll_recv_cq(batch)
-            }
+    pub fn poll_after(&mut self, found: &Found<Completion>, batch: &mut Batch) -> usize {
+        if let Some(sent) = &found.sent {
+            self.process_found(sent);
+        }
+        match found.received {
+            Some(received) => self.poll_recv_cq_after(received, batch),
+            None => self.poll_recv_cq(batch),
         }
     }
 
-    /// Ends a lease in the middle of a call. Returns false if the send CQ must not be polled: a
-    /// thread polls it, and takes the lock when it has found something.
+    /// Ends the lease of the send CQ in the middle of a call. Returns false if it must not be
+    /// polled: a thread polls it, and takes the lock when it has found something.
     #[cold]
     #[inline(never)]
-    pub(super) fn end_lease(&mut self) -> bool {
-        if !self.channel.lending.end() {
-            return false;
-        }
-        // It comes before those that are in the CQ. A message waits for the next `process`.
-        if let Some(Found::Sent(found)) = self.channel.lending.take_if(|found| matches!(found, Found::Sent(_))) {
+    pub(super) fn end_send_lease(&mut self) -> bool {
+        let ended = self.channel.lending.end_send();
+        // It comes before those that are in the CQ.
+        if let Some(Some(found)) = ended {
             self.process_found(&found);
         }
-        true
+        ended.is_some()
     }
 
     /// Processes a completion of the send CQ; the next [`process`](Self::process) notifies the waiters.

@@ -46,14 +46,10 @@ impl EventSource for Stream {
             return false;
         }
         // Without signal handlers it does not fail.
-        let (mut found, mut sent) = (None, 0);
-        match polling::take_back(self, state).unwrap() {
-            Some(Found::Received(received)) => found = Some(received),
-            Some(Found::Sent) => sent = 1,
-            None => {}
-        }
+        let found = polling::take_back(self, state).unwrap();
+        let mut sent = u32::from(found.sent.is_some());
         let mut any = mem::take(&mut state.pending_notify);
-        for received in found.into_iter().chain(self.cqs.poll(usize::MAX)) {
+        for received in found.received.into_iter().chain(self.cqs.poll(usize::MAX)) {
             assert_eq!(received.number, state.processed);
             any = true;
             state.processed += 1;
@@ -131,9 +127,9 @@ impl EventSource for Stream {
 impl LendsCqs for Stream {
     /// The CQs, and whether somebody needs send completions.
     type Cqs = (std::sync::Arc<Cqs>, bool);
-    type Completion = Found;
+    type Completion = Received;
 
-    fn lending(state: &mut State) -> Option<&mut Lending<Found>> {
+    fn lending(state: &mut State) -> Option<&mut Lending<Received>> {
         Some(&mut state.lending)
     }
 
@@ -141,9 +137,16 @@ impl LendsCqs for Stream {
         (!state.closed).then(|| (state.cqs.clone(), state.waiting_for_space > 0 || state.held))
     }
 
-    fn poll_one((cqs, sends): &Self::Cqs) -> Result<Option<Found>> {
-        let received = cqs.poll(1).pop().map(Found::Received);
-        Ok(received.or_else(|| (*sends && cqs.poll_sent(1) > 0).then_some(Found::Sent)))
+    fn has_send_cq((_, sends): &Self::Cqs) -> bool {
+        *sends
+    }
+
+    fn poll_receive((cqs, _): &Self::Cqs) -> Result<Option<Received>> {
+        Ok(cqs.poll(1).pop())
+    }
+
+    fn poll_send((cqs, _): &Self::Cqs) -> Result<Option<Received>> {
+        Ok((cqs.poll_sent(1) > 0).then_some(Received { number: 0, data: 0 }))
     }
 }
 
@@ -192,8 +195,7 @@ impl HoldsData for Stream {
     }
 
     fn must_hold(&self, state: &mut State) -> bool {
-        if state.lending.end() {
-            let found = state.lending.take_if(|found| matches!(found, Found::Sent));
+        if let Some(found) = state.lending.end_send() {
             let sent = u32::from(found.is_some()) + self.cqs.poll_sent(u32::MAX);
             state.pending_notify |= sent > 0;
             state.space += sent;
