@@ -240,7 +240,6 @@ impl Registry {
         let tried = listed.map(|device| unsafe { self.open(device) });
         match tried {
             Some(Ok(slot)) => return Ok(slot),
-            // A new list, too, may lack devices now, which would be taken for removed.
             Some(Err(error)) if may_pass(error) => return Err(error),
             _ => {}
         }
@@ -305,8 +304,11 @@ impl Registry {
     }
 
     /// Marks the devices that `present` lacks as gone, and closes those of them that are not in
-    /// use.
+    /// use. Without descriptors the list may lack devices that are there.
     fn forget_missing(&mut self, present: &[*mut ibv_device]) {
+        if lack().is_some() {
+            return;
+        }
         for slot in 0..self.slots.len() {
             let Ok(open) = self.device(slot) else { continue };
             // SAFETY: the list that `present` borrows from exists.

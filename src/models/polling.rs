@@ -143,6 +143,17 @@ fn two_poll_for_space() {
     explore(2, Stream::new, [send, send, complete_two], no_space_left);
 }
 
+/// The thread that polls for data does not see the completion that held data waits for.
+#[test]
+fn held_data_is_sent_beside_one_that_polls_for_data() {
+    fn complete_send_then_arrive(stream: &Stream) {
+        stream.complete_send();
+        stream.arrive();
+    }
+    let sent = |stream: &Stream| assert!(!stream.has_held());
+    explore(2, Stream::new, [receive, Stream::hold, Stream::react, complete_send_then_arrive], sent);
+}
+
 /// A call polls the send CQ in its middle, while another thread polls without the lock.
 #[test]
 fn held_data_is_sent_beside_one_that_polls_for_space() {

@@ -113,13 +113,16 @@ impl<T> Lease<T> {
     }
 
     /// Ends the lease, or makes the poll that is in progress end it. Called by the lock's holder.
-    pub fn end_soon(&self) {
+    /// Returns false if that poll was asked before.
+    pub fn end_soon(&self) -> bool {
         while !self.try_end() {
-            let word = self.word.compare_exchange(POLLING, ASKED, Ordering::Relaxed, Ordering::Relaxed);
-            if matches!(word, Ok(_) | Err(ASKED)) {
-                return;
+            match self.word.compare_exchange(POLLING, ASKED, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(ASKED) => return false,
+                Err(_) => {}
             }
         }
+        true
     }
 
     #[cold]

@@ -163,16 +163,19 @@ impl Stream {
             return state.answer_waiting();
         };
         // Before another connection is evicted, and the request taken: it waits for descriptors.
-        let descriptors = Descriptors::open(oldest);
-        if let Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) = descriptors {
-            if listening.lacks_descriptors_for(STARVED_TIME) {
+        let descriptors = match Descriptors::open(oldest) {
+            Ok(descriptors) => descriptors,
+            Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) if !listening.lacks_descriptors_for(STARVED_TIME) => {
+                // More requests may be in the channel than are read now.
+                state.key.into_iter().for_each(|key| reactor::pause(key, CHANNEL_DELAY));
+                return state.set_listener_timer(Instant::now() + CHANNEL_DELAY);
+            }
+            Err(error) => {
                 listening.reject_next();
+                state.log_rejected(error);
                 return state.answer_waiting();
             }
-            // More requests may be in the channel than are read now.
-            state.key.into_iter().for_each(|key| reactor::pause(key, CHANNEL_DELAY));
-            return state.set_listener_timer(Instant::now() + CHANNEL_DELAY);
-        }
+        };
         listening.has_descriptors();
         if let Some((request, peer)) = listening.next_waiting() {
             state = self.answer(state, request, peer, descriptors);
@@ -186,7 +189,7 @@ impl Stream {
         mut state: Guard<'a>,
         request: Request,
         peer: ConnData,
-        descriptors: Result<Descriptors>,
+        Descriptors { channel, spare }: Descriptors,
     ) -> Guard<'a> {
         let Phase::Listening(listening) = &mut state.phase else { return state };
         let ready = listening.ready_count();
@@ -201,14 +204,14 @@ impl Stream {
         };
         let (options, flags) = (state.options.clone(), state.flags);
         // Still under the listener's lock: closing the listener destroys the request's channel.
-        let admitted = descriptors.and_then(|Descriptors { channel, spare }| Ok((request.accept(channel)?, spare)));
+        let admitted = request.accept(channel);
         // Drop the listener lock: the next steps take the connection's lock and may block in the
         // driver.
         drop(state);
         if let Some(evicted) = evicted {
             evicted.close_unaccepted();
         }
-        let new = admitted.and_then(|(id, spare)| {
+        let new = admitted.and_then(|id| {
             drop(spare);
             self.accept_request(id, &peer, options, flags)
         });

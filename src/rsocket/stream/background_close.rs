@@ -191,9 +191,7 @@ impl Stream {
             state.take_background_close();
             return self.set_keep_alive(&mut state);
         }
-        if let Some(connection) =
-            state.connection.as_mut().filter(|connection| connection.channel.leadership.has_leader())
-        {
+        if let Some(connection) = state.with_leader() {
             // A thread still sleeps in the channel: keep the channel until it returns.
             connection.flush_qp();
             return state.schedule_check();

@@ -171,8 +171,11 @@ impl Stream {
 
     /// Wakes the leader, which sleeps in the completion channel.
     pub(super) fn wake_leader(&self, state: &mut State) {
-        if let Some(connection) =
-            state.connection.as_mut().filter(|connection| connection.channel.leadership.has_leader())
+        if state.with_leader().is_some_and(|connection| connection.channel.lending.is_send_lent()) {
+            // No completion comes any more if a thread has found the last one without the lock.
+            self.process_completions(state);
+        }
+        if let Some(connection) = state.with_leader()
             && connection.force_completion().is_err()
         {
             connection.flush_qp();
@@ -343,9 +346,7 @@ impl Stream {
             // No more requests are read, so the channel may stay readable.
             state.key.take().into_iter().for_each(reactor::unregister);
         }
-        if let Some(connection) =
-            state.connection.as_mut().filter(|connection| connection.channel.leadership.has_leader())
-        {
+        if let Some(connection) = state.with_leader() {
             // Wakes the leader. Without a leader the QP is not flushed: iWARP's last messages
             // arrive only if the connection is disconnected gracefully.
             connection.flush_qp();

@@ -350,6 +350,11 @@ impl Stream {
 }
 
 impl State {
+    /// Returns the connection if a thread sleeps in its completion channel.
+    fn with_leader(&mut self) -> Option<&mut Connection> {
+        self.connection.as_deref_mut().filter(|connection| connection.channel.leadership.has_leader())
+    }
+
     /// Ends the connection, with an error or in order.
     fn disconnect(&mut self, error: Option<Errno>) {
         if let Phase::Connected = self.phase {

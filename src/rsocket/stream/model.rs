@@ -338,8 +338,9 @@ impl Stream {
             }
             self.asked.clear();
             while !held::channel_is_readable(self) {
-                // The next try is after a pause: another thread may have released the lock.
+                // The next try is after a pause: another thread may have released the lock, or polled.
                 drop(self.lock());
+                loom::thread::yield_now();
             }
             // While a connection is new, the reactor watches again only after a pause.
             loom::thread::yield_now();

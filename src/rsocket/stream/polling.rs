@@ -116,16 +116,18 @@ impl<T> Lending<T> {
     /// Ends the leases. Returns false if a poll in progress takes long: its thread may never run
     /// again.
     pub fn end(&self) -> bool {
-        self.lent().all(|lease| end(lease))
+        self.lent().all(|lease| {
+            lease.end_soon();
+            ends_in_time(lease)
+        })
     }
 
     /// Ends the lease of the send CQ in the middle of a call, which may poll it then. Returns the
-    /// completion that was found. Fails as [`end`](Self::end).
+    /// completion that was found. Fails as [`end`](Self::end), and at once the next time.
     pub fn end_send(&mut self) -> Option<Option<T>> {
-        if self.is_send_lent && !end(&self.leases.send) {
-            return None;
-        }
-        Some(self.leases.send.take())
+        let send = &self.leases.send;
+        let has_ended = !self.is_send_lent || if send.end_soon() { ends_in_time(send) } else { send.try_end() };
+        has_ended.then(|| send.take())
     }
 
     /// Takes the CQs back, as [`take_back`].
@@ -137,8 +139,7 @@ impl<T> Lending<T> {
     }
 }
 
-fn end<T>(lease: &Lease<T>) -> bool {
-    lease.end_soon();
+fn ends_in_time<T>(lease: &Lease<T>) -> bool {
     (0..TRIES).any(|_| {
         let has_ended = lease.try_end();
         if !has_ended {
@@ -244,6 +245,6 @@ pub(super) fn try_end<S: LendsCqs>(state: &mut S::State) -> bool {
 /// Makes the polling thread, if there is one, take the lock soon. Does not wait.
 pub(super) fn end_soon<S: LendsCqs>(state: &mut S::State) {
     if let Some(lending) = S::lending(state) {
-        lending.lent().for_each(Lease::end_soon);
+        lending.lent().for_each(|lease| _ = lease.end_soon());
     }
 }

@@ -214,14 +214,15 @@ impl Connection {
     }
 
     /// Polls the send CQ in the middle of a call; the next [`process`](Self::process) notifies the
-    /// waiters.
-    pub(super) fn reap_send_cq(&mut self) {
+    /// waiters. Returns false if it could not look: a thread polls the CQ without the lock.
+    pub(super) fn reap_send_cq(&mut self) -> bool {
         if self.channel.lending.is_send_lent() && !self.end_send_lease() {
-            return;
+            return false;
         }
         let mut outcome = Outcome::default();
         self.process_send_cq(&mut outcome);
         self.notify_later(outcome);
+        true
     }
 
     /// The next [`process`](Self::process) notifies the waiters of this outcome.

@@ -52,6 +52,8 @@ impl Connection {
 
     /// As [`poll_recv_cq`](Self::poll_recv_cq), after completions that threads have polled without
     /// the lock.
+    #[cold]
+    #[inline(never)]
     pub fn poll_after(&mut self, found: &Found<Completion>, batch: &mut Batch) -> usize {
         if let Some(sent) = &found.sent {
             self.process_found(sent);

@@ -182,7 +182,8 @@ impl Posts for Stream {
 
 impl HoldsData for Stream {
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
-        self.state.try_lock().ok()
+        let mut state = self.state.try_lock().ok()?;
+        polling::try_end::<Stream>(&mut state).then_some(state)
     }
 
     fn has_held(state: &State) -> bool {
@@ -195,11 +196,10 @@ impl HoldsData for Stream {
     }
 
     fn must_hold(&self, state: &mut State) -> bool {
-        if let Some(found) = state.lending.end_send() {
-            let sent = u32::from(found.is_some()) + self.cqs.poll_sent(u32::MAX);
-            state.pending_notify |= sent > 0;
-            state.space += sent;
-        }
+        let Some(found) = state.lending.end_send() else { return false };
+        let sent = u32::from(found.is_some()) + self.cqs.poll_sent(u32::MAX);
+        state.pending_notify |= sent > 0;
+        state.space += sent;
         state.space == 0
     }
 
