@@ -38,6 +38,7 @@ mod steer;
 pub mod tcp_bytes;
 mod tcp_watch;
 mod thread;
+mod wake;
 
 use core::ffi::{c_int, c_void};
 
