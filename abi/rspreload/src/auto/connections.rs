@@ -193,7 +193,7 @@ fn bind_token(token: c_int, to: &Name, names: (&Name, &Name), wake: (c_int, u64)
 /// Makes the number `fd`, which accept(2) has got, stand for the connection of a token, which has a
 /// byte of the library's or not. Returns false if the connection has ended.
 pub fn adopt(fd: c_int, index: usize, has_spoken: bool) -> bool {
-    let Some(slot) = shared::slot(index) else { return false };
+    let Some(slot) = shared::slot(index).filter(|slot| slot.is_used()) else { return false };
     let Some(peer) = slot.peer() else { return false };
     if has_spoken {
         deferred::take_spoken(fd);
