@@ -22,7 +22,7 @@ mod half_closed;
 pub mod instances;
 mod kernel_options;
 mod listeners;
-mod lock;
+pub mod lock;
 mod log;
 mod outcome;
 pub mod outside;
