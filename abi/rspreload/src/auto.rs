@@ -22,7 +22,7 @@ mod half_closed;
 pub mod instances;
 mod kernel_options;
 mod listeners;
-mod lock;
+pub mod lock;
 mod log;
 mod outcome;
 pub mod outside;
@@ -38,6 +38,7 @@ mod steer;
 pub mod tcp_bytes;
 mod tcp_watch;
 mod thread;
+mod wake;
 
 use core::ffi::{c_int, c_void};
 

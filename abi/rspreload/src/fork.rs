@@ -21,6 +21,7 @@ mod decide;
 pub mod decisions;
 pub mod epoll_handover;
 mod epoll_undecided;
+mod fork_lock;
 mod local_address;
 pub mod make_rsocket;
 mod matching;

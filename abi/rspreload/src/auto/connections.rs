@@ -2,7 +2,7 @@
 //! ([`super::shared`]), and here what only this process can use.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst, fence};
 
 use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM};
 
@@ -193,7 +193,7 @@ fn bind_token(token: c_int, to: &Name, names: (&Name, &Name), wake: (c_int, u64)
 /// Makes the number `fd`, which accept(2) has got, stand for the connection of a token, which has a
 /// byte of the library's or not. Returns false if the connection has ended.
 pub fn adopt(fd: c_int, index: usize, has_spoken: bool) -> bool {
-    let Some(slot) = shared::slot(index) else { return false };
+    let Some(slot) = shared::slot(index).filter(|slot| slot.is_used()) else { return false };
     let Some(peer) = slot.peer() else { return false };
     if has_spoken {
         deferred::take_spoken(fd);
@@ -253,6 +253,8 @@ pub fn demote(index: usize) {
     if let Some(private) = PRIVATE.get(index) {
         private.demoted.store(true, SeqCst);
     }
+    // Pairs with that of `demote_copy`: one of the two threads sees what the other has stored.
+    fence(SeqCst);
     let demote_all = || {
         table::each(|fd, entry| {
             if is_number_of(inner, entry) {
@@ -261,7 +263,9 @@ pub fn demote(index: usize) {
         });
     };
     demote_all();
-    // Threads that wait for the rsocket wait for the numbers' new sockets instead.
+    // Threads that wait for the rsocket wait for the numbers' new sockets instead. Fails with EAGAIN
+    // in a handler that has interrupted a call on the rsocket: then the library's thread, which is to
+    // forward the data, does it before it begins.
     let _ = rsocket::set_library_option(inner, rdmacm_private::HANDED_OVER);
     // Numbers that dup(2) has made meanwhile.
     demote_all();
@@ -269,6 +273,8 @@ pub fn demote(index: usize) {
 
 /// The same for a copy of one of these numbers, whose entry [`demote`] may not have found.
 pub fn demote_copy(fd: c_int, inner: c_int) {
+    // After the entry was stored, which alone does not order it before the loads.
+    fence(SeqCst);
     let Some(index) = index_of(inner) else { return };
     if PRIVATE.get(index).is_some_and(|private| private.demoted.load(SeqCst))
         && let Some(slot) = shared::slot(index)

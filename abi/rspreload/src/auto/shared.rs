@@ -18,14 +18,14 @@ pub const MAX_SLOTS: usize = 1 << 14;
 /// How far from its first index a slot may be.
 pub const MAX_PROBES: usize = 16;
 
-const FREE: u32 = 0;
-const CLAIMED: u32 = 1;
+/// There is no token yet, or none any more.
+const NO_TOKEN: u32 = 0;
 /// The token is on its way to accept(2).
-const SENT: u32 = 2;
+const SENT: u32 = 1;
 /// The token has been accepted, or belongs to a socket that was connected.
-const TAKEN: u32 = 3;
+const TAKEN: u32 = 2;
 /// As `SENT`; the token has a byte of the library's before the program's data.
-const SPOKEN: u32 = 4;
+const SPOKEN: u32 = 3;
 
 /// Words for an address of IPv4 or IPv6: `struct sockaddr_in6` has 28 bytes.
 const NAME_WORDS: usize = 4;
@@ -33,7 +33,8 @@ const NAME_WORDS: usize = 4;
 /// A connection.
 pub struct Slot {
     state: AtomicU32,
-    /// The process that has the rsocket.
+    /// The process that has the rsocket, 0 for a free slot. A slot is taken by changing this word
+    /// alone, so one that a process leaves behind when it ends, at whatever point, is found by it.
     owner: AtomicI32,
     /// Changes when the slot gets another connection.
     generation: AtomicU32,
@@ -137,15 +138,16 @@ pub fn slot(index: usize) -> Option<&'static Slot> {
 /// Takes a slot for a connection whose token has the local address `token`, at the owner's end.
 pub fn claim(token: &Name, listener_port: u16, names: (&Name, &Name), wake: (c_int, u64)) -> Option<usize> {
     let all = slots()?;
-    let free = |slot: &Slot| slot.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
+    let take_from = |slot: &Slot, owner| slot.owner.compare_exchange(owner, this_process(), SeqCst, SeqCst).is_ok();
+    let free = |slot: &Slot| take_from(slot, 0);
     let left = |slot: &Slot| {
-        let state = slot.state.load(SeqCst);
-        has_ended(slot.owner.load(SeqCst)) && slot.state.compare_exchange(state, CLAIMED, SeqCst, SeqCst).is_ok()
+        let owner = slot.owner.load(SeqCst);
+        owner != 0 && has_ended(owner) && take_from(slot, owner)
     };
     let find = |take: &dyn Fn(&Slot) -> bool| indexes(token.number()).find(|&index| all.get(index).is_some_and(take));
     let index = find(&free).or_else(|| find(&left))?;
     let slot = all.get(index)?;
-    slot.owner.store(this_process(), SeqCst);
+    slot.state.store(NO_TOKEN, SeqCst);
     slot.generation.fetch_add(1, SeqCst);
     slot.wanted.store(0, SeqCst);
     slot.wake.store(wake.0, SeqCst);
@@ -217,13 +219,20 @@ impl Slot {
 
     /// Gives up a token that waits for accept(2), unless it is being accepted now.
     pub fn withdraw(&self) -> bool {
-        self.leave_sent(CLAIMED).is_some()
+        self.leave_sent(NO_TOKEN).is_some()
     }
 
     /// The connection has ended.
     pub fn free(&self) {
         self.generation.fetch_add(1, SeqCst);
-        self.state.store(FREE, SeqCst);
+        self.state.store(NO_TOKEN, SeqCst);
+        // Last: another process may take the slot from here on.
+        self.owner.store(0, SeqCst);
+    }
+
+    /// Whether the slot has a connection.
+    pub fn is_used(&self) -> bool {
+        self.owner.load(SeqCst) != 0
     }
 
     /// Whether this process has the rsocket.
@@ -326,5 +335,54 @@ mod tests {
         assert!(indexes.iter().all(Option::is_some));
         assert!(claim(&token(200), 80, (&name, &name), (-1, 0)).is_none());
         indexes.into_iter().flatten().for_each(|index| slot(index).unwrap().free());
+    }
+
+    /// A process that has ended.
+    fn ended_process() -> c_int {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        child.id() as c_int
+    }
+
+    #[test]
+    fn slots_of_processes_that_have_ended_are_taken_once() {
+        const THREADS: usize = 4;
+        assert!(prepare());
+        let token = Name::new([127, 0, 2, 1].into(), 51_000);
+        let ended = ended_process();
+        for _ in 0..500 {
+            for (place, index) in indexes(token.number()).enumerate() {
+                let slot = slot(index).unwrap();
+                // It may have ended at any point.
+                slot.state.store([NO_TOKEN, SENT, TAKEN, SPOKEN][place % 4], SeqCst);
+                slot.owner.store(ended, SeqCst);
+            }
+            let barrier = std::sync::Barrier::new(THREADS);
+            let claim_all = || {
+                barrier.wait();
+                let next = || claim(&token, 80, (&token, &token), (-1, 0));
+                std::iter::from_fn(next).collect::<Vec<_>>()
+            };
+            let mut taken: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(claim_all)).collect();
+                threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+            });
+            taken.sort_unstable();
+            let mut all: Vec<_> = indexes(token.number()).collect();
+            all.sort_unstable();
+            assert_eq!(taken, all);
+            taken.into_iter().for_each(|index| slot(index).unwrap().free());
+        }
+    }
+
+    #[test]
+    fn a_free_slot_has_no_owner() {
+        assert!(prepare());
+        let token = Name::new([127, 0, 2, 2].into(), 52_000);
+        let index = claim(&token, 80, (&token, &token), (-1, 0)).unwrap();
+        let slot = slot(index).unwrap();
+        assert!(slot.is_used() && slot.is_own());
+        slot.free();
+        assert!(!slot.is_used() && !slot.is_own());
     }
 }

@@ -28,39 +28,53 @@ pub static WATCHES: Watches = Watches([const { Watch::new() }; MAX_WATCHES]);
 pub struct Watches([Watch; MAX_WATCHES]);
 
 struct Watch {
-    /// The program's number, plus one; 0 for none, -1 while the rest is written.
-    number: AtomicI32,
-    /// The kernel's identifier of the socket.
+    /// The kernel's identifier of the socket, which no other socket gets: 0 for none, [`FILLING`] while
+    /// the rest is written.
     socket: AtomicU64,
+    /// The program's number.
+    number: AtomicI32,
     /// The end of the watch, on the monotonic clock.
     end: AtomicU64,
     to: AtomicName,
 }
 
+/// In place of an identifier.
+const FILLING: u64 = u64::MAX;
+
 impl Watch {
     const fn new() -> Watch {
         let (socket, end) = (AtomicU64::new(0), AtomicU64::new(0));
-        Watch { number: AtomicI32::new(0), socket, end, to: AtomicName::new() }
+        Watch { socket, number: AtomicI32::new(-1), end, to: AtomicName::new() }
     }
 
-    fn is_used(&self) -> bool {
-        self.number.load(SeqCst) > 0
+    /// The socket that is watched.
+    fn socket(&self) -> Option<u64> {
+        Some(self.socket.load(SeqCst)).filter(|&socket| socket != 0 && socket != FILLING)
     }
 
-    /// Returns whether the socket may still be connected in time.
-    fn goes_on(&self) -> bool {
-        let fd = self.number.load(SeqCst) - 1;
+    /// Returns whether `socket` may still be connected in time.
+    fn goes_on(&self, socket: u64) -> bool {
+        let fd = self.number.load(SeqCst);
         // Not SO_ERROR, which is the program's to read.
         let state = tcp::state(fd);
         // After the state: it is that of this socket.
-        if tcp::identity(fd) != Some(self.socket.load(SeqCst)) {
+        if tcp::identity(fd) != Some(socket) {
             return false;
         }
         let is_connected = state == Some(tcp::ESTABLISHED);
-        if is_connected && let Some(to) = self.to.load() {
+        if is_connected
+            && let Some(to) = self.to.load()
+            && self.socket() == Some(socket)
+        {
             attempt::accepted_by_tcp(&to, Reason::Rejected);
         }
         !is_connected && time::now() < self.end.load(SeqCst) as i64
+    }
+
+    /// Ends the watch of `socket`, unless another thread has ended it. Another watch may have begun by
+    /// then.
+    fn stop(&self, socket: u64) {
+        let _ = self.socket.compare_exchange(socket, 0, SeqCst, SeqCst);
     }
 }
 
@@ -69,28 +83,30 @@ impl Watches {
     /// Called before the program learns that the attempt by RDMA has ended.
     pub fn begin(&self, fd: c_int, copy: c_int, to: &Name) {
         let Some(socket) = tcp::identity(copy) else { return };
-        let free = |watch: &&Watch| watch.number.compare_exchange(0, -1, SeqCst, SeqCst).is_ok();
+        let free = |watch: &&Watch| watch.socket.compare_exchange(0, FILLING, SeqCst, SeqCst).is_ok();
         let Some(watch) = self.0.iter().find(free) else { return };
-        watch.socket.store(socket, SeqCst);
+        watch.number.store(fd, SeqCst);
         watch.end.store((time::now() + TIME) as u64, SeqCst);
         watch.to.store(to);
-        watch.number.store(fd + 1, SeqCst);
+        watch.socket.store(socket, SeqCst);
         // On the same host it is connected already, and the program may close it at once.
         self.look();
     }
 
     /// Looks at the sockets.
     pub fn look(&self) {
-        for watch in self.0.iter().filter(|watch| watch.is_used()) {
-            if !watch.goes_on() {
-                watch.number.store(0, SeqCst);
+        for watch in &self.0 {
+            if let Some(socket) = watch.socket()
+                && !watch.goes_on(socket)
+            {
+                watch.stop(socket);
             }
         }
     }
 
     /// The milliseconds until the next look, if there is any socket.
     pub fn left(&self) -> Option<c_int> {
-        self.0.iter().any(Watch::is_used).then_some(LOOK_EVERY)
+        self.0.iter().any(|watch| watch.socket().is_some()).then_some(LOOK_EVERY)
     }
 }
 
@@ -126,5 +142,21 @@ mod tests {
         drop(listener);
         watches.look();
         assert_eq!(watches.left(), None);
+    }
+
+    #[test]
+    fn a_thread_that_looked_before_does_not_end_the_next_watch() {
+        let watches = Watches([const { Watch::new() }; MAX_WATCHES]);
+        let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [first, second] =
+            listeners.each_ref().map(|listener| (listener.as_raw_fd(), listener.local_addr().unwrap()));
+        watches.begin(first.0, first.0, &name(first.1));
+        let seen = watches.0[0].socket().unwrap();
+        watches.0[0].stop(seen);
+        watches.begin(second.0, second.0, &name(second.1));
+        // Another thread had decided to end the first one.
+        watches.0[0].stop(seen);
+        assert_eq!(watches.0[0].socket(), tcp::identity(second.0));
+        assert_eq!(watches.left(), Some(LOOK_EVERY));
     }
 }

@@ -3,11 +3,9 @@
 
 use core::ffi::{c_int, c_short, c_void};
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::SeqCst};
 
-use libc::{
-    AF_UNIX, EINTR, POLLERR, POLLHUP, POLLIN, POLLOUT, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, nfds_t, pollfd,
-};
+use libc::{EINTR, POLLERR, POLLHUP, POLLIN, POLLOUT, nfds_t, pollfd};
 
 use super::deferred::{self, Awaited};
 use super::forward::{Forward, MAX_FORWARDS};
@@ -16,6 +14,7 @@ use super::polled::Polled;
 use super::shared::{self, MAX_SLOTS, Slot};
 use super::slots::{self, MAX_ATTEMPTS};
 use super::tcp_watch::WATCHES;
+use super::wake::WakeSockets;
 use super::{attempt, connections, log};
 use crate::fork::thread as threads;
 use crate::time::Deadline;
@@ -23,9 +22,8 @@ use crate::{errno, next_symbol, open_fds, rsocket, rsocket_abi};
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
-/// The sockets by which the thread is woken: it reads from the first one; numbers plus one.
-static WAKE: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
-static WAKE_INODE: AtomicU64 = AtomicU64::new(0);
+/// The sockets by which the thread is woken.
+static WAKE: WakeSockets = WakeSockets::new();
 
 /// A process on whose end the thread waits, and its descriptor plus one.
 static WATCHED: AtomicI32 = AtomicI32::new(0);
@@ -44,36 +42,19 @@ const AFTER_A_FAILURE: c_int = 100;
 /// Starts the thread, or wakes it. Returns false if there can be none.
 pub fn wake() -> bool {
     if RUNNING.swap(true, SeqCst) {
-        shared::wake(WAKE[1].load(SeqCst) - 1, WAKE_INODE.load(SeqCst));
+        WAKE.wake();
         return true;
     }
-    let started = errno::keeping(|| make_wake() && threads::start(run, ptr::null_mut()));
+    let started = errno::keeping(|| WAKE.sender().is_some() && threads::start(run, ptr::null_mut()));
     if !started {
         RUNNING.store(false, SeqCst);
     }
     started
 }
 
-fn make_wake() -> bool {
-    if WAKE[1].load(SeqCst) > 0 {
-        return true;
-    }
-    let mut ends = [-1; 2];
-    // Not a pipe: a child that writes after this process has ended would get SIGPIPE.
-    // SAFETY: room for two numbers.
-    if unsafe { libc::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.as_mut_ptr()) } != 0 {
-        return false;
-    }
-    let ends = ends.map(open_fds::relocate);
-    WAKE_INODE.store(shared::socket_inode(ends[1]).unwrap_or(0), SeqCst);
-    WAKE[0].store(ends[0] + 1, SeqCst);
-    WAKE[1].store(ends[1] + 1, SeqCst);
-    true
-}
-
 /// The socket that wakes the thread and its inode, for other processes.
 pub fn wake_socket() -> Option<(c_int, u64)> {
-    make_wake().then(|| (WAKE[1].load(SeqCst) - 1, WAKE_INODE.load(SeqCst)))
+    WAKE.sender()
 }
 
 /// A listener has as many tokens as it may have.
@@ -94,7 +75,7 @@ pub fn token_accepted() {
 
 /// Whether `fd` is a descriptor of the thread.
 pub fn is_own(fd: c_int) -> bool {
-    fd >= 0 && (WAKE.iter().any(|end| end.load(SeqCst) == fd + 1) || WATCHED_FD.load(SeqCst) == fd + 1)
+    fd >= 0 && (WAKE.has(fd) || WATCHED_FD.load(SeqCst) == fd + 1)
 }
 
 /// Waits for the end of a process, whose listeners this one takes over then.
@@ -112,17 +93,14 @@ pub fn watch_process(process: c_int) {
     wake();
 }
 
-/// In a child of fork(2): the thread is the parent's. The socket that wakes it stays open: the child
-/// wakes the parent by it.
+/// In a child of fork(2): the thread is the parent's.
 pub fn in_child() {
     RUNNING.store(false, SeqCst);
-    WAKE[1].store(0, SeqCst);
-    for number in [&WAKE[0], &WATCHED_FD] {
-        let fd = number.swap(0, SeqCst) - 1;
-        if fd >= 0 {
-            // SAFETY: the child's copy of a descriptor that only this library knows.
-            unsafe { next_symbol::close(fd) };
-        }
+    WAKE.in_child();
+    let watched = WATCHED_FD.swap(0, SeqCst) - 1;
+    if watched >= 0 {
+        // SAFETY: the child's copy of a descriptor that only this library knows.
+        unsafe { next_symbol::close(watched) };
     }
     WATCHED.store(0, SeqCst);
 }
@@ -256,7 +234,7 @@ impl Thread {
     fn collect(&mut self) -> c_int {
         let mut timeout = WATCHES.left().unwrap_or(-1);
         self.count = 0;
-        self.push(WAKE[0].load(SeqCst) - 1, POLLIN, Purpose::Wake);
+        self.push(WAKE.receiver(), POLLIN, Purpose::Wake);
         self.push(WATCHED_FD.load(SeqCst) - 1, POLLIN, Purpose::Process);
         for slot in slots::ready() {
             let left = slot.left();

@@ -4,6 +4,7 @@ use core::ffi::c_int;
 
 use libc::EBADF;
 
+use crate::fork::thread::CancelDisabled;
 use crate::table::{self, Entry, Kind};
 use crate::{auto, errno, fds, next_symbol, process};
 
@@ -39,6 +40,8 @@ fn close_known(fd: c_int) -> c_int {
         }
         // Closing an rsocket takes time, in which calls on the number must not meet the
         // placeholder.
+        // A thread that is cancelled before the placeholder is closed would leave the number taken.
+        let _cancel = CancelDisabled::new();
         let meanwhile = (entry.kind == Kind::Socket).then_some(Entry { inner: table::CLOSING, ..entry });
         if table::replace(fd, Some(entry), meanwhile) {
             let released = fds::release(entry);

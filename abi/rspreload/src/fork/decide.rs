@@ -11,6 +11,7 @@ use libc::{EAGAIN, F_DUPFD_CLOEXEC};
 
 use super::commit::{self, Outcome};
 use super::state::{Role, State};
+use super::thread::CancelDisabled;
 use super::way::Way;
 use super::{accepted, active, copy, decisions, sibling_handshakes, slots, tcp};
 use crate::next_symbol;
@@ -77,7 +78,10 @@ fn resolve_accepted(fd: c_int, entry: Entry, way: Way, decisions: u32) -> Option
 
 /// Decides if no other thread does. `None` means that the table's entry is to be read again.
 fn begin(fd: c_int, entry: Entry, decisions: u32, way: Way) -> Option<Result<Option<c_int>, c_int>> {
+    // A cancelled thread would leave the socket busy, and its turns taken. Decisions have a time-out.
+    let cancel = CancelDisabled::new();
     let Some(turn) = copy::take_turn(fd) else {
+        drop(cancel);
         if !decisions::wait(decisions) {
             copy::end_turn(fd);
         }
@@ -87,6 +91,7 @@ fn begin(fd: c_int, entry: Entry, decisions: u32, way: Way) -> Option<Result<Opt
     let result = table::replace(fd, Some(entry), Some(busy.entry())).then(|| decide(fd, busy, way));
     drop(turn);
     decisions::announce();
+    drop(cancel);
     result
 }
 

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use libc::{EAGAIN, EPIPE, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, POLLIN, POLLOUT, pollfd};
 
-use super::{relay, remote};
+use super::{message, relay, remote};
 use crate::errno;
 use crate::table::{self, Entry, Kind};
 
@@ -182,4 +182,41 @@ fn poll_and_select_are_told() {
         assert!(libc::FD_ISSET(fd.as_raw_fd(), &raw const now));
     }
     close(peer, fd);
+}
+
+unsafe extern "C" {
+    fn pthread_cancel(thread: libc::pthread_t) -> libc::c_int;
+}
+
+/// Shuts a direction down by a channel. Returns the result plus one, so that -1 is null.
+extern "C" fn shut_down(channel: *mut libc::c_void) -> *mut libc::c_void {
+    // SAFETY: no pointers.
+    let result = unsafe { remote::rshutdown(-1, channel as usize as RawFd, libc::SHUT_WR) };
+    core::ptr::without_provenance_mut((result + 1) as usize)
+}
+
+/// A cancelled thread finishes its request: it has the lock that all requests need.
+#[test]
+fn requests_are_not_cancelled() {
+    let mut ends = [-1; 2];
+    // SAFETY: room for two numbers and a thread's; new descriptors.
+    let (parent, channel, thread) = unsafe {
+        assert_eq!(libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0, ends.as_mut_ptr()), 0);
+        let argument = core::ptr::without_provenance_mut(ends[1] as usize);
+        let mut thread = core::mem::zeroed();
+        assert_eq!(libc::pthread_create(&raw mut thread, core::ptr::null(), shut_down, argument), 0);
+        (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]), thread)
+    };
+    let (request, _) = message::take(parent.as_raw_fd(), &[], 0).unwrap();
+    assert_eq!(request.what, message::SHUTDOWN);
+    let mut result = core::ptr::null_mut();
+    // SAFETY: a thread that has not been joined; `result` is writable.
+    unsafe {
+        assert_eq!(pthread_cancel(thread), 0);
+        let reply = message::Head { what: message::REPLY, value: 0, flags: 0 };
+        message::put(parent.as_raw_fd(), reply, &[]).unwrap();
+        assert_eq!(libc::pthread_join(thread, &raw mut result), 0);
+    }
+    assert_eq!(result.addr(), 1, "the thread was cancelled in its request");
+    drop(channel);
 }

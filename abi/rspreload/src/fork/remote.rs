@@ -4,7 +4,6 @@
 //! on, and waits here, where the program's signals reach it.
 
 use core::ffi::{c_int, c_short};
-use core::mem;
 use core::ptr;
 use core::slice;
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -15,6 +14,7 @@ use libc::{
 };
 
 use super::message::{self, Head};
+use super::thread::SignalsBlocked;
 use crate::table::Entry;
 use crate::{errno, next_symbol, rsocket_abi};
 
@@ -62,20 +62,13 @@ pub fn release(entry: Entry) -> c_int {
 }
 
 /// Makes a request. Returns its result, or -1 with `errno`. Blocks signals, because a handler may
-/// use the same rsocket.
+/// use the same rsocket, and cancellation: the waits for the answer are cancellation points.
 fn request(channel: c_int, head: Head, out: &[iovec], into: &[iovec]) -> ssize_t {
-    // SAFETY: the sets live on this stack.
-    let before = unsafe {
-        let (mut all, mut before) = mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        before
-    };
+    let signals = SignalsBlocked::new();
     lock();
     let result = exchange(channel, head, out, into);
     unlock();
-    // SAFETY: as above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut()) };
+    drop(signals);
     match result {
         Ok(value) if value >= 0 => value as ssize_t,
         Ok(value) => errno::fail(-value),

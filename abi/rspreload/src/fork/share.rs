@@ -5,23 +5,22 @@
 //! process forks, carries them there ([`super::remote`]). The child of a child has no rsockets.
 
 use core::ffi::c_int;
-use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
+use super::fork_lock::ForkLock;
 use super::moving::Moving;
 use super::remote::MAX_CHANNELS;
 use super::state::{DECIDED, is_decided};
-use super::{copy, relay, remote, thread};
+use super::{copy, relay, remote};
 use crate::table::{self, Entry, Kind};
 use crate::{errno, next_symbol, rsocket};
 
 /// Whether there has ever been an rsocket to share.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// The lock of what follows, held from before fork(2) until after it: the errno location of the
-/// thread that forks, null when no thread does. A fork(2) that began before there was anything to
-/// share does not hold it.
-static FORKING: AtomicPtr<c_int> = AtomicPtr::new(ptr::null_mut());
+/// The lock of what follows, held from before fork(2) until after it. A fork(2) that began before
+/// there was anything to share does not hold it.
+static FORKING: ForkLock = ForkLock::new();
 
 /// An rsocket, and the pair of sockets that carries a child's calls on it.
 struct Pair {
@@ -53,19 +52,13 @@ pub fn before_fork() {
     if !ANY.load(Ordering::SeqCst) {
         return;
     }
-    let this = errno::location();
-    while FORKING.compare_exchange(ptr::null_mut(), this, Ordering::Acquire, Ordering::Relaxed).is_err() {
-        // Another thread forks, which is over soon.
-        thread::yield_now();
+    // Within another fork(2) of this thread there is nothing to prepare: its pairs are the outer
+    // one's child's.
+    if FORKING.enter() {
+        Moving::stop_for_fork();
+        COUNT.store(0, Ordering::SeqCst);
+        errno::keeping(|| each(add));
     }
-    Moving::stop_for_fork();
-    COUNT.store(0, Ordering::SeqCst);
-    errno::keeping(|| each(add));
-}
-
-/// Whether [`before_fork`] has run in this thread.
-fn is_prepared() -> bool {
-    FORKING.load(Ordering::Relaxed) == errno::location()
 }
 
 /// Calls `call` with each number of the program for an rsocket of fork mode.
@@ -106,47 +99,60 @@ fn find(inner: c_int) -> Option<&'static Pair> {
 
 /// Serves the child's calls.
 pub fn in_parent() {
-    if !is_prepared() {
-        return;
+    if FORKING.is_outermost() {
+        errno::keeping(serve);
+        Moving::go_on();
     }
-    errno::keeping(|| {
-        for pair in pairs() {
-            let (inner, end) = (pair.inner.load(Ordering::SeqCst), pair.parent.load(Ordering::SeqCst));
-            // SAFETY: descriptors that only this library knows.
-            unsafe {
-                next_symbol::close(pair.child.load(Ordering::SeqCst));
-                if !relay::serve(end, inner) {
-                    next_symbol::close(end);
-                    // Not the last one, unless another thread closes it just now.
-                    rsocket::release(Entry { kind: Kind::Socket, flags: DECIDED, inner });
-                }
+    if FORKING.is_mine() {
+        FORKING.leave();
+    }
+}
+
+fn serve() {
+    for pair in pairs() {
+        let (inner, end) = (pair.inner.load(Ordering::SeqCst), pair.parent.load(Ordering::SeqCst));
+        // SAFETY: descriptors that only this library knows.
+        unsafe {
+            next_symbol::close(pair.child.load(Ordering::SeqCst));
+            if !relay::serve(end, inner) {
+                next_symbol::close(end);
+                // Not the last one, unless another thread closes it just now.
+                rsocket::release(Entry { kind: Kind::Socket, flags: DECIDED, inner });
             }
         }
-    });
-    Moving::go_on();
-    FORKING.store(ptr::null_mut(), Ordering::Release);
+    }
 }
 
 /// Takes the child's ends of the pairs.
 pub fn in_child() {
-    if is_prepared() {
-        errno::keeping(take_channels);
+    if FORKING.is_mine() {
+        errno::keeping(|| take_channels(FORKING.is_outermost()));
     }
     // Also after a fork(2) that did not hold it: a thread that forked at the same time, and is not
     // in this process, may have.
-    FORKING.store(ptr::null_mut(), Ordering::Release);
+    FORKING.reset();
 }
 
-fn take_channels() {
+/// The pairs are this child's, or those of the child of another fork(2) that is not over: two
+/// processes can't share a channel.
+fn take_channels(are_own: bool) {
     relay::forget();
     remote::forget();
     drop_relayed();
     for (number, pair) in pairs().iter().enumerate() {
-        remote::add(number, pair.child.load(Ordering::SeqCst));
+        let child = pair.child.load(Ordering::SeqCst);
+        if are_own {
+            remote::add(number, child);
+        } else {
+            // SAFETY: the copy of a descriptor that only this library knows.
+            unsafe { next_symbol::close(child) };
+        }
         // SAFETY: a descriptor that only this library knows.
         unsafe { next_symbol::close(pair.parent.load(Ordering::SeqCst)) };
     }
-    each(relay_by_parent);
+    if are_own {
+        each(relay_by_parent);
+    }
 }
 
 /// Sends the child's calls on a number to the parent from now on.

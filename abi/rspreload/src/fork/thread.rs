@@ -1,13 +1,47 @@
 //! Threads of the library's own.
 
-use core::ffi::c_void;
+use core::ffi::{c_int, c_void};
 use core::mem;
 use core::ptr;
 
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+/// PTHREAD_CANCEL_DISABLE of pthread.h.
+const DISABLE: c_int = 1;
+
+/// The thread cannot be cancelled until this is dropped: pthread_cancel(3) unwinds our frames from a
+/// cancellation point, such as close(2) or poll(2), without running destructors. What the thread has
+/// locked would stay locked.
+pub struct CancelDisabled {
+    before: c_int,
+}
+
+impl CancelDisabled {
+    pub fn new() -> CancelDisabled {
+        let mut before = 0;
+        // SAFETY: a value of the setting; `before` is writable.
+        unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+        CancelDisabled { before }
+    }
+}
+
+impl Drop for CancelDisabled {
+    fn drop(&mut self) {
+        let mut current = 0;
+        // SAFETY: the value that was in force; `current` is writable.
+        unsafe { pthread_setcancelstate(self.before, &raw mut current) };
+    }
+}
+
 /// Blocks all signals of the thread until it is dropped: a handler might need what the thread has
-/// locked.
+/// locked. Disables cancellation, too.
 pub struct SignalsBlocked {
     before: libc::sigset_t,
+    /// Taken before the signals are restored: a handler that runs then may leave by longjmp(3), and
+    /// would never restore it.
+    cancel: Option<CancelDisabled>,
 }
 
 impl SignalsBlocked {
@@ -17,13 +51,14 @@ impl SignalsBlocked {
             let (mut all, mut before) = (mem::zeroed(), mem::zeroed());
             libc::sigfillset(&raw mut all);
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-            SignalsBlocked { before }
+            SignalsBlocked { before, cancel: Some(CancelDisabled::new()) }
         }
     }
 }
 
 impl Drop for SignalsBlocked {
     fn drop(&mut self) {
+        self.cancel = None;
         // SAFETY: a set that pthread_sigmask has filled in.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut()) };
     }
@@ -47,5 +82,40 @@ pub fn start(run: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_vo
         let failed = libc::pthread_create(&raw mut thread, &raw const attributes, run, argument);
         libc::pthread_attr_destroy(&raw mut attributes);
         failed == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether the thread can be cancelled, and whether SIGUSR1 is blocked.
+    fn state() -> (bool, bool) {
+        let cancel = CancelDisabled::new();
+        // SAFETY: zeros are a set; it lives on this stack.
+        unsafe {
+            let mut mask: libc::sigset_t = mem::zeroed();
+            libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), &raw mut mask);
+            (cancel.before != DISABLE, libc::sigismember(&raw const mask, libc::SIGUSR1) == 1)
+        }
+    }
+
+    #[test]
+    fn a_thread_that_holds_a_lock_cannot_be_cancelled() {
+        assert_eq!(state(), (true, false));
+        let outer = SignalsBlocked::new();
+        assert_eq!(state(), (false, true));
+        drop(SignalsBlocked::new());
+        assert_eq!(state(), (false, true), "an inner lock was released");
+        drop(outer);
+        assert_eq!(state(), (true, false));
+        let lock = crate::auto::lock::Lock::new();
+        let held = lock.hold();
+        assert_eq!(state(), (false, true));
+        drop(held);
+        let moving = crate::fork::moving::Moving::begin(-3);
+        assert_eq!(state(), (false, true));
+        drop(moving);
+        assert_eq!(state(), (true, false));
     }
 }
