@@ -162,8 +162,9 @@ pub fn in_parent() {
 /// child's calls on rsockets.
 pub fn in_child() {
     slots::in_child();
-    share::in_child();
+    // Before the signals are restored: a handler may need it.
     moving::Moving::reset();
+    share::in_child();
 }
 
 #[cfg(test)]
