@@ -10,14 +10,14 @@ use std::ffi::{c_int, c_short};
 use std::mem;
 use std::sync::{Arc, Weak};
 
-#[cfg(not(all(test, loom)))]
-use super::stream::LentCqs;
 use crate::errno::{Errno, Result};
 use crate::sys::event::Deadline;
 use crate::sys::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
+#[cfg(not(all(test, loom)))]
+use crate::sys::{lease, rc};
 
 /// An rsocket that can be polled.
 ///
@@ -95,6 +95,8 @@ pub trait Pollable: Send + Sync {
     fn watchers(&self) -> &Watchers;
 }
 
+#[cfg(not(all(test, loom)))]
+type LentCqs = lease::Lent<rc::CqHandles, rc::Completion>;
 /// Models have no CQs here.
 #[cfg(all(test, loom))]
 type LentCqs = ();

@@ -250,6 +250,42 @@ impl CqHandle {
     }
 }
 
+/// The CQs of a connection: the receive CQ, and the send CQ if it is polled, too.
+#[derive(Clone, Copy, Debug)]
+pub struct CqHandles {
+    /// The receive CQ.
+    pub receive: CqHandle,
+    /// The send CQ.
+    pub send: Option<CqHandle>,
+}
+
+impl CqHandles {
+    /// Returns whether the send CQ is among them.
+    pub fn has_send(&self) -> bool {
+        self.send.is_some()
+    }
+
+    /// Polls the receive CQ for a completion.
+    ///
+    /// # Safety
+    /// The CQ is live until this returns.
+    #[inline]
+    pub unsafe fn poll_receive(&self) -> Result<Option<Completion>> {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.receive.poll_one() }
+    }
+
+    /// Polls the send CQ likewise.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline]
+    pub unsafe fn poll_send(&self) -> Result<Option<Completion>> {
+        // SAFETY: guaranteed by the caller.
+        self.send.map_or(Ok(None), |send| unsafe { send.poll_one() })
+    }
+}
+
 impl ChannelHandle {
     /// Waits for an event without reading it, as a blocking [`take`](Self::take) does: whether a
     /// signal ends the wait is decided by SA_RESTART. A cancellation point. The kernel's

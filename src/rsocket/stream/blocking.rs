@@ -6,13 +6,12 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use super::channel_leader::{self, EventSource, Leadership, Until};
-use super::connection::Cqs;
 use super::polling::{self, Lending, LendsCqs};
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
 use crate::rsocket::config::defaults;
 use crate::sys::futex::Changes;
-use crate::sys::rc::{ChannelHandle, Completion, CqEvent};
+use crate::sys::rc::{ChannelHandle, Completion, CqEvent, CqHandles};
 use crate::sys::{cancel, clock, event};
 
 /// The state of one blocking call.
@@ -263,30 +262,30 @@ impl EventSource for Stream {
 }
 
 impl LendsCqs for Stream {
-    type Cqs = Cqs;
+    type Cqs = CqHandles;
     type Completion = Completion;
 
     fn lending(state: &mut State) -> Option<&mut Lending<Completion>> {
         state.connection.as_mut().map(|connection| &mut connection.channel.lending)
     }
 
-    fn cqs(state: &State) -> Option<Cqs> {
+    fn cqs(state: &State) -> Option<CqHandles> {
         let polls = matches!(state.phase, Phase::Connected | Phase::Disconnected | Phase::Closing);
         state.connection.as_ref().filter(|_| polls)?.cqs_to_lend()
     }
 
-    fn has_send_cq(cqs: &Cqs) -> bool {
+    fn has_send_cq(cqs: &CqHandles) -> bool {
         cqs.has_send()
     }
 
     #[inline]
-    fn poll_receive(cqs: &Cqs) -> Result<Option<Completion>> {
+    fn poll_receive(cqs: &CqHandles) -> Result<Option<Completion>> {
         // SAFETY: a connection, and its CQs with it, is dropped only after they were taken back.
         unsafe { cqs.poll_receive() }
     }
 
     #[inline]
-    fn poll_send(cqs: &Cqs) -> Result<Option<Completion>> {
+    fn poll_send(cqs: &CqHandles) -> Result<Option<Completion>> {
         // SAFETY: as above.
         unsafe { cqs.poll_send() }
     }

@@ -43,7 +43,6 @@ use crate::sys::alloc::try_box;
 use crate::sys::rc::{Completion, CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, ibv_wc};
 pub(super) use gather::{Gather, MAX_COLLECTED, parts};
 use idle::Idle;
-pub use lent::Cqs;
 use post::QueuePair;
 pub(super) use post::{RdmaWrite, SendQueue};
 use postponed::Postponed;

@@ -498,14 +498,10 @@ impl State {
         if connection.is_being_read() || connection.reads_unlocked(len) || self.handed_over {
             return None;
         }
-        let len = len.min(usize::try_from(connection.available()).unwrap_or(usize::MAX));
-        if len == 0 {
-            return None;
-        }
         // SAFETY: `start` is writable for `len` bytes, which may be uninitialised: guaranteed by
         // the caller.
-        let into = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len) };
-        connection.read_piece(into).or_else(|| Some(connection.read(into)))
+        let into = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len.min(isize::MAX as usize)) };
+        connection.read_piece(into).or_else(|| Some(connection.read_some(into)).filter(|&done| done > 0))
     }
 
     /// Copies buffered data into the buffers, after their first `skip` bytes. Returns the number of

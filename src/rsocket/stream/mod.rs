@@ -56,14 +56,13 @@ use crate::sys::alloc::try_arc;
 use crate::sys::futex::Changes;
 use crate::sys::lock::{self, Lock, Unavailable};
 use crate::sys::owner::Owner;
-use crate::sys::rc::Completion;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
 use crate::sys::sync::Mutex;
 use crate::sys::unlocked;
 use background_close::BackgroundClose;
 use backlog::Listening;
 use connect::Attempt;
-use connection::{Batch, Connection, Cqs, Outcome, Prepared, Unconnected};
+use connection::{Batch, Connection, Outcome, Prepared, Unconnected};
 use iomap::Mappings;
 use options::Options;
 
@@ -89,9 +88,6 @@ pub struct Stream {
     /// ([`Stream::take_prepared`]). An inner lock, held for a moment.
     prepared: Mutex<Option<Prepared>>,
 }
-
-/// The CQs of a stream that are lent.
-pub type LentCqs = polling::Lent<Cqs, Completion>;
 
 /// State behind a stream's lock.
 struct State {

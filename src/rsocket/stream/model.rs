@@ -406,7 +406,12 @@ impl Stream {
 
     /// Polls without the lock before the first sleep, until `checks` is 0. Returns whether something
     /// has changed.
-    fn spin<'a>(&'a self, mut state: MutexGuard<'a, State>, polls: u32, checks: &mut u32) -> (MutexGuard<'a, State>, bool) {
+    fn spin<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        polls: u32,
+        checks: &mut u32,
+    ) -> (MutexGuard<'a, State>, bool) {
         if polls == 0 || *checks == 0 || !channel_leader::may_lead::<Stream>(&mut state) {
             return (state, false);
         }

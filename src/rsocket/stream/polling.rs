@@ -19,7 +19,7 @@ use crate::errno::Result;
 use crate::sys::alloc::try_arc;
 use crate::sys::event;
 pub(super) use crate::sys::lease::Interrupted;
-use crate::sys::lease::{Lease, Turn};
+use crate::sys::lease::{Lease, Leases, Lent, Turn};
 use crate::sys::unlocked::{self, Use};
 
 /// Attempts to end a lease without waiting: a poll takes less time than so many.
@@ -48,23 +48,11 @@ pub(super) trait LendsCqs: EventSource {
     fn poll_send(cqs: &Self::Cqs) -> Result<Option<Self::Completion>>;
 }
 
-#[derive(Debug)]
-struct Leases<T> {
-    receive: Lease<T>,
-    send: Lease<T>,
-}
-
 /// Which CQs of a connection are lent. Belongs to the holder of the stream's lock.
 #[derive(Debug)]
 pub(super) struct Lending<T> {
     is_receive_lent: bool,
     is_send_lent: bool,
-    leases: Arc<Leases<T>>,
-}
-
-/// CQs that were lent.
-pub struct Lent<C, T> {
-    cqs: C,
     leases: Arc<Leases<T>>,
 }
 
@@ -79,8 +67,7 @@ type LentBy<S> = Lent<<S as LendsCqs>::Cqs, <S as LendsCqs>::Completion>;
 
 impl<T> Lending<T> {
     pub fn new() -> Result<Lending<T>> {
-        let leases = try_arc(Leases { receive: Lease::default(), send: Lease::default() })?;
-        Ok(Lending { is_receive_lent: false, is_send_lent: false, leases })
+        Ok(Lending { is_receive_lent: false, is_send_lent: false, leases: try_arc(Leases::default())? })
     }
 
     /// Returns whether CQs were lent and not taken back. Nobody polls them otherwise. The send CQ is

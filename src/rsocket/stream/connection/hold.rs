@@ -30,9 +30,11 @@ impl Connection {
     /// or failed to.
     #[inline]
     pub fn turn_to_receive(&mut self, thread: u64) -> bool {
-        if self.send.thread != thread {
-            self.send.is_shared |= self.send.thread != 0 && event::cpus() > 1;
+        if self.send.thread == 0 {
             return false;
+        }
+        if self.send.thread != thread {
+            return self.turn_of_another();
         }
         self.send.is_shared = false;
         let had_held = self.has_held();
@@ -41,6 +43,13 @@ impl Connection {
         }
         self.send.flow.end_row();
         had_held
+    }
+
+    /// The thread that receives is not the one that has sent.
+    #[inline(never)]
+    fn turn_of_another(&mut self) -> bool {
+        self.send.is_shared |= event::cpus() > 1;
+        false
     }
 
     /// Returns whether data is held.

@@ -3,51 +3,17 @@
 
 use super::super::polling::Found;
 use super::{Batch, Connection, Outcome};
-use crate::errno::Result;
-use crate::sys::rc::{Completion, CqHandle};
-
-/// The receive CQ, and the send CQ if somebody needs its completions.
-#[derive(Clone, Copy, Debug)]
-pub struct Cqs {
-    receive: CqHandle,
-    send: Option<CqHandle>,
-}
-
-impl Cqs {
-    pub fn has_send(&self) -> bool {
-        self.send.is_some()
-    }
-
-    /// Polls the receive CQ for a completion.
-    ///
-    /// # Safety
-    /// The CQ is live until this returns.
-    #[inline]
-    pub unsafe fn poll_receive(&self) -> Result<Option<Completion>> {
-        // SAFETY: guaranteed by the caller.
-        unsafe { self.receive.poll_one() }
-    }
-
-    /// Polls the send CQ likewise.
-    ///
-    /// # Safety
-    /// As above.
-    #[inline]
-    pub unsafe fn poll_send(&self) -> Result<Option<Completion>> {
-        // SAFETY: guaranteed by the caller.
-        self.send.map_or(Ok(None), |send| unsafe { send.poll_one() })
-    }
-}
+use crate::sys::rc::{Completion, CqHandles};
 
 impl Connection {
     /// Returns the CQs as a thread polls them without the lock. Returns `None` if polling makes no
     /// sense any more.
-    pub fn cqs_to_lend(&self) -> Option<Cqs> {
+    pub fn cqs_to_lend(&self) -> Option<CqHandles> {
         if self.failed.is_some() || self.channel.device_gone {
             return None;
         }
         let send = self.needs_send_completions().then(|| self.send.cq.handle());
-        Some(Cqs { receive: self.receive.cq().handle(), send })
+        Some(CqHandles { receive: self.receive.cq().handle(), send })
     }
 
     /// As [`poll_recv_cq`](Self::poll_recv_cq), after completions that threads have polled without

@@ -256,7 +256,7 @@ impl Connection {
         self.receive.flow.available()
     }
 
-    /// Fast path of [`read`](Self::read): see [`Receiver::take_piece`].
+    /// Fast path of [`read_some`](Self::read_some): see [`Receiver::take_piece`].
     #[inline]
     pub fn read_piece(&mut self, into: &mut [MaybeUninit<u8>]) -> Option<usize> {
         let received = self.receive.flow.take_piece(into.len())?;
@@ -272,11 +272,13 @@ impl Connection {
         self.receive.peek(skip, into)
     }
 
-    /// Reads data. Returns the number of bytes.
+    /// Reads data if there is any. Returns the number of bytes.
     #[inline(never)]
-    pub fn read(&mut self, into: &mut [MaybeUninit<u8>]) -> usize {
+    pub fn read_some(&mut self, into: &mut [MaybeUninit<u8>]) -> usize {
         let done = self.peek(0, into);
-        self.take(done as u64);
+        if done > 0 {
+            self.take(done as u64);
+        }
         done
     }
 
