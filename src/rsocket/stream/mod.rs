@@ -275,7 +275,8 @@ impl Stream {
         self.process_batch(state, &mut batch, completed)
     }
 
-    /// As [`process_completions`](Self::process_completions), while the CQs are lent: takes them back. In a signal handler that interrupted a poll, there are none.
+    /// As [`process_completions`](Self::process_completions), while the CQs are lent: takes them
+    /// back. In a signal handler that interrupted a poll, there are none.
     #[cold]
     #[inline(never)]
     fn process_lent(&self, state: &mut State) -> bool {

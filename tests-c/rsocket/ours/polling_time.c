@@ -51,7 +51,7 @@ long syscall(long number, ...)
 #include <infiniband/verbs.h>
 #include <sys/stat.h>
 
-/* A thread whose next poll of a send CQ does not end before the number of the turn changes, and the turn of the last one. */
+/* A thread whose next poll of a send CQ lasts until the number of the turn changes, and the turn of the last such poll. */
 static pthread_t held_thread;
 static atomic_int turn, held_turn;
 static int (*poll_device)(struct ibv_cq *cq, int count, struct ibv_wc *wc);
