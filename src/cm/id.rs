@@ -60,6 +60,9 @@ pub(super) struct State {
     /// A listener whose connection requests may be shown without a device:
     /// [`resolve::open_request_device`](super::resolve::open_request_device) opens it.
     pub defers_devices: bool,
+    /// A connection request of such a listener: its device is not open, or not everything about it
+    /// could be asked.
+    pub is_incomplete: bool,
     /// Options the peer offered (enhanced connection establishment).
     pub remote_ece: rdma_ucm_ece,
     /// Options to offer, or negotiated.
@@ -145,6 +148,7 @@ impl Id {
             responder_resources: 0,
             connect_failed: false,
             defers_devices: false,
+            is_incomplete: false,
             remote_ece: ece,
             local_ece: ece,
             paths: Vec::new(),

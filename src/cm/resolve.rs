@@ -123,7 +123,11 @@ pub fn defer_devices(listener: &Id) {
 /// Opens the device of a connection request of a listener with [`defer_devices`], unless that was
 /// done when the request arrived.
 pub fn open_request_device(id: &Id) -> Result<()> {
-    if id.verbs().is_null() { after_request(id) } else { Ok(()) }
+    if id.state().is_incomplete {
+        after_request(id)?;
+        id.state().is_incomplete = false;
+    }
+    Ok(())
 }
 
 /// For the id of a connection request: queries addresses, GIDs and paths.

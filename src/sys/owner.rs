@@ -25,6 +25,12 @@ impl Owner {
         Owner(GENERATION.load(Ordering::Relaxed))
     }
 
+    /// Returns the number of forks before this process.
+    #[inline]
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
     /// Returns whether the mark is that of this process, which has not forked since.
     #[inline]
     pub fn is_this_process(self) -> bool {

@@ -131,7 +131,10 @@ fn prepare_request(listener: &Id, new: &Id, raw: &rdma_ucm_event_resp, event: &E
     }
     match resolve::after_request(new) {
         // The listener's owner tries again.
-        Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) if listener.state().defers_devices => Ok(()),
+        Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) if listener.state().defers_devices => {
+            new.state().is_incomplete = true;
+            Ok(())
+        }
         result => result,
     }
 }

@@ -67,10 +67,10 @@ impl Epoll {
     fn in_outer(&self, change: impl FnOnce() -> Result<()>) -> Result<()> {
         let first = !self.ordinary.swap(true, Ordering::SeqCst);
         let result = change();
-        if first && self.inner_waiters.load(Ordering::SeqCst) > 0 {
+        if first && self.inner_waiters.count() > 0 {
             // These threads sleep in the inner epoll, where the new member is not visible.
             self.queue.evict();
-            if self.inner_waiters.load(Ordering::SeqCst) == 0 {
+            if self.inner_waiters.count() == 0 {
                 self.queue.end_eviction();
             }
         }
@@ -145,7 +145,7 @@ impl Epoll {
     /// Returns a number other than 0, so that no member has the eventfd's data.
     fn next_serial(&self) -> u32 {
         loop {
-            let serial = self.serial.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+            let serial = self.serial.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
             if serial != 0 {
                 return serial;
             }

@@ -18,6 +18,7 @@ mod exclusive;
 mod exclusive_tests;
 #[cfg(test)]
 mod handler_tests;
+mod inner_waiters;
 #[cfg(test)]
 mod mark_tests;
 mod member;
@@ -36,12 +37,13 @@ use std::ffi::c_int;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use libc::{EPOLL_CTL_ADD, EPOLLIN, epoll_event};
 use once_cell::race::OnceBox;
 
 use self::exclusive::Host;
+use self::inner_waiters::InnerWaiters;
 use self::member::Member;
 use self::queue::Queue;
 use super::pollable::Watcher;
@@ -107,7 +109,7 @@ pub struct Epoll {
     ordinary: AtomicBool,
     /// Number of threads that wait in the inner epoll. Used until the first ordinary member is
     /// added.
-    inner_waiters: AtomicUsize,
+    inner_waiters: InnerWaiters,
     last_reported: Mutex<LastReported>,
     owner: AtomicOwner,
 }
@@ -137,7 +139,7 @@ impl Epoll {
             removals: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             ordinary: AtomicBool::new(false),
-            inner_waiters: AtomicUsize::new(0),
+            inner_waiters: InnerWaiters::default(),
             last_reported: Mutex::default(),
             owner: AtomicOwner::this_process(),
         })?;
@@ -259,16 +261,11 @@ impl Epoll {
         if self.owner.is_this_process() {
             return Ok(());
         }
-        // One of the child's threads does it: the others may wait in the inner epoll by then.
-        let _members = self.members();
-        if self.owner.is_this_process() {
-            return Ok(());
+        // Without a lock, which a thread of the parent may have held. Of threads that take it over at
+        // the same time, one may have added a member by now.
+        if self.serial.load(Ordering::Acquire) != 0 {
+            return if self.owner.is_this_process() { Ok(()) } else { Err(Errno::EBADF) };
         }
-        if self.serial.load(Ordering::Relaxed) != 0 {
-            return Err(Errno::EBADF);
-        }
-        // The parent's waiting threads do not exist here.
-        self.inner_waiters.store(0, Ordering::SeqCst);
         self.owner.take_over();
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Tests of repoll with several threads and with fork().
 
+use std::sync::atomic::AtomicUsize;
 use std::thread;
 
 use libc::{EPOLL_CTL_MOD, EPOLLET, EPOLLONESHOT};
@@ -111,7 +112,7 @@ fn the_first_ordinary_member_wakes_all_who_wait() {
         let event = EventFd::new().unwrap();
         thread::scope(|scope| {
             let all: Vec<_> = (0..THREADS).map(|_| scope.spawn(|| fixture.wait_for(2, -1))).collect();
-            while fixture.epoll.inner_waiters.load(Ordering::SeqCst) < THREADS {
+            while fixture.epoll.inner_waiters.count() < THREADS as u32 {
                 thread::yield_now();
             }
             fixture.control_fd(EPOLL_CTL_ADD, event.as_raw_fd(), EPOLLIN, 7).unwrap();
@@ -132,8 +133,11 @@ fn the_threads_of_a_child_take_the_epoll_over_together() {
         let fixture = Fixture::new(0);
         let event = EventFd::new().unwrap();
         fixture.epoll.owner.belong_to_parent();
+        // As after a fork while another thread changes the members.
+        let held = fixture.epoll.members();
         // A thread of the parent waits.
-        fixture.epoll.inner_waiters.store(1, Ordering::SeqCst);
+        fixture.epoll.inner_waiters.add();
+        fixture.epoll.inner_waiters.belong_to_parent();
         let start = std::sync::Barrier::new(THREADS);
         thread::scope(|scope| {
             let all: Vec<_> = (0..THREADS)
@@ -144,16 +148,16 @@ fn the_threads_of_a_child_take_the_epoll_over_together() {
                     })
                 })
                 .collect();
-            while !fixture.epoll.owner.is_this_process() || fixture.epoll.inner_waiters.load(Ordering::SeqCst) < THREADS
-            {
+            while !fixture.epoll.owner.is_this_process() || fixture.epoll.inner_waiters.count() < THREADS as u32 {
                 thread::yield_now();
             }
-            assert_eq!(fixture.epoll.inner_waiters.load(Ordering::SeqCst), THREADS);
+            assert_eq!(fixture.epoll.inner_waiters.count(), THREADS as u32);
+            drop(held);
             fixture.control_fd(EPOLL_CTL_ADD, event.as_raw_fd(), EPOLLIN, 7).unwrap();
             event.raise();
             all.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), Ok(vec![(7, EPOLLIN)])));
         });
-        assert_eq!(fixture.epoll.inner_waiters.load(Ordering::SeqCst), 0);
+        assert_eq!(fixture.epoll.inner_waiters.count(), 0);
     }
 }
 

@@ -213,7 +213,7 @@ impl Epoll {
         if self.ordinary.load(Ordering::SeqCst) {
             return false;
         }
-        self.inner_waiters.fetch_add(1, Ordering::SeqCst);
+        self.inner_waiters.add();
         // The order matters: either the thread that adds the first ordinary member sees this one,
         // or this thread sees the member.
         if self.ordinary.load(Ordering::SeqCst) {
@@ -224,7 +224,7 @@ impl Epoll {
     }
 
     fn end_inner_wait(&self) {
-        if self.inner_waiters.fetch_sub(1, Ordering::SeqCst) == 1 && self.ordinary.load(Ordering::SeqCst) {
+        if self.inner_waiters.remove() && self.ordinary.load(Ordering::SeqCst) {
             self.queue.end_eviction();
         }
     }
