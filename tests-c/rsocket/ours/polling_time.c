@@ -440,10 +440,12 @@ static atomic_int outcome;
 
 static void receive_in_handler(int number)
 {
+	int error = errno;
 	char byte;
 
 	(void)number;
 	outcome = rrecv(pair.server, &byte, 1, 0) == 1 ? 1 : errno == EAGAIN ? 2 : 3;
+	errno = error;
 }
 
 static long used_ms(pthread_t thread)
