@@ -49,14 +49,19 @@ long syscall(long number, ...)
 #include "rsblocked.h"
 
 #include <infiniband/verbs.h>
-#include <sys/stat.h>
 
-/* A thread whose next poll of a send CQ lasts until the number of the turn changes, and the turn of the last such poll. */
+/*
+ * A thread whose next poll of a send CQ lasts until the number of the turn changes, and the turn of the
+ * last such poll.
+ */
 static pthread_t held_thread;
 static atomic_int turn, held_turn;
 static int (*poll_device)(struct ibv_cq *cq, int count, struct ibv_wc *wc);
 
-/* The library makes a CQ for receives, then one for sends. As long as these are withheld, nothing completes there. */
+/*
+ * The library makes a CQ for receives, then one for sends. As long as these are withheld, nothing
+ * completes there.
+ */
 static struct ibv_cq *send_cqs[100];
 static atomic_int send_cq_count, withholds;
 
@@ -117,23 +122,23 @@ static void fill_up_and_withhold(void)
 	fill_up(pair.server);
 }
 
-/* Longer than any case may take: a call that waits for its end hangs. */
-static const char polling_time[] = "600000000\n";
-static const char *const file = "/etc/rdma/rsocket/polling_time";
-
-/* Starts the call and returns when it has been looking for a while: a call that sleeps would need no CPU time. */
-static void start_looking(struct blocked *blocked, ssize_t (*call)(int), int fd)
+/* The CPU time of a thread. */
+static long used_ms(pthread_t thread)
 {
 	struct timespec used = { 0 };
 	clockid_t clock;
 
+	EXPECT(!pthread_getcpuclockid(thread, &clock) && !clock_gettime(clock, &used));
+	return (long)used.tv_sec * 1000 + used.tv_nsec / 1000000;
+}
+
+/* Starts the call and returns when it has been looking for a while: a call that sleeps would need no CPU time. */
+static void start_looking(struct blocked *blocked, ssize_t (*call)(int), int fd)
+{
 	*blocked = (struct blocked){ .call = call, .fd = fd };
 	EXPECT(!pthread_create(&blocked->thread, NULL, block, blocked));
-	EXPECT(!pthread_getcpuclockid(blocked->thread, &clock));
-	while (!used.tv_sec && used.tv_nsec < 50 * 1000 * 1000) {
+	while (used_ms(blocked->thread) < 50)
 		sched_yield();
-		EXPECT(!clock_gettime(clock, &used));
-	}
 }
 
 static ssize_t call_poll_two(int fd)
@@ -448,15 +453,6 @@ static void receive_in_handler(int number)
 	errno = error;
 }
 
-static long used_ms(pthread_t thread)
-{
-	struct timespec used = { 0 };
-	clockid_t clock;
-
-	EXPECT(!pthread_getcpuclockid(thread, &clock) && !clock_gettime(clock, &used));
-	return (long)used.tv_sec * 1000 + used.tv_nsec / 1000000;
-}
-
 /* The handler itself waits for data, and so does the interrupted call after it. */
 static void receive_of_a_handler(void)
 {
@@ -578,16 +574,9 @@ static void ends_when_in_vain(void)
 
 int main(int argc, char **argv)
 {
-	FILE *out;
-
 	start(argc, argv);
-	mkdir("/etc/rdma", 0755);
-	mkdir("/etc/rdma/rsocket", 0755);
-	out = fopen(file, "w");
-	if (!out || fputs(polling_time, out) < 0 || fclose(out)) {
-		printf("FAIL polling_time cannot be set\n");
-		return 1;
-	}
+	/* In microseconds: longer than any case may take. A call that waits for its end hangs. */
+	rs_configure("polling_time", 600000000);
 	CASE(send_beside_receive);
 	CASE(send_beside_poll);
 	CASE(send_beside_poll_of_two);
@@ -606,6 +595,6 @@ int main(int argc, char **argv)
 	CASE(limits_of_poll);
 	CASE(ends_when_in_vain);
 	/* What follows in this lab has the usual time. */
-	unlink(file);
+	rs_configure("polling_time", -1);
 	return finish();
 }

@@ -34,7 +34,8 @@ impl Connection {
             return false;
         }
         if self.send.thread != thread {
-            return self.turn_of_another();
+            self.share_with_reader();
+            return false;
         }
         self.send.is_shared = false;
         let had_held = self.has_held();
@@ -47,9 +48,8 @@ impl Connection {
 
     /// The thread that receives is not the one that has sent.
     #[inline(never)]
-    fn turn_of_another(&mut self) -> bool {
+    fn share_with_reader(&mut self) {
         self.send.is_shared |= event::cpus() > 1;
-        false
     }
 
     /// Returns whether data is held.
