@@ -7,6 +7,8 @@ import re
 # on InfiniBand the end of the time in which its QP number is not used again.
 LEFT_OUT = re.compile("(client|server) DISCONNECT EVENT|wait for [A-Z_]+ state|connect error -1|"
                       "unhandled event: RDMA_CM_EVENT_TIMEWAIT_EXIT")
+# libibverbs without descriptors, once for each provider, in the order of the folder.
+PROVIDER_WARNING = re.compile("libibverbs: Warning: couldn't read config file ")
 
 
 def lines(path):
@@ -19,6 +21,7 @@ def observe(folder):
     seen = ["lab: " + line for line in lines(folder / "troubles")]
     for path in sorted(folder.glob("*.status")):
         name, output = path.stem, lines(path.with_suffix(".out"))
+        output = [line for line in output if not PROVIDER_WARNING.match(line)]
         seen.append(f"{name}: status {' '.join(lines(path))}")
         if output and output[0].startswith(f"{name}: "):
             seen += output
