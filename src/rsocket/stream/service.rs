@@ -131,9 +131,15 @@ impl Stream {
         Self::ends_polling(&mut state).then_some(state)
     }
 
-    /// Handles events. Returns false if another thread holds the lock, which may be in a command.
+    /// Handles events. Returns false if another thread holds the lock, which may be in a command,
+    /// or if the stream is closed.
     pub(super) fn serve(self: &Arc<Self>) -> bool {
         let Some(state) = self.lock_to_serve() else { return false };
+        // Nobody reads the events of a closed stream. Its channel may stay readable until it is
+        // released, for which the closing call waits for other threads.
+        if let Phase::Closed = state.phase {
+            return false;
+        }
         let state = self.service_oldest_handshake(state);
         if let Phase::Listening(listening) = &state.phase {
             let requests = listening.requests_to_read(REQUESTS_PER_TURN);

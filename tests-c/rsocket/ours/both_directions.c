@@ -1,15 +1,44 @@
 /*
  * Large messages in both directions at once, with threads of their own: the library copies and posts them without the
- * stream's lock. Run on ours only: with the reference two threads that receive from one rsocket lose data.
+ * stream's lock where there is more than one CPU. The library is told of two. Run on ours only: with the reference two
+ * threads that receive from one rsocket lose data.
  */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+/* Replaces the C library's function, also for the library. */
+int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
+{
+	(void)pid;
+	memset(set, 0, size);
+	CPU_SET(0, set);
+	CPU_SET(1, set);
+	return 0;
+}
+
+static atomic_long epoll_waits;
+
+/* Likewise; the library's threads wait with it. */
+int epoll_wait(int epoll, struct epoll_event *events, int count, int timeout)
+{
+	int (*wait)(int, struct epoll_event *, int, int) = (__typeof__(wait))dlsym(RTLD_NEXT, "epoll_wait");
+
+	epoll_waits++;
+	return wait(epoll, events, count, timeout);
+}
+
 #include "cases.h"
 #include "rscommon.h"
 
 #include <signal.h>
-#include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/time.h>
 
-enum { MESSAGE = 100000, MESSAGES = 60, SMALL = 40, PEEKED = 30000, CLOSES = 12 };
+enum { MESSAGE = 100000, MESSAGES = 60, HELD = 40000, SMALL = 40, PEEKED = 30000, CLOSES = 12 };
 
 static struct rspair pair;
 static atomic_ullong received_bytes[2], received_sum[2];
@@ -153,6 +182,73 @@ static void closing_ends_all_calls(void)
 	}
 }
 
+static uint8_t *unmapped;
+static atomic_bool is_copying, may_copy;
+
+/* The library copies to memory that may be written later. */
+static void hold_copy(int unused)
+{
+	(void)unused;
+	for (is_copying = true; !may_copy;)
+		sched_yield();
+	EXPECT(!mprotect(unmapped, HELD, PROT_READ | PROT_WRITE));
+}
+
+static void *receive_held(void *unused)
+{
+	(void)unused;
+	EXPECT(rrecv(pair.client, unmapped, HELD, MSG_WAITALL) > 0);
+	return NULL;
+}
+
+static void close_at_once(int fd)
+{
+	struct linger at_once = { .l_onoff = 1 };
+
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)) && !rclose(fd));
+}
+
+static void *close_client(void *unused)
+{
+	(void)unused;
+	close_at_once(pair.client);
+	return NULL;
+}
+
+/* As long as rclose waits for another thread's copy, nobody reads the peer's disconnect. That keeps no thread busy. */
+static void disconnect_while_closing(void)
+{
+	struct sigaction action = { .sa_handler = hold_copy };
+	union address name;
+	socklen_t len = sizeof(name);
+	uint8_t *bytes = calloc(1, HELD);
+	pthread_t receiver, closer;
+	long before;
+
+	unmapped = mmap(NULL, HELD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	EXPECT(unmapped != MAP_FAILED && !sigaction(SIGSEGV, &action, NULL) && rs_pair(&pair, AF_INET));
+	/* All of the second message is in one buffer. It is copied without the lock: this thread sends. */
+	EXPECT(send_all(pair.server, bytes, HELD) == HELD && recv_all(pair.client, bytes, HELD) == HELD);
+	EXPECT(send_all(pair.server, bytes, HELD) == HELD && rsend(pair.client, bytes, 1, 0) == 1);
+	start_thread(&receiver, receive_held, 0);
+	while (!is_copying)
+		sched_yield();
+	start_thread(&closer, close_client, 0);
+	while (!rgetsockname(pair.client, &name.sa, &len))
+		sched_yield();
+	before = epoll_waits;
+	close_at_once(pair.server);
+	while (epoll_waits == before)
+		sched_yield();
+	poll(NULL, 0, 200);
+	EXPECT(epoll_waits - before < 60);
+	may_copy = true;
+	EXPECT(!pthread_join(receiver, NULL) && !pthread_join(closer, NULL) && !rclose(pair.listener));
+	signal(SIGSEGV, SIG_DFL);
+	munmap(unmapped, HELD);
+	free(bytes);
+}
+
 static struct rspair other;
 static volatile unsigned handled, refused;
 
@@ -209,5 +305,6 @@ int main(int argc, char **argv)
 	CASE(everything_arrives_once);
 	CASE(handlers_use_other_rsockets);
 	CASE(closing_ends_all_calls);
+	CASE(disconnect_while_closing);
 	return finish();
 }
