@@ -79,12 +79,7 @@ impl Stream {
             // As with TCP, a blocking call waits for the attempt that another one has begun, which
             // a signal may have interrupted.
             Phase::Connecting(_) => in_progress = Errno::EALREADY,
-            // As with TCP, the first call after an attempt that went on in the background returns
-            // its success.
-            Phase::Connected | Phase::Disconnected if state.success_unreported => {
-                state.success_unreported = false;
-                return Ok(());
-            }
+            Phase::Connected | Phase::Disconnected if state.success_unreported => return state.report_success(),
             Phase::Connected | Phase::Disconnected | Phase::Accepting(_) | Phase::Listening(_) => {
                 return Err(Errno::EISCONN);
             }
@@ -118,7 +113,7 @@ impl Stream {
             // Another thread has shut the socket down, or has seen the failure and now listens.
             Phase::Idle | Phase::Listening(_) => Err(state.take_error().unwrap_or(Errno::ECONNABORTED)),
             Phase::Failed { .. } => Err(state.report_failed_attempt().unwrap_or(Errno::ECONNREFUSED)),
-            // Connected, even if the peer has closed the connection already.
+            // Connected, even if the connection has ended already.
             _ => {
                 state.success_unreported = false;
                 Ok(())
@@ -344,6 +339,13 @@ impl State {
         if let Ok(id) = self.id() {
             cm::log::background(id.id(), error, cause);
         }
+    }
+
+    /// As with TCP, the first call after an attempt that went on in the background returns its
+    /// success, or the error with which the connection has ended since, even if `SO_ERROR` was read.
+    fn report_success(&mut self) -> Result<()> {
+        self.success_unreported = false;
+        if self.ended_with_error { Err(self.take_error().unwrap_or(Errno::ECONNABORTED)) } else { Ok(()) }
     }
 
     /// Takes the error of a failed attempt to connect, for the call of rconnect(3) that returns it.
