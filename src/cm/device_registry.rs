@@ -144,17 +144,18 @@ pub fn xrcd(bound: &Bound) -> Result<NonNull<ibv_xrcd>> {
     }
 }
 
-/// Whether the link layer of a port is InfiniBand. The kernel is asked once.
+/// Whether the link layer of a port is InfiniBand. The kernel is asked once, without the lock: the
+/// query may wait for the device's firmware. The caller's id stays bound to the device meanwhile.
 pub fn is_infiniband(bound: &Bound, port: u8) -> Result<bool> {
-    let mut registry = lock();
-    let device = registry.device(bound.slot)?;
     let index = usize::from(port);
-    if let Some(Some(known)) = device.infiniband.get(index) {
+    if let Some(Some(known)) = lock().device(bound.slot)?.infiniband.get(index) {
         return Ok(*known);
     }
-    // SAFETY: the context of a registered device is open.
-    let attr = unsafe { verbs::query_port(device.context, port)? };
+    // SAFETY: the device of an id that is bound to it is open.
+    let attr = unsafe { verbs::query_port(bound.context, port)? };
     let infiniband = u32::from(attr.link_layer) == verbs::IBV_LINK_LAYER_INFINIBAND;
+    let mut registry = lock();
+    let device = registry.device(bound.slot)?;
     if index >= device.infiniband.len() {
         let more = index + 1 - device.infiniband.len();
         device.infiniband.try_reserve(more).map_err(|_| Errno::ENOMEM)?;
@@ -303,19 +304,19 @@ impl Registry {
         Ok(slot)
     }
 
-    /// Marks the devices that `present` lacks as gone, and closes those of them that are not in
-    /// use. Without descriptors the list may lack devices that are there.
+    /// Marks the devices that were removed from the machine as gone, and closes those of them that
+    /// are not in use.
     fn forget_missing(&mut self, present: &[*mut ibv_device]) {
-        if lack().is_some() {
-            return;
-        }
         for slot in 0..self.slots.len() {
             let Ok(open) = self.device(slot) else { continue };
-            // SAFETY: the list that `present` borrows from exists.
-            let listed = |&&device: &&*mut ibv_device| unsafe {
-                same(verbs::guid(device), verbs::index(device), open.guid, open.index)
+            // SAFETY: the device of an open context, and the list that `present` borrows from, exist.
+            open.gone = unsafe {
+                let own = verbs::device_of(open.context);
+                let listed = present.iter().map(|&device| Identity::of(device));
+                is_gone(&Identity { guid: open.guid, index: open.index, ..Identity::of(own) }, listed, || {
+                    verbs::is_in_sysfs(own)
+                })
             };
-            open.gone = !present.iter().any(|device| listed(&device));
             self.free_unused(slot);
         }
     }
@@ -340,6 +341,35 @@ impl Registry {
             }
         }
     }
+}
+
+/// What tells a device from others.
+#[derive(Clone, Copy)]
+struct Identity {
+    guid: u64,
+    index: Option<u32>,
+    name: verbs::DeviceName,
+}
+
+impl Identity {
+    /// # Safety
+    /// A live device.
+    unsafe fn of(device: *mut ibv_device) -> Identity {
+        // SAFETY: a live device: guaranteed by the caller.
+        unsafe { Identity { guid: verbs::guid(device), index: verbs::index(device), name: verbs::name(device) } }
+    }
+}
+
+/// Whether a device was removed from the machine. A list that was made while descriptors ran out
+/// lacks devices that are there, without an error, and descriptors may have become free since. So
+/// the list has to have another device of its name, or sysfs no device of this name.
+fn is_gone(
+    device: &Identity,
+    mut listed: impl Iterator<Item = Identity> + Clone,
+    is_in_sysfs: impl FnOnce() -> bool,
+) -> bool {
+    let is_listed = listed.clone().any(|other| same(other.guid, other.index, device.guid, device.index));
+    !is_listed && (listed.any(|other| other.name == device.name) || !is_in_sysfs())
 }
 
 /// The error of opening a descriptor, if that is not possible: libibverbs does not tell that it
@@ -405,6 +435,20 @@ mod tests {
         assert!(same(1, None, 1, Some(1)));
         assert!(same(1, Some(3), 1, None));
         assert!(!same(1, None, 2, None));
+    }
+
+    /// A device is gone if its name is another device's now, or nobody's.
+    #[test]
+    fn an_incomplete_list_removes_no_device() {
+        let identity = |guid, name| Identity { guid, index: Some(1), name: [name; 64] };
+        let device = identity(1, 1);
+        let gone = |listed: &[Identity], exists| is_gone(&device, listed.iter().copied(), || exists);
+        assert!(!gone(&[identity(2, 2), device], false));
+        assert!(!gone(&[], true));
+        assert!(!gone(&[identity(2, 2)], true));
+        assert!(gone(&[identity(2, 1)], true));
+        assert!(gone(&[identity(2, 2)], false));
+        assert!(gone(&[], false));
     }
 
     #[test]

@@ -54,9 +54,14 @@ pub trait Service: Send + Sync {
 /// How long a service waits for a lock that another thread holds, which may be in a command.
 pub const LOCK_TIMEOUT: Duration = Duration::from_millis(1);
 
-/// How long a thread that may be running a signal handler waits for the reactor's lock, which another
-/// thread may keep until the interrupted one goes on.
+/// How long a thread waits for the reactor's lock if it holds the lock of an rsocket or may be running
+/// a signal handler: another thread, interrupted itself, may keep the reactor's lock for long, even
+/// until the interrupted one goes on.
 const HANDLER_TIMEOUT: Duration = Duration::from_millis(5);
+
+/// How long a call waits, without the lock of an rsocket, for a thread that keeps the reactor's lock:
+/// longer than that thread needs, unless it waits for the caller's.
+pub const FREE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a reactor's thread is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,8 +236,17 @@ fn usable(guard: &mut Option<Reactor>, key: Key) -> Result<&mut Reactor> {
 /// Disables a descriptor for `time`: its events cannot be handled now, and other services must not
 /// wait.
 pub fn pause(key: Key, time: Duration) {
-    let mut guard = lock(key.role());
-    if let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable()) {
+    if let Some(reactor) = lock(key.role()).as_mut().filter(|reactor| reactor.is_usable()) {
+        reactor.pause(key, time);
+    }
+}
+
+/// As [`pause`], for a thread that holds the lock of an rsocket. Does nothing if another thread keeps
+/// the reactor's lock: the service is called again for the same events.
+pub fn try_pause(key: Key, time: Duration) {
+    if let Ok(mut guard) = lock_in_handler(key, HANDLER_TIMEOUT)
+        && let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable())
+    {
         reactor.pause(key, time);
     }
 }
@@ -246,21 +260,44 @@ pub fn enable(key: Key, time: Instant) {
     }
 }
 
-/// Also calls the service while the descriptor of `key` is writable, or stops doing so.
-pub fn set_writable_wanted(key: Key, wanted: bool) {
-    let mut guard = lock(key.role());
+/// Also calls the service while the descriptor of `key` is writable, or stops doing so. Fails with
+/// `EAGAIN` if another thread keeps the reactor's lock.
+pub fn set_writable_wanted(key: Key, wanted: bool) -> Result<()> {
+    let mut guard = lock_in_handler(key, HANDLER_TIMEOUT)?;
     if let Some(reactor) = guard.as_mut() {
         let events = libc::EPOLLIN | if wanted { libc::EPOLLOUT } else { 0 };
         reactor.change(key, |registration| registration.events = events as u32);
     }
+    Ok(())
 }
 
-/// Sets the timer of `key`, and cancels its previous timer.
+/// Sets the timer of `key`, and cancels its previous timer. Waits for the reactor's lock as long as
+/// another thread keeps it.
 pub fn set_timer(key: Key, time: Option<Instant>) {
-    let mut guard = lock(key.role());
-    if let Some(reactor) = guard.as_mut() {
+    if let Some(reactor) = lock(key.role()).as_mut() {
         reactor.set_timer(key, Timer::Expires, time);
     }
+}
+
+/// As [`set_timer`], but fails with `EAGAIN` if another thread keeps the reactor's lock: for a caller
+/// that holds the lock of an rsocket, whose other calls must not wait for that thread.
+pub fn try_set_timer(key: Key, time: Option<Instant>) -> Result<()> {
+    if let Some(reactor) = lock_in_handler(key, HANDLER_TIMEOUT)?.as_mut() {
+        reactor.set_timer(key, Timer::Expires, time);
+    }
+    Ok(())
+}
+
+/// As [`set_timer`], but an earlier timer stays.
+pub fn set_timer_by(key: Key, time: Instant) {
+    if let Some(reactor) = lock(key.role()).as_mut() {
+        reactor.set_timer_by(key, Timer::Expires, time);
+    }
+}
+
+/// Waits until no thread holds the lock of the reactor of `key`, for [`FREE_TIMEOUT`] at most.
+pub fn wait_until_free(key: Key) {
+    drop(REACTORS[key.role() as usize].lock_within(FREE_TIMEOUT));
 }
 
 /// Takes the locks before a fork() and keeps them.

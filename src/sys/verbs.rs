@@ -3,7 +3,7 @@
 //! Most bindings are those of `ibverbs-sys`. This module has the functions that libibverbs defines
 //! inline in its header, or exports without declaring them.
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 use std::mem::{offset_of, size_of, zeroed};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -110,6 +110,35 @@ pub unsafe fn guid(device: *mut ibv_device) -> u64 {
 pub unsafe fn index(device: *mut ibv_device) -> Option<u32> {
     // SAFETY: a live device: guaranteed by the caller.
     u32::try_from(unsafe { ibv_get_device_index(device) }).ok()
+}
+
+/// The name of a device, with zeros behind it.
+pub type DeviceName = [c_char; 64];
+
+/// # Safety
+/// A live device.
+pub unsafe fn name(device: *mut ibv_device) -> DeviceName {
+    // SAFETY: a live device: guaranteed by the caller.
+    unsafe { (*device).name }
+}
+
+/// Returns whether sysfs has a device of this name. Needs no descriptor.
+///
+/// # Safety
+/// A live device.
+pub unsafe fn is_in_sysfs(device: *mut ibv_device) -> bool {
+    // SAFETY: a live device: guaranteed by the caller; libibverbs ends the path with a zero.
+    let found = unsafe { libc::access((&raw const (*device).ibdev_path).cast(), libc::F_OK) };
+    found == 0 || Errno::last() != Errno::ENOENT
+}
+
+/// Returns the device of a context, which lives as long as the context is open.
+///
+/// # Safety
+/// An open context.
+pub unsafe fn device_of(context: NonNull<ibv_context>) -> *mut ibv_device {
+    // SAFETY: an open context: guaranteed by the caller.
+    unsafe { (*context.as_ptr()).device }
 }
 
 /// # Safety

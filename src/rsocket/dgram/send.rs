@@ -124,11 +124,11 @@ impl State {
         self.port(port).map(|port| UdpHeader { op, qpn: port.qpn(), address: port.local.ip() })
     }
 
-    /// The UDP socket's send buffer is full: makes the reactor wait for it to become writable.
+    /// The UDP socket's send buffer is full: makes the reactor wait for it to become writable. If the
+    /// reactor cannot be reached now, the caller tries to send again.
     fn set_udp_full(&mut self) {
         if let Some(key) = self.key.filter(|_| !self.udp_full) {
-            self.udp_full = true;
-            reactor::set_writable_wanted(key, true);
+            self.udp_full = reactor::set_writable_wanted(key, true).is_ok();
         }
     }
 
@@ -136,8 +136,8 @@ impl State {
     pub(super) fn udp_is_writable_again(&mut self) -> bool {
         let writable = self.udp_full && self.udp().is_ok_and(Udp::is_writable);
         if let Some(key) = self.key.filter(|_| writable) {
-            self.udp_full = false;
-            reactor::set_writable_wanted(key, false);
+            // Otherwise the reactor finds it writable again.
+            self.udp_full = reactor::set_writable_wanted(key, false).is_err();
         }
         writable
     }

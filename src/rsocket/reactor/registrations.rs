@@ -192,6 +192,14 @@ impl Reactor {
         }
     }
 
+    /// Sets a timer of this kind, unless an earlier one is set.
+    pub fn set_timer_by(&mut self, key: Key, kind: Timer, time: Instant) {
+        let set = self.registrations.get(&key).and_then(|registration| registration.times[kind as usize]);
+        if set.is_none_or(|(earlier, _)| time < earlier) {
+            self.set_timer(key, kind, Some(time));
+        }
+    }
+
     /// Returns the time of the first timer.
     pub fn first_timer(&mut self) -> Option<Instant> {
         self.timers.first(is_set(&self.registrations))

@@ -146,12 +146,31 @@ fn a_busy_service_is_called_again() {
     assert_eq!(calls.recv(), Ok(Call::Service(Role::Events)));
 }
 
+/// Another test may hold the reactor's lock for a while.
+fn want_writable(key: Key) {
+    while set_writable_wanted(key, true).is_err() {}
+}
+
+#[test]
+fn an_earlier_timer_stays() {
+    const LONG: Duration = Duration::from_secs(3600);
+    let (reporter, calls) = Reporter::new(0);
+    let key = reporter.register(Role::Events);
+    set_timer_by(key, Instant::now() + LONG);
+    set_timer_by(key, Instant::now() + Duration::from_millis(10));
+    set_timer_by(key, Instant::now() + LONG);
+    assert_eq!(calls.recv(), Ok(Call::Expired(Role::Events)));
+    set_timer_by(key, Instant::now());
+    assert_eq!(calls.recv(), Ok(Call::Expired(Role::Events)));
+    unregister(key);
+}
+
 /// A descriptor that is always writable, and never readable.
 #[test]
 fn a_busy_service_is_called_again_for_a_writable_descriptor() {
     let (reporter, calls) = Reporter::new(2);
     let key = reporter.register(Role::Events);
-    set_writable_wanted(key, true);
+    want_writable(key);
     assert_eq!(calls.recv(), Ok(Call::Service(Role::Events)));
 }
 
@@ -161,7 +180,7 @@ fn a_paused_descriptor_stays_paused_when_writable_is_wanted() {
     let (reporter, calls) = Reporter::new(0);
     let key = reporter.register(Role::Events);
     pause(key, LONG);
-    set_writable_wanted(key, true);
+    want_writable(key);
     set_timer(key, Some(Instant::now()));
     assert_eq!(calls.recv(), Ok(Call::Expired(Role::Events)));
     enable(key, Instant::now() + LONG);
@@ -173,7 +192,7 @@ fn a_disabled_descriptor_is_enabled_with_the_events_that_are_wanted() {
     const LONG: Duration = Duration::from_secs(3600);
     let (reporter, calls) = Reporter::new(0);
     let key = register_disabled(Role::Events, reporter.event.as_raw_fd(), reporter.clone()).unwrap();
-    set_writable_wanted(key, true);
+    want_writable(key);
     enable(key, Instant::now() + LONG);
     assert_eq!(calls.recv(), Ok(Call::Service(Role::Events)));
 }

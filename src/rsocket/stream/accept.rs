@@ -63,7 +63,7 @@ impl Stream {
             Phase::Idle => {}
             Phase::Listening(listening) => {
                 listening.set_backlog(backlog);
-                state.answer_waiting();
+                answer_waiting(state);
                 return Ok(());
             }
             _ => return Err(Errno::EINVAL),
@@ -87,7 +87,7 @@ impl Stream {
             match &mut state.phase {
                 Phase::Listening(listening) => {
                     if let Some(stream) = listening.next() {
-                        state.answer_waiting();
+                        answer_waiting(state);
                         return Ok(stream);
                     }
                 }
@@ -144,14 +144,14 @@ impl Stream {
         if !listening.may_answer(is_drained) {
             // The last request of this turn may have been the last one in the channel, which is not
             // readable then.
-            return state.answer_waiting();
+            return answer_waiting(state);
         }
         if !listening.has_waiting() {
             return;
         }
         self.notify_ready(listening.make_established_ready());
         if let Some(time) = listening.next_eviction(Instant::now()) {
-            return state.set_listener_timer(time);
+            return set_listener_timer(state, time);
         }
         // As with TCP, whose clients ask again until there is space. raccept(3) and rlisten(3) make
         // this thread come again, and so does a new request.
@@ -160,27 +160,27 @@ impl Stream {
         }
         // Those whose peers have given up cost no connection.
         let Some((oldest, _)) = listening.oldest_pending(REQUESTS_PER_TURN, |(request, _)| request.is_pending()) else {
-            return state.answer_waiting();
+            return answer_waiting(state);
         };
         // Before another connection is evicted, and the request taken: it waits for descriptors.
         let descriptors = match Descriptors::open(oldest) {
             Ok(descriptors) => descriptors,
             Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) if !listening.lacks_descriptors_for(STARVED_TIME) => {
                 // More requests may be in the channel than are read now.
-                state.key.into_iter().for_each(|key| reactor::pause(key, CHANNEL_DELAY));
-                return state.set_listener_timer(Instant::now() + CHANNEL_DELAY);
+                state.key.into_iter().for_each(|key| reactor::try_pause(key, CHANNEL_DELAY));
+                return set_listener_timer(state, Instant::now() + CHANNEL_DELAY);
             }
             Err(error) => {
                 listening.reject_next();
                 state.log_rejected(error);
-                return state.answer_waiting();
+                return answer_waiting(state);
             }
         };
         listening.has_descriptors();
         if let Some((request, peer)) = listening.next_waiting() {
             state = self.answer(state, request, peer, descriptors);
         }
-        state.answer_waiting();
+        answer_waiting(state);
     }
 
     /// Accepts or rejects a request. `descriptors` are for the connection.
@@ -360,14 +360,28 @@ impl Stream {
         match listening.finish(connection, succeeded) {
             Finished::Ready => self.notify_ready(1),
             Finished::Dropped(stream) => {
-                state.answer_waiting();
-                drop(state);
+                answer_waiting(state);
                 stream.close_soon();
             }
             // Evicted, not added yet (`add_accepted`), or made ready by `admit`.
             Finished::Unknown => {}
         }
     }
+}
+
+/// A listener may have a slot for the next request: the reactor answers it.
+fn answer_waiting(state: Guard<'_>) {
+    if matches!(&state.phase, Phase::Listening(listening) if listening.has_waiting()) {
+        set_listener_timer(state, Instant::now());
+    }
+}
+
+/// Sets a listener's timer without its lock: another thread may keep the reactor's lock, and other
+/// calls on the listener do not wait for it. A timer that is set meanwhile stays if it is earlier.
+fn set_listener_timer(state: Guard<'_>, time: Instant) {
+    let key = state.key;
+    drop(state);
+    key.into_iter().for_each(|key| reactor::set_timer_by(key, time));
 }
 
 impl Handshake for Stream {
@@ -386,19 +400,6 @@ impl Handshake for Stream {
 }
 
 impl State {
-    /// A listener may have a slot for the next request: the reactor answers it.
-    fn answer_waiting(&self) {
-        if let Phase::Listening(listening) = &self.phase
-            && listening.has_waiting()
-        {
-            self.set_listener_timer(Instant::now());
-        }
-    }
-
-    fn set_listener_timer(&self, time: Instant) {
-        self.key.into_iter().for_each(|key| reactor::set_timer(key, Some(time)));
-    }
-
     /// Returns the result of the handshake of an accepted connection, once it is known.
     fn handshake_result(&self) -> Option<std::result::Result<(), ()>> {
         match self.phase {

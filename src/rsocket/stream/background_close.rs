@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
-use crate::rsocket::reactor::{self, Role};
+use crate::rsocket::reactor::{self, FREE_TIMEOUT, Role};
 use crate::rsocket::wire::Control;
 use crate::sys::event;
 use crate::sys::futex::Changes;
@@ -143,23 +143,35 @@ pub fn in_child() {
 impl Stream {
     /// Has the reactor send `message`, if any, and wait until all sent data has arrived.
     /// `graceful`: the connection is disconnected after that.
-    pub(super) fn begin_background_close(
-        &self,
-        state: &mut State,
+    pub(super) fn begin_background_close<'a>(
+        &'a self,
+        mut state: Guard<'a>,
         message: Option<Control>,
         deadline: Instant,
         graceful: bool,
-    ) {
+    ) -> Guard<'a> {
+        let started = Instant::now();
         state.closing = Some(BackgroundClose::new(message, deadline, graceful));
         if let Some(connection) = &mut state.connection {
             connection.begin_flush();
         }
-        // Usually the message can be sent at once, and often it has arrived already.
-        if state.key.is_none() || self.is_finished(state) {
-            state.take_background_close();
-        } else {
-            state.schedule_check();
+        while state.closing.is_some() {
+            // Usually the message can be sent at once, and often it has arrived already.
+            let Some(key) = state.key.filter(|_| !self.is_finished(&mut state)) else {
+                state.take_background_close();
+                break;
+            };
+            // If the reactor cannot be told, the next call that shuts down or closes goes on.
+            if state.schedule_check() || !state.is_closed() && started.elapsed() > FREE_TIMEOUT {
+                break;
+            }
+            // Another thread keeps the reactor's lock: other calls on the stream do not wait for it,
+            // and may take this over.
+            drop(state);
+            reactor::wait_until_free(key);
+            state = self.lock();
         }
+        state
     }
 
     /// rclose(3) of a stream that is shut down in the background: the stream continues on another
@@ -182,14 +194,15 @@ impl Stream {
         Ok(())
     }
 
-    /// The timer of the next check has expired.
-    pub(super) fn continue_close(&self, mut state: Guard<'_>) {
+    /// The timer of the next check has expired. Returns false if another thread keeps the reactor's
+    /// lock.
+    pub(super) fn continue_close(&self, mut state: Guard<'_>) -> bool {
         if !self.is_finished(&mut state) {
             return state.schedule_check();
         }
         if !matches!(state.phase, Phase::Closing) {
             state.take_background_close();
-            return self.set_keep_alive(&mut state);
+            return state.set_keep_alive().is_ok();
         }
         if let Some(connection) = state.with_leader() {
             // A thread still sleeps in the channel: keep the channel until it returns.
@@ -203,13 +216,15 @@ impl Stream {
         // may exit before.
         if state.move_to(Role::Setup) {
             state.closing.as_mut().into_iter().for_each(BackgroundClose::finish);
-            return state.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now())));
+            state.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now())));
+            return true;
         }
         state.phase = Phase::Closed;
         self.take_cq_back(&mut state);
         state.release();
         self.channel_fd.store(-1, Ordering::Relaxed);
         state.take_background_close();
+        true
     }
 
     /// Returns whether all data has arrived, or no more will arrive. Sends the final message if it
@@ -272,18 +287,19 @@ impl State {
         matches!(self.phase, Phase::Closing) && self.closing.as_ref().is_some_and(|closing| !closing.closed)
     }
 
-    fn schedule_check(&mut self) {
-        if let (Some(closing), Some(key)) = (&mut self.closing, self.key) {
-            let now = Instant::now();
-            // A finished one may be kept for longer.
-            let time = if now < closing.deadline {
-                closing.deadline.min(now + closing.interval)
-            } else {
-                now + MIN_CHECK_INTERVAL
-            };
-            reactor::set_timer(key, Some(time));
-            closing.interval = (closing.interval * 2).min(MAX_CHECK_INTERVAL);
-        }
+    /// Makes the reactor check after the interval. Returns false if another thread keeps the reactor's
+    /// lock.
+    fn schedule_check(&mut self) -> bool {
+        let (Some(closing), Some(key)) = (&mut self.closing, self.key) else { return true };
+        let now = Instant::now();
+        // A finished one may be kept for longer.
+        let time = if now < closing.deadline {
+            closing.deadline.min(now + closing.interval)
+        } else {
+            now + MIN_CHECK_INTERVAL
+        };
+        closing.interval = (closing.interval * 2).min(MAX_CHECK_INTERVAL);
+        reactor::try_set_timer(key, Some(time)).is_ok()
     }
 
     /// Moves the event channel to another descriptor. Returns the program's number, which is free

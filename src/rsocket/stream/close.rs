@@ -109,10 +109,10 @@ impl Stream {
         let message = message.or_else(|| earlier.as_ref()?.message());
         // Another thread may be in rshutdown(3), whose wait a close would end.
         if message.is_some() || earlier.is_some() || both && state.is_flush_awaited() {
-            match mode {
-                FlushMode::Wait => state = self.send_final(state, message, deadline),
-                FlushMode::Background => self.begin_background_close(&mut state, message, deadline, false),
-                FlushMode::BackgroundThenDisconnect => self.begin_background_close(&mut state, message, deadline, true),
+            state = match mode {
+                FlushMode::Wait => self.send_final(state, message, deadline),
+                FlushMode::Background => self.begin_background_close(state, message, deadline, false),
+                FlushMode::BackgroundThenDisconnect => self.begin_background_close(state, message, deadline, true),
             }
         }
         if both {
@@ -242,7 +242,7 @@ impl Stream {
     fn disconnect_in_background<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> Guard<'a> {
         let mut state = self.shut_down(state, [true, true], deadline, FlushMode::BackgroundThenDisconnect);
         if state.closing.is_none() && state.needs_graceful_end() {
-            self.begin_background_close(&mut state, None, deadline, true);
+            state = self.begin_background_close(state, None, deadline, true);
         }
         state
     }

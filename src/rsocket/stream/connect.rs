@@ -12,7 +12,7 @@ use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type::*;
 use crate::rsocket::cm_id::{CmId, Event};
-use crate::rsocket::reactor::{self, Role};
+use crate::rsocket::reactor::{self, FREE_TIMEOUT, Key, Role};
 use crate::rsocket::wire::{self, ConnData};
 use crate::sys::alloc::try_box;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
@@ -79,12 +79,7 @@ impl Stream {
             // As with TCP, a blocking call waits for the attempt that another one has begun, which
             // a signal may have interrupted.
             Phase::Connecting(_) => in_progress = Errno::EALREADY,
-            // As with TCP, the first call after an attempt that went on in the background returns
-            // its success.
-            Phase::Connected | Phase::Disconnected if state.success_unreported => {
-                state.success_unreported = false;
-                return Ok(());
-            }
+            Phase::Connected | Phase::Disconnected if state.success_unreported => return state.report_success(),
             Phase::Connected | Phase::Disconnected | Phase::Accepting(_) | Phase::Listening(_) => {
                 return Err(Errno::EISCONN);
             }
@@ -118,7 +113,7 @@ impl Stream {
             // Another thread has shut the socket down, or has seen the failure and now listens.
             Phase::Idle | Phase::Listening(_) => Err(state.take_error().unwrap_or(Errno::ECONNABORTED)),
             Phase::Failed { .. } => Err(state.report_failed_attempt().unwrap_or(Errno::ECONNREFUSED)),
-            // Connected, even if the peer has closed the connection already.
+            // Connected, even if the connection has ended already.
             _ => {
                 state.success_unreported = false;
                 Ok(())
@@ -243,7 +238,10 @@ impl Stream {
             connection.set_key(state.key);
         }
         self.process_completions(state);
-        self.set_keep_alive(state);
+        if let Some((key, time)) = state.keep_alive_timer() {
+            // The program hardly uses the stream yet.
+            reactor::set_timer(key, time);
+        }
         self.notify(Notice::Changed);
     }
 
@@ -303,17 +301,23 @@ impl Stream {
         self.notify(Notice::Changed);
     }
 
-    /// Sets the timer for the next keepalive, or clears it.
-    pub(super) fn set_keep_alive(&self, state: &mut State) {
-        // A background close uses the timer.
-        let Some(key) = state.key.filter(|_| state.closing.is_none()) else { return };
-        let on = state.options.keepalive && matches!(state.phase, Phase::Connected);
-        let time = Duration::from_secs(state.options.keep_idle.into());
-        reactor::set_timer(key, on.then(|| Instant::now() + time));
+    /// Sets or clears the keepalive timer for a call that has changed an option. Fails with `EAGAIN`
+    /// if another thread keeps the reactor's lock for long.
+    pub(super) fn change_keep_alive<'a>(&'a self, mut state: Guard<'a>) -> Result<()> {
+        let deadline = Instant::now() + FREE_TIMEOUT;
+        loop {
+            let result = state.set_keep_alive();
+            let Some(key) = state.key.filter(|_| result.is_err() && Instant::now() < deadline) else { return result };
+            // Without the stream's lock, for which other calls wait.
+            drop(state);
+            reactor::wait_until_free(key);
+            state = self.enter()?;
+        }
     }
 
-    /// The keepalive timer has expired. A failure of the last keepalive has completed by now.
-    pub(super) fn keep_alive(&self, state: &mut State) {
+    /// The keepalive timer has expired. A failure of the last keepalive has completed by now. Returns
+    /// false if another thread keeps the reactor's lock.
+    pub(super) fn keep_alive(&self, state: &mut State) -> bool {
         self.process_completions(state);
         // A thread that held the lock may have switched it off after the timer had expired.
         if state.options.keepalive
@@ -326,7 +330,7 @@ impl Stream {
         if !matches!(state.phase, Phase::Connected) {
             self.notify(Notice::Changed);
         }
-        self.set_keep_alive(state);
+        state.set_keep_alive().is_ok()
     }
 }
 
@@ -344,6 +348,28 @@ impl State {
         if let Ok(id) = self.id() {
             cm::log::background(id.id(), error, cause);
         }
+    }
+
+    /// Sets the timer for the next keepalive, or clears it. Fails with `EAGAIN` if another thread
+    /// keeps the reactor's lock.
+    pub(super) fn set_keep_alive(&self) -> Result<()> {
+        self.keep_alive_timer().map_or(Ok(()), |(key, time)| reactor::try_set_timer(key, time))
+    }
+
+    /// Returns the key of the timer and the time of the next keepalive, if there is one; `None` while
+    /// a background close uses the timer.
+    fn keep_alive_timer(&self) -> Option<(Key, Option<Instant>)> {
+        let key = self.key.filter(|_| self.closing.is_none())?;
+        let on = self.options.keepalive && matches!(self.phase, Phase::Connected);
+        let time = Duration::from_secs(self.options.keep_idle.into());
+        Some((key, on.then(|| Instant::now() + time)))
+    }
+
+    /// As with TCP, the first call after an attempt that went on in the background returns its
+    /// success, or the error with which the connection has ended since, even if `SO_ERROR` was read.
+    fn report_success(&mut self) -> Result<()> {
+        self.success_unreported = false;
+        if self.ended_with_error { Err(self.take_error().unwrap_or(Errno::ECONNABORTED)) } else { Ok(()) }
     }
 
     /// Takes the error of a failed attempt to connect, for the call of rconnect(3) that returns it.

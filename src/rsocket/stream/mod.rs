@@ -109,6 +109,8 @@ struct State {
     /// An attempt to connect has succeeded, and no call has reported that yet: the next rconnect(3)
     /// does.
     success_unreported: bool,
+    /// The connection has ended with an error, which a call may have returned since.
+    ended_with_error: bool,
     /// Number of threads that reject requests of the former listener without the lock
     /// ([`Stream::stop_listening`]).
     rejecting: u32,
@@ -187,6 +189,7 @@ impl Stream {
                 id: Some(id),
                 bound: None,
                 success_unreported: false,
+                ended_with_error: false,
                 rejecting: 0,
                 shut_read: false,
                 shut_write: false,
@@ -361,6 +364,7 @@ impl State {
             // disconnects: as with TCP, reading then returns 0.
             let is_orderly = self.eof && (self.shut_write || error == Some(Errno::ECONNRESET));
             if !is_orderly {
+                self.ended_with_error = error.is_some();
                 self.error = self.error.or(error);
             }
         }

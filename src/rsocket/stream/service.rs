@@ -25,11 +25,10 @@ impl Service for Stream {
     fn expired(self: Arc<Self>, _: Key) -> bool {
         let Some(mut state) = self.lock_to_serve() else { return false };
         if state.closing.is_some() {
-            self.continue_close(state);
-            return true;
+            return self.continue_close(state);
         }
         match state.phase {
-            Phase::Connected => self.keep_alive(&mut state),
+            Phase::Connected => return self.keep_alive(&mut state),
             // The peer has not finished the handshake within this side's time-out.
             Phase::Accepting(_) => drop(self.finish_handshake(state, Err(Errno::ETIMEDOUT))),
             // Requests wait for an answer.
@@ -163,7 +162,7 @@ impl Stream {
                 // A lack of memory or descriptors loses nothing: the event, if there is one, stays
                 // in the channel. Requests that were read before must not wait for another one.
                 Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => {
-                    state.key.into_iter().for_each(|key| reactor::pause(key, RETRY_DELAY));
+                    state.key.into_iter().for_each(|key| reactor::try_pause(key, RETRY_DELAY));
                     return Some((state, true));
                 }
                 Err(error) => {

@@ -81,10 +81,7 @@ impl Stream {
         let fixed = !matches!(state.phase, Phase::Idle | Phase::Listening(_));
         match state.options.set(level, name, value, fixed)? {
             Effect::None => Ok(()),
-            Effect::Keepalive => {
-                self.set_keep_alive(&mut state);
-                Ok(())
-            }
+            Effect::Keepalive => self.change_keep_alive(state),
             Effect::Nodelay => {
                 self.send_held(&mut state);
                 let nodelay = state.options.nodelay;

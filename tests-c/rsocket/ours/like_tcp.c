@@ -423,6 +423,44 @@ static void connect_again_after_success(int how)
 static void success_is_returned_once(void) { connect_again_after_success(-1); }
 static void no_success_after_shutdown(void) { connect_again_after_success(SHUT_WR); }
 
+/* The attempt succeeds, and the peer resets the connection before the next call. */
+static void connect_again_after_reset(bool error_is_read)
+{
+	struct linger at_once = { .l_onoff = 1 };
+	union address to;
+	int listener = listener_at(&to), fd = client(), server;
+
+	blocking(fd, false);
+	SEE(connect_to(fd, to));
+	await(fd, POLLOUT);
+	EXPECT((server = now->accept(listener, NULL, NULL)) >= 0);
+	EXPECT(!now->setsockopt(server, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)) && !now->close(server));
+	await(fd, POLLRDHUP);
+	if (error_is_read)
+		note("SO_ERROR %s", errno_name(pending_error(fd)));
+	SEE(connect_to(fd, to));
+	note("SO_ERROR %s", errno_name(pending_error(fd)));
+	EXPECT(!now->close(fd) && !now->close(listener));
+}
+static void reset_before_the_next_connect(void) { connect_again_after_reset(false); }
+static void reset_that_so_error_reported(void) { connect_again_after_reset(true); }
+
+/* The peer closes the connection in order: the next call returns the success. */
+static void close_before_the_next_connect(void)
+{
+	union address to;
+	int listener = listener_at(&to), fd = client(), server;
+
+	blocking(fd, false);
+	SEE(connect_to(fd, to));
+	await(fd, POLLOUT);
+	EXPECT((server = now->accept(listener, NULL, NULL)) >= 0 && !now->close(server));
+	await(fd, POLLRDHUP);
+	for (int i = 0; i < 2; i++)
+		SEE(connect_to(fd, to));
+	EXPECT(!now->close(fd) && !now->close(listener));
+}
+
 /* The time-out for sending ends a call, but not the attempt. */
 static void connect_again_times_out(void)
 {
@@ -466,6 +504,9 @@ int main(int argc, char **argv)
 	BOTH(connect_succeeds_after_a_signal);
 	BOTH(success_is_returned_once);
 	BOTH(no_success_after_shutdown);
+	BOTH(reset_before_the_next_connect);
+	BOTH(reset_that_so_error_reported);
+	BOTH(close_before_the_next_connect);
 	BOTH(connect_again_times_out);
 	return finish();
 }
