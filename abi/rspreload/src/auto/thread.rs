@@ -383,7 +383,7 @@ fn handle_token(index: usize, revents: c_short) {
         }
     } else if revents & (POLLIN | POLLHUP | POLLERR) != 0 && connections::is_forked(index) {
         // A child has sent data, or the last process has closed the socket.
-        slot.want();
+        slot.want(slot.generation());
     }
 }
 
