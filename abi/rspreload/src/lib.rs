@@ -29,6 +29,7 @@
 
 mod auto;
 mod calls;
+mod cancel;
 mod config;
 mod dispatch;
 mod epoll;
