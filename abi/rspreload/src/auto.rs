@@ -52,7 +52,7 @@ use self::kernel_options::Purpose;
 use crate::fork::name::{self, Name};
 use crate::fork::{Way, decisions};
 use crate::table::{self, Entry, Kind};
-use crate::{config, errno, next_symbol, rsocket, rsocket_abi};
+use crate::{cancel, config, errno, next_symbol, rsocket, rsocket_abi};
 
 pub use client::connect;
 pub use entry::{is_auto, is_on};
@@ -194,7 +194,7 @@ pub unsafe fn accept(
         if let Some(from) = from
             && let Some(accepted) = errno::keeping(|| shared::accepted(&from, || name::own(fd).map(|own| own.number())))
         {
-            let Some(peer) = errno::keeping(|| connections::adopt(new, accepted)) else {
+            let Some(peer) = errno::keeping(|| cancel::disabled(|_| connections::adopt(new, accepted))) else {
                 // SAFETY: the program does not know the number yet.
                 unsafe { next_symbol::close(new) };
                 continue;

@@ -5,6 +5,7 @@ use core::ffi::c_int;
 
 use libc::{O_CLOEXEC, O_NONBLOCK, O_RDWR};
 
+use crate::cancel::CancelDisabled;
 use crate::table::{self, Entry, Kind};
 use crate::{auto, epoll, errno, fork, open_fds, process, rsocket};
 
@@ -17,6 +18,8 @@ pub fn open_placeholder(cloexec: bool, nonblock: bool) -> Result<c_int, c_int> {
     if nonblock {
         flags |= O_NONBLOCK;
     }
+    // A thread that is cancelled when open(2) has returned would lose the number.
+    let _cancel = CancelDisabled::new();
     // SAFETY: a string; no mode is needed where nothing is created.
     let fd = unsafe { libc::open(c"/dev/null".as_ptr(), flags) };
     if fd < 0 { Err(errno::get()) } else { Ok(on_new_fd(fd)) }
