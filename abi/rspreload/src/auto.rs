@@ -41,6 +41,7 @@ pub mod tcp_bytes;
 mod tcp_watch;
 mod thread;
 mod wake;
+mod watched;
 
 use core::ffi::{c_int, c_void};
 
@@ -478,14 +479,14 @@ pub fn has_connections() -> bool {
 /// Before fork(2), with or without its handlers.
 pub fn before_fork() {
     bound::forget();
-    if table::any() && is_on() {
+    if table::any() && is_on() && !crate::process::is_guest() {
         errno::keeping(|| connections::before_fork(thread::wake_socket));
     }
 }
 
 /// After fork(2), in the parent.
 pub fn in_parent() {
-    if table::any() && is_on() {
+    if table::any() && is_on() && !crate::process::is_guest() {
         errno::keeping(connections::in_parent);
     }
 }
