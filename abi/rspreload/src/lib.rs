@@ -42,6 +42,7 @@ mod full;
 mod netlink;
 mod next_symbol;
 mod open_fds;
+mod own_fd;
 mod process;
 mod rsocket;
 mod rsocket_abi;

@@ -7,15 +7,16 @@
 
 use core::ffi::c_int;
 
-use libc::{EAGAIN, F_DUPFD_CLOEXEC};
+use libc::EAGAIN;
 
 use super::commit::{self, Outcome};
 use super::state::{Role, State};
 use super::way::Way;
 use super::{accepted, active, copy, decisions, sibling_handshakes, slots, tcp};
+use crate::cancel;
+use crate::own_fd::OwnFd;
 use crate::table::{self, Entry, Kind};
 use crate::time::Deadline;
-use crate::{cancel, next_symbol};
 
 /// [`super::resolve_pending`].
 pub fn resolve_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int> {
@@ -109,13 +110,8 @@ fn resolve_sibling(fd: c_int, entry: Entry) {
 
 /// Decides, as the only thread that does, and leaves the final entry in the table.
 fn decide(fd: c_int, busy: State, way: Way) -> Result<Option<c_int>, c_int> {
-    // SAFETY: no pointers.
-    let tcp = unsafe { next_symbol::fcntl(fd, F_DUPFD_CLOEXEC, 0) };
+    let copy = OwnFd::duplicate(fd);
+    let tcp = copy.as_ref().map_or(-1, OwnFd::fd);
     let outcome = if tcp < 0 { Outcome::Tcp } else { active::decide(tcp, busy.role, way, resolve_sibling) };
-    let result = commit::commit(fd, tcp, busy.entry(), outcome);
-    if tcp >= 0 {
-        // SAFETY: this function's own copy.
-        unsafe { next_symbol::close(tcp) };
-    }
-    result
+    commit::commit(fd, tcp, busy.entry(), outcome)
 }
