@@ -69,6 +69,17 @@ case_silent_host() {
         [ "$(grep -c 'did not answer by RDMA a short time ago' "$work/client.log")" = 2 ]
 }
 
+# Threads that are cancelled while they wait for an answer by RDMA.
+case_silent_host_cancelled() {
+    [ "$device" = rxe ] || { facts='the address of an InfiniBand adapter goes with the adapter' && return 77; }
+    rdma link delete "$RXE_PEER_DEV" 2>/dev/null
+    rm -f "$work"/server* "$work"/client*
+    with auto "$work/client.log" timeout 60 "$programs/auto" cancel "$PEER_ADDR" 7001 >"$work/client.out" 2>"$work/client.err"
+    status=$?
+    facts=$(paste -sd' ' "$work/client.out")
+    return "$status"
+}
+
 # Attempts that end in the middle: no server sees both.
 case_no_connection_twice() {
     local count=20

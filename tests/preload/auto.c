@@ -4,15 +4,19 @@
 //	auto server ADDRESS PORT CONNECTIONS WAIT    prints "listening", then one line for each connection
 //	auto client ADDRESS PORT WAIT [COUNT]        prints "connected MILLISECONDS", then "ok", for each connection
 //
+//	auto cancel ADDRESS PORT                     threads that are cancelled in connect
+//
 // ADDRESS of IPv4 or IPv6. Both ends check what a program may ask of its sockets. WAIT: block, poll, select, epoll, edge
 // (EPOLLET); exclusive (a server's EPOLLEXCLUSIVE); before (a client's socket that is in the epoll instance before connect),
 // limit (a blocking socket with SO_SNDTIMEO).
 // Status 0; 3 if the connection is refused; 4 if the server cannot listen; 1 for anything else.
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -320,6 +324,63 @@ static int client(const char *address, const char *port)
 	return 0;
 }
 
+static int descriptors(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	int count = 0;
+
+	check(dir, "/proc/self/fd");
+	while (readdir(dir))
+		count++;
+	closedir(dir);
+	return count;
+}
+
+struct target {
+	union address to;
+	socklen_t len;
+	int fd;
+};
+
+static void *connects(void *argument)
+{
+	const struct target *target = argument;
+
+	connect(target->fd, &target->to.any, target->len);
+	return NULL;
+}
+
+static void cancel_one(struct target *target)
+{
+	pthread_t thread;
+	void *result;
+
+	target->fd = socket(target->to.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	check(target->fd >= 0 && pthread_create(&thread, NULL, connects, target) == 0, "a thread");
+	poll(NULL, 0, 100);
+	check(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0, "pthread_join");
+	check(result == PTHREAD_CANCELED, "the thread was not cancelled");
+	check(close(target->fd) == 0, "close");
+}
+
+// Nothing is left of the attempts. The first one makes descriptors that stay.
+static int cancels(const char *address, const char *port)
+{
+	struct target target;
+	int before;
+
+	target.to = parse(address, port, &target.len);
+	cancel_one(&target);
+	poll(NULL, 0, 1000);
+	before = descriptors();
+	for (int i = 0; i < 3; i++)
+		cancel_one(&target);
+	for (int left = 100; descriptors() != before && left > 0; left--)
+		poll(NULL, 0, 50);
+	printf("%d descriptors before, %d afterwards\n", before, descriptors());
+	return descriptors() != before;
+}
+
 int main(int argc, char **argv)
 {
 	alarm(2 * TIMEOUT / 1000);
@@ -335,6 +396,11 @@ int main(int argc, char **argv)
 			status = client(argv[2], argv[3]);
 		return status;
 	}
-	fputs("usage: auto server ADDRESS PORT CONNECTIONS WAIT | auto client ADDRESS PORT WAIT [COUNT]\n", stderr);
+	if (argc == 4 && strcmp(argv[1], "cancel") == 0) {
+		way = "block";
+		return cancels(argv[2], argv[3]);
+	}
+	fputs("usage: auto server ADDRESS PORT CONNECTIONS WAIT | auto client ADDRESS PORT WAIT [COUNT] | auto cancel ADDRESS PORT\n",
+	      stderr);
 	return 2;
 }

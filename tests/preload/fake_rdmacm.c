@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -79,8 +80,13 @@ int raccept(int fd, struct sockaddr *addr, socklen_t *len)
 {
 	/* The listener's flags are inherited, as in librdmacm. */
 	int flags = syscall(SYS_fcntl, fd, F_GETFL, 0) & O_NONBLOCK ? SOCK_NONBLOCK : 0;
-	int new = high(syscall(SYS_accept4, fd, addr, len, flags));
+	int new, type;
 
+	/* accept(2) is a cancellation point, syscall(3) is none. */
+	pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
+	new = syscall(SYS_accept4, fd, addr, len, flags);
+	pthread_setcanceltype(type, &type);
+	new = high(new);
 	if (new >= 0)
 		note("accept", new);
 	return new;

@@ -26,6 +26,7 @@
 #include <unistd.h>
 #include <linux/sockios.h>
 #include <net/if.h>
+#include <netinet/tcp.h>
 
 #define CHECK(what) do { if (!(what)) return #what; } while (0)
 
@@ -299,7 +300,21 @@ static const char *closes_file(void)
 static const char *closes_directly(void)
 {
 	char byte;
+	int on = 1, value = 0, copy;
+	socklen_t len = sizeof value, other = sizeof(struct sockaddr_storage);
+	struct sockaddr_storage name, same;
 
+	CHECK(!syscall(SYS_setsockopt, client, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on));
+	CHECK(!getsockopt(client, IPPROTO_TCP, TCP_NODELAY, &value, &len) && value != 0);
+	value = 0;
+	CHECK(!syscall(SYS_getsockopt, client, IPPROTO_TCP, TCP_NODELAY, &value, &len) && value != 0);
+	len = sizeof name;
+	CHECK(!syscall(SYS_getpeername, client, &name, &len) && !getpeername(client, (struct sockaddr *)&same, &other));
+	CHECK(len == other && !memcmp(&name, &same, len));
+	CHECK((copy = (int)syscall(SYS_dup, client)) >= 0 && syscall(SYS_sendto, copy, "y", 1, 0, NULL, 0) == 1);
+	CHECK(syscall(SYS_recvfrom, server, &byte, 1, 0, NULL, NULL) == 1 && byte == 'y' && !close(copy));
+	CHECK(!syscall(SYS_fcntl, server, F_SETFL, O_NONBLOCK) && recv(server, &byte, 1, 0) == -1 && errno == EAGAIN);
+	CHECK(!syscall(SYS_fcntl, server, F_SETFL, 0));
 	CHECK(syscall(SYS_write, client, "x", 1) == 1 && syscall(SYS_read, server, &byte, 1) == 1);
 	CHECK(!syscall(SYS_close, client) && fcntl(client, F_GETFD) == -1);
 	CHECK(recv(server, &byte, 1, 0) == 0);

@@ -170,6 +170,7 @@ int main(int argc, char **argv)
 		{ "closed_unseen", closed_unseen }, { "closed_by_a_child", closed_by_a_child },
 		{ "selects_by_table_size", selects_by_table_size },
 		{ "epoll_of_the_parent", epoll_of_the_parent },
+		{ "cancelled_accept", cancelled_accept },
 	};
 	int failed = 0, before;
 	size_t i;

@@ -47,5 +47,6 @@ int epoll_of_the_parent(void);
 int sends_files(void);
 int broken_pipe(void);
 int vectors(void);
+int cancelled_accept(void);
 
 #endif

@@ -11,6 +11,8 @@ mod attempt;
 mod bound;
 mod client;
 mod connections;
+#[cfg(test)]
+mod connections_tests;
 mod deferred;
 pub mod disconnect;
 #[cfg(test)]
@@ -39,6 +41,7 @@ pub mod tcp_bytes;
 mod tcp_watch;
 mod thread;
 mod wake;
+mod watched;
 
 use core::ffi::{c_int, c_void};
 
@@ -50,7 +53,7 @@ use self::kernel_options::Purpose;
 use crate::fork::name::{self, Name};
 use crate::fork::{Way, decisions};
 use crate::table::{self, Entry, Kind};
-use crate::{config, errno, next_symbol, rsocket, rsocket_abi};
+use crate::{cancel, config, errno, next_symbol, rsocket, rsocket_abi};
 
 pub use client::connect;
 pub use entry::{is_auto, is_on};
@@ -190,18 +193,14 @@ pub unsafe fn accept(
         let mut reported = Name { storage, len: room };
         let is_listener = table::get(fd).is_some_and(|entry| entry.kind == Kind::Listener);
         if let Some(from) = from
-            && let Some((index, has_spoken)) =
-                errno::keeping(|| shared::accepted(&from, || name::own(fd).map(|own| own.number())))
+            && let Some(accepted) = errno::keeping(|| shared::accepted(&from, || name::own(fd).map(|own| own.number())))
         {
-            let peer = shared::slot(index).and_then(|slot| slot.peer());
-            if !errno::keeping(|| connections::adopt(new, index, has_spoken)) {
+            let Some(peer) = errno::keeping(|| cancel::disabled(|_| connections::adopt(new, accepted))) else {
                 // SAFETY: the program does not know the number yet.
                 unsafe { next_symbol::close(new) };
                 continue;
-            }
-            if let Some(peer) = peer {
-                reported = peer.in_family(from.family());
-            }
+            };
+            reported = peer.in_family(from.family());
         } else if let (Some(from), true) = (from, is_listener) {
             log::accepted(new, &from, "TCP", log::Reason::CameByTcp);
         }
@@ -227,6 +226,8 @@ pub unsafe fn name_of(entry: Entry, is_peer: bool, addr: *mut sockaddr, len: *mu
         Kind::Forwarded => {
             let slot = connections::slot_of(entry)?;
             let name = if is_peer { slot.peer()? } else { slot.own()? };
+            // The slot may have got another connection meanwhile.
+            connections::slot_of(entry)?;
             if entry.flags & connections::FORWARDED_V6 != 0 { name.in_family(AF_INET6) } else { name }
         }
         _ => return None,
@@ -243,7 +244,7 @@ pub unsafe fn name_of(entry: Entry, is_peer: bool, addr: *mut sockaddr, len: *mu
 #[cold]
 pub fn use_forwarded(entry: Entry) {
     if let Some(slot) = connections::slot_of(entry).filter(|slot| !slot.is_wanted()) {
-        slot.want();
+        slot.want(connections::generation_of(entry));
     }
 }
 
@@ -478,14 +479,14 @@ pub fn has_connections() -> bool {
 /// Before fork(2), with or without its handlers.
 pub fn before_fork() {
     bound::forget();
-    if table::any() && is_on() {
+    if table::any() && is_on() && !crate::process::is_guest() {
         errno::keeping(|| connections::before_fork(thread::wake_socket));
     }
 }
 
 /// After fork(2), in the parent.
 pub fn in_parent() {
-    if table::any() && is_on() {
+    if table::any() && is_on() && !crate::process::is_guest() {
         errno::keeping(connections::in_parent);
     }
 }

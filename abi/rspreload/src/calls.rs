@@ -13,6 +13,9 @@ mod socket;
 mod waiting;
 
 pub use close::close;
-pub use dup::{dup2, fcntl};
-pub use forward::{read, readv, recv, recvfrom, recvmsg, send, sendmsg, write, writev};
-pub use socket::accept4;
+pub use dup::{dup, dup2, fcntl};
+pub use forward::{
+    getpeername, getsockname, getsockopt, read, readv, recv, recvfrom, recvmsg, send, sendmsg, sendto, setsockopt,
+    shutdown, write, writev,
+};
+pub use socket::{accept4, connect};

@@ -5,8 +5,9 @@ use core::ffi::c_int;
 
 use libc::{O_CLOEXEC, O_NONBLOCK, O_RDWR};
 
+use crate::cancel::CancelDisabled;
 use crate::table::{self, Entry, Kind};
-use crate::{auto, epoll, errno, fork, open_fds, process, rsocket};
+use crate::{auto, epoll, errno, fork, open_fds, own_fd, process, rsocket};
 
 /// Opens a placeholder at the lowest free number, which is the one that socket(2) would return.
 pub fn open_placeholder(cloexec: bool, nonblock: bool) -> Result<c_int, c_int> {
@@ -17,6 +18,8 @@ pub fn open_placeholder(cloexec: bool, nonblock: bool) -> Result<c_int, c_int> {
     if nonblock {
         flags |= O_NONBLOCK;
     }
+    // A thread that is cancelled when open(2) has returned would lose the number.
+    let _cancel = CancelDisabled::new();
     // SAFETY: a string; no mode is needed where nothing is created.
     let fd = unsafe { libc::open(c"/dev/null".as_ptr(), flags) };
     if fd < 0 { Err(errno::get()) } else { Ok(on_new_fd(fd)) }
@@ -156,7 +159,7 @@ fn is_stale(fd: c_int, entry: Entry) -> bool {
 /// programs that close every number there is.
 #[cold]
 pub fn is_library(fd: c_int) -> bool {
-    fork::is_library_fd(fd) || auto::is_library_fd(fd) || rsocket::is_library_fd(fd)
+    own_fd::has(fd) || fork::is_library_fd(fd) || auto::is_library_fd(fd) || rsocket::is_library_fd(fd)
 }
 
 /// One more than the highest number below `count` that the program has, but at least FD_SETSIZE.

@@ -29,6 +29,7 @@
 
 mod auto;
 mod calls;
+mod cancel;
 mod config;
 mod dispatch;
 mod epoll;
@@ -41,6 +42,7 @@ mod full;
 mod netlink;
 mod next_symbol;
 mod open_fds;
+mod own_fd;
 mod process;
 mod rsocket;
 mod rsocket_abi;

@@ -7,6 +7,8 @@ use core::slice;
 
 use libc::{ENOMEM, c_int, c_ulong, iovec, pollfd};
 
+use crate::{cancel, errno};
+
 /// Types for which all zeros are a value.
 ///
 /// # Safety
@@ -48,8 +50,11 @@ pub fn with<T: Plain, R>(len: usize, call: impl FnOnce(&mut [T]) -> R) -> Result
         if start == libc::MAP_FAILED {
             return Err(ENOMEM);
         }
-        let result = call(slice::from_raw_parts_mut(start.cast::<T>(), len));
-        crate::errno::keeping(|| libc::munmap(start, size));
+        let unmap = || {
+            libc::munmap(start, size);
+        };
+        let result = cancel::with_cleanup(unmap, || call(slice::from_raw_parts_mut(start.cast::<T>(), len)));
+        errno::keeping(unmap);
         Ok(result)
     }
 }

@@ -183,7 +183,7 @@ impl<T> Growing<T> {
     }
 
     /// All words that have memory, with their numbers.
-    fn all(&self) -> impl Iterator<Item = (c_int, &T)> {
+    pub fn all(&self) -> impl Iterator<Item = (c_int, &T)> {
         let chunks = self.chunks.iter().enumerate();
         chunks.flat_map(|(chunk, start)| {
             let len = FIRST << chunk.saturating_sub(1);

@@ -1,11 +1,13 @@
 //! connect(2) of a TCP socket in automatic mode.
 
+use core::cell::Cell;
 use core::ffi::{c_int, c_void};
 
 use libc::{EINPROGRESS, sockaddr, socklen_t};
 
 use super::log::Reason;
 use super::{attempt, instances, log, outcome, route, slots};
+use crate::cancel::{self, CancelDisabled};
 use crate::fork::name::Name;
 use crate::fork::tcp;
 use crate::time::Deadline;
@@ -22,7 +24,7 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
     let Some(to) = (unsafe { Name::read(addr, len) }) else { return next() };
     let (given, to) = (to, to.of_device());
     let mut limit = None;
-    match errno::keeping(|| by_rdma(fd, &given, &to, &mut limit)) {
+    match errno::keeping(|| cancel::disabled(|cancel| by_rdma(fd, &given, &to, &mut limit, cancel))) {
         Ok(None) => 0,
         Ok(Some(error)) => errno::fail(error),
         Err(None) => next(),
@@ -55,16 +57,25 @@ fn before(fd: c_int, limit: &Deadline, call: impl FnOnce() -> c_int) -> c_int {
     let left = i64::from(limit.left().max(1));
     let rest = libc::timeval { tv_sec: left / 1000, tv_usec: left % 1000 * 1000 };
     errno::keeping(|| set((&raw const rest).cast(), size_of::<libc::timeval>() as socklen_t));
-    let result = call();
-    errno::keeping(|| set(programs.as_ptr().cast(), len));
+    let restore = || {
+        errno::keeping(|| set(programs.as_ptr().cast(), len));
+    };
+    let result = cancel::with_cleanup(restore, call);
+    restore();
     result
 }
 
 /// Connects by RDMA. Returns `Ok` with the errno of connect(2), if any; otherwise the reason for
 /// TCP, which is `None` where the kernel decides alone. `given` is the destination as the program
 /// has it, `to` as rsockets have it. `limit` is set if an attempt has used time of a limited
-/// call.
-fn by_rdma(fd: c_int, given: &Name, to: &Name, limit: &mut Option<Deadline>) -> Result<Option<c_int>, Option<Reason>> {
+/// call. `cancel` is allowed where the attempt is waited for.
+fn by_rdma(
+    fd: c_int,
+    given: &Name,
+    to: &Name,
+    limit: &mut Option<Deadline>,
+    cancel: &CancelDisabled,
+) -> Result<Option<c_int>, Option<Reason>> {
     let ruled_out = route::ruled_out(to);
     if ruled_out.is_err() && !crate::config::logs() {
         // What the socket is need not be asked.
@@ -88,9 +99,12 @@ fn by_rdma(fd: c_int, given: &Name, to: &Name, limit: &mut Option<Deadline>) -> 
     *limit = if is_blocking { send_limit(fd) } else { None };
     let inner = attempt::begin(fd, to)?;
     let ended = if is_blocking {
-        let ended = attempt::wait(inner, to, limit.as_ref());
-        drop(reserve);
-        ended
+        let reserve = Cell::new(Some(reserve));
+        let undo = || {
+            attempt::give_up(inner);
+            drop(reserve.take());
+        };
+        cancel.allow(undo, || attempt::wait(inner, to, limit.as_ref()))
     } else {
         match slots::submit(fd, inner, to, &attempt::deadline(), reserve) {
             Ok(()) => return Ok(Some(EINPROGRESS)),

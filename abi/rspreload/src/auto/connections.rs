@@ -10,7 +10,7 @@ use super::entry::{is_auto, is_number_of};
 use super::lock::Lock;
 use super::log::{self, Reason};
 use super::pair::{self, close_token};
-use super::shared::{self, MAX_SLOTS, Slot};
+use super::shared::{self, Accepted, MAX_SLOTS, Slot};
 use super::{deferred, outcome, socket_owner, steer, thread};
 use crate::fork::moving::Moving;
 use crate::fork::name::{self, Name};
@@ -29,6 +29,8 @@ struct Private {
     accepted: AtomicBool,
     /// The program's numbers are or become the kernel's ([`demote`]).
     demoted: AtomicBool,
+    /// The slot's generation. In a child of fork(2) the slot may have got another connection.
+    generation: AtomicU32,
 }
 
 static PRIVATE: [Private; MAX_SLOTS] = [const {
@@ -38,6 +40,7 @@ static PRIVATE: [Private; MAX_SLOTS] = [const {
         forked: AtomicBool::new(false),
         accepted: AtomicBool::new(false),
         demoted: AtomicBool::new(false),
+        generation: AtomicU32::new(0),
     }
 }; MAX_SLOTS];
 
@@ -87,6 +90,7 @@ pub fn enter(index: usize, inner: c_int, token: c_int) -> bool {
     private.forked.store(false, SeqCst);
     private.accepted.store(false, SeqCst);
     private.demoted.store(false, SeqCst);
+    private.generation.store(shared::slot(index).map_or(0, Slot::generation), SeqCst);
     deferred::reset(index);
     word.store(index as u32 + 1, SeqCst);
     USED[index / 64].fetch_or(1 << (index % 64), SeqCst);
@@ -190,43 +194,57 @@ fn bind_token(token: c_int, to: &Name, names: (&Name, &Name), wake: (c_int, u64)
     shared::claim(&name::own(token)?, to.number(), names, wake)
 }
 
-/// Makes the number `fd`, which accept(2) has got, stand for the connection of a token, which has a
-/// byte of the library's or not. Returns false if the connection has ended.
-pub fn adopt(fd: c_int, index: usize, has_spoken: bool) -> bool {
-    let Some(slot) = shared::slot(index).filter(|slot| slot.is_used()) else { return false };
-    let Some(peer) = slot.peer() else { return false };
-    if has_spoken {
+/// Makes the number `fd`, which accept(2) has got, stand for the connection of a token. Returns the
+/// peer, or `None` if the connection has ended.
+pub fn adopt(fd: c_int, accepted: Accepted) -> Option<Name> {
+    let index = accepted.index;
+    let slot = shared::slot(index).filter(|slot| slot.is_used())?;
+    let (peer, is_own, inner) = (slot.peer()?, slot.is_own(), inner(index));
+    if accepted.has_spoken {
         deferred::take_spoken(fd);
     }
     thread::token_accepted();
-    if slot.is_own() {
-        let adopted = inner(index) >= 0 && outcome::become_rsocket(fd, fd, None, inner(index));
-        if adopted {
-            log::accepted(fd, &peer, "RDMA", Reason::Connected);
+    // After what belongs to the connection was read: another process, or another thread of this one,
+    // may have taken the slot of a process that has ended.
+    if slot.generation() != accepted.generation {
+        return None;
+    }
+    if is_own {
+        if inner < 0 || !outcome::become_rsocket(fd, fd, None, inner) {
+            return None;
         }
-        return adopted;
+        log::accepted(fd, &peer, "RDMA", Reason::Connected);
+        return Some(peer);
     }
-    if table::prepare(fd).is_err() {
-        return false;
-    }
-    table::swap(fd, Some(forwarded(fd, index, slot)));
-    slot.want();
+    table::prepare(fd).ok()?;
+    table::swap(fd, Some(forwarded(fd, index, accepted.generation)));
+    slot.want(accepted.generation);
     log::accepted(fd, &peer, "RDMA, forwarded", Reason::Forwarded);
-    true
+    Some(peer)
 }
 
 /// The bit of the entry of a forwarded number whose socket is of IPv6; below it is the generation.
 pub const FORWARDED_V6: u32 = 1 << 16;
 
-fn forwarded(fd: c_int, index: usize, slot: &Slot) -> Entry {
+fn forwarded(fd: c_int, index: usize, generation: u32) -> Entry {
     let is_v6 = tcp::family(fd) == Some(libc::AF_INET6);
     let family = if is_v6 { FORWARDED_V6 } else { 0 };
-    Entry { kind: Kind::Forwarded, flags: slot.generation() | family, inner: index as c_int }
+    Entry { kind: Kind::Forwarded, flags: generation | family, inner: index as c_int }
+}
+
+/// The entry of a number of an rsocket that this process, or the parent before fork(2), has entered.
+fn forwarded_own(fd: c_int, index: usize) -> Entry {
+    forwarded(fd, index, PRIVATE.get(index).map_or(0, |private| private.generation.load(SeqCst)))
+}
+
+/// The generation of the connection of a number that is forwarded.
+pub fn generation_of(entry: Entry) -> u32 {
+    entry.flags & !FORWARDED_V6
 }
 
 /// The slot of a number that is forwarded, as long as its connection is.
 pub fn slot_of(entry: Entry) -> Option<&'static Slot> {
-    shared::slot(usize::try_from(entry.inner).ok()?).filter(|slot| slot.generation() == entry.flags & !FORWARDED_V6)
+    shared::slot(usize::try_from(entry.inner).ok()?).filter(|slot| slot.generation() == generation_of(entry))
 }
 
 /// Closes an rsocket of which the program has closed the last number. If a child may use it, its
@@ -236,7 +254,7 @@ pub fn close(inner: c_int) -> c_int {
         if is_forked(index)
             && let Some(slot) = shared::slot(index)
         {
-            slot.want();
+            slot.want(slot.generation());
             return 0;
         }
         leave(index);
@@ -248,7 +266,7 @@ pub fn close(inner: c_int) -> c_int {
 /// Sends the program's numbers of an rsocket to the kernel from now on: its data is forwarded. They
 /// stay members of the program's epoll instances.
 pub fn demote(index: usize) {
-    let (inner, Some(slot)) = (inner(index), shared::slot(index)) else { return };
+    let inner = inner(index);
     // Before the numbers are looked for: a copy that gets its entry later finds it.
     if let Some(private) = PRIVATE.get(index) {
         private.demoted.store(true, SeqCst);
@@ -258,7 +276,7 @@ pub fn demote(index: usize) {
     let demote_all = || {
         table::each(|fd, entry| {
             if is_number_of(inner, entry) {
-                demote_number(fd, inner, |fd| forwarded(fd, index, slot));
+                demote_number(fd, inner, |fd| forwarded_own(fd, index));
             }
         });
     };
@@ -276,10 +294,8 @@ pub fn demote_copy(fd: c_int, inner: c_int) {
     // After the entry was stored, which alone does not order it before the loads.
     fence(SeqCst);
     let Some(index) = index_of(inner) else { return };
-    if PRIVATE.get(index).is_some_and(|private| private.demoted.load(SeqCst))
-        && let Some(slot) = shared::slot(index)
-    {
-        demote_number(fd, inner, |fd| forwarded(fd, index, slot));
+    if PRIVATE.get(index).is_some_and(|private| private.demoted.load(SeqCst)) {
+        demote_number(fd, inner, |fd| forwarded_own(fd, index));
     }
 }
 
@@ -306,7 +322,7 @@ pub fn forward_from_now(fd: c_int, inner: c_int) -> Result<(), Reason> {
         return Err(Reason::NoToken(errno::get()));
     }
     demote(index);
-    slot.want();
+    slot.want(slot.generation());
     Ok(())
 }
 
@@ -351,7 +367,7 @@ pub fn lend(inner: c_int) -> bool {
         return false;
     };
     private.forked.store(true, SeqCst);
-    slot.want();
+    slot.want(slot.generation());
     true
 }
 
@@ -428,8 +444,7 @@ pub fn in_child() {
     table::each(|fd, entry| {
         if entry.kind == Kind::Socket && is_auto(entry) {
             let index = index_of(entry.inner);
-            let slot = index.and_then(|index| Some((index, shared::slot(index)?)));
-            table::swap(fd, slot.map(|(index, slot)| forwarded(fd, index, slot)));
+            table::swap(fd, index.map(|index| forwarded_own(fd, index)));
         }
     });
     for index in indexes() {

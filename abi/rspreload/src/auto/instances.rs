@@ -7,8 +7,9 @@ use libc::{EPOLL_CTL_DEL, epoll_event};
 
 use super::log::Reason;
 use crate::fork::epoll_handover;
+use crate::own_fd::OwnFd;
 use crate::table::Growing;
-use crate::{epoll, errno, next_symbol, open_fds};
+use crate::{epoll, next_symbol};
 
 /// By number: whether it is or was an instance. In automatic mode only.
 static INSTANCES: Growing<AtomicU64> = Growing::new();
@@ -70,26 +71,19 @@ pub fn are_too_many(fd: c_int) -> bool {
 }
 
 /// A descriptor that is kept during an attempt, for [`leave`].
-pub struct Reserve(c_int);
+pub struct Reserve {
+    _descriptor: Option<OwnFd>,
+}
 
 /// Prepares [`leave`] at the end of an attempt, which takes descriptors itself. Returns `None` if
 /// the instances cannot be read.
 pub fn reserve() -> Option<Reserve> {
     if instances().next().is_none() {
-        return Some(Reserve(-1));
+        return Some(Reserve { _descriptor: None });
     }
     // SAFETY: a string; no mode is needed where nothing is created.
-    let fd = open_fds::relocate(unsafe { libc::open(c"/proc/self/fdinfo".as_ptr(), libc::O_PATH | libc::O_CLOEXEC) });
-    (fd >= 0).then_some(Reserve(fd))
-}
-
-impl Drop for Reserve {
-    fn drop(&mut self) {
-        if self.0 >= 0 {
-            // SAFETY: opened above; no other thread uses the number.
-            errno::keeping(|| unsafe { next_symbol::close(self.0) });
-        }
-    }
+    let fd = unsafe { libc::open(c"/proc/self/fdinfo".as_ptr(), libc::O_PATH | libc::O_CLOEXEC) };
+    OwnFd::new(fd).map(|descriptor| Reserve { _descriptor: Some(descriptor) })
 }
 
 /// Removes a socket of the kernel's that becomes an rsocket from the instances of which it is a

@@ -18,6 +18,8 @@ pub const MAX_SLOTS: usize = 1 << 14;
 /// How far from its first index a slot may be.
 pub const MAX_PROBES: usize = 16;
 
+/// The bits of the token's state.
+const STATE: u32 = 3;
 /// There is no token yet, or none any more.
 const NO_TOKEN: u32 = 0;
 /// The token is on its way to accept(2).
@@ -27,19 +29,23 @@ const TAKEN: u32 = 2;
 /// As `SENT`; the token has a byte of the library's before the program's data.
 const SPOKEN: u32 = 3;
 
+/// Another process than the owner uses the connection: the owner is to forward its data.
+const WANTED: u32 = 4;
+
+/// The bits from this one on change when the slot gets another connection.
+const GENERATION: u32 = 8;
+
 /// Words for an address of IPv4 or IPv6: `struct sockaddr_in6` has 28 bytes.
 const NAME_WORDS: usize = 4;
 
 /// A connection.
 pub struct Slot {
-    state: AtomicU32,
+    /// The state of the token, [`WANTED`], and the generation. One word: what another process changes
+    /// is changed for the connection that it has looked at, or not at all.
+    word: AtomicU32,
     /// The process that has the rsocket, 0 for a free slot. A slot is taken by changing this word
     /// alone, so one that a process leaves behind when it ends, at whatever point, is found by it.
     owner: AtomicI32,
-    /// Changes when the slot gets another connection.
-    generation: AtomicU32,
-    /// Another process than the owner uses the connection: the owner is to forward its data.
-    wanted: AtomicU32,
     /// The socket that wakes the owner's thread, which its children have as well, and its inode.
     wake: AtomicI32,
     wake_inode: AtomicU64,
@@ -147,9 +153,8 @@ pub fn claim(token: &Name, listener_port: u16, names: (&Name, &Name), wake: (c_i
     let find = |take: &dyn Fn(&Slot) -> bool| indexes(token.number()).find(|&index| all.get(index).is_some_and(take));
     let index = find(&free).or_else(|| find(&left))?;
     let slot = all.get(index)?;
-    slot.state.store(NO_TOKEN, SeqCst);
-    slot.generation.fetch_add(1, SeqCst);
-    slot.wanted.store(0, SeqCst);
+    // First: a process that still looks at the connection of one that has ended finds another one.
+    slot.begin_generation();
     slot.wake.store(wake.0, SeqCst);
     slot.wake_inode.store(wake.1, SeqCst);
     slot.token.store(token);
@@ -159,18 +164,32 @@ pub fn claim(token: &Name, listener_port: u16, names: (&Name, &Name), wake: (c_i
     Some(index)
 }
 
-/// Looks a connection up that accept(2) has got from `from`. Returns the number of its slot if it is
-/// a token, and whether the token has a byte of the library's.
-pub fn accepted(from: &Name, listener_port: impl FnOnce() -> Option<u16>) -> Option<(usize, bool)> {
+/// A token that accept(2) has got.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Accepted {
+    pub index: usize,
+    /// The connection whose token it is. Its process may have ended, and another one may take the slot
+    /// at any time.
+    pub generation: u32,
+    /// The token has a byte of the library's.
+    pub has_spoken: bool,
+}
+
+/// Looks a connection up that accept(2) has got from `from`. Returns `None` if it is no token.
+pub fn accepted(from: &Name, listener_port: impl FnOnce() -> Option<u16>) -> Option<Accepted> {
     let all = slots()?;
-    let is_it = |slot: &Slot| slot.is_sent() && slot.token.load().is_some_and(|token| same(&token, from));
-    let index = indexes(from.number()).find(|&index| all.get(index).is_some_and(is_it))?;
-    let slot = all.get(index)?;
+    let find = |index: usize| {
+        let slot = all.get(index)?;
+        let generation = slot.generation();
+        let is_it = slot.is_sent() && slot.token.load().is_some_and(|token| same(&token, from));
+        is_it.then_some((index, slot, generation))
+    };
+    let (index, slot, generation) = indexes(from.number()).find_map(find)?;
     if listener_port().is_some_and(|port| port != slot.listener_port()) {
         return None;
     }
-    let has_spoken = slot.leave_sent(TAKEN)?;
-    Some((index, has_spoken))
+    let has_spoken = slot.leave_sent(generation, TAKEN)?;
+    Some(Accepted { index, generation, has_spoken })
 }
 
 fn same(one: &Name, other: &Name) -> bool {
@@ -178,38 +197,55 @@ fn same(one: &Name, other: &Name) -> bool {
 }
 
 impl Slot {
+    fn change(&self, change: impl FnMut(u32) -> Option<u32>) -> Option<u32> {
+        self.word.fetch_update(SeqCst, SeqCst, change).ok()
+    }
+
+    /// The slot has another connection from now on, or none: without a token, and not wanted.
+    fn begin_generation(&self) {
+        self.change(|word| Some((word & !(GENERATION - 1)).wrapping_add(GENERATION)));
+    }
+
+    fn set_state(&self, state: u32) {
+        self.change(|word| Some(word & !STATE | state));
+    }
+
+    fn state(&self) -> u32 {
+        self.word.load(SeqCst) & STATE
+    }
+
     /// The token is about to be connected.
     pub fn send(&self) {
-        self.state.store(SENT, SeqCst);
+        self.set_state(SENT);
     }
 
     /// The token needs no accept(2).
     pub fn take(&self) {
-        self.state.store(TAKEN, SeqCst);
+        self.set_state(TAKEN);
     }
 
     /// Whether the token waits for accept(2).
     pub fn is_sent(&self) -> bool {
-        matches!(self.state.load(SeqCst), SENT | SPOKEN)
+        matches!(self.state(), SENT | SPOKEN)
     }
 
     /// The token is about to get a byte of the library's. Returns false if it has been accepted, or
     /// has the byte.
     pub fn speak(&self) -> bool {
-        self.state.compare_exchange(SENT, SPOKEN, SeqCst, SeqCst).is_ok()
+        self.change(|word| (word & STATE == SENT).then_some(word & !STATE | SPOKEN)).is_some()
     }
 
     /// Whether the token waits for accept(2) without a byte of the library's.
     pub fn is_silent(&self) -> bool {
-        self.state.load(SeqCst) == SENT
+        self.state() == SENT
     }
 
-    /// Ends the wait for accept(2). Returns whether the token has a byte of the library's, or `None`
-    /// if it does not wait.
-    fn leave_sent(&self, next: u32) -> Option<bool> {
-        // Only from silent to spoken: in this order it cannot be missed.
-        let leave = |from| self.state.compare_exchange(from, next, SeqCst, SeqCst).is_ok();
-        if leave(SENT) { Some(false) } else { leave(SPOKEN).then_some(true) }
+    /// Ends the wait for accept(2) of the token of a connection. Returns whether the token has a byte of
+    /// the library's, or `None` if it does not wait.
+    fn leave_sent(&self, generation: u32, next: u32) -> Option<bool> {
+        let waits = |word| matches!(word & STATE, SENT | SPOKEN) && generation_of(word) == generation;
+        let before = self.change(|word| waits(word).then_some(word & !STATE | next))?;
+        Some(before & STATE == SPOKEN)
     }
 
     /// The port of the listener to which the token was sent.
@@ -219,13 +255,12 @@ impl Slot {
 
     /// Gives up a token that waits for accept(2), unless it is being accepted now.
     pub fn withdraw(&self) -> bool {
-        self.leave_sent(NO_TOKEN).is_some()
+        self.leave_sent(self.generation(), NO_TOKEN).is_some()
     }
 
     /// The connection has ended.
     pub fn free(&self) {
-        self.generation.fetch_add(1, SeqCst);
-        self.state.store(NO_TOKEN, SeqCst);
+        self.begin_generation();
         // Last: another process may take the slot from here on.
         self.owner.store(0, SeqCst);
     }
@@ -252,20 +287,25 @@ impl Slot {
 
     /// Identifies the connection among those that have had the slot, in 16 bits.
     pub fn generation(&self) -> u32 {
-        self.generation.load(SeqCst) & 0xffff
+        generation_of(self.word.load(SeqCst))
     }
 
     /// Whether the owner is to forward data.
     pub fn is_wanted(&self) -> bool {
-        self.wanted.load(SeqCst) != 0
+        self.word.load(SeqCst) & WANTED != 0
     }
 
-    /// Tells the owner to forward data from now on.
-    pub fn want(&self) {
-        if self.wanted.swap(1, SeqCst) == 0 {
+    /// Tells the owner to forward the data of a connection from now on, if the slot still has it.
+    pub fn want(&self, generation: u32) {
+        let is_new = |word| word & WANTED == 0 && generation_of(word) == generation;
+        if self.change(|word| is_new(word).then_some(word | WANTED)).is_some() {
             wake(self.wake.load(SeqCst), self.wake_inode.load(SeqCst));
         }
     }
+}
+
+fn generation_of(word: u32) -> u32 {
+    (word / GENERATION) & 0xffff
 }
 
 /// The inode of a socket, or `None` if `fd` is something else.
@@ -300,12 +340,12 @@ mod tests {
         assert!(is_plain(&token, 80), "not sent yet");
         slot(index).unwrap().send();
         assert!(is_plain(&other, 80) && is_plain(&token, 81));
-        assert_eq!(accepted(&token, || Some(80)), Some((index, false)));
+        let generation = slot(index).unwrap().generation();
+        assert_eq!(accepted(&token, || Some(80)), Some(Accepted { index, generation, has_spoken: false }));
         assert!(is_plain(&token, 80), "already accepted");
         assert!(!slot(index).unwrap().speak() && !slot(index).unwrap().withdraw(), "already accepted");
         assert_eq!(slot(index).unwrap().peer().unwrap().address(), peer.address());
         assert_eq!(slot(index).unwrap().own().unwrap().number(), 8);
-        let generation = slot(index).unwrap().generation();
         slot(index).unwrap().free();
         assert_ne!(slot(index).unwrap().generation(), generation);
     }
@@ -319,7 +359,7 @@ mod tests {
         slot.send();
         assert!(slot.is_silent() && slot.speak() && !slot.speak());
         assert!(slot.is_sent() && !slot.is_silent());
-        assert_eq!(accepted(&token, || Some(80)), Some((index, true)));
+        assert!(accepted(&token, || Some(80)).is_some_and(|accepted| accepted.index == index && accepted.has_spoken));
         slot.send();
         assert!(slot.speak() && slot.withdraw() && !slot.withdraw());
         slot.free();
@@ -354,7 +394,7 @@ mod tests {
             for (place, index) in indexes(token.number()).enumerate() {
                 let slot = slot(index).unwrap();
                 // It may have ended at any point.
-                slot.state.store([NO_TOKEN, SENT, TAKEN, SPOKEN][place % 4], SeqCst);
+                slot.set_state([NO_TOKEN, SENT, TAKEN, SPOKEN][place % 4]);
                 slot.owner.store(ended, SeqCst);
             }
             let barrier = std::sync::Barrier::new(THREADS);
@@ -373,6 +413,33 @@ mod tests {
             assert_eq!(taken, all);
             taken.into_iter().for_each(|index| slot(index).unwrap().free());
         }
+    }
+
+    #[test]
+    fn a_process_that_takes_the_slot_keeps_its_own_token() {
+        assert!(prepare());
+        let (token, other) = (Name::new([127, 0, 2, 3].into(), 53_000), Name::new([127, 0, 2, 4].into(), 53_000));
+        let index = claim(&token, 80, (&token, &token), (-1, 0)).unwrap();
+        let slot = slot(index).unwrap();
+        slot.send();
+        let before = slot.generation();
+        // The process ends after its token was found, and another one takes the slot and sends its own.
+        let take_over = || {
+            slot.begin_generation();
+            slot.token.store(&other);
+            slot.send();
+            Some(80)
+        };
+        assert_eq!(accepted(&token, take_over), None);
+        assert!(slot.is_sent(), "the other process's token was taken");
+        slot.want(before);
+        assert!(!slot.is_wanted(), "for the connection that the slot had before");
+        let generation = slot.generation();
+        assert_eq!(accepted(&other, || Some(80)), Some(Accepted { index, generation, has_spoken: false }));
+        slot.want(generation);
+        assert!(slot.is_wanted());
+        slot.free();
+        assert!(!slot.is_wanted());
     }
 
     #[test]

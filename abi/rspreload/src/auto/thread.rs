@@ -3,7 +3,7 @@
 
 use core::ffi::{c_int, c_short, c_void};
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use libc::{EINTR, POLLERR, POLLHUP, POLLIN, POLLOUT, nfds_t, pollfd};
 
@@ -15,19 +15,19 @@ use super::shared::{self, MAX_SLOTS, Slot};
 use super::slots::{self, MAX_ATTEMPTS};
 use super::tcp_watch::WATCHES;
 use super::wake::WakeSockets;
+use super::watched::Watched;
 use super::{attempt, connections, log};
 use crate::fork::thread as threads;
 use crate::time::Deadline;
-use crate::{errno, next_symbol, open_fds, rsocket, rsocket_abi};
+use crate::{errno, next_symbol, rsocket, rsocket_abi};
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
 /// The sockets by which the thread is woken.
 static WAKE: WakeSockets = WakeSockets::new();
 
-/// A process on whose end the thread waits, and its descriptor plus one.
-static WATCHED: AtomicI32 = AtomicI32::new(0);
-static WATCHED_FD: AtomicI32 = AtomicI32::new(0);
+/// The process on whose end the thread waits.
+static WATCHED: Watched = Watched::new();
 
 /// Between two looks at the connections that children may use, in milliseconds: a child that has
 /// closed all descriptors can't wake the thread.
@@ -75,34 +75,21 @@ pub fn token_accepted() {
 
 /// Whether `fd` is a descriptor of the thread.
 pub fn is_own(fd: c_int) -> bool {
-    fd >= 0 && (WAKE.has(fd) || WATCHED_FD.load(SeqCst) == fd + 1)
+    fd >= 0 && (WAKE.has(fd) || WATCHED.has(fd))
 }
 
 /// Waits for the end of a process, whose listeners this one takes over then.
 pub fn watch_process(process: c_int) {
-    if WATCHED.swap(process, SeqCst) == process {
-        return;
+    if WATCHED.change(process) {
+        wake();
     }
-    // SAFETY: numbers only.
-    let fd = errno::keeping(|| unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) }) as c_int;
-    let before = WATCHED_FD.swap(open_fds::relocate(fd) + 1, SeqCst) - 1;
-    if before >= 0 {
-        // SAFETY: a descriptor that only this library knows.
-        unsafe { next_symbol::close(before) };
-    }
-    wake();
 }
 
 /// In a child of fork(2): the thread is the parent's.
 pub fn in_child() {
     RUNNING.store(false, SeqCst);
     WAKE.in_child();
-    let watched = WATCHED_FD.swap(0, SeqCst) - 1;
-    if watched >= 0 {
-        // SAFETY: the child's copy of a descriptor that only this library knows.
-        unsafe { next_symbol::close(watched) };
-    }
-    WATCHED.store(0, SeqCst);
+    WATCHED.in_child();
 }
 
 /// What a descriptor is polled for.
@@ -235,7 +222,7 @@ impl Thread {
         let mut timeout = WATCHES.left().unwrap_or(-1);
         self.count = 0;
         self.push(WAKE.receiver(), POLLIN, Purpose::Wake);
-        self.push(WATCHED_FD.load(SeqCst) - 1, POLLIN, Purpose::Process);
+        self.push(WATCHED.fd(), POLLIN, Purpose::Process);
         for slot in slots::ready() {
             let left = slot.left();
             timeout = if timeout < 0 { left } else { left.min(timeout) };
@@ -327,12 +314,9 @@ fn handle_one(fd: c_int, revents: c_short, purpose: Purpose) {
             unsafe { next_symbol::read(fd, bytes.as_mut_ptr().cast::<c_void>(), bytes.len()) };
         }
         Purpose::Process => {
-            let (process, watched) = (WATCHED.swap(0, SeqCst), WATCHED_FD.swap(0, SeqCst) - 1);
-            if watched >= 0 {
-                // SAFETY: a descriptor that only this library knows.
-                unsafe { next_symbol::close(watched) };
+            if let Some(process) = WATCHED.take(fd) {
+                listeners::take_all_of(process);
             }
-            listeners::take_all_of(process);
         }
         Purpose::Attempt(number) => {
             if let Some(slot) = slots::ready().find(|slot| slot.number() == number && slot.inner() == fd)
@@ -383,7 +367,7 @@ fn handle_token(index: usize, revents: c_short) {
         }
     } else if revents & (POLLIN | POLLHUP | POLLERR) != 0 && connections::is_forked(index) {
         // A child has sent data, or the last process has closed the socket.
-        slot.want();
+        slot.want(slot.generation());
     }
 }
 

@@ -4,9 +4,8 @@ use core::ffi::c_int;
 
 use libc::EBADF;
 
-use crate::fork::thread::CancelDisabled;
 use crate::table::{self, Entry, Kind};
-use crate::{auto, errno, fds, next_symbol, process};
+use crate::{auto, cancel, errno, fds, next_symbol, process};
 
 /// close(2). The rsocket is closed while its number is still taken: otherwise another thread could
 /// get the number, and lose its entry.
@@ -38,18 +37,23 @@ fn close_known(fd: c_int) -> c_int {
         if entry.inner == table::CLOSING {
             return errno::fail(EBADF);
         }
-        // Closing an rsocket takes time, in which calls on the number must not meet the
-        // placeholder.
         // A thread that is cancelled before the placeholder is closed would leave the number taken.
-        let _cancel = CancelDisabled::new();
-        let meanwhile = (entry.kind == Kind::Socket).then_some(Entry { inner: table::CLOSING, ..entry });
-        if table::replace(fd, Some(entry), meanwhile) {
-            let released = fds::release(entry);
-            let why = errno::get();
-            let closed = close_placeholder(fd, meanwhile);
-            return if released < 0 { errno::fail(why) } else { closed };
+        if let Some(result) = cancel::disabled(|_| close_entry(fd, entry)) {
+            return result;
         }
     }
+}
+
+/// Closes a number that has `entry`. Returns `None` if it has another one by now.
+fn close_entry(fd: c_int, entry: Entry) -> Option<c_int> {
+    // Closing an rsocket takes time, in which calls on the number must not meet the placeholder.
+    let meanwhile = (entry.kind == Kind::Socket).then_some(Entry { inner: table::CLOSING, ..entry });
+    table::replace(fd, Some(entry), meanwhile).then(|| {
+        let released = fds::release(entry);
+        let why = errno::get();
+        let closed = close_placeholder(fd, meanwhile);
+        if released < 0 { errno::fail(why) } else { closed }
+    })
 }
 
 /// Closes a placeholder whose entry is `meanwhile`, unless dup2(2) has put another file there.

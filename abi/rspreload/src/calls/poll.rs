@@ -7,7 +7,7 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLRDHUP, nfds_t, pollfd};
 
 use super::waiting::{Pieces, begin_wait, concerns, relayed, settled};
 use crate::dispatch::Fd;
-use crate::fork::remote;
+use crate::fork::remote::{self, Waits};
 use crate::table;
 use crate::time::Deadline;
 use crate::{auto, errno, fork, next_symbol, rsocket_abi, scratch};
@@ -24,8 +24,11 @@ pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -
     unsafe {
         let list = slice::from_raw_parts_mut(fds, count as usize);
         if list.iter().any(|fd| concerns(fd.fd)) {
-            let result = scratch::with::<pollfd, _>(list.len(), |inner| poll_both(list, inner, timeout));
-            return result.unwrap_or_else(errno::fail);
+            let count = list.iter().filter(|fd| relayed(fd.fd)).count();
+            let result = Waits::with(count, |waits| {
+                scratch::with::<pollfd, _>(list.len(), |inner| poll_both(list, inner, waits, timeout))
+            });
+            return result.and_then(|result| result).unwrap_or_else(errno::fail);
         }
         next_symbol::poll(fds, count, timeout)
     }
@@ -36,10 +39,10 @@ const UNDECIDED: c_short = POLLIN | POLLRDHUP;
 
 /// What librdmacm polls for `fd`. For an undecided socket that is the TCP connection, on which
 /// something happens when the socket may be decided.
-fn asked(fd: &pollfd, pieces: &mut Pieces) -> pollfd {
+fn asked(fd: &pollfd, waits: &Waits, pieces: &mut Pieces) -> pollfd {
     let mut events = fd.events;
     if let Fd::Relayed(entry) = Fd::of(fd.fd) {
-        remote::enter(entry.inner, events);
+        waits.enter(entry.inner, events);
         events = POLLIN;
     }
     while let Fd::Connecting(entry) = Fd::of(fd.fd) {
@@ -67,13 +70,13 @@ fn program_events(fd: &pollfd, revents: c_short) -> c_short {
 }
 
 /// Polls by librdmacm. `inner` has the length of `list`.
-fn poll_both(list: &mut [pollfd], inner: &mut [pollfd], timeout: c_int) -> c_int {
+fn poll_both(list: &mut [pollfd], inner: &mut [pollfd], waits: &Waits, timeout: c_int) -> c_int {
     let deadline = Deadline::after(timeout);
     let mut left = timeout;
     let mut pieces = Pieces::new();
     loop {
         for (inner, fd) in inner.iter_mut().zip(&*list) {
-            *inner = asked(fd, &mut pieces);
+            *inner = asked(fd, waits, &mut pieces);
         }
         let (piece, undecided) = pieces.next(left);
         // SAFETY: `inner.len()` structures at `inner` are writable.
@@ -85,10 +88,8 @@ fn poll_both(list: &mut [pollfd], inner: &mut [pollfd], timeout: c_int) -> c_int
                 fd.revents = program_events(fd, inner.revents);
                 count += c_int::from(fd.revents != 0);
             }
-            if relayed(fd.fd) {
-                remote::leave(inner.fd, fd.events);
-            }
         }
+        waits.leave();
         left = deadline.left();
         let ended = result == 0 && (left == 0 || !undecided);
         // A message on another process's rsocket may be the answer to another thread.

@@ -10,7 +10,7 @@ use libc::{EAGAIN, EBADF, FD_SETSIZE, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI
 
 use super::waiting::{Pieces, begin_wait, concerns, inner_number, is_notice, relayed, settled};
 use crate::dispatch::Fd;
-use crate::fork::remote;
+use crate::fork::remote::{self, Waits};
 use crate::table;
 use crate::time::{Deadline, milliseconds};
 use crate::{errno, fds, fork, next_symbol, rsocket_abi, scratch};
@@ -34,7 +34,10 @@ pub unsafe extern "C" fn select(
     // SAFETY: the C contract: a set has as many bits as there are numbers, or is NULL.
     let mut sets = [read, write, except].map(|set| unsafe { words_of(set, limit) });
     if sets.iter().any(|set| numbers_in(set, limit).any(concerns)) {
-        return select_both(limit, &mut sets, timeout);
+        let mut count = 0;
+        each_relayed(limit, &sets, |_, _| count += 1);
+        let result = Waits::with(count, |waits| select_both(limit, &mut sets, waits, timeout));
+        return result.unwrap_or_else(errno::fail);
     }
     // SAFETY: the C contract.
     unsafe { next_symbol::select(count, read, write, except, timeout) }
@@ -94,34 +97,28 @@ const ASKED: [c_short; 3] = [POLLIN, POLLOUT, POLLPRI];
 
 /// Waits by librdmacm. When a reported socket has become an rsocket by the event, it waits again,
 /// for what is left in `timeout`.
-fn select_both(limit: usize, sets: &mut [&mut [Word]; 3], timeout: *mut timeval) -> c_int {
+fn select_both(limit: usize, sets: &mut [&mut [Word]; 3], waits: &Waits, timeout: *mut timeval) -> c_int {
     let mut pieces = Pieces::new();
     loop {
-        each_relayed(limit, sets, remote::enter);
+        each_relayed(limit, sets, |channel, events| waits.enter(channel, events));
         // Pending sockets that are to become rsockets do so here, so that their numbers stay the
         // same below.
         let numbers =
             sets.iter().filter_map(|set| numbers_in(set, limit).map(|fd| begin_wait(fd, asked_of(sets, fd))).max());
         let count = match numbers.max() {
-            Some(table::CLOSING) => {
-                each_relayed(limit, sets, remote::leave);
-                return errno::fail(EBADF);
-            }
+            Some(table::CLOSING) => return errno::fail(EBADF),
             highest => highest.map_or(0, |highest| highest as usize + 1),
         };
         let words = count.div_ceil(BITS);
         let result = scratch::with::<Word, _>(3 * words, |inner| {
             let (read, rest) = inner.split_at_mut(words);
             let (write, except) = rest.split_at_mut(words);
-            select_inner(limit, sets, count, &mut [read, write, except], timeout, &mut pieces)
+            select_inner(limit, sets, count, &mut [read, write, except], waits, timeout, &mut pieces)
         });
         match result {
             Ok(Some(result)) => return result,
             Ok(None) => {}
-            Err(why) => {
-                each_relayed(limit, sets, remote::leave);
-                return errno::fail(why);
-            }
+            Err(why) => return errno::fail(why),
         }
     }
 }
@@ -133,6 +130,7 @@ fn select_inner(
     sets: &mut [&mut [Word]; 3],
     count: usize,
     inner: &mut [&mut [Word]; 3],
+    waits: &Waits,
     timeout: *mut timeval,
     pieces: &mut Pieces,
 ) -> Option<c_int> {
@@ -157,7 +155,7 @@ fn select_inner(
     let [read, write, except] = inner.each_mut().map(|set| set.as_mut_ptr().cast::<fd_set>());
     // SAFETY: the sets have at least `count` bits, and `timeout` is the caller's.
     let (result, undecided) = unsafe { select_piece(count as c_int, [read, write, except], timeout, pieces) };
-    each_relayed(limit, sets, remote::leave);
+    waits.leave();
     if result > 0 {
         let mut again = false;
         for ((index, set), events) in sets.iter().enumerate().zip(ASKED) {
@@ -232,7 +230,7 @@ unsafe fn select_piece(
 }
 
 /// Calls `call` for the channel of each other process's rsocket in each set, with the set's events.
-fn each_relayed(limit: usize, sets: &[&mut [Word]; 3], call: fn(c_int, c_short)) {
+fn each_relayed(limit: usize, sets: &[&mut [Word]; 3], mut call: impl FnMut(c_int, c_short)) {
     for (set, events) in sets.iter().zip(ASKED) {
         numbers_in(set, limit).filter(|&fd| relayed(fd)).for_each(|fd| call(inner_number(fd), events));
     }

@@ -9,7 +9,7 @@ use libc::{
 
 use crate::dispatch::Fd;
 use crate::table::{self, Entry};
-use crate::{auto, config, errno, fds, fork, next_symbol, rsocket, rsocket_abi};
+use crate::{auto, cancel, config, errno, fds, fork, next_symbol, rsocket, rsocket_abi};
 
 const FLAGS: c_int = SOCK_CLOEXEC | SOCK_NONBLOCK;
 
@@ -126,8 +126,12 @@ unsafe fn accept_from(
     // As in the kernel, the number comes first: without one, no connection is taken from the queue.
     let new = fds::open_placeholder(flags & SOCK_CLOEXEC != 0, flags & SOCK_NONBLOCK != 0)?;
     rsocket::sync_nonblock(fd, inner);
+    let close_placeholder = || {
+        // SAFETY: the program does not know the number yet.
+        unsafe { next_symbol::close(new) };
+    };
     // SAFETY: the arguments of accept4(2): guaranteed by the caller.
-    let taken = unsafe { rsocket_abi::raccept(inner, addr, len) };
+    let taken = cancel::with_cleanup(close_placeholder, || unsafe { rsocket_abi::raccept(inner, addr, len) });
     if taken >= 0 {
         // An rsocket inherits its listener's flags, a socket on Linux does not.
         let status = if flags & SOCK_NONBLOCK != 0 { O_NONBLOCK } else { 0 };

@@ -7,14 +7,14 @@
 
 use core::ffi::c_int;
 
-use libc::{EAGAIN, F_DUPFD_CLOEXEC};
+use libc::EAGAIN;
 
 use super::commit::{self, Outcome};
 use super::state::{Role, State};
-use super::thread::CancelDisabled;
 use super::way::Way;
 use super::{accepted, active, copy, decisions, sibling_handshakes, slots, tcp};
-use crate::next_symbol;
+use crate::cancel;
+use crate::own_fd::OwnFd;
 use crate::table::{self, Entry, Kind};
 use crate::time::Deadline;
 
@@ -79,20 +79,18 @@ fn resolve_accepted(fd: c_int, entry: Entry, way: Way, decisions: u32) -> Option
 /// Decides if no other thread does. `None` means that the table's entry is to be read again.
 fn begin(fd: c_int, entry: Entry, decisions: u32, way: Way) -> Option<Result<Option<c_int>, c_int>> {
     // A cancelled thread would leave the socket busy, and its turns taken. Decisions have a time-out.
-    let cancel = CancelDisabled::new();
-    let Some(turn) = copy::take_turn(fd) else {
-        drop(cancel);
-        if !decisions::wait(decisions) {
-            copy::end_turn(fd);
-        }
-        return None;
-    };
-    let busy = State::of(entry).busy(true);
-    let result = table::replace(fd, Some(entry), Some(busy.entry())).then(|| decide(fd, busy, way));
-    drop(turn);
-    decisions::announce();
-    drop(cancel);
-    result
+    let decided = cancel::disabled(|_| {
+        let turn = copy::take_turn(fd)?;
+        let busy = State::of(entry).busy(true);
+        let result = table::replace(fd, Some(entry), Some(busy.entry())).then(|| decide(fd, busy, way));
+        drop(turn);
+        decisions::announce();
+        Some(result)
+    });
+    if decided.is_none() && !decisions::wait(decisions) {
+        copy::end_turn(fd);
+    }
+    decided.flatten()
 }
 
 /// Waits for the peer's word or data as the program's recv(2) would: with its flags, its time-out
@@ -112,13 +110,8 @@ fn resolve_sibling(fd: c_int, entry: Entry) {
 
 /// Decides, as the only thread that does, and leaves the final entry in the table.
 fn decide(fd: c_int, busy: State, way: Way) -> Result<Option<c_int>, c_int> {
-    // SAFETY: no pointers.
-    let tcp = unsafe { next_symbol::fcntl(fd, F_DUPFD_CLOEXEC, 0) };
+    let copy = OwnFd::duplicate(fd);
+    let tcp = copy.as_ref().map_or(-1, OwnFd::fd);
     let outcome = if tcp < 0 { Outcome::Tcp } else { active::decide(tcp, busy.role, way, resolve_sibling) };
-    let result = commit::commit(fd, tcp, busy.entry(), outcome);
-    if tcp >= 0 {
-        // SAFETY: this function's own copy.
-        unsafe { next_symbol::close(tcp) };
-    }
-    result
+    commit::commit(fd, tcp, busy.entry(), outcome)
 }

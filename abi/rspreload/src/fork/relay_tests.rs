@@ -188,6 +188,36 @@ unsafe extern "C" {
     fn pthread_cancel(thread: libc::pthread_t) -> libc::c_int;
 }
 
+unsafe extern "C-unwind" {
+    fn pthread_exit(result: *mut libc::c_void) -> !;
+}
+
+/// Ends the thread in a wait for a channel, as cancellation does.
+extern "C" fn end_in_wait(channel: *mut libc::c_void) -> *mut libc::c_void {
+    let channel = channel.addr() as RawFd;
+    let _ = remote::Waits::with(1, |waits| {
+        waits.enter(channel, POLLIN);
+        assert!(remote::is_waited_for(channel));
+        // SAFETY: the frames up to the thread's first one have nothing to drop.
+        unsafe { pthread_exit(core::ptr::null_mut()) }
+    });
+    core::ptr::null_mut()
+}
+
+#[test]
+fn a_thread_that_ends_in_a_wait_waits_no_longer() {
+    // No descriptor has this number.
+    const CHANNEL: RawFd = 1_000_003;
+    // SAFETY: room for a thread's number; the thread has not been joined.
+    unsafe {
+        let mut thread = core::mem::zeroed();
+        let argument = core::ptr::without_provenance_mut(CHANNEL as usize);
+        assert_eq!(libc::pthread_create(&raw mut thread, core::ptr::null(), end_in_wait, argument), 0);
+        assert_eq!(libc::pthread_join(thread, core::ptr::null_mut()), 0);
+    }
+    assert!(!remote::is_waited_for(CHANNEL));
+}
+
 /// Shuts a direction down by a channel. Returns the result plus one, so that -1 is null.
 extern "C" fn shut_down(channel: *mut libc::c_void) -> *mut libc::c_void {
     // SAFETY: no pointers.

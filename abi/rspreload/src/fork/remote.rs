@@ -3,6 +3,7 @@
 //! Requests do not block in the parent. A call that has to wait asks for a message when it may go
 //! on, and waits here, where the program's signals reach it.
 
+use core::cell::Cell;
 use core::ffi::{c_int, c_short};
 use core::ptr;
 use core::slice;
@@ -16,7 +17,7 @@ use libc::{
 use super::message::{self, Head};
 use super::thread::SignalsBlocked;
 use crate::table::Entry;
-use crate::{errno, next_symbol, rsocket_abi};
+use crate::{cancel, errno, next_symbol, rsocket_abi, scratch};
 
 /// Rsockets that one fork(2) shares at most. Each takes a thread of the parent.
 pub const MAX_CHANNELS: usize = 64;
@@ -125,14 +126,57 @@ fn weight(events: c_short) -> u32 {
     send + u32::from(events & !POLLOUT != 0)
 }
 
-/// The calling thread is going to wait for `events`, until [`leave`].
-pub fn enter(channel: c_int, events: c_short) {
+fn enter(channel: c_int, events: c_short) {
     waiters(channel).fetch_add(weight(events), Ordering::SeqCst);
 }
 
-/// The calling thread waits no longer.
-pub fn leave(channel: c_int, events: c_short) {
+fn leave(channel: c_int, events: c_short) {
     waiters(channel).fetch_sub(weight(events), Ordering::SeqCst);
+}
+
+/// What a thread waits for: channels and events. A record, because the numbers may be closed by other
+/// threads meanwhile, and the thread may be cancelled.
+pub struct Waits<'a> {
+    channels: &'a [Cell<pollfd>],
+    used: Cell<usize>,
+}
+
+impl Waits<'_> {
+    /// Runs `call`, which enters at most `count` channels at a time. Fails with `ENOMEM`.
+    pub fn with<T>(count: usize, call: impl FnOnce(&Waits) -> T) -> Result<T, c_int> {
+        if count == 0 {
+            return Ok(call(&Waits { channels: &[], used: Cell::new(0) }));
+        }
+        scratch::with::<pollfd, _>(count, |channels| {
+            let waits = Waits { channels: Cell::from_mut(channels).as_slice_of_cells(), used: Cell::new(0) };
+            let result = cancel::with_cleanup(|| waits.leave(), || call(&waits));
+            waits.leave();
+            result
+        })
+    }
+
+    /// The thread is going to wait for `events`, until [`leave`](Self::leave).
+    pub fn enter(&self, channel: c_int, events: c_short) {
+        if let Some(record) = self.channels.get(self.used.get()) {
+            record.set(pollfd { fd: channel, events, revents: 0 });
+            self.used.set(self.used.get() + 1);
+            enter(channel, events);
+        }
+    }
+
+    /// The thread waits no longer for what it has entered.
+    pub fn leave(&self) {
+        for record in self.channels.iter().take(self.used.replace(0)) {
+            let record = record.get();
+            leave(record.fd, record.events);
+        }
+    }
+}
+
+/// Whether a thread waits for a channel.
+#[cfg(test)]
+pub fn is_waited_for(channel: c_int) -> bool {
+    wanted_by_others(channel, 0) != 0
 }
 
 /// The events that other threads wait for. The caller waits for `own`, or for nothing.
@@ -159,7 +203,7 @@ fn futex(operation: c_int) {
     unsafe { libc::syscall(libc::SYS_futex, LOCK.as_ptr(), operation, 1, ptr::null::<libc::timespec>()) };
 }
 
-/// Asks for a report of `events`, for which this thread waits already ([`enter`]). The report makes
+/// Asks for a report of `events`, for which this thread waits already ([`Waits::enter`]). The report makes
 /// the channel readable ([`POLLIN`]); [`reported_events`] reads it.
 pub fn ask(channel: c_int, events: c_short) {
     errno::keeping(|| {
@@ -183,9 +227,15 @@ pub fn reported_events(channel: c_int) -> c_short {
 /// Waits as a blocking call. Returns false if the call fails, with `errno` set.
 fn wait(channel: c_int, events: c_short) -> bool {
     enter(channel, events);
-    ask(channel, events);
-    // Not by poll(2), so that SA_RESTART applies. At the end of the channel the next request fails.
-    let interrupted = message::take(channel, &[], MSG_PEEK) == Err(EINTR);
+    let interrupted = cancel::with_cleanup(
+        || leave(channel, events),
+        || {
+            ask(channel, events);
+            // Not by poll(2), so that SA_RESTART applies. At the end of the channel the next request
+            // fails.
+            message::take(channel, &[], MSG_PEEK) == Err(EINTR)
+        },
+    );
     leave(channel, events);
     if interrupted {
         errno::set(EINTR);

@@ -13,7 +13,7 @@ use super::remote::MAX_CHANNELS;
 use super::state::{DECIDED, is_decided};
 use super::{copy, relay, remote};
 use crate::table::{self, Entry, Kind};
-use crate::{errno, next_symbol, rsocket};
+use crate::{errno, next_symbol, process, rsocket};
 
 /// Whether there has ever been an rsocket to share.
 static ANY: AtomicBool = AtomicBool::new(false);
@@ -49,7 +49,9 @@ fn pairs() -> &'static [Pair] {
 
 /// Makes a pair for each rsocket of fork mode.
 pub fn before_fork() {
-    if !ANY.load(Ordering::SeqCst) {
+    // A child of clone(2) may have the lock of a thread that it does not have, and a child of vfork(2)
+    // would change what is its parent's. Neither has rsockets to share.
+    if !ANY.load(Ordering::SeqCst) || process::is_guest() {
         return;
     }
     // Within another fork(2) of this thread there is nothing to prepare: its pairs are the outer
@@ -176,5 +178,45 @@ fn drop_relayed() {
                 unsafe { next_symbol::close(entry.inner) };
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::Deadline;
+
+    /// A child that clone(2) makes without handlers, and that prepares a fork(2) of its own.
+    fn child_that_forks() -> c_int {
+        // SAFETY: the child makes system calls only, and ends.
+        unsafe {
+            let child = libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as c_int;
+            if child == 0 {
+                before_fork();
+                libc::_exit(0);
+            }
+            child
+        }
+    }
+
+    #[test]
+    fn a_child_of_clone_waits_for_no_thread_of_its_parent() {
+        process::own();
+        made();
+        FORKING.enter();
+        let child = std::thread::spawn(child_that_forks).join();
+        FORKING.leave();
+        let (child, mut status, end) = (child.unwrap(), -1, Deadline::after(5_000));
+        // SAFETY: the child of this test; `status` is writable.
+        unsafe {
+            while libc::waitpid(child, &raw mut status, libc::WNOHANG) == 0 && end.left() > 0 {
+                libc::usleep(1_000);
+            }
+            if status != 0 {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, core::ptr::null_mut(), 0);
+            }
+        }
+        assert_eq!(status, 0);
     }
 }

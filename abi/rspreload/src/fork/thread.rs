@@ -1,39 +1,10 @@
 //! Threads of the library's own.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_void;
 use core::mem;
 use core::ptr;
 
-unsafe extern "C" {
-    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
-}
-
-/// PTHREAD_CANCEL_DISABLE of pthread.h.
-const DISABLE: c_int = 1;
-
-/// The thread cannot be cancelled until this is dropped: pthread_cancel(3) unwinds our frames from a
-/// cancellation point, such as close(2) or poll(2), without running destructors. What the thread has
-/// locked would stay locked.
-pub struct CancelDisabled {
-    before: c_int,
-}
-
-impl CancelDisabled {
-    pub fn new() -> CancelDisabled {
-        let mut before = 0;
-        // SAFETY: a value of the setting; `before` is writable.
-        unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
-        CancelDisabled { before }
-    }
-}
-
-impl Drop for CancelDisabled {
-    fn drop(&mut self) {
-        let mut current = 0;
-        // SAFETY: the value that was in force; `current` is writable.
-        unsafe { pthread_setcancelstate(self.before, &raw mut current) };
-    }
-}
+use crate::cancel::CancelDisabled;
 
 /// Blocks all signals of the thread until it is dropped: a handler might need what the thread has
 /// locked. Disables cancellation, too.
@@ -96,7 +67,7 @@ mod tests {
         unsafe {
             let mut mask: libc::sigset_t = mem::zeroed();
             libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), &raw mut mask);
-            (cancel.before != DISABLE, libc::sigismember(&raw const mask, libc::SIGUSR1) == 1)
+            (cancel.was_enabled(), libc::sigismember(&raw const mask, libc::SIGUSR1) == 1)
         }
     }
 

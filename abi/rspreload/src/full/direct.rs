@@ -6,6 +6,8 @@
 
 use core::ffi::{c_int, c_long, c_uint};
 
+use libc::socklen_t;
+
 use super::{messages, next, numbers};
 use crate::{auto, calls, table};
 
@@ -37,20 +39,55 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_close_range if table::any() => {
                 return numbers::close_range(a as c_uint, b as c_uint, c as c_int).into();
             }
-            libc::SYS_read if is_known(fd) => return calls::read(fd, b as *mut _, c as usize) as c_long,
-            libc::SYS_write if is_known(fd) => return calls::write(fd, b as *const _, c as usize) as c_long,
-            libc::SYS_accept4 if is_known(fd) => {
-                return calls::accept4(fd, b as *mut _, c as *mut _, d as c_int).into();
-            }
             libc::SYS_sendmmsg if table::any() => {
                 return messages::sendmmsg(fd, b as *mut _, c as c_uint, d as c_int).into();
             }
-            libc::SYS_recvmmsg if is_known(fd) => {
-                return messages::recvmmsg(fd, b as *mut _, c as c_uint, d as c_int, e as *mut _).into();
+            // A socket that gets one that rsockets do not have stays with TCP.
+            libc::SYS_setsockopt if is_known(fd) || auto::is_on() => {
+                return calls::setsockopt(fd, b as c_int, c as c_int, d as *const _, e as socklen_t).into();
+            }
+            _ if is_known(fd) => {
+                if let Some(result) = call_of_known(number, fd, [b, c, d, e, f]) {
+                    return result;
+                }
             }
             _ => {}
         }
         next::syscall(number, a, b, c, d, e, f)
+    }
+}
+
+/// Makes a call on a number that has an entry. Returns `None` for calls that are the kernel's.
+///
+/// # Safety
+/// As for [`syscall`].
+unsafe fn call_of_known(number: c_long, fd: c_int, [b, c, d, e, f]: [c_long; 5]) -> Option<c_long> {
+    // SAFETY: as for this function.
+    unsafe {
+        Some(match number {
+            libc::SYS_read => calls::read(fd, b as *mut _, c as usize) as c_long,
+            libc::SYS_write => calls::write(fd, b as *const _, c as usize) as c_long,
+            libc::SYS_readv => calls::readv(fd, b as *const _, c as c_int) as c_long,
+            libc::SYS_writev => calls::writev(fd, b as *const _, c as c_int) as c_long,
+            libc::SYS_recvfrom => {
+                calls::recvfrom(fd, b as *mut _, c as usize, d as c_int, e as *mut _, f as *mut _) as c_long
+            }
+            libc::SYS_sendto => {
+                calls::sendto(fd, b as *const _, c as usize, d as c_int, e as *const _, f as socklen_t) as c_long
+            }
+            libc::SYS_recvmsg => calls::recvmsg(fd, b as *mut _, c as c_int) as c_long,
+            libc::SYS_sendmsg => calls::sendmsg(fd, b as *const _, c as c_int) as c_long,
+            libc::SYS_recvmmsg => messages::recvmmsg(fd, b as *mut _, c as c_uint, d as c_int, e as *mut _).into(),
+            libc::SYS_accept4 => calls::accept4(fd, b as *mut _, c as *mut _, d as c_int).into(),
+            libc::SYS_connect => calls::connect(fd, b as *const _, c as socklen_t).into(),
+            libc::SYS_shutdown => calls::shutdown(fd, b as c_int).into(),
+            libc::SYS_getsockname => calls::getsockname(fd, b as *mut _, c as *mut _).into(),
+            libc::SYS_getpeername => calls::getpeername(fd, b as *mut _, c as *mut _).into(),
+            libc::SYS_getsockopt => calls::getsockopt(fd, b as c_int, c as c_int, d as *mut _, e as *mut _).into(),
+            libc::SYS_dup => calls::dup(fd).into(),
+            libc::SYS_fcntl => calls::fcntl(fd, b as c_int, c as usize).into(),
+            _ => return None,
+        })
     }
 }
 

@@ -18,7 +18,7 @@ use libc::{
 use super::next;
 use crate::calls;
 use crate::time::{Deadline, milliseconds};
-use crate::{epoll, errno, fds, next_symbol, scratch, table};
+use crate::{cancel, epoll, errno, fds, next_symbol, scratch, table};
 
 /// The bits of a word of a set for select.
 const BITS: usize = c_ulong::BITS as usize;
@@ -101,18 +101,23 @@ unsafe fn wait_for_signals(
         // SAFETY: as for this function.
         return unsafe { wait_in_pieces(set, mask, end, wait) };
     }
-    let result = loop {
-        let Waited { result, signalled } = wait(fd, end.left());
-        if result != 0 || !signalled {
-            break result;
-        }
-        // SAFETY: `mask` is readable: guaranteed by the caller; the set is live.
-        if unsafe { deliver(set, mask) } {
-            break errno::fail(EINTR);
-        }
+    let close = || {
+        // SAFETY: opened above.
+        errno::keeping(|| unsafe { next_symbol::close(fd) });
     };
-    // SAFETY: opened above.
-    errno::keeping(|| unsafe { next_symbol::close(fd) });
+    let result = cancel::with_cleanup(close, || {
+        loop {
+            let Waited { result, signalled } = wait(fd, end.left());
+            if result != 0 || !signalled {
+                break result;
+            }
+            // SAFETY: `mask` is readable: guaranteed by the caller; the set is live.
+            if unsafe { deliver(set, mask) } {
+                break errno::fail(EINTR);
+            }
+        }
+    });
+    close();
     result
 }
 

@@ -1,0 +1,87 @@
+//! Descriptors that the library has for the time of a call that waits. The program must not close one,
+//! or put another file there: the call would close the program's file at its end.
+
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::table::Growing;
+use crate::{errno, next_symbol, open_fds};
+
+/// By number: whether it is one. A thread of the program that learns of such a number learns of it in a
+/// way that orders the mark, too.
+static MARKS: Growing<AtomicU64> = Growing::new();
+
+/// A descriptor, closed when it is dropped.
+pub struct OwnFd(c_int);
+
+impl OwnFd {
+    /// Takes a new descriptor, out of the program's way if possible. `None` if it is none.
+    pub fn new(fd: c_int) -> Option<OwnFd> {
+        OwnFd::mark(open_fds::relocate(fd))
+    }
+
+    /// Duplicates a descriptor.
+    pub fn duplicate(fd: c_int) -> Option<OwnFd> {
+        let high = open_fds::duplicate(fd);
+        // SAFETY: no pointers.
+        OwnFd::mark(if high < 0 { unsafe { next_symbol::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) } } else { high })
+    }
+
+    fn mark(fd: c_int) -> Option<OwnFd> {
+        // Without memory the program can close it.
+        if let Ok(mark) = MARKS.get_or_grow(fd) {
+            mark.store(1, Relaxed);
+        }
+        (fd >= 0).then_some(OwnFd(fd))
+    }
+
+    pub fn fd(&self) -> c_int {
+        self.0
+    }
+}
+
+impl Drop for OwnFd {
+    fn drop(&mut self) {
+        if let Some(mark) = MARKS.get(self.0) {
+            mark.store(0, Relaxed);
+        }
+        // SAFETY: this object's own descriptor.
+        errno::keeping(|| unsafe { next_symbol::close(self.0) });
+    }
+}
+
+/// Whether `fd` is one of the descriptors.
+pub fn has(fd: c_int) -> bool {
+    MARKS.get(fd).is_some_and(|mark| mark.load(Relaxed) != 0)
+}
+
+/// In a child of fork(2), which does not have the threads that use them: it may close its copies.
+pub fn in_child() {
+    MARKS.all().filter(|(_, mark)| mark.load(Relaxed) != 0).for_each(|(_, mark)| mark.store(0, Relaxed));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::calls;
+
+    #[test]
+    fn the_program_can_neither_close_nor_replace_one() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let own = OwnFd::duplicate(socket.as_raw_fd()).unwrap();
+        crate::table::expect_library_fds();
+        // SAFETY: no pointers.
+        unsafe {
+            assert_eq!((calls::close(own.fd()), errno::get()), (-1, libc::EBADF));
+            assert_eq!((calls::dup2(socket.as_raw_fd(), own.fd()), errno::get()), (-1, libc::EBUSY));
+        }
+        let fd = own.fd();
+        assert!(has(fd));
+        drop(own);
+        assert!(!has(fd));
+        assert!(OwnFd::new(-1).is_none());
+    }
+}
