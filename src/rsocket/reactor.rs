@@ -8,6 +8,7 @@
 //! that are held, the first messages of a connection, and calls of signal handlers that need memory
 //! may need one.
 
+mod missed;
 mod registrations;
 #[cfg(test)]
 mod tests;
@@ -21,9 +22,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use self::missed::Held;
 use self::registrations::{Reactor, Registration, Timer};
 pub use self::thread::longest_iteration;
-use crate::cm::{GlobalLock, Guard};
+use crate::cm::GlobalLock;
 use crate::errno::{Errno, Result};
 
 /// An object with a descriptor or a timer in a reactor. Both threads may call it at the same time.
@@ -203,10 +205,15 @@ pub fn call_soon(key: Key) -> Result<()> {
     Ok(())
 }
 
-/// Makes the thread call [`Service::check`] after `pause`. As [`call_soon`].
+/// Makes the thread call [`Service::check`] after `pause`. Does not allocate. If another thread keeps
+/// the reactor's lock, it does so when it gives the lock back. Fails with `EBADF` if the thread or the
+/// registration does not exist.
 pub fn try_check_later(key: Key, pause: Duration) -> Result<()> {
     // Each call that grows a buffer during a fork(2), which holds the lock, waits so long.
-    let mut guard = lock_in_handler(key, Duration::from_millis(1))?;
+    let Ok(mut guard) = lock_in_handler(key, Duration::from_millis(1)) else {
+        missed::note(key.role(), pause);
+        return Ok(());
+    };
     let reactor = usable(&mut guard, key)?;
     reactor.set_timer(key, Timer::Checks, Some(Instant::now() + pause));
     Ok(())
@@ -220,10 +227,9 @@ pub fn check_later(key: Key, pause: Duration) {
 }
 
 /// Takes the lock in a thread that may be running a signal handler.
-fn lock_in_handler(key: Key, limit: Duration) -> Result<Guard<'static, Option<Reactor>>> {
-    let mut guard = REACTORS[key.role() as usize].lock_within(limit).ok_or(Errno::EAGAIN)?;
-    leave_to_parent(&mut guard);
-    Ok(guard)
+fn lock_in_handler(key: Key, limit: Duration) -> Result<Held> {
+    let guard = REACTORS[key.role() as usize].lock_within(limit).ok_or(Errno::EAGAIN)?;
+    Ok(Held::new(guard, key.role()))
 }
 
 /// Returns the reactor of a registration. Fails with `EBADF` if either does not exist.
@@ -297,7 +303,7 @@ pub fn set_timer_by(key: Key, time: Instant) {
 
 /// Waits until no thread holds the lock of the reactor of `key`, for [`FREE_TIMEOUT`] at most.
 pub fn wait_until_free(key: Key) {
-    drop(REACTORS[key.role() as usize].lock_within(FREE_TIMEOUT));
+    drop(lock_in_handler(key, FREE_TIMEOUT));
 }
 
 /// Takes the locks before a fork() and keeps them.
@@ -308,6 +314,7 @@ pub(super) fn before_fork() {
 /// Releases the locks taken by [`before_fork`].
 pub(super) fn after_fork_in_parent() {
     REACTORS.iter().rev().for_each(GlobalLock::after_fork_in_parent);
+    missed::make_up_for_all();
 }
 
 /// Frees the locks in the child, which has no reactor thread: its parent keeps the registrations.
@@ -326,10 +333,8 @@ pub(super) unsafe fn after_fork_in_child() {
 
 /// Takes the lock of a reactor. Drops a reactor of the parent, which may be left after a fork() in
 /// a signal handler.
-fn lock(role: Role) -> Guard<'static, Option<Reactor>> {
-    let mut reactor = REACTORS[role as usize].lock();
-    leave_to_parent(&mut reactor);
-    reactor
+fn lock(role: Role) -> Held {
+    Held::new(REACTORS[role as usize].lock(), role)
 }
 
 fn leave_to_parent(reactor: &mut Option<Reactor>) {

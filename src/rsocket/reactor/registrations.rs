@@ -192,6 +192,27 @@ impl Reactor {
         }
     }
 
+    /// Sets a timer of this kind for each registration that has none.
+    pub fn set_for_all(&mut self, kind: Timer, time: Instant) {
+        let before = self.timers_set;
+        for registration in self.registrations.values_mut() {
+            let timer = &mut registration.times[kind as usize];
+            if timer.is_none() {
+                self.timers_set += 1;
+                *timer = Some((time, self.timers_set));
+            }
+        }
+        let mut is_first = false;
+        for (&key, registration) in &self.registrations {
+            if let Some((_, number)) = registration.times[kind as usize].filter(|&(_, number)| number > before) {
+                is_first |= self.timers.insert(time, (key, kind, number), is_set(&self.registrations));
+            }
+        }
+        if is_first && self.is_waiting {
+            self.report_wake(true);
+        }
+    }
+
     /// Sets a timer of this kind, unless an earlier one is set.
     pub fn set_timer_by(&mut self, key: Key, kind: Timer, time: Instant) {
         let set = self.registrations.get(&key).and_then(|registration| registration.times[kind as usize]);
