@@ -66,11 +66,15 @@ impl Dgram {
         if payload.len() > MAX_MESSAGE - if to.is_ipv4() { UD_IPV4_HEADER } else { MAX_UD_HEADER } {
             return Err(too_long());
         }
-        let (route, wanted) = state.peers.route(to, Instant::now())?;
-        if let Route::Ud(path, qpn) = &route
-            && self.send_over_ud(state, payload, path, *qpn)?
-        {
-            return Ok(());
+        let (route, mut wanted) = state.peers.route(to, Instant::now())?;
+        if let Route::Ud(path, qpn) = &route {
+            // Before sending, which may fail: the renewal of the path is not requested again.
+            if let Some(address) = wanted.take() {
+                self.search(state, path.port, to, address);
+            }
+            if self.send_over_ud(state, payload, path, *qpn)? {
+                return Ok(());
+            }
         }
         let port = self.port_for(state, &to).inspect_err(|_| state.peers.search_not_started(&to))?;
         if let Some(address) = wanted {
