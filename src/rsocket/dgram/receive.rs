@@ -137,6 +137,8 @@ impl Dgram {
         }
         let wants_answer = header.op == UdpOp::Data;
         if wants_answer {
+            // Datagrams that arrived over UD before this packet are delivered before it.
+            self.poll(state);
             state.push_copy(from, packet.get(start..).unwrap_or_default());
         }
         let qp = Qp { number: header.qpn, address: header.address, confirmed: Instant::now() };

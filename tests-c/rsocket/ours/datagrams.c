@@ -211,6 +211,29 @@ static void sizes(void)
 	sizes_of(AF_INET6, 2024);
 }
 
+/* Datagrams that nobody reads yet stay in order, although some travel over UDP: one every three seconds. */
+static void order(void)
+{
+	enum { SENT = 45 };
+	union address a_name, b_name;
+	int a = bound(AF_INET, &a_name), b = bound(AF_INET, &b_name);
+	unsigned char got;
+
+	for (int i = 0; i < 4; i++) {
+		send_to(a, "there", 5, &b_name);
+		expect_from(b, "there", 5, &a_name);
+		send_to(b, "and back", 8, &a_name);
+		expect_from(a, "and back", 8, &b_name);
+	}
+	for (unsigned char i = 0; i < SENT; i++) {
+		send_to(a, &i, 1, &b_name);
+		EXPECT(usleep(100000) == 0);
+	}
+	for (unsigned char i = 0; i < SENT; i++)
+		EXPECT(rrecv(b, &got, 1, 0) == 1 && got == i);
+	EXPECT(!rclose(a) && !rclose(b));
+}
+
 static void cut_and_peeked(void)
 {
 	union address a_name, b_name;
@@ -298,6 +321,7 @@ int main(int argc, char **argv)
 	CASE(several_peers);
 	CASE(any_address);
 	CASE(sizes);
+	CASE(order);
 	CASE(cut_and_peeked);
 	CASE(polling);
 	CASE(strangers);
