@@ -260,10 +260,11 @@ impl State {
         });
     }
 
-    /// Queues a datagram received over UDP. Drops it, as UDP does, if the receive buffer is full.
+    /// Queues a datagram received over UDP. Drops it, as UDP does, if earlier ones already exceed
+    /// the receive buffer.
     fn push_copy(&mut self, from: SocketAddr, payload: &[u8]) {
         let cost = payload.len() + OVERHEAD;
-        if self.shut_read || self.copied_bytes + cost > self.options.receive_buffer as usize {
+        if self.shut_read || self.copied_bytes > self.options.receive_buffer as usize {
             return;
         }
         if let Ok(bytes) = try_copy(payload)

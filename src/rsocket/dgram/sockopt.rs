@@ -5,7 +5,10 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::Duration;
 
-use libc::{SO_ERROR, SO_RCVBUF, SO_RCVTIMEO, SO_SNDBUF, SO_SNDTIMEO, SOL_SOCKET, sockaddr_storage};
+use libc::{
+    SO_ERROR, SO_RCVBUF, SO_RCVBUFFORCE, SO_RCVTIMEO, SO_SNDBUF, SO_SNDBUFFORCE, SO_SNDTIMEO, SOL_SOCKET,
+    sockaddr_storage,
+};
 
 use super::port::{MAX_MESSAGE, Port, Sizes};
 use super::{Dgram, udp};
@@ -115,16 +118,24 @@ impl Dgram {
             if fills_error_queue(level, name) {
                 return Err(Errno::ENOTSUP);
             }
-            state.udp()?.set_option(level, name, value)?;
-            let options = &mut state.options;
+            let udp = state.udp()?;
+            udp.set_option(level, name, value)?;
+            // The kernel doubles and limits the sizes of buffers.
+            let size = |name| -> Result<u32> {
+                let mut bytes = [0; 4];
+                udp.option(SOL_SOCKET, name, &mut bytes)?;
+                Ok(number(&bytes)?.max(0).unsigned_abs())
+            };
             // The UDP socket has validated the value.
+            let mut options = state.options;
             match (level, name) {
-                (SOL_SOCKET, SO_SNDBUF) => options.send_buffer = doubled(value)?,
-                (SOL_SOCKET, SO_RCVBUF) => options.receive_buffer = doubled(value)?,
+                (SOL_SOCKET, SO_SNDBUF | SO_SNDBUFFORCE) => options.send_buffer = size(SO_SNDBUF)?,
+                (SOL_SOCKET, SO_RCVBUF | SO_RCVBUFFORCE) => options.receive_buffer = size(SO_RCVBUF)?,
                 (SOL_SOCKET, SO_RCVTIMEO) => options.receive_timeout = timeout(value)?,
                 (SOL_SOCKET, SO_SNDTIMEO) => options.send_timeout = timeout(value)?,
                 _ => {}
             }
+            state.options = options;
             return Ok(());
         }
         if !state.ports.is_empty() {
@@ -172,11 +183,6 @@ fn fills_error_queue(level: c_int, name: c_int) -> bool {
             | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
             | (SOL_SOCKET, libc::SO_TIMESTAMPING)
     )
-}
-
-/// Returns a buffer size, doubled as in socket(7).
-fn doubled(value: &[u8]) -> Result<u32> {
-    Ok(number(value)?.max(0).saturating_mul(2) as u32)
 }
 
 #[cfg(test)]

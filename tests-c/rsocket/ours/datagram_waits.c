@@ -185,6 +185,28 @@ static void nobody_reads(void)
 	EXPECT(!rclose(a) && !rclose(b));
 }
 
+/* The kernel's sizes of the receive buffer hold, and one datagram always fits. */
+static void receive_buffers(void)
+{
+	static const int sizes[] = { 0, 1, -1, 100, 1 << 20, 1 << 30 };
+	int plain = socket(AF_INET, SOCK_DGRAM, 0);
+
+	EXPECT(plain >= 0);
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		union address a_name, b_name;
+		int a = bound(&a_name), b = bound(&b_name), size = 0, usual = 0;
+		socklen_t len = sizeof(size);
+
+		EXPECT(!rsetsockopt(b, SOL_SOCKET, SO_RCVBUF, &sizes[i], sizeof(int)));
+		EXPECT(!setsockopt(plain, SOL_SOCKET, SO_RCVBUF, &sizes[i], sizeof(int)));
+		EXPECT(!rgetsockopt(b, SOL_SOCKET, SO_RCVBUF, &size, &len));
+		EXPECT(!getsockopt(plain, SOL_SOCKET, SO_RCVBUF, &usual, &len) && size == usual);
+		acquaint(a, &a_name, b, &b_name);
+		EXPECT(!rclose(a) && !rclose(b));
+	}
+	EXPECT(!close(plain));
+}
+
 /* The smallest queues do for any number of datagrams that are answered. */
 static void small_queues(void)
 {
@@ -338,6 +360,7 @@ int main(int argc, char **argv)
 	CASE(shutdown_ends_waits);
 	CASE(timeouts);
 	CASE(nobody_reads);
+	CASE(receive_buffers);
 	CASE(small_queues);
 	CASE(connected_to_one);
 	CASE(refused);
