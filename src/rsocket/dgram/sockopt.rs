@@ -21,6 +21,11 @@ use crate::rsocket::wire;
 use crate::sys::event;
 use crate::sys::sockaddr::SockAddr;
 
+// Of linux/udp.h.
+const UDP_ENCAP: c_int = 100;
+const UDP_SEGMENT: c_int = 103;
+const UDP_GRO: c_int = 104;
+
 /// Sizes of new ports, and time-outs of calls.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
@@ -118,6 +123,9 @@ impl Dgram {
             if fills_error_queue(level, name) {
                 return Err(Errno::ENOTSUP);
             }
+            if changes_packets(level, name) {
+                return Err(Errno::new(libc::ENOPROTOOPT));
+            }
             let udp = state.udp()?;
             udp.set_option(level, name, value)?;
             // The kernel doubles and limits the sizes of buffers.
@@ -183,6 +191,11 @@ fn fills_error_queue(level: c_int, name: c_int) -> bool {
             | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
             | (SOL_SOCKET, libc::SO_TIMESTAMPING)
     )
+}
+
+/// Returns whether an option joins or splits packets: the headers would end up between the data.
+fn changes_packets(level: c_int, name: c_int) -> bool {
+    level == libc::IPPROTO_UDP && matches!(name, libc::UDP_CORK | UDP_ENCAP | UDP_SEGMENT | UDP_GRO)
 }
 
 #[cfg(test)]

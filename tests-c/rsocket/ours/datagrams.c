@@ -5,6 +5,7 @@
 #include "cases.h"
 #include "rscommon.h"
 
+#include <netinet/udp.h>
 #include <sys/uio.h>
 
 static int bound(int family, union address *name)
@@ -66,6 +67,18 @@ static void unused(void)
 	EXPECT_ERROR(rsocket(AF_INET6, SOCK_STREAM, IPPROTO_UDP), ENOTSUP);
 	fd = rsocket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	EXPECT(rfcntl(fd, F_GETFL) & O_NONBLOCK && rfcntl(fd, F_GETFD) == FD_CLOEXEC);
+	EXPECT(!rclose(fd));
+}
+
+/* Options that join or split packets are refused; others of UDP are not. */
+static void udp_options(void)
+{
+	static const int refused[] = { UDP_CORK, UDP_SEGMENT, UDP_GRO, UDP_ENCAP };
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0), value = 1;
+
+	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+		EXPECT_ERROR(rsetsockopt(fd, IPPROTO_UDP, refused[i], &value, sizeof(value)), ENOPROTOOPT);
+	EXPECT(!rsetsockopt(fd, IPPROTO_UDP, UDP_NO_CHECK6_RX, &value, sizeof(value)));
 	EXPECT(!rclose(fd));
 }
 
@@ -310,6 +323,7 @@ int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(unused);
+	CASE(udp_options);
 	if (on_siw()) {
 		CASE(no_datagrams_on_iwarp);
 		return finish();
