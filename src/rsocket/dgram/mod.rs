@@ -181,21 +181,20 @@ impl Dgram {
         Ok(())
     }
 
-    /// rshutdown(3). Only connected sockets can be shut down, as with UDP. The UDP socket stays
-    /// open: peers are answered, and their answers are read.
+    /// rshutdown(3). As with UDP, a socket that is not connected is shut down, too, although the
+    /// call fails with `ENOTCONN`. The UDP socket stays open: peers are answered, and their answers
+    /// are read.
     pub fn shutdown(&self, how: c_int) -> Result<()> {
         let mut state = self.enter()?;
         if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
             return Err(Errno::EINVAL);
         }
-        if state.connected.is_none() {
-            return Err(Errno::new(libc::ENOTCONN));
-        }
         state.shut_read |= how != libc::SHUT_WR;
         state.shut_write |= how != libc::SHUT_RD;
+        let connected = state.connected.is_some();
         drop(state);
         self.changed();
-        Ok(())
+        if connected { Ok(()) } else { Err(Errno::ENOTCONN) }
     }
 
     /// rclose(3). Waiting calls fail with `EBADF`.

@@ -124,7 +124,6 @@ static void shutdown_ends_waits(void)
 	struct blocked blocked[THREADS];
 	struct pollfd entry = { .fd = b, .events = POLLIN };
 
-	EXPECT_ERROR(rshutdown(b, SHUT_RD), ENOTCONN);
 	EXPECT_ERROR(rshutdown(b, 77), EINVAL);
 	acquaint(a, &a_name, b, &b_name);
 	EXPECT(!rconnect(b, &a_name.sa, addr_len(&a_name)));
@@ -140,6 +139,23 @@ static void shutdown_ends_waits(void)
 	EXPECT_ERROR(rsend(b, "x", 1, 0), EPIPE);
 	EXPECT(rpoll(&entry, 1, -1) == 1 && entry.revents == (POLLIN | POLLHUP));
 	EXPECT(!rclose(a) && !rclose(b));
+}
+
+/* As with UDP, a socket that is not connected is shut down, too, although the call fails. */
+static void shutdown_of_unconnected(void)
+{
+	union address name;
+	int fd = bound(&name);
+	struct blocked blocked[THREADS];
+
+	start_blocked(blocked, fd);
+	EXPECT_ERROR(rshutdown(fd, SHUT_RDWR), ENOTCONN);
+	for (int i = 0; i < THREADS; i++) {
+		EXPECT(!pthread_join(blocked[i].thread, NULL));
+		EXPECT(blocked[i].ret == 0);
+	}
+	EXPECT_ERROR((int)rsendto(fd, "x", 1, 0, &name.sa, sizeof(name.in)), EPIPE);
+	EXPECT(!rclose(fd));
 }
 
 static void timeouts(void)
@@ -358,6 +374,7 @@ int main(int argc, char **argv)
 	CASE(each_thread_gets_one);
 	CASE(close_ends_waits);
 	CASE(shutdown_ends_waits);
+	CASE(shutdown_of_unconnected);
 	CASE(timeouts);
 	CASE(nobody_reads);
 	CASE(receive_buffers);
