@@ -61,6 +61,10 @@ impl Dgram {
         if flags & libc::MSG_OOB != 0 {
             return Err(Errno::new(libc::EOPNOTSUPP));
         }
+        // The error queue is always empty: the options that fill it are refused.
+        if flags & libc::MSG_ERRQUEUE != 0 {
+            return Err(Errno::EAGAIN);
+        }
         let mut deadline = None;
         loop {
             let mut state = self.enter()?;

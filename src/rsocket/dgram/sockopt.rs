@@ -207,6 +207,7 @@ mod tests {
         let bytes = |s: i64, us: i64| [s.to_ne_bytes(), us.to_ne_bytes()].concat();
         assert_eq!(timeout(&bytes(1, 500_000)), Ok(Some(Duration::from_millis(1500))));
         assert_eq!(timeout(&bytes(0, 0)), Ok(None));
+        assert_eq!(timeout(&bytes(-1, 5)), Ok(Some(Duration::ZERO)));
         assert_eq!(timeout(&bytes(-1, 5)[..15]), Err(Errno::EINVAL));
     }
 

@@ -169,6 +169,15 @@ static void timeouts(void)
 	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
 	EXPECT(!rgetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &got, &len) && len == sizeof(got));
 	EXPECT_ERROR((int)rrecv(fd, &byte, 1, 0), EAGAIN);
+	time = (struct timeval){ .tv_sec = -1 };
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
+	EXPECT_ERROR((int)rrecv(fd, &byte, 1, 0), EAGAIN);
+	time = (struct timeval){ 0 };
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
+	send_to(fd, "x", &name);
+	EXPECT(poll_wait(fd, POLLIN) == POLLIN);
+	EXPECT_ERROR((int)rrecv(fd, &byte, 1, MSG_ERRQUEUE), EAGAIN);
+	EXPECT(rrecv(fd, &byte, 1, 0) == 1);
 	EXPECT(!rfcntl(fd, F_SETFL, O_NONBLOCK));
 	EXPECT_ERROR((int)rrecv(fd, &byte, 1, 0), EAGAIN);
 	EXPECT(!rclose(fd));
