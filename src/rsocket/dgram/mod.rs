@@ -46,7 +46,7 @@ pub use receive::ReceivedMessage;
 use refusals::Refusals;
 use search::Search;
 use sockopt::Options;
-use udp::Udp;
+use udp::{Probe, Udp};
 
 /// A datagram rsocket.
 pub struct Dgram {
@@ -63,6 +63,8 @@ pub struct Dgram {
 struct State {
     /// `None` after the close.
     udp: Option<Udp>,
+    /// Finds the local address for a destination while the socket is bound to none.
+    probe: Option<Probe>,
     domain: c_int,
     /// O_NONBLOCK, as set with rsocket() or rfcntl().
     nonblocking: bool,
@@ -110,6 +112,7 @@ impl Dgram {
             owner: Owner::this_process(),
             state: Lock::new(State {
                 udp: Some(udp),
+                probe: None,
                 domain,
                 nonblocking: flags & libc::SOCK_NONBLOCK != 0,
                 key: None,
@@ -230,6 +233,7 @@ impl Dgram {
                 mem::forget(search);
             }
             state.replaced_fds = Vec::new();
+            state.probe = None;
             mem::forget(state.udp.take());
         }
     }
@@ -270,6 +274,7 @@ impl State {
         self.searches = Vec::new();
         self.ports = Vec::new();
         self.replaced_fds = Vec::new();
+        self.probe = None;
     }
 }
 

@@ -51,6 +51,13 @@ impl Udp {
         check(unsafe { libc::connect(self.fd(), ptr::from_ref(addr.storage()).cast(), addr.len().into()) })
     }
 
+    /// connect(2) with AF_UNSPEC: dissolves the association.
+    pub fn disconnect(&self) -> Result<()> {
+        let none = no_address();
+        // SAFETY: the address, whose family is AF_UNSPEC, is readable for the length.
+        check(unsafe { libc::connect(self.fd(), (&raw const none).cast(), size_of::<libc::sockaddr>() as socklen_t) })
+    }
+
     /// getsockname(2).
     pub fn local_name(&self) -> Result<sockaddr_storage> {
         self.name(libc::getsockname)
@@ -81,20 +88,6 @@ impl Udp {
         any.ss_family = self.domain as libc::sa_family_t;
         self.bind(&SockAddr::from_storage(&any)?)?;
         from_storage(&self.local_name()?)
-    }
-
-    /// Returns the local address for datagrams to `to`.
-    pub fn source_addr(&self, to: &SocketAddr) -> Result<SocketAddr> {
-        let bound_addr = self.bound_addr()?;
-        if !bound_addr.ip().is_unspecified() {
-            return Ok(bound_addr);
-        }
-        let domain = if to.is_ipv4() { AF_INET } else { AF_INET6 };
-        let probe = Udp::new(domain, libc::SOCK_CLOEXEC)?;
-        probe.connect(&to_sockaddr(domain, to))?;
-        let mut source_addr = from_storage(&probe.local_name()?)?;
-        source_addr.set_port(bound_addr.port());
-        Ok(source_addr)
     }
 
     /// Sends a header and a payload without blocking. Fails with `EAGAIN` if the send buffer is
@@ -151,6 +144,38 @@ impl Udp {
     }
 }
 
+/// A UDP socket that finds the local address for a destination. It is kept, so that nothing fails
+/// later for want of a descriptor.
+#[derive(Debug)]
+pub(super) struct Probe(Udp);
+
+impl Probe {
+    /// Creates the probe of a socket of `domain`.
+    pub fn new(domain: c_int) -> Result<Probe> {
+        let udp = Udp::new(domain, libc::SOCK_CLOEXEC)?;
+        // Whether the program may broadcast is decided when its socket sends.
+        udp.set_option(libc::SOL_SOCKET, libc::SO_BROADCAST, &1_i32.to_ne_bytes())?;
+        if domain == AF_INET6 {
+            udp.set_option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, &0_i32.to_ne_bytes())?;
+        }
+        Ok(Probe(udp))
+    }
+
+    /// setsockopt(2).
+    pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
+        self.0.set_option(level, name, value)
+    }
+
+    /// Returns the local IP address for datagrams to `to`, with any port number.
+    pub fn source_addr(&self, to: &SocketAddr) -> Result<SocketAddr> {
+        self.0.connect(&to_sockaddr(self.0.domain, to))?;
+        let source = self.0.local_name();
+        // Otherwise the next connect(2) would keep the local address.
+        self.0.disconnect()?;
+        from_storage(&source?)
+    }
+}
+
 /// Converts a C structure to an address.
 pub(super) fn from_storage(name: &sockaddr_storage) -> Result<SocketAddr> {
     let full = inet(name).ok_or(Errno::EAFNOSUPPORT)?;
@@ -197,8 +222,17 @@ mod tests {
         let bound_addr = udp.bound_addr().unwrap();
         assert!(bound_addr.port() != 0 && bound_addr.ip().is_unspecified());
         assert_eq!(udp.bound_addr(), Ok(bound_addr));
-        let source_addr = udp.source_addr(&SocketAddr::from(([127, 0, 0, 1], 9))).unwrap();
-        assert_eq!(source_addr, SocketAddr::from(([127, 0, 0, 1], bound_addr.port())));
+    }
+
+    #[test]
+    fn a_probe_serves_many_destinations() {
+        let probe = Probe::new(AF_INET6).unwrap();
+        let source = |to: &str| probe.source_addr(&to.parse().unwrap()).map(|source| source.ip().to_string());
+        for _ in 0..2 {
+            assert_eq!(source("127.0.0.1:9"), Ok("127.0.0.1".into()));
+            assert_eq!(source("[::1]:9"), Ok("::1".into()));
+            assert_eq!(source("127.255.255.255:9"), Ok("127.0.0.1".into()));
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 #include "rscommon.h"
 
 #include <netinet/udp.h>
+#include <sys/resource.h>
 #include <sys/uio.h>
 
 static int bound(int family, union address *name)
@@ -196,6 +197,27 @@ static void any_address(void)
 	EXPECT(!rclose(server) && !rclose(client));
 }
 
+/* At the limit of descriptors a socket that is bound to no address sends on, also to a new peer. */
+static void without_descriptors(void)
+{
+	union address any = any_addr(AF_INET, 0), names[2];
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0), peers[2] = { bound(AF_INET, &names[0]), bound(AF_INET, &names[1]) };
+	struct rlimit few = { 64, 64 };
+	char byte;
+
+	EXPECT(!rbind(fd, &any.sa, sizeof(any.in)));
+	send_to(fd, "x", 1, &names[0]);
+	EXPECT(rrecv(peers[0], &byte, 1, 0) == 1);
+	EXPECT(!setrlimit(RLIMIT_NOFILE, &few));
+	while (dup(0) >= 0)
+		;
+	for (int i = 0; i < 20; i++) {
+		send_to(fd, "x", 1, &names[1]);
+		EXPECT(rrecv(peers[1], &byte, 1, 0) == 1);
+	}
+	EXPECT(!rclose(fd) && !rclose(peers[0]) && !rclose(peers[1]));
+}
+
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
 /* 2048 bytes with the header, before and after the peers know each other's QP. */
@@ -334,6 +356,7 @@ int main(int argc, char **argv)
 	CASE(connected_ipv6);
 	CASE(several_peers);
 	CASE(any_address);
+	CASE(without_descriptors);
 	CASE(sizes);
 	CASE(order);
 	CASE(cut_and_peeked);
