@@ -91,7 +91,8 @@ impl State {
         if !bound.ip().is_unspecified() {
             return Ok(bound);
         }
-        let mut source = self.probe()?.source_addr(to)?;
+        self.probe()?;
+        let mut source = self.probe.as_ref().ok_or(Errno::EIO)?.source_addr(self.udp()?, to)?;
         source.set_port(bound.port());
         Ok(source)
     }

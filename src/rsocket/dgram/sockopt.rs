@@ -21,6 +21,9 @@ use crate::rsocket::wire;
 use crate::sys::event;
 use crate::sys::sockaddr::SockAddr;
 
+// Of linux/in.h and linux/in6.h.
+const IP_UNICAST_IF: c_int = 50;
+const IPV6_UNICAST_IF: c_int = 76;
 // Of linux/udp.h.
 const UDP_ENCAP: c_int = 100;
 const UDP_SEGMENT: c_int = 103;
@@ -144,6 +147,9 @@ impl Dgram {
                 _ => {}
             }
             state.options = options;
+            if chooses_source(level, name) {
+                state.probe()?.set_option(level, name, value)?;
+            }
             return Ok(());
         }
         if !state.ports.is_empty() {
@@ -196,6 +202,17 @@ fn fills_error_queue(level: c_int, name: c_int) -> bool {
 /// Returns whether an option joins or splits packets: the headers would end up between the data.
 fn changes_packets(level: c_int, name: c_int) -> bool {
     level == libc::IPPROTO_UDP && matches!(name, libc::UDP_CORK | UDP_ENCAP | UDP_SEGMENT | UDP_GRO)
+}
+
+/// Returns whether an option has an influence on the local address that the kernel chooses. The
+/// probe itself takes the network device over.
+fn chooses_source(level: c_int, name: c_int) -> bool {
+    matches!(
+        (level, name),
+        (SOL_SOCKET, libc::SO_MARK | libc::SO_DONTROUTE)
+            | (libc::IPPROTO_IP, libc::IP_MULTICAST_IF | IP_UNICAST_IF | libc::IP_TOS)
+            | (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF | IPV6_UNICAST_IF)
+    )
 }
 
 #[cfg(test)]

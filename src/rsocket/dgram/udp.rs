@@ -166,8 +166,14 @@ impl Probe {
         self.0.set_option(level, name, value)
     }
 
-    /// Returns the local IP address for datagrams to `to`, with any port number.
-    pub fn source_addr(&self, to: &SocketAddr) -> Result<SocketAddr> {
+    /// Returns the local IP address for datagrams of `socket` to `to`, with any port number.
+    pub fn source_addr(&self, socket: &Udp, to: &SocketAddr) -> Result<SocketAddr> {
+        // Dissolving an association unbinds a socket from its network device (SO_BINDTODEVICE).
+        let mut device = [0; libc::IFNAMSIZ];
+        let len = socket.option(libc::SOL_SOCKET, libc::SO_BINDTODEVICE, &mut device)?;
+        if len > 0 {
+            self.set_option(libc::SOL_SOCKET, libc::SO_BINDTODEVICE, device.get(..len).unwrap_or_default())?;
+        }
         self.0.connect(&to_sockaddr(self.0.domain, to))?;
         let source = self.0.local_name();
         // Otherwise the next connect(2) would keep the local address.
@@ -227,7 +233,8 @@ mod tests {
     #[test]
     fn a_probe_serves_many_destinations() {
         let probe = Probe::new(AF_INET6).unwrap();
-        let source = |to: &str| probe.source_addr(&to.parse().unwrap()).map(|source| source.ip().to_string());
+        let socket = Udp::new(AF_INET6, libc::SOCK_CLOEXEC).unwrap();
+        let source = |to: &str| probe.source_addr(&socket, &to.parse().unwrap()).map(|source| source.ip().to_string());
         for _ in 0..2 {
             assert_eq!(source("127.0.0.1:9"), Ok("127.0.0.1".into()));
             assert_eq!(source("[::1]:9"), Ok("::1".into()));

@@ -5,6 +5,9 @@
 #include "cases.h"
 #include "rscommon.h"
 
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/udp.h>
 #include <sys/resource.h>
 #include <sys/uio.h>
@@ -218,6 +221,43 @@ static void without_descriptors(void)
 	EXPECT(!rclose(fd) && !rclose(peers[0]) && !rclose(peers[1]));
 }
 
+static const char *interface_of(const union address *address)
+{
+	static char name[IFNAMSIZ];
+	struct ifaddrs *list;
+
+	EXPECT(!getifaddrs(&list));
+	for (struct ifaddrs *entry = list; entry; entry = entry->ifa_next)
+		if (entry->ifa_addr && entry->ifa_addr->sa_family == AF_INET &&
+		    ((struct sockaddr_in *)entry->ifa_addr)->sin_addr.s_addr == address->in.sin_addr.s_addr)
+			snprintf(name, sizeof(name), "%s", entry->ifa_name);
+	freeifaddrs(list);
+	EXPECT(*name);
+	return name;
+}
+
+/* Options that concern the way of a datagram apply to a socket that is bound to no address, too. */
+static void broadcast_and_multicast(void)
+{
+	union address own = local_addr(AF_INET, 0), to = local_addr(AF_INET, 7777);
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0), on = 1;
+
+	((uint8_t *)&to.in.sin_addr)[3] = 255;
+	EXPECT_ERROR((int)rsendto(fd, "x", 1, 0, &to.sa, sizeof(to.in)), EACCES);
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_BROADCAST, &on, sizeof(on)));
+	send_to(fd, "x", 1, &to);
+	to.in.sin_addr.s_addr = inet_addr("239.1.2.3");
+	EXPECT_ERROR((int)rsendto(fd, "x", 1, 0, &to.sa, sizeof(to.in)), ENETUNREACH);
+	EXPECT(!rsetsockopt(fd, IPPROTO_IP, IP_MULTICAST_IF, &own.in.sin_addr, sizeof(own.in.sin_addr)));
+	send_to(fd, "x", 1, &to);
+	EXPECT(!rclose(fd));
+	fd = rsocket(AF_INET, SOCK_DGRAM, 0);
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, interface_of(&own), IFNAMSIZ));
+	for (int i = 0; i < 3; i++)
+		send_to(fd, "x", 1, &to);
+	EXPECT(!rclose(fd));
+}
+
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
 /* 2048 bytes with the header, before and after the peers know each other's QP. */
@@ -357,6 +397,7 @@ int main(int argc, char **argv)
 	CASE(several_peers);
 	CASE(any_address);
 	CASE(without_descriptors);
+	CASE(broadcast_and_multicast);
 	CASE(sizes);
 	CASE(order);
 	CASE(cut_and_peeked);
