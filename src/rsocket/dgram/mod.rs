@@ -176,7 +176,7 @@ impl Dgram {
     /// sender.
     pub fn connect(self: &Arc<Self>, addr: &SockAddr) -> Result<()> {
         let mut state = self.enter()?;
-        let to = udp::from_storage(addr.storage())?;
+        let to = state.destination(addr)?;
         // Report unreachable peers now. The first datagram requests the peer's QP number.
         self.port_for(&mut state, &to)?;
         state.udp()?.connect(addr)?;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::port::Port;
-use super::udp::Probe;
+use super::udp::{Probe, is_same_host};
 use super::{Dgram, State};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type::{RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_DEVICE_REMOVAL};
@@ -46,7 +46,7 @@ impl Dgram {
     }
 
     fn port_at(self: &Arc<Self>, state: &mut State, local: SocketAddr) -> Result<Key> {
-        let existing = state.ports.iter().find(|port| !port.broken && port.local.ip() == local.ip());
+        let existing = state.ports.iter().find(|port| !port.broken && is_same_host(&port.local, &local));
         if let Some(port) = existing {
             return Ok(port.key());
         }

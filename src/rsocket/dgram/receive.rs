@@ -184,7 +184,7 @@ impl State {
                 }
                 Datagram { from, payload: Payload::Slot(port.key(), received, start) }
             });
-            match datagram.filter(|datagram| connected.is_none_or(|peer| is_same_endpoint(&peer, &datagram.from))) {
+            match datagram.filter(|datagram| connected.is_none_or(|peer| peer == datagram.from)) {
                 Some(datagram) if queue.try_reserve(1).is_ok() => {
                     queue.push_back(datagram);
                     true
@@ -285,10 +285,6 @@ fn read_header(port: &Port, received: &Received, domain: c_int) -> Option<(Socke
     let (header, start) = UdHeader::parse(port.bytes(received)).ok()?;
     let source = with_port(header.source.ip(), header.source.port(), &port.local);
     (source.is_ipv4() || domain == libc::AF_INET6).then_some((source, start))
-}
-
-fn is_same_endpoint(peer: &SocketAddr, from: &SocketAddr) -> bool {
-    (peer.ip(), peer.port()) == (from.ip(), from.port())
 }
 
 /// Copies `bytes` to the buffers. Returns the number of bytes that fit.

@@ -39,7 +39,7 @@ impl Dgram {
                 return Err(error);
             }
             let to = match to {
-                Some(to) => udp::from_storage(to.storage())?,
+                Some(to) => state.destination(to)?,
                 None => state.connected.ok_or(Errno::new(libc::EDESTADDRREQ))?,
             };
             if to.is_ipv6() && state.domain == libc::AF_INET {
@@ -123,6 +123,11 @@ impl Dgram {
 }
 
 impl State {
+    /// Returns the address of a peer that the program states.
+    pub(super) fn destination(&self, to: &SockAddr) -> Result<SocketAddr> {
+        udp::with_scope(udp::from_storage(to.storage())?, || self.udp()?.bound_addr())
+    }
+
     /// Returns the header for UDP packets from a port.
     fn header(&self, port: Key, op: UdpOp) -> Option<UdpHeader> {
         self.port(port).map(|port| UdpHeader { op, qpn: port.qpn(), address: port.local.ip() })

@@ -191,6 +191,29 @@ pub(super) fn from_storage(name: &sockaddr_storage) -> Result<SocketAddr> {
     })
 }
 
+/// Returns the address in the form in which the kernel returns it for a received datagram: only a
+/// link-local address has a scope. If the program has set none, that of `bound` is used.
+pub(super) fn with_scope(addr: SocketAddr, bound: impl FnOnce() -> Result<SocketAddr>) -> Result<SocketAddr> {
+    let SocketAddr::V6(mut v6) = addr else { return Ok(addr) };
+    match (v6.ip().is_unicast_link_local(), v6.ip().is_multicast()) {
+        (true, _) if v6.scope_id() == 0 => v6.set_scope_id(scope(&bound()?)),
+        // A multicast address needs it, and no peer has one.
+        (true, _) | (_, true) => {}
+        _ => v6.set_scope_id(0),
+    }
+    Ok(SocketAddr::V6(v6))
+}
+
+/// Returns the scope of an address; 0 if it has none.
+fn scope(addr: &SocketAddr) -> u32 {
+    if let SocketAddr::V6(v6) = addr { v6.scope_id() } else { 0 }
+}
+
+/// Returns whether two addresses are the same but for the port number.
+pub(super) fn is_same_host(a: &SocketAddr, b: &SocketAddr) -> bool {
+    (a.ip(), scope(a)) == (b.ip(), scope(b))
+}
+
 /// Converts an address to the C structure for a socket of `domain`.
 pub(super) fn to_sockaddr(domain: c_int, addr: &SocketAddr) -> SockAddr {
     match (addr, domain) {
@@ -220,6 +243,19 @@ mod tests {
         assert_eq!(there, "[fe80::2%3]:7".parse().unwrap());
         assert_eq!(from_storage(to_sockaddr(AF_INET6, &there).storage()), Ok(there));
         assert_eq!(with_port("fd00::2".parse().unwrap(), 7, &here), "[fd00::2]:7".parse().unwrap());
+    }
+
+    #[test]
+    fn scopes_are_those_of_received_datagrams() {
+        let addr = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let full = |text: &str| with_scope(addr(text), || Ok(addr("[fe80::1%3]:5"))).unwrap();
+        assert_eq!(full("[fe80::2]:7"), addr("[fe80::2%3]:7"));
+        assert_eq!(full("[fe80::2%4]:7"), addr("[fe80::2%4]:7"));
+        assert_eq!(full("[fd00::2%3]:7"), addr("[fd00::2]:7"));
+        assert_eq!(full("[ff02::1%3]:7"), addr("[ff02::1%3]:7"));
+        assert_eq!(full("10.0.0.1:7"), addr("10.0.0.1:7"));
+        assert!(is_same_host(&addr("[fe80::2%4]:7"), &addr("[fe80::2%4]:8")));
+        assert!(!is_same_host(&addr("[fe80::2%4]:7"), &addr("[fe80::2%3]:7")));
     }
 
     #[test]

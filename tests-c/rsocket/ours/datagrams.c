@@ -102,6 +102,21 @@ static void no_datagrams_on_iwarp(void)
 
 /* ---- two and more sockets ------------------------------------------------------------------ */
 
+/* The number of UDP packets over IPv6 that this host has sent. */
+static long udp_packets(void)
+{
+	FILE *file = fopen("/proc/net/snmp6", "re");
+	char name[64];
+	long number, sent = -1;
+
+	EXPECT(file);
+	while (fscanf(file, "%63s %ld", name, &number) == 2)
+		if (!strcmp(name, "Udp6OutDatagrams"))
+			sent = number;
+	EXPECT(!fclose(file) && sent >= 0);
+	return sent;
+}
+
 static void there_and_back(int family)
 {
 	union address a_name, b_name;
@@ -198,6 +213,32 @@ static void any_address(void)
 		expect_from(client, "y", 1, &name);
 	}
 	EXPECT(!rclose(server) && !rclose(client));
+}
+
+/* A scope that the program states for a global address has no meaning, and datagrams leave UDP all the same. */
+static void scopes(void)
+{
+	union address a_name, b_name, stated;
+	int a = bound(AF_INET6, &a_name), b = bound(AF_INET6, &b_name);
+	long before, after;
+
+	stated = b_name;
+	stated.in6.sin6_scope_id = 1;
+	for (int i = 0; i < 20; i++) {
+		send_to(a, "there", 5, &stated);
+		expect_from(b, "there", 5, &a_name);
+		send_to(b, "and back", 8, &a_name);
+		expect_from(a, "and back", 8, &b_name);
+		EXPECT(usleep(10000) == 0);
+	}
+	before = udp_packets();
+	for (int i = 0; i < 20; i++) {
+		send_to(a, "there", 5, &stated);
+		expect_from(b, "there", 5, &a_name);
+	}
+	after = udp_packets();
+	EXPECT(after - before < 20);
+	EXPECT(!rclose(a) && !rclose(b));
 }
 
 /* At the limit of descriptors a socket that is bound to no address sends on, also to a new peer. */
@@ -396,6 +437,7 @@ int main(int argc, char **argv)
 	CASE(connected_ipv6);
 	CASE(several_peers);
 	CASE(any_address);
+	CASE(scopes);
 	CASE(without_descriptors);
 	CASE(broadcast_and_multicast);
 	CASE(sizes);
