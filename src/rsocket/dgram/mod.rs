@@ -177,10 +177,33 @@ impl Dgram {
     pub fn connect(self: &Arc<Self>, addr: &SockAddr) -> Result<()> {
         let mut state = self.enter()?;
         let to = state.destination(addr)?;
+        state.check_family(&to)?;
         // Report unreachable peers now. The first datagram requests the peer's QP number.
         self.port_for(&mut state, &to)?;
         state.udp()?.connect(addr)?;
         state.connected = Some(to);
+        Ok(())
+    }
+
+    /// rconnect(3) with AF_UNSPEC: dissolves the association, as udp(7) specifies.
+    pub fn disconnect(&self) -> Result<()> {
+        let mut state = self.enter()?;
+        let before = udp::from_storage(&state.udp()?.local_name()?)?;
+        state.udp()?.disconnect()?;
+        state.connected = None;
+        // The kernel has given up a port number that the program has not chosen. Peers know the
+        // ports by it.
+        let mut after = udp::from_storage(&state.udp()?.local_name()?)?;
+        if after.port() == before.port() {
+            return Ok(());
+        }
+        after.set_port(before.port());
+        // The network device of a link-local address is given up, too.
+        let own = if after.ip() == before.ip() { before } else { after };
+        if state.udp()?.bind(&udp::to_sockaddr(state.domain, &own)).is_err() {
+            state.ports.iter_mut().for_each(|port| port.broken = true);
+            self.remove_broken_ports(&mut state);
+        }
         Ok(())
     }
 
@@ -242,6 +265,11 @@ impl Dgram {
 impl State {
     fn udp(&self) -> Result<&Udp> {
         self.udp.as_ref().ok_or(Errno::EBADF)
+    }
+
+    /// Fails with `EAFNOSUPPORT` if the socket cannot send to `to`.
+    fn check_family(&self, to: &SocketAddr) -> Result<()> {
+        if to.is_ipv6() && self.domain == libc::AF_INET { Err(Errno::EAFNOSUPPORT) } else { Ok(()) }
     }
 
     fn is_nonblocking(&self, flags: c_int) -> bool {

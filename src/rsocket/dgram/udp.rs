@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 use std::time::Duration;
 
-use libc::{AF_INET, AF_INET6, POLLOUT, iovec, pollfd, sockaddr_storage, socklen_t};
+use libc::{AF_INET6, POLLOUT, iovec, pollfd, sockaddr_storage, socklen_t};
 
 use crate::errno::{Errno, Result};
 use crate::sys::event;
@@ -226,6 +226,7 @@ pub(super) fn to_sockaddr(domain: c_int, addr: &SocketAddr) -> SockAddr {
 mod tests {
     use super::*;
     use crate::sys::sockaddr::with_port;
+    use libc::AF_INET;
 
     #[test]
     fn mapped_addresses_are_converted_to_ipv4() {

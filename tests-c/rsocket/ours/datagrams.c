@@ -174,6 +174,51 @@ static void connected_ipv6(void)
 	connected(AF_INET6);
 }
 
+/* A failing rconnect changes nothing. */
+static void connect_to_another_family(void)
+{
+	union address to = local_addr(AF_INET6, 7000);
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0), size = 100;
+
+	EXPECT_ERROR(rconnect(fd, &to.sa, addr_len(&to)), EAFNOSUPPORT);
+	EXPECT(!rsetsockopt(fd, SOL_RDMA, RDMA_SQSIZE, &size, sizeof(size)));
+	EXPECT(!rclose(fd));
+}
+
+/* AF_UNSPEC dissolves the association: there is no peer, datagrams of all are received, and the port number stays. */
+static void dissolve(int client)
+{
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+	union address name, other_name, own, peer;
+	int server = bound(AF_INET, &name), other = bound(AF_INET, &other_name);
+	socklen_t len = sizeof(own);
+
+	EXPECT(!rconnect(client, &name.sa, addr_len(&name)));
+	EXPECT(!rgetsockname(client, &own.sa, &len));
+	EXPECT(rsend(client, "hello", 5, 0) == 5);
+	expect_from(server, "hello", 5, &own);
+	EXPECT(!rconnect(client, &none, sizeof(none)));
+	EXPECT_ERROR((int)rsend(client, "x", 1, 0), EDESTADDRREQ);
+	EXPECT_ERROR(rgetpeername(client, &peer.sa, &len), ENOTCONN);
+	for (int i = 0; i < 5; i++) {
+		send_to(client, "hello", 5, &other_name);
+		expect_from(other, "hello", 5, &own);
+		send_to(other, "hello", 5, &own);
+		expect_from(client, "hello", 5, &other_name);
+		send_to(server, "hello", 5, &own);
+		expect_from(client, "hello", 5, &name);
+	}
+	EXPECT(!rclose(server) && !rclose(other) && !rclose(client));
+}
+
+static void dissolved(void)
+{
+	union address name;
+
+	dissolve(rsocket(AF_INET, SOCK_DGRAM, 0));
+	dissolve(bound(AF_INET, &name));
+}
+
 static void several_peers(void)
 {
 	enum { PEERS = 5 };
@@ -435,6 +480,8 @@ int main(int argc, char **argv)
 	CASE(ipv6);
 	CASE(connected_ipv4);
 	CASE(connected_ipv6);
+	CASE(connect_to_another_family);
+	CASE(dissolved);
 	CASE(several_peers);
 	CASE(any_address);
 	CASE(scopes);
