@@ -173,11 +173,14 @@ pub fn accept(fd: c_int) -> Result<(c_int, sockaddr_storage)> {
     Ok((fd, name))
 }
 
-/// rconnect(3).
-pub fn connect(fd: c_int, addr: &SockAddr) -> Result<()> {
-    match socket_of(fd)? {
-        Socket::Stream(socket) => socket.connect(addr),
-        Socket::Datagram(socket) => socket.connect(addr),
+/// rconnect(3). `addr` is `None` for AF_UNSPEC, which dissolves the association of a datagram
+/// rsocket.
+pub fn connect(fd: c_int, addr: Option<&SockAddr>) -> Result<()> {
+    match (socket_of(fd)?, addr) {
+        (Socket::Stream(socket), Some(addr)) => socket.connect(addr),
+        (Socket::Stream(_), None) => Err(Errno::EAFNOSUPPORT),
+        (Socket::Datagram(socket), Some(addr)) => socket.connect(addr),
+        (Socket::Datagram(socket), None) => socket.disconnect(),
     }
 }
 

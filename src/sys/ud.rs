@@ -124,18 +124,19 @@ pub unsafe fn post_send(
     unsafe { doorbell::posted(qp, result) }
 }
 
-/// Posts a receive of `len` bytes at `into`. Its completion carries `slot` with
+/// Posts a receive into two buffers, each with its length. Its completion carries `slot` with
 /// [`RECV_WR_ID_FLAG`].
 ///
 /// # Safety
-/// A live UD QP; the memory is registered with `lkey`, and not used otherwise until the completion.
-pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slot: u32, into: NonNull<u8>, len: u32, lkey: u32) -> Result<()> {
-    let mut sge = ibv_sge { addr: into.as_ptr() as u64, length: len, lkey };
+/// A live UD QP; the memory is registered with `lkey`, and not read or written otherwise until the
+/// completion.
+pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slot: u32, into: [(NonNull<u8>, u32); 2], lkey: u32) -> Result<()> {
+    let mut sges = into.map(|(start, length)| ibv_sge { addr: start.as_ptr() as u64, length, lkey });
     // SAFETY: all zeros are a valid work request.
     let mut request: ibv_recv_wr = unsafe { zeroed() };
     request.wr_id = RECV_WR_ID_FLAG | u64::from(slot);
-    request.sg_list = &raw mut sge;
-    request.num_sge = 1;
+    request.sg_list = sges.as_mut_ptr();
+    request.num_sge = sges.len() as i32;
     let mut bad = ptr::null_mut();
     // SAFETY: the QP and the memory are as described: guaranteed by the caller. The request lives
     // until the call returns.

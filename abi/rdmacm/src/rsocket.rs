@@ -64,8 +64,22 @@ pub unsafe extern "C" fn rconnect(socket: c_int, addr: *const sockaddr, addrlen:
     // SAFETY: the C contract (crate documentation).
     report(unsafe { Call::socket("rconnect", socket).with(addr, addrlen) }, -1, || {
         // SAFETY: the C contract (crate documentation).
-        calls::connect(socket, &unsafe { core::address(addr, addrlen)? }).map(|()| 0)
+        calls::connect(socket, unsafe { peer_to_connect(addr, addrlen)? }.as_ref()).map(|()| 0)
     })
+}
+
+/// Copies the address of a connect(2): `None` for AF_UNSPEC.
+///
+/// # Safety
+/// `addr` is NULL or readable for `len` bytes.
+unsafe fn peer_to_connect(addr: *const sockaddr, len: socklen_t) -> Result<Option<SockAddr>> {
+    let has_family = !addr.is_null() && len as usize >= size_of::<libc::sa_family_t>();
+    // SAFETY: the family lies within the `len` bytes, which are readable: guaranteed by the caller.
+    if has_family && unsafe { (&raw const (*addr).sa_family).read_unaligned() } == libc::AF_UNSPEC as u16 {
+        return Ok(None);
+    }
+    // SAFETY: NULL or readable for `len` bytes: guaranteed by the caller.
+    unsafe { core::address(addr, len).map(Some) }
 }
 
 /// shutdown(2) for rsockets.

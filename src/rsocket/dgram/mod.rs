@@ -46,7 +46,7 @@ pub use receive::ReceivedMessage;
 use refusals::Refusals;
 use search::Search;
 use sockopt::Options;
-use udp::Udp;
+use udp::{Probe, Udp};
 
 /// A datagram rsocket.
 pub struct Dgram {
@@ -63,6 +63,8 @@ pub struct Dgram {
 struct State {
     /// `None` after the close.
     udp: Option<Udp>,
+    /// Finds the local address for a destination while the socket is bound to none.
+    probe: Option<Probe>,
     domain: c_int,
     /// O_NONBLOCK, as set with rsocket() or rfcntl().
     nonblocking: bool,
@@ -110,6 +112,7 @@ impl Dgram {
             owner: Owner::this_process(),
             state: Lock::new(State {
                 udp: Some(udp),
+                probe: None,
                 domain,
                 nonblocking: flags & libc::SOCK_NONBLOCK != 0,
                 key: None,
@@ -173,7 +176,8 @@ impl Dgram {
     /// sender.
     pub fn connect(self: &Arc<Self>, addr: &SockAddr) -> Result<()> {
         let mut state = self.enter()?;
-        let to = udp::from_storage(addr.storage())?;
+        let to = state.destination(addr)?;
+        state.check_family(&to)?;
         // Report unreachable peers now. The first datagram requests the peer's QP number.
         self.port_for(&mut state, &to)?;
         state.udp()?.connect(addr)?;
@@ -181,21 +185,42 @@ impl Dgram {
         Ok(())
     }
 
-    /// rshutdown(3). Only connected sockets can be shut down, as with UDP. The UDP socket stays
-    /// open: peers are answered, and their answers are read.
+    /// rconnect(3) with AF_UNSPEC: dissolves the association, as udp(7) specifies.
+    pub fn disconnect(&self) -> Result<()> {
+        let mut state = self.enter()?;
+        let before = udp::from_storage(&state.udp()?.local_name()?)?;
+        state.udp()?.disconnect()?;
+        state.connected = None;
+        // The kernel has given up a port number that the program has not chosen. Peers know the
+        // ports by it.
+        let mut after = udp::from_storage(&state.udp()?.local_name()?)?;
+        if after.port() == before.port() {
+            return Ok(());
+        }
+        after.set_port(before.port());
+        // The network device of a link-local address is given up, too.
+        let own = if after.ip() == before.ip() { before } else { after };
+        if state.udp()?.bind(&udp::to_sockaddr(state.domain, &own)).is_err() {
+            state.ports.iter_mut().for_each(|port| port.broken = true);
+            self.remove_broken_ports(&mut state);
+        }
+        Ok(())
+    }
+
+    /// rshutdown(3). As with UDP, a socket that is not connected is shut down, too, although the
+    /// call fails with `ENOTCONN`. The UDP socket stays open: peers are answered, and their answers
+    /// are read.
     pub fn shutdown(&self, how: c_int) -> Result<()> {
         let mut state = self.enter()?;
         if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
             return Err(Errno::EINVAL);
         }
-        if state.connected.is_none() {
-            return Err(Errno::new(libc::ENOTCONN));
-        }
         state.shut_read |= how != libc::SHUT_WR;
         state.shut_write |= how != libc::SHUT_RD;
+        let connected = state.connected.is_some();
         drop(state);
         self.changed();
-        Ok(())
+        if connected { Ok(()) } else { Err(Errno::ENOTCONN) }
     }
 
     /// rclose(3). Waiting calls fail with `EBADF`.
@@ -231,6 +256,7 @@ impl Dgram {
                 mem::forget(search);
             }
             state.replaced_fds = Vec::new();
+            state.probe = None;
             mem::forget(state.udp.take());
         }
     }
@@ -239,6 +265,11 @@ impl Dgram {
 impl State {
     fn udp(&self) -> Result<&Udp> {
         self.udp.as_ref().ok_or(Errno::EBADF)
+    }
+
+    /// Fails with `EAFNOSUPPORT` if the socket cannot send to `to`.
+    fn check_family(&self, to: &SocketAddr) -> Result<()> {
+        if to.is_ipv6() && self.domain == libc::AF_INET { Err(Errno::EAFNOSUPPORT) } else { Ok(()) }
     }
 
     fn is_nonblocking(&self, flags: c_int) -> bool {
@@ -271,6 +302,7 @@ impl State {
         self.searches = Vec::new();
         self.ports = Vec::new();
         self.replaced_fds = Vec::new();
+        self.probe = None;
     }
 }
 

@@ -25,6 +25,11 @@ use crate::sys::verbs::{IBV_TRANSPORT_IB, ibv_context, ibv_qp, ibv_qp_init_attr,
 
 /// Maximum length of a datagram with its header, in bytes.
 pub(super) const MAX_MESSAGE: usize = 2048;
+/// Maximum length of a UD message, which is the greatest MTU. A receive has room for it: a longer
+/// message fails the receive, and with it the QP, so anyone could send one to break the port.
+const MAX_MTU: usize = 4096;
+/// Length of the memory for what exceeds [`MAX_MESSAGE`]. All receives share it, and it is not read.
+const EXCESS_LEN: usize = MAX_MTU - MAX_MESSAGE;
 /// Distance of two receive slots in bytes.
 const RECEIVE_SLOT_LEN: usize = (GRH + MAX_MESSAGE).next_multiple_of(64);
 /// Minimum number of queue entries.
@@ -176,7 +181,7 @@ impl Port {
         let limits = id.limits().ok_or(Errno::ENODEV)?;
         let max = u16::try_from(limits.work_requests.min(limits.completions)).unwrap_or(u16::MAX).max(MIN_ENTRIES);
         let (sends, receive_slots) = (wanted.send.clamp(MIN_ENTRIES, max), wanted.receive.clamp(MIN_ENTRIES, max));
-        let bytes = usize::from(receive_slots) * RECEIVE_SLOT_LEN + usize::from(sends) * MAX_MESSAGE;
+        let bytes = EXCESS_LEN + usize::from(receive_slots) * RECEIVE_SLOT_LEN + usize::from(sends) * MAX_MESSAGE;
         // SAFETY: the id keeps the device and the PD open; all zeros are valid attributes.
         let (send_cq, recv_cq, memory, mut attr): (_, _, _, ibv_qp_init_attr) = unsafe {
             (Cq::new(context, sends)?, Cq::new(context, receive_slots)?, MemoryRegion::new(pd, bytes, false)?, zeroed())
@@ -185,7 +190,7 @@ impl Port {
         attr.recv_cq = recv_cq.completions.cq();
         attr.cap.max_send_wr = sends.into();
         attr.cap.max_recv_wr = receive_slots.into();
-        (attr.cap.max_send_sge, attr.cap.max_recv_sge) = (1, 1);
+        (attr.cap.max_send_sge, attr.cap.max_recv_sge) = (1, 2);
         attr.qp_type = ibv_qp_type::IBV_QPT_UD;
         let (mut in_flight, mut free_slots, mut to_repost) = (Vec::new(), Vec::new(), Vec::new());
         in_flight.try_reserve_exact(sends.into()).map_err(|_| Errno::ENOMEM)?;
@@ -262,11 +267,12 @@ impl Port {
             |port| &port.recv_cq,
             |port, wc| {
                 let slot = (wc.wr_id() & !RECV_WR_ID_FLAG) as u32;
-                let len = wc.len().saturating_sub(GRH).min(MAX_MESSAGE);
+                let len = wc.len().saturating_sub(GRH);
                 if let Some(entry) = &port.entry {
                     entry.counters().count_received(len as u32);
                 }
-                if !received(port, Received { slot, len, qpn: wc.src_qp }) {
+                // A longer message is not from an rsocket.
+                if len > MAX_MESSAGE || !received(port, Received { slot, len, qpn: wc.src_qp }) {
                     port.to_repost.push(slot);
                 }
             },
@@ -315,14 +321,14 @@ impl Port {
 
     /// Posts a receive slot.
     pub fn repost(&self, slot: u32) -> Result<()> {
-        let len = (GRH + MAX_MESSAGE) as u32;
-        // SAFETY: the QP is live, and the slot has no other users.
-        unsafe { ud::post_recv(self.qp, slot, self.receive_slot(slot), len, self.memory.lkey()) }
+        let into = [(self.receive_slot(slot), (GRH + MAX_MESSAGE) as u32), (self.memory.start(), EXCESS_LEN as u32)];
+        // SAFETY: the QP is live, the slot has no other users, and nobody reads the excess.
+        unsafe { ud::post_recv(self.qp, slot, into, self.memory.lkey()) }
     }
 
     fn receive_slot(&self, slot: u32) -> NonNull<u8> {
         // SAFETY: slot numbers are less than `receive_slots`, for which the memory has room.
-        unsafe { self.memory.start().byte_add(slot as usize * RECEIVE_SLOT_LEN) }
+        unsafe { self.memory.start().byte_add(EXCESS_LEN + slot as usize * RECEIVE_SLOT_LEN) }
     }
 
     /// Sends the bytes that `fill` writes and counts. Fails with `EAGAIN` if no slot is free.
@@ -333,7 +339,7 @@ impl Port {
         fill: impl FnOnce(&mut [u8; MAX_MESSAGE]) -> usize,
     ) -> Result<()> {
         let slot = self.free_slots.pop().ok_or(Errno::EAGAIN)?;
-        let offset = self.receive_slots * RECEIVE_SLOT_LEN + slot as usize * MAX_MESSAGE;
+        let offset = EXCESS_LEN + self.receive_slots * RECEIVE_SLOT_LEN + slot as usize * MAX_MESSAGE;
         // SAFETY: the memory has room for all send slots after the receive slots, and this slot has
         // no other users.
         let (start, bytes) = unsafe {

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::port::Port;
+use super::udp::{Probe, is_same_host};
 use super::{Dgram, State};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type::{RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_DEVICE_REMOVAL};
@@ -30,14 +31,14 @@ impl Dgram {
 
     /// Returns the port for datagrams to a peer, and creates it for the first one.
     pub(super) fn port_for(self: &Arc<Self>, state: &mut State, peer: &SocketAddr) -> Result<Key> {
-        let local = state.udp()?.source_addr(peer)?;
+        let local = state.source_addr(peer)?;
         self.port_at(state, local)
     }
 
     /// Like [`port_for`](Self::port_for), for the answer to a packet that anyone may have sent:
     /// after a failure, the port is not created again for a while.
     pub(super) fn port_to_answer(self: &Arc<Self>, state: &mut State, peer: &SocketAddr) -> Result<Key> {
-        let local = state.udp()?.source_addr(peer)?;
+        let local = state.source_addr(peer)?;
         if state.refusals.is_refused(&local.ip(), Instant::now()) {
             return Err(Errno::ENODEV);
         }
@@ -45,7 +46,7 @@ impl Dgram {
     }
 
     fn port_at(self: &Arc<Self>, state: &mut State, local: SocketAddr) -> Result<Key> {
-        let existing = state.ports.iter().find(|port| !port.broken && port.local.ip() == local.ip());
+        let existing = state.ports.iter().find(|port| !port.broken && is_same_host(&port.local, &local));
         if let Some(port) = existing {
             return Ok(port.key());
         }
@@ -84,6 +85,27 @@ impl Dgram {
 }
 
 impl State {
+    /// Returns the local address for datagrams to `to`.
+    fn source_addr(&mut self, to: &SocketAddr) -> Result<SocketAddr> {
+        let bound = self.udp()?.bound_addr()?;
+        if !bound.ip().is_unspecified() {
+            return Ok(bound);
+        }
+        self.probe()?;
+        let mut source = self.probe.as_ref().ok_or(Errno::EIO)?.source_addr(self.udp()?, to)?;
+        source.set_port(bound.port());
+        Ok(source)
+    }
+
+    /// Returns the probe, and creates it the first time.
+    pub(super) fn probe(&mut self) -> Result<&Probe> {
+        let probe = match self.probe.take() {
+            Some(probe) => probe,
+            None => Probe::new(self.domain)?,
+        };
+        Ok(self.probe.insert(probe))
+    }
+
     pub(super) fn port(&self, key: Key) -> Option<&Port> {
         self.ports.iter().find(|port| port.key() == key)
     }

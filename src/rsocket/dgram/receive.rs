@@ -61,6 +61,10 @@ impl Dgram {
         if flags & libc::MSG_OOB != 0 {
             return Err(Errno::new(libc::EOPNOTSUPP));
         }
+        // The error queue is always empty: the options that fill it are refused.
+        if flags & libc::MSG_ERRQUEUE != 0 {
+            return Err(Errno::EAGAIN);
+        }
         let mut deadline = None;
         loop {
             let mut state = self.enter()?;
@@ -137,6 +141,8 @@ impl Dgram {
         }
         let wants_answer = header.op == UdpOp::Data;
         if wants_answer {
+            // Datagrams that arrived over UD before this packet are delivered before it.
+            self.poll(state);
             state.push_copy(from, packet.get(start..).unwrap_or_default());
         }
         let qp = Qp { number: header.qpn, address: header.address, confirmed: Instant::now() };
@@ -178,7 +184,7 @@ impl State {
                 }
                 Datagram { from, payload: Payload::Slot(port.key(), received, start) }
             });
-            match datagram.filter(|datagram| connected.is_none_or(|peer| is_same_endpoint(&peer, &datagram.from))) {
+            match datagram.filter(|datagram| connected.is_none_or(|peer| peer == datagram.from)) {
                 Some(datagram) if queue.try_reserve(1).is_ok() => {
                     queue.push_back(datagram);
                     true
@@ -258,10 +264,11 @@ impl State {
         });
     }
 
-    /// Queues a datagram received over UDP. Drops it, as UDP does, if the receive buffer is full.
+    /// Queues a datagram received over UDP. Drops it, as UDP does, if earlier ones already exceed
+    /// the receive buffer.
     fn push_copy(&mut self, from: SocketAddr, payload: &[u8]) {
         let cost = payload.len() + OVERHEAD;
-        if self.shut_read || self.copied_bytes + cost > self.options.receive_buffer as usize {
+        if self.shut_read || self.copied_bytes > self.options.receive_buffer as usize {
             return;
         }
         if let Ok(bytes) = try_copy(payload)
@@ -278,10 +285,6 @@ fn read_header(port: &Port, received: &Received, domain: c_int) -> Option<(Socke
     let (header, start) = UdHeader::parse(port.bytes(received)).ok()?;
     let source = with_port(header.source.ip(), header.source.port(), &port.local);
     (source.is_ipv4() || domain == libc::AF_INET6).then_some((source, start))
-}
-
-fn is_same_endpoint(peer: &SocketAddr, from: &SocketAddr) -> bool {
-    (peer.ip(), peer.port()) == (from.ip(), from.port())
 }
 
 /// Copies `bytes` to the buffers. Returns the number of bytes that fit.

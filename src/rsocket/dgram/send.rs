@@ -39,12 +39,10 @@ impl Dgram {
                 return Err(error);
             }
             let to = match to {
-                Some(to) => udp::from_storage(to.storage())?,
+                Some(to) => state.destination(to)?,
                 None => state.connected.ok_or(Errno::new(libc::EDESTADDRREQ))?,
             };
-            if to.is_ipv6() && state.domain == libc::AF_INET {
-                return Err(Errno::EAFNOSUPPORT);
-            }
+            state.check_family(&to)?;
             match self.send_one(&mut state, payload, to) {
                 Err(Errno::EAGAIN) if !state.is_nonblocking(flags) => {
                     let until = *deadline.get_or_insert_with(|| Deadline::after(state.options.send_timeout));
@@ -66,11 +64,15 @@ impl Dgram {
         if payload.len() > MAX_MESSAGE - if to.is_ipv4() { UD_IPV4_HEADER } else { MAX_UD_HEADER } {
             return Err(too_long());
         }
-        let (route, wanted) = state.peers.route(to, Instant::now())?;
-        if let Route::Ud(path, qpn) = &route
-            && self.send_over_ud(state, payload, path, *qpn)?
-        {
-            return Ok(());
+        let (route, mut wanted) = state.peers.route(to, Instant::now())?;
+        if let Route::Ud(path, qpn) = &route {
+            // Before sending, which may fail: the renewal of the path is not requested again.
+            if let Some(address) = wanted.take() {
+                self.search(state, path.port, to, address);
+            }
+            if self.send_over_ud(state, payload, path, *qpn)? {
+                return Ok(());
+            }
         }
         let port = self.port_for(state, &to).inspect_err(|_| state.peers.search_not_started(&to))?;
         if let Some(address) = wanted {
@@ -119,6 +121,11 @@ impl Dgram {
 }
 
 impl State {
+    /// Returns the address of a peer that the program states.
+    pub(super) fn destination(&self, to: &SockAddr) -> Result<SocketAddr> {
+        udp::with_scope(udp::from_storage(to.storage())?, || self.udp()?.bound_addr())
+    }
+
     /// Returns the header for UDP packets from a port.
     fn header(&self, port: Key, op: UdpOp) -> Option<UdpHeader> {
         self.port(port).map(|port| UdpHeader { op, qpn: port.qpn(), address: port.local.ip() })

@@ -5,7 +5,10 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::Duration;
 
-use libc::{SO_ERROR, SO_RCVBUF, SO_RCVTIMEO, SO_SNDBUF, SO_SNDTIMEO, SOL_SOCKET, sockaddr_storage};
+use libc::{
+    SO_ERROR, SO_RCVBUF, SO_RCVBUFFORCE, SO_RCVTIMEO, SO_SNDBUF, SO_SNDBUFFORCE, SO_SNDTIMEO, SOL_SOCKET,
+    sockaddr_storage,
+};
 
 use super::port::{MAX_MESSAGE, Port, Sizes};
 use super::{Dgram, udp};
@@ -17,6 +20,14 @@ use crate::rsocket::stream::{Value, number, timeout};
 use crate::rsocket::wire;
 use crate::sys::event;
 use crate::sys::sockaddr::SockAddr;
+
+// Of linux/in.h and linux/in6.h.
+const IP_UNICAST_IF: c_int = 50;
+const IPV6_UNICAST_IF: c_int = 76;
+// Of linux/udp.h.
+const UDP_ENCAP: c_int = 100;
+const UDP_SEGMENT: c_int = 103;
+const UDP_GRO: c_int = 104;
 
 /// Sizes of new ports, and time-outs of calls.
 #[derive(Clone, Copy, Debug)]
@@ -115,15 +126,29 @@ impl Dgram {
             if fills_error_queue(level, name) {
                 return Err(Errno::ENOTSUP);
             }
-            state.udp()?.set_option(level, name, value)?;
-            let options = &mut state.options;
+            if changes_packets(level, name) {
+                return Err(Errno::new(libc::ENOPROTOOPT));
+            }
+            let udp = state.udp()?;
+            udp.set_option(level, name, value)?;
+            // The kernel doubles and limits the sizes of buffers.
+            let size = |name| -> Result<u32> {
+                let mut bytes = [0; 4];
+                udp.option(SOL_SOCKET, name, &mut bytes)?;
+                Ok(number(&bytes)?.max(0).unsigned_abs())
+            };
             // The UDP socket has validated the value.
+            let mut options = state.options;
             match (level, name) {
-                (SOL_SOCKET, SO_SNDBUF) => options.send_buffer = doubled(value)?,
-                (SOL_SOCKET, SO_RCVBUF) => options.receive_buffer = doubled(value)?,
+                (SOL_SOCKET, SO_SNDBUF | SO_SNDBUFFORCE) => options.send_buffer = size(SO_SNDBUF)?,
+                (SOL_SOCKET, SO_RCVBUF | SO_RCVBUFFORCE) => options.receive_buffer = size(SO_RCVBUF)?,
                 (SOL_SOCKET, SO_RCVTIMEO) => options.receive_timeout = timeout(value)?,
                 (SOL_SOCKET, SO_SNDTIMEO) => options.send_timeout = timeout(value)?,
                 _ => {}
+            }
+            state.options = options;
+            if chooses_source(level, name) {
+                state.probe()?.set_option(level, name, value)?;
             }
             return Ok(());
         }
@@ -174,9 +199,20 @@ fn fills_error_queue(level: c_int, name: c_int) -> bool {
     )
 }
 
-/// Returns a buffer size, doubled as in socket(7).
-fn doubled(value: &[u8]) -> Result<u32> {
-    Ok(number(value)?.max(0).saturating_mul(2) as u32)
+/// Returns whether an option joins or splits packets: the headers would end up between the data.
+fn changes_packets(level: c_int, name: c_int) -> bool {
+    level == libc::IPPROTO_UDP && matches!(name, libc::UDP_CORK | UDP_ENCAP | UDP_SEGMENT | UDP_GRO)
+}
+
+/// Returns whether an option has an influence on the local address that the kernel chooses. The
+/// probe itself takes the network device over.
+fn chooses_source(level: c_int, name: c_int) -> bool {
+    matches!(
+        (level, name),
+        (SOL_SOCKET, libc::SO_MARK | libc::SO_DONTROUTE)
+            | (libc::IPPROTO_IP, libc::IP_MULTICAST_IF | IP_UNICAST_IF | libc::IP_TOS)
+            | (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF | IPV6_UNICAST_IF)
+    )
 }
 
 #[cfg(test)]
@@ -188,6 +224,7 @@ mod tests {
         let bytes = |s: i64, us: i64| [s.to_ne_bytes(), us.to_ne_bytes()].concat();
         assert_eq!(timeout(&bytes(1, 500_000)), Ok(Some(Duration::from_millis(1500))));
         assert_eq!(timeout(&bytes(0, 0)), Ok(None));
+        assert_eq!(timeout(&bytes(-1, 5)), Ok(Some(Duration::ZERO)));
         assert_eq!(timeout(&bytes(-1, 5)[..15]), Err(Errno::EINVAL));
     }
 

@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 use std::time::Duration;
 
-use libc::{AF_INET, AF_INET6, POLLOUT, iovec, pollfd, sockaddr_storage, socklen_t};
+use libc::{AF_INET6, POLLOUT, iovec, pollfd, sockaddr_storage, socklen_t};
 
 use crate::errno::{Errno, Result};
 use crate::sys::event;
@@ -51,6 +51,13 @@ impl Udp {
         check(unsafe { libc::connect(self.fd(), ptr::from_ref(addr.storage()).cast(), addr.len().into()) })
     }
 
+    /// connect(2) with AF_UNSPEC: dissolves the association.
+    pub fn disconnect(&self) -> Result<()> {
+        let none = no_address();
+        // SAFETY: the address, whose family is AF_UNSPEC, is readable for the length.
+        check(unsafe { libc::connect(self.fd(), (&raw const none).cast(), size_of::<libc::sockaddr>() as socklen_t) })
+    }
+
     /// getsockname(2).
     pub fn local_name(&self) -> Result<sockaddr_storage> {
         self.name(libc::getsockname)
@@ -81,20 +88,6 @@ impl Udp {
         any.ss_family = self.domain as libc::sa_family_t;
         self.bind(&SockAddr::from_storage(&any)?)?;
         from_storage(&self.local_name()?)
-    }
-
-    /// Returns the local address for datagrams to `to`.
-    pub fn source_addr(&self, to: &SocketAddr) -> Result<SocketAddr> {
-        let bound_addr = self.bound_addr()?;
-        if !bound_addr.ip().is_unspecified() {
-            return Ok(bound_addr);
-        }
-        let domain = if to.is_ipv4() { AF_INET } else { AF_INET6 };
-        let probe = Udp::new(domain, libc::SOCK_CLOEXEC)?;
-        probe.connect(&to_sockaddr(domain, to))?;
-        let mut source_addr = from_storage(&probe.local_name()?)?;
-        source_addr.set_port(bound_addr.port());
-        Ok(source_addr)
     }
 
     /// Sends a header and a payload without blocking. Fails with `EAGAIN` if the send buffer is
@@ -151,6 +144,44 @@ impl Udp {
     }
 }
 
+/// A UDP socket that finds the local address for a destination. It is kept, so that nothing fails
+/// later for want of a descriptor.
+#[derive(Debug)]
+pub(super) struct Probe(Udp);
+
+impl Probe {
+    /// Creates the probe of a socket of `domain`.
+    pub fn new(domain: c_int) -> Result<Probe> {
+        let udp = Udp::new(domain, libc::SOCK_CLOEXEC)?;
+        // Whether the program may broadcast is decided when its socket sends.
+        udp.set_option(libc::SOL_SOCKET, libc::SO_BROADCAST, &1_i32.to_ne_bytes())?;
+        if domain == AF_INET6 {
+            udp.set_option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, &0_i32.to_ne_bytes())?;
+        }
+        Ok(Probe(udp))
+    }
+
+    /// setsockopt(2).
+    pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
+        self.0.set_option(level, name, value)
+    }
+
+    /// Returns the local IP address for datagrams of `socket` to `to`, with any port number.
+    pub fn source_addr(&self, socket: &Udp, to: &SocketAddr) -> Result<SocketAddr> {
+        // Dissolving an association unbinds a socket from its network device (SO_BINDTODEVICE).
+        let mut device = [0; libc::IFNAMSIZ];
+        let len = socket.option(libc::SOL_SOCKET, libc::SO_BINDTODEVICE, &mut device)?;
+        if len > 0 {
+            self.set_option(libc::SOL_SOCKET, libc::SO_BINDTODEVICE, device.get(..len).unwrap_or_default())?;
+        }
+        self.0.connect(&to_sockaddr(self.0.domain, to))?;
+        let source = self.0.local_name();
+        // Otherwise the next connect(2) would keep the local address.
+        self.0.disconnect()?;
+        from_storage(&source?)
+    }
+}
+
 /// Converts a C structure to an address.
 pub(super) fn from_storage(name: &sockaddr_storage) -> Result<SocketAddr> {
     let full = inet(name).ok_or(Errno::EAFNOSUPPORT)?;
@@ -158,6 +189,29 @@ pub(super) fn from_storage(name: &sockaddr_storage) -> Result<SocketAddr> {
         ip @ IpAddr::V4(_) => SocketAddr::new(ip, full.port()),
         IpAddr::V6(_) => full,
     })
+}
+
+/// Returns the address in the form in which the kernel returns it for a received datagram: only a
+/// link-local address has a scope. If the program has set none, that of `bound` is used.
+pub(super) fn with_scope(addr: SocketAddr, bound: impl FnOnce() -> Result<SocketAddr>) -> Result<SocketAddr> {
+    let SocketAddr::V6(mut v6) = addr else { return Ok(addr) };
+    match (v6.ip().is_unicast_link_local(), v6.ip().is_multicast()) {
+        (true, _) if v6.scope_id() == 0 => v6.set_scope_id(scope(&bound()?)),
+        // A multicast address needs it, and no peer has one.
+        (true, _) | (_, true) => {}
+        _ => v6.set_scope_id(0),
+    }
+    Ok(SocketAddr::V6(v6))
+}
+
+/// Returns the scope of an address; 0 if it has none.
+fn scope(addr: &SocketAddr) -> u32 {
+    if let SocketAddr::V6(v6) = addr { v6.scope_id() } else { 0 }
+}
+
+/// Returns whether two addresses are the same but for the port number.
+pub(super) fn is_same_host(a: &SocketAddr, b: &SocketAddr) -> bool {
+    (a.ip(), scope(a)) == (b.ip(), scope(b))
 }
 
 /// Converts an address to the C structure for a socket of `domain`.
@@ -172,6 +226,7 @@ pub(super) fn to_sockaddr(domain: c_int, addr: &SocketAddr) -> SockAddr {
 mod tests {
     use super::*;
     use crate::sys::sockaddr::with_port;
+    use libc::AF_INET;
 
     #[test]
     fn mapped_addresses_are_converted_to_ipv4() {
@@ -192,13 +247,36 @@ mod tests {
     }
 
     #[test]
+    fn scopes_are_those_of_received_datagrams() {
+        let addr = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let full = |text: &str| with_scope(addr(text), || Ok(addr("[fe80::1%3]:5"))).unwrap();
+        assert_eq!(full("[fe80::2]:7"), addr("[fe80::2%3]:7"));
+        assert_eq!(full("[fe80::2%4]:7"), addr("[fe80::2%4]:7"));
+        assert_eq!(full("[fd00::2%3]:7"), addr("[fd00::2]:7"));
+        assert_eq!(full("[ff02::1%3]:7"), addr("[ff02::1%3]:7"));
+        assert_eq!(full("10.0.0.1:7"), addr("10.0.0.1:7"));
+        assert!(is_same_host(&addr("[fe80::2%4]:7"), &addr("[fe80::2%4]:8")));
+        assert!(!is_same_host(&addr("[fe80::2%4]:7"), &addr("[fe80::2%3]:7")));
+    }
+
+    #[test]
     fn bound_addr_binds_the_socket_once() {
         let udp = Udp::new(AF_INET, libc::SOCK_CLOEXEC).unwrap();
         let bound_addr = udp.bound_addr().unwrap();
         assert!(bound_addr.port() != 0 && bound_addr.ip().is_unspecified());
         assert_eq!(udp.bound_addr(), Ok(bound_addr));
-        let source_addr = udp.source_addr(&SocketAddr::from(([127, 0, 0, 1], 9))).unwrap();
-        assert_eq!(source_addr, SocketAddr::from(([127, 0, 0, 1], bound_addr.port())));
+    }
+
+    #[test]
+    fn a_probe_serves_many_destinations() {
+        let probe = Probe::new(AF_INET6).unwrap();
+        let socket = Udp::new(AF_INET6, libc::SOCK_CLOEXEC).unwrap();
+        let source = |to: &str| probe.source_addr(&socket, &to.parse().unwrap()).map(|source| source.ip().to_string());
+        for _ in 0..2 {
+            assert_eq!(source("127.0.0.1:9"), Ok("127.0.0.1".into()));
+            assert_eq!(source("[::1]:9"), Ok("::1".into()));
+            assert_eq!(source("127.255.255.255:9"), Ok("127.0.0.1".into()));
+        }
     }
 
     #[test]

@@ -326,7 +326,8 @@ fn number_or_byte(value: &[u8]) -> Result<c_int> {
     }
 }
 
-/// Parses a struct timeval; zero means no time-out.
+/// Parses a struct timeval; `None`, for zero, means no time-out. As in Linux, with a negative number
+/// of seconds calls time out at once.
 pub(in crate::rsocket) fn timeout(value: &[u8]) -> Result<Option<Duration>> {
     let field =
         |at: usize| value.get(at..at + 8).and_then(|bytes| bytes.first_chunk()).map(|bytes| i64::from_ne_bytes(*bytes));
@@ -334,8 +335,7 @@ pub(in crate::rsocket) fn timeout(value: &[u8]) -> Result<Option<Duration>> {
     if !(0..1_000_000).contains(&micros) {
         return Err(Errno::EDOM);
     }
-    // As in socket(7), a negative number of seconds counts as 0.
-    let seconds = u64::try_from(seconds).unwrap_or(0);
+    let Ok(seconds) = u64::try_from(seconds) else { return Ok(Some(Duration::ZERO)) };
     let time = Duration::from_secs(seconds) + Duration::from_micros(micros.unsigned_abs());
     Ok((!time.is_zero()).then_some(time))
 }

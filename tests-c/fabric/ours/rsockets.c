@@ -172,6 +172,51 @@ static void datagrams_after_a_change_of_lids(void)
 	end_echo(far);
 }
 
+/* Sends for half a second. Returns the percentage that came back meanwhile. */
+static int percent_back(int fd, const union address *to)
+{
+	int sent = 0, back = 0;
+	struct timespec since;
+	char buffer[64];
+
+	clock_gettime(CLOCK_MONOTONIC, &since);
+	while (elapsed_ms(&since) < 500) {
+		struct pollfd entry = { .fd = fd, .events = POLLIN };
+
+		sent += rsendto(fd, "x", 1, 0, &to->sa, sizeof(to->in)) == 1;
+		rpoll(&entry, 1, 10);
+		while (rrecv(fd, buffer, sizeof(buffer), MSG_DONTWAIT) >= 0)
+			back++;
+	}
+	return sent ? back * 100 / sent : 0;
+}
+
+/* Paths are renewed while datagrams are sent over them all the time. */
+static void steady_datagrams_after_a_change_of_lids(void)
+{
+	union address to, own;
+	struct timespec since;
+	unsigned int before = host_lid(FAR);
+	pid_t far;
+	int near;
+
+	rs_configure("dgram_path_lifetime", 2);
+	far = echo_at(0, &to);
+	near = socket_at(NEAR, SOCK_DGRAM, 0, &own);
+	echo(near, &to, "old LIDs");
+	clock_gettime(CLOCK_MONOTONIC, &since);
+	while (elapsed_ms(&since) < 5000)
+		percent_back(near, &to);
+	EXPECT(sm_renumber(before != 0x50) && fabric_works());
+	EXPECT(host_lid(FAR) != before);
+	clock_gettime(CLOCK_MONOTONIC, &since);
+	while (percent_back(near, &to) < 80)
+		EXPECT(elapsed_ms(&since) < 15000);
+	rs_configure("dgram_path_lifetime", -1);
+	EXPECT(!rclose(near));
+	end_echo(far);
+}
+
 /* What was sent over the old LIDs is lost; the stream ends with an error, and new ones work. */
 static void streams_after_a_change_of_lids(void)
 {
@@ -244,10 +289,12 @@ int main(int argc, char **argv)
 	CASE(datagrams_in_two_partitions);
 	CASE(datagrams_of_a_wildcard);
 	CASE(datagrams_after_a_change_of_lids);
+	CASE(steady_datagrams_after_a_change_of_lids);
 	CASE(streams_after_a_change_of_lids);
 	CASE(streams_without_a_subnet_manager);
 	CASE(stream_over_a_pulled_cable);
 	CASE(datagrams_over_a_pulled_cable);
+	rs_configure("dgram_path_lifetime", -1);
 	sm_renumber(false);
 	cable(FAR, true);
 	fabric_works();

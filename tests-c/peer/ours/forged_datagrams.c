@@ -6,6 +6,7 @@
 #include "rscommon.h"
 
 #include <arpa/inet.h>
+#include <rdma/rdma_cma.h>
 
 enum { DATA = 0, ANSWER = 7, HEADER = 16 };
 
@@ -149,10 +150,116 @@ static void another_address_is_not_believed(void)
 	EXPECT(!rclose(victim) && !rclose(other) && !close(peer));
 }
 
+/* ---- UD messages ----------------------------------------------------------------------------- */
+
+enum { LONGEST = 4096 };
+
+/* A UD QP with an address handle for its own port. */
+struct raw {
+	struct rdma_event_channel *channel;
+	struct rdma_cm_id *id;
+	struct ibv_cq *cq;
+	struct ibv_mr *mr;
+	struct ibv_ah *ah;
+};
+static uint8_t message[LONGEST];
+
+static void await_event(struct raw *raw, enum rdma_cm_event_type type)
+{
+	struct rdma_cm_event *event;
+
+	EXPECT(!rdma_get_cm_event(raw->channel, &event) && event->event == type);
+	EXPECT(!rdma_ack_cm_event(event));
+}
+
+static void raw_open(struct raw *raw)
+{
+	union address own = local_addr(AF_INET, 0);
+	struct ibv_ah_attr ah = { .is_global = 1, .grh.hop_limit = 64 };
+	union ibv_gid gid;
+
+	EXPECT((raw->channel = rdma_create_event_channel()) && !rdma_create_id(raw->channel, &raw->id, NULL, RDMA_PS_UDP));
+	EXPECT(!rdma_resolve_addr(raw->id, &own.sa, &own.sa, 2000));
+	await_event(raw, RDMA_CM_EVENT_ADDR_RESOLVED);
+	EXPECT(!rdma_resolve_route(raw->id, 2000));
+	await_event(raw, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	EXPECT((raw->cq = ibv_create_cq(raw->id->verbs, 4, NULL, NULL, 0)));
+	struct ibv_qp_init_attr attr = {
+		.send_cq = raw->cq, .recv_cq = raw->cq, .qp_type = IBV_QPT_UD, .cap = { 4, 4, 1, 1, 0 },
+	};
+	EXPECT(!rdma_create_qp(raw->id, NULL, &attr));
+	EXPECT((raw->mr = ibv_reg_mr(raw->id->pd, message, LONGEST, 0)));
+	ah.port_num = raw->id->port_num;
+	ah.dlid = ntohs(raw->id->route.path_rec->dlid);
+	ah.sl = raw->id->route.path_rec->sl;
+	ah.grh.dgid = raw->id->route.path_rec->dgid;
+	for (;; ah.grh.sgid_index++) {
+		EXPECT(!ibv_query_gid(raw->id->verbs, ah.port_num, ah.grh.sgid_index, &gid));
+		if (!memcmp(&gid, &raw->id->route.path_rec->sgid, sizeof(gid)))
+			break;
+	}
+	EXPECT((raw->ah = ibv_create_ah(raw->id->pd, &ah)));
+}
+
+static void raw_send(struct raw *raw, uint32_t qpn, uint32_t length)
+{
+	struct ibv_sge sge = { (uintptr_t)message, length, raw->mr->lkey };
+	struct ibv_send_wr wr = {
+		.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED,
+		.wr.ud = { .ah = raw->ah, .remote_qpn = qpn, .remote_qkey = RDMA_UDP_QKEY },
+	}, *bad;
+	struct ibv_wc wc;
+	int polled;
+
+	EXPECT(!ibv_post_send(raw->id->qp, &wr, &bad));
+	do
+		EXPECT((polled = ibv_poll_cq(raw->cq, 1, &wc)) >= 0);
+	while (!polled);
+	EXPECT(wc.status == IBV_WC_SUCCESS);
+}
+
+static void raw_close(struct raw *raw)
+{
+	EXPECT(!ibv_destroy_ah(raw->ah) && !ibv_dereg_mr(raw->mr));
+	rdma_destroy_qp(raw->id);
+	EXPECT(!ibv_destroy_cq(raw->cq) && !rdma_destroy_id(raw->id));
+	rdma_destroy_event_channel(raw->channel);
+}
+
+/* Messages longer than any datagram are dropped, and the rsocket keeps its QP. */
+static void long_messages_are_dropped(void)
+{
+	static const uint32_t lengths[] = { 2049, 3000, LONGEST };
+	uint8_t header[8] = { 4, 8, 0x30, 0x39 };
+	union address name, peer_name;
+	int fd = bound(&name), peer = plain(&peer_name);
+	uint32_t qpn = ask(peer, &peer_name, &name);
+	struct ibv_port_attr port;
+	struct raw raw;
+	char byte;
+
+	EXPECT(rrecv(fd, &byte, 1, 0) == 0);
+	raw_open(&raw);
+	EXPECT(!ibv_query_port(raw.id->verbs, raw.id->port_num, &port));
+	memcpy(header + 4, &peer_name.in.sin_addr, 4);
+	memcpy(message, header, sizeof(header));
+	for (int i = 0; i < 3; i++) {
+		if (lengths[i] <= 128U << port.active_mtu)
+			raw_send(&raw, qpn, lengths[i]);
+		raw_send(&raw, qpn, sizeof(header) + 1);
+		EXPECT(rrecv(fd, &byte, 1, MSG_TRUNC) == 1);
+		EXPECT(ask(peer, &peer_name, &name) == qpn);
+		EXPECT(rrecv(fd, &byte, 1, 0) == 0);
+	}
+	raw_close(&raw);
+	EXPECT(!rclose(fd) && !close(peer));
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(a_claim_redirects_nothing);
 	CASE(another_address_is_not_believed);
+	CASE(long_messages_are_dropped);
 	return finish();
 }

@@ -124,7 +124,6 @@ static void shutdown_ends_waits(void)
 	struct blocked blocked[THREADS];
 	struct pollfd entry = { .fd = b, .events = POLLIN };
 
-	EXPECT_ERROR(rshutdown(b, SHUT_RD), ENOTCONN);
 	EXPECT_ERROR(rshutdown(b, 77), EINVAL);
 	acquaint(a, &a_name, b, &b_name);
 	EXPECT(!rconnect(b, &a_name.sa, addr_len(&a_name)));
@@ -142,6 +141,23 @@ static void shutdown_ends_waits(void)
 	EXPECT(!rclose(a) && !rclose(b));
 }
 
+/* As with UDP, a socket that is not connected is shut down, too, although the call fails. */
+static void shutdown_of_unconnected(void)
+{
+	union address name;
+	int fd = bound(&name);
+	struct blocked blocked[THREADS];
+
+	start_blocked(blocked, fd);
+	EXPECT_ERROR(rshutdown(fd, SHUT_RDWR), ENOTCONN);
+	for (int i = 0; i < THREADS; i++) {
+		EXPECT(!pthread_join(blocked[i].thread, NULL));
+		EXPECT(blocked[i].ret == 0);
+	}
+	EXPECT_ERROR((int)rsendto(fd, "x", 1, 0, &name.sa, sizeof(name.in)), EPIPE);
+	EXPECT(!rclose(fd));
+}
+
 static void timeouts(void)
 {
 	union address name;
@@ -153,6 +169,15 @@ static void timeouts(void)
 	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
 	EXPECT(!rgetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &got, &len) && len == sizeof(got));
 	EXPECT_ERROR((int)rrecv(fd, &byte, 1, 0), EAGAIN);
+	time = (struct timeval){ .tv_sec = -1 };
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
+	EXPECT_ERROR((int)rrecv(fd, &byte, 1, 0), EAGAIN);
+	time = (struct timeval){ 0 };
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
+	send_to(fd, "x", &name);
+	EXPECT(poll_wait(fd, POLLIN) == POLLIN);
+	EXPECT_ERROR((int)rrecv(fd, &byte, 1, MSG_ERRQUEUE), EAGAIN);
+	EXPECT(rrecv(fd, &byte, 1, 0) == 1);
 	EXPECT(!rfcntl(fd, F_SETFL, O_NONBLOCK));
 	EXPECT_ERROR((int)rrecv(fd, &byte, 1, 0), EAGAIN);
 	EXPECT(!rclose(fd));
@@ -183,6 +208,28 @@ static void nobody_reads(void)
 	EXPECT(last == -1);
 	acquaint(a, &a_name, b, &b_name);
 	EXPECT(!rclose(a) && !rclose(b));
+}
+
+/* The kernel's sizes of the receive buffer hold, and one datagram always fits. */
+static void receive_buffers(void)
+{
+	static const int sizes[] = { 0, 1, -1, 100, 1 << 20, 1 << 30 };
+	int plain = socket(AF_INET, SOCK_DGRAM, 0);
+
+	EXPECT(plain >= 0);
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		union address a_name, b_name;
+		int a = bound(&a_name), b = bound(&b_name), size = 0, usual = 0;
+		socklen_t len = sizeof(size);
+
+		EXPECT(!rsetsockopt(b, SOL_SOCKET, SO_RCVBUF, &sizes[i], sizeof(int)));
+		EXPECT(!setsockopt(plain, SOL_SOCKET, SO_RCVBUF, &sizes[i], sizeof(int)));
+		EXPECT(!rgetsockopt(b, SOL_SOCKET, SO_RCVBUF, &size, &len));
+		EXPECT(!getsockopt(plain, SOL_SOCKET, SO_RCVBUF, &usual, &len) && size == usual);
+		acquaint(a, &a_name, b, &b_name);
+		EXPECT(!rclose(a) && !rclose(b));
+	}
+	EXPECT(!close(plain));
 }
 
 /* The smallest queues do for any number of datagrams that are answered. */
@@ -336,8 +383,10 @@ int main(int argc, char **argv)
 	CASE(each_thread_gets_one);
 	CASE(close_ends_waits);
 	CASE(shutdown_ends_waits);
+	CASE(shutdown_of_unconnected);
 	CASE(timeouts);
 	CASE(nobody_reads);
+	CASE(receive_buffers);
 	CASE(small_queues);
 	CASE(connected_to_one);
 	CASE(refused);

@@ -5,6 +5,11 @@
 #include "cases.h"
 #include "rscommon.h"
 
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/udp.h>
+#include <sys/resource.h>
 #include <sys/uio.h>
 
 static int bound(int family, union address *name)
@@ -69,6 +74,18 @@ static void unused(void)
 	EXPECT(!rclose(fd));
 }
 
+/* Options that join or split packets are refused; others of UDP are not. */
+static void udp_options(void)
+{
+	static const int refused[] = { UDP_CORK, UDP_SEGMENT, UDP_GRO, UDP_ENCAP };
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0), value = 1;
+
+	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+		EXPECT_ERROR(rsetsockopt(fd, IPPROTO_UDP, refused[i], &value, sizeof(value)), ENOPROTOOPT);
+	EXPECT(!rsetsockopt(fd, IPPROTO_UDP, UDP_NO_CHECK6_RX, &value, sizeof(value)));
+	EXPECT(!rclose(fd));
+}
+
 /* The first call that needs the device fails. */
 static void no_datagrams_on_iwarp(void)
 {
@@ -84,6 +101,21 @@ static void no_datagrams_on_iwarp(void)
 }
 
 /* ---- two and more sockets ------------------------------------------------------------------ */
+
+/* The number of UDP packets over IPv6 that this host has sent. */
+static long udp_packets(void)
+{
+	FILE *file = fopen("/proc/net/snmp6", "re");
+	char name[64];
+	long number, sent = -1;
+
+	EXPECT(file);
+	while (fscanf(file, "%63s %ld", name, &number) == 2)
+		if (!strcmp(name, "Udp6OutDatagrams"))
+			sent = number;
+	EXPECT(!fclose(file) && sent >= 0);
+	return sent;
+}
 
 static void there_and_back(int family)
 {
@@ -142,6 +174,51 @@ static void connected_ipv6(void)
 	connected(AF_INET6);
 }
 
+/* A failing rconnect changes nothing. */
+static void connect_to_another_family(void)
+{
+	union address to = local_addr(AF_INET6, 7000);
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0), size = 100;
+
+	EXPECT_ERROR(rconnect(fd, &to.sa, addr_len(&to)), EAFNOSUPPORT);
+	EXPECT(!rsetsockopt(fd, SOL_RDMA, RDMA_SQSIZE, &size, sizeof(size)));
+	EXPECT(!rclose(fd));
+}
+
+/* AF_UNSPEC dissolves the association: there is no peer, datagrams of all are received, and the port number stays. */
+static void dissolve(int client)
+{
+	struct sockaddr none = { .sa_family = AF_UNSPEC };
+	union address name, other_name, own, peer;
+	int server = bound(AF_INET, &name), other = bound(AF_INET, &other_name);
+	socklen_t len = sizeof(own);
+
+	EXPECT(!rconnect(client, &name.sa, addr_len(&name)));
+	EXPECT(!rgetsockname(client, &own.sa, &len));
+	EXPECT(rsend(client, "hello", 5, 0) == 5);
+	expect_from(server, "hello", 5, &own);
+	EXPECT(!rconnect(client, &none, sizeof(none)));
+	EXPECT_ERROR((int)rsend(client, "x", 1, 0), EDESTADDRREQ);
+	EXPECT_ERROR(rgetpeername(client, &peer.sa, &len), ENOTCONN);
+	for (int i = 0; i < 5; i++) {
+		send_to(client, "hello", 5, &other_name);
+		expect_from(other, "hello", 5, &own);
+		send_to(other, "hello", 5, &own);
+		expect_from(client, "hello", 5, &other_name);
+		send_to(server, "hello", 5, &own);
+		expect_from(client, "hello", 5, &name);
+	}
+	EXPECT(!rclose(server) && !rclose(other) && !rclose(client));
+}
+
+static void dissolved(void)
+{
+	union address name;
+
+	dissolve(rsocket(AF_INET, SOCK_DGRAM, 0));
+	dissolve(bound(AF_INET, &name));
+}
+
 static void several_peers(void)
 {
 	enum { PEERS = 5 };
@@ -183,6 +260,92 @@ static void any_address(void)
 	EXPECT(!rclose(server) && !rclose(client));
 }
 
+/* A scope that the program states for a global address has no meaning, and datagrams leave UDP all the same. */
+static void scopes(void)
+{
+	union address a_name, b_name, stated;
+	int a = bound(AF_INET6, &a_name), b = bound(AF_INET6, &b_name);
+	long before, after;
+
+	stated = b_name;
+	stated.in6.sin6_scope_id = 1;
+	for (int i = 0; i < 20; i++) {
+		send_to(a, "there", 5, &stated);
+		expect_from(b, "there", 5, &a_name);
+		send_to(b, "and back", 8, &a_name);
+		expect_from(a, "and back", 8, &b_name);
+		EXPECT(usleep(10000) == 0);
+	}
+	before = udp_packets();
+	for (int i = 0; i < 20; i++) {
+		send_to(a, "there", 5, &stated);
+		expect_from(b, "there", 5, &a_name);
+	}
+	after = udp_packets();
+	EXPECT(after - before < 20);
+	EXPECT(!rclose(a) && !rclose(b));
+}
+
+/* At the limit of descriptors a socket that is bound to no address sends on, also to a new peer. */
+static void without_descriptors(void)
+{
+	union address any = any_addr(AF_INET, 0), names[2];
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0), peers[2] = { bound(AF_INET, &names[0]), bound(AF_INET, &names[1]) };
+	struct rlimit few = { 64, 64 };
+	char byte;
+
+	EXPECT(!rbind(fd, &any.sa, sizeof(any.in)));
+	send_to(fd, "x", 1, &names[0]);
+	EXPECT(rrecv(peers[0], &byte, 1, 0) == 1);
+	EXPECT(!setrlimit(RLIMIT_NOFILE, &few));
+	while (dup(0) >= 0)
+		;
+	for (int i = 0; i < 20; i++) {
+		send_to(fd, "x", 1, &names[1]);
+		/* Waiting takes a descriptor. */
+		while (rrecv(peers[1], &byte, 1, MSG_DONTWAIT) != 1)
+			EXPECT(errno == EAGAIN);
+	}
+	EXPECT(!rclose(fd) && !rclose(peers[0]) && !rclose(peers[1]));
+}
+
+static const char *interface_of(const union address *address)
+{
+	static char name[IFNAMSIZ];
+	struct ifaddrs *list;
+
+	EXPECT(!getifaddrs(&list));
+	for (struct ifaddrs *entry = list; entry; entry = entry->ifa_next)
+		if (entry->ifa_addr && entry->ifa_addr->sa_family == AF_INET &&
+		    ((struct sockaddr_in *)entry->ifa_addr)->sin_addr.s_addr == address->in.sin_addr.s_addr)
+			snprintf(name, sizeof(name), "%s", entry->ifa_name);
+	freeifaddrs(list);
+	EXPECT(*name);
+	return name;
+}
+
+/* Options that concern the way of a datagram apply to a socket that is bound to no address, too. */
+static void broadcast_and_multicast(void)
+{
+	union address own = local_addr(AF_INET, 0), to = local_addr(AF_INET, 7777);
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0), on = 1;
+
+	((uint8_t *)&to.in.sin_addr)[3] = 255;
+	EXPECT_ERROR((int)rsendto(fd, "x", 1, 0, &to.sa, sizeof(to.in)), EACCES);
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_BROADCAST, &on, sizeof(on)));
+	send_to(fd, "x", 1, &to);
+	to.in.sin_addr.s_addr = inet_addr("239.1.2.3");
+	EXPECT_ERROR((int)rsendto(fd, "x", 1, 0, &to.sa, sizeof(to.in)), ENETUNREACH);
+	EXPECT(!rsetsockopt(fd, IPPROTO_IP, IP_MULTICAST_IF, &own.in.sin_addr, sizeof(own.in.sin_addr)));
+	send_to(fd, "x", 1, &to);
+	EXPECT(!rclose(fd));
+	fd = rsocket(AF_INET, SOCK_DGRAM, 0);
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, interface_of(&own), IFNAMSIZ));
+	for (int i = 0; i < 3; i++)
+		send_to(fd, "x", 1, &to);
+	EXPECT(!rclose(fd));
+}
+
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
 /* 2048 bytes with the header, before and after the peers know each other's QP. */
@@ -209,6 +372,29 @@ static void sizes(void)
 {
 	sizes_of(AF_INET, 2040);
 	sizes_of(AF_INET6, 2024);
+}
+
+/* Datagrams that nobody reads yet stay in order, although some travel over UDP: one every three seconds. */
+static void order(void)
+{
+	enum { SENT = 45 };
+	union address a_name, b_name;
+	int a = bound(AF_INET, &a_name), b = bound(AF_INET, &b_name);
+	unsigned char got;
+
+	for (int i = 0; i < 4; i++) {
+		send_to(a, "there", 5, &b_name);
+		expect_from(b, "there", 5, &a_name);
+		send_to(b, "and back", 8, &a_name);
+		expect_from(a, "and back", 8, &b_name);
+	}
+	for (unsigned char i = 0; i < SENT; i++) {
+		send_to(a, &i, 1, &b_name);
+		EXPECT(usleep(100000) == 0);
+	}
+	for (unsigned char i = 0; i < SENT; i++)
+		EXPECT(rrecv(b, &got, 1, 0) == 1 && got == i);
+	EXPECT(!rclose(a) && !rclose(b));
 }
 
 static void cut_and_peeked(void)
@@ -287,6 +473,7 @@ int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(unused);
+	CASE(udp_options);
 	if (on_siw()) {
 		CASE(no_datagrams_on_iwarp);
 		return finish();
@@ -295,9 +482,15 @@ int main(int argc, char **argv)
 	CASE(ipv6);
 	CASE(connected_ipv4);
 	CASE(connected_ipv6);
+	CASE(connect_to_another_family);
+	CASE(dissolved);
 	CASE(several_peers);
 	CASE(any_address);
+	CASE(scopes);
+	CASE(without_descriptors);
+	CASE(broadcast_and_multicast);
 	CASE(sizes);
+	CASE(order);
 	CASE(cut_and_peeked);
 	CASE(polling);
 	CASE(strangers);

@@ -164,6 +164,9 @@ static void transfer_timeouts(void)
 	while (rsend(pair.client, data, sizeof(data), 0) > 0)
 		;
 	EXPECT_LASTS(60, rsend(pair.client, data, sizeof(data), 0) == -1 && errno == EAGAIN);
+	limit = (struct timeval){ .tv_sec = -1 };
+	EXPECT(!rsetsockopt(pair.client, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)));
+	EXPECT_ERROR((int)rrecv(pair.client, data, 1, 0), EAGAIN);
 	rs_pair_close(&pair);
 }
 
