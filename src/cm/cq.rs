@@ -48,39 +48,66 @@ fn create(id: &Id, entries: u32) -> Result<Pair> {
     }
 }
 
-/// Destroys the CQs of the id that `which` names, as far as there are any.
+/// Destroys the CQs of the id that `which` names, as far as there are any. A program may have put
+/// one CQ, or one channel, into both fields: it is destroyed once, the channel after both CQs.
 pub(super) fn destroy(id: &Id, which: Created) {
-    if which.recv {
-        Pair { cq: id.recv_cq(), channel: id.recv_cq_channel() }.destroy();
-        id.set_recv_cq(ptr::null_mut());
-        id.set_recv_cq_channel(ptr::null_mut());
+    let recv = if which.recv { take_recv(id) } else { Pair::NONE };
+    let mut send = if which.send { take_send(id) } else { Pair::NONE };
+    if send.cq == recv.cq {
+        send.cq = ptr::null_mut();
     }
-    if which.send {
-        Pair { cq: id.send_cq(), channel: id.send_cq_channel() }.destroy();
-        id.set_send_cq(ptr::null_mut());
-        id.set_send_cq_channel(ptr::null_mut());
+    let (recv_gone, mut send_gone) = (recv.destroy_cq(), send.destroy_cq());
+    if send.channel == recv.channel {
+        send_gone |= recv_gone;
+    } else {
+        recv.destroy_channel(recv_gone);
     }
+    send.destroy_channel(send_gone);
 }
 
-/// A CQ of an id and its channel, both NULL or live.
+/// Takes the receive CQ and its channel out of the id.
+fn take_recv(id: &Id) -> Pair {
+    let pair = Pair { cq: id.recv_cq(), channel: id.recv_cq_channel() };
+    id.set_recv_cq(ptr::null_mut());
+    id.set_recv_cq_channel(ptr::null_mut());
+    pair
+}
+
+/// Takes the send CQ and its channel out of the id.
+fn take_send(id: &Id) -> Pair {
+    let pair = Pair { cq: id.send_cq(), channel: id.send_cq_channel() };
+    id.set_send_cq(ptr::null_mut());
+    id.set_send_cq_channel(ptr::null_mut());
+    pair
+}
+
+/// A CQ of an id and its channel, both NULL or live. An object that the program has put to another
+/// use, a CQ for a second QP or a channel for another CQ, is not destroyed.
 struct Pair {
     cq: *mut ibv_cq,
     channel: *mut ibv_comp_channel,
 }
 
 impl Pair {
-    /// Destroys both. An object that the program has put to another use, a CQ for a second QP or a
-    /// channel for another CQ, stays.
-    fn destroy(self) {
-        // SAFETY: an id's CQs and channels are live until their fields are cleared, which the only
-        // caller does next.
+    const NONE: Pair = Pair { cq: ptr::null_mut(), channel: ptr::null_mut() };
+
+    /// Destroys the CQ. Returns whether that failed because its device is gone.
+    fn destroy_cq(&self) -> bool {
+        // SAFETY: an id's CQ is live until it leaves its field, and `destroy` has taken it once.
+        NonNull::new(self.cq).is_some_and(|cq| unsafe { verbs::destroy_cq(cq) }.is_err_and(|error| error != Errno::EBUSY))
+    }
+
+    /// Destroys the channel, or at least closes its descriptor if the device is `gone`.
+    fn destroy_channel(&self, gone: bool) {
+        let Some(channel) = NonNull::new(self.channel) else { return };
+        // SAFETY: an id's channel is live until it leaves its field, and `destroy` has taken it
+        // once.
         unsafe {
-            let destroyed = NonNull::new(self.cq).map_or(Ok(()), |cq| verbs::destroy_cq(cq));
-            let Some(channel) = NonNull::new(self.channel) else { return };
-            match destroyed {
-                Ok(()) | Err(Errno::EBUSY) => drop(verbs::destroy_comp_channel(channel)),
-                // The device is gone.
-                Err(_) => verbs::end_comp_channel(channel),
+            if gone {
+                verbs::end_comp_channel(channel);
+            } else {
+                // Fails with EBUSY for a channel that other CQs use.
+                let _ = verbs::destroy_comp_channel(channel);
             }
         }
     }

@@ -227,6 +227,32 @@ static void cqs_of_two_qps(void)
 	rdma_destroy_event_channel(channel);
 }
 
+/* One CQ, or one channel, in both public fields is destroyed once. The reference is not compared. */
+static void one_cq_for_both_queues(void)
+{
+	for (int shared_channel = 0; shared_channel < 2; shared_channel++) {
+		struct ibv_qp_init_attr attr = qp_attr(RDMA_PS_TCP);
+		union address address = local_addr(AF_INET, 0);
+		struct ibv_comp_channel *channel;
+		struct rdma_cm_id *id = NULL;
+		int fd;
+
+		EXPECT(!rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) && !rdma_bind_addr(id, &address.sa));
+		EXPECT((channel = ibv_create_comp_channel(id->verbs)));
+		fd = channel->fd;
+		EXPECT((id->send_cq = id->recv_cq = ibv_create_cq(id->verbs, 16, id, channel, 0)));
+		if (shared_channel)
+			id->send_cq_channel = id->recv_cq_channel = channel;
+		EXPECT(!rdma_create_qp(id, NULL, &attr) && id->qp->send_cq == id->qp->recv_cq);
+		rdma_destroy_qp(id);
+		EXPECT(!id->send_cq && !id->recv_cq && !id->send_cq_channel && !id->recv_cq_channel);
+		/* A channel that is in no field is the program's, and no CQ uses it any more. */
+		EXPECT(shared_channel || !ibv_destroy_comp_channel(channel));
+		EXPECT(fcntl(fd, F_GETFD) == -1);
+		EXPECT(!rdma_destroy_id(id));
+	}
+}
+
 static pthread_barrier_t barrier;
 
 static void *first_use(void *argument)
@@ -294,6 +320,7 @@ int main(int argc, char **argv)
 	/* Soft-iWARP's provider takes a CQ's memory away even if the kernel refuses to destroy it. */
 	if (!on_siw())
 		CASE(cqs_of_two_qps);
+	CASE(one_cq_for_both_queues);
 	CASE(first_use_races);
 	CASE(resolve_addrinfo_errno);
 	return finish();
