@@ -94,7 +94,8 @@ impl Pair {
     /// Destroys the CQ. Returns whether that failed because its device is gone.
     fn destroy_cq(&self) -> bool {
         // SAFETY: an id's CQ is live until it leaves its field, and `destroy` has taken it once.
-        NonNull::new(self.cq).is_some_and(|cq| unsafe { verbs::destroy_cq(cq) }.is_err_and(|error| error != Errno::EBUSY))
+        NonNull::new(self.cq)
+            .is_some_and(|cq| unsafe { verbs::destroy_cq(cq) }.is_err_and(|error| error != Errno::EBUSY))
     }
 
     /// Destroys the channel, or at least closes its descriptor if the device is `gone`.

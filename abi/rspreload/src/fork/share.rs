@@ -51,7 +51,8 @@ fn pairs() -> &'static [Pair] {
 pub fn before_fork() {
     // A child of clone(2) may have the lock of a thread that it does not have, and a child of vfork(2)
     // would change what is its parent's. Neither has rsockets to share.
-    if !ANY.load(Ordering::SeqCst) || process::is_guest() {
+    // Within another fork(2) of this thread, in the child's handlers, the process is not known yet.
+    if !ANY.load(Ordering::SeqCst) || process::is_guest() && !FORKING.is_mine() {
         return;
     }
     // Within another fork(2) of this thread there is nothing to prepare: its pairs are the outer
@@ -129,6 +130,10 @@ fn serve() {
 pub fn in_child() {
     if FORKING.is_mine() {
         errno::keeping(|| take_channels(FORKING.is_outermost()));
+    } else if ANY.load(Ordering::SeqCst) {
+        // Of a child of clone(2), which has prepared nothing: its parent's channels are not shared.
+        remote::forget();
+        errno::keeping(drop_relayed);
     }
     // Also after a fork(2) that did not hold it: a thread that forked at the same time, and is not
     // in this process, may have.

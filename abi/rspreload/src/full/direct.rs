@@ -42,6 +42,11 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_sendmmsg if table::any() => {
                 return messages::sendmmsg(fd, b as *mut _, c as c_uint, d as c_int).into();
             }
+            // It may send descriptors over a socket of the kernel's.
+            libc::SYS_sendmsg if table::any() => return calls::sendmsg(fd, b as *const _, c as c_int) as c_long,
+            libc::SYS_accept4 if is_known(fd) || auto::has_tokens() => {
+                return calls::accept4(fd, b as *mut _, c as *mut _, d as c_int).into();
+            }
             // A socket that gets one that rsockets do not have stays with TCP.
             libc::SYS_setsockopt if is_known(fd) || auto::is_on() => {
                 return calls::setsockopt(fd, b as c_int, c as c_int, d as *const _, e as socklen_t).into();
@@ -67,8 +72,6 @@ unsafe fn call_of_known(number: c_long, fd: c_int, [b, c, d, e, f]: [c_long; 5])
         Some(match number {
             libc::SYS_read => calls::read(fd, b as *mut _, c as usize) as c_long,
             libc::SYS_write => calls::write(fd, b as *const _, c as usize) as c_long,
-            libc::SYS_readv => calls::readv(fd, b as *const _, c as c_int) as c_long,
-            libc::SYS_writev => calls::writev(fd, b as *const _, c as c_int) as c_long,
             libc::SYS_recvfrom => {
                 calls::recvfrom(fd, b as *mut _, c as usize, d as c_int, e as *mut _, f as *mut _) as c_long
             }
@@ -76,16 +79,13 @@ unsafe fn call_of_known(number: c_long, fd: c_int, [b, c, d, e, f]: [c_long; 5])
                 calls::sendto(fd, b as *const _, c as usize, d as c_int, e as *const _, f as socklen_t) as c_long
             }
             libc::SYS_recvmsg => calls::recvmsg(fd, b as *mut _, c as c_int) as c_long,
-            libc::SYS_sendmsg => calls::sendmsg(fd, b as *const _, c as c_int) as c_long,
             libc::SYS_recvmmsg => messages::recvmmsg(fd, b as *mut _, c as c_uint, d as c_int, e as *mut _).into(),
-            libc::SYS_accept4 => calls::accept4(fd, b as *mut _, c as *mut _, d as c_int).into(),
             libc::SYS_connect => calls::connect(fd, b as *const _, c as socklen_t).into(),
             libc::SYS_shutdown => calls::shutdown(fd, b as c_int).into(),
             libc::SYS_getsockname => calls::getsockname(fd, b as *mut _, c as *mut _).into(),
             libc::SYS_getpeername => calls::getpeername(fd, b as *mut _, c as *mut _).into(),
             libc::SYS_getsockopt => calls::getsockopt(fd, b as c_int, c as c_int, d as *mut _, e as *mut _).into(),
             libc::SYS_dup => calls::dup(fd).into(),
-            libc::SYS_fcntl => calls::fcntl(fd, b as c_int, c as usize).into(),
             _ => return None,
         })
     }
