@@ -81,8 +81,9 @@ impl Dgram {
         let header = state.header(port, UdpOp::Data).ok_or(Errno::EIO)?;
         let (bytes, len) = header.emit();
         let sent = state.udp()?.send(bytes.get(..len).unwrap_or_default(), payload, &to);
-        if sent == Err(Errno::EAGAIN) {
-            state.set_udp_full();
+        if sent == Err(Errno::EAGAIN) && !state.set_udp_full() {
+            // Nobody would tell that it is writable again: whoever waits tries now.
+            self.changed();
         }
         sent
     }
@@ -131,12 +132,12 @@ impl State {
         self.port(port).map(|port| UdpHeader { op, qpn: port.qpn(), address: port.local.ip() })
     }
 
-    /// The UDP socket's send buffer is full: makes the reactor wait for it to become writable. If the
-    /// reactor cannot be reached now, the caller tries to send again.
-    fn set_udp_full(&mut self) {
-        if let Some(key) = self.key.filter(|_| !self.udp_full) {
-            self.udp_full = reactor::set_writable_wanted(key, true).is_ok();
-        }
+    /// The UDP socket's send buffer is full: makes the reactor wait for it to become writable. Returns
+    /// false if the reactor cannot be reached now.
+    fn set_udp_full(&mut self) -> bool {
+        let Some(key) = self.key.filter(|_| !self.udp_full) else { return true };
+        self.udp_full = reactor::set_writable_wanted(key, true).is_ok();
+        self.udp_full
     }
 
     /// Returns whether the UDP socket has become writable again.

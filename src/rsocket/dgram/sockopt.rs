@@ -24,6 +24,7 @@ use crate::sys::sockaddr::SockAddr;
 // Of linux/in.h and linux/in6.h.
 const IP_UNICAST_IF: c_int = 50;
 const IPV6_UNICAST_IF: c_int = 76;
+const IPV6_ADDR_PREFERENCES: c_int = 72;
 // Of linux/udp.h.
 const UDP_ENCAP: c_int = 100;
 const UDP_SEGMENT: c_int = 103;
@@ -129,6 +130,10 @@ impl Dgram {
             if changes_packets(level, name) {
                 return Err(Errno::new(libc::ENOPROTOOPT));
             }
+            if chooses_source(level, name) {
+                // First: it takes a descriptor.
+                state.probe()?;
+            }
             let udp = state.udp()?;
             udp.set_option(level, name, value)?;
             // The kernel doubles and limits the sizes of buffers.
@@ -211,7 +216,7 @@ fn chooses_source(level: c_int, name: c_int) -> bool {
         (level, name),
         (SOL_SOCKET, libc::SO_MARK | libc::SO_DONTROUTE)
             | (libc::IPPROTO_IP, libc::IP_MULTICAST_IF | IP_UNICAST_IF | libc::IP_TOS)
-            | (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF | IPV6_UNICAST_IF)
+            | (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF | IPV6_UNICAST_IF | IPV6_ADDR_PREFERENCES)
     )
 }
 

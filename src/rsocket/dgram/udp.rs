@@ -172,11 +172,15 @@ impl Probe {
         let mut device = [0; libc::IFNAMSIZ];
         let len = socket.option(libc::SOL_SOCKET, libc::SO_BINDTODEVICE, &mut device)?;
         if len > 0 {
-            self.set_option(libc::SOL_SOCKET, libc::SO_BINDTODEVICE, device.get(..len).unwrap_or_default())?;
+            match self.set_option(libc::SOL_SOCKET, libc::SO_BINDTODEVICE, device.get(..len).unwrap_or_default()) {
+                // The program has given up the privilege that this takes before Linux 5.7.
+                Ok(()) | Err(Errno::EPERM) => {}
+                Err(error) => return Err(error),
+            }
         }
-        self.0.connect(&to_sockaddr(self.0.domain, to))?;
-        let source = self.0.local_name();
-        // Otherwise the next connect(2) would keep the local address.
+        let source = self.0.connect(&to_sockaddr(self.0.domain, to)).and_then(|()| self.0.local_name());
+        // Otherwise the next connect(2) would keep the local address, or after a failure the network
+        // device of the destination.
         self.0.disconnect()?;
         from_storage(&source?)
     }
@@ -276,6 +280,8 @@ mod tests {
             assert_eq!(source("127.0.0.1:9"), Ok("127.0.0.1".into()));
             assert_eq!(source("[::1]:9"), Ok("::1".into()));
             assert_eq!(source("127.255.255.255:9"), Ok("127.0.0.1".into()));
+            // A network device that does not exist.
+            assert!(source("[fe80::1%9999]:9").is_err());
         }
     }
 

@@ -150,7 +150,7 @@ impl Stream {
         deadline: Instant,
         graceful: bool,
     ) -> Guard<'a> {
-        let started = Instant::now();
+        let (started, was_closed) = (Instant::now(), state.is_closed());
         state.closing = Some(BackgroundClose::new(message, deadline, graceful));
         if let Some(connection) = &mut state.connection {
             connection.begin_flush();
@@ -170,6 +170,10 @@ impl Stream {
             drop(state);
             reactor::wait_until_free(key);
             state = self.lock();
+            if state.is_closed() && !was_closed {
+                // rclose(3) has, and what it waits for is its own.
+                break;
+            }
         }
         state
     }

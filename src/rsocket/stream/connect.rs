@@ -357,10 +357,12 @@ impl State {
     }
 
     /// Returns the key of the timer and the time of the next keepalive, if there is one; `None` while
-    /// a background close uses the timer.
+    /// the timer is for something else: a background close, or requests of a listener.
     fn keep_alive_timer(&self) -> Option<(Key, Option<Instant>)> {
-        let key = self.key.filter(|_| self.closing.is_none())?;
-        let on = self.options.keepalive && matches!(self.phase, Phase::Connected);
+        let is_connected = matches!(self.phase, Phase::Connected);
+        let is_free = self.closing.is_none() && (is_connected || matches!(self.phase, Phase::Disconnected));
+        let key = self.key.filter(|_| is_free)?;
+        let on = self.options.keepalive && is_connected;
         let time = Duration::from_secs(self.options.keep_idle.into());
         Some((key, on.then(|| Instant::now() + time)))
     }
