@@ -91,11 +91,12 @@ struct Pair {
 impl Pair {
     const NONE: Pair = Pair { cq: ptr::null_mut(), channel: ptr::null_mut() };
 
-    /// Destroys the CQ. Returns whether that failed because its device is gone.
+    /// Destroys the CQ. Returns whether that failed because its device is gone. Other errors show
+    /// that the program has closed the library's descriptors (closefrom(3)): their numbers may
+    /// belong to files of the program.
     fn destroy_cq(&self) -> bool {
         // SAFETY: an id's CQ is live until it leaves its field, and `destroy` has taken it once.
-        NonNull::new(self.cq)
-            .is_some_and(|cq| unsafe { verbs::destroy_cq(cq) }.is_err_and(|error| error != Errno::EBUSY))
+        NonNull::new(self.cq).is_some_and(|cq| unsafe { verbs::destroy_cq(cq) }.is_err_and(|error| error == Errno::EIO))
     }
 
     /// Destroys the channel, or at least closes its descriptor if the device is `gone`.

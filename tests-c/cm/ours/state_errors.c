@@ -253,6 +253,43 @@ static void one_cq_for_both_queues(void)
 	}
 }
 
+/* Closes all descriptors from `first`, as daemons do, and opens files of the program with their numbers. */
+static void reuse_fds(int first, int count)
+{
+	for (int fd = first; fd < first + count; fd++)
+		syscall(SYS_close, fd);
+	for (int fd = first; fd < first + count; fd++)
+		EXPECT(open("/dev/null", O_RDONLY) == fd);
+}
+
+static bool all_open(int first, int count)
+{
+	for (int fd = first; fd < first + count; fd++)
+		if (fcntl(fd, F_GETFD) == -1)
+			return false;
+	return true;
+}
+
+/* The commands fail, and files of the program that have the numbers of the library's descriptors stay open. */
+static void queue_pair_after_closefrom(void)
+{
+	int status = 0;
+	pid_t child = fork();
+
+	if (child == 0) {
+		struct ibv_qp_init_attr attr = qp_attr(RDMA_PS_TCP);
+		union address address = local_addr(AF_INET, 0);
+		struct rdma_cm_id *id = NULL;
+
+		if (rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) || rdma_bind_addr(id, &address.sa) || rdma_create_qp(id, NULL, &attr))
+			_exit(2);
+		reuse_fds(3, 60);
+		rdma_destroy_qp(id);
+		_exit(!all_open(3, 60));
+	}
+	EXPECT(waitpid(child, &status, 0) == child && status == 0);
+}
+
 static pthread_barrier_t barrier;
 
 static void *first_use(void *argument)
@@ -321,6 +358,7 @@ int main(int argc, char **argv)
 	if (!on_siw())
 		CASE(cqs_of_two_qps);
 	CASE(one_cq_for_both_queues);
+	CASE(queue_pair_after_closefrom);
 	CASE(first_use_races);
 	CASE(resolve_addrinfo_errno);
 	return finish();
