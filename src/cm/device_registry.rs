@@ -309,7 +309,8 @@ impl Registry {
     fn forget_missing(&mut self, present: &[*mut ibv_device]) {
         for slot in 0..self.slots.len() {
             let Ok(open) = self.device(slot) else { continue };
-            // SAFETY: the device of an open context, and the list that `present` borrows from, exist.
+            // SAFETY: the device of an open context, and the list that `present` borrows from,
+            // exist.
             open.gone = unsafe {
                 let own = verbs::device_of(open.context);
                 let listed = present.iter().map(|&device| Identity::of(device));

@@ -56,13 +56,13 @@ pub trait Service: Send + Sync {
 /// How long a service waits for a lock that another thread holds, which may be in a command.
 pub const LOCK_TIMEOUT: Duration = Duration::from_millis(1);
 
-/// How long a thread waits for the reactor's lock if it holds the lock of an rsocket or may be running
-/// a signal handler: another thread, interrupted itself, may keep the reactor's lock for long, even
-/// until the interrupted one goes on.
+/// How long a thread waits for the reactor's lock if it holds the lock of an rsocket or may be
+/// running a signal handler: another thread, interrupted itself, may keep the reactor's lock for
+/// long, even until the interrupted one goes on.
 const HANDLER_TIMEOUT: Duration = Duration::from_millis(5);
 
-/// How long a call waits, without the lock of an rsocket, for a thread that keeps the reactor's lock:
-/// longer than that thread needs, unless it waits for the caller's.
+/// How long a call waits, without the lock of an rsocket, for a thread that keeps the reactor's
+/// lock: longer than that thread needs, unless it waits for the caller's.
 pub const FREE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a reactor's thread is for.
@@ -196,8 +196,9 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
 }
 
 /// Makes the thread call [`Service::called`] as soon as it can. Does not allocate. Fails with
-/// `EAGAIN` if another thread keeps the reactor's lock, which may wait for the one of malloc(3) that
-/// the caller's thread holds, and with `EBADF` if the thread or the registration does not exist.
+/// `EAGAIN` if another thread keeps the reactor's lock, which may wait for the one of malloc(3)
+/// that the caller's thread holds, and with `EBADF` if the thread or the registration does not
+/// exist.
 pub fn call_soon(key: Key) -> Result<()> {
     let mut guard = lock_in_handler(key, HANDLER_TIMEOUT)?;
     let reactor = usable(&mut guard, key)?;
@@ -205,9 +206,9 @@ pub fn call_soon(key: Key) -> Result<()> {
     Ok(())
 }
 
-/// Makes the thread call [`Service::check`] after `pause`. Does not allocate. If another thread keeps
-/// the reactor's lock, it does so when it gives the lock back. Fails with `EBADF` if the thread or the
-/// registration does not exist.
+/// Makes the thread call [`Service::check`] after `pause`. Does not allocate. If another thread
+/// keeps the reactor's lock, it does so when it gives the lock back. Fails with `EBADF` if the
+/// thread or the registration does not exist.
 pub fn try_check_later(key: Key, pause: Duration) -> Result<()> {
     // Each call that grows a buffer during a fork(2), which holds the lock, waits so long.
     let Ok(mut guard) = lock_in_handler(key, Duration::from_millis(1)) else {
@@ -247,8 +248,8 @@ pub fn pause(key: Key, time: Duration) {
     }
 }
 
-/// As [`pause`], for a thread that holds the lock of an rsocket. Does nothing if another thread keeps
-/// the reactor's lock: the service is called again for the same events.
+/// As [`pause`], for a thread that holds the lock of an rsocket. Does nothing if another thread
+/// keeps the reactor's lock: the service is called again for the same events.
 pub fn try_pause(key: Key, time: Duration) {
     if let Ok(mut guard) = lock_in_handler(key, HANDLER_TIMEOUT)
         && let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable())
@@ -285,8 +286,8 @@ pub fn set_timer(key: Key, time: Option<Instant>) {
     }
 }
 
-/// As [`set_timer`], but fails with `EAGAIN` if another thread keeps the reactor's lock: for a caller
-/// that holds the lock of an rsocket, whose other calls must not wait for that thread.
+/// As [`set_timer`], but fails with `EAGAIN` if another thread keeps the reactor's lock: for a
+/// caller that holds the lock of an rsocket, whose other calls must not wait for that thread.
 pub fn try_set_timer(key: Key, time: Option<Instant>) -> Result<()> {
     if let Some(reactor) = lock_in_handler(key, HANDLER_TIMEOUT)?.as_mut() {
         reactor.set_timer(key, Timer::Expires, time);

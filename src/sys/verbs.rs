@@ -84,7 +84,8 @@ impl DeviceList {
 /// is a part of the first list. It tries that once in a process: after a failure, and with the
 /// drivers that it could not load, it finds no device as long as the process lives.
 fn need_descriptors() -> Result<()> {
-    // It has a folder, and a file in it or a library, open at a time: two suffice for 44.0 and 65.0.
+    // It has a folder, and a file in it or a library, open at a time: two suffice for 44.0 and
+    // 65.0.
     let _spare = [EventFd::new()?, EventFd::new()?];
     Ok(())
 }

@@ -1,5 +1,6 @@
 /*
- * A handler leaves close(2) by longjmp(3) while the connection lingers: the thread can be cancelled afterwards, as before.
+ * A handler leaves close(2) by longjmp(3) while the connection lingers: the thread can be cancelled afterwards, as
+ * before.
  */
 #include <arpa/inet.h>
 #include <pthread.h>

@@ -22,8 +22,8 @@
 struct sockaddr_in address = { .sin_family = AF_INET };
 
 /*
- * Threads that wait for rsockets at the same time each use an eventfd, which is kept for the next wait. In automatic mode
- * one of them is the library's own, at times that this program can't know.
+ * Threads that wait for rsockets at the same time each use an eventfd, which is kept for the next wait. In automatic
+ * mode one of them is the library's own, at times that this program can't know.
  */
 static bool is_kept(const char *number)
 {

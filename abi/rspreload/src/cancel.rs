@@ -1,8 +1,8 @@
 //! Cancellation: pthread_cancel(3) may end a thread in the middle of a call.
 //!
-//! The C library unwinds the thread's stack from the system call in which it sleeps, without running
-//! destructors: what has to be undone must be registered first, with [`with_cleanup`]. The GNU C
-//! library also runs what is registered when a signal handler leaves the call by longjmp(3).
+//! The C library unwinds the thread's stack from the system call in which it sleeps, without
+//! running destructors: what has to be undone must be registered first, with [`with_cleanup`]. The
+//! GNU C library also runs what is registered when a signal handler leaves the call by longjmp(3).
 
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
@@ -43,8 +43,8 @@ impl CancelDisabled {
         self.before != DISABLE
     }
 
-    /// Runs a call that waits, in which the thread may be cancelled if it could be before. Runs `undo`
-    /// then.
+    /// Runs a call that waits, in which the thread may be cancelled if it could be before. Runs
+    /// `undo` then.
     pub fn allow<T>(&self, undo: impl FnMut(), call: impl FnOnce() -> T) -> T {
         with_cleanup(undo, || {
             set_state(self.before);

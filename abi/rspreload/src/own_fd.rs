@@ -1,5 +1,5 @@
-//! Descriptors that the library has for the time of a call that waits. The program must not close one,
-//! or put another file there: the call would close the program's file at its end.
+//! Descriptors that the library has for the time of a call that waits. The program must not close
+//! one, or put another file there: the call would close the program's file at its end.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -7,8 +7,8 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::table::Growing;
 use crate::{errno, next_symbol, open_fds};
 
-/// By number: whether it is one. A thread of the program that learns of such a number learns of it in a
-/// way that orders the mark, too.
+/// By number: whether it is one. A thread of the program that learns of such a number learns of it
+/// in a way that orders the mark, too.
 static MARKS: Growing<AtomicU64> = Growing::new();
 
 /// A descriptor, closed when it is dropped.

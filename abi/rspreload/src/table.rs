@@ -177,8 +177,8 @@ impl<T> Growing<T> {
         let (chunk, index, _) = Self::index(fd)?;
         // Acquire: pairs with the store of the chunk, whose zeros become visible.
         let start = self.chunks.get(chunk)?.load(Ordering::Acquire);
-        // SAFETY: a stored chunk is as long as its position says and is never freed. `T` is an atomic
-        // integer (see `new`), for which zeros are a value.
+        // SAFETY: a stored chunk is as long as its position says and is never freed. `T` is an
+        // atomic integer (see `new`), for which zeros are a value.
         (!start.is_null()).then(|| unsafe { &*start.add(index) })
     }
 

@@ -28,7 +28,8 @@ pub(super) const MAX_MESSAGE: usize = 2048;
 /// Maximum length of a UD message, which is the greatest MTU. A receive has room for it: a longer
 /// message fails the receive, and with it the QP, so anyone could send one to break the port.
 const MAX_MTU: usize = 4096;
-/// Length of the memory for what exceeds [`MAX_MESSAGE`]. All receives share it, and it is not read.
+/// Length of the memory for what exceeds [`MAX_MESSAGE`]. All receives share it, and it is not
+/// read.
 const EXCESS_LEN: usize = MAX_MTU - MAX_MESSAGE;
 /// Distance of two receive slots in bytes.
 const RECEIVE_SLOT_LEN: usize = (GRH + MAX_MESSAGE).next_multiple_of(64);

@@ -82,7 +82,7 @@ impl Dgram {
         let (bytes, len) = header.emit();
         let sent = state.udp()?.send(bytes.get(..len).unwrap_or_default(), payload, &to);
         if sent == Err(Errno::EAGAIN) && !state.set_udp_full() {
-            // Nobody would tell that it is writable again: whoever waits tries now.
+            // Nothing would report that it is writable again, so threads that wait try now.
             self.changed();
         }
         sent
@@ -132,8 +132,8 @@ impl State {
         self.port(port).map(|port| UdpHeader { op, qpn: port.qpn(), address: port.local.ip() })
     }
 
-    /// The UDP socket's send buffer is full: makes the reactor wait for it to become writable. Returns
-    /// false if the reactor cannot be reached now.
+    /// The UDP socket's send buffer is full: makes the reactor wait for it to become writable.
+    /// Returns false if the reactor cannot be reached now.
     fn set_udp_full(&mut self) -> bool {
         let Some(key) = self.key.filter(|_| !self.udp_full) else { return true };
         self.udp_full = reactor::set_writable_wanted(key, true).is_ok();

@@ -179,8 +179,8 @@ impl Probe {
             }
         }
         let source = self.0.connect(&to_sockaddr(self.0.domain, to)).and_then(|()| self.0.local_name());
-        // Otherwise the next connect(2) would keep the local address, or after a failure the network
-        // device of the destination.
+        // Otherwise the next connect(2) would keep the local address, or after a failure the
+        // network device of the destination.
         self.0.disconnect()?;
         from_storage(&source?)
     }

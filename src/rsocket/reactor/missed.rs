@@ -1,6 +1,6 @@
-//! Checks that could not be asked for, because another thread kept the reactor's lock. They are noted
-//! without the lock, and whoever gives it back sets their timers: an idle connection makes no other
-//! call that could.
+//! Checks that a thread could not ask for, because another one kept the reactor's lock. They are
+//! noted without the lock, and the thread that gives it back sets their timers: an idle connection
+//! makes no later call that could.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -11,7 +11,8 @@ use super::registrations::{Reactor, Timer};
 use super::{REACTORS, ROLES, Role, leave_to_parent};
 use crate::cm::Guard;
 
-/// The pause before checks that were missed, in microseconds; 0: none was. In the order of [`Role`].
+/// The pause before checks that were missed, in microseconds; 0: none was. In the order of
+/// [`Role`].
 static MISSED: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
 /// The lock of a reactor. When it is dropped, the lock is given back, and checks that were missed
@@ -67,8 +68,8 @@ pub(super) fn make_up_for_all() {
 fn make_up(role: Role) {
     let missed = &MISSED[role as usize];
     loop {
-        // Comes after the note, or after the lock was given back. So who notes finds the lock free, or
-        // its holder finds the note.
+        // Comes after the note, or after the lock was given back. So who notes finds the lock free,
+        // or its holder finds the note.
         fence(Ordering::SeqCst);
         if missed.load(Ordering::Relaxed) == 0 {
             return;

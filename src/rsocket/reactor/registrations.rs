@@ -290,8 +290,8 @@ impl Reactor {
         }
     }
 
-    /// Watches the second descriptor of `key`. If that fails, the program's next call finds what the
-    /// service would have been called for.
+    /// Watches the second descriptor of `key`. If that fails, the program's next call finds what
+    /// the service would have been called for.
     pub fn watch_now(&mut self, key: Key) {
         let usable = self.is_usable();
         let Some(registration) = self.registrations.get_mut(&key) else { return };

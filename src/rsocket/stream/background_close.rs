@@ -165,8 +165,8 @@ impl Stream {
             if state.schedule_check() || !state.is_closed() && started.elapsed() > FREE_TIMEOUT {
                 break;
             }
-            // Another thread keeps the reactor's lock: other calls on the stream do not wait for it,
-            // and may take this over.
+            // Another thread keeps the reactor's lock: other calls on the stream do not wait for
+            // it, and may take this over.
             drop(state);
             reactor::wait_until_free(key);
             state = self.lock();
@@ -291,8 +291,8 @@ impl State {
         matches!(self.phase, Phase::Closing) && self.closing.as_ref().is_some_and(|closing| !closing.closed)
     }
 
-    /// Makes the reactor check after the interval. Returns false if another thread keeps the reactor's
-    /// lock.
+    /// Makes the reactor check after the interval. Returns false if another thread keeps the
+    /// reactor's lock.
     fn schedule_check(&mut self) -> bool {
         let (Some(closing), Some(key)) = (&mut self.closing, self.key) else { return true };
         let now = Instant::now();

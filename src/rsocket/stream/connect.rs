@@ -167,8 +167,9 @@ impl Stream {
     }
 
     /// Runs a part of connecting that may block in commands. Meanwhile no poll event is pending
-    /// (phase `Connecting`), so pollers do not wait for the lock ([`lock_to_poll`](Self::lock_to_poll)).
-    /// The phase changes, and pollers are notified, only afterwards.
+    /// (phase `Connecting`), so pollers do not wait for the lock
+    /// ([`lock_to_poll`](Self::lock_to_poll)). The phase changes, and pollers are notified, only
+    /// afterwards.
     fn in_command<T>(&self, state: &mut State, run: impl FnOnce(&Stream, &mut State) -> T) -> T {
         // Polling a stream that was handed over reports an event.
         self.in_command.store(!state.handed_over, Ordering::SeqCst);
@@ -301,8 +302,8 @@ impl Stream {
         self.notify(Notice::Changed);
     }
 
-    /// Sets or clears the keepalive timer for a call that has changed an option. Fails with `EAGAIN`
-    /// if another thread keeps the reactor's lock for long.
+    /// Sets or clears the keepalive timer for a call that has changed an option. Fails with
+    /// `EAGAIN` if another thread keeps the reactor's lock for long.
     pub(super) fn change_keep_alive<'a>(&'a self, mut state: Guard<'a>) -> Result<()> {
         let deadline = Instant::now() + FREE_TIMEOUT;
         loop {
@@ -315,8 +316,8 @@ impl Stream {
         }
     }
 
-    /// The keepalive timer has expired. A failure of the last keepalive has completed by now. Returns
-    /// false if another thread keeps the reactor's lock.
+    /// The keepalive timer has expired. A failure of the last keepalive has completed by now.
+    /// Returns false if another thread keeps the reactor's lock.
     pub(super) fn keep_alive(&self, state: &mut State) -> bool {
         self.process_completions(state);
         // A thread that held the lock may have switched it off after the timer had expired.
@@ -356,8 +357,8 @@ impl State {
         self.keep_alive_timer().map_or(Ok(()), |(key, time)| reactor::try_set_timer(key, time))
     }
 
-    /// Returns the key of the timer and the time of the next keepalive, if there is one; `None` while
-    /// the timer is for something else: a background close, or requests of a listener.
+    /// Returns the key of the timer and the time of the next keepalive, if there is one; `None`
+    /// while the timer is for something else: a background close, or requests of a listener.
     fn keep_alive_timer(&self) -> Option<(Key, Option<Instant>)> {
         let is_connected = matches!(self.phase, Phase::Connected);
         let is_free = self.closing.is_none() && (is_connected || matches!(self.phase, Phase::Disconnected));
@@ -368,7 +369,8 @@ impl State {
     }
 
     /// As with TCP, the first call after an attempt that went on in the background returns its
-    /// success, or the error with which the connection has ended since, even if `SO_ERROR` was read.
+    /// success, or the error with which the connection has ended since, even if `SO_ERROR` was
+    /// read.
     fn report_success(&mut self) -> Result<()> {
         self.success_unreported = false;
         if self.ended_with_error { Err(self.take_error().unwrap_or(Errno::ECONNABORTED)) } else { Ok(()) }

@@ -326,8 +326,8 @@ fn number_or_byte(value: &[u8]) -> Result<c_int> {
     }
 }
 
-/// Parses a struct timeval; `None`, for zero, means no time-out. As in Linux, with a negative number
-/// of seconds calls time out at once.
+/// Parses a struct timeval; `None`, for zero, means no time-out. As in Linux, with a negative
+/// number of seconds calls time out at once.
 pub(in crate::rsocket) fn timeout(value: &[u8]) -> Result<Option<Duration>> {
     let field =
         |at: usize| value.get(at..at + 8).and_then(|bytes| bytes.first_chunk()).map(|bytes| i64::from_ne_bytes(*bytes));

@@ -1,7 +1,7 @@
 /*
- * Queries of devices, which libibverbs answers through functions of this program: one that takes long, as in the firmware of
- * an adapter, does not delay calls for other ids; a list of devices that is not complete, as without descriptors, does not end
- * the use of those that it lacks.
+ * Queries of devices, which libibverbs answers through functions of this program: one that takes long, as in the
+ * firmware of an adapter, does not delay calls for other ids; a list of devices that is not complete, as without
+ * descriptors, does not end the use of those that it lacks.
  */
 #include "cases.h"
 

@@ -1,28 +1,19 @@
 /*
  * Large messages in both directions at once, with threads of their own: the library copies and posts them without the
- * stream's lock where there is more than one CPU. The library is told of two. Run on ours only: with the reference two
- * threads that receive from one rsocket lose data.
+ * stream's lock where there is more than one CPU. Run on ours only: with the reference two threads that receive from one
+ * rsocket lose data.
  */
 #define _GNU_SOURCE
+#include "two_cpus.h"
+
 #include <dlfcn.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <string.h>
 #include <sys/epoll.h>
-
-/* Replaces the C library's function, also for the library. */
-int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
-{
-	(void)pid;
-	memset(set, 0, size);
-	CPU_SET(0, set);
-	CPU_SET(1, set);
-	return 0;
-}
 
 static atomic_long epoll_waits;
 
-/* Likewise; the library's threads wait with it. */
+/* Replaces the C library's function; the library's threads wait with it. */
 int epoll_wait(int epoll, struct epoll_event *events, int count, int timeout)
 {
 	int (*wait)(int, struct epoll_event *, int, int) = (__typeof__(wait))dlsym(RTLD_NEXT, "epoll_wait");

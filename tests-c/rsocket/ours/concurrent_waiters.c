@@ -1,9 +1,9 @@
 /*
  * A thread that waits for several rsockets sleeps until an event concerns it, also while another thread
  * is blocked in a call on one of them and reads the events of both. Run on ours only: it
- * counts the library's own calls of ppoll and epoll_wait, which this program answers, and their causes: events of completion
- * channels and notices. However the threads are scheduled, a cause wakes it once, or twice if it looks at an event on one
- * processor while the other thread reads it on another one.
+ * counts the library's own calls of ppoll and epoll_wait, which this program answers, and their causes: events of
+ * completion channels and notices. However the threads are scheduled, a cause wakes it once, or twice if it looks at an
+ * event on one processor while the other thread reads it on another one.
  */
 #include "cases.h"
 #include "rscommon.h"
@@ -166,8 +166,8 @@ static long turns_beside(const char *whom, void *(*wait)(void *), void *(*answer
 }
 
 /*
- * A blocked call reads one event for each message, and another one for its answer at most, and gives notice when it begins to
- * read, after the event, and when it ends.
+ * A blocked call reads one event for each message, and another one for its answer at most, and gives notice when it
+ * begins to read, after the event, and when it ends.
  */
 static void is_told(void *(*wait)(void *))
 {

@@ -1,6 +1,6 @@
 /*
- * States and errors of stream rsockets where they are those of TCP's sockets: each case makes the same calls on kernel sockets
- * and on rsockets and compares what it observed. The reference differs in most of them.
+ * States and errors of stream rsockets where they are those of TCP's sockets: each case makes the same calls on kernel
+ * sockets and on rsockets and compares what it observed. The reference differs in most of them.
  */
 #include "both_sides.h"
 

@@ -5,6 +5,8 @@
  * rsocket is closed meanwhile.
  */
 #define _GNU_SOURCE
+#include "two_cpus.h"
+
 #include <dlfcn.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -12,21 +14,11 @@
 #include <string.h>
 #include <sys/syscall.h>
 
-/* Replaces the C library's function, also for the library. */
-int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
-{
-	(void)pid;
-	memset(set, 0, size);
-	CPU_SET(0, set);
-	CPU_SET(1, set);
-	return 0;
-}
-
 /* Futex calls of this thread, and of all threads. */
 static __thread long futex_calls;
 static atomic_long all_futex_calls;
 
-/* Likewise; the library makes its futex calls with it. */
+/* Replaces the C library's function; the library makes its futex calls with it. */
 long syscall(long number, ...)
 {
 	static long (*next)(long, ...);

@@ -1,7 +1,7 @@
 /*
- * A thread that stops while it registers an rsocket with the library's own thread, as if it were interrupted there by a signal
- * handler that waits for another thread: epoll_ctl of this program, which the library calls, does not return. Calls that
- * need the library's thread wait for it at most, and other calls on the same rsockets do not wait.
+ * A thread that stops while it registers an rsocket with the library's own thread, as if it were interrupted there by a
+ * signal handler that waits for another thread: epoll_ctl of this program, which the library calls, does not return.
+ * Calls that need the library's thread wait for it at most, and other calls on the same rsockets do not wait.
  */
 #include "raw_peer.h"
 #include "rscommon.h"

@@ -204,8 +204,8 @@ pub fn adopt(fd: c_int, accepted: Accepted) -> Option<Name> {
         deferred::take_spoken(fd);
     }
     thread::token_accepted();
-    // After what belongs to the connection was read: another process, or another thread of this one,
-    // may have taken the slot of a process that has ended.
+    // After what belongs to the connection was read: another process, or another thread of this
+    // one, may have taken the slot of a process that has ended.
     if slot.generation() != accepted.generation {
         return None;
     }
@@ -232,7 +232,8 @@ fn forwarded(fd: c_int, index: usize, generation: u32) -> Entry {
     Entry { kind: Kind::Forwarded, flags: generation | family, inner: index as c_int }
 }
 
-/// The entry of a number of an rsocket that this process, or the parent before fork(2), has entered.
+/// The entry of a number of an rsocket that this process, or the parent before fork(2), has
+/// entered.
 fn forwarded_own(fd: c_int, index: usize) -> Entry {
     forwarded(fd, index, PRIVATE.get(index).map_or(0, |private| private.generation.load(SeqCst)))
 }
@@ -281,9 +282,9 @@ pub fn demote(index: usize) {
         });
     };
     demote_all();
-    // Threads that wait for the rsocket wait for the numbers' new sockets instead. Fails with EAGAIN
-    // in a handler that has interrupted a call on the rsocket: then the library's thread, which is to
-    // forward the data, does it before it begins.
+    // Threads that wait for the rsocket wait for the numbers' new sockets instead. Fails with
+    // EAGAIN in a handler that has interrupted a call on the rsocket: then the library's thread,
+    // which is to forward the data, does it before it begins.
     let _ = rsocket::set_library_option(inner, rdmacm_private::HANDED_OVER);
     // Numbers that dup(2) has made meanwhile.
     demote_all();
@@ -396,8 +397,8 @@ pub fn drain() {
 /// One thread after another: the number of a connection can be connected once.
 static PAIRS: Lock = Lock::new();
 
-/// Returns the index of an rsocket, after giving it a token if it has none. Fails with the reason for
-/// the log.
+/// Returns the index of an rsocket, after giving it a token if it has none. Fails with the reason
+/// for the log.
 fn index_with_token(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -> Result<usize, Reason> {
     if let Some(index) = index_of(inner) {
         return Ok(index);

@@ -40,8 +40,8 @@ const NAME_WORDS: usize = 4;
 
 /// A connection.
 pub struct Slot {
-    /// The state of the token, [`WANTED`], and the generation. One word: what another process changes
-    /// is changed for the connection that it has looked at, or not at all.
+    /// The state of the token, [`WANTED`], and the generation. One word: what another process
+    /// changes is changed for the connection that it has looked at, or not at all.
     word: AtomicU32,
     /// The process that has the rsocket, 0 for a free slot. A slot is taken by changing this word
     /// alone, so one that a process leaves behind when it ends, at whatever point, is found by it.
@@ -168,8 +168,8 @@ pub fn claim(token: &Name, listener_port: u16, names: (&Name, &Name), wake: (c_i
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Accepted {
     pub index: usize,
-    /// The connection whose token it is. Its process may have ended, and another one may take the slot
-    /// at any time.
+    /// The connection whose token it is. Its process may have ended, and another one may take the
+    /// slot at any time.
     pub generation: u32,
     /// The token has a byte of the library's.
     pub has_spoken: bool,
@@ -240,8 +240,8 @@ impl Slot {
         self.state() == SENT
     }
 
-    /// Ends the wait for accept(2) of the token of a connection. Returns whether the token has a byte of
-    /// the library's, or `None` if it does not wait.
+    /// Ends the wait for accept(2) of the token of a connection. Returns whether the token has a
+    /// byte of the library's, or `None` if it does not wait.
     fn leave_sent(&self, generation: u32, next: u32) -> Option<bool> {
         let waits = |word| matches!(word & STATE, SENT | SPOKEN) && generation_of(word) == generation;
         let before = self.change(|word| waits(word).then_some(word & !STATE | next))?;
@@ -423,7 +423,8 @@ mod tests {
         let slot = slot(index).unwrap();
         slot.send();
         let before = slot.generation();
-        // The process ends after its token was found, and another one takes the slot and sends its own.
+        // The process ends after its token was found, and another one takes the slot and sends its
+        // own.
         let take_over = || {
             slot.begin_generation();
             slot.token.store(&other);

@@ -36,8 +36,8 @@ impl Watched {
         true
     }
 
-    /// The process of the descriptor `fd`, which reports its end, is watched no longer. Returns it, or
-    /// `None` if another one is watched by now.
+    /// The process of the descriptor `fd`, which reports its end, is watched no longer. Returns it,
+    /// or `None` if another one is watched by now.
     pub fn take(&self, fd: c_int) -> Option<c_int> {
         let _held = self.changing.hold();
         if !self.has(fd) {

@@ -78,7 +78,8 @@ fn resolve_accepted(fd: c_int, entry: Entry, way: Way, decisions: u32) -> Option
 
 /// Decides if no other thread does. `None` means that the table's entry is to be read again.
 fn begin(fd: c_int, entry: Entry, decisions: u32, way: Way) -> Option<Result<Option<c_int>, c_int>> {
-    // A cancelled thread would leave the socket busy, and its turns taken. Decisions have a time-out.
+    // A cancelled thread would leave the socket busy, and its turns taken. Decisions have a
+    // time-out.
     let decided = cancel::disabled(|_| {
         let turn = copy::take_turn(fd)?;
         let busy = State::of(entry).busy(true);

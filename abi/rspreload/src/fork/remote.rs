@@ -134,8 +134,8 @@ fn leave(channel: c_int, events: c_short) {
     waiters(channel).fetch_sub(weight(events), Ordering::SeqCst);
 }
 
-/// What a thread waits for: channels and events. A record, because the numbers may be closed by other
-/// threads meanwhile, and the thread may be cancelled.
+/// What a thread waits for: channels and events. A record, because the numbers may be closed by
+/// other threads meanwhile, and the thread may be cancelled.
 pub struct Waits<'a> {
     channels: &'a [Cell<pollfd>],
     used: Cell<usize>,
@@ -203,8 +203,8 @@ fn futex(operation: c_int) {
     unsafe { libc::syscall(libc::SYS_futex, LOCK.as_ptr(), operation, 1, ptr::null::<libc::timespec>()) };
 }
 
-/// Asks for a report of `events`, for which this thread waits already ([`Waits::enter`]). The report makes
-/// the channel readable ([`POLLIN`]); [`reported_events`] reads it.
+/// Asks for a report of `events`, for which this thread waits already ([`Waits::enter`]). The
+/// report makes the channel readable ([`POLLIN`]); [`reported_events`] reads it.
 pub fn ask(channel: c_int, events: c_short) {
     errno::keeping(|| {
         let now = request(channel, Head { what: message::ASK, value: events.into(), flags: 0 }, &[], &[]) > 0;
@@ -231,8 +231,8 @@ fn wait(channel: c_int, events: c_short) -> bool {
         || leave(channel, events),
         || {
             ask(channel, events);
-            // Not by poll(2), so that SA_RESTART applies. At the end of the channel the next request
-            // fails.
+            // Not by poll(2), so that SA_RESTART applies. At the end of the channel the next
+            // request fails.
             message::take(channel, &[], MSG_PEEK) == Err(EINTR)
         },
     );

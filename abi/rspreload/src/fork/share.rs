@@ -49,9 +49,9 @@ fn pairs() -> &'static [Pair] {
 
 /// Makes a pair for each rsocket of fork mode.
 pub fn before_fork() {
-    // A child of clone(2) may have the lock of a thread that it does not have, and a child of vfork(2)
-    // would change what is its parent's. Neither has rsockets to share.
-    // Within another fork(2) of this thread, in the child's handlers, the process is not known yet.
+    // A child of clone(2) may have the lock of a thread that it does not have, and a child of
+    // vfork(2) would change what is its parent's. Neither has rsockets to share. Within another
+    // fork(2) of this thread, in the child's handlers, the process is not known yet.
     if !ANY.load(Ordering::SeqCst) || process::is_guest() && !FORKING.is_mine() {
         return;
     }

@@ -1,8 +1,9 @@
 //! System calls that a program makes by syscall(3): libuv closes descriptors in this way, and so do
 //! Node.js and all other programs that use it.
 //!
-//! Librdmacm makes system calls by syscall(3) as well, to reach the kernel in any case. It does so
-//! for its own descriptors, which have no entry in the table.
+//! Librdmacm makes system calls by syscall(3) as well, to reach the kernel in any case: for its own
+//! descriptors, which have no entry in the table, and fcntl and writev for the program's, too. These
+//! two are left to the kernel.
 
 use core::ffi::{c_int, c_long, c_uint};
 
@@ -11,8 +12,8 @@ use libc::socklen_t;
 use super::{messages, next, numbers};
 use crate::{auto, calls, table};
 
-/// syscall(3). It is variadic in C: arguments that were not given are whatever the registers and the
-/// stack have there, as in the C library's own definition.
+/// syscall(3). It is variadic in C: arguments that were not given are whatever the registers and
+/// the stack have there, as in the C library's own definition.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn syscall(
     number: c_long,

@@ -1,8 +1,8 @@
 //! Small messages that are held while earlier ones are on their way: see [`Sender::may_hold`].
 //!
-//! Held bytes lie in the send buffer and are no message yet. Everything that is sent after them, and
-//! every call of the program that may wait, sends them first. Otherwise the completion of the earlier
-//! messages does, which the leader or the reactor notices (`stream/held.rs`).
+//! Held bytes lie in the send buffer and are no message yet. Everything that is sent after them,
+//! and every call of the program that may wait, sends them first. Otherwise the completion of the
+//! earlier messages does, which the leader or the reactor notices (`stream/held.rs`).
 //!
 //! [`Sender::may_hold`]: crate::rsocket::flow::Sender::may_hold
 
