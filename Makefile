@@ -50,7 +50,7 @@ test: preconditions ## run the Rust tests that need no lab
 
 lint: preconditions ## formatting, clippy, shellcheck, layers, references of the documents
 	$(RUN_CARGO) fmt --all --check
-	$(RUN_CARGO) fmt --manifest-path models/Cargo.toml --check
+	$(RUN_CARGO) fmt --manifest-path tests/models/Cargo.toml --check
 	$(RUN_CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	shellcheck -x -P SCRIPTDIR $$(git ls-files | xargs grep -lE '^#!.*\b(bash|sh)$$') tools/rsrun.bash-completion
 	scripts/layers

@@ -19,7 +19,7 @@ build_with_coverage() {
 build_with_asan() {
     # -Z on a stable compiler.
     export RUSTC_BOOTSTRAP=1 RUSTFLAGS="$coverage -Zsanitizer=address" CARGO_TARGET_DIR=$1/target/asan
-    # As in fuzz/Cargo.toml.
+    # As in tests/fuzz/Cargo.toml.
     export CARGO_PROFILE_RELEASE_LTO=false CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=1
     export CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true
 }

@@ -40,7 +40,7 @@ static inline void load_failmalloc(char **argv)
 		ssize_t len = readlink("/proc/self/exe", self, sizeof(self) - 1);
 
 		self[len > 0 ? len : 0] = 0;
-		snprintf(preload, sizeof(preload), "%.*s/../../failmalloc.so",
+		snprintf(preload, sizeof(preload), "%.*s/../../shims/failmalloc.so",
 			 (int)(strrchr(self, '/') - self), self);
 		if (getenv("LD_PRELOAD"))
 			skip_all("failmalloc.so could not be loaded");

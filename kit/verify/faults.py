@@ -29,7 +29,7 @@ class Faults:
         env = {"FAULTS_ADDR": self.address, "FAULTS_DEV": self.device, "FAULTS_FOLDER": str(folder),
                "LAB_OUT": str(folder / library)}
         (folder / library).mkdir()
-        ended = self.host.run(["bash", "{kit}/tests/faults/guest", "{kit}/programs/steps", self.kind, name], library, env, LIMIT)
+        ended = self.host.run(["bash", "{kit}/tests/faults/guest", "{kit}/programs/faults/steps", self.kind, name], library, env, LIMIT)
         complete = (folder / library / name / "complete").exists()
         return None if complete else [str(ended.status), *(ended.out + ended.err).splitlines()[-5:]]
 

@@ -25,10 +25,10 @@ def rsockets():
                   f"{program} -s @A -p @P -T b -T v -S {size} {few}")
              for program in ("rstream", "riostream") for size in (64, 65536)]
     for test in ("stream", "client-first", "server-first", "iomap", "keepalive", "parallel"):
-        cases.append(pair(f"peer-{test}", f"{{kit}}/programs/rsockets-peer server @A {test}", f"{{kit}}/programs/rsockets-peer client @A {test}"))
+        cases.append(pair(f"peer-{test}", f"{{kit}}/programs/tools/rsockets_peer server @A {test}", f"{{kit}}/programs/tools/rsockets_peer client @A {test}"))
     smallest = {"PEER_SQ": "16", "PEER_RQ": "16", "PEER_INLINE": "0", "PEER_RCVBUF": "1024", "PEER_SNDBUF": "1024",
                 "PEER_TOTAL": "200000"}
-    cases.append(pair("peer-stream-smallest", "{kit}/programs/rsockets-peer server @A stream", "{kit}/programs/rsockets-peer client @A stream",
+    cases.append(pair("peer-stream-smallest", "{kit}/programs/tools/rsockets_peer server @A stream", "{kit}/programs/tools/rsockets_peer client @A stream",
                       env=smallest))
     return cases
 

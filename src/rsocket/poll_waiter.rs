@@ -1,6 +1,6 @@
 //! The object that a thread sleeps on while it waits for rsockets.
 //!
-//! The crate in `models/` (`scripts/check loom`) checks that no notice is lost.
+//! The crate in `tests/models` (`scripts/check loom`) checks that no notice is lost.
 
 use std::cell::Cell;
 use std::os::fd::{AsRawFd, RawFd};

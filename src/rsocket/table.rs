@@ -6,7 +6,7 @@
 //! taken a reference or found the slot empty. [`Table::pin`] is for short calls: the pin lasts as
 //! long as the call, which saves counting the reference.
 //!
-//! The crate in `models/` (`scripts/check loom`) checks this protocol. Unsafe code: pointers
+//! The crate in `tests/models` (`scripts/check loom`) checks this protocol. Unsafe code: pointers
 //! between `Arc::into_raw` and `from_raw`, and slots in chunks that are never freed.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};

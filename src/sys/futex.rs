@@ -1,7 +1,7 @@
 //! Waits for a change as socket calls do: a signal handler with SA_RESTART does not end the wait,
 //! any other does.
 //!
-//! The crate in `models/` model-checks that no wake-up is lost (`scripts/check loom`).
+//! The crate in `tests/models` model-checks that no wake-up is lost (`scripts/check loom`).
 
 use std::time::Instant;
 

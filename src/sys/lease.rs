@@ -5,7 +5,7 @@
 //! takes it back first, and waits for one poll at most. What a poll has found is kept with the
 //! lease, and the one who takes the CQ back gets it: completions are processed in order.
 //!
-//! As with [`super::lock`], a waiting thread sleeps on a futex. The crate in `models/` model-checks
+//! As with [`super::lock`], a waiting thread sleeps on a futex. The crate in `tests/models` model-checks
 //! this (`scripts/check loom`).
 
 use std::cell::UnsafeCell;

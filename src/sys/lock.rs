@@ -9,7 +9,7 @@
 //! threads, and nothing is allocated. It costs as much as the standard library's lock and
 //! pthread_self(3).
 //!
-//! Mutual exclusion and wake-ups are model-checked by the crate in `models/` (`scripts/check
+//! Mutual exclusion and wake-ups are model-checked by the crate in `tests/models` (`scripts/check
 //! loom`).
 
 use std::cell::UnsafeCell;

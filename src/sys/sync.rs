@@ -1,5 +1,5 @@
 //! The standard library's locks without poison: the library aborts when it panics, so no lock is
-//! ever poisoned. In the models of `models/` they are loom's, as are the atomics.
+//! ever poisoned. In the models of `tests/models` they are loom's, as are the atomics.
 //!
 //! They wait on a futex and never allocate. They are inner locks (see [`super::inner`]): a signal
 //! handler that interrupts their holder does not get as far as taking one. Locks that are taken

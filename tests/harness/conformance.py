@@ -13,10 +13,10 @@ Verdict = collections.namedtuple("Verdict", "state facts detail")
 
 
 def read_programs(folder):
-    """Returns {path: [devices]} in the order of programs.list in `folder`, that of the programs."""
+    """Returns {path: [devices]} in the order of programs.list in `folder`, that of the programs. Tools are left out."""
     lines = (folder / "programs.list").read_text(encoding="utf-8").splitlines()
     entries = [line.split("#")[0].split() for line in lines]
-    return {words[0]: words[1:] for words in entries if words}
+    return {words[0]: words[1:] for words in entries if words and words[1] != "tool"}
 
 
 def is_ours(program):

@@ -1,5 +1,6 @@
-"""Starts the lab, and builds programs for it."""
+"""Starts the lab, and builds C programs for it."""
 
+import fcntl
 import os
 import pathlib
 import subprocess
@@ -9,7 +10,6 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 DEVICES = ["rxe", "siw"]
 # Exit status of lab/run if a kernel or a version of the reference is not available on this machine.
 UNAVAILABLE = 77
-STRICT = ["-Wall", "-Wextra", "-Werror"]
 
 
 def lab_command(command, **options):
@@ -49,12 +49,14 @@ def ours_dir():
     return pathlib.Path(os.environ.get("LAB_OURS_DIR") or dist_dir() / "lib").resolve()
 
 
-def compile_c(output, sources, *flags, std="gnu17", libraries=()):
-    """Compiles a C program or shared object and returns its absolute path. Exits if that fails."""
-    output = pathlib.Path(output).resolve()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    compiler = os.environ.get("CC") or "cc"
-    command = [compiler, f"-std={std}", "-O1", "-g", *STRICT, *flags, "-o", output, *sources, *libraries]
-    if subprocess.run(list(map(str, command)), check=False).returncode:
-        sys.exit(f"{output.name} does not compile")
-    return output
+def build_c(*targets, out=None, variables=()):
+    """Builds programs of tests-c, or a target of its Makefile, and returns the folder. Exits if that fails. Suites that
+    run at the same time share the folder."""
+    out = pathlib.Path(out or TOP / "target/tests-c").resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    words = [str(out / target) if "/" in target else target for target in targets]
+    with open(out / "lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if subprocess.run(["make", "-s", "-C", TOP / "tests-c", f"OUT={out}", "-j2", *variables, *words], check=False).returncode:
+            sys.exit("tests-c: the programs do not build")
+    return out

@@ -7,7 +7,7 @@
 //! to it and wait to be notified, too.
 //!
 //! Everything outside of this logic is behind [`EventSource`]. The hand-over is model-checked by
-//! the crate in `models/` (`scripts/check loom`).
+//! the crate in `tests/models` (`scripts/check loom`).
 
 use std::time::{Duration, Instant};
 
