@@ -14,7 +14,7 @@ NAMES = ["not_listening", "not_listening_sync", "killed_resolved", "killed_conne
          "killed_disconnecting_client", "killed_disconnected_server", "files", "files_sync", "backlog"]
 # backlog waits for time-outs of the kernel, and so is the last.
 LIMIT = 300
-# Intended differences, in a file named as the case, as tests/faults/run reads them.
+# Intended differences, in a file named as the case, as tests/run faults reads them.
 KNOWN = KIT / "tests/faults/known"
 
 

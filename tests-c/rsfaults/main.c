@@ -1,4 +1,4 @@
-/* rsockets under faults: killed peers, bad links, limits, slow links, removed devices. main DEVICE [CASE]; see run. */
+/* rsockets under faults: killed peers, bad links, limits, slow links, removed devices. main DEVICE [CASE]. */
 #include "faults.h"
 
 static const char *only;

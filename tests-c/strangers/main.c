@@ -1,4 +1,4 @@
-/* Strangers at a server: main DEVICE SECONDS [ATTACK[,ATTACK]]. See run. */
+/* Strangers at a server: main DEVICE SECONDS [ATTACK[,ATTACK]]. Run by tests/run strangers. */
 #include "strangers.h"
 
 #include <signal.h>

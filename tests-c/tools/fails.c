@@ -1,4 +1,4 @@
-/* Calls that fail, for tests/diag/run: fails CASE [ADDRESS PORT]. Prints what the calls returned; the library logs why. */
+/* Calls that fail, for tests/run diag: fails CASE [ADDRESS PORT]. Prints what the calls returned; the library logs why. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

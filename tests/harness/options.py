@@ -1,4 +1,4 @@
-"""Command line options shared by several runners."""
+"""Command line options shared by several tests."""
 
 import argparse
 import pathlib
@@ -6,11 +6,9 @@ import pathlib
 from .lab import DEVICES
 
 KNOWN = {
-    "device": {"choices": DEVICES, "help": "only on this device (default: both)"},
+    "device": {"choices": [*DEVICES, "ib"], "help": "only on this device"},
     "lab_device": {"flag": "--device", "choices": [*DEVICES, "ib", "fabric", "ports"],
                    "help": "only on this device (default: rxe and siw); fabric: InfiniBand with partitions; ports: with two ports"},
-    "any_device": {"flag": "--device", "choices": [*DEVICES, "ib"],
-                   "help": "only on this device (default: rxe and siw)"},
     "only": {"metavar": "CASE", "default": "", "help": "only this case (a pattern such as 'name*' is possible)"},
     "reference": {"choices": ["44.0", "65.0"], "help": "version of the reference"},
     "kernel": {"default": "6.1", "help": "kernel of the lab: 6.1, 7.2, debian or debian-6.12 (6.1)"},
@@ -19,6 +17,7 @@ KNOWN = {
              "help": "processors of the lab (x86-64); arm64 with kernel debian"},
     "results": {"metavar": "DIR", "type": lambda path: pathlib.Path(path).resolve(),
                 "help": "keep the results in DIR"},
+    "repeat": {"type": int, "default": 1, "metavar": "N", "help": "run everything so many times (1)"},
     "list": {"action": "store_true", "help": "print the cases"},
 }
 

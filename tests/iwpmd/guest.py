@@ -57,6 +57,7 @@ def main():
     world = World((kind, path), (other_kind, other_path), shim, module)
     for name in names:
         run(world, name, cases()[name])
+    print("all ran", flush=True)
 
 
 main()

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The cases of tests/programs: which program of rdmacm-utils runs how. Read by `run` on the host
+# The cases of tests/programs: which program of rdmacm-utils runs how. Read by tests/run on the host
 # (names only) and by `guest` in the lab, which first sets the addresses of servers, ADDR and ADDR6, and of
 # clients, OWN and OWN6.
 

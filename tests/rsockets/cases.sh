@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The cases of tests/rsockets: which program runs how. Read by `run` on the host (names only) and
+# The cases of tests/rsockets: which program runs how. Read by tests/run on the host (names only) and
 # by `guest` in the lab, which sets ADDR, ADDR6, PEER and MEGABYTES first.
 
 # One entry per case in each array, filled by `add`.

@@ -1,9 +1,4 @@
-#!/usr/bin/env python3
-"""Runs the socket tests of other projects in the lab, with both ends at soft-RoCE's address: without
-librspreload, and with librspreload-full.so in the modes auto and rdma. Each test must have the same
-result as without the library, unless `exceptions` lists it. Tests that differ are repeated, because
-some depend on time. One line for each module or suite and way: ok|FAIL|skip NAME-WAY: facts. Exits
-with status 1 if one failed."""
+"""Runs the socket tests of other projects with librspreload and without it."""
 
 import collections
 import fnmatch
@@ -15,8 +10,7 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-from harness import TOP, UNAVAILABLE, Report, choose, parser, run_lab
+from harness import TOP, UNAVAILABLE, choose, run_lab
 
 LAB_SECONDS = 5400
 WAYS = ["auto", "rdma"]
@@ -49,13 +43,6 @@ class Suite:
         """Returns the line's name for a test: CPython's modules have one each."""
         found = re.search(r"\btest\.(test_asyncio\.test_\w+|test_\w+)", test)
         return f"{name}: {found[1]}" if found and name == "cpython" else name
-
-
-def parse_options():
-    options = parser(__doc__, "only", "results", "list", only="*")
-    options.add_argument("--suite", choices=SUITES, help="only this suite")
-    options.add_argument("--way", choices=WAYS, help="only this mode of the library")
-    return options.parse_args()
 
 
 @functools.cache
@@ -223,13 +210,13 @@ def judge(results, way, exceptions, report, is_whole):
         report.fail(f"{results.name}-{way} over RDMA", "the device has sent no packet")
 
 
-def main():
-    options, report = parse_options(), Report()
+def rows(options):
+    return [(name, test) for name, suite in suites(options.suite)[0].items() for test in suite.names]
+
+
+def run(_test, options, report):
     exceptions = Exceptions(HERE / "exceptions")
     found, missing = suites(options.suite)
-    if options.list:
-        print("\n".join(f"{name} {test}" for name, suite in found.items() for test in suite.names))
-        return 0
     for name in missing:
         report.skip(name, "the packages are not available here")
     with tempfile.TemporaryDirectory() as scratch:
@@ -243,8 +230,3 @@ def main():
                 results.states[way] = results.run(way, names, "")
                 results.repeat(way, exceptions)
                 judge(results, way, exceptions, report, options.only == "*")
-    return report.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,6 @@
-#!/usr/bin/env python3
-"""Runs each conformance program on the reference's library and on ours, in one lab, and compares the
-output. Allowed differences are listed in a file beside the program, NAME.diff (see
-docs/differences.md). Programs in */ours run on our library only and print PASS or FAIL for each case.
-The last line is `N passed, M failed, K skipped`; the status is 0 if none failed."""
+"""The kind `compare`: each conformance program (tests-c) runs on the reference's library and on ours, in one lab, and the
+output is compared. Allowed differences are listed in a file beside the program, NAME.diff (see docs/differences.md). Programs
+in */ours run on our library only and print PASS or FAIL for each case."""
 
 import collections
 import os
@@ -13,12 +11,12 @@ import subprocess
 import sys
 import tempfile
 
-HERE = pathlib.Path(__file__).resolve().parent
-TOP = HERE.parent
-sys.path.insert(0, str(TOP / "tests"))
-from harness import DEVICES, UNAVAILABLE, Report, build_c, parser, run_lab
-from harness.conformance import ended_badly, is_ours, judge_cases, judge_pair, read_differences, read_programs
+from ..conformance import ended_badly, is_ours, judge_cases, judge_pair, read_differences, read_programs
+from ..lab import DEVICES, TOP, UNAVAILABLE, build_c, run_lab
+from ..options import parser
+from ..report import Report
 
+HERE = TOP / "tests-c"
 # program: seconds until a hanging program is ended, on which no test depends; hang_factor: HANG_FACTOR of
 # cases.h; average: seconds that one program may take on average in a whole run. EMULATED: on arm64.
 Limits = collections.namedtuple("Limits", "program hang_factor average")
@@ -40,25 +38,25 @@ HOSTILE_DEVICE = "rxe"
 MANY_PROCESSES = {"cm/compared/restricted"}
 
 
-def parse_options():
-    options = parser(__doc__, "lab_device", "reference", "kernel", "cpus", "arch", reference="44.0")
+def parse_options(test, words):
+    options = parser(test.data["about"], "lab_device", "reference", "kernel", "cpus", "arch", "list", "repeat", reference="44.0", repeat=0)
     options.add_argument("--only", default="", metavar="PROGRAM[,PROGRAM]",
                          help="only these programs, by name (data), part of the path (rsocket/ours) or path")
-    options.add_argument("--list", action="store_true", help="print the programs and their devices")
     options.add_argument("--lib", default="ours", help="library to compare: ours or a directory")
     options.add_argument("--self", action="store_true", dest="self_mode",
                          help="compare the reference with itself: shows what is not deterministic")
-    options.add_argument("--repeat", type=int, default=0, help="runs of each program per library (1; with --self 2)")
     options.add_argument("--valgrind", action="store_true",
                          help="run ours alone under valgrind: no definite leak, no descriptor left, no error")
     options.add_argument("--ib-connected", action="store_true", help="with --device ib: IPoIB in connected mode")
     options.add_argument("--sanitizer", metavar="RUNTIME",
                          help="run ours alone, which is instrumented (--lib), with this runtime: no report; see scripts/sanitized")
     options.add_argument("--out", default=os.environ.get("TESTS_C_OUT", TOP / "target" / "tests-c"),
-                         type=lambda path: pathlib.Path(path).absolute(), help="folder for programs and results")
+                         type=lambda path: pathlib.Path(path).absolute(), help="folder for results")
     options.add_argument("--compared-only", action="store_true", help="without the programs of */ours")
-    options.add_argument("--no-build", action="store_true", help="programs are built already")
-    options = options.parse_args()
+    options.prog = f"tests/run {test.name}"
+    options.set_defaults(**test.data.get("defaults", {}))
+    options = options.parse_args(words)
+    options.label = options.prefix = ""
     options.limits = (VALGRIND if options.valgrind else SANITIZED if options.sanitizer
                       else EMULATED if options.arch == "arm64" else USUAL)
     return options
@@ -77,7 +75,7 @@ def choose(programs, options):
     words = [word for word in options.only.split(",") if word]
     unknown = [word for word in words if not any(selects(word, program) for program in programs)]
     if unknown:
-        print("compare: no such program: " + ", ".join(unknown), file=sys.stderr)
+        print("no such program: " + ", ".join(unknown), file=sys.stderr)
         sys.exit(2)
     wanted = [options.device] if options.device else DEVICES
     return [(program, device) for program, devices in programs.items() for device in devices
@@ -89,13 +87,14 @@ def choose(programs, options):
 
 
 def build(options):
-    variables = []
+    """Builds the programs and returns their folder."""
     if options.arch == "arm64":
         root = prepare_arm64("lab/arm64", "path")
         if options.lib == "ours":
             prepare_arm64("scripts/build-arm64")
         variables = [f"CC=aarch64-linux-gnu-gcc --sysroot={root}", "AR=aarch64-linux-gnu-ar"]
-    build_c("conformance", out=options.out, variables=variables)
+        return build_c("conformance", out=TOP / "target/tests-c/arm64", variables=variables)
+    return build_c("conformance")
 
 
 def prepare_arm64(*command):
@@ -103,7 +102,7 @@ def prepare_arm64(*command):
     done = subprocess.run([TOP / command[0], *command[1:]], check=False, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         print(done.stdout, end="")
-        sys.exit(UNAVAILABLE if done.returncode == UNAVAILABLE else "compare: arm64 cannot be prepared")
+        sys.exit(UNAVAILABLE if done.returncode == UNAVAILABLE else "arm64 cannot be prepared")
     return done.stdout.strip()
 
 
@@ -122,7 +121,7 @@ def guest_script(jobs, options, folder):
         log = f"--log-file={base}.%p.valgrind" if options.valgrind else ""
         run = (f"SECONDS=0; HANG_FACTOR={options.limits.hang_factor} {runner} "
                f"timeout -s KILL {options.limits.program} {extra} {log} "
-               f"{options.out}/{program} {device} >{base}.out 2>{base}.err; "
+               f"{options.programs}/{program} {device} >{base}.out 2>{base}.err; "
                f"echo $? $SECONDS >{base}.status")
         # The kernel chooses ports for RDMA that TCP may use; with soft-iWARP they are the same.
         again = f"! grep -q '^FAIL .*EADDRINUSE' {base}.out || {{ {run}; }}"
@@ -189,13 +188,13 @@ def compare_all(programs, options, folder, result):
     jobs = []
     for program, device in programs:
         for turn in range(repeat):
-            jobs.append((f"reference{turn}", "lab-reference", program, device, ""))
+            jobs.append((f"reference{turn}", "lab-reference", program, device, options.prefix))
             if not options.self_mode:
-                jobs.append((f"ours{turn}", "lab-ours", program, device, ""))
+                jobs.append((f"ours{turn}", "lab-ours", program, device, options.prefix))
     available = run_jobs(jobs, options, folder)
     for program, device in programs:
         if not available:
-            result.skip(f"{program} {device} {options.reference}", "the lab has no such kernel or reference")
+            result.skip(f"{program} {device} {options.reference}{options.label}", "the lab has no such kernel or reference")
             continue
         entries = [] if options.self_mode else \
             [entry for entry in read_differences(HERE, program) if entry.applies(device, options.reference, options.kernel)]
@@ -205,7 +204,7 @@ def compare_all(programs, options, folder, result):
         for turn, tag in enumerate(tags):
             for entry in entries:
                 entry.seen = False
-            name = f"{program} {device} {options.reference}" + (f" #{turn + 1}" if len(tags) > 1 else "")
+            name = f"{program} {device} {options.reference}{options.label}" + (f" #{turn + 1}" if len(tags) > 1 else "")
             compare_outputs(name, first, read_result(folder, tag, program, device), entries, result)
 
 
@@ -311,18 +310,45 @@ def runs_under_valgrind(program, device, options):
     return program not in MANY_PROCESSES
 
 
-def main():
-    options = parse_options()
+def main(test, words):
+    options = parse_options(test, words)
     chosen = choose(read_programs(HERE), options)
+    if options.list and "modes" in test.data:
+        print("\n".join(f"{program} {device} {mode['name']}" for mode, wanted in modes(test, chosen) for program, device in wanted))
+        return 0
     if options.list:
         for program in dict.fromkeys(program for program, _ in chosen):
             print(program, *(device for name, device in chosen if name == program))
         return 0
-    if not options.no_build:
-        build(options)
+    options.programs, result = build(options), Result()
+    if "modes" in test.data:
+        run_modes(test, chosen, options, result)
+    else:
+        run(chosen, options, options.out / f"results-{options.reference}-{options.kernel}", result)
+    if result.lines:
+        print(f"{result.lines} observation lines compared")
+    return result.finish()
+
+
+def modes(test, chosen):
+    """Returns [(mode, [(program, device)])]."""
+    return [(mode, [(program, device) for program, device in chosen if device in mode["devices"].split()
+                    and program.removeprefix("cm/compared/") in mode["programs"].split()]) for mode in test.data["modes"]]
+
+
+def run_modes(test, chosen, options, result):
+    """Runs the programs with the test's shared object, in each of its modes: OLDKERNEL is its name."""
+    build_c(test.data["preload"])
+    for mode, wanted in modes(test, chosen):
+        options.label = f" {mode['name']}"
+        options.prefix = f"env LD_PRELOAD={options.programs}/{test.data['preload']} OLDKERNEL={mode['name']}"
+        if wanted:
+            run(wanted, options, options.out / mode["name"], result)
+
+
+def run(chosen, options, folder, result):
+    """Runs [(program, device)] and copies the results to the folder."""
     options.out.mkdir(parents=True, exist_ok=True)
-    result = Result()
-    folder = options.out / f"results-{options.reference}-{options.kernel}"
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=options.out) as work:
         if options.valgrind:
@@ -337,10 +363,3 @@ def main():
             if programs:
                 run(programs, options, work, result)
         shutil.copytree(work, folder)
-    if result.lines:
-        print(f"{result.lines} observation lines compared")
-    return result.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

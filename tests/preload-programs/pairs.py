@@ -1,10 +1,6 @@
-#!/usr/bin/env python3
-"""Runs ordinary network programs with librspreload on both ends, on the project's libraries and the
-reference's (docs/preload.md), or in automatic mode. The file programs.list names the cases. One line
-for each: ok|FAIL|skip PROGRAM-DEVICE: facts. Exits with status 1 if one failed."""
+"""Runs network programs with librspreload in pairings of libraries, and writes tables of the results."""
 
 import collections
-
 import pathlib
 import re
 import shutil
@@ -13,8 +9,7 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-from harness import DEVICES, TOP, UNAVAILABLE, Report, build_c, choose, ours_dir, parser, run_lab
+from harness import DEVICES, TOP, UNAVAILABLE, choose, ours_dir, run_lab
 
 LAB_SECONDS = 3000  # for the lab of a device
 COLUMNS = ["ours-ours", "reference-reference", "ours-reference", "reference-ours"]
@@ -23,30 +18,6 @@ AUTO_COLUMNS = ["ours-ours", "ours-plain", "plain-ours"]
 MIXED = {"nc", "nc_half_close", "iperf3", "redis_cli", "redis_benchmark"}
 MARKS = {"rdma": "<!-- table -->", "auto": "<!-- table of automatic mode -->"}
 END = "<!-- end of the table -->"
-
-
-def parse_options():
-    options = parser(__doc__, "any_device", "only", "kernel", "results", "list")
-    options.add_argument("--library", choices=["ours", "reference"],
-                         help="both ends on this library, nothing else (default: both, and mixed for some)")
-    options.add_argument("--mode", choices=["rdma", "auto"], default="rdma",
-                         help="the mode of librspreload (rdma). auto: ours with itself over RDMA on soft-RoCE, "
-                              "and with a plain program at either end over TCP")
-    options.add_argument("--pairing", metavar="SERVER-CLIENT",
-                         help=f"only this pairing: {', '.join(dict.fromkeys(COLUMNS + AUTO_COLUMNS))}")
-    options.add_argument("--hang", type=int, metavar="SECONDS",
-                         help="a process that has not ended by itself after so long hangs "
-                              "(300; 40 with the reference, with which several do)")
-    options.add_argument("--stacks", action="store_true", help="keep the stacks of processes that hang (needs gdb)")
-    options.add_argument("--resume", action="store_true",
-                         help="with --results: what has passed before is not run again")
-    options.add_argument("--table", type=pathlib.Path, metavar="FILE",
-                         help=f"write a table of the results to FILE, or into it between the marks {' or '.join(MARKS.values())} "
-                              f"and {END}")
-    options = options.parse_args()
-    options.only = options.only.replace("-", "_")
-    options.hang = options.hang or (300 if options.library == "ours" or options.mode == "auto" else 40)
-    return options
 
 
 Program = collections.namedtuple("Program", "packages modes services remark")
@@ -238,37 +209,39 @@ def compile_java(services):
     return to
 
 
-def prepare(programs):
+def prepare(test, options, programs):
     """Returns the Places of what the programs need, or None where the packages cannot be had."""
     tools, services, classes = fetch(), "/none", "/none"
     if any(program.services for program in programs.values()):
         services = fetch(["services"])
         classes = services and compile_java(services)
-    forkserver = build_c("preload/forkserver") / "preload/forkserver"
+    forkserver = test.values(options)["programs"] / "preload/forkserver"
     return Places(tools, services, classes, forkserver) if tools and services else None
 
 
-def main():
-    options, report, rows = parse_options(), Report(), []
-    programs = {name: program for name, program in read_programs().items() if options.mode in program.modes}
+def all_programs(options):
+    return {name: program for name, program in read_programs().items() if options.mode in program.modes}
+
+
+def rows(options):
+    return [(name,) for name in choose(list(all_programs(options)), options.only.replace("-", "_"))]
+
+
+def run(test, options, report):
+    table = []
+    options.only = options.only.replace("-", "_")
+    options.hang = options.hang or (300 if options.library == "ours" or options.mode == "auto" else 40)
+    programs = all_programs(options)
     programs = {name: programs[name] for name in choose(list(programs), options.only)}
-    if options.list:
-        print("\n".join(programs))
-        return 0
     if options.library != "reference" and not (ours_dir() / "rsocket/librspreload.so").exists():
         sys.exit(f"no rsocket/librspreload.so in {ours_dir()}: build it first")
-    places = prepare(programs)
+    places = prepare(test, options, programs)
     with tempfile.TemporaryDirectory() as scratch:
         for device in [options.device] if options.device else DEVICES:
             if places:
-                rows += run_device(programs, device, places, options, options.results or pathlib.Path(scratch), report)
+                table += run_device(programs, device, places, options, options.results or pathlib.Path(scratch), report)
             else:
                 for name in programs:
                     report.skip(f"{name.replace('_', '-')}-{device}", "the packages are not available here")
     if options.table:
-        write_table(options.table, rows, options)
-    return report.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        write_table(pathlib.Path(options.table), table, options)

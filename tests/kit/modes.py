@@ -1,17 +1,11 @@
-#!/usr/bin/env python3
-"""Builds the hardware kit (kit/README.md), unpacks it in the lab and runs it as a user without privileges: quick, a few
-cases on soft-RoCE; full, everything on each kind of device; hosts, between two hosts connected by ssh: the two ends of
-a link, and for InfiniBand a second network namespace; guests, between two machines with kernels of their own, Debian's
-in qemu, connected by a cable: soft-RoCE and soft-iWARP. Status 1 when something failed."""
+"""Builds the hardware kit, unpacks it in the lab and runs it there."""
 
 import pathlib
 import subprocess
-import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-from harness import TOP, Report, parser, start_lab
+from harness import TOP, start_lab
 
 DEVICES = {"rxe": "rxe0", "siw": "siw0", "ib": "vib0"}
 # Without --device, where not on all.
@@ -57,7 +51,7 @@ def run_guests(kind, tarball, report, results):
             report.fail(f"{kind}-guests", "the other guest did not start", log.splitlines()[-10:])
 
 
-def run(mode, kind, tarball, report, results):
+def run_mode(mode, kind, tarball, report, results):
     if mode == "guests":
         run_guests(kind, tarball, report, results)
         return
@@ -73,18 +67,10 @@ def run(mode, kind, tarball, report, results):
                                                  peer=mode == "hosts" and kind != "ib"))
 
 
-def main():
-    options = parser(__doc__, "any_device", "results")
-    options.add_argument("--mode", choices=list(SECONDS), default="quick")
-    options = options.parse_args()
+def run(_test, options, report):
     built = subprocess.run([TOP / "kit/build"], stdout=subprocess.PIPE, check=False, text=True)
     if built.returncode:
-        return 1
-    report = Report()
+        report.fail("kit", "cannot be built")
+        return
     for kind in [options.device] if options.device else KINDS.get(options.mode, list(DEVICES)):
-        run(options.mode, kind, built.stdout.strip(), report, options.results)
-    return report.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        run_mode(options.mode, kind, built.stdout.strip(), report, options.results)

@@ -1,18 +1,12 @@
-#!/usr/bin/env python3
-"""Runs packaged programs that use librdmacm over soft-RoCE, soft-iWARP and virtual InfiniBand, with the reference's
-library and ours at either end, and compares. A case fails if it works with the reference and not with ours, or does
-not show that it used the library that it was given; it is a skip, with the reason, if it fails with the reference.
---table writes the results into docs/programs.md. Status 1 when one failed."""
+"""Runs packaged programs in the lab and writes their results into a table."""
 
 import json
 import os
 import pathlib
 import subprocess
-import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-from harness import TOP, UNAVAILABLE, Report, matches, ours_dir, parser, start_lab
+from harness import TOP, UNAVAILABLE, matches, ours_dir, start_lab
 
 DEVICES = ["rxe", "siw", "ib"]
 SECONDS = 9000
@@ -21,7 +15,7 @@ CRATES = ["sideway-cmtime", "async-rdma-cm"]
 LIBRPMA = ["fio-librpma_apm", "fio-librpma_gpspm"]
 STATES = {"same": "ok", "differs": "FAIL", "fails": "FAIL", "cannot": "skip"}
 BUILD, RESULTS, DOCUMENT = TOP / "target/tests-consumers", TOP / "target/tests-consumers/results", TOP / "docs/programs.md"
-BEGIN, END = "<!-- begin: written by tests/consumers/run --table -->", "<!-- end -->"
+BEGIN, END = "<!-- begin: written by tests/run consumers --table -->", "<!-- end -->"
 MARKS = {"same": "same", "differs": "**differs**", "fails": "**fails**", "cannot": "-"}
 
 
@@ -131,17 +125,15 @@ def write_table():
     DOCUMENT.write_text("\n".join([before + BEGIN, *table(old.strip().splitlines()), END]) + after)
 
 
-def main():
-    options = parser(__doc__, "any_device", "only", only="*")
-    options.add_argument("--table", action="store_true", help="write the results so far into docs/programs.md, and run nothing")
-    options = options.parse_args()
+def run(_test, options, report):
     if options.table:
         write_table()
-        return 0
-    report, root = Report(), packages()
+        report.ok("table", str(DOCUMENT))
+        return
+    root = packages()
     if root is None:
         report.skip("consumers", "Debian's packages cannot be had here")
-        return report.finish()
+        return
     build(root)
     if any(matches(case, options.only) for case in CRATES):
         build_crates(report)
@@ -149,8 +141,3 @@ def main():
         build_librpma(report)
     for device in [options.device] if options.device else DEVICES:
         run_device(device, root, options.only, report)
-    return report.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

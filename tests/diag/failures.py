@@ -1,6 +1,4 @@
-#!/usr/bin/env python3
-"""Provokes failures in the lab and checks what RDMACM_LOG, rdmacm-doctor and the probes report about
-them (the file `expected`). One line for each check: ok|FAIL|skip CHECK. Exits with status 1 if one failed."""
+"""Provokes failures in the lab and checks what RDMACM_LOG, rdmacm-doctor and the probes report about them."""
 
 import json
 import os
@@ -8,16 +6,13 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-from harness import TOP, UNAVAILABLE, Report, build_c, dist_dir, ours_dir, parser, run_lab
+from harness import TOP, UNAVAILABLE, dist_dir, ours_dir, run_lab
 
 LAB_SECONDS = 900
 OUT = TOP / "target/diag"
 RESULTS = OUT / "results"
-HOSTILE = "peer/ours/raw"
 LOG = r"^([-0-9T:.]+Z )?librdmacm\[[0-9]+\]:"
 SOCKET = "socket [0-9]+"
 PREFIXES = ("ib-", "deb-")
@@ -151,14 +146,12 @@ def in_lab(complete, command, report, **options):
     return (RESULTS / complete).exists()
 
 
-def main():
-    parser(__doc__).parse_args()
-    report = Report()
+def run(test, options, report):
     doctor = pathlib.Path(os.environ.get("DOCTOR") or dist_dir() / "bin/rdmacm-doctor").resolve()
     shutil.rmtree(OUT, ignore_errors=True)
     RESULTS.mkdir(parents=True)
-    programs = build_c("tools/fails", HOSTILE)
-    fails, hostile = programs / "tools/fails", programs / HOSTILE
+    programs = test.values(options)["programs"]
+    fails, hostile = programs / "tools/fails", programs / "peer/ours/raw"
     if in_lab("complete", [HERE / "guest", fails, hostile, doctor], report):
         check_expected("", report)
         check_json(report)
@@ -168,8 +161,3 @@ def main():
     check_debian(doctor, report)
     check_format(report)
     check_host(fails, doctor, report)
-    return report.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,35 +1,27 @@
-#!/usr/bin/env python3
-"""Runs the programs of rdmacm-utils, as packaged, on the project's library and on the reference's in
-every pairing of server and client, and compares the results (docs/programs.md). One line for each
-case: ok|FAIL|skip DEVICE-REFERENCE-CASE: facts. Exits with status 1 if one failed."""
+"""The kind `pairings`: a server and its clients, with each library at either end.
+
+The control is the reference with itself. The rows of the cases are: name, group, and what the test's way to judge needs:
+`works`, the status that the client shall have; `alike`, the client's program. A group runs in one lab. The guest script writes
+to $LAB_OUT/CASE/SERVERLIB-CLIENTLIB/."""
 
 import collections
 import pathlib
 import re
-import sys
 import tempfile
 
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-from harness import DEVICES, UNAVAILABLE, Report, bash_cases, choose, difference, parser, run_lab
+from ..comparison import difference
+from ..lab import UNAVAILABLE, run_lab
+from ..words import fill
 
-LAB_SECONDS = 1500  # for one lab with one group of cases
 CONTROL = "reference-reference"
 PAIRINGS = ["ours-ours", "ours-reference", "reference-ours"]
-Case = collections.namedtuple("Case", "group name client")
+Case = collections.namedtuple("Case", "name group more")
+ERROR = re.compile("unable|fail|error|not supported|invalid|refused|differ", re.I)
 # Lines that differ between runs are left out: rping's client prints its DISCONNECTED event or exits
 # before it, and then the message that its worker was waiting for; it reports TIMEWAIT_EXIT, which comes early on
 # the virtual InfiniBand adapters, if the id is still there; cmtime's tables of times.
 LEFT_OUT = re.compile(r"client DISCONNECT EVENT|unhandled event: RDMA_CM_EVENT_TIMEWAIT_EXIT|step +(total|avg)|[a-z ]+:?( +[0-9.]+){4,}$")
 LEFT_OUT_OF_CLIENTS = re.compile(r"wait for RDMA_WRITE_ADV state 10")
-
-
-def cases_for(reference):
-    rows = bash_cases(HERE / "cases.sh", """define_cases
-        for i in "${!case_names[@]}"; do
-            printf '%s\\t%s\\t%s\\n' "${case_groups[i]}" "${case_names[i]}" "${case_client[i]%% *}"
-        done""", ADDR="A", ADDR6="A6", OWN="O", OWN6="O6", REFERENCE=reference)
-    return [Case(*row) for row in rows]
 
 
 def text(path):
@@ -40,7 +32,56 @@ def shown(pairing):
     return pairing.replace("-", "/")
 
 
-# ---- results of a pairing -----------------------------------------------------------------------
+def output(folder):
+    return [line for path in sorted(folder.glob("*.out")) for line in text(path).splitlines()]
+
+
+def is_complete(folder):
+    return (folder / "complete").exists() and not (folder / "not-ready").exists()
+
+
+def milliseconds(folder, pairing):
+    return text(folder / pairing / "milliseconds").strip()
+
+
+def reason(folder):
+    """Returns why a pairing fails: its first line that reports an error, and the statuses."""
+    if not (folder / "complete").exists():
+        return "the lab ended before"
+    return f"{next(filter(ERROR.search, output(folder)), 'no message')} ({statuses(folder)})"
+
+
+def statuses(folder):
+    return " ".join(f"{path.stem} {text(path).strip()}" for path in sorted(folder.glob("*.status")))
+
+
+# ---- whether both ends succeed ------------------------------------------------------------------
+
+
+def succeeds(folder, status):
+    """Returns whether both ends succeeded. A terminated server has status 143."""
+    return (is_complete(folder) and text(folder / "server.status").strip() in ("0", "143")
+            and text(folder / "client.status").strip() == status
+            and not any(re.search("verification failed|^failed:", line) for line in output(folder)))
+
+
+def judge_works(folder, case, row, report, _tally):
+    """Ours must work with itself in any case. Pairings with the reference are judged only if the reference
+    works with itself."""
+    facts, pairings, bad = "ms:", PAIRINGS, []
+    if succeeds(folder / CONTROL, case.more):
+        facts += f" reference/reference {milliseconds(folder, CONTROL)}"
+    else:
+        facts, pairings = f"the reference fails: {reason(folder / CONTROL)}; {facts}", PAIRINGS[:1]
+    for pairing in pairings:
+        if succeeds(folder / pairing, case.more):
+            facts += f", {shown(pairing)} {milliseconds(folder, pairing)}"
+        else:
+            bad.append(f"{shown(pairing)}: {reason(folder / pairing)}")
+    report.note("FAIL" if bad else "ok", "-".join([*row[1:], case.name]), "; ".join([*bad, facts]))
+
+
+# ---- whether both libraries do the same ---------------------------------------------------------
 
 
 def normalize(path):
@@ -65,12 +106,10 @@ def observe(folder):
     return lines
 
 
-def works(folder):
-    """Returns whether both ends succeeded. A terminated server has status 143; cmtime exits with 0 even
+def all_succeed(folder):
+    """Returns whether all ends succeeded. A terminated server has status 143; cmtime exits with 0 even
     if the device could not create all of its QPs."""
-    if not (folder / "complete").exists() or (folder / "not-ready").exists():
-        return False
-    if any(line.startswith("failure") for path in folder.glob("*.out") for line in text(path).splitlines()):
+    if not is_complete(folder) or any(line.startswith("failure") for line in output(folder)):
         return False
     for path in folder.glob("*.status"):
         status = text(path).strip()
@@ -78,17 +117,6 @@ def works(folder):
         if status != "0" and not terminated:
             return False
     return True
-
-
-def statuses(folder):
-    return " ".join(f"{path.stem} {text(path).strip()}" for path in sorted(folder.glob("*.status")))
-
-
-def reason(folder):
-    """Returns why the control fails: its first line that reports an error, and the statuses."""
-    error = re.compile("unable|fail|error|not supported|invalid", re.I)
-    lines = [line for path in sorted(folder.glob("*.out")) for line in text(path).splitlines()]
-    return f"{next(filter(error.search, lines), 'no message')} ({statuses(folder)})"
 
 
 def step_times(path):
@@ -110,9 +138,6 @@ def times(folder):
     steps = [step for step in reference if step in ours and reference[step] + ours[step] > 0 and reference[step] < 1e7
              and not re.search("qp_conn|threads", step)]
     return ", ".join(f"{step} {reference[step]:g}→{ours[step]:g}" for step in steps)
-
-
-# ---- judging ------------------------------------------------------------------------------------
 
 
 class Tally:
@@ -151,15 +176,14 @@ def judge_failed_control(folder, name, report):
     report.skip(name, facts)
 
 
-def judge(folder, case, row, report, tally):
-    name = f"{row[1]}-{row[2]}-{case.name}"
-    control = folder / CONTROL
+def judge_alike(folder, case, row, report, tally):
+    name, control = "-".join([*row[1:], case.name]), folder / CONTROL
     tally.count(row, "cases")
-    if not works(control):
+    if not all_succeed(control):
         judge_failed_control(folder, name, report)
         return
     tally.count(row, "control")
-    facts = f"{statuses(control)}; ms: reference {text(control / 'milliseconds').strip()}"
+    facts = f"{statuses(control)}; ms: reference {milliseconds(folder, CONTROL)}"
     differing, detail = [], []
     for pairing in PAIRINGS:
         lines = difference(observe(control), observe(folder / pairing))
@@ -168,8 +192,8 @@ def judge(folder, case, row, report, tally):
             detail += [f"{shown(pairing)}: {line}" for line in lines[:20]]
         else:
             tally.count(row, pairing)
-            facts += f", {shown(pairing)} {text(folder / pairing / 'milliseconds').strip()}"
-    if case.client == "cmtime":
+            facts += f", {shown(pairing)} {milliseconds(folder, pairing)}"
+    if case.more == "cmtime":
         facts += f"; us per connection, reference→ours: {times(folder)}"
     if differing:
         report.fail(name, f"differs from the reference: {' '.join(differing)}; {facts}", detail)
@@ -179,43 +203,32 @@ def judge(folder, case, row, report, tally):
 
 # ---- running ------------------------------------------------------------------------------------
 
+JUDGES = {"alike": judge_alike, "works": judge_works}
 
-def run_group(cases, device, reference, options, results, report, tally):
-    """Runs the cases in one lab."""
-    folder = results / f"{device}-{reference}"
+
+def run_group(test, cases, one, options, values, folder, report, tally):
+    """Runs cases in one lab."""
     folder.mkdir(parents=True, exist_ok=True)
-    status = run_lab([HERE / "guest", device, reference, *(case.name for case in cases)], kernel=options.kernel,
-                     reference=reference, ib=device == "ib", time_limit=LAB_SECONDS, out=folder)
+    where = {**test.lab(options, values, one), "reference": one["reference"], "out": folder}
+    command = fill(test.data["command"], {**values, **one, "cases": [case.name for case in cases]})
+    status = run_lab(command, **where)
     for case in cases:
+        row = case.more, one["device"], one["reference"]
         if status == UNAVAILABLE:
-            report.skip(f"{device}-{reference}-{case.name}", "the lab has no such kernel or reference")
+            report.skip("-".join([*row[1:], case.name]), "the lab has no such kernel or reference")
         else:
-            judge(folder / case.name, case, (case.client, device, reference), report, tally)
+            JUDGES[test.data["judge"]](folder / case.name, case, row, report, tally)
 
 
-def main():
-    options = parser(__doc__, "reference", "any_device", "only", "kernel", "results", "list")
-    options.add_argument("--table", type=pathlib.Path, metavar="FILE", help="write a table of the results to FILE")
-    options = options.parse_args()
-    report, tally = Report(), Tally()
-    names = choose([case.name for case in cases_for("65.0")], options.only)
-    if options.list:
-        for case in cases_for("65.0"):
-            if case.name in names:
-                print(*case)
-        return 0
+def run(test, options, report):
+    values, tally, names = test.values(options), Tally(), [row[0] for row in test.choose(options)]
     with tempfile.TemporaryDirectory() as scratch:
-        results = options.results or pathlib.Path(scratch)
-        for reference in [options.reference] if options.reference else ["44.0", "65.0"]:
-            cases = [case for case in cases_for(reference) if case.name in names]
-            for device in [options.device] if options.device else DEVICES:
-                for group in dict.fromkeys(case.group for case in cases):
-                    run_group([case for case in cases if case.group == group], device, reference, options, results,
-                              report, tally)
-    if options.table:
-        tally.write(options.table)
-    return report.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        for one in test.rounds(options):
+            # A version of the reference may have programs, and cases, that the other one has not.
+            cases = [Case(*row) for row in test.rows(REFERENCE=one["reference"]) if row[0] in names]
+            folder = (options.results or pathlib.Path(scratch)) / f"{one['device']}-{one['reference']}"
+            for group in dict.fromkeys(case.group for case in cases):
+                if one["device"] in test.data.get("only_on", {}).get(group, one["device"]):
+                    run_group(test, [case for case in cases if case.group == group], one, options, values, folder, report, tally)
+    if getattr(options, "table", None):
+        tally.write(pathlib.Path(options.table))
