@@ -163,11 +163,15 @@ static inline void on_both_sides(void)
 		body();
 	if (!strcmp(seen[0], seen[1]))
 		return;
-	printf("FAIL %s\n---- TCP\n%s---- rsockets\n%s", case_name, seen[0], seen[1]);
-	fflush(stdout);
-	_exit(1);
+	printf("---- TCP\n%s---- rsockets\n%s", seen[0], seen[1]);
+	fail_case("rsockets differ from TCP, see above");
 }
 
-#define BOTH(name) (body = name, run_case(#name, on_both_sides))
+#define BOTH(name)                                                         \
+	do {                                                               \
+		DECLARE_CASE;                                              \
+		body = name;                                               \
+		run_case(#name, on_both_sides);                            \
+	} while (0)
 
 #endif

@@ -9,6 +9,8 @@
 #include "common.h"
 
 #include <poll.h>
+#include <stdarg.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -23,18 +25,49 @@ static inline unsigned int hang_seconds(void)
 
 extern const char *case_name;
 
-/* In a case: prints what was not as expected and ends the child. */
-static inline void expect(bool good, const char *text, int error, int line)
+/*
+ * What a case leaves behind, in memory that its processes share with the parent: a case may close
+ * any descriptor.
+ */
+struct case_mark {
+	pid_t parent;
+	/* The child, once the case's body has returned. */
+	volatile pid_t returned;
+	volatile char failed;
+	char why[500];
+};
+extern struct case_mark *case_mark;
+
+/*
+ * Ends the process. The parent prints the reason of a case's first failure; a program that fails
+ * outside of its cases prints the reason itself.
+ */
+static inline __attribute__((noreturn, format(printf, 1, 2))) void fail_case(const char *format, ...)
 {
-	if (good)
-		return;
-	printf("FAIL %s: line %d: %s (errno %s)\n", case_name, line, text, errno_name(error));
+	bool inside = case_mark && case_mark->parent != getpid();
+	char why[sizeof(case_mark->why)];
+	va_list list;
+
+	va_start(list, format);
+	vsnprintf(why, sizeof(why), format, list);
+	va_end(list);
+	if (!inside)
+		printf("FAIL %s: %s\n", case_name, why);
+	else if (!__atomic_test_and_set(&case_mark->failed, __ATOMIC_SEQ_CST))
+		memcpy(case_mark->why, why, sizeof(why));
 	fflush(stdout);
 	_exit(1);
 }
+
+/* Reports an expression that is not true, and the errno that it left, and ends the process. */
+static inline void expect(bool good, const char *text, int error, int line)
+{
+	if (!good)
+		fail_case("line %d: %s (errno %s)", line, text, errno_name(error));
+}
+/* The expression may look at the errno of a call before it. */
 #define EXPECT(expression)                                                 \
 	do {                                                               \
-		errno = 0;                                                 \
 		bool expect_good_ = (expression);                          \
 		expect(expect_good_, #expression, errno, __LINE__);        \
 	} while (0)
@@ -75,6 +108,42 @@ static inline bool await_child(pid_t child, int *status)
 	return waitpid(child, status, 0) == child;
 }
 
+/*
+ * A case passes if its child ended with status 0 after the body had returned: exit(3) in the middle
+ * is a failure.
+ */
+static inline void judge_case(const char *name, pid_t child, int status)
+{
+	char how[60] = "";
+
+	if (WIFSIGNALED(status))
+		snprintf(how, sizeof(how), "%s", WTERMSIG(status) == SIGALRM ? "hangs" : sigabbrev_np(WTERMSIG(status)));
+	else if (WEXITSTATUS(status) && !case_mark->failed)
+		snprintf(how, sizeof(how), "exit status %d", WEXITSTATUS(status));
+	else if (case_mark->returned != child && !case_mark->failed)
+		snprintf(how, sizeof(how), "the case ended its process");
+	if (*how || case_mark->failed)
+		printf("FAIL %s: %s%s%s\n", name, how, *how && case_mark->failed ? ", " : "", case_mark->why);
+	else
+		printf("PASS %s\n", name);
+}
+
+/* Maps by the system call: programs have functions of their own in place of mmap(2)'s. */
+static inline bool begin_mark(void)
+{
+	if (!case_mark) {
+		void *memory = (void *)syscall(SYS_mmap, NULL, sizeof(*case_mark), PROT_READ | PROT_WRITE,
+					       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+		if (memory == MAP_FAILED)
+			return false;
+		case_mark = memory;
+	}
+	memset(case_mark, 0, sizeof(*case_mark));
+	case_mark->parent = getpid();
+	return true;
+}
+
 static inline void run_case(const char *name, void (*body)(void))
 {
 	int status = 0;
@@ -82,21 +151,32 @@ static inline void run_case(const char *name, void (*body)(void))
 
 	case_name = name;
 	fflush(stdout);
-	child = fork();
+	child = begin_mark() ? fork() : -1;
 	if (child == 0) {
 		alarm(hang_seconds() + STACKS_SECONDS);
 		body();
+		case_mark->returned = getpid();
 		fflush(stdout);
 		_exit(0);
 	}
 	if (child < 0 || !await_child(child, &status))
 		printf("FAIL %s: no child\n", name);
-	else if (WIFSIGNALED(status))
-		printf("FAIL %s: %s\n", name, WTERMSIG(status) == SIGALRM ? "hangs"
-		       : sigabbrev_np(WTERMSIG(status)));
-	else if (WEXITSTATUS(status) == 0)
-		printf("PASS %s\n", name);
+	else
+		judge_case(name, child, status);
 }
-#define CASE(function) run_case(#function, function)
+
+/*
+ * Runs the case if the condition, which depends on the device alone, is true; prints that the case
+ * was left out if not.
+ */
+#define CASE_IF(condition, function)                                       \
+	do {                                                               \
+		DECLARE_CASE;                                              \
+		if (condition)                                             \
+			run_case(#function, function);                     \
+		else                                                       \
+			leave_case(#function, #condition);                 \
+	} while (0)
+#define CASE(function) CASE_IF(true, function)
 
 #endif

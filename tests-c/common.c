@@ -8,9 +8,12 @@
 #include <poll.h>
 #include <sys/wait.h>
 
-/* The case that runs, for the programs with the frame of cases.h. */
+/* The case that runs and its mark, for the programs with the frame of cases.h. */
+struct case_mark;
 extern const char *case_name;
+extern struct case_mark *case_mark;
 const char *case_name;
+struct case_mark *case_mark;
 
 const char *device = "rxe";
 
@@ -35,8 +38,31 @@ void start(int argc, char **argv)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 }
 
+/* The section of DECLARE_CASE; the linker defines its bounds where there is one. */
+extern const char __start_cases[] __attribute__((weak)), __stop_cases[] __attribute__((weak));
+static size_t cases_of_tables;
+
+void declare_cases(size_t count)
+{
+	cases_of_tables += count;
+}
+
+void leave_case(const char *name, const char *why)
+{
+	printf("LEFT %s: %s\n", name, why);
+}
+
+void skip_case(const char *name, const char *why)
+{
+	printf("SKIP %s: %s\n", name, why);
+}
+
 int finish(void)
 {
+	size_t count = cases_of_tables + (size_t)(__stop_cases - __start_cases);
+
+	if (count)
+		printf("CASES %zu\n", count);
 	topic("end");
 	obs("complete");
 	return 0;

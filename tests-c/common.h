@@ -29,8 +29,26 @@ bool on_ib(void);
 
 /* Reads the device from argv[1] (default rxe), makes stdout line buffered. */
 void start(int argc, char **argv);
-/* Prints the last line of a complete run; a run without it ended early. */
+/*
+ * Prints the number of declared cases, if there are any, and the last line of a complete run. A run
+ * without that line ended early.
+ */
 int finish(void);
+/*
+ * A program that prints PASS or FAIL for each case declares its cases where it names them: finish()
+ * prints `CASES N`, and the judge requires N results. DECLARE_CASE declares one case, by a byte in
+ * a section of its own, which exists even if control never reaches the case. declare_cases()
+ * declares the cases of a table.
+ */
+#define DECLARE_CASE                                                       \
+	do {                                                               \
+		static const char declared_ __attribute__((section("cases"), used)) = 1; \
+	} while (0)
+void declare_cases(size_t count);
+/* A declared case that does not run on this device, or that was not asked for. */
+void leave_case(const char *name, const char *why);
+/* A declared case that cannot run on this machine. */
+void skip_case(const char *name, const char *why);
 /* The program does not apply here: prints the reason and exits with 0. */
 void skip_all(const char *why) __attribute__((noreturn));
 

@@ -29,6 +29,12 @@ static inline bool step(bool good, const char *text, int error)
 		step(step_good_, #expression, errno);                      \
 	})
 
+/*
+ * Exit status of a child in which the n-th allocation was to fail: one failed, so that more may
+ * follow, or there were not as many. Something else ended a child with another status.
+ */
+enum { MORE_FOLLOW = 100, NONE_FAILED };
+
 /* Executes the program again with failmalloc.so, unless it is loaded already. */
 static inline void load_failmalloc(char **argv)
 {

@@ -28,8 +28,15 @@ extern int repetitions;
 
 #undef CASE
 #define CASE(function)                                                                                                 \
-	for (int repeated = 0; repeated < repetitions && fnmatch(only_cases, #function, 0) == 0; repeated++)           \
-	run_case(#function, function)
+	do {                                                                                                           \
+		bool chosen_ = fnmatch(only_cases, #function, 0) == 0;                                                 \
+                                                                                                                       \
+		DECLARE_CASE;                                                                                          \
+		if (!chosen_)                                                                                          \
+			leave_case(#function, "not chosen");                                                           \
+		for (int repeated = 0; chosen_ && repeated < repetitions; repeated++)                                  \
+			run_case(#function, function);                                                                 \
+	} while (0)
 
 static inline bool is_automatic(void)
 {

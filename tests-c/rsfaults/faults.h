@@ -13,11 +13,14 @@
 
 /* Returns whether this case was selected. */
 bool chosen(const char *name);
-#define FAULT(function)                                                    \
+#define FAULT_IF(condition, function)                                      \
 	do {                                                               \
 		if (chosen(#function))                                     \
-			run_case(#function, function);                     \
+			CASE_IF(condition, function);                      \
+		else                                                       \
+			leave_case(#function, "not chosen");               \
 	} while (0)
+#define FAULT(function) FAULT_IF(true, function)
 
 void killed_cases(void);
 void link_cases(void);

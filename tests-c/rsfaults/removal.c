@@ -332,9 +332,7 @@ void removal_cases(void)
 	FAULT(removal_in_repoll_wait);
 	FAULT(removal_in_raccept);
 	/* iWARP has no datagrams. */
-	if (!on_siw()) {
-		FAULT(removal_of_datagrams_in_rrecv);
-		FAULT(removal_of_datagrams_in_rpoll);
-		FAULT(removal_of_idle_datagrams);
-	}
+	FAULT_IF(!on_siw(), removal_of_datagrams_in_rrecv);
+	FAULT_IF(!on_siw(), removal_of_datagrams_in_rpoll);
+	FAULT_IF(!on_siw(), removal_of_idle_datagrams);
 }

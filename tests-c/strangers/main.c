@@ -50,7 +50,7 @@ static void want(bool good, const char *attack, const char *text)
 	if (good)
 		return;
 	failures++;
-	printf("%s %s %s\n", judged ? "FAIL" : "NOTE", attack, text);
+	printf("%s %s: %s\n", judged ? "FAIL" : "NOTE", attack, text);
 }
 #define WANT(condition) want(condition, attack->name, #condition)
 
@@ -175,13 +175,16 @@ int main(int argc, char **argv)
 	figures = mmap(NULL, sizeof(*figures), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (figures == MAP_FAILED)
 		return 2;
+	declare_cases(attack_count);
 	for (unsigned i = 0; i < attack_count; i++) {
 		pid_t child;
 
-		if (!chosen(list, attacks[i].name))
+		if (!chosen(list, attacks[i].name)) {
+			leave_case(attacks[i].name, "not chosen");
 			continue;
+		}
 		if (attacks[i].rxe_only && on_siw()) {
-			printf("SKIP %s soft-iWARP has no datagrams\n", attacks[i].name);
+			leave_case(attacks[i].name, "soft-iWARP has no datagrams");
 			continue;
 		}
 		/* A process group of its own, so that one that hangs is ended with everything that it began. */
@@ -196,7 +199,8 @@ int main(int argc, char **argv)
 		waitpid(child, &status, 0);
 		kill(-child, SIGKILL);
 		if (WIFSIGNALED(status))
-			printf("%s %s hangs\n", judged ? "FAIL" : "NOTE", attacks[i].name);
+			printf("%s %s: %s\n", judged ? "FAIL" : "NOTE", attacks[i].name,
+			       WTERMSIG(status) == SIGALRM ? "hangs" : sigabbrev_np(WTERMSIG(status)));
 	}
 	return finish();
 }

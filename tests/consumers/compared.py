@@ -66,7 +66,7 @@ def run_device(device, root, pattern, report):
                             row["detail"] if row["state"] != "same" else ())
     if lab.returncode == UNAVAILABLE:
         report.skip(device, "the lab cannot run here")
-    elif not complete:
+    elif lab.returncode or not complete:
         report.fail(device, f"the lab ended with status {lab.returncode}")
 
 

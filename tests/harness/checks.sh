@@ -42,8 +42,9 @@ check() {
     fi
 }
 
-# finish [TITLE]: prints the closing line, and returns the exit status of the run.
+# finish [TITLE]: prints the closing line, and returns the exit status of the run: 1 after a failure, 2 if nothing ran.
 finish() {
     echo "${1:+$1: }$passed passed, $failed failed, $skipped skipped"
-    [ "$failed" = 0 ]
+    [ "$failed" = 0 ] || return 1
+    [ $((passed + skipped)) != 0 ] || return 2
 }

@@ -6,10 +6,11 @@ A run is (lines of standard output, exit status or None if it did not run, text 
 import collections
 
 from .comparison import hunks
+from .results import END, Results, is_skipped, unprepared
 
 STACK_LINES = 120
-# state: ok, FAIL or skip, as in a report.
-Verdict = collections.namedtuple("Verdict", "state facts detail")
+# state: ok, FAIL or skip, as in a report. skipped: cases that a program could not run, [(name, reason)].
+Verdict = collections.namedtuple("Verdict", "state facts detail skipped", defaults=[()])
 
 
 def read_programs(folder):
@@ -82,38 +83,70 @@ def pair_lines(removed, added, entries):
     return used
 
 
+def read_hangs(folder):
+    """Reads hangs.list: `PROGRAM DEVICE REFERENCE: reason` for each program that is known to hang with the
+    reference's library. Returns {(program, device, reference): reason}."""
+    lines = (folder / "hangs.list").read_text(encoding="utf-8").splitlines()
+    entries = [line.partition(": ") for line in lines if line and not line.startswith("#")]
+    return {tuple(names.split()): reason for names, _, reason in entries}
+
+
 def ended_badly(lines, status):
+    """Returns why a run is not complete; an empty text if it is, or if the program does not apply and says so."""
     if status is None:
         return "did not run"
     if status == 137:
         return "hung (killed)"
     if status:
         return f"exit status {status}"
-    if not lines or not (lines[-1] == "[end] complete" or lines[0].startswith("SKIP")):
+    if not is_skipped(lines) and (not lines or lines[-1] != END):
         return "ended early"
     return ""
 
 
-def judge_pair(first, second, entries):
-    """Compares a run on the reference with one on ours; `entries` are the differences that must occur. Sets their `seen`."""
-    lines, status, _ = first
-    other_lines, other_status, errors = second
+def judge_alone(outcome):
+    """Judges a run with which nothing is compared: ok if it is complete, and every preparation succeeded."""
+    lines, status, errors = outcome
     bad = ended_badly(lines, status)
-    # The reference's rsockets sometimes lose a wake-up and hang; this run cannot be compared then.
-    if bad.startswith("hung"):
-        return Verdict("skip", "the reference hung", [])
     if bad:
-        return Verdict("FAIL", f"the reference {bad}", lines[-3:])
-    if lines[0].startswith("SKIP"):
+        return Verdict("FAIL", bad, lines[-3:] + end_of(errors))
+    if is_skipped(lines):
         return Verdict("skip", lines[0][5:], [])
+    if unprepared(lines):
+        return Verdict("FAIL", "a preparation failed", unprepared(lines))
+    return Verdict("ok", f"{len(lines)} lines", [])
+
+
+def judge_pair(first, second, entries, known_hang=""):
+    """Compares a run on the reference with one on ours; `entries` are the differences that must occur. Sets their
+    `seen`. known_hang: why the reference may hang. Ours has to be complete whatever becomes of the reference."""
+    reference, ours = judge_alone(first), judge_alone(second)
+    if reference.state != "ok":
+        return judge_without(reference, ours, known_hang)
+    lines, other_lines, errors = first[0], second[0], second[2]
     unlisted = unlisted_lines(lines, other_lines, entries)
-    bad = ended_badly(other_lines, other_status)
-    if bad or unlisted:
-        return Verdict("FAIL", bad or f"{len(unlisted)} differing lines", unlisted[:60] + errors.splitlines()[-5:])
+    if ours.state != "ok" or unlisted:
+        facts = f"{len(unlisted)} differing lines" if ours.state == "ok" else ours.facts
+        return Verdict("FAIL", facts, unlisted[:60] + errors.splitlines()[-5:])
     missing = [entry.name for entry in entries if not entry.seen]
     if missing:
         return Verdict("FAIL", "listed differences no longer occur: " + ", ".join(missing), [])
     return Verdict("ok", f"{len(lines)} lines" + (f", {len(entries)} listed differences" if entries else ""), [])
+
+
+def judge_without(reference, ours, known_hang):
+    """Judges a run of ours where that of the reference cannot be compared."""
+    if reference.state == "skip":
+        # What the reference lacks ours may have, and then has to end; both may lack the same.
+        if ours.state == "FAIL":
+            return Verdict("FAIL", f"{ours.facts}; the reference skips it: {reference.facts}", ours.detail)
+        return Verdict("skip", reference.facts, [])
+    facts = f"the reference {reference.facts}"
+    if ours.state != "ok":
+        return Verdict("FAIL", f"{ours.facts}; {facts}", ours.detail + reference.detail)
+    if reference.facts.startswith("hung") and known_hang:
+        return Verdict("skip", f"the reference hung: {known_hang}", [])
+    return Verdict("FAIL", facts, reference.detail)
 
 
 def unlisted_lines(lines, other_lines, entries):
@@ -137,13 +170,18 @@ def end_of(errors):
 
 
 def judge_cases(outcome):
-    """Judges a run of a program in */ours, which prints PASS or FAIL for each case."""
+    """Judges a run of a program in */ours, which prints a result for each of the cases that it declares."""
     lines, status, errors = outcome
-    failed = [line for line in lines if line.startswith("FAIL")]
-    passed = sum(line.startswith("PASS") for line in lines)
     bad = ended_badly(lines, status)
-    if lines and lines[0].startswith("SKIP"):
+    if not bad and is_skipped(lines):
         return Verdict("skip", lines[0][5:], [])
+    results = Results(lines)
+    failed = [line for line in lines if line.startswith("FAIL")]
+    skipped = list(results.names["SKIP"].items())
+    bad = bad or results.trouble()
     if failed or bad:
-        return Verdict("FAIL", bad or f"{len(failed)} cases", failed + (lines[-3:] if bad else []) + end_of(errors))
-    return Verdict("ok", f"{passed} cases", [])
+        detail = failed + (lines[-3:] if bad else []) + end_of(errors)
+        return Verdict("FAIL", bad or f"{len(failed)} cases", detail, skipped)
+    if not results.names["PASS"]:
+        return Verdict("skip", "all cases are skipped", [], skipped)
+    return Verdict("ok", f"{len(results.names['PASS'])} cases", [], skipped)

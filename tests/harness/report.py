@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 from .lab import UNAVAILABLE
+from .results import DECLARED, END, Results
 
 RESULT = re.compile(r"(ok|FAIL|skip)\s+(.*)")
 # Programs that run in the lab report each case with one of these words.
@@ -79,36 +80,45 @@ class Report:
                 results += 1
         return results
 
-    def relay_lab(self, name, lab):
+    def relay_lab(self, name, lab, number=None):
         """Prints and counts the cases of a lab (from `start_lab`) whose program ends with the line `all ran`.
-        Each line is printed when it arrives. Returns the lines of the cases."""
-        lines, cases = [], []
+        Each line is printed when it arrives. `number`: how many cases there are, if that is known here. At least
+        one is required, and as many as a closing line of the program counts. Returns the lines of the cases."""
+        lines, cases, results = [], [], 0
         with lab:
             for line in (line.rstrip("\r\n") for line in lab.stdout):
                 lines.append(line)
                 if line[:5] in ("ok   ", "FAIL ", "skip ", INDENT):
                     cases.append(line)
-                    self.relay([line])
+                    results += self.relay([line])
         if lab.returncode == UNAVAILABLE:
             self.skip(name, "the lab cannot run here: " + "".join(lines[-1:]))
-        elif lab.returncode or "all ran" not in lines:
+        elif lab.returncode or "all ran" not in lines[-1:]:
             self.fail(name, f"the lab ended with status {lab.returncode}", detail=lines[-10:])
+        elif not results or results != (number or results):
+            self.fail(name, f"results of {results} cases, there are {number or 'some'}")
+        elif (closing := counts("\n".join(lines))) and sum(closing) != results:
+            self.fail(name, f"results of {results} cases, the program counts {sum(closing)}")
         return cases
 
-    def relay_program(self, lines, device):
-        """Translates the PASS, FAIL and SKIP lines of a C program to result lines. Returns whether
-        the program ran to its end."""
-        complete = False
-        for line in lines:
-            word, _, rest = line.rstrip("\n").partition(" ")
-            if word in WORDS:
-                self.number[WORDS[word]] += 1
-                print(f"{WORDS[word]:4} {device}-{rest}", flush=True)
-            elif word == "[end]":
-                complete = True
-            else:
-                self.detail([line])
-        return complete
+    def relay_program(self, name, lab):
+        """Translates the results of a C program in the lab (from `start_lab`) to result lines, named NAME-CASE,
+        when they arrive. The program fails unless it has a result for each of its cases (results.py)."""
+        results = Results()
+        with lab:
+            for line in lab.stdout:
+                found = results.add(line)
+                if found and found[0] in WORDS:
+                    self.number[WORDS[found[0]]] += 1
+                    print(f"{WORDS[found[0]]:4} {name}-{found[1]}", flush=True)
+                elif not found and not DECLARED.match(line) and line.strip() != END:
+                    self.detail([line])
+        if lab.returncode == UNAVAILABLE:
+            self.skip(name, "the lab has no such kernel or reference")
+        elif lab.returncode:
+            self.fail(name, f"the lab ended with status {lab.returncode}")
+        elif results.trouble():
+            self.fail(name, results.trouble())
 
     def finish(self, empty_is_wrong=True):
         """Prints the closing line. Returns the exit status: 1 after a failure, 2 if no case ran."""

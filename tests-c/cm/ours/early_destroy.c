@@ -146,10 +146,8 @@ int main(int argc, char **argv)
 {
 	start(argc, argv);
 	/* iWARP has no multicast. */
-	if (!on_siw()) {
-		CASE(destroyed_during_join);
-		CASE(left_during_join);
-	}
+	CASE_IF(!on_siw(), destroyed_during_join);
+	CASE_IF(!on_siw(), left_during_join);
 	CASE(destroyed_during_listen);
 	return finish();
 }

@@ -115,11 +115,9 @@ int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(queue_pair);
-	if (!on_siw()) {
-		CASE(shared_receive_queue);
-		CASE(queue_pair_in_a_group);
-		if (!on_ib()) /* where every address can be a group's */
-			CASE(group_that_can_not_be_left);
-	}
+	CASE_IF(!on_siw(), shared_receive_queue);
+	CASE_IF(!on_siw(), queue_pair_in_a_group);
+	/* On InfiniBand every address can be a group's. */
+	CASE_IF(!on_siw() && !on_ib(), group_that_can_not_be_left);
 	return finish();
 }

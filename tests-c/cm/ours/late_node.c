@@ -122,9 +122,9 @@ static void closed(void)
 int main(int argc, char **argv)
 {
 	start(argc, argv);
-	run_case("made while waiting", made_while_waiting);
-	run_case("waited for once", waited_for_once);
-	run_case("not waited for", not_waited_for);
-	run_case("closed", closed);
+	CASE(made_while_waiting);
+	CASE(waited_for_once);
+	CASE(not_waited_for);
+	CASE(closed);
 	return finish();
 }

@@ -184,16 +184,16 @@ static void until_none_fails(const char *name, void (*scenario)(void))
 				_exit(4);
 			}
 			fflush(stdout);
-			_exit(more ? 1 : 0);
+			_exit(more ? MORE_FOLLOW : NONE_FAILED);
 		}
-		waitpid(child, &status, 0);
-		if (WIFSIGNALED(status) || WEXITSTATUS(status) > 1) {
+		if (child < 0 || waitpid(child, &status, 0) != child || WIFSIGNALED(status) ||
+		    (WEXITSTATUS(status) != MORE_FOLLOW && WEXITSTATUS(status) != NONE_FAILED)) {
 			printf("FAIL %s: allocation %ld: %s %d\n", name, n,
 			       WIFSIGNALED(status) ? "signal" : "exit",
 			       WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
 			return;
 		}
-		more = WEXITSTATUS(status) == 1;
+		more = WEXITSTATUS(status) == MORE_FOLLOW;
 		n++;
 	}
 	printf("PASS %s: %ld allocations failed in turn\n", name, n - 2);
@@ -238,12 +238,15 @@ static void leaks(const char *name, void (*scenario)(void))
 	if (child == 0) {
 		leaks_body(name, scenario);
 		fflush(stdout);
-		_exit(0);
+		_exit(NONE_FAILED);
 	}
-	waitpid(child, &status, 0);
-	if (WIFSIGNALED(status))
+	if (child < 0 || waitpid(child, &status, 0) != child)
+		printf("FAIL %s after first use: no child\n", name);
+	else if (WIFSIGNALED(status))
 		printf("FAIL %s after first use: %s\n", name,
 		       WTERMSIG(status) == SIGALRM ? "hangs" : sigabbrev_np(WTERMSIG(status)));
+	else if (WEXITSTATUS(status) != NONE_FAILED)
+		printf("FAIL %s after first use: exit status %d\n", name, WEXITSTATUS(status));
 }
 
 int main(int argc, char **argv)
@@ -257,6 +260,7 @@ int main(int argc, char **argv)
 	start(argc, argv);
 	load_failmalloc(argv);
 	for (int i = 0; i < 4; i++) {
+		declare_cases(2);
 		until_none_fails(scenarios[i].name, scenarios[i].run);
 		leaks(scenarios[i].name, scenarios[i].run);
 	}

@@ -350,13 +350,12 @@ int main(int argc, char **argv)
 	CASE(endpoint_data_too_long);
 	CASE(endpoint_data_alone_too_long);
 	CASE(failed_get_request_drops_new_id);
-	if (!on_siw() && !on_ib()) /* on InfiniBand every address can be a group's */
-		CASE(failed_sync_join_leaves_nothing);
+	/* On InfiniBand every address can be a group's. */
+	CASE_IF(!on_siw() && !on_ib(), failed_sync_join_leaves_nothing);
 	CASE(failed_destroy_of_sync_id);
 	CASE(migration_closes_after_leaving);
 	/* Soft-iWARP's provider takes a CQ's memory away even if the kernel refuses to destroy it. */
-	if (!on_siw())
-		CASE(cqs_of_two_qps);
+	CASE_IF(!on_siw(), cqs_of_two_qps);
 	CASE(one_cq_for_both_queues);
 	CASE(queue_pair_after_closefrom);
 	CASE(first_use_races);

@@ -303,6 +303,7 @@ int main(int argc, char **argv)
 		spoil = bad_data[i].spoil;
 		if (argc > 2 && strcmp(argv[2], bad_data[i].name))
 			continue;
+		declare_cases(2);
 		snprintf(name, sizeof(name), "request with %s", bad_data[i].name);
 		run_case(name, bad_request);
 		snprintf(name, sizeof(name), "reply with %s", bad_data[i].name);

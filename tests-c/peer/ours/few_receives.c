@@ -105,7 +105,6 @@ int main(int argc, char **argv)
 	start(argc, argv);
 	CASE(every_message_finds_a_receive);
 	/* On iWARP a message without a receive ends the connection. */
-	if (!on_siw())
-		CASE(close_beside_shutdown);
+	CASE_IF(!on_siw(), close_beside_shutdown);
 	return finish();
 }

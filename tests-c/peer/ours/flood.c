@@ -237,11 +237,14 @@ int main(int argc, char **argv)
 
 			word = floods[i].word;
 			call = calls[j].call;
+			snprintf(name, sizeof(name), "%s under %s", calls[j].name, floods[i].name);
+			if (argc > 2 && strcmp(argv[2], name))
+				continue;
+			declare_cases(1);
 			/* On siw a message without a receive ends the connection. For empty data the peer needs receives. */
 			if (call == linger && (on_siw() || word == WORD(DATA, 0)))
-				continue;
-			snprintf(name, sizeof(name), "%s under %s", calls[j].name, floods[i].name);
-			if (argc <= 2 || !strcmp(argv[2], name))
+				leave_case(name, "no receive");
+			else
 				run_case(name, flooded);
 		}
 	}

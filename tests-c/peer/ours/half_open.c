@@ -345,14 +345,12 @@ int main(int argc, char **argv)
 {
 	start(argc, argv);
 	/* On siw a connection is made without the client's doing. */
-	if (!on_siw()) {
-		CASE(backlog_full_of_half_open);
-		CASE(finished_one_is_kept);
-		CASE(no_request_is_dropped);
-		CASE(one_full_turn_is_answered);
-		CASE(two_full_turns_are_answered);
-		CASE(half_open_ends);
-	}
+	CASE_IF(!on_siw(), backlog_full_of_half_open);
+	CASE_IF(!on_siw(), finished_one_is_kept);
+	CASE_IF(!on_siw(), no_request_is_dropped);
+	CASE_IF(!on_siw(), one_full_turn_is_answered);
+	CASE_IF(!on_siw(), two_full_turns_are_answered);
+	CASE_IF(!on_siw(), half_open_ends);
 	CASE(unaccepted_leave_descriptors);
 	CASE(flooded_listener);
 	return finish();

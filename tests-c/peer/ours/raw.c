@@ -217,10 +217,8 @@ static void bad_hellos(void)
 		case 6: hello.data.length = 0; break;
 		case 7: hello.credits = 0; break;
 		}
-		if (greet(&hello, len)) {
-			printf("FAIL %s: hello %d is taken\n", case_name, which);
-			exit(1);
-		}
+		if (greet(&hello, len))
+			fail_case("hello %d is taken", which);
 		others_live();
 		end();
 	}

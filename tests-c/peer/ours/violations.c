@@ -327,9 +327,14 @@ static void run_attack(void) { both_ways(attack->body); }
 int main(int argc, char **argv)
 {
 	start(argc, argv);
-	for (attack = attacks; attack < attacks + sizeof(attacks) / sizeof(attacks[0]); attack++)
-		if (attack->where != (on_siw() ? NOT_ON_SIW : ONLY_ON_SIW) &&
-		    (argc < 3 || !strcmp(argv[2], attack->name)))
+	for (attack = attacks; attack < attacks + sizeof(attacks) / sizeof(attacks[0]); attack++) {
+		if (argc > 2 && strcmp(argv[2], attack->name))
+			continue;
+		declare_cases(1);
+		if (attack->where == (on_siw() ? NOT_ON_SIW : ONLY_ON_SIW))
+			leave_case(attack->name, "not on this device");
+		else
 			run_case(attack->name, run_attack);
+	}
 	return finish();
 }

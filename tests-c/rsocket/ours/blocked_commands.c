@@ -422,11 +422,9 @@ int main(int argc, char **argv)
 	CASE(first_messages_beside_a_connect);
 	CASE(poll_beside_a_connect);
 	/* A message without a receive ends an iWARP connection, and rclose then frees it in this thread. */
-	if (!on_siw())
-		CASE(first_messages_beside_freeing);
+	CASE_IF(!on_siw(), first_messages_beside_freeing);
 	CASE(end_of_a_peer_beside_an_answer);
-	if (!on_siw())
-		CASE(datagram_beside_an_answer);
+	CASE_IF(!on_siw(), datagram_beside_an_answer);
 	CASE(close_of_the_listener);
 	CASE(exit_beside_an_answer);
 	CASE(fork_beside_an_answer);

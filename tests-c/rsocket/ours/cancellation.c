@@ -198,8 +198,7 @@ int main(int argc, char **argv)
 	CASE(in_repoll_wait);
 	CASE(in_accept);
 	/* Soft-iWARP's rdma_connect waits for TCP in the kernel. */
-	if (!on_siw())
-		CASE(in_connect);
+	CASE_IF(!on_siw(), in_connect);
 	CASE(in_send);
 	CASE(one_of_two);
 	CASE(pending_in_close);

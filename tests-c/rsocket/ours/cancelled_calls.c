@@ -243,8 +243,7 @@ int main(int argc, char **argv)
 {
 	start(argc, argv);
 	/* Soft-iWARP has no datagrams. */
-	if (!on_siw())
-		CASE(cancel_in_datagrams);
+	CASE_IF(!on_siw(), cancel_in_datagrams);
 	CASE(cancel_in_streams);
 	CASE(cancel_in_repoll);
 	CASE(cancel_in_devices);

@@ -254,7 +254,6 @@ int main(int argc, char **argv)
 	CASE(no_route);
 	CASE(connect_under_way);
 	CASE(killed_peer);
-	if (!on_siw())
-		CASE(silent_client);
+	CASE_IF(!on_siw(), silent_client);
 	return finish();
 }

@@ -474,25 +474,22 @@ int main(int argc, char **argv)
 	start(argc, argv);
 	CASE(unused);
 	CASE(udp_options);
-	if (on_siw()) {
-		CASE(no_datagrams_on_iwarp);
-		return finish();
-	}
-	CASE(ipv4);
-	CASE(ipv6);
-	CASE(connected_ipv4);
-	CASE(connected_ipv6);
-	CASE(connect_to_another_family);
-	CASE(dissolved);
-	CASE(several_peers);
-	CASE(any_address);
-	CASE(scopes);
-	CASE(without_descriptors);
-	CASE(broadcast_and_multicast);
-	CASE(sizes);
-	CASE(order);
-	CASE(cut_and_peeked);
-	CASE(polling);
-	CASE(strangers);
+	CASE_IF(on_siw(), no_datagrams_on_iwarp);
+	CASE_IF(!on_siw(), ipv4);
+	CASE_IF(!on_siw(), ipv6);
+	CASE_IF(!on_siw(), connected_ipv4);
+	CASE_IF(!on_siw(), connected_ipv6);
+	CASE_IF(!on_siw(), connect_to_another_family);
+	CASE_IF(!on_siw(), dissolved);
+	CASE_IF(!on_siw(), several_peers);
+	CASE_IF(!on_siw(), any_address);
+	CASE_IF(!on_siw(), scopes);
+	CASE_IF(!on_siw(), without_descriptors);
+	CASE_IF(!on_siw(), broadcast_and_multicast);
+	CASE_IF(!on_siw(), sizes);
+	CASE_IF(!on_siw(), order);
+	CASE_IF(!on_siw(), cut_and_peeked);
+	CASE_IF(!on_siw(), polling);
+	CASE_IF(!on_siw(), strangers);
 	return finish();
 }

@@ -468,8 +468,7 @@ int main(int argc, char **argv)
 	CASE(edge);
 	CASE(edge_of_writing);
 	/* Soft-iWARP has no receiver that is not ready: it ends the connection. */
-	if (!on_siw())
-		CASE(edge_of_writing_after_a_full_buffer);
+	CASE_IF(!on_siw(), edge_of_writing_after_a_full_buffer);
 	CASE(one_shot);
 	CASE(peer_half_closes);
 	CASE(peer_goes);

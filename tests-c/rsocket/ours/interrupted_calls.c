@@ -309,8 +309,7 @@ int main(int argc, char **argv)
 	CASE(jump_out_of_get_cm_event);
 	CASE(handlers_use_the_same_stream);
 	/* Soft-iWARP has no datagrams. */
-	if (!on_siw())
-		CASE(handlers_use_the_same_datagram_socket);
+	CASE_IF(!on_siw(), handlers_use_the_same_datagram_socket);
 	CASE(handlers_interrupt_changes_of_lists);
 	CASE(handlers_fork);
 	CASE(fork_while_settings_are_read);

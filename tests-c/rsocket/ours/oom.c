@@ -151,7 +151,7 @@ static int first_use(long n)
 	fds = open_fds();
 	whole_life();
 	comes_back(base, fds);
-	return more ? 1 : 0;
+	return more ? MORE_FOLLOW : NONE_FAILED;
 }
 
 static void until_none_fails(void)
@@ -159,6 +159,7 @@ static void until_none_fails(void)
 	int status = 0;
 	long n = 0;
 
+	declare_cases(1);
 	do {
 		pid_t child;
 
@@ -170,10 +171,11 @@ static void until_none_fails(void)
 			fflush(stdout);
 			_exit(result);
 		}
-		waitpid(child, &status, 0);
+		if (child < 0 || waitpid(child, &status, 0) != child)
+			status = 0;
 		n++;
-	} while (WIFEXITED(status) && WEXITSTATUS(status) == 1);
-	if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+	} while (WIFEXITED(status) && WEXITSTATUS(status) == MORE_FOLLOW);
+	if (WIFEXITED(status) && WEXITSTATUS(status) == NONE_FAILED)
 		printf("PASS first use: %ld allocations failed in turn\n", n - 1);
 	else
 		printf("FAIL first use: allocation %ld: %s %d\n", n, WIFSIGNALED(status) ? "signal" : "exit",

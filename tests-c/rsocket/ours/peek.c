@@ -88,10 +88,8 @@ int main(int argc, char **argv)
 	CASE(peeking_by_message);
 	CASE(peeking_waits_for_all);
 	/* On siw data has arrived when TCP has it, not the device. */
-	if (!on_siw()) {
-		CASE(reading);
-		CASE(reading_at_once);
-		CASE(reading_pieces);
-	}
+	CASE_IF(!on_siw(), reading);
+	CASE_IF(!on_siw(), reading_at_once);
+	CASE_IF(!on_siw(), reading_pieces);
 	return finish();
 }

@@ -234,8 +234,7 @@ int main(int argc, char **argv)
 	CASE(stream);
 	CASE(waiting);
 	CASE(mapped_memory);
-	if (!on_siw())
-		CASE(datagrams);
+	CASE_IF(!on_siw(), datagrams);
 	CASE(listener);
 	CASE(connecting);
 	CASE(binding);

@@ -338,7 +338,7 @@ static void with_few_ports(void)
 
 	if (file)
 		fclose(file);
-	CASE(ports_that_tcp_uses);
+	run_case("ports_that_tcp_uses", ports_that_tcp_uses);
 	if (!known || !set_port_range(first, last))
 		printf("FAIL ports_that_tcp_uses: the range of ports cannot be restored\n");
 }
@@ -361,13 +361,16 @@ int main(int argc, char **argv)
 	CASE(negative_descriptors);
 	CASE(descriptor_zero);
 	CASE(exceptions_only_when_asked);
+	declare_cases(2);
 	if (may_have_many())
-		CASE(many_descriptors);
+		run_case("many_descriptors", many_descriptors);
 	else
-		printf("many_descriptors: not run, as the limit of descriptors cannot be raised\n");
-	if (on_siw() && may_set_port_range())
+		skip_case("many_descriptors", "the limit of descriptors cannot be raised");
+	if (!on_siw())
+		leave_case("ports_that_tcp_uses", "on_siw()");
+	else if (may_set_port_range())
 		with_few_ports();
-	else if (on_siw())
-		printf("ports_that_tcp_uses: not run, as it changes the machine's range of ports\n");
+	else
+		skip_case("ports_that_tcp_uses", "changes the machine's range of ports");
 	return finish();
 }

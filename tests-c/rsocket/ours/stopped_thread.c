@@ -95,7 +95,6 @@ int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(keepalives);
-	if (!on_siw())
-		CASE(shutdown_in_the_background);
+	CASE_IF(!on_siw(), shutdown_in_the_background);
 	return finish();
 }

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-from ..conformance import ended_badly, is_ours, judge_cases, judge_pair, read_differences, read_programs
+from ..conformance import is_ours, judge_alone, judge_cases, judge_pair, read_differences, read_hangs, read_programs
 from ..lab import DEVICES, TOP, UNAVAILABLE, build_c, run_lab
 from ..options import parser
 from ..report import Report
@@ -123,9 +123,7 @@ def guest_script(jobs, options, folder):
                f"timeout -s KILL {options.limits.program} {extra} {log} "
                f"{options.programs}/{program} {device} >{base}.out 2>{base}.err; "
                f"echo $? $SECONDS >{base}.status")
-        # The kernel chooses ports for RDMA that TCP may use; with soft-iWARP they are the same.
-        again = f"! grep -q '^FAIL .*EADDRINUSE' {base}.out || {{ {run}; }}"
-        lines += [run, again] if device == "siw" else [run]
+        lines.append(run)
     path = pathlib.Path(folder) / "guest.sh"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
@@ -175,16 +173,16 @@ def read_result(folder, tag, program, device):
 # ---- comparing ----------------------------------------------------------------------------------
 
 
-def compare_outputs(name, first, second, entries, result):
+def compare_outputs(name, first, second, entries, result, known_hang=""):
     """Judges one pair of runs."""
-    verdict = judge_pair(first, second, entries)
+    verdict = judge_pair(first, second, entries, known_hang)
     if verdict.state == "ok":
         result.lines += len(first[0])
     result.note(verdict.state, name, verdict.facts, verdict.detail)
 
 
 def compare_all(programs, options, folder, result):
-    repeat = options.repeat or (2 if options.self_mode else 1)
+    repeat, hangs = options.repeat or (2 if options.self_mode else 1), read_hangs(HERE)
     jobs = []
     for program, device in programs:
         for turn in range(repeat):
@@ -198,19 +196,21 @@ def compare_all(programs, options, folder, result):
             continue
         entries = [] if options.self_mode else \
             [entry for entry in read_differences(HERE, program) if entry.applies(device, options.reference, options.kernel)]
-        tags = [f"reference{turn}" for turn in range(1, repeat)] if options.self_mode else \
-            [f"ours{turn}" for turn in range(repeat)]
-        first = read_result(folder, "reference0", program, device)
-        for turn, tag in enumerate(tags):
+        pairs = [("reference0", f"reference{turn}") for turn in range(1, repeat)] if options.self_mode else \
+            [(f"reference{turn}", f"ours{turn}") for turn in range(repeat)]
+        for turn, pair in enumerate(pairs):
             for entry in entries:
                 entry.seen = False
-            name = f"{program} {device} {options.reference}{options.label}" + (f" #{turn + 1}" if len(tags) > 1 else "")
-            compare_outputs(name, first, read_result(folder, tag, program, device), entries, result)
+            name = f"{program} {device} {options.reference}{options.label}" + (f" #{turn + 1}" if len(pairs) > 1 else "")
+            first, second = (read_result(folder, tag, program, device) for tag in pair)
+            known_hang = hangs.get((program, device, options.reference), "")
+            compare_outputs(name, first, second, entries, result, known_hang)
 
 
 def judge_pass_fail(name, outcome, result):
     verdict = judge_cases(outcome)
     result.note(verdict.state, name, verdict.facts, verdict.detail)
+    return verdict
 
 
 def run_ours(programs, options, folder, result):
@@ -223,7 +223,21 @@ def run_ours(programs, options, folder, result):
             continue
         for turn, tag in enumerate(tags):
             name = f"{program} {device}" + (f" #{turn + 1}" if len(tags) > 1 else "")
-            judge_pass_fail(name, read_result(folder, tag, program, device), result)
+            verdict = judge_pass_fail(name, read_result(folder, tag, program, device), result)
+            for case, why in verdict.skipped:
+                result.skip(f"{name} {case}", why)
+
+
+def judge_checked(name, program, outcome, problems, good, result):
+    """Judges a run beside a checker, which found these problems. A program that was skipped has not been checked."""
+    verdict = judge_cases(outcome) if is_ours(program) else judge_alone(outcome)
+    if problems or verdict.state == "FAIL":
+        facts = verdict.facts if verdict.state == "FAIL" else "see below"
+        result.fail(name, facts, (list(verdict.detail) + problems)[:80])
+    elif verdict.state == "skip":
+        result.skip(name, verdict.facts)
+    else:
+        result.ok(name, good)
 
 
 # ---- valgrind -----------------------------------------------------------------------------------
@@ -264,14 +278,9 @@ def run_valgrind(programs, options, folder, result):
         if not available:
             result.skip(name, "the lab has no such kernel or reference")
             continue
-        lines, status, _ = read_result(folder, "v", program, device)
-        bad = ended_badly(lines, status)
-        problems = [line for line in lines if line.startswith("FAIL")]
-        problems += valgrind_problems(folder, "v", program, device)
-        if bad or problems:
-            result.fail(name, bad or "see below", problems[:80])
-        else:
-            result.ok(name, "no error, no definite leak, no descriptor left")
+        judge_checked(name, program, read_result(folder, "v", program, device),
+                      valgrind_problems(folder, "v", program, device),
+                      "no error, no definite leak, no descriptor left", result)
 
 
 # ---- sanitizers ---------------------------------------------------------------------------------
@@ -285,14 +294,9 @@ def run_sanitized(programs, options, folder, result):
         if not available:
             result.skip(name, "the lab has no such kernel or reference")
             continue
-        lines, status, errors = read_result(folder, "s", program, device)
-        reports = re.findall(r"^(?:SUMMARY: .*|WARNING: ThreadSanitizer.*|.*ERROR: AddressSanitizer.*)$", errors, re.M)
-        failed = [line for line in lines if line.startswith("FAIL")]
-        bad = ended_badly(lines, status)
-        if bad or reports or failed:
-            result.fail(name, bad or "see below", failed + reports)
-        else:
-            result.ok(name, "no report")
+        outcome = read_result(folder, "s", program, device)
+        reports = re.findall(r"^(?:SUMMARY: .*|WARNING: ThreadSanitizer.*|.*ERROR: AddressSanitizer.*)$", outcome[2], re.M)
+        judge_checked(name, program, outcome, reports, "no report", result)
 
 
 # ---- main ---------------------------------------------------------------------------------------
