@@ -58,7 +58,7 @@ class Test:
 
     def rows(self, **variables):
         """Returns the cases, [(name, field...)], as the key `cases` says."""
-        cases = self.data.get("cases")
+        cases = pairings.CASES if self.data["kind"] == "pairings" else self.data.get("cases")
         if isinstance(cases, list):
             listed = subprocess.run(fill(cases, self.places()), check=True, stdout=subprocess.PIPE, text=True)
             return [(name,) for name in listed.stdout.splitlines()]
@@ -71,7 +71,7 @@ class Test:
         return [row for row in rows if row[0] in names]
 
     def list(self, options):
-        if "cases" in self.data:
+        if "cases" in self.data or self.data["kind"] == "pairings":
             return self.choose(options)
         rows = getattr(self.module(), "rows", None) if "module" in self.data else None
         if not rows:

@@ -1,27 +1,7 @@
 # shellcheck shell=bash
-# The cases of tests/programs: which program of rdmacm-utils runs how. Read by tests/run on the host
-# (names only) and by `guest` in the lab, which first sets the addresses of servers, ADDR and ADDR6, and of
-# clients, OWN and OWN6.
+# The cases of tests/programs: which program of rdmacm-utils runs how. See case-list.sh.
 
-# One entry per case in each array, filled by `add`.
-case_names=() case_groups=() case_ready=() case_clients=() case_server=() case_client=()
 case_groups_all=(rping ucmatose datagram endpoint cmtime)
-
-# add NAME READY CLIENTS SERVER-COMMAND CLIENT-COMMAND
-# READY is the condition for clients to start:
-#   listen     the server's id is listening
-#   persistent the same, and the server serves until it is terminated
-#   mcast:MAC  the link receives the multicast address (the receiver has attached its QP)
-#   tcp:PORT   a TCP socket listens (where the ends of cmtime 65.0 synchronise)
-# The commands' words are separated by blanks and contain none.
-add() {
-    case_groups+=("$group")
-    case_names+=("$1")
-    case_ready+=("$2")
-    case_clients+=("$3")
-    case_server+=("$4")
-    case_client+=("$5")
-}
 
 # -S 23 is the smallest size that rping accepts, 65535 the largest.
 cases_rping() {
@@ -104,9 +84,4 @@ cases_cmtime() {
                 "cmtime -b $OWN -C $ADDR -c $n -q 100000"
         fi
     done
-}
-
-define_cases() {
-    local group
-    for group in "${case_groups_all[@]}"; do "cases_$group"; done
 }

@@ -1,29 +1,14 @@
 # shellcheck shell=bash
-# The cases of tests/rsockets: which program runs how. Read by tests/run on the host (names only) and
-# by `guest` in the lab, which sets ADDR, ADDR6, PEER and MEGABYTES first.
+# The cases of tests/rsockets: which program runs how. See ../programs/case-list.sh; PEER is rsockets_peer, MEGABYTES the size of
+# the file that rcopy copies.
 
-# One entry per case in each array, filled by `add`.
-case_names=() case_groups=() case_ready=() case_expect=() case_server=() case_client=()
 case_groups_all=(rstream riostream rcopy peer udpong)
-
-# add NAME READY EXPECT SERVER-COMMAND CLIENT-COMMAND
-# READY: `listen` if the server exits by itself, `persistent` if it is terminated, `udp:PORT` if it is and has a UDP
-# socket at that port.
-# EXPECT: the client's exit status. The commands' words are separated by blanks and contain none.
-add() {
-    case_groups+=("$group")
-    case_names+=("$1")
-    case_ready+=("$2")
-    case_expect+=("$3")
-    case_server+=("$4")
-    case_client+=("$5")
-}
 
 # both PROGRAM NAME EXPECT OPTIONS...: the same options at both ends.
 both() {
     local program=$1 name=$2 expect=$3
     shift 3
-    add "$program-$name" listen "$expect" "$program -b $ADDR $*" "$program -s $ADDR $*"
+    add "$program-$name" listen 1 "$program -b $ADDR $*" "$program -s $ADDR $*" "$expect"
 }
 
 # In the asynchronous mode the client's exit status is the length of its last message, 16.
@@ -46,9 +31,9 @@ cases_rstream() {
     both rstream verify-nonblocking-65536 0 "-T n -T v -S 65536 $few"
     both rstream verify-4194304 0 "-T b -T v -S 4194304 -I 2 -C 2"
     both rstream many 0 "-T b -T v -S 64 -I 500 -C 10"
-    add rstream-ipv6 listen 0 "rstream -b $ADDR6 -T b -T v -S 5000 $few" \
+    add rstream-ipv6 listen 1 "rstream -b $ADDR6 -T b -T v -S 5000 $few" \
         "rstream -s $ADDR6 -T b -T v -S 5000 $few"
-    add rstream-any listen 0 "rstream -T b -T v -S 5000 $few" \
+    add rstream-any listen 1 "rstream -T b -T v -S 5000 $few" \
         "rstream -s $ADDR -T b -T v -S 5000 $few"
 }
 
@@ -63,9 +48,23 @@ cases_riostream() {
     done
 }
 
-# The guest creates `original`; the copy is compared with it.
 cases_rcopy() {
-    add rcopy persistent 0 "rcopy" "rcopy original $ADDR:/tmp/copy"
+    add rcopy persistent 1 "rcopy" "rcopy original $ADDR:/tmp/copy"
+}
+
+# Creating the large file may take a while on a busy machine.
+before_rcopy() {
+    hang_limit=300
+    head -c "${MEGABYTES}M" /dev/urandom >/tmp/original
+}
+
+prepare_rcopy() {
+    ln -s /tmp/original original
+}
+
+finish_rcopy() {
+    cmp /tmp/original /tmp/copy >>client1.out 2>&1 || echo differs >client1.status
+    rm -f /tmp/copy original
 }
 
 # Datagrams. Only InfiniBand, where the reference's work; on RoCE they do not, and iWARP has none. The server's UDP socket
@@ -73,13 +72,13 @@ cases_rcopy() {
 cases_udpong() {
     local size mode
     for size in 64 1000 2000; do
-        add "udpong-$size" udp:7475 0 "udpong -b $ADDR -p 7475" "udpong -s $ADDR -p 7475 -S $size -C 100"
+        add "udpong-$size" udp:7475 1 "udpong -b $ADDR -p 7475" "udpong -s $ADDR -p 7475 -S $size -C 100"
     done
     for mode in b n a; do
-        add "udpong-mode-$mode" udp:7475 0 "udpong -b $ADDR -p 7475 -T $mode" "udpong -s $ADDR -p 7475 -T $mode -S 500 -C 100"
+        add "udpong-mode-$mode" udp:7475 1 "udpong -b $ADDR -p 7475 -T $mode" "udpong -s $ADDR -p 7475 -T $mode -S 500 -C 100"
     done
-    add udpong-echo udp:7475 0 "udpong -b $ADDR -p 7475 -T e" "udpong -s $ADDR -p 7475 -T e -S 500 -C 100"
-    add udpong-ipv6 udp:7475 0 "udpong -b $ADDR6 -p 7475" "udpong -s $ADDR6 -p 7475 -S 500 -C 100"
+    add udpong-echo udp:7475 1 "udpong -b $ADDR -p 7475 -T e" "udpong -s $ADDR -p 7475 -T e -S 500 -C 100"
+    add udpong-ipv6 udp:7475 1 "udpong -b $ADDR6 -p 7475" "udpong -s $ADDR6 -p 7475 -S 500 -C 100"
 }
 
 # Different sizes on the two ends; the smallest are supported by all devices.
@@ -111,10 +110,5 @@ cases_peer() {
 # peer NAME SERVER-SIZES CLIENT-SIZES TEST [ADDRESS]
 peer() {
     local address=${5:-$ADDR}
-    add "peer-$1" listen 0 "env $2 $PEER server $address $4" "env $3 $PEER client $address $4"
-}
-
-define_cases() {
-    local group
-    for group in "${case_groups_all[@]}"; do "cases_$group"; done
+    add "peer-$1" listen 1 "env $2 $PEER server $address $4" "env $3 $PEER client $address $4"
 }

@@ -1,8 +1,7 @@
 """The kind `pairings`: a server and its clients, with each library at either end.
 
-The control is the reference with itself. The rows of the cases are: name, group, and what the test's way to judge needs:
-`works`, the status that the client shall have; `alike`, the client's program. A group runs in one lab. The guest script writes
-to $LAB_OUT/CASE/SERVERLIB-CLIENTLIB/."""
+The control is the reference with itself. The test's folder has the cases (tests/programs/case-list.sh), each group of which
+runs in one lab. The guest script, tests/programs/guest, writes to $LAB_OUT/CASE/SERVERLIB-CLIENTLIB/."""
 
 import collections
 import pathlib
@@ -10,12 +9,17 @@ import re
 import tempfile
 
 from ..comparison import difference
-from ..lab import UNAVAILABLE, run_lab
-from ..words import fill
+from ..lab import TOP, UNAVAILABLE, run_lab
 
 CONTROL = "reference-reference"
 PAIRINGS = ["ours-ours", "ours-reference", "reference-ours"]
-Case = collections.namedtuple("Case", "name group more")
+Case = collections.namedtuple("Case", "name group expect program")
+GUEST = TOP / "tests/programs/guest"
+# Prints the rows of the cases.
+CASES = f""". {TOP}/tests/programs/case-list.sh; define_cases
+    for i in "${{!case_names[@]}}"; do
+        printf '%s\\t%s\\t%s\\t%s\\n' "${{case_names[i]}}" "${{case_groups[i]}}" "${{case_expect[i]}}" "${{case_client[i]%% *}}"
+    done"""
 ERROR = re.compile("unable|fail|error|not supported|invalid|refused|differ", re.I)
 # Lines that differ between runs are left out: rping's client prints its DISCONNECTED event or exits
 # before it, and then the message that its worker was waiting for; it reports TIMEWAIT_EXIT, which comes early on
@@ -61,7 +65,7 @@ def statuses(folder):
 def succeeds(folder, status):
     """Returns whether both ends succeeded. A terminated server has status 143."""
     return (is_complete(folder) and text(folder / "server.status").strip() in ("0", "143")
-            and text(folder / "client.status").strip() == status
+            and text(folder / "client1.status").strip() == status
             and not any(re.search("verification failed|^failed:", line) for line in output(folder)))
 
 
@@ -69,12 +73,12 @@ def judge_works(folder, case, row, report, _tally):
     """Ours must work with itself in any case. Pairings with the reference are judged only if the reference
     works with itself."""
     facts, pairings, bad = "ms:", PAIRINGS, []
-    if succeeds(folder / CONTROL, case.more):
+    if succeeds(folder / CONTROL, case.expect):
         facts += f" reference/reference {milliseconds(folder, CONTROL)}"
     else:
         facts, pairings = f"the reference fails: {reason(folder / CONTROL)}; {facts}", PAIRINGS[:1]
     for pairing in pairings:
-        if succeeds(folder / pairing, case.more):
+        if succeeds(folder / pairing, case.expect):
             facts += f", {shown(pairing)} {milliseconds(folder, pairing)}"
         else:
             bad.append(f"{shown(pairing)}: {reason(folder / pairing)}")
@@ -193,7 +197,7 @@ def judge_alike(folder, case, row, report, tally):
         else:
             tally.count(row, pairing)
             facts += f", {shown(pairing)} {milliseconds(folder, pairing)}"
-    if case.more == "cmtime":
+    if case.program == "cmtime":
         facts += f"; us per connection, reference→ours: {times(folder)}"
     if differing:
         report.fail(name, f"differs from the reference: {' '.join(differing)}; {facts}", detail)
@@ -210,10 +214,10 @@ def run_group(test, cases, one, options, values, folder, report, tally):
     """Runs cases in one lab."""
     folder.mkdir(parents=True, exist_ok=True)
     where = {**test.lab(options, values, one), "reference": one["reference"], "out": folder}
-    command = fill(test.data["command"], {**values, **one, "cases": [case.name for case in cases]})
+    command = [GUEST, one["device"], one["reference"], test.folder, test.data["judge"], *(case.name for case in cases)]
     status = run_lab(command, **where)
     for case in cases:
-        row = case.more, one["device"], one["reference"]
+        row = case.program, one["device"], one["reference"]
         if status == UNAVAILABLE:
             report.skip("-".join([*row[1:], case.name]), "the lab has no such kernel or reference")
         else:
