@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 
 /* Time-out of a case; no case needs a fraction of it. HANG_FACTOR: by how much the machine is slower than usual. */
 enum { HANG_SECONDS = 40 };
@@ -106,6 +107,24 @@ static inline bool await_child(pid_t child, int *status)
 	if (ended.fd >= 0)
 		syscall(SYS_close, ended.fd);
 	return waitpid(child, status, 0) == child;
+}
+
+/*
+ * Waits for the library's thread to close descriptors. The limit is far from what that takes, and
+ * ends a case before it counts as one that hangs.
+ */
+static inline void await_fds(int before)
+{
+	struct timespec now, since;
+
+	clock_gettime(CLOCK_MONOTONIC, &since);
+	do {
+		if (open_fds() == before)
+			return;
+		pause_briefly();
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	} while (now.tv_sec - since.tv_sec < hang_seconds() * 3 / 4);
+	fail_case("%d descriptors are open, %d are expected", open_fds(), before);
 }
 
 /*

@@ -5,8 +5,11 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 
 /* The case that runs and its mark, for the programs with the frame of cases.h. */
 struct case_mark;
@@ -345,6 +348,57 @@ int open_fds(void)
 		count++;
 	closedir(folder);
 	return count - 3; /* ".", ".." and the folder's own descriptor */
+}
+
+void pause_briefly(void)
+{
+	int error = errno;
+
+	syscall(SYS_nanosleep, &(struct timespec){ .tv_nsec = 1000000 }, NULL);
+	errno = error;
+}
+
+int open_stat(pid_t tid)
+{
+	char path[64];
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
+	return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+bool stat_sleeps(int stat)
+{
+	char text[256];
+	ssize_t len = pread(stat, text, sizeof(text) - 1, 0);
+	const char *state;
+
+	text[len < 0 ? 0 : len] = 0;
+	state = strrchr(text, ')');
+	return state && state[2] == 'S';
+}
+
+bool sleeps(pid_t tid)
+{
+	int stat = open_stat(tid);
+	bool asleep = stat >= 0 && stat_sleeps(stat);
+
+	if (stat >= 0)
+		close(stat);
+	return asleep;
+}
+
+bool await_sleep(const volatile pid_t *tid)
+{
+	for (int asleep = 0; asleep < 5; pause_briefly()) {
+		int stat = *tid ? open_stat(*tid) : -1;
+
+		if (*tid && stat < 0 && (errno == ENOENT || errno == ESRCH))
+			return false;
+		asleep = stat >= 0 && stat_sleeps(stat) ? asleep + 1 : 0;
+		if (stat >= 0)
+			close(stat);
+	}
+	return true;
 }
 
 void *optional_symbol(const char *name)

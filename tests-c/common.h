@@ -172,11 +172,26 @@ int id_destroy(struct rdma_cm_id *id);
 /* The thread's lines are kept and printed when it is joined. */
 struct worker;
 struct worker *worker_start(void *(*body)(void *), void *argument);
+/* Returns when the worker's thread sleeps, or has ended. */
+void worker_await_sleep(const struct worker *worker);
 void *worker_join(struct worker *worker);
 /* Runs body in a child; prints how it ended (exit status or signal). */
 int in_child(const char *name, void (*body)(void *), void *argument);
 /* Number of open descriptors of this process. */
 int open_fds(void);
+/*
+ * Pause in a loop that waits for another thread, process or device. A loop without a pause or
+ * another system call never ends in a lab with virtual time. It is no cancellation point, keeps
+ * errno, and may be called by signal handlers.
+ */
+void pause_briefly(void);
+/* Whether the thread sleeps in the kernel: state S of /proc. It may only sleep briefly. */
+bool sleeps(pid_t tid);
+/* The same in two parts, for many checks: the thread's file in /proc, and its state. */
+int open_stat(pid_t tid);
+bool stat_sleeps(int stat);
+/* Returns when the thread sleeps at several checks in a row; false if it has ended. 0: not there yet. */
+bool await_sleep(const volatile pid_t *tid);
 
 /* Function of newer references, NULL where the library has none. */
 void *optional_symbol(const char *name);

@@ -139,7 +139,7 @@ void peer_has(size_t place, const char *bytes, size_t len)
 {
 	/* Prevents the compiler from caching the value. */
 	while (memcmp(peer_memory + place, bytes, len))
-		sched_yield();
+		pause_briefly();
 }
 
 int fds_before(void)
@@ -161,8 +161,7 @@ int fds_before(void)
 
 void fds_come_back(int before)
 {
-	while (open_fds() != before)
-		sched_yield();
+	await_fds(before);
 }
 
 void peer_close(struct peer *peer)
@@ -330,7 +329,7 @@ void good_goes_on(void)
 	unsigned long now = __atomic_load_n(&good.rounds, __ATOMIC_SEQ_CST);
 
 	while (__atomic_load_n(&good.rounds, __ATOMIC_SEQ_CST) < now + 2)
-		sched_yield();
+		pause_briefly();
 }
 
 void good_stop(void)

@@ -63,13 +63,12 @@ static inline void *block(void *argument)
 	return NULL;
 }
 
-/* Starts the call. Returns when its thread was asleep at twenty checks in a row. */
+/* Starts the call. Returns when its thread sleeps. */
 static inline void start_blocked(struct blocked *blocked, ssize_t (*call)(int), int fd)
 {
 	*blocked = (struct blocked){ .call = call, .fd = fd };
 	EXPECT(!pthread_create(&blocked->thread, NULL, block, blocked));
-	for (int asleep = 0; asleep < 20; sched_yield())
-		asleep = blocked->tid && sleeps(blocked->tid) ? asleep + 1 : 0;
+	EXPECT(await_sleep(&blocked->tid));
 }
 
 static inline void join(struct blocked *blocked)

@@ -212,35 +212,6 @@ size_t recv_all(int fd, void *data, size_t len)
 	return done;
 }
 
-int open_stat(pid_t tid)
-{
-	char path[64];
-
-	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
-	return open(path, O_RDONLY | O_CLOEXEC);
-}
-
-bool stat_sleeps(int stat)
-{
-	char text[256];
-	ssize_t len = pread(stat, text, sizeof(text) - 1, 0);
-	const char *state;
-
-	text[len < 0 ? 0 : len] = 0;
-	state = strrchr(text, ')');
-	return state && state[2] == 'S';
-}
-
-bool sleeps(pid_t tid)
-{
-	int stat = open_stat(tid);
-	bool asleep = stat >= 0 && stat_sleeps(stat);
-
-	if (stat >= 0)
-		close(stat);
-	return asleep;
-}
-
 long pinned_kb(void)
 {
 	FILE *file = fopen("/proc/self/status", "re");

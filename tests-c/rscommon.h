@@ -79,10 +79,4 @@ long pinned_kb(void);
 /* Writes a file of /etc/rdma/rsocket, which is read with the first socket; a negative number removes it. */
 void rs_configure(const char *name, long number);
 
-/* Whether the thread sleeps in the kernel: state S of /proc. Check several times, as it may only sleep briefly. */
-bool sleeps(pid_t tid);
-/* The same in two parts, for many checks: the thread's file in /proc, and its state. */
-int open_stat(pid_t tid);
-bool stat_sleeps(int stat);
-
 #endif

@@ -73,7 +73,14 @@ mod tests {
             other.wait_for(3);
             other.counts.lock().completed
         });
+        // `waiting` is counted and the lock released by one step of the waiter: from here on the
+        // waiter sleeps, and one more event does not suffice.
+        while completed.counts.lock().waiting == 0 {
+            std::thread::yield_now();
+        }
         completed.complete();
+        assert!(!waiter.is_finished());
+        assert_eq!(completed.counts.lock().waiting, 1);
         completed.complete();
         assert_eq!(waiter.join().ok(), Some(3));
     }

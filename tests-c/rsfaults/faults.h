@@ -55,13 +55,6 @@ static inline int connect_to(const union address *address)
 	return fd;
 }
 
-/* The library's thread may close descriptors with a delay; the alarm ends a wait that never ends. */
-static inline void await_fds(int before)
-{
-	while (open_fds() != before)
-		sched_yield();
-}
-
 /* ---- a call in a thread ------------------------------------------------------------------------ */
 
 struct call {
@@ -83,30 +76,13 @@ static inline void *call_body(void *argument)
 	return NULL;
 }
 
-static inline bool asleep(pid_t tid)
-{
-	char path[64], line[256] = "", *state;
-	FILE *file;
-
-	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
-	file = fopen(path, "r");
-	if (!file)
-		return true;
-	state = fgets(line, sizeof(line), file) ? strrchr(line, ')') : NULL;
-	fclose(file);
-	return state && state[2] == 'S';
-}
-
 /* Starts the call, and returns when its thread sleeps (usually in the call; the results are the same if not). */
 static inline void call_begin(struct call *call, ssize_t (*body)(void))
 {
 	call->tid = 0;
 	call->body = body;
 	EXPECT(!pthread_create(&call->thread, NULL, call_body, call));
-	while (!__atomic_load_n(&call->tid, __ATOMIC_SEQ_CST))
-		sched_yield();
-	for (int times = 0; times < 20; times = asleep(call->tid) ? times + 1 : 0)
-		sched_yield();
+	await_sleep(&call->tid);
 }
 
 static inline void call_end(struct call *call, ssize_t result, int error)

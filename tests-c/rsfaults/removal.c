@@ -70,7 +70,7 @@ static void await_beginning(void)
 {
 	for (int fd = 3; fd < 64; fd++)
 		while (is_verbs(target_of(fd)) && !strstr(target_of(fd), "deleted") && !access(target_of(fd), F_OK))
-			sched_yield();
+			pause_briefly();
 }
 
 /*
@@ -315,7 +315,7 @@ static void removal_of_idle_datagrams(void)
 		EXPECT(!is_channel(i) || dup2(nothing, i) == i);
 	close(nothing);
 	while (ids() > before)
-		sched_yield();
+		pause_briefly();
 	device_comes_back();
 	talk(fd, name);
 	EXPECT(!rclose(fd[0]) && !rclose(fd[1]));

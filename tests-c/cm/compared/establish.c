@@ -36,9 +36,8 @@ static void transfer(struct ibv_qp *from, struct ibv_qp *to, struct ibv_cq *recv
 
 	CALL(ibv_post_recv(to, &recv_wr, &bad_recv));
 	CALL(ibv_post_send(from, &send_wr, &bad_send));
-	do
-		polled = ibv_poll_cq(recv_cq, 1, &wc);
-	while (!polled);
+	while (!(polled = ibv_poll_cq(recv_cq, 1, &wc)))
+		pause_briefly();
 	show_wc("receiver", polled, &wc);
 	CHECK(memcmp(sent, got, sizeof(sent)) == 0);
 	ibv_dereg_mr(send_mr);

@@ -127,7 +127,7 @@ static void unread_request(void)
 	if (pair_open(&pair, RDMA_PS_TCP, AF_INET) && pair_resolve(&pair, true)) {
 		CALL(rdma_connect(pair.client, &param));
 		while (!channel_ready(pair.server_channel))
-			sched_yield();
+			pause_briefly();
 		id_forget(pair.listener);
 		CALL(rdma_destroy_id(pair.listener));
 		pair.listener = NULL;
@@ -166,11 +166,9 @@ static void destroy_waits(void)
 		return;
 	acked = 0;
 	worker = worker_start(destroy_body, id);
-	for (int i = 0; i < 1000; i++)
-		sched_yield();
+	worker_await_sleep(worker);
 	rdma_ack_cm_event(second);
-	for (int i = 0; i < 1000; i++)
-		sched_yield();
+	worker_await_sleep(worker);
 	acked = 1;
 	rdma_ack_cm_event(first);
 	worker_join(worker);
@@ -197,8 +195,7 @@ static void request_ack(void)
 	pair.server = event->id;
 	acked = 0;
 	worker = worker_start(destroy_body, pair.listener);
-	for (int i = 0; i < 1000; i++)
-		sched_yield();
+	worker_await_sleep(worker);
 	acked = 1;
 	rdma_ack_cm_event(event);
 	worker_join(worker);

@@ -48,11 +48,11 @@ static void pending(void)
 	topic("pending events");
 	CALL(rdma_resolve_addr(stays, NULL, &to.sa, 2000));
 	while (!channel_ready(one))
-		sched_yield();
+		pause_briefly();
 	take_event("one", one, RDMA_CM_EVENT_ADDR_RESOLVED);
 	CALL(rdma_resolve_addr(moves, NULL, &to.sa, 2000));
 	while (!channel_ready(one))
-		sched_yield();
+		pause_briefly();
 	CALL(rdma_migrate_id(moves, two));
 	CHECK(!channel_ready(one));
 	CHECK(channel_ready(two));
@@ -90,8 +90,7 @@ static void waits_for_acks(void)
 	CALL(rdma_resolve_addr(id, NULL, &to.sa, 2000));
 	event = get_event("id", one);
 	worker = worker_start(migrate_body, id);
-	for (int i = 0; i < 1000; i++)
-		sched_yield();
+	worker_await_sleep(worker);
 	acked = 1;
 	rdma_ack_cm_event(event);
 	worker_join(worker);
@@ -169,7 +168,7 @@ static void listener(void)
 	if (pair_open(&pair, RDMA_PS_TCP, AF_INET) && pair_resolve(&pair, true)) {
 		CALL(rdma_connect(pair.client, &param));
 		while (!channel_ready(pair.server_channel))
-			sched_yield();
+			pause_briefly();
 		CALL(rdma_migrate_id(pair.listener, other));
 		CHECK(!channel_ready(pair.server_channel));
 		CHECK(channel_ready(other));

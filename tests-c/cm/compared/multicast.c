@@ -166,7 +166,7 @@ static void several(void)
 		union address address = group(names[0]);
 		CALL(rdma_join_multicast(id, &address.sa, &mark));
 		while (!channel_ready(channel))
-			sched_yield();
+			pause_briefly();
 		CALL(rdma_leave_multicast(id, &address.sa));
 		CHECK(!channel_ready(channel));
 	}

@@ -213,7 +213,7 @@ static void wrong_event(void)
 	id_name(id, "id");
 	CALL(rdma_resolve_addr(id, NULL, &to.sa, 2000));
 	while (!channel_ready(channel))
-		sched_yield();
+		pause_briefly();
 	CALL(rdma_migrate_id(id, NULL));
 	CALL(rdma_get_request(id, &got));
 	CHECK(got == NULL);

@@ -86,7 +86,7 @@ static void *creator(void *argument)
 			continue;
 		if (!rdma_resolve_addr(id, NULL, &to.sa, 2000))
 			while (!__atomic_load_n(&arrived, __ATOMIC_SEQ_CST))
-				sched_yield();
+				pause_briefly();
 		made += !rdma_destroy_id(id);
 	}
 	return (void *)made;

@@ -86,7 +86,7 @@ static void send_receive(size_t length)
 static void await_arrival(const void *place, size_t length)
 {
 	while (on_siw() && memcmp(client_buffer, place, length))
-		sched_yield();
+		pause_briefly();
 }
 
 static void read_and_write(void)

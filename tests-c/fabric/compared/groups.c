@@ -124,7 +124,7 @@ static void transfer(struct member *from, struct member *to)
 		do {
 			SETUP(!rdma_post_ud_send(from->id, NULL, sent, sizeof(sent), source, 0, ah, from->ud.qp_num));
 			while (!ibv_poll_cq(from->id->send_cq, 1, &wc))
-				;
+				pause_briefly();
 			usleep(10000);
 		} while (!ibv_poll_cq(to->id->recv_cq, 1, &wc));
 		show_wc("receiver", 1, &wc);

@@ -27,7 +27,7 @@ static void send_into_nothing(struct pair *pair)
 
 	if (SETUP(mr) && !CALL(rdma_post_send(pair->client, NULL, buffer, sizeof(buffer), mr, 0))) {
 		while (!ibv_poll_cq(pair->client->send_cq, 1, &wc))
-			;
+			pause_briefly();
 		obs("send: %s", ibv_wc_status_str(wc.status));
 	}
 	rdma_dereg_mr(mr);

@@ -131,7 +131,7 @@ static void exchange(struct pair *pair)
 	if (SETUP(to && from) && SETUP(!rdma_post_recv(pair->server, NULL, buffer, sizeof(buffer), to)) &&
 	    SETUP(!rdma_post_send(pair->client, NULL, buffer, sizeof(buffer), from, 0))) {
 		while (!ibv_poll_cq(pair->client->send_cq, 1, &wc))
-			;
+			pause_briefly();
 		show_wc("client", 1, &wc);
 	}
 	rdma_dereg_mr(to);

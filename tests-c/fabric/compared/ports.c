@@ -54,7 +54,7 @@ static bool exchange(struct pair *pair, const char *text)
 	if (SETUP(to && from) && SETUP(!rdma_post_recv(pair->server, NULL, received, sizeof(received), to)) &&
 	    SETUP(!rdma_post_send(pair->client, NULL, sent, sizeof(sent), from, 0)))
 		while (!ibv_poll_cq(pair->client->send_cq, 1, &wc))
-			;
+			pause_briefly();
 	obs("send: %s", ibv_wc_status_str(wc.status));
 	CHECK(!strcmp(received, text));
 	rdma_dereg_mr(to);

@@ -11,7 +11,8 @@ static ssize_t send_until_it_fails(void)
 	ssize_t ret;
 
 	while ((ret = rsend(peer.victim, "x", 1, MSG_DONTWAIT)) == 1 || (ret < 0 && errno == EAGAIN))
-		;
+		if (ret < 0)
+			pause_briefly();
 	return ret;
 }
 

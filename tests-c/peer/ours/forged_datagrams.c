@@ -212,10 +212,9 @@ static void raw_send(struct raw *raw, uint32_t qpn, uint32_t length)
 	int polled;
 
 	EXPECT(!ibv_post_send(raw->id->qp, &wr, &bad));
-	do
-		EXPECT((polled = ibv_poll_cq(raw->cq, 1, &wc)) >= 0);
-	while (!polled);
-	EXPECT(wc.status == IBV_WC_SUCCESS);
+	while (!(polled = ibv_poll_cq(raw->cq, 1, &wc)))
+		pause_briefly();
+	EXPECT(polled == 1 && wc.status == IBV_WC_SUCCESS);
 }
 
 static void raw_close(struct raw *raw)

@@ -90,7 +90,7 @@ static void backlog_full_of_half_open(void)
 	listener = listen_on(&to, BACKLOG, 0);
 	child = strangers(&to, 3 * BACKLOG, asked);
 	while (*(volatile int *)asked < 3 * BACKLOG)
-		sched_yield();
+		pause_briefly();
 	expect_good(&to, listener);
 	end_of(child);
 	EXPECT(!rclose(listener));
@@ -153,10 +153,10 @@ static void finished_one_is_kept(void)
 	EXPECT(!kill(server, SIGSTOP) && waitpid(server, &status, WUNTRACED) == server && WIFSTOPPED(status));
 	ask(&to);
 	while (unread_channels(server) < 1)
-		sched_yield();
+		pause_briefly();
 	EXPECT(quiet_event(clients[0]->channel, RDMA_CM_EVENT_ESTABLISHED));
 	while (unread_channels(server) < 2)
-		sched_yield();
+		pause_briefly();
 	EXPECT(!kill(server, SIGCONT));
 	ready[0].fd = clients[0]->channel->fd;
 	ready[1].fd = pipes[0];
@@ -221,7 +221,7 @@ static void burst(unsigned int requests)
 	EXPECT((client.fd = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0)) >= 0);
 	EXPECT(rconnect(client.fd, &to.sa, sizeof(to.in)) && errno == EINPROGRESS);
 	while (requests_received() < before + requests)
-		sched_yield();
+		pause_briefly();
 	EXPECT(!kill(server, SIGCONT));
 	EXPECT(rpoll(&client, 1, -1) == 1 && client.revents == POLLOUT);
 	EXPECT(!rgetsockopt(client.fd, SOL_SOCKET, SO_ERROR, &error, &len) && !error);
@@ -246,10 +246,10 @@ static void half_open_ends(void)
 	listener = listen_on(&to, 8, 0);
 	child = strangers(&to, COUNT, asked);
 	while (*(volatile int *)asked < COUNT || open_fds() < before + 1 + 2 * COUNT)
-		sched_yield();
+		pause_briefly();
 	/* Ten seconds; a case may last forty. */
 	while (open_fds() > before + 1)
-		usleep(10000);
+		pause_briefly();
 	end_of(child);
 	EXPECT(!rclose(listener));
 }
@@ -287,7 +287,7 @@ static void unaccepted_leave_descriptors(void)
 	limit.rlim_cur = LIMIT;
 	EXPECT(!setrlimit(RLIMIT_NOFILE, &limit));
 	while (*(volatile int *)asked < COUNT)
-		usleep(1000);
+		pause_briefly();
 	for (int i = 0; i < LIMIT / 2; i++)
 		EXPECT((others[i] = open("/dev/null", O_RDONLY)) >= 0);
 	for (int i = 0; i < LIMIT / 2; i++)
@@ -323,7 +323,7 @@ static void flooded_listener(void)
 		}
 	}
 	while (__atomic_load_n(asked, __ATOMIC_RELAXED) < 2 * FLOODERS)
-		sched_yield();
+		pause_briefly();
 	longest_turn_us();
 	for (int i = 0; i < ROUNDS; i++) {
 		struct timespec since;

@@ -125,7 +125,7 @@ static void writes_where_it_wrote(void)
 	memcpy(&left, peer_memory + 16, sizeof(left));
 	EXPECT(left.length > 0 && peer_word(&peer, WORD(CONTROL, RECALLED)));
 	while (pinned_kb() > before)
-		usleep(1000);
+		pause_briefly();
 	EXPECT(peer_say(&peer, WORD(DATA, 5), "hello", 5, left.addr, left.key));
 	EXPECT_ERROR(rrecv(peer.victim, (char[5]){ 0 }, 5, 0), ECONNRESET);
 	peer_close(&peer);

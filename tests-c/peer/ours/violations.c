@@ -145,9 +145,12 @@ static void flood(struct peer *peer)
 			continue;
 		if (!on_siw()) {
 			/* The victim looks at messages until all have arrived: RoCE repeats those that find no receive. */
-			do
+			for (;;) {
 				EXPECT_ERROR(rrecv(peer->victim, (char[1]){ 0 }, 1, MSG_DONTWAIT), EAGAIN);
-			while (!peer_is_done(peer));
+				if (peer_is_done(peer))
+					break;
+				pause_briefly();
+			}
 			continue;
 		}
 		/* iWARP does not hold back a peer: it waits until the victim has looked at all so far. That they were sent says

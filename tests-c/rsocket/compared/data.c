@@ -15,7 +15,7 @@ static void await_bytes(int fd, size_t count)
 
 	poll_wait(fd, POLLIN);
 	while (rrecv(fd, scratch, sizeof(scratch), MSG_PEEK) < (ssize_t)count)
-		sched_yield();
+		pause_briefly();
 }
 
 static void small(void)
@@ -76,7 +76,7 @@ static void *writer_of_parts(void *argument)
 	(void)argument;
 	for (int i = 0; i < 10; i++) {
 		rsend(pair.client, "0123456789", 10, 0);
-		sched_yield();
+		pause_briefly();
 	}
 	return NULL;
 }

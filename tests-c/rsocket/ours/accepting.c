@@ -36,7 +36,7 @@ static void *accept_one(void *argument)
 /* Each of them sleeps, or has accepted. */
 static void settle(int count)
 {
-	for (int settled = 0; settled < 20; sched_yield()) {
+	for (int settled = 0; settled < 5; pause_briefly()) {
 		bool all = true;
 
 		for (int i = 0; i < count; i++)
@@ -109,7 +109,7 @@ static void a_connection_wakes_one_thread(void)
 			before[i] = acceptors[i].server < 0 ? times_asleep(acceptors[i].tid) : 0;
 		clients[round - 1] = connect_client();
 		while (accepted() < round)
-			sched_yield();
+			pause_briefly();
 		settle(THREADS);
 		EXPECT(accepted() == round);
 		for (int i = 0; i < THREADS; i++)

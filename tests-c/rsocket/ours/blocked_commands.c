@@ -360,8 +360,7 @@ static void timer_beside_a_close(void)
 	EXPECT(rs_pair(&pair, AF_INET));
 	exchange(&pair);
 	EXPECT(!pthread_create(&receiver, NULL, receives, &pair.server));
-	for (int asleep = 0; asleep < 20; sched_yield())
-		asleep = receiver_tid && sleeps(receiver_tid) ? asleep + 1 : 0;
+	EXPECT(await_sleep(&receiver_tid));
 	EXPECT(!rsetsockopt(pair.server, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)));
 	EXPECT(!rsetsockopt(pair.server, IPPROTO_TCP, TCP_KEEPIDLE, &one, sizeof(one)));
 	EXPECT(!rsetsockopt(pair.server, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one)));

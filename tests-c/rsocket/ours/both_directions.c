@@ -165,7 +165,7 @@ static void closing_ends_all_calls(void)
 			start_thread(&threads[2 + direction], receive_until_closed, direction);
 		}
 		while (transfers < 10 + i)
-			sched_yield();
+			pause_briefly();
 		EXPECT(!rclose(i % 2 ? pair.client : pair.server));
 		for (int j = 0; j < 4; j++)
 			EXPECT(!pthread_join(threads[j], NULL));
@@ -181,7 +181,7 @@ static void hold_copy(int unused)
 {
 	(void)unused;
 	for (is_copying = true; !may_copy;)
-		sched_yield();
+		pause_briefly();
 	EXPECT(!mprotect(unmapped, HELD, PROT_READ | PROT_WRITE));
 }
 
@@ -223,14 +223,14 @@ static void disconnect_while_closing(void)
 	EXPECT(send_all(pair.server, bytes, HELD) == HELD && rsend(pair.client, bytes, 1, 0) == 1);
 	start_thread(&receiver, receive_held, 0);
 	while (!is_copying)
-		sched_yield();
+		pause_briefly();
 	start_thread(&closer, close_client, 0);
 	while (!rgetsockname(pair.client, &name.sa, &len))
-		sched_yield();
+		pause_briefly();
 	before = epoll_waits;
 	close_at_once(pair.server);
 	while (epoll_waits == before)
-		sched_yield();
+		pause_briefly();
 	poll(NULL, 0, 200);
 	EXPECT(epoll_waits - before < 60);
 	may_copy = true;

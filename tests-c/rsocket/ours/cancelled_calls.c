@@ -29,7 +29,7 @@ static void cancelled_often(void *(*call)(void *), void *argument, int rounds)
 		running = false;
 		EXPECT(!pthread_create(&thread, NULL, repeat, argument));
 		while (!running)
-			sched_yield();
+			pause_briefly();
 		usleep((useconds_t)rand_r(&seed) % 2000);
 		EXPECT(!pthread_cancel(thread) && !pthread_join(thread, &result) && result == PTHREAD_CANCELED);
 	}

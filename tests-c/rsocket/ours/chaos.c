@@ -298,8 +298,7 @@ static void jump_out_of_it(void)
 	sleeper = 0;
 	EXPECT((quiet = rdma_create_event_channel()));
 	EXPECT(!pthread_create(&victim, NULL, wait_for_event, NULL));
-	for (int asleep = 0; asleep < 20; sched_yield())
-		asleep = sleeper && sleeps(sleeper) ? asleep + 1 : 0;
+	EXPECT(await_sleep(&sleeper));
 	EXPECT(!pthread_kill(victim, SIGUSR1) && !pthread_join(victim, NULL));
 	rdma_destroy_event_channel(quiet);
 }

@@ -141,7 +141,7 @@ static void number_is_free(void)
 
 static void nothing_is_left(void)
 {
-	int before = 0;
+	int before = fds_before();
 
 	for (int turn = 0; turn < 20; turn++) {
 		size_t sent;
@@ -152,20 +152,18 @@ static void nothing_is_left(void)
 		EXPECT(sent > 0 && !rclose(pair.client) && !rclose(pair.server));
 		pair.client = pair.server = -1;
 		rs_pair_close(&pair);
-		if (turn)
-			fds_come_back(before);
-		else {
-			usleep(200000);
-			before = open_fds();
-		}
+		fds_come_back(before);
 	}
 }
 
 /* Calls of other threads return. */
+static volatile pid_t polling;
+
 static void *blocked_in_poll(void *fd)
 {
 	struct pollfd entry = { .fd = *(int *)fd, .events = POLLIN };
 
+	polling = gettid();
 	return (void *)(long)(rpoll(&entry, 1, -1) == 1 ? entry.revents : -1);
 }
 
@@ -178,8 +176,7 @@ static void close_under_poll(void)
 	pair_nonblocking();
 	fd = pair.client;
 	EXPECT(!pthread_create(&thread, NULL, blocked_in_poll, &fd));
-	usleep(50000);
-	EXPECT(!rclose(pair.client));
+	EXPECT(await_sleep(&polling) && !rclose(pair.client));
 	EXPECT(!pthread_join(thread, &bits));
 	EXPECT((long)bits == POLLNVAL);
 	pair.client = -1;

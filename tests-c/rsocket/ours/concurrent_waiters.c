@@ -130,12 +130,6 @@ long syscall(long number, ...)
 	return call(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
 }
 
-static void await_sleep(volatile pid_t *tid)
-{
-	for (int asleep = 0; asleep < 20; sched_yield())
-		asleep = *tid && sleeps(*tid) ? asleep + 1 : 0;
-}
-
 /* Returns the number of wake-ups of the waiter while the other thread answered. Each has a cause. */
 static long turns_beside(const char *whom, void *(*wait)(void *), void *(*answer)(void *))
 {

@@ -17,7 +17,7 @@ static void await_bytes(int fd, ssize_t count)
 	char scratch[4096];
 
 	while (rrecv(fd, scratch, sizeof(scratch), MSG_PEEK) < count)
-		sched_yield();
+		pause_briefly();
 }
 
 static void read_vectors(void)
@@ -64,7 +64,7 @@ static void *sends_parts(void *argument)
 	(void)argument;
 	for (int i = 0; i < 10; i++) {
 		rsend(pair.client, "0123456789", 10, 0);
-		sched_yield();
+		pause_briefly();
 	}
 	rshutdown(pair.client, SHUT_WR);
 	return NULL;

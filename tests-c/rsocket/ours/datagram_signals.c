@@ -69,12 +69,11 @@ static void *block(void *argument)
 	return NULL;
 }
 
-/* Returns when the thread was seen asleep at twenty looks in a row. */
+/* Returns when the thread sleeps. */
 static void start_blocked(struct blocked *blocked)
 {
 	EXPECT(!pthread_create(&blocked->thread, NULL, block, blocked));
-	for (int asleep = 0; asleep < 20; sched_yield())
-		asleep = blocked->tid && sleeps(blocked->tid) ? asleep + 1 : 0;
+	EXPECT(await_sleep(&blocked->tid));
 }
 
 static volatile sig_atomic_t handled;
@@ -97,7 +96,7 @@ static void interrupt(struct blocked *blocked, int number)
 	handled = 0;
 	EXPECT(!pthread_kill(blocked->thread, number));
 	while (!handled)
-		sched_yield();
+		pause_briefly();
 }
 
 /* ---- cases ------------------------------------------------------------------------------------------ */

@@ -154,14 +154,14 @@ static void settle(int expected)
 	int asleep = 0;
 
 	while (out < expected)
-		sched_yield();
-	while (asleep < 20) {
+		pause_briefly();
+	while (asleep < 5) {
 		bool all = true;
 
 		for (int i = 0; i < THREADS; i++)
 			all = all && is_asleep(&waiters[i]);
 		asleep = all ? asleep + 1 : 0;
-		sched_yield();
+		pause_briefly();
 	}
 }
 

@@ -17,7 +17,7 @@ static char out[PIECE], in[PIECE];
 static void shrinks_to(long kb)
 {
 	while (pinned_kb() > kb)
-		usleep(1000);
+		pause_briefly();
 }
 
 static void *sends(void *fd)

@@ -26,8 +26,7 @@ static pid_t jumper_tid;
 
 static void *wake_jumper(void *argument)
 {
-	for (int asleep = 0; asleep < 20; sched_yield())
-		asleep = sleeps(jumper_tid) ? asleep + 1 : 0;
+	await_sleep(&jumper_tid);
 	pthread_kill(jumper, SIGUSR1);
 	return argument;
 }
@@ -290,8 +289,7 @@ static void fork_while_settings_are_read(void)
 	mkdir("/etc/rdma/rsocket", 0755);
 	EXPECT(!mkfifo(setting, 0600));
 	EXPECT(!pthread_create(&thread, NULL, first_rsocket, (void *)&reader));
-	for (int asleep = 0; asleep < 20; sched_yield())
-		asleep = reader && sleeps(reader) ? asleep + 1 : 0;
+	EXPECT(await_sleep(&reader));
 	child = fork();
 	if (child == 0) {
 		int pipe = open(setting, O_RDWR);

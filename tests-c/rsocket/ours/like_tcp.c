@@ -345,7 +345,7 @@ static void blocking_connect_shut_down(void)
 	EXPECT(!pthread_create(&thread, NULL, connect_silent, NULL));
 	/* ENOTCONN before it connects. */
 	while ((ret = now->shutdown(connecting, SHUT_RDWR)) && errno == ENOTCONN)
-		sched_yield();
+		pause_briefly();
 	EXPECT(!ret && !pthread_join(thread, NULL));
 	see_poll("shut down", connecting);
 	EXPECT(!now->close(connecting));
@@ -372,9 +372,9 @@ static void *connect_again(void *calls)
 }
 
 /* Returns when the thread sleeps in this call, or has returned from it. */
-static void await_sleep(int attempt)
+static void sleeps_in(int attempt)
 {
-	for (int asleep = 0; asleep < 20 && attempts <= attempt; sched_yield())
+	for (int asleep = 0; asleep < 5 && attempts <= attempt; pause_briefly())
 		asleep = attempts == attempt && sleeps(connector) ? asleep + 1 : 0;
 }
 
@@ -391,9 +391,9 @@ static void connect_again_after_a_signal(int calls)
 	connecting = client();
 	attempts = 0;
 	EXPECT(!pthread_create(&thread, NULL, connect_again, &calls));
-	await_sleep(1);
+	sleeps_in(1);
 	EXPECT(!pthread_kill(thread, SIGUSR1));
-	await_sleep(2);
+	sleeps_in(2);
 	EXPECT((server = now->accept(listener, NULL, NULL)) >= 0);
 	EXPECT(!pthread_join(thread, NULL));
 	await(connecting, POLLOUT);

@@ -122,7 +122,7 @@ static bool sleeps_once(void)
 static void comes_back(long base, int fds)
 {
 	while (held() > base || open_fds() > fds)
-		sched_yield();
+		pause_briefly();
 }
 
 /* In a process of its own the first use is part of it. */

@@ -29,7 +29,7 @@ static void header_in_two(ssize_t (*call)(int))
 	EXPECT(rrecv(pair.server, got, 8, MSG_PEEK) == 4);
 	EXPECT(rsend(pair.client, "er: and more", 12, 0) == 12);
 	while (call(pair.server) < 8)
-		sched_yield();
+		pause_briefly();
 	EXPECT(!memcmp(got, "header: ", 8));
 	EXPECT(recv_all(pair.server, got, 16) == 16 && !memcmp(got, "header: and more", 16));
 	rs_pair_close(&pair);

@@ -98,7 +98,7 @@ static void other_calls_go_on(void)
 	EXPECT(!rclose(late) && !rclose(server) && !rclose(listener));
 }
 
-static _Atomic pid_t closer;
+static volatile pid_t closer;
 
 static void *close_listener(void *unused)
 {
@@ -113,8 +113,7 @@ static void close_waits(void)
 
 	reject_blocks(&thread);
 	EXPECT(!pthread_create(&other, NULL, close_listener, NULL));
-	for (int asleep = 0; asleep < 20; sched_yield())
-		asleep = closer && sleeps(closer) ? asleep + 1 : 0;
+	EXPECT(await_sleep(&closer));
 	EXPECT(fcntl(listener, F_GETFD) >= 0);
 	reject_goes_on(thread);
 	EXPECT(!pthread_join(other, NULL));

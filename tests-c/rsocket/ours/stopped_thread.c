@@ -38,14 +38,13 @@ static void beside_a_stopped_thread(void *(*call)(void *))
 {
 	pthread_t stopping, caller;
 	struct pollfd entry = { .fd = tested, .events = POLLIN };
-	int asleep = 0, value;
+	int value;
 	socklen_t len = sizeof(value);
 
 	EXPECT(!sem_init(&has_stopped, 0, 0) && !sem_init(&may_go_on, 0, 0));
 	EXPECT(!pthread_create(&stopping, NULL, make_datagram_socket, NULL) && !sem_wait(&has_stopped));
 	EXPECT(!pthread_create(&caller, NULL, call, NULL));
-	while (asleep < 20)
-		asleep = caller_id && sleeps(caller_id) ? asleep + 1 : 0;
+	EXPECT(await_sleep(&caller_id));
 	EXPECT(!rgetsockopt(tested, SOL_SOCKET, SO_SNDBUF, &value, &len));
 	EXPECT(rpoll(&entry, 1, 0) == 0);
 	EXPECT(!sem_post(&may_go_on));

@@ -52,8 +52,7 @@ static void closed_by_handler(ssize_t (*call)(int), int flags)
 	EXPECT_ERROR(rrecv(pair.server, &byte, 1, 0), EBADF);
 	EXPECT(rrecv(pair.client, &byte, 1, 0) == 0);
 	EXPECT(!rclose(pair.client) && !rclose(pair.listener));
-	while (open_fds() != before)
-		sched_yield();
+	await_fds(before);
 }
 
 static void close_recv_by_handler(void) { closed_by_handler(call_recv, 0); }
@@ -248,7 +247,7 @@ static void interrupt(struct blocked *blocked)
 {
 	pthread_kill(blocked->thread, SIGUSR1);
 	while (!handled)
-		sched_yield();
+		pause_briefly();
 }
 
 /* Returns EINTR for each of the calls; the connection is as it was. */
