@@ -19,46 +19,57 @@ RUN_CARGO := $(if $(findstring clang,$(CC)),env CC=cc )$(CARGO)
 CARGO_TARGET_DIR ?= target
 VERSION := $(shell scripts/version)
 
-RELEASE := $(CARGO_TARGET_DIR)/$(if $(CARGO_BUILD_TARGET),$(CARGO_BUILD_TARGET)/)release
+# Profile of cargo: release, or quick for the tests (Cargo.toml).
+BUILD := release
+BUILT := $(CARGO_TARGET_DIR)/$(if $(CARGO_BUILD_TARGET),$(CARGO_BUILD_TARGET)/)$(BUILD)
 
 DIST ?= $(CARGO_TARGET_DIR)/dist
+# What make quick builds and tests use.
+CHECK_DIST ?= $(CARGO_TARGET_DIR)/check-dist
 LIBRARY := $(DIST)/lib/librdmacm.so.1.5.$(VERSION)
-ARCHIVE := $(RELEASE)/librdmacm.a
+ARCHIVE := $(BUILT)/librdmacm.a
 PRELOAD := $(DIST)/lib/rsocket/librspreload.so
-PRELOAD_ARCHIVE := $(RELEASE)/librspreload.a
+PRELOAD_ARCHIVE := $(BUILT)/librspreload.a
 IWPMD := $(DIST)/sbin/iwpmd
-IWPMD_BUILT := $(RELEASE)/iwpmd
+IWPMD_BUILT := $(BUILT)/iwpmd
 DOCTOR := $(DIST)/bin/rdmacm-doctor
-DOCTOR_BUILT := $(RELEASE)/rdmacm-doctor
+DOCTOR_BUILT := $(BUILT)/rdmacm-doctor
 RSSTAT := $(DIST)/bin/rsstat
-RSSTAT_BUILT := $(RELEASE)/rsstat
+RSSTAT_BUILT := $(BUILT)/rsstat
 
 # Neither make nor the build of rdma-core's headers can quote them: one sentence instead of one for each target.
 one_word = $(if $(filter-out 0 1,$(words $($1))),$(error $1 has a space, which the build cannot handle: '$($1)'. Use another folder))
 $(call one_word,CARGO_TARGET_DIR)
 $(call one_word,DIST)
+$(call one_word,CHECK_DIST)
 
-export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR BINDIR MANDIR UNITDIR UDEVDIR DESTDIR VERSION DIST
+export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR BINDIR MANDIR UNITDIR UDEVDIR DESTDIR VERSION DIST CHECK_DIST
 
-.PHONY: all test lint check demo bench lab headers abi-check install-test install install-strip uninstall dist release deb opt kit clean help preconditions FORCE
+.PHONY: all quick test lint check check-all demo bench lab headers abi-check install-test install install-strip uninstall dist release deb opt kit clean help preconditions build
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY) $(PRELOAD) $(IWPMD) $(DOCTOR) $(RSSTAT) ## build everything into $(DIST), target/dist unless given (the default)
 
+quick: ## build the same without link-time optimization, with assertions, into $(CHECK_DIST), target/check-dist unless given
+	$(MAKE) all BUILD=quick DIST=$(CHECK_DIST)
+
 test: preconditions ## run the Rust tests that need no lab
-	$(RUN_CARGO) test --workspace --locked
+	$(RUN_CARGO) test --workspace --locked --profile quick
 
 lint: preconditions ## formatting, clippy, shellcheck, layers, references of the documents
 	$(RUN_CARGO) fmt --all --check
 	$(RUN_CARGO) fmt --manifest-path tests/models/Cargo.toml --check
-	$(RUN_CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(RUN_CARGO) clippy --workspace --all-targets --locked --profile quick -- -D warnings
 	shellcheck -x -P SCRIPTDIR $$(git ls-files | xargs grep -lE '^#!.*\b(bash|sh)$$') tools/rsrun.bash-completion
 	scripts/layers
 	bench/charts --check
 	scripts/docs-check
 
-check: preconditions ## run the default suites of tests, with the lab, and show a table; scripts/check --list names all
+check: preconditions ## run the suites of tests that show each part, in minutes; scripts/check --list names all
 	scripts/check $(CHECK)
+
+check-all: preconditions ## run every suite, for hours; CHECK=--resume leaves out what has passed on the same tree
+	scripts/check --tier all $(CHECK)
 
 demo: ## install what is missing, build, run rping and ucmatose in the lab
 	scripts/demo
@@ -72,10 +83,11 @@ lab: ## build the kernel of the lab, unless the machine has it already
 	lab/kernel path
 
 headers: preconditions ## write the generated headers in include/rdma anew
-	$(RUN_CARGO) run -q -p headers -- include/rdma
+	$(RUN_CARGO) run -q --profile quick -p headers -- include/rdma
 
 abi-check: all ## compare symbols, headers and layout with the reference's
 	scripts/abi-check
+	scripts/abi-check release
 
 install-test: all ## install below a temporary folder, use it from there, uninstall
 	scripts/install-test
@@ -113,36 +125,25 @@ help: ## list the targets
 preconditions:
 	@scripts/preconditions
 
-# cargo knows whether there is something to do; make looks at the archive afterwards.
-$(ARCHIVE): FORCE preconditions
-	$(RUN_CARGO) build --release --locked -p rdmacm
+# One call builds all: crates are compiled side by side, and cargo knows whether there is something to do. make looks at the
+# files afterwards.
+build: preconditions
+	$(RUN_CARGO) build --profile $(BUILD) --locked -p rdmacm -p rspreload -p iwpmd -p rdmacm-doctor -p rsstat
 
-$(PRELOAD_ARCHIVE): FORCE preconditions
-	$(RUN_CARGO) build --release --locked -p rspreload
+$(ARCHIVE) $(PRELOAD_ARCHIVE) $(IWPMD_BUILT) $(DOCTOR_BUILT) $(RSSTAT_BUILT): build ;
 
 $(LIBRARY): $(ARCHIVE) symbols.map scripts/link-rdmacm scripts/startup.ld
 	scripts/link-rdmacm $(VERSION) $(ARCHIVE) $(DIST)/lib
-
-$(DOCTOR_BUILT): FORCE preconditions
-	$(RUN_CARGO) build --release --locked -p rdmacm-doctor
-
-$(DOCTOR): $(DOCTOR_BUILT)
-	install -D -m 755 $< $@
-
-$(RSSTAT_BUILT): FORCE preconditions
-	$(RUN_CARGO) build --release --locked -p rsstat
-
-$(RSSTAT): $(RSSTAT_BUILT)
-	install -D -m 755 $< $@
 
 $(PRELOAD): $(PRELOAD_ARCHIVE) $(LIBRARY) abi/rspreload/preload.map abi/rspreload/preload-full.map abi/rspreload/src/full/printf.c abi/rspreload/src/full/vfork.c \
 		scripts/link-rspreload
 	scripts/link-rspreload $(PRELOAD_ARCHIVE) $(DIST)/lib
 
-$(IWPMD_BUILT): FORCE preconditions
-	$(RUN_CARGO) build --release --locked -p iwpmd
-
 $(IWPMD): $(IWPMD_BUILT)
-	install -D -m 755 $(IWPMD_BUILT) $@
+	install -D -m 755 $< $@
 
-FORCE:
+$(DOCTOR): $(DOCTOR_BUILT)
+	install -D -m 755 $< $@
+
+$(RSSTAT): $(RSSTAT_BUILT)
+	install -D -m 755 $< $@

@@ -152,12 +152,14 @@ def run(test, options, report):
     RESULTS.mkdir(parents=True)
     programs = test.values(options)["programs"]
     fails, hostile = programs / "tools/fails", programs / "peer/ours/raw"
-    if in_lab("complete", [HERE / "guest", fails, hostile, doctor], report):
+    parts = [options.part] if options.part else ["soft", "ib", "debian"]
+    if "soft" in parts and in_lab("complete", [HERE / "guest", fails, hostile, doctor], report):
         check_expected("", report)
         check_json(report)
         check_probes(report)
-    if in_lab("complete-ib", [HERE / "guest-ib", fails, doctor], report, ib=True):
+    if "ib" in parts and in_lab("complete-ib", [HERE / "guest-ib", fails, doctor], report, ib=True):
         check_expected("ib-", report)
-    check_debian(doctor, report)
+    if "debian" in parts:
+        check_debian(doctor, report)
     check_format(report)
     check_host(fails, doctor, report)

@@ -11,6 +11,7 @@ from .kinds import compare, pair, pairings, relay
 from .lab import DEVICES, TOP, build_c, ours_dir
 from .options import parser
 from .report import Report
+from .suites import read_suites
 from .words import fill
 
 TESTS = TOP / "tests"
@@ -97,12 +98,10 @@ class Test:
                 for name, value in lab.items()}
 
 
-def load():
-    """Returns {name: suite} and {name: Test}."""
+def read_tests():
+    """Returns {name: Test}."""
     with open(TESTS / "suites.toml", "rb") as file:
-        data = tomllib.load(file)
-    return ({suite["name"]: suite for suite in data["suite"]},
-            {name: Test(name, table) for name, table in data["test"].items()})
+        return {name: Test(name, table) for name, table in tomllib.load(file)["test"].items()}
 
 
 def run_test(test, words):
@@ -121,19 +120,19 @@ def run_test(test, words):
 
 
 def main(about, words):
-    suites, tests = load()
+    suites, tests = {suite.name: suite for suite in read_suites()}, read_tests()
     if not words or words[0].startswith("-"):
         print(about, "\nsuites: " + " ".join(suites), "tests: " + " ".join(tests), sep="\n")
         return 0
     name, *words = words
-    suite = suites.get(name, {})
-    if "command" in suite:
-        return subprocess.run(suite["command"].split() + words, check=False, cwd=TOP).returncode
-    test = tests.get(suite.get("test", name))
+    suite = suites.get(name)
+    if suite and not suite.test:
+        return subprocess.run(suite.command.split() + words, check=False, cwd=TOP).returncode
+    test = tests.get(suite.test if suite else name)
     if not test:
         print(f"{name}: no suite or test of this name; tests/run prints the names", file=sys.stderr)
         return 2
-    words = shlex.split(suite.get("options", "")) + words
+    words = [*(shlex.split(suite.options) if suite else []), *words]
     if test.data["kind"] == "compare" and suite:
         words = ["--out", str(TOP / f"target/tests-c-{name}"), *words]
     return run_test(test, words)
