@@ -57,6 +57,7 @@ def build_c(*targets, out=None, variables=()):
     words = [str(out / target) if "/" in target else target for target in targets]
     with open(out / "lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if subprocess.run(["make", "-s", "-C", TOP / "tests-c", f"OUT={out}", "-j2", *variables, *words], check=False).returncode:
+        command = ["make", "-s", "-C", TOP / "tests-c", f"OUT={out}", "-j2", *variables, *words]
+        if subprocess.run(command, check=False).returncode:
             sys.exit("tests-c: the programs do not build")
     return out

@@ -12,7 +12,7 @@ from .lab import DEVICES, TOP, build_c, ours_dir
 from .options import parser
 from .report import Report
 from .suites import read_suites
-from .words import fill
+from .words import fill, fill_option
 
 TESTS = TOP / "tests"
 KINDS = {"relay": relay.run, "pair": pair.run, "pairings": pairings.run,
@@ -36,7 +36,8 @@ class Test:
         """Returns a parser for the options that the test takes, and for those of its own."""
         data = self.data
         made = parser(data["about"], *data.get("takes", ["device"]), "list", "repeat")
-        own = {name: {"choices": values, "help": "only this one"} for name, values in data.get("each", {}).items() if name not in ("device", "reference")}
+        own = {name: {"choices": values, "help": "only this one"} for name, values in data.get("each", {}).items()
+               if name not in ("device", "reference")}
         for name, settings in {**own, **data.get("options", {})}.items():
             settings = dict(settings)
             default = settings.get("default")
@@ -63,7 +64,8 @@ class Test:
         if isinstance(cases, list):
             listed = subprocess.run(fill(cases, self.places()), check=True, stdout=subprocess.PIPE, text=True)
             return [(name,) for name in listed.stdout.splitlines()]
-        return bash_cases(self.folder / "cases.sh", cases, **{**self.data.get("variables", {}), **variables}) if cases else []
+        variables = {**self.data.get("variables", {}), **variables}
+        return bash_cases(self.folder / "cases.sh", cases, **variables) if cases else []
 
     def choose(self, options):
         """Returns the rows of the cases that --only selects."""
@@ -94,8 +96,7 @@ class Test:
         lab.update((name, given) for name in ("kernel", "reference") if (given := getattr(options, name, None)))
         if getattr(options, "results", None):
             lab["out"] = options.results / "-".join(one.values())
-        return {name: fill(value, values) if isinstance(value, list) else value.format_map(values) if isinstance(value, str) else value
-                for name, value in lab.items()}
+        return {name: fill_option(value, values) for name, value in lab.items()}
 
 
 def read_tests():

@@ -32,7 +32,8 @@ def read_suites(path=TOP / "tests/suites.toml"):
             raise ValueError(f"suite {name}: tier {entry['tier']}, time {entry['time']}")
         if "command" in entry and {"test", "options"} & set(entry):
             raise ValueError(f"suite {name}: a command, and a test or its options")
-        suites.append(Suite(**{**OPTIONAL, "command": f"tests/run {name}", **({} if "command" in entry else {"test": name}), **entry}))
+        is_test = {} if "command" in entry else {"command": f"tests/run {name}", "test": name}
+        suites.append(Suite(**{**OPTIONAL, **is_test, **entry}))
     names = [suite.name for suite in suites]
     for suite in suites:
         if names.count(suite.name) > 1 or suite.within not in [None, *names]:

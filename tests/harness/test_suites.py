@@ -28,7 +28,8 @@ class Suites(unittest.TestCase):
                     test.parser().parse_args(words)
 
     def test_what_a_test_names_exists(self):
-        listed = {line.split()[0] for line in (TESTS_C / "programs.list").read_text().splitlines() if line and line[0] != "#"}
+        lines = (TESTS_C / "programs.list").read_text().splitlines()
+        listed = {line.split()[0] for line in lines if line and line[0] != "#"}
         for name, test in read_tests().items():
             self.assertIn(test.data["kind"], {*KINDS, "compare"}, name)
             self.assertLessEqual(set(test.data.get("programs", [])), listed, name)

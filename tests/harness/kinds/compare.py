@@ -1,6 +1,6 @@
-"""The kind `compare`: each conformance program (tests-c) runs on the reference's library and on ours, in one lab, and the
-output is compared. Allowed differences are listed in a file beside the program, NAME.diff (see docs/differences.md). Programs
-in */ours run on our library only and print PASS or FAIL for each case."""
+"""The kind `compare`: each conformance program (tests-c) runs on the reference's library and on ours, in one lab,
+and the output is compared. Allowed differences are listed in a file beside the program, NAME.diff (see
+docs/differences.md). Programs in */ours run on our library only and print PASS or FAIL for each case."""
 
 import collections
 import os
@@ -39,7 +39,8 @@ MANY_PROCESSES = {"cm/compared/restricted"}
 
 
 def parse_options(test, words):
-    options = parser(test.data["about"], "lab_device", "reference", "kernel", "cpus", "arch", "list", "repeat", reference="44.0", repeat=0)
+    options = parser(test.data["about"], "lab_device", "reference", "kernel", "cpus", "arch", "list", "repeat",
+                     reference="44.0", repeat=0)
     options.add_argument("--only", default="", metavar="PROGRAM[,PROGRAM]",
                          help="only these programs, by name (data), part of the path (rsocket/ours) or path")
     options.add_argument("--lib", default="ours", help="library to compare: ours or a directory")
@@ -318,7 +319,9 @@ def main(test, words):
     options = parse_options(test, words)
     chosen = choose(read_programs(HERE), options)
     if options.list and "modes" in test.data:
-        print("\n".join(f"{program} {device} {mode['name']}" for mode, wanted in modes(test, chosen) for program, device in wanted))
+        for mode, wanted in modes(test, chosen):
+            for program, device in wanted:
+                print(program, device, mode["name"])
         return 0
     if options.list:
         for program in dict.fromkeys(program for program, _ in chosen):
