@@ -265,6 +265,13 @@ class Relay(unittest.TestCase):
     def test_lab_whose_status_is_bad(self):
         self.assertEqual(self.lab("ok   a", "all ran", status=124)[::2], ((1, 1, 0), 1))
 
+    def test_repetitions_are_bounded(self):
+        for again, failures in [(3, 0), (4, 1)]:
+            report = Report()
+            with contextlib.redirect_stdout(io.StringIO()):
+                report.bound_repetitions("siw-repetitions", ["120"] * 9 + ["130 (tried again)"] * again)
+            self.assertEqual(report.number["FAIL"], failures)
+
     def test_nothing_ran(self):
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             self.assertEqual(Report().finish(), 2)
