@@ -270,18 +270,24 @@ static const char *given(const void *pointer)
 }
 
 /*
- * A flow label. For RoCE the kernel computes it from the ports of the id, unless the address states
- * one (docs/protocol.md says nothing about it: the library only hands it on).
+ * A flow label. For RoCE the kernel's connection manager computes it from the ports of the client,
+ * unless the address states one. In the path of a request the bits above it are those beside it in
+ * the record.
  */
 static const char *flow_str(const struct rdma_cm_id *id, uint32_t flow)
 {
-	uint32_t sport = ntohs(rdma_get_src_port((struct rdma_cm_id *)id));
-	uint32_t dport = ntohs(rdma_get_dst_port((struct rdma_cm_id *)id));
+	enum { LABEL = 0xfffff };
+	uint32_t source = ntohs(rdma_get_src_port((struct rdma_cm_id *)id));
+	uint32_t destination = ntohs(rdma_get_dst_port((struct rdma_cm_id *)id));
+	uint32_t label = flow & LABEL;
 	char *text = scratch();
 
-	if (flow && (flow == ((sport * 31 + dport) & 0xfffff) || flow == ((dport * 31 + sport) & 0xfffff)))
-		return "of the ports";
-	snprintf(text, 1024, "%x", flow);
+	if (label && label == ((source * 31 + destination) & LABEL))
+		snprintf(text, 1024, "%x+source,destination", flow & ~(uint32_t)LABEL);
+	else if (label && label == ((destination * 31 + source) & LABEL))
+		snprintf(text, 1024, "%x+destination,source", flow & ~(uint32_t)LABEL);
+	else
+		snprintf(text, 1024, "%x", flow);
 	return text;
 }
 

@@ -60,16 +60,9 @@ int listen_on(union address *address, int backlog, int receives)
 	int fd;
 
 	*address = local_addr(AF_INET, 0);
-	for (;;) {
-		EXPECT((fd = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
-		set_sizes(fd, receives, 8);
-		EXPECT(!rbind(fd, &address->sa, sizeof(address->in)));
-		if (!rlisten(fd, backlog))
-			break;
-		/* The connection manager chose a port that one of siw's TCP sockets still has. */
-		expect(on_siw() && errno == EADDRINUSE, "rlisten", errno, __LINE__);
-		EXPECT(!rclose(fd));
-	}
+	EXPECT((fd = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	set_sizes(fd, receives, 8);
+	EXPECT(!rbind(fd, &address->sa, sizeof(address->in)) && !rlisten(fd, backlog));
 	EXPECT(!rgetsockname(fd, &address->sa, &len));
 	return fd;
 }

@@ -10,9 +10,9 @@ socklen_t addr_len(const union address *address)
 	return address->sa.sa_family == AF_INET6 ? sizeof(address->in6) : sizeof(address->in);
 }
 
-/* Returns an rsocket that is bound to a port that the kernel has chosen; -1 when that failed. */
-static int bound_listener(int family, union address *to, rs_prepare prepare)
+int rs_listener(int family, union address *to, rs_prepare prepare)
 {
+	socklen_t len = sizeof(*to);
 	int fd = rsocket(family, SOCK_STREAM, 0);
 
 	*to = local_addr(family, 0);
@@ -20,26 +20,10 @@ static int bound_listener(int family, union address *to, rs_prepare prepare)
 		return -1;
 	if (prepare)
 		prepare(fd);
-	if (SETUP(!rbind(fd, &to->sa, addr_len(to))))
+	if (SETUP(!rbind(fd, &to->sa, addr_len(to))) && SETUP(!rlisten(fd, 16)) &&
+	    SETUP(!rgetsockname(fd, &to->sa, &len)))
 		return fd;
 	rclose(fd);
-	return -1;
-}
-
-/* Over soft-iWARP, TCP may use the port: the kernel chooses another one then. */
-int rs_listener(int family, union address *to, rs_prepare prepare)
-{
-	socklen_t len = sizeof(*to);
-	int fd = bound_listener(family, to, prepare), listens = -1;
-
-	for (int tries = 0; fd >= 0 && (listens = rlisten(fd, 16)) && errno == EADDRINUSE && tries < 8; tries++) {
-		rclose(fd);
-		fd = bound_listener(family, to, prepare);
-	}
-	if (fd >= 0 && SETUP(!listens) && SETUP(!rgetsockname(fd, &to->sa, &len)))
-		return fd;
-	if (fd >= 0)
-		rclose(fd);
 	return -1;
 }
 

@@ -536,5 +536,6 @@ int main(int argc, char **argv)
 		fflush(stdout);
 		close_both();
 	}
+	puts("complete");
 	return failed;
 }

@@ -15,6 +15,13 @@ def lines(path):
     return path.read_text(errors="replace").splitlines() if path.exists() else []
 
 
+def lost(seen):
+    """Returns why what was observed shows nothing, also if both libraries have it; an empty text if it shows something."""
+    if not any(": status " in line for line in seen):
+        return "no process ran"
+    return next((line for line in seen if line.startswith("lab: ")), "")
+
+
 def observe(folder):
     """Returns the output and exit status of each process of a case. ucmatose and rping buffer some of
     their lines, so these are sorted."""

@@ -13,7 +13,7 @@ sys.path.insert(0, str(HERE.parent))
 from harness import Report
 from harness.conformance import (Difference, judge_alone, judge_cases, judge_pair, read_differences, read_hangs,
                                  read_programs)
-from harness.results import Results
+from harness.processes import lost, observe
 
 END = "[end] complete"
 TESTS_C = HERE.parents[1] / "tests-c"
@@ -265,9 +265,36 @@ class Relay(unittest.TestCase):
     def test_lab_whose_status_is_bad(self):
         self.assertEqual(self.lab("ok   a", "all ran", status=124)[::2], ((1, 1, 0), 1))
 
+    def test_repetitions_are_bounded(self):
+        for again, failures in [(3, 0), (4, 1)]:
+            report = Report()
+            with contextlib.redirect_stdout(io.StringIO()):
+                report.bound_repetitions("siw-repetitions", ["120"] * 9 + ["130 (tried again)"] * again)
+            self.assertEqual(report.number["FAIL"], failures)
+
     def test_nothing_ran(self):
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             self.assertEqual(Report().finish(), 2)
+
+
+class Processes(unittest.TestCase):
+    """What the fault cases observe."""
+
+    def observed(self, **files):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in files.items():
+                pathlib.Path(folder, name.replace("_", ".")).write_text(content)
+            return observe(pathlib.Path(folder))
+
+    def test_nothing_ran(self):
+        self.assertEqual(lost(self.observed()), "no process ran")
+
+    def test_a_fault_that_the_lab_could_not_make(self):
+        seen = self.observed(server_status="0\n", server_out="server: id: 0\n", troubles="no netem\n")
+        self.assertEqual(lost(seen), "lab: no netem")
+
+    def test_ok(self):
+        self.assertEqual(lost(self.observed(server_status="0\n", server_out="server: id: 0\n")), "")
 
 
 class Files(unittest.TestCase):

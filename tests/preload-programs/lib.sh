@@ -42,7 +42,7 @@ under() {
     else
         extra_env+=(RS_MODE=rdma)
     fi
-    exec env "${extra_env[@]}" "PATH=$tools_bin:$PATH" "LD_LIBRARY_PATH=$dir:$tools_lib" \
+    exec env "${extra_env[@]}" "RDMACM_LOG=$PWD/rdmacm.$BASHPID.log" "PATH=$tools_bin:$PATH" "LD_LIBRARY_PATH=$dir:$tools_lib" \
         "LD_PRELOAD=$dir/rsocket/$file" "$@"
 }
 

@@ -132,6 +132,7 @@ def run_device(programs, device, places, options, results, report):
             rows.append([title, versions(program, places), device, *cells, program.remark])
         else:
             rows.append([title, device, *cells])
+    report.bound_repetitions(f"{device}-repetitions", map(outcome, folder.glob("*/*")))
     return [f"| {' | '.join(row)} |" for row in rows]
 
 

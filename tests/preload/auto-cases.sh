@@ -552,7 +552,10 @@ case_full() {
     done
     # Each case of both modes by a connection of its own, which has two ends.
     facts="$(cat "$work"/client.{tcp,rdma,auto} | grep -c '^ok') calls"
-    [ "$(grep -c ESTABLISHED "$work/client.log")" = $((4 * $(grep -c . "$work/client.tcp"))) ]
+    for mode in tcp rdma auto; do
+        [ "$(tail -n 1 "$work/client.$mode")" = complete ] || { facts+=", ended early" && return 1; }
+    done
+    [ "$(grep -c ESTABLISHED "$work/client.log")" = $((4 * $(grep -c '^ok' "$work/client.tcp"))) ]
 }
 
 run_cases() {

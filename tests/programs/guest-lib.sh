@@ -8,11 +8,11 @@ names=()
 mkfifo "${FAULTS_FOLDER:-/run}/silence.$$"
 exec {silence}<>"${FAULTS_FOLDER:-/run}/silence.$$"
 
-# start NAME COMMAND...: in the background, its output in NAME.out, its pid in `pid`.
+# start NAME COMMAND...: in the background, its output in NAME.out, its pid in `pid`. Ours logs failures in NAME.log.
 start() {
     local name=$1
     shift
-    "$@" >"$name.out" 2>&1 &
+    RDMACM_LOG=$PWD/$name.log "$@" >"$name.out" 2>&1 &
     pid=$!
     # shellcheck disable=SC2034 # for the caller
     names[pid]=$name
@@ -58,10 +58,18 @@ guard() {
     done
 }
 
-# hit_by_siw OUTPUT...: soft-iWARP has rejected a connection because of one of its two faults, which are
-# independent of the libraries (docs/quirks.md): the ephemeral port is that of an older connection, or the
-# server's first bytes arrived with the answer (EINVAL; CONNECT_ERROR -22 as an event).
-hit_by_siw() {
-    [ "$device" = siw ] &&
-        grep -qsE 'Cannot assign requested address|Address already in use|connect.*Invalid argument|CONNECT_ERROR.*-22' "$@"
+# early_data CLIENTLIB CLIENT...: soft-iWARP in the client's kernel has refused the answer to its request, because the
+# server's first bytes had arrived with it (docs/quirks.md). The kernel reports that by an event, which a client with ours
+# logs: an EINVAL of the library's own is another fault.
+early_data() {
+    local library=$1 client
+    shift
+    [ "$device" = siw ] || return
+    for client in "$@"; do
+        case $library in
+        ours) ! grep -qs 'event: .* RDMA_CM_EVENT_CONNECT_ERROR EINVAL' "$client.log" || return 0 ;;
+        *) ! grep -qsE 'connect.*Invalid argument|CONNECT_ERROR.*-22' "$client.out" || return 0 ;;
+        esac
+    done
+    return 1
 }

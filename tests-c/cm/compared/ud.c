@@ -195,8 +195,11 @@ int main(int argc, char **argv)
 		struct pair pair;
 
 		topic("no datagrams on siw");
-		if (pair_open(&pair, RDMA_PS_UDP, AF_INET))
-			pair_resolve(&pair, true);
+		if (pair_open(&pair, RDMA_PS_UDP, AF_INET) && pair_resolve(&pair, false)) {
+			struct ibv_qp_init_attr attr = qp_attr(RDMA_PS_UDP);
+
+			CALL(rdma_create_qp(pair.client, NULL, &attr));
+		}
 		pair_close(&pair);
 		return finish();
 	}

@@ -1,7 +1,7 @@
 """The kind `pair`: cases run in two labs at the same time, one with each library, and must print the same.
 
-The rows of the cases are: name, group, and `yes` if the group is slow. A group runs in one lab for each library; slow ones run
-beside the others. The guest script writes the output and the status of each process to $LAB_OUT/CASE."""
+The rows of the cases are: name, group, and `yes` if the group is slow. A group runs in one lab for each library; slow
+ones run beside the others. The guest script writes the output and the status of each process to $LAB_OUT/CASE."""
 
 import pathlib
 import shutil
@@ -10,7 +10,7 @@ import threading
 
 from ..comparison import difference
 from ..lab import UNAVAILABLE, run_lab
-from ..processes import lines, observe
+from ..processes import lines, lost, observe
 from ..words import fill
 
 
@@ -29,6 +29,10 @@ def judge(test, folder, device, case, report):
     for suffix, content in [("reference", first), ("ours", second), ("diff", differing)]:
         (folder / f"{case}.{suffix}").write_text("".join(line + "\n" for line in content))
     facts = f"{len(first)} lines"
+    for library, seen in [("the reference", first), ("ours", second)]:
+        if why := lost(seen):
+            report.fail(name, f"with {library}: {why}", differing[:30])
+            return
     hung = [path.stem for path in sorted(ours.glob("*.status")) if "hang" in lines(path)]
     if hung:
         report.fail(name, "hangs with ours: " + " ".join(hung), differing[:30])

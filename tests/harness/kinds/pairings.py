@@ -1,7 +1,7 @@
 """The kind `pairings`: a server and its clients, with each library at either end.
 
-The control is the reference with itself. The test's folder has the cases (tests/programs/case-list.sh), each group of which
-runs in one lab. The guest script, tests/programs/guest, writes to $LAB_OUT/CASE/SERVERLIB-CLIENTLIB/."""
+The control is the reference with itself. The test's folder has the cases (tests/programs/case-list.sh), each group of
+which runs in one lab. The guest script, tests/programs/guest, writes to $LAB_OUT/CASE/SERVERLIB-CLIENTLIB/."""
 
 import collections
 import pathlib
@@ -18,7 +18,8 @@ GUEST = TOP / "tests/programs/guest"
 # Prints the rows of the cases.
 CASES = f""". {TOP}/tests/programs/case-list.sh; define_cases
     for i in "${{!case_names[@]}}"; do
-        printf '%s\\t%s\\t%s\\t%s\\n' "${{case_names[i]}}" "${{case_groups[i]}}" "${{case_expect[i]}}" "${{case_client[i]%% *}}"
+        row=("${{case_names[i]}}" "${{case_groups[i]}}" "${{case_expect[i]}}" "${{case_client[i]%% *}}")
+        (IFS=$'\\t'; echo "${{row[*]}}")
     done"""
 ERROR = re.compile("unable|fail|error|not supported|invalid|refused|differ", re.I)
 # Lines that differ between runs are left out: rping's client prints its DISCONNECTED event or exits
@@ -233,6 +234,8 @@ def run(test, options, report):
             folder = (options.results or pathlib.Path(scratch)) / f"{one['device']}-{one['reference']}"
             for group in dict.fromkeys(case.group for case in cases):
                 if one["device"] in test.data.get("only_on", {}).get(group, one["device"]):
-                    run_group(test, [case for case in cases if case.group == group], one, options, values, folder, report, tally)
+                    of_group = [case for case in cases if case.group == group]
+                    run_group(test, of_group, one, options, values, folder, report, tally)
+            report.bound_repetitions(f"{folder.name}-repetitions", map(text, folder.glob("*/*/milliseconds")))
     if getattr(options, "table", None):
         tally.write(pathlib.Path(options.table))
