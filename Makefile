@@ -87,6 +87,7 @@ headers: preconditions ## write the generated headers in include/rdma anew
 
 abi-check: all ## compare symbols, headers and layout with the reference's
 	scripts/abi-check
+	scripts/abi-check headers
 	scripts/abi-check release
 
 install-test: all ## install below a temporary folder, use it from there, uninstall
