@@ -1,4 +1,5 @@
-"""The suites of tests (tests/suites.toml), the skips that are expected (tests/skips), and the outcome of a suite."""
+"""The suites of tests (tests/suites.toml), the skips that are expected (tests/skips), and the
+outcome of a suite."""
 
 import collections
 import re
@@ -38,7 +39,8 @@ def read_suites(path=TOP / "tests/suites.toml"):
 
 
 def of_tier(suites, tier):
-    """Returns the suites of a tier and of those below it, without those that another one includes."""
+    """Returns the suites of a tier and of those below it, without those that another one
+    includes."""
     wanted = [suite for suite in suites if TIERS.index(suite.tier) <= TIERS.index(tier)]
     names = {suite.name for suite in wanted}
     return [suite for suite in wanted if suite.within not in names]
@@ -74,7 +76,8 @@ def skipped_cases(text):
 
 
 class Outcome:
-    """The result of a suite, from its exit status and what it printed. The status is None if it was ended at its time limit."""
+    """The result of a suite, from its exit status and what it printed. The status is None if it was
+    ended at its time limit."""
 
     def __init__(self, suite, status, text, seconds, skips):
         self.suite, self.status, self.seconds, self.text = suite, status, seconds, text
