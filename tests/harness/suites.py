@@ -81,7 +81,7 @@ class Outcome:
 
     def __init__(self, suite, status, text, seconds, skips):
         self.suite, self.status, self.seconds, self.text = suite, status, seconds, text
-        self.is_old = False
+        self.is_old, self.cpu_seconds = False, 0
         self.problems = []
         found = counts(text)
         passed, failed, skipped = found or (0, 0, 0)
@@ -114,7 +114,7 @@ class Outcome:
     def row(self):
         passed, failed, skipped = self.numbers
         return (f"{self.suite.name:<22} {self.verdict():<7} {passed:6} passed {failed:4} failed {skipped:4} skipped "
-                f"{self.seconds:5} s  {self.suite.shows}")
+                f"{self.seconds:5} s {self.cpu_seconds:5} s of processors  {self.suite.shows}")
 
 
 def last_line(text):
