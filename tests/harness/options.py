@@ -15,7 +15,7 @@ KNOWN = {
     "reference": {"choices": ["44.0", "65.0", "newest"], "type": lambda version: {"newest": "65.0"}.get(version, version),
                   "help": "version of the reference; newest, or 65.0: 65.0 or newer, as found"},
     "kernel": {"default": "6.1", "help": "kernel of the lab: 6.1, 7.2, debian or debian-6.12 (6.1)"},
-    "cpus": {"type": int, "metavar": "N", "help": "processors of the lab, with kernel debian (2) or 7.2 (1)"},
+    "cpus": {"type": int, "metavar": "N", "help": "processors of the lab, with kernel debian (2)"},
     "arch": {"choices": ["x86-64", "arm64"], "default": "x86-64",
              "help": "processors of the lab (x86-64); arm64 with kernel debian"},
     "results": {"metavar": "DIR", "type": lambda path: pathlib.Path(path).resolve(),
