@@ -87,6 +87,7 @@ headers: preconditions ## write the generated headers in include/rdma anew
 
 abi-check: all ## compare symbols, headers and layout with the reference's
 	scripts/abi-check
+	scripts/abi-check headers
 	scripts/abi-check release
 
 install-test: all ## install below a temporary folder, use it from there, uninstall
@@ -125,8 +126,8 @@ help: ## list the targets
 preconditions:
 	@scripts/preconditions
 
-# One call builds all: crates are compiled side by side, and cargo knows whether there is something to do. make looks at the
-# files afterwards.
+# One call builds all: crates are compiled side by side, and cargo knows whether there is something
+# to do. make looks at the files afterwards.
 build: preconditions
 	$(RUN_CARGO) build --profile $(BUILD) --locked -p rdmacm -p rspreload -p iwpmd -p rdmacm-doctor -p rsstat
 

@@ -1,4 +1,5 @@
-"""The suites of tests (tests/suites.toml), the skips that are expected (tests/skips), and the outcome of a suite."""
+"""The suites of tests (tests/suites.toml), the skips that are expected (tests/skips), and the
+outcome of a suite."""
 
 import collections
 import re
@@ -42,7 +43,8 @@ def read_suites(path=TOP / "tests/suites.toml"):
 
 
 def of_tier(suites, tier):
-    """Returns the suites of a tier and of those below it, without those that another one includes."""
+    """Returns the suites of a tier and of those below it, without those that another one
+    includes."""
     wanted = [suite for suite in suites if TIERS.index(suite.tier) <= TIERS.index(tier)]
     names = {suite.name for suite in wanted}
     return [suite for suite in wanted if suite.within not in names]
@@ -78,11 +80,12 @@ def skipped_cases(text):
 
 
 class Outcome:
-    """The result of a suite, from its exit status and what it printed. The status is None if it was ended at its time limit."""
+    """The result of a suite, from its exit status and what it printed. The status is None if it was
+    ended at its time limit."""
 
     def __init__(self, suite, status, text, seconds, skips):
         self.suite, self.status, self.seconds, self.text = suite, status, seconds, text
-        self.is_old = False
+        self.is_old, self.cpu_seconds = False, 0
         self.problems = []
         found = counts(text)
         passed, failed, skipped = found or (0, 0, 0)
@@ -115,7 +118,7 @@ class Outcome:
     def row(self):
         passed, failed, skipped = self.numbers
         return (f"{self.suite.name:<22} {self.verdict():<7} {passed:6} passed {failed:4} failed {skipped:4} skipped "
-                f"{self.seconds:5} s  {self.suite.shows}")
+                f"{self.seconds:5} s {self.cpu_seconds:5} s of processors  {self.suite.shows}")
 
 
 def last_line(text):
