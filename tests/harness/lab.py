@@ -8,6 +8,8 @@ import sys
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 DEVICES = ["rxe", "siw"]
+# Where programs of tests-c are built.
+BUILT_C = TOP / "target/tests-c"
 # Exit status of lab/run if a kernel or a version of the reference is not available on this machine.
 UNAVAILABLE = 77
 
@@ -52,7 +54,7 @@ def ours_dir():
 def build_c(*targets, out=None, variables=()):
     """Builds programs of tests-c, or a target of its Makefile, and returns the folder. Exits if that fails. Suites that
     run at the same time share the folder."""
-    out = pathlib.Path(out or TOP / "target/tests-c").resolve()
+    out = pathlib.Path(out or BUILT_C).resolve()
     out.mkdir(parents=True, exist_ok=True)
     words = [str(out / target) if "/" in target else target for target in targets]
     with open(out / "lock", "w", encoding="utf-8") as lock:

@@ -8,7 +8,7 @@ import tomllib
 
 from .cases import bash_cases, choose
 from .kinds import compare, pair, pairings, relay
-from .lab import DEVICES, TOP, build_c, ours_dir
+from .lab import BUILT_C, DEVICES, TOP, build_c, ours_dir
 from .options import parser
 from .report import Report
 from .suites import read_suites
@@ -86,7 +86,8 @@ class Test:
 
     def values(self, options):
         """Builds the C programs and returns what placeholders stand for."""
-        return {**self.places(), **vars(options), "programs": build_c(*self.data.get("programs", []))}
+        folder = build_c(*self.data["programs"]) if "programs" in self.data else BUILT_C
+        return {**self.places(), **vars(options), "programs": folder}
 
     def lab(self, options, values, one):
         """Returns the options of the lab for a round: those of `lab`, and of `where` for its values."""

@@ -12,7 +12,7 @@ import sys
 import tempfile
 
 from ..conformance import is_ours, judge_alone, judge_cases, judge_pair, read_differences, read_hangs, read_programs
-from ..lab import DEVICES, TOP, UNAVAILABLE, build_c, run_lab
+from ..lab import BUILT_C, DEVICES, TOP, UNAVAILABLE, build_c, run_lab
 from ..options import parser
 from ..report import Report
 
@@ -94,7 +94,7 @@ def build(options):
         if options.lib == "ours":
             prepare_arm64("scripts/build-arm64")
         variables = [f"CC=aarch64-linux-gnu-gcc --sysroot={root}", "AR=aarch64-linux-gnu-ar"]
-        return build_c("conformance", out=TOP / "target/tests-c/arm64", variables=variables)
+        return build_c("conformance", out=BUILT_C / "arm64", variables=variables)
     return build_c("conformance")
 
 
