@@ -9,6 +9,8 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 DEVICES = ["rxe", "siw"]
 # Exit status of lab/run if a kernel or a version of the reference is not available on this machine.
 UNAVAILABLE = 77
+# Exit statuses if the time limit was reached, and if the lab itself failed: its kernel crashed, or warned.
+LAB_FAILED = {124: "reached its time limit", 125: "failed"}
 STRICT = ["-Wall", "-Wextra", "-Werror"]
 
 
