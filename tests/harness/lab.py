@@ -12,6 +12,8 @@ DEVICES = ["rxe", "siw"]
 BUILT_C = TOP / "target/tests-c"
 # Exit status of lab/run if a kernel or a version of the reference is not available on this machine.
 UNAVAILABLE = 77
+# Exit statuses if the time limit was reached, and if the lab itself failed: its kernel crashed, or warned.
+LAB_FAILED = {124: "reached its time limit", 125: "failed"}
 
 
 def lab_command(command, **options):

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 
-from .lab import UNAVAILABLE
+from .lab import LAB_FAILED, UNAVAILABLE
 from .results import DECLARED, END, Results
 
 RESULT = re.compile(r"(ok|FAIL|skip)\s+(.*)")
@@ -121,6 +121,12 @@ class Report:
             self.fail(name, f"the lab ended with status {lab.returncode}")
         elif results.trouble():
             self.fail(name, results.trouble())
+
+    def lab_ended(self, name, status):
+        """Fails if the lab failed, also if it has all results. Returns false if there is no such lab here."""
+        if status in LAB_FAILED:
+            self.fail(name, f"the lab {LAB_FAILED[status]} (status {status})")
+        return status != UNAVAILABLE
 
     def bound_repetitions(self, name, texts):
         """Fails if more pairings were run again than a kernel's rare fault explains (docs/quirks.md). `texts`: what

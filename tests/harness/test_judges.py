@@ -265,6 +265,13 @@ class Relay(unittest.TestCase):
     def test_lab_whose_status_is_bad(self):
         self.assertEqual(self.lab("ok   a", "all ran", status=124)[::2], ((1, 1, 0), 1))
 
+    def test_lab_that_failed_with_all_results(self):
+        for status, failures, available in [(0, 0, True), (1, 0, True), (77, 0, False), (124, 1, True), (125, 1, True)]:
+            report = Report()
+            with contextlib.redirect_stdout(io.StringIO()):
+                self.assertEqual(report.lab_ended("lab rxe", status), available)
+            self.assertEqual(report.number["FAIL"], failures)
+
     def test_repetitions_are_bounded(self):
         for again, failures in [(3, 0), (4, 1)]:
             report = Report()

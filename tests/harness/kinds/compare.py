@@ -141,7 +141,7 @@ def fabric(devices):
     return {"ib": "ib" in devices}
 
 
-def run_jobs(jobs, options, folder):
+def run_jobs(jobs, options, folder, result):
     """Runs programs in one lab. Returns false if there is no such lab."""
     library = "reference" if options.self_mode else options.lib
     if library not in ("ours", "reference"):
@@ -152,7 +152,7 @@ def run_jobs(jobs, options, folder):
                      kernel=options.kernel, cpus=options.cpus, arch=options.arch, time_limit=seconds, out=folder,
                      mem="2G" if options.sanitizer else None, ib_connected=options.ib_connected,
                      **fabric(device for _, _, _, device, _ in jobs))
-    return status != UNAVAILABLE
+    return result.lab_ended(" ".join(["lab", *dict.fromkeys(device for _, _, _, device, _ in jobs)]), status)
 
 
 def read_result(folder, tag, program, device):
@@ -190,7 +190,7 @@ def compare_all(programs, options, folder, result):
             jobs.append((f"reference{turn}", "lab-reference", program, device, options.prefix))
             if not options.self_mode:
                 jobs.append((f"ours{turn}", "lab-ours", program, device, options.prefix))
-    available = run_jobs(jobs, options, folder)
+    available = run_jobs(jobs, options, folder, result)
     for program, device in programs:
         if not available:
             result.skip(f"{program} {device} {options.reference}{options.label}", "the lab has no such kernel or reference")
@@ -217,7 +217,7 @@ def judge_pass_fail(name, outcome, result):
 def run_ours(programs, options, folder, result):
     tags = [f"ours{turn}" for turn in range(options.repeat or 1)]
     available = run_jobs([(tag, "lab-ours", program, device, "") for program, device in programs for tag in tags],
-                         options, folder)
+                         options, folder, result)
     for program, device in programs:
         if not available:
             result.skip(f"{program} {device}", "the lab has no such kernel or reference")
@@ -273,7 +273,8 @@ def run_valgrind(programs, options, folder, result):
     runner = "lab-reference" if options.self_mode else "lab-ours"
     flags = ("valgrind --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite "
              f"--track-fds=yes --suppressions={HERE}/valgrind.supp")
-    available = run_jobs([("v", runner, program, device, flags) for program, device in programs], options, folder)
+    available = run_jobs([("v", runner, program, device, flags) for program, device in programs], options, folder,
+                         result)
     for program, device in programs:
         name = f"valgrind {program} {device}"
         if not available:
@@ -289,7 +290,8 @@ def run_valgrind(programs, options, folder, result):
 
 def run_sanitized(programs, options, folder, result):
     command = f"env LD_PRELOAD={options.sanitizer} {SANITIZER_OPTIONS}"
-    available = run_jobs([("s", "lab-ours", program, device, command) for program, device in programs], options, folder)
+    available = run_jobs([("s", "lab-ours", program, device, command) for program, device in programs], options,
+                         folder, result)
     for program, device in programs:
         name = f"sanitized {program} {device}"
         if not available:

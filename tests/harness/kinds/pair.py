@@ -9,7 +9,7 @@ import tempfile
 import threading
 
 from ..comparison import difference
-from ..lab import UNAVAILABLE, run_lab
+from ..lab import run_lab
 from ..processes import lines, lost, observe
 from ..words import fill
 
@@ -50,14 +50,14 @@ class Labs(threading.Thread):
 
     def __init__(self, command, names, folder, where):
         super().__init__()
-        self.command, self.names, self.folder, self.where, self.unavailable = command, names, folder, where, False
+        self.command, self.names, self.folder, self.where, self.statuses = command, names, folder, where, {}
 
     def one(self, library):
         out = self.folder / library
         for name in self.names:  # of an earlier run
             shutil.rmtree(out / name, ignore_errors=True)
         out.mkdir(parents=True, exist_ok=True)
-        self.unavailable |= run_lab(self.command, **{**self.where, "lib": library, "out": out}) == UNAVAILABLE
+        self.statuses[library] = run_lab(self.command, **{**self.where, "lib": library, "out": out})
 
     def run(self):
         other = threading.Thread(target=self.one, args=["reference"])
@@ -66,8 +66,10 @@ class Labs(threading.Thread):
         other.join()
 
     def judge(self, test, device, report):
+        available = [report.lab_ended(f"{device}-lab with {library}", status)
+                     for library, status in self.statuses.items()]
         for name in self.names:
-            if self.unavailable:
+            if not all(available):
                 report.skip(f"{device}-{name}", "the lab has no such kernel or reference")
             else:
                 judge(test, self.folder, device, name, report)

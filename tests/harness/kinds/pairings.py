@@ -9,7 +9,7 @@ import re
 import tempfile
 
 from ..comparison import difference
-from ..lab import TOP, UNAVAILABLE, run_lab
+from ..lab import TOP, run_lab
 
 CONTROL = "reference-reference"
 PAIRINGS = ["ours-ours", "ours-reference", "reference-ours"]
@@ -217,9 +217,10 @@ def run_group(test, cases, one, options, values, folder, report, tally):
     where = {**test.lab(options, values, one), "reference": one["reference"], "out": folder}
     command = [GUEST, one["device"], one["reference"], test.folder, test.data["judge"], *(case.name for case in cases)]
     status = run_lab(command, **where)
+    available = report.lab_ended("-".join([one["device"], one["reference"], cases[0].group]), status)
     for case in cases:
         row = case.program, one["device"], one["reference"]
-        if status == UNAVAILABLE:
+        if not available:
             report.skip("-".join([*row[1:], case.name]), "the lab has no such kernel or reference")
         else:
             JUDGES[test.data["judge"]](folder / case.name, case, row, report, tally)
