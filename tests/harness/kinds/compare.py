@@ -87,15 +87,16 @@ def choose(programs, options):
 # ---- running ------------------------------------------------------------------------------------
 
 
-def build(options):
-    """Builds the programs and returns their folder."""
+def build(options, chosen):
+    """Builds the chosen programs and returns their folder."""
+    targets = [*dict.fromkeys(program for program, _ in chosen), "shims/failmalloc.so"]
     if options.arch == "arm64":
         root = prepare_arm64("lab/arm64", "path")
         if options.lib == "ours":
             prepare_arm64("scripts/build-arm64")
         variables = [f"CC=aarch64-linux-gnu-gcc --sysroot={root}", "AR=aarch64-linux-gnu-ar"]
-        return build_c("conformance", out=BUILT_C / "arm64", variables=variables)
-    return build_c("conformance")
+        return build_c(*targets, out=BUILT_C / "arm64", variables=variables)
+    return build_c(*targets)
 
 
 def prepare_arm64(*command):
@@ -329,7 +330,7 @@ def main(test, words):
         for program in dict.fromkeys(program for program, _ in chosen):
             print(program, *(device for name, device in chosen if name == program))
         return 0
-    options.programs, result = build(options), Result()
+    options.programs, result = build(options, chosen), Result()
     if "modes" in test.data:
         run_modes(test, chosen, options, result)
     else:
