@@ -227,10 +227,57 @@ pub fn disconnect(id: &Id) -> Result<()> {
 mod tests {
     use super::*;
 
+    const LIMITS: Limits = Limits { initiator_depth: 16, responder_resources: 8, work_requests: 0, completions: 0 };
+
+    fn id(ps: rdma_port_space) -> Id {
+        Id::new(std::ptr::null_mut(), ps as u32, 0)
+    }
+
+    fn param(initiator_depth: u8, responder_resources: u8) -> Option<ConnParam<'static>> {
+        Some(ConnParam { initiator_depth, responder_resources, ..ConnParam::default() })
+    }
+
     #[test]
     fn resources_asked_for() {
         assert_eq!(wanted(Some(3), Some(16)), 3);
         assert_eq!(wanted(Some(0xff), Some(16)), 16);
         assert_eq!(wanted(None, Some(16)), 16);
+    }
+
+    #[test]
+    fn more_than_the_device_supports_is_rejected() {
+        let tcp = id(rdma_port_space::RDMA_PS_TCP);
+        for (depth, resources, result) in [
+            (16, 8, Ok(())),
+            (17, 8, Err(Errno::EINVAL)),
+            (16, 9, Err(Errno::EINVAL)),
+            (0xfe, 0, Err(Errno::EINVAL)),
+            (0xff, 0xff, Ok(())),
+        ] {
+            assert_eq!(check_resources(&tcp, param(depth, resources), Some(LIMITS)), result, "{depth} {resources}");
+            assert_eq!(check_resources(&tcp, param(depth, resources), None), Ok(()), "no device yet");
+            let udp = id(rdma_port_space::RDMA_PS_UDP);
+            assert_eq!(check_resources(&udp, param(depth, resources), Some(LIMITS)), Ok(()));
+        }
+        assert_eq!(check_resources(&tcp, None, Some(LIMITS)), Err(Errno::EINVAL), "no QP, no parameters");
+        tcp.set_qp(std::ptr::without_provenance_mut(8));
+        assert_eq!(check_resources(&tcp, None, Some(LIMITS)), Ok(()));
+    }
+
+    #[test]
+    fn resources_that_both_sides_support() {
+        for (peer, given, negotiated) in [
+            ((20, 20), None, (16, 8)),
+            ((3, 2), None, (3, 2)),
+            ((20, 2), param(0xff, 0xff), (16, 2)),
+            // The program knows better.
+            ((3, 2), param(5, 0), (5, 0)),
+        ] {
+            let id = id(rdma_port_space::RDMA_PS_TCP);
+            (id.state().initiator_depth, id.state().responder_resources) = peer;
+            assert_eq!(negotiate(&id, given, Some(LIMITS)), negotiated);
+            let state = id.state();
+            assert_eq!((state.initiator_depth, state.responder_resources), negotiated);
+        }
     }
 }

@@ -69,9 +69,40 @@ pub(super) fn take_reply(id: &Id, reply: rdma_ucm_ece) -> Result<()> {
 
 /// Sets the peer's options in the QP. The id takes those that the device accepted.
 fn agree(id: &Id, qp: &Qp, vendor_id: u32, remote: rdma_ucm_ece) -> Result<()> {
-    let options = if remote.vendor_id == vendor_id { remote.attr_mod } else { 0 };
-    qp.set_ece(vendor_id, options)?;
+    qp.set_ece(vendor_id, options_for(vendor_id, remote))?;
     let agreed = qp.query_ece()?;
     id.state().local_ece = rdma_ucm_ece { vendor_id: agreed.vendor_id, attr_mod: agreed.options };
     Ok(())
+}
+
+/// The peer's options for a device of a vendor. Those of another vendor mean nothing to it.
+fn options_for(vendor_id: u32, remote: rdma_ucm_ece) -> u32 {
+    if remote.vendor_id == vendor_id { remote.attr_mod } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr;
+
+    #[test]
+    fn options_of_another_vendor_are_not_used() {
+        let remote = |vendor_id| rdma_ucm_ece { vendor_id, attr_mod: 0x1234 };
+        assert_eq!(options_for(0x15b3, remote(0x15b3)), 0x1234);
+        assert_eq!((options_for(0x15b3, remote(0x8086)), options_for(0x15b3, remote(0))), (0, 0));
+    }
+
+    #[test]
+    fn what_is_offered_and_what_the_reply_shows() {
+        let id = Id::new(ptr::null_mut(), 0, 0);
+        let set = |vendor_id, comp_mask| set_local_ece(&id, &ibv_ece { vendor_id, options: 7, comp_mask });
+        assert_eq!([set(0, 0), set(0x15b3, 1)], [Err(Errno::EINVAL); 2]);
+        assert_eq!((offer(&id).vendor_id, set(0x15b3, 0), offer(&id).attr_mod), (0, Ok(()), 7));
+        keep_reply(&id, rdma_ucm_ece { vendor_id: 0x8086, attr_mod: 3 });
+        let shown = get_remote_ece(&id).unwrap();
+        assert_eq!((shown.vendor_id, shown.options, shown.comp_mask), (0x15b3, 3, 0));
+        id.set_qp(ptr::without_provenance_mut(8));
+        assert_eq!(set(0x15b3, 0), Err(Errno::EINVAL));
+        assert!(matches!(get_remote_ece(&id), Err(Errno::EINVAL)));
+    }
 }

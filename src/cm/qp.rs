@@ -57,18 +57,12 @@ pub fn create_qp_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>)
     // SAFETY: the PD in an `InitAttr` is live.
     let given =
         unsafe { Pd::from_c(if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 { ptr::null_mut() } else { attr.pd }) };
-    match given {
-        Some(pd) if pd.context() != context.as_ptr().as_ptr() => return Err(Errno::EINVAL),
-        Some(_) => {}
-        None => {
-            attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
-            attr.pd = id.pd();
-        }
-    }
-    let differs =
-        |own: *mut verbs::ibv_cq, given: *mut verbs::ibv_cq| !own.is_null() && !given.is_null() && own != given;
-    if differs(id.send_cq(), attr.send_cq) || differs(id.recv_cq(), attr.recv_cq) {
+    if !fits(id, given, attr) {
         return Err(Errno::EINVAL);
+    }
+    if given.is_none() {
+        attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
+        attr.pd = id.pd();
     }
     if attr.qp_type == ibv_qp_type::IBV_QPT_XRC_RECV
         && (attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null())
@@ -78,6 +72,15 @@ pub fn create_qp_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>)
         attr.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
     }
     create_with_cqs(id, context, attributes)
+}
+
+/// Whether the program's PD is of the id's device, and its CQs are those of the id, if it has any.
+fn fits(id: &Id, pd: Option<Pd>, attr: &ibv_qp_init_attr_ex) -> bool {
+    let differs =
+        |own: *mut verbs::ibv_cq, given: *mut verbs::ibv_cq| !own.is_null() && !given.is_null() && own != given;
+    pd.is_none_or(|pd| pd.context() == id.verbs())
+        && !differs(id.send_cq(), attr.send_cq)
+        && !differs(id.recv_cq(), attr.recv_cq)
 }
 
 /// As [`create_qp_ex`], with PD and XRC domain in place: adds the CQs and the SRQ.
@@ -165,24 +168,30 @@ fn start_datagrams(id: &Id, qp: &Qp) -> Result<()> {
         own_attributes(id, ibv_qp_attr_mask::IBV_QP_QKEY)?
     };
     qp.modify(&mut attr, mask)?;
-    let mut attr = state_only(ibv_qp_state::IBV_QPS_RTR);
-    qp.modify(&mut attr, ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int)?;
-    let mut attr = state_only(ibv_qp_state::IBV_QPS_RTS);
-    let mask = ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_SQ_PSN;
-    qp.modify(&mut attr, mask.0 as c_int)
+    for (state, mask) in after_init_of_datagrams() {
+        qp.modify(&mut state_only(state), mask.0 as c_int)?;
+    }
+    Ok(())
+}
+
+/// The states of a datagram QP after INIT, with the attributes that the transitions need.
+fn after_init_of_datagrams() -> [(u32, ibv_qp_attr_mask); 2] {
+    let state = ibv_qp_attr_mask::IBV_QP_STATE;
+    [(ibv_qp_state::IBV_QPS_RTR, state), (ibv_qp_state::IBV_QPS_RTS, state | ibv_qp_attr_mask::IBV_QP_SQ_PSN)]
 }
 
 /// The attributes for INIT where the kernel does not provide them; `extra` is the attribute that
 /// only QPs of this type have.
 fn own_attributes(id: &Id, extra: ibv_qp_attr_mask) -> Result<(ibv_qp_attr, c_int)> {
-    let context = id.device_context()?;
-    let mut attr = state_only(ibv_qp_state::IBV_QPS_INIT);
-    attr.pkey_index = context.pkey_index(id.port_num(), id.pkey()).map_err(|_| Errno::EINVAL)?;
-    attr.port_num = id.port_num();
-    attr.qkey = RDMA_UDP_QKEY;
+    let pkey_index = id.device_context()?.pkey_index(id.port_num(), id.pkey()).map_err(|_| Errno::EINVAL)?;
+    Ok(init_attributes(id.port_num(), pkey_index, extra))
+}
+
+fn init_attributes(port_num: u8, pkey_index: u16, extra: ibv_qp_attr_mask) -> (ibv_qp_attr, c_int) {
+    let attr = ibv_qp_attr { pkey_index, port_num, qkey: RDMA_UDP_QKEY, ..state_only(ibv_qp_state::IBV_QPS_INIT) };
     let mask =
         ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_PKEY_INDEX | ibv_qp_attr_mask::IBV_QP_PORT | extra;
-    Ok((attr, mask.0 as c_int))
+    (attr, mask.0 as c_int)
 }
 
 /// Ready to receive. `responder_resources` replaces the number that the kernel negotiated unless it
@@ -267,5 +276,76 @@ pub fn destroy_qp(id: &Id) {
     drop(qp_use);
     if !keep_cqs {
         cq::destroy(id, cq::Created::ALL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    fn dangling<T>(address: usize) -> *mut T {
+        ptr::without_provenance_mut(address)
+    }
+
+    fn attributes_of_new_qp() -> ibv_qp_init_attr_ex {
+        // SAFETY: all zeros are a value of this structure.
+        unsafe { zeroed() }
+    }
+
+    /// The attributes that ibv_modify_qp(3) requires.
+    #[test]
+    fn transitions_have_the_attributes_that_they_need() {
+        use ibv_qp_attr_mask as bits;
+        let common = bits::IBV_QP_STATE | bits::IBV_QP_PKEY_INDEX | bits::IBV_QP_PORT;
+        for extra in [bits::IBV_QP_ACCESS_FLAGS, bits::IBV_QP_QKEY] {
+            let (attr, mask) = init_attributes(2, 5, extra);
+            assert_eq!(mask, (common | extra).0 as c_int);
+            assert_eq!((attr.qp_state, attr.port_num, attr.pkey_index), (ibv_qp_state::IBV_QPS_INIT, 2, 5));
+            assert_eq!((attr.qkey, attr.qp_access_flags), (RDMA_UDP_QKEY, 0));
+        }
+        let needed = [
+            (ibv_qp_state::IBV_QPS_RTR, bits::IBV_QP_STATE.0),
+            (ibv_qp_state::IBV_QPS_RTS, (bits::IBV_QP_STATE | bits::IBV_QP_SQ_PSN).0),
+        ];
+        assert_eq!(after_init_of_datagrams().map(|(state, mask)| (state, mask.0)), needed);
+    }
+
+    #[test]
+    fn numbers_of_the_program_replace_those_of_the_kernel() {
+        for (given, used) in [(None, None), (Some(0), Some(0)), (Some(254), Some(254)), (Some(255), None)] {
+            assert_eq!(definite(given), used);
+        }
+    }
+
+    #[test]
+    fn cqs_that_each_type_needs() {
+        use ibv_qp_type::*;
+        let types = [(IBV_QPT_RC, 0b11), (IBV_QPT_UD, 0b11), (IBV_QPT_XRC_SEND, 0b10), (IBV_QPT_XRC_RECV, 0)];
+        for (qp_type, needed) in types {
+            for given in 0..4 {
+                let mut attr = attributes_of_new_qp();
+                (attr.qp_type, attr.send_cq, attr.recv_cq) = (qp_type, dangling(given & 2), dangling(given & 1));
+                assert_eq!(lacks_cq(&attr), needed & !given != 0, "type {qp_type}, CQs {given:#b}");
+            }
+        }
+    }
+
+    #[test]
+    fn objects_of_the_program_fit_the_id() {
+        let id = Id::new(ptr::null_mut(), 0, 0);
+        id.set_verbs(dangling(64));
+        let mut attr = attributes_of_new_qp();
+        let pd = |device: usize| verbs::ibv_pd { context: dangling(device), handle: 0 };
+        let (mut own, mut other) = (pd(64), pd(128));
+        // SAFETY: both are live; no object is created in them.
+        let (own, other) = unsafe { (Pd::from_c(&raw mut own), Pd::from_c(&raw mut other)) };
+        assert!(fits(&id, None, &attr) && fits(&id, own, &attr) && !fits(&id, other, &attr));
+        for set in [Id::set_send_cq, Id::set_recv_cq] {
+            set(&id, dangling(24));
+            for (given, fit) in [(0, true), (24, true), (16, false)] {
+                (attr.send_cq, attr.recv_cq) = (dangling(given), dangling(given));
+                assert_eq!(fits(&id, own, &attr), fit);
+            }
+            set(&id, ptr::null_mut());
+        }
     }
 }

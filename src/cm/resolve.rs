@@ -21,19 +21,9 @@ use crate::sys::verbs::{IBV_TRANSPORT_IB, path_rec_from_kernel};
 
 /// rdma_bind_addr(3).
 pub fn bind_addr(id: &Id, addr: &SockAddr) -> Result<()> {
-    let af_ib = library()?.af_ib()?;
-    if af_ib {
-        ucma::bind(id.fd(), id.handle(), addr)?;
-    } else if addr.family() == AF_IB {
-        return Err(Errno::EINVAL);
-    } else {
-        ucma::bind_ip(id.fd(), id.handle(), addr)?;
-    }
-    if !af_ib {
-        return query_route(id);
-    }
-    query_addr(id)?;
-    query_gid(id)
+    let bind = if takes_any_family([addr])? { ucma::bind } else { ucma::bind_ip };
+    bind(id.fd(), id.handle(), addr)?;
+    ask(id, Step::Bound)
 }
 
 /// rdma_resolve_addr(3). The time-out is in milliseconds.
@@ -49,13 +39,20 @@ pub fn resolve_addr(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms:
 }
 
 fn start_resolving(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: u32) -> Result<()> {
-    if library()?.af_ib()? {
-        ucma::resolve_addr(id.fd(), id.handle(), src, dst, timeout_ms)
-    } else if dst.family() == AF_IB || src.is_some_and(|src| src.family() == AF_IB) {
-        Err(Errno::EINVAL)
-    } else {
-        ucma::resolve_ip(id.fd(), id.handle(), src, dst, timeout_ms)
-    }
+    let any = takes_any_family([dst].into_iter().chain(src))?;
+    let resolve = if any { ucma::resolve_addr } else { ucma::resolve_ip };
+    resolve(id.fd(), id.handle(), src, dst, timeout_ms)
+}
+
+/// Whether the kernel has the commands for addresses of any family. Without them, fails with
+/// `EINVAL` for AF_IB.
+fn takes_any_family<'a>(addresses: impl IntoIterator<Item = &'a SockAddr>) -> Result<bool> {
+    check_families(library()?.af_ib()?, addresses)
+}
+
+fn check_families<'a>(af_ib: bool, addresses: impl IntoIterator<Item = &'a SockAddr>) -> Result<bool> {
+    let is_unknown = !af_ib && addresses.into_iter().any(|address| address.family() == AF_IB);
+    if is_unknown { Err(Errno::EINVAL) } else { Ok(af_ib) }
 }
 
 /// rdma_resolve_route(3). The time-out is in milliseconds.
@@ -82,36 +79,23 @@ fn resolve_route_within(id: &Id, timeout_ms: c_int, acm_timeout: Duration) -> Re
 
 /// For listening: updates the addresses from the kernel.
 pub(super) fn update_addresses(id: &Id) -> Result<()> {
-    if library()?.af_ib()? { query_addr(id) } else { query_route(id) }
+    ask(id, Step::Listening)
 }
 
 /// After ADDR_RESOLVED. Fails with `ENODEV` if the address has no device, and with `EPERM` if the
 /// device cannot be opened (docs/quirks.md).
 pub(super) fn after_addr(id: &Id) -> Result<()> {
-    let not_opened = |error| if error == Errno::ENODEV { Errno::EPERM } else { error };
-    query_resolved(id).map_err(not_opened)?;
-    if id.verbs().is_null() { Err(Errno::ENODEV) } else { Ok(()) }
+    has_device(ask(id, Step::AddressResolved), id)
 }
 
-fn query_resolved(id: &Id) -> Result<()> {
-    if library()?.af_ib()? {
-        query_addr(id)?;
-        if has_gids(id) {
-            query_gid(id)?;
-        }
-    } else {
-        query_route(id)?;
-    }
-    Ok(())
+fn has_device(asked: Result<()>, id: &Id) -> Result<()> {
+    asked.map_err(|error| if error == Errno::ENODEV { Errno::EPERM } else { error })?;
+    if id.verbs().is_null() { Err(Errno::ENODEV) } else { Ok(()) }
 }
 
 /// After ROUTE_RESOLVED.
 pub(super) fn after_route(id: &Id) -> Result<()> {
-    match (has_gids(id), library()?.af_ib()?) {
-        (true, true) => query_path(id),
-        (true, false) => query_route(id),
-        (false, _) => Ok(()),
-    }
+    if has_gids(id) { ask(id, Step::RouteResolved) } else { Ok(()) }
 }
 
 /// Connection requests of the listener are shown even if there are no descriptors or memory to open
@@ -132,12 +116,53 @@ pub fn open_request_device(id: &Id) -> Result<()> {
 
 /// For the id of a connection request: queries addresses, GIDs and paths.
 pub(super) fn after_request(id: &Id) -> Result<()> {
-    if !library()?.af_ib()? {
-        return query_route(id);
+    ask(id, Step::Requested)
+}
+
+/// When the kernel knows more about an id.
+#[derive(Clone, Copy)]
+enum Step {
+    Bound,
+    Listening,
+    AddressResolved,
+    RouteResolved,
+    /// A connection request has come.
+    Requested,
+}
+
+/// What the kernel is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Query {
+    Address,
+    Gids,
+    /// Where the device has them.
+    GidsIfAny,
+    Paths,
+    /// All in one, on kernels without AF_IB.
+    Route,
+}
+
+/// The queries of a step, in their order.
+fn queries(step: Step, af_ib: bool) -> &'static [Query] {
+    match step {
+        _ if !af_ib => &[Query::Route],
+        Step::Bound => &[Query::Address, Query::Gids],
+        Step::Listening => &[Query::Address],
+        Step::AddressResolved => &[Query::Address, Query::GidsIfAny],
+        Step::RouteResolved => &[Query::Paths],
+        Step::Requested => &[Query::Address, Query::Gids, Query::Paths],
     }
-    query_addr(id)?;
-    query_gid(id)?;
-    query_path(id)
+}
+
+/// Asks the kernel what it knows after a step.
+fn ask(id: &Id, step: Step) -> Result<()> {
+    queries(step, library()?.af_ib()?).iter().try_for_each(|query| match query {
+        Query::Address => query_addr(id),
+        Query::GidsIfAny if !has_gids(id) => Ok(()),
+        Query::Gids | Query::GidsIfAny => query_gid(id),
+        Query::Paths => query_path(id),
+        Query::Route => query_route(id),
+    })
 }
 
 fn has_gids(id: &Id) -> bool {
@@ -223,4 +248,59 @@ impl KernelAddress for sockaddr_in6 {}
 fn bytes_of<T: KernelAddress>(address: &T) -> &[u8] {
     // SAFETY: the kernel's address structures are plain bytes without padding.
     unsafe { std::slice::from_raw_parts(ptr::from_ref(address).cast(), size_of::<T>()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_after_each_step() {
+        use Query::*;
+        for (step, asked) in [
+            // The GIDs are known as soon as the program may read them.
+            (Step::Bound, &[Address, Gids][..]),
+            (Step::Listening, &[Address]),
+            (Step::AddressResolved, &[Address, GidsIfAny]),
+            (Step::RouteResolved, &[Paths]),
+            (Step::Requested, &[Address, Gids, Paths]),
+        ] {
+            assert_eq!(queries(step, true), asked);
+            assert_eq!(queries(step, false), [Route]);
+        }
+    }
+
+    #[test]
+    fn only_some_kernels_take_ib_addresses() {
+        let ip = SockAddr::from_inet(&"10.0.0.1:7471".parse().unwrap());
+        let ib = SockAddr::from_ib(&SockaddrIb { family: AF_IB as u16, ..SockaddrIb::default() });
+        assert_eq!((check_families(true, [&ip, &ib]), check_families(false, [&ip, &ip])), (Ok(true), Ok(false)));
+        for addresses in [[&ip, &ib], [&ib, &ip]] {
+            assert_eq!(check_families(false, addresses), Err(Errno::EINVAL));
+        }
+    }
+
+    #[test]
+    fn errors_of_an_address_without_an_open_device() {
+        let id = Id::new(ptr::null_mut(), 0, 0);
+        assert_eq!(has_device(Err(Errno::ENODEV), &id), Err(Errno::EPERM));
+        assert_eq!(has_device(Err(Errno::ENOMEM), &id), Err(Errno::ENOMEM));
+        assert_eq!(has_device(Ok(()), &id), Err(Errno::ENODEV));
+        id.set_verbs(ptr::without_provenance_mut(8));
+        assert_eq!(has_device(Ok(()), &id), Ok(()));
+    }
+
+    #[test]
+    fn addresses_of_the_kernels_answers() {
+        // SAFETY: all zeros are a value of this structure.
+        let mut address: __kernel_sockaddr_storage = unsafe { std::mem::zeroed() };
+        let size = size_of_val(&address);
+        // SAFETY: as many bytes, without padding.
+        let bytes = unsafe { std::slice::from_raw_parts_mut((&raw mut address).cast::<u8>(), size) };
+        (0..).zip(bytes).for_each(|(index, byte)| *byte = index);
+        // Family, P_Key and flow label are in front of it.
+        assert_eq!(gid_of(&address).to_vec(), (8..24).collect::<Vec<u8>>());
+        assert_eq!(prefix(&address, 28), (0..28).collect::<Vec<u8>>());
+        assert_eq!(prefix(&address, u16::MAX).len(), size_of::<sockaddr_storage>());
+    }
 }

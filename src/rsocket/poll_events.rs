@@ -61,6 +61,19 @@ mod tests {
     }
 
     #[test]
+    fn no_bit_is_reported_that_is_not_asked_for() {
+        let always = POLLERR | POLLHUP | POLLNVAL;
+        for events in 0..0x4000 {
+            for ready in [POLLIN, POLLOUT, POLLRDHUP, POLLERR, POLLHUP, POLLIN | POLLOUT | POLLRDHUP] {
+                let revents = reported(ready, events);
+                assert_eq!(revents & !(events | always), 0, "ready {ready:#x}, asked {events:#x}");
+                let is_asked = wanted(events) & ready != 0 || ready & always != 0;
+                assert_eq!(revents != 0, is_asked, "ready {ready:#x}, asked {events:#x}");
+            }
+        }
+    }
+
+    #[test]
     fn a_closed_rsocket_reports_pollnval_only() {
         assert_eq!(reported(POLLNVAL | POLLIN | POLLHUP, POLLIN), POLLNVAL);
     }

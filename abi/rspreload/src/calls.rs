@@ -10,6 +10,8 @@ mod remainder;
 pub mod select;
 mod sendfile;
 mod socket;
+#[cfg(test)]
+mod tests;
 mod waiting;
 
 pub use close::close;

@@ -48,6 +48,8 @@ mod rsocket;
 mod rsocket_abi;
 mod scratch;
 mod table;
+#[cfg(test)]
+mod test_sockets;
 mod ticket;
 mod time;
 

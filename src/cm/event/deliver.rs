@@ -194,3 +194,7 @@ impl Event {
         self.public.status = -error.get();
     }
 }
+
+#[cfg(test)]
+#[path = "deliver_tests.rs"]
+mod tests;

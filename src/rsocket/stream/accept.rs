@@ -54,8 +54,7 @@ impl Stream {
     /// rlisten(3); a second call changes the backlog.
     pub fn listen(self: &Arc<Self>, backlog: c_int) -> Result<()> {
         let mut state = self.enter()?;
-        // As with listen(2): one more than requested, and a negative number is the largest backlog.
-        let backlog = usize::try_from(backlog).map_or(MAX_BACKLOG, |backlog| (backlog + 1).min(MAX_BACKLOG));
+        let backlog = backlog_of(backlog);
         if let Phase::Failed { .. } = state.phase {
             self.reset(&mut state)?;
         }
@@ -83,24 +82,14 @@ impl Stream {
         let mut state = self.enter()?;
         let mut wait = Wait::after(state.options.receive_timeout);
         loop {
-            let nonblocking = state.is_nonblocking();
-            match &mut state.phase {
-                Phase::Listening(listening) => {
-                    if let Some(stream) = listening.next() {
-                        answer_waiting(state);
-                        return Ok(stream);
-                    }
-                }
-                _ => return Err(if state.shut_read { Errno::EINVAL } else { Errno::EBADF }),
+            if let Phase::Listening(listening) = &mut state.phase
+                && let Some(stream) = listening.next()
+            {
+                answer_waiting(state);
+                return Ok(stream);
             }
-            if let Some(error) = state.take_error() {
+            if let Some(error) = state.why_no_accept() {
                 return Err(error);
-            }
-            if state.shut_read {
-                return Err(Errno::EINVAL);
-            }
-            if nonblocking {
-                return Err(Errno::EAGAIN);
             }
             let (back, result) = self.sleep(state, &mut wait);
             state = back;
@@ -276,11 +265,7 @@ impl Stream {
 
     /// Returns the connection request of an rsocket. Rejects all other requests.
     fn parse_request(&self, mut event: Event) -> Result<(Request, ConnData)> {
-        let skip = if self.domain == AF_IB { wire::IP_HEADER } else { 0 };
-        let peer = event.data().get(skip..).ok_or(Errno::EPROTO).and_then(|data| {
-            // The peer uses another protocol, or an unknown version.
-            ConnData::parse(data).map_err(|_| Errno::EPROTO)
-        })?;
+        let peer = connection_data(self.domain, event.data())?;
         Ok((event.request.take().ok_or(Errno::EIO)?, peer))
     }
 
@@ -369,6 +354,19 @@ impl Stream {
     }
 }
 
+/// Returns the backlog for the number that a program gives to rlisten(3). As with listen(2): one
+/// more than requested, and a negative number is the largest backlog.
+fn backlog_of(number: c_int) -> usize {
+    usize::try_from(number).map_or(MAX_BACKLOG, |number| (number + 1).min(MAX_BACKLOG))
+}
+
+/// Parses the private data of a connection request. Fails with `EPROTO` if the peer uses another
+/// protocol, or an unknown version.
+fn connection_data(domain: c_int, private_data: &[u8]) -> Result<ConnData> {
+    let skip = if domain == AF_IB { wire::IP_HEADER } else { 0 };
+    private_data.get(skip..).and_then(|data| ConnData::parse(data).ok()).ok_or(Errno::EPROTO)
+}
+
 /// A listener may have a slot for the next request: the reactor answers it.
 fn answer_waiting(state: Guard<'_>) {
     if matches!(&state.phase, Phase::Listening(listening) if listening.has_waiting()) {
@@ -400,6 +398,19 @@ impl Handshake for Stream {
 }
 
 impl State {
+    /// Returns the error of raccept(3) if there is no connection to return, or `None` if it waits
+    /// for one.
+    fn why_no_accept(&mut self) -> Option<Errno> {
+        let is_listening = matches!(self.phase, Phase::Listening(_));
+        let error = if is_listening { self.take_error() } else { None };
+        match error {
+            Some(error) => Some(error),
+            None if self.shut_read => Some(Errno::EINVAL),
+            None if !is_listening => Some(Errno::EBADF),
+            None => self.is_nonblocking().then_some(Errno::EAGAIN),
+        }
+    }
+
     /// Returns the result of the handshake of an accepted connection, once it is known.
     fn handshake_result(&self) -> Option<std::result::Result<(), ()>> {
         match self.phase {
@@ -415,6 +426,73 @@ impl State {
         let cause = if error == Errno::EPROTO { Cause::BadConnData } else { Cause::Accepting };
         if let Ok(id) = self.id() {
             cm::log::background(id.id(), error, cause);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{connecting, failed, listening, state};
+    use super::*;
+    use crate::rsocket::wire::Region;
+    use std::sync::Weak;
+
+    #[test]
+    fn backlogs_as_with_tcp() {
+        let backlogs = [-1, 0, 1, 4094, 4095, 4096, c_int::MAX].map(backlog_of);
+        assert_eq!(backlogs, [4096, 1, 2, 4095, 4096, 4096, 4096]);
+    }
+
+    #[test]
+    fn errors_without_a_connection_to_accept() {
+        let (none, reset) = (None, Some(Errno::ENETDOWN));
+        for (phase, shut_read, error, nonblocking, result) in [
+            (listening(), false, none, false, None),
+            (listening(), false, none, true, Some(Errno::EAGAIN)),
+            (listening(), true, none, true, Some(Errno::EINVAL)),
+            (listening(), true, reset, false, reset),
+            (Phase::Idle, false, none, true, Some(Errno::EBADF)),
+            (Phase::Idle, true, none, true, Some(Errno::EINVAL)),
+            (Phase::Connected, false, reset, false, Some(Errno::EBADF)),
+        ] {
+            let mut state = state(phase);
+            (state.shut_read, state.error) = (shut_read, error);
+            state.flags = if nonblocking { libc::O_NONBLOCK } else { 0 };
+            assert_eq!(state.why_no_accept(), result);
+            // An error is reported once; the next call finds the listener stopped.
+            let is_listening = matches!(state.phase, Phase::Listening(_));
+            assert_eq!(state.error, error.filter(|_| !is_listening));
+        }
+    }
+
+    #[test]
+    fn results_of_handshakes() {
+        let phases = [Phase::Accepting(Weak::new()), Phase::Connected, Phase::Disconnected, failed(false)];
+        let results = phases.map(|phase| state(phase).handshake_result());
+        assert_eq!(results, [None, Some(Ok(())), Some(Ok(())), Some(Err(()))]);
+        for phase in [Phase::Idle, connecting(), Phase::Closing, Phase::Closed] {
+            assert_eq!(state(phase).handshake_result(), Some(Err(())));
+        }
+    }
+
+    #[test]
+    fn requests_of_other_protocols_are_rejected() {
+        let region = Region { addr: 4096, rkey: 1, length: 2 };
+        let data =
+            ConnData { big_endian: false, credits: 5, iomap_size: Some(0), target_sgl: region, data_buf: region };
+        let sent = data.emit();
+        let with_header = [&[0; wire::IP_HEADER][..], &sent].concat();
+        assert_eq!(connection_data(libc::AF_INET, &sent), Ok(data));
+        assert_eq!(connection_data(libc::AF_INET6, &sent), Ok(data));
+        assert_eq!(connection_data(AF_IB, &with_header), Ok(data));
+        for (domain, bad) in [
+            (libc::AF_INET, &with_header[..]),
+            (AF_IB, &sent),
+            (AF_IB, &sent[..wire::IP_HEADER - 1]),
+            (libc::AF_INET, &sent[..ConnData::LEN - 1]),
+            (libc::AF_INET, &[]),
+        ] {
+            assert_eq!(connection_data(domain, bad), Err(Errno::EPROTO));
         }
     }
 }

@@ -39,12 +39,7 @@ impl Stream {
     /// rshutdown(3). Returns when the peer's adapter has all sent data; at once on a non-blocking
     /// socket.
     pub fn shutdown(&self, how: c_int) -> Result<()> {
-        let (read, write) = match how {
-            libc::SHUT_RD => (true, false),
-            libc::SHUT_WR => (false, true),
-            libc::SHUT_RDWR => (true, true),
-            _ => return Err(Errno::EINVAL),
-        };
+        let [read, write] = directions(how)?;
         let mut state = self.enter()?;
         // As with TCP, a later rconnect(3) fails with EISCONN.
         state.success_unreported = false;
@@ -88,22 +83,11 @@ impl Stream {
     fn shut_down<'a>(
         &'a self,
         mut state: Guard<'a>,
-        [read, write]: [bool; 2],
+        directions: [bool; 2],
         deadline: Instant,
         mode: FlushMode,
     ) -> Guard<'a> {
-        let had_shut_write = state.shut_write;
-        state.shut_read |= read;
-        state.shut_write |= write;
-        let both = state.shut_write && (state.shut_read || state.eof);
-        // The peer is notified of the end of data or of the connection, but not of SHUT_RD.
-        let message = match (both, write && !had_shut_write) {
-            (true, _) => Some(Control::Disconnect),
-            (false, true) => Some(Control::Shutdown),
-            (false, false) => None,
-        };
-        let message = message.filter(|_| !state.disconnect_sent);
-        state.disconnect_sent |= both;
+        let (message, both) = state.end_directions(directions);
         // An earlier shutdown may still be in progress in the background.
         let earlier = state.take_background_close();
         let message = message.or_else(|| earlier.as_ref()?.message());
@@ -201,11 +185,7 @@ impl Stream {
             self.finish_close(state);
             return Ok(());
         }
-        // As with TCP, SO_LINGER makes the call wait even if the socket is non-blocking.
-        let (limit, waits) = match state.options.linger {
-            Linger::On(seconds) => (Duration::from_secs(seconds.unsigned_abs().into()), true),
-            Linger::Default | Linger::Off(_) => (CLOSE_TIMEOUT, !state.is_nonblocking()),
-        };
+        let (limit, waits) = close_timeout(state.options.linger, state.is_nonblocking());
         let is_active = matches!(state.phase, Phase::Connected) || state.closing.is_some() || state.is_flush_awaited();
         state.disconnect_sent |= !is_active;
         state.phase = Phase::Closing;
@@ -395,7 +375,44 @@ impl Stream {
     }
 }
 
+/// Returns whether rshutdown(3) with this argument ends reading, and writing.
+fn directions(how: c_int) -> Result<[bool; 2]> {
+    match how {
+        libc::SHUT_RD => Ok([true, false]),
+        libc::SHUT_WR => Ok([false, true]),
+        libc::SHUT_RDWR => Ok([true, true]),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Returns how long the data of a closed socket has to arrive, and whether rclose(3) waits for
+/// that. As with TCP, SO_LINGER makes the call wait even if the socket is non-blocking.
+fn close_timeout(linger: Linger, nonblocking: bool) -> (Duration, bool) {
+    match linger {
+        Linger::On(seconds) => (Duration::from_secs(seconds.unsigned_abs().into()), true),
+        Linger::Default | Linger::Off(_) => (CLOSE_TIMEOUT, !nonblocking),
+    }
+}
+
 impl State {
+    /// Ends reading, writing, or both. Returns the message for the peer, if there is one, and
+    /// whether both directions have ended now.
+    fn end_directions(&mut self, [read, write]: [bool; 2]) -> (Option<Control>, bool) {
+        let had_shut_write = self.shut_write;
+        self.shut_read |= read;
+        self.shut_write |= write;
+        let both = self.shut_write && (self.shut_read || self.eof);
+        // The peer is notified of the end of data or of the connection, but not of SHUT_RD.
+        let message = match (both, write && !had_shut_write) {
+            (true, _) => Some(Control::Disconnect),
+            (false, true) => Some(Control::Shutdown),
+            (false, false) => None,
+        };
+        let message = message.filter(|_| !self.disconnect_sent);
+        self.disconnect_sent |= both;
+        (message, both)
+    }
+
     /// Returns whether a call waits until all sent data has arrived, on a connection that has not
     /// failed.
     fn is_flush_awaited(&self) -> bool {
@@ -418,5 +435,61 @@ impl State {
         self.mappings.clear();
         self.domain = None;
         self.id = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::state;
+    use super::*;
+    use libc::{SHUT_RD as RD, SHUT_RDWR as RDWR, SHUT_WR as WR};
+
+    /// Returns the messages that the peer gets for a sequence of shutdowns, and whether both
+    /// directions have ended then.
+    fn messages(eof: bool, hows: &[c_int]) -> (Vec<Control>, bool) {
+        let mut state = state(Phase::Connected);
+        state.eof = eof;
+        let ends: Vec<_> = hows.iter().map(|&how| state.end_directions(directions(how).unwrap())).collect();
+        (ends.iter().filter_map(|(message, _)| *message).collect(), ends.iter().any(|(_, both)| *both))
+    }
+
+    #[test]
+    fn messages_to_the_peer() {
+        use Control::{Disconnect, Shutdown};
+        for (eof, hows, sent, both) in [
+            (false, &[RD][..], &[][..], false),
+            (false, &[WR], &[Shutdown], false),
+            (false, &[WR, WR], &[Shutdown], false),
+            (false, &[RDWR], &[Disconnect], true),
+            (false, &[RD, WR], &[Disconnect], true),
+            (false, &[WR, RD], &[Shutdown, Disconnect], true),
+            (false, &[RDWR, RDWR, WR], &[Disconnect], true),
+            // The peer has ended its direction: it hears of the end of the connection.
+            (true, &[RD], &[], false),
+            (true, &[WR], &[Disconnect], true),
+        ] {
+            assert_eq!(messages(eof, hows), (sent.to_vec(), both), "end of data: {eof}, shutdowns: {hows:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_three_arguments_of_shutdown_are_valid() {
+        assert_eq!([RD, WR, RDWR].map(directions), [Ok([true, false]), Ok([false, true]), Ok([true, true])]);
+        assert_eq!([-1, 3].map(directions), [Err(Errno::EINVAL); 2]);
+    }
+
+    #[test]
+    fn time_for_the_last_data() {
+        let seconds = Duration::from_secs;
+        for (linger, nonblocking, expected) in [
+            (Linger::Default, false, (CLOSE_TIMEOUT, true)),
+            (Linger::Default, true, (CLOSE_TIMEOUT, false)),
+            (Linger::Off(5), false, (CLOSE_TIMEOUT, true)),
+            (Linger::Off(5), true, (CLOSE_TIMEOUT, false)),
+            (Linger::On(5), true, (seconds(5), true)),
+            (Linger::On(0), true, (seconds(0), true)),
+        ] {
+            assert_eq!(close_timeout(linger, nonblocking), expected, "{linger:?}, non-blocking: {nonblocking}");
+        }
     }
 }

@@ -37,6 +37,46 @@ pub(super) struct Attempt {
     ports: u32,
 }
 
+impl Attempt {
+    pub(super) fn new(dst: SockAddr) -> Attempt {
+        Attempt { dst, tries: 1, ports: 1 }
+    }
+
+    /// After a failure to resolve, returns the time-out in milliseconds with which the step is
+    /// tried again, if it is.
+    fn next_timeout(&mut self, error: Errno) -> Option<c_int> {
+        if error != Errno::ETIMEDOUT || self.tries == MAX_TRIES {
+            return None;
+        }
+        let time = (FIRST_TIMEOUT_MS << self.tries) as c_int;
+        self.tries += 1;
+        Some(time)
+    }
+
+    /// After a failure to send the request, returns whether to begin again with another local port:
+    /// the port was in use, and the connection manager has chosen it.
+    fn takes_next_port(&mut self, error: Errno, is_bound: bool) -> bool {
+        if error != Errno::EADDRINUSE || is_bound || self.ports == MAX_PORTS {
+            return false;
+        }
+        (self.tries, self.ports) = (1, self.ports + 1);
+        true
+    }
+}
+
+/// What a call of rconnect(3) does first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum First {
+    /// Begins to connect.
+    Begin,
+    /// Resets the socket after a failed attempt, and begins to connect.
+    BeginAgain,
+    /// Waits for the attempt that another call has begun.
+    Join,
+    /// Reports that an attempt has succeeded.
+    Report,
+}
+
 impl Stream {
     /// rbind(3).
     pub fn bind(&self, addr: &SockAddr) -> Result<()> {
@@ -74,25 +114,14 @@ impl Stream {
     pub fn connect(self: &Arc<Self>, dst: &SockAddr) -> Result<()> {
         let mut state = self.enter()?;
         let mut in_progress = Errno::EINPROGRESS;
-        match state.phase {
-            Phase::Idle => self.begin_attempt(&mut state, dst)?,
-            // As with TCP, a blocking call waits for the attempt that another one has begun, which
-            // a signal may have interrupted.
-            Phase::Connecting(_) => in_progress = Errno::EALREADY,
-            Phase::Connected | Phase::Disconnected if state.success_unreported => return state.report_success(),
-            Phase::Connected | Phase::Disconnected | Phase::Accepting(_) | Phase::Listening(_) => {
-                return Err(Errno::EISCONN);
-            }
-            Phase::Failed { reported: true } => {
+        match state.first_of_connect()? {
+            First::Begin => self.begin_attempt(&mut state, dst)?,
+            First::BeginAgain => {
                 self.reset(&mut state)?;
                 self.begin_attempt(&mut state, dst)?;
             }
-            // As with TCP, the next call returns the error of an attempt in the background, even if
-            // SO_ERROR was read.
-            Phase::Failed { reported: false } => {
-                return Err(state.report_failed_attempt().unwrap_or(Errno::ECONNABORTED));
-            }
-            Phase::Closing | Phase::Closed => return Err(Errno::EBADF),
+            First::Join => in_progress = Errno::EALREADY,
+            First::Report => return state.report_success(),
         }
         if state.is_nonblocking() {
             return Err(in_progress);
@@ -108,23 +137,13 @@ impl Stream {
                 Err(error) => return Err(error),
             }
         }
-        match state.phase {
-            Phase::Closing | Phase::Closed => Err(Errno::EBADF),
-            // Another thread has shut the socket down, or has seen the failure and now listens.
-            Phase::Idle | Phase::Listening(_) => Err(state.take_error().unwrap_or(Errno::ECONNABORTED)),
-            Phase::Failed { .. } => Err(state.report_failed_attempt().unwrap_or(Errno::ECONNREFUSED)),
-            // Connected, even if the connection has ended already.
-            _ => {
-                state.success_unreported = false;
-                Ok(())
-            }
-        }
+        state.end_of_connect()
     }
 
     /// Begins to connect, which the reactor continues.
     fn begin_attempt(self: &Arc<Self>, state: &mut State, dst: &SockAddr) -> Result<()> {
         self.watch(state)?;
-        let attempt = try_box(Attempt { dst: *dst, tries: 1, ports: 1 })?;
+        let attempt = try_box(Attempt::new(*dst))?;
         state.id()?.resolve_addr(dst, FIRST_TIMEOUT_MS as c_int)?;
         state.phase = Phase::Connecting(attempt);
         state.shut_read = false;
@@ -148,11 +167,13 @@ impl Stream {
                 state.retry_resolve(&event)
             }
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_REJECTED)) => Err(Errno::ECONNREFUSED),
-            (Phase::Connecting(_), Some(_)) => Err(errno_of(&event)),
+            (Phase::Connecting(_), Some(_)) => Err(errno_of(event.kind, event.status)),
             (Phase::Accepting(_), Some(RDMA_CM_EVENT_ESTABLISHED)) => {
                 return self.finish_handshake(state, Ok(()));
             }
-            (Phase::Accepting(_), Some(_)) => return self.finish_handshake(state, Err(errno_of(&event))),
+            (Phase::Accepting(_), Some(_)) => {
+                return self.finish_handshake(state, Err(errno_of(event.kind, event.status)));
+            }
             (Phase::Connected | Phase::Disconnected | Phase::Closing, Some(kind)) => {
                 self.handle_disconnect_event(&mut state, kind);
                 return Some(state);
@@ -197,16 +218,14 @@ impl Stream {
         Ok(())
     }
 
-    /// Sending the request has failed: begins again with a new id if the port was in use, and the
-    /// connection manager has chosen it.
+    /// Sending the request has failed: begins again with a new id if another port may help.
     #[cold]
     fn use_another_port(&self, state: &mut State, error: Errno) -> Result<()> {
         let is_bound = state.bound.is_some();
         let Phase::Connecting(attempt) = &mut state.phase else { return Err(error) };
-        if error != Errno::EADDRINUSE || is_bound || attempt.ports == MAX_PORTS {
+        if !attempt.takes_next_port(error, is_bound) {
             return Err(error);
         }
-        (attempt.tries, attempt.ports) = (1, attempt.ports + 1);
         let dst = attempt.dst;
         state.id.as_mut().ok_or(Errno::EBADF)?.replace_id(super::port_space(self.domain))?;
         state.apply_options()?;
@@ -248,18 +267,9 @@ impl Stream {
 
     /// The connection manager has reported the end of the connection, or the removal of the device.
     fn handle_disconnect_event(&self, state: &mut State, kind: crate::ffi::rdma_cm_event_type) {
-        if !matches!(
-            kind,
-            RDMA_CM_EVENT_DISCONNECTED
-                | RDMA_CM_EVENT_DEVICE_REMOVAL
-                | RDMA_CM_EVENT_CONNECT_ERROR
-                | RDMA_CM_EVENT_UNREACHABLE
-                | RDMA_CM_EVENT_REJECTED
-        ) {
-            return;
+        if let Some(error) = loss_of(kind) {
+            self.connection_lost(state, error);
         }
-        let error = if let RDMA_CM_EVENT_DEVICE_REMOVAL = kind { Errno::ENETDOWN } else { Errno::ECONNRESET };
-        self.connection_lost(state, error);
     }
 
     fn connection_lost(&self, state: &mut State, error: Errno) {
@@ -336,6 +346,38 @@ impl Stream {
 }
 
 impl State {
+    /// Returns what a call of rconnect(3) does first, or its error.
+    fn first_of_connect(&mut self) -> Result<First> {
+        match self.phase {
+            Phase::Idle => Ok(First::Begin),
+            // As with TCP, a blocking call waits for the attempt that another one has begun, which
+            // a signal may have interrupted.
+            Phase::Connecting(_) => Ok(First::Join),
+            Phase::Connected | Phase::Disconnected if self.success_unreported => Ok(First::Report),
+            Phase::Connected | Phase::Disconnected | Phase::Accepting(_) | Phase::Listening(_) => Err(Errno::EISCONN),
+            Phase::Failed { reported: true } => Ok(First::BeginAgain),
+            // As with TCP, the next call returns the error of an attempt in the background, even if
+            // SO_ERROR was read.
+            Phase::Failed { reported: false } => Err(self.report_failed_attempt().unwrap_or(Errno::ECONNABORTED)),
+            Phase::Closing | Phase::Closed => Err(Errno::EBADF),
+        }
+    }
+
+    /// Returns the result of a call of rconnect(3) that has waited for the end of the attempt.
+    fn end_of_connect(&mut self) -> Result<()> {
+        match self.phase {
+            Phase::Closing | Phase::Closed => Err(Errno::EBADF),
+            // Another thread has shut the socket down, or has seen the failure and now listens.
+            Phase::Idle | Phase::Listening(_) => Err(self.take_error().unwrap_or(Errno::ECONNABORTED)),
+            Phase::Failed { .. } => Err(self.report_failed_attempt().unwrap_or(Errno::ECONNREFUSED)),
+            // Connected, even if the connection has ended already.
+            _ => {
+                self.success_unreported = false;
+                Ok(())
+            }
+        }
+    }
+
     /// Logs a failure that no event reports.
     #[cold]
     fn log_failure(&self, kind: Option<crate::ffi::rdma_cm_event_type>, error: Errno) {
@@ -408,13 +450,9 @@ impl State {
 
     /// The address or route was not resolved: tries again with more time after a time-out.
     fn retry_resolve(&mut self, event: &Event) -> Result<()> {
-        let error = errno_of(event);
+        let error = errno_of(event.kind, event.status);
         let Phase::Connecting(attempt) = &mut self.phase else { return Err(error) };
-        if error != Errno::ETIMEDOUT || attempt.tries == MAX_TRIES {
-            return Err(error);
-        }
-        let time = (FIRST_TIMEOUT_MS << attempt.tries) as c_int;
-        attempt.tries += 1;
+        let time = attempt.next_timeout(error).ok_or(error)?;
         let dst = attempt.dst;
         let id = self.id()?;
         if event.kind == RDMA_CM_EVENT_ADDR_ERROR as u32 { id.resolve_addr(&dst, time) } else { id.resolve_route(time) }
@@ -427,12 +465,97 @@ pub(super) fn initiator_depth(id: &CmId) -> u8 {
     u8::from(id.id().transport() == Some(IBV_TRANSPORT_IWARP))
 }
 
+/// Returns the error of a connection that an event ends.
+fn loss_of(kind: crate::ffi::rdma_cm_event_type) -> Option<Errno> {
+    match kind {
+        RDMA_CM_EVENT_DEVICE_REMOVAL => Some(Errno::ENETDOWN),
+        RDMA_CM_EVENT_DISCONNECTED
+        | RDMA_CM_EVENT_CONNECT_ERROR
+        | RDMA_CM_EVENT_UNREACHABLE
+        | RDMA_CM_EVENT_REJECTED => Some(Errno::ECONNRESET),
+        _ => None,
+    }
+}
+
 /// Returns the errno of an event's status; a positive status is the transport's reject reason.
-fn errno_of(event: &Event) -> Errno {
-    match event.status {
+fn errno_of(kind: u32, status: c_int) -> Errno {
+    match status {
         status if status < 0 => Errno::new(-status),
-        _ if event.kind == RDMA_CM_EVENT_DEVICE_REMOVAL as u32 => Errno::ENETDOWN,
-        _ if event.kind == RDMA_CM_EVENT_UNREACHABLE as u32 => Errno::ETIMEDOUT,
+        _ if kind == RDMA_CM_EVENT_DEVICE_REMOVAL as u32 => Errno::ENETDOWN,
+        _ if kind == RDMA_CM_EVENT_UNREACHABLE as u32 => Errno::ETIMEDOUT,
         _ => Errno::ECONNREFUSED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{connecting, failed, listening, state};
+    use super::*;
+
+    const REFUSED: Errno = Errno::ECONNREFUSED;
+    const ABORTED: Errno = Errno::ECONNABORTED;
+    const TIMEOUT: Errno = Errno::ETIMEDOUT;
+
+    #[test]
+    fn errors_of_events() {
+        for (kind, status, error) in [
+            (RDMA_CM_EVENT_ADDR_ERROR, -libc::ENODEV, Errno::ENODEV),
+            (RDMA_CM_EVENT_UNREACHABLE, -libc::EHOSTUNREACH, Errno::new(libc::EHOSTUNREACH)),
+            (RDMA_CM_EVENT_UNREACHABLE, 0, TIMEOUT),
+            (RDMA_CM_EVENT_DEVICE_REMOVAL, 0, Errno::ENETDOWN),
+            (RDMA_CM_EVENT_CONNECT_ERROR, 0, REFUSED),
+            (RDMA_CM_EVENT_REJECTED, 28, REFUSED),
+        ] {
+            assert_eq!(errno_of(kind as u32, status), error, "{kind:?} {status}");
+        }
+        let ends = [RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_UNREACHABLE, RDMA_CM_EVENT_REJECTED];
+        assert_eq!(ends.map(loss_of), [Some(Errno::ECONNRESET); 3]);
+        assert_eq!(loss_of(RDMA_CM_EVENT_DEVICE_REMOVAL), Some(Errno::ENETDOWN));
+        assert_eq!([RDMA_CM_EVENT_TIMEWAIT_EXIT, RDMA_CM_EVENT_ADDR_CHANGE].map(loss_of), [None; 2]);
+    }
+
+    #[test]
+    fn a_step_is_repeated_with_more_time() {
+        let Phase::Connecting(mut attempt) = connecting() else { unreachable!() };
+        assert_eq!(attempt.next_timeout(Errno::ENODEV), None);
+        let times: Vec<_> = std::iter::from_fn(|| attempt.next_timeout(TIMEOUT)).collect();
+        assert_eq!(times, [2000, 4000, 8000, 16_000, 32_000]);
+        assert!(!attempt.takes_next_port(Errno::EADDRINUSE, true) && !attempt.takes_next_port(TIMEOUT, false));
+        assert!(attempt.next_timeout(TIMEOUT).is_none());
+        let ports = 1 + (0..100).take_while(|_| attempt.takes_next_port(Errno::EADDRINUSE, false)).count();
+        assert_eq!((ports, attempt.next_timeout(TIMEOUT)), (32, Some(2000)));
+    }
+
+    #[test]
+    fn what_connect_does_first_and_what_it_returns() {
+        let accepting = || Phase::Accepting(std::sync::Weak::new());
+        let (none, in_use) = (None, Some(Errno::EADDRINUSE));
+        let is_connected = Err(Errno::EISCONN);
+        for (phase, unreported, error, first, end) in [
+            (Phase::Idle, false, none, Ok(First::Begin), Some(Err(ABORTED))),
+            (Phase::Idle, false, in_use, Ok(First::Begin), Some(Err(Errno::EADDRINUSE))),
+            (connecting(), false, none, Ok(First::Join), None),
+            (Phase::Connected, true, none, Ok(First::Report), Some(Ok(()))),
+            (Phase::Disconnected, true, none, Ok(First::Report), Some(Ok(()))),
+            (Phase::Connected, false, none, is_connected, Some(Ok(()))),
+            (Phase::Disconnected, false, in_use, is_connected, Some(Ok(()))),
+            (accepting(), false, none, is_connected, None),
+            (listening(), false, none, is_connected, Some(Err(ABORTED))),
+            (failed(true), false, none, Ok(First::BeginAgain), Some(Err(REFUSED))),
+            (failed(false), false, none, Err(ABORTED), Some(Err(REFUSED))),
+            (failed(false), false, in_use, Err(Errno::EADDRINUSE), Some(Err(REFUSED))),
+            (Phase::Closing, false, none, Err(Errno::EBADF), Some(Err(Errno::EBADF))),
+        ] {
+            let mut state = state(phase);
+            (state.success_unreported, state.error) = (unreported, error);
+            assert_eq!(state.first_of_connect(), first);
+            if let Phase::Failed { reported } = state.phase {
+                assert!(reported, "the next call starts over");
+            }
+            if let Some(end) = end {
+                assert_eq!(state.end_of_connect(), end);
+                assert!(!state.success_unreported);
+            }
+        }
     }
 }

@@ -145,14 +145,8 @@ impl Stream {
             if state.available(peek, done) > 0 {
                 continue;
             }
-            if state.eof || state.shut_read || state.error.is_some() {
-                return match state.error {
-                    Some(error) if done == 0 => {
-                        state.error = None;
-                        Err(error)
-                    }
-                    _ => Ok(done),
-                };
+            if let Some(result) = state.end_of_data(done) {
+                return result;
             }
             match self.pause(state, nonblocking, &mut wait, done)? {
                 Ok(back) => state = back,
@@ -283,8 +277,7 @@ impl Stream {
     /// Returns whether a send that has failed with `EPIPE` raises SIGPIPE. If the peer has ended
     /// the connection, the first such send does not: with TCP it would have succeeded.
     pub fn raises_sigpipe(&self) -> bool {
-        let state = self.lock();
-        state.options.sigpipe && (state.shut_write || state.epipe_count > 1)
+        self.lock().raises_sigpipe()
     }
 
     /// Makes sends that fail with `EPIPE` raise SIGPIPE, on this socket and on the sockets that it
@@ -384,13 +377,10 @@ impl Stream {
             return if done > 0 { Ok(Err(done)) } else { Err(Errno::EAGAIN) };
         }
         let (state, result) = self.sleep(state, wait);
-        match result {
-            _ if state.is_closed() => Err(Errno::EBADF),
-            Ok(()) => Ok(Ok(state)),
-            Err(_) if done > 0 => Ok(Err(done)),
-            Err(Errno::ETIMEDOUT) => Err(Errno::EAGAIN),
-            Err(error) => Err(error),
+        if state.is_closed() {
+            return Err(Errno::EBADF);
         }
+        Ok(result_of_sleep(result, done)?.map_or(Ok(state), Err))
     }
 
     /// An edge-triggered watcher polled before the buffer filled up: arms send completions so that
@@ -435,6 +425,17 @@ impl Stream {
     }
 }
 
+/// Returns how a sleep ends a call that has transferred `done` bytes; `None` if the call goes on.
+#[inline]
+fn result_of_sleep(result: Result<()>, done: usize) -> Result<Option<usize>> {
+    match result {
+        Ok(()) => Ok(None),
+        Err(_) if done > 0 => Ok(Some(done)),
+        Err(Errno::ETIMEDOUT) => Err(Errno::EAGAIN),
+        Err(error) => Err(error),
+    }
+}
+
 /// Returns the result of a call that cannot send any more: the number of bytes sent, or an error.
 /// As with TCP a failure is reported once; afterwards, and after the peer's disconnect or the
 /// program's SHUT_WR, the error is `EPIPE`.
@@ -461,6 +462,21 @@ impl State {
             Phase::Listening(_) => Err(Errno::ENOTCONN),
             Phase::Closing | Phase::Closed => Err(Errno::EBADF),
         }
+    }
+
+    /// Returns the result of a call that has received `done` bytes and finds no more, unless more
+    /// may come. An error is reported once, and not together with data.
+    fn end_of_data(&mut self, done: usize) -> Option<Result<usize>> {
+        if !self.eof && !self.shut_read && self.error.is_none() {
+            return None;
+        }
+        let error = if done == 0 { self.take_error() } else { None };
+        Some(error.map_or(Ok(done), Err))
+    }
+
+    /// See [`Stream::raises_sigpipe`].
+    fn raises_sigpipe(&self) -> bool {
+        self.options.sigpipe && (self.shut_write || self.epipe_count > 1)
     }
 
     /// Returns whether the socket is connecting: a call that sends waits for the connection.
@@ -537,4 +553,82 @@ fn total_len(buffers: &[iovec]) -> Result<usize> {
         .try_fold(0_usize, |sum, buffer| sum.checked_add(buffer.iov_len))
         .filter(|&sum| isize::try_from(sum).is_ok())
         .ok_or(Errno::EINVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{connecting, failed, listening, state};
+    use super::*;
+    use std::sync::Weak;
+
+    const RESET: Errno = Errno::ECONNRESET;
+    const AGAIN: Errno = Errno::EAGAIN;
+
+    #[test]
+    fn data_needs_a_connection() {
+        let accepting = || Phase::Accepting(Weak::new());
+        for (phase, waiting, now) in [
+            (connecting(), Ok(()), Err(AGAIN)),
+            (accepting(), Ok(()), Err(AGAIN)),
+            (Phase::Connected, Ok(()), Ok(())),
+            (Phase::Disconnected, Ok(()), Ok(())),
+            (listening(), Err(Errno::ENOTCONN), Err(Errno::ENOTCONN)),
+            (Phase::Closing, Err(Errno::EBADF), Err(Errno::EBADF)),
+            (Phase::Closed, Err(Errno::EBADF), Err(Errno::EBADF)),
+        ] {
+            let mut state = state(phase);
+            assert_eq!((state.check_connected(false), state.check_connected(true)), (waiting, now));
+        }
+        for phase in [Phase::Idle, failed(false)] {
+            let mut state = state(phase);
+            state.error = Some(RESET);
+            assert_eq!([(); 2].map(|()| state.check_connected(false)), [Err(RESET), Err(Errno::ENOTCONN)]);
+        }
+    }
+
+    #[test]
+    fn the_end_of_data_and_errors() {
+        let end = |change: fn(&mut State), done| {
+            let mut state = state(Phase::Disconnected);
+            change(&mut state);
+            [done, 0].map(|done| state.end_of_data(done))
+        };
+        assert_eq!(end(|_| {}, 5), [None, None]);
+        assert_eq!(end(|state| state.eof = true, 5), [Some(Ok(5)), Some(Ok(0))]);
+        assert_eq!(end(|state| state.shut_read = true, 0), [Some(Ok(0)), Some(Ok(0))]);
+        assert_eq!(end(|state| state.error = Some(RESET), 5), [Some(Ok(5)), Some(Err(RESET))]);
+        assert_eq!(end(|state| (state.eof, state.error) = (true, Some(RESET)), 0), [Some(Err(RESET)), Some(Ok(0))]);
+    }
+
+    #[test]
+    fn what_cannot_be_sent() {
+        let mut state = state(Phase::Disconnected);
+        (state.error, state.options.sigpipe) = (Some(RESET), true);
+        let mut send = |done| (cannot_send(&mut state, done), state.raises_sigpipe());
+        assert_eq!(send(3), (Ok(3), false));
+        assert_eq!(send(0), (Err(RESET), false));
+        // With TCP the first one would have succeeded.
+        assert_eq!([send(0), send(0)], [(Err(Errno::EPIPE), false), (Err(Errno::EPIPE), true)]);
+        (state.epipe_count, state.shut_write) = (0, true);
+        assert!(state.raises_sigpipe());
+        state.options.sigpipe = false;
+        assert!(!state.raises_sigpipe());
+    }
+
+    #[test]
+    fn a_sleep_ends_a_call_with_what_it_has_done() {
+        assert_eq!((result_of_sleep(Ok(()), 0), result_of_sleep(Ok(()), 7)), (Ok(None), Ok(None)));
+        for (error, without_data) in [(Errno::ETIMEDOUT, AGAIN), (Errno::EINTR, Errno::EINTR)] {
+            assert_eq!(result_of_sleep(Err(error), 0), Err(without_data));
+            assert_eq!(result_of_sleep(Err(error), 7), Ok(Some(7)));
+        }
+    }
+
+    #[test]
+    fn lengths_fit_the_result() {
+        let (base, most) = (std::ptr::null_mut(), isize::MAX as usize);
+        let total = |lens: [usize; 2]| total_len(&lens.map(|iov_len| iovec { iov_base: base, iov_len }));
+        assert_eq!([[0, 3], [most - 1, 1]].map(total), [Ok(3), Ok(most)]);
+        assert_eq!([[most, 1], [usize::MAX, 1]].map(total), [Err(Errno::EINVAL); 2]);
+    }
 }

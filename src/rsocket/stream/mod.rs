@@ -178,32 +178,7 @@ impl Stream {
             fd: id.fd(),
             domain,
             owner: Owner::this_process(),
-            state: Lock::new(State {
-                phase,
-                options,
-                flags: 0,
-                error: None,
-                key: None,
-                connection: None,
-                unconnected: None,
-                id: Some(id),
-                bound: None,
-                success_unreported: false,
-                ended_with_error: false,
-                rejecting: 0,
-                shut_read: false,
-                shut_write: false,
-                eof: false,
-                handed_over: false,
-                cm_disconnected: false,
-                disconnect_sent: false,
-                closing: None,
-                release_due: false,
-                epipe_count: 0,
-                spinning: Spinning::new(),
-                mappings: Mappings::default(),
-                domain: None,
-            }),
+            state: Lock::new(State::new(Some(id), options, phase)),
             changed: Changes::default(),
             watchers: Watchers::default(),
             edges: AtomicU64::new(0),
@@ -350,6 +325,35 @@ impl Stream {
 }
 
 impl State {
+    fn new(id: Option<CmId>, options: Options, phase: Phase) -> State {
+        State {
+            phase,
+            options,
+            flags: 0,
+            error: None,
+            key: None,
+            connection: None,
+            unconnected: None,
+            id,
+            bound: None,
+            success_unreported: false,
+            ended_with_error: false,
+            rejecting: 0,
+            shut_read: false,
+            shut_write: false,
+            eof: false,
+            handed_over: false,
+            cm_disconnected: false,
+            disconnect_sent: false,
+            closing: None,
+            release_due: false,
+            epipe_count: 0,
+            spinning: Spinning::new(),
+            mappings: Mappings::default(),
+            domain: None,
+        }
+    }
+
     /// Returns the connection if a thread sleeps in its completion channel.
     fn with_leader(&mut self) -> Option<&mut Connection> {
         self.connection.as_deref_mut().filter(|connection| connection.channel.leadership.has_leader())
@@ -461,4 +465,53 @@ pub unsafe fn address(addr: *const libc::sockaddr, len: libc::socklen_t) -> Resu
     }
     // SAFETY: `len` bytes are readable, which is at least the length of the family.
     unsafe { SockAddr::from_c(addr) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stream without a device, whose data path is missing.
+    pub fn state(phase: Phase) -> State {
+        State::new(None, Options::new(), phase)
+    }
+
+    /// A listener without connections.
+    pub fn listening() -> Phase {
+        Phase::Listening(Listening::new(1, None))
+    }
+
+    /// An attempt to connect.
+    pub fn connecting() -> Phase {
+        let peer = SockAddr::from_inet(&"10.0.0.1:7471".parse().unwrap());
+        Phase::Connecting(Box::new(Attempt::new(peer)))
+    }
+
+    /// A failed attempt.
+    pub fn failed(reported: bool) -> Phase {
+        Phase::Failed { reported }
+    }
+
+    /// As with TCP, whoever hears the end of a connection that both sides have ended sees no error.
+    #[test]
+    fn an_orderly_end_is_no_error() {
+        let reset = Some(Errno::ECONNRESET);
+        for (eof, shut_write, cause, error) in [
+            (false, false, None, None),
+            (false, false, reset, reset),
+            (false, true, reset, reset),
+            (true, false, reset, None),
+            (true, true, reset, None),
+            (true, false, Some(Errno::ETIMEDOUT), Some(Errno::ETIMEDOUT)),
+            (true, true, Some(Errno::ETIMEDOUT), None),
+        ] {
+            let mut state = state(Phase::Connected);
+            (state.eof, state.shut_write) = (eof, shut_write);
+            state.disconnect(cause);
+            assert!(matches!(state.phase, Phase::Disconnected) && state.eof);
+            assert_eq!((state.error, state.ended_with_error), (error, error.is_some()));
+            state.disconnect(Some(Errno::ENETDOWN));
+            assert_eq!(state.error, error, "the first cause is reported");
+        }
+    }
 }

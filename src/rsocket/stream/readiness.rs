@@ -14,26 +14,59 @@ use crate::rsocket::reactor::LOCK_TIMEOUT;
 use crate::sys::event::Deadline;
 use crate::sys::unlocked;
 
-impl State {
-    /// Returns all events that are pending.
-    fn pending_events(&self) -> c_short {
+/// What the pending events of a stream depend on beside its phase.
+#[derive(Clone, Copy, Debug)]
+struct Conditions {
+    /// There is data to read, or a connection to accept.
+    available: bool,
+    /// Data can be sent.
+    space: bool,
+    /// No more data comes: the peer, or the program, has ended reading.
+    read_ended: bool,
+    /// The program has shut down writing.
+    write_ended: bool,
+    /// An error is pending.
+    error: bool,
+}
+
+impl Conditions {
+    /// Returns all events that are pending in `phase`.
+    #[inline]
+    fn events(self, phase: &Phase) -> c_short {
         let set = |bits: c_short, on: bool| if on { bits } else { 0 };
-        let error = set(POLLERR, self.error.is_some());
-        match &self.phase {
+        let Conditions { available, space, read_ended, write_ended, error } = self;
+        let error = set(POLLERR, error);
+        match phase {
             Phase::Idle | Phase::Failed { reported: true } => OUT | POLLHUP | error,
-            Phase::Listening(listening) => set(IN, listening.has_ready() || self.shut_read) | error,
+            Phase::Listening(_) => set(IN, available || read_ended) | error,
             Phase::Connecting(_) | Phase::Accepting(_) => 0,
-            Phase::Failed { reported: false } => IN | OUT | POLLRDHUP | POLLHUP | error,
+            Phase::Failed { reported: false } | Phase::Disconnected => IN | OUT | POLLRDHUP | POLLHUP | error,
             Phase::Connected => {
-                let connection = self.connection.as_ref();
-                let readable =
-                    self.eof || self.shut_read || connection.is_some_and(|connection| connection.available() > 0);
-                let writable = self.shut_write || connection.is_some_and(|connection| connection.can_send());
-                set(IN, readable) | set(OUT, writable) | set(POLLRDHUP, self.eof || self.shut_read) | error
+                set(IN, available || read_ended) | set(OUT, space || write_ended) | set(POLLRDHUP, read_ended) | error
             }
-            Phase::Disconnected => IN | OUT | POLLRDHUP | POLLHUP | error,
             Phase::Closing | Phase::Closed => POLLNVAL,
         }
+    }
+}
+
+/// Returns those of the pending events that are `wanted`, and those that poll(2) always reports.
+#[inline]
+fn masked(pending: c_short, wanted: c_short) -> c_short {
+    pending & (wanted | POLLERR | POLLHUP | POLLNVAL)
+}
+
+impl State {
+    /// Returns all events that are pending.
+    #[inline]
+    fn pending_events(&self) -> c_short {
+        let connection = self.connection.as_ref();
+        let (available, read_ended) = match &self.phase {
+            Phase::Listening(listening) => (listening.has_ready(), self.shut_read),
+            _ => (connection.is_some_and(|connection| connection.available() > 0), self.eof || self.shut_read),
+        };
+        let space = connection.is_some_and(|connection| connection.can_send());
+        let (write_ended, error) = (self.shut_write, self.error.is_some());
+        Conditions { available, space, read_ended, write_ended, error }.events(&self.phase)
     }
 
     /// Fast path for polling many connections: returns whether none of the `wanted` events, no
@@ -57,7 +90,7 @@ impl State {
         } else if self.handed_over && wanted & rdmacm_private::FORWARDER_EVENT == 0 {
             POLLNVAL
         } else {
-            self.pending_events() & (wanted | POLLERR | POLLHUP | POLLNVAL)
+            masked(self.pending_events(), wanted)
         }
     }
 }
@@ -213,5 +246,87 @@ impl Pollable for Stream {
 
     fn watchers(&self) -> &Watchers {
         &self.watchers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{connecting, failed, listening, state};
+    use super::*;
+    use crate::errno::Errno;
+    use std::sync::Weak;
+
+    /// All conditions, each of them on and off.
+    fn all() -> impl Iterator<Item = Conditions> {
+        (0..32).map(|bits| Conditions {
+            available: bits & 1 != 0,
+            space: bits & 2 != 0,
+            read_ended: bits & 4 != 0,
+            write_ended: bits & 8 != 0,
+            error: bits & 16 != 0,
+        })
+    }
+
+    fn bits(on: bool, bits: c_short) -> c_short {
+        if on { bits } else { 0 }
+    }
+
+    #[test]
+    fn events_of_each_phase() {
+        for conditions in all() {
+            let events = |phase| conditions.events(&phase);
+            let error = bits(conditions.error, POLLERR);
+            let readable = bits(conditions.available | conditions.read_ended, IN);
+            // As with TCP: before it is connected, and when all is over.
+            let (unconnected, over) = (OUT | POLLHUP | error, IN | OUT | POLLRDHUP | POLLHUP | error);
+            assert_eq!((events(Phase::Idle), events(failed(true))), (unconnected, unconnected));
+            assert_eq!((events(Phase::Disconnected), events(failed(false))), (over, over));
+            assert_eq!((events(connecting()), events(Phase::Accepting(Weak::new()))), (0, 0));
+            assert_eq!((events(Phase::Closing), events(Phase::Closed)), (POLLNVAL, POLLNVAL));
+            assert_eq!(events(listening()), readable | error);
+            let writable = bits(conditions.space | conditions.write_ended, OUT);
+            let ended = bits(conditions.read_ended, POLLRDHUP);
+            assert_eq!(events(Phase::Connected), readable | writable | ended | error, "{conditions:?}");
+        }
+    }
+
+    #[test]
+    fn nobody_gets_bits_that_were_not_asked_for() {
+        let errors = POLLERR | POLLHUP | POLLNVAL;
+        for wanted in [0, IN, OUT, POLLRDHUP, IN | OUT, libc::POLLPRI] {
+            assert_eq!(masked(!0, wanted), wanted | errors);
+            assert_eq!(masked(0, wanted), 0);
+            let ended = state(Phase::Disconnected);
+            assert_eq!(ended.wanted(wanted), wanted & (IN | OUT | POLLRDHUP) | POLLHUP);
+        }
+    }
+
+    #[test]
+    fn what_the_program_and_the_peer_have_done_is_pending() {
+        let mut listener = state(listening());
+        assert_eq!(listener.wanted(IN | OUT), 0);
+        (listener.shut_read, listener.error) = (true, Some(Errno::ENETDOWN));
+        assert_eq!(listener.wanted(IN | OUT), IN | POLLERR);
+        let changes: [fn(&mut State); 5] = [
+            |_| {},
+            |state| state.eof = true,
+            |state| state.shut_read = true,
+            |state| state.shut_write = true,
+            |state| state.error = Some(Errno::ECONNRESET),
+        ];
+        let events = changes.map(|change| {
+            let mut state = state(Phase::Connected);
+            change(&mut state);
+            state.wanted(IN | OUT | POLLRDHUP)
+        });
+        assert_eq!(events, [0, IN | POLLRDHUP, IN | POLLRDHUP, OUT, POLLERR]);
+    }
+
+    #[test]
+    fn a_stream_that_was_handed_over_is_the_forwarders() {
+        let mut state = state(Phase::Disconnected);
+        state.handed_over = true;
+        assert_eq!(state.wanted(IN), POLLNVAL);
+        assert_eq!(state.wanted(IN | rdmacm_private::FORWARDER_EVENT), IN | POLLHUP);
     }
 }

@@ -1,21 +1,15 @@
 //! Forwarding between two pairs of the kernel's sockets, which stand for the rsocket and the token.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::IntoRawFd;
 
 use super::*;
-
-/// A connection: the end that a forward has, and the other one.
-fn pair() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (listener.accept().unwrap().0, far)
-}
+use crate::test_sockets::connection;
 
 /// A forward, and the far ends of its rsocket and of its token.
 fn forward(index: usize) -> (Forward, TcpStream, TcpStream) {
-    let ((inner, peer), (token, program)) = (pair(), pair());
+    let ((peer, inner), (program, token)) = (connection(), connection());
     token.set_nonblocking(true).unwrap();
     connections::enter(index, inner.into_raw_fd(), token.into_raw_fd());
     (Forward::begin(index).unwrap(), peer, program)

@@ -49,19 +49,7 @@ pub struct Listener {
     rsockets: [AtomicI32; MAX_ADDRESSES],
 }
 
-static LISTENERS: [Listener; MAX_LISTENERS] = [const {
-    Listener {
-        state: AtomicU32::new(FREE),
-        numbers: AtomicU32::new(0),
-        first: AtomicI32::new(-1),
-        own: AtomicName::new(),
-        backlog: AtomicI32::new(0),
-        v6only: AtomicBool::new(false),
-        reuses: AtomicBool::new(false),
-        owner: AtomicI32::new(0),
-        rsockets: [const { AtomicI32::new(0) }; MAX_ADDRESSES],
-    }
-}; MAX_LISTENERS];
+static LISTENERS: [Listener; MAX_LISTENERS] = [const { Listener::new() }; MAX_LISTENERS];
 
 fn option(fd: c_int, level: c_int, name: c_int) -> c_int {
     tcp::int(fd, level, name).unwrap_or(0)
@@ -140,6 +128,20 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
 }
 
 impl Listener {
+    const fn new() -> Listener {
+        Listener {
+            state: AtomicU32::new(FREE),
+            numbers: AtomicU32::new(0),
+            first: AtomicI32::new(-1),
+            own: AtomicName::new(),
+            backlog: AtomicI32::new(0),
+            v6only: AtomicBool::new(false),
+            reuses: AtomicBool::new(false),
+            owner: AtomicI32::new(0),
+            rsockets: [const { AtomicI32::new(0) }; MAX_ADDRESSES],
+        }
+    }
+
     /// Makes the rsockets.
     fn open(&self, fd: Option<c_int>) -> Result<(), Reason> {
         let own = self.own.load().ok_or(Reason::Busy)?;
@@ -155,8 +157,7 @@ impl Listener {
         }
         let mut result = Err(Reason::NoDevice);
         each_address(|address| {
-            let fits = if address.family() == AF_INET6 { own.family() == AF_INET6 } else { !self.v6only.load(SeqCst) };
-            if fits && !address.address().is_loopback() && route::is_rdma(&address) {
+            if self.covers(&own, &address) && route::is_rdma(&address) {
                 let opened = self.open_at(fd, &address.with_number(own.number()));
                 if result.is_err() {
                     result = opened;
@@ -164,6 +165,12 @@ impl Listener {
             }
         });
         result
+    }
+
+    /// Whether a listener at the wildcard address `own` gets connections of other hosts to `address`.
+    fn covers(&self, own: &Name, address: &Name) -> bool {
+        let fits = if address.family() == AF_INET6 { own.family() == AF_INET6 } else { !self.v6only.load(SeqCst) };
+        fits && !address.address().is_loopback()
     }
 
     fn open_at(&self, fd: Option<c_int>, at: &Name) -> Result<(), Reason> {
@@ -255,9 +262,7 @@ impl Listener {
     /// Whether another token may be sent: no more wait than the program allows connections to wait.
     pub fn has_room(&self, waiting: impl Iterator<Item = u16>) -> bool {
         let port = self.port();
-        let most = self.backlog.load(SeqCst);
-        let most = if (0..MAX_BACKLOG).contains(&most) { most + 1 } else { MAX_BACKLOG };
-        waiting.filter(|&waits| waits == port).count() < most as usize
+        waiting.filter(|&waits| waits == port).count() < max_tokens(self.backlog.load(SeqCst))
     }
 
     /// Accepts the connections that have arrived at an rsocket, and sends their tokens.
@@ -316,6 +321,17 @@ impl Listener {
             }
         }
     }
+}
+
+/// The most tokens that wait for accept(2), as with TCP: one more than the backlog.
+fn max_tokens(backlog: c_int) -> usize {
+    (if (0..MAX_BACKLOG).contains(&backlog) { backlog + 1 } else { MAX_BACKLOG }) as usize
+}
+
+/// The state of a listener in a child of fork(2). One that a thread of the parent is about to make
+/// or to close is none of the child's.
+fn state_in_child(state: u32) -> u32 {
+    if matches!(state, OPEN | INHERITED) { INHERITED } else { FREE }
 }
 
 /// Calls `call` with each address of an interface that is up.
@@ -460,11 +476,7 @@ pub fn in_child() {
     for listener in &LISTENERS {
         // The child's copies, which would keep the ports when the parent has ended.
         listener.close();
-        match listener.state.load(SeqCst) {
-            OPEN | INHERITED => listener.state.store(INHERITED, SeqCst),
-            FREE => {}
-            _ => listener.state.store(FREE, SeqCst),
-        }
+        listener.state.store(state_in_child(listener.state.load(SeqCst)), SeqCst);
     }
 }
 
@@ -516,4 +528,68 @@ pub fn take_all_of(owner: c_int) {
 #[inline(always)]
 pub fn is_inherited(entry: Entry) -> bool {
     of(entry).is_some_and(|listener| listener.state.load(SeqCst) == INHERITED)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        let at: SocketAddr = text.parse().unwrap();
+        Name::new(at.ip(), at.port())
+    }
+
+    fn listener(own: &Name) -> Listener {
+        let listener = Listener::new();
+        listener.own.store(own);
+        listener
+    }
+
+    #[test]
+    fn no_more_tokens_wait_than_the_backlog_allows() {
+        assert_eq!([0, 1, 4094, 4095, 4096, c_int::MAX, -1].map(max_tokens), [1, 2, 4095, 4096, 4096, 4096, 4096]);
+        let listener = listener(&name("10.0.0.1:80"));
+        listener.backlog.store(2, SeqCst);
+        let waiting = |here, elsewhere| [80; 9].into_iter().take(here).chain([81; 9].into_iter().take(elsewhere));
+        assert!(listener.has_room(waiting(2, 9)) && !listener.has_room(waiting(3, 0)));
+    }
+
+    #[test]
+    fn addresses_of_the_host_at_which_a_wildcard_listens() {
+        for (own, v6only, address, covered) in [
+            ("0.0.0.0:80", false, "10.0.0.1:0", true),
+            ("0.0.0.0:80", false, "127.0.0.1:0", false),
+            ("0.0.0.0:80", false, "[fd00::1]:0", false),
+            ("[::]:80", false, "10.0.0.1:0", true),
+            ("[::]:80", false, "[fd00::1]:0", true),
+            ("[::]:80", false, "[::1]:0", false),
+            ("[::]:80", true, "10.0.0.1:0", false),
+            ("[::]:80", true, "[fd00::1]:0", true),
+        ] {
+            let own = name(own);
+            let listener = listener(&own);
+            listener.v6only.store(v6only, SeqCst);
+            assert_eq!(listener.covers(&own, &name(address)), covered, "{}, {address}", own.address());
+        }
+    }
+
+    #[test]
+    fn tokens_go_to_the_address_of_the_connection() {
+        let (_client, inner) = crate::test_sockets::connection();
+        let token = |own| {
+            let to = listener(&name(own)).token_address(inner.as_raw_fd()).unwrap();
+            (to.address().to_string(), to.number())
+        };
+        assert_eq!(token("0.0.0.0:80"), ("127.0.0.1".into(), 80));
+        assert_eq!(token("[::]:80"), ("127.0.0.1".into(), 80));
+        assert_eq!(token("10.0.0.1:80"), ("10.0.0.1".into(), 80));
+    }
+
+    #[test]
+    fn a_child_inherits_what_listens() {
+        assert_eq!([FREE, CLAIMED, OPEN, INHERITED].map(state_in_child), [FREE, FREE, INHERITED, INHERITED]);
+    }
 }

@@ -206,3 +206,17 @@ forward_data! {
         Asked::message(msg, flags, true), before auto::outside::before_sendmsg(msg);
     shutdown by rshutdown, Way::Shutdown, (how: c_int) -> c_int, Asked::nothing();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_msg_dontwait_makes_a_call_not_wait() {
+        let others = libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
+        assert_eq!([0, others].map(receive), [Way::Receive; 2]);
+        assert_eq!([0, others].map(transmit), [Way::Send; 2]);
+        assert_eq!([MSG_DONTWAIT, !0].map(receive), [Way::ReceiveNow; 2]);
+        assert_eq!([MSG_DONTWAIT, !0].map(transmit), [Way::SendNow; 2]);
+    }
+}

@@ -104,3 +104,22 @@ fn changed(list: &[pollfd], inner: &[pollfd], pieces: &mut Pieces) -> bool {
     let ready = list.iter().zip(inner).filter(|(_, inner)| inner.revents != 0);
     ready.fold(false, |changed, (fd, inner)| settled(fd.fd, inner.fd, inner.revents, pieces) || changed)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What librdmacm polls may be more than what the program asks for, as for undecided sockets.
+    #[test]
+    fn events_that_nobody_asked_for_are_not_reported() {
+        let errors = POLLERR | POLLHUP | POLLNVAL;
+        for (events, revents, reported) in [
+            (POLLIN, UNDECIDED, POLLIN),
+            (libc::POLLOUT, UNDECIDED, 0),
+            (0, UNDECIDED | errors, errors),
+            (POLLIN | POLLRDHUP, !0, POLLIN | POLLRDHUP | errors),
+        ] {
+            assert_eq!(program_events(&pollfd { fd: -1, events, revents: 0 }, revents), reported);
+        }
+    }
+}

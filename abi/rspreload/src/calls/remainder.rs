@@ -130,20 +130,14 @@ fn skip(list: &mut [iovec], mut bytes: usize) {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
 
     use super::*;
-
-    fn pair() -> (TcpStream, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (client, listener.accept().unwrap().0)
-    }
+    use crate::test_sockets::connection;
 
     #[test]
     fn the_rest_is_sent() {
-        let (client, mut server) = pair();
+        let (client, mut server) = connection();
         let data: Vec<u8> = (0..250).collect();
         let list = [&data[..100], &[], &data[100..]]
             .map(|part| iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
@@ -164,7 +158,7 @@ mod tests {
 
     #[test]
     fn the_rest_is_received_up_to_the_end() {
-        let (mut client, server) = pair();
+        let (mut client, server) = connection();
         let mut room = [0_u8; 10];
         let asked = Asked::receive(room.as_mut_ptr().cast(), room.len(), MSG_WAITALL);
         client.write_all(b"3456789abc").unwrap();

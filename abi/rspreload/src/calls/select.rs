@@ -270,3 +270,26 @@ fn is_ready(inner: &[&mut [Word]; 3], index: usize, fd: c_int) -> bool {
     let ready = has(inner[inner_set_of(fd, index)], inner_number(fd)) && !is_undecided;
     ready && (!relayed(fd) || remote::reported_events(inner_number(fd)) & (ASKED[index] | POLLERR | POLLHUP) != 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_a_set() {
+        let mut set = [0; 2];
+        [0, 5, 63, 64, 127, 128, 1000].into_iter().for_each(|number| put(&mut set, number));
+        assert_eq!(set, [1 | 1 << 5 | 1 << 63, 1 | 1 << 63]);
+        for (limit, expected) in [(128, &[0, 5, 63, 64, 127][..]), (127, &[0, 5, 63, 64]), (6, &[0, 5]), (0, &[])] {
+            assert_eq!(numbers_in(&set, limit).collect::<Vec<_>>(), expected);
+        }
+        assert!(has(&set, 63) && has(&set, 64) && !has(&set, 62) && !has(&set, 65) && !has(&set, 128));
+    }
+
+    #[test]
+    fn events_of_a_number_in_several_sets() {
+        let mut sets = [[1 << 1, 1], [0, 1], [0, 0]];
+        let asked = sets.each_mut().map(|set| &mut set[..]);
+        assert_eq!([1, 64, 2].map(|number| asked_of(&asked, number)), [POLLIN, POLLIN | POLLOUT, 0]);
+    }
+}

@@ -337,7 +337,6 @@ fn send_word(tcp: c_int) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
 
     use super::super::state::{Role, State};
@@ -346,9 +345,7 @@ mod tests {
     /// A copy may get a slot before that of a number whose handshake began earlier.
     #[test]
     fn one_of_two_copies_goes_first() {
-        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
-        let _client = TcpStream::connect(tcp.local_addr().unwrap()).unwrap();
-        let (server, _) = tcp.accept().unwrap();
+        let (_client, server) = crate::test_sockets::connection();
         let (own, peer) = (name::own(server.as_raw_fd()).unwrap(), name::peer(server.as_raw_fd()).unwrap());
         let slot = slots::of(State::new(Role::Passive).with_ticket(-2).entry()).unwrap();
         let job = |end| Some(Job { slot, own, peer, stage: Stage::New, end: Deadline::after(end), rsocket: -1 });

@@ -8,13 +8,12 @@ use libc::{EAGAIN, POLLIN};
 
 use super::commit::Outcome;
 use super::*;
+use crate::test_sockets;
 
 /// A connection: the end that connected, and the accepted one. Its port is free for an "rsocket" to
 /// listen.
 fn connection() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (server, _) = listener.accept().unwrap();
+    let (client, server) = test_sockets::connection();
     for (socket, role) in [(&client, Role::Active), (&server, Role::Passive)] {
         table::prepare(socket.as_raw_fd()).unwrap();
         table::swap(socket.as_raw_fd(), Some(State::new(role).entry()));

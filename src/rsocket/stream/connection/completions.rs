@@ -72,7 +72,7 @@ impl Connection {
             self.attend_idle(outcome.any);
         }
         self.publish();
-        outcome.edge |= outcome.could_send == Some(false) && self.can_send();
+        outcome.edge |= outcome.has_made_space(self.can_send());
         outcome
     }
 
@@ -87,15 +87,9 @@ impl Connection {
         }
         let iwarp = self.qp.is_iwarp();
         let slot = (wc.wr_id() & !RECV_WR_ID_FLAG) as u32;
-        let imm = match wc.imm_data() {
-            Some(imm) => u32::from_be(imm),
-            None if iwarp => self.receive.imm(slot),
-            // A SEND, which is not part of the protocol.
-            None => return self.violated(outcome),
-        };
-        if iwarp && wc.len() != IMM_LEN {
+        let Some(imm) = message_of(wc.imm_data(), iwarp, wc.len(), || self.receive.imm(slot)) else {
             return self.violated(outcome);
-        }
+        };
         // On iWARP a message without a receive ends the connection, and soft-iWARP does not
         // complete receives that are posted after that: this CQ would raise no event.
         let was_last = self.receive.used(slot) && iwarp;
@@ -228,7 +222,7 @@ impl Connection {
     /// The next [`process`](Self::process) notifies the waiters of this outcome.
     pub(super) fn notify_later(&mut self, outcome: Outcome) {
         self.send.pending_notify |= outcome.any;
-        self.send.pending_edge |= outcome.edge || (outcome.could_send == Some(false) && self.can_send());
+        self.send.pending_edge |= outcome.edge || outcome.has_made_space(self.can_send());
     }
 
     /// Switches to the peer's next buffer when the current one is full.
@@ -255,11 +249,69 @@ impl Connection {
     }
 }
 
+impl Outcome {
+    /// Returns whether the completions have made space to send, which there was not before.
+    #[inline]
+    fn has_made_space(&self, can_send: bool) -> bool {
+        self.could_send == Some(false) && can_send
+    }
+}
+
+/// Returns the immediate data of a received message: that of the completion, or on iWARP the
+/// content of the message. `None` for a message that is not part of the protocol.
+#[inline]
+fn message_of(imm: Option<u32>, iwarp: bool, len: usize, content: impl FnOnce() -> u32) -> Option<u32> {
+    let has_length = !iwarp || len == IMM_LEN;
+    let imm = imm.map(u32::from_be).or_else(|| iwarp.then(content));
+    imm.filter(|_| has_length)
+}
+
 /// Returns the errno that a program gets for a failed work request.
 fn errno_of(status: ibv_wc_status::Type) -> Errno {
     match status {
         ibv_wc_status::IBV_WC_RETRY_EXC_ERR | ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR => Errno::ETIMEDOUT,
         // Either side has ended the connection.
         _ => Errno::ECONNRESET,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_carry_immediate_data() {
+        let imm = Some(0x0102_0304_u32.to_be());
+        for (imm, iwarp, len, message) in [
+            (imm, false, 0, Some(0x0102_0304)),
+            (imm, false, 1000, Some(0x0102_0304)),
+            // A SEND.
+            (None, false, IMM_LEN, None),
+            (None, true, IMM_LEN, Some(0x77)),
+            (None, true, IMM_LEN - 1, None),
+            (None, true, IMM_LEN + 1, None),
+            (imm, true, IMM_LEN, Some(0x0102_0304)),
+            (imm, true, 0, None),
+        ] {
+            assert_eq!(message_of(imm, iwarp, len, || 0x77), message, "iWARP: {iwarp}, length {len}");
+        }
+    }
+
+    #[test]
+    fn errors_of_completions() {
+        use ibv_wc_status::*;
+        for status in [IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR] {
+            assert_eq!(errno_of(status), Errno::ETIMEDOUT);
+        }
+        for status in [IBV_WC_WR_FLUSH_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_LOC_LEN_ERR, IBV_WC_GENERAL_ERR] {
+            assert_eq!(errno_of(status), Errno::ECONNRESET);
+        }
+    }
+
+    #[test]
+    fn only_new_space_is_an_edge() {
+        let after = |could_send, can_send| Outcome { could_send, ..Outcome::default() }.has_made_space(can_send);
+        assert!(after(Some(false), true) && !after(Some(false), false));
+        assert!(!after(Some(true), true) && !after(None, true), "there was space before");
     }
 }

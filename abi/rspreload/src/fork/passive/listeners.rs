@@ -94,3 +94,37 @@ fn listen(inner: c_int, own: &Name) -> bool {
             && rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK) == 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+    use std::os::fd::AsRawFd;
+
+    use super::super::Job;
+    use super::*;
+    use crate::fork::state::{Role, State};
+    use crate::fork::{name, slots};
+
+    #[test]
+    fn one_listener_for_an_address_until_no_connection_needs_it() {
+        let (_client, server) = crate::test_sockets::connection();
+        let at = server.local_addr().unwrap();
+        let (own, peer) = (name::own(server.as_raw_fd()).unwrap(), name::peer(server.as_raw_fd()).unwrap());
+        let slot = slots::of(State::new(Role::Passive).with_ticket(-2).entry()).unwrap();
+        let job = || Some(Job { slot, own, peer, stage: Stage::New, end: Deadline::after(60_000), rsocket: -1 });
+        let mut handshakes = Handshakes::new();
+        (handshakes.jobs[0], handshakes.jobs[1]) = (job(), job());
+        while !handshakes.is_listening() {
+            // Another test may have the turn.
+            handshakes.open_listeners();
+        }
+        assert_eq!(handshakes.listeners.iter().flatten().count(), 1);
+        for left in [2, 1] {
+            handshakes.close_unused();
+            assert!(TcpStream::connect(at).is_ok());
+            handshakes.jobs[left - 1] = None;
+        }
+        handshakes.close_unused();
+        assert!(handshakes.turn.is_none() && !handshakes.is_listening() && TcpStream::connect(at).is_err());
+    }
+}

@@ -1,0 +1,119 @@
+//! Calls on numbers that stand for rsockets, in whose part are the kernel's sockets.
+
+use core::ffi::{c_int, c_void};
+use std::io::{Read, Write};
+use std::net::{TcpStream, UdpSocket};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::time::Duration;
+
+use libc::{EAGAIN, EBADF, EINVAL, EPIPE, MSG_DONTWAIT, MSG_NOSIGNAL, timeval};
+
+use super::{forward, select};
+use crate::errno;
+use crate::table::{self, Entry, Kind};
+use crate::test_sockets::connection;
+
+/// A number, which stands for one end of a connection, and the other end.
+struct Placeholder {
+    number: UdpSocket,
+    inner: TcpStream,
+    far: TcpStream,
+}
+
+impl Placeholder {
+    fn new() -> Placeholder {
+        let (far, inner) = connection();
+        far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        // Inner numbers may be larger than those of the program.
+        // SAFETY: a new descriptor, which nobody else has.
+        let inner = unsafe { TcpStream::from_raw_fd(libc::fcntl(inner.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 700)) };
+        let placeholder = Placeholder { number: UdpSocket::bind("127.0.0.1:0").unwrap(), inner, far };
+        table::prepare(placeholder.fd()).unwrap();
+        placeholder.becomes(Kind::Socket, placeholder.inner.as_raw_fd());
+        placeholder
+    }
+
+    fn becomes(&self, kind: Kind, inner: c_int) {
+        table::swap(self.fd(), Some(Entry { kind, flags: 0, inner }));
+    }
+
+    fn fd(&self) -> c_int {
+        self.number.as_raw_fd()
+    }
+
+    /// The peer sends a byte, which has arrived.
+    fn receives(&self) {
+        (&self.far).write_all(&[1]).unwrap();
+        assert_eq!(self.inner.peek(&mut [0]).unwrap(), 1);
+    }
+}
+
+impl Drop for Placeholder {
+    fn drop(&mut self) {
+        table::swap(self.fd(), None);
+    }
+}
+
+/// Calls select(2) with a time-out of 0 for the numbers of three sets. Returns its result and what
+/// is left in the sets.
+fn select_now(asked: [&[c_int]; 3]) -> (Result<c_int, c_int>, [Vec<c_int>; 3]) {
+    // SAFETY: all zeros are an empty set.
+    let mut sets: [libc::fd_set; 3] = unsafe { core::mem::zeroed() };
+    let numbers = || asked.iter().copied().flatten().copied();
+    // SAFETY: the numbers fit the sets, which are live.
+    unsafe {
+        for (set, numbers) in sets.iter_mut().zip(asked) {
+            numbers.iter().for_each(|&fd| libc::FD_SET(fd, set));
+        }
+        let mut time = timeval { tv_sec: 0, tv_usec: 0 };
+        let [read, write, except] = &mut sets;
+        let count = numbers().max().map_or(0, |highest| highest + 1);
+        let result = select::select(count, read, write, except, &raw mut time);
+        let result = if result < 0 { Err(errno::get()) } else { Ok(result) };
+        (result, [0, 1, 2].map(|set| asked[set].iter().copied().filter(|&fd| libc::FD_ISSET(fd, &sets[set])).collect()))
+    }
+}
+
+#[test]
+fn select_leaves_the_numbers_that_are_ready() {
+    let (data, idle) = (Placeholder::new(), Placeholder::new());
+    let [kernel, silent] = [0; 2].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
+    data.receives();
+    silent.send_to(&[1], kernel.local_addr().unwrap()).unwrap();
+    kernel.peek(&mut [0]).unwrap();
+    let [a, b, k, s] = [data.fd(), idle.fd(), kernel.as_raw_fd(), silent.as_raw_fd()];
+    assert_eq!(select_now([&[a, b, k, s], &[b], &[a]]), (Ok(3), [vec![a, k], vec![b], vec![]]));
+    assert_eq!(select_now([&[b, s], &[], &[a, b]]), (Ok(0), [vec![], vec![], vec![]]));
+    // Another thread closes the rsocket: a failure leaves the sets as they are.
+    idle.becomes(Kind::Socket, table::CLOSING);
+    assert_eq!(select_now([&[a, b], &[b], &[]]), (Err(EBADF), [vec![a, b], vec![b], vec![]]));
+}
+
+#[test]
+fn calls_go_to_what_the_number_stands_for() {
+    let mut one = Placeholder::new();
+    let (fd, mut byte) = (one.fd(), [0_u8; 2]);
+    let start = byte.as_mut_ptr().cast::<c_void>();
+    let (value, len) = (1, size_of::<c_int>() as libc::socklen_t);
+    let pointer = (&raw const value).cast::<c_void>();
+    // SAFETY: live buffers and integers.
+    unsafe {
+        assert_eq!(forward::recv(fd, start, 2, MSG_DONTWAIT), -1);
+        assert_eq!(errno::get(), EAGAIN);
+        one.receives();
+        assert_eq!((forward::recv(fd, start, 2, MSG_DONTWAIT), byte), (1, [1, 0]));
+        assert_eq!(forward::send(fd, start, 2, 0), 2);
+        one.far.read_exact(&mut [0; 2]).unwrap();
+        assert_eq!(forward::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, pointer, len), 0);
+        assert!(one.inner.nodelay().unwrap());
+        assert_eq!(forward::shutdown(fd, libc::SHUT_WR), 0);
+        assert_eq!(one.far.read(&mut [0; 2]).unwrap(), 0);
+        assert_eq!((forward::write(fd, start, 2), errno::get()), (-1, EPIPE));
+        // A socket whose data is forwarded is the kernel's, here one without a peer.
+        one.becomes(Kind::Forwarded, c_int::MAX);
+        assert_eq!((forward::send(fd, start, 2, MSG_NOSIGNAL), errno::get()), (-1, libc::EDESTADDRREQ));
+        // As for a TCP socket that connects.
+        one.becomes(Kind::Connecting, c_int::MAX);
+        assert_eq!((forward::listen(fd, 1), errno::get()), (-1, EINVAL));
+    }
+}
