@@ -176,7 +176,7 @@ static void endless_timeouts(void)
 	struct timeval time = { .tv_sec = LONG_MAX, .tv_usec = 999999 }, read;
 	socklen_t len = sizeof(read);
 	char byte = 0;
-	int fd, status;
+	int fd;
 	pid_t child;
 
 	EXPECT((pair.listener = rs_listener(AF_INET, &pair.to, NULL)) >= 0);
@@ -189,13 +189,13 @@ static void endless_timeouts(void)
 		EXPECT(!rconnect(fd, &pair.to.sa, addr_len(&pair.to)));
 		EXPECT(rsend(fd, "x", 1, 0) == 1 && rrecv(fd, &byte, 1, 0) == 1 && byte == 'x');
 		EXPECT(!rclose(fd));
-		_exit(0);
+		_exit(CHILD_DONE);
 	}
 	EXPECT((fd = raccept(pair.listener, NULL, NULL)) >= 0);
 	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
 	EXPECT(!rgetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &read, &len));
 	EXPECT(rrecv(fd, &byte, 1, 0) == 1 && rsend(fd, &byte, 1, 0) == 1);
-	EXPECT(waitpid(child, &status, 0) == child && status == 0);
+	EXPECT(child_done(child));
 	EXPECT(!rclose(fd) && !rclose(pair.listener));
 }
 
