@@ -91,6 +91,27 @@ static void too_much(uint8_t resources, uint8_t depth)
 	pair_close(&pair);
 }
 
+/* As much as the device can, and one more. */
+static void at_the_limits(void)
+{
+	struct ibv_device_attr attr = { .max_qp_rd_atom = 0 };
+	struct pair pair;
+	int most, most_init;
+
+	if (pair_open(&pair, RDMA_PS_TCP, AF_INET) && pair_resolve(&pair, false))
+		SETUP(!ibv_query_device(pair.client->verbs, &attr));
+	pair_close(&pair);
+	most = attr.max_qp_rd_atom;
+	most_init = attr.max_qp_init_rd_atom;
+	/* 255 stands for the device's maximum. */
+	for (int more = 0; more < 2; more++) {
+		if (most + more < RDMA_MAX_RESP_RES)
+			too_much((uint8_t)(most + more), 1);
+		if (most_init + more < RDMA_MAX_INIT_DEPTH)
+			too_much(1, (uint8_t)(most_init + more));
+	}
+}
+
 static void wrong_order(void)
 {
 	struct rdma_conn_param param = conn_param(NULL, 0);
@@ -153,6 +174,7 @@ int main(int argc, char **argv)
 	parameters();
 	too_much(254, 1);
 	too_much(1, 254);
+	at_the_limits();
 	wrong_order();
 	nobody();
 	return finish();
