@@ -51,6 +51,11 @@ static void parameters(void)
 	full.initiator_depth = RDMA_MAX_INIT_DEPTH;
 	connection("all of the device", AF_INET, &full, &full);
 	connection("small request, accept max", AF_INET, &one, &full);
+	two.responder_resources = 2;
+	two.initiator_depth = 5;
+	connection("two resources, depth of five", AF_INET, &two, NULL);
+	connection("two resources, depth of five in the reply", AF_INET, &full, &two);
+	two = conn_param("answer", 6);
 	zero.responder_resources = 0;
 	zero.initiator_depth = 0;
 	connection("no resources", AF_INET, &zero, &zero);
@@ -139,6 +144,8 @@ static void wrong_order(void)
 		CALL(rdma_connect(pair.client, &param));
 		CALL(rdma_connect(pair.server, &param));
 		finish_pair(&pair, &param);
+		CALL(rdma_establish(pair.client));
+		CALL(rdma_establish(pair.server));
 		CALL(rdma_accept(pair.server, &param));
 		CALL(rdma_connect(pair.client, &param));
 		show_qp("client", pair.client);
