@@ -185,6 +185,18 @@ static inline void run_case(const char *name, void (*body)(void))
 }
 
 /*
+ * A process that a case begins ends with this status after its last step; a process that ends in
+ * another way, by exit(0) even, has not done what it should.
+ */
+enum { CHILD_DONE = 100 };
+static inline bool child_done(pid_t child)
+{
+	int status = 0;
+
+	return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == CHILD_DONE;
+}
+
+/*
  * Runs the case if the condition, which depends on the device alone, is true; prints that the case
  * was left out if not.
  */

@@ -14,13 +14,13 @@ static void all_is_well(void)
 	struct rdma_event_channel *channel;
 	struct rdma_cm_id *id;
 	struct rspair other;
-	int status = -1, count = 0;
+	int count = 0;
 	struct ibv_context **list;
 	pid_t child = fork();
 
 	if (child == 0)
-		_exit(0);
-	EXPECT(waitpid(child, &status, 0) == child && status == 0);
+		_exit(CHILD_DONE);
+	EXPECT(child_done(child));
 	list = rdma_get_devices(&count);
 	EXPECT(list && count > 0);
 	rdma_free_devices(list);

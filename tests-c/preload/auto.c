@@ -28,7 +28,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SIZE = 100000, TIMEOUT = 30000, REFUSED = 3, CANNOT_LISTEN = 4 };
+enum { SIZE = 100000, TIMEOUT = 30000, REFUSED = 3, CANNOT_LISTEN = 4, SERVICE = 0x28 };
 
 union address {
 	struct sockaddr any;
@@ -295,12 +295,15 @@ static int client(const char *address, const char *port)
 	socklen_t len;
 	union address to = parse(address, port, &len);
 	int family = to.any.sa_family, on = 1, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0), error;
+	int service = family == AF_INET ? SERVICE : 0;
 	long start = milliseconds();
 
 	check(fd >= 0, "socket");
 	if (getenv("AUTO_CHECKS"))
 		check_socket(fd, family, false);
 	check(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0, "TCP_NODELAY");
+	if (service)
+		check(setsockopt(fd, IPPROTO_IP, IP_TOS, &service, sizeof service) == 0, "IP_TOS");
 	error = begin(fd, &to, len);
 	if (error) {
 		fprintf(stderr, "auto: connect: %s after %ld ms\n", strerror(error), milliseconds() - start);
@@ -310,6 +313,7 @@ static int client(const char *address, const char *port)
 	if (getenv("AUTO_CHECKS")) {
 		check_connected(fd, family);
 		check(option(fd, IPPROTO_TCP, TCP_NODELAY) != 0, "TCP_NODELAY afterwards");
+		check(!service || option(fd, IPPROTO_IP, IP_TOS) == service, "IP_TOS afterwards");
 		// The first one after an attempt in the background succeeds.
 		if (!is("block") && !is("limit"))
 			check(connect(fd, &to.any, len) == 0, "connect after the attempt");

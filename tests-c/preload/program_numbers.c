@@ -9,7 +9,9 @@
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 int lowest_number(void)
@@ -28,6 +30,8 @@ int flags(void)
 	int to = listener(SOCK_NONBLOCK | SOCK_CLOEXEC), fd, other, on = 1;
 	pthread_t thread;
 	struct pollfd wait = { .fd = to, .events = POLLIN };
+	struct timeval limit = { .tv_usec = 60000 };
+	struct timespec start, end;
 
 	CHECK(fcntl(to, F_GETFD) == FD_CLOEXEC && fcntl(to, F_GETFL) & O_NONBLOCK);
 	CHECK(accept(to, NULL, NULL) == -1 && errno == EAGAIN);
@@ -36,6 +40,10 @@ int flags(void)
 	CHECK(!pthread_create(&thread, NULL, connects, &fd) && poll(&wait, 1, -1) == 1);
 	other = accept4(to, NULL, NULL, SOCK_CLOEXEC);
 	CHECK(other >= 0 && !pthread_join(thread, NULL));
+	/* It waits, although its listener does not. */
+	CHECK(!setsockopt(other, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) && !clock_gettime(CLOCK_MONOTONIC, &start));
+	CHECK(recv(other, &on, 1, 0) == -1 && errno == EAGAIN && !clock_gettime(CLOCK_MONOTONIC, &end));
+	CHECK((end.tv_sec - start.tv_sec) * 1000000000L + end.tv_nsec - start.tv_nsec >= 60000000L);
 	CHECK(fcntl(other, F_GETFD) == FD_CLOEXEC && !(fcntl(other, F_GETFL) & O_NONBLOCK));
 	CHECK(fcntl(other, F_SETFL, O_NONBLOCK) == 0 && fcntl(other, F_GETFL) & O_NONBLOCK);
 	CHECK(recv(other, &on, 1, 0) == -1 && errno == EAGAIN);

@@ -28,6 +28,25 @@ int polls(void)
 	CHECK(write(fds[1], "x", 1) == 1);
 	CHECK(poll(list, 1, -1) == 1 && list[0].revents == POLLIN && list[0].fd == fds[0]);
 	CHECK(poll(list, 3, -1) == 2);
+	/* Only what is asked for is reported: of one socket, and of several. */
+	for (int count = 1; count <= 2; count++) {
+		list[1] = (struct pollfd){ .fd = fds[1], .revents = 99 };
+		list[0].events = POLLOUT;
+		CHECK(poll(list, count, -1) == 1 && list[0].revents == POLLOUT);
+		list[0].events = POLLPRI;
+		CHECK(poll(list, count, 0) == 0 && list[0].revents == 0);
+		list[0].events = 0;
+		CHECK(poll(list, count, 0) == 0 && list[0].revents == 0);
+	}
+	CHECK(list[1].revents == 0 && shutdown(fds[1], SHUT_WR) == 0);
+	list[0].events = POLLRDHUP;
+	CHECK(poll(list, 1, -1) == 1 && list[0].revents == POLLRDHUP);
+	for (int count = 1; count <= 2; count++) {
+		list[0].events = POLLIN;
+		CHECK(poll(list, count, -1) == 1 && list[0].revents == POLLIN);
+		list[0].events = POLLOUT;
+		CHECK(poll(list, count, -1) == 1 && list[0].revents == POLLOUT);
+	}
 	CHECK(close(fds[0]) == 0 && close(fds[1]) == 0 && close(tube[0]) == 0 && close(tube[1]) == 0);
 	return 0;
 }

@@ -42,7 +42,9 @@ under() {
     else
         extra_env+=(RS_MODE=rdma)
     fi
-    exec env "${extra_env[@]}" "RDMACM_LOG=$PWD/rdmacm.$BASHPID.log" "PATH=$tools_bin:$PATH" "LD_LIBRARY_PATH=$dir:$tools_lib" \
+    # For early_data in `guest`.
+    [ "$DEVICE" != siw ] || extra_env+=("RDMACM_LOG=$PWD/rdmacm.$BASHPID.log")
+    exec env "${extra_env[@]}" "PATH=$tools_bin:$PATH" "LD_LIBRARY_PATH=$dir:$tools_lib" \
         "LD_PRELOAD=$dir/rsocket/$file" "$@"
 }
 

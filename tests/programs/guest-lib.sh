@@ -8,11 +8,12 @@ names=()
 mkfifo "${FAULTS_FOLDER:-/run}/silence.$$"
 exec {silence}<>"${FAULTS_FOLDER:-/run}/silence.$$"
 
-# start NAME COMMAND...: in the background, its output in NAME.out, its pid in `pid`. Ours logs failures in NAME.log.
+# start NAME COMMAND...: in the background, its output in NAME.out, its pid in `pid`. With log_failures=yes ours logs
+# failures in NAME.log.
 start() {
     local name=$1
     shift
-    RDMACM_LOG=$PWD/$name.log "$@" >"$name.out" 2>&1 &
+    RDMACM_LOG=${log_failures:+$PWD/$name.log} "$@" >"$name.out" 2>&1 &
     pid=$!
     # shellcheck disable=SC2034 # for the caller
     names[pid]=$name
@@ -58,7 +59,7 @@ guard() {
     done
 }
 
-# early_data CLIENTLIB CLIENT...: soft-iWARP in the client's kernel has refused the answer to its request, because the
+# early_data CLIENTLIB CLIENT...: with log_failures: soft-iWARP in the client's kernel has refused the answer to its request, because the
 # server's first bytes had arrived with it (docs/quirks.md). The kernel reports that by an event, which a client with ours
 # logs: an EINVAL of the library's own is another fault.
 early_data() {

@@ -13,6 +13,7 @@ use crate::ffi::rdma_cm_event_type;
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::reactor::{self, Key, Role};
 use crate::sys::sockaddr::with_port;
+use crate::sys::uapi::{RDMA_OPTION_ID, RDMA_OPTION_ID_TOS};
 
 /// Maximum number of concurrent searches. Further peers are reached over UDP until the next
 /// datagram.
@@ -50,6 +51,10 @@ impl Dgram {
         state.searches.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let local = state.port(port).ok_or(Errno::ENODEV)?.local;
         let id = port::bound_id(&local)?;
+        let tos = state.udp()?.type_of_service(&address)?;
+        if tos != 0 {
+            id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &[tos])?;
+        }
         let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         id.resolve_addr(&udp::to_sockaddr(family, &with_port(address, peer.port(), &local)), RESOLVE_TIMEOUT_MS)?;
         let service: Arc<dyn reactor::Service> = Arc::clone(self) as _;

@@ -155,6 +155,10 @@ impl Dgram {
             if chooses_source(level, name) {
                 state.probe()?.set_option(level, name, value)?;
             }
+            if [true, false].map(udp::service_option).contains(&(level, name)) {
+                // A path has the type of service with which it was found.
+                state.peers.forget(|_| true);
+            }
             return Ok(());
         }
         if !state.ports.is_empty() {

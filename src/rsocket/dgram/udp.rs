@@ -142,6 +142,19 @@ impl Udp {
         check(unsafe { libc::getsockopt(self.fd(), level, name, into.as_mut_ptr().cast(), &raw mut len) })?;
         Ok(into.len().min(len as usize))
     }
+
+    /// Returns the type of service of datagrams to an address, 0 unless the program has set it.
+    pub fn type_of_service(&self, to: &IpAddr) -> Result<u8> {
+        let (level, name) = service_option(to.is_ipv4());
+        let mut value = [0; size_of::<c_int>()];
+        self.option(level, name, &mut value)?;
+        Ok(c_int::from_ne_bytes(value) as u8)
+    }
+}
+
+/// Returns the option with the type of service, of IPv4 or of IPv6.
+pub(super) fn service_option(is_ipv4: bool) -> (c_int, c_int) {
+    if is_ipv4 { (libc::IPPROTO_IP, libc::IP_TOS) } else { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) }
 }
 
 /// A UDP socket that finds the local address for a destination. It is kept, so that nothing fails

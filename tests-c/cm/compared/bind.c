@@ -11,6 +11,16 @@ static struct rdma_cm_id *new_id(enum rdma_port_space ps)
 	return id;
 }
 
+/* The GIDs of the id: on siw they are those of the interface. */
+static void show_gids(struct rdma_cm_id *id)
+{
+	static const union ibv_gid none;
+	const struct rdma_ib_addr *gids = &id->route.addr.addr.ibaddr;
+	bool zero = !memcmp(&gids->sgid, &none, sizeof(none));
+
+	obs("sgid %s dgid %s", on_siw() && !zero ? "set" : gid_str(&gids->sgid), gid_str(&gids->dgid));
+}
+
 static void one(const char *name, enum rdma_port_space ps, union address address)
 {
 	struct rdma_cm_id *id = new_id(ps);
@@ -22,9 +32,11 @@ static void one(const char *name, enum rdma_port_space ps, union address address
 		obs("port %s", rdma_get_src_port(id) ? "given" : "0");
 	obs("dst port %u", rdma_get_dst_port(id));
 	show_id(id);
+	show_gids(id);
 	CALL(rdma_bind_addr(id, &address.sa));
 	CALL(rdma_listen(id, 4));
 	show_id(id);
+	show_gids(id);
 	CALL(rdma_listen(id, 4));
 	CALL(rdma_bind_addr(id, &address.sa));
 	id_forget(id);

@@ -51,6 +51,11 @@ static void parameters(void)
 	full.initiator_depth = RDMA_MAX_INIT_DEPTH;
 	connection("all of the device", AF_INET, &full, &full);
 	connection("small request, accept max", AF_INET, &one, &full);
+	two.responder_resources = 2;
+	two.initiator_depth = 5;
+	connection("two resources, depth of five", AF_INET, &two, NULL);
+	connection("two resources, depth of five in the reply", AF_INET, &full, &two);
+	two = conn_param("answer", 6);
 	zero.responder_resources = 0;
 	zero.initiator_depth = 0;
 	connection("no resources", AF_INET, &zero, &zero);
@@ -91,6 +96,27 @@ static void too_much(uint8_t resources, uint8_t depth)
 	pair_close(&pair);
 }
 
+/* As much as the device can, and one more. */
+static void at_the_limits(void)
+{
+	struct ibv_device_attr attr = { .max_qp_rd_atom = 0 };
+	struct pair pair;
+	int most, most_init;
+
+	if (pair_open(&pair, RDMA_PS_TCP, AF_INET) && pair_resolve(&pair, false))
+		SETUP(!ibv_query_device(pair.client->verbs, &attr));
+	pair_close(&pair);
+	most = attr.max_qp_rd_atom;
+	most_init = attr.max_qp_init_rd_atom;
+	/* 255 stands for the device's maximum. */
+	for (int more = 0; more < 2; more++) {
+		if (most + more < RDMA_MAX_RESP_RES)
+			too_much((uint8_t)(most + more), 1);
+		if (most_init + more < RDMA_MAX_INIT_DEPTH)
+			too_much(1, (uint8_t)(most_init + more));
+	}
+}
+
 static void wrong_order(void)
 {
 	struct rdma_conn_param param = conn_param(NULL, 0);
@@ -118,6 +144,8 @@ static void wrong_order(void)
 		CALL(rdma_connect(pair.client, &param));
 		CALL(rdma_connect(pair.server, &param));
 		finish_pair(&pair, &param);
+		CALL(rdma_establish(pair.client));
+		CALL(rdma_establish(pair.server));
 		CALL(rdma_accept(pair.server, &param));
 		CALL(rdma_connect(pair.client, &param));
 		show_qp("client", pair.client);
@@ -153,6 +181,7 @@ int main(int argc, char **argv)
 	parameters();
 	too_much(254, 1);
 	too_much(1, 254);
+	at_the_limits();
 	wrong_order();
 	nobody();
 	return finish();

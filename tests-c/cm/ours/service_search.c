@@ -131,7 +131,6 @@ static void no_descriptors(void)
 static void no_descriptors_for_the_first_call(void)
 {
 	enum { ENOUGH = 12 };
-	int status;
 	pid_t child;
 
 	for (int left = 0; left < ENOUGH; left++) {
@@ -140,9 +139,9 @@ static void no_descriptors_for_the_first_call(void)
 		if (child == 0) {
 			alarm(hang_seconds());
 			search_with_few_descriptors(left);
-			_exit(0);
+			_exit(CHILD_DONE);
 		}
-		EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+		EXPECT(child_done(child));
 	}
 }
 

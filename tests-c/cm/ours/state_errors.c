@@ -273,7 +273,6 @@ static bool all_open(int first, int count)
 /* The commands fail, and files of the program that have the numbers of the library's descriptors stay open. */
 static void queue_pair_after_closefrom(void)
 {
-	int status = 0;
 	pid_t child = fork();
 
 	if (child == 0) {
@@ -285,9 +284,9 @@ static void queue_pair_after_closefrom(void)
 			_exit(2);
 		reuse_fds(3, 60);
 		rdma_destroy_qp(id);
-		_exit(!all_open(3, 60));
+		_exit(all_open(3, 60) ? CHILD_DONE : 1);
 	}
-	EXPECT(waitpid(child, &status, 0) == child && status == 0);
+	EXPECT(child_done(child));
 }
 
 static pthread_barrier_t barrier;
@@ -311,7 +310,6 @@ static void first_use_races(void)
 {
 	for (int round = 0; round < 25; round++) {
 		pthread_t threads[8];
-		int status = 0;
 		pid_t child = fork();
 
 		if (child == 0) {
@@ -320,9 +318,9 @@ static void first_use_races(void)
 				pthread_create(&threads[i], NULL, first_use, NULL);
 			for (int i = 0; i < 8; i++)
 				pthread_join(threads[i], NULL);
-			_exit(0);
+			_exit(CHILD_DONE);
 		}
-		EXPECT(waitpid(child, &status, 0) == child && status == 0);
+		EXPECT(child_done(child));
 	}
 }
 

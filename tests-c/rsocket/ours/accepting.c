@@ -183,7 +183,7 @@ static void connect_and_report(int address, int report)
 	EXPECT(write(report, &error, sizeof(error)) == sizeof(error));
 	EXPECT(error || rsend(fd, "x", 1, 0) == 1);
 	EXPECT(!rclose(fd));
-	_exit(0);
+	_exit(CHILD_DONE);
 }
 
 /* The process has not opened the device at which connection requests will arrive. */
@@ -204,7 +204,7 @@ static void listen_with_device(void) { EXPECT((listener = rs_listener(AF_INET, &
 static void waits_for_descriptors(void (*start_listening)(void), int left)
 {
 	enum { LIMIT = 128, WAIT_MS = 300 };
-	int address[2], report[2], fds[LIMIT], count = 0, server, error, status;
+	int address[2], report[2], fds[LIMIT], count = 0, server, error;
 	struct pollfd reported = { .events = POLLIN };
 	struct rlimit limit;
 	char byte;
@@ -233,7 +233,7 @@ static void waits_for_descriptors(void (*start_listening)(void), int left)
 	EXPECT((server = raccept(listener, NULL, NULL)) >= 0);
 	EXPECT(read(report[0], &error, sizeof(error)) == sizeof(error) && error == 0);
 	EXPECT(rrecv(server, &byte, 1, 0) == 1 && byte == 'x');
-	EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	EXPECT(child_done(child));
 	EXPECT(!rclose(server) && !rclose(listener));
 	limit.rlim_cur = limit.rlim_max;
 	EXPECT(!setrlimit(RLIMIT_NOFILE, &limit));

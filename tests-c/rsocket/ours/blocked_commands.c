@@ -266,7 +266,7 @@ static void close_of_the_listener(void)
 static void exit_beside_an_answer(void)
 {
 	union address to;
-	int ends[2], listener, server, status = 0;
+	int ends[2], listener, server;
 	pid_t child;
 
 	EXPECT(!pipe(ends));
@@ -282,21 +282,20 @@ static void exit_beside_an_answer(void)
 		rs_nonblock(fd, true);
 		EXPECT(rsend(fd, "last", 4, 0) == 4);
 		EXPECT(!rclose(fd));
-		exit(0);
+		exit(CHILD_DONE);
 	}
 	EXPECT((listener = rs_listener(AF_INET, &to, NULL)) >= 0);
 	EXPECT(write(ends[1], &to, sizeof(to)) == sizeof(to));
 	EXPECT((server = raccept(listener, NULL, NULL)) >= 0);
 	EXPECT(rrecv(server, got, 4, MSG_WAITALL) == 4 && !memcmp(got, "last", 4));
 	EXPECT(rrecv(server, got, 1, 0) == 0);
-	EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	EXPECT(child_done(child));
 	EXPECT(!rclose(server) && !rclose(listener));
 }
 
 /* The child has neither thread, and none that holds a lock. */
 static void fork_beside_an_answer(void)
 {
-	int status = 0;
 	pid_t child;
 
 	answer_blocks();
@@ -310,10 +309,10 @@ static void fork_beside_an_answer(void)
 		exchange(&own);
 		rs_pair_close(&own);
 		EXPECT(!rclose(blocked.listener) && !rclose(blocked.client) && !rclose(pair.server));
-		exit(0);
+		exit(CHILD_DONE);
 	}
 	exchange(&pair);
-	EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	EXPECT(child_done(child));
 	connection_goes_on();
 	exchange(&pair);
 	rs_pair_close(&pair);

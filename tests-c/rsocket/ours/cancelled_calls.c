@@ -30,7 +30,7 @@ static void cancelled_often(void *(*call)(void *), void *argument, int rounds)
 		EXPECT(!pthread_create(&thread, NULL, repeat, argument));
 		while (!running)
 			pause_briefly();
-		usleep((useconds_t)rand_r(&seed) % 2000);
+		usleep((useconds_t)rand_r(&seed) % 500);
 		EXPECT(!pthread_cancel(thread) && !pthread_join(thread, &result) && result == PTHREAD_CANCELED);
 	}
 }

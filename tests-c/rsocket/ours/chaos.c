@@ -307,7 +307,6 @@ static void jump_out_of_it(void)
 static void fork_beside_it(void)
 {
 	pthread_t victim = start_victim();
-	int status = -1;
 	pid_t child;
 
 	nap(2000);
@@ -317,9 +316,10 @@ static void fork_beside_it(void)
 		int fd = rsocket(AF_INET, SOCK_DGRAM, 0);
 
 		alarm(hang_seconds());
-		_exit(fd < 0 || rclose(fd) || rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) || rdma_destroy_id(id));
+		EXPECT(fd >= 0 && !rclose(fd) && !rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) && !rdma_destroy_id(id));
+		_exit(CHILD_DONE);
 	}
-	EXPECT(waitpid(child, &status, 0) == child && status == 0);
+	EXPECT(child_done(child));
 	end_victim(victim);
 }
 
@@ -332,7 +332,6 @@ static void look_after(void)
 {
 	struct rspair fresh;
 	struct rdma_cm_id *id;
-	int status = -1;
 	pid_t child;
 
 	EXPECT(rs_pair(&fresh, AF_INET));
@@ -340,8 +339,8 @@ static void look_after(void)
 	EXPECT(!rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) && !rdma_destroy_id(id));
 	child = fork();
 	if (child == 0)
-		_exit(0);
-	EXPECT(waitpid(child, &status, 0) == child && status == 0);
+		_exit(CHILD_DONE);
+	EXPECT(child_done(child));
 }
 
 static int rounds;

@@ -190,7 +190,7 @@ static void close_under_poll(void)
 static void process_ends(int count, bool closes)
 {
 	union address to;
-	int listener = rs_listener(AF_INET, &to, NULL), servers[8], status;
+	int listener = rs_listener(AF_INET, &to, NULL), servers[8];
 	size_t *sent = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	pid_t child = fork();
 
@@ -208,11 +208,11 @@ static void process_ends(int count, bool closes)
 			sent[i] = send_some(fds[i]);
 			EXPECT(closes ? !rclose(fds[i]) : !rshutdown(fds[i], SHUT_WR));
 		}
-		exit(0);
+		exit(CHILD_DONE);
 	}
 	for (int i = 0; i < count; i++)
 		EXPECT((servers[i] = raccept(listener, NULL, NULL)) >= 0);
-	EXPECT(waitpid(child, &status, 0) == child && status == 0);
+	EXPECT(child_done(child));
 	for (int i = 0; i < count; i++) {
 		receive_to_the_end(servers[i], sent[i]);
 		EXPECT(!rclose(servers[i]));

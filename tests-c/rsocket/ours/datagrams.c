@@ -6,11 +6,24 @@
 #include "rscommon.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/udp.h>
 #include <sys/resource.h>
 #include <sys/uio.h>
+
+/* Traffic class of the last address handle: this program's call in place of libibverbs'. */
+static volatile int last_class = -1;
+
+struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
+{
+	struct ibv_ah *(*next)(struct ibv_pd *, struct ibv_ah_attr *) = dlsym(RTLD_NEXT, "ibv_create_ah");
+	struct ibv_ah *handle = next(pd, attr);
+
+	last_class = attr->grh.traffic_class;
+	return handle;
+}
 
 static int bound(int family, union address *name)
 {
@@ -471,6 +484,38 @@ static void strangers(void)
 	EXPECT(!rclose(a) && !rclose(b));
 }
 
+/* The type of service is that of the path, and a change is one of the path to be. */
+static void type_of_service(int family, int level, int name)
+{
+	static const int values[] = { 0x20, 0x48, 0 };
+	union address name_a, name_b;
+	int a = bound(family, &name_a), b = bound(family, &name_b);
+	struct pollfd sent = { .fd = b, .events = POLLIN };
+
+	for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+		EXPECT(!rsetsockopt(a, level, name, &values[i], sizeof(values[i])));
+		last_class = -1;
+		/* Each datagram arrives; a path is found meanwhile. */
+		while (last_class < 0) {
+			send_to(a, "x", 1, &name_b);
+			EXPECT(rpoll(&sent, 1, -1) == 1);
+			expect_from(b, "x", 1, &name_a);
+		}
+		EXPECT(last_class == values[i]);
+	}
+	EXPECT(!rclose(a) && !rclose(b));
+}
+
+static void type_of_service_ipv4(void)
+{
+	type_of_service(AF_INET, IPPROTO_IP, IP_TOS);
+}
+
+static void type_of_service_ipv6(void)
+{
+	type_of_service(AF_INET6, IPPROTO_IPV6, IPV6_TCLASS);
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
@@ -492,6 +537,8 @@ int main(int argc, char **argv)
 	CASE_IF(!on_siw(), order);
 	CASE_IF(!on_siw(), cut_and_peeked);
 	CASE_IF(!on_siw(), polling);
+	CASE_IF(!on_siw(), type_of_service_ipv4);
+	CASE_IF(!on_siw(), type_of_service_ipv6);
 	CASE_IF(!on_siw(), strangers);
 	return finish();
 }

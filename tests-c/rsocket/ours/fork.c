@@ -20,9 +20,7 @@ static void exchange(const char *text)
 
 static void child_exits(pid_t child)
 {
-	int status = 0;
-
-	EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	EXPECT(child_done(child));
 }
 
 /* All of its copies, in any order, while the parent goes on. */
@@ -37,7 +35,7 @@ static void child_closes_its_copies(void)
 		EXPECT(!rclose(pair.client));
 		EXPECT(!rclose(pair.listener));
 		EXPECT(!rclose(pair.server));
-		_exit(0);
+		_exit(CHILD_DONE);
 	}
 	exchange("meanwhile");
 	child_exits(child);
@@ -54,7 +52,7 @@ static void child_exits_normally(void)
 	EXPECT(rs_pair(&pair, AF_INET));
 	child = fork();
 	if (child == 0)
-		exit(0);
+		exit(CHILD_DONE);
 	child_exits(child);
 	exchange("after");
 	rs_pair_close(&pair);
@@ -69,7 +67,7 @@ static void listener_goes_on(void)
 
 	if (child == 0) {
 		EXPECT(!rclose(listener));
-		_exit(0);
+		_exit(CHILD_DONE);
 	}
 	child_exits(child);
 	fd = rsocket(AF_INET, SOCK_STREAM, 0);
@@ -89,7 +87,7 @@ static void child_begins_anew(void)
 		EXPECT(rs_pair(&pair, AF_INET));
 		exchange("child");
 		rs_pair_close(&pair);
-		_exit(0);
+		_exit(CHILD_DONE);
 	}
 	exchange("parent");
 	child_exits(child);
@@ -118,7 +116,7 @@ static void fork_beside_a_blocked_thread(void)
 		child = fork();
 		if (child == 0) {
 			EXPECT(!rclose(pair.server));
-			_exit(0);
+			_exit(CHILD_DONE);
 		}
 		child_exits(child);
 	}
@@ -158,7 +156,7 @@ static void the_parents_repoll(void)
 		EXPECT_ERROR(repoll.wait(ep, &event, 1, 0), EBADF);
 		EXPECT_ERROR(repoll.control(ep, EPOLL_CTL_ADD, pair.client, &event), EBADF);
 		EXPECT(!rclose(ep));
-		_exit(0);
+		_exit(CHILD_DONE);
 	}
 	child_exits(child);
 	/* Still readable, then not, then again. */
@@ -189,7 +187,7 @@ static void a_repoll_for_the_child(void)
 		reports_reading(ep);
 		EXPECT(!rclose(ep));
 		rs_pair_close(&pair);
-		_exit(0);
+		_exit(CHILD_DONE);
 	}
 	EXPECT(!rclose(ep));
 	child_exits(child);

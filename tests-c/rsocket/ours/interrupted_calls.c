@@ -245,7 +245,7 @@ static void fork_here(int signal)
 
 	(void)signal;
 	if (child == 0)
-		_exit(0);
+		_exit(CHILD_DONE);
 	if (child < 0 || waitpid(child, NULL, 0) != child)
 		unexpected++;
 	errno = error;
@@ -282,7 +282,6 @@ static void fork_while_settings_are_read(void)
 	static char numbers[4096];
 	volatile pid_t reader = 0;
 	pthread_t thread;
-	int status = -1;
 	pid_t child;
 
 	mkdir("/etc/rdma", 0755);
@@ -296,9 +295,10 @@ static void fork_while_settings_are_read(void)
 
 		alarm(hang_seconds() / 2);
 		memset(numbers, '1', sizeof(numbers));
-		_exit(write(pipe, numbers, sizeof(numbers)) < 0 || rsocket(AF_INET, SOCK_STREAM, 0) < 0);
+		EXPECT(write(pipe, numbers, sizeof(numbers)) >= 0 && rsocket(AF_INET, SOCK_STREAM, 0) >= 0);
+		_exit(CHILD_DONE);
 	}
-	EXPECT(waitpid(child, &status, 0) == child && !unlink(setting) && status == 0);
+	EXPECT(child_done(child) && !unlink(setting));
 }
 
 int main(int argc, char **argv)

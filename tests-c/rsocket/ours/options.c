@@ -2,9 +2,29 @@
 #include "cases.h"
 #include "rscommon.h"
 
+#include <dlfcn.h>
 #include <limits.h>
 
 static struct rspair pair;
+
+/* The QPs that were connected, those that accept first: this program's call in place of libibverbs'. */
+static struct {
+	struct ibv_qp *qps[2];
+	int count;
+	pthread_mutex_t lock;
+} connected = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
+{
+	int (*next)(struct ibv_qp *, struct ibv_qp_attr *, int) = dlsym(RTLD_NEXT, "ibv_modify_qp");
+	int result = next(qp, attr, mask);
+
+	pthread_mutex_lock(&connected.lock);
+	if (!result && mask & IBV_QP_STATE && attr->qp_state == IBV_QPS_RTR && connected.count < 2)
+		connected.qps[connected.count++] = qp;
+	pthread_mutex_unlock(&connected.lock);
+	return result;
+}
 
 /* A buffer of one byte: at most one byte is written. */
 static void short_options(void)
@@ -131,6 +151,67 @@ static void type_of_service(void)
 	EXPECT(!rclose(fd));
 }
 
+static void set_service(int fd, int value)
+{
+	EXPECT(!rsetsockopt(fd, IPPROTO_IP, IP_TOS, &value, sizeof(value)));
+}
+
+/* The client's type of service is the traffic class of both QPs. siw does not return it. */
+static void expect_class(int class)
+{
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+
+	if (on_siw())
+		return;
+	EXPECT(connected.count == 2);
+	for (int i = 0; i < 2; i++) {
+		memset(&attr, 0, sizeof(attr));
+		EXPECT(!ibv_query_qp(connected.qps[i], &attr, IBV_QP_AV, &init));
+		EXPECT(attr.ah_attr.grh.traffic_class == class);
+	}
+	connected.count = 0;
+}
+
+/* It reaches the connection: set before; not afterwards. A listener's is that of its connections. */
+static void type_of_service_of_connections(void)
+{
+	static const struct { int listener, client, later; } cases[] = {
+		{ 0, 0x20, 0 }, { 0x40, 0, 0 }, { 0x40, 0x20, 0 }, { 0, 0x20, 0x60 }, { 0, 0, 0x60 },
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		EXPECT((pair.listener = rs_listener(AF_INET, &pair.to, NULL)) >= 0);
+		EXPECT((pair.client = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+		set_service(pair.listener, cases[i].listener);
+		set_service(pair.client, cases[i].client);
+		EXPECT(!rconnect(pair.client, &pair.to.sa, addr_len(&pair.to)));
+		EXPECT((pair.server = raccept(pair.listener, NULL, NULL)) >= 0);
+		if (cases[i].later)
+			set_service(pair.client, cases[i].later);
+		expect_class(cases[i].client);
+		EXPECT(get_int(pair.client, IPPROTO_IP, IP_TOS) == (cases[i].later ?: cases[i].client));
+		EXPECT(get_int(pair.server, IPPROTO_IP, IP_TOS) == cases[i].listener);
+		rs_pair_close(&pair);
+	}
+}
+
+/* A second attempt is made with a new id. */
+static void type_of_service_of_a_second_attempt(void)
+{
+	union address nobody = local_addr(AF_INET, 7599);
+
+	EXPECT((pair.client = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	set_service(pair.client, 0x20);
+	EXPECT(rconnect(pair.client, &nobody.sa, addr_len(&nobody)) == -1);
+	EXPECT((pair.listener = rs_listener(AF_INET, &pair.to, NULL)) >= 0);
+	connected.count = 0;
+	EXPECT(!rconnect(pair.client, &pair.to.sa, addr_len(&pair.to)));
+	EXPECT((pair.server = raccept(pair.listener, NULL, NULL)) >= 0);
+	expect_class(0x20);
+	rs_pair_close(&pair);
+}
+
 static void descriptor_flags(void)
 {
 	int fd = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -176,7 +257,7 @@ static void endless_timeouts(void)
 	struct timeval time = { .tv_sec = LONG_MAX, .tv_usec = 999999 }, read;
 	socklen_t len = sizeof(read);
 	char byte = 0;
-	int fd, status;
+	int fd;
 	pid_t child;
 
 	EXPECT((pair.listener = rs_listener(AF_INET, &pair.to, NULL)) >= 0);
@@ -189,13 +270,13 @@ static void endless_timeouts(void)
 		EXPECT(!rconnect(fd, &pair.to.sa, addr_len(&pair.to)));
 		EXPECT(rsend(fd, "x", 1, 0) == 1 && rrecv(fd, &byte, 1, 0) == 1 && byte == 'x');
 		EXPECT(!rclose(fd));
-		_exit(0);
+		_exit(CHILD_DONE);
 	}
 	EXPECT((fd = raccept(pair.listener, NULL, NULL)) >= 0);
 	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
 	EXPECT(!rgetsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &read, &len));
 	EXPECT(rrecv(fd, &byte, 1, 0) == 1 && rsend(fd, &byte, 1, 0) == 1);
-	EXPECT(waitpid(child, &status, 0) == child && status == 0);
+	EXPECT(child_done(child));
 	EXPECT(!rclose(fd) && !rclose(pair.listener));
 }
 
@@ -218,6 +299,8 @@ int main(int argc, char **argv)
 	CASE(tcp_states);
 	CASE(linger_value);
 	CASE(type_of_service);
+	CASE(type_of_service_of_connections);
+	CASE(type_of_service_of_a_second_attempt);
 	CASE(descriptor_flags);
 	CASE(transfer_timeouts);
 	CASE(accept_timeout);

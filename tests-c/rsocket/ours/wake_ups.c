@@ -72,7 +72,7 @@ static void *signal_until_closed(void *thread)
 {
 	static unsigned int seed = 1;
 
-	usleep((useconds_t)rand_r(&seed) % 2000);
+	usleep((useconds_t)rand_r(&seed) % 500);
 	while (!is_closed) {
 		EXPECT(!pthread_kill(*(pthread_t *)thread, SIGUSR1));
 		sched_yield();
