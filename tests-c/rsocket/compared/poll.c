@@ -46,6 +46,27 @@ static void mixed(void)
 	show("nothing", rpoll(fds, 4, 0), fds, 4);
 }
 
+/* A socket that can be read and written, alone and beside another one. */
+static void only_requested(void)
+{
+	static const short list[] = { 0, POLLIN, POLLOUT, POLLPRI, POLLIN | POLLOUT };
+	struct pollfd fds[2];
+	char byte;
+	int ret;
+
+	topic("only requested");
+	CALL((int)rsend(pair.client, "x", 1, 0));
+	poll_wait(pair.server, POLLIN);
+	for (size_t i = 0; i < sizeof(list) / sizeof(list[0]); i++)
+		for (int count = 1; count <= 2; count++) {
+			fds[0] = (struct pollfd){ .fd = pair.server, .events = list[i] };
+			fds[1] = (struct pollfd){ .fd = pair.client };
+			ret = rpoll(fds, (nfds_t)count, 0);
+			obs("%s of %d -> %d: %x", poll_str(list[i]), count, ret, fds[0].revents);
+		}
+	CALL((int)rrecv(pair.server, &byte, 1, 0));
+}
+
 static void same_twice(void)
 {
 	struct pollfd fds[2] = {
@@ -209,6 +230,7 @@ int main(int argc, char **argv)
 	topic("connect");
 	if (!pipe(ends) && rs_pair(&pair, AF_INET)) {
 		mixed();
+	only_requested();
 		same_twice();
 		waiting();
 		selecting();

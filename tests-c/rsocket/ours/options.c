@@ -129,17 +129,53 @@ static void tcp_states(void)
 	rs_pair_close(&pair);
 }
 
-/* The linger time is kept. */
+/* The linger time is kept; a negative one is none. */
 static void linger_value(void)
 {
-	struct linger value = { 1, 7 }, back = { 0, 0 };
+	struct linger value = { 1, 7 }, negative = { 1, -7 }, back = { 0, 0 };
 	socklen_t len = sizeof(back);
 	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
 
 	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_LINGER, &value, sizeof(value)));
 	EXPECT(!rgetsockopt(fd, SOL_SOCKET, SO_LINGER, &back, &len));
 	EXPECT(back.l_onoff == 1 && back.l_linger == 7);
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_LINGER, &negative, sizeof(negative)));
+	EXPECT(!rgetsockopt(fd, SOL_SOCKET, SO_LINGER, &back, &len));
+	EXPECT(back.l_onoff == 1 && back.l_linger == 0);
 	EXPECT(!rclose(fd));
+}
+
+/* Keeping alive needs positive times and counts. */
+static void keepalive_limits(void)
+{
+	static const int names[] = { TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT };
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0), least = 1;
+
+	for (size_t i = 0; i < 3; i++) {
+		EXPECT(!rsetsockopt(fd, IPPROTO_TCP, names[i], &least, sizeof(least)));
+		for (int value = 0; value >= -1; value--)
+			EXPECT_ERROR(rsetsockopt(fd, IPPROTO_TCP, names[i], &value, sizeof(value)), EINVAL);
+		EXPECT(get_int(fd, IPPROTO_TCP, names[i]) == 1);
+	}
+	EXPECT(!rclose(fd));
+}
+
+/* With it the port of IPv4 is free, without it is not. */
+static void v6only(void)
+{
+	union address six = any_addr(AF_INET6, 7598), four = any_addr(AF_INET, 7598);
+	int first, second;
+
+	for (int on = 0; on < 2; on++) {
+		EXPECT((first = rsocket(AF_INET6, SOCK_STREAM, 0)) >= 0 && (second = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+		EXPECT(!rsetsockopt(first, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on)));
+		EXPECT(!rbind(first, &six.sa, addr_len(&six)) && !rlisten(first, 1));
+		if (on)
+			EXPECT(!rbind(second, &four.sa, addr_len(&four)));
+		else
+			EXPECT_ERROR(rbind(second, &four.sa, addr_len(&four)), EADDRNOTAVAIL);
+		EXPECT(!rclose(first) && !rclose(second));
+	}
 }
 
 static void type_of_service(void)
@@ -298,6 +334,8 @@ int main(int argc, char **argv)
 	CASE(keepalive_options);
 	CASE(tcp_states);
 	CASE(linger_value);
+	CASE(keepalive_limits);
+	CASE(v6only);
 	CASE(type_of_service);
 	CASE(type_of_service_of_connections);
 	CASE(type_of_service_of_a_second_attempt);
