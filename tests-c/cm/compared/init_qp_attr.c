@@ -53,12 +53,17 @@ static void connected_service(enum rdma_port_space ps, const char *name)
 		goto out;
 	all_states("client", pair.client);
 	topic("%s request", name);
+	/* iWARP connects QPs of its own only. */
+	if (on_siw()) {
+		CALL(rdma_connect(pair.client, &param));
+		goto out;
+	}
 	if (!pair_request(&pair, &param, false))
 		goto out;
 	all_states("client", pair.client);
 	all_states("server", pair.server);
 	param.qp_num = invented_qpn();
-	if (ps == RDMA_PS_TCP && !on_siw() && !CALL(rdma_accept(pair.server, &param))) {
+	if (ps == RDMA_PS_TCP && !CALL(rdma_accept(pair.server, &param))) {
 		topic("%s response", name);
 		take_event("client", pair.client_channel, RDMA_CM_EVENT_CONNECT_RESPONSE);
 		all_states("client", pair.client);
