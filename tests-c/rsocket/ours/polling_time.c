@@ -580,7 +580,11 @@ int main(int argc, char **argv)
 	CASE(futex_calls_are_counted);
 	CASE(calls_beside_send);
 	CASE(receive_beside_receive);
-	CASE(calls_of_a_handler);
+	/*
+	 * With soft-iWARP in virtual time the handler interrupts system calls only, always at the same point of the
+	 * polling: its calls would never meet the other half of the outcomes.
+	 */
+	CASE_IF(!on_siw(), calls_of_a_handler);
 	CASE(handler_beside_send);
 	CASE(receive_of_a_handler);
 	CASE(close_beside_receive);
