@@ -537,8 +537,9 @@ int main(int argc, char **argv)
 	CASE_IF(!on_siw(), order);
 	CASE_IF(!on_siw(), cut_and_peeked);
 	CASE_IF(!on_siw(), polling);
-	CASE_IF(!on_siw(), type_of_service_ipv4);
-	CASE_IF(!on_siw(), type_of_service_ipv6);
+	/* InfiniBand paths within a subnet have no traffic class. */
+	CASE_IF(!on_siw() && !on_ib(), type_of_service_ipv4);
+	CASE_IF(!on_siw() && !on_ib(), type_of_service_ipv6);
 	CASE_IF(!on_siw(), strangers);
 	return finish();
 }
