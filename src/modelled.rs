@@ -1,4 +1,5 @@
-//! Root of the crate of models, which `tests/models/Cargo.toml` builds with loom: `scripts/check loom`.
+//! Root of the crate of models, which `tests/models/Cargo.toml` builds with loom:
+//! `scripts/check loom`.
 //!
 //! It consists of the library's modules that synchronise threads, under their paths in the library,
 //! of stand-ins for the modules that these depend on (the kernel's descriptors, cancellation, the

@@ -492,7 +492,7 @@ mod tests {
         Phase::Failed { reported }
     }
 
-    /// As with TCP, whoever hears the end of a connection that both sides have ended sees no error.
+    /// The end of a connection that both sides have shut down is no error, as with TCP.
     #[test]
     fn an_orderly_end_is_no_error() {
         let reset = Some(Errno::ECONNRESET);
