@@ -278,7 +278,7 @@ mod tests {
             let error = bits(conditions.error, POLLERR);
             let readable = bits(conditions.available | conditions.read_ended, IN);
             // As with TCP: before it is connected, and when all is over.
-            let (unconnected, over) = (OUT | POLLHUP | error, IN | OUT | POLLRDHUP | POLLHUP | error);
+            let (unconnected, over) = (POLLHUP | OUT | error, IN | OUT | POLLRDHUP | POLLHUP | error);
             assert_eq!((events(Phase::Idle), events(failed(true))), (unconnected, unconnected));
             assert_eq!((events(Phase::Disconnected), events(failed(false))), (over, over));
             assert_eq!((events(connecting()), events(Phase::Accepting(Weak::new()))), (0, 0));

@@ -143,7 +143,6 @@ static void clients(void)
 	client_form("scope", &forms[0], NULL, TCP_SID, 77, NULL);
 	client_form("nobody's port", &forms[0], NULL, TCP_SID + 1, 0, NULL);
 	client_form("unbound", &forms[1], NULL, TCP_SID, 0, NULL);
-	client_form("unbound", &forms[4], NULL, forms[4].sid, 0, NULL);
 	client_form("in the masked range", &forms[8], NULL, TCP_SID ^ 1, 0, NULL);
 	client_form("outside the masked range", &forms[8], NULL, TCP_SID ^ 0x100, 0, NULL);
 	client_form("unbound", &forms[10], NULL, TCP_SID, 0, NULL);

@@ -17,7 +17,7 @@
 #include <time.h>
 
 /* Connections take longer with soft-iWARP. */
-enum { USUAL_ROUNDS = 500, SIW_ROUNDS = 300 };
+enum { USUAL_ROUNDS = 200, SIW_ROUNDS = 120 };
 
 static unsigned int dice;
 

@@ -350,8 +350,9 @@ static void pester(void)
 	for (int i = 0; i < EVENTS; i++) {
 		send_byte(pestered[i % MEMBERS].other);
 		for (int turn = 0; handled <= i; turn++) {
+			/* Each signal at another moment of the wait, which takes no longer than 2 ms. */
+			usleep((i + 37 * turn) % 101);
 			EXPECT(!pthread_kill(waiters[turn % THREADS].thread, SIGUSR1));
-			sched_yield();
 		}
 	}
 	over = true;

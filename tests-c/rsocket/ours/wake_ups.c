@@ -97,7 +97,7 @@ static void close_busy_calls_by_handler(void)
 	char byte;
 
 	EXPECT(!sigaction(SIGUSR1, &action, NULL));
-	for (int round = 0; round < 60; round++) {
+	for (int round = 0; round < 20; round++) {
 		EXPECT(rs_pair(&pair, AF_INET));
 		is_closed = 0;
 		EXPECT(!pthread_create(&receiver, NULL, receive_until_closed, NULL));
