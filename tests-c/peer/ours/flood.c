@@ -7,7 +7,7 @@
 #include "raw_peer.h"
 #include "rscommon.h"
 
-enum { LIMIT_MS = 200 };
+enum { LIMIT_MS = 50 };
 
 static struct peer peer;
 static int (*poll_device)(struct ibv_cq *, int, struct ibv_wc *);
