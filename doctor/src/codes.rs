@@ -75,7 +75,7 @@ codes! {
         PortsNoRoceV2 = "ports.no-roce-v2",
         PortsRoceV1 = "ports.roce-v1",
         PortsRoceV1Routed = "ports.roce-v1-routed",
-        SubnetNoManager = "subnet.no-manager",
+        PortsUnusable = "ports.unusable",
     }
 }
 

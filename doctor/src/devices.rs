@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::codes::{Check, Problem, Warning};
 use crate::netdev;
-use crate::report::Report;
+use crate::report::{Report, count};
 
 pub const CLASS: &str = "/sys/class/infiniband";
 
@@ -31,6 +31,17 @@ pub struct Port {
     /// An interface with an address is up, or without addresses the first interface is up.
     up: bool,
     pub addresses: Vec<IpAddr>,
+    /// Somebody set an address, connected a cable, or added the software device: the port is meant
+    /// to be used.
+    configured: bool,
+}
+
+/// What prevents connections by a port.
+struct Defect {
+    /// The code if no port works; none for a port that only programs without IP addresses can use.
+    code: Option<Problem>,
+    text: String,
+    advice: String,
 }
 
 impl Port {
@@ -50,8 +61,65 @@ impl Port {
     }
 
     /// Returns whether programs can connect through the port.
-    fn is_usable(&self) -> bool {
-        self.active && self.up && !self.addresses.is_empty()
+    pub fn is_usable(&self) -> bool {
+        self.defect().is_none()
+    }
+
+    fn defect(&self) -> Option<Defect> {
+        let found =
+            |code, text: String, advice: &str| Some(Defect { code: Some(code), text, advice: advice.to_owned() });
+        let name = &self.name;
+        if let Some(interface) = &self.elsewhere {
+            return found(
+                Problem::AddressesOtherNamespace,
+                format!("{name}: its network interface {interface} is in another network namespace"),
+                "connections fail with ADDR_ERROR, ENODEV: run the program where the interface is, or move it here (ip link set INTERFACE netns PID); in Kubernetes, give the pod the interface by a CNI plug-in (SR-IOV, macvlan, host-device) or hostNetwork",
+            );
+        }
+        let interface = self.interfaces.first();
+        // A RoCE or iWARP port is inactive because its interface is down.
+        if let Some(interface) = interface.filter(|_| !self.up && (self.active || !self.is_infiniband())) {
+            return found(
+                Problem::AddressesInterfaceDown,
+                format!("{name}: its network interface {interface} is down"),
+                &format!("ip link set {interface} up"),
+            );
+        }
+        if !self.active {
+            let advice = match (self.is_infiniband(), self.state.ends_with("DOWN")) {
+                (true, true) => "is the cable connected, and is a subnet manager running (opensm, or in the switch)?",
+                (true, false) => {
+                    "the cable is connected: start a subnet manager (opensm, or the one in the switch), or find out why it does not reach this port"
+                }
+                (false, _) => "is the cable connected?",
+            };
+            return found(
+                Problem::PortsInactive,
+                format!("{name} ({}) is not active: {}", self.link, self.state),
+                advice,
+            );
+        }
+        let Some(interface) = interface else {
+            let advice = if self.is_infiniband() {
+                "load ib_ipoib and set an address; without one, programs that use IP addresses cannot connect"
+            } else {
+                "is it in another network namespace?"
+            };
+            let text = format!("{name} has no network interface");
+            return Some(Defect { code: None, text, advice: advice.to_owned() });
+        };
+        if self.addresses.is_empty() {
+            return found(
+                Problem::AddressesNone,
+                format!("{name}: its network interface {interface} has no IP address"),
+                &format!("ip addr add ADDRESS/LENGTH dev {interface}"),
+            );
+        }
+        if self.gids == 0 {
+            let advice = format!("set {interface} down and up again, and see dmesg");
+            return found(Problem::PortsNoGid, format!("{name} has no GID"), &advice);
+        }
+        None
     }
 }
 
@@ -87,8 +155,10 @@ pub fn all() -> Vec<Port> {
             let interfaces =
                 if elsewhere.is_some() { Vec::new() } else { interfaces(NET, &device, &directory, of_port) };
             let addresses_of = |name: &String| addresses.get(name).cloned().unwrap_or_default();
-            let with_address: Vec<&String> =
-                interfaces.iter().filter(|name| !addresses_of(name).is_empty() && is_up(name)).collect();
+            let with_address: Vec<&String> = interfaces.iter().filter(|name| !addresses_of(name).is_empty()).collect();
+            let is_software = !Path::new(&format!("{CLASS}/{device}/device")).exists();
+            let configured = !with_address.is_empty() || !state.ends_with("DOWN") || is_software;
+            let with_address: Vec<&String> = with_address.into_iter().filter(|name| is_up(name)).collect();
             found.push(Port {
                 name: format!("{device}/{number}"),
                 active: state.ends_with("ACTIVE"),
@@ -98,6 +168,7 @@ pub fn all() -> Vec<Port> {
                 gids: gids(&directory),
                 up: !with_address.is_empty() || interfaces.first().is_some_and(|name| is_up(name)),
                 addresses: with_address.into_iter().flat_map(addresses_of).collect(),
+                configured: configured && !interfaces.is_empty(),
                 interfaces,
                 elsewhere,
                 device: device.clone(),
@@ -202,22 +273,27 @@ fn is_up(interface: &str) -> bool {
 /// Checks whether there are devices, and whether their ports can be used.
 pub fn check(ports: &[Port], report: &mut Report) {
     if ports.is_empty() {
-        report.problem(
-            Problem::DevicesNone,
-            "this machine has no RDMA device",
-            // Without the class ib_core is not loaded, and opening its netlink socket would load it.
-            advice_without_devices(Path::new(CLASS).is_dir() && netdev::is_exclusive()),
-        );
+        // Without ib_core, that is reported, and opening its netlink socket would load it.
+        if Path::new(CLASS).is_dir() {
+            report.problem(
+                Problem::DevicesNone,
+                "this machine has no RDMA device",
+                advice_without_devices(netdev::is_exclusive()),
+            );
+        }
         return;
     }
     let one_works = ports.iter().any(Port::is_usable);
     for port in ports {
         report.about(Some(&port.name));
-        if one_works && !port.is_usable() {
-            report_unused(port, report);
-        } else {
-            check_state(port, report);
-            check_addresses(port, report);
+        match port.defect() {
+            None => report_working(port, report),
+            Some(Defect { text, .. }) if one_works && !port.configured => {
+                report.not_applicable(Check::Ports, format!("{text}; another port works"));
+            }
+            Some(Defect { text, advice, .. }) if one_works => report.warning(Warning::PortsUnusable, text, advice),
+            Some(Defect { code: Some(code), text, advice }) => report.problem(code, text, advice),
+            Some(Defect { text, advice, .. }) => report.warning(Warning::AddressesNoInterface, text, advice),
         }
     }
     report.about(None);
@@ -230,90 +306,25 @@ pub fn check(ports: &[Port], report: &mut Report) {
     }
 }
 
+/// How a machine gets a device.
+pub const ADD: &str = "load the adapter's driver (lspci -k shows which), or add a software device: rdma link add rxe0 type rxe netdev INTERFACE";
+
 /// Returns the advice for a machine without devices. In the exclusive mode, /sys shows only those of
 /// its network namespace.
 fn advice_without_devices(exclusive: bool) -> String {
-    let advice = "load the adapter's driver (lspci -k shows which), or add a software device: rdma link add rxe0 type rxe netdev INTERFACE";
     if !exclusive {
-        return advice.to_owned();
+        return ADD.to_owned();
     }
     format!(
-        "{advice}. Each device belongs to one network namespace here (rdma system show: netns exclusive): in a container, have the host move one into it: rdma dev set NAME netns NAMESPACE"
+        "{ADD}. Each device belongs to one network namespace here (rdma system show: netns exclusive): in a container, have the host move one into it: rdma dev set NAME netns NAMESPACE"
     )
 }
 
-/// Reports a port that is not usable while another one is, such as a second port without a cable.
-fn report_unused(port: &Port, report: &mut Report) {
-    let reason = match (port.active, port.interfaces.first()) {
-        (_, None) if port.elsewhere.is_some() => "its network interface is in another network namespace".to_owned(),
-        (false, _) => format!("is not active ({})", port.state),
-        (true, None) if port.is_infiniband() => {
-            "has no network interface (ib_ipoib makes one, for IP addresses)".to_owned()
-        }
-        (true, None) => "has no network interface".to_owned(),
-        (true, Some(interface)) if !port.up => format!("its network interface {interface} is down"),
-        (true, Some(interface)) => format!("its network interface {interface} has no IP address"),
-    };
-    report.not_applicable(Check::Ports, format!("{} ({}): {reason}; another port works", port.name, port.link));
-}
-
-fn check_state(port: &Port, report: &mut Report) {
-    if port.active {
-        report.ok(Check::Ports, format!("{} ({}) is active, with {} GIDs", port.name, port.link, port.gids));
-    } else {
-        let advice = match port.link.as_str() {
-            "InfiniBand" if !port.state.ends_with("DOWN") => "is a subnet manager running (opensm, or in the switch)?",
-            "InfiniBand" => "is the cable connected, and is a subnet manager running (opensm, or in the switch)?",
-            _ => "is the cable connected, and the network interface up (ip link set INTERFACE up)?",
-        };
-        report.problem(
-            Problem::PortsInactive,
-            format!("{} ({}) is not active: {}", port.name, port.link, port.state),
-            advice,
-        );
-    }
-    if port.active && port.gids == 0 {
-        report.problem(
-            Problem::PortsNoGid,
-            format!("{} has no GID", port.name),
-            "set an IP address on its network interface",
-        );
-    }
-}
-
-fn check_addresses(port: &Port, report: &mut Report) {
-    if let Some(interface) = &port.elsewhere {
-        return report.problem(
-            Problem::AddressesOtherNamespace,
-            format!("{}: its network interface {interface} is in another network namespace", port.name),
-            "connections fail with ADDR_ERROR, ENODEV: run the program where the interface is, or move it here (ip link set INTERFACE netns PID); in Kubernetes, give the pod the interface by a CNI plug-in (SR-IOV, macvlan, host-device) or hostNetwork",
-        );
-    }
-    let Some(interface) = port.interfaces.first() else {
-        let advice = "for InfiniBand, load ib_ipoib and set an address; without one, programs that use IP addresses cannot connect";
-        return report.warning(
-            Warning::AddressesNoInterface,
-            format!("{} has no network interface", port.name),
-            advice,
-        );
-    };
-    if !port.up {
-        let advice = format!("ip link set {interface} up");
-        report.problem(
-            Problem::AddressesInterfaceDown,
-            format!("{}: its network interface {interface} is down", port.name),
-            advice,
-        );
-    } else if port.addresses.is_empty() {
-        report.problem(
-            Problem::AddressesNone,
-            format!("{}: its network interface {interface} has no IP address", port.name),
-            format!("ip addr add ADDRESS/LENGTH dev {interface}"),
-        );
-    } else {
-        let list: Vec<String> = port.addresses.iter().map(IpAddr::to_string).collect();
-        report.ok(Check::Addresses, format!("{} is {}: {}", port.name, port.interfaces.join(", "), list.join(", ")));
-    }
+fn report_working(port: &Port, report: &mut Report) {
+    let gids = count(port.gids, "GID");
+    report.ok(Check::Ports, format!("{} ({}) is active, with {gids}", port.name, port.link));
+    let list: Vec<String> = port.addresses.iter().map(IpAddr::to_string).collect();
+    report.ok(Check::Addresses, format!("{} is {}: {}", port.name, port.interfaces.join(", "), list.join(", ")));
 }
 
 #[cfg(test)]
@@ -334,6 +345,7 @@ mod tests {
             elsewhere: None,
             up: true,
             addresses: vec!["192.0.2.1".parse().unwrap()],
+            configured: true,
         }
     }
 
@@ -353,14 +365,26 @@ mod tests {
     }
 
     #[test]
-    fn an_unusable_port_is_no_problem_if_another_one_works() {
+    fn a_port_that_cannot_be_used_counts_if_it_is_configured_or_no_other_one_works() {
         assert_eq!(worst(&[port("mlx5_0/1")]), State::Ok);
         for other in broken() {
+            assert_eq!(worst(&[port("mlx5_0/1"), other]), State::Warning);
+        }
+        for other in broken().map(|other| Port { configured: false, ..other }) {
             assert!(worst(&[port("mlx5_0/1"), other]) <= State::Ok);
         }
         for [one, two] in broken().into_iter().zip(broken()).map(|(one, two)| [one, two]) {
             assert!(worst(&[one, two]) >= State::Warning);
         }
+    }
+
+    #[test]
+    fn only_infiniband_needs_ipoib() {
+        let advice = |link: &str| {
+            let port = Port { interfaces: Vec::new(), link: link.to_owned(), ..port("mlx5_0/1") };
+            port.defect().unwrap().advice
+        };
+        assert!(advice("InfiniBand").contains("ib_ipoib") && !advice("Ethernet").contains("ib_ipoib"));
     }
 
     #[test]

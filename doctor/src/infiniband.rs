@@ -1,7 +1,6 @@
-//! What only InfiniBand needs: a subnet manager that has configured the port, and IPoIB interfaces in
-//! partitions that the port belongs to.
+//! What only InfiniBand needs: IPoIB interfaces in partitions that the port belongs to.
 
-use crate::codes::{Problem, Warning};
+use crate::codes::Problem;
 use crate::devices::{CLASS, Port, entries, read};
 use crate::report::Report;
 
@@ -11,25 +10,9 @@ const NET: &str = "/sys/class/net";
 pub fn check(ports: &[Port], report: &mut Report) {
     for port in ports.iter().filter(|port| port.is_infiniband()) {
         report.about(Some(&port.name));
-        check_manager(port, report);
         check_partitions(port, report);
     }
     report.about(None);
-}
-
-/// A port in the state INIT or ARMED has a link to the switch: only a subnet manager makes it
-/// active.
-fn check_manager(port: &Port, report: &mut Report) {
-    if port.state.ends_with("INIT") || port.state.ends_with("ARMED") {
-        report.warning(
-            Warning::SubnetNoManager,
-            format!(
-                "{}: the cable is connected, but no subnet manager has made the port active ({})",
-                port.name, port.state
-            ),
-            "start a subnet manager (opensm, or the one in the switch), or find out why it does not reach this port",
-        );
-    }
 }
 
 /// Returns the interfaces whose partition is not in the table of P_Keys. Full and limited members

@@ -128,11 +128,14 @@ fn check_verbs(ports: &[Port], report: &mut Report) {
     let not_found = |device: &&str| !found.iter().any(|name| name == device);
     let missing: Vec<&str> = devices::names(ports).into_iter().filter(not_found).collect();
     for device in &missing {
+        if report.cause(device).is_some() {
+            continue;
+        }
         report.about(Some(device));
         report.problem(
             Problem::LibraryDeviceNotFound,
             format!("libibverbs does not find the device {device}"),
-            "is its driver installed (Debian: ibverbs-providers), and may /dev/infiniband/uverbs* be opened?",
+            "is its driver installed (Debian: ibverbs-providers)?",
         );
     }
     report.about(None);

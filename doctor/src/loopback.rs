@@ -3,7 +3,7 @@
 
 use std::io::Read;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -40,38 +40,67 @@ impl Kind {
     }
 }
 
-/// Tries each kind over each port that has an address, with its first IPv4 and IPv6 address.
-pub fn check(ports: &[Port], library: Option<PathBuf>, report: &mut Report) {
-    let Some(library) = library else {
-        return report.not_applicable(Check::Connection, "not tried: there is no library");
-    };
-    let mut tried = false;
-    for port in ports {
+/// Tries each usable port with its first IPv4 and IPv6 address, all of them at the same time: what
+/// does not answer takes [`TIMEOUT`] once. What a problem prevents is not tried.
+pub fn check(ports: &[Port], library: Option<&Path>, report: &mut Report) {
+    let mut tries: Vec<(&Port, IpAddr)> = Vec::new();
+    let mut causes: Vec<String> = Vec::new();
+    for port in ports.iter().filter(|port| port.is_usable()) {
         let first = |v4: bool| port.addresses.iter().find(|address| address.is_ipv4() == v4);
-        report.about(Some(&port.name));
-        for address in [first(true), first(false)].into_iter().flatten() {
-            for kind in [Kind::Rdma, Kind::Rsockets] {
-                tried = true;
-                attempt(kind, port, *address, &library, report);
-            }
+        match report.cause(&port.name) {
+            None => tries.extend([first(true), first(false)].into_iter().flatten().map(|address| (port, *address))),
+            Some(cause) if causes.iter().any(|other| other == cause) => {}
+            Some(cause) => causes.push(cause.to_owned()),
         }
     }
-    report.about(None);
-    if !tried {
-        report.not_applicable(Check::Connection, "not tried: no RDMA device has an IP address");
+    if tries.is_empty() && causes.is_empty() {
+        causes.push(report.cause("").unwrap_or("no port can be used").to_owned());
+    }
+    for cause in causes {
+        report.not_applicable(Check::Connection, format!("not tried: {cause}"));
+    }
+    if let Some(library) = library {
+        run_all(&tries, library, report);
     }
 }
 
-fn attempt(kind: Kind, port: &Port, address: IpAddr, library: &Path, report: &mut Report) {
-    let what = format!("{} ({}) to {address}", port.name, kind.name());
-    match in_process(kind, address, library) {
-        Ok(()) => report.ok(Check::Connection, format!("{what}: connected, sent a message, closed")),
-        Err(message) => report.problem(
+/// Reports addresses of a port that fail in the same way in one finding.
+fn run_all(tries: &[(&Port, IpAddr)], library: &Path, report: &mut Report) {
+    let mut failures: Vec<(&Port, String, String)> = Vec::new();
+    thread::scope(|scope| {
+        let start = |&(port, address)| (port, address, scope.spawn(move || attempts(address, library)));
+        for (port, address, thread) in tries.iter().map(start).collect::<Vec<_>>() {
+            report.about(Some(&port.name));
+            for (kind, result) in thread.join().unwrap_or_default() {
+                let what = format!("{} ({}) to ", port.name, kind.name());
+                match (result, failures.iter_mut().find(|(_, text, _)| text.starts_with(&what))) {
+                    (Ok(()), _) => {
+                        report.ok(Check::Connection, format!("{what}{address}: connected, sent a message, closed"));
+                    }
+                    (Err(message), Some((_, text, other))) if message == *other => {
+                        text.push_str(&format!(" and {address}"))
+                    }
+                    (Err(message), _) => failures.push((port, format!("{what}{address}"), message)),
+                }
+            }
+        }
+    });
+    for (port, text, message) in failures {
+        report.about(Some(&port.name));
+        report.problem(
             Problem::ConnectionFailed,
-            format!("{what}: {message}"),
-            "the findings above may show the reason; RDMACM_LOG=stderr rdmacm-doctor reports more if the library supports it",
-        ),
+            format!("{text}: {message}"),
+            "RDMACM_LOG=stderr rdmacm-doctor reports more if the library supports it",
+        );
     }
+    report.about(None);
+}
+
+/// Connects by ids, and if that works by rsockets, which need it.
+fn attempts(address: IpAddr, library: &Path) -> Vec<(Kind, Result<(), String>)> {
+    let ids = in_process(Kind::Rdma, address, library);
+    let rsockets = ids.is_ok().then(|| (Kind::Rsockets, in_process(Kind::Rsockets, address, library)));
+    [(Kind::Rdma, ids)].into_iter().chain(rsockets).collect()
 }
 
 /// Makes a connection in a child process. Fails with the message that the child has printed.
@@ -97,7 +126,8 @@ fn in_process(kind: Kind, address: IpAddr, library: &Path) -> Result<(), String>
     }
 }
 
-/// Waits until the child has ended. Kills it after the time-out.
+/// Waits until the child has ended, at most for [`TIMEOUT`]. Then it is killed, which may take the
+/// kernel longer.
 fn wait(child: &mut Child) -> Result<ExitStatus, String> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
@@ -106,8 +136,7 @@ fn wait(child: &mut Child) -> Result<ExitStatus, String> {
             Ok(None) if Instant::now() < deadline => thread::sleep(POLL_INTERVAL),
             Ok(None) => {
                 let _ = child.kill();
-                let _ = child.wait();
-                return Err(format!("it hangs: no result after {} seconds", TIMEOUT.as_secs()));
+                return Err(format!("no result within {} s", TIMEOUT.as_secs()));
             }
             Err(error) => return Err(error.to_string()),
         }

@@ -1,31 +1,32 @@
 //! The kernel's modules, and their device files.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{Error, ErrorKind};
 use std::path::Path;
 
 use crate::codes::{Check, Problem};
+use crate::devices;
 use crate::report::Report;
 
-/// A module, the path that exists if the kernel has it (loaded or built in), and its purpose.
+const VERBS: &str = "/sys/class/infiniband_verbs";
+
+/// A module, the path that exists if the kernel has it (loaded or built in), and what is missing
+/// without it. Each one loads those before it.
 const MODULES: [(&str, &str, &str); 3] = [
-    ("ib_core", "/sys/class/infiniband", "RDMA devices"),
-    ("ib_uverbs", "/sys/class/infiniband_verbs", "verbs for programs"),
-    ("rdma_ucm", "/sys/class/misc/rdma_cm", "the connection manager for programs"),
+    ("ib_core", "/sys/class/infiniband", "this machine has no RDMA device"),
+    ("ib_uverbs", "/sys/class/infiniband_verbs", "programs cannot use RDMA devices"),
+    ("rdma_ucm", "/sys/class/misc/rdma_cm", "programs cannot use the connection manager"),
 ];
 
-/// Checks the modules.
+/// Checks the modules. Reports only the first one that is missing: the others depend on it.
 pub fn modules(report: &mut Report) {
-    for (module, path, purpose) in MODULES {
-        if Path::new(path).exists() {
-            report.ok(Check::Modules, format!("the kernel has {module}: {purpose}"));
-        } else {
-            report.problem(
-                Problem::ModulesMissing,
-                format!("the kernel's module {module} is not loaded: {purpose}"),
-                how_to_load(module),
-            );
+    for (module, path, without) in MODULES {
+        if !Path::new(path).exists() {
+            let advice = if module == "ib_core" { devices::ADD.to_owned() } else { how_to_load("rdma_ucm") };
+            let text = format!("{without}: the kernel's module {module} is not loaded");
+            return report.problem(Problem::ModulesMissing, text, advice);
         }
+        report.ok(Check::Modules, format!("the kernel has {module}"));
     }
 }
 
@@ -45,39 +46,58 @@ fn how_to_load(module: &str) -> String {
     }
 }
 
+/// A device file, and the device that it is for; none for the connection manager's.
+type Node = (String, Option<String>);
+
 /// Checks that the device files exist and that this user can open them.
 pub fn nodes(report: &mut Report) {
-    let mut found = false;
+    let mut nodes: Vec<Node> = Vec::new();
     if Path::new("/sys/class/misc/rdma_cm").exists() {
-        found = true;
-        node("/dev/infiniband/rdma_cm", report);
+        nodes.push(("rdma_cm".to_owned(), None));
     }
-    for entry in crate::devices::entries("/sys/class/infiniband_verbs") {
-        if entry.starts_with("uverbs") {
-            found = true;
-            node(&format!("/dev/infiniband/{entry}"), report);
+    let of_devices = devices::entries(VERBS).into_iter().filter(|name| name.starts_with("uverbs"));
+    nodes.extend(of_devices.map(|name| (name.clone(), devices::read(&format!("{VERBS}/{name}/ibdev")))));
+    let devices = nodes.iter().filter(|(_, device)| device.is_some()).count();
+    let mut broken: Vec<(Error, Vec<Node>)> = Vec::new();
+    for node in nodes {
+        let path = format!("/dev/infiniband/{}", node.0);
+        let Err(error) = File::options().read(true).write(true).open(&path) else {
+            report.ok(Check::DeviceFiles, format!("{path} can be opened"));
+            continue;
+        };
+        match broken.iter_mut().find(|(other, _)| other.kind() == error.kind()) {
+            Some((_, nodes)) => nodes.push(node),
+            None => broken.push((error, vec![node])),
         }
     }
-    if !found {
-        report.not_applicable(Check::DeviceFiles, "the kernel has no uverbs device and no connection manager");
+    for (error, nodes) in broken {
+        // Without the connection manager or all devices nothing works, for one cause.
+        let is_general = nodes[0].1.is_none() || nodes.len() == devices;
+        for nodes in nodes.chunks(if is_general { nodes.len() } else { 1 }) {
+            report.about(nodes[0].1.as_deref().filter(|_| !is_general));
+            let names: Vec<&str> = nodes.iter().map(|(name, _)| name.as_str()).collect();
+            report_broken(&error, &names.join(", "), report);
+        }
     }
+    report.about(None);
 }
 
-fn node(path: &str, report: &mut Report) {
-    match File::options().read(true).write(true).open(path) {
-        Ok(_) => report.ok(Check::DeviceFiles, format!("{path} can be opened")),
-        Err(error) if error.kind() == ErrorKind::NotFound => report.problem(
+fn report_broken(error: &Error, names: &str, report: &mut Report) {
+    match error.kind() {
+        ErrorKind::NotFound => report.problem(
             Problem::DeviceFilesMissing,
-            format!("{path} is missing"),
+            format!("/dev/infiniband has no {names}"),
             "is udev running? In a container, pass the devices to it (docker: --device=/dev/infiniband)",
         ),
-        Err(error) if error.kind() == ErrorKind::PermissionDenied => report.problem(
+        ErrorKind::PermissionDenied => report.problem(
             Problem::DeviceFilesPermission,
-            format!("{path} may not be opened by this user"),
-            "its mode is usually 0666: check the udev rules, or in a container the device cgroup",
+            format!("this user may not open /dev/infiniband/{names}"),
+            "the mode is usually 0666: check the udev rules, or in a container the device cgroup",
         ),
-        Err(error) => {
-            report.problem(Problem::DeviceFilesError, format!("{path} cannot be opened: {error}"), "see dmesg")
-        }
+        _ => report.problem(
+            Problem::DeviceFilesError,
+            format!("/dev/infiniband/{names} cannot be opened: {error}"),
+            "see dmesg",
+        ),
     }
 }

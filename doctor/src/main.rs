@@ -76,7 +76,7 @@ fn examine(options: &Options) -> ExitCode {
     ibacm::check(&devices, &mut report);
     let library = library::check(options.library.as_deref(), &devices, &mut report);
     if options.connections {
-        loopback::check(&devices, library, &mut report);
+        loopback::check(&devices, library.as_deref(), &mut report);
     }
     report.finish(options);
     match (report.worst(), options.monitor) {

@@ -41,6 +41,20 @@ impl State {
     }
 }
 
+/// Returns a number and a noun.
+pub fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+/// Removes the numbers of errors, which Rust appends to their texts.
+fn without_numbers(mut text: String) -> String {
+    while let Some(start) = text.find(" (os error ") {
+        let end = text[start..].find(')').map_or(text.len(), |len| start + len + 1);
+        text.replace_range(start..end, "");
+    }
+    text
+}
+
 #[derive(Debug)]
 struct Finding {
     /// One of [`crate::codes`]: the check, and after a dot what was found; only warnings and
@@ -135,11 +149,20 @@ impl Report {
     fn add(&mut self, code: &'static str, state: State, text: String, advice: Option<String>) {
         let took = self.last.elapsed();
         self.last += took;
-        let finding = Finding { code, state, text, advice, about: self.about.clone(), took };
+        let finding = Finding { code, state, text: without_numbers(text), advice, about: self.about.clone(), took };
         if self.quiet.is_some_and(|quiet| finding.is_shown(quiet)) {
             finding.print();
         }
         self.findings.push(finding);
+    }
+
+    /// Returns the problem that prevents connections by a port (DEVICE/PORT) or a device: the first
+    /// one of it or of the whole machine. What follows from it is not reported.
+    pub fn cause(&self, name: &str) -> Option<&str> {
+        let concerns =
+            |about: &str| name.strip_prefix(about).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        let is_cause = |f: &&Finding| f.state == State::Problem && f.about.as_deref().is_none_or(concerns);
+        self.findings.iter().find(is_cause).map(|finding| finding.text.as_str())
     }
 
     /// Returns the worst state of all findings.
@@ -158,6 +181,12 @@ impl Report {
         self.findings.iter().filter(|finding| finding.state == state).count()
     }
 
+    fn counts(&self) -> String {
+        let [warnings, problems] = [(State::Warning, "warning"), (State::Problem, "problem")]
+            .map(|(state, noun)| count(self.count(state), noun));
+        format!("{} ok, {warnings}, {problems}", self.count(State::Ok))
+    }
+
     /// Prints what is left of the report: all of it in other formats than text.
     pub fn finish(&self, options: &Options) {
         if options.monitor {
@@ -166,8 +195,7 @@ impl Report {
             let shown = self.findings.iter().filter(|finding| finding.is_shown(options.quiet));
             println!("{:#}", self.json(shown));
         } else if !options.quiet {
-            let [ok, warnings, problems] = [State::Ok, State::Warning, State::Problem].map(|state| self.count(state));
-            println!("{ok} ok, {warnings} warnings, {problems} problems");
+            println!("{}", self.counts());
         }
     }
 
@@ -180,8 +208,7 @@ impl Report {
         };
         let worst = self.worst().max(State::Warning);
         let texts: Vec<&str> = self.findings.iter().filter(|f| f.state == worst).map(|f| f.text.as_str()).collect();
-        let [ok, warnings, problems] = [State::Ok, State::Warning, State::Problem].map(|state| self.count(state));
-        let counts = format!("{ok} ok, {warnings} warnings, {problems} problems");
+        let counts = self.counts();
         let texts = if texts.is_empty() { counts } else { format!("{counts}: {}", texts.join("; ")) };
         // Monitoring programs parse text after a bar as performance data.
         format!("RDMA {word} - {}", texts.replace(['|', '\n'], " "))
@@ -226,11 +253,11 @@ mod tests {
         assert_eq!(report.line(), "RDMA OK - 1 ok, 0 warnings, 0 problems");
         report.warning(Warning::MemlockLittle, "hm", "do");
         assert_eq!(report.worst(), State::Warning);
-        assert_eq!(report.line(), "RDMA WARNING - 1 ok, 1 warnings, 0 problems: hm");
+        assert_eq!(report.line(), "RDMA WARNING - 1 ok, 1 warning, 0 problems: hm");
         report.problem(Problem::ModulesMissing, "bad \"x\"", "do");
         report.ok(Check::Ports, "good");
         assert_eq!(report.worst(), State::Problem);
-        assert_eq!(report.line(), "RDMA CRITICAL - 2 ok, 1 warnings, 1 problems: bad \"x\"");
+        assert_eq!(report.line(), "RDMA CRITICAL - 2 ok, 1 warning, 1 problem: bad \"x\"");
         let json = report.json(report.findings.iter());
         assert_eq!((&json["state"], &json["ok"], &json["problems"]), (&json!("problem"), &json!(2), &json!(1)));
         assert_eq!(json["checks"][2]["text"], json!("bad \"x\""));
@@ -245,6 +272,30 @@ mod tests {
         report.warning(Warning::DevicesNoGuid, "no GUID", "do");
         let json = report.json(report.findings.iter().skip(5));
         assert_eq!((&json["checks"][0]["device"], &json["checks"][0]["port"]), (&json!("mlx5_1"), &Value::Null));
+    }
+
+    #[test]
+    fn a_problem_is_the_cause_for_what_it_concerns() {
+        let mut report = Report::default();
+        report.warning(Warning::MemlockLittle, "little", "do");
+        report.about(Some("mlx5_1/2"));
+        report.problem(Problem::PortsInactive, "no cable", "do");
+        report.about(Some("mlx5_0"));
+        report.problem(Problem::LibraryDeviceNotFound, "no driver", "do");
+        report.about(None);
+        let names = ["mlx5_0", "mlx5_0/1", "mlx5_1", "mlx5_1/1", "mlx5_1/2", "mlx5_1/20", "mlx5_01/1", ""];
+        let causes = names.map(|name| report.cause(name));
+        assert_eq!(causes, [Some("no driver"), Some("no driver"), None, None, Some("no cable"), None, None, None]);
+        report.problem(Problem::ModulesMissing, "no module", "do");
+        assert_eq!((report.cause(""), report.cause("mlx5_1/1")), (Some("no module"), Some("no module")));
+    }
+
+    #[test]
+    fn errors_have_no_numbers() {
+        let error = std::io::Error::from_raw_os_error(libc::ENOENT);
+        let text = format!("a cannot be read: {error}; nothing listens ({error}): end");
+        let wanted = "a cannot be read: No such file or directory; nothing listens (No such file or directory): end";
+        assert_eq!(without_numbers(text), wanted);
     }
 
     /// The keys in a table of the document, whose header has this cell first.
