@@ -6,7 +6,7 @@
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
+#include <unistd.h>
 
 static int connect_to(const char *address, const char *port)
 {
@@ -28,7 +28,8 @@ static int connect_to(const char *address, const char *port)
 
 int main(int argc, char **argv)
 {
-	char line[4096];
+	char bytes[4096];
+	ssize_t length, count;
 	int fd;
 
 	if (argc != 3) {
@@ -36,15 +37,19 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	fd = connect_to(argv[1], argv[2]);
-	while (fgets(line, sizeof(line), stdin)) {
-		size_t length = strlen(line);
-
-		if (rsend(fd, line, length, 0) != (ssize_t)length ||
-		    rrecv(fd, line, length, MSG_WAITALL) != (ssize_t)length) {
+	while ((length = read(STDIN_FILENO, bytes, sizeof(bytes))) > 0) {
+		count = rsend(fd, bytes, (size_t)length, 0);
+		if (count == length)
+			count = rrecv(fd, bytes, (size_t)length, MSG_WAITALL);
+		if (count < 0) {
 			perror("echo");
 			return 1;
 		}
-		fwrite(line, 1, length, stdout);
+		fwrite(bytes, 1, (size_t)count, stdout);
+		if (count < length) {
+			fprintf(stderr, "echo: the server has ended the connection\n");
+			return 1;
+		}
 	}
 	/* Waits until all data has arrived, as for a TCP socket with SO_LINGER. */
 	return rclose(fd) != 0;

@@ -1,7 +1,7 @@
 /*
  * An echo server on rsockets for many clients in one thread, by repoll, the epoll(7) of rsockets.
  *
- * echo_server PORT. Not in rdma-core's library: repoll_create, repoll_ctl, repoll_wait; there, use rpoll().
+ * echo_server PORT. Needs rdma-core 65.0 or this library.
  */
 #include <rdma/rsocket.h>
 #include <errno.h>
@@ -58,7 +58,8 @@ static void accept_clients(int listener)
 
 static void close_client(struct client *client)
 {
-	/* Closing removes it from the instance. On a non-blocking rsocket it does not wait. */
+	/* rdma-core does not close a member of an instance. */
+	repoll_ctl(instance, EPOLL_CTL_DEL, client->fd, NULL);
 	rclose(client->fd);
 	free(client);
 }

@@ -1,7 +1,7 @@
 /*
- * A server for many clients in one thread: connections by an event channel, messages by one completion channel.
+ * A server for many clients in one thread, with an event channel and one completion channel.
  *
- * event_server PORT answers the clients of message.c, as many at a time as come.
+ * event_server PORT answers one message of each client (message.c), at most 64 clients at a time.
  */
 #include <rdma/rdma_cma.h>
 #include <errno.h>
@@ -12,16 +12,21 @@
 #include <string.h>
 #include <arpa/inet.h>
 
-enum { LENGTH = 256, ENTRIES = 64 };
+enum { LENGTH = 256, CLIENTS = 64 };
 
 /* A connection: its context is in its id and in the numbers of its work requests. */
 struct client {
 	struct rdma_cm_id *id;
 	struct ibv_mr *memory;
+	/* A work request is posted. Its completion names the client, which is freed after it. */
+	bool posted;
+	bool connected, ended;
 	char bytes[LENGTH];
 };
 
-/* Those of the first device. All connections share the CQ. */
+static int clients;
+
+/* Those of the first device. All connections share the CQ, which has an entry for each. */
 static struct ibv_comp_channel *channel;
 static struct ibv_cq *cq;
 static struct ibv_pd *pd;
@@ -38,7 +43,7 @@ static bool open_device(struct ibv_context *device)
 		return pd->context == device;
 	pd = ibv_alloc_pd(device);
 	channel = ibv_create_comp_channel(device);
-	cq = channel ? ibv_create_cq(device, 2 * ENTRIES, NULL, channel, 0) : NULL;
+	cq = channel ? ibv_create_cq(device, CLIENTS, NULL, channel, 0) : NULL;
 	if (!pd || !cq || ibv_req_notify_cq(cq, 0))
 		fatal("cannot use the device");
 	return true;
@@ -49,11 +54,23 @@ static bool post_recv(struct client *client)
 	struct ibv_sge piece = { (uintptr_t)client->bytes, LENGTH, client->memory->lkey };
 	struct ibv_recv_wr request = { .wr_id = (uintptr_t)client, .sg_list = &piece, .num_sge = 1 }, *bad;
 
-	return !ibv_post_recv(client->id->qp, &request, &bad);
+	client->posted = !ibv_post_recv(client->id->qp, &request, &bad);
+	return client->posted;
+}
+
+static bool post_send(struct client *client, uint32_t length)
+{
+	struct ibv_sge piece = { (uintptr_t)client->bytes, length, client->memory->lkey };
+	struct ibv_send_wr request = { .wr_id = (uintptr_t)client, .sg_list = &piece, .num_sge = 1,
+				       .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+
+	client->posted = !ibv_post_send(client->id->qp, &request, &bad);
+	return client->posted;
 }
 
 static void close_client(struct client *client)
 {
+	clients--;
 	if (client->id->qp)
 		rdma_destroy_qp(client->id);
 	if (client->memory)
@@ -62,13 +79,25 @@ static void close_client(struct client *client)
 	free(client);
 }
 
+/* Closes the client, after the work request that is posted has been flushed. */
+static void end_client(struct client *client)
+{
+	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
+
+	client->ended = true;
+	if (!client->posted)
+		close_client(client);
+	else if (ibv_modify_qp(client->id->qp, &error, IBV_QP_STATE))
+		fatal("ibv_modify_qp");
+}
+
 static void accept_client(struct rdma_cm_id *id)
 {
 	struct ibv_qp_init_attr attr = {
-		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+		.qp_type = IBV_QPT_RC,
 		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
 	};
-	struct client *client = calloc(1, sizeof(*client));
+	struct client *client = clients < CLIENTS ? calloc(1, sizeof(*client)) : NULL;
 
 	if (!client || !open_device(id->verbs)) {
 		rdma_reject(id, NULL, 0);
@@ -76,6 +105,7 @@ static void accept_client(struct rdma_cm_id *id)
 		free(client);
 		return;
 	}
+	clients++;
 	client->id = id;
 	id->context = client;
 	attr.send_cq = attr.recv_cq = cq;
@@ -83,13 +113,14 @@ static void accept_client(struct rdma_cm_id *id)
 	if (!client->memory || rdma_create_qp(id, pd, &attr) || !post_recv(client) || rdma_accept(id, NULL)) {
 		fprintf(stderr, "a client is rejected: %s\n", strerror(errno));
 		rdma_reject(id, NULL, 0);
-		close_client(client);
+		end_client(client);
 	}
 }
 
 static void handle_event(struct rdma_cm_event *event)
 {
 	struct rdma_cm_id *id = event->id;
+	struct client *client = id->context;
 	enum rdma_cm_event_type kind = event->event;
 
 	/*
@@ -99,27 +130,35 @@ static void handle_event(struct rdma_cm_event *event)
 	rdma_ack_cm_event(event);
 	if (kind == RDMA_CM_EVENT_CONNECT_REQUEST) {
 		accept_client(id);
+	} else if (kind == RDMA_CM_EVENT_ESTABLISHED) {
+		client->connected = true;
 	} else if (kind == RDMA_CM_EVENT_DISCONNECTED) {
 		rdma_disconnect(id);
-		close_client(id->context);
-	} else if (kind == RDMA_CM_EVENT_CONNECT_ERROR || kind == RDMA_CM_EVENT_UNREACHABLE ||
-		   kind == RDMA_CM_EVENT_REJECTED) {
-		close_client(id->context);
+		end_client(client);
+	} else if (kind == RDMA_CM_EVENT_CONNECT_ERROR || kind == RDMA_CM_EVENT_REJECTED ||
+		   /* Of a connection, only that the peer's neighbour entry has changed. */
+		   (kind == RDMA_CM_EVENT_UNREACHABLE && !client->connected)) {
+		end_client(client);
 	} else if (kind == RDMA_CM_EVENT_DEVICE_REMOVAL) {
 		fatal("the device was removed");
 	}
 }
 
-/* Sends a received message back. The client sends no other before it has the answer. */
-static void handle_message(const struct ibv_wc *completion)
+/* Sends a received message back. */
+static void handle_completion(const struct ibv_wc *completion)
 {
 	struct client *client = (struct client *)(uintptr_t)completion->wr_id;
-	struct ibv_sge piece = { (uintptr_t)client->bytes, completion->byte_len, client->memory->lkey };
-	struct ibv_send_wr request = { .opcode = IBV_WR_SEND, .sg_list = &piece, .num_sge = 1 }, *bad;
 
-	printf("received: %.*s\n", (int)completion->byte_len, client->bytes);
-	if (ibv_post_send(client->id->qp, &request, &bad))
+	client->posted = false;
+	if (client->ended) {
+		close_client(client);
+	} else if (completion->status != IBV_WC_SUCCESS) {
 		rdma_disconnect(client->id);
+	} else if (completion->opcode == IBV_WC_RECV) {
+		printf("received: %.*s\n", (int)completion->byte_len, client->bytes);
+		if (!post_send(client, completion->byte_len))
+			rdma_disconnect(client->id);
+	}
 }
 
 static void handle_completions(void)
@@ -137,9 +176,7 @@ static void handle_completions(void)
 		fatal("ibv_req_notify_cq");
 	while ((count = ibv_poll_cq(ready, 16, completions)) > 0)
 		for (int i = 0; i < count; i++)
-			/* Flushed receives belong to connections that end; their event comes by the other channel. */
-			if (completions[i].status == IBV_WC_SUCCESS && completions[i].opcode == IBV_WC_RECV)
-				handle_message(&completions[i]);
+			handle_completion(&completions[i]);
 	fflush(stdout);
 }
 
@@ -157,7 +194,7 @@ int main(int argc, char **argv)
 	}
 	any.sin_port = htons((in_port_t)atoi(argv[1]));
 	if (!events || rdma_create_id(events, &listener, NULL, RDMA_PS_TCP) ||
-	    rdma_bind_addr(listener, (struct sockaddr *)&any) || rdma_listen(listener, ENTRIES))
+	    rdma_bind_addr(listener, (struct sockaddr *)&any) || rdma_listen(listener, CLIENTS))
 		fatal("cannot listen");
 	printf("listening\n");
 	fflush(stdout);

@@ -1,7 +1,8 @@
 /*
  * One message to a server and its answer, with the synchronous calls of rdma_cma.h.
  *
- * message ADDRESS PORT TEXT sends TEXT; message -l PORT answers one client after another.
+ * message ADDRESS PORT TEXT sends TEXT, at most 256 bytes.
+ * message -l PORT answers one client after another.
  * The client sends first: on iWARP the side that connects has to.
  */
 #include <rdma/rdma_cma.h>
@@ -69,8 +70,12 @@ static bool exchange(struct rdma_cm_id *id, const char *text)
 {
 	struct ibv_mr *from = rdma_reg_msgs(id, sent, LENGTH), *to = rdma_reg_msgs(id, received, LENGTH);
 	bool active = text != NULL, done = false;
-	int length = active ? snprintf(sent, LENGTH, "%s", text) : 0;
+	int length = 0;
 
+	if (active) {
+		length = (int)strnlen(text, LENGTH);
+		memcpy(sent, text, (size_t)length);
+	}
 	if (!from || !to) {
 		failed("rdma_reg_msgs");
 	} else if (rdma_post_recv(id, NULL, received, LENGTH, to)) {
@@ -126,6 +131,10 @@ int main(int argc, char **argv)
 		return serve(argv[2]);
 	if (argc != 4) {
 		fprintf(stderr, "usage: %s ADDRESS PORT TEXT | -l PORT\n", argv[0]);
+		return 2;
+	}
+	if (strlen(argv[3]) > LENGTH) {
+		fprintf(stderr, "the text is longer than %d bytes\n", LENGTH);
 		return 2;
 	}
 	id = create_ep(argv[1], argv[2], false);

@@ -1,7 +1,7 @@
 /*
  * Writing into the memory of the peer, past its buffers: riomap and riowrite.
  *
- * remote_write -l PORT maps 4096 bytes for each client in turn, and prints them when the client has finished;
+ * remote_write -l PORT maps 4096 bytes for each client in turn, and prints what it has written.
  * remote_write ADDRESS PORT TEXT writes TEXT there.
  */
 #include <rdma/rsocket.h>
@@ -36,17 +36,23 @@ static void serve_client(int fd, char *memory)
 	off_t offset = riomap(fd, memory, LENGTH, PROT_WRITE, 0, -1);
 	char done;
 
-	if (offset < 0)
-		fatal("riomap");
+	/* A client that allows no mapping must not end the server. */
+	if (offset < 0) {
+		perror("riomap");
+		return;
+	}
 	/* The peer cannot know the offset: it is data like any other. Client and server are of one architecture here. */
 	if (rrecv(fd, &done, 1, MSG_WAITALL) != 1 || rsend(fd, &offset, sizeof(offset), 0) != sizeof(offset))
 		return;
 	/* The byte comes after what was written: both go by the same connection, in order. */
-	if (rrecv(fd, &done, 1, MSG_WAITALL) == 1)
-		printf("written: %s\n", memory);
-	fflush(stdout);
+	if (rrecv(fd, &done, 1, MSG_WAITALL) != 1)
+		return;
+	/* First, so that the client cannot change what is printed. Its text need not end with 0. */
 	if (riounmap(fd, memory, LENGTH))
-		fatal("riounmap");
+		perror("riounmap");
+	else
+		printf("written: %.*s\n", LENGTH, memory);
+	fflush(stdout);
 }
 
 static int serve(const char *port)
@@ -72,7 +78,7 @@ static int write_text(const char *address, const char *port, const char *text)
 {
 	struct addrinfo *to = resolve(address, port);
 	int fd = rsocket(to->ai_family, SOCK_STREAM, 0), places = 1;
-	size_t length = strlen(text) + 1;
+	size_t length = strlen(text);
 	off_t offset;
 
 	/* Before connecting: how many mappings the peer may make. */
