@@ -150,6 +150,15 @@ impl SockAddr {
         SockAddr { storage, len: len as u16 }
     }
 
+    /// Returns the address with which the connection manager reaches it: an IPv4-mapped IPv6 address
+    /// as one of IPv4, others unchanged.
+    pub fn canonical(&self) -> SockAddr {
+        match canonical_inet(&self.storage) {
+            Ok(v4 @ SocketAddr::V4(_)) => SockAddr::from_inet(&v4),
+            _ => *self,
+        }
+    }
+
     /// Returns the address family.
     pub fn family(&self) -> c_int {
         c_int::from(self.storage.ss_family)
@@ -224,6 +233,25 @@ pub fn inet(storage: &sockaddr_storage) -> Option<SocketAddr> {
     }
 }
 
+/// Returns an AF_INET or AF_INET6 address, with an IPv4-mapped IPv6 address as one of IPv4. Fails with
+/// `EAFNOSUPPORT` for other families.
+pub fn canonical_inet(name: &sockaddr_storage) -> Result<SocketAddr> {
+    let full = inet(name).ok_or(Errno::EAFNOSUPPORT)?;
+    Ok(match full.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, full.port()),
+        IpAddr::V6(_) => full,
+    })
+}
+
+/// Converts an address to the C structure for a socket of `domain`: for an IPv6 socket, an IPv4
+/// address is mapped into IPv6.
+pub fn to_sockaddr(domain: c_int, addr: &SocketAddr) -> SockAddr {
+    match (addr, domain) {
+        (SocketAddr::V4(v4), AF_INET6) => SockAddr::from_inet(&(v4.ip().to_ipv6_mapped(), v4.port()).into()),
+        _ => SockAddr::from_inet(addr),
+    }
+}
+
 /// Returns `ip` with the scope of `like`, which a link-local address needs.
 pub fn with_port(ip: IpAddr, port: u16, like: &SocketAddr) -> SocketAddr {
     match (ip, like) {
@@ -289,6 +317,25 @@ mod tests {
             assert_eq!(SockAddr::from_bytes(&bytes[..len]).err(), Some(Errno::EINVAL), "{len}");
         }
         assert_eq!(SockAddr::from_bytes(&[0xff; 128]).err(), Some(Errno::EINVAL));
+    }
+
+    #[test]
+    fn mapped_addresses_are_converted_to_ipv4() {
+        let v4 = SocketAddr::from(([10, 77, 1, 1], 7471));
+        let mapped = to_sockaddr(AF_INET6, &v4);
+        assert_eq!((mapped.family(), canonical_inet(mapped.storage())), (AF_INET6, Ok(v4)));
+        assert_eq!(mapped.canonical().bytes(), to_sockaddr(AF_INET, &v4).bytes());
+        let other = SockAddr::from_ib(&SockaddrIb { addr: [1; 16], ..ib(7) });
+        assert_eq!(other.canonical().bytes(), other.bytes());
+    }
+
+    #[test]
+    fn link_local_addresses_keep_their_scope() {
+        let here: SocketAddr = "[fe80::1%3]:5".parse().unwrap();
+        let there = with_port("fe80::2".parse().unwrap(), 7, &here);
+        assert_eq!(there, "[fe80::2%3]:7".parse().unwrap());
+        assert_eq!(canonical_inet(to_sockaddr(AF_INET6, &there).storage()), Ok(there));
+        assert_eq!(with_port("fd00::2".parse().unwrap(), 7, &here), "[fd00::2]:7".parse().unwrap());
     }
 
     #[test]

@@ -38,7 +38,7 @@ use crate::sys::alloc::try_arc;
 use crate::sys::library_fds::{self, OwnFd};
 use crate::sys::lock::{self, Lock};
 use crate::sys::owner::Owner;
-use crate::sys::sockaddr::SockAddr;
+use crate::sys::sockaddr::{SockAddr, canonical_inet, to_sockaddr};
 use peers::Peers;
 use port::{Path, Port};
 use receive::Datagram;
@@ -188,19 +188,19 @@ impl Dgram {
     /// rconnect(3) with AF_UNSPEC: dissolves the association, as udp(7) specifies.
     pub fn disconnect(&self) -> Result<()> {
         let mut state = self.enter()?;
-        let before = udp::from_storage(&state.udp()?.local_name()?)?;
+        let before = canonical_inet(&state.udp()?.local_name()?)?;
         state.udp()?.disconnect()?;
         state.connected = None;
         // The kernel has given up a port number that the program has not chosen. Peers know the
         // ports by it.
-        let mut after = udp::from_storage(&state.udp()?.local_name()?)?;
+        let mut after = canonical_inet(&state.udp()?.local_name()?)?;
         if after.port() == before.port() {
             return Ok(());
         }
         after.set_port(before.port());
         // The network device of a link-local address is given up, too.
         let own = if after.ip() == before.ip() { before } else { after };
-        if state.udp()?.bind(&udp::to_sockaddr(state.domain, &own)).is_err() {
+        if state.udp()?.bind(&to_sockaddr(state.domain, &own)).is_err() {
             state.ports.iter_mut().for_each(|port| port.broken = true);
             self.remove_broken_ports(&mut state);
         }

@@ -9,7 +9,6 @@ use std::net::SocketAddr;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::udp;
 use crate::cm;
 use crate::diag::Endpoints;
 use crate::errno::{Errno, Result};
@@ -20,6 +19,7 @@ use crate::rsocket::socket_table;
 use crate::sys::event;
 use crate::sys::library_fds::{self, OwnFd};
 use crate::sys::rc::{CompletionChannel, CompletionQueue, MemoryRegion, RECV_WR_ID_FLAG, ibv_wc};
+use crate::sys::sockaddr::to_sockaddr;
 use crate::sys::ud::{self, AddressHandle, GRH};
 use crate::sys::verbs::{IBV_TRANSPORT_IB, ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
@@ -162,7 +162,7 @@ pub(super) fn bound_id(local: &SocketAddr) -> Result<CmId> {
     // RDMA port spaces differ from those of the IP stack. Any port number will do.
     address.set_port(0);
     let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    id.bind(&udp::to_sockaddr(family, &address))?;
+    id.bind(&to_sockaddr(family, &address))?;
     Ok(id)
 }
 

@@ -9,7 +9,7 @@ use libc::{POLLIN, iovec, sockaddr_storage};
 
 use super::peers::Qp;
 use super::port::{MAX_MESSAGE, Port, Received};
-use super::{Dgram, State, udp};
+use super::{Dgram, State};
 use crate::errno::{Errno, Result};
 use crate::rsocket::config::defaults;
 use crate::rsocket::poll::wait_one;
@@ -19,7 +19,7 @@ use crate::rsocket::wire::datagram::{MAX_UDP_HEADER, UdHeader, UdpHeader, UdpOp}
 use crate::sys::alloc::try_copy;
 use crate::sys::event::Deadline;
 use crate::sys::signals;
-use crate::sys::sockaddr::with_port;
+use crate::sys::sockaddr::{to_sockaddr, with_port};
 
 /// Maximum number of UDP packets read at a time, so that the reactor serves other sockets, too.
 const MAX_PACKETS: usize = 64;
@@ -227,7 +227,7 @@ impl State {
         let copied = unsafe { scatter(bytes, buffers) };
         let truncated = copied < bytes.len();
         let len = if flags & libc::MSG_TRUNC != 0 { bytes.len() } else { copied };
-        let from = *udp::to_sockaddr(self.domain, &datagram.from).storage();
+        let from = *to_sockaddr(self.domain, &datagram.from).storage();
         if flags & libc::MSG_PEEK == 0 {
             self.drop_first();
         }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::port;
-use super::{Dgram, State, udp};
+use super::{Dgram, State};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type;
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::reactor::{self, Key, Role};
-use crate::sys::sockaddr::with_port;
+use crate::sys::sockaddr::{to_sockaddr, with_port};
 use crate::sys::uapi::{RDMA_OPTION_ID, RDMA_OPTION_ID_TOS};
 
 /// Maximum number of concurrent searches. Further peers are reached over UDP until the next
@@ -56,7 +56,7 @@ impl Dgram {
             id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &[tos])?;
         }
         let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        id.resolve_addr(&udp::to_sockaddr(family, &with_port(address, peer.port(), &local)), RESOLVE_TIMEOUT_MS)?;
+        id.resolve_addr(&to_sockaddr(family, &with_port(address, peer.port(), &local)), RESOLVE_TIMEOUT_MS)?;
         let service: Arc<dyn reactor::Service> = Arc::clone(self) as _;
         let key = reactor::register(Role::Setup, id.fd(), service)?;
         state.searches.push(Search { key, id, peer, address, port });

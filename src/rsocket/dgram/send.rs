@@ -15,7 +15,7 @@ use crate::errno::{Errno, Result};
 use crate::rsocket::reactor::{self, Key};
 use crate::rsocket::wire::datagram::{MAX_UD_HEADER, UD_IPV4_HEADER, UdHeader, UdpHeader, UdpOp};
 use crate::sys::event::Deadline;
-use crate::sys::sockaddr::SockAddr;
+use crate::sys::sockaddr::{SockAddr, canonical_inet};
 
 impl Dgram {
     /// rsend(3) and related calls.
@@ -124,7 +124,7 @@ impl Dgram {
 impl State {
     /// Returns the address of a peer that the program states.
     pub(super) fn destination(&self, to: &SockAddr) -> Result<SocketAddr> {
-        udp::with_scope(udp::from_storage(to.storage())?, || self.udp()?.bound_addr())
+        udp::with_scope(canonical_inet(to.storage())?, || self.udp()?.bound_addr())
     }
 
     /// Returns the header for UDP packets from a port.

@@ -19,7 +19,7 @@ use crate::rsocket::config::{MAX_ENTRIES, defaults};
 use crate::rsocket::stream::{Value, number, timeout};
 use crate::rsocket::wire;
 use crate::sys::event;
-use crate::sys::sockaddr::SockAddr;
+use crate::sys::sockaddr::{SockAddr, canonical_inet};
 
 // Of linux/in.h and linux/in6.h.
 const IP_UNICAST_IF: c_int = 50;
@@ -81,7 +81,7 @@ impl Dgram {
     pub fn endpoints(&self) -> Option<Endpoints> {
         let state = self.state.try_enter().ok().filter(|_| self.owner.is_this_process())?;
         let name = state.udp().ok()?.local_name().ok()?;
-        let local = udp::from_storage(&name).ok()?;
+        let local = canonical_inet(&name).ok()?;
         let port = match state.ports.as_slice() {
             [port] => Some(port),
             ports => ports.iter().find(|port| port.local.ip() == local.ip()),

@@ -15,7 +15,7 @@ use libc::{AF_INET6, POLLOUT, iovec, pollfd, sockaddr_storage, socklen_t};
 use crate::errno::{Errno, Result};
 use crate::sys::event;
 use crate::sys::library_fds::{self, OwnFd};
-use crate::sys::sockaddr::{SockAddr, inet, zeroed as no_address};
+use crate::sys::sockaddr::{SockAddr, canonical_inet, to_sockaddr, zeroed as no_address};
 
 /// A UDP socket.
 #[derive(Debug)]
@@ -80,14 +80,14 @@ impl Udp {
 
     /// Returns the local address. Binds the socket to a port first if it has none.
     pub fn bound_addr(&self) -> Result<SocketAddr> {
-        let name = from_storage(&self.local_name()?)?;
+        let name = canonical_inet(&self.local_name()?)?;
         if name.port() != 0 {
             return Ok(name);
         }
         let mut any = no_address();
         any.ss_family = self.domain as libc::sa_family_t;
         self.bind(&SockAddr::from_storage(&any)?)?;
-        from_storage(&self.local_name()?)
+        canonical_inet(&self.local_name()?)
     }
 
     /// Sends a header and a payload without blocking. Fails with `EAGAIN` if the send buffer is
@@ -126,7 +126,7 @@ impl Udp {
             libc::recvfrom(self.fd(), into.as_mut_ptr().cast(), into.len(), flags, (&raw mut name).cast(), &raw mut len)
         };
         let count = usize::try_from(result).map_err(|_| Errno::last())?;
-        Ok((count, from_storage(&name)?))
+        Ok((count, canonical_inet(&name)?))
     }
 
     /// setsockopt(2).
@@ -195,17 +195,8 @@ impl Probe {
         // Otherwise the next connect(2) would keep the local address, or after a failure the
         // network device of the destination.
         self.0.disconnect()?;
-        from_storage(&source?)
+        canonical_inet(&source?)
     }
-}
-
-/// Converts a C structure to an address.
-pub(super) fn from_storage(name: &sockaddr_storage) -> Result<SocketAddr> {
-    let full = inet(name).ok_or(Errno::EAFNOSUPPORT)?;
-    Ok(match full.ip().to_canonical() {
-        ip @ IpAddr::V4(_) => SocketAddr::new(ip, full.port()),
-        IpAddr::V6(_) => full,
-    })
 }
 
 /// Returns the address in the form in which the kernel returns it for a received datagram: only a
@@ -231,37 +222,10 @@ pub(super) fn is_same_host(a: &SocketAddr, b: &SocketAddr) -> bool {
     (a.ip(), scope(a)) == (b.ip(), scope(b))
 }
 
-/// Converts an address to the C structure for a socket of `domain`.
-pub(super) fn to_sockaddr(domain: c_int, addr: &SocketAddr) -> SockAddr {
-    match (addr, domain) {
-        (SocketAddr::V4(v4), AF_INET6) => SockAddr::from_inet(&(v4.ip().to_ipv6_mapped(), v4.port()).into()),
-        _ => SockAddr::from_inet(addr),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::sockaddr::with_port;
     use libc::AF_INET;
-
-    #[test]
-    fn mapped_addresses_are_converted_to_ipv4() {
-        let v4 = SocketAddr::from(([10, 77, 1, 1], 7471));
-        let mapped = to_sockaddr(AF_INET6, &v4);
-        assert_eq!(mapped.family(), AF_INET6);
-        assert_eq!(from_storage(mapped.storage()), Ok(v4));
-        assert_eq!(to_sockaddr(AF_INET, &v4).family(), AF_INET);
-    }
-
-    #[test]
-    fn link_local_addresses_keep_their_scope() {
-        let here: SocketAddr = "[fe80::1%3]:5".parse().unwrap();
-        let there = with_port("fe80::2".parse().unwrap(), 7, &here);
-        assert_eq!(there, "[fe80::2%3]:7".parse().unwrap());
-        assert_eq!(from_storage(to_sockaddr(AF_INET6, &there).storage()), Ok(there));
-        assert_eq!(with_port("fd00::2".parse().unwrap(), 7, &here), "[fd00::2]:7".parse().unwrap());
-    }
 
     #[test]
     fn scopes_are_those_of_received_datagrams() {
@@ -304,7 +268,7 @@ mod tests {
         let loopback = |port| SocketAddr::from(([127, 0, 0, 1], port));
         a.bind(&to_sockaddr(AF_INET, &loopback(0))).unwrap();
         b.bound_addr().unwrap();
-        let to = from_storage(&a.local_name().unwrap()).unwrap();
+        let to = canonical_inet(&a.local_name().unwrap()).unwrap();
         b.send(b"head", b"payload", &to).unwrap();
         let mut buffer = [0; 6];
         let (len, from) = a.receive(&mut buffer).unwrap();

@@ -2,9 +2,12 @@
 //! connections.
 
 use std::ffi::c_int;
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+use libc::AF_INET6;
 
 use super::backlog::{Finished, Handshake, Listening, Slot};
 use super::blocking::Wait;
@@ -18,7 +21,7 @@ use crate::rsocket::reactor::{self, Role};
 use crate::rsocket::socket_table;
 use crate::rsocket::wire::{self, ConnData};
 use crate::sys::event::EventFd;
-use crate::sys::sockaddr::AF_IB;
+use crate::sys::sockaddr::{AF_IB, SockAddr};
 
 /// Largest backlog, as /proc/sys/net/core/somaxconn is for sockets.
 const MAX_BACKLOG: usize = 4096;
@@ -68,6 +71,10 @@ impl Stream {
             _ => return Err(Errno::EINVAL),
         }
         self.watch(&mut state)?;
+        if self.domain == AF_INET6 && state.bound.is_none() {
+            // The kernel would listen at the wildcard address of IPv4.
+            state.bind(self.domain, &SockAddr::from_inet(&(Ipv6Addr::UNSPECIFIED, 0).into()))?;
+        }
         // The kernel drops requests beyond its own limit without an answer: it gets the largest.
         state.id()?.listen(MAX_BACKLOG as c_int)?;
         let entry = socket_table::Entry::new(socket_table::LISTENING, self.fd, state.id()?.id(), 0, backlog as u32);

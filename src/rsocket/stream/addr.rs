@@ -1,6 +1,7 @@
 //! The addresses of a stream.
 
 use std::ffi::c_int;
+use std::net::SocketAddr;
 
 use libc::sockaddr_storage;
 
@@ -21,7 +22,7 @@ impl Stream {
         if name.ss_family == 0 {
             name.ss_family = self.domain as libc::sa_family_t;
         }
-        Ok(name)
+        Ok(self.shown(name))
     }
 
     /// rgetpeername(3). Fails with `ENOTCONN` on a socket without a peer.
@@ -30,7 +31,14 @@ impl Stream {
         if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
             return Err(Errno::ENOTCONN);
         }
-        Ok(state.id()?.id().destination())
+        Ok(self.shown(state.id()?.id().destination()))
+    }
+
+    /// Returns an address of the id as the program sees it.
+    fn shown(&self, name: sockaddr_storage) -> sockaddr_storage {
+        sockaddr::inet(&name)
+            .filter(SocketAddr::is_ipv4)
+            .map_or(name, |v4| *sockaddr::to_sockaddr(self.domain, &v4).storage())
     }
 
     /// Returns both addresses and the device, for log lines. Returns `None` if the lock is held:

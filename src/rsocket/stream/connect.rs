@@ -1,9 +1,12 @@
 //! Connecting: the reactor resolves address and route, and performs the handshake.
 
 use std::ffi::c_int;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+use libc::{AF_INET, AF_INET6};
 
 use super::blocking::Wait;
 use super::{Guard, Notice, Phase, State, Stream};
@@ -15,8 +18,8 @@ use crate::rsocket::cm_id::{CmId, Event};
 use crate::rsocket::reactor::{self, FREE_TIMEOUT, Key, Role};
 use crate::rsocket::wire::{self, ConnData};
 use crate::sys::alloc::try_box;
-use crate::sys::sockaddr::{AF_IB, SockAddr};
-use crate::sys::uapi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH};
+use crate::sys::sockaddr::{self, AF_IB, SockAddr};
+use crate::sys::uapi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY};
 use crate::sys::verbs::IBV_TRANSPORT_IWARP;
 
 /// Time-out of the first attempt to resolve; it doubles with each further attempt.
@@ -87,10 +90,7 @@ impl Stream {
         if !matches!(state.phase, Phase::Idle) || state.bound.is_some() {
             return Err(Errno::EINVAL);
         }
-        let id = state.id()?;
-        id.bind(addr)?;
-        state.bound = Some(SockAddr::from_storage(&id.id().source()).unwrap_or(*addr));
-        Ok(())
+        state.bind(self.domain, addr)
     }
 
     /// Resets a socket that has failed to connect, or that stops listening: it becomes unconnected,
@@ -99,15 +99,19 @@ impl Stream {
         self.channel_fd.store(-1, Ordering::Relaxed);
         (state.connection, state.unconnected) = (None, None);
         state.mappings.clear();
-        state.id.as_mut().ok_or(Errno::EBADF)?.replace_id(super::port_space(self.domain))?;
-        state.apply_options()?;
-        if let Some(addr) = &state.bound {
-            state.id()?.bind(addr)?;
+        self.renew_id(state)?;
+        if let Some(addr) = state.bound {
+            state.bind_id(self.domain, &addr)?;
         }
         state.phase = Phase::Idle;
         state.error = None;
         (state.shut_read, state.eof, state.cm_disconnected) = (false, false, false);
         Ok(())
+    }
+
+    fn renew_id(&self, state: &mut State) -> Result<()> {
+        state.id.as_mut().ok_or(Errno::EBADF)?.replace_id(super::port_space(self.domain))?;
+        state.apply_options()
     }
 
     /// rconnect(3): waits for the connection; fails with `EINPROGRESS` on a non-blocking socket.
@@ -142,9 +146,19 @@ impl Stream {
 
     /// Begins to connect, which the reactor continues.
     fn begin_attempt(self: &Arc<Self>, state: &mut State, dst: &SockAddr) -> Result<()> {
+        let dst = dst.canonical();
+        let rebound = state.rebound_for(self.domain, &dst)?;
         self.watch(state)?;
-        let attempt = try_box(Attempt::new(*dst))?;
-        state.id()?.resolve_addr(dst, FIRST_TIMEOUT_MS as c_int)?;
+        let attempt = try_box(Attempt::new(dst))?;
+        if let Some(own) = rebound {
+            self.renew_id(state)?;
+            state.bind_id(self.domain, &own)?;
+        }
+        if let Err(error) = state.id()?.resolve_addr(&dst, FIRST_TIMEOUT_MS as c_int) {
+            // The kernel may have bound the id to an address of its choice.
+            state.phase = Phase::Failed { reported: true };
+            return Err(error);
+        }
         state.phase = Phase::Connecting(attempt);
         state.shut_read = false;
         Ok(())
@@ -227,8 +241,7 @@ impl Stream {
             return Err(error);
         }
         let dst = attempt.dst;
-        state.id.as_mut().ok_or(Errno::EBADF)?.replace_id(super::port_space(self.domain))?;
-        state.apply_options()?;
+        self.renew_id(state)?;
         state.id()?.resolve_addr(&dst, FIRST_TIMEOUT_MS as c_int)
     }
 
@@ -346,6 +359,28 @@ impl Stream {
 }
 
 impl State {
+    /// Binds a socket of `domain` that is not bound.
+    pub(super) fn bind(&mut self, domain: c_int, addr: &SockAddr) -> Result<()> {
+        let canonical = addr.canonical();
+        if canonical.family() != addr.family() && self.options.v6only == Some(true) {
+            return Err(Errno::EINVAL);
+        }
+        self.bind_id(domain, &canonical)?;
+        self.bound = Some(SockAddr::from_storage(&self.id()?.id().source()).unwrap_or(canonical));
+        Ok(())
+    }
+
+    /// Binds the id of a socket of `domain` to a canonical address.
+    fn bind_id(&self, domain: c_int, addr: &SockAddr) -> Result<()> {
+        let id = self.id()?;
+        if let Some(v6only) = self.options.v6only {
+            // With the option switched off, the wildcard address of IPv4 would include IPv6, too.
+            let on = c_int::from(v6only || domain == AF_INET6 && addr.family() == AF_INET);
+            id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &on.to_ne_bytes())?;
+        }
+        id.bind(addr)
+    }
+
     /// Returns what a call of rconnect(3) does first, or its error.
     fn first_of_connect(&mut self) -> Result<First> {
         match self.phase {
@@ -360,6 +395,26 @@ impl State {
             // SO_ERROR was read.
             Phase::Failed { reported: false } => Err(self.report_failed_attempt().unwrap_or(Errno::ECONNABORTED)),
             Phase::Closing | Phase::Closed => Err(Errno::EBADF),
+        }
+    }
+
+    /// Returns the address that the id is bound to instead of `bound` for an attempt to connect to
+    /// `dst`: an IPv6 socket that is bound to the wildcard address reaches IPv4 peers, too.
+    fn rebound_for(&self, domain: c_int, dst: &SockAddr) -> Result<Option<SockAddr>> {
+        let to_ipv4 = domain == AF_INET6 && dst.family() == AF_INET;
+        match &self.bound {
+            _ if to_ipv4 && self.options.v6only == Some(true) => Err(Errno::ENETUNREACH),
+            Some(own) if domain == AF_INET6 && own.family() != dst.family() => {
+                if !to_ipv4 {
+                    return Err(Errno::EAFNOSUPPORT);
+                }
+                if !own.is_any() {
+                    return Err(Errno::ENETUNREACH);
+                }
+                let port = u16::from_be(sockaddr::port(own.storage()));
+                Ok(Some(SockAddr::from_inet(&(Ipv4Addr::UNSPECIFIED, port).into())))
+            }
+            _ => Ok(None),
         }
     }
 

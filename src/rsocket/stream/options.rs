@@ -36,7 +36,8 @@ pub(super) struct Options {
     pub oob_inline: bool,
     pub nodelay: bool,
     pub tos: u8,
-    pub v6only: bool,
+    /// IPV6_V6ONLY, if the program has set it.
+    pub v6only: Option<bool>,
     /// A call that fails with `EPIPE` raises SIGPIPE, as programs under librspreload.so expect from
     /// a socket.
     pub sigpipe: bool,
@@ -64,8 +65,6 @@ pub(super) enum Effect {
     Reuse,
     /// Set the id's option: IP_TOS.
     Tos,
-    /// Set the id's option: IPV6_V6ONLY.
-    V6Only,
     /// Restart or stop the keepalive timer.
     Keepalive,
     /// Send what is held, and hold less.
@@ -93,7 +92,7 @@ impl Options {
             oob_inline: false,
             nodelay: false,
             tos: 0,
-            v6only: false,
+            v6only: None,
             sigpipe: false,
             receive_timeout: None,
             send_timeout: None,
@@ -112,8 +111,9 @@ impl Options {
                 Ok(Effect::Tos)
             }
             libc::IPPROTO_IPV6 if name == libc::IPV6_V6ONLY => {
-                self.v6only = number(value)? != 0;
-                Ok(Effect::V6Only)
+                // Passed on when the socket is bound.
+                self.v6only = Some(number(value)? != 0);
+                Ok(Effect::None)
             }
             level if level == SOL_RDMA as c_int => self.set_rdma(name, value, fixed).map(|()| Effect::None),
             _ => Err(Errno::ENOTSUP),
@@ -225,7 +225,7 @@ impl Options {
             (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => self.keep_interval as c_int,
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.keep_count as c_int,
             (libc::IPPROTO_IP, libc::IP_TOS) => self.tos.into(),
-            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.v6only.into(),
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.v6only.unwrap_or(false).into(),
             (level, name) if level == SOL_RDMA as c_int => match name {
                 RDMA_SQSIZE => self.sq.into(),
                 RDMA_RQSIZE => self.rq.into(),

@@ -7,7 +7,7 @@ use super::held::HoldsData;
 use super::options::{Effect, Value};
 use super::{Phase, State, Stream};
 use crate::errno::{Errno, Result};
-use crate::sys::uapi::{RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS};
+use crate::sys::uapi::{RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS};
 
 /// TCP_MAXSEG of a stream without a path, in bytes.
 const DEFAULT_MAXSEG: c_int = 2048;
@@ -79,6 +79,9 @@ impl Stream {
         let mut state = self.enter()?;
         // Accepted connections inherit the listener's options.
         let fixed = !matches!(state.phase, Phase::Idle | Phase::Listening(_));
+        if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) && (state.bound.is_some() || fixed) {
+            return Err(Errno::EINVAL);
+        }
         match state.options.set(level, name, value, fixed)? {
             Effect::None => Ok(()),
             Effect::Keepalive => self.change_keep_alive(state),
@@ -95,10 +98,6 @@ impl Stream {
                 state.id()?.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on.to_ne_bytes())
             }
             Effect::Tos => state.id()?.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &[state.options.tos]),
-            Effect::V6Only => {
-                let on = c_int::from(state.options.v6only);
-                state.id()?.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &on.to_ne_bytes())
-            }
         }
     }
 }
@@ -113,9 +112,6 @@ impl State {
         }
         if self.options.tos != 0 {
             id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &[self.options.tos])?;
-        }
-        if self.options.v6only {
-            id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &on.to_ne_bytes())?;
         }
         Ok(())
     }
