@@ -172,6 +172,17 @@ static void bind_to_foreign(void)
 	EXPECT(!now->close(fd));
 }
 
+/* An attempt that fails at once leaves the socket unbound. */
+static void unreachable_then_bound(void)
+{
+	int fd = open_socket(AF_INET6, SOCK_STREAM);
+
+	SEE(reach(fd, make_addr(AF_INET6, "2001:db8::1", 9)));
+	SEE(bind_to(fd, local_addr(AF_INET6, 0)));
+	see_names("bound", fd);
+	EXPECT(!now->close(fd));
+}
+
 /* From each kind of local address to each kind of peer. */
 static void bound_then_connect(int type)
 {
@@ -310,6 +321,7 @@ int main(int argc, char **argv)
 	BOTH_IF(!is_iwarp, listen_at_any);
 	BOTH(listen_unbound);
 	BOTH(bind_to_foreign);
+	BOTH(unreachable_then_bound);
 	BOTH(bound_then_connect_stream);
 	BOTH(only_six);
 	BOTH_IF(!is_iwarp, bound_then_connect_datagrams);
