@@ -24,6 +24,7 @@ bool chosen(const char *name);
 
 void killed_cases(void);
 void link_cases(void);
+void neighbour_cases(void);
 void limit_cases(void);
 void held_cases(void);
 void removal_cases(void);

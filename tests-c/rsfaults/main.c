@@ -35,6 +35,7 @@ int main(int argc, char **argv)
 	killed_cases();
 	limit_cases();
 	link_cases();
+	neighbour_cases();
 	held_cases();
 	removal_cases();
 	return finish();

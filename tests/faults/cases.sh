@@ -339,6 +339,39 @@ case_link_down_traffic() {
     finish
 }
 
+# The peer's hardware address changes for a moment: an id over RoCE gets UNREACHABLE, and its QP goes on.
+neighbour_astray() {
+    local link=$NEAR mac
+    [ "$DEVICE" != ib ] || link=ib0
+    fifos listening reached astray back
+    proc server $(listen_steps) tell:listening event qp recv:16 accept event got:16 event use:1 disconnect destroy \
+        use:0 destroy
+    hear listening
+    proc client "$@" destroy
+    hear reached
+    mac=$(ip link show "$link")
+    read -r _ mac _ <<<"${mac#*link/}"
+    ip neigh replace "$SERVER_ADDR" lladdr "$mac" dev "$link" nud permanent || echo "no neighbour" >>troubles
+    tell astray
+    know_neighbours
+    tell back
+    finish
+}
+
+case_neighbour_astray() {
+    local seen=event
+    [ "$DEVICE" = rxe ] || seen=pending
+    neighbour_astray $(connect_steps) tell:reached hear:astray $seen hear:back send:16 disconnect event
+}
+
+# The first rdma_disconnect takes the event for its own.
+case_neighbour_astray_sync() {
+    local again=()
+    [ "$DEVICE" != rxe ] || again=(disconnect)
+    neighbour_astray sync addr:"$SERVER_ADDR:$PORT" route qp recv:8 connect tell:reached hear:astray hear:back send:16 \
+        disconnect "${again[@]}"
+}
+
 # ---- device removal -------------------------------------------------------------------------
 
 # `removal DEVICE` begins to remove the device. `removed` waits for the end of the removal (each case
@@ -436,7 +469,8 @@ declare -A fault_groups=(
         killed_idle_server killed_traffic_client killed_traffic_server killed_disconnecting_client
         killed_disconnected_server killed_rping"
     [limits]="files files_sync files_later memlock"
-    [network]="loss_1 loss_10 delay_50 link_down_before_addr link_down_before_route"
+    [network]="loss_1 loss_10 delay_50 link_down_before_addr link_down_before_route
+        neighbour_astray neighbour_astray_sync"
     [removal]="removal_bound removal_resolved removal_listening removal_connecting
         removal_connected_server removal_connected_client removal_waits"
     [full]="backlog"

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::port;
 use super::{Dgram, State};
 use crate::errno::{Errno, Result};
-use crate::ffi::rdma_cm_event_type;
+use crate::ffi::rdma_cm_event_type::*;
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::reactor::{self, Key, Role};
 use crate::sys::sockaddr::{to_sockaddr, with_port};
@@ -69,14 +69,16 @@ impl Dgram {
         let Some(search) = state.searches.get(index) else { return };
         let end = match search.id.event() {
             Err(Errno::EAGAIN | Errno::ENOMEM) => return,
+            // The peer's hardware address has changed. The search goes on.
+            Ok(event) if event.kind == RDMA_CM_EVENT_UNREACHABLE as u32 => return,
             Err(error) => Err(error),
-            Ok(event) if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED as u32 => {
+            Ok(event) if event.kind == RDMA_CM_EVENT_ADDR_RESOLVED as u32 => {
                 match search.id.resolve_route(RESOLVE_TIMEOUT_MS) {
                     Ok(()) => return,
                     Err(error) => Err(error),
                 }
             }
-            Ok(event) if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_RESOLVED as u32 => Ok(()),
+            Ok(event) if event.kind == RDMA_CM_EVENT_ROUTE_RESOLVED as u32 => Ok(()),
             Ok(event) => Err(Errno::new(-event.status)),
         };
         let path = end.and_then(|()| {

@@ -520,14 +520,12 @@ pub(super) fn initiator_depth(id: &CmId) -> u8 {
     u8::from(id.id().transport() == Some(IBV_TRANSPORT_IWARP))
 }
 
-/// Returns the error of a connection that an event ends.
+/// Returns the error of a connection that an event ends. Not `RDMA_CM_EVENT_UNREACHABLE`: it reports
+/// that the hardware address of the peer's neighbour entry has changed, and the QP goes on.
 fn loss_of(kind: crate::ffi::rdma_cm_event_type) -> Option<Errno> {
     match kind {
         RDMA_CM_EVENT_DEVICE_REMOVAL => Some(Errno::ENETDOWN),
-        RDMA_CM_EVENT_DISCONNECTED
-        | RDMA_CM_EVENT_CONNECT_ERROR
-        | RDMA_CM_EVENT_UNREACHABLE
-        | RDMA_CM_EVENT_REJECTED => Some(Errno::ECONNRESET),
+        RDMA_CM_EVENT_DISCONNECTED | RDMA_CM_EVENT_CONNECT_ERROR | RDMA_CM_EVENT_REJECTED => Some(Errno::ECONNRESET),
         _ => None,
     }
 }
@@ -563,10 +561,11 @@ mod tests {
         ] {
             assert_eq!(errno_of(kind as u32, status), error, "{kind:?} {status}");
         }
-        let ends = [RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_UNREACHABLE, RDMA_CM_EVENT_REJECTED];
+        let ends = [RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_REJECTED];
         assert_eq!(ends.map(loss_of), [Some(Errno::ECONNRESET); 3]);
         assert_eq!(loss_of(RDMA_CM_EVENT_DEVICE_REMOVAL), Some(Errno::ENETDOWN));
-        assert_eq!([RDMA_CM_EVENT_TIMEWAIT_EXIT, RDMA_CM_EVENT_ADDR_CHANGE].map(loss_of), [None; 2]);
+        let others = [RDMA_CM_EVENT_TIMEWAIT_EXIT, RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_UNREACHABLE];
+        assert_eq!(others.map(loss_of), [None; 3]);
     }
 
     #[test]
