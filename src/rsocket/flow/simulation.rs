@@ -300,3 +300,37 @@ fn a_peer_with_receives_for_its_credits_only_is_not_overrun() {
         Simulation { random: Random::new(1), ends, weights: [[1; ACTIONS]; 2] }.finish();
     }
 }
+
+#[test]
+fn a_sender_that_does_not_wait_is_not_overrun() {
+    // Each message fills a half, and the peer reads it at once. The sender processes the peer's
+    // CREDIT_UPDATEs only when it cannot send.
+    for queue in [16, 17, 32] {
+        for extra_receives in [false, true] {
+            let sender = Setup {
+                ring: 131_072,
+                small: false,
+                queue,
+                sends: 384,
+                buffer: 131_072,
+                inline: 0,
+                iwarp: true,
+                extra_receives,
+                resizes: 0,
+            };
+            let receiver = Setup { ring: 16_384, queue: 384, ..sender };
+            let mut ends = [End::new(sender, &receiver, 1 << 20), End::new(receiver, &sender, 0)];
+            let [first, second] = &mut ends;
+            for _ in 0..200 {
+                first.write(8192);
+                deliver(first, second);
+                first.complete();
+                second.poll();
+                second.read(u64::MAX, false);
+                deliver(second, first);
+                second.complete();
+            }
+            Simulation { random: Random::new(1), ends, weights: [[1; ACTIONS]; 2] }.finish();
+        }
+    }
+}

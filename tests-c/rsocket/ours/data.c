@@ -243,6 +243,33 @@ static void silent_client(void)
 	EXPECT(!rclose(listener));
 }
 
+static void small_buffer(int fd)
+{
+	int size = 2048;
+
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size)));
+}
+
+/* Each message fills a half of the server's buffer. The server announces the half again, and the client never waits for
+ * that. The announcements must not use up the client's receives, which would end an iWARP connection. */
+static void sends_without_waiting(void)
+{
+	static char bytes[2048], got[2048];
+	int receives = 16;
+
+	EXPECT((pair.listener = rs_listener(AF_INET, &pair.to, small_buffer)) >= 0);
+	EXPECT((pair.client = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	EXPECT(!rsetsockopt(pair.client, SOL_RDMA, RDMA_RQSIZE, &receives, sizeof(receives)));
+	EXPECT(!rconnect(pair.client, &pair.to.sa, addr_len(&pair.to)));
+	EXPECT((pair.server = raccept(pair.listener, NULL, NULL)) >= 0);
+	for (unsigned i = 0; i < 200; i++) {
+		fill(bytes, sizeof(bytes), i, 0);
+		EXPECT(rsend(pair.client, bytes, sizeof(bytes), 0) == sizeof(bytes));
+		EXPECT(recv_all(pair.server, got, sizeof(got)) == sizeof(got) && filled(got, sizeof(got), i, 0));
+	}
+	rs_pair_close(&pair);
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
@@ -254,6 +281,7 @@ int main(int argc, char **argv)
 	CASE(no_route);
 	CASE(connect_under_way);
 	CASE(killed_peer);
+	CASE(sends_without_waiting);
 	CASE_IF(!on_siw(), silent_client);
 	return finish();
 }

@@ -159,10 +159,10 @@ pub struct End {
     freed_wr_id: u64,
     receives: u32,
     used_receives: u32,
-    /// As in the connection code: the next SGL entry to use, and whether the peer may have written
-    /// to the SGL.
+    /// As in the connection code: the next SGL entry to use, and the number of entries that were
+    /// there when the last CREDIT_UPDATE was processed.
     sgl_entry: usize,
-    sgl_changed: bool,
+    announced: usize,
     /// The peer's first buffer, and the number in its RECALL that was not answered.
     first_target: Region,
     recall: Option<u16>,
@@ -225,7 +225,7 @@ impl End {
             receives: setup.receives(),
             used_receives: 0,
             sgl_entry: 1,
-            sgl_changed: false,
+            announced: 0,
             total,
             sent: 0,
             taken: 0,
@@ -326,11 +326,7 @@ impl End {
         while let Some(completion) = self.completions.pop_front() {
             self.changes += 1;
             match completion {
-                Completion::Send(wr_id) => {
-                    self.free_sends += (wr_id - self.freed_wr_id) as u32;
-                    self.freed_wr_id = wr_id;
-                    self.sender.completed(wr_id);
-                }
+                Completion::Send(wr_id) => self.send_completed(wr_id),
                 Completion::Received(message) => {
                     self.used_receives += 1;
                     if let Err(violation) = self.receive(message) {
@@ -352,6 +348,26 @@ impl End {
         }
     }
 
+    fn send_completed(&mut self, wr_id: u64) {
+        self.free_sends += (wr_id - self.freed_wr_id) as u32;
+        self.freed_wr_id = wr_id;
+        self.sender.completed(wr_id);
+    }
+
+    /// Processes send completions only, as a program that sends and does not wait.
+    pub fn reap_sends(&mut self) {
+        let completions = std::mem::take(&mut self.completions);
+        for completion in completions {
+            match completion {
+                Completion::Send(wr_id) => {
+                    self.changes += 1;
+                    self.send_completed(wr_id);
+                }
+                received => self.completions.push_back(received),
+            }
+        }
+    }
+
     /// Handles a message of the peer.
     pub fn receive(&mut self, message: Message) -> Result<(), Violation> {
         match message {
@@ -362,7 +378,7 @@ impl End {
             }
             Message::CreditUpdate(limit) => {
                 self.sender.credit_update_received(limit)?;
-                self.sgl_changed = true;
+                self.announced = self.written_entries();
             }
             Message::Iomap(_) => {
                 self.receiver.message()?;
@@ -388,17 +404,23 @@ impl End {
     }
 
     fn use_next_target(&mut self) {
-        if !self.sgl_changed || !self.sender.needs_target() {
-            return;
+        if self.announced > 0 && self.sender.needs_target() {
+            let entry = self.take_entry();
+            self.sender.use_next_target(entry);
         }
-        self.sgl_changed = false;
+    }
+
+    /// Returns the number of entries that the peer has written, from the next one on.
+    fn written_entries(&self) -> usize {
+        [self.sgl_entry, 1 - self.sgl_entry].iter().take_while(|&&entry| self.sgl[entry].length > 0).count()
+    }
+
+    /// Takes the next entry.
+    fn take_entry(&mut self) -> Region {
+        self.announced -= 1;
         let entry = std::mem::take(&mut self.sgl[self.sgl_entry]);
-        if entry.length == 0 {
-            return;
-        }
-        self.sender.use_next_target(entry);
         self.sgl_entry = 1 - self.sgl_entry;
-        self.sgl_changed = true;
+        entry
     }
 
     fn send_credit_updates(&mut self) {

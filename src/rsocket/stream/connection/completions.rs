@@ -6,7 +6,7 @@ use super::{BATCH, Batch, Connection, IMM_LEN, Outcome};
 use crate::diag::Cause;
 use crate::errno::Errno;
 use crate::rsocket::flow::Violation;
-use crate::rsocket::wire::{Control, Message};
+use crate::rsocket::wire::{Control, Message, Region};
 use crate::sys::rc::{Completion, RECV_WR_ID_FLAG, ibv_wc};
 use crate::sys::verbs::ibv_wc_status;
 
@@ -110,7 +110,8 @@ impl Connection {
             }
             Message::CreditUpdate(limit) => {
                 outcome.could_send.get_or_insert(self.can_send());
-                self.send.credit_update_received(limit)?;
+                self.send.flow.credit_update_received(limit)?;
+                self.send.targets = self.receive.written_targets(self.send.target_entry);
             }
             Message::Iomap(index) => {
                 self.receive.flow.message()?;
@@ -228,24 +229,27 @@ impl Connection {
     /// Switches to the peer's next buffer when the current one is full.
     #[inline]
     pub(super) fn use_next_target(&mut self) {
-        if self.send.target_pending {
-            self.take_target();
+        if self.send.targets > 0 {
+            self.use_next_target_if_full();
         }
     }
 
     #[inline(never)]
-    fn take_target(&mut self) {
-        if !self.send.flow.needs_target() {
-            return;
-        }
-        self.send.target_pending = false;
-        if let Some(target) = self.receive.take_target(self.send.target_entry) {
+    fn use_next_target_if_full(&mut self) {
+        if self.send.flow.needs_target()
+            && let Some(target) = self.take_target()
+        {
             self.send.flow.use_next_target(target);
             self.postponed.check_later();
-            self.send.target_entry = 1 - self.send.target_entry;
-            // The peer may have written the other entry, too.
-            self.send.target_pending = true;
         }
+    }
+
+    /// Takes the next buffer that the peer has advertised, if there is one.
+    pub(super) fn take_target(&mut self) -> Option<Region> {
+        self.send.targets = self.send.targets.checked_sub(1)?;
+        let target = self.receive.take_target(self.send.target_entry)?;
+        self.send.target_entry = 1 - self.send.target_entry;
+        Some(target)
     }
 }
 

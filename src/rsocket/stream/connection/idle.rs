@@ -208,13 +208,10 @@ impl Connection {
         self.idle.update();
         self.use_next_target();
         // The peer has advertised one more buffer, which is discarded.
-        let moves = self.send.flow.may_return(messages, self.send.peer.first)
-            && self.receive.take_target(self.send.target_entry).is_some();
+        let moves = self.send.flow.may_return(messages, self.send.peer.first) && self.take_target().is_some();
         self.send_or_fail(if moves { Control::Recalled } else { Control::Kept });
         if moves {
             self.send.flow.return_to(self.send.peer.first);
-            self.send.target_entry = 1 - self.send.target_entry;
-            self.send.target_pending = false;
         }
     }
 

@@ -163,16 +163,27 @@ impl ReceiveSide {
         self.iomap
     }
 
+    /// Returns the number of entries of the target SGL that the peer has written, from `next` on.
+    pub fn written_targets(&self, next: usize) -> usize {
+        [next, 1 - next].iter().take_while(|&&entry| self.target_length(entry) != 0).count()
+    }
+
+    fn target_length(&self, entry: usize) -> u32 {
+        // SAFETY: the SGL is at the beginning of the memory, and is accessed by volatile copies
+        // because the peer writes it by RDMA.
+        unsafe { self.memory.start().add(entry * SGL_ENTRY).cast::<u32>().add(3).read_volatile() }
+    }
+
     /// Takes the region in an entry of the target SGL, if the peer has written the entry.
     pub fn take_target(&self, entry: usize) -> Option<Region> {
-        // SAFETY: the SGL is at the beginning of the memory, and is accessed by volatile copies
-        // because the peer writes it by RDMA. The length is read first: it is written last.
+        // First: the peer writes it last.
+        let length = self.target_length(entry);
+        if length == 0 {
+            return None;
+        }
+        // SAFETY: as in `target_length`.
         unsafe {
             let entry = self.memory.start().add(entry * SGL_ENTRY).cast::<[u32; SGL_ENTRY / 4]>().as_ptr();
-            let length = (&raw const (*entry)[3]).read_volatile();
-            if length == 0 {
-                return None;
-            }
             pages::device_read_barrier();
             let words = [
                 (&raw const (*entry)[0]).read_volatile(),

@@ -9,7 +9,7 @@ use super::post::{RdmaWrite, SendQueue, inline_sge};
 use super::send_buffer::SendBuffer;
 use super::{CONTROL_DATA, CONTROL_ENTRIES, Connection};
 use crate::errno::Result;
-use crate::rsocket::flow::{Chunk, Sender, Violation};
+use crate::rsocket::flow::{Chunk, Sender};
 use crate::rsocket::stream::copying::LARGE;
 use crate::rsocket::stream::outbox::Outbox;
 use crate::rsocket::wire::{ConnData, Message, Region};
@@ -76,10 +76,12 @@ pub(super) struct SendSide {
     pub thread: u64,
     /// Another thread has received since then, maybe on another processor.
     pub is_shared: bool,
-    /// The entry of the target SGL that the peer writes next.
+    /// The entry of the target SGL that is used next.
     pub target_entry: usize,
-    /// The peer may have written the entry.
-    pub target_pending: bool,
+    /// Number of entries, from that one on, that were there when the last CREDIT_UPDATE was
+    /// processed. No others are used: over iWARP, CREDIT_UPDATEs of which none was processed would
+    /// use up all receives while this side only sends, which ends the connection.
+    pub targets: usize,
 }
 
 // SAFETY: any thread may use libibverbs objects and the memory, and the stream's lock lets one
@@ -116,7 +118,7 @@ impl SendSide {
             thread: 0,
             is_shared: false,
             target_entry: 1,
-            target_pending: false,
+            targets: 0,
         }
     }
 
@@ -130,14 +132,6 @@ impl SendSide {
     #[inline]
     pub fn needs_completions(&self) -> bool {
         self.flushing > 0 || self.pending_notify || self.flow.is_short() || self.flow.held() > 0
-    }
-
-    /// The peer grants credits up to message number `limit`, and may have advertised a buffer.
-    #[inline]
-    pub fn credit_update_received(&mut self, limit: u16) -> std::result::Result<(), Violation> {
-        self.flow.credit_update_received(limit)?;
-        self.target_pending = true;
-        Ok(())
     }
 
     /// Returns the offset where a message that begins at `done` must end, at most `len`. `begun`:

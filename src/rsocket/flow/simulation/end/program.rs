@@ -16,6 +16,9 @@ impl End {
         self.replace_buffer();
         while self.sent < end {
             let rest = (end - self.sent) as usize;
+            if rest > self.sender.free() as usize {
+                self.reap_sends();
+            }
             let inline = rest <= self.setup.inline as usize;
             let Some(chunk) = self.sender.plan(rest, inline) else { return self.poll() };
             let Chunk { len, addr, rkey: key, offset } = chunk;
@@ -32,7 +35,7 @@ impl End {
         if !self.sender.may_hold(len) || !self.sender.is_busy() {
             return false;
         }
-        self.poll();
+        self.reap_sends();
         if !self.sender.is_busy() {
             self.sender.looked_in_vain();
             return false;

@@ -45,14 +45,13 @@ impl End {
         }
         let Some(messages) = self.recall.take() else { return };
         self.use_next_target();
-        let moves = self.sender.may_return(messages, self.first_target) && self.sgl[self.sgl_entry].length > 0;
+        let moves = self.sender.may_return(messages, self.first_target) && self.announced > 0;
         if !moves {
             self.kept += 1;
             return self.control(Some(Message::Control(Control::Kept)), Effect::Nothing, 1);
         }
         self.control(Some(Message::Control(Control::Recalled)), Effect::Nothing, 1);
-        self.sgl[self.sgl_entry].length = 0;
-        self.sgl_entry = 1 - self.sgl_entry;
+        self.take_entry();
         self.sender.return_to(self.first_target);
         self.moved += 1;
     }
