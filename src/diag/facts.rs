@@ -8,7 +8,7 @@ use libc::sockaddr_storage;
 use super::reason;
 use crate::errno::Errno;
 use crate::sys::fixed_string::FixedString;
-use crate::sys::sockaddr::inet;
+use crate::sys::sockaddr::{SockAddr, inet};
 
 /// Maximum length of a device name, with its NUL (IBV_SYSFS_NAME_MAX).
 const MAX_NAME: usize = 64;
@@ -72,6 +72,22 @@ fn is_loopback(address: &sockaddr_storage) -> bool {
     inet(address).is_some_and(|address| address.ip().to_canonical().is_loopback())
 }
 
+/// Returns whether a socket of the kernel can have the address.
+fn is_local(address: &sockaddr_storage) -> bool {
+    let Some(mut address) = inet(address) else { return false };
+    address.set_port(0);
+    let name = SockAddr::from_inet(&address);
+    // SAFETY: `name` is readable for its length, and the descriptor was opened here.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_socket, name.family(), libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        let bound = fd >= 0 && libc::syscall(libc::SYS_bind, fd, name.bytes().as_ptr(), c_long::from(name.len())) == 0;
+        if fd >= 0 {
+            libc::syscall(libc::SYS_close, fd);
+        }
+        bound
+    }
+}
+
 /// Whether the process can use RDMA devices, and why not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
@@ -104,6 +120,8 @@ pub struct Facts {
     pub null: bool,
     /// One of the addresses is a loopback address.
     pub loopback: bool,
+    /// The local address is one of this machine, or a wildcard. Only for a failed bind.
+    pub local: bool,
 }
 
 impl Facts {
@@ -112,6 +130,9 @@ impl Facts {
         let mut facts = Facts::of_endpoints(endpoints);
         if reason::depends_on_access(name, error) {
             facts.access = access();
+        }
+        if reason::depends_on_address(name, error) {
+            facts.local = endpoints.is_some_and(|endpoints| is_local(&endpoints.src));
         }
         facts
     }
@@ -124,6 +145,7 @@ impl Facts {
             device: endpoints.is_some_and(|endpoints| endpoints.device().is_some()),
             null: false,
             loopback: endpoints.is_some_and(|endpoints| [endpoints.src, endpoints.dst].iter().any(is_loopback)),
+            local: false,
         }
     }
 }
@@ -203,6 +225,16 @@ fn is_empty(directory: &CStr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_of_this_machine() {
+        let is_local = |ip: &str| {
+            let port = 65535;
+            is_local(SockAddr::from_inet(&(ip.parse::<std::net::IpAddr>().unwrap(), port).into()).storage())
+        };
+        assert!(is_local("0.0.0.0") && is_local("127.0.0.1") && !is_local("192.0.2.1") && !is_local("2001:db8::1"));
+        assert!(!super::is_local(&Endpoints::NONE.src), "no address");
+    }
 
     #[test]
     fn directories_and_files() {

@@ -76,7 +76,7 @@ pub fn of_call(name: &str, error: Errno, facts: &Facts) -> Reason {
         return "the id is NULL".into();
     }
     let special = match name {
-        "rdma_bind_addr" | "rbind" => of_bind(error),
+        "rdma_bind_addr" | "rbind" => of_bind(error, facts),
         "rdma_resolve_addr" => of_address(error),
         "rdma_resolve_route" => of_route(error),
         "rdma_connect" | "rdma_create_ep" => of_connect(error).or(of_address(error)),
@@ -121,13 +121,18 @@ fn of_access(access: Access) -> Option<&'static str> {
     }
 }
 
-fn of_bind(error: Errno) -> Option<&'static str> {
+/// Returns whether the reason depends on [`Facts::local`].
+pub fn depends_on_address(name: &str, error: Errno) -> bool {
+    matches!(name, "rdma_bind_addr" | "rbind") && error == Errno::EADDRNOTAVAIL
+}
+
+fn of_bind(error: Errno, facts: &Facts) -> Option<&'static str> {
     Some(match error.get() {
-        libc::ENODEV => {
-            "no RDMA interface of this machine has that address: is it set, and the link up (ip addr, rdma link show)?"
+        libc::EADDRNOTAVAIL if facts.local => {
+            "another id or rsocket uses that port, and one of the two addresses is a wildcard"
         }
-        libc::EADDRNOTAVAIL => {
-            "no RDMA interface of this machine has that address: is it set, and the link up (ip addr, rdma link show)? Or another id or rsocket uses that port, and one of the two addresses is a wildcard"
+        libc::ENODEV | libc::EADDRNOTAVAIL => {
+            "no RDMA interface of this machine has that address: is it set, and the link up (ip addr, rdma link show)?"
         }
         libc::EADDRINUSE => "another id or rsocket already uses that port",
         libc::EACCES => "ports below 1024 are reserved for root (CAP_NET_BIND_SERVICE)",
@@ -336,7 +341,8 @@ pub fn of_completion(status: u32) -> (&'static str, &'static str) {
 mod tests {
     use super::*;
 
-    const NO_FACTS: Facts = Facts { access: Access::Fine, memlock: None, device: false, null: false, loopback: false };
+    const NO_FACTS: Facts =
+        Facts { access: Access::Fine, memlock: None, device: false, null: false, loopback: false, local: false };
 
     fn call(name: &str, errno: c_int, facts: Facts) -> String {
         of_call(name, Errno::new(errno), &facts).to_string()
@@ -366,6 +372,9 @@ mod tests {
     #[test]
     fn addresses() {
         assert!(call("rbind", libc::EADDRNOTAVAIL, NO_FACTS).starts_with("no RDMA interface"));
+        let local = Facts { local: true, ..NO_FACTS };
+        assert!(call("rbind", libc::EADDRNOTAVAIL, local).starts_with("another id or rsocket uses that port"));
+        assert!(call("rdma_bind_addr", libc::ENODEV, local).starts_with("no RDMA interface"));
         let loopback = Facts { loopback: true, ..NO_FACTS };
         assert!(call("rdma_resolve_addr", libc::ENODEV, loopback).starts_with("loopback has no RDMA"));
         assert!(call("rdma_resolve_addr", libc::ETIMEDOUT, NO_FACTS).starts_with("the neighbour is unresolved"));
