@@ -4,11 +4,12 @@ use std::io::{self, IsTerminal, Write};
 
 use serde_json::{Value, json};
 
+use crate::address::Address;
 use crate::sock_diag::Counters;
 use crate::socket::{Details, Socket, State};
 
-/// Version of the JSON format: it changes when something is renamed or removed.
-const SCHEMA: u32 = 1;
+/// Version of the JSON format: it changes when something is renamed, removed or means something else.
+const SCHEMA: u32 = 2;
 
 /// Clears a terminal before the next list; a file gets an empty line.
 pub fn clear(out: &mut impl Write) -> io::Result<()> {
@@ -37,7 +38,6 @@ pub fn text(out: &mut impl Write, sockets: &[Socket], extended: bool) -> io::Res
 fn line(out: &mut impl Write, socket: &Socket) -> io::Result<()> {
     let details = socket.details.as_ref();
     let credits = details.filter(|_| matches!(socket.state, State::Connected | State::Closing));
-    let credits = credits.map_or_else(|| "-".to_owned(), |details| details.credits.to_string());
     let device = details.filter(|details| !details.device.is_empty());
     let device = device.map_or_else(|| "-".to_owned(), |details| format!("{}/{}", details.device, details.port));
     writeln!(
@@ -45,9 +45,9 @@ fn line(out: &mut impl Write, socket: &Socket) -> io::Result<()> {
         "{:<7} {:<4} {:>9} {:>9} {:>7}  {:<28} {:<28} {:<10} {:>4} {}/{}",
         socket.state.name(),
         socket.way.name(),
-        socket.receive_queue,
-        socket.send_queue,
-        credits,
+        number(socket.receive_queue),
+        number(socket.send_queue),
+        number(credits.map(|details| details.credits)),
         socket.local,
         socket.peer,
         device,
@@ -57,18 +57,26 @@ fn line(out: &mut impl Write, socket: &Socket) -> io::Result<()> {
     )
 }
 
+fn number(number: Option<impl ToString>) -> String {
+    number.map_or_else(|| "-".to_owned(), |number| number.to_string())
+}
+
+fn count(number: u64, unit: &str) -> String {
+    format!("{number} {unit}{}", if number == 1 { "" } else { "s" })
+}
+
 fn extension(out: &mut impl Write, state: State, details: &Details) -> io::Result<()> {
     if state == State::Listening {
         return writeln!(out, "        backlog {}", details.backlog);
     }
     writeln!(
         out,
-        "        sent {} in {} messages, received {} in {} messages, {} waits to send, buffers {} and {}, QP {:#08x}",
-        details.sent_bytes,
-        details.sent_messages,
-        details.received_bytes,
-        details.received_messages,
-        details.send_waits,
+        "        sent {} in {}, received {} in {}, {} to send, buffers of {} and {} bytes, QP {:#08x}",
+        count(details.sent_bytes, "byte"),
+        count(details.sent_messages, "message"),
+        count(details.received_bytes, "byte"),
+        count(details.received_messages, "message"),
+        count(details.send_waits, "wait"),
         details.send_buffer,
         details.receive_buffer,
         details.qp_number
@@ -76,8 +84,10 @@ fn extension(out: &mut impl Write, state: State, details: &Details) -> io::Resul
 }
 
 fn tcp_extension(out: &mut impl Write, counters: &Counters) -> io::Result<()> {
-    let bytes = counters.bytes.map(|(sent, received)| format!("sent {sent}, received {received}"));
-    let buffers = counters.buffers.map(|(send, receive)| format!("buffers {send} and {receive}"));
+    let bytes = counters
+        .bytes
+        .map(|(sent, received)| format!("sent {}, received {}", count(sent, "byte"), count(received, "byte")));
+    let buffers = counters.buffers.map(|(send, receive)| format!("buffers of {send} and {receive} bytes"));
     match [bytes, buffers].into_iter().flatten().collect::<Vec<_>>() {
         parts if parts.is_empty() => Ok(()),
         parts => writeln!(out, "        {}", parts.join(", ")),
@@ -90,40 +100,86 @@ pub fn json(out: &mut impl Write, sockets: &[Socket]) -> io::Result<()> {
     writeln!(out, "{}", json!({ "schema": SCHEMA, "sockets": sockets }))
 }
 
+/// Returns the object of a socket, which has all names: null stands for what such a socket does not
+/// have, or what is not known.
 fn object(socket: &Socket) -> Value {
-    let mut object = json!({
+    let details = socket.details.as_ref();
+    let device = details.filter(|details| !details.device.is_empty());
+    let data = details.filter(|_| socket.state != State::Listening);
+    let stream = data.filter(|_| socket.state != State::Datagram);
+    let (bytes, buffers) = socket.tcp.map_or((None, None), |counters| (counters.bytes, counters.buffers));
+    json!({
         "pid": socket.pid,
         "command": socket.command,
         "fd": socket.fd,
         "state": socket.state.name(),
         "way": socket.way.name(),
-        "local": socket.local.to_string(),
-        "peer": socket.peer.to_string(),
+        "local": address(&socket.local),
+        "peer": address(&socket.peer),
         "receive_queue": socket.receive_queue,
         "send_queue": socket.send_queue,
-    });
-    if let Some(details) = &socket.details {
-        object["device"] = json!(details.device);
-        object["port"] = json!(details.port);
-        object["qp_number"] = json!(details.qp_number);
-        object["backlog"] = json!(details.backlog);
-        object["sent_bytes"] = json!(details.sent_bytes);
-        object["sent_messages"] = json!(details.sent_messages);
-        object["received_bytes"] = json!(details.received_bytes);
-        object["received_messages"] = json!(details.received_messages);
-        object["send_waits"] = json!(details.send_waits);
-        object["credits"] = json!(details.credits);
-        object["send_buffer"] = json!(details.send_buffer);
-        object["receive_buffer"] = json!(details.receive_buffer);
+        "device": device.map(|details| &details.device),
+        "port": device.map(|details| details.port),
+        "qp_number": data.map(|details| details.qp_number).filter(|&number| number != 0),
+        "backlog": details.filter(|_| socket.state == State::Listening).map(|details| details.backlog),
+        "sent_bytes": data.map(|details| details.sent_bytes).or(bytes.map(|(sent, _)| sent)),
+        "sent_messages": data.map(|details| details.sent_messages),
+        "received_bytes": data.map(|details| details.received_bytes).or(bytes.map(|(_, received)| received)),
+        "received_messages": data.map(|details| details.received_messages),
+        "send_waits": data.map(|details| details.send_waits),
+        "credits": stream.map(|details| details.credits),
+        "send_buffer": data.map(|details| details.send_buffer).or(buffers.map(|(send, _)| send)),
+        "receive_buffer": data.map(|details| details.receive_buffer).or(buffers.map(|(_, receive)| receive)),
+    })
+}
+
+/// Returns the text of an address, if there is one.
+fn address(address: &Address) -> Option<String> {
+    let is_set = match address {
+        Address::None => false,
+        Address::Ip(address) => address.port() != 0 || !address.ip().is_unspecified(),
+        Address::Gid(..) => true,
+    };
+    is_set.then(|| address.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::socket::Way;
+
+    #[test]
+    fn null_stands_for_what_there_is_not() {
+        let details = Details { device: "rxe0".into(), port: 1, backlog: 8, ..Details::default() };
+        let mut socket = Socket {
+            pid: 1,
+            command: "x".into(),
+            fd: 3,
+            state: State::Listening,
+            way: Way::Rdma,
+            local: Address::Ip("0.0.0.0:80".parse().unwrap()),
+            peer: Address::None,
+            receive_queue: None,
+            send_queue: None,
+            details: Some(details.clone()),
+            tcp: None,
+        };
+        let nulls = |socket: &Socket| {
+            let object = object(socket);
+            let names = object.as_object().unwrap().iter().filter(|(_, value)| value.is_null());
+            names.map(|(name, _)| name.clone()).collect::<Vec<_>>().join(" ")
+        };
+        let counters = "credits peer qp_number receive_buffer receive_queue received_bytes received_messages";
+        assert_eq!(nulls(&socket), format!("{counters} send_buffer send_queue send_waits sent_bytes sent_messages"));
+        socket.state = State::Connected;
+        (socket.receive_queue, socket.send_queue) = (Some(0), Some(0));
+        socket.peer = Address::Ip("10.0.0.1:80".parse().unwrap());
+        socket.details = Some(Details { device: String::new(), qp_number: 7, ..details });
+        assert_eq!(nulls(&socket), "backlog device port");
+        socket.details = None;
+        socket.tcp = Some(Counters { bytes: Some((1, 2)), buffers: None });
+        let rsockets = "backlog credits device port qp_number receive_buffer received_messages send_buffer";
+        assert_eq!(nulls(&socket), format!("{rsockets} send_waits sent_messages"));
+        assert_eq!(object(&socket)["received_bytes"], 2);
     }
-    let counters = socket.tcp.unwrap_or_default();
-    if let Some((sent, received)) = counters.bytes {
-        object["sent_bytes"] = json!(sent);
-        object["received_bytes"] = json!(received);
-    }
-    if let Some((send, receive)) = counters.buffers {
-        object["send_buffer"] = json!(send);
-        object["receive_buffer"] = json!(receive);
-    }
-    object
 }

@@ -1,8 +1,8 @@
 //! The processes of the machine, as far as this user may look at them.
 
-use std::fs::{self, File};
+use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rdmacm_private::socket_table::{Entry, Header, NAME};
@@ -61,7 +61,10 @@ impl Process {
     }
 
     fn add_table(&self, fd: i32, sockets: &mut Vec<Socket>) -> io::Result<()> {
-        let file = File::open(self.folder.join(format!("fd/{fd}")))?;
+        // The number may be another file's by now: opening a FIFO must not wait for a writer, nor a
+        // terminal become this program's.
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(self.folder.join(format!("fd/{fd}")))?;
         let mut header = [0; size_of::<Header>()];
         file.read_exact_at(&mut header, 0)?;
         let Some(table) = Table::parse(&header) else { return Ok(()) };
@@ -85,5 +88,31 @@ impl Process {
             // A kernel without PID namespaces.
             None => Some(self.pid),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_fifo_behind_a_recycled_number_does_not_block() {
+        let folder = std::env::temp_dir().join(format!("rsstat-fifo.{}", std::process::id()));
+        fs::create_dir_all(folder.join("fd")).unwrap();
+        let path = CString::new(folder.join("fd/5").as_os_str().as_bytes()).unwrap();
+        // SAFETY: `path` is a C string.
+        assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+        let process = Process { pid: 1, command: String::new(), folder: folder.clone() };
+        let (done, ended) = mpsc::channel();
+        thread::spawn(move || done.send(process.add_table(5, &mut Vec::new()).is_err()));
+        let result = ended.recv_timeout(Duration::from_secs(10));
+        fs::remove_dir_all(folder).unwrap();
+        assert_eq!(result, Ok(true));
     }
 }

@@ -55,10 +55,11 @@ pub struct Socket {
     pub way: Way,
     pub local: Address,
     pub peer: Address,
-    /// Bytes that have arrived and that the program has not read.
-    pub receive_queue: u64,
-    /// Bytes that were sent and not acknowledged, as far as they are known.
-    pub send_queue: u64,
+    /// Bytes that have arrived and that the program has not read; `None` for a listener, and for
+    /// datagrams, which are counted when they arrive only.
+    pub receive_queue: Option<u64>,
+    /// Bytes that were sent and not acknowledged, as far as they are known; `None` for a listener.
+    pub send_queue: Option<u64>,
     /// What only rsockets have.
     pub details: Option<Details>,
     /// What the kernel tells of a TCP connection.
@@ -125,8 +126,9 @@ impl Socket {
         let number = |offset: usize| double(bytes, counters + offset);
         let received_bytes = number(offset_of!(Counters, received_bytes))?;
         let read_bytes = number(offset_of!(Counters, read_bytes))?;
-        // Datagrams are counted when they arrive only.
-        let queued = if state == State::Datagram { 0 } else { received_bytes.saturating_sub(read_bytes) };
+        let unread = received_bytes.saturating_sub(read_bytes);
+        let send_queue = word(bytes, counters + offset_of!(Counters, send_queued))?.into();
+        let is_stream = matches!(state, State::Connected | State::Closing);
         Some(Socket {
             pid,
             command: command.to_owned(),
@@ -135,8 +137,8 @@ impl Socket {
             way: Way::Rdma,
             local: address(offset_of!(Entry, local))?,
             peer: address(offset_of!(Entry, peer))?,
-            receive_queue: queued,
-            send_queue: word(bytes, counters + offset_of!(Counters, send_queued))?.into(),
+            receive_queue: Some(unread).filter(|_| is_stream),
+            send_queue: Some(send_queue).filter(|_| state != State::Listening),
             details: Some(Details {
                 device: device_name(bytes.get(offset_of!(Entry, device)..)?.get(..layout::DEVICE)?),
                 port: word(bytes, offset_of!(Entry, port))?,
@@ -178,7 +180,7 @@ mod tests {
         set(counters + offset_of!(Counters, received_bytes), &100_u64.to_ne_bytes());
         set(counters + offset_of!(Counters, read_bytes), &60_u64.to_ne_bytes());
         let socket = Socket::parse(&bytes, 1, "x").unwrap();
-        assert_eq!((socket.fd, socket.state, socket.receive_queue), (7, State::Connected, 40));
+        assert_eq!((socket.fd, socket.state, socket.receive_queue), (7, State::Connected, Some(40)));
         assert_eq!(socket.details.unwrap().device, "rxe?0", "nothing for the terminal");
         assert_eq!(Socket::parse(&bytes[..100], 1, "x"), None, "too short");
     }

@@ -38,32 +38,41 @@ pub fn add_sockets(
         lines.extend(text.lines().filter_map(parse).map(|line| (line.inode, line)));
     }
     let end = lowest_library_fd(&fs::read_to_string(process.folder.join("limits")).unwrap_or_default());
-    let found: Vec<(i32, &Line)> = descriptors
+    let mut found: Vec<(i32, &Line)> = descriptors
         .iter()
         .filter_map(|(fd, file)| Some((*fd, inode(file).and_then(|inode| lines.get(&inode))?)))
         .collect();
-    // A connection of the library to the program's own listener stands for an accepted rsocket,
-    // which is listed itself.
-    let is_internal = |line: &Line| {
-        let is_other_end = |other: &Line| (other.local, other.peer) == (line.peer, line.local);
-        found.iter().any(|(fd, other)| *fd >= end && is_other_end(other))
-    };
-    for (fd, line) in found.iter().filter(|(fd, line)| *fd < end && !is_internal(line)) {
+    found.sort_unstable_by_key(|(fd, _)| *fd);
+    for (fd, line) in programs(&found, end) {
         sockets.push(Socket {
             pid: process.pid,
             command: process.command.clone(),
-            fd: *fd,
+            fd,
             state: line.state,
             way: Way::Tcp,
             local: Address::Ip(line.local),
             peer: Address::Ip(line.peer),
             // For a listener these are numbers of connections.
-            receive_queue: if line.state == State::Listening { 0 } else { line.receive_queue },
-            send_queue: line.send_queue,
+            receive_queue: Some(line.receive_queue).filter(|_| line.state != State::Listening),
+            send_queue: Some(line.send_queue).filter(|_| line.state != State::Listening),
             details: None,
             tcp: kernel.counters(&process.folder, line.inode),
         });
     }
+}
+
+/// Returns the program's sockets out of those of a process, which are in the order of their
+/// numbers. The library uses numbers from `end` on for copies of the program's sockets, and for
+/// connections to the program's own listeners, which stand for accepted rsockets: those are listed
+/// themselves.
+fn programs<'a>(found: &[(i32, &'a Line)], end: i32) -> Vec<(i32, &'a Line)> {
+    let ends: HashMap<_, _> = found.iter().map(|(fd, line)| ((line.local, line.peer), *fd)).collect();
+    let lowest: HashMap<_, _> = found.iter().rev().map(|(fd, line)| (line.inode, *fd)).collect();
+    let is_librarys = |(fd, line): &(i32, &Line)| {
+        let is_internal = ends.get(&(line.peer, line.local)).is_some_and(|other| (*fd).max(*other) >= end);
+        is_internal || *fd >= end && lowest.get(&line.inode).is_some_and(|lowest| lowest < fd)
+    };
+    found.iter().filter(|socket| !is_librarys(socket)).copied().collect()
 }
 
 /// Returns the lowest number that the library uses for itself, from the text of /proc/PID/limits.
@@ -134,6 +143,27 @@ mod tests {
         assert_eq!(address("0000000000000000FFFF00000100007F:0050").unwrap().to_string(), "127.0.0.1:80");
         assert_eq!(address("00000000000000000000000001000000:0050").unwrap().to_string(), "[::1]:80");
         assert_eq!((address("0000:1"), address("x")), (None, None));
+    }
+
+    #[test]
+    fn the_programs_sockets() {
+        let line = |local: &str, peer: &str, inode| Line {
+            local: local.parse().unwrap(),
+            peer: peer.parse().unwrap(),
+            state: State::Connected,
+            send_queue: 0,
+            receive_queue: 0,
+            inode,
+        };
+        let listener = line("10.0.0.1:80", "0.0.0.0:0", 1);
+        let client = line("10.0.0.1:4000", "10.0.0.2:80", 2);
+        let many = line("10.0.0.1:4001", "10.0.0.2:80", 3);
+        let (token, accepted) = (line("10.0.0.1:5000", "10.0.0.1:80", 4), line("10.0.0.1:80", "10.0.0.1:5000", 5));
+        let found = [(3, &listener), (4, &client), (5, &accepted), (7, &client), (1024, &token), (1025, &client)];
+        let numbers = |found: &[(i32, &Line)]| programs(found, 1024).iter().map(|(fd, _)| *fd).collect::<Vec<_>>();
+        assert_eq!(numbers(&found), [3, 4, 7], "neither a copy nor a connection inside the process");
+        let found = [(4, &client), (1024, &token), (1025, &accepted), (1026, &many), (1027, &listener)];
+        assert_eq!(numbers(&found), [4, 1026, 1027], "a program with many descriptors");
     }
 
     #[test]
