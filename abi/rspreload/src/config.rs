@@ -7,7 +7,7 @@ use core::net::IpAddr;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use libc::{EINTR, O_CLOEXEC, O_RDONLY, SOCK_DGRAM};
+use libc::{EINTR, O_CLOEXEC, O_RDONLY, SOCK_DGRAM, STDERR_FILENO, iovec};
 use rdmacm_private::auto_config::{self, Config, Mode};
 use rdmacm_private::preload_rules as rules;
 
@@ -103,7 +103,38 @@ fn string(name: &CStr) -> Option<&'static [u8]> {
 
 /// An environment variable that is a number and nothing else.
 fn unsigned(name: &CStr) -> Option<u32> {
-    core::str::from_utf8(string(name)?).ok()?.parse().ok()
+    number(string(name)?)
+}
+
+fn number(text: &[u8]) -> Option<u32> {
+    core::str::from_utf8(text).ok()?.parse().ok()
+}
+
+/// Reports variables whose values have no effect on standard error. Called when the library is
+/// loaded: later the number may be another file's.
+pub fn report_problems() {
+    let is_number: fn(&[u8]) -> bool = |value| number(value).is_some();
+    for (name, is_known, wanted) in [
+        (c"RS_MODE", (|value| Mode::named(value).is_some()) as fn(&[u8]) -> bool, &b"auto, rdma or tcp"[..]),
+        (c"RS_TIMEOUT", is_number, b"a number of milliseconds"),
+        (c"RS_REMEMBER", is_number, b"a number of seconds"),
+    ] {
+        if let Some(value) = string(name).filter(|&value| !value.is_empty() && !is_known(value)) {
+            let parts = [
+                program(),
+                b": librspreload: ",
+                name.to_bytes(),
+                b"=\"",
+                value,
+                b"\" has no effect: it must be ",
+                wanted,
+                b"\n",
+            ];
+            let parts = parts.map(|part| iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+            // SAFETY: the parts are readable for their lengths.
+            errno::keeping(|| unsafe { next_symbol::writev(STDERR_FILENO, parts.as_ptr(), parts.len() as c_int) });
+        }
+    }
 }
 
 impl Settings {

@@ -66,6 +66,7 @@ static AT_LOAD: extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = at_lo
 #[cfg(not(test))]
 extern "C" fn at_load(_argc: c_int, _argv: *mut *mut c_char, _environ: *mut *mut c_char) {
     next_symbol::resolve();
+    config::report_problems();
     process::own();
     fork_handlers::register();
 }
