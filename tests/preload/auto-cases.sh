@@ -467,16 +467,34 @@ case_rsrun() {
     facts="$(cat "$work"/client.*.1 | grep -c '^rsrun: 1 connection: ') reports"
     grep -q '1 by RDMA, 0 by TCP' "$work/client.$ADDR" && grep -q "1  connect  $ADDR $port .* RDMA  connected" "$work/client.$ADDR" &&
         grep -q '0 by RDMA, 1 by TCP' "$work/client.127.0.0.1" && grep -q 'TCP   a loopback address, 100000 bytes sent, 100000 received$' "$work/client.127.0.0.1" || return 1
-    # A program that the library cannot change, one that it can, and wrong options.
-    facts+=', checks' RSRUN_LIBRARY=$ours
-    export RSRUN_LIBRARY
+    # Attempts that fail are no connections, whether connect(2) waits or not.
+    facts+=', failed attempts'
+    lab-ours env RSRUN_LIBRARY="$ours" "$rsrun" --mode auto -t 15000 -v "$python" -c '
+import errno, select, socket, sys
+for blocking in True, False:
+    s = socket.socket()
+    s.setblocking(blocking)
+    if s.connect_ex((sys.argv[1], 1)) == errno.EINPROGRESS:
+        select.select([], [s], [])
+    s.close()' "$ADDR" 2>"$work/client.refused" || return 1
+    [ "$(head -n 1 "$work/client.refused")" = 'rsrun: 0 connections: 0 by RDMA, 0 by TCP; 2 failed' ] || return 1
+    # A program that the library cannot change, one that does not start with it, one that does, and wrong options.
+    facts+=', checks'
+    mkdir "$work/alone" && cp "$ours" "$work/alone/librspreload.so" && cp "$ours" "$work/alone/librdmacm.so.1"
+    ! LD_LIBRARY_PATH=$work/alone "$rsrun" -l "$work/alone/librspreload.so" --check "$python" >"$work/client.check" &&
+        grep -q 'does not start with the library: .*librdmacm' "$work/client.check" || return 1
+    export RSRUN_LIBRARY=$ours
     ! "$rsrun" --check /sbin/ldconfig >"$work/client.check" && grep -q 'linked statically' "$work/client.check" &&
-        lab-ours "$rsrun" --check "$python" && ! "$rsrun" --check /nowhere/program >/dev/null || return 1
+        LD_LIBRARY_PATH='' "$rsrun" --check "$python" && ! "$rsrun" --check /nowhere/program >/dev/null || return 1
     "$rsrun" --mode x true 2>/dev/null
     [ $? = 125 ] || return 1
     "$rsrun" /nowhere/program 2>/dev/null
     [ $? = 127 ] || return 1
-    [ "$("$rsrun" sh -c 'echo "$LD_PRELOAD"')" = "$ours" ] && [ "$(LD_PRELOAD=a.so "$rsrun" sh -c 'echo "$LD_PRELOAD"' 2>/dev/null)" = "$ours:a.so" ]
+    [ "$(RS_MODE=rmda "$rsrun" true 2>&1)" = 'true: librspreload: RS_MODE="rmda" has no effect: it must be auto, rdma or tcp' ] || return 1
+    # The library with its own librdmacm, not the system's, before other libraries.
+    local libraries=$ours:$LAB_OURS/librdmacm.so.1
+    [ "$(LD_LIBRARY_PATH='' "$rsrun" sh -c 'echo "$LD_PRELOAD"' 2>&1)" = "$libraries" ] &&
+        [ "$(LD_PRELOAD=a.so "$rsrun" sh -c 'echo "$LD_PRELOAD"' 2>/dev/null)" = "$libraries:a.so" ]
 }
 
 # rsstat lists the connections of preloaded programs while they exist, by RDMA and by TCP, with their bytes, for root and not

@@ -73,6 +73,13 @@ impl AtomicName {
         }
     }
 
+    /// Returns the name, and forgets it.
+    pub fn take(&self) -> Option<Name> {
+        let name = self.load();
+        self.0.iter().for_each(|word| word.store(0, SeqCst));
+        name
+    }
+
     pub fn load(&self) -> Option<Name> {
         // SAFETY: all zeros are an address, of no family.
         let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };

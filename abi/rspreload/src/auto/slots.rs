@@ -147,6 +147,14 @@ impl Slot {
             (Some(entry), Ok(())) => outcome::become_rsocket(fd, copy, Some(entry), inner),
             _ => false,
         };
+        // Before the program learns the result: the line of its close(2) comes later.
+        if let (Some(to), Some(_)) = (to, entry) {
+            match result {
+                Ok(()) if connected => log::connection(fd, &to, "RDMA", Reason::Connected),
+                Ok(()) => log::connection(fd, &to, "TCP", Reason::Busy),
+                Err(reason) => log::connection(fd, &to, "TCP", reason),
+            }
+        }
         if !connected {
             attempt::give_up(inner);
         }
@@ -173,13 +181,6 @@ impl Slot {
         drop(signals);
         self.wake();
         decisions::announce();
-        if let (Some(to), Some(_)) = (to, entry) {
-            match result {
-                Ok(()) if connected => log::connection(fd, &to, "RDMA", Reason::Connected),
-                Ok(()) => log::connection(fd, &to, "TCP", Reason::Busy),
-                Err(reason) => log::connection(fd, &to, "TCP", reason),
-            }
-        }
         self.free();
     }
 

@@ -1,5 +1,5 @@
-//! The log line of a TCP connection that is closed: the bytes of both directions. Librdmacm writes
-//! the same for rsockets.
+//! The log line of a TCP connection that is closed: the bytes of both directions, or that it was
+//! never made. Librdmacm writes the former for rsockets.
 
 use core::ffi::c_int;
 use core::fmt;
@@ -17,7 +17,7 @@ use crate::{errno, next_symbol, open_fds};
 static LOGGED: AtomicBool = AtomicBool::new(false);
 
 /// By number: the peer of a connection by TCP, which the kernel forgets when both ends have shut
-/// down. Made of atomic integers only.
+/// down, or if it was never made. Made of atomic integers only.
 static PEERS: Growing<AtomicName> = Growing::new();
 
 /// The number's connection is TCP, and that was logged.
@@ -45,14 +45,16 @@ pub fn before_exit() {
 
 #[cold]
 fn report(fd: c_int) {
-    let Some((sent, received)) = bytes(fd) else { return };
-    let peer = || PEERS.get(fd).and_then(AtomicName::load);
-    if let (Some(own), Some(peer)) = (name::own(fd), name::peer(fd).or_else(peer)) {
-        log::line(format_args!(
-            "close: socket {fd} {} -> {} tcp: sent {sent} bytes, received {received}",
-            Shown(&own.of_device()),
-            Shown(&peer.of_device())
-        ));
+    let Some(info) = info(fd) else { return };
+    let logged = PEERS.get(fd).and_then(AtomicName::take);
+    let (Some(own), Some(peer)) = (name::own(fd), name::peer(fd).or(logged)) else { return };
+    let (own, peer) = (own.of_device(), peer.of_device());
+    let (own, peer) = (Shown(&own), Shown(&peer));
+    if info.was_made() {
+        let (sent, received) = info.bytes();
+        log::line(format_args!("close: socket {fd} {own} -> {peer} tcp: sent {sent} bytes, received {received}"));
+    } else {
+        log::line(format_args!("close: socket {fd} {own} -> {peer} tcp: not connected"));
     }
 }
 
@@ -73,23 +75,31 @@ struct Info {
     sent_again: u64,
 }
 
-/// The bytes that the program has sent, and those that have arrived. `None` for other descriptors.
-fn bytes(fd: c_int) -> Option<(u64, u64)> {
+impl Info {
+    /// The bytes that the program has sent, and those that have arrived.
+    fn bytes(&self) -> (u64, u64) {
+        // The kernel counts the peer's FIN as a byte. A connection that was reset has none, but is
+        // closed as well.
+        let end = matches!(self.state, tcp::CLOSE_WAIT | tcp::LAST_ACK | tcp::CLOSING | tcp::CLOSED);
+        let sent = self.sent.saturating_sub(self.sent_again) + u64::from(self.not_sent);
+        (sent, self.received.saturating_sub(end.into()))
+    }
+
+    /// Whether the peer has answered: its answer is one to a segment of the handshake.
+    fn was_made(&self) -> bool {
+        self.delivered[0] != 0
+    }
+}
+
+/// The state of a TCP socket that does not listen. `None` for other descriptors.
+fn info(fd: c_int) -> Option<Info> {
     // SAFETY: all zeros are a value of these integers.
     let mut info: Info = unsafe { core::mem::zeroed() };
     let mut len = size_of::<Info>() as libc::socklen_t;
     let (level, option) = (libc::IPPROTO_TCP, libc::TCP_INFO);
     // SAFETY: `len` bytes are writable.
     let result = unsafe { next_symbol::getsockopt(fd, level, option, (&raw mut info).cast(), &raw mut len) };
-    if result != 0 || (len as usize) < size_of::<Info>() || info.state == tcp::LISTEN {
-        return None;
-    }
-    // The kernel counts the peer's FIN as a byte. A connection that was reset has none, but is
-    // closed as well.
-    let end = u64::from(matches!(info.state, tcp::CLOSE_WAIT | tcp::LAST_ACK | tcp::CLOSING | tcp::CLOSED));
-    let sent = info.sent.saturating_sub(info.sent_again) + u64::from(info.not_sent);
-    let moved = (sent, info.received.saturating_sub(end));
-    (info.state != tcp::CLOSED || moved != (0, 0)).then_some(moved)
+    (result == 0 && len as usize >= size_of::<Info>() && info.state != tcp::LISTEN).then_some(info)
 }
 
 struct Shown<'a>(&'a Name);
