@@ -1,5 +1,6 @@
 //! A log line, built on the stack.
 
+use std::ffi::{CStr, c_char};
 use std::fmt::{self, Write};
 use std::net::Ipv6Addr;
 
@@ -12,17 +13,31 @@ use crate::sys::sockaddr::{AF_IB, SockaddrIb, inet, port};
 /// Maximum length of a line in bytes; a longer line is truncated.
 const MAX_LINE: usize = 600;
 
+/// Maximum length of the program's name in bytes; a longer one is truncated.
+const MAX_PROGRAM: usize = 64;
+
+unsafe extern "C" {
+    /// The last part of argv[0], from the C library.
+    static program_invocation_short_name: *const c_char;
+}
+
 /// A log line.
 pub struct Line(FixedString<MAX_LINE>);
 
 impl Line {
-    /// Creates a line that begins with `librdmacm[PID]: NAME`.
+    /// Creates a line that begins with `librdmacm[PID]: PROGRAM: NAME`.
     pub fn begin(name: &str) -> Line {
         let mut line = Line(FixedString::empty());
         // SAFETY: the call has no arguments. A direct system call, because a C library may have
         // cached the parent's process id.
         let pid = unsafe { libc::syscall(libc::SYS_getpid) };
-        line.push(format_args!("librdmacm[{pid}]: {name}"));
+        line.push(format_args!("librdmacm[{pid}]: "));
+        // SAFETY: a string that the C library keeps.
+        let program = unsafe { CStr::from_ptr(program_invocation_short_name) }.to_bytes();
+        for chunk in program[..program.len().min(MAX_PROGRAM)].utf8_chunks() {
+            line.push(format_args!("{}", chunk.valid()));
+        }
+        line.push(format_args!(": {name}"));
         line
     }
 
@@ -107,6 +122,13 @@ mod tests {
         let mut other = zeroed();
         other.ss_family = 99;
         assert_eq!(Address(&other).to_string(), "(address family 99)");
+    }
+
+    #[test]
+    fn a_line_names_the_program() {
+        let program = std::env::args().next().unwrap();
+        let expected = format!("librdmacm[{}]: {}: x\n", std::process::id(), program.rsplit('/').next().unwrap());
+        assert_eq!(str::from_utf8(Line::begin("x").finish()), Ok(expected.as_str()));
     }
 
     #[test]

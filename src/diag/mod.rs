@@ -109,7 +109,7 @@ fn unknown_value(word: &[u8]) {
     keep_errno(|| {
         let mut line = Line::begin("RDMACM_LOG");
         line.push(format_args!(
-            ": \"{}\" is none of 0, 1, stderr, 2, all, connections, syslog and an absolute path: nothing is logged",
+            ": \"{}\" is none of 0, 1, stderr, 2, all, connections, time, syslog and an absolute path: nothing is logged",
             str::from_utf8(word).unwrap_or_default()
         ));
         sink::write(line.finish());

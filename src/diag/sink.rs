@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_int, c_long};
 use std::mem::zeroed;
 use std::ptr;
 
-use super::switch::{Target, shows_connections, target};
+use super::switch::{Target, shows_time, target};
 use crate::sys::fixed_string::FixedString;
 use crate::sys::library_fds;
 
@@ -17,7 +17,7 @@ pub fn write(line: &[u8]) {
         // If the program has closed its standard error, one of the library's channels may have the
         // number.
         Target::Stderr if !library_fds::is_own(libc::STDERR_FILENO) => {
-            let stamp = shows_connections().then(stamp);
+            let stamp = shows_time().then(stamp);
             let stamp = stamp.as_ref().map_or(&[][..], |stamp| stamp.as_c_str().to_bytes());
             without_sigpipe(|| writev(libc::STDERR_FILENO, &[stamp, line]))
         }

@@ -14,6 +14,7 @@ const OFF: u8 = 0;
 const FAILURES: u8 = 1;
 const ALL: u8 = 2;
 const CONNECTIONS: u8 = 4;
+const TIME: u8 = 8;
 
 static LEVEL: AtomicU8 = AtomicU8::new(OFF);
 
@@ -87,8 +88,8 @@ enum ParsedTarget<'a> {
 }
 
 /// Parses words that are separated by commas: `1` or `stderr`, `syslog`, or a path; `2` or `all`
-/// for all errors; `connections` for what connections are made. Returns `None` if nothing is to be
-/// logged, and fails with the first word that is invalid.
+/// for all errors; `connections` for what connections are made, with the time; `time`. Returns
+/// `None` if nothing is to be logged, and fails with the first word that is invalid.
 fn parse(value: &[u8]) -> Result<Option<(u8, ParsedTarget<'_>)>, &[u8]> {
     let (mut level, mut target) = (FAILURES, ParsedTarget::Stderr);
     if matches!(value, b"" | b"0") {
@@ -98,7 +99,8 @@ fn parse(value: &[u8]) -> Result<Option<(u8, ParsedTarget<'_>)>, &[u8]> {
         match word {
             b"1" => {}
             b"2" | b"all" => level |= ALL,
-            b"connections" => level |= CONNECTIONS,
+            b"connections" => level |= CONNECTIONS | TIME,
+            b"time" => level |= TIME,
             b"stderr" => target = ParsedTarget::Stderr,
             b"syslog" => target = ParsedTarget::Syslog,
             [b'/', ..] if word.len() < MAX_PATH => target = ParsedTarget::File(word),
@@ -123,6 +125,11 @@ pub fn is_verbose() -> bool {
 #[inline]
 pub fn shows_connections() -> bool {
     LEVEL.load(Ordering::Relaxed) & CONNECTIONS != 0
+}
+
+/// Returns whether lines on standard error begin with the time.
+pub fn shows_time() -> bool {
+    LEVEL.load(Ordering::Relaxed) & TIME != 0
 }
 
 /// Returns the destination of log lines. The caller has checked that logging is on.
@@ -155,7 +162,8 @@ mod tests {
         assert_eq!(parsed("2"), (FAILURES | ALL, ParsedTarget::Stderr));
         assert_eq!(parsed("all,syslog"), (FAILURES | ALL, ParsedTarget::Syslog));
         assert_eq!(parsed("/tmp/x"), (FAILURES, ParsedTarget::File(b"/tmp/x")));
-        assert_eq!(parsed("connections,/tmp/x"), (FAILURES | CONNECTIONS, ParsedTarget::File(b"/tmp/x")));
+        assert_eq!(parsed("connections,/tmp/x"), (FAILURES | CONNECTIONS | TIME, ParsedTarget::File(b"/tmp/x")));
+        assert_eq!(parsed("time"), (FAILURES | TIME, ParsedTarget::Stderr));
         assert!(parse(&[b'/'; MAX_PATH]).is_err());
     }
 }

@@ -13,7 +13,7 @@ from harness import TOP, UNAVAILABLE, dist_dir, ours_dir, run_lab
 LAB_SECONDS = 900
 OUT = TOP / "target/diag"
 RESULTS = OUT / "results"
-LOG = r"^([-0-9T:.]+Z )?librdmacm\[[0-9]+\]:"
+LOG = r"^([-0-9T:.]+Z )?librdmacm\[[0-9]+\]: [^ :]+:"
 SOCKET = "socket [0-9]+"
 PREFIXES = ("ib-", "deb-")
 PROBES = "cm_connect cm_accept cm_event cm_close rs_connect rs_accept rs_send rs_recv rs_close"
