@@ -67,7 +67,7 @@ int broken_pipe(void)
 	CHECK(write(fds[0], "x", 1) == -1 && errno == EPIPE && pipes == 2);
 	CHECK(close(fds[0]) == 0 && close(fds[1]) == 0 && !pair(fds));
 	CHECK(close(fds[1]) == 0 && recv(fds[0], &(char){ 0 }, 1, 0) == 0);
-	CHECK((write(fds[0], "x", 1) == 1 || errno == EPIPE) && pipes == 2);
+	CHECK(write(fds[0], "x", 1) == 1 && pipes == 2);
 	while (write(fds[0], "x", 1) == 1)
 		;
 	CHECK(errno == EPIPE && pipes == 3);

@@ -230,7 +230,7 @@ impl Stream {
             connection.sends_from(thread);
         }
         loop {
-            match self.until_writable(state, nonblocking, &mut wait, done)? {
+            match self.until_writable(state, nonblocking, &mut wait, done, total)? {
                 Ok(back) => state = back,
                 Err(done) => return Ok(done),
             }
@@ -274,14 +274,14 @@ impl Stream {
         }
     }
 
-    /// Returns whether a send that has failed with `EPIPE` raises SIGPIPE. If the peer has ended
-    /// the connection, the first such send does not: with TCP it would have succeeded.
+    /// Returns whether a send that has failed with `EPIPE` raises SIGPIPE.
     pub fn raises_sigpipe(&self) -> bool {
-        self.lock().raises_sigpipe()
+        self.lock().options.sigpipe
     }
 
-    /// Makes sends that fail with `EPIPE` raise SIGPIPE, on this socket and on the sockets that it
-    /// accepts.
+    /// Makes sends after the end as those of TCP's sockets, on this socket and on the sockets that
+    /// it accepts: the first one after the peer's close succeeds, and those that fail with `EPIPE`
+    /// raise SIGPIPE.
     pub fn set_sigpipe(&self) -> Result<()> {
         self.enter()?.options.sigpipe = true;
         Ok(())
@@ -298,7 +298,7 @@ impl Stream {
         let mut wait = Wait::after(state.options.send_timeout);
         let mut done = 0;
         while done < data.len() {
-            match self.until_writable(state, nonblocking, &mut wait, done)? {
+            match self.until_writable(state, nonblocking, &mut wait, done, data.len())? {
                 Ok(back) => state = back,
                 Err(done) => return Ok(done),
             }
@@ -341,6 +341,7 @@ impl Stream {
         nonblocking: bool,
         wait: &mut Wait,
         done: usize,
+        total: usize,
     ) -> Result<std::result::Result<Guard<'a>, usize>> {
         loop {
             state.check_connected(nonblocking)?;
@@ -348,7 +349,7 @@ impl Stream {
                 return Ok(Ok(state));
             }
             if !state.is_connecting() {
-                return cannot_send(&mut state, done).map(Err);
+                return cannot_send(&mut state, done, total).map(Err);
             }
             state = self.pause(state, nonblocking, wait, done)?.map_err(|_| Errno::EAGAIN)?;
         }
@@ -438,16 +439,20 @@ fn result_of_sleep(result: Result<()>, done: usize) -> Result<Option<usize>> {
 
 /// Returns the result of a call that cannot send any more: the number of bytes sent, or an error.
 /// As with TCP a failure is reported once; afterwards, and after the peer's disconnect or the
-/// program's SHUT_WR, the error is `EPIPE`.
-fn cannot_send(state: &mut State, done: usize) -> Result<usize> {
+/// program's SHUT_WR, the error is `EPIPE`. For programs that expect TCP the first call after an
+/// orderly close succeeds: such a program may have something to read before it learns of the end.
+fn cannot_send(state: &mut State, done: usize, total: usize) -> Result<usize> {
     if done > 0 {
         return Ok(done);
     }
-    let error = state.take_error();
-    if error.is_none() {
-        state.epipe_count = state.epipe_count.saturating_add(1);
+    if let Some(error) = state.take_error() {
+        return Err(error);
     }
-    Err(error.unwrap_or(Errno::EPIPE))
+    if state.options.sigpipe && !state.shut_write && !state.ended_with_error && !state.send_lost {
+        state.send_lost = true;
+        return Ok(total);
+    }
+    Err(Errno::EPIPE)
 }
 
 impl State {
@@ -472,11 +477,6 @@ impl State {
         }
         let error = if done == 0 { self.take_error() } else { None };
         Some(error.map_or(Ok(done), Err))
-    }
-
-    /// See [`Stream::raises_sigpipe`].
-    fn raises_sigpipe(&self) -> bool {
-        self.options.sigpipe && (self.shut_write || self.epipe_count > 1)
     }
 
     /// Returns whether the socket is connecting: a call that sends waits for the connection.
@@ -603,16 +603,15 @@ mod tests {
     #[test]
     fn what_cannot_be_sent() {
         let mut state = state(Phase::Disconnected);
-        (state.error, state.options.sigpipe) = (Some(RESET), true);
-        let mut send = |done| (cannot_send(&mut state, done), state.raises_sigpipe());
-        assert_eq!(send(3), (Ok(3), false));
-        assert_eq!(send(0), (Err(RESET), false));
-        // With TCP the first one would have succeeded.
-        assert_eq!([send(0), send(0)], [(Err(Errno::EPIPE), false), (Err(Errno::EPIPE), true)]);
-        (state.epipe_count, state.shut_write) = (0, true);
-        assert!(state.raises_sigpipe());
-        state.options.sigpipe = false;
-        assert!(!state.raises_sigpipe());
+        let pipe = Err(Errno::EPIPE);
+        assert_eq!([3, 0, 0].map(|done| cannot_send(&mut state, done, 9)), [Ok(3), pipe, pipe]);
+        // For programs that expect TCP.
+        state.options.sigpipe = true;
+        assert_eq!([0; 2].map(|done| cannot_send(&mut state, done, 9)), [Ok(9), pipe]);
+        (state.send_lost, state.shut_write) = (false, true);
+        assert_eq!(cannot_send(&mut state, 0, 9), pipe);
+        (state.shut_write, state.ended_with_error, state.error) = (false, true, Some(RESET));
+        assert_eq!([0; 2].map(|done| cannot_send(&mut state, done, 9)), [Err(RESET), pipe]);
     }
 
     #[test]

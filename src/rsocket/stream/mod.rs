@@ -131,8 +131,8 @@ struct State {
     /// The stream is closed, and no thread but the reactor's uses it: the timer releases its
     /// resources ([`Stream::close_soon`]).
     release_due: bool,
-    /// Number of calls that failed with `EPIPE`.
-    epipe_count: u8,
+    /// A send after the peer's close has succeeded, as with TCP: its data is lost.
+    send_lost: bool,
     spinning: Spinning,
     mappings: Mappings,
     /// Protection domain of the QP and all memory regions, dropped after them (see `close`).
@@ -347,7 +347,7 @@ impl State {
             disconnect_sent: false,
             closing: None,
             release_due: false,
-            epipe_count: 0,
+            send_lost: false,
             spinning: Spinning::new(),
             mappings: Mappings::default(),
             domain: None,

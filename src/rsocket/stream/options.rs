@@ -38,8 +38,8 @@ pub(super) struct Options {
     pub tos: u8,
     /// IPV6_V6ONLY, if the program has set it.
     pub v6only: Option<bool>,
-    /// A call that fails with `EPIPE` raises SIGPIPE, as programs under librspreload.so expect from
-    /// a socket.
+    /// Sends after the end are as with TCP, as programs under librspreload.so expect
+    /// ([`Stream::set_sigpipe`](super::Stream::set_sigpipe)).
     pub sigpipe: bool,
     pub receive_timeout: Option<Duration>,
     pub send_timeout: Option<Duration>,
