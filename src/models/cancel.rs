@@ -1,6 +1,6 @@
 //! Cancellation: no thread of a model is cancelled.
 
-pub fn in_call<T>(call: impl FnOnce() -> T) -> T {
+pub fn in_waiting_call<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 

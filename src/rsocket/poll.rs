@@ -18,7 +18,7 @@ use super::pollable::{Lent, Lookup, Pollable, Watcher};
 use super::small_list::SmallList;
 use super::spinning::Spinning;
 use crate::errno::{Errno, Result};
-use crate::sys::cancel::{in_call, with_cleanup};
+use crate::sys::cancel::{in_waiting_call, with_cleanup};
 use crate::sys::event::{self, Deadline};
 
 /// Number of descriptors that are handled without allocation.
@@ -36,7 +36,7 @@ static SPINNING: Spinning = Spinning::new();
 pub fn poll(lookup: &dyn Lookup, fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
     match ready_now(lookup, fds)? {
         Some(ready) if ready > 0 || timeout == 0 => Ok(count(ready)),
-        _ => in_call(|| wait(lookup, fds, Deadline::after_ms(timeout))),
+        _ => in_waiting_call(|| wait(lookup, fds, Deadline::after_ms(timeout))),
     }
 }
 
@@ -44,7 +44,7 @@ pub fn poll(lookup: &dyn Lookup, fds: &mut [pollfd], timeout: c_int) -> Result<c
 pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
     match ready_now(lookup, fds)? {
         Some(ready) if ready > 0 || deadline.passed() => Ok(count(ready)),
-        _ => in_call(|| wait(lookup, fds, deadline)),
+        _ => in_waiting_call(|| wait(lookup, fds, deadline)),
     }
 }
 

@@ -9,6 +9,9 @@
 //! [`sleep`] only: around system calls that wait, which are made without a lock. rclose(3) and
 //! rshutdown(3) disable it even there ([`never`]), because they could not be repeated.
 //!
+//! A call that may wait is a cancellation point even if it need not ([`in_waiting_call`]), as the
+//! system call that it stands for: otherwise a thread that only sends would never end.
+//!
 //! The usual rsend, rrecv and rpoll, which find what they need, do not pass through [`in_call`].
 //! They make only the system calls of libibverbs, with cancellation disabled ([`disabled`]):
 //! write(2), which notifies software devices of work, is a cancellation point.
@@ -34,6 +37,7 @@ type Routine = unsafe extern "C" fn(*mut c_void);
 unsafe extern "C" {
     fn _pthread_cleanup_push(buffer: *mut Buffer, routine: Routine, argument: *mut c_void);
     fn _pthread_cleanup_pop(buffer: *mut Buffer, execute: c_int);
+    fn pthread_testcancel();
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
     fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
 }
@@ -54,6 +58,13 @@ pub fn in_call<T>(call: impl FnOnce() -> T) -> T {
     let result = asleep(before, call);
     set_state(before);
     result
+}
+
+/// As [`in_call`], for a call that may wait: the thread ends here if it was cancelled before.
+pub fn in_waiting_call<T>(call: impl FnOnce() -> T) -> T {
+    // SAFETY: the call has not begun, so that there is nothing to undo.
+    unsafe { pthread_testcancel() };
+    in_call(call)
 }
 
 /// As [`in_call`], for calls that must not be cancelled while they sleep, either.

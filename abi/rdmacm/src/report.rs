@@ -122,13 +122,18 @@ pub fn report<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     report_or(call, || run().map_err(|error| (failed, error)))
 }
 
+/// As [`report`], for a call that may wait.
+pub fn report_waiting<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
+    cancel::in_waiting_call(|| finish(call, || run().map_err(|error| (failed, error))))
+}
+
 /// As [`report`], for calls whose failures have values of their own.
 pub fn report_or<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
     cancel::in_call(|| finish(call, run))
 }
 
-/// As [`report`], for a call that mostly need not wait: it runs what does within
-/// [`cancel::in_call`] itself.
+/// As [`report_waiting`], for a call that mostly need not wait: it runs what does within
+/// [`cancel::in_waiting_call`] itself.
 pub fn report_quick<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     finish(call, || run().map_err(|error| (failed, error)))
 }

@@ -14,7 +14,7 @@ use rdmacm_core::sys::sockaddr::SockAddr;
 use rdmacm_core::{Errno, rsocket as core};
 
 use crate::buffers::{buffer, buffers, bytes, name_out};
-use crate::report::{Call, report, report_quick};
+use crate::report::{Call, report, report_quick, report_waiting};
 
 /// Creates an rsocket: AF_INET, AF_INET6 or AF_IB; SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK
 /// and SOCK_CLOEXEC.
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
 /// accept(2) for rsockets; the new rsocket has the listener's options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn raccept(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
-    report(Call::socket("raccept", socket), -1, || {
+    report_waiting(Call::socket("raccept", socket), -1, || {
         let (fd, name) = calls::accept(socket)?;
         // SAFETY: the C contract (crate documentation).
         unsafe {
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn raccept(socket: c_int, addr: *mut sockaddr, addrlen: *m
 pub unsafe extern "C" fn rconnect(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
     probes::rs_connect(socket);
     // SAFETY: the C contract (crate documentation).
-    report(unsafe { Call::socket("rconnect", socket).with(addr, addrlen) }, -1, || {
+    report_waiting(unsafe { Call::socket("rconnect", socket).with(addr, addrlen) }, -1, || {
         // SAFETY: the C contract (crate documentation).
         calls::connect(socket, unsafe { peer_to_connect(addr, addrlen)? }.as_ref()).map(|()| 0)
     })
@@ -124,7 +124,7 @@ unsafe fn receive_any<const READ: bool>(
 ) -> ssize_t {
     let call = Call::socket(if READ { "rread" } else { "rrecv" }, socket);
     // SAFETY: as above: guaranteed by the caller.
-    report(call, -1, || unsafe {
+    report_waiting(call, -1, || unsafe {
         let done = calls::receive_one(socket, buffer(buf, len)?, flags, nothing_available)?;
         probes::rs_recv(socket, done);
         Ok(done as ssize_t)
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn rrecvfrom(
     src_addr: *mut sockaddr,
     addrlen: *mut socklen_t,
 ) -> ssize_t {
-    report(Call::socket("rrecvfrom", socket), -1, || {
+    report_waiting(Call::socket("rrecvfrom", socket), -1, || {
         // SAFETY: the C contract (crate documentation).
         unsafe {
             let received = received(socket, &[buffer(buf, len)?], flags)?;
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn rrecvfrom(
 /// recvmsg(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
-    report(Call::socket("rrecvmsg", socket), -1, || {
+    report_waiting(Call::socket("rrecvmsg", socket), -1, || {
         // SAFETY: the C contract (crate documentation).
         unsafe {
             let msg = msg.as_mut().ok_or(Errno::EFAULT)?;
@@ -195,7 +195,7 @@ unsafe fn send<const WRITE: bool>(socket: c_int, buf: *const c_void, len: size_t
 unsafe fn send_any<const WRITE: bool>(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     let call = Call::socket(if WRITE { "rwrite" } else { "rsend" }, socket);
     // SAFETY: as above: guaranteed by the caller.
-    report(call, -1, || unsafe { sent(socket, &[buffer(buf.cast_mut(), len)?], flags, calls::no_address) })
+    report_waiting(call, -1, || unsafe { sent(socket, &[buffer(buf.cast_mut(), len)?], flags, calls::no_address) })
 }
 
 /// Sends, with a probe for tracers.
@@ -264,7 +264,7 @@ pub unsafe extern "C" fn rsendto(
     addrlen: socklen_t,
 ) -> ssize_t {
     // SAFETY: the C contract (crate documentation).
-    report(unsafe { Call::socket("rsendto", socket).to(dest_addr, addrlen) }, -1, || {
+    report_waiting(unsafe { Call::socket("rsendto", socket).to(dest_addr, addrlen) }, -1, || {
         // SAFETY: the C contract (crate documentation).
         unsafe {
             let to = || destination(dest_addr, addrlen);
@@ -286,7 +286,7 @@ pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_in
         // SAFETY: as above.
         call = unsafe { call.to(msg.msg_name.cast::<sockaddr>(), msg.msg_namelen) };
     }
-    report(call, -1, || {
+    report_waiting(call, -1, || {
         // SAFETY: the C contract (crate documentation).
         unsafe {
             let msg = msg.as_ref().ok_or(Errno::EFAULT)?;
@@ -307,7 +307,7 @@ pub unsafe extern "C" fn rread(socket: c_int, buf: *mut c_void, count: size_t) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
     // SAFETY: the C contract (crate documentation).
-    report(Call::socket("rreadv", socket), -1, || unsafe {
+    report_waiting(Call::socket("rreadv", socket), -1, || unsafe {
         Ok(received(socket, buffers(iov, count(iovcnt)?)?, 0)?.len as ssize_t)
     })
 }
@@ -327,7 +327,7 @@ pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int
         return done;
     }
     // SAFETY: the C contract (crate documentation).
-    report(Call::socket("rwritev", socket), -1, || unsafe {
+    report_waiting(Call::socket("rwritev", socket), -1, || unsafe {
         sent(socket, buffers(iov, count(iovcnt)?)?, 0, calls::no_address)
     })
 }
@@ -348,7 +348,7 @@ pub unsafe extern "C" fn rselect(
     exceptfds: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    report(Call::new("rselect"), -1, || {
+    report_waiting(Call::new("rselect"), -1, || {
         let words = core::select::words(usize::try_from(nfds).map_err(|_| Errno::EINVAL)?);
         // SAFETY: the C contract (crate documentation): sets of at least nfds bits.
         let set = |set: *mut fd_set| unsafe {
@@ -464,7 +464,7 @@ pub unsafe extern "C" fn riowrite(
     flags: c_int,
 ) -> size_t {
     // SAFETY: the C contract (crate documentation).
-    report(Call::socket("riowrite", socket), size_t::MAX, || unsafe {
+    report_waiting(Call::socket("riowrite", socket), size_t::MAX, || unsafe {
         calls::write_mapped(socket, bytes(buf, count)?, offset as u64, flags)
     })
 }
@@ -490,7 +490,7 @@ pub unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *m
 /// none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn repoll_wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, timeout: c_int) -> c_int {
-    report(Call::socket("repoll_wait", epfd), -1, || {
+    report_waiting(Call::socket("repoll_wait", epfd), -1, || {
         let room = usize::try_from(maxevents).ok().filter(|&room| room > 0).ok_or(Errno::EINVAL)?;
         let events = NonNull::new(events).ok_or(Errno::EFAULT)?;
         // SAFETY: the C contract (crate documentation).

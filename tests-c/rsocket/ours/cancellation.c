@@ -163,6 +163,50 @@ static void one_of_two(void)
 	}
 }
 
+/* Calls that need not sleep: a cancellation point all the same, as those of sockets. */
+static ssize_t call_recv_now(int fd) { return rrecv(fd, data, 1, MSG_DONTWAIT); }
+static ssize_t call_recvmsg_now(int fd)
+{
+	struct iovec part = { data, 1 };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+
+	return rrecvmsg(fd, &message, MSG_DONTWAIT);
+}
+static ssize_t call_accept_now(int fd) { return raccept(fd, NULL, NULL); }
+/* None of our rsockets: the fast path does not take it. */
+static ssize_t call_send_in_vain(int fd) { return rsend(fd + 1000, "x", 1, 0); }
+
+static ssize_t (*repeated)(int);
+static volatile bool repeats;
+
+static void *repeat(void *unused)
+{
+	for (;;) {
+		repeated(pair.server);
+		repeats = true;
+	}
+	return unused;
+}
+
+static void without_sleep(void)
+{
+	ssize_t (*const calls[])(int) = { call_recv_now, call_recvmsg_now, call_accept_now, call_send_in_vain };
+
+	for (size_t i = 0; i < sizeof(calls) / sizeof(*calls); i++) {
+		struct blocked blocked;
+
+		EXPECT(rs_pair(&pair, AF_INET));
+		repeated = calls[i];
+		repeats = false;
+		EXPECT(!pthread_create(&blocked.thread, NULL, repeat, NULL));
+		while (!repeats)
+			pause_briefly();
+		cancel(&blocked);
+		EXPECT(works());
+		rs_pair_close(&pair);
+	}
+}
+
 /* rclose cannot be cancelled. */
 static ssize_t call_close(int fd)
 {
@@ -201,6 +245,7 @@ int main(int argc, char **argv)
 	CASE_IF(!on_siw(), in_connect);
 	CASE(in_send);
 	CASE(one_of_two);
+	CASE(without_sleep);
 	CASE(pending_in_close);
 	return finish();
 }

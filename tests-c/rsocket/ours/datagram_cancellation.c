@@ -23,7 +23,6 @@ static void *send_on(void *argument)
 	for (;;) {
 		rsendto(sender->fd, "x", 1, MSG_DONTWAIT, &sender->to.sa, addr_len(&sender->to));
 		sender->sent++;
-		pthread_testcancel();
 	}
 	return NULL;
 }
