@@ -16,6 +16,9 @@ use crate::sys::verbs::{self, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
 /// Soft-iWARP copies the data of unsignaled writes that are smaller than this.
 const PAGE: u32 = 4096;
+/// Soft-iWARP sends wrong bytes for a write in one piece that has no more than this, is not inline,
+/// and crosses a page (docs/quirks.md).
+const MAX_UNSPLIT: u32 = 32;
 
 /// An RDMA write into the peer's memory, with or without a message.
 #[derive(Clone, Copy, Debug)]
@@ -79,12 +82,30 @@ impl RdmaWrite {
         self.sg_list[0].len + self.sg_list[1].len >= PAGE
     }
 
+    /// Returns the bytes as two pieces if soft-iWARP needs that.
+    fn split_sg_list(&self) -> [Sge; 2] {
+        let [first, second] = self.sg_list;
+        let left = PAGE - first.addr as u32 % PAGE;
+        if self.inline || second.len > 0 || first.len > MAX_UNSPLIT || first.len <= left {
+            return self.sg_list;
+        }
+        let rest = Sge { addr: first.addr + u64::from(left), len: first.len - left, ..first };
+        [Sge { len: left, ..first }, rest]
+    }
+
+    /// Returns the write, without a message, as a work request for iWARP.
+    fn iwarp_write(&self, wr_id: u64, signaled: bool) -> SendWr {
+        let request = self.request(Opcode::Write, wr_id, signaled || self.must_be_signaled());
+        SendWr { sg_list: self.split_sg_list(), ..request }
+    }
+
     /// Returns the write as one work request, with the message, if any, as immediate data.
     #[inline]
     fn as_one(&self, iwarp: bool) -> SendWr {
         match self.message {
             Some(message) => self.request(Opcode::WriteImm(message.word().to_be()), self.wr_id, self.signaled),
-            None => self.request(Opcode::Write, self.wr_id, self.signaled || (iwarp && self.must_be_signaled())),
+            None if iwarp => self.iwarp_write(self.wr_id, self.signaled),
+            None => self.request(Opcode::Write, self.wr_id, self.signaled),
         }
     }
 
@@ -95,7 +116,7 @@ impl RdmaWrite {
 
     /// Returns the work requests for iWARP: the write, and a SEND of `imm`.
     fn as_two(&self, imm: &[u8; IMM_LEN]) -> [SendWr; 2] {
-        let write = self.request(Opcode::Write, self.wr_id - 1, self.must_be_signaled());
+        let write = self.iwarp_write(self.wr_id - 1, false);
         let send = SendWr {
             wr_id: self.wr_id,
             opcode: Opcode::Send,
@@ -282,6 +303,32 @@ impl Drop for QueuePair {
         // SAFETY: the id outlives the QP, and the owner drops the CQs and the memory later.
         if let Ok(id) = unsafe { Id::from_c(self.id.as_ptr()) } {
             cm::destroy_qp(id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_writes_do_not_cross_a_page() {
+        let pieces = |addr, lens: [u32; 2], inline| {
+            let sg_list = lens.map(|len| Sge { addr, len, lkey: 7 });
+            let write =
+                RdmaWrite { message: None, sg_list, source: None, inline, addr: 0, rkey: 0, wr_id: 1, signaled: false };
+            write.split_sg_list().map(|sge| (sge.addr, sge.len))
+        };
+        assert_eq!(pieces(0x2ff0, [17, 0], false), [(0x2ff0, 16), (0x3000, 1)]);
+        assert_eq!(pieces(0x2fff, [32, 0], false), [(0x2fff, 1), (0x3000, 31)]);
+        for (addr, lens, inline) in [
+            (0x2ff0, [16, 0], false),
+            (0x3000, [32, 0], false),
+            (0x2ff0, [33, 0], false),
+            (0x2ff0, [17, 1], false),
+            (0x2ff0, [17, 0], true),
+        ] {
+            assert_eq!(pieces(addr, lens, inline), lens.map(|len| (addr, len)));
         }
     }
 }
