@@ -66,24 +66,28 @@ def until(condition):
 
 
 def reuse_port(address, _address6, _silent, port):
-    """One listener, then a second one at its port: the clients are spread over both."""
+    """One listener, then a second one at its port: the clients are spread over both. The first one has the option when it
+    listens, or gets it later."""
     reuse = (socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listeners = [listener(address, port, reuse)]
-    served = {}
-    for count in range(42):
-        if count == 2:
-            listeners.append(listener(address, port, reuse))
-        client = connect(RDMA if count % 2 == 0 else TCP, address, port)
-        if isinstance(client, str):
-            print("client", count, client)
-            continue
-        [ready] = select.select(listeners, [], [])[0]
-        server = ready.accept()[0]
-        print("client", count, *exchange(client, server))
-        served[ready] = served.get(ready, 0) + 1
-        client.close()
-        server.close()
-    print(len(served), "listeners served", sum(served.values()), "clients")
+    for when in "before", "after":
+        listeners = [listener(address, port, *[reuse] if when == "before" else [])]
+        served = {}
+        for count in range(32):
+            if count == 2:
+                listeners[0].setsockopt(*reuse)
+                listeners.append(listener(address, port, reuse))
+            client = connect(RDMA if count % 2 == 0 else TCP, address, port)
+            if isinstance(client, str):
+                print("client", count, client)
+                continue
+            [ready] = select.select(listeners, [], [])[0]
+            server = ready.accept()[0]
+            print("client", count, *exchange(client, server))
+            served[ready] = served.get(ready, 0) + 1
+            client.close()
+            server.close()
+        print(when, "listen:", len(served), "listeners served", sum(served.values()), "clients")
+        port += 1
 
 
 def echo(listening, count=None):
@@ -114,76 +118,33 @@ def ask(way, address, port):
     return answer.decode()
 
 
-def worker(address, port, orders):
-    """A process with a listener of its own at a port that others share. Returns its id when it listens. It closes the
-    listener when the pipe `orders` has a byte, and ends when it is killed."""
+def worker(address, port):
+    """A process with a listener of its own at a port that others share. Returns its id when it listens."""
     ready, tell = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             listening = listener(address, port, (socket.SOL_SOCKET, socket.SO_REUSEPORT, 1))
             os.write(tell, b"x")
-            while listening in select.select([listening, orders[0]], [], [])[0]:
-                echo(listening, 1)
-            listening.close()
-            os.write(tell, b"x")
-            signal.pause()
+            echo(listening)
         finally:
             os._exit(1)
     os.read(ready, 1)
-    return child, ready
+    return child
 
 
 def reuse_port_of_processes(address, address6, _silent, port):
-    """Two processes listen at the port. The first one's listener is closed, or it ends, and the other one goes on."""
-    for at, end in (address, "closed"), (address, "killed"), ("::", "killed"):
-        orders = os.pipe()
-        (first, told), (second, _) = worker(at, port, orders), worker(at, port, os.pipe())
-        to = [address] if at == address else [address, address6]
-        for number in range(16):
-            print(at, number, [ask(RDMA, one, port) for one in to], [ask(TCP, one, port) for one in to])
-        if end == "closed":
-            os.write(orders[1], b"x")
-            os.read(told, 1)
-        else:
-            os.kill(first, signal.SIGKILL)
-            os.waitpid(first, 0)
-        for number in range(4):
-            print(at, number, "first", end, [ask(RDMA, one, port) for one in to])
-        for process in [first, second] if end == "closed" else [second]:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
-        port += 1
-
-
-def reuse_port_of_rival(address, _address6, _silent, port):
-    """The second listener, another process's, is at one of the first one's addresses, and gets its connections. A client
-    by RDMA is not served by the first one for long."""
-    first, _ = worker("0.0.0.0", port, os.pipe())
-    print("first", ask(TCP, address, port))
-    second, _ = worker(address, port, os.pipe())
-    for number in range(6):
-        print("client", number, ask(RDMA, address, port))
-    for process in first, second:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-
-
-def reuse_port_by_program(address, _address6, _silent, port):
-    """The program chooses the listener by a BPF program, which says: the second one."""
-    reuse = (socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    code = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 1))
-    bpf = (socket.SOL_SOCKET, 51, struct.pack("HP", 1, ctypes.addressof(code)))
-    for when in "after", "before":
-        listeners = [listener(address, port, reuse, *[bpf] if when == "before" else [])]
-        print(when, "one listener", serve(listeners, RDMA, address, port))
-        if when == "after":
-            listeners[0].setsockopt(*bpf)
-        listeners.append(listener(address, port, reuse))
-        for way in RDMA, TCP, RDMA, TCP:
-            print(when, "two listeners", serve(listeners, way, address, port))
-        for listening in listeners:
-            listening.close()
+    """Two processes listen at the port, at the same address or not. The first one ends, and the other one goes on."""
+    for first_at, second_at in (address, address), ("::", "::"), ("0.0.0.0", address):
+        to = [address, address6] if first_at == "::" else [address]
+        first, second = worker(first_at, port), worker(second_at, port)
+        for number in range(6):
+            print(first_at, number, [ask(RDMA, one, port) for one in to], [ask(TCP, one, port) for one in to])
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+        print(first_at, "without the first", [ask(RDMA, one, port) for one in to])
+        os.kill(second, signal.SIGKILL)
+        os.waitpid(second, 0)
         port += 1
 
 

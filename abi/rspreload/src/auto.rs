@@ -31,12 +31,10 @@ pub mod outside;
 mod pair;
 mod polled;
 mod remembered;
-mod reuse;
 mod route;
 mod shared;
 pub mod slots;
 mod socket_owner;
-mod steer;
 pub mod tcp_bytes;
 mod tcp_watch;
 mod thread;
@@ -345,9 +343,6 @@ pub unsafe fn setsockopt_of_kernel(
         // SAFETY: as for this function.
         return unsafe { next_symbol::setsockopt(fd, level, name, value, len) };
     }
-    if steer::is_choice(level, name) {
-        errno::keeping(listeners::leave_choice_to_program);
-    }
     // SAFETY: as for this function.
     let (purpose, result) = unsafe {
         let purpose = kernel_options::purpose_of((level, name), value, len);
@@ -421,8 +416,12 @@ pub unsafe fn setsockopt_of_known(
         // The number's socket ends inside the host, or another process accepts by RDMA beside it.
         return errno::fail(kernel_options::refusal((level, name)));
     }
-    if entry.kind == Kind::Listener && purpose != Purpose::Hint {
-        errno::keeping(|| listeners::leave_to_kernel(entry));
+    let reason = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_REUSEPORT) => Some(log::Reason::Reuse),
+        _ => (purpose != Purpose::Hint).then_some(log::Reason::Option),
+    };
+    if let (Kind::Listener, Some(reason)) = (entry.kind, reason) {
+        errno::keeping(|| listeners::leave_to_kernel(entry, reason));
     }
     // SAFETY: as for this function.
     let result = unsafe { setsockopt_of_kernel(fd, (level, name), value, len) };

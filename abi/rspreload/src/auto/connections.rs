@@ -11,7 +11,7 @@ use super::lock::Lock;
 use super::log::{self, Reason};
 use super::pair::{self, close_token};
 use super::shared::{self, Accepted, MAX_SLOTS, Slot};
-use super::{deferred, outcome, socket_owner, steer, thread};
+use super::{deferred, outcome, socket_owner, thread};
 use crate::fork::moving::Moving;
 use crate::fork::name::{self, Name};
 use crate::fork::tcp;
@@ -141,8 +141,6 @@ pub fn is_lost(index: usize) -> bool {
 pub struct Destination {
     /// Its address.
     pub to: Name,
-    /// Other sockets may listen there.
-    pub is_led: bool,
     /// It reports a connection when data has arrived (TCP_DEFER_ACCEPT).
     pub defers: bool,
 }
@@ -170,9 +168,6 @@ pub fn send_token(inner: c_int, listener: &Destination, wake: (c_int, u64)) -> b
     }
     if listener.defers {
         deferred::defer(index);
-    }
-    if listener.is_led {
-        steer::mark(token);
     }
     slot.send();
     // SAFETY: an address and its length.

@@ -8,9 +8,8 @@ use libc::{AF_INET6, F_SETFL, IPPROTO_IPV6, IPPROTO_TCP, IPV6_V6ONLY, O_NONBLOCK
 use super::connections::{self, Destination};
 use super::lock::Lock;
 use super::log::{self, Reason};
-use super::reuse::{self, Others};
 use super::shared::{self, AtomicName};
-use super::{bound, route, steer, thread};
+use super::{bound, route, thread};
 use crate::fork::name::{self, Name};
 use crate::fork::{bind, make_rsocket, tcp};
 use crate::table::{self, Entry, Kind};
@@ -41,8 +40,6 @@ pub struct Listener {
     own: AtomicName,
     backlog: AtomicI32,
     v6only: AtomicBool,
-    /// Other sockets may listen at its port (SO_REUSEPORT).
-    reuses: AtomicBool,
     /// The process whose rsockets listen.
     owner: AtomicI32,
     /// Numbers plus one; 0 for none.
@@ -85,11 +82,7 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     if !config::is_automatic(own.address(), own.number()) {
         return Err(Reason::Rule);
     }
-    let reuses = option(fd, SOL_SOCKET, SO_REUSEPORT) != 0;
-    let v6only = own.family() == AF_INET6 && option(fd, IPPROTO_IPV6, IPV6_V6ONLY) != 0;
-    if reuses && reuse::others_at(own, v6only) != Others::default() {
-        // A listener of this process in the group is TCP's before a client comes by RDMA.
-        listen_by_tcp_only_at(own.number(), Reason::Reuse, |listener| listener.reuses.load(SeqCst));
+    if option(fd, SOL_SOCKET, SO_REUSEPORT) != 0 {
         return Err(Reason::Reuse);
     }
     if route::has_kernel_option(fd) {
@@ -100,13 +93,11 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     let listener = &LISTENERS[index];
     listener.own.store(own);
     listener.backlog.store(backlog, SeqCst);
+    let v6only = own.family() == AF_INET6 && option(fd, IPPROTO_IPV6, IPV6_V6ONLY) != 0;
     listener.v6only.store(v6only, SeqCst);
-    listener.reuses.store(reuses, SeqCst);
     listener.first.store(fd, SeqCst);
     let prepared = shared::prepare() && table::prepare(fd).is_ok();
     let opened = if prepared { listener.open(Some(fd)) } else { Err(Reason::Busy) };
-    // Before a token is sent: another process may listen at the port by then.
-    let opened = opened.and_then(|()| if !reuses || steer::attach(fd) { Ok(()) } else { Err(Reason::Option) });
     if let Err(reason) = opened {
         listener.close();
         listener.state.store(FREE, SeqCst);
@@ -136,7 +127,6 @@ impl Listener {
             own: AtomicName::new(),
             backlog: AtomicI32::new(0),
             v6only: AtomicBool::new(false),
-            reuses: AtomicBool::new(false),
             owner: AtomicI32::new(0),
             rsockets: [const { AtomicI32::new(0) }; MAX_ADDRESSES],
         }
@@ -274,18 +264,13 @@ impl Listener {
             if new < 0 {
                 return;
             }
-            if self.has_rivals() {
-                // The listener first: the client may try again at once.
-                self.listen_by_tcp_only(Reason::Reuse);
-                return rsocket::reset(new);
-            }
             self.send_token(new, wake);
         }
     }
 
     fn send_token(&self, new: c_int, wake: (c_int, u64)) {
         let to = self.token_address(new);
-        let listener = to.map(|to| Destination { to, is_led: self.reuses.load(SeqCst), defers: self.defers_accept() });
+        let listener = to.map(|to| Destination { to, defers: self.defers_accept() });
         let sent = listener.is_some_and(|listener| connections::send_token(new, &listener, wake));
         if !sent {
             self.close_if_stopped();
@@ -299,12 +284,6 @@ impl Listener {
         if self.number().is_some_and(|fd| !tcp::is_listening(fd)) {
             self.close();
         }
-    }
-
-    /// Whether sockets that do not belong to its group get connections to one of its addresses.
-    fn has_rivals(&self) -> bool {
-        let rivals = |own: Name| reuse::others_at(&own, self.v6only.load(SeqCst)).rivals;
-        self.reuses.load(SeqCst) && self.own.load().is_some_and(|own| rivals(own) > 0)
     }
 
     /// Sends the tokens of connections that are established, before the rsockets are closed.
@@ -378,15 +357,6 @@ pub fn token_lost(port: u16) {
     listen_by_tcp_only_at(port, Reason::Stranger, |_| true);
 }
 
-/// The program is about to choose among the sockets of groups by a BPF program of its own.
-pub fn leave_choice_to_program() {
-    steer::leave_choice_to_program();
-    let ports = open().filter(|listener| listener.reuses.load(SeqCst)).map(Listener::port);
-    for port in ports {
-        listen_by_tcp_only_at(port, Reason::Option, |listener| listener.reuses.load(SeqCst));
-    }
-}
-
 /// A token that was sent to a port was refused.
 pub fn token_refused(port: u16) {
     let _held = ACCEPTING.hold();
@@ -455,10 +425,11 @@ pub fn pass_on(entry: Entry) {
     thread::wake();
 }
 
-/// An option is about to be set that decides from where the kernel takes connections, and so tokens.
-pub fn leave_to_kernel(entry: Entry) {
+/// An option is about to be set that decides from where the kernel takes connections, and so tokens,
+/// or which sockets get them.
+pub fn leave_to_kernel(entry: Entry, reason: Reason) {
     if let Some(listener) = of(entry).filter(|listener| listener.state.load(SeqCst) == OPEN) {
-        listen_by_tcp_only_at(listener.port(), Reason::Option, |other| core::ptr::eq(other, listener));
+        listen_by_tcp_only_at(listener.port(), reason, |other| core::ptr::eq(other, listener));
     }
 }
 

@@ -60,7 +60,7 @@ impl fmt::Display for Reason {
             Reason::Instances => "the socket is a member of too many epoll instances",
             Reason::Descriptors => "no free descriptor, or no /proc, to read the epoll instances",
             Reason::Connected => "connected",
-            Reason::Reuse => "SO_REUSEPORT, and another socket listens at the port",
+            Reason::Reuse => "SO_REUSEPORT: other sockets may listen at the port",
             Reason::PortTaken => "another rsocket has the port",
             Reason::Inherited => "it listened already, perhaps for another process",
             Reason::Bound => "it was bound by another process or before a fork, perhaps for several ones",
