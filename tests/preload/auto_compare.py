@@ -148,88 +148,32 @@ def reuse_port_of_processes(address, address6, _silent, port):
         port += 1
 
 
-def defer(address, port, when):
-    option = (socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 60)
-    listening = listener(address, port, *[option] if when == "before" else [])
-    if when == "after":
-        listening.setsockopt(*option)
-    if when == "by a child after":
-        child = os.fork()
-        if child == 0:
-            listening.setsockopt(*option)
-            os._exit(0)
-        os.waitpid(child, 0)
-    listening.setblocking(False)
-    for way in RDMA, TCP, RDMA, TCP:
-        client = connect(way, address, port)
-        # There is no event for a connection that is not reported.
-        ready = select.select([listening], [], [], 0.3)[0]
-        print(way, when, "listen, reported without data:", bool(ready))
-        client.sendall(b"first")
-        select.select([listening], [], [])
-        server = listening.accept()[0]
-        server.setblocking(True)
-        print(server.recv(100), *exchange(client, server))
-        client.close()
-        server.close()
-    for way in RDMA, TCP:
-        connect(way, address, port).close()
-        select.select([listening], [], [])
-        print(way, "closed without data:", listening.accept()[0].recv(100))
-
-
 def defer_accept(address, _address6, _silent, port):
-    defer(address, port, "before")
-
-
-def defer_accept_later(address, _address6, _silent, port):
-    """As nginx sets it."""
-    defer(address, port, "after")
-
-
-def defer_accept_by_child(address, _address6, _silent, port):
-    defer(address, port, "by a child after")
-
-
-def overflows():
-    """How many connections have found a listener's queue full so far, in this host."""
-    with open("/proc/net/netstat", encoding="ascii") as file:
-        names, values = [line.split() for line in file if line.startswith("TcpExt:")]
-    return int(values[names.index("ListenOverflows")])
-
-
-def defer_accept_full(address, _address6, _silent, port):
-    """A connection arrives, and by RDMA its data, while the queue is full. It is reported when the queue has room."""
-    listening = listener(address, port, (socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 600))
-    listening.listen(1)
-    first = [connect(TCP, address, port) for _ in range(2)]
-    for client in first:
-        client.sendall(b"x")
-    until(lambda: waiting(listening) == len(first))
-    before, answers = overflows(), []
-    third = threading.Thread(target=lambda: answers.append(ask(RDMA, address, port)))
-    third.start()
-    # The first SYN, and its repetition a second later.
-    until(lambda: overflows() >= before + 2)
-    for client in first:
-        print(listening.accept()[0].recv(1))
-        client.close()
-    echo(listening, 1)
-    third.join()
-    print(answers)
-
-
-def defer_accept_in_child(address, _address6, _silent, port):
-    """The process that accepts is not the one that listens."""
-    ways = RDMA, TCP, RDMA, TCP
-    listening = listener(address, port, (socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 60))
-    child = os.fork()
-    if child == 0:
-        echo(listening, len(ways))
-        os._exit(0)
-    for way in ways:
-        print(way, ask(way, address, port))
-    print("child's status", os.waitpid(child, 0)[1])
+    """TCP_DEFER_ACCEPT is set before listen(2), as nginx does it afterwards, or by a child; the last listener's connections
+    are accepted by a child."""
+    option = (socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 600)
+    for when in "before", "after", "by a child", "for a child":
+        listening = listener(address, port, *[option] if when in ("before", "for a child") else [])
+        if when == "after":
+            listening.setsockopt(*option)
+        server = os.fork()
+        if server == 0:
+            if when == "by a child":
+                listening.setsockopt(*option)
+            if when == "for a child":
+                echo(listening, 4)
+            os._exit(0)
+        if when != "for a child":
+            os.waitpid(server, 0)
+            thread = threading.Thread(target=echo, args=(listening, 4))
+            thread.start()
+        for way in RDMA, TCP, RDMA, TCP:
+            print(when, way, ask(way, address, port))
+        if when == "for a child":
+            os.waitpid(server, 0)
+        else:
+            thread.join()
+        port += 1
 
 
 def accept_order(address, _address6, _silent, port):

@@ -13,7 +13,6 @@ mod client;
 mod connections;
 #[cfg(test)]
 mod connections_tests;
-mod deferred;
 pub mod disconnect;
 #[cfg(test)]
 mod docs_tests;
@@ -426,7 +425,7 @@ pub unsafe fn setsockopt_of_known(
     // SAFETY: as for this function.
     let result = unsafe { setsockopt_of_kernel(fd, (level, name), value, len) };
     if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) && entry.kind == Kind::Listener {
-        errno::keeping(|| listeners::set_defers_accept(entry));
+        listeners::accept_at_once(fd);
     }
     result
 }

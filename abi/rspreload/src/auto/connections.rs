@@ -11,7 +11,7 @@ use super::lock::Lock;
 use super::log::{self, Reason};
 use super::pair::{self, close_token};
 use super::shared::{self, Accepted, MAX_SLOTS, Slot};
-use super::{deferred, outcome, socket_owner, thread};
+use super::{outcome, socket_owner, thread};
 use crate::fork::moving::Moving;
 use crate::fork::name::{self, Name};
 use crate::fork::tcp;
@@ -91,7 +91,6 @@ pub fn enter(index: usize, inner: c_int, token: c_int) -> bool {
     private.accepted.store(false, SeqCst);
     private.demoted.store(false, SeqCst);
     private.generation.store(shared::slot(index).map_or(0, Slot::generation), SeqCst);
-    deferred::reset(index);
     word.store(index as u32 + 1, SeqCst);
     USED[index / 64].fetch_or(1 << (index % 64), SeqCst);
     true
@@ -108,12 +107,6 @@ pub fn leave(index: usize) {
     if let Some(slot) = shared::slot(index) {
         slot.free();
     }
-}
-
-/// The listener at a port reports connections when data has arrived, from now on.
-pub fn defer_at(port: u16) {
-    let is_there = |&index: &usize| shared::slot(index).is_some_and(|slot| slot.listener_port() == port);
-    indexes().filter(is_there).for_each(deferred::defer);
 }
 
 /// Ends the token of an index in order, after the data.
@@ -137,18 +130,9 @@ pub fn is_lost(index: usize) -> bool {
     private.accepted.swap(accepted, SeqCst) && accepted && slot.is_sent()
 }
 
-/// What a listener has to say of its tokens.
-pub struct Destination {
-    /// Its address.
-    pub to: Name,
-    /// It reports a connection when data has arrived (TCP_DEFER_ACCEPT).
-    pub defers: bool,
-}
-
 /// Sends a token to a listener of this process: connects to its address. Returns false if that
 /// fails.
-pub fn send_token(inner: c_int, listener: &Destination, wake: (c_int, u64)) -> bool {
-    let to = &listener.to;
+pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
     let (Some(peer), Some(own)) = (name::rsocket_peer(inner), name::rsocket_own(inner)) else { return false };
     // SAFETY: no pointers.
     let token =
@@ -165,9 +149,6 @@ pub fn send_token(inner: c_int, listener: &Destination, wake: (c_int, u64)) -> b
         slot.free();
         close_token(token);
         return false;
-    }
-    if listener.defers {
-        deferred::defer(index);
     }
     slot.send();
     // SAFETY: an address and its length.
@@ -195,9 +176,6 @@ pub fn adopt(fd: c_int, accepted: Accepted) -> Option<Name> {
     let index = accepted.index;
     let slot = shared::slot(index).filter(|slot| slot.is_used())?;
     let (peer, is_own, inner) = (slot.peer()?, slot.is_own(), inner(index));
-    if accepted.has_spoken {
-        deferred::take_spoken(fd);
-    }
     thread::token_accepted();
     // After what belongs to the connection was read: another process, or another thread of this
     // one, may have taken the slot of a process that has ended.

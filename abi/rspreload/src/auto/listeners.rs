@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 
 use libc::{AF_INET6, F_SETFL, IPPROTO_IPV6, IPPROTO_TCP, IPV6_V6ONLY, O_NONBLOCK, SO_REUSEPORT, SOL_SOCKET};
 
-use super::connections::{self, Destination};
+use super::connections;
 use super::lock::Lock;
 use super::log::{self, Reason};
 use super::shared::{self, AtomicName};
@@ -13,7 +13,7 @@ use super::{bound, route, thread};
 use crate::fork::name::{self, Name};
 use crate::fork::{bind, make_rsocket, tcp};
 use crate::table::{self, Entry, Kind};
-use crate::{config, errno, rsocket, rsocket_abi};
+use crate::{config, errno, next_symbol, rsocket, rsocket_abi};
 
 /// The most listeners of a process, and the most addresses of one.
 pub const MAX_LISTENERS: usize = 64;
@@ -111,6 +111,7 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
         listener.state.store(FREE, SeqCst);
         return Err(Reason::Busy);
     }
+    accept_at_once(fd);
     listener.state.store(OPEN, SeqCst);
     if !thread::wake() {
         listener.close();
@@ -239,12 +240,6 @@ impl Listener {
         number
     }
 
-    /// Whether it reports a connection when data has arrived. Not remembered: a child of fork(2)
-    /// may set the option.
-    fn defers_accept(&self) -> bool {
-        self.number().is_some_and(|fd| option(fd, IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) != 0)
-    }
-
     fn port(&self) -> u16 {
         self.own.load().map_or(0, |own| own.number())
     }
@@ -269,9 +264,7 @@ impl Listener {
     }
 
     fn send_token(&self, new: c_int, wake: (c_int, u64)) {
-        let to = self.token_address(new);
-        let listener = to.map(|to| Destination { to, defers: self.defers_accept() });
-        let sent = listener.is_some_and(|listener| connections::send_token(new, &listener, wake));
+        let sent = self.token_address(new).is_some_and(|to| connections::send_token(new, &to, wake));
         if !sent {
             self.close_if_stopped();
             rsocket::reset(new);
@@ -433,11 +426,13 @@ pub fn leave_to_kernel(entry: Entry, reason: Reason) {
     }
 }
 
-/// The program has set TCP_DEFER_ACCEPT of a listener: also for tokens on their way.
-pub fn set_defers_accept(entry: Entry) {
-    if let Some(listener) = of(entry).filter(|listener| listener.defers_accept()) {
-        connections::defer_at(listener.port());
-        thread::wake();
+/// TCP_DEFER_ACCEPT is a hint: with it the kernel would not report tokens, which have no data.
+pub fn accept_at_once(fd: c_int) {
+    const NAME: (c_int, c_int) = (IPPROTO_TCP, libc::TCP_DEFER_ACCEPT);
+    if option(fd, NAME.0, NAME.1) != 0 {
+        let (off, len) = (0, size_of::<c_int>() as libc::socklen_t);
+        // SAFETY: a live int of that length.
+        errno::keeping(|| unsafe { next_symbol::setsockopt(fd, NAME.0, NAME.1, (&raw const off).cast(), len) });
     }
 }
 

@@ -26,8 +26,6 @@ const NO_TOKEN: u32 = 0;
 const SENT: u32 = 1;
 /// The token has been accepted, or belongs to a socket that was connected.
 const TAKEN: u32 = 2;
-/// As `SENT`; the token has a byte of the library's before the program's data.
-const SPOKEN: u32 = 3;
 
 /// Another process than the owner uses the connection: the owner is to forward its data.
 const WANTED: u32 = 4;
@@ -178,8 +176,6 @@ pub struct Accepted {
     /// The connection whose token it is. Its process may have ended, and another one may take the
     /// slot at any time.
     pub generation: u32,
-    /// The token has a byte of the library's.
-    pub has_spoken: bool,
 }
 
 /// Looks a connection up that accept(2) has got from `from`. Returns `None` if it is no token.
@@ -195,8 +191,7 @@ pub fn accepted(from: &Name, listener_port: impl FnOnce() -> Option<u16>) -> Opt
     if listener_port().is_some_and(|port| port != slot.listener_port()) {
         return None;
     }
-    let has_spoken = slot.leave_sent(generation, TAKEN)?;
-    Some(Accepted { index, generation, has_spoken })
+    slot.leave_sent(generation, TAKEN).then_some(Accepted { index, generation })
 }
 
 fn same(one: &Name, other: &Name) -> bool {
@@ -233,26 +228,13 @@ impl Slot {
 
     /// Whether the token waits for accept(2).
     pub fn is_sent(&self) -> bool {
-        matches!(self.state(), SENT | SPOKEN)
-    }
-
-    /// The token is about to get a byte of the library's. Returns false if it has been accepted, or
-    /// has the byte.
-    pub fn speak(&self) -> bool {
-        self.change(|word| (word & STATE == SENT).then_some(word & !STATE | SPOKEN)).is_some()
-    }
-
-    /// Whether the token waits for accept(2) without a byte of the library's.
-    pub fn is_silent(&self) -> bool {
         self.state() == SENT
     }
 
-    /// Ends the wait for accept(2) of the token of a connection. Returns whether the token has a
-    /// byte of the library's, or `None` if it does not wait.
-    fn leave_sent(&self, generation: u32, next: u32) -> Option<bool> {
-        let waits = |word| matches!(word & STATE, SENT | SPOKEN) && generation_of(word) == generation;
-        let before = self.change(|word| waits(word).then_some(word & !STATE | next))?;
-        Some(before & STATE == SPOKEN)
+    /// Ends the wait for accept(2) of the token of a connection. Returns false if it does not wait.
+    fn leave_sent(&self, generation: u32, next: u32) -> bool {
+        let waits = |word| word & STATE == SENT && generation_of(word) == generation;
+        self.change(|word| waits(word).then_some(word & !STATE | next)).is_some()
     }
 
     /// The port of the listener to which the token was sent.
@@ -262,7 +244,7 @@ impl Slot {
 
     /// Gives up a token that waits for accept(2), unless it is being accepted now.
     pub fn withdraw(&self) -> bool {
-        self.leave_sent(self.generation(), NO_TOKEN).is_some()
+        self.leave_sent(self.generation(), NO_TOKEN)
     }
 
     /// The connection has ended.
@@ -348,28 +330,13 @@ mod tests {
         slot(index).unwrap().send();
         assert!(is_plain(&other, 80) && is_plain(&token, 81));
         let generation = slot(index).unwrap().generation();
-        assert_eq!(accepted(&token, || Some(80)), Some(Accepted { index, generation, has_spoken: false }));
+        assert_eq!(accepted(&token, || Some(80)), Some(Accepted { index, generation }));
         assert!(is_plain(&token, 80), "already accepted");
-        assert!(!slot(index).unwrap().speak() && !slot(index).unwrap().withdraw(), "already accepted");
+        assert!(!slot(index).unwrap().withdraw(), "already accepted");
         assert_eq!(slot(index).unwrap().peer().unwrap().address(), peer.address());
         assert_eq!(slot(index).unwrap().own().unwrap().number(), 8);
         slot(index).unwrap().free();
         assert_ne!(slot(index).unwrap().generation(), generation);
-    }
-
-    #[test]
-    fn a_byte_of_the_librarys_is_reported_once() {
-        assert!(prepare());
-        let token = Name::new([127, 0, 0, 1].into(), 40_100);
-        let index = claim(&token, 80, (&token, &token), (-1, 0)).unwrap();
-        let slot = slot(index).unwrap();
-        slot.send();
-        assert!(slot.is_silent() && slot.speak() && !slot.speak());
-        assert!(slot.is_sent() && !slot.is_silent());
-        assert!(accepted(&token, || Some(80)).is_some_and(|accepted| accepted.index == index && accepted.has_spoken));
-        slot.send();
-        assert!(slot.speak() && slot.withdraw() && !slot.withdraw());
-        slot.free();
     }
 
     #[test]
@@ -401,7 +368,7 @@ mod tests {
             for (place, index) in indexes(token.number()).enumerate() {
                 let slot = slot(index).unwrap();
                 // It may have ended at any point.
-                slot.set_state([NO_TOKEN, SENT, TAKEN, SPOKEN][place % 4]);
+                slot.set_state([NO_TOKEN, SENT, TAKEN][place % 3]);
                 slot.owner.store(ended, SeqCst);
             }
             let barrier = std::sync::Barrier::new(THREADS);
@@ -443,7 +410,7 @@ mod tests {
         slot.want(before);
         assert!(!slot.is_wanted(), "for the connection that the slot had before");
         let generation = slot.generation();
-        assert_eq!(accepted(&other, || Some(80)), Some(Accepted { index, generation, has_spoken: false }));
+        assert_eq!(accepted(&other, || Some(80)), Some(Accepted { index, generation }));
         slot.want(generation);
         assert!(slot.is_wanted());
         slot.free();

@@ -7,7 +7,6 @@ use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use libc::{EINTR, POLLERR, POLLHUP, POLLIN, POLLOUT, nfds_t, pollfd};
 
-use super::deferred::{self, Awaited};
 use super::forward::{Forward, MAX_FORWARDS};
 use super::listeners::{self, MAX_ADDRESSES, MAX_LISTENERS};
 use super::polled::Polled;
@@ -102,16 +101,12 @@ enum Purpose {
     Listener,
     /// A token that waits for accept(2), or whose connection a child may use.
     Token(Polled),
-    /// The rsocket of a token that waits for accept(2), until it has data.
-    Deferred(Polled),
-    /// Such a token, until it is connected.
-    Speak(Polled),
     /// The two descriptors of a forward.
     Forward(u16),
 }
 
 /// The descriptors of a round.
-const MAX_FDS: usize = 2 + MAX_ATTEMPTS + MAX_LISTENERS * MAX_ADDRESSES + 2 * MAX_SLOTS + 2 * MAX_FORWARDS;
+const MAX_FDS: usize = 2 + MAX_ATTEMPTS + MAX_LISTENERS * MAX_ADDRESSES + MAX_SLOTS + 2 * MAX_FORWARDS;
 
 struct Thread {
     fds: &'static mut [pollfd],
@@ -243,11 +238,6 @@ impl Thread {
         for index in connections::indexes() {
             let polled = Polled::now(index);
             let is_sent = shared::slot(index).is_some_and(|slot| slot.is_sent());
-            match deferred::awaited(index) {
-                Some(Awaited::Data) => self.push(connections::inner(index), POLLIN, Purpose::Deferred(polled)),
-                Some(Awaited::Connection) => self.push(connections::token(index), POLLOUT, Purpose::Speak(polled)),
-                None => {}
-            }
             let is_forwarded = self.forwards.iter().flatten().any(|forward| forward.index == index);
             if !is_forwarded && (is_sent || connections::is_forked(index)) {
                 self.push(connections::token(index), POLLIN, Purpose::Token(polled));
@@ -336,17 +326,6 @@ fn handle_one(fd: c_int, revents: c_short, purpose: Purpose) {
         Purpose::Token(polled) => {
             if let Some(index) = polled.index() {
                 handle_token(index, revents);
-            }
-        }
-        Purpose::Deferred(polled) => {
-            if let Some(index) = polled.index() {
-                deferred::data_arrived(index);
-            }
-        }
-        // A failed token is polled as one that waits for accept(2), too.
-        Purpose::Speak(polled) => {
-            if let Some(index) = polled.index().filter(|_| revents & (POLLHUP | POLLERR) == 0) {
-                deferred::speak(index, fd);
             }
         }
         Purpose::Forward(_) => {}
