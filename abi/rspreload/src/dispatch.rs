@@ -17,8 +17,6 @@ pub enum Fd {
     Pending(Entry),
     /// An epoll instance of the kernel's with a side ([`crate::epoll`]).
     Epoll(Entry),
-    /// A placeholder for an rsocket of the parent, which serves it by the channel `inner`.
-    Relayed(Entry),
     /// A TCP socket for which an rsocket connects, in automatic mode.
     Connecting(Entry),
     /// A descriptor of the kernel's that automatic mode knows: a listener, or a socket whose data
@@ -41,7 +39,6 @@ impl From<Entry> for Fd {
             Kind::Socket => Fd::Rsocket(entry),
             Kind::Pending => Fd::Pending(entry),
             Kind::Epoll => Fd::Epoll(entry),
-            Kind::Relayed => Fd::Relayed(entry),
             Kind::Connecting => Fd::Connecting(entry),
             Kind::Listener | Kind::Forwarded => Fd::Known(entry),
         }
@@ -54,8 +51,6 @@ pub enum Target {
     Kernel,
     /// To librdmacm, for this rsocket.
     Rsocket(c_int),
-    /// To another process, by this channel.
-    Relayed(c_int),
     /// Nowhere: it fails with this errno.
     Fails(c_int),
 }
@@ -66,7 +61,7 @@ pub enum Target {
 pub fn setup(fd: c_int) -> Option<c_int> {
     match Fd::of(fd) {
         Fd::Rsocket(entry) => Some(entry.inner),
-        Fd::Kernel | Fd::Pending(_) | Fd::Epoll(_) | Fd::Relayed(_) | Fd::Connecting(_) | Fd::Known(_) => None,
+        Fd::Kernel | Fd::Pending(_) | Fd::Epoll(_) | Fd::Connecting(_) | Fd::Known(_) => None,
     }
 }
 
@@ -86,12 +81,9 @@ pub fn data(fd: c_int, way: Way) -> Target {
     match Fd::of(fd) {
         Fd::Kernel => Target::Kernel,
         Fd::Rsocket(entry) if entry.is_settled() => Target::Rsocket(entry.inner),
-        Fd::Rsocket(entry)
-        | Fd::Pending(entry)
-        | Fd::Relayed(entry)
-        | Fd::Epoll(entry)
-        | Fd::Connecting(entry)
-        | Fd::Known(entry) => decide(fd, entry, way),
+        Fd::Rsocket(entry) | Fd::Pending(entry) | Fd::Epoll(entry) | Fd::Connecting(entry) | Fd::Known(entry) => {
+            decide(fd, entry, way)
+        }
     }
 }
 
@@ -100,7 +92,6 @@ pub fn data(fd: c_int, way: Way) -> Target {
 fn decide(fd: c_int, entry: Entry, way: Way) -> Target {
     match Fd::from(entry) {
         Fd::Kernel | Fd::Epoll(_) => Target::Kernel,
-        Fd::Relayed(entry) => Target::Relayed(entry.inner),
         Fd::Known(entry) => {
             auto::before_use(entry, way);
             Target::Kernel

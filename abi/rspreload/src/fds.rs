@@ -81,7 +81,7 @@ pub fn hold(entry: Entry) -> Option<Entry> {
     match entry.kind {
         Kind::Socket => rsocket::hold(entry),
         Kind::Pending => Some(fork::copied(entry)),
-        Kind::Epoll | Kind::Relayed => table::hold(entry.inner).then_some(entry),
+        Kind::Epoll => table::hold(entry.inner).then_some(entry),
         Kind::Listener => {
             auto::hold(entry);
             Some(entry)
@@ -103,8 +103,7 @@ pub fn release(entry: Entry) -> c_int {
             0
         }
         Kind::Epoll if table::drop(entry.inner) => epoll::close_sides(entry.inner),
-        Kind::Relayed if table::drop(entry.inner) => fork::remote::release(entry),
-        Kind::Epoll | Kind::Relayed | Kind::Forwarded => 0,
+        Kind::Epoll | Kind::Forwarded => 0,
         Kind::Listener => {
             auto::release(entry);
             0

@@ -21,19 +21,14 @@ mod decide;
 pub mod decisions;
 pub mod epoll_handover;
 mod epoll_undecided;
-mod fork_lock;
 mod local_address;
 pub mod make_rsocket;
 mod matching;
-mod message;
 pub mod moving;
 pub mod name;
 mod parked;
 mod passive;
-mod relay;
-pub mod remote;
 mod semaphore;
-mod share;
 mod sibling_handshakes;
 mod slots;
 pub mod state;
@@ -57,7 +52,7 @@ pub use way::Way;
 
 /// Whether `fd` is one of the library's own descriptors for fork mode.
 pub fn is_library_fd(fd: c_int) -> bool {
-    share::is_end(fd) || slots::is_own(fd)
+    slots::is_own(fd)
 }
 
 /// Whether a new socket is to be pending. `kind` is without flags.
@@ -148,28 +143,13 @@ pub fn joined(fd: c_int, epfd: c_int) {
     }
 }
 
-/// Before fork(2).
-pub fn before_fork() {
-    share::before_fork();
-}
-
-/// After fork(2), in the parent.
-pub fn in_parent() {
-    share::in_parent();
-}
-
-/// After fork(2), in the child: handshakes and rsockets stay with the parent, which executes the
-/// child's calls on rsockets.
+/// After fork(2), in the child: handshakes stay with the parent.
 pub fn in_child() {
     slots::in_child();
-    // Before the signals are restored: a handler may need it.
     moving::Moving::reset();
-    share::in_child();
 }
 
 #[cfg(test)]
 mod handshake_tests;
-#[cfg(test)]
-mod relay_tests;
 #[cfg(test)]
 mod tests;

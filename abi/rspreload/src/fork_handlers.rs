@@ -45,11 +45,9 @@ pub fn around(fork: impl FnOnce() -> pid_t) -> pid_t {
 
 extern "C" fn before() {
     auto::before_fork();
-    fork::before_fork();
 }
 
 extern "C" fn in_parent() {
-    fork::in_parent();
     auto::in_parent();
 }
 

@@ -23,8 +23,6 @@ pub enum Kind {
     Pending,
     /// An epoll instance of the kernel's, with its rsockets in the instance `inner` of librdmacm.
     Epoll,
-    /// An rsocket of the parent (fork mode). `inner` is the channel to the parent.
-    Relayed,
     /// A socket of the kernel's for which an rsocket connects (automatic mode). `inner` is a ticket
     /// of `auto::slots`.
     Connecting,
@@ -115,10 +113,9 @@ impl Entry {
             Kind::Socket => 1,
             Kind::Pending => 2,
             Kind::Epoll => 3,
-            Kind::Relayed => 4,
-            Kind::Connecting => 5,
-            Kind::Listener => 6,
-            Kind::Forwarded => 7,
+            Kind::Connecting => 4,
+            Kind::Listener => 5,
+            Kind::Forwarded => 6,
         };
         kind << 56 | u64::from(entry.flags & 0xff_ffff) << 32 | u64::from(entry.inner as u32)
     }
@@ -130,9 +127,8 @@ impl Entry {
             1 => Kind::Socket,
             2 => Kind::Pending,
             3 => Kind::Epoll,
-            4 => Kind::Relayed,
-            5 => Kind::Connecting,
-            6 => Kind::Listener,
+            4 => Kind::Connecting,
+            5 => Kind::Listener,
             _ => Kind::Forwarded,
         };
         Some(Entry { kind, flags: (word >> 32) as u32 & 0xff_ffff, inner: word as u32 as c_int })
@@ -339,9 +335,7 @@ mod tests {
 
     #[test]
     fn words_keep_what_entries_say() {
-        for kind in
-            [Kind::Socket, Kind::Pending, Kind::Epoll, Kind::Relayed, Kind::Connecting, Kind::Listener, Kind::Forwarded]
-        {
+        for kind in [Kind::Socket, Kind::Pending, Kind::Epoll, Kind::Connecting, Kind::Listener, Kind::Forwarded] {
             for flags in [0, 1, 0xff_ffff] {
                 for inner in [-1, 0, 5, c_int::MAX] {
                     let entry = Some(Entry { kind, flags, inner });

@@ -31,7 +31,7 @@ pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
         Kind::Socket if entry::is_auto(entry) => {
             connections::forward_from_now(fd, entry.inner).map_err(|_| libc::ENOBUFS)
         }
-        Kind::Socket | Kind::Relayed => Err(EOPNOTSUPP),
+        Kind::Socket => Err(EOPNOTSUPP),
         Kind::Listener => {
             listeners::pass_on(entry);
             Ok(())

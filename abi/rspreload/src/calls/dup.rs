@@ -208,7 +208,7 @@ fn control(fd: c_int, entry: Entry, cmd: c_int, arg: usize) -> c_int {
     }
     match (cmd, Fd::from(entry)) {
         (F_DUPFD | F_DUPFD_CLOEXEC, _) => copy_entry(fd, entry, next),
-        (_, Fd::Kernel | Fd::Pending(_) | Fd::Epoll(_) | Fd::Relayed(_) | Fd::Connecting(_) | Fd::Known(_)) => next(),
+        (_, Fd::Kernel | Fd::Pending(_) | Fd::Epoll(_) | Fd::Connecting(_) | Fd::Known(_)) => next(),
         (F_GETFL, Fd::Rsocket(_)) => {
             rsocket::sync_nonblock(fd, entry.inner);
             // SAFETY: no pointers.

@@ -2,11 +2,11 @@
 
 use core::ffi::{c_int, c_short};
 
-use libc::{EPERM, EPOLL_CTL_ADD, EPOLL_CTL_DEL, epoll_event};
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, epoll_event};
 
 use crate::dispatch::Fd;
 use crate::table::{self, Entry, Kind};
-use crate::{auto, epoll, errno, fds, fork, next_symbol};
+use crate::{auto, epoll, fds, fork, next_symbol};
 
 /// epoll_create(2).
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -63,8 +63,6 @@ pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event
                 }
                 control(epfd, op, fd, event)
             }
-            // Its placeholder is a TCP socket that has ended, and would always be ready.
-            Fd::Relayed(_) => errno::fail(EPERM),
             Fd::Kernel | Fd::Epoll(_) => next_symbol::epoll_ctl(epfd, op, fd, event),
         }
     }

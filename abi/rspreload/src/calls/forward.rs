@@ -6,7 +6,7 @@ use libc::{EINVAL, MSG_DONTWAIT, iovec, msghdr, size_t, sockaddr, socklen_t, ssi
 
 use super::remainder::{self, Asked};
 use crate::dispatch::{self, Fd, Target};
-use crate::fork::{Way, bind, remote};
+use crate::fork::{Way, bind};
 use crate::{auto, errno, next_symbol, rsocket_abi};
 
 /// `name by rname(arguments after the number)`: calls that decide what a socket of fork mode is,
@@ -32,7 +32,6 @@ macro_rules! forward_data {
                             }
                             remainder::finish(fd, $asked, result as ssize_t) as $result
                         }
-                        Target::Relayed(channel) => remote::$to(fd, channel, $($arg),*),
                         Target::Fails(why) => errno::fail(why),
                     }
                 }
@@ -179,7 +178,7 @@ pub unsafe extern "C" fn setsockopt(
             }
             Fd::Pending(_) => auto::setsockopt_of_pending(fd, (level, name), value, len),
             Fd::Kernel => auto::setsockopt_of_kernel(fd, (level, name), value, len),
-            Fd::Epoll(_) | Fd::Relayed(_) => next_symbol::setsockopt(fd, level, name, value, len),
+            Fd::Epoll(_) => next_symbol::setsockopt(fd, level, name, value, len),
         }
     }
 }

@@ -5,9 +5,8 @@ use core::slice;
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLRDHUP, nfds_t, pollfd};
 
-use super::waiting::{Pieces, begin_wait, concerns, relayed, settled};
+use super::waiting::{Pieces, begin_wait, concerns, settled};
 use crate::dispatch::Fd;
-use crate::fork::remote::{self, Waits};
 use crate::table;
 use crate::time::Deadline;
 use crate::{auto, errno, fork, next_symbol, rsocket_abi, scratch};
@@ -24,11 +23,8 @@ pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -
     unsafe {
         let list = slice::from_raw_parts_mut(fds, count as usize);
         if list.iter().any(|fd| concerns(fd.fd)) {
-            let count = list.iter().filter(|fd| relayed(fd.fd)).count();
-            let result = Waits::with(count, |waits| {
-                scratch::with::<pollfd, _>(list.len(), |inner| poll_both(list, inner, waits, timeout))
-            });
-            return result.and_then(|result| result).unwrap_or_else(errno::fail);
+            let result = scratch::with::<pollfd, _>(list.len(), |inner| poll_both(list, inner, timeout));
+            return result.unwrap_or_else(errno::fail);
         }
         next_symbol::poll(fds, count, timeout)
     }
@@ -39,12 +35,7 @@ const UNDECIDED: c_short = POLLIN | POLLRDHUP;
 
 /// What librdmacm polls for `fd`. For an undecided socket that is the TCP connection, on which
 /// something happens when the socket may be decided.
-fn asked(fd: &pollfd, waits: &Waits, pieces: &mut Pieces) -> pollfd {
-    let mut events = fd.events;
-    if let Fd::Relayed(entry) = Fd::of(fd.fd) {
-        waits.enter(entry.inner, events);
-        events = POLLIN;
-    }
+fn asked(fd: &pollfd, pieces: &mut Pieces) -> pollfd {
     while let Fd::Connecting(entry) = Fd::of(fd.fd) {
         let done = auto::slots::done(entry);
         if done >= 0 {
@@ -56,27 +47,26 @@ fn asked(fd: &pollfd, waits: &Waits, pieces: &mut Pieces) -> pollfd {
     if number == fd.fd && fork::is_undecided(fd.fd) {
         return pollfd { fd: if pieces.watch() { number } else { -1 }, events: UNDECIDED, revents: 0 };
     }
-    pollfd { fd: number, events, revents: 0 }
+    pollfd { fd: number, events: fd.events, revents: 0 }
 }
 
 /// The events to report for `fd` when librdmacm reports `revents`.
 fn program_events(fd: &pollfd, revents: c_short) -> c_short {
     match Fd::of(fd.fd) {
         Fd::Connecting(_) => 0,
-        Fd::Relayed(entry) if revents != 0 => remote::reported_events(entry.inner) & (fd.events | POLLERR | POLLHUP),
         // An undecided socket was polled for other events.
         _ => revents & (fd.events | POLLERR | POLLHUP | POLLNVAL),
     }
 }
 
 /// Polls by librdmacm. `inner` has the length of `list`.
-fn poll_both(list: &mut [pollfd], inner: &mut [pollfd], waits: &Waits, timeout: c_int) -> c_int {
+fn poll_both(list: &mut [pollfd], inner: &mut [pollfd], timeout: c_int) -> c_int {
     let deadline = Deadline::after(timeout);
     let mut left = timeout;
     let mut pieces = Pieces::new();
     loop {
         for (inner, fd) in inner.iter_mut().zip(&*list) {
-            *inner = asked(fd, waits, &mut pieces);
+            *inner = asked(fd, &mut pieces);
         }
         let (piece, undecided) = pieces.next(left);
         // SAFETY: `inner.len()` structures at `inner` are writable.
@@ -89,10 +79,8 @@ fn poll_both(list: &mut [pollfd], inner: &mut [pollfd], waits: &Waits, timeout: 
                 count += c_int::from(fd.revents != 0);
             }
         }
-        waits.leave();
         left = deadline.left();
         let ended = result == 0 && (left == 0 || !undecided);
-        // A message on another process's rsocket may be the answer to another thread.
         if result < 0 || ended || result > 0 && !again && (count > 0 || left == 0) {
             return if result < 0 { result } else { count };
         }

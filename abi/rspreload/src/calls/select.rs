@@ -6,11 +6,10 @@
 use core::ffi::{c_int, c_short, c_ulong};
 use core::slice;
 
-use libc::{EAGAIN, EBADF, FD_SETSIZE, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, fd_set, timeval};
+use libc::{EAGAIN, EBADF, FD_SETSIZE, POLLIN, POLLOUT, POLLPRI, fd_set, timeval};
 
-use super::waiting::{Pieces, begin_wait, concerns, inner_number, is_notice, relayed, settled};
+use super::waiting::{Pieces, begin_wait, concerns, inner_number, settled};
 use crate::dispatch::Fd;
-use crate::fork::remote::{self, Waits};
 use crate::table;
 use crate::time::{Deadline, milliseconds};
 use crate::{errno, fds, fork, next_symbol, rsocket_abi, scratch};
@@ -34,10 +33,7 @@ pub unsafe extern "C" fn select(
     // SAFETY: the C contract: a set has as many bits as there are numbers, or is NULL.
     let mut sets = [read, write, except].map(|set| unsafe { words_of(set, limit) });
     if sets.iter().any(|set| numbers_in(set, limit).any(concerns)) {
-        let mut count = 0;
-        each_relayed(limit, &sets, |_, _| count += 1);
-        let result = Waits::with(count, |waits| select_both(limit, &mut sets, waits, timeout));
-        return result.unwrap_or_else(errno::fail);
+        return select_both(limit, &mut sets, timeout);
     }
     // SAFETY: the C contract.
     unsafe { next_symbol::select(count, read, write, except, timeout) }
@@ -97,10 +93,9 @@ const ASKED: [c_short; 3] = [POLLIN, POLLOUT, POLLPRI];
 
 /// Waits by librdmacm. When a reported socket has become an rsocket by the event, it waits again,
 /// for what is left in `timeout`.
-fn select_both(limit: usize, sets: &mut [&mut [Word]; 3], waits: &Waits, timeout: *mut timeval) -> c_int {
+fn select_both(limit: usize, sets: &mut [&mut [Word]; 3], timeout: *mut timeval) -> c_int {
     let mut pieces = Pieces::new();
     loop {
-        each_relayed(limit, sets, |channel, events| waits.enter(channel, events));
         // Pending sockets that are to become rsockets do so here, so that their numbers stay the
         // same below.
         let numbers =
@@ -113,7 +108,7 @@ fn select_both(limit: usize, sets: &mut [&mut [Word]; 3], waits: &Waits, timeout
         let result = scratch::with::<Word, _>(3 * words, |inner| {
             let (read, rest) = inner.split_at_mut(words);
             let (write, except) = rest.split_at_mut(words);
-            select_inner(limit, sets, count, &mut [read, write, except], waits, timeout, &mut pieces)
+            select_inner(limit, sets, count, &mut [read, write, except], timeout, &mut pieces)
         });
         match result {
             Ok(Some(result)) => return result,
@@ -130,7 +125,6 @@ fn select_inner(
     sets: &mut [&mut [Word]; 3],
     count: usize,
     inner: &mut [&mut [Word]; 3],
-    waits: &Waits,
     timeout: *mut timeval,
     pieces: &mut Pieces,
 ) -> Option<c_int> {
@@ -155,7 +149,6 @@ fn select_inner(
     let [read, write, except] = inner.each_mut().map(|set| set.as_mut_ptr().cast::<fd_set>());
     // SAFETY: the sets have at least `count` bits, and `timeout` is the caller's.
     let (result, undecided) = unsafe { select_piece(count as c_int, [read, write, except], timeout, pieces) };
-    waits.leave();
     if result > 0 {
         let mut again = false;
         for ((index, set), events) in sets.iter().enumerate().zip(ASKED) {
@@ -183,7 +176,6 @@ fn select_inner(
         };
         return (!is_forwarded).then_some(result);
     }
-    // A message on another process's rsocket may be the answer to another thread.
     let something = |index: usize, set: &[Word]| numbers_in(set, limit).any(|fd| is_ready(inner, index, fd));
     if result > 0 && !sets.iter().enumerate().any(|(index, set)| something(index, set)) {
         return None;
@@ -229,13 +221,6 @@ unsafe fn select_piece(
     (result, true)
 }
 
-/// Calls `call` for the channel of each other process's rsocket in each set, with the set's events.
-fn each_relayed(limit: usize, sets: &[&mut [Word]; 3], mut call: impl FnMut(c_int, c_short)) {
-    for (set, events) in sets.iter().zip(ASKED) {
-        numbers_in(set, limit).filter(|&fd| relayed(fd)).for_each(|fd| call(inner_number(fd), events));
-    }
-}
-
 /// Leaves the ready numbers in `set`, and returns their count. Two numbers of one rsocket both
 /// count.
 fn store(set: &mut [Word], limit: usize, inner: &[&mut [Word]; 3], which: usize) -> c_int {
@@ -258,17 +243,15 @@ fn asked_of(sets: &[&mut [Word]; 3], fd: c_int) -> c_short {
     sets.iter().zip(ASKED).filter(|(set, _)| has(set, fd)).fold(0, |all, (_, events)| all | events)
 }
 
-/// The inner set for a number of set number `index`. Any event of another process's rsocket is a
-/// message to read.
+/// The inner set for a number of set number `index`. The end of an attempt is an event to read.
 fn inner_set_of(fd: c_int, index: usize) -> usize {
-    if is_notice(fd) { 0 } else { index }
+    if matches!(Fd::of(fd), Fd::Connecting(_)) { 0 } else { index }
 }
 
 /// Whether `fd` is ready for set number `index`, by the inner sets.
 fn is_ready(inner: &[&mut [Word]; 3], index: usize, fd: c_int) -> bool {
     let is_undecided = fork::is_undecided(fd) || matches!(Fd::of(fd), Fd::Connecting(_));
-    let ready = has(inner[inner_set_of(fd, index)], inner_number(fd)) && !is_undecided;
-    ready && (!relayed(fd) || remote::reported_events(inner_number(fd)) & (ASKED[index] | POLLERR | POLLHUP) != 0)
+    has(inner[inner_set_of(fd, index)], inner_number(fd)) && !is_undecided
 }
 
 #[cfg(test)]

@@ -39,8 +39,6 @@ fn send_file(out: c_int, file: c_int, offset: *mut off64_t, len: usize, next: im
         // By its number: the connection may begin to be forwarded.
         // SAFETY: the C contract.
         Target::Rsocket(_) => unsafe { send_to(out, file, offset, len) },
-        // Programs then read and write instead.
-        Target::Relayed(_) => errno::fail(EINVAL),
         Target::Fails(why) => errno::fail(why),
     }
 }

@@ -104,7 +104,7 @@ pub unsafe extern "C" fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut sockl
             Fd::Kernel | Fd::Known(_) if auto::has_tokens() => {
                 auto::accept(fd, addr, len, |addr, len| fds::on_new_fd(next_symbol::accept4(fd, addr, len, flags)))
             }
-            Fd::Kernel | Fd::Epoll(_) | Fd::Relayed(_) | Fd::Connecting(_) | Fd::Known(_) => {
+            Fd::Kernel | Fd::Epoll(_) | Fd::Connecting(_) | Fd::Known(_) => {
                 fds::on_new_fd(next_symbol::accept4(fd, addr, len, flags))
             }
         }
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_
             Fd::Pending(entry) => fork::connect(fd, entry, addr, len),
             Fd::Kernel if auto::is_on() => auto::connect(fd, addr, len),
             Fd::Connecting(_) => auto::connect_again(),
-            Fd::Kernel | Fd::Epoll(_) | Fd::Relayed(_) | Fd::Known(_) => next_symbol::connect(fd, addr, len),
+            Fd::Kernel | Fd::Epoll(_) | Fd::Known(_) => next_symbol::connect(fd, addr, len),
         }
     }
 }

@@ -7,12 +7,11 @@ use core::mem;
 use crate::auto;
 use crate::dispatch::Fd;
 use crate::fork;
-use crate::fork::remote;
 
 /// Whether `fd` is or may become an rsocket.
 pub fn concerns(fd: c_int) -> bool {
     match Fd::of(fd) {
-        Fd::Rsocket(_) | Fd::Pending(_) | Fd::Relayed(_) | Fd::Connecting(_) => true,
+        Fd::Rsocket(_) | Fd::Pending(_) | Fd::Connecting(_) => true,
         Fd::Known(entry) => {
             auto::before_wait(entry);
             false
@@ -21,37 +20,21 @@ pub fn concerns(fd: c_int) -> bool {
     }
 }
 
-/// Whether any event of the number that is polled for `fd` is one to read: a message of another
-/// process, or the end of an attempt.
-pub fn is_notice(fd: c_int) -> bool {
-    matches!(Fd::of(fd), Fd::Relayed(_) | Fd::Connecting(_))
-}
-
-/// Whether `fd` is an rsocket of another process, whose readiness comes as a message.
-pub fn relayed(fd: c_int) -> bool {
-    matches!(Fd::of(fd), Fd::Relayed(_))
-}
-
 /// The number that librdmacm polls for `fd`, without settling what a pending socket is.
 pub fn inner_number(fd: c_int) -> c_int {
     match Fd::of(fd) {
-        Fd::Rsocket(entry) | Fd::Relayed(entry) => entry.inner,
+        Fd::Rsocket(entry) => entry.inner,
         Fd::Connecting(entry) => auto::slots::done(entry),
         Fd::Kernel | Fd::Pending(_) | Fd::Epoll(_) | Fd::Known(_) => fd,
     }
 }
 
-/// The number that librdmacm polls for `fd`, before a wait for `events`: settles a pending socket,
-/// and asks another process for the readiness of its rsocket.
+/// The number that librdmacm polls for `fd`, before a wait for `events`: settles a pending socket.
 pub fn begin_wait(fd: c_int, events: c_short) -> c_int {
     match Fd::of(fd) {
         Fd::Rsocket(entry) => entry.inner,
         // SAFETY: `entry` is what the table has for the program's number.
         Fd::Pending(entry) => unsafe { fork::resolve_for_poll(fd, entry, events).unwrap_or(fd) },
-        Fd::Relayed(entry) => {
-            remote::ask(entry.inner, events);
-            entry.inner
-        }
         Fd::Connecting(entry) => auto::slots::done(entry),
         Fd::Kernel | Fd::Epoll(_) | Fd::Known(_) => fd,
     }
@@ -73,7 +56,7 @@ pub fn settled(fd: c_int, number: c_int, revents: c_short, pieces: &mut Pieces) 
         }
         // SAFETY: `fd` is a descriptor of the program.
         Fd::Pending(_) => unsafe { fork::after_poll(fd, revents) },
-        Fd::Kernel | Fd::Epoll(_) | Fd::Relayed(_) | Fd::Known(_) => false,
+        Fd::Kernel | Fd::Epoll(_) | Fd::Known(_) => false,
     }
 }
 

@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 
 use super::state::{self, Role, State};
-use super::{copy, epoll_handover, make_rsocket, share};
+use super::{copy, epoll_handover, make_rsocket};
 use crate::table::{self, Entry};
 use crate::{next_symbol, rsocket, rsocket_abi};
 
@@ -65,7 +65,6 @@ fn become_rsocket(fd: c_int, tcp: c_int, entry: Entry, inner: c_int) -> Option<c
 /// Puts an rsocket into the table, with the caller's reference. Returns `None` if the program has
 /// closed the number.
 fn take(fd: c_int, entry: Entry, rsocket: Entry) -> Option<c_int> {
-    share::made();
     if table::replace(fd, Some(entry), Some(rsocket)) {
         hand_over(fd, State::of(entry));
         return Some(rsocket.inner);

@@ -33,7 +33,7 @@ fn fails(offset: i64) -> ssize_t {
 
 /// Whether the number is a placeholder that has not the offsets of a socket.
 pub(super) fn is_placeholder(fd: c_int) -> bool {
-    matches!(Fd::of(fd), Fd::Rsocket(_) | Fd::Relayed(_))
+    matches!(Fd::of(fd), Fd::Rsocket(_))
 }
 
 macro_rules! at_offset {
