@@ -222,9 +222,10 @@ fn copy_route(id: &Id, answer: &rdma_ucm_query_route_resp) {
     id.set_destination(sockaddr::overwrite(id.destination(), bytes_of(&answer.dst_addr)));
 }
 
-/// Binds the id to the device that the kernel named, unless it named none or the id has one.
+/// Binds the id to the device that the kernel named, unless it named none or the id has one. Ports
+/// are numbered from 1; the node GUID of a virtual function may be 0.
 fn use_device(id: &Id, guid: u64, index: u32, port_num: u8) -> Result<()> {
-    if guid == 0 || id.state().bound.is_some() {
+    if port_num == 0 || id.state().bound.is_some() {
         return Ok(());
     }
     let bound = device_registry::acquire(guid, (index != u32::MAX).then_some(index))?;

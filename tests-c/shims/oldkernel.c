@@ -7,6 +7,7 @@
  *   abi3    sysfs has version 3 of the command set (Linux 2.6.1x); implies nonl
  *   abi9    sysfs has version 9, which does not exist
  *   nouid   events carry no uid: ESTABLISHED must still be delivered (some distributions' kernels)
+ *   noguid  all devices have the node GUID 0, as virtual functions in containers may have: the index tells them apart
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -21,6 +22,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <infiniband/verbs.h>
 #include <rdma/rdma_user_cm.h>
 
 /* rdma/rdma_cma.h defines some of the same names as the kernel's header. */
@@ -73,6 +75,25 @@ static void forget_uid(const void *message)
 		event->uid = 0;
 }
 
+__be64 ibv_get_device_guid(struct ibv_device *device)
+{
+	static __be64 (*next)(struct ibv_device *);
+
+	if (!next)
+		next = (__be64 (*)(struct ibv_device *))dlsym(RTLD_NEXT, "ibv_get_device_guid");
+	return mode("noguid") ? 0 : next(device);
+}
+
+/* The answers to both queries for the device begin with its node GUID. */
+static void forget_guid(const void *message, uint32_t cmd)
+{
+	struct rdma_ucm_query query;
+
+	memcpy(&query, (const char *)message + sizeof(struct rdma_ucm_cmd_hdr), sizeof(query));
+	if (cmd == RDMA_USER_CM_CMD_QUERY_ROUTE || (cmd == RDMA_USER_CM_CMD_QUERY && query.option == RDMA_USER_CM_QUERY_ADDR))
+		memset((void *)(uintptr_t)query.response, 0, sizeof(uint64_t));
+}
+
 ssize_t write(int fd, const void *buf, size_t count)
 {
 	static ssize_t (*next)(int, const void *, size_t);
@@ -91,6 +112,8 @@ ssize_t write(int fd, const void *buf, size_t count)
 	written = next(fd, buf, count);
 	if (ours && written > 0 && mode("nouid") && header.cmd == RDMA_USER_CM_CMD_GET_EVENT)
 		forget_uid(buf);
+	if (ours && written > 0 && mode("noguid"))
+		forget_guid(buf, header.cmd);
 	return written;
 }
 

@@ -57,7 +57,7 @@ def parse_options(test, words):
     options.prog = f"tests/run {test.name}"
     options.set_defaults(**test.data.get("defaults", {}))
     options = options.parse_args(words)
-    options.label = options.prefix = ""
+    options.label = options.prefix = options.reference_prefix = ""
     options.limits = (VALGRIND if options.valgrind else SANITIZED if options.sanitizer
                       else EMULATED if options.arch == "arm64" else USUAL)
     return options
@@ -188,7 +188,7 @@ def compare_all(programs, options, folder, result):
     jobs = []
     for program, device in programs:
         for turn in range(repeat):
-            jobs.append((f"reference{turn}", "lab-reference", program, device, options.prefix))
+            jobs.append((f"reference{turn}", "lab-reference", program, device, options.reference_prefix))
             if not options.self_mode:
                 jobs.append((f"ours{turn}", "lab-ours", program, device, options.prefix))
     available = run_jobs(jobs, options, folder, result)
@@ -347,11 +347,13 @@ def modes(test, chosen):
 
 
 def run_modes(test, chosen, options, result):
-    """Runs the programs with the test's shared object, in each of its modes: OLDKERNEL is its name."""
+    """Runs the programs with the test's shared object, in each of its modes: OLDKERNEL is its name. The reference runs
+    without, if it does not support the mode."""
     build_c(test.data["preload"])
     for mode, wanted in modes(test, chosen):
         options.label = f" {mode['name']}"
         options.prefix = f"env LD_PRELOAD={options.programs}/{test.data['preload']} OLDKERNEL={mode['name']}"
+        options.reference_prefix = "" if mode.get("ours_only") else options.prefix
         if wanted:
             run(wanted, options, options.out / mode["name"], result)
 
