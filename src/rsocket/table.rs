@@ -254,6 +254,10 @@ impl<T: Send + Sync> Table<T> {
     pub fn for_each(&self, mut each: impl FnMut(c_int, Arc<T>)) {
         for chunk in 0..CHUNKS {
             for (index, slot) in self.chunk(chunk).unwrap_or_default().iter().enumerate() {
+                // A pin would make the page of an empty slot take memory.
+                if slot.object.load(Ordering::Relaxed).is_null() {
+                    continue;
+                }
                 if let (Ok(fd), Some(object)) = (c_int::try_from(start(chunk) + index), slot.get()) {
                     each(fd, object);
                 }
@@ -421,6 +425,39 @@ mod tests {
         // SAFETY: waits for the child above.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0);
+    }
+
+    /// Memory of the mapping that `address` is in, in kB.
+    fn anonymous_kb(address: usize) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut inside = false;
+        for line in maps.lines() {
+            let range = line.split(' ').next().unwrap_or("").split_once('-');
+            let bounds =
+                range.and_then(|(a, b)| Some((usize::from_str_radix(a, 16).ok()?, usize::from_str_radix(b, 16).ok()?)));
+            match bounds {
+                Some((start, end)) => inside = (start..end).contains(&address),
+                None if inside && line.starts_with("Anonymous:") => {
+                    return line.split_whitespace().nth(1).unwrap().parse().unwrap();
+                }
+                None => {}
+            }
+        }
+        panic!("no mapping has the address");
+    }
+
+    #[test]
+    fn for_each_takes_no_memory() {
+        let table = Table::<c_int>::new();
+        // The chunk of this number has 2 MB.
+        let fd = 40_000;
+        drop(table.insert(fd, Arc::new(1)).unwrap());
+        let slot = ptr::from_ref(table.slot(fd).unwrap()).addr();
+        let before = anonymous_kb(slot);
+        let mut found = Vec::new();
+        table.for_each(|fd, object| found.push((fd, *object)));
+        assert_eq!(found, [(fd, 1)]);
+        assert!(anonymous_kb(slot) < before + 1000, "{before} kB before");
     }
 
     /// Readers find either the object of a number or nothing while other threads insert and remove.

@@ -56,11 +56,14 @@ impl Pages {
             return Err(Errno::last());
         }
         // A child must neither see the pages nor make the kernel copy pages that a device writes.
-        // If the advice fails, kernels from 5.12 on leave pinned pages to the parent. MADV_DONTFORK
-        // leaves a gap in the child, which on User Mode Linux is not empty: a later mapping there
-        // shows the parent's bytes.
+        // MADV_DONTFORK, for kernels before 4.14, leaves a gap in the child, which on User Mode
+        // Linux is not empty: a later mapping there shows the parent's bytes.
         // SAFETY: the mapping was just created.
-        unsafe { libc::madvise(start, len, libc::MADV_WIPEONFORK) };
+        let advise = |advice| unsafe { libc::madvise(start, len, advice) };
+        if advise(libc::MADV_WIPEONFORK) != 0 {
+            // If this fails, too, kernels from 5.12 on leave pinned pages to the parent.
+            advise(libc::MADV_DONTFORK);
+        }
         let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::ENOMEM)?;
         Ok(Pages { start, len })
     }

@@ -5,7 +5,24 @@
 #include "cases.h"
 #include "rscommon.h"
 
+#include <sys/mman.h>
+
 static struct rspair pair;
+
+/* Replaces the C library's function, also for the library. A kernel before 4.14 has no MADV_WIPEONFORK. */
+static bool is_old;
+static volatile unsigned int wiped, not_inherited;
+
+int madvise(void *start, size_t len, int advice)
+{
+	if (is_old && advice == MADV_WIPEONFORK) {
+		errno = EINVAL;
+		return -1;
+	}
+	wiped += advice == MADV_WIPEONFORK;
+	not_inherited += advice == MADV_DONTFORK;
+	return (int)syscall(SYS_madvise, start, len, advice);
+}
 
 static void exchange(const char *text)
 {
@@ -42,6 +59,18 @@ static void child_closes_its_copies(void)
 	exchange("after");
 	EXPECT(poll_wait(pair.client, POLLIN | POLLOUT) == POLLOUT);
 	rs_pair_close(&pair);
+}
+
+/* Memory that a device writes is no page of the child, with either kernel. */
+static void the_child_gets_no_buffers(void)
+{
+	for (int old = 0; old < 2; old++) {
+		wiped = not_inherited = 0;
+		is_old = old;
+		EXPECT(rs_pair(&pair, AF_INET));
+		EXPECT(old ? !wiped && not_inherited : wiped && !not_inherited);
+		rs_pair_close(&pair);
+	}
 }
 
 /* exit() runs the library's destructors in the child. */
@@ -197,6 +226,7 @@ int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(child_closes_its_copies);
+	CASE(the_child_gets_no_buffers);
 	CASE(child_exits_normally);
 	CASE(listener_goes_on);
 	CASE(child_begins_anew);
