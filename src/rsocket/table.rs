@@ -427,23 +427,16 @@ mod tests {
         assert_eq!(status, 0);
     }
 
-    /// Memory of the mapping that `address` is in, in kB.
-    fn anonymous_kb(address: usize) -> usize {
-        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let mut inside = false;
-        for line in maps.lines() {
-            let range = line.split(' ').next().unwrap_or("").split_once('-');
-            let bounds =
-                range.and_then(|(a, b)| Some((usize::from_str_radix(a, 16).ok()?, usize::from_str_radix(b, 16).ok()?)));
-            match bounds {
-                Some((start, end)) => inside = (start..end).contains(&address),
-                None if inside && line.starts_with("Anonymous:") => {
-                    return line.split_whitespace().nth(1).unwrap().parse().unwrap();
-                }
-                None => {}
-            }
-        }
-        panic!("no mapping has the address");
+    /// Returns the memory of the mapping that `address` is in, in kB.
+    fn anonymous_kb(address: usize) -> Option<usize> {
+        let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+        let number = |text: &str| usize::from_str_radix(text, 16).ok();
+        let is_its = |line: &&str| {
+            let bounds = line.split(' ').next().and_then(|range| range.split_once('-'));
+            bounds.and_then(|(start, end)| Some((number(start)?..number(end)?).contains(&address))) == Some(true)
+        };
+        let mut lines = maps.lines().skip_while(|line| !is_its(line));
+        lines.find_map(|line| line.strip_prefix("Anonymous:")?.trim().strip_suffix(" kB")?.parse().ok())
     }
 
     #[test]
@@ -453,11 +446,11 @@ mod tests {
         let fd = 40_000;
         drop(table.insert(fd, Arc::new(1)).unwrap());
         let slot = ptr::from_ref(table.slot(fd).unwrap()).addr();
-        let before = anonymous_kb(slot);
+        let before = anonymous_kb(slot).unwrap();
         let mut found = Vec::new();
         table.for_each(|fd, object| found.push((fd, *object)));
         assert_eq!(found, [(fd, 1)]);
-        assert!(anonymous_kb(slot) < before + 1000, "{before} kB before");
+        assert!(anonymous_kb(slot).unwrap() < before + 1000, "{before} kB before");
     }
 
     /// Readers find either the object of a number or nothing while other threads insert and remove.
