@@ -23,7 +23,6 @@ mod half_closed;
 pub mod instances;
 mod kernel_options;
 mod listeners;
-pub mod lock;
 mod log;
 mod outcome;
 pub mod outside;
@@ -47,9 +46,9 @@ use rdmacm_private::auto_config::Mode;
 
 use self::entry::MAPPED;
 use self::kernel_options::Purpose;
-use crate::fork::name::{self, Name};
-use crate::fork::{Way, decisions};
 use crate::table::{self, Entry, Kind};
+use crate::tcp::name::{self, Name};
+use crate::transition::{self, Way};
 use crate::{cancel, config, errno, next_symbol, rsocket, rsocket_abi};
 
 pub use client::connect;
@@ -61,8 +60,8 @@ pub use listeners::{hold, release, take_over};
 pub fn resolve_attempt(fd: c_int, entry: Entry, way: Way) -> Result<(), c_int> {
     if way == Way::Shutdown {
         end_attempt(fd, entry);
-    } else if way.waits() && crate::fork::tcp::is_blocking(fd) {
-        errno::keeping(|| decisions::wait_for_change(fd, entry));
+    } else if way.waits() && crate::tcp::is_blocking(fd) {
+        errno::keeping(|| transition::wait_for_change(fd, entry));
     } else {
         return Err(libc::EAGAIN);
     }
@@ -74,7 +73,7 @@ pub fn resolve_attempt(fd: c_int, entry: Entry, way: Way) -> Result<(), c_int> {
 pub fn end_attempt(fd: c_int, entry: Entry) {
     errno::keeping(|| {
         slots::stay_tcp(entry);
-        decisions::wait_for_change(fd, entry);
+        transition::wait_for_change(fd, entry);
     });
 }
 
@@ -90,7 +89,7 @@ pub fn copied(fd: c_int, entry: Entry) {
 /// port.
 #[cold]
 pub fn wait_for_name(fd: c_int, entry: Entry) {
-    errno::keeping(|| decisions::wait_for_change(fd, entry));
+    errno::keeping(|| transition::wait_for_change(fd, entry));
 }
 
 /// Whether a new socket is the kernel's, in automatic mode or because nothing else is wanted.

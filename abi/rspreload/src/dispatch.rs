@@ -2,8 +2,9 @@
 
 use core::ffi::c_int;
 
-use crate::fork::{self, Way};
+use crate::fork;
 use crate::table::{self, Entry, Kind};
+use crate::transition::Way;
 use crate::{auto, fds};
 
 /// What a number of the program is.

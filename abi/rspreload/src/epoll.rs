@@ -28,6 +28,7 @@ use crate::table::{self, Entry, Kind};
 use crate::time::Deadline;
 use crate::{errno, next_symbol, rsocket, rsocket_abi};
 
+pub mod handover;
 mod sides;
 
 /// Upper half of the data of sides in the program's instances: neither a small number nor an

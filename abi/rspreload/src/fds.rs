@@ -146,7 +146,7 @@ pub fn current_entry(fd: c_int) -> Option<Entry> {
 /// Whether the number of an rsocket is another file now, the placeholder having been closed without
 /// an intercepted call. In fork mode, where the placeholder is a TCP socket, this can't be told.
 fn is_stale(fd: c_int, entry: Entry) -> bool {
-    if entry.kind != Kind::Socket || fork::is_decided(entry) {
+    if entry.kind != Kind::Socket || entry.is_decided() {
         return false;
     }
     let Some(status) = open_fds::status(fd) else { return false };

@@ -13,28 +13,17 @@
 
 mod accepted;
 mod active;
-pub mod bind;
-pub mod can_listen;
 mod commit;
 mod copy;
 mod decide;
-pub mod decisions;
-pub mod epoll_handover;
 mod epoll_undecided;
-mod local_address;
-pub mod make_rsocket;
 mod matching;
-pub mod moving;
-pub mod name;
 mod parked;
 mod passive;
 mod semaphore;
 mod sibling_handshakes;
 mod slots;
-pub mod state;
-pub mod tcp;
-pub mod thread;
-mod way;
+mod state;
 
 use core::ffi::c_int;
 
@@ -42,13 +31,11 @@ use libc::{EINPROGRESS, EINTR, c_short, sockaddr, socklen_t};
 
 use self::state::{Role, State};
 use crate::table::{self, Entry, Kind};
+use crate::transition::{Moving, Way};
 use crate::{config, errno, next_symbol};
 
 pub use epoll_undecided::control as control_undecided;
-pub use moving::wait_for_move;
 pub use slots::abandoned;
-pub use state::is_decided;
-pub use way::Way;
 
 /// Whether `fd` is one of the library's own descriptors for fork mode.
 pub fn is_library_fd(fd: c_int) -> bool {
@@ -146,7 +133,7 @@ pub fn joined(fd: c_int, epfd: c_int) {
 /// After fork(2), in the child: handshakes stay with the parent.
 pub fn in_child() {
     slots::in_child();
-    moving::Moving::reset();
+    Moving::reset();
 }
 
 #[cfg(test)]

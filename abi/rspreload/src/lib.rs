@@ -10,8 +10,9 @@
 //! The layers, from the top: [`full`] (the functions that only librspreload-full.so exports),
 //! [`calls`] (the exported functions), [`dispatch`] (what a number is and
 //! where a call goes) with [`fds`] (what opening, copying and closing do), [`auto`] (automatic
-//! mode), [`fork`] (fork mode), [`epoll`] and [`rsocket`], [`table`], and at the bottom
-//! [`next_symbol`] and [`rsocket_abi`].
+//! mode) beside [`fork`] (fork mode), what both have in common ([`tcp`], [`transition`],
+//! [`thread`]), [`epoll`] and [`rsocket`], [`table`], and at the bottom [`next_symbol`] and
+//! [`rsocket_abi`].
 //!
 //! No std: it is bound to the names below and would call our `close` for its own files. For the
 //! same reason nothing in this crate calls one of these names through `libc`, only through
@@ -48,10 +49,13 @@ mod rsocket;
 mod rsocket_abi;
 mod scratch;
 mod table;
+mod tcp;
 #[cfg(test)]
 mod test_sockets;
+mod thread;
 mod ticket;
 mod time;
+mod transition;
 
 #[cfg(not(test))]
 use core::ffi::{c_char, c_int};

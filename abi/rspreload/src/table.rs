@@ -71,7 +71,15 @@ fn process() -> u32 {
     FORKS.load(Ordering::Relaxed) << PROCESS_SHIFT & PROCESS
 }
 
+/// In the flags of an rsocket's entry: its placeholder is the TCP socket in whose place it is.
+pub const DECIDED: u32 = 1;
+
 impl Entry {
+    /// Whether the placeholder of an rsocket is the TCP socket that it was.
+    pub fn is_decided(self) -> bool {
+        self.flags & DECIDED != 0
+    }
+
     /// A new rsocket of this process. `flags` is the bit for fork mode.
     pub fn rsocket(inner: c_int, flags: u32) -> Entry {
         /// Enough for programs that set O_NONBLOCK after a handshake.

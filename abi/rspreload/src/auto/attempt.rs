@@ -11,8 +11,8 @@ use libc::{
 use super::log::Reason;
 use super::remembered::{self, Outcome, Subject};
 use super::route;
-use crate::fork::name::{self, Name};
-use crate::fork::{make_rsocket, tcp};
+use crate::tcp::name::{self, Name};
+use crate::tcp::{self, make_rsocket};
 use crate::time::Deadline;
 use crate::{config, errno, rsocket, rsocket_abi};
 

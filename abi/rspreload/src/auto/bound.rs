@@ -5,7 +5,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use crate::fork::{name, tcp};
+use crate::tcp::{self, name};
 
 /// By the kernel's identifiers, which are numbers in a row. One that has lost its place to another
 /// counts as bound by another process.

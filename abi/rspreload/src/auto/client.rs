@@ -8,8 +8,8 @@ use libc::{EINPROGRESS, sockaddr, socklen_t};
 use super::log::Reason;
 use super::{attempt, instances, log, outcome, route, slots};
 use crate::cancel::{self, CancelDisabled};
-use crate::fork::name::Name;
-use crate::fork::tcp;
+use crate::tcp;
+use crate::tcp::name::Name;
 use crate::time::Deadline;
 use crate::{errno, next_symbol};
 

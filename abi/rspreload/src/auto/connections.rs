@@ -7,16 +7,16 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::
 use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM};
 
 use super::entry::{is_auto, is_number_of};
-use super::lock::Lock;
 use super::log::{self, Reason};
 use super::pair::{self, close_token};
 use super::shared::{self, Accepted, MAX_SLOTS, Slot};
 use super::{outcome, socket_owner, thread};
-use crate::fork::moving::Moving;
-use crate::fork::name::{self, Name};
-use crate::fork::tcp;
 use crate::table::{self, Entry, Growing, Kind};
+use crate::tcp;
+use crate::tcp::name::{self, Name};
+use crate::thread::Lock;
 use crate::time::Deadline;
+use crate::transition::Moving;
 use crate::{epoll, errno, next_symbol, open_fds, rsocket, rsocket_abi};
 
 /// What only this process can use. Numbers are stored plus one; 0 for none.

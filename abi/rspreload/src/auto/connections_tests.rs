@@ -5,8 +5,8 @@ use std::os::fd::AsRawFd;
 
 use super::connections::{adopt, enter, leave};
 use super::shared::{self, Slot};
-use crate::fork::name::Name;
 use crate::table;
+use crate::tcp::name::Name;
 
 #[test]
 fn a_token_of_an_ended_process_stands_for_no_other_connection() {

@@ -1,4 +1,5 @@
-//! docs/preload.md lists the reasons of the log and the limits: all of them, and no others.
+//! docs/preload.md lists the reasons of the log and the limits: all of them, and no others. And the
+//! layers are as lib.rs says.
 
 use std::fs;
 use std::path::Path;
@@ -37,6 +38,22 @@ fn all_reasons_are_documented() {
             assert!(texts.contains(&format!("=> \"{text}\"")), "no reason of the log: {text}");
         }
     }
+}
+
+#[test]
+fn automatic_mode_and_fork_mode_do_not_know_each_other() {
+    let mut files = 0;
+    for (folder, other) in [("auto", "fork::"), ("fork", "auto::")] {
+        for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(folder)).unwrap() {
+            let path = file.unwrap().path();
+            // Files only: a folder has a file of its name beside it.
+            let Ok(source) = fs::read_to_string(&path) else { continue };
+            let own = path.ends_with("docs_tests.rs");
+            assert!(own || !source.contains(&format!("crate::{other}")), "{}", path.display());
+            files += 1;
+        }
+    }
+    assert!(files > 20);
 }
 
 #[test]

@@ -5,11 +5,10 @@ use core::ffi::c_int;
 use rdmacm_private::auto_config::Mode;
 
 use crate::config;
-use crate::fork::state;
-use crate::table::{Entry, Kind};
+use crate::table::{self, Entry, Kind};
 
-/// The bit of an entry for rsockets of automatic mode; see also [`state::DECIDED`].
-pub const AUTO: u32 = state::DECIDED << 1;
+/// The bit of an entry for rsockets of automatic mode; see also [`table::DECIDED`].
+pub const AUTO: u32 = table::DECIDED << 1;
 
 /// The bit of an entry whose program's socket is of IPv6, and whose rsocket is of IPv4.
 pub const MAPPED: u32 = AUTO << 1;

@@ -8,7 +8,7 @@ use libc::{EAGAIN, EINTR, F_SETFL, MSG_DONTWAIT, O_NONBLOCK, POLLERR, POLLHUP, P
 
 use super::half_closed::{Action, Idle, Missing};
 use super::{connections, log, shared, socket_owner};
-use crate::fork::name::{self, Name};
+use crate::tcp::name::{self, Name};
 use crate::{errno, next_symbol, rsocket, rsocket_abi, time};
 
 /// The most connections that are forwarded at a time.

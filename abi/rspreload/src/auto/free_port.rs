@@ -3,8 +3,8 @@
 use core::ffi::c_int;
 
 use super::route;
-use crate::fork::name::{self, Name};
-use crate::fork::{make_rsocket, tcp};
+use crate::tcp::name::{self, Name};
+use crate::tcp::{self, make_rsocket};
 use crate::{errno, next_symbol, rsocket_abi};
 
 /// The most ports that are tried.

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use libc::{EPOLL_CTL_DEL, epoll_event};
 
 use super::log::Reason;
-use crate::fork::epoll_handover;
+use crate::epoll::handover;
 use crate::own_fd::OwnFd;
 use crate::table::Growing;
 use crate::{epoll, next_symbol};
@@ -66,7 +66,7 @@ fn instances() -> impl Iterator<Item = c_int> {
 /// rsocket. The kernel is not asked as long as the process has not as many.
 pub fn are_too_many(fd: c_int) -> bool {
     // One whose members cannot be read counts.
-    let is_member = |&epfd: &c_int| !matches!(epoll_handover::find(epfd, fd), Ok(None));
+    let is_member = |&epfd: &c_int| !matches!(handover::find(epfd, fd), Ok(None));
     instances().nth(MAX_INSTANCES).is_some() && instances().filter(is_member).nth(MAX_INSTANCES).is_some()
 }
 
@@ -93,7 +93,7 @@ pub fn leave(fd: c_int) -> Left {
     let mut left = Left { members: [none; MAX_INSTANCES], count: 0, is_incomplete: false };
     // One after another: an instance may have several numbers.
     for epfd in instances() {
-        let event = match epoll_handover::find(epfd, fd) {
+        let event = match handover::find(epfd, fd) {
             Ok(Some(event)) => event,
             Ok(None) => continue,
             Err(_) => {

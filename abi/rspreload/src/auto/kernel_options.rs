@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET, socklen_t};
 
-use crate::fork::tcp;
+use crate::tcp;
 use crate::{errno, next_symbol};
 
 /// What an option is for.

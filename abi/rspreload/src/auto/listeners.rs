@@ -6,13 +6,13 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 use libc::{AF_INET6, F_SETFL, IPPROTO_IPV6, IPPROTO_TCP, IPV6_V6ONLY, O_NONBLOCK, SO_REUSEPORT, SOL_SOCKET};
 
 use super::connections;
-use super::lock::Lock;
 use super::log::{self, Reason};
 use super::shared::{self, AtomicName};
 use super::{bound, route, thread};
-use crate::fork::name::{self, Name};
-use crate::fork::{bind, make_rsocket, tcp};
 use crate::table::{self, Entry, Kind};
+use crate::tcp::name::{self, Name};
+use crate::tcp::{self, bind, make_rsocket};
+use crate::thread::Lock;
 use crate::{config, errno, next_symbol, rsocket, rsocket_abi};
 
 /// The most listeners of a process, and the most addresses of one.

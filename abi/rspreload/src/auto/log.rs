@@ -6,7 +6,7 @@ use core::mem;
 use libc::socklen_t;
 
 use super::tcp_bytes;
-use crate::fork::name::Name;
+use crate::tcp::name::Name;
 use crate::{config, errno, rsocket_abi};
 
 /// Why a connection, or a listener, is what it is.

@@ -5,9 +5,9 @@ use core::ffi::c_int;
 use libc::{AF_INET, AF_INET6, F_GETFL, F_SETFL, O_NONBLOCK};
 
 use super::entry;
-use crate::fork::name::{self, Name};
-use crate::fork::{make_rsocket, state, tcp};
 use crate::table::{self, Entry};
+use crate::tcp::name::{self, Name};
+use crate::tcp::{self, make_rsocket};
 use crate::{errno, next_symbol};
 
 /// Makes the number stand for the connected rsocket `inner`, with the options of the TCP socket,
@@ -20,7 +20,7 @@ pub fn become_rsocket(fd: c_int, copy: c_int, before: Option<Entry>, inner: c_in
     if table::prepare(fd).is_err() || table::first(inner).is_err() {
         return false;
     }
-    let entry = Entry::rsocket(inner, state::DECIDED | entry::flags(mapped));
+    let entry = Entry::rsocket(inner, table::DECIDED | entry::flags(mapped));
     let done = table::replace(fd, before, Some(entry));
     if !done {
         table::drop(inner);

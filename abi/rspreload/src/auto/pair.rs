@@ -6,8 +6,8 @@ use core::ffi::c_int;
 use libc::{F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET};
 
 use super::log::Reason;
-use crate::fork::name::{self, Name};
-use crate::fork::tcp;
+use crate::tcp;
+use crate::tcp::name::{self, Name};
 use crate::time::Deadline;
 use crate::{errno, next_symbol, open_fds};
 

@@ -26,7 +26,7 @@ impl Polled {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fork::name::Name;
+    use crate::tcp::name::Name;
 
     #[test]
     fn an_index_of_another_connection_is_none() {

@@ -7,8 +7,8 @@ use libc::{IPPROTO_IP, IPPROTO_TCP, SO_BINDTODEVICE, SO_MARK, SOCK_CLOEXEC, SOCK
 use super::kernel_options;
 use super::log::Reason;
 use super::remembered::{self, Outcome, Subject};
-use crate::fork::name::{self, Name};
-use crate::fork::{can_listen, tcp};
+use crate::tcp::name::{self, Name};
+use crate::tcp::{self, bind};
 use crate::{config, next_symbol};
 
 /// Whether `fd` is a TCP socket, which the configuration allows to be an rsocket.
@@ -68,7 +68,7 @@ pub fn is_rdma(own: &Name) -> bool {
         Some(Outcome::With) => true,
         Some(_) => false,
         None => {
-            let shares = can_listen::shares_port(own);
+            let shares = bind::shares_port(own);
             remembered::remember(subject, if shares { Outcome::With } else { Outcome::Without });
             shares
         }

@@ -10,8 +10,8 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::S
 
 use libc::sockaddr_storage;
 
-use crate::fork::name::Name;
 use crate::next_symbol;
+use crate::tcp::name::Name;
 
 /// The most connections of a family of processes that have tokens.
 pub const MAX_SLOTS: usize = 1 << 14;

@@ -9,17 +9,18 @@ use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize
 use libc::epoll_event;
 
 use super::instances::MAX_INSTANCES;
-use super::lock::Lock;
 use super::log::Reason;
 use super::shared::AtomicName;
 use super::tcp_watch::WATCHES;
 use super::{attempt, instances, log, outcome, thread};
-use crate::fork::name::Name;
-use crate::fork::thread::SignalsBlocked;
-use crate::fork::{decisions, moving::Moving, tcp};
 use crate::table::{self, Entry, Kind};
+use crate::tcp;
+use crate::tcp::name::Name;
+use crate::thread::Lock;
+use crate::thread::SignalsBlocked;
 use crate::ticket::Ticket;
 use crate::time::{self, Deadline};
+use crate::transition::{self, Moving};
 use crate::{epoll, errno, eventfd, next_symbol, open_fds};
 
 /// The most attempts of a process at a time.
@@ -180,7 +181,7 @@ impl Slot {
         drop(moving);
         drop(signals);
         self.wake();
-        decisions::announce();
+        transition::announce();
         self.free();
     }
 
@@ -283,7 +284,7 @@ pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *m
     let held = LOCK.hold();
     if slot.entry() != Some(entry) || !slot.ticket.is_ready() {
         drop(held);
-        decisions::wait_for_change(fd, entry);
+        transition::wait_for_change(fd, entry);
         return None;
     }
     let member_of = |number| slot.members.iter().find(|member| member.epoll.load(SeqCst) == number);

@@ -8,9 +8,9 @@ use core::net::IpAddr;
 
 use libc::{AF_INET, AF_INET6, NETLINK_SOCK_DIAG, NLM_F_REQUEST, nlmsghdr};
 
-use crate::fork::name::Name;
-use crate::fork::tcp;
 use crate::netlink;
+use crate::tcp;
+use crate::tcp::name::Name;
 
 /// linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;

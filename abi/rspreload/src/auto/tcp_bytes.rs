@@ -8,9 +8,9 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::log;
 use super::shared::AtomicName;
-use crate::fork::name::{self, Name};
-use crate::fork::tcp;
 use crate::table::Growing;
+use crate::tcp;
+use crate::tcp::name::{self, Name};
 use crate::{errno, next_symbol, open_fds};
 
 /// Whether this process, or the one that has forked it, has logged a connection by TCP.

@@ -9,8 +9,8 @@ use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::SeqCst};
 use super::attempt;
 use super::log::Reason;
 use super::shared::AtomicName;
-use crate::fork::name::Name;
-use crate::fork::tcp;
+use crate::tcp;
+use crate::tcp::name::Name;
 use crate::time;
 
 /// The most sockets that are watched at a time: of further ones nothing is remembered.

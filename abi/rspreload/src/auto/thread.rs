@@ -16,7 +16,7 @@ use super::tcp_watch::WATCHES;
 use super::wake::WakeSockets;
 use super::watched::Watched;
 use super::{attempt, connections, log};
-use crate::fork::thread as threads;
+use crate::thread as threads;
 use crate::time::Deadline;
 use crate::{errno, next_symbol, rsocket, rsocket_abi};
 

@@ -5,8 +5,8 @@ use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::SeqCst};
 
 use libc::{AF_UNIX, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM};
 
-use super::lock::Lock;
 use super::shared;
+use crate::thread::Lock;
 use crate::{next_symbol, open_fds};
 
 /// The sockets, made when they are first needed.

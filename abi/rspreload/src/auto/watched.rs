@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, Ordering::SeqCst};
 
-use super::lock::Lock;
+use crate::thread::Lock;
 use crate::{errno, next_symbol, open_fds};
 
 /// A process and its descriptor (pidfd_open(2)).

@@ -6,7 +6,7 @@ use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, epoll_event};
 
 use crate::dispatch::Fd;
 use crate::table::{self, Entry, Kind};
-use crate::{auto, epoll, fds, fork, next_symbol};
+use crate::{auto, epoll, fds, fork, next_symbol, transition};
 
 /// epoll_create(2).
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mu
 pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     let mut kind = Fd::of(fd);
     // In this order: a move that has not begun by now can't have changed the entry.
-    if fork::wait_for_move(fd) {
+    if transition::wait_for_move(fd) {
         kind = Fd::of(fd);
     }
     // SAFETY: as for this function.

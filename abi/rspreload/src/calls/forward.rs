@@ -6,7 +6,8 @@ use libc::{EINVAL, MSG_DONTWAIT, iovec, msghdr, size_t, sockaddr, socklen_t, ssi
 
 use super::remainder::{self, Asked};
 use crate::dispatch::{self, Fd, Target};
-use crate::fork::{Way, bind};
+use crate::tcp::bind;
+use crate::transition::Way;
 use crate::{auto, errno, next_symbol, rsocket_abi};
 
 /// `name by rname(arguments after the number)`: calls that decide what a socket of fork mode is,

@@ -7,7 +7,7 @@ use core::slice;
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_WAITALL, iovec, msghdr, ssize_t};
 
 use crate::dispatch::Fd;
-use crate::fork::tcp;
+use crate::tcp;
 use crate::{errno, next_symbol, scratch};
 
 /// What a call was asked to move, and how.

@@ -6,7 +6,7 @@ use core::slice;
 use libc::{EINVAL, ESPIPE, SEEK_CUR, SEEK_SET, off_t, off64_t, size_t, ssize_t};
 
 use crate::dispatch::{self, Target};
-use crate::fork::Way;
+use crate::transition::Way;
 use crate::{errno, next_symbol};
 
 /// What is read and sent at once.

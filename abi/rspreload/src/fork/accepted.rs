@@ -5,18 +5,20 @@ use core::ptr;
 
 use super::commit::{self, Outcome};
 use super::slots::Submitted;
-use super::{can_listen, copy, decisions, name, passive, slots, tcp, thread};
+use super::{copy, passive, slots};
 use crate::table::Entry;
+use crate::tcp::{self, bind, name};
+use crate::{thread, transition};
 
 /// Begins the handshake of an accepted connection, or decides at once that it stays TCP.
 pub fn begin(fd: c_int, entry: Entry) {
     // A peer that speaks first has not waited for the word: it is not in fork mode, or has given
     // up. In the middle of the handshake of a copy it ends TCP because its rsocket is connected.
     let is_in_time = || tcp::is_silent(fd) || copy::has_ticket(fd);
-    let possible = name::own(fd).is_some_and(|own| can_listen::shares_port(&own)) && is_in_time();
+    let possible = name::own(fd).is_some_and(|own| bind::shares_port(&own)) && is_in_time();
     if !possible || !submit(fd, entry) {
         let _ = commit::commit(fd, fd, entry, Outcome::Tcp);
-        decisions::announce();
+        transition::announce();
     }
 }
 

@@ -5,14 +5,16 @@ use core::ffi::c_int;
 use libc::{EAGAIN, POLLIN, POLLRDHUP, pollfd};
 
 use super::commit::Outcome;
-use super::decisions::HANDSHAKE_TIMEOUT;
+use super::decide::HANDSHAKE_TIMEOUT;
 use super::sibling_handshakes::{self, ResolveSibling};
 use super::state::Role;
-use super::tcp::{self, WORD};
-use super::way::Way;
-use super::{can_listen, make_rsocket, name};
+use crate::tcp::{self, bind, make_rsocket, name};
 use crate::time::Deadline;
+use crate::transition::Way;
 use crate::{next_symbol, rsocket_abi};
+
+/// The word that the accepting end sends when it listens as an rsocket: zeros.
+pub const WORD: [u8; 4] = [0; 4];
 
 /// What has arrived over TCP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,7 +47,7 @@ fn decide_to_send(tcp: c_int, resolve_sibling: ResolveSibling) -> Outcome {
     // A peer that is no server in fork mode may wait for data and send nothing.
     let mut fds = [pollfd { fd: tcp, events: POLLIN | POLLRDHUP, revents: 0 }];
     if !tcp::poll(&mut fds, &Deadline::after(0)) {
-        let can_come = name::own(tcp).is_some_and(|own| can_listen::shares_port(&own));
+        let can_come = name::own(tcp).is_some_and(|own| bind::shares_port(&own));
         if can_come && !sibling_handshakes::wait(tcp, &Deadline::after(HANDSHAKE_TIMEOUT), resolve_sibling) {
             return Outcome::Late;
         }
@@ -81,7 +83,7 @@ fn listen(tcp: c_int) -> Heard {
 
 fn connect(tcp: c_int) -> Outcome {
     let (Some(peer), Some(own)) = (name::peer(tcp), name::own(tcp)) else { return Outcome::Tcp };
-    if !can_listen::shares_port(&own) {
+    if !bind::shares_port(&own) {
         // Data that looks like the word.
         return Outcome::Tcp;
     }

@@ -2,9 +2,11 @@
 
 use core::ffi::c_int;
 
-use super::state::{self, Role, State};
-use super::{copy, epoll_handover, make_rsocket};
+use super::copy;
+use super::state::{Role, State};
+use crate::epoll::handover;
 use crate::table::{self, Entry};
+use crate::tcp::make_rsocket;
 use crate::{next_symbol, rsocket, rsocket_abi};
 
 /// What a decision came to.
@@ -51,7 +53,7 @@ fn become_rsocket(fd: c_int, tcp: c_int, entry: Entry, inner: c_int) -> Option<c
         table::replace(fd, Some(entry), None);
         return None;
     }
-    let now = take(fd, entry, Entry::rsocket(inner, state::DECIDED));
+    let now = take(fd, entry, Entry::rsocket(inner, table::DECIDED));
     if now.is_some() {
         copy::share(tcp, inner, hand_over);
         // The peer does the same. Another process with a copy of the TCP socket, a parent perhaps,
@@ -75,6 +77,6 @@ fn take(fd: c_int, entry: Entry, rsocket: Entry) -> Option<c_int> {
 
 fn hand_over(fd: c_int, state: State) {
     if let Some(epfd) = state.epoll() {
-        epoll_handover::hand_over(epfd, fd);
+        handover::hand_over(epfd, fd);
     }
 }

@@ -7,9 +7,9 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use super::state::{self, Role, State};
-use super::tcp::identity;
+use super::state::{Role, State};
 use crate::table::{self, Entry, Kind};
+use crate::tcp::identity;
 use crate::{open_fds, rsocket};
 
 /// Whether there has ever been a copy.
@@ -69,7 +69,7 @@ pub fn share(tcp: c_int, inner: c_int, mut joined: impl FnMut(c_int, State)) {
         if state.busy || state.has_ticket() {
             return;
         }
-        let decided = Entry::rsocket(inner, state::DECIDED);
+        let decided = Entry::rsocket(inner, table::DECIDED);
         let Some(rsocket) = rsocket::hold(decided) else { return };
         if table::replace(fd, Some(entry), Some(rsocket)) {
             joined(fd, state);

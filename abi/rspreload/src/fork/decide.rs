@@ -11,18 +11,22 @@ use libc::EAGAIN;
 
 use super::commit::{self, Outcome};
 use super::state::{Role, State};
-use super::way::Way;
-use super::{accepted, active, copy, decisions, sibling_handshakes, slots, tcp};
-use crate::cancel;
+use super::{accepted, active, copy, sibling_handshakes, slots};
 use crate::own_fd::OwnFd;
 use crate::table::{self, Entry, Kind};
 use crate::time::Deadline;
+use crate::transition::{self, Way};
+use crate::{cancel, tcp};
+
+/// How long either end waits for the other, in milliseconds, where the program has not asked for
+/// waiting itself.
+pub const HANDSHAKE_TIMEOUT: c_int = 10_000;
 
 /// [`super::resolve_pending`].
 pub fn resolve_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int> {
     let mut seen = Some(entry);
     loop {
-        let decisions = decisions::count();
+        let decisions = transition::count();
         let entry = match seen {
             Some(entry @ Entry { kind: Kind::Pending, .. }) => entry,
             Some(Entry { kind: Kind::Socket, inner, .. }) => return Ok(Some(inner)),
@@ -40,7 +44,7 @@ pub fn resolve_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int
             continue;
         }
         // `seen` may be older than the number of decisions.
-        if state.busy && (table::get(fd) != Some(entry) || decisions::wait(decisions)) {
+        if state.busy && (table::get(fd) != Some(entry) || transition::wait(decisions)) {
             seen = table::get(fd);
             continue;
         }
@@ -63,7 +67,7 @@ fn resolve_accepted(fd: c_int, entry: Entry, way: Way, decisions: u32) -> Option
         accepted::begin(fd, entry);
     } else if way.waits() && tcp::is_blocking(fd) {
         // `entry` may be older than the number of decisions.
-        if table::get(fd) == Some(entry) && !decisions::wait(decisions) {
+        if table::get(fd) == Some(entry) && !transition::wait(decisions) {
             slots::stay_tcp(fd, entry);
         }
     } else if way == Way::Shutdown {
@@ -85,10 +89,10 @@ fn begin(fd: c_int, entry: Entry, decisions: u32, way: Way) -> Option<Result<Opt
         let busy = State::of(entry).busy(true);
         let result = table::replace(fd, Some(entry), Some(busy.entry())).then(|| decide(fd, busy, way));
         drop(turn);
-        decisions::announce();
+        transition::announce();
         Some(result)
     });
-    if decided.is_none() && !decisions::wait(decisions) {
+    if decided.is_none() && !transition::wait(decisions) {
         copy::end_turn(fd);
     }
     decided.flatten()

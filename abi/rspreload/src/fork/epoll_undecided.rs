@@ -5,9 +5,9 @@ use core::ptr;
 
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLONESHOT, epoll_event};
 
-use super::{decisions, slots};
+use super::slots;
 use crate::table::Entry;
-use crate::{epoll, next_symbol};
+use crate::{epoll, next_symbol, transition};
 
 /// epoll_ctl(2) on a number whose handshake is under way, as `entry` says. Returns `None` if the
 /// handshake has ended.
@@ -24,7 +24,7 @@ pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *m
     if op == EPOLL_CTL_ADD && before >= 0 && before != epfd {
         // A second epoll: the slot has room for the event of one.
         drop(member);
-        decisions::wait_for_change(fd, entry);
+        transition::wait_for_change(fd, entry);
         return None;
     }
     let mut mark = epoll_event { events: EPOLLONESHOT as u32, u64: epoll::PARKED << 32 | u64::from(fd as u32) };

@@ -208,7 +208,7 @@ fn shutting_down_does_not_wait() {
     silent.shutdown(std::net::Shutdown::Write).unwrap();
     let mut said = Vec::new();
     silent_peer.read_to_end(&mut said).unwrap();
-    assert!(said.is_empty() || said == tcp::WORD, "{said:?}");
+    assert!(said.is_empty() || said == active::WORD, "{said:?}");
 }
 
 #[test]

@@ -11,8 +11,8 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use libc::{EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
 
-use super::thread::{SignalsBlocked, yield_now};
 use crate::table::{self, Kind};
+use crate::thread::{SignalsBlocked, yield_now};
 use crate::{epoll, next_symbol};
 
 /// What the program asked for.

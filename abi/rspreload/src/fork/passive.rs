@@ -13,13 +13,14 @@ use core::ptr;
 
 use libc::{EAGAIN, POLLIN, POLLRDHUP, pollfd};
 
+use super::active::WORD;
 use super::commit::Outcome;
-use super::decisions::HANDSHAKE_TIMEOUT;
+use super::decide::HANDSHAKE_TIMEOUT;
 use super::matching::Candidate;
-use super::name::{self, Name};
 use super::semaphore::Turn;
 use super::slots::{self, MAX_HANDSHAKES, Slot};
-use super::tcp::{self, WORD};
+use crate::tcp;
+use crate::tcp::name::{self, Name};
 use crate::time::Deadline;
 use crate::{eventfd, next_symbol, rsocket_abi};
 

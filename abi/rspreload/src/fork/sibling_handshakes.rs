@@ -9,11 +9,12 @@ use core::ffi::c_int;
 
 use libc::{POLLIN, POLLRDHUP, pollfd};
 
-use super::name::{self, Name};
+use super::copy;
 use super::state::{Role, State};
-use super::{copy, tcp};
 use crate::scratch;
 use crate::table::{self, Entry, Kind};
+use crate::tcp;
+use crate::tcp::name::{self, Name};
 use crate::time::Deadline;
 
 /// Settles another connection, on which something has arrived.

@@ -7,13 +7,13 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use super::commit::{self, Outcome};
-use super::moving::Moving;
 use super::parked::Member;
+use super::semaphore;
 use super::state::State;
-use super::{decisions, semaphore, tcp};
 use crate::table::{self, Entry, Kind};
 use crate::ticket::Ticket;
-use crate::{errno, eventfd, next_symbol, open_fds, rsocket_abi};
+use crate::transition::{self, Moving};
+use crate::{errno, eventfd, next_symbol, open_fds, rsocket_abi, tcp};
 
 /// The most handshakes of a process at a time.
 pub const MAX_HANDSHAKES: usize = 256;
@@ -87,7 +87,7 @@ impl Slot {
             // SAFETY: no other thread knows the number.
             unsafe { rsocket_abi::rclose(inner) };
         }
-        decisions::announce();
+        transition::announce();
     }
 
     /// Frees the slot. No entry of the table names it any more.

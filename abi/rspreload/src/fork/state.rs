@@ -29,14 +29,6 @@ pub struct State {
     pub ticket: c_int,
 }
 
-/// In the flags of an rsocket's entry: it was a pending socket.
-pub const DECIDED: u32 = 1;
-
-/// Whether the placeholder of an rsocket is the TCP socket that it was.
-pub fn is_decided(entry: Entry) -> bool {
-    entry.flags & DECIDED != 0
-}
-
 const ROLE: u32 = 3;
 const BUSY: u32 = 4;
 const EPOLL_SHIFT: u32 = 3;

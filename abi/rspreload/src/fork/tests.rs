@@ -120,7 +120,7 @@ fn a_silent_peer_does_not_keep_others_from_their_turn() {
         assert!(matches!(decide(&server, Way::Receive), Ok(Some(_))));
         assert!(matches!(active.join().unwrap(), Ok(Some(_))));
         // Before the silent one is given up: what took its turn must not be what made it end.
-        assert!(!passive.is_finished() && start.elapsed().as_millis() < decisions::HANDSHAKE_TIMEOUT as u128);
+        assert!(!passive.is_finished() && start.elapsed().as_millis() < decide::HANDSHAKE_TIMEOUT as u128);
         drop(silent);
         assert_eq!(passive.join().unwrap(), Ok(None));
     });
@@ -173,7 +173,7 @@ fn a_peer_that_leaves_stays_tcp() {
         let mut word = [1; 4];
         table::swap(client.as_raw_fd(), None);
         (&client).read_exact(&mut word).unwrap();
-        assert_eq!(word, tcp::WORD);
+        assert_eq!(word, active::WORD);
         drop(client);
         assert_eq!(passive.join().unwrap(), Ok(None));
     });
@@ -206,7 +206,7 @@ fn the_word_without_a_listener_is_dropped() {
     for role in [Role::Active, Role::Late] {
         let (mut client, mut server) = connection();
         table::swap(client.as_raw_fd(), Some(State::new(role).entry()));
-        server.write_all(&tcp::WORD).unwrap();
+        server.write_all(&active::WORD).unwrap();
         assert_eq!(decide(&client, Way::Receive), Ok(None));
         assert_eq!(table::get(client.as_raw_fd()), None);
         server.write_all(b"data").unwrap();
@@ -296,7 +296,7 @@ fn copies_become_the_same_rsocket() {
     let mut indices = Vec::new();
     for socket in copies.iter().chain([&server]) {
         let entry = table::swap(socket.as_raw_fd(), None).unwrap();
-        assert_eq!((entry.kind, entry.inner, entry.flags & state::DECIDED), (Kind::Socket, inner, state::DECIDED));
+        assert_eq!((entry.kind, entry.inner, entry.flags & table::DECIDED), (Kind::Socket, inner, table::DECIDED));
         indices.push(entry.index());
         crate::fds::release(entry);
     }

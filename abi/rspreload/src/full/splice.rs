@@ -9,7 +9,7 @@ use libc::{
 use super::next;
 use crate::calls;
 use crate::dispatch::Fd;
-use crate::fork::Way;
+use crate::transition::Way;
 use crate::{auto, errno, next_symbol};
 
 /// What is copied at once: a pipe takes at least this much when it is writable.

@@ -8,7 +8,7 @@ use libc::{EAGAIN, EINTR};
 use super::{Arrived, BACKLOG, Handshakes, Listener, MAX_RIVALS, SETTLE_TIME, Stage, close};
 use crate::fork::commit::Outcome;
 use crate::fork::matching::{self, Verdict};
-use crate::fork::name;
+use crate::tcp::name;
 use crate::time::Deadline;
 use crate::{errno, rsocket_abi};
 

@@ -6,11 +6,11 @@ use libc::{EADDRINUSE, F_SETFL, O_NONBLOCK};
 
 use super::{BACKLOG, Handshakes, Listener, MAX_LISTENERS, RETRY_DELAY, Stage, TURN_TIMEOUT, close};
 use crate::fork::commit::Outcome;
-use crate::fork::decisions::HANDSHAKE_TIMEOUT;
-use crate::fork::name::Name;
+use crate::fork::decide::HANDSHAKE_TIMEOUT;
 use crate::fork::semaphore::Turn;
 use crate::fork::slots::MAX_HANDSHAKES;
-use crate::fork::{bind, make_rsocket};
+use crate::tcp::name::Name;
+use crate::tcp::{bind, make_rsocket};
 use crate::time::Deadline;
 use crate::{errno, rsocket_abi};
 
@@ -102,8 +102,9 @@ mod tests {
 
     use super::super::Job;
     use super::*;
+    use crate::fork::slots;
     use crate::fork::state::{Role, State};
-    use crate::fork::{name, slots};
+    use crate::tcp::name;
 
     #[test]
     fn one_listener_for_an_address_until_no_connection_needs_it() {

@@ -1,4 +1,10 @@
-//! The TCP connection of a pending socket: what has arrived on it, its options, its identity.
+//! Sockets of the kernel that may become rsockets: what has arrived on one, its options, its
+//! identity; names, and the rsocket in its place.
+
+pub mod bind;
+mod local_address;
+pub mod make_rsocket;
+pub mod name;
 
 use core::ffi::c_int;
 
@@ -6,9 +12,6 @@ use libc::{EAGAIN, F_GETFL, O_NONBLOCK};
 
 use crate::time::Deadline;
 use crate::{errno, next_symbol, rsocket_abi};
-
-/// The word that the accepting end sends when it listens as an rsocket: zeros.
-pub const WORD: [u8; 4] = [0; 4];
 
 /// Reads up to `bytes.len()` bytes without consuming them. Returns their number, or the errno of
 /// recv(2).

@@ -1,8 +1,9 @@
-//! Threads of the library's own.
+//! Threads of the library's own, and what a thread holds while it has locked something.
 
 use core::ffi::c_void;
 use core::mem;
 use core::ptr;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::cancel::CancelDisabled;
 
@@ -39,6 +40,41 @@ impl Drop for SignalsBlocked {
 pub fn yield_now() {
     // SAFETY: no arguments.
     unsafe { libc::sched_yield() };
+}
+
+/// A lock for a few instructions, held with all signals blocked, so that handlers may take it too.
+pub struct Lock(AtomicBool);
+
+/// A [`Lock`] that is held until this is dropped.
+pub struct Held<'a> {
+    lock: &'a Lock,
+    _signals: SignalsBlocked,
+}
+
+impl Lock {
+    pub const fn new() -> Lock {
+        Lock(AtomicBool::new(false))
+    }
+
+    /// Waits for the lock.
+    pub fn hold(&self) -> Held<'_> {
+        let signals = SignalsBlocked::new();
+        while self.0.swap(true, Ordering::Acquire) {
+            yield_now();
+        }
+        Held { lock: self, _signals: signals }
+    }
+
+    /// In a child of fork(2), which does not have the thread that may hold it.
+    pub fn reset(&self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.lock.0.store(false, Ordering::Release);
+    }
 }
 
 /// Starts a detached thread with all signals blocked: the program's handlers run in its own threads
@@ -80,11 +116,11 @@ mod tests {
         assert_eq!(state(), (false, true), "an inner lock was released");
         drop(outer);
         assert_eq!(state(), (true, false));
-        let lock = crate::auto::lock::Lock::new();
+        let lock = Lock::new();
         let held = lock.hold();
         assert_eq!(state(), (false, true));
         drop(held);
-        let moving = crate::fork::moving::Moving::begin(-3);
+        let moving = crate::transition::Moving::begin(-3);
         assert_eq!(state(), (false, true));
         drop(moving);
         assert_eq!(state(), (true, false));

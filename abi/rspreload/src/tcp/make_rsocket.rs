@@ -5,8 +5,7 @@ use core::ffi::c_int;
 use libc::{F_GETFL, F_SETFL, O_NONBLOCK};
 
 use super::name::Name;
-use super::tcp;
-use crate::{errno, next_symbol, rsocket, rsocket_abi};
+use crate::{errno, next_symbol, rsocket, rsocket_abi, tcp};
 
 /// Makes an rsocket of the address's family and passes it to `use_it`. If that returns false the
 /// rsocket is closed, with `errno` left as `use_it` has set it.
