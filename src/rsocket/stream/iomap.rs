@@ -57,14 +57,16 @@ impl Mappings {
     }
 }
 
-/// Returns the position of the next mapping that wants an entry, and the index of a free or stale
+/// Returns the position of the next mapping that wants an entry, and the index of a stale or free
 /// entry in an iomap of `capacity` entries. There may be none: the program may have mapped more
-/// memory before it was connected than the peer's iomap has entries for.
+/// memory before it was connected than the peer's iomap has entries for. The first stale entry is
+/// taken: that saves the message which would withdraw it, and no other one hides the new mapping,
+/// because the first entry for an offset counts.
 fn next_wanted(entries: impl Iterator<Item = Entry> + Clone, capacity: u16) -> Option<(usize, u16)> {
     let position = entries.clone().position(|entry| entry == Entry::Wanted)?;
-    let is_free = |index| entries.clone().all(|entry| entry != Entry::Written(index) && entry != Entry::Stale(index));
-    let index =
-        (0..capacity).find(|&index| is_free(index)).or_else(|| next_stale(entries.clone()).map(|(_, index)| index))?;
+    let is_free = |index| entries.clone().all(|entry| entry != Entry::Written(index));
+    let stale = entries.clone().filter_map(|entry| if let Entry::Stale(index) = entry { Some(index) } else { None });
+    let index = stale.min().or_else(|| (0..capacity).find(|&index| is_free(index)))?;
     Some((position, index))
 }
 
@@ -174,21 +176,9 @@ impl Stream {
         let entry = if remote { Entry::Wanted } else { Entry::Local };
         let mapped = Mapped { start: address, len, offset: offset as u64, memory: Some(memory), entry };
         try_push(&mut state.mappings.list, mapped)?;
+        // Before the next data: a peer with the reference's library never gives back the credit.
         state.mappings.pending |= remote;
-        if matches!(state.phase, Phase::Connected) {
-            // At once if there is space, otherwise before the next data.
-            self.advertise_now(&mut state);
-        }
         Ok(offset)
-    }
-
-    /// Advertises as many mappings as possible without waiting.
-    fn advertise_now(&self, state: &mut State) {
-        let _ = state.advertise_mappings();
-        if state.connection.as_ref().is_some_and(|connection| connection.failure().is_some()) {
-            // Notify the threads that wait for the connection.
-            self.process_completions(state);
-        }
     }
 
     /// riounmap(3). Fails with `EINVAL` unless riomap(3) has mapped the same memory.
@@ -204,7 +194,6 @@ impl Stream {
                 mapped.memory = None;
                 mapped.entry = Entry::Stale(index);
                 state.mappings.pending = true;
-                self.advertise_now(&mut state);
             }
             _ => drop(state.mappings.list.remove(position)),
         }
@@ -237,9 +226,9 @@ mod tests {
     }
 
     #[test]
-    fn stale_entries_are_taken_last() {
-        assert_eq!(next(&[Wanted, Written(0), Stale(1)], 3), Some((0, 2)));
-        assert_eq!(next(&[Wanted, Written(0), Stale(1)], 2), Some((0, 1)));
+    fn the_first_stale_entry_is_taken() {
+        assert_eq!(next(&[Wanted, Written(0), Stale(1)], 3), Some((0, 1)));
+        assert_eq!(next(&[Stale(2), Written(0), Stale(1), Wanted], 4), Some((3, 1)));
         assert_eq!(next(&[Stale(0), Wanted], 1), Some((1, 0)));
         assert_eq!(next_stale([Wanted, Written(0), Stale(1)].into_iter()), Some((2, 1)));
         assert_eq!(next_stale([Wanted, Written(0)].into_iter()), None);
