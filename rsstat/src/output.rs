@@ -8,7 +8,7 @@ use crate::address::Address;
 use crate::sock_diag::Counters;
 use crate::socket::{Details, Socket, State};
 
-/// Version of the JSON format: it changes when something is renamed, removed or means something else.
+/// Version of the JSON format: it changes when a name is removed or gets another meaning.
 const SCHEMA: u32 = 2;
 
 /// Clears a terminal before the next list; a file gets an empty line.

@@ -478,7 +478,7 @@ for blocking in True, False:
         select.select([], [s], [])
     s.close()' "$ADDR" 2>"$work/client.refused" || return 1
     [ "$(head -n 1 "$work/client.refused")" = 'rsrun: 0 connections: 0 by RDMA, 0 by TCP; 2 failed' ] || return 1
-    # A program that the library cannot change, one that does not start with it, one that does, and wrong options.
+    # Programs that the library cannot change, that do not start with it, and that do; wrong options.
     facts+=', checks'
     mkdir "$work/alone" && cp "$ours" "$work/alone/librspreload.so" && cp "$ours" "$work/alone/librdmacm.so.1"
     ! LD_LIBRARY_PATH=$work/alone "$rsrun" -l "$work/alone/librspreload.so" --check "$python" >"$work/client.check" &&

@@ -56,7 +56,7 @@ impl Marks {
 /// the end.
 pub const FLUSH_ON_EXIT: i32 = 2;
 
-/// `rsetsockopt` on a stream: after the end, sends succeed once or raise SIGPIPE as TCP's sockets do.
+/// `rsetsockopt` on a stream: sends after the end succeed once, then raise SIGPIPE, as with TCP.
 pub const SIGPIPE: i32 = 3;
 
 /// `rgetsockopt`, for tests: microseconds of the reactor's longest turn since this was last asked.
