@@ -38,10 +38,6 @@ const MARK: u64 = 0xA5C3_52D4;
 /// Upper 16 bits of the data of members with EPOLLEXCLUSIVE.
 const EXCLUSIVE_MARK: u64 = 0xA5C6;
 
-/// Upper half of the data of members whose handshake is under way in fork mode. Their events are
-/// dropped.
-pub const PARKED: u64 = 0xA5C3_52D5;
-
 /// Sides that one wait asks. More than one exist only for copies of an rsocket's number, or if the
 /// instance was copied before its first rsocket. The next wait finds what does not fit.
 const SIDES: usize = 4;
@@ -140,11 +136,6 @@ pub fn hand_over_to_kernel(fd: c_int, entry: Entry) {
     });
 }
 
-/// From now on waits look for marks.
-pub fn expect_marks() {
-    USED.store(true, Ordering::SeqCst);
-}
-
 /// Gives an instance a side. If two threads do so at once, both use the side of the faster one.
 fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     table::prepare(epfd)?;
@@ -166,7 +157,7 @@ fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
 /// Adds a side to an instance. Returns another thread's side if that was there first.
 fn enter(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
     // Before the mark can be found.
-    expect_marks();
+    USED.store(true, Ordering::SeqCst);
     let mut event = mark(side);
     // SAFETY: the event is ours.
     if unsafe { next_symbol::epoll_ctl(epfd, EPOLL_CTL_ADD, side, &raw mut event) } != 0 {
@@ -288,10 +279,8 @@ fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<
             let _ = rsocket::set_option(side, rdmacm_private::LEVEL, rdmacm_private::HOST_EVENT, inner);
             side
         } else {
-            if event.u64 >> 32 != PARKED {
-                events[kept] = event;
-                kept += 1;
-            }
+            events[kept] = event;
+            kept += 1;
             continue;
         };
         if !sides[..found].contains(&side)

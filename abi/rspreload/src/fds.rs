@@ -98,12 +98,8 @@ pub fn release(entry: Entry) -> c_int {
     match entry.kind {
         Kind::Socket if auto::is_auto(entry) => auto::release_rsocket(entry),
         Kind::Socket => rsocket::release(entry),
-        Kind::Pending => {
-            fork::abandoned(entry);
-            0
-        }
         Kind::Epoll if table::drop(entry.inner) => epoll::close_sides(entry.inner),
-        Kind::Epoll | Kind::Forwarded => 0,
+        Kind::Epoll | Kind::Pending | Kind::Forwarded => 0,
         Kind::Listener => {
             auto::release(entry);
             0
@@ -158,7 +154,7 @@ fn is_stale(fd: c_int, entry: Entry) -> bool {
 /// programs that close every number there is.
 #[cold]
 pub fn is_library(fd: c_int) -> bool {
-    own_fd::has(fd) || fork::is_library_fd(fd) || auto::is_library_fd(fd) || rsocket::is_library_fd(fd)
+    own_fd::has(fd) || auto::is_library_fd(fd) || rsocket::is_library_fd(fd)
 }
 
 /// One more than the highest number below `count` that the program has, but at least FD_SETSIZE.

@@ -11,18 +11,11 @@
 //! A socket that has become an rsocket keeps its number. The TCP socket, shut down, is its
 //! placeholder.
 
-mod accepted;
 mod active;
-mod commit;
-mod copy;
 mod decide;
-mod epoll_undecided;
-mod matching;
-mod parked;
 mod passive;
 mod semaphore;
 mod sibling_handshakes;
-mod slots;
 mod state;
 
 use core::ffi::c_int;
@@ -31,16 +24,8 @@ use libc::{EINPROGRESS, EINTR, c_short, sockaddr, socklen_t};
 
 use self::state::{Role, State};
 use crate::table::{self, Entry, Kind};
-use crate::transition::{Moving, Way};
+use crate::transition::{self, Moving, Way};
 use crate::{config, errno, next_symbol};
-
-pub use epoll_undecided::control as control_undecided;
-pub use slots::abandoned;
-
-/// Whether `fd` is one of the library's own descriptors for fork mode.
-pub fn is_library_fd(fd: c_int) -> bool {
-    slots::is_own(fd)
-}
 
 /// Whether a new socket is to be pending. `kind` is without flags.
 pub fn wanted(domain: c_int, kind: c_int) -> bool {
@@ -83,23 +68,17 @@ pub unsafe fn resolve_pending(fd: c_int, entry: Entry, way: Way) -> Result<Optio
     errno::keeping(|| decide::resolve_pending(fd, entry, way))
 }
 
-/// A pending socket is about to be waited for. If it was accepted its handshake begins, because the
-/// peer may be silent until then; until the handshake [has ended](is_undecided) the socket is not
-/// ready. If it was connected, it is decided provided that the peer's word has come.
+/// A pending socket is about to be waited for. If it was accepted it is decided now, because the
+/// peer may be silent until then. If it was connected, it is decided provided that the peer's word
+/// has come.
 ///
 /// Returns the rsocket, or `None` if the TCP socket itself is to be polled; [`after_poll`] is then
 /// to be called if the socket is still pending.
 ///
 /// # Safety
 /// As for [`resolve_pending`].
-pub unsafe fn resolve_for_poll(fd: c_int, entry: Entry, _events: c_short) -> Option<c_int> {
+pub unsafe fn resolve_for_poll(fd: c_int, entry: Entry) -> Option<c_int> {
     errno::keeping(|| decide::resolve_pending(fd, entry, Way::ReceiveNow)).unwrap_or(None)
-}
-
-/// Whether `fd` is an accepted connection whose handshake is under way. The program must not see
-/// what happens on its TCP connection.
-pub fn is_undecided(fd: c_int) -> bool {
-    table::get(fd).is_some_and(|entry| entry.kind == Kind::Pending && State::of(entry).has_ticket())
 }
 
 /// A pending socket that was polled is ready. Returns true if that was for the peer's word only: it
@@ -116,10 +95,26 @@ pub unsafe fn after_poll(fd: c_int, revents: c_short) -> bool {
     table::get(fd) != Some(entry)
 }
 
-/// A pending socket's number is being copied. Returns the entry of the copy.
+/// A pending socket's number is about to be copied: the socket stays TCP, also for a program that
+/// gets the copy, unless it is not connected yet. Returns false if its entry is right for both.
+pub fn stay_tcp(fd: c_int, entry: Entry) -> bool {
+    let state = State::of(entry);
+    if state.busy {
+        transition::wait_for_change(fd, entry);
+        return true;
+    }
+    let next = match state.role {
+        Role::Fresh | Role::Late => return false,
+        Role::Active => Some(state.with(Role::Late).entry()),
+        Role::Passive => None,
+    };
+    table::replace(fd, Some(entry), next);
+    true
+}
+
+/// The entry of the copy of a pending socket's number.
 pub fn copied(entry: Entry) -> Entry {
-    copy::made();
-    state::copied(entry)
+    State::new(State::of(entry).role).entry()
 }
 
 /// A pending socket was added to an epoll instance.
@@ -130,13 +125,11 @@ pub fn joined(fd: c_int, epfd: c_int) {
     }
 }
 
-/// After fork(2), in the child: handshakes stay with the parent.
+/// After fork(2), in the child: a turn is the parent's.
 pub fn in_child() {
-    slots::in_child();
+    semaphore::forget();
     Moving::reset();
 }
 
-#[cfg(test)]
-mod handshake_tests;
 #[cfg(test)]
 mod tests;

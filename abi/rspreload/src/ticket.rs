@@ -45,11 +45,6 @@ impl Ticket {
         self.state.compare_exchange(READY, CLAIMED, SeqCst, SeqCst).is_ok()
     }
 
-    /// Keeps others away until [`free`](Self::free).
-    pub fn claim_always(&self) {
-        self.state.store(CLAIMED, SeqCst);
-    }
-
     /// Fills a claimed slot. It has the duplicate from now on.
     pub fn fill(&self, ticket: c_int, fd: c_int, tcp: c_int) {
         self.ticket.store(ticket, SeqCst);

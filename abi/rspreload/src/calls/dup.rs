@@ -13,7 +13,7 @@ use libc::{
 
 use crate::dispatch::Fd;
 use crate::table::{self, Entry, Kind};
-use crate::{auto, errno, fds, next_symbol, open_fds, process, rsocket, rsocket_abi};
+use crate::{auto, errno, fds, fork, next_symbol, open_fds, process, rsocket, rsocket_abi};
 
 /// dup(2).
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -66,6 +66,8 @@ fn hold_current(fd: c_int, mut entry: Option<Entry>) -> Result<Option<(Entry, En
         let Some(before) = entry else { return Ok(None) };
         if before.kind == Kind::Connecting {
             auto::end_attempt(fd, before);
+        } else if before.kind == Kind::Pending && fork::stay_tcp(fd, before) {
+            // It has another entry.
         } else if let Some(copy) = fds::hold(before) {
             return Ok(Some((before, copy)));
         }

@@ -1,6 +1,6 @@
 //! epoll_create, epoll_create1, epoll_ctl, epoll_wait.
 
-use core::ffi::{c_int, c_short};
+use core::ffi::c_int;
 
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, epoll_event};
 
@@ -79,22 +79,11 @@ fn is_forwarded(fd: c_int) -> bool {
 /// As for [`control`].
 unsafe fn control_pending(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *mut epoll_event) -> c_int {
     if op != EPOLL_CTL_DEL && !event.is_null() {
-        // SAFETY: not null, so readable: guaranteed by the caller.
-        let events = unsafe { event.read_unaligned() }.events as c_short;
         // SAFETY: a descriptor of the program and its entry.
-        if unsafe { fork::resolve_for_poll(fd, entry, events) }.is_some() {
+        if unsafe { fork::resolve_for_poll(fd, entry) }.is_some() {
             // SAFETY: as for this function.
             return unsafe { control(epfd, op, fd, event) };
         }
-    }
-    match table::get(fd) {
-        Some(entry) if fork::is_undecided(fd) => {
-            // SAFETY: as for this function.
-            let result = unsafe { fork::control_undecided(epfd, op, fd, entry, event) };
-            // SAFETY: as for this function.
-            return result.unwrap_or_else(|| unsafe { control(epfd, op, fd, event) });
-        }
-        _ => {}
     }
     // SAFETY: the program's arguments, unchanged.
     let result = unsafe { next_symbol::epoll_ctl(epfd, op, fd, event) };

@@ -8,11 +8,10 @@ use core::slice;
 
 use libc::{EAGAIN, EBADF, FD_SETSIZE, POLLIN, POLLOUT, POLLPRI, fd_set, timeval};
 
-use super::waiting::{Pieces, begin_wait, concerns, inner_number, settled};
+use super::waiting::{begin_wait, concerns, inner_number, settled};
 use crate::dispatch::Fd;
 use crate::table;
-use crate::time::{Deadline, milliseconds};
-use crate::{errno, fds, fork, next_symbol, rsocket_abi, scratch};
+use crate::{errno, fds, next_symbol, rsocket_abi, scratch};
 
 /// A set of numbers is an array of these (`__fd_mask` of sys/select.h).
 type Word = c_ulong;
@@ -94,12 +93,10 @@ const ASKED: [c_short; 3] = [POLLIN, POLLOUT, POLLPRI];
 /// Waits by librdmacm. When a reported socket has become an rsocket by the event, it waits again,
 /// for what is left in `timeout`.
 fn select_both(limit: usize, sets: &mut [&mut [Word]; 3], timeout: *mut timeval) -> c_int {
-    let mut pieces = Pieces::new();
     loop {
         // Pending sockets that are to become rsockets do so here, so that their numbers stay the
         // same below.
-        let numbers =
-            sets.iter().filter_map(|set| numbers_in(set, limit).map(|fd| begin_wait(fd, asked_of(sets, fd))).max());
+        let numbers = sets.iter().filter_map(|set| numbers_in(set, limit).map(begin_wait).max());
         let count = match numbers.max() {
             Some(table::CLOSING) => return errno::fail(EBADF),
             highest => highest.map_or(0, |highest| highest as usize + 1),
@@ -108,7 +105,7 @@ fn select_both(limit: usize, sets: &mut [&mut [Word]; 3], timeout: *mut timeval)
         let result = scratch::with::<Word, _>(3 * words, |inner| {
             let (read, rest) = inner.split_at_mut(words);
             let (write, except) = rest.split_at_mut(words);
-            select_inner(limit, sets, count, &mut [read, write, except], timeout, &mut pieces)
+            select_inner(limit, sets, count, &mut [read, write, except], timeout)
         });
         match result {
             Ok(Some(result)) => return result,
@@ -126,29 +123,23 @@ fn select_inner(
     count: usize,
     inner: &mut [&mut [Word]; 3],
     timeout: *mut timeval,
-    pieces: &mut Pieces,
 ) -> Option<c_int> {
     // Before their numbers are taken: any of them may begin to be forwarded.
     let rsockets = rsockets_in(limit, sets);
     for (index, set) in sets.iter().enumerate() {
         for fd in numbers_in(set, limit) {
             let number = inner_number(fd);
-            if fork::is_undecided(fd) {
-                if pieces.watch() {
-                    // Its TCP connection: data or the end.
-                    put(inner[0], fd);
-                }
-            } else if (number as usize) < count {
-                put(inner[inner_set_of(fd, index)], number);
-            } else {
+            if number as usize >= count {
                 // Decided after the numbers were counted.
-                pieces.watch();
+                return None;
             }
+            put(inner[inner_set_of(fd, index)], number);
         }
     }
     let [read, write, except] = inner.each_mut().map(|set| set.as_mut_ptr().cast::<fd_set>());
-    // SAFETY: the sets have at least `count` bits, and `timeout` is the caller's.
-    let (result, undecided) = unsafe { select_piece(count as c_int, [read, write, except], timeout, pieces) };
+    // SAFETY: the sets have at least `count` bits, and `timeout` is the caller's, reduced to what is
+    // left.
+    let result = unsafe { rsocket_abi::rselect(count as c_int, read, write, except, timeout) };
     if result > 0 {
         let mut again = false;
         for ((index, set), events) in sets.iter().enumerate().zip(ASKED) {
@@ -156,16 +147,13 @@ fn select_inner(
                 let has_ended = matches!(Fd::of(fd), Fd::Connecting(_)) && has(inner[0], inner_number(fd));
                 if has_ended || has(inner[0], fd) || is_ready(inner, index, fd) {
                     let number = if has(inner[0], fd) { fd } else { inner_number(fd) };
-                    again |= settled(fd, number, events, pieces);
+                    again |= settled(fd, number, events);
                 }
             }
         }
         if again {
             return None;
         }
-    }
-    if result == 0 && undecided {
-        return None;
     }
     if result < 0 {
         // An rsocket began to be forwarded.
@@ -189,38 +177,6 @@ fn rsockets_in(limit: usize, sets: &[&mut [Word]; 3]) -> usize {
     numbers.filter(|&fd| matches!(Fd::of(fd), Fd::Rsocket(_))).count()
 }
 
-/// rselect for a piece of the time-out, which is reduced to what is left. Returns the result, and
-/// whether it was only a piece.
-///
-/// # Safety
-/// The sets have `count` bits each; `timeout` is null or writable.
-unsafe fn select_piece(
-    count: c_int,
-    [read, write, except]: [*mut fd_set; 3],
-    timeout: *mut timeval,
-    pieces: &mut Pieces,
-) -> (c_int, bool) {
-    // SAFETY: as for this function.
-    let time = unsafe { timeout.as_ref() };
-    // The kernel rejects invalid ones.
-    let left = time.map_or(-1, |time| milliseconds(time.tv_sec, time.tv_usec.saturating_mul(1000)));
-    let (piece, undecided) = pieces.next(left);
-    if !undecided || piece == left {
-        // SAFETY: as for this function.
-        return (unsafe { rsocket_abi::rselect(count, read, write, except, timeout) }, false);
-    }
-    let deadline = Deadline::after(left);
-    let mut short = timeval { tv_sec: 0, tv_usec: libc::suseconds_t::from(piece) * 1000 };
-    // SAFETY: as for this function.
-    let result = unsafe { rsocket_abi::rselect(count, read, write, except, &raw mut short) };
-    // SAFETY: as for this function.
-    if let Some(timeout) = unsafe { timeout.as_mut() } {
-        let left = deadline.left();
-        *timeout = timeval { tv_sec: (left / 1000).into(), tv_usec: libc::suseconds_t::from(left % 1000) * 1000 };
-    }
-    (result, true)
-}
-
 /// Leaves the ready numbers in `set`, and returns their count. Two numbers of one rsocket both
 /// count.
 fn store(set: &mut [Word], limit: usize, inner: &[&mut [Word]; 3], which: usize) -> c_int {
@@ -238,11 +194,6 @@ fn store(set: &mut [Word], limit: usize, inner: &[&mut [Word]; 3], which: usize)
     ready
 }
 
-/// The events of all sets that `fd` is in.
-fn asked_of(sets: &[&mut [Word]; 3], fd: c_int) -> c_short {
-    sets.iter().zip(ASKED).filter(|(set, _)| has(set, fd)).fold(0, |all, (_, events)| all | events)
-}
-
 /// The inner set for a number of set number `index`. The end of an attempt is an event to read.
 fn inner_set_of(fd: c_int, index: usize) -> usize {
     if matches!(Fd::of(fd), Fd::Connecting(_)) { 0 } else { index }
@@ -250,8 +201,7 @@ fn inner_set_of(fd: c_int, index: usize) -> usize {
 
 /// Whether `fd` is ready for set number `index`, by the inner sets.
 fn is_ready(inner: &[&mut [Word]; 3], index: usize, fd: c_int) -> bool {
-    let is_undecided = fork::is_undecided(fd) || matches!(Fd::of(fd), Fd::Connecting(_));
-    has(inner[inner_set_of(fd, index)], inner_number(fd)) && !is_undecided
+    has(inner[inner_set_of(fd, index)], inner_number(fd)) && !matches!(Fd::of(fd), Fd::Connecting(_))
 }
 
 #[cfg(test)]
@@ -267,12 +217,5 @@ mod tests {
             assert_eq!(numbers_in(&set, limit).collect::<Vec<_>>(), expected);
         }
         assert!(has(&set, 63) && has(&set, 64) && !has(&set, 62) && !has(&set, 65) && !has(&set, 128));
-    }
-
-    #[test]
-    fn events_of_a_number_in_several_sets() {
-        let mut sets = [[1 << 1, 1], [0, 1], [0, 0]];
-        let asked = sets.each_mut().map(|set| &mut set[..]);
-        assert_eq!([1, 64, 2].map(|number| asked_of(&asked, number)), [POLLIN, POLLIN | POLLOUT, 0]);
     }
 }

@@ -4,8 +4,7 @@ use core::ffi::c_int;
 
 use libc::{EAGAIN, POLLIN, POLLRDHUP, pollfd};
 
-use super::commit::Outcome;
-use super::decide::HANDSHAKE_TIMEOUT;
+use super::decide::{HANDSHAKE_TIMEOUT, Outcome};
 use super::sibling_handshakes::{self, ResolveSibling};
 use super::state::Role;
 use crate::tcp::{self, bind, make_rsocket, name};

@@ -9,18 +9,32 @@ use core::ffi::c_int;
 
 use libc::EAGAIN;
 
-use super::commit::{self, Outcome};
 use super::state::{Role, State};
-use super::{accepted, active, copy, sibling_handshakes, slots};
+use super::{active, passive, sibling_handshakes};
+use crate::epoll::handover;
 use crate::own_fd::OwnFd;
 use crate::table::{self, Entry, Kind};
+use crate::tcp::{self, make_rsocket};
 use crate::time::Deadline;
 use crate::transition::{self, Way};
-use crate::{cancel, tcp};
+use crate::{cancel, next_symbol, rsocket, rsocket_abi};
 
 /// How long either end waits for the other, in milliseconds, where the program has not asked for
 /// waiting itself.
 pub const HANDSHAKE_TIMEOUT: c_int = 10_000;
+
+/// What a decision came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The socket is this rsocket, connected.
+    Rsocket(c_int),
+    /// The socket is an ordinary TCP socket for good.
+    Tcp,
+    /// Undecided. The call at hand can only fail with this errno.
+    Later(c_int),
+    /// Used as TCP, but the peer's word may still come.
+    Late,
+}
 
 /// [`super::resolve_pending`].
 pub fn resolve_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int> {
@@ -36,22 +50,15 @@ pub fn resolve_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int
         if state.role == Role::Fresh || state.role == Role::Late && way.sends() {
             return Ok(None);
         }
-        if state.role == Role::Passive {
-            if let Some(error) = resolve_accepted(fd, entry, way, decisions) {
-                return Err(error);
-            }
-            seen = table::get(fd);
-            continue;
-        }
         // `seen` may be older than the number of decisions.
         if state.busy && (table::get(fd) != Some(entry) || transition::wait(decisions)) {
             seen = table::get(fd);
             continue;
         }
-        if !state.busy && way == Way::Receive {
+        if !state.busy && state.role != Role::Passive && way == Way::Receive {
             wait_for_peer(fd)?;
         }
-        match begin(fd, entry, decisions, way) {
+        match begin(fd, entry, way) {
             Some(Err(EAGAIN)) if way == Way::Receive => {}
             Some(result) => return result,
             None => {}
@@ -60,42 +67,15 @@ pub fn resolve_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int
     }
 }
 
-/// Waits for the handshake of an accepted connection. Returns the errno of a call that can't wait,
-/// or `None` when the table's entry is to be read again.
-fn resolve_accepted(fd: c_int, entry: Entry, way: Way, decisions: u32) -> Option<c_int> {
-    if !State::of(entry).has_ticket() {
-        accepted::begin(fd, entry);
-    } else if way.waits() && tcp::is_blocking(fd) {
-        // `entry` may be older than the number of decisions.
-        if table::get(fd) == Some(entry) && !transition::wait(decisions) {
-            slots::stay_tcp(fd, entry);
-        }
-    } else if way == Way::Shutdown {
-        // shutdown(2) can't fail with EAGAIN, and a program that shuts down a connection before any
-        // other use gives it up.
-        slots::stay_tcp(fd, entry);
-    } else {
-        return Some(EAGAIN);
-    }
-    None
-}
-
 /// Decides if no other thread does. `None` means that the table's entry is to be read again.
-fn begin(fd: c_int, entry: Entry, decisions: u32, way: Way) -> Option<Result<Option<c_int>, c_int>> {
-    // A cancelled thread would leave the socket busy, and its turns taken. Decisions have a
-    // time-out.
-    let decided = cancel::disabled(|_| {
-        let turn = copy::take_turn(fd)?;
+fn begin(fd: c_int, entry: Entry, way: Way) -> Option<Result<Option<c_int>, c_int>> {
+    // A cancelled thread would leave the socket busy. Decisions have a time-out.
+    cancel::disabled(|_| {
         let busy = State::of(entry).busy(true);
         let result = table::replace(fd, Some(entry), Some(busy.entry())).then(|| decide(fd, busy, way));
-        drop(turn);
         transition::announce();
-        Some(result)
-    });
-    if decided.is_none() && !transition::wait(decisions) {
-        copy::end_turn(fd);
-    }
-    decided.flatten()
+        result
+    })
 }
 
 /// Waits for the peer's word or data as the program's recv(2) would: with its flags, its time-out
@@ -116,7 +96,47 @@ fn resolve_sibling(fd: c_int, entry: Entry) {
 /// Decides, as the only thread that does, and leaves the final entry in the table.
 fn decide(fd: c_int, busy: State, way: Way) -> Result<Option<c_int>, c_int> {
     let copy = OwnFd::duplicate(fd);
-    let tcp = copy.as_ref().map_or(-1, OwnFd::fd);
-    let outcome = if tcp < 0 { Outcome::Tcp } else { active::decide(tcp, busy.role, way, resolve_sibling) };
-    commit::commit(fd, tcp, busy.entry(), outcome)
+    let outcome = match (copy.as_ref().map(OwnFd::fd), busy.role) {
+        (None, _) => Outcome::Tcp,
+        (Some(tcp), Role::Passive) => passive::decide(tcp),
+        (Some(tcp), role) => active::decide(tcp, role, way, resolve_sibling),
+    };
+    commit(fd, copy.as_ref().map_or(-1, OwnFd::fd), busy, outcome)
+}
+
+/// Puts the outcome for a number into the table if the number still has its busy entry; otherwise
+/// the program has closed it, and the call itself fails. Returns the rsocket, `None` for a call
+/// that goes to the kernel, or the errno that the call fails with.
+fn commit(fd: c_int, tcp: c_int, busy: State, outcome: Outcome) -> Result<Option<c_int>, c_int> {
+    let (next, result) = match outcome {
+        Outcome::Rsocket(inner) => return Ok(become_rsocket(fd, tcp, busy, inner)),
+        Outcome::Tcp => (None, Ok(None)),
+        Outcome::Late => (Some(busy.busy(false).with(Role::Late)), Ok(None)),
+        Outcome::Later(error) => (Some(busy.busy(false)), Err(error)),
+    };
+    table::replace(fd, Some(busy.entry()), next.map(State::entry));
+    result
+}
+
+fn become_rsocket(fd: c_int, tcp: c_int, busy: State, inner: c_int) -> Option<c_int> {
+    make_rsocket::copy_options(tcp, inner);
+    if table::first(inner).is_err() {
+        // SAFETY: no other thread knows the rsocket. Its peer sees the end of the connection.
+        unsafe { rsocket_abi::rclose(inner) };
+        table::replace(fd, Some(busy.entry()), None);
+        return None;
+    }
+    let entry = Entry::rsocket(inner, table::DECIDED);
+    if !table::replace(fd, Some(busy.entry()), Some(entry)) {
+        rsocket::release(entry);
+        return None;
+    }
+    if let Some(epfd) = busy.epoll() {
+        handover::hand_over(epfd, fd);
+    }
+    // The peer does the same. Another process with a copy of the TCP socket, a parent perhaps, sees
+    // its end.
+    // SAFETY: no pointers.
+    unsafe { next_symbol::shutdown(tcp, libc::SHUT_RDWR) };
+    Some(inner)
 }

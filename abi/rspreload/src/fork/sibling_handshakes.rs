@@ -9,7 +9,6 @@ use core::ffi::c_int;
 
 use libc::{POLLIN, POLLRDHUP, pollfd};
 
-use super::copy;
 use super::state::{Role, State};
 use crate::scratch;
 use crate::table::{self, Entry, Kind};
@@ -74,8 +73,10 @@ fn asked(fd: c_int) -> pollfd {
 /// Calls `call` with each connection that waits for a word of `tcp`'s peer.
 fn each(tcp: c_int, mut call: impl FnMut(c_int, Entry)) {
     let mut peer: Option<Name> = None;
-    for fd in 0..copy::numbers() {
-        let Some(entry) = table::get(fd).filter(|entry| fd != tcp && is_waiting(entry)) else { continue };
+    table::each(|fd, entry| {
+        if fd == tcp || !is_waiting(&entry) {
+            return;
+        }
         if peer.is_none() {
             peer = name::peer(tcp);
         }
@@ -84,7 +85,7 @@ fn each(tcp: c_int, mut call: impl FnMut(c_int, Entry)) {
         {
             call(fd, entry);
         }
-    }
+    });
 }
 
 /// Connected, not used yet, and no thread is deciding about it.

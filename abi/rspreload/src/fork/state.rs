@@ -25,8 +25,6 @@ pub struct State {
     pub busy: bool,
     /// The epoll instance that it was added to last, plus one; 0 for none.
     epoll: u32,
-    /// The ticket of an accepted socket whose handshake is under way ([`super::slots`]), else -1.
-    pub ticket: c_int,
 }
 
 const ROLE: u32 = 3;
@@ -37,7 +35,7 @@ const EPOLL_MAX: u32 = (1 << (24 - EPOLL_SHIFT)) - 1;
 
 impl State {
     pub fn new(role: Role) -> State {
-        State { role, busy: false, epoll: 0, ticket: -1 }
+        State { role, busy: false, epoll: 0 }
     }
 
     /// Of a pending entry.
@@ -48,12 +46,12 @@ impl State {
             2 => Role::Passive,
             _ => Role::Late,
         };
-        State { role, busy: entry.flags & BUSY != 0, epoll: entry.flags >> EPOLL_SHIFT, ticket: entry.inner }
+        State { role, busy: entry.flags & BUSY != 0, epoll: entry.flags >> EPOLL_SHIFT }
     }
 
     pub fn entry(self) -> Entry {
         let busy = if self.busy { BUSY } else { 0 };
-        Entry { kind: Kind::Pending, flags: self.role as u32 | busy | self.epoll << EPOLL_SHIFT, inner: self.ticket }
+        Entry { kind: Kind::Pending, flags: self.role as u32 | busy | self.epoll << EPOLL_SHIFT, inner: -1 }
     }
 
     pub fn with(self, role: Role) -> State {
@@ -62,16 +60,6 @@ impl State {
 
     pub fn busy(self, busy: bool) -> State {
         State { busy, ..self }
-    }
-
-    /// With a handshake under way, or without one (-1).
-    pub fn with_ticket(self, ticket: c_int) -> State {
-        State { ticket, ..self }
-    }
-
-    /// Whether the handshake is under way.
-    pub fn has_ticket(self) -> bool {
-        self.ticket < -1
     }
 
     /// A number that is too large is not kept: the socket is then not handed over when it becomes
@@ -84,10 +72,4 @@ impl State {
     pub fn epoll(self) -> Option<c_int> {
         c_int::try_from(self.epoll).ok().filter(|&number| number > 0).map(|number| number - 1)
     }
-}
-
-/// The entry for a copy of a pending socket's number: no thread is deciding about it, and it is in
-/// no epoll instance.
-pub fn copied(entry: Entry) -> Entry {
-    Entry { flags: entry.flags & ROLE, inner: -1, ..entry }
 }

@@ -2,11 +2,10 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::fd::AsRawFd;
 
 use libc::{EAGAIN, POLLIN};
 
-use super::commit::Outcome;
 use super::*;
 use crate::test_sockets;
 
@@ -21,7 +20,7 @@ fn connection() -> (TcpStream, TcpStream) {
     (client, server)
 }
 
-pub fn decide(socket: &TcpStream, way: Way) -> Result<Option<c_int>, c_int> {
+fn decide(socket: &TcpStream, way: Way) -> Result<Option<c_int>, c_int> {
     let fd = socket.as_raw_fd();
     // SAFETY: an open descriptor.
     unsafe { resolve_pending(fd, table::get(fd).unwrap(), way) }
@@ -32,7 +31,7 @@ fn role(socket: &TcpStream) -> Option<Role> {
 }
 
 /// Forgets a socket, and gives the "rsocket" that it became.
-pub fn rsocket(socket: &TcpStream) -> TcpStream {
+fn rsocket(socket: &TcpStream) -> TcpStream {
     let entry = table::swap(socket.as_raw_fd(), None).unwrap();
     assert_eq!(entry.kind, Kind::Socket);
     assert!(table::drop(entry.inner));
@@ -107,27 +106,6 @@ fn rsockets_of_other_hosts_are_closed() {
 }
 
 #[test]
-fn a_silent_peer_does_not_keep_others_from_their_turn() {
-    let (silent, waiting) = connection();
-    // Not in fork mode: it does not even look for the word.
-    table::swap(silent.as_raw_fd(), None);
-    let (client, server) = connection();
-    let start = std::time::Instant::now();
-    std::thread::scope(|scope| {
-        let passive = scope.spawn(|| decide(&waiting, Way::Receive));
-        silent.peek(&mut [0; 4]).unwrap();
-        let active = scope.spawn(|| decide(&client, Way::Receive));
-        assert!(matches!(decide(&server, Way::Receive), Ok(Some(_))));
-        assert!(matches!(active.join().unwrap(), Ok(Some(_))));
-        // Before the silent one is given up: what took its turn must not be what made it end.
-        assert!(!passive.is_finished() && start.elapsed().as_millis() < decide::HANDSHAKE_TIMEOUT as u128);
-        drop(silent);
-        assert_eq!(passive.join().unwrap(), Ok(None));
-    });
-    drop((rsocket(&client), rsocket(&server)));
-}
-
-#[test]
 fn an_rsocket_comes_from_the_address_of_its_tcp_socket() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = connect_from(7, listener.local_addr().unwrap());
@@ -190,7 +168,7 @@ fn receiving_now_decides_nothing_without_the_word() {
     let fd = client.as_raw_fd();
     // SAFETY: an open descriptor.
     unsafe {
-        assert_eq!(resolve_for_poll(fd, table::get(fd).unwrap(), POLLIN), None);
+        assert_eq!(resolve_for_poll(fd, table::get(fd).unwrap()), None);
         assert!(!after_poll(fd, POLLIN));
         server.write_all(b"data").unwrap();
         let mut fds = [libc::pollfd { fd, events: POLLIN, revents: 0 }];
@@ -276,60 +254,38 @@ fn a_member_of_an_epoll_is_handed_over() {
 }
 
 #[test]
-fn copies_become_the_same_rsocket() {
-    let (client, server) = connection();
-    let copies: Vec<_> = (0..3).map(|_| server.try_clone().unwrap()).collect();
-    for copy in &copies {
-        let fd = copy.as_raw_fd();
-        let entry = table::get(server.as_raw_fd()).unwrap();
-        table::prepare(fd).unwrap();
-        table::swap(fd, Some(copied(entry)));
+fn a_silent_peer_is_served_over_tcp() {
+    for way in [Way::Receive, Way::ReceiveNow, Way::SendNow] {
+        let (mut silent, mut server) = connection();
+        // Not in fork mode: it does not even look for the word.
+        table::swap(silent.as_raw_fd(), None);
+        assert_eq!(decide(&server, way), Ok(None));
+        assert_eq!(table::get(server.as_raw_fd()), None);
+        silent.write_all(b"late").unwrap();
+        let mut bytes = [0; 4];
+        server.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"late");
     }
-    let inner = std::thread::scope(|scope| {
-        scope.spawn(|| decide(&client, Way::Receive));
-        // Two of them at a time: one decides, the other finds out.
-        let other = scope.spawn(|| decide_if_there(&copies[1], Way::Receive));
-        let inner = decide_if_there(&copies[0], Way::Send).unwrap().unwrap();
-        assert_eq!(other.join().unwrap(), Ok(Some(inner)));
-        inner
-    });
-    let mut indices = Vec::new();
-    for socket in copies.iter().chain([&server]) {
-        let entry = table::swap(socket.as_raw_fd(), None).unwrap();
-        assert_eq!((entry.kind, entry.inner, entry.flags & table::DECIDED), (Kind::Socket, inner, table::DECIDED));
-        indices.push(entry.index());
-        crate::fds::release(entry);
-    }
-    indices.sort_unstable();
-    assert_eq!(indices, [0, 1, 2, 3]);
-    assert!(!table::hold(inner));
-    let mut near = rsocket(&client);
-    assert_eq!(near.read(&mut [0; 8]).unwrap(), 0);
 }
 
-/// The peer ends TCP when its rsocket is connected, which this end may see before the rsocket.
 #[test]
-fn a_copy_joins_a_handshake_that_is_nearly_over() {
-    let (client, server) = connection();
-    let to = server.local_addr().unwrap();
-    // Threads of other tests follow the words of the host's pending connections.
-    table::swap(client.as_raw_fd(), None);
-    let second = server.try_clone().unwrap();
-    table::prepare(second.as_raw_fd()).unwrap();
-    table::swap(second.as_raw_fd(), Some(copied(table::get(server.as_raw_fd()).unwrap())));
-    assert_eq!(decide(&server, Way::ReceiveNow), Err(EAGAIN));
-    // The word: the other end listens.
-    client.peek(&mut [0; 4]).unwrap();
-    client.shutdown(std::net::Shutdown::Both).unwrap();
-    assert_eq!(decide(&second, Way::ReceiveNow), Err(EAGAIN));
-    let near = TcpStream::connect(to).unwrap();
-    let inner = decide(&server, Way::Receive).unwrap();
-    assert!(inner.is_some());
-    assert_eq!(decide_if_there(&second, Way::Receive), Ok(inner));
-    for socket in [&server, &second] {
-        crate::fds::release(table::swap(socket.as_raw_fd(), None).unwrap());
+fn a_socket_whose_number_is_copied_stays_tcp() {
+    let (mut client, mut server) = connection();
+    for socket in [&client, &server] {
+        let (fd, before) = (socket.as_raw_fd(), table::get(socket.as_raw_fd()).unwrap());
+        assert!(stay_tcp(fd, before));
+        // SAFETY: a descriptor of this test, as its copy is.
+        let copy = unsafe { crate::calls::dup(fd) };
+        assert_eq!(table::get(copy).map(|entry| State::of(entry).role), role(socket));
+        // SAFETY: made above.
+        unsafe { crate::calls::close(copy) };
     }
-    drop(near);
+    assert_eq!((role(&client), table::get(server.as_raw_fd())), (Some(Role::Late), None));
+    server.write_all(b"data").unwrap();
+    assert_eq!(decide(&client, Way::Receive), Ok(None));
+    let mut bytes = [0; 4];
+    client.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"data");
 }
 
 #[test]
@@ -338,43 +294,30 @@ fn what_is_closed_meanwhile_is_no_rsocket() {
     let (fd, number) = (server.as_raw_fd(), client.as_raw_fd());
     // Threads of other tests follow the words of the host's pending connections.
     let waiting = table::swap(number, None);
-    assert_eq!(decide(&server, Way::ReceiveNow), Err(EAGAIN));
-    // The word: the other end listens.
-    client.peek(&mut [0; 4]).unwrap();
-    let entry = table::get(fd).unwrap();
-    // As close() does. The number is another connection's at once.
-    table::swap(fd, Some(State::new(Role::Passive).entry()));
-    crate::fds::release(entry);
-    let slot = slots::of(entry).unwrap();
-    assert!(slot.entry() != Some(entry));
-    slot.finish((fd, entry.inner), Outcome::Tcp);
-    assert_eq!(table::get(fd), Some(State::new(Role::Passive).entry()));
-    table::swap(fd, None);
-    drop(server);
-    table::swap(number, waiting);
-    // Whatever becomes of the client sees the end.
-    let _ = decide(&client, Way::Receive);
-    let mut near = match table::get(number).map(|entry| entry.kind) {
-        Some(Kind::Socket) => rsocket(&client),
-        _ => client.try_clone().unwrap(),
-    };
-    assert_eq!(near.read(&mut [0; 8]).unwrap_or(0), 0);
-    // SAFETY: still this test's own.
-    unsafe { libc::close(client.into_raw_fd()) };
-    table::swap(number, None);
+    std::thread::scope(|scope| {
+        let passive = scope.spawn(|| decide(&server, Way::Receive));
+        // The word: the other end listens.
+        client.peek(&mut [0; 4]).unwrap();
+        // As close() does. The number is another socket's at once.
+        table::swap(fd, Some(new_entry()));
+        table::swap(number, waiting);
+        assert!(matches!(decide(&client, Way::Receive), Ok(Some(_))));
+        assert_eq!(passive.join().unwrap(), Ok(None));
+    });
+    assert_eq!(table::swap(fd, None), Some(new_entry()));
+    assert_eq!(rsocket(&client).read(&mut [0; 8]).unwrap_or(0), 0);
 }
 
 #[test]
 fn states_survive_the_table() {
     for role in [Role::Fresh, Role::Active, Role::Passive, Role::Late] {
-        for (busy, ticket) in [(false, -1), (true, -1), (false, -2), (false, -2 - (i32::MAX >> 1))] {
+        for busy in [false, true] {
             for epfd in [0, 5, (1 << 21) - 2] {
-                let state = State::new(role).busy(busy).in_epoll(epfd).with_ticket(ticket);
+                let state = State::new(role).busy(busy).in_epoll(epfd);
                 let entry = state.entry();
                 assert!(entry.flags < 1 << 24);
                 assert_eq!(State::of(entry), state);
                 assert_eq!(State::of(entry).epoll(), Some(epfd));
-                assert_eq!(State::of(entry).has_ticket(), ticket != -1);
                 assert_eq!(copied(entry), State::new(role).entry());
             }
             assert_eq!(State::new(role).in_epoll(1 << 21).epoll(), None);
