@@ -24,10 +24,14 @@ impl End {
 
     /// Asks the peer to continue in the first buffer. Only a small ring may be returned to.
     pub fn recall(&mut self) {
-        if !self.setup.small || self.shutdown || !self.sender.has_control() {
+        if !self.setup.small || self.shutdown {
             return;
         }
+        // A CREDIT_UPDATE may take the last control message.
         self.take(0);
+        if !self.sender.has_control() {
+            return;
+        }
         if let Some(messages) = self.receiver.recall() {
             self.control(Some(Message::Control(Control::Recall(messages))), Effect::Nothing, 1);
         }
