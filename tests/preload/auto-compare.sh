@@ -27,6 +27,8 @@ case_reuse_port_of_processes() { compare reuse_port_of_processes && [ "$facts" =
 
 # A client that sends at once is served, whenever the option was set and whichever process accepts.
 case_defer_accept() { compare defer_accept && [ "$facts" = "8 connections by RDMA, 8 by TCP" ]; }
+# Places for connections are found by the ports of their tokens.
+case_few_ports() { compare few_ports && [ "$facts" = "32 connections by RDMA, 0 by TCP" ]; }
 case_accept_order() { compare accept_order && [ "$facts" = "16 connections by RDMA, 16 by TCP" ]; }
 
 # The parent of a program that uses its connection goes on with it by epoll.

@@ -176,6 +176,22 @@ def defer_accept(address, _address6, _silent, port):
         port += 1
 
 
+def few_ports(address, _address6, _silent, port):
+    """The kernel has few ports to give away, all of which differ by multiples of 1,024."""
+    names = "ipv4/ip_local_port_range", "ipv4/ip_local_reserved_ports"
+    before = [open("/proc/sys/net/" + name, encoding="ascii").read() for name in names]
+    free = range(20000, 61000, 1024)
+    setting(names[0], "20000 60999")
+    setting(names[1], ",".join(f"{first + 1}-{first + 1023}" for first in free))
+    listening, ends = listener(address, port), []
+    for number in range(32):
+        client = connect(RDMA, address, port)
+        ends.append((client, listening.accept()[0]))
+        print(number, *exchange(*ends[-1]))
+    for name, value in zip(names, before):
+        setting(name, value.strip() or "\n")
+
+
 def accept_order(address, _address6, _silent, port):
     """Clients are accepted in the order in which they have arrived, each before the next one connects."""
     listening = listener(address, port)

@@ -2,7 +2,7 @@
 //! ([`super::shared`]), and here what only this process can use.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst, fence};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst, fence};
 
 use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM};
 
@@ -46,6 +46,13 @@ static PRIVATE: [Private; MAX_SLOTS] = [const {
 
 /// A bit for each index in use.
 static USED: [AtomicU64; MAX_SLOTS / 64] = [const { AtomicU64::new(0) }; MAX_SLOTS / 64];
+
+/// How many indexes are in use.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// How many ports are tried for a token until one has a slot. With three of four slots taken about
+/// one of six tries fails.
+const PORT_TRIES: usize = 20;
 
 /// By number of an rsocket: its index plus one.
 static INDEX_OF: Growing<AtomicU32> = Growing::new();
@@ -92,8 +99,26 @@ pub fn enter(index: usize, inner: c_int, token: c_int) -> bool {
     private.demoted.store(false, SeqCst);
     private.generation.store(shared::slot(index).map_or(0, Slot::generation), SeqCst);
     word.store(index as u32 + 1, SeqCst);
-    USED[index / 64].fetch_or(1 << (index % 64), SeqCst);
+    if USED[index / 64].fetch_or(1 << (index % 64), SeqCst) & 1 << (index % 64) == 0 {
+        COUNT.fetch_add(1, SeqCst);
+    }
     true
+}
+
+/// The most connections of a process that come by RDMA. The other slots are for those that are
+/// established when there are as many, for those that children get, and for other processes.
+const MOST: usize = MAX_SLOTS / 4 * 3;
+/// With fewer there is room again.
+const FEW: usize = MAX_SLOTS / 2;
+
+/// Whether a listener may take another connection by RDMA, and whether one that was full may do so
+/// again. Asked before a handshake is answered.
+pub fn has_room(was_full: bool) -> bool {
+    is_room(COUNT.load(SeqCst), was_full)
+}
+
+pub fn is_room(count: usize, was_full: bool) -> bool {
+    count < if was_full { FEW } else { MOST }
 }
 
 /// Ends what the index was used for, but for the rsocket itself.
@@ -102,7 +127,11 @@ pub fn leave(index: usize) {
     if let Some(word) = INDEX_OF.get(private.inner.swap(0, SeqCst) - 1) {
         let _ = word.compare_exchange(index as u32 + 1, 0, SeqCst, SeqCst);
     }
-    USED[index / 64].fetch_and(!(1 << (index % 64)), SeqCst);
+    let was_used = USED[index / 64].fetch_and(!(1 << (index % 64)), SeqCst) & 1 << (index % 64) != 0;
+    if was_used && COUNT.fetch_sub(1, SeqCst) == FEW {
+        // There is room again.
+        thread::wake();
+    }
     close_token(private.token.swap(0, SeqCst) - 1);
     if let Some(slot) = shared::slot(index) {
         slot.free();
@@ -134,15 +163,10 @@ pub fn is_lost(index: usize) -> bool {
 /// fails.
 pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
     let (Some(peer), Some(own)) = (name::rsocket_peer(inner), name::rsocket_own(inner)) else { return false };
-    // SAFETY: no pointers.
-    let token =
-        open_fds::relocate(unsafe { next_symbol::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0) });
-    if token < 0 {
-        return false;
-    }
-    let index = bind_token(token, to, (&peer, &own), wake);
-    let Some((index, slot)) = index.and_then(|index| Some((index, shared::slot(index)?))) else {
-        close_token(token);
+    let from = name::any_port(to);
+    let claimed = with_slot(|| bound_token(&from), |token| shared::claim(token, to.number(), (&peer, &own), wake));
+    let Some((token, index, slot)) = claimed.and_then(|(token, index)| Some((token, index, shared::slot(index)?)))
+    else {
         return false;
     };
     if !enter(index, inner, token) {
@@ -160,14 +184,36 @@ pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
     true
 }
 
-/// Finds a port for the token whose slot is free.
-fn bind_token(token: c_int, to: &Name, names: (&Name, &Name), wake: (c_int, u64)) -> Option<usize> {
-    let from = name::any_port(to);
-    // SAFETY: an address and its length.
-    if unsafe { next_symbol::bind(token, from.as_ptr(), from.len) } != 0 {
-        return None;
+/// A token that is bound to a free port.
+fn bound_token(from: &Name) -> Option<c_int> {
+    // SAFETY: an address and its length; a descriptor that only this library knows.
+    unsafe {
+        let token = next_symbol::socket(from.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        let token = Some(open_fds::relocate(token)).filter(|&token| token >= 0)?;
+        let bound = next_symbol::bind(token, from.as_ptr(), from.len) == 0;
+        if !bound {
+            close_token(token);
+        }
+        bound.then_some(token)
     }
-    shared::claim(&name::own(token)?, to.number(), names, wake)
+}
+
+/// Makes tokens until one has a port with a free slot, which `claim` takes. Returns the token and
+/// the index of the slot.
+pub fn with_slot(token: impl Fn() -> Option<c_int>, claim: impl Fn(&Name) -> Option<usize>) -> Option<(c_int, usize)> {
+    // Until the end: the kernel may give a port that is free to the next one again.
+    let mut others = [-1; PORT_TRIES];
+    let mut found = None;
+    for other in &mut others {
+        let Some(token) = token() else { break };
+        found = name::own(token).and_then(|own| claim(&own)).map(|index| (token, index));
+        if found.is_some() {
+            break;
+        }
+        *other = token;
+    }
+    others.into_iter().for_each(close_token);
+    found
 }
 
 /// Makes the number `fd`, which accept(2) has got, stand for the connection of a token. Returns the
@@ -400,7 +446,7 @@ fn make_pair(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -
 fn enter_pair(inner: c_int, token: c_int, wake: (c_int, u64)) -> Result<usize, Reason> {
     let names = name::rsocket_peer(inner).zip(name::rsocket_own(inner));
     let ((peer, own), end) = names.zip(name::own(token)).ok_or_else(pair::failed)?;
-    let index = shared::claim(&end, 0, (&peer, &own), wake).ok_or(Reason::Slots)?;
+    let index = shared::claim_any(&end, (&peer, &own), wake).ok_or(Reason::Slots)?;
     let slot = shared::slot(index).ok_or(Reason::Slots)?;
     if enter(index, inner, token) {
         slot.take();
@@ -435,6 +481,7 @@ pub fn in_child() {
     for word in USED.iter().filter(|word| word.load(SeqCst) != 0) {
         word.store(0, SeqCst);
     }
+    COUNT.store(0, SeqCst);
 }
 
 /// Whether `fd` is this process's end of a token.

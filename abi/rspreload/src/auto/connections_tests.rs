@@ -1,10 +1,11 @@
-//! Connections whose slot gets another one.
+//! Connections whose slot gets another one, and tokens whose port has none.
 
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 
-use super::connections::{adopt, enter, leave};
-use super::shared::{self, Slot};
+use super::connections::{adopt, enter, is_room, leave, with_slot};
+use super::pair::close_token;
+use super::shared::{self, MAX_SLOTS, Slot};
 use crate::table;
 use crate::tcp::name::Name;
 
@@ -29,4 +30,33 @@ fn a_token_of_an_ended_process_stands_for_no_other_connection() {
     assert_eq!(entry.map(|entry| entry.inner), Some(rsocket.as_raw_fd()));
     assert!(table::drop(rsocket.as_raw_fd()));
     leave(index);
+}
+
+#[test]
+fn a_token_whose_port_has_no_slot_gets_another_port() {
+    assert!(shared::prepare());
+    let made = std::cell::Cell::new(0);
+    let token = || {
+        made.set(made.get() + 1);
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        Some(std::os::fd::IntoRawFd::into_raw_fd(socket))
+    };
+    let name = Name::new([127, 0, 3, 2].into(), 55_000);
+    // The slots of the first three ports are taken.
+    let claim = |own: &Name| {
+        (made.get() == 4).then(|| shared::claim(&own.with_number(55_000), 80, (&name, &name), (-1, 0))).flatten()
+    };
+    let (found, index) = with_slot(token, claim).unwrap();
+    assert_eq!(made.get(), 4);
+    shared::slot(index).unwrap().free();
+    close_token(found);
+    assert!(with_slot(|| Some(-1), |_| None).is_none());
+}
+
+#[test]
+fn what_is_established_when_there_is_no_room_has_slots() {
+    let first_refused = (0..MAX_SLOTS).find(|&count| !is_room(count, false)).unwrap();
+    assert!(MAX_SLOTS - first_refused >= super::listeners::MAX_BACKLOG as usize);
+    // Not for one connection that ends.
+    assert!(!is_room(first_refused - 1, true) && is_room(first_refused / 2, true));
 }

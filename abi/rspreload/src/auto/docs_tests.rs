@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use super::log::Reason;
-use super::{forward, free_port, instances, listeners, remembered, shared, slots, tcp_watch};
+use super::{free_port, instances, listeners, remembered, shared, slots, tcp_watch};
 use crate::config;
 
 fn read(file: &str) -> String {
@@ -65,8 +65,6 @@ fn all_limits_are_documented() {
         ("MAX_ADDRESSES", listeners::MAX_ADDRESSES),
         ("MAX_BACKLOG", listeners::MAX_BACKLOG as usize),
         ("MAX_SLOTS", shared::MAX_SLOTS),
-        ("MAX_PROBES", shared::MAX_PROBES),
-        ("MAX_FORWARDS", forward::MAX_FORWARDS),
         ("MAX_REMEMBERED", remembered::MAX_REMEMBERED),
         ("MAX_WATCHES", tcp_watch::MAX_WATCHES),
         ("MAX_PORT_TRIES", free_port::MAX_PORT_TRIES),

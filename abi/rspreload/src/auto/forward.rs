@@ -2,17 +2,16 @@
 //! token's other end.
 
 use core::ffi::{c_int, c_void};
+use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 use libc::{EAGAIN, EINTR, F_SETFL, MSG_DONTWAIT, O_NONBLOCK, POLLERR, POLLHUP, POLLIN, POLLOUT, SHUT_WR, c_short};
 
 use super::half_closed::{Action, Idle, Missing};
-use super::{connections, log, shared, socket_owner};
+use super::shared::{self, MAX_SLOTS};
+use super::{connections, log, socket_owner, thread};
 use crate::tcp::name::{self, Name};
 use crate::{errno, next_symbol, rsocket, rsocket_abi, time};
-
-/// The most connections that are forwarded at a time.
-pub const MAX_FORWARDS: usize = 1024;
 
 const BUFFER: usize = 64 << 10;
 
@@ -37,6 +36,54 @@ pub struct Forward {
     /// From the rsocket, and from the token.
     pipes: [Pipe; 2],
     idle: Idle,
+}
+
+/// The forwards of a process, by index of the connection. Memory is touched for those that exist.
+pub struct Forwards {
+    forwards: &'static mut [MaybeUninit<Forward>],
+    /// A bit for each one that exists.
+    used: [u64; MAX_SLOTS / 64],
+}
+
+impl Forwards {
+    /// `None` without memory.
+    pub fn new() -> Option<Forwards> {
+        Some(Forwards { forwards: thread::reserve(MAX_SLOTS)?, used: [0; MAX_SLOTS / 64] })
+    }
+
+    /// Whether a connection is forwarded.
+    pub fn has(&self, index: usize) -> bool {
+        self.used.get(index / 64).is_some_and(|bits| bits >> (index % 64) & 1 != 0)
+    }
+
+    pub fn get(&mut self, index: usize) -> Option<&mut Forward> {
+        if !self.has(index) {
+            return None;
+        }
+        // SAFETY: the bit says that it was written.
+        self.forwards.get_mut(index).map(|forward| unsafe { forward.assume_init_mut() })
+    }
+
+    /// Begins to forward a connection. Returns false without memory.
+    pub fn begin(&mut self, index: usize) -> bool {
+        let (Some(place), Some(forward)) = (self.forwards.get_mut(index), Forward::begin(index)) else { return false };
+        place.write(forward);
+        self.used[index / 64] |= 1 << (index % 64);
+        true
+    }
+
+    /// A connection has ended.
+    pub fn remove(&mut self, index: usize) {
+        self.used[index / 64] &= !(1 << (index % 64));
+    }
+
+    /// The index of the first one that exists from an index on.
+    pub fn next(&self, from: usize) -> Option<usize> {
+        let first = self.used.get(from / 64)? & (u64::MAX << (from % 64));
+        let rest = self.used.iter().enumerate().skip(from / 64 + 1).map(|(word, &bits)| (word, bits));
+        let (word, bits) = core::iter::once((from / 64, first)).chain(rest).find(|&(_, bits)| bits != 0)?;
+        Some(word * 64 + bits.trailing_zeros() as usize)
+    }
 }
 
 /// What a read or a write came to.
@@ -216,6 +263,10 @@ impl Forward {
             // SAFETY: no number stands for the rsocket any more.
             unsafe { rsocket_abi::rclose(self.inner) };
         }
+        self.unmap();
+    }
+
+    fn unmap(&mut self) {
         // SAFETY: the mapping is used no more.
         unsafe { libc::munmap(self.buffers.as_ptr().cast::<c_void>(), 2 * BUFFER) };
     }

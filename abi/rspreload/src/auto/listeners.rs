@@ -40,6 +40,8 @@ pub struct Listener {
     own: AtomicName,
     backlog: AtomicI32,
     v6only: AtomicBool,
+    /// Its rsockets are closed for a while, since there is no room for connections by RDMA.
+    is_full: AtomicBool,
     /// The process whose rsockets listen.
     owner: AtomicI32,
     /// Numbers plus one; 0 for none.
@@ -128,6 +130,7 @@ impl Listener {
             own: AtomicName::new(),
             backlog: AtomicI32::new(0),
             v6only: AtomicBool::new(false),
+            is_full: AtomicBool::new(false),
             owner: AtomicI32::new(0),
             rsockets: [const { AtomicI32::new(0) }; MAX_ADDRESSES],
         }
@@ -190,6 +193,7 @@ impl Listener {
 
     /// Closes the rsockets.
     fn close(&self) {
+        self.is_full.store(false, SeqCst);
         for number in &self.rsockets {
             let inner = number.swap(0, SeqCst) - 1;
             if inner >= 0 {
@@ -223,6 +227,31 @@ impl Listener {
         }
     }
 
+    /// Whether it has rsockets, or gets them again when there is room.
+    fn uses_rdma(&self) -> bool {
+        self.rsockets().next().is_some() || self.is_full.load(SeqCst)
+    }
+
+    /// Asked before a handshake is answered: may it take another connection by RDMA? If not its
+    /// rsockets are closed until it may, so that clients come by TCP.
+    pub fn admit(&self) {
+        let was_full = self.is_full.load(SeqCst);
+        if connections::has_room(was_full) != was_full {
+            return;
+        }
+        let _held = ACCEPTING.hold();
+        if !was_full && self.rsockets().next().is_some() {
+            self.send_last_tokens();
+            self.listen_by_tcp_only(Reason::Slots);
+            self.is_full.store(true, SeqCst);
+        } else if self.is_full.swap(false, SeqCst) {
+            let reason = self.open(None).err();
+            if let Some(own) = self.own.load() {
+                log::listener(-1, &own, if reason.is_some() { "TCP" } else { "RDMA and TCP" }, reason);
+            }
+        }
+    }
+
     /// A number of the program's for it.
     fn number(&self) -> Option<c_int> {
         let is_own = |entry: Entry| entry.kind == Kind::Listener && of(entry).is_some_and(|of| core::ptr::eq(of, self));
@@ -253,7 +282,10 @@ impl Listener {
     /// Accepts the connections that have arrived at an rsocket, and sends their tokens.
     pub fn accept(&self, inner: c_int, wake: (c_int, u64)) {
         let _held = ACCEPTING.hold();
-        while self.rsockets().any(|own| own == inner) && self.has_room(thread::waiting_tokens()) {
+        while self.rsockets().any(|own| own == inner)
+            && self.has_room(thread::waiting_tokens())
+            && connections::has_room(false)
+        {
             // SAFETY: no addresses are asked for.
             let new = unsafe { rsocket_abi::raccept(inner, core::ptr::null_mut(), core::ptr::null_mut()) };
             if new < 0 {
@@ -360,7 +392,7 @@ pub fn token_refused(port: u16) {
 fn listen_by_tcp_only_at(port: u16, reason: Reason, concerns: impl Fn(&Listener) -> bool) {
     let held = ACCEPTING.hold();
     let mut closed = false;
-    let at_port = open().filter(|listener| listener.port() == port && listener.rsockets().next().is_some());
+    let at_port = open().filter(|listener| listener.port() == port && listener.uses_rdma());
     for listener in at_port.filter(|listener| concerns(listener)) {
         if reason != Reason::Stranger {
             errno::keeping(|| listener.send_last_tokens());
@@ -411,7 +443,7 @@ pub fn set_backlog(entry: Entry, backlog: c_int) {
 
 /// The program passes a listener to another process, which may not have this library.
 pub fn pass_on(entry: Entry) {
-    let Some(listener) = of(entry).filter(|listener| listener.rsockets().next().is_some()) else { return };
+    let Some(listener) = of(entry).filter(|listener| listener.uses_rdma()) else { return };
     let held = ACCEPTING.hold();
     listener.listen_by_tcp_only(Reason::Passed);
     drop(held);

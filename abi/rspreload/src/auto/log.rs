@@ -38,7 +38,6 @@ pub enum Reason {
     NoToken(i32),
     Slots,
     NotPrepared,
-    Forwards,
     Abandoned,
 }
 
@@ -69,9 +68,8 @@ impl fmt::Display for Reason {
             Reason::CameByTcp => "the peer has connected by TCP",
             Reason::Forwarded => "used by another process than the one that accepted it",
             Reason::NoToken(error) => return write!(f, "no connection inside the host: errno {error}"),
-            Reason::Slots => "too many connections that other processes may use",
+            Reason::Slots => "too many connections by RDMA",
             Reason::NotPrepared => "vfork(2) and posix_spawn(3) need librspreload-full.so",
-            Reason::Forwards => "too many connections are forwarded, or no memory",
             Reason::Abandoned => "no process has the end that was closed, and the other one is silent",
         })
     }

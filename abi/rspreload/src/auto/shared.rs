@@ -15,8 +15,8 @@ use crate::tcp::name::Name;
 
 /// The most connections of a family of processes that have tokens.
 pub const MAX_SLOTS: usize = 1 << 14;
-/// How far from its first index a slot may be.
-pub const MAX_PROBES: usize = 16;
+/// How many slots there are for tokens of one port.
+const PLACES: usize = 16;
 
 /// The bits of the token's state.
 const STATE: u32 = 3;
@@ -137,8 +137,12 @@ pub fn has_ended(process: c_int) -> bool {
     unsafe { libc::kill(process, 0) != 0 && crate::errno::get() == libc::ESRCH }
 }
 
-fn indexes(port: u16) -> impl Iterator<Item = usize> {
-    (0..MAX_PROBES).map(move |probe| (usize::from(port) * MAX_PROBES + probe) % MAX_SLOTS)
+/// The slots for tokens of a port. Other ports have the same ones: the kernel gives away ports in a
+/// row, or every second one, so they are spread by the golden ratio.
+fn indexes(port: u16) -> impl Iterator<Item = usize> + Clone {
+    const GROUPS: usize = MAX_SLOTS / PLACES;
+    let group = (u32::from(port).wrapping_mul(0x9E37_79B9) >> (u32::BITS - GROUPS.ilog2())) as usize;
+    (0..PLACES).map(move |place| group * PLACES + place)
 }
 
 /// The slot of that number.
@@ -147,7 +151,24 @@ pub fn slot(index: usize) -> Option<&'static Slot> {
 }
 
 /// Takes a slot for a connection whose token has the local address `token`, at the owner's end.
+/// `None` if those of its port are taken.
 pub fn claim(token: &Name, listener_port: u16, names: (&Name, &Name), wake: (c_int, u64)) -> Option<usize> {
+    claim_one_of(indexes(token.number()), token, listener_port, names, wake)
+}
+
+/// The same for a token that is looked for by nobody: any slot.
+pub fn claim_any(token: &Name, names: (&Name, &Name), wake: (c_int, u64)) -> Option<usize> {
+    let first = indexes(token.number()).next()?;
+    claim_one_of((first..MAX_SLOTS).chain(0..first), token, 0, names, wake)
+}
+
+fn claim_one_of(
+    indexes: impl Iterator<Item = usize> + Clone,
+    token: &Name,
+    listener_port: u16,
+    names: (&Name, &Name),
+    wake: (c_int, u64),
+) -> Option<usize> {
     let all = slots()?;
     let take_from = |slot: &Slot, owner| slot.owner.compare_exchange(owner, this_process(), SeqCst, SeqCst).is_ok();
     let free = |slot: &Slot| take_from(slot, 0);
@@ -155,7 +176,7 @@ pub fn claim(token: &Name, listener_port: u16, names: (&Name, &Name), wake: (c_i
         let owner = slot.owner.load(SeqCst);
         owner != 0 && has_ended(owner) && take_from(slot, owner)
     };
-    let find = |take: &dyn Fn(&Slot) -> bool| indexes(token.number()).find(|&index| all.get(index).is_some_and(take));
+    let find = |take: &dyn Fn(&Slot) -> bool| indexes.clone().find(|&index| all.get(index).is_some_and(take));
     let index = find(&free).or_else(|| find(&left))?;
     let slot = all.get(index)?;
     // First: a process that still looks at the connection of one that has ended finds another one.
@@ -344,8 +365,7 @@ mod tests {
         assert!(prepare());
         let token = |last| Name::new([127, 0, 1, last].into(), 50_000);
         let name = token(1);
-        let indexes: Vec<_> =
-            (0..MAX_PROBES as u8).map(|last| claim(&token(last), 80, (&name, &name), (-1, 0))).collect();
+        let indexes: Vec<_> = (0..PLACES as u8).map(|last| claim(&token(last), 80, (&name, &name), (-1, 0))).collect();
         assert!(indexes.iter().all(Option::is_some));
         assert!(claim(&token(200), 80, (&name, &name), (-1, 0)).is_none());
         indexes.into_iter().flatten().for_each(|index| slot(index).unwrap().free());

@@ -2,12 +2,13 @@
 //! and forwards data. It begins with the first of these and runs until the process ends.
 
 use core::ffi::{c_int, c_short, c_void};
+use core::mem::MaybeUninit;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use libc::{EINTR, POLLERR, POLLHUP, POLLIN, POLLOUT, nfds_t, pollfd};
 
-use super::forward::{Forward, MAX_FORWARDS};
+use super::forward::{Forward, Forwards};
 use super::listeners::{self, MAX_ADDRESSES, MAX_LISTENERS};
 use super::polled::Polled;
 use super::shared::{self, MAX_SLOTS, Slot};
@@ -101,55 +102,47 @@ enum Purpose {
     Listener,
     /// A token that waits for accept(2), or whose connection a child may use.
     Token(Polled),
-    /// The two descriptors of a forward.
+    /// The two descriptors of the forward of an index.
     Forward(u16),
 }
 
 /// The descriptors of a round.
-const MAX_FDS: usize = 2 + MAX_ATTEMPTS + MAX_LISTENERS * MAX_ADDRESSES + MAX_SLOTS + 2 * MAX_FORWARDS;
+const MAX_FDS: usize = 2 + MAX_ATTEMPTS + MAX_LISTENERS * MAX_ADDRESSES + 2 * MAX_SLOTS;
 
 struct Thread {
-    fds: &'static mut [pollfd],
-    purposes: &'static mut [Purpose],
+    /// The first `count` of both have been written in this round.
+    fds: &'static mut [MaybeUninit<pollfd>],
+    purposes: &'static mut [MaybeUninit<Purpose>],
     count: usize,
-    forwards: &'static mut [Option<Forward>],
+    forwards: Forwards,
+    /// A connection waits for memory to be forwarded.
+    lacks_memory: bool,
     /// When tokens were last looked at.
     looked: Deadline,
 }
 
-/// Memory for `count` values, or `None`. Never freed.
-fn allocate<T>(count: usize, value: impl Fn() -> T) -> Option<&'static mut [T]> {
+/// Memory for `count` values, or `None`. Never freed. Pages that are never touched take no memory.
+pub fn reserve<T>(count: usize) -> Option<&'static mut [MaybeUninit<T>]> {
     let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping of that size, aligned to pages; each value is written before the slice
-    // is made.
+    // SAFETY: a new mapping of that size, aligned to pages, of values that need not be any.
     unsafe {
-        let new = libc::mmap(ptr::null_mut(), count * size_of::<T>(), access, kind, -1, 0);
-        if new == libc::MAP_FAILED {
-            return None;
-        }
-        let start = new.cast::<T>();
-        (0..count).for_each(|index| start.add(index).write(value()));
-        Some(core::slice::from_raw_parts_mut(start, count))
+        let new = libc::mmap(ptr::null_mut(), count * size_of::<T>(), access, kind | libc::MAP_NORESERVE, -1, 0);
+        (new != libc::MAP_FAILED).then(|| core::slice::from_raw_parts_mut(new.cast(), count))
     }
 }
 
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
-    let memory = (
-        allocate(MAX_FDS, || pollfd { fd: -1, events: 0, revents: 0 }),
-        allocate(MAX_FDS, || Purpose::Wake),
-        allocate(MAX_FORWARDS, || None),
-    );
-    let (Some(fds), Some(purposes), Some(forwards)) = memory else {
+    let (Some(fds), Some(purposes), Some(forwards)) = (reserve(MAX_FDS), reserve(MAX_FDS), Forwards::new()) else {
         RUNNING.store(false, SeqCst);
         return ptr::null_mut();
     };
     let looked = Deadline::after(LOOK_AT_TOKENS);
-    let mut thread = Thread { fds, purposes, count: 0, forwards, looked };
+    let mut thread = Thread { fds, purposes, count: 0, forwards, lacks_memory: false, looked };
     loop {
         thread.begin_forwards();
         let timeout = thread.collect();
         // SAFETY: `count` structures are writable.
-        let ready = unsafe { rsocket_abi::rpoll(thread.fds.as_mut_ptr(), thread.count as nfds_t, timeout) };
+        let ready = unsafe { rsocket_abi::rpoll(thread.fds.as_mut_ptr().cast(), thread.count as nfds_t, timeout) };
         if ready > 0 {
             thread.handle();
         } else if ready < 0 && errno::get() != EINTR {
@@ -180,41 +173,27 @@ fn end_attempts() {
 impl Thread {
     /// Begins to forward the connections that other processes use.
     fn begin_forwards(&mut self) {
+        self.lacks_memory = false;
         for index in connections::indexes() {
             let wanted = shared::slot(index).is_some_and(|slot| slot.is_wanted());
-            if wanted && !self.forwards.iter().flatten().any(|forward| forward.index == index) {
-                self.begin_forward(index);
+            if wanted && !self.forwards.has(index) {
+                connections::demote(index);
+                self.lacks_memory |= !self.forwards.begin(index);
             }
-        }
-    }
-
-    fn begin_forward(&mut self, index: usize) {
-        connections::demote(index);
-        let inner = connections::inner(index);
-        let free = self.forwards.iter_mut().find(|forward| forward.is_none());
-        if let Some(free) = free
-            && let Some(forward) = Forward::begin(index)
-        {
-            *free = Some(forward);
-        } else {
-            let peer = shared::slot(index).and_then(|slot| slot.peer());
-            log::reset(peer.as_ref(), log::Reason::Forwards);
-            connections::leave(index);
-            rsocket::reset(inner);
         }
     }
 
     fn push(&mut self, fd: c_int, events: c_short, purpose: Purpose) {
         if let (Some(entry), Some(last)) = (self.fds.get_mut(self.count), self.purposes.get_mut(self.count)) {
-            *entry = pollfd { fd, events, revents: 0 };
-            *last = purpose;
+            entry.write(pollfd { fd, events, revents: 0 });
+            last.write(purpose);
             self.count += 1;
         }
     }
 
     /// Collects what is to be polled. Returns the time-out.
     fn collect(&mut self) -> c_int {
-        let mut timeout = WATCHES.left().unwrap_or(-1);
+        let mut timeout = WATCHES.left().or(self.lacks_memory.then_some(AFTER_A_FAILURE)).unwrap_or(-1);
         self.count = 0;
         self.push(WAKE.receiver(), POLLIN, Purpose::Wake);
         self.push(WATCHED.fd(), POLLIN, Purpose::Process);
@@ -224,6 +203,7 @@ impl Thread {
             self.push(slot.inner(), POLLOUT, Purpose::Attempt(slot.number()));
         }
         for listener in listeners::open() {
+            listener.admit();
             if !listener.has_room(waiting_tokens()) {
                 FULL.store(true, SeqCst);
                 // A token that was accepted before this was set has not woken the thread.
@@ -237,22 +217,26 @@ impl Thread {
         }
         for index in connections::indexes() {
             let polled = Polled::now(index);
-            let is_sent = shared::slot(index).is_some_and(|slot| slot.is_sent());
-            let is_forwarded = self.forwards.iter().flatten().any(|forward| forward.index == index);
-            if !is_forwarded && (is_sent || connections::is_forked(index)) {
+            let slot = shared::slot(index).filter(|slot| !slot.is_wanted());
+            let is_sent = slot.is_some_and(|slot| slot.is_sent());
+            if slot.is_some() && (is_sent || connections::is_forked(index)) {
                 self.push(connections::token(index), POLLIN, Purpose::Token(polled));
                 let look = if is_sent { LOOK_AT_TOKENS } else { LOOK_AT_CHILDREN };
                 timeout = if timeout < 0 { look } else { look.min(timeout) };
             }
         }
-        for number in 0..self.forwards.len() {
-            let Some(events) = self.forwards[number].as_ref().map(Forward::events) else { continue };
-            let left = self.forwards[number].as_ref().map_or(-1, Forward::left);
+        let mut next = 0;
+        while let Some(index) = self.forwards.next(next) {
+            next = index + 1;
+            let Some((left, events)) = self.forwards.get(index).map(|forward| (forward.left(), forward.events()))
+            else {
+                continue;
+            };
             if left >= 0 {
                 timeout = if timeout < 0 { left } else { left.min(timeout) };
             }
             for (fd, events) in events {
-                self.push(fd, events, Purpose::Forward(number as u16));
+                self.push(fd, events, Purpose::Forward(index as u16));
             }
         }
         timeout
@@ -270,27 +254,38 @@ impl Thread {
 
     /// Ends the forwards that no process uses any more.
     fn end_abandoned(&mut self) {
-        for forward in self.forwards.iter_mut() {
-            if forward.as_mut().is_some_and(|forward| !forward.goes_on()) {
-                *forward = None;
+        let mut next = 0;
+        while let Some(index) = self.forwards.next(next) {
+            next = index + 1;
+            if self.forwards.get(index).is_some_and(|forward| !forward.goes_on()) {
+                self.forwards.remove(index);
             }
         }
     }
 
+    /// What was polled, of those that were collected.
+    fn polled(&self, number: usize) -> (pollfd, Purpose) {
+        debug_assert!(number < self.count);
+        // SAFETY: the first `count` of both have been written.
+        unsafe { (self.fds[number].assume_init_read(), self.purposes[number].assume_init_read()) }
+    }
+
     fn handle(&mut self) {
-        let mut index = 0;
-        while index < self.count {
-            let (fd, revents, purpose) = (self.fds[index].fd, self.fds[index].revents, self.purposes[index]);
-            index += 1;
-            if let Purpose::Forward(number) = purpose {
-                let second = self.fds[index].revents;
-                index += 1;
-                let forward = &mut self.forwards[usize::from(number)];
-                if forward.as_mut().is_some_and(|forward| !forward.step([revents, second])) {
-                    *forward = None;
+        let mut number = 0;
+        while number < self.count {
+            let (first, purpose) = self.polled(number);
+            number += 1;
+            if let Purpose::Forward(index) = purpose {
+                // Its second descriptor follows.
+                let (second, _) = self.polled(number);
+                number += 1;
+                let index = usize::from(index);
+                let ended = |forward: &mut Forward| !forward.step([first.revents, second.revents]);
+                if self.forwards.get(index).is_some_and(ended) {
+                    self.forwards.remove(index);
                 }
-            } else if revents != 0 {
-                handle_one(fd, revents, purpose);
+            } else if first.revents != 0 {
+                handle_one(first.fd, first.revents, purpose);
             }
         }
     }
