@@ -59,6 +59,8 @@ fn is_watched<S: HoldsData>(stream: &S, state: &mut S::State) -> bool {
 pub(super) fn channel_is_readable<S: HoldsData>(stream: &S) -> bool {
     let Some(mut state) = stream.try_lock() else { return false };
     S::watched(&mut state);
+    // An epoll whose level is that event stays ready while this thread reads it.
+    stream.notify_pollers();
     channel_leader::take_event(stream, &mut state);
     stream.process_completions(&mut state);
     drop(state);
