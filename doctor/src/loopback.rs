@@ -64,32 +64,39 @@ pub fn check(ports: &[Port], library: Option<&Path>, report: &mut Report) {
     }
 }
 
+/// Connections of one kind by a port that fail in the same way.
+struct Failure<'a> {
+    port: &'a Port,
+    what: String,
+    addresses: Vec<String>,
+    message: String,
+}
+
 /// Reports addresses of a port that fail in the same way in one finding.
 fn run_all(tries: &[(&Port, IpAddr)], library: &Path, report: &mut Report) {
-    let mut failures: Vec<(&Port, String, String)> = Vec::new();
+    let mut failures: Vec<Failure> = Vec::new();
     thread::scope(|scope| {
         let start = |&(port, address)| (port, address, scope.spawn(move || attempts(address, library)));
         for (port, address, thread) in tries.iter().map(start).collect::<Vec<_>>() {
             report.about(Some(&port.name));
             for (kind, result) in thread.join().unwrap_or_default() {
                 let what = format!("{} ({}) to ", port.name, kind.name());
-                match (result, failures.iter_mut().find(|(_, text, _)| text.starts_with(&what))) {
-                    (Ok(()), _) => {
-                        report.ok(Check::Connection, format!("{what}{address}: connected, sent a message, closed"));
-                    }
-                    (Err(message), Some((_, text, other))) if message == *other => {
-                        text.push_str(&format!(" and {address}"))
-                    }
-                    (Err(message), _) => failures.push((port, format!("{what}{address}"), message)),
+                let Err(message) = result else {
+                    report.ok(Check::Connection, format!("{what}{address}: connected, sent a message, closed"));
+                    continue;
+                };
+                match failures.iter_mut().find(|failure| (&failure.what, &failure.message) == (&what, &message)) {
+                    Some(failure) => failure.addresses.push(address.to_string()),
+                    None => failures.push(Failure { port, what, addresses: vec![address.to_string()], message }),
                 }
             }
         }
     });
-    for (port, text, message) in failures {
+    for Failure { port, what, addresses, message } in failures {
         report.about(Some(&port.name));
         report.problem(
             Problem::ConnectionFailed,
-            format!("{text}: {message}"),
+            format!("{what}{}: {message}", addresses.join(" and ")),
             "RDMACM_LOG=stderr rdmacm-doctor reports more if the library supports it",
         );
     }

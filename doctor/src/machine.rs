@@ -9,13 +9,14 @@ use crate::devices;
 use crate::report::Report;
 
 const VERBS: &str = "/sys/class/infiniband_verbs";
+const CONNECTION_MANAGER: &str = "/sys/class/misc/rdma_cm";
 
 /// A module, the path that exists if the kernel has it (loaded or built in), and what is missing
 /// without it. Each one loads those before it.
 const MODULES: [(&str, &str, &str); 3] = [
-    ("ib_core", "/sys/class/infiniband", "this machine has no RDMA device"),
-    ("ib_uverbs", "/sys/class/infiniband_verbs", "programs cannot use RDMA devices"),
-    ("rdma_ucm", "/sys/class/misc/rdma_cm", "programs cannot use the connection manager"),
+    ("ib_core", devices::CLASS, "this machine has no RDMA device"),
+    ("ib_uverbs", VERBS, "programs cannot use RDMA devices"),
+    ("rdma_ucm", CONNECTION_MANAGER, "programs cannot use the connection manager"),
 ];
 
 /// Checks the modules. Reports only the first one that is missing: the others depend on it.
@@ -52,7 +53,7 @@ type Node = (String, Option<String>);
 /// Checks that the device files exist and that this user can open them.
 pub fn nodes(report: &mut Report) {
     let mut nodes: Vec<Node> = Vec::new();
-    if Path::new("/sys/class/misc/rdma_cm").exists() {
+    if Path::new(CONNECTION_MANAGER).exists() {
         nodes.push(("rdma_cm".to_owned(), None));
     }
     let of_devices = devices::entries(VERBS).into_iter().filter(|name| name.starts_with("uverbs"));

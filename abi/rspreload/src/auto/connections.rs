@@ -59,8 +59,12 @@ static INDEX_OF: Growing<AtomicU32> = Growing::new();
 
 /// The indexes in use.
 pub fn indexes() -> impl Iterator<Item = usize> {
-    USED.iter().enumerate().flat_map(|(word, bits)| {
-        let mut left = bits.load(SeqCst);
+    ones(USED.iter().map(|bits| bits.load(SeqCst)))
+}
+
+/// The numbers of the bits that are set.
+pub fn ones(words: impl Iterator<Item = u64>) -> impl Iterator<Item = usize> {
+    words.enumerate().flat_map(|(word, mut left)| {
         core::iter::from_fn(move || {
             let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
             left &= left - 1;

@@ -77,12 +77,9 @@ impl Forwards {
         self.used[index / 64] &= !(1 << (index % 64));
     }
 
-    /// The index of the first one that exists from an index on.
-    pub fn next(&self, from: usize) -> Option<usize> {
-        let first = self.used.get(from / 64)? & (u64::MAX << (from % 64));
-        let rest = self.used.iter().enumerate().skip(from / 64 + 1).map(|(word, &bits)| (word, bits));
-        let (word, bits) = core::iter::once((from / 64, first)).chain(rest).find(|&(_, bits)| bits != 0)?;
-        Some(word * 64 + bits.trailing_zeros() as usize)
+    /// The indexes of those that exist now.
+    pub fn indexes(&self) -> impl Iterator<Item = usize> + use<> {
+        connections::ones(self.used.into_iter())
     }
 }
 

@@ -450,8 +450,8 @@ pub fn pass_on(entry: Entry) {
     thread::wake();
 }
 
-/// An option is about to be set that decides from where the kernel takes connections, and so tokens,
-/// or which sockets get them.
+/// An option is about to be set that decides from where the kernel takes connections, and so
+/// tokens, or which sockets get them.
 pub fn leave_to_kernel(entry: Entry, reason: Reason) {
     if let Some(listener) = of(entry).filter(|listener| listener.state.load(SeqCst) == OPEN) {
         listen_by_tcp_only_at(listener.port(), reason, |other| core::ptr::eq(other, listener));

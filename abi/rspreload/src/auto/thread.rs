@@ -225,9 +225,7 @@ impl Thread {
                 timeout = if timeout < 0 { look } else { look.min(timeout) };
             }
         }
-        let mut next = 0;
-        while let Some(index) = self.forwards.next(next) {
-            next = index + 1;
+        for index in self.forwards.indexes() {
             let Some((left, events)) = self.forwards.get(index).map(|forward| (forward.left(), forward.events()))
             else {
                 continue;
@@ -254,9 +252,7 @@ impl Thread {
 
     /// Ends the forwards that no process uses any more.
     fn end_abandoned(&mut self) {
-        let mut next = 0;
-        while let Some(index) = self.forwards.next(next) {
-            next = index + 1;
+        for index in self.forwards.indexes() {
             if self.forwards.get(index).is_some_and(|forward| !forward.goes_on()) {
                 self.forwards.remove(index);
             }

@@ -137,8 +137,8 @@ fn select_inner(
         }
     }
     let [read, write, except] = inner.each_mut().map(|set| set.as_mut_ptr().cast::<fd_set>());
-    // SAFETY: the sets have at least `count` bits, and `timeout` is the caller's, reduced to what is
-    // left.
+    // SAFETY: the sets have at least `count` bits, and `timeout` is the caller's, reduced to what
+    // is left.
     let result = unsafe { rsocket_abi::rselect(count as c_int, read, write, except, timeout) };
     if result > 0 {
         let mut again = false;

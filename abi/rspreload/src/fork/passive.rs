@@ -1,5 +1,5 @@
-//! The accepting end: it listens as an rsocket where the TCP connection came in, sends the word, and
-//! accepts the peer's rsocket.
+//! The accepting end: it listens as an rsocket where the TCP connection came in, sends the word,
+//! and accepts the peer's rsocket.
 //!
 //! Anyone can connect an rsocket while a process listens. Our other end connects from the TCP
 //! connection's own address and port. The reference's has any port, and so has ours if that port is

@@ -46,7 +46,8 @@ fn can_bind(name: &Name) -> bool {
     })
 }
 
-/// Whether rsockets can listen at a port on which TCP listens, at the local address of a connection.
+/// Whether rsockets can listen at a port on which TCP listens, at the local address of a
+/// connection.
 ///
 /// They can't without RDMA, nor with soft-iWARP, whose listeners are TCP sockets of the kernel and
 /// conflict with the program's own. Both ends find this out in the same way, each with a TCP
