@@ -192,19 +192,3 @@ fn first_data_is_noticed_beside_a_reader_that_gives_up() {
     let peer = Stream::arrive_after_another_message;
     explore(2, Stream::starting, [connected_then_receive, Stream::react, peer], noticed);
 }
-
-fn message_noticed(stream: &Stream) {
-    assert!(stream.has_noticed());
-}
-
-/// The peer's message to an idle stream, whose program makes no call.
-#[test]
-fn message_to_an_idle_stream_is_noticed() {
-    explore(3, Stream::new, [Stream::idle_until_message, Stream::arrive], message_noticed);
-}
-
-/// The reader may read the event, and does not process what arrives after that.
-#[test]
-fn message_to_an_idle_stream_is_noticed_beside_a_reader_that_gives_up() {
-    explore(2, Stream::new, [receive_for_a_while, Stream::idle_until_message, Stream::arrive], message_noticed);
-}

@@ -10,7 +10,6 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Duration;
 
 use once_cell::race::OnceBox;
 
@@ -36,8 +35,6 @@ pub struct Defaults {
     pub iomap: u16,
     /// Budget for growing stream buffers of the process, in bytes.
     pub grow_limit: u32,
-    /// Time in milliseconds after which a stream without traffic returns its buffers. 0: never.
-    pub idle_time_ms: u32,
     /// Whether the QP of a datagram's sender may have another address than the packet.
     pub dgram_any_address: bool,
     /// Time in seconds after which a used path for datagrams is resolved again.
@@ -53,7 +50,6 @@ pub const MIN_SEND_BUFFER: u32 = 2048;
 pub const SMALL_SEND_BUFFER: u32 = 4096;
 
 /// A day, in milliseconds: longer times are as good as none.
-const MAX_IDLE_TIME: u32 = 86_400_000;
 
 /// Numbers are C ints.
 const MAX_NUMBER: u32 = i32::MAX as u32;
@@ -76,11 +72,6 @@ fn read_files(cell: &'static OnceBox<Defaults>) -> &'static Defaults {
 }
 
 impl Defaults {
-    /// Returns the time without traffic after which a stream is idle. 0: never.
-    pub fn idle_time(&self) -> Duration {
-        Duration::from_millis(self.idle_time_ms.into())
-    }
-
     /// Returns the defaults of a machine without files.
     const fn built_in() -> Defaults {
         Defaults {
@@ -92,7 +83,6 @@ impl Defaults {
             send_buffer: 1 << 17,
             iomap: 0,
             grow_limit: 1 << 26,
-            idle_time_ms: 2000,
             dgram_any_address: false,
             dgram_path_lifetime: 30,
         }
@@ -112,7 +102,6 @@ impl Defaults {
             send_buffer: number("wmem_default").map_or(built_in.send_buffer, at_least_one_datagram),
             iomap: number("iomap_size").map_or(built_in.iomap, wire::round_iomap_size),
             grow_limit: number("grow_limit").unwrap_or(built_in.grow_limit),
-            idle_time_ms: number("idle_time").map_or(built_in.idle_time_ms, |time| time.min(MAX_IDLE_TIME)),
             dgram_any_address: number("dgram_any_address").map_or(built_in.dgram_any_address, |number| number != 0),
             dgram_path_lifetime: number("dgram_path_lifetime").map_or(built_in.dgram_path_lifetime, |time| time.max(1)),
         }

@@ -5,10 +5,8 @@
 //! a connection takes commands that may block in the firmware of an adapter, so a thread of its own
 //! makes these commands ([`Role::Setup`]), and they do not delay established connections. Each
 //! thread starts with the first registration that needs it. On the data path, only small messages
-//! that are held, the first messages of a connection, and calls of signal handlers that need memory
-//! may need one.
+//! that are held, and the first messages of a connection, may need one.
 
-mod missed;
 mod registrations;
 #[cfg(test)]
 mod tests;
@@ -22,10 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use self::missed::Held;
 use self::registrations::{Reactor, Registration, Timer};
 pub use self::thread::longest_iteration;
-use crate::cm::GlobalLock;
+use crate::cm::{Guard, GlobalLock};
 use crate::errno::{Errno, Result};
 
 /// An object with a descriptor or a timer in a reactor. Both threads may call it at the same time.
@@ -42,13 +39,6 @@ pub trait Service: Send + Sync {
     /// The descriptor that [`watch_once`] or [`watch_later`] was called for is readable. Never
     /// blocks. Returns false if the service is busy: it is called again after a pause.
     fn second_is_readable(self: Arc<Self>) -> bool {
-        true
-    }
-    /// The time of [`check_later`] has come. Never blocks.
-    fn check(self: Arc<Self>, _key: Key) {}
-    /// [`call_soon`] has requested this call. Returns false if the service is busy: it is called
-    /// again after a pause.
-    fn called(self: Arc<Self>) -> bool {
         true
     }
 }
@@ -96,6 +86,9 @@ impl Key {
 /// lock is taken (docs/locking.md).
 static REACTORS: [GlobalLock<Option<Reactor>>; 2] = [GlobalLock::new(None), GlobalLock::new(None)];
 
+/// The lock of a reactor.
+type Held = Guard<'static, Option<Reactor>>;
+
 /// Registers `fd`, which stays open until [`unregister`], with the reactor of this role.
 pub fn register(role: Role, fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
     add(role, Registration::new(fd, service))
@@ -132,9 +125,7 @@ pub fn hand_over(key: Key, role: Role) -> Result<Key> {
     // Dropped without the lock: this may be the last reference to the service.
     let former = remove(key);
     if let (Some(former), Some(reactor)) = (&former, lock(role).as_mut()) {
-        for kind in [Timer::Expires, Timer::Calls, Timer::Checks] {
-            reactor.set_timer(new, kind, former.times[kind as usize].map(|(time, _)| time));
-        }
+        reactor.set_timer(new, Timer::Expires, former.times[Timer::Expires as usize].map(|(time, _)| time));
     }
     Ok(new)
 }
@@ -175,7 +166,8 @@ pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
 }
 
 /// Also watches `fd`, which stays open until [`unregister`], until it is readable the next time. A
-/// registration has one such descriptor. Fails as [`call_soon`] does.
+/// registration has one such descriptor. Fails with `EAGAIN` if another thread keeps the reactor's
+/// lock, and with `EBADF` if the thread or the registration does not exist.
 pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
     let mut guard = lock_in_handler(key, HANDLER_TIMEOUT)?;
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
@@ -183,7 +175,7 @@ pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
     Ok(())
 }
 
-/// As [`watch_once`], from `delay` on. Fails as [`call_soon`] does.
+/// As [`watch_once`], from `delay` on.
 pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
     let mut guard = lock_in_handler(key, HANDLER_TIMEOUT)?;
     let reactor = usable(&mut guard, key)?;
@@ -195,42 +187,11 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Makes the thread call [`Service::called`] as soon as it can. Does not allocate. Fails with
-/// `EAGAIN` if another thread keeps the reactor's lock, which may wait for the one of malloc(3)
-/// that the caller's thread holds, and with `EBADF` if the thread or the registration does not
-/// exist.
-pub fn call_soon(key: Key) -> Result<()> {
-    let mut guard = lock_in_handler(key, HANDLER_TIMEOUT)?;
-    let reactor = usable(&mut guard, key)?;
-    reactor.set_timer(key, Timer::Calls, Some(Instant::now()));
-    Ok(())
-}
-
-/// Makes the thread call [`Service::check`] after `pause`. Does not allocate. If another thread
-/// keeps the reactor's lock, it does so when it gives the lock back. Fails with `EBADF` if the
-/// thread or the registration does not exist.
-pub fn try_check_later(key: Key, pause: Duration) -> Result<()> {
-    // Each call that grows a buffer during a fork(2), which holds the lock, waits so long.
-    let Ok(mut guard) = lock_in_handler(key, Duration::from_millis(1)) else {
-        missed::note(key.role(), pause);
-        return Ok(());
-    };
-    let reactor = usable(&mut guard, key)?;
-    reactor.set_timer(key, Timer::Checks, Some(Instant::now() + pause));
-    Ok(())
-}
-
-/// As [`try_check_later`], in a thread of the reactor.
-pub fn check_later(key: Key, pause: Duration) {
-    if let Some(reactor) = lock(key.role()).as_mut() {
-        reactor.set_timer(key, Timer::Checks, Some(Instant::now() + pause));
-    }
-}
-
 /// Takes the lock in a thread that may be running a signal handler.
 fn lock_in_handler(key: Key, limit: Duration) -> Result<Held> {
-    let guard = REACTORS[key.role() as usize].lock_within(limit).ok_or(Errno::EAGAIN)?;
-    Ok(Held::new(guard, key.role()))
+    let mut guard = REACTORS[key.role() as usize].lock_within(limit).ok_or(Errno::EAGAIN)?;
+    leave_to_parent(&mut guard);
+    Ok(guard)
 }
 
 /// Returns the reactor of a registration. Fails with `EBADF` if either does not exist.
@@ -315,7 +276,6 @@ pub(super) fn before_fork() {
 /// Releases the locks taken by [`before_fork`].
 pub(super) fn after_fork_in_parent() {
     REACTORS.iter().rev().for_each(GlobalLock::after_fork_in_parent);
-    missed::make_up_for_all();
 }
 
 /// Frees the locks in the child, which has no reactor thread: its parent keeps the registrations.
@@ -335,7 +295,9 @@ pub(super) unsafe fn after_fork_in_child() {
 /// Takes the lock of a reactor. Drops a reactor of the parent, which may be left after a fork() in
 /// a signal handler.
 fn lock(role: Role) -> Held {
-    Held::new(REACTORS[role as usize].lock(), role)
+    let mut guard = REACTORS[role as usize].lock();
+    leave_to_parent(&mut guard);
+    guard
 }
 
 fn leave_to_parent(reactor: &mut Option<Reactor>) {

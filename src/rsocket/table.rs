@@ -21,8 +21,6 @@ use std::{
 };
 
 use crate::errno::{Errno, Result};
-#[cfg(not(all(test, loom)))]
-use crate::sys::signals;
 use crate::sys::sync::{
     Arc,
     atomic::{AtomicPtr, AtomicUsize, Ordering},
@@ -161,16 +159,13 @@ impl Patience {
     fn yield_to_reader(&mut self) -> bool {
         const YIELDS: u32 = 64;
         const PAUSE: Duration = Duration::from_micros(50);
-        const IN_HANDLER: Duration = Duration::from_millis(100);
-        const USUAL: Duration = Duration::from_secs(1);
+        const LIMIT: Duration = Duration::from_secs(1);
         if self.yields < YIELDS {
             self.yields += 1;
             yield_now();
             return true;
         }
-        let end = *self
-            .end
-            .get_or_insert_with(|| Instant::now() + if signals::may_be_in_handler() { IN_HANDLER } else { USUAL });
+        let end = *self.end.get_or_insert_with(|| Instant::now() + LIMIT);
         thread::sleep(PAUSE);
         Instant::now() < end
     }

@@ -191,13 +191,6 @@ pub enum Control {
     Keepalive,
     /// The sender will send no more data.
     Shutdown,
-    /// The peer should continue in the buffer of the sender's connection data, if it has sent
-    /// exactly this many messages. Only this library knows this message and its two answers.
-    Recall(u16),
-    /// The sender continues there.
-    Recalled,
-    /// The sender continues where it is.
-    Kept,
 }
 
 /// The meaning of a completion's immediate data (for iWARP, of the four bytes of a SEND).
@@ -240,11 +233,6 @@ const OP_CREDIT_UPDATE: u32 = 4;
 const OP_IOMAP: u32 = 6;
 const OP_CONTROL: u32 = 7;
 
-/// The lowest bits of a RECALL, which the number of messages follows.
-const RECALL: u32 = 3;
-const RECALL_SHIFT: u32 = 8;
-const RECALL_MASK: u32 = (1 << RECALL_SHIFT) - 1;
-
 /// Maximum number of bytes of one DATA message.
 pub const MAX_DATA: u32 = (1 << OP_SHIFT) - 1;
 
@@ -258,9 +246,6 @@ impl Message {
             Message::Control(Control::Disconnect) => (OP_CONTROL, 0),
             Message::Control(Control::Keepalive) => (OP_CONTROL, 1),
             Message::Control(Control::Shutdown) => (OP_CONTROL, 2),
-            Message::Control(Control::Recall(messages)) => (OP_CONTROL, RECALL | u32::from(messages) << RECALL_SHIFT),
-            Message::Control(Control::Recalled) => (OP_CONTROL, 4),
-            Message::Control(Control::Kept) => (OP_CONTROL, 5),
         };
         debug_assert!(data <= MAX_DATA);
         op << OP_SHIFT | data & MAX_DATA
@@ -286,12 +271,6 @@ impl Message {
                 0 => Ok(Message::Control(Control::Disconnect)),
                 1 => Ok(Message::Control(Control::Keepalive)),
                 2 => Ok(Message::Control(Control::Shutdown)),
-                4 => Ok(Message::Control(Control::Recalled)),
-                5 => Ok(Message::Control(Control::Kept)),
-                recall if recall & RECALL_MASK == RECALL => {
-                    let messages = u16::try_from(recall >> RECALL_SHIFT).map_err(|_| BadMessage::Control(recall))?;
-                    Ok(Message::Control(Control::Recall(messages)))
-                }
                 unknown => Err(BadMessage::Control(unknown)),
             },
             op => Err(BadMessage::Reserved(op as u8)),

@@ -1,4 +1,4 @@
-//! Determines whether an interrupted call continues, and whether a signal handler may be running.
+//! Determines whether an interrupted call continues.
 //!
 //! recv(2) and similar calls continue after a signal whose handler was installed with SA_RESTART,
 //! and fail with EINTR after any other. A call that sleeps in poll(2) is interrupted by both kinds,
@@ -36,52 +36,4 @@ fn handler_flags(signal: c_int) -> Option<c_int> {
 
 fn restarts(flags: c_int) -> bool {
     flags & SA_RESTART != 0
-}
-
-/// Returns whether the calling thread may be running a signal handler, which may have interrupted
-/// malloc(3): it blocks a signal that has a handler, as the handler itself does unless it was
-/// installed with SA_NODEFER. Makes a system call, and one for each blocked signal.
-pub fn may_be_in_handler() -> bool {
-    // SAFETY: all zeros are a valid value.
-    let mut blocked: libc::sigset_t = unsafe { zeroed() };
-    // SAFETY: only reads the mask, into a live variable.
-    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), &raw mut blocked) };
-    // SAFETY: a live set, and numbers of signals.
-    let is_blocked = |&signal: &c_int| unsafe { libc::sigismember(&raw const blocked, signal) } == 1;
-    (1..=libc::SIGRTMAX()).filter(is_blocked).any(|signal| handler_flags(signal).is_some())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn block(how: c_int) {
-        // SAFETY: the set is a live variable; the mask is that of this thread.
-        unsafe {
-            let mut signals = zeroed();
-            libc::sigemptyset(&raw mut signals);
-            libc::sigaddset(&raw mut signals, libc::SIGUSR2);
-            libc::pthread_sigmask(how, &raw const signals, ptr::null_mut());
-        }
-    }
-
-    extern "C" fn handle(_: c_int) {}
-
-    #[test]
-    fn handlers_block_their_signals() {
-        let run = || {
-            block(libc::SIG_BLOCK);
-            assert!(!may_be_in_handler());
-            // SAFETY: all zeros are a valid value; nothing raises the signal.
-            unsafe {
-                let mut action: libc::sigaction = zeroed();
-                action.sa_sigaction = handle as *const () as usize;
-                libc::sigaction(libc::SIGUSR2, &raw const action, ptr::null_mut());
-            }
-            assert!(may_be_in_handler());
-            block(libc::SIG_UNBLOCK);
-            assert!(!may_be_in_handler());
-        };
-        std::thread::spawn(run).join().unwrap();
-    }
 }

@@ -1,13 +1,8 @@
 //! The size of a stream's receive buffer.
 //!
 //! Advertising a half costs both ends a message, and each end often waits for the other's. A stream
-//! that fills its buffer many times a second is faster with a larger one. A grown buffer shrinks
-//! when its halves take long to fill.
+//! that fills its buffer many times a second is faster with a larger one, and keeps it.
 
-/// A grown buffer shrinks if [`CHECK_INTERVAL`] halves take longer than this, in milliseconds.
-/// Reading the clock for every half could cost a system call each time.
-const SLOW_TIME: u64 = 1000;
-const CHECK_INTERVAL: u32 = 4;
 /// A stream is busy if it fills this number of halves within [`BUSY_TIME`] milliseconds.
 const BUSY_HALVES: u32 = 16;
 const BUSY_TIME: u64 = 250;
@@ -19,8 +14,6 @@ pub enum Resize {
     Keep,
     /// Use a larger buffer.
     Grow,
-    /// Use a buffer of the first size.
-    Shrink,
 }
 
 /// Times at which halves were advertised.
@@ -31,22 +24,11 @@ pub struct Pace {
     start: u64,
     /// Number of failed requests to grow.
     failed: u32,
-    /// Time of the last check of a grown buffer.
-    last_check: Option<u64>,
 }
 
 impl Pace {
     /// Returns the request before another half is advertised.
     pub fn resize_request(&mut self, now: impl Fn() -> u64) -> Resize {
-        if let Some(last_check) = self.last_check
-            && (self.halves + 1).is_multiple_of(CHECK_INTERVAL)
-        {
-            let now = now();
-            self.last_check = Some(now);
-            if now.saturating_sub(last_check) > SLOW_TIME {
-                return Resize::Shrink;
-            }
-        }
         if self.halves == 0 {
             self.start = now();
         }
@@ -58,9 +40,9 @@ impl Pace {
         if now().saturating_sub(self.start) <= BUSY_TIME << self.failed { Resize::Grow } else { Resize::Keep }
     }
 
-    /// The buffer has grown, at time `since`, or has its first size again.
-    pub fn resized(&mut self, since: Option<u64>) {
-        *self = Pace { last_check: since, ..Pace::default() };
+    /// The buffer has another size.
+    pub fn resized(&mut self) {
+        *self = Pace::default();
     }
 
     /// The buffer could not grow: requests are less frequent from now on.
@@ -87,7 +69,7 @@ mod tests {
         let (mut pace, mut now) = (Pace::default(), 1);
         assert_eq!(requests_after(&mut pace, 15, &mut now, 1), Resize::Keep);
         assert_eq!(requests_after(&mut pace, 1, &mut now, 1), Resize::Grow);
-        pace.resized(Some(now));
+        pace.resized();
         assert_eq!(requests_after(&mut pace, 16, &mut now, 10), Resize::Grow);
     }
 
@@ -95,16 +77,6 @@ mod tests {
     fn slow_streams_do_not_grow() {
         let (mut pace, mut now) = (Pace::default(), 1);
         assert_eq!(requests_after(&mut pace, 160, &mut now, 20), Resize::Keep);
-    }
-
-    #[test]
-    fn slow_streams_shrink() {
-        let (mut pace, mut now) = (Pace::default(), 1);
-        pace.resized(Some(now));
-        assert_eq!(requests_after(&mut pace, 11, &mut now, 250), Resize::Keep);
-        assert_eq!(requests_after(&mut pace, 1, &mut now, 251), Resize::Shrink);
-        pace.resized(None);
-        assert_eq!(requests_after(&mut pace, 1, &mut now, 100_000), Resize::Keep);
     }
 
     #[test]

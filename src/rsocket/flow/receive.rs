@@ -7,16 +7,13 @@
 //! A new stream has a small ring, which is advertised as a whole. When half of it is used, a ring
 //! of the full size is added. If there is no memory for that, the small ring is advertised again
 //! when all of it has been read. The bytes of the small ring count as the beginning of the full
-//! ring, so the halves end where they would without a small ring: at multiples of 64 KB by default,
-//! from the beginning or from the last recall of the rings on ([`Receiver::recall`]).
+//! ring, so the halves end where they would without a small ring: at multiples of 64 KB by default.
 //! Programs that write blocks of a power of two when poll(2) reports space rely on that. A block
 //! that does not fit into the half makes a blocking send wait until the peer has read; two such
 //! programs that send to each other would wait forever.
 //!
 //! The target SGL has two entries, each in use until its half is full, so at most two halves that
 //! are not full are advertised.
-
-mod recall;
 
 use super::Violation;
 use super::pace::{Pace, Resize};
@@ -164,10 +161,6 @@ pub struct Receiver {
     /// Messages received, and the limit that the peer was given.
     messages: u16,
     limit: u16,
-    /// The number of messages that the peer was asked for in a RECALL, until it answers, and the one
-    /// for which it has refused.
-    recall: Option<u16>,
-    refused: Option<u16>,
 }
 
 impl Receiver {
@@ -194,8 +187,6 @@ impl Receiver {
             credits,
             messages: 0,
             limit: credits,
-            recall: None,
-            refused: None,
         }
     }
 
@@ -355,39 +346,24 @@ impl Receiver {
     }
 
     /// Adds another ring of `size` bytes, at least 2, which follows the present one. Returns its
-    /// number. `since` is the current time for a ring that may shrink again.
-    pub fn add_ring(&mut self, size: u32, since: Option<u64>) -> usize {
+    /// number.
+    pub fn add_ring(&mut self, size: u32) -> usize {
         // Other rings end at the end of a half.
         let phase = if self.ring.is_small() { self.ring.advertised % u64::from(size / 2) } else { 0 };
-        self.add(Ring::starting_at(phase as u32, size), since)
+        self.add(Ring::starting_at(phase as u32, size))
     }
 
     /// Adds a small ring of `size` bytes, as [`add_ring`](Self::add_ring).
     pub fn add_small_ring(&mut self, size: u32) -> usize {
-        self.add(Ring::small(size), None)
+        self.add(Ring::small(size))
     }
 
-    fn add(&mut self, ring: Ring, since: Option<u64>) -> usize {
+    fn add(&mut self, ring: Ring) -> usize {
         debug_assert!(self.can_add_ring());
-        self.pace.resized(since);
+        self.pace.resized();
         self.is_refused = false;
         self.next = Some(ring);
         1 - self.current
-    }
-
-    /// Returns whether the present ring is a small one.
-    pub fn is_small(&self) -> bool {
-        self.ring.is_small()
-    }
-
-    /// A ring of the requested size will be there later.
-    pub fn resize_postponed(&mut self) {
-        self.is_refused = self.ring.is_small();
-    }
-
-    /// A ring that was postponed is there.
-    pub fn resize_prepared(&mut self) {
-        self.is_refused = false;
     }
 
     /// There was no memory for a ring of the requested size.

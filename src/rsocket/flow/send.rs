@@ -2,7 +2,6 @@
 //! space.
 
 mod hold;
-mod recall;
 
 use std::collections::VecDeque;
 
@@ -18,15 +17,11 @@ const LOW_WATER: u32 = 2048;
 /// is copied.
 const MAX_MESSAGE: u32 = 1 << 19;
 const FIRST_MESSAGE: u32 = 1 << 16;
-/// A grown send buffer is underused when its first size would have been enough this many times in a
-/// row.
-const UNDERUSED_AFTER: u32 = 64;
-
 /// Credits that are not used on iWARP, or fewer if the peer has a small receive queue. Messages
 /// without credit use up receives, too, and the reference posts receives for its credits only. At
-/// most eight such messages arrive before the peer processes one: two SGL entries, two credit
-/// updates, RECALL and the answer to one, SHUTDOWN and DISCONNECT. InfiniBand and RoCE retry until
-/// there is a receive, iWARP ends the connection.
+/// most six such messages arrive before the peer processes one: two SGL entries, two credit
+/// updates, SHUTDOWN and DISCONNECT. InfiniBand and RoCE retry until there is a receive, iWARP ends
+/// the connection.
 const RESERVED_CREDITS: u16 = 8;
 
 /// Sizes that are fixed when the connection is created.
@@ -93,11 +88,6 @@ pub struct Sender {
     /// Entries and bytes of the unsignaled requests after the last signaled one.
     unsignaled_entries: u32,
     unsignaled_bytes: u32,
-    /// Maximum number of used bytes since the buffer was empty, the buffer's first size, and how
-    /// often in a row the first size would have been sufficient.
-    peak: u32,
-    first_size: u32,
-    underused: u32,
     row: Row,
 }
 
@@ -132,9 +122,6 @@ impl Sender {
             control_requests: 0,
             unsignaled_entries: 0,
             unsignaled_bytes: 0,
-            peak: 0,
-            first_size: limits.buffer,
-            underused: 0,
             row: Row::new(),
         })
     }
@@ -206,11 +193,6 @@ impl Sender {
         self.longest(wanted, false) < self.longest(wanted, true).min(window)
     }
 
-    /// Returns whether a smaller send buffer has been sufficient for long.
-    pub fn is_underused(&self) -> bool {
-        self.underused >= UNDERUSED_AFTER
-    }
-
     /// Replaces the send buffer by one of `size` bytes. Returns the last work request that uses the
     /// old one.
     pub fn replace_buffer(&mut self, size: u32) -> u64 {
@@ -219,7 +201,6 @@ impl Sender {
             outstanding.bytes = 0;
         }
         (self.limits.buffer, self.used, self.next, self.unsignaled_bytes) = (size, 0, 0, 0);
-        (self.peak, self.underused) = (0, 0);
         self.last_wr_id
     }
 
@@ -309,7 +290,6 @@ impl Sender {
         }
         self.unsignaled_entries += entries;
         self.unsignaled_bytes += bytes;
-        self.peak = self.peak.max(self.used);
         // Often enough that space is freed before it is used up, and always when it is used up.
         let signaled = self.unsignaled_entries >= self.limits.sq_entries / 4
             || self.unsignaled_bytes >= self.limits.buffer / 4
@@ -360,10 +340,6 @@ impl Sender {
             self.free_entries += first.entries;
             self.used -= first.bytes;
             self.free_controls += u32::from(first.control);
-        }
-        if self.used == 0 && self.peak > 0 {
-            self.underused = if self.peak <= self.first_size { self.underused + 1 } else { 0 };
-            self.peak = 0;
         }
     }
 

@@ -68,10 +68,9 @@ impl Simulation {
 
     /// Performs an action that uses the send queue without being a part of the stream.
     fn act_outside_stream(&mut self, end: usize, len: u64) {
-        match self.random.below(4) {
+        match self.random.below(3) {
             0 => self.ends[end].update(),
             1 => self.ends[end].write_mapped(len),
-            2 => self.ends[end].recall(),
             _ => self.ends[end].keep_alive(),
         }
     }
@@ -126,35 +125,6 @@ impl Simulation {
         second.check_end(first);
     }
 
-    /// Sometimes both programs pause until everything has arrived, and either end recalls its rings.
-    /// If they still pause, both peers follow.
-    fn rest(&mut self) {
-        if !self.random.chance(4) {
-            return;
-        }
-        self.settle();
-        self.ends.iter_mut().for_each(End::recall);
-        if self.random.chance(2) {
-            self.settle();
-            assert!(!self.ends.iter().any(End::keeps_memory), "an idle end keeps memory");
-        }
-    }
-
-    /// The programs read everything and send nothing more, until nothing changes.
-    fn settle(&mut self) {
-        let mut previous = None;
-        while previous != Some(self.changes()) {
-            previous = Some(self.changes());
-            for end in 0..2 {
-                let (from, to) = self.pair(end);
-                from.read(u64::MAX, false);
-                deliver(from, to);
-                from.complete();
-                to.poll();
-            }
-        }
-    }
-
     fn changes(&self) -> u64 {
         self.ends.iter().map(|end| end.changes).sum()
     }
@@ -188,7 +158,6 @@ impl Drop for SeedOnPanic {
 
 #[test]
 fn all_data_arrives_in_order() {
-    let (mut moved, mut kept) = (0, 0);
     for seed in 0..schedules() {
         let seed_on_panic = SeedOnPanic(seed);
         // Large buffers take time to fill, so only some schedules fill them.
@@ -197,14 +166,10 @@ fn all_data_arrives_in_order() {
             simulation.change_weights();
             let steps = simulation.random.below(60);
             simulation.act_randomly(steps);
-            simulation.rest();
         }
         simulation.finish();
-        moved += simulation.ends.iter().map(|end| end.moved).sum::<u64>();
-        kept += simulation.ends.iter().map(|end| end.kept).sum::<u64>();
         drop(seed_on_panic);
     }
-    assert!(moved > 100 && kept > 10, "{moved} moved to the first buffer, {kept} did not");
 }
 
 #[test]

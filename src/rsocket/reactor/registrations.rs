@@ -82,10 +82,6 @@ pub(super) enum Timer {
     Resumes,
     /// The second descriptor is watched.
     Watches,
-    /// The service is called.
-    Calls,
-    /// The service looks whether it is idle.
-    Checks,
 }
 
 /// Returns whether a timer is set, and not cancelled.
@@ -101,7 +97,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(1);
 const BUSY_DOUBLINGS: u32 = 6;
 
 /// Number of kinds of timers.
-const TIMERS: usize = Timer::Checks as usize + 1;
+const TIMERS: usize = Timer::Watches as usize + 1;
 
 impl Reactor {
     pub fn start(role: Role) -> Result<Reactor> {
@@ -187,27 +183,6 @@ impl Reactor {
         registration.times[kind as usize] = time.map(|time| (time, self.timers_set));
         let Some(time) = time else { return };
         let is_first = self.timers.insert(time, (key, kind, self.timers_set), is_set(&self.registrations));
-        if is_first && self.is_waiting {
-            self.report_wake(true);
-        }
-    }
-
-    /// Sets a timer of this kind for each registration that has none.
-    pub fn set_for_all(&mut self, kind: Timer, time: Instant) {
-        let before = self.timers_set;
-        for registration in self.registrations.values_mut() {
-            let timer = &mut registration.times[kind as usize];
-            if timer.is_none() {
-                self.timers_set += 1;
-                *timer = Some((time, self.timers_set));
-            }
-        }
-        let mut is_first = false;
-        for (&key, registration) in &self.registrations {
-            if let Some((_, number)) = registration.times[kind as usize].filter(|&(_, number)| number > before) {
-                is_first |= self.timers.insert(time, (key, kind, number), is_set(&self.registrations));
-            }
-        }
         if is_first && self.is_waiting {
             self.report_wake(true);
         }

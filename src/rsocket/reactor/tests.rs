@@ -13,8 +13,6 @@ use crate::sys::event::EventFd;
 enum Call {
     Service(Role),
     Expired(Role),
-    Called,
-    Check,
 }
 
 /// Reports each call, and is busy for the first ones.
@@ -59,14 +57,6 @@ impl Service for Reporter {
 
     fn expired(self: Arc<Self>, key: Key) -> bool {
         self.report(Call::Expired(key.role()))
-    }
-
-    fn called(self: Arc<Self>) -> bool {
-        self.report(Call::Called)
-    }
-
-    fn check(self: Arc<Self>, _: Key) {
-        self.report(Call::Check);
     }
 }
 
@@ -121,10 +111,6 @@ fn events_and_timers_move_with_a_registration() {
         let key = hand_over(key, Role::Events).unwrap();
         assert_eq!(calls.recv(), Ok(Call::Expired(Role::Events)));
         let key = hand_over(key, Role::Setup).unwrap();
-        call_soon(key).unwrap();
-        let key = hand_over(key, Role::Events).unwrap();
-        assert_eq!(calls.recv(), Ok(Call::Called));
-        let key = hand_over(key, Role::Setup).unwrap();
         reporter.event.raise();
         hand_over(key, Role::Events).unwrap();
         assert_eq!(calls.recv(), Ok(Call::Service(Role::Events)));
@@ -154,19 +140,6 @@ fn a_busy_service_is_called_again() {
 /// Another test may hold the reactor's lock for a while.
 fn want_writable(key: Key) {
     while set_writable_wanted(key, true).is_err() {}
-}
-
-/// A thread keeps the lock, for as long as another one waits for it.
-#[test]
-fn a_check_is_not_missed() {
-    let (reporter, calls) = Reporter::new(0);
-    let key = register_disabled(Role::Setup, reporter.event.as_raw_fd(), reporter.clone()).unwrap();
-    let held = lock(Role::Setup);
-    let pause = Duration::from_millis(1);
-    assert_eq!(std::thread::scope(|scope| scope.spawn(|| try_check_later(key, pause)).join().unwrap()), Ok(()));
-    drop(held);
-    assert_eq!(calls.recv(), Ok(Call::Check));
-    unregister(key);
 }
 
 #[test]

@@ -77,17 +77,9 @@ fn run(role: Role, number: usize) {
         let due = Instant::now();
         for _ in 0..EXPIRED {
             let Some(expired) = next_expired(role, number, due) else { break };
-            let Expired::Calls(key, service, was_busy, kind) = expired else { continue };
-            let is_done = match kind {
-                Timer::Calls => service.called(),
-                Timer::Checks => {
-                    service.check(key);
-                    true
-                }
-                _ => service.expired(key),
-            };
-            if !is_done {
-                retry(key, kind);
+            let Expired::Calls(key, service, was_busy) = expired else { continue };
+            if !service.expired(key) {
+                retry(key, Timer::Expires);
             } else if was_busy {
                 clear_busy(key);
             }
@@ -142,7 +134,7 @@ fn retry(key: Key, kind: Timer) {
         let pause = reactor.busy_pause(key);
         match kind {
             Timer::Resumes => reactor.pause(key, pause),
-            Timer::Expires | Timer::Watches | Timer::Calls | Timer::Checks => reactor.set_after(key, kind, pause),
+            Timer::Expires | Timer::Watches => reactor.set_after(key, kind, pause),
         }
     }
 }
@@ -160,7 +152,7 @@ enum Expired {
     /// Nothing: the reactor has done it.
     Done,
     /// The service is called. It was busy last if the third one is set.
-    Calls(Key, Arc<dyn Service>, bool, Timer),
+    Calls(Key, Arc<dyn Service>, bool),
 }
 
 /// Takes a timer that had expired at `due`. Returns `None` if there is none, or the thread's
@@ -172,10 +164,10 @@ fn next_expired(role: Role, number: usize, due: Instant) -> Option<Expired> {
     match kind {
         Timer::Resumes => reactor.resume(key),
         Timer::Watches => reactor.watch_now(key),
-        Timer::Expires | Timer::Calls | Timer::Checks => {
+        Timer::Expires => {
             let registration = reactor.registrations.get(&key)?;
             let was_busy = registration.busy != 0;
-            return Some(Expired::Calls(key, Arc::clone(&registration.service), was_busy, kind));
+            return Some(Expired::Calls(key, Arc::clone(&registration.service), was_busy));
         }
     }
     Some(Expired::Done)

@@ -268,7 +268,6 @@ impl Stream {
         if let (Some(connection), Some(id)) = (&mut state.connection, &state.id) {
             connection.list(self.fd, id.id());
             connection.set_nodelay(state.options.nodelay);
-            connection.set_key(state.key);
         }
         self.process_completions(state);
         if let Some((key, time)) = state.keep_alive_timer() {

@@ -15,10 +15,8 @@ mod completions;
 mod control;
 mod gather;
 mod hold;
-mod idle;
 mod lent;
 mod post;
-mod postponed;
 mod receive;
 mod receive_rings;
 mod send;
@@ -42,11 +40,8 @@ use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRIES, SGL_ENTRY
 use crate::sys::alloc::try_box;
 use crate::sys::rc::{Completion, CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, ibv_wc};
 pub(super) use gather::{Gather, MAX_COLLECTED, parts};
-use idle::Idle;
 use post::QueuePair;
 pub(super) use post::{RdmaWrite, SendQueue};
-use postponed::Postponed;
-pub(super) use postponed::Prepared;
 use receive::ReceiveSide;
 use send::SendSide;
 use send_buffer::SendBuffer;
@@ -56,9 +51,8 @@ use sizes::Sizes;
 const SGL: usize = SGL_ENTRIES as usize;
 /// Send queue entries reserved for control messages: 4 messages, or 2 of two entries each on iWARP.
 const CONTROL_ENTRIES: u32 = 4;
-/// Receives for control messages, which take no credits. A peer sends at most eight of them before it
-/// has to wait for this side: two updates with buffers, two without, RECALL and the answer to one, and
-/// its final messages.
+/// Receives for control messages, which take no credits. A peer sends at most six of them before it
+/// has to wait for this side: two updates with buffers, two without, and its final messages.
 const EXTRA_RECEIVES: u32 = 16;
 /// Number of completed receives that are posted again together; the remaining extra receives are
 /// enough for control messages meanwhile.
@@ -178,8 +172,6 @@ pub(super) struct Connection {
     receive_ended: bool,
     /// Writes to be posted without the stream's lock.
     outbox: Outbox<RdmaWrite>,
-    postponed: Postponed,
-    idle: Idle,
     /// The connection in the table for rsstat(8).
     entry: Option<socket_table::Entry>,
 }
@@ -264,8 +256,6 @@ impl Unconnected {
             failed: None,
             receive_ended: false,
             outbox: Outbox::new(),
-            postponed: Postponed::default(),
-            idle: Idle::default(),
             entry: None,
         })
     }

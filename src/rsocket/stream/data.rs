@@ -253,10 +253,6 @@ impl Stream {
             if let Some(error) = error {
                 return if done > 0 { Ok(done) } else { Err(error) };
             }
-            if state.connection.as_mut().is_some_and(|connection| connection.must_await_buffer()) {
-                state = self.await_first_buffer(state);
-                continue;
-            }
             // Retry after completions, but only once without progress: a peer can cause any number
             // of completions that free no space.
             polled = (sent > 0 || !polled) && self.process_completions(&mut state);
@@ -315,10 +311,6 @@ impl Stream {
             done += written;
             if connection.failure().is_some() {
                 self.process_completions(&mut state);
-                continue;
-            }
-            if connection.must_await_buffer() {
-                state = self.await_first_buffer(state);
                 continue;
             }
             if written > 0 {

@@ -54,7 +54,6 @@ impl HoldsData for Stream {
     fn watched(state: &mut State) {
         if let Some(connection) = &mut state.connection {
             connection.channel.watch = Watch::None;
-            connection.message_noticed();
         }
         Self::watch_start_again(state);
     }

@@ -18,7 +18,6 @@ mod connection;
 mod copying;
 mod data;
 mod domain;
-mod first_buffer;
 mod held;
 mod hold;
 mod iomap;
@@ -57,12 +56,11 @@ use crate::sys::futex::Changes;
 use crate::sys::lock::{self, Lock, Unavailable};
 use crate::sys::owner::Owner;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
-use crate::sys::sync::Mutex;
 use crate::sys::unlocked;
 use background_close::BackgroundClose;
 use backlog::Listening;
 use connect::Attempt;
-use connection::{Batch, Connection, Outcome, Prepared, Unconnected};
+use connection::{Batch, Connection, Outcome, Unconnected};
 use iomap::Mappings;
 use options::Options;
 
@@ -84,9 +82,6 @@ pub struct Stream {
     channel_fd: AtomicI32,
     /// The stream connects, and the thread that holds its lock is in a command that may block.
     in_command: AtomicBool,
-    /// What the reactor has prepared, until a thread has the stream's lock
-    /// ([`Stream::take_prepared`]). An inner lock, held for a moment.
-    prepared: Mutex<Option<Prepared>>,
 }
 
 /// State behind a stream's lock.
@@ -184,7 +179,6 @@ impl Stream {
             edges: AtomicU64::new(0),
             channel_fd: AtomicI32::new(-1),
             in_command: AtomicBool::new(false),
-            prepared: Mutex::default(),
         })
     }
 
@@ -420,9 +414,7 @@ fn port_space(domain: c_int) -> u32 {
 impl Drop for Stream {
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        let prepared = self.prepared.get_mut().take();
         if !self.owner.is_this_process() {
-            let _ = ManuallyDrop::new(prepared);
             // The stream belongs to the parent process: this process owns only copies of the
             // descriptors, which rclose(3) has closed.
             if let Phase::Listening(listening) = &mut state.phase {
@@ -434,8 +426,6 @@ impl Drop for Stream {
             let _ = (ManuallyDrop::new(state.domain.take()), ManuallyDrop::new(state.id.take()));
             return;
         }
-        // Its memory regions go before the protection domain.
-        drop(prepared);
         // The program never got this stream: its listener is gone, or creating it failed.
         state.release();
     }

@@ -127,8 +127,6 @@ pub struct State {
     watched: bool,
     /// No data has arrived yet.
     starting: bool,
-    /// The stream is idle, and the peer's next message is to be noticed.
-    idle: bool,
     shut: bool,
     closed: bool,
     /// The channel and the send queue were destroyed.
@@ -177,7 +175,6 @@ impl Stream {
                 held: false,
                 watched: false,
                 starting: false,
-                idle: false,
                 shut: false,
                 closed: false,
                 released: false,
@@ -203,29 +200,6 @@ impl Stream {
     /// The connection is established.
     pub fn connected(&self) {
         self.process_completions(&mut self.lock());
-    }
-
-    /// The reactor has examined the stream, which is idle unless the peer's message was processed.
-    fn become_idle(&self) {
-        let mut state = self.lock();
-        self.process_completions(&mut state);
-        if state.processed == 0 {
-            state.idle = true;
-            starting::attend(self, &mut state);
-        }
-    }
-
-    /// The reactor examines the stream, and then serves it until the peer's message was processed.
-    pub fn idle_until_message(&self) {
-        self.become_idle();
-        if self.lock().idle {
-            self.react();
-        }
-    }
-
-    /// Returns whether the peer's message was processed.
-    pub fn has_noticed(&self) -> bool {
-        self.lock().processed > 0
     }
 
     pub fn is_starting(&self) -> bool {

@@ -41,15 +41,6 @@ impl<W: Copy> Outbox<W> {
         self.collects = !self.posting;
     }
 
-    /// Uses this memory if there is none. Returns whether it does.
-    pub fn set_memory(&mut self, writes: Vec<W>) -> bool {
-        let is_missing = self.writes.capacity() == 0;
-        if is_missing {
-            self.writes = writes;
-        }
-        is_missing
-    }
-
     /// Allocates memory for `capacity` writes in all.
     pub fn reserve(&mut self, capacity: usize) -> Result<()> {
         let missing = capacity.saturating_sub(self.writes.len());

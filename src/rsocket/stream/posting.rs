@@ -13,11 +13,9 @@ impl State {
 }
 
 impl Stream {
-    /// Returns whether the connection must not be dropped: a thread, or the reactor, uses it without
-    /// the lock.
-    pub(super) fn is_kept(&self, state: &mut State) -> bool {
-        self.take_prepared(state);
-        state.connection.as_ref().is_some_and(|connection| connection.is_in_use() || connection.has_chores())
+    /// Returns whether the connection must not be dropped: a thread uses it without the lock.
+    pub(super) fn is_kept(&self, state: &State) -> bool {
+        state.connection.as_ref().is_some_and(|connection| connection.is_in_use())
     }
 }
 

@@ -6,10 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::accept::REQUESTS_PER_TURN;
-use super::held::HoldsData;
-use super::{Guard, Notice, Phase, State, Stream, held, starting};
+use super::{Guard, Phase, Stream, held};
 use crate::errno::Errno;
-use crate::rsocket::config::defaults;
 use crate::rsocket::reactor::{self, Key, LOCK_TIMEOUT, Service};
 
 /// Delay after which the reactor retries after a lack of memory or descriptors.
@@ -51,78 +49,13 @@ impl Service for Stream {
         true
     }
 
-    fn check(self: Arc<Self>, key: Key) {
-        // A stream whose lock is taken is in use.
-        let Some(mut state) = self.try_lock() else {
-            return reactor::check_later(key, defaults().idle_time());
-        };
-        self.process_completions(&mut state);
-        let is_connected = matches!(state.phase, Phase::Connected);
-        let Some(connection) = state.connection.as_mut().filter(|_| is_connected) else { return };
-        let mut pause = connection.check();
-        if connection.failure().is_some() {
-            self.process_completions(&mut state);
-            self.notify(Notice::Changed);
-        } else {
-            starting::attend(&*self, &mut state);
-            pause = pause.or_else(|| Self::check_without_watch(&mut state));
-        }
-        // Whoever holds the reactor's lock may wait for a thread that waits for the stream's.
-        drop(state);
-        if let Some(pause) = pause {
-            reactor::check_later(key, pause);
-        }
-    }
-
     fn second_is_readable(self: Arc<Self>) -> bool {
-        held::channel_is_readable(&*self) && !self.lacks_watch()
+        held::channel_is_readable(&*self)
     }
 
-    fn called(self: Arc<Self>) -> bool {
-        let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return false };
-        let is_done = self.take_prepared(&mut state);
-        if state.is_closed() {
-            return true;
-        }
-        let chores = state.connection.as_mut().and_then(|connection| connection.take_chores());
-        let Some(chores) = chores else { return is_done };
-        drop(state);
-        let prepared = chores.run();
-        *self.prepared.lock() = Some(prepared);
-        // The holder may be interrupted by a signal handler that waits for this thread.
-        match self.state.lock_within(LOCK_TIMEOUT) {
-            Ok(mut state) => self.take_prepared(&mut state) && is_done,
-            Err(_) => {
-                // For those that wait until the connection is not used.
-                self.changed.notify();
-                false
-            }
-        }
-    }
 }
 
 impl Stream {
-    /// Makes the memory that the reactor has prepared ready to be used, under the lock that the
-    /// reactor may have to do without for a while. Returns false if the reactor has to come again.
-    pub(super) fn take_prepared(&self, state: &mut State) -> bool {
-        let Some(prepared) = self.prepared.lock().take() else { return true };
-        let (mut is_done, mut is_awaited) = (true, state.is_closed());
-        if let Some(connection) = &mut state.connection {
-            is_awaited |= connection.awaits_buffer();
-            is_done = connection.finish_chores(prepared);
-            if connection.failure().is_some() {
-                is_done = Self::ends_polling(state);
-                if is_done {
-                    self.process_completions(state);
-                }
-            }
-        }
-        if is_awaited {
-            self.changed.notify();
-        }
-        is_done
-    }
-
     /// Locks the state for a thread of the reactor. Returns `None` if another thread holds the lock
     /// for long, or is interrupted in the middle of a poll.
     pub(super) fn lock_to_serve(&self) -> Option<Guard<'_>> {

@@ -27,22 +27,6 @@ impl Stream {
         }
     }
 
-    /// If an idle stream's next message will not be noticed, the stream is examined again, after the
-    /// pause that is returned.
-    pub(super) fn check_without_watch(state: &mut State) -> Option<Duration> {
-        let connection = state.connection.as_mut().filter(|connection| connection.lacks_watch())?;
-        connection.check_again()
-    }
-
-    /// Returns whether an idle stream's next message will not be noticed: the reactor's lock was not
-    /// free.
-    pub(super) fn lacks_watch(&self) -> bool {
-        // A thread that holds the lock processes completions.
-        let state = self.state.try_lock().ok();
-        let connection = state.as_ref().and_then(|state| state.connection.as_ref());
-        connection.is_some_and(|connection| connection.lacks_watch())
-    }
-
     fn watch_start(state: &mut State) {
         let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return };
         let channel = &mut connection.channel;
@@ -62,9 +46,7 @@ impl Starts for Stream {
     #[inline]
     fn is_starting(state: &State) -> bool {
         let Some(connection) = &state.connection else { return false };
-        // The peer of an idle stream may ask or answer after its last data, too.
-        let is_new = connection.is_starting() && !state.eof;
-        (is_new || connection.awaits_message()) && matches!(state.phase, Phase::Connected)
+        connection.is_starting() && !state.eof && matches!(state.phase, Phase::Connected)
     }
 
     #[inline]

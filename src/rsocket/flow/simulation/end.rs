@@ -4,12 +4,10 @@
 mod network;
 mod peer;
 mod program;
-mod recall;
 
 use std::collections::VecDeque;
 
 pub use network::deliver;
-use recall::key;
 
 use super::super::{Advertisement, Receiver, Resize, SendLimits, Sender, Violation};
 use super::random::Random;
@@ -163,9 +161,6 @@ pub struct End {
     /// there when the last CREDIT_UPDATE was processed.
     sgl_entry: usize,
     announced: usize,
-    /// The peer's first buffer, and the number in its RECALL that was not answered.
-    first_target: Region,
-    recall: Option<u16>,
     /// State of the program.
     total: u64,
     sent: u64,
@@ -186,9 +181,11 @@ pub struct End {
     pub violation: Option<Violation>,
     /// Number of state changes.
     pub changes: u64,
-    /// How often the peer's RECALL was followed, and was not.
-    pub moved: u64,
-    pub kept: u64,
+}
+
+/// Returns the rkey of a ring's memory.
+fn key(memory: usize) -> u32 {
+    KEY + (memory + 1) as u32 % 3
 }
 
 impl End {
@@ -210,8 +207,6 @@ impl End {
             sender: Sender::new(limits, target).unwrap(),
             memory: [Vec::new(), Vec::new(), vec![0; setup.ring as usize]],
             first_ring: Some(0),
-            first_target: target,
-            recall: None,
             sgl: [Region::default(); 2],
             buffers: vec![vec![0; setup.buffer as usize]],
             old_buffer_end: None,
@@ -239,9 +234,12 @@ impl End {
             outside: 0,
             violation: None,
             changes: 0,
-            moved: 0,
-            kept: 0,
         }
+    }
+
+    /// Returns the number of a ring's memory.
+    fn place(&self, ring: usize) -> usize {
+        if self.first_ring == Some(ring) { FIRST } else { ring }
     }
 
     fn post(&mut self, wr_id: u64, signaled: bool, message: Option<Message>, effect: Effect) {
@@ -289,7 +287,7 @@ impl End {
                 return;
             }
             let small = !self.setup.small && resizes.chance(4);
-            let ring = if small { self.receiver.add_small_ring(size) } else { self.receiver.add_ring(size, None) };
+            let ring = if small { self.receiver.add_small_ring(size) } else { self.receiver.add_ring(size) };
             assert!(self.unread.iter().all(|part| part.memory != ring), "a ring that is in use still");
             self.memory[ring] = vec![0; size as usize];
         }
@@ -344,7 +342,6 @@ impl End {
             }
             self.use_next_target();
             self.send_credit_updates();
-            self.answer_recall();
         }
     }
 
@@ -385,9 +382,6 @@ impl End {
                 self.count();
             }
             Message::Control(Control::Keepalive) => {}
-            Message::Control(Control::Recall(messages)) => self.recall = Some(messages),
-            Message::Control(Control::Recalled) => self.recalled()?,
-            Message::Control(Control::Kept) => self.receiver.kept()?,
             Message::Control(_) => self.ended = true,
         }
         Ok(())

@@ -14,10 +14,6 @@ fn word(random: &mut Random, setup: &Setup) -> u32 {
         1 => random.below(64) as u32,
         _ => random.next() as u32,
     };
-    // Answers to a RECALL, among others.
-    if random.chance(8) {
-        return 7 << 29 | random.pick(&[3, 4, 4, 5, 0x203]);
-    }
     (random.next() as u32 & 7) << 29 | data & MAX_DATA
 }
 
@@ -31,13 +27,12 @@ fn arbitrary_messages_are_rejected_or_harmless() {
         let peer = Setup { queue: random.pick(&[1, 16, 384, 0x7fff, 0x8000, 0xffff]), ..setup };
         let mut end = End::new(setup, &peer, 1 << 16);
         for _ in 0..random.below(60) {
-            match random.below(7) {
+            match random.below(6) {
                 0 => end.write(random.next() >> 50),
                 1 => end.read_without_checks(random.next() >> 58),
                 2 => end.write_sgl(&mut random),
                 3 => end.execute(),
                 4 => end.poll(),
-                5 => end.recall(),
                 // Invalid immediate data fails the connection before it gets here.
                 _ => match Message::parse(word(&mut random, &setup)).map(|message| end.receive_now(message)) {
                     Ok(()) => accepted += 1,

@@ -68,9 +68,6 @@ impl Connection {
         }
         self.use_next_target();
         self.send_credit_updates();
-        if self.idle.needs_attention() {
-            self.attend_idle(outcome.any);
-        }
         self.publish();
         outcome.edge |= outcome.has_made_space(self.can_send());
         outcome
@@ -121,17 +118,11 @@ impl Connection {
             }
             Message::Control(Control::Disconnect) => {
                 (outcome.disconnect, outcome.edge) = (true, true);
-                self.is_over();
             }
             Message::Control(Control::Shutdown) => {
                 (outcome.eof, outcome.edge) = (true, true);
-                // From now on only an idle stream is watched, and the peer may have to be answered.
-                self.postponed.check_later();
             }
             Message::Control(Control::Keepalive) => {}
-            Message::Control(Control::Recall(messages)) => self.recall_received(messages),
-            Message::Control(Control::Recalled) => self.recalled()?,
-            Message::Control(Control::Kept) => self.receive.flow.kept()?,
         }
         Ok(())
     }
@@ -196,7 +187,7 @@ impl Connection {
                 break;
             }
         }
-        self.send.drop_old_buffer(&mut self.postponed);
+        self.send.drop_old_buffer();
     }
 
     #[inline]
@@ -240,7 +231,6 @@ impl Connection {
             && let Some(target) = self.take_target()
         {
             self.send.flow.use_next_target(target);
-            self.postponed.check_later();
         }
     }
 

@@ -17,9 +17,6 @@ impl Connection {
         if !self.has_control() {
             return Err(Errno::EAGAIN);
         }
-        if control == Control::Disconnect {
-            self.is_over();
-        }
         self.send_control(Message::Control(control), &[], 0)
     }
 
@@ -88,10 +85,7 @@ impl Connection {
     #[inline(never)]
     fn send_credit_updates_now(&mut self) {
         while self.failed.is_none() && self.receive.flow.wants_credit_update() && self.has_control() {
-            self.receive.resize(&self.qp, &mut self.postponed);
-            if self.receive.rings.has_grown() {
-                self.postponed.check_later();
-            }
+            self.receive.resize(&self.qp);
             let Some(update) = self.receive.flow.next_credit_update() else { return };
             // Post the receives before granting credits for them.
             let posted = self.receive.post_receives(&self.qp);
@@ -131,7 +125,6 @@ impl Connection {
         let bytes = wire::emit_iomap(mapping, self.send.peer.swap);
         let sg_list = if inline { inline_sge(&bytes) } else { self.send.buffer.fill(&self.qp, &bytes[..], offset)? };
         let (wr_id, signaled) = self.send.flow.take_update(space);
-        self.postponed.check_later();
         let addr = self.send.peer.sgl + (SGL * SGL_ENTRY + usize::from(index) * IOMAP_ENTRY) as u64;
         let rkey = self.send.peer.rkey;
         let message = Some(Message::Iomap(index));

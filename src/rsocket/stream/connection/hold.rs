@@ -83,7 +83,7 @@ impl Connection {
             return false;
         }
         if self.send.buffer.is_missing() {
-            self.send.provide_buffer(&self.qp, HOLD_BUFFER, &mut self.postponed, true);
+            self.send.provide_buffer(&self.qp, HOLD_BUFFER);
             if self.send.buffer.is_missing() {
                 self.send.flow.looked_in_vain();
                 return false;

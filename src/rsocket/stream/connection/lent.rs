@@ -47,7 +47,7 @@ impl Connection {
     fn process_found(&mut self, found: &Completion) {
         let mut outcome = Outcome { could_send: Some(self.can_send()), any: true, ..Outcome::default() };
         self.send_completed(found.wc(), &mut outcome);
-        self.send.drop_old_buffer(&mut self.postponed);
+        self.send.drop_old_buffer();
         self.notify_later(outcome);
     }
 }

@@ -297,7 +297,7 @@ impl Connection {
     #[inline]
     pub fn take(&mut self, len: u64) {
         if let Some(ring) = self.receive.flow.take(len) {
-            self.receive.rings.release(ring, &mut self.postponed);
+            self.receive.rings.release(ring);
         }
         self.count_read(len);
         self.send_credit_updates();

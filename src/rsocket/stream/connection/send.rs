@@ -1,7 +1,7 @@
 //! The send side: writes stream data into the peer's buffers, and riowrite(3) data into memory that
 //! the peer has mapped.
 
-use std::mem::{self, MaybeUninit};
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use super::gather::{Gather, MAX_COLLECTED, Source};
@@ -25,8 +25,6 @@ pub(super) struct PeerMemory {
     pub rkey: u32,
     /// Number of entries of the peer's iomap.
     pub iomap: u16,
-    /// The buffer that the peer has advertised first.
-    pub first: Region,
 }
 
 /// Space for the bytes of control messages that do not go inline: a slot for each message.
@@ -68,8 +66,6 @@ pub(super) struct SendSide {
     pub buffer: SendBuffer,
     /// Messages up to this size go inline.
     inline_limit: u32,
-    /// A message waits for the first send buffer, which the reactor is preparing.
-    awaits_buffer: bool,
     pub control_data: ControlData,
     pub peer: PeerMemory,
     /// Number of the thread that sent last.
@@ -106,14 +102,12 @@ impl SendSide {
             flow,
             buffer,
             inline_limit,
-            awaits_buffer: false,
             control_data,
             peer: PeerMemory {
                 swap: peer.big_endian != cfg!(target_endian = "big"),
                 sgl: peer.target_sgl.addr,
                 rkey: peer.target_sgl.rkey,
                 iomap: peer.iomap_size.unwrap_or(0),
-                first: peer.data_buf,
             },
             thread: 0,
             is_shared: false,
@@ -207,11 +201,10 @@ impl Connection {
         }
         self.send_held();
         let mut done = 0;
-        let mut has_no_buffer = false;
         while done < data.size() {
             let (_, rest) = data.split(done);
             let (rest, _) = rest.split(self.send.limit(done, data.size(), begun) - done);
-            let Some((rest, inline)) = self.choose_way(rest, &mut has_no_buffer) else { break };
+            let inline = self.goes_inline(rest);
             let Some(chunk) = self.send.flow.plan(rest.size(), inline) else { break };
             let (part, tail) = rest.split(chunk.len as usize);
             let bytes = self.sg_list(&part, inline, chunk.offset)?;
@@ -299,6 +292,13 @@ impl Connection {
         }
     }
 
+    /// Gives the outbox memory for all writes that can be outstanding. Returns false if it has to do
+    /// without.
+    fn provide_outbox(&mut self) -> bool {
+        let capacity = self.send.flow.max_outstanding();
+        self.outbox.has_capacity(capacity) || self.outbox.reserve(capacity).is_ok()
+    }
+
     /// Returns whether a thread posts or copies received data without the lock.
     pub fn is_in_use(&self) -> bool {
         self.outbox.is_posting() || self.is_being_read()
@@ -315,74 +315,30 @@ impl Connection {
         (&mut self.outbox, self.qp.send_queue())
     }
 
-    /// Returns whether the reactor is preparing the first send buffer.
-    #[inline]
-    pub fn awaits_buffer(&self) -> bool {
-        self.send.buffer.is_missing() && self.postponed.awaits_send_buffer()
-    }
-
-    /// Returns whether the last message was not sent because it should wait for the first send buffer.
-    #[inline]
-    pub fn must_await_buffer(&mut self) -> bool {
-        mem::take(&mut self.send.awaits_buffer)
-    }
-
-    /// The caller has waited for the send buffer in vain.
-    pub fn buffer_is_late(&mut self) {
-        self.postponed.set_late(self.awaits_buffer());
-    }
-
-    /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer. Allocates,
-    /// grows or shrinks the buffer. Returns false if there is no buffer now: messages can go inline.
-    fn make_space(&mut self, len: usize) -> bool {
+    /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer. Allocates
+    /// or grows the buffer.
+    fn make_space(&mut self, len: usize) {
         if self.send.buffer.is_missing() {
-            let may_postpone = self.fits_inline(1);
-            if !self.send.provide_buffer(&self.qp, len, &mut self.postponed, may_postpone) {
-                return false;
-            }
+            self.send.provide_buffer(&self.qp, len);
         }
         if len > self.send.flow.free() as usize {
             if !self.send.flow.is_idle() {
                 self.reap_send_cq();
             }
             if self.send.buffer.is_small() || self.send.flow.is_buffer_limited(len) {
-                self.send.grow_buffer(&self.qp, &mut self.postponed);
+                self.send.grow_buffer(&self.qp);
             }
-        } else if self.send.flow.is_underused() {
-            self.send.shrink_buffer(&self.qp, &mut self.postponed);
         }
-        true
     }
 
-    /// Makes space for `data` unless it goes inline. Returns what to send, and whether it goes inline.
-    /// Returns `None` if the message should wait for the send buffer. `has_no_buffer`: pieces go inline
-    /// until the end of the call, because there was no buffer.
+    /// Returns whether `data` goes inline. Makes space for it otherwise.
     #[inline]
-    fn choose_way<S: Source>(&mut self, data: S, has_no_buffer: &mut bool) -> Option<(S, bool)> {
-        if self.fits_inline(data.size()) && data.in_one_piece().is_some() {
-            return Some((data, true));
+    fn goes_inline<S: Source>(&mut self, data: S) -> bool {
+        let inline = self.fits_inline(data.size()) && data.in_one_piece().is_some();
+        if !inline {
+            self.make_space(data.size());
         }
-        *has_no_buffer = *has_no_buffer || !self.make_space(data.size());
-        if !*has_no_buffer {
-            return Some((data, false));
-        }
-        self.send.awaits_buffer = self.awaits_buffer() && !self.postponed.is_late();
-        (!self.send.awaits_buffer).then(|| (self.inline_piece(data), true))
-    }
-
-    /// Returns the beginning of `data` that goes inline.
-    #[cold]
-    #[inline(never)]
-    fn inline_piece<S: Source>(&self, data: S) -> S {
-        let mut len = data.size().min(self.send.inline_limit as usize);
-        loop {
-            let (piece, _) = data.split(len);
-            // A single byte lies in one buffer.
-            if piece.in_one_piece().is_some() || len <= 1 {
-                return piece;
-            }
-            len /= 2;
-        }
+        inline
     }
 
     /// Writes as much of `data` as possible without waiting into the peer's `region`. Returns the
@@ -390,11 +346,10 @@ impl Connection {
     pub fn write(&mut self, data: &[u8], region: Region, begun: bool) -> Result<usize> {
         self.send_held();
         let mut done = 0;
-        let mut has_no_buffer = false;
         let len = data.len().min(region.length as usize);
         while done < len {
             let rest = &data[done..self.send.limit(done, len, begun)];
-            let Some((rest, inline)) = self.choose_way(rest, &mut has_no_buffer) else { break };
+            let inline = self.goes_inline(rest);
             let Some((len, offset)) = self.send.flow.plan_write(rest.len(), inline) else { break };
             let part = &rest[..len as usize];
             let sg_list = if inline { inline_sge(part) } else { self.send.buffer.fill(&self.qp, part, offset)? };
@@ -419,6 +374,5 @@ impl Connection {
     pub fn give_memory_back(&mut self) {
         self.reap_send_cq();
         self.send.give_buffer_back();
-        self.postponed.give_back();
     }
 }

@@ -5,7 +5,6 @@ use std::ptr::NonNull;
 
 use super::gather::Source;
 use super::post::QueuePair;
-use super::postponed::Postponed;
 use super::receive_rings::{self, Grown};
 use super::send::SendSide;
 use crate::errno::{Errno, Result};
@@ -114,21 +113,10 @@ impl SendBuffer {
         self.size < self.first_size
     }
 
-    /// Returns whether a previous buffer has not been freed.
-    pub fn has_old(&self) -> bool {
-        self.old.is_some()
-    }
-
     /// Returns whether the buffer is to be allocated by the next message that needs it.
     #[inline]
     pub fn is_missing(&self) -> bool {
         self.memory.is_none()
-    }
-
-    /// There was no memory for a larger buffer: it is tried less often from now on.
-    pub fn growing_failed(&mut self) {
-        self.limited = 0;
-        self.refused = self.refused.saturating_add(1);
     }
 
     fn region(&mut self, qp: &QueuePair) -> Result<&MemoryRegion> {
@@ -174,49 +162,22 @@ fn sg_list(region: &MemoryRegion, offset: usize, [first, wrapped]: [usize; 2]) -
 
 impl SendSide {
     /// Provides the buffer for a first message of `len` bytes. If that fails, so does the message.
-    /// Returns false if it is postponed, which `may_postpone` permits.
     #[cold]
     #[inline(never)]
-    pub fn provide_buffer(
-        &mut self,
-        qp: &QueuePair,
-        len: usize,
-        postponed: &mut Postponed,
-        may_postpone: bool,
-    ) -> bool {
-        if let Some((memory, size)) = postponed.take_send_buffer(|_| true) {
-            self.use_first_buffer(memory, size, postponed);
-            return true;
-        }
+    pub fn provide_buffer(&mut self, qp: &QueuePair, len: usize) {
         let size = first_size_for(len, self.buffer.first_size);
-        let is_ordered = postponed.awaits_send_buffer();
-        if may_postpone && (is_ordered && !postponed.is_late() || postponed.begin()) {
-            // Any size will do.
-            if !is_ordered {
-                postponed.order_send_buffer(size, None);
-            }
-            return false;
-        }
         // SAFETY: the PD is that of the live QP, and outlives the connection.
         let smaller = |pd| unsafe { Memory::first_or_smaller(pd, size) };
         let allocated = allocate(qp, size).map(|memory| (memory, size));
         if let Ok((memory, size)) = allocated.or_else(|_| qp.pd().and_then(smaller)) {
-            postponed.cancel_send_buffer();
-            self.use_first_buffer(memory, size, postponed);
+            self.flow.replace_buffer(size);
+            self.buffer.size = size;
+            self.buffer.memory = Some(memory);
         }
-        true
-    }
-
-    fn use_first_buffer(&mut self, memory: Memory, size: u32, postponed: &mut Postponed) {
-        postponed.set_late(false);
-        postponed.check_later();
-        self.flow.replace_buffer(size);
-        self.buffer.size = size;
-        self.buffer.memory = Some(memory);
     }
 
     /// Counts that the buffer has limited the stream, and grows the buffer if it did so repeatedly.
-    pub fn grow_buffer(&mut self, qp: &QueuePair, postponed: &mut Postponed) {
+    pub fn grow_buffer(&mut self, qp: &QueuePair) {
         let buffer = &mut self.buffer;
         let Some(size) = buffer.larger() else { return };
         buffer.limited += 1;
@@ -224,104 +185,56 @@ impl SendSide {
         if buffer.limited < limit << buffer.refused.min(16) {
             return;
         }
-        match self.larger_buffer(qp, size, postponed) {
+        buffer.limited = 0;
+        match self.larger_buffer(qp, size) {
             Ok(memory) => {
-                (self.buffer.limited, self.buffer.refused) = (0, 0);
-                self.replace_buffer(memory, size, postponed);
+                self.buffer.refused = 0;
+                self.replace_buffer(memory, size);
             }
-            // The next call tries again.
-            Err(Errno::EAGAIN) => {}
-            Err(_) => self.buffer.growing_failed(),
+            // Tried less often from now on.
+            Err(_) => self.buffer.refused = self.buffer.refused.saturating_add(1),
         }
     }
 
-    /// Returns memory of `size` bytes. Fails with `EAGAIN` if it is ordered, and otherwise with
-    /// `ENOMEM`.
-    fn larger_buffer(&mut self, qp: &QueuePair, size: u32, postponed: &mut Postponed) -> Result<Memory> {
+    /// Returns memory of `size` bytes. Fails with `ENOMEM`.
+    fn larger_buffer(&mut self, qp: &QueuePair, size: u32) -> Result<Memory> {
         if self.buffer.old.is_some() {
             return Err(Errno::ENOMEM);
         }
-        if let Some((memory, _)) = postponed.take_send_buffer(|ready| ready == size) {
-            return Ok(memory);
+        if size == self.buffer.first_size {
+            return allocate_now(qp, size).map_err(|_| Errno::ENOMEM);
         }
-        if postponed.has_ordered_send_buffer(size) {
-            return Err(Errno::EAGAIN);
-        }
-        let is_first = size == self.buffer.first_size;
-        let reservation = if is_first { None } else { Some(Reservation::take(size).ok_or(Errno::ENOMEM)?) };
-        if postponed.begin() {
-            postponed.order_send_buffer(size, reservation);
-            return Err(Errno::EAGAIN);
-        }
-        let memory = if is_first {
-            allocate_now(qp, size)
-        } else {
-            // SAFETY: the PD is that of the live QP, and outlives the connection.
-            unsafe { Grown::with(reservation, qp.pd()?, size, false).map(Memory::Grown) }
-        };
-        memory.map_err(|_| Errno::ENOMEM)
-    }
-
-    /// Returns to the first size from a larger one that was not needed for a while.
-    pub fn shrink_buffer(&mut self, qp: &QueuePair, postponed: &mut Postponed) {
-        let buffer = &mut self.buffer;
-        let size = buffer.first_size;
-        if buffer.size <= size || buffer.old.is_some() {
-            return;
-        }
-        if let Some((memory, _)) = postponed.take_send_buffer(|ready| ready == size) {
-            self.replace_buffer(memory, size, postponed);
-        } else if postponed.has_ordered_send_buffer(size) {
-            // It will be ready when the buffer is found underused again.
-        } else if postponed.begin() {
-            postponed.order_send_buffer(size, None);
-        } else if let Ok(memory) = allocate(qp, size) {
-            self.replace_buffer(memory, size, postponed);
-        }
+        let reservation = Reservation::take(size);
+        // SAFETY: the PD is that of the live QP, and outlives the connection.
+        unsafe { Grown::with(reservation, qp.pd()?, size, false).map(Memory::Grown) }
     }
 
     /// Frees the buffer if no data is outstanding. The next send that needs it allocates it again, in
     /// the first size.
     pub fn give_buffer_back(&mut self) {
-        if self.retire_buffer() {
-            self.buffer.old = None;
-        }
-    }
-
-    /// Gives the buffer up, to be freed by the reactor. The next send that needs one allocates it
-    /// again. Returns false if data is outstanding, or a previous buffer was not freed.
-    pub fn retire_buffer(&mut self) -> bool {
         let buffer = &mut self.buffer;
-        if !self.flow.is_idle() || buffer.old.is_some() {
-            return false;
+        if self.flow.is_idle() && buffer.old.is_none() {
+            self.flow.replace_buffer(buffer.first_size);
+            buffer.size = buffer.first_size;
+            buffer.memory = None;
         }
-        let last_wr_id = self.flow.replace_buffer(buffer.first_size);
-        buffer.size = buffer.first_size;
-        buffer.old = buffer.memory.take().map(|memory| (memory, last_wr_id));
-        true
     }
 
-    fn replace_buffer(&mut self, memory: Memory, size: u32, postponed: &mut Postponed) {
+    fn replace_buffer(&mut self, memory: Memory, size: u32) {
         let last_wr_id = self.flow.replace_buffer(size);
         let old = self.buffer.memory.replace(memory);
         self.buffer.size = size;
         self.buffer.old = old.map(|old| (old, last_wr_id));
-        self.drop_old_buffer(postponed);
+        self.drop_old_buffer();
     }
 
     /// Frees the previous buffer if no outstanding work request uses it.
-    pub fn drop_old_buffer(&mut self, postponed: &mut Postponed) {
+    #[inline]
+    pub fn drop_old_buffer(&mut self) {
         if let Some((_, wr_id)) = self.buffer.old
             && self.flow.is_complete(wr_id)
-            && !postponed.begin()
         {
             self.buffer.old = None;
         }
-    }
-
-    /// Takes the previous buffer, to be freed, if no outstanding work request uses it.
-    pub fn take_old_buffer(&mut self) -> Option<Memory> {
-        let flow = &self.flow;
-        self.buffer.old.take_if(|(_, wr_id)| flow.is_complete(*wr_id)).map(|(memory, _)| memory)
     }
 }

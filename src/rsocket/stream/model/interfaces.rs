@@ -59,9 +59,6 @@ impl EventSource for Stream {
                 self.all_sent.raise();
             }
         }
-        if any && mem::take(&mut state.idle) {
-            self.all_sent.raise();
-        }
         if state.waiting_for_space > 0 || state.held {
             sent += self.cqs.poll_sent(u32::MAX);
         }
@@ -222,7 +219,7 @@ impl Starts for Stream {
     }
 
     fn is_starting(state: &State) -> bool {
-        state.starting || state.idle
+        state.starting
     }
 
     fn is_watched(state: &State) -> bool {

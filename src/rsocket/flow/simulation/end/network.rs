@@ -45,9 +45,6 @@ pub fn deliver(from: &mut End, to: &mut End) {
     if let Some(message) = work.message {
         assert!(to.receives > 0, "the receive queue is overrun");
         to.receives -= 1;
-        if message == Message::Control(Control::Recalled) {
-            to.writable = to.first_parts();
-        }
         to.completions.push_back(Completion::Received(message));
     }
     from.executed.push_back(work);
