@@ -7,7 +7,6 @@ pub mod config;
 pub mod event;
 mod lock;
 mod pollers;
-mod polling;
 mod posting;
 
 use loom::model::Builder;

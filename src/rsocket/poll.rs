@@ -14,7 +14,7 @@ use libc::{POLLIN, pollfd};
 use super::config::defaults;
 use super::poll_events::{reported, wanted};
 use super::poll_waiter::Waiting;
-use super::pollable::{Lent, Lookup, Pollable, Watcher};
+use super::pollable::{Lookup, Pollable, Watcher};
 use super::small_list::SmallList;
 use super::spinning::Spinning;
 use crate::errno::{Errno, Result};
@@ -177,50 +177,14 @@ impl<'a> Call<'a> {
         }
         let end = Instant::now() + deadline.left().map_or(time, |left| left.min(time));
         let is_time_left = || Instant::now() < end;
-        // Many rsockets are polled once at most: none is lent for that.
-        if is_time_left() {
+        while ready == 0 && is_time_left() {
             event::spin();
             ready = self.poll_rsockets(false);
-        }
-        if ready == 0 && is_time_left() {
-            ready = self.spin_without_locks(is_time_left)?;
         }
         if ready > 0 {
             SPINNING.succeeded();
         }
         Ok(ready)
-    }
-
-    /// Polls the rsockets, mostly without their locks, as long as `goes_on` returns true. Returns
-    /// the number of ready ones.
-    fn spin_without_locks(&mut self, mut goes_on: impl FnMut() -> bool) -> Result<usize> {
-        let mut lent = SmallList::<Option<Lent>, INLINE_FDS>::new();
-        for _ in self.fds.iter() {
-            lent.push(None)?;
-        }
-        let mut ready = 0;
-        while ready == 0 && goes_on() {
-            event::spin();
-            ready = self.poll_lent(lent.as_mut_slice());
-        }
-        Ok(ready)
-    }
-
-    /// Polls the rsockets, with their locks only if they may have changed. Returns the number of
-    /// ready ones.
-    fn poll_lent(&mut self, lent: &mut [Option<Lent>]) -> usize {
-        let mut ready = 0;
-        for ((fd, rsocket), lent) in self.fds.iter_mut().zip(self.rsockets).zip(lent) {
-            let Some(rsocket) = rsocket else { continue };
-            if lent.as_ref().is_some_and(|lent| !rsocket.poll_lent(lent)) {
-                continue;
-            }
-            let bits;
-            (bits, *lent) = rsocket.ready_and_lend(wanted(fd.events));
-            fd.revents = reported(bits, fd.events);
-            ready += usize::from(fd.revents != 0);
-        }
-        ready
     }
 
     /// Polls the stale rsockets, and arms them if `arm` is set. Returns the number of ready

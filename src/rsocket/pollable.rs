@@ -16,8 +16,6 @@ use crate::sys::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
-#[cfg(not(all(test, loom)))]
-use crate::sys::{lease, rc};
 
 /// An rsocket that can be polled.
 ///
@@ -33,19 +31,6 @@ pub trait Pollable: Send + Sync {
     /// Processes the available completions. Returns the current poll bits: those in `wanted` (of
     /// POLLIN, POLLOUT, POLLRDHUP), POLLERR and POLLHUP; POLLNVAL after a close.
     fn ready(&self, wanted: c_short) -> c_short;
-
-    /// As ready(), for a call that is about to poll this rsocket and others again and again. Also
-    /// returns what [`poll_lent`](Self::poll_lent) needs; `None` if the next poll is ready(), too.
-    fn ready_and_lend(&self, wanted: c_short) -> (c_short, Option<Lent>) {
-        (self.ready(wanted), None)
-    }
-
-    /// Polls without the rsocket's lock. Returns whether ready() may return other bits than the
-    /// last time.
-    fn poll_lent(&self, lent: &Lent) -> bool {
-        let _ = lent;
-        true
-    }
 
     /// Returns whether ready() would return a bit. May leave completions unprocessed.
     fn is_ready(&self, wanted: c_short) -> bool {
@@ -93,20 +78,6 @@ pub trait Pollable: Send + Sync {
 
     /// Returns the watchers of the rsocket.
     fn watchers(&self) -> &Watchers;
-}
-
-#[cfg(not(all(test, loom)))]
-type LentCqs = lease::Lent<rc::CqHandles, rc::Completion>;
-/// Models have no CQs here.
-#[cfg(all(test, loom))]
-type LentCqs = ();
-
-/// The CQs of a stream that a call for several rsockets polls without the rsocket's lock.
-pub struct Lent {
-    /// Live until they are taken back.
-    pub cqs: LentCqs,
-    /// The number of changes of the rsocket before it was polled with the lock.
-    pub count: u32,
 }
 
 /// Finds the rsocket of a descriptor.

@@ -13,7 +13,6 @@ pub mod fixed_string;
 pub mod futex;
 pub mod gid;
 pub mod inner;
-pub mod lease;
 pub mod library_fds;
 pub mod lock;
 pub mod log;

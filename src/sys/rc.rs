@@ -51,34 +51,6 @@ pub struct ChannelHandle(NonNull<ibv_comp_channel>);
 // SAFETY: as above.
 unsafe impl Send for ChannelHandle {}
 
-/// A CQ that a thread polls while others use the [`CompletionQueue`], one at a time. The owner
-/// destroys the CQ only when that thread does not use it.
-#[derive(Clone, Copy, Debug)]
-pub struct CqHandle(NonNull<ibv_cq>);
-
-// SAFETY: as above.
-unsafe impl Send for CqHandle {}
-
-/// A completion that was polled.
-#[derive(Clone, Copy, Debug)]
-pub struct Completion(MaybeUninit<ibv_wc>);
-
-impl Completion {
-    /// Returns the entry, which the provider has initialised.
-    pub fn entry(self) -> MaybeUninit<ibv_wc> {
-        self.0
-    }
-
-    /// Returns the entry for reading.
-    pub fn wc(&self) -> &ibv_wc {
-        // SAFETY: only `CqHandle::poll_one` makes completions, of initialised entries.
-        unsafe { self.0.assume_init_ref() }
-    }
-}
-
-// SAFETY: plain numbers.
-unsafe impl Send for Completion {}
-
 /// An event that was read from a channel. Its CQ counts it ([`CompletionQueue::note_event`]).
 #[derive(Debug)]
 pub struct CqEvent(*mut ibv_cq);
@@ -165,16 +137,20 @@ impl CompletionQueue {
         self.cq.as_ptr()
     }
 
-    /// Returns what a thread needs to poll without `self`.
-    pub fn handle(&self) -> CqHandle {
-        CqHandle(self.cq)
-    }
-
     /// Polls completions into `into`, and returns them.
     #[inline]
     pub fn poll<'a>(&self, into: &'a mut [MaybeUninit<ibv_wc>]) -> Result<&'a [ibv_wc]> {
-        // SAFETY: the CQ is live.
-        unsafe { self.handle().poll(into) }
+        // SAFETY: the CQ is live, and its context open. `into` has space for the number of entries
+        // passed.
+        let count = unsafe {
+            let poll = (*(*self.cq.as_ptr()).context).ops.poll_cq.ok_or(Errno::ENOSYS)?;
+            poll(self.cq.as_ptr(), into.len() as c_int, into.as_mut_ptr().cast())
+        };
+        let count = usize::try_from(count).map_err(|_| Errno::EIO)?;
+        let filled = into.get(..count).ok_or(Errno::EIO)?;
+        // SAFETY: the provider initialised these entries; fields that a status leaves undefined are
+        // not read.
+        Ok(unsafe { slice::from_raw_parts(filled.as_ptr().cast(), count) })
     }
 
     /// Requests an event for the next completion.
@@ -214,75 +190,6 @@ impl Drop for CompletionQueue {
         }
         // SAFETY: the QP was destroyed, and no thread waits for its events.
         let _ = unsafe { verbs::destroy_cq(self.cq) };
-    }
-}
-
-impl CqHandle {
-    /// Polls completions into `into`, and returns them.
-    ///
-    /// # Safety
-    /// The CQ is live until this returns.
-    #[inline]
-    pub unsafe fn poll(self, into: &mut [MaybeUninit<ibv_wc>]) -> Result<&[ibv_wc]> {
-        // SAFETY: the CQ is live: guaranteed by the caller; its context is open. `into` has space
-        // for the number of entries passed.
-        let count = unsafe {
-            let poll = (*(*self.0.as_ptr()).context).ops.poll_cq.ok_or(Errno::ENOSYS)?;
-            poll(self.0.as_ptr(), into.len() as c_int, into.as_mut_ptr().cast())
-        };
-        let count = usize::try_from(count).map_err(|_| Errno::EIO)?;
-        let filled = into.get(..count).ok_or(Errno::EIO)?;
-        // SAFETY: the provider initialised these entries; fields that a status leaves undefined are
-        // not read.
-        Ok(unsafe { slice::from_raw_parts(filled.as_ptr().cast(), count) })
-    }
-
-    /// Polls a single completion.
-    ///
-    /// # Safety
-    /// As for [`poll`](Self::poll).
-    #[inline]
-    pub unsafe fn poll_one(self) -> Result<Option<Completion>> {
-        let mut completion = [MaybeUninit::uninit()];
-        // SAFETY: guaranteed by the caller.
-        let is_found = unsafe { self.poll(&mut completion) }.map(|found| !found.is_empty())?;
-        Ok(is_found.then_some(Completion(completion[0])))
-    }
-}
-
-/// The CQs of a connection: the receive CQ, and the send CQ if it is polled, too.
-#[derive(Clone, Copy, Debug)]
-pub struct CqHandles {
-    /// The receive CQ.
-    pub receive: CqHandle,
-    /// The send CQ.
-    pub send: Option<CqHandle>,
-}
-
-impl CqHandles {
-    /// Returns whether the send CQ is among them.
-    pub fn has_send(&self) -> bool {
-        self.send.is_some()
-    }
-
-    /// Polls the receive CQ for a completion.
-    ///
-    /// # Safety
-    /// The CQ is live until this returns.
-    #[inline]
-    pub unsafe fn poll_receive(&self) -> Result<Option<Completion>> {
-        // SAFETY: guaranteed by the caller.
-        unsafe { self.receive.poll_one() }
-    }
-
-    /// Polls the send CQ likewise.
-    ///
-    /// # Safety
-    /// As above.
-    #[inline]
-    pub unsafe fn poll_send(&self) -> Result<Option<Completion>> {
-        // SAFETY: guaranteed by the caller.
-        self.send.map_or(Ok(None), |send| unsafe { send.poll_one() })
     }
 }
 

@@ -224,7 +224,6 @@ impl Stream {
             return true;
         }
         state.phase = Phase::Closed;
-        self.take_cq_back(&mut state);
         state.release();
         self.channel_fd.store(-1, Ordering::Relaxed);
         state.take_background_close();

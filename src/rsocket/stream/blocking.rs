@@ -6,12 +6,11 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use super::channel_leader::{self, EventSource, Leadership, Until};
-use super::polling::{self, Lending, LendsCqs};
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
 use crate::rsocket::config::defaults;
 use crate::sys::futex::Changes;
-use crate::sys::rc::{ChannelHandle, Completion, CqEvent, CqHandles};
+use crate::sys::rc::{ChannelHandle, CqEvent};
 use crate::sys::{cancel, clock, event};
 
 /// The state of one blocking call.
@@ -100,30 +99,17 @@ impl Stream {
     }
 
     /// Polls the CQs without sleeping for polling_time, but not beyond the deadline. Returns
-    /// whether the stream has changed. Other threads send and receive meanwhile ([`polling`]).
+    /// whether the stream has changed.
     fn spin<'a>(&'a self, state: Guard<'a>, deadline: Option<Instant>) -> (Guard<'a>, bool) {
         let end = Instant::now() + Duration::from_micros(defaults().polling_time_us.into());
         let end = deadline.map_or(end, |deadline| deadline.min(end));
         // The child of a fork in a signal handler may return to its parent's call.
         let is_over = || Instant::now() >= end || !self.owner.is_this_process();
-        let (state, changed) = polling::spin(self, state, is_over);
+        let (state, changed) = channel_leader::spin(self, state, is_over);
         if changed {
             state.spinning.succeeded();
         }
         (state, changed)
-    }
-
-    /// Ends the polling of another thread, so that processing completions does not wait for it.
-    /// Returns false if that takes long: the thread may never run again.
-    pub(super) fn ends_polling(state: &mut State) -> bool {
-        Self::lending(state).is_none_or(|lending| lending.end())
-    }
-
-    /// The connection is about to be destroyed: no thread polls its CQs from now on. Not
-    /// called by a signal handler that interrupted a poll: its rclose(3) fails.
-    pub(super) fn take_cq_back(&self, state: &mut State) {
-        let taken = polling::take_back(self, state);
-        debug_assert!(taken.is_ok());
     }
 
     /// The device and the QP are gone: system calls fail with `EIO` before the connection manager
@@ -258,35 +244,5 @@ impl EventSource for Stream {
     #[inline]
     fn note_event(state: &mut State, event: &CqEvent) -> bool {
         state.connection.as_mut().is_some_and(|connection| connection.note_event(event))
-    }
-}
-
-impl LendsCqs for Stream {
-    type Cqs = CqHandles;
-    type Completion = Completion;
-
-    fn lending(state: &mut State) -> Option<&mut Lending<Completion>> {
-        state.connection.as_mut().map(|connection| &mut connection.channel.lending)
-    }
-
-    fn cqs(state: &State) -> Option<CqHandles> {
-        let polls = matches!(state.phase, Phase::Connected | Phase::Disconnected | Phase::Closing);
-        state.connection.as_ref().filter(|_| polls)?.cqs_to_lend()
-    }
-
-    fn has_send_cq(cqs: &CqHandles) -> bool {
-        cqs.has_send()
-    }
-
-    #[inline]
-    fn poll_receive(cqs: &CqHandles) -> Result<Option<Completion>> {
-        // SAFETY: a connection, and its CQs with it, is dropped only after they were taken back.
-        unsafe { cqs.poll_receive() }
-    }
-
-    #[inline]
-    fn poll_send(cqs: &CqHandles) -> Result<Option<Completion>> {
-        // SAFETY: as above.
-        unsafe { cqs.poll_send() }
     }
 }

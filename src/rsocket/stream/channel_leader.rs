@@ -121,6 +121,30 @@ pub(super) fn may_lead<S: EventSource>(state: &mut S::State) -> bool {
     S::uses_channel(state) && S::leadership(state).is_some_and(|leadership| !leadership.has_leader())
 }
 
+/// Polls until something has changed, or `is_over` says that the time is over. Returns whether
+/// something has changed. Other threads may take the lock between two polls.
+pub(super) fn spin<'a, S: EventSource>(
+    stream: &'a S,
+    mut state: Guard<'a, S>,
+    mut is_over: impl FnMut() -> bool,
+) -> (Guard<'a, S>, bool) {
+    let count = stream.changed().count();
+    loop {
+        // Completions are processed even if another thread has changed something. A closed stream
+        // has changed, but the change may be counted later.
+        let processed = stream.process_completions(&mut state);
+        if processed || stream.changed().count() != count || !S::uses_channel(&state) {
+            return (state, true);
+        }
+        if is_over() {
+            return (state, false);
+        }
+        drop(state);
+        event::spin();
+        state = stream.lock();
+    }
+}
+
 /// Waits until something may have changed. Fails with `ETIMEDOUT` at the deadline, and with `EINTR`
 /// after a signal whose handler was installed without SA_RESTART. The caller has checked its
 /// condition under the lock that it passes.

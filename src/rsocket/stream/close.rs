@@ -155,10 +155,6 @@ impl Stream {
 
     /// Wakes the leader, which sleeps in the completion channel.
     pub(super) fn wake_leader(&self, state: &mut State) {
-        if state.with_leader().is_some_and(|connection| connection.channel.lending.is_send_lent()) {
-            // No completion comes any more if a thread has found the last one without the lock.
-            self.process_completions(state);
-        }
         if let Some(connection) = state.with_leader()
             && connection.force_completion().is_err()
         {
@@ -280,7 +276,7 @@ impl Stream {
             return;
         }
         let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return };
-        if self.is_in_use_here(&state) || !Self::ends_polling(&mut state) {
+        if self.is_in_use_here(&state) {
             return;
         }
         // An adapter may discard what is posted only now.
@@ -349,7 +345,6 @@ impl Stream {
         match channel_leader::wait_for_no_leader(self, self.lock()) {
             Ok(state) => {
                 let mut state = outbox::wait_until_unused(self, state);
-                self.take_cq_back(&mut state);
                 state.release();
                 self.channel_fd.store(-1, Ordering::Relaxed);
             }

@@ -15,7 +15,6 @@ mod completions;
 mod control;
 mod gather;
 mod hold;
-mod lent;
 mod post;
 mod receive;
 mod receive_rings;
@@ -30,7 +29,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::channel_leader::Leadership;
 use super::options::Options;
 use super::outbox::Outbox;
-use super::polling::Lending;
 use crate::cm::{Domain, Id};
 use crate::errno::{Errno, Result};
 use crate::rsocket::cm_id::CmId;
@@ -38,7 +36,7 @@ use crate::rsocket::flow::{Receiver, SendLimits, Sender};
 use crate::rsocket::socket_table::{self, Counters};
 use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRIES, SGL_ENTRY};
 use crate::sys::alloc::try_box;
-use crate::sys::rc::{Completion, CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, ibv_wc};
+use crate::sys::rc::{CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, ibv_wc};
 pub(super) use gather::{Gather, MAX_COLLECTED, parts};
 use post::QueuePair;
 pub(super) use post::{RdmaWrite, SendQueue};
@@ -132,8 +130,6 @@ pub(super) enum Watch {
 pub(super) struct Channel {
     pub completions: CompletionChannel,
     pub leadership: Leadership,
-    /// Of both CQs, to threads that poll for polling_time.
-    pub lending: Lending<Completion>,
     /// The channel's descriptor is O_NONBLOCK.
     pub nonblocking: bool,
     /// The device was removed: the channel reports no more events.
@@ -207,7 +203,6 @@ impl Unconnected {
             channel: Channel {
                 completions,
                 leadership: Leadership::default(),
-                lending: Lending::new()?,
                 nonblocking: false,
                 device_gone: false,
                 watch: Watch::None,

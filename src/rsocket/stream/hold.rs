@@ -2,7 +2,7 @@
 
 use super::connection::Watch;
 use super::held::HoldsData;
-use super::{Guard, State, Stream, polling};
+use super::{Guard, State, Stream};
 use crate::rsocket::reactor;
 
 impl Stream {
@@ -19,8 +19,7 @@ impl Stream {
 
 impl HoldsData for Stream {
     fn try_lock(&self) -> Option<Guard<'_>> {
-        let mut state = self.state.try_lock().ok()?;
-        polling::try_end::<Stream>(&mut state).then_some(state)
+        self.state.try_lock().ok()
     }
 
     #[inline]
@@ -41,8 +40,6 @@ impl HoldsData for Stream {
     }
 
     fn watch(&self, state: &mut State) -> bool {
-        // A thread that polls the receive CQ only has to poll the send CQ, too, from now on.
-        polling::end_soon::<Stream>(state);
         let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return false };
         let channel = &mut connection.channel;
         if channel.watch != Watch::Now && reactor::watch_once(key, channel.completions.fd()).is_ok() {

@@ -2,7 +2,7 @@
 //!
 //! A stream's lock guards everything behind its descriptor. It is held while data is copied, unless
 //! that is much and another thread uses the stream ([`outbox`], [`copying`]), and never while
-//! waiting. A thread that polls before it sleeps does so without the lock ([`polling`]). One of the
+//! waiting. One of the
 //! threads that wait for a connected stream, the leader, sleeps in its completion channel and
 //! notifies the others. The reactor delivers connection manager events.
 
@@ -23,7 +23,6 @@ mod hold;
 mod iomap;
 mod options;
 mod outbox;
-mod polling;
 mod posting;
 mod readiness;
 mod service;
@@ -234,9 +233,6 @@ impl Stream {
     #[inline]
     fn process_completions(&self, state: &mut State) -> bool {
         let Some(connection) = &mut state.connection else { return false };
-        if connection.channel.lending.is_lent() {
-            return self.process_lent(state);
-        }
         let mut batch = Batch::new();
         let completed = connection.poll_recv_cq(&mut batch);
         let has_failed = connection.failure().is_some() && matches!(state.phase, Phase::Connected);
@@ -244,22 +240,6 @@ impl Stream {
             starting::attend(self, state);
             return false;
         }
-        self.process_batch(state, &mut batch, completed)
-    }
-
-    /// As [`process_completions`](Self::process_completions), while the CQs are lent: takes them
-    /// back. In a signal handler that interrupted a poll, there are none.
-    #[cold]
-    #[inline(never)]
-    fn process_lent(&self, state: &mut State) -> bool {
-        let Ok(found) = polling::take_back(self, state) else { return false };
-        if found.received.is_none() && found.sent.is_none() {
-            // Not lent any more.
-            return self.process_completions(state);
-        }
-        let Some(connection) = &mut state.connection else { return false };
-        let mut batch = Batch::new();
-        let completed = connection.poll_after(&found, &mut batch);
         self.process_batch(state, &mut batch, completed)
     }
 

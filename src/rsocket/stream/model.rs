@@ -15,7 +15,6 @@ use loom::sync::{Mutex, MutexGuard};
 use super::channel_leader::{self, EventSource, Leadership, Until};
 use super::held::{self, HoldsData};
 use super::outbox::{self, Outbox, Posts};
-use super::polling::{self, Lending, LendsCqs};
 use super::starting::{self, Starts};
 use crate::errno::{Errno, Result};
 use crate::rsocket::pollable::{Notice, Pollable, Watchers};
@@ -112,7 +111,6 @@ impl Channel {
 
 pub struct State {
     leadership: Leadership,
-    lending: Lending<Received>,
     pub available: u32,
     /// Number of receive completions that were processed.
     processed: u32,
@@ -165,7 +163,6 @@ impl Stream {
             channel: std::sync::Arc::new(Channel::new()),
             state: Mutex::new(State {
                 leadership: Leadership::default(),
-                lending: Lending::new().unwrap(),
                 available: 0,
                 processed: 0,
                 space: 0,
@@ -345,11 +342,9 @@ impl Stream {
         self.receive_polling(deadline, 0)
     }
 
-    /// As [`receive`](Self::receive), and polls without the lock so many times before the first
-    /// sleep; less often if another thread takes the CQ back.
+    /// As [`receive`](Self::receive), and polls so many times before the first sleep.
     pub fn receive_polling(&self, deadline: Option<Instant>, polls: u32) -> Result<bool> {
-        // It is asked once before the CQ is lent.
-        let mut checks = polls + 1;
+        let mut checks = polls;
         let mut state = self.lock();
         loop {
             if state.closed {
@@ -378,7 +373,7 @@ impl Stream {
         }
     }
 
-    /// Polls without the lock before the first sleep, until `checks` is 0. Returns whether something
+    /// Polls before the first sleep, until `checks` is 0. Returns whether something
     /// has changed.
     fn spin<'a>(
         &'a self,
@@ -389,25 +384,11 @@ impl Stream {
         if polls == 0 || *checks == 0 || !channel_leader::may_lead::<Stream>(&mut state) {
             return (state, false);
         }
-        polling::spin(self, state, || {
+        channel_leader::spin(self, state, || {
             let is_over = *checks == 0;
             *checks = checks.saturating_sub(1);
             is_over
         })
-    }
-
-    /// As rpoll(3) for several rsockets before it sleeps: looks at the stream with the lock, then
-    /// polls without it. Returns whether it has to look again.
-    pub fn poll_among_several(&self) -> bool {
-        let count = self.changed().count();
-        let mut state = self.lock();
-        if state.closed {
-            return true;
-        }
-        self.process_completions(&mut state);
-        let lent = if state.available == 0 { polling::lend_to_several::<Stream>(&mut state) } else { None };
-        drop(state);
-        lent.is_none_or(|lent| polling::poll_one_of_several(self, &lent, count))
     }
 
     /// Receives without waiting. Returns whether there was a unit of data.
@@ -459,7 +440,6 @@ impl Stream {
         };
         assert!(!state.leadership.has_leader());
         state = outbox::wait_until_unused(self, state);
-        assert!(polling::take_back(self, &mut state).is_ok());
         *self.cqs.destroyed.lock().unwrap() = true;
         *state.send_queue.destroyed.lock().unwrap() = true;
         state.released = true;

@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
 use super::channel_leader::EventSource;
-use super::{Guard, Notice, Phase, State, Stream, channel_leader, polling};
+use super::{Guard, Notice, Phase, State, Stream, channel_leader};
 use crate::errno::Result;
 use crate::rsocket::poll_events::{IN, OUT};
-use crate::rsocket::pollable::{Lent, Pollable, Watchers};
+use crate::rsocket::pollable::{Pollable, Watchers};
 use crate::rsocket::reactor::LOCK_TIMEOUT;
 use crate::sys::event::Deadline;
 use crate::sys::unlocked;
@@ -152,22 +152,6 @@ impl Pollable for Stream {
             return POLLNVAL;
         }
         self.lock_to_poll().map_or(0, |mut state| self.look(&mut state, wanted))
-    }
-
-    fn ready_and_lend(&self, wanted: c_short) -> (c_short, Option<Lent>) {
-        if !self.owner.is_this_process() {
-            return (POLLNVAL, None);
-        }
-        let count = self.changed.count();
-        let Some(mut state) = self.lock_to_poll() else { return (0, None) };
-        let ready = self.look(&mut state, wanted);
-        let lent = if ready == 0 { polling::lend_to_several::<Stream>(&mut state) } else { None };
-        (ready, lent.map(|cqs| Lent { cqs, count }))
-    }
-
-    fn poll_lent(&self, lent: &Lent) -> bool {
-        // The child of a fork in a signal handler may return to a call that its parent has begun.
-        !self.owner.is_this_process() || polling::poll_one_of_several(self, &lent.cqs, lent.count)
     }
 
     fn is_locked_by_this_thread(&self) -> bool {

@@ -57,10 +57,9 @@ impl Service for Stream {
 
 impl Stream {
     /// Locks the state for a thread of the reactor. Returns `None` if another thread holds the lock
-    /// for long, or is interrupted in the middle of a poll.
+    /// for long.
     pub(super) fn lock_to_serve(&self) -> Option<Guard<'_>> {
-        let mut state = self.state.lock_within(LOCK_TIMEOUT).ok()?;
-        Self::ends_polling(&mut state).then_some(state)
+        self.state.lock_within(LOCK_TIMEOUT).ok()
     }
 
     /// Handles events. Returns false if another thread holds the lock, which may be in a command,

@@ -7,7 +7,7 @@ use crate::diag::Cause;
 use crate::errno::Errno;
 use crate::rsocket::flow::Violation;
 use crate::rsocket::wire::{Control, Message, Region};
-use crate::sys::rc::{Completion, RECV_WR_ID_FLAG, ibv_wc};
+use crate::sys::rc::{RECV_WR_ID_FLAG, ibv_wc};
 use crate::sys::verbs::ibv_wc_status;
 
 impl Connection {
@@ -15,23 +15,11 @@ impl Connection {
     /// completions.
     #[inline]
     pub fn poll_recv_cq(&mut self, batch: &mut Batch) -> usize {
-        self.poll_recv_cq_from(0, batch)
-    }
-
-    /// As [`poll_recv_cq`](Self::poll_recv_cq), after a completion that was polled before.
-    pub(super) fn poll_recv_cq_after(&mut self, found: Completion, batch: &mut Batch) -> usize {
-        batch.0[0] = found.entry();
-        self.poll_recv_cq_from(1, batch)
-    }
-
-    /// Polls into the batch behind its first `filled` completions. Returns the number of all.
-    #[inline]
-    fn poll_recv_cq_from(&mut self, filled: usize, batch: &mut Batch) -> usize {
-        match self.receive.cq().poll(&mut batch.0[filled..]) {
-            Ok(polled) => filled + polled.len(),
+        match self.receive.cq().poll(&mut batch.0) {
+            Ok(polled) => polled.len(),
             Err(error) => {
                 self.fail(error);
-                filled
+                0
             }
         }
     }
@@ -191,7 +179,7 @@ impl Connection {
     }
 
     #[inline]
-    pub(super) fn send_completed(&mut self, wc: &ibv_wc, outcome: &mut Outcome) {
+    fn send_completed(&mut self, wc: &ibv_wc, outcome: &mut Outcome) {
         if wc.is_valid() {
             self.send.flow.completed(wc.wr_id());
         } else {
@@ -200,19 +188,10 @@ impl Connection {
     }
 
     /// Polls the send CQ in the middle of a call; the next [`process`](Self::process) notifies the
-    /// waiters. Returns false if it could not look: a thread polls the CQ without the lock.
-    pub(super) fn reap_send_cq(&mut self) -> bool {
-        if self.channel.lending.is_send_lent() && !self.end_send_lease() {
-            return false;
-        }
+    /// waiters.
+    pub(super) fn reap_send_cq(&mut self) {
         let mut outcome = Outcome::default();
         self.process_send_cq(&mut outcome);
-        self.notify_later(outcome);
-        true
-    }
-
-    /// The next [`process`](Self::process) notifies the waiters of this outcome.
-    pub(super) fn notify_later(&mut self, outcome: Outcome) {
         self.send.pending_notify |= outcome.any;
         self.send.pending_edge |= outcome.edge || outcome.has_made_space(self.can_send());
     }

@@ -75,8 +75,8 @@ impl Connection {
         if !self.send.flow.is_busy() {
             return false;
         }
-        // Without a look at the CQ nothing may be on its way.
-        if !self.reap_send_cq() || !self.send.flow.is_busy() {
+        self.reap_send_cq();
+        if !self.send.flow.is_busy() {
             if !self.has_held() {
                 self.send.flow.looked_in_vain();
             }
@@ -130,6 +130,7 @@ impl Connection {
 
     /// Polls the send CQ. Returns whether what is held has to wait.
     pub fn must_hold(&mut self) -> bool {
-        self.reap_send_cq() && self.send.flow.is_busy() && self.failed.is_none()
+        self.reap_send_cq();
+        self.send.flow.is_busy() && self.failed.is_none()
     }
 }

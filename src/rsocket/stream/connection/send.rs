@@ -305,9 +305,9 @@ impl Connection {
     }
 
     /// Returns whether a thread uses the connection without the lock, which a signal handler may
-    /// have interrupted: it posts, copies received data or polls.
+    /// have interrupted: it posts or copies received data.
     pub fn may_be_interrupted(&self) -> bool {
-        self.is_in_use() || self.channel.lending.is_lent()
+        self.is_in_use()
     }
 
     /// Returns the writes to post without the lock, and the send queue.

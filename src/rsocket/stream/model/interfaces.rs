@@ -45,11 +45,9 @@ impl EventSource for Stream {
         if state.closed {
             return false;
         }
-        // Without signal handlers it does not fail.
-        let found = polling::take_back(self, state).unwrap();
-        let mut sent = u32::from(found.sent.is_some());
+        let mut sent = 0;
         let mut any = mem::take(&mut state.pending_notify);
-        for received in found.received.into_iter().chain(self.cqs.poll(usize::MAX)) {
+        for received in self.cqs.poll(usize::MAX) {
             assert_eq!(received.number, state.processed);
             any = true;
             state.processed += 1;
@@ -121,32 +119,6 @@ impl EventSource for Stream {
     }
 }
 
-impl LendsCqs for Stream {
-    /// The CQs, and whether somebody needs send completions.
-    type Cqs = (std::sync::Arc<Cqs>, bool);
-    type Completion = Received;
-
-    fn lending(state: &mut State) -> Option<&mut Lending<Received>> {
-        Some(&mut state.lending)
-    }
-
-    fn cqs(state: &State) -> Option<Self::Cqs> {
-        (!state.closed).then(|| (state.cqs.clone(), state.waiting_for_space > 0 || state.held))
-    }
-
-    fn has_send_cq((_, sends): &Self::Cqs) -> bool {
-        *sends
-    }
-
-    fn poll_receive((cqs, _): &Self::Cqs) -> Result<Option<Received>> {
-        Ok(cqs.poll(1).pop())
-    }
-
-    fn poll_send((cqs, _): &Self::Cqs) -> Result<Option<Received>> {
-        Ok((cqs.poll_sent(1) > 0).then_some(Received { number: 0, data: 0 }))
-    }
-}
-
 impl Posts for Stream {
     type Write = u32;
     type Queue = std::sync::Arc<SendQueue>;
@@ -179,8 +151,7 @@ impl Posts for Stream {
 
 impl HoldsData for Stream {
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
-        let mut state = self.state.try_lock().ok()?;
-        polling::try_end::<Stream>(&mut state).then_some(state)
+        self.state.try_lock().ok()
     }
 
     fn has_held(state: &State) -> bool {
@@ -193,15 +164,13 @@ impl HoldsData for Stream {
     }
 
     fn must_hold(&self, state: &mut State) -> bool {
-        let Some(found) = state.lending.end_send() else { return false };
-        let sent = u32::from(found.is_some()) + self.cqs.poll_sent(u32::MAX);
+        let sent = self.cqs.poll_sent(u32::MAX);
         state.pending_notify |= sent > 0;
         state.space += sent;
         state.space == 0
     }
 
     fn watch(&self, state: &mut State) -> bool {
-        polling::end_soon::<Stream>(state);
         if !mem::replace(&mut state.watched, true) {
             self.asked.raise();
         }

@@ -3,7 +3,6 @@
 use std::sync::OnceLock;
 
 use super::{Completion, Effect, End, Part, RINGS, Source, key, shorten};
-use crate::rsocket::wire::{Control, Message};
 
 impl End {
     /// Completes the next work request that was executed.
