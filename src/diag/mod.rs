@@ -1,4 +1,4 @@
-//! Diagnosis: a log line for each failure if the variable RDMACM_LOG is set (docs/diagnosis.md),
+//! Diagnosis: a log line for each failure if the variable RDMACM_LOG is set (docs/troubleshooting.md),
 //! and probes for tracers.
 //!
 //! This is a low layer: callers pass plain data, and the modules know neither the connection
