@@ -61,7 +61,7 @@ int net_connect(const struct sockaddr_in *to)
 {
 	int fd, on = 1, tries = 0;
 
-	/* Soft-iWARP sometimes fails a connect with EINVAL, with any library (docs/quirks.md). */
+	/* Soft-iWARP sometimes fails a connect with EINVAL, with any library (docs/compatibility.md). */
 	for (;; tries++) {
 		fd = net_stream();
 		if (!net.connect(fd, (const struct sockaddr *)to, sizeof(*to)))

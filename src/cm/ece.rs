@@ -50,7 +50,7 @@ pub(super) fn of_new_qp(id: &Id, qp: &Qp) -> Result<()> {
 }
 
 /// The active side without a QP in the id: the program is shown the options of the reply as options
-/// of the vendor that was offered (docs/quirks.md).
+/// of the vendor that was offered (docs/compatibility.md).
 pub(super) fn keep_reply(id: &Id, reply: rdma_ucm_ece) {
     let mut state = id.state();
     state.remote_ece = rdma_ucm_ece { vendor_id: state.local_ece.vendor_id, attr_mod: reply.attr_mod };

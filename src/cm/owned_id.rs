@@ -121,7 +121,7 @@ pub fn create_id(channel: Option<EventChannel>, context: *mut c_void, ps: u32) -
 /// As [`create_id`], with the QP type that its QPs will have.
 pub(super) fn create(channel: Option<EventChannel>, context: *mut c_void, ps: u32, qp_type: u32) -> Result<OwnedId> {
     library()?;
-    // Programs know every failure as ENOMEM (docs/quirks.md).
+    // Programs know every failure as ENOMEM (docs/compatibility.md).
     let id = OwnedId::allocate(channel, context, ps, qp_type).map_err(|_| Errno::ENOMEM)?;
     id.create_in_kernel(ps, qp_type)
 }

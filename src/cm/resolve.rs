@@ -83,7 +83,7 @@ pub(super) fn update_addresses(id: &Id) -> Result<()> {
 }
 
 /// After ADDR_RESOLVED. Fails with `ENODEV` if the address has no device, and with `EPERM` if the
-/// device cannot be opened (docs/quirks.md).
+/// device cannot be opened (docs/compatibility.md).
 pub(super) fn after_addr(id: &Id) -> Result<()> {
     has_device(ask(id, Step::AddressResolved), id)
 }

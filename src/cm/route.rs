@@ -14,7 +14,7 @@ use super::option::{OptionValue, set_option};
 /// The SA's selector for "exactly" (IBTA 15.2.5.16), which applies to MTU, rate and packet life
 /// time of a path record in an answer.
 const EXACTLY: u8 = 2;
-/// Bits of an MTU, a rate and a packet life time that programs see (docs/quirks.md).
+/// Bits of an MTU, a rate and a packet life time that programs see (docs/compatibility.md).
 const VALUE: u8 = 0x1f;
 
 /// Unpacks a record (IBTA 15.2.5.16, PathRecord) of the kernel's answer.
@@ -31,7 +31,8 @@ pub(super) fn unpack(data: &ibv_path_data) -> ibv_sa_path_rec {
         hop_limit: flow_and_hops as u8,
         traffic_class: packed.tclass,
         reversible: i32::from(packed.reversible_numpath >> 7),
-        // A record is one path. The number in the same byte is the one asked for (docs/quirks.md).
+        // A record is one path. The number in the same byte is the one requested
+        // (docs/compatibility.md).
         numb_path: 1,
         pkey: packed.pkey,
         sl: (u16::from_be(packed.qosclass_sl) & 0xf) as u8,
@@ -41,7 +42,7 @@ pub(super) fn unpack(data: &ibv_path_data) -> ibv_sa_path_rec {
         rate: packed.rate & VALUE,
         packet_life_time_selector: EXACTLY,
         packet_life_time: packed.packetlifetime & VALUE,
-        // Not a field of the record: the use of the path (docs/quirks.md).
+        // Not a field of the record: the use of the path (docs/compatibility.md).
         preference: data.flags as u8,
     }
 }

@@ -32,7 +32,7 @@ pub fn create_srq(id: &Id, pd: Option<Pd>, attr: &mut InitAttr<'_, ibv_srq_init_
 /// rdma_create_srq_ex(3).
 pub fn create_srq_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_srq_init_attr_ex>) -> Result<()> {
     let attr = attributes.get();
-    // An SRQ that the id has already is the program's to destroy from now on (docs/quirks.md).
+    // From now on the program destroys the SRQ that the id has already (docs/compatibility.md).
     if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 {
         return Err(Errno::EINVAL);
     }

@@ -1,5 +1,5 @@
-//! Diagnosis: a log line for each failure if the variable RDMACM_LOG is set (docs/diagnosis.md),
-//! and probes for tracers.
+//! Diagnosis: a log line for each failure if RDMACM_LOG is set (docs/troubleshooting.md), and probes
+//! for tracers.
 //!
 //! This is a low layer: callers pass plain data, and the modules know neither the connection
 //! manager nor rsockets. Calls that succeed run only the one instruction of each probe. A line is

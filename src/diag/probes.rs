@@ -1,6 +1,6 @@
 //! Probes for tracers (bpftrace, SystemTap, perf, gdb). Each is a nop instruction, and a note in
 //! the library's file with the locations of the instruction and of its arguments
-//! (docs/diagnosis.md).
+//! (docs/troubleshooting.md).
 
 use std::ffi::c_int;
 

@@ -108,7 +108,7 @@ impl Request {
     }
 }
 
-/// A process without access to the connection manager gets `ENOMEM` (docs/quirks.md).
+/// A process without access to the connection manager gets `ENOMEM` (docs/compatibility.md).
 fn to_enomem(error: Errno) -> Errno {
     match error.get() {
         libc::ENOENT | libc::EACCES => Errno::ENOMEM,

@@ -101,7 +101,7 @@ impl RdmaCm {
     /// before.
     ///
     /// udev's link decides the error: if the node may not be opened, EACCES where the link exists,
-    /// ENOENT elsewhere (docs/quirks.md).
+    /// ENOENT elsewhere (docs/compatibility.md).
     pub fn try_open(&self) -> Result<OwnedFd> {
         match (open_node(self.path.as_c_str(), self.rdev), self.rdev) {
             (Err(Errno::ENOENT), Some(rdev)) => open_by_number(rdev),

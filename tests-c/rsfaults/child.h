@@ -57,7 +57,7 @@ static inline int connect_to_child(int from, int to)
 
 	hear_from(from, &address, sizeof(address));
 	fd = connect_to(&address);
-	/* Not earlier: soft-iWARP may fail a connect if data arrives with the answer (docs/quirks.md). */
+	/* Not earlier: soft-iWARP may fail a connect if data arrives with the answer (docs/compatibility.md). */
 	say_to(to, "", 1);
 	return fd;
 }

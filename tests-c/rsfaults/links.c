@@ -64,7 +64,7 @@ static void tcp_buffer(const char *sizes)
 }
 
 /* Two short messages behind a large one, which TCP cannot take yet, are sent as one. Some of these cross a page of the send
- * buffer: each begins eight bytes further in its page than the previous one (docs/quirks.md). */
+ * buffer: each begins eight bytes further in its page than the previous one (docs/compatibility.md). */
 static ssize_t sends_large_and_short(void)
 {
 	static uint8_t bytes[1 << 16];

@@ -90,7 +90,7 @@ static int listening(void)
 	return fd;
 }
 
-/* The client sends first: soft-iWARP may fail a connect if the server's data arrives with the answer (docs/quirks.md). */
+/* The client sends first: siw may fail a connect if data arrives with the answer (docs/compatibility.md). */
 static int connected(int listener)
 {
 	struct sockaddr_storage to;

@@ -42,8 +42,19 @@ class Difference:
 
 
 def read_differences(folder, program):
-    """Reads PROGRAM.diff: blocks that begin with `id:` and further fields, followed by the differing
-    places, separated by blank lines; `#` begins a comment."""
+    """Reads PROGRAM.diff:
+
+        # the reason
+        id: short-name               begins a block
+        device: rxe siw              optional; default all the program runs on
+        reference: 44.0              optional; default every version
+        kernel: 6.1                  optional; default every kernel
+        - line of the reference
+        + our line
+
+    Consecutive `-` and `+` lines are one place of the output; either kind may be missing. A blank line starts the next
+    place with the same fields. A block that applies to a run but does not occur in it fails the run, so that obsolete
+    differences are noticed."""
     path = folder / f"{program}.diff"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     fields, places = {}, []

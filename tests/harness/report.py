@@ -129,7 +129,7 @@ class Report:
         return status != UNAVAILABLE
 
     def bound_repetitions(self, name, texts):
-        """Fails if more pairings were run again than a kernel's rare fault explains (docs/quirks.md). `texts`: what
+        """Fails if more pairings were run again than a kernel's rare fault explains (docs/compatibility.md). `texts`: what
         says of each pairing whether it was `tried again`."""
         again = sum("tried again" in text for text in texts)
         if again > MOST_REPETITIONS:

@@ -1,4 +1,4 @@
-"""The table of automatic mode in docs/preload.md, from the lines of its cases."""
+"""The table of automatic mode in docs/preload-internals.md, from the lines of its cases."""
 
 import pathlib
 import re

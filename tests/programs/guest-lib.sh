@@ -60,7 +60,7 @@ guard() {
 }
 
 # early_data CLIENTLIB CLIENT...: with log_failures: soft-iWARP in the client's kernel has refused the answer to its request, because the
-# server's first bytes had arrived with it (docs/quirks.md). The kernel reports that by an event, which a client with ours
+# server's first bytes had arrived with it (docs/compatibility.md). The kernel reports that by an event, which a client with ours
 # logs: an EINVAL of the library's own is another fault.
 early_data() {
     local library=$1 client

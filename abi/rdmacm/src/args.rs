@@ -107,7 +107,7 @@ pub unsafe fn endpoint_info<'a>(info: *const rdma_addrinfo) -> Result<EndpointIn
     })
 }
 
-/// Bytes; none for NULL, whatever the length (docs/quirks.md).
+/// Bytes; none for NULL, whatever the length (docs/compatibility.md).
 ///
 /// # Safety
 /// NULL, or readable for `len` bytes and unchanged during `'a`.

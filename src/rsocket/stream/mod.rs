@@ -163,7 +163,7 @@ impl Stream {
         let id = CmId::new(port_space(domain))?;
         let stream = Stream::with(domain, id, Options::new(), Phase::Idle)?;
         stream.lock().flags = if flags & libc::SOCK_NONBLOCK != 0 { libc::O_NONBLOCK } else { 0 };
-        // Channels are close-on-exec with and without SOCK_CLOEXEC (docs/quirks.md).
+        // Channels are close-on-exec with and without SOCK_CLOEXEC (docs/compatibility.md).
         Ok(stream)
     }
 

@@ -1,6 +1,6 @@
 /*
  * One case for each visible defect of the reference that ours does not have.
- * docs/differences.md lists the names.
+ * docs/compatibility.md lists the names.
  */
 #include "cases.h"
 

@@ -205,7 +205,7 @@ static void look_ups(void)
 	look_up("no service", gid, NULL, tcp, false);
 	look_up("long service", gid, "70000", tcp, false);
 	look_up("passive", gid, "7471", passive, false);
-	/* Not passive without a node: the reference reads beyond an IPv4 address (docs/differences.md). */
+	/* Not passive without a node: the reference reads beyond an IPv4 address (docs/compatibility.md). */
 	look_up("no route", gid, "7471", no_route, false);
 	look_up("with a route", gid, "7471", tcp, true);
 	look_up("no route, with a route", gid, "7471", no_route, true);

@@ -42,7 +42,7 @@ static void receive_to_the_end(int fd, size_t len)
 static void silent_peers(void (*end)(int fd))
 {
 	enum { PEERS = 6 };
-	/* siw's provider takes the mapping offset of a later QP's queue for none, and fails with EIO (docs/quirks.md). */
+	/* siw's provider takes the offset of a later QP's queue for none: EIO (docs/compatibility.md). */
 	const int count = on_siw() ? 2 : PEERS;
 	struct peer peers[PEERS] = { 0 };
 	struct timespec since;

@@ -508,7 +508,7 @@ static struct plan make_plan(unsigned *dice)
 	return plan;
 }
 
-/* Soft-iWARP takes a port that the kernel's TCP has (docs/quirks.md). */
+/* Soft-iWARP takes a port that the kernel's TCP has (docs/compatibility.md). */
 static int connect_to(const struct kind *kind, union address to)
 {
 	int fd, error = 0;
@@ -578,7 +578,7 @@ int main(int argc, char **argv)
 	int option;
 
 	start(argc, argv);
-	/* Soft-iWARP fails to create the object whose memory is the 144th page of a process (docs/quirks.md). */
+	/* Soft-iWARP fails to create the object whose memory is the 144th page of a process (docs/compatibility.md). */
 	if (!strcmp(device, "siw"))
 		set.clients = 2;
 	while ((option = getopt(argc, argv, "sa:Pt:n:r:c:l:ik:")) != -1)

@@ -1,6 +1,6 @@
 """The kind `compare`: each conformance program (tests-c) runs on the reference's library and on ours, in one lab,
-and the output is compared. Allowed differences are listed in a file beside the program, NAME.diff (see
-docs/differences.md). Programs in */ours run on our library only and print PASS or FAIL for each case."""
+and the output is compared. Allowed differences are listed in a file beside the program, NAME.diff
+(conformance.read_differences). Programs in */ours run on our library only and print PASS or FAIL for each case."""
 
 import collections
 import os

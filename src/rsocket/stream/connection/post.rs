@@ -17,7 +17,7 @@ use crate::sys::verbs::{self, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 /// Soft-iWARP copies the data of unsignaled writes that are smaller than this.
 const PAGE: u32 = 4096;
 /// Soft-iWARP sends wrong bytes for a write in one piece that has no more than this, is not inline,
-/// and crosses a page (docs/quirks.md).
+/// and crosses a page (docs/compatibility.md).
 const MAX_UNSPLIT: u32 = 32;
 
 /// An RDMA write into the peer's memory, with or without a message.
@@ -77,7 +77,8 @@ impl RdmaWrite {
 
     /// Returns whether soft-iWARP needs the write to be signaled: it passes the pages of an
     /// unsignaled write to TCP, and completes the requests that follow before TCP has sent the
-    /// pages, so the program could overwrite them (docs/quirks.md). It copies signaled writes.
+    /// pages, so the program could overwrite them. It copies signaled writes
+    /// (docs/compatibility.md).
     fn must_be_signaled(&self) -> bool {
         self.sg_list[0].len + self.sg_list[1].len >= PAGE
     }
