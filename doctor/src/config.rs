@@ -12,7 +12,7 @@ use crate::report::Report;
 
 const RSOCKET: &str = "/etc/rdma/rsocket";
 /// The files in that directory (rsocket(7)).
-const FILES: [&str; 12] = [
+const FILES: [&str; 11] = [
     "mem_default",
     "wmem_default",
     "sqsize_default",
@@ -24,7 +24,6 @@ const FILES: [&str; 12] = [
     "dgram_path_lifetime",
     "wake_up_interval",
     "grow_limit",
-    "idle_time",
 ];
 
 /// The files of librspreload(7).

@@ -1,12 +1,11 @@
 /*
- * Buffers of a busy stream grow, those of a slow one shrink again, and neither happens where the program or the
+ * Buffers of a busy stream grow, but not where the program or the
  * administrator chose the size. What is counted is the memory that the process has pinned for devices.
  */
 #include "cases.h"
 #include "rscommon.h"
 
 #include <grp.h>
-#include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -92,68 +91,6 @@ static void grows_and_goes(void)
 	printf("     %ld kB pinned before, %ld after %zu kB\n", before, pinned_kb(), received >> 10);
 	rs_pair_close(&pair);
 	EXPECT(pinned_kb() == nothing);
-}
-
-static void handle(int signal)
-{
-	(void)signal;
-}
-
-/* In threads that may be running signal handlers, which must not allocate. */
-static void grows_where_signals_are_blocked(void)
-{
-	struct sigaction action = { .sa_handler = handle };
-	sigset_t signals;
-
-	EXPECT(!sigaction(SIGUSR2, &action, NULL));
-	EXPECT(!sigemptyset(&signals) && !sigaddset(&signals, SIGUSR2));
-	EXPECT(!pthread_sigmask(SIG_BLOCK, &signals, NULL));
-	grows_and_goes();
-}
-
-static void *send_at_once(void *fd)
-{
-	EXPECT(send_all(*(int *)fd, out, PIECE / 2) == PIECE / 2);
-	return NULL;
-}
-
-/* Both ends send more than new buffers hold before they receive. */
-static void both_send_first_where_signals_are_blocked(void)
-{
-	struct sigaction action = { .sa_handler = handle };
-	sigset_t signals;
-	pthread_t other;
-
-	EXPECT(!sigaction(SIGUSR2, &action, NULL));
-	EXPECT(!sigemptyset(&signals) && !sigaddset(&signals, SIGUSR2));
-	EXPECT(!pthread_sigmask(SIG_BLOCK, &signals, NULL));
-	EXPECT(rs_pair(&pair, AF_INET));
-	EXPECT(!pthread_create(&other, NULL, send_at_once, &pair.server));
-	send_at_once(&pair.client);
-	EXPECT(!pthread_join(other, NULL));
-	EXPECT(rrecv(pair.client, in, PIECE / 2, MSG_WAITALL) == PIECE / 2);
-	EXPECT(rrecv(pair.server, in, PIECE / 2, MSG_WAITALL) == PIECE / 2);
-	rs_pair_close(&pair);
-}
-
-static void shrinks_when_slow(void)
-{
-	long before, least, most, grown;
-
-	EXPECT(rs_pair(&pair, AF_INET));
-	before = pinned_kb();
-	/* Until the receive buffer has its full size; it and the send buffer grow by turns. */
-	do
-		stream_megabytes(4, &least, &most);
-	while (most < before + 512);
-	grown = pinned_kb();
-	/* Longer than a stream of that size may take for half of its buffer. */
-	EXPECT(!nanosleep(&(struct timespec){ .tv_sec = 1, .tv_nsec = 300000000 }, NULL));
-	do
-		stream_megabytes(1, &least, &most);
-	while (least > grown - 384);
-	printf("     %ld kB pinned at first, %ld grown, %ld after a pause\n", before, grown, least);
-	rs_pair_close(&pair);
 }
 
 static void choose_sizes(int fd)
@@ -248,17 +185,11 @@ static void no_memory_to_send(void)
 int main(int argc, char **argv)
 {
 	start(argc, argv);
-	/* What the cases count must not depend on how long they take. */
-	rs_configure("idle_time", 0);
 	CASE(grows_and_goes);
-	CASE(grows_where_signals_are_blocked);
-	CASE(both_send_first_where_signals_are_blocked);
-	CASE(shrinks_when_slow);
 	CASE(chosen_sizes_stay);
 	CASE(limit_of_none);
 	CASE(limit_of_once);
 	CASE(no_memory_to_grow);
 	CASE(no_memory_to_send);
-	rs_configure("idle_time", -1);
 	return finish();
 }
