@@ -6,7 +6,6 @@
 use std::cell::UnsafeCell;
 use std::time::Duration;
 
-use crate::sys::inner::Counted;
 use crate::sys::lock::{self, Lock, Unavailable};
 
 /// How long fork() waits for another thread that holds the lock: five seconds. The work done under
@@ -22,7 +21,7 @@ pub struct GlobalLock<T: 'static> {
 }
 
 /// Access to the value; dropping it unlocks.
-pub type Guard<'a, T> = Counted<lock::Guard<'a, T>>;
+pub type Guard<'a, T> = lock::Guard<'a, T>;
 
 // SAFETY: `held` is touched only by the thread that holds the lock.
 unsafe impl<T: Send> Sync for GlobalLock<T> {}
@@ -35,24 +34,24 @@ impl<T> GlobalLock<T> {
 
     /// Waits for the lock. Nothing panics while it is held: the library aborts instead.
     pub fn lock(&self) -> Guard<'_, T> {
-        Counted::take(|| self.lock.lock())
+        self.lock.lock()
     }
 
     /// Takes the lock unless a thread holds it.
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
-        Counted::try_take(|| self.lock.try_lock()).ok()
+        self.lock.try_lock().ok()
     }
 
     /// Waits for the lock, for this time at most.
     pub fn lock_within(&self, time: Duration) -> Option<Guard<'_, T>> {
-        Counted::try_take(|| self.lock.lock_within(time)).ok()
+        self.lock.lock_within(time).ok()
     }
 
     /// Before fork(): takes the lock and keeps it until the handlers after fork(), unless this
     /// thread holds it (a signal handler that interrupted one of our calls forks), or another
     /// thread does not release it in time.
     pub fn before_fork(&'static self) {
-        match Counted::try_take(|| self.lock.lock_within(FORK_LOCK_TIMEOUT)) {
+        match self.lock.lock_within(FORK_LOCK_TIMEOUT) {
             // SAFETY: this thread holds the lock.
             Ok(guard) => unsafe { *self.held.get() = Some((guard, 1)) },
             Err(Unavailable::Mine) => {

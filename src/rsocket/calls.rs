@@ -23,8 +23,8 @@ use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
 use crate::sys::cancel;
 use crate::sys::event;
-use crate::sys::inner;
 use crate::sys::library_fds;
+use crate::sys::mark::{self, Mark};
 use crate::sys::sockaddr::{AF_IB, SockAddr};
 
 /// The object behind a descriptor number.
@@ -38,16 +38,6 @@ enum Object {
 enum Socket {
     Stream(Arc<Stream>),
     Datagram(Arc<Dgram>),
-}
-
-impl Socket {
-    /// See [`Pollable::is_locked_by_this_thread`].
-    fn is_locked_by_this_thread(&self) -> bool {
-        match self {
-            Socket::Stream(socket) => socket.is_locked_by_this_thread(),
-            Socket::Datagram(socket) => socket.is_locked_by_this_thread(),
-        }
-    }
 }
 
 static TABLE: Table<Object> = Table::new();
@@ -118,15 +108,8 @@ pub fn is_datagram(fd: c_int) -> bool {
     matches!(TABLE.pin(fd).as_deref(), Some(Object::Socket(Socket::Datagram(_))))
 }
 
-/// Fails with `EAGAIN` in a signal handler that has interrupted the holder of an inner lock, for
-/// calls that take no rsocket's lock first.
-fn not_interrupted() -> Result<()> {
-    if inner::is_held() { Err(Errno::EAGAIN) } else { Ok(()) }
-}
-
 /// rsocket(3).
 pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int> {
-    not_interrupted()?;
     forks::register()?;
     let flags = kind & (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
     if !matches!(domain, libc::AF_INET | libc::AF_INET6 | AF_IB) {
@@ -198,13 +181,6 @@ pub fn close(fd: c_int) -> Result<()> {
 }
 
 fn close_object(fd: c_int) -> Result<()> {
-    not_interrupted()?;
-    if let Some(Object::Socket(socket)) = TABLE.pin(fd).as_deref()
-        && socket.is_locked_by_this_thread()
-    {
-        // A signal handler interrupted another call for this rsocket, which has to finish first.
-        return Err(Errno::EAGAIN);
-    }
     // Removed from the table first: the number may be reused as soon as it is closed.
     match &*TABLE.remove(fd, None).ok_or(Errno::EBADF)? {
         Object::Socket(Socket::Stream(socket)) => socket.close(),
@@ -235,6 +211,7 @@ pub(super) unsafe fn after_fork() {
 #[expect(clippy::inline_always, reason = "a third of the work would be registers saved and restored")]
 #[inline(always)]
 pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_int) -> std::result::Result<usize, bool> {
+    let Some(_mark) = Mark::set() else { return Err(false) };
     match TABLE.pin(fd).as_deref() {
         // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller.
         Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.receive_at_once(start, len, flags) },
@@ -281,6 +258,7 @@ pub unsafe fn receive(fd: c_int, buffers: &[iovec], flags: c_int) -> Result<Rece
 #[expect(clippy::inline_always, reason = "a third of the work would be registers saved and restored")]
 #[inline(always)]
 pub unsafe fn send_at_once(fd: c_int, data: *const u8, len: usize, flags: c_int) -> bool {
+    let Some(_mark) = Mark::set() else { return false };
     let Some(data) = NonNull::new(data.cast_mut()) else { return false };
     match TABLE.pin(fd).as_deref() {
         // SAFETY: `len` bytes at `data` are readable: guaranteed by the caller.
@@ -294,6 +272,7 @@ pub unsafe fn send_at_once(fd: c_int, data: *const u8, len: usize, flags: c_int)
 /// # Safety
 /// The buffers are readable.
 pub unsafe fn send_gathered_at_once(fd: c_int, buffers: &[iovec], flags: c_int) -> Option<usize> {
+    let _mark = Mark::set()?;
     match TABLE.pin(fd).as_deref() {
         // SAFETY: the buffers are readable: guaranteed by the caller.
         Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.send_gathered_at_once(buffers, flags) },
@@ -363,6 +342,13 @@ pub fn peer_name(fd: c_int) -> Result<sockaddr_storage> {
     }
 }
 
+/// Returns whether this is an option of librspreload that concerns no rsocket's lock, for which it
+/// asks in the middle of another call and around a fork().
+pub fn is_asked_at_any_time(level: c_int, name: c_int) -> bool {
+    use rdmacm_private::{FORK, IS_OWN, LEVEL, LOG, MARKS};
+    level == LEVEL && [FORK, IS_OWN, LOG, MARKS].contains(&name)
+}
+
 /// rgetsockopt(3).
 pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
     match (level, name) {
@@ -418,7 +404,8 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
 /// down has arrived. Touches no other page of the library if the process never had an rsocket.
 #[unsafe(link_section = ".text.startup")]
 pub fn at_exit() {
-    if HAS_HAD_SOCKETS.load(Ordering::Relaxed) {
+    // A handler that interrupted a call may exit.
+    if HAS_HAD_SOCKETS.load(Ordering::Relaxed) && !mark::is_set() {
         flush_at_exit();
     }
 }
@@ -502,9 +489,8 @@ pub fn epoll_create(flags: c_int) -> Result<c_int> {
 }
 
 /// Returns the object that repoll_create() made. Fails with `EINVAL` for other descriptors, like
-/// the kernel's epoll, and with `EAGAIN` in some signal handlers ([`not_interrupted`]).
+/// the kernel's epoll.
 fn epoll(fd: c_int) -> Result<Arc<Epoll>> {
-    not_interrupted()?;
     match TABLE.get(fd).as_deref() {
         Some(Object::Epoll(epoll)) => Ok(Arc::clone(epoll)),
         Some(Object::Socket(_)) => Err(Errno::EINVAL),

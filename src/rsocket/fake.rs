@@ -6,7 +6,6 @@ use std::ffi::{c_int, c_short};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, pollfd};
@@ -32,14 +31,6 @@ struct State {
     /// librspreload has it.
     handed_over: bool,
     ready: c_short,
-    /// The thread in which a signal handler has interrupted a call.
-    interrupted: Option<ThreadId>,
-}
-
-impl State {
-    fn is_interrupted(&self) -> bool {
-        self.interrupted == Some(thread::current().id())
-    }
 }
 
 pub struct Fake {
@@ -144,11 +135,6 @@ impl Fake {
         self.watchers.notify(Notice::Changed);
     }
 
-    /// From now on, or no longer, this thread is in a signal handler that interrupted a call.
-    pub fn interrupt(&self, is_interrupted: bool) {
-        self.state().interrupted = is_interrupted.then(|| thread::current().id());
-    }
-
     pub fn close(&self) {
         self.watchers.notify(Notice::Closed);
     }
@@ -211,9 +197,6 @@ impl Pollable for Fake {
         self.polls.fetch_add(1, Ordering::Relaxed);
         assert_eq!(wanted & !(POLLIN | POLLOUT | POLLRDHUP | rdmacm_private::FORWARDER_EVENT), 0);
         let mut state = self.state();
-        if state.is_interrupted() {
-            return 0;
-        }
         self.handle(&mut state);
         self.bits(&state, wanted)
     }
@@ -221,29 +204,22 @@ impl Pollable for Fake {
     fn arm(&self, wanted: c_short) -> c_short {
         let mut state = self.state();
         self.polls.fetch_add(1, Ordering::Relaxed);
-        if state.is_interrupted() {
-            return 0;
-        }
         self.handle(&mut state);
         let ready = self.bits(&state, wanted);
         state.armed |= ready == 0 && !state.has_leader;
         ready
     }
 
-    fn is_locked_by_this_thread(&self) -> bool {
-        self.state().is_interrupted()
-    }
-
     fn take_event(&self) {
         let state = self.state();
-        if !state.has_leader && !state.is_interrupted() {
+        if !state.has_leader {
             self.channel.clear();
         }
     }
 
     fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
         let state = self.state();
-        if state.connected && !state.has_leader && !state.is_interrupted() {
+        if state.connected && !state.has_leader {
             add(self.channel());
         }
     }

@@ -7,7 +7,6 @@ use super::{calls, growth_budget, reactor, socket_table, stream};
 use crate::cm;
 use crate::errno::{Errno, Result};
 use crate::sys::atfork::{self, Handlers, Layer};
-use crate::sys::unlocked;
 
 static HANDLERS: Handlers = Handlers { before, in_parent, in_child };
 
@@ -38,7 +37,6 @@ fn in_parent() {
 }
 
 fn in_child() {
-    unlocked::in_child();
     growth_budget::in_child();
     socket_table::in_child();
     stream::in_child();

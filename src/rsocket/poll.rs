@@ -56,11 +56,10 @@ fn wait(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c
         return ready.map(count);
     }
     let mut rsockets = SmallList::<Option<Arc<dyn Pollable>>, INLINE_FDS>::new();
-    let (mut any, mut others, mut interrupted) = (false, false, false);
+    let (mut any, mut others) = (false, false);
     for fd in fds.iter() {
         let rsocket = if fd.fd < 0 { None } else { lookup.find(fd.fd) };
         any |= rsocket.is_some();
-        interrupted |= rsocket.as_ref().is_some_and(|rsocket| rsocket.is_locked_by_this_thread());
         others |= fd.fd >= 0 && rsocket.is_none();
         rsockets.push(rsocket)?;
     }
@@ -68,8 +67,7 @@ fn wait(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c
         return event::poll(fds, deadline.left()).map(count);
     }
     // If all descriptors are rsockets, ready_now() has just polled them.
-    let call = Call::new(fds, rsockets.as_slice(), others, !others)?;
-    if interrupted { call.run_in_handler(deadline) } else { call.run(deadline) }.map(count)
+    Call::new(fds, rsockets.as_slice(), others, !others)?.run(deadline).map(count)
 }
 
 /// Fast path: polls the rsockets once. Returns the number of ready ones, or `None` if there are
@@ -97,9 +95,6 @@ fn ready_now(lookup: &dyn Lookup, fds: &mut [pollfd]) -> Result<Option<usize>> {
 /// wait_alone().
 fn wait_alone(lookup: &dyn Lookup, fd: &mut pollfd, deadline: Deadline) -> Option<Result<usize>> {
     let rsocket = if fd.fd < 0 || deadline.passed() { None } else { lookup.find(fd.fd) }?;
-    if rsocket.is_locked_by_this_thread() {
-        return None;
-    }
     Some(rsocket.wait_alone(wanted(fd.events), deadline)?.map(|bits| {
         fd.revents = reported(bits, fd.events);
         usize::from(fd.revents != 0)
@@ -154,16 +149,6 @@ impl<'a> Call<'a> {
             return self.finish(ready);
         }
         self.sleep(deadline)
-    }
-
-    /// Polls once, in a signal handler that interrupted a call for one of the rsockets. Waiting for
-    /// this rsocket would never end, so the call fails with `EAGAIN` instead.
-    fn run_in_handler(mut self, deadline: Deadline) -> Result<usize> {
-        let ready = self.poll_rsockets(false);
-        match self.finish(ready) {
-            Ok(0) if !deadline.passed() => Err(Errno::EAGAIN),
-            result => result,
-        }
     }
 
     /// Polls the rsockets until one is ready, for polling_time at most. Returns the number of ready

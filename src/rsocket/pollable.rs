@@ -50,13 +50,6 @@ pub trait Pollable: Send + Sync {
         None
     }
 
-    /// Returns whether the caller is a signal handler that interrupted a call for this rsocket in
-    /// the same thread. In this case ready() and arm() return 0, and nothing changes before the
-    /// handler returns.
-    fn is_locked_by_this_thread(&self) -> bool {
-        false
-    }
-
     /// Reads an event from the completion channel after a descriptor became readable. Never blocks.
     /// Later changes make a descriptor readable only after the next arm().
     fn take_event(&self);

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use self::registrations::{Reactor, Registration, Timer};
 pub use self::thread::longest_iteration;
-use crate::cm::{Guard, GlobalLock};
+use crate::cm::{GlobalLock, Guard};
 use crate::errno::{Errno, Result};
 
 /// An object with a descriptor or a timer in a reactor. Both threads may call it at the same time.

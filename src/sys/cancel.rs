@@ -16,12 +16,14 @@
 //! They make only the system calls of libibverbs, with cancellation disabled ([`disabled`]):
 //! write(2), which notifies software devices of work, is a cancellation point.
 
-use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
 
 use once_cell::race::OnceBool;
+
+use super::mark;
+use super::thread_word::{Word, read, write};
 
 /// `struct _pthread_cleanup_buffer` of pthread.h.
 #[repr(C)]
@@ -47,43 +49,54 @@ const ENABLE: c_int = 0;
 const DISABLE: c_int = 1;
 const ASYNCHRONOUS: c_int = 1;
 
-thread_local! {
-    /// Within a call: the cancellation state while it sleeps. Calls of a signal handler restore it.
-    static ASLEEP: Cell<c_int> = const { Cell::new(ENABLE) };
+/// The word of the thread. 0: the program's setting is in force. In a call, which runs with
+/// cancellation disabled, 1 more than the setting while it sleeps.
+const OUTSIDE: usize = 0;
+
+const fn in_call_with(state: c_int) -> usize {
+    1 + state as usize
 }
 
 /// Runs a call of the program, in which the thread can be cancelled only while it sleeps.
 pub fn in_call<T>(call: impl FnOnce() -> T) -> T {
     let before = set_state(DISABLE);
-    let result = asleep(before, call);
+    let result = with_word(in_call_with(before), call);
     set_state(before);
     result
 }
 
 /// As [`in_call`], for a call that may wait: the thread ends here if it was cancelled before.
 pub fn in_waiting_call<T>(call: impl FnOnce() -> T) -> T {
+    // The thread is marked, and a handler of the cancellation may make calls.
     // SAFETY: the call has not begun, so that there is nothing to undo.
-    unsafe { pthread_testcancel() };
+    mark::asleep(|| unsafe { pthread_testcancel() });
     in_call(call)
 }
 
 /// As [`in_call`], for calls that must not be cancelled while they sleep, either.
 pub fn never<T>(call: impl FnOnce() -> T) -> T {
-    disabled(|| asleep(DISABLE, call))
+    disabled(|| with_word(in_call_with(DISABLE), call))
 }
 
-/// Runs `call`, in which cancellation is set to `state` while it sleeps.
-fn asleep<T>(state: c_int, call: impl FnOnce() -> T) -> T {
-    let before = ASLEEP.replace(state);
+#[inline]
+fn with_word<T>(word: usize, call: impl FnOnce() -> T) -> T {
+    let before = read(Word::Cancel);
+    write(Word::Cancel, word);
     let result = call();
-    ASLEEP.set(before);
+    write(Word::Cancel, before);
     result
 }
 
 /// Runs a system call that waits. The thread holds no lock, and may be cancelled if the program has
 /// not disabled that.
+#[inline]
 pub fn sleep<T>(call: impl FnOnce() -> T) -> T {
-    meanwhile(pthread_setcancelstate, ASLEEP.get(), call)
+    let word = read(Word::Cancel);
+    if word == OUTSIDE || word == in_call_with(DISABLE) {
+        return mark::asleep(call);
+    }
+    // Calls of a signal handler are not within this one.
+    with_word(OUTSIDE, || mark::asleep(|| meanwhile(pthread_setcancelstate, word as c_int - 1, call)))
 }
 
 /// Returns whether a thread that is cancelled in a [`sleep`] may lose what its system call has just
@@ -92,7 +105,7 @@ pub fn sleep<T>(call: impl FnOnce() -> T) -> T {
 /// that takes nothing. Not if the program has disabled cancellation.
 pub fn may_lose() -> bool {
     static IS_OLD: OnceBool = OnceBool::new();
-    ASLEEP.get() != DISABLE && IS_OLD.get_or_init(|| !ends_only_waits(c_library_version()))
+    read(Word::Cancel) != in_call_with(DISABLE) && IS_OLD.get_or_init(|| !ends_only_waits(c_library_version()))
 }
 
 /// Returns whether the C library of this version ends threads only while they wait.
@@ -109,7 +122,7 @@ fn c_library_version() -> &'static str {
 /// Runs code that does not sleep but contains a cancellation point.
 #[inline]
 pub fn disabled<T>(call: impl FnOnce() -> T) -> T {
-    meanwhile(pthread_setcancelstate, DISABLE, call)
+    if read(Word::Cancel) == OUTSIDE { meanwhile(pthread_setcancelstate, DISABLE, call) } else { call() }
 }
 
 /// Runs `call`, and `undo` if the thread is cancelled in it, which happens in a [`sleep`].

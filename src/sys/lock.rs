@@ -1,8 +1,7 @@
 //! A lock that knows which thread holds it.
 //!
-//! A signal handler may make a call on the very rsocket whose call it interrupted, or fork in the
-//! middle of one of the library's changes. An ordinary lock would deadlock; this one reports it
-//! ([`Unavailable::Mine`]).
+//! A signal handler may fork in the middle of one of the library's changes. An ordinary lock would
+//! deadlock; this one reports it ([`Unavailable::Mine`]).
 //!
 //! The word holds the thread's number from locking to unlocking, so a handler can tell at any
 //! instant. Threads wait on a futex, so the child of a fork() has no trace of the parent's waiting
@@ -18,7 +17,6 @@ use std::time::Duration;
 
 use self::outside::{LOOKS, here, pause, wait, wake_one};
 use super::event::Deadline;
-use super::inner;
 use super::sync::atomic::{AtomicU64, Ordering};
 
 /// The word of a free lock.
@@ -40,8 +38,7 @@ unsafe impl<T: Send> Send for Lock<T> {}
 /// Reasons why the lock was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unavailable {
-    /// This thread holds the lock or, for [`Lock::enter`], an inner lock: the caller is a signal
-    /// handler that interrupted it.
+    /// This thread holds the lock: the caller is a signal handler that interrupted it.
     Mine,
     /// Another thread holds the lock.
     Taken,
@@ -67,24 +64,6 @@ impl<T> Lock<T> {
 }
 
 impl<T> Lock<T> {
-    /// Waits for the lock, for a call of the program, which may be made by a signal handler: not if
-    /// this thread holds the lock or an inner lock (see [`inner`]).
-    #[inline]
-    pub fn enter(&self) -> Result<Guard<'_, T>, Unavailable> {
-        if inner::is_held() { Err(Unavailable::Mine) } else { self.lock_unless_mine() }
-    }
-
-    /// As [`enter`](Self::enter), without waiting.
-    #[inline]
-    pub fn try_enter(&self) -> Result<Guard<'_, T>, Unavailable> {
-        if inner::is_held() { Err(Unavailable::Mine) } else { self.try_lock() }
-    }
-
-    /// Returns whether [`enter`](Self::enter) would find that this thread holds a lock.
-    pub fn is_interrupted(&self) -> bool {
-        self.is_mine() || inner::is_held()
-    }
-
     /// Waits for the lock. Must not be called in a signal handler: a thread that holds the lock
     /// would wait forever.
     #[inline]

@@ -1,13 +1,10 @@
 //! The standard library's locks without poison: the library aborts when it panics, so no lock is
 //! ever poisoned. In the models of `tests/models` they are loom's, as are the atomics.
 //!
-//! They wait on a futex and never allocate. They are inner locks (see [`super::inner`]): a signal
-//! handler that interrupts their holder does not get as far as taking one. Locks that are taken
-//! around fork(), and those of rsockets, are [`Lock`](super::lock::Lock)s.
+//! They wait on a futex and never allocate. Locks that are taken around fork(), and those of
+//! rsockets, are [`Lock`](super::lock::Lock)s.
 
 use std::sync::{PoisonError, TryLockError};
-
-use super::inner::Counted;
 
 #[cfg(not(all(test, loom)))]
 use std::sync as model;
@@ -41,17 +38,17 @@ impl<T> Mutex<T> {
     /// Waits for the lock.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        Counted::take(|| self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the lock unless a thread holds it.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        let taken = Counted::try_take(|| match self.0.try_lock() {
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            result => result,
-        });
-        taken.ok()
+        match self.0.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// Returns the value; `&mut self` shows that no other thread has access.
@@ -62,7 +59,7 @@ impl<T> Mutex<T> {
 }
 
 /// Access to the value; dropping it unlocks.
-pub type MutexGuard<'a, T> = Counted<model::MutexGuard<'a, T>>;
+pub type MutexGuard<'a, T> = model::MutexGuard<'a, T>;
 
 /// A condition that threads with a [`Mutex`] wait for.
 #[cfg(not(all(test, loom)))]
@@ -77,8 +74,7 @@ impl Condvar {
         guard: MutexGuard<'a, T>,
         condition: impl FnMut(&mut T) -> bool,
     ) -> MutexGuard<'a, T> {
-        let guard = self.0.wait_while(guard.into_guard(), condition).unwrap_or_else(PoisonError::into_inner);
-        Counted::take(|| guard)
+        self.0.wait_while(guard, condition).unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Wakes all threads that wait.

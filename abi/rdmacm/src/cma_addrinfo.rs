@@ -23,7 +23,7 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     hints: *const rdma_addrinfo,
     res: *mut *mut rdma_addrinfo,
 ) -> c_int {
-    report_or(Call::new("rdma_getaddrinfo"), || {
+    report_or(Call::new("rdma_getaddrinfo"), -1, || {
         // SAFETY: the C contract (crate documentation).
         let res = unsafe { out(res) }.map_err(|error| (-1, error))?;
         // SAFETY: the C contract (crate documentation).

@@ -8,6 +8,7 @@ use rdmacm_core::diag::{self, Endpoints, Subject};
 use rdmacm_core::ffi::rdma_cm_id;
 use rdmacm_core::rsocket::{self, calls};
 use rdmacm_core::sys::cancel;
+use rdmacm_core::sys::mark::Mark;
 use rdmacm_core::{Errno, Result};
 
 /// A call of the program: its name, and what it is about.
@@ -117,25 +118,36 @@ impl Call {
 }
 
 /// Runs a call for its C caller. Returns its value on success, with `errno` as it was before;
-/// otherwise `failed`, with `errno` set. `call` describes it in the log.
-pub fn report<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
-    report_or(call, || run().map_err(|error| (failed, error)))
+/// otherwise `failed`, with `errno` set. `call` describes it in the log. Fails with `EAGAIN` in a
+/// signal handler that has interrupted another call.
+pub fn report<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
+    report_or(call, failed, || run().map_err(|error| (failed, error)))
 }
 
 /// As [`report`], for a call that may wait.
-pub fn report_waiting<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
-    cancel::in_waiting_call(|| finish(call, || run().map_err(|error| (failed, error))))
+pub fn report_waiting<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
+    report_quick(call, failed, || cancel::in_waiting_call(run))
 }
 
 /// As [`report`], for calls whose failures have values of their own.
-pub fn report_or<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
-    cancel::in_call(|| finish(call, run))
+pub fn report_or<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
+    marked(call, failed, || cancel::in_call(run))
 }
 
 /// As [`report_waiting`], for a call that mostly need not wait: it runs what does within
 /// [`cancel::in_waiting_call`] itself.
-pub fn report_quick<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
-    finish(call, || run().map_err(|error| (failed, error)))
+pub fn report_quick<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
+    marked(call, failed, || run().map_err(|error| (failed, error)))
+}
+
+/// As [`report`], for what librspreload asks at any time, also in the middle of another call.
+pub fn report_unmarked<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
+    finish(call, || cancel::disabled(run).map_err(|error| (failed, error)))
+}
+
+fn marked<T>(call: Call, failed: T, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
+    let mark = Mark::set();
+    finish(call, || if mark.is_some() { run() } else { Err((failed, Errno::EAGAIN)) })
 }
 
 fn finish<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {

@@ -14,7 +14,7 @@ use rdmacm_core::sys::sockaddr::SockAddr;
 use rdmacm_core::{Errno, rsocket as core};
 
 use crate::buffers::{buffer, buffers, bytes, name_out};
-use crate::report::{Call, report, report_quick, report_waiting};
+use crate::report::{Call, report, report_quick, report_unmarked, report_waiting};
 
 /// Creates an rsocket: AF_INET, AF_INET6 or AF_IB; SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK
 /// and SOCK_CLOEXEC.
@@ -378,6 +378,11 @@ pub unsafe extern "C" fn rgetsockname(socket: c_int, addr: *mut sockaddr, addrle
     })
 }
 
+/// Runs a call for an option. librspreload asks some of its own in the middle of another call.
+fn report_option(call: Call, level: c_int, name: c_int, run: impl FnOnce() -> Result<c_int>) -> c_int {
+    if calls::is_asked_at_any_time(level, name) { report_unmarked(call, -1, run) } else { report(call, -1, run) }
+}
+
 /// setsockopt(2) for rsockets. Level SOL_RDMA has the options RDMA_*, to be set before connecting
 /// or listening.
 #[unsafe(no_mangle)]
@@ -388,7 +393,7 @@ pub unsafe extern "C" fn rsetsockopt(
     optval: *const c_void,
     optlen: socklen_t,
 ) -> c_int {
-    report(Call::socket("rsetsockopt", socket), -1, || {
+    report_option(Call::socket("rsetsockopt", socket), level, optname, || {
         // SAFETY: the C contract (crate documentation).
         calls::set_option(socket, level, optname, unsafe { bytes(optval, optlen as usize)? }).map(|()| 0)
     })
@@ -403,7 +408,7 @@ pub unsafe extern "C" fn rgetsockopt(
     optval: *mut c_void,
     optlen: *mut socklen_t,
 ) -> c_int {
-    report(Call::socket("rgetsockopt", socket), -1, || {
+    report_option(Call::socket("rgetsockopt", socket), level, optname, || {
         let (value, len) = NonNull::new(optval.cast::<u8>()).zip(NonNull::new(optlen)).ok_or(Errno::EFAULT)?;
         let option = calls::option(socket, level, optname)?;
         let option = option.as_bytes();

@@ -308,22 +308,12 @@ impl State {
 
 impl Pollable for Dgram {
     fn ready(&self, wanted: c_short) -> c_short {
-        if self.is_locked_by_this_thread() {
-            return 0;
-        }
         let Ok(mut state) = self.enter() else { return POLLNVAL };
         self.poll(&mut state);
         state.wanted(wanted)
     }
 
-    fn is_locked_by_this_thread(&self) -> bool {
-        self.state.is_interrupted()
-    }
-
     fn arm(&self, wanted: c_short) -> c_short {
-        if self.is_locked_by_this_thread() {
-            return 0;
-        }
         let Ok(mut state) = self.enter() else { return POLLNVAL };
         state.ports.iter_mut().for_each(Port::arm);
         self.poll(&mut state);

@@ -79,7 +79,7 @@ impl Dgram {
     /// Returns the addresses and the device for log messages. `None` if another call has locked the
     /// socket, possibly one that a signal handler interrupted.
     pub fn endpoints(&self) -> Option<Endpoints> {
-        let state = self.state.try_enter().ok().filter(|_| self.owner.is_this_process())?;
+        let state = self.state.try_lock().ok().filter(|_| self.owner.is_this_process())?;
         let name = state.udp().ok()?.local_name().ok()?;
         let local = canonical_inet(&name).ok()?;
         let port = match state.ports.as_slice() {

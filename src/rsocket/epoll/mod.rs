@@ -16,8 +16,6 @@ mod control;
 mod exclusive;
 #[cfg(test)]
 mod exclusive_tests;
-#[cfg(test)]
-mod handler_tests;
 mod inner_waiters;
 #[cfg(test)]
 mod mark_tests;

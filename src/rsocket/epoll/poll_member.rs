@@ -11,32 +11,14 @@ use super::member::{Decision, Member, Registered, Snapshot};
 use crate::errno::Result;
 use crate::rsocket::pollable::Watcher;
 
-/// What a poll of a member found.
-pub(super) enum Polled {
-    Event(epoll_event),
-    Nothing,
-    /// The member could not be polled ([`Epoll::postpone`]).
-    Postponed,
-}
-
-impl From<Option<epoll_event>> for Polled {
-    fn from(event: Option<epoll_event>) -> Polled {
-        event.map_or(Polled::Nothing, Polled::Event)
-    }
-}
-
 impl Epoll {
     /// Polls a member that has a readable descriptor or was in the queue (`queued`). Afterwards it
     /// is armed, readable, queued or disabled. On failure it is queued.
-    pub(super) fn poll_member(&self, member: &Arc<Member>, queued: bool) -> Result<Polled> {
+    pub(super) fn poll_member(&self, member: &Arc<Member>, queued: bool) -> Result<Option<epoll_event>> {
         let readable = member.readable.swap(false, Ordering::SeqCst);
-        let Some(snapshot) = member.snapshot() else { return Ok(Polled::Nothing) };
-        if self.postpone(member, &snapshot) {
-            member.readable.fetch_or(readable, Ordering::SeqCst);
-            return Ok(Polled::Postponed);
-        }
+        let Some(snapshot) = member.snapshot() else { return Ok(None) };
         if snapshot.interest.is_exclusive() {
-            return Ok(self.poll_exclusive(member, &snapshot).into());
+            return Ok(self.poll_exclusive(member, &snapshot));
         }
         if !snapshot.enabled {
             if readable {
@@ -45,14 +27,14 @@ impl Epoll {
             if member.was_modified(&snapshot) {
                 self.queue.push(member);
             }
-            return Ok(Polled::Nothing);
+            return Ok(None);
         }
         if !readable && !snapshot.interest.is_edge() {
             let ready = snapshot.ready();
             if ready != 0 {
                 // The member stays in the queue or becomes disabled, so no descriptor has to
                 // announce it.
-                return Ok(self.report_level(member, &snapshot, ready, true).into());
+                return Ok(self.report_level(member, &snapshot, ready, true));
             }
         }
         let may_take = self.refresh(member, &snapshot).inspect_err(|_| {
@@ -65,19 +47,7 @@ impl Epoll {
         } else {
             self.poll_level(member, &snapshot, readable, queued)
         };
-        Ok(event.into())
-    }
-
-    /// Queues the member if the caller is a signal handler that interrupted a call for its rsocket.
-    /// The rsocket shows no descriptors and no events then, as if it were idle, and cannot be
-    /// armed. So nothing of the member may change until a later wait polls it. Returns whether this
-    /// is so.
-    fn postpone(&self, member: &Arc<Member>, snapshot: &Snapshot) -> bool {
-        let is_interrupted = snapshot.rsocket.is_locked_by_this_thread();
-        if is_interrupted {
-            self.queue.push(member);
-        }
-        is_interrupted
+        Ok(event)
     }
 
     fn poll_level(
@@ -139,9 +109,6 @@ impl Epoll {
     /// and this saves a wait in the kernel that would find nothing.
     pub(super) fn rearm_last_reported(&self, member: &Arc<Member>) -> bool {
         let Some(snapshot) = member.snapshot() else { return true };
-        if self.postpone(member, &snapshot) {
-            return false;
-        }
         if !snapshot.enabled || snapshot.interest.is_edge() || snapshot.interest.is_oneshot() || snapshot.is_ready() {
             return false;
         }
@@ -192,9 +159,6 @@ impl Epoll {
     /// After ADD and MOD: queues the member if something is ready, and arms it otherwise.
     pub(super) fn arm_or_queue(&self, member: &Arc<Member>) -> Result<()> {
         let Some(snapshot) = member.snapshot() else { return Ok(()) };
-        if self.postpone(member, &snapshot) {
-            return Ok(());
-        }
         let interest = snapshot.interest;
         if !interest.is_exclusive() {
             self.refresh(member, &snapshot)?;
@@ -207,7 +171,7 @@ impl Epoll {
         } else {
             snapshot.arm()
         };
-        // An event that a handler has left unread (`postpone`) raises no other one.
+        // An event that was left unread raises no other one.
         if ready != 0 || member.readable.load(Ordering::SeqCst) {
             self.queue.push(member);
         }

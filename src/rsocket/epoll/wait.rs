@@ -9,7 +9,6 @@ use std::time::Duration;
 use libc::epoll_event;
 
 use super::member::Member;
-use super::poll_member::Polled;
 use super::{Epoll, QUEUE_KEY, exclusive};
 use crate::errno::{Errno, Result};
 use crate::sys::cancel::with_cleanup;
@@ -19,8 +18,6 @@ use crate::sys::event::Deadline;
 struct EventBuffer<'a> {
     events: &'a mut [MaybeUninit<epoll_event>],
     len: usize,
-    /// Whether a member could not be polled, because the caller is a signal handler.
-    postponed: bool,
     /// Whether an event was not reported because it may be that of an exclusive member that was
     /// removed meanwhile.
     dropped: bool,
@@ -51,15 +48,14 @@ struct Outer {
 impl Epoll {
     /// Like epoll_wait(2). Returns the number of events written to the array. `timeout` is in
     /// milliseconds; a negative one never ends. Fails with `EBADF` if the epoll is closed during
-    /// the wait, and with `EAGAIN` in a signal handler, instead of waiting for a member that cannot
-    /// be polled before the handler returns.
+    /// the wait.
     pub fn wait(&self, events: &mut [MaybeUninit<epoll_event>], timeout: c_int) -> Result<usize> {
         if events.is_empty() {
             return Err(Errno::EINVAL);
         }
         self.check_process()?;
         let deadline = Deadline::after_ms(timeout);
-        let mut buffer = EventBuffer { events, len: 0, postponed: false, dropped: false };
+        let mut buffer = EventBuffer { events, len: 0, dropped: false };
         let last_reported = mem::take(&mut *self.last_reported());
         if last_reported.count > 0 && !last_reported.only.is_some_and(|member| self.rearm_last_reported(&member)) {
             self.collect_again(&mut buffer)?;
@@ -73,8 +69,7 @@ impl Epoll {
         let mut late = 0;
         while buffer.len == 0 {
             self.check_not_closed()?;
-            // A postponed member is in the queue, so a wait in the kernel would end at once.
-            let left = if buffer.postponed { Some(Duration::ZERO) } else { deadline.left() };
+            let left = deadline.left();
             if !self.collect(buffer, left)? {
                 break;
             }
@@ -87,7 +82,7 @@ impl Epoll {
                 break;
             }
         }
-        if buffer.len == 0 && buffer.postponed && !deadline.passed() { Err(Errno::EAGAIN) } else { Ok(()) }
+        Ok(())
     }
 
     /// Collects rsockets that are probably still ready into half of the array, because all rsockets
@@ -230,10 +225,8 @@ impl Epoll {
     }
 
     fn poll_into(&self, member: &Arc<Member>, queued: bool, buffer: &mut EventBuffer<'_>) -> Result<()> {
-        match self.poll_member(member, queued)? {
-            Polled::Event(event) => buffer.push(event),
-            Polled::Nothing => {}
-            Polled::Postponed => buffer.postponed = true,
+        if let Some(event) = self.poll_member(member, queued)? {
+            buffer.push(event);
         }
         Ok(())
     }

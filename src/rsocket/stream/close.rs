@@ -272,13 +272,7 @@ impl Stream {
         if !self.owner.is_this_process() {
             return;
         }
-        if self.state.is_interrupted() {
-            return;
-        }
         let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return };
-        if self.is_in_use_here(&state) {
-            return;
-        }
         // An adapter may discard what is posted only now.
         let had_held = Self::has_held(&state);
         self.send_held(&mut state);

@@ -10,7 +10,6 @@ use libc::iovec;
 
 use super::connection::parts;
 use super::{Guard, State, Stream, channel_leader};
-use crate::sys::unlocked::Use;
 
 /// Fewer bytes are copied under the lock: giving it back and taking it again would take longer.
 pub(super) const LARGE: usize = 1 << 12;
@@ -48,7 +47,6 @@ impl Stream {
         let mut done = 0;
         while let Some(connection) = &mut state.connection
             && let Some((start, len)) = parts(buffers, skip + done).next()
-            && let Some(copying) = Use::begin(self)
             && let Some(unread) = connection.begin_reading(len)
         {
             drop(state);
@@ -59,7 +57,6 @@ impl Stream {
             // reads gives the memory back to the peer.
             unsafe { unread.copy_to(into) };
             state = self.lock();
-            drop(copying);
             let Some(connection) = &mut state.connection else { break };
             done += into.len();
             if connection.end_reading(into.len()) || state.is_closed() {

@@ -22,7 +22,6 @@ use super::channel_leader::EventSource;
 use super::connection::{Gather, MAX_COLLECTED, parts};
 use super::{Guard, Phase, State, Stream, held, outbox};
 use crate::errno::{Errno, Result};
-use crate::sys::unlocked;
 
 /// Flags that the fast path accepts: they make no difference to a call that does not wait.
 const FAST_PATH_FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
@@ -41,14 +40,14 @@ impl Stream {
         if flags & !FAST_PATH_FLAGS != 0 || start.is_null() || !self.owner.is_this_process() {
             return Err(false);
         }
-        let Ok(mut state) = self.state.try_enter() else { return Err(false) };
+        let Ok(mut state) = self.state.try_lock() else { return Err(false) };
         let thread = state.holder();
         let state = &mut *state;
         if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
             return Err(false);
         }
         let Some(connection) = state.connection.as_deref_mut() else { return Err(false) };
-        if connection.turn_to_receive(thread) || connection.may_be_interrupted() && unlocked::is_used_here(self) {
+        if connection.turn_to_receive(thread) {
             return Err(false);
         }
         // Poll for new data, unless the buffered data is enough for the whole call.
@@ -166,7 +165,7 @@ impl Stream {
         if flags & !FAST_PATH_FLAGS != 0 || !self.owner.is_this_process() {
             return false;
         }
-        let Ok(mut state) = self.state.try_enter() else { return false };
+        let Ok(mut state) = self.state.try_lock() else { return false };
         if !state.can_write() || state.has_pending_mappings() {
             return false;
         }
@@ -174,9 +173,6 @@ impl Stream {
         let Some(connection) = state.connection.as_deref_mut().filter(|connection| connection.takes_inline(len)) else {
             return false;
         };
-        if connection.may_be_interrupted() && unlocked::is_used_here(self) {
-            return false;
-        }
         connection.sends_from(thread);
         // SAFETY: `data` is readable for `len` bytes: guaranteed by the caller; an inline length
         // fits an isize.

@@ -44,6 +44,7 @@ pub use options::after_calls;
 pub(super) use options::{number, timeout};
 
 use super::cm_id::CmId;
+use super::enter::enter;
 use super::pollable::{Notice, Watchers};
 use super::reactor::{self, Key, Role, Service};
 use super::spinning::Spinning;
@@ -52,10 +53,9 @@ use crate::errno::{Errno, Result};
 use crate::ffi::rdma_port_space;
 use crate::sys::alloc::try_arc;
 use crate::sys::futex::Changes;
-use crate::sys::lock::{self, Lock, Unavailable};
+use crate::sys::lock::{self, Lock};
 use crate::sys::owner::Owner;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
-use crate::sys::unlocked;
 use background_close::BackgroundClose;
 use backlog::Listening;
 use connect::Attempt;
@@ -186,40 +186,17 @@ impl Stream {
         self.fd
     }
 
-    /// Locks the state. The caller has checked that the socket belongs to this process, and is not
-    /// a signal handler that has interrupted the holder of the lock.
+    /// Locks the state. The caller has checked that the socket belongs to this process.
+    #[inline]
     fn lock(&self) -> Guard<'_> {
         self.state.lock()
     }
 
     /// Locks the state for a call of the program. Fails with `EBADF` for a socket of the parent
-    /// process or a closed socket, and with `EAGAIN` in a signal handler that has interrupted the
-    /// holder of the lock, or a call that uses the connection without it.
+    /// process or a closed socket.
     fn enter(&self) -> Result<Guard<'_>> {
-        if !self.owner.is_this_process() {
-            return Err(Errno::EBADF);
-        }
-        let state = self.enter_now().map_err(|_| Errno::EAGAIN)?;
-        if state.is_closed() {
-            return Err(Errno::EBADF);
-        }
-        if self.is_in_use_here(&state) { Err(Errno::EAGAIN) } else { Ok(state) }
-    }
-
-    /// Waits for the lock, as [`Lock::enter`]. Does not wait either in a signal handler that has
-    /// interrupted a call that uses the connection without the lock: the holder may wait for that.
-    fn enter_now(&self) -> std::result::Result<Guard<'_>, Unavailable> {
-        match self.state.try_enter() {
-            Err(Unavailable::Taken) if unlocked::is_used_here(self) => Err(Unavailable::Mine),
-            Err(Unavailable::Taken) => self.state.enter(),
-            entered => entered,
-        }
-    }
-
-    /// Returns whether the caller is a signal handler that interrupted a call of this thread while
-    /// it used the connection without the lock.
-    fn is_in_use_here(&self, state: &State) -> bool {
-        state.may_be_interrupted() && unlocked::is_used_here(self)
+        let state = enter(self.owner, &self.state)?;
+        if state.is_closed() { Err(Errno::EBADF) } else { Ok(state) }
     }
 
     /// Notifies all waiting threads of a change that raises no event in a completion channel.

@@ -11,7 +11,6 @@
 
 use super::channel_leader::{self, EventSource, LockGuard};
 use crate::errno::{Errno, Result};
-use crate::sys::unlocked::Use;
 
 /// Number of writes that are posted together.
 const BATCH: usize = 4;
@@ -146,15 +145,13 @@ fn post_all<'a, S: Posts>(stream: &'a S, mut state: Guard<'a, S>, queue: S::Queu
         }
         let writes = &batch[..count];
         batches += 1;
-        let posted = match Use::begin(stream).filter(|_| batches <= BATCHES) {
-            None => S::post(&queue, writes),
-            Some(posting) => {
-                drop(state);
-                let posted = S::post(&queue, writes);
-                state = stream.lock();
-                drop(posting);
-                posted
-            }
+        let posted = if batches <= BATCHES {
+            drop(state);
+            let posted = S::post(&queue, writes);
+            state = stream.lock();
+            posted
+        } else {
+            S::post(&queue, writes)
         };
         if let Err(error) = posted {
             stream.post_failed(&mut state, error);

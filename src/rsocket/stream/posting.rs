@@ -5,13 +5,6 @@ use super::outbox::{Outbox, Posts};
 use super::{State, Stream};
 use crate::errno::{Errno, Result};
 
-impl State {
-    /// Returns whether a thread uses the connection, or the channel, without the lock.
-    pub(super) fn may_be_interrupted(&self) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.may_be_interrupted()) || self.is_rejecting()
-    }
-}
-
 impl Stream {
     /// Returns whether the connection must not be dropped: a thread uses it without the lock.
     pub(super) fn is_kept(&self, state: &State) -> bool {

@@ -12,7 +12,6 @@ use crate::rsocket::poll_events::{IN, OUT};
 use crate::rsocket::pollable::{Pollable, Watchers};
 use crate::rsocket::reactor::LOCK_TIMEOUT;
 use crate::sys::event::Deadline;
-use crate::sys::unlocked;
 
 /// What the pending events of a stream depend on beside its phase.
 #[derive(Clone, Copy, Debug)]
@@ -118,12 +117,10 @@ impl Stream {
     }
 
     /// Locks the state for polling. Returns `None` if no event is pending and this lasts until the
-    /// watchers are notified, because the stream connects in a command that may block; and in a
-    /// signal handler, as [`is_locked_by_this_thread`](Pollable::is_locked_by_this_thread) does.
+    /// watchers are notified, because the stream connects in a command that may block.
     #[inline]
     pub(super) fn lock_to_poll(&self) -> Option<Guard<'_>> {
-        match self.state.try_enter() {
-            Ok(state) if self.is_in_use_here(&state) => None,
+        match self.state.try_lock() {
             Ok(state) => Some(state),
             Err(_) => self.lock_to_poll_slowly(),
         }
@@ -131,9 +128,6 @@ impl Stream {
 
     #[cold]
     fn lock_to_poll_slowly(&self) -> Option<Guard<'_>> {
-        if self.is_locked_by_this_thread() {
-            return None;
-        }
         loop {
             // The command may begin after this, so the wait for the lock is limited.
             if self.in_command.load(Ordering::SeqCst) {
@@ -152,10 +146,6 @@ impl Pollable for Stream {
             return POLLNVAL;
         }
         self.lock_to_poll().map_or(0, |mut state| self.look(&mut state, wanted))
-    }
-
-    fn is_locked_by_this_thread(&self) -> bool {
-        self.state.is_interrupted() || unlocked::is_used_here(self)
     }
 
     fn is_ready(&self, wanted: c_short) -> bool {

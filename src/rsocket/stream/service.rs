@@ -52,7 +52,6 @@ impl Service for Stream {
     fn second_is_readable(self: Arc<Self>) -> bool {
         held::channel_is_readable(&*self)
     }
-
 }
 
 impl Stream {

@@ -2,7 +2,6 @@
 
 use super::{Guard, Notice, Phase, State, Stream, channel_leader};
 use crate::errno::Result;
-use crate::sys::unlocked::Use;
 
 impl Stream {
     /// Shutting down a listener for reading stops it, as with TCP: new connections are refused,
@@ -15,33 +14,17 @@ impl Stream {
         state.shut_read = true;
         // Rejecting a thousand requests takes a while: other calls get the lock meanwhile. The
         // requests need the channel, which rclose(3) of another thread would free.
-        match Use::begin(self).filter(|_| !waiting.is_empty()) {
-            Some(rejecting) => {
-                state.rejecting += 1;
-                drop(state);
-                self.notify(Notice::Changed);
-                drop(waiting);
-                self.end_rejecting(rejecting);
-            }
-            None => {
-                drop(waiting);
-                drop(state);
-                self.notify(Notice::Changed);
-            }
-        }
+        state.rejecting += 1;
+        drop(state);
+        self.notify(Notice::Changed);
+        drop(waiting);
+        self.lock().rejecting -= 1;
+        // A thread may be in `wait_for_rejects`.
+        self.changed.notify();
         for stream in streams {
             stream.close_unaccepted();
         }
         result
-    }
-
-    fn end_rejecting(&self, rejecting: Use) {
-        let mut state = self.lock();
-        state.rejecting -= 1;
-        drop(rejecting);
-        drop(state);
-        // A thread may be in `wait_for_rejects`.
-        self.changed.notify();
     }
 
     /// Waits until no thread rejects requests, which are still on the channel, without the lock.

@@ -9,45 +9,13 @@
 
 #include <dlfcn.h>
 #include <sched.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/syscall.h>
-
-/* Futex calls of this thread, and of all threads. */
-static __thread long futex_calls;
-static atomic_long all_futex_calls;
-
-/* Replaces the C library's function; the library makes its futex calls with it. */
-long syscall(long number, ...)
-{
-	static long (*next)(long, ...);
-	long argument[6];
-	va_list list;
-
-	va_start(list, number);
-	for (int i = 0; i < 6; i++)
-		argument[i] = va_arg(list, long);
-	va_end(list);
-	if (!next)
-		next = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
-	if (number == SYS_futex) {
-		futex_calls++;
-		all_futex_calls++;
-	}
-	return next(number, argument[0], argument[1], argument[2], argument[3], argument[4], argument[5]);
-}
 
 #include "rsblocked.h"
 
 #include <infiniband/verbs.h>
 
-/*
- * A thread whose next poll of a send CQ lasts until the number of the turn changes, and the turn of the
- * last such poll.
- */
-static pthread_t held_thread;
-static atomic_int turn, held_turn;
 static int (*poll_device)(struct ibv_cq *cq, int count, struct ibv_wc *wc);
 
 /*
@@ -65,17 +33,9 @@ static bool is_send_cq(const struct ibv_cq *cq)
 	return false;
 }
 
-static int poll_or_hold(struct ibv_cq *cq, int count, struct ibv_wc *wc)
+static int poll_or_withhold(struct ibv_cq *cq, int count, struct ibv_wc *wc)
 {
-	int now = turn;
-
-	if (!withholds || !is_send_cq(cq))
-		return poll_device(cq, count, wc);
-	if (now && pthread_equal(held_thread, pthread_self())) {
-		for (held_turn = now; turn == now;)
-			pause_briefly();
-	}
-	return 0;
+	return withholds && is_send_cq(cq) ? 0 : poll_device(cq, count, wc);
 }
 
 /* Replaces libibverbs' function for the library, too, and the device's function in the context. */
@@ -87,9 +47,9 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_cont
 	static __thread bool for_sends;
 	struct ibv_cq *cq;
 
-	if (context->ops.poll_cq != poll_or_hold) {
+	if (context->ops.poll_cq != poll_or_withhold) {
 		poll_device = context->ops.poll_cq;
-		context->ops.poll_cq = poll_or_hold;
+		context->ops.poll_cq = poll_or_withhold;
 	}
 	cq = create(context, cqe, cq_context, channel, comp_vector);
 	if (for_sends)
@@ -165,30 +125,6 @@ static void send_beside_receive(void) { sends_beside(call_recv); }
 static void send_beside_poll(void) { sends_beside(call_poll); }
 static void send_beside_poll_of_two(void) { sends_beside(call_poll_two); }
 
-/* Sending waits for nothing while another thread polls, whatever that one does at the moment. */
-static void sends_without_futex(ssize_t (*call)(int))
-{
-	struct blocked blocked;
-	int on = 1;
-	long before;
-
-	EXPECT(rs_pair(&pair, AF_INET));
-	/* Nothing is held, for which the thread would have to poll with the lock. */
-	EXPECT(!rsetsockopt(pair.server, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)));
-	start_looking(&blocked, call, pair.server);
-	before = futex_calls;
-	for (int i = 0; i < 50; i++) {
-		EXPECT(rsend(pair.server, "x", 1, 0) == 1);
-		sched_yield();
-	}
-	EXPECT(futex_calls == before);
-	EXPECT(recv_all(pair.client, data, 50) == 50);
-	EXPECT(rsend(pair.client, "y", 1, 0) == 1);
-	join(&blocked);
-	EXPECT(blocked.ret == 1);
-	rs_pair_close(&pair);
-}
-
 /* Receives until the other side has shut down. */
 static ssize_t call_recv_rest(int fd)
 {
@@ -216,27 +152,18 @@ static void make_space_for(struct blocked *sends)
 	EXPECT(receives.ret > (ssize_t)sizeof(data));
 }
 
-/* A thread polls until there is space, without the lock, and another one receives and sends meanwhile. */
+/* A thread polls until there is space, and another one receives and sends meanwhile. */
 static void calls_beside_send(void)
 {
 	struct blocked blocked;
 	char byte, some[10];
-	long before;
 
 	fill_up_and_withhold();
 	EXPECT(rsend(pair.client, data, 60, 0) == 60);
 	EXPECT(recv_all(pair.server, some, sizeof(some)) == sizeof(some));
 	start_looking(&blocked, call_send, pair.server);
-	before = futex_calls;
-	/* These bytes are there: the CQs are not needed, and not even a poll that takes for ever is noticed. */
-	held_thread = blocked.thread;
-	for (int i = 1; i <= 50; i++) {
-		for (turn = i; held_turn != i;)
-			pause_briefly();
+	for (int i = 1; i <= 50; i++)
 		EXPECT(rrecv(pair.server, &byte, 1, 0) == 1);
-	}
-	turn = 0;
-	EXPECT(futex_calls == before);
 	for (int i = 0; i < 50; i++) {
 		EXPECT(rsend(pair.server, "x", 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
 		EXPECT(rrecv(pair.server, &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
@@ -247,23 +174,6 @@ static void calls_beside_send(void)
 	rs_pair_close(&pair);
 }
 
-static void no_futex_beside_receive(void) { sends_without_futex(call_recv); }
-static void no_futex_beside_poll_of_two(void) { sends_without_futex(call_poll_two); }
-
-/* A call that waits without polling makes one, so they are counted. */
-static void futex_calls_are_counted(void)
-{
-	struct blocked blocked;
-	union address to;
-	int listener;
-	long before = all_futex_calls;
-
-	EXPECT((listener = rs_listener(AF_INET, &to, NULL)) >= 0);
-	start_blocked(&blocked, call_accept, listener);
-	EXPECT(all_futex_calls > before);
-	EXPECT(!rclose(listener));
-	join(&blocked);
-}
 
 /* ---- several threads receive ------------------------------------------------------------------ */
 
@@ -575,9 +485,6 @@ int main(int argc, char **argv)
 	CASE(send_beside_receive);
 	CASE(send_beside_poll);
 	CASE(send_beside_poll_of_two);
-	CASE(no_futex_beside_receive);
-	CASE(no_futex_beside_poll_of_two);
-	CASE(futex_calls_are_counted);
 	CASE(calls_beside_send);
 	CASE(receive_beside_receive);
 	/*

@@ -67,15 +67,7 @@ pub(super) struct Rings {
 impl Rings {
     pub fn new(first: RemoteMemory, first_size: u32, full_size: u32, may_grow: bool) -> Rings {
         let rings = [first; 2];
-        Rings {
-            rings,
-            grown: [None, None],
-            first,
-            first_size,
-            full_size,
-            size: first_size,
-            may_grow,
-        }
+        Rings { rings, grown: [None, None], first, first_size, full_size, size: first_size, may_grow }
     }
 
     /// Prepares memory for the ring that replaces a small one.
@@ -154,8 +146,7 @@ impl ReceiveSide {
     /// Returns to the first ring.
     fn use_first_ring(&mut self) {
         let (memory, size) = (self.rings.first, self.rings.first_size);
-        let ring =
-            if size < self.rings.full_size { self.flow.add_small_ring(size) } else { self.flow.add_ring(size) };
+        let ring = if size < self.rings.full_size { self.flow.add_small_ring(size) } else { self.flow.add_ring(size) };
         self.rings.add(ring, memory, None, size);
     }
 

@@ -304,12 +304,6 @@ impl Connection {
         self.outbox.is_posting() || self.is_being_read()
     }
 
-    /// Returns whether a thread uses the connection without the lock, which a signal handler may
-    /// have interrupted: it posts or copies received data.
-    pub fn may_be_interrupted(&self) -> bool {
-        self.is_in_use()
-    }
-
     /// Returns the writes to post without the lock, and the send queue.
     pub fn outbox(&mut self) -> (&mut Outbox<RdmaWrite>, SendQueue) {
         (&mut self.outbox, self.qp.send_queue())

@@ -1,0 +1,105 @@
+//! Two words of each thread, in the static block of thread-local data.
+//!
+//! The usual model of a shared library calls a function for the address of such a word, which costs
+//! more than all that a call does with it. Here the linker knows the distance from the thread
+//! pointer.
+
+/// Names a word.
+#[derive(Clone, Copy)]
+pub enum Word {
+    /// See [`super::mark`].
+    Mark,
+    /// See [`super::cancel`].
+    Cancel,
+}
+
+/// Returns a word of the calling thread.
+#[inline]
+pub fn read(word: Word) -> usize {
+    words::read(word as usize)
+}
+
+/// Changes a word of the calling thread.
+#[inline]
+pub fn write(word: Word, value: usize) {
+    words::write(word as usize, value);
+}
+
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(all(test, loom))))]
+mod words {
+    use std::arch::{asm, global_asm};
+
+    global_asm!(
+        ".pushsection .tbss.rdmacm_words, \"awT\", %nobits",
+        ".globl rdmacm_words",
+        ".hidden rdmacm_words",
+        ".type rdmacm_words, %object",
+        ".size rdmacm_words, 16",
+        ".p2align 3",
+        "rdmacm_words:",
+        ".zero 16",
+        ".popsection",
+    );
+
+    #[inline]
+    fn words() -> *mut usize {
+        let words: *mut usize;
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: reads the thread pointer, and the distance of the words from it.
+        unsafe {
+            asm!(
+                "mov {words}, qword ptr fs:[0]",
+                "add {words}, qword ptr [rip + rdmacm_words@GOTTPOFF]",
+                words = out(reg) words,
+                options(nostack, readonly, pure),
+            );
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: reads the thread pointer, and the distance of the words from it.
+        unsafe {
+            asm!(
+                "mrs {words}, tpidr_el0",
+                "adrp {distance}, :gottprel:rdmacm_words",
+                "ldr {distance}, [{distance}, :gottprel_lo12:rdmacm_words]",
+                "add {words}, {words}, {distance}",
+                words = out(reg) words,
+                distance = out(reg) _,
+                options(nostack, readonly, pure),
+            );
+        }
+        words
+    }
+
+    #[inline]
+    pub fn read(index: usize) -> usize {
+        // SAFETY: one of the two words of this thread. Only this thread and its signal handlers
+        // access it.
+        unsafe { words().add(index).read_volatile() }
+    }
+
+    #[inline]
+    pub fn write(index: usize, value: usize) {
+        // SAFETY: one of the two words of this thread. Only this thread and its signal handlers
+        // access it.
+        unsafe { words().add(index).write_volatile(value) };
+    }
+}
+
+#[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(all(test, loom)))))]
+mod words {
+    use std::cell::Cell;
+
+    std::thread_local! {
+        static WORDS: [Cell<usize>; 2] = const { [const { Cell::new(0) }; 2] };
+    }
+
+    #[inline]
+    pub fn read(index: usize) -> usize {
+        WORDS.with(|words| words[index].get())
+    }
+
+    #[inline]
+    pub fn write(index: usize, value: usize) {
+        WORDS.with(|words| words[index].set(value));
+    }
+}
