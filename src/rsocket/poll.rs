@@ -20,6 +20,7 @@ use super::spinning::Spinning;
 use crate::errno::{Errno, Result};
 use crate::sys::cancel::{in_waiting_call, with_cleanup};
 use crate::sys::event::{self, Deadline};
+use crate::sys::mark;
 
 /// Number of descriptors that are handled without allocation.
 const INLINE_FDS: usize = 32;
@@ -163,7 +164,7 @@ impl<'a> Call<'a> {
         let end = Instant::now() + deadline.left().map_or(time, |left| left.min(time));
         let is_time_left = || Instant::now() < end;
         while ready == 0 && is_time_left() {
-            event::spin();
+            mark::asleep(event::spin);
             ready = self.poll_rsockets(false);
         }
         if ready > 0 {

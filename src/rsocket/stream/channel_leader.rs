@@ -18,8 +18,8 @@ pub(super) use crate::sys::lock::Guard as LockGuard;
 pub(super) use loom::sync::MutexGuard as LockGuard;
 
 use crate::errno::{Errno, Result};
-use crate::sys::event;
 use crate::sys::futex::Changes;
+use crate::sys::{event, mark};
 
 /// When a thread stops sleeping in a channel.
 #[derive(Clone, Copy, Debug)]
@@ -140,7 +140,7 @@ pub(super) fn spin<'a, S: EventSource>(
             return (state, false);
         }
         drop(state);
-        event::spin();
+        mark::asleep(event::spin);
         state = stream.lock();
     }
 }
