@@ -162,9 +162,11 @@ impl<'a> Call<'a> {
             return Ok(ready);
         }
         let end = Instant::now() + deadline.left().map_or(time, |left| left.min(time));
-        let is_time_left = || Instant::now() < end;
-        while ready == 0 && is_time_left() {
-            mark::asleep(event::spin);
+        let pause = || {
+            event::spin();
+            Instant::now() < end
+        };
+        while ready == 0 && mark::asleep(pause) {
             ready = self.poll_rsockets(false);
         }
         if ready > 0 {

@@ -129,6 +129,7 @@ pub(super) fn spin<'a, S: EventSource>(
     mut is_over: impl FnMut() -> bool,
 ) -> (Guard<'a, S>, bool) {
     let count = stream.changed().count();
+    let mut is_last = false;
     loop {
         // Completions are processed even if another thread has changed something. A closed stream
         // has changed, but the change may be counted later.
@@ -136,11 +137,14 @@ pub(super) fn spin<'a, S: EventSource>(
         if processed || stream.changed().count() != count || !S::uses_channel(&state) {
             return (state, true);
         }
-        if is_over() {
+        if is_last {
             return (state, false);
         }
         drop(state);
-        mark::asleep(event::spin);
+        is_last = mark::asleep(|| {
+            event::spin();
+            is_over()
+        });
         state = stream.lock();
     }
 }

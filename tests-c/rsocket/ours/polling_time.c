@@ -295,7 +295,7 @@ static void calls_of_a_handler(void)
 	EXPECT(!sigaction(SIGUSR1, &action, NULL));
 	start_looking(&blocked, call_recv, pair.server);
 	EXPECT(!pthread_create(&other, NULL, asks_for_data, NULL));
-	while ((sent < 20 || refused < 20) && !broken) {
+	while (calls < 200 && !broken) {
 		EXPECT(!pthread_kill(blocked.thread, SIGUSR1));
 		for (calls++; sent + refused + broken < calls;)
 			pause_briefly();
