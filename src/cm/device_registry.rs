@@ -15,7 +15,7 @@ use crate::sys::verbs::{self, DeviceList, ibv_context, ibv_device, ibv_pd, ibv_x
 use std::ffi::c_int;
 use std::ptr::NonNull;
 
-/// Taken while no other lock of the library is held; fork() takes it first (docs/locking.md).
+/// Taken under no lock but those of rsockets and an id's `qp_use` (docs/concurrency.md).
 static REGISTRY: GlobalLock<Registry> = GlobalLock::new(Registry::new());
 
 /// The open devices.

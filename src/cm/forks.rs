@@ -2,7 +2,7 @@
 //!
 //! The kernel refuses the parent's channels to the child (it checks who opened them), so no open
 //! object can be shared; ids created after the fork work in both processes. This file lists the
-//! global locks of the connection manager in the order in which they are taken (docs/locking.md).
+//! global locks of the connection manager in the order in which they are taken (docs/concurrency.md).
 
 use super::{device_registry, handles};
 use crate::errno::Result;

@@ -29,8 +29,8 @@ use crate::errno::{Errno, Result};
 pub trait Service: Send + Sync {
     /// The descriptor registered as `key` is readable, or writable if [`set_writable_wanted`]
     /// requested this. Waits at most [`LOCK_TIMEOUT`] for a lock that may be held during a command,
-    /// with the exceptions in docs/locking.md. Returns false if the service is busy: it is called
-    /// again after a pause.
+    /// with the exceptions in docs/concurrency.md. Returns false if the service is busy: it is
+    /// called again after a pause.
     fn service(self: Arc<Self>, key: Key) -> bool;
     /// The timer of `key` has expired. As [`service`](Self::service).
     fn expired(self: Arc<Self>, _key: Key) -> bool {
@@ -83,7 +83,7 @@ impl Key {
 }
 
 /// In the order of [`Role`]. May be taken with a socket's lock held. Released before any socket's
-/// lock is taken (docs/locking.md).
+/// lock is taken (docs/concurrency.md).
 static REACTORS: [GlobalLock<Option<Reactor>>; 2] = [GlobalLock::new(None), GlobalLock::new(None)];
 
 /// The lock of a reactor.

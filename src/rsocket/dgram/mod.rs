@@ -149,8 +149,7 @@ impl Dgram {
     }
 
     /// Takes the lock for a call of the program. Fails with `EBADF` for a closed socket and in a
-    /// child of the owner, and with `EAGAIN` in a signal handler that interrupted a call holding
-    /// the lock.
+    /// child of the owner.
     fn enter(&self) -> Result<Guard<'_>> {
         let mut state = enter(self.owner, &self.state)?;
         if state.udp.is_none() {

@@ -10,7 +10,7 @@
 //! because of an event that no thread has read; in the queue; or in use by a blocking call for the
 //! rsocket, which sleeps in its channel and queues the member when it returns. So the outer epoll
 //! is readable whenever there may be something to report, and the cost of a wait depends on the
-//! number of events, not of members. docs/locking.md describes the locks.
+//! number of events, not of members. docs/concurrency.md describes the locks.
 
 mod control;
 mod exclusive;
