@@ -396,6 +396,34 @@ def epoll_and_kept_connection(address, _address6, _silent, port):
     print(reported([member], client), client.recv(100))
 
 
+def stale_members(address, _address6, _silent, port):
+    """An instance has other files under the number of the socket that connects, since there are copies of them."""
+    listening, libc = listener(address, port), ctypes.CDLL(None)
+    for waits in True, False:
+        member, kept = select.epoll(), []
+        for data in range(12):
+            ends = socket.socketpair()
+            kept += [ends[1], ends[0].dup()]
+            event = struct.pack("=IQ", select.EPOLLIN, data)
+            assert libc.epoll_ctl(member.fileno(), 1, ends[0].fileno(), event) == 0
+            number = ends[0].fileno()
+            ends[0].close()
+        client = socket.socket()
+        assert client.fileno() == number
+        client.setblocking(waits)
+        event = struct.pack("=IQ", select.EPOLLOUT, 99)
+        libc.epoll_ctl(member.fileno(), 1, number, event)
+        client.connect_ex((address, port))
+        server = listening.accept()[0]
+        for op, events in (3, select.EPOLLOUT), (3, select.EPOLLIN):
+            assert libc.epoll_ctl(member.fileno(), op, number, struct.pack("=IQ", events, 100 + events)) == 0
+            if events == select.EPOLLIN:
+                server.sendall(b"x")
+            print(waits, member.poll(30))
+        client.close()
+        server.close()
+
+
 def pair(listening, address, port):
     return inheritable(address, port), listening.accept()[0]
 

@@ -28,7 +28,7 @@ use crate::table::{self, Entry, Kind};
 use crate::time::Deadline;
 use crate::{errno, next_symbol, rsocket, rsocket_abi};
 
-pub mod handover;
+pub mod members;
 mod sides;
 
 /// Upper half of the data of sides in the program's instances: neither a small number nor an
@@ -111,7 +111,7 @@ fn not_a_member(epfd: c_int, inner: c_int) -> c_int {
     }
 }
 
-/// Adds a number on the program's behalf, after fork mode has removed it as a TCP socket.
+/// Adds a number on the program's behalf, as what it is now.
 pub fn add(epfd: c_int, fd: c_int, mut event: epoll_event) -> c_int {
     // SAFETY: the event is this function's own.
     unsafe {

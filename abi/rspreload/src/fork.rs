@@ -117,14 +117,6 @@ pub fn copied(entry: Entry) -> Entry {
     State::new(State::of(entry).role).entry()
 }
 
-/// A pending socket was added to an epoll instance.
-pub fn joined(fd: c_int, epfd: c_int) {
-    if let Some(entry @ Entry { kind: Kind::Pending, .. }) = table::get(fd) {
-        // Fails if the socket has been decided meanwhile, too late to note an epoll instance.
-        table::replace(fd, Some(entry), Some(State::of(entry).in_epoll(epfd).entry()));
-    }
-}
-
 /// After fork(2), in the child: a turn is the parent's.
 pub fn in_child() {
     semaphore::forget();

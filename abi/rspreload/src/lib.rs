@@ -53,7 +53,6 @@ mod tcp;
 #[cfg(test)]
 mod test_sockets;
 mod thread;
-mod ticket;
 mod time;
 mod transition;
 

@@ -28,21 +28,6 @@ pub fn duplicate(fd: c_int) -> c_int {
     unsafe { next_symbol::fcntl(fd, libc::F_DUPFD_CLOEXEC, lowest_library_fd() as usize) }
 }
 
-/// Moves a descriptor of the library's own out of the program's way. Returns its number, which is
-/// the old one if there is no higher one, or -1.
-pub fn relocate(low: c_int) -> c_int {
-    if low < 0 {
-        return low;
-    }
-    let high = duplicate(low);
-    if high < 0 {
-        return low;
-    }
-    // SAFETY: a descriptor that no other thread knows.
-    unsafe { next_symbol::close(low) };
-    high
-}
-
 /// The status of an open descriptor. Not by fstat(2), which librspreload-full.so changes.
 pub fn status(fd: c_int) -> Option<libc::stat> {
     let mut status = mem::MaybeUninit::<libc::stat>::uninit();

@@ -86,8 +86,18 @@ pub fn family(fd: c_int) -> Option<c_int> {
     int(fd, libc::SOL_SOCKET, libc::SO_DOMAIN)
 }
 
+/// Lets the kernel ask after so many seconds of silence whether the other end is still there.
+pub fn keep_alive(fd: c_int, seconds: c_int) {
+    let set = |level, name, value: c_int| {
+        let len = size_of::<c_int>() as libc::socklen_t;
+        // SAFETY: a live int of that length.
+        unsafe { next_symbol::setsockopt(fd, level, name, (&raw const value).cast(), len) };
+    };
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds);
+    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+}
+
 /// States of `<net/tcp_states.h>`.
-pub const ESTABLISHED: u8 = 1;
 pub const CLOSED: u8 = 7;
 pub const CLOSE_WAIT: u8 = 8;
 pub const LAST_ACK: u8 = 9;

@@ -16,6 +16,9 @@ use crate::tcp::{self, make_rsocket};
 use crate::time::Deadline;
 use crate::{config, errno, rsocket, rsocket_abi};
 
+/// How long a rejection of RDMA is remembered where TCP was not connected yet.
+const REJECTED_SECONDS: u64 = 2;
+
 /// Begins to connect an rsocket in place of the TCP socket `fd`. Returns its number; it is a
 /// non-blocking one.
 pub fn begin(fd: c_int, to: &Name) -> Result<c_int, Reason> {
@@ -131,6 +134,12 @@ pub fn accepted_by_tcp(to: &Name, reason: Reason) {
     if reason == Reason::Rejected {
         remembered::remember(Subject::Port(to.address(), to.number()), Outcome::Rejected);
     }
+}
+
+/// RDMA was rejected, and TCP is about to be tried: whether somebody listens there by it is not known
+/// yet. Clients that try again and again until a server listens find it by RDMA soon.
+pub fn rejected(to: &Name) {
+    remembered::remember_for(REJECTED_SECONDS, Subject::Port(to.address(), to.number()), Outcome::Rejected);
 }
 
 /// The end of an attempt that begins now.

@@ -9,7 +9,7 @@ use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM};
 use super::entry::{is_auto, is_number_of};
 use super::log::{self, Reason};
 use super::pair::{self, close_token};
-use super::shared::{self, Accepted, MAX_SLOTS, Slot};
+use super::shared::{self, Accepted, MAX_SLOTS, Slot, Use};
 use super::{outcome, socket_owner, thread};
 use crate::table::{self, Entry, Growing, Kind};
 use crate::tcp;
@@ -17,14 +17,12 @@ use crate::tcp::name::{self, Name};
 use crate::thread::Lock;
 use crate::time::Deadline;
 use crate::transition::Moving;
-use crate::{epoll, errno, next_symbol, open_fds, rsocket, rsocket_abi};
+use crate::{epoll, errno, next_symbol, open_fds, own_fd, rsocket, rsocket_abi};
 
 /// What only this process can use. Numbers are stored plus one; 0 for none.
 struct Private {
     inner: AtomicI32,
     token: AtomicI32,
-    /// A child of this process may use the connection.
-    forked: AtomicBool,
     /// The token had been accepted when it was last looked at ([`is_lost`]).
     accepted: AtomicBool,
     /// The program's numbers are or become the kernel's ([`demote`]).
@@ -37,15 +35,57 @@ static PRIVATE: [Private; MAX_SLOTS] = [const {
     Private {
         inner: AtomicI32::new(0),
         token: AtomicI32::new(0),
-        forked: AtomicBool::new(false),
         accepted: AtomicBool::new(false),
         demoted: AtomicBool::new(false),
         generation: AtomicU32::new(0),
     }
 }; MAX_SLOTS];
 
-/// A bit for each index in use.
-static USED: [AtomicU64; MAX_SLOTS / 64] = [const { AtomicU64::new(0) }; MAX_SLOTS / 64];
+/// A set of indexes.
+pub struct Bits([AtomicU64; MAX_SLOTS / 64]);
+
+/// The indexes in use.
+pub static USED: Bits = Bits::new();
+/// Those whose tokens wait for accept(2), or did when they were last looked at.
+pub static SENT: Bits = Bits::new();
+/// Those whose connections a child of this process may use.
+pub static FORKED: Bits = Bits::new();
+
+impl Bits {
+    pub const fn new() -> Bits {
+        Bits([const { AtomicU64::new(0) }; MAX_SLOTS / 64])
+    }
+
+    /// Returns whether the index was new.
+    pub fn set(&self, index: usize) -> bool {
+        self.0.get(index / 64).is_some_and(|word| word.fetch_or(1 << (index % 64), SeqCst) >> (index % 64) & 1 == 0)
+    }
+
+    /// Returns whether the index was there.
+    pub fn clear(&self, index: usize) -> bool {
+        self.0.get(index / 64).is_some_and(|word| word.fetch_and(!(1 << (index % 64)), SeqCst) >> (index % 64) & 1 != 0)
+    }
+
+    pub fn has(&self, index: usize) -> bool {
+        self.0.get(index / 64).is_some_and(|word| word.load(SeqCst) >> (index % 64) & 1 != 0)
+    }
+
+    pub fn any(&self) -> bool {
+        self.0.iter().any(|word| word.load(SeqCst) != 0)
+    }
+
+    /// The indexes.
+    pub fn each(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().enumerate().flat_map(|(word, bits)| {
+            let mut left = bits.load(SeqCst);
+            core::iter::from_fn(move || {
+                let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+                left &= left - 1;
+                Some(word * 64 + bit)
+            })
+        })
+    }
+}
 
 /// How many indexes are in use.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -56,22 +96,6 @@ const PORT_TRIES: usize = 20;
 
 /// By number of an rsocket: its index plus one.
 static INDEX_OF: Growing<AtomicU32> = Growing::new();
-
-/// The indexes in use.
-pub fn indexes() -> impl Iterator<Item = usize> {
-    ones(USED.iter().map(|bits| bits.load(SeqCst)))
-}
-
-/// The numbers of the bits that are set.
-pub fn ones(words: impl Iterator<Item = u64>) -> impl Iterator<Item = usize> {
-    words.enumerate().flat_map(|(word, mut left)| {
-        core::iter::from_fn(move || {
-            let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
-            left &= left - 1;
-            Some(word * 64 + bit)
-        })
-    })
-}
 
 /// The index of an rsocket.
 fn index_of(inner: c_int) -> Option<usize> {
@@ -88,9 +112,9 @@ pub fn token(index: usize) -> c_int {
     PRIVATE.get(index).map_or(-1, |private| private.token.load(SeqCst) - 1)
 }
 
-/// Whether a child may use the connection.
-pub fn is_forked(index: usize) -> bool {
-    PRIVATE.get(index).is_some_and(|private| private.forked.load(SeqCst))
+/// The generation of the connection of an index.
+pub fn generation(index: usize) -> u32 {
+    PRIVATE.get(index).map_or(0, |private| private.generation.load(SeqCst))
 }
 
 /// Enters an rsocket and its token, for which a slot was claimed.
@@ -98,12 +122,12 @@ pub fn enter(index: usize, inner: c_int, token: c_int) -> bool {
     let (Some(private), Ok(word)) = (PRIVATE.get(index), INDEX_OF.get_or_grow(inner)) else { return false };
     private.inner.store(inner + 1, SeqCst);
     private.token.store(token + 1, SeqCst);
-    private.forked.store(false, SeqCst);
+    FORKED.clear(index);
     private.accepted.store(false, SeqCst);
     private.demoted.store(false, SeqCst);
     private.generation.store(shared::slot(index).map_or(0, Slot::generation), SeqCst);
     word.store(index as u32 + 1, SeqCst);
-    if USED[index / 64].fetch_or(1 << (index % 64), SeqCst) & 1 << (index % 64) == 0 {
+    if USED.set(index) {
         COUNT.fetch_add(1, SeqCst);
     }
     true
@@ -131,8 +155,9 @@ pub fn leave(index: usize) {
     if let Some(word) = INDEX_OF.get(private.inner.swap(0, SeqCst) - 1) {
         let _ = word.compare_exchange(index as u32 + 1, 0, SeqCst, SeqCst);
     }
-    let was_used = USED[index / 64].fetch_and(!(1 << (index % 64)), SeqCst) & 1 << (index % 64) != 0;
-    if was_used && COUNT.fetch_sub(1, SeqCst) == FEW {
+    SENT.clear(index);
+    FORKED.clear(index);
+    if USED.clear(index) && COUNT.fetch_sub(1, SeqCst) == FEW {
         // There is room again.
         thread::wake();
     }
@@ -145,9 +170,7 @@ pub fn leave(index: usize) {
 /// Ends the token of an index in order, after the data.
 pub fn leave_in_order(index: usize) {
     if let Some(private) = PRIVATE.get(index) {
-        let token = private.token.swap(0, SeqCst) - 1;
-        // SAFETY: a descriptor that only this library knows.
-        errno::keeping(|| unsafe { next_symbol::close(token) });
+        own_fd::close(private.token.swap(0, SeqCst) - 1);
     }
     leave(index);
 }
@@ -156,6 +179,7 @@ pub fn leave_in_order(index: usize) {
 /// accepted at this look and at the last one.
 pub fn is_lost(index: usize) -> bool {
     let (Some(slot), Some(private)) = (shared::slot(index).filter(|slot| slot.is_sent()), PRIVATE.get(index)) else {
+        SENT.clear(index);
         return false;
     };
     let ends = |token| Some((name::peer(token)?, name::own(token)?));
@@ -179,12 +203,14 @@ pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
         return false;
     }
     slot.send();
+    SENT.set(index);
     // SAFETY: an address and its length.
     let sent = unsafe { next_symbol::connect(token, to.as_ptr(), to.len) == 0 || errno::get() == libc::EINPROGRESS };
     if !sent && slot.withdraw() {
         leave(index);
         return false;
     }
+    thread::watch(index, token);
     true
 }
 
@@ -193,7 +219,7 @@ fn bound_token(from: &Name) -> Option<c_int> {
     // SAFETY: an address and its length; a descriptor that only this library knows.
     unsafe {
         let token = next_symbol::socket(from.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        let token = Some(open_fds::relocate(token)).filter(|&token| token >= 0)?;
+        let token = Some(own_fd::relocate(token)).filter(|&token| token >= 0)?;
         let bound = next_symbol::bind(token, from.as_ptr(), from.len) == 0;
         if !bound {
             close_token(token);
@@ -241,7 +267,7 @@ pub fn adopt(fd: c_int, accepted: Accepted) -> Option<Name> {
     }
     table::prepare(fd).ok()?;
     table::swap(fd, Some(forwarded(fd, index, accepted.generation)));
-    slot.want(accepted.generation);
+    slot.want(accepted.generation, Use::Accepted);
     log::accepted(fd, &peer, "RDMA, forwarded", Reason::Forwarded);
     Some(peer)
 }
@@ -258,7 +284,7 @@ fn forwarded(fd: c_int, index: usize, generation: u32) -> Entry {
 /// The entry of a number of an rsocket that this process, or the parent before fork(2), has
 /// entered.
 fn forwarded_own(fd: c_int, index: usize) -> Entry {
-    forwarded(fd, index, PRIVATE.get(index).map_or(0, |private| private.generation.load(SeqCst)))
+    forwarded(fd, index, generation(index))
 }
 
 /// The generation of the connection of a number that is forwarded.
@@ -275,10 +301,10 @@ pub fn slot_of(entry: Entry) -> Option<&'static Slot> {
 /// data is forwarded until the child closes it.
 pub fn close(inner: c_int) -> c_int {
     if let Some(index) = index_of(inner) {
-        if is_forked(index)
+        if FORKED.has(index)
             && let Some(slot) = shared::slot(index)
         {
-            slot.want(slot.generation());
+            slot.want(slot.generation(), Use::Inherited);
             return 0;
         }
         leave(index);
@@ -339,14 +365,14 @@ fn demote_number(fd: c_int, inner: c_int, forwarded: impl Fn(c_int) -> Entry) {
 
 /// Forwards the data of a connection from now on: its numbers become TCP sockets of the kernel.
 /// Fails with the reason why that is not possible.
-pub fn forward_from_now(fd: c_int, inner: c_int) -> Result<(), Reason> {
+pub fn forward_from_now(fd: c_int, inner: c_int, how: Use) -> Result<(), Reason> {
     let index = index_with_token(fd, inner, thread::wake_socket)?;
     let slot = shared::slot(index).ok_or(Reason::Slots)?;
     if !thread::wake() {
         return Err(Reason::NoToken(errno::get()));
     }
     demote(index);
-    slot.want(slot.generation());
+    slot.want(slot.generation(), how);
     Ok(())
 }
 
@@ -354,9 +380,9 @@ pub fn forward_from_now(fd: c_int, inner: c_int) -> Result<(), Reason> {
 pub fn before_fork(wake: impl Fn() -> Option<(c_int, u64)>) {
     prepare_for_child(wake, "child", |_| true);
     // Tokens that wait for accept(2), too.
-    for private in indexes().filter_map(|index| PRIVATE.get(index)) {
-        private.forked.store(true, SeqCst);
-    }
+    USED.each().for_each(|index| {
+        FORKED.set(index);
+    });
 }
 
 /// Before a program is executed by posix_spawn(3) or its like: it may use each connection that it
@@ -372,9 +398,7 @@ fn prepare_for_child(wake: impl Fn() -> Option<(c_int, u64)>, user: &str, is_giv
         if entry.kind == Kind::Socket && is_auto(entry) && !entry.is_inherited() && is_given(fd) {
             match index_with_token(fd, entry.inner, &wake) {
                 Ok(index) => {
-                    if let Some(private) = PRIVATE.get(index) {
-                        private.forked.store(true, SeqCst);
-                    }
+                    FORKED.set(index);
                 }
                 Err(reason) => log::not_given(fd, user, reason),
             }
@@ -387,11 +411,9 @@ fn prepare_for_child(wake: impl Fn() -> Option<(c_int, u64)>, user: &str, is_giv
 /// only read, so its data is forwarded from now on, by the thread, which is not suspended.
 pub fn lend(inner: c_int) -> bool {
     let index = index_of(inner);
-    let (Some(private), Some(slot)) = (index.and_then(|index| PRIVATE.get(index)), index.and_then(shared::slot)) else {
-        return false;
-    };
-    private.forked.store(true, SeqCst);
-    slot.want(slot.generation());
+    let (Some(index), Some(slot)) = (index, index.and_then(shared::slot)) else { return false };
+    FORKED.set(index);
+    slot.want(slot.generation(), Use::Executed);
     true
 }
 
@@ -399,7 +421,7 @@ pub fn lend(inner: c_int) -> bool {
 /// over them has been forwarded. The data of a child that goes on is lost after that.
 pub fn drain() {
     const TIME: c_int = 2_000;
-    let is_forwarded = || indexes().filter_map(shared::slot).any(Slot::is_wanted);
+    let is_forwarded = || USED.each().filter_map(shared::slot).any(Slot::is_wanted);
     if !is_forwarded() {
         return;
     }
@@ -454,6 +476,7 @@ fn enter_pair(inner: c_int, token: c_int, wake: (c_int, u64)) -> Result<usize, R
     let slot = shared::slot(index).ok_or(Reason::Slots)?;
     if enter(index, inner, token) {
         slot.take();
+        thread::watch(index, token);
         Ok(index)
     } else {
         slot.free();
@@ -471,31 +494,23 @@ pub fn in_child() {
             table::swap(fd, index.map(|index| forwarded_own(fd, index)));
         }
     });
-    for index in indexes() {
+    for index in USED.each() {
         let Some(private) = PRIVATE.get(index) else { continue };
         if let Some(word) = INDEX_OF.get(private.inner.swap(0, SeqCst) - 1) {
             word.store(0, SeqCst);
         }
-        let token = private.token.swap(0, SeqCst) - 1;
-        if token >= 0 {
-            // SAFETY: the child's copy of a descriptor that only this library knows.
-            unsafe { next_symbol::close(token) };
-        }
+        // The child's copy.
+        own_fd::close(private.token.swap(0, SeqCst) - 1);
     }
-    for word in USED.iter().filter(|word| word.load(SeqCst) != 0) {
-        word.store(0, SeqCst);
+    for index in USED.each() {
+        let _ = (USED.clear(index), SENT.clear(index), FORKED.clear(index));
     }
     COUNT.store(0, SeqCst);
 }
 
-/// Whether `fd` is this process's end of a token.
-pub fn is_own(fd: c_int) -> bool {
-    fd >= 0 && indexes().any(|index| token(index) == fd)
-}
-
 /// Starts the thread, or wakes it, after fork(2) in the parent.
 pub fn in_parent() {
-    if indexes().next().is_some() {
+    if USED.any() {
         thread::wake();
     }
 }

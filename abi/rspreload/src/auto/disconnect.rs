@@ -7,6 +7,7 @@ use libc::{AF_UNSPEC, sa_family_t, sockaddr, socklen_t};
 
 use super::entry::{is_auto, is_number_of};
 use super::{listeners, release_rsocket, slots};
+use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
 use crate::{errno, process, rsocket};
 
@@ -42,6 +43,7 @@ fn reset(inner: c_int) {
     rsocket::reset_when_closed(inner);
     table::each(|number, entry| {
         if is_number_of(inner, entry) && table::replace(number, Some(entry), None) {
+            members::begin(number);
             release_rsocket(entry);
         }
     });

@@ -25,12 +25,10 @@ pub enum Reason {
     Busy,
     SocketShared,
     Instances,
-    Descriptors,
     Connected,
     Reuse,
     PortTaken,
-    Inherited,
-    Bound,
+    NotOwn,
     Stranger,
     Passed,
     Forwarded,
@@ -38,7 +36,8 @@ pub enum Reason {
     NoToken(i32),
     Slots,
     NotPrepared,
-    Abandoned,
+    Executed,
+    Elsewhere,
 }
 
 impl fmt::Display for Reason {
@@ -57,12 +56,10 @@ impl fmt::Display for Reason {
             Reason::Busy => "too many attempts at a time, or no memory",
             Reason::SocketShared => "the program has copied or shut down the socket",
             Reason::Instances => "the socket is a member of too many epoll instances",
-            Reason::Descriptors => "no free descriptor, or no /proc, to read the epoll instances",
             Reason::Connected => "connected",
             Reason::Reuse => "SO_REUSEPORT: other sockets may listen at the port",
             Reason::PortTaken => "another rsocket has the port",
-            Reason::Inherited => "it listened already, perhaps for another process",
-            Reason::Bound => "it was bound by another process or before a fork, perhaps for several ones",
+            Reason::NotOwn => "the socket is a copy, or was made by another process or before a fork",
             Reason::Stranger => "another process accepts its connections",
             Reason::Passed => "the program has passed it to another process",
             Reason::CameByTcp => "the peer has connected by TCP",
@@ -70,7 +67,8 @@ impl fmt::Display for Reason {
             Reason::NoToken(error) => return write!(f, "no connection inside the host: errno {error}"),
             Reason::Slots => "too many connections by RDMA",
             Reason::NotPrepared => "vfork(2) and posix_spawn(3) need librspreload-full.so",
-            Reason::Abandoned => "no process has the end that was closed, and the other one is silent",
+            Reason::Elsewhere => "another process of the program accepts its connections",
+            Reason::Executed => "a program was executed with one of its connections",
         })
     }
 }
@@ -142,13 +140,6 @@ pub fn listener(fd: i32, own: &Name, way: &str, reason: Option<Reason>) {
 /// A child, or a program that is executed, has a connection that it cannot use.
 pub fn not_given(fd: i32, user: &str, reason: Reason) {
     line(format_args!("socket {fd}: not connected in the {user}: {reason}"));
-}
-
-/// A connection that this process forwards, or should forward, is reset.
-pub fn reset(peer: Option<&Name>, reason: Reason) {
-    if let Some(peer) = peer {
-        line(format_args!("forward: {}: reset: {reason}", Shown(peer)));
-    }
 }
 
 /// The lines of `auto_config` that have no effect, once.

@@ -8,7 +8,8 @@ use core::ffi::c_int;
 
 use libc::{EOPNOTSUPP, SCM_RIGHTS, SOL_SOCKET, cmsghdr, msghdr};
 
-use super::{connections, entry, listeners, log, use_forwarded};
+use super::shared::Use;
+use super::{connections, entry, execute_with, listeners, log, use_forwarded};
 use crate::table::{self, Entry, Kind};
 use crate::{errno, open_fds, process};
 
@@ -29,7 +30,7 @@ pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
     let Some(entry) = settled(fd) else { return Ok(()) };
     errno::keeping(|| match entry.kind {
         Kind::Socket if entry::is_auto(entry) => {
-            connections::forward_from_now(fd, entry.inner).map_err(|_| libc::ENOBUFS)
+            connections::forward_from_now(fd, entry.inner, Use::Inherited).map_err(|_| libc::ENOBUFS)
         }
         Kind::Socket => Err(EOPNOTSUPP),
         Kind::Listener => {
@@ -51,11 +52,11 @@ pub fn give_to_program(fd: c_int) {
     errno::keeping(|| match entry.kind {
         Kind::Socket if process::is_guest() => super::guest_copies(fd, entry),
         Kind::Socket if entry::is_auto(entry) => {
-            if let Err(reason) = connections::forward_from_now(fd, entry.inner) {
+            if let Err(reason) = connections::forward_from_now(fd, entry.inner, Use::Executed) {
                 log::not_given(fd, "program that is executed with it", reason);
             }
         }
-        Kind::Forwarded => use_forwarded(entry),
+        Kind::Forwarded => execute_with(entry),
         _ => {}
     });
 }

@@ -9,7 +9,7 @@ use super::log::Reason;
 use crate::tcp;
 use crate::tcp::name::{self, Name};
 use crate::time::Deadline;
-use crate::{errno, next_symbol, open_fds};
+use crate::{errno, next_symbol, own_fd};
 
 /// Connects the TCP socket of a number that was connected by RDMA to this process itself. Returns the
 /// token, or fails with the reason for the log.
@@ -83,7 +83,7 @@ unsafe fn connect_to(fd: c_int, listener: c_int) -> c_int {
             _ => false,
         };
         if is_ours {
-            return open_fds::relocate(token);
+            return own_fd::relocate(token);
         }
         close_token(token);
     }
@@ -99,7 +99,7 @@ pub fn close_token(token: c_int) {
         // SAFETY: a live structure of that length; a descriptor that only this library knows.
         errno::keeping(|| unsafe {
             next_symbol::setsockopt(token, SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len);
-            next_symbol::close(token);
         });
+        own_fd::close(token);
     }
 }

@@ -90,9 +90,14 @@ pub fn find(subject: Subject) -> Option<Outcome> {
 
 /// Remembers an outcome for as long as the configuration says.
 pub fn remember(subject: Subject, outcome: Outcome) {
+    remember_for(TIME / 2 - 1, subject, outcome);
+}
+
+/// Remembers an outcome for so many seconds at most.
+pub fn remember_for(most: u64, subject: Subject, outcome: Outcome) {
     let seconds = config::remember() as u64;
     if seconds > 0 {
-        store(subject, outcome, seconds.min(TIME / 2 - 1));
+        store(subject, outcome, seconds.min(most));
     }
 }
 

@@ -33,11 +33,6 @@ pub fn is_readable_option(level: c_int, name: c_int) -> bool {
 const READABLE_OPTIONS: [(c_int, c_int); 3] =
     [(SOL_SOCKET, SO_BINDTODEVICE), (SOL_SOCKET, SO_MARK), (IPPROTO_IP, libc::IP_TRANSPARENT)];
 
-/// Whether bind(2) leaves the port to connect(2) (IP_BIND_ADDRESS_NO_PORT).
-pub fn has_port_later(fd: c_int) -> bool {
-    tcp::int(fd, IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT).is_some_and(|value| value != 0)
-}
-
 /// The local address to which the program has bound the socket, if it is not a wildcard.
 pub fn bound(fd: c_int) -> Option<Name> {
     name::own(fd).filter(|own| own.number() != 0 || !own.address().is_unspecified())

@@ -4,6 +4,7 @@ use core::ffi::c_int;
 
 use libc::EBADF;
 
+use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
 use crate::{auto, cancel, errno, fds, next_symbol, process};
 
@@ -14,7 +15,14 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     if table::any() {
         return close_known(fd);
     }
+    close_kernel(fd)
+}
+
+/// close(2) of a descriptor of the kernel's.
+#[inline(always)]
+fn close_kernel(fd: c_int) -> c_int {
     auto::tcp_bytes::before_close(fd);
+    members::forget(fd);
     // SAFETY: the C contract.
     unsafe { next_symbol::close(fd) }
 }
@@ -26,9 +34,7 @@ fn close_known(fd: c_int) -> c_int {
             if fds::is_library(fd) {
                 return errno::fail(EBADF);
             }
-            auto::tcp_bytes::before_close(fd);
-            // SAFETY: the C contract.
-            return unsafe { next_symbol::close(fd) };
+            return close_kernel(fd);
         };
         if process::is_guest() {
             // SAFETY: the C contract.
@@ -61,6 +67,7 @@ fn close_placeholder(fd: c_int, meanwhile: Option<Entry>) -> c_int {
     if meanwhile.is_some() && !table::replace(fd, meanwhile, None) {
         return 0;
     }
+    members::forget(fd);
     // SAFETY: this thread took the entry, so it closes the placeholder.
     unsafe { next_symbol::close(fd) }
 }

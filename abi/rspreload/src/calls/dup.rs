@@ -12,6 +12,7 @@ use libc::{
 };
 
 use crate::dispatch::Fd;
+use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
 use crate::{auto, errno, fds, fork, next_symbol, open_fds, process, rsocket, rsocket_abi};
 
@@ -83,7 +84,7 @@ fn hold_current(fd: c_int, mut entry: Option<Entry>) -> Result<Option<(Entry, En
 /// only read: its data is forwarded from now on.
 fn is_given(entry: Entry) {
     if entry.kind == Kind::Forwarded {
-        auto::use_forwarded(entry);
+        auto::execute_with(entry);
     }
 }
 
@@ -92,6 +93,9 @@ fn is_given(entry: Entry) {
 pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
     if table::any() && old != new {
         return copy_to(old, new);
+    }
+    if old != new {
+        members::forget(new);
     }
     // SAFETY: the C contract.
     unsafe { next_symbol::dup2(old, new) }
@@ -130,6 +134,7 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
         }
         return result;
     }
+    members::forget(new);
     if let Some(before) = table::swap(new, copy) {
         // The kernel, too, ignores errors of this implicit close.
         errno::keeping(|| fds::release(before));

@@ -85,7 +85,6 @@ pub unsafe extern "C" fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) 
     unsafe {
         match Fd::of(fd) {
             Fd::Rsocket(entry) => bind::like_tcp(entry.inner, addr, len),
-            Fd::Kernel if auto::is_on() => auto::bind(fd, addr, len),
             Fd::Connecting(_) => errno::fail(EINVAL),
             _ => next_symbol::bind(fd, addr, len),
         }

@@ -8,6 +8,7 @@ use libc::{
 };
 
 use crate::dispatch::Fd;
+use crate::epoll::members;
 use crate::table::{self, Entry};
 use crate::{auto, cancel, config, errno, fds, fork, next_symbol, rsocket, rsocket_abi};
 
@@ -25,7 +26,7 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
             return fds::on_new_fd(next_symbol::socket(domain, kind, protocol));
         }
         if auto::leaves_to_kernel(domain, plain) {
-            return fds::on_new_fd(next_symbol::socket(domain, kind, protocol));
+            return members::begin(fds::on_new_fd(next_symbol::socket(domain, kind, protocol)));
         }
         if fork::wanted(domain, plain) {
             return enter_pending(next_symbol::socket(domain, kind, protocol), fork::new_entry());
@@ -53,7 +54,7 @@ fn enter_pending(fd: c_int, entry: Entry) -> c_int {
         return errno::fail(error);
     }
     fds::put(fd, entry);
-    fd
+    members::begin(fd)
 }
 
 /// Makes the placeholder `fd` stand for what a call of librdmacm returned. Closes both on failure

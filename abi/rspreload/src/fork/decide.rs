@@ -11,7 +11,7 @@ use libc::EAGAIN;
 
 use super::state::{Role, State};
 use super::{active, passive, sibling_handshakes};
-use crate::epoll::handover;
+use crate::epoll::members;
 use crate::own_fd::OwnFd;
 use crate::table::{self, Entry, Kind};
 use crate::tcp::{self, make_rsocket};
@@ -131,9 +131,9 @@ fn become_rsocket(fd: c_int, tcp: c_int, busy: State, inner: c_int) -> Option<c_
         rsocket::release(entry);
         return None;
     }
-    if let Some(epfd) = busy.epoll() {
-        handover::hand_over(epfd, fd);
-    }
+    // The kernel still has the TCP socket there.
+    members::leave(fd);
+    members::join(fd);
     // The peer does the same. Another process with a copy of the TCP socket, a parent perhaps, sees
     // its end.
     // SAFETY: no pointers.
