@@ -272,6 +272,13 @@ pub unsafe fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
+    // The kernel waits for so many bytes.
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT)
+        && errno::keeping(|| connections::forward_from_now(fd, entry.inner, Use::Inherited)).is_ok()
+    {
+        // SAFETY: as for this function.
+        return unsafe { next_symbol::setsockopt(fd, level, name, value, len) };
+    }
     // SAFETY: as for this function.
     unsafe {
         if kernel_options::purpose_of((level, name), value, len) != Purpose::Hint {
@@ -316,6 +323,10 @@ pub unsafe fn setsockopt_of_kernel(
     };
     if result == 0 && purpose != Purpose::Hint && !route::is_readable_option(level, name) {
         errno::keeping(|| kernel_options::remember(fd));
+    }
+    // Perhaps it is the parent that listens by RDMA, too.
+    if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) && shared::is_used() {
+        listeners::accept_at_once(fd);
     }
     result
 }
@@ -389,11 +400,7 @@ pub unsafe fn setsockopt_of_known(
         errno::keeping(|| listeners::leave_to_kernel(entry, reason));
     }
     // SAFETY: as for this function.
-    let result = unsafe { setsockopt_of_kernel(fd, (level, name), value, len) };
-    if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) && entry.kind == Kind::Listener {
-        listeners::accept_at_once(fd);
-    }
-    result
+    unsafe { setsockopt_of_kernel(fd, (level, name), value, len) }
 }
 
 /// Drops a number's reference to an rsocket of automatic mode. Returns 0, or -1 with `errno`.

@@ -169,6 +169,12 @@ pub fn release(entry: Entry) -> c_int {
     if drop_reference(entry) { unsafe { rsocket_abi::rclose(entry.inner) } } else { 0 }
 }
 
+/// Whether there is data to receive.
+pub fn has_unread(inner: c_int) -> bool {
+    let mut bytes: c_int = 0;
+    errno::keeping(|| library_option(inner, rdmacm_private::READABLE_BYTES, &mut bytes)) && bytes > 0
+}
+
 /// Closes an rsocket to which no number refers: its peer sees a reset, not an end in order.
 pub fn reset(inner: c_int) {
     reset_when_closed(inner);

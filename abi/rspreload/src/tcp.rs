@@ -44,6 +44,13 @@ pub fn is_blocking(fd: c_int) -> bool {
     unsafe { next_symbol::fcntl(fd, F_GETFL, 0) & O_NONBLOCK == 0 }
 }
 
+/// Whether the socket sends SIGIO.
+pub fn is_signalled(fd: c_int) -> bool {
+    // SAFETY: a command without an argument.
+    let flags = unsafe { next_symbol::fcntl(fd, F_GETFL, 0) };
+    flags > 0 && flags & libc::O_ASYNC != 0
+}
+
 /// SO_RCVTIMEO in milliseconds, -1 if there is none.
 pub fn receive_timeout(fd: c_int) -> c_int {
     timeout(fd, libc::SO_RCVTIMEO)

@@ -11,7 +11,7 @@ use crate::epoll::members;
 use crate::tcp;
 use crate::tcp::name::Name;
 use crate::time::Deadline;
-use crate::{errno, next_symbol};
+use crate::{errno, next_symbol, open_fds};
 
 /// connect(2).
 ///
@@ -96,6 +96,12 @@ fn by_rdma(
     }
     if members::are_too_many(fd) {
         return Err(Some(Reason::Instances));
+    }
+    if !open_fds::has_room(fd, false) {
+        return Err(Some(Reason::Descriptors));
+    }
+    if open_fds::has_ring() {
+        return Err(Some(Reason::Ring));
     }
     let is_blocking = tcp::is_blocking(fd);
     *limit = if is_blocking { send_limit(fd) } else { None };

@@ -136,17 +136,22 @@ pub fn enter(index: usize, inner: c_int, token: c_int) -> bool {
 /// The most connections of a process that come by RDMA. The other slots are for those that are
 /// established when there are as many, for those that children get, and for other processes.
 const MOST: usize = MAX_SLOTS / 4 * 3;
-/// With fewer there is room again.
-const FEW: usize = MAX_SLOTS / 2;
 
-/// Whether a listener may take another connection by RDMA, and whether one that was full may do so
-/// again. Asked before a handshake is answered.
-pub fn has_room(was_full: bool) -> bool {
-    is_room(COUNT.load(SeqCst), was_full)
+/// A listener has no room.
+static FULL: AtomicBool = AtomicBool::new(false);
+
+/// Whether a listener, whose rsocket or any other descriptor is `fd`, may take another connection by
+/// RDMA, and whether one that was full may do so again. Asked before a handshake is answered.
+pub fn has_room(fd: c_int, was_full: bool) -> bool {
+    let has_room = is_room(COUNT.load(SeqCst), was_full) && open_fds::has_room(fd, was_full);
+    if !has_room {
+        FULL.store(true, SeqCst);
+    }
+    has_room
 }
 
 pub fn is_room(count: usize, was_full: bool) -> bool {
-    count < if was_full { FEW } else { MOST }
+    count < if was_full { MOST / 3 * 2 } else { MOST }
 }
 
 /// Ends what the index was used for, but for the rsocket itself.
@@ -157,8 +162,8 @@ pub fn leave(index: usize) {
     }
     SENT.clear(index);
     FORKED.clear(index);
-    if USED.clear(index) && COUNT.fetch_sub(1, SeqCst) == FEW {
-        // There is room again.
+    if USED.clear(index) && COUNT.fetch_sub(1, SeqCst) > 0 && FULL.swap(false, SeqCst) {
+        // There is room again, perhaps.
         thread::wake();
     }
     close_token(private.token.swap(0, SeqCst) - 1);
@@ -218,8 +223,11 @@ pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
 fn bound_token(from: &Name) -> Option<c_int> {
     // SAFETY: an address and its length; a descriptor that only this library knows.
     unsafe {
-        let token = next_symbol::socket(from.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        let token = Some(own_fd::relocate(token)).filter(|&token| token >= 0)?;
+        let kind = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
+        let token = own_fd::create(|| next_symbol::socket(from.family(), kind, 0));
+        if token < 0 {
+            return None;
+        }
         let bound = next_symbol::bind(token, from.as_ptr(), from.len) == 0;
         if !bound {
             close_token(token);
@@ -308,6 +316,10 @@ pub fn close(inner: c_int) -> c_int {
             return 0;
         }
         leave(index);
+    }
+    // As TCP does.
+    if rsocket::has_unread(inner) {
+        rsocket::reset_when_closed(inner);
     }
     // SAFETY: no number stands for the rsocket any more.
     unsafe { rsocket_abi::rclose(inner) }

@@ -3,17 +3,20 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 
-use libc::{AF_INET6, F_SETFL, IPPROTO_IPV6, IPPROTO_TCP, IPV6_V6ONLY, O_NONBLOCK, SO_REUSEPORT, SOL_SOCKET};
+use libc::{
+    AF_INET6, EAGAIN, ECONNABORTED, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, F_SETFL, IPPROTO_IPV6, IPPROTO_TCP,
+    IPV6_V6ONLY, O_NONBLOCK, SO_REUSEPORT, SOL_SOCKET,
+};
 
 use super::connections;
 use super::log::{self, Reason};
 use super::shared::{self, AtomicName};
-use super::{route, thread};
+use super::{route, socket_owner, thread};
 use crate::table::{self, Entry, Kind};
 use crate::tcp::name::{self, Name};
 use crate::tcp::{self, bind, make_rsocket};
 use crate::thread::Lock;
-use crate::{config, epoll::members, errno, next_symbol, rsocket, rsocket_abi};
+use crate::{config, epoll::members, errno, next_symbol, open_fds, rsocket, rsocket_abi};
 
 /// The most listeners of a process, and the most addresses of one.
 pub const MAX_LISTENERS: usize = 64;
@@ -83,6 +86,12 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     }
     if route::has_kernel_option(fd) {
         return Err(Reason::Option);
+    }
+    if open_fds::has_ring() {
+        return Err(Reason::Ring);
+    }
+    if !socket_owner::tells(own) {
+        return Err(Reason::NoDiag);
     }
     let claimed = |listener: &Listener| listener.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
     let index = LISTENERS.iter().position(claimed).ok_or(Reason::Busy)?;
@@ -228,7 +237,7 @@ impl Listener {
     /// rsockets are closed until it may, so that clients come by TCP.
     pub fn admit(&self) {
         let was_full = self.is_full.load(SeqCst);
-        if connections::has_room(was_full) != was_full {
+        if connections::has_room(thread::any_descriptor(), was_full) != was_full {
             return;
         }
         let _held = ACCEPTING.hold();
@@ -276,14 +285,23 @@ impl Listener {
         let _held = ACCEPTING.hold();
         while self.rsockets().any(|own| own == inner)
             && self.has_room(thread::waiting_tokens())
-            && connections::has_room(false)
+            && connections::has_room(thread::any_descriptor(), false)
         {
             // SAFETY: no addresses are asked for.
             let new = unsafe { rsocket_abi::raccept(inner, core::ptr::null_mut(), core::ptr::null_mut()) };
             if new < 0 {
-                return;
+                return self.has_failed(errno::get());
             }
             self.send_token(new, wake);
+        }
+    }
+
+    /// An rsocket has no connection now, or never has one again: after a change of the user, or of the
+    /// root folder, no event channel can be opened, perhaps.
+    fn has_failed(&self, error: c_int) {
+        let passes = [EAGAIN, EINTR, ECONNABORTED, EMFILE, ENFILE, ENOBUFS, ENOMEM];
+        if !passes.contains(&error) {
+            self.listen_by_tcp_only(Reason::Failed(error));
         }
     }
 
@@ -445,7 +463,7 @@ pub fn leave_to_kernel(entry: Entry, reason: Reason) {
 /// TCP_DEFER_ACCEPT is a hint: with it the kernel would not report tokens, which have no data.
 pub fn accept_at_once(fd: c_int) {
     const NAME: (c_int, c_int) = (IPPROTO_TCP, libc::TCP_DEFER_ACCEPT);
-    if option(fd, NAME.0, NAME.1) != 0 {
+    if option(fd, NAME.0, NAME.1) != 0 && tcp::is_listening(fd) {
         let (off, len) = (0, size_of::<c_int>() as libc::socklen_t);
         // SAFETY: a live int of that length.
         errno::keeping(|| unsafe { next_symbol::setsockopt(fd, NAME.0, NAME.1, (&raw const off).cast(), len) });

@@ -21,7 +21,11 @@ pub fn is_candidate(fd: c_int, family: c_int) -> bool {
 /// needs.
 pub fn has_kernel_option(fd: c_int) -> bool {
     let is_on = |level, name| tcp::option(fd, level, name).is_some_and(|(value, len)| len > 0 && value[0] != 0);
-    READABLE_OPTIONS.into_iter().any(|(level, name)| is_on(level, name)) || kernel_options::are_set(fd)
+    let waits_for_more = || tcp::int(fd, SOL_SOCKET, libc::SO_RCVLOWAT).is_some_and(|bytes| bytes > 1);
+    READABLE_OPTIONS.into_iter().any(|(level, name)| is_on(level, name))
+        || kernel_options::are_set(fd)
+        || waits_for_more()
+        || tcp::is_signalled(fd)
 }
 
 /// Whether [`has_kernel_option`] asks the kernel for an option, which the program may take back.

@@ -8,7 +8,7 @@ use core::ffi::c_int;
 
 use libc::{
     EBADF, EBUSY, EINVAL, F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, F_GETLK, F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW,
-    F_SETFD, F_SETFL, F_SETLK, F_SETLKW, FD_CLOEXEC, O_NONBLOCK, O_RDWR,
+    F_SETFD, F_SETFL, F_SETLK, F_SETLKW, FD_CLOEXEC, O_ASYNC, O_NONBLOCK, O_RDWR,
 };
 
 use crate::dispatch::Fd;
@@ -224,6 +224,12 @@ fn control(fd: c_int, entry: Entry, cmd: c_int, arg: usize) -> c_int {
             if flags < 0 { flags } else { flags | O_RDWR }
         }
         // The argument is an int: the upper half of the register is undefined.
+        // The kernel's socket sends signals.
+        (F_SETFL, Fd::Rsocket(_))
+            if arg as c_int & O_ASYNC != 0 && is_auto_rsocket(fd) && auto::outside::leave_to_kernel(fd).is_ok() =>
+        {
+            next()
+        }
         (F_SETFL, Fd::Rsocket(_)) => set_flags(fd, entry.inner, arg as c_int),
         // Flags of the number, and locks, are those of the placeholder. Sockets have no use for locks.
         (F_GETFD | F_SETFD | F_GETLK | F_SETLK | F_SETLKW | F_OFD_GETLK | F_OFD_SETLK | F_OFD_SETLKW, _) => next(),

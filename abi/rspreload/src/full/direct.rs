@@ -7,10 +7,10 @@
 
 use core::ffi::{c_int, c_long, c_uint};
 
-use libc::socklen_t;
+use libc::{pid_t, socklen_t};
 
 use super::{messages, next, numbers};
-use crate::{auto, calls, table};
+use crate::{auto, calls, fork_handlers, table};
 
 /// syscall(3). It is variadic in C: arguments that were not given are whatever the registers and
 /// the stack have there, as in the C library's own definition.
@@ -52,6 +52,9 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_setsockopt if is_known(fd) || auto::is_on() => {
                 return calls::setsockopt(fd, b as c_int, c as c_int, d as *const _, e as socklen_t).into();
             }
+            libc::SYS_clone if b == 0 && is_fork(a) => {
+                return fork_handlers::around(|| next::syscall(number, a, b, c, d, e, f) as pid_t).into();
+            }
             _ if is_known(fd) => {
                 if let Some(result) = call_of_known(number, fd, [b, c, d, e, f]) {
                     return result;
@@ -90,6 +93,11 @@ unsafe fn call_of_known(number: c_long, fd: c_int, [b, c, d, e, f]: [c_long; 5])
             _ => return None,
         })
     }
+}
+
+/// Whether clone(2) with these flags and no stack makes a process as fork(2) does.
+fn is_fork(flags: c_long) -> bool {
+    flags & c_long::from(libc::CLONE_VM | libc::CLONE_FILES) == 0
 }
 
 fn is_known(fd: c_int) -> bool {
