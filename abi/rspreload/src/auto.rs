@@ -107,8 +107,7 @@ pub fn connect_again() -> c_int {
 /// # Safety
 /// As listen(2).
 pub unsafe fn listen(fd: c_int, backlog: c_int, entry: Option<Entry>) -> c_int {
-    // SAFETY: as for this function.
-    let result = unsafe { next_symbol::listen(fd, backlog) };
+    let result = next_symbol::listen(fd, backlog);
     if result == 0 {
         match entry {
             Some(entry) => listeners::set_backlog(entry, backlog),
@@ -154,8 +153,7 @@ pub unsafe fn accept(
             && let Some(accepted) = errno::keeping(|| shared::accepted(&from, || name::own(fd).map(|own| own.number())))
         {
             let Some(peer) = errno::keeping(|| cancel::disabled(|_| connections::adopt(new, accepted))) else {
-                // SAFETY: the program does not know the number yet.
-                unsafe { next_symbol::close(new) };
+                next_symbol::close(new);
                 continue;
             };
             reported = peer.in_family(from.family());

@@ -139,8 +139,7 @@ pub fn hand_over_to_kernel(fd: c_int, entry: Entry) {
 /// Gives an instance a side. If two threads do so at once, both use the side of the faster one.
 fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     table::prepare(epfd)?;
-    // SAFETY: no pointers.
-    let side = unsafe { rsocket_abi::repoll_create(EPOLL_CLOEXEC) };
+    let side = rsocket_abi::repoll_create(EPOLL_CLOEXEC);
     if side < 0 {
         return Err(errno::get());
     }
@@ -194,8 +193,7 @@ pub fn close_sides(first: c_int) -> c_int {
 }
 
 fn close_side(side: c_int) -> c_int {
-    // SAFETY: no pointers.
-    errno::keeping(|| unsafe { rsocket_abi::rclose(side) })
+    errno::keeping(|| rsocket_abi::rclose(side))
 }
 
 /// epoll_wait(2). All waits come here, because a thread may be waiting when another adds the first

@@ -27,8 +27,7 @@ pub fn limit() -> Option<libc::rlim_t> {
 pub fn duplicate(fd: c_int) -> c_int {
     let Some(limit) = limits() else { return -1 };
     let lowest = rdmacm_private::lowest_library_fd(limit.rlim_cur, limit.rlim_max);
-    // SAFETY: no pointers.
-    let duplicate = || unsafe { next_symbol::fcntl(fd, libc::F_DUPFD_CLOEXEC, lowest as usize) };
+    let duplicate = || next_symbol::fcntl_int(fd, libc::F_DUPFD_CLOEXEC, lowest);
     if limit.rlim_cur > lowest as libc::rlim_t { duplicate() } else { beyond_limit(duplicate) }
 }
 
@@ -50,8 +49,7 @@ pub fn beyond_limit(call: impl FnOnce() -> c_int) -> c_int {
 /// has become `few` again. Where it takes numbers that the program might need, it takes a quarter.
 pub fn has_room(fd: c_int, few: bool) -> bool {
     let (Some(limit), number) = (limits(), duplicate(fd)) else { return true };
-    // SAFETY: a descriptor that no other thread knows.
-    errno::keeping(|| unsafe { next_symbol::close(number) });
+    errno::keeping(|| next_symbol::close(number));
     let lowest = rdmacm_private::lowest_library_fd(limit.rlim_cur, limit.rlim_max) as libc::rlim_t;
     let share = if lowest < limit.rlim_cur { limit.rlim_cur / 4 } else { limit.rlim_max - lowest };
     let most = lowest + if few { share / 3 * 2 } else { share };
@@ -104,8 +102,7 @@ pub fn status_of(path: &CStr) -> Option<libc::stat> {
 
 /// Whether programs that the process executes get the open number `fd`.
 pub fn is_inheritable(fd: c_int) -> bool {
-    // SAFETY: no pointers.
-    let flags = unsafe { next_symbol::fcntl(fd, libc::F_GETFD, 0) };
+    let flags = next_symbol::fcntl_int(fd, libc::F_GETFD, 0);
     flags >= 0 && flags & libc::FD_CLOEXEC == 0
 }
 
@@ -160,8 +157,7 @@ fn each_of_folder(mut call: impl FnMut(c_int)) -> bool {
             }
         });
     }
-    // SAFETY: opened above.
-    unsafe { next_symbol::close(folder) };
+    next_symbol::close(folder);
     true
 }
 
@@ -182,8 +178,7 @@ fn each_by_poll(range: Range<c_int>, mut call: impl FnMut(c_int)) {
         if unsafe { next_symbol::poll(numbers.as_mut_ptr(), numbers.len() as libc::nfds_t, 0) } < 0 {
             // The limit is 0, or there is no memory.
             for entry in &mut *numbers {
-                // SAFETY: no pointers.
-                let is_open = unsafe { next_symbol::fcntl(entry.fd, libc::F_GETFD, 0) } >= 0;
+                let is_open = next_symbol::fcntl_int(entry.fd, libc::F_GETFD, 0) >= 0;
                 entry.revents = if is_open { 0 } else { POLLNVAL };
             }
         }

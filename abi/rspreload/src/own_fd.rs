@@ -21,8 +21,7 @@ fn mark(fd: c_int) -> c_int {
 /// Duplicates a descriptor, out of the program's way if possible. Returns the number, or -1.
 pub fn duplicate(fd: c_int) -> c_int {
     let high = open_fds::duplicate(fd);
-    // SAFETY: no pointers.
-    mark(if high < 0 { unsafe { next_symbol::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) } } else { high })
+    mark(if high < 0 { next_symbol::fcntl_int(fd, libc::F_DUPFD_CLOEXEC, 0) } else { high })
 }
 
 /// Takes a new descriptor, or -1, and moves it out of the program's way if possible. Returns its
@@ -32,8 +31,7 @@ pub fn relocate(low: c_int) -> c_int {
     if high < 0 {
         return mark(low);
     }
-    // SAFETY: a descriptor that no other thread knows.
-    unsafe { next_symbol::close(low) };
+    next_symbol::close(low);
     mark(high)
 }
 
@@ -51,8 +49,7 @@ pub fn close(fd: c_int) {
         if let Some(mark) = MARKS.get(fd) {
             mark.store(0, Relaxed);
         }
-        // SAFETY: the library's own descriptor, which is used no more.
-        errno::keeping(|| unsafe { next_symbol::close(fd) });
+        errno::keeping(|| next_symbol::close(fd));
     }
 }
 

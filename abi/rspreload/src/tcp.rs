@@ -40,14 +40,12 @@ pub fn poll(fds: &mut [libc::pollfd], end: &Deadline) -> bool {
 
 /// Whether the socket is a blocking one.
 pub fn is_blocking(fd: c_int) -> bool {
-    // SAFETY: a command without an argument.
-    unsafe { next_symbol::fcntl(fd, F_GETFL, 0) & O_NONBLOCK == 0 }
+    next_symbol::fcntl_int(fd, F_GETFL, 0) & O_NONBLOCK == 0
 }
 
 /// Whether the socket sends SIGIO.
 pub fn is_signalled(fd: c_int) -> bool {
-    // SAFETY: a command without an argument.
-    let flags = unsafe { next_symbol::fcntl(fd, F_GETFL, 0) };
+    let flags = next_symbol::fcntl_int(fd, F_GETFL, 0);
     flags > 0 && flags & libc::O_ASYNC != 0
 }
 

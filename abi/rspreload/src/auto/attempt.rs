@@ -36,7 +36,7 @@ fn connect(fd: c_int, inner: c_int, to: &Name) -> bool {
     make_rsocket::copy_reuse(fd, inner);
     // SAFETY: addresses and their lengths.
     unsafe {
-        rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK);
+        rsocket_abi::rfcntl_int(inner, F_SETFL, O_NONBLOCK);
         // The program's own choice, port included.
         if let Some(own) = route::bound(fd).map(|own| in_family(&own, to))
             && rsocket_abi::rbind(inner, own.as_ptr(), own.len) != 0
@@ -149,6 +149,5 @@ pub fn deadline() -> Deadline {
 
 /// Ends an attempt: the peer's connection manager is told.
 pub fn give_up(inner: c_int) {
-    // SAFETY: no other thread uses the number.
-    errno::keeping(|| unsafe { rsocket_abi::rclose(inner) });
+    errno::keeping(|| rsocket_abi::rclose(inner));
 }

@@ -321,8 +321,7 @@ pub fn close(inner: c_int) -> c_int {
     if rsocket::has_unread(inner) {
         rsocket::reset_when_closed(inner);
     }
-    // SAFETY: no number stands for the rsocket any more.
-    unsafe { rsocket_abi::rclose(inner) }
+    rsocket_abi::rclose(inner)
 }
 
 /// Sends the program's numbers of an rsocket to the kernel from now on: its data is forwarded. They
@@ -440,8 +439,7 @@ pub fn drain() {
     table::each(|fd, entry| {
         let is_own = entry.kind == Kind::Forwarded && slot_of(entry).is_some_and(Slot::is_own);
         if is_own && table::replace(fd, Some(entry), None) {
-            // SAFETY: the program has ended, so nobody uses the number any more.
-            unsafe { next_symbol::close(fd) };
+            next_symbol::close(fd);
         }
     });
     let end = Deadline::after(TIME);

@@ -118,7 +118,7 @@ impl Forward {
             if new == libc::MAP_FAILED {
                 return None;
             }
-            rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK);
+            rsocket_abi::rfcntl_int(inner, F_SETFL, O_NONBLOCK);
             NonNull::new(new.cast::<[u8; 2 * BUFFER]>())?
         };
         tcp::keep_alive(token, ORPHAN_TIMEOUT);
@@ -197,13 +197,10 @@ impl Forward {
         }
         if pipe.ended && !pipe.shut && pipe.start == pipe.end {
             pipe.shut = true;
-            // SAFETY: no pointers.
-            unsafe {
-                if pipe.to == inner {
-                    rsocket_abi::rshutdown(pipe.to, SHUT_WR);
-                } else {
-                    next_symbol::shutdown(pipe.to, SHUT_WR);
-                }
+            if pipe.to == inner {
+                rsocket_abi::rshutdown(pipe.to, SHUT_WR);
+            } else {
+                next_symbol::shutdown(pipe.to, SHUT_WR);
             }
         }
         true
@@ -216,8 +213,7 @@ impl Forward {
             rsocket::reset(self.inner);
         } else {
             connections::leave_in_order(self.index);
-            // SAFETY: no number stands for the rsocket any more.
-            unsafe { rsocket_abi::rclose(self.inner) };
+            rsocket_abi::rclose(self.inner);
         }
         self.unmap();
     }

@@ -180,7 +180,7 @@ impl Listener {
             }
             // SAFETY: an address and its length; numbers.
             unsafe {
-                rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK);
+                rsocket_abi::rfcntl_int(inner, F_SETFL, O_NONBLOCK);
                 let listens = bind::like_tcp(inner, at.as_ptr(), at.len) == 0
                     && rsocket_abi::rlisten(inner, self.backlog.load(SeqCst)) == 0;
                 error = errno::get();
@@ -198,8 +198,7 @@ impl Listener {
         for number in &self.rsockets {
             let inner = number.swap(0, SeqCst) - 1;
             if inner >= 0 {
-                // SAFETY: no other thread uses the number.
-                errno::keeping(|| unsafe { rsocket_abi::rclose(inner) });
+                errno::keeping(|| rsocket_abi::rclose(inner));
             }
         }
     }
@@ -438,8 +437,7 @@ pub fn set_backlog(entry: Entry, backlog: c_int) {
     let Some(listener) = of(entry) else { return };
     listener.backlog.store(backlog, SeqCst);
     for inner in listener.rsockets() {
-        // SAFETY: no pointers.
-        errno::keeping(|| unsafe { rsocket_abi::rlisten(inner, backlog) });
+        errno::keeping(|| rsocket_abi::rlisten(inner, backlog));
     }
 }
 

@@ -34,12 +34,12 @@ pub fn connect_tcp(copy: c_int, to: &Name) {
     let to = to.in_family(family);
     // SAFETY: an address and its length; flags are a number.
     errno::keeping(|| unsafe {
-        let flags = next_symbol::fcntl(copy, F_GETFL, 0);
+        let flags = next_symbol::fcntl_int(copy, F_GETFL, 0);
         // The program may have changed it meanwhile.
-        next_symbol::fcntl(copy, F_SETFL, (flags | O_NONBLOCK) as usize);
+        next_symbol::fcntl_int(copy, F_SETFL, flags | O_NONBLOCK);
         next_symbol::connect(copy, to.as_ptr(), to.len);
         if flags & O_NONBLOCK == 0 {
-            next_symbol::fcntl(copy, F_SETFL, flags as usize);
+            next_symbol::fcntl_int(copy, F_SETFL, flags);
         }
     });
 }

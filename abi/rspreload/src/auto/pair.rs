@@ -31,8 +31,7 @@ pub fn connect(fd: c_int, inner: c_int) -> Result<c_int, Reason> {
         disconnect(fd);
         return Err(reason);
     }
-    // SAFETY: no pointers.
-    unsafe { next_symbol::fcntl(token, F_SETFL, O_NONBLOCK as usize) };
+    next_symbol::fcntl_int(token, F_SETFL, O_NONBLOCK);
     Ok(token)
 }
 

@@ -56,8 +56,7 @@ impl WakeSockets {
             return None;
         }
         let ends = ends.map(own_fd::relocate);
-        // SAFETY: no pointers.
-        let tokens = own_fd::create(|| unsafe { next_symbol::epoll_create1(EPOLL_CLOEXEC) });
+        let tokens = own_fd::create(|| next_symbol::epoll_create1(EPOLL_CLOEXEC));
         self.tokens.store(tokens + 1, SeqCst);
         self.inode.store(shared::socket_inode(ends[1]).unwrap_or(0), SeqCst);
         self.ends[0].store(ends[0] + 1, SeqCst);

@@ -23,8 +23,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 fn close_kernel(fd: c_int) -> c_int {
     auto::tcp_bytes::before_close(fd);
     members::forget(fd);
-    // SAFETY: the C contract.
-    unsafe { next_symbol::close(fd) }
+    next_symbol::close(fd)
 }
 
 #[inline(never)]
@@ -37,8 +36,7 @@ fn close_known(fd: c_int) -> c_int {
             return close_kernel(fd);
         };
         if process::is_guest() {
-            // SAFETY: the C contract.
-            return unsafe { next_symbol::close(fd) };
+            return next_symbol::close(fd);
         }
         if entry.inner == table::CLOSING {
             return errno::fail(EBADF);
@@ -68,6 +66,5 @@ fn close_placeholder(fd: c_int, meanwhile: Option<Entry>) -> c_int {
         return 0;
     }
     members::forget(fd);
-    // SAFETY: this thread took the entry, so it closes the placeholder.
-    unsafe { next_symbol::close(fd) }
+    next_symbol::close(fd)
 }

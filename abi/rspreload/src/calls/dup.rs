@@ -19,8 +19,7 @@ use crate::{auto, errno, fds, fork, next_symbol, open_fds, process, rsocket, rso
 /// dup(2).
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
-    // SAFETY: the C contract.
-    let next = || unsafe { next_symbol::dup(fd) };
+    let next = || next_symbol::dup(fd);
     match table::get(fd) {
         None => fds::on_new_fd(next()),
         Some(entry) => copy_entry(fd, entry, next),
@@ -48,8 +47,7 @@ fn copy_entry(fd: c_int, entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
     }
     if let Err(why) = table::prepare(new) {
         fds::release(copy);
-        // SAFETY: the program does not know the number yet.
-        unsafe { next_symbol::close(new) };
+        next_symbol::close(new);
         return errno::fail(why);
     }
     fds::put(new, copy);
@@ -97,8 +95,7 @@ pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
     if old != new {
         members::forget(new);
     }
-    // SAFETY: the C contract.
-    unsafe { next_symbol::dup2(old, new) }
+    next_symbol::dup2(old, new)
 }
 
 fn copy_to(old: c_int, new: c_int) -> c_int {
@@ -126,8 +123,7 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
         },
         None => None,
     };
-    // SAFETY: the C contract.
-    let result = unsafe { next_symbol::dup2(old, new) };
+    let result = next_symbol::dup2(old, new);
     if result < 0 {
         if let Some(copy) = copy {
             errno::keeping(|| fds::release(copy));
@@ -156,8 +152,7 @@ fn copy_to_by_guest(old: c_int, new: c_int) -> c_int {
         is_given(source);
         auto::guest_copies(old, source);
     }
-    // SAFETY: the C contract.
-    unsafe { next_symbol::dup2(old, new) }
+    next_symbol::dup2(old, new)
 }
 
 /// Whether `new` is a descriptor of the library's: the kernel's error for a number that is being
@@ -218,8 +213,7 @@ fn control(fd: c_int, entry: Entry, cmd: c_int, arg: usize) -> c_int {
         (_, Fd::Kernel | Fd::Pending(_) | Fd::Epoll(_) | Fd::Connecting(_) | Fd::Known(_)) => next(),
         (F_GETFL, Fd::Rsocket(_)) => {
             rsocket::sync_nonblock(fd, entry.inner);
-            // SAFETY: no pointers.
-            let flags = unsafe { rsocket_abi::rfcntl(entry.inner, cmd, 0) };
+            let flags = rsocket_abi::rfcntl_int(entry.inner, cmd, 0);
             // Programs check the access mode.
             if flags < 0 { flags } else { flags | O_RDWR }
         }
@@ -243,16 +237,14 @@ fn control(fd: c_int, entry: Entry, cmd: c_int, arg: usize) -> c_int {
 /// Sets O_NONBLOCK of the placeholder, too: see [`rsocket::sync_nonblock`].
 fn set_flags(fd: c_int, inner: c_int, flags: c_int) -> c_int {
     // SAFETY: no pointers.
-    unsafe {
-        let result = rsocket_abi::rfcntl(inner, F_SETFL, flags);
-        if result >= 0 {
-            errno::keeping(|| next_symbol::fcntl(fd, F_SETFL, (flags & O_NONBLOCK) as usize));
-            // A thread that has read the placeholder's flags before may have set the rsocket's
-            // since.
-            rsocket::sync_nonblock(fd, inner);
-        }
-        result
+    let result = rsocket_abi::rfcntl_int(inner, F_SETFL, flags);
+    if result >= 0 {
+        errno::keeping(|| next_symbol::fcntl_int(fd, F_SETFL, flags & O_NONBLOCK));
+        // A thread that has read the placeholder's flags before may have set the rsocket's
+        // since.
+        rsocket::sync_nonblock(fd, inner);
     }
+    result
 }
 
 #[cfg(test)]

@@ -12,15 +12,13 @@ use crate::{auto, epoll, fds, fork, next_symbol, transition};
 /// epoll_create(2).
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
-    // SAFETY: the C contract.
-    fds::on_new_fd(unsafe { next_symbol::epoll_create(size) })
+    fds::on_new_fd(next_symbol::epoll_create(size))
 }
 
 /// epoll_create1(2).
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
-    // SAFETY: the C contract.
-    fds::on_new_fd(unsafe { next_symbol::epoll_create1(flags) })
+    fds::on_new_fd(next_symbol::epoll_create1(flags))
 }
 
 /// epoll_ctl(2).

@@ -20,20 +20,17 @@ const FLAGS: c_int = SOCK_CLOEXEC | SOCK_NONBLOCK;
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let plain = kind & !FLAGS;
     let known = matches!(domain, AF_INET | AF_INET6 | AF_IB) && matches!(plain, SOCK_STREAM | SOCK_DGRAM);
-    // SAFETY: no pointers.
-    unsafe {
-        if !known || !errno::keeping(|| config::intercepts(domain, plain, protocol)) {
-            return fds::on_new_fd(next_symbol::socket(domain, kind, protocol));
-        }
-        if auto::leaves_to_kernel(domain, plain) {
-            return members::begin(fds::on_new_fd(next_symbol::socket(domain, kind, protocol)));
-        }
-        if fork::wanted(domain, plain) {
-            return enter_pending(next_symbol::socket(domain, kind, protocol), fork::new_entry());
-        }
-        errno::keeping(|| make(domain, kind, protocol))
-            .unwrap_or_else(|_| fds::on_new_fd(next_symbol::socket(domain, kind, protocol)))
+    let kernels = || fds::on_new_fd(next_symbol::socket(domain, kind, protocol));
+    if !known || !errno::keeping(|| config::intercepts(domain, plain, protocol)) {
+        return kernels();
     }
+    if auto::leaves_to_kernel(domain, plain) {
+        return members::begin(kernels());
+    }
+    if fork::wanted(domain, plain) {
+        return enter_pending(next_symbol::socket(domain, kind, protocol), fork::new_entry());
+    }
+    errno::keeping(|| make(domain, kind, protocol)).unwrap_or_else(|_| kernels())
 }
 
 fn make(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
@@ -49,8 +46,7 @@ fn enter_pending(fd: c_int, entry: Entry) -> c_int {
         return fd;
     }
     if let Err(error) = table::prepare(fd) {
-        // SAFETY: the program does not know the number yet.
-        unsafe { next_symbol::close(fd) };
+        next_symbol::close(fd);
         return errno::fail(error);
     }
     fds::put(fd, entry);
@@ -62,13 +58,10 @@ fn enter_pending(fd: c_int, entry: Entry) -> c_int {
 fn adopt(fd: c_int, inner: c_int) -> Result<c_int, c_int> {
     let adopted = if inner < 0 { Err(errno::get()) } else { fds::adopt(fd, inner) };
     adopted.map(|()| fd).inspect_err(|_| {
-        // SAFETY: the program knows neither of the numbers yet.
-        unsafe {
-            if inner >= 0 {
-                rsocket_abi::rclose(inner);
-            }
-            next_symbol::close(fd);
+        if inner >= 0 {
+            rsocket_abi::rclose(inner);
         }
+        next_symbol::close(fd);
     })
 }
 
@@ -129,15 +122,14 @@ unsafe fn accept_from(
     rsocket::sync_nonblock(fd, inner);
     let close_placeholder = || {
         // SAFETY: the program does not know the number yet.
-        unsafe { next_symbol::close(new) };
+        next_symbol::close(new);
     };
     // SAFETY: the arguments of accept4(2): guaranteed by the caller.
     let taken = cancel::with_cleanup(close_placeholder, || unsafe { rsocket_abi::raccept(inner, addr, len) });
     if taken >= 0 {
         // An rsocket inherits its listener's flags, a socket on Linux does not.
         let status = if flags & SOCK_NONBLOCK != 0 { O_NONBLOCK } else { 0 };
-        // SAFETY: no pointers.
-        unsafe { rsocket_abi::rfcntl(taken, F_SETFL, status) };
+        rsocket_abi::rfcntl_int(taken, F_SETFL, status);
     }
     adopt(new, taken)
 }

@@ -121,8 +121,7 @@ fn commit(fd: c_int, tcp: c_int, busy: State, outcome: Outcome) -> Result<Option
 fn become_rsocket(fd: c_int, tcp: c_int, busy: State, inner: c_int) -> Option<c_int> {
     make_rsocket::copy_options(tcp, inner);
     if table::first(inner).is_err() {
-        // SAFETY: no other thread knows the rsocket. Its peer sees the end of the connection.
-        unsafe { rsocket_abi::rclose(inner) };
+        rsocket_abi::rclose(inner);
         table::replace(fd, Some(busy.entry()), None);
         return None;
     }
@@ -136,7 +135,6 @@ fn become_rsocket(fd: c_int, tcp: c_int, busy: State, inner: c_int) -> Option<c_
     members::join(fd);
     // The peer does the same. Another process with a copy of the TCP socket, a parent perhaps, sees
     // its end.
-    // SAFETY: no pointers.
-    unsafe { next_symbol::shutdown(tcp, libc::SHUT_RDWR) };
+    next_symbol::shutdown(tcp, libc::SHUT_RDWR);
     Some(inner)
 }

@@ -102,8 +102,7 @@ unsafe fn wait_for_signals(
         return unsafe { wait_in_pieces(set, mask, end, wait) };
     }
     let close = || {
-        // SAFETY: opened above.
-        errno::keeping(|| unsafe { next_symbol::close(fd) });
+        errno::keeping(|| next_symbol::close(fd));
     };
     let result = cancel::with_cleanup(close, || {
         loop {

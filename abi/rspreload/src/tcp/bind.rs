@@ -82,8 +82,7 @@ fn can_listen(name: &Name) -> bool {
         true
     });
     if let Some(inner) = inner {
-        // SAFETY: no other thread knows the number.
-        unsafe { rsocket_abi::rclose(inner) };
+        rsocket_abi::rclose(inner);
     }
     can
 }
