@@ -9,7 +9,7 @@ use core::ffi::{c_int, c_long, c_uint};
 
 use libc::{pid_t, socklen_t};
 
-use super::{messages, next, numbers};
+use super::{data, descriptors, next};
 use crate::{auto, calls, fork_handlers, table};
 
 /// syscall(3). It is variadic in C: arguments that were not given are whatever the registers and
@@ -35,13 +35,13 @@ pub unsafe extern "C" fn syscall(
                 auto::tcp_bytes::before_close(fd);
             }
             libc::SYS_dup3 if is_known(fd) || is_known(b as c_int) => {
-                return numbers::dup3(fd, b as c_int, c as c_int).into();
+                return descriptors::dup3(fd, b as c_int, c as c_int).into();
             }
             libc::SYS_close_range if table::any() => {
-                return numbers::close_range(a as c_uint, b as c_uint, c as c_int).into();
+                return descriptors::close_range(a as c_uint, b as c_uint, c as c_int).into();
             }
             libc::SYS_sendmmsg if table::any() => {
-                return messages::sendmmsg(fd, b as *mut _, c as c_uint, d as c_int).into();
+                return data::sendmmsg(fd, b as *mut _, c as c_uint, d as c_int).into();
             }
             // It may send descriptors over a socket of the kernel's.
             libc::SYS_sendmsg if table::any() => return calls::sendmsg(fd, b as *const _, c as c_int) as c_long,
@@ -83,7 +83,7 @@ unsafe fn call_of_known(number: c_long, fd: c_int, [b, c, d, e, f]: [c_long; 5])
                 calls::sendto(fd, b as *const _, c as usize, d as c_int, e as *const _, f as socklen_t) as c_long
             }
             libc::SYS_recvmsg => calls::recvmsg(fd, b as *mut _, c as c_int) as c_long,
-            libc::SYS_recvmmsg => messages::recvmmsg(fd, b as *mut _, c as c_uint, d as c_int, e as *mut _).into(),
+            libc::SYS_recvmmsg => data::recvmmsg(fd, b as *mut _, c as c_uint, d as c_int, e as *mut _).into(),
             libc::SYS_connect => calls::connect(fd, b as *const _, c as socklen_t).into(),
             libc::SYS_shutdown => calls::shutdown(fd, b as c_int).into(),
             libc::SYS_getsockname => calls::getsockname(fd, b as *mut _, c as *mut _).into(),
