@@ -12,33 +12,28 @@ mod client;
 mod connections;
 #[cfg(test)]
 mod connections_tests;
-pub mod disconnect;
 #[cfg(test)]
 mod docs_tests;
-mod entry;
 mod forward;
 mod kernel_options;
 mod listeners;
-mod log;
-mod outcome;
+pub mod log;
+mod numbers;
 pub mod outside;
-mod pair;
 mod remembered;
 mod route;
 mod shared;
 pub mod slots;
 mod socket_owner;
-pub mod tcp_bytes;
 mod thread;
-mod wake;
 
 use core::ffi::{c_int, c_void};
 
 use libc::{AF_INET, AF_INET6, EALREADY, SOCK_STREAM, sockaddr, sockaddr_storage, socklen_t};
 use rdmacm_private::auto_config::Mode;
 
-use self::entry::MAPPED;
 use self::kernel_options::Purpose;
+use self::numbers::MAPPED;
 use self::shared::Use;
 use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
@@ -47,8 +42,8 @@ use crate::transition::{self, Way};
 use crate::{cancel, config, errno, next_symbol, rsocket, rsocket_abi};
 
 pub use client::connect;
-pub use entry::{is_auto, is_on};
 pub use listeners::{hold, release};
+pub use numbers::{is_auto, is_on};
 
 /// A call is about to use a number whose attempt is under way. Returns the errno with which a call
 /// fails that does not wait.

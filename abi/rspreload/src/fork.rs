@@ -16,13 +16,12 @@ mod decide;
 mod passive;
 mod semaphore;
 mod sibling_handshakes;
-mod state;
 
 use core::ffi::c_int;
 
 use libc::{EINPROGRESS, EINTR, c_short, sockaddr, socklen_t};
 
-use self::state::{Role, State};
+use self::decide::{Role, State};
 use crate::table::{self, Entry, Kind};
 use crate::transition::{self, Moving, Way};
 use crate::{config, errno, next_symbol};

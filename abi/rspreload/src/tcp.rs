@@ -2,7 +2,6 @@
 //! identity; names, and the rsocket in its place.
 
 pub mod bind;
-mod local_address;
 pub mod make_rsocket;
 pub mod name;
 

@@ -5,13 +5,12 @@ use core::ffi::{c_int, c_void};
 use libc::{EINPROGRESS, sockaddr, socklen_t};
 
 use super::log::Reason;
-use super::{attempt, log, outcome, route, slots};
-use crate::cancel::{self, CancelDisabled};
+use super::{attempt, log, numbers, route, slots};
+use crate::cancel::CancelDisabled;
 use crate::epoll::members;
-use crate::tcp;
 use crate::tcp::name::Name;
 use crate::time::Deadline;
-use crate::{errno, next_symbol, open_fds};
+use crate::{cancel, errno, next_symbol, open_fds, tcp};
 
 /// connect(2).
 ///
@@ -121,7 +120,7 @@ fn by_rdma(
     attempt::report_success(inner, to);
     // Otherwise an instance would report the kernel's socket, which is not connected.
     members::leave(fd);
-    let connected = outcome::become_rsocket(fd, fd, None, inner);
+    let connected = numbers::become_rsocket(fd, fd, None, inner);
     members::join(fd);
     if !connected {
         attempt::give_up(inner);

@@ -2,22 +2,25 @@
 //! ([`super::shared`]), and here what only this process can use.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst, fence};
+use core::sync::atomic::Ordering::SeqCst;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, fence};
 
-use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM};
+use libc::{F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET};
 
-use super::entry::{is_auto, is_number_of};
-use super::log::{self, Reason};
-use super::pair::{self, close_token};
-use super::shared::{self, Accepted, MAX_SLOTS, Slot, Use};
-use super::{outcome, socket_owner, thread};
-use crate::table::{self, Entry, Growing, Kind};
-use crate::tcp;
-use crate::tcp::name::{self, Name};
+use super::log::Reason;
+use super::numbers::{is_auto, is_number_of};
+use super::shared::{Accepted, MAX_SLOTS, Slot, Use};
+use super::{log, numbers, shared, socket_owner, thread};
+use crate::table::{Entry, Growing, Kind};
+use crate::tcp::name;
+use crate::tcp::name::Name;
 use crate::thread::Lock;
 use crate::time::Deadline;
 use crate::transition::Moving;
-use crate::{epoll, errno, next_symbol, open_fds, own_fd, rsocket, rsocket_abi};
+use crate::{epoll, errno, next_symbol, open_fds, own_fd, rsocket, rsocket_abi, table, tcp};
+
+// The rsockets of this process that have a token: a slot in the memory that the family shares
+// ([`super::shared`]), and here what only this process can use.
 
 /// What only this process can use. Numbers are stored plus one; 0 for none.
 struct Private {
@@ -267,7 +270,7 @@ pub fn adopt(fd: c_int, accepted: Accepted) -> Option<Name> {
         return None;
     }
     if is_own {
-        if inner < 0 || !outcome::become_rsocket(fd, fd, None, inner) {
+        if inner < 0 || !numbers::become_rsocket(fd, fd, None, inner) {
             return None;
         }
         log::accepted(fd, &peer, "RDMA", Reason::Connected);
@@ -383,6 +386,7 @@ pub fn forward_from_now(fd: c_int, inner: c_int, how: Use) -> Result<(), Reason>
         return Err(Reason::NoToken(errno::get()));
     }
     demote(index);
+    FORKED.set(index);
     slot.want(slot.generation(), how);
     Ok(())
 }
@@ -465,15 +469,15 @@ fn index_with_token(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u
 /// Gives a connection that has none a token, by a pair of sockets inside the host. Fails with the
 /// reason for the log.
 fn make_pair(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -> Result<usize, Reason> {
-    let wake = wake().ok_or_else(pair::failed)?;
+    let wake = wake().ok_or_else(failed)?;
     if !shared::prepare() {
-        return Err(pair::failed());
+        return Err(failed());
     }
-    let token = pair::connect(fd, inner)?;
+    let token = connect(fd, inner)?;
     let entered = enter_pair(inner, token, wake);
     if entered.is_err() {
         close_token(token);
-        pair::disconnect(fd);
+        disconnect(fd);
     }
     entered
 }
@@ -481,7 +485,7 @@ fn make_pair(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -
 /// Enters the end of a new pair that is the token.
 fn enter_pair(inner: c_int, token: c_int, wake: (c_int, u64)) -> Result<usize, Reason> {
     let names = name::rsocket_peer(inner).zip(name::rsocket_own(inner));
-    let ((peer, own), end) = names.zip(name::own(token)).ok_or_else(pair::failed)?;
+    let ((peer, own), end) = names.zip(name::own(token)).ok_or_else(failed)?;
     let index = shared::claim_any(&end, (&peer, &own), wake).ok_or(Reason::Slots)?;
     let slot = shared::slot(index).ok_or(Reason::Slots)?;
     if enter(index, inner, token) {
@@ -522,5 +526,100 @@ pub fn in_child() {
 pub fn in_parent() {
     if USED.any() {
         thread::wake();
+    }
+}
+
+// The token of a connection that was not accepted from a listener: the program's number, whose TCP
+// socket was never connected, is connected to this process itself.
+
+/// Connects the TCP socket of a number that was connected by RDMA to this process itself. Returns the
+/// token, or fails with the reason for the log.
+pub fn connect(fd: c_int, inner: c_int) -> Result<c_int, Reason> {
+    let (family, at) = (tcp::family(fd).ok_or_else(failed)?, address(fd, inner).ok_or_else(failed)?);
+    // SAFETY: addresses and their lengths; a descriptor that no other thread knows.
+    let token = unsafe {
+        let listener = next_symbol::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if listener < 0 {
+            return Err(failed());
+        }
+        let listens = next_symbol::bind(listener, at.as_ptr(), at.len) == 0 && next_symbol::listen(listener, 1) == 0;
+        let token = if listens { connect_to(fd, listener) } else { -1 };
+        errno::keeping(|| next_symbol::close(listener));
+        token
+    };
+    if token < 0 {
+        let reason = failed();
+        disconnect(fd);
+        return Err(reason);
+    }
+    next_symbol::fcntl_int(token, F_SETFL, O_NONBLOCK);
+    Ok(token)
+}
+
+/// The reason that `errno` gives.
+pub fn failed() -> Reason {
+    Reason::NoToken(errno::get())
+}
+
+/// The address of the pair, of which the port is any. Not a loopback address: a program that is
+/// executed may take it for the peer's.
+fn address(fd: c_int, inner: c_int) -> Option<Name> {
+    let bound = name::own(fd).filter(|own| !own.address().is_unspecified());
+    Some(name::any_port(&bound.or_else(|| name::rsocket_own(inner))?).in_family(tcp::family(fd)?))
+}
+
+/// Lets a socket without a token be connected again, by the next fork(2).
+pub fn disconnect(fd: c_int) {
+    // SAFETY: all zeros are an address of no family (AF_UNSPEC), as long as said.
+    errno::keeping(|| unsafe {
+        let nowhere: libc::sockaddr = core::mem::zeroed();
+        next_symbol::connect(fd, &raw const nowhere, size_of::<libc::sockaddr>() as libc::socklen_t);
+    });
+}
+
+/// Returns the other end of the connection that `fd` makes to the listener, or -1 with `errno`.
+///
+/// # Safety
+/// Both are sockets.
+unsafe fn connect_to(fd: c_int, listener: c_int) -> c_int {
+    let Some(to) = name::own(listener) else { return -1 };
+    let family = tcp::family(fd).unwrap_or(libc::AF_INET);
+    let to = to.in_family(family);
+    let mut fds = [libc::pollfd { fd: listener, events: libc::POLLIN, revents: 0 }];
+    // SAFETY: an address and its length; no addresses are asked for.
+    unsafe {
+        if next_symbol::connect(fd, to.as_ptr(), to.len) != 0 && errno::get() != libc::EINPROGRESS {
+            return -1;
+        }
+        if !tcp::poll(&mut fds, &Deadline::after(1_000)) {
+            return errno::fail(libc::ETIMEDOUT);
+        }
+        let token = next_symbol::accept4(listener, core::ptr::null_mut(), core::ptr::null_mut(), SOCK_CLOEXEC);
+        if token < 0 {
+            return -1;
+        }
+        let is_ours = match (name::peer(token), name::own(fd)) {
+            (Some(peer), Some(own)) => name::same_end(&peer, &own),
+            _ => false,
+        };
+        if is_ours {
+            return own_fd::relocate(token);
+        }
+        close_token(token);
+    }
+    errno::fail(libc::ECONNREFUSED)
+}
+
+/// Closes this end of a token. By a reset: no connection is left waiting, which would keep the
+/// port.
+pub fn close_token(token: c_int) {
+    if token >= 0 {
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        let len = size_of::<libc::linger>() as libc::socklen_t;
+        // SAFETY: a live structure of that length; a descriptor that only this library knows.
+        errno::keeping(|| unsafe {
+            next_symbol::setsockopt(token, SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len);
+        });
+        own_fd::close(token);
     }
 }

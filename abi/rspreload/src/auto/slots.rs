@@ -6,21 +6,21 @@
 //! socket's. The thread works on a duplicate of the TCP descriptor, so the program may close its own.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use core::sync::atomic::Ordering::SeqCst;
+use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize};
 
 use libc::epoll_event;
 
 use super::log::Reason;
 use super::shared::AtomicName;
-use super::{attempt, log, outcome, thread};
+use super::{attempt, log, numbers, thread};
 use crate::epoll::members;
-use crate::table::{self, Entry, Kind};
-use crate::tcp;
+use crate::table::{Entry, Kind};
 use crate::tcp::name::Name;
 use crate::thread::{Lock, SignalsBlocked};
-use crate::time::{self, Deadline};
-use crate::transition::{self, Moving};
-use crate::{errno, eventfd, own_fd};
+use crate::time::Deadline;
+use crate::transition::Moving;
+use crate::{errno, eventfd, own_fd, table, tcp, time, transition};
 
 /// The most attempts of a process at a time.
 pub const MAX_ATTEMPTS: usize = 256;
@@ -149,7 +149,7 @@ impl Slot {
             result => result,
         };
         let connected = match (entry, result) {
-            (Some(entry), Ok(())) => outcome::become_rsocket(fd, copy, Some(entry), inner),
+            (Some(entry), Ok(())) => numbers::become_rsocket(fd, copy, Some(entry), inner),
             _ => false,
         };
         // Before the program learns the result: the line of its close(2) comes later.
@@ -164,7 +164,7 @@ impl Slot {
             attempt::give_up(inner);
         }
         if let (Some(entry), Some(to), false) = (entry, to, connected) {
-            outcome::connect_tcp(copy, &to);
+            numbers::connect_tcp(copy, &to);
             if result == Err(Reason::Rejected) {
                 attempt::rejected(&to);
             }

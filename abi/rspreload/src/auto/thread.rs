@@ -5,20 +5,27 @@
 use core::ffi::{c_int, c_short, c_void};
 use core::mem::MaybeUninit;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use core::sync::atomic::Ordering::SeqCst;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
 
-use libc::{EINTR, EPOLLERR, EPOLLHUP, EPOLLIN, POLLIN, POLLOUT, epoll_event, nfds_t, pollfd};
+use libc::{
+    AF_UNIX, EINTR, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, POLLIN, POLLOUT,
+    SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, epoll_event, nfds_t, pollfd,
+};
 
 use super::forward::Forwards;
-use super::listeners::{self, MAX_ADDRESSES, MAX_LISTENERS};
+use super::listeners::{MAX_ADDRESSES, MAX_LISTENERS};
 use super::log::Reason;
-use super::shared::{self, MAX_SLOTS, Slot, Use};
-use super::slots::{self, MAX_ATTEMPTS};
-use super::wake::WakeSockets;
-use super::{attempt, connections};
-use crate::thread as threads;
+use super::shared::{MAX_SLOTS, Slot, Use};
+use super::slots::MAX_ATTEMPTS;
+use super::{attempt, connections, listeners, shared, slots};
+use crate::thread::Lock;
 use crate::time::Deadline;
-use crate::{errno, next_symbol, rsocket, rsocket_abi, tcp};
+use crate::{errno, next_symbol, own_fd, rsocket, rsocket_abi, tcp, thread as threads};
+
+// The thread of automatic mode: it makes the attempts of non-blocking sockets, accepts rsockets,
+// and forwards data. It begins with the first of these and runs until the process ends. A wake-up
+// costs a step for each forward, but none for other connections.
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
@@ -355,5 +362,134 @@ fn lose_token(index: usize) {
     let port = slot.listener_port();
     if withdraw(index, slot) {
         listeners::learn(port, Reason::Stranger);
+    }
+}
+
+// The descriptors by which the thread of automatic mode is woken: sockets to which other processes
+// write, too, and an epoll instance with the tokens.
+
+/// The sockets, made when they are first needed.
+pub struct WakeSockets {
+    /// The thread reads from the first one; numbers plus one. The second one is stored last.
+    ends: [AtomicI32; 2],
+    /// The inode of the second one.
+    inode: AtomicU64,
+    /// The epoll instance, plus one.
+    tokens: AtomicI32,
+    /// Held by the thread that makes them: the numbers and the inode of two pairs must not be mixed.
+    making: Lock,
+}
+
+impl WakeSockets {
+    pub const fn new() -> WakeSockets {
+        WakeSockets {
+            ends: [const { AtomicI32::new(0) }; 2],
+            inode: AtomicU64::new(0),
+            tokens: AtomicI32::new(0),
+            making: Lock::new(),
+        }
+    }
+
+    /// The socket to which a byte is sent, and its inode. Makes the sockets if there are none. Returns
+    /// `None` if that fails, with `errno` set.
+    pub fn sender(&self) -> Option<(c_int, u64)> {
+        self.made().or_else(|| {
+            let _held = self.making.hold();
+            self.made().or_else(|| self.make())
+        })
+    }
+
+    fn made(&self) -> Option<(c_int, u64)> {
+        let sender = self.ends[1].load(SeqCst) - 1;
+        (sender >= 0).then(|| (sender, self.inode.load(SeqCst)))
+    }
+
+    fn make(&self) -> Option<(c_int, u64)> {
+        let mut ends = [-1; 2];
+        // Not a pipe: a child that writes after this process has ended would get SIGPIPE.
+        // SAFETY: room for two numbers.
+        if unsafe { libc::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.as_mut_ptr()) } != 0 {
+            return None;
+        }
+        let ends = ends.map(own_fd::relocate);
+        let tokens = own_fd::create(|| next_symbol::epoll_create1(EPOLL_CLOEXEC));
+        self.tokens.store(tokens + 1, SeqCst);
+        self.inode.store(shared::socket_inode(ends[1]).unwrap_or(0), SeqCst);
+        self.ends[0].store(ends[0] + 1, SeqCst);
+        self.ends[1].store(ends[1] + 1, SeqCst);
+        self.made()
+    }
+
+    /// Sends an index, if there are sockets.
+    pub fn wake(&self, index: u32) {
+        if let Some((sender, inode)) = self.made() {
+            shared::wake(sender, inode, index);
+        }
+    }
+
+    /// Makes a token that is connected a member of the epoll instance, which reports one event of it.
+    pub fn watch(&self, token: c_int, data: u64) {
+        let mut event = epoll_event { events: (EPOLLIN | EPOLLONESHOT) as u32, u64: data };
+        // SAFETY: the event is this function's own.
+        errno::keeping(|| unsafe { next_symbol::epoll_ctl(self.tokens(), EPOLL_CTL_ADD, token, &raw mut event) });
+    }
+
+    /// The epoll instance, -1 for none.
+    pub fn tokens(&self) -> c_int {
+        self.tokens.load(SeqCst) - 1
+    }
+
+    /// The socket from which the thread reads, -1 for none.
+    pub fn receiver(&self) -> c_int {
+        self.ends[0].load(SeqCst) - 1
+    }
+
+    /// In a child of fork(2), which does not have the thread that may be making them. The sender stays
+    /// open: the child wakes the parent by it.
+    pub fn in_child(&self) {
+        self.making.reset();
+        self.ends[1].store(0, SeqCst);
+        for number in [&self.ends[0], &self.tokens] {
+            own_fd::close(number.swap(0, SeqCst) - 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests_of_wake {
+    use std::sync::Barrier;
+    use std::thread;
+
+    use super::*;
+
+    /// Reads what is there. Returns the number of bytes.
+    fn read(fd: c_int) -> isize {
+        let mut bytes = [0_u8; 8];
+        // SAFETY: the array is this long.
+        unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), bytes.len()) }
+    }
+
+    #[test]
+    fn threads_that_need_the_sockets_first_get_the_same_ones() {
+        const THREADS: usize = 4;
+        for _ in 0..500 {
+            let (sockets, barrier) = (WakeSockets::new(), Barrier::new(THREADS));
+            let get = || {
+                barrier.wait();
+                sockets.sender().unwrap()
+            };
+            let got: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(get)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert!(got.iter().all(|&sender| sender == got[0]), "{got:?}");
+            assert!(own_fd::has(got[0].0) && own_fd::has(sockets.receiver()));
+            shared::wake(got[0].0, got[0].1, 7);
+            assert_eq!(read(sockets.receiver()), 4, "a wake-up is lost");
+            // SAFETY: the sender, which nobody uses any more.
+            unsafe { libc::close(got[0].0) };
+            sockets.in_child();
+            assert_eq!(sockets.receiver(), -1);
+        }
     }
 }

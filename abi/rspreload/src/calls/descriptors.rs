@@ -142,8 +142,8 @@ unsafe fn accept_from(
 pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: the C contract.
     unsafe {
-        if let Some(entry) = table::get(fd).filter(|_| auto::is_on() && auto::disconnect::is_asked(addr, len)) {
-            auto::disconnect::leave_rdma(fd, entry);
+        if let Some(entry) = table::get(fd).filter(|_| auto::is_on() && auto::outside::is_asked(addr, len)) {
+            auto::outside::leave_rdma(fd, entry);
         }
         match Fd::of(fd) {
             Fd::Rsocket(entry) => {
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 /// close(2) of a descriptor of the kernel's.
 #[inline(always)]
 fn close_kernel(fd: c_int) -> c_int {
-    auto::tcp_bytes::before_close(fd);
+    auto::log::before_close(fd);
     members::forget(fd);
     next_symbol::close(fd)
 }

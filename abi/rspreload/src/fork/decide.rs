@@ -9,15 +9,77 @@ use core::ffi::c_int;
 
 use libc::EAGAIN;
 
-use super::state::{Role, State};
 use super::{active, passive, sibling_handshakes};
 use crate::epoll::members;
 use crate::own_fd::OwnFd;
-use crate::table::{self, Entry, Kind};
-use crate::tcp::{self, make_rsocket};
+use crate::table::{Entry, Kind};
+use crate::tcp::make_rsocket;
 use crate::time::Deadline;
-use crate::transition::{self, Way};
-use crate::{cancel, next_symbol, rsocket, rsocket_abi};
+use crate::transition::Way;
+use crate::{cancel, next_symbol, rsocket, rsocket_abi, table, tcp, transition};
+
+// The state of a pending socket, in the flags of its table entry.
+
+/// What the program has done with the socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// Nothing yet, or listen(2).
+    Fresh,
+    /// It was connected.
+    Active,
+    /// It was accepted.
+    Passive,
+    /// It was connected, and used as TCP before the peer's word came, which may still come.
+    Late,
+}
+
+/// The state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct State {
+    pub role: Role,
+    /// A thread is deciding what the socket becomes.
+    pub busy: bool,
+}
+
+const ROLE: u32 = 3;
+const BUSY: u32 = 4;
+
+impl State {
+    pub fn new(role: Role) -> State {
+        State { role, busy: false }
+    }
+
+    /// Of a pending entry.
+    pub fn of(entry: Entry) -> State {
+        let role = match entry.flags & ROLE {
+            0 => Role::Fresh,
+            1 => Role::Active,
+            2 => Role::Passive,
+            _ => Role::Late,
+        };
+        State { role, busy: entry.flags & BUSY != 0 }
+    }
+
+    pub fn entry(self) -> Entry {
+        let busy = if self.busy { BUSY } else { 0 };
+        Entry { kind: Kind::Pending, flags: self.role as u32 | busy, inner: -1 }
+    }
+
+    pub fn with(self, role: Role) -> State {
+        State { role, ..self }
+    }
+
+    pub fn busy(self, busy: bool) -> State {
+        State { busy, ..self }
+    }
+}
+
+// Deciding what a pending socket becomes: one thread decides, and others that want to use the
+// socket wait.
+//
+// The decision works on a copy of the TCP descriptor, so the program may close its own meanwhile.
+// The table then has another entry than the deciding thread left there, and its result is
+// discarded.
 
 /// How long either end waits for the other, in milliseconds, where the program has not asked for
 /// waiting itself.

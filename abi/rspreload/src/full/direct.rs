@@ -32,7 +32,7 @@ pub unsafe extern "C" fn syscall(
                 if table::get(fd).is_some() {
                     return calls::close(fd).into();
                 }
-                auto::tcp_bytes::before_close(fd);
+                auto::log::before_close(fd);
             }
             libc::SYS_dup3 if is_known(fd) || is_known(b as c_int) => {
                 return descriptors::dup3(fd, b as c_int, c as c_int).into();
