@@ -226,6 +226,14 @@ mod tests {
     }
 
     #[test]
+    fn programs_that_execute_others_use_tcp_unless_a_rule_says_otherwise() {
+        let at = address("10.0.0.1");
+        let is_automatic = |text: &'static [u8], program| Config(text).is_automatic(program, at, 22);
+        assert!(!is_automatic(b"", b"sshd") && !is_automatic(b"auto ssh 10.9.0.0/16", b"ssh"));
+        assert!(is_automatic(b"", b"sshpass") && is_automatic(b"auto ssh *", b"sshd"));
+    }
+
+    #[test]
     fn lines_without_effect_have_numbers() {
         let text =
             b"mode auto\nmod rdma\n\n# comment\nmode\ntimeout x\ntcp * 10.0.0.0/33\ntcp * * * *\nrdma * 10.0.0.1\n\
