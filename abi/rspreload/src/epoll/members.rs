@@ -48,7 +48,9 @@ fn record(fd: c_int) -> Option<&'static Record> {
 /// socket(2) has returned `fd`, or the socket is a new one again. Returns `fd`.
 pub fn begin(fd: c_int) -> c_int {
     if let Ok(record) = RECORDS.get_or_grow(fd) {
-        record.clear();
+        if record.made.load(SeqCst) != 0 {
+            record.clear();
+        }
         record.made.store(GENERATION.load(SeqCst), SeqCst);
     }
     fd
