@@ -78,9 +78,11 @@ fn programs<'a>(found: &[(i32, &'a Line)], end: i32) -> Vec<(i32, &'a Line)> {
 /// Returns the lowest number that the library uses for itself, from the text of /proc/PID/limits.
 fn lowest_library_fd(limits: &str) -> i32 {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
-    let soft = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    let mut words = line.unwrap_or_default().split_whitespace();
     // "unlimited" is no number.
-    rdmacm_private::lowest_library_fd(soft.unwrap_or(u64::MAX))
+    let mut limit = || words.next().and_then(|word| word.parse().ok()).unwrap_or(u64::MAX);
+    // The soft limit may have been lower.
+    rdmacm_private::lowest_library_fd(limit(), limit()).min(1024)
 }
 
 pub(crate) fn inode(file: &Path) -> Option<u64> {
@@ -169,7 +171,7 @@ mod tests {
     #[test]
     fn the_librarys_own_descriptors() {
         let limits = "Limit                     Soft Limit           Hard Limit\nMax open files            512                  4096   files\n";
-        assert_eq!((lowest_library_fd(limits), lowest_library_fd("")), (256, 1024));
+        assert_eq!((lowest_library_fd(limits), lowest_library_fd("")), (512, 1024));
         assert_eq!((inode(Path::new("socket:[17]")), inode(Path::new("/dev/null"))), (Some(17), None));
     }
 }

@@ -197,10 +197,15 @@ pub fn spin() {
 
 /// Returns the number of descriptors that the process may have (RLIMIT_NOFILE).
 pub fn descriptor_limit() -> usize {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is writable.
-    let failed = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0;
-    if failed { usize::MAX } else { usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX) }
+    usize::try_from(descriptor_limits().rlim_cur).unwrap_or(usize::MAX)
+}
+
+/// Returns the soft and the hard limit on the number of descriptors.
+pub fn descriptor_limits() -> libc::rlimit {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: `limit` is writable. It stays as it is if the call fails.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    limit
 }
 
 #[cfg(test)]

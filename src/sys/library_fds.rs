@@ -38,7 +38,8 @@ static FLOOR: AtomicI32 = AtomicI32::new(0);
 /// Reserves the small numbers for the program from now on.
 pub fn reserve_low_fds() {
     if FLOOR.load(Ordering::Relaxed) == 0 {
-        FLOOR.store(rdmacm_private::lowest_library_fd(event::descriptor_limit() as u64), Ordering::Relaxed);
+        let limit = event::descriptor_limits();
+        FLOOR.store(rdmacm_private::lowest_library_fd(limit.rlim_cur, limit.rlim_max), Ordering::Relaxed);
     }
 }
 
@@ -46,8 +47,7 @@ pub fn reserve_low_fds() {
 /// program. Returns its number.
 pub fn relocate_fd(fd: RawFd) -> RawFd {
     let floor = FLOOR.load(Ordering::Relaxed);
-    // SAFETY: no pointers. It fails if no number is free above the limit.
-    let moved = if fd < floor { unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) } } else { -1 };
+    let moved = if fd < floor { duplicate_from(fd, floor) } else { -1 };
     if moved < 0 {
         mark(fd);
         return fd;
@@ -56,6 +56,26 @@ pub fn relocate_fd(fd: RawFd) -> RawFd {
     // SAFETY: a descriptor of the library that nobody else knows yet.
     unsafe { libc::close(fd) };
     moved
+}
+
+/// Duplicates a descriptor. Returns a number from `floor` on, or -1 if none is free there. For a number
+/// beyond the soft limit the limit is raised for a moment.
+fn duplicate_from(fd: RawFd, floor: RawFd) -> RawFd {
+    // SAFETY: no pointers.
+    let duplicate = || unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) };
+    let limit = event::descriptor_limits();
+    // Another thread may have raised it, and restores it.
+    if limit.rlim_cur > floor as libc::rlim_t || limit.rlim_max <= floor as libc::rlim_t {
+        return duplicate();
+    }
+    let raised = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
+    // SAFETY: live structures.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised);
+        let moved = duplicate();
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        moved
+    }
 }
 
 /// As [`relocate_fd`], for a descriptor in a structure.

@@ -93,6 +93,7 @@ case_mariadb() {
 
 # Privilege separation: for each client a process, which executes sshd anew, and in it one of another user.
 case_sshd() {
+    : >stays-tcp
     full=yes # ssh waits by ppoll(2)
     local ssh=(-F /dev/null -i "$PWD/user" -o "UserKnownHostsFile=$PWD/known" -o StrictHostKeyChecking=accept-new)
     mkdir -p /run/sshd

@@ -6,7 +6,9 @@ with SO_MARK uses TCP in automatic mode, too. SILENT is an address that does not
 
 import ctypes
 import errno
+import fcntl
 import os
+import resource
 import select
 import signal
 import socket
@@ -394,6 +396,134 @@ def epoll_and_kept_connection(address, _address6, _silent, port):
     print(reported([member], client), client.recv(100))
     server.shutdown(socket.SHUT_WR)
     print(reported([member], client), client.recv(100))
+
+
+def few_descriptors(address, _address6, _silent, port, limits=(150, 4000)):
+    """Connections until there is no descriptor for another one: none of them is lost."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    listening, pairs, refused = listener(address, port), [], ""
+    while not refused:
+        try:
+            client = connect(RDMA, address, port)
+            pairs.append((client, listening.accept()[0]))
+        except OSError as error:
+            refused = errno.errorcode[error.errno]
+    print(refused, resource.getrlimit(resource.RLIMIT_NOFILE), {works(*both) for both in pairs})
+    # Where the library takes numbers of the program's it takes a quarter.
+    print(len(pairs) if limits[0] < limits[1] else len(pairs) > 90)
+
+
+def descriptors_at_the_limit(address, address6, silent, port):
+    few_descriptors(address, address6, silent, port, (300, 300))
+
+
+def stale_members(address, _address6, _silent, port):
+    """An instance has other files under the number of the socket that connects, since there are copies of them."""
+    listening, libc = listener(address, port), ctypes.CDLL(None)
+    for waits in True, False:
+        member, kept = select.epoll(), []
+        for data in range(12):
+            ends = socket.socketpair()
+            kept += [ends[1], ends[0].dup()]
+            event = struct.pack("=IQ", select.EPOLLIN, data)
+            assert libc.epoll_ctl(member.fileno(), 1, ends[0].fileno(), event) == 0
+            number = ends[0].fileno()
+            ends[0].close()
+        client = socket.socket()
+        assert client.fileno() == number
+        client.setblocking(waits)
+        event = struct.pack("=IQ", select.EPOLLOUT, 99)
+        libc.epoll_ctl(member.fileno(), 1, number, event)
+        client.connect_ex((address, port))
+        server = listening.accept()[0]
+        print(waits, member.poll(30))
+        assert libc.epoll_ctl(member.fileno(), 3, number, struct.pack("=IQ", select.EPOLLIN, 100)) == 0
+        server.sendall(b"x")
+        print(waits, member.poll(30))
+        client.close()
+        server.close()
+
+
+def ring(address, _address6, _silent, port):
+    """The process has an instance of io_uring."""
+    libc = ctypes.CDLL(None)
+    if libc.syscall(425, 8, ctypes.create_string_buffer(120)) < 0:
+        sys.exit("no io_uring")
+    listening = listener(address, port)
+    for _ in range(2):
+        client = connect(RDMA, address, port)
+        print(exchange(client, listening.accept()[0]))
+
+
+def direct_calls(address, _address6, _silent, port):
+    """The server writes past the library."""
+    listening, libc = listener(address, port), ctypes.CDLL(None)
+    client = connect(RDMA, address, port)
+    server = listening.accept()[0]
+    print(libc.syscall(1, server.fileno(), b"greeting", 8), client.recv(100))
+    client.sendall(b"question")
+    print(server.recv(100))
+
+
+def raw_clone(address, _address6, _silent, port):
+    """The child serves the connection; its parent closes it."""
+    listening, libc = listener(address, port), ctypes.PyDLL(None)
+    for _ in range(2):
+        client = connect(RDMA, address, port)
+        server = listening.accept()[0]
+        child = libc.syscall(56, signal.SIGCHLD, 0, 0, 0, 0)
+        if child == 0:
+            server.sendall(server.recv(100)[::-1])
+            os._exit(0)
+        server.close()
+        client.sendall(b"forwards")
+        print(client.recv(100), client.recv(100), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def as_tcp(address, _address6, _silent, port):
+    """Calls whose results TCP's sockets have and rsockets do not."""
+    listening = listener(address, port)
+    client, server = connect(RDMA, address, port), listening.accept()[0]
+    client.sendall(b"unread")
+    server.recv(1)
+    server.close()
+    print("closed with unread data", failure(client.recv, 1))
+    client, server = connect(RDMA, address, port), listening.accept()[0]
+    print("error queue", failure(client.recv, 1, socket.MSG_ERRQUEUE), failure(client.recvmsg, 1, 1, socket.MSG_ERRQUEUE))
+    print("buffers", failure(client.sendmsg, [b"x"] * 1025), failure(os.writev, client.fileno(), [b"x"] * 1025))
+    client, server = connect(RDMA, address, port), listening.accept()[0]
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 6)
+    client.sendall(b"abc")
+    print("low water", select.select([server], [], [], 0.3)[0])
+    client.sendall(b"def")
+    print(len(select.select([server], [], [], 30)[0]), server.recv(100))
+    client, server = connect(RDMA, address, port), listening.accept()[0]
+    got = []
+    signal.signal(signal.SIGIO, lambda *_: got.append(1))
+    fcntl.fcntl(server, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(server, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    client.sendall(b"x")
+    until(lambda: got)
+    print("SIGIO", server.recv(100))
+    client, server = connect(RDMA, address, port), listening.accept()[0]
+    waits = select.poll()
+    waits.register(server, select.POLLIN | select.POLLRDHUP)
+    client.shutdown(socket.SHUT_WR)
+    print("half closed", waits.poll(30_000)[0][1], server.recv(1), waits.poll(0)[0][1])
+    server.sendall(b"more")
+    print(client.recv(10))
+    client, server = connect(RDMA, address, port), listening.accept()[0]
+    member = select.epoll()
+    member.register(server, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+    client.shutdown(socket.SHUT_WR)
+    print("edge", member.poll(30)[0][1], member.poll(0.3))
+
+
+def failure(call, *arguments):
+    try:
+        return call(*arguments)
+    except OSError as error:
+        return errno.errorcode[error.errno]
 
 
 def pair(listening, address, port):

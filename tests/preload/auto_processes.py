@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Servers and clients of several processes, for automatic mode.
 
-auto_processes.py fork|prefork|daemon|nobody ADDRESS PORT CONNECTIONS: an echo server; prints "listening".
+auto_processes.py fork|prefork|daemon|chroot|nobody ADDRESS PORT CONNECTIONS: an echo server; prints "listening".
     nobody accepts nothing until a line arrives on its standard input.
 auto_processes.py child-reads ADDRESS PORT: a client whose child receives what its parent sends.
 auto_processes.py sink ADDRESS PORT CONNECTIONS: a server that only receives.
@@ -124,6 +124,11 @@ def server(way, address, port, connections):
     listener = listen(address, port)
     if way == "daemon" and os.fork():
         os._exit(0)
+    if way == "chroot":
+        os.makedirs("/tmp/empty", exist_ok=True)
+        os.chroot("/tmp/empty")
+        os.setgid(65534)
+        os.setuid(65534)
     if way == "passes-listener":
         assert pass_on(listener, ECHO, str(connections)).wait() == 0
         return

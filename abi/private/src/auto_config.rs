@@ -7,6 +7,10 @@ use core::net::IpAddr;
 /// The file.
 pub const FILE: &core::ffi::CStr = c"/etc/rdma/rsocket/auto_config";
 
+/// Programs whose connections go by TCP where no rule says otherwise. They execute programs that trust
+/// the peer's address, which these would not see, or end while a child goes on with the connection.
+const BY_TCP: [&[u8]; 5] = [b"ssh", b"sshd", b"sshd-session", b"inetd", b"xinetd"];
+
 /// What decides between RDMA and TCP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
@@ -185,7 +189,7 @@ impl<'a> Config<'a> {
             }
             _ => None,
         });
-        rule != Some(Mode::Tcp)
+        rule.map_or(!BY_TCP.contains(&program), |mode| mode != Mode::Tcp)
     }
 
     /// How long a host may take to answer by RDMA, in milliseconds.
@@ -219,6 +223,14 @@ mod tests {
     #[test]
     fn the_example_is_correct() {
         assert_eq!(Config(EXAMPLE).problems().count(), 0);
+    }
+
+    #[test]
+    fn programs_that_execute_others_use_tcp_unless_a_rule_says_otherwise() {
+        let at = address("10.0.0.1");
+        let is_automatic = |text: &'static [u8], program| Config(text).is_automatic(program, at, 22);
+        assert!(!is_automatic(b"", b"sshd") && !is_automatic(b"auto ssh 10.9.0.0/16", b"ssh"));
+        assert!(is_automatic(b"", b"sshpass") && is_automatic(b"auto ssh *", b"sshd"));
     }
 
     #[test]

@@ -9,11 +9,19 @@ pub mod auto_config;
 pub mod preload_rules;
 pub mod socket_table;
 
-/// Lowest number of the library's descriptors in a process that may have `limit` of them
-/// (RLIMIT_NOFILE): the program gets at least half, and needs no more low ones than select(2) uses.
-pub const fn lowest_library_fd(limit: u64) -> i32 {
+/// Lowest number of the library's descriptors in a process with these limits (RLIMIT_NOFILE). Numbers
+/// from the soft limit on are none of the program's. If the hard limit has no room for them the program
+/// gets at least half, and needs no more low ones than select(2) uses.
+pub const fn lowest_library_fd(soft: u64, hard: u64) -> i32 {
     const SELECT: u64 = 1024;
-    if limit / 2 < SELECT { (limit / 2) as i32 } else { SELECT as i32 }
+    const MANY: u64 = 1 << 19;
+    if soft <= hard / 2 && soft < MANY {
+        soft as i32
+    } else if soft / 2 < SELECT {
+        (soft / 2) as i32
+    } else {
+        SELECT as i32
+    }
 }
 
 /// The private level.

@@ -8,52 +8,42 @@
 //! serves all of these.
 
 mod attempt;
-mod bound;
 mod client;
 mod connections;
 #[cfg(test)]
 mod connections_tests;
-pub mod disconnect;
 #[cfg(test)]
 mod docs_tests;
-mod entry;
 mod forward;
-mod free_port;
-mod half_closed;
-pub mod instances;
 mod kernel_options;
 mod listeners;
-mod log;
-mod outcome;
+pub mod log;
+mod numbers;
 pub mod outside;
-mod pair;
-mod polled;
 mod remembered;
 mod route;
 mod shared;
 pub mod slots;
 mod socket_owner;
-pub mod tcp_bytes;
-mod tcp_watch;
 mod thread;
-mod wake;
-mod watched;
 
 use core::ffi::{c_int, c_void};
 
 use libc::{AF_INET, AF_INET6, EALREADY, SOCK_STREAM, sockaddr, sockaddr_storage, socklen_t};
 use rdmacm_private::auto_config::Mode;
 
-use self::entry::MAPPED;
 use self::kernel_options::Purpose;
+use self::numbers::MAPPED;
+use self::shared::Use;
+use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
 use crate::tcp::name::{self, Name};
 use crate::transition::{self, Way};
 use crate::{cancel, config, errno, next_symbol, rsocket, rsocket_abi};
 
 pub use client::connect;
-pub use entry::{is_auto, is_on};
-pub use listeners::{hold, release, take_over};
+pub use listeners::{hold, release};
+pub use numbers::{is_auto, is_on};
 
 /// A call is about to use a number whose attempt is under way. Returns the errno with which a call
 /// fails that does not wait.
@@ -112,45 +102,14 @@ pub fn connect_again() -> c_int {
 /// # Safety
 /// As listen(2).
 pub unsafe fn listen(fd: c_int, backlog: c_int, entry: Option<Entry>) -> c_int {
-    let origin = if entry.is_none() { errno::keeping(|| bound::Origin::of(fd)) } else { bound::Origin::Own };
-    // SAFETY: as for this function.
-    let result = unsafe { next_symbol::listen(fd, backlog) };
+    let result = next_symbol::listen(fd, backlog);
     if result == 0 {
         match entry {
             Some(entry) => listeners::set_backlog(entry, backlog),
-            None => errno::keeping(|| listeners::add(fd, backlog, origin)),
+            None => errno::keeping(|| listeners::add(fd, backlog)),
         }
     }
     result
-}
-
-/// bind(2) of a socket of the kernel's.
-///
-/// # Safety
-/// As bind(2).
-pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: as for this function.
-    let result = unsafe { bind_to_free(fd, addr, len) };
-    if result == 0 {
-        errno::keeping(|| bound::remember(fd));
-    }
-    result
-}
-
-/// # Safety
-/// As bind(2).
-unsafe fn bind_to_free(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: as for this function.
-    let name = unsafe { Name::read(addr, len) }.filter(|name| name.number() == 0 && !route::has_port_later(fd));
-    let free = name.filter(|name| route::is_candidate(fd, name.family())).and_then(|name| free_port::find(fd, &name));
-    if let Some(free) = free {
-        // SAFETY: an address and its length.
-        if unsafe { next_symbol::bind(fd, free.as_ptr(), free.len) } == 0 {
-            return 0;
-        }
-    }
-    // SAFETY: as for this function.
-    unsafe { next_symbol::bind(fd, addr, len) }
 }
 
 /// Whether accept(2) must look for tokens.
@@ -173,9 +132,6 @@ pub unsafe fn accept(
     if !addr.is_null() && len.is_null() {
         return next(addr, len);
     }
-    if let Some(entry) = table::get(fd) {
-        before_wait(entry);
-    }
     loop {
         // SAFETY: all zeros are an address, of no family.
         let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
@@ -192,8 +148,7 @@ pub unsafe fn accept(
             && let Some(accepted) = errno::keeping(|| shared::accepted(&from, || name::own(fd).map(|own| own.number())))
         {
             let Some(peer) = errno::keeping(|| cancel::disabled(|_| connections::adopt(new, accepted))) else {
-                // SAFETY: the program does not know the number yet.
-                unsafe { next_symbol::close(new) };
+                next_symbol::close(new);
                 continue;
             };
             reported = peer.in_family(from.family());
@@ -240,17 +195,23 @@ pub unsafe fn name_of(entry: Entry, is_peer: bool, addr: *mut sockaddr, len: *mu
 #[cold]
 pub fn use_forwarded(entry: Entry) {
     if let Some(slot) = connections::slot_of(entry).filter(|slot| !slot.is_wanted()) {
-        slot.want(connections::generation_of(entry));
+        slot.want(connections::generation_of(entry), Use::Inherited);
+    }
+}
+
+/// A program is about to be executed that gets a number that is forwarded.
+#[cold]
+pub fn execute_with(entry: Entry) {
+    if let Some(slot) = connections::slot_of(entry) {
+        slot.want(connections::generation_of(entry), Use::Executed);
     }
 }
 
 /// A call is about to wait for a number of the kernel's that automatic mode knows.
 #[inline(always)]
 pub fn before_wait(entry: Entry) {
-    match entry.kind {
-        Kind::Forwarded => use_forwarded(entry),
-        Kind::Listener if listeners::is_inherited(entry) => take_over(entry),
-        _ => {}
+    if entry.kind == Kind::Forwarded {
+        use_forwarded(entry);
     }
 }
 
@@ -304,6 +265,13 @@ pub unsafe fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
+    // The kernel waits for so many bytes.
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT)
+        && errno::keeping(|| connections::forward_from_now(fd, entry.inner, Use::Inherited)).is_ok()
+    {
+        // SAFETY: as for this function.
+        return unsafe { next_symbol::setsockopt(fd, level, name, value, len) };
+    }
     // SAFETY: as for this function.
     unsafe {
         if kernel_options::purpose_of((level, name), value, len) != Purpose::Hint {
@@ -348,6 +316,10 @@ pub unsafe fn setsockopt_of_kernel(
     };
     if result == 0 && purpose != Purpose::Hint && !route::is_readable_option(level, name) {
         errno::keeping(|| kernel_options::remember(fd));
+    }
+    // Perhaps it is the parent that listens by RDMA, too.
+    if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) && shared::is_used() {
+        listeners::accept_at_once(fd);
     }
     result
 }
@@ -409,9 +381,8 @@ pub unsafe fn setsockopt_of_known(
 ) -> c_int {
     // SAFETY: as for this function.
     let purpose = unsafe { kernel_options::purpose_of((level, name), value, len) };
-    let is_inherited = entry.kind == Kind::Listener && listeners::is_inherited(entry);
-    if (entry.kind == Kind::Forwarded || is_inherited) && purpose == Purpose::Guard {
-        // The number's socket ends inside the host, or another process accepts by RDMA beside it.
+    if entry.kind == Kind::Forwarded && purpose == Purpose::Guard {
+        // The number's socket ends inside the host.
         return errno::fail(kernel_options::refusal((level, name)));
     }
     let reason = match (level, name) {
@@ -422,16 +393,7 @@ pub unsafe fn setsockopt_of_known(
         errno::keeping(|| listeners::leave_to_kernel(entry, reason));
     }
     // SAFETY: as for this function.
-    let result = unsafe { setsockopt_of_kernel(fd, (level, name), value, len) };
-    if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) && entry.kind == Kind::Listener {
-        listeners::accept_at_once(fd);
-    }
-    result
-}
-
-/// Whether `fd` is one of the library's own descriptors for automatic mode.
-pub fn is_library_fd(fd: c_int) -> bool {
-    is_on() && (thread::is_own(fd) || slots::is_own(fd) || connections::is_own(fd))
+    unsafe { setsockopt_of_kernel(fd, (level, name), value, len) }
 }
 
 /// Drops a number's reference to an rsocket of automatic mode. Returns 0, or -1 with `errno`.
@@ -475,7 +437,7 @@ pub fn has_connections() -> bool {
 
 /// Before fork(2), with or without its handlers.
 pub fn before_fork() {
-    bound::forget();
+    members::begin_generation();
     if table::any() && is_on() && !crate::process::is_guest() {
         errno::keeping(|| connections::before_fork(thread::wake_socket));
     }

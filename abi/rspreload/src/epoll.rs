@@ -28,7 +28,7 @@ use crate::table::{self, Entry, Kind};
 use crate::time::Deadline;
 use crate::{errno, next_symbol, rsocket, rsocket_abi};
 
-pub mod handover;
+pub mod members;
 mod sides;
 
 /// Upper half of the data of sides in the program's instances: neither a small number nor an
@@ -111,7 +111,7 @@ fn not_a_member(epfd: c_int, inner: c_int) -> c_int {
     }
 }
 
-/// Adds a number on the program's behalf, after fork mode has removed it as a TCP socket.
+/// Adds a number on the program's behalf, as what it is now.
 pub fn add(epfd: c_int, fd: c_int, mut event: epoll_event) -> c_int {
     // SAFETY: the event is this function's own.
     unsafe {
@@ -139,8 +139,7 @@ pub fn hand_over_to_kernel(fd: c_int, entry: Entry) {
 /// Gives an instance a side. If two threads do so at once, both use the side of the faster one.
 fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     table::prepare(epfd)?;
-    // SAFETY: no pointers.
-    let side = unsafe { rsocket_abi::repoll_create(EPOLL_CLOEXEC) };
+    let side = rsocket_abi::repoll_create(EPOLL_CLOEXEC);
     if side < 0 {
         return Err(errno::get());
     }
@@ -194,8 +193,7 @@ pub fn close_sides(first: c_int) -> c_int {
 }
 
 fn close_side(side: c_int) -> c_int {
-    // SAFETY: no pointers.
-    errno::keeping(|| unsafe { rsocket_abi::rclose(side) })
+    errno::keeping(|| rsocket_abi::rclose(side))
 }
 
 /// epoll_wait(2). All waits come here, because a thread may be waiting when another adds the first

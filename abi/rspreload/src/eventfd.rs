@@ -2,12 +2,12 @@
 
 use core::ffi::c_int;
 
-use crate::{next_symbol, open_fds};
+use crate::{next_symbol, own_fd};
 
 /// Creates one that does not block, out of the program's way. Returns its number, or -1.
 pub fn create() -> c_int {
     // SAFETY: no pointers.
-    open_fds::relocate(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+    own_fd::create(|| unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
 /// Makes it readable.

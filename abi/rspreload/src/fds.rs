@@ -6,6 +6,7 @@ use core::ffi::c_int;
 use libc::{O_CLOEXEC, O_NONBLOCK, O_RDWR};
 
 use crate::cancel::CancelDisabled;
+use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
 use crate::{auto, epoll, errno, fork, open_fds, own_fd, process, rsocket};
 
@@ -49,6 +50,7 @@ pub fn on_new_fd(fd: c_int) -> c_int {
     if table::get(fd).is_some() {
         clear_entry(fd);
     }
+    members::forget(fd);
     fd
 }
 
@@ -154,7 +156,7 @@ fn is_stale(fd: c_int, entry: Entry) -> bool {
 /// programs that close every number there is.
 #[cold]
 pub fn is_library(fd: c_int) -> bool {
-    own_fd::has(fd) || auto::is_library_fd(fd) || rsocket::is_library_fd(fd)
+    own_fd::has(fd) || rsocket::is_library_fd(fd)
 }
 
 /// One more than the highest number below `count` that the program has, but at least FD_SETSIZE.

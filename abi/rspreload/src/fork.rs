@@ -16,13 +16,12 @@ mod decide;
 mod passive;
 mod semaphore;
 mod sibling_handshakes;
-mod state;
 
 use core::ffi::c_int;
 
 use libc::{EINPROGRESS, EINTR, c_short, sockaddr, socklen_t};
 
-use self::state::{Role, State};
+use self::decide::{Role, State};
 use crate::table::{self, Entry, Kind};
 use crate::transition::{self, Moving, Way};
 use crate::{config, errno, next_symbol};
@@ -115,14 +114,6 @@ pub fn stay_tcp(fd: c_int, entry: Entry) -> bool {
 /// The entry of the copy of a pending socket's number.
 pub fn copied(entry: Entry) -> Entry {
     State::new(State::of(entry).role).entry()
-}
-
-/// A pending socket was added to an epoll instance.
-pub fn joined(fd: c_int, epfd: c_int) {
-    if let Some(entry @ Entry { kind: Kind::Pending, .. }) = table::get(fd) {
-        // Fails if the socket has been decided meanwhile, too late to note an epoll instance.
-        table::replace(fd, Some(entry), Some(State::of(entry).in_epoll(epfd).entry()));
-    }
 }
 
 /// After fork(2), in the child: a turn is the parent's.

@@ -2,18 +2,11 @@
 //! that execute programs ([`spawn`]). Each of the former is served for rsockets by the calls that
 //! librspreload.so has, too, and is the next definition for everything else.
 
-mod checked;
+mod data;
+mod descriptors;
 mod direct;
-mod messages;
 mod next;
-mod numbers;
-mod offsets;
-mod printf;
-mod requests;
 mod spawn;
-mod splice;
-mod status;
-mod streams;
 mod waits;
 
 /// The library's DT_INIT: resolves the names before the program runs, because dlsym(3) is not

@@ -53,7 +53,6 @@ mod tcp;
 #[cfg(test)]
 mod test_sockets;
 mod thread;
-mod ticket;
 mod time;
 mod transition;
 
@@ -84,7 +83,7 @@ static AT_EXIT: extern "C" fn() = at_exit;
 /// Many programs leave closing their sockets to the end of the process.
 #[cfg(not(test))]
 extern "C" fn at_exit() {
-    auto::tcp_bytes::before_exit();
+    auto::log::before_exit();
     if table::any() && !process::is_guest() {
         auto::flush_on_exit();
         rsocket::flush_on_exit();

@@ -13,8 +13,7 @@ use crate::{errno, next_symbol};
 /// The request has `len` bytes. Both types are structures of integers in the layout of C.
 pub unsafe fn ask<Request, Answer>(protocol: c_int, request: &Request, len: usize) -> Option<(Answer, usize)> {
     errno::keeping(|| {
-        // SAFETY: no pointers.
-        let fd = unsafe { next_symbol::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol) };
+        let fd = next_symbol::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol);
         if fd < 0 {
             return None;
         }

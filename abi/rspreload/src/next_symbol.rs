@@ -113,6 +113,7 @@ pub(crate) use next;
 /// Resolves all names.
 pub fn resolve() {
     resolve_names();
+    integers::resolve();
     slot_fcntl.get();
     slot_fcntl64.get();
 }
@@ -121,18 +122,12 @@ next! {
     accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
     accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
     bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
-    close(fd: c_int) -> c_int;
     connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
-    dup(fd: c_int) -> c_int;
-    dup2(old: c_int, new: c_int) -> c_int;
-    epoll_create(size: c_int) -> c_int;
-    epoll_create1(flags: c_int) -> c_int;
     epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     epoll_wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, timeout: c_int) -> c_int;
     getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
     getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
     getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
-    listen(fd: c_int, backlog: c_int) -> c_int;
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
     pread64(fd: c_int, buf: *mut c_void, len: size_t, offset: off64_t) -> ssize_t;
     read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t;
@@ -153,10 +148,64 @@ next! {
         fd: c_int, buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, addrlen: socklen_t
     ) -> ssize_t;
     setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
-    shutdown(fd: c_int, how: c_int) -> c_int;
-    socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t;
     writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t;
+}
+
+/// Calls that take only integers.
+mod integers {
+    use core::ffi::{CStr, c_void};
+    use core::mem;
+    use core::sync::atomic::Ordering::Relaxed;
+
+    use super::{ENOSYS, Next, c_int, errno};
+
+    next! {
+        close(fd: c_int) -> c_int;
+        dup(fd: c_int) -> c_int;
+        dup2(old: c_int, new: c_int) -> c_int;
+        epoll_create(size: c_int) -> c_int;
+        epoll_create1(flags: c_int) -> c_int;
+        listen(fd: c_int, backlog: c_int) -> c_int;
+        shutdown(fd: c_int, how: c_int) -> c_int;
+        socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    }
+
+    pub fn resolve() {
+        resolve_names();
+    }
+}
+
+macro_rules! safe {
+    ($($name:ident($($arg:ident: $type:ty),*);)*) => {$(
+        #[doc = concat!("The program's own ", stringify!($name), ".")]
+        #[inline(always)]
+        pub fn $name($($arg: $type),*) -> c_int {
+            // SAFETY: takes no pointers.
+            unsafe { integers::$name($($arg),*) }
+        }
+    )*};
+}
+
+safe! {
+    close(fd: c_int);
+    dup(fd: c_int);
+    dup2(old: c_int, new: c_int);
+    epoll_create(size: c_int);
+    epoll_create1(flags: c_int);
+    listen(fd: c_int, backlog: c_int);
+    shutdown(fd: c_int, how: c_int);
+    socket(domain: c_int, kind: c_int, protocol: c_int);
+}
+
+/// The program's own fcntl, of a command that takes an int or nothing.
+pub fn fcntl_int(fd: c_int, cmd: c_int, value: c_int) -> c_int {
+    debug_assert!(matches!(
+        cmd,
+        libc::F_GETFL | libc::F_SETFL | libc::F_GETFD | libc::F_SETFD | libc::F_DUPFD | libc::F_DUPFD_CLOEXEC
+    ));
+    // SAFETY: no pointer.
+    unsafe { fcntl(fd, cmd, value as usize) }
 }
 
 #[allow(non_upper_case_globals)]

@@ -1,46 +1,85 @@
 //! Descriptors of the process: how many it may have, and which are open.
 
-use core::ffi::c_int;
+use core::ffi::{CStr, c_char, c_int};
 use core::mem;
 use core::ops::Range;
+use core::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use libc::{O_CLOEXEC, POLLNVAL, pollfd};
 
-use crate::next_symbol;
+use crate::{errno, next_symbol, time};
 
-/// RLIMIT_NOFILE: one more than the highest number that the process may have now. Returns `None` if
-/// the kernel does not tell.
-pub fn limit() -> Option<libc::rlim_t> {
+/// RLIMIT_NOFILE: one more than the highest number that the process may have now, and that it may ask
+/// for. Returns `None` if the kernel does not tell.
+fn limits() -> Option<libc::rlimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a live structure.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
-    known.then_some(limit.rlim_cur)
+    known.then_some(limit)
 }
 
-/// The lowest number for the library's own descriptors: lower ones are left to the program.
-pub fn lowest_library_fd() -> c_int {
-    limit().map_or(0, rdmacm_private::lowest_library_fd)
+/// The soft limit.
+pub fn limit() -> Option<libc::rlim_t> {
+    limits().map(|limit| limit.rlim_cur)
 }
 
 /// Duplicates a descriptor for the library, out of the program's way. Returns the number, or -1.
 pub fn duplicate(fd: c_int) -> c_int {
-    // SAFETY: no pointers.
-    unsafe { next_symbol::fcntl(fd, libc::F_DUPFD_CLOEXEC, lowest_library_fd() as usize) }
+    let Some(limit) = limits() else { return -1 };
+    let lowest = rdmacm_private::lowest_library_fd(limit.rlim_cur, limit.rlim_max);
+    let duplicate = || next_symbol::fcntl_int(fd, libc::F_DUPFD_CLOEXEC, lowest);
+    if limit.rlim_cur > lowest as libc::rlim_t { duplicate() } else { beyond_limit(duplicate) }
 }
 
-/// Moves a descriptor of the library's own out of the program's way. Returns its number, which is
-/// the old one if there is no higher one, or -1.
-pub fn relocate(low: c_int) -> c_int {
-    if low < 0 {
-        return low;
+/// Makes a call for which the program's limit is raised. Other threads may see it for a moment.
+pub fn beyond_limit(call: impl FnOnce() -> c_int) -> c_int {
+    // One that another thread has raised is restored by that one.
+    let Some(limit) = limits().filter(|limit| limit.rlim_cur < limit.rlim_max) else { return call() };
+    let raised = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
+    // SAFETY: live structures.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised);
+        let result = call();
+        errno::keeping(|| libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit));
+        result
     }
-    let high = duplicate(low);
-    if high < 0 {
-        return low;
+}
+
+/// Whether the library may take descriptors for another connection, of which `fd` is any, or whether it
+/// has become `few` again. Where it takes numbers that the program might need, it takes a quarter.
+pub fn has_room(fd: c_int, few: bool) -> bool {
+    let (Some(limit), number) = (limits(), duplicate(fd)) else { return true };
+    errno::keeping(|| next_symbol::close(number));
+    let lowest = rdmacm_private::lowest_library_fd(limit.rlim_cur, limit.rlim_max) as libc::rlim_t;
+    let share = if lowest < limit.rlim_cur { limit.rlim_cur / 4 } else { limit.rlim_max - lowest };
+    let most = lowest + if few { share / 3 * 2 } else { share };
+    libc::rlim_t::try_from(number).is_ok_and(|number| number < most)
+}
+
+/// Whether the process has an instance of io_uring, by which it may use its sockets past this library.
+/// The answer may be a second old.
+pub fn has_ring() -> bool {
+    const NAME: &[u8] = b"anon_inode:[io_uring]";
+    static KNOWN: AtomicI64 = AtomicI64::new(i64::MIN);
+    /// In place of the last bit of the time.
+    const HAS: i64 = 1;
+    let (known, now) = (KNOWN.load(Relaxed), time::now());
+    if known.saturating_add(1_000_000_000) > now {
+        return known & HAS != 0;
     }
-    // SAFETY: a descriptor that no other thread knows.
-    unsafe { next_symbol::close(low) };
-    high
+    let mut found = false;
+    each(0..c_int::MAX, |fd| {
+        let (mut path, mut name) = ([0_u8; 40], [0_u8; NAME.len()]);
+        // SAFETY: the buffers are this long, and the format takes an int.
+        let len = unsafe {
+            let path = path.as_mut_ptr().cast::<c_char>();
+            libc::snprintf(path, 40, c"/proc/self/fd/%d".as_ptr(), fd);
+            libc::readlink(path, name.as_mut_ptr().cast(), name.len())
+        };
+        found |= len == NAME.len() as isize && name == NAME;
+    });
+    KNOWN.store(now & !HAS | i64::from(found), Relaxed);
+    found
 }
 
 /// The status of an open descriptor. Not by fstat(2), which librspreload-full.so changes.
@@ -52,10 +91,18 @@ pub fn status(fd: c_int) -> Option<libc::stat> {
     (result == 0).then(|| unsafe { status.assume_init() })
 }
 
+/// The status of a file.
+pub fn status_of(path: &CStr) -> Option<libc::stat> {
+    let mut status = mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a string; `status` has room for the structure that the kernel writes.
+    let result = unsafe { libc::fstatat(libc::AT_FDCWD, path.as_ptr(), status.as_mut_ptr(), 0) };
+    // SAFETY: the call has succeeded and has written it.
+    (result == 0).then(|| unsafe { status.assume_init() })
+}
+
 /// Whether programs that the process executes get the open number `fd`.
 pub fn is_inheritable(fd: c_int) -> bool {
-    // SAFETY: no pointers.
-    let flags = unsafe { next_symbol::fcntl(fd, libc::F_GETFD, 0) };
+    let flags = next_symbol::fcntl_int(fd, libc::F_GETFD, 0);
     flags >= 0 && flags & libc::FD_CLOEXEC == 0
 }
 
@@ -110,8 +157,7 @@ fn each_of_folder(mut call: impl FnMut(c_int)) -> bool {
             }
         });
     }
-    // SAFETY: opened above.
-    unsafe { next_symbol::close(folder) };
+    next_symbol::close(folder);
     true
 }
 
@@ -132,8 +178,7 @@ fn each_by_poll(range: Range<c_int>, mut call: impl FnMut(c_int)) {
         if unsafe { next_symbol::poll(numbers.as_mut_ptr(), numbers.len() as libc::nfds_t, 0) } < 0 {
             // The limit is 0, or there is no memory.
             for entry in &mut *numbers {
-                // SAFETY: no pointers.
-                let is_open = unsafe { next_symbol::fcntl(entry.fd, libc::F_GETFD, 0) } >= 0;
+                let is_open = next_symbol::fcntl_int(entry.fd, libc::F_GETFD, 0) >= 0;
                 entry.revents = if is_open { 0 } else { POLLNVAL };
             }
         }
@@ -162,6 +207,16 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
+
+    #[test]
+    fn a_ring_is_found_within_a_second() {
+        // SAFETY: the structure of 120 bytes is writable.
+        let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, [0_u64; 15].as_mut_ptr()) };
+        while ring >= 0 && !has_ring() {
+            std::thread::yield_now();
+        }
+        assert_eq!(has_ring(), ring >= 0);
+    }
 
     #[test]
     fn poll_finds_the_same_numbers_as_the_folder() {

@@ -1,5 +1,4 @@
-//! Descriptors that the library has for the time of a call that waits. The program must not close
-//! one, or put another file there: the call would close the program's file at its end.
+//! The library's own descriptors. The program must not close one, or put another file there.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,28 +10,56 @@ use crate::{errno, next_symbol, open_fds};
 /// in a way that orders the mark, too.
 static MARKS: Growing<AtomicU64> = Growing::new();
 
+/// Marks a descriptor, or -1. Without memory the program can close it. Returns `fd`.
+fn mark(fd: c_int) -> c_int {
+    if let Ok(mark) = MARKS.get_or_grow(fd) {
+        mark.store(1, Relaxed);
+    }
+    fd
+}
+
+/// Duplicates a descriptor, out of the program's way if possible. Returns the number, or -1.
+pub fn duplicate(fd: c_int) -> c_int {
+    let high = open_fds::duplicate(fd);
+    mark(if high < 0 { next_symbol::fcntl_int(fd, libc::F_DUPFD_CLOEXEC, 0) } else { high })
+}
+
+/// Takes a new descriptor, or -1, and moves it out of the program's way if possible. Returns its
+/// number.
+pub fn relocate(low: c_int) -> c_int {
+    let high = if low < 0 { low } else { open_fds::duplicate(low) };
+    if high < 0 {
+        return mark(low);
+    }
+    next_symbol::close(low);
+    mark(high)
+}
+
+/// Makes a descriptor out of the program's way if possible, also where the program has as many as it
+/// may have. Returns the number, or -1.
+pub fn create(make: impl Fn() -> c_int) -> c_int {
+    let low = make();
+    let is_full = low < 0 && errno::get() == libc::EMFILE;
+    relocate(if is_full { open_fds::beyond_limit(&make) } else { low })
+}
+
+/// Closes one, or nothing for -1.
+pub fn close(fd: c_int) {
+    if fd >= 0 {
+        if let Some(mark) = MARKS.get(fd) {
+            mark.store(0, Relaxed);
+        }
+        errno::keeping(|| next_symbol::close(fd));
+    }
+}
+
 /// A descriptor, closed when it is dropped.
 pub struct OwnFd(c_int);
 
 impl OwnFd {
-    /// Takes a new descriptor, out of the program's way if possible. `None` if it is none.
-    pub fn new(fd: c_int) -> Option<OwnFd> {
-        OwnFd::mark(open_fds::relocate(fd))
-    }
-
     /// Duplicates a descriptor.
     pub fn duplicate(fd: c_int) -> Option<OwnFd> {
-        let high = open_fds::duplicate(fd);
-        // SAFETY: no pointers.
-        OwnFd::mark(if high < 0 { unsafe { next_symbol::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) } } else { high })
-    }
-
-    fn mark(fd: c_int) -> Option<OwnFd> {
-        // Without memory the program can close it.
-        if let Ok(mark) = MARKS.get_or_grow(fd) {
-            mark.store(1, Relaxed);
-        }
-        (fd >= 0).then_some(OwnFd(fd))
+        Some(OwnFd(duplicate(fd))).filter(|own| own.0 >= 0)
     }
 
     pub fn fd(&self) -> c_int {
@@ -42,11 +69,7 @@ impl OwnFd {
 
 impl Drop for OwnFd {
     fn drop(&mut self) {
-        if let Some(mark) = MARKS.get(self.0) {
-            mark.store(0, Relaxed);
-        }
-        // SAFETY: this object's own descriptor.
-        errno::keeping(|| unsafe { next_symbol::close(self.0) });
+        close(self.0);
     }
 }
 
@@ -82,6 +105,6 @@ mod tests {
         assert!(has(fd));
         drop(own);
         assert!(!has(fd));
-        assert!(OwnFd::new(-1).is_none());
+        assert!(OwnFd::duplicate(-1).is_none());
     }
 }

@@ -17,8 +17,7 @@ pub fn create(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // this library. Close-on-exec: a program that this one executes has no use for the descriptors
     // behind a placeholder.
     let _ = set_library_option(-1, rdmacm_private::RESERVE_LOW_FDS);
-    // SAFETY: no pointers.
-    let inner = unsafe { rsocket_abi::rsocket(domain, kind | libc::SOCK_CLOEXEC, protocol) };
+    let inner = rsocket_abi::rsocket(domain, kind | libc::SOCK_CLOEXEC, protocol);
     if inner >= 0 {
         // Also for an rsocket that gets no number, such as a probe of automatic mode.
         table::expect_library_fds();
@@ -134,8 +133,7 @@ pub fn sync_nonblock(fd: c_int, inner: c_int) {
     errno::keeping(|| {
         let mut flags = placeholder_flags(fd);
         while flags >= 0 {
-            // SAFETY: no pointers.
-            unsafe { rsocket_abi::rfcntl(inner, F_SETFL, flags & O_NONBLOCK) };
+            rsocket_abi::rfcntl_int(inner, F_SETFL, flags & O_NONBLOCK);
             // Another thread may have changed both since the flags were read.
             let now = placeholder_flags(fd);
             if now & O_NONBLOCK == flags & O_NONBLOCK {
@@ -145,15 +143,13 @@ pub fn sync_nonblock(fd: c_int, inner: c_int) {
         }
         // Or the forward has, which must not wait for the rsocket.
         if table::get(fd).is_some_and(|entry| entry.kind == Kind::Forwarded) {
-            // SAFETY: no pointers.
-            unsafe { rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK) };
+            rsocket_abi::rfcntl_int(inner, F_SETFL, O_NONBLOCK);
         }
     });
 }
 
 fn placeholder_flags(fd: c_int) -> c_int {
-    // SAFETY: no pointers.
-    unsafe { next_symbol::fcntl(fd, F_GETFL, 0) }
+    next_symbol::fcntl_int(fd, F_GETFL, 0)
 }
 
 /// Adds a reference to an rsocket. Returns the entry for the number that is to hold it, or `None`
@@ -165,15 +161,19 @@ pub fn hold(entry: Entry) -> Option<Entry> {
 /// Drops a number's reference to an rsocket, and closes the rsocket with the last one. Returns 0,
 /// or -1 with `errno`.
 pub fn release(entry: Entry) -> c_int {
-    // SAFETY: no pointers.
-    if drop_reference(entry) { unsafe { rsocket_abi::rclose(entry.inner) } } else { 0 }
+    if drop_reference(entry) { rsocket_abi::rclose(entry.inner) } else { 0 }
+}
+
+/// Whether there is data to receive.
+pub fn has_unread(inner: c_int) -> bool {
+    let mut bytes: c_int = 0;
+    errno::keeping(|| library_option(inner, rdmacm_private::READABLE_BYTES, &mut bytes)) && bytes > 0
 }
 
 /// Closes an rsocket to which no number refers: its peer sees a reset, not an end in order.
 pub fn reset(inner: c_int) {
     reset_when_closed(inner);
-    // SAFETY: no number stands for the rsocket any more.
-    errno::keeping(|| unsafe { rsocket_abi::rclose(inner) });
+    errno::keeping(|| rsocket_abi::rclose(inner));
 }
 
 /// The peer of an rsocket will see a reset when it is closed.

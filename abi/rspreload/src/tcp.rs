@@ -2,7 +2,6 @@
 //! identity; names, and the rsocket in its place.
 
 pub mod bind;
-mod local_address;
 pub mod make_rsocket;
 pub mod name;
 
@@ -40,8 +39,13 @@ pub fn poll(fds: &mut [libc::pollfd], end: &Deadline) -> bool {
 
 /// Whether the socket is a blocking one.
 pub fn is_blocking(fd: c_int) -> bool {
-    // SAFETY: a command without an argument.
-    unsafe { next_symbol::fcntl(fd, F_GETFL, 0) & O_NONBLOCK == 0 }
+    next_symbol::fcntl_int(fd, F_GETFL, 0) & O_NONBLOCK == 0
+}
+
+/// Whether the socket sends SIGIO.
+pub fn is_signalled(fd: c_int) -> bool {
+    let flags = next_symbol::fcntl_int(fd, F_GETFL, 0);
+    flags > 0 && flags & libc::O_ASYNC != 0
 }
 
 /// SO_RCVTIMEO in milliseconds, -1 if there is none.
@@ -86,8 +90,18 @@ pub fn family(fd: c_int) -> Option<c_int> {
     int(fd, libc::SOL_SOCKET, libc::SO_DOMAIN)
 }
 
+/// Lets the kernel ask after so many seconds of silence whether the other end is still there.
+pub fn keep_alive(fd: c_int, seconds: c_int) {
+    let set = |level, name, value: c_int| {
+        let len = size_of::<c_int>() as libc::socklen_t;
+        // SAFETY: a live int of that length.
+        unsafe { next_symbol::setsockopt(fd, level, name, (&raw const value).cast(), len) };
+    };
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds);
+    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+}
+
 /// States of `<net/tcp_states.h>`.
-pub const ESTABLISHED: u8 = 1;
 pub const CLOSED: u8 = 7;
 pub const CLOSE_WAIT: u8 = 8;
 pub const LAST_ACK: u8 = 9;

@@ -3,9 +3,10 @@
 use core::ffi::c_void;
 use core::mem;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::cancel::CancelDisabled;
+use crate::errno;
 
 /// Blocks all signals of the thread until it is dropped: a handler might need what the thread has
 /// locked. Disables cancellation, too.
@@ -36,14 +37,31 @@ impl Drop for SignalsBlocked {
     }
 }
 
-/// Lets other threads run, for waits that are over soon.
-pub fn yield_now() {
-    // SAFETY: no arguments.
-    unsafe { libc::sched_yield() };
+/// Sleeps as long as a word has a value, for some seconds at most (0: for any time). Returns false when
+/// the time is over.
+pub fn sleep_while(word: &AtomicU32, value: u32, seconds: i64) -> bool {
+    let limit = libc::timespec { tv_sec: seconds, tv_nsec: 0 };
+    let limit = if seconds == 0 { ptr::null() } else { &raw const limit };
+    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the word and the time live as long as the call.
+    let result = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, limit) };
+    result == 0 || errno::get() != libc::ETIMEDOUT
 }
 
-/// A lock for a few instructions, held with all signals blocked, so that handlers may take it too.
-pub struct Lock(AtomicBool);
+/// Wakes the threads that sleep at a word.
+pub fn wake_all(word: &AtomicU32) {
+    let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: only the address of the word is used.
+    errno::keeping(|| unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, i32::MAX) });
+}
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+/// Threads may sleep.
+const AWAITED: u32 = 2;
+
+/// A lock, held with all signals blocked, so that handlers may take it too.
+pub struct Lock(AtomicU32);
 
 /// A [`Lock`] that is held until this is dropped.
 pub struct Held<'a> {
@@ -53,27 +71,33 @@ pub struct Held<'a> {
 
 impl Lock {
     pub const fn new() -> Lock {
-        Lock(AtomicBool::new(false))
+        Lock(AtomicU32::new(FREE))
     }
 
     /// Waits for the lock.
     pub fn hold(&self) -> Held<'_> {
         let signals = SignalsBlocked::new();
-        while self.0.swap(true, Ordering::Acquire) {
-            yield_now();
+        if self.0.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            errno::keeping(|| {
+                while self.0.swap(AWAITED, Ordering::Acquire) != FREE {
+                    sleep_while(&self.0, AWAITED, 0);
+                }
+            });
         }
         Held { lock: self, _signals: signals }
     }
 
     /// In a child of fork(2), which does not have the thread that may hold it.
     pub fn reset(&self) {
-        self.0.store(false, Ordering::SeqCst);
+        self.0.store(FREE, Ordering::SeqCst);
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.lock.0.store(false, Ordering::Release);
+        if self.lock.0.swap(FREE, Ordering::Release) == AWAITED {
+            wake_all(&self.lock.0);
+        }
     }
 }
 

@@ -4,49 +4,47 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-use crate::errno;
 use crate::table::{self, Entry};
-use crate::thread::{SignalsBlocked, yield_now};
+use crate::thread::{Held, Lock, sleep_while, wake_all};
 
 /// The number that is changing, -1 if there is none.
 static MOVING: AtomicI32 = AtomicI32::new(-1);
 
-/// The lock, held with all signals blocked.
+static LOCK: Lock = Lock::new();
+
+/// The lock while a number moves.
 pub struct Moving {
-    _signals: SignalsBlocked,
+    _held: Held<'static>,
 }
 
 impl Moving {
     /// Waits for the lock.
     pub fn begin(fd: c_int) -> Moving {
-        let signals = SignalsBlocked::new();
-        while MOVING.compare_exchange(-1, fd, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            yield_now();
-        }
-        Moving { _signals: signals }
+        let held = LOCK.hold();
+        MOVING.store(fd, Ordering::SeqCst);
+        Moving { _held: held }
     }
 
     /// In a child of fork(2).
     pub fn reset() {
         MOVING.store(-1, Ordering::SeqCst);
+        LOCK.reset();
     }
 }
 
 impl Drop for Moving {
     fn drop(&mut self) {
-        Moving::reset();
+        MOVING.store(-1, Ordering::SeqCst);
     }
 }
 
 /// Waits while `fd` is moving. Returns whether it was: its entry is another one then.
 pub fn wait_for_move(fd: c_int) -> bool {
-    if MOVING.load(Ordering::SeqCst) != fd {
-        return false;
+    let moves = MOVING.load(Ordering::SeqCst) == fd;
+    if moves {
+        drop(LOCK.hold());
     }
-    while MOVING.load(Ordering::SeqCst) == fd {
-        yield_now();
-    }
-    true
+    moves
 }
 
 /// How long a thread waits for another thread's decision, in seconds: longer than any decision
@@ -63,12 +61,7 @@ pub fn count() -> u32 {
 
 /// Waits for the decision after `seen`. Returns false if waiting any longer makes no sense.
 pub fn wait(seen: u32) -> bool {
-    let limit = libc::timespec { tv_sec: DECISION_TIMEOUT, tv_nsec: 0 };
-    let word = DECISIONS.as_ptr();
-    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the word is static, and `limit` outlives the call.
-    let result = unsafe { libc::syscall(libc::SYS_futex, word, operation, seen, &raw const limit) };
-    result == 0 || errno::get() != libc::ETIMEDOUT
+    sleep_while(&DECISIONS, seen, DECISION_TIMEOUT)
 }
 
 /// Waits until `fd` has another entry, or until the longest handshake must be over.
@@ -84,9 +77,7 @@ pub fn wait_for_change(fd: c_int, entry: Entry) {
 /// Wakes the threads that wait for a decision.
 pub fn announce() {
     DECISIONS.fetch_add(1, Ordering::SeqCst);
-    let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: only the address of the static word is used.
-    unsafe { libc::syscall(libc::SYS_futex, DECISIONS.as_ptr(), operation, c_int::MAX) };
+    wake_all(&DECISIONS);
 }
 
 /// What a call is about to do with a socket that is not decided yet.

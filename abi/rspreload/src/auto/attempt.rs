@@ -16,6 +16,9 @@ use crate::tcp::{self, make_rsocket};
 use crate::time::Deadline;
 use crate::{config, errno, rsocket, rsocket_abi};
 
+/// How long a rejection of RDMA is remembered where TCP was not connected yet.
+const REJECTED_SECONDS: u64 = 2;
+
 /// Begins to connect an rsocket in place of the TCP socket `fd`. Returns its number; it is a
 /// non-blocking one.
 pub fn begin(fd: c_int, to: &Name) -> Result<c_int, Reason> {
@@ -33,7 +36,7 @@ fn connect(fd: c_int, inner: c_int, to: &Name) -> bool {
     make_rsocket::copy_reuse(fd, inner);
     // SAFETY: addresses and their lengths.
     unsafe {
-        rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK);
+        rsocket_abi::rfcntl_int(inner, F_SETFL, O_NONBLOCK);
         // The program's own choice, port included.
         if let Some(own) = route::bound(fd).map(|own| in_family(&own, to))
             && rsocket_abi::rbind(inner, own.as_ptr(), own.len) != 0
@@ -133,6 +136,12 @@ pub fn accepted_by_tcp(to: &Name, reason: Reason) {
     }
 }
 
+/// RDMA was rejected, and TCP is about to be tried: whether somebody listens there by it is not known
+/// yet. Clients that try again and again until a server listens find it by RDMA soon.
+pub fn rejected(to: &Name) {
+    remembered::remember_for(REJECTED_SECONDS, Subject::Port(to.address(), to.number()), Outcome::Rejected);
+}
+
 /// The end of an attempt that begins now.
 pub fn deadline() -> Deadline {
     Deadline::after(config::timeout())
@@ -140,6 +149,5 @@ pub fn deadline() -> Deadline {
 
 /// Ends an attempt: the peer's connection manager is told.
 pub fn give_up(inner: c_int) {
-    // SAFETY: no other thread uses the number.
-    errno::keeping(|| unsafe { rsocket_abi::rclose(inner) });
+    errno::keeping(|| rsocket_abi::rclose(inner));
 }

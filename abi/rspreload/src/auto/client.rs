@@ -1,17 +1,16 @@
 //! connect(2) of a TCP socket in automatic mode.
 
-use core::cell::Cell;
 use core::ffi::{c_int, c_void};
 
 use libc::{EINPROGRESS, sockaddr, socklen_t};
 
 use super::log::Reason;
-use super::{attempt, instances, log, outcome, route, slots};
-use crate::cancel::{self, CancelDisabled};
-use crate::tcp;
+use super::{attempt, log, numbers, route, slots};
+use crate::cancel::CancelDisabled;
+use crate::epoll::members;
 use crate::tcp::name::Name;
 use crate::time::Deadline;
-use crate::{errno, next_symbol};
+use crate::{cancel, errno, next_symbol, open_fds, tcp};
 
 /// connect(2).
 ///
@@ -91,22 +90,25 @@ fn by_rdma(
     ruled_out?;
     route::allows_rdma(fd, to)?;
     // Before the attempt: it may have succeeded by the time that it is given up.
-    if instances::are_too_many(fd) {
+    if !members::are_known(fd) {
+        return Err(Some(Reason::NotOwn));
+    }
+    if members::are_too_many(fd) {
         return Err(Some(Reason::Instances));
     }
-    let reserve = instances::reserve().ok_or(Some(Reason::Descriptors))?;
+    if !open_fds::has_room(fd, false) {
+        return Err(Some(Reason::Descriptors));
+    }
+    if open_fds::has_ring() {
+        return Err(Some(Reason::Ring));
+    }
     let is_blocking = tcp::is_blocking(fd);
     *limit = if is_blocking { send_limit(fd) } else { None };
     let inner = attempt::begin(fd, to)?;
     let ended = if is_blocking {
-        let reserve = Cell::new(Some(reserve));
-        let undo = || {
-            attempt::give_up(inner);
-            drop(reserve.take());
-        };
-        cancel.allow(undo, || attempt::wait(inner, to, limit.as_ref()))
+        cancel.allow(|| attempt::give_up(inner), || attempt::wait(inner, to, limit.as_ref()))
     } else {
-        match slots::submit(fd, inner, to, &attempt::deadline(), reserve) {
+        match slots::submit(fd, inner, to, &attempt::deadline()) {
             Ok(()) => return Ok(Some(EINPROGRESS)),
             Err(reason) => attempt::abandon(inner, reason),
         }
@@ -116,13 +118,13 @@ fn by_rdma(
         return Err(Some(reason));
     }
     attempt::report_success(inner, to);
-    let left = instances::leave(fd);
     // Otherwise an instance would report the kernel's socket, which is not connected.
-    let connected = !left.is_incomplete && outcome::become_rsocket(fd, fd, None, inner);
-    left.join_again(fd);
+    members::leave(fd);
+    let connected = numbers::become_rsocket(fd, fd, None, inner);
+    members::join(fd);
     if !connected {
         attempt::give_up(inner);
-        return Err(Some(if left.is_incomplete { left.reason() } else { Reason::Busy }));
+        return Err(Some(Reason::Busy));
     }
     log::connection(fd, to, "RDMA", Reason::Connected);
     Ok(None)

@@ -2,29 +2,30 @@
 //! ([`super::shared`]), and here what only this process can use.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst, fence};
+use core::sync::atomic::Ordering::SeqCst;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, fence};
 
-use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM};
+use libc::{F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET};
 
-use super::entry::{is_auto, is_number_of};
-use super::log::{self, Reason};
-use super::pair::{self, close_token};
-use super::shared::{self, Accepted, MAX_SLOTS, Slot};
-use super::{outcome, socket_owner, thread};
-use crate::table::{self, Entry, Growing, Kind};
-use crate::tcp;
-use crate::tcp::name::{self, Name};
+use super::log::Reason;
+use super::numbers::{is_auto, is_number_of};
+use super::shared::{Accepted, MAX_SLOTS, Slot, Use};
+use super::{log, numbers, shared, socket_owner, thread};
+use crate::table::{Entry, Growing, Kind};
+use crate::tcp::name;
+use crate::tcp::name::Name;
 use crate::thread::Lock;
 use crate::time::Deadline;
 use crate::transition::Moving;
-use crate::{epoll, errno, next_symbol, open_fds, rsocket, rsocket_abi};
+use crate::{epoll, errno, next_symbol, open_fds, own_fd, rsocket, rsocket_abi, table, tcp};
+
+// The rsockets of this process that have a token: a slot in the memory that the family shares
+// ([`super::shared`]), and here what only this process can use.
 
 /// What only this process can use. Numbers are stored plus one; 0 for none.
 struct Private {
     inner: AtomicI32,
     token: AtomicI32,
-    /// A child of this process may use the connection.
-    forked: AtomicBool,
     /// The token had been accepted when it was last looked at ([`is_lost`]).
     accepted: AtomicBool,
     /// The program's numbers are or become the kernel's ([`demote`]).
@@ -37,15 +38,57 @@ static PRIVATE: [Private; MAX_SLOTS] = [const {
     Private {
         inner: AtomicI32::new(0),
         token: AtomicI32::new(0),
-        forked: AtomicBool::new(false),
         accepted: AtomicBool::new(false),
         demoted: AtomicBool::new(false),
         generation: AtomicU32::new(0),
     }
 }; MAX_SLOTS];
 
-/// A bit for each index in use.
-static USED: [AtomicU64; MAX_SLOTS / 64] = [const { AtomicU64::new(0) }; MAX_SLOTS / 64];
+/// A set of indexes.
+pub struct Bits([AtomicU64; MAX_SLOTS / 64]);
+
+/// The indexes in use.
+pub static USED: Bits = Bits::new();
+/// Those whose tokens wait for accept(2), or did when they were last looked at.
+pub static SENT: Bits = Bits::new();
+/// Those whose connections a child of this process may use.
+pub static FORKED: Bits = Bits::new();
+
+impl Bits {
+    pub const fn new() -> Bits {
+        Bits([const { AtomicU64::new(0) }; MAX_SLOTS / 64])
+    }
+
+    /// Returns whether the index was new.
+    pub fn set(&self, index: usize) -> bool {
+        self.0.get(index / 64).is_some_and(|word| word.fetch_or(1 << (index % 64), SeqCst) >> (index % 64) & 1 == 0)
+    }
+
+    /// Returns whether the index was there.
+    pub fn clear(&self, index: usize) -> bool {
+        self.0.get(index / 64).is_some_and(|word| word.fetch_and(!(1 << (index % 64)), SeqCst) >> (index % 64) & 1 != 0)
+    }
+
+    pub fn has(&self, index: usize) -> bool {
+        self.0.get(index / 64).is_some_and(|word| word.load(SeqCst) >> (index % 64) & 1 != 0)
+    }
+
+    pub fn any(&self) -> bool {
+        self.0.iter().any(|word| word.load(SeqCst) != 0)
+    }
+
+    /// The indexes.
+    pub fn each(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().enumerate().flat_map(|(word, bits)| {
+            let mut left = bits.load(SeqCst);
+            core::iter::from_fn(move || {
+                let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+                left &= left - 1;
+                Some(word * 64 + bit)
+            })
+        })
+    }
+}
 
 /// How many indexes are in use.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -56,22 +99,6 @@ const PORT_TRIES: usize = 20;
 
 /// By number of an rsocket: its index plus one.
 static INDEX_OF: Growing<AtomicU32> = Growing::new();
-
-/// The indexes in use.
-pub fn indexes() -> impl Iterator<Item = usize> {
-    ones(USED.iter().map(|bits| bits.load(SeqCst)))
-}
-
-/// The numbers of the bits that are set.
-pub fn ones(words: impl Iterator<Item = u64>) -> impl Iterator<Item = usize> {
-    words.enumerate().flat_map(|(word, mut left)| {
-        core::iter::from_fn(move || {
-            let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
-            left &= left - 1;
-            Some(word * 64 + bit)
-        })
-    })
-}
 
 /// The index of an rsocket.
 fn index_of(inner: c_int) -> Option<usize> {
@@ -88,9 +115,9 @@ pub fn token(index: usize) -> c_int {
     PRIVATE.get(index).map_or(-1, |private| private.token.load(SeqCst) - 1)
 }
 
-/// Whether a child may use the connection.
-pub fn is_forked(index: usize) -> bool {
-    PRIVATE.get(index).is_some_and(|private| private.forked.load(SeqCst))
+/// The generation of the connection of an index.
+pub fn generation(index: usize) -> u32 {
+    PRIVATE.get(index).map_or(0, |private| private.generation.load(SeqCst))
 }
 
 /// Enters an rsocket and its token, for which a slot was claimed.
@@ -98,12 +125,12 @@ pub fn enter(index: usize, inner: c_int, token: c_int) -> bool {
     let (Some(private), Ok(word)) = (PRIVATE.get(index), INDEX_OF.get_or_grow(inner)) else { return false };
     private.inner.store(inner + 1, SeqCst);
     private.token.store(token + 1, SeqCst);
-    private.forked.store(false, SeqCst);
+    FORKED.clear(index);
     private.accepted.store(false, SeqCst);
     private.demoted.store(false, SeqCst);
     private.generation.store(shared::slot(index).map_or(0, Slot::generation), SeqCst);
     word.store(index as u32 + 1, SeqCst);
-    if USED[index / 64].fetch_or(1 << (index % 64), SeqCst) & 1 << (index % 64) == 0 {
+    if USED.set(index) {
         COUNT.fetch_add(1, SeqCst);
     }
     true
@@ -112,17 +139,22 @@ pub fn enter(index: usize, inner: c_int, token: c_int) -> bool {
 /// The most connections of a process that come by RDMA. The other slots are for those that are
 /// established when there are as many, for those that children get, and for other processes.
 const MOST: usize = MAX_SLOTS / 4 * 3;
-/// With fewer there is room again.
-const FEW: usize = MAX_SLOTS / 2;
 
-/// Whether a listener may take another connection by RDMA, and whether one that was full may do so
-/// again. Asked before a handshake is answered.
-pub fn has_room(was_full: bool) -> bool {
-    is_room(COUNT.load(SeqCst), was_full)
+/// A listener has no room.
+static FULL: AtomicBool = AtomicBool::new(false);
+
+/// Whether a listener, whose rsocket or any other descriptor is `fd`, may take another connection by
+/// RDMA, and whether one that was full may do so again. Asked before a handshake is answered.
+pub fn has_room(fd: c_int, was_full: bool) -> bool {
+    let has_room = is_room(COUNT.load(SeqCst), was_full) && open_fds::has_room(fd, was_full);
+    if !has_room {
+        FULL.store(true, SeqCst);
+    }
+    has_room
 }
 
 pub fn is_room(count: usize, was_full: bool) -> bool {
-    count < if was_full { FEW } else { MOST }
+    count < if was_full { MOST / 3 * 2 } else { MOST }
 }
 
 /// Ends what the index was used for, but for the rsocket itself.
@@ -131,9 +163,10 @@ pub fn leave(index: usize) {
     if let Some(word) = INDEX_OF.get(private.inner.swap(0, SeqCst) - 1) {
         let _ = word.compare_exchange(index as u32 + 1, 0, SeqCst, SeqCst);
     }
-    let was_used = USED[index / 64].fetch_and(!(1 << (index % 64)), SeqCst) & 1 << (index % 64) != 0;
-    if was_used && COUNT.fetch_sub(1, SeqCst) == FEW {
-        // There is room again.
+    SENT.clear(index);
+    FORKED.clear(index);
+    if USED.clear(index) && COUNT.fetch_sub(1, SeqCst) > 0 && FULL.swap(false, SeqCst) {
+        // There is room again, perhaps.
         thread::wake();
     }
     close_token(private.token.swap(0, SeqCst) - 1);
@@ -145,9 +178,7 @@ pub fn leave(index: usize) {
 /// Ends the token of an index in order, after the data.
 pub fn leave_in_order(index: usize) {
     if let Some(private) = PRIVATE.get(index) {
-        let token = private.token.swap(0, SeqCst) - 1;
-        // SAFETY: a descriptor that only this library knows.
-        errno::keeping(|| unsafe { next_symbol::close(token) });
+        own_fd::close(private.token.swap(0, SeqCst) - 1);
     }
     leave(index);
 }
@@ -156,6 +187,7 @@ pub fn leave_in_order(index: usize) {
 /// accepted at this look and at the last one.
 pub fn is_lost(index: usize) -> bool {
     let (Some(slot), Some(private)) = (shared::slot(index).filter(|slot| slot.is_sent()), PRIVATE.get(index)) else {
+        SENT.clear(index);
         return false;
     };
     let ends = |token| Some((name::peer(token)?, name::own(token)?));
@@ -179,12 +211,14 @@ pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
         return false;
     }
     slot.send();
+    SENT.set(index);
     // SAFETY: an address and its length.
     let sent = unsafe { next_symbol::connect(token, to.as_ptr(), to.len) == 0 || errno::get() == libc::EINPROGRESS };
     if !sent && slot.withdraw() {
         leave(index);
         return false;
     }
+    thread::watch(index, token);
     true
 }
 
@@ -192,8 +226,11 @@ pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
 fn bound_token(from: &Name) -> Option<c_int> {
     // SAFETY: an address and its length; a descriptor that only this library knows.
     unsafe {
-        let token = next_symbol::socket(from.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        let token = Some(open_fds::relocate(token)).filter(|&token| token >= 0)?;
+        let kind = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
+        let token = own_fd::create(|| next_symbol::socket(from.family(), kind, 0));
+        if token < 0 {
+            return None;
+        }
         let bound = next_symbol::bind(token, from.as_ptr(), from.len) == 0;
         if !bound {
             close_token(token);
@@ -233,7 +270,7 @@ pub fn adopt(fd: c_int, accepted: Accepted) -> Option<Name> {
         return None;
     }
     if is_own {
-        if inner < 0 || !outcome::become_rsocket(fd, fd, None, inner) {
+        if inner < 0 || !numbers::become_rsocket(fd, fd, None, inner) {
             return None;
         }
         log::accepted(fd, &peer, "RDMA", Reason::Connected);
@@ -241,7 +278,7 @@ pub fn adopt(fd: c_int, accepted: Accepted) -> Option<Name> {
     }
     table::prepare(fd).ok()?;
     table::swap(fd, Some(forwarded(fd, index, accepted.generation)));
-    slot.want(accepted.generation);
+    slot.want(accepted.generation, Use::Accepted);
     log::accepted(fd, &peer, "RDMA, forwarded", Reason::Forwarded);
     Some(peer)
 }
@@ -258,7 +295,7 @@ fn forwarded(fd: c_int, index: usize, generation: u32) -> Entry {
 /// The entry of a number of an rsocket that this process, or the parent before fork(2), has
 /// entered.
 fn forwarded_own(fd: c_int, index: usize) -> Entry {
-    forwarded(fd, index, PRIVATE.get(index).map_or(0, |private| private.generation.load(SeqCst)))
+    forwarded(fd, index, generation(index))
 }
 
 /// The generation of the connection of a number that is forwarded.
@@ -275,16 +312,19 @@ pub fn slot_of(entry: Entry) -> Option<&'static Slot> {
 /// data is forwarded until the child closes it.
 pub fn close(inner: c_int) -> c_int {
     if let Some(index) = index_of(inner) {
-        if is_forked(index)
+        if FORKED.has(index)
             && let Some(slot) = shared::slot(index)
         {
-            slot.want(slot.generation());
+            slot.want(slot.generation(), Use::Inherited);
             return 0;
         }
         leave(index);
     }
-    // SAFETY: no number stands for the rsocket any more.
-    unsafe { rsocket_abi::rclose(inner) }
+    // As TCP does.
+    if rsocket::has_unread(inner) {
+        rsocket::reset_when_closed(inner);
+    }
+    rsocket_abi::rclose(inner)
 }
 
 /// Sends the program's numbers of an rsocket to the kernel from now on: its data is forwarded. They
@@ -339,14 +379,15 @@ fn demote_number(fd: c_int, inner: c_int, forwarded: impl Fn(c_int) -> Entry) {
 
 /// Forwards the data of a connection from now on: its numbers become TCP sockets of the kernel.
 /// Fails with the reason why that is not possible.
-pub fn forward_from_now(fd: c_int, inner: c_int) -> Result<(), Reason> {
+pub fn forward_from_now(fd: c_int, inner: c_int, how: Use) -> Result<(), Reason> {
     let index = index_with_token(fd, inner, thread::wake_socket)?;
     let slot = shared::slot(index).ok_or(Reason::Slots)?;
     if !thread::wake() {
         return Err(Reason::NoToken(errno::get()));
     }
     demote(index);
-    slot.want(slot.generation());
+    FORKED.set(index);
+    slot.want(slot.generation(), how);
     Ok(())
 }
 
@@ -354,9 +395,9 @@ pub fn forward_from_now(fd: c_int, inner: c_int) -> Result<(), Reason> {
 pub fn before_fork(wake: impl Fn() -> Option<(c_int, u64)>) {
     prepare_for_child(wake, "child", |_| true);
     // Tokens that wait for accept(2), too.
-    for private in indexes().filter_map(|index| PRIVATE.get(index)) {
-        private.forked.store(true, SeqCst);
-    }
+    USED.each().for_each(|index| {
+        FORKED.set(index);
+    });
 }
 
 /// Before a program is executed by posix_spawn(3) or its like: it may use each connection that it
@@ -372,9 +413,7 @@ fn prepare_for_child(wake: impl Fn() -> Option<(c_int, u64)>, user: &str, is_giv
         if entry.kind == Kind::Socket && is_auto(entry) && !entry.is_inherited() && is_given(fd) {
             match index_with_token(fd, entry.inner, &wake) {
                 Ok(index) => {
-                    if let Some(private) = PRIVATE.get(index) {
-                        private.forked.store(true, SeqCst);
-                    }
+                    FORKED.set(index);
                 }
                 Err(reason) => log::not_given(fd, user, reason),
             }
@@ -387,11 +426,9 @@ fn prepare_for_child(wake: impl Fn() -> Option<(c_int, u64)>, user: &str, is_giv
 /// only read, so its data is forwarded from now on, by the thread, which is not suspended.
 pub fn lend(inner: c_int) -> bool {
     let index = index_of(inner);
-    let (Some(private), Some(slot)) = (index.and_then(|index| PRIVATE.get(index)), index.and_then(shared::slot)) else {
-        return false;
-    };
-    private.forked.store(true, SeqCst);
-    slot.want(slot.generation());
+    let (Some(index), Some(slot)) = (index, index.and_then(shared::slot)) else { return false };
+    FORKED.set(index);
+    slot.want(slot.generation(), Use::Executed);
     true
 }
 
@@ -399,15 +436,14 @@ pub fn lend(inner: c_int) -> bool {
 /// over them has been forwarded. The data of a child that goes on is lost after that.
 pub fn drain() {
     const TIME: c_int = 2_000;
-    let is_forwarded = || indexes().filter_map(shared::slot).any(Slot::is_wanted);
+    let is_forwarded = || USED.each().filter_map(shared::slot).any(Slot::is_wanted);
     if !is_forwarded() {
         return;
     }
     table::each(|fd, entry| {
         let is_own = entry.kind == Kind::Forwarded && slot_of(entry).is_some_and(Slot::is_own);
         if is_own && table::replace(fd, Some(entry), None) {
-            // SAFETY: the program has ended, so nobody uses the number any more.
-            unsafe { next_symbol::close(fd) };
+            next_symbol::close(fd);
         }
     });
     let end = Deadline::after(TIME);
@@ -433,15 +469,15 @@ fn index_with_token(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u
 /// Gives a connection that has none a token, by a pair of sockets inside the host. Fails with the
 /// reason for the log.
 fn make_pair(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -> Result<usize, Reason> {
-    let wake = wake().ok_or_else(pair::failed)?;
+    let wake = wake().ok_or_else(failed)?;
     if !shared::prepare() {
-        return Err(pair::failed());
+        return Err(failed());
     }
-    let token = pair::connect(fd, inner)?;
+    let token = connect(fd, inner)?;
     let entered = enter_pair(inner, token, wake);
     if entered.is_err() {
         close_token(token);
-        pair::disconnect(fd);
+        disconnect(fd);
     }
     entered
 }
@@ -449,11 +485,12 @@ fn make_pair(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -
 /// Enters the end of a new pair that is the token.
 fn enter_pair(inner: c_int, token: c_int, wake: (c_int, u64)) -> Result<usize, Reason> {
     let names = name::rsocket_peer(inner).zip(name::rsocket_own(inner));
-    let ((peer, own), end) = names.zip(name::own(token)).ok_or_else(pair::failed)?;
+    let ((peer, own), end) = names.zip(name::own(token)).ok_or_else(failed)?;
     let index = shared::claim_any(&end, (&peer, &own), wake).ok_or(Reason::Slots)?;
     let slot = shared::slot(index).ok_or(Reason::Slots)?;
     if enter(index, inner, token) {
         slot.take();
+        thread::watch(index, token);
         Ok(index)
     } else {
         slot.free();
@@ -471,31 +508,118 @@ pub fn in_child() {
             table::swap(fd, index.map(|index| forwarded_own(fd, index)));
         }
     });
-    for index in indexes() {
+    for index in USED.each() {
         let Some(private) = PRIVATE.get(index) else { continue };
         if let Some(word) = INDEX_OF.get(private.inner.swap(0, SeqCst) - 1) {
             word.store(0, SeqCst);
         }
-        let token = private.token.swap(0, SeqCst) - 1;
-        if token >= 0 {
-            // SAFETY: the child's copy of a descriptor that only this library knows.
-            unsafe { next_symbol::close(token) };
-        }
+        // The child's copy.
+        own_fd::close(private.token.swap(0, SeqCst) - 1);
     }
-    for word in USED.iter().filter(|word| word.load(SeqCst) != 0) {
-        word.store(0, SeqCst);
+    for index in USED.each() {
+        let _ = (USED.clear(index), SENT.clear(index), FORKED.clear(index));
     }
     COUNT.store(0, SeqCst);
 }
 
-/// Whether `fd` is this process's end of a token.
-pub fn is_own(fd: c_int) -> bool {
-    fd >= 0 && indexes().any(|index| token(index) == fd)
-}
-
 /// Starts the thread, or wakes it, after fork(2) in the parent.
 pub fn in_parent() {
-    if indexes().next().is_some() {
+    if USED.any() {
         thread::wake();
+    }
+}
+
+// The token of a connection that was not accepted from a listener: the program's number, whose TCP
+// socket was never connected, is connected to this process itself.
+
+/// Connects the TCP socket of a number that was connected by RDMA to this process itself. Returns the
+/// token, or fails with the reason for the log.
+pub fn connect(fd: c_int, inner: c_int) -> Result<c_int, Reason> {
+    let (family, at) = (tcp::family(fd).ok_or_else(failed)?, address(fd, inner).ok_or_else(failed)?);
+    // SAFETY: addresses and their lengths; a descriptor that no other thread knows.
+    let token = unsafe {
+        let listener = next_symbol::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if listener < 0 {
+            return Err(failed());
+        }
+        let listens = next_symbol::bind(listener, at.as_ptr(), at.len) == 0 && next_symbol::listen(listener, 1) == 0;
+        let token = if listens { connect_to(fd, listener) } else { -1 };
+        errno::keeping(|| next_symbol::close(listener));
+        token
+    };
+    if token < 0 {
+        let reason = failed();
+        disconnect(fd);
+        return Err(reason);
+    }
+    next_symbol::fcntl_int(token, F_SETFL, O_NONBLOCK);
+    Ok(token)
+}
+
+/// The reason that `errno` gives.
+pub fn failed() -> Reason {
+    Reason::NoToken(errno::get())
+}
+
+/// The address of the pair, of which the port is any. Not a loopback address: a program that is
+/// executed may take it for the peer's.
+fn address(fd: c_int, inner: c_int) -> Option<Name> {
+    let bound = name::own(fd).filter(|own| !own.address().is_unspecified());
+    Some(name::any_port(&bound.or_else(|| name::rsocket_own(inner))?).in_family(tcp::family(fd)?))
+}
+
+/// Lets a socket without a token be connected again, by the next fork(2).
+pub fn disconnect(fd: c_int) {
+    // SAFETY: all zeros are an address of no family (AF_UNSPEC), as long as said.
+    errno::keeping(|| unsafe {
+        let nowhere: libc::sockaddr = core::mem::zeroed();
+        next_symbol::connect(fd, &raw const nowhere, size_of::<libc::sockaddr>() as libc::socklen_t);
+    });
+}
+
+/// Returns the other end of the connection that `fd` makes to the listener, or -1 with `errno`.
+///
+/// # Safety
+/// Both are sockets.
+unsafe fn connect_to(fd: c_int, listener: c_int) -> c_int {
+    let Some(to) = name::own(listener) else { return -1 };
+    let family = tcp::family(fd).unwrap_or(libc::AF_INET);
+    let to = to.in_family(family);
+    let mut fds = [libc::pollfd { fd: listener, events: libc::POLLIN, revents: 0 }];
+    // SAFETY: an address and its length; no addresses are asked for.
+    unsafe {
+        if next_symbol::connect(fd, to.as_ptr(), to.len) != 0 && errno::get() != libc::EINPROGRESS {
+            return -1;
+        }
+        if !tcp::poll(&mut fds, &Deadline::after(1_000)) {
+            return errno::fail(libc::ETIMEDOUT);
+        }
+        let token = next_symbol::accept4(listener, core::ptr::null_mut(), core::ptr::null_mut(), SOCK_CLOEXEC);
+        if token < 0 {
+            return -1;
+        }
+        let is_ours = match (name::peer(token), name::own(fd)) {
+            (Some(peer), Some(own)) => name::same_end(&peer, &own),
+            _ => false,
+        };
+        if is_ours {
+            return own_fd::relocate(token);
+        }
+        close_token(token);
+    }
+    errno::fail(libc::ECONNREFUSED)
+}
+
+/// Closes this end of a token. By a reset: no connection is left waiting, which would keep the
+/// port.
+pub fn close_token(token: c_int) {
+    if token >= 0 {
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        let len = size_of::<libc::linger>() as libc::socklen_t;
+        // SAFETY: a live structure of that length; a descriptor that only this library knows.
+        errno::keeping(|| unsafe {
+            next_symbol::setsockopt(token, SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len);
+        });
+        own_fd::close(token);
     }
 }

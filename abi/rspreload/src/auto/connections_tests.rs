@@ -3,8 +3,8 @@
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 
+use super::connections::close_token;
 use super::connections::{adopt, enter, is_room, leave, with_slot};
-use super::pair::close_token;
 use super::shared::{self, MAX_SLOTS, Slot};
 use crate::table;
 use crate::tcp::name::Name;

@@ -7,13 +7,17 @@ use core::ptr::NonNull;
 
 use libc::{EAGAIN, EINTR, F_SETFL, MSG_DONTWAIT, O_NONBLOCK, POLLERR, POLLHUP, POLLIN, POLLOUT, SHUT_WR, c_short};
 
-use super::half_closed::{Action, Idle, Missing};
-use super::shared::{self, MAX_SLOTS};
-use super::{connections, log, socket_owner, thread};
-use crate::tcp::name::{self, Name};
-use crate::{errno, next_symbol, rsocket, rsocket_abi, time};
+use super::connections::{self, Bits};
+use super::shared::MAX_SLOTS;
+use super::thread;
+use crate::{errno, next_symbol, rsocket, rsocket_abi, tcp};
 
 const BUFFER: usize = 64 << 10;
+
+/// Seconds without a packet of the program's end after which the kernel asks whether it is still there:
+/// longer than the kernel keeps it when no process has it any more and the peer goes on
+/// (tcp_fin_timeout).
+const ORPHAN_TIMEOUT: c_int = 240;
 
 /// One direction.
 struct Pipe {
@@ -35,25 +39,23 @@ pub struct Forward {
     buffers: NonNull<[u8; 2 * BUFFER]>,
     /// From the rsocket, and from the token.
     pipes: [Pipe; 2],
-    idle: Idle,
 }
 
 /// The forwards of a process, by index of the connection. Memory is touched for those that exist.
 pub struct Forwards {
     forwards: &'static mut [MaybeUninit<Forward>],
-    /// A bit for each one that exists.
-    used: [u64; MAX_SLOTS / 64],
+    used: Bits,
 }
 
 impl Forwards {
     /// `None` without memory.
     pub fn new() -> Option<Forwards> {
-        Some(Forwards { forwards: thread::reserve(MAX_SLOTS)?, used: [0; MAX_SLOTS / 64] })
+        Some(Forwards { forwards: thread::reserve(MAX_SLOTS)?, used: Bits::new() })
     }
 
     /// Whether a connection is forwarded.
     pub fn has(&self, index: usize) -> bool {
-        self.used.get(index / 64).is_some_and(|bits| bits >> (index % 64) & 1 != 0)
+        self.used.has(index)
     }
 
     pub fn get(&mut self, index: usize) -> Option<&mut Forward> {
@@ -68,18 +70,23 @@ impl Forwards {
     pub fn begin(&mut self, index: usize) -> bool {
         let (Some(place), Some(forward)) = (self.forwards.get_mut(index), Forward::begin(index)) else { return false };
         place.write(forward);
-        self.used[index / 64] |= 1 << (index % 64);
+        self.used.set(index);
         true
     }
 
     /// A connection has ended.
     pub fn remove(&mut self, index: usize) {
-        self.used[index / 64] &= !(1 << (index % 64));
+        self.used.clear(index);
     }
 
-    /// The indexes of those that exist now.
-    pub fn indexes(&self) -> impl Iterator<Item = usize> + use<> {
-        connections::ones(self.used.into_iter())
+    /// Calls `call` with each one that exists.
+    pub fn each(&mut self, mut call: impl FnMut(&mut Forward)) {
+        for index in self.used.each() {
+            if let Some(forward) = self.forwards.get_mut(index) {
+                // SAFETY: the bit says that it was written.
+                call(unsafe { forward.assume_init_mut() });
+            }
+        }
     }
 }
 
@@ -111,18 +118,12 @@ impl Forward {
             if new == libc::MAP_FAILED {
                 return None;
             }
-            rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK);
+            rsocket_abi::rfcntl_int(inner, F_SETFL, O_NONBLOCK);
             NonNull::new(new.cast::<[u8; 2 * BUFFER]>())?
         };
+        tcp::keep_alive(token, ORPHAN_TIMEOUT);
         let pipe = |from, to| Pipe { from, to, start: 0, end: 0, ended: false, shut: false };
-        Some(Forward {
-            index,
-            inner,
-            token,
-            buffers,
-            pipes: [pipe(inner, token), pipe(token, inner)],
-            idle: Idle::new(),
-        })
+        Some(Forward { index, inner, token, buffers, pipes: [pipe(inner, token), pipe(token, inner)] })
     }
 
     /// The events to wait for: of the rsocket, and of the token. A number of -1 needs no wait.
@@ -137,60 +138,17 @@ impl Forward {
                     events |= POLLOUT;
                 }
             }
-            // Without events, errors would be reported again and again. But after the peer's end
-            // this reports that it has closed its socket, which ends the connection.
-            let awaits_close = fd == self.inner && self.awaits_close();
             let bit = if fd == self.inner { rdmacm_private::FORWARDER_EVENT } else { 0 };
-            (if events == 0 && !awaits_close { -1 } else { fd }, events | bit)
+            (if events == 0 && !self.awaits_end(fd) { -1 } else { fd }, events | bit)
         })
     }
 
-    /// The peer has ended, which the program knows, and the program has not.
-    fn awaits_close(&self) -> bool {
-        self.pipes[0].shut && !self.pipes[1].ended
-    }
-
-    /// What is missing for the connection to end.
-    fn missing(&self) -> Missing {
-        match (&self.pipes[0], &self.pipes[1]) {
-            (_, Pipe { ended: false, .. }) => Missing::Program,
-            (_, Pipe { shut: false, .. }) => Missing::Room,
-            _ => Missing::Peer,
-        }
-    }
-
-    /// Until when to wait without an event, in milliseconds, or -1: any time.
-    pub fn left(&self) -> c_int {
-        if self.missing() == Missing::Program {
-            return -1;
-        }
-        match self.idle.action(time::now()) {
-            Action::WaitUntil(end) => time::milliseconds(0, end - time::now()),
-            Action::Wait => -1,
-            Action::FindOwner | Action::Reset => 0,
-        }
-    }
-
-    /// Ends the connection if no process has the program's end, and the peer has been silent for too
-    /// long. Returns false then.
-    pub fn goes_on(&mut self) -> bool {
-        if self.missing() == Missing::Program {
-            return true;
-        }
-        let mut action = self.idle.action(time::now());
-        if action == Action::FindOwner {
-            let has_owner = name::peer(self.token).zip(name::own(self.token));
-            // A kernel that does not find this end cannot tell about the other one.
-            let tells = |(its, ours): &(Name, Name)| socket_owner::has_owner(ours, its) == Some(true);
-            let has_owner = has_owner.filter(tells).and_then(|(its, ours)| socket_owner::has_owner(&its, &ours));
-            action = self.idle.found(has_owner, time::now());
-        }
-        if action == Action::Reset {
-            let peer = shared::slot(self.index).and_then(|slot| slot.peer());
-            log::reset(peer.as_ref(), log::Reason::Abandoned);
-            self.finish(true);
-        }
-        action != Action::Reset
+    /// Whether an error at `fd` ends the connection, although nothing is to be moved there: its end was
+    /// passed on, and perhaps nobody has it any more. Otherwise the error would be reported again and
+    /// again.
+    fn awaits_end(&self, fd: c_int) -> bool {
+        let (from, to) = if fd == self.inner { (0, 1) } else { (1, 0) };
+        self.pipes[from].shut && !self.pipes[to].ended
     }
 
     /// Moves what can be moved. Returns false when the connection has ended.
@@ -204,13 +162,14 @@ impl Forward {
                 return false;
             }
         }
-        let failed = revents.iter().any(|&events| events & POLLERR != 0 && events & (POLLIN | POLLHUP) == 0);
-        let closed = revents[0] & POLLHUP != 0 && self.awaits_close();
+        let has_gone = revents[1] & (POLLERR | POLLHUP) != 0 && self.awaits_end(self.token);
+        let failed =
+            has_gone || revents.iter().any(|&events| events & POLLERR != 0 && events & (POLLIN | POLLHUP) == 0);
+        let closed = revents[0] & POLLHUP != 0 && self.awaits_end(self.inner);
         if failed || closed || self.pipes.iter().all(|pipe| pipe.shut) {
             self.finish(failed);
             return false;
         }
-        self.idle.moved(self.missing(), time::now());
         true
     }
 
@@ -238,13 +197,10 @@ impl Forward {
         }
         if pipe.ended && !pipe.shut && pipe.start == pipe.end {
             pipe.shut = true;
-            // SAFETY: no pointers.
-            unsafe {
-                if pipe.to == inner {
-                    rsocket_abi::rshutdown(pipe.to, SHUT_WR);
-                } else {
-                    next_symbol::shutdown(pipe.to, SHUT_WR);
-                }
+            if pipe.to == inner {
+                rsocket_abi::rshutdown(pipe.to, SHUT_WR);
+            } else {
+                next_symbol::shutdown(pipe.to, SHUT_WR);
             }
         }
         true
@@ -257,8 +213,7 @@ impl Forward {
             rsocket::reset(self.inner);
         } else {
             connections::leave_in_order(self.index);
-            // SAFETY: no number stands for the rsocket any more.
-            unsafe { rsocket_abi::rclose(self.inner) };
+            rsocket_abi::rclose(self.inner);
         }
         self.unmap();
     }

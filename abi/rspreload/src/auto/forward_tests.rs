@@ -58,16 +58,38 @@ fn data_and_ends_pass_in_both_directions() {
 #[test]
 fn a_reset_passes() {
     let (mut forward, peer, mut program) = forward(101);
+    reset(peer);
+    assert!(!run(&mut forward, || false));
+    assert_eq!(program.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+/// As when no process has the program's end any more, and the kernel asks whether it is there.
+#[test]
+fn a_program_that_has_ended_and_gone_ends_the_connection() {
+    let (mut forward, mut peer, program) = forward(103);
+    for (level, name, value) in
+        [(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1), (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, ORPHAN_TIMEOUT)]
+    {
+        assert_eq!(crate::tcp::int(forward.token, level, name), Some(value));
+    }
+    program.shutdown(Shutdown::Write).unwrap();
+    peer.set_nonblocking(true).unwrap();
+    assert!(run(&mut forward, || peer.peek(&mut [0]).is_ok()), "the peer has not ended");
+    peer.set_nonblocking(false).unwrap();
+    reset(program);
+    assert!(!run(&mut forward, || false));
+    assert_eq!(peer.read(&mut [0]).unwrap_or(0), 0);
+}
+
+fn reset(end: TcpStream) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    let fd = peer.into_raw_fd();
+    let fd = end.into_raw_fd();
     // SAFETY: a live structure of that length, and a descriptor of this test.
     unsafe {
         let len = size_of::<libc::linger>() as libc::socklen_t;
         libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len);
         libc::close(fd);
     }
-    assert!(!run(&mut forward, || false));
-    assert_eq!(program.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
 }
 
 #[test]
@@ -88,17 +110,23 @@ fn a_slow_reader_is_waited_for() {
     assert_eq!(reader.join().unwrap(), 20_000_000);
 }
 
+fn indexes(forwards: &mut Forwards) -> Vec<usize> {
+    let mut indexes = Vec::new();
+    forwards.each(|forward| indexes.push(forward.index));
+    indexes
+}
+
 #[test]
 fn every_connection_with_a_slot_may_be_forwarded() {
     let mut forwards = Forwards::new().unwrap();
     let begun: Vec<_> = (0..MAX_SLOTS).rev().step_by(7).collect();
     assert!(begun.len() > 2_000 && begun.iter().all(|&index| forwards.begin(index)));
-    assert!(forwards.indexes().eq(begun.iter().rev().copied()));
+    assert!(indexes(&mut forwards).iter().eq(begun.iter().rev()));
     assert!(!forwards.has(0) && forwards.get(1).is_none() && !forwards.has(MAX_SLOTS));
     for &index in &begun {
         assert_eq!(forwards.get(index).map(|forward| forward.index), Some(index));
         forwards.get(index).unwrap().unmap();
         forwards.remove(index);
     }
-    assert_eq!(forwards.indexes().next(), None);
+    assert!(indexes(&mut forwards).is_empty());
 }

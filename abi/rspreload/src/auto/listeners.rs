@@ -3,17 +3,20 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 
-use libc::{AF_INET6, F_SETFL, IPPROTO_IPV6, IPPROTO_TCP, IPV6_V6ONLY, O_NONBLOCK, SO_REUSEPORT, SOL_SOCKET};
+use libc::{
+    AF_INET6, EAGAIN, ECONNABORTED, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, F_SETFL, IPPROTO_IPV6, IPPROTO_TCP,
+    IPV6_V6ONLY, O_NONBLOCK, SO_REUSEPORT, SOL_SOCKET,
+};
 
 use super::connections;
 use super::log::{self, Reason};
 use super::shared::{self, AtomicName};
-use super::{bound, route, thread};
+use super::{route, socket_owner, thread};
 use crate::table::{self, Entry, Kind};
 use crate::tcp::name::{self, Name};
 use crate::tcp::{self, bind, make_rsocket};
 use crate::thread::Lock;
-use crate::{config, errno, next_symbol, rsocket, rsocket_abi};
+use crate::{config, epoll::members, errno, next_symbol, open_fds, rsocket, rsocket_abi};
 
 /// The most listeners of a process, and the most addresses of one.
 pub const MAX_LISTENERS: usize = 64;
@@ -24,8 +27,6 @@ pub const MAX_BACKLOG: c_int = 4096;
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
 const OPEN: u32 = 2;
-/// It is the parent's.
-const INHERITED: u32 = 3;
 
 /// Held while connections are accepted, and while a listener is closed.
 static ACCEPTING: Lock = Lock::new();
@@ -42,8 +43,6 @@ pub struct Listener {
     v6only: AtomicBool,
     /// Its rsockets are closed for a while, since there is no room for connections by RDMA.
     is_full: AtomicBool,
-    /// The process whose rsockets listen.
-    owner: AtomicI32,
     /// Numbers plus one; 0 for none.
     rsockets: [AtomicI32; MAX_ADDRESSES],
 }
@@ -58,26 +57,24 @@ fn of(entry: Entry) -> Option<&'static Listener> {
     LISTENERS.get(usize::try_from(entry.inner).ok()?)
 }
 
-/// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well, if it is
-/// this process's own.
-pub fn add(fd: c_int, backlog: c_int, origin: bound::Origin) {
+/// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well, if no other
+/// process can have the socket.
+pub fn add(fd: c_int, backlog: c_int) {
     let Some(own) = name::own(fd) else { return };
     if !route::is_candidate(fd, own.family()) {
         return;
     }
     log::problems();
-    let added = match origin {
-        bound::Origin::Own => try_add(fd, &own, backlog),
-        bound::Origin::Listened => Err(Reason::Inherited),
-        bound::Origin::Bound => Err(Reason::Bound),
-    };
-    match added {
+    match try_add(fd, &own, backlog) {
         Ok(()) => log::listener(fd, &own, "RDMA and TCP", None),
         Err(reason) => log::listener(fd, &own, "TCP", Some(reason)),
     }
 }
 
 fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
+    if !members::is_own(fd) {
+        return Err(Reason::NotOwn);
+    }
     if own.address().is_loopback() {
         return Err(Reason::Loopback);
     }
@@ -89,6 +86,12 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     }
     if route::has_kernel_option(fd) {
         return Err(Reason::Option);
+    }
+    if open_fds::has_ring() {
+        return Err(Reason::Ring);
+    }
+    if !socket_owner::tells(own) {
+        return Err(Reason::NoDiag);
     }
     let claimed = |listener: &Listener| listener.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
     let index = LISTENERS.iter().position(claimed).ok_or(Reason::Busy)?;
@@ -106,7 +109,6 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
         return Err(reason);
     }
     listener.numbers.store(1, SeqCst);
-    listener.owner.store(shared::this_process(), SeqCst);
     let entry = Entry { kind: Kind::Listener, flags: 0, inner: index as c_int };
     if !table::replace(fd, None, Some(entry)) {
         listener.close();
@@ -131,7 +133,6 @@ impl Listener {
             backlog: AtomicI32::new(0),
             v6only: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
-            owner: AtomicI32::new(0),
             rsockets: [const { AtomicI32::new(0) }; MAX_ADDRESSES],
         }
     }
@@ -179,7 +180,7 @@ impl Listener {
             }
             // SAFETY: an address and its length; numbers.
             unsafe {
-                rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK);
+                rsocket_abi::rfcntl_int(inner, F_SETFL, O_NONBLOCK);
                 let listens = bind::like_tcp(inner, at.as_ptr(), at.len) == 0
                     && rsocket_abi::rlisten(inner, self.backlog.load(SeqCst)) == 0;
                 error = errno::get();
@@ -197,8 +198,7 @@ impl Listener {
         for number in &self.rsockets {
             let inner = number.swap(0, SeqCst) - 1;
             if inner >= 0 {
-                // SAFETY: no other thread uses the number.
-                errno::keeping(|| unsafe { rsocket_abi::rclose(inner) });
+                errno::keeping(|| rsocket_abi::rclose(inner));
             }
         }
     }
@@ -236,7 +236,7 @@ impl Listener {
     /// rsockets are closed until it may, so that clients come by TCP.
     pub fn admit(&self) {
         let was_full = self.is_full.load(SeqCst);
-        if connections::has_room(was_full) != was_full {
+        if connections::has_room(thread::any_descriptor(), was_full) != was_full {
             return;
         }
         let _held = ACCEPTING.hold();
@@ -284,14 +284,23 @@ impl Listener {
         let _held = ACCEPTING.hold();
         while self.rsockets().any(|own| own == inner)
             && self.has_room(thread::waiting_tokens())
-            && connections::has_room(false)
+            && connections::has_room(thread::any_descriptor(), false)
         {
             // SAFETY: no addresses are asked for.
             let new = unsafe { rsocket_abi::raccept(inner, core::ptr::null_mut(), core::ptr::null_mut()) };
             if new < 0 {
-                return;
+                return self.has_failed(errno::get());
             }
             self.send_token(new, wake);
+        }
+    }
+
+    /// An rsocket has no connection now, or never has one again: after a change of the user, or of the
+    /// root folder, no event channel can be opened, perhaps.
+    fn has_failed(&self, error: c_int) {
+        let passes = [EAGAIN, EINTR, ECONNABORTED, EMFILE, ENFILE, ENOBUFS, ENOMEM];
+        if !passes.contains(&error) {
+            self.listen_by_tcp_only(Reason::Failed(error));
         }
     }
 
@@ -332,12 +341,6 @@ fn max_tokens(backlog: c_int) -> usize {
     (if (0..MAX_BACKLOG).contains(&backlog) { backlog + 1 } else { MAX_BACKLOG }) as usize
 }
 
-/// The state of a listener in a child of fork(2). One that a thread of the parent is about to make
-/// or to close is none of the child's.
-fn state_in_child(state: u32) -> u32 {
-    if matches!(state, OPEN | INHERITED) { INHERITED } else { FREE }
-}
-
 /// Calls `call` with each address of an interface that is up.
 fn each_address(mut call: impl FnMut(Name)) {
     let mut list: *mut libc::ifaddrs = core::ptr::null_mut();
@@ -376,10 +379,10 @@ pub fn hold(entry: Entry) {
     }
 }
 
-/// A process without this library has accepted a token that was sent to a port: another one will be
-/// accepted by it too, so the listeners there are TCP's only from now on.
-pub fn token_lost(port: u16) {
-    listen_by_tcp_only_at(port, Reason::Stranger, |_| true);
+/// A connection that came by a port is used in a way for which RDMA is no good: the listeners there
+/// are TCP's from now on.
+pub fn learn(port: u16, reason: Reason) {
+    listen_by_tcp_only_at(port, reason, |_| true);
 }
 
 /// A token that was sent to a port was refused.
@@ -409,16 +412,14 @@ fn listen_by_tcp_only_at(port: u16, reason: Reason, concerns: impl Fn(&Listener)
 /// A number of a listener was closed.
 pub fn release(entry: Entry) {
     let Some(listener) = of(entry) else { return };
-    if listener.numbers.fetch_sub(1, SeqCst) == 1 {
-        let inherited = listener.state.compare_exchange(INHERITED, FREE, SeqCst, SeqCst).is_ok();
-        if !inherited && listener.state.compare_exchange(OPEN, CLAIMED, SeqCst, SeqCst).is_ok() {
-            // At once: the program may listen at the port again.
-            let held = ACCEPTING.hold();
-            listener.close();
-            drop(held);
-            listener.state.store(FREE, SeqCst);
-            thread::wake();
-        }
+    let is_last = listener.numbers.fetch_sub(1, SeqCst) == 1;
+    if is_last && listener.state.compare_exchange(OPEN, CLAIMED, SeqCst, SeqCst).is_ok() {
+        // At once: the program may listen at the port again.
+        let held = ACCEPTING.hold();
+        listener.close();
+        drop(held);
+        listener.state.store(FREE, SeqCst);
+        thread::wake();
     }
 }
 
@@ -436,8 +437,7 @@ pub fn set_backlog(entry: Entry, backlog: c_int) {
     let Some(listener) = of(entry) else { return };
     listener.backlog.store(backlog, SeqCst);
     for inner in listener.rsockets() {
-        // SAFETY: no pointers.
-        errno::keeping(|| unsafe { rsocket_abi::rlisten(inner, backlog) });
+        errno::keeping(|| rsocket_abi::rlisten(inner, backlog));
     }
 }
 
@@ -461,71 +461,26 @@ pub fn leave_to_kernel(entry: Entry, reason: Reason) {
 /// TCP_DEFER_ACCEPT is a hint: with it the kernel would not report tokens, which have no data.
 pub fn accept_at_once(fd: c_int) {
     const NAME: (c_int, c_int) = (IPPROTO_TCP, libc::TCP_DEFER_ACCEPT);
-    if option(fd, NAME.0, NAME.1) != 0 {
+    if option(fd, NAME.0, NAME.1) != 0 && tcp::is_listening(fd) {
         let (off, len) = (0, size_of::<c_int>() as libc::socklen_t);
         // SAFETY: a live int of that length.
         errno::keeping(|| unsafe { next_symbol::setsockopt(fd, NAME.0, NAME.1, (&raw const off).cast(), len) });
     }
 }
 
-/// In a child of fork(2): the listeners are the parent's.
+/// In a child of fork(2): the listeners are the parent's, and the child's numbers the kernel's.
 pub fn in_child() {
     ACCEPTING.reset();
+    table::each(|fd, entry| {
+        if entry.kind == Kind::Listener {
+            table::replace(fd, Some(entry), None);
+        }
+    });
     for listener in &LISTENERS {
         // The child's copies, which would keep the ports when the parent has ended.
         listener.close();
-        listener.state.store(state_in_child(listener.state.load(SeqCst)), SeqCst);
+        listener.state.store(FREE, SeqCst);
     }
-}
-
-/// The program of a child is about to wait for connections of a listener that it has inherited. If
-/// the process whose rsockets listened has ended, those of this process listen instead.
-#[cold]
-pub fn take_over(entry: Entry) {
-    let Some(listener) = of(entry) else { return };
-    if listener.state.load(SeqCst) != INHERITED {
-        return;
-    }
-    let owner = listener.owner.load(SeqCst);
-    if !shared::has_ended(owner) {
-        thread::watch_process(owner);
-        return;
-    }
-    take(listener);
-}
-
-fn take(listener: &Listener) {
-    if listener.state.compare_exchange(INHERITED, CLAIMED, SeqCst, SeqCst).is_err() {
-        return;
-    }
-    match errno::keeping(|| listener.open(None)) {
-        Ok(()) => {
-            listener.owner.store(shared::this_process(), SeqCst);
-            listener.state.store(OPEN, SeqCst);
-            thread::wake();
-            if let Some(own) = listener.own.load() {
-                log::listener(-1, &own, "RDMA and TCP", None);
-            }
-        }
-        Err(_) => {
-            // Another process was faster, perhaps. It is watched from the next call on.
-            listener.close();
-            listener.state.store(INHERITED, SeqCst);
-        }
-    }
-}
-
-/// A process has ended whose listeners this one has inherited.
-pub fn take_all_of(owner: c_int) {
-    for listener in LISTENERS.iter().filter(|listener| listener.owner.load(SeqCst) == owner) {
-        take(listener);
-    }
-}
-
-/// Whether an entry is of a listener that another process's rsockets serve.
-#[inline(always)]
-pub fn is_inherited(entry: Entry) -> bool {
-    of(entry).is_some_and(|listener| listener.state.load(SeqCst) == INHERITED)
 }
 
 #[cfg(test)]
@@ -584,10 +539,5 @@ mod tests {
         assert_eq!(token("0.0.0.0:80"), ("127.0.0.1".into(), 80));
         assert_eq!(token("[::]:80"), ("127.0.0.1".into(), 80));
         assert_eq!(token("10.0.0.1:80"), ("10.0.0.1".into(), 80));
-    }
-
-    #[test]
-    fn a_child_inherits_what_listens() {
-        assert_eq!([FREE, CLAIMED, OPEN, INHERITED].map(state_in_child), [FREE, FREE, INHERITED, INHERITED]);
     }
 }

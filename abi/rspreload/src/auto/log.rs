@@ -1,13 +1,21 @@
-//! The log line of each connection: which way it goes, and why.
+//! The log: a line for each connection and listener, and one when a connection by TCP is closed.
 
-use core::fmt::{self, Write};
-use core::mem;
+use core::ffi::c_int;
+use core::fmt::Write;
+use core::net::IpAddr;
+use core::sync::atomic::AtomicBool;
+use core::sync::atomic::Ordering::Relaxed;
+use core::{fmt, mem};
 
 use libc::socklen_t;
 
-use super::tcp_bytes;
+use super::shared::AtomicName;
+use crate::table::Growing;
+use crate::tcp::name;
 use crate::tcp::name::Name;
-use crate::{config, errno, rsocket_abi};
+use crate::{config, errno, next_symbol, open_fds, rsocket_abi, tcp};
+
+// The log line of each connection: which way it goes, and why.
 
 /// Why a connection, or a listener, is what it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,11 +34,12 @@ pub enum Reason {
     SocketShared,
     Instances,
     Descriptors,
+    Ring,
+    NoDiag,
     Connected,
     Reuse,
     PortTaken,
-    Inherited,
-    Bound,
+    NotOwn,
     Stranger,
     Passed,
     Forwarded,
@@ -38,7 +47,8 @@ pub enum Reason {
     NoToken(i32),
     Slots,
     NotPrepared,
-    Abandoned,
+    Executed,
+    Elsewhere,
 }
 
 impl fmt::Display for Reason {
@@ -57,12 +67,13 @@ impl fmt::Display for Reason {
             Reason::Busy => "too many attempts at a time, or no memory",
             Reason::SocketShared => "the program has copied or shut down the socket",
             Reason::Instances => "the socket is a member of too many epoll instances",
-            Reason::Descriptors => "no free descriptor, or no /proc, to read the epoll instances",
+            Reason::Descriptors => "too few descriptors",
+            Reason::Ring => "the program has an instance of io_uring",
+            Reason::NoDiag => "the kernel does not tell who has accepted a connection (inet_diag, tcp_diag)",
             Reason::Connected => "connected",
             Reason::Reuse => "SO_REUSEPORT: other sockets may listen at the port",
             Reason::PortTaken => "another rsocket has the port",
-            Reason::Inherited => "it listened already, perhaps for another process",
-            Reason::Bound => "it was bound by another process or before a fork, perhaps for several ones",
+            Reason::NotOwn => "the socket is a copy, or was made by another process or before a fork",
             Reason::Stranger => "another process accepts its connections",
             Reason::Passed => "the program has passed it to another process",
             Reason::CameByTcp => "the peer has connected by TCP",
@@ -70,7 +81,8 @@ impl fmt::Display for Reason {
             Reason::NoToken(error) => return write!(f, "no connection inside the host: errno {error}"),
             Reason::Slots => "too many connections by RDMA",
             Reason::NotPrepared => "vfork(2) and posix_spawn(3) need librspreload-full.so",
-            Reason::Abandoned => "no process has the end that was closed, and the other one is silent",
+            Reason::Elsewhere => "another process of the program accepts its connections",
+            Reason::Executed => "a program was executed with one of its connections",
         })
     }
 }
@@ -127,7 +139,7 @@ pub fn accepted(fd: i32, from: &Name, way: &str, reason: Reason) {
 
 fn by_tcp(fd: i32, peer: &Name, way: &str) {
     if config::logs() && way == "TCP" {
-        tcp_bytes::logged(fd, peer);
+        logged(fd, peer);
     }
 }
 
@@ -144,13 +156,6 @@ pub fn not_given(fd: i32, user: &str, reason: Reason) {
     line(format_args!("socket {fd}: not connected in the {user}: {reason}"));
 }
 
-/// A connection that this process forwards, or should forward, is reset.
-pub fn reset(peer: Option<&Name>, reason: Reason) {
-    if let Some(peer) = peer {
-        line(format_args!("forward: {}: reset: {reason}", Shown(peer)));
-    }
-}
-
 /// The lines of `auto_config` that have no effect, once.
 pub fn problems() {
     use core::sync::atomic::{AtomicBool, Ordering};
@@ -163,3 +168,106 @@ pub fn problems() {
 }
 
 const _: () = assert!(mem::size_of::<Reason>() <= 8);
+
+// The log line of a TCP connection that is closed: the bytes of both directions, or that it was
+// never made. Librdmacm writes the former for rsockets.
+
+/// Whether this process, or the one that has forked it, has logged a connection by TCP.
+static LOGGED: AtomicBool = AtomicBool::new(false);
+
+/// By number: the peer of a connection by TCP, which the kernel forgets when both ends have shut
+/// down, or if it was never made. Made of atomic integers only.
+static PEERS: Growing<AtomicName> = Growing::new();
+
+/// The number's connection is TCP, and that was logged.
+pub fn logged(fd: c_int, peer: &Name) {
+    if let Ok(word) = PEERS.get_or_grow(fd) {
+        word.store(peer);
+        LOGGED.store(true, Relaxed);
+    }
+}
+
+/// A descriptor of the kernel's is about to be closed.
+#[inline(always)]
+pub fn before_close(fd: c_int) {
+    if LOGGED.load(Relaxed) {
+        errno::keeping(|| report(fd));
+    }
+}
+
+/// The process ends.
+pub fn before_exit() {
+    if LOGGED.load(Relaxed) {
+        open_fds::each(0..c_int::MAX, report);
+    }
+}
+
+#[cold]
+fn report(fd: c_int) {
+    let Some(info) = info(fd) else { return };
+    let logged = PEERS.get(fd).and_then(AtomicName::take);
+    let (Some(own), Some(peer)) = (name::own(fd), name::peer(fd).or(logged)) else { return };
+    let (own, peer) = (own.of_device(), peer.of_device());
+    let (own, peer) = (Ends(&own), Ends(&peer));
+    if info.was_made() {
+        let (sent, received) = info.bytes();
+        line(format_args!("close: socket {fd} {own} -> {peer} tcp: sent {sent} bytes, received {received}"));
+    } else {
+        line(format_args!("close: socket {fd} {own} -> {peer} tcp: not connected"));
+    }
+}
+
+/// The beginning of the kernel's `struct tcp_info`.
+#[repr(C)]
+struct Info {
+    state: u8,
+    fields: [u8; 119],
+    acked: u64,
+    received: u64,
+    segments: [u32; 2],
+    not_sent: u32,
+    min_rtt: u32,
+    data_segments: [u32; 2],
+    times: [u64; 4],
+    delivered: [u32; 2],
+    sent: u64,
+    sent_again: u64,
+}
+
+impl Info {
+    /// The bytes that the program has sent, and those that have arrived.
+    fn bytes(&self) -> (u64, u64) {
+        // The kernel counts the peer's FIN as a byte. A connection that was reset has none, but is
+        // closed as well.
+        let end = matches!(self.state, tcp::CLOSE_WAIT | tcp::LAST_ACK | tcp::CLOSING | tcp::CLOSED);
+        let sent = self.sent.saturating_sub(self.sent_again) + u64::from(self.not_sent);
+        (sent, self.received.saturating_sub(end.into()))
+    }
+
+    /// Whether the peer has answered: its answer is one to a segment of the handshake.
+    fn was_made(&self) -> bool {
+        self.delivered[0] != 0
+    }
+}
+
+/// The state of a TCP socket that does not listen. `None` for other descriptors.
+fn info(fd: c_int) -> Option<Info> {
+    // SAFETY: all zeros are a value of these integers.
+    let mut info: Info = unsafe { core::mem::zeroed() };
+    let mut len = size_of::<Info>() as libc::socklen_t;
+    let (level, option) = (libc::IPPROTO_TCP, libc::TCP_INFO);
+    // SAFETY: `len` bytes are writable.
+    let result = unsafe { next_symbol::getsockopt(fd, level, option, (&raw mut info).cast(), &raw mut len) };
+    (result == 0 && len as usize >= size_of::<Info>() && info.state != tcp::LISTEN).then_some(info)
+}
+
+struct Ends<'a>(&'a Name);
+
+impl fmt::Display for Ends<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.address() {
+            IpAddr::V4(address) => write!(f, "{address}:{}", self.0.number()),
+            IpAddr::V6(address) => write!(f, "[{address}]:{}", self.0.number()),
+        }
+    }
+}

@@ -1,16 +1,63 @@
-//! Numbers that will be used by calls that do not come here: those of another process to which they
-//! are passed (SCM_RIGHTS), and the C library's own (stdio).
-//!
-//! The data of a connection by RDMA is forwarded from then on ([`super::forward`]), so that its
-//! number is a TCP socket of the kernel for every use.
+//! Numbers that leave RDMA: by connect(2) with AF_UNSPEC, and because calls use them that do not come
+//! here.
 
 use core::ffi::c_int;
 
-use libc::{EOPNOTSUPP, SCM_RIGHTS, SOL_SOCKET, cmsghdr, msghdr};
+use libc::{AF_UNSPEC, EOPNOTSUPP, SCM_RIGHTS, SOL_SOCKET, cmsghdr, msghdr, sa_family_t, sockaddr, socklen_t};
 
-use super::{connections, entry, listeners, log, use_forwarded};
+use super::numbers::{is_auto, is_number_of};
+use super::shared::Use;
+use super::{connections, execute_with, listeners, log, release_rsocket, slots, use_forwarded};
+use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
-use crate::{errno, open_fds, process};
+use crate::{errno, open_fds, process, rsocket};
+
+// connect(2) with AF_UNSPEC, which ends a connection, an attempt or a listener of TCP and leaves
+// the socket to be used anew.
+
+/// Whether an address of connect(2) has the family AF_UNSPEC.
+///
+/// # Safety
+/// As for connect(2).
+pub unsafe fn is_asked(addr: *const sockaddr, len: socklen_t) -> bool {
+    // SAFETY: `addr` has `len` bytes: guaranteed by the caller.
+    !addr.is_null()
+        && len as usize >= size_of::<sa_family_t>()
+        && c_int::from(unsafe { (&raw const (*addr).sa_family).read_unaligned() }) == AF_UNSPEC
+}
+
+/// Makes a number of automatic mode a socket of the kernel's, without its rsockets.
+pub fn leave_rdma(fd: c_int, entry: Entry) {
+    if process::is_guest() {
+        return;
+    }
+    match entry.kind {
+        Kind::Socket if is_auto(entry) => errno::keeping(|| reset(entry.inner)),
+        Kind::Connecting if table::replace(fd, Some(entry), None) => errno::keeping(|| slots::abandon(entry)),
+        Kind::Listener => errno::keeping(|| listeners::stop(entry)),
+        Kind::Forwarded => {
+            table::replace(fd, Some(entry), None);
+        }
+        _ => {}
+    }
+}
+
+/// Closes the rsocket of all its numbers, as TCP does: the peer sees a reset.
+fn reset(inner: c_int) {
+    rsocket::reset_when_closed(inner);
+    table::each(|number, entry| {
+        if is_number_of(inner, entry) && table::replace(number, Some(entry), None) {
+            members::begin(number);
+            release_rsocket(entry);
+        }
+    });
+}
+
+// Numbers that will be used by calls that do not come here: those of another process to which they
+// are passed (SCM_RIGHTS), and the C library's own (stdio).
+//
+// The data of a connection by RDMA is forwarded from then on ([`super::forward`]), so that its
+// number is a TCP socket of the kernel for every use.
 
 /// The entry of a number without an attempt, which ends first. A child of vfork(2) cannot end its
 /// parent's.
@@ -28,8 +75,8 @@ fn settled(fd: c_int) -> Option<Entry> {
 pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
     let Some(entry) = settled(fd) else { return Ok(()) };
     errno::keeping(|| match entry.kind {
-        Kind::Socket if entry::is_auto(entry) => {
-            connections::forward_from_now(fd, entry.inner).map_err(|_| libc::ENOBUFS)
+        Kind::Socket if is_auto(entry) => {
+            connections::forward_from_now(fd, entry.inner, Use::Inherited).map_err(|_| libc::ENOBUFS)
         }
         Kind::Socket => Err(EOPNOTSUPP),
         Kind::Listener => {
@@ -50,12 +97,12 @@ pub fn give_to_program(fd: c_int) {
     let Some(entry) = settled(fd) else { return };
     errno::keeping(|| match entry.kind {
         Kind::Socket if process::is_guest() => super::guest_copies(fd, entry),
-        Kind::Socket if entry::is_auto(entry) => {
-            if let Err(reason) = connections::forward_from_now(fd, entry.inner) {
+        Kind::Socket if is_auto(entry) => {
+            if let Err(reason) = connections::forward_from_now(fd, entry.inner, Use::Executed) {
                 log::not_given(fd, "program that is executed with it", reason);
             }
         }
-        Kind::Forwarded => use_forwarded(entry),
+        Kind::Forwarded => execute_with(entry),
         _ => {}
     });
 }

@@ -5,9 +5,10 @@
 //! improbable, a connection uses TCP where it could use RDMA.
 
 use core::net::IpAddr;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use crate::{config, time};
+use crate::{config, errno, next_symbol, open_fds, time};
 
 /// What is remembered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,9 +65,48 @@ fn hash(subject: Subject) -> u64 {
     hash
 }
 
-fn words_for(hash: u64) -> impl Iterator<Item = &'static AtomicU64> {
+/// What is remembered of hosts that do not answer is shared by the user's processes: a program that
+/// makes one connection would wait each time.
+static SHARED: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
+
+fn words_for(subject: Subject, hash: u64) -> impl Iterator<Item = &'static AtomicU64> {
     let first = hash as usize % (MAX_REMEMBERED / WAYS) * WAYS;
-    WORDS[first..first + WAYS].iter()
+    let shared = if matches!(subject, Subject::Host(_)) { shared() } else { None };
+    shared.unwrap_or(&WORDS)[first..first + WAYS].iter()
+}
+
+/// The memory that the user's processes share, if there is any.
+fn shared() -> Option<&'static [AtomicU64; MAX_REMEMBERED]> {
+    if SHARED.load(Ordering::Acquire).is_null() {
+        let new = errno::keeping(map).map_or(ptr::from_ref(&WORDS).cast_mut().cast(), NonNull::as_ptr);
+        // Of several threads that do so one loses its mapping, which does no harm.
+        SHARED.store(new, Ordering::Release);
+    }
+    // SAFETY: a mapping of this length, or `WORDS`; neither goes away.
+    unsafe { SHARED.load(Ordering::Acquire).cast::<[AtomicU64; MAX_REMEMBERED]>().as_ref() }
+}
+
+/// Maps a file that only this user can have made and can write, of this network namespace.
+fn map() -> Option<NonNull<AtomicU64>> {
+    const SIZE: usize = size_of::<[AtomicU64; MAX_REMEMBERED]>();
+    let mut path = [0_u8; 80];
+    // SAFETY: the path is as long as said; a descriptor of this function only; a live structure; a new
+    // mapping of a file that is as long, of zeros at first.
+    unsafe {
+        let (user, path) = (libc::geteuid(), path.as_mut_ptr().cast());
+        let space = open_fds::status_of(c"/proc/self/ns/net")?.st_ino;
+        libc::snprintf(path, 80, c"/dev/shm/librspreload.%u.%lu".as_ptr(), user, space);
+        let fd = libc::open(path, libc::O_RDWR | libc::O_CREAT | libc::O_NOFOLLOW | libc::O_CLOEXEC, 0o600);
+        let is_own = |status: libc::stat| status.st_uid == user && status.st_mode == libc::S_IFREG | 0o600;
+        let usable = open_fds::status(fd).is_some_and(is_own) && libc::ftruncate(fd, SIZE as libc::off_t) == 0;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let new =
+            if usable { libc::mmap(ptr::null_mut(), SIZE, access, libc::MAP_SHARED, fd, 0) } else { libc::MAP_FAILED };
+        if fd >= 0 {
+            next_symbol::close(fd);
+        }
+        NonNull::new(new).filter(|_| new != libc::MAP_FAILED).map(NonNull::cast)
+    }
 }
 
 fn second() -> u64 {
@@ -83,16 +123,21 @@ fn is_current(word: u64, now: u64) -> bool {
 /// Returns what is remembered.
 pub fn find(subject: Subject) -> Option<Outcome> {
     let (hash, now) = (hash(subject), second());
-    let mut words = words_for(hash).map(|word| word.load(Ordering::Relaxed));
+    let mut words = words_for(subject, hash).map(|word| word.load(Ordering::Relaxed));
     let word = words.find(|&word| word >> HASH_SHIFT == hash >> HASH_SHIFT && is_current(word, now))?;
     Some(Outcome::ALL[(word >> TIME_BITS) as usize % Outcome::ALL.len()])
 }
 
 /// Remembers an outcome for as long as the configuration says.
 pub fn remember(subject: Subject, outcome: Outcome) {
+    remember_for(TIME / 2 - 1, subject, outcome);
+}
+
+/// Remembers an outcome for so many seconds at most.
+pub fn remember_for(most: u64, subject: Subject, outcome: Outcome) {
     let seconds = config::remember() as u64;
     if seconds > 0 {
-        store(subject, outcome, seconds.min(TIME / 2 - 1));
+        store(subject, outcome, seconds.min(most));
     }
 }
 
@@ -102,10 +147,8 @@ fn store(subject: Subject, outcome: Outcome, seconds: u64) {
     let is_its = |word: &&AtomicU64| word.load(Ordering::Relaxed) >> HASH_SHIFT == hash >> HASH_SHIFT;
     let is_free = |word: &&AtomicU64| !is_current(word.load(Ordering::Relaxed), now);
     let soonest = |word: &&AtomicU64| (word.load(Ordering::Relaxed) & TIME).wrapping_sub(now) & TIME;
-    let entry = words_for(hash)
-        .find(is_its)
-        .or_else(|| words_for(hash).find(is_free))
-        .or_else(|| words_for(hash).min_by_key(soonest));
+    let words = || words_for(subject, hash);
+    let entry = words().find(is_its).or_else(|| words().find(is_free)).or_else(|| words().min_by_key(soonest));
     if let Some(entry) = entry {
         entry.store(word, Ordering::Relaxed);
     }

@@ -21,7 +21,11 @@ pub fn is_candidate(fd: c_int, family: c_int) -> bool {
 /// needs.
 pub fn has_kernel_option(fd: c_int) -> bool {
     let is_on = |level, name| tcp::option(fd, level, name).is_some_and(|(value, len)| len > 0 && value[0] != 0);
-    READABLE_OPTIONS.into_iter().any(|(level, name)| is_on(level, name)) || kernel_options::are_set(fd)
+    let waits_for_more = || tcp::int(fd, SOL_SOCKET, libc::SO_RCVLOWAT).is_some_and(|bytes| bytes > 1);
+    READABLE_OPTIONS.into_iter().any(|(level, name)| is_on(level, name))
+        || kernel_options::are_set(fd)
+        || waits_for_more()
+        || tcp::is_signalled(fd)
 }
 
 /// Whether [`has_kernel_option`] asks the kernel for an option, which the program may take back.
@@ -32,11 +36,6 @@ pub fn is_readable_option(level: c_int, name: c_int) -> bool {
 
 const READABLE_OPTIONS: [(c_int, c_int); 3] =
     [(SOL_SOCKET, SO_BINDTODEVICE), (SOL_SOCKET, SO_MARK), (IPPROTO_IP, libc::IP_TRANSPARENT)];
-
-/// Whether bind(2) leaves the port to connect(2) (IP_BIND_ADDRESS_NO_PORT).
-pub fn has_port_later(fd: c_int) -> bool {
-    tcp::int(fd, IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT).is_some_and(|value| value != 0)
-}
 
 /// The local address to which the program has bound the socket, if it is not a wildcard.
 pub fn bound(fd: c_int) -> Option<Name> {

@@ -30,8 +30,22 @@ const TAKEN: u32 = 2;
 /// Another process than the owner uses the connection: the owner is to forward its data.
 const WANTED: u32 = 4;
 
+/// What the use of the connection tells of its listener ([`Use`]).
+const USE: u32 = 3 * 8;
+
 /// The bits from this one on change when the slot gets another connection.
-const GENERATION: u32 = 8;
+const GENERATION: u32 = 32;
+
+/// What another process does with a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Use {
+    /// It uses what its parent has accepted, or connected.
+    Inherited = 0,
+    /// It has accepted the connection.
+    Accepted = 8,
+    /// It is about to execute a program.
+    Executed = 16,
+}
 
 /// Words for an address of IPv4 or IPv6: `struct sockaddr_in6` has 28 bytes.
 const NAME_WORDS: usize = 4;
@@ -295,6 +309,11 @@ impl Slot {
         self.own.load()
     }
 
+    fn index(&self) -> u32 {
+        let start = SLOTS.load(SeqCst).addr();
+        ((ptr::from_ref(self).addr() - start) / size_of::<Slot>()) as u32
+    }
+
     /// Identifies the connection among those that have had the slot, in 16 bits.
     pub fn generation(&self) -> u32 {
         generation_of(self.word.load(SeqCst))
@@ -305,11 +324,21 @@ impl Slot {
         self.word.load(SeqCst) & WANTED != 0
     }
 
+    /// What the use of the connection tells of its listener.
+    pub fn how_used(&self) -> Use {
+        match self.word.load(SeqCst) & USE {
+            0 => Use::Inherited,
+            8 => Use::Accepted,
+            _ => Use::Executed,
+        }
+    }
+
     /// Tells the owner to forward the data of a connection from now on, if the slot still has it.
-    pub fn want(&self, generation: u32) {
-        let is_new = |word| word & WANTED == 0 && generation_of(word) == generation;
-        if self.change(|word| is_new(word).then_some(word | WANTED)).is_some() {
-            wake(self.wake.load(SeqCst), self.wake_inode.load(SeqCst));
+    pub fn want(&self, generation: u32, how: Use) {
+        let set = WANTED | how as u32;
+        let is_new = |word| word & set != set && generation_of(word) == generation;
+        if self.change(|word| is_new(word).then_some(word | set)).is_some() {
+            wake(self.wake.load(SeqCst), self.wake_inode.load(SeqCst), self.index());
         }
     }
 }
@@ -324,14 +353,17 @@ pub fn socket_inode(fd: c_int) -> Option<u64> {
     (status.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(status.st_ino)
 }
 
-/// Sends a byte by a socket, if the number is still that socket: the program may have closed all
+/// In place of the index of a connection.
+pub const NO_INDEX: u32 = u32::MAX;
+
+/// Sends an index by a socket, if the number is still that socket: the program may have closed all
 /// numbers by a call that is not intercepted.
-pub fn wake(fd: c_int, inode: u64) {
-    let byte = 0_u8;
+pub fn wake(fd: c_int, inode: u64, index: u32) {
+    let (start, len) = ((&raw const index).cast::<c_void>(), size_of::<u32>());
     crate::errno::keeping(|| {
         if socket_inode(fd) == Some(inode) {
-            // SAFETY: one byte is readable.
-            unsafe { next_symbol::send(fd, (&raw const byte).cast::<c_void>(), 1, libc::MSG_NOSIGNAL) };
+            // SAFETY: `len` bytes are readable.
+            unsafe { next_symbol::send(fd, start, len, libc::MSG_NOSIGNAL) };
         }
     });
 }
@@ -427,11 +459,11 @@ mod tests {
         };
         assert_eq!(accepted(&token, take_over), None);
         assert!(slot.is_sent(), "the other process's token was taken");
-        slot.want(before);
+        slot.want(before, Use::Accepted);
         assert!(!slot.is_wanted(), "for the connection that the slot had before");
         let generation = slot.generation();
         assert_eq!(accepted(&other, || Some(80)), Some(Accepted { index, generation }));
-        slot.want(generation);
+        slot.want(generation, Use::Accepted);
         assert!(slot.is_wanted());
         slot.free();
         assert!(!slot.is_wanted());

@@ -1,26 +1,26 @@
 //! Non-blocking sockets whose attempt to connect by RDMA is under way. The thread of
 //! [`super::thread`] makes the attempts.
 //!
-//! Each has a slot, which its ticket names ([`Ticket`]).
+//! Each has a slot. The table entry of the program's number has the slot's ticket as its `inner`. No
+//! other socket gets the same one, so the result reaches the number only as long as it is this
+//! socket's. The thread works on a duplicate of the TCP descriptor, so the program may close its own.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use core::sync::atomic::Ordering::SeqCst;
+use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize};
 
 use libc::epoll_event;
 
-use super::instances::MAX_INSTANCES;
 use super::log::Reason;
 use super::shared::AtomicName;
-use super::tcp_watch::WATCHES;
-use super::{attempt, instances, log, outcome, thread};
-use crate::table::{self, Entry, Kind};
-use crate::tcp;
+use super::{attempt, log, numbers, thread};
+use crate::epoll::members;
+use crate::table::{Entry, Kind};
 use crate::tcp::name::Name;
 use crate::thread::{Lock, SignalsBlocked};
-use crate::ticket::Ticket;
-use crate::time::{self, Deadline};
-use crate::transition::{self, Moving};
-use crate::{epoll, errno, eventfd, next_symbol, open_fds};
+use crate::time::Deadline;
+use crate::transition::Moving;
+use crate::{errno, eventfd, own_fd, table, tcp, time, transition};
 
 /// The most attempts of a process at a time.
 pub const MAX_ATTEMPTS: usize = 256;
@@ -33,12 +33,22 @@ static SLOTS: [Slot; MAX_ATTEMPTS] = [const { Slot::new() }; MAX_ATTEMPTS];
 /// The slots behind this index have never been used: close(2) need not look at them.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
-/// Guards the slots' contents and the membership in an epoll instance.
+/// Guards the membership in epoll instances.
 static LOCK: Lock = Lock::new();
+
+const FREE: u32 = 0;
+/// It is being filled or emptied.
+const CLAIMED: u32 = 1;
+const READY: u32 = 2;
 
 /// An attempt.
 pub struct Slot {
-    ticket: Ticket,
+    state: AtomicU32,
+    ticket: AtomicI32,
+    /// The program's number.
+    fd: AtomicI32,
+    /// The duplicate, plus one; 0 for none.
+    tcp: AtomicI32,
     inner: AtomicI32,
     /// The end of the attempt, on the monotonic clock.
     end: AtomicU64,
@@ -47,46 +57,39 @@ pub struct Slot {
     done: AtomicI32,
     /// When the last attempt ended, on the monotonic clock.
     freed: AtomicI64,
-    members: [Member; MAX_INSTANCES],
-}
-
-/// An epoll instance of which the program wants the socket to be a member.
-struct Member {
-    /// Plus one; 0 for none.
-    epoll: AtomicI32,
-    events: AtomicU32,
-    data: AtomicU64,
-}
-
-impl Member {
-    const fn new() -> Member {
-        Member { epoll: AtomicI32::new(0), events: AtomicU32::new(0), data: AtomicU64::new(0) }
-    }
-
-    fn keep(&self, epfd: c_int, event: epoll_event) {
-        self.events.store(event.events, SeqCst);
-        self.data.store(event.u64, SeqCst);
-        self.epoll.store(epfd + 1, SeqCst);
-    }
-
-    /// Returns the instance and the event, and forgets them.
-    fn take(&self) -> Option<(c_int, epoll_event)> {
-        let epfd = self.epoll.swap(0, SeqCst) - 1;
-        (epfd >= 0).then(|| (epfd, epoll_event { events: self.events.load(SeqCst), u64: self.data.load(SeqCst) }))
-    }
 }
 
 impl Slot {
     const fn new() -> Slot {
         Slot {
-            ticket: Ticket::new(),
+            state: AtomicU32::new(FREE),
+            ticket: AtomicI32::new(-1),
+            fd: AtomicI32::new(-1),
+            tcp: AtomicI32::new(0),
             inner: AtomicI32::new(-1),
             end: AtomicU64::new(0),
             to: AtomicName::new(),
             done: AtomicI32::new(0),
             freed: AtomicI64::new(0),
-            members: [const { Member::new() }; MAX_INSTANCES],
         }
+    }
+
+    /// Takes the slot from those that would do so from the same state.
+    fn claim(&self, from: u32) -> bool {
+        self.state.compare_exchange(from, CLAIMED, SeqCst, SeqCst).is_ok()
+    }
+
+    fn is_ready(&self) -> bool {
+        self.state.load(SeqCst) == READY
+    }
+
+    /// The duplicate of the TCP descriptor, -1 for none.
+    fn tcp(&self) -> c_int {
+        self.tcp.load(SeqCst) - 1
+    }
+
+    fn close_tcp(&self) {
+        own_fd::close(self.tcp.swap(0, SeqCst) - 1);
     }
 
     /// The rsocket of the attempt.
@@ -100,9 +103,9 @@ impl Slot {
         left.div_ceil(1_000_000) as c_int
     }
 
-    /// The number of the ticket, which identifies the attempt.
+    /// The ticket, or that of the attempt before.
     pub fn number(&self) -> c_int {
-        self.ticket.number()
+        self.ticket.load(SeqCst)
     }
 
     /// The destination.
@@ -110,8 +113,10 @@ impl Slot {
         self.to.load()
     }
 
+    /// The table's entry of the socket; `None` if the program has closed it.
     fn entry(&self) -> Option<Entry> {
-        self.ticket.entry(Kind::Connecting)
+        let ticket = self.number();
+        table::get(self.fd.load(SeqCst)).filter(|entry| entry.kind == Kind::Connecting && entry.inner == ticket)
     }
 
     /// Whether the program has closed the number.
@@ -123,10 +128,10 @@ impl Slot {
     pub fn finish(&self, result: Result<(), Reason>) {
         // A handler that waited for this thread to go on would wait for ever.
         let signals = SignalsBlocked::new();
-        if !self.ticket.claim_ready() {
+        if !self.claim(READY) {
             return;
         }
-        let (fd, copy, inner) = (self.ticket.fd(), self.ticket.tcp(), self.inner());
+        let (fd, copy, inner) = (self.fd.load(SeqCst), self.tcp(), self.inner());
         let to = self.to();
         // Until the number is a member of its epoll instance again.
         let moving = Moving::begin(fd);
@@ -144,7 +149,7 @@ impl Slot {
             result => result,
         };
         let connected = match (entry, result) {
-            (Some(entry), Ok(())) => outcome::become_rsocket(fd, copy, Some(entry), inner),
+            (Some(entry), Ok(())) => numbers::become_rsocket(fd, copy, Some(entry), inner),
             _ => false,
         };
         // Before the program learns the result: the line of its close(2) comes later.
@@ -159,23 +164,20 @@ impl Slot {
             attempt::give_up(inner);
         }
         if let (Some(entry), Some(to), false) = (entry, to, connected) {
-            outcome::connect_tcp(copy, &to);
+            numbers::connect_tcp(copy, &to);
             if result == Err(Reason::Rejected) {
-                WATCHES.begin(fd, copy, &to);
+                attempt::rejected(&to);
             }
             // Before the program learns the result: it may close the socket, and bind another one to
             // its port.
-            self.ticket.close_tcp();
+            self.close_tcp();
             table::replace(fd, Some(entry), None);
         }
-        self.ticket.close_tcp();
-        for member in &self.members {
-            let held = LOCK.hold();
-            let taken = member.take();
-            drop(held);
-            if let (Some((epfd, event)), Some(_)) = (taken, entry) {
-                epoll::add(epfd, fd, event);
-            }
+        self.close_tcp();
+        // A thread in `control` has changed the record by then.
+        drop(LOCK.hold());
+        if entry.is_some() {
+            members::join(fd);
         }
         drop(moving);
         drop(signals);
@@ -185,12 +187,9 @@ impl Slot {
     }
 
     fn free(&self) {
-        self.ticket.close_tcp();
-        for member in &self.members {
-            member.epoll.store(0, SeqCst);
-        }
+        self.close_tcp();
         self.freed.store(time::now(), SeqCst);
-        self.ticket.free();
+        self.state.store(FREE, SeqCst);
     }
 
     /// Whether those who waited for the end of the last attempt have had time to notice it: the
@@ -219,27 +218,29 @@ impl Slot {
 
 /// The attempts under way.
 pub fn ready() -> impl Iterator<Item = &'static Slot> {
-    SLOTS.iter().filter(|slot| slot.ticket.is_ready())
+    SLOTS.iter().take(HIGHEST.load(SeqCst)).filter(|slot| slot.is_ready())
 }
 
 /// The slot that an entry's ticket names.
 fn of(entry: Entry) -> Option<&'static Slot> {
     let slot = SLOTS.get(usize::try_from(entry.inner).ok()? % MAX_ATTEMPTS)?;
-    (slot.ticket.number() == entry.inner).then_some(slot)
+    (slot.number() == entry.inner).then_some(slot)
 }
 
 /// Gives the socket `fd`, for which `inner` connects, a slot and an entry. Returns the reason for
 /// TCP if that is not possible.
-pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline, reserve: instances::Reserve) -> Result<(), Reason> {
+pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline) -> Result<(), Reason> {
     let slots = || SLOTS.iter().enumerate();
-    let rested = slots().find(|(_, slot)| slot.has_rested() && slot.ticket.claim());
-    let claimed = rested.or_else(|| slots().find(|(_, slot)| slot.ticket.claim()));
+    let rested = slots().find(|(_, slot)| slot.has_rested() && slot.claim(FREE));
+    let claimed = rested.or_else(|| slots().find(|(_, slot)| slot.claim(FREE)));
     let Some((index, slot)) = claimed else { return Err(Reason::Busy) };
     HIGHEST.fetch_max(index + 1, SeqCst);
-    let turns = usize::try_from(slot.ticket.number()).map_or(0, |ticket| ticket / MAX_ATTEMPTS + 1);
+    let turns = usize::try_from(slot.number()).map_or(0, |ticket| ticket / MAX_ATTEMPTS + 1);
     let ticket = ((turns * MAX_ATTEMPTS + index) & (i32::MAX as usize >> 1)) as c_int;
-    slot.ticket.fill(ticket, fd, open_fds::duplicate(fd));
-    if slot.ticket.tcp() < 0 || !slot.reset_done() || table::prepare(fd).is_err() {
+    slot.ticket.store(ticket, SeqCst);
+    slot.fd.store(fd, SeqCst);
+    slot.tcp.store(own_fd::duplicate(fd) + 1, SeqCst);
+    if slot.tcp() < 0 || !slot.reset_done() || table::prepare(fd).is_err() {
         slot.free();
         return Err(Reason::Busy);
     }
@@ -250,18 +251,8 @@ pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline, reserve: insta
     // A handler that interrupted this, and used the number, would wait for the attempt to begin.
     let signals = SignalsBlocked::new();
     table::swap(fd, Some(entry));
-    drop(reserve);
-    let left = instances::leave(fd);
-    if left.is_incomplete {
-        table::replace(fd, Some(entry), None);
-        left.join_again(fd);
-        slot.free();
-        return Err(left.reason());
-    }
-    for (member, &(epfd, event)) in slot.members.iter().zip(left.iter()) {
-        member.keep(epfd, event);
-    }
-    slot.ticket.set_ready();
+    members::leave(fd);
+    slot.state.store(READY, SeqCst);
     drop(signals);
     if !thread::wake() {
         slot.finish(Err(Reason::Busy));
@@ -281,37 +272,20 @@ pub fn done(entry: Entry) -> c_int {
 pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *mut epoll_event) -> Option<c_int> {
     let slot = of(entry)?;
     let held = LOCK.hold();
-    if slot.entry() != Some(entry) || !slot.ticket.is_ready() {
+    if slot.entry() != Some(entry) || !slot.is_ready() {
         drop(held);
         transition::wait_for_change(fd, entry);
         return None;
     }
-    let member_of = |number| slot.members.iter().find(|member| member.epoll.load(SeqCst) == number);
-    let (own, free) = (member_of(epfd + 1), member_of(0));
-    let result = match (op, own) {
-        (libc::EPOLL_CTL_ADD, Some(_)) => Err(libc::EEXIST),
-        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None) => Err(libc::ENOENT),
-        (libc::EPOLL_CTL_DEL, Some(member)) => {
-            member.epoll.store(0, SeqCst);
-            Ok(0)
-        }
-        (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, _) if event.is_null() => Err(libc::EFAULT),
-        (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, _) => match own.or(free) {
-            Some(member) => {
-                // SAFETY: not null, so readable: guaranteed by the caller.
-                member.keep(epfd, unsafe { event.read_unaligned() });
-                Ok(0)
-            }
-            None => {
-                drop(held);
-                slot.finish(Err(Reason::Instances));
-                return None;
-            }
-        },
-        _ => Err(libc::EINVAL),
-    };
+    // SAFETY: null or readable: guaranteed by the caller.
+    let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
+    let result = members::control(epfd, op, fd, event);
     drop(held);
-    Some(result.unwrap_or_else(errno::fail))
+    if result == Err(libc::E2BIG) {
+        slot.finish(Err(Reason::Instances));
+        return None;
+    }
+    Some(result.map_or_else(errno::fail, |()| 0))
 }
 
 /// The program has closed a number whose attempt was under way.
@@ -327,28 +301,18 @@ pub fn stay_tcp(entry: Entry) {
     }
 }
 
-/// Whether `fd` is a descriptor of the attempts.
-pub fn is_own(fd: c_int) -> bool {
-    let is_its = |slot: &Slot| slot.done.load(SeqCst) == fd + 1 || slot.ticket.tcp() == fd;
-    fd >= 0 && SLOTS.iter().take(HIGHEST.load(SeqCst)).any(is_its)
-}
-
 /// In a child of fork(2): the attempts are the parent's.
 pub fn in_child() {
     LOCK.reset();
     for slot in &SLOTS {
-        if !slot.ticket.is_free() {
+        if slot.state.load(SeqCst) != FREE {
             if let Some(entry) = slot.entry() {
-                table::replace(slot.ticket.fd(), Some(entry), None);
+                table::replace(slot.fd.load(SeqCst), Some(entry), None);
             }
             // The child's copy.
             attempt::give_up(slot.inner());
             slot.free();
         }
-        let done = slot.done.swap(0, SeqCst);
-        if done > 0 {
-            // SAFETY: the child's copy of a descriptor that only this library knows.
-            unsafe { next_symbol::close(done - 1) };
-        }
+        own_fd::close(slot.done.swap(0, SeqCst) - 1);
     }
 }

@@ -1,40 +1,40 @@
 //! The thread of automatic mode: it makes the attempts of non-blocking sockets, accepts rsockets,
-//! and forwards data. It begins with the first of these and runs until the process ends.
+//! and forwards data. It begins with the first of these and runs until the process ends. A wake-up
+//! costs a step for each forward, but none for other connections.
 
 use core::ffi::{c_int, c_short, c_void};
 use core::mem::MaybeUninit;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use core::sync::atomic::Ordering::SeqCst;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
 
-use libc::{EINTR, POLLERR, POLLHUP, POLLIN, POLLOUT, nfds_t, pollfd};
+use libc::{
+    AF_UNIX, EINTR, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, POLLIN, POLLOUT,
+    SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, epoll_event, nfds_t, pollfd,
+};
 
-use super::forward::{Forward, Forwards};
-use super::listeners::{self, MAX_ADDRESSES, MAX_LISTENERS};
-use super::polled::Polled;
-use super::shared::{self, MAX_SLOTS, Slot};
-use super::slots::{self, MAX_ATTEMPTS};
-use super::tcp_watch::WATCHES;
-use super::wake::WakeSockets;
-use super::watched::Watched;
-use super::{attempt, connections, log};
-use crate::thread as threads;
+use super::forward::Forwards;
+use super::listeners::{MAX_ADDRESSES, MAX_LISTENERS};
+use super::log::Reason;
+use super::shared::{MAX_SLOTS, Slot, Use};
+use super::slots::MAX_ATTEMPTS;
+use super::{attempt, connections, listeners, shared, slots};
+use crate::thread::Lock;
 use crate::time::Deadline;
-use crate::{errno, next_symbol, rsocket, rsocket_abi};
+use crate::{errno, next_symbol, own_fd, rsocket, rsocket_abi, tcp, thread as threads};
+
+// The thread of automatic mode: it makes the attempts of non-blocking sockets, accepts rsockets,
+// and forwards data. It begins with the first of these and runs until the process ends. A wake-up
+// costs a step for each forward, but none for other connections.
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
 /// The sockets by which the thread is woken.
 static WAKE: WakeSockets = WakeSockets::new();
 
-/// The process on whose end the thread waits.
-static WATCHED: Watched = Watched::new();
-
-/// Between two looks at the connections that children may use, in milliseconds: a child that has
-/// closed all descriptors can't wake the thread.
-const LOOK_AT_CHILDREN: c_int = 1_000;
-
-/// Between two looks at tokens that wait for accept(2), in milliseconds.
-const LOOK_AT_TOKENS: c_int = 1_000;
+/// Between two looks, in milliseconds, at tokens that wait for accept(2), and at the connections that
+/// children may use: a child that has closed all descriptors can't wake the thread.
+const LOOK_EVERY: c_int = 1_000;
 
 /// The pause after a failure of poll(2), in milliseconds.
 const AFTER_A_FAILURE: c_int = 100;
@@ -42,7 +42,7 @@ const AFTER_A_FAILURE: c_int = 100;
 /// Starts the thread, or wakes it. Returns false if there can be none.
 pub fn wake() -> bool {
     if RUNNING.swap(true, SeqCst) {
-        WAKE.wake();
+        WAKE.wake(shared::NO_INDEX);
         return true;
     }
     let started = errno::keeping(|| WAKE.sender().is_some() && threads::start(run, ptr::null_mut()));
@@ -62,8 +62,7 @@ static FULL: AtomicBool = AtomicBool::new(false);
 
 /// The ports of the listeners to which this process's waiting tokens were sent.
 pub fn waiting_tokens() -> impl Iterator<Item = u16> {
-    let sent = connections::indexes().filter_map(shared::slot).filter(|slot| slot.is_sent());
-    sent.map(|slot| slot.listener_port())
+    connections::SENT.each().filter_map(shared::slot).filter(|slot| slot.is_sent()).map(Slot::listener_port)
 }
 
 /// A token was accepted.
@@ -73,35 +72,31 @@ pub fn token_accepted() {
     }
 }
 
-/// Whether `fd` is a descriptor of the thread.
-pub fn is_own(fd: c_int) -> bool {
-    fd >= 0 && (WAKE.has(fd) || WATCHED.has(fd))
+/// A descriptor that is open while the thread runs.
+pub fn any_descriptor() -> c_int {
+    WAKE.receiver()
 }
 
-/// Waits for the end of a process, whose listeners this one takes over then.
-pub fn watch_process(process: c_int) {
-    if WATCHED.change(process) {
-        wake();
-    }
+/// Reports to the thread what happens at a token from now on, once.
+pub fn watch(index: usize, token: c_int) {
+    WAKE.watch(token, u64::from(connections::generation(index)) << 32 | index as u64);
 }
 
 /// In a child of fork(2): the thread is the parent's.
 pub fn in_child() {
     RUNNING.store(false, SeqCst);
     WAKE.in_child();
-    WATCHED.in_child();
 }
 
 /// What a descriptor is polled for.
 #[derive(Clone, Copy)]
 enum Purpose {
     Wake,
-    Process,
+    /// Tokens to which something has happened.
+    Tokens,
     /// The rsocket of an attempt, and the number of its ticket.
     Attempt(c_int),
     Listener,
-    /// A token that waits for accept(2), or whose connection a child may use.
-    Token(Polled),
     /// The two descriptors of the forward of an index.
     Forward(u16),
 }
@@ -109,16 +104,34 @@ enum Purpose {
 /// The descriptors of a round.
 const MAX_FDS: usize = 2 + MAX_ATTEMPTS + MAX_LISTENERS * MAX_ADDRESSES + 2 * MAX_SLOTS;
 
-struct Thread {
-    /// The first `count` of both have been written in this round.
+/// What is polled in a round: the first `count` of both have been written.
+struct Polled {
     fds: &'static mut [MaybeUninit<pollfd>],
     purposes: &'static mut [MaybeUninit<Purpose>],
     count: usize,
+}
+
+impl Polled {
+    fn push(&mut self, fd: c_int, events: c_short, purpose: Purpose) {
+        if let (Some(entry), Some(last)) = (self.fds.get_mut(self.count), self.purposes.get_mut(self.count)) {
+            entry.write(pollfd { fd, events, revents: 0 });
+            last.write(purpose);
+            self.count += 1;
+        }
+    }
+
+    fn get(&self, number: usize) -> Option<(pollfd, Purpose)> {
+        // SAFETY: the first `count` of both have been written.
+        (number < self.count)
+            .then(|| unsafe { (self.fds[number].assume_init_read(), self.purposes[number].assume_init_read()) })
+    }
+}
+
+struct Thread {
+    polled: Polled,
     forwards: Forwards,
-    /// A connection waits for memory to be forwarded.
-    lacks_memory: bool,
-    /// When tokens were last looked at.
-    looked: Deadline,
+    /// When all connections are looked at again.
+    look: Deadline,
 }
 
 /// Memory for `count` values, or `None`. Never freed. Pages that are never touched take no memory.
@@ -136,13 +149,13 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
         RUNNING.store(false, SeqCst);
         return ptr::null_mut();
     };
-    let looked = Deadline::after(LOOK_AT_TOKENS);
-    let mut thread = Thread { fds, purposes, count: 0, forwards, lacks_memory: false, looked };
+    let look = Deadline::after(LOOK_EVERY);
+    let mut thread = Thread { polled: Polled { fds, purposes, count: 0 }, forwards, look };
     loop {
-        thread.begin_forwards();
         let timeout = thread.collect();
+        let Polled { fds, count, .. } = &mut thread.polled;
         // SAFETY: `count` structures are writable.
-        let ready = unsafe { rsocket_abi::rpoll(thread.fds.as_mut_ptr().cast(), thread.count as nfds_t, timeout) };
+        let ready = unsafe { rsocket_abi::rpoll(fds.as_mut_ptr().cast(), *count as nfds_t, timeout) };
         if ready > 0 {
             thread.handle();
         } else if ready < 0 && errno::get() != EINTR {
@@ -150,9 +163,9 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
             // SAFETY: no descriptors.
             unsafe { libc::poll(ptr::null_mut(), 0, AFTER_A_FAILURE) };
         }
-        thread.look_at_tokens();
-        thread.end_abandoned();
-        WATCHES.look();
+        if thread.look.left() == 0 {
+            thread.look_at_all();
+        }
         end_attempts();
     }
 }
@@ -161,7 +174,7 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
 fn end_attempts() {
     for slot in slots::ready() {
         if slot.is_abandoned() {
-            slot.finish(Err(log::Reason::SocketShared));
+            slot.finish(Err(Reason::SocketShared));
         } else if slot.left() == 0
             && let Some(to) = slot.to()
         {
@@ -171,36 +184,36 @@ fn end_attempts() {
 }
 
 impl Thread {
-    /// Begins to forward the connections that other processes use.
-    fn begin_forwards(&mut self) {
-        self.lacks_memory = false;
-        for index in connections::indexes() {
-            let wanted = shared::slot(index).is_some_and(|slot| slot.is_wanted());
-            if wanted && !self.forwards.has(index) {
-                connections::demote(index);
-                self.lacks_memory |= !self.forwards.begin(index);
-            }
+    /// Another process uses the connection of an index, or did a moment ago.
+    fn attend(&mut self, index: usize) {
+        let Some(slot) = shared::slot(index).filter(|slot| slot.is_wanted() && connections::inner(index) >= 0) else {
+            return;
+        };
+        match slot.how_used() {
+            Use::Inherited => {}
+            Use::Accepted => listeners::learn(slot.listener_port(), Reason::Elsewhere),
+            Use::Executed => listeners::learn(slot.listener_port(), Reason::Executed),
         }
-    }
-
-    fn push(&mut self, fd: c_int, events: c_short, purpose: Purpose) {
-        if let (Some(entry), Some(last)) = (self.fds.get_mut(self.count), self.purposes.get_mut(self.count)) {
-            entry.write(pollfd { fd, events, revents: 0 });
-            last.write(purpose);
-            self.count += 1;
+        if !self.forwards.has(index) {
+            connections::demote(index);
+            if !self.forwards.begin(index) {
+                // No memory.
+                self.look = Deadline::after(AFTER_A_FAILURE);
+            }
         }
     }
 
     /// Collects what is to be polled. Returns the time-out.
     fn collect(&mut self) -> c_int {
-        let mut timeout = WATCHES.left().or(self.lacks_memory.then_some(AFTER_A_FAILURE)).unwrap_or(-1);
-        self.count = 0;
-        self.push(WAKE.receiver(), POLLIN, Purpose::Wake);
-        self.push(WATCHED.fd(), POLLIN, Purpose::Process);
+        let must_look = connections::FORKED.any() || connections::SENT.any();
+        let mut timeout = if must_look { self.look.left() } else { -1 };
+        self.polled.count = 0;
+        self.polled.push(WAKE.receiver(), POLLIN, Purpose::Wake);
+        self.polled.push(WAKE.tokens(), POLLIN, Purpose::Tokens);
         for slot in slots::ready() {
             let left = slot.left();
             timeout = if timeout < 0 { left } else { left.min(timeout) };
-            self.push(slot.inner(), POLLOUT, Purpose::Attempt(slot.number()));
+            self.polled.push(slot.inner(), POLLOUT, Purpose::Attempt(slot.number()));
         }
         for listener in listeners::open() {
             listener.admit();
@@ -212,93 +225,72 @@ impl Thread {
                 }
             }
             for inner in listener.rsockets() {
-                self.push(inner, POLLIN, Purpose::Listener);
+                self.polled.push(inner, POLLIN, Purpose::Listener);
             }
         }
-        for index in connections::indexes() {
-            let polled = Polled::now(index);
-            let slot = shared::slot(index).filter(|slot| !slot.is_wanted());
-            let is_sent = slot.is_some_and(|slot| slot.is_sent());
-            if slot.is_some() && (is_sent || connections::is_forked(index)) {
-                self.push(connections::token(index), POLLIN, Purpose::Token(polled));
-                let look = if is_sent { LOOK_AT_TOKENS } else { LOOK_AT_CHILDREN };
-                timeout = if timeout < 0 { look } else { look.min(timeout) };
+        let Thread { polled, forwards, .. } = self;
+        forwards.each(|forward| {
+            for (fd, events) in forward.events() {
+                polled.push(fd, events, Purpose::Forward(forward.index as u16));
             }
-        }
-        for index in self.forwards.indexes() {
-            let Some((left, events)) = self.forwards.get(index).map(|forward| (forward.left(), forward.events()))
-            else {
-                continue;
-            };
-            if left >= 0 {
-                timeout = if timeout < 0 { left } else { left.min(timeout) };
-            }
-            for (fd, events) in events {
-                self.push(fd, events, Purpose::Forward(index as u16));
-            }
-        }
+        });
         timeout
     }
 
-    /// Looks now and then whether processes without this library have accepted tokens.
-    fn look_at_tokens(&mut self) {
-        if self.looked.left() == 0 {
-            self.looked = Deadline::after(LOOK_AT_TOKENS);
-            for index in connections::indexes().filter(|&index| connections::is_lost(index)) {
+    /// Looks whether processes without this library have accepted tokens, and whether others use a
+    /// connection that have not said so.
+    fn look_at_all(&mut self) {
+        self.look = Deadline::after(LOOK_EVERY);
+        for index in connections::SENT.each() {
+            if connections::is_lost(index) {
                 lose_token(index);
             }
         }
-    }
-
-    /// Ends the forwards that no process uses any more.
-    fn end_abandoned(&mut self) {
-        for index in self.forwards.indexes() {
-            if self.forwards.get(index).is_some_and(|forward| !forward.goes_on()) {
-                self.forwards.remove(index);
-            }
+        for index in connections::USED.each() {
+            self.attend(index);
         }
     }
 
-    /// What was polled, of those that were collected.
-    fn polled(&self, number: usize) -> (pollfd, Purpose) {
-        debug_assert!(number < self.count);
-        // SAFETY: the first `count` of both have been written.
-        unsafe { (self.fds[number].assume_init_read(), self.purposes[number].assume_init_read()) }
+    /// Reads which connections other processes use.
+    fn read_indexes(&mut self, fd: c_int) {
+        let mut indexes = [shared::NO_INDEX; 64];
+        // SAFETY: the array is this long.
+        let bytes = unsafe { next_symbol::read(fd, indexes.as_mut_ptr().cast(), size_of_val(&indexes)) };
+        let count = usize::try_from(bytes).unwrap_or(0) / size_of::<u32>();
+        for &index in &indexes[..count] {
+            self.attend(index as usize);
+        }
+        if count == indexes.len() {
+            // Others may have found no room.
+            self.look_at_all();
+        }
     }
 
     fn handle(&mut self) {
         let mut number = 0;
-        while number < self.count {
-            let (first, purpose) = self.polled(number);
+        while let Some((first, purpose)) = self.polled.get(number) {
             number += 1;
-            if let Purpose::Forward(index) = purpose {
-                // Its second descriptor follows.
-                let (second, _) = self.polled(number);
-                number += 1;
-                let index = usize::from(index);
-                let ended = |forward: &mut Forward| !forward.step([first.revents, second.revents]);
-                if self.forwards.get(index).is_some_and(ended) {
-                    self.forwards.remove(index);
+            match purpose {
+                Purpose::Forward(index) => {
+                    // Its second descriptor follows.
+                    let revents = [first.revents, self.polled.get(number).map_or(0, |(second, _)| second.revents)];
+                    number += 1;
+                    let index = usize::from(index);
+                    if self.forwards.get(index).is_some_and(|forward| !forward.step(revents)) {
+                        self.forwards.remove(index);
+                    }
                 }
-            } else if first.revents != 0 {
-                handle_one(first.fd, first.revents, purpose);
+                _ if first.revents == 0 => {}
+                Purpose::Wake => self.read_indexes(first.fd),
+                Purpose::Tokens => handle_tokens(first.fd),
+                _ => handle_one(first.fd, purpose),
             }
         }
     }
 }
 
-fn handle_one(fd: c_int, revents: c_short, purpose: Purpose) {
+fn handle_one(fd: c_int, purpose: Purpose) {
     match purpose {
-        Purpose::Wake => {
-            let mut bytes = [0_u8; 64];
-            // SAFETY: the array is this long.
-            unsafe { next_symbol::read(fd, bytes.as_mut_ptr().cast::<c_void>(), bytes.len()) };
-        }
-        Purpose::Process => {
-            if let Some(process) = WATCHED.take(fd) {
-                listeners::take_all_of(process);
-            }
-        }
         Purpose::Attempt(number) => {
             if let Some(slot) = slots::ready().find(|slot| slot.number() == number && slot.inner() == fd)
                 && let Some(to) = slot.to()
@@ -314,30 +306,41 @@ fn handle_one(fd: c_int, revents: c_short, purpose: Purpose) {
                 listener.accept(fd, wake);
             }
         }
-        Purpose::Token(polled) => {
-            if let Some(index) = polled.index() {
-                handle_token(index, revents);
-            }
+        Purpose::Wake | Purpose::Tokens | Purpose::Forward(_) => {}
+    }
+}
+
+fn handle_tokens(epfd: c_int) {
+    let mut events = [epoll_event { events: 0, u64: 0 }; 64];
+    // SAFETY: the array is this long.
+    let count = unsafe { next_symbol::epoll_wait(epfd, events.as_mut_ptr(), events.len() as c_int, 0) };
+    for event in &events[..usize::try_from(count).unwrap_or(0)] {
+        let (index, generation) = (event.u64 as u32 as usize, (event.u64 >> 32) as u32);
+        // It may have been given to another connection since.
+        if let Some(slot) = shared::slot(index).filter(|slot| slot.generation() == generation) {
+            handle_token(index, slot, event.events as c_int);
         }
-        Purpose::Forward(_) => {}
     }
 }
 
 /// Something has happened at a token that nobody of this process expects.
-fn handle_token(index: usize, revents: c_short) {
-    let Some(slot) = shared::slot(index) else { return };
+fn handle_token(index: usize, slot: &Slot, events: c_int) {
     if slot.is_sent() {
         // Refused, or accepted by a process without this library, which has sent data.
-        if revents & (POLLHUP | POLLERR) == 0 {
+        if events & (EPOLLHUP | EPOLLERR) == 0 {
             lose_token(index);
         } else {
             // The listener first: the client may try again at once.
             listeners::token_refused(slot.listener_port());
             withdraw(index, slot);
         }
-    } else if revents & (POLLIN | POLLHUP | POLLERR) != 0 && connections::is_forked(index) {
-        // A child has sent data, or the last process has closed the socket.
-        slot.want(slot.generation());
+    } else if connections::FORKED.has(index)
+        || events & EPOLLIN != 0 && tcp::peek(connections::token(index), &mut [0], libc::MSG_DONTWAIT) == Ok(1)
+    {
+        // A child has sent data, or the last process has closed the socket. Or this process has sent
+        // data by a call that does not come here, such as one of io_uring.
+        connections::FORKED.set(index);
+        slot.want(slot.generation(), Use::Inherited);
     }
 }
 
@@ -358,6 +361,135 @@ fn lose_token(index: usize) {
     let Some(slot) = shared::slot(index) else { return };
     let port = slot.listener_port();
     if withdraw(index, slot) {
-        listeners::token_lost(port);
+        listeners::learn(port, Reason::Stranger);
+    }
+}
+
+// The descriptors by which the thread of automatic mode is woken: sockets to which other processes
+// write, too, and an epoll instance with the tokens.
+
+/// The sockets, made when they are first needed.
+pub struct WakeSockets {
+    /// The thread reads from the first one; numbers plus one. The second one is stored last.
+    ends: [AtomicI32; 2],
+    /// The inode of the second one.
+    inode: AtomicU64,
+    /// The epoll instance, plus one.
+    tokens: AtomicI32,
+    /// Held by the thread that makes them: the numbers and the inode of two pairs must not be mixed.
+    making: Lock,
+}
+
+impl WakeSockets {
+    pub const fn new() -> WakeSockets {
+        WakeSockets {
+            ends: [const { AtomicI32::new(0) }; 2],
+            inode: AtomicU64::new(0),
+            tokens: AtomicI32::new(0),
+            making: Lock::new(),
+        }
+    }
+
+    /// The socket to which a byte is sent, and its inode. Makes the sockets if there are none. Returns
+    /// `None` if that fails, with `errno` set.
+    pub fn sender(&self) -> Option<(c_int, u64)> {
+        self.made().or_else(|| {
+            let _held = self.making.hold();
+            self.made().or_else(|| self.make())
+        })
+    }
+
+    fn made(&self) -> Option<(c_int, u64)> {
+        let sender = self.ends[1].load(SeqCst) - 1;
+        (sender >= 0).then(|| (sender, self.inode.load(SeqCst)))
+    }
+
+    fn make(&self) -> Option<(c_int, u64)> {
+        let mut ends = [-1; 2];
+        // Not a pipe: a child that writes after this process has ended would get SIGPIPE.
+        // SAFETY: room for two numbers.
+        if unsafe { libc::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.as_mut_ptr()) } != 0 {
+            return None;
+        }
+        let ends = ends.map(own_fd::relocate);
+        let tokens = own_fd::create(|| next_symbol::epoll_create1(EPOLL_CLOEXEC));
+        self.tokens.store(tokens + 1, SeqCst);
+        self.inode.store(shared::socket_inode(ends[1]).unwrap_or(0), SeqCst);
+        self.ends[0].store(ends[0] + 1, SeqCst);
+        self.ends[1].store(ends[1] + 1, SeqCst);
+        self.made()
+    }
+
+    /// Sends an index, if there are sockets.
+    pub fn wake(&self, index: u32) {
+        if let Some((sender, inode)) = self.made() {
+            shared::wake(sender, inode, index);
+        }
+    }
+
+    /// Makes a token that is connected a member of the epoll instance, which reports one event of it.
+    pub fn watch(&self, token: c_int, data: u64) {
+        let mut event = epoll_event { events: (EPOLLIN | EPOLLONESHOT) as u32, u64: data };
+        // SAFETY: the event is this function's own.
+        errno::keeping(|| unsafe { next_symbol::epoll_ctl(self.tokens(), EPOLL_CTL_ADD, token, &raw mut event) });
+    }
+
+    /// The epoll instance, -1 for none.
+    pub fn tokens(&self) -> c_int {
+        self.tokens.load(SeqCst) - 1
+    }
+
+    /// The socket from which the thread reads, -1 for none.
+    pub fn receiver(&self) -> c_int {
+        self.ends[0].load(SeqCst) - 1
+    }
+
+    /// In a child of fork(2), which does not have the thread that may be making them. The sender stays
+    /// open: the child wakes the parent by it.
+    pub fn in_child(&self) {
+        self.making.reset();
+        self.ends[1].store(0, SeqCst);
+        for number in [&self.ends[0], &self.tokens] {
+            own_fd::close(number.swap(0, SeqCst) - 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests_of_wake {
+    use std::sync::Barrier;
+    use std::thread;
+
+    use super::*;
+
+    /// Reads what is there. Returns the number of bytes.
+    fn read(fd: c_int) -> isize {
+        let mut bytes = [0_u8; 8];
+        // SAFETY: the array is this long.
+        unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), bytes.len()) }
+    }
+
+    #[test]
+    fn threads_that_need_the_sockets_first_get_the_same_ones() {
+        const THREADS: usize = 4;
+        for _ in 0..500 {
+            let (sockets, barrier) = (WakeSockets::new(), Barrier::new(THREADS));
+            let get = || {
+                barrier.wait();
+                sockets.sender().unwrap()
+            };
+            let got: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(get)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert!(got.iter().all(|&sender| sender == got[0]), "{got:?}");
+            assert!(own_fd::has(got[0].0) && own_fd::has(sockets.receiver()));
+            shared::wake(got[0].0, got[0].1, 7);
+            assert_eq!(read(sockets.receiver()), 4, "a wake-up is lost");
+            // SAFETY: the sender, which nobody uses any more.
+            unsafe { libc::close(got[0].0) };
+            sockets.in_child();
+            assert_eq!(sockets.receiver(), -1);
+        }
     }
 }

@@ -5,28 +5,42 @@ use core::ffi::c_int;
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, epoll_event};
 
 use crate::dispatch::Fd;
+use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
 use crate::{auto, epoll, fds, fork, next_symbol, transition};
 
 /// epoll_create(2).
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
-    // SAFETY: the C contract.
-    auto::instances::created(fds::on_new_fd(unsafe { next_symbol::epoll_create(size) }))
+    fds::on_new_fd(next_symbol::epoll_create(size))
 }
 
 /// epoll_create1(2).
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
-    // SAFETY: the C contract.
-    auto::instances::created(fds::on_new_fd(unsafe { next_symbol::epoll_create1(flags) }))
+    fds::on_new_fd(next_symbol::epoll_create1(flags))
 }
 
 /// epoll_ctl(2).
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     // SAFETY: the C contract.
-    unsafe { if table::any() { control(epfd, op, fd, event) } else { next_symbol::epoll_ctl(epfd, op, fd, event) } }
+    unsafe { if table::any() { control(epfd, op, fd, event) } else { control_kernel(epfd, op, fd, event) } }
+}
+
+/// epoll_ctl(2) on a descriptor of the kernel's.
+///
+/// # Safety
+/// `event` is null or readable.
+unsafe fn control_kernel(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    // SAFETY: as for this function.
+    unsafe {
+        let result = next_symbol::epoll_ctl(epfd, op, fd, event);
+        if result == 0 {
+            members::note(epfd, op, fd, event);
+        }
+        result
+    }
 }
 
 /// epoll_ctl(2), once there is anything in the table.
@@ -63,7 +77,7 @@ pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event
                 }
                 control(epfd, op, fd, event)
             }
-            Fd::Kernel | Fd::Epoll(_) => next_symbol::epoll_ctl(epfd, op, fd, event),
+            Fd::Kernel | Fd::Epoll(_) => control_kernel(epfd, op, fd, event),
         }
     }
 }
@@ -72,8 +86,8 @@ fn is_forwarded(fd: c_int) -> bool {
     table::get(fd).is_some_and(|entry| entry.kind == Kind::Forwarded)
 }
 
-/// epoll_ctl(2) on a socket that may become an rsocket. As long as it is none, it is a member of
-/// the kernel's instance, and fork mode notes which instance that is.
+/// epoll_ctl(2) on a socket that may become an rsocket in fork mode. As long as it is none, it is a
+/// member of the kernel's instance.
 ///
 /// # Safety
 /// As for [`control`].
@@ -86,11 +100,7 @@ unsafe fn control_pending(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event
         }
     }
     // SAFETY: the program's arguments, unchanged.
-    let result = unsafe { next_symbol::epoll_ctl(epfd, op, fd, event) };
-    if result == 0 && op == EPOLL_CTL_ADD {
-        fork::joined(fd, epfd);
-    }
-    result
+    unsafe { control_kernel(epfd, op, fd, event) }
 }
 
 /// epoll_wait(2). The same before there are rsockets: the first may be added while this thread

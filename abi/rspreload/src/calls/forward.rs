@@ -28,7 +28,7 @@ macro_rules! forward_data {
                         Target::Kernel => next_symbol::$name(fd, $($arg),*),
                         Target::Rsocket(inner) => {
                             let result = rsocket_abi::$to(inner, $($arg),*);
-                            if result < 0 && has_moved(fd) {
+                            if result < 0 && has_moved(fd, $asked) {
                                 return next_symbol::$name(fd, $($arg),*);
                             }
                             remainder::finish(fd, $asked, result as ssize_t) as $result
@@ -47,7 +47,7 @@ macro_rules! forward_data {
                     Some(Target::Kernel) => next_symbol::$name(fd, $($arg),*),
                     Some(Target::Rsocket(inner)) => {
                         let result = rsocket_abi::$to(inner, $($arg),*);
-                        if result < 0 && has_moved(fd) {
+                        if result < 0 && has_moved(fd, $asked) {
                             return decided(fd, $($arg),*);
                         }
                         remainder::finish(fd, $asked, result as ssize_t) as $result
@@ -62,8 +62,25 @@ macro_rules! forward_data {
 /// Whether a call on an rsocket has failed because the library forwards its data meanwhile: the
 /// number is a socket of the kernel now, and the rsocket does not block any more.
 #[cold]
-fn has_moved(fd: c_int) -> bool {
+fn has_moved(fd: c_int, asked: Asked) -> bool {
+    if asked.is_of_errors() && errno::get() == libc::EOPNOTSUPP {
+        // There are never any.
+        errno::set(libc::EAGAIN);
+        return false;
+    }
     errno::get() == libc::EAGAIN && matches!(Fd::of(fd), Fd::Known(_))
+}
+
+/// The most buffers of a call.
+const MAX_BUFFERS: usize = 1024;
+
+/// # Safety
+/// `message` is null or readable.
+#[inline(always)]
+unsafe fn check_count(message: *const msghdr) -> Result<(), c_int> {
+    // SAFETY: as for this function.
+    let is_too_long = unsafe { message.as_ref().is_some_and(|message| message.msg_iovlen > MAX_BUFFERS) };
+    if is_too_long { Err(libc::EMSGSIZE) } else { Ok(()) }
 }
 
 /// The way of a call that receives.
@@ -85,7 +102,6 @@ pub unsafe extern "C" fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) 
     unsafe {
         match Fd::of(fd) {
             Fd::Rsocket(entry) => bind::like_tcp(entry.inner, addr, len),
-            Fd::Kernel if auto::is_on() => auto::bind(fd, addr, len),
             Fd::Connecting(_) => errno::fail(EINVAL),
             _ => next_symbol::bind(fd, addr, len),
         }
@@ -193,7 +209,7 @@ forward_data! {
         buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t
     ) -> ssize_t, Asked::receive(buf, len, flags);
     recvmsg by rrecvmsg, receive(flags), (msg: *mut msghdr, flags: c_int) -> ssize_t,
-        Asked::message(msg, flags, false);
+        Asked::message(msg, flags, false), before check_count(msg);
 
     write by rwrite, Way::Send, (buf: *const c_void, len: size_t) -> ssize_t, Asked::send(buf, len, 0);
     writev by rwritev, Way::Send, (list: *const iovec, count: c_int) -> ssize_t, Asked::send_list(list, count);
@@ -203,7 +219,7 @@ forward_data! {
         buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, addrlen: socklen_t
     ) -> ssize_t, Asked::send(buf, len, flags);
     sendmsg by rsendmsg, transmit(flags), (msg: *const msghdr, flags: c_int) -> ssize_t,
-        Asked::message(msg, flags, true), before auto::outside::before_sendmsg(msg);
+        Asked::message(msg, flags, true), before check_count(msg).and_then(|()| auto::outside::before_sendmsg(msg));
     shutdown by rshutdown, Way::Shutdown, (how: c_int) -> c_int, Asked::nothing();
 }
 

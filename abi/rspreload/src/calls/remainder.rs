@@ -59,6 +59,11 @@ impl Asked {
         }
     }
 
+    /// Whether the call asks for the queue of errors.
+    pub fn is_of_errors(&self) -> bool {
+        !self.sends && self.flags & libc::MSG_ERRQUEUE != 0
+    }
+
     /// Whether the call returns early only for a reason: a blocking call that sends, or that waits
     /// for all of what it receives.
     #[inline(always)]

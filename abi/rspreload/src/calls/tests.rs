@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use libc::{EAGAIN, EBADF, EINVAL, EPIPE, MSG_DONTWAIT, MSG_NOSIGNAL, timeval};
 
-use super::{forward, select};
+use super::{forward, waits};
 use crate::errno;
 use crate::table::{self, Entry, Kind};
 use crate::test_sockets::connection;
@@ -68,7 +68,7 @@ fn select_now(asked: [&[c_int]; 3]) -> (Result<c_int, c_int>, [Vec<c_int>; 3]) {
         let mut time = timeval { tv_sec: 0, tv_usec: 0 };
         let [read, write, except] = &mut sets;
         let count = numbers().max().map_or(0, |highest| highest + 1);
-        let result = select::select(count, read, write, except, &raw mut time);
+        let result = waits::select(count, read, write, except, &raw mut time);
         let result = if result < 0 { Err(errno::get()) } else { Ok(result) };
         (result, [0, 1, 2].map(|set| asked[set].iter().copied().filter(|&fd| libc::FD_ISSET(fd, &sets[set])).collect()))
     }

@@ -228,3 +228,40 @@ fn a_side_that_two_marks_name_is_asked_once() {
     assert_eq!((sides, [events[0], events[1]].map(|event| event.u64)), ([9, 8, -1, -1], [1, 2]));
     assert_eq!(take_marks(&mut events[..2], &mut sides), None);
 }
+
+#[test]
+fn a_record_has_what_the_program_has_asked_for_last() {
+    use super::members::{
+        MAX_INSTANCES, are_too_many, begin, control as control_record, forget, is_own, join, leave, note,
+    };
+    let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let fd = begin(socket.as_raw_fd());
+    let epolls: Vec<_> = (0..=MAX_INSTANCES).map(|_| Epoll::new()).collect();
+    let out = |data| epoll_event { events: EPOLLOUT as u32, u64: data };
+    let add = |epoll: &Epoll, op, mut event: epoll_event| {
+        // SAFETY: an event of this test.
+        unsafe {
+            assert_eq!(libc::epoll_ctl(epoll.fd(), op, fd, &raw mut event), 0);
+            note(epoll.fd(), op, fd, &raw const event);
+        }
+    };
+    add(&epolls[0], EPOLL_CTL_ADD, out(1));
+    add(&epolls[0], EPOLL_CTL_MOD, out(2));
+    add(&epolls[1], EPOLL_CTL_ADD, out(3));
+    leave(fd);
+    assert!(epolls[0].wait(9, 0).is_empty() && epolls[1].wait(9, 0).is_empty());
+    assert_eq!(control_record(epolls[1].fd(), EPOLL_CTL_DEL, fd, None), Ok(()));
+    assert_eq!(control_record(epolls[1].fd(), EPOLL_CTL_MOD, fd, Some(out(4))), Err(ENOENT));
+    assert_eq!(control_record(epolls[0].fd(), EPOLL_CTL_ADD, fd, Some(out(4))), Err(EEXIST));
+    assert_eq!(control_record(epolls[2].fd(), EPOLL_CTL_ADD, fd, Some(out(5))), Ok(()));
+    join(fd);
+    let data = |epoll: &Epoll| epoll.wait(9, 0).iter().map(|event| event.0).collect::<Vec<_>>();
+    assert_eq!((data(&epolls[0]), data(&epolls[1]), data(&epolls[2])), (vec![2], vec![], vec![5]));
+    for epoll in &epolls[3..] {
+        let _ = control_record(epoll.fd(), EPOLL_CTL_ADD, fd, Some(out(6)));
+    }
+    assert!(!are_too_many(fd) && is_own(fd));
+    assert!(control_record(epolls[1].fd(), EPOLL_CTL_ADD, fd, Some(out(6))).is_err() && are_too_many(fd));
+    forget(fd);
+    assert!(!is_own(fd) && !are_too_many(fd));
+}

@@ -4,9 +4,9 @@ use core::ffi::c_int;
 
 use libc::{EAGAIN, POLLIN, POLLRDHUP, pollfd};
 
+use super::decide::Role;
 use super::decide::{HANDSHAKE_TIMEOUT, Outcome};
 use super::sibling_handshakes::{self, ResolveSibling};
-use super::state::Role;
 use crate::tcp::{self, bind, make_rsocket, name};
 use crate::time::Deadline;
 use crate::transition::Way;

@@ -9,15 +9,77 @@ use core::ffi::c_int;
 
 use libc::EAGAIN;
 
-use super::state::{Role, State};
 use super::{active, passive, sibling_handshakes};
-use crate::epoll::handover;
+use crate::epoll::members;
 use crate::own_fd::OwnFd;
-use crate::table::{self, Entry, Kind};
-use crate::tcp::{self, make_rsocket};
+use crate::table::{Entry, Kind};
+use crate::tcp::make_rsocket;
 use crate::time::Deadline;
-use crate::transition::{self, Way};
-use crate::{cancel, next_symbol, rsocket, rsocket_abi};
+use crate::transition::Way;
+use crate::{cancel, next_symbol, rsocket, rsocket_abi, table, tcp, transition};
+
+// The state of a pending socket, in the flags of its table entry.
+
+/// What the program has done with the socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// Nothing yet, or listen(2).
+    Fresh,
+    /// It was connected.
+    Active,
+    /// It was accepted.
+    Passive,
+    /// It was connected, and used as TCP before the peer's word came, which may still come.
+    Late,
+}
+
+/// The state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct State {
+    pub role: Role,
+    /// A thread is deciding what the socket becomes.
+    pub busy: bool,
+}
+
+const ROLE: u32 = 3;
+const BUSY: u32 = 4;
+
+impl State {
+    pub fn new(role: Role) -> State {
+        State { role, busy: false }
+    }
+
+    /// Of a pending entry.
+    pub fn of(entry: Entry) -> State {
+        let role = match entry.flags & ROLE {
+            0 => Role::Fresh,
+            1 => Role::Active,
+            2 => Role::Passive,
+            _ => Role::Late,
+        };
+        State { role, busy: entry.flags & BUSY != 0 }
+    }
+
+    pub fn entry(self) -> Entry {
+        let busy = if self.busy { BUSY } else { 0 };
+        Entry { kind: Kind::Pending, flags: self.role as u32 | busy, inner: -1 }
+    }
+
+    pub fn with(self, role: Role) -> State {
+        State { role, ..self }
+    }
+
+    pub fn busy(self, busy: bool) -> State {
+        State { busy, ..self }
+    }
+}
+
+// Deciding what a pending socket becomes: one thread decides, and others that want to use the
+// socket wait.
+//
+// The decision works on a copy of the TCP descriptor, so the program may close its own meanwhile.
+// The table then has another entry than the deciding thread left there, and its result is
+// discarded.
 
 /// How long either end waits for the other, in milliseconds, where the program has not asked for
 /// waiting itself.
@@ -121,8 +183,7 @@ fn commit(fd: c_int, tcp: c_int, busy: State, outcome: Outcome) -> Result<Option
 fn become_rsocket(fd: c_int, tcp: c_int, busy: State, inner: c_int) -> Option<c_int> {
     make_rsocket::copy_options(tcp, inner);
     if table::first(inner).is_err() {
-        // SAFETY: no other thread knows the rsocket. Its peer sees the end of the connection.
-        unsafe { rsocket_abi::rclose(inner) };
+        rsocket_abi::rclose(inner);
         table::replace(fd, Some(busy.entry()), None);
         return None;
     }
@@ -131,12 +192,11 @@ fn become_rsocket(fd: c_int, tcp: c_int, busy: State, inner: c_int) -> Option<c_
         rsocket::release(entry);
         return None;
     }
-    if let Some(epfd) = busy.epoll() {
-        handover::hand_over(epfd, fd);
-    }
+    // The kernel still has the TCP socket there.
+    members::leave(fd);
+    members::join(fd);
     // The peer does the same. Another process with a copy of the TCP socket, a parent perhaps, sees
     // its end.
-    // SAFETY: no pointers.
-    unsafe { next_symbol::shutdown(tcp, libc::SHUT_RDWR) };
+    next_symbol::shutdown(tcp, libc::SHUT_RDWR);
     Some(inner)
 }

@@ -60,7 +60,7 @@ fn listen(own: &Name) -> Option<c_int> {
             unsafe {
                 bind::like_tcp(inner, own.as_ptr(), own.len) == 0
                     && rsocket_abi::rlisten(inner, BACKLOG) == 0
-                    && rsocket_abi::rfcntl(inner, F_SETFL, O_NONBLOCK) == 0
+                    && rsocket_abi::rfcntl_int(inner, F_SETFL, O_NONBLOCK) == 0
             }
         });
         if listener.is_some() || errno::get() != EADDRINUSE || end.left() == 0 {
@@ -141,8 +141,7 @@ impl Arrivals {
 
 fn close(inner: c_int) {
     if inner >= 0 {
-        // SAFETY: no other thread knows the number.
-        errno::keeping(|| unsafe { rsocket_abi::rclose(inner) });
+        errno::keeping(|| rsocket_abi::rclose(inner));
     }
 }
 

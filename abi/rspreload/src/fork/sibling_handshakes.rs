@@ -9,7 +9,7 @@ use core::ffi::c_int;
 
 use libc::{POLLIN, POLLRDHUP, pollfd};
 
-use super::state::{Role, State};
+use super::decide::{Role, State};
 use crate::scratch;
 use crate::table::{self, Entry, Kind};
 use crate::tcp;

@@ -7,10 +7,10 @@
 
 use core::ffi::{c_int, c_long, c_uint};
 
-use libc::socklen_t;
+use libc::{pid_t, socklen_t};
 
-use super::{messages, next, numbers};
-use crate::{auto, calls, table};
+use super::{data, descriptors, next};
+use crate::{auto, calls, fork_handlers, table};
 
 /// syscall(3). It is variadic in C: arguments that were not given are whatever the registers and
 /// the stack have there, as in the C library's own definition.
@@ -32,16 +32,16 @@ pub unsafe extern "C" fn syscall(
                 if table::get(fd).is_some() {
                     return calls::close(fd).into();
                 }
-                auto::tcp_bytes::before_close(fd);
+                auto::log::before_close(fd);
             }
             libc::SYS_dup3 if is_known(fd) || is_known(b as c_int) => {
-                return numbers::dup3(fd, b as c_int, c as c_int).into();
+                return descriptors::dup3(fd, b as c_int, c as c_int).into();
             }
             libc::SYS_close_range if table::any() => {
-                return numbers::close_range(a as c_uint, b as c_uint, c as c_int).into();
+                return descriptors::close_range(a as c_uint, b as c_uint, c as c_int).into();
             }
             libc::SYS_sendmmsg if table::any() => {
-                return messages::sendmmsg(fd, b as *mut _, c as c_uint, d as c_int).into();
+                return data::sendmmsg(fd, b as *mut _, c as c_uint, d as c_int).into();
             }
             // It may send descriptors over a socket of the kernel's.
             libc::SYS_sendmsg if table::any() => return calls::sendmsg(fd, b as *const _, c as c_int) as c_long,
@@ -51,6 +51,9 @@ pub unsafe extern "C" fn syscall(
             // A socket that gets one that rsockets do not have stays with TCP.
             libc::SYS_setsockopt if is_known(fd) || auto::is_on() => {
                 return calls::setsockopt(fd, b as c_int, c as c_int, d as *const _, e as socklen_t).into();
+            }
+            libc::SYS_clone if b == 0 && is_fork(a) => {
+                return fork_handlers::around(|| next::syscall(number, a, b, c, d, e, f) as pid_t).into();
             }
             _ if is_known(fd) => {
                 if let Some(result) = call_of_known(number, fd, [b, c, d, e, f]) {
@@ -80,7 +83,7 @@ unsafe fn call_of_known(number: c_long, fd: c_int, [b, c, d, e, f]: [c_long; 5])
                 calls::sendto(fd, b as *const _, c as usize, d as c_int, e as *const _, f as socklen_t) as c_long
             }
             libc::SYS_recvmsg => calls::recvmsg(fd, b as *mut _, c as c_int) as c_long,
-            libc::SYS_recvmmsg => messages::recvmmsg(fd, b as *mut _, c as c_uint, d as c_int, e as *mut _).into(),
+            libc::SYS_recvmmsg => data::recvmmsg(fd, b as *mut _, c as c_uint, d as c_int, e as *mut _).into(),
             libc::SYS_connect => calls::connect(fd, b as *const _, c as socklen_t).into(),
             libc::SYS_shutdown => calls::shutdown(fd, b as c_int).into(),
             libc::SYS_getsockname => calls::getsockname(fd, b as *mut _, c as *mut _).into(),
@@ -90,6 +93,11 @@ unsafe fn call_of_known(number: c_long, fd: c_int, [b, c, d, e, f]: [c_long; 5])
             _ => return None,
         })
     }
+}
+
+/// Whether clone(2) with these flags and no stack makes a process as fork(2) does.
+fn is_fork(flags: c_long) -> bool {
+    flags & c_long::from(libc::CLONE_VM | libc::CLONE_FILES) == 0
 }
 
 fn is_known(fd: c_int) -> bool {

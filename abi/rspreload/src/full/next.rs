@@ -10,7 +10,7 @@ use libc::{
     statx as Statx, timespec,
 };
 
-use super::printf::Arguments;
+use super::data::Arguments;
 use crate::errno;
 pub use crate::next_symbol::pread64;
 use crate::next_symbol::{Next, next};

@@ -102,8 +102,7 @@ unsafe fn wait_for_signals(
         return unsafe { wait_in_pieces(set, mask, end, wait) };
     }
     let close = || {
-        // SAFETY: opened above.
-        errno::keeping(|| unsafe { next_symbol::close(fd) });
+        errno::keeping(|| next_symbol::close(fd));
     };
     let result = cancel::with_cleanup(close, || {
         loop {
@@ -236,7 +235,7 @@ fn poll_with(list: &mut [pollfd], inner: &mut [pollfd], signals: c_int, timeout:
     copies.copy_from_slice(list);
     *last = pollfd { fd: signals, events: POLLIN, revents: 0 };
     // SAFETY: `inner.len()` structures are writable.
-    let result = unsafe { calls::poll::poll(inner.as_mut_ptr(), inner.len() as nfds_t, timeout) };
+    let result = unsafe { calls::waits::poll(inner.as_mut_ptr(), inner.len() as nfds_t, timeout) };
     let signalled = inner.last().is_some_and(|last| last.revents != 0);
     if result >= 0 {
         for (fd, copy) in list.iter_mut().zip(&*inner) {
@@ -260,10 +259,10 @@ pub unsafe extern "C" fn pselect(
         // SAFETY: the C contract.
         return unsafe { next::pselect(count, read, write, except, timeout, mask) };
     }
-    let count = calls::select::programs_limit(count);
+    let count = calls::waits::programs_limit(count);
     // SAFETY: the C contract.
     unsafe {
-        if !calls::select::concern(count, [read, write, except]) {
+        if !calls::waits::concern(count, [read, write, except]) {
             return next::pselect(count, read, write, except, timeout, mask);
         }
         let end = match checked_milliseconds(timeout) {
@@ -325,7 +324,7 @@ unsafe fn select_copies(
             *word |= bit;
         }
         let [read, write, except] = copies.each_mut().map(|copy| copy.as_mut_ptr().cast::<fd_set>());
-        let result = calls::select::select(limit, read, write, except, timeout);
+        let result = calls::waits::select(limit, read, write, except, timeout);
         let mut signalled = false;
         if let Some(word) = copies[0].get_mut(word).filter(|_| result > 0) {
             signalled = *word & bit != 0;

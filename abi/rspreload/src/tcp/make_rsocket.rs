@@ -17,8 +17,7 @@ pub fn for_address(name: &Name, use_it: impl FnOnce(c_int) -> bool) -> Option<c_
     if use_it(inner) {
         return Some(inner);
     }
-    // SAFETY: no other thread knows the number.
-    errno::keeping(|| unsafe { rsocket_abi::rclose(inner) });
+    errno::keeping(|| rsocket_abi::rclose(inner));
     None
 }
 
@@ -57,9 +56,6 @@ pub fn copy_connected_options(tcp: c_int, inner: c_int) {
             unsafe { rsocket_abi::rsetsockopt(inner, level, name, value.as_ptr().cast(), len) };
         }
     }
-    // SAFETY: commands that take a number or nothing.
-    unsafe {
-        let flags = next_symbol::fcntl(tcp, F_GETFL, 0);
-        rsocket_abi::rfcntl(inner, F_SETFL, if flags < 0 { 0 } else { flags & O_NONBLOCK });
-    }
+    let flags = next_symbol::fcntl_int(tcp, F_GETFL, 0);
+    rsocket_abi::rfcntl_int(inner, F_SETFL, if flags < 0 { 0 } else { flags & O_NONBLOCK });
 }

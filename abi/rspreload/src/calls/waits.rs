@@ -1,17 +1,132 @@
-//! select: librdmacm's, with sets of inner numbers, if there is an rsocket in the program's sets.
-//!
-//! Inner numbers may be larger than FD_SETSIZE where the program's are not. librdmacm's rselect
-//! takes sets of any size, as the kernel does.
+//! poll and select.
 
 use core::ffi::{c_int, c_short, c_ulong};
 use core::slice;
 
-use libc::{EAGAIN, EBADF, FD_SETSIZE, POLLIN, POLLOUT, POLLPRI, fd_set, timeval};
+use libc::{EAGAIN, EBADF, FD_SETSIZE, POLLIN, POLLOUT, POLLPRI, fd_set, nfds_t, pollfd, timeval};
 
-use super::waiting::{begin_wait, concerns, inner_number, settled};
 use crate::dispatch::Fd;
-use crate::table;
-use crate::{errno, fds, next_symbol, rsocket_abi, scratch};
+use crate::time::Deadline;
+use crate::{auto, errno, fds, fork, next_symbol, rsocket_abi, scratch, table};
+
+// What poll and select have in common: which numbers librdmacm polls for the program's.
+
+/// Whether `fd` is or may become an rsocket.
+pub fn concerns(fd: c_int) -> bool {
+    match Fd::of(fd) {
+        Fd::Rsocket(_) | Fd::Pending(_) | Fd::Connecting(_) => true,
+        Fd::Known(entry) => {
+            auto::before_wait(entry);
+            false
+        }
+        Fd::Kernel | Fd::Epoll(_) => false,
+    }
+}
+
+/// The number that librdmacm polls for `fd`, without settling what a pending socket is.
+pub fn inner_number(fd: c_int) -> c_int {
+    match Fd::of(fd) {
+        Fd::Rsocket(entry) => entry.inner,
+        Fd::Connecting(entry) => auto::slots::done(entry),
+        Fd::Kernel | Fd::Pending(_) | Fd::Epoll(_) | Fd::Known(_) => fd,
+    }
+}
+
+/// The number that librdmacm polls for `fd`, before a wait: settles a pending socket.
+pub fn begin_wait(fd: c_int) -> c_int {
+    match Fd::of(fd) {
+        Fd::Rsocket(entry) => entry.inner,
+        // SAFETY: `entry` is what the table has for the program's number.
+        Fd::Pending(entry) => unsafe { fork::resolve_for_poll(fd, entry).unwrap_or(fd) },
+        Fd::Connecting(entry) => auto::slots::done(entry),
+        Fd::Kernel | Fd::Epoll(_) | Fd::Known(_) => fd,
+    }
+}
+
+/// Whether `fd`, for which `revents` of `number` was reported, was in fork mode and has become
+/// another kind of socket by it, or while it was waited for.
+pub fn settled(fd: c_int, number: c_int, revents: c_short) -> bool {
+    match Fd::of(fd) {
+        // It was a socket whose attempt was under way.
+        Fd::Rsocket(entry) if auto::is_auto(entry) => number != entry.inner,
+        // The latter has begun to be forwarded.
+        Fd::Kernel | Fd::Known(_) if number != fd => true,
+        Fd::Connecting(_) => true,
+        Fd::Rsocket(_) => number == fd,
+        // SAFETY: `fd` is a descriptor of the program.
+        Fd::Pending(_) => unsafe { fork::after_poll(fd, revents) },
+        Fd::Kernel | Fd::Epoll(_) | Fd::Known(_) => false,
+    }
+}
+
+// poll: librdmacm's if there is an rsocket among the numbers. It takes both kinds.
+
+/// poll(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // The kernel rejects what is no list.
+    if !table::any() || fds.is_null() || count > c_int::MAX as nfds_t {
+        // SAFETY: the C contract.
+        return unsafe { next_symbol::poll(fds, count, timeout) };
+    }
+    // SAFETY: the C contract: `count` structures, which no other thread changes meanwhile.
+    unsafe {
+        let list = slice::from_raw_parts_mut(fds, count as usize);
+        if list.iter().any(|fd| concerns(fd.fd)) {
+            let result = scratch::with::<pollfd, _>(list.len(), |inner| poll_both(list, inner, timeout));
+            return result.unwrap_or_else(errno::fail);
+        }
+        next_symbol::poll(fds, count, timeout)
+    }
+}
+
+/// What librdmacm polls for `fd`.
+fn asked(fd: &pollfd) -> pollfd {
+    while let Fd::Connecting(entry) = Fd::of(fd.fd) {
+        let done = auto::slots::done(entry);
+        if done >= 0 {
+            return pollfd { fd: done, events: POLLIN, revents: 0 };
+        }
+        // The attempt has ended since its entry was read, and its slot has another one.
+    }
+    pollfd { fd: begin_wait(fd.fd), events: fd.events, revents: 0 }
+}
+
+/// Polls by librdmacm. `inner` has the length of `list`.
+fn poll_both(list: &mut [pollfd], inner: &mut [pollfd], timeout: c_int) -> c_int {
+    let deadline = Deadline::after(timeout);
+    let mut left = timeout;
+    loop {
+        for (inner, fd) in inner.iter_mut().zip(&*list) {
+            *inner = asked(fd);
+        }
+        // SAFETY: `inner.len()` structures at `inner` are writable.
+        let result = unsafe { rsocket_abi::rpoll(inner.as_mut_ptr(), inner.len() as nfds_t, left) };
+        if result < 0 {
+            return result;
+        }
+        if result == 0 || !changed(list, inner) {
+            let mut count = 0;
+            for (fd, inner) in list.iter_mut().zip(&*inner) {
+                fd.revents = inner.revents;
+                count += c_int::from(fd.revents != 0);
+            }
+            return count;
+        }
+        left = deadline.left();
+    }
+}
+
+/// Whether reported events concern sockets that have become another kind by them.
+fn changed(list: &[pollfd], inner: &[pollfd]) -> bool {
+    let ready = list.iter().zip(inner).filter(|(_, inner)| inner.revents != 0);
+    ready.fold(false, |changed, (fd, inner)| settled(fd.fd, inner.fd, inner.revents) || changed)
+}
+
+// select: librdmacm's, with sets of inner numbers, if there is an rsocket in the program's sets.
+//
+// Inner numbers may be larger than FD_SETSIZE where the program's are not. librdmacm's rselect
+// takes sets of any size, as the kernel does.
 
 /// A set of numbers is an array of these (`__fd_mask` of sys/select.h).
 type Word = c_ulong;
@@ -205,7 +320,7 @@ fn is_ready(inner: &[&mut [Word]; 3], index: usize, fd: c_int) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+mod tests_of_select {
     use super::*;
 
     #[test]

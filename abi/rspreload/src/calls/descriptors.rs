@@ -1,0 +1,500 @@
+//! Calls that make, copy and close numbers.
+
+use core::ffi::c_int;
+
+use libc::{
+    AF_IB, AF_INET, AF_INET6, EBADF, EBUSY, EINVAL, F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, F_GETLK, F_OFD_GETLK,
+    F_OFD_SETLK, F_OFD_SETLKW, F_SETFD, F_SETFL, F_SETLK, F_SETLKW, FD_CLOEXEC, O_ASYNC, O_NONBLOCK, O_RDWR,
+    SOCK_CLOEXEC, SOCK_DGRAM, SOCK_NONBLOCK, SOCK_STREAM, sockaddr, socklen_t,
+};
+
+use crate::dispatch::Fd;
+use crate::epoll::members;
+use crate::table::{Entry, Kind};
+use crate::{auto, cancel, config, errno, fds, fork, next_symbol, open_fds, process, rsocket, rsocket_abi, table};
+
+// socket, accept, accept4, connect.
+
+const FLAGS: c_int = SOCK_CLOEXEC | SOCK_NONBLOCK;
+
+/// socket(2): an rsocket if the configuration wants one and librdmacm can make it, otherwise the
+/// kernel's.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let plain = kind & !FLAGS;
+    let known = matches!(domain, AF_INET | AF_INET6 | AF_IB) && matches!(plain, SOCK_STREAM | SOCK_DGRAM);
+    let kernels = || fds::on_new_fd(next_symbol::socket(domain, kind, protocol));
+    if !known || !errno::keeping(|| config::intercepts(domain, plain, protocol)) {
+        return kernels();
+    }
+    if auto::leaves_to_kernel(domain, plain) {
+        return members::begin(kernels());
+    }
+    if fork::wanted(domain, plain) {
+        return enter_pending(next_symbol::socket(domain, kind, protocol), fork::new_entry());
+    }
+    errno::keeping(|| make(domain, kind, protocol)).unwrap_or_else(|_| kernels())
+}
+
+fn make(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
+    // Before the rsocket's own descriptors, to get the lowest number: programs close 0 and expect
+    // the next socket there.
+    let fd = fds::open_placeholder(kind & SOCK_CLOEXEC != 0, kind & SOCK_NONBLOCK != 0)?;
+    adopt(fd, rsocket::create(domain, kind, protocol))
+}
+
+/// Puts a new TCP socket of fork mode into the table. `fd` is the kernel's result.
+fn enter_pending(fd: c_int, entry: Entry) -> c_int {
+    if fd < 0 {
+        return fd;
+    }
+    if let Err(error) = table::prepare(fd) {
+        next_symbol::close(fd);
+        return errno::fail(error);
+    }
+    fds::put(fd, entry);
+    members::begin(fd)
+}
+
+/// Makes the placeholder `fd` stand for what a call of librdmacm returned. Closes both on failure
+/// of either.
+fn adopt(fd: c_int, inner: c_int) -> Result<c_int, c_int> {
+    let adopted = if inner < 0 { Err(errno::get()) } else { fds::adopt(fd, inner) };
+    adopted.map(|()| fd).inspect_err(|_| {
+        if inner >= 0 {
+            rsocket_abi::rclose(inner);
+        }
+        next_symbol::close(fd);
+    })
+}
+
+/// accept(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    if let Fd::Kernel | Fd::Known(_) = Fd::of(fd) {
+        if auto::has_tokens() {
+            // SAFETY: the C contract.
+            return unsafe {
+                auto::accept(fd, addr, len, |addr, len| fds::on_new_fd(next_symbol::accept(fd, addr, len)))
+            };
+        }
+        // SAFETY: the C contract.
+        return fds::on_new_fd(unsafe { next_symbol::accept(fd, addr, len) });
+    }
+    // SAFETY: the C contract.
+    unsafe { accept4(fd, addr, len, 0) }
+}
+
+/// accept4(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+    // SAFETY: the C contract.
+    unsafe {
+        match Fd::of(fd) {
+            Fd::Rsocket(entry) => match accept_from(fd, entry.inner, addr, len, flags) {
+                Ok(new) => new,
+                // As TCP's socket, unless it is the rsocket's own errno that is wanted.
+                Err(EBADF) if auto::is_auto(entry) => errno::fail(EINVAL),
+                Err(why) => errno::fail(why),
+            },
+            Fd::Pending(_) => enter_pending(next_symbol::accept4(fd, addr, len, flags), fork::accepted_entry()),
+            Fd::Kernel | Fd::Known(_) if auto::has_tokens() => {
+                auto::accept(fd, addr, len, |addr, len| fds::on_new_fd(next_symbol::accept4(fd, addr, len, flags)))
+            }
+            Fd::Kernel | Fd::Epoll(_) | Fd::Connecting(_) | Fd::Known(_) => {
+                fds::on_new_fd(next_symbol::accept4(fd, addr, len, flags))
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for accept4(2).
+unsafe fn accept_from(
+    fd: c_int,
+    inner: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> Result<c_int, c_int> {
+    if flags & !FLAGS != 0 {
+        return Err(EINVAL);
+    }
+    // As in the kernel, the number comes first: without one, no connection is taken from the queue.
+    let new = fds::open_placeholder(flags & SOCK_CLOEXEC != 0, flags & SOCK_NONBLOCK != 0)?;
+    rsocket::sync_nonblock(fd, inner);
+    let close_placeholder = || {
+        // SAFETY: the program does not know the number yet.
+        next_symbol::close(new);
+    };
+    // SAFETY: the arguments of accept4(2): guaranteed by the caller.
+    let taken = cancel::with_cleanup(close_placeholder, || unsafe { rsocket_abi::raccept(inner, addr, len) });
+    if taken >= 0 {
+        // An rsocket inherits its listener's flags, a socket on Linux does not.
+        let status = if flags & SOCK_NONBLOCK != 0 { O_NONBLOCK } else { 0 };
+        rsocket_abi::rfcntl_int(taken, F_SETFL, status);
+    }
+    adopt(new, taken)
+}
+
+/// connect(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the C contract.
+    unsafe {
+        if let Some(entry) = table::get(fd).filter(|_| auto::is_on() && auto::outside::is_asked(addr, len)) {
+            auto::outside::leave_rdma(fd, entry);
+        }
+        match Fd::of(fd) {
+            Fd::Rsocket(entry) => {
+                rsocket::sync_nonblock(fd, entry.inner);
+                rsocket_abi::rconnect(entry.inner, addr, len)
+            }
+            Fd::Pending(entry) => fork::connect(fd, entry, addr, len),
+            Fd::Kernel if auto::is_on() => auto::connect(fd, addr, len),
+            Fd::Connecting(_) => auto::connect_again(),
+            Fd::Kernel | Fd::Epoll(_) | Fd::Known(_) => next_symbol::connect(fd, addr, len),
+        }
+    }
+}
+
+// close.
+
+/// close(2). The rsocket is closed while its number is still taken: otherwise another thread could
+/// get the number, and lose its entry.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if table::any() {
+        return close_known(fd);
+    }
+    close_kernel(fd)
+}
+
+/// close(2) of a descriptor of the kernel's.
+#[inline(always)]
+fn close_kernel(fd: c_int) -> c_int {
+    auto::log::before_close(fd);
+    members::forget(fd);
+    next_symbol::close(fd)
+}
+
+#[inline(never)]
+fn close_known(fd: c_int) -> c_int {
+    loop {
+        let Some(entry) = fds::current_entry(fd) else {
+            if fds::is_library(fd) {
+                return errno::fail(EBADF);
+            }
+            return close_kernel(fd);
+        };
+        if process::is_guest() {
+            return next_symbol::close(fd);
+        }
+        if entry.inner == table::CLOSING {
+            return errno::fail(EBADF);
+        }
+        // A thread that is cancelled before the placeholder is closed would leave the number taken.
+        if let Some(result) = cancel::disabled(|_| close_entry(fd, entry)) {
+            return result;
+        }
+    }
+}
+
+/// Closes a number that has `entry`. Returns `None` if it has another one by now.
+fn close_entry(fd: c_int, entry: Entry) -> Option<c_int> {
+    // Closing an rsocket takes time, in which calls on the number must not meet the placeholder.
+    let meanwhile = (entry.kind == Kind::Socket).then_some(Entry { inner: table::CLOSING, ..entry });
+    table::replace(fd, Some(entry), meanwhile).then(|| {
+        let released = fds::release(entry);
+        let why = errno::get();
+        let closed = close_placeholder(fd, meanwhile);
+        if released < 0 { errno::fail(why) } else { closed }
+    })
+}
+
+/// Closes a placeholder whose entry is `meanwhile`, unless dup2(2) has put another file there.
+fn close_placeholder(fd: c_int, meanwhile: Option<Entry>) -> c_int {
+    if meanwhile.is_some() && !table::replace(fd, meanwhile, None) {
+        return 0;
+    }
+    members::forget(fd);
+    next_symbol::close(fd)
+}
+
+// dup, dup2, fcntl.
+//
+// The copy of a placeholder is a placeholder. The kernel finds the number, closes what was there,
+// and keeps the flags that belong to the number. The table gets the same entry for it, and the
+// inner number one reference more.
+
+/// dup(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    let next = || next_symbol::dup(fd);
+    match table::get(fd) {
+        None => fds::on_new_fd(next()),
+        Some(entry) => copy_entry(fd, entry, next),
+    }
+}
+
+/// Copies a number that has `entry`. `next` makes the kernel's copy.
+fn copy_entry(fd: c_int, entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
+    if process::is_guest() {
+        let copy = next();
+        if copy >= 0 {
+            auto::guest_copies(copy, entry);
+        }
+        return copy;
+    }
+    let (entry, copy) = match hold_current(fd, Some(entry)) {
+        Ok(Some(held)) => held,
+        Ok(None) => return fds::on_new_fd(next()),
+        Err(why) => return errno::fail(why),
+    };
+    let new = next();
+    if new < 0 {
+        errno::keeping(|| fds::release(copy));
+        return new;
+    }
+    if let Err(why) = table::prepare(new) {
+        fds::release(copy);
+        next_symbol::close(new);
+        return errno::fail(why);
+    }
+    fds::put(new, copy);
+    auto::copied(new, copy);
+    if entry.kind == Kind::Forwarded && errno::keeping(|| open_fds::is_inheritable(new)) {
+        is_given(entry);
+    }
+    new
+}
+
+/// Adds a reference to what is behind a number, which has had `entry`, for a copy. Returns the
+/// number's entry and the copy's; `None` for a number of the kernel's.
+fn hold_current(fd: c_int, mut entry: Option<Entry>) -> Result<Option<(Entry, Entry)>, c_int> {
+    loop {
+        let Some(before) = entry else { return Ok(None) };
+        if before.kind == Kind::Connecting {
+            auto::end_attempt(fd, before);
+        } else if before.kind == Kind::Pending && fork::stay_tcp(fd, before) {
+            // It has another entry.
+        } else if let Some(copy) = fds::hold(before) {
+            return Ok(Some((before, copy)));
+        }
+        entry = table::get(fd);
+        // Otherwise it has begun to be forwarded, or is another socket by now.
+        if entry == Some(before) && before.kind != Kind::Connecting {
+            return Err(EBADF);
+        }
+    }
+}
+
+/// A child of fork(2) that copies a connection is usually about to execute a program, which may
+/// only read: its data is forwarded from now on.
+fn is_given(entry: Entry) {
+    if entry.kind == Kind::Forwarded {
+        auto::execute_with(entry);
+    }
+}
+
+/// dup2(2).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+    if table::any() && old != new {
+        return copy_to(old, new);
+    }
+    if old != new {
+        members::forget(new);
+    }
+    next_symbol::dup2(old, new)
+}
+
+fn copy_to(old: c_int, new: c_int) -> c_int {
+    if process::is_guest() {
+        return copy_to_by_guest(old, new);
+    }
+    if let Some(entry @ Entry { kind: Kind::Connecting, .. }) = table::get(old) {
+        auto::end_attempt(old, entry);
+    }
+    if new <= libc::STDERR_FILENO && is_auto_rsocket(old) {
+        // For stdio. Without memory it meets a socket that is not connected.
+        let _ = auto::outside::leave_to_kernel(old);
+    }
+    let source = fds::current_entry(old);
+    if let Some(source) = source {
+        is_given(source);
+    }
+    if is_taken(new) {
+        return errno::fail(EBUSY);
+    }
+    let copy = match source {
+        Some(source) => match prepare_copy(old, source, new) {
+            Ok(copy) => copy,
+            Err(why) => return errno::fail(why),
+        },
+        None => None,
+    };
+    let result = next_symbol::dup2(old, new);
+    if result < 0 {
+        if let Some(copy) = copy {
+            errno::keeping(|| fds::release(copy));
+        }
+        return result;
+    }
+    members::forget(new);
+    if let Some(before) = table::swap(new, copy) {
+        // The kernel, too, ignores errors of this implicit close.
+        errno::keeping(|| fds::release(before));
+    }
+    if let Some(copy) = copy {
+        auto::copied(new, copy);
+    }
+    result
+}
+
+/// dup2(2) in a child of vfork(2), which has descriptors of its own but its parent's memory: what
+/// it opens must not be entered there.
+fn copy_to_by_guest(old: c_int, new: c_int) -> c_int {
+    let source = table::get(old);
+    if is_taken(new) {
+        return errno::fail(EBUSY);
+    }
+    if let Some(source) = source {
+        is_given(source);
+        auto::guest_copies(old, source);
+    }
+    next_symbol::dup2(old, new)
+}
+
+/// Whether `new` is a descriptor of the library's: the kernel's error for a number that is being
+/// opened is EBUSY.
+fn is_taken(new: c_int) -> bool {
+    fds::current_entry(new).is_none() && fds::is_library(new)
+}
+
+fn is_auto_rsocket(fd: c_int) -> bool {
+    table::get(fd).is_some_and(|entry| entry.kind == Kind::Socket && auto::is_auto(entry))
+}
+
+/// Returns the entry that `new` is to have.
+fn prepare_copy(old: c_int, source: Entry, new: c_int) -> Result<Option<Entry>, c_int> {
+    // Checked before the table grows for it: `new` may be any number.
+    if !open_fds::is_possible(new) {
+        return Err(EBADF);
+    }
+    table::prepare(new)?;
+    Ok(hold_current(old, Some(source))?.map(|(_, copy)| copy))
+}
+
+/// fcntl(2). It is variadic in C: a third argument that was not given is whatever the register has,
+/// and is not used.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> c_int {
+    match table::get(fd) {
+        // SAFETY: the C contract.
+        None => copied(cmd, unsafe { next_symbol::fcntl(fd, cmd, arg) }),
+        Some(entry) => control(fd, entry, cmd, arg),
+    }
+}
+
+/// fcntl(2) by the name that it has in programs compiled for large files.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn fcntl64(fd: c_int, cmd: c_int, arg: usize) -> c_int {
+    match table::get(fd) {
+        // SAFETY: the C contract.
+        None => copied(cmd, unsafe { next_symbol::fcntl64(fd, cmd, arg) }),
+        Some(entry) => control(fd, entry, cmd, arg),
+    }
+}
+
+/// `result` of fcntl(2) on a descriptor of the kernel's, which may be a new number.
+#[inline(always)]
+fn copied(cmd: c_int, result: c_int) -> c_int {
+    if matches!(cmd, F_DUPFD | F_DUPFD_CLOEXEC) { fds::on_new_fd(result) } else { result }
+}
+
+fn control(fd: c_int, entry: Entry, cmd: c_int, arg: usize) -> c_int {
+    // SAFETY: the C contract.
+    let next = || unsafe { next_symbol::fcntl64(fd, cmd, arg) };
+    if cmd == F_SETFD && arg as c_int & FD_CLOEXEC == 0 {
+        auto::outside::loses_cloexec(fd);
+    }
+    match (cmd, Fd::from(entry)) {
+        (F_DUPFD | F_DUPFD_CLOEXEC, _) => copy_entry(fd, entry, next),
+        (_, Fd::Kernel | Fd::Pending(_) | Fd::Epoll(_) | Fd::Connecting(_) | Fd::Known(_)) => next(),
+        (F_GETFL, Fd::Rsocket(_)) => {
+            rsocket::sync_nonblock(fd, entry.inner);
+            let flags = rsocket_abi::rfcntl_int(entry.inner, cmd, 0);
+            // Programs check the access mode.
+            if flags < 0 { flags } else { flags | O_RDWR }
+        }
+        // The argument is an int: the upper half of the register is undefined.
+        // The kernel's socket sends signals.
+        (F_SETFL, Fd::Rsocket(_))
+            if arg as c_int & O_ASYNC != 0 && is_auto_rsocket(fd) && auto::outside::leave_to_kernel(fd).is_ok() =>
+        {
+            next()
+        }
+        (F_SETFL, Fd::Rsocket(_)) => set_flags(fd, entry.inner, arg as c_int),
+        // Flags of the number, and locks, are those of the placeholder. Sockets have no use for locks.
+        (F_GETFD | F_SETFD | F_GETLK | F_SETLK | F_SETLKW | F_OFD_GETLK | F_OFD_SETLK | F_OFD_SETLKW, _) => next(),
+        // The number is a socket of the kernel, which takes what sockets take.
+        (_, Fd::Rsocket(entry)) if auto::is_auto(entry) => next(),
+        // Signals, owners, leases would have no effect.
+        _ => errno::fail(EINVAL),
+    }
+}
+
+/// Sets O_NONBLOCK of the placeholder, too: see [`rsocket::sync_nonblock`].
+fn set_flags(fd: c_int, inner: c_int, flags: c_int) -> c_int {
+    // SAFETY: no pointers.
+    let result = rsocket_abi::rfcntl_int(inner, F_SETFL, flags);
+    if result >= 0 {
+        errno::keeping(|| next_symbol::fcntl_int(fd, F_SETFL, flags & O_NONBLOCK));
+        // A thread that has read the placeholder's flags before may have set the rsocket's
+        // since.
+        rsocket::sync_nonblock(fd, inner);
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests_of_dup {
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    use super::*;
+
+    #[test]
+    fn both_flags_are_the_same_after_threads_have_changed_them() {
+        let [placeholder, inner] = [0; 2].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
+        let (fd, inner) = (placeholder.as_raw_fd(), inner.as_raw_fd());
+        let (barrier, changed) = (Barrier::new(2), AtomicBool::new(false));
+        // SAFETY: no pointers.
+        let is_nonblocking = |fd| unsafe { libc::fcntl(fd, F_GETFL) } & O_NONBLOCK != 0;
+        let mut wrong = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..10_000 {
+                    barrier.wait();
+                    while !changed.load(SeqCst) {
+                        rsocket::sync_nonblock(fd, inner);
+                    }
+                    barrier.wait();
+                }
+            });
+            for round in 0..10_000 {
+                barrier.wait();
+                set_flags(fd, inner, if round % 2 == 0 { O_NONBLOCK } else { 0 });
+                changed.store(true, SeqCst);
+                barrier.wait();
+                changed.store(false, SeqCst);
+                // The other thread waits for the next round.
+                wrong += usize::from([fd, inner].map(is_nonblocking) != [round % 2 == 0; 2]);
+            }
+        });
+        assert_eq!(wrong, 0);
+    }
+}

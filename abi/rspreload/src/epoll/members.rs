@@ -1,0 +1,171 @@
+//! A record of the program's epoll instances of which a TCP socket is a member that may become an
+//! rsocket: epoll_ctl(2) keeps it. What has the socket's number in an instance without being the
+//! socket (a copy of it may have kept another file there) is not in the record.
+
+use core::ffi::c_int;
+use core::ptr;
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
+
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
+
+use crate::table::Growing;
+use crate::{next_symbol, process};
+
+/// The most instances of which a socket can be a member while it becomes an rsocket.
+pub const MAX_INSTANCES: usize = 8;
+
+/// An instance, plus one (0 for none), and the event that the program has asked for.
+struct Member {
+    epoll: AtomicI32,
+    events: AtomicU32,
+    data: AtomicU64,
+}
+
+/// What is known of a number.
+struct Record {
+    /// When socket(2) has returned the number, as [`GENERATION`] counts; 0 if another call has.
+    made: AtomicU32,
+    /// 1 if the socket is or was a member of more instances.
+    more: AtomicU32,
+    members: [Member; MAX_INSTANCES],
+}
+
+/// By number. Zeros are no record.
+static RECORDS: Growing<Record> = Growing::new();
+
+/// One more than the number of calls of fork(2) in this process and in those before it.
+static GENERATION: AtomicU32 = AtomicU32::new(1);
+
+/// The process is about to fork.
+pub fn begin_generation() {
+    GENERATION.fetch_add(1, SeqCst);
+}
+
+fn record(fd: c_int) -> Option<&'static Record> {
+    RECORDS.get(fd).filter(|record| record.made.load(SeqCst) != 0)
+}
+
+/// socket(2) has returned `fd`, or the socket is a new one again. Returns `fd`.
+pub fn begin(fd: c_int) -> c_int {
+    if let Ok(record) = RECORDS.get_or_grow(fd) {
+        if record.made.load(SeqCst) != 0 {
+            record.clear();
+        }
+        record.made.store(GENERATION.load(SeqCst), SeqCst);
+    }
+    fd
+}
+
+/// The number is another file from now on.
+#[inline(always)]
+pub fn forget(fd: c_int) {
+    if let Some(record) = record(fd) {
+        record.forget();
+    }
+}
+
+/// Whether the instances are known of which the socket is a member.
+pub fn are_known(fd: c_int) -> bool {
+    record(fd).is_some()
+}
+
+/// Whether this process has made the socket, and has not forked since: no other process has it.
+pub fn is_own(fd: c_int) -> bool {
+    record(fd).is_some_and(|record| record.made.load(SeqCst) == GENERATION.load(SeqCst))
+}
+
+/// Whether the socket may be a member of more instances than the record has room for.
+pub fn are_too_many(fd: c_int) -> bool {
+    record(fd).is_some_and(|record| record.more.load(SeqCst) != 0)
+}
+
+impl Record {
+    /// A child of vfork(2) has the record of its parent, and numbers of its own.
+    #[cold]
+    fn forget(&self) {
+        if !process::is_guest() {
+            self.clear();
+        }
+    }
+
+    fn clear(&self) {
+        self.made.store(0, SeqCst);
+        self.more.store(0, SeqCst);
+        self.members.iter().for_each(|member| member.epoll.store(0, SeqCst));
+    }
+
+    fn member(&self, epfd: c_int) -> Option<&Member> {
+        self.members.iter().find(|member| member.epoll.load(SeqCst) == epfd + 1)
+    }
+}
+
+/// epoll_ctl(2) has succeeded on a descriptor of the kernel's.
+///
+/// # Safety
+/// `event` is null or readable.
+#[inline(always)]
+pub unsafe fn note(epfd: c_int, op: c_int, fd: c_int, event: *const epoll_event) {
+    if let Some(record) = record(fd) {
+        // SAFETY: as for this function.
+        let event = unsafe { event.as_ref().map(|event| ptr::from_ref(event).read_unaligned()) };
+        let _ = record.control(epfd, op, event);
+    }
+}
+
+/// epoll_ctl(2) of a socket that is a member in the record only. Fails as the kernel does, and with
+/// `E2BIG` beyond [`MAX_INSTANCES`].
+pub fn control(epfd: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<(), c_int> {
+    let record = record(fd).ok_or(libc::E2BIG)?;
+    match (op, record.member(epfd)) {
+        (EPOLL_CTL_ADD, Some(_)) => Err(libc::EEXIST),
+        (EPOLL_CTL_MOD | EPOLL_CTL_DEL, None) => Err(libc::ENOENT),
+        (EPOLL_CTL_ADD | EPOLL_CTL_MOD, _) if event.is_none() => Err(libc::EFAULT),
+        (EPOLL_CTL_ADD | EPOLL_CTL_MOD | EPOLL_CTL_DEL, _) => record.control(epfd, op, event),
+        _ => Err(libc::EINVAL),
+    }
+}
+
+impl Record {
+    fn control(&self, epfd: c_int, op: c_int, event: Option<epoll_event>) -> Result<(), c_int> {
+        let claim = |member: &&Member| member.epoll.compare_exchange(0, epfd + 1, SeqCst, SeqCst).is_ok();
+        match event.filter(|_| op != EPOLL_CTL_DEL) {
+            None => {
+                if let Some(member) = self.member(epfd) {
+                    member.epoll.store(0, SeqCst);
+                }
+            }
+            Some(event) => {
+                let Some(member) = self.member(epfd).or_else(|| self.members.iter().find(claim)) else {
+                    self.more.store(1, SeqCst);
+                    return Err(libc::E2BIG);
+                };
+                member.events.store(event.events, SeqCst);
+                member.data.store(event.u64, SeqCst);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Removes a socket from the instances of the kernel's of which it is a member. The record keeps
+/// these, for [`join`].
+pub fn leave(fd: c_int) {
+    for member in record(fd).iter().flat_map(|record| &record.members) {
+        let epfd = member.epoll.load(SeqCst) - 1;
+        // SAFETY: needs no event.
+        if epfd >= 0 && unsafe { next_symbol::epoll_ctl(epfd, EPOLL_CTL_DEL, fd, ptr::null_mut()) } != 0 {
+            // The instance was closed, and its number is something else by now.
+            member.epoll.store(0, SeqCst);
+        }
+    }
+}
+
+/// Makes the number a member again, as what it is now.
+pub fn join(fd: c_int) {
+    for member in record(fd).iter().flat_map(|record| &record.members) {
+        let epfd = member.epoll.load(SeqCst) - 1;
+        if epfd >= 0 {
+            super::add(epfd, fd, epoll_event { events: member.events.load(SeqCst), u64: member.data.load(SeqCst) });
+        }
+    }
+}
