@@ -96,6 +96,5 @@ void neighbour_cases(void)
 	/* The hardware address of IPoIB is the port's GID. */
 	FAULT_IF(!on_ib(), neighbour_is_renumbered);
 	FAULT(neighbour_has_moved);
-	/* Over iWARP, TCP has what was sent, and one second to deliver it. */
-	FAULT_IF(!on_siw(), neighbour_is_astray_while_closing);
+	FAULT(neighbour_is_astray_while_closing);
 }

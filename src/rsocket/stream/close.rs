@@ -207,8 +207,9 @@ impl Stream {
         let deadline = Instant::now() + limit;
         if waits {
             state = self.shut_down(state, [true, true], deadline, FlushMode::Wait);
-            state = self.graceful_disconnect(state);
-        } else {
+            state = self.end_gracefully(state, deadline);
+        }
+        if !waits || !state.is_flushed() {
             match self.close_in_background(state, deadline) {
                 Ok(()) => return Ok(()),
                 Err(back) => state = back,
@@ -245,11 +246,14 @@ impl Stream {
     }
 
     /// On iWARP a completed work request only means that TCP holds the data; tearing the connection
-    /// down would discard it. Disconnects gracefully, and waits until the peer's adapter has
-    /// disconnected, too.
-    fn graceful_disconnect<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
-        if !state.needs_graceful_end() {
+    /// down would discard it. Waits for an RDMA read that follows the data. If the peer takes none,
+    /// disconnects gracefully, and waits until the peer's adapter has disconnected, too.
+    fn end_gracefully<'a>(&'a self, mut state: Guard<'a>, deadline: Instant) -> Guard<'a> {
+        if !state.needs_graceful_end() || !state.is_flushed() {
             return state;
+        }
+        if state.post_end_read() {
+            return self.send_final(state, None, deadline.min(Instant::now() + DISCONNECT_TIMEOUT));
         }
         if !state.id().is_ok_and(|id| id.disconnect().is_ok()) {
             return state;

@@ -176,7 +176,7 @@ impl Stream {
                 let sent = self.in_command(&mut state, Stream::send_request);
                 sent.or_else(|error| self.use_another_port(&mut state, error))
             }
-            (Phase::Connecting(_), Some(RDMA_CM_EVENT_ESTABLISHED)) => self.established(&mut state, event.data()),
+            (Phase::Connecting(_), Some(RDMA_CM_EVENT_ESTABLISHED)) => self.established(&mut state, &event),
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ADDR_ERROR | RDMA_CM_EVENT_ROUTE_ERROR)) => {
                 state.retry_resolve(&event)
             }
@@ -246,11 +246,12 @@ impl Stream {
     }
 
     /// The peer has accepted the connection request.
-    fn established(&self, state: &mut State, data: &[u8]) -> Result<()> {
+    fn established(&self, state: &mut State, event: &Event) -> Result<()> {
         // A peer that accepts with other private data does not use the rsocket protocol.
-        let peer = ConnData::parse(data).map_err(|_| Errno::ECONNREFUSED)?;
+        let peer = ConnData::parse(event.data()).map_err(|_| Errno::ECONNREFUSED)?;
         let unconnected = state.unconnected.take().ok_or(Errno::EIO)?;
-        let connection = self.in_command(state, |_, _| unconnected.connect(&peer)).inspect_err(|_| {
+        let connect = |_: &Stream, _: &mut State| unconnected.connect(&peer, event.takes_reads);
+        let connection = self.in_command(state, connect).inspect_err(|_| {
             // For the peer the connection is established.
             let _ = state.id().and_then(CmId::disconnect);
         })?;
