@@ -153,7 +153,8 @@ impl Stream {
         }
     }
 
-    /// Wakes the leader, which sleeps in the completion channel.
+    /// Wakes the leader, which sleeps in the completion channel. Only a completion can do that, so
+    /// while the link is dead, the leader sleeps until the transport gives up.
     pub(super) fn wake_leader(&self, state: &mut State) {
         if state.with_leader().is_some_and(|connection| connection.channel.lending.is_send_lent()) {
             // No completion comes any more if a thread has found the last one without the lock.
@@ -196,8 +197,7 @@ impl Stream {
                 diag::closed(self.fd, &cm::log::endpoints(state.id()?.id()), sent, received);
             }
         }
-        // Wake the calls of other threads: they fail now.
-        self.wake_leader(&mut state);
+        // The calls of other threads fail now. What follows wakes the leader.
         self.notify(Notice::Changed);
         if limit.is_zero() {
             state.take_background_close();
