@@ -249,16 +249,21 @@ impl Stream {
     /// down would discard it. Waits for an RDMA read that follows the data. If the peer takes none,
     /// disconnects gracefully, and waits until the peer's adapter has disconnected, too.
     fn end_gracefully<'a>(&'a self, mut state: Guard<'a>, deadline: Instant) -> Guard<'a> {
-        if !state.needs_graceful_end() || !state.is_flushed() {
+        if !state.needs_graceful_end() {
+            return state;
+        }
+        let deadline = deadline.min(Instant::now() + DISCONNECT_TIMEOUT);
+        // The write that wakes the leader may be outstanding.
+        state = self.send_final(state, None, deadline);
+        if !state.is_flushed() || !state.needs_graceful_end() {
             return state;
         }
         if state.post_end_read() {
-            return self.send_final(state, None, deadline.min(Instant::now() + DISCONNECT_TIMEOUT));
+            return self.send_final(state, None, deadline);
         }
         if !state.id().is_ok_and(|id| id.disconnect().is_ok()) {
             return state;
         }
-        let deadline = Instant::now() + DISCONNECT_TIMEOUT;
         while !state.cm_disconnected && !matches!(state.phase, Phase::Closed) {
             let count = self.changed.count();
             drop(state);
