@@ -363,7 +363,7 @@ impl State {
     /// Binds a socket of `domain` that is not bound.
     pub(super) fn bind(&mut self, domain: c_int, addr: &SockAddr) -> Result<()> {
         let canonical = addr.canonical();
-        if canonical.family() != addr.family() && self.options.v6only == Some(true) {
+        if canonical.family() != addr.family() && self.options.is_v6only() {
             return Err(Errno::EINVAL);
         }
         self.bind_id(domain, &canonical)?;
@@ -404,7 +404,7 @@ impl State {
     fn rebound_for(&self, domain: c_int, dst: &SockAddr) -> Result<Option<SockAddr>> {
         let to_ipv4 = domain == AF_INET6 && dst.family() == AF_INET;
         match &self.bound {
-            _ if to_ipv4 && self.options.v6only == Some(true) => Err(Errno::ENETUNREACH),
+            _ if to_ipv4 && self.options.is_v6only() => Err(Errno::ENETUNREACH),
             Some(own) if domain == AF_INET6 && own.family() != dst.family() => {
                 if !to_ipv4 {
                     return Err(Errno::EAFNOSUPPORT);
