@@ -36,6 +36,9 @@ pub struct Event {
     pub status: c_int,
     /// The new id of a connection request.
     pub request: Option<Request>,
+    /// The peer takes RDMA reads, as its part of the handshake says. The reference's does if it
+    /// accepts.
+    pub takes_reads: bool,
     data: [u8; PRIVATE_DATA],
     len: usize,
 }
@@ -52,7 +55,11 @@ impl Event {
 /// held, after the listener was closed, or while rclose(3) waits for that. Dropping it rejects the
 /// connection.
 #[derive(Debug)]
-pub struct Request(NonNull<rdma_cm_id>);
+pub struct Request {
+    id: NonNull<rdma_cm_id>,
+    /// See [`Event::takes_reads`].
+    pub takes_reads: bool,
+}
 
 // SAFETY: as for CmId.
 unsafe impl Send for Request {}
@@ -62,7 +69,7 @@ impl Drop for Request {
         // SAFETY: `self` is the only user of the id, its event is acknowledged, and its channel is
         // live.
         unsafe {
-            if let Ok(id) = OwnedId::from_c(self.0.as_ptr()) {
+            if let Ok(id) = OwnedId::from_c(self.id.as_ptr()) {
                 // Rejecting informs the peer without a time-out. A failure can be ignored.
                 let _ = cm::reject(&id, &[]);
                 let _ = cm::destroy_id(id);
@@ -76,7 +83,7 @@ impl Request {
     /// request that was not accepted, but fails to prepare its QP.
     pub fn is_pending(&self) -> bool {
         // SAFETY: the id is live.
-        let id = unsafe { Id::from_c(self.0.as_ptr()) };
+        let id = unsafe { Id::from_c(self.id.as_ptr()) };
         // SAFETY: all zeros are a value of the structure.
         let mut attr: verbs::ibv_qp_attr = unsafe { mem::zeroed() };
         attr.qp_state = verbs::ibv_qp_state::IBV_QPS_INIT;
@@ -86,7 +93,7 @@ impl Request {
     /// Opens the device of the request for [`accept`](Self::accept), unless it is open.
     pub fn open_device(&self) -> Result<()> {
         // SAFETY: the id is live.
-        unsafe { Id::from_c(self.0.as_ptr()) }.and_then(cm::open_request_device)
+        unsafe { Id::from_c(self.id.as_ptr()) }.and_then(cm::open_request_device)
     }
 
     /// Opens a channel for [`accept`](Self::accept). Does not block.
@@ -98,13 +105,13 @@ impl Request {
     pub fn accept(self, channel: OwnedChannel) -> Result<CmId> {
         let channel = channel.into_c();
         // SAFETY: the id, its listener and the new channel are live.
-        let (id, target) = unsafe { (Id::from_c(self.0.as_ptr()), EventChannel::from_c(channel.as_ptr())) };
+        let (id, target) = unsafe { (Id::from_c(self.id.as_ptr()), EventChannel::from_c(channel.as_ptr())) };
         if let Err(error) = id.and_then(|id| cm::migrate_id(id, target)) {
             // SAFETY: the channel has no ids.
             drop(unsafe { OwnedChannel::from_c(channel.as_ptr()) });
             return Err(error);
         }
-        Ok(CmId::with(ManuallyDrop::new(self).0, channel))
+        Ok(CmId::with(ManuallyDrop::new(self).id, channel))
     }
 }
 
@@ -339,13 +346,16 @@ unsafe fn create_on(channel: NonNull<rdma_event_channel>, port_space: u32) -> Re
 /// # Safety
 /// The event is not acknowledged yet.
 unsafe fn read(event: &rdma_cm_event) -> Event {
-    let mut copy = Event { kind: event.event, status: event.status, request: None, data: [0; PRIVATE_DATA], len: 0 };
-    if event.event == crate::ffi::rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST as u32 {
-        copy.request = NonNull::new(event.id).map(Request);
-    }
     // SAFETY: the event belongs to an id of RDMA_PS_TCP, so its parameters are those of
     // connections.
-    let (data, len) = unsafe { (event.param.conn.private_data, usize::from(event.param.conn.private_data_len)) };
+    let conn = unsafe { event.param.conn };
+    let is_request = event.event == crate::ffi::rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST as u32;
+    // Soft-iWARP exchanges the two numbers of a peer that accepts.
+    let takes_reads = conn.initiator_depth > 0 || !is_request && conn.responder_resources > 0;
+    let request = NonNull::new(event.id).filter(|_| is_request).map(|id| Request { id, takes_reads });
+    let mut copy =
+        Event { kind: event.event, status: event.status, request, takes_reads, data: [0; PRIVATE_DATA], len: 0 };
+    let (data, len) = (conn.private_data, usize::from(conn.private_data_len));
     if !data.is_null() {
         copy.len = len.min(PRIVATE_DATA);
         // SAFETY: the event's private data has `len` bytes.

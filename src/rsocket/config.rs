@@ -108,6 +108,12 @@ impl Defaults {
     }
 }
 
+/// Returns the IPV6_V6ONLY of sockets whose program does not set it: net.ipv6.bindv6only, which the
+/// kernel's connection manager uses, too.
+pub fn v6only() -> bool {
+    read(Path::new("/proc/sys/net/ipv6"), "bindv6only").is_some_and(|number| number != 0)
+}
+
 fn at_least_one_datagram(bytes: u32) -> u32 {
     if bytes < MIN_SEND_BUFFER { SMALL_SEND_BUFFER } else { bytes }
 }

@@ -8,7 +8,7 @@
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use super::event;
@@ -189,9 +189,10 @@ pub fn cookie(fd: RawFd) -> Option<u64> {
     (got == 0).then_some(cookie)
 }
 
-/// A descriptor of the library, marked while it is open.
+/// A descriptor of the library, marked while it is open. The program may have closed it, in a child
+/// for example: not an `OwnedFd`, which aborts then.
 #[derive(Debug)]
-pub struct OwnFd(OwnedFd);
+pub struct OwnFd(RawFd);
 
 impl OwnFd {
     /// Takes the result of a system call that opens a descriptor.
@@ -199,14 +200,13 @@ impl OwnFd {
         if result < 0 {
             return Err(crate::errno::Errno::last());
         }
-        // SAFETY: a system call has just opened it, and nobody else owns it.
-        Ok(OwnFd(unsafe { OwnedFd::from_raw_fd(relocate_fd(result)) }))
+        Ok(OwnFd(relocate_fd(result)))
     }
 
     /// Releases a descriptor that the program has closed, without closing it: the number may belong
     /// to a file of the program.
     pub fn forget(self) {
-        unmark(self.0.as_raw_fd());
+        unmark(self.0);
         std::mem::forget(self);
     }
 
@@ -216,13 +216,12 @@ impl OwnFd {
     /// An open descriptor that nobody else closes.
     pub unsafe fn adopt(fd: RawFd) -> OwnFd {
         mark(fd);
-        // SAFETY: open and owned by nobody else, by this function's contract.
-        OwnFd(unsafe { OwnedFd::from_raw_fd(fd) })
+        OwnFd(fd)
     }
 
     /// Returns the number of the descriptor, which stays open and marked.
     pub fn into_number(self) -> RawFd {
-        std::mem::ManuallyDrop::new(self).as_raw_fd()
+        std::mem::ManuallyDrop::new(self).0
     }
 
     /// Duplicates an open descriptor of the library or the program. Makes the system call itself:
@@ -235,14 +234,13 @@ impl OwnFd {
 
 impl AsRawFd for OwnFd {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.0
     }
 }
 
 impl Drop for OwnFd {
     fn drop(&mut self) {
-        // Dropping the field closes it.
-        unmark(self.0.as_raw_fd());
+        close(self.0);
     }
 }
 

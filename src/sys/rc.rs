@@ -321,6 +321,8 @@ pub enum Opcode {
     WriteImm(u32),
     /// SEND.
     Send,
+    /// RDMA READ of no bytes. It completes after the peer's adapter has everything posted before.
+    Read,
 }
 
 /// A scatter/gather element: bytes in local memory.
@@ -359,6 +361,11 @@ pub unsafe fn post_send<const N: usize>(qp: NonNull<ibv_qp>, work: &[SendWr; N])
                 verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM
             }
             Opcode::Send => verbs::ibv_wr_opcode::IBV_WR_SEND,
+            Opcode::Read => {
+                // Soft-iWARP rejects a read without an element.
+                request.num_sge = 1;
+                verbs::ibv_wr_opcode::IBV_WR_RDMA_READ
+            }
         };
         request.wr.rdma.remote_addr = item.addr;
         request.wr.rdma.rkey = item.rkey;

@@ -41,9 +41,15 @@ fn check(result: c_int) -> Result<()> {
     if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
 }
 
-/// Converts a return value that is a pointer, or NULL with errno set.
-fn pointer<T>(result: *mut T) -> Result<NonNull<T>> {
-    NonNull::new(result).ok_or_else(Errno::last)
+/// Makes a call that returns a pointer, or NULL with errno set. Soft-iWARP sometimes does not set it
+/// (docs/quirks.md), and the call fails with `ENOMEM` then, not with what an earlier call has left.
+fn pointer<T>(call: impl FnOnce() -> *mut T) -> Result<NonNull<T>> {
+    let before = errno::errno();
+    errno::set_errno(errno::Errno(0));
+    let result = call();
+    let error = errno::errno().0;
+    errno::set_errno(before);
+    NonNull::new(result).ok_or(if error == 0 { Errno::ENOMEM } else { Errno::new(error) })
 }
 
 /// A list of the machine's devices.
@@ -68,7 +74,7 @@ impl DeviceList {
         }
         let mut len = 0;
         // SAFETY: `len` is writable.
-        let list = pointer(unsafe { ibv_get_device_list(&raw mut len) });
+        let list = pointer(|| unsafe { ibv_get_device_list(&raw mut len) });
         let list = list.map_err(|error| if error == Errno::ENOMEM { error } else { Errno::ENODEV })?;
         Ok(DeviceList { list, len: usize::try_from(len).unwrap_or(0) })
     }
@@ -146,7 +152,7 @@ pub unsafe fn device_of(context: NonNull<ibv_context>) -> *mut ibv_device {
 /// A live device.
 pub unsafe fn open(device: *mut ibv_device) -> Result<NonNull<ibv_context>> {
     // SAFETY: a live device: guaranteed by the caller.
-    let context = pointer(unsafe { ibv_open_device(device) })?;
+    let context = pointer(|| unsafe { ibv_open_device(device) })?;
     // SAFETY: live; libibverbs uses the descriptors in these fields.
     unsafe {
         library_fds::relocate_fd_in(&raw mut (*context.as_ptr()).cmd_fd);
@@ -221,7 +227,7 @@ pub unsafe fn pkey_index(context: NonNull<ibv_context>, port: u8, pkey: u16) -> 
 /// An open context.
 pub unsafe fn alloc_pd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_pd>> {
     // SAFETY: an open context: guaranteed by the caller.
-    pointer(unsafe { ibv_alloc_pd(context.as_ptr()) })
+    pointer(|| unsafe { ibv_alloc_pd(context.as_ptr()) })
 }
 
 /// # Safety
@@ -236,7 +242,7 @@ pub unsafe fn dealloc_pd(pd: NonNull<ibv_pd>) {
 /// An open context.
 pub unsafe fn create_comp_channel(context: NonNull<ibv_context>) -> Result<NonNull<ibv_comp_channel>> {
     // SAFETY: an open context: guaranteed by the caller.
-    let channel = pointer(unsafe { ibv_create_comp_channel(context.as_ptr()) })?;
+    let channel = pointer(|| unsafe { ibv_create_comp_channel(context.as_ptr()) })?;
     // SAFETY: a live channel; libibverbs uses the descriptor in this field.
     unsafe { library_fds::relocate_fd_in(&raw mut (*channel.as_ptr()).fd) };
     Ok(channel)
@@ -285,7 +291,7 @@ pub unsafe fn create_cq(
     let entries = c_int::try_from(entries).map_err(|_| Errno::EINVAL)?;
     // SAFETY: an open context, a channel of it, and one of its completion vectors: guaranteed by
     // the caller.
-    pointer(unsafe { ibv_create_cq(context.as_ptr(), entries, cq_context, channel.as_ptr(), vector) })
+    pointer(|| unsafe { ibv_create_cq(context.as_ptr(), entries, cq_context, channel.as_ptr(), vector) })
 }
 
 /// Destroys a CQ. Fails with `EBUSY` while a QP uses it.
@@ -303,13 +309,13 @@ pub unsafe fn create_qp_ex(context: NonNull<ibv_context>, attr: &mut ibv_qp_init
     if attr.comp_mask == IBV_QP_INIT_ATTR_PD {
         // SAFETY: struct ibv_qp_init_attr is the beginning of the extended one
         // (infiniband/verbs.h).
-        return pointer(unsafe { ibv_create_qp(attr.pd, ptr::from_mut(attr).cast()) });
+        return pointer(|| unsafe { ibv_create_qp(attr.pd, ptr::from_mut(attr).cast()) });
     }
     // SAFETY: valid attributes with a PD: guaranteed by the caller.
     let create = unsafe { operation!(context, create_qp_ex) }?;
     // SAFETY: the provider's function with its own context; the two bindings describe the same
     // structures.
-    pointer(unsafe { create(context.as_ptr().cast(), ptr::from_mut(attr).cast()) }.cast())
+    pointer(|| unsafe { create(context.as_ptr().cast(), ptr::from_mut(attr).cast()) }.cast())
 }
 
 /// # Safety
@@ -337,13 +343,13 @@ pub unsafe fn create_srq_ex(
     if basic && beyond == 0 && attr.comp_mask & IBV_SRQ_INIT_ATTR_PD != 0 {
         // SAFETY: struct ibv_srq_init_attr is the beginning of the extended one
         // (infiniband/verbs.h).
-        return pointer(unsafe { ibv_create_srq(attr.pd, ptr::from_mut(attr).cast()) });
+        return pointer(|| unsafe { ibv_create_srq(attr.pd, ptr::from_mut(attr).cast()) });
     }
     // SAFETY: valid attributes: guaranteed by the caller.
     let create = unsafe { operation!(context, create_srq_ex) }?;
     // SAFETY: the provider's function with its own context; the two bindings describe the same
     // structures.
-    pointer(unsafe { create(context.as_ptr().cast(), ptr::from_mut(attr).cast()) }.cast())
+    pointer(|| unsafe { create(context.as_ptr().cast(), ptr::from_mut(attr).cast()) }.cast())
 }
 
 /// # Safety
@@ -367,7 +373,7 @@ pub unsafe fn open_xrcd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_xrc
     };
     // SAFETY: the provider's function with its own context; the two bindings describe the same
     // structures.
-    pointer(unsafe { open(context.as_ptr().cast(), (&raw mut attr).cast()) }.cast())
+    pointer(|| unsafe { open(context.as_ptr().cast(), (&raw mut attr).cast()) }.cast())
 }
 
 /// # Safety

@@ -21,22 +21,34 @@ static ssize_t sends_all(void)
 	return rshutdown(client, SHUT_WR);
 }
 
-static void transfer(const char *link, size_t bytes)
+static ssize_t sends_all_and_closes(void)
+{
+	EXPECT(!sends_all() && !rclose(client));
+	client = rsocket(AF_INET, SOCK_STREAM, 0);
+	return 0;
+}
+
+static void transfer_by(ssize_t (*sends)(void), const char *link, size_t bytes)
 {
 	struct call call;
 
 	connected();
 	amount = bytes;
 	link_is(link);
-	call_begin(&call, sends_all);
+	call_begin(&call, sends);
 	EXPECT(receive_to(0, SIZE_MAX) == amount);
 	call_end(&call, 0, 0);
 	link_is("good");
 	all_closed();
 }
+static void transfer(const char *link, size_t bytes) { transfer_by(sends_all, link, bytes); }
 static void loss_of_1_percent(void) { transfer("loss 1", 1 << 20); }
 static void loss_of_5_percent(void) { transfer("loss 5", 1 << 17); }
 static void loss_of_10_percent(void) { transfer("loss 10", 1 << 16); }
+
+/* rclose(3) may return before, but what was sent arrives. */
+static void close_on_a_slow_link(void) { transfer_by(sends_all_and_closes, "delay 5ms", 195312); }
+static void close_on_a_very_slow_link(void) { transfer_by(sends_all_and_closes, "delay 3000ms", 1 << 17); }
 
 static void link_that_comes_back(void)
 {
@@ -160,6 +172,9 @@ void link_cases(void)
 	FAULT(loss_of_5_percent);
 	FAULT(loss_of_10_percent);
 	FAULT(short_messages_on_a_slow_link);
+	FAULT(close_on_a_slow_link);
+	/* The other transports give up earlier. */
+	FAULT_IF(on_siw(), close_on_a_very_slow_link);
 	FAULT(link_that_comes_back);
 	FAULT(link_that_loses_everything);
 	FAULT(link_that_stays_down);

@@ -89,6 +89,36 @@ static void neighbour_is_astray_while_closing(void)
 	closed_with_witness();
 }
 
+static void there_and_back(const union address *to)
+{
+	union address from;
+	socklen_t len = sizeof(from);
+	char byte = 0;
+
+	EXPECT(rsendto(client, "x", 1, 0, &to->sa, sizeof(to->in)) == 1);
+	EXPECT(rrecvfrom(server, &byte, 1, 0, &from.sa, &len) == 1 && byte == 'x');
+	EXPECT(rsendto(server, "y", 1, 0, &from.sa, len) == 1 && rrecv(client, &byte, 1, 0) == 1 && byte == 'y');
+}
+
+/* The first datagrams have the paths looked for, and the last ones take them. */
+static void neighbour_of_datagrams_is_astray(void)
+{
+	union address to = far_addr();
+	socklen_t len = sizeof(to);
+
+	link_is("good");
+	enter_far_host(true);
+	EXPECT((server = rsocket(AF_INET, SOCK_DGRAM, 0)) >= 0 && !rbind(server, &to.sa, sizeof(to.in)));
+	enter_far_host(false);
+	EXPECT(!rgetsockname(server, &to.sa, &len) && (client = rsocket(AF_INET, SOCK_DGRAM, 0)) >= 0);
+	there_and_back(&to);
+	link_is("astray");
+	link_is("good");
+	for (int i = 0; i < 4; i++)
+		there_and_back(&to);
+	EXPECT(!rclose(client) && !rclose(server));
+}
+
 void neighbour_cases(void)
 {
 	FAULT(neighbour_is_silent);
@@ -96,6 +126,6 @@ void neighbour_cases(void)
 	/* The hardware address of IPoIB is the port's GID. */
 	FAULT_IF(!on_ib(), neighbour_is_renumbered);
 	FAULT(neighbour_has_moved);
-	/* Over iWARP, TCP has what was sent, and one second to deliver it. */
-	FAULT_IF(!on_siw(), neighbour_is_astray_while_closing);
+	FAULT(neighbour_is_astray_while_closing);
+	FAULT_IF(reports_neighbours(), neighbour_of_datagrams_is_astray);
 }

@@ -69,8 +69,6 @@ impl Dgram {
         let Some(search) = state.searches.get(index) else { return };
         let end = match search.id.event() {
             Err(Errno::EAGAIN | Errno::ENOMEM) => return,
-            // The peer's hardware address has changed. The search goes on.
-            Ok(event) if event.kind == RDMA_CM_EVENT_UNREACHABLE as u32 => return,
             Err(error) => Err(error),
             Ok(event) if event.kind == RDMA_CM_EVENT_ADDR_RESOLVED as u32 => {
                 match search.id.resolve_route(RESOLVE_TIMEOUT_MS) {

@@ -199,6 +199,7 @@ impl Stream {
             return state;
         };
         let (options, flags) = (state.options.clone(), state.flags);
+        let takes_reads = request.takes_reads;
         // Still under the listener's lock: closing the listener destroys the request's channel.
         let admitted = request.accept(channel);
         // Drop the listener lock: the next steps take the connection's lock and may block in the
@@ -209,7 +210,7 @@ impl Stream {
         }
         let new = admitted.and_then(|id| {
             drop(spare);
-            self.accept_request(id, &peer, options, flags)
+            self.accept_request(id, &peer, takes_reads, options, flags)
         });
         match new {
             Ok(new) => self.add_accepted(new, slot),
@@ -281,6 +282,7 @@ impl Stream {
         self: &Arc<Self>,
         id: CmId,
         peer: &ConnData,
+        takes_reads: bool,
         options: super::Options,
         flags: c_int,
     ) -> Result<Arc<Stream>> {
@@ -291,7 +293,7 @@ impl Stream {
         let offer = unconnected.connection_data().emit();
         stream.channel_fd.store(unconnected.channel_fd(), Ordering::Relaxed);
         state.flags = flags;
-        state.connection = Some(unconnected.connect(peer)?);
+        state.connection = Some(unconnected.connect(peer, takes_reads)?);
         // Before accepting: a later failure would end a connection that the peer has seen
         // established.
         state.id()?.set_nonblocking()?;

@@ -17,7 +17,7 @@ use crate::sys::futex::Changes;
 use crate::sys::library_fds::OwnFd;
 use crate::sys::owner::Owner;
 
-/// Time-out of the graceful disconnect of an iWARP connection: the peer may be gone.
+/// Time-out of the graceful end of an iWARP connection: the peer may be gone.
 pub(super) const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time-out of exit(3) for all streams together.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -47,7 +47,7 @@ pub(super) struct BackgroundClose {
     deadline: Instant,
     /// Interval until the next check.
     interval: Duration,
-    /// The connection has to be disconnected gracefully when all data has arrived.
+    /// The connection has to be ended gracefully when everything was sent.
     graceful: bool,
     /// The graceful disconnect is in progress.
     disconnecting: bool,
@@ -142,7 +142,7 @@ pub fn in_child() {
 
 impl Stream {
     /// Has the reactor send `message`, if any, and wait until all sent data has arrived.
-    /// `graceful`: the connection is disconnected after that.
+    /// `graceful`: the connection is ended after that.
     pub(super) fn begin_background_close<'a>(
         &'a self,
         mut state: Guard<'a>,
@@ -249,19 +249,22 @@ impl Stream {
             }
             self.process_completions(state);
         }
-        state.is_flushed() && !state.begin_graceful_disconnect()
+        state.is_flushed() && !state.begin_graceful_end()
     }
 }
 
 impl State {
     /// Returns whether all sent data has arrived.
-    fn is_flushed(&self) -> bool {
+    pub(super) fn is_flushed(&self) -> bool {
         self.connection.as_ref().is_none_or(|connection| connection.is_flushed())
     }
 
-    /// Begins the graceful disconnect of an iWARP connection. Returns false if none is needed.
-    fn begin_graceful_disconnect(&mut self) -> bool {
+    /// Begins the graceful end of an iWARP connection. Returns false if none is needed.
+    fn begin_graceful_end(&mut self) -> bool {
         let graceful = self.closing.as_ref().is_some_and(|closing| closing.graceful) && self.needs_graceful_end();
+        if graceful && self.post_end_read() {
+            return true;
+        }
         let disconnecting = graceful && self.id().is_ok_and(|id| id.disconnect().is_ok());
         if let Some(closing) = self.closing.as_mut().filter(|_| disconnecting) {
             closing.disconnecting = true;
@@ -270,8 +273,13 @@ impl State {
         disconnecting
     }
 
-    /// Returns whether this is a working iWARP connection: its last messages arrive only if it is
-    /// disconnected gracefully.
+    /// See [`Connection::post_end_read`](super::connection::Connection::post_end_read).
+    pub(super) fn post_end_read(&mut self) -> bool {
+        self.connection.as_mut().is_some_and(|connection| connection.post_end_read())
+    }
+
+    /// Returns whether this is a working iWARP connection whose last messages may not have arrived
+    /// yet, although their work requests have completed.
     pub(super) fn needs_graceful_end(&self) -> bool {
         !self.cm_disconnected && self.connection.as_ref().is_some_and(|connection| connection.needs_graceful_end())
     }

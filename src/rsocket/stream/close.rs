@@ -153,7 +153,8 @@ impl Stream {
         }
     }
 
-    /// Wakes the leader, which sleeps in the completion channel.
+    /// Wakes the leader, which sleeps in the completion channel. Only a completion can do that, so
+    /// while the link is dead, the leader sleeps until the transport gives up.
     pub(super) fn wake_leader(&self, state: &mut State) {
         if let Some(connection) = state.with_leader()
             && connection.force_completion().is_err()
@@ -192,8 +193,7 @@ impl Stream {
                 diag::closed(self.fd, &cm::log::endpoints(state.id()?.id()), sent, received);
             }
         }
-        // Wake the calls of other threads: they fail now.
-        self.wake_leader(&mut state);
+        // The calls of other threads fail now. What follows wakes the leader.
         self.notify(Notice::Changed);
         if limit.is_zero() {
             state.take_background_close();
@@ -203,8 +203,9 @@ impl Stream {
         let deadline = Instant::now() + limit;
         if waits {
             state = self.shut_down(state, [true, true], deadline, FlushMode::Wait);
-            state = self.graceful_disconnect(state);
-        } else {
+            state = self.end_gracefully(state, deadline);
+        }
+        if !waits || !state.is_flushed() {
             match self.close_in_background(state, deadline) {
                 Ok(()) => return Ok(()),
                 Err(back) => state = back,
@@ -241,16 +242,24 @@ impl Stream {
     }
 
     /// On iWARP a completed work request only means that TCP holds the data; tearing the connection
-    /// down would discard it. Disconnects gracefully, and waits until the peer's adapter has
-    /// disconnected, too.
-    fn graceful_disconnect<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
+    /// down would discard it. Waits for an RDMA read that follows the data. If the peer takes none,
+    /// disconnects gracefully, and waits until the peer's adapter has disconnected, too.
+    fn end_gracefully<'a>(&'a self, mut state: Guard<'a>, deadline: Instant) -> Guard<'a> {
         if !state.needs_graceful_end() {
             return state;
+        }
+        let deadline = deadline.min(Instant::now() + DISCONNECT_TIMEOUT);
+        // The write that wakes the leader may be outstanding.
+        state = self.send_final(state, None, deadline);
+        if !state.is_flushed() || !state.needs_graceful_end() {
+            return state;
+        }
+        if state.post_end_read() {
+            return self.send_final(state, None, deadline);
         }
         if !state.id().is_ok_and(|id| id.disconnect().is_ok()) {
             return state;
         }
-        let deadline = Instant::now() + DISCONNECT_TIMEOUT;
         while !state.cm_disconnected && !matches!(state.phase, Phase::Closed) {
             let count = self.changed.count();
             drop(state);

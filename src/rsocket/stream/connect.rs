@@ -176,7 +176,7 @@ impl Stream {
                 let sent = self.in_command(&mut state, Stream::send_request);
                 sent.or_else(|error| self.use_another_port(&mut state, error))
             }
-            (Phase::Connecting(_), Some(RDMA_CM_EVENT_ESTABLISHED)) => self.established(&mut state, event.data()),
+            (Phase::Connecting(_), Some(RDMA_CM_EVENT_ESTABLISHED)) => self.established(&mut state, &event),
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ADDR_ERROR | RDMA_CM_EVENT_ROUTE_ERROR)) => {
                 state.retry_resolve(&event)
             }
@@ -246,11 +246,12 @@ impl Stream {
     }
 
     /// The peer has accepted the connection request.
-    fn established(&self, state: &mut State, data: &[u8]) -> Result<()> {
+    fn established(&self, state: &mut State, event: &Event) -> Result<()> {
         // A peer that accepts with other private data does not use the rsocket protocol.
-        let peer = ConnData::parse(data).map_err(|_| Errno::ECONNREFUSED)?;
+        let peer = ConnData::parse(event.data()).map_err(|_| Errno::ECONNREFUSED)?;
         let unconnected = state.unconnected.take().ok_or(Errno::EIO)?;
-        let connection = self.in_command(state, |_, _| unconnected.connect(&peer)).inspect_err(|_| {
+        let connect = |_: &Stream, _: &mut State| unconnected.connect(&peer, event.takes_reads);
+        let connection = self.in_command(state, connect).inspect_err(|_| {
             // For the peer the connection is established.
             let _ = state.id().and_then(CmId::disconnect);
         })?;
@@ -361,7 +362,7 @@ impl State {
     /// Binds a socket of `domain` that is not bound.
     pub(super) fn bind(&mut self, domain: c_int, addr: &SockAddr) -> Result<()> {
         let canonical = addr.canonical();
-        if canonical.family() != addr.family() && self.options.v6only == Some(true) {
+        if canonical.family() != addr.family() && self.options.is_v6only() {
             return Err(Errno::EINVAL);
         }
         self.bind_id(domain, &canonical)?;
@@ -402,7 +403,7 @@ impl State {
     fn rebound_for(&self, domain: c_int, dst: &SockAddr) -> Result<Option<SockAddr>> {
         let to_ipv4 = domain == AF_INET6 && dst.family() == AF_INET;
         match &self.bound {
-            _ if to_ipv4 && self.options.v6only == Some(true) => Err(Errno::ENETUNREACH),
+            _ if to_ipv4 && self.options.is_v6only() => Err(Errno::ENETUNREACH),
             Some(own) if domain == AF_INET6 && own.family() != dst.family() => {
                 if !to_ipv4 {
                     return Err(Errno::EAFNOSUPPORT);

@@ -139,6 +139,15 @@ pub(super) struct Channel {
     pub start_pauses: u32,
 }
 
+/// The RDMA read that is the last work request of an iWARP connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum EndRead {
+    /// The peer takes none.
+    Impossible,
+    Possible,
+    Posted,
+}
+
 /// Resources of a connection whose peer is not known yet. The receives are posted.
 #[derive(Debug)]
 pub(super) struct Unconnected {
@@ -162,6 +171,7 @@ pub(super) struct Connection {
     send: SendSide,
     receive: ReceiveSide,
     pub channel: Channel,
+    end_read: EndRead,
     /// The first failure of a work request, or the peer's protocol violation.
     failed: Option<Errno>,
     /// No further message counts: a receive has failed, or the peer has violated the protocol.
@@ -231,8 +241,8 @@ impl Unconnected {
         self.qp.move_to_error();
     }
 
-    /// Creates the connection to the peer with the connection data `peer`.
-    pub fn connect(self, peer: &ConnData) -> Result<Box<Connection>> {
+    /// Creates the connection to the peer with the connection data `peer`, which `takes_reads` or not.
+    pub fn connect(self, peer: &ConnData, takes_reads: bool) -> Result<Box<Connection>> {
         let entries_per_message = if self.qp.is_iwarp() { 2 } else { 1 };
         let limits = SendLimits {
             sq_entries: self.sq_entries,
@@ -248,6 +258,7 @@ impl Unconnected {
             send: SendSide::new(self.send_cq, flow, self.buffer, self.inline_limit, control_data, peer),
             receive: self.receive,
             channel: self.channel,
+            end_read: if takes_reads { EndRead::Possible } else { EndRead::Impossible },
             failed: None,
             receive_ended: false,
             outbox: Outbox::new(),
@@ -306,10 +317,23 @@ impl Connection {
         }
     }
 
-    /// Returns whether this is a working iWARP connection: its last messages arrive only if it is
-    /// disconnected gracefully.
+    /// Returns whether this is a working iWARP connection whose last messages may not have arrived
+    /// yet, although their work requests have completed.
     pub fn needs_graceful_end(&self) -> bool {
-        self.qp.is_iwarp() && self.failed.is_none()
+        self.qp.is_iwarp() && self.failed.is_none() && !(self.end_read == EndRead::Posted && self.is_flushed())
+    }
+
+    /// Posts an RDMA read of no bytes after the last message of an iWARP connection: when it has
+    /// completed, the messages have arrived. Returns false if the peer takes none.
+    pub fn post_end_read(&mut self) -> bool {
+        if self.end_read == EndRead::Possible {
+            self.end_read = EndRead::Posted;
+            let wr_id = self.send.flow.take_control(1);
+            if let Err(error) = self.qp.send_queue().post_read(wr_id) {
+                self.fail(error);
+            }
+        }
+        self.end_read == EndRead::Posted
     }
 
     /// Returns the first failure of a work request, or the peer's protocol violation.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
-use crate::rsocket::config::{MIN_SEND_BUFFER, SMALL_SEND_BUFFER, defaults};
+use crate::rsocket::config::{self, MIN_SEND_BUFFER, SMALL_SEND_BUFFER, defaults};
 use crate::rsocket::wire;
 use crate::sys::alloc::try_copy;
 
@@ -202,6 +202,11 @@ impl Options {
         Ok(())
     }
 
+    /// Returns the value of IPV6_V6ONLY.
+    pub fn is_v6only(&self) -> bool {
+        self.v6only.unwrap_or_else(config::v6only)
+    }
+
     /// getsockopt(2) for the options in this structure. Returns the bytes of the value.
     pub fn get(&self, level: c_int, name: c_int) -> Result<Value> {
         let value = match (level, name) {
@@ -225,7 +230,7 @@ impl Options {
             (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => self.keep_interval as c_int,
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.keep_count as c_int,
             (libc::IPPROTO_IP, libc::IP_TOS) => self.tos.into(),
-            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.v6only.unwrap_or(false).into(),
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.is_v6only().into(),
             (level, name) if level == SOL_RDMA as c_int => match name {
                 RDMA_SQSIZE => self.sq.into(),
                 RDMA_RQSIZE => self.rq.into(),

@@ -6,6 +6,7 @@
 #include "rscommon.h"
 #include "acm.h"
 
+#include <sys/epoll.h>
 #include <sys/prctl.h>
 
 enum { FIRST = 3, FILES = 64 };
@@ -172,11 +173,34 @@ static void threads_with_nothing_in_their_place(void)
 	use_threads();
 }
 
+/* ---- epolls ------------------------------------------------------------------------------ */
+
+/* Closing what the child has closed already ends nothing. */
+static void epoll_of_the_parent(void)
+{
+	struct epoll_event event = { .events = EPOLLIN };
+	struct repoll repoll;
+	int epoll, status = -1;
+	pid_t child;
+
+	EXPECT(find_repoll(&repoll) && rs_pair(&pair, AF_INET) && (epoll = repoll.create(0)) >= 0);
+	EXPECT(!repoll.control(epoll, EPOLL_CTL_ADD, pair.server, &event));
+	if ((child = fork()) == 0) {
+		closefrom(FIRST);
+		_exit(rclose(epoll) || rclose(pair.server) ? 1 : 0);
+	}
+	EXPECT(waitpid(child, &status, 0) == child && status == 0);
+	EXPECT(rsend(pair.client, "x", 1, 0) == 1 && repoll.wait(epoll, &event, 1, -1) == 1);
+	EXPECT(!rclose(epoll));
+	rs_pair_close(&pair);
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
 	acm_require_lab();
 	CASE(connection_to_service);
+	CASE(epoll_of_the_parent);
 	CASE(threads_with_sockets_in_their_place);
 	CASE(threads_with_epolls_in_their_place);
 	CASE(threads_with_nothing_in_their_place);

@@ -228,6 +228,35 @@ static void only_six(void)
 	EXPECT(!now->close(fd) && !now->close(client));
 }
 
+/* The value that a socket has at first is the system's. */
+static void bind_v6only(const char *value)
+{
+	FILE *file = fopen("/proc/sys/net/ipv6/bindv6only", "we");
+
+	EXPECT(file && fputs(value, file) >= 0 && !fclose(file));
+}
+
+static void only_six_by_default(void)
+{
+	int fd, value = -1;
+	uint16_t port;
+	socklen_t len = sizeof(value);
+	int listener = listen_at(local_addr(AF_INET, 0), &port);
+
+	bind_v6only("1");
+	fd = open_socket(AF_INET6, SOCK_STREAM);
+	EXPECT(!now->getsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &value, &len));
+	note("at first %d", value);
+	SEE(bind_to(fd, mapped(OWN, 0)));
+	SEE(reach(fd, mapped(OWN, port)));
+	SEE(six_only(fd, 0));
+	SEE(bind_to(fd, mapped(OWN, 0)));
+	EXPECT(!now->close(fd));
+	bind_v6only("0");
+	connect_and_see(listener, mapped(OWN, port));
+	EXPECT(!now->close(listener));
+}
+
 /* ---- datagrams -------------------------------------------------------------------------- */
 
 /* A datagram to a bound socket, and one back to the address that it shows. */
@@ -313,6 +342,7 @@ int main(int argc, char **argv)
 	BOTH(unreachable_then_bound);
 	BOTH(bound_then_connect_stream);
 	BOTH(only_six);
+	BOTH(only_six_by_default);
 	BOTH_IF(!is_iwarp, bound_then_connect_datagrams);
 	BOTH_IF(!is_iwarp, datagrams);
 	BOTH_IF(!is_iwarp, datagrams_only_six);

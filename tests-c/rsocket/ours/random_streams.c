@@ -508,7 +508,13 @@ static struct plan make_plan(unsigned *dice)
 	return plan;
 }
 
-/* Soft-iWARP takes a port that the kernel's TCP has (docs/compatibility.md). */
+/* Faults of soft-iWARP (docs/compatibility.md): it takes a port that the kernel's TCP has, and cannot make the queues of one end or of
+ * the other until another connection has ended. */
+static bool is_known(int error)
+{
+	return error == EADDRINUSE || error == EADDRNOTAVAIL || error == EINVAL || error == ENOMEM || error == ECONNREFUSED;
+}
+
 static int connect_to(const struct kind *kind, union address to)
 {
 	int fd, error = 0;
@@ -519,7 +525,7 @@ static int connect_to(const struct kind *kind, union address to)
 			return fd;
 		error = errno;
 		rclose(fd);
-		if (error != EADDRINUSE && error != EADDRNOTAVAIL && error != EINVAL)
+		if (!on_siw() || !is_known(error))
 			break;
 		usleep(50000);
 	}

@@ -269,6 +269,14 @@ impl SendQueue {
         unsafe { rc::post_send(self.qp, &[write.as_one(self.iwarp)]) }
     }
 
+    /// Posts an RDMA read of no bytes. A failure ends the connection.
+    pub fn post_read(&self, wr_id: u64) -> Result<()> {
+        let sg_list = [Sge::default(); 2];
+        let read = SendWr { wr_id, opcode: Opcode::Read, addr: 0, rkey: 0, sg_list, inline: false, signaled: true };
+        // SAFETY: the QP is live; the request has no bytes.
+        unsafe { rc::post_send(self.qp, &[read]) }
+    }
+
     #[inline(never)]
     fn post_as_two(&self, write: RdmaWrite) -> Result<()> {
         self.check_inline_imm()?;
