@@ -13,12 +13,11 @@ mod sys {
     pub mod alloc;
     pub use crate::models::{cancel, event};
     pub mod futex;
-    pub mod inner;
-    pub mod lease;
     pub mod lock;
+    pub mod mark;
     pub mod owner;
     pub mod sync;
-    pub mod unlocked;
+    mod thread_word;
 }
 
 mod rsocket {
@@ -32,7 +31,6 @@ mod rsocket {
         mod held;
         pub mod model;
         mod outbox;
-        mod polling;
         mod starting;
     }
     mod poll_waiter;

@@ -4,6 +4,10 @@ pub fn in_waiting_call<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 
+pub fn sleep<T>(call: impl FnOnce() -> T) -> T {
+    call()
+}
+
 pub fn sleep_anywhere<T>(call: impl FnOnce() -> T) -> T {
     call()
 }

@@ -18,9 +18,8 @@ use super::pollable::{Lookup, Pollable, Watcher};
 use super::small_list::SmallList;
 use super::spinning::Spinning;
 use crate::errno::{Errno, Result};
-use crate::sys::cancel::{in_waiting_call, with_cleanup};
+use crate::sys::cancel::{in_waiting_call, sleep, with_cleanup};
 use crate::sys::event::{self, Deadline};
-use crate::sys::mark;
 
 /// Number of descriptors that are handled without allocation.
 const INLINE_FDS: usize = 32;
@@ -166,7 +165,7 @@ impl<'a> Call<'a> {
             event::spin();
             Instant::now() < end
         };
-        while ready == 0 && mark::asleep(pause) {
+        while ready == 0 && sleep(pause) {
             ready = self.poll_rsockets(false);
         }
         if ready > 0 {

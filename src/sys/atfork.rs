@@ -14,7 +14,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
-use super::owner;
+use super::{mark, owner};
 use crate::errno::{Errno, Result};
 
 /// The handlers of a layer.
@@ -100,17 +100,20 @@ fn register_with_libc() -> i32 {
 
 /// Called before a fork.
 pub extern "C" fn before() {
+    mark::begin_fork();
     HANDLERS.before();
 }
 
 /// Called after a fork, in the parent.
 pub extern "C" fn in_parent() {
     HANDLERS.in_parent();
+    mark::end_fork();
 }
 
 /// Called after a fork, in the child.
 pub extern "C" fn in_child() {
     HANDLERS.in_child();
+    mark::end_fork();
 }
 
 #[cfg(test)]

@@ -13,6 +13,9 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use super::thread_word::{Word, read, write};
 
+/// The mark of a thread that forks, whose handlers of fork() hold locks.
+const FORKS: usize = 1;
+
 /// Exists while a call runs.
 #[derive(Debug)]
 pub struct Mark(());
@@ -42,6 +45,20 @@ impl Drop for Mark {
     }
 }
 
+/// Before fork(): marks the thread, unless a handler of one of its calls forks.
+pub fn begin_fork() {
+    if read(Word::Mark) == 0 {
+        write(Word::Mark, FORKS);
+    }
+}
+
+/// After fork(), in the parent or the child: what [`begin_fork`] did.
+pub fn end_fork() {
+    if read(Word::Mark) == FORKS {
+        write(Word::Mark, 0);
+    }
+}
+
 /// Returns whether the calling thread is in a call, or in a handler that has interrupted one.
 pub fn is_set() -> bool {
     read(Word::Mark) != 0
@@ -65,7 +82,7 @@ fn is_stale(mark: usize, here: usize) -> bool {
     let mut stack = libc::stack_t { ss_sp: ptr::null_mut(), ss_flags: 0, ss_size: 0 };
     // SAFETY: `stack` is writable.
     let failed = unsafe { libc::sigaltstack(ptr::null(), &raw mut stack) } != 0;
-    here > mark && !failed && stack.ss_flags & libc::SS_ONSTACK == 0
+    mark != FORKS && here > mark && !failed && stack.ss_flags & libc::SS_ONSTACK == 0
 }
 
 #[cfg(all(test, not(loom)))]

@@ -230,6 +230,10 @@ impl EventSource for Stream {
         cancel::with_cleanup(undo, sleep)
     }
 
+    fn pause<T>(pause: impl FnOnce() -> T) -> T {
+        cancel::sleep(pause)
+    }
+
     fn read_event(&self, state: &mut State) -> Result<CqEvent> {
         let connection = state.connection.as_mut().ok_or(Errno::ENOTCONN)?;
         if !connection.channel.nonblocking {

@@ -18,8 +18,8 @@ pub(super) use crate::sys::lock::Guard as LockGuard;
 pub(super) use loom::sync::MutexGuard as LockGuard;
 
 use crate::errno::{Errno, Result};
+use crate::sys::event;
 use crate::sys::futex::Changes;
-use crate::sys::{event, mark};
 
 /// When a thread stops sleeping in a channel.
 #[derive(Clone, Copy, Debug)]
@@ -108,6 +108,10 @@ pub(super) trait EventSource {
     fn with_cleanup<T>(_undo: impl FnMut(), sleep: impl FnOnce() -> T) -> T {
         sleep()
     }
+    /// Runs a pause between two polls, in which a signal handler may make calls.
+    fn pause<T>(pause: impl FnOnce() -> T) -> T {
+        pause()
+    }
     /// Reads an event without waiting.
     fn read_event(&self, state: &mut Self::State) -> Result<Self::Event>;
     /// Counts an event that was read. Returns whether it is the receive CQ's.
@@ -141,7 +145,7 @@ pub(super) fn spin<'a, S: EventSource>(
             return (state, false);
         }
         drop(state);
-        is_last = mark::asleep(|| {
+        is_last = S::pause(|| {
             event::spin();
             is_over()
         });

@@ -458,7 +458,6 @@ impl WakeSockets {
 #[cfg(test)]
 mod tests_of_wake {
     use std::sync::Barrier;
-    use std::thread;
 
     use super::*;
 
