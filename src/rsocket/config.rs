@@ -49,8 +49,6 @@ pub const MIN_SEND_BUFFER: u32 = 2048;
 /// See [`MIN_SEND_BUFFER`].
 pub const SMALL_SEND_BUFFER: u32 = 4096;
 
-/// A day, in milliseconds: longer times are as good as none.
-
 /// Numbers are C ints.
 const MAX_NUMBER: u32 = i32::MAX as u32;
 

@@ -36,7 +36,7 @@ impl Service for Stream {
             }
             // A call of rclose(3) that is in progress releases its stream itself.
             Phase::Closed if state.release_due => {
-                let is_kept = self.is_kept(&mut state);
+                let is_kept = self.is_kept(&state);
                 let mut connection = state.connection.iter();
                 if is_kept || connection.any(|connection| connection.channel.leadership.has_leader()) {
                     return false;
