@@ -58,8 +58,8 @@ pub fn relocate_fd(fd: RawFd) -> RawFd {
     moved
 }
 
-/// Duplicates a descriptor. Returns a number from `floor` on, or -1 if none is free there. For a number
-/// beyond the soft limit the limit is raised for a moment.
+/// Duplicates a descriptor. Returns a number from `floor` on, or -1 if none is free there. For a
+/// number beyond the soft limit the limit is raised for a moment.
 fn duplicate_from(fd: RawFd, floor: RawFd) -> RawFd {
     // SAFETY: no pointers.
     let duplicate = || unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) };

@@ -489,7 +489,8 @@ def as_tcp(address, _address6, _silent, port):
     server.close()
     print("closed with unread data", failure(client.recv, 1))
     client, server = connect(RDMA, address, port), listening.accept()[0]
-    print("error queue", failure(client.recv, 1, socket.MSG_ERRQUEUE), failure(client.recvmsg, 1, 1, socket.MSG_ERRQUEUE))
+    queue = socket.MSG_ERRQUEUE
+    print("error queue", failure(client.recv, 1, queue), failure(client.recvmsg, 1, 1, queue))
     print("buffers", failure(client.sendmsg, [b"x"] * 1025), failure(os.writev, client.fileno(), [b"x"] * 1025))
     client, server = connect(RDMA, address, port), listening.accept()[0]
     server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 6)

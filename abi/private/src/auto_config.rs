@@ -7,8 +7,9 @@ use core::net::IpAddr;
 /// The file.
 pub const FILE: &core::ffi::CStr = c"/etc/rdma/rsocket/auto_config";
 
-/// Programs whose connections go by TCP where no rule says otherwise. They execute programs that trust
-/// the peer's address, which these would not see, or end while a child goes on with the connection.
+/// Programs whose connections go by TCP where no rule says otherwise. They execute programs that
+/// trust the peer's address, which these would not see, or end while a child goes on with the
+/// connection.
 const BY_TCP: [&[u8]; 5] = [b"ssh", b"sshd", b"sshd-session", b"inetd", b"xinetd"];
 
 /// What decides between RDMA and TCP.

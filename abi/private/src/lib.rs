@@ -9,9 +9,9 @@ pub mod auto_config;
 pub mod preload_rules;
 pub mod socket_table;
 
-/// Lowest number of the library's descriptors in a process with these limits (RLIMIT_NOFILE). Numbers
-/// from the soft limit on are none of the program's. If the hard limit has no room for them the program
-/// gets at least half, and needs no more low ones than select(2) uses.
+/// Lowest number of the library's descriptors in a process with these limits (RLIMIT_NOFILE).
+/// Numbers from the soft limit on are none of the program's. If the hard limit has no room for them
+/// the program gets at least half, and needs no more low ones than select(2) uses.
 pub const fn lowest_library_fd(soft: u64, hard: u64) -> i32 {
     const SELECT: u64 = 1024;
     const MANY: u64 = 1 << 19;

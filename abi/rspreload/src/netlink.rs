@@ -20,8 +20,8 @@ pub unsafe fn ask<Request, Answer>(protocol: c_int, request: &Request, len: usiz
         // SAFETY: all zeros are a value of the structure.
         let mut answer: Answer = unsafe { core::mem::zeroed() };
         let (from, to) = ((&raw const *request).cast::<c_void>(), (&raw mut answer).cast::<c_void>());
-        // SAFETY: the request has `len` bytes, and the answer is as long as its type; the descriptor
-        // was opened above.
+        // SAFETY: the request has `len` bytes, and the answer is as long as its type; the
+        // descriptor was opened above.
         let received = unsafe {
             let sent = next_symbol::send(fd, from, len, MSG_DONTWAIT);
             let received = if sent < 0 { sent } else { next_symbol::recv(fd, to, size_of::<Answer>(), MSG_DONTWAIT) };

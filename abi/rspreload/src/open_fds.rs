@@ -9,8 +9,8 @@ use libc::{O_CLOEXEC, POLLNVAL, pollfd};
 
 use crate::{errno, next_symbol, time};
 
-/// RLIMIT_NOFILE: one more than the highest number that the process may have now, and that it may ask
-/// for. Returns `None` if the kernel does not tell.
+/// RLIMIT_NOFILE: one more than the highest number that the process may have now, and that it may
+/// ask for. Returns `None` if the kernel does not tell.
 fn limits() -> Option<libc::rlimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a live structure.
@@ -45,8 +45,9 @@ pub fn beyond_limit(call: impl FnOnce() -> c_int) -> c_int {
     }
 }
 
-/// Whether the library may take descriptors for another connection, of which `fd` is any, or whether it
-/// has become `few` again. Where it takes numbers that the program might need, it takes a quarter.
+/// Whether the library may take descriptors for another connection, of which `fd` is any, or
+/// whether it has become `few` again. Where it takes numbers that the program might need, it takes
+/// a quarter.
 pub fn has_room(fd: c_int, few: bool) -> bool {
     let (Some(limit), number) = (limits(), duplicate(fd)) else { return true };
     errno::keeping(|| next_symbol::close(number));
@@ -56,8 +57,8 @@ pub fn has_room(fd: c_int, few: bool) -> bool {
     libc::rlim_t::try_from(number).is_ok_and(|number| number < most)
 }
 
-/// Whether the process has an instance of io_uring, by which it may use its sockets past this library.
-/// The answer may be a second old.
+/// Whether the process has an instance of io_uring, by which it may use its sockets past this
+/// library. The answer may be a second old.
 pub fn has_ring() -> bool {
     const NAME: &[u8] = b"anon_inode:[io_uring]";
     static KNOWN: AtomicI64 = AtomicI64::new(i64::MIN);

@@ -35,8 +35,8 @@ pub fn relocate(low: c_int) -> c_int {
     mark(high)
 }
 
-/// Makes a descriptor out of the program's way if possible, also where the program has as many as it
-/// may have. Returns the number, or -1.
+/// Makes a descriptor out of the program's way if possible, also where the program has as many as
+/// it may have. Returns the number, or -1.
 pub fn create(make: impl Fn() -> c_int) -> c_int {
     let low = make();
     let is_full = low < 0 && errno::get() == libc::EMFILE;

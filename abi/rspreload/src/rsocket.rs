@@ -90,7 +90,8 @@ fn find_marks() {
     }
 }
 
-/// Reads a private option of librdmacm, for a descriptor. Returns whether there is one of this size.
+/// Reads a private option of librdmacm, for a descriptor. Returns whether there is one of this
+/// size.
 fn library_option<T: Copy>(fd: c_int, option: c_int, value: &mut T) -> bool {
     let mut len = mem::size_of::<T>() as socklen_t;
     let value = (&raw mut *value).cast();

@@ -37,8 +37,8 @@ impl Drop for SignalsBlocked {
     }
 }
 
-/// Sleeps as long as a word has a value, for some seconds at most (0: for any time). Returns false when
-/// the time is over.
+/// Sleeps as long as a word has a value, for some seconds at most (0: for any time). Returns false
+/// when the time is over.
 pub fn sleep_while(word: &AtomicU32, value: u32, seconds: i64) -> bool {
     let limit = libc::timespec { tv_sec: seconds, tv_nsec: 0 };
     let limit = if seconds == 0 { ptr::null() } else { &raw const limit };

@@ -56,8 +56,8 @@ fn in_family(own: &Name, to: &Name) -> Name {
     }
 }
 
-/// Waits for the end of an attempt, at most half of the time until `limit`: the rest is left to TCP. A
-/// signal does not end it.
+/// Waits for the end of an attempt, at most half of the time until `limit`: the rest is left to
+/// TCP. A signal does not end it.
 pub fn wait(inner: c_int, to: &Name, limit: Option<&Deadline>) -> Result<(), Reason> {
     let mut fds = [pollfd { fd: inner, events: POLLOUT, revents: 0 }];
     let end = deadline();
@@ -136,8 +136,8 @@ pub fn accepted_by_tcp(to: &Name, reason: Reason) {
     }
 }
 
-/// RDMA was rejected, and TCP is about to be tried: whether somebody listens there by it is not known
-/// yet. Clients that try again and again until a server listens find it by RDMA soon.
+/// RDMA was rejected, and TCP is about to be tried: whether somebody listens there by it is not
+/// known yet. Clients that try again and again until a server listens find it by RDMA soon.
 pub fn rejected(to: &Name) {
     remembered::remember_for(REJECTED_SECONDS, Subject::Port(to.address(), to.number()), Outcome::Rejected);
 }

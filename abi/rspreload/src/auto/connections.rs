@@ -143,8 +143,8 @@ const MOST: usize = MAX_SLOTS / 4 * 3;
 /// A listener has no room.
 static FULL: AtomicBool = AtomicBool::new(false);
 
-/// Whether a listener, whose rsocket or any other descriptor is `fd`, may take another connection by
-/// RDMA, and whether one that was full may do so again. Asked before a handshake is answered.
+/// Whether a listener, whose rsocket or any other descriptor is `fd`, may take another connection
+/// by RDMA, and whether one that was full may do so again. Asked before a handshake is answered.
 pub fn has_room(fd: c_int, was_full: bool) -> bool {
     let has_room = is_room(COUNT.load(SeqCst), was_full) && open_fds::has_room(fd, was_full);
     if !has_room {
@@ -532,8 +532,8 @@ pub fn in_parent() {
 // The token of a connection that was not accepted from a listener: the program's number, whose TCP
 // socket was never connected, is connected to this process itself.
 
-/// Connects the TCP socket of a number that was connected by RDMA to this process itself. Returns the
-/// token, or fails with the reason for the log.
+/// Connects the TCP socket of a number that was connected by RDMA to this process itself. Returns
+/// the token, or fails with the reason for the log.
 pub fn connect(fd: c_int, inner: c_int) -> Result<c_int, Reason> {
     let (family, at) = (tcp::family(fd).ok_or_else(failed)?, address(fd, inner).ok_or_else(failed)?);
     // SAFETY: addresses and their lengths; a descriptor that no other thread knows.

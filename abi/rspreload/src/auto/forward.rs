@@ -14,8 +14,8 @@ use crate::{errno, next_symbol, rsocket, rsocket_abi, tcp};
 
 const BUFFER: usize = 64 << 10;
 
-/// Seconds without a packet of the program's end after which the kernel asks whether it is still there:
-/// longer than the kernel keeps it when no process has it any more and the peer goes on
+/// Seconds without a packet of the program's end after which the kernel asks whether it is still
+/// there: longer than the kernel keeps it when no process has it any more and the peer goes on
 /// (tcp_fin_timeout).
 const ORPHAN_TIMEOUT: c_int = 240;
 
@@ -143,9 +143,9 @@ impl Forward {
         })
     }
 
-    /// Whether an error at `fd` ends the connection, although nothing is to be moved there: its end was
-    /// passed on, and perhaps nobody has it any more. Otherwise the error would be reported again and
-    /// again.
+    /// Whether an error at `fd` ends the connection, although nothing is to be moved there: its end
+    /// was passed on, and perhaps nobody has it any more. Otherwise the error would be reported
+    /// again and again.
     fn awaits_end(&self, fd: c_int) -> bool {
         let (from, to) = if fd == self.inner { (0, 1) } else { (1, 0) };
         self.pipes[from].shut && !self.pipes[to].ended

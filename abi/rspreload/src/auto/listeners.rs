@@ -57,8 +57,8 @@ fn of(entry: Entry) -> Option<&'static Listener> {
     LISTENERS.get(usize::try_from(entry.inner).ok()?)
 }
 
-/// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well, if no other
-/// process can have the socket.
+/// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well, if no
+/// other process can have the socket.
 pub fn add(fd: c_int, backlog: c_int) {
     let Some(own) = name::own(fd) else { return };
     if !route::is_candidate(fd, own.family()) {
@@ -162,7 +162,8 @@ impl Listener {
         result
     }
 
-    /// Whether a listener at the wildcard address `own` gets connections of other hosts to `address`.
+    /// Whether a listener at the wildcard address `own` gets connections of other hosts to
+    /// `address`.
     fn covers(&self, own: &Name, address: &Name) -> bool {
         let fits = if address.family() == AF_INET6 { own.family() == AF_INET6 } else { !self.v6only.load(SeqCst) };
         fits && !address.address().is_loopback()
@@ -295,8 +296,8 @@ impl Listener {
         }
     }
 
-    /// An rsocket has no connection now, or never has one again: after a change of the user, or of the
-    /// root folder, no event channel can be opened, perhaps.
+    /// An rsocket has no connection now, or never has one again: after a change of the user, or of
+    /// the root folder, no event channel can be opened, perhaps.
     fn has_failed(&self, error: c_int) {
         let passes = [EAGAIN, EINTR, ECONNABORTED, EMFILE, ENFILE, ENOBUFS, ENOMEM];
         if !passes.contains(&error) {

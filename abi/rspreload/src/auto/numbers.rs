@@ -1,5 +1,5 @@
-//! What a number of the program becomes by an attempt: the rsocket, or a socket that is connected by TCP.
-//! And what the table's entries of automatic mode say.
+//! What a number of the program becomes by an attempt: the rsocket, or a socket that is connected
+//! by TCP. And what the table's entries of automatic mode say.
 
 use core::ffi::c_int;
 

@@ -1,5 +1,5 @@
-//! Numbers that leave RDMA: by connect(2) with AF_UNSPEC, and because calls use them that do not come
-//! here.
+//! Numbers that leave RDMA: by connect(2) with AF_UNSPEC, and because calls use them that do not
+//! come here.
 
 use core::ffi::c_int;
 

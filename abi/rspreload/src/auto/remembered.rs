@@ -90,8 +90,8 @@ fn shared() -> Option<&'static [AtomicU64; MAX_REMEMBERED]> {
 fn map() -> Option<NonNull<AtomicU64>> {
     const SIZE: usize = size_of::<[AtomicU64; MAX_REMEMBERED]>();
     let mut path = [0_u8; 80];
-    // SAFETY: the path is as long as said; a descriptor of this function only; a live structure; a new
-    // mapping of a file that is as long, of zeros at first.
+    // SAFETY: the path is as long as said; a descriptor of this function only; a live structure; a
+    // new mapping of a file that is as long, of zeros at first.
     unsafe {
         let (user, path) = (libc::geteuid(), path.as_mut_ptr().cast());
         let space = open_fds::status_of(c"/proc/self/ns/net")?.st_ino;

@@ -1,9 +1,10 @@
 //! Non-blocking sockets whose attempt to connect by RDMA is under way. The thread of
 //! [`super::thread`] makes the attempts.
 //!
-//! Each has a slot. The table entry of the program's number has the slot's ticket as its `inner`. No
-//! other socket gets the same one, so the result reaches the number only as long as it is this
-//! socket's. The thread works on a duplicate of the TCP descriptor, so the program may close its own.
+//! Each has a slot. The table entry of the program's number has the slot's ticket as its `inner`.
+//! No other socket gets the same one, so the result reaches the number only as long as it is this
+//! socket's. The thread works on a duplicate of the TCP descriptor, so the program may close its
+//! own.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::SeqCst;
@@ -168,8 +169,8 @@ impl Slot {
             if result == Err(Reason::Rejected) {
                 attempt::rejected(&to);
             }
-            // Before the program learns the result: it may close the socket, and bind another one to
-            // its port.
+            // Before the program learns the result: it may close the socket, and bind another one
+            // to its port.
             self.close_tcp();
             table::replace(fd, Some(entry), None);
         }

@@ -90,8 +90,8 @@ impl Request {
     }
 }
 
-/// Whether the kernel tells about its sockets: it finds the one that listens at `own`. Without tcp_diag
-/// it fails as for a socket that does not exist.
+/// Whether the kernel tells about its sockets: it finds the one that listens at `own`. Without
+/// tcp_diag it fails as for a socket that does not exist.
 pub fn tells(own: &Name) -> bool {
     let at = match (own.address().is_unspecified(), own.address()) {
         (true, IpAddr::V4(_)) => Name::new(Ipv4Addr::LOCALHOST.into(), own.number()),

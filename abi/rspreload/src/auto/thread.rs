@@ -32,8 +32,8 @@ static RUNNING: AtomicBool = AtomicBool::new(false);
 /// The sockets by which the thread is woken.
 static WAKE: WakeSockets = WakeSockets::new();
 
-/// Between two looks, in milliseconds, at tokens that wait for accept(2), and at the connections that
-/// children may use: a child that has closed all descriptors can't wake the thread.
+/// Between two looks, in milliseconds, at tokens that wait for accept(2), and at the connections
+/// that children may use: a child that has closed all descriptors can't wake the thread.
 const LOOK_EVERY: c_int = 1_000;
 
 /// The pause after a failure of poll(2), in milliseconds.
@@ -337,8 +337,8 @@ fn handle_token(index: usize, slot: &Slot, events: c_int) {
     } else if connections::FORKED.has(index)
         || events & EPOLLIN != 0 && tcp::peek(connections::token(index), &mut [0], libc::MSG_DONTWAIT) == Ok(1)
     {
-        // A child has sent data, or the last process has closed the socket. Or this process has sent
-        // data by a call that does not come here, such as one of io_uring.
+        // A child has sent data, or the last process has closed the socket. Or this process has
+        // sent data by a call that does not come here, such as one of io_uring.
         connections::FORKED.set(index);
         slot.want(slot.generation(), Use::Inherited);
     }
@@ -376,7 +376,8 @@ pub struct WakeSockets {
     inode: AtomicU64,
     /// The epoll instance, plus one.
     tokens: AtomicI32,
-    /// Held by the thread that makes them: the numbers and the inode of two pairs must not be mixed.
+    /// Held by the thread that makes them: the numbers and the inode of two pairs must not be
+    /// mixed.
     making: Lock,
 }
 
@@ -390,7 +391,8 @@ impl WakeSockets {
         }
     }
 
-    /// The socket to which a byte is sent, and its inode. Makes the sockets if there are none. Returns
+    /// The socket to which a byte is sent, and its inode. Makes the sockets if there are none.
+    /// Returns
     /// `None` if that fails, with `errno` set.
     pub fn sender(&self) -> Option<(c_int, u64)> {
         self.made().or_else(|| {
@@ -427,7 +429,8 @@ impl WakeSockets {
         }
     }
 
-    /// Makes a token that is connected a member of the epoll instance, which reports one event of it.
+    /// Makes a token that is connected a member of the epoll instance, which reports one event of
+    /// it.
     pub fn watch(&self, token: c_int, data: u64) {
         let mut event = epoll_event { events: (EPOLLIN | EPOLLONESHOT) as u32, u64: data };
         // SAFETY: the event is this function's own.
@@ -444,8 +447,8 @@ impl WakeSockets {
         self.ends[0].load(SeqCst) - 1
     }
 
-    /// In a child of fork(2), which does not have the thread that may be making them. The sender stays
-    /// open: the child wakes the parent by it.
+    /// In a child of fork(2), which does not have the thread that may be making them. The sender
+    /// stays open: the child wakes the parent by it.
     pub fn in_child(&self) {
         self.making.reset();
         self.ends[1].store(0, SeqCst);

@@ -436,7 +436,8 @@ fn control(fd: c_int, entry: Entry, cmd: c_int, arg: usize) -> c_int {
             next()
         }
         (F_SETFL, Fd::Rsocket(_)) => set_flags(fd, entry.inner, arg as c_int),
-        // Flags of the number, and locks, are those of the placeholder. Sockets have no use for locks.
+        // Flags of the number, and locks, are those of the placeholder. Sockets have no use for
+        // locks.
         (F_GETFD | F_SETFD | F_GETLK | F_SETLK | F_SETLKW | F_OFD_GETLK | F_OFD_SETLK | F_OFD_SETLKW, _) => next(),
         // The number is a socket of the kernel, which takes what sockets take.
         (_, Fd::Rsocket(entry)) if auto::is_auto(entry) => next(),

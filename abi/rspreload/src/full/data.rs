@@ -159,7 +159,8 @@ unsafe fn each(list: *mut mmsghdr, count: c_uint, mut call: impl FnMut(&mut mmsg
     if count == 0 {
         return 0;
     }
-    // SAFETY: `count` structures, which no other thread changes meanwhile: guaranteed by the caller.
+    // SAFETY: `count` structures, which no other thread changes meanwhile: guaranteed by the
+    // caller.
     let list = unsafe { slice::from_raw_parts_mut(list, count.min(MAX_MESSAGES) as usize) };
     let mut done = 0;
     for message in list {
@@ -487,7 +488,8 @@ fn out_of_pipe(pipe: c_int, to: c_int, len: usize, now: bool) -> ssize_t {
     let mut buffer = [0_u8; PIECE];
     let start = buffer.as_mut_ptr().cast::<c_void>();
     let mut ready = pollfd { fd: to, events: POLLOUT, revents: 0 };
-    // SAFETY: a live structure; `len` bytes of the buffer are writable, and those read are readable.
+    // SAFETY: a live structure; `len` bytes of the buffer are writable, and those read are
+    // readable.
     unsafe {
         let waits = calls::fcntl(to, F_GETFL, 0) & O_NONBLOCK == 0;
         if calls::waits::poll(&raw mut ready, 1, if waits { -1 } else { 0 }) <= 0 {

@@ -2,8 +2,8 @@
 //! Node.js and all other programs that use it.
 //!
 //! Librdmacm makes system calls by syscall(3) as well, to reach the kernel in any case: for its own
-//! descriptors, which have no entry in the table, and fcntl and writev for the program's, too. These
-//! two are left to the kernel.
+//! descriptors, which have no entry in the table, and fcntl and writev for the program's, too.
+//! These two are left to the kernel.
 
 use core::ffi::{c_int, c_long, c_uint};
 
