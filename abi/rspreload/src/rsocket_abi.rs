@@ -14,34 +14,6 @@ pub use libc::{
 #[cfg(test)]
 pub use self::tests::*;
 
-#[cfg(test)]
-mod tests {
-    pub fn rclose(fd: libc::c_int) -> libc::c_int {
-        // SAFETY: no pointers.
-        unsafe { libc::close(fd) }
-    }
-
-    pub fn rlisten(fd: libc::c_int, backlog: libc::c_int) -> libc::c_int {
-        // SAFETY: no pointers.
-        unsafe { libc::listen(fd, backlog) }
-    }
-
-    pub fn rshutdown(fd: libc::c_int, how: libc::c_int) -> libc::c_int {
-        // SAFETY: no pointers.
-        unsafe { libc::shutdown(fd, how) }
-    }
-
-    pub fn rsocket(domain: libc::c_int, kind: libc::c_int, protocol: libc::c_int) -> libc::c_int {
-        // SAFETY: no pointers.
-        unsafe { libc::socket(domain, kind, protocol) }
-    }
-
-    pub fn repoll_create(flags: libc::c_int) -> libc::c_int {
-        // SAFETY: no pointers.
-        unsafe { libc::epoll_create1(flags) }
-    }
-}
-
 /// rfcntl of a command that takes an int or nothing.
 pub fn rfcntl_int(fd: core::ffi::c_int, cmd: core::ffi::c_int, value: core::ffi::c_int) -> core::ffi::c_int {
     // SAFETY: no pointer.
@@ -105,5 +77,33 @@ mod extern_ {
         pub safe fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
         pub fn rwrite(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t;
         pub fn rwritev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    pub fn rclose(fd: libc::c_int) -> libc::c_int {
+        // SAFETY: no pointers.
+        unsafe { libc::close(fd) }
+    }
+
+    pub fn rlisten(fd: libc::c_int, backlog: libc::c_int) -> libc::c_int {
+        // SAFETY: no pointers.
+        unsafe { libc::listen(fd, backlog) }
+    }
+
+    pub fn rshutdown(fd: libc::c_int, how: libc::c_int) -> libc::c_int {
+        // SAFETY: no pointers.
+        unsafe { libc::shutdown(fd, how) }
+    }
+
+    pub fn rsocket(domain: libc::c_int, kind: libc::c_int, protocol: libc::c_int) -> libc::c_int {
+        // SAFETY: no pointers.
+        unsafe { libc::socket(domain, kind, protocol) }
+    }
+
+    pub fn repoll_create(flags: libc::c_int) -> libc::c_int {
+        // SAFETY: no pointers.
+        unsafe { libc::epoll_create1(flags) }
     }
 }
