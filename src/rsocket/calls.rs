@@ -24,7 +24,7 @@ use crate::sys::alloc::try_arc;
 use crate::sys::cancel;
 use crate::sys::event;
 use crate::sys::library_fds;
-use crate::sys::mark::{self, Mark};
+use crate::sys::mark::Mark;
 use crate::sys::sockaddr::{AF_IB, SockAddr};
 
 /// The object behind a descriptor number.
@@ -306,8 +306,9 @@ pub unsafe fn send(
 #[cold]
 fn broken_pipe(socket: &Stream, error: Errno, flags: c_int) {
     if error == Errno::EPIPE && flags & libc::MSG_NOSIGNAL == 0 && socket.raises_sigpipe() {
+        // The handler may make calls.
         // SAFETY: raises a signal for this thread, which holds no lock.
-        unsafe { libc::raise(libc::SIGPIPE) };
+        cancel::sleep(|| unsafe { libc::raise(libc::SIGPIPE) });
     }
 }
 
@@ -404,8 +405,10 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
 /// down has arrived. Touches no other page of the library if the process never had an rsocket.
 #[unsafe(link_section = ".text.startup")]
 pub fn at_exit() {
-    // A handler that interrupted a call may exit.
-    if HAS_HAD_SOCKETS.load(Ordering::Relaxed) && !mark::is_set() {
+    // Not if a handler that interrupted a call exits.
+    if HAS_HAD_SOCKETS.load(Ordering::Relaxed)
+        && let Some(_mark) = Mark::set()
+    {
         flush_at_exit();
     }
 }

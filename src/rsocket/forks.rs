@@ -7,6 +7,7 @@ use super::{calls, growth_budget, reactor, socket_table, stream};
 use crate::cm;
 use crate::errno::{Errno, Result};
 use crate::sys::atfork::{self, Handlers, Layer};
+use crate::sys::library_fds;
 
 static HANDLERS: Handlers = Handlers { before, in_parent, in_child };
 
@@ -37,6 +38,7 @@ fn in_parent() {
 }
 
 fn in_child() {
+    library_fds::in_child();
     growth_budget::in_child();
     socket_table::in_child();
     stream::in_child();

@@ -92,11 +92,14 @@ fn with_word<T>(word: usize, call: impl FnOnce() -> T) -> T {
 #[inline]
 pub fn sleep<T>(call: impl FnOnce() -> T) -> T {
     let word = read(Word::Cancel);
-    if word == OUTSIDE || word == in_call_with(DISABLE) {
+    if word == OUTSIDE {
         return mark::asleep(call);
     }
-    // Calls of a signal handler are not within this one.
-    with_word(OUTSIDE, || mark::asleep(|| meanwhile(pthread_setcancelstate, word as c_int - 1, call)))
+    let stays_disabled = word == in_call_with(DISABLE);
+    let with_setting =
+        || if stays_disabled { call() } else { meanwhile(pthread_setcancelstate, word as c_int - 1, call) };
+    // Calls of a signal handler are not within this one, and it may leave the sleep by siglongjmp(3).
+    with_word(OUTSIDE, || mark::asleep(with_setting))
 }
 
 /// Returns whether a thread that is cancelled in a [`sleep`] may lose what its system call has just

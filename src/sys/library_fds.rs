@@ -69,12 +69,29 @@ fn duplicate_from(fd: RawFd, floor: RawFd) -> RawFd {
         return duplicate();
     }
     let raised = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
+    RAISED_FROM.store(limit.rlim_cur, Ordering::Relaxed);
     // SAFETY: live structures.
-    unsafe {
+    let moved = unsafe {
         libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised);
         let moved = duplicate();
         libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
         moved
+    };
+    RAISED_FROM.store(0, Ordering::Relaxed);
+    moved
+}
+
+/// The soft limit while a thread has raised it.
+static RAISED_FROM: AtomicU64 = AtomicU64::new(0);
+
+/// In a child of fork(), which does not have the thread that would restore the limit.
+pub fn in_child() {
+    let soft = RAISED_FROM.swap(0, Ordering::Relaxed);
+    if soft != 0 {
+        let limit = event::descriptor_limits();
+        let restored = libc::rlimit { rlim_cur: soft.min(limit.rlim_max), ..limit };
+        // SAFETY: a live structure.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const restored) };
     }
 }
 

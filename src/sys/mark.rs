@@ -5,8 +5,8 @@
 //! `EAGAIN` if the thread is marked already. A call that sleeps holds no lock, and the mark is clear
 //! meanwhile ([`asleep`]).
 //!
-//! The mark is the address of a frame of the call. A handler may leave the call by siglongjmp(3):
-//! the thread's next call comes from an outer frame, and takes the mark over.
+//! The mark is the address of a frame of the call. A handler may leave the call by siglongjmp(3): the
+//! thread's next call from that frame or an outer one takes the mark over.
 
 use std::ptr;
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -59,11 +59,6 @@ pub fn end_fork() {
     }
 }
 
-/// Returns whether the calling thread is in a call, or in a handler that has interrupted one.
-pub fn is_set() -> bool {
-    read(Word::Mark) != 0
-}
-
 /// Runs `call`, which sleeps and holds no lock.
 #[inline]
 pub fn asleep<T>(call: impl FnOnce() -> T) -> T {
@@ -82,12 +77,16 @@ fn is_stale(mark: usize, here: usize) -> bool {
     let mut stack = libc::stack_t { ss_sp: ptr::null_mut(), ss_flags: 0, ss_size: 0 };
     // SAFETY: `stack` is writable.
     let failed = unsafe { libc::sigaltstack(ptr::null(), &raw mut stack) } != 0;
-    mark != FORKS && here > mark && !failed && stack.ss_flags & libc::SS_ONSTACK == 0
+    mark != FORKS && here >= mark && !failed && stack.ss_flags & libc::SS_ONSTACK == 0
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    fn is_set() -> bool {
+        read(Word::Mark) != 0
+    }
 
     #[inline(never)]
     fn interrupt() -> bool {

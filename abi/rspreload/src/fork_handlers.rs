@@ -6,7 +6,7 @@
 
 use libc::pid_t;
 
-use crate::{auto, errno, fork, own_fd, process, rsocket, table};
+use crate::{auto, errno, fork, open_fds, own_fd, process, rsocket, table};
 
 /// Registers the handlers. Without memory for them children of fork(2) are taken for those of
 /// vfork(2) (what they close stays open in librdmacm until they end) and have no rsockets.
@@ -55,6 +55,7 @@ extern "C" fn in_parent() {
 /// before fork mode, which replaces entries of it.
 extern "C" fn in_child() {
     process::own();
+    open_fds::in_child();
     own_fd::in_child();
     auto::in_child();
     table::forked();

@@ -3,7 +3,7 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::mem;
 use core::ops::Range;
-use core::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use libc::{O_CLOEXEC, POLLNVAL, pollfd};
 
@@ -36,25 +36,43 @@ pub fn beyond_limit(call: impl FnOnce() -> c_int) -> c_int {
     // One that another thread has raised is restored by that one.
     let Some(limit) = limits().filter(|limit| limit.rlim_cur < limit.rlim_max) else { return call() };
     let raised = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
+    RAISED_FROM.store(limit.rlim_cur, Relaxed);
     // SAFETY: live structures.
-    unsafe {
+    let result = unsafe {
         libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised);
         let result = call();
         errno::keeping(|| libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit));
         result
+    };
+    RAISED_FROM.store(0, Relaxed);
+    result
+}
+
+/// The soft limit while a thread has raised it.
+static RAISED_FROM: AtomicU64 = AtomicU64::new(0);
+
+/// In a child of fork(2), which does not have the thread that would restore the limit.
+pub fn in_child() {
+    let soft = RAISED_FROM.swap(0, Relaxed);
+    if let Some(limit) = limits().filter(|_| soft != 0) {
+        let restored = libc::rlimit { rlim_cur: soft.min(limit.rlim_max), ..limit };
+        // SAFETY: a live structure.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const restored) };
     }
 }
 
-/// Whether the library may take descriptors for another connection, of which `fd` is any, or
-/// whether it has become `few` again. Where it takes numbers that the program might need, it takes
-/// a quarter.
-pub fn has_room(fd: c_int, few: bool) -> bool {
-    let (Some(limit), number) = (limits(), duplicate(fd)) else { return true };
-    errno::keeping(|| next_symbol::close(number));
+/// Whether the library may take descriptors for another connection beside `used` ones, of which
+/// `forwarded` are forwarded, or whether it has become `few` again. Where it takes numbers that the
+/// program might need, it takes a quarter.
+pub fn has_room(used: usize, forwarded: usize, few: bool) -> bool {
+    /// Of an accepted connection: the rsocket's, its channel's, the token, and one on the way.
+    const DESCRIPTORS: usize = 4;
+    let Some(limit) = limits() else { return true };
     let lowest = rdmacm_private::lowest_library_fd(limit.rlim_cur, limit.rlim_max) as libc::rlim_t;
     let share = if lowest < limit.rlim_cur { limit.rlim_cur / 4 } else { limit.rlim_max - lowest };
-    let most = lowest + if few { share / 3 * 2 } else { share };
-    libc::rlim_t::try_from(number).is_ok_and(|number| number < most)
+    let share = if few { share / 3 * 2 } else { share };
+    // A forward has two entries in a poll(2), which takes as many as the soft limit.
+    (used * DESCRIPTORS) as libc::rlim_t <= share && forwarded as libc::rlim_t <= limit.rlim_cur / 4
 }
 
 /// Whether the process has an instance of io_uring, by which it may use its sockets past this

@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_void};
 use libc::{EINPROGRESS, sockaddr, socklen_t};
 
 use super::log::Reason;
-use super::{attempt, log, numbers, route, slots};
+use super::{attempt, connections, log, numbers, route, slots};
 use crate::cancel::CancelDisabled;
 use crate::epoll::members;
 use crate::tcp::name::Name;
@@ -96,7 +96,7 @@ fn by_rdma(
     if members::are_too_many(fd) {
         return Err(Some(Reason::Instances));
     }
-    if !open_fds::has_room(fd, false) {
+    if !connections::has_room(false) {
         return Err(Some(Reason::Descriptors));
     }
     if open_fds::has_ring() {

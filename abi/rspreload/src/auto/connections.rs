@@ -92,6 +92,8 @@ impl Bits {
 
 /// How many indexes are in use.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Number of connections that this process forwards.
+pub static FORWARDED: AtomicUsize = AtomicUsize::new(0);
 
 /// How many ports are tried for a token until one has a slot. With three of four slots taken about
 /// one of six tries fails.
@@ -143,10 +145,11 @@ const MOST: usize = MAX_SLOTS / 4 * 3;
 /// A listener has no room.
 static FULL: AtomicBool = AtomicBool::new(false);
 
-/// Whether a listener, whose rsocket or any other descriptor is `fd`, may take another connection
-/// by RDMA, and whether one that was full may do so again. Asked before a handshake is answered.
-pub fn has_room(fd: c_int, was_full: bool) -> bool {
-    let has_room = is_room(COUNT.load(SeqCst), was_full) && open_fds::has_room(fd, was_full);
+/// Whether another connection may use RDMA, and whether a listener that was full may take one
+/// again. Asked before a handshake is answered.
+pub fn has_room(was_full: bool) -> bool {
+    let count = COUNT.load(SeqCst);
+    let has_room = is_room(count, was_full) && open_fds::has_room(count, FORWARDED.load(SeqCst), was_full);
     if !has_room {
         FULL.store(true, SeqCst);
     }
@@ -520,6 +523,7 @@ pub fn in_child() {
         let _ = (USED.clear(index), SENT.clear(index), FORKED.clear(index));
     }
     COUNT.store(0, SeqCst);
+    FORWARDED.store(0, SeqCst);
 }
 
 /// Starts the thread, or wakes it, after fork(2) in the parent.

@@ -4,6 +4,7 @@
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
+use core::sync::atomic::Ordering::SeqCst;
 
 use libc::{EAGAIN, EINTR, F_SETFL, MSG_DONTWAIT, O_NONBLOCK, POLLERR, POLLHUP, POLLIN, POLLOUT, SHUT_WR, c_short};
 
@@ -71,12 +72,15 @@ impl Forwards {
         let (Some(place), Some(forward)) = (self.forwards.get_mut(index), Forward::begin(index)) else { return false };
         place.write(forward);
         self.used.set(index);
+        connections::FORWARDED.fetch_add(1, SeqCst);
         true
     }
 
     /// A connection has ended.
     pub fn remove(&mut self, index: usize) {
-        self.used.clear(index);
+        if self.used.clear(index) {
+            connections::FORWARDED.fetch_sub(1, SeqCst);
+        }
     }
 
     /// Calls `call` with each one that exists.

@@ -237,7 +237,7 @@ impl Listener {
     /// rsockets are closed until it may, so that clients come by TCP.
     pub fn admit(&self) {
         let was_full = self.is_full.load(SeqCst);
-        if connections::has_room(thread::any_descriptor(), was_full) != was_full {
+        if connections::has_room(was_full) != was_full {
             return;
         }
         let _held = ACCEPTING.hold();
@@ -285,7 +285,7 @@ impl Listener {
         let _held = ACCEPTING.hold();
         while self.rsockets().any(|own| own == inner)
             && self.has_room(thread::waiting_tokens())
-            && connections::has_room(thread::any_descriptor(), false)
+            && connections::has_room(false)
         {
             // SAFETY: no addresses are asked for.
             let new = unsafe { rsocket_abi::raccept(inner, core::ptr::null_mut(), core::ptr::null_mut()) };

@@ -30,7 +30,10 @@ impl Outcome {
 /// What an outcome is remembered of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Subject {
+    /// A host that did not answer.
     Host(IpAddr),
+    /// A host to which no RDMA device leads, of this process.
+    Beyond(IpAddr),
     Port(IpAddr, u16),
     Local(IpAddr),
 }
@@ -50,6 +53,7 @@ fn hash(subject: Subject) -> u64 {
         Subject::Host(address) => (1, address, 0),
         Subject::Port(address, port) => (2, address, port),
         Subject::Local(address) => (3, address, 0),
+        Subject::Beyond(address) => (4, address, 0),
     };
     let address = match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
@@ -86,7 +90,8 @@ fn shared() -> Option<&'static [AtomicU64; MAX_REMEMBERED]> {
     unsafe { SHARED.load(Ordering::Acquire).cast::<[AtomicU64; MAX_REMEMBERED]>().as_ref() }
 }
 
-/// Maps a file that only this user can have made and can write, of this network namespace.
+/// Maps a file that only this user can have made and can write, of this network namespace. Its
+/// memory is there: touching a hole of a file system that is full would end the process.
 fn map() -> Option<NonNull<AtomicU64>> {
     const SIZE: usize = size_of::<[AtomicU64; MAX_REMEMBERED]>();
     let mut path = [0_u8; 80];
@@ -98,7 +103,7 @@ fn map() -> Option<NonNull<AtomicU64>> {
         libc::snprintf(path, 80, c"/dev/shm/librspreload.%u.%lu".as_ptr(), user, space);
         let fd = libc::open(path, libc::O_RDWR | libc::O_CREAT | libc::O_NOFOLLOW | libc::O_CLOEXEC, 0o600);
         let is_own = |status: libc::stat| status.st_uid == user && status.st_mode == libc::S_IFREG | 0o600;
-        let usable = open_fds::status(fd).is_some_and(is_own) && libc::ftruncate(fd, SIZE as libc::off_t) == 0;
+        let usable = open_fds::status(fd).is_some_and(is_own) && libc::posix_fallocate(fd, 0, SIZE as libc::off_t) == 0;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let new =
             if usable { libc::mmap(ptr::null_mut(), SIZE, access, libc::MAP_SHARED, fd, 0) } else { libc::MAP_FAILED };

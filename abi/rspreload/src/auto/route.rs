@@ -88,10 +88,11 @@ pub fn ruled_out(to: &Name) -> Result<(), Reason> {
     if !config::is_automatic(address, port) {
         return Err(Reason::Rule);
     }
-    match remembered::find(Subject::Host(address)) {
-        Some(Outcome::Without) => return Err(Reason::NoDevice),
-        Some(_) => return Err(Reason::WasSilent),
-        None => {}
+    if remembered::find(Subject::Beyond(address)).is_some() {
+        return Err(Reason::NoDevice);
+    }
+    if remembered::find(Subject::Host(address)).is_some() {
+        return Err(Reason::WasSilent);
     }
     match remembered::find(Subject::Port(address, port)) {
         Some(_) => Err(Reason::WasRejected),
@@ -113,7 +114,7 @@ pub fn allows_rdma(fd: c_int, to: &Name) -> Result<(), Reason> {
         return Ok(());
     }
     if bound.is_none() {
-        remembered::remember(Subject::Host(to.address()), Outcome::Without);
+        remembered::remember(Subject::Beyond(to.address()), Outcome::Without);
     }
     Err(Reason::NoDevice)
 }

@@ -72,11 +72,6 @@ pub fn token_accepted() {
     }
 }
 
-/// A descriptor that is open while the thread runs.
-pub fn any_descriptor() -> c_int {
-    WAKE.receiver()
-}
-
 /// Reports to the thread what happens at a token from now on, once.
 pub fn watch(index: usize, token: c_int) {
     WAKE.watch(token, u64::from(connections::generation(index)) << 32 | index as u64);
