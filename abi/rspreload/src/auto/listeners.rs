@@ -321,18 +321,33 @@ impl Listener {
         }
     }
 
-    /// Sends the tokens of connections that are established, before the rsockets are closed.
+    /// Sends the tokens of connections that are established, before the rsockets are closed. Waits a
+    /// moment for handshakes that are answered: their peers may be connected from their point of view.
     fn send_last_tokens(&self) {
+        const MOMENT_MS: c_int = 10;
+        const MOMENTS: usize = 16;
         let Some(wake) = thread::wake_socket() else { return };
         for inner in self.rsockets() {
-            loop {
-                // SAFETY: no addresses are asked for.
-                let new = unsafe { rsocket_abi::raccept(inner, core::ptr::null_mut(), core::ptr::null_mut()) };
-                if new < 0 {
+            let mut entry = libc::pollfd { fd: inner, events: libc::POLLIN, revents: 0 };
+            for _ in 0..MOMENTS {
+                // SAFETY: one entry, which lives on this stack.
+                if unsafe { rsocket_abi::rpoll(&raw mut entry, 1, MOMENT_MS) } <= 0 {
                     break;
                 }
-                self.send_token(new, wake);
+                self.send_tokens(inner, wake);
             }
+        }
+    }
+
+    /// Sends the tokens of the connections that an rsocket has.
+    fn send_tokens(&self, inner: c_int, wake: (c_int, u64)) {
+        loop {
+            // SAFETY: no addresses are asked for.
+            let new = unsafe { rsocket_abi::raccept(inner, core::ptr::null_mut(), core::ptr::null_mut()) };
+            if new < 0 {
+                return;
+            }
+            self.send_token(new, wake);
         }
     }
 }
