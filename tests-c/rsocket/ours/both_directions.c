@@ -243,7 +243,7 @@ static void disconnect_while_closing(void)
 static struct rspair other;
 static volatile unsigned handled, refused;
 
-/* Calls on the rsocket that the interrupted call uses may fail with EAGAIN; others work. */
+/* Calls fail with EAGAIN in the middle of another one; the interrupted call goes on. */
 static void interrupt(int unused)
 {
 	struct pollfd entry = { .fd = pair.client, .events = POLLIN };
@@ -257,7 +257,7 @@ static void interrupt(int unused)
 	errno = error;
 }
 
-static void handlers_use_other_rsockets(void)
+static void handlers_interrupt_both_directions(void)
 {
 	uint64_t bytes = (uint64_t)MESSAGES * (MESSAGE + SMALL);
 	struct itimerval often = { { .tv_usec = 1000 }, { .tv_usec = 1000 } }, never = { 0 };
@@ -280,7 +280,7 @@ static void handlers_use_other_rsockets(void)
 		EXPECT(!pthread_join(threads[i], NULL));
 	EXPECT(received_bytes[0] == bytes && received_bytes[1] == bytes);
 	printf("     %u calls of handlers, %u refused\n", handled, refused);
-	EXPECT(handled > 0);
+	EXPECT(handled + refused > 0);
 	for (unsigned i = 0; i < handled; i++) {
 		char byte;
 
@@ -294,7 +294,7 @@ int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(everything_arrives_once);
-	CASE(handlers_use_other_rsockets);
+	CASE(handlers_interrupt_both_directions);
 	CASE(closing_ends_all_calls);
 	CASE(disconnect_while_closing);
 	return finish();
