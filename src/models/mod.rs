@@ -7,6 +7,7 @@ pub mod config;
 pub mod event;
 mod lock;
 mod pollers;
+mod polling;
 mod posting;
 
 use loom::model::Builder;
