@@ -46,10 +46,9 @@ pub trait Service: Send + Sync {
 /// How long a service waits for a lock that another thread holds, which may be in a command.
 pub const LOCK_TIMEOUT: Duration = Duration::from_millis(1);
 
-/// How long a thread waits for the reactor's lock if it holds the lock of an rsocket or may be
-/// running a signal handler: another thread, interrupted itself, may keep the reactor's lock for
-/// long, even until the interrupted one goes on.
-const HANDLER_TIMEOUT: Duration = Duration::from_millis(5);
+/// How long a thread that holds the lock of an rsocket waits for the reactor's lock: other calls on
+/// the rsocket wait as long.
+const SHORT_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// How long a call waits, without the lock of an rsocket, for a thread that keeps the reactor's
 /// lock: longer than that thread needs, unless it waits for the caller's.
@@ -169,7 +168,7 @@ pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
 /// registration has one such descriptor. Fails with `EAGAIN` if another thread keeps the reactor's
 /// lock, and with `EBADF` if the thread or the registration does not exist.
 pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
-    let mut guard = lock_in_handler(key, HANDLER_TIMEOUT)?;
+    let mut guard = lock_within(key, SHORT_TIMEOUT)?;
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
     reactor.watch_second(key, fd)?.busy = 0;
     Ok(())
@@ -177,7 +176,7 @@ pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
 
 /// As [`watch_once`], from `delay` on.
 pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
-    let mut guard = lock_in_handler(key, HANDLER_TIMEOUT)?;
+    let mut guard = lock_within(key, SHORT_TIMEOUT)?;
     let reactor = usable(&mut guard, key)?;
     let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
     if registration.second != Some((fd, true)) {
@@ -187,8 +186,8 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Takes the lock in a thread that may be running a signal handler.
-fn lock_in_handler(key: Key, limit: Duration) -> Result<Held> {
+/// Takes the lock, for which the thread waits no longer than `limit`.
+fn lock_within(key: Key, limit: Duration) -> Result<Held> {
     let mut guard = REACTORS[key.role() as usize].lock_within(limit).ok_or(Errno::EAGAIN)?;
     leave_to_parent(&mut guard);
     Ok(guard)
@@ -212,7 +211,7 @@ pub fn pause(key: Key, time: Duration) {
 /// As [`pause`], for a thread that holds the lock of an rsocket. Does nothing if another thread
 /// keeps the reactor's lock: the service is called again for the same events.
 pub fn try_pause(key: Key, time: Duration) {
-    if let Ok(mut guard) = lock_in_handler(key, HANDLER_TIMEOUT)
+    if let Ok(mut guard) = lock_within(key, SHORT_TIMEOUT)
         && let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable())
     {
         reactor.pause(key, time);
@@ -231,7 +230,7 @@ pub fn enable(key: Key, time: Instant) {
 /// Also calls the service while the descriptor of `key` is writable, or stops doing so. Fails with
 /// `EAGAIN` if another thread keeps the reactor's lock.
 pub fn set_writable_wanted(key: Key, wanted: bool) -> Result<()> {
-    let mut guard = lock_in_handler(key, HANDLER_TIMEOUT)?;
+    let mut guard = lock_within(key, SHORT_TIMEOUT)?;
     if let Some(reactor) = guard.as_mut() {
         let events = libc::EPOLLIN | if wanted { libc::EPOLLOUT } else { 0 };
         reactor.change(key, |registration| registration.events = events as u32);
@@ -250,7 +249,7 @@ pub fn set_timer(key: Key, time: Option<Instant>) {
 /// As [`set_timer`], but fails with `EAGAIN` if another thread keeps the reactor's lock: for a
 /// caller that holds the lock of an rsocket, whose other calls must not wait for that thread.
 pub fn try_set_timer(key: Key, time: Option<Instant>) -> Result<()> {
-    if let Some(reactor) = lock_in_handler(key, HANDLER_TIMEOUT)?.as_mut() {
+    if let Some(reactor) = lock_within(key, SHORT_TIMEOUT)?.as_mut() {
         reactor.set_timer(key, Timer::Expires, time);
     }
     Ok(())
@@ -265,7 +264,7 @@ pub fn set_timer_by(key: Key, time: Instant) {
 
 /// Waits until no thread holds the lock of the reactor of `key`, for [`FREE_TIMEOUT`] at most.
 pub fn wait_until_free(key: Key) {
-    drop(lock_in_handler(key, FREE_TIMEOUT));
+    drop(lock_within(key, FREE_TIMEOUT));
 }
 
 /// Takes the locks before a fork() and keeps them.

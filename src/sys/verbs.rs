@@ -42,7 +42,7 @@ fn check(result: c_int) -> Result<()> {
 }
 
 /// Makes a call that returns a pointer, or NULL with errno set. Soft-iWARP sometimes does not set it
-/// (docs/quirks.md), and the call fails with `ENOMEM` then, not with what an earlier call has left.
+/// (docs/compatibility.md), and the call fails with `ENOMEM` then, not with what an earlier call has left.
 fn pointer<T>(call: impl FnOnce() -> *mut T) -> Result<NonNull<T>> {
     let before = errno::errno();
     errno::set_errno(errno::Errno(0));
