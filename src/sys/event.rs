@@ -202,10 +202,8 @@ pub fn descriptor_limit() -> usize {
 
 /// Returns the soft and the hard limit on the number of descriptors.
 pub fn descriptor_limits() -> libc::rlimit {
-    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: `limit` is writable. It stays as it is if the call fails.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    limit
+    let none = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    rdmacm_private::raised_limit::limits().unwrap_or(none)
 }
 
 #[cfg(test)]

@@ -11,6 +11,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
+use rdmacm_private::raised_limit::RaisedLimit;
+
 use super::event;
 
 /// The kernel's usual limit for a process (fs.nr_open). Greater numbers are not marked.
@@ -68,31 +70,15 @@ fn duplicate_from(fd: RawFd, floor: RawFd) -> RawFd {
     if limit.rlim_cur > floor as libc::rlim_t || limit.rlim_max <= floor as libc::rlim_t {
         return duplicate();
     }
-    let raised = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
-    RAISED_FROM.store(limit.rlim_cur, Ordering::Relaxed);
-    // SAFETY: live structures.
-    let moved = unsafe {
-        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised);
-        let moved = duplicate();
-        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-        moved
-    };
-    RAISED_FROM.store(0, Ordering::Relaxed);
-    moved
+    RAISED.during(duplicate)
 }
 
-/// The soft limit while a thread has raised it.
-static RAISED_FROM: AtomicU64 = AtomicU64::new(0);
+/// Of this library.
+static RAISED: RaisedLimit = RaisedLimit::new();
 
-/// In a child of fork(), which does not have the thread that would restore the limit.
+/// In a child of fork().
 pub fn in_child() {
-    let soft = RAISED_FROM.swap(0, Ordering::Relaxed);
-    if soft != 0 {
-        let limit = event::descriptor_limits();
-        let restored = libc::rlimit { rlim_cur: soft.min(limit.rlim_max), ..limit };
-        // SAFETY: a live structure.
-        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const restored) };
-    }
+    RAISED.in_child();
 }
 
 /// As [`relocate_fd`], for a descriptor in a structure.

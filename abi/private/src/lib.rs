@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 pub mod auto_config;
 pub mod preload_rules;
+pub mod raised_limit;
 pub mod socket_table;
 
 /// Lowest number of the library's descriptors in a process with these limits (RLIMIT_NOFILE).

@@ -3,20 +3,12 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::mem;
 use core::ops::Range;
-use core::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use libc::{O_CLOEXEC, POLLNVAL, pollfd};
+use rdmacm_private::raised_limit::{RaisedLimit, limits};
 
-use crate::{errno, next_symbol, time};
-
-/// RLIMIT_NOFILE: one more than the highest number that the process may have now, and that it may
-/// ask for. Returns `None` if the kernel does not tell.
-fn limits() -> Option<libc::rlimit> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a live structure.
-    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
-    known.then_some(limit)
-}
+use crate::{next_symbol, time};
 
 /// The soft limit.
 pub fn limit() -> Option<libc::rlim_t> {
@@ -31,34 +23,17 @@ pub fn duplicate(fd: c_int) -> c_int {
     if limit.rlim_cur > lowest as libc::rlim_t { duplicate() } else { beyond_limit(duplicate) }
 }
 
-/// Makes a call for which the program's limit is raised. Other threads may see it for a moment.
+/// Of this library.
+static RAISED: RaisedLimit = RaisedLimit::new();
+
+/// Makes a call for which the program's limit is raised.
 pub fn beyond_limit(call: impl FnOnce() -> c_int) -> c_int {
-    // One that another thread has raised is restored by that one.
-    let Some(limit) = limits().filter(|limit| limit.rlim_cur < limit.rlim_max) else { return call() };
-    let raised = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
-    RAISED_FROM.store(limit.rlim_cur, Relaxed);
-    // SAFETY: live structures.
-    let result = unsafe {
-        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised);
-        let result = call();
-        errno::keeping(|| libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit));
-        result
-    };
-    RAISED_FROM.store(0, Relaxed);
-    result
+    RAISED.during(call)
 }
 
-/// The soft limit while a thread has raised it.
-static RAISED_FROM: AtomicU64 = AtomicU64::new(0);
-
-/// In a child of fork(2), which does not have the thread that would restore the limit.
+/// In a child of fork(2).
 pub fn in_child() {
-    let soft = RAISED_FROM.swap(0, Relaxed);
-    if let Some(limit) = limits().filter(|_| soft != 0) {
-        let restored = libc::rlimit { rlim_cur: soft.min(limit.rlim_max), ..limit };
-        // SAFETY: a live structure.
-        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const restored) };
-    }
+    RAISED.in_child();
 }
 
 /// Whether the library may take descriptors for another connection beside `used` ones, of which
