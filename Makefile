@@ -60,7 +60,7 @@ lint: preconditions ## formatting, clippy, shellcheck, layers, references of the
 	$(RUN_CARGO) fmt --all --check
 	$(RUN_CARGO) fmt --manifest-path tests/models/Cargo.toml --check
 	$(RUN_CARGO) clippy --workspace --all-targets --locked --profile quick -- -D warnings
-	shellcheck -x -P SCRIPTDIR $$(git ls-files | xargs grep -lE '^#!.*\b(bash|sh)$$') tools/rsrun.bash-completion
+	shellcheck -x -P SCRIPTDIR $$(git ls-files | xargs grep -lE '^#!.*\b(bash|sh)$$') programs/rsrun.bash-completion
 	scripts/layers
 	bench/charts --check
 	scripts/docs-check
@@ -114,8 +114,8 @@ deb: preconditions ## build the source package and the Debian packages in target
 opt: all ## write the tarball for /opt of any distribution, into target/package
 	packaging/opt/build
 
-kit: all ## build rdmacm-verify, which tests on machines with RDMA adapters (kit/README.md), in target/package
-	kit/build
+kit: all ## build rdmacm-verify, which tests on machines with RDMA adapters (programs/kit/README.md), in target/package
+	programs/kit/build
 
 clean: preconditions ## remove what was built
 	$(RUN_CARGO) clean

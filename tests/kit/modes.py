@@ -68,7 +68,7 @@ def run_mode(mode, kind, tarball, report, results):
 
 
 def run(_test, options, report):
-    built = subprocess.run([TOP / "kit/build"], stdout=subprocess.PIPE, check=False, text=True)
+    built = subprocess.run([TOP / "programs/kit/build"], stdout=subprocess.PIPE, check=False, text=True)
     if built.returncode:
         report.fail("kit", "cannot be built")
         return

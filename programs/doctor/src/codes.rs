@@ -111,7 +111,7 @@ mod tests {
 
     /// The first two columns of the table of codes, and whether the last one is a version.
     fn documented() -> Vec<(&'static str, &'static str, bool)> {
-        let document = include_str!("../../docs/doctor-codes.md");
+        let document = include_str!("../../../docs/doctor-codes.md");
         let (_, table) = document.split_once("| code | state | meaning | since |\n").unwrap();
         let rows = table.lines().skip(1).take_while(|line| line.starts_with('|'));
         rows.map(|row| {
@@ -153,7 +153,7 @@ mod tests {
     /// rdmacm-doctor(8) describes each check.
     #[test]
     fn checks_are_in_the_manual_page() {
-        let page = include_str!("../../man/rdmacm-doctor.8");
+        let page = include_str!("../../../man/rdmacm-doctor.8");
         let listed: BTreeSet<&str> =
             page.lines().filter_map(|line| line.strip_prefix(".It ")).flat_map(|names| names.split(" , ")).collect();
         for (code, _) in reported() {

@@ -300,7 +300,7 @@ mod tests {
 
     /// The keys in a table of the document, whose header has this cell first.
     fn documented(header: &str) -> Vec<&'static str> {
-        let document = include_str!("../../docs/doctor-codes.md");
+        let document = include_str!("../../../docs/doctor-codes.md");
         let rows = document.lines().skip_while(|line| !line.starts_with(&format!("| {header} |"))).skip(2);
         let rows = rows.take_while(|line| line.starts_with('|'));
         let mut keys: Vec<&str> = rows.filter_map(|row| row.split('`').nth(1)).collect();
@@ -326,6 +326,6 @@ mod tests {
         states.sort_unstable();
         assert_eq!(documented("state"), states);
         let version = format!("version of this format: {SCHEMA} |");
-        assert!(include_str!("../../docs/doctor-codes.md").contains(&version), "{version}");
+        assert!(include_str!("../../../docs/doctor-codes.md").contains(&version), "{version}");
     }
 }
