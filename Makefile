@@ -62,7 +62,7 @@ lint: preconditions ## formatting, clippy, shellcheck, layers, references of the
 	$(RUN_CARGO) clippy --workspace --all-targets --locked --profile quick -- -D warnings
 	shellcheck -x -P SCRIPTDIR $$(git ls-files | xargs grep -lE '^#!.*\b(bash|sh)$$') programs/rsrun.bash-completion
 	scripts/layers
-	bench/charts --check
+	tests/bench/charts --check
 	scripts/docs-check
 
 check: preconditions ## run the suites of tests that show each part, in minutes; scripts/check --list names all
@@ -75,9 +75,9 @@ demo: ## install what is missing, build, run rping and ucmatose in the lab
 	scripts/demo
 
 bench: all ## compare the speed of rsockets with the reference's, TCP's and raw verbs'
-	bench/run
-	bench/emulated || [ $$? = 77 ]
-	bench/emulated --device siw --only vectored || [ $$? = 77 ]
+	tests/bench/run
+	tests/bench/emulated || [ $$? = 77 ]
+	tests/bench/emulated --device siw --only vectored || [ $$? = 77 ]
 
 lab: ## build the kernel of the lab, unless the machine has it already
 	lab/kernel path

@@ -1,4 +1,4 @@
-"""Speed: rsockets of both libraries, TCP on the same interface, and raw verbs (programs of bench/), in turns."""
+"""Speed: rsockets of both libraries, TCP on the same interface, and raw verbs (programs of tests/bench/), in turns."""
 
 import collections
 import re
