@@ -80,7 +80,7 @@ bench: all ## compare the speed of rsockets with the reference's, TCP's and raw 
 	tests/bench/emulated --device siw --only vectored || [ $$? = 77 ]
 
 lab: ## build the kernel of the lab, unless the machine has it already
-	lab/kernel path
+	tests/lab/kernel path
 
 headers: preconditions ## write the generated headers in include/rdma anew
 	$(RUN_CARGO) run -q --profile quick -p headers -- include/rdma

@@ -1,6 +1,6 @@
 /*
  * First process of the guest on Debian's own kernels, from the initramfs: loads the modules, mounts the host's files
- * read-only (9p), and goes on with lab/guest/init, as the User Mode Linux guests do from the start.
+ * read-only (9p), and goes on with tests/lab/guest/init, as the User Mode Linux guests do from the start.
  * LAB_RUN, the host path of the run folder, comes from the kernel command line into the environment. With LAB_ROOT the
  * files of a second share, programs for this processor, are laid over the host's.
  */
