@@ -153,7 +153,7 @@ mod tests {
     /// rdmacm-doctor(8) describes each check.
     #[test]
     fn checks_are_in_the_manual_page() {
-        let page = include_str!("../../../man/rdmacm-doctor.8");
+        let page = include_str!("../../../docs/man/rdmacm-doctor.8");
         let listed: BTreeSet<&str> =
             page.lines().filter_map(|line| line.strip_prefix(".It ")).flat_map(|names| names.split(" , ")).collect();
         for (code, _) in reported() {

@@ -128,7 +128,7 @@ mod tests {
     /// rsocket(7) lists the files as `.It Pa NAME`.
     #[test]
     fn files_are_those_of_the_manual_page() {
-        let page = include_str!("../../../man/rsocket.7");
+        let page = include_str!("../../../docs/man/rsocket.7");
         for name in FILES {
             assert!(page.contains(&format!(".It Pa {name}")), "{name} is not in rsocket(7)");
         }
