@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use server::{Mode, Server};
 
-#[path = "../tests/acm_server.rs"]
+#[path = "../../tests/acm_server.rs"]
 #[allow(dead_code, missing_docs, reason = "the tests use more of it")]
 mod server;
 
