@@ -2,6 +2,9 @@
 
 use std::fs;
 
+use libc::RLIM_INFINITY;
+use nix::sys::resource::{Resource, getrlimit};
+
 use crate::codes::{Check, Problem, Warning};
 use crate::report::Report;
 
@@ -20,7 +23,7 @@ pub fn check(report: &mut Report) {
     } else {
         "raise it: `* - memlock unlimited` in /etc/security/limits.d/rdma.conf, or LimitMEMLOCK=infinity for a service"
     };
-    match soft_limit(libc::RLIMIT_MEMLOCK) {
+    match soft_limit(Resource::RLIMIT_MEMLOCK) {
         None => report.ok(Check::Memlock, "memory may be locked without limit (ulimit -l)"),
         Some(_) if may_lock_all() => report.ok(Check::Memlock, "memory may be locked without limit (CAP_IPC_LOCK)"),
         Some(limit) if limit < ONE_CONNECTION => report.problem(
@@ -38,7 +41,7 @@ pub fn check(report: &mut Report) {
         ),
         Some(limit) => report.ok(Check::Memlock, format!("{} of memory may be locked (ulimit -l)", kilobytes(limit))),
     }
-    match soft_limit(libc::RLIMIT_NOFILE) {
+    match soft_limit(Resource::RLIMIT_NOFILE) {
         Some(limit) if limit < 256 => report.warning(
             Warning::DescriptorsFew,
             format!("{limit} descriptors may be open (ulimit -n); an rsocket takes two"),
@@ -49,11 +52,8 @@ pub fn check(report: &mut Report) {
 }
 
 /// Returns the soft limit, or `None` if there is none.
-fn soft_limit(which: libc::__rlimit_resource_t) -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is writable.
-    let known = unsafe { libc::getrlimit(which, &raw mut limit) } == 0;
-    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+fn soft_limit(which: Resource) -> Option<u64> {
+    getrlimit(which).ok().map(|(soft, _)| soft).filter(|&soft| soft != RLIM_INFINITY)
 }
 
 /// Returns whether the process has CAP_IPC_LOCK where it counts: in the first user namespace, whose

@@ -26,6 +26,8 @@ mod subnets;
 
 use std::process::ExitCode;
 
+use nix::sys::signal::{SigHandler, Signal, signal};
+
 use options::{Action, Options};
 use report::{Report, State};
 
@@ -41,7 +43,7 @@ const MONITOR_USAGE_ERROR: u8 = 3;
 fn main() -> ExitCode {
     // A closed pipe ends the program, as it ends others; Rust's print macros would panic.
     // SAFETY: no handler.
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
     match options::parse(std::env::args_os().skip(1)) {
         Ok(Action::Help) => {
             print!("{}", options::USAGE);

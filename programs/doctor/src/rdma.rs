@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, zeroed};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::mpsc::{self, Sender};
@@ -10,10 +10,10 @@ use std::thread;
 use std::time::Duration;
 
 use libc::{size_t, sockaddr};
+use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
 use crate::library::Library;
 use crate::loopback::{done, functions, non_null};
-use crate::netdev::socket_address;
 
 const RDMA_PS_TCP: c_int = 0x0106;
 const IBV_QPT_RC: u32 = 2;
@@ -144,8 +144,8 @@ pub fn connect(library: Library, address: IpAddr) -> Result<(), String> {
     // SAFETY: the ids were created here, and the addresses are complete.
     unsafe {
         let listener = new_id(calls)?;
-        let (name, _) = socket_address(address, 0);
-        done("rdma_bind_addr", (calls.rdma_bind_addr)(listener, (&raw const name).cast()))?;
+        let name = SockaddrStorage::from(SocketAddr::new(address, 0));
+        done("rdma_bind_addr", (calls.rdma_bind_addr)(listener, name.as_ptr()))?;
         done("rdma_listen", (calls.rdma_listen)(listener, 1))?;
         let port = u16::from_be((calls.rdma_get_src_port)(listener));
         let listener = Endpoint { id: listener, buffer: Box::new([0; MESSAGE.len()]), lkey: 0 };
@@ -181,11 +181,11 @@ unsafe fn new_id(calls: Calls) -> Result<*mut Id, String> {
 /// # Safety
 /// `calls` and `verbs` hold the functions of librdmacm and libibverbs.
 unsafe fn send_message(calls: Calls, verbs: Verbs, address: IpAddr, port: u16) -> Result<Endpoint, String> {
-    let (name, _) = socket_address(address, port);
+    let name = SockaddrStorage::from(SocketAddr::new(address, port));
     // SAFETY: the id was created here, and the address is complete.
     unsafe {
         let id = new_id(calls)?;
-        let dst = (&raw const name).cast();
+        let dst = name.as_ptr();
         done("rdma_resolve_addr", (calls.rdma_resolve_addr)(id, ptr::null(), dst, RESOLVE_TIMEOUT_MS))?;
         done("rdma_resolve_route", (calls.rdma_resolve_route)(id, RESOLVE_TIMEOUT_MS))?;
         let mut endpoint = create_endpoint(calls, verbs, id)?;

@@ -1,15 +1,15 @@
 //! A connection between two rsockets, with one message in each direction.
 
 use std::ffi::{c_int, c_void};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 use std::thread;
 
 use libc::{size_t, sockaddr, socklen_t, ssize_t};
+use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
 use crate::library::Library;
 use crate::loopback::{done, functions};
-use crate::netdev::socket_address;
 
 functions!(Calls {
     rsocket(c_int, c_int, c_int) -> c_int;
@@ -30,11 +30,12 @@ pub fn connect(library: Library, address: IpAddr) -> Result<(), String> {
     // SAFETY: the functions have the types that rdma/rsocket.h declares.
     let calls = unsafe { Calls::load(library)? };
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    let (mut name, mut len) = socket_address(address, 0);
+    let mut name = SockaddrStorage::from(SocketAddr::new(address, 0));
+    let mut len = name.len();
     // SAFETY: the addresses are readable and writable for the lengths that are passed.
     let (listener, client) = unsafe {
         let listener = done("rsocket", (calls.rsocket)(family, libc::SOCK_STREAM, 0))?;
-        done("rbind", (calls.rbind)(listener, (&raw const name).cast(), len))?;
+        done("rbind", (calls.rbind)(listener, name.as_ptr(), len))?;
         done("rlisten", (calls.rlisten)(listener, 1))?;
         done("rgetsockname", (calls.rgetsockname)(listener, (&raw mut name).cast(), &raw mut len))?;
         (listener, done("rsocket", (calls.rsocket)(family, libc::SOCK_STREAM, 0))?)
@@ -42,7 +43,7 @@ pub fn connect(library: Library, address: IpAddr) -> Result<(), String> {
     let server = thread::spawn(move || echo(calls, listener));
     // SAFETY: as above; the buffers have the lengths that are passed.
     unsafe {
-        done("rconnect", (calls.rconnect)(client, (&raw const name).cast(), len))?;
+        done("rconnect", (calls.rconnect)(client, name.as_ptr(), len))?;
         whole("rsend", (calls.rsend)(client, MESSAGE.as_ptr().cast(), MESSAGE.len(), 0))?;
         let mut echoed = [0_u8; MESSAGE.len()];
         whole("rrecv", (calls.rrecv)(client, echoed.as_mut_ptr().cast(), echoed.len(), libc::MSG_WAITALL))?;

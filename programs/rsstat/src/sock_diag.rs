@@ -3,13 +3,13 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use netlink_packet_core::{
-    NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_OVERRUN, NetlinkBuffer, NlasIterator,
-};
+use libc::{NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_OVERRUN};
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
+use rdmacm_private::netlink::{self, Attributes, MESSAGE_HEADER, Messages};
 
 use crate::socket::{double, word};
 
@@ -18,8 +18,7 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// Attributes of a socket (linux/inet_diag.h).
 const INET_DIAG_INFO: u16 = 2;
 const INET_DIAG_SKMEMINFO: u16 = 7;
-/// Sizes of `nlmsghdr`, of `inet_diag_req_v2` and of `inet_diag_msg`.
-const HEADER: usize = 16;
+/// Sizes of `inet_diag_req_v2` and of `inet_diag_msg`.
 const REQUEST: usize = 56;
 const ANSWER: usize = 72;
 /// Offset of the inode in `inet_diag_msg`.
@@ -72,65 +71,44 @@ fn connections() -> HashMap<u64, Counters> {
     found
 }
 
-fn query(family: u8, found: &mut HashMap<u64, Counters>) -> io::Result<()> {
-    // SAFETY: plain system call.
-    let fd = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_SOCK_DIAG) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    let request = request(family);
-    // SAFETY: the bytes of `request`; an unconnected netlink socket sends to the kernel.
-    if unsafe { libc::send(socket.as_raw_fd(), request.as_ptr().cast(), request.len(), 0) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
+fn query(family: u8, found: &mut HashMap<u64, Counters>) -> nix::Result<()> {
+    let protocol = SockProtocol::NetlinkSockDiag;
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
+    send(socket.as_raw_fd(), &request(family), MsgFlags::empty())?;
     let mut answer = vec![0; 64 << 10];
     loop {
-        // SAFETY: `answer` is writable for its length.
-        let len = unsafe { libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) };
-        let Ok(len) = usize::try_from(len) else {
-            let error = io::Error::last_os_error();
-            if error.kind() == io::ErrorKind::Interrupted {
-                continue;
-            }
-            return Err(error);
-        };
-        if is_last(answer.get(..len).unwrap_or_default(), found) {
-            return Ok(());
+        match recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()) {
+            Ok(len) if is_last(answer.get(..len).unwrap_or_default(), found) => return Ok(()),
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error),
         }
     }
 }
 
 /// Asks for all connections of a family, with both attributes.
-fn request(family: u8) -> [u8; HEADER + REQUEST] {
-    let mut request = [0; HEADER + REQUEST];
-    let mut header = NetlinkBuffer::new(&mut request[..]);
-    header.set_length((HEADER + REQUEST) as u32);
-    header.set_message_type(SOCK_DIAG_BY_FAMILY);
-    header.set_flags(NLM_F_REQUEST | NLM_F_DUMP);
+fn request(family: u8) -> [u8; MESSAGE_HEADER + REQUEST] {
+    let mut request = [0; MESSAGE_HEADER + REQUEST];
+    netlink::write_header(&mut request, SOCK_DIAG_BY_FAMILY, (NLM_F_REQUEST | NLM_F_DUMP) as u16, 0, 0);
     let states = CONNECTIONS.iter().fold(0_u32, |states, state| states | 1 << state);
     let attributes = 1 << (INET_DIAG_INFO - 1) | 1 << (INET_DIAG_SKMEMINFO - 1);
-    request[HEADER..HEADER + 3].copy_from_slice(&[family, libc::IPPROTO_TCP as u8, attributes]);
-    request[HEADER + 4..HEADER + 8].copy_from_slice(&states.to_ne_bytes());
+    let body = &mut request[MESSAGE_HEADER..];
+    body[..3].copy_from_slice(&[family, libc::IPPROTO_TCP as u8, attributes]);
+    body[4..8].copy_from_slice(&states.to_ne_bytes());
     request
 }
 
 /// Adds the connections of a datagram. Returns whether it was the last one of the answer, or is not
 /// valid.
-fn is_last(mut datagram: &[u8], found: &mut HashMap<u64, Counters>) -> bool {
-    loop {
-        let Ok(message) = NetlinkBuffer::new_checked(datagram) else { return true };
-        match message.message_type() {
+fn is_last(datagram: &[u8], found: &mut HashMap<u64, Counters>) -> bool {
+    let mut messages = Messages::new(datagram);
+    for message in &mut messages {
+        match i32::from(message.kind) {
             NLMSG_DONE | NLMSG_ERROR | NLMSG_OVERRUN => return true,
-            SOCK_DIAG_BY_FAMILY => found.extend(connection(message.payload())),
+            kind if kind == i32::from(SOCK_DIAG_BY_FAMILY) => found.extend(connection(message.payload)),
             _ => {}
         }
-        datagram = datagram.get((message.length() as usize).next_multiple_of(4)..).unwrap_or_default();
-        if datagram.is_empty() {
-            return false;
-        }
     }
+    datagram.is_empty() || !messages.rest().is_empty()
 }
 
 /// Parses a connection: its inode and its numbers. Returns `None` for one that is too short, or
@@ -138,11 +116,10 @@ fn is_last(mut datagram: &[u8], found: &mut HashMap<u64, Counters>) -> bool {
 fn connection(message: &[u8]) -> Option<(u64, Counters)> {
     let inode = word(message, INODE)?;
     let mut counters = Counters::default();
-    for attribute in NlasIterator::new(message.get(ANSWER..)?) {
-        let attribute = attribute.ok()?;
-        match attribute.kind() {
-            INET_DIAG_INFO => counters.bytes = bytes(attribute.value()),
-            INET_DIAG_SKMEMINFO => counters.buffers = buffers(attribute.value()),
+    for attribute in Attributes::new(message.get(ANSWER..)?) {
+        match attribute.ok()? {
+            (INET_DIAG_INFO, value) => counters.bytes = bytes(value),
+            (INET_DIAG_SKMEMINFO, value) => counters.buffers = buffers(value),
             _ => {}
         }
     }
@@ -172,11 +149,6 @@ mod tests {
 
     use super::*;
 
-    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-        let len = (value.len() + 4) as u16;
-        [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat()
-    }
-
     fn info(state: u8) -> Vec<u8> {
         let mut info = vec![0; 232];
         info[0] = state;
@@ -190,19 +162,16 @@ mod tests {
     /// A message with both attributes and one that is not known.
     fn message(state: u8) -> Vec<u8> {
         let memory: Vec<u8> = [1_u32, 131_072, 3, 46_080, 5].iter().flat_map(|number| number.to_ne_bytes()).collect();
-        let mut message = vec![0; HEADER + ANSWER];
-        message[HEADER + INODE..].copy_from_slice(&17_u32.to_ne_bytes());
-        message.extend(attribute(INET_DIAG_SKMEMINFO, &memory));
-        message.extend(attribute(8, &[0; 4]));
-        message.extend(attribute(INET_DIAG_INFO, &info(state)));
+        let mut message = vec![0; MESSAGE_HEADER + ANSWER];
+        message[MESSAGE_HEADER + INODE..].copy_from_slice(&17_u32.to_ne_bytes());
+        netlink::push_attribute(&mut message, INET_DIAG_SKMEMINFO, &memory);
+        netlink::push_attribute(&mut message, 8, &[0; 4]);
+        netlink::push_attribute(&mut message, INET_DIAG_INFO, &info(state));
         finish(message, SOCK_DIAG_BY_FAMILY)
     }
 
     fn finish(mut message: Vec<u8>, kind: u16) -> Vec<u8> {
-        let len = message.len() as u32;
-        let mut header = NetlinkBuffer::new(&mut message[..]);
-        header.set_length(len);
-        header.set_message_type(kind);
+        netlink::write_header(&mut message, kind, 0, 0, 0);
         message
     }
 
@@ -219,7 +188,7 @@ mod tests {
         assert_eq!(read(&message(ESTABLISHED)), (false, Some(counters)));
         // The peer's FIN is no byte.
         assert_eq!(read(&message(CLOSE_WAIT)).1.unwrap().bytes, Some((100, 69)));
-        let done = finish(vec![0; HEADER + 4], NLMSG_DONE);
+        let done = finish(vec![0; MESSAGE_HEADER + 4], NLMSG_DONE as u16);
         assert_eq!(read(&[message(ESTABLISHED), done.clone()].concat()), (true, Some(counters)));
         assert_eq!(read(&done), (true, None));
     }
@@ -231,7 +200,7 @@ mod tests {
             assert_eq!(read(&whole[..len]), (true, None), "{len} bytes");
         }
         // The message says that it is shorter.
-        for len in HEADER..whole.len() {
+        for len in MESSAGE_HEADER..whole.len() {
             let (last, found) = read(&finish(whole[..len].to_vec(), SOCK_DIAG_BY_FAMILY));
             assert!(!last && found.is_none_or(|found| found.bytes.is_none()), "{len} bytes: {found:?}");
         }
@@ -250,7 +219,7 @@ mod tests {
     #[test]
     fn sockets_without_a_descriptor_are_left_out() {
         let mut message = message(ESTABLISHED);
-        message[HEADER + INODE..HEADER + INODE + 4].fill(0);
+        message[MESSAGE_HEADER + INODE..MESSAGE_HEADER + INODE + 4].fill(0);
         assert_eq!(read(&message), (false, None));
     }
 
