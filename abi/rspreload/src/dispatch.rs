@@ -108,8 +108,7 @@ fn decide(fd: c_int, entry: Entry, way: Way) -> Target {
                 Target::Kernel
             }
         }
-        // SAFETY: `entry` is what the table has for the program's number.
-        Fd::Pending(entry) => match unsafe { fork::resolve_pending(fd, entry, way) } {
+        Fd::Pending(entry) => match fork::resolve_pending(fd, entry, way) {
             Ok(Some(inner)) => Target::Rsocket(inner),
             Ok(None) => Target::Kernel,
             Err(why) => Target::Fails(why),

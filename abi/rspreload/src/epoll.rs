@@ -26,7 +26,7 @@ use libc::{
 
 use crate::table::{self, Entry, Kind};
 use crate::time::Deadline;
-use crate::{errno, next_symbol, rsocket, rsocket_abi};
+use crate::{errno, next_symbol, rsocket, rsocket_abi, sockets};
 
 pub mod members;
 mod sides;
@@ -66,10 +66,8 @@ fn set_host(side: c_int, epfd: c_int) {
 
 /// epoll_ctl(2) on a number of an rsocket.
 ///
-/// # Safety
-/// `event` is null or readable.
-pub unsafe fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *mut epoll_event) -> c_int {
-    if op != EPOLL_CTL_DEL && event.is_null() {
+pub fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: Option<epoll_event>) -> c_int {
+    if op != EPOLL_CTL_DEL && event.is_none() {
         return errno::fail(EFAULT);
     }
     let side = match side_of(epfd, op, entry) {
@@ -79,7 +77,8 @@ pub unsafe fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, entry: Entry, e
     if op == EPOLL_CTL_ADD || op == EPOLL_CTL_MOD {
         rsocket::sync_nonblock(fd, entry.inner);
     }
-    // SAFETY: as for this function.
+    let event = event.as_ref().map_or(core::ptr::null(), core::ptr::from_ref).cast_mut();
+    // SAFETY: null or an event, which is only read.
     unsafe { rsocket_abi::repoll_ctl(side, op, entry.inner, event) }
 }
 
@@ -102,8 +101,8 @@ fn side_of(epfd: c_int, op: c_int, entry: Entry) -> Result<c_int, c_int> {
 
 /// The kernel's error for a descriptor that is no member of `epfd`, or for `epfd` itself.
 fn not_a_member(epfd: c_int, inner: c_int) -> c_int {
-    // SAFETY: needs no event. The descriptor is in no instance of the program's.
-    let result = unsafe { next_symbol::epoll_ctl(epfd, EPOLL_CTL_DEL, inner, core::ptr::null_mut()) };
+    // The descriptor is in no instance of the program's.
+    let result = sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, inner, None);
     match errno::get() {
         EPERM => ENOENT,
         _ if result == 0 => ENOENT,
@@ -112,15 +111,10 @@ fn not_a_member(epfd: c_int, inner: c_int) -> c_int {
 }
 
 /// Adds a number on the program's behalf, as what it is now.
-pub fn add(epfd: c_int, fd: c_int, mut event: epoll_event) -> c_int {
-    // SAFETY: the event is this function's own.
-    unsafe {
-        match table::get(fd) {
-            Some(entry) if entry.kind == Kind::Socket => {
-                control_rsocket(epfd, EPOLL_CTL_ADD, fd, entry, &raw mut event)
-            }
-            _ => next_symbol::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &raw mut event),
-        }
+pub fn add(epfd: c_int, fd: c_int, event: epoll_event) -> c_int {
+    match table::get(fd) {
+        Some(entry) if entry.kind == Kind::Socket => control_rsocket(epfd, EPOLL_CTL_ADD, fd, entry, Some(event)),
+        _ => sockets::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, Some(event)),
     }
 }
 
@@ -143,7 +137,7 @@ fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     if side < 0 {
         return Err(errno::get());
     }
-    let result = sides::prepare(side, index).and_then(|()| table::first(side)).and_then(|()| {
+    let result = sides::prepare(side, index).and_then(|()| table::first(side, 0)).and_then(|()| {
         set_host(side, epfd);
         enter(epfd, side)
     });
@@ -157,15 +151,12 @@ fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
 fn enter(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
     // Before the mark can be found.
     USED.store(true, Ordering::SeqCst);
-    let mut event = mark(side);
-    // SAFETY: the event is ours.
-    if unsafe { next_symbol::epoll_ctl(epfd, EPOLL_CTL_ADD, side, &raw mut event) } != 0 {
+    if sockets::epoll_ctl(epfd, EPOLL_CTL_ADD, side, Some(mark(side))) != 0 {
         return Err(errno::get());
     }
     let result = record(epfd, side);
     if result != Ok(side) {
-        // SAFETY: needs no event.
-        unsafe { next_symbol::epoll_ctl(epfd, EPOLL_CTL_DEL, side, core::ptr::null_mut()) };
+        sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, side, None);
     }
     result
 }
@@ -184,16 +175,12 @@ fn record(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
 
 /// Closes the sides of an instance whose last reference is gone, which removes them from it.
 pub fn close_sides(first: c_int) -> c_int {
-    errno::keeping(|| {
-        sides::take(first, |side| {
-            close_side(side);
-        })
-    });
+    sides::take(first, close_side);
     0
 }
 
-fn close_side(side: c_int) -> c_int {
-    errno::keeping(|| rsocket_abi::rclose(side))
+fn close_side(side: c_int) {
+    errno::keeping(|| rsocket_abi::rclose(side));
 }
 
 /// epoll_wait(2). All waits come here, because a thread may be waiting when another adds the first
@@ -229,17 +216,12 @@ pub unsafe fn wait_by(
         match result {
             Ok(0) if left != 0 => {}
             // The side is the parent's and stays ready: pause instead of spinning.
-            Err(()) if left != 0 => nap(),
+            Err(()) if left != 0 => sockets::sleep_ms(1),
             result => return result.unwrap_or(0) as c_int,
         }
         // Another thread has taken the side's events, or they were spurious.
         left = deadline.as_ref().map_or(timeout, Deadline::left);
     }
-}
-
-fn nap() {
-    // SAFETY: a number only.
-    errno::keeping(|| unsafe { libc::usleep(1000) });
 }
 
 /// Replaces marks by the events of their sides. Returns the number of events, or `Err` if there is

@@ -29,7 +29,7 @@ pub fn open_placeholder(cloexec: bool, nonblock: bool) -> Result<c_int, c_int> {
 /// Makes `fd` stand for the rsocket `inner`. On failure neither is closed.
 pub fn adopt(fd: c_int, inner: c_int) -> Result<(), c_int> {
     table::prepare(fd)?;
-    table::first(inner)?;
+    table::first(inner, 0)?;
     put(fd, Entry::rsocket(inner, 0));
     Ok(())
 }

@@ -5,9 +5,11 @@ use core::mem;
 use core::ops::Range;
 use core::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-use libc::{O_CLOEXEC, POLLNVAL, pollfd};
+use libc::{POLLNVAL, pollfd};
 use rdmacm_private::raised_limit::{RaisedLimit, limits};
 
+use crate::memory::Plain;
+use crate::sockets::{self, kernel};
 use crate::{next_symbol, time};
 
 /// The soft limit.
@@ -19,7 +21,7 @@ pub fn limit() -> Option<libc::rlim_t> {
 pub fn duplicate(fd: c_int) -> c_int {
     let Some(limit) = limits() else { return -1 };
     let lowest = rdmacm_private::lowest_library_fd(limit.rlim_cur, limit.rlim_max);
-    let duplicate = || next_symbol::fcntl_int(fd, libc::F_DUPFD_CLOEXEC, lowest);
+    let duplicate = || kernel::fcntl(fd, libc::F_DUPFD_CLOEXEC, lowest);
     if limit.rlim_cur > lowest as libc::rlim_t { duplicate() } else { beyond_limit(duplicate) }
 }
 
@@ -78,25 +80,24 @@ pub fn has_ring() -> bool {
 
 /// The status of an open descriptor. Not by fstat(2), which librspreload-full.so changes.
 pub fn status(fd: c_int) -> Option<libc::stat> {
-    let mut status = mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: a string; `status` has room for the structure that the kernel writes.
-    let result = unsafe { libc::fstatat(fd, c"".as_ptr(), status.as_mut_ptr(), libc::AT_EMPTY_PATH) };
-    // SAFETY: the call has succeeded and has written it.
-    (result == 0).then(|| unsafe { status.assume_init() })
+    status_at(fd, c"", libc::AT_EMPTY_PATH)
 }
 
 /// The status of a file.
 pub fn status_of(path: &CStr) -> Option<libc::stat> {
-    let mut status = mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: a string; `status` has room for the structure that the kernel writes.
-    let result = unsafe { libc::fstatat(libc::AT_FDCWD, path.as_ptr(), status.as_mut_ptr(), 0) };
-    // SAFETY: the call has succeeded and has written it.
-    (result == 0).then(|| unsafe { status.assume_init() })
+    status_at(libc::AT_FDCWD, path, 0)
+}
+
+fn status_at(fd: c_int, path: &CStr, flags: c_int) -> Option<libc::stat> {
+    let mut status = libc::stat::zero();
+    // SAFETY: a string; room for the structure.
+    let result = unsafe { libc::fstatat(fd, path.as_ptr(), &raw mut status, flags) };
+    (result == 0).then_some(status)
 }
 
 /// Whether programs that the process executes get the open number `fd`.
 pub fn is_inheritable(fd: c_int) -> bool {
-    let flags = next_symbol::fcntl_int(fd, libc::F_GETFD, 0);
+    let flags = kernel::fcntl(fd, libc::F_GETFD, 0);
     flags >= 0 && flags & libc::FD_CLOEXEC == 0
 }
 
@@ -132,8 +133,7 @@ pub fn each(range: Range<c_int>, mut call: impl FnMut(c_int)) {
 /// The same for all open numbers by `/proc/self/fd`. Returns false, before any call, if there is no
 /// /proc or no free descriptor to read it.
 fn each_of_folder(mut call: impl FnMut(c_int)) -> bool {
-    // SAFETY: a string; no mode is needed where nothing is created.
-    let folder = unsafe { libc::open(c"/proc/self/fd".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | O_CLOEXEC) };
+    let folder = sockets::open(c"/proc/self/fd", libc::O_RDONLY | libc::O_DIRECTORY);
     if folder < 0 {
         return false;
     }
@@ -168,11 +168,10 @@ fn each_by_poll(range: Range<c_int>, mut call: impl FnMut(c_int)) {
         for (entry, fd) in numbers.iter_mut().zip(start..) {
             entry.fd = fd;
         }
-        // SAFETY: structures of that number are writable.
-        if unsafe { next_symbol::poll(numbers.as_mut_ptr(), numbers.len() as libc::nfds_t, 0) } < 0 {
+        if kernel::poll(numbers, 0) < 0 {
             // The limit is 0, or there is no memory.
             for entry in &mut *numbers {
-                let is_open = next_symbol::fcntl_int(entry.fd, libc::F_GETFD, 0) >= 0;
+                let is_open = kernel::fcntl(entry.fd, libc::F_GETFD, 0) >= 0;
                 entry.revents = if is_open { 0 } else { POLLNVAL };
             }
         }

@@ -3,6 +3,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crate::sockets::{self, kernel};
 use crate::table::Growing;
 use crate::{errno, next_symbol, open_fds};
 
@@ -21,7 +22,7 @@ fn mark(fd: c_int) -> c_int {
 /// Duplicates a descriptor, out of the program's way if possible. Returns the number, or -1.
 pub fn duplicate(fd: c_int) -> c_int {
     let high = open_fds::duplicate(fd);
-    mark(if high < 0 { next_symbol::fcntl_int(fd, libc::F_DUPFD_CLOEXEC, 0) } else { high })
+    mark(if high < 0 { kernel::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) } else { high })
 }
 
 /// Takes a new descriptor, or -1, and moves it out of the program's way if possible. Returns its
@@ -51,6 +52,22 @@ pub fn close(fd: c_int) {
         }
         errno::keeping(|| next_symbol::close(fd));
     }
+}
+
+/// Creates an eventfd(2) that does not block. Returns its number, or -1.
+pub fn create_eventfd() -> c_int {
+    // SAFETY: no pointers.
+    create(|| unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+}
+
+/// Makes an eventfd readable.
+pub fn signal_eventfd(fd: c_int) {
+    sockets::write(fd, &1_u64.to_ne_bytes());
+}
+
+/// Makes an eventfd unreadable.
+pub fn clear_eventfd(fd: c_int) {
+    sockets::read(fd, &mut [0; 8]);
 }
 
 /// A descriptor, closed when it is dropped.
@@ -96,11 +113,8 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let own = OwnFd::duplicate(socket.as_raw_fd()).unwrap();
         crate::table::expect_library_fds();
-        // SAFETY: no pointers.
-        unsafe {
-            assert_eq!((calls::close(own.fd()), errno::get()), (-1, libc::EBADF));
-            assert_eq!((calls::dup2(socket.as_raw_fd(), own.fd()), errno::get()), (-1, libc::EBUSY));
-        }
+        assert_eq!((calls::close(own.fd()), errno::get()), (-1, libc::EBADF));
+        assert_eq!((calls::dup2(socket.as_raw_fd(), own.fd()), errno::get()), (-1, libc::EBUSY));
         let fd = own.fd();
         assert!(has(fd));
         drop(own);

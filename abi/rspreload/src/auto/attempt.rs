@@ -11,10 +11,10 @@ use libc::{
 use super::log::Reason;
 use super::remembered::{self, Outcome, Subject};
 use super::route;
-use crate::tcp::name::{self, Name};
-use crate::tcp::{self, make_rsocket};
+use crate::name::Name;
+use crate::sockets::rdma;
 use crate::time::Deadline;
-use crate::{config, errno, rsocket, rsocket_abi};
+use crate::{config, errno, rsocket, rsocket_abi, tcp};
 
 /// How long a rejection of RDMA is remembered where TCP was not connected yet.
 const REJECTED_SECONDS: u64 = 2;
@@ -23,7 +23,7 @@ const REJECTED_SECONDS: u64 = 2;
 /// non-blocking one.
 pub fn begin(fd: c_int, to: &Name) -> Result<c_int, Reason> {
     let mut error = 0;
-    let inner = make_rsocket::for_address(to, |inner| {
+    let inner = tcp::make_rsocket(to, |inner| {
         let begun = connect(fd, inner, to);
         error = errno::get();
         begun
@@ -33,18 +33,13 @@ pub fn begin(fd: c_int, to: &Name) -> Result<c_int, Reason> {
 
 fn connect(fd: c_int, inner: c_int, to: &Name) -> bool {
     route::copy_early_options(fd, inner);
-    make_rsocket::copy_reuse(fd, inner);
-    // SAFETY: addresses and their lengths.
-    unsafe {
-        rsocket_abi::rfcntl_int(inner, F_SETFL, O_NONBLOCK);
-        // The program's own choice, port included.
-        if let Some(own) = route::bound(fd).map(|own| in_family(&own, to))
-            && rsocket_abi::rbind(inner, own.as_ptr(), own.len) != 0
-        {
-            return false;
-        }
-        rsocket_abi::rconnect(inner, to.as_ptr(), to.len) == 0 || errno::get() == EINPROGRESS
+    tcp::copy_reuse(fd, inner);
+    rdma::fcntl(inner, F_SETFL, O_NONBLOCK);
+    // The program's own choice, port included.
+    if route::bound(fd).is_some_and(|own| rdma::bind(inner, &in_family(&own, to)) != 0) {
+        return false;
     }
+    rdma::connect(inner, to) == 0 || errno::get() == EINPROGRESS
 }
 
 /// The program's own address for a destination: sockets of IPv6 have the wildcard address for both
@@ -89,7 +84,7 @@ pub fn abandon(inner: c_int, reason: Reason) -> Result<(), Reason> {
 /// The result of an attempt that has ended.
 pub fn result(inner: c_int, to: &Name) -> Result<(), Reason> {
     match error_of(inner) {
-        0 if name::rsocket_peer(inner).is_some() => Ok(()),
+        0 if rdma::peer(inner).is_some() => Ok(()),
         0 => Err(ended(to, ECONNREFUSED)),
         error => Err(ended(to, error)),
     }
@@ -97,16 +92,11 @@ pub fn result(inner: c_int, to: &Name) -> Result<(), Reason> {
 
 /// The program's connect(2) returns the success of an attempt: the next one fails with `EISCONN`.
 pub fn report_success(inner: c_int, to: &Name) {
-    // SAFETY: an address and its length.
-    errno::keeping(|| unsafe { rsocket_abi::rconnect(inner, to.as_ptr(), to.len) });
+    errno::keeping(|| rdma::connect(inner, to));
 }
 
 fn error_of(inner: c_int) -> c_int {
-    let (mut error, mut len) = (0, size_of::<c_int>() as libc::socklen_t);
-    // SAFETY: `error` is a live int of the given size.
-    let result =
-        unsafe { rsocket_abi::rgetsockopt(inner, SOL_SOCKET, libc::SO_ERROR, (&raw mut error).cast(), &raw mut len) };
-    if result == 0 { error } else { errno::get() }
+    rdma::get::<c_int>(inner, (SOL_SOCKET, libc::SO_ERROR)).map_or_else(errno::get, |(error, _)| error)
 }
 
 /// An attempt has failed: why, and what is remembered. That nobody listens is remembered when TCP

@@ -1,6 +1,6 @@
 //! connect(2) of a TCP socket in automatic mode.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 
 use libc::{EINPROGRESS, sockaddr, socklen_t};
 
@@ -8,7 +8,8 @@ use super::log::Reason;
 use super::{attempt, connections, log, numbers, route, slots};
 use crate::cancel::CancelDisabled;
 use crate::epoll::members;
-use crate::tcp::name::Name;
+use crate::name::Name;
+use crate::sockets::kernel;
 use crate::time::Deadline;
 use crate::{cancel, errno, next_symbol, open_fds, tcp};
 
@@ -43,21 +44,19 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
 
 /// The end of the time that SO_SNDTIMEO gives to a connect(2) that begins now.
 fn send_limit(fd: c_int) -> Option<Deadline> {
-    Some(tcp::send_timeout(fd)).filter(|&timeout| timeout > 0).map(Deadline::after)
+    Some(tcp::timeout(fd, libc::SO_SNDTIMEO)).filter(|&timeout| timeout > 0).map(Deadline::after)
 }
 
 /// Makes a call with what is left of SO_SNDTIMEO.
 fn before(fd: c_int, limit: &Deadline, call: impl FnOnce() -> c_int) -> c_int {
     const NAME: (c_int, c_int) = (libc::SOL_SOCKET, libc::SO_SNDTIMEO);
-    // SAFETY: the pointer and the length are those of a value.
-    let set = |value: *const c_void, len: socklen_t| unsafe { next_symbol::setsockopt(fd, NAME.0, NAME.1, value, len) };
-    let Some((programs, len)) = tcp::option(fd, NAME.0, NAME.1) else { return call() };
+    let Some((programs, _)) = kernel::get::<libc::timeval>(fd, NAME) else { return call() };
     // 0 is no limit.
     let left = i64::from(limit.left().max(1));
     let rest = libc::timeval { tv_sec: left / 1000, tv_usec: left % 1000 * 1000 };
-    errno::keeping(|| set((&raw const rest).cast(), size_of::<libc::timeval>() as socklen_t));
+    let _ = kernel::set(fd, NAME, &rest);
     let restore = || {
-        errno::keeping(|| set(programs.as_ptr().cast(), len));
+        let _ = kernel::set(fd, NAME, &programs);
     };
     let result = cancel::with_cleanup(restore, call);
     restore();

@@ -6,8 +6,8 @@ use std::os::fd::AsRawFd;
 use super::connections::close_token;
 use super::connections::{adopt, enter, is_room, leave, with_slot};
 use super::shared::{self, MAX_SLOTS, Slot};
+use crate::name::Name;
 use crate::table;
-use crate::tcp::name::Name;
 
 #[test]
 fn a_token_of_an_ended_process_stands_for_no_other_connection() {

@@ -10,13 +10,12 @@ use libc::{
 
 use super::connections;
 use super::log::{self, Reason};
-use super::shared::{self, AtomicName};
-use super::{route, socket_owner, thread};
+use super::{route, shared, socket_owner, thread};
+use crate::name::{AtomicName, Name};
+use crate::sockets::{kernel, rdma};
 use crate::table::{self, Entry, Kind};
-use crate::tcp::name::{self, Name};
-use crate::tcp::{self, bind, make_rsocket};
 use crate::thread::Lock;
-use crate::{config, epoll::members, errno, next_symbol, open_fds, rsocket, rsocket_abi};
+use crate::{config, epoll::members, errno, open_fds, rsocket, rsocket_abi, tcp};
 
 /// The most listeners of a process, and the most addresses of one.
 pub const MAX_LISTENERS: usize = 64;
@@ -60,7 +59,7 @@ fn of(entry: Entry) -> Option<&'static Listener> {
 /// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well, if no
 /// other process can have the socket.
 pub fn add(fd: c_int, backlog: c_int) {
-    let Some(own) = name::own(fd) else { return };
+    let Some(own) = kernel::own(fd) else { return };
     if !route::is_candidate(fd, own.family()) {
         return;
     }
@@ -151,7 +150,7 @@ impl Listener {
             return Ok(());
         }
         let mut result = Err(Reason::NoDevice);
-        each_address(|address| {
+        tcp::each_local(|address| {
             if self.covers(&own, &address) && route::is_rdma(&address) {
                 let opened = self.open_at(fd, &address.with_number(own.number()));
                 if result.is_err() {
@@ -172,21 +171,17 @@ impl Listener {
     fn open_at(&self, fd: Option<c_int>, at: &Name) -> Result<(), Reason> {
         let free = self.rsockets.iter().find(|number| number.load(SeqCst) == 0).ok_or(Reason::Busy)?;
         let mut error = 0;
-        let inner = make_rsocket::for_address(at, |inner| {
+        let inner = tcp::make_rsocket(at, |inner| {
             if self.v6only.load(SeqCst) {
                 let _ = rsocket::set_option(inner, IPPROTO_IPV6, IPV6_V6ONLY, 1);
             }
             if let Some(fd) = fd {
                 route::copy_early_options(fd, inner);
             }
-            // SAFETY: an address and its length; numbers.
-            unsafe {
-                rsocket_abi::rfcntl_int(inner, F_SETFL, O_NONBLOCK);
-                let listens = bind::like_tcp(inner, at.as_ptr(), at.len) == 0
-                    && rsocket_abi::rlisten(inner, self.backlog.load(SeqCst)) == 0;
-                error = errno::get();
-                listens
-            }
+            rdma::fcntl(inner, F_SETFL, O_NONBLOCK);
+            let listens = tcp::bind(inner, at) && rsocket_abi::rlisten(inner, self.backlog.load(SeqCst)) == 0;
+            error = errno::get();
+            listens
         });
         let inner = inner.ok_or(if error == libc::EADDRINUSE { Reason::PortTaken } else { Reason::Failed(error) })?;
         free.store(inner + 1, SeqCst);
@@ -214,7 +209,7 @@ impl Listener {
     fn token_address(&self, inner: c_int) -> Option<Name> {
         let own = self.own.load()?;
         if own.address().is_unspecified() {
-            Some(name::rsocket_own(inner)?.of_device().with_number(own.number()))
+            Some(rdma::own(inner)?.of_device().with_number(own.number()))
         } else {
             Some(own)
         }
@@ -287,8 +282,7 @@ impl Listener {
             && self.has_room(thread::waiting_tokens())
             && connections::has_room(false)
         {
-            // SAFETY: no addresses are asked for.
-            let new = unsafe { rsocket_abi::raccept(inner, core::ptr::null_mut(), core::ptr::null_mut()) };
+            let new = rdma::accept(inner);
             if new < 0 {
                 return self.has_failed(errno::get());
             }
@@ -328,10 +322,9 @@ impl Listener {
         const MOMENTS: usize = 16;
         let Some(wake) = thread::wake_socket() else { return };
         for inner in self.rsockets() {
-            let mut entry = libc::pollfd { fd: inner, events: libc::POLLIN, revents: 0 };
+            let mut entry = [libc::pollfd { fd: inner, events: libc::POLLIN, revents: 0 }];
             for _ in 0..MOMENTS {
-                // SAFETY: one entry, which lives on this stack.
-                if unsafe { rsocket_abi::rpoll(&raw mut entry, 1, MOMENT_MS) } <= 0 {
+                if rdma::poll(&mut entry, MOMENT_MS) <= 0 {
                     break;
                 }
                 self.send_tokens(inner, wake);
@@ -342,8 +335,7 @@ impl Listener {
     /// Sends the tokens of the connections that an rsocket has.
     fn send_tokens(&self, inner: c_int, wake: (c_int, u64)) {
         loop {
-            // SAFETY: no addresses are asked for.
-            let new = unsafe { rsocket_abi::raccept(inner, core::ptr::null_mut(), core::ptr::null_mut()) };
+            let new = rdma::accept(inner);
             if new < 0 {
                 return;
             }
@@ -355,32 +347,6 @@ impl Listener {
 /// The most tokens that wait for accept(2), as with TCP: one more than the backlog.
 fn max_tokens(backlog: c_int) -> usize {
     (if (0..MAX_BACKLOG).contains(&backlog) { backlog + 1 } else { MAX_BACKLOG }) as usize
-}
-
-/// Calls `call` with each address of an interface that is up.
-fn each_address(mut call: impl FnMut(Name)) {
-    let mut list: *mut libc::ifaddrs = core::ptr::null_mut();
-    // SAFETY: the list is valid until it is freed; its addresses have the length of their family.
-    unsafe {
-        if libc::getifaddrs(&raw mut list) != 0 {
-            return;
-        }
-        let mut next = list;
-        while let Some(interface) = next.as_ref() {
-            next = interface.ifa_next;
-            if interface.ifa_flags & libc::IFF_UP as u32 != 0 && !interface.ifa_addr.is_null() {
-                let len = match c_int::from((*interface.ifa_addr).sa_family) {
-                    libc::AF_INET => size_of::<libc::sockaddr_in>(),
-                    AF_INET6 => size_of::<libc::sockaddr_in6>(),
-                    _ => continue,
-                };
-                if let Some(name) = Name::read(interface.ifa_addr, len as libc::socklen_t) {
-                    call(name);
-                }
-            }
-        }
-        libc::freeifaddrs(list);
-    }
 }
 
 /// The listeners of this process.
@@ -478,9 +444,7 @@ pub fn leave_to_kernel(entry: Entry, reason: Reason) {
 pub fn accept_at_once(fd: c_int) {
     const NAME: (c_int, c_int) = (IPPROTO_TCP, libc::TCP_DEFER_ACCEPT);
     if option(fd, NAME.0, NAME.1) != 0 && tcp::is_listening(fd) {
-        let (off, len) = (0, size_of::<c_int>() as libc::socklen_t);
-        // SAFETY: a live int of that length.
-        errno::keeping(|| unsafe { next_symbol::setsockopt(fd, NAME.0, NAME.1, (&raw const off).cast(), len) });
+        let _ = kernel::set(fd, NAME, &0);
     }
 }
 

@@ -7,13 +7,11 @@ use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
 use core::{fmt, mem};
 
-use libc::socklen_t;
-
-use super::shared::AtomicName;
+use crate::memory::plain;
+use crate::name::{AtomicName, Name};
+use crate::sockets::{kernel, rdma};
 use crate::table::Growing;
-use crate::tcp::name;
-use crate::tcp::name::Name;
-use crate::{config, errno, next_symbol, open_fds, rsocket_abi, tcp};
+use crate::{config, errno, open_fds, tcp};
 
 // The log line of each connection: which way it goes, and why.
 
@@ -109,11 +107,7 @@ pub fn line(text: fmt::Arguments<'_>) {
     }
     let mut line = Text { bytes: [0; 300], len: 0 };
     let _ = line.write_fmt(text);
-    // SAFETY: `len` bytes of the text are readable.
-    errno::keeping(|| unsafe {
-        let (bytes, len) = (line.bytes.as_ptr().cast(), line.len as socklen_t);
-        rsocket_abi::rsetsockopt(-1, rdmacm_private::LEVEL, rdmacm_private::LOG, bytes, len)
-    });
+    let _ = rdma::set_bytes(-1, (rdmacm_private::LEVEL, rdmacm_private::LOG), &line.bytes, line.len);
 }
 
 /// `ADDRESS PORT`, for a log line.
@@ -206,7 +200,7 @@ pub fn before_exit() {
 fn report(fd: c_int) {
     let Some(info) = info(fd) else { return };
     let logged = PEERS.get(fd).and_then(AtomicName::take);
-    let (Some(own), Some(peer)) = (name::own(fd), name::peer(fd).or(logged)) else { return };
+    let (Some(own), Some(peer)) = (kernel::own(fd), kernel::peer(fd).or(logged)) else { return };
     let (own, peer) = (own.of_device(), peer.of_device());
     let (own, peer) = (Ends(&own), Ends(&peer));
     if info.was_made() {
@@ -250,15 +244,12 @@ impl Info {
     }
 }
 
+plain! { Info }
+
 /// The state of a TCP socket that does not listen. `None` for other descriptors.
 fn info(fd: c_int) -> Option<Info> {
-    // SAFETY: all zeros are a value of these integers.
-    let mut info: Info = unsafe { core::mem::zeroed() };
-    let mut len = size_of::<Info>() as libc::socklen_t;
-    let (level, option) = (libc::IPPROTO_TCP, libc::TCP_INFO);
-    // SAFETY: `len` bytes are writable.
-    let result = unsafe { next_symbol::getsockopt(fd, level, option, (&raw mut info).cast(), &raw mut len) };
-    (result == 0 && len as usize >= size_of::<Info>() && info.state != tcp::LISTEN).then_some(info)
+    let (info, len) = kernel::get::<Info>(fd, (libc::IPPROTO_TCP, libc::TCP_INFO))?;
+    (len >= size_of::<Info>() && info.state != tcp::LISTEN).then_some(info)
 }
 
 struct Ends<'a>(&'a Name);

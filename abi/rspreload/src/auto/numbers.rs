@@ -6,10 +6,10 @@ use core::ffi::c_int;
 use libc::{AF_INET, AF_INET6, F_GETFL, F_SETFL, O_NONBLOCK};
 use rdmacm_private::auto_config::Mode;
 
+use crate::name::Name;
+use crate::sockets::{kernel, rdma};
 use crate::table::{Entry, Kind};
-use crate::tcp::name::Name;
-use crate::tcp::{make_rsocket, name};
-use crate::{config, errno, next_symbol, table, tcp};
+use crate::{config, errno, table, tcp};
 
 // Entries of automatic mode in the table.
 
@@ -45,10 +45,10 @@ pub fn is_on() -> bool {
 /// if it has the entry `before`. `copy` is the number or a duplicate of it.
 pub fn become_rsocket(fd: c_int, copy: c_int, before: Option<Entry>, inner: c_int) -> bool {
     // Also makes it a blocking one, if the TCP socket is.
-    make_rsocket::copy_connected_options(copy, inner);
+    tcp::copy_connected_options(copy, inner);
     let family = tcp::family(copy).unwrap_or(AF_INET);
-    let mapped = family == AF_INET6 && name::rsocket_peer(inner).is_some_and(|peer| peer.family() == AF_INET);
-    if table::prepare(fd).is_err() || table::first(inner).is_err() {
+    let mapped = family == AF_INET6 && rdma::peer(inner).is_some_and(|peer| peer.family() == AF_INET);
+    if table::prepare(fd).is_err() || table::first(inner, 0).is_err() {
         return false;
     }
     let entry = Entry::rsocket(inner, table::DECIDED | flags(mapped));
@@ -63,14 +63,13 @@ pub fn become_rsocket(fd: c_int, copy: c_int, before: Option<Entry>, inner: c_in
 pub fn connect_tcp(copy: c_int, to: &Name) {
     let family = tcp::family(copy).unwrap_or(AF_INET);
     let to = to.in_family(family);
-    // SAFETY: an address and its length; flags are a number.
-    errno::keeping(|| unsafe {
-        let flags = next_symbol::fcntl_int(copy, F_GETFL, 0);
+    errno::keeping(|| {
+        let flags = kernel::fcntl(copy, F_GETFL, 0);
         // The program may have changed it meanwhile.
-        next_symbol::fcntl_int(copy, F_SETFL, flags | O_NONBLOCK);
-        next_symbol::connect(copy, to.as_ptr(), to.len);
+        kernel::fcntl(copy, F_SETFL, flags | O_NONBLOCK);
+        kernel::connect(copy, &to);
         if flags & O_NONBLOCK == 0 {
-            next_symbol::fcntl_int(copy, F_SETFL, flags);
+            kernel::fcntl(copy, F_SETFL, flags);
         }
     });
 }

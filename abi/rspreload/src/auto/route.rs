@@ -7,9 +7,9 @@ use libc::{IPPROTO_IP, IPPROTO_TCP, SO_BINDTODEVICE, SO_MARK, SOCK_CLOEXEC, SOCK
 use super::kernel_options;
 use super::log::Reason;
 use super::remembered::{self, Outcome, Subject};
-use crate::tcp::name::{self, Name};
-use crate::tcp::{self, bind};
-use crate::{config, next_symbol};
+use crate::name::Name;
+use crate::sockets::kernel;
+use crate::{config, next_symbol, tcp};
 
 /// Whether `fd` is a TCP socket, which the configuration allows to be an rsocket.
 pub fn is_candidate(fd: c_int, family: c_int) -> bool {
@@ -20,12 +20,9 @@ pub fn is_candidate(fd: c_int, family: c_int) -> bool {
 /// Whether the socket has an option that an rsocket does not have and whose effect the program
 /// needs.
 pub fn has_kernel_option(fd: c_int) -> bool {
-    let is_on = |level, name| tcp::option(fd, level, name).is_some_and(|(value, len)| len > 0 && value[0] != 0);
+    let is_on = |option| kernel::get::<[c_int; 4]>(fd, option).is_some_and(|(value, len)| len > 0 && value[0] != 0);
     let waits_for_more = || tcp::int(fd, SOL_SOCKET, libc::SO_RCVLOWAT).is_some_and(|bytes| bytes > 1);
-    READABLE_OPTIONS.into_iter().any(|(level, name)| is_on(level, name))
-        || kernel_options::are_set(fd)
-        || waits_for_more()
-        || tcp::is_signalled(fd)
+    READABLE_OPTIONS.into_iter().any(is_on) || kernel_options::are_set(fd) || waits_for_more() || tcp::is_signalled(fd)
 }
 
 /// Whether [`has_kernel_option`] asks the kernel for an option, which the program may take back.
@@ -39,25 +36,21 @@ const READABLE_OPTIONS: [(c_int, c_int); 3] =
 
 /// The local address to which the program has bound the socket, if it is not a wildcard.
 pub fn bound(fd: c_int) -> Option<Name> {
-    name::own(fd).filter(|own| own.number() != 0 || !own.address().is_unspecified())
+    kernel::own(fd).filter(|own| own.number() != 0 || !own.address().is_unspecified())
 }
 
 /// The local address of the route to an address.
 fn source(to: &Name) -> Option<Name> {
     // No packet is sent.
-    // SAFETY: an address and its length; a descriptor that no other thread knows.
-    unsafe {
-        let udp = next_symbol::socket(to.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0);
-        if udp < 0 {
-            return None;
-        }
-        // Any port but 0, to which the kernel connects as well, but that is undocumented.
-        let to = if to.number() == 0 { to.with_number(1) } else { *to };
-        let connected = next_symbol::connect(udp, to.as_ptr(), to.len) == 0;
-        let own = if connected { name::own(udp) } else { None };
-        next_symbol::close(udp);
-        own
+    let udp = next_symbol::socket(to.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if udp < 0 {
+        return None;
     }
+    // Any port but 0, to which the kernel connects as well, but that is undocumented.
+    let to = if to.number() == 0 { to.with_number(1) } else { *to };
+    let own = if kernel::connect(udp, &to) == 0 { kernel::own(udp) } else { None };
+    next_symbol::close(udp);
+    own
 }
 
 /// Whether rsockets can listen at a local address beside TCP, and so can be connected from there.
@@ -67,7 +60,7 @@ pub fn is_rdma(own: &Name) -> bool {
         Some(Outcome::With) => true,
         Some(_) => false,
         None => {
-            let shares = bind::shares_port(own);
+            let shares = tcp::shares_port(own);
             remembered::remember(subject, if shares { Outcome::With } else { Outcome::Without });
             shares
         }

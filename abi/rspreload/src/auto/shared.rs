@@ -4,14 +4,14 @@
 //! TCP connection of the machine with itself, whose one end is the program's number and whose other
 //! end is the owner's.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::ptr;
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
 
-use libc::sockaddr_storage;
-
-use crate::next_symbol;
-use crate::tcp::name::Name;
+use crate::memory::{Once, plain};
+use crate::name::{AtomicName, Name};
+use crate::sockets::kernel;
+use crate::{errno, process};
 
 /// The most connections of a family of processes that have tokens.
 pub const MAX_SLOTS: usize = 1 << 14;
@@ -47,9 +47,6 @@ pub enum Use {
     Executed = 16,
 }
 
-/// Words for an address of IPv4 or IPv6: `struct sockaddr_in6` has 28 bytes.
-const NAME_WORDS: usize = 4;
-
 /// A connection.
 pub struct Slot {
     /// The state of the token, [`WANTED`], and the generation. One word: what another process
@@ -67,88 +64,30 @@ pub struct Slot {
     own: AtomicName,
 }
 
-static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
+plain! { Slot }
 
-/// A [`Name`] of IPv4 or IPv6 in words.
-pub struct AtomicName([AtomicU64; NAME_WORDS]);
-
-impl AtomicName {
-    pub const fn new() -> AtomicName {
-        AtomicName([const { AtomicU64::new(0) }; NAME_WORDS])
-    }
-
-    pub fn store(&self, name: &Name) {
-        let bytes = (&raw const name.storage).cast::<u64>();
-        for (index, word) in self.0.iter().enumerate() {
-            // SAFETY: the storage is aligned to 8 and longer than the words.
-            word.store(unsafe { bytes.add(index).read() }, SeqCst);
-        }
-    }
-
-    /// Returns the name, and forgets it.
-    pub fn take(&self) -> Option<Name> {
-        let name = self.load();
-        self.0.iter().for_each(|word| word.store(0, SeqCst));
-        name
-    }
-
-    pub fn load(&self) -> Option<Name> {
-        // SAFETY: all zeros are an address, of no family.
-        let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
-        let bytes = (&raw mut storage).cast::<u64>();
-        for (index, word) in self.0.iter().enumerate() {
-            // SAFETY: the storage is aligned to 8 and longer than the words.
-            unsafe { bytes.add(index).write(word.load(SeqCst)) };
-        }
-        // SAFETY: the storage has the length of every kind of address.
-        unsafe { Name::read((&raw const storage).cast(), size_of::<sockaddr_storage>() as libc::socklen_t) }
-    }
-}
+static SLOTS: Once<[Slot; MAX_SLOTS]> = Once::new();
 
 /// The memory, if a process of the family has made it.
-fn slots() -> Option<&'static [Slot]> {
-    let start = SLOTS.load(SeqCst);
-    // SAFETY: a mapping of this length, of zeros at first, which are a value of atomic integers;
-    // never unmapped.
-    (!start.is_null()).then(|| unsafe { core::slice::from_raw_parts(start, MAX_SLOTS) })
+fn slots() -> Option<&'static [Slot; MAX_SLOTS]> {
+    SLOTS.get()
 }
 
 /// Makes the memory, before the first connection. Returns false without memory.
 pub fn prepare() -> bool {
-    if slots().is_some() {
-        return true;
-    }
-    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-    let size = MAX_SLOTS * size_of::<Slot>();
-    // SAFETY: a new mapping. Pages that are never touched take no memory.
-    unsafe {
-        let new = libc::mmap(ptr::null_mut(), size, access, kind | libc::MAP_NORESERVE, -1, 0);
-        if new == libc::MAP_FAILED {
-            return false;
-        }
-        if SLOTS.compare_exchange(ptr::null_mut(), new.cast(), SeqCst, SeqCst).is_err() {
-            libc::munmap(new, size);
-        }
-    }
-    true
+    SLOTS.get_or_make(libc::MAP_SHARED, |_| ()).is_some()
 }
 
 /// Whether tokens may arrive.
 #[inline(always)]
 pub fn is_used() -> bool {
-    !SLOTS.load(core::sync::atomic::Ordering::Relaxed).is_null()
-}
-
-/// This process. The C library's getpid makes a system call.
-pub fn this_process() -> c_int {
-    // SAFETY: always succeeds.
-    unsafe { libc::getpid() }
+    SLOTS.exists()
 }
 
 /// Whether a process has ended.
 pub fn has_ended(process: c_int) -> bool {
     // SAFETY: no signal is sent.
-    unsafe { libc::kill(process, 0) != 0 && crate::errno::get() == libc::ESRCH }
+    unsafe { libc::kill(process, 0) != 0 && errno::get() == libc::ESRCH }
 }
 
 /// The slots for tokens of a port. Other ports have the same ones: the kernel gives away ports in a
@@ -184,7 +123,7 @@ fn claim_one_of(
     wake: (c_int, u64),
 ) -> Option<usize> {
     let all = slots()?;
-    let take_from = |slot: &Slot, owner| slot.owner.compare_exchange(owner, this_process(), SeqCst, SeqCst).is_ok();
+    let take_from = |slot: &Slot, owner| slot.owner.compare_exchange(owner, process::this(), SeqCst, SeqCst).is_ok();
     let free = |slot: &Slot| take_from(slot, 0);
     let left = |slot: &Slot| {
         let owner = slot.owner.load(SeqCst);
@@ -219,7 +158,7 @@ pub fn accepted(from: &Name, listener_port: impl FnOnce() -> Option<u16>) -> Opt
     let find = |index: usize| {
         let slot = all.get(index)?;
         let generation = slot.generation();
-        let is_it = slot.is_sent() && slot.token.load().is_some_and(|token| same(&token, from));
+        let is_it = slot.is_sent() && slot.token.load().is_some_and(|token| token.is_at(from));
         is_it.then_some((index, slot, generation))
     };
     let (index, slot, generation) = indexes(from.number()).find_map(find)?;
@@ -227,10 +166,6 @@ pub fn accepted(from: &Name, listener_port: impl FnOnce() -> Option<u16>) -> Opt
         return None;
     }
     slot.leave_sent(generation, TAKEN).then_some(Accepted { index, generation })
-}
-
-fn same(one: &Name, other: &Name) -> bool {
-    one.number() == other.number() && one.address() == other.address()
 }
 
 impl Slot {
@@ -296,7 +231,7 @@ impl Slot {
 
     /// Whether this process has the rsocket.
     pub fn is_own(&self) -> bool {
-        self.owner.load(SeqCst) == this_process()
+        self.owner.load(SeqCst) == process::this()
     }
 
     /// The peer of the connection.
@@ -310,7 +245,7 @@ impl Slot {
     }
 
     fn index(&self) -> u32 {
-        let start = SLOTS.load(SeqCst).addr();
+        let start = slots().map_or(0, |slots| slots.as_ptr().addr());
         ((ptr::from_ref(self).addr() - start) / size_of::<Slot>()) as u32
     }
 
@@ -359,11 +294,9 @@ pub const NO_INDEX: u32 = u32::MAX;
 /// Sends an index by a socket, if the number is still that socket: the program may have closed all
 /// numbers by a call that is not intercepted.
 pub fn wake(fd: c_int, inode: u64, index: u32) {
-    let (start, len) = ((&raw const index).cast::<c_void>(), size_of::<u32>());
-    crate::errno::keeping(|| {
+    errno::keeping(|| {
         if socket_inode(fd) == Some(inode) {
-            // SAFETY: `len` bytes are readable.
-            unsafe { next_symbol::send(fd, start, len, libc::MSG_NOSIGNAL) };
+            kernel::send(fd, &index.to_ne_bytes(), libc::MSG_NOSIGNAL);
         }
     });
 }

@@ -13,15 +13,14 @@ use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize
 use libc::epoll_event;
 
 use super::log::Reason;
-use super::shared::AtomicName;
 use super::{attempt, log, numbers, thread};
 use crate::epoll::members;
+use crate::name::{AtomicName, Name};
 use crate::table::{Entry, Kind};
-use crate::tcp::name::Name;
 use crate::thread::{Lock, SignalsBlocked};
 use crate::time::Deadline;
 use crate::transition::Moving;
-use crate::{errno, eventfd, own_fd, table, tcp, time, transition};
+use crate::{errno, own_fd, table, tcp, time, transition};
 
 /// The most attempts of a process at a time.
 pub const MAX_ATTEMPTS: usize = 256;
@@ -202,17 +201,17 @@ impl Slot {
 
     /// Wakes those who poll the socket.
     fn wake(&self) {
-        errno::keeping(|| eventfd::signal(self.done.load(SeqCst) - 1));
+        errno::keeping(|| own_fd::signal_eventfd(self.done.load(SeqCst) - 1));
     }
 
     /// Makes the eventfd, or takes back what the last attempt has left in it.
     fn reset_done(&self) -> bool {
         if self.done.load(SeqCst) == 0 {
-            let new = eventfd::create();
+            let new = own_fd::create_eventfd();
             self.done.store(new + 1, SeqCst);
             return new >= 0;
         }
-        eventfd::clear(self.done.load(SeqCst) - 1);
+        own_fd::clear_eventfd(self.done.load(SeqCst) - 1);
         true
     }
 }
@@ -267,10 +266,7 @@ pub fn done(entry: Entry) -> c_int {
 }
 
 /// epoll_ctl(2) on a number whose attempt is under way. Returns `None` if it has ended.
-///
-/// # Safety
-/// `event` is null or readable.
-pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *mut epoll_event) -> Option<c_int> {
+pub fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: Option<epoll_event>) -> Option<c_int> {
     let slot = of(entry)?;
     let held = LOCK.hold();
     if slot.entry() != Some(entry) || !slot.is_ready() {
@@ -278,8 +274,6 @@ pub unsafe fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *m
         transition::wait_for_change(fd, entry);
         return None;
     }
-    // SAFETY: null or readable: guaranteed by the caller.
-    let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
     let result = members::control(epfd, op, fd, event);
     drop(held);
     if result == Err(libc::E2BIG) {

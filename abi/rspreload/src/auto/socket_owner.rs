@@ -5,11 +5,14 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use libc::{AF_INET, AF_INET6, NETLINK_SOCK_DIAG, NLM_F_REQUEST, nlmsghdr};
+use libc::{
+    AF_INET, AF_INET6, AF_NETLINK, MSG_DONTWAIT, NETLINK_SOCK_DIAG, NLM_F_REQUEST, SOCK_CLOEXEC, SOCK_RAW, nlmsghdr,
+};
 
-use crate::netlink;
-use crate::tcp;
-use crate::tcp::name::Name;
+use crate::memory::{Plain, plain};
+use crate::name::Name;
+use crate::sockets::kernel;
+use crate::{errno, next_symbol, tcp};
 
 /// linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -55,6 +58,8 @@ struct Answer {
     uid: u32,
     inode: u32,
 }
+
+plain! { Request, Answer }
 
 const _: () = assert!(size_of::<SocketId>() == 48 && size_of::<Request>() == 16 + 56 && size_of::<Answer>() == 16 + 72);
 
@@ -108,12 +113,26 @@ pub fn has_accepted(local: &Name, remote: &Name) -> bool {
     find(local, remote).is_some_and(|answer| answer.inode != 0 && answer.state != tcp::LISTEN)
 }
 
+/// The kernel answers in the call that sends the request.
 fn find(local: &Name, remote: &Name) -> Option<Answer> {
     let request = Request::new(local, remote);
-    // SAFETY: the request is as long as its type; structures of integers in C's layout.
-    let (answer, received): (Answer, usize) =
-        unsafe { netlink::ask(NETLINK_SOCK_DIAG, &request, size_of::<Request>())? };
-    (answer.header.nlmsg_type == SOCK_DIAG_BY_FAMILY && received == size_of::<Answer>()).then_some(answer)
+    errno::keeping(|| {
+        let fd = next_symbol::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
+        if fd < 0 {
+            return None;
+        }
+        let mut answer = Answer::zero();
+        kernel::send(fd, bytes_of(&mut { request }), MSG_DONTWAIT);
+        let received = kernel::receive(fd, bytes_of(&mut answer), MSG_DONTWAIT);
+        next_symbol::close(fd);
+        (answer.header.nlmsg_type == SOCK_DIAG_BY_FAMILY && received == size_of::<Answer>() as isize).then_some(answer)
+    })
+}
+
+/// The bytes of a message, which is made of integers without gaps.
+fn bytes_of<T: Plain>(message: &mut T) -> &mut [u8] {
+    // SAFETY: any bytes are a value of the integers.
+    unsafe { core::slice::from_raw_parts_mut((&raw mut *message).cast(), size_of::<T>()) }
 }
 
 #[cfg(test)]

@@ -3,14 +3,13 @@
 //! costs a step for each forward, but none for other connections.
 
 use core::ffi::{c_int, c_short, c_void};
-use core::mem::MaybeUninit;
 use core::ptr;
 use core::sync::atomic::Ordering::SeqCst;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
 
 use libc::{
     AF_UNIX, EINTR, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, POLLIN, POLLOUT,
-    SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, epoll_event, nfds_t, pollfd,
+    SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, epoll_event, pollfd,
 };
 
 use super::forward::Forwards;
@@ -19,13 +18,11 @@ use super::log::Reason;
 use super::shared::{MAX_SLOTS, Slot, Use};
 use super::slots::MAX_ATTEMPTS;
 use super::{attempt, connections, listeners, shared, slots};
+use crate::memory::{Mapping, Plain};
+use crate::sockets::{self, rdma};
 use crate::thread::Lock;
 use crate::time::Deadline;
-use crate::{errno, next_symbol, own_fd, rsocket, rsocket_abi, tcp, thread as threads};
-
-// The thread of automatic mode: it makes the attempts of non-blocking sockets, accepts rsockets,
-// and forwards data. It begins with the first of these and runs until the process ends. A wake-up
-// costs a step for each forward, but none for other connections.
+use crate::{errno, next_symbol, own_fd, rsocket, tcp, thread as threads};
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
@@ -85,8 +82,9 @@ pub fn in_child() {
 
 /// What a descriptor is polled for.
 #[derive(Clone, Copy)]
+#[repr(u32)]
 enum Purpose {
-    Wake,
+    Wake = 0,
     /// Tokens to which something has happened.
     Tokens,
     /// The rsocket of an attempt, and the number of its ticket.
@@ -96,29 +94,29 @@ enum Purpose {
     Forward(u16),
 }
 
+// SAFETY: with zeros it is the first one, which has nothing else.
+unsafe impl Plain for Purpose {}
+
 /// The descriptors of a round.
 const MAX_FDS: usize = 2 + MAX_ATTEMPTS + MAX_LISTENERS * MAX_ADDRESSES + 2 * MAX_SLOTS;
 
-/// What is polled in a round: the first `count` of both have been written.
+/// What is polled in a round: the first `count` of both.
 struct Polled {
-    fds: &'static mut [MaybeUninit<pollfd>],
-    purposes: &'static mut [MaybeUninit<Purpose>],
+    fds: &'static mut [pollfd],
+    purposes: &'static mut [Purpose],
     count: usize,
 }
 
 impl Polled {
     fn push(&mut self, fd: c_int, events: c_short, purpose: Purpose) {
         if let (Some(entry), Some(last)) = (self.fds.get_mut(self.count), self.purposes.get_mut(self.count)) {
-            entry.write(pollfd { fd, events, revents: 0 });
-            last.write(purpose);
+            (*entry, *last) = (pollfd { fd, events, revents: 0 }, purpose);
             self.count += 1;
         }
     }
 
     fn get(&self, number: usize) -> Option<(pollfd, Purpose)> {
-        // SAFETY: the first `count` of both have been written.
-        (number < self.count)
-            .then(|| unsafe { (self.fds[number].assume_init_read(), self.purposes[number].assume_init_read()) })
+        (number < self.count).then(|| (self.fds[number], self.purposes[number]))
     }
 }
 
@@ -129,34 +127,23 @@ struct Thread {
     look: Deadline,
 }
 
-/// Memory for `count` values, or `None`. Never freed. Pages that are never touched take no memory.
-pub fn reserve<T>(count: usize) -> Option<&'static mut [MaybeUninit<T>]> {
-    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping of that size, aligned to pages, of values that need not be any.
-    unsafe {
-        let new = libc::mmap(ptr::null_mut(), count * size_of::<T>(), access, kind | libc::MAP_NORESERVE, -1, 0);
-        (new != libc::MAP_FAILED).then(|| core::slice::from_raw_parts_mut(new.cast(), count))
-    }
-}
-
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
-    let (Some(fds), Some(purposes), Some(forwards)) = (reserve(MAX_FDS), reserve(MAX_FDS), Forwards::new()) else {
+    let (Some(fds), Some(purposes), Some(forwards)) = (Mapping::new(MAX_FDS), Mapping::new(MAX_FDS), Forwards::new())
+    else {
         RUNNING.store(false, SeqCst);
         return ptr::null_mut();
     };
-    let look = Deadline::after(LOOK_EVERY);
-    let mut thread = Thread { polled: Polled { fds, purposes, count: 0 }, forwards, look };
+    let polled = Polled { fds: fds.leak(), purposes: purposes.leak(), count: 0 };
+    let mut thread = Thread { polled, forwards, look: Deadline::after(LOOK_EVERY) };
     loop {
         let timeout = thread.collect();
         let Polled { fds, count, .. } = &mut thread.polled;
-        // SAFETY: `count` structures are writable.
-        let ready = unsafe { rsocket_abi::rpoll(fds.as_mut_ptr().cast(), *count as nfds_t, timeout) };
+        let ready = rdma::poll(&mut fds[..*count], timeout);
         if ready > 0 {
             thread.handle();
         } else if ready < 0 && errno::get() != EINTR {
             // No memory, or too many descriptors for the limit: later there may be enough.
-            // SAFETY: no descriptors.
-            unsafe { libc::poll(ptr::null_mut(), 0, AFTER_A_FAILURE) };
+            sockets::sleep_ms(AFTER_A_FAILURE);
         }
         if thread.look.left() == 0 {
             thread.look_at_all();
@@ -248,14 +235,12 @@ impl Thread {
 
     /// Reads which connections other processes use.
     fn read_indexes(&mut self, fd: c_int) {
-        let mut indexes = [shared::NO_INDEX; 64];
-        // SAFETY: the array is this long.
-        let bytes = unsafe { next_symbol::read(fd, indexes.as_mut_ptr().cast(), size_of_val(&indexes)) };
-        let count = usize::try_from(bytes).unwrap_or(0) / size_of::<u32>();
-        for &index in &indexes[..count] {
-            self.attend(index as usize);
+        let mut bytes = [0; 64 * size_of::<u32>()];
+        let count = usize::try_from(sockets::read(fd, &mut bytes)).unwrap_or(0);
+        for index in bytes[..count].as_chunks().0 {
+            self.attend(u32::from_ne_bytes(*index) as usize);
         }
-        if count == indexes.len() {
+        if count == bytes.len() {
             // Others may have found no room.
             self.look_at_all();
         }
@@ -307,9 +292,7 @@ fn handle_one(fd: c_int, purpose: Purpose) {
 
 fn handle_tokens(epfd: c_int) {
     let mut events = [epoll_event { events: 0, u64: 0 }; 64];
-    // SAFETY: the array is this long.
-    let count = unsafe { next_symbol::epoll_wait(epfd, events.as_mut_ptr(), events.len() as c_int, 0) };
-    for event in &events[..usize::try_from(count).unwrap_or(0)] {
+    for event in sockets::epoll_wait(epfd, &mut events, 0) {
         let (index, generation) = (event.u64 as u32 as usize, (event.u64 >> 32) as u32);
         // It may have been given to another connection since.
         if let Some(slot) = shared::slot(index).filter(|slot| slot.generation() == generation) {
@@ -427,9 +410,8 @@ impl WakeSockets {
     /// Makes a token that is connected a member of the epoll instance, which reports one event of
     /// it.
     pub fn watch(&self, token: c_int, data: u64) {
-        let mut event = epoll_event { events: (EPOLLIN | EPOLLONESHOT) as u32, u64: data };
-        // SAFETY: the event is this function's own.
-        errno::keeping(|| unsafe { next_symbol::epoll_ctl(self.tokens(), EPOLL_CTL_ADD, token, &raw mut event) });
+        let event = epoll_event { events: (EPOLLIN | EPOLLONESHOT) as u32, u64: data };
+        errno::keeping(|| sockets::epoll_ctl(self.tokens(), EPOLL_CTL_ADD, token, Some(event)));
     }
 
     /// The epoll instance, -1 for none.

@@ -6,18 +6,18 @@ use libc::{EINVAL, MSG_DONTWAIT, iovec, msghdr, size_t, sockaddr, socklen_t, ssi
 
 use super::remainder::{self, Asked};
 use crate::dispatch::{self, Fd, Target};
-use crate::tcp::bind;
-use crate::transition::Way;
-use crate::{auto, errno, next_symbol, rsocket_abi};
+use crate::name::Name;
+use crate::table::{self, Kind};
+use crate::transition::{self, Way};
+use crate::{auto, errno, next_symbol, rsocket_abi, tcp};
 
 /// `name by rname(arguments after the number)`: calls that decide what a socket of fork mode is,
 /// and what they are asked to move. `before` may fail with an errno.
 macro_rules! forward_data {
     ($($name:ident by $to:ident, $way:expr, ($($arg:ident: $type:ty),*) -> $result:ty, $asked:expr
-        $(, before $before:expr)?;)*) => {$(
+        $(, before $before:expr)?;)*) => {$(exports! {
         #[doc = concat!(stringify!($name), "(2).")]
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub unsafe extern "C" fn $name(fd: c_int, $($arg: $type),*) -> $result {
+        fn $name(fd: c_int, $($arg: $type),*) -> $result {
             // Out of line: otherwise the usual path would have to save its arguments.
             #[cold]
             #[inline(never)]
@@ -38,25 +38,22 @@ macro_rules! forward_data {
                 }
             }
 
-            // SAFETY: the C contract.
-            unsafe {
-                $(if let Err(why) = $before {
-                    return errno::fail(why);
-                })?
-                match dispatch::data_at_once(fd) {
-                    Some(Target::Kernel) => next_symbol::$name(fd, $($arg),*),
-                    Some(Target::Rsocket(inner)) => {
-                        let result = rsocket_abi::$to(inner, $($arg),*);
-                        if result < 0 && has_moved(fd, $asked) {
-                            return decided(fd, $($arg),*);
-                        }
-                        remainder::finish(fd, $asked, result as ssize_t) as $result
+            $(if let Err(why) = $before {
+                return errno::fail(why);
+            })?
+            match dispatch::data_at_once(fd) {
+                Some(Target::Kernel) => next_symbol::$name(fd, $($arg),*),
+                Some(Target::Rsocket(inner)) => {
+                    let result = rsocket_abi::$to(inner, $($arg),*);
+                    if result < 0 && has_moved(fd, $asked) {
+                        return decided(fd, $($arg),*);
                     }
-                    _ => decided(fd, $($arg),*),
+                    remainder::finish(fd, $asked, result as ssize_t) as $result
                 }
+                _ => decided(fd, $($arg),*),
             }
         }
-    )*};
+    })*};
 }
 
 /// Whether a call on an rsocket has failed because the library forwards its data meanwhile: the
@@ -95,24 +92,20 @@ fn transmit(flags: c_int) -> Way {
     if flags & MSG_DONTWAIT != 0 { Way::SendNow } else { Way::Send }
 }
 
-/// bind(2).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the C contract.
-    unsafe {
+exports! {
+    /// bind(2).
+    fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
         match Fd::of(fd) {
-            Fd::Rsocket(entry) => bind::like_tcp(entry.inner, addr, len),
+            Fd::Rsocket(entry) => {
+                tcp::like_tcp(rsocket_abi::rbind(entry.inner, addr, len), || Name::read(addr, len))
+            }
             Fd::Connecting(_) => errno::fail(EINVAL),
             _ => next_symbol::bind(fd, addr, len),
         }
     }
-}
 
-/// listen(2).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    // SAFETY: the C contract.
-    unsafe {
+    /// listen(2).
+    safe fn listen(fd: c_int, backlog: c_int) -> c_int {
         match Fd::of(fd) {
             Fd::Rsocket(entry) => rsocket_abi::rlisten(entry.inner, backlog),
             Fd::Kernel if auto::is_on() => auto::listen(fd, backlog, None),
@@ -121,83 +114,71 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
             _ => next_symbol::listen(fd, backlog),
         }
     }
-}
 
-/// `name by rname, whether it is the peer's`: calls that return an address.
-macro_rules! forward_name {
-    ($($name:ident by $to:ident, $is_peer:expr;)*) => {$(
-        #[doc = concat!(stringify!($name), "(2).")]
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub unsafe extern "C" fn $name(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-            if let (false, Fd::Connecting(entry)) = ($is_peer, Fd::of(fd)) {
-                auto::wait_for_name(fd, entry);
-            }
-            // SAFETY: the C contract.
-            unsafe {
-                match Fd::of(fd) {
-                    Fd::Rsocket(entry) => match auto::name_of(entry, $is_peer, addr, len) {
-                        None => rsocket_abi::$to(entry.inner, addr, len),
-                        Some(result) => result,
-                    },
-                    Fd::Known(entry) => match auto::name_of(entry, $is_peer, addr, len) {
-                        None => next_symbol::$name(fd, addr, len),
-                        Some(result) => result,
-                    },
-                    _ => next_symbol::$name(fd, addr, len),
-                }
-            }
+    /// getpeername(2).
+    fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        match (Fd::of(fd), known_name(fd, true)) {
+            (_, Some(name)) => store(name, addr, len),
+            (Fd::Rsocket(entry), None) => rsocket_abi::rgetpeername(entry.inner, addr, len),
+            _ => next_symbol::getpeername(fd, addr, len),
         }
-    )*};
-}
+    }
 
-forward_name! {
-    getpeername by rgetpeername, true;
-    getsockname by rgetsockname, false;
-}
+    /// getsockname(2).
+    fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        if let Fd::Connecting(entry) = Fd::of(fd) {
+            // Only the end of the attempt decides the port.
+            errno::keeping(|| transition::wait_for_change(fd, entry));
+        }
+        match (Fd::of(fd), known_name(fd, false)) {
+            (_, Some(name)) => store(name, addr, len),
+            (Fd::Rsocket(entry), None) => rsocket_abi::rgetsockname(entry.inner, addr, len),
+            _ => next_symbol::getsockname(fd, addr, len),
+        }
+    }
 
-/// getsockopt(2).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn getsockopt(
-    fd: c_int,
-    level: c_int,
-    name: c_int,
-    value: *mut c_void,
-    len: *mut socklen_t,
-) -> c_int {
-    // SAFETY: the C contract.
-    unsafe {
+    /// getsockopt(2).
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
         match Fd::of(fd) {
             Fd::Rsocket(entry) if auto::is_auto(entry) => auto::getsockopt(fd, entry, (level, name), value, len),
             Fd::Rsocket(entry) => rsocket_abi::rgetsockopt(entry.inner, level, name, value, len),
             _ => next_symbol::getsockopt(fd, level, name, value, len),
         }
     }
-}
 
-/// setsockopt(2).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn setsockopt(
-    fd: c_int,
-    level: c_int,
-    name: c_int,
-    value: *const c_void,
-    len: socklen_t,
-) -> c_int {
-    // SAFETY: the C contract.
-    unsafe {
-        match Fd::of(fd) {
-            Fd::Rsocket(entry) if auto::is_auto(entry) => auto::setsockopt(fd, entry, (level, name), value, len),
-            Fd::Rsocket(entry) => rsocket_abi::rsetsockopt(entry.inner, level, name, value, len),
-            Fd::Known(entry) => auto::setsockopt_of_known(fd, entry, (level, name), value, len),
-            Fd::Connecting(entry) => {
-                let result = auto::setsockopt_of_attempt(fd, entry, (level, name), value, len);
+    /// setsockopt(2).
+    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+        let next = || next_symbol::setsockopt(fd, level, name, value, len);
+        let rsockets = |inner| rsocket_abi::rsetsockopt(inner, level, name, value, len);
+        match table::get(fd) {
+            Some(entry) if entry.kind == Kind::Socket && !auto::is_auto(entry) => rsockets(entry.inner),
+            entry => {
+                let purpose = || auto::purpose_of((level, name), value, len);
+                let result = auto::setsockopt(fd, entry, (level, name), purpose, rsockets, next);
+                // Otherwise the attempt has ended.
                 result.unwrap_or_else(|| setsockopt(fd, level, name, value, len))
             }
-            Fd::Pending(_) => auto::setsockopt_of_pending(fd, (level, name), value, len),
-            Fd::Kernel => auto::setsockopt_of_kernel(fd, (level, name), value, len),
-            Fd::Epoll(_) => next_symbol::setsockopt(fd, level, name, value, len),
         }
     }
+}
+
+/// The address that automatic mode knows of a number.
+fn known_name(fd: c_int, is_peer: bool) -> Option<Name> {
+    match Fd::of(fd) {
+        Fd::Rsocket(entry) | Fd::Known(entry) => auto::name_of(entry, is_peer),
+        _ => None,
+    }
+}
+
+/// # Safety
+/// As for getpeername(2).
+unsafe fn store(name: Name, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    if addr.is_null() || len.is_null() {
+        return errno::fail(libc::EFAULT);
+    }
+    // SAFETY: as for this function.
+    unsafe { name.write(addr, len) };
+    0
 }
 
 forward_data! {

@@ -7,8 +7,9 @@ use core::slice;
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_WAITALL, iovec, msghdr, ssize_t};
 
 use crate::dispatch::Fd;
+use crate::memory::{self, Plain};
 use crate::tcp;
-use crate::{errno, next_symbol, scratch};
+use crate::{errno, next_symbol};
 
 /// What a call was asked to move, and how.
 #[derive(Clone, Copy)]
@@ -102,14 +103,14 @@ unsafe fn go_on(fd: c_int, asked: Asked, done: ssize_t) -> ssize_t {
         return done;
     }
     let more = errno::keeping(|| {
-        scratch::with::<iovec, _>(buffers.len(), |rest| {
+        memory::with::<iovec, _>(buffers.len(), |rest| {
             rest.copy_from_slice(buffers);
             skip(rest, done as usize);
-            // SAFETY: all zeros are a message; the buffers are those of the call.
+            let mut message = msghdr::zero();
+            message.msg_iov = rest.as_mut_ptr();
+            message.msg_iovlen = rest.len() as _;
+            // SAFETY: the buffers are those of the call.
             unsafe {
-                let mut message = core::mem::zeroed::<msghdr>();
-                message.msg_iov = rest.as_mut_ptr();
-                message.msg_iovlen = rest.len() as _;
                 if asked.sends {
                     // A call that has sent something does not raise SIGPIPE.
                     next_symbol::sendmsg(fd, &raw const message, asked.flags | MSG_NOSIGNAL)

@@ -1,6 +1,7 @@
 //! sendfile: to an rsocket it reads pieces of the file and sends them.
 
 use core::ffi::{c_int, c_void};
+
 use core::slice;
 
 use libc::{EINVAL, ESPIPE, SEEK_CUR, SEEK_SET, off_t, off64_t, size_t, ssize_t};
@@ -16,18 +17,17 @@ const STACK_PIECE: usize = 4 << 10;
 /// The kernel's limit for one call (linux/fs.h, with pages of 4 KB).
 const MAX_RW_COUNT: usize = 0x7fff_f000;
 
-/// sendfile(2).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-    // SAFETY: the C contract; off_t has 64 bits on the machines this is for.
-    send_file(out, file, offset.cast(), count, || unsafe { next_symbol::sendfile(out, file, offset, count) })
-}
+exports! {
+    /// sendfile(2).
+    fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+        // off_t has 64 bits on the machines this is for.
+        send_file(out, file, offset.cast(), count, || next_symbol::sendfile(out, file, offset, count))
+    }
 
-/// sendfile(2) by the name that it has in programs compiled for large files.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn sendfile64(out: c_int, file: c_int, offset: *mut off64_t, count: size_t) -> ssize_t {
-    // SAFETY: the C contract.
-    send_file(out, file, offset, count, || unsafe { next_symbol::sendfile64(out, file, offset, count) })
+    /// sendfile(2) by the name that it has in programs compiled for large files.
+    fn sendfile64(out: c_int, file: c_int, offset: *mut off64_t, count: size_t) -> ssize_t {
+        send_file(out, file, offset, count, || next_symbol::sendfile64(out, file, offset, count))
+    }
 }
 
 #[inline(always)]
