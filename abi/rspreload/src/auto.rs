@@ -1,14 +1,12 @@
 //! Automatic mode: a TCP socket of the kernel becomes an rsocket where both ends of a connection
 //! can, and stays TCP otherwise (docs/preload-internals.md).
 //!
-//! [`client`] connects, by [`attempt`] and, for non-blocking sockets, [`slots`]; [`route`] and
-//! [`remembered`] say where RDMA is not tried. [`listeners`] listen by both; what arrives by RDMA
-//! reaches accept(2) by a token ([`connections`]). [`shared`] is known to all processes of a
-//! family, and [`forward`] carries data for those that do not have the rsocket. One [`thread`]
-//! serves all of these.
+//! [`connect`] makes attempts; [`route`] says where RDMA is not tried. [`listeners`] listen by both;
+//! what arrives by RDMA reaches accept(2) by a token ([`connections`]). [`shared`] is known to all
+//! processes of a family, and [`forward`] carries data for those that do not have the rsocket. One
+//! [`thread`] serves all of these.
 
-mod attempt;
-mod client;
+pub mod connect;
 mod connections;
 #[cfg(test)]
 mod connections_tests;
@@ -18,12 +16,9 @@ mod forward;
 mod kernel_options;
 mod listeners;
 pub mod log;
-mod numbers;
 pub mod outside;
-mod remembered;
 mod route;
 mod shared;
-pub mod slots;
 mod socket_owner;
 mod thread;
 
@@ -33,20 +28,21 @@ use libc::{AF_INET, AF_INET6, SOCK_STREAM, sockaddr, sockaddr_storage, socklen_t
 use rdmacm_private::auto_config::Mode;
 
 use self::kernel_options::Purpose;
-use self::numbers::MAPPED;
 use self::shared::Use;
 use crate::epoll::members;
 use crate::memory::Plain;
 use crate::name::{self, Name};
 use crate::sockets::{kernel, rdma};
 use crate::table::{self, Entry, Kind};
-use crate::transition::{self, Way};
-use crate::{cancel, config, errno, next_symbol, process, rsocket, rsocket_abi};
+use crate::thread::without_cancel;
+use crate::transition::{self, MAPPED, Way};
+use crate::{config, errno, next_symbol, process, rsocket, rsocket_abi};
 
-pub use client::connect;
+pub use crate::config::is_automatic_mode as is_on;
+pub use crate::transition::is_auto;
+pub use connect::connect;
 pub use kernel_options::purpose_of;
 pub use listeners::{hold, release};
-pub use numbers::{is_auto, is_on};
 
 /// A call is about to use a number whose attempt is under way. Returns the errno with which a call
 /// fails that does not wait.
@@ -65,7 +61,7 @@ pub fn resolve_attempt(fd: c_int, entry: Entry, way: Way) -> Result<(), c_int> {
 /// succeeded by then. The library's thread may be about to end it.
 pub fn end_attempt(fd: c_int, entry: Entry) {
     errno::keeping(|| {
-        slots::stay_tcp(entry);
+        connect::stay_tcp(entry);
         transition::wait_for_change(fd, entry);
     });
 }
@@ -150,7 +146,7 @@ fn identify(fd: c_int, new: c_int, from: Option<Name>) -> Result<Option<Name>, (
     let Some(from) = from else { return Ok(None) };
     errno::keeping(|| {
         if let Some(accepted) = shared::accepted(&from, || kernel::own(fd).map(|own| own.number())) {
-            let peer = cancel::disabled(|_| connections::adopt(new, accepted)).ok_or(())?;
+            let peer = without_cancel(|_| connections::adopt(new, accepted)).ok_or(())?;
             return Ok(Some(peer.in_family(from.family())));
         }
         if table::get(fd).is_some_and(|entry| entry.kind == Kind::Listener) {
@@ -381,7 +377,7 @@ pub fn in_parent() {
 pub fn in_child() {
     if table::any() && is_on() {
         errno::keeping(|| {
-            slots::in_child();
+            connect::in_child();
             connections::in_child();
             listeners::in_child();
             thread::in_child();

@@ -1,5 +1,5 @@
 //! The functions that the library exports, by their manual pages' names. Each asks
-//! [`crate::dispatch`] where it goes.
+//! [`crate::fds`] where it goes.
 
 /// Defines functions that the library exports, each after its manual page. The program guarantees
 /// what their pointers point at. A `safe fn` has no pointers.
@@ -25,17 +25,14 @@ macro_rules! exports {
 }
 pub(crate) use exports;
 
+mod data;
 mod descriptors;
-pub mod epoll;
-mod forward;
-mod remainder;
-mod sendfile;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 pub mod waits;
 
-pub use descriptors::{accept4, close, connect, dup, dup2, fcntl};
-pub use forward::{
+pub use data::{
     getpeername, getsockname, getsockopt, read, readv, recv, recvfrom, recvmsg, send, sendmsg, sendto, setsockopt,
     shutdown, write, writev,
 };
+pub use descriptors::{accept4, close, connect, dup, dup2, fcntl};

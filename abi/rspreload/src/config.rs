@@ -163,6 +163,11 @@ pub fn mode() -> Mode {
     settings().and_then(|settings| settings.mode).unwrap_or(built_in)
 }
 
+/// Whether the mode is automatic.
+pub fn is_automatic_mode() -> bool {
+    mode() == Mode::Auto
+}
+
 /// Whether `auto_config` leaves the choice between RDMA and TCP for an address and a port.
 pub fn is_automatic(address: IpAddr, port: u16) -> bool {
     settings().is_none_or(|settings| settings.auto_config().is_automatic(program(), address, port))

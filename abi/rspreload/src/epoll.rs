@@ -17,19 +17,18 @@
 //! [index](table::index_of) into the same side.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use libc::{
     EBADF, EFAULT, EINVAL, ENOENT, EPERM, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN,
     epoll_event,
 };
 
-use crate::table::{self, Entry, Kind};
+use crate::table::{self, Entry, Growing, Kind};
 use crate::time::Deadline;
 use crate::{errno, next_symbol, rsocket, rsocket_abi, sockets};
 
 pub mod members;
-mod sides;
 
 /// Upper half of the data of sides in the program's instances: neither a small number nor an
 /// address.
@@ -89,7 +88,7 @@ fn side_of(epfd: c_int, op: c_int, entry: Entry) -> Result<c_int, c_int> {
         Some(_) => return Err(EINVAL),
         None => None,
     };
-    if let Some(side) = first.and_then(|first| sides::find(first, entry.index())) {
+    if let Some(side) = first.and_then(|first| find_side(first, entry.index())) {
         return Ok(side);
     }
     match op {
@@ -123,7 +122,7 @@ pub fn add(epfd: c_int, fd: c_int, event: epoll_event) -> c_int {
 pub fn hand_over_to_kernel(fd: c_int, entry: Entry) {
     table::each(|_, instance| {
         if instance.kind == Kind::Epoll
-            && let Some(side) = sides::find(instance.inner, entry.index())
+            && let Some(side) = find_side(instance.inner, entry.index())
         {
             rsocket::hand_over(side, entry.inner, fd);
         }
@@ -137,7 +136,7 @@ fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     if side < 0 {
         return Err(errno::get());
     }
-    let result = sides::prepare(side, index).and_then(|()| table::first(side, 0)).and_then(|()| {
+    let result = prepare_side(side, index).and_then(|()| table::first(side, 0)).and_then(|()| {
         set_host(side, epfd);
         enter(epfd, side)
     });
@@ -167,7 +166,7 @@ fn record(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
         return Ok(side);
     }
     match table::get(epfd) {
-        Some(Entry { kind: Kind::Epoll, inner, .. }) => sides::append(inner, side),
+        Some(Entry { kind: Kind::Epoll, inner, .. }) => append_side(inner, side),
         // The number was closed meanwhile, and may be another descriptor by now.
         _ => Err(EBADF),
     }
@@ -175,7 +174,7 @@ fn record(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
 
 /// Closes the sides of an instance whose last reference is gone, which removes them from it.
 pub fn close_sides(first: c_int) -> c_int {
-    sides::take(first, close_side);
+    take_sides(first, close_side);
     0
 }
 
@@ -273,5 +272,119 @@ fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<
     (kept < events.len()).then_some((kept, found))
 }
 
+// The sides of an instance: one for each index of its rsockets' numbers, so nearly always one, for the
+// index 0.
+//
+// They form a list that begins in the instance's table entry. Like the table it consists of words by
+// number, which are never freed: a look-up takes no lock.
+
+/// By number of a side: its index in the upper half, the next side in the lower half.
+static LIST: Growing<AtomicU64> = Growing::new();
+
+/// Instead of a next side: the last one; or the instance is being closed, and none can follow.
+const LAST: u32 = u32::MAX;
+const CLOSED: u32 = u32::MAX - 1;
+/// The word of a side that is being closed: it has no index.
+const NO_SIDE: u64 = u64::MAX << 32 | CLOSED as u64;
+
+fn next_side(word: u64) -> Option<c_int> {
+    match word as u32 {
+        LAST | CLOSED => None,
+        side => Some(side as c_int),
+    }
+}
+
+fn index(word: u64) -> u32 {
+    (word >> 32) as u32
+}
+
+/// Makes a new side the only one of its list: `ENOMEM`.
+fn prepare_side(side: c_int, index: u32) -> Result<(), c_int> {
+    LIST.get_or_grow(side)?.store(u64::from(index) << 32 | u64::from(LAST), Ordering::Release);
+    Ok(())
+}
+
+/// The side for an index.
+fn find_side(first: c_int, wanted: u32) -> Option<c_int> {
+    let mut side = first;
+    loop {
+        let word = LIST.get(side)?.load(Ordering::Acquire);
+        if index(word) == wanted {
+            return Some(side);
+        }
+        side = next_side(word)?;
+    }
+}
+
+/// Appends a prepared side. Returns the side with the same index instead if there is one.
+fn append_side(first: c_int, new: c_int) -> Result<c_int, c_int> {
+    let wanted = index(LIST.get(new).ok_or(EBADF)?.load(Ordering::Acquire));
+    let mut side = first;
+    loop {
+        let link = LIST.get(side).ok_or(EBADF)?;
+        let word = link.load(Ordering::Acquire);
+        if index(word) == wanted {
+            return Ok(side);
+        }
+        match word as u32 {
+            CLOSED => return Err(EBADF),
+            LAST => {
+                let longer = u64::from(index(word)) << 32 | u64::from(new as u32);
+                if link.compare_exchange(word, longer, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                    return Ok(new);
+                }
+            }
+            further => side = further as c_int,
+        }
+    }
+}
+
+/// Takes the list apart. Nothing can be appended any more.
+fn take_sides(first: c_int, mut each: impl FnMut(c_int)) {
+    let mut side = Some(first);
+    while let Some(now) = side {
+        side = LIST.get(now).and_then(|link| next_side(link.swap(NO_SIDE, Ordering::AcqRel)));
+        each(now);
+    }
+}
+
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod tests_of_sides {
+    use super::*;
+
+    // Numbers no test opens: the list is one for all tests of this program.
+    const FAR: c_int = 2_500_000;
+
+    #[test]
+    fn there_is_one_side_for_each_index() {
+        let sides = [FAR, FAR + 1, FAR + 2, FAR + 3];
+        for (side, index) in sides.into_iter().zip([5, 0, 7, 0]) {
+            prepare_side(side, index).unwrap();
+        }
+        assert_eq!(append_side(FAR, FAR + 1), Ok(FAR + 1));
+        assert_eq!(append_side(FAR, FAR + 2), Ok(FAR + 2));
+        assert_eq!(append_side(FAR, FAR + 3), Ok(FAR + 1));
+        assert_eq!([5, 0, 7, 1].map(|index| find_side(FAR, index)), [Some(FAR), Some(FAR + 1), Some(FAR + 2), None]);
+        let mut taken = Vec::new();
+        take_sides(FAR, |side| taken.push(side));
+        assert_eq!(taken, [FAR, FAR + 1, FAR + 2]);
+        assert_eq!(append_side(FAR, FAR + 3), Err(EBADF));
+    }
+
+    #[test]
+    fn of_threads_that_append_the_same_index_one_wins() {
+        for round in 0..100 {
+            let first = FAR + 100 + 10 * round;
+            (0..5).for_each(|index| prepare_side(first + index, u32::from(index > 0)).unwrap());
+            let results: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> =
+                    (1..5).map(|index| scope.spawn(move || append_side(first, first + index))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert!(results.iter().all(|result| *result == Ok(find_side(first, 1).unwrap())), "{results:?}");
+        }
+    }
+}

@@ -22,8 +22,9 @@ use libc::{EAGAIN, EINPROGRESS, EINTR, c_short, sockaddr, socklen_t};
 use crate::epoll::members;
 use crate::own_fd::OwnFd;
 use crate::table::{self, Entry, Kind};
+use crate::thread::without_cancel;
 use crate::transition::{self, Moving, Way};
-use crate::{cancel, config, errno, next_symbol, rsocket, rsocket_abi, tcp};
+use crate::{config, errno, next_symbol, rsocket, rsocket_abi, tcp};
 
 /// Whether a new socket is to be pending. `kind` is without flags.
 pub fn wanted(domain: c_int, kind: c_int) -> bool {
@@ -223,7 +224,7 @@ fn decide_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_
 /// Decides if no other thread does. `None` means that the table's entry is to be read again.
 fn begin(fd: c_int, entry: Entry, way: Way) -> Option<Result<Option<c_int>, c_int>> {
     // A cancelled thread would leave the socket busy. Decisions have a time-out.
-    cancel::disabled(|_| {
+    without_cancel(|_| {
         let busy = State::of(entry).busy(true);
         let result = table::replace(fd, Some(entry), Some(busy.entry())).then(|| decide(fd, busy, way));
         transition::announce();

@@ -7,9 +7,8 @@
 //! look at the table.
 //!
 //! The layers, from the top: [`full`] (the functions that only librspreload-full.so exports),
-//! [`calls`] (the exported functions), [`dispatch`] (what a number is and
-//! where a call goes) with [`fds`] (what opening, copying and closing do), [`auto`] (automatic
-//! mode) beside [`fork`] (fork mode), what both have in common ([`tcp`], [`transition`],
+//! [`calls`] (the exported functions), [`fds`] (what a number is, where a call goes, and what opening,
+//! copying and closing do), [`auto`] (automatic mode) beside [`fork`] (fork mode), what both have in common ([`tcp`], [`transition`],
 //! [`thread`]), [`epoll`] and [`rsocket`], [`table`], and at the bottom [`sockets`] (calls with
 //! references in place of pointers), [`memory`] and [`next_symbol`].
 //!
@@ -29,9 +28,7 @@
 
 mod auto;
 mod calls;
-mod cancel;
 mod config;
-mod dispatch;
 mod epoll;
 mod errno;
 mod fds;
@@ -48,8 +45,6 @@ mod rsocket;
 mod sockets;
 mod table;
 mod tcp;
-#[cfg(test)]
-mod test_sockets;
 mod thread;
 mod time;
 mod transition;

@@ -8,7 +8,8 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use libc::{ENOMEM, c_int, iovec, pollfd};
 
-use crate::{cancel, errno};
+use crate::errno;
+use crate::thread::with_cleanup;
 
 /// Types for which all zeros are a value, and that may be written whole from their first byte on.
 ///
@@ -139,7 +140,7 @@ pub fn with<T: Plain, R>(len: usize, call: impl FnOnce(&mut [T]) -> R) -> Result
     let mut mapping = Some(Mapping::<T>::new(len).ok_or(ENOMEM)?);
     let list: *mut [T] = mapping.as_deref_mut().unwrap_or_default();
     // SAFETY: the mapping lives until `call` has returned, or the thread is cancelled in it.
-    let result = cancel::with_cleanup(|| drop(mapping.take()), || call(unsafe { &mut *list }));
+    let result = with_cleanup(|| drop(mapping.take()), || call(unsafe { &mut *list }));
     Ok(result)
 }
 

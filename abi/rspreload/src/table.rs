@@ -25,7 +25,7 @@ pub enum Kind {
     /// An epoll instance of the kernel's, with its rsockets in the instance `inner` of librdmacm.
     Epoll,
     /// A socket of the kernel's for which an rsocket connects (automatic mode). `inner` is a ticket
-    /// of `auto::slots`.
+    /// of `auto::connect`.
     Connecting,
     /// A listener of the kernel's at whose port rsockets listen (automatic mode). `inner` is its
     /// index in `auto::listeners`.

@@ -8,16 +8,16 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsiz
 use libc::{F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET};
 
 use super::log::Reason;
-use super::numbers::{is_auto, is_number_of};
 use super::shared::{Accepted, MAX_SLOTS, Slot, Use};
-use super::{log, numbers, shared, socket_owner, thread};
+use super::{log, shared, socket_owner, thread};
 use crate::memory::Plain;
 use crate::name::Name;
 use crate::sockets::{self, kernel, rdma};
 use crate::table::{Entry, Growing, Kind};
 use crate::thread::Lock;
 use crate::time::Deadline;
-use crate::transition::Moving;
+use crate::transition::{self, Moving};
+use crate::transition::{is_auto, is_number_of};
 use crate::{epoll, errno, next_symbol, open_fds, own_fd, rsocket, rsocket_abi, table, tcp};
 
 /// What only this process can use. Numbers are stored plus one; 0 for none.
@@ -264,7 +264,7 @@ pub fn adopt(fd: c_int, accepted: Accepted) -> Option<Name> {
         return None;
     }
     if is_own {
-        if inner < 0 || !numbers::become_rsocket(fd, fd, None, inner) {
+        if inner < 0 || !transition::become_rsocket(fd, fd, None, inner) {
             return None;
         }
         log::accepted(fd, &peer, "RDMA", Reason::Connected);

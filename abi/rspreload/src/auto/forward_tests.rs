@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::IntoRawFd;
 
 use super::*;
-use crate::test_sockets::connection;
+use crate::calls::tests::connection;
 
 /// A forward, and the far ends of its rsocket and of its token.
 fn forward(index: usize) -> (Forward, TcpStream, TcpStream) {

@@ -511,7 +511,7 @@ mod tests {
 
     #[test]
     fn tokens_go_to_the_address_of_the_connection() {
-        let (_client, inner) = crate::test_sockets::connection();
+        let (_client, inner) = crate::calls::tests::connection();
         let token = |own| {
             let to = listener(&name(own)).token_address(inner.as_raw_fd()).unwrap();
             (to.address().to_string(), to.number())

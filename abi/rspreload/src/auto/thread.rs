@@ -12,12 +12,12 @@ use libc::{
     SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, epoll_event, pollfd,
 };
 
+use super::connect::MAX_ATTEMPTS;
 use super::forward::Forwards;
 use super::listeners::{MAX_ADDRESSES, MAX_LISTENERS};
 use super::log::Reason;
 use super::shared::{MAX_SLOTS, Slot, Use};
-use super::slots::MAX_ATTEMPTS;
-use super::{attempt, connections, listeners, shared, slots};
+use super::{connect, connections, listeners, shared};
 use crate::memory::{Mapping, Plain};
 use crate::sockets::{self, rdma};
 use crate::thread::Lock;
@@ -154,13 +154,13 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
 
 /// Ends attempts whose time is over, and those of closed numbers.
 fn end_attempts() {
-    for slot in slots::ready() {
+    for slot in connect::ready() {
         if slot.is_abandoned() {
             slot.finish(Err(Reason::SocketShared));
         } else if slot.left() == 0
             && let Some(to) = slot.to()
         {
-            slot.finish(attempt::expire(slot.inner(), &to));
+            slot.finish(connect::expire(slot.inner(), &to));
         }
     }
 }
@@ -192,7 +192,7 @@ impl Thread {
         self.polled.count = 0;
         self.polled.push(WAKE.receiver(), POLLIN, Purpose::Wake);
         self.polled.push(WAKE.tokens(), POLLIN, Purpose::Tokens);
-        for slot in slots::ready() {
+        for slot in connect::ready() {
             let left = slot.left();
             timeout = if timeout < 0 { left } else { left.min(timeout) };
             self.polled.push(slot.inner(), POLLOUT, Purpose::Attempt(slot.number()));
@@ -272,10 +272,10 @@ impl Thread {
 fn handle_one(fd: c_int, purpose: Purpose) {
     match purpose {
         Purpose::Attempt(number) => {
-            if let Some(slot) = slots::ready().find(|slot| slot.number() == number && slot.inner() == fd)
+            if let Some(slot) = connect::ready().find(|slot| slot.number() == number && slot.inner() == fd)
                 && let Some(to) = slot.to()
             {
-                slot.finish(attempt::result(fd, &to));
+                slot.finish(connect::result(fd, &to));
             }
         }
         Purpose::Listener => {

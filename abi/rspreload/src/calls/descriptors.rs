@@ -8,11 +8,12 @@ use libc::{
     O_NONBLOCK, O_RDWR, SOCK_CLOEXEC, SOCK_DGRAM, SOCK_NONBLOCK, SOCK_STREAM, sockaddr, socklen_t,
 };
 
-use crate::dispatch::Fd;
 use crate::epoll::members;
+use crate::fds::Fd;
 use crate::sockets::{kernel, rdma};
 use crate::table::{Entry, Kind};
-use crate::{auto, cancel, config, errno, fds, fork, next_symbol, open_fds, process, rsocket, rsocket_abi, table};
+use crate::thread::{with_cleanup, without_cancel};
+use crate::{auto, config, errno, fds, fork, next_symbol, open_fds, process, rsocket, rsocket_abi, table};
 
 // socket, accept, accept4, connect.
 
@@ -133,7 +134,7 @@ unsafe fn accept_from(
         next_symbol::close(new);
     };
     // SAFETY: the arguments of accept4(2): guaranteed by the caller.
-    let taken = cancel::with_cleanup(close_placeholder, || unsafe { rsocket_abi::raccept(inner, addr, len) });
+    let taken = with_cleanup(close_placeholder, || unsafe { rsocket_abi::raccept(inner, addr, len) });
     if taken >= 0 {
         // An rsocket inherits its listener's flags, a socket on Linux does not.
         let status = if flags & SOCK_NONBLOCK != 0 { O_NONBLOCK } else { 0 };
@@ -176,7 +177,7 @@ fn close_known(fd: c_int) -> c_int {
             return errno::fail(EBADF);
         }
         // A thread that is cancelled before the placeholder is closed would leave the number taken.
-        if let Some(result) = cancel::disabled(|_| close_entry(fd, entry)) {
+        if let Some(result) = without_cancel(|_| close_entry(fd, entry)) {
             return result;
         }
     }

@@ -1,17 +1,19 @@
-//! poll and select.
+//! Calls that wait: poll, select and epoll.
 
 use core::ffi::{c_int, c_short, c_ulong};
 use core::slice;
 
 use libc::{
-    EBADF, EINVAL, FD_SETSIZE, POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM,
-    POLLWRBAND, POLLWRNORM, fd_set, nfds_t, pollfd, timeval,
+    EBADF, EINVAL, EPOLL_CTL_ADD, EPOLL_CTL_DEL, FD_SETSIZE, POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI,
+    POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM, epoll_event, fd_set, nfds_t, pollfd, timeval,
 };
 
-use crate::dispatch::Fd;
+use crate::epoll::members;
+use crate::fds::Fd;
 use crate::sockets::{kernel, rdma};
+use crate::table::{self, Kind};
 use crate::time::{Deadline, milliseconds};
-use crate::{auto, errno, fds, fork, memory, next_symbol, table};
+use crate::{auto, epoll, errno, fds, fork, memory, next_symbol, transition};
 
 // poll: librdmacm's if there is an rsocket among the numbers. It takes both kinds.
 
@@ -54,7 +56,7 @@ fn asked(fd: &pollfd) -> pollfd {
     let number = match Fd::of(fd.fd) {
         Fd::Rsocket(entry) => entry.inner,
         Fd::Pending(entry) => fork::resolve_for_poll(fd.fd, entry).unwrap_or(fd.fd),
-        Fd::Connecting(entry) => match auto::slots::done(entry) {
+        Fd::Connecting(entry) => match auto::connect::done(entry) {
             // The attempt has ended since its entry was read, and its slot has another one.
             -1 => return asked(fd),
             done => return pollfd { fd: done, events: POLLIN, revents: 0 },
@@ -234,6 +236,93 @@ fn ready_sets(fd: &pollfd) -> c_short {
     let revents = fd.revents | if hung_up { POLLOUT } else { 0 };
     let counts = |&(asked, counts, _): &(c_short, c_short, c_short)| fd.events & asked != 0 && revents & counts != 0;
     KINDS.iter().filter(|kind| counts(kind)).fold(0, |all, kind| all | kind.2)
+}
+
+exports! {
+    /// epoll_create(2).
+    safe fn epoll_create(size: c_int) -> c_int {
+        fds::on_new_fd(next_symbol::epoll_create(size))
+    }
+
+    /// epoll_create1(2).
+    safe fn epoll_create1(flags: c_int) -> c_int {
+        fds::on_new_fd(next_symbol::epoll_create1(flags))
+    }
+
+    /// epoll_ctl(2).
+    fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+        let event = Event::new(event);
+        if table::any() { control(epfd, op, fd, event) } else { event.control_kernel(epfd, op, fd) }
+    }
+
+    /// epoll_wait(2). As before there are rsockets: the first may be added while this thread waits.
+    fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
+        epoll::wait(epfd, events, max, timeout)
+    }
+}
+
+/// The event that a program passes to epoll_ctl(2).
+#[derive(Clone, Copy)]
+pub struct Event(*mut epoll_event);
+
+impl Event {
+    /// # Safety
+    /// `event` is null or readable.
+    pub unsafe fn new(event: *mut epoll_event) -> Event {
+        Event(event)
+    }
+
+    fn get(self) -> Option<epoll_event> {
+        // SAFETY: readable: guaranteed by the caller of `new`.
+        (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
+    }
+
+    /// epoll_ctl(2) on a descriptor of the kernel's, which reports bad pointers.
+    fn control_kernel(self, epfd: c_int, op: c_int, fd: c_int) -> c_int {
+        // SAFETY: as for `new`.
+        let result = unsafe { next_symbol::epoll_ctl(epfd, op, fd, self.0) };
+        if result == 0 {
+            members::note(epfd, op, fd, || self.get());
+        }
+        result
+    }
+}
+
+/// epoll_ctl(2), once there is anything in the table.
+pub fn control(epfd: c_int, op: c_int, fd: c_int, event: Event) -> c_int {
+    let mut kind = Fd::of(fd);
+    // In this order: a move that has not begun by now can't have changed the entry.
+    if transition::wait_for_move(fd) {
+        kind = Fd::of(fd);
+    }
+    match kind {
+        Fd::Connecting(entry) => {
+            let result = auto::connect::control(epfd, op, fd, entry, event.get());
+            result.unwrap_or_else(|| control(epfd, op, fd, event))
+        }
+        // As long as it is no rsocket it is a member of the kernel's instance.
+        Fd::Pending(entry) if op != EPOLL_CTL_DEL && fork::resolve_for_poll(fd, entry).is_some() => {
+            control(epfd, op, fd, event)
+        }
+        Fd::Rsocket(entry) => {
+            let result = epoll::control_rsocket(epfd, op, fd, entry, event.get());
+            let is_forwarded = table::get(fd).is_some_and(|entry| entry.kind == Kind::Forwarded);
+            if result == 0 && op == EPOLL_CTL_DEL || !is_forwarded {
+                return result;
+            }
+            // The library's thread has begun to forward the connection meanwhile.
+            if result == 0 && op == EPOLL_CTL_ADD {
+                epoll::hand_over_to_kernel(fd, entry);
+                return result;
+            }
+            control(epfd, op, fd, event)
+        }
+        Fd::Known(entry) => {
+            auto::before_wait(entry);
+            event.control_kernel(epfd, op, fd)
+        }
+        Fd::Kernel | Fd::Epoll(_) | Fd::Pending(_) => event.control_kernel(epfd, op, fd),
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixDatagram;
 use libc::{EBADF, EEXIST, EPOLLET, EPOLLONESHOT, EPOLLOUT};
 
 use super::*;
-use crate::calls::epoll::{Event, control};
+use crate::calls::waits::{Event, control};
 use crate::fds;
 
 fn control_event(epfd: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> c_int {

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use libc::{EAGAIN, POLLIN};
 
 use super::*;
-use crate::test_sockets;
+use crate::calls::tests as test_sockets;
 
 /// A connection: the end that connected, and the accepted one. Its port is free for an "rsocket" to
 /// listen.
@@ -232,8 +232,8 @@ fn a_member_of_an_epoll_is_handed_over() {
         table::swap(epfd, None);
         crate::epoll::members::begin(client.as_raw_fd());
         let mut event = libc::epoll_event { events: POLLIN as u32, u64: 77 };
-        let asked = crate::calls::epoll::Event::new(&raw mut event);
-        assert_eq!(crate::calls::epoll::control(epfd, libc::EPOLL_CTL_ADD, client.as_raw_fd(), asked), 0);
+        let asked = crate::calls::waits::Event::new(&raw mut event);
+        assert_eq!(crate::calls::waits::control(epfd, libc::EPOLL_CTL_ADD, client.as_raw_fd(), asked), 0);
         assert_eq!(role(&client), Some(Role::Active));
         std::thread::scope(|scope| {
             let passive = scope.spawn(|| decide(&server, Way::Receive));

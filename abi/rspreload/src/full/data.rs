@@ -10,7 +10,7 @@ use libc::{
 };
 
 use super::{descriptors, waits};
-use crate::dispatch::Fd;
+use crate::fds::Fd;
 use crate::memory::Plain;
 use crate::sockets::{self, kernel};
 use crate::time::{Deadline, milliseconds};

@@ -9,7 +9,7 @@ use libc::{
 };
 
 use crate::calls::exports;
-use crate::dispatch::Fd;
+use crate::fds::Fd;
 use crate::sockets::kernel;
 use crate::{auto, calls, errno, fds, next_symbol, open_fds, process, rsocket, table};
 

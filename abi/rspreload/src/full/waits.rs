@@ -17,8 +17,9 @@ use libc::{
 
 use crate::calls;
 use crate::calls::waits::Sets;
+use crate::thread::with_cleanup;
 use crate::time::{Deadline, milliseconds};
-use crate::{cancel, epoll, errno, fds, memory, next_symbol, open_fds, table};
+use crate::{epoll, errno, fds, memory, next_symbol, open_fds, table};
 
 /// The highest signal is 64.
 const SIGNALS: core::ops::RangeInclusive<c_int> = 1..=64;
@@ -101,7 +102,7 @@ unsafe fn wait_for_signals(
     let close = || {
         errno::keeping(|| next_symbol::close(fd));
     };
-    let result = cancel::with_cleanup(close, || {
+    let result = with_cleanup(close, || {
         loop {
             let Waited { result, signalled } = wait(fd, end.left());
             if result != 0 || !signalled {
