@@ -19,7 +19,6 @@ pub mod log;
 pub mod outside;
 mod route;
 mod shared;
-mod socket_owner;
 mod thread;
 
 use core::ffi::{c_int, c_void};
@@ -31,8 +30,7 @@ use self::kernel_options::Purpose;
 use self::shared::Use;
 use crate::epoll::members;
 use crate::memory::Plain;
-use crate::name::{self, Name};
-use crate::sockets::{kernel, rdma};
+use crate::sockets::{self, Name, kernel, rdma};
 use crate::table::{self, Entry, Kind};
 use crate::thread::without_cancel;
 use crate::transition::{self, MAPPED, Way};
@@ -133,7 +131,7 @@ pub unsafe fn accept(
                 }
                 Ok(_) if addr.is_null() => {}
                 Ok(Some(peer)) => peer.write(addr, len),
-                Ok(None) => name::store(from, room, addr, len),
+                Ok(None) => sockets::store(from, room, addr, len),
             }
         }
         return new;
@@ -175,19 +173,18 @@ pub fn name_of(entry: Entry, is_peer: bool) -> Option<Name> {
     }
 }
 
-/// A call is about to use a number that is forwarded.
+/// A number that is forwarded is about to be used.
 #[cold]
-pub fn use_forwarded(entry: Entry) {
-    if let Some(slot) = connections::slot_of(entry).filter(|slot| !slot.is_wanted()) {
-        slot.want(connections::generation_of(entry), Use::Inherited);
+fn use_forwarded(entry: Entry, how: Use) {
+    if let Some(slot) = connections::slot_of(entry).filter(|slot| how == Use::Executed || !slot.is_wanted()) {
+        slot.want(connections::generation_of(entry), how);
     }
 }
 
-/// A program is about to be executed that gets a number that is forwarded.
-#[cold]
+/// A program is about to be executed that gets a number.
 pub fn execute_with(entry: Entry) {
-    if let Some(slot) = connections::slot_of(entry) {
-        slot.want(connections::generation_of(entry), Use::Executed);
+    if entry.kind == Kind::Forwarded {
+        use_forwarded(entry, Use::Executed);
     }
 }
 
@@ -195,7 +192,7 @@ pub fn execute_with(entry: Entry) {
 #[inline(always)]
 pub fn before_wait(entry: Entry) {
     if entry.kind == Kind::Forwarded {
-        use_forwarded(entry);
+        use_forwarded(entry, Use::Inherited);
     }
 }
 
@@ -338,12 +335,17 @@ pub fn flush_on_exit() {
     }
 }
 
+/// Whether the process may have connections by RDMA.
+fn is_active() -> bool {
+    table::any() && is_on() && !process::is_guest()
+}
+
 /// Before a program is executed by a call that runs no handlers of fork(2): it may use the
 /// connections that it inherits.
 pub fn before_spawn() {
-    if table::any() && is_on() && !process::is_guest() {
+    if is_active() {
         errno::keeping(|| {
-            connections::before_spawn(thread::wake_socket);
+            connections::before_spawn();
             connections::in_parent();
         });
     }
@@ -352,7 +354,7 @@ pub fn before_spawn() {
 /// Whether the process has connections by RDMA.
 pub fn has_connections() -> bool {
     let mut any = false;
-    if table::any() && is_on() && !process::is_guest() {
+    if is_active() {
         table::each(|_, entry| any |= entry.kind == Kind::Socket && is_auto(entry));
     }
     any
@@ -361,14 +363,14 @@ pub fn has_connections() -> bool {
 /// Before fork(2), with or without its handlers.
 pub fn before_fork() {
     members::begin_generation();
-    if table::any() && is_on() && !process::is_guest() {
-        errno::keeping(|| connections::before_fork(thread::wake_socket));
+    if is_active() {
+        errno::keeping(connections::before_fork);
     }
 }
 
 /// After fork(2), in the parent.
 pub fn in_parent() {
-    if table::any() && is_on() && !process::is_guest() {
+    if is_active() {
         errno::keeping(connections::in_parent);
     }
 }

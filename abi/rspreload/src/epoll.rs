@@ -17,15 +17,15 @@
 //! [index](table::index_of) into the same side.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use libc::{
     EBADF, EFAULT, EINVAL, ENOENT, EPERM, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN,
     epoll_event,
 };
 
+use crate::process::Deadline;
 use crate::table::{self, Entry, Growing, Kind};
-use crate::time::Deadline;
 use crate::{errno, next_symbol, rsocket, rsocket_abi, sockets};
 
 pub mod members;
@@ -138,7 +138,7 @@ fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     }
     let result = prepare_side(side, index).and_then(|()| table::first(side, 0)).and_then(|()| {
         set_host(side, epfd);
-        enter(epfd, side)
+        enter(epfd, side, index)
     });
     if result != Ok(side) {
         close_side(side);
@@ -147,13 +147,13 @@ fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
 }
 
 /// Adds a side to an instance. Returns another thread's side if that was there first.
-fn enter(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
+fn enter(epfd: c_int, side: c_int, index: u32) -> Result<c_int, c_int> {
     // Before the mark can be found.
     USED.store(true, Ordering::SeqCst);
     if sockets::epoll_ctl(epfd, EPOLL_CTL_ADD, side, Some(mark(side))) != 0 {
         return Err(errno::get());
     }
-    let result = record(epfd, side);
+    let result = record(epfd, side, index);
     if result != Ok(side) {
         sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, side, None);
     }
@@ -161,12 +161,12 @@ fn enter(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
 }
 
 /// Records a side in the instance's table entry, or in the list that begins there.
-fn record(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
+fn record(epfd: c_int, side: c_int, index: u32) -> Result<c_int, c_int> {
     if table::replace(epfd, None, Some(Entry { kind: Kind::Epoll, flags: 0, inner: side })) {
         return Ok(side);
     }
     match table::get(epfd) {
-        Some(Entry { kind: Kind::Epoll, inner, .. }) => append_side(inner, side),
+        Some(Entry { kind: Kind::Epoll, inner, .. }) => append_side(inner, index, side),
         // The number was closed meanwhile, and may be another descriptor by now.
         _ => Err(EBADF),
     }
@@ -273,78 +273,45 @@ fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<
 }
 
 // The sides of an instance: one for each index of its rsockets' numbers, so nearly always one, for the
-// index 0.
-//
-// They form a list that begins in the instance's table entry. Like the table it consists of words by
-// number, which are never freed: a look-up takes no lock.
+// index 0. Like the table they are words that are never freed: a look-up takes no lock.
 
-/// By number of a side: its index in the upper half, the next side in the lower half.
-static LIST: Growing<AtomicU64> = Growing::new();
+/// By number of an instance's first side, and by index: the number of a side, plus one; 0 for none.
+static SIDES_OF: Growing<[AtomicI32; table::INDICES]> = Growing::new();
 
-/// Instead of a next side: the last one; or the instance is being closed, and none can follow.
-const LAST: u32 = u32::MAX;
-const CLOSED: u32 = u32::MAX - 1;
-/// The word of a side that is being closed: it has no index.
-const NO_SIDE: u64 = u64::MAX << 32 | CLOSED as u64;
+/// In place of all sides of an instance that is being closed: none can follow.
+const CLOSED: c_int = -1;
 
-fn next_side(word: u64) -> Option<c_int> {
-    match word as u32 {
-        LAST | CLOSED => None,
-        side => Some(side as c_int),
-    }
-}
-
-fn index(word: u64) -> u32 {
-    (word >> 32) as u32
-}
-
-/// Makes a new side the only one of its list: `ENOMEM`.
+/// Makes a new side the only one: `ENOMEM`.
 fn prepare_side(side: c_int, index: u32) -> Result<(), c_int> {
-    LIST.get_or_grow(side)?.store(u64::from(index) << 32 | u64::from(LAST), Ordering::Release);
+    for (number, word) in (0..).zip(SIDES_OF.get_or_grow(side)?) {
+        word.store(if number == index { side + 1 } else { 0 }, Ordering::Release);
+    }
     Ok(())
 }
 
 /// The side for an index.
-fn find_side(first: c_int, wanted: u32) -> Option<c_int> {
-    let mut side = first;
-    loop {
-        let word = LIST.get(side)?.load(Ordering::Acquire);
-        if index(word) == wanted {
-            return Some(side);
-        }
-        side = next_side(word)?;
+fn find_side(first: c_int, index: u32) -> Option<c_int> {
+    let side = SIDES_OF.get(first)?.get(index as usize)?.load(Ordering::Acquire);
+    (side > 0).then(|| side - 1)
+}
+
+/// Adds a side. Returns the side with the same index instead if there is one.
+fn append_side(first: c_int, index: u32, new: c_int) -> Result<c_int, c_int> {
+    let word = SIDES_OF.get(first).and_then(|words| words.get(index as usize)).ok_or(EBADF)?;
+    match word.compare_exchange(0, new + 1, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Ok(new),
+        Err(CLOSED) => Err(EBADF),
+        Err(side) => Ok(side - 1),
     }
 }
 
-/// Appends a prepared side. Returns the side with the same index instead if there is one.
-fn append_side(first: c_int, new: c_int) -> Result<c_int, c_int> {
-    let wanted = index(LIST.get(new).ok_or(EBADF)?.load(Ordering::Acquire));
-    let mut side = first;
-    loop {
-        let link = LIST.get(side).ok_or(EBADF)?;
-        let word = link.load(Ordering::Acquire);
-        if index(word) == wanted {
-            return Ok(side);
-        }
-        match word as u32 {
-            CLOSED => return Err(EBADF),
-            LAST => {
-                let longer = u64::from(index(word)) << 32 | u64::from(new as u32);
-                if link.compare_exchange(word, longer, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-                    return Ok(new);
-                }
-            }
-            further => side = further as c_int,
-        }
-    }
-}
-
-/// Takes the list apart. Nothing can be appended any more.
+/// Takes the sides away. None can be added any more.
 fn take_sides(first: c_int, mut each: impl FnMut(c_int)) {
-    let mut side = Some(first);
-    while let Some(now) = side {
-        side = LIST.get(now).and_then(|link| next_side(link.swap(NO_SIDE, Ordering::AcqRel)));
-        each(now);
+    for word in SIDES_OF.get(first).into_iter().flatten() {
+        let side = word.swap(CLOSED, Ordering::AcqRel);
+        if side > 0 {
+            each(side - 1);
+        }
     }
 }
 
@@ -355,33 +322,30 @@ mod tests;
 mod tests_of_sides {
     use super::*;
 
-    // Numbers no test opens: the list is one for all tests of this program.
+    // Numbers no test opens: the sides are those of all tests of this program.
     const FAR: c_int = 2_500_000;
 
     #[test]
     fn there_is_one_side_for_each_index() {
-        let sides = [FAR, FAR + 1, FAR + 2, FAR + 3];
-        for (side, index) in sides.into_iter().zip([5, 0, 7, 0]) {
-            prepare_side(side, index).unwrap();
-        }
-        assert_eq!(append_side(FAR, FAR + 1), Ok(FAR + 1));
-        assert_eq!(append_side(FAR, FAR + 2), Ok(FAR + 2));
-        assert_eq!(append_side(FAR, FAR + 3), Ok(FAR + 1));
-        assert_eq!([5, 0, 7, 1].map(|index| find_side(FAR, index)), [Some(FAR), Some(FAR + 1), Some(FAR + 2), None]);
+        prepare_side(FAR, 5).unwrap();
+        assert_eq!(append_side(FAR, 0, FAR + 1), Ok(FAR + 1));
+        assert_eq!(append_side(FAR, 31, FAR + 2), Ok(FAR + 2));
+        assert_eq!(append_side(FAR, 0, FAR + 3), Ok(FAR + 1));
+        assert_eq!([5, 0, 31, 1].map(|index| find_side(FAR, index)), [Some(FAR), Some(FAR + 1), Some(FAR + 2), None]);
         let mut taken = Vec::new();
         take_sides(FAR, |side| taken.push(side));
-        assert_eq!(taken, [FAR, FAR + 1, FAR + 2]);
-        assert_eq!(append_side(FAR, FAR + 3), Err(EBADF));
+        assert_eq!(taken, [FAR + 1, FAR, FAR + 2]);
+        assert_eq!((append_side(FAR, 1, FAR + 3), find_side(FAR, 0)), (Err(EBADF), None));
     }
 
     #[test]
     fn of_threads_that_append_the_same_index_one_wins() {
         for round in 0..100 {
             let first = FAR + 100 + 10 * round;
-            (0..5).for_each(|index| prepare_side(first + index, u32::from(index > 0)).unwrap());
+            prepare_side(first, 0).unwrap();
             let results: Vec<_> = std::thread::scope(|scope| {
                 let threads: Vec<_> =
-                    (1..5).map(|index| scope.spawn(move || append_side(first, first + index))).collect();
+                    (1..5).map(|new| scope.spawn(move || append_side(first, 1, first + new))).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             assert!(results.iter().all(|result| *result == Ok(find_side(first, 1).unwrap())), "{results:?}");

@@ -9,7 +9,7 @@ use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
 use crate::thread::CancelDisabled;
 use crate::transition::Way;
-use crate::{auto, epoll, errno, fork, open_fds, own_fd, process, rsocket};
+use crate::{auto, epoll, errno, fork, open_fds, process, rsocket};
 
 /// What a number of the program is.
 #[derive(Clone, Copy)]
@@ -266,7 +266,7 @@ fn is_stale(fd: c_int, entry: Entry) -> bool {
 /// programs that close every number there is.
 #[cold]
 pub fn is_library(fd: c_int) -> bool {
-    own_fd::has(fd) || rsocket::is_library_fd(fd)
+    open_fds::has(fd) || rsocket::is_library_fd(fd)
 }
 
 /// One more than the highest number below `count` that the program has, but at least FD_SETSIZE.

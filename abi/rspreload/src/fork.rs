@@ -20,7 +20,7 @@ use core::ffi::c_int;
 use libc::{EAGAIN, EINPROGRESS, EINTR, c_short, sockaddr, socklen_t};
 
 use crate::epoll::members;
-use crate::own_fd::OwnFd;
+use crate::open_fds::OwnFd;
 use crate::table::{self, Entry, Kind};
 use crate::thread::without_cancel;
 use crate::transition::{self, Moving, Way};

@@ -36,17 +36,14 @@ mod fork;
 mod fork_handlers;
 mod full;
 mod memory;
-mod name;
 mod next_symbol;
 mod open_fds;
-mod own_fd;
 mod process;
 mod rsocket;
 mod sockets;
 mod table;
 mod tcp;
 mod thread;
-mod time;
 mod transition;
 
 use next_symbol::rsocket_abi;

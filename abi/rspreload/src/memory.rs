@@ -4,7 +4,7 @@
 use core::ops::{Deref, DerefMut};
 use core::ptr::{self, NonNull};
 use core::slice;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use libc::{ENOMEM, c_int, iovec, pollfd};
 
@@ -33,8 +33,8 @@ macro_rules! plain {
 pub(crate) use plain;
 
 plain! {
-    u8, c_int, u64, pollfd, iovec, AtomicU32, AtomicU64, libc::timeval, libc::linger, libc::msghdr, libc::sockaddr_storage,
-    libc::sigset_t, libc::stat, rdmacm_private::Marks, rdmacm_private::Host, rdmacm_private::Handover,
+    u8, c_int, u64, pollfd, iovec, AtomicI32, AtomicU32, AtomicU64, libc::timeval, libc::linger, libc::msghdr, libc::sockaddr_storage,
+    libc::sigset_t, libc::sigaction, libc::stat, rdmacm_private::Marks, rdmacm_private::Host, rdmacm_private::Handover,
 }
 
 // SAFETY: as the elements.

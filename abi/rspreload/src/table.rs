@@ -268,15 +268,18 @@ pub fn replace(fd: c_int, old: Option<Entry>, new: Option<Entry>) -> bool {
 
 /// The lower half of a word is the count of references to the inner number, the upper half a bit
 /// for each index in use.
-const INDICES: u32 = 32;
+const INDEX_BITS: u32 = 32;
+
+/// The indices of the numbers of an rsocket.
+pub const INDICES: usize = INDEX_BITS as usize;
 
 /// The index of all further numbers of an rsocket that has this many.
-const LAST_INDEX: u32 = 63 - INDICES;
+const LAST_INDEX: u32 = 63 - INDEX_BITS;
 
 /// Sets the count of references of an inner number to one: librdmacm has just returned it, or has
 /// not closed it. `index` is that of the number that refers to it. Fails with `ENOMEM`.
 pub fn first(inner: c_int, index: u32) -> Result<(), c_int> {
-    REFERENCES.get_or_grow(inner)?.store(1 | 1 << (INDICES + index), Ordering::Release);
+    REFERENCES.get_or_grow(inner)?.store(1 | 1 << (INDEX_BITS + index), Ordering::Release);
     Ok(())
 }
 
@@ -302,15 +305,15 @@ pub fn drop(inner: c_int) -> bool {
 /// numbers of one rsocket apart by it, as the kernel's do.
 pub fn index_of(inner: c_int) -> u32 {
     let Some(word) = REFERENCES.get(inner) else { return 0 };
-    let lowest = |now: u64| (now >> INDICES).trailing_ones().min(LAST_INDEX);
-    let take = |now: u64| Some(now | 1 << (INDICES + lowest(now)));
+    let lowest = |now: u64| (now >> INDEX_BITS).trailing_ones().min(LAST_INDEX);
+    let take = |now: u64| Some(now | 1 << (INDEX_BITS + lowest(now)));
     word.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).map_or(0, lowest)
 }
 
 /// Frees the index of a number that no longer stands for `inner`.
 pub fn leave_index(inner: c_int, index: u32) {
     if let (Some(word), 0..LAST_INDEX) = (REFERENCES.get(inner), index) {
-        word.fetch_and(!(1 << (INDICES + index)), Ordering::AcqRel);
+        word.fetch_and(!(1 << (INDEX_BITS + index)), Ordering::AcqRel);
     }
 }
 

@@ -8,9 +8,8 @@ use libc::{
     SOL_SOCKET, socklen_t,
 };
 
-use crate::name::Name;
-use crate::sockets::{kernel, rdma};
-use crate::time::Deadline;
+use crate::process::Deadline;
+use crate::sockets::{Name, kernel, rdma};
 use crate::{errno, next_symbol, rsocket, rsocket_abi};
 
 /// Reads up to `bytes.len()` bytes without consuming them. Returns their number, or the errno of

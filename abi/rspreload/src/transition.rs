@@ -6,8 +6,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use libc::{AF_INET, AF_INET6, F_GETFL, F_SETFL, O_NONBLOCK};
 
-use crate::name::Name;
-use crate::sockets::{kernel, rdma};
+use crate::sockets::{Name, kernel, rdma};
 use crate::table::{self, Entry, Kind};
 use crate::thread::{Held, Lock, sleep_while, wake_all};
 use crate::{errno, tcp};

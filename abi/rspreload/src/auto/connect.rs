@@ -21,14 +21,13 @@ use super::log::Reason;
 use super::route::{Outcome, Subject};
 use super::{connections, log, route, thread};
 use crate::epoll::members;
-use crate::name::{AtomicName, Name};
-use crate::sockets::{kernel, rdma};
+use crate::process::Deadline;
+use crate::sockets::{AtomicName, Name, kernel, rdma};
 use crate::table::{Entry, Kind};
 use crate::thread::{CancelDisabled, with_cleanup, without_cancel};
 use crate::thread::{Lock, SignalsBlocked};
-use crate::time::Deadline;
 use crate::transition::Moving;
-use crate::{config, errno, next_symbol, open_fds, own_fd, rsocket, rsocket_abi, table, tcp, time, transition};
+use crate::{config, errno, next_symbol, open_fds, process, rsocket, rsocket_abi, table, tcp, transition};
 
 /// connect(2).
 ///
@@ -289,7 +288,7 @@ pub const MAX_ATTEMPTS: usize = 256;
 /// How long a slot is not used again if there are others, in nanoseconds.
 const REST: i64 = 20_000_000;
 
-static SLOTS: [Slot; MAX_ATTEMPTS] = [const { Slot::new() }; MAX_ATTEMPTS];
+static SLOTS: [Attempt; MAX_ATTEMPTS] = [const { Attempt::new() }; MAX_ATTEMPTS];
 
 /// The slots behind this index have never been used: close(2) need not look at them.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
@@ -303,7 +302,7 @@ const CLAIMED: u32 = 1;
 const READY: u32 = 2;
 
 /// An attempt.
-pub struct Slot {
+pub struct Attempt {
     state: AtomicU32,
     ticket: AtomicI32,
     /// The program's number.
@@ -320,9 +319,9 @@ pub struct Slot {
     freed: AtomicI64,
 }
 
-impl Slot {
-    const fn new() -> Slot {
-        Slot {
+impl Attempt {
+    const fn new() -> Attempt {
+        Attempt {
             state: AtomicU32::new(FREE),
             ticket: AtomicI32::new(-1),
             fd: AtomicI32::new(-1),
@@ -350,7 +349,7 @@ impl Slot {
     }
 
     fn close_tcp(&self) {
-        own_fd::close(self.tcp.swap(0, SeqCst) - 1);
+        open_fds::close(self.tcp.swap(0, SeqCst) - 1);
     }
 
     /// The rsocket of the attempt.
@@ -360,7 +359,7 @@ impl Slot {
 
     /// The milliseconds until the attempt is given up.
     pub fn left(&self) -> c_int {
-        let left = (self.end.load(SeqCst) as i64 - time::now()).max(0) as u64;
+        let left = (self.end.load(SeqCst) as i64 - process::now()).max(0) as u64;
         left.div_ceil(1_000_000) as c_int
     }
 
@@ -449,7 +448,7 @@ impl Slot {
 
     fn free(&self) {
         self.close_tcp();
-        self.freed.store(time::now(), SeqCst);
+        self.freed.store(process::now(), SeqCst);
         self.state.store(FREE, SeqCst);
     }
 
@@ -457,33 +456,33 @@ impl Slot {
     /// next attempt makes the eventfd unreadable.
     fn has_rested(&self) -> bool {
         let freed = self.freed.load(SeqCst);
-        freed == 0 || time::now() - freed > REST
+        freed == 0 || process::now() - freed > REST
     }
 
     /// Wakes those who poll the socket.
     fn wake(&self) {
-        errno::keeping(|| own_fd::signal_eventfd(self.done.load(SeqCst) - 1));
+        errno::keeping(|| open_fds::signal_eventfd(self.done.load(SeqCst) - 1));
     }
 
     /// Makes the eventfd, or takes back what the last attempt has left in it.
     fn reset_done(&self) -> bool {
         if self.done.load(SeqCst) == 0 {
-            let new = own_fd::create_eventfd();
+            let new = open_fds::create_eventfd();
             self.done.store(new + 1, SeqCst);
             return new >= 0;
         }
-        own_fd::clear_eventfd(self.done.load(SeqCst) - 1);
+        open_fds::clear_eventfd(self.done.load(SeqCst) - 1);
         true
     }
 }
 
 /// The attempts under way.
-pub fn ready() -> impl Iterator<Item = &'static Slot> {
+pub fn ready() -> impl Iterator<Item = &'static Attempt> {
     SLOTS.iter().take(HIGHEST.load(SeqCst)).filter(|slot| slot.is_ready())
 }
 
 /// The slot that an entry's ticket names.
-fn of(entry: Entry) -> Option<&'static Slot> {
+fn of(entry: Entry) -> Option<&'static Attempt> {
     let slot = SLOTS.get(usize::try_from(entry.inner).ok()? % MAX_ATTEMPTS)?;
     (slot.number() == entry.inner).then_some(slot)
 }
@@ -500,7 +499,7 @@ pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline) -> Result<(), 
     let ticket = ((turns * MAX_ATTEMPTS + index) & (i32::MAX as usize >> 1)) as c_int;
     slot.ticket.store(ticket, SeqCst);
     slot.fd.store(fd, SeqCst);
-    slot.tcp.store(own_fd::duplicate(fd) + 1, SeqCst);
+    slot.tcp.store(open_fds::duplicate(fd) + 1, SeqCst);
     if slot.tcp() < 0 || !slot.reset_done() || table::prepare(fd).is_err() {
         slot.free();
         return Err(Reason::Busy);
@@ -569,6 +568,6 @@ pub fn in_child() {
             give_up(slot.inner());
             slot.free();
         }
-        own_fd::close(slot.done.swap(0, SeqCst) - 1);
+        open_fds::close(slot.done.swap(0, SeqCst) - 1);
     }
 }

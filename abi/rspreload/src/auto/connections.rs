@@ -9,16 +9,15 @@ use libc::{F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SO
 
 use super::log::Reason;
 use super::shared::{Accepted, MAX_SLOTS, Slot, Use};
-use super::{log, shared, socket_owner, thread};
+use super::{log, shared, thread};
 use crate::memory::Plain;
-use crate::name::Name;
-use crate::sockets::{self, kernel, rdma};
+use crate::process::Deadline;
+use crate::sockets::{self, Name, kernel, rdma};
 use crate::table::{Entry, Growing, Kind};
 use crate::thread::Lock;
-use crate::time::Deadline;
 use crate::transition::{self, Moving};
 use crate::transition::{is_auto, is_number_of};
-use crate::{epoll, errno, next_symbol, open_fds, own_fd, rsocket, rsocket_abi, table, tcp};
+use crate::{epoll, errno, next_symbol, open_fds, rsocket, rsocket_abi, table, tcp};
 
 /// What only this process can use. Numbers are stored plus one; 0 for none.
 struct Private {
@@ -179,7 +178,7 @@ pub fn leave(index: usize) {
 /// Ends the token of an index in order, after the data.
 pub fn leave_in_order(index: usize) {
     if let Some(private) = PRIVATE.get(index) {
-        own_fd::close(private.token.swap(0, SeqCst) - 1);
+        open_fds::close(private.token.swap(0, SeqCst) - 1);
     }
     leave(index);
 }
@@ -192,14 +191,15 @@ pub fn is_lost(index: usize) -> bool {
         return false;
     };
     let ends = |token| Some((kernel::peer(token)?, kernel::own(token)?));
-    let accepted = ends(token(index)).is_some_and(|(to, from)| socket_owner::has_accepted(&to, &from));
+    let accepted = ends(token(index)).is_some_and(|(to, from)| shared::has_accepted(&to, &from));
     private.accepted.swap(accepted, SeqCst) && accepted && slot.is_sent()
 }
 
 /// Sends a token to a listener of this process: connects to its address. Returns false if that
 /// fails.
-pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
-    let (Some(peer), Some(own)) = (rdma::peer(inner), rdma::own(inner)) else { return false };
+pub fn send_token(inner: c_int, to: &Name) -> bool {
+    let names = (rdma::peer(inner), rdma::own(inner), thread::wake_socket());
+    let (Some(peer), Some(own), Some(wake)) = names else { return false };
     let from = to.with_number(0);
     let claimed = with_slot(|| bound_token(&from), |token| shared::claim(token, to.number(), (&peer, &own), wake));
     let Some((token, index, slot)) = claimed.and_then(|(token, index)| Some((token, index, shared::slot(index)?)))
@@ -225,7 +225,7 @@ pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
 /// A token that is bound to a free port.
 fn bound_token(from: &Name) -> Option<c_int> {
     let kind = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
-    let token = own_fd::create(|| next_symbol::socket(from.family(), kind, 0));
+    let token = open_fds::create(|| next_symbol::socket(from.family(), kind, 0));
     if token < 0 || kernel::bind(token, from) != 0 {
         close_token(token);
         return None;
@@ -374,7 +374,7 @@ fn demote_number(fd: c_int, inner: c_int, forwarded: impl Fn(c_int) -> Entry) {
 /// Forwards the data of a connection from now on: its numbers become TCP sockets of the kernel.
 /// Fails with the reason why that is not possible.
 pub fn forward_from_now(fd: c_int, inner: c_int, how: Use) -> Result<(), Reason> {
-    let index = index_with_token(fd, inner, thread::wake_socket)?;
+    let index = index_with_token(fd, inner)?;
     let slot = shared::slot(index).ok_or(Reason::Slots)?;
     if !thread::wake() {
         return Err(Reason::NoToken(errno::get()));
@@ -386,8 +386,8 @@ pub fn forward_from_now(fd: c_int, inner: c_int, how: Use) -> Result<(), Reason>
 }
 
 /// Before fork(2): the child may use each connection by its token.
-pub fn before_fork(wake: impl Fn() -> Option<(c_int, u64)>) {
-    prepare_for_child(wake, "child", |_| true);
+pub fn before_fork() {
+    prepare_for_child("child", |_| true);
     // Tokens that wait for accept(2), too.
     USED.each().for_each(|index| {
         FORKED.set(index);
@@ -396,16 +396,16 @@ pub fn before_fork(wake: impl Fn() -> Option<(c_int, u64)>) {
 
 /// Before a program is executed by posix_spawn(3) or its like: it may use each connection that it
 /// inherits by its token.
-pub fn before_spawn(wake: impl Fn() -> Option<(c_int, u64)>) {
-    prepare_for_child(wake, "program that is executed with it", open_fds::is_inheritable);
+pub fn before_spawn() {
+    prepare_for_child("program that is executed with it", open_fds::is_inheritable);
 }
 
 /// Gives each connection whose number `is_given` accepts a token, by which `user` may use it. The
 /// log names those that have none.
-fn prepare_for_child(wake: impl Fn() -> Option<(c_int, u64)>, user: &str, is_given: impl Fn(c_int) -> bool) {
+fn prepare_for_child(user: &str, is_given: impl Fn(c_int) -> bool) {
     table::each(|fd, entry| {
         if entry.kind == Kind::Socket && is_auto(entry) && !entry.is_inherited() && is_given(fd) {
-            match index_with_token(fd, entry.inner, &wake) {
+            match index_with_token(fd, entry.inner) {
                 Ok(index) => {
                     FORKED.set(index);
                 }
@@ -451,18 +451,18 @@ static PAIRS: Lock = Lock::new();
 
 /// Returns the index of an rsocket, after giving it a token if it has none. Fails with the reason
 /// for the log.
-fn index_with_token(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -> Result<usize, Reason> {
+fn index_with_token(fd: c_int, inner: c_int) -> Result<usize, Reason> {
     if let Some(index) = index_of(inner) {
         return Ok(index);
     }
     let _held = PAIRS.hold();
-    index_of(inner).map_or_else(|| make_pair(fd, inner, wake), Ok)
+    index_of(inner).map_or_else(|| make_pair(fd, inner), Ok)
 }
 
 /// Gives a connection that has none a token, by a pair of sockets inside the host. Fails with the
 /// reason for the log.
-fn make_pair(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -> Result<usize, Reason> {
-    let wake = wake().ok_or_else(failed)?;
+fn make_pair(fd: c_int, inner: c_int) -> Result<usize, Reason> {
+    let wake = thread::wake_socket().ok_or_else(failed)?;
     if !shared::prepare() {
         return Err(failed());
     }
@@ -507,7 +507,7 @@ pub fn in_child() {
             word.store(0, SeqCst);
         }
         // The child's copy.
-        own_fd::close(private.token.swap(0, SeqCst) - 1);
+        open_fds::close(private.token.swap(0, SeqCst) - 1);
     }
     for index in USED.each() {
         let _ = (USED.clear(index), SENT.clear(index), FORKED.clear(index));
@@ -577,7 +577,7 @@ fn connect_to(fd: c_int, listener: c_int) -> c_int {
     if !tcp::poll(&mut fds, &Deadline::after(1_000)) {
         return errno::fail(libc::ETIMEDOUT);
     }
-    let token = own_fd::relocate(kernel::accept(listener));
+    let token = open_fds::relocate(kernel::accept(listener));
     if token < 0 {
         return -1;
     }
@@ -594,6 +594,6 @@ pub fn close_token(token: c_int) {
     if token >= 0 {
         let linger = libc::linger { l_onoff: 1, l_linger: 0 };
         let _ = kernel::set(token, (SOL_SOCKET, libc::SO_LINGER), &linger);
-        own_fd::close(token);
+        open_fds::close(token);
     }
 }

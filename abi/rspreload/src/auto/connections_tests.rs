@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use super::connections::close_token;
 use super::connections::{adopt, enter, is_room, leave, with_slot};
 use super::shared::{self, MAX_SLOTS, Slot};
-use crate::name::Name;
+use crate::sockets::Name;
 use crate::table;
 
 #[test]

@@ -10,9 +10,8 @@ use libc::{
 
 use super::connections;
 use super::log::{self, Reason};
-use super::{route, shared, socket_owner, thread};
-use crate::name::{AtomicName, Name};
-use crate::sockets::{kernel, rdma};
+use super::{route, shared, thread};
+use crate::sockets::{AtomicName, Name, kernel, rdma};
 use crate::table::{self, Entry, Kind};
 use crate::thread::Lock;
 use crate::{config, epoll::members, errno, open_fds, rsocket, rsocket_abi, tcp};
@@ -89,7 +88,7 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     if open_fds::has_ring() {
         return Err(Reason::Ring);
     }
-    if !socket_owner::tells(own) {
+    if !shared::tells(own) {
         return Err(Reason::NoDiag);
     }
     let claimed = |listener: &Listener| listener.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
@@ -276,34 +275,18 @@ impl Listener {
     }
 
     /// Accepts the connections that have arrived at an rsocket, and sends their tokens.
-    pub fn accept(&self, inner: c_int, wake: (c_int, u64)) {
+    pub fn accept(&self, inner: c_int) {
         let _held = ACCEPTING.hold();
-        while self.rsockets().any(|own| own == inner)
-            && self.has_room(thread::waiting_tokens())
-            && connections::has_room(false)
-        {
-            let new = rdma::accept(inner);
-            if new < 0 {
-                return self.has_failed(errno::get());
-            }
-            self.send_token(new, wake);
-        }
-    }
-
-    /// An rsocket has no connection now, or never has one again: after a change of the user, or of
-    /// the root folder, no event channel can be opened, perhaps.
-    fn has_failed(&self, error: c_int) {
+        let may_more = || {
+            let is_open = self.rsockets().any(|own| own == inner);
+            is_open && self.has_room(thread::waiting_tokens()) && connections::has_room(false)
+        };
+        let error = self.send_tokens(inner, may_more);
+        // An rsocket has no connection now, or never has one again: after a change of the user, or of
+        // the root folder, no event channel can be opened, perhaps.
         let passes = [EAGAIN, EINTR, ECONNABORTED, EMFILE, ENFILE, ENOBUFS, ENOMEM];
-        if !passes.contains(&error) {
+        if error != 0 && !passes.contains(&error) {
             self.listen_by_tcp_only(Reason::Failed(error));
-        }
-    }
-
-    fn send_token(&self, new: c_int, wake: (c_int, u64)) {
-        let sent = self.token_address(new).is_some_and(|to| connections::send_token(new, &to, wake));
-        if !sent {
-            self.close_if_stopped();
-            rsocket::reset(new);
         }
     }
 
@@ -320,27 +303,31 @@ impl Listener {
     fn send_last_tokens(&self) {
         const MOMENT_MS: c_int = 10;
         const MOMENTS: usize = 16;
-        let Some(wake) = thread::wake_socket() else { return };
         for inner in self.rsockets() {
             let mut entry = [libc::pollfd { fd: inner, events: libc::POLLIN, revents: 0 }];
             for _ in 0..MOMENTS {
                 if rdma::poll(&mut entry, MOMENT_MS) <= 0 {
                     break;
                 }
-                self.send_tokens(inner, wake);
+                self.send_tokens(inner, || true);
             }
         }
     }
 
-    /// Sends the tokens of the connections that an rsocket has.
-    fn send_tokens(&self, inner: c_int, wake: (c_int, u64)) {
-        loop {
+    /// Sends the tokens of the connections that an rsocket has. Returns the errno of accept, or 0 if
+    /// there may be no more.
+    fn send_tokens(&self, inner: c_int, may_more: impl Fn() -> bool) -> c_int {
+        while may_more() {
             let new = rdma::accept(inner);
             if new < 0 {
-                return;
+                return errno::get();
             }
-            self.send_token(new, wake);
+            if !self.token_address(new).is_some_and(|to| connections::send_token(new, &to)) {
+                self.close_if_stopped();
+                rsocket::reset(new);
+            }
         }
+        0
     }
 }
 
@@ -423,17 +410,9 @@ pub fn set_backlog(entry: Entry, backlog: c_int) {
     }
 }
 
-/// The program passes a listener to another process, which may not have this library.
-pub fn pass_on(entry: Entry) {
-    let Some(listener) = of(entry).filter(|listener| listener.uses_rdma()) else { return };
-    let held = ACCEPTING.hold();
-    listener.listen_by_tcp_only(Reason::Passed);
-    drop(held);
-    thread::wake();
-}
-
-/// An option is about to be set that decides from where the kernel takes connections, and so
-/// tokens, or which sockets get them.
+/// A listener is TCP's from now on: an option is about to be set that decides from where the kernel
+/// takes connections, and so tokens, or which sockets get them; or the program passes it to another
+/// process, which may not have this library.
 pub fn leave_to_kernel(entry: Entry, reason: Reason) {
     if let Some(listener) = of(entry).filter(|listener| listener.state.load(SeqCst) == OPEN) {
         listen_by_tcp_only_at(listener.port(), reason, |other| core::ptr::eq(other, listener));

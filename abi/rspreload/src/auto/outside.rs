@@ -6,7 +6,7 @@ use core::ffi::c_int;
 use libc::{AF_UNSPEC, EOPNOTSUPP, SCM_RIGHTS, SOL_SOCKET, cmsghdr, msghdr, sa_family_t, sockaddr, socklen_t};
 
 use super::shared::Use;
-use super::{connect, connections, execute_with, listeners, log, release_rsocket, use_forwarded};
+use super::{connect, connections, execute_with, listeners, log, release_rsocket};
 use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
 use crate::transition::{is_auto, is_number_of};
@@ -80,14 +80,13 @@ pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
         }
         Kind::Socket => Err(EOPNOTSUPP),
         Kind::Listener => {
-            listeners::pass_on(entry);
+            listeners::leave_to_kernel(entry, log::Reason::Passed);
             Ok(())
         }
-        Kind::Forwarded => {
-            use_forwarded(entry);
+        Kind::Forwarded | Kind::Pending | Kind::Epoll | Kind::Connecting => {
+            super::before_wait(entry);
             Ok(())
         }
-        Kind::Pending | Kind::Epoll | Kind::Connecting => Ok(()),
     })
 }
 
@@ -102,8 +101,7 @@ pub fn give_to_program(fd: c_int) {
                 log::not_given(fd, "program that is executed with it", reason);
             }
         }
-        Kind::Forwarded => execute_with(entry),
-        _ => {}
+        _ => execute_with(entry),
     });
 }
 

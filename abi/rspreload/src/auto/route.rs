@@ -14,9 +14,8 @@ use libc::{IPPROTO_IP, IPPROTO_TCP, SO_BINDTODEVICE, SO_MARK, SOCK_CLOEXEC, SOCK
 
 use super::kernel_options;
 use super::log::Reason;
-use crate::name::Name;
-use crate::sockets::kernel;
-use crate::{config, errno, next_symbol, open_fds, tcp, time};
+use crate::sockets::{Name, kernel};
+use crate::{config, errno, next_symbol, open_fds, process, tcp};
 
 /// Whether `fd` is a TCP socket, which the configuration allows to be an rsocket.
 pub fn is_candidate(fd: c_int, family: c_int) -> bool {
@@ -248,7 +247,7 @@ fn map() -> Option<NonNull<AtomicU64>> {
 
 fn second() -> u64 {
     // The clock starts at 0. A word of 0 is an empty one.
-    (time::now() / 1_000_000_000) as u64 + 1
+    (process::now() / 1_000_000_000) as u64 + 1
 }
 
 /// Whether the second of a word is after `now`, in a clock that wraps around.

@@ -5,13 +5,16 @@
 //! end is the owner's.
 
 use core::ffi::c_int;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::ptr;
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::Ordering::SeqCst;
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
+
+use libc::{AF_INET, AF_INET6, AF_NETLINK, MSG_DONTWAIT, NETLINK_SOCK_DIAG, NLM_F_REQUEST, SOCK_CLOEXEC, SOCK_RAW};
 
 use crate::memory::{Once, plain};
-use crate::name::{AtomicName, Name};
-use crate::sockets::kernel;
-use crate::{errno, process};
+use crate::sockets::{AtomicName, Name, kernel};
+use crate::{errno, next_symbol, process, tcp};
 
 /// The most connections of a family of processes that have tokens.
 pub const MAX_SLOTS: usize = 1 << 14;
@@ -301,8 +304,88 @@ pub fn wake(fd: c_int, inode: u64, index: u32) {
     });
 }
 
+// Whether a process has an end of a connection of this machine with itself (sock_diag(7)). An end that
+// waits for accept(2), or that every process has closed, belongs to no file: its inode is 0.
+
+/// linux/sock_diag.h.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+/// A netlink message with a `struct inet_diag_req_v2` (linux/inet_diag.h), and one with a `struct
+/// inet_diag_msg`: their lengths, where the identifier of the socket is, and the state. The
+/// inode is at the end.
+const REQUEST: usize = 16 + 56;
+const REQUEST_ID: usize = 24;
+const ANSWER: usize = 16 + 72;
+const ANSWER_STATE: usize = 17;
+
+/// Whether the kernel tells about its sockets: it finds the one that listens at `own`. Without
+/// tcp_diag it fails as for a socket that does not exist.
+pub fn tells(own: &Name) -> bool {
+    let at = match (own.address().is_unspecified(), own.address()) {
+        (true, IpAddr::V4(_)) => Name::new(Ipv4Addr::LOCALHOST.into(), own.number()),
+        (true, IpAddr::V6(_)) => Name::new(Ipv6Addr::LOCALHOST.into(), own.number()),
+        _ => *own,
+    };
+    socket(&at, &at).is_some_and(|answer| answer.state == tcp::LISTEN)
+}
+
+/// Whether a process has accepted the connection from `remote` to `local`, both of this machine.
+/// False if the kernel does not tell.
+pub fn has_accepted(local: &Name, remote: &Name) -> bool {
+    // Without such a connection the kernel returns the socket that listens at the address.
+    socket(local, remote).is_some_and(|answer| answer.inode != 0 && answer.state != tcp::LISTEN)
+}
+
+/// What the kernel tells of a socket.
+struct Answer {
+    state: u8,
+    inode: u32,
+}
+
+/// The kernel answers in the call that sends the request.
+fn socket(local: &Name, remote: &Name) -> Option<Answer> {
+    let (request, mut answer) = (request(local, remote), [0; ANSWER]);
+    let received = errno::keeping(|| {
+        let fd = next_symbol::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
+        if fd < 0 {
+            return -1;
+        }
+        kernel::send(fd, &request, MSG_DONTWAIT);
+        let received = kernel::receive(fd, &mut answer, MSG_DONTWAIT);
+        next_symbol::close(fd);
+        received
+    });
+    let inode = answer.last_chunk().map_or(0, |inode| u32::from_ne_bytes(*inode));
+    let is_answer = received == ANSWER as isize && answer[4..6] == SOCK_DIAG_BY_FAMILY.to_ne_bytes();
+    is_answer.then_some(Answer { state: answer[ANSWER_STATE], inode })
+}
+
+fn request(local: &Name, remote: &Name) -> [u8; REQUEST] {
+    let mut request = [0; REQUEST];
+    let mut put = |at: usize, bytes: &[u8]| request[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, &(REQUEST as u32).to_ne_bytes());
+    put(4, &SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    put(6, &(NLM_F_REQUEST as u16).to_ne_bytes());
+    let family = if local.address().is_ipv4() { AF_INET } else { AF_INET6 };
+    put(16, &[family as u8, libc::IPPROTO_TCP as u8]);
+    // In any state.
+    put(20, &[0xff; 4]);
+    // The ports, the addresses, the interface, and instead of a cookie: the socket may be any with
+    // these addresses.
+    put(REQUEST_ID, &local.number().to_be_bytes());
+    put(REQUEST_ID + 2, &remote.number().to_be_bytes());
+    for (at, name) in [(REQUEST_ID + 4, local), (REQUEST_ID + 20, remote)] {
+        match name.address() {
+            IpAddr::V4(address) => put(at, &address.octets()),
+            IpAddr::V6(address) => put(at, &address.octets()),
+        }
+    }
+    put(REQUEST_ID + 36, &local.scope().to_ne_bytes());
+    put(REQUEST_ID + 40, &[0xff; 8]);
+    request
+}
+
 #[cfg(test)]
-mod tests {
+mod tests_of_shared {
     use super::*;
 
     #[test]
@@ -411,5 +494,42 @@ mod tests {
         assert!(slot.is_used() && slot.is_own());
         slot.free();
         assert!(!slot.is_used() && !slot.is_own());
+    }
+}
+
+#[cfg(test)]
+mod tests_of_socket_owner {
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+
+    use super::*;
+
+    fn name(address: SocketAddr) -> Name {
+        Name::new(address.ip(), address.port())
+    }
+
+    #[test]
+    fn connections_are_seen_to_be_accepted() {
+        for at in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(at).unwrap();
+            let to = listener.local_addr().unwrap();
+            let client = TcpStream::connect(to).unwrap();
+            let from = client.local_addr().unwrap();
+            assert!(tells(&name(to)) && !tells(&name(from)), "{at}");
+            assert!(!has_accepted(&name(to), &name(from)), "{at}: waits");
+            let _server = listener.accept().unwrap();
+            assert!(has_accepted(&name(to), &name(from)), "{at}: accepted");
+            assert!(!has_accepted(&name(from), &name(from)), "{at}: no such connection");
+        }
+    }
+
+    #[test]
+    fn a_dual_stack_listener_accepts_ipv4() {
+        let listener = TcpListener::bind("[::]:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let (to, from) = (client.peer_addr().unwrap(), client.local_addr().unwrap());
+        assert!(!has_accepted(&name(to), &name(from)));
+        let _server = listener.accept().unwrap();
+        assert!(has_accepted(&name(to), &name(from)));
     }
 }

@@ -12,17 +12,17 @@ use libc::{
     SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, epoll_event, pollfd,
 };
 
-use super::connect::MAX_ATTEMPTS;
+use super::connect::{Attempt, MAX_ATTEMPTS};
 use super::forward::Forwards;
-use super::listeners::{MAX_ADDRESSES, MAX_LISTENERS};
+use super::listeners::{Listener, MAX_ADDRESSES, MAX_LISTENERS};
 use super::log::Reason;
 use super::shared::{MAX_SLOTS, Slot, Use};
 use super::{connect, connections, listeners, shared};
 use crate::memory::{Mapping, Plain};
+use crate::process::Deadline;
 use crate::sockets::{self, rdma};
 use crate::thread::Lock;
-use crate::time::Deadline;
-use crate::{errno, next_symbol, own_fd, rsocket, tcp, thread as threads};
+use crate::{errno, next_symbol, open_fds, rsocket, tcp, thread as threads};
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
@@ -39,10 +39,12 @@ const AFTER_A_FAILURE: c_int = 100;
 /// Starts the thread, or wakes it. Returns false if there can be none.
 pub fn wake() -> bool {
     if RUNNING.swap(true, SeqCst) {
-        WAKE.wake(shared::NO_INDEX);
+        if let Some((sender, inode)) = WAKE.sender() {
+            shared::wake(sender, inode, shared::NO_INDEX);
+        }
         return true;
     }
-    let started = errno::keeping(|| WAKE.sender().is_some() && threads::start(run, ptr::null_mut()));
+    let started = errno::keeping(|| WAKE.made().is_some() && threads::start(run, ptr::null_mut()));
     if !started {
         RUNNING.store(false, SeqCst);
     }
@@ -51,7 +53,7 @@ pub fn wake() -> bool {
 
 /// The socket that wakes the thread and its inode, for other processes.
 pub fn wake_socket() -> Option<(c_int, u64)> {
-    WAKE.sender()
+    WAKE.made()
 }
 
 /// A listener has as many tokens as it may have.
@@ -71,7 +73,9 @@ pub fn token_accepted() {
 
 /// Reports to the thread what happens at a token from now on, once.
 pub fn watch(index: usize, token: c_int) {
-    WAKE.watch(token, u64::from(connections::generation(index)) << 32 | index as u64);
+    let data = u64::from(connections::generation(index)) << 32 | index as u64;
+    let event = epoll_event { events: (EPOLLIN | EPOLLONESHOT) as u32, u64: data };
+    errno::keeping(|| sockets::epoll_ctl(WAKE.tokens(), EPOLL_CTL_ADD, token, Some(event)));
 }
 
 /// In a child of fork(2): the thread is the parent's.
@@ -263,30 +267,20 @@ impl Thread {
                 _ if first.revents == 0 => {}
                 Purpose::Wake => self.read_indexes(first.fd),
                 Purpose::Tokens => handle_tokens(first.fd),
-                _ => handle_one(first.fd, purpose),
+                Purpose::Attempt(number) => {
+                    let is_it = |slot: &&Attempt| slot.number() == number && slot.inner() == first.fd;
+                    if let Some((slot, to)) = connect::ready().find(is_it).and_then(|slot| Some((slot, slot.to()?))) {
+                        slot.finish(connect::result(first.fd, &to));
+                    }
+                }
+                Purpose::Listener => {
+                    let is_it = |listener: &&Listener| listener.rsockets().any(|own| own == first.fd);
+                    if let Some(listener) = listeners::open().find(is_it) {
+                        listener.accept(first.fd);
+                    }
+                }
             }
         }
-    }
-}
-
-fn handle_one(fd: c_int, purpose: Purpose) {
-    match purpose {
-        Purpose::Attempt(number) => {
-            if let Some(slot) = connect::ready().find(|slot| slot.number() == number && slot.inner() == fd)
-                && let Some(to) = slot.to()
-            {
-                slot.finish(connect::result(fd, &to));
-            }
-        }
-        Purpose::Listener => {
-            let mut all = listeners::open();
-            if let (Some(listener), Some(wake)) =
-                (all.find(|listener| listener.rsockets().any(|own| own == fd)), wake_socket())
-            {
-                listener.accept(fd, wake);
-            }
-        }
-        Purpose::Wake | Purpose::Tokens | Purpose::Forward(_) => {}
     }
 }
 
@@ -347,7 +341,7 @@ fn lose_token(index: usize) {
 // write, too, and an epoll instance with the tokens.
 
 /// The sockets, made when they are first needed.
-pub struct WakeSockets {
+struct WakeSockets {
     /// The thread reads from the first one; numbers plus one. The second one is stored last.
     ends: [AtomicI32; 2],
     /// The inode of the second one.
@@ -360,28 +354,23 @@ pub struct WakeSockets {
 }
 
 impl WakeSockets {
-    pub const fn new() -> WakeSockets {
-        WakeSockets {
-            ends: [const { AtomicI32::new(0) }; 2],
-            inode: AtomicU64::new(0),
-            tokens: AtomicI32::new(0),
-            making: Lock::new(),
-        }
+    const fn new() -> WakeSockets {
+        let ends = [const { AtomicI32::new(0) }; 2];
+        WakeSockets { ends, inode: AtomicU64::new(0), tokens: AtomicI32::new(0), making: Lock::new() }
     }
 
-    /// The socket to which a byte is sent, and its inode. Makes the sockets if there are none.
-    /// Returns
-    /// `None` if that fails, with `errno` set.
-    pub fn sender(&self) -> Option<(c_int, u64)> {
-        self.made().or_else(|| {
-            let _held = self.making.hold();
-            self.made().or_else(|| self.make())
-        })
-    }
-
-    fn made(&self) -> Option<(c_int, u64)> {
+    /// The socket to which an index is sent, and its inode.
+    fn sender(&self) -> Option<(c_int, u64)> {
         let sender = self.ends[1].load(SeqCst) - 1;
         (sender >= 0).then(|| (sender, self.inode.load(SeqCst)))
+    }
+
+    /// The same after making the sockets, if there are none. `None` if that fails, with `errno` set.
+    fn made(&self) -> Option<(c_int, u64)> {
+        self.sender().or_else(|| {
+            let _held = self.making.hold();
+            self.sender().or_else(|| self.make())
+        })
     }
 
     fn make(&self) -> Option<(c_int, u64)> {
@@ -391,46 +380,31 @@ impl WakeSockets {
         if unsafe { libc::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.as_mut_ptr()) } != 0 {
             return None;
         }
-        let ends = ends.map(own_fd::relocate);
-        let tokens = own_fd::create(|| next_symbol::epoll_create1(EPOLL_CLOEXEC));
-        self.tokens.store(tokens + 1, SeqCst);
+        let ends = ends.map(open_fds::relocate);
+        self.tokens.store(open_fds::create(|| next_symbol::epoll_create1(EPOLL_CLOEXEC)) + 1, SeqCst);
         self.inode.store(shared::socket_inode(ends[1]).unwrap_or(0), SeqCst);
         self.ends[0].store(ends[0] + 1, SeqCst);
         self.ends[1].store(ends[1] + 1, SeqCst);
-        self.made()
-    }
-
-    /// Sends an index, if there are sockets.
-    pub fn wake(&self, index: u32) {
-        if let Some((sender, inode)) = self.made() {
-            shared::wake(sender, inode, index);
-        }
-    }
-
-    /// Makes a token that is connected a member of the epoll instance, which reports one event of
-    /// it.
-    pub fn watch(&self, token: c_int, data: u64) {
-        let event = epoll_event { events: (EPOLLIN | EPOLLONESHOT) as u32, u64: data };
-        errno::keeping(|| sockets::epoll_ctl(self.tokens(), EPOLL_CTL_ADD, token, Some(event)));
+        self.sender()
     }
 
     /// The epoll instance, -1 for none.
-    pub fn tokens(&self) -> c_int {
+    fn tokens(&self) -> c_int {
         self.tokens.load(SeqCst) - 1
     }
 
     /// The socket from which the thread reads, -1 for none.
-    pub fn receiver(&self) -> c_int {
+    fn receiver(&self) -> c_int {
         self.ends[0].load(SeqCst) - 1
     }
 
     /// In a child of fork(2), which does not have the thread that may be making them. The sender
     /// stays open: the child wakes the parent by it.
-    pub fn in_child(&self) {
+    fn in_child(&self) {
         self.making.reset();
         self.ends[1].store(0, SeqCst);
         for number in [&self.ends[0], &self.tokens] {
-            own_fd::close(number.swap(0, SeqCst) - 1);
+            open_fds::close(number.swap(0, SeqCst) - 1);
         }
     }
 }
@@ -455,14 +429,14 @@ mod tests_of_wake {
             let (sockets, barrier) = (WakeSockets::new(), Barrier::new(THREADS));
             let get = || {
                 barrier.wait();
-                sockets.sender().unwrap()
+                sockets.made().unwrap()
             };
             let got: Vec<_> = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(get)).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             assert!(got.iter().all(|&sender| sender == got[0]), "{got:?}");
-            assert!(own_fd::has(got[0].0) && own_fd::has(sockets.receiver()));
+            assert!(open_fds::has(got[0].0) && open_fds::has(sockets.receiver()));
             shared::wake(got[0].0, got[0].1, 7);
             assert_eq!(read(sockets.receiver()), 4, "a wake-up is lost");
             // SAFETY: the sender, which nobody uses any more.

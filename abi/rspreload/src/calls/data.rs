@@ -11,7 +11,7 @@ use libc::{
 
 use crate::fds::{self, Fd, Target};
 use crate::memory::{self, Plain};
-use crate::name::Name;
+use crate::sockets::Name;
 use crate::table::{self, Kind};
 use crate::transition::{self, Way};
 use crate::{auto, errno, next_symbol, rsocket_abi, tcp};
@@ -32,11 +32,8 @@ macro_rules! forward_data {
                     match fds::data(fd, $way) {
                         Target::Kernel => next_symbol::$name(fd, $($arg),*),
                         Target::Rsocket(inner) => {
-                            let result = rsocket_abi::$to(inner, $($arg),*);
-                            if result < 0 && has_moved(fd, $asked) {
-                                return next_symbol::$name(fd, $($arg),*);
-                            }
-                            finish(fd, $asked, result as ssize_t) as $result
+                            let result = rsocket_abi::$to(inner, $($arg),*) as ssize_t;
+                            finish(fd, result, $asked, || next_symbol::$name(fd, $($arg),*) as ssize_t) as $result
                         }
                         Target::Fails(why) => errno::fail(why),
                     }
@@ -49,28 +46,13 @@ macro_rules! forward_data {
             match fds::data_at_once(fd) {
                 Some(Target::Kernel) => next_symbol::$name(fd, $($arg),*),
                 Some(Target::Rsocket(inner)) => {
-                    let result = rsocket_abi::$to(inner, $($arg),*);
-                    if result < 0 && has_moved(fd, $asked) {
-                        return decided(fd, $($arg),*);
-                    }
-                    finish(fd, $asked, result as ssize_t) as $result
+                    let result = rsocket_abi::$to(inner, $($arg),*) as ssize_t;
+                    finish(fd, result, $asked, || decided(fd, $($arg),*) as ssize_t) as $result
                 }
                 _ => decided(fd, $($arg),*),
             }
         }
     })*};
-}
-
-/// Whether a call on an rsocket has failed because the library forwards its data meanwhile: the
-/// number is a socket of the kernel now, and the rsocket does not block any more.
-#[cold]
-fn has_moved(fd: c_int, asked: Asked) -> bool {
-    if asked.is_of_errors() && errno::get() == libc::EOPNOTSUPP {
-        // There are never any.
-        errno::set(libc::EAGAIN);
-        return false;
-    }
-    errno::get() == libc::EAGAIN && matches!(Fd::of(fd), Fd::Known(_))
 }
 
 /// The most buffers of a call.
@@ -187,100 +169,88 @@ unsafe fn store(name: Name, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
 }
 
 forward_data! {
-    read by rread, Way::Receive, (buf: *mut c_void, len: size_t) -> ssize_t, Asked::nothing();
-    readv by rreadv, Way::Receive, (list: *const iovec, count: c_int) -> ssize_t, Asked::nothing();
+    read by rread, Way::Receive, (buf: *mut c_void, len: size_t) -> ssize_t, NOTHING;
+    readv by rreadv, Way::Receive, (list: *const iovec, count: c_int) -> ssize_t, NOTHING;
     recv by rrecv, receive(flags), (buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t,
-        Asked::receive(buf, len, flags);
+        Asked { buffers: &one(buf, len), flags, sends: false };
     recvfrom by rrecvfrom, receive(flags), (
         buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t
-    ) -> ssize_t, Asked::receive(buf, len, flags);
+    ) -> ssize_t, Asked { buffers: &one(buf, len), flags, sends: false };
     recvmsg by rrecvmsg, receive(flags), (msg: *mut msghdr, flags: c_int) -> ssize_t,
-        Asked::message(msg, flags, false), before check_count(msg);
+        Asked { buffers: list_of(msg), flags, sends: false }, before check_count(msg);
 
-    write by rwrite, Way::Send, (buf: *const c_void, len: size_t) -> ssize_t, Asked::send(buf, len, 0);
-    writev by rwritev, Way::Send, (list: *const iovec, count: c_int) -> ssize_t, Asked::send_list(list, count);
+    write by rwrite, Way::Send, (buf: *const c_void, len: size_t) -> ssize_t,
+        Asked { buffers: &one(buf, len), flags: 0, sends: true };
+    writev by rwritev, Way::Send, (buffers: *const iovec, count: c_int) -> ssize_t,
+        Asked { buffers: list(buffers, usize::try_from(count).unwrap_or(0)), flags: 0, sends: true };
     send by rsend, transmit(flags), (buf: *const c_void, len: size_t, flags: c_int) -> ssize_t,
-        Asked::send(buf, len, flags);
+        Asked { buffers: &one(buf, len), flags, sends: true };
     sendto by rsendto, transmit(flags), (
         buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, addrlen: socklen_t
-    ) -> ssize_t, Asked::send(buf, len, flags);
+    ) -> ssize_t, Asked { buffers: &one(buf, len), flags, sends: true };
     sendmsg by rsendmsg, transmit(flags), (msg: *const msghdr, flags: c_int) -> ssize_t,
-        Asked::message(msg, flags, true), before check_count(msg).and_then(|()| auto::outside::before_sendmsg(msg));
-    shutdown by rshutdown, Way::Shutdown, (how: c_int) -> c_int, Asked::nothing();
+        Asked { buffers: list_of(msg), flags, sends: true },
+        before check_count(msg).and_then(|()| auto::outside::before_sendmsg(msg));
+    shutdown by rshutdown, Way::Shutdown, (how: c_int) -> c_int, NOTHING;
 }
+
+// What is left of a blocking call on an rsocket whose number became a TCP socket of the kernel while
+// the call slept: the rsocket does not block any more, so the call has returned early.
 
 /// What a call was asked to move, and how.
 #[derive(Clone, Copy)]
-pub struct Asked {
-    list: *const iovec,
-    count: usize,
-    one: iovec,
+struct Asked<'a> {
+    buffers: &'a [iovec],
     flags: c_int,
     sends: bool,
 }
 
-impl Asked {
-    fn new(list: *const iovec, count: usize, flags: c_int, sends: bool) -> Asked {
-        Asked { list, count, one: iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }, flags, sends }
-    }
+/// A call that never moves more than it does at once.
+const NOTHING: Asked<'_> = Asked { buffers: &[], flags: 0, sends: false };
 
-    /// A call that never moves more than it does at once.
-    pub fn nothing() -> Asked {
-        Asked::new(core::ptr::null(), 0, 0, false)
-    }
+/// The list of one buffer.
+fn one(start: *const c_void, len: usize) -> [iovec; 1] {
+    [iovec { iov_base: start.cast_mut(), iov_len: len }]
+}
 
-    /// To send one buffer.
-    pub fn send(start: *const c_void, len: usize, flags: c_int) -> Asked {
-        let one = iovec { iov_base: start.cast_mut(), iov_len: len };
-        Asked { one, ..Asked::new(core::ptr::null(), 1, flags, true) }
-    }
+/// # Safety
+/// The list has `count` buffers.
+unsafe fn list<'a>(list: *const iovec, count: usize) -> &'a [iovec] {
+    // SAFETY: as for this function.
+    unsafe { if list.is_null() { &[] } else { slice::from_raw_parts(list, count) } }
+}
 
-    /// To send a list of buffers.
-    pub fn send_list(list: *const iovec, count: c_int) -> Asked {
-        Asked::new(list, usize::try_from(count).unwrap_or(0), 0, true)
-    }
+/// # Safety
+/// `message` is null or readable, and so is its list.
+unsafe fn list_of<'a>(message: *const msghdr) -> &'a [iovec] {
+    // SAFETY: as for this function.
+    unsafe { message.as_ref().map_or(&[], |message| list(message.msg_iov, message.msg_iovlen)) }
+}
 
-    /// To receive into one buffer.
-    pub fn receive(start: *mut c_void, len: usize, flags: c_int) -> Asked {
-        let one = iovec { iov_base: start, iov_len: len };
-        Asked { one, ..Asked::new(core::ptr::null(), 1, flags, false) }
-    }
-
-    /// A message to send or to receive.
-    ///
-    /// # Safety
-    /// `message` is null or readable.
-    pub unsafe fn message(message: *const msghdr, flags: c_int, sends: bool) -> Asked {
-        // SAFETY: as for this function.
-        match unsafe { message.as_ref() } {
-            Some(message) => Asked::new(message.msg_iov, message.msg_iovlen, flags, sends),
-            None => Asked::nothing(),
-        }
-    }
-
-    /// Whether the call asks for the queue of errors.
-    pub fn is_of_errors(&self) -> bool {
-        !self.sends && self.flags & libc::MSG_ERRQUEUE != 0
-    }
-
+impl Asked<'_> {
     /// Whether the call returns early only for a reason: a blocking call that sends, or that waits
     /// for all of what it receives.
     #[inline(always)]
     fn is_whole(&self) -> bool {
-        self.count > 0
+        !self.buffers.is_empty()
             && self.flags & MSG_DONTWAIT == 0
             && (self.sends || self.flags & (MSG_WAITALL | MSG_PEEK) == MSG_WAITALL)
     }
 }
 
-/// The result of a call that has moved `done` bytes (not a failure) by an rsocket.
+/// The result of a call that an rsocket has ended with `done`, or that of `again`: after a failure
+/// because the library forwards the data meanwhile. Then the number is a socket of the kernel, and the
+/// rsocket does not block any more.
 ///
 /// # Safety
 /// The buffers are those of the call.
 #[inline(always)]
-pub unsafe fn finish(fd: c_int, asked: Asked, done: ssize_t) -> ssize_t {
+unsafe fn finish(fd: c_int, done: ssize_t, asked: Asked<'_>, again: impl FnOnce() -> ssize_t) -> ssize_t {
+    if done < 0 {
+        return if has_moved(fd, asked) { again() } else { done };
+    }
     // Most calls have moved their only buffer.
-    let is_short = !asked.list.is_null() || (done as usize) < asked.one.iov_len;
+    let is_short = asked.buffers.len() > 1 || asked.buffers.first().is_some_and(|one| (done as usize) < one.iov_len);
     if done > 0 && is_short && asked.is_whole() && matches!(Fd::of(fd), Fd::Known(_)) {
         // SAFETY: as for this function.
         return unsafe { go_on(fd, asked, done) };
@@ -288,14 +258,21 @@ pub unsafe fn finish(fd: c_int, asked: Asked, done: ssize_t) -> ssize_t {
     done
 }
 
+#[cold]
+fn has_moved(fd: c_int, asked: Asked<'_>) -> bool {
+    if !asked.sends && asked.flags & libc::MSG_ERRQUEUE != 0 && errno::get() == libc::EOPNOTSUPP {
+        // There are never any errors in the queue.
+        errno::set(libc::EAGAIN);
+        return false;
+    }
+    errno::get() == libc::EAGAIN && matches!(Fd::of(fd), Fd::Known(_))
+}
+
 /// # Safety
 /// As for [`finish`].
 #[cold]
-unsafe fn go_on(fd: c_int, asked: Asked, done: ssize_t) -> ssize_t {
-    // SAFETY: as for this function.
-    let buffers = unsafe {
-        if asked.list.is_null() { slice::from_ref(&asked.one) } else { slice::from_raw_parts(asked.list, asked.count) }
-    };
+unsafe fn go_on(fd: c_int, asked: Asked<'_>, done: ssize_t) -> ssize_t {
+    let buffers = asked.buffers;
     let total = buffers.iter().fold(0_usize, |total, buffer| total.saturating_add(buffer.iov_len));
     if done as usize >= total || !tcp::is_blocking(fd) {
         return done;
@@ -464,6 +441,10 @@ mod tests_of_remainder {
     use super::*;
     use crate::calls::tests::connection;
 
+    fn to_send(buffers: &[iovec]) -> Asked<'_> {
+        Asked { buffers, flags: 0, sends: true }
+    }
+
     #[test]
     fn the_rest_is_sent() {
         let (client, mut server) = connection();
@@ -471,25 +452,25 @@ mod tests_of_remainder {
         let list = [&data[..100], &[], &data[100..]]
             .map(|part| iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
         for done in [1, 99, 100, 101, 249, 250] {
-            for asked in [Asked::send_list(list.as_ptr(), 3), Asked::send(data.as_ptr().cast(), data.len(), 0)] {
+            for buffers in [&list[..], &one(data.as_ptr().cast(), data.len())] {
                 // SAFETY: live buffers.
-                assert_eq!(unsafe { go_on(client.as_raw_fd(), asked, done) }, 250);
+                assert_eq!(unsafe { go_on(client.as_raw_fd(), to_send(buffers), done) }, 250);
                 let mut got = vec![0; 250 - done as usize];
                 server.read_exact(&mut got).unwrap();
                 assert_eq!(got, data[done as usize..]);
             }
         }
         client.set_nonblocking(true).unwrap();
-        let asked = Asked::send(data.as_ptr().cast(), data.len(), 0);
         // SAFETY: a live buffer.
-        assert_eq!(unsafe { go_on(client.as_raw_fd(), asked, 10) }, 10);
+        assert_eq!(unsafe { go_on(client.as_raw_fd(), to_send(&one(data.as_ptr().cast(), 250)), 10) }, 10);
     }
 
     #[test]
     fn the_rest_is_received_up_to_the_end() {
         let (mut client, server) = connection();
         let mut room = [0_u8; 10];
-        let asked = Asked::receive(room.as_mut_ptr().cast(), room.len(), MSG_WAITALL);
+        let buffers = one(room.as_mut_ptr().cast(), room.len());
+        let asked = Asked { buffers: &buffers, flags: MSG_WAITALL, sends: false };
         client.write_all(b"3456789abc").unwrap();
         // SAFETY: a live buffer.
         assert_eq!(unsafe { go_on(server.as_raw_fd(), asked, 3) }, 10);
@@ -501,19 +482,17 @@ mod tests_of_remainder {
 
     #[test]
     fn only_calls_that_wait_for_all_go_on() {
-        let mut byte = [0_u8];
-        let start = byte.as_mut_ptr().cast::<c_void>();
-        for (asked, whole) in [
-            (Asked::nothing(), false),
-            (Asked::send(start, 1, 0), true),
-            (Asked::send(start, 1, MSG_DONTWAIT), false),
-            (Asked::receive(start, 1, 0), false),
-            (Asked::receive(start, 1, MSG_WAITALL), true),
-            (Asked::receive(start, 1, MSG_WAITALL | MSG_PEEK), false),
-            (Asked::receive(start, 1, MSG_WAITALL | MSG_DONTWAIT), false),
-            (Asked::send_list(core::ptr::null(), 0), false),
+        let buffers = &one(c"".as_ptr().cast(), 1);
+        for (flags, sends, whole) in [
+            (0, true, true),
+            (MSG_DONTWAIT, true, false),
+            (0, false, false),
+            (MSG_WAITALL, false, true),
+            (MSG_WAITALL | MSG_PEEK, false, false),
+            (MSG_WAITALL | MSG_DONTWAIT, false, false),
         ] {
-            assert_eq!(asked.is_whole(), whole);
+            assert_eq!(Asked { buffers, flags, sends }.is_whole(), whole);
         }
+        assert!(!NOTHING.is_whole() && !to_send(&[]).is_whole());
     }
 }

@@ -276,7 +276,7 @@ fn copy_entry(fd: c_int, entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
     fds::put(new, copy);
     auto::copied(new, copy);
     if entry.kind == Kind::Forwarded && errno::keeping(|| open_fds::is_inheritable(new)) {
-        is_given(entry);
+        auto::execute_with(entry);
     }
     new
 }
@@ -301,14 +301,6 @@ fn hold_current(fd: c_int, mut entry: Option<Entry>) -> Result<Option<(Entry, En
     }
 }
 
-/// A child of fork(2) that copies a connection is usually about to execute a program, which may
-/// only read: its data is forwarded from now on.
-fn is_given(entry: Entry) {
-    if entry.kind == Kind::Forwarded {
-        auto::execute_with(entry);
-    }
-}
-
 fn copy_to(old: c_int, new: c_int) -> c_int {
     if process::is_guest() {
         return copy_to_by_guest(old, new);
@@ -322,7 +314,7 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
     }
     let source = fds::current_entry(old);
     if let Some(source) = source {
-        is_given(source);
+        auto::execute_with(source);
     }
     if is_taken(new) {
         return errno::fail(EBUSY);
@@ -360,7 +352,7 @@ fn copy_to_by_guest(old: c_int, new: c_int) -> c_int {
         return errno::fail(EBUSY);
     }
     if let Some(source) = source {
-        is_given(source);
+        auto::execute_with(source);
         auto::guest_copies(old, source);
     }
     next_symbol::dup2(old, new)

@@ -10,9 +10,9 @@ use libc::{
 
 use crate::epoll::members;
 use crate::fds::Fd;
+use crate::process::{Deadline, milliseconds};
 use crate::sockets::{kernel, rdma};
 use crate::table::{self, Kind};
-use crate::time::{Deadline, milliseconds};
 use crate::{auto, epoll, errno, fds, fork, memory, next_symbol, transition};
 
 // poll: librdmacm's if there is an rsocket among the numbers. It takes both kinds.

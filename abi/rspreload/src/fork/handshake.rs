@@ -18,9 +18,8 @@ use libc::{
 };
 
 use super::{Outcome, Role};
-use crate::name::Name;
-use crate::sockets::{kernel, rdma};
-use crate::time::Deadline;
+use crate::process::Deadline;
+use crate::sockets::{Name, kernel, rdma};
 use crate::transition::Way;
 use crate::{errno, rsocket, rsocket_abi, tcp};
 

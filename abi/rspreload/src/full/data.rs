@@ -12,8 +12,8 @@ use libc::{
 use super::{descriptors, waits};
 use crate::fds::Fd;
 use crate::memory::Plain;
+use crate::process::{Deadline, milliseconds};
 use crate::sockets::{self, kernel};
-use crate::time::{Deadline, milliseconds};
 use crate::transition::Way;
 use crate::{auto, calls, errno, table};
 

@@ -6,8 +6,6 @@
 //! the call fails with EINTR. No signal is lost between changing the mask and waiting.
 
 use core::ffi::c_int;
-use core::mem;
-use core::ptr;
 use core::slice;
 
 use libc::{
@@ -17,8 +15,9 @@ use libc::{
 
 use crate::calls;
 use crate::calls::waits::Sets;
+use crate::memory::Plain;
+use crate::process::{Deadline, milliseconds};
 use crate::thread::with_cleanup;
-use crate::time::{Deadline, milliseconds};
 use crate::{epoll, errno, fds, memory, next_symbol, open_fds, table};
 
 /// The highest signal is 64.
@@ -43,56 +42,51 @@ struct Waited {
     signalled: bool,
 }
 
+/// The signals of a set, as bits.
+fn bits_of(set: &sigset_t) -> u64 {
+    // SAFETY: a live set.
+    SIGNALS.filter(|&signal| unsafe { libc::sigismember(set, signal) == 1 }).fold(0, |bits, signal| bits | bit(signal))
+}
+
+fn bit(signal: c_int) -> u64 {
+    1 << (signal - 1)
+}
+
+/// Changes the signal mask. Returns the one before.
+fn set_mask(how: c_int, mask: &sigset_t) -> sigset_t {
+    let mut before = sigset_t::zero();
+    // SAFETY: live sets.
+    unsafe { libc::pthread_sigmask(how, mask, &raw mut before) };
+    before
+}
+
 /// Calls `wait` with a signalfd, or -1, and the milliseconds that it may take, as long as it
 /// returns because of a signal that does not end it.
-///
-/// # Safety
-/// `mask` is null or readable.
-unsafe fn with_mask(mask: *const sigset_t, end: &Deadline, mut wait: impl FnMut(c_int, c_int) -> Waited) -> c_int {
-    if mask.is_null() {
-        return wait(-1, end.left()).result;
-    }
-    // SAFETY: `mask` is readable: guaranteed by the caller; the others are live variables.
-    unsafe {
-        let mut old = mem::zeroed::<sigset_t>();
-        libc::pthread_sigmask(SIG_BLOCK, mask, &raw mut old);
-        let let_through = difference(&old, &*mask);
-        let result = match let_through {
-            None => wait(-1, end.left()).result,
-            Some(set) => wait_for_signals(&set, mask, end, wait),
-        };
-        errno::keeping(|| libc::pthread_sigmask(SIG_SETMASK, &raw const old, ptr::null_mut()));
-        result
-    }
+fn with_mask(mask: Option<&sigset_t>, end: &Deadline, mut wait: impl FnMut(c_int, c_int) -> Waited) -> c_int {
+    let Some(mask) = mask else { return wait(-1, end.left()).result };
+    let old = set_mask(SIG_BLOCK, mask);
+    let result = match bits_of(&old) & !bits_of(mask) {
+        0 => wait(-1, end.left()).result,
+        signals => wait_for_signals(signals, mask, end, wait),
+    };
+    errno::keeping(|| set_mask(SIG_SETMASK, &old));
+    result
 }
 
-/// Returns the signals of `blocked` that are not in `mask`, if there are any.
-fn difference(blocked: &sigset_t, mask: &sigset_t) -> Option<sigset_t> {
-    // SAFETY: live sets, and numbers of signals; those that the C library keeps for itself are in
-    // neither set.
-    unsafe {
-        let mut set = mem::zeroed::<sigset_t>();
-        libc::sigemptyset(&raw mut set);
-        let mut any = false;
-        for signal in SIGNALS {
-            if libc::sigismember(blocked, signal) == 1 && libc::sigismember(mask, signal) == 0 {
-                any |= libc::sigaddset(&raw mut set, signal) == 0;
-            }
-        }
-        any.then_some(set)
-    }
-}
-
-/// # Safety
-/// `mask` is readable.
-unsafe fn wait_for_signals(
-    set: &sigset_t,
-    mask: *const sigset_t,
+/// Waits with a signalfd for signals that `mask` lets through.
+fn wait_for_signals(
+    signals: u64,
+    mask: &sigset_t,
     end: &Deadline,
     mut wait: impl FnMut(c_int, c_int) -> Waited,
 ) -> c_int {
+    let mut set = sigset_t::zero();
+    // SAFETY: a live set. Those that the C library keeps for itself are in none.
+    SIGNALS.filter(|&signal| signals & bit(signal) != 0).for_each(|signal| unsafe {
+        libc::sigaddset(&raw mut set, signal);
+    });
     // SAFETY: a live set.
-    let make = || unsafe { libc::signalfd(-1, set, SFD_CLOEXEC | SFD_NONBLOCK) };
+    let make = || unsafe { libc::signalfd(-1, &raw const set, SFD_CLOEXEC | SFD_NONBLOCK) };
     let is_full = |fd: &c_int| *fd < 0 && errno::get() == libc::EMFILE;
     // The kernel needs no descriptor for such a call: the program may have all that it may have.
     let fd = errno::keeping(|| Some(make()).filter(|fd| !is_full(fd)).unwrap_or_else(|| open_fds::beyond_limit(make)));
@@ -108,8 +102,7 @@ unsafe fn wait_for_signals(
             if result != 0 || !signalled {
                 break result;
             }
-            // SAFETY: `mask` is readable: guaranteed by the caller; the set is live.
-            if unsafe { deliver(set, mask) } {
+            if deliver(signals, mask) {
                 break errno::fail(EINTR);
             }
         }
@@ -118,50 +111,29 @@ unsafe fn wait_for_signals(
     result
 }
 
-/// The signals of the set that are pending.
-fn pending(set: &sigset_t) -> impl Iterator<Item = c_int> {
-    // SAFETY: a live set, and all zeros are one.
-    let pending = unsafe {
-        let mut pending = mem::zeroed::<sigset_t>();
-        libc::sigpending(&raw mut pending);
-        pending
-    };
-    let is_in = |set: &sigset_t, signal| {
-        // SAFETY: a live set.
-        unsafe { libc::sigismember(set, signal) == 1 }
-    };
-    SIGNALS.filter(move |&signal| is_in(&pending, signal) && is_in(set, signal))
-}
-
-/// Lets the pending signals of the set through. Returns whether one of them has a handler (or ends
-/// the process).
-///
-/// # Safety
-/// `mask` is readable.
-unsafe fn deliver(set: &sigset_t, mask: *const sigset_t) -> bool {
-    let interrupts = pending(set).any(has_effect);
-    // SAFETY: live sets; `mask` is readable: guaranteed by the caller.
-    unsafe {
-        let mut waiting = mem::zeroed::<sigset_t>();
-        libc::pthread_sigmask(SIG_SETMASK, mask, &raw mut waiting);
-        libc::pthread_sigmask(SIG_SETMASK, &raw const waiting, ptr::null_mut());
-    }
+/// Lets pending signals through. Returns whether one of them has a handler (or ends the process).
+fn deliver(signals: u64, mask: &sigset_t) -> bool {
+    let mut pending = sigset_t::zero();
+    // SAFETY: a live set.
+    unsafe { libc::sigpending(&raw mut pending) };
+    let pending = bits_of(&pending) & signals;
+    let interrupts = SIGNALS.filter(|&signal| pending & bit(signal) != 0).any(has_effect);
+    let waiting = set_mask(SIG_SETMASK, mask);
+    set_mask(SIG_SETMASK, &waiting);
     interrupts
 }
 
 /// Whether the signal is not ignored, by request or by default.
 fn has_effect(signal: c_int) -> bool {
+    let mut action = libc::sigaction::zero();
     // SAFETY: a live structure.
-    unsafe {
-        let mut action = mem::zeroed::<libc::sigaction>();
-        if libc::sigaction(signal, ptr::null(), &raw mut action) != 0 {
-            return true;
-        }
-        match action.sa_sigaction {
-            libc::SIG_IGN => false,
-            libc::SIG_DFL => !matches!(signal, libc::SIGCHLD | libc::SIGCONT | libc::SIGURG | libc::SIGWINCH),
-            _ => true,
-        }
+    if unsafe { libc::sigaction(signal, core::ptr::null(), &raw mut action) } != 0 {
+        return true;
+    }
+    match action.sa_sigaction {
+        libc::SIG_IGN => false,
+        libc::SIG_DFL => !matches!(signal, libc::SIGCHLD | libc::SIGCONT | libc::SIGURG | libc::SIGWINCH),
+        _ => true,
     }
 }
 
@@ -177,7 +149,7 @@ exports_and_next! {
             return next::ppoll(list.as_mut_ptr(), count, timeout, mask);
         }
         match checked_milliseconds(timeout) {
-            Ok(timeout) => poll_with_mask(list, &Deadline::after(timeout), mask),
+            Ok(timeout) => poll_with_mask(list, &Deadline::after(timeout), mask.as_ref()),
             Err(why) => errno::fail(why),
         }
     }
@@ -196,7 +168,7 @@ exports_and_next! {
             return next::pselect(count, read, write, except, timeout, mask);
         };
         match checked_milliseconds(timeout).map(Deadline::after) {
-            Ok(end) => sets.wait(|list| poll_with_mask(list, &end, mask)),
+            Ok(end) => sets.wait(|list| poll_with_mask(list, &end, mask.as_ref())),
             Err(why) => errno::fail(why),
         }
     }
@@ -232,16 +204,11 @@ exports_and_next! {
 }
 
 /// Polls with another signal mask.
-///
-/// # Safety
-/// `mask` is null or readable.
-unsafe fn poll_with_mask(list: &mut [pollfd], end: &Deadline, mask: *const sigset_t) -> c_int {
-    let wait = |signals, left| {
+fn poll_with_mask(list: &mut [pollfd], end: &Deadline, mask: Option<&sigset_t>) -> c_int {
+    with_mask(mask, end, |signals, left| {
         let waited = memory::with::<pollfd, _>(list.len() + 1, |inner| poll_with(list, inner, signals, left));
         waited.unwrap_or_else(|why| Waited { result: errno::fail(why), signalled: false })
-    };
-    // SAFETY: as for this function.
-    unsafe { with_mask(mask, end, wait) }
+    })
 }
 
 /// Polls the list and the signalfd. `inner` has room for both.
@@ -276,7 +243,7 @@ mod tests {
         let before = DELIVERED.load(SeqCst);
         // SAFETY: live sets and a handler of this type.
         unsafe {
-            let (mut set, mut old) = (mem::zeroed::<sigset_t>(), mem::zeroed::<sigset_t>());
+            let (mut set, mut old) = (core::mem::zeroed::<sigset_t>(), core::mem::zeroed::<sigset_t>());
             libc::signal(libc::SIGUSR2, on_signal as *const () as usize);
             libc::sigemptyset(&raw mut set);
             libc::sigaddset(&raw mut set, libc::SIGUSR2);
@@ -286,14 +253,14 @@ mod tests {
             let mut list = [pollfd { fd: idle, events: POLLIN, revents: 0 }];
             // What is ready comes before a signal.
             list[0].fd = ready;
-            assert_eq!(poll_with_mask(&mut list, &Deadline::after(-1), &raw const old), 1);
+            assert_eq!(poll_with_mask(&mut list, &Deadline::after(-1), Some(&old)), 1);
             list[0].fd = idle;
-            assert_eq!(poll_with_mask(&mut list, &Deadline::after(-1), &raw const old), -1);
+            assert_eq!(poll_with_mask(&mut list, &Deadline::after(-1), Some(&old)), -1);
             assert_eq!((errno::get(), DELIVERED.load(SeqCst)), (EINTR, before + 1));
-            assert_eq!(poll_with_mask(&mut list, &Deadline::after(1), &raw const old), 0);
+            assert_eq!(poll_with_mask(&mut list, &Deadline::after(1), Some(&old)), 0);
             libc::close(idle);
             libc::close(ready);
-            libc::pthread_sigmask(SIG_SETMASK, &raw const old, ptr::null_mut());
+            set_mask(SIG_SETMASK, &old);
         }
     }
 }
