@@ -44,24 +44,14 @@ pub fn set_library_option(inner: c_int, option: c_int) -> Result<(), c_int> {
     set_option(inner, rdmacm_private::LEVEL, option, 1)
 }
 
-/// Tells librdmacm in which epoll instance of the program the threads wait for one of its own, and
-/// the data of events there. Another librdmacm wakes all threads for members with EPOLLEXCLUSIVE.
-pub fn set_host(inner: c_int, epfd: c_int, data: u64) {
-    let host = rdmacm_private::Host { data, epfd, reserved: 0 };
-    let (level, name) = (rdmacm_private::LEVEL, rdmacm_private::HOST);
-    let len = mem::size_of_val(&host) as socklen_t;
-    // SAFETY: `host` is live, and all of its bytes are initialized.
-    errno::keeping(|| unsafe { rsocket_abi::rsetsockopt(inner, level, name, (&raw const host).cast(), len) });
-}
-
-/// Moves a member of an epoll instance of librdmacm to the instance of the program: as `fd`, a
-/// descriptor of the kernel's, with the same event. Does nothing with another librdmacm.
-pub fn hand_over(epfd: c_int, member: c_int, fd: c_int) {
-    let handover = rdmacm_private::Handover { member, fd };
+/// Moves a member of an epoll instance of librdmacm (`side`) to `epfd`, one of the program's: as `fd`,
+/// a descriptor of the kernel's, with the same event. Does nothing with another librdmacm.
+pub fn hand_over(side: c_int, member: c_int, fd: c_int, epfd: c_int) {
+    let handover = rdmacm_private::Handover { member, fd, epfd };
     let (level, name) = (rdmacm_private::LEVEL, rdmacm_private::HAND_OVER);
     let len = mem::size_of_val(&handover) as socklen_t;
     // SAFETY: `handover` is live, and all of its bytes are initialized.
-    errno::keeping(|| unsafe { rsocket_abi::rsetsockopt(epfd, level, name, (&raw const handover).cast(), len) });
+    errno::keeping(|| unsafe { rsocket_abi::rsetsockopt(side, level, name, (&raw const handover).cast(), len) });
 }
 
 /// Sets an option that is an int. Returns the errno of a failure.

@@ -211,13 +211,6 @@ impl Pollable for Stream {
         self.edges.load(Ordering::Relaxed)
     }
 
-    fn ready_connections(&self) -> usize {
-        match self.lock_to_poll().as_deref().map(|state| &state.phase) {
-            Some(Phase::Listening(listening)) => listening.ready_count(),
-            _ => 0,
-        }
-    }
-
     fn watchers(&self) -> &Watchers {
         &self.watchers
     }
