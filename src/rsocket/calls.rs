@@ -61,6 +61,7 @@ impl Lookup for Sockets {
     }
 
     /// Runs for most calls of rpoll.
+    #[inline]
     fn ready(&self, fd: c_int, wanted: c_short) -> Option<c_short> {
         match &*TABLE.pin(fd)? {
             // A closed rsocket returns POLLNVAL.
