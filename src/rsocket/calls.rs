@@ -61,6 +61,7 @@ impl Lookup for Sockets {
     }
 
     /// Runs for most calls of rpoll.
+    #[inline]
     fn ready(&self, fd: c_int, wanted: c_short) -> Option<c_short> {
         match &*TABLE.pin(fd)? {
             // A closed rsocket returns POLLNVAL.
@@ -374,12 +375,6 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
         (rdmacm_private::LEVEL, rdmacm_private::SIGPIPE) => return stream(fd)?.set_sigpipe(),
         (rdmacm_private::LEVEL, rdmacm_private::CANCEL) => return stream(fd)?.cancel_attempt(),
         (rdmacm_private::LEVEL, rdmacm_private::HANDED_OVER) => return stream(fd)?.hand_over(),
-        (rdmacm_private::LEVEL, rdmacm_private::HOST) => return set_host(fd, value),
-        (rdmacm_private::LEVEL, rdmacm_private::HOST_EVENT) => {
-            let number = value.first_chunk().ok_or(Errno::EINVAL)?;
-            epoll(fd)?.host_event(c_int::from_ne_bytes(*number));
-            return Ok(());
-        }
         (rdmacm_private::LEVEL, rdmacm_private::HAND_OVER) => return hand_over(fd, value),
         (rdmacm_private::LEVEL, rdmacm_private::FORK) => {
             let step = value.first_chunk().ok_or(Errno::EINVAL)?;
@@ -501,22 +496,14 @@ fn epoll(fd: c_int) -> Result<Arc<Epoll>> {
     }
 }
 
-/// Sets the epoll in which the program's threads wait instead of a repoll's.
-fn set_host(fd: c_int, value: &[u8]) -> Result<()> {
-    const DATA: usize = mem::offset_of!(rdmacm_private::Host, data);
-    const NUMBER: usize = mem::offset_of!(rdmacm_private::Host, epfd);
-    let data = value.get(DATA..).and_then(<[u8]>::first_chunk).ok_or(Errno::EINVAL)?;
-    let number = value.get(NUMBER..).and_then(<[u8]>::first_chunk).ok_or(Errno::EINVAL)?;
-    epoll(fd)?.set_host(c_int::from_ne_bytes(*number), u64::from_ne_bytes(*data))
-}
-
-/// Moves a member of a repoll to the program's epoll, under another number.
+/// Moves a member of a repoll to an epoll of the program's, under another number.
 fn hand_over(fd: c_int, value: &[u8]) -> Result<()> {
-    const MEMBER: usize = mem::offset_of!(rdmacm_private::Handover, member);
-    const NUMBER: usize = mem::offset_of!(rdmacm_private::Handover, fd);
     let int = |at: usize| value.get(at..).and_then(<[u8]>::first_chunk).map(|bytes| c_int::from_ne_bytes(*bytes));
-    let (member, number) = int(MEMBER).zip(int(NUMBER)).ok_or(Errno::EINVAL)?;
-    epoll(fd)?.hand_over(member, number)
+    let member = int(mem::offset_of!(rdmacm_private::Handover, member));
+    let number = int(mem::offset_of!(rdmacm_private::Handover, fd));
+    let epfd = int(mem::offset_of!(rdmacm_private::Handover, epfd));
+    let ((member, number), epfd) = member.zip(number).zip(epfd).ok_or(Errno::EINVAL)?;
+    epoll(fd)?.hand_over(member, number, epfd)
 }
 
 /// repoll_ctl(3).

@@ -201,15 +201,8 @@ fn usable(guard: &mut Option<Reactor>, key: Key) -> Result<&mut Reactor> {
 }
 
 /// Disables a descriptor for `time`: its events cannot be handled now, and other services must not
-/// wait.
-pub fn pause(key: Key, time: Duration) {
-    if let Some(reactor) = lock(key.role()).as_mut().filter(|reactor| reactor.is_usable()) {
-        reactor.pause(key, time);
-    }
-}
-
-/// As [`pause`], for a thread that holds the lock of an rsocket. Does nothing if another thread
-/// keeps the reactor's lock: the service is called again for the same events.
+/// wait. For a thread that holds the lock of an rsocket: does nothing if another thread keeps the
+/// reactor's lock, and the service is called again for the same events.
 pub fn try_pause(key: Key, time: Duration) {
     if let Ok(mut guard) = lock_within(key, SHORT_TIMEOUT)
         && let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable())

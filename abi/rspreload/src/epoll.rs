@@ -8,10 +8,6 @@
 //! The mark contains the side's number, so a wait needs no look-up, and finds its rsockets through
 //! every copy of the program's number.
 //!
-//! With EPOLLEXCLUSIVE, the kernel must know the threads that wait for an rsocket, and they wait in
-//! the program's instance. So librdmacm makes the rsocket's wait queue a member there, with another
-//! mark, which contains the side's number and the rsocket's.
-//!
 //! A side can have an rsocket once, where the kernel has a socket once for each of its numbers. So
 //! further numbers of one rsocket (dup) go into further sides: numbers with the same
 //! [index](table::index_of) into the same side.
@@ -34,9 +30,6 @@ pub mod members;
 /// address.
 const MARK: u64 = 0xA5C3_52D4;
 
-/// Upper 16 bits of the data of members with EPOLLEXCLUSIVE.
-const EXCLUSIVE_MARK: u64 = 0xA5C6;
-
 /// Sides that one wait asks. More than one exist only for copies of an rsocket's number, or if the
 /// instance was copied before its first rsocket. The next wait finds what does not fit.
 const SIDES: usize = 4;
@@ -46,21 +39,6 @@ static USED: AtomicBool = AtomicBool::new(false);
 
 fn mark(side: c_int) -> epoll_event {
     epoll_event { events: EPOLLIN as u32, u64: MARK << 32 | u64::from(side as u32) }
-}
-
-/// The side and the rsocket of a member with EPOLLEXCLUSIVE.
-fn exclusive_member(data: u64) -> Option<(c_int, c_int)> {
-    const BITS: u32 = rdmacm_private::HOST_NUMBER_BITS;
-    let number = |bits: u64| (bits & ((1 << BITS) - 1)) as c_int;
-    (data >> 48 == EXCLUSIVE_MARK).then(|| (number(data >> BITS), number(data)))
-}
-
-/// Lets librdmacm wake the program's threads for members with EPOLLEXCLUSIVE.
-fn set_host(side: c_int, epfd: c_int) {
-    const BITS: u32 = rdmacm_private::HOST_NUMBER_BITS;
-    if side >> BITS == 0 {
-        rsocket::set_host(side, epfd, EXCLUSIVE_MARK << 48 | (side as u64) << BITS);
-    }
 }
 
 /// epoll_ctl(2) on a number of an rsocket.
@@ -120,11 +98,11 @@ pub fn add(epfd: c_int, fd: c_int, event: epoll_event) -> c_int {
 /// The number `fd` of an rsocket, which had `entry`, is a socket of the kernel's now: it takes the
 /// rsocket's place in the program's instances, with the same events.
 pub fn hand_over_to_kernel(fd: c_int, entry: Entry) {
-    table::each(|_, instance| {
+    table::each(|epfd, instance| {
         if instance.kind == Kind::Epoll
             && let Some(side) = find_side(instance.inner, entry.index())
         {
-            rsocket::hand_over(side, entry.inner, fd);
+            rsocket::hand_over(side, entry.inner, fd, epfd);
         }
     });
 }
@@ -136,10 +114,7 @@ fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     if side < 0 {
         return Err(errno::get());
     }
-    let result = prepare_side(side, index).and_then(|()| table::first(side, 0)).and_then(|()| {
-        set_host(side, epfd);
-        enter(epfd, side, index)
-    });
+    let result = prepare_side(side, index).and_then(|()| table::first(side, 0)).and_then(|()| enter(epfd, side, index));
     if result != Ok(side) {
         close_side(side);
     }
@@ -251,17 +226,12 @@ fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<
     let (mut kept, mut found) = (0, 0);
     for index in 0..events.len() {
         let event = events[index];
-        let side = if event.u64 >> 32 == MARK {
-            event.u64 as u32 as c_int
-        } else if let Some((side, inner)) = exclusive_member(event.u64) {
-            // From now on the side reports the member, to this wait or to another one.
-            let _ = rsocket::set_option(side, rdmacm_private::LEVEL, rdmacm_private::HOST_EVENT, inner);
-            side
-        } else {
+        if event.u64 >> 32 != MARK {
             events[kept] = event;
             kept += 1;
             continue;
-        };
+        }
+        let side = event.u64 as u32 as c_int;
         if !sides[..found].contains(&side)
             && let Some(next) = sides.get_mut(found)
         {

@@ -46,18 +46,11 @@ pub fn set_library_option(inner: c_int, option: c_int) -> Result<(), c_int> {
     set_option(inner, rdmacm_private::LEVEL, option, 1)
 }
 
-/// Tells librdmacm in which epoll instance of the program the threads wait for one of its own, and
-/// the data of events there. Another librdmacm wakes all threads for members with EPOLLEXCLUSIVE.
-pub fn set_host(inner: c_int, epfd: c_int, data: u64) {
-    let host = rdmacm_private::Host { data, epfd, reserved: 0 };
-    let _ = rdma::set(inner, (rdmacm_private::LEVEL, rdmacm_private::HOST), &host);
-}
-
-/// Moves a member of an epoll instance of librdmacm to the instance of the program: as `fd`, a
-/// descriptor of the kernel's, with the same event. Does nothing with another librdmacm.
-pub fn hand_over(epfd: c_int, member: c_int, fd: c_int) {
-    let handover = rdmacm_private::Handover { member, fd };
-    let _ = rdma::set(epfd, (rdmacm_private::LEVEL, rdmacm_private::HAND_OVER), &handover);
+/// Moves a member of an epoll instance of librdmacm (`side`) to `epfd`, one of the program's: as `fd`,
+/// a descriptor of the kernel's, with the same event. Does nothing with another librdmacm.
+pub fn hand_over(side: c_int, member: c_int, fd: c_int, epfd: c_int) {
+    let handover = rdmacm_private::Handover { member, fd, epfd };
+    let _ = rdma::set(side, (rdmacm_private::LEVEL, rdmacm_private::HAND_OVER), &handover);
 }
 
 /// Sets an option that is an int. Returns the errno of a failure.

@@ -257,7 +257,7 @@ impl Reactor {
         Some((key, self.registrations.get(&key)?.event(key)))
     }
 
-    /// See [`pause`](super::pause).
+    /// See [`try_pause`](super::try_pause).
     pub fn pause(&mut self, key: Key, time: Duration) {
         let is_enabled = self.registrations.get(&key).is_some_and(|registration| registration.is_enabled);
         if is_enabled && self.change(key, |registration| registration.is_enabled = false) {

@@ -170,7 +170,7 @@ fn a_paused_descriptor_stays_paused_when_writable_is_wanted() {
     const LONG: Duration = Duration::from_secs(3600);
     let (reporter, calls) = Reporter::new(0);
     let key = reporter.register(Role::Events);
-    pause(key, LONG);
+    try_pause(key, LONG);
     want_writable(key);
     set_timer(key, Some(Instant::now()));
     assert_eq!(calls.recv(), Ok(Call::Expired(Role::Events)));
@@ -218,7 +218,7 @@ fn events_have_their_turn_among_many_descriptors_that_resume() {
     with_blocked_setup(|| {
         for other in &others {
             let key = register(Role::Setup, other.as_raw_fd(), reporter.clone()).unwrap();
-            pause(key, Duration::ZERO);
+            try_pause(key, Duration::ZERO);
             other.raise();
             keys.push(key);
         }

@@ -220,11 +220,8 @@ fn each_number_of_an_rsocket_is_a_member() {
 
 #[test]
 fn a_side_that_two_marks_name_is_asked_once() {
-    let exclusive = |side: u64, inner: u64| EXCLUSIVE_MARK << 48 | side << rdmacm_private::HOST_NUMBER_BITS | inner;
-    assert_eq!(exclusive_member(exclusive(9, 0xFF_FFFF)), Some((9, 0xFF_FFFF)));
-    assert_eq!(exclusive_member(mark(9).u64), None);
     let event = |data| epoll_event { events: EPOLLIN as u32, u64: data };
-    let mut events = [event(1), mark(9), event(exclusive(9, 5)), event(2), event(exclusive(8, 5)), mark(9)];
+    let mut events = [event(1), mark(9), event(2), mark(8), mark(9)];
     let mut sides = [-1; SIDES];
     assert_eq!(take_marks(&mut events, &mut sides), Some((2, 2)));
     assert_eq!((sides, [events[0], events[1]].map(|event| event.u64)), ([9, 8, -1, -1], [1, 2]));
