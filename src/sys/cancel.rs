@@ -12,8 +12,8 @@
 //! A call that may wait is a cancellation point even if it need not ([`in_waiting_call`]), as the
 //! system call that it stands for: otherwise a thread that only sends would never end.
 //!
-//! The usual rsend, rrecv and rpoll, which find what they need, do not pass through [`in_call`].
-//! They make only the system calls of libibverbs, with cancellation disabled ([`disabled`]):
+//! The usual rsend, rrecv and rpoll, which find what they need, do not pass through [`in_call`], nor
+//! does an rrecv that has found nothing and sleeps. They make only the system calls of libibverbs, with cancellation disabled ([`disabled`]):
 //! write(2), which notifies software devices of work, is a cancellation point.
 
 use std::ffi::{CStr, c_int, c_void};
