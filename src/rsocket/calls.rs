@@ -204,38 +204,38 @@ pub(super) unsafe fn after_fork() {
 }
 
 /// Fast path of a stream: receives what is buffered, or what comes next, without setting errno.
-/// `Err(None)`: this call needs [`receive`], and has done nothing.
+/// Returns `None` if this call needs [`receive`], and has done nothing.
 ///
 /// # Safety
 /// `len` bytes at `start` are writable.
 #[expect(clippy::inline_always, reason = "a third of the work would be registers saved and restored")]
 #[inline(always)]
-pub unsafe fn receive_at_once(
-    fd: c_int,
-    start: *mut u8,
-    len: usize,
-    flags: c_int,
-) -> std::result::Result<usize, Option<Errno>> {
-    let _mark = Mark::set().ok_or(None)?;
-    let pinned = TABLE.pin(fd).ok_or(None)?;
-    let Object::Socket(Socket::Stream(socket)) = &*pinned else { return Err(None) };
+pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_int) -> Option<Result<usize>> {
+    let _mark = Mark::set()?;
+    let pinned = TABLE.pin(fd)?;
+    let Object::Socket(Socket::Stream(socket)) = &*pinned else { return None };
     // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller.
     match unsafe { socket.receive_at_once(start, len, flags) } {
-        Received::Data(len) => Ok(len),
-        Received::Failed(error) => Err(error),
+        Received::Data(len) => Some(Ok(len)),
+        Received::Unusual => None,
         // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller; this thread has
         // locked the stream.
-        Received::Nothing => unsafe { receive_locked(pinned, start, len, flags).map_err(Some) },
+        Received::Nothing => unsafe { receive_locked(pinned, start, len, flags) },
     }
 }
 
-/// Continues a call that waits.
+/// Continues a call that has found no data.
 ///
 /// # Safety
 /// `len` bytes at `start` are writable. This thread has locked the stream.
 #[inline(never)]
-unsafe fn receive_locked(pinned: Pinned<'_, Object>, start: *mut u8, len: usize, flags: c_int) -> Result<usize> {
-    let Object::Socket(Socket::Stream(socket)) = &*pinned else { return Err(Errno::EBADF) };
+unsafe fn receive_locked(
+    pinned: Pinned<'_, Object>,
+    start: *mut u8,
+    len: usize,
+    flags: c_int,
+) -> Option<Result<usize>> {
+    let Object::Socket(Socket::Stream(socket)) = &*pinned else { return None };
     // A pin does not last while the call waits.
     let stream = Arc::clone(socket);
     drop(pinned);

@@ -103,11 +103,12 @@ unsafe fn receive<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t
     // SAFETY: writable for `len` bytes: guaranteed by the caller.
     unsafe {
         match calls::receive_at_once(socket, buf.cast(), len, flags) {
-            Ok(done) => {
+            Some(Ok(done)) => {
                 probes::rs_recv(socket, done);
                 done as ssize_t
             }
-            Err(failed) => receive_any::<READ>(socket, buf, len, flags, failed),
+            Some(Err(error)) => receive_failed::<READ>(socket, error),
+            None => receive_any::<READ>(socket, buf, len, flags),
         }
     }
 }
@@ -116,22 +117,19 @@ unsafe fn receive<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t
 /// As above.
 #[cold]
 #[inline(never)]
-unsafe fn receive_any<const READ: bool>(
-    socket: c_int,
-    buf: *mut c_void,
-    len: size_t,
-    flags: c_int,
-    failed: Option<Errno>,
-) -> ssize_t {
+unsafe fn receive_any<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     let call = Call::socket(if READ { "rread" } else { "rrecv" }, socket);
-    if let Some(error) = failed {
-        return report_quick(call, -1, || {
-            cancel::test();
-            Err(error)
-        });
-    }
     // SAFETY: as above: guaranteed by the caller.
     report_waiting(call, -1, || unsafe { Ok(received(socket, &[buffer(buf, len)?], flags)?.len as ssize_t) })
+}
+
+#[cold]
+#[inline(never)]
+fn receive_failed<const READ: bool>(socket: c_int, error: Errno) -> ssize_t {
+    report_quick(Call::socket(if READ { "rread" } else { "rrecv" }, socket), -1, || {
+        cancel::test();
+        Err(error)
+    })
 }
 
 /// recv(2) for rsockets.

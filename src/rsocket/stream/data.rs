@@ -34,23 +34,10 @@ const UNSUPPORTED: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE;
 pub enum Received {
     /// Data: the number of bytes that were copied.
     Data(usize),
-    /// Nothing yet, and the call waits. The stream stays locked, for [`Stream::receive_locked`].
+    /// Nothing yet. The stream stays locked, for [`Stream::receive_locked`].
     Nothing,
-    /// The call fails, or needs the slow path.
-    Failed(Option<Errno>),
-}
-
-/// Tells what a call does that finds no data.
-#[inline(never)]
-fn found_nothing(state: Guard<'_>, len: usize, flags: c_int) -> Received {
-    if !state.waits_for_data() || len == 0 {
-        return Received::Failed(None);
-    }
-    if state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
-        return Received::Failed(Some(Errno::EAGAIN));
-    }
-    mem::forget(state);
-    Received::Nothing
+    /// The call needs the slow path.
+    Unusual,
 }
 
 impl Stream {
@@ -62,17 +49,17 @@ impl Stream {
     #[inline(always)]
     pub unsafe fn receive_at_once(&self, start: *mut u8, len: usize, flags: c_int) -> Received {
         if flags & !FAST_PATH_FLAGS != 0 || start.is_null() || !self.owner.is_this_process() {
-            return Received::Failed(None);
+            return Received::Unusual;
         }
-        let Ok(mut guard) = self.state.try_lock() else { return Received::Failed(None) };
+        let Ok(mut guard) = self.state.try_lock() else { return Received::Unusual };
         let thread = guard.holder();
         let state = &mut *guard;
         if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
-            return Received::Failed(None);
+            return Received::Unusual;
         }
-        let Some(connection) = state.connection.as_deref_mut() else { return Received::Failed(None) };
+        let Some(connection) = state.connection.as_deref_mut() else { return Received::Unusual };
         if connection.turn_to_receive(thread) {
-            return Received::Failed(None);
+            return Received::Unusual;
         }
         // Poll for new data, unless the buffered data is enough for the whole call, or the call waits
         // anyway: then it polls when it has requested an event.
@@ -80,37 +67,47 @@ impl Stream {
             && (state.expects_to_sleep(flags) || !self.process_completions(state))
             && state.available(false, 0) == 0
         {
-            return found_nothing(guard, len, flags);
+            mem::forget(guard);
+            return Received::Nothing;
         }
         // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller, and not NULL.
-        unsafe { state.read_available(start, len) }.map_or(Received::Failed(None), Received::Data)
+        unsafe { state.read_available(start, len) }.map_or(Received::Unusual, Received::Data)
     }
 
-    /// Waits for data after [`receive_at_once`](Self::receive_at_once) has found none.
+    /// Waits for data after [`receive_at_once`](Self::receive_at_once) has found none. Returns `None`
+    /// if the call needs the slow path.
     ///
     /// # Safety
     /// `start` is writable for `len` bytes. This thread has locked the stream.
     #[inline]
-    pub unsafe fn receive_locked(&self, start: *mut u8, len: usize, flags: c_int) -> Result<usize> {
+    pub unsafe fn receive_locked(&self, start: *mut u8, len: usize, flags: c_int) -> Option<Result<usize>> {
         // SAFETY: this thread has locked the stream, and forgotten the guard.
         let mut state = unsafe { self.state.resume() };
+        if !state.waits_for_data() || len == 0 {
+            return None;
+        }
+        if state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
+            return Some(Err(Errno::EAGAIN));
+        }
         let mut wait = Wait::after(state.options.receive_timeout);
         let sleeps = mem::take(&mut state.sleeps);
         let (mut state, result) = self.sleep(state, &mut wait);
         if state.is_closed() {
-            return Err(Errno::EBADF);
+            return Some(Err(Errno::EBADF));
         }
         if state.sleeps > 0 {
             state.sleeps = sleeps.saturating_add(1);
         }
-        result_of_sleep(result, 0)?;
+        if let Err(error) = result_of_sleep(result, 0) {
+            return Some(Err(error));
+        }
         // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller.
         if let Some(done) = unsafe { state.read_available(start, len) } {
-            return Ok(done);
+            return Some(Ok(done));
         }
         let buffer = iovec { iov_base: start.cast(), iov_len: len };
         // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller.
-        unsafe { self.receive_waiting(state, &[buffer], flags, wait) }
+        Some(unsafe { self.receive_waiting(state, &[buffer], flags, wait) })
     }
 
     /// rrecv(3) and related calls: receives into `buffers`, in order. Returns the number of bytes,
