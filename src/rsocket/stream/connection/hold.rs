@@ -28,7 +28,8 @@ impl Connection {
     /// A call of `thread` receives, or waits for data: if the same thread has sent, what is held is
     /// sent now, and what it sends next begins a new row. Returns whether this has sent something,
     /// or failed to.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
+    #[inline(always)]
     pub fn turn_to_receive(&mut self, thread: u64) -> bool {
         if self.send.thread != thread {
             self.note_reader();
