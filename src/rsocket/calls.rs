@@ -16,8 +16,8 @@ use super::growth_budget;
 use super::poll;
 use super::pollable::{Lookup, Pollable};
 use super::reactor;
-use super::stream::{self, Stream, Value};
-use super::table::Table;
+use super::stream::{self, Received, Stream, Value};
+use super::table::{Pinned, Table};
 use crate::diag::{self, Endpoints};
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
@@ -61,6 +61,7 @@ impl Lookup for Sockets {
     }
 
     /// Runs for most calls of rpoll.
+    #[inline]
     fn ready(&self, fd: c_int, wanted: c_short) -> Option<c_short> {
         match &*TABLE.pin(fd)? {
             // A closed rsocket returns POLLNVAL.
@@ -202,36 +203,45 @@ pub(super) unsafe fn after_fork() {
     unsafe { TABLE.after_fork() };
 }
 
-/// Fast path of a stream: returns buffered data without setting errno. `Err(true)`: nothing was
-/// available. `Err(false)`: this call needs the slow path. The caller calls [`receive_one`] in both
-/// cases.
+/// Fast path of a stream: receives what is buffered, or what comes next, without setting errno.
+/// Returns `None` if this call needs [`receive`], and has done nothing.
 ///
 /// # Safety
 /// `len` bytes at `start` are writable.
 #[expect(clippy::inline_always, reason = "a third of the work would be registers saved and restored")]
 #[inline(always)]
-pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_int) -> std::result::Result<usize, bool> {
-    let Some(_mark) = Mark::set() else { return Err(false) };
-    match TABLE.pin(fd).as_deref() {
-        // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller.
-        Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.receive_at_once(start, len, flags) },
-        _ => Err(false),
+pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_int) -> Option<Result<usize>> {
+    let _mark = Mark::set()?;
+    let pinned = TABLE.pin(fd)?;
+    let Object::Socket(Socket::Stream(socket)) = &*pinned else { return None };
+    // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller.
+    match unsafe { socket.receive_at_once(start, len, flags) } {
+        Received::Data(len) => Some(Ok(len)),
+        Received::Unusual => None,
+        // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller; this thread has
+        // locked the stream.
+        Received::Nothing => unsafe { receive_locked(pinned, start, len, flags) },
     }
 }
 
-/// rrecv(3) and rread(3) after [`receive_at_once`], whose error is `nothing_available`.
+/// Continues a call that has found no data.
 ///
 /// # Safety
-/// The buffer is writable.
-pub unsafe fn receive_one(fd: c_int, buffer: iovec, flags: c_int, nothing_available: bool) -> Result<usize> {
-    match TABLE.get(fd).as_deref() {
-        // SAFETY: the buffer is writable: guaranteed by the caller.
-        Some(Object::Socket(Socket::Stream(socket))) if nothing_available => unsafe {
-            socket.receive_one(buffer, flags)
-        },
-        // SAFETY: the buffer is writable: guaranteed by the caller.
-        _ => unsafe { receive(fd, &[buffer], flags).map(|received| received.len) },
-    }
+/// `len` bytes at `start` are writable. This thread has locked the stream.
+#[inline(never)]
+unsafe fn receive_locked(
+    pinned: Pinned<'_, Object>,
+    start: *mut u8,
+    len: usize,
+    flags: c_int,
+) -> Option<Result<usize>> {
+    let Object::Socket(Socket::Stream(socket)) = &*pinned else { return None };
+    // A pin does not last while the call waits.
+    let stream = Arc::clone(socket);
+    drop(pinned);
+    // SAFETY: `len` bytes at `start` are writable, and this thread has locked the stream: guaranteed
+    // by the caller.
+    unsafe { stream.receive_locked(start, len, flags) }
 }
 
 /// rrecvmsg(3) and related calls.
@@ -374,12 +384,6 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
         (rdmacm_private::LEVEL, rdmacm_private::SIGPIPE) => return stream(fd)?.set_sigpipe(),
         (rdmacm_private::LEVEL, rdmacm_private::CANCEL) => return stream(fd)?.cancel_attempt(),
         (rdmacm_private::LEVEL, rdmacm_private::HANDED_OVER) => return stream(fd)?.hand_over(),
-        (rdmacm_private::LEVEL, rdmacm_private::HOST) => return set_host(fd, value),
-        (rdmacm_private::LEVEL, rdmacm_private::HOST_EVENT) => {
-            let number = value.first_chunk().ok_or(Errno::EINVAL)?;
-            epoll(fd)?.host_event(c_int::from_ne_bytes(*number));
-            return Ok(());
-        }
         (rdmacm_private::LEVEL, rdmacm_private::HAND_OVER) => return hand_over(fd, value),
         (rdmacm_private::LEVEL, rdmacm_private::FORK) => {
             let step = value.first_chunk().ok_or(Errno::EINVAL)?;
@@ -501,22 +505,14 @@ fn epoll(fd: c_int) -> Result<Arc<Epoll>> {
     }
 }
 
-/// Sets the epoll in which the program's threads wait instead of a repoll's.
-fn set_host(fd: c_int, value: &[u8]) -> Result<()> {
-    const DATA: usize = mem::offset_of!(rdmacm_private::Host, data);
-    const NUMBER: usize = mem::offset_of!(rdmacm_private::Host, epfd);
-    let data = value.get(DATA..).and_then(<[u8]>::first_chunk).ok_or(Errno::EINVAL)?;
-    let number = value.get(NUMBER..).and_then(<[u8]>::first_chunk).ok_or(Errno::EINVAL)?;
-    epoll(fd)?.set_host(c_int::from_ne_bytes(*number), u64::from_ne_bytes(*data))
-}
-
-/// Moves a member of a repoll to the program's epoll, under another number.
+/// Moves a member of a repoll to an epoll of the program's, under another number.
 fn hand_over(fd: c_int, value: &[u8]) -> Result<()> {
-    const MEMBER: usize = mem::offset_of!(rdmacm_private::Handover, member);
-    const NUMBER: usize = mem::offset_of!(rdmacm_private::Handover, fd);
     let int = |at: usize| value.get(at..).and_then(<[u8]>::first_chunk).map(|bytes| c_int::from_ne_bytes(*bytes));
-    let (member, number) = int(MEMBER).zip(int(NUMBER)).ok_or(Errno::EINVAL)?;
-    epoll(fd)?.hand_over(member, number)
+    let member = int(mem::offset_of!(rdmacm_private::Handover, member));
+    let number = int(mem::offset_of!(rdmacm_private::Handover, fd));
+    let epfd = int(mem::offset_of!(rdmacm_private::Handover, epfd));
+    let ((member, number), epfd) = member.zip(number).zip(epfd).ok_or(Errno::EINVAL)?;
+    epoll(fd)?.hand_over(member, number, epfd)
 }
 
 /// repoll_ctl(3).

@@ -40,7 +40,6 @@ pub struct Fake {
     watchers: Watchers,
     /// Number of ready() and arm() calls.
     pub polls: AtomicUsize,
-    connections: AtomicUsize,
 }
 
 impl Fake {
@@ -51,7 +50,6 @@ impl Fake {
             edges: AtomicU64::new(0),
             watchers: Watchers::new(),
             polls: AtomicUsize::new(0),
-            connections: AtomicUsize::new(0),
         })
     }
 
@@ -74,15 +72,6 @@ impl Fake {
     pub fn change(&self, change: Change) {
         let mut state = self.state();
         self.apply(&mut state, change);
-        drop(state);
-        self.watchers.notify(Notice::Changed);
-    }
-
-    /// A listener has so many new connections, of which the watchers learn together.
-    pub fn become_ready(&self, connections: usize) {
-        let mut state = self.state();
-        (0..connections).for_each(|_| self.apply(&mut state, Change::Data));
-        self.connections.fetch_add(connections, Ordering::Relaxed);
         drop(state);
         self.watchers.notify(Notice::Changed);
     }
@@ -226,10 +215,6 @@ impl Pollable for Fake {
 
     fn edges(&self) -> u64 {
         self.edges.load(Ordering::SeqCst)
-    }
-
-    fn ready_connections(&self) -> usize {
-        self.connections.load(Ordering::Relaxed)
     }
 
     fn watchers(&self) -> &Watchers {

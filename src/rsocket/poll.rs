@@ -4,6 +4,7 @@
 //! arms the rsockets, and sleeps in the kernel's poll on their descriptors, the program's other
 //! descriptors and the thread's waiter.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_short};
 use std::ptr;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ static SPINNING: Spinning = Spinning::new();
 
 /// Like poll(2). `timeout` is in milliseconds; a negative one never ends. An rsocket that is closed
 /// during the call has POLLNVAL.
-pub fn poll(lookup: &dyn Lookup, fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
+pub fn poll<L: Lookup>(lookup: &L, fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
     match ready_now(lookup, fds)? {
         Some(ready) if ready > 0 || timeout == 0 => Ok(count(ready)),
         _ => in_waiting_call(|| wait(lookup, fds, Deadline::after_ms(timeout))),
@@ -55,24 +56,25 @@ fn wait(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c
     {
         return ready.map(count);
     }
-    let mut rsockets = SmallList::<Option<Arc<dyn Pollable>>, INLINE_FDS>::new();
+    let mut members = SmallList::<Member, INLINE_FDS>::new();
     let (mut any, mut others) = (false, false);
-    for fd in fds.iter() {
-        let rsocket = if fd.fd < 0 { None } else { lookup.find(fd.fd) };
-        any |= rsocket.is_some();
-        others |= fd.fd >= 0 && rsocket.is_none();
-        rsockets.push(rsocket)?;
+    for fd in fds.iter_mut() {
+        fd.revents = 0;
+        let member = Member::new(if fd.fd < 0 { None } else { lookup.find(fd.fd) });
+        any |= member.rsocket.is_some();
+        others |= fd.fd >= 0 && member.rsocket.is_none();
+        members.push(member)?;
     }
     if !any {
         return event::poll(fds, deadline.left()).map(count);
     }
     // If all descriptors are rsockets, ready_now() has just polled them.
-    Call::new(fds, rsockets.as_slice(), others, !others)?.run(deadline).map(count)
+    Call { fds, members: members.as_slice(), others }.run(deadline, !others).map(count)
 }
 
 /// Fast path: polls the rsockets once. Returns the number of ready ones, or `None` if there are
 /// other descriptors, or no rsockets.
-fn ready_now(lookup: &dyn Lookup, fds: &mut [pollfd]) -> Result<Option<usize>> {
+fn ready_now<L: Lookup + ?Sized>(lookup: &L, fds: &mut [pollfd]) -> Result<Option<usize>> {
     if fds.len() > USUAL_LIMIT && fds.len() > event::descriptor_limit() {
         return Err(Errno::EINVAL);
     }
@@ -105,8 +107,8 @@ fn wait_alone(lookup: &dyn Lookup, fd: &mut pollfd, deadline: Deadline) -> Optio
 /// if the rsocket was closed.
 pub fn wait_one(rsocket: &Arc<dyn Pollable>, events: c_short, deadline: Deadline) -> Result<c_short> {
     let mut fds = [pollfd { fd: 0, events, revents: 0 }];
-    let rsockets = [Some(Arc::clone(rsocket))];
-    Call::new(&mut fds, &rsockets, false, false)?.run(deadline)?;
+    let members = [Member::new(Some(Arc::clone(rsocket)))];
+    Call { fds: &mut fds, members: &members, others: false }.run(deadline, false)?;
     Ok(fds[0].revents)
 }
 
@@ -115,36 +117,34 @@ fn count(ready: usize) -> c_int {
     c_int::try_from(ready).unwrap_or(c_int::MAX)
 }
 
+/// What an entry of the program's list stands for.
+struct Member {
+    /// `None` for a descriptor of the kernel's, and for a negative number.
+    rsocket: Option<Arc<dyn Pollable>>,
+    /// Whether to poll the rsocket. One that is armed and has been neither readable nor notified
+    /// since then has not changed.
+    stale: Cell<bool>,
+}
+
+impl Member {
+    fn new(rsocket: Option<Arc<dyn Pollable>>) -> Member {
+        Member { rsocket, stale: Cell::new(true) }
+    }
+}
+
 struct Call<'a> {
     fds: &'a mut [pollfd],
     /// One for each of `fds`.
-    rsockets: &'a [Option<Arc<dyn Pollable>>],
-    /// One for each of `fds`: whether to poll the rsocket. Rsockets that are armed and have been
-    /// neither readable nor notified since then have not changed.
-    stale: SmallList<bool, INLINE_FDS>,
+    members: &'a [Member],
     /// Whether there are descriptors that are not rsockets.
     others: bool,
-    /// Whether the caller has just polled the rsockets and none was ready.
-    just_polled: bool,
 }
 
-impl<'a> Call<'a> {
-    fn new(
-        fds: &'a mut [pollfd],
-        rsockets: &'a [Option<Arc<dyn Pollable>>],
-        others: bool,
-        just_polled: bool,
-    ) -> Result<Call<'a>> {
-        let mut stale = SmallList::new();
-        for fd in fds.iter_mut() {
-            fd.revents = 0;
-            stale.push(true)?;
-        }
-        Ok(Call { fds, rsockets, stale, others, just_polled })
-    }
-
-    fn run(mut self, deadline: Deadline) -> Result<usize> {
-        let ready = self.spin(deadline)?;
+impl Call<'_> {
+    /// `just_polled`: the caller has polled the rsockets, and none was ready.
+    fn run(mut self, deadline: Deadline, just_polled: bool) -> Result<usize> {
+        let ready = if just_polled { 0 } else { self.poll_rsockets(false) };
+        let ready = if ready > 0 { ready } else { self.spin(deadline) };
         if ready > 0 || deadline.passed() {
             return self.finish(ready);
         }
@@ -153,36 +153,36 @@ impl<'a> Call<'a> {
 
     /// Polls the rsockets until one is ready, for polling_time at most. Returns the number of ready
     /// rsockets.
-    fn spin(&mut self, deadline: Deadline) -> Result<usize> {
-        let mut ready = if self.just_polled { 0 } else { self.poll_rsockets(false) };
+    fn spin(&mut self, deadline: Deadline) -> usize {
         let time = Duration::from_micros(defaults().polling_time_us.into());
         // On a single CPU, spinning would only delay the thread that makes an rsocket ready.
-        if ready > 0 || time.is_zero() || event::cpus() == 1 || !SPINNING.begin() {
-            return Ok(ready);
+        if time.is_zero() || event::cpus() == 1 || !SPINNING.begin() {
+            return 0;
         }
         let end = Instant::now() + deadline.left().map_or(time, |left| left.min(time));
         let pause = || {
             event::spin();
             Instant::now() < end
         };
-        while ready == 0 && sleep(pause) {
-            ready = self.poll_rsockets(false);
+        while sleep(pause) {
+            let ready = self.poll_rsockets(false);
+            if ready > 0 {
+                SPINNING.succeeded();
+                return ready;
+            }
         }
-        if ready > 0 {
-            SPINNING.succeeded();
-        }
-        Ok(ready)
+        0
     }
 
     /// Polls the stale rsockets, and arms them if `arm` is set. Returns the number of ready
     /// rsockets.
     fn poll_rsockets(&mut self, arm: bool) -> usize {
         let mut ready = 0;
-        for ((fd, rsocket), stale) in self.fds.iter_mut().zip(self.rsockets).zip(self.stale.as_mut_slice()) {
-            let Some(rsocket) = rsocket.as_ref().filter(|_| *stale) else { continue };
+        for (fd, member) in self.fds.iter_mut().zip(self.members) {
+            let Some(rsocket) = member.rsocket.as_ref().filter(|_| member.stale.get()) else { continue };
             let wanted = wanted(fd.events);
             fd.revents = reported(if arm { rsocket.arm(wanted) } else { rsocket.ready(wanted) }, fd.events);
-            *stale = !arm || fd.revents != 0;
+            member.stale.set(!arm || fd.revents != 0);
             ready += usize::from(fd.revents != 0);
         }
         ready
@@ -204,7 +204,7 @@ impl<'a> Call<'a> {
 
     fn sleep(&mut self, deadline: Deadline) -> Result<usize> {
         let waiting = Waiting::begin()?;
-        let guard = WatcherGuard::begin(self.rsockets, waiting.watcher())?;
+        let guard = WatcherGuard::begin(self.members, waiting.watcher())?;
         // SAFETY: called only when the thread is cancelled, which unwinds without dropping either
         // variable and never returns to this frame.
         let cancelled = || unsafe {
@@ -219,7 +219,7 @@ impl<'a> Call<'a> {
         loop {
             // Rebuilt each time: the notice may be about a descriptor that was not in the set.
             set.clear();
-            set.add(waiting.descriptor(), POLLIN, Owner::Waiter)?;
+            set.add(waiting.descriptor(), POLLIN, WAITER)?;
             set.add_rsockets(self)?;
             set.add_others(self)?;
             let others = with_cleanup(cancelled, || set.poll(self, deadline.left()))?;
@@ -243,22 +243,22 @@ impl<'a> Call<'a> {
 
 /// Registers a watcher with rsockets until it is dropped.
 struct WatcherGuard<'a> {
-    rsockets: &'a [Option<Arc<dyn Pollable>>],
+    members: &'a [Member],
     watcher: &'a Arc<dyn Watcher>,
 }
 
 impl<'a> WatcherGuard<'a> {
-    fn begin(rsockets: &'a [Option<Arc<dyn Pollable>>], watcher: &'a Arc<dyn Watcher>) -> Result<WatcherGuard<'a>> {
-        let mut guard = WatcherGuard { rsockets: &[], watcher };
-        for (index, rsocket) in rsockets.iter().enumerate() {
-            if let Some(rsocket) = rsocket {
+    fn begin(members: &'a [Member], watcher: &'a Arc<dyn Watcher>) -> Result<WatcherGuard<'a>> {
+        let mut guard = WatcherGuard { members: &[], watcher };
+        for (index, member) in members.iter().enumerate() {
+            if let Some(rsocket) = &member.rsocket {
                 match rsocket.watchers().add(Arc::clone(watcher)) {
                     // The next poll reports a closed rsocket.
                     Ok(()) | Err(Errno::EBADF) => {}
                     Err(error) => return Err(error),
                 }
             }
-            guard.rsockets = &rsockets[..=index];
+            guard.members = &members[..=index];
         }
         Ok(guard)
     }
@@ -266,25 +266,19 @@ impl<'a> WatcherGuard<'a> {
 
 impl Drop for WatcherGuard<'_> {
     fn drop(&mut self) {
-        for rsocket in self.rsockets.iter().flatten() {
+        for rsocket in self.members.iter().filter_map(|member| member.rsocket.as_ref()) {
             rsocket.watchers().remove(self.watcher);
         }
     }
 }
 
-#[derive(Clone, Copy)]
-enum Owner {
-    Waiter,
-    /// A descriptor of the rsocket at this index of the program's list.
-    Rsocket(usize),
-    /// The program's own descriptor at this index.
-    Other(usize),
-}
+/// The owner of the waiter's descriptor in a [`Set`].
+const WAITER: usize = usize::MAX;
 
-/// The descriptors for the kernel's poll and their owners.
+/// The descriptors for the kernel's poll. The owner of each is an index of the program's list.
 struct Set {
     fds: SmallList<pollfd, { INLINE_FDS + 1 }>,
-    owners: SmallList<Owner, { INLINE_FDS + 1 }>,
+    owners: SmallList<usize, { INLINE_FDS + 1 }>,
 }
 
 impl Set {
@@ -297,18 +291,18 @@ impl Set {
         self.owners.clear();
     }
 
-    fn add(&mut self, fd: c_int, events: c_short, owner: Owner) -> Result<()> {
+    fn add(&mut self, fd: c_int, events: c_short, owner: usize) -> Result<()> {
         self.fds.push(pollfd { fd, events, revents: 0 })?;
         self.owners.push(owner)
     }
 
     fn add_rsockets(&mut self, call: &Call<'_>) -> Result<()> {
         let mut result = Ok(());
-        for (index, rsocket) in call.rsockets.iter().enumerate() {
-            if let Some(rsocket) = rsocket {
+        for (index, member) in call.members.iter().enumerate() {
+            if let Some(rsocket) = &member.rsocket {
                 rsocket.descriptors(&mut |fd| {
                     if result.is_ok() {
-                        result = self.add(fd, POLLIN, Owner::Rsocket(index));
+                        result = self.add(fd, POLLIN, index);
                     }
                 });
             }
@@ -320,9 +314,9 @@ impl Set {
         if !call.others {
             return Ok(());
         }
-        for (index, (fd, rsocket)) in call.fds.iter().zip(call.rsockets).enumerate() {
-            if fd.fd >= 0 && rsocket.is_none() {
-                self.add(fd.fd, fd.events, Owner::Other(index))?;
+        for (index, (fd, member)) in call.fds.iter().zip(call.members).enumerate() {
+            if fd.fd >= 0 && member.rsocket.is_none() {
+                self.add(fd.fd, fd.events, index)?;
             }
         }
         Ok(())
@@ -333,38 +327,37 @@ impl Set {
     fn poll(&mut self, call: &mut Call<'_>, timeout: Option<Duration>) -> Result<usize> {
         event::poll(self.fds.as_mut_slice(), timeout)?;
         let mut ready = 0;
-        for (fd, owner) in self.fds.as_slice().iter().zip(self.owners.as_slice()) {
-            if let Owner::Other(index) = owner {
-                call.fds[*index].revents = fd.revents;
-                ready += usize::from(fd.revents != 0);
+        for (revents, owner) in self.results() {
+            if call.members.get(owner).is_some_and(|member| member.rsocket.is_none()) {
+                call.fds[owner].revents = revents;
+                ready += usize::from(revents != 0);
             }
         }
         Ok(ready)
     }
 
+    /// Returns the revents of the descriptors with their owners.
+    fn results(&self) -> impl Iterator<Item = (c_short, usize)> {
+        self.fds.as_slice().iter().map(|fd| fd.revents).zip(self.owners.as_slice().iter().copied())
+    }
+
     /// Returns whether the kernel's poll timed out.
     fn timed_out(&self) -> bool {
-        self.fds.as_slice().iter().all(|fd| fd.revents == 0)
+        self.results().all(|(revents, _)| revents == 0)
     }
 
     /// Reads the events of readable descriptors and marks their rsockets as stale.
-    fn take_events(&self, call: &mut Call<'_>, waiting: &Waiting) {
-        let stale = call.stale.as_mut_slice();
-        for (fd, owner) in self.fds.as_slice().iter().zip(self.owners.as_slice()) {
-            match owner {
-                _ if fd.revents == 0 => {}
-                Owner::Waiter => {
-                    waiting.clear();
-                    stale.fill(true);
-                }
-                Owner::Rsocket(index) => {
-                    if let Some(rsocket) = &call.rsockets[*index] {
-                        rsocket.take_event();
-                        rsocket.watchers().notify_except(waiting.watcher());
-                        stale[*index] = true;
-                    }
-                }
-                Owner::Other(_) => {}
+    fn take_events(&self, call: &Call<'_>, waiting: &Waiting) {
+        for (_, owner) in self.results().filter(|(revents, _)| *revents != 0) {
+            if owner == WAITER {
+                waiting.clear();
+                call.members.iter().for_each(|member| member.stale.set(true));
+            } else if let Some(member) = call.members.get(owner)
+                && let Some(rsocket) = &member.rsocket
+            {
+                rsocket.take_event();
+                rsocket.watchers().notify_except(waiting.watcher());
+                member.stale.set(true);
             }
         }
     }

@@ -11,15 +11,12 @@ pub const OUT: c_short = POLLOUT | POLLWRNORM;
 
 /// Returns the bits to ask a [`Pollable`](super::pollable::Pollable) for when a program requests
 /// `events`: POLLIN, POLLOUT and POLLRDHUP. Rsockets have neither urgent data nor priority bands.
+#[inline]
 pub fn wanted(events: c_short) -> c_short {
-    let mut wanted = events & (POLLRDHUP | rdmacm_private::FORWARDER_EVENT);
-    if events & IN != 0 {
-        wanted |= POLLIN;
-    }
-    if events & OUT != 0 {
-        wanted |= POLLOUT;
-    }
-    wanted
+    // POLLRDNORM and POLLWRNORM become POLLIN and POLLOUT: rpoll comes here for each descriptor.
+    const SHIFT: u32 = POLLRDNORM.trailing_zeros() - POLLIN.trailing_zeros();
+    const { assert!(POLLIN << SHIFT == POLLRDNORM && POLLOUT << SHIFT == POLLWRNORM) };
+    (events | events >> SHIFT) & (POLLIN | POLLOUT) | events & (POLLRDHUP | rdmacm_private::FORWARDER_EVENT)
 }
 
 /// Returns the revents of an rsocket with the bits `ready` for a program that requested `events`. A

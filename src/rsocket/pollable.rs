@@ -5,10 +5,9 @@
 //! (CM events, the end of a connect, a local shutdown, a close, an event that another thread read
 //! from the channel) are reported through [`Watchers`].
 
-use std::any::Any;
 use std::ffi::{c_int, c_short};
 use std::mem;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use crate::errno::{Errno, Result};
 use crate::sys::event::Deadline;
@@ -64,11 +63,6 @@ pub trait Pollable: Send + Sync {
     /// the latest when ready() or arm() processes its completion.
     fn edges(&self) -> u64;
 
-    /// Returns the number of connections that raccept(3) would return; 0 if it is no listener.
-    fn ready_connections(&self) -> usize {
-        0
-    }
-
     /// Returns the watchers of the rsocket.
     fn watchers(&self) -> &Watchers;
 }
@@ -108,57 +102,13 @@ pub struct Watchers {
     count: AtomicUsize,
     /// Set once, with the list locked.
     closed: AtomicBool,
-    shared: Shared,
-}
-
-/// Objects that several watchers of one rsocket share, by the events they are for.
-#[derive(Default)]
-pub struct Shared(Mutex<Vec<(c_short, Weak<dyn Any + Send + Sync>)>>);
-
-impl Shared {
-    /// Returns the object for `events`, while a watcher has it.
-    pub fn get<T: Any + Send + Sync>(&self, events: c_short) -> Option<Arc<T>> {
-        find_shared(&self.0.lock(), events)
-    }
-
-    /// Adds an object for `events`. Returns the one that is already there instead if there is one.
-    pub fn insert<T: Any + Send + Sync>(&self, events: c_short, object: Arc<T>) -> Result<Arc<T>> {
-        let mut list = self.0.lock();
-        if let Some(other) = find_shared(&list, events) {
-            drop(list);
-            return Ok(other);
-        }
-        list.retain(|(_, object)| object.strong_count() > 0);
-        list.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        let weak: Weak<dyn Any + Send + Sync> = Arc::downgrade(&object) as _;
-        list.push((events, weak));
-        Ok(object)
-    }
-}
-
-fn find_shared<T: Any + Send + Sync>(
-    list: &[(c_short, Weak<dyn Any + Send + Sync>)],
-    events: c_short,
-) -> Option<Arc<T>> {
-    let there = list.iter().filter(|(there, _)| *there == events).find_map(|(_, object)| object.upgrade());
-    there.and_then(|object| object.downcast().ok())
 }
 
 impl Watchers {
     /// Creates an empty list.
     #[cfg(not(all(test, loom)))]
     pub const fn new() -> Watchers {
-        Watchers {
-            list: Mutex::new(Vec::new()),
-            count: AtomicUsize::new(0),
-            closed: AtomicBool::new(false),
-            shared: Shared(Mutex::new(Vec::new())),
-        }
-    }
-
-    /// Returns what watchers share.
-    pub fn shared(&self) -> &Shared {
-        &self.shared
+        Watchers { list: Mutex::new(Vec::new()), count: AtomicUsize::new(0), closed: AtomicBool::new(false) }
     }
 
     /// Adds a watcher, which may be added several times. It is notified of changes from now on, so
@@ -189,12 +139,7 @@ impl Watchers {
     /// change under a lock that ready() also takes, so a watcher that is missed here sees the
     /// change.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Returns the number of watchers.
-    pub fn len(&self) -> usize {
-        self.count.load(Ordering::SeqCst)
+        self.count.load(Ordering::SeqCst) == 0
     }
 
     /// Returns whether [`Notice::Closed`] was sent.

@@ -110,12 +110,7 @@ impl KernelEpoll {
 
     /// Duplicates the descriptor.
     pub fn duplicate(&self) -> Result<KernelEpoll> {
-        KernelEpoll::duplicate_of(self.0.as_raw_fd())
-    }
-
-    /// Duplicates a descriptor of the program.
-    pub fn duplicate_of(fd: RawFd) -> Result<KernelEpoll> {
-        OwnFd::duplicate(fd).map(KernelEpoll)
+        OwnFd::duplicate(self.0.as_raw_fd()).map(KernelEpoll)
     }
 
     /// epoll_ctl(2).
@@ -125,15 +120,6 @@ impl KernelEpoll {
         // SAFETY: the event is readable or NULL.
         let done = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), op, fd, event) };
         if done == 0 { Ok(()) } else { Err(Errno::last()) }
-    }
-
-    /// Adds a number of the program that librspreload is changing: by the kernel's call, because
-    /// librspreload's epoll_ctl would wait for the change.
-    pub fn add_programs_number(&self, fd: RawFd, mut event: epoll_event) -> Result<()> {
-        let (epfd, event) = (self.0.as_raw_fd(), &raw mut event);
-        // SAFETY: the event is this function's own.
-        let result = unsafe { libc::syscall(libc::SYS_epoll_ctl, epfd, libc::EPOLL_CTL_ADD, fd, event) };
-        if result == 0 { Ok(()) } else { Err(Errno::last()) }
     }
 
     /// epoll_wait(2). Returns how many events were written to the front of `events`. A cancellation
@@ -146,6 +132,14 @@ impl KernelEpoll {
         let count = if time == 0 { wait() } else { cancel::sleep(wait) };
         usize::try_from(count).map_err(|_| Errno::last())
     }
+}
+
+/// Adds to an epoll of the program a number that librspreload is changing: by the kernel's call,
+/// because librspreload's epoll_ctl would wait for the change.
+pub fn add_programs_number(epfd: RawFd, fd: RawFd, mut event: epoll_event) -> Result<()> {
+    // SAFETY: the event is this function's own.
+    let result = unsafe { libc::syscall(libc::SYS_epoll_ctl, epfd, libc::EPOLL_CTL_ADD, fd, &raw mut event) };
+    if result == 0 { Ok(()) } else { Err(Errno::last()) }
 }
 
 impl AsRawFd for KernelEpoll {

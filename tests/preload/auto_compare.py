@@ -324,7 +324,7 @@ def epoll_and_programs(address, _address6, _silent, port):
     for name, kind in kinds.items():
         client = inheritable(address, port)
         server = listening.accept()[0]
-        # With EPOLLEXCLUSIVE an event is reported by one of them.
+        # With EPOLLEXCLUSIVE an event may be reported by one of them only.
         members = [select.epoll() for _ in range(1 if name == "exclusive" else 2)]
         for member in members:
             member.register(client, select.EPOLLIN | kind)

@@ -83,32 +83,8 @@ pub const READABLE_BYTES: i32 = 7;
 /// `rgetsockopt` on a stream: an int, the bytes that are sent and not acknowledged.
 pub const UNSENT_BYTES: i32 = 8;
 
-/// `rsetsockopt` on a repoll instance: a [`Host`], in which the program's threads wait instead. It
-/// reports the events of the instance's members with EPOLLEXCLUSIVE that are added later.
-pub const HOST: i32 = 9;
-
-/// The value of [`HOST`].
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Host {
-    /// The data of an event, to which the number of the member is added.
-    pub data: u64,
-    /// An epoll instance of the kernel.
-    pub epfd: i32,
-    /// 0.
-    pub reserved: i32,
-}
-
-/// Bits of the number of a member in the data of a [`Host`]'s event. Higher numbers are not members
-/// of the host.
-pub const HOST_NUMBER_BITS: u32 = 24;
-
-/// `rsetsockopt` on a repoll instance: an int, the number of a member of which the [`Host`] has
-/// reported an event. The next repoll_wait reports it.
-pub const HOST_EVENT: i32 = 10;
-
-/// `rsetsockopt` on a repoll instance: a [`Handover`] of one of its members to the [`Host`]. Does
-/// nothing if there is no such member.
+/// `rsetsockopt` on a repoll instance: a [`Handover`] of one of its members to an epoll instance of
+/// the kernel's. Does nothing if there is no such member.
 pub const HAND_OVER: i32 = 11;
 
 /// The value of [`HAND_OVER`].
@@ -117,8 +93,10 @@ pub const HAND_OVER: i32 = 11;
 pub struct Handover {
     /// The member, which is removed.
     pub member: i32,
-    /// A descriptor of the kernel's, which the host gets with the event of the member.
+    /// A descriptor of the kernel's, which `epfd` gets with the event of the member.
     pub fd: i32,
+    /// The epoll instance of the kernel.
+    pub epfd: i32,
 }
 
 /// `rsetsockopt` on a stream: the numbers by which the program knew it are other sockets from now on.

@@ -10,6 +10,7 @@ use rdmacm_core::diag::probes;
 use rdmacm_core::errno::Result;
 use rdmacm_core::ffi::rfcntl_argument;
 use rdmacm_core::rsocket::calls;
+use rdmacm_core::sys::cancel;
 use rdmacm_core::sys::sockaddr::SockAddr;
 use rdmacm_core::{Errno, rsocket as core};
 
@@ -102,11 +103,12 @@ unsafe fn receive<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t
     // SAFETY: writable for `len` bytes: guaranteed by the caller.
     unsafe {
         match calls::receive_at_once(socket, buf.cast(), len, flags) {
-            Ok(done) => {
+            Some(Ok(done)) => {
                 probes::rs_recv(socket, done);
                 done as ssize_t
             }
-            Err(nothing_available) => receive_any::<READ>(socket, buf, len, flags, nothing_available),
+            Some(Err(error)) => receive_failed::<READ>(socket, error),
+            None => receive_any::<READ>(socket, buf, len, flags),
         }
     }
 }
@@ -115,19 +117,18 @@ unsafe fn receive<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t
 /// As above.
 #[cold]
 #[inline(never)]
-unsafe fn receive_any<const READ: bool>(
-    socket: c_int,
-    buf: *mut c_void,
-    len: size_t,
-    flags: c_int,
-    nothing_available: bool,
-) -> ssize_t {
+unsafe fn receive_any<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     let call = Call::socket(if READ { "rread" } else { "rrecv" }, socket);
     // SAFETY: as above: guaranteed by the caller.
-    report_waiting(call, -1, || unsafe {
-        let done = calls::receive_one(socket, buffer(buf, len)?, flags, nothing_available)?;
-        probes::rs_recv(socket, done);
-        Ok(done as ssize_t)
+    report_waiting(call, -1, || unsafe { Ok(received(socket, &[buffer(buf, len)?], flags)?.len as ssize_t) })
+}
+
+#[cold]
+#[inline(never)]
+fn receive_failed<const READ: bool>(socket: c_int, error: Errno) -> ssize_t {
+    report_quick(Call::socket(if READ { "rread" } else { "rrecv" }, socket), -1, || {
+        cancel::test();
+        Err(error)
     })
 }
 

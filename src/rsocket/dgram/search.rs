@@ -1,6 +1,5 @@
-//! Path searches in the background: each has a connection manager id. The reactor's thread for
-//! setup handles its events, because resolving may wait for ibacm, and address handles are
-//! commands.
+//! Path searches in the background: each has a connection manager id. The reactor's worker
+//! handles its events, because resolving may wait for ibacm, and address handles are commands.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

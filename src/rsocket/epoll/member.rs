@@ -6,15 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use libc::{
-    EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN, EPOLLONESHOT,
-    POLLNVAL, epoll_event,
+    EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, POLLNVAL, epoll_event,
 };
 
 use super::Epoll;
-use super::exclusive::{self, WaitQueue};
 use crate::errno::Result;
 use crate::rsocket::poll_events;
-use crate::rsocket::pollable::{Notice, Pollable, Watcher, Watchers};
+use crate::rsocket::pollable::{Notice, Pollable, Watcher};
 use crate::rsocket::small_list::SmallList;
 use crate::sys::alloc::try_arc;
 use crate::sys::event::KernelEpoll;
@@ -35,7 +33,7 @@ pub struct Member {
     state: Mutex<State>,
 }
 
-/// Events in the inner epoll of a descriptor that is not waited for: an error is reported once at
+/// Events in the main epoll of a descriptor that is not waited for: an error is reported once at
 /// most.
 const MUTED: u32 = EPOLLET as u32;
 
@@ -49,12 +47,6 @@ pub struct Interest {
 struct State {
     /// `None` after the removal.
     rsocket: Option<Arc<dyn Pollable>>,
-    /// With EPOLLEXCLUSIVE: announces the events instead of the rsocket and its descriptors.
-    wait_queue: Option<Arc<WaitQueue>>,
-    /// Whether the eventfd of `wait_queue` is in the epoll in which threads sleep.
-    in_wait_queue: bool,
-    /// The member is being removed: it does not get there any more.
-    has_left_wait_queue: bool,
     interest: Interest,
     /// False after a report with EPOLLONESHOT.
     enabled: bool,
@@ -62,7 +54,7 @@ struct State {
     version: u32,
     /// [`Pollable::edges`] at the last report. `None`: the next edge is new in any case.
     reported: Option<u64>,
-    /// The descriptors in the inner epoll, each with its events there.
+    /// The descriptors in the main epoll, each with its events there.
     descriptors: SmallList<(c_int, u32), 2>,
 }
 
@@ -74,13 +66,7 @@ pub struct Snapshot {
     version: u32,
 }
 
-/// What notifies a member: its rsocket, or the wait queue of the exclusive members.
-pub struct Notifier {
-    rsocket: Arc<dyn Pollable>,
-    wait_queue: Option<Arc<WaitQueue>>,
-}
-
-/// Whether the descriptors of a member are registered in the inner epoll.
+/// Whether the descriptors of a member are registered in the main epoll.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Registered {
     Already,
@@ -172,7 +158,6 @@ impl Member {
         rsocket: Arc<dyn Pollable>,
         interest: Interest,
     ) -> Result<Arc<Member>> {
-        let wait_queue = if interest.is_exclusive() { Some(WaitQueue::of(&rsocket, interest.wanted())?) } else { None };
         try_arc(Member {
             fd,
             serial,
@@ -183,9 +168,6 @@ impl Member {
             removed: AtomicBool::new(false),
             state: Mutex::new(State {
                 rsocket: Some(rsocket),
-                wait_queue,
-                in_wait_queue: false,
-                has_left_wait_queue: false,
                 interest,
                 enabled: true,
                 version: 0,
@@ -195,14 +177,9 @@ impl Member {
         })
     }
 
-    /// Returns the member's data in the inner epoll.
+    /// Returns the member's data in the main epoll.
     pub fn key(&self) -> u64 {
         u64::from(self.serial) << 32 | u64::from(self.fd as u32)
-    }
-
-    /// Returns the member's serial number in its epoll.
-    pub fn serial(&self) -> u32 {
-        self.serial
     }
 
     /// Returns the descriptor number in a key.
@@ -230,8 +207,8 @@ impl Member {
         state.reported = None;
     }
 
-    pub fn interest(&self) -> Interest {
-        self.lock().interest
+    pub fn is_exclusive(&self) -> bool {
+        self.lock().interest.is_exclusive()
     }
 
     /// Returns the event for the kernel's epoll: without the events that EPOLLONESHOT has disabled.
@@ -241,12 +218,12 @@ impl Member {
         epoll_event { events: if enabled { interest.events } else { interest.events & FLAGS }, u64: interest.data }
     }
 
-    /// Registers the rsocket's current descriptors in the inner epoll.
-    pub fn refresh(&self, inner: &KernelEpoll, snapshot: &Snapshot) -> Result<Registered> {
+    /// Registers the rsocket's current descriptors in the main epoll.
+    pub fn refresh(&self, main: &KernelEpoll, snapshot: &Snapshot) -> Result<Registered> {
         let mut newly = false;
         loop {
             let now = snapshot.descriptors()?;
-            let (muted, unmuted) = self.register(inner, now.as_slice())?;
+            let (muted, unmuted) = self.register(main, now.as_slice())?;
             newly |= unmuted;
             // Repeat after muting a descriptor: the notice that it is to be waited for again may
             // have come before.
@@ -259,7 +236,7 @@ impl Member {
 
     /// Registers `now`. Returns whether a descriptor was muted because it is not in `now`, and
     /// whether a descriptor was added or unmuted.
-    fn register(&self, inner: &KernelEpoll, now: &[c_int]) -> Result<(bool, bool)> {
+    fn register(&self, main: &KernelEpoll, now: &[c_int]) -> Result<(bool, bool)> {
         let mut state = self.lock();
         if state.rsocket.is_none() {
             return Ok((false, false));
@@ -274,7 +251,7 @@ impl Member {
         for (fd, events) in state.descriptors.as_mut_slice() {
             let desired = if now.contains(fd) { active } else { MUTED };
             if *events != desired {
-                let changed = inner.control(EPOLL_CTL_MOD, *fd, event(desired));
+                let changed = main.control(EPOLL_CTL_MOD, *fd, event(desired));
                 // Muting fails for the descriptor of a removed device. This is harmless.
                 if desired != MUTED {
                     changed?;
@@ -288,7 +265,7 @@ impl Member {
             if !state.descriptors.as_slice().iter().any(|(there, _)| *there == fd) {
                 // Add to the list first: a descriptor in the epoll must be in the list.
                 state.descriptors.push((fd, active))?;
-                inner.control(EPOLL_CTL_ADD, fd, event(active)).inspect_err(|_| state.descriptors.pop())?;
+                main.control(EPOLL_CTL_ADD, fd, event(active)).inspect_err(|_| state.descriptors.pop())?;
                 unmuted = true;
             }
         }
@@ -323,65 +300,23 @@ impl Member {
         self.lock().version != snapshot.version
     }
 
-    /// Adds an exclusive member to the epoll in which the program's threads sleep, with `data`.
-    /// Does nothing for another one.
-    pub fn enter_wait_queue(&self, sleepers: &KernelEpoll, data: u64) -> Result<()> {
+    /// Removes the member from the epoll. Returns its rsocket, the first time.
+    pub fn detach(&self, main: &KernelEpoll) -> Option<Arc<dyn Pollable>> {
         let mut state = self.lock();
-        let Some(queue) = state.wait_queue.as_ref().filter(|_| !state.has_left_wait_queue) else { return Ok(()) };
-        let event = epoll_event { events: exclusive::EVENTS, u64: data };
-        sleepers.control(EPOLL_CTL_ADD, queue.descriptor(), Some(event))?;
-        state.in_wait_queue = true;
-        Ok(())
-    }
-
-    /// Undoes [`enter_wait_queue`](Self::enter_wait_queue).
-    pub fn leave_wait_queue(&self, sleepers: &KernelEpoll) {
-        self.remove_from(&mut self.lock(), sleepers);
-    }
-
-    fn remove_from(&self, state: &mut State, sleepers: &KernelEpoll) {
-        state.has_left_wait_queue = true;
-        // In the child of a fork(), the parent still uses the epoll.
-        if mem::take(&mut state.in_wait_queue)
-            && self.process.is_this_process()
-            && let Some(queue) = &state.wait_queue
-        {
-            // Fails if the program has closed the host.
-            let _ = sleepers.control(EPOLL_CTL_DEL, queue.descriptor(), None);
-        }
-    }
-
-    /// Returns what notifies the member; `None` after the removal.
-    pub fn notifier(&self) -> Option<Notifier> {
-        let state = self.lock();
-        state.rsocket.clone().map(|rsocket| Notifier { rsocket, wait_queue: state.wait_queue.clone() })
-    }
-
-    /// Removes the member from the epolls. Returns what notified it, the first time.
-    pub fn detach(&self, inner: &KernelEpoll, sleepers: &KernelEpoll) -> Option<Notifier> {
-        let mut state = self.lock();
-        self.remove_from(&mut state, sleepers);
-        let (rsocket, wait_queue) = (state.rsocket.take(), state.wait_queue.take());
         self.removed.store(true, Ordering::SeqCst);
         let descriptors = mem::replace(&mut state.descriptors, SmallList::new());
-        // In the child of a fork(), the parent still uses the epolls.
+        // In the child of a fork(), the parent still uses the epoll.
         if self.process.is_this_process() {
             for &(fd, _) in descriptors.as_slice() {
                 // Fails if the rsocket has closed the descriptor.
-                let _ = inner.control(EPOLL_CTL_DEL, fd, None);
+                let _ = main.control(EPOLL_CTL_DEL, fd, None);
             }
         }
-        rsocket.map(|rsocket| Notifier { rsocket, wait_queue })
+        state.rsocket.take()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
-    }
-}
-
-impl Notifier {
-    pub fn watchers(&self) -> &Watchers {
-        self.wait_queue.as_ref().map_or_else(|| self.rsocket.watchers(), |queue| queue.members())
     }
 }
 
@@ -394,6 +329,3 @@ impl Watcher for Member {
         }
     }
 }
-
-/// Events that are reported without being requested, see epoll_ctl(2).
-pub const ALWAYS: u32 = (EPOLLERR | EPOLLHUP) as u32;

@@ -1,28 +1,19 @@
 //! repoll: epoll(7) for rsockets and other descriptors.
 //!
-//! The program's descriptor is that of a kernel epoll, the outer one, so it can be polled and added
-//! to other epolls. The outer epoll contains the program's ordinary descriptors with the program's
-//! own data: the kernel handles them alone. It also contains the inner epoll, under data that no
-//! program uses. The inner epoll contains the completion channels of the rsockets, and an eventfd
-//! that is readable while the queue of members to poll is not empty.
+//! The program's descriptor is that of an epoll of the kernel's, the main one, so it can be polled
+//! and added to other epolls. It contains the completion channels of the rsockets, an eventfd that
+//! is readable while the queue of members to poll is not empty, and another epoll of the kernel's
+//! with the program's ordinary descriptors under the program's own data.
 //!
 //! Unless a thread is polling it, each enabled rsocket is in one of four states: armed; readable,
 //! because of an event that no thread has read; in the queue; or in use by a blocking call for the
-//! rsocket, which sleeps in its channel and queues the member when it returns. So the outer epoll
-//! is readable whenever there may be something to report, and the cost of a wait depends on the
-//! number of events, not of members. docs/concurrency.md describes the locks.
+//! rsocket, which sleeps in its channel and queues the member when it returns. So the main epoll is
+//! readable whenever there may be something to report, and the cost of a wait depends on the number
+//! of events, not of members. docs/concurrency.md describes the locks.
 
-mod control;
-mod exclusive;
-#[cfg(test)]
-mod exclusive_tests;
-mod inner_waiters;
-#[cfg(test)]
-mod mark_tests;
 mod member;
 #[cfg(test)]
 mod model_tests;
-mod poll_member;
 mod queue;
 #[cfg(test)]
 mod tests;
@@ -31,28 +22,31 @@ mod thread_tests;
 mod wait;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::c_int;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use libc::{EPOLL_CTL_ADD, EPOLLIN, epoll_event};
-use once_cell::race::OnceBox;
+use libc::{
+    EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN, EPOLLOUT,
+    EPOLLWAKEUP, POLLNVAL, epoll_event,
+};
 
-use self::exclusive::Host;
-use self::inner_waiters::InnerWaiters;
-use self::member::Member;
+use self::member::{Interest, Member};
 use self::queue::Queue;
-use super::pollable::Watcher;
+use super::pollable::{Lookup, Pollable, Watcher};
 use crate::errno::{Errno, Result};
-use crate::sys::alloc::{try_arc, try_box};
-use crate::sys::event::KernelEpoll;
+use crate::sys::alloc::try_arc;
+use crate::sys::event::{self, KernelEpoll};
 use crate::sys::owner::AtomicOwner;
 use crate::sys::sync::{Mutex, MutexGuard};
 
-/// Data of the queue's eventfd in the inner epoll. The members' data is larger ([`Member::key`]).
+/// Data of the queue's eventfd and of the epoll with the ordinary descriptors in the main epoll.
+/// The members' data is larger ([`Member::key`]).
 const QUEUE_KEY: u64 = 0;
+const ORDINARY_KEY: u64 = 1;
 
 type Members = HashMap<c_int, Arc<Member>, BuildHasherDefault<FdHasher>>;
 
@@ -84,40 +78,22 @@ impl Hasher for FdHasher {
 
 /// The object behind repoll_create().
 pub struct Epoll {
-    /// The program's descriptor of the outer epoll, until it is closed.
+    /// The program's descriptor of the main epoll, until it is closed.
     number: Mutex<Option<KernelEpoll>>,
     fd: RawFd,
-    /// The library's own descriptor of the outer epoll: the program's descriptor may be closed, and
+    /// The library's own descriptor of the main epoll: the program's descriptor may be closed, and
     /// its number reused, while threads are about to enter the kernel.
-    outer: KernelEpoll,
-    inner: KernelEpoll,
-    /// Set by librspreload before there are members.
-    host: OnceBox<Host>,
+    main: KernelEpoll,
+    /// The members that are not rsockets.
+    ordinary: KernelEpoll,
     queue: Queue,
     members: Mutex<Members>,
     /// Serial number of the last member.
     serial: AtomicU32,
-    /// Greatest serial number of an exclusive member in the outer epoll; 0: there was none.
-    last_exclusive: AtomicU32,
-    /// Number of exclusive members that have left the outer epoll. Changes with `members` locked.
-    removals: AtomicU64,
     closed: AtomicBool,
-    /// Whether there have ever been members in the outer epoll: descriptors that are not rsockets,
-    /// or rsockets with EPOLLEXCLUSIVE.
-    ordinary: AtomicBool,
-    /// Number of threads that wait in the inner epoll. Used until the first ordinary member is
-    /// added.
-    inner_waiters: InnerWaiters,
-    last_reported: Mutex<LastReported>,
+    /// A level-triggered rsocket that a wait has reported, and whose event it left unread.
+    last_reported: Mutex<Option<Arc<Member>>>,
     owner: AtomicOwner,
-}
-
-/// Level-triggered rsockets that the last wait reported, which the next wait polls first.
-#[derive(Default)]
-struct LastReported {
-    count: usize,
-    /// The only one, if its event was left unread.
-    only: Option<Arc<Member>>,
 }
 
 impl Epoll {
@@ -126,24 +102,19 @@ impl Epoll {
         let number = KernelEpoll::new(flags & !libc::O_NONBLOCK)?;
         let epoll = try_arc(Epoll {
             fd: number.as_raw_fd(),
-            outer: number.duplicate()?,
+            main: number.duplicate()?,
             number: Mutex::new(Some(number)),
-            inner: KernelEpoll::new(libc::EPOLL_CLOEXEC)?,
-            host: OnceBox::new(),
+            ordinary: KernelEpoll::new(libc::EPOLL_CLOEXEC)?,
             queue: Queue::new()?,
             members: Mutex::default(),
             serial: AtomicU32::new(0),
-            last_exclusive: AtomicU32::new(0),
-            removals: AtomicU64::new(0),
             closed: AtomicBool::new(false),
-            ordinary: AtomicBool::new(false),
-            inner_waiters: InnerWaiters::default(),
             last_reported: Mutex::default(),
             owner: AtomicOwner::this_process(),
         })?;
-        let event = |data| Some(epoll_event { events: EPOLLIN as u32, u64: data });
-        epoll.inner.control(EPOLL_CTL_ADD, epoll.queue.descriptor(), event(QUEUE_KEY))?;
-        epoll.outer.control(EPOLL_CTL_ADD, epoll.inner.as_raw_fd(), event(epoll.inner_key()))?;
+        for (fd, key) in [(epoll.queue.descriptor(), QUEUE_KEY), (epoll.ordinary.as_raw_fd(), ORDINARY_KEY)] {
+            epoll.main.control(EPOLL_CTL_ADD, fd, Some(epoll_event { events: EPOLLIN as u32, u64: key }))?;
+        }
         Ok(epoll)
     }
 
@@ -152,27 +123,98 @@ impl Epoll {
         self.fd
     }
 
-    /// Sets the program's epoll in which its threads sleep. It reports the exclusive members that
-    /// are added later, with `data` and their numbers.
-    pub fn set_host(&self, epfd: RawFd, data: u64) -> Result<()> {
-        self.host.set(try_box(Host::new(epfd, data)?)?).map_err(|_| Errno::EINVAL)
-    }
-
-    /// Returns the epoll in which threads sleep that wait for an exclusive member, and its mark in a
-    /// host.
-    fn sleepers(&self, fd: c_int) -> (&KernelEpoll, Option<u64>) {
-        match self.host.get().and_then(|host| host.mark(fd).map(|mark| (host, mark))) {
-            Some((host, mark)) => (&host.epoll, Some(mark)),
-            None => (&self.outer, None),
+    /// Like epoll_ctl(2). Operations other than EPOLL_CTL_DEL fail with `EFAULT` without an event.
+    pub fn control(
+        self: &Arc<Epoll>,
+        lookup: &dyn Lookup,
+        op: c_int,
+        fd: c_int,
+        event: Option<epoll_event>,
+    ) -> Result<()> {
+        self.check_not_closed()?;
+        self.check_process()?;
+        if op != EPOLL_CTL_DEL && event.is_none() {
+            return Err(Errno::new(libc::EFAULT));
+        }
+        let Some(rsocket) = lookup.find(fd) else {
+            return if fd == self.fd { Err(Errno::EINVAL) } else { self.ordinary.control(op, fd, event) };
+        };
+        let interest = |event: epoll_event| Interest { events: event.events, data: event.u64 };
+        match (op, event.map(interest)) {
+            (EPOLL_CTL_ADD, Some(interest)) => self.add(fd, rsocket, interest),
+            (EPOLL_CTL_MOD, Some(interest)) if interest.is_exclusive() => Err(Errno::EINVAL),
+            (EPOLL_CTL_MOD, Some(interest)) => self.modify(&self.find(fd)?, interest),
+            (EPOLL_CTL_DEL, _) => {
+                let there = self.forget(&self.find(fd)?);
+                if there { Ok(()) } else { Err(Errno::ENOENT) }
+            }
+            _ => Err(Errno::EINVAL),
         }
     }
 
-    /// The host has reported an event of this member.
-    pub fn host_event(&self, fd: c_int) {
-        let member = self.members().get(&fd).cloned();
-        if let Some(member) = member.filter(|member| member.interest().is_exclusive()) {
-            self.queue.push(&member);
+    fn add(self: &Arc<Epoll>, fd: c_int, rsocket: Arc<dyn Pollable>, interest: Interest) -> Result<()> {
+        check_exclusive(interest)?;
+        // The rsocket was closed in the meantime, or is the parent's and may be locked by threads
+        // that do not exist here.
+        if rsocket.ready(0) & POLLNVAL != 0 {
+            return Err(Errno::EBADF);
         }
+        let member = Member::new(self, fd, self.next_serial(), Arc::clone(&rsocket), interest)?;
+        self.insert(&member)?;
+        let watcher: Arc<dyn Watcher> = member.clone();
+        let result = rsocket.watchers().add(Arc::clone(&watcher)).and_then(|()| self.arm_or_queue(&member));
+        if result.is_err() {
+            self.forget(&member);
+        }
+        if member.is_removed() || self.check_not_closed().is_err() {
+            // Another thread has removed the member, perhaps before it became a watcher.
+            self.forget(&member);
+            rsocket.watchers().remove(&watcher);
+        }
+        result
+    }
+
+    fn insert(&self, member: &Arc<Member>) -> Result<()> {
+        let mut members = self.members();
+        members.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        self.queue.reserve(members.len() + 1)?;
+        match members.entry(member.fd) {
+            Entry::Vacant(entry) => entry.insert(Arc::clone(member)),
+            Entry::Occupied(_) => return Err(Errno::new(libc::EEXIST)),
+        };
+        Ok(())
+    }
+
+    /// Returns a number other than 0, so that no member has the data of a descriptor of the
+    /// library's.
+    fn next_serial(&self) -> u32 {
+        loop {
+            let serial = self.serial.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+            if serial != 0 {
+                return serial;
+            }
+        }
+    }
+
+    fn modify(&self, member: &Arc<Member>, interest: Interest) -> Result<()> {
+        if member.is_exclusive() {
+            return Err(Errno::EINVAL);
+        }
+        member.modify(interest);
+        self.arm_or_queue(member)
+    }
+
+    /// Removes a member and adds `number`, a descriptor of the kernel's, to `epfd`, an epoll of the
+    /// program's, with the same event. No other thread can change or remove the member, or the
+    /// number, between the two. Does nothing without such a member.
+    pub fn hand_over(&self, fd: c_int, number: RawFd, epfd: RawFd) -> Result<()> {
+        self.check_process()?;
+        let mut members = self.members();
+        let Some(member) = members.remove(&fd) else { return Ok(()) };
+        let result = event::add_programs_number(epfd, number, member.kernel_event());
+        drop(members);
+        self.detach(&member);
+        result
     }
 
     /// Closes the program's descriptor and removes all members. Waiting threads fail with `EBADF`.
@@ -196,32 +238,17 @@ impl Epoll {
         drop(self.number.lock().take());
     }
 
-    /// Returns the data of the inner epoll in the outer one. Programs use small numbers or
-    /// addresses as data. This number is neither, and differs from run to run.
-    fn inner_key(&self) -> u64 {
-        const NO_ADDRESS: u64 = 0xA5C3_0000_0000_0000;
-        std::ptr::from_ref(self).addr() as u64 ^ NO_ADDRESS
-    }
-
     fn members(&self) -> MutexGuard<'_, Members> {
         self.members.lock()
     }
 
-    /// Returns the member with this data in the inner epoll, if it still exists.
-    fn member(&self, key: u64) -> Option<Arc<Member>> {
-        let members = self.members();
-        members.get(&Member::fd_from_key(key)).filter(|member| member.key() == key).cloned()
-    }
-
-    /// Returns the exclusive member with this data in the outer epoll, if it still exists.
-    fn exclusive_member(&self, mark: u64) -> Option<Arc<Member>> {
-        let member = self.members().get(&Member::fd_from_key(mark)).cloned()?;
-        (exclusive::mark(member.key()) == mark && member.interest().is_exclusive()).then_some(member)
+    fn find(&self, fd: c_int) -> Result<Arc<Member>> {
+        self.members().get(&fd).cloned().ok_or(Errno::ENOENT)
     }
 
     /// Removes a member, unless another one has replaced it. Returns whether it was in the table.
     fn forget(&self, member: &Arc<Member>) -> bool {
-        let mut members = self.lock_without_events(member);
+        let mut members = self.members();
         let there = members.get(&member.fd).is_some_and(|there| Arc::ptr_eq(there, member));
         let removed = if there { members.remove(&member.fd) } else { None };
         drop(members);
@@ -229,28 +256,12 @@ impl Epoll {
         removed.is_some()
     }
 
-    /// Locks the table, from which `member` is about to be removed. A wait that begins afterwards
-    /// finds no event of it if it is exclusive, and one that has begun finds that the number of
-    /// removals has changed.
-    fn lock_without_events(&self, member: &Member) -> MutexGuard<'_, Members> {
-        member.leave_wait_queue(self.sleepers(member.fd).0);
-        let members = self.members();
-        if member.interest().is_exclusive() {
-            self.removals.fetch_add(1, Ordering::SeqCst);
-        }
-        members
-    }
-
-    /// Detaches a member that is no longer in the table from its rsocket and the epolls.
+    /// Detaches a member that is no longer in the table from its rsocket and the epoll.
     fn detach(&self, member: &Arc<Member>) {
-        if let Some(notifier) = member.detach(&self.inner, self.sleepers(member.fd).0) {
+        if let Some(rsocket) = member.detach(&self.main) {
             let watcher: Arc<dyn Watcher> = member.clone();
-            notifier.watchers().remove(&watcher);
+            rsocket.watchers().remove(&watcher);
         }
-    }
-
-    fn last_reported(&self) -> MutexGuard<'_, LastReported> {
-        self.last_reported.lock()
     }
 
     /// Fails with `EBADF` in a child, if the epoll belongs to the parent and has had rsockets,
@@ -271,4 +282,11 @@ impl Epoll {
     fn check_not_closed(&self) -> Result<()> {
         if self.closed.load(Ordering::SeqCst) { Err(Errno::EBADF) } else { Ok(()) }
     }
+}
+
+/// Rejects flags that epoll_ctl(2) does not allow together with EPOLLEXCLUSIVE, which has no other
+/// effect on an rsocket: an event wakes all epolls.
+fn check_exclusive(interest: Interest) -> Result<()> {
+    let allowed = (EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE) as u32;
+    if interest.is_exclusive() && interest.events & !allowed != 0 { Err(Errno::EINVAL) } else { Ok(()) }
 }

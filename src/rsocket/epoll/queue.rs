@@ -27,8 +27,6 @@ struct State {
     sequence: u64,
     raised: bool,
     permanent: bool,
-    /// Whether the eventfd stays readable until all threads that sleep on it have left.
-    evicting: bool,
 }
 
 impl Queue {
@@ -84,24 +82,10 @@ impl Queue {
     /// reported member usually returns to the queue.
     pub fn lower_if_empty(&self) {
         let mut state = self.lock();
-        if state.members.is_empty() && state.raised && !state.permanent && !state.evicting {
+        if state.members.is_empty() && state.raised && !state.permanent {
             state.raised = false;
             self.event.clear();
         }
-    }
-
-    /// Keeps the eventfd readable until [`end_eviction`](Self::end_eviction), so that all threads
-    /// that sleep on it wake up.
-    pub fn evict(&self) {
-        let mut state = self.lock();
-        state.evicting = true;
-        self.raise(&mut state);
-    }
-
-    /// All threads have left that [`evict`](Self::evict) was called for.
-    pub fn end_eviction(&self) {
-        self.lock().evicting = false;
-        self.lower_if_empty();
     }
 
     /// Keeps the eventfd readable for good, so that all threads that sleep on it wake up.

@@ -377,3 +377,39 @@ fn poll_bits_and_keys_are_consistent() {
     .unwrap();
     assert_eq!(Member::fd_from_key(key.key()), c_int::MAX);
 }
+
+#[test]
+fn a_member_is_handed_over_with_its_event() {
+    let host = KernelEpoll::new(0).unwrap();
+    let (fixture, fake) = Fixture::with(EPOLLIN | EPOLLET);
+    let number = EventFd::new().unwrap();
+    fake.complete(Change::Data);
+    assert_eq!(fixture.epoll.hand_over(FIRST, number.as_raw_fd(), host.as_raw_fd()), Ok(()));
+    assert!(fixture.now().is_empty() && !fixture.is_readable(), "the rsocket is no member any more");
+    let other = EventFd::new().unwrap();
+    other.raise();
+    assert_eq!(fixture.epoll.hand_over(FIRST, other.as_raw_fd(), host.as_raw_fd()), Ok(()), "no member");
+    number.raise();
+    let mut events = [std::mem::MaybeUninit::uninit(); 2];
+    assert_eq!(host.wait(&mut events, Some(Duration::ZERO)), Ok(1));
+    // SAFETY: the kernel has written the event.
+    let (data, reported) = unsafe { (events[0].assume_init().u64, events[0].assume_init().events) };
+    assert_eq!((data, reported), (0, EPOLLIN as u32));
+    assert_eq!(host.wait(&mut events, Some(Duration::ZERO)), Ok(0), "edge-triggered");
+}
+
+#[test]
+fn a_member_that_has_reported_its_only_event_is_handed_over_without_events() {
+    let host = KernelEpoll::new(0).unwrap();
+    let (fixture, fake) = Fixture::with(EPOLLIN | EPOLLONESHOT);
+    let number = EventFd::new().unwrap();
+    fake.complete(Change::Data);
+    assert_eq!(fixture.now().len(), 1);
+    assert_eq!(fixture.epoll.hand_over(FIRST, number.as_raw_fd(), host.as_raw_fd()), Ok(()));
+    number.raise();
+    let mut events = [std::mem::MaybeUninit::uninit(); 2];
+    assert_eq!(host.wait(&mut events, Some(Duration::ZERO)), Ok(0));
+    let event = epoll_event { events: EPOLLIN as u32, u64: 5 };
+    host.control(EPOLL_CTL_MOD, number.as_raw_fd(), Some(event)).unwrap();
+    assert_eq!(host.wait(&mut events, Some(Duration::ZERO)), Ok(1));
+}

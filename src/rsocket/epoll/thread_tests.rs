@@ -1,13 +1,14 @@
 //! Tests of repoll with several threads and with fork().
 
-use std::sync::atomic::AtomicUsize;
-use std::thread;
+use std::fs;
+use std::sync::atomic::{AtomicI32, AtomicUsize};
+use std::thread::{self, Scope, ScopedJoinHandle};
 
-use libc::{EPOLL_CTL_MOD, EPOLLET, EPOLLONESHOT};
+use libc::{EPOLL_CTL_MOD, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT};
 
 use super::tests::Fixture;
 use super::*;
-use crate::rsocket::fake::{Change, Fake};
+use crate::rsocket::fake::{Change, Fake, Table};
 use crate::sys::event::EventFd;
 
 #[test]
@@ -36,7 +37,7 @@ fn close_wakes_waiting_threads() {
     assert_eq!(fixture.control(EPOLL_CTL_ADD, 0, EPOLLIN), Err(Errno::EBADF));
     assert!(fake.watchers_are_gone());
     // SAFETY: fcntl() only reads the flags of a descriptor.
-    assert!(fd >= 0 && unsafe { libc::fcntl(fixture.epoll.outer.as_raw_fd(), libc::F_GETFD) } >= 0);
+    assert!(fd >= 0 && unsafe { libc::fcntl(fixture.epoll.main.as_raw_fd(), libc::F_GETFD) } >= 0);
 }
 
 #[test]
@@ -103,64 +104,6 @@ fn no_wake_up_is_lost() {
     }
 }
 
-/// Threads that wait while all members are rsockets sleep where an ordinary member is not visible.
-#[test]
-fn the_first_ordinary_member_wakes_all_who_wait() {
-    const THREADS: usize = 3;
-    for _ in 0..50 {
-        let (fixture, _fake) = Fixture::with(EPOLLIN);
-        let event = EventFd::new().unwrap();
-        thread::scope(|scope| {
-            let all: Vec<_> = (0..THREADS).map(|_| scope.spawn(|| fixture.wait_for(2, -1))).collect();
-            while fixture.epoll.inner_waiters.count() < THREADS as u32 {
-                thread::yield_now();
-            }
-            fixture.control_fd(EPOLL_CTL_ADD, event.as_raw_fd(), EPOLLIN, 7).unwrap();
-            event.raise();
-            all.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), Ok(vec![(7, EPOLLIN)])));
-        });
-        event.clear();
-        assert!(fixture.now().is_empty() && !fixture.is_readable());
-    }
-}
-
-/// The first threads of a child that use its parent's epoll, at the same time, find it theirs. All are
-/// counted, and woken by the first ordinary member.
-#[test]
-fn the_threads_of_a_child_take_the_epoll_over_together() {
-    const THREADS: usize = 3;
-    for _ in 0..200 {
-        let fixture = Fixture::new(0);
-        let event = EventFd::new().unwrap();
-        fixture.epoll.owner.belong_to_parent();
-        // As after a fork while another thread changes the members.
-        let held = fixture.epoll.members();
-        // A thread of the parent waits.
-        fixture.epoll.inner_waiters.add();
-        fixture.epoll.inner_waiters.belong_to_parent();
-        let start = std::sync::Barrier::new(THREADS);
-        thread::scope(|scope| {
-            let all: Vec<_> = (0..THREADS)
-                .map(|_| {
-                    scope.spawn(|| {
-                        start.wait();
-                        fixture.wait_for(2, -1)
-                    })
-                })
-                .collect();
-            while !fixture.epoll.owner.is_this_process() || fixture.epoll.inner_waiters.count() < THREADS as u32 {
-                thread::yield_now();
-            }
-            assert_eq!(fixture.epoll.inner_waiters.count(), THREADS as u32);
-            drop(held);
-            fixture.control_fd(EPOLL_CTL_ADD, event.as_raw_fd(), EPOLLIN, 7).unwrap();
-            event.raise();
-            all.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), Ok(vec![(7, EPOLLIN)])));
-        });
-        assert_eq!(fixture.epoll.inner_waiters.count(), 0);
-    }
-}
-
 /// One thread found the descriptor readable and left the member to the queue, then another thread
 /// read the event.
 #[test]
@@ -176,4 +119,127 @@ fn the_event_is_read_before_the_queued_member_is_polled() {
     fake.complete(Change::Data);
     assert!(fixture.is_readable());
     assert_eq!(fixture.now(), [(0, EPOLLIN)]);
+}
+
+/// A thread in wait().
+struct Sleeper<'a> {
+    thread: ScopedJoinHandle<'a, Result<Vec<(u64, c_int)>>>,
+    id: Arc<AtomicI32>,
+}
+
+impl<'a> Sleeper<'a> {
+    fn start<'b>(scope: &'a Scope<'a, 'b>, fixture: &'a Fixture) -> Sleeper<'a> {
+        let id = Arc::new(AtomicI32::new(0));
+        let to = Arc::clone(&id);
+        let thread = scope.spawn(move || {
+            // SAFETY: plain system call.
+            to.store(unsafe { libc::gettid() }, Ordering::SeqCst);
+            fixture.wait_for(1, -1)
+        });
+        Sleeper { thread, id }
+    }
+
+    fn is_asleep(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/self/task/{}/stat", self.id.load(Ordering::SeqCst)));
+        stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" S")))
+    }
+}
+
+/// Returns the number of threads that have returned, when this is at least `returned` and all other
+/// ones are asleep at many checks in a row.
+fn settle(sleepers: &[Sleeper<'_>], returned: usize) -> usize {
+    let mut settled = 0;
+    loop {
+        let now = sleepers.iter().filter(|sleeper| sleeper.thread.is_finished()).count();
+        let is_still = now >= returned && sleepers.iter().all(|each| each.thread.is_finished() || each.is_asleep());
+        settled = if is_still { settled + 1 } else { 0 };
+        if settled == 50 {
+            return now;
+        }
+        thread::yield_now();
+    }
+}
+
+/// Lets threads wait for the epolls in turn, and calls `each` until it has done everything.
+fn with_sleepers(fixtures: &[Fixture], threads: usize, each: impl FnOnce(&[Sleeper<'_>])) {
+    thread::scope(|scope| {
+        let sleepers: Vec<_> =
+            (0..threads).map(|index| Sleeper::start(scope, &fixtures[index % fixtures.len()])).collect();
+        assert_eq!(settle(&sleepers, 0), 0);
+        each(&sleepers);
+        fixtures.iter().for_each(|fixture| fixture.epoll.close());
+    });
+}
+
+#[test]
+fn an_event_wakes_one_thread_of_an_epoll() {
+    for mode in [EPOLLET, EPOLLONESHOT] {
+        for change in [Fake::complete, Fake::change] {
+            let fixtures = [Fixture::new(2)];
+            (0..2).for_each(|index| fixtures[0].control(EPOLL_CTL_ADD, index, EPOLLIN | mode).unwrap());
+            with_sleepers(&fixtures, 3, |sleepers| {
+                for (index, fake) in fixtures[0].fakes.iter().enumerate() {
+                    change(fake, Change::Data);
+                    assert_eq!(settle(sleepers, index + 1), index + 1);
+                }
+            });
+        }
+    }
+}
+
+/// With and without EPOLLEXCLUSIVE.
+#[test]
+fn an_event_wakes_all_epolls() {
+    for mode in [0, EPOLLET, EPOLLEXCLUSIVE, EPOLLEXCLUSIVE | EPOLLET] {
+        for change in [Fake::complete, Fake::change] {
+            let fake = Fake::new();
+            let fixtures = [(); 3].map(|()| {
+                let (epoll, table) = (Epoll::create(0).unwrap(), Table::of(&[&fake]));
+                let fixture = Fixture { epoll, table, fakes: vec![fake.clone()] };
+                fixture.control(EPOLL_CTL_ADD, 0, EPOLLIN | mode).unwrap();
+                fixture
+            });
+            with_sleepers(&fixtures, 3, |sleepers| {
+                change(&fake, Change::Data);
+                assert_eq!(settle(sleepers, 3), 3);
+            });
+        }
+    }
+}
+
+/// An ordinary member that is added to an epoll of rsockets is seen by the threads that wait.
+#[test]
+fn an_ordinary_member_wakes_a_thread_that_waits() {
+    let (fixture, _fake) = Fixture::with(EPOLLIN);
+    let event = EventFd::new().unwrap();
+    with_sleepers(std::slice::from_ref(&fixture), 3, |sleepers| {
+        fixture.control_fd(EPOLL_CTL_ADD, event.as_raw_fd(), EPOLLIN | EPOLLET, 7).unwrap();
+        event.raise();
+        assert_eq!(settle(sleepers, 1), 1);
+    });
+}
+
+/// The first threads of a child that use its parent's epoll, at the same time, find it theirs.
+#[test]
+fn the_threads_of_a_child_take_the_epoll_over_together() {
+    for _ in 0..200 {
+        let fixture = Fixture::new(0);
+        let event = EventFd::new().unwrap();
+        fixture.epoll.owner.belong_to_parent();
+        let start = std::sync::Barrier::new(3);
+        thread::scope(|scope| {
+            let all = [(); 3].map(|()| {
+                scope.spawn(|| {
+                    start.wait();
+                    fixture.wait_for(2, -1)
+                })
+            });
+            while !fixture.epoll.owner.is_this_process() {
+                thread::yield_now();
+            }
+            fixture.control_fd(EPOLL_CTL_ADD, event.as_raw_fd(), EPOLLIN, 7).unwrap();
+            event.raise();
+            all.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), Ok(vec![(7, EPOLLIN)])));
+        });
+    }
 }

@@ -1,26 +1,23 @@
-//! repoll_wait: epoll_wait(2).
+//! repoll_wait: epoll_wait(2). What to report of a member, and what will announce the next change.
 
-use std::ffi::c_int;
-use std::mem::{self, MaybeUninit};
+use std::ffi::{c_int, c_short};
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use libc::epoll_event;
 
-use super::member::Member;
-use super::{Epoll, QUEUE_KEY, exclusive};
+use super::member::{Decision, Member, Registered, Snapshot};
+use super::{Epoll, ORDINARY_KEY, QUEUE_KEY};
 use crate::errno::{Errno, Result};
-use crate::sys::cancel::with_cleanup;
+use crate::rsocket::pollable::Watcher;
 use crate::sys::event::Deadline;
 
 /// The program's array of events, and the number of events in it.
 struct EventBuffer<'a> {
     events: &'a mut [MaybeUninit<epoll_event>],
     len: usize,
-    /// Whether an event was not reported because it may be that of an exclusive member that was
-    /// removed meanwhile.
-    dropped: bool,
 }
 
 impl EventBuffer<'_> {
@@ -30,19 +27,6 @@ impl EventBuffer<'_> {
             self.len += 1;
         }
     }
-}
-
-/// What a wait in the outer epoll found.
-struct Outer {
-    /// False after a time-out.
-    any: bool,
-    /// Whether there may be ready rsockets in the inner epoll.
-    rsockets_ready: bool,
-    /// The sequence number of the queue before exclusive members were polled, which may have
-    /// entered the queue since.
-    queued_before: Option<u64>,
-    /// [`Epoll::removals`] before the wait.
-    removals: u64,
 }
 
 impl Epoll {
@@ -55,173 +39,77 @@ impl Epoll {
         }
         self.check_process()?;
         let deadline = Deadline::after_ms(timeout);
-        let mut buffer = EventBuffer { events, len: 0, dropped: false };
-        let last_reported = mem::take(&mut *self.last_reported());
-        if last_reported.count > 0 && !last_reported.only.is_some_and(|member| self.rearm_last_reported(&member)) {
-            self.collect_again(&mut buffer)?;
+        let last_reported = self.last_reported.lock().take();
+        if let Some(member) = last_reported {
+            self.rearm(&member);
         }
-        self.collect_until(&mut buffer, deadline)?;
-        Ok(buffer.len)
-    }
-
-    /// Waits until there is something to report, or until the deadline.
-    fn collect_until(&self, buffer: &mut EventBuffer<'_>, deadline: Deadline) -> Result<()> {
+        let mut buffer = EventBuffer { events, len: 0 };
         let mut late = 0;
         while buffer.len == 0 {
             self.check_not_closed()?;
             let left = deadline.left();
-            if !self.collect(buffer, left)? {
+            if !self.collect(&mut buffer, left)? {
                 break;
             }
-            // Each round that does not wait polls at least one readable member, in turn. A round
-            // for each member finds every one that has something to report, even if a member
-            // becomes readable again in each round. One more finds whether a dropped event was the
-            // program's own.
+            // Each round that does not wait polls at least one readable member, the queue or the
+            // ordinary members, in turn. So one for each finds everything that there is to report,
+            // even if a member becomes readable again in each round.
             late += usize::from(left == Some(Duration::ZERO));
-            if late > 0 && late > self.members().len() + usize::from(buffer.dropped) {
+            if late > 0 && late > self.members().len() + 1 {
                 break;
             }
         }
-        Ok(())
+        Ok(buffer.len)
     }
 
-    /// Collects rsockets that are probably still ready into half of the array, because all rsockets
-    /// together have one turn in the outer epoll.
-    fn collect_again(&self, buffer: &mut EventBuffer<'_>) -> Result<()> {
-        if !self.ordinary.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        self.check_not_closed()?;
-        let max_len = buffer.events.len() / 2;
-        if max_len == 0 {
-            return Ok(());
-        }
-        self.collect_rsockets(buffer, max_len, Some(Duration::ZERO), None)?;
-        if buffer.len > 0 {
-            // The rsockets are skipped this time, so that the array contains none of them twice.
-            self.collect_outer(buffer, Some(Duration::ZERO))?;
-        }
-        Ok(())
-    }
-
-    /// Fills the buffer, and waits if nothing is ready. Returns false after a time-out.
+    /// Fills the buffer, which is empty, and waits if nothing is ready. Returns false after a
+    /// time-out.
     fn collect(&self, buffer: &mut EventBuffer<'_>, timeout: Option<Duration>) -> Result<bool> {
-        if self.begin_inner_wait() {
-            let max_len = buffer.events.len();
-            let result =
-                with_cleanup(|| self.end_inner_wait(), || self.collect_rsockets(buffer, max_len, timeout, None));
-            self.end_inner_wait();
-            return result;
-        }
-        let outer = self.collect_outer(buffer, timeout)?;
-        if outer.rsockets_ready && buffer.len < buffer.events.len() {
-            match self.collect_rsockets(buffer, buffer.events.len(), Some(Duration::ZERO), outer.queued_before) {
-                // An error does not discard events that are ready.
-                Err(_) if buffer.len > 0 => {}
-                result => drop(result?),
-            }
-        }
-        Ok(outer.any)
-    }
-
-    /// Adds the ready ordinary members, and the rsockets whose wait queue has woken this epoll.
-    fn collect_outer(&self, buffer: &mut EventBuffer<'_>, timeout: Option<Duration>) -> Result<Outer> {
-        let start = buffer.len;
-        let removals = self.removals.load(Ordering::SeqCst);
-        let count = self.outer.wait(&mut buffer.events[start..], timeout)?;
-        let mut outer = Outer { any: count > 0, rsockets_ready: false, queued_before: None, removals };
-        for index in start..start + count {
-            // SAFETY: the kernel has written this event. Reported events overwrite only earlier
-            // ones and this one.
-            let event = unsafe { buffer.events[index].assume_init() };
-            if event.u64 == self.inner_key() {
-                outer.rsockets_ready = true;
-            } else if exclusive::may_be_mark(event, self.last_exclusive.load(Ordering::SeqCst)) {
-                outer.queued_before.get_or_insert_with(|| self.queue.next_sequence());
-                self.collect_exclusive(event, buffer, &mut outer)?;
-            } else {
-                buffer.push(event);
-            }
-        }
-        Ok(outer)
-    }
-
-    /// Adds an exclusive member. If it is in the queue, it is polled from there.
-    fn collect_exclusive(&self, event: epoll_event, buffer: &mut EventBuffer<'_>, outer: &mut Outer) -> Result<()> {
-        match self.exclusive_member(event.u64) {
-            Some(member) if member.queued.load(Ordering::SeqCst) => outer.rsockets_ready = true,
-            Some(member) => self.poll_into(&member, false, buffer)?,
-            // A member leaves the outer epoll before it leaves the table, but close() removes all.
-            None if self.removals.load(Ordering::SeqCst) != outer.removals => buffer.dropped = true,
-            None => {
-                self.check_not_closed()?;
-                buffer.push(event);
-            }
-        }
-        Ok(())
-    }
-
-    /// Adds rsockets that are readable or queued, until the buffer has `max_len` events. Of the
-    /// queue only members with a smaller sequence number than `queued_before`, if that is given.
-    /// Returns false after a time-out.
-    fn collect_rsockets(
-        &self,
-        buffer: &mut EventBuffer<'_>,
-        max_len: usize,
-        timeout: Option<Duration>,
-        queued_before: Option<u64>,
-    ) -> Result<bool> {
-        let start = buffer.len;
-        let count = self.inner.wait(&mut buffer.events[start..max_len], timeout)?;
+        let count = self.main.wait(buffer.events, timeout)?;
         // SAFETY: the kernel has written this event. Reported events overwrite only this one and
         // earlier ones.
         let key = |buffer: &EventBuffer<'_>, index: usize| unsafe { buffer.events[index].assume_init() }.u64;
         // A readable member that is also queued is polled from the queue, and a member that is
         // queued from now on is polled next time, so that the array contains none of them twice.
-        let queued = (start..start + count).any(|index| key(buffer, index) == QUEUE_KEY);
-        let sequence = if queued { queued_before.unwrap_or_else(|| self.queue.next_sequence()) } else { 0 };
-        let mut result = Ok(());
-        for index in start..start + count {
-            let key = key(buffer, index);
-            if key == QUEUE_KEY {
-                continue;
-            }
-            let Some(member) = self.member(key) else { continue };
-            member.readable.store(true, Ordering::SeqCst);
-            if !member.queued.load(Ordering::SeqCst) {
-                result = result.and(self.poll_into(&member, false, buffer));
+        let queued = (0..count).any(|index| key(buffer, index) == QUEUE_KEY);
+        let sequence = if queued { self.queue.next_sequence() } else { 0 };
+        let (mut result, mut ordinary) = (Ok(()), false);
+        for index in 0..count {
+            match key(buffer, index) {
+                QUEUE_KEY => {}
+                ORDINARY_KEY => ordinary = true,
+                key => {
+                    let Some(member) = self.member(key) else { continue };
+                    member.readable.store(true, Ordering::SeqCst);
+                    if !member.queued.load(Ordering::SeqCst) {
+                        result = result.and(self.poll_into(&member, false, buffer));
+                    }
+                }
             }
         }
-        while queued && buffer.len < max_len && result.is_ok() {
+        if ordinary {
+            // Their epoll and the queue had places of their own in the array.
+            let room = buffer.events.len() - usize::from(queued);
+            match self.ordinary.wait(&mut buffer.events[buffer.len..room], Some(Duration::ZERO)) {
+                Ok(more) => buffer.len += more,
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        while queued && buffer.len < buffer.events.len() && result.is_ok() {
             let Some(member) = self.queue.pop(sequence) else { break };
             result = self.poll_into(&member, true, buffer);
         }
         if queued {
             self.queue.lower_if_empty();
         }
-        if buffer.len > start { Ok(true) } else { result.map(|()| count > 0) }
+        // An error does not discard events that are ready.
+        if buffer.len > 0 { Ok(true) } else { result.map(|()| count > 0) }
     }
 
-    /// While all members are rsockets, waits need the inner epoll only. Returns whether this wait
-    /// may use it directly. The caller calls [`end_inner_wait`](Self::end_inner_wait) afterwards.
-    fn begin_inner_wait(&self) -> bool {
-        if self.ordinary.load(Ordering::SeqCst) {
-            return false;
-        }
-        self.inner_waiters.add();
-        // The order matters: either the thread that adds the first ordinary member sees this one,
-        // or this thread sees the member.
-        if self.ordinary.load(Ordering::SeqCst) {
-            self.end_inner_wait();
-            return false;
-        }
-        true
-    }
-
-    fn end_inner_wait(&self) {
-        if self.inner_waiters.remove() && self.ordinary.load(Ordering::SeqCst) {
-            self.queue.end_eviction();
-        }
+    /// Returns the member with this data in the main epoll, if it still exists.
+    fn member(&self, key: u64) -> Option<Arc<Member>> {
+        let members = self.members();
+        members.get(&Member::fd_from_key(key)).filter(|member| member.key() == key).cloned()
     }
 
     fn poll_into(&self, member: &Arc<Member>, queued: bool, buffer: &mut EventBuffer<'_>) -> Result<()> {
@@ -230,4 +118,151 @@ impl Epoll {
         }
         Ok(())
     }
+
+    /// Polls a member that has a readable descriptor or was in the queue (`queued`). Afterwards it
+    /// is armed, readable, queued or disabled. On failure it is queued.
+    fn poll_member(&self, member: &Arc<Member>, queued: bool) -> Result<Option<epoll_event>> {
+        let readable = member.readable.swap(false, Ordering::SeqCst);
+        let Some(snapshot) = member.snapshot() else { return Ok(None) };
+        if !snapshot.enabled {
+            if readable {
+                take_event(member, &snapshot);
+            }
+            if member.was_modified(&snapshot) {
+                self.queue.push(member);
+            }
+            return Ok(None);
+        }
+        if !readable && !snapshot.interest.is_edge() {
+            let ready = snapshot.ready();
+            if ready != 0 {
+                // The member stays in the queue or becomes disabled, so no descriptor has to
+                // announce it.
+                return Ok(self.report_level(member, &snapshot, ready, true));
+            }
+        }
+        let may_take = self.refresh(member, &snapshot).inspect_err(|_| {
+            member.readable.fetch_or(readable, Ordering::SeqCst);
+            self.queue.push(member);
+        })?;
+        let readable = readable && may_take;
+        let event = if snapshot.interest.is_edge() {
+            self.poll_edges(member, &snapshot, readable)
+        } else {
+            self.poll_level(member, &snapshot, readable, queued)
+        };
+        Ok(event)
+    }
+
+    fn poll_level(
+        &self,
+        member: &Arc<Member>,
+        snapshot: &Snapshot,
+        readable: bool,
+        queued: bool,
+    ) -> Option<epoll_event> {
+        let mut ready = if readable { snapshot.ready() } else { 0 };
+        // An event that stays unread keeps the member visible while there is something to report. A
+        // thread that reads the event elsewhere queues this member. A member that was queued for
+        // this reason has to be queued again here.
+        let leave_event = readable && ready != 0 && !snapshot.interest.is_oneshot();
+        if readable && !leave_event {
+            take_event(member, snapshot);
+        }
+        if ready == 0 {
+            ready = snapshot.arm();
+        }
+        self.report_level(member, snapshot, ready, queued || !leave_event)
+    }
+
+    /// Reports the bits of a level-triggered member, if it may be reported. The member is queued if
+    /// `queue` is set; otherwise an unread event keeps it visible.
+    fn report_level(
+        &self,
+        member: &Arc<Member>,
+        snapshot: &Snapshot,
+        ready: c_short,
+        queue: bool,
+    ) -> Option<epoll_event> {
+        let interest = snapshot.interest;
+        let decision = member.decide(snapshot, ready != 0, None);
+        let stays = decision == Decision::Report && !interest.is_oneshot();
+        if stays && !queue {
+            *self.last_reported.lock() = Some(Arc::clone(member));
+        }
+        if stays && queue || decision == Decision::Retry {
+            self.queue.push(member);
+        }
+        (decision == Decision::Report).then(|| interest.report(ready))
+    }
+
+    /// Arms a rsocket that a wait has reported and whose event it left unread, if nothing is ready.
+    /// Usually the program has read everything, and this saves a wait in the kernel that would find
+    /// nothing.
+    fn rearm(&self, member: &Arc<Member>) {
+        let Some(snapshot) = member.snapshot() else { return };
+        if !snapshot.enabled || snapshot.interest.is_edge() || snapshot.interest.is_oneshot() || snapshot.is_ready() {
+            return;
+        }
+        match self.refresh(member, &snapshot) {
+            Ok(true) => take_event(member, &snapshot),
+            Ok(false) => {}
+            // The event stays unread and visible.
+            Err(_) => return,
+        }
+        if snapshot.arm() != 0 || member.was_modified(&snapshot) {
+            self.queue.push(member);
+        }
+    }
+
+    /// Reports the bits of an edge-triggered member, if it has a new edge.
+    fn poll_edges(&self, member: &Arc<Member>, snapshot: &Snapshot, readable: bool) -> Option<epoll_event> {
+        if readable {
+            take_event(member, snapshot);
+        }
+        snapshot.rsocket.arm(0);
+        // This order may report an edge twice, but never loses one.
+        let edges = snapshot.rsocket.edges();
+        let ready = snapshot.ready();
+        let decision = member.decide(snapshot, ready != 0, Some(edges));
+        if decision == Decision::Retry {
+            self.queue.push(member);
+        }
+        (decision == Decision::Report).then(|| snapshot.interest.report(ready))
+    }
+
+    /// Calls [`Member::refresh`]. Returns whether this epoll may still read an event that was seen.
+    fn refresh(&self, member: &Arc<Member>, snapshot: &Snapshot) -> Result<bool> {
+        let registered = member.refresh(&self.main, snapshot)?;
+        if registered == Registered::Newly {
+            // The call that used the descriptors may have left an event unread.
+            take_event(member, snapshot);
+        }
+        // Without descriptors, a blocking call uses them and will notify the member.
+        Ok(registered == Registered::Already)
+    }
+
+    /// After ADD and MOD: queues the member if something is ready, and arms it otherwise.
+    pub(super) fn arm_or_queue(&self, member: &Arc<Member>) -> Result<()> {
+        let Some(snapshot) = member.snapshot() else { return Ok(()) };
+        self.refresh(member, &snapshot)?;
+        let ready = if snapshot.interest.is_edge() {
+            snapshot.rsocket.arm(0);
+            snapshot.ready()
+        } else {
+            snapshot.arm()
+        };
+        // An event that was left unread raises no other one.
+        if ready != 0 || member.readable.load(Ordering::SeqCst) {
+            self.queue.push(member);
+        }
+        Ok(())
+    }
+}
+
+/// Reads an event, and notifies the other watchers that may wait for it.
+fn take_event(member: &Arc<Member>, snapshot: &Snapshot) {
+    snapshot.rsocket.take_event();
+    let own: Arc<dyn Watcher> = member.clone();
+    snapshot.rsocket.watchers().notify_except(&own);
 }

@@ -297,9 +297,7 @@ impl Stream {
         // Before accepting: a later failure would end a connection that the peer has seen
         // established.
         state.id()?.set_nonblocking()?;
-        // If the other thread cannot start, this one serves the connection, too.
-        let key = reactor::register_disabled(Role::Events, stream.fd, stream.clone())
-            .or_else(|_| reactor::register_disabled(Role::Setup, stream.fd, stream.clone()))?;
+        let key = reactor::register_disabled(Role::Events, stream.fd, stream.clone())?;
         state.key = Some(key);
         let accepted = state.id().and_then(|id| id.connect_or_accept(false, initiator_depth(id), &offer));
         drop(state);
@@ -314,8 +312,7 @@ impl Stream {
     }
 
     /// Notifies of connections that have become available to raccept(3), with the listener's lock
-    /// held. Each of them is an edge: of several epolls with EPOLLEXCLUSIVE, it wakes one. It also
-    /// wakes one of the threads in raccept(3), as with accept(2), and never one that leaves it: the
+    /// held. Each of them is an edge, and wakes one of the threads in raccept(3), as with accept(2), and never one that leaves it: the
     /// only threads that sleep for a listener's changes are in raccept(3), and whatever they return
     /// from their sleep for, they take a connection if there is one. A thread that is cancelled
     /// wakes another one.

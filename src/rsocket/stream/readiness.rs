@@ -84,9 +84,12 @@ impl State {
     /// Returns the pending events that are `wanted`, and those that poll(2) always reports.
     #[inline]
     pub(super) fn wanted(&self, wanted: c_short) -> c_short {
-        if self.is_quiet(wanted) {
-            0
-        } else if self.handed_over && wanted & rdmacm_private::FORWARDER_EVENT == 0 {
+        if self.is_quiet(wanted) { 0 } else { self.wanted_if_any(wanted) }
+    }
+
+    #[inline(never)]
+    fn wanted_if_any(&self, wanted: c_short) -> c_short {
+        if self.handed_over && wanted & rdmacm_private::FORWARDER_EVENT == 0 {
             POLLNVAL
         } else {
             masked(self.pending_events(), wanted)
@@ -141,6 +144,8 @@ impl Stream {
 }
 
 impl Pollable for Stream {
+    #[expect(clippy::inline_always, reason = "rpoll comes here for each descriptor")]
+    #[inline(always)]
     fn ready(&self, wanted: c_short) -> c_short {
         if !self.owner.is_this_process() {
             return POLLNVAL;
@@ -209,13 +214,6 @@ impl Pollable for Stream {
 
     fn edges(&self) -> u64 {
         self.edges.load(Ordering::Relaxed)
-    }
-
-    fn ready_connections(&self) -> usize {
-        match self.lock_to_poll().as_deref().map(|state| &state.phase) {
-            Some(Phase::Listening(listening)) => listening.ready_count(),
-            _ => 0,
-        }
     }
 
     fn watchers(&self) -> &Watchers {

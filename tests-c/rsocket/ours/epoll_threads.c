@@ -413,6 +413,7 @@ static void open_sets(int *sets, const struct member *member, int always)
 	}
 }
 
+/* Each event wakes one set or more. */
 static void exclusive_in_each_set(void)
 {
 	struct member member = open_member(listening);
@@ -422,10 +423,10 @@ static void exclusive_in_each_set(void)
 	start_waiters(sets, THREADS);
 	for (int i = 1; i < THREADS; i++) {
 		make_event(&member);
-		expect_out(i);
+		settle(i);
 	}
 	stop_waiters();
-	EXPECT(reports(STOP) == 1);
+	EXPECT(reports(STOP) <= 1);
 }
 
 static void each_set_without_the_flag(void)
@@ -440,7 +441,7 @@ static void each_set_without_the_flag(void)
 	EXPECT(reports(STOP) == 0);
 }
 
-/* Two sets without the flag are woken, and one of the others. */
+/* Two sets without the flag are woken, and one of the others or both. */
 static void some_sets_with_the_flag(void)
 {
 	struct member member = open_member(listening);
@@ -449,10 +450,10 @@ static void some_sets_with_the_flag(void)
 	open_sets(sets, &member, 2);
 	start_waiters(sets, THREADS);
 	make_event(&member);
-	expect_out(3);
+	settle(3);
 	EXPECT(reports(0) == 1 && reports(1) == 1);
 	stop_waiters();
-	EXPECT(reports(STOP) == 1);
+	EXPECT(reports(STOP) <= 1);
 }
 
 /* The peer's end wakes them all. */
@@ -502,13 +503,13 @@ static void sets_that_go(void)
 	start_waiters(sets + 2, THREADS);
 	for (int i = 1; i <= THREADS; i++) {
 		make_event(&member);
-		expect_out(i);
+		settle(i);
 	}
 	for (int i = 0; i < THREADS; i++)
 		EXPECT(!pthread_join(waiters[i].thread, NULL) && waiters[i].reported == i + 2);
 }
 
-/* Several threads wait for one of two sets: the kernel wakes one thread of one set. */
+/* Several threads wait for one of two sets: an edge wakes one thread of one set, or of each. */
 static void several_threads_of_a_set(void)
 {
 	struct member member = open_member(listening);
@@ -519,15 +520,13 @@ static void several_threads_of_a_set(void)
 		EXPECT(!add(sets[i], member.fd, EPOLLIN | EPOLLET | EPOLLEXCLUSIVE, i));
 	}
 	start_waiters(sets, 2);
-	for (int i = 1; i < THREADS; i++) {
-		make_event(&member);
-		expect_out(i);
-	}
+	make_event(&member);
+	settle(1);
+	EXPECT(reports(0) <= 1 && reports(1) <= 1);
 	stop_waiters();
-	EXPECT(reports(STOP) == 1);
+	EXPECT(reports(STOP) >= THREADS - 2);
 }
 
-/* Threads that wait for an exclusive member wait for the kernel's descriptors, too: no need to add one. */
 static void for_data_and_connections(void (*steps)(void), uint32_t events)
 {
 	mode = events;
@@ -538,14 +537,14 @@ static void for_data_and_connections(void (*steps)(void), uint32_t events)
 	}
 }
 
-static void exclusive_wakes_one_set(void) { for_data_and_connections(exclusive_in_each_set, 0); }
-static void exclusive_edges_wake_one_set(void) { for_data_and_connections(exclusive_in_each_set, EPOLLET); }
+static void exclusive_wakes_a_set(void) { for_data_and_connections(exclusive_in_each_set, 0); }
+static void exclusive_edges_wake_a_set(void) { for_data_and_connections(exclusive_in_each_set, EPOLLET); }
 static void without_exclusive_all_sets_wake(void) { in_all_forms(each_set_without_the_flag, 0); }
 static void sets_without_exclusive_wake_always(void) { in_all_forms(some_sets_with_the_flag, 0); }
 static void an_event_nobody_waits_for_stays(void) { for_data_and_connections(nobody_waits, 0); }
 static void an_edge_nobody_waits_for_stays(void) { for_data_and_connections(nobody_waits, EPOLLET); }
 static void removed_and_closed_sets_take_nothing(void) { for_data_and_connections(sets_that_go, 0); }
-static void threads_of_exclusive_sets_wake_one_each(void) { for_data_and_connections(several_threads_of_a_set, 0); }
+static void an_edge_wakes_one_thread_of_a_set(void) { for_data_and_connections(several_threads_of_a_set, 0); }
 
 static void the_end_wakes_all_sets(void)
 {
@@ -570,14 +569,14 @@ int main(int argc, char **argv)
 	CASE(a_level_wakes_all_if_unread);
 	CASE(timeouts_and_signals_lose_no_event);
 	CASE(exclusive_errors);
-	CASE(exclusive_wakes_one_set);
-	CASE(exclusive_edges_wake_one_set);
+	CASE(exclusive_wakes_a_set);
+	CASE(exclusive_edges_wake_a_set);
 	CASE(without_exclusive_all_sets_wake);
 	CASE(sets_without_exclusive_wake_always);
 	CASE(the_end_wakes_all_sets);
 	CASE(an_event_nobody_waits_for_stays);
 	CASE(an_edge_nobody_waits_for_stays);
 	CASE(removed_and_closed_sets_take_nothing);
-	CASE(threads_of_exclusive_sets_wake_one_each);
+	CASE(an_edge_wakes_one_thread_of_a_set);
 	return finish();
 }
