@@ -4,7 +4,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-use rdmacm_private::netlink::{self, MESSAGE_HEADER, Message, Messages};
+use base::netlink::{self, MESSAGE_HEADER, Message, Messages};
 
 use super::uapi::*;
 
