@@ -1,15 +1,11 @@
-//! What librdmacm asks ibacm, and what it takes from the answers; [`ibacm_messages`] has the format of
+//! What librdmacm asks ibacm, and what it takes from the answers; [`base::ibacm`] has the format of
 //! both. No I/O.
 //!
 //! Every answer is validated: its length must be that of whole records, eight at most. Records that
 //! are neither an address nor a path are ignored. Path records are collected from any position.
 
-use ibacm_messages::{
-    FLAG_DEST, FLAG_NODELAY, FLAG_SOURCE, INFO, PATH_DGID, PATH_SGID, TYPE_IPV4, TYPE_IPV6, TYPE_PATH,
-};
-pub use ibacm_messages::{
-    HEADER_LEN, Header, MAX_MESSAGE, MAX_RECORDS, Malformed, PATH_RECORD_LEN, RECORD_LEN, Request,
-};
+use base::ibacm::{FLAG_DEST, FLAG_NODELAY, FLAG_SOURCE, INFO, PATH_DGID, PATH_SGID, TYPE_IPV4, TYPE_IPV6, TYPE_PATH};
+pub use base::ibacm::{HEADER_LEN, Header, MAX_MESSAGE, MAX_RECORDS, Malformed, PATH_RECORD_LEN, RECORD_LEN, Request};
 
 use crate::sys::uapi::ibv_path_data;
 

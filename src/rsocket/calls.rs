@@ -356,16 +356,16 @@ pub fn peer_name(fd: c_int) -> Result<sockaddr_storage> {
 /// Returns whether this is an option of librspreload that concerns no rsocket's lock, for which it
 /// asks in the middle of another call and around a fork().
 pub fn is_asked_at_any_time(level: c_int, name: c_int) -> bool {
-    use rdmacm_private::{FORK, IS_OWN, LEVEL, LOG, MARKS};
+    use base::private::{FORK, IS_OWN, LEVEL, LOG, MARKS};
     level == LEVEL && [FORK, IS_OWN, LOG, MARKS].contains(&name)
 }
 
 /// rgetsockopt(3).
 pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
     match (level, name) {
-        (rdmacm_private::LEVEL, rdmacm_private::LONGEST_TURN) => return Ok(Value::int(reactor::longest_iteration())),
-        (rdmacm_private::LEVEL, rdmacm_private::IS_OWN) => return Ok(Value::int(library_fds::is_own(fd).into())),
-        (rdmacm_private::LEVEL, rdmacm_private::MARKS) => return Ok(Value::marks(library_fds::marks())),
+        (base::private::LEVEL, base::private::LONGEST_TURN) => return Ok(Value::int(reactor::longest_iteration())),
+        (base::private::LEVEL, base::private::IS_OWN) => return Ok(Value::int(library_fds::is_own(fd).into())),
+        (base::private::LEVEL, base::private::MARKS) => return Ok(Value::marks(library_fds::marks())),
         _ => {}
     }
     match socket_of(fd)? {
@@ -377,23 +377,23 @@ pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
 /// rsetsockopt(3).
 pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
     match (level, name) {
-        (rdmacm_private::LEVEL, rdmacm_private::FLUSH_ON_EXIT) => {
+        (base::private::LEVEL, base::private::FLUSH_ON_EXIT) => {
             flush_all_on_exit();
             return Ok(());
         }
-        (rdmacm_private::LEVEL, rdmacm_private::SIGPIPE) => return stream(fd)?.set_sigpipe(),
-        (rdmacm_private::LEVEL, rdmacm_private::CANCEL) => return stream(fd)?.cancel_attempt(),
-        (rdmacm_private::LEVEL, rdmacm_private::HANDED_OVER) => return stream(fd)?.hand_over(),
-        (rdmacm_private::LEVEL, rdmacm_private::HAND_OVER) => return hand_over(fd, value),
-        (rdmacm_private::LEVEL, rdmacm_private::FORK) => {
+        (base::private::LEVEL, base::private::SIGPIPE) => return stream(fd)?.set_sigpipe(),
+        (base::private::LEVEL, base::private::CANCEL) => return stream(fd)?.cancel_attempt(),
+        (base::private::LEVEL, base::private::HANDED_OVER) => return stream(fd)?.hand_over(),
+        (base::private::LEVEL, base::private::HAND_OVER) => return hand_over(fd, value),
+        (base::private::LEVEL, base::private::FORK) => {
             let step = value.first_chunk().ok_or(Errno::EINVAL)?;
             return forks::step(c_int::from_ne_bytes(*step));
         }
-        (rdmacm_private::LEVEL, rdmacm_private::LOG) => {
+        (base::private::LEVEL, base::private::LOG) => {
             diag::note("librspreload", value);
             return Ok(());
         }
-        (rdmacm_private::LEVEL, _) => {
+        (base::private::LEVEL, _) => {
             library_fds::reserve_low_fds();
             return Ok(());
         }
@@ -508,9 +508,9 @@ fn epoll(fd: c_int) -> Result<Arc<Epoll>> {
 /// Moves a member of a repoll to an epoll of the program's, under another number.
 fn hand_over(fd: c_int, value: &[u8]) -> Result<()> {
     let int = |at: usize| value.get(at..).and_then(<[u8]>::first_chunk).map(|bytes| c_int::from_ne_bytes(*bytes));
-    let member = int(mem::offset_of!(rdmacm_private::Handover, member));
-    let number = int(mem::offset_of!(rdmacm_private::Handover, fd));
-    let epfd = int(mem::offset_of!(rdmacm_private::Handover, epfd));
+    let member = int(mem::offset_of!(base::private::Handover, member));
+    let number = int(mem::offset_of!(base::private::Handover, fd));
+    let epfd = int(mem::offset_of!(base::private::Handover, epfd));
     let ((member, number), epfd) = member.zip(number).zip(epfd).ok_or(Errno::EINVAL)?;
     epoll(fd)?.hand_over(member, number, epfd)
 }

@@ -166,7 +166,7 @@ impl Fake {
 
     /// Returns the current bits of those in `wanted`.
     fn bits(&self, state: &State, wanted: c_short) -> c_short {
-        let is_handed_over = state.handed_over && wanted & rdmacm_private::FORWARDER_EVENT == 0;
+        let is_handed_over = state.handed_over && wanted & base::private::FORWARDER_EVENT == 0;
         if self.watchers.is_closed() || is_handed_over { POLLNVAL } else { state.ready & (wanted | POLLERR | POLLHUP) }
     }
 
@@ -184,7 +184,7 @@ impl Fake {
 impl Pollable for Fake {
     fn ready(&self, wanted: c_short) -> c_short {
         self.polls.fetch_add(1, Ordering::Relaxed);
-        assert_eq!(wanted & !(POLLIN | POLLOUT | POLLRDHUP | rdmacm_private::FORWARDER_EVENT), 0);
+        assert_eq!(wanted & !(POLLIN | POLLOUT | POLLRDHUP | base::private::FORWARDER_EVENT), 0);
         let mut state = self.state();
         self.handle(&mut state);
         self.bits(&state, wanted)

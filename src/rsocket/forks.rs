@@ -18,12 +18,12 @@ pub fn register() -> Result<()> {
     atfork::register(Layer::Rsocket, &HANDLERS)
 }
 
-/// Does what the handlers do at a step of a fork that calls none (`rdmacm_private::FORK`).
+/// Does what the handlers do at a step of a fork that calls none (`base::private::FORK`).
 pub fn step(step: c_int) -> Result<()> {
     match step {
-        rdmacm_private::FORK_BEFORE => atfork::before(),
-        rdmacm_private::FORK_IN_PARENT => atfork::in_parent(),
-        rdmacm_private::FORK_IN_CHILD => atfork::in_child(),
+        base::private::FORK_BEFORE => atfork::before(),
+        base::private::FORK_IN_PARENT => atfork::in_parent(),
+        base::private::FORK_IN_CHILD => atfork::in_child(),
         _ => return Err(Errno::EINVAL),
     }
     Ok(())

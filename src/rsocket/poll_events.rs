@@ -16,7 +16,7 @@ pub fn wanted(events: c_short) -> c_short {
     // POLLRDNORM and POLLWRNORM become POLLIN and POLLOUT: rpoll comes here for each descriptor.
     const SHIFT: u32 = POLLRDNORM.trailing_zeros() - POLLIN.trailing_zeros();
     const { assert!(POLLIN << SHIFT == POLLRDNORM && POLLOUT << SHIFT == POLLWRNORM) };
-    (events | events >> SHIFT) & (POLLIN | POLLOUT) | events & (POLLRDHUP | rdmacm_private::FORWARDER_EVENT)
+    (events | events >> SHIFT) & (POLLIN | POLLOUT) | events & (POLLRDHUP | base::private::FORWARDER_EVENT)
 }
 
 /// Returns the revents of an rsocket with the bits `ready` for a program that requested `events`. A
@@ -43,8 +43,8 @@ mod tests {
     #[test]
     fn both_names_of_a_bit_are_reported() {
         assert_eq!(wanted(POLLRDNORM | POLLWRNORM), POLLIN | POLLOUT);
-        assert_eq!(wanted(rdmacm_private::FORWARDER_EVENT), rdmacm_private::FORWARDER_EVENT);
-        assert_eq!(reported(POLLIN, rdmacm_private::FORWARDER_EVENT | POLLIN), POLLIN);
+        assert_eq!(wanted(base::private::FORWARDER_EVENT), base::private::FORWARDER_EVENT);
+        assert_eq!(reported(POLLIN, base::private::FORWARDER_EVENT | POLLIN), POLLIN);
         assert_eq!(reported(POLLIN | POLLOUT, POLLRDNORM | POLLOUT), POLLRDNORM | POLLOUT);
         assert_eq!(reported(POLLIN, POLLIN | POLLRDNORM), POLLIN | POLLRDNORM);
         assert_eq!(wanted(POLLPRI | POLLRDBAND), 0);

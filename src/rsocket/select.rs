@@ -92,10 +92,10 @@ fn select_until(lookup: &dyn Lookup, nfds: usize, sets: &mut Sets<'_>, deadline:
     }
 }
 
-/// Returns whether the rsocket is librspreload's since [`rdmacm_private::HANDED_OVER`].
+/// Returns whether the rsocket is librspreload's since [`base::private::HANDED_OVER`].
 fn is_handed_over(lookup: &dyn Lookup, fd: c_int) -> bool {
     let is_valid = |wanted| lookup.ready(fd, wanted).is_some_and(|ready| ready & POLLNVAL == 0);
-    is_valid(rdmacm_private::FORWARDER_EVENT) && !is_valid(0)
+    is_valid(base::private::FORWARDER_EVENT) && !is_valid(0)
 }
 
 /// Converts the result of poll for `fd` to one bit for each set: POLLIN, POLLOUT, POLLPRI.

@@ -1,5 +1,5 @@
 //! The process's table of rsockets in shared memory, which rsstat(8) reads without a call of this
-//! process (`rdmacm_private::socket_table`).
+//! process (`base::socket_table`).
 //!
 //! The first connection or listener creates it: a memory file, mapped once and never unmapped. It
 //! takes one descriptor, and one page for each fifteen rsockets. A process that cannot have it goes
@@ -12,8 +12,8 @@ use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
+use base::socket_table::{self as layout, Table};
 use libc::sockaddr_storage;
-use rdmacm_private::socket_table::{self as layout, Table};
 
 pub use layout::{CLOSING, CONNECTED, Counters, DATAGRAM, LISTENING};
 

@@ -197,7 +197,7 @@ pub fn descriptor_limit() -> usize {
 /// Returns the soft and the hard limit on the number of descriptors.
 pub fn descriptor_limits() -> libc::rlimit {
     let none = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    rdmacm_private::raised_limit::limits().unwrap_or(none)
+    base::raised_limit::limits().unwrap_or(none)
 }
 
 #[cfg(test)]

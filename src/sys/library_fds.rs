@@ -2,7 +2,7 @@
 //!
 //! A program under librspreload.so does not know of them, and may close every number there is. The
 //! preload library asks whether a descriptor is the library's before it closes one that is not one
-//! of its sockets (`rgetsockopt` with the level in `abi/private`); descriptors marked here stay
+//! of its sockets (`rgetsockopt` with the level in `abi/base`); descriptors marked here stay
 //! open. Other programs can only use small numbers, as for select(2): on the preload library's
 //! request (`rsetsockopt`, the same level) the library moves its descriptors above a limit.
 
@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-use rdmacm_private::raised_limit::RaisedLimit;
+use base::raised_limit::RaisedLimit;
 
 use super::event;
 
@@ -30,8 +30,8 @@ fn mark_of(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
 
 /// Returns the marks for the preload library, which looks at them whenever the program closes a
 /// number.
-pub fn marks() -> rdmacm_private::Marks {
-    rdmacm_private::Marks { words: MARKS.as_ptr(), count: MARKS.len() }
+pub fn marks() -> base::private::Marks {
+    base::private::Marks { words: MARKS.as_ptr(), count: MARKS.len() }
 }
 
 /// Lowest number of the library's descriptors, as long as numbers above it are free. 0: any number.
@@ -41,7 +41,7 @@ static FLOOR: AtomicI32 = AtomicI32::new(0);
 pub fn reserve_low_fds() {
     if FLOOR.load(Ordering::Relaxed) == 0 {
         let limit = event::descriptor_limits();
-        FLOOR.store(rdmacm_private::lowest_library_fd(limit.rlim_cur, limit.rlim_max), Ordering::Relaxed);
+        FLOOR.store(base::private::lowest_library_fd(limit.rlim_cur, limit.rlim_max), Ordering::Relaxed);
     }
 }
 

@@ -24,7 +24,7 @@
 
 #define FIRST 2000
 #define MOST 65536
-/* The private level of abi/private, and its options. */
+/* The private level of abi/base, and its options. */
 #define OWN_LEVEL 0x72736f63
 #define IS_OWN 0
 #define MARKS 14

@@ -1,8 +1,9 @@
 # shellcheck shell=bash
 # Unpacks Debian packages without installing them: a private apt configuration with the archive's
 # address and keyring from the machine's sources, and separate lists and cache.
-# Read after lib.sh.
 # shellcheck disable=SC2034 # apt_reason is for the callers
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+. "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
 
 # debian_sources: prints "URI KEYRING" for each source of the machine that is a Debian archive
 # (security archives have other suites and are left out). KEYRING may be empty.

@@ -23,8 +23,8 @@ mod thread;
 
 use core::ffi::{c_int, c_void};
 
+use base::auto_config::Mode;
 use libc::{AF_INET, AF_INET6, SOCK_STREAM, sockaddr, sockaddr_storage, socklen_t};
-use rdmacm_private::auto_config::Mode;
 
 use self::kernel_options::Purpose;
 use self::shared::Use;

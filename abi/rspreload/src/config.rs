@@ -4,9 +4,9 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::net::IpAddr;
 
+use base::auto_config::{self, Config, Mode};
+use base::preload_rules as rules;
 use libc::{EINTR, O_RDONLY, SOCK_DGRAM, STDERR_FILENO, iovec};
-use rdmacm_private::auto_config::{self, Config, Mode};
-use rdmacm_private::preload_rules as rules;
 
 use crate::memory::{Once, Plain};
 use crate::{errno, next_symbol, sockets};

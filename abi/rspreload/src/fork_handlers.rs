@@ -18,23 +18,23 @@ pub fn register() {
 /// Calls `fork`, which runs no handlers, with what they do.
 pub fn around(fork: impl FnOnce() -> pid_t) -> pid_t {
     let of_librdmacm = |step| {
-        let _ = rsocket::set_option(-1, rdmacm_private::LEVEL, rdmacm_private::FORK, step);
+        let _ = rsocket::set_option(-1, base::private::LEVEL, base::private::FORK, step);
     };
     let any = table::any();
     if any {
         before();
-        of_librdmacm(rdmacm_private::FORK_BEFORE);
+        of_librdmacm(base::private::FORK_BEFORE);
     } else {
         auto::before_fork();
     }
     let child = fork();
     match (any, child) {
         (true, 0) => {
-            of_librdmacm(rdmacm_private::FORK_IN_CHILD);
+            of_librdmacm(base::private::FORK_IN_CHILD);
             in_child();
         }
         (true, _) => errno::keeping(|| {
-            of_librdmacm(rdmacm_private::FORK_IN_PARENT);
+            of_librdmacm(base::private::FORK_IN_PARENT);
             in_parent();
         }),
         (false, 0) => process::own(),

@@ -34,7 +34,7 @@ pub(crate) use plain;
 
 plain! {
     u8, c_int, u64, pollfd, iovec, AtomicI32, AtomicU32, AtomicU64, libc::timeval, libc::linger, libc::msghdr, libc::sockaddr_storage,
-    libc::sigset_t, libc::sigaction, libc::stat, rdmacm_private::Marks, rdmacm_private::Handover,
+    libc::sigset_t, libc::sigaction, libc::stat, base::private::Marks, base::private::Handover,
 }
 
 // SAFETY: as the elements.

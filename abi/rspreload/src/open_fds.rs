@@ -7,8 +7,8 @@ use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicI64, AtomicU64};
 
+use base::raised_limit::{RaisedLimit, limits};
 use libc::{POLLNVAL, pollfd};
-use rdmacm_private::raised_limit::{RaisedLimit, limits};
 
 use crate::memory::Plain;
 use crate::sockets::{self, kernel};
@@ -23,7 +23,7 @@ pub fn limit() -> Option<libc::rlim_t> {
 /// Duplicates a descriptor for the library, out of the program's way. Returns the number, or -1.
 fn duplicate_high(fd: c_int) -> c_int {
     let Some(limit) = limits() else { return -1 };
-    let lowest = rdmacm_private::lowest_library_fd(limit.rlim_cur, limit.rlim_max);
+    let lowest = base::private::lowest_library_fd(limit.rlim_cur, limit.rlim_max);
     let duplicate = || kernel::fcntl(fd, libc::F_DUPFD_CLOEXEC, lowest);
     if limit.rlim_cur > lowest as libc::rlim_t { duplicate() } else { beyond_limit(duplicate) }
 }
@@ -43,7 +43,7 @@ pub fn has_room(used: usize, forwarded: usize, few: bool) -> bool {
     /// Of an accepted connection: the rsocket's, its channel's, the token, and one on the way.
     const DESCRIPTORS: usize = 4;
     let Some(limit) = limits() else { return true };
-    let lowest = rdmacm_private::lowest_library_fd(limit.rlim_cur, limit.rlim_max) as libc::rlim_t;
+    let lowest = base::private::lowest_library_fd(limit.rlim_cur, limit.rlim_max) as libc::rlim_t;
     let share = if lowest < limit.rlim_cur { limit.rlim_cur / 4 } else { limit.rlim_max - lowest };
     let share = if few { share / 3 * 2 } else { share };
     // A forward has two entries in a poll(2), which takes as many as the soft limit.

@@ -4,8 +4,8 @@ use core::ffi::c_int;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
+use base::private::Marks;
 use libc::{F_GETFL, F_SETFL, O_NONBLOCK};
-use rdmacm_private::Marks;
 
 use crate::memory::Plain;
 use crate::sockets::{kernel, rdma};
@@ -18,14 +18,14 @@ pub fn create(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // Keeps low numbers free: some programs have arrays for the numbers that they would get without
     // this library. Close-on-exec: a program that this one executes has no use for the descriptors
     // behind a placeholder.
-    let _ = set_library_option(-1, rdmacm_private::RESERVE_LOW_FDS);
+    let _ = set_library_option(-1, base::private::RESERVE_LOW_FDS);
     let inner = rsocket_abi::rsocket(domain, kind | libc::SOCK_CLOEXEC, protocol);
     if inner >= 0 {
         // Also for an rsocket that gets no number, such as a probe of automatic mode.
         table::expect_library_fds();
         find_marks();
         // Programs expect SIGPIPE, as from TCP. Fails for datagram rsockets, which have none.
-        let _ = set_library_option(inner, rdmacm_private::SIGPIPE);
+        let _ = set_library_option(inner, base::private::SIGPIPE);
         configure(inner);
     }
     inner
@@ -43,14 +43,14 @@ fn configure(inner: c_int) {
 /// Sets a private option of librdmacm (`inner` is -1), or of one of its rsockets. Returns the errno
 /// of a failure.
 pub fn set_library_option(inner: c_int, option: c_int) -> Result<(), c_int> {
-    set_option(inner, rdmacm_private::LEVEL, option, 1)
+    set_option(inner, base::private::LEVEL, option, 1)
 }
 
 /// Moves a member of an epoll instance of librdmacm (`side`) to `epfd`, one of the program's: as `fd`,
 /// a descriptor of the kernel's, with the same event. Does nothing with another librdmacm.
 pub fn hand_over(side: c_int, member: c_int, fd: c_int, epfd: c_int) {
-    let handover = rdmacm_private::Handover { member, fd, epfd };
-    let _ = rdma::set(side, (rdmacm_private::LEVEL, rdmacm_private::HAND_OVER), &handover);
+    let handover = base::private::Handover { member, fd, epfd };
+    let _ = rdma::set(side, (base::private::LEVEL, base::private::HAND_OVER), &handover);
 }
 
 /// Sets an option that is an int. Returns the errno of a failure.
@@ -58,7 +58,7 @@ pub fn set_option(inner: c_int, level: c_int, name: c_int, value: c_int) -> Resu
     rdma::set(inner, (level, name), &value)
 }
 
-/// Words and number of librdmacm's marks ([`rdmacm_private::Marks`]); null until an rsocket exists,
+/// Words and number of librdmacm's marks ([`base::private::Marks`]); null until an rsocket exists,
 /// and with another librdmacm. The number is stored first.
 static MARK_WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 static MARK_COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -67,7 +67,7 @@ fn find_marks() {
     if !MARK_WORDS.load(Ordering::Relaxed).is_null() {
         return;
     }
-    if let Some(marks) = library_option::<Marks>(-1, rdmacm_private::MARKS) {
+    if let Some(marks) = library_option::<Marks>(-1, base::private::MARKS) {
         MARK_COUNT.store(marks.count, Ordering::Relaxed);
         MARK_WORDS.store(marks.words.cast_mut(), Ordering::Release);
     }
@@ -75,7 +75,7 @@ fn find_marks() {
 
 /// A private option of librdmacm, for a descriptor, if there is one of this size.
 pub fn library_option<T: Plain>(fd: c_int, option: c_int) -> Option<T> {
-    let (value, len) = errno::keeping(|| rdma::get::<T>(fd, (rdmacm_private::LEVEL, option)))?;
+    let (value, len) = errno::keeping(|| rdma::get::<T>(fd, (base::private::LEVEL, option)))?;
     (len == size_of::<T>()).then_some(value)
 }
 
@@ -93,12 +93,12 @@ pub fn is_library_fd(fd: c_int) -> bool {
             return false;
         }
     }
-    library_option::<c_int>(fd, rdmacm_private::IS_OWN) == Some(1)
+    library_option::<c_int>(fd, base::private::IS_OWN) == Some(1)
 }
 
 /// Disconnects the rsockets that the program has not closed, after what they still have to send.
 pub fn flush_on_exit() {
-    let _ = set_library_option(-1, rdmacm_private::FLUSH_ON_EXIT);
+    let _ = set_library_option(-1, base::private::FLUSH_ON_EXIT);
 }
 
 /// Makes the rsocket blocking or non-blocking as its placeholder is.
@@ -144,7 +144,7 @@ pub fn release(entry: Entry) -> c_int {
 
 /// Whether there is data to receive.
 pub fn has_unread(inner: c_int) -> bool {
-    library_option::<c_int>(inner, rdmacm_private::READABLE_BYTES).is_some_and(|bytes| bytes > 0)
+    library_option::<c_int>(inner, base::private::READABLE_BYTES).is_some_and(|bytes| bytes > 0)
 }
 
 /// Closes an rsocket to which no number refers: its peer sees a reset, not an end in order.

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use ibacm_messages::{HEADER_LEN, Header, PATH_DGID, PATH_RECORD_LEN, PATH_SGID, Request, TYPE_PATH};
+use base::ibacm::{HEADER_LEN, Header, PATH_DGID, PATH_RECORD_LEN, PATH_SGID, Request, TYPE_PATH};
 
 use crate::devices::{CLASS, Port};
 

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 
-use rdmacm_private::{auto_config, preload_rules};
+use base::{auto_config, preload_rules};
 
 use crate::codes::{Check, Warning};
 use crate::devices::entries;

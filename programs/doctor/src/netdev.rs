@@ -5,10 +5,10 @@ use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use base::netlink::{self, Attributes, MESSAGE_HEADER, Message, Messages};
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
-use rdmacm_private::netlink::{self, Attributes, MESSAGE_HEADER, Message, Messages};
 
 /// Message type: RDMA_NLDEV_CMD_PORT_GET of the client RDMA_NL_NLDEV (rdma/rdma_netlink.h).
 const PORT_GET: u16 = (5 << 10) + 5;

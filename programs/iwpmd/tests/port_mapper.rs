@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use iwpmd::daemon::{Addresses, Daemon};
 use iwpmd::proto::netlink::{Header, Incoming, KernelMessage, LIBRARY, VERSION, Value, emit, messages};
+use iwpmd::proto::uapi::*;
 use iwpmd::sys::process::raise_descriptor_limit;
-use rdmacm_core::sys::uapi::*;
 
-const CLIENT: u8 = RDMA_NL_IWCM as u8;
+const CLIENT: u8 = RDMA_NL_IWCM;
 
 /// A host: its daemon, and the kernel's end of the connection between them.
 struct Host {
@@ -25,7 +25,7 @@ struct Host {
 }
 
 /// An answer: its operation and its payload.
-type Answer = (u32, Vec<u8>);
+type Answer = (u16, Vec<u8>);
 
 impl Host {
     fn new(last: u8, tell: u8) -> Host {
@@ -41,13 +41,13 @@ impl Host {
         host
     }
 
-    fn send(&mut self, op: u32, values: &[Value<'_>]) {
+    fn send(&mut self, op: u16, values: &[Value<'_>]) {
         self.seq += 1;
-        let header = Header { client: CLIENT, op: op as u16, seq: self.seq };
+        let header = Header { client: CLIENT, op, seq: self.seq };
         self.kernel.send(&emit(header, 0, values)).unwrap();
     }
 
-    fn ask(&mut self, op: u32, values: &[Value<'_>]) -> Vec<Answer> {
+    fn ask(&mut self, op: u16, values: &[Value<'_>]) -> Vec<Answer> {
         self.send(op, values);
         self.daemon.turn(None).unwrap();
         self.answers()
@@ -57,7 +57,7 @@ impl Host {
         let (mut answers, mut buffer) = (Vec::new(), [0; 4096]);
         while let Ok(length) = self.kernel.recv(&mut buffer) {
             let op = u16::from_ne_bytes([buffer[4], buffer[5]]) & 0x3ff;
-            answers.push((u32::from(op), buffer[16..length].to_vec()));
+            answers.push((op, buffer[16..length].to_vec()));
         }
         answers
     }
@@ -236,7 +236,7 @@ fn answers_wait_for_a_kernel_that_does_not_receive() {
     let mut sent = 0;
     for round in 0..400u16 {
         host.seq += 1;
-        let header = Header { client: CLIENT, op: RDMA_NL_IWPM_ADD_MAPPING as u16, seq: host.seq };
+        let header = Header { client: CLIENT, op: RDMA_NL_IWPM_ADD_MAPPING, seq: host.seq };
         let values = [Value::U32(0), Value::Address(at(ip(1, 7), 20_000 + round)), Value::U32(1)];
         if host.kernel.send(&emit(header, 0, &values)).is_ok() {
             sent += 1;
@@ -257,7 +257,7 @@ fn answers_wait_for_a_kernel_that_does_not_receive() {
 #[test]
 fn a_message_refused_with_ebusy_is_resent() {
     let mut host = Host::new(1, 8);
-    let refused = emit(Header { client: CLIENT, op: RDMA_NL_IWPM_MAPINFO as u16, seq: 9 }, 1, &[Value::U16(7)]);
+    let refused = emit(Header { client: CLIENT, op: RDMA_NL_IWPM_MAPINFO, seq: 9 }, 1, &[Value::U16(7)]);
     let mut busy = vec![0; 16];
     busy[4..6].copy_from_slice(&2u16.to_ne_bytes());
     busy.extend((-libc::EBUSY).to_ne_bytes());
@@ -295,7 +295,7 @@ fn a_query_is_resent_by_the_timer() {
 
 #[test]
 fn emitted_messages_are_parsed() {
-    let bytes = emit(Header { client: CLIENT, op: RDMA_NL_IWPM_HELLO as u16, seq: 3 }, 9, &[Value::U16(4)]);
+    let bytes = emit(Header { client: CLIENT, op: RDMA_NL_IWPM_HELLO, seq: 3 }, 9, &[Value::U16(4)]);
     let message = messages(&bytes).next();
     assert!(matches!(message, Some(Incoming::Message(Header { seq: 3, .. }, KernelMessage::Hello(4)))));
 }

@@ -1,6 +1,6 @@
 //! rsstat: lists the rsockets of the machine's processes, see rsstat(8).
 //!
-//! It reads the tables that librdmacm keeps in shared memory (`rdmacm_private::socket_table`), and
+//! It reads the tables that librdmacm keeps in shared memory (`base::socket_table`), and
 //! for programs under librspreload the kernel's list of TCP connections. The processes do nothing
 //! for it.
 

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rdmacm_private::socket_table::{Entry, Header, NAME};
+use base::socket_table::{Entry, Header, NAME};
 
 use crate::socket::{Socket, Table};
 

@@ -6,10 +6,10 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
+use base::netlink::{self, Attributes, MESSAGE_HEADER, Messages};
 use libc::{NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_OVERRUN};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
-use rdmacm_private::netlink::{self, Attributes, MESSAGE_HEADER, Messages};
 
 use crate::socket::{double, word};
 

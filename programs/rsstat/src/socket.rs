@@ -2,7 +2,7 @@
 
 use std::mem::offset_of;
 
-use rdmacm_private::socket_table::{self as layout, Counters, Entry, Header};
+use base::socket_table::{self as layout, Counters, Entry, Header};
 
 use crate::address::Address;
 use crate::sock_diag;

@@ -82,7 +82,7 @@ fn lowest_library_fd(limits: &str) -> i32 {
     // "unlimited" is no number.
     let mut limit = || words.next().and_then(|word| word.parse().ok()).unwrap_or(u64::MAX);
     // The soft limit may have been lower.
-    rdmacm_private::lowest_library_fd(limit(), limit()).min(1024)
+    base::private::lowest_library_fd(limit(), limit()).min(1024)
 }
 
 pub(crate) fn inode(file: &Path) -> Option<u64> {

@@ -95,7 +95,7 @@ impl Dgram {
     /// rgetsockopt(3).
     pub fn option(self: &Arc<Self>, level: c_int, name: c_int) -> Result<Value> {
         let mut state = self.enter()?;
-        if (level, name) == (rdmacm_private::LEVEL, rdmacm_private::READABLE_BYTES) {
+        if (level, name) == (base::private::LEVEL, base::private::READABLE_BYTES) {
             if state.queue.is_empty() {
                 self.poll(&mut state);
             }

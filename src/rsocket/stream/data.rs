@@ -149,7 +149,7 @@ impl Stream {
             }
             // What comes before may be on its way through the forwarder: librspreload makes the
             // call again, on the socket that the program has now.
-            if state.handed_over && flags & rdmacm_private::FORWARDER_FLAG == 0 {
+            if state.handed_over && flags & base::private::FORWARDER_FLAG == 0 {
                 return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
             }
             if state.available(peek, done) < (total - done) as u64 {

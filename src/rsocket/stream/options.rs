@@ -296,8 +296,8 @@ impl Value {
         value
     }
 
-    /// Creates the value of [`rdmacm_private::MARKS`].
-    pub fn marks(marks: rdmacm_private::Marks) -> Value {
+    /// Creates the value of [`base::private::MARKS`].
+    pub fn marks(marks: base::private::Marks) -> Value {
         let mut value = Value { bytes: [0; Value::MAX_LEN], len: 16 };
         value.bytes[..8].copy_from_slice(&(marks.words.expose_provenance() as u64).to_ne_bytes());
         value.bytes[8..16].copy_from_slice(&(marks.count as u64).to_ne_bytes());

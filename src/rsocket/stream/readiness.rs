@@ -89,7 +89,7 @@ impl State {
 
     #[inline(never)]
     fn wanted_if_any(&self, wanted: c_short) -> c_short {
-        if self.handed_over && wanted & rdmacm_private::FORWARDER_EVENT == 0 {
+        if self.handed_over && wanted & base::private::FORWARDER_EVENT == 0 {
             POLLNVAL
         } else {
             masked(self.pending_events(), wanted)
@@ -299,6 +299,6 @@ mod tests {
         let mut state = state(Phase::Disconnected);
         state.handed_over = true;
         assert_eq!(state.wanted(IN), POLLNVAL);
-        assert_eq!(state.wanted(IN | rdmacm_private::FORWARDER_EVENT), IN | POLLHUP);
+        assert_eq!(state.wanted(IN | base::private::FORWARDER_EVENT), IN | POLLHUP);
     }
 }

@@ -35,12 +35,12 @@ impl Stream {
                 self.process_completions(&mut state);
                 Ok(Value::int(state.take_error().map_or(0, Errno::get)))
             }
-            (rdmacm_private::LEVEL, rdmacm_private::READABLE_BYTES) => {
+            (base::private::LEVEL, base::private::READABLE_BYTES) => {
                 self.process_completions(&mut state);
                 let available = state.connection.as_ref().map_or(0, |connection| connection.available());
                 Ok(Value::int(c_int::try_from(available).unwrap_or(c_int::MAX)))
             }
-            (rdmacm_private::LEVEL, rdmacm_private::UNSENT_BYTES) => {
+            (base::private::LEVEL, base::private::UNSENT_BYTES) => {
                 let unsent = state.connection.as_mut().map_or(0, |connection| connection.unsent());
                 Ok(Value::int(c_int::try_from(unsent).unwrap_or(c_int::MAX)))
             }

@@ -213,7 +213,7 @@ pub fn expire(inner: c_int, to: &Name) -> Result<(), Reason> {
 
 /// Cancels an attempt. Returns false if it has succeeded meanwhile: the peer has the connection.
 fn cancel(inner: c_int) -> bool {
-    rsocket::set_library_option(inner, rdmacm_private::CANCEL) != Err(libc::EISCONN)
+    rsocket::set_library_option(inner, base::private::CANCEL) != Err(libc::EISCONN)
 }
 
 /// Cancels an attempt for a reason, unless it has succeeded meanwhile.

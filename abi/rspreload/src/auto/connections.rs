@@ -342,7 +342,7 @@ pub fn demote(index: usize) {
     // Threads that wait for the rsocket wait for the numbers' new sockets instead. Fails with
     // EAGAIN in a handler that has interrupted a call on the rsocket: then the library's thread,
     // which is to forward the data, does it before it begins.
-    let _ = rsocket::set_library_option(inner, rdmacm_private::HANDED_OVER);
+    let _ = rsocket::set_library_option(inner, base::private::HANDED_OVER);
     // Numbers that dup(2) has made meanwhile.
     demote_all();
 }

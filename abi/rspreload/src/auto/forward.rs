@@ -134,7 +134,7 @@ impl Forward {
             if fd == self.token && self.failed {
                 events |= POLLOUT;
             }
-            let bit = if fd == self.inner { rdmacm_private::FORWARDER_EVENT } else { 0 };
+            let bit = if fd == self.inner { base::private::FORWARDER_EVENT } else { 0 };
             (if events == 0 && !self.awaits_end(fd) { -1 } else { fd }, events | bit)
         })
     }
@@ -249,7 +249,7 @@ impl Forward {
 /// still has the number's old entry does to the rsocket's flags.
 fn receive(fd: c_int, is_rsocket: bool, buffer: &mut [u8]) -> Moved {
     Moved::from(if is_rsocket {
-        rdma::receive(fd, buffer, MSG_DONTWAIT | rdmacm_private::FORWARDER_FLAG)
+        rdma::receive(fd, buffer, MSG_DONTWAIT | base::private::FORWARDER_FLAG)
     } else {
         kernel::receive(fd, buffer, MSG_DONTWAIT)
     })

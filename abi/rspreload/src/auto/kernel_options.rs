@@ -108,7 +108,7 @@ fn has(list: &[(c_int, &[c_int])], level: c_int, name: c_int) -> bool {
 /// What an option is for, whatever its value.
 fn purpose(level: c_int, name: c_int) -> Purpose {
     match level {
-        SOL_RDMA | rdmacm_private::LEVEL => Purpose::Hint,
+        SOL_RDMA | base::private::LEVEL => Purpose::Hint,
         SOL_TLS => Purpose::Calls,
         _ if has(HINTS, level, name) => Purpose::Hint,
         _ if has(CALLS, level, name) => Purpose::Calls,

@@ -89,7 +89,7 @@ pub fn line(text: fmt::Arguments<'_>) {
     }
     let mut line = Text { bytes: [0; 300], len: 0 };
     let _ = line.write_fmt(text);
-    let _ = rdma::set_bytes(-1, (rdmacm_private::LEVEL, rdmacm_private::LOG), &line.bytes, line.len);
+    let _ = rdma::set_bytes(-1, (base::private::LEVEL, base::private::LOG), &line.bytes, line.len);
 }
 
 /// `ADDRESS PORT`, for a log line.

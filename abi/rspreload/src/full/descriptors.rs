@@ -128,8 +128,8 @@ exports! {
             }
             Fd::Rsocket(entry) if matches!(request, FIONREAD | TIOCOUTQ | SIOCATMARK) => {
                 let bytes = match request {
-                    FIONREAD => rsocket::library_option(entry.inner, rdmacm_private::READABLE_BYTES),
-                    TIOCOUTQ => rsocket::library_option(entry.inner, rdmacm_private::UNSENT_BYTES),
+                    FIONREAD => rsocket::library_option(entry.inner, base::private::READABLE_BYTES),
+                    TIOCOUTQ => rsocket::library_option(entry.inner, base::private::UNSENT_BYTES),
                     _ => Some(0),
                 };
                 match bytes {

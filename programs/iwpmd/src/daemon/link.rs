@@ -1,10 +1,12 @@
 //! The connection to the kernel, with a queue for messages that the kernel cannot take yet.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::Result;
+use nix::errno::Errno;
 
 use crate::sys::sockets::{KernelSocket, Received};
-use rdmacm_core::{Errno, Result};
 
 /// The kernel fills its messages up to two pages of 4096 bytes. It allocates each answer as large
 /// as the largest receive buffer it has seen and charges all of that to the socket, so a larger
@@ -57,7 +59,7 @@ impl Link {
             Ok(Received::OtherSender) | Err(Errno::EINTR) => Ok(Input::Ignored),
             Ok(Received::Closed) => Err(Errno::ECONNRESET),
             Err(Errno::EAGAIN) => Ok(Input::Drained),
-            Err(error) if error.get() == libc::ENOBUFS => Ok(Input::Overrun),
+            Err(Errno::ENOBUFS) => Ok(Input::Overrun),
             Err(error) => Err(error),
         }
     }
@@ -106,9 +108,9 @@ impl Link {
     }
 }
 
-impl AsRawFd for Link {
-    fn as_raw_fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

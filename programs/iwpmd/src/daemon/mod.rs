@@ -11,24 +11,25 @@ pub mod ports;
 pub mod start;
 
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 use std::vec;
 
-use libc::epoll_event;
+use nix::Result;
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::signalfd::SignalFd;
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
 use self::link::{Input, Link};
 use self::ports::Ports;
 use crate::proto::engine::{Action, Engine, Level, Socket};
 use crate::proto::netlink::messages;
 use crate::proto::wire;
-use crate::sys::process::{Signals, random};
+use crate::sys::process::random;
 use crate::sys::sockets::{KernelSocket, Udp};
-use crate::sys::timer::Timer;
-use rdmacm_core::sys::event::KernelEpoll;
-use rdmacm_core::{Errno, Result};
 
 /// Receives the lines of the log, with their levels.
 pub type Log = Box<dyn FnMut(Level, &str)>;
@@ -66,11 +67,11 @@ pub struct Daemon {
     full: bool,
     udp: Vec<(Socket, bool, Udp)>,
     ports: Ports,
-    signals: Option<Signals>,
-    timer: Timer,
+    signals: Option<SignalFd>,
+    timer: TimerFd,
     /// The deadline of the engine for which the timer is armed.
     armed_for: Option<u64>,
-    epoll: KernelEpoll,
+    epoll: Epoll,
     started: Instant,
     log: Log,
     /// Lines of the requested dump that are not in the log yet.
@@ -80,13 +81,14 @@ pub struct Daemon {
 impl Daemon {
     /// A daemon that talks to the kernel, or to a test that plays the kernel, over `kernel`.
     pub fn new(kernel: KernelSocket, udp: Vec<(Socket, Udp)>, log: Log) -> Result<Daemon> {
-        let (epoll, timer) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, Timer::new()?);
-        watch(&epoll, libc::EPOLL_CTL_ADD, timer.as_raw_fd(), TIMER, libc::EPOLLIN)?;
-        watch(&epoll, libc::EPOLL_CTL_ADD, kernel.as_raw_fd(), KERNEL, libc::EPOLLIN)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
+        epoll.add(&timer, EpollEvent::new(EpollFlags::EPOLLIN, TIMER))?;
+        epoll.add(&kernel, EpollEvent::new(EpollFlags::EPOLLIN, KERNEL))?;
         let of_family = |(socket, udp): (Socket, Udp)| (socket, udp.is_ipv6(), udp);
         let udp: Vec<_> = udp.into_iter().map(of_family).collect();
         for (token, (.., udp)) in (UDP..).zip(&udp) {
-            watch(&epoll, libc::EPOLL_CTL_ADD, udp.as_raw_fd(), token, libc::EPOLLIN)?;
+            epoll.add(udp, EpollEvent::new(EpollFlags::EPOLLIN, token))?;
         }
         let mut engine = Engine::new(kernel.pid(), Box::new(random));
         engine.start();
@@ -114,8 +116,8 @@ impl Daemon {
     }
 
     /// Handles `signals` from now on.
-    pub fn take_signals(&mut self, signals: Signals) -> Result<()> {
-        watch(&self.epoll, libc::EPOLL_CTL_ADD, signals.as_raw_fd(), SIGNALS, libc::EPOLLIN)?;
+    pub fn take_signals(&mut self, signals: SignalFd) -> Result<()> {
+        self.epoll.add(&signals, EpollEvent::new(EpollFlags::EPOLLIN, SIGNALS))?;
         self.signals = Some(signals);
         Ok(())
     }
@@ -134,19 +136,18 @@ impl Daemon {
     pub fn turn(&mut self, max_wait: Option<Duration>) -> Result<Option<c_int>> {
         self.set_timer()?;
         let wait = if self.lines.len() > 0 { Some(Duration::ZERO) } else { max_wait };
-        let mut events = [MaybeUninit::uninit(); 8];
+        let wait = wait.map_or(EpollTimeout::NONE, |wait| wait.try_into().unwrap_or(EpollTimeout::MAX));
+        let mut events = [EpollEvent::empty(); 8];
         let count = match self.epoll.wait(&mut events, wait) {
             Err(Errno::EINTR) => 0,
             result => result?,
         };
         for event in &events[..count] {
-            // SAFETY: the kernel has written the first `count` events.
-            let token = unsafe { event.assume_init_ref() }.u64;
-            match token {
+            match event.data() {
                 KERNEL => self.kernel_ready()?,
                 // The engine is told the time below.
                 TIMER => {
-                    self.timer.set(None)?;
+                    self.timer.unset()?;
                     self.armed_for = None;
                 }
                 SIGNALS => {
@@ -154,7 +155,7 @@ impl Daemon {
                         return Ok(Some(signal));
                     }
                 }
-                _ => self.udp_ready((token - UDP) as usize),
+                token => self.udp_ready((token - UDP) as usize),
             }
         }
         self.write_lines();
@@ -176,8 +177,15 @@ impl Daemon {
     fn set_timer(&mut self) -> Result<()> {
         let deadline = self.engine.deadline();
         if deadline != self.armed_for {
-            let left = |time| Duration::from_millis(time).saturating_sub(self.started.elapsed());
-            self.timer.set(deadline.map(left))?;
+            match deadline {
+                Some(time) => {
+                    let left = Duration::from_millis(time).saturating_sub(self.started.elapsed());
+                    // A time of zero would disarm it.
+                    let after = TimeSpec::from_duration(left.max(Duration::from_nanos(1)));
+                    self.timer.set(Expiration::OneShot(after), TimerSetTimeFlags::empty())?;
+                }
+                None => self.timer.unset()?,
+            }
             self.armed_for = deadline;
         }
         Ok(())
@@ -239,7 +247,8 @@ impl Daemon {
     }
 
     fn signal(&mut self) -> Option<c_int> {
-        while let Some(signal) = self.signals.as_ref()?.next() {
+        while let Ok(Some(record)) = self.signals.as_ref()?.read_signal() {
+            let signal = record.ssi_signo as c_int;
             if signal != libc::SIGUSR1 {
                 return Some(signal);
             }
@@ -284,15 +293,11 @@ impl Daemon {
         let full = self.kernel.has_unsent();
         if full != self.full {
             self.full = full;
-            let wanted = if full { libc::EPOLLOUT } else { libc::EPOLLIN };
+            let wanted = if full { EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
             // Cannot fail: the descriptor is in the epoll already.
-            let _ = watch(&self.epoll, libc::EPOLL_CTL_MOD, self.kernel.as_raw_fd(), KERNEL, wanted);
+            let _ = self.epoll.modify(&self.kernel, &mut EpollEvent::new(wanted, KERNEL));
         }
     }
-}
-
-fn watch(epoll: &KernelEpoll, op: c_int, fd: c_int, token: u64, what: c_int) -> Result<()> {
-    epoll.control(op, fd, Some(epoll_event { events: what as u32, u64: token }))
 }
 
 /// The sockets of both families, or of the only one that the host has.

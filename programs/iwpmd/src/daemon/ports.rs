@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use nix::Result;
+use nix::errno::Errno;
+
 use super::choice::Choice;
 use crate::proto::mappings::PortId;
 use crate::sys::process::random;
 use crate::sys::sockets::BoundPort;
-use rdmacm_core::{Errno, Result};
 
 /// Ports to try before the kernel chooses one: other programs may have bound many of them.
 const MAX_TRIES: usize = 32;
@@ -32,10 +34,8 @@ impl Ports {
         };
         let everywhere = if port == 0 { self.any_port(any) } else { BoundPort::new(any, 0, port) };
         let (socket, port) = match everywhere {
-            Err(error) if error.get() == libc::EADDRINUSE && !local.ip().is_unspecified() => {
-                BoundPort::new(local.ip(), scope, port)
-                    .map_err(|second| if second == Errno::EADDRNOTAVAIL { error } else { second })
-            }
+            Err(error @ Errno::EADDRINUSE) if !local.ip().is_unspecified() => BoundPort::new(local.ip(), scope, port)
+                .map_err(|second| if second == Errno::EADDRNOTAVAIL { error } else { second }),
             result => result,
         }?;
         self.choice.note(port, true);
@@ -48,7 +48,7 @@ impl Ports {
             let Some(port) = self.choice.next(random()) else { break };
             match BoundPort::new(any, 0, port) {
                 // In use by another program, or below 1024.
-                Err(error) if [libc::EADDRINUSE, libc::EACCES].contains(&error.get()) => {}
+                Err(error) if [Errno::EADDRINUSE, Errno::EACCES].contains(&error) => {}
                 result => return result,
             }
         }

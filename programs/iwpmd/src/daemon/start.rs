@@ -4,12 +4,16 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
+use nix::errno::Errno;
+use nix::sys::signal::Signal;
+use nix::syslog::{Facility, LogFlags, Severity, openlog, syslog};
+
 use super::config::{self, Config};
 use super::log_queue::{self, LogQueue};
 use super::options;
 use super::{Addresses, Daemon, notify, udp_sockets};
 use crate::proto::engine::Level;
-use crate::sys::process::{self, CAP_NET_ADMIN, CAP_NET_BIND_SERVICE, Signals};
+use crate::sys::process::{self, CAP_NET_ADMIN, CAP_NET_BIND_SERVICE};
 use crate::sys::sockets::KernelSocket;
 
 /// Why the daemon does not start: a message for the log and standard error.
@@ -28,7 +32,7 @@ pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
         return print(concat!("iwpmd ", env!("CARGO_PKG_VERSION"), "\n"));
     }
     process::return_freed_memory();
-    process::open_log(c"iwpmd");
+    let _ = openlog(Some(c"iwpmd"), LogFlags::LOG_PID, Facility::LOG_DAEMON);
     match if options.systemd { run_in_foreground() } else { behind() } {
         Ok(code) => code,
         Err(failure) => {
@@ -88,14 +92,14 @@ fn run(mut daemon: Daemon) -> Result<ExitCode, Failure> {
 fn set_up() -> Result<Daemon, Failure> {
     let config = configuration();
     let signals =
-        Signals::block(&[libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1]).map_err(|e| format!("signalfd: {e}"))?;
-    let udp = udp_sockets(Addresses::ALL).map_err(|error| match error.get() {
-        libc::EADDRINUSE => "UDP port 3935 is in use: there is a port mapper already".into(),
+        process::block(&[Signal::SIGTERM, Signal::SIGHUP, Signal::SIGUSR1]).map_err(|e| format!("signalfd: {e}"))?;
+    let udp = udp_sockets(Addresses::ALL).map_err(|error| match error {
+        Errno::EADDRINUSE => "UDP port 3935 is in use: there is a port mapper already".into(),
         _ => format!("UDP port 3935: {error}"),
     })?;
-    let kernel = KernelSocket::netlink().map_err(|error| match error.get() {
-        libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT => "the kernel has no RDMA netlink: is ib_core loaded?".into(),
-        libc::EPERM | libc::EACCES => "RDMA netlink needs CAP_NET_ADMIN: run iwpmd as root, or by its unit".into(),
+    let kernel = KernelSocket::netlink().map_err(|error| match error {
+        Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => "the kernel has no RDMA netlink: is ib_core loaded?".into(),
+        Errno::EPERM | Errno::EACCES => "RDMA netlink needs CAP_NET_ADMIN: run iwpmd as root, or by its unit".into(),
         _ => format!("RDMA netlink: {error}"),
     })?;
     set_receive_buffer(&kernel, config);
@@ -141,10 +145,10 @@ fn set_receive_buffer(kernel: &KernelSocket, config: Config) {
 }
 
 fn write_log(level: Level, line: &str) {
-    let priority = match level {
-        Level::Error => libc::LOG_ERR,
-        Level::Warning => libc::LOG_WARNING,
-        Level::Info => libc::LOG_INFO,
+    let severity = match level {
+        Level::Error => Severity::LOG_ERR,
+        Level::Warning => Severity::LOG_WARNING,
+        Level::Info => Severity::LOG_INFO,
     };
-    process::log(priority, line);
+    let _ = syslog(severity, &line.replace('\0', ""));
 }

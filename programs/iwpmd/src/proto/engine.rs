@@ -16,8 +16,8 @@ use super::mappings::{Mappings, PortId};
 use super::netlink::{self, Header, Value};
 use super::requests::{PeerRequests, Queries};
 use super::wire;
-use rdmacm_core::Errno;
-use rdmacm_core::sys::uapi::RDMA_NL_IWCM;
+use crate::proto::uapi::RDMA_NL_IWCM;
+use nix::errno::Errno;
 
 /// The level of a line of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,9 +196,9 @@ impl Engine {
         self.actions.push_back(Action::Log(level, text));
     }
 
-    fn send_to_kernel(&mut self, client: u8, op: u32, values: &[Value<'_>]) {
+    fn send_to_kernel(&mut self, client: u8, op: u16, values: &[Value<'_>]) {
         self.sequence = self.sequence.wrapping_add(SEQUENCE_STEP);
-        let header = Header { client, op: op as u16, seq: self.sequence };
+        let header = Header { client, op, seq: self.sequence };
         self.actions.push_back(Action::Kernel(netlink::emit(header, self.pid, values)));
     }
 
@@ -210,7 +210,7 @@ impl Engine {
 
 /// The client that all drivers share. Before version 4 of the protocol the next number was that of
 /// a driver.
-const IWCM: u8 = RDMA_NL_IWCM as u8;
+const IWCM: u8 = RDMA_NL_IWCM;
 
 #[cfg(test)]
 #[path = "engine_tests.rs"]

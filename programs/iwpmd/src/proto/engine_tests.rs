@@ -12,15 +12,15 @@ use std::collections::HashSet;
 
 use super::*;
 use crate::proto::netlink::{ErrorCode, Incoming, KernelMessage, LIBRARY, messages};
+use crate::proto::uapi::*;
 use crate::proto::wire::{Kind, Message, Peer};
-use rdmacm_core::sys::uapi::*;
 
 const PEER: &str = "10.0.0.2:3935";
 
 /// An action, decoded.
 #[derive(Clone, Debug, PartialEq)]
 enum Out {
-    Answer { client: u8, op: u32, values: Vec<u8> },
+    Answer { client: u8, op: u16, values: Vec<u8> },
     Error { seq: u32, code: u16 },
     Send(Socket, SocketAddr, Message),
     Open(u16),
@@ -68,9 +68,9 @@ impl World {
         self.kernel_sends(RDMA_NL_IWPM_REG_PID, KernelMessage::Register { interface, device, library })
     }
 
-    fn kernel_sends(&mut self, op: u32, message: KernelMessage) -> Vec<Out> {
+    fn kernel_sends(&mut self, op: u16, message: KernelMessage) -> Vec<Out> {
         self.seq += 1;
-        let header = Header { client: IWCM, op: op as u16, seq: self.seq };
+        let header = Header { client: IWCM, op, seq: self.seq };
         self.engine.kernel(Incoming::Message(header, message), self.now);
         self.act()
     }
@@ -136,7 +136,7 @@ impl World {
 fn read(bytes: &[u8]) -> Out {
     let kind = u16::from_ne_bytes([bytes[4], bytes[5]]);
     assert_eq!(bytes[12..16], 77u32.to_ne_bytes());
-    let (client, op) = ((kind >> 10) as u8, u32::from(kind & 0x3ff));
+    let (client, op) = ((kind >> 10) as u8, kind & 0x3ff);
     if op == RDMA_NL_IWPM_HANDLE_ERR {
         let number = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         return Out::Error { seq: number(20), code: number(28) as u16 };
@@ -144,8 +144,8 @@ fn read(bytes: &[u8]) -> Out {
     Out::Answer { client, op, values: bytes[16..].to_vec() }
 }
 
-fn answer(op: u32, values: &[Value<'_>]) -> Out {
-    let header = Header { client: IWCM, op: op as u16, seq: 0 };
+fn answer(op: u16, values: &[Value<'_>]) -> Out {
+    let header = Header { client: IWCM, op, seq: 0 };
     Out::Answer { client: IWCM, op, values: netlink::emit(header, 0, values)[16..].to_vec() }
 }
 
@@ -214,10 +214,10 @@ fn unregistered_clients_and_other_libraries_are_rejected() {
     world.register();
     let message = KernelMessage::Register { interface: b"e".into(), device: b"d".into(), library: b"other".into() };
     assert_eq!(world.kernel_sends(RDMA_NL_IWPM_REG_PID, message), [error(4, ErrorCode::UserLibrary)]);
-    let header = Header { client: 2, op: RDMA_NL_IWPM_ADD_MAPPING as u16, seq: 5 };
+    let header = Header { client: 2, op: RDMA_NL_IWPM_ADD_MAPPING, seq: 5 };
     world.engine.kernel(Incoming::Malformed(header), 0);
     assert_eq!(world.act(), [error(5, ErrorCode::InvalidMessage)]);
-    world.engine.kernel(Incoming::Malformed(Header { op: RDMA_NL_IWPM_HANDLE_ERR as u16, ..header }), 0);
+    world.engine.kernel(Incoming::Malformed(Header { op: RDMA_NL_IWPM_HANDLE_ERR, ..header }), 0);
     assert_eq!(world.act(), []);
 }
 
@@ -281,7 +281,7 @@ fn sequence_numbers_stay_ahead() {
     world.register();
     let mut last = 0;
     for seen in [5u32, 1_000_000, u32::MAX - 3, 2] {
-        let header = Header { client: IWCM, op: RDMA_NL_IWPM_ADD_MAPPING as u16, seq: seen };
+        let header = Header { client: IWCM, op: RDMA_NL_IWPM_ADD_MAPPING, seq: seen };
         world.engine.kernel(Incoming::Malformed(header), 0);
         let Some(Action::Log(..)) = world.engine.action() else { panic!("no log") };
         let Some(Action::Kernel(bytes)) = world.engine.action() else { panic!("no answer") };

@@ -10,4 +10,5 @@ pub mod engine;
 pub mod mappings;
 pub mod netlink;
 pub mod requests;
+pub mod uapi;
 pub mod wire;

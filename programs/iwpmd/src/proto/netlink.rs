@@ -4,15 +4,14 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-use netlink_packet_core::{NLM_F_REQUEST, NLMSG_ERROR, NetlinkBuffer, NlasIterator};
+use base::netlink::{self, MESSAGE_HEADER, Message, Messages};
 
-use rdmacm_core::sys::nlmsg::{self, ALIGNMENT, ATTRIBUTE_HEADER, MESSAGE_HEADER};
-use rdmacm_core::sys::uapi::*;
+use super::uapi::*;
 
 /// Protocol version of kernels that support `HELLO`.
-pub const VERSION: u16 = IWPM_UABI_VERSION as u16;
+pub const VERSION: u16 = IWPM_UABI_VERSION;
 /// Protocol version of kernels that do not support `HELLO`: messages have no flags.
-pub const VERSION_MIN: u16 = IWPM_UABI_VERSION_MIN as u16;
+pub const VERSION_MIN: u16 = IWPM_UABI_VERSION_MIN;
 /// The name by which the kernel knows port mappers.
 pub const LIBRARY: &[u8] = b"iWarpPortMapperUser";
 
@@ -23,7 +22,7 @@ const ADDRESS_SIZE: usize = 128;
 /// Maximum size of a name, including its NUL.
 const MAX_NAME: usize = 64;
 /// The largest number of attributes in a message.
-const MAX_ATTRIBUTES: usize = IWPM_NLA_RQUERY_MAPPING_MAX as usize;
+const MAX_ATTRIBUTES: usize = IWPM_NLA_RQUERY_MAPPING_MAX;
 
 /// Error codes of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,35 +122,13 @@ pub enum Incoming<'a> {
 
 /// Returns the messages in a datagram of the kernel, except netlink control messages that are not
 /// errors.
-pub fn messages(datagram: &[u8]) -> Messages<'_> {
-    Messages { rest: datagram }
+pub fn messages(datagram: &[u8]) -> impl Iterator<Item = Incoming<'_>> {
+    Messages::new(datagram).filter_map(read)
 }
 
-/// See [`messages`].
-#[derive(Clone, Debug)]
-pub struct Messages<'a> {
-    rest: &'a [u8],
-}
-
-impl<'a> Iterator for Messages<'a> {
-    type Item = Incoming<'a>;
-
-    fn next(&mut self) -> Option<Incoming<'a>> {
-        loop {
-            let message = NetlinkBuffer::new_checked(self.rest).ok()?;
-            let length = message.length() as usize;
-            let now = self.rest;
-            self.rest = now.get(length.next_multiple_of(ALIGNMENT)..).unwrap_or_default();
-            if let Some(incoming) = read(&message, now.get(MESSAGE_HEADER..length)?) {
-                return Some(incoming);
-            }
-        }
-    }
-}
-
-fn read<'a>(message: &NetlinkBuffer<&'a [u8]>, payload: &'a [u8]) -> Option<Incoming<'a>> {
-    let kind = message.message_type();
-    if kind == NLMSG_ERROR {
+fn read(message: Message<'_>) -> Option<Incoming<'_>> {
+    let (kind, payload) = (message.kind, message.payload);
+    if i32::from(kind) == libc::NLMSG_ERROR {
         let (code, message) = payload.split_first_chunk()?;
         let errno = i32::from_ne_bytes(*code).checked_neg().filter(|&errno| errno > 0)?;
         return Some(Incoming::Failed { errno, message });
@@ -159,7 +136,7 @@ fn read<'a>(message: &NetlinkBuffer<&'a [u8]>, payload: &'a [u8]) -> Option<Inco
     if kind < OWN_TYPES {
         return None;
     }
-    let header = Header { client: (kind >> 10) as u8, op: kind & 0x3ff, seq: message.sequence_number() };
+    let header = Header { client: (kind >> 10) as u8, op: kind & 0x3ff, seq: message.sequence };
     Some(match Attributes::read(payload).and_then(|attributes| attributes.message(header.op)) {
         Some(message) => Incoming::Message(header, message),
         None => Incoming::Malformed(header),
@@ -168,7 +145,7 @@ fn read<'a>(message: &NetlinkBuffer<&'a [u8]>, payload: &'a [u8]) -> Option<Inco
 
 /// Returns whether `message`, for which the kernel returned an error, is the port mapper's `HELLO`.
 pub fn is_hello(message: &[u8]) -> bool {
-    message.get(4..6).is_some_and(|kind| u16::from_ne_bytes([kind[0], kind[1]]) & 0x3ff == RDMA_NL_IWPM_HELLO as u16)
+    message.get(4..6).is_some_and(|kind| u16::from_ne_bytes([kind[0], kind[1]]) & 0x3ff == RDMA_NL_IWPM_HELLO)
 }
 
 /// Attributes by number. Unknown ones are ignored.
@@ -177,13 +154,9 @@ struct Attributes<'a>([Option<&'a [u8]>; MAX_ATTRIBUTES]);
 impl<'a> Attributes<'a> {
     fn read(payload: &'a [u8]) -> Option<Attributes<'a>> {
         let mut found = Attributes([None; MAX_ATTRIBUTES]);
-        let mut at = 0;
-        for attribute in NlasIterator::new(payload) {
-            let attribute = attribute.ok()?;
-            let length = usize::from(attribute.length());
-            let value = payload.get(at + ATTRIBUTE_HEADER..at + length)?;
-            at += length.next_multiple_of(ALIGNMENT);
-            if let Some(slot) = found.0.get_mut(usize::from(attribute.kind())) {
+        for attribute in netlink::Attributes::new(payload) {
+            let (kind, value) = attribute.ok()?;
+            if let Some(slot) = found.0.get_mut(usize::from(kind)) {
                 *slot = Some(value);
             }
         }
@@ -191,7 +164,7 @@ impl<'a> Attributes<'a> {
     }
 
     fn message(&self, op: u16) -> Option<KernelMessage> {
-        Some(match u32::from(op) {
+        Some(match op {
             RDMA_NL_IWPM_HELLO => KernelMessage::Hello(self.u16(IWPM_NLA_HELLO_ABI_VERSION)?),
             RDMA_NL_IWPM_REG_PID => KernelMessage::Register {
                 interface: self.text(IWPM_NLA_REG_IF_NAME)?,
@@ -219,30 +192,30 @@ impl<'a> Attributes<'a> {
         })
     }
 
-    fn get(&self, kind: u32) -> Option<&'a [u8]> {
-        self.0.get(kind as usize).copied().flatten()
+    fn get(&self, kind: u16) -> Option<&'a [u8]> {
+        self.0.get(usize::from(kind)).copied().flatten()
     }
 
-    fn u16(&self, kind: u32) -> Option<u16> {
+    fn u16(&self, kind: u16) -> Option<u16> {
         self.get(kind)?.try_into().ok().map(u16::from_ne_bytes)
     }
 
-    fn u32(&self, kind: u32) -> Option<u32> {
+    fn u32(&self, kind: u16) -> Option<u32> {
         self.get(kind)?.try_into().ok().map(u32::from_ne_bytes)
     }
 
     /// The flags, which messages of protocol version 3 lack.
-    fn flags(&self, kind: u32) -> Option<u32> {
+    fn flags(&self, kind: u16) -> Option<u32> {
         if self.get(kind).is_none() { Some(0) } else { self.u32(kind) }
     }
 
     /// A string, with or without a terminating NUL.
-    fn text(&self, kind: u32) -> Option<Vec<u8>> {
+    fn text(&self, kind: u16) -> Option<Vec<u8>> {
         let text = self.get(kind)?.split(|&byte| byte == 0).next()?;
         (!text.is_empty() && text.len() < MAX_NAME).then(|| text.to_vec())
     }
 
-    fn address(&self, kind: u32) -> Option<SocketAddr> {
+    fn address(&self, kind: u16) -> Option<SocketAddr> {
         parse_address(self.get(kind)?)
     }
 }
@@ -299,22 +272,16 @@ pub fn emit(header: Header, pid: u32, values: &[Value<'_>]) -> Vec<u8> {
     let mut bytes = vec![0; MESSAGE_HEADER];
     for (kind, value) in (1u16..).zip(values) {
         match value {
-            Value::U16(number) => put(&mut bytes, kind, &number.to_ne_bytes()),
-            Value::U32(number) => put(&mut bytes, kind, &number.to_ne_bytes()),
-            Value::Text(text) => put(&mut bytes, kind, &[text, &b"\0"[..]].concat()),
-            Value::Address(address) => put(&mut bytes, kind, &emit_address(address)),
+            Value::U16(number) => netlink::push_attribute(&mut bytes, kind, &number.to_ne_bytes()),
+            Value::U32(number) => netlink::push_attribute(&mut bytes, kind, &number.to_ne_bytes()),
+            Value::Text(text) => netlink::push_attribute(&mut bytes, kind, &[text, &b"\0"[..]].concat()),
+            Value::Address(address) => netlink::push_attribute(&mut bytes, kind, &emit_address(address)),
         }
     }
     let kind = u16::from(header.client) << 10 | header.op;
     // In answers, too: the kernel ignores other messages.
-    nlmsg::write_header(&mut bytes, kind, NLM_F_REQUEST, header.seq, pid);
+    netlink::write_header(&mut bytes, kind, libc::NLM_F_REQUEST as u16, header.seq, pid);
     bytes
-}
-
-fn put(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
-    let at = bytes.len();
-    bytes.resize(at + nlmsg::attribute_size(value.len()), 0);
-    nlmsg::write_attribute(&mut bytes[at..], kind, value);
 }
 
 #[cfg(test)]

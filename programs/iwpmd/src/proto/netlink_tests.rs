@@ -2,10 +2,10 @@ use proptest::prelude::*;
 
 use super::*;
 
-const IWCM: u8 = RDMA_NL_IWCM as u8;
+const IWCM: u8 = RDMA_NL_IWCM;
 
-fn header(op: u32) -> Header {
-    Header { client: IWCM, op: op as u16, seq: 7 }
+fn header(op: u16) -> Header {
+    Header { client: IWCM, op, seq: 7 }
 }
 
 fn address(text: &str) -> SocketAddr {
@@ -19,7 +19,7 @@ fn one(datagram: &[u8]) -> Option<Incoming<'_>> {
     first
 }
 
-fn requests() -> Vec<(u32, Vec<Value<'static>>, KernelMessage)> {
+fn requests() -> Vec<(u16, Vec<Value<'static>>, KernelMessage)> {
     let (v4, v6) = (address("10.1.2.3:7174"), address("[fe80::1%5]:9"));
     let seq = Value::U32(7);
     vec![
@@ -90,7 +90,7 @@ fn truncated_messages_are_none_or_malformed() {
 fn wrong_attributes_are_malformed() {
     let v4 = address("10.1.2.3:7174");
     let mut family = emit(header(RDMA_NL_IWPM_REMOVE_MAPPING), 0, &[Value::U32(7), Value::Address(v4)]);
-    family[MESSAGE_HEADER + 8 + ATTRIBUTE_HEADER] = 27;
+    family[MESSAGE_HEADER + 8 + netlink::ATTRIBUTE_HEADER] = 27;
     for bytes in [
         family,
         emit(header(RDMA_NL_IWPM_ADD_MAPPING), 0, &[Value::U32(7), Value::Text(b"\x02\0abcdef")]),
@@ -134,7 +134,7 @@ proptest! {
 
     #[test]
     fn any_attributes_are_parsed_safely(op in 0u16..12, bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-        let mut message = emit(header(u32::from(op)), 0, &[]);
+        let mut message = emit(header(op), 0, &[]);
         message.extend(&bytes);
         let length = message.len() as u32;
         message[..4].copy_from_slice(&length.to_ne_bytes());

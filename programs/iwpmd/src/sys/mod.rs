@@ -1,5 +1,4 @@
-//! The daemon's contact with the operating system: sockets, signals, capabilities, timers, the log.
+//! The daemon's contact with the operating system: sockets, signals, capabilities.
 
 pub mod process;
 pub mod sockets;
-pub mod timer;

@@ -1,11 +1,16 @@
-//! System calls of a daemon: session, signals as events, capabilities, the system log.
+//! System calls of a daemon: session, signals as events, capabilities.
 
-use std::ffi::{CStr, CString, c_int};
-use std::mem::zeroed;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::ptr;
+use std::ffi::c_int;
 
-use rdmacm_core::{Errno, Result};
+use nix::Result;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::prctl;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::stat::Mode;
+use nix::unistd;
 
 /// Number of the capability to bind ports below 1024 (`linux/capability.h`).
 pub const CAP_NET_BIND_SERVICE: u32 = 10;
@@ -13,96 +18,45 @@ pub const CAP_NET_BIND_SERVICE: u32 = 10;
 pub const CAP_NET_ADMIN: u32 = 12;
 const LAST_CAPABILITY: u32 = 63;
 
-fn check(result: c_int) -> Result<c_int> {
-    if result < 0 { Err(Errno::last()) } else { Ok(result) }
-}
-
-/// Signals that are read from a descriptor instead of interrupting the process.
-#[derive(Debug)]
-pub struct Signals(OwnedFd);
-
-impl Signals {
-    /// Blocks `signals` in the calling thread and in those that it starts, so that they can be
-    /// read.
-    pub fn block(signals: &[c_int]) -> Result<Signals> {
-        // SAFETY: all zeros are a valid value.
-        let mut set: libc::sigset_t = unsafe { zeroed() };
-        // SAFETY: `set` is a local value, and the old mask is not requested.
-        unsafe {
-            libc::sigemptyset(&raw mut set);
-            for &signal in signals {
-                libc::sigaddset(&raw mut set, signal);
-            }
-            if libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) != 0 {
-                return Err(Errno::EINVAL);
-            }
-            for &signal in signals {
-                // A signal that was ignored at the start (nohup) would not arrive. It is blocked,
-                // so its default action does not apply.
-                libc::signal(signal, libc::SIG_DFL);
-            }
-            let fd = check(libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
-            Ok(Signals(OwnedFd::from_raw_fd(fd)))
-        }
+/// Blocks `signals` in the calling thread and in those that it starts, so that they can be read
+/// from a descriptor.
+pub fn block(signals: &[Signal]) -> Result<SignalFd> {
+    let set: SigSet = signals.iter().copied().collect();
+    set.thread_block()?;
+    for &number in signals {
+        // A signal that was ignored at the start (nohup) would not arrive. It is blocked, so its
+        // default action does not apply.
+        // SAFETY: no handler.
+        unsafe { signal(number, SigHandler::SigDfl) }?;
     }
-
-    /// Returns the next pending signal.
-    pub fn next(&self) -> Option<c_int> {
-        // SAFETY: all zeros are a valid value.
-        let mut record: libc::signalfd_siginfo = unsafe { zeroed() };
-        let size = size_of::<libc::signalfd_siginfo>();
-        // SAFETY: the record is writable for its size.
-        let got = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut record).cast(), size) };
-        (got == size as isize).then_some(record.ssi_signo as c_int)
-    }
-}
-
-impl AsRawFd for Signals {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
+    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
 /// fork(2) of a process with a single thread. Returns true in the child.
 pub fn fork() -> Result<bool> {
     // SAFETY: the process has a single thread, so the child may call any function.
-    Ok(check(unsafe { libc::fork() })? == 0)
+    Ok(unsafe { unistd::fork() }?.is_child())
 }
 
 /// Leaves the session and the working directory of the parent.
 pub fn detach() -> Result<()> {
-    // SAFETY: the only pointer is a constant string.
-    unsafe {
-        check(libc::setsid())?;
-        check(libc::chdir(c"/".as_ptr()))?;
-    }
-    Ok(())
+    unistd::setsid()?;
+    unistd::chdir("/")
 }
 
 /// Redirects standard input, output and error to /dev/null.
 pub fn redirect_stdio() -> Result<()> {
-    // SAFETY: a constant path; a daemon may replace its standard descriptors.
-    unsafe {
-        let null = check(libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC))?;
-        for fd in 0..=2 {
-            check(libc::dup2(null, fd))?;
-        }
-        libc::close(null);
-    }
-    Ok(())
+    let null = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())?;
+    unistd::dup2_stdin(&null)?;
+    unistd::dup2_stdout(&null)?;
+    unistd::dup2_stderr(&null)
 }
 
 /// Raises the limit of descriptors (RLIMIT_NOFILE) to its hard limit. Returns the limit.
 pub fn raise_descriptor_limit() -> usize {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is readable and writable.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-        }
-    }
-    rdmacm_core::sys::event::descriptor_limit()
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or_default();
+    let limit = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_or(soft, |()| hard);
+    usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
 /// Makes malloc(3) return large blocks to the kernel when they are freed. By default the first such
@@ -138,6 +92,7 @@ pub fn keep_capabilities(keep: &[u32]) -> Result<()> {
     let kept = |number: u32| keep.contains(&number);
     let mut header = CapHeader { version: CAP_VERSION_3, pid: 0 };
     let mut sets = [CapData::default(); 2];
+    prctl::set_no_new_privs()?;
     // SAFETY: version 3 has one header and two sets, which are local values. The other calls have
     // no pointers. Those for the bounding set fail for unknown capabilities and without
     // CAP_SETPCAP, which does no harm: the daemon executes no program.
@@ -146,20 +101,14 @@ pub fn keep_capabilities(keep: &[u32]) -> Result<()> {
             libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0);
         }
         libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
-        check(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))?;
-        if libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()) != 0 {
-            return Err(Errno::last());
-        }
+        Errno::result(libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()))?;
         for (word, set) in (0u32..).zip(&mut sets) {
             let mask = (0..32).filter(|bit| kept(word * 32 + bit)).fold(0, |mask, bit| mask | 1 << bit);
             let permitted = set.permitted & mask;
             *set = CapData { effective: permitted, permitted, inheritable: 0 };
         }
-        if libc::syscall(libc::SYS_capset, &raw mut header, sets.as_ptr()) != 0 {
-            return Err(Errno::last());
-        }
+        Errno::result(libc::syscall(libc::SYS_capset, &raw mut header, sets.as_ptr())).map(drop)
     }
-    Ok(())
 }
 
 /// Returns 64 random bits.
@@ -174,34 +123,18 @@ pub fn random() -> u64 {
     }
 }
 
-/// A level of syslog(3).
-pub type Priority = c_int;
-
-/// Opens the system log for a daemon of this name.
-pub fn open_log(name: &'static CStr) {
-    // SAFETY: the string lives as long as the process.
-    unsafe { libc::openlog(name.as_ptr(), libc::LOG_PID, libc::LOG_DAEMON) };
-}
-
-/// Writes a line to the system log.
-pub fn log(priority: Priority, line: &str) {
-    let line = CString::new(line.replace('\0', "")).unwrap_or_default();
-    // SAFETY: two C strings, the first a format with one %s.
-    unsafe { libc::syslog(priority, c"%s".as_ptr(), line.as_ptr()) };
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_signal_is_read_once() {
-        let signals = Signals::block(&[libc::SIGUSR2]).unwrap();
-        assert_eq!(signals.next(), None);
+        let signals = block(&[Signal::SIGUSR2]).unwrap();
+        let next = || signals.read_signal().unwrap().map(|record| record.ssi_signo as c_int);
+        assert_eq!(next(), None);
         // SAFETY: the signal is blocked in this thread.
         unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR2) };
-        assert_eq!(signals.next(), Some(libc::SIGUSR2));
-        assert_eq!(signals.next(), None);
+        assert_eq!((next(), next()), (Some(libc::SIGUSR2), None));
     }
 
     #[test]

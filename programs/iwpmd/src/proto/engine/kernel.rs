@@ -8,8 +8,9 @@ use crate::proto::netlink::{
     ErrorCode, Header, Incoming, KernelMessage, LIBRARY, VERSION, VERSION_MIN, Value, is_hello,
 };
 use crate::proto::requests::Query;
-use rdmacm_core::sys::uapi::*;
-use rdmacm_core::{Errno, Result};
+use crate::proto::uapi::*;
+use nix::Result;
+use nix::errno::Errno;
 
 const NO_PORT_MAP: u32 = IWPM_FLAGS_NO_PORT_MAP;
 
@@ -32,7 +33,7 @@ impl Engine {
     /// Greets the kernel, which answers with its protocol version.
     pub fn start(&mut self) {
         // The first message has sequence number 0.
-        let header = Header { client: IWCM, op: RDMA_NL_IWPM_HELLO as u16, seq: 0 };
+        let header = Header { client: IWCM, op: RDMA_NL_IWPM_HELLO, seq: 0 };
         let hello = crate::proto::netlink::emit(header, self.pid, &[Value::U16(VERSION)]);
         self.actions.push_back(Action::Kernel(hello));
     }
@@ -49,7 +50,7 @@ impl Engine {
                 self.log(Level::Warning, format!("a message of the kernel cannot be read: operation {}", header.op));
                 // The kernel waits for answers to these only.
                 let answered = [RDMA_NL_IWPM_REG_PID, RDMA_NL_IWPM_ADD_MAPPING, RDMA_NL_IWPM_QUERY_MAPPING];
-                if answered.contains(&u32::from(header.op)) {
+                if answered.contains(&header.op) {
                     self.error(header, ErrorCode::InvalidMessage);
                 }
             }
@@ -97,7 +98,7 @@ impl Engine {
             self.version = VERSION_MIN;
             self.list(now);
         } else {
-            self.log(Level::Info, format!("the kernel refuses a message: {}", Errno::new(errno)));
+            self.log(Level::Info, format!("the kernel refuses a message: {}", Errno::from_raw(errno)));
         }
     }
 
@@ -271,7 +272,7 @@ impl Engine {
 
     /// Rejects a request. A kernel of version 4 will still remove the mapping that it did not get.
     pub(super) fn refuse(&mut self, header: Header, local: SocketAddr, code: ErrorCode) {
-        let waits_for_answer = u32::from(header.op) != RDMA_NL_IWPM_MAPINFO;
+        let waits_for_answer = header.op != RDMA_NL_IWPM_MAPINFO;
         if let Some(mapping) = self.mappings.get_mut(key(&local))
             && mapping.owner == header.client
             && self.version > VERSION_MIN

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use super::{Engine, IWCM, Level};
 use crate::proto::mappings::Mapping;
 use crate::proto::netlink::{Header, LIBRARY, VERSION_MIN, Value};
-use rdmacm_core::sys::uapi::{RDMA_NL_IWPM_MAPINFO, RDMA_NL_IWPM_MAPINFO_NUM};
+use crate::proto::uapi::{RDMA_NL_IWPM_MAPINFO, RDMA_NL_IWPM_MAPINFO_NUM};
 
 /// Minimum time between two lists in milliseconds, because a list can cause an overrun itself.
 const MIN_INTERVAL_MS: u64 = 1000;

@@ -1,14 +1,13 @@
 //! Messages of other hosts: requests, and answers to queries.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use super::{Action, Engine, Level, Socket};
 use crate::proto::mappings::key;
 use crate::proto::netlink::{ErrorCode, Value};
 use crate::proto::requests::{Due, Query, Recorded};
+use crate::proto::uapi::{RDMA_NL_IWPM_QUERY_MAPPING, RDMA_NL_IWPM_REMOTE_INFO};
 use crate::proto::wire::{Kind, Message, Peer};
-use rdmacm_core::sys::sockaddr::with_port;
-use rdmacm_core::sys::uapi::{RDMA_NL_IWPM_QUERY_MAPPING, RDMA_NL_IWPM_REMOTE_INFO};
 
 impl Engine {
     /// Handles a datagram received by one of the UDP sockets. `to` is the local address that it was
@@ -144,5 +143,10 @@ impl Engine {
 
 /// Returns a peer's address for the kernel, with the scope of `like` if it is link-local.
 fn address(peer: Peer, like: SocketAddr) -> SocketAddr {
-    with_port(peer.ip, peer.port, &like)
+    match (peer.ip, like) {
+        (IpAddr::V6(ip), SocketAddr::V6(like)) if ip.is_unicast_link_local() => {
+            SocketAddrV6::new(ip, peer.port, 0, like.scope_id()).into()
+        }
+        _ => SocketAddr::new(peer.ip, peer.port),
+    }
 }

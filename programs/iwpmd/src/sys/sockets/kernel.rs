@@ -1,13 +1,16 @@
 //! The netlink socket of the port mapper.
 
-use std::ffi::{c_int, c_void};
-use std::mem::zeroed;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::ffi::c_int;
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use libc::{sockaddr_nl, socklen_t};
+use nix::Result;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockProtocol, SockType, SockaddrStorage, bind, getsockname, getsockopt,
+    recvmsg, send, setsockopt, sockopt,
+};
 
-use super::{local_address, new, set};
-use rdmacm_core::{Errno, Result};
+use super::open;
 
 /// Multicast groups of RDMA netlink for port mappers: the current one, and that of older kernels.
 const GROUPS: u32 = 3;
@@ -37,27 +40,15 @@ pub struct KernelSocket {
 impl KernelSocket {
     /// A NETLINK_RDMA socket that receives the messages for port mappers. Needs CAP_NET_ADMIN.
     pub fn netlink() -> Result<KernelSocket> {
-        let socket = new(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_RDMA)?;
-        // SAFETY: all zeros are a valid value.
-        let mut address: sockaddr_nl = unsafe { zeroed() };
-        address.nl_family = libc::AF_NETLINK as _;
-        address.nl_groups = GROUPS;
-        let size = size_of::<sockaddr_nl>() as socklen_t;
-        // SAFETY: the address is readable for its size.
-        if unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) } != 0 {
-            return Err(Errno::last());
-        }
+        let socket = open(AddressFamily::Netlink, SockType::Raw, Some(SockProtocol::NetlinkRDMA))?;
+        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUPS))?;
         KernelSocket::from_fd(socket)
     }
 
     /// Uses an open descriptor.
     pub fn from_fd(socket: OwnedFd) -> Result<KernelSocket> {
-        let storage = local_address(&socket)?;
-        let pid = (c_int::from(storage.ss_family) == libc::AF_NETLINK).then(|| {
-            // SAFETY: the storage is initialised as a whole and has an address of this family.
-            unsafe { (&raw const storage).cast::<sockaddr_nl>().read() }.nl_pid
-        });
-        Ok(KernelSocket { socket, pid })
+        let address: SockaddrStorage = getsockname(socket.as_raw_fd())?;
+        Ok(KernelSocket { pid: address.as_netlink_addr().map(NetlinkAddr::pid), socket })
     }
 
     /// Returns the port mapper's netlink port.
@@ -68,33 +59,23 @@ impl KernelSocket {
     /// Sets the size of the receive buffer, beyond the system's limit with CAP_NET_ADMIN. Returns
     /// the size that the kernel has set.
     pub fn set_receive_buffer(&self, bytes: u32) -> Result<u32> {
-        let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
-        set(&self.socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)
-            .or_else(|_| set(&self.socket, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes))?;
-        let (mut room, mut size): (c_int, socklen_t) = (0, size_of::<c_int>() as socklen_t);
-        let fd = self.socket.as_raw_fd();
-        // SAFETY: the room is writable for its size.
-        let got = unsafe {
-            libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, (&raw mut room).cast::<c_void>(), &raw mut size)
-        };
+        let bytes = bytes.min(c_int::MAX as u32) as usize;
+        setsockopt(&self.socket, sockopt::RcvBufForce, &bytes)
+            .or_else(|_| setsockopt(&self.socket, sockopt::RcvBuf, &bytes))?;
         // The kernel reports twice the size, which includes its own overhead.
-        if got == 0 { Ok(room as u32 / 2) } else { Err(Errno::last()) }
+        Ok(getsockopt(&self.socket, sockopt::RcvBuf)? as u32 / 2)
     }
 
     /// Receives a datagram. Fails with EAGAIN if there is none.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Received> {
-        // SAFETY: all zeros are a valid value.
-        let mut from: sockaddr_nl = unsafe { zeroed() };
-        let mut length = size_of::<sockaddr_nl>() as socklen_t;
-        let (fd, room) = (self.socket.as_raw_fd(), buffer.len());
-        let (to, flags) = (buffer.as_mut_ptr().cast(), libc::MSG_TRUNC | libc::MSG_DONTWAIT);
-        // SAFETY: buffer and address are writable for their lengths.
-        let got = unsafe { libc::recvfrom(fd, to, room, flags, (&raw mut from).cast(), &raw mut length) };
-        let got = usize::try_from(got).map_err(|_| Errno::last())?;
+        let (room, mut parts) = (buffer.len(), [IoSliceMut::new(buffer)]);
+        let flags = MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT;
+        let message = recvmsg::<NetlinkAddr>(self.socket.as_raw_fd(), &mut parts, None, flags)?;
         // Any process can send to a netlink socket. The kernel's port is 0.
-        if self.pid.is_some() && (from.nl_pid != 0 || (length as usize) < size_of::<sockaddr_nl>()) {
+        if self.pid.is_some() && message.address.is_none_or(|from| from.pid() != 0) {
             return Ok(Received::OtherSender);
         }
+        let got = message.bytes;
         Ok(match got {
             0 => Received::Closed,
             _ if got > room => Received::Truncated(got),
@@ -104,23 +85,22 @@ impl KernelSocket {
 
     /// Sends a message to the kernel.
     pub fn send(&self, bytes: &[u8]) -> Result<()> {
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-        // SAFETY: the bytes are readable; what a netlink socket sends goes to the kernel, if it is
-        // not connected.
-        let sent = unsafe { libc::send(self.socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
-        if sent < 0 { Err(Errno::last()) } else { Ok(()) }
+        // What a netlink socket sends goes to the kernel, if it is not connected.
+        send(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT).map(drop)
     }
 }
 
-impl AsRawFd for KernelSocket {
-    fn as_raw_fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
+impl AsFd for KernelSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixDatagram;
+
+    use nix::errno::Errno;
 
     use super::*;
 

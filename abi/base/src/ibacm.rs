@@ -3,7 +3,6 @@
 //!
 //! librdmacm asks ibacm for paths, and rdmacm-doctor whether ibacm answers. What they do with the
 //! records of an answer is theirs.
-#![no_std]
 #![forbid(unsafe_code)]
 
 use core::fmt;

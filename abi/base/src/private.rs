@@ -1,15 +1,8 @@
 //! What librdmacm and librspreload agree on beside the public interface: options of a private level
 //! of `rgetsockopt` and `rsetsockopt`. The reference's library rejects that level, and librspreload
 //! then goes without.
-#![no_std]
 
 use core::sync::atomic::{AtomicU64, Ordering};
-
-pub mod auto_config;
-pub mod netlink;
-pub mod preload_rules;
-pub mod raised_limit;
-pub mod socket_table;
 
 /// Lowest number of the library's descriptors in a process with these limits (RLIMIT_NOFILE).
 /// Numbers from the soft limit on are none of the program's. If the hard limit has no room for them
