@@ -157,6 +157,11 @@ pub fn has_unread(inner: c_int) -> bool {
 /// Closes an rsocket to which no number refers: its peer sees a reset, not an end in order.
 pub fn reset(inner: c_int) {
     reset_when_closed(inner);
+    close(inner);
+}
+
+/// Closes one.
+pub fn close(inner: c_int) {
     errno::keeping(|| rsocket_abi::rclose(inner));
 }
 

@@ -27,7 +27,7 @@ use crate::table::{Entry, Kind};
 use crate::thread::{CancelDisabled, with_cleanup, without_cancel};
 use crate::thread::{Lock, SignalsBlocked};
 use crate::transition::Moving;
-use crate::{config, errno, next_symbol, open_fds, process, rsocket, rsocket_abi, table, tcp, transition};
+use crate::{config, errno, next_symbol, open_fds, process, rsocket, table, tcp, transition};
 
 /// connect(2).
 ///
@@ -56,11 +56,6 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
             result
         }
     }
-}
-
-/// The end of the time that SO_SNDTIMEO gives to a connect(2) that begins now.
-fn send_limit(fd: c_int) -> Option<Deadline> {
-    Some(tcp::timeout(fd, libc::SO_SNDTIMEO)).filter(|&timeout| timeout > 0).map(Deadline::after)
 }
 
 /// Makes a call with what is left of SO_SNDTIMEO.
@@ -95,10 +90,7 @@ fn by_rdma(
         // What the socket is need not be asked.
         return Err(None);
     }
-    if !route::is_candidate(fd, to.family()) || is_connected(fd) {
-        return Err(None);
-    }
-    if !has_address(fd, given, to) {
+    if !route::is_candidate(fd, to.family()) || is_connected(fd) || !has_address(fd, given, to) {
         return Err(None);
     }
     log::problems();
@@ -118,27 +110,28 @@ fn by_rdma(
         return Err(Some(Reason::Ring));
     }
     let is_blocking = tcp::is_blocking(fd);
-    *limit = if is_blocking { send_limit(fd) } else { None };
+    let timeout = if is_blocking { tcp::timeout(fd, libc::SO_SNDTIMEO) } else { -1 };
+    *limit = (timeout > 0).then(|| Deadline::after(timeout));
     let inner = begin(fd, to)?;
     let ended = if is_blocking {
-        cancel.allow(|| give_up(inner), || wait(inner, to, limit.as_ref()))
+        cancel.allow(|| rsocket::close(inner), || wait(inner, to, limit.as_ref()))
     } else {
-        match submit(fd, inner, to, &deadline()) {
+        match submit(fd, inner, to, &Deadline::after(config::timeout())) {
             Ok(()) => return Ok(Some(EINPROGRESS)),
             Err(reason) => cancel_for(inner, reason),
         }
     };
     if let Err(reason) = ended {
-        give_up(inner);
+        rsocket::close(inner);
         return Err(Some(reason));
     }
     report_success(inner, to);
     // Otherwise an instance would report the kernel's socket, which is not connected.
     members::leave(fd);
-    let connected = transition::become_rsocket(fd, fd, None, inner);
+    let connected = transition::become_rsocket(fd, fd, None, inner, transition::AUTO);
     members::join(fd);
     if !connected {
-        give_up(inner);
+        rsocket::close(inner);
         return Err(Some(Reason::Busy));
     }
     log::connection(fd, to, "RDMA", Reason::Connected);
@@ -195,7 +188,7 @@ fn in_family(own: &Name, to: &Name) -> Name {
 /// TCP. A signal does not end it.
 pub fn wait(inner: c_int, to: &Name, limit: Option<&Deadline>) -> Result<(), Reason> {
     let mut fds = [pollfd { fd: inner, events: POLLOUT, revents: 0 }];
-    let end = deadline();
+    let end = Deadline::after(config::timeout());
     let half = limit.map(|limit| Deadline::after((limit.left() / 2).max(1)));
     match half.filter(|half| half.left() < end.left()) {
         None if tcp::poll(&mut fds, &end) => result(inner, to),
@@ -223,7 +216,7 @@ pub fn cancel_for(inner: c_int, reason: Reason) -> Result<(), Reason> {
 
 /// The result of an attempt that has ended.
 pub fn result(inner: c_int, to: &Name) -> Result<(), Reason> {
-    match error_of(inner) {
+    match rdma::get::<c_int>(inner, (SOL_SOCKET, libc::SO_ERROR)).map_or_else(errno::get, |(error, _)| error) {
         0 if rdma::peer(inner).is_some() => Ok(()),
         0 => Err(ended(to, ECONNREFUSED)),
         error => Err(ended(to, error)),
@@ -233,10 +226,6 @@ pub fn result(inner: c_int, to: &Name) -> Result<(), Reason> {
 /// The program's connect(2) returns the success of an attempt: the next one fails with `EISCONN`.
 pub fn report_success(inner: c_int, to: &Name) {
     errno::keeping(|| rdma::connect(inner, to));
-}
-
-fn error_of(inner: c_int) -> c_int {
-    rdma::get::<c_int>(inner, (SOL_SOCKET, libc::SO_ERROR)).map_or_else(errno::get, |(error, _)| error)
 }
 
 /// An attempt has failed: why, and what is remembered. That nobody listens is remembered when TCP
@@ -270,16 +259,6 @@ pub fn accepted_by_tcp(to: &Name, reason: Reason) {
 /// known yet. Clients that try again and again until a server listens find it by RDMA soon.
 pub fn rejected(to: &Name) {
     route::remember_for(REJECTED_SECONDS, Subject::Port(to.address(), to.number()), Outcome::Rejected);
-}
-
-/// The end of an attempt that begins now.
-pub fn deadline() -> Deadline {
-    Deadline::after(config::timeout())
-}
-
-/// Ends an attempt: the peer's connection manager is told.
-pub fn give_up(inner: c_int) {
-    errno::keeping(|| rsocket_abi::rclose(inner));
 }
 
 /// The most attempts of a process at a time.
@@ -337,10 +316,6 @@ impl Attempt {
     /// Takes the slot from those that would do so from the same state.
     fn claim(&self, from: u32) -> bool {
         self.state.compare_exchange(from, CLAIMED, SeqCst, SeqCst).is_ok()
-    }
-
-    fn is_ready(&self) -> bool {
-        self.state.load(SeqCst) == READY
     }
 
     /// The duplicate of the TCP descriptor, -1 for none.
@@ -409,7 +384,7 @@ impl Attempt {
             result => result,
         };
         let connected = match (entry, result) {
-            (Some(entry), Ok(())) => transition::become_rsocket(fd, copy, Some(entry), inner),
+            (Some(entry), Ok(())) => transition::become_rsocket(fd, copy, Some(entry), inner, transition::AUTO),
             _ => false,
         };
         // Before the program learns the result: the line of its close(2) comes later.
@@ -421,7 +396,7 @@ impl Attempt {
             }
         }
         if !connected {
-            give_up(inner);
+            rsocket::close(inner);
         }
         if let (Some(entry), Some(to), false) = (entry, to, connected) {
             transition::connect_tcp(copy, &to);
@@ -441,7 +416,8 @@ impl Attempt {
         }
         drop(moving);
         drop(signals);
-        self.wake();
+        // Those who poll the socket.
+        errno::keeping(|| open_fds::signal_eventfd(self.done.load(SeqCst) - 1));
         transition::announce();
         self.free();
     }
@@ -459,11 +435,6 @@ impl Attempt {
         freed == 0 || process::now() - freed > REST
     }
 
-    /// Wakes those who poll the socket.
-    fn wake(&self) {
-        errno::keeping(|| open_fds::signal_eventfd(self.done.load(SeqCst) - 1));
-    }
-
     /// Makes the eventfd, or takes back what the last attempt has left in it.
     fn reset_done(&self) -> bool {
         if self.done.load(SeqCst) == 0 {
@@ -478,7 +449,7 @@ impl Attempt {
 
 /// The attempts under way.
 pub fn ready() -> impl Iterator<Item = &'static Attempt> {
-    SLOTS.iter().take(HIGHEST.load(SeqCst)).filter(|slot| slot.is_ready())
+    SLOTS.iter().take(HIGHEST.load(SeqCst)).filter(|slot| slot.state.load(SeqCst) == READY)
 }
 
 /// The slot that an entry's ticket names.
@@ -529,7 +500,7 @@ pub fn done(entry: Entry) -> c_int {
 pub fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: Option<epoll_event>) -> Option<c_int> {
     let slot = of(entry)?;
     let held = LOCK.hold();
-    if slot.entry() != Some(entry) || !slot.is_ready() {
+    if slot.entry() != Some(entry) || slot.state.load(SeqCst) != READY {
         drop(held);
         transition::wait_for_change(fd, entry);
         return None;
@@ -565,7 +536,7 @@ pub fn in_child() {
                 table::replace(slot.fd.load(SeqCst), Some(entry), None);
             }
             // The child's copy.
-            give_up(slot.inner());
+            rsocket::close(slot.inner());
             slot.free();
         }
         open_fds::close(slot.done.swap(0, SeqCst) - 1);

@@ -193,7 +193,7 @@ impl Listener {
         for number in &self.rsockets {
             let inner = number.swap(0, SeqCst) - 1;
             if inner >= 0 {
-                errno::keeping(|| rsocket_abi::rclose(inner));
+                rsocket::close(inner);
             }
         }
     }

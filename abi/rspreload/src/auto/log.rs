@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 use core::fmt::Write;
-use core::net::IpAddr;
+use core::net::SocketAddr;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
 use core::{fmt, mem};
@@ -92,38 +92,24 @@ pub fn line(text: fmt::Arguments<'_>) {
     let _ = rdma::set_bytes(-1, (rdmacm_private::LEVEL, rdmacm_private::LOG), &line.bytes, line.len);
 }
 
-/// `ADDRESS PORT`, for a log line.
-struct Shown<'a>(&'a Name);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} port {}", self.0.address(), self.0.number())
-    }
-}
-
 /// A connection of connect(2).
 pub fn connection(fd: i32, to: &Name, way: &str, reason: Reason) {
-    line(format_args!("connect: socket {fd} -> {}: {way}: {reason}", Shown(to)));
-    by_tcp(fd, to, way);
+    line(format_args!("connect: socket {fd} -> {} port {}: {way}: {reason}", to.address(), to.number()));
+    remember_peer(fd, to, way);
 }
 
 /// A connection of accept(2).
 pub fn accepted(fd: i32, from: &Name, way: &str, reason: Reason) {
-    line(format_args!("accept: socket {fd} <- {}: {way}: {reason}", Shown(from)));
-    by_tcp(fd, from, way);
-}
-
-fn by_tcp(fd: i32, peer: &Name, way: &str) {
-    if config::logs() && way == "TCP" {
-        logged(fd, peer);
-    }
+    line(format_args!("accept: socket {fd} <- {} port {}: {way}: {reason}", from.address(), from.number()));
+    remember_peer(fd, from, way);
 }
 
 /// A listener. `reason`: why not both ways.
 pub fn listener(fd: i32, own: &Name, way: &str, reason: Option<Reason>) {
+    let (address, port) = (own.address(), own.number());
     match reason {
-        None => line(format_args!("listen: socket {fd} at {}: {way}", Shown(own))),
-        Some(reason) => line(format_args!("listen: socket {fd} at {}: {way}: {reason}", Shown(own))),
+        None => line(format_args!("listen: socket {fd} at {address} port {port}: {way}")),
+        Some(reason) => line(format_args!("listen: socket {fd} at {address} port {port}: {way}: {reason}")),
     }
 }
 
@@ -134,9 +120,8 @@ pub fn not_given(fd: i32, user: &str, reason: Reason) {
 
 /// The lines of `auto_config` that have no effect, once.
 pub fn problems() {
-    use core::sync::atomic::{AtomicBool, Ordering};
     static TOLD: AtomicBool = AtomicBool::new(false);
-    if config::logs() && !TOLD.swap(true, Ordering::Relaxed) {
+    if config::logs() && !TOLD.swap(true, Relaxed) {
         for (number, problem) in config::problems() {
             line(format_args!("/etc/rdma/rsocket/auto_config: line {number} is ignored: {problem}"));
         }
@@ -155,9 +140,11 @@ static LOGGED: AtomicBool = AtomicBool::new(false);
 /// down, or if it was never made. Made of atomic integers only.
 static PEERS: Growing<AtomicName> = Growing::new();
 
-/// The number's connection is TCP, and that was logged.
-pub fn logged(fd: c_int, peer: &Name) {
-    if let Ok(word) = PEERS.get_or_grow(fd) {
+fn remember_peer(fd: c_int, peer: &Name, way: &str) {
+    if config::logs()
+        && way == "TCP"
+        && let Ok(word) = PEERS.get_or_grow(fd)
+    {
         word.store(peer);
         LOGGED.store(true, Relaxed);
     }
@@ -183,8 +170,7 @@ fn report(fd: c_int) {
     let Some(info) = info(fd) else { return };
     let logged = PEERS.get(fd).and_then(AtomicName::take);
     let (Some(own), Some(peer)) = (kernel::own(fd), kernel::peer(fd).or(logged)) else { return };
-    let (own, peer) = (own.of_device(), peer.of_device());
-    let (own, peer) = (Ends(&own), Ends(&peer));
+    let [own, peer] = [own, peer].map(|name| SocketAddr::new(name.address(), name.number()));
     if info.was_made() {
         let (sent, received) = info.bytes();
         line(format_args!("close: socket {fd} {own} -> {peer} tcp: sent {sent} bytes, received {received}"));
@@ -232,15 +218,4 @@ plain! { Info }
 fn info(fd: c_int) -> Option<Info> {
     let (info, len) = kernel::get::<Info>(fd, (libc::IPPROTO_TCP, libc::TCP_INFO))?;
     (len >= size_of::<Info>() && info.state != tcp::LISTEN).then_some(info)
-}
-
-struct Ends<'a>(&'a Name);
-
-impl fmt::Display for Ends<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.address() {
-            IpAddr::V4(address) => write!(f, "{address}:{}", self.0.number()),
-            IpAddr::V6(address) => write!(f, "[{address}]:{}", self.0.number()),
-        }
-    }
 }

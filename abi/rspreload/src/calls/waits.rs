@@ -47,7 +47,7 @@ fn are_concerned(numbers: impl Iterator<Item = c_int>) -> bool {
             auto::before_wait(entry);
             any
         }
-        Fd::Kernel | Fd::Epoll(_) => any,
+        Fd::Kernel | Fd::Epoll => any,
     })
 }
 
@@ -61,7 +61,7 @@ fn asked(fd: &pollfd) -> pollfd {
             -1 => return asked(fd),
             done => return pollfd { fd: done, events: POLLIN, revents: 0 },
         },
-        Fd::Kernel | Fd::Epoll(_) | Fd::Known(_) => fd.fd,
+        Fd::Kernel | Fd::Epoll | Fd::Known(_) => fd.fd,
     };
     pollfd { fd: number, events: fd.events, revents: 0 }
 }
@@ -75,7 +75,7 @@ fn has_changed(fd: c_int, number: c_int, revents: c_short) -> bool {
         Fd::Kernel | Fd::Known(_) => number != fd,
         Fd::Connecting(_) => true,
         Fd::Pending(_) => fork::after_poll(fd, revents),
-        Fd::Epoll(_) => false,
+        Fd::Epoll => false,
     }
 }
 
@@ -257,7 +257,7 @@ exports! {
 
     /// epoll_wait(2). As before there are rsockets: the first may be added while this thread waits.
     fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
-        epoll::wait(epfd, events, max, timeout)
+        epoll::wait_by(|left| next_symbol::epoll_wait(epfd, events, max, left), events, max, timeout)
     }
 }
 
@@ -321,7 +321,7 @@ pub fn control(epfd: c_int, op: c_int, fd: c_int, event: Event) -> c_int {
             auto::before_wait(entry);
             event.control_kernel(epfd, op, fd)
         }
-        Fd::Kernel | Fd::Epoll(_) | Fd::Pending(_) => event.control_kernel(epfd, op, fd),
+        Fd::Kernel | Fd::Epoll | Fd::Pending(_) => event.control_kernel(epfd, op, fd),
     }
 }
 

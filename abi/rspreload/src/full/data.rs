@@ -142,7 +142,7 @@ exports_and_next! {
         len: size_t,
         flags: c_uint,
     ) -> ssize_t {
-        let is_rsocket = |fd| !matches!(Fd::of(fd), Fd::Kernel | Fd::Epoll(_) | Fd::Known(_));
+        let is_rsocket = |fd| !matches!(Fd::of(fd), Fd::Kernel | Fd::Epoll | Fd::Known(_));
         let (receives, sends) = (is_rsocket(from), is_rsocket(to));
         if !receives && !sends {
             before_use(from, Way::Receive);
@@ -340,7 +340,7 @@ unsafe extern "C" {
 }
 
 fn is_unchanged(fd: c_int) -> bool {
-    matches!(Fd::of(fd), Fd::Kernel | Fd::Epoll(_))
+    matches!(Fd::of(fd), Fd::Kernel | Fd::Epoll)
 }
 
 /// Writes what `format` allocates. Returns the length, or -1 with `errno`.
