@@ -7,7 +7,7 @@ use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
 use core::{fmt, mem};
 
-use crate::memory::plain;
+use crate::memory::any_bytes;
 use crate::sockets::{AtomicName, Name, kernel, rdma};
 use crate::table::Growing;
 use crate::{config, errno, open_fds, tcp};
@@ -212,7 +212,7 @@ impl Info {
     }
 }
 
-plain! { Info }
+any_bytes! { Info }
 
 /// The state of a TCP socket that does not listen. `None` for other descriptors.
 fn info(fd: c_int) -> Option<Info> {
