@@ -97,18 +97,10 @@ fn by_rdma(
     ruled_out?;
     route::allows_rdma(fd, to)?;
     // Before the attempt: it may have succeeded by the time that it is given up.
-    if !members::are_known(fd) {
-        return Err(Some(Reason::NotOwn));
-    }
-    if members::are_too_many(fd) {
-        return Err(Some(Reason::Instances));
-    }
-    if !connections::has_room(false) {
-        return Err(Some(Reason::Descriptors));
-    }
-    if open_fds::has_ring() {
-        return Err(Some(Reason::Ring));
-    }
+    Reason::NotOwn.unless(members::are_known(fd))?;
+    Reason::Instances.unless(!members::are_too_many(fd))?;
+    Reason::Descriptors.unless(connections::has_room(false))?;
+    Reason::Ring.unless(!open_fds::has_ring())?;
     let is_blocking = tcp::is_blocking(fd);
     let timeout = if is_blocking { tcp::timeout(fd, libc::SO_SNDTIMEO) } else { -1 };
     *limit = (timeout > 0).then(|| Deadline::after(timeout));

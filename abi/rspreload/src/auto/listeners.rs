@@ -70,27 +70,13 @@ pub fn add(fd: c_int, backlog: c_int) {
 }
 
 fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
-    if !members::is_own(fd) {
-        return Err(Reason::NotOwn);
-    }
-    if own.address().is_loopback() {
-        return Err(Reason::Loopback);
-    }
-    if !config::is_automatic(own.address(), own.number()) {
-        return Err(Reason::Rule);
-    }
-    if option(fd, SOL_SOCKET, SO_REUSEPORT) != 0 {
-        return Err(Reason::Reuse);
-    }
-    if route::has_kernel_option(fd) {
-        return Err(Reason::Option);
-    }
-    if open_fds::has_ring() {
-        return Err(Reason::Ring);
-    }
-    if !shared::tells(own) {
-        return Err(Reason::NoDiag);
-    }
+    Reason::NotOwn.unless(members::is_own(fd))?;
+    Reason::Loopback.unless(!own.address().is_loopback())?;
+    Reason::Rule.unless(config::is_automatic(own.address(), own.number()))?;
+    Reason::Reuse.unless(option(fd, SOL_SOCKET, SO_REUSEPORT) == 0)?;
+    Reason::Option.unless(!route::has_kernel_option(fd))?;
+    Reason::Ring.unless(!open_fds::has_ring())?;
+    Reason::NoDiag.unless(shared::tells(own))?;
     let claimed = |listener: &Listener| listener.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
     let index = LISTENERS.iter().position(claimed).ok_or(Reason::Busy)?;
     let listener = &LISTENERS[index];
@@ -99,19 +85,14 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     let v6only = own.family() == AF_INET6 && option(fd, IPPROTO_IPV6, IPV6_V6ONLY) != 0;
     listener.v6only.store(v6only, SeqCst);
     listener.first.store(fd, SeqCst);
-    let prepared = shared::prepare() && table::prepare(fd).is_ok();
-    let opened = if prepared { listener.open(Some(fd)) } else { Err(Reason::Busy) };
-    if let Err(reason) = opened {
+    listener.numbers.store(1, SeqCst);
+    let entry = Entry { kind: Kind::Listener, flags: 0, inner: index as c_int };
+    let prepared = Reason::Busy.unless(shared::prepare() && table::prepare(fd).is_ok());
+    let opened = prepared.and_then(|()| listener.open(Some(fd)));
+    if let Err(reason) = opened.and_then(|()| Reason::Busy.unless(table::replace(fd, None, Some(entry)))) {
         listener.close();
         listener.state.store(FREE, SeqCst);
         return Err(reason);
-    }
-    listener.numbers.store(1, SeqCst);
-    let entry = Entry { kind: Kind::Listener, flags: 0, inner: index as c_int };
-    if !table::replace(fd, None, Some(entry)) {
-        listener.close();
-        listener.state.store(FREE, SeqCst);
-        return Err(Reason::Busy);
     }
     accept_at_once(fd);
     listener.state.store(OPEN, SeqCst);

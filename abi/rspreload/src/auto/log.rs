@@ -67,6 +67,13 @@ reasons! {
     Elsewhere => "another process of the program accepts its connections",
 }
 
+impl Reason {
+    /// Fails with the reason if a condition does not hold.
+    pub fn unless(self, holds: bool) -> Result<(), Reason> {
+        if holds { Ok(()) } else { Err(self) }
+    }
+}
+
 /// Text of a limited length.
 struct Text {
     bytes: [u8; 300],

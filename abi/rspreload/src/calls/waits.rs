@@ -53,15 +53,17 @@ fn are_concerned(numbers: impl Iterator<Item = c_int>) -> bool {
 
 /// What librdmacm polls for `fd`. Settles a pending socket.
 fn asked(fd: &pollfd) -> pollfd {
-    let number = match Fd::of(fd.fd) {
-        Fd::Rsocket(entry) => entry.inner,
-        Fd::Pending(entry) => fork::resolve_for_poll(fd.fd, entry).unwrap_or(fd.fd),
-        Fd::Connecting(entry) => match auto::connect::done(entry) {
-            // The attempt has ended since its entry was read, and its slot has another one.
-            -1 => return asked(fd),
-            done => return pollfd { fd: done, events: POLLIN, revents: 0 },
-        },
-        Fd::Kernel | Fd::Epoll | Fd::Known(_) => fd.fd,
+    let number = loop {
+        break match Fd::of(fd.fd) {
+            Fd::Rsocket(entry) => entry.inner,
+            Fd::Pending(entry) => fork::resolve_for_poll(fd.fd, entry).unwrap_or(fd.fd),
+            Fd::Connecting(entry) => match auto::connect::done(entry) {
+                // The attempt has ended since its entry was read, and its slot has another one.
+                -1 => continue,
+                done => return pollfd { fd: done, events: POLLIN, revents: 0 },
+            },
+            Fd::Kernel | Fd::Epoll | Fd::Known(_) => fd.fd,
+        };
     };
     pollfd { fd: number, events: fd.events, revents: 0 }
 }
