@@ -148,7 +148,7 @@ fn identify(fd: c_int, new: c_int, from: Option<Name>) -> Result<Option<Name>, (
             return Ok(Some(peer.in_family(from.family())));
         }
         if table::get(fd).is_some_and(|entry| entry.kind == Kind::Listener) {
-            log::accepted(new, &from, "TCP", log::Reason::CameByTcp);
+            log::accepted(new, &from, log::Reason::CameByTcp);
         }
         Ok(None)
     })

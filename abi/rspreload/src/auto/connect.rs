@@ -45,7 +45,7 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
         Ok(Some(error)) => errno::fail(error),
         Err(None) => next(),
         Err(Some(reason)) => {
-            log::connection(fd, &to, "TCP", reason);
+            log::connection(fd, &to, reason);
             let result = match limit {
                 None => next(),
                 Some(limit) => before(fd, &limit, next),
@@ -126,7 +126,7 @@ fn by_rdma(
         rsocket::close(inner);
         return Err(Some(Reason::Busy));
     }
-    log::connection(fd, to, "RDMA", Reason::Connected);
+    log::connection(fd, to, Reason::Connected);
     Ok(None)
 }
 
@@ -375,30 +375,24 @@ impl Attempt {
             Err(reason @ (Reason::SocketShared | Reason::Instances)) => cancel_for(inner, reason),
             result => result,
         };
-        let connected = match (entry, result) {
-            (Some(entry), Ok(())) => transition::become_rsocket(fd, copy, Some(entry), inner, transition::AUTO),
-            _ => false,
-        };
-        // Before the program learns the result: the line of its close(2) comes later.
-        if let (Some(to), Some(_)) = (to, entry) {
-            match result {
-                Ok(()) if connected => log::connection(fd, &to, "RDMA", Reason::Connected),
-                Ok(()) => log::connection(fd, &to, "TCP", Reason::Busy),
-                Err(reason) => log::connection(fd, &to, "TCP", reason),
-            }
-        }
-        if !connected {
+        let becomes_it = |entry| transition::become_rsocket(fd, copy, Some(entry), inner, transition::AUTO);
+        let result = result.and_then(|()| Reason::Busy.unless(entry.is_some_and(becomes_it)));
+        if result.is_err() {
             rsocket::close(inner);
         }
-        if let (Some(entry), Some(to), false) = (entry, to, connected) {
-            transition::connect_tcp(copy, &to);
-            if result == Err(Reason::Rejected) {
-                rejected(&to);
+        if let (Some(entry), Some(to)) = (entry, to) {
+            // Before the program learns the result: the line of its close(2) comes later.
+            log::connection(fd, &to, result.err().unwrap_or(Reason::Connected));
+            if result.is_err() {
+                transition::connect_tcp(copy, &to);
+                if result == Err(Reason::Rejected) {
+                    rejected(&to);
+                }
+                // Before the program learns the result: it may close the socket, and bind another one
+                // to its port.
+                self.close_tcp();
+                table::replace(fd, Some(entry), None);
             }
-            // Before the program learns the result: it may close the socket, and bind another one
-            // to its port.
-            self.close_tcp();
-            table::replace(fd, Some(entry), None);
         }
         self.close_tcp();
         // A thread in `control` has changed the record by then.

@@ -273,13 +273,13 @@ pub fn adopt(fd: c_int, accepted: Accepted) -> Option<Name> {
         if inner < 0 || !transition::become_rsocket(fd, fd, None, inner, transition::AUTO) {
             return None;
         }
-        log::accepted(fd, &peer, "RDMA", Reason::Connected);
+        log::accepted(fd, &peer, Reason::Connected);
         return Some(peer);
     }
     table::prepare(fd).ok()?;
     table::swap(fd, Some(forwarded(fd, index, accepted.generation)));
     slot.want(accepted.generation, Use::Accepted);
-    log::accepted(fd, &peer, "RDMA, forwarded", Reason::Forwarded);
+    log::accepted(fd, &peer, Reason::Forwarded);
     Some(peer)
 }
 

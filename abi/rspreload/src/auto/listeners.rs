@@ -63,10 +63,7 @@ pub fn add(fd: c_int, backlog: c_int) {
         return;
     }
     log::problems();
-    match try_add(fd, &own, backlog) {
-        Ok(()) => log::listener(fd, &own, "RDMA and TCP", None),
-        Err(reason) => log::listener(fd, &own, "TCP", Some(reason)),
-    }
+    log::listener(fd, &own, try_add(fd, &own, backlog).err());
 }
 
 fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
@@ -199,7 +196,7 @@ impl Listener {
     fn listen_by_tcp_only(&self, reason: Reason) {
         self.close();
         if let Some(own) = self.own.load() {
-            log::listener(-1, &own, "TCP", Some(reason));
+            log::listener(-1, &own, Some(reason));
         }
     }
 
@@ -223,7 +220,7 @@ impl Listener {
         } else if self.is_full.swap(false, SeqCst) {
             let reason = self.open(None).err();
             if let Some(own) = self.own.load() {
-                log::listener(-1, &own, if reason.is_some() { "TCP" } else { "RDMA and TCP" }, reason);
+                log::listener(-1, &own, reason);
             }
         }
     }

@@ -100,23 +100,39 @@ pub fn line(text: fmt::Arguments<'_>) {
 }
 
 /// A connection of connect(2).
-pub fn connection(fd: i32, to: &Name, way: &str, reason: Reason) {
+pub fn connection(fd: i32, to: &Name, reason: Reason) {
+    let way = way(fd, to, reason);
     line(format_args!("connect: socket {fd} -> {} port {}: {way}: {reason}", to.address(), to.number()));
-    remember_peer(fd, to, way);
 }
 
 /// A connection of accept(2).
-pub fn accepted(fd: i32, from: &Name, way: &str, reason: Reason) {
+pub fn accepted(fd: i32, from: &Name, reason: Reason) {
+    let way = way(fd, from, reason);
     line(format_args!("accept: socket {fd} <- {} port {}: {way}: {reason}", from.address(), from.number()));
-    remember_peer(fd, from, way);
+}
+
+/// The transport of a connection. The peer of one by TCP is remembered for the line of its close(2).
+fn way(fd: c_int, peer: &Name, reason: Reason) -> &'static str {
+    match reason {
+        Reason::Connected => return "RDMA",
+        Reason::Forwarded => return "RDMA, forwarded",
+        _ => {}
+    }
+    if config::logs()
+        && let Ok(word) = PEERS.get_or_grow(fd)
+    {
+        word.store(peer);
+        LOGGED.store(true, Relaxed);
+    }
+    "TCP"
 }
 
 /// A listener. `reason`: why not both ways.
-pub fn listener(fd: i32, own: &Name, way: &str, reason: Option<Reason>) {
+pub fn listener(fd: i32, own: &Name, reason: Option<Reason>) {
     let (address, port) = (own.address(), own.number());
     match reason {
-        None => line(format_args!("listen: socket {fd} at {address} port {port}: {way}")),
-        Some(reason) => line(format_args!("listen: socket {fd} at {address} port {port}: {way}: {reason}")),
+        None => line(format_args!("listen: socket {fd} at {address} port {port}: RDMA and TCP")),
+        Some(reason) => line(format_args!("listen: socket {fd} at {address} port {port}: TCP: {reason}")),
     }
 }
 
@@ -146,16 +162,6 @@ static LOGGED: AtomicBool = AtomicBool::new(false);
 /// By number: the peer of a connection by TCP, which the kernel forgets when both ends have shut
 /// down, or if it was never made. Made of atomic integers only.
 static PEERS: Growing<AtomicName> = Growing::new();
-
-fn remember_peer(fd: c_int, peer: &Name, way: &str) {
-    if config::logs()
-        && way == "TCP"
-        && let Ok(word) = PEERS.get_or_grow(fd)
-    {
-        word.store(peer);
-        LOGGED.store(true, Relaxed);
-    }
-}
 
 /// A descriptor of the kernel's is about to be closed.
 #[inline(always)]
