@@ -178,8 +178,9 @@ pub fn close_sides(first: c_int) -> c_int {
     0
 }
 
-/// epoll_wait(2) by `next`, which waits for the program's instance, at most for the milliseconds that it
-/// is given. All waits come here, because a thread may be waiting when another adds the first rsocket.
+/// epoll_wait(2) by `next`, which waits for the program's instance, at most for the milliseconds
+/// that it is given. All waits come here, because a thread may be waiting when another adds the
+/// first rsocket.
 ///
 /// # Safety
 /// `events` has room for `maxevents`, where `next` leaves as many events as it returns.
@@ -258,8 +259,8 @@ fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<
     (kept < events.len()).then_some((kept, found))
 }
 
-// The sides of an instance: one for each index of its rsockets' numbers, so nearly always one, for the
-// index 0. Like the table they are words that are never freed: a look-up takes no lock.
+// The sides of an instance: one for each index of its rsockets' numbers, so nearly always one, for
+// the index 0. Like the table they are words that are never freed: a look-up takes no lock.
 
 /// By number of an instance's first side, and by index: the number of a side, plus one; 0 for none.
 static SIDES_OF: Growing<[AtomicI32; table::INDICES]> = Growing::new();

@@ -181,8 +181,9 @@ fn decide_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_
             continue;
         }
         if !is_busy(entry) && role != Role::Passive && way == Way::Receive {
-            // For the peer's word or data, as the program's recv(2) would: with its flags, its time-out
-            // and its signals. Not as the deciding thread, because another thread may want to send.
+            // For the peer's word or data, as the program's recv(2) would: with its flags, its
+            // time-out and its signals. Not as the deciding thread, because another thread may want
+            // to send.
             tcp::peek(fd, &mut [0], 0)?;
         }
         match begin(fd, entry, way) {

@@ -29,7 +29,8 @@ pub unsafe trait Plain: Sized {
 /// Any bytes must be a value of the type.
 pub unsafe trait AnyBytes: Plain {}
 
-/// For structures of integers, atomic ones too, and pointers, which are not read before they are set.
+/// For structures of integers, atomic ones too, and pointers, which are not read before they are
+/// set.
 macro_rules! plain {
     ($($type:ty),* $(,)?) => {$(
         // SAFETY: integers and pointers, of which zeros are values.

@@ -131,8 +131,8 @@ pub fn is_number_of(inner: c_int, entry: Entry) -> bool {
 
 // What follows from an attempt: the number becomes the rsocket, or TCP is connected.
 
-/// Makes the number stand for the connected rsocket `inner`, with the options of the TCP socket,
-/// if it has the entry `before`. `copy` is the number or a duplicate of it, `flags` are [`AUTO`] or 0.
+/// Makes the number stand for the connected rsocket `inner`, with the options of the TCP socket, if
+/// it has the entry `before`. `copy` is the number or a duplicate of it, `flags` are [`AUTO`] or 0.
 pub fn become_rsocket(fd: c_int, copy: c_int, before: Option<Entry>, inner: c_int, flags: u32) -> bool {
     // Also makes it a blocking one, if the TCP socket is.
     tcp::copy_connected_options(copy, inner);

@@ -1,10 +1,11 @@
-//! connect(2) of a TCP socket in automatic mode: an attempt to connect by RDMA, and what follows from
-//! its end.
+//! connect(2) of a TCP socket in automatic mode: an attempt to connect by RDMA, and what follows
+//! from its end.
 //!
 //! A non-blocking socket whose attempt is under way has a slot, and the thread of [`super::thread`]
-//! makes the attempt. The table entry of the program's number has the slot's ticket as its `inner`. No
-//! other socket gets the same one, so the result reaches the number only as long as it is this
-//! socket's. The thread works on a duplicate of the TCP descriptor, so the program may close its own.
+//! makes the attempt. The table entry of the program's number has the slot's ticket as its `inner`.
+//! No other socket gets the same one, so the result reaches the number only as long as it is this
+//! socket's. The thread works on a duplicate of the TCP descriptor, so the program may close its
+//! own.
 
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr};
@@ -388,8 +389,8 @@ impl Attempt {
                 if result == Err(Reason::Rejected) {
                     rejected(&to);
                 }
-                // Before the program learns the result: it may close the socket, and bind another one
-                // to its port.
+                // Before the program learns the result: it may close the socket, and bind another
+                // one to its port.
                 self.close_tcp();
                 table::replace(fd, Some(entry), None);
             }

@@ -260,8 +260,8 @@ impl Listener {
             is_open && self.has_room(thread::waiting_tokens()) && connections::has_room(false)
         };
         let error = self.send_tokens(inner, may_more);
-        // An rsocket has no connection now, or never has one again: after a change of the user, or of
-        // the root folder, no event channel can be opened, perhaps.
+        // An rsocket has no connection now, or never has one again: after a change of the user, or
+        // of the root folder, no event channel can be opened, perhaps.
         let passes = [EAGAIN, EINTR, ECONNABORTED, EMFILE, ENFILE, ENOBUFS, ENOMEM];
         if error != 0 && !passes.contains(&error) {
             self.listen_by_tcp_only(Reason::Failed(error));
@@ -276,8 +276,9 @@ impl Listener {
         }
     }
 
-    /// Sends the tokens of connections that are established, before the rsockets are closed. Waits a
-    /// moment for handshakes that are answered: their peers may be connected from their point of view.
+    /// Sends the tokens of connections that are established, before the rsockets are closed. Waits
+    /// a moment for handshakes that are answered: their peers may be connected from their point of
+    /// view.
     fn send_last_tokens(&self) {
         const MOMENT_MS: c_int = 10;
         const MOMENTS: usize = 16;
@@ -292,8 +293,8 @@ impl Listener {
         }
     }
 
-    /// Sends the tokens of the connections that an rsocket has. Returns the errno of accept, or 0 if
-    /// there may be no more.
+    /// Sends the tokens of the connections that an rsocket has. Returns the errno of accept, or 0
+    /// if there may be no more.
     fn send_tokens(&self, inner: c_int, may_more: impl Fn() -> bool) -> c_int {
         while may_more() {
             let new = rdma::accept(inner);

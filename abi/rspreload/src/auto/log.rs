@@ -111,7 +111,8 @@ pub fn accepted(fd: i32, from: &Name, reason: Reason) {
     line(format_args!("accept: socket {fd} <- {} port {}: {way}: {reason}", from.address(), from.number()));
 }
 
-/// The transport of a connection. The peer of one by TCP is remembered for the line of its close(2).
+/// The transport of a connection. The peer of one by TCP is remembered for the line of its
+/// close(2).
 fn way(fd: c_int, peer: &Name, reason: Reason) -> &'static str {
     match reason {
         Reason::Connected => return "RDMA",

@@ -1,9 +1,9 @@
 //! Whether a connection may use RDMA: what rules, the socket, its route and the past say.
 //!
-//! What is remembered of destinations and of local addresses is in a hash table of words, each with an
-//! outcome, the second in which it expires, and a hash of the address. It is read and written without
-//! a lock. If two addresses have the same hash, which is improbable, a connection uses TCP where it
-//! could use RDMA.
+//! What is remembered of destinations and of local addresses is in a hash table of words, each with
+//! an outcome, the second in which it expires, and a hash of the address. It is read and written
+//! without a lock. If two addresses have the same hash, which is improbable, a connection uses TCP
+//! where it could use RDMA.
 
 use core::ffi::c_int;
 use core::net::IpAddr;

@@ -1,5 +1,5 @@
-//! Calls that move data, and those that take the same arguments for an rsocket as for a socket of the
-//! kernel's.
+//! Calls that move data, and those that take the same arguments for an rsocket as for a socket of
+//! the kernel's.
 
 use core::ffi::{c_int, c_void};
 use core::slice;
@@ -190,8 +190,8 @@ forward_data! {
     shutdown by rshutdown, Way::Shutdown, (how: c_int) -> c_int, NOTHING;
 }
 
-// What is left of a blocking call on an rsocket whose number became a TCP socket of the kernel while
-// the call slept: the rsocket does not block any more, so the call has returned early.
+// What is left of a blocking call on an rsocket whose number became a TCP socket of the kernel
+// while the call slept: the rsocket does not block any more, so the call has returned early.
 
 /// What a call was asked to move, and how.
 #[derive(Clone, Copy)]
@@ -235,8 +235,8 @@ impl Asked<'_> {
 }
 
 /// The result of a call that an rsocket has ended with `done`, or that of `again`: after a failure
-/// because the library forwards the data meanwhile. Then the number is a socket of the kernel, and the
-/// rsocket does not block any more.
+/// because the library forwards the data meanwhile. Then the number is a socket of the kernel, and
+/// the rsocket does not block any more.
 ///
 /// # Safety
 /// The buffers are those of the call.

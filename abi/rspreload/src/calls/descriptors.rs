@@ -20,8 +20,8 @@ use crate::{auto, config, errno, fds, fork, next_symbol, open_fds, process, rsoc
 const FLAGS: c_int = SOCK_CLOEXEC | SOCK_NONBLOCK;
 
 exports! {
-    /// socket(2): an rsocket if the configuration wants one and librdmacm can make it, otherwise the
-    /// kernel's.
+    /// socket(2): an rsocket if the configuration wants one and librdmacm can make it, otherwise
+    /// the kernel's.
     safe fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         let plain = kind & !FLAGS;
         let known = matches!(domain, AF_INET | AF_INET6 | AF_IB) && matches!(plain, SOCK_STREAM | SOCK_DGRAM);
@@ -302,8 +302,8 @@ fn hold_current(fd: c_int, mut entry: Option<Entry>) -> Result<Option<(Entry, En
 }
 
 fn copy_to(old: c_int, new: c_int) -> c_int {
-    // A child of vfork(2) has descriptors of its own but its parent's memory: what it opens must not be
-    // entered there.
+    // A child of vfork(2) has descriptors of its own but its parent's memory: what it opens must
+    // not be entered there.
     let is_guest = process::is_guest();
     let is_rsocket = |entry: Entry| entry.kind == Kind::Connecting || is_auto_rsocket(entry);
     if new <= libc::STDERR_FILENO && !is_guest && table::get(old).is_some_and(is_rsocket) {
@@ -315,8 +315,8 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
         return errno::fail(EBUSY);
     }
     let copy = source.map_or(Ok(None), |source| {
-        // A child that copies a connection is usually about to execute a program, which may only read:
-        // its data is forwarded from now on.
+        // A child that copies a connection is usually about to execute a program, which may only
+        // read: its data is forwarded from now on.
         auto::execute_with(source);
         if is_guest {
             auto::guest_copies(old, source);

@@ -189,8 +189,8 @@ impl<'a> Sets<'a> {
         })
     }
 
-    /// Waits by `poll` until a number is ready for one of its sets, or until `poll` returns 0 or -1.
-    /// Leaves the ready numbers in the sets. Returns how often there is one, or -1.
+    /// Waits by `poll` until a number is ready for one of its sets, or until `poll` returns 0 or
+    /// -1. Leaves the ready numbers in the sets. Returns how often there is one, or -1.
     pub fn wait(&mut self, mut poll: impl FnMut(&mut [pollfd]) -> c_int) -> c_int {
         let members = self.members().count();
         let waited = memory::with::<pollfd, _>(members, |list| {

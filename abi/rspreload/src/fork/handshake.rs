@@ -250,9 +250,9 @@ fn send_word(tcp: c_int) -> bool {
 // The named semaphore `/rsocket_fork`, by which processes take turns to listen, also with the
 // reference's.
 //
-// It may be unavailable (another user's, no /dev/shm), and a process that ends during its turn never
-// releases it. Neither stops a handshake: it proceeds without a turn, and at worst the address is in
-// use.
+// It may be unavailable (another user's, no /dev/shm), and a process that ends during its turn
+// never releases it. Neither stops a handshake: it proceeds without a turn, and at worst the
+// address is in use.
 
 const NAME: &CStr = c"/rsocket_fork";
 
@@ -265,9 +265,9 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Waits up to `milliseconds` for the turn, and takes it then without waiting for its holder, which
-    /// has ended or is so slow that its address will be in use. Dropping the result gives the turn back
-    /// on behalf of that process.
+    /// Waits up to `milliseconds` for the turn, and takes it then without waiting for its holder,
+    /// which has ended or is so slow that its address will be in use. Dropping the result gives the
+    /// turn back on behalf of that process.
     fn take(semaphore: *mut sem_t, milliseconds: c_int) -> Turn {
         let _ = semaphore.is_null() || wait(semaphore, milliseconds);
         Turn { semaphore }
@@ -291,8 +291,8 @@ fn wait(semaphore: *mut sem_t, milliseconds: c_int) -> bool {
 impl Drop for Turn {
     fn drop(&mut self) {
         let mut value = 0;
-        // SAFETY: an open semaphore, which is never closed. Never more than one turn: somebody whose
-        // time ran out may have given back another's.
+        // SAFETY: an open semaphore, which is never closed. Never more than one turn: somebody
+        // whose time ran out may have given back another's.
         unsafe {
             if !self.semaphore.is_null() && libc::sem_getvalue(self.semaphore, &raw mut value) == 0 && value <= 0 {
                 libc::sem_post(self.semaphore);

@@ -18,9 +18,9 @@ use crate::transition::Way;
 use crate::{auto, calls, errno, table};
 
 exports_and_next! {
-    // The names that calls have in programs compiled with _FORTIFY_SOURCE: they know the size of the
-    // buffer. glibc's function does the whole work, or aborts the program because the buffer is too
-    // small.
+    // The names that calls have in programs compiled with _FORTIFY_SOURCE: they know the size of
+    // the buffer. glibc's function does the whole work, or aborts the program because the buffer is
+    // too small.
 
     /// read(2).
     fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t {

@@ -13,8 +13,8 @@ use super::{data, descriptors};
 use crate::{auto, calls, fork_handlers, table};
 
 exports_and_next! {
-    /// syscall(3). It is variadic in C: arguments that were not given are whatever the registers and
-    /// the stack have there, as in the C library's own definition.
+    /// syscall(3). It is variadic in C: arguments that were not given are whatever the registers
+    /// and the stack have there, as in the C library's own definition.
     fn syscall(
         number: c_long,
         a: c_long,
