@@ -5,6 +5,7 @@
  * fails. It makes system calls only: the C library's functions would be intercepted by librspreload.
  *
  * RS_FAKE_LOG: a file to which a line is written for each rsocket and epoll instance that is created or closed.
+ * RS_FAKE_BUSY: the first rclose fails with EAGAIN.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -94,6 +95,12 @@ int raccept(int fd, struct sockaddr *addr, socklen_t *len)
 
 int rclose(int fd)
 {
+	static _Atomic int refused;
+
+	if (getenv("RS_FAKE_BUSY") && !refused++) {
+		errno = EAGAIN;
+		return -1;
+	}
 	if (fd >= 0 && fd < MOST)
 		own[fd / 64] &= ~(1ull << fd % 64);
 	note("close", fd);

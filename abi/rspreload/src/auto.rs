@@ -1,10 +1,10 @@
 //! Automatic mode: a TCP socket of the kernel becomes an rsocket where both ends of a connection
 //! can, and stays TCP otherwise (docs/preload-internals.md).
 //!
-//! [`connect`] makes attempts; [`route`] says where RDMA is not tried. [`listeners`] listen by both;
-//! what arrives by RDMA reaches accept(2) by a token ([`connections`]). [`shared`] is known to all
-//! processes of a family, and [`forward`] carries data for those that do not have the rsocket. One
-//! [`thread`] serves all of these.
+//! [`connect`] makes attempts; [`route`] says where RDMA is not tried. [`listeners`] listen by
+//! both; what arrives by RDMA reaches accept(2) by a token ([`connections`]). [`shared`] is known
+//! to all processes of a family, and [`forward`] carries data for those that do not have the
+//! rsocket. One [`thread`] serves all of these.
 
 pub mod connect;
 mod connections;
@@ -122,7 +122,8 @@ pub unsafe fn accept(
             return new;
         }
         let from = (&raw const storage).cast();
-        // SAFETY: the storage is as long as it says. For the program's address as for this function.
+        // SAFETY: the storage is as long as it says. For the program's address as for this
+        // function.
         unsafe {
             match identify(fd, new, Name::read(from, room)) {
                 Err(()) => {
@@ -148,7 +149,7 @@ fn identify(fd: c_int, new: c_int, from: Option<Name>) -> Result<Option<Name>, (
             return Ok(Some(peer.in_family(from.family())));
         }
         if table::get(fd).is_some_and(|entry| entry.kind == Kind::Listener) {
-            log::accepted(new, &from, "TCP", log::Reason::CameByTcp);
+            log::accepted(new, &from, log::Reason::CameByTcp);
         }
         Ok(None)
     })
@@ -239,8 +240,8 @@ fn is_unknown(error: c_int) -> bool {
     matches!(error, libc::ENOPROTOOPT | libc::ENOTSUP | libc::EINVAL)
 }
 
-/// setsockopt(2): `rsockets` sets the option of an rsocket, `next` that of the number. `None` if the
-/// attempt of the number has ended.
+/// setsockopt(2): `rsockets` sets the option of an rsocket, `next` that of the number. `None` if
+/// the attempt of the number has ended.
 pub fn setsockopt(
     fd: c_int,
     entry: Option<Entry>,
@@ -286,8 +287,8 @@ pub fn setsockopt(
     }
 }
 
-/// Sets an option of an rsocket. The kernel's socket gets it as well, and alone what rsockets do not
-/// have: the connection does without its effect.
+/// Sets an option of an rsocket. The kernel's socket gets it as well, and alone what rsockets do
+/// not have: the connection does without its effect.
 fn set_both(rsockets: impl FnOnce() -> c_int, next: impl FnOnce() -> c_int) -> c_int {
     let before = errno::get();
     let kernels = next();

@@ -41,7 +41,8 @@ struct Settings {
     auto_text: [u8; MAX_FILE],
 }
 
-// SAFETY: zeros are values of the fields, None among them: Option is written before it is read.
+// SAFETY: zeros are values of the fields: of integers, of bool, and whichever variant of the
+// options.
 unsafe impl Plain for Settings {}
 
 static SETTINGS: Once<Settings> = Once::new();

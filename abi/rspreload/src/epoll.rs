@@ -22,7 +22,7 @@ use libc::{
 
 use crate::process::Deadline;
 use crate::table::{self, Entry, Growing, Kind};
-use crate::{errno, next_symbol, rsocket, rsocket_abi, sockets};
+use crate::{errno, rsocket, rsocket_abi, sockets};
 
 pub mod members;
 
@@ -116,7 +116,7 @@ fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     }
     let result = prepare_side(side, index).and_then(|()| table::first(side, 0)).and_then(|()| enter(epfd, side, index));
     if result != Ok(side) {
-        close_side(side);
+        rsocket::close(side);
     }
     result
 }
@@ -149,26 +149,13 @@ fn record(epfd: c_int, side: c_int, index: u32) -> Result<c_int, c_int> {
 
 /// Closes the sides of an instance whose last reference is gone, which removes them from it.
 pub fn close_sides(first: c_int) -> c_int {
-    take_sides(first, close_side);
+    take_sides(first, rsocket::close);
     0
 }
 
-fn close_side(side: c_int) {
-    errno::keeping(|| rsocket_abi::rclose(side));
-}
-
-/// epoll_wait(2). All waits come here, because a thread may be waiting when another adds the first
-/// rsocket.
-///
-/// # Safety
-/// `events` has room for `maxevents`.
-pub unsafe fn wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, timeout: c_int) -> c_int {
-    // SAFETY: as for this function.
-    unsafe { wait_by(|left| next_symbol::epoll_wait(epfd, events, maxevents, left), events, maxevents, timeout) }
-}
-
-/// The same by `next`, which waits for the program's instance as epoll_wait(2), at most for the
-/// milliseconds that it is given.
+/// epoll_wait(2) by `next`, which waits for the program's instance, at most for the milliseconds
+/// that it is given. All waits come here, because a thread may be waiting when another adds the
+/// first rsocket.
 ///
 /// # Safety
 /// `events` has room for `maxevents`, where `next` leaves as many events as it returns.
@@ -242,8 +229,8 @@ fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<
     (kept < events.len()).then_some((kept, found))
 }
 
-// The sides of an instance: one for each index of its rsockets' numbers, so nearly always one, for the
-// index 0. Like the table they are words that are never freed: a look-up takes no lock.
+// The sides of an instance: one for each index of its rsockets' numbers, so nearly always one, for
+// the index 0. Like the table they are words that are never freed: a look-up takes no lock.
 
 /// By number of an instance's first side, and by index: the number of a side, plus one; 0 for none.
 static SIDES_OF: Growing<[AtomicI32; table::INDICES]> = Growing::new();

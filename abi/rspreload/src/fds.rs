@@ -21,7 +21,7 @@ pub enum Fd {
     /// A TCP socket of fork mode that may become an rsocket.
     Pending(Entry),
     /// An epoll instance of the kernel's with a side ([`crate::epoll`]).
-    Epoll(Entry),
+    Epoll,
     /// A TCP socket for which an rsocket connects, in automatic mode.
     Connecting(Entry),
     /// A descriptor of the kernel's that automatic mode knows: a listener, or a socket whose data
@@ -43,7 +43,7 @@ impl From<Entry> for Fd {
         match entry.kind {
             Kind::Socket => Fd::Rsocket(entry),
             Kind::Pending => Fd::Pending(entry),
-            Kind::Epoll => Fd::Epoll(entry),
+            Kind::Epoll => Fd::Epoll,
             Kind::Connecting => Fd::Connecting(entry),
             Kind::Listener | Kind::Forwarded => Fd::Known(entry),
         }
@@ -60,16 +60,6 @@ pub enum Target {
     Fails(c_int),
 }
 
-/// The rsocket to which a call goes that leaves a pending socket pending (bind, listen, names,
-/// options), or `None` for the kernel.
-#[inline(always)]
-pub fn setup(fd: c_int) -> Option<c_int> {
-    match Fd::of(fd) {
-        Fd::Rsocket(entry) => Some(entry.inner),
-        Fd::Kernel | Fd::Pending(_) | Fd::Epoll(_) | Fd::Connecting(_) | Fd::Known(_) => None,
-    }
-}
-
 /// Where a call goes that moves data, if one look at the table tells.
 #[inline(always)]
 pub fn data_at_once(fd: c_int) -> Option<Target> {
@@ -83,20 +73,14 @@ pub fn data_at_once(fd: c_int) -> Option<Target> {
 /// Where a call goes that moves data or shuts down. Such a call decides what a pending socket is.
 #[inline(always)]
 pub fn data(fd: c_int, way: Way) -> Target {
-    match Fd::of(fd) {
-        Fd::Kernel => Target::Kernel,
-        Fd::Rsocket(entry) if entry.is_settled() => Target::Rsocket(entry.inner),
-        Fd::Rsocket(entry) | Fd::Pending(entry) | Fd::Epoll(entry) | Fd::Connecting(entry) | Fd::Known(entry) => {
-            decide(fd, entry, way)
-        }
-    }
+    data_at_once(fd).unwrap_or_else(|| decide(fd, way))
 }
 
 #[cold]
 #[inline(never)]
-fn decide(fd: c_int, entry: Entry, way: Way) -> Target {
-    match Fd::from(entry) {
-        Fd::Kernel | Fd::Epoll(_) => Target::Kernel,
+fn decide(fd: c_int, way: Way) -> Target {
+    match Fd::of(fd) {
+        Fd::Kernel | Fd::Epoll => Target::Kernel,
         Fd::Known(entry) => {
             auto::before_use(entry, way);
             Target::Kernel

@@ -23,8 +23,8 @@ use crate::epoll::members;
 use crate::open_fds::OwnFd;
 use crate::table::{self, Entry, Kind};
 use crate::thread::without_cancel;
-use crate::transition::{self, Moving, Way};
-use crate::{config, errno, next_symbol, rsocket, rsocket_abi, tcp};
+use crate::transition::{self, Way};
+use crate::{config, errno, next_symbol, rsocket, tcp};
 
 /// Whether a new socket is to be pending. `kind` is without flags.
 pub fn wanted(domain: c_int, kind: c_int) -> bool {
@@ -33,27 +33,24 @@ pub fn wanted(domain: c_int, kind: c_int) -> bool {
 
 /// The entry of a new socket.
 pub fn new_entry() -> Entry {
-    State::new(Role::Fresh).entry()
+    Role::Fresh.entry()
 }
 
 /// The entry of a connection that a pending listener has accepted.
 pub fn accepted_entry() -> Entry {
-    State::new(Role::Passive).entry()
+    Role::Passive.entry()
 }
 
 /// connect(2) of a pending socket.
 ///
 /// # Safety
 /// As connect(2).
-pub unsafe fn connect(fd: c_int, entry: Entry, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
+pub unsafe fn connect(fd: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
     // SAFETY: as for this function.
     let result = unsafe { next_symbol::connect(fd, addr, addrlen) };
     // Interrupted, it goes on by itself.
     if result == 0 || matches!(errno::get(), EINPROGRESS | EINTR) {
-        let state = State::of(entry);
-        if state.role == Role::Fresh {
-            table::replace(fd, Some(entry), Some(state.with(Role::Active).entry()));
-        }
+        table::replace(fd, Some(Role::Fresh.entry()), Some(Role::Active.entry()));
     }
     result
 }
@@ -78,7 +75,7 @@ pub fn resolve_for_poll(fd: c_int, entry: Entry) -> Option<c_int> {
 /// is another socket now, which has to be polled anew.
 pub fn after_poll(fd: c_int, revents: c_short) -> bool {
     let Some(entry @ Entry { kind: Kind::Pending, .. }) = table::get(fd) else { return false };
-    if revents & libc::POLLIN == 0 || State::of(entry).role == Role::Fresh {
+    if revents & libc::POLLIN == 0 || Role::of(entry) == Role::Fresh {
         return false;
     }
     let _ = errno::keeping(|| decide_pending(fd, entry, Way::ReceiveNow));
@@ -88,14 +85,13 @@ pub fn after_poll(fd: c_int, revents: c_short) -> bool {
 /// A pending socket's number is about to be copied: the socket stays TCP, also for a program that
 /// gets the copy, unless it is not connected yet. Returns false if its entry is right for both.
 pub fn stay_tcp(fd: c_int, entry: Entry) -> bool {
-    let state = State::of(entry);
-    if state.busy {
+    if is_busy(entry) {
         transition::wait_for_change(fd, entry);
         return true;
     }
-    let next = match state.role {
+    let next = match Role::of(entry) {
         Role::Fresh | Role::Late => return false,
-        Role::Active => Some(state.with(Role::Late).entry()),
+        Role::Active => Some(Role::Late.entry()),
         Role::Passive => None,
     };
     table::replace(fd, Some(entry), next);
@@ -104,12 +100,7 @@ pub fn stay_tcp(fd: c_int, entry: Entry) -> bool {
 
 /// The entry of the copy of a pending socket's number.
 pub fn copied(entry: Entry) -> Entry {
-    State::new(State::of(entry).role).entry()
-}
-
-/// After fork(2), in the child.
-pub fn in_child() {
-    Moving::reset();
+    Role::of(entry).entry()
 }
 
 // The state of a pending socket, in the flags of its table entry.
@@ -127,45 +118,27 @@ pub enum Role {
     Late,
 }
 
-/// The state.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct State {
-    pub role: Role,
-    /// A thread is deciding what the socket becomes.
-    pub busy: bool,
-}
-
-const ROLE: u32 = 3;
+/// The bit of an entry for which a thread is deciding what the socket becomes.
 const BUSY: u32 = 4;
 
-impl State {
-    pub fn new(role: Role) -> State {
-        State { role, busy: false }
-    }
-
+impl Role {
     /// Of a pending entry.
-    pub fn of(entry: Entry) -> State {
-        let role = match entry.flags & ROLE {
+    fn of(entry: Entry) -> Role {
+        match entry.flags & !BUSY {
             0 => Role::Fresh,
             1 => Role::Active,
             2 => Role::Passive,
             _ => Role::Late,
-        };
-        State { role, busy: entry.flags & BUSY != 0 }
+        }
     }
 
-    pub fn entry(self) -> Entry {
-        let busy = if self.busy { BUSY } else { 0 };
-        Entry { kind: Kind::Pending, flags: self.role as u32 | busy, inner: -1 }
+    fn entry(self) -> Entry {
+        Entry { kind: Kind::Pending, flags: self as u32, inner: -1 }
     }
+}
 
-    pub fn with(self, role: Role) -> State {
-        State { role, ..self }
-    }
-
-    pub fn busy(self, busy: bool) -> State {
-        State { busy, ..self }
-    }
+fn is_busy(entry: Entry) -> bool {
+    entry.flags & BUSY != 0
 }
 
 // Deciding what a pending socket becomes: one thread decides, and others that want to use the
@@ -198,18 +171,19 @@ fn decide_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_
             Some(Entry { kind: Kind::Socket, inner, .. }) => return Ok(Some(inner)),
             _ => return Ok(None),
         };
-        let state = State::of(entry);
-        if state.role == Role::Fresh || state.role == Role::Late && way.sends() {
+        let role = Role::of(entry);
+        if role == Role::Fresh || role == Role::Late && way.sends() {
             return Ok(None);
         }
         // `seen` may be older than the number of decisions.
-        if state.busy && (table::get(fd) != Some(entry) || transition::wait(decisions)) {
+        if is_busy(entry) && (table::get(fd) != Some(entry) || transition::wait(decisions)) {
             seen = table::get(fd);
             continue;
         }
-        if !state.busy && state.role != Role::Passive && way == Way::Receive {
-            // For the peer's word or data, as the program's recv(2) would: with its flags, its time-out
-            // and its signals. Not as the deciding thread, because another thread may want to send.
+        if !is_busy(entry) && role != Role::Passive && way == Way::Receive {
+            // For the peer's word or data, as the program's recv(2) would: with its flags, its
+            // time-out and its signals. Not as the deciding thread, because another thread may want
+            // to send.
             tcp::peek(fd, &mut [0], 0)?;
         }
         match begin(fd, entry, way) {
@@ -225,17 +199,17 @@ fn decide_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_
 fn begin(fd: c_int, entry: Entry, way: Way) -> Option<Result<Option<c_int>, c_int>> {
     // A cancelled thread would leave the socket busy. Decisions have a time-out.
     without_cancel(|_| {
-        let busy = State::of(entry).busy(true);
-        let result = table::replace(fd, Some(entry), Some(busy.entry())).then(|| decide(fd, busy, way));
+        let busy = Entry { flags: entry.flags | BUSY, ..entry };
+        let result = table::replace(fd, Some(entry), Some(busy)).then(|| decide(fd, busy, way));
         transition::announce();
         result
     })
 }
 
 /// Decides, as the only thread that does, and leaves the final entry in the table.
-fn decide(fd: c_int, busy: State, way: Way) -> Result<Option<c_int>, c_int> {
+fn decide(fd: c_int, busy: Entry, way: Way) -> Result<Option<c_int>, c_int> {
     let copy = OwnFd::duplicate(fd);
-    let outcome = match (copy.as_ref().map(OwnFd::fd), busy.role) {
+    let outcome = match (copy.as_ref().map(OwnFd::fd), Role::of(busy)) {
         (None, _) => Outcome::Tcp,
         (Some(tcp), Role::Passive) => handshake::accept(tcp),
         (Some(tcp), role) => handshake::find_word(tcp, role, way),
@@ -246,28 +220,22 @@ fn decide(fd: c_int, busy: State, way: Way) -> Result<Option<c_int>, c_int> {
 /// Puts the outcome for a number into the table if the number still has its busy entry; otherwise
 /// the program has closed it, and the call itself fails. Returns the rsocket, `None` for a call
 /// that goes to the kernel, or the errno that the call fails with.
-fn commit(fd: c_int, tcp: c_int, busy: State, outcome: Outcome) -> Result<Option<c_int>, c_int> {
+fn commit(fd: c_int, tcp: c_int, busy: Entry, outcome: Outcome) -> Result<Option<c_int>, c_int> {
     let (next, result) = match outcome {
         Outcome::Rsocket(inner) => return Ok(become_rsocket(fd, tcp, busy, inner)),
         Outcome::Tcp => (None, Ok(None)),
-        Outcome::Late => (Some(busy.busy(false).with(Role::Late)), Ok(None)),
-        Outcome::Later(error) => (Some(busy.busy(false)), Err(error)),
+        Outcome::Late => (Some(Role::Late), Ok(None)),
+        Outcome::Later(error) => (Some(Role::of(busy)), Err(error)),
     };
-    table::replace(fd, Some(busy.entry()), next.map(State::entry));
+    table::replace(fd, Some(busy), next.map(Role::entry));
     result
 }
 
-fn become_rsocket(fd: c_int, tcp: c_int, busy: State, inner: c_int) -> Option<c_int> {
+fn become_rsocket(fd: c_int, tcp: c_int, busy: Entry, inner: c_int) -> Option<c_int> {
     tcp::copy_reuse(tcp, inner);
-    tcp::copy_connected_options(tcp, inner);
-    if table::first(inner, 0).is_err() {
-        rsocket_abi::rclose(inner);
-        table::replace(fd, Some(busy.entry()), None);
-        return None;
-    }
-    let entry = Entry::rsocket(inner, table::DECIDED);
-    if !table::replace(fd, Some(busy.entry()), Some(entry)) {
-        rsocket::release(entry);
+    if !transition::become_rsocket(fd, tcp, Some(busy), inner, 0) {
+        rsocket::close(inner);
+        table::replace(fd, Some(busy), None);
         return None;
     }
     // The kernel still has the TCP socket there.

@@ -6,7 +6,7 @@
 
 use libc::pid_t;
 
-use crate::{auto, errno, fork, open_fds, process, rsocket, table};
+use crate::{auto, errno, open_fds, process, rsocket, table, transition};
 
 /// Registers the handlers. Without memory for them children of fork(2) are taken for those of
 /// vfork(2) (what they close stays open in librdmacm until they end) and have no rsockets.
@@ -51,12 +51,11 @@ extern "C" fn in_parent() {
     auto::in_parent();
 }
 
-/// Automatic mode comes first, because it asks which rsockets are the parent's own. The table comes
-/// before fork mode, which replaces entries of it.
+/// Automatic mode comes before the table, because it asks which rsockets are the parent's own.
 extern "C" fn in_child() {
     process::own();
     open_fds::in_child();
     auto::in_child();
     table::forked();
-    fork::in_child();
+    transition::Moving::reset();
 }

@@ -2,7 +2,8 @@
 //! that execute programs ([`spawn`]). Each of the former is served for rsockets by the calls that
 //! librspreload.so has, too, and is the next definition for everything else.
 
-/// Defines functions that librspreload-full.so exports, and in a module `next` their next definitions.
+/// Defines functions that librspreload-full.so exports, and in a module `next` their next
+/// definitions.
 macro_rules! exports_and_next {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $result:ty $body:block)*) => {
         $crate::calls::exports! { $($(#[$doc])* fn $name($($arg: $type),*) -> $result $body)* }

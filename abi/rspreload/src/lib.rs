@@ -7,10 +7,11 @@
 //! look at the table.
 //!
 //! The layers, from the top: [`full`] (the functions that only librspreload-full.so exports),
-//! [`calls`] (the exported functions), [`fds`] (what a number is, where a call goes, and what opening,
-//! copying and closing do), [`auto`] (automatic mode) beside [`fork`] (fork mode), what both have in common ([`tcp`], [`transition`],
-//! [`thread`]), [`epoll`] and [`rsocket`], [`table`], and at the bottom [`sockets`] (calls with
-//! references in place of pointers), [`memory`] and [`next_symbol`].
+//! [`calls`] (the exported functions), [`fds`] (what a number is, where a call goes, and what
+//! opening, copying and closing do), [`auto`] (automatic mode) beside [`fork`] (fork mode), what
+//! both have in common ([`tcp`], [`transition`], [`thread`]), [`epoll`] and [`rsocket`], [`table`],
+//! and at the bottom [`sockets`] (calls with references in place of pointers), [`memory`] and
+//! [`next_symbol`].
 //!
 //! No std: it is bound to the names below and would call our `close` for its own files. For the
 //! same reason nothing in this crate calls one of these names through `libc`, only through

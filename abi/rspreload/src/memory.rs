@@ -11,7 +11,7 @@ use libc::{ENOMEM, c_int, iovec, pollfd};
 use crate::errno;
 use crate::thread::with_cleanup;
 
-/// Types for which all zeros are a value, and that may be written whole from their first byte on.
+/// Types for which all zeros are a value.
 ///
 /// # Safety
 /// All zeros must be a value of the type.
@@ -23,7 +23,14 @@ pub unsafe trait Plain: Sized {
     }
 }
 
-/// For integers, pointers, and structures of them.
+/// Types for which any bytes are a value.
+///
+/// # Safety
+/// Any bytes must be a value of the type.
+pub unsafe trait AnyBytes: Plain {}
+
+/// For structures of integers, atomic ones too, and pointers, which are not read before they are
+/// set.
 macro_rules! plain {
     ($($type:ty),* $(,)?) => {$(
         // SAFETY: integers and pointers, of which zeros are values.
@@ -32,13 +39,29 @@ macro_rules! plain {
 }
 pub(crate) use plain;
 
-plain! {
-    u8, c_int, u64, pollfd, iovec, AtomicI32, AtomicU32, AtomicU64, libc::timeval, libc::linger, libc::msghdr, libc::sockaddr_storage,
-    libc::sigset_t, libc::sigaction, libc::stat, base::private::Marks, base::private::Handover,
+/// For integers, raw pointers, and structures of them.
+macro_rules! any_bytes {
+    ($($type:ty),* $(,)?) => {
+        $crate::memory::plain! { $($type),* }
+        $(
+            // SAFETY: integers and raw pointers, of which any bytes are values.
+            unsafe impl $crate::memory::AnyBytes for $type {}
+        )*
+    };
+}
+pub(crate) use any_bytes;
+
+plain! { AtomicI32, AtomicU32, AtomicU64, libc::sigset_t, libc::sigaction, libc::stat }
+
+any_bytes! {
+    u8, c_int, u64, pollfd, iovec, libc::timeval, libc::linger, libc::msghdr, libc::sockaddr_storage,
+    base::private::Marks, base::private::Handover,
 }
 
 // SAFETY: as the elements.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+// SAFETY: as the elements.
+unsafe impl<T: AnyBytes, const N: usize> AnyBytes for [T; N] {}
 
 /// Values in a mapping of their own, zeros at first. Pages that are never touched take no memory.
 pub struct Mapping<T> {

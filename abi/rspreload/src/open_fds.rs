@@ -1,5 +1,5 @@
-//! Descriptors of the process: how many it may have, which are open, and which are the library's own.
-//! The program must not close one of the latter, or put another file there.
+//! Descriptors of the process: how many it may have, which are open, and which are the library's
+//! own. The program must not close one of the latter, or put another file there.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::mem;

@@ -1,7 +1,8 @@
 //! The process and its clock.
 //!
-//! Whether this process owns the memory it runs in: a child of vfork(2) has descriptors of its own, but
-//! its parent's table and rsockets: what it closes and copies before execve(2) must not change those.
+//! Whether this process owns the memory it runs in: a child of vfork(2) has descriptors of its own,
+//! but its parent's table and rsockets: what it closes and copies before execve(2) must not change
+//! those.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, Ordering};

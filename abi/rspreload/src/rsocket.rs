@@ -7,10 +7,12 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use base::private::Marks;
 use libc::{F_GETFL, F_SETFL, O_NONBLOCK};
 
-use crate::memory::Plain;
+use crate::memory::AnyBytes;
 use crate::sockets::{kernel, rdma};
 use crate::table::{self, Entry, Kind};
 use crate::{config, errno, rsocket_abi};
+
+const SOL_RDMA: c_int = 0x10000;
 
 /// Makes an rsocket with the sizes that the environment asks for. Returns its number, or -1 with
 /// `errno`.
@@ -26,18 +28,12 @@ pub fn create(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         find_marks();
         // Programs expect SIGPIPE, as from TCP. Fails for datagram rsockets, which have none.
         let _ = set_library_option(inner, base::private::SIGPIPE);
-        configure(inner);
+        // A size that librdmacm rejects leaves its default.
+        for (name, value) in config::sizes() {
+            let _ = set_option(inner, SOL_RDMA, name, value);
+        }
     }
     inner
-}
-
-/// Gives a new rsocket the sizes that the environment asks for. A size that librdmacm rejects
-/// leaves its default.
-fn configure(inner: c_int) {
-    const SOL_RDMA: c_int = 0x10000;
-    for (name, value) in config::sizes() {
-        let _ = set_option(inner, SOL_RDMA, name, value);
-    }
 }
 
 /// Sets a private option of librdmacm (`inner` is -1), or of one of its rsockets. Returns the errno
@@ -74,7 +70,7 @@ fn find_marks() {
 }
 
 /// A private option of librdmacm, for a descriptor, if there is one of this size.
-pub fn library_option<T: Plain>(fd: c_int, option: c_int) -> Option<T> {
+pub fn library_option<T: AnyBytes>(fd: c_int, option: c_int) -> Option<T> {
     let (value, len) = errno::keeping(|| rdma::get::<T>(fd, (base::private::LEVEL, option)))?;
     (len == size_of::<T>()).then_some(value)
 }
@@ -150,6 +146,11 @@ pub fn has_unread(inner: c_int) -> bool {
 /// Closes an rsocket to which no number refers: its peer sees a reset, not an end in order.
 pub fn reset(inner: c_int) {
     reset_when_closed(inner);
+    close(inner);
+}
+
+/// Closes one.
+pub fn close(inner: c_int) {
     errno::keeping(|| rsocket_abi::rclose(inner));
 }
 

@@ -1,5 +1,5 @@
-//! Addresses of IPv4 and IPv6, and calls on sockets with references in place of pointers: those of the
-//! kernel, and rsockets.
+//! Addresses of IPv4 and IPv6, and calls on sockets with references in place of pointers: those of
+//! the kernel, and rsockets.
 
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -11,7 +11,7 @@ use libc::{
 };
 
 use crate::errno;
-use crate::memory::{Plain, plain};
+use crate::memory::{AnyBytes, Plain, plain};
 use crate::next_symbol::{self, rsocket_abi};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -238,7 +238,7 @@ macro_rules! sockets {
             }
 
             /// The value and the length of an option.
-            pub fn get<T: Plain>(fd: c_int, (level, name): (c_int, c_int)) -> Option<(T, usize)> {
+            pub fn get<T: AnyBytes>(fd: c_int, (level, name): (c_int, c_int)) -> Option<(T, usize)> {
                 let (mut value, mut len) = (T::zero(), size_of::<T>() as socklen_t);
                 // SAFETY: room for a value of this length.
                 let result = unsafe { $from::$getsockopt(fd, level, name, (&raw mut value).cast(), &raw mut len) };

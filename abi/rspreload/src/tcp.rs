@@ -104,7 +104,7 @@ pub fn make_rsocket(name: &Name, use_it: impl FnOnce(c_int) -> bool) -> Option<c
     if use_it(inner) {
         return Some(inner);
     }
-    errno::keeping(|| rsocket_abi::rclose(inner));
+    rsocket::close(inner);
     None
 }
 

@@ -1,9 +1,9 @@
 //! Threads of the library's own, and what a thread holds while it has locked something.
 //!
 //! pthread_cancel(3) may end a thread in the middle of a call. The C library unwinds the thread's
-//! stack from the system call in which it sleeps, without running destructors: what has to be undone
-//! must be registered first, with [`with_cleanup`]. The GNU C library also runs what is registered when
-//! a signal handler leaves the call by longjmp(3).
+//! stack from the system call in which it sleeps, without running destructors: what has to be
+//! undone must be registered first, with [`with_cleanup`]. The GNU C library also runs what is
+//! registered when a signal handler leaves the call by longjmp(3).
 
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;

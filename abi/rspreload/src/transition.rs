@@ -119,11 +119,6 @@ pub const AUTO: u32 = table::DECIDED << 1;
 /// The bit of an entry whose program's socket is of IPv6, and whose rsocket is of IPv4.
 pub const MAPPED: u32 = AUTO << 1;
 
-/// The bits of a new entry.
-pub fn flags(mapped: bool) -> u32 {
-    AUTO | if mapped { MAPPED } else { 0 }
-}
-
 /// Whether an rsocket is one of automatic mode: its number is a socket of the kernel.
 pub fn is_auto(entry: Entry) -> bool {
     entry.flags & AUTO != 0
@@ -136,18 +131,18 @@ pub fn is_number_of(inner: c_int, entry: Entry) -> bool {
 
 // What follows from an attempt: the number becomes the rsocket, or TCP is connected.
 
-/// Makes the number stand for the connected rsocket `inner`, with the options of the TCP socket,
-/// if it has the entry `before`. `copy` is the number or a duplicate of it.
-pub fn become_rsocket(fd: c_int, copy: c_int, before: Option<Entry>, inner: c_int) -> bool {
+/// Makes the number stand for the connected rsocket `inner`, with the options of the TCP socket, if
+/// it has the entry `before`. `copy` is the number or a duplicate of it, `flags` are [`AUTO`] or 0.
+pub fn become_rsocket(fd: c_int, copy: c_int, before: Option<Entry>, inner: c_int, flags: u32) -> bool {
     // Also makes it a blocking one, if the TCP socket is.
     tcp::copy_connected_options(copy, inner);
-    let family = tcp::family(copy).unwrap_or(AF_INET);
-    let mapped = family == AF_INET6 && rdma::peer(inner).is_some_and(|peer| peer.family() == AF_INET);
+    let is_mapped =
+        tcp::family(copy) == Some(AF_INET6) && rdma::peer(inner).is_some_and(|peer| peer.family() == AF_INET);
+    let mapped = if is_mapped && flags == AUTO { MAPPED } else { 0 };
     if table::prepare(fd).is_err() || table::first(inner, 0).is_err() {
         return false;
     }
-    let entry = Entry::rsocket(inner, table::DECIDED | flags(mapped));
-    let done = table::replace(fd, before, Some(entry));
+    let done = table::replace(fd, before, Some(Entry::rsocket(inner, table::DECIDED | flags | mapped)));
     if !done {
         table::drop(inner);
     }

@@ -1,10 +1,11 @@
-//! connect(2) of a TCP socket in automatic mode: an attempt to connect by RDMA, and what follows from
-//! its end.
+//! connect(2) of a TCP socket in automatic mode: an attempt to connect by RDMA, and what follows
+//! from its end.
 //!
 //! A non-blocking socket whose attempt is under way has a slot, and the thread of [`super::thread`]
-//! makes the attempt. The table entry of the program's number has the slot's ticket as its `inner`. No
-//! other socket gets the same one, so the result reaches the number only as long as it is this
-//! socket's. The thread works on a duplicate of the TCP descriptor, so the program may close its own.
+//! makes the attempt. The table entry of the program's number has the slot's ticket as its `inner`.
+//! No other socket gets the same one, so the result reaches the number only as long as it is this
+//! socket's. The thread works on a duplicate of the TCP descriptor, so the program may close its
+//! own.
 
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr};
@@ -27,7 +28,7 @@ use crate::table::{Entry, Kind};
 use crate::thread::{CancelDisabled, with_cleanup, without_cancel};
 use crate::thread::{Lock, SignalsBlocked};
 use crate::transition::Moving;
-use crate::{config, errno, next_symbol, open_fds, process, rsocket, rsocket_abi, table, tcp, transition};
+use crate::{config, errno, next_symbol, open_fds, process, rsocket, table, tcp, transition};
 
 /// connect(2).
 ///
@@ -45,7 +46,7 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
         Ok(Some(error)) => errno::fail(error),
         Err(None) => next(),
         Err(Some(reason)) => {
-            log::connection(fd, &to, "TCP", reason);
+            log::connection(fd, &to, reason);
             let result = match limit {
                 None => next(),
                 Some(limit) => before(fd, &limit, next),
@@ -56,11 +57,6 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
             result
         }
     }
-}
-
-/// The end of the time that SO_SNDTIMEO gives to a connect(2) that begins now.
-fn send_limit(fd: c_int) -> Option<Deadline> {
-    Some(tcp::timeout(fd, libc::SO_SNDTIMEO)).filter(|&timeout| timeout > 0).map(Deadline::after)
 }
 
 /// Makes a call with what is left of SO_SNDTIMEO.
@@ -95,53 +91,43 @@ fn by_rdma(
         // What the socket is need not be asked.
         return Err(None);
     }
-    if !route::is_candidate(fd, to.family()) || is_connected(fd) {
-        return Err(None);
-    }
-    if !has_address(fd, given, to) {
+    if !route::is_candidate(fd, to.family()) || is_connected(fd) || !has_address(fd, given, to) {
         return Err(None);
     }
     log::problems();
     ruled_out?;
     route::allows_rdma(fd, to)?;
     // Before the attempt: it may have succeeded by the time that it is given up.
-    if !members::are_known(fd) {
-        return Err(Some(Reason::NotOwn));
-    }
-    if members::are_too_many(fd) {
-        return Err(Some(Reason::Instances));
-    }
-    if !connections::has_room(false) {
-        return Err(Some(Reason::Descriptors));
-    }
-    if open_fds::has_ring() {
-        return Err(Some(Reason::Ring));
-    }
+    Reason::NotOwn.unless(members::are_known(fd))?;
+    Reason::Instances.unless(!members::are_too_many(fd))?;
+    Reason::Descriptors.unless(connections::has_room(false))?;
+    Reason::Ring.unless(!open_fds::has_ring())?;
     let is_blocking = tcp::is_blocking(fd);
-    *limit = if is_blocking { send_limit(fd) } else { None };
+    let timeout = if is_blocking { tcp::timeout(fd, libc::SO_SNDTIMEO) } else { -1 };
+    *limit = (timeout > 0).then(|| Deadline::after(timeout));
     let inner = begin(fd, to)?;
     let ended = if is_blocking {
-        cancel.allow(|| give_up(inner), || wait(inner, to, limit.as_ref()))
+        cancel.allow(|| rsocket::close(inner), || wait(inner, to, limit.as_ref()))
     } else {
-        match submit(fd, inner, to, &deadline()) {
+        match submit(fd, inner, to, &Deadline::after(config::timeout())) {
             Ok(()) => return Ok(Some(EINPROGRESS)),
             Err(reason) => cancel_for(inner, reason),
         }
     };
     if let Err(reason) = ended {
-        give_up(inner);
+        rsocket::close(inner);
         return Err(Some(reason));
     }
     report_success(inner, to);
     // Otherwise an instance would report the kernel's socket, which is not connected.
     members::leave(fd);
-    let connected = transition::become_rsocket(fd, fd, None, inner);
+    let connected = transition::become_rsocket(fd, fd, None, inner, transition::AUTO);
     members::join(fd);
     if !connected {
-        give_up(inner);
+        rsocket::close(inner);
         return Err(Some(Reason::Busy));
     }
-    log::connection(fd, to, "RDMA", Reason::Connected);
+    log::connection(fd, to, Reason::Connected);
     Ok(None)
 }
 
@@ -195,7 +181,7 @@ fn in_family(own: &Name, to: &Name) -> Name {
 /// TCP. A signal does not end it.
 pub fn wait(inner: c_int, to: &Name, limit: Option<&Deadline>) -> Result<(), Reason> {
     let mut fds = [pollfd { fd: inner, events: POLLOUT, revents: 0 }];
-    let end = deadline();
+    let end = Deadline::after(config::timeout());
     let half = limit.map(|limit| Deadline::after((limit.left() / 2).max(1)));
     match half.filter(|half| half.left() < end.left()) {
         None if tcp::poll(&mut fds, &end) => result(inner, to),
@@ -223,7 +209,7 @@ pub fn cancel_for(inner: c_int, reason: Reason) -> Result<(), Reason> {
 
 /// The result of an attempt that has ended.
 pub fn result(inner: c_int, to: &Name) -> Result<(), Reason> {
-    match error_of(inner) {
+    match rdma::get::<c_int>(inner, (SOL_SOCKET, libc::SO_ERROR)).map_or_else(errno::get, |(error, _)| error) {
         0 if rdma::peer(inner).is_some() => Ok(()),
         0 => Err(ended(to, ECONNREFUSED)),
         error => Err(ended(to, error)),
@@ -233,10 +219,6 @@ pub fn result(inner: c_int, to: &Name) -> Result<(), Reason> {
 /// The program's connect(2) returns the success of an attempt: the next one fails with `EISCONN`.
 pub fn report_success(inner: c_int, to: &Name) {
     errno::keeping(|| rdma::connect(inner, to));
-}
-
-fn error_of(inner: c_int) -> c_int {
-    rdma::get::<c_int>(inner, (SOL_SOCKET, libc::SO_ERROR)).map_or_else(errno::get, |(error, _)| error)
 }
 
 /// An attempt has failed: why, and what is remembered. That nobody listens is remembered when TCP
@@ -270,16 +252,6 @@ pub fn accepted_by_tcp(to: &Name, reason: Reason) {
 /// known yet. Clients that try again and again until a server listens find it by RDMA soon.
 pub fn rejected(to: &Name) {
     route::remember_for(REJECTED_SECONDS, Subject::Port(to.address(), to.number()), Outcome::Rejected);
-}
-
-/// The end of an attempt that begins now.
-pub fn deadline() -> Deadline {
-    Deadline::after(config::timeout())
-}
-
-/// Ends an attempt: the peer's connection manager is told.
-pub fn give_up(inner: c_int) {
-    errno::keeping(|| rsocket_abi::rclose(inner));
 }
 
 /// The most attempts of a process at a time.
@@ -337,10 +309,6 @@ impl Attempt {
     /// Takes the slot from those that would do so from the same state.
     fn claim(&self, from: u32) -> bool {
         self.state.compare_exchange(from, CLAIMED, SeqCst, SeqCst).is_ok()
-    }
-
-    fn is_ready(&self) -> bool {
-        self.state.load(SeqCst) == READY
     }
 
     /// The duplicate of the TCP descriptor, -1 for none.
@@ -408,30 +376,24 @@ impl Attempt {
             Err(reason @ (Reason::SocketShared | Reason::Instances)) => cancel_for(inner, reason),
             result => result,
         };
-        let connected = match (entry, result) {
-            (Some(entry), Ok(())) => transition::become_rsocket(fd, copy, Some(entry), inner),
-            _ => false,
-        };
-        // Before the program learns the result: the line of its close(2) comes later.
-        if let (Some(to), Some(_)) = (to, entry) {
-            match result {
-                Ok(()) if connected => log::connection(fd, &to, "RDMA", Reason::Connected),
-                Ok(()) => log::connection(fd, &to, "TCP", Reason::Busy),
-                Err(reason) => log::connection(fd, &to, "TCP", reason),
-            }
+        let becomes_it = |entry| transition::become_rsocket(fd, copy, Some(entry), inner, transition::AUTO);
+        let result = result.and_then(|()| Reason::Busy.unless(entry.is_some_and(becomes_it)));
+        if result.is_err() {
+            rsocket::close(inner);
         }
-        if !connected {
-            give_up(inner);
-        }
-        if let (Some(entry), Some(to), false) = (entry, to, connected) {
-            transition::connect_tcp(copy, &to);
-            if result == Err(Reason::Rejected) {
-                rejected(&to);
+        if let (Some(entry), Some(to)) = (entry, to) {
+            // Before the program learns the result: the line of its close(2) comes later.
+            log::connection(fd, &to, result.err().unwrap_or(Reason::Connected));
+            if result.is_err() {
+                transition::connect_tcp(copy, &to);
+                if result == Err(Reason::Rejected) {
+                    rejected(&to);
+                }
+                // Before the program learns the result: it may close the socket, and bind another
+                // one to its port.
+                self.close_tcp();
+                table::replace(fd, Some(entry), None);
             }
-            // Before the program learns the result: it may close the socket, and bind another one
-            // to its port.
-            self.close_tcp();
-            table::replace(fd, Some(entry), None);
         }
         self.close_tcp();
         // A thread in `control` has changed the record by then.
@@ -441,7 +403,8 @@ impl Attempt {
         }
         drop(moving);
         drop(signals);
-        self.wake();
+        // Those who poll the socket.
+        errno::keeping(|| open_fds::signal_eventfd(self.done.load(SeqCst) - 1));
         transition::announce();
         self.free();
     }
@@ -459,11 +422,6 @@ impl Attempt {
         freed == 0 || process::now() - freed > REST
     }
 
-    /// Wakes those who poll the socket.
-    fn wake(&self) {
-        errno::keeping(|| open_fds::signal_eventfd(self.done.load(SeqCst) - 1));
-    }
-
     /// Makes the eventfd, or takes back what the last attempt has left in it.
     fn reset_done(&self) -> bool {
         if self.done.load(SeqCst) == 0 {
@@ -478,7 +436,7 @@ impl Attempt {
 
 /// The attempts under way.
 pub fn ready() -> impl Iterator<Item = &'static Attempt> {
-    SLOTS.iter().take(HIGHEST.load(SeqCst)).filter(|slot| slot.is_ready())
+    SLOTS.iter().take(HIGHEST.load(SeqCst)).filter(|slot| slot.state.load(SeqCst) == READY)
 }
 
 /// The slot that an entry's ticket names.
@@ -529,7 +487,7 @@ pub fn done(entry: Entry) -> c_int {
 pub fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: Option<epoll_event>) -> Option<c_int> {
     let slot = of(entry)?;
     let held = LOCK.hold();
-    if slot.entry() != Some(entry) || !slot.is_ready() {
+    if slot.entry() != Some(entry) || slot.state.load(SeqCst) != READY {
         drop(held);
         transition::wait_for_change(fd, entry);
         return None;
@@ -565,7 +523,7 @@ pub fn in_child() {
                 table::replace(slot.fd.load(SeqCst), Some(entry), None);
             }
             // The child's copy.
-            give_up(slot.inner());
+            rsocket::close(slot.inner());
             slot.free();
         }
         open_fds::close(slot.done.swap(0, SeqCst) - 1);

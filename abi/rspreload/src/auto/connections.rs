@@ -195,23 +195,29 @@ pub fn is_lost(index: usize) -> bool {
     private.accepted.swap(accepted, SeqCst) && accepted && slot.is_sent()
 }
 
+/// Enters an rsocket and its token in the slot that was claimed for it, with the token's state.
+/// `None` without memory.
+fn enter_slot(index: usize, inner: c_int, token: c_int, state: fn(&Slot)) -> Option<&'static Slot> {
+    let slot = shared::slot(index)?;
+    if !enter(index, inner, token) {
+        slot.free();
+        return None;
+    }
+    state(slot);
+    Some(slot)
+}
+
 /// Sends a token to a listener of this process: connects to its address. Returns false if that
 /// fails.
 pub fn send_token(inner: c_int, to: &Name) -> bool {
     let names = (rdma::peer(inner), rdma::own(inner), thread::wake_socket());
     let (Some(peer), Some(own), Some(wake)) = names else { return false };
-    let from = to.with_number(0);
-    let claimed = with_slot(|| bound_token(&from), |token| shared::claim(token, to.number(), (&peer, &own), wake));
-    let Some((token, index, slot)) = claimed.and_then(|(token, index)| Some((token, index, shared::slot(index)?)))
-    else {
-        return false;
-    };
-    if !enter(index, inner, token) {
-        slot.free();
+    let claim = |token: &Name| shared::claim(token, to.number(), (&peer, &own), wake);
+    let Some((token, index)) = with_slot(|| bound_token(&to.with_number(0)), claim) else { return false };
+    let Some(slot) = enter_slot(index, inner, token, Slot::send) else {
         close_token(token);
         return false;
-    }
-    slot.send();
+    };
     SENT.set(index);
     let sent = kernel::connect(token, to) == 0 || errno::get() == libc::EINPROGRESS;
     if !sent && slot.withdraw() {
@@ -264,16 +270,16 @@ pub fn adopt(fd: c_int, accepted: Accepted) -> Option<Name> {
         return None;
     }
     if is_own {
-        if inner < 0 || !transition::become_rsocket(fd, fd, None, inner) {
+        if inner < 0 || !transition::become_rsocket(fd, fd, None, inner, transition::AUTO) {
             return None;
         }
-        log::accepted(fd, &peer, "RDMA", Reason::Connected);
+        log::accepted(fd, &peer, Reason::Connected);
         return Some(peer);
     }
     table::prepare(fd).ok()?;
     table::swap(fd, Some(forwarded(fd, index, accepted.generation)));
     slot.want(accepted.generation, Use::Accepted);
-    log::accepted(fd, &peer, "RDMA, forwarded", Reason::Forwarded);
+    log::accepted(fd, &peer, Reason::Forwarded);
     Some(peer)
 }
 
@@ -467,12 +473,10 @@ fn make_pair(fd: c_int, inner: c_int) -> Result<usize, Reason> {
         return Err(failed());
     }
     let token = connect(fd, inner)?;
-    let entered = enter_pair(inner, token, wake);
-    if entered.is_err() {
+    enter_pair(inner, token, wake).inspect_err(|_| {
         close_token(token);
         disconnect(fd);
-    }
-    entered
+    })
 }
 
 /// Enters the end of a new pair that is the token.
@@ -480,15 +484,9 @@ fn enter_pair(inner: c_int, token: c_int, wake: (c_int, u64)) -> Result<usize, R
     let names = rdma::peer(inner).zip(rdma::own(inner));
     let ((peer, own), end) = names.zip(kernel::own(token)).ok_or_else(failed)?;
     let index = shared::claim_any(&end, (&peer, &own), wake).ok_or(Reason::Slots)?;
-    let slot = shared::slot(index).ok_or(Reason::Slots)?;
-    if enter(index, inner, token) {
-        slot.take();
-        thread::watch(index, token);
-        Ok(index)
-    } else {
-        slot.free();
-        Err(Reason::NoToken(libc::ENOMEM))
-    }
+    enter_slot(index, inner, token, Slot::take).ok_or(Reason::NoToken(libc::ENOMEM))?;
+    thread::watch(index, token);
+    Ok(index)
 }
 
 /// In a child of fork(2): the connections are the parent's, and the numbers TCP sockets of the

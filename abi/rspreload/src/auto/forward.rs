@@ -131,7 +131,7 @@ impl Forward {
                     events |= POLLOUT;
                 }
             }
-            if fd == self.token && self.failed {
+            if fd == self.token && self.failed && self.pipes[0].shut {
                 events |= POLLOUT;
             }
             let bit = if fd == self.inner { base::private::FORWARDER_EVENT } else { 0 };

@@ -63,34 +63,17 @@ pub fn add(fd: c_int, backlog: c_int) {
         return;
     }
     log::problems();
-    match try_add(fd, &own, backlog) {
-        Ok(()) => log::listener(fd, &own, "RDMA and TCP", None),
-        Err(reason) => log::listener(fd, &own, "TCP", Some(reason)),
-    }
+    log::listener(fd, &own, try_add(fd, &own, backlog).err());
 }
 
 fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
-    if !members::is_own(fd) {
-        return Err(Reason::NotOwn);
-    }
-    if own.address().is_loopback() {
-        return Err(Reason::Loopback);
-    }
-    if !config::is_automatic(own.address(), own.number()) {
-        return Err(Reason::Rule);
-    }
-    if option(fd, SOL_SOCKET, SO_REUSEPORT) != 0 {
-        return Err(Reason::Reuse);
-    }
-    if route::has_kernel_option(fd) {
-        return Err(Reason::Option);
-    }
-    if open_fds::has_ring() {
-        return Err(Reason::Ring);
-    }
-    if !shared::tells(own) {
-        return Err(Reason::NoDiag);
-    }
+    Reason::NotOwn.unless(members::is_own(fd))?;
+    Reason::Loopback.unless(!own.address().is_loopback())?;
+    Reason::Rule.unless(config::is_automatic(own.address(), own.number()))?;
+    Reason::Reuse.unless(option(fd, SOL_SOCKET, SO_REUSEPORT) == 0)?;
+    Reason::Option.unless(!route::has_kernel_option(fd))?;
+    Reason::Ring.unless(!open_fds::has_ring())?;
+    Reason::NoDiag.unless(shared::tells(own))?;
     let claimed = |listener: &Listener| listener.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
     let index = LISTENERS.iter().position(claimed).ok_or(Reason::Busy)?;
     let listener = &LISTENERS[index];
@@ -99,19 +82,14 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     let v6only = own.family() == AF_INET6 && option(fd, IPPROTO_IPV6, IPV6_V6ONLY) != 0;
     listener.v6only.store(v6only, SeqCst);
     listener.first.store(fd, SeqCst);
-    let prepared = shared::prepare() && table::prepare(fd).is_ok();
-    let opened = if prepared { listener.open(Some(fd)) } else { Err(Reason::Busy) };
-    if let Err(reason) = opened {
+    listener.numbers.store(1, SeqCst);
+    let entry = Entry { kind: Kind::Listener, flags: 0, inner: index as c_int };
+    let prepared = Reason::Busy.unless(shared::prepare() && table::prepare(fd).is_ok());
+    let opened = prepared.and_then(|()| listener.open(Some(fd)));
+    if let Err(reason) = opened.and_then(|()| Reason::Busy.unless(table::replace(fd, None, Some(entry)))) {
         listener.close();
         listener.state.store(FREE, SeqCst);
         return Err(reason);
-    }
-    listener.numbers.store(1, SeqCst);
-    let entry = Entry { kind: Kind::Listener, flags: 0, inner: index as c_int };
-    if !table::replace(fd, None, Some(entry)) {
-        listener.close();
-        listener.state.store(FREE, SeqCst);
-        return Err(Reason::Busy);
     }
     accept_at_once(fd);
     listener.state.store(OPEN, SeqCst);
@@ -193,7 +171,7 @@ impl Listener {
         for number in &self.rsockets {
             let inner = number.swap(0, SeqCst) - 1;
             if inner >= 0 {
-                errno::keeping(|| rsocket_abi::rclose(inner));
+                rsocket::close(inner);
             }
         }
     }
@@ -218,7 +196,7 @@ impl Listener {
     fn listen_by_tcp_only(&self, reason: Reason) {
         self.close();
         if let Some(own) = self.own.load() {
-            log::listener(-1, &own, "TCP", Some(reason));
+            log::listener(-1, &own, Some(reason));
         }
     }
 
@@ -242,7 +220,7 @@ impl Listener {
         } else if self.is_full.swap(false, SeqCst) {
             let reason = self.open(None).err();
             if let Some(own) = self.own.load() {
-                log::listener(-1, &own, if reason.is_some() { "TCP" } else { "RDMA and TCP" }, reason);
+                log::listener(-1, &own, reason);
             }
         }
     }
@@ -282,8 +260,8 @@ impl Listener {
             is_open && self.has_room(thread::waiting_tokens()) && connections::has_room(false)
         };
         let error = self.send_tokens(inner, may_more);
-        // An rsocket has no connection now, or never has one again: after a change of the user, or of
-        // the root folder, no event channel can be opened, perhaps.
+        // An rsocket has no connection now, or never has one again: after a change of the user, or
+        // of the root folder, no event channel can be opened, perhaps.
         let passes = [EAGAIN, EINTR, ECONNABORTED, EMFILE, ENFILE, ENOBUFS, ENOMEM];
         if error != 0 && !passes.contains(&error) {
             self.listen_by_tcp_only(Reason::Failed(error));
@@ -298,8 +276,9 @@ impl Listener {
         }
     }
 
-    /// Sends the tokens of connections that are established, before the rsockets are closed. Waits a
-    /// moment for handshakes that are answered: their peers may be connected from their point of view.
+    /// Sends the tokens of connections that are established, before the rsockets are closed. Waits
+    /// a moment for handshakes that are answered: their peers may be connected from their point of
+    /// view.
     fn send_last_tokens(&self) {
         const MOMENT_MS: c_int = 10;
         const MOMENTS: usize = 16;
@@ -314,8 +293,8 @@ impl Listener {
         }
     }
 
-    /// Sends the tokens of the connections that an rsocket has. Returns the errno of accept, or 0 if
-    /// there may be no more.
+    /// Sends the tokens of the connections that an rsocket has. Returns the errno of accept, or 0
+    /// if there may be no more.
     fn send_tokens(&self, inner: c_int, may_more: impl Fn() -> bool) -> c_int {
         while may_more() {
             let new = rdma::accept(inner);

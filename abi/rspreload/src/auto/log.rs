@@ -2,12 +2,12 @@
 
 use core::ffi::c_int;
 use core::fmt::Write;
-use core::net::IpAddr;
+use core::net::SocketAddr;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
 use core::{fmt, mem};
 
-use crate::memory::plain;
+use crate::memory::any_bytes;
 use crate::sockets::{AtomicName, Name, kernel, rdma};
 use crate::table::Growing;
 use crate::{config, errno, open_fds, tcp};
@@ -67,6 +67,13 @@ reasons! {
     Elsewhere => "another process of the program accepts its connections",
 }
 
+impl Reason {
+    /// Fails with the reason if a condition does not hold.
+    pub fn unless(self, holds: bool) -> Result<(), Reason> {
+        if holds { Ok(()) } else { Err(self) }
+    }
+}
+
 /// Text of a limited length.
 struct Text {
     bytes: [u8; 300],
@@ -92,38 +99,41 @@ pub fn line(text: fmt::Arguments<'_>) {
     let _ = rdma::set_bytes(-1, (base::private::LEVEL, base::private::LOG), &line.bytes, line.len);
 }
 
-/// `ADDRESS PORT`, for a log line.
-struct Shown<'a>(&'a Name);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} port {}", self.0.address(), self.0.number())
-    }
-}
-
 /// A connection of connect(2).
-pub fn connection(fd: i32, to: &Name, way: &str, reason: Reason) {
-    line(format_args!("connect: socket {fd} -> {}: {way}: {reason}", Shown(to)));
-    by_tcp(fd, to, way);
+pub fn connection(fd: i32, to: &Name, reason: Reason) {
+    let way = way(fd, to, reason);
+    line(format_args!("connect: socket {fd} -> {} port {}: {way}: {reason}", to.address(), to.number()));
 }
 
 /// A connection of accept(2).
-pub fn accepted(fd: i32, from: &Name, way: &str, reason: Reason) {
-    line(format_args!("accept: socket {fd} <- {}: {way}: {reason}", Shown(from)));
-    by_tcp(fd, from, way);
+pub fn accepted(fd: i32, from: &Name, reason: Reason) {
+    let way = way(fd, from, reason);
+    line(format_args!("accept: socket {fd} <- {} port {}: {way}: {reason}", from.address(), from.number()));
 }
 
-fn by_tcp(fd: i32, peer: &Name, way: &str) {
-    if config::logs() && way == "TCP" {
-        logged(fd, peer);
+/// The transport of a connection. The peer of one by TCP is remembered for the line of its
+/// close(2).
+fn way(fd: c_int, peer: &Name, reason: Reason) -> &'static str {
+    match reason {
+        Reason::Connected => return "RDMA",
+        Reason::Forwarded => return "RDMA, forwarded",
+        _ => {}
     }
+    if config::logs()
+        && let Ok(word) = PEERS.get_or_grow(fd)
+    {
+        word.store(peer);
+        LOGGED.store(true, Relaxed);
+    }
+    "TCP"
 }
 
 /// A listener. `reason`: why not both ways.
-pub fn listener(fd: i32, own: &Name, way: &str, reason: Option<Reason>) {
+pub fn listener(fd: i32, own: &Name, reason: Option<Reason>) {
+    let (address, port) = (own.address(), own.number());
     match reason {
-        None => line(format_args!("listen: socket {fd} at {}: {way}", Shown(own))),
-        Some(reason) => line(format_args!("listen: socket {fd} at {}: {way}: {reason}", Shown(own))),
+        None => line(format_args!("listen: socket {fd} at {address} port {port}: RDMA and TCP")),
+        Some(reason) => line(format_args!("listen: socket {fd} at {address} port {port}: TCP: {reason}")),
     }
 }
 
@@ -134,9 +144,8 @@ pub fn not_given(fd: i32, user: &str, reason: Reason) {
 
 /// The lines of `auto_config` that have no effect, once.
 pub fn problems() {
-    use core::sync::atomic::{AtomicBool, Ordering};
     static TOLD: AtomicBool = AtomicBool::new(false);
-    if config::logs() && !TOLD.swap(true, Ordering::Relaxed) {
+    if config::logs() && !TOLD.swap(true, Relaxed) {
         for (number, problem) in config::problems() {
             line(format_args!("/etc/rdma/rsocket/auto_config: line {number} is ignored: {problem}"));
         }
@@ -154,14 +163,6 @@ static LOGGED: AtomicBool = AtomicBool::new(false);
 /// By number: the peer of a connection by TCP, which the kernel forgets when both ends have shut
 /// down, or if it was never made. Made of atomic integers only.
 static PEERS: Growing<AtomicName> = Growing::new();
-
-/// The number's connection is TCP, and that was logged.
-pub fn logged(fd: c_int, peer: &Name) {
-    if let Ok(word) = PEERS.get_or_grow(fd) {
-        word.store(peer);
-        LOGGED.store(true, Relaxed);
-    }
-}
 
 /// A descriptor of the kernel's is about to be closed.
 #[inline(always)]
@@ -183,8 +184,7 @@ fn report(fd: c_int) {
     let Some(info) = info(fd) else { return };
     let logged = PEERS.get(fd).and_then(AtomicName::take);
     let (Some(own), Some(peer)) = (kernel::own(fd), kernel::peer(fd).or(logged)) else { return };
-    let (own, peer) = (own.of_device(), peer.of_device());
-    let (own, peer) = (Ends(&own), Ends(&peer));
+    let [own, peer] = [own, peer].map(|name| SocketAddr::new(name.address(), name.number()));
     if info.was_made() {
         let (sent, received) = info.bytes();
         line(format_args!("close: socket {fd} {own} -> {peer} tcp: sent {sent} bytes, received {received}"));
@@ -226,21 +226,10 @@ impl Info {
     }
 }
 
-plain! { Info }
+any_bytes! { Info }
 
 /// The state of a TCP socket that does not listen. `None` for other descriptors.
 fn info(fd: c_int) -> Option<Info> {
     let (info, len) = kernel::get::<Info>(fd, (libc::IPPROTO_TCP, libc::TCP_INFO))?;
     (len >= size_of::<Info>() && info.state != tcp::LISTEN).then_some(info)
-}
-
-struct Ends<'a>(&'a Name);
-
-impl fmt::Display for Ends<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.address() {
-            IpAddr::V4(address) => write!(f, "{address}:{}", self.0.number()),
-            IpAddr::V6(address) => write!(f, "[{address}]:{}", self.0.number()),
-        }
-    }
 }

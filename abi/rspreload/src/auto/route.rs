@@ -1,9 +1,9 @@
 //! Whether a connection may use RDMA: what rules, the socket, its route and the past say.
 //!
-//! What is remembered of destinations and of local addresses is in a hash table of words, each with an
-//! outcome, the second in which it expires, and a hash of the address. It is read and written without
-//! a lock. If two addresses have the same hash, which is improbable, a connection uses TCP where it
-//! could use RDMA.
+//! What is remembered of destinations and of local addresses is in a hash table of words, each with
+//! an outcome, the second in which it expires, and a hash of the address. It is read and written
+//! without a lock. If two addresses have the same hash, which is improbable, a connection uses TCP
+//! where it could use RDMA.
 
 use core::ffi::c_int;
 use core::net::IpAddr;
@@ -77,38 +77,21 @@ pub fn is_rdma(own: &Name) -> bool {
 /// destination without RDMA.
 pub fn ruled_out(to: &Name) -> Result<(), Reason> {
     let (address, port) = (to.address(), to.number());
-    if address.is_loopback() {
-        return Err(Reason::Loopback);
-    }
-    if address.is_unspecified() || address.is_multicast() {
-        // The kernel takes the first for a loopback address.
-        return Err(Reason::NoRoute);
-    }
-    if !config::is_automatic(address, port) {
-        return Err(Reason::Rule);
-    }
-    if find(Subject::Beyond(address)).is_some() {
-        return Err(Reason::NoDevice);
-    }
-    if find(Subject::Host(address)).is_some() {
-        return Err(Reason::WasSilent);
-    }
-    match find(Subject::Port(address, port)) {
-        Some(_) => Err(Reason::WasRejected),
-        None => Ok(()),
-    }
+    Reason::Loopback.unless(!address.is_loopback())?;
+    // The kernel takes an unspecified address for a loopback address.
+    Reason::NoRoute.unless(!address.is_unspecified() && !address.is_multicast())?;
+    Reason::Rule.unless(config::is_automatic(address, port))?;
+    Reason::NoDevice.unless(find(Subject::Beyond(address)).is_none())?;
+    Reason::WasSilent.unless(find(Subject::Host(address)).is_none())?;
+    Reason::WasRejected.unless(find(Subject::Port(address, port)).is_none())
 }
 
 /// Whether the connection of `fd` to an address that is not [ruled out](ruled_out) may use RDMA.
 pub fn allows_rdma(fd: c_int, to: &Name) -> Result<(), Reason> {
-    if has_kernel_option(fd) {
-        return Err(Reason::Option);
-    }
+    Reason::Option.unless(!has_kernel_option(fd))?;
     let bound = bound(fd).filter(|own| !own.address().is_unspecified());
     let own = bound.or_else(|| source(to)).ok_or(Reason::NoRoute)?;
-    if own.address().is_loopback() {
-        return Err(Reason::Loopback);
-    }
+    Reason::Loopback.unless(!own.address().is_loopback())?;
     if is_rdma(&own) {
         return Ok(());
     }

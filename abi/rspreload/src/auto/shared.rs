@@ -304,8 +304,8 @@ pub fn wake(fd: c_int, inode: u64, index: u32) {
     });
 }
 
-// Whether a process has an end of a connection of this machine with itself (sock_diag(7)). An end that
-// waits for accept(2), or that every process has closed, belongs to no file: its inode is 0.
+// Whether a process has an end of a connection of this machine with itself (sock_diag(7)). An end
+// that waits for accept(2), or that every process has closed, belongs to no file: its inode is 0.
 
 /// linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;

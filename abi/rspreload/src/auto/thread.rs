@@ -365,7 +365,8 @@ impl WakeSockets {
         (sender >= 0).then(|| (sender, self.inode.load(SeqCst)))
     }
 
-    /// The same after making the sockets, if there are none. `None` if that fails, with `errno` set.
+    /// The same after making the sockets, if there are none. `None` if that fails, with `errno`
+    /// set.
     fn made(&self) -> Option<(c_int, u64)> {
         self.sender().or_else(|| {
             let _held = self.making.hold();

@@ -1,5 +1,5 @@
-//! Calls that move data, and those that take the same arguments for an rsocket as for a socket of the
-//! kernel's.
+//! Calls that move data, and those that take the same arguments for an rsocket as for a socket of
+//! the kernel's.
 
 use core::ffi::{c_int, c_void};
 use core::slice;
@@ -102,28 +102,6 @@ exports! {
         }
     }
 
-    /// getpeername(2).
-    fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-        match (Fd::of(fd), known_name(fd, true)) {
-            (_, Some(name)) => store(name, addr, len),
-            (Fd::Rsocket(entry), None) => rsocket_abi::rgetpeername(entry.inner, addr, len),
-            _ => next_symbol::getpeername(fd, addr, len),
-        }
-    }
-
-    /// getsockname(2).
-    fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-        if let Fd::Connecting(entry) = Fd::of(fd) {
-            // Only the end of the attempt decides the port.
-            errno::keeping(|| transition::wait_for_change(fd, entry));
-        }
-        match (Fd::of(fd), known_name(fd, false)) {
-            (_, Some(name)) => store(name, addr, len),
-            (Fd::Rsocket(entry), None) => rsocket_abi::rgetsockname(entry.inner, addr, len),
-            _ => next_symbol::getsockname(fd, addr, len),
-        }
-    }
-
     /// getsockopt(2).
     fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
         match Fd::of(fd) {
@@ -149,12 +127,30 @@ exports! {
     }
 }
 
-/// The address that automatic mode knows of a number.
-fn known_name(fd: c_int, is_peer: bool) -> Option<Name> {
-    match Fd::of(fd) {
-        Fd::Rsocket(entry) | Fd::Known(entry) => auto::name_of(entry, is_peer),
-        _ => None,
-    }
+/// `name by rname, whether it is the peer's`: calls that return an address.
+macro_rules! forward_name {
+    ($($name:ident by $to:ident, $is_peer:expr;)*) => {$(exports! {
+        #[doc = concat!(stringify!($name), "(2).")]
+        fn $name(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+            if let (false, Fd::Connecting(entry)) = ($is_peer, Fd::of(fd)) {
+                // Only the end of the attempt decides the port.
+                errno::keeping(|| transition::wait_for_change(fd, entry));
+            }
+            match Fd::of(fd) {
+                Fd::Rsocket(entry) | Fd::Known(entry) => match (auto::name_of(entry, $is_peer), entry.kind) {
+                    (Some(name), _) => store(name, addr, len),
+                    (None, Kind::Socket) => rsocket_abi::$to(entry.inner, addr, len),
+                    (None, _) => next_symbol::$name(fd, addr, len),
+                },
+                _ => next_symbol::$name(fd, addr, len),
+            }
+        }
+    })*};
+}
+
+forward_name! {
+    getpeername by rgetpeername, true;
+    getsockname by rgetsockname, false;
 }
 
 /// # Safety
@@ -194,8 +190,8 @@ forward_data! {
     shutdown by rshutdown, Way::Shutdown, (how: c_int) -> c_int, NOTHING;
 }
 
-// What is left of a blocking call on an rsocket whose number became a TCP socket of the kernel while
-// the call slept: the rsocket does not block any more, so the call has returned early.
+// What is left of a blocking call on an rsocket whose number became a TCP socket of the kernel
+// while the call slept: the rsocket does not block any more, so the call has returned early.
 
 /// What a call was asked to move, and how.
 #[derive(Clone, Copy)]
@@ -239,8 +235,8 @@ impl Asked<'_> {
 }
 
 /// The result of a call that an rsocket has ended with `done`, or that of `again`: after a failure
-/// because the library forwards the data meanwhile. Then the number is a socket of the kernel, and the
-/// rsocket does not block any more.
+/// because the library forwards the data meanwhile. Then the number is a socket of the kernel, and
+/// the rsocket does not block any more.
 ///
 /// # Safety
 /// The buffers are those of the call.
@@ -332,7 +328,7 @@ exports! {
 fn send_file(out: c_int, file: c_int, offset: *mut off64_t, len: usize, next: impl FnOnce() -> ssize_t) -> ssize_t {
     match fds::data(out, Way::Send) {
         // The kernel, too, sends files only.
-        Target::Kernel | Target::Rsocket(_) if fds::setup(file).is_some() => errno::fail(EINVAL),
+        Target::Kernel | Target::Rsocket(_) if matches!(Fd::of(file), Fd::Rsocket(_)) => errno::fail(EINVAL),
         Target::Kernel => next(),
         // By its number: the connection may begin to be forwarded.
         // SAFETY: the C contract.

@@ -20,8 +20,8 @@ use crate::{auto, config, errno, fds, fork, next_symbol, open_fds, process, rsoc
 const FLAGS: c_int = SOCK_CLOEXEC | SOCK_NONBLOCK;
 
 exports! {
-    /// socket(2): an rsocket if the configuration wants one and librdmacm can make it, otherwise the
-    /// kernel's.
+    /// socket(2): an rsocket if the configuration wants one and librdmacm can make it, otherwise
+    /// the kernel's.
     safe fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         let plain = kind & !FLAGS;
         let known = matches!(domain, AF_INET | AF_INET6 | AF_IB) && matches!(plain, SOCK_STREAM | SOCK_DGRAM);
@@ -58,7 +58,7 @@ exports! {
                 Err(why) => errno::fail(why),
             },
             Fd::Pending(_) => enter_pending(next_symbol::accept4(fd, addr, len, flags), fork::accepted_entry()),
-            Fd::Kernel | Fd::Epoll(_) | Fd::Connecting(_) | Fd::Known(_) => {
+            Fd::Kernel | Fd::Epoll | Fd::Connecting(_) | Fd::Known(_) => {
                 auto::accept(fd, addr, len, |addr, len| fds::on_new_fd(next_symbol::accept4(fd, addr, len, flags)))
             }
         }
@@ -74,10 +74,10 @@ exports! {
                 rsocket::sync_nonblock(fd, entry.inner);
                 rsocket_abi::rconnect(entry.inner, addr, len)
             }
-            Fd::Pending(entry) => fork::connect(fd, entry, addr, len),
+            Fd::Pending(_) => fork::connect(fd, addr, len),
             Fd::Kernel if auto::is_on() => auto::connect(fd, addr, len),
             Fd::Connecting(_) => errno::fail(EALREADY),
-            Fd::Kernel | Fd::Epoll(_) | Fd::Known(_) => next_symbol::connect(fd, addr, len),
+            Fd::Kernel | Fd::Epoll | Fd::Known(_) => next_symbol::connect(fd, addr, len),
         }
     }
 }
@@ -302,35 +302,38 @@ fn hold_current(fd: c_int, mut entry: Option<Entry>) -> Result<Option<(Entry, En
 }
 
 fn copy_to(old: c_int, new: c_int) -> c_int {
-    if process::is_guest() {
-        return copy_to_by_guest(old, new);
-    }
-    if let Some(entry @ Entry { kind: Kind::Connecting, .. }) = table::get(old) {
-        auto::end_attempt(old, entry);
-    }
-    if new <= libc::STDERR_FILENO && is_auto_rsocket(old) {
+    // A child of vfork(2) has descriptors of its own but its parent's memory: what it opens must
+    // not be entered there.
+    let is_guest = process::is_guest();
+    let is_rsocket = |entry: Entry| entry.kind == Kind::Connecting || is_auto_rsocket(entry);
+    if new <= libc::STDERR_FILENO && !is_guest && table::get(old).is_some_and(is_rsocket) {
         // For stdio. Without memory it meets a socket that is not connected.
         let _ = auto::outside::leave_to_kernel(old);
     }
-    let source = fds::current_entry(old);
-    if let Some(source) = source {
-        auto::execute_with(source);
-    }
+    let source = if is_guest { table::get(old) } else { fds::current_entry(old) };
     if is_taken(new) {
         return errno::fail(EBUSY);
     }
-    let copy = match source {
-        Some(source) => match prepare_copy(old, source, new) {
-            Ok(copy) => copy,
-            Err(why) => return errno::fail(why),
-        },
-        None => None,
+    let copy = source.map_or(Ok(None), |source| {
+        // A child that copies a connection is usually about to execute a program, which may only
+        // read: its data is forwarded from now on.
+        auto::execute_with(source);
+        if is_guest {
+            auto::guest_copies(old, source);
+            return Ok(None);
+        }
+        prepare_copy(old, source, new)
+    });
+    let copy = match copy {
+        Ok(copy) => copy,
+        Err(why) => return errno::fail(why),
     };
     let result = next_symbol::dup2(old, new);
     if result < 0 {
-        if let Some(copy) = copy {
-            errno::keeping(|| fds::release(copy));
-        }
+        copy.map(|copy| errno::keeping(|| fds::release(copy)));
+        return result;
+    }
+    if is_guest {
         return result;
     }
     members::forget(new);
@@ -344,28 +347,14 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
     result
 }
 
-/// dup2(2) in a child of vfork(2), which has descriptors of its own but its parent's memory: what
-/// it opens must not be entered there.
-fn copy_to_by_guest(old: c_int, new: c_int) -> c_int {
-    let source = table::get(old);
-    if is_taken(new) {
-        return errno::fail(EBUSY);
-    }
-    if let Some(source) = source {
-        auto::execute_with(source);
-        auto::guest_copies(old, source);
-    }
-    next_symbol::dup2(old, new)
-}
-
 /// Whether `new` is a descriptor of the library's: the kernel's error for a number that is being
 /// opened is EBUSY.
 fn is_taken(new: c_int) -> bool {
     fds::current_entry(new).is_none() && fds::is_library(new)
 }
 
-fn is_auto_rsocket(fd: c_int) -> bool {
-    table::get(fd).is_some_and(|entry| entry.kind == Kind::Socket && auto::is_auto(entry))
+fn is_auto_rsocket(entry: Entry) -> bool {
+    entry.kind == Kind::Socket && auto::is_auto(entry)
 }
 
 /// Returns the entry that `new` is to have.
@@ -387,7 +376,7 @@ fn control(fd: c_int, cmd: c_int, arg: usize, next: impl FnOnce() -> c_int) -> c
     }
     match (cmd, Fd::from(entry)) {
         (F_DUPFD | F_DUPFD_CLOEXEC, _) => copy_entry(fd, entry, next),
-        (_, Fd::Kernel | Fd::Pending(_) | Fd::Epoll(_) | Fd::Connecting(_) | Fd::Known(_)) => next(),
+        (_, Fd::Kernel | Fd::Pending(_) | Fd::Epoll | Fd::Connecting(_) | Fd::Known(_)) => next(),
         (F_GETFL, Fd::Rsocket(_)) => {
             rsocket::sync_nonblock(fd, entry.inner);
             let flags = rdma::fcntl(entry.inner, cmd, 0);
@@ -397,7 +386,7 @@ fn control(fd: c_int, cmd: c_int, arg: usize, next: impl FnOnce() -> c_int) -> c
         // The argument is an int: the upper half of the register is undefined.
         // The kernel's socket sends signals.
         (F_SETFL, Fd::Rsocket(_))
-            if arg as c_int & O_ASYNC != 0 && is_auto_rsocket(fd) && auto::outside::leave_to_kernel(fd).is_ok() =>
+            if arg as c_int & O_ASYNC != 0 && is_auto_rsocket(entry) && auto::outside::leave_to_kernel(fd).is_ok() =>
         {
             next()
         }

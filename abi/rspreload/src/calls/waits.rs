@@ -47,21 +47,23 @@ fn are_concerned(numbers: impl Iterator<Item = c_int>) -> bool {
             auto::before_wait(entry);
             any
         }
-        Fd::Kernel | Fd::Epoll(_) => any,
+        Fd::Kernel | Fd::Epoll => any,
     })
 }
 
 /// What librdmacm polls for `fd`. Settles a pending socket.
 fn asked(fd: &pollfd) -> pollfd {
-    let number = match Fd::of(fd.fd) {
-        Fd::Rsocket(entry) => entry.inner,
-        Fd::Pending(entry) => fork::resolve_for_poll(fd.fd, entry).unwrap_or(fd.fd),
-        Fd::Connecting(entry) => match auto::connect::done(entry) {
-            // The attempt has ended since its entry was read, and its slot has another one.
-            -1 => return asked(fd),
-            done => return pollfd { fd: done, events: POLLIN, revents: 0 },
-        },
-        Fd::Kernel | Fd::Epoll(_) | Fd::Known(_) => fd.fd,
+    let number = loop {
+        break match Fd::of(fd.fd) {
+            Fd::Rsocket(entry) => entry.inner,
+            Fd::Pending(entry) => fork::resolve_for_poll(fd.fd, entry).unwrap_or(fd.fd),
+            Fd::Connecting(entry) => match auto::connect::done(entry) {
+                // The attempt has ended since its entry was read, and its slot has another one.
+                -1 => continue,
+                done => return pollfd { fd: done, events: POLLIN, revents: 0 },
+            },
+            Fd::Kernel | Fd::Epoll | Fd::Known(_) => fd.fd,
+        };
     };
     pollfd { fd: number, events: fd.events, revents: 0 }
 }
@@ -75,7 +77,7 @@ fn has_changed(fd: c_int, number: c_int, revents: c_short) -> bool {
         Fd::Kernel | Fd::Known(_) => number != fd,
         Fd::Connecting(_) => true,
         Fd::Pending(_) => fork::after_poll(fd, revents),
-        Fd::Epoll(_) => false,
+        Fd::Epoll => false,
     }
 }
 
@@ -187,8 +189,8 @@ impl<'a> Sets<'a> {
         })
     }
 
-    /// Waits by `poll` until a number is ready for one of its sets, or until `poll` returns 0 or -1.
-    /// Leaves the ready numbers in the sets. Returns how often there is one, or -1.
+    /// Waits by `poll` until a number is ready for one of its sets, or until `poll` returns 0 or
+    /// -1. Leaves the ready numbers in the sets. Returns how often there is one, or -1.
     pub fn wait(&mut self, mut poll: impl FnMut(&mut [pollfd]) -> c_int) -> c_int {
         let members = self.members().count();
         let waited = memory::with::<pollfd, _>(members, |list| {
@@ -257,7 +259,7 @@ exports! {
 
     /// epoll_wait(2). As before there are rsockets: the first may be added while this thread waits.
     fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
-        epoll::wait(epfd, events, max, timeout)
+        epoll::wait_by(|left| next_symbol::epoll_wait(epfd, events, max, left), events, max, timeout)
     }
 }
 
@@ -321,7 +323,7 @@ pub fn control(epfd: c_int, op: c_int, fd: c_int, event: Event) -> c_int {
             auto::before_wait(entry);
             event.control_kernel(epfd, op, fd)
         }
-        Fd::Kernel | Fd::Epoll(_) | Fd::Pending(_) => event.control_kernel(epfd, op, fd),
+        Fd::Kernel | Fd::Epoll | Fd::Pending(_) => event.control_kernel(epfd, op, fd),
     }
 }
 

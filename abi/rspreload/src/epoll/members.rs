@@ -167,8 +167,8 @@ pub fn leave(fd: c_int) {
     }
 }
 
-/// Makes the number a member again, as what it is now. Not of an instance that was closed meanwhile,
-/// whose number may be another one's.
+/// Makes the number a member again, as what it is now. Not of an instance that was closed
+/// meanwhile, whose number may be another one's.
 pub fn join(fd: c_int) {
     for member in record(fd).iter().flat_map(|record| &record.members) {
         let epfd = member.epoll.load(SeqCst) - 1;

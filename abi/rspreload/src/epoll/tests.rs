@@ -69,7 +69,7 @@ impl Epoll {
     fn wait(&self, max: usize, timeout: c_int) -> Vec<(u64, u32)> {
         let mut events = vec![epoll_event { events: 0, u64: 0 }; max];
         // SAFETY: as long as it says.
-        let count = unsafe { wait(self.fd(), events.as_mut_ptr(), max as c_int, timeout) };
+        let count = unsafe { crate::calls::waits::epoll_wait(self.fd(), events.as_mut_ptr(), max as c_int, timeout) };
         let mut list: Vec<_> = events[..count as usize].iter().map(|event| (event.u64, event.events)).collect();
         list.sort_unstable();
         list

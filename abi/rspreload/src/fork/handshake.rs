@@ -142,7 +142,7 @@ pub fn accept(tcp: c_int) -> Outcome {
     if !tcp::is_silent(tcp) || !tcp::shares_port(&own) {
         return Outcome::Tcp;
     }
-    let turn = Turn::within(HANDSHAKE_TIMEOUT).unwrap_or_else(Turn::forced);
+    let turn = Turn::take(open(&SEMAPHORE, NAME), HANDSHAKE_TIMEOUT);
     let listener = if tcp::is_silent(tcp) { listen(&own) } else { None };
     let Some(listener) = listener else { return Outcome::Tcp };
     let inner = if send_word(tcp) { Arrivals::new(listener, peer).wait(tcp) } else { None };
@@ -239,7 +239,7 @@ impl Arrivals {
 
 fn close(inner: c_int) {
     if inner >= 0 {
-        errno::keeping(|| rsocket_abi::rclose(inner));
+        rsocket::close(inner);
     }
 }
 
@@ -250,9 +250,9 @@ fn send_word(tcp: c_int) -> bool {
 // The named semaphore `/rsocket_fork`, by which processes take turns to listen, also with the
 // reference's.
 //
-// It may be unavailable (another user's, no /dev/shm), and a process that ends during its turn never
-// releases it. Neither stops a handshake: it proceeds without a turn, and at worst the address is in
-// use.
+// It may be unavailable (another user's, no /dev/shm), and a process that ends during its turn
+// never releases it. Neither stops a handshake: it proceeds without a turn, and at worst the
+// address is in use.
 
 const NAME: &CStr = c"/rsocket_fork";
 
@@ -265,19 +265,12 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Waits up to `milliseconds` for the turn.
-    pub fn within(milliseconds: c_int) -> Option<Turn> {
-        Turn::of(open(&SEMAPHORE, NAME), milliseconds)
-    }
-
-    /// Takes the turn without waiting for its holder, which has ended or is so slow that its
-    /// address will be in use. Dropping the result gives the turn back on behalf of that process.
-    pub fn forced() -> Turn {
-        Turn { semaphore: open(&SEMAPHORE, NAME) }
-    }
-
-    fn of(semaphore: *mut sem_t, milliseconds: c_int) -> Option<Turn> {
-        (semaphore.is_null() || wait(semaphore, milliseconds)).then(|| Turn { semaphore })
+    /// Waits up to `milliseconds` for the turn, and takes it then without waiting for its holder,
+    /// which has ended or is so slow that its address will be in use. Dropping the result gives the
+    /// turn back on behalf of that process.
+    fn take(semaphore: *mut sem_t, milliseconds: c_int) -> Turn {
+        let _ = semaphore.is_null() || wait(semaphore, milliseconds);
+        Turn { semaphore }
     }
 }
 
@@ -298,8 +291,8 @@ fn wait(semaphore: *mut sem_t, milliseconds: c_int) -> bool {
 impl Drop for Turn {
     fn drop(&mut self) {
         let mut value = 0;
-        // SAFETY: an open semaphore, which is never closed. Never more than one turn: somebody whose
-        // time ran out may have given back another's.
+        // SAFETY: an open semaphore, which is never closed. Never more than one turn: somebody
+        // whose time ran out may have given back another's.
         unsafe {
             if !self.semaphore.is_null() && libc::sem_getvalue(self.semaphore, &raw mut value) == 0 && value <= 0 {
                 libc::sem_post(self.semaphore);
@@ -358,13 +351,13 @@ mod tests {
         // SAFETY: a name.
         unsafe { libc::sem_unlink(name.as_ptr()) };
         assert_eq!(open(&known, &name), semaphore);
-        let killed = Turn::of(semaphore, 1000).unwrap();
+        let killed = Turn::take(semaphore, 1000);
         assert_eq!(value(semaphore), 0);
         core::mem::forget(killed);
-        assert!(Turn::of(semaphore, 0).is_none() && Turn::of(semaphore, 1).is_none());
-        drop(Turn { semaphore });
+        assert!(!wait(semaphore, 0) && !wait(semaphore, 1));
+        drop(Turn::take(semaphore, 1));
         assert_eq!(value(semaphore), 1);
-        let (slow, impatient) = (Turn::of(semaphore, 1000).unwrap(), Turn { semaphore });
+        let (slow, impatient) = (Turn::take(semaphore, 1000), Turn::take(semaphore, 1));
         drop(impatient);
         drop(slow);
         assert_eq!(value(semaphore), 1);
@@ -375,6 +368,6 @@ mod tests {
         let known = AtomicPtr::new(ptr::null_mut());
         let semaphore = open(&known, c"/not/a/name");
         assert!(semaphore.is_null());
-        drop(Turn::of(semaphore, 1000).unwrap());
+        drop(Turn::take(semaphore, 1000));
     }
 }

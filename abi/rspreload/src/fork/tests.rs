@@ -15,7 +15,7 @@ fn connection() -> (TcpStream, TcpStream) {
     let (client, server) = test_sockets::connection();
     for (socket, role) in [(&client, Role::Active), (&server, Role::Passive)] {
         table::prepare(socket.as_raw_fd()).unwrap();
-        table::swap(socket.as_raw_fd(), Some(State::new(role).entry()));
+        table::swap(socket.as_raw_fd(), Some(role.entry()));
     }
     (client, server)
 }
@@ -26,7 +26,7 @@ fn decide(socket: &TcpStream, way: Way) -> Result<Option<c_int>, c_int> {
 }
 
 fn role(socket: &TcpStream) -> Option<Role> {
-    table::get(socket.as_raw_fd()).map(|entry| State::of(entry).role)
+    table::get(socket.as_raw_fd()).map(Role::of)
 }
 
 /// Forgets a socket, and gives the "rsocket" that it became.
@@ -111,7 +111,7 @@ fn an_rsocket_comes_from_the_address_of_its_tcp_socket() {
     drop(listener);
     for (socket, role) in [(&client, Role::Active), (&server, Role::Passive)] {
         table::prepare(socket.as_raw_fd()).unwrap();
-        table::swap(socket.as_raw_fd(), Some(State::new(role).entry()));
+        table::swap(socket.as_raw_fd(), Some(role.entry()));
     }
     std::thread::scope(|scope| {
         let active = scope.spawn(|| decide(&client, Way::Receive));
@@ -181,7 +181,7 @@ fn receiving_now_decides_nothing_without_the_word() {
 fn the_word_without_a_listener_is_dropped() {
     for role in [Role::Active, Role::Late] {
         let (mut client, mut server) = connection();
-        table::swap(client.as_raw_fd(), Some(State::new(role).entry()));
+        table::swap(client.as_raw_fd(), Some(role.entry()));
         server.write_all(&handshake::WORD).unwrap();
         assert_eq!(decide(&client, Way::Receive), Ok(None));
         assert_eq!(table::get(client.as_raw_fd()), None);
@@ -237,14 +237,14 @@ fn a_member_of_an_epoll_is_handed_over() {
         assert_eq!(role(&client), Some(Role::Active));
         std::thread::scope(|scope| {
             let passive = scope.spawn(|| decide(&server, Way::Receive));
-            assert_eq!(crate::epoll::wait(epfd, &raw mut event, 1, -1), 1);
+            assert_eq!(crate::calls::waits::epoll_wait(epfd, &raw mut event, 1, -1), 1);
             assert!(matches!(decide(&client, Way::Receive), Ok(Some(_))));
             assert!(matches!(passive.join().unwrap(), Ok(Some(_))));
         });
-        assert_eq!(crate::epoll::wait(epfd, &raw mut event, 1, 0), 0);
+        assert_eq!(crate::calls::waits::epoll_wait(epfd, &raw mut event, 1, 0), 0);
         let mut far = rsocket(&server);
         far.write_all(b"data").unwrap();
-        assert_eq!(crate::epoll::wait(epfd, &raw mut event, 1, -1), 1);
+        assert_eq!(crate::calls::waits::epoll_wait(epfd, &raw mut event, 1, -1), 1);
         let data = event.u64;
         assert_eq!(data, 77);
         crate::fds::release(table::swap(epfd, None).unwrap());
@@ -275,7 +275,7 @@ fn a_socket_whose_number_is_copied_stays_tcp() {
         let (fd, before) = (socket.as_raw_fd(), table::get(socket.as_raw_fd()).unwrap());
         assert!(stay_tcp(fd, before));
         let copy = crate::calls::dup(fd);
-        assert_eq!(table::get(copy).map(|entry| State::of(entry).role), role(socket));
+        assert_eq!(table::get(copy).map(Role::of), role(socket));
         crate::calls::close(copy);
     }
     assert_eq!((role(&client), table::get(server.as_raw_fd())), (Some(Role::Late), None));
@@ -306,14 +306,11 @@ fn what_is_closed_meanwhile_is_no_rsocket() {
 }
 
 #[test]
-fn states_survive_the_table() {
+fn roles_survive_the_table() {
     for role in [Role::Fresh, Role::Active, Role::Passive, Role::Late] {
-        for busy in [false, true] {
-            let state = State::new(role).busy(busy);
-            let entry = state.entry();
-            assert!(entry.flags < 1 << 24);
-            assert_eq!(State::of(entry), state);
-            assert_eq!(copied(entry), State::new(role).entry());
-        }
+        let entry = role.entry();
+        let busy = Entry { flags: entry.flags | BUSY, ..entry };
+        assert_eq!([entry, busy].map(Role::of), [role; 2]);
+        assert_eq!((is_busy(entry), is_busy(busy), copied(busy)), (false, true, entry));
     }
 }

@@ -18,9 +18,9 @@ use crate::transition::Way;
 use crate::{auto, calls, errno, table};
 
 exports_and_next! {
-    // The names that calls have in programs compiled with _FORTIFY_SOURCE: they know the size of the
-    // buffer. glibc's function does the whole work, or aborts the program because the buffer is too
-    // small.
+    // The names that calls have in programs compiled with _FORTIFY_SOURCE: they know the size of
+    // the buffer. glibc's function does the whole work, or aborts the program because the buffer is
+    // too small.
 
     /// read(2).
     fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t {
@@ -142,7 +142,7 @@ exports_and_next! {
         len: size_t,
         flags: c_uint,
     ) -> ssize_t {
-        let is_rsocket = |fd| !matches!(Fd::of(fd), Fd::Kernel | Fd::Epoll(_) | Fd::Known(_));
+        let is_rsocket = |fd| !matches!(Fd::of(fd), Fd::Kernel | Fd::Epoll | Fd::Known(_));
         let (receives, sends) = (is_rsocket(from), is_rsocket(to));
         if !receives && !sends {
             before_use(from, Way::Receive);
@@ -340,7 +340,7 @@ unsafe extern "C" {
 }
 
 fn is_unchanged(fd: c_int) -> bool {
-    matches!(Fd::of(fd), Fd::Kernel | Fd::Epoll(_))
+    matches!(Fd::of(fd), Fd::Kernel | Fd::Epoll)
 }
 
 /// Writes what `format` allocates. Returns the length, or -1 with `errno`.

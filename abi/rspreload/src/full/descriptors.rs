@@ -68,9 +68,9 @@ exports_and_next! {
         result
     }
 
-    /// fdopen(3). stdio makes its system calls by itself. In automatic mode the number is left to the
-    /// kernel, and its data is forwarded. The number of another rsocket is no socket: its stream calls
-    /// the functions here, and has no number (fileno(3) fails).
+    /// fdopen(3). stdio makes its system calls by itself. In automatic mode the number is left to
+    /// the kernel, and its data is forwarded. The number of another rsocket is no socket: its
+    /// stream calls the functions here, and has no number (fileno(3) fails).
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
         let left = if table::any() { auto::outside::leave_to_kernel(fd) } else { Ok(()) };
         match left {

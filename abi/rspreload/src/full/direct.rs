@@ -13,8 +13,8 @@ use super::{data, descriptors};
 use crate::{auto, calls, fork_handlers, table};
 
 exports_and_next! {
-    /// syscall(3). It is variadic in C: arguments that were not given are whatever the registers and
-    /// the stack have there, as in the C library's own definition.
+    /// syscall(3). It is variadic in C: arguments that were not given are whatever the registers
+    /// and the stack have there, as in the C library's own definition.
     fn syscall(
         number: c_long,
         a: c_long,
@@ -25,79 +25,59 @@ exports_and_next! {
         f: c_long,
     ) -> c_long {
         let fd = a as c_int;
+        let is_known = |fd| table::get(fd).is_some();
+        let known = is_known(fd);
         match number {
+            libc::SYS_close if known => calls::close(fd).into(),
             libc::SYS_close => {
-                if table::get(fd).is_some() {
-                    return calls::close(fd).into();
-                }
                 auto::log::before_close(fd);
+                next::syscall(number, a, b, c, d, e, f)
             }
-            libc::SYS_dup3 if is_known(fd) || is_known(b as c_int) => {
-                return descriptors::dup3(fd, b as c_int, c as c_int).into();
+            libc::SYS_dup3 if known || is_known(b as c_int) => {
+                descriptors::dup3(fd, b as c_int, c as c_int).into()
             }
             libc::SYS_close_range if table::any() => {
-                return descriptors::close_range(a as c_uint, b as c_uint, c as c_int).into();
+                descriptors::close_range(a as c_uint, b as c_uint, c as c_int).into()
             }
-            libc::SYS_sendmmsg if table::any() => {
-                return data::sendmmsg(fd, b as *mut _, c as c_uint, d as c_int).into();
-            }
+            libc::SYS_sendmmsg if table::any() => data::sendmmsg(fd, b as *mut _, c as c_uint, d as c_int).into(),
             // It may send descriptors over a socket of the kernel's.
-            libc::SYS_sendmsg if table::any() => return calls::sendmsg(fd, b as *const _, c as c_int) as c_long,
-            libc::SYS_accept4 if is_known(fd) || auto::has_tokens() => {
-                return calls::accept4(fd, b as *mut _, c as *mut _, d as c_int).into();
+            libc::SYS_sendmsg if table::any() => calls::sendmsg(fd, b as *const _, c as c_int) as c_long,
+            libc::SYS_accept4 if known || auto::has_tokens() => {
+                calls::accept4(fd, b as *mut _, c as *mut _, d as c_int).into()
             }
             // A socket that gets one that rsockets do not have stays with TCP.
-            libc::SYS_setsockopt if is_known(fd) || auto::is_on() => {
-                return calls::setsockopt(fd, b as c_int, c as c_int, d as *const _, e as socklen_t).into();
+            libc::SYS_setsockopt if known || auto::is_on() => {
+                calls::setsockopt(fd, b as c_int, c as c_int, d as *const _, e as socklen_t).into()
             }
             libc::SYS_clone if b == 0 && is_fork(a) => {
-                return fork_handlers::around(|| next::syscall(number, a, b, c, d, e, f) as pid_t).into();
+                fork_handlers::around(|| next::syscall(number, a, b, c, d, e, f) as pid_t).into()
             }
-            _ if is_known(fd) => {
-                if let Some(result) = call_of_known(number, fd, [b, c, d, e, f]) {
-                    return result;
-                }
-            }
-            _ => {}
-        }
-        next::syscall(number, a, b, c, d, e, f)
-    }
-}
-
-/// Makes a call on a number that has an entry. Returns `None` for calls that are the kernel's.
-///
-/// # Safety
-/// As for [`syscall`].
-unsafe fn call_of_known(number: c_long, fd: c_int, [b, c, d, e, f]: [c_long; 5]) -> Option<c_long> {
-    // SAFETY: as for this function.
-    unsafe {
-        Some(match number {
-            libc::SYS_read => calls::read(fd, b as *mut _, c as usize) as c_long,
-            libc::SYS_write => calls::write(fd, b as *const _, c as usize) as c_long,
-            libc::SYS_recvfrom => {
+            libc::SYS_read if known => calls::read(fd, b as *mut _, c as usize) as c_long,
+            libc::SYS_write if known => calls::write(fd, b as *const _, c as usize) as c_long,
+            libc::SYS_recvfrom if known => {
                 calls::recvfrom(fd, b as *mut _, c as usize, d as c_int, e as *mut _, f as *mut _) as c_long
             }
-            libc::SYS_sendto => {
+            libc::SYS_sendto if known => {
                 calls::sendto(fd, b as *const _, c as usize, d as c_int, e as *const _, f as socklen_t) as c_long
             }
-            libc::SYS_recvmsg => calls::recvmsg(fd, b as *mut _, c as c_int) as c_long,
-            libc::SYS_recvmmsg => data::recvmmsg(fd, b as *mut _, c as c_uint, d as c_int, e as *mut _).into(),
-            libc::SYS_connect => calls::connect(fd, b as *const _, c as socklen_t).into(),
-            libc::SYS_shutdown => calls::shutdown(fd, b as c_int).into(),
-            libc::SYS_getsockname => calls::getsockname(fd, b as *mut _, c as *mut _).into(),
-            libc::SYS_getpeername => calls::getpeername(fd, b as *mut _, c as *mut _).into(),
-            libc::SYS_getsockopt => calls::getsockopt(fd, b as c_int, c as c_int, d as *mut _, e as *mut _).into(),
-            libc::SYS_dup => calls::dup(fd).into(),
-            _ => return None,
-        })
+            libc::SYS_recvmsg if known => calls::recvmsg(fd, b as *mut _, c as c_int) as c_long,
+            libc::SYS_recvmmsg if known => {
+                data::recvmmsg(fd, b as *mut _, c as c_uint, d as c_int, e as *mut _).into()
+            }
+            libc::SYS_connect if known => calls::connect(fd, b as *const _, c as socklen_t).into(),
+            libc::SYS_shutdown if known => calls::shutdown(fd, b as c_int).into(),
+            libc::SYS_getsockname if known => calls::getsockname(fd, b as *mut _, c as *mut _).into(),
+            libc::SYS_getpeername if known => calls::getpeername(fd, b as *mut _, c as *mut _).into(),
+            libc::SYS_getsockopt if known => {
+                calls::getsockopt(fd, b as c_int, c as c_int, d as *mut _, e as *mut _).into()
+            }
+            libc::SYS_dup if known => calls::dup(fd).into(),
+            _ => next::syscall(number, a, b, c, d, e, f),
+        }
     }
 }
 
 /// Whether clone(2) with these flags and no stack makes a process as fork(2) does.
 fn is_fork(flags: c_long) -> bool {
     flags & c_long::from(libc::CLONE_VM | libc::CLONE_FILES) == 0
-}
-
-fn is_known(fd: c_int) -> bool {
-    table::get(fd).is_some()
 }

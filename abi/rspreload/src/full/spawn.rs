@@ -51,14 +51,14 @@ fn spawned(call: impl FnOnce() -> c_int) -> c_int {
 }
 
 exports_and_next! {
-    /// _Fork(3), which runs no handlers of fork(2): those of this library and of librdmacm run here,
-    /// the program's do not.
+    /// _Fork(3), which runs no handlers of fork(2): those of this library and of librdmacm run
+    /// here, the program's do not.
     fn _Fork() -> pid_t {
         fork_handlers::around(|| next::_Fork())
     }
 
-    /// posix_spawn_file_actions_adddup2(3): the executed program will have `old`, which is forwarded
-    /// from now on, because the actions cannot be read later.
+    /// posix_spawn_file_actions_adddup2(3): the executed program will have `old`, which is
+    /// forwarded from now on, because the actions cannot be read later.
     fn posix_spawn_file_actions_adddup2(
         actions: *mut posix_spawn_file_actions_t,
         old: c_int,
@@ -87,9 +87,9 @@ exports_and_next! {
 }
 
 exports! {
-    /// Returns the function that vfork(2) is to be (vfork.c): fork(2) in a process with connections by
-    /// RDMA. Its child has a table of its own, in which they are sockets of the kernel, and may do
-    /// with them whatever a child of fork(2) may.
+    /// Returns the function that vfork(2) is to be (vfork.c): fork(2) in a process with connections
+    /// by RDMA. Its child has a table of its own, in which they are sockets of the kernel, and may
+    /// do with them whatever a child of fork(2) may.
     safe fn librspreload_vfork() -> *const c_void {
         let found = VFORK.get();
         if found.is_null() || auto::has_connections() { libc::fork as *const c_void } else { found }
